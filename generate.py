@@ -1,0 +1,682 @@
+"""The generator: prompts go in, completions with their log-probabilities come out.
+
+    python generate.py --model runs/NAME/model --prompt "4729+8153="      # print a completion
+    python generate.py --model runs/NAME/model --evaluate                 # mean@16 on the task's validation problems
+
+In training, `train.py` starts `generator_process` on each generator device. It is sent `Work` through a queue, keeps
+its engine busy with it, and sends back `Report`s with finished rollouts. The newest parameters lie in shared memory:
+between two steps of the engine they are taken over at once, and sequences in flight go on with them over the keys
+and values that older parameters left in the cache (PipelineRL; sec. 3.1, A.11 of the paper). So every token carries
+the version of the parameters that sampled it, and the log-probability that it was sampled with.
+
+An engine is anything with these calls (`TorchEngine` is the one of this file):
+
+    add(requests)               queue completions to sample
+    step() -> list[Rollout]     one decoding step for everything in flight; the rollouts that ended with it
+    update(parameters)          take over the newest parameters, between two steps
+    unfinished                  how many requests have not come back yet
+    version                     the version of the parameters in use
+
+Dimensions: S slots of the engine, n <= S of them live, T positions, V vocabulary.
+"""
+
+import multiprocessing
+import queue
+import signal
+import sys
+import time
+import traceback
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+import tyro
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.cache_utils import Cache
+
+import loss as scalerl
+from data import Problem, load_task
+
+# --- what crosses the queues --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Request:
+    """One completion that is wanted."""
+
+    group: int  # number of the group, unique in the run: the completions of one prompt at one visit
+    index: int  # place within the group
+    prompt: list[int]  # token ids, chat template included
+    thinking_budget: int  # sampled tokens after which thinking is interrupted
+    seed: tuple[int, ...]  # of the noise: the same request is sampled alike in any slot of any generator
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One completion as it was sampled. Arrays have one entry per completion token, EOS and forced tokens included."""
+
+    request: Request
+    tokens: np.ndarray  # int32 [T]: token ids
+    sampled: np.ndarray  # bool [T]: False where the token was forced
+    logprobs: np.ndarray  # float32 [T]: log pi_gen when the token was sampled; 0, without meaning, where forced
+    versions: np.ndarray  # int32 [T]: version of the parameters in use
+    interrupted: bool  # thinking reached its budget and got the phrase
+    truncated: bool  # reached the token limit without ending
+
+
+@dataclass(frozen=True)
+class Work:
+    """Trainer to generator."""
+
+    requests: list[Request] = field(default_factory=list)
+    validation: bool = False  # sample these alone, with the newest parameters, before anything else goes on
+    stop: bool = False  # end the process
+
+
+@dataclass(frozen=True)
+class Report:
+    """Generator to trainer. The counters run since the start and leave validation out."""
+
+    generator: int
+    rollouts: list[Rollout] = field(default_factory=list)
+    validation: bool = False  # what these rollouts are for
+    busy_seconds: float = 0.0  # in the engine
+    idle_seconds: float = 0.0  # waiting for work
+    sampled_tokens: int = 0
+    error: str | None = None  # a traceback: the generator has ended
+
+
+class SharedParameters:
+    """The newest parameters of the trainer, in shared memory, float32: one writer, any number of readers.
+
+    A queue would deliver the oldest first, and live tensors are read half-updated. Here `sequence` is odd while
+    a version is being written; a reader that met a change copies again. Nobody holds a lock, so nobody can die with it.
+    """
+
+    def __init__(self, model: PreTrainedModel):
+        self.shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+        self.head_name = head_name(model)
+        self.flat = torch.empty(sum(shape.numel() for shape in self.shapes.values())).share_memory_()
+        self.sequence = torch.zeros(1, dtype=torch.int64).share_memory_()
+
+    def views(self) -> dict[str, Tensor]:
+        pieces = self.flat.split([shape.numel() for shape in self.shapes.values()])
+        return {name: piece.view(shape) for (name, shape), piece in zip(self.shapes.items(), pieces)}
+
+    @property
+    def version(self) -> int:
+        """The newest complete version, or the one before it while a newer one is being written; -1: none yet."""
+        return int(self.sequence) // 2 - 1
+
+    @torch.no_grad()
+    def write(self, model: PreTrainedModel, version: int) -> None:
+        self.sequence.fill_(2 * version + 1)
+        parameters = dict(model.named_parameters())
+        for name, view in self.views().items():
+            view.copy_(parameters[name])
+        self.sequence.fill_(2 * version + 2)
+
+    @torch.no_grad()
+    def read_into(self, model: PreTrainedModel, timeout: float = 60.0) -> int:
+        """Copy the newest complete version into the model and return its number. TimeoutError if none is complete
+        within `timeout` seconds. A model whose head is not tied, though the trainer's is, gets the tied weight."""
+        views, deadline = self.views(), time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            before = int(self.sequence)
+            if before > 0 and before % 2 == 0:
+                for name, parameter in model.named_parameters():
+                    parameter.copy_(views[name if name in views else self.head_name])
+                if int(self.sequence) == before:
+                    return before // 2 - 1
+            time.sleep(0.001)
+        raise TimeoutError(f"no complete version of the parameters within {timeout:.0f} s: has the trainer died?")
+
+
+# --- the model and its tokens -------------------------------------------------------------------------------------
+
+
+def head_name(model: PreTrainedModel) -> str:
+    """The name, among the model's parameters, of the LM head's weight (that of the embedding when they are tied)."""
+    head = model.get_output_embeddings().weight
+    return next(name for name, parameter in model.named_parameters() if parameter is head)
+
+
+def check_device(name: str) -> torch.device:
+    """The device called `name`. ValueError if there is none on this machine."""
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        here = ["cpu"] + [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+        raise ValueError(
+            f"there is no device {name!r} here; there are: {', '.join(here)} ({str(error).splitlines()[0]})"
+        ) from None
+    return device
+
+
+def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model folder or hub name. ValueError, in one sentence, if it cannot be loaded."""
+    if Path(path).is_dir() and not (Path(path) / "config.json").exists():
+        raise ValueError(f"--model {path}: the folder holds no model (no config.json)")
+    try:
+        return AutoTokenizer.from_pretrained(path)
+    except Exception as error:  # whatever a broken folder or an unreachable hub makes the library raise
+        raise ValueError(f"--model {path}: {_why_not_loaded(path, 'tokenizer', error)}") from error
+
+
+def load_model(path: str, device: torch.device, dtype: torch.dtype, fp32_head: bool = False) -> PreTrainedModel:
+    """A causal LM from a folder or by hub name; ValueError, in one sentence, if it cannot be loaded or used here.
+
+    With fp32_head the weight of the LM head is kept in fp32 beside a trunk in `dtype` (and is no longer tied).
+    """
+    try:
+        # Reading the parts of a plain matmul and softmax is fastest for one query a row on a CPU.
+        attention = "eager" if device.type == "cpu" else "sdpa"
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation=attention)
+        if fp32_head and dtype != torch.float32:
+            exact = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).get_output_embeddings().weight
+            model.get_output_embeddings().weight = torch.nn.Parameter(exact.detach().clone())
+    except Exception as error:
+        raise ValueError(f"--model {path}: {_why_not_loaded(path, 'model', error)}") from error
+    config = model.config
+    unusual = [
+        name
+        for name in ("final_logit_softcapping", "logits_scaling", "logit_scale")
+        if getattr(config, name, None) not in (None, 1, 1.0)
+    ]
+    if getattr(model.get_output_embeddings(), "bias", None) is not None:
+        unusual.append("a bias in the LM head")
+    if set(getattr(config, "layer_types", None) or ["full_attention"]) != {"full_attention"}:
+        unusual.append("layers that are not full attention")
+    if unusual:
+        raise ValueError(f"--model {path}: models with {', '.join(unusual)} are not supported")
+    return model.to(device).eval()
+
+
+def check_length(model: PreTrainedModel, decoding: "Decoding") -> None:
+    """ValueError if the budgets together are longer than what the model can hold."""
+    budget, limit = decoding.prompt_budget + decoding.completion_budget, model.config.max_position_embeddings
+    if budget > limit:
+        raise ValueError(
+            f"the budgets for prompt, thinking, interruption and answer add up to {budget} tokens; the model holds"
+            f" {limit}: lower --thinking-budget or --prompt-budget"
+        )
+
+
+def _why_not_loaded(path: str, what: str, error: Exception) -> str:
+    if Path(path).is_dir():
+        return f"the {what} in this folder could not be loaded ({type(error).__name__}: {str(error).splitlines()[0]})"
+    return f"there is no such folder, and no {what} of this name could be had from the model hub"
+
+
+def render(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
+    """Token ids of a user's turn in the model's chat template, ready for the model to go on."""
+    if tokenizer.chat_template is None:
+        return tokenizer(prompt).input_ids
+    message = [{"role": "user", "content": prompt}]
+    return tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=True)["input_ids"]
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """What all completions of a run have in common."""
+
+    eos: tuple[int, ...]  # ids that end a completion
+    end_of_thinking: int  # id of </think>
+    phrase: tuple[int, ...]  # ids of the interruption phrase
+    prompt_budget: int  # tokens
+    thinking_budget: int  # sampled tokens, the most that a request may have
+    answer_budget: int  # sampled tokens
+    length_control: str  # as in loss.Recipe
+    fp32_logits: bool  # as in loss.Recipe
+
+    @property
+    def completion_budget(self) -> int:
+        """The most tokens that a completion can have, forced ones included."""
+        forced = len(self.phrase) if self.length_control == "interruption" else 0
+        return self.thinking_budget + forced + self.answer_budget
+
+
+def make_decoding(
+    tokenizer: PreTrainedTokenizerBase,
+    recipe: scalerl.Recipe,
+    prompt_budget: int,
+    thinking_budget: int,
+    answer_budget: int,
+    end_of_thinking: str = "</think>",
+    phrase: str = scalerl.INTERRUPTION_PHRASE,
+) -> Decoding:
+    """The run's `Decoding`, in ids. ValueError if a budget or a marker cannot be."""
+    if prompt_budget < 1 or answer_budget < 1 or thinking_budget < 0:
+        raise ValueError(
+            "budgets are in tokens: --prompt-budget and --answer-budget at least 1, --thinking-budget at least 0;"
+            f" they are {prompt_budget}, {answer_budget} and {thinking_budget}"
+        )
+    marker = tokenizer(end_of_thinking, add_special_tokens=False).input_ids
+    if len(marker) != 1:
+        raise ValueError(
+            f"--end-of-thinking {end_of_thinking!r} is {len(marker)} tokens of this model; it must be exactly one"
+        )
+    if tokenizer.eos_token_id is None:
+        raise ValueError("the model's tokenizer has no EOS token, so no completion could end")
+    return Decoding(
+        eos=(tokenizer.eos_token_id,),
+        end_of_thinking=marker[0],
+        phrase=tuple(tokenizer(phrase, add_special_tokens=False).input_ids),
+        prompt_budget=prompt_budget,
+        thinking_budget=thinking_budget,
+        answer_budget=answer_budget,
+        length_control=recipe.length_control,
+        fp32_logits=recipe.fp32_logits,
+    )
+
+
+def completion_text(tokenizer: PreTrainedTokenizerBase, decoding: Decoding, rollout: Rollout) -> str:
+    """What a task judges: the completion without its EOS, forced tokens included."""
+    ids = rollout.tokens.tolist()
+    return tokenizer.decode(ids[:-1] if ids[-1] in decoding.eos else ids)
+
+
+def marked_text(tokenizer: PreTrainedTokenizerBase, rollout: Rollout) -> str:
+    """The completion with its end, forced tokens in [[ ]]."""
+    text, start = "", 0
+    for end in range(1, len(rollout.tokens) + 1):
+        if end == len(rollout.tokens) or rollout.sampled[end] != rollout.sampled[start]:
+            piece = tokenizer.decode(rollout.tokens[start:end].tolist())
+            text, start = text + (piece if rollout.sampled[start] else f"[[{piece}]]"), end
+    return text
+
+
+def is_correct(
+    task, tokenizer: PreTrainedTokenizerBase, decoding: Decoding, problem: Problem, rollout: Rollout
+) -> bool:
+    """The task's verdict; a truncated completion is never correct."""
+    return not rollout.truncated and task.score(problem, completion_text(tokenizer, decoding, rollout))
+
+
+# --- the engine ---------------------------------------------------------------------------------------------------
+
+
+class SlotCache(Cache):
+    """Keys and values of S sequences at positions of their own, over a stock transformers model.
+
+    The first `live` slots take part in a step; each writes at its own position and sees its own past, which the
+    mask given to the model cuts out of the `width` positions returned.
+    """
+
+    def __init__(self, slots: int, length: int):
+        super().__init__(layers=[])
+        self.slots, self.length = slots, length
+        self.keys: list[Tensor] = []  # per layer [S, heads, T, head size], made at the first prompt
+        self.values: list[Tensor] = []
+
+    def fill(self, rows: list[int], source: DynamicCache, source_rows: list[int]) -> None:
+        """Copy the prompts' keys and values, as a plain forward left them, to slots."""
+        if not self.keys:
+            for layer in source.layers:
+                heads, size = layer.keys.shape[1], layer.keys.shape[3]
+                self.keys.append(layer.keys.new_zeros(self.slots, heads, self.length, size))
+                self.values.append(layer.values.new_zeros(self.slots, heads, self.length, size))
+        for i, layer in enumerate(source.layers):
+            width = layer.keys.shape[2]
+            self.keys[i][rows, :, :width] = layer.keys[source_rows]
+            self.values[i][rows, :, :width] = layer.values[source_rows]
+
+    def move(self, to: list[int], rows: list[int], width: int) -> None:
+        for stored in (*self.keys, *self.values):
+            stored[to, :, :width] = stored[rows, :, :width]
+
+    def at(self, positions_n: Tensor, width: int) -> "SlotCache":
+        self.positions_n, self.rows_n, self.width = positions_n, torch.arange(len(positions_n)), width
+        return self
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs):
+        live = len(self.positions_n)
+        stored = []
+        for new, tensor in ((key_states, self.keys[layer_idx]), (value_states, self.values[layer_idx])):
+            tensor[self.rows_n, :, self.positions_n] = new[:, :, 0]
+            stored.append(tensor[:live, :, : self.width])
+        return tuple(stored)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0  # positions are given explicitly
+
+
+class TorchEngine:
+    """Continuous batching over slots of a preallocated KV cache, for any transformers causal LM.
+
+    The live sequences are always the first n slots: when one ends, the last live one takes its slot, and when enough
+    slots are free, waiting requests are admitted behind them. Their prompts are run once per prompt, however many
+    completions are wanted of it, and always with the newest parameters: what is in the cache of sequences in flight
+    stays, nothing old is used for a new one.
+    """
+
+    def __init__(self, model: PreTrainedModel, decoding: Decoding, slots: int):
+        self.model, self.decoding, self.slots = model, decoding, slots
+        self.device = model.device
+        self.version = 0
+        self.waiting: deque[Request] = deque()
+        self.requests: list[Request] = []  # of the live slots
+        completion = decoding.completion_budget
+        self.cache = SlotCache(slots, decoding.prompt_budget + completion)
+        # Bookkeeping is on the CPU, one row a slot; only the model's forward and the sampling are on the device.
+        self.last_token = np.zeros(slots, np.int64)  # to be fed next
+        self.position = np.zeros(slots, np.int64)  # where it goes
+        self.count = np.zeros(slots, np.int64)  # completion tokens so far
+        self.sampled = np.zeros(slots, np.int64)  # of them sampled
+        self.closed_at = np.zeros(slots, np.int64)  # sampled tokens when thinking ended, -1 while it goes on
+        self.thinking_budget = np.zeros(slots, np.int64)
+        self.phrase_at = np.zeros(slots, np.int64)  # next token of the phrase to force, -1: none
+        self.interrupted = np.zeros(slots, bool)
+        self.noise = np.zeros((slots, decoding.thinking_budget + decoding.answer_budget))  # uniform, one per sample
+        self.tokens = np.zeros((slots, completion), np.int32)
+        self.logprobs = np.zeros((slots, completion), np.float32)
+        self.versions = np.zeros((slots, completion), np.int32)
+        self.was_sampled = np.zeros((slots, completion), bool)
+        self._rows = [value for value in vars(self).values() if isinstance(value, np.ndarray)]
+
+    @property
+    def unfinished(self) -> int:
+        return len(self.waiting) + len(self.requests)
+
+    def add(self, requests: list[Request]) -> None:
+        for request in requests:
+            if not 1 <= len(request.prompt) <= self.decoding.prompt_budget:
+                raise ValueError(
+                    f"a prompt has {len(request.prompt)} tokens; the budget is {self.decoding.prompt_budget}"
+                )
+            if request.thinking_budget > self.decoding.thinking_budget:
+                raise ValueError(
+                    f"a request has a thinking budget of {request.thinking_budget} tokens;"
+                    f" the engine was made for {self.decoding.thinking_budget}"
+                )
+        self.waiting.extend(requests)
+
+    def update(self, parameters: SharedParameters) -> None:
+        self.version = parameters.read_into(self.model)
+
+    @torch.inference_mode()
+    def step(self) -> list[Rollout]:
+        self._admit()
+        n = len(self.requests)
+        if n == 0:
+            return []
+        sampled_tokens, logprobs = self._sample(n)
+
+        forced = self.phrase_at[:n] >= 0
+        phrase = np.array(self.decoding.phrase + (0,))
+        tokens = np.where(forced, phrase[self.phrase_at[:n]], sampled_tokens)
+        rows, at = np.arange(n), self.count[:n]
+        self.tokens[rows, at] = tokens
+        self.logprobs[rows, at] = np.where(forced, 0.0, logprobs)
+        self.versions[rows, at] = self.version
+        self.was_sampled[rows, at] = ~forced
+        self.last_token[:n] = tokens
+        self.count[:n] += 1
+        self.position[:n] += 1
+        self.sampled[:n] += ~forced
+        self.phrase_at[:n] += forced
+        self.phrase_at[:n][self.phrase_at[:n] == len(self.decoding.phrase)] = -1
+
+        ended = ~forced & np.isin(tokens, self.decoding.eos)
+        closes = ~forced & (self.closed_at[:n] < 0) & (tokens == self.decoding.end_of_thinking)
+        self.closed_at[:n][closes] = self.sampled[:n][closes]
+        truncated = self._control_length(np.flatnonzero(~ended))
+        return self._release(ended | truncated, truncated)
+
+    def _sample(self, n: int) -> tuple[np.ndarray, np.ndarray]:
+        """One token for each live slot and its log-probability: temperature 1, the whole distribution."""
+        inputs = torch.from_numpy(np.stack([self.last_token[:n], self.position[:n]])).to(self.device)
+        width = int(self.position[:n].max()) + 1
+        unseen_nT = torch.arange(width, device=self.device) > inputs[1][:, None]
+        mask = torch.zeros(n, 1, 1, width, dtype=self.model.dtype, device=self.device)
+        mask.masked_fill_(unseen_nT[:, None, None], torch.finfo(self.model.dtype).min)
+        hidden_nD = self.model.base_model(
+            input_ids=inputs[0][:, None],
+            position_ids=inputs[1][:, None],
+            attention_mask=mask,
+            past_key_values=self.cache.at(inputs[1], width),
+            use_cache=True,
+        ).last_hidden_state[:, 0]
+        head_VD = self.model.get_output_embeddings().weight
+        logprobs_nV = torch.log_softmax(scalerl.head_logits(hidden_nD, head_VD, self.decoding.fp32_logits), -1)
+        # Inverse transform sampling: the first token at which the cumulative probability passes the noise.
+        cumulative_nV = logprobs_nV.double().exp().cumsum(-1)
+        noise_n = torch.from_numpy(self.noise[np.arange(n), self.sampled[:n] % self.noise.shape[1]]).to(self.device)
+        tokens_n1 = torch.searchsorted(cumulative_nV, noise_n[:, None] * cumulative_nV[:, -1:], right=True)
+        logprobs_n1 = logprobs_nV.gather(-1, tokens_n1)
+        return tokens_n1[:, 0].cpu().numpy(), logprobs_n1[:, 0].cpu().numpy()
+
+    def _control_length(self, rows: np.ndarray) -> np.ndarray:
+        """Begin the interruptions that are due among these slots; returns which live slots are truncated."""
+        interrupt, truncate = scalerl.length_control(
+            self.decoding.length_control,
+            self.sampled[rows],
+            self.closed_at[rows],
+            self.thinking_budget[rows],
+            self.decoding.answer_budget,
+        )
+        self.closed_at[rows[interrupt]] = self.sampled[rows[interrupt]]
+        self.phrase_at[rows[interrupt]] = 0
+        self.interrupted[rows[interrupt]] = True
+        truncated = np.zeros(len(self.requests), bool)
+        truncated[rows[truncate]] = True
+        return truncated
+
+    def _admit(self) -> None:
+        """Give free slots to waiting requests, a few at a time: a forward over prompts costs as much as a step."""
+        live = len(self.requests)
+        count = min(self.slots - live, len(self.waiting))
+        if count == 0 or (live > 0 and self.slots - live < self.slots / 16):
+            return
+        admitted = [self.waiting.popleft() for _ in range(count)]
+        rows = np.arange(live, live + count)
+        prompts: dict[tuple[int, ...], list[int]] = {}  # the slots of each distinct prompt
+        for row, request in zip(rows, admitted):
+            prompts.setdefault(tuple(request.prompt), []).append(int(row))
+            noise = np.random.default_rng(request.seed)
+            self.noise[row] = noise.random(self.noise.shape[1])
+            self.last_token[row] = request.prompt[-1]
+            self.position[row] = len(request.prompt) - 1
+            self.thinking_budget[row] = request.thinking_budget
+        self._prefill(prompts)
+        self.requests += admitted
+        self.count[rows] = self.sampled[rows] = 0
+        self.closed_at[rows] = self.phrase_at[rows] = -1
+        self.interrupted[rows] = False
+        self._control_length(rows)  # a thinking budget of 0 is used up already
+
+    def _prefill(self, prompts: dict[tuple[int, ...], list[int]], tokens_at_once: int = 16384) -> None:
+        """Keys and values of all prompt tokens but the last, which the next step feeds like any other."""
+        longest_first = sorted(prompts, key=len, reverse=True)
+        while longest_first:
+            width = max(len(longest_first[0]) - 1, 1)
+            batch = longest_first[: max(1, tokens_at_once // width)]
+            longest_first = longest_first[len(batch) :]
+            # Padding is on the right, where a causal model never looks; what it leaves in the cache is overwritten.
+            ids = torch.tensor([(list(ids[:-1]) + [0] * width)[:width] for ids in batch], device=self.device)
+            cache = DynamicCache()
+            self.model.base_model(input_ids=ids, past_key_values=cache, use_cache=True)
+            source_rows = [i for i, ids in enumerate(batch) for _ in prompts[ids]]
+            self.cache.fill([row for ids in batch for row in prompts[ids]], cache, source_rows)
+
+    def _release(self, finished: np.ndarray, truncated: np.ndarray) -> list[Rollout]:
+        """Take the finished completions out of their slots and close the gaps with the last live ones."""
+        done, n = np.flatnonzero(finished), len(self.requests)
+        rollouts = [
+            Rollout(
+                request=self.requests[row],
+                tokens=self.tokens[row, : self.count[row]].copy(),
+                sampled=self.was_sampled[row, : self.count[row]].copy(),
+                logprobs=self.logprobs[row, : self.count[row]].copy(),
+                versions=self.versions[row, : self.count[row]].copy(),
+                interrupted=bool(self.interrupted[row]),
+                truncated=bool(truncated[row]),
+            )
+            for row in done
+        ]
+        left = n - len(done)
+        gaps = done[done < left]
+        movers = np.flatnonzero(~finished[left:]) + left
+        if len(gaps):
+            for array in self._rows:
+                array[gaps] = array[movers]
+            self.cache.move(gaps.tolist(), movers.tolist(), int(self.position[gaps].max()))
+            for gap, mover in zip(gaps, movers):
+                self.requests[gap] = self.requests[mover]
+        del self.requests[left:]
+        return rollouts
+
+
+def sample_all(engine, requests: list[Request]) -> list[Rollout]:
+    """Sample these requests, with the parameters as they are, until all have ended; in the order of the requests."""
+    engine.add(requests)
+    rollouts = {}
+    while engine.unfinished:
+        for rollout in engine.step():
+            rollouts[(rollout.request.group, rollout.request.index)] = rollout
+    return [rollouts[(request.group, request.index)] for request in requests]
+
+
+# --- the process --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class GeneratorSettings:
+    """What a generator process needs to know."""
+
+    model: str
+    device: str
+    dtype: str
+    threads: int  # CPU threads of this process
+    slots: int
+    decoding: Decoding
+
+
+def generator_process(
+    number: int, settings: GeneratorSettings, parameters: SharedParameters, work: queue.Queue, reports: queue.Queue
+) -> None:
+    """Sample what comes through `work`, with the newest parameters, until told to stop. Any exception is sent to the
+    trainer with its traceback; when the trainer is no longer alive, the process ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the trainer decides
+    try:
+        _generate(number, settings, parameters, work, reports)
+    except BaseException:
+        reports.put(Report(number, error=traceback.format_exc()))
+        raise SystemExit(1) from None
+
+
+def _generate(number, settings, parameters, work, reports):
+    torch.set_num_threads(settings.threads)
+    device, dtype = torch.device(settings.device), getattr(torch, settings.dtype)
+    model = load_model(settings.model, device, dtype, fp32_head=settings.decoding.fp32_logits)
+    engine = TorchEngine(model, settings.decoding, settings.slots)
+    validation_engine = TorchEngine(model, settings.decoding, settings.slots)  # the same model, slots of its own
+    engine.update(parameters)
+    reports.put(Report(number))  # ready
+    trainer = multiprocessing.parent_process()
+    busy = idle = 0.0
+    sampled_tokens = 0
+    while trainer.is_alive():
+        started = time.monotonic()
+        message = _next_work(work, wait=engine.unfinished == 0)
+        waited = time.monotonic() - started
+        idle += waited
+        if message is not None and message.stop:
+            return
+        if message is not None and message.validation:
+            validation_engine.update(parameters)
+            rollouts = sample_all(validation_engine, message.requests)
+            reports.put(Report(number, rollouts, True, busy, idle, sampled_tokens))
+            continue
+        if message is not None:
+            engine.add(message.requests)
+            continue  # take all the work there is, and only then look for parameters: they are at least as new
+        started = time.monotonic()
+        if parameters.version > engine.version:
+            engine.update(parameters)
+        rollouts = engine.step()
+        busy += time.monotonic() - started
+        sampled_tokens += sum(int(rollout.sampled.sum()) for rollout in rollouts)
+        if rollouts:
+            reports.put(Report(number, rollouts, False, busy, idle, sampled_tokens))
+
+
+def _next_work(work: queue.Queue, wait: bool) -> Work | None:
+    """The next message; None if there is none now or, when waiting, within a second (then look round and wait on)."""
+    try:
+        return work.get(timeout=1.0) if wait else work.get_nowait()
+    except queue.Empty:
+        return None
+
+
+# --- the command --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Command:
+    """Print completions of a model, or its pass rate on held-out problems."""
+
+    model: str = "data/arithmetic_base"  # folder or hub name of a transformers causal LM
+    prompt: str | None = None  # print completions of this
+    evaluate: bool = False  # print mean@samples on the task's validation problems
+    data: str = "arithmetic"  # task: a module of data/
+    problems: int = 128  # validation problems
+    samples: int | None = None  # completions of each; 16 with --evaluate, 1 with --prompt
+    prompt_budget: int = 64  # tokens
+    thinking_budget: int = 58  # sampled tokens until thinking is interrupted
+    answer_budget: int = 9  # sampled tokens
+    device: str = "cpu"
+    slots: int = 512  # sequences decoded at once
+    seed: int = 0
+
+
+def main(arguments: list[str]) -> int:
+    """The command. Returns the exit status: 0, or 2 for wrong settings."""
+    transformers.utils.logging.disable_progress_bar()
+    command = tyro.cli(Command, args=arguments, description=__doc__)
+    try:
+        if (command.prompt is None) != command.evaluate:
+            raise ValueError("say either --prompt TEXT or --evaluate")
+        _run(command)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _run(command: Command) -> None:
+    device, tokenizer = check_device(command.device), load_tokenizer(command.model)
+    task = load_task(command.data)
+    decoding = make_decoding(
+        tokenizer, scalerl.Recipe(), command.prompt_budget, command.thinking_budget, command.answer_budget
+    )
+    model = load_model(command.model, device, torch.float32 if device.type == "cpu" else torch.bfloat16, True)
+    check_length(model, decoding)
+    problems = [Problem(command.prompt, "")] if command.prompt else task.problems("validation", command.problems)
+    samples = command.samples or (1 if command.prompt else 16)
+    requests = [
+        Request(i, j, render(tokenizer, problem.prompt), command.thinking_budget, (command.seed, i, j))
+        for i, problem in enumerate(problems)
+        for j in range(samples)
+    ]
+    rollouts = sample_all(TorchEngine(model, decoding, command.slots), requests)
+    if command.prompt:
+        for rollout in rollouts:
+            print(command.prompt + marked_text(tokenizer, rollout))
+        return
+    correct = [is_correct(task, tokenizer, decoding, problems[r.request.group], r) for r in rollouts]
+    print(
+        f"mean@{samples} {np.mean(correct):.4f} on {len(problems)} problems;"
+        f" interrupted {np.mean([r.interrupted for r in rollouts]):.3f},"
+        f" truncated {np.mean([r.truncated for r in rollouts]):.3f},"
+        f" mean length {np.mean([r.sampled.sum() for r in rollouts]):.1f} sampled tokens"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

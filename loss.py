@@ -1,0 +1,364 @@
+"""ScaleRL in one file: every part of the recipe of "The Art of Scaling Reinforcement Learning Compute for LLMs"
+(Khatri et al. 2025, arXiv 2510.13786), each as a small pure function, in the order in which a rollout meets them.
+
+    1. Recipe             the parts and their values; the recipes of the study; leave-one-out
+    2. Asynchrony         how far the generators may run ahead, and which groups are trained next
+    3. Length control     forced interruption, or a length penalty
+    4. Logits             the head in fp32; log-probabilities of the sampled tokens, in chunks
+    5. Which samples      truncation, zero-variance filtering, No-Positive-Resampling
+    6. Advantages         three norms
+    7. Losses             cispo, dapo, grpo, gspo: one term per token
+    8. Aggregation        one weight per token, fixed for the whole batch
+    9. The loss           -sum of weight x term
+
+Dimensions: P prompts in a batch, G completions per prompt (a group), B sequences in a micro-batch, T tokens,
+N = any number of tokens, D hidden size, V vocabulary. `rewards_PG` is a tensor of shape [P, G].
+"Sampled" tokens are those the policy chose; "forced" tokens (the phrase of an interruption) are context only.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+# --- 1. The recipe (sec. 4, A.16) ---------------------------------------------------------------------------------
+
+Axis = Literal[
+    "asynchrony",
+    "loss",
+    "aggregation",
+    "advantage_norm",
+    "fp32_logits",
+    "zero_variance_filter",
+    "no_positive_resampling",
+    "length_control",
+]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The parts of an RL recipe. The defaults are ScaleRL; each field is read by one function of this file."""
+
+    recipe: Literal["scalerl", "base", "grpo", "dapo", "magistral", "minimax"] = "scalerl"  # the recipe to start from
+    leave_out: Axis | None = None  # leave-one-out: this axis of ScaleRL goes back to its `base` value
+    asynchrony: str = "pipeline-8"  # pipeline-K: PipelineRL, at most K steps off-policy; ppo-K: PPO-off-policy
+    loss: Literal["cispo", "dapo", "grpo", "gspo"] = "cispo"  # the term of each token
+    aggregation: Literal["sample", "prompt", "token"] = "prompt"  # what is averaged first
+    advantage_norm: Literal["prompt", "batch", "none"] = "batch"  # what the centred rewards are divided by
+    fp32_logits: bool = True  # LM head and log-softmax in fp32, in the generator and the trainer; off: head in bf16
+    zero_variance_filter: bool = True  # drop groups whose rewards are all equal
+    no_positive_resampling: bool = True  # a prompt once solved with a pass rate >= 0.9 does not come again
+    length_control: Literal["interruption", "penalty"] = "interruption"  # cut thinking short, or pay for length
+    eps_max: float = 5.0  # cispo: cap of the importance ratio itself (4, 5 and 8 made no difference in the paper)
+    eps_low: float | None = None  # dapo, grpo, gspo: lower clip; none takes the loss's own (see CLIP)
+    eps_high: float | None = None  # dapo, grpo, gspo: upper clip; likewise
+    batch_factor: float = 1.0  # prompts a step, as a multiple of --prompts-per-step (80 instead of 48 is 1.667)
+
+
+_BASE = Recipe("base", None, "ppo-8", "dapo", "sample", "prompt", False, False, False)
+_80_FOR_48 = 80 / 48  # recipes that filter without ScaleRL's other parts had 80 prompts a batch, not 48 (A.16)
+
+RECIPES = {
+    "scalerl": Recipe(),
+    "base": _BASE,
+    "grpo": dataclasses.replace(_BASE, recipe="grpo", loss="grpo"),
+    "dapo": dataclasses.replace(
+        _BASE, recipe="dapo", aggregation="prompt", zero_variance_filter=True, batch_factor=_80_FOR_48
+    ),
+    "magistral": dataclasses.replace(
+        _BASE,
+        recipe="magistral",
+        asynchrony="pipeline-8",
+        aggregation="prompt",
+        advantage_norm="batch",
+        zero_variance_filter=True,
+        batch_factor=_80_FOR_48,
+    ),
+    "minimax": dataclasses.replace(
+        _BASE,
+        recipe="minimax",
+        loss="cispo",
+        aggregation="prompt",
+        fp32_logits=True,
+        zero_variance_filter=True,
+        batch_factor=_80_FOR_48,
+    ),
+}
+
+
+def leave_one_out(axis: Axis) -> Recipe:
+    """ScaleRL with one axis back at its `base` value (sec. 4); length control goes to the length penalty."""
+    value = "penalty" if axis == "length_control" else getattr(_BASE, axis)
+    return dataclasses.replace(RECIPES["scalerl"], leave_out=axis, **{axis: value})
+
+
+# --- 2. Asynchrony (sec. 3.1, A.11) -------------------------------------------------------------------------------
+# Version v of the parameters is what v optimizer steps have made; step s trains the parameters of version s.
+
+
+def parse_asynchrony(asynchrony: str) -> tuple[str, int]:
+    """("pipeline", k) or ("ppo", k). Raises ValueError for anything else."""
+    kind, _, k = asynchrony.partition("-")
+    if kind not in ("pipeline", "ppo") or not k.isdecimal() or (kind == "ppo" and int(k) == 0):
+        raise ValueError(
+            f"asynchrony is {asynchrony!r}; valid are pipeline-K (K >= 0) and ppo-K (K >= 1), for example pipeline-8"
+        )
+    return kind, int(k)
+
+
+def groups_ahead(asynchrony: str, prompts: int) -> int:
+    """How many groups may be under way (handed out, not yet trained on), with `prompts` groups to a step.
+
+    PipelineRL-k: (k + 1) x prompts. Trained oldest first, the last of them is used k steps after it was handed out.
+    PPO-off-policy-k: k x prompts, handed out together once none is under way.
+    """
+    kind, k = parse_asynchrony(asynchrony)
+    return (k + 1) * prompts if kind == "pipeline" else k * prompts
+
+
+def choose_batch(done: list[int], unfinished: list[int], step: int, asynchrony: str, prompts: int) -> list[int] | None:
+    """Which finished groups to train on at this step, as indices into `done`; None: wait for more.
+
+    done, unfinished: for each group under way the parameter version when it was handed out, so that no token of it
+    is older. PipelineRL-k takes the oldest finished groups, unless one of the others would then be too old by the
+    time its turn comes: the i-th oldest of the rest is trained at step + 1 + i // prompts at the earliest, which
+    must not be later than its version + k. Finished ones may overtake unfinished ones only within that bound.
+    PPO-off-policy-k takes nothing before everything handed out is finished.
+    """
+    kind, k = parse_asynchrony(asynchrony)
+    oldest_first = sorted(range(len(done)), key=lambda i: done[i])
+    batch, left = oldest_first[:prompts], oldest_first[prompts:]
+    if len(batch) < prompts or (kind == "ppo" and unfinished):
+        return None
+    rest = sorted([done[i] for i in left] + unfinished)
+    too_old = any(step + 1 + i // prompts > version + k for i, version in enumerate(rest))
+    return None if kind == "pipeline" and too_old else batch
+
+
+def publishes_after(asynchrony: str, step: int) -> bool:
+    """Whether the parameters made by this step go to the generators: always, or after each k-th step of PPO."""
+    kind, k = parse_asynchrony(asynchrony)
+    return kind == "pipeline" or (step + 1) % k == 0
+
+
+# --- 3. Length control (sec. 2, A.10) -----------------------------------------------------------------------------
+
+INTERRUPTION_PHRASE = "Okay, time is up. Let me stop thinking and formulate a final answer now. </think>"
+
+
+def length_control(kind: str, sampled, closed_at, thinking_budget, answer_budget):
+    """What the length of a completion asks for now: (interrupt, truncate), each bool.
+
+    sampled: tokens sampled so far. closed_at: how many there were when thinking ended, by `</think>` or by an
+    interruption; negative while thinking goes on. All are ints or integer arrays of one shape; a completion that
+    has ended by itself (EOS) is not to be asked about: it is finished, with or without `</think>`.
+
+    interruption: thinking that reaches its budget gets the phrase appended (forced tokens: they are context, and
+    have no ratio, no weight and no place in the length); the answer has a budget of its own, counted from where
+    thinking ended, so that late thinking still has room to answer.
+    penalty: nothing is forced; the two budgets are one.
+    """
+    if kind == "penalty":
+        return sampled < 0, sampled >= thinking_budget + answer_budget
+    open_ = closed_at < 0
+    interrupt = open_ & (sampled >= thinking_budget)
+    truncate = ~open_ & (sampled - closed_at >= answer_budget)
+    return interrupt, truncate
+
+
+def rewards(correct_PG: Tensor, lengths_PG: Tensor, kind: str, max_length: int, penalty_length: int) -> Tensor:
+    """r = +1 if correct, else -1 (A.3); with the length penalty, correct completions get (sec. 2)
+
+        clip((L_max - |y|) / L_cache - 1, -1, 0)
+
+    added: 0 up to L_max - L_cache tokens, -1 at L_max. correct_PG: bool; lengths_PG: |y|, sampled tokens;
+    max_length: L_max; penalty_length: L_cache. Returns float32 [P, G].
+    """
+    rewards_PG = torch.where(correct_PG, 1.0, -1.0)
+    if kind == "penalty":
+        penalty_PG = ((max_length - lengths_PG) / penalty_length - 1).clamp(-1, 0)
+        rewards_PG = rewards_PG + torch.where(correct_PG, penalty_PG, 0.0)
+    return rewards_PG
+
+
+# --- 4. Logits (sec. 3.2) -----------------------------------------------------------------------------------------
+
+
+def head_logits(hidden_ND: Tensor, head_VD: Tensor, fp32: bool) -> Tensor:
+    """Logits [N, V], float32. With fp32 the matmul itself is done in fp32, from the fp32 head as it is now (casting
+    the result of a bf16 matmul changes nothing, and a cached copy goes stale at the next update)."""
+    dtype = torch.float32 if fp32 else torch.bfloat16
+    return F.linear(hidden_ND.to(dtype), head_VD.to(dtype)).float()
+
+
+def _chunk_logprobs(hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, fp32: bool) -> tuple[Tensor, Tensor]:
+    logprobs_NV = torch.log_softmax(head_logits(hidden_ND, head_VD, fp32), dim=-1)
+    entropy_N = -(logprobs_NV.detach().exp() * logprobs_NV.detach()).sum(-1)
+    return logprobs_NV.gather(-1, targets_N[:, None]).squeeze(-1), entropy_N
+
+
+def sampled_logprobs(
+    hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, fp32: bool, chunk: int = 2048
+) -> tuple[Tensor, Tensor]:
+    """log pi_train of the target tokens [N] (differentiable), and the policy's entropy there [N], in nats.
+
+    hidden_ND: the trunk's output at the positions that predict targets_N. The logits exist for `chunk` tokens at a
+    time only, in the forward and (recomputed) in the backward: at a vocabulary of 150,000, all logits of a batch
+    in fp32 are what runs out of memory first.
+    """
+    pieces = [
+        checkpoint(_chunk_logprobs, hidden, head_VD, targets, fp32, use_reentrant=False)
+        for hidden, targets in zip(hidden_ND.split(chunk), targets_N.split(chunk))
+    ]
+    logprobs, entropies = zip(*pieces)
+    return torch.cat(logprobs), torch.cat(entropies)
+
+
+# --- 5. Which samples count (sec. 3.2, A.15) ----------------------------------------------------------------------
+# A completion that reached its token limit without ending is truncated: it is no member of its group (usable_PG is
+# False), so it is in no mean, no std and no loss.
+
+RETIRE_AT = 0.9  # No-Positive-Resampling
+
+
+def retires(pass_rate: float) -> bool:
+    """No-Positive-Resampling: whether a prompt with this pass rate at a visit is removed from all later epochs."""
+    return pass_rate >= RETIRE_AT
+
+
+def zero_variance(rewards_PG: Tensor, usable_PG: Tensor) -> Tensor:
+    """[P] bool: groups whose usable rewards are all equal (or that have none). Decided by max == min: a standard
+    deviation of a constant can be a rounding error away from zero, and a division by it is in the thousands."""
+    highest_P = rewards_PG.masked_fill(~usable_PG, -torch.inf).amax(1)
+    lowest_P = rewards_PG.masked_fill(~usable_PG, torch.inf).amin(1)
+    return highest_P <= lowest_P
+
+
+def counted_samples(rewards_PG: Tensor, usable_PG: Tensor, zero_variance_filter: bool) -> Tensor:
+    """[P, G] bool, the effective batch: what is in the denominators. With the filter, a zero-variance group is not,
+    and nothing is sampled in its place; without it, it stays in with zero advantage."""
+    if zero_variance_filter:
+        return usable_PG & ~zero_variance(rewards_PG, usable_PG)[:, None]
+    return usable_PG
+
+
+# --- 6. Advantages (sec. 2, 3.2) ----------------------------------------------------------------------------------
+
+
+def advantages(rewards_PG: Tensor, usable_PG: Tensor, counted_PG: Tensor, norm: str, eps: float = 1e-6) -> Tensor:
+    """A_i = r_i - mean_j r_j within the group, then
+
+        prompt (GRPO)      A_i / (std_j r_j + eps)    within the group
+        batch  (ScaleRL)   A_i / (std A + eps)        over the effective batch (counted_PG)
+        none   (Dr. GRPO)  A_i
+
+    The std is that of the population. Zero outside the effective batch and in groups without variance.
+    """
+    members_P1 = usable_PG.sum(1, keepdim=True).clamp(min=1)
+    means_P1 = torch.where(usable_PG, rewards_PG, 0.0).sum(1, keepdim=True) / members_P1
+    varied_PG = counted_PG & ~zero_variance(rewards_PG, usable_PG)[:, None]
+    centred_PG = torch.where(varied_PG, rewards_PG - means_P1, 0.0)
+    if norm == "none" or not counted_PG.any():
+        return centred_PG
+    if norm == "prompt":
+        return centred_PG / ((centred_PG.square().sum(1, keepdim=True) / members_P1).sqrt() + eps)
+    # The mean over the batch is 0: each group's is. So the std is the root of the mean square.
+    return centred_PG / ((centred_PG.square().sum() / counted_PG.sum()).sqrt() + eps)
+
+
+# --- 7. Losses (sec. 3.2, A.2, A.17) ------------------------------------------------------------------------------
+
+CLIP = {"dapo": (0.2, 0.26), "grpo": (0.2, 0.2), "gspo": (4e-3, 5e-3)}  # (eps_low, eps_high)
+
+
+def token_terms(
+    recipe: Recipe, logprobs_BT: Tensor, generator_logprobs_BT: Tensor, sampled_BT: Tensor, advantages_B: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What is maximised, per token, with rho = pi_train / pi_gen (the generator's log-probability as recorded when
+    the token was sampled):
+
+        cispo   sg(min(rho, eps_max)) A log pi_train
+        dapo    min(rho A, clip(rho, 1 - eps_low, 1 + eps_high) A)
+        grpo    the same with eps_low = eps_high
+        gspo    the same with one ratio per sequence, s = exp(mean_t log rho_t)
+
+    logprobs_BT: log pi_train, differentiable. Returns terms_BT, ratios_BT (1 on tokens that were not sampled) and
+    clipped_BT (bool: where the clip decides), all [B, T]; a forced token has no ratio, and its term is 0.
+    """
+    advantages_B1 = advantages_B[:, None]
+    log_ratios_BT = torch.where(sampled_BT, logprobs_BT - generator_logprobs_BT, 0.0)
+    if recipe.loss == "cispo":
+        ratios_BT = log_ratios_BT.exp()
+        clipped_BT = ratios_BT > recipe.eps_max
+        terms_BT = ratios_BT.clamp(max=recipe.eps_max).detach() * advantages_B1 * logprobs_BT
+    else:
+        if recipe.loss == "gspo":
+            lengths_B1 = sampled_BT.sum(1, keepdim=True).clamp(min=1)
+            log_ratios_BT = (log_ratios_BT.sum(1, keepdim=True) / lengths_B1).expand_as(log_ratios_BT)
+        ratios_BT = log_ratios_BT.exp()
+        eps_low, eps_high = CLIP[recipe.loss]
+        eps_low = eps_low if recipe.eps_low is None else recipe.eps_low
+        eps_high = eps_high if recipe.eps_high is None else recipe.eps_high
+        free_BT = ratios_BT * advantages_B1
+        bounded_BT = ratios_BT.clamp(1 - eps_low, 1 + eps_high) * advantages_B1
+        clipped_BT = bounded_BT < free_BT
+        terms_BT = torch.minimum(free_BT, bounded_BT)
+    return torch.where(sampled_BT, terms_BT, 0.0), ratios_BT.detach(), clipped_BT & sampled_BT
+
+
+# --- 8. Aggregation (sec. 3.2, A.2) -------------------------------------------------------------------------------
+
+
+def token_weights(lengths_PG: Tensor, counted_PG: Tensor, aggregation: str) -> Tensor:
+    """The weight of each sampled token of a completion, [P, G]; summed over all sampled tokens of the batch it is 1.
+
+        sample (GRPO)           1 / (completions |y_i|)           each completion's mean, then the mean over them
+        prompt (ScaleRL, DAPO)  1 / (prompts sum_j |y_j|)         each prompt's mean over its tokens, then over prompts
+        token                   1 / (sum of all |y|)
+
+    lengths_PG: |y|, sampled tokens. The weights are fixed once the whole batch is known, so the gradient is the same
+    however the batch is cut into micro-batches or spread over devices. All zero when nothing counts.
+    """
+    lengths_PG = torch.where(counted_PG, lengths_PG, 0)
+    tokens_P1 = lengths_PG.sum(1, keepdim=True)
+    if aggregation == "sample":
+        denominators_PG = counted_PG.sum() * lengths_PG
+    elif aggregation == "prompt":
+        denominators_PG = ((tokens_P1 > 0).sum() * tokens_P1).expand_as(lengths_PG)
+    else:
+        denominators_PG = lengths_PG.sum().expand_as(lengths_PG)
+    return torch.where(lengths_PG > 0, 1.0 / denominators_PG.clamp(min=1), 0.0)
+
+
+# --- 9. The loss --------------------------------------------------------------------------------------------------
+
+
+def policy_loss(
+    recipe: Recipe,
+    logprobs_BT: Tensor,
+    generator_logprobs_BT: Tensor,
+    sampled_BT: Tensor,
+    advantages_B: Tensor,
+    weights_B: Tensor,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """loss = -sum_{i,t} w_i term_{i,t} over the sampled tokens of a micro-batch; micro-batches add up to the batch.
+
+    No KL term, no entropy bonus, no value model. Also returns sums over this micro-batch's sampled tokens, for the
+    log: the ratio, its maximum, the clipped tokens, and the KL estimate rho - 1 - log rho of pi_gen from pi_train.
+    """
+    terms_BT, ratios_BT, clipped_BT = token_terms(
+        recipe, logprobs_BT, generator_logprobs_BT, sampled_BT, advantages_B
+    )
+    loss = -(weights_B[:, None] * terms_BT).sum()
+    kl_BT = ratios_BT - 1 - ratios_BT.log()
+    sums = {
+        "ratio": (ratios_BT * sampled_BT).sum(),
+        "ratio_max": torch.where(sampled_BT, ratios_BT, 0.0).max(),
+        "clipped": clipped_BT.sum(),
+        "kl": (kl_BT * sampled_BT).sum(),
+    }
+    return loss, sums
