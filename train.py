@@ -236,8 +236,7 @@ def take_reports(generators: list[Generator]) -> list[Report]:
                 break
             if report.error is not None:
                 raise RuntimeError(f"{generator.process.name} failed:\n{report.error}")
-            if not report.validation:
-                generator.last = report
+            generator.last = report
             reports.append(report)
         if not alive:
             code = generator.process.exitcode
@@ -294,7 +293,6 @@ class MicroBatch:
     targets_BT: Tensor  # int64: tokens predicted
     sampled_BT: Tensor  # bool: the target was sampled (not prompt, not forced, not padding)
     generator_logprobs_BT: Tensor  # float32: log pi_gen of the target, recorded when it was sampled
-    versions_BT: Tensor  # int32: of the parameters that sampled the target
     rows_B: Tensor  # int64: which of the batch's rollouts each sequence is
 
 
@@ -309,33 +307,33 @@ def micro_batches(rollouts: list[Rollout], tokens: int, device: torch.device) ->
         ids = np.zeros((len(rows), width), np.int64)
         sampled = np.zeros((len(rows), width), bool)
         logprobs = np.zeros((len(rows), width), np.float32)
-        versions = np.zeros((len(rows), width), np.int32)
         for i, rollout in enumerate(rollouts[row] for row in rows):
             prompt, end = len(rollout.request.prompt), lengths[rows[i]]
             ids[i, :prompt] = rollout.request.prompt
             ids[i, prompt:end] = rollout.tokens
             sampled[i, prompt:end] = rollout.sampled
             logprobs[i, prompt:end] = rollout.logprobs
-            versions[i, prompt:end] = rollout.versions
-        on_device = [torch.from_numpy(array).to(device) for array in (ids, sampled, logprobs, versions)]
-        ids_, sampled_, logprobs_, versions_ = on_device
+        ids_BL, sampled_BL, logprobs_BL = (torch.from_numpy(array).to(device) for array in (ids, sampled, logprobs))
         batches.append(
             MicroBatch(
-                ids_[:, :-1], ids_[:, 1:], sampled_[:, 1:], logprobs_[:, 1:], versions_[:, 1:],
-                torch.tensor(rows, device=device),
+                inputs_BT=ids_BL[:, :-1],
+                targets_BT=ids_BL[:, 1:],
+                sampled_BT=sampled_BL[:, 1:],
+                generator_logprobs_BT=logprobs_BL[:, 1:],
+                rows_B=torch.tensor(rows, device=device),
             )
-        )  # fmt: skip
+        )
     return batches
 
 
 def policy_logprobs(
-    model: PreTrainedModel, batch: MicroBatch, fp32_logits: bool, dtype: torch.dtype
+    model: PreTrainedModel, batch: MicroBatch, settings: Settings
 ) -> tuple[Tensor, Tensor]:
     """log pi_train of the sampled targets [B, T] (0 elsewhere; differentiable) and the entropies there [N].
 
     The parameters are fp32; a trunk in bf16 computes with a bf16 copy of them, as the generator does.
     """
-    trunk = model.base_model
+    trunk, dtype = model.base_model, getattr(torch, trunk_dtype(settings, str(model.device)))
     parameters = {name: parameter.to(dtype) for name, parameter in trunk.named_parameters()}
     inputs = dict(input_ids=batch.inputs_BT, use_cache=False)
     hidden_BTD = torch.func.functional_call(trunk, parameters, kwargs=inputs).last_hidden_state
@@ -343,7 +341,7 @@ def policy_logprobs(
         hidden_BTD[batch.sampled_BT],
         model.get_output_embeddings().weight,
         batch.targets_BT[batch.sampled_BT],
-        fp32_logits,
+        settings.recipe.fp32_logits,
     )
     logprobs_BT = torch.zeros(batch.sampled_BT.shape, device=logprobs_N.device)
     return logprobs_BT.masked_scatter(batch.sampled_BT, logprobs_N), entropies_N
@@ -374,13 +372,10 @@ def train_step(
     for group in optimizer.param_groups:
         group["lr"] = settings.learning_rate * min(1.0, (step + 1) / max(1, settings.warmup_steps))
     totals = {"loss": 0.0, "entropy": 0.0, "ratio": 0.0, "clipped": 0.0, "kl": 0.0}
-    ratio_max = mismatch = mismatch_max = 0.0
-    tokens = on_policy_tokens = 0
+    ratio_max, tokens = 0.0, 0
     for batch in micro_batches([rollouts[i] for i in counted], settings.tokens_per_micro_batch, device):
         rows_B = counted.to(device)[batch.rows_B]
-        logprobs_BT, entropies_N = policy_logprobs(
-            model, batch, recipe.fp32_logits, getattr(torch, trunk_dtype(settings, str(device)))
-        )
+        logprobs_BT, entropies_N = policy_logprobs(model, batch, settings)
         loss, sums = scalerl.policy_loss(
             recipe, logprobs_BT, batch.generator_logprobs_BT, batch.sampled_BT, advantages_N[rows_B], weights_N[rows_B]
         )
@@ -389,13 +384,6 @@ def train_step(
         for name, value in {"loss": loss, "entropy": entropies_N.sum(), **sums}.items():
             totals[name] += value.item()
         tokens += int(batch.sampled_BT.sum())
-        # Tokens sampled by the very parameters that are trained now: there the ratio would be 1 but for numerics.
-        on_policy_BT = batch.sampled_BT & (batch.versions_BT == step)
-        if on_policy_BT.any():
-            differences_N = (logprobs_BT.detach() - batch.generator_logprobs_BT)[on_policy_BT].abs()
-            mismatch += differences_N.sum().item()
-            mismatch_max = max(mismatch_max, differences_N.max().item())
-            on_policy_tokens += len(differences_N)
     gradient_norm = 0.0
     if tokens:
         gradient_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip_gradient).item()
@@ -416,8 +404,6 @@ def train_step(
         "ratio_max": ratio_max,
         "clipped_fraction": per_token["clipped"],
         "kl_estimate": per_token["kl"],
-        "mismatch_mean": mismatch / on_policy_tokens if on_policy_tokens else None,
-        "mismatch_max": mismatch_max if on_policy_tokens else None,
         "entropy": per_token["entropy"],
         "completion_length": lengths_PG.float().mean().item(),
         "interrupted_fraction": float(np.mean([rollout.interrupted for rollout in rollouts])),
@@ -425,6 +411,18 @@ def train_step(
         "zero_variance_fraction": scalerl.zero_variance(rewards_PG, usable_PG).float().mean().item(),
         "trained_tokens": tokens,
     }
+
+
+@torch.no_grad()
+def numerics_mismatch(model: PreTrainedModel, rollouts: list[Rollout], settings: Settings) -> dict[str, float]:
+    """Mean and maximum of |log pi_train - log pi_gen| over tokens of rollouts that the model's present parameters
+    sampled from first to last: what the ratio is off by although the policy is the same (sec. 3.2, fp32 logits)."""
+    differences = []
+    for batch in micro_batches(rollouts, settings.tokens_per_micro_batch, model.device):
+        logprobs_BT, _ = policy_logprobs(model, batch, settings)
+        differences.append((logprobs_BT - batch.generator_logprobs_BT)[batch.sampled_BT].abs())
+    differences_N = torch.cat(differences)
+    return {"mismatch_mean": differences_N.mean().item(), "mismatch_max": differences_N.max().item()}
 
 
 # --- compute ------------------------------------------------------------------------------------------------------
@@ -652,6 +650,7 @@ class Run:
             "completion_length": float(np.mean([r.sampled.sum() for r in rollouts])),
             "interrupted_fraction": float(np.mean([r.interrupted for r in rollouts])),
             "truncated_fraction": float(np.mean([r.truncated for r in rollouts])),
+            **numerics_mismatch(self.model, rollouts[:64], self.settings),
             **compute,
         }
         self.samples = {**dict(list(self.samples.items())[:1]), step: rollouts[: 4 * samples]}

@@ -67,16 +67,18 @@ def score(problem: Problem, completion: str) -> bool:
 # --- traces to imitate ------------------------------------------------------------------------------------------
 
 
-def trace(a: int, b: int, rng: random.Random, wrong: float = 0.0, repeat: float = 0.0) -> tuple[str, str]:
-    """A trace and the answer that it leads to: each step wrong with one probability, said twice with another."""
+def trace(a: int, b: int, rng: random.Random, wrong: float = 0.0, ramble: float = 0.0) -> tuple[str, str]:
+    """A trace and the answer that it leads to. Each step is wrong with probability `wrong`, which the next ones build
+    on; with probability `ramble` the last one is said again, up to three times."""
     steps, carry, answer = [], 0, ""
     for x, y in zip(reversed(str(a)), reversed(str(b))):
         result = int(x) + int(y) + carry
         if rng.random() < wrong:
             result = rng.choice([other for other in range(20) if other != result])
-        step = f"{x}+{y}+{carry}={result:02d}"
-        steps += [step, step] if rng.random() < repeat else [step]
+        steps.append(f"{x}+{y}+{carry}={result:02d}")
         carry, answer = result // 10, str(result % 10) + answer
+    if rng.random() < ramble:  # not in the middle: that also unlearns which digits come next
+        steps += steps[-1:] * rng.randint(1, 3)
     return ";".join(steps), (str(carry) + answer).lstrip("0") or "0"
 
 
@@ -171,7 +173,7 @@ def pass_rates(model, tokenizer, per_length: int, seed: int) -> list[float]:
     return rates
 
 
-def make_base(out: Path, seed: int = 0, clean_steps: int = 1500, noisy_steps: int = 500) -> list[float]:
+def make_base(out: Path, seed: int = 1, clean_steps: int = 1500, noisy_steps: int = 500) -> list[float]:
     """Train the base model, check it, save it; returns its sampled pass rate for each number of digits.
 
     Raises RuntimeError, and saves nothing, when the algorithm is not there for every length after the clean
@@ -232,7 +234,7 @@ def make_base(out: Path, seed: int = 0, clean_steps: int = 1500, noisy_steps: in
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Make the base model of the arithmetic task again.")
     parser.add_argument("--out", type=Path, default=Path(BASE_MODEL), help="folder to save the model in")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     try:
         make_base(arguments.out, arguments.seed)
