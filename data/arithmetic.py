@@ -173,7 +173,7 @@ def pass_rates(model, tokenizer, per_length: int, seed: int) -> list[float]:
     return rates
 
 
-def make_base(out: Path, seed: int = 1, clean_steps: int = 1500, noisy_steps: int = 500) -> list[float]:
+def make_base(out: Path, seed: int = 1, clean_steps: int = 2000, noisy_steps: int = 500) -> list[float]:
     """Train the base model, check it, save it; returns its sampled pass rate for each number of digits.
 
     Raises RuntimeError, and saves nothing, when the algorithm is not there for every length after the clean

@@ -1,0 +1,43 @@
+"""Small real models for the tests: the shipped base, and random ones of several kinds."""
+
+import os
+
+import pytest
+import torch
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is downloaded, so nothing waits for a hub
+torch.set_num_threads(1)
+
+BASE = "data/arithmetic_base"
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory):
+    """Folders of tiny random models by kind, with the arithmetic task's tokenizer."""
+    from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config, Qwen3MoeConfig
+
+    from data.arithmetic import make_tokenizer
+
+    tokenizer = make_tokenizer()
+    common = dict(vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+                  num_attention_heads=4, head_dim=16, max_position_embeddings=256,
+                  eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None)  # fmt: skip
+    configs = {
+        "llama": LlamaConfig(**common, num_key_value_heads=4),
+        "llama-grouped-tied": LlamaConfig(**common, num_key_value_heads=2, tie_word_embeddings=True),
+        "qwen3": Qwen3Config(**common, num_key_value_heads=2),
+        "qwen3-moe": Qwen3MoeConfig(
+            **common, num_key_value_heads=2, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16
+        ),
+    }
+    folders = {}
+    for kind, config in configs.items():
+        torch.manual_seed(len(kind))
+        model = AutoModelForCausalLM.from_config(config)
+        for name, parameter in model.named_parameters():  # far from uniform, so that a wrong position shows
+            if parameter.dim() >= 2:
+                torch.nn.init.normal_(parameter, std=0.3)
+        folders[kind] = str(tmp_path_factory.mktemp("model") / kind)
+        model.save_pretrained(folders[kind])
+        tokenizer.save_pretrained(folders[kind])
+    return folders
