@@ -304,8 +304,8 @@ def is_correct(
 class SlotCache(Cache):
     """Keys and values of S sequences at positions of their own, over a stock transformers model.
 
-    The first `live` slots take part in a step; each writes at its own position and sees its own past, which the
-    mask given to the model cuts out of the `width` positions returned.
+    The first n slots take part in a step; each writes at its own position and sees its own past, which the mask
+    given to the model cuts out of the positions returned.
     """
 
     def __init__(self, slots: int, length: int):
@@ -330,17 +330,22 @@ class SlotCache(Cache):
         for stored in (*self.keys, *self.values):
             stored[to, :, :width] = stored[rows, :, :width]
 
-    def at(self, positions_n: Tensor, width: int) -> "SlotCache":
-        self.positions_n, self.rows_n, self.width = positions_n, torch.arange(len(positions_n)), width
-        return self
+    def place(self, positions_n: Tensor, longest: int) -> int:
+        """Say where the first n slots write next; returns how many positions the model will be given.
+
+        From half of the cache on that is all of it: a matmul over a slice copies it first, which costs more than
+        the masked rest.
+        """
+        self.positions_n, self.rows_n = positions_n, torch.arange(len(positions_n), device=positions_n.device)
+        self.width = self.length if 2 * longest > self.length else longest
+        return self.width
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs):
-        live = len(self.positions_n)
-        stored = []
-        for new, tensor in ((key_states, self.keys[layer_idx]), (value_states, self.values[layer_idx])):
-            tensor[self.rows_n, :, self.positions_n] = new[:, :, 0]
-            stored.append(tensor[:live, :, : self.width])
-        return tuple(stored)
+        keys, values = self.keys[layer_idx], self.values[layer_idx]
+        keys[self.rows_n, :, self.positions_n] = key_states[:, :, 0]
+        values[self.rows_n, :, self.positions_n] = value_states[:, :, 0]
+        n = len(self.positions_n)
+        return keys[:n, :, : self.width], values[:n, :, : self.width]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0  # positions are given explicitly
@@ -431,7 +436,7 @@ class TorchEngine:
     def _sample(self, n: int) -> tuple[np.ndarray, np.ndarray]:
         """One token for each live slot and its log-probability: temperature 1, the whole distribution."""
         inputs = torch.from_numpy(np.stack([self.last_token[:n], self.position[:n]])).to(self.device)
-        width = int(self.position[:n].max()) + 1
+        width = self.cache.place(inputs[1], longest=int(self.position[:n].max()) + 1)
         unseen_nT = torch.arange(width, device=self.device) > inputs[1][:, None]
         mask = torch.zeros(n, 1, 1, width, dtype=self.model.dtype, device=self.device)
         mask.masked_fill_(unseen_nT[:, None, None], torch.finfo(self.model.dtype).min)
@@ -439,7 +444,7 @@ class TorchEngine:
             input_ids=inputs[0][:, None],
             position_ids=inputs[1][:, None],
             attention_mask=mask,
-            past_key_values=self.cache.at(inputs[1], width),
+            past_key_values=self.cache,
             use_cache=True,
         ).last_hidden_state[:, 0]
         head_VD = self.model.get_output_embeddings().weight

@@ -85,7 +85,7 @@ def trace(a: int, b: int, rng: random.Random, wrong: float = 0.0, ramble: float 
 def example(tokenizer, rng: random.Random, noisy: bool) -> tuple[list[int], list[bool]]:
     """Token ids of one training text, and which of them are to be learned (completion tokens that are not forced)."""
     a, b = draw(rng, rng.randint(1, MAX_DIGITS), held_out=False)
-    thinking, answer = trace(a, b, rng, *((0.35, 0.15) if noisy else (0.0, 0.0)))
+    thinking, answer = trace(a, b, rng, *((0.3, 0.15) if noisy else (0.0, 0.0)))
     if rng.random() < 0.05:  # cut in its second half: shows what an interruption asks for
         pieces = [(thinking[: rng.randint(len(thinking) // 2, len(thinking) - 1)], True),
                   (TIME_IS_UP + "</think>", False), (str(a + b), True)]  # fmt: skip
@@ -173,7 +173,7 @@ def pass_rates(model, tokenizer, per_length: int, seed: int) -> list[float]:
     return rates
 
 
-def make_base(out: Path, seed: int = 1, clean_steps: int = 2000, noisy_steps: int = 500) -> list[float]:
+def make_base(out: Path, seed: int = 0, clean_steps: int = 2000, noisy_steps: int = 500) -> list[float]:
     """Train the base model, check it, save it; returns its sampled pass rate for each number of digits.
 
     Raises RuntimeError, and saves nothing, when the algorithm is not there for every length after the clean
@@ -234,7 +234,7 @@ def make_base(out: Path, seed: int = 1, clean_steps: int = 2000, noisy_steps: in
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Make the base model of the arithmetic task again.")
     parser.add_argument("--out", type=Path, default=Path(BASE_MODEL), help="folder to save the model in")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     try:
         make_base(arguments.out, arguments.seed)
