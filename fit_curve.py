@@ -84,10 +84,10 @@ def curve_and_gradient(log_x, theta):
 
 
 def limits(x):
-    """Lowest and highest theta searched: B in B_RANGE, C_mid from 1/20 of the first compute to 1000 times the last."""
+    """Lowest and highest theta searched: C_mid from 1/20 of the first compute to 1000 times the last, R0 a pass rate."""
     first, last = x[x > 0][[0, -1]]
-    return (np.array([-np.inf, np.log(B_RANGE[0]), np.log(first / 20), -np.inf]),
-            np.array([np.inf, np.log(B_RANGE[1]), np.log(last * 1000), np.inf]))
+    return (np.array([-np.inf, np.log(B_RANGE[0]), np.log(first / 20), 0.0]),
+            np.array([np.inf, np.log(B_RANGE[1]), np.log(last * 1000), 1.0]))
 
 
 def levenberg_marquardt(x, y, theta, free, steps=50):
@@ -95,7 +95,7 @@ def levenberg_marquardt(x, y, theta, free, steps=50):
 
     Returns the curves (k, 4), their sums of squared residuals (k,) and J'J (k, len(free), len(free)).
     """
-    log_x, (low, high) = log_compute(x), limits(x)
+    log_x, theta, (low, high) = log_compute(x), theta.copy(), limits(x)
 
     def evaluate(theta):
         value, J = curve_and_gradient(log_x, theta)
@@ -103,21 +103,29 @@ def levenberg_marquardt(x, y, theta, free, steps=50):
         return (residual**2).sum(1), (J @ residual[:, :, None])[:, :, 0], J @ J.transpose(0, 2, 1)
 
     sse, gradient, JJ = evaluate(theta)
-    damping, identity = np.full(len(theta), 1e-3), np.eye(len(free))
+    damping, active, identity = np.full(len(theta), 1e-3), np.arange(len(theta)), np.eye(len(free))
     for _ in range(steps):
-        damped = JJ * (1 + damping[:, None, None] * identity) + 1e-14 * identity
-        trial = theta.copy()
-        trial[:, free] -= np.linalg.solve(damped, gradient[:, :, None])[:, :, 0]
+        damped = JJ[active] * (1 + damping[active, None, None] * identity) + 1e-14 * identity
+        trial = theta[active]
+        trial[:, free] -= np.linalg.solve(damped, gradient[active, :, None])[:, :, 0]
         trial = np.clip(trial, low, high)
-        done = (np.abs(trial - theta).max(1) < 1e-7) | (damping > 1e6)
-        trial_sse, trial_gradient, trial_JJ = evaluate(trial)
-        better = trial_sse < sse
-        theta[better], sse[better] = trial[better], trial_sse[better]
-        gradient[better], JJ[better] = trial_gradient[better], trial_JJ[better]
-        damping = np.where(better, damping / 10, damping * 10)
-        if done.all():
+        new = evaluate(trial)
+        better = new[0] < sse[active]
+        done = (np.abs(trial - theta[active]).max(1) < 1e-6) | (damping[active] > 1e6)
+        damping[active] *= np.where(better, 0.1, 10)
+        for old, its_new in zip((theta, sse, gradient, JJ), (trial, *new)):
+            old[active[better]] = its_new[better]
+        active = active[~done]
+        if not len(active):
             break
     return theta, sse, JJ
+
+
+def starting_grid(x):
+    """A grid over the valley: log B and log C_mid (m,), and the part of the gain that each reaches at x, (m, n)."""
+    first, last = np.log(x[x > 0][[0, -1]])
+    log_B, log_mid = map(np.ravel, np.meshgrid(np.linspace(-1.9, 2.7, 24), np.linspace(first - 1, last + 4, 32)))
+    return log_B, log_mid, gain_reached(log_compute(x), log_B[:, None], log_mid[:, None])
 
 
 def variable_projection(x, y, R0):
@@ -125,10 +133,7 @@ def variable_projection(x, y, R0):
 
     x (n,) increasing, positive but for an optional leading 0; y (n,); R0 a number, or None to fit it too.
     """
-    low, high = np.log(x[x > 0][[0, -1]])
-    grid = np.meshgrid(np.linspace(np.log(0.15), np.log(15), 24), np.linspace(low - 1, high + 4, 32))
-    log_B, log_mid = grid[0].reshape(-1, 1), grid[1].reshape(-1, 1)
-    g = gain_reached(log_compute(x), log_B, log_mid)  # (24 * 32, n)
+    log_B, log_mid, g = starting_grid(x)
     if R0 is None:  # y = R0 + gain * g is a straight line in g, ...
         centred = g - g.mean(1, keepdims=True)
         gain = centred @ y / ((centred**2).sum(1) + 1e-300)
@@ -138,11 +143,16 @@ def variable_projection(x, y, R0):
         base = np.full(len(gain), R0)
     A = np.clip(base + gain, 0, 1)
     i = ((base[:, None] + (A - base)[:, None] * g - y) ** 2).sum(1).argmin()
-    theta, free = np.array([[A[i], log_B[i, 0], log_mid[i, 0], base[i]]]), [1, 2] + [3] * (R0 is None)
-    theta, sse, _ = levenberg_marquardt(x, y, theta, [0] + free)
-    if not 0 <= theta[0, 0] <= 1:  # no pass rate: then the best curve has A on its bound
+    return polish(x, y, np.array([A[i], log_B[i], log_mid[i], base[i]]), R0 is None)
+
+
+def polish(x, y, theta, R0_free):
+    """The least-squares curve (4,) with A in [0, 1] that lies downhill from theta (4,), and its squared error."""
+    others = [1, 2] + [3] * R0_free
+    theta, sse, _ = levenberg_marquardt(x, y, theta[None], [0] + others)
+    if not 0 <= theta[0, 0] <= 1:  # then the best curve has A on its bound
         theta[:, 0] = np.clip(theta[:, 0], 0, 1)
-        theta, sse, _ = levenberg_marquardt(x, y, theta, free)
+        theta, sse, _ = levenberg_marquardt(x, y, theta, others)
     return theta[0], sse[0]
 
 
@@ -241,22 +251,28 @@ def profile_over_A(x, y, theta, sse, excess, R0_free):
     """The 95 % intervals {name: (low, high)} of A (within [0, 1]), B, C_mid and a free R0, and the Profile behind them:
     the curves whose squared error is at most `excess` above sse, that of the best curve theta."""
     free = [1, 2] + [3] * R0_free
-    spread = inverse(levenberg_marquardt(x, y, theta[None].copy(), [0] + free, steps=0)[2][0])
+    spread = inverse(levenberg_marquardt(x, y, theta[None], [0] + free, steps=0)[2][0])
     step = np.sqrt(spread[0, 0] * excess) + 1e-9  # where the end would be if the valley were straight
 
-    def best_at(A):
-        start = np.tile(theta, (len(A), 1))
-        start[:, 0] = A  # the others start along the tangent of the valley
-        start[:, free] += np.clip((A - theta[0])[:, None] * spread[0, 1:] / (spread[0, 0] + 1e-300), -2, 2)
-        return levenberg_marquardt(x, y, start, free, steps=25)
+    log_B, log_mid, g = starting_grid(x)
+    projection, norm = g @ (y - theta[3]), (g**2).sum(1)
 
+    def best_at(A):
+        gain = (A - theta[3])[:, None]
+        i = (gain**2 * norm - 2 * gain * projection).argmin(1)  # the squared error on the grid, but for a constant
+        start = np.stack([A, log_B[i], log_mid[i], np.full(len(A), theta[3])], axis=1)
+        return levenberg_marquardt(x, y, start, free, steps=20)
+
+    low, high = (theta[3], 1) if theta[0] > theta[3] else (0, theta[3])  # a rising curve keeps rising
+    out, part = step * np.array([0.5, 0.8, 1, 1.2, 1.6, 2.3, 4]), np.array([0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1])
+    down = np.sort(np.append(theta[0] - out, theta[0] + (low - theta[0]) * part).clip(low, high))[::-1]
+    up = np.sort(np.append(theta[0] + out, theta[0] + (high - theta[0]) * part).clip(low, high))
+    root = np.sqrt(np.maximum(best_at(np.append(down, up))[1] - sse, 0))  # nearly linear in A: good to interpolate
     ends = []
-    for side, bound in ((-1, 0.0), (1, 1.0)):
-        A = np.append(theta[0] + side * step * np.array([0, 0.3, 0.6, 0.8, 1, 1.2, 1.5, 2, 3, 5, 9, 20]), bound).clip(0, 1)
-        root = np.sqrt(np.maximum(best_at(A)[1] - sse, 0))  # nearly linear in A: good to interpolate
-        over = np.flatnonzero(root > np.sqrt(excess))[:1]
-        ends += [np.interp(np.sqrt(excess), root[i - 1 : i + 1], A[i - 1 : i + 1]) for i in over] or [bound]
-    curves, sse_at, JJ = best_at(np.append(np.linspace(*ends, 20), theta[0]))
+    for A, root in zip((down, up), np.split(root, 2)):
+        beyond = np.flatnonzero(root > np.sqrt(excess))[:1]
+        ends += [np.interp(np.sqrt(excess), root[i - 1 : i + 1], A[i - 1 : i + 1]) for i in beyond] or [A[-1]]
+    curves, sse_at, JJ = best_at(np.append(np.linspace(*ends, 14), theta[0]))
     profile = Profile(curves, np.maximum(sse + excess - sse_at, 0), inverse(JJ), free)
     interval = {"A": (float(ends[0]), float(ends[1]))}
     for i, column in enumerate(free):
@@ -285,7 +301,7 @@ class Fit:
     rms: float  # of the residuals, per degree of freedom
     interval: dict
     sse: float  # sum of squared residuals
-    lag_1: float  # correlation of neighbouring residuals, ...
+    lag_1: float  # correlation of neighbouring residuals (of the curve with R0 free if it is the first point), ...
     correlation: float  # ... and corrected for its bias: what widens the intervals
     noise: float | None  # binomial standard deviation of one validation, if num_examples is known
     r0: str | float  # where R0 comes from: "first", "free" or its value
@@ -342,18 +358,16 @@ def fit(x, y, r0=None, fit_from=0.0, fit_to=np.inf, method="varpro", num_example
     if np.ptp(y) == 0:
         raise ValueError(f"the pass rate is {y[0]:g} at all {n} points: a constant has no curve to fit")
 
-    theta, sse = variable_projection(x, y, R0)
-    lag_1, correlation = lag_one_correlation(sigmoid(x, *natural(theta)) - y, parameters)
-    excess = allowed_excess(sse, n, parameters, correlation)
-    interval, profile = profile_over_A(x, y, theta, sse, excess, R0 is None)
-    if method == "paper":
-        theta, sse = paper_grid(x, y, R0)
+    theta, sse = paper_grid(x, y, R0) if method == "paper" else variable_projection(x, y, R0)
+    # The paper holds R0 at the first validation. That is a measurement as noisy as the others, so for the intervals it
+    # counts as a point at compute 0 and R0 is free.
+    x_all, y_all = (np.append(0, x), np.append(R0, y)) if r0 == "first" else (x, y)
+    best, least = polish(x_all, y_all, theta, r0 in ("first", "free"))
+    lag_1, correlation = lag_one_correlation(sigmoid(x_all, *natural(best)) - y_all, parameters)
+    excess = allowed_excess(least, len(x), parameters, correlation)
+    interval, profile = profile_over_A(x_all, y_all, best, least, excess, r0 in ("first", "free"))
+    interval.setdefault("R0", (R0, R0))
     rms = float(np.sqrt(sse / (n - parameters)))
-    if r0 == "first":  # one validation, with the noise of one validation
-        sd = np.sqrt(R0 * (1 - R0) / num_examples) if num_examples else rms
-        interval["R0"] = max(R0 - 1.96 * sd, 0.0), min(R0 + 1.96 * sd, 1.0)
-    elif R0 is not None:
-        interval["R0"] = R0, R0
     noise = float(np.sqrt(np.mean(y * (1 - y)) / num_examples)) if num_examples else None
     fitted = Fit(*map(float, natural(theta)), rms, interval, float(sse), lag_1, correlation, noise, r0, x, y, profile)
     identified, remarks = judge(fitted)
@@ -605,6 +619,8 @@ def read_log(path, x=None, y=None, percent=False):
     with open(file, "rb") as handle:
         text = handle.read().decode("utf-8-sig", errors="replace")
     rows, notes = read_rows(text, file)
+    if not rows:
+        raise ValueError(f"{file}: column names and no data")
     if any(row.get("kind") == "validation" for _, row in rows):
         rows = [(where, row) for where, row in rows if row.get("kind") == "validation"]
         notes.append("validation lines only")
@@ -663,7 +679,7 @@ def read_json(text, lines, file):
             rows.append((f"{file}, line {i}", record))
         return rows, []
     records = whole.get("log_history", [whole]) if isinstance(whole, dict) else whole
-    if not all(isinstance(record, dict) for record in records):
+    if not (isinstance(records, list) and all(isinstance(record, dict) for record in records)):
         raise ValueError(f"{file}: JSON without records: expected log_history, or one object with named columns a line")
     return [(f"{file}, record {i}", record) for i, record in enumerate(records, 1)], []
 
@@ -686,8 +702,8 @@ def read_series(rows, columns, file, name, x, y, percent, notes):
         return [(where, row) for where, row in rows if all(row.get(n) not in (None, "") for n in names)]
 
     guessed = [flag for flag, column in (("--x", x), ("--y", y)) if column is None]
-    x = x or guess(columns, X_NAMES, lambda c: len(shared(c, y) if y else shared(c)) > 1)
-    y = y or x and guess(columns, Y_NAMES, lambda c: c != x and len(shared(c, x)) > 1)
+    y = y or guess(columns, Y_NAMES, lambda c: c != x and shared(c))
+    x = x or guess(columns, X_NAMES, lambda c: c != y and (shared(c, y) if y else shared(c)))
     if x and not y and len(columns) == 2:
         y = columns[columns[0] == x]
     if not (x and y):
@@ -696,7 +712,7 @@ def read_series(rows, columns, file, name, x, y, percent, notes):
     if not shared(x, y):
         raise ValueError(f"{file}: no line has a value of {x!r} and of {y!r}")
     if guessed:
-        others = [c for c in columns if c not in (x, y)]
+        others = [c for c in columns if c not in (x, y) and not re.fullmatch(NO_MEAN, c, re.I)]
         notes = [*notes, f"{x!r} is taken as compute and {y!r} as pass rate"
                  + (f"; {' and '.join(guessed)} can name others: {', '.join(others)}" if others else "")]
     points = np.array([[number(row[c], where, c) for c in (x, y)] for where, row in shared(x, y)])
