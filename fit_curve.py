@@ -33,7 +33,7 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 
 import numpy as np
-from scipy.special import stdtrit  # the quantile of Student's t; scipy.stats takes several times as long to import
+from scipy.special import stdtrit  # quantiles of Student's t; scipy.stats would take far longer to import
 
 LEAST_REACH = 1.5  # C_max / C_mid below which no asymptote is reported, ...
 SAFE_REACH = 2.0  # ... and below which it comes with a warning
@@ -44,7 +44,7 @@ B_RANGE = 0.05, 30.0
 
 
 def sigmoid(C, A, B, C_mid, R0):
-    """Pass rate at compute C, of C's shape (paper, sec. 2.1): R0 at C = 0, halfway at C_mid, A in the limit."""
+    """Pass rate at compute C, of C's shape (paper, sec. 2.1): R0 at 0, halfway at C_mid, A in the limit."""
     with np.errstate(divide="ignore", over="ignore"):
         return R0 + (A - R0) / (1 + (C_mid / np.asarray(C, float)) ** B)
 
@@ -84,7 +84,7 @@ def curve_and_gradient(log_x, theta):
 
 
 def limits(x):
-    """Lowest and highest theta searched: C_mid from 1/20 of the first compute to 1000 times the last, R0 a pass rate."""
+    """Lowest and highest theta searched: C_mid from 1/20 of the first to 1000 times the last compute."""
     first, last = x[x > 0][[0, -1]]
     return (np.array([-np.inf, np.log(B_RANGE[0]), np.log(first / 20), 0.0]),
             np.array([np.inf, np.log(B_RANGE[1]), np.log(last * 1000), 1.0]))
@@ -122,9 +122,10 @@ def levenberg_marquardt(x, y, theta, free, steps=50):
 
 
 def starting_grid(x):
-    """A grid over the valley: log B and log C_mid (m,), and the part of the gain that each reaches at x, (m, n)."""
+    """A grid over the valley: log B and log C_mid (m,), and the part of the gain each reaches at x, (m, n)."""
     first, last = np.log(x[x > 0][[0, -1]])
-    log_B, log_mid = map(np.ravel, np.meshgrid(np.linspace(-1.9, 2.7, 24), np.linspace(first - 1, last + 4, 32)))
+    grid = np.meshgrid(np.linspace(-1.9, 2.7, 24), np.linspace(first - 1, last + 4, 32))
+    log_B, log_mid = map(np.ravel, grid)
     return log_B, log_mid, gain_reached(log_compute(x), log_B[:, None], log_mid[:, None])
 
 
@@ -147,7 +148,7 @@ def variable_projection(x, y, R0):
 
 
 def polish(x, y, theta, R0_free):
-    """The least-squares curve (4,) with A in [0, 1] that lies downhill from theta (4,), and its squared error."""
+    """The least-squares curve (4,) with A in [0, 1] downhill from theta (4,), and its squared error."""
     others = [1, 2] + [3] * R0_free
     theta, sse, _ = levenberg_marquardt(x, y, theta[None], [0] + others)
     if not 0 <= theta[0, 0] <= 1:  # then the best curve has A on its bound
@@ -166,8 +167,8 @@ def paper_grid(x, y, R0):
     from scipy.optimize import curve_fit
 
     if R0 is None or x[-1] < PAPER_C_MID[0] or x[0] > PAPER_C_MID[-1]:
-        raise ValueError("the published grid needs an R0 that is not free, and compute in GPU-hours: its C_mid go from "
-                         f"{PAPER_C_MID[0]:g} to {PAPER_C_MID[-1]:g}, this x from {x[0]:.4g} to {x[-1]:.4g}")
+        raise ValueError("the published grid needs an R0 that is not free, and compute in GPU-hours: its C_mid are "
+                         f"{PAPER_C_MID[0]:g} to {PAPER_C_MID[-1]:g}, this x is {x[0]:.4g} to {x[-1]:.4g}")
     best, theta = np.inf, None
     with warnings.catch_warnings():  # SciPy's remarks on pairs that are far off
         warnings.simplefilter("ignore")
@@ -186,7 +187,7 @@ def paper_grid(x, y, R0):
 
 
 def fit_power_law(x, y):
-    """(A, D, B) of least squares with A <= 1 (paper, A.4). x (n,) > 0, y (n,). A and D are linear: B is searched."""
+    """(A, D, B) of least squares with A <= 1 (paper, A.4); x (n,) > 0, y (n,). Only B is not linear: a search."""
     log_B, scale = np.linspace(np.log(1e-3), np.log(10), 200), x[-1]
     for _ in range(4):  # each round looks closer around the best B of the round before
         z = (x / scale) ** -np.exp(log_B)[:, None]
@@ -237,7 +238,7 @@ class Profile:
     free: list
 
     def interval(self, value, gradient):
-        """(low, high) of a function of the curve: its values (k, ...) here and gradient (k, ..., f) by the free ones."""
+        """(low, high) of a function of the curve, from its values (k, ...) and gradients (k, ..., f) here."""
         variance = np.einsum("k...i,kij,k...j->k...", gradient, self.spread, gradient)
         half = np.sqrt(np.maximum(self.slack.reshape((-1,) + (1,) * (value.ndim - 1)) * variance, 0))
         return (value - half).min(0), (value + half).max(0)
@@ -259,15 +260,16 @@ def profile_over_A(x, y, theta, sse, excess, R0_free):
 
     def best_at(A):
         gain = (A - theta[3])[:, None]
-        i = (gain**2 * norm - 2 * gain * projection).argmin(1)  # the squared error on the grid, but for a constant
+        i = (gain**2 * norm - 2 * gain * projection).argmin(1)  # squared error on the grid, less a constant
         start = np.stack([A, log_B[i], log_mid[i], np.full(len(A), theta[3])], axis=1)
         return levenberg_marquardt(x, y, start, free, steps=20)
 
     low, high = (theta[3], 1) if theta[0] > theta[3] else (0, theta[3])  # a rising curve keeps rising
-    out, part = step * np.array([0.5, 0.8, 1, 1.2, 1.6, 2.3, 4]), np.array([0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1])
+    out = step * np.array([0.5, 0.8, 1, 1.2, 1.6, 2.3, 4])
+    part = np.array([0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1])
     down = np.sort(np.append(theta[0] - out, theta[0] + (low - theta[0]) * part).clip(low, high))[::-1]
     up = np.sort(np.append(theta[0] + out, theta[0] + (high - theta[0]) * part).clip(low, high))
-    root = np.sqrt(np.maximum(best_at(np.append(down, up))[1] - sse, 0))  # nearly linear in A: good to interpolate
+    root = np.sqrt(np.maximum(best_at(np.append(down, up))[1] - sse, 0))  # nearly linear in A: interpolate
     ends = []
     for A, root in zip((down, up), np.split(root, 2)):
         beyond = np.flatnonzero(root > np.sqrt(excess))[:1]
@@ -301,8 +303,8 @@ class Fit:
     rms: float  # of the residuals, per degree of freedom
     interval: dict
     sse: float  # sum of squared residuals
-    lag_1: float  # correlation of neighbouring residuals (of the curve with R0 free if it is the first point), ...
-    correlation: float  # ... and corrected for its bias: what widens the intervals
+    lag_1: float  # correlation of neighbouring residuals (a first point that gives R0 counts as one), ...
+    correlation: float  # ... and the same corrected for bias: what widens the intervals
     noise: float | None  # binomial standard deviation of one validation, if num_examples is known
     r0: str | float  # where R0 comes from: "first", "free" or its value
     x: np.ndarray = field(repr=False)
@@ -326,7 +328,7 @@ class Fit:
         return sigmoid(C, self.A, self.B, self.C_mid, self.R0)
 
     def band(self, C):
-        """95 % interval (low, high) of the curve at compute C, each of C's shape; validations scatter around it."""
+        """95 % interval (low, high) of the curve at compute C, of C's shape; validations scatter around it."""
         C = np.asarray(C, float)
         value, gradient = curve_and_gradient(log_compute(C.ravel()), self.profile.theta)
         ends = self.profile.interval(value, gradient[:, self.profile.free].transpose(0, 2, 1))
@@ -353,14 +355,14 @@ def fit(x, y, r0=None, fit_from=0.0, fit_to=np.inf, method="varpro", num_example
     x, y = x[keep], y[keep]
     n, parameters = len(x), 3 + (R0 is None)
     if n <= parameters:
-        raise ValueError(f"only {n} of {total} points are left to fit {parameters} parameters (the first point is not "
-                         f"among them if it gives R0): at least {parameters + 1} are needed")
+        raise ValueError(f"only {n} of {total} points are left to fit {parameters} parameters (a first point that gives "
+                         f"R0 is none of them): at least {parameters + 1} are needed")
     if np.ptp(y) == 0:
         raise ValueError(f"the pass rate is {y[0]:g} at all {n} points: a constant has no curve to fit")
 
     theta, sse = paper_grid(x, y, R0) if method == "paper" else variable_projection(x, y, R0)
-    # The paper holds R0 at the first validation. That is a measurement as noisy as the others, so for the intervals it
-    # counts as a point at compute 0 and R0 is free.
+    # The paper holds R0 at the first validation. That is a measurement as noisy as the others, so for the
+    # intervals it counts as a point at compute 0, and R0 is free.
     x_all, y_all = (np.append(0, x), np.append(R0, y)) if r0 == "first" else (x, y)
     best, least = polish(x_all, y_all, theta, r0 in ("first", "free"))
     lag_1, correlation = lag_one_correlation(sigmoid(x_all, *natural(best)) - y_all, parameters)
@@ -369,10 +371,12 @@ def fit(x, y, r0=None, fit_from=0.0, fit_to=np.inf, method="varpro", num_example
     interval.setdefault("R0", (R0, R0))
     rms = float(np.sqrt(sse / (n - parameters)))
     noise = float(np.sqrt(np.mean(y * (1 - y)) / num_examples)) if num_examples else None
-    fitted = Fit(*map(float, natural(theta)), rms, interval, float(sse), lag_1, correlation, noise, r0, x, y, profile)
+    fitted = Fit(*map(float, natural(theta)), rms, interval, float(sse), lag_1, correlation, noise, r0, x, y,
+                 profile)
     identified, remarks = judge(fitted)
     if r0 == "first" and first_x > 0:
-        remarks.append(f"R0 = {R0:.3f} is the first point, at x = {first_x:.4g}, not before training: give --r0 if known")
+        remarks.append(f"R0 = {R0:.3f} is the first point, at x = {first_x:.4g}, not before training: say --r0 "
+                       "if you know better")
     if method == "paper":
         remarks += judge_grid(fitted)
     return replace(fitted, identified=identified, warnings=tuple(remarks))
@@ -388,52 +392,48 @@ def check(x, y, where):
         if not (np.isfinite(x[i]) and np.isfinite(y[i])):
             raise ValueError(f"{where(i)}: x = {x[i]:g}, y = {y[i]:g}: not finite; remove the line")
         if x[i] < 0 or (x[i] == 0 and i > 0):
-            raise ValueError(f"{where(i)}: x = {x[i]:g}: compute is positive, 0 only at a first point before training")
+            raise ValueError(f"{where(i)}: x = {x[i]:g}: compute is positive, or 0 at the first point")
         if i > 0 and x[i] <= x[i - 1]:
-            raise ValueError(f"{where(i)}: x = {x[i]:g} after {x[i - 1]:g}: x must increase; sort the log, and of points "
-                             "that a resumed run repeats keep one")
+            raise ValueError(f"{where(i)}: x = {x[i]:g} after {x[i - 1]:g}: x must increase; sort the log, and keep "
+                             "one of the points that a resumed run repeats")
     bad = np.flatnonzero((y < 0) | (y > 1))
     if len(bad):
         percent = y.min() >= 0 and 1.5 < y.max() <= 100
-        raise ValueError(f"{where(bad[0])}: y = {y[bad[0]]:g} is no pass rate, which lies in [0, 1]: "
-                         + ("if it is in percent, say --percent" if percent else "name another column with --y"))
+        advice = "if it is in percent, say --percent" if percent else "name another column with --y"
+        raise ValueError(f"{where(bad[0])}: y = {y[bad[0]]:g} is no pass rate, which lies in [0, 1]: {advice}")
 
 
 def judge(f):
-    """(identified, warnings) of a Fit: whether the data carries an asymptote, and what a reader must know first."""
-    n, (low, high) = len(f.x), f.interval["A"]
+    """(identified, warnings) of a Fit: whether the data carries an asymptote, and what to know first."""
+    n, (low, high), said = len(f.x), f.interval["A"], []
     level = np.convolve(f.y, np.ones(3) / 3, "valid")  # means of three neighbours
-    peak, fall = level.max(), level.max() - level[-1]
-    peak_x = f.x[level.argmax() + 1]
+    peak, end, peak_x = level.max(), level[-1], f.x[level.argmax() + 1]
     jump = np.median(np.abs(np.diff(f.y))) / 0.954  # standard deviation of one point, blind to slow movement
-    if fall > max(0.5 * (peak - min(f.R0, level[-1])), 4 * jump):
-        return False, [f"collapse: the pass rate fell from {peak:.3f} around x = {peak_x:.4g} to {level[-1]:.3f} at the "
-                       f"end; a sigmoid does not fall, so this fit means nothing: try --fit-to {peak_x:.4g}"]
-    said = []
-    identified = f.reach >= LEAST_REACH
-    if not identified:
-        said.append(f"A is not identified: the data ends at {f.reach:.2g} C_mid, below {LEAST_REACH}; what it carries is "
+    fell = f"the pass rate fell from {peak:.3f} around x = {peak_x:.4g} to {end:.3f}, and a sigmoid does not fall"
+    if peak - end > max(0.5 * (peak - min(f.R0, end)), 4 * jump):
+        return False, [f"collapse: {fell}, so this fit means nothing: try --fit-to {peak_x:.4g}"]
+    identified = False
+    if f.A - f.R0 < 2 * f.rms:
+        said.append(f"no rise above R0 = {f.R0:.3f} that stands out of the scatter ({f.rms:.3f})")
+    elif f.reach < LEAST_REACH:
+        said.append(f"A is not identified: the data ends at {f.reach:.2g} C_mid, below {LEAST_REACH}; all it says is "
                     f"A > {low:.3f}")
     elif f.A > 0.9999 and low < 0.95:
-        identified = False
         said.append(f"A is on its bound 1: the data shows no ceiling, only A > {low:.3f}")
     elif high - low > abs(f.A - f.R0):
-        identified = False
         said.append(f"A is not identified: its interval [{low:.3f}, {high:.3f}] is wider than the whole gain")
-    elif f.reach < SAFE_REACH:
-        said.append(f"the data ends at {f.reach:.2g} C_mid: below {SAFE_REACH:g} an asymptote moves with every new point")
-    if f.A - f.R0 < 2 * f.rms:
-        identified = False
-        said.append(f"no rise above R0 = {f.R0:.3f} that stands out of the scatter ({f.rms:.3f})")
-    if fall > max(0.2 * (peak - f.R0), 4 * jump):
-        said.append(f"decline: the pass rate fell from {peak:.3f} around x = {peak_x:.4g} to {level[-1]:.3f} at the end; "
-                    "a sigmoid does not fall, so A lies below the peak")
+    else:
+        identified = True
+        if f.reach < SAFE_REACH:
+            said.append(f"the data ends at {f.reach:.2g} C_mid: below {SAFE_REACH:g}, A moves with every new point")
+    if peak - end > max(0.2 * (peak - f.R0), 4 * jump):
+        said.append(f"decline: {fell}, so A lies below the peak")
     late = f.x >= f.C_max / 4
     if late.sum() >= 6:
         slope, error = straight_line(np.log(f.x[late]), f.y[late])
         if slope < 2 * error * np.sqrt((1 + f.correlation) / (1 - f.correlation)):
-            said.append(f"flat: no gain to be seen since x = {f.x[late][0]:.4g} ({late.sum()} points): the run is at its "
-                        "asymptote or has stalled, and more compute alone bought nothing")
+            said.append(f"flat: no gain to be seen since x = {f.x[late][0]:.4g} ({late.sum()} points): the run has "
+                        "reached its asymptote or stalled")
     if f.x[0] > f.C_mid:
         said.append("half of the gain came before the first fitted point: B and C_mid lean on R0 alone")
     if n < 6:
@@ -441,14 +441,14 @@ def judge(f):
     if not B_RANGE[0] * 1.01 < f.B < B_RANGE[1] / 1.01:
         said.append(f"B is on its bound {f.B:.3g}: the rise is a step between two points, or has no shape yet")
     if f.correlation > 0.6 and n > 10:
-        said.append(f"the residuals drift (correlation of neighbours {f.correlation:.2f}, corrected for bias): the curve "
-                    "misses a slow movement")
+        said.append(f"the residuals drift (correlation of neighbours {f.correlation:.2f} after correction for bias): "
+                    "the curve misses a slow movement")
     if f.noise is not None and f.rms > 2 * f.noise:
-        said.append(f"the scatter ({f.rms:.4f}) is more than twice the noise of a validation ({f.noise:.4f}): the run is "
-                    "less smooth than a sigmoid")
+        said.append(f"the scatter ({f.rms:.4f}) is more than twice the noise of a validation ({f.noise:.4f}): the "
+                    "run is less smooth than a sigmoid")
     if f.noise is not None and f.A - f.R0 < 4 * f.noise:
         said.append(f"the gain is less than four times the noise of a validation ({f.noise:.4f}): ask more examples")
-    return bool(identified), said
+    return identified, said
 
 
 def straight_line(x, y):
@@ -464,8 +464,9 @@ def judge_grid(f):
     step, on_edge = PAPER_C_MID[1] - PAPER_C_MID[0], []
     for name, value, grid in (("A", f.A, PAPER_A), ("C_mid", f.C_mid, PAPER_C_MID)):
         if np.isclose(value, grid[[0, -1]]).any():
-            on_edge.append(f"{name} = {value:.4g} is on the edge of the published grid: the best curve may lie outside")
-    return [*on_edge, f"the published grid snaps: C_mid to steps of {step:.0f} ({step / f.C_mid:.0%} of it), A to .005"]
+            on_edge.append(f"{name} = {value:.4g} is on the edge of the published grid: the best may lie outside")
+    snap = f"the published grid snaps: C_mid to steps of {step:.0f} ({step / f.C_mid:.0%} of it), A to .005"
+    return [*on_edge, snap]
 
 
 def held_out(x, y, r0=None, fraction=0.5, fit_from=0.0):
@@ -477,9 +478,9 @@ def held_out(x, y, r0=None, fraction=0.5, fit_from=0.0):
     x, y = np.asarray(x, float), np.asarray(y, float)
     early = fit(x, y, r0, fit_from, fraction * x[-1])
     last = np.arange(len(x)) >= max(len(x) - 3, np.sum(x <= fraction * x[-1]))
+    law = fit_power_law(early.x[early.x > 0], early.y[early.x > 0])
     return {"fit_to": float(fraction * x[-1]), "n_points": len(early.x), "came": float(y[last].mean()),
-            "sigmoid": float(early.predict(x[last]).mean()),
-            "power_law": float(power_law(x[last], *fit_power_law(early.x[early.x > 0], early.y[early.x > 0])).mean()),
+            "sigmoid": float(early.predict(x[last]).mean()), "power_law": float(power_law(x[last], *law).mean()),
             "last_value": float(early.y[-1])}
 
 
@@ -488,7 +489,7 @@ def held_out(x, y, r0=None, fraction=0.5, fit_from=0.0):
 
 
 def estimate(values, errors, degrees):
-    """The estimate of a setting: from the spread of its seeds, or from the fit where there is only one run."""
+    """The estimate of a setting: from the spread of its seeds, or from the fit of its only run."""
     if len(values) == 1:
         return values[0], errors[0], degrees[0]
     return np.mean(values), np.std(values, ddof=1) / np.sqrt(len(values)), len(values) - 1
@@ -537,18 +538,21 @@ def compare(names, groups):
     result = {"settings": list(names), "A": None, "A_difference": None, "efficiency": []}
     lost = [name for name, fits in zip(names, groups) if not all(f.identified for f in fits)]
     if lost:
-        return result | {"verdict": f"no difference that this data shows: it does not identify A of {' and '.join(lost)}"}
+        return result | {"verdict": "no difference that this data shows: it does not identify A of "
+                                    + " and ".join(lost)}
 
     def ceiling(fits):
-        half_widths = [(f.interval["A"][1] - f.interval["A"][0]) / 2 for f in fits]
         degrees = [len(f.x) - 3 for f in fits]
-        return estimate([f.A for f in fits], [h / stdtrit(d, 0.975) for h, d in zip(half_widths, degrees)], degrees)
+        widths = np.array([np.diff(f.interval["A"])[0] for f in fits])
+        return estimate([f.A for f in fits], widths / 2 / stdtrit(degrees, 0.975), degrees)
 
     gap, error = difference(*map(ceiling, groups))
-    result |= {"A": [float(ceiling(fits)[0]) for fits in groups], "A_difference": [gap, gap - error, gap + error]}
+    result["A"] = [float(ceiling(fits)[0]) for fits in groups]
+    result["A_difference"] = [gap, gap - error, gap + error]
     if abs(gap) >= MARGIN and abs(gap) > error:
         higher, lower = names if gap > 0 else names[::-1]
-        return result | {"verdict": f"{higher} raises the ceiling: A is {abs(gap):.3f} +- {error:.3f} above {lower}"}
+        return result | {"verdict": f"{higher} raises the ceiling: its A lies {abs(gap):.3f} +- {error:.3f} above "
+                                    f"that of {lower}"}
 
     common, told = float(np.mean([f.A for fits in groups for f in fits])), []
     for A in (common, common - MARGIN, min(common + MARGIN, 1.0)):
@@ -556,22 +560,23 @@ def compare(names, groups):
         for i, name in enumerate(("B", "C_mid")):
             both = []
             for fits in groups:
-                values, errors = zip(*(efficiency_at(f, A) for f in fits))
-                both.append(estimate([v[i] for v in values], [e[i] for e in errors], [len(f.x) - 2 for f in fits]))
+                values, errors = np.transpose([efficiency_at(f, A) for f in fits], (1, 2, 0))[:, i]
+                both.append(estimate(values, errors, [len(f.x) - 2 for f in fits]))
             ratio, half = difference(*both)
             at_A[name] = [float(np.exp(e[0])) for e in both]
             at_A[f"{name}_ratio"] = [float(np.exp(r)) for r in (ratio, ratio - half, ratio + half)]
             told.append(np.sign(ratio) * (abs(ratio) > half))
         result["efficiency"].append(at_A)
     steeper, later = (told[i] if len(set(told[i::2])) == 1 else 0 for i in (0, 1))
-    winner = names[0] if steeper - later > 0 else names[1]
+    winner = names[0] if (steeper or -later) > 0 else names[1]
     if steeper * later > 0:
-        verdict = f"{names[0] if steeper > 0 else names[1]} rises more steeply but later: neither is more efficient all along"
+        verdict = f"{winner} rises more steeply but later: neither is more efficient all along"
     else:
         verdict = f"{winner} is more efficient" if steeper or later else "no difference that this data shows"
     (B_one, B_two), (mid_one, mid_two) = result["efficiency"][0]["B"], result["efficiency"][0]["C_mid"]
-    return result | {"verdict": f"{verdict} (the ceilings differ by {gap:+.3f} +- {error:.3f}; with A held at {common:.3f}: "
-                                f"B {B_one:.3g} and {B_two:.3g}, C_mid {mid_one:.4g} and {mid_two:.4g})"}
+    numbers = (f"the ceilings differ by {gap:+.3f} +- {error:.3f}; with A held at {common:.3f}: "
+               f"B {B_one:.3g} and {B_two:.3g}, C_mid {mid_one:.4g} and {mid_two:.4g}")
+    return result | {"verdict": f"{verdict} ({numbers})"}
 
 
 # ------------------------------------------------------------------------------------------------- reading
@@ -593,11 +598,12 @@ class Series:
 
 # Column names in use, best first; matched in full, ignoring case.
 X_NAMES = (r"(compute_?)?(flops|flos)", r".*(gpu|device|accelerator)[ _-]?hours.*", r"compute.*",
-           r"((num|total|cumulative|sampled)_)?tokens|num_input_tokens_seen", r"(wall_?)?(seconds|time|clock|hours)",
+           r"((num|total|cumulative|sampled)_)?tokens|num_input_tokens_seen",
+           r"(wall_?)?(seconds|time|clock|hours)",
            r"(.*/)?_?(global_)?step|iteration", r"relative time.*|_runtime", r"epoch", r"x")
 Y_NAMES = (r"pass_rate", r".*pass.?rate.*", r"val-core/.*mean@\d+", r"val.*(acc|reward|score|mean@|pass@).*",
-           r"eval.*(acc|reward|score|pass).*", r"test.*(acc|reward|score|pass).*", r"(.*[/_ ])?(acc|accuracy)([/_ @].*)?",
-           r"(critic/)?(rewards?|score)(/mean)?", r"y")
+           r"eval.*(acc|reward|score|pass).*", r"test.*(acc|reward|score|pass).*",
+           r"(.*[/_ ])?(acc|accuracy)([/_ @].*)?", r"(critic/)?(rewards?|score)(/mean)?", r"y")
 NO_MEAN = r".*(__|[/_])(min|max|std)(@.*)?"  # columns that stand beside a mean: W&B, verl
 LOG_NAMES = ("log.jsonl", "trainer_state.json")
 VERL_STEP = re.compile(r"\bstep:(\d+) - ")
@@ -653,10 +659,10 @@ def read_rows(text, file):
     table = csv.reader(io.StringIO(text), delimiter=max(",\t;", key=lines[0].count))
     header, rows = [column.strip() for column in next(table)], []
     if any(re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", column, re.I) for column in header):
-        raise ValueError(f"{file}, line 1: a number where column names are expected: add a line such as compute,pass_rate")
+        raise ValueError(f"{file}, line 1: a number where column names are expected: add a line like x,y")
     for row in table:
         if len(row) > len(header):
-            raise ValueError(f"{file}, line {table.line_num}: {len(row)} values under {len(header)} column names")
+            raise ValueError(f"{file}, line {table.line_num}: {len(row)} values under {len(header)} names")
         rows.append((f"{file}, line {table.line_num}", dict(zip(header, (value.strip() for value in row)))))
     return rows, []
 
@@ -680,7 +686,7 @@ def read_json(text, lines, file):
         return rows, []
     records = whole.get("log_history", [whole]) if isinstance(whole, dict) else whole
     if not (isinstance(records, list) and all(isinstance(record, dict) for record in records)):
-        raise ValueError(f"{file}: JSON without records: expected log_history, or one object with named columns a line")
+        raise ValueError(f"{file}: JSON without records: expected log_history, or an object a line")
     return [(f"{file}, record {i}", record) for i, record in enumerate(records, 1)], []
 
 
@@ -695,8 +701,8 @@ def read_series(rows, columns, file, name, x, y, percent, notes):
     for flag, column in (("--x", x), ("--y", y)):
         if column is not None and column not in columns:
             near = difflib.get_close_matches(column, columns, 1)
-            raise ValueError(f"{file}: no column {column!r}{f' (did you mean {near[0]!r}?)' if near else ''}; name one with "
-                             f"{flag} of: {', '.join(columns)}")
+            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            raise ValueError(f"{file}: no column {column!r}{hint}; name one with {flag} of: {', '.join(columns)}")
 
     def shared(*names):  # the rows in which all of these columns have a value
         return [(where, row) for where, row in rows if all(row.get(n) not in (None, "") for n in names)]
@@ -715,11 +721,14 @@ def read_series(rows, columns, file, name, x, y, percent, notes):
         others = [c for c in columns if c not in (x, y) and not re.fullmatch(NO_MEAN, c, re.I)]
         notes = [*notes, f"{x!r} is taken as compute and {y!r} as pass rate"
                  + (f"; {' and '.join(guessed)} can name others: {', '.join(others)}" if others else "")]
-    points = np.array([[number(row[c], where, c) for c in (x, y)] for where, row in shared(x, y)])
-    check(points[:, 0], points[:, 1] / (100 if percent else 1), lambda i: shared(x, y)[i][0])
-    examples = [number(row["num_examples"], where, "num_examples") for where, row in shared(x, y, "num_examples")]
-    return Series(name, points[:, 0], points[:, 1] / (100 if percent else 1), x, y,
-                  float(np.mean(examples)) if examples else None, tuple(notes))
+
+    def values(column, *beside):
+        return np.array([number(row[column], where, column) for where, row in shared(x, y, *beside)])
+
+    compute, pass_rate = values(x), values(y) / (100 if percent else 1)
+    check(compute, pass_rate, lambda i: shared(x, y)[i][0])
+    examples = values("num_examples", "num_examples")
+    return Series(name, compute, pass_rate, x, y, float(examples.mean()) if len(examples) else None, tuple(notes))
 
 
 def number(value, where, column):
@@ -735,9 +744,10 @@ def number(value, where, column):
 
 def report(series, f, predict=(), fit_from=0.0):
     """All that is known about one run, as --json writes it: numbers that the data does not carry are None."""
-    baseline = fit_power_law(f.x[f.x > 0], f.y[f.x > 0])
+    law = fit_power_law(f.x[f.x > 0], f.y[f.x > 0])
     forecast = [{"x": float(C), "sigmoid": float(f.predict(C)), "interval": [float(end) for end in f.band(C)],
-                 "power_law": float(power_law(C, *baseline)), "last_value": float(f.y[-1])} for C in [*predict, 2 * f.C_max]]
+                 "power_law": float(power_law(C, *law)), "last_value": float(f.y[-1])}
+                for C in [*predict, 2 * f.C_max]]
     try:  # with --fit-to the points beyond are the ones held out
         fraction = f.C_max / series.x[-1] if f.C_max < series.x[-1] else 0.5
         half = held_out(series.x, series.y, f.r0, fraction, fit_from)
@@ -749,31 +759,34 @@ def report(series, f, predict=(), fit_from=0.0):
             "sse": f.sse, "rms": f.rms, "lag_1": f.lag_1, "noise": f.noise, "n_points": len(f.x),
             "x": series.x_name, "y": series.y_name, "points": np.stack([series.x, series.y], 1).tolist(),
             "fit_window": [float(f.x[0]), f.C_max], "forecast": forecast,
-            "baselines": {"power_law": dict(zip(("A", "D", "B"), baseline)), "held_out": half}, "warnings": list(f.warnings)}
+            "baselines": {"power_law": dict(zip(("A", "D", "B"), law)), "held_out": half},
+            "warnings": list(f.warnings)}
 
 
 def describe(series, f, result):
     """The report of one run as text."""
     source = {"first": "the first point, before training", "free": "fitted"}.get(f.r0, "given")
     meaning = {"A": "asymptote", "B": "exponent", "C_mid": f"{series.x_name} at half of the gain", "R0": source}
-    lines = [f"{series.name}: {len(f.x)} of {len(series.x)} points fitted, {series.x_name} {f.x[0]:.4g} to {f.C_max:.4g}"]
-    lines += [f"  {note}" for note in series.notes]
+    lines = [f"{series.name}: {len(f.x)} of {len(series.x)} points fitted, {series.x_name} {f.x[0]:.4g} to "
+             f"{f.C_max:.4g}", *(f"  {note}" for note in series.notes)]
     for name, text in meaning.items():
         low, high = f.interval[name]
         value = "not identified" if result[name] is None else f"{result[name]:.4g}"
         lines.append(f"  {name:6}{value:>15}   95 % [{low:.4g}, {high:.4g}]   {text}")
-    lines.append(f"  C_max/C_mid {f.reach:.2g}; residuals: rms {f.rms:.4f}, correlation of neighbours {f.lag_1:.2f}"
-                 + (f"; noise of a validation {f.noise:.4f}" if f.noise else ""))
+    noise = f"; noise of a validation {f.noise:.4f}" if f.noise else ""
+    lines.append(f"  C_max/C_mid {f.reach:.2g}; residuals: rms {f.rms:.4f}, correlation of neighbours "
+                 f"{f.lag_1:.2f}{noise}")
     for at in result["forecast"]:
-        lines.append(f"  forecast at {at['x']:.4g}: {at['sigmoid']:.3f} [{at['interval'][0]:.3f}, {at['interval'][1]:.3f}]"
-                     f" (power law {at['power_law']:.3f}, last value {at['last_value']:.3f})")
+        low, high = at["interval"]
+        lines.append(f"  forecast at {at['x']:.4g}: {at['sigmoid']:.3f} [{low:.3f}, {high:.3f}] "
+                     f"(power law {at['power_law']:.3f}, last value {at['last_value']:.3f})")
     held = result["baselines"]["held_out"]
     if "error" in held:
-        lines.append(f"  no held-out test: up to half of the compute, {held['error']}")
+        lines.append(f"  no held-out test: {held['error']}")
     else:
-        lines.append(f"  held-out test, fitted up to {held['fit_to']:.4g}: the end came out at {held['came']:.3f}; forecast "
-                     + ", ".join(f"{name.replace('_', ' ')} {held[name]:.3f} ({held[name] - held['came']:+.3f})"
-                                 for name in ("sigmoid", "power_law", "last_value")))
+        forecasts = ", ".join(f"{name.replace('_', ' ')} {held[name]:.3f} ({held[name] - held['came']:+.3f})"
+                              for name in ("sigmoid", "power_law", "last_value"))
+        lines.append(f"  held-out test, fitted up to {held['fit_to']:.4g}: {held['came']:.3f} came; {forecasts}")
     return "\n".join(lines + [f"  ! {warning}" for warning in f.warnings])
 
 
@@ -805,34 +818,40 @@ def save_figure(path, figure):
 
 
 def draw_run(axes, series, f, color, details):
-    """Points, curve with its band, and the forecast to 4 times the last compute; with details, all of it explained."""
+    """Points, curve with its band, and the forecast to 4 times the last compute; with details, all explained."""
     fitted, shown = np.isin(series.x, f.x), series.x > 0
-    for points, fill, label in ((shown & fitted, color, "points fitted"), (shown & ~fitted, "none", "points left out")):
+
+    def label(text):
+        return text if details else None
+
+    for points, fill, text in ((shown & fitted, color, "points fitted"), (shown & ~fitted, "none", "left out")):
         if points.any():
-            axes.plot(series.x[points], series.y[points], "o", ms=4, color=color, mfc=fill, label=label if details else None)
+            axes.plot(series.x[points], series.y[points], "o", ms=4, color=color, mfc=fill, label=label(text))
     end = max(4 * f.C_max, 1.2 * series.x[-1])
     past, future = np.geomspace(f.x[f.x > 0][0] / 1.5, f.C_max, 100), np.geomspace(f.C_max, end, 50)
     name = f"{series.name}: A {f.A:.3f}" if f.identified else f"{series.name}: A not identified"
     axes.plot(past, f.predict(past), color=color, label="fitted curve" if details else name)
-    axes.plot(future, f.predict(future), "--", color=color, label="forecast" if details else None)
+    axes.plot(future, f.predict(future), "--", color=color, label=label("forecast"))
     both = np.append(past, future)
-    axes.fill_between(both, *f.band(both), color=color, alpha=0.18, lw=0, label="95 % interval of the curve" if details else None)
+    axes.fill_between(both, *f.band(both), color=color, alpha=0.18, lw=0, label=label("95 % interval of the curve"))
     if not details:
         return
     axes.axvspan(f.C_max, end, color="0.5", alpha=0.1, lw=0, label="beyond the data fitted")
-    (low, high), grey = f.interval["A"], "0.45"
+    low, high = f.interval["A"]
     if f.identified:
         axes.axhline(f.A, color="C3", lw=1, label=f"asymptote A {f.A:.3f} [{low:.3f}, {high:.3f}]")
         axes.axvline(f.C_mid, color="C2", lw=1, ls="-.", label=f"C_mid {f.C_mid:.3g}: half of the gain")
     else:
         axes.axhline(low, color="C3", lw=1, ls="--", label=f"A not identified: above {low:.3f}")
-    axes.axhline(f.R0, color=grey, lw=1, ls=":", label=f"R0 {f.R0:.3f}: before training")
+    axes.axhline(f.R0, color="0.45", lw=1, ls=":", label=f"R0 {f.R0:.3f}: before training")
 
 
 def finish(axes, series, title):
-    axes.set(xscale="log", xlabel=f"compute: {series.x_name} (log scale)", ylabel=f"pass rate: {series.y_name}", title=title)
+    axes.set(xscale="log", xlabel=f"compute: {series.x_name} (log scale)", ylabel=f"pass rate: {series.y_name}")
+    axes.set_title(title, fontsize=10, wrap=True)
+    axes.tick_params(axis="x", which="minor", labelsize=6)
     axes.grid(alpha=0.25)
-    axes.legend(fontsize=8, loc="best")
+    axes.legend(fontsize=8)
 
 
 def plot_runs(path_png, pairs, title=None):
@@ -840,7 +859,9 @@ def plot_runs(path_png, pairs, title=None):
     figure, axes = new_figure(1)
     for i, (series, f) in enumerate(pairs):
         draw_run(axes, series, f, f"C{i % 10}", details=len(pairs) == 1)
-    finish(axes, pairs[0][0], title or (pairs[0][0].name if len(pairs) == 1 else "points, fitted curves, forecasts (dashed)"))
+    series, f = pairs[0]
+    alone = series.name if f.identified else f"{series.name}\n{f.warnings[0]}"
+    finish(axes, series, title or (alone if len(pairs) == 1 else "points, fitted curves, forecasts (dashed)"))
     save_figure(path_png, figure)
 
 
@@ -850,7 +871,7 @@ def plot_run(path_png, series, fit, title=None):
 
 
 def plot_compare(path_png, settings, comparisons):
-    """Draw settings {name: [(Series, Fit)]} into a PNG: the curves, and beside them the line log F(R) = B log C."""
+    """Draw settings {name: [(Series, Fit)]} into a PNG: the curves, and the line log F(R) = B log C (A.8)."""
     figure, (left, right) = new_figure(2)
     carried = [f.A for pairs in settings.values() for _, f in pairs if f.identified]
     common = np.mean(carried) if carried else np.nan
@@ -869,7 +890,7 @@ def plot_compare(path_png, settings, comparisons):
     finish(right, series, f"efficiency, with A held at {common:.3f}: the slope is B, height 1 is at C_mid")
     right.axhline(1, color="0.45", lw=1, ls=":")
     right.set(yscale="log", ylabel="gain reached / gain left, (R - R0) / (A - R)")
-    figure.suptitle("\n".join(" and ".join(c["settings"]) + ": " + c["verdict"].split(" (")[0] for c in comparisons))
+    figure.suptitle("\n".join(f"{' and '.join(c['settings'])}: {c['verdict'].split(' (')[0]}" for c in comparisons))
     save_figure(path_png, figure)
 
 
@@ -892,10 +913,10 @@ def R0_option(text):
 
 
 def command_line(argv):
-    parser = Parser(prog="fit_curve.py", description="Fit the ScaleRL curve to logs of RL runs.", allow_abbrev=False)
+    parser = Parser("fit_curve.py", description="Fit the ScaleRL curve to logs of RL runs.", allow_abbrev=False)
     add = parser.add_argument
-    add("logs", nargs="+", metavar="LOG", help="run folder, CSV, JSONL, trainer_state.json or verl console log; with "
-        "--compare a setting, [NAME=]LOG[,LOG...]: its seeds joined by commas")
+    add("logs", nargs="+", metavar="LOG", help="run folder, CSV, JSONL, trainer_state.json or verl console log; "
+        "with --compare a setting, [NAME=]LOG[,LOG...]: its seeds joined by commas")
     add("--x", metavar="COLUMN", help="the column of compute (default: guessed, and said)")
     add("--y", metavar="COLUMN", help="the column of the pass rate (default: guessed, and said)")
     add("--percent", action="store_true", help="the pass rate is in percent")
@@ -904,22 +925,22 @@ def command_line(argv):
     add("--r0", type=R0_option, default="first", metavar="VALUE|first|free",
         help="pass rate before training: a value, the first point, or fitted (default: first)")
     add("--predict", type=float, nargs="+", default=[], metavar="X", help="forecast at these computes")
-    add("--method", choices=("varpro", "paper"), default="varpro", help="least squares, or the published grid")
+    add("--method", choices=("varpro", "paper"), default="varpro", help="least squares or the published grid")
     add("--seeds", action="store_true", help="the logs are seeds of one setting")
     add("--compare", action="store_true", help="the logs are settings to compare")
     add("--json", metavar="OUT", help="write all results to this file")
     add("--plot", metavar="OUT.png", help="draw the curves into this file")
     options = parser.parse_args(argv)
     if options.seeds and options.compare:
-        parser.error("--seeds pools all logs and --compare sets them against each other: choose one; within --compare, "
-                     "seeds are joined by commas")
+        parser.error("--seeds pools all logs, --compare sets them against each other: choose one (seeds within "
+                     "--compare are joined by commas)")
     if not all(C > 0 for C in options.predict):
         parser.error("--predict: compute must be positive")
     return options
 
 
 def read_settings(options):
-    """{setting: [(Series, Fit)]} of the logs named: one setting a run, but for --seeds and for LOG,LOG in --compare."""
+    """{setting: [(Series, Fit)]} of the logs named; a setting is one run, or several seeds where that is said."""
     settings = {}
     for argument in options.logs:
         setting, paths = "", [argument]
@@ -932,7 +953,8 @@ def read_settings(options):
                     f = fit(series.x, series.y, options.r0, options.fit_from, options.fit_to, options.method,
                             series.num_examples)
                 except ValueError as error:
-                    raise ValueError(f"{path}: {series.name + ': ' if series.name not in path else ''}{error}") from None
+                    run = "" if series.name in path else f"{series.name}: "
+                    raise ValueError(f"{path}: {run}{error}") from None
                 own = series.name if series.name not in settings else f"{path}: {series.name}"
                 settings.setdefault("all" if options.seeds else setting or own, []).append((series, f))
     return settings
@@ -947,14 +969,15 @@ def main(argv=None):
         text = [describe(series, f, result) for (series, f), result in zip(pairs, results["runs"])]
         if options.seeds:
             results["seeds"] = seeds([f for _, f in pairs])
-            text.append(f"{len(pairs)} seeds, mean and 95 % t-interval: " + ", ".join(
-                f"{name} {mean:.4g} [{low:.4g}, {high:.4g}]" for name, (mean, low, high) in results["seeds"].items())
-                if results["seeds"] else f"{len(pairs)} seeds: not all identify A, so there is none for the setting")
+            pooled = [f"{name} {mean:.4g} [{low:.4g}, {high:.4g}]"
+                      for name, (mean, low, high) in (results["seeds"] or {}).items()]
+            text.append(f"{len(pairs)} seeds, mean and 95 % t-interval: {', '.join(pooled)}" if pooled else
+                        f"{len(pairs)} seeds: not all identify A, so there is none for the setting")
         if options.compare:
             if len(settings) < 2:
                 raise ValueError("--compare needs two settings or more")
             fits = {name: [f for _, f in group] for name, group in settings.items()}
-            results["comparisons"] = [compare(names, [fits[n] for n in names]) for names in combinations(fits, 2)]
+            results["comparisons"] = [compare(two, [fits[name] for name in two]) for two in combinations(fits, 2)]
             text += [f"{' and '.join(c['settings'])}: {c['verdict']}" for c in results["comparisons"]]
         if options.plot and options.compare:
             plot_compare(options.plot, settings, results["comparisons"])

@@ -385,7 +385,7 @@ def changed(row, x=None, y=None):
     (changed(1, x="0"), "line 3: x = 0"),
     (changed(4, y="-0.2"), "line 6: y = -0.2 is no pass rate"),
     (changed(4, y="50"), "--percent"),
-    (changed(4, y="0.5,7"), "line 6: 3 values under 2 column names"),
+    (changed(4, y="0.5,7"), "line 6: 3 values under 2 names"),
     ("step,foo,bar\n1,0.1,0.2\n", "name it with --y of: step, foo, bar"),
     ('{"a": 1}\n[1]\n', "line 2: no object"),
     ("[1, 2]", "JSON without records"),
