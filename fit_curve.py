@@ -9,14 +9,14 @@ The curve (Khatri et al., arXiv 2510.13786, sec. 2.1) is a sigmoid in log comput
 
     R(C) = R0 + (A - R0) / (1 + (C_mid / C)^B)
 
-with A the asymptote, B the exponent (efficiency), C_mid the compute at half of the gain, and R0 the pass rate before
-training. The method, in the order of this file:
+with A the asymptote, B the exponent (efficiency), C_mid the compute at half of the gain, and R0 the pass rate
+before training. The method, in the order of this file:
 
 1. Least squares by variable projection: for given B and C_mid the curve is linear in A, so a small grid over
-   (B, log C_mid) with A in closed form finds the valley, and Levenberg-Marquardt walks to its bottom. The published
-   grid search is here too (`--method paper`).
+   (B, log C_mid) with A in closed form finds the valley, and Levenberg-Marquardt walks to its bottom. The
+   published grid search is here too (`--method paper`).
 2. 95 % intervals by profile likelihood over A, widened because neighbouring validations are correlated.
-3. What the data does not carry is not reported: a run that has barely passed its midpoint has no asymptote yet.
+3. What the data does not carry is not reported: a run that has barely passed its midpoint has no asymptote.
 4. Beside every forecast stand the two baselines that it has to beat: a power law, and "the last value stays".
 """
 
@@ -122,7 +122,7 @@ def levenberg_marquardt(x, y, theta, free, steps=50):
 
 
 def starting_grid(x):
-    """A grid over the valley: log B and log C_mid (m,), and the part of the gain each reaches at x, (m, n)."""
+    """A grid over the valley: log B, log C_mid (m,), and the part of the gain each reaches at x (m, n)."""
     first, last = np.log(x[x > 0][[0, -1]])
     grid = np.meshgrid(np.linspace(-1.9, 2.7, 24), np.linspace(first - 1, last + 4, 32))
     log_B, log_mid = map(np.ravel, grid)
@@ -162,13 +162,13 @@ PAPER_C_MID = np.linspace(100, 40000, 100)  # GPU-hours
 
 
 def paper_grid(x, y, R0):
-    """The paper's procedure to the letter (A.4): for each A and C_mid of the grid B by SciPy, then the lowest squared
-    error. Arguments and results as in `variable_projection`, R0 a number."""
+    """The paper's procedure to the letter (A.4): for each A and C_mid of the grid B by SciPy, then the lowest
+    squared error. Arguments and results as in `variable_projection`, R0 a number."""
     from scipy.optimize import curve_fit
 
     if R0 is None or x[-1] < PAPER_C_MID[0] or x[0] > PAPER_C_MID[-1]:
-        raise ValueError("the published grid needs an R0 that is not free, and compute in GPU-hours: its C_mid are "
-                         f"{PAPER_C_MID[0]:g} to {PAPER_C_MID[-1]:g}, this x is {x[0]:.4g} to {x[-1]:.4g}")
+        raise ValueError("the published grid needs an R0 that is not free, and compute in GPU-hours: its C_mid "
+                         f"are {PAPER_C_MID[0]:g} to {PAPER_C_MID[-1]:g}, x is {x[0]:.4g} to {x[-1]:.4g}")
     best, theta = np.inf, None
     with warnings.catch_warnings():  # SciPy's remarks on pairs that are far off
         warnings.simplefilter("ignore")
@@ -187,7 +187,7 @@ def paper_grid(x, y, R0):
 
 
 def fit_power_law(x, y):
-    """(A, D, B) of least squares with A <= 1 (paper, A.4); x (n,) > 0, y (n,). Only B is not linear: a search."""
+    """(A, D, B) of least squares with A <= 1 (paper, A.4); x (n,) > 0, y (n,). Only B has to be searched."""
     log_B, scale = np.linspace(np.log(1e-3), np.log(10), 200), x[-1]
     for _ in range(4):  # each round looks closer around the best B of the round before
         z = (x / scale) ** -np.exp(log_B)[:, None]
@@ -208,8 +208,8 @@ def fit_power_law(x, y):
 def lag_one_correlation(residual, parameters):
     """Correlation of neighbouring residuals (n,), and the same corrected for its bias.
 
-    A smooth curve soaks up slow noise, so residuals look less correlated than the noise is, by about (p + 3 p r) / n
-    for p parameters: p times the bias that Kendall (1954) gives for a fitted mean.
+    A smooth curve soaks up slow noise, so residuals look less correlated than the noise is, by about
+    p (1 + 3 r) / n for p parameters: p times the bias that Kendall (1954) gives for a fitted mean.
     """
     n, p = len(residual), parameters
     raw = residual[1:] @ residual[:-1] / max(residual @ residual, 1e-300)
@@ -219,9 +219,9 @@ def lag_one_correlation(residual, parameters):
 def allowed_excess(sse, n, parameters, correlation):
     """How far above the least squared error a curve may lie and still be in the 95 % interval.
 
-    s^2 t^2 is the profile-likelihood bound for independent noise; (1 + r) / (1 - r) is how much more the mean of noise
-    with neighbour correlation r varies. Without that factor such intervals hold the truth much less than 95 % of the
-    time (`python tests/benchmark.py fit` shows it).
+    s^2 t^2 is the profile-likelihood bound for independent noise; (1 + r) / (1 - r) is how much more the mean
+    of noise with neighbour correlation r varies. Without that factor such intervals hold the truth much less
+    than 95 % of the time (`python tests/benchmark.py fit` shows it).
     """
     degrees = n - parameters
     return max(sse / degrees, 1e-18) * stdtrit(degrees, 0.975) ** 2 * (1 + correlation) / (1 - correlation)
@@ -229,8 +229,8 @@ def allowed_excess(sse, n, parameters, correlation):
 
 @dataclass(frozen=True)
 class Profile:
-    """The best curves at fixed A, across the 95 % interval of A. The other intervals are read off these: exact along
-    A, where the problem bends, and quadratic across it, where it hardly does."""
+    """The best curves at fixed A, across the 95 % interval of A. The other intervals are read off these:
+    exact along A, where the problem bends, and quadratic across it, where it hardly does."""
 
     theta: np.ndarray  # (k, 4)
     slack: np.ndarray  # (k,) the squared error that each may still add
@@ -249,8 +249,8 @@ def inverse(matrices):
 
 
 def profile_over_A(x, y, theta, sse, excess, R0_free):
-    """The 95 % intervals {name: (low, high)} of A (within [0, 1]), B, C_mid and a free R0, and the Profile behind them:
-    the curves whose squared error is at most `excess` above sse, that of the best curve theta."""
+    """The 95 % intervals {name: (low, high)} of A, B, C_mid and a free R0, and the Profile behind them: the
+    curves whose squared error is at most `excess` above sse, that of the best curve theta (4,)."""
     free = [1, 2] + [3] * R0_free
     spread = inverse(levenberg_marquardt(x, y, theta[None], [0] + free, steps=0)[2][0])
     step = np.sqrt(spread[0, 0] * excess) + 1e-9  # where the end would be if the valley were straight
@@ -292,8 +292,8 @@ def profile_over_A(x, y, theta, sse, excess, R0_free):
 class Fit:
     """A fitted curve and what is known about it. x, y (n,) are the points fitted.
 
-    `interval` maps A, B, C_mid, R0 to 95 % (low, high). `identified` says whether the data carries A, and with it B
-    and C_mid: if not, these three only describe the line drawn, and of A the lower bound is what is known.
+    `interval` maps A, B, C_mid, R0 to 95 % (low, high). `identified` says whether the data carries A, and
+    with it B and C_mid: if not, these three only describe the line drawn, and A is known to exceed its low.
     """
 
     A: float
@@ -328,7 +328,7 @@ class Fit:
         return sigmoid(C, self.A, self.B, self.C_mid, self.R0)
 
     def band(self, C):
-        """95 % interval (low, high) of the curve at compute C, of C's shape; validations scatter around it."""
+        """95 % interval (low, high) of the curve, not of single validations, at compute C; of C's shape."""
         C = np.asarray(C, float)
         value, gradient = curve_and_gradient(log_compute(C.ravel()), self.profile.theta)
         ends = self.profile.interval(value, gradient[:, self.profile.free].transpose(0, 2, 1))
@@ -338,10 +338,10 @@ class Fit:
 def fit(x, y, r0=None, fit_from=0.0, fit_to=np.inf, method="varpro", num_examples=None):
     """Fit the sigmoid to compute x (n,), increasing, and pass rate y (n,) in [0, 1]; returns a Fit.
 
-    r0: None or "first" (the first point is the pass rate before training: it gives R0 and is not fitted; its x may be
-    0), "free" (fitted), or the value. Points with fit_from <= x <= fit_to are fitted. method: "varpro", or "paper"
-    for the published grid. num_examples: answers in one validation, for the binomial noise. Raises ValueError when
-    the data cannot be fitted.
+    r0: None or "first" (the first point is the pass rate before training: it gives R0 and is not fitted; its
+    x may be 0), "free" (fitted), or the value. Points with fit_from <= x <= fit_to are fitted. method:
+    "varpro", or "paper" for the published grid. num_examples: answers in one validation, for the binomial
+    noise. Raises ValueError when the data cannot be fitted.
     """
     x, y = np.asarray(x, float), np.asarray(y, float)
     check(x, y, lambda i: f"point {i + 1}")
@@ -355,8 +355,8 @@ def fit(x, y, r0=None, fit_from=0.0, fit_to=np.inf, method="varpro", num_example
     x, y = x[keep], y[keep]
     n, parameters = len(x), 3 + (R0 is None)
     if n <= parameters:
-        raise ValueError(f"only {n} of {total} points are left to fit {parameters} parameters (a first point that gives "
-                         f"R0 is none of them): at least {parameters + 1} are needed")
+        raise ValueError(f"only {n} of {total} points are left to fit {parameters} parameters (a first point "
+                         f"that gives R0 is none of them): at least {parameters + 1} are needed")
     if np.ptp(y) == 0:
         raise ValueError(f"the pass rate is {y[0]:g} at all {n} points: a constant has no curve to fit")
 
@@ -394,13 +394,13 @@ def check(x, y, where):
         if x[i] < 0 or (x[i] == 0 and i > 0):
             raise ValueError(f"{where(i)}: x = {x[i]:g}: compute is positive, or 0 at the first point")
         if i > 0 and x[i] <= x[i - 1]:
-            raise ValueError(f"{where(i)}: x = {x[i]:g} after {x[i - 1]:g}: x must increase; sort the log, and keep "
-                             "one of the points that a resumed run repeats")
+            raise ValueError(f"{where(i)}: x = {x[i]:g} after {x[i - 1]:g}: x must increase; sort the log, "
+                             "and keep one of the points that a resumed run repeats")
     bad = np.flatnonzero((y < 0) | (y > 1))
     if len(bad):
         percent = y.min() >= 0 and 1.5 < y.max() <= 100
         advice = "if it is in percent, say --percent" if percent else "name another column with --y"
-        raise ValueError(f"{where(bad[0])}: y = {y[bad[0]]:g} is no pass rate, which lies in [0, 1]: {advice}")
+        raise ValueError(f"{where(bad[0])}: y = {y[bad[0]]:g} is no pass rate, not in [0, 1]: {advice}")
 
 
 def judge(f):
@@ -409,15 +409,15 @@ def judge(f):
     level = np.convolve(f.y, np.ones(3) / 3, "valid")  # means of three neighbours
     peak, end, peak_x = level.max(), level[-1], f.x[level.argmax() + 1]
     jump = np.median(np.abs(np.diff(f.y))) / 0.954  # standard deviation of one point, blind to slow movement
-    fell = f"the pass rate fell from {peak:.3f} around x = {peak_x:.4g} to {end:.3f}, and a sigmoid does not fall"
+    fell = f"the pass rate fell from {peak:.3f} around x = {peak_x:.4g} to {end:.3f}, and a sigmoid cannot"
     if peak - end > max(0.5 * (peak - min(f.R0, end)), 4 * jump):
         return False, [f"collapse: {fell}, so this fit means nothing: try --fit-to {peak_x:.4g}"]
     identified = False
     if f.A - f.R0 < 2 * f.rms:
         said.append(f"no rise above R0 = {f.R0:.3f} that stands out of the scatter ({f.rms:.3f})")
     elif f.reach < LEAST_REACH:
-        said.append(f"A is not identified: the data ends at {f.reach:.2g} C_mid, below {LEAST_REACH}; all it says is "
-                    f"A > {low:.3f}")
+        said.append(f"A is not identified: the data ends at {f.reach:.2g} C_mid, below {LEAST_REACH}; all it "
+                    f"says is A > {low:.3f}")
     elif f.A > 0.9999 and low < 0.95:
         said.append(f"A is on its bound 1: the data shows no ceiling, only A > {low:.3f}")
     elif high - low > abs(f.A - f.R0):
@@ -425,38 +425,30 @@ def judge(f):
     else:
         identified = True
         if f.reach < SAFE_REACH:
-            said.append(f"the data ends at {f.reach:.2g} C_mid: below {SAFE_REACH:g}, A moves with every new point")
+            said.append(f"the data ends at {f.reach:.2g} C_mid: below {SAFE_REACH:g} A moves with each new point")
     if peak - end > max(0.2 * (peak - f.R0), 4 * jump):
         said.append(f"decline: {fell}, so A lies below the peak")
     late = f.x >= f.C_max / 4
     if late.sum() >= 6:
-        slope, error = straight_line(np.log(f.x[late]), f.y[late])
-        if slope < 2 * error * np.sqrt((1 + f.correlation) / (1 - f.correlation)):
-            said.append(f"flat: no gain to be seen since x = {f.x[late][0]:.4g} ({late.sum()} points): the run has "
-                        "reached its asymptote or stalled")
+        (slope, _), covariance = np.polyfit(np.log(f.x[late]), f.y[late], 1, cov=True)
+        if slope < 2 * np.sqrt(covariance[0, 0] * (1 + f.correlation) / (1 - f.correlation)):
+            said.append(f"flat: no gain to be seen since x = {f.x[late][0]:.4g} ({late.sum()} points): "
+                        "the run has reached its asymptote or stalled")
     if f.x[0] > f.C_mid:
         said.append("half of the gain came before the first fitted point: B and C_mid lean on R0 alone")
     if n < 6:
         said.append(f"only {n} points: the intervals lean on {n - 3} degree(s) of freedom")
     if not B_RANGE[0] * 1.01 < f.B < B_RANGE[1] / 1.01:
-        said.append(f"B is on its bound {f.B:.3g}: the rise is a step between two points, or has no shape yet")
+        said.append(f"B is on its bound {f.B:.3g}: the rise is a step between points, or has no shape yet")
     if f.correlation > 0.6 and n > 10:
-        said.append(f"the residuals drift (correlation of neighbours {f.correlation:.2f} after correction for bias): "
+        said.append(f"the residuals drift (neighbours correlate by {f.correlation:.2f}, corrected for bias): "
                     "the curve misses a slow movement")
     if f.noise is not None and f.rms > 2 * f.noise:
-        said.append(f"the scatter ({f.rms:.4f}) is more than twice the noise of a validation ({f.noise:.4f}): the "
-                    "run is less smooth than a sigmoid")
+        said.append(f"the scatter ({f.rms:.4f}) is more than twice the noise of a validation "
+                    f"({f.noise:.4f}): the run is less smooth than a sigmoid")
     if f.noise is not None and f.A - f.R0 < 4 * f.noise:
-        said.append(f"the gain is less than four times the noise of a validation ({f.noise:.4f}): ask more examples")
+        said.append(f"the gain is below 4 times the noise of a validation ({f.noise:.4f}): use more examples")
     return identified, said
-
-
-def straight_line(x, y):
-    """Slope of the least-squares line and its standard error, for independent noise."""
-    x = x - x.mean()
-    slope = x @ y / (x @ x)
-    residual = y - y.mean() - slope * x
-    return slope, np.sqrt(residual @ residual / (len(x) - 2) / (x @ x))
 
 
 def judge_grid(f):
@@ -464,24 +456,24 @@ def judge_grid(f):
     step, on_edge = PAPER_C_MID[1] - PAPER_C_MID[0], []
     for name, value, grid in (("A", f.A, PAPER_A), ("C_mid", f.C_mid, PAPER_C_MID)):
         if np.isclose(value, grid[[0, -1]]).any():
-            on_edge.append(f"{name} = {value:.4g} is on the edge of the published grid: the best may lie outside")
+            on_edge.append(f"{name} = {value:.4g} is on the edge of the published grid, the best maybe beyond")
     snap = f"the published grid snaps: C_mid to steps of {step:.0f} ({step / f.C_mid:.0%} of it), A to .005"
     return [*on_edge, snap]
 
 
 def held_out(x, y, r0=None, fraction=0.5, fit_from=0.0):
-    """Fit the points with compute <= fraction of the last, and forecast the end: the mean of the last three points.
+    """Fit the points with compute <= fraction of the last, and forecast the mean of the last three points.
 
-    x, y, r0, fit_from as in `fit`. Returns a dict: fit_to, n_points, came (that mean), and its forecasts sigmoid,
-    power_law and last_value. Raises ValueError when the first part cannot be fitted.
+    x, y, r0, fit_from as in `fit`. Returns a dict: fit_to, n_points, came (that mean), and its forecasts
+    sigmoid, power_law and last_value. Raises ValueError when the first part cannot be fitted.
     """
     x, y = np.asarray(x, float), np.asarray(y, float)
     early = fit(x, y, r0, fit_from, fraction * x[-1])
     last = np.arange(len(x)) >= max(len(x) - 3, np.sum(x <= fraction * x[-1]))
     law = fit_power_law(early.x[early.x > 0], early.y[early.x > 0])
     return {"fit_to": float(fraction * x[-1]), "n_points": len(early.x), "came": float(y[last].mean()),
-            "sigmoid": float(early.predict(x[last]).mean()), "power_law": float(power_law(x[last], *law).mean()),
-            "last_value": float(early.y[-1])}
+            "sigmoid": float(early.predict(x[last]).mean()),
+            "power_law": float(power_law(x[last], *law).mean()), "last_value": float(early.y[-1])}
 
 
 # --------------------------------------------------------------------------------------- seeds and settings
@@ -496,8 +488,8 @@ def estimate(values, errors, degrees):
 
 
 def seeds(fits):
-    """The setting behind several seeds, each fitted alone: {name: (mean, low, high)} with 95 % t-intervals, or None
-    when a seed does not identify A."""
+    """The setting behind several seeds, each fitted alone: {name: (mean, low, high)} with 95 % t-intervals,
+    or None when a seed does not identify A."""
     if len(fits) < 2:
         raise ValueError("--seeds needs the logs of two runs or more")
     if not all(f.identified for f in fits):
@@ -519,8 +511,8 @@ def difference(one, other):
 
 
 def efficiency_at(f, A):
-    """log B and log C_mid of a Fit's points with the asymptote held at A (paper, A.8): values (2,), standard errors
-    (2,), the latter widened for correlation as the intervals are."""
+    """log B and log C_mid of a Fit's points with the asymptote held at A (paper, A.8): values (2,), standard
+    errors (2,), the latter widened for correlation as the intervals are."""
     n = len(f.x)
     start = np.array([[A, np.log(f.B), np.log(f.C_mid), f.R0]])
     theta, sse, JJ = levenberg_marquardt(f.x, f.y, start, [1, 2])
@@ -531,9 +523,9 @@ def efficiency_at(f, A):
 def compare(names, groups):
     """The paper's comparison (A.8) of two settings: names, and for each a list of Fits, one a seed.
 
-    Asymptotes first: told apart if further apart than the margin and than their errors. If not, B and C_mid again
-    with A held at the mean over all runs, and at .02 above and below, since the answer must not hang on it. Returns a
-    dict with the numbers and the verdict in words.
+    Asymptotes first: told apart if further apart than the margin and than their errors. If not, B and C_mid
+    again with A held at the mean over all runs, and at .02 above and below, since the answer must not hang on
+    it. Returns a dict with the numbers and the verdict in words.
     """
     result = {"settings": list(names), "A": None, "A_difference": None, "efficiency": []}
     lost = [name for name, fits in zip(names, groups) if not all(f.identified for f in fits)]
@@ -551,8 +543,8 @@ def compare(names, groups):
     result["A_difference"] = [gap, gap - error, gap + error]
     if abs(gap) >= MARGIN and abs(gap) > error:
         higher, lower = names if gap > 0 else names[::-1]
-        return result | {"verdict": f"{higher} raises the ceiling: its A lies {abs(gap):.3f} +- {error:.3f} above "
-                                    f"that of {lower}"}
+        return result | {"verdict": f"{higher} raises the ceiling: its A lies {abs(gap):.3f} +- {error:.3f} "
+                                    f"above that of {lower}"}
 
     common, told = float(np.mean([f.A for fits in groups for f in fits])), []
     for A in (common, common - MARGIN, min(common + MARGIN, 1.0)):
@@ -584,8 +576,8 @@ def compare(names, groups):
 
 @dataclass(frozen=True)
 class Series:
-    """The curve of one run: compute x (n,), pass rate y (n,) and the names of their columns; num_examples is the mean
-    number of answers in a validation; notes say what the reader chose."""
+    """The curve of one run: compute x (n,), pass rate y (n,) and the names of their columns; num_examples is
+    the mean number of answers in a validation; notes say what the reader chose."""
 
     name: str
     x: np.ndarray = field(repr=False)
@@ -613,9 +605,9 @@ VERL_VALUE = re.compile(r"([^\s:]+):(?:np\.\w+\()?([-+]?(?:[\d.]+(?:e[-+]?\d+)?|
 def read_log(path, x=None, y=None, percent=False):
     """The curves in a log: a list of Series, several for a wide W&B export with one column a run.
 
-    path: a run folder, or a CSV, JSONL, trainer_state.json or verl console log, told by its content. x, y: column
-    names, guessed when None (Series.notes says so). percent: y is divided by 100. Raises ValueError naming file and
-    line, OSError when the file cannot be read.
+    path: a run folder, or a CSV, JSONL, trainer_state.json or verl console log, told by its content. x, y:
+    column names, guessed when None (Series.notes says so). percent: y is divided by 100. Raises ValueError
+    naming file and line, OSError when the file cannot be read.
     """
     file = path = os.fspath(path)
     if os.path.isdir(path):
@@ -702,7 +694,7 @@ def read_series(rows, columns, file, name, x, y, percent, notes):
         if column is not None and column not in columns:
             near = difflib.get_close_matches(column, columns, 1)
             hint = f" (did you mean {near[0]!r}?)" if near else ""
-            raise ValueError(f"{file}: no column {column!r}{hint}; name one with {flag} of: {', '.join(columns)}")
+            raise ValueError(f"{file}: no column {column!r}{hint}; {flag} can name: {', '.join(columns)}")
 
     def shared(*names):  # the rows in which all of these columns have a value
         return [(where, row) for where, row in rows if all(row.get(n) not in (None, "") for n in names)]
@@ -728,7 +720,8 @@ def read_series(rows, columns, file, name, x, y, percent, notes):
     compute, pass_rate = values(x), values(y) / (100 if percent else 1)
     check(compute, pass_rate, lambda i: shared(x, y)[i][0])
     examples = values("num_examples", "num_examples")
-    return Series(name, compute, pass_rate, x, y, float(examples.mean()) if len(examples) else None, tuple(notes))
+    examples = float(examples.mean()) if len(examples) else None
+    return Series(name, compute, pass_rate, x, y, examples, tuple(notes))
 
 
 def number(value, where, column):
@@ -766,7 +759,7 @@ def report(series, f, predict=(), fit_from=0.0):
 def describe(series, f, result):
     """The report of one run as text."""
     source = {"first": "the first point, before training", "free": "fitted"}.get(f.r0, "given")
-    meaning = {"A": "asymptote", "B": "exponent", "C_mid": f"{series.x_name} at half of the gain", "R0": source}
+    meaning = {"A": "asymptote", "B": "exponent", "C_mid": f"{series.x_name} at half the gain", "R0": source}
     lines = [f"{series.name}: {len(f.x)} of {len(series.x)} points fitted, {series.x_name} {f.x[0]:.4g} to "
              f"{f.C_max:.4g}", *(f"  {note}" for note in series.notes)]
     for name, text in meaning.items():
@@ -786,7 +779,7 @@ def describe(series, f, result):
     else:
         forecasts = ", ".join(f"{name.replace('_', ' ')} {held[name]:.3f} ({held[name] - held['came']:+.3f})"
                               for name in ("sigmoid", "power_law", "last_value"))
-        lines.append(f"  held-out test, fitted up to {held['fit_to']:.4g}: {held['came']:.3f} came; {forecasts}")
+        lines.append(f"  held out, fitted up to {held['fit_to']:.4g}: {held['came']:.3f} came; {forecasts}")
     return "\n".join(lines + [f"  ! {warning}" for warning in f.warnings])
 
 
@@ -818,13 +811,13 @@ def save_figure(path, figure):
 
 
 def draw_run(axes, series, f, color, details):
-    """Points, curve with its band, and the forecast to 4 times the last compute; with details, all explained."""
+    """Points, curve, band, and the forecast to 4 times the last compute; with details, all explained."""
     fitted, shown = np.isin(series.x, f.x), series.x > 0
 
     def label(text):
         return text if details else None
 
-    for points, fill, text in ((shown & fitted, color, "points fitted"), (shown & ~fitted, "none", "left out")):
+    for points, fill, text in ((shown & fitted, color, "points fitted"), (shown & ~fitted, "w", "left out")):
         if points.any():
             axes.plot(series.x[points], series.y[points], "o", ms=4, color=color, mfc=fill, label=label(text))
     end = max(4 * f.C_max, 1.2 * series.x[-1])
@@ -833,7 +826,7 @@ def draw_run(axes, series, f, color, details):
     axes.plot(past, f.predict(past), color=color, label="fitted curve" if details else name)
     axes.plot(future, f.predict(future), "--", color=color, label=label("forecast"))
     both = np.append(past, future)
-    axes.fill_between(both, *f.band(both), color=color, alpha=0.18, lw=0, label=label("95 % interval of the curve"))
+    axes.fill_between(both, *f.band(both), color=color, alpha=0.18, lw=0, label=label("95 % of the curve"))
     if not details:
         return
     axes.axvspan(f.C_max, end, color="0.5", alpha=0.1, lw=0, label="beyond the data fitted")
@@ -847,7 +840,7 @@ def draw_run(axes, series, f, color, details):
 
 
 def finish(axes, series, title):
-    axes.set(xscale="log", xlabel=f"compute: {series.x_name} (log scale)", ylabel=f"pass rate: {series.y_name}")
+    axes.set(xscale="log", xlabel=f"compute: {series.x_name} (log)", ylabel=f"pass rate: {series.y_name}")
     axes.set_title(title, fontsize=10, wrap=True)
     axes.tick_params(axis="x", which="minor", labelsize=6)
     axes.grid(alpha=0.25)
@@ -890,7 +883,8 @@ def plot_compare(path_png, settings, comparisons):
     finish(right, series, f"efficiency, with A held at {common:.3f}: the slope is B, height 1 is at C_mid")
     right.axhline(1, color="0.45", lw=1, ls=":")
     right.set(yscale="log", ylabel="gain reached / gain left, (R - R0) / (A - R)")
-    figure.suptitle("\n".join(f"{' and '.join(c['settings'])}: {c['verdict'].split(' (')[0]}" for c in comparisons))
+    figure.suptitle("\n".join(f"{' and '.join(c['settings'])}: {c['verdict'].split(' (')[0]}"
+                              for c in comparisons), fontsize=11)
     save_figure(path_png, figure)
 
 
@@ -913,10 +907,10 @@ def R0_option(text):
 
 
 def command_line(argv):
-    parser = Parser("fit_curve.py", description="Fit the ScaleRL curve to logs of RL runs.", allow_abbrev=False)
+    parser = Parser("fit_curve.py", description="Fit the ScaleRL curve to RL logs.", allow_abbrev=False)
     add = parser.add_argument
-    add("logs", nargs="+", metavar="LOG", help="run folder, CSV, JSONL, trainer_state.json or verl console log; "
-        "with --compare a setting, [NAME=]LOG[,LOG...]: its seeds joined by commas")
+    add("logs", nargs="+", metavar="LOG", help="run folder, CSV, JSONL, trainer_state.json or verl log; with "
+        "--compare a setting, [NAME=]LOG[,LOG...]: its seeds joined by commas")
     add("--x", metavar="COLUMN", help="the column of compute (default: guessed, and said)")
     add("--y", metavar="COLUMN", help="the column of the pass rate (default: guessed, and said)")
     add("--percent", action="store_true", help="the pass rate is in percent")
@@ -932,15 +926,15 @@ def command_line(argv):
     add("--plot", metavar="OUT.png", help="draw the curves into this file")
     options = parser.parse_args(argv)
     if options.seeds and options.compare:
-        parser.error("--seeds pools all logs, --compare sets them against each other: choose one (seeds within "
-                     "--compare are joined by commas)")
+        parser.error("--seeds pools all logs, --compare sets them against each other: choose one; with "
+                     "--compare, seeds are joined by commas")
     if not all(C > 0 for C in options.predict):
         parser.error("--predict: compute must be positive")
     return options
 
 
 def read_settings(options):
-    """{setting: [(Series, Fit)]} of the logs named; a setting is one run, or several seeds where that is said."""
+    """{setting: [(Series, Fit)]} of the logs named; a setting is one run, or several seeds if said so."""
     settings = {}
     for argument in options.logs:
         setting, paths = "", [argument]
@@ -977,7 +971,7 @@ def main(argv=None):
             if len(settings) < 2:
                 raise ValueError("--compare needs two settings or more")
             fits = {name: [f for _, f in group] for name, group in settings.items()}
-            results["comparisons"] = [compare(two, [fits[name] for name in two]) for two in combinations(fits, 2)]
+            results["comparisons"] = [compare(two, [fits[n] for n in two]) for two in combinations(fits, 2)]
             text += [f"{' and '.join(c['settings'])}: {c['verdict']}" for c in results["comparisons"]]
         if options.plot and options.compare:
             plot_compare(options.plot, settings, results["comparisons"])

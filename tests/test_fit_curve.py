@@ -223,7 +223,7 @@ def test_bound_few_points_drift_and_noise():
     assert "drift" not in warnings_of(x, y)
     assert fit(x, y, num_examples=1000).noise == pytest.approx(np.sqrt(np.mean(y[1:] * (1 - y[1:])) / 1000))
     assert "more than twice the noise" in warnings_of(*run_of(noise=0.03), num_examples=10000)
-    assert "ask more examples" in warnings_of(*run_of(A=0.3, noise=0.02), num_examples=100)
+    assert "use more examples" in warnings_of(*run_of(A=0.3, noise=0.02), num_examples=100)
     assert "half of the gain came before" in warnings_of(*run_of(C_mid=5.0))
 
 
