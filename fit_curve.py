@@ -167,8 +167,8 @@ def paper_grid(x, y, R0):
     from scipy.optimize import curve_fit
 
     if R0 is None or x[-1] < PAPER_C_MID[0] or x[0] > PAPER_C_MID[-1]:
-        raise ValueError("the published grid needs an R0 that is not free, and compute in GPU-hours: its C_mid "
-                         f"are {PAPER_C_MID[0]:g} to {PAPER_C_MID[-1]:g}, x is {x[0]:.4g} to {x[-1]:.4g}")
+        raise ValueError("the published grid needs an R0 that is not free, and compute in GPU-hours: its "
+                         f"C_mid go from {PAPER_C_MID[0]:g} to {PAPER_C_MID[-1]:g}")
     best, theta = np.inf, None
     with warnings.catch_warnings():  # SciPy's remarks on pairs that are far off
         warnings.simplefilter("ignore")
@@ -264,16 +264,20 @@ def profile_over_A(x, y, theta, sse, excess, R0_free):
         start = np.stack([A, log_B[i], log_mid[i], np.full(len(A), theta[3])], axis=1)
         return levenberg_marquardt(x, y, start, free, steps=20)
 
+    def root(A):  # nearly linear in A on either side of the best: good to interpolate
+        return np.sqrt(np.maximum(best_at(A)[1] - sse, 0))
+
     low, high = (theta[3], 1) if theta[0] > theta[3] else (0, theta[3])  # a rising curve keeps rising
-    out = step * np.array([0.5, 0.8, 1, 1.2, 1.6, 2.3, 4])
-    part = np.array([0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1])
-    down = np.sort(np.append(theta[0] - out, theta[0] + (low - theta[0]) * part).clip(low, high))[::-1]
-    up = np.sort(np.append(theta[0] + out, theta[0] + (high - theta[0]) * part).clip(low, high))
-    root = np.sqrt(np.maximum(best_at(np.append(down, up))[1] - sse, 0))  # nearly linear in A: interpolate
-    ends = []
-    for A, root in zip((down, up), np.split(root, 2)):
-        beyond = np.flatnonzero(root > np.sqrt(excess))[:1]
-        ends += [np.interp(np.sqrt(excess), root[i - 1 : i + 1], A[i - 1 : i + 1]) for i in beyond] or [A[-1]]
+    ends, limit = [], np.sqrt(excess)
+    for side, bound in ((-1, low), (1, high)):
+        stride = side * min(step, abs(bound - theta[0]) / 8)
+        A = theta[0] + stride * np.array([0, 0.5, 0.8, 1, 1.2, 1.6, 2.3, 4])
+        distance = root(A)
+        if distance.max() <= limit:  # a long tail: look all the way to the bound
+            tail = A[-1] + (bound - A[-1]) * np.array([0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1])
+            A, distance = np.append(A, tail), np.append(distance, root(tail))
+        beyond = np.flatnonzero(distance > limit)[:1]
+        ends += [np.interp(limit, distance[i - 1 : i + 1], A[i - 1 : i + 1]) for i in beyond] or [bound]
     curves, sse_at, JJ = best_at(np.append(np.linspace(*ends, 14), theta[0]))
     profile = Profile(curves, np.maximum(sse + excess - sse_at, 0), inverse(JJ), free)
     interval = {"A": (float(ends[0]), float(ends[1]))}
@@ -311,7 +315,7 @@ class Fit:
     y: np.ndarray = field(repr=False)
     profile: Profile = field(repr=False)
     identified: bool = True
-    warnings: tuple = ()
+    warnings: list = field(default_factory=list)
 
     @property
     def C_max(self):
@@ -375,11 +379,11 @@ def fit(x, y, r0=None, fit_from=0.0, fit_to=np.inf, method="varpro", num_example
                  profile)
     identified, remarks = judge(fitted)
     if r0 == "first" and first_x > 0:
-        remarks.append(f"R0 = {R0:.3f} is the first point, at x = {first_x:.4g}, not before training: say --r0 "
-                       "if you know better")
+        remarks.append(f"R0 = {R0:.3f} is the first point, at x = {first_x:.4g}, not before training: "
+                       "say --r0 if you know better")
     if method == "paper":
         remarks += judge_grid(fitted)
-    return replace(fitted, identified=identified, warnings=tuple(remarks))
+    return replace(fitted, identified=identified, warnings=remarks)
 
 
 def check(x, y, where):
@@ -425,7 +429,7 @@ def judge(f):
     else:
         identified = True
         if f.reach < SAFE_REACH:
-            said.append(f"the data ends at {f.reach:.2g} C_mid: below {SAFE_REACH:g} A moves with each new point")
+            said.append(f"the data ends at {f.reach:.2g} C_mid, below {SAFE_REACH:g}: each point moves A")
     if peak - end > max(0.2 * (peak - f.R0), 4 * jump):
         said.append(f"decline: {fell}, so A lies below the peak")
     late = f.x >= f.C_max / 4
@@ -456,7 +460,7 @@ def judge_grid(f):
     step, on_edge = PAPER_C_MID[1] - PAPER_C_MID[0], []
     for name, value, grid in (("A", f.A, PAPER_A), ("C_mid", f.C_mid, PAPER_C_MID)):
         if np.isclose(value, grid[[0, -1]]).any():
-            on_edge.append(f"{name} = {value:.4g} is on the edge of the published grid, the best maybe beyond")
+            on_edge.append(f"{name} = {value:.4g} is on the edge of the published grid: look beyond it")
     snap = f"the published grid snaps: C_mid to steps of {step:.0f} ({step / f.C_mid:.0%} of it), A to .005"
     return [*on_edge, snap]
 

@@ -196,7 +196,7 @@ def test_lower_bound_of_an_unidentified_A_holds():
 def test_short_reach_warns():
     x = np.linspace(0, 175, 60)
     f = fit(x, sigmoid(x, 0.7, 1.8, 100, 0.2))
-    assert f.identified and "every new point" in f.warnings[0]
+    assert f.identified and "each point moves A" in f.warnings[0]
 
 
 def test_collapse_decline_stall_and_no_rise():
