@@ -124,7 +124,7 @@ def levenberg_marquardt(x, y, theta, free, steps=50):
 def starting_grid(x):
     """A grid over the valley: log B, log C_mid (m,), and the part of the gain each reaches at x (m, n)."""
     first, last = np.log(x[x > 0][[0, -1]])
-    grid = np.meshgrid(np.linspace(-1.9, 2.7, 24), np.linspace(first - 1, last + 4, 32))
+    grid = np.meshgrid(np.linspace(-1.9, 2.7, 18), np.linspace(first - 1, last + 4, 28))
     log_B, log_mid = map(np.ravel, grid)
     return log_B, log_mid, gain_reached(log_compute(x), log_B[:, None], log_mid[:, None])
 
@@ -262,7 +262,7 @@ def profile_over_A(x, y, theta, sse, excess, R0_free):
         gain = (A - theta[3])[:, None]
         i = (gain**2 * norm - 2 * gain * projection).argmin(1)  # squared error on the grid, less a constant
         start = np.stack([A, log_B[i], log_mid[i], np.full(len(A), theta[3])], axis=1)
-        return levenberg_marquardt(x, y, start, free, steps=20)
+        return levenberg_marquardt(x, y, start, free, steps=12)
 
     def root(A):  # nearly linear in A on either side of the best: good to interpolate
         return np.sqrt(np.maximum(best_at(A)[1] - sse, 0))
