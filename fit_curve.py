@@ -943,7 +943,7 @@ def read_settings(options):
     for argument in options.logs:
         setting, paths = "", [argument]
         if options.compare and not os.path.exists(argument):
-            setting, _, paths = argument.rpartition("=")
+            setting, paths = re.fullmatch(r"(?:([^=,/]+)=)?(.*)", argument).groups()
             setting, paths = setting or ("" if "," not in paths else paths), paths.split(",")
         for path in paths:
             for series in read_log(path, options.x, options.y, options.percent):
