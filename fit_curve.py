@@ -31,6 +31,7 @@ import sys
 import warnings
 from dataclasses import dataclass, field, replace
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 from scipy.special import stdtrit  # quantiles of Student's t; scipy.stats would take far longer to import
@@ -620,7 +621,10 @@ def read_log(path, x=None, y=None, percent=False):
             raise ValueError(f"{path}: no {' and no '.join(LOG_NAMES)} in this folder")
     with open(file, "rb") as handle:
         text = handle.read().decode("utf-8-sig", errors="replace")
-    rows, notes = read_rows(text, file)
+    try:
+        rows, notes = read_rows(text, file)
+    except csv.Error as error:
+        raise ValueError(f"{file}: neither JSON nor a table: {error}") from None
     if not rows:
         raise ValueError(f"{file}: column names and no data")
     if any(row.get("kind") == "validation" for _, row in rows):
@@ -928,7 +932,7 @@ def command_line(argv):
     add("--compare", action="store_true", help="the logs are settings to compare")
     add("--json", metavar="OUT", help="write all results to this file")
     add("--plot", metavar="OUT.png", help="draw the curves into this file")
-    options = parser.parse_args(argv)
+    options = parser.parse_intermixed_args(argv)  # logs may stand before and after the options
     if options.seeds and options.compare:
         parser.error("--seeds pools all logs, --compare sets them against each other: choose one; with "
                      "--compare, seeds are joined by commas")
@@ -983,7 +987,7 @@ def main(argv=None):
             plot_runs(options.plot, pairs)
         if options.json:
             text_json = json.dumps(results, indent=1, allow_nan=False)
-            write_whole(options.json, lambda temporary: open(temporary, "w").write(text_json))
+            write_whole(options.json, lambda temporary: Path(temporary).write_text(text_json + "\n"))
     except (OSError, ValueError) as error:
         what = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else error
         print(f"fit_curve.py: error: {what}", file=sys.stderr)

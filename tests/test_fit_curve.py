@@ -298,8 +298,9 @@ def test_compare_takes_paths_with_an_equals_sign(capsys, tmp_path):
     folder.mkdir()
     for s in range(2):
         write_csv(folder / f"s{s}.csv", *run_of(seed=s))
-    status, text, _ = command("--compare", f"{folder}/s0.csv,{folder}/s1.csv", folder / "s0.csv", capsys=capsys)
-    assert status == 0 and f"{folder}/s0.csv,{folder}/s1.csv and s0.csv: no difference" in text
+    first = f"{folder}/s0.csv,{folder}/s1.csv"
+    status, text, _ = command(first, "--compare", folder / "s0.csv", capsys=capsys)  # logs on both sides, too
+    assert status == 0 and f"{first} and s0.csv: no difference" in text
 
 
 # ---------------------------------------------------------------------------------------------------- reading
@@ -407,6 +408,7 @@ def changed(row, **new):
     ("step,foo,bar\n1,0.1,0.2\n", "name it with --y of: step, foo, bar"),
     ('{"a": 1}\n[1]\n', "line 2: no object"),
     ("[1, 2]", "JSON without records"),
+    ("x,y\n\"" + 200000 * "a" + "\",3\n", "neither JSON nor a table"),
 ])
 def test_bad_input_is_named_with_its_line(content, words, capsys, tmp_path):
     (tmp_path / "bad.csv").write_text(content)
