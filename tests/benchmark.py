@@ -18,8 +18,8 @@ TRUTH = {"A": 0.61, "B": 1.92, "C_mid": 2542.0, "R0": 0.40}  # ScaleRL, table 1 
 
 
 def simulate(random, n, reach, noise, correlation=0.0):
-    """A run with the paper's curve: validations at compute x (n + 1,) from 0 to `reach` times C_mid, with noise
-    in which neighbours correlate (AR(1) of standard deviation `noise`). The first one gives R0."""
+    """A run with the paper's curve: validations at compute x (n + 1,) from 0 to `reach` times C_mid, with
+    noise in which neighbours correlate (AR(1) of standard deviation `noise`). The first one gives R0."""
     x = np.linspace(0, reach * TRUTH["C_mid"], n + 1)
     shocks = random.standard_normal(n + 1)
     drift = shocks.copy()

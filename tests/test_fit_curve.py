@@ -288,7 +288,8 @@ def test_compare_command_with_seeds_names_and_plot(capsys, tmp_path):
         write_csv(tmp_path / f"b{s}.csv", *run_of(A=0.55, seed=s + 5))
     plot, out = tmp_path / "c.png", tmp_path / "c.json"
     new, old = (f"{tmp_path}/{letter}0.csv,{tmp_path}/{letter}1.csv" for letter in "ab")
-    status, text, _ = command("--compare", f"new={new}", f"old={old}", "--plot", plot, "--json", out, capsys=capsys)
+    status, text, _ = command("--compare", f"new={new}", f"old={old}", "--plot", plot, "--json", out,
+                              capsys=capsys)
     assert status == 0 and "new raises the ceiling" in text and plot.read_bytes()[:4] == b"\x89PNG"
     assert json.loads(out.read_text())["comparisons"][0]["settings"] == ["new", "old"]
 
@@ -348,8 +349,8 @@ def test_reads_verl_console_log(tmp_path):
     x, y = run_of(n=11)
     text = b"config: {'lr': 1e-6}\n\xff\xfe\x00 stray \x0c bytes\n"
     for C, p in zip(x, y):
-        line = (f"\x1b[36m(TaskRunner pid=7)\x1b[0m step:{C:.0f} - actor/entropy:np.float64(0.31) - critic/score/mean:"
-                f"0.4 - val-core/openai/gsm8k/reward/mean@1:np.float64({p!s}) - perf/time_per_step:nan\n")
+        line = (f"\x1b[36m(TaskRunner pid=7)\x1b[0m step:{C:.0f} - actor/entropy:np.float64(0.31) - "
+                f"critic/score/mean:0.4 - val-core/openai/gsm8k/reward/mean@1:np.float64({p!s}) - perf/time_per_step:nan\n")
         text += line.encode() + b"\x85\xff\n"
     (tmp_path / "verl.log").write_bytes(text)
     (series,) = read_log(tmp_path / "verl.log")
@@ -455,12 +456,12 @@ def test_command_writes_json_and_plot(capsys, tmp_path):
                               capsys=capsys)
     (run,) = json.loads(out.read_text())["runs"]
     assert status == 0 and plot.read_bytes()[:4] == b"\x89PNG"
-    assert {"name", "A", "B", "C_mid", "R0", "interval", "sse", "n_points", "x", "y", "fit_window", "forecast",
-            "baselines", "warnings"} <= set(run)
+    assert {"name", "A", "B", "C_mid", "R0", "interval", "sse", "n_points", "x", "y", "fit_window",
+            "forecast", "baselines", "warnings"} <= set(run)
     assert [f["x"] for f in run["forecast"]] == [1000, 2 * run["fit_window"][1]]
     low, high = run["forecast"][0]["interval"]
     assert low < sigmoid(1000, 0.7, 1.8, 100, 0.2) < high
-    assert run["baselines"]["held_out"]["fit_to"] == pytest.approx(run["fit_window"][1])  # the rest is held out
+    assert run["baselines"]["held_out"]["fit_to"] == pytest.approx(run["fit_window"][1])  # the rest held out
     assert f"{run['A']:.4g}" in text and "power law" in text and "last value" in text
     assert sorted(p.name for p in tmp_path.iterdir()) == ["log.csv", "out.json", "out.png"]
 
@@ -480,7 +481,7 @@ def test_a_plot_that_fails_leaves_the_old_one(tmp_path):
 
 def test_importing_is_light():
     code = "import sys, fit_curve; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=SCRIPT.parent, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=SCRIPT.parent, capture_output=True, text=True)
     assert not {"torch", "matplotlib", "scipy.stats", "scipy.optimize"} & set(done.stdout.split())
     assert "numpy" in done.stdout
 
