@@ -834,7 +834,7 @@ def draw_run(axes, series, f, color, details):
     axes.plot(past, f.predict(past), color=color, label="fitted curve" if details else name)
     axes.plot(future, f.predict(future), "--", color=color, label=label("forecast"))
     both = np.append(past, future)
-    axes.fill_between(both, *f.band(both), color=color, alpha=0.18, lw=0, label=label("95 % of the curve"))
+    axes.fill_between(both, *f.band(both), color=color, alpha=0.18, lw=0, label=label("95 % interval"))
     if not details:
         return
     axes.axvspan(f.C_max, end, color="0.5", alpha=0.1, lw=0, label="beyond the data fitted")

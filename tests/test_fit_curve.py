@@ -350,7 +350,8 @@ def test_reads_verl_console_log(tmp_path):
     text = b"config: {'lr': 1e-6}\n\xff\xfe\x00 stray \x0c bytes\n"
     for C, p in zip(x, y):
         line = (f"\x1b[36m(TaskRunner pid=7)\x1b[0m step:{C:.0f} - actor/entropy:np.float64(0.31) - "
-                f"critic/score/mean:0.4 - val-core/openai/gsm8k/reward/mean@1:np.float64({p!s}) - perf/time_per_step:nan\n")
+                f"critic/score/mean:0.4 - val-core/openai/gsm8k/reward/mean@1:np.float64({p!s}) - "
+                "perf/time_per_step:nan\n")
         text += line.encode() + b"\x85\xff\n"
     (tmp_path / "verl.log").write_bytes(text)
     (series,) = read_log(tmp_path / "verl.log")
