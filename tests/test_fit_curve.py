@@ -1,0 +1,492 @@
+"""fit_curve.py: the curve, its intervals, what it refuses to say, and every kind of log."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fit_curve
+from fit_curve import fit, fit_power_law, held_out, read_log, sigmoid
+
+SCRIPT = Path(fit_curve.__file__)
+# Table 1 of the paper: C_mid in GPU-hours, B, A; and R0, about .40 for the 8B model and .51 for Scout
+TABLE_1 = {"ScaleRL": (2542, 1.92, 0.610, 0.40), "32k": (11272, 1.89, 0.645, 0.40),
+           "8 generations": (2542, 2.44, 0.585, 0.40), "24 generations": (3054, 2.22, 0.590, 0.40),
+           "32 generations": (2936, 2.07, 0.595, 0.40), "Scout": (4242, 1.65, 0.710, 0.51),
+           "batch 512": (2818, 1.77, 0.605, 0.40), "batch 2048": (10909, 1.70, 0.645, 0.40),
+           "math": (2896, 2.05, 0.595, 0.40), "code": (1675, 1.09, 0.615, 0.40)}
+EARLY_X = np.linspace(1500, 50000, 60)
+
+
+def run_of(A=0.7, B=1.8, C_mid=100.0, R0=0.2, n=41, last=600.0, noise=0.01, seed=0, correlation=0.0):
+    """A simulated run: x (n,) from 0, y (n,) with AR(1) noise."""
+    random, x = np.random.default_rng(seed), np.linspace(0, last, n)
+    shocks = random.standard_normal(n)
+    for i in range(1, n):
+        shocks[i] = correlation * shocks[i - 1] + np.sqrt(1 - correlation**2) * shocks[i]
+    return x, np.clip(sigmoid(x, A, B, C_mid, R0) + noise * shocks, 0, 1)
+
+
+def write_csv(path, x, y, header="compute_flops,pass_rate"):
+    path.write_text("\n".join([header, *(f"{float(a)!r},{float(b)!r}" for a, b in zip(x, y))]) + "\n")
+    return path
+
+
+def command(*arguments, capsys):
+    """Exit status, output and errors of the command, run in this process."""
+    try:
+        status = fit_curve.main([str(a) for a in arguments])
+    except SystemExit as stop:
+        status = stop.code
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+# ------------------------------------------------------------------------------------------------ the curve
+
+
+@pytest.mark.parametrize("setting", TABLE_1)
+def test_recovers_the_published_parameters(setting):
+    C_mid, B, A, R0 = TABLE_1[setting]
+    x = np.linspace(0, 6 * C_mid, 40)
+    f = fit(x, sigmoid(x, A, B, C_mid, R0))
+    assert np.allclose([f.A, f.B, f.C_mid, f.R0], [A, B, C_mid, R0], rtol=1e-4)
+    assert f.identified and abs(f.reach - 6) < 0.01 and f.interval["A"][1] - f.interval["A"][0] < 1e-4
+
+
+def test_both_methods_agree_and_least_squares_is_no_worse():
+    """The published grid is 7,100 SciPy fits, so it is run once; it holds C_mid only to its step of 403."""
+    C_mid, B, A, R0 = TABLE_1["ScaleRL"]
+    x = np.linspace(0, 6 * C_mid, 20)
+    y = sigmoid(x, A, B, C_mid, R0)
+    exact, grid = fit(x, y), fit(x, y, method="paper")
+    assert abs(grid.A - exact.A) < 0.005 and abs(grid.B - exact.B) < 0.15
+    assert abs(grid.C_mid - exact.C_mid) < 403
+    assert exact.sse <= grid.sse
+    assert any("snaps" in w for w in grid.warnings) and not any("snaps" in w for w in exact.warnings)
+    assert min(abs(grid.C_mid - fit_curve.PAPER_C_MID)) < 1e-6 * grid.C_mid
+
+
+def test_published_grid_names_its_edges_and_refuses_other_units():
+    x = np.linspace(0, 20000, 12)
+    edge = fit(x, sigmoid(x, 0.92, 2, 3000, 0.2), method="paper")
+    assert any("A = 0.8 is on the edge" in w for w in edge.warnings)
+    with pytest.raises(ValueError, match="GPU-hours"):
+        fit(*run_of(last=3e15, C_mid=5e14), method="paper")
+
+
+def test_least_squares_reaches_the_bottom_of_the_valley():
+    """Against SciPy from many starts, with R0 known and free."""
+    from scipy.optimize import least_squares
+
+    for seed in range(6):
+        x, y = run_of(noise=0.02, seed=seed, last=300 + 100 * seed)
+        for r0, others in (("first", 3), ("free", 4)):
+            f = fit(x, y, r0)
+            def residual(p):
+                return sigmoid(f.x, p[0], np.exp(p[1]), np.exp(p[2]), p[3] if others == 4 else y[0]) - f.y
+            best = min(least_squares(residual, [0.7, np.log(B), np.log(mid), 0.2][:others]).cost * 2
+                       for B in (0.7, 2, 5) for mid in (50, 150, 400))
+            assert f.sse <= best * (1 + 1e-6) or f.A == 1
+
+
+def test_fit_window_and_source_of_R0():
+    x, y = run_of()
+    f = fit(x, y, fit_from=100, fit_to=400)
+    assert f.x[0] >= 100 and f.C_max <= 400 and f.R0 == y[0]
+    assert fit(x, y, 0.25).R0 == 0.25 and fit(x, y, 0.25).interval["R0"] == (0.25, 0.25)
+    free = fit(x, y, "free")
+    assert len(free.x) == len(x) and free.interval["R0"][0] < 0.2 < free.interval["R0"][1] and free.R0 != y[0]
+    late = fit(x[1:], y[1:])
+    assert any("not before training" in w for w in late.warnings)
+
+
+def test_wrong_R0_moves_A_as_documented():
+    C_mid, B, A, R0 = TABLE_1["ScaleRL"]
+    x = np.linspace(1500, 8000, 60)
+    moved = [fit(x, sigmoid(x, A, B, C_mid, R0), R0 + shift).A - A for shift in (-0.05, 0.05)]
+    assert 0.005 < moved[0] < 0.025 and -0.025 < moved[1] < -0.005
+
+
+def test_the_window_hardly_moves_A_of_the_sigmoid_but_that_of_the_power_law():
+    """The paper's window experiment (A.5), on its own 100k-hour curve."""
+    C_mid, B, A, R0 = TABLE_1["batch 2048"]
+    y = sigmoid(EARLY_X, A, B, C_mid, R0)
+    laws = [fit_power_law(EARLY_X[EARLY_X >= start], y[EARLY_X >= start])[0] for start in (1500, 5000)]
+    curves = [fit(EARLY_X, y, R0, fit_from=start).A for start in (1500, 5000)]
+    assert 0.95 < laws[0] <= 1 and 0.69 < laws[1] < 0.78  # the paper: 1.0 and .74
+    assert np.allclose(curves, A, atol=1e-3)
+
+
+def test_power_law_recovers_its_parameters():
+    x = np.linspace(10, 1000, 30)
+    assert np.allclose(fit_power_law(x, fit_curve.power_law(x, 0.8, 2.0, 0.6)), (0.8, 2.0, 0.6), rtol=1e-3)
+
+
+# ---------------------------------------------------------------------------------------------- the intervals
+
+
+def test_ends_of_the_interval_of_A_are_where_the_profile_crosses():
+    """Against SciPy: with A held at an end, the squared error is the least plus the allowed excess."""
+    from scipy.optimize import least_squares
+
+    x, y = run_of(noise=0.015)
+    f = fit(x, y, 0.2)
+    excess = fit_curve.allowed_excess(f.sse, len(f.x), 3, f.correlation)
+    for end in f.interval["A"]:
+        solution = least_squares(lambda p: sigmoid(f.x, end, *np.exp(p), 0.2) - f.y, np.log([f.B, f.C_mid]))
+        best = 2 * solution.cost
+        assert (best - f.sse) / excess == pytest.approx(1, rel=0.03)
+
+
+def test_intervals_hold_the_truth_over_many_draws():
+    """The simulation of tests/benchmark.py in small: correlated neighbours, noisy R0."""
+    truth, hits = {"A": 0.7, "B": 1.8, "C_mid": 100.0}, []
+    for seed in range(150):
+        x, y = run_of(seed=seed, correlation=0.4, n=61, last=500)
+        f = fit(x, y)
+        independent = fit_curve.allowed_excess(f.sse, len(f.x), 3, 0.0)
+        theta, sse = fit_curve.variable_projection(f.x, f.y, y[0])
+        plain = fit_curve.profile_over_A(f.x, f.y, theta, sse, independent, False)[0]["A"]
+        low, high = f.band(1000)
+        hits.append([f.interval[k][0] <= v <= f.interval[k][1] for k, v in truth.items()]
+                    + [low <= sigmoid(1000, 0.7, 1.8, 100, 0.2) <= high, plain[0] <= 0.7 <= plain[1]])
+    A, B, C_mid, forecast, plain = np.mean(hits, axis=0)
+    assert min(A, B, C_mid, forecast) > 0.87, hits
+    assert plain < A - 0.05  # without the correction the interval is too narrow
+
+
+def test_correlation_of_neighbours_is_corrected_for_bias():
+    for correlation, n in ((0.3, 61), (0.5, 61), (0.3, 41), (0.5, 41)):
+        runs = [fit(*run_of(seed=s, correlation=correlation, n=n)) for s in range(60)]
+        raw, corrected = np.mean([(f.lag_1, f.correlation) for f in runs], axis=0)
+        assert raw < correlation - 0.09 and abs(corrected - correlation) < 0.028
+
+
+def test_band_holds_the_curve_and_ends_at_the_interval_of_A():
+    f = fit(*run_of())
+    C = np.geomspace(10, 1e9, 50)
+    low, high = f.band(C)
+    assert np.all(low <= f.predict(C)) and np.all(f.predict(C) <= high) and low.shape == C.shape
+    assert np.allclose([low[-1], high[-1]], f.interval["A"], atol=1e-3)
+
+
+# ------------------------------------------------------------------------------- what the data does not carry
+
+
+def warnings_of(x, y, **options):
+    return " ".join(fit(x, y, **options).warnings)
+
+
+def test_a_run_short_of_its_midpoint_has_no_asymptote(capsys, tmp_path):
+    x, y = run_of(last=90, n=31)
+    f = fit(x, y)
+    assert not f.identified and "not identified" in f.warnings[0] and f.interval["A"][0] < 0.7
+    path, out = write_csv(tmp_path / "early.csv", x, y), tmp_path / "early.json"
+    status, text, _ = command(path, "--json", out, capsys=capsys)
+    run = json.loads(out.read_text())["runs"][0]
+    assert status == 0 and run["A"] is None and run["B"] is None and "not identified" in text
+    assert run["interval"]["A"][0] < 0.7
+
+
+def test_lower_bound_of_an_unidentified_A_holds():
+    held = [fit(*run_of(last=100, n=31, seed=s)).interval["A"][0] <= 0.7 for s in range(40)]
+    assert np.mean(held) > 0.9
+
+
+def test_short_reach_warns():
+    x = np.linspace(0, 175, 60)
+    f = fit(x, sigmoid(x, 0.7, 1.8, 100, 0.2))
+    assert f.identified and "each point moves A" in f.warnings[0]
+
+
+def test_collapse_decline_stall_and_no_rise():
+    x, y = run_of(n=60)
+    collapsed = np.where(x > 400, 0.0, y)
+    f = fit(x, collapsed)
+    assert not f.identified and f.warnings[0].startswith("collapse") and "--fit-to" in f.warnings[0]
+    assert not any("collapse" in w for w in fit(x, collapsed, fit_to=400).warnings)
+    assert "decline" in warnings_of(x, np.where(x > 500, y - 0.15, y))
+    assert "flat" in warnings_of(*run_of(C_mid=20.0, B=4.0))
+    assert "flat" not in warnings_of(*run_of(noise=0.003))
+    f = fit(x, 0.3 + 0.01 * np.random.default_rng(0).standard_normal(60))
+    assert not f.identified and "no rise" in " ".join(f.warnings)
+
+
+def test_bound_few_points_drift_and_noise():
+    x = np.linspace(0, 400, 41)
+    above = fit(x, np.minimum(sigmoid(x, 1.15, 1.5, 200, 0.2), 1.0))
+    assert above.A == 1
+    assert "only 5 points" in warnings_of(*run_of(n=6))
+    wave = run_of(n=61)
+    assert "drift" in warnings_of(wave[0], wave[1] + 0.03 * np.sin(wave[0] / 60))
+    x, y = run_of(n=61, noise=0.005)
+    assert "drift" not in warnings_of(x, y)
+    assert fit(x, y, num_examples=1000).noise == pytest.approx(np.sqrt(np.mean(y[1:] * (1 - y[1:])) / 1000))
+    assert "more than twice the noise" in warnings_of(*run_of(noise=0.03), num_examples=10000)
+    assert "use more examples" in warnings_of(*run_of(A=0.3, noise=0.02), num_examples=100)
+    assert "half of the gain came before" in warnings_of(*run_of(C_mid=5.0))
+
+
+def test_held_out_reports_three_forecasts_and_what_came():
+    x, y = run_of(noise=0.002)
+    h = held_out(x, y)
+    assert h["fit_to"] == 300 and h["came"] == pytest.approx(y[-3:].mean())
+    assert abs(h["sigmoid"] - h["came"]) < 0.01 < abs(h["last_value"] - h["came"])
+    assert h["last_value"] == y[x <= 300][-1]
+    with pytest.raises(ValueError, match="points are left"):
+        held_out(*run_of(n=8))
+
+
+# ---------------------------------------------------------------------------------------------- comparisons
+
+
+def group(seeds=(0,), **curve):
+    return [fit(*run_of(seed=s, **curve)) for s in seeds]
+
+
+@pytest.mark.parametrize("one, two, words", [
+    (dict(A=0.75), dict(A=0.65), "one raises the ceiling"),
+    (dict(A=0.65), dict(A=0.75), "two raises the ceiling"),
+    (dict(B=1.4, noise=0.004), dict(B=2.6, noise=0.004), "two is more efficient"),
+    (dict(C_mid=60.0), dict(C_mid=110.0), "one is more efficient"),
+    (dict(), dict(), "no difference that this data shows"),
+    (dict(A=0.7), dict(A=0.71), "no difference that this data shows"),
+    (dict(last=100.0), dict(), "does not identify A of one"),
+])
+@pytest.mark.parametrize("seeds", [(0, 0), (range(3), range(3, 6))])
+def test_verdicts(one, two, words, seeds):
+    first, second = ((s,) if isinstance(s, int) else s for s in (seeds if seeds != (0, 0) else (0, 7)))
+    result = fit_curve.compare(("one", "two"), (group(first, **one), group(second, **two)))
+    assert words in result["verdict"]
+
+
+def test_comparison_holds_A_at_the_mean_and_tries_its_neighbours():
+    one, two = group(A=0.70), group(A=0.71, seeds=(3,))
+    result = fit_curve.compare(("one", "two"), (one, two))
+    middle = np.mean([one[0].A, two[0].A])
+    assert [e["A"] for e in result["efficiency"]] == pytest.approx([middle, middle - 0.02, middle + 0.02])
+
+
+def test_seeds_are_fitted_alone_and_pooled_by_t(capsys, tmp_path):
+    paths = [write_csv(tmp_path / f"s{s}.csv", *run_of(seed=s)) for s in range(4)]
+    status, text, _ = command(*paths, "--seeds", "--json", tmp_path / "o.json", capsys=capsys)
+    results = json.loads((tmp_path / "o.json").read_text())
+    values = np.array([run["A"] for run in results["runs"]])
+    mean, low, high = results["seeds"]["A"]
+    assert status == 0 and mean == pytest.approx(values.mean())
+    assert high - mean == pytest.approx(3.182446 * values.std(ddof=1) / 2)  # t of 3 degrees of freedom
+    assert "4 seeds" in text
+
+
+def test_compare_command_with_seeds_names_and_plot(capsys, tmp_path):
+    for s in range(2):
+        write_csv(tmp_path / f"a{s}.csv", *run_of(seed=s))
+        write_csv(tmp_path / f"b{s}.csv", *run_of(A=0.55, seed=s + 5))
+    plot, out = tmp_path / "c.png", tmp_path / "c.json"
+    new, old = (f"{tmp_path}/{letter}0.csv,{tmp_path}/{letter}1.csv" for letter in "ab")
+    status, text, _ = command("--compare", f"new={new}", f"old={old}", "--plot", plot, "--json", out,
+                              capsys=capsys)
+    assert status == 0 and "new raises the ceiling" in text and plot.read_bytes()[:4] == b"\x89PNG"
+    assert json.loads(out.read_text())["comparisons"][0]["settings"] == ["new", "old"]
+
+
+def test_compare_takes_paths_with_an_equals_sign(capsys, tmp_path):
+    folder = tmp_path / "lr=1"
+    folder.mkdir()
+    for s in range(2):
+        write_csv(folder / f"s{s}.csv", *run_of(seed=s))
+    first = f"{folder}/s0.csv,{folder}/s1.csv"
+    status, text, _ = command(first, "--compare", folder / "s0.csv", capsys=capsys)  # logs on both sides, too
+    assert status == 0 and f"{first} and s0.csv: no difference" in text
+
+
+# ---------------------------------------------------------------------------------------------------- reading
+
+
+def test_reads_our_run_folder(tmp_path):
+    x, y = run_of(n=12)
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with open(folder / "log.jsonl", "w") as log:
+        for step, (C, p) in enumerate(zip(x, y)):
+            common = {"step": step, "compute_flops": C * 1e15, "compute_tokens": C, "wall_seconds": C}
+            log.write(json.dumps({"kind": "validation", "pass_rate": p, "num_examples": 960} | common) + "\n")
+            log.write(json.dumps({"kind": "train", "pass_rate": 0.5} | common) + "\n")
+    (series,) = read_log(folder)
+    assert series.name == "run" and series.x_name == "compute_flops" and series.y_name == "pass_rate"
+    assert np.array_equal(series.x, x * 1e15) and np.array_equal(series.y, y) and series.num_examples == 960
+    assert read_log(folder / "log.jsonl", x="wall_seconds")[0].x_name == "wall_seconds"
+
+
+def test_reads_wide_wandb_export(tmp_path):
+    x, y = run_of(n=10)
+    lines = ['"Step","a - val/acc","a - val/acc__MIN","a - val/acc__MAX","b - val/acc"']
+    for C, p in zip(x, y):
+        lines += [f'"{C}","{p}","{p}","{p}",""', f'"{C + 1}","","","","{p / 2}"']
+    (tmp_path / "w.csv").write_text("\n".join(lines))
+    a, b = read_log(tmp_path / "w.csv")
+    assert (a.name, b.name) == ("a", "b") and np.allclose(a.y, y)
+    assert np.allclose(b.x, x + 1) and np.allclose(b.y, y / 2)
+
+
+def test_reads_trainer_state(tmp_path):
+    x, y = run_of(n=10)
+    history = []
+    for C, p in zip(x, y):
+        history.append({"step": C, "epoch": C, "reward": 0.4, "reward_std": 0.1, "num_tokens": C * 1000})
+        history.append({"step": C, "epoch": C, "eval_reward": p, "eval_loss": 0.1})
+    history.append({"step": x[-1], "total_flos": 0.0, "train_loss": 0.1})
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": history, "epoch": 1.0}, indent=2))
+    (series,) = read_log(tmp_path)
+    assert (series.x_name, series.y_name) == ("step", "eval_reward") and np.array_equal(series.y, y)
+
+
+def test_reads_verl_console_log(tmp_path):
+    x, y = run_of(n=11)
+    text = b"config: {'lr': 1e-6}\n\xff\xfe\x00 stray \x0c bytes\n"
+    for C, p in zip(x, y):
+        line = (f"\x1b[36m(TaskRunner pid=7)\x1b[0m step:{C:.0f} - actor/entropy:np.float64(0.31) - "
+                f"critic/score/mean:0.4 - val-core/openai/gsm8k/reward/mean@1:np.float64({p!s}) - "
+                "perf/time_per_step:nan\n")
+        text += line.encode() + b"\x85\xff\n"
+    (tmp_path / "verl.log").write_bytes(text)
+    (series,) = read_log(tmp_path / "verl.log")
+    assert series.y_name == "val-core/openai/gsm8k/reward/mean@1"
+    assert np.allclose(series.y, y) and np.allclose(series.x, x)
+
+
+def test_guess_is_said_and_columns_can_be_named(capsys, tmp_path):
+    x, y = run_of(n=20)
+    path = tmp_path / "two.csv"
+    rows = "".join(f"{i},{a},{b},{b / 2}\n" for i, (a, b) in enumerate(zip(x, y)))
+    path.write_text("step,gpu_hours,accuracy,other\n" + rows)
+    status, text, _ = command(path, capsys=capsys)
+    assert status == 0 and "'gpu_hours' is taken as compute and 'accuracy' as pass rate" in text
+    (series,) = read_log(path, x="step", y="other")
+    assert np.array_equal(series.x, np.arange(20)) and np.allclose(series.y, y / 2) and not series.notes
+
+
+def test_a_half_written_last_line_is_left_out(tmp_path):
+    x, y = run_of(n=10)
+    lines = [json.dumps({"step": a, "pass_rate": b}) for a, b in zip(x, y)]
+    (tmp_path / "l.jsonl").write_text("\n".join(lines) + '\n{"step": 700, "pa')
+    (series,) = read_log(tmp_path / "l.jsonl")
+    assert len(series.x) == 10 and any("cut off" in note for note in series.notes)
+    (tmp_path / "l.jsonl").write_text("\n".join(lines[:3]) + '\n{"step": 700, "pa\n' + lines[5] + "\n")
+    with pytest.raises(ValueError, match="line 4: no valid JSON"):
+        read_log(tmp_path / "l.jsonl")
+
+
+GOOD = [(0, 0.1), (1, 0.15), (2, 0.3), (3, 0.42), (4, 0.5), (5, 0.55), (6, 0.58)]
+
+
+def changed(row, **new):
+    """GOOD as CSV, with x or y of one row replaced."""
+    rows = [{"x": a, "y": b} | (new if i == row else {}) for i, (a, b) in enumerate(GOOD)]
+    return "\n".join(["x,y"] + [f"{r['x']},{r['y']}" for r in rows]) + "\n"
+
+
+@pytest.mark.parametrize("content, words", [
+    ("", "empty"),
+    ("x,y\n", "no data"),
+    ("x,y\n1,0.5\n", "1 point"),
+    ("1,0.5\n2,0.6\n", "line 1: a number where column names"),
+    ("x,y\n" + "".join(f"{i},0.5\n" for i in range(9)), "constant"),
+    ("x,y\n" + "".join(f"{i},0.{i}\n" for i in range(3)), "at least 4"),
+    (changed(3, y="nan"), "line 5: x = 3, y = nan"),
+    (changed(3, y="inf"), "line 5"),
+    (changed(3, y="much"), "line 5: y = 'much' is not a number"),
+    (changed(3, x="2"), "line 5: x = 2 after 2"),
+    (changed(3, x="1.5"), "line 5: x = 1.5 after 2"),
+    (changed(0, x="-1"), "line 2: x = -1"),
+    (changed(1, x="0"), "line 3: x = 0"),
+    (changed(4, y="-0.2"), "line 6: y = -0.2 is no pass rate"),
+    (changed(4, y="50"), "--percent"),
+    (changed(4, y="0.5,7"), "line 6: 3 values under 2 names"),
+    ("step,foo,bar\n1,0.1,0.2\n", "name it with --y of: step, foo, bar"),
+    ('{"a": 1}\n[1]\n', "line 2: no object"),
+    ("[1, 2]", "JSON without records"),
+    ("x,y\n\"" + 200000 * "a" + "\",3\n", "neither JSON nor a table"),
+])
+def test_bad_input_is_named_with_its_line(content, words, capsys, tmp_path):
+    (tmp_path / "bad.csv").write_text(content)
+    plot = tmp_path / "bad.png"
+    status, text, error = command(tmp_path / "bad.csv", "--plot", plot, capsys=capsys)
+    assert status == 2 and words in error and "bad.csv" in error and not text
+    assert [p.name for p in tmp_path.iterdir()] == ["bad.csv"]
+
+
+def test_percent_is_converted_when_said(capsys, tmp_path):
+    x, y = run_of()
+    status, text, _ = command(write_csv(tmp_path / "p.csv", x, 100 * y), "--percent", capsys=capsys)
+    assert status == 0 and f"{fit(x, y).A:.3f}" in text
+
+
+@pytest.mark.parametrize("arguments, words", [
+    (["missing.csv"], "missing.csv: No such file"),
+    (["{log}", "--x", "flop"], "no column 'flop'"),
+    (["{log}", "--y", "pass_rat"], "did you mean 'pass_rate'"),
+    (["{log}", "--predikt", "3"], "did you mean --predict?"),
+    (["{log}", "--r0", "second"], "neither a number"),
+    (["{log}", "--r0", "1.5"], "R0 = 1.5"),
+    (["{log}", "--predict", "-3"], "must be positive"),
+    (["{log}", "--fit-from", "1e9"], "only 0 of 41 points"),
+    (["{log}", "--compare"], "two settings"),
+    (["{log}", "--seeds"], "two runs"),
+    (["{log}", "--seeds", "--compare"], "choose one"),
+    (["{log}", "--plot", "no/such/folder.png"], "no such folder"),
+    (["{log}", "--r0", "free", "--method", "paper"], "published grid"),
+])
+def test_bad_arguments_are_refused(arguments, words, capsys, tmp_path):
+    log = write_csv(tmp_path / "log.csv", *run_of())
+    status, text, error = command(*(a.format(log=log) for a in arguments), capsys=capsys)
+    assert status == 2 and words in error and not text
+
+
+# ---------------------------------------------------------------------------------------- the whole command
+
+
+def test_command_writes_json_and_plot(capsys, tmp_path):
+    x, y = run_of()
+    path, out, plot = write_csv(tmp_path / "log.csv", x, y), tmp_path / "out.json", tmp_path / "out.png"
+    status, text, _ = command(path, "--predict", 1000, "--fit-to", 500, "--json", out, "--plot", plot,
+                              capsys=capsys)
+    (run,) = json.loads(out.read_text())["runs"]
+    assert status == 0 and plot.read_bytes()[:4] == b"\x89PNG"
+    assert {"name", "A", "B", "C_mid", "R0", "interval", "sse", "n_points", "x", "y", "fit_window",
+            "forecast", "baselines", "warnings"} <= set(run)
+    assert [f["x"] for f in run["forecast"]] == [1000, 2 * run["fit_window"][1]]
+    low, high = run["forecast"][0]["interval"]
+    assert low < sigmoid(1000, 0.7, 1.8, 100, 0.2) < high
+    assert run["baselines"]["held_out"]["fit_to"] == pytest.approx(run["fit_window"][1])  # the rest held out
+    assert f"{run['A']:.4g}" in text and "power law" in text and "last value" in text
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["log.csv", "out.json", "out.png"]
+
+
+def test_a_plot_that_fails_leaves_the_old_one(tmp_path):
+    path = tmp_path / "old.png"
+    path.write_text("old")
+
+    def fail(temporary):
+        Path(temporary).write_text("half")
+        raise ValueError("no ink")
+
+    with pytest.raises(ValueError, match="no ink"):
+        fit_curve.write_whole(str(path), fail)
+    assert path.read_text() == "old" and [p.name for p in tmp_path.iterdir()] == ["old.png"]
+
+
+def test_importing_is_light():
+    code = "import sys, fit_curve; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=SCRIPT.parent, capture_output=True, text=True)
+    assert not {"torch", "matplotlib", "scipy.stats", "scipy.optimize"} & set(done.stdout.split())
+    assert "numpy" in done.stdout
+
+
+def test_script_exits_with_2_and_no_traceback(tmp_path):
+    done = subprocess.run([sys.executable, SCRIPT, tmp_path / "none.csv"], capture_output=True, text=True)
+    assert done.returncode == 2 and "none.csv" in done.stderr and "Traceback" not in done.stderr
