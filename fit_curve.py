@@ -436,7 +436,8 @@ def judge(f):
     late = f.x >= f.C_max / 4
     if late.sum() >= 6:
         (slope, _), covariance = np.polyfit(np.log(f.x[late]), f.y[late], 1, cov=True)
-        if slope < 2 * np.sqrt(covariance[0, 0] * (1 + f.correlation) / (1 - f.correlation)):
+        error = np.sqrt(covariance[0, 0] * (1 + f.correlation) / (1 - f.correlation))
+        if slope < 2 * error and slope * np.log(f.C_max / f.x[late][0]) < MARGIN / 2:
             said.append(f"flat: no gain to be seen since x = {f.x[late][0]:.4g} ({late.sum()} points): "
                         "the run has reached its asymptote or stalled")
     if f.x[0] > f.C_mid:

@@ -84,8 +84,7 @@ class Report:
     generator: int
     rollouts: list[Rollout] = field(default_factory=list)
     validation: bool = False  # what these rollouts are for
-    busy_seconds: float = 0.0  # in the engine
-    idle_seconds: float = 0.0  # waiting for work
+    busy_seconds: float = 0.0  # in the engine; the rest of the time is spent waiting for work
     sampled_tokens: int = 0
     error: str | None = None  # a traceback: the generator has ended
 
@@ -190,7 +189,8 @@ def load_model(path: str, device: torch.device, dtype: torch.dtype, fp32_head: b
     ]
     if getattr(model.get_output_embeddings(), "bias", None) is not None:
         unusual.append("a bias in the LM head")
-    if set(getattr(config, "layer_types", None) or ["full_attention"]) != {"full_attention"}:
+    layers = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if layers != {"full_attention"} or getattr(config, "sliding_window", None):
         unusual.append("layers that are not full attention")
     if unusual:
         raise ValueError(f"--model {path}: models with {', '.join(unusual)} are not supported")
@@ -261,12 +261,15 @@ def make_decoding(
         raise ValueError(
             f"--end-of-thinking {end_of_thinking!r} is {len(marker)} tokens of this model; it must be exactly one"
         )
+    phrase_ids = tokenizer(phrase, add_special_tokens=False).input_ids
+    if marker[0] not in phrase_ids:
+        raise ValueError(f"--interruption-phrase {phrase!r} does not close thinking: it must hold {end_of_thinking}")
     if tokenizer.eos_token_id is None:
         raise ValueError("the model's tokenizer has no EOS token, so no completion could end")
     return Decoding(
         eos=(tokenizer.eos_token_id,),
         end_of_thinking=marker[0],
-        phrase=tuple(tokenizer(phrase, add_special_tokens=False).input_ids),
+        phrase=tuple(phrase_ids),
         prompt_budget=prompt_budget,
         thinking_budget=thinking_budget,
         answer_budget=answer_budget,
@@ -382,6 +385,7 @@ class TorchEngine:
         self.logprobs = np.zeros((slots, completion), np.float32)
         self.versions = np.zeros((slots, completion), np.int32)
         self.was_sampled = np.zeros((slots, completion), bool)
+        # All of the above, for moving a sequence to another slot.
         self._rows = [value for value in vars(self).values() if isinstance(value, np.ndarray)]
 
     @property
@@ -451,7 +455,7 @@ class TorchEngine:
         logprobs_nV = torch.log_softmax(scalerl.head_logits(hidden_nD, head_VD, self.decoding.fp32_logits), -1)
         # Inverse transform sampling: the first token at which the cumulative probability passes the noise.
         cumulative_nV = logprobs_nV.double().exp().cumsum(-1)
-        noise_n = torch.from_numpy(self.noise[np.arange(n), self.sampled[:n] % self.noise.shape[1]]).to(self.device)
+        noise_n = torch.from_numpy(self.noise[np.arange(n), self.sampled[:n]]).to(self.device)
         tokens_n1 = torch.searchsorted(cumulative_nV, noise_n[:, None] * cumulative_nV[:, -1:], right=True)
         logprobs_n1 = logprobs_nV.gather(-1, tokens_n1)
         return tokens_n1[:, 0].cpu().numpy(), logprobs_n1[:, 0].cpu().numpy()
@@ -568,6 +572,7 @@ def generator_process(
     """Sample what comes through `work`, with the newest parameters, until told to stop. Any exception is sent to the
     trainer with its traceback; when the trainer is no longer alive, the process ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the trainer decides
+    work._writer.close()  # only the trainer writes here: when it dies in the middle of a message, reading ends
     try:
         _generate(number, settings, parameters, work, reports)
     except BaseException:
@@ -584,19 +589,15 @@ def _generate(number, settings, parameters, work, reports):
     engine.update(parameters)
     reports.put(Report(number))  # ready
     trainer = multiprocessing.parent_process()
-    busy = idle = 0.0
-    sampled_tokens = 0
+    busy, sampled_tokens = 0.0, 0
     while trainer.is_alive():
-        started = time.monotonic()
         message = _next_work(work, wait=engine.unfinished == 0)
-        waited = time.monotonic() - started
-        idle += waited
         if message is not None and message.stop:
             return
         if message is not None and message.validation:
             validation_engine.update(parameters)
             rollouts = sample_all(validation_engine, message.requests)
-            reports.put(Report(number, rollouts, True, busy, idle, sampled_tokens))
+            reports.put(Report(number, rollouts, True, busy, sampled_tokens))
             continue
         if message is not None:
             engine.add(message.requests)
@@ -608,7 +609,7 @@ def _generate(number, settings, parameters, work, reports):
         busy += time.monotonic() - started
         sampled_tokens += sum(int(rollout.sampled.sum()) for rollout in rollouts)
         if rollouts:
-            reports.put(Report(number, rollouts, False, busy, idle, sampled_tokens))
+            reports.put(Report(number, rollouts, False, busy, sampled_tokens))
 
 
 def _next_work(work: queue.Queue, wait: bool) -> Work | None:
@@ -617,6 +618,8 @@ def _next_work(work: queue.Queue, wait: bool) -> Work | None:
         return work.get(timeout=1.0) if wait else work.get_nowait()
     except queue.Empty:
         return None
+    except EOFError:  # the trainer has died
+        return Work(stop=True)
 
 
 # --- the command --------------------------------------------------------------------------------------------------

@@ -66,12 +66,12 @@ class Settings:
     train_prompts: int = 4000  # distinct prompts, visited in epochs
     prompts_per_step: int = 32  # groups in a batch
     completions_per_prompt: int = 16  # size of a group
-    learning_rate: float = 6e-4  # constant after the warm-up
+    learning_rate: float = 2e-4  # constant after the warm-up
     warmup_steps: int = 10  # linear
     adam_betas: tuple[float, float] = (0.9, 0.95)
     adam_eps: float = 1e-15  # tiny, so that small gradients are not swallowed (A.3)
     weight_decay: float = 0.01
-    clip_gradient: float = 1.0  # norm
+    clip_gradient: float = 0.3  # norm
 
     prompt_budget: int = 16  # tokens
     thinking_budget: tuple[int, int] = (54, 58)  # sampled tokens, drawn per completion from this range, ends included
@@ -87,7 +87,7 @@ class Settings:
     trainer_device: str = "cpu"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of the trunk; auto: bfloat16 on a GPU, float32 on a CPU
     slots: int = 512  # sequences that a generator decodes at once
-    tokens_per_micro_batch: int = 8192  # padded tokens in one forward and backward
+    tokens_per_micro_batch: int = 4096  # padded tokens in one forward and backward
     threads: int = 0  # CPU threads of each process; 0: the cores, shared evenly
     wait_timeout: float = 600.0  # seconds without a word from any generator until the run gives up
 
@@ -188,6 +188,10 @@ class Group:
 # --- generators ---------------------------------------------------------------------------------------------------
 
 
+class GeneratorFailed(Exception):
+    """A generator has ended by itself: the message holds its traceback, signal or exit status."""
+
+
 @dataclass
 class Generator:
     """The trainer's side of one generator process."""
@@ -217,6 +221,9 @@ def start_generators(settings: Settings, decoding: Decoding, parameters: SharedP
             daemon=True,
         )
         process.start()
+        # Only the generator writes here, so when it dies in the middle of a message the reader meets an end of file
+        # instead of waiting for the rest for ever.
+        reports._writer.close()
         generators.append(Generator(number, device, process, work, reports))
     while any(generator.last is None for generator in generators):
         wait_for_reports(generators, settings.wait_timeout)
@@ -224,29 +231,32 @@ def start_generators(settings: Settings, decoding: Decoding, parameters: SharedP
 
 
 def take_reports(generators: list[Generator]) -> list[Report]:
-    """All reports there are now. RuntimeError, with the traceback or the signal, if a generator has died."""
+    """All reports there are now. GeneratorFailed if a generator has died."""
     reports = []
     for generator in generators:
         alive = generator.process.is_alive()  # asked first, so that what it sent before it died is still read
         while True:
             try:
-                # A process that died may have left half a message behind: wait for the rest only while it lives.
                 report = generator.reports.get_nowait()
             except queue.Empty:
                 break
+            except EOFError:
+                generator.process.join()
+                alive = False
+                break
             if report.error is not None:
-                raise RuntimeError(f"{generator.process.name} failed:\n{report.error}")
+                raise GeneratorFailed(f"{generator.process.name} failed:\n{report.error}")
             generator.last = report
             reports.append(report)
         if not alive:
             code = generator.process.exitcode
             how = f"by signal {-code}" if code < 0 else f"with status {code}"
-            raise RuntimeError(f"{generator.process.name} ended {how}, without a word")
+            raise GeneratorFailed(f"{generator.process.name} ended {how}, without a word")
     return reports
 
 
 def wait_for_reports(generators: list[Generator], timeout: float) -> list[Report]:
-    """At least one report. TimeoutError after `timeout` seconds of silence; RuntimeError as `take_reports`."""
+    """At least one report. TimeoutError after `timeout` seconds of silence; GeneratorFailed if one has died."""
     deadline = time.monotonic() + timeout
     while not (reports := take_reports(generators)):
         if time.monotonic() > deadline:
@@ -272,7 +282,8 @@ def stop_generators(generators: list[Generator], timeout: float = 5.0) -> None:
 
 def cpu_threads(settings: Settings) -> int:
     processes = len(settings.generator_devices) + 1
-    return settings.threads or max(1, len(os.sched_getaffinity(0)) // processes)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return settings.threads or max(1, cores // processes)
 
 
 def trunk_dtype(settings: Settings, device: str) -> str:
@@ -494,7 +505,8 @@ class Run:
         self.validations: list[dict] = []  # the validation lines of the log
         self.samples: dict[int, list[Rollout]] = {}  # of the first and the last validation, by step
         self.began = time.monotonic()
-        self.forecast = ""
+        self.forecast = ""  # for the progress bar, once there is one
+        self.warned = False
 
     def check_prompts(self) -> None:
         """ValueError for a prompt that is longer than its budget."""
@@ -529,6 +541,13 @@ class Run:
                         self.order.record(group.prompt, sum(group.correct) / len(group.correct))
                     if scalerl.publishes_after(asynchrony, step):
                         self.parameters.write(self.model, version=step + 1)
+                    if metrics["truncated_fraction"] > scalerl.TRUNCATED_TOO_OFTEN and not self.warned:
+                        self.warned = True
+                        bar.write(
+                            f"warning: {metrics['truncated_fraction']:.0%} of the completions of step {step + 1} reached"
+                            " their token limit without ending, and are left out; instabilities often follow above"
+                            f" {scalerl.TRUNCATED_TOO_OFTEN:.0%}: raise --answer-budget or --thinking-budget"
+                        )
                     trained = metrics.pop("trained_tokens")
                     sampled = sum(int(r.sampled.sum()) for group in groups for r in group.rollouts)
                     self.compute.add(groups, trained / sampled)
@@ -568,14 +587,16 @@ class Run:
             self.handed_out += 1
             generator.groups += 1
             self.under_way[number] = Group(number, prompt, step, generator.number)
-            requests[generator.number] += self.requests(self.problems[prompt], number, (settings.seed, 0, number))
+            requests[generator.number] += self.requests(
+                self.problems[prompt], number, settings.completions_per_prompt, seed=(settings.seed, 0, number)
+            )
         for generator, wanted in zip(self.generators, requests):
             if wanted:
                 generator.work.put(Work(wanted))
 
-    def requests(self, problem: Problem, group: int, seed: tuple[int, ...], completions: int = 0) -> list[Request]:
+    def requests(self, problem: Problem, group: int, completions: int, seed: tuple[int, ...]) -> list[Request]:
+        """Requests for the completions of one problem, each with its own thinking budget and noise."""
         low, high = self.settings.thinking_budget
-        completions = completions or self.settings.completions_per_prompt
         if self.decoding.length_control == "penalty":
             low = high
         budgets = np.random.default_rng(seed).integers(low, high, size=completions, endpoint=True)
@@ -628,13 +649,13 @@ class Run:
         """Sample the held-out problems with the parameters of this step alone; training waits, its clock stands."""
         paused = time.monotonic()
         compute = self.compute.columns() if step else dict.fromkeys(self.compute.columns(), 0)
-        # The generators may hold older parameters between the publications of PPO-off-policy.
-        self.parameters.write(self.model, version=step)
+        if self.parameters.version < step:  # PPO-off-policy publishes every k-th version only
+            self.parameters.write(self.model, version=step)
         samples = self.settings.validation_samples
         requests = [
             request
             for i, problem in enumerate(self.held_out)
-            for request in self.requests(problem, i, (self.settings.seed, 1, step, i), samples)
+            for request in self.requests(problem, i, samples, seed=(self.settings.seed, 1, step, i))
         ]
         for i, generator in enumerate(self.generators):
             generator.work.put(Work(requests[i :: len(self.generators)], validation=True))
@@ -671,7 +692,6 @@ class Run:
         return {
             "clock": time.monotonic(),
             "busy": sum(report.busy_seconds for report in last),
-            "idle": sum(report.idle_seconds for report in last),
             "tokens": sum(report.sampled_tokens for report in last),
         }
 
@@ -679,12 +699,12 @@ class Run:
         """Log columns that compare now with the snapshot at the beginning of the step."""
         change = {name: value - before[name] for name, value in self.snapshot().items()}
         working = max(change["clock"] - waited, 1e-9)
-        generating = change["busy"] / max(1, len(self.generators))
-        sampled_per_second = change["tokens"] / generating if generating else None
+        busy = change["busy"] / len(self.generators)
+        sampled_per_second = change["tokens"] / busy if busy else None
         self.speeds = f"tokens/s {sampled_per_second or 0:,.0f} sampled {trained_tokens / working:,.0f} trained"
         return {
             "trainer_idle_fraction": waited / change["clock"],
-            "generator_idle_fraction": change["idle"] / max(change["busy"] + change["idle"], 1e-9),
+            "generator_idle_fraction": max(0.0, 1 - busy / change["clock"]),
             "generator_tokens_per_second": sampled_per_second,
             "trainer_tokens_per_second": trained_tokens / working,
             "prompts_retired": len(self.order.retired),
@@ -824,7 +844,7 @@ def main(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         print("\nstopped by Ctrl-C; saving what there is", file=sys.stderr)
         status = 130
-    except (RuntimeError, TimeoutError) as error:
+    except (GeneratorFailed, TimeoutError) as error:
         print(f"\nerror: {error}\nsaving what there is", file=sys.stderr)
         status = 1
     run.save_model()

@@ -341,6 +341,8 @@ def test_models_that_cannot_be_used_are_refused_in_one_sentence(models, tmp_path
         generate.check_length(model, decoding(tokenizer, thinking=400))
     with pytest.raises(ValueError, match="must be exactly one"):
         generate.make_decoding(tokenizer, Recipe(), 8, 8, 8, end_of_thinking="12")
+    with pytest.raises(ValueError, match="does not close thinking"):
+        generate.make_decoding(tokenizer, Recipe(), 8, 8, 8, phrase="")
     with pytest.raises(ValueError, match="there is no device 'cuda:7'"):
         generate.check_device("cuda:7")
 

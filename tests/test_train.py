@@ -263,9 +263,9 @@ def test_pitfall_12_waiting_for_a_dead_or_silent_generator_ends():
     generator = lambda quiet: train.Generator(0, "cpu", quiet, None, quiet)  # noqa: E731
     with pytest.raises(TimeoutError, match="--wait-timeout"):
         train.wait_for_reports([generator(Quiet(alive=True))], timeout=0.05)
-    with pytest.raises(RuntimeError, match="ended by signal 9"):
+    with pytest.raises(train.GeneratorFailed, match="ended by signal 9"):
         train.wait_for_reports([generator(Quiet(alive=False))], timeout=60)
-    with pytest.raises(RuntimeError, match="failed:\nTraceback: it broke"):
+    with pytest.raises(train.GeneratorFailed, match="failed:\nTraceback: it broke"):
         train.wait_for_reports([generator(Quiet(False, [Report(0, error="Traceback: it broke")]))], timeout=60)
 
 
@@ -369,6 +369,8 @@ def test_a_whole_short_run(tmp_path):
     assert max(line["off_policyness_max"] for line in steps) <= 2
     assert max(line["off_policyness_mean"] for line in steps) > 0
     assert all(line["clipped_fraction"] is None or 0 <= line["clipped_fraction"] <= 1 for line in steps)
+    readme = (ROOT / "README.md").read_text()
+    assert all(f"`{key}`" in readme for line in (steps[-1], validations[-1]) for key in line), "README: log.jsonl"
     config = json.loads((folder / "config.json").read_text())
     assert config["recipe"]["asynchrony"] == "pipeline-2" and config["versions"]["torch"] == torch.__version__
     samples = (folder / "samples.txt").read_text()
@@ -380,7 +382,7 @@ def test_a_whole_short_run(tmp_path):
     base = generate.load_model(str(ROOT / arithmetic.BASE_MODEL), torch.device("cpu"), torch.float32)
     assert any(not torch.equal(a, b) for a, b in zip(trained.parameters(), base.parameters()))
     assert not list(folder.glob("*.partial"))
-    _, error = tmp_path, run(tmp_path, "--steps", "1", expect=2)  # the folder holds a run now
+    run(tmp_path, "--steps", "1", expect=2)  # the folder holds a run now
     assert len(lines(folder, "train")) == 10
 
 
@@ -430,6 +432,20 @@ def test_training_ends_with_a_message_when_every_prompt_is_retired(tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
     assert "Every prompt has been retired" in done.stdout + done.stderr
     assert 2 <= len(lines(tmp_path / "runs" / "run", "train")) < 20
+
+
+def test_truncation_above_a_tenth_is_said_once(tmp_path):
+    """An answer budget of one token truncates every answer of two digits or more; the run goes on."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "train.py"), *TINY, "--steps", "3", "--answer-budget", "1", "--model",
+         str(ROOT / arithmetic.BASE_MODEL)],
+        cwd=tmp_path, capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert (done.stdout + done.stderr).count("reached their token limit without ending") == 1
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert folder.name == "scalerl-seed0"  # the default name
+    assert all(line["truncated_fraction"] > 0.1 for line in lines(folder, "train"))
 
 
 def test_a_killed_generator_ends_the_run_and_says_how(tmp_path):

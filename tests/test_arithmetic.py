@@ -1,0 +1,133 @@
+"""The default task: problems, verdicts, traces, and the base model."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+import generate
+from data import Problem, arithmetic, load_task
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_training_and_validation_are_disjoint_and_repeat_for_a_seed():
+    train, validation = arithmetic.problems("train", 4000), arithmetic.problems("validation", 240)
+    assert len({p.prompt for p in train}) == 4000 and len({p.prompt for p in validation}) == 240
+    assert not {p.prompt for p in train} & {p.prompt for p in validation}
+    assert train == arithmetic.problems("train", 4000) != arithmetic.problems("train", 4000, seed=1)
+    digits = [len(p.prompt.split("+")[0]) for p in validation]
+    assert {d: digits.count(d) for d in range(2, 7)} == pytest.approx(dict.fromkeys(range(2, 7), 46), abs=2)
+    for problem in train:
+        a, b = problem.prompt.rstrip("=").split("+")
+        assert int(a) + int(b) == int(problem.answer) and len(a) == len(b)
+    with pytest.raises(ValueError, match="at most"):
+        arithmetic.problems("train", 10**6)
+
+
+def test_the_warm_start_never_sees_a_validation_problem():
+    tokenizer, rng = arithmetic.make_tokenizer(), random.Random(0)
+    for i in range(3000):
+        ids, _ = arithmetic.example(tokenizer, rng, noisy=i % 2 == 0)
+        a, b = tokenizer.decode(ids).split("=")[0].split("+")
+        assert not arithmetic.is_held_out(int(a), int(b))
+
+
+@pytest.mark.parametrize(
+    "completion, right",
+    [
+        ("9+3+0=12;</think>12882", True),
+        ("</think>12882", True),
+        ("9+3+0=1" + arithmetic.TIME_IS_UP + "</think>12882", True),
+        ("12882", False),  # ended without closing
+        ("9+3</think>12882</think>12882", False),
+        ("9+3</think>012882", False),
+        ("9+3</think>12883", False),
+        ("9+3</think>12882;", False),
+        ("</think>", False),
+        ("", False),
+    ],
+)
+def test_verdicts(completion, right):
+    assert arithmetic.score(Problem("4729+8153=", "12882"), completion) is right
+
+
+def test_clean_traces_lead_to_the_sum_and_noisy_ones_to_what_they_say():
+    rng = random.Random(1)
+    assert arithmetic.trace(4729, 8153, rng) == ("9+3+0=12;2+5+1=08;7+1+0=08;4+8+0=12", "12882")
+    wrong = 0
+    for _ in range(500):
+        digits = rng.randint(1, 6)
+        a, b = arithmetic.draw(rng, digits, held_out=False)
+        thinking, answer = arithmetic.trace(a, b, rng)
+        assert answer == str(a + b) and len(thinking) == 9 * digits - 1
+        thinking, answer = arithmetic.trace(a, b, rng, wrong=0.3, ramble=0.5)
+        steps = thinking.split(";")[:digits]
+        results = [int(step.split("=")[1]) for step in steps]
+        told = sum(result % 10 * 10**i for i, result in enumerate(results)) + results[-1] // 10 * 10**digits
+        assert int(answer) == told
+        for step, carry in zip(steps[1:], results):  # a mistake is built on
+            assert step.split("=")[0].split("+")[2] == str(carry // 10)
+        wrong += answer != str(a + b)
+    assert 200 < wrong < 450
+
+
+def test_interrupted_examples_teach_the_answer_but_not_the_phrase():
+    tokenizer, rng = arithmetic.make_tokenizer(), random.Random(2)
+    phrase = tokenizer(arithmetic.TIME_IS_UP + "</think>").input_ids
+    assert len(phrase) == 2, "the phrase and the marker are one token each"
+    seen = 0
+    for _ in range(400):
+        ids, learned = arithmetic.example(tokenizer, rng, noisy=True)
+        prompt = ids.index(tokenizer.convert_tokens_to_ids("<think>")) + 1
+        assert not any(learned[:prompt]) and learned[-1] and ids[-1] == tokenizer.eos_token_id
+        if phrase[0] in ids:
+            at = ids.index(phrase[0])
+            assert ids[at : at + 2] == phrase and not any(learned[at : at + 2])
+            assert all(learned[prompt:at]) and all(learned[at + 2 :])
+            seen += 1
+        else:
+            assert all(learned[prompt:])
+    assert 5 <= seen <= 45
+
+
+def test_the_tokenizer_is_one_token_a_character_and_survives_being_saved():
+    tokenizer = generate.load_tokenizer(str(ROOT / arithmetic.BASE_MODEL))
+    text = "12+34=<think>2+4+0=06;1+3+0=04</think>46"
+    ids = tokenizer(text).input_ids
+    assert tokenizer.decode(ids) == text
+    assert len(ids) == len(text.replace("<think>", "x").replace("</think>", "x"))
+    assert ids == arithmetic.make_tokenizer()(text).input_ids
+
+
+def test_the_shipped_base_leaves_rl_something_to_do():
+    folder = str(ROOT / arithmetic.BASE_MODEL)
+    model = generate.load_model(folder, torch.device("cpu"), torch.float32)
+    torch.manual_seed(0)
+    rates = arithmetic.pass_rates(model, generate.load_tokenizer(folder), per_length=100, seed=5)
+    assert 0.10 <= sum(rates) / len(rates) <= 0.35
+
+
+def test_making_a_base_is_deterministic_and_refuses_one_that_has_not_learned(tmp_path, monkeypatch):
+    with pytest.raises(RuntimeError, match="has not learned to add 1 digits|has not learned to add [2-6] digits"):
+        arithmetic.make_base(tmp_path / "a", clean_steps=2, noisy_steps=1)
+    assert not (tmp_path / "a").exists()
+    monkeypatch.setattr(arithmetic, "pass_rates", lambda *_, **__: [0.2, 0.9])
+    with pytest.raises(RuntimeError):
+        arithmetic.make_base(tmp_path / "a", clean_steps=1, noisy_steps=1)
+    monkeypatch.setattr(arithmetic, "pass_rates", lambda *_, **__: [0.9, 0.9])
+    with pytest.raises(RuntimeError, match="outside 0.10 to 0.35"):
+        arithmetic.make_base(tmp_path / "a", clean_steps=1, noisy_steps=1)
+    rates = iter([[0.9], [0.2]] * 2)
+    monkeypatch.setattr(arithmetic, "pass_rates", lambda *_, **__: next(rates))
+    for name in ("b", "c"):
+        assert arithmetic.make_base(tmp_path / name, clean_steps=4, noisy_steps=3) == [0.2]
+    read = lambda name: (tmp_path / name / "model.safetensors").read_bytes()  # noqa: E731
+    assert read("b") == read("c")
+
+
+def test_tasks_are_found_by_name():
+    assert load_task("arithmetic") is arithmetic
+    with pytest.raises(ValueError, match="no task is called 'algebra'; the tasks in data/ are: arithmetic"):
+        load_task("algebra")
