@@ -482,6 +482,9 @@ def matmul_parameters(model: PreTrainedModel) -> int:
 # --- the run ------------------------------------------------------------------------------------------------------
 
 
+SAMPLED_PROBLEMS = 6  # validation problems shown in samples.txt
+
+
 class Run:
     """One training run: what is under way, and the loop that moves it on."""
 
@@ -527,15 +530,16 @@ class Run:
         try:
             self.validate(step=0)
             self.compute.started = time.monotonic()
+            self.last_rates = self.counters()
             with tqdm(total=settings.steps, desc="training", unit="step", dynamic_ncols=True) as bar:
                 for step in range(settings.steps):
-                    before = self.snapshot()
                     self.hand_out(step)
+                    waiting = time.monotonic()
                     groups = self.collect(step)
+                    waited = time.monotonic() - waiting
                     if groups is None:
                         bar.write(f"Every prompt has been retired (pass rate >= {scalerl.RETIRE_AT}): training ends.")
                         break
-                    waited = time.monotonic() - before["clock"]
                     metrics = train_step(self.model, self.optimizer, groups, step, settings)
                     for group in groups:
                         self.order.record(group.prompt, sum(group.correct) / len(group.correct))
@@ -551,7 +555,7 @@ class Run:
                     trained = metrics.pop("trained_tokens")
                     sampled = sum(int(r.sampled.sum()) for group in groups for r in group.rollouts)
                     self.compute.add(groups, trained / sampled)
-                    self.log({"kind": "train", "step": step + 1, **metrics, **self.rates(before, waited, sampled)})
+                    self.log({"kind": "train", "step": step + 1, **metrics, **self.rates(waited, sampled)})
                     if (step + 1) % settings.validation_every == 0 or step + 1 == settings.steps:
                         self.validate(step + 1)
                     bar.update()
@@ -674,7 +678,8 @@ class Run:
             **numerics_mismatch(self.model, rollouts[:64], self.settings),
             **compute,
         }
-        self.samples = {**dict(list(self.samples.items())[:1]), step: rollouts[: 4 * samples]}
+        shown = rollouts[: SAMPLED_PROBLEMS * samples]
+        self.samples = {**dict(list(self.samples.items())[:1]), step: shown}  # the first and this one
         self.validations.append(line)
         self.log(line)
         self.refresh_forecast()
@@ -686,25 +691,27 @@ class Run:
         with open(self.folder / "log.jsonl", "a") as file:
             file.write(json.dumps(line) + "\n")
 
-    def snapshot(self) -> dict:
-        """Clock and generator counters now, for the rates of a step."""
+    def counters(self) -> dict:
+        """The training clock and the generators' counters now."""
         last = [generator.last for generator in self.generators]
         return {
-            "clock": time.monotonic(),
+            "seconds": self.compute.seconds,
             "busy": sum(report.busy_seconds for report in last),
             "tokens": sum(report.sampled_tokens for report in last),
         }
 
-    def rates(self, before: dict, waited: float, trained_tokens: int) -> dict:
-        """Log columns that compare now with the snapshot at the beginning of the step."""
-        change = {name: value - before[name] for name, value in self.snapshot().items()}
-        working = max(change["clock"] - waited, 1e-9)
+    def rates(self, waited: float, trained_tokens: int) -> dict:
+        """Log columns of what has happened since they were last asked for, validation left out."""
+        now = self.counters()
+        change = {name: value - self.last_rates[name] for name, value in now.items()}
+        self.last_rates = now
+        working = max(change["seconds"] - waited, 1e-9)
         busy = change["busy"] / len(self.generators)
         sampled_per_second = change["tokens"] / busy if busy else None
         self.speeds = f"tokens/s {sampled_per_second or 0:,.0f} sampled {trained_tokens / working:,.0f} trained"
         return {
-            "trainer_idle_fraction": waited / change["clock"],
-            "generator_idle_fraction": max(0.0, 1 - busy / change["clock"]),
+            "trainer_idle_fraction": waited / change["seconds"],
+            "generator_idle_fraction": max(0.0, 1 - busy / change["seconds"]),
             "generator_tokens_per_second": sampled_per_second,
             "trainer_tokens_per_second": trained_tokens / working,
             "prompts_retired": len(self.order.retired),
@@ -742,10 +749,10 @@ class Run:
         shutil.rmtree(target, ignore_errors=True)
         partial.rename(target)
 
-    def save_samples(self, problems: int = 4, samples: int = 2) -> None:
+    def save_samples(self, samples: int = 2) -> None:
         """samples.txt: the same validation problems at the first and at the last validation."""
         text = "Forced tokens stand in [[ ]]. Of each problem the first completions of a validation, not picked.\n"
-        for i, problem in enumerate(self.held_out[:problems]):
+        for i, problem in enumerate(self.held_out[:SAMPLED_PROBLEMS]):
             text += f"\n=== {problem.prompt}   (answer: {problem.answer})\n"
             for step, rollouts in self.samples.items():
                 for rollout in [r for r in rollouts if r.request.group == i][:samples]:
