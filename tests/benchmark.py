@@ -65,9 +65,12 @@ def asynchrony(seeds: list[int], target: float, folder: Path) -> list[dict]:
             pipeline = pipeline or seconds
             steps = [line for line in log if line["kind"] == "train" and seconds_of_training(line) <= seconds]
             durations = np.diff([0.0] + [seconds_of_training(line) for line in steps])
-            mean = lambda key: np.average([line[key] for line in steps], weights=durations)  # noqa: E731
-            print(f"{seed:4}  {kind:12} {seconds:8.1f} {seconds / pipeline:7.2f} {mean('trainer_idle_fraction'):14.2f}"
-                  f" {mean('generator_idle_fraction'):16.2f} {mean('off_policyness_mean'):17.1f},"
+            idle = lambda side: np.average(  # noqa: E731
+                [line[f"{side}_idle_fraction"] for line in steps], weights=durations
+            )
+            age = np.mean([line["off_policyness_mean"] for line in steps])
+            print(f"{seed:4}  {kind:12} {seconds:8.1f} {seconds / pipeline:7.2f} {idle('trainer'):14.2f}"
+                  f" {idle('generator'):16.2f} {age:17.1f},"
                   f" {max(line['off_policyness_max'] for line in steps)}", flush=True)  # fmt: skip
     return first
 
