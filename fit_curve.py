@@ -27,6 +27,7 @@ import io
 import json
 import os
 import re
+import signal
 import sys
 import warnings
 from dataclasses import dataclass, field, replace
@@ -509,11 +510,18 @@ def seeds(fits):
 
 
 def difference(one, other):
-    """one - other of two estimates and the half-width of its 95 % interval (Welch)."""
-    (a, error_a, degrees_a), (b, error_b, degrees_b) = one, other
-    variance = error_a**2 + error_b**2 + 1e-300
-    degrees = variance**2 / (error_a**4 / degrees_a + error_b**4 / degrees_b + 1e-300)
-    return float(a - b), float(stdtrit(max(degrees, 1), 0.975) * np.sqrt(variance))
+    """one - other of two settings, each (values, errors, degrees) with an entry a seed, and the half-width of its
+    95 % interval. Seeds of both are taken to scatter alike (Student): two or three seeds do not show a scatter of
+    their own. A setting of one run has the error of its fit (Welch)."""
+    (a, error_a, degrees_a), (b, error_b, degrees_b) = estimate(*one), estimate(*other)
+    n, m = len(one[0]), len(other[0])
+    if n > 1 and m > 1:
+        degrees = n + m - 2
+        variance = (n * np.var(one[0]) + m * np.var(other[0])) / degrees * (1 / n + 1 / m)
+    else:
+        variance = error_a**2 + error_b**2 + 1e-300
+        degrees = max(1, variance**2 / (error_a**4 / degrees_a + error_b**4 / degrees_b + 1e-300))
+    return float(a - b), float(stdtrit(degrees, 0.975) * np.sqrt(variance))
 
 
 def efficiency_at(f, A):
@@ -542,10 +550,10 @@ def compare(names, groups):
     def ceiling(fits):
         degrees = [len(f.x) - 3 for f in fits]
         widths = np.array([np.diff(f.interval["A"])[0] for f in fits])
-        return estimate([f.A for f in fits], widths / 2 / stdtrit(degrees, 0.975), degrees)
+        return [f.A for f in fits], widths / 2 / stdtrit(degrees, 0.975), degrees
 
     gap, error = difference(*map(ceiling, groups))
-    result["A"] = [float(ceiling(fits)[0]) for fits in groups]
+    result["A"] = [float(np.mean([f.A for f in fits])) for fits in groups]
     result["A_difference"] = [gap, gap - error, gap + error]
     if abs(gap) >= MARGIN and abs(gap) > error:
         higher, lower = names if gap > 0 else names[::-1]
@@ -559,9 +567,9 @@ def compare(names, groups):
             both = []
             for fits in groups:
                 values, errors = np.transpose([efficiency_at(f, A) for f in fits], (1, 2, 0))[:, i]
-                both.append(estimate(values, errors, [len(f.x) - 2 for f in fits]))
+                both.append((values, errors, [len(f.x) - 2 for f in fits]))
             ratio, half = difference(*both)
-            at_A[name] = [float(np.exp(e[0])) for e in both]
+            at_A[name] = [float(np.exp(np.mean(values))) for values, *_ in both]
             at_A[f"{name}_ratio"] = [float(np.exp(r)) for r in (ratio, ratio - half, ratio + half)]
             told.append(np.sign(ratio) * (abs(ratio) > half))
         result["efficiency"].append(at_A)
@@ -571,9 +579,10 @@ def compare(names, groups):
         verdict = f"{winner} rises more steeply but later: neither is more efficient all along"
     else:
         verdict = f"{winner} is more efficient" if steeper or later else "no difference that this data shows"
-    (B_one, B_two), (mid_one, mid_two) = result["efficiency"][0]["B"], result["efficiency"][0]["C_mid"]
-    numbers = (f"the ceilings differ by {gap:+.3f} +- {error:.3f}; with A held at {common:.3f}: "
-               f"B {B_one:.3g} and {B_two:.3g}, C_mid {mid_one:.4g} and {mid_two:.4g}")
+    numbers = f"the ceilings differ by {gap:+.3f} +- {error:.3f}; with A held at {common:.3f}"
+    for name in ("B", "C_mid"):
+        (one, two), ratio = result["efficiency"][0][name], result["efficiency"][0][f"{name}_ratio"]
+        numbers += f", {name} {one:.4g} and {two:.4g}, ratio {ratio[0]:.2f} [{ratio[1]:.2f}, {ratio[2]:.2f}]"
     return result | {"verdict": f"{verdict} ({numbers})"}
 
 
@@ -998,4 +1007,6 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
+    if hasattr(signal, "SIGPIPE"):  # `fit_curve.py .. | head` ends quietly
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     sys.exit(main())

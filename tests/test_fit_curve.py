@@ -257,11 +257,22 @@ def group(seeds=(0,), **curve):
     (dict(A=0.7), dict(A=0.71), "no difference that this data shows"),
     (dict(last=100.0), dict(), "does not identify A of one"),
 ])
-@pytest.mark.parametrize("seeds", [(0, 0), (range(3), range(3, 6))])
+@pytest.mark.parametrize("seeds", [(0, 0), (range(2), range(2, 4)), (range(3), range(3, 6))])
 def test_verdicts(one, two, words, seeds):
     first, second = ((s,) if isinstance(s, int) else s for s in (seeds if seeds != (0, 0) else (0, 7)))
     result = fit_curve.compare(("one", "two"), (group(first, **one), group(second, **two)))
     assert words in result["verdict"]
+
+
+def test_settings_that_do_not_differ_are_seldom_told_apart():
+    """40 pairs of settings, two seeds each, whose seeds scatter alike around one curve: B and C_mid are two tests at
+    5 %, so about 4 false verdicts are expected (the chance of more than 10 is below 1 %)."""
+    random, told = np.random.default_rng(0), 0
+    for _ in range(40):
+        runs = [fit(*run_of(C_mid=100 * np.exp(0.05 * random.standard_normal()), A=0.7 + 0.008 * random.standard_normal(),
+                            seed=random.integers(10**9))) for _ in range(4)]
+        told += "no difference" not in fit_curve.compare(("one", "two"), (runs[:2], runs[2:]))["verdict"]
+    assert told <= 10
 
 
 def test_comparison_holds_A_at_the_mean_and_tries_its_neighbours():
