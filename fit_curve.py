@@ -828,8 +828,9 @@ def save_figure(path, figure):
     write_whole(os.fspath(path), lambda temporary: figure.savefig(temporary, format="png", dpi=110))
 
 
-def draw_run(axes, series, f, color, details):
-    """Points, curve, band, and the forecast to 4 times the last compute; with details, all explained."""
+def draw_run(axes, series, f, color, details, predict=()):
+    """Points, curve, band, and the forecast to 4 times the last compute or to the last of `predict`; with details,
+    all explained."""
     fitted, shown = np.isin(series.x, f.x), series.x > 0
 
     def label(text):
@@ -838,7 +839,7 @@ def draw_run(axes, series, f, color, details):
     for points, fill, text in ((shown & fitted, color, "points fitted"), (shown & ~fitted, "w", "left out")):
         if points.any():
             axes.plot(series.x[points], series.y[points], "o", ms=4, color=color, mfc=fill, label=label(text))
-    end = max(4 * f.C_max, 1.2 * series.x[-1])
+    end = max(4 * f.C_max, 1.2 * series.x[-1], *(1.2 * C for C in predict))
     past, future = np.geomspace(f.x[f.x > 0][0] / 1.5, f.C_max, 100), np.geomspace(f.C_max, end, 50)
     name = f"{series.name}: A {f.A:.3f}" if f.identified else f"{series.name}: A not identified"
     axes.plot(past, f.predict(past), color=color, label="fitted curve" if details else name)
@@ -865,11 +866,11 @@ def finish(axes, series, title):
     axes.legend(fontsize=8)
 
 
-def plot_runs(path_png, pairs, title=None):
+def plot_runs(path_png, pairs, title=None, predict=()):
     """Draw [(Series, Fit)] into one PNG: a single run in detail, several as curves side by side."""
     figure, axes = new_figure(1)
     for i, (series, f) in enumerate(pairs):
-        draw_run(axes, series, f, f"C{i % 10}", details=len(pairs) == 1)
+        draw_run(axes, series, f, f"C{i % 10}", details=len(pairs) == 1, predict=predict)
     series, f = pairs[0]
     alone = series.name if f.identified else f"{series.name}\n{f.warnings[0]}"
     finish(axes, series, title or (alone if len(pairs) == 1 else "points, fitted curves, forecasts (dashed)"))
@@ -994,7 +995,7 @@ def main(argv=None):
         if options.plot and options.compare:
             plot_compare(options.plot, settings, results["comparisons"])
         elif options.plot:
-            plot_runs(options.plot, pairs)
+            plot_runs(options.plot, pairs, predict=options.predict)
         if options.json:
             text_json = json.dumps(results, indent=1, allow_nan=False)
             write_whole(options.json, lambda temporary: Path(temporary).write_text(text_json + "\n"))

@@ -29,6 +29,7 @@ import traceback
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -159,8 +160,12 @@ def check_device(name: str) -> torch.device:
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a model folder or hub name. ValueError, in one sentence, if it cannot be loaded."""
-    if Path(path).is_dir() and not (Path(path) / "config.json").exists():
-        raise ValueError(f"--model {path}: the folder holds no model (no config.json)")
+    folder = Path(path)
+    if not folder.exists() and (folder.is_absolute() or Path(folder.parts[0]).is_dir()):
+        raise ValueError(f"--model {path}: there is no such folder")  # and no hub needs to be asked
+    if folder.is_dir() and not (folder / "tokenizer_config.json").exists():
+        inside = f"; did you mean {folder / 'model'}?" if (folder / "model").is_dir() else ""
+        raise ValueError(f"--model {path}: the folder holds no model{inside}")
     try:
         return AutoTokenizer.from_pretrained(path)
     except Exception as error:  # whatever a broken folder or an unreachable hub makes the library raise
@@ -364,6 +369,8 @@ class TorchEngine:
     """
 
     def __init__(self, model: PreTrainedModel, decoding: Decoding, slots: int):
+        if slots < 1:
+            raise ValueError(f"--slots is {slots}; an engine needs at least 1")
         self.model, self.decoding, self.slots = model, decoding, slots
         self.device = model.device
         self.version = 0
@@ -581,6 +588,7 @@ def generator_process(
 
 
 def _generate(number, settings, parameters, work, reports):
+    transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(settings.threads)
     device, dtype = torch.device(settings.device), getattr(torch, settings.dtype)
     model = load_model(settings.model, device, dtype, fp32_head=settings.decoding.fp32_logits)
@@ -638,6 +646,9 @@ class Command:
     prompt_budget: int = 64  # tokens
     thinking_budget: int = 58  # sampled tokens until thinking is interrupted
     answer_budget: int = 9  # sampled tokens
+    length_control: Literal["interruption", "penalty"] = "interruption"  # the next two are for the interruption
+    end_of_thinking: str = "</think>"  # one token of the model
+    interruption_phrase: str = scalerl.INTERRUPTION_PHRASE  # forced when thinking reaches its budget
     device: str = "cpu"
     slots: int = 512  # sequences decoded at once
     seed: int = 0
@@ -648,8 +659,11 @@ def main(arguments: list[str]) -> int:
     transformers.utils.logging.disable_progress_bar()
     command = tyro.cli(Command, args=arguments, description=__doc__)
     try:
-        if (command.prompt is None) != command.evaluate:
+        if bool(command.prompt) == command.evaluate:
             raise ValueError("say either --prompt TEXT or --evaluate")
+        for name in ("problems", "samples"):
+            if getattr(command, name) is not None and getattr(command, name) < 1:
+                raise ValueError(f"--{name} is {getattr(command, name)}; it must be at least 1")
         _run(command)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -661,7 +675,13 @@ def _run(command: Command) -> None:
     device, tokenizer = check_device(command.device), load_tokenizer(command.model)
     task = load_task(command.data)
     decoding = make_decoding(
-        tokenizer, scalerl.Recipe(), command.prompt_budget, command.thinking_budget, command.answer_budget
+        tokenizer,
+        scalerl.Recipe(length_control=command.length_control),
+        command.prompt_budget,
+        command.thinking_budget,
+        command.answer_budget,
+        command.end_of_thinking,
+        command.interruption_phrase,
     )
     model = load_model(command.model, device, torch.float32 if device.type == "cpu" else torch.bfloat16, True)
     check_length(model, decoding)

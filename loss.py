@@ -41,10 +41,10 @@ Axis = Literal[
 
 @dataclass(frozen=True)
 class Recipe:
-    """The parts of an RL recipe. The defaults are ScaleRL; each field is read by one function of this file."""
+    """The parts of an RL recipe; the defaults are ScaleRL."""
 
     recipe: Literal["scalerl", "base", "grpo", "dapo", "magistral", "minimax"] = "scalerl"  # the recipe to start from
-    leave_out: Axis | None = None  # leave-one-out: this axis of ScaleRL goes back to its `base` value
+    leave_out: Axis | None = None  # this axis of ScaleRL goes back to its `base` value (length_control: to the penalty)
     asynchrony: str = "pipeline-8"  # pipeline-K: PipelineRL, at most K steps off-policy; ppo-K: PPO-off-policy
     loss: Literal["cispo", "dapo", "grpo", "gspo"] = "cispo"  # the term of each token
     aggregation: Literal["sample", "prompt", "token"] = "prompt"  # what is averaged first
@@ -54,8 +54,8 @@ class Recipe:
     no_positive_resampling: bool = True  # a prompt once solved with a pass rate >= 0.9 does not come again
     length_control: Literal["interruption", "penalty"] = "interruption"  # cut thinking short, or pay for length
     eps_max: float = 5.0  # cispo: cap of the importance ratio itself (4, 5 and 8 made no difference in the paper)
-    eps_low: float | None = None  # dapo, grpo, gspo: lower clip; none takes the loss's own (see CLIP)
-    eps_high: float | None = None  # dapo, grpo, gspo: upper clip; likewise
+    eps_low: float | None = None  # lower clip; by default dapo 0.2, grpo 0.2, gspo 0.004
+    eps_high: float | None = None  # upper clip; by default dapo 0.26, grpo 0.2, gspo 0.005
     batch_factor: float = 1.0  # prompts a step, as a multiple of --prompts-per-step (80 instead of 48 is 1.667)
 
 

@@ -28,6 +28,7 @@ import os
 import platform
 import queue
 import shutil
+import signal
 import sys
 import time
 from dataclasses import dataclass, field
@@ -59,8 +60,8 @@ class Settings:
     recipe: tyro.conf.OmitArgPrefixes[scalerl.Recipe] = scalerl.Recipe()
     model: str = "data/arithmetic_base"  # folder or hub name of a transformers causal LM
     data: str = "arithmetic"  # task: a module of data/
-    name: str | None = None  # the run's folder is runs/NAME; by default the first free RECIPE-seedN, RECIPE-seedN-2, ..
-    seed: int = 0  # of prompt order, thinking budgets and sampling
+    name: str | None = None  # the run's folder is runs/NAME; by default recipe, changed parts and seed, numbered if taken
+    seed: int = 0  # of prompt order, thinking budgets and sampling; only ppo-1 and pipeline-0 repeat themselves exactly
 
     steps: int = 160  # optimizer steps
     train_prompts: int = 4000  # distinct prompts, visited in epochs
@@ -122,6 +123,9 @@ def check_settings(settings: Settings) -> None:
         if getattr(settings, name) < minimum:
             flag = "--" + name.replace("_", "-")
             raise ValueError(f"{flag} is {getattr(settings, name)}; it must be at least {minimum}")
+    for name in ("learning_rate", "adam_eps", "clip_gradient", "wait_timeout"):
+        if not getattr(settings, name) > 0:
+            raise ValueError(f"--{name.replace('_', '-')} is {getattr(settings, name)}; it must be above 0")
     if not 0 <= settings.thinking_budget[0] <= settings.thinking_budget[1]:
         raise ValueError(f"--thinking-budget is a range LOW HIGH with 0 <= LOW <= HIGH, not {settings.thinking_budget}")
     if not settings.generator_devices:
@@ -138,7 +142,12 @@ def run_folder(settings: Settings) -> Path:
             raise ValueError(f"{folder} holds another run; choose another --name, or move it away")
         return folder
     recipe = settings.recipe
-    name = f"{recipe.recipe}{f'-without-{recipe.leave_out}' if recipe.leave_out else ''}-seed{settings.seed}"
+    start = scalerl.leave_one_out(recipe.leave_out) if recipe.leave_out else scalerl.RECIPES[recipe.recipe]
+    name = f"{recipe.recipe}-without-{recipe.leave_out}" if recipe.leave_out else recipe.recipe
+    for part in dataclasses.fields(recipe):
+        if getattr(recipe, part.name) != getattr(start, part.name):
+            name += f"-{part.name}-{getattr(recipe, part.name)}"
+    name += f"-seed{settings.seed}"
     candidates = [Path("runs") / name, *(Path("runs") / f"{name}-{i}" for i in range(2, 10_000))]
     return next(folder for folder in candidates if not folder.exists())
 
@@ -208,6 +217,7 @@ class Generator:
 def start_generators(settings: Settings, decoding: Decoding, parameters: SharedParameters) -> list[Generator]:
     """Start a process for each generator device and wait until all are ready."""
     context = multiprocessing.get_context("spawn")
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: Ctrl-C is for the trainer, from the first moment
     generators = []
     for number, device in enumerate(settings.generator_devices):
         work, reports = context.Queue(), context.Queue()
@@ -225,6 +235,7 @@ def start_generators(settings: Settings, decoding: Decoding, parameters: SharedP
         # instead of waiting for the rest for ever.
         reports._writer.close()
         generators.append(Generator(number, device, process, work, reports))
+    signal.signal(signal.SIGINT, handler)
     while any(generator.last is None for generator in generators):
         wait_for_reports(generators, settings.wait_timeout)
     return generators
@@ -383,7 +394,7 @@ def train_step(
     for group in optimizer.param_groups:
         group["lr"] = settings.learning_rate * min(1.0, (step + 1) / max(1, settings.warmup_steps))
     totals = {"loss": 0.0, "entropy": 0.0, "ratio": 0.0, "clipped": 0.0, "kl": 0.0}
-    ratio_max, tokens = 0.0, 0
+    ratio_max, tokens = None, 0
     for batch in micro_batches([rollouts[i] for i in counted], settings.tokens_per_micro_batch, device):
         rows_B = counted.to(device)[batch.rows_B]
         logprobs_BT, entropies_N = policy_logprobs(model, batch, settings)
@@ -391,7 +402,7 @@ def train_step(
             recipe, logprobs_BT, batch.generator_logprobs_BT, batch.sampled_BT, advantages_N[rows_B], weights_N[rows_B]
         )
         loss.backward()
-        ratio_max = max(ratio_max, sums.pop("ratio_max").item())
+        ratio_max = max(ratio_max or 0.0, sums.pop("ratio_max").item())
         for name, value in {"loss": loss, "entropy": entropies_N.sum(), **sums}.items():
             totals[name] += value.item()
         tokens += int(batch.sampled_BT.sum())
@@ -675,7 +686,7 @@ class Run:
             "completion_length": float(np.mean([r.sampled.sum() for r in rollouts])),
             "interrupted_fraction": float(np.mean([r.interrupted for r in rollouts])),
             "truncated_fraction": float(np.mean([r.truncated for r in rollouts])),
-            **numerics_mismatch(self.model, rollouts[:64], self.settings),
+            **numerics_mismatch(self.model, rollouts[:: max(1, len(rollouts) // 64)], self.settings),
             **compute,
         }
         shown = rollouts[: SAMPLED_PROBLEMS * samples]
@@ -700,20 +711,21 @@ class Run:
             "tokens": sum(report.sampled_tokens for report in last),
         }
 
-    def rates(self, waited: float, trained_tokens: int) -> dict:
-        """Log columns of what has happened since they were last asked for, validation left out."""
+    def rates(self, waited: float, batch_tokens: int) -> dict:
+        """Log columns of what has happened since they were last asked for, validation left out; batch_tokens: sampled
+        tokens of the batch trained on, filtered groups included."""
         now = self.counters()
         change = {name: value - self.last_rates[name] for name, value in now.items()}
         self.last_rates = now
         working = max(change["seconds"] - waited, 1e-9)
         busy = change["busy"] / len(self.generators)
         sampled_per_second = change["tokens"] / busy if busy else None
-        self.speeds = f"tokens/s {sampled_per_second or 0:,.0f} sampled {trained_tokens / working:,.0f} trained"
+        self.speeds = f"tokens/s {sampled_per_second or 0:,.0f} sampled {batch_tokens / working:,.0f} trained"
         return {
             "trainer_idle_fraction": waited / change["seconds"],
             "generator_idle_fraction": max(0.0, 1 - busy / change["seconds"]),
             "generator_tokens_per_second": sampled_per_second,
-            "trainer_tokens_per_second": trained_tokens / working,
+            "trainer_tokens_per_second": batch_tokens / working,
             "prompts_retired": len(self.order.retired),
             "epoch": self.order.epoch,
             **self.compute.columns(),
@@ -790,7 +802,8 @@ class Run:
                 )
             except ValueError as error:
                 lines.append(f"forecast    none from the first half: {error}")
-        lines.append(f"files       {self.folder}/: curve.png log.jsonl config.json samples.txt model/")
+        files = sorted(path.name + "/" * path.is_dir() for path in self.folder.iterdir())
+        lines.append(f"files       {self.folder}/: {' '.join(files)}")
         return "\n".join(lines)
 
     def save_curve(self) -> None:
@@ -831,7 +844,7 @@ def prepare(settings: Settings) -> Run:
     run.check_prompts()
     folder.mkdir(parents=True, exist_ok=True)
     versions = {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__}
-    write_whole(folder / "config.json", json.dumps({**dataclasses.asdict(settings), "versions": versions}, indent=2))
+    write_whole(folder / "config.json", json.dumps({**dataclasses.asdict(settings), "versions": versions}, indent=2) + "\n")
     return run
 
 
@@ -844,21 +857,26 @@ def main(arguments: list[str]) -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("\nstopped by Ctrl-C", file=sys.stderr)
+        return 130
     torch.set_num_threads(cpu_threads(settings))
     status = 0
     try:
         run.train()
     except KeyboardInterrupt:
-        print("\nstopped by Ctrl-C; saving what there is", file=sys.stderr)
+        print("\nstopped by Ctrl-C", file=sys.stderr)
         status = 130
     except (GeneratorFailed, TimeoutError) as error:
-        print(f"\nerror: {error}\nsaving what there is", file=sys.stderr)
+        print(f"\nerror: {error}", file=sys.stderr)
         status = 1
+    if not run.validations:  # nothing has happened yet: the name stays free
+        shutil.rmtree(run.folder)
+        return status
     run.save_model()
-    if run.validations:
-        run.save_samples()
-        run.save_curve()
-        print(run.summary())
+    run.save_samples()
+    run.save_curve()
+    print(run.summary())
     return status
 
 

@@ -11,7 +11,7 @@ This file also makes the base model that RL starts from (`data/arithmetic_base/`
 on traces: first clean ones, until the algorithm is there for every length, then noisy ones, which teach
 mistakes and rambling for RL to remove. A model that has not learned the algorithm first leaves RL to luck.
 
-    python -m data.arithmetic                    # makes data/arithmetic_base again: about two minutes on one core
+    python -m data.arithmetic                    # makes data/arithmetic_base again: about three minutes on one core
     python -m data.arithmetic --out /tmp/base --seed 1
 """
 

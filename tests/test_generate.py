@@ -326,11 +326,17 @@ def test_requests_beyond_the_budgets_are_refused(models):
 def test_models_that_cannot_be_used_are_refused_in_one_sentence(models, tmp_path):
     with pytest.raises(ValueError, match="holds no model"):
         generate.load_tokenizer(str(tmp_path))
+    (tmp_path / "run" / "model").mkdir(parents=True)
+    (tmp_path / "run" / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match="did you mean .*run/model?"):
+        generate.load_tokenizer(str(tmp_path / "run"))
+    with pytest.raises(ValueError, match="no such folder"):
+        generate.load_tokenizer(str(tmp_path / "run" / "other"))
     with pytest.raises(ValueError, match="no such folder"):
         generate.load_model(str(tmp_path / "nothing"), CPU, torch.float32)
     broken = tmp_path / "broken"
     broken.mkdir()
-    for name in ("config.json", "tokenizer.json"):
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         (broken / name).write_text("{")
     with pytest.raises(ValueError, match="could not be loaded"):
         generate.load_model(str(broken), CPU, torch.float32)
@@ -451,5 +457,9 @@ def test_the_command_prints_completions_and_mean_at_k(capsys):
     assert capsys.readouterr().out.startswith("mean@4 0.")
     assert generate.main([]) == 2
     assert "either --prompt TEXT or --evaluate" in capsys.readouterr().err
+    assert generate.main(["--prompt", ""]) == 2
+    for flag in ("--slots", "--samples", "--problems"):
+        assert generate.main(["--evaluate", flag, "0"]) == 2
+        assert f"{flag} is 0" in capsys.readouterr().err
     assert generate.main(["--model", "no/such", "--evaluate"]) == 2
     assert "no such folder" in capsys.readouterr().err

@@ -278,6 +278,9 @@ def test_recipe_flags():
     mixed = train.parse_settings(["--recipe=minimax", "--loss", "gspo", "--advantage-norm", "none"]).recipe
     assert mixed == dataclasses.replace(scalerl.RECIPES["minimax"], loss="gspo", advantage_norm="none")
     assert train.parse_settings(["--leave-out", "fp32_logits"]).recipe == scalerl.leave_one_out("fp32_logits")
+    named = train.run_folder(train.parse_settings(["--loss", "gspo", "--no-fp32-logits", "--seed", "3"])).name
+    assert named == "scalerl-loss-gspo-fp32_logits-False-seed3"
+    assert train.run_folder(train.parse_settings(["--leave-out", "loss"])).name == "scalerl-without-loss-seed0"
     assert train.parse_settings(["--no-zero-variance-filter"]).recipe.zero_variance_filter is False
     assert train.parse_settings(["--recipe", "dapo", "--prompts-per-step", "48"]).prompts == 80
     with pytest.raises(ValueError, match="cannot go with --recipe base"):
@@ -316,6 +319,8 @@ def test_pitfall_18_unknown_flags_and_values_are_refused_with_the_valid_ones(fla
         (["--completions-per-prompt", "1"], "--completions-per-prompt is 1; it must be at least 2"),
         (["--train-prompts", "10"], "a step takes 32 prompts"),
         (["--name", "taken"], "holds another run"),
+        (["--learning-rate", "-1"], "--learning-rate is -1.0; it must be above 0"),
+        (["--model", "data/nope"], "--model data/nope: there is no such folder"),
     ],
 )
 def test_bad_input_is_one_sentence_before_any_process_starts(flags, message, capsys, tmp_path, monkeypatch):
@@ -472,6 +477,23 @@ def test_ctrl_c_ends_all_processes_and_leaves_a_readable_log_and_the_last_model(
         for _ in range(100):
             os.killpg(group, 0)
             time.sleep(0.1)
+
+
+def test_ctrl_c_before_the_first_step_leaves_the_name_free(tmp_path):
+    (tmp_path / "data").symlink_to(ROOT / "data")
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "train.py"), "--name", "run", *TINY], cwd=tmp_path, stderr=subprocess.PIPE,
+        text=True, start_new_session=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "runs" / "run").exists():  # made when all is checked, before the generators start
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    time.sleep(0.5)
+    os.killpg(process.pid, signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in error
+    assert not (tmp_path / "runs" / "run").exists()
 
 
 def start_run(tmp_path):
