@@ -42,7 +42,7 @@ import transformers
 import tyro
 from torch import Tensor
 from tqdm import tqdm
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 import fit_curve
 import generate
@@ -161,19 +161,24 @@ class PromptOrder:
     def __init__(self, number: int, seed: int, no_positive_resampling: bool):
         self.number, self.seed, self.no_positive_resampling = number, seed, no_positive_resampling
         self.epoch, self.cursor = 0, 0
+        self.order = self.shuffled()
         self.pass_rates: dict[int, float] = {}  # of each prompt at its last visit
         self.retired: set[int] = set()
+
+    def shuffled(self) -> np.ndarray:
+        """All prompts in the order of this epoch."""
+        return np.random.default_rng((self.seed, self.epoch)).permutation(self.number)
 
     def next(self) -> int | None:
         """The index of the next prompt; None when every prompt has been retired."""
         while len(self.retired) < self.number:
-            order = np.random.default_rng((self.seed, self.epoch)).permutation(self.number)
             while self.cursor < self.number:
-                prompt = int(order[self.cursor])
+                prompt = int(self.order[self.cursor])
                 self.cursor += 1
                 if prompt not in self.retired:
                     return prompt
             self.epoch, self.cursor = self.epoch + 1, 0
+            self.order = self.shuffled()
         return None
 
     def record(self, prompt: int, pass_rate: float) -> None:
@@ -465,15 +470,19 @@ class Compute:
     def seconds(self) -> float:
         return time.monotonic() - self.started - self.paused
 
-    def add(self, groups: list[Group], trained_fraction: float) -> None:
-        """Count a batch: generation of all of it, training of the fraction that was not filtered out."""
+    def add(self, groups: list[Group], trained_tokens: int) -> int:
+        """Count a batch: generation of all of it, training of the part that was not filtered out, of which
+        trained_tokens is the number of sampled tokens. Returns that number for the whole batch."""
         rollouts = [rollout for group in groups for rollout in group.rollouts]
-        self.tokens += sum(int(rollout.sampled.sum()) for rollout in rollouts)
+        batch_tokens = sum(int(rollout.sampled.sum()) for rollout in rollouts)
+        self.tokens += batch_tokens
         completions = sum(len(rollout.tokens) for rollout in rollouts)
         prompts_once = sum(len(group.rollouts[0].request.prompt) for group in groups)
         prompts_each = sum(len(rollout.request.prompt) for rollout in rollouts)
-        generated, trained = completions + prompts_once, (completions + prompts_each) * trained_fraction
+        generated = completions + prompts_once
+        trained = (completions + prompts_each) * trained_tokens / batch_tokens
         self.flops += 2 * self.parameters * generated + 6 * self.parameters * trained
+        return batch_tokens
 
     def columns(self) -> dict:
         return {
@@ -504,6 +513,7 @@ class Run:
         self.model, self.tokenizer, self.decoding, self.task = model, tokenizer, decoding, task
         self.problems = task.problems("train", settings.train_prompts)
         self.held_out = task.problems("validation", settings.validation_problems)
+        self.prompt_ids: dict[Problem, list[int]] = {}  # with the chat template
         self.order = PromptOrder(len(self.problems), settings.seed, settings.recipe.no_positive_resampling)
         self.under_way: dict[int, Group] = {}  # handed out, not trained on, by number
         self.handed_out = 0
@@ -522,10 +532,11 @@ class Run:
         self.forecast = ""  # for the progress bar, once there is one
         self.warned = False
 
-    def check_prompts(self) -> None:
-        """ValueError for a prompt that is longer than its budget."""
+    def render_prompts(self) -> None:
+        """Token ids of all prompts. ValueError for one that is longer than its budget."""
         for problem in self.problems + self.held_out:
-            length = len(generate.render(self.tokenizer, problem.prompt))
+            self.prompt_ids[problem] = generate.render(self.tokenizer, problem.prompt)
+            length = len(self.prompt_ids[problem])
             if length > self.settings.prompt_budget:
                 raise ValueError(
                     f"the prompt {problem.prompt[:60]!r} has {length} tokens with the chat template; --prompt-budget is"
@@ -563,10 +574,8 @@ class Run:
                             " their token limit without ending, and are left out; instabilities often follow above"
                             f" {scalerl.TRUNCATED_TOO_OFTEN:.0%}: raise --answer-budget or --thinking-budget"
                         )
-                    trained = metrics.pop("trained_tokens")
-                    sampled = sum(int(r.sampled.sum()) for group in groups for r in group.rollouts)
-                    self.compute.add(groups, trained / sampled)
-                    self.log({"kind": "train", "step": step + 1, **metrics, **self.rates(waited, sampled)})
+                    batch_tokens = self.compute.add(groups, metrics.pop("trained_tokens"))
+                    self.log({"kind": "train", "step": step + 1, **metrics, **self.rates(waited, batch_tokens)})
                     if (step + 1) % settings.validation_every == 0 or step + 1 == settings.steps:
                         self.validate(step + 1)
                     bar.update()
@@ -615,7 +624,7 @@ class Run:
         if self.decoding.length_control == "penalty":
             low = high
         budgets = np.random.default_rng(seed).integers(low, high, size=completions, endpoint=True)
-        prompt = generate.render(self.tokenizer, problem.prompt)
+        prompt = self.prompt_ids[problem]
         return [Request(group, i, prompt, int(budget), (*seed, i)) for i, budget in enumerate(budgets)]
 
     def receive(self, reports: list[Report]) -> None:
@@ -841,7 +850,7 @@ def prepare(settings: Settings) -> Run:
     model = generate.load_model(settings.model, torch.device(settings.trainer_device), torch.float32)
     generate.check_length(model, decoding)
     run = Run(settings, folder, model, tokenizer, decoding, task)
-    run.check_prompts()
+    run.render_prompts()
     folder.mkdir(parents=True, exist_ok=True)
     versions = {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__}
     write_whole(folder / "config.json", json.dumps({**dataclasses.asdict(settings), "versions": versions}, indent=2) + "\n")
