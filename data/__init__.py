@@ -17,6 +17,7 @@ class Problem:
 
     prompt: str  # the user's turn, before the model's chat template
     answer: str  # the reference that `score` compares with
+    task: str = "data.arithmetic"  # the module whose `score` judges it
 
 
 def load_task(name: str):

@@ -1,0 +1,265 @@
+"""The verifier pool: one verdict for every completion, whatever a score does to its process."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from data import Problem, arithmetic
+from data.verify import VerifierPool
+
+ROOT = Path(__file__).parent.parent
+
+HOSTILE_TASK = '''
+import os, signal, subprocess, sys, tempfile, time
+from pathlib import Path
+
+def score(problem, completion):
+    print("to standard output: " + "x" * 1000, flush=True)
+    return actions[completion](problem.answer)
+
+def detached(marker):
+    """A process in a session of its own whose parents are gone; it writes its id to the marker, then waits."""
+    program = f"import os; os.setsid(); os.fork() and os._exit(0);" \\
+              f"open({marker!r}, 'w').write(str(os.getpid())); import time; time.sleep(600)"
+    subprocess.run([sys.executable, "-c", program])
+    while not Path(marker).exists() or not Path(marker).read_text():
+        time.sleep(0.01)
+
+def write_on_every_pipe(data):
+    for descriptor in range(3, 64):
+        try:
+            os.write(descriptor, data)
+        except OSError:
+            pass
+
+def stop_ignored():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while True:
+        pass
+
+def last_words(marker):
+    Path(tempfile.mkdtemp(), "left behind").write_text("x")
+    detached(marker)
+    return True
+
+actions = {
+    "right": lambda _: True,
+    "wrong": lambda _: False,
+    "raise": lambda _: 1 / 0,
+    "exit": lambda _: sys.exit(0),
+    "os._exit": lambda _: os._exit(0),
+    "loop": lambda _: stop_ignored(),
+    "sleep": lambda _: time.sleep(600),
+    "memory": lambda _: [bytearray(1 << 24) for _ in range(10**6)],
+    "recursion": lambda x: actions["recursion"](x),
+    "kill": lambda _: os.kill(os.getpid(), signal.SIGKILL),
+    "kill the guard": lambda _: (os.kill(os.getppid(), signal.SIGKILL), time.sleep(600)),
+    "kill the group": lambda _: os.killpg(0, signal.SIGKILL),
+    "crash": lambda _: __import__("ctypes").string_at(0),
+    "neither": lambda _: "yes",
+    "giant reply": lambda _: write_on_every_pipe(b"x" * 10**6),
+    "malformed reply": lambda _: write_on_every_pipe(b"\\0\\0\\0\\3{]}"),
+    "close everything": lambda _: os.closerange(0, 64),
+    "read": lambda _: sys.stdin.read() == "",
+    "detach, then right": lambda marker: detached(marker) or True,
+    "detach, then hang": lambda marker: detached(marker) or time.sleep(600),
+    "detach, then die": lambda marker: detached(marker) or os._exit(3),
+    "last words": last_words,
+}
+'''
+
+
+@pytest.fixture
+def task(tmp_path, monkeypatch):
+    """A problem whose score does what the completion says; verifiers find its module by PYTHONPATH."""
+    (tmp_path / "hostile_task.py").write_text(HOSTILE_TASK)
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    yield lambda completion, answer="": (Problem("", answer, "hostile_task"), completion)
+    assert list((tmp_path / "temporary").iterdir()) == [], "temporary files were left"
+
+
+def judge(pool: VerifierPool, items: list, seconds: float = 60) -> dict:
+    """All verdicts, by the items' numbers."""
+    pool.submit([(i, *item) for i, item in enumerate(items)])
+    verdicts, deadline = [], time.monotonic() + seconds
+    while pool.unfinished:
+        verdicts += pool.results()
+        assert time.monotonic() < deadline, f"only {len(verdicts)} of {len(items)} verdicts came"
+        time.sleep(0.005)
+    assert sorted(key for key, _ in verdicts) == list(range(len(items))), "one verdict each"
+    return dict(verdicts)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def wait_until(condition, seconds: float = 30) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return bool(condition())
+
+
+def test_the_default_task_is_judged_as_it_judges_itself():
+    problems, rng = arithmetic.problems("train", 300), random.Random(0)
+    items = []
+    for problem in problems:
+        items += [(problem, "1+1</think>" + rng.choice([problem.answer, problem.answer + "1", ""])) for _ in range(10)]
+    with VerifierPool(2, time_limit=10, memory_gib=4) as pool:
+        assert pool.results() == [] and pool.unfinished == 0
+        verdicts = judge(pool, items)
+    assert [verdicts[i].correct for i in range(len(items))] == [arithmetic.score(*item) for item in items]
+    assert all(verdict.failure is None for verdict in verdicts.values())
+    assert 500 < sum(verdict.correct for verdict in verdicts.values()) < 2000
+
+
+@pytest.mark.parametrize(
+    "completion, failure, detail",
+    [
+        ("raise", "error", "ZeroDivisionError"),
+        ("exit", "error", "SystemExit"),
+        ("recursion", "error", "RecursionError"),
+        ("neither", "error", "not True or False"),
+        ("no such action", "error", "KeyError"),
+        ("os._exit", "died", "exit 0"),
+        ("kill", "died", "signal 9"),
+        ("kill the guard", "died", "signal 9"),
+        ("kill the group", "died", "signal 9"),
+        ("crash", "died", "signal 11"),
+        ("close everything", "died", ""),
+        ("giant reply", "died", "bytes"),
+        ("malformed reply", "died", "its reply is not one"),
+        ("memory", "memory", ""),
+        ("loop", "time limit", ""),
+        ("sleep", "time limit", ""),
+    ],
+)
+def test_a_failure_costs_its_own_completion_only_and_is_named(task, completion, failure, detail):
+    before, after = ["right", "wrong"] * 20, ["wrong", "right"] * 20
+    with VerifierPool(1, time_limit=2, memory_gib=0.25) as pool:
+        verdicts = judge(pool, [task(text) for text in [*before, completion, *after]])
+    guilty = verdicts.pop(len(before))
+    assert (guilty.correct, guilty.failure) == (False, failure) and detail in guilty.detail and len(guilty.detail) <= 500
+    innocent = [verdicts[i] for i in sorted(verdicts)]
+    assert all(verdict.failure is None for verdict in innocent)
+    assert [verdict.correct for verdict in innocent] == [text == "right" for text in before + after]
+
+
+def test_many_failures_at_once_with_two_workers(task):
+    texts = ["right", "kill", "wrong", "raise", "sleep", "right", "memory", "os._exit", "malformed reply"] * 4
+    random.Random(0).shuffle(texts)
+    with VerifierPool(2, time_limit=1.5, memory_gib=0.25) as pool:
+        verdicts = judge(pool, [task(text) for text in texts])
+    wanted = {"kill": "died", "os._exit": "died", "malformed reply": "died", "raise": "error", "memory": "memory",
+              "sleep": "time limit"}  # fmt: skip
+    assert [verdicts[i].failure for i in range(len(texts))] == [wanted.get(text) for text in texts]
+    assert [verdicts[i].correct for i in range(len(texts))] == [text == "right" for text in texts]
+
+
+def test_a_score_reads_nothing_and_prints_to_nobody(task, capfd):
+    with VerifierPool(1, time_limit=10, memory_gib=1) as pool:
+        verdicts = judge(pool, [task("read"), task("right")])
+    assert verdicts[0].correct and verdicts[1].correct
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_task_that_is_not_there_is_an_error_of_each_completion():
+    with VerifierPool(1, time_limit=10, memory_gib=1) as pool:
+        verdicts = judge(pool, [(Problem("", "", "no_such_task"), "")] * 3)
+    assert {(verdict.failure, verdict.detail) for verdict in verdicts.values()} == {
+        ("error", "ModuleNotFoundError: No module named 'no_such_task'")
+    }
+
+
+def test_giant_and_odd_completions_arrive_whole(task):
+    odd = "\x00\ud800 \u2028 " + "π" * 10
+    problem = Problem("", "x" * 5_000_000)
+    with VerifierPool(2, time_limit=60, memory_gib=2) as pool:
+        items = [(problem, "</think>" + problem.answer), (problem, odd), (Problem("", odd), "</think>" + odd)]
+        verdicts = judge(pool, items)
+    assert [verdicts[i].correct for i in range(3)] == [True, False, True]
+
+
+@pytest.mark.parametrize("completion", ["detach, then right", "detach, then hang", "detach, then die"])
+def test_what_a_score_leaves_behind_dies_with_its_worker(task, tmp_path, completion):
+    marker = tmp_path / "pid"
+    with VerifierPool(1, time_limit=5, memory_gib=2) as pool:
+        judge(pool, [task(completion, str(marker)), task("right")])
+    assert not is_running(int(marker.read_text()))
+
+
+def test_closing_ends_workers_in_the_middle_of_their_work(task, tmp_path):
+    marker = tmp_path / "pid"
+    pool = VerifierPool(2, time_limit=600, memory_gib=2)
+    pool.submit([(0, *task("detach, then hang", str(marker))), (1, *task("sleep"))])
+    assert wait_until(lambda: marker.exists() and marker.read_text())
+    guards = [worker.process for worker in pool._workers]
+    pool.close()
+    assert all(process.returncode is not None for process in guards), "no zombie is left"
+    assert not is_running(int(marker.read_text()))
+    pool.close()  # again does no harm
+    with pytest.raises(RuntimeError, match="closed"):
+        pool.results()
+
+
+OWNER = """
+import sys, tempfile, time
+from data import Problem
+from data.verify import VerifierPool
+pool = VerifierPool(2, 600, 2)
+pool.submit([(0, Problem("", sys.argv[1], "hostile_task"), "last words")])
+while pool.unfinished:
+    pool.results()
+pool.submit([(1, Problem("", "", "hostile_task"), "loop")])
+assert not {"torch", "transformers"} & set(sys.modules)
+print("ready", *[worker.process.pid for worker in pool._workers], flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the README promises this for Linux")
+@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGTERM])
+def test_nothing_outlives_the_owner_of_the_pool(task, tmp_path, by):
+    marker = tmp_path / "pid"
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(marker)],
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(tmp_path / "temporary"), "PYTHONPATH": f"{ROOT}:{tmp_path}"},
+    )
+    guards = [int(word) for word in owner.stdout.readline().split()[1:]]
+    assert len(guards) == 2 and is_running(int(marker.read_text()))
+    owner.send_signal(by)
+    owner.wait()
+    owner.stdout.close()
+    assert wait_until(lambda: not any(is_running(pid) for pid in [*guards, int(marker.read_text())]))
+    assert wait_until(lambda: not any((tmp_path / "temporary").iterdir()))
+
+
+def test_workers_import_no_torch(tmp_path, monkeypatch):
+    (tmp_path / "looking.py").write_text(
+        "import sys\ndef score(problem, completion):\n    return not {'torch', 'transformers'} & set(sys.modules)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with VerifierPool(1, time_limit=10, memory_gib=1) as pool:
+        assert judge(pool, [(Problem("", "", "looking"), "")])[0].correct
+
+
+def test_a_pool_that_cannot_be_is_refused():
+    for wrong in ((0, 1, 1), (1, 0, 1), (1, 1, 0), (1, float("nan"), 1)):
+        with pytest.raises(ValueError, match="must be above 0"):
+            VerifierPool(*wrong)
