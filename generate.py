@@ -21,9 +21,11 @@ Dimensions: S slots of the engine, n <= S of them live, T positions, V vocabular
 """
 
 import multiprocessing
+import os
 import queue
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections import deque
@@ -80,7 +82,8 @@ class Work:
 
 @dataclass(frozen=True)
 class Report:
-    """Generator to trainer. The counters run since the start and leave validation out."""
+    """Generator to trainer, at least every few seconds. The counters say what has come since the last report,
+    validation left out."""
 
     generator: int
     rollouts: list[Rollout] = field(default_factory=list)
@@ -577,14 +580,25 @@ def generator_process(
     number: int, settings: GeneratorSettings, parameters: SharedParameters, work: queue.Queue, reports: queue.Queue
 ) -> None:
     """Sample what comes through `work`, with the newest parameters, until told to stop. Any exception is sent to the
-    trainer with its traceback; when the trainer is no longer alive, the process ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the trainer decides
+    trainer with its traceback; when the trainer dies, the process ends."""
+    for number_of_signal in (signal.SIGINT, signal.SIGTERM):  # these reach whole process groups; the trainer decides
+        signal.signal(number_of_signal, signal.SIG_IGN)
+    threading.Thread(target=_end_with_the_trainer, daemon=True).start()
     work._writer.close()  # only the trainer writes here: when it dies in the middle of a message, reading ends
     try:
         _generate(number, settings, parameters, work, reports)
     except BaseException:
         reports.put(Report(number, error=traceback.format_exc()))
         raise SystemExit(1) from None
+
+
+def _end_with_the_trainer() -> None:
+    """Wherever the main thread is, in a long step or waiting for parameters, it has nobody left to work for."""
+    multiprocessing.parent_process().join()
+    os._exit(1)
+
+
+HEARTBEAT = 5.0  # seconds between two reports at most, while steps of the engine are shorter
 
 
 def _generate(number, settings, parameters, work, reports):
@@ -596,28 +610,30 @@ def _generate(number, settings, parameters, work, reports):
     validation_engine = TorchEngine(model, settings.decoding, settings.slots)  # the same model, slots of its own
     engine.update(parameters)
     reports.put(Report(number))  # ready
-    trainer = multiprocessing.parent_process()
-    busy, sampled_tokens = 0.0, 0
-    while trainer.is_alive():
-        message = _next_work(work, wait=engine.unfinished == 0)
+    busy, reported = 0.0, time.monotonic()
+    while True:
+        message = _next_work(work, wait=engine.unfinished + validation_engine.unfinished == 0)
         if message is not None and message.stop:
             return
         if message is not None and message.validation:
             validation_engine.update(parameters)
-            rollouts = sample_all(validation_engine, message.requests)
-            reports.put(Report(number, rollouts, True, busy, sampled_tokens))
-            continue
-        if message is not None:
+            validation_engine.add(message.requests)
+        elif message is not None:
             engine.add(message.requests)
             continue  # take all the work there is, and only then look for parameters: they are at least as new
-        started = time.monotonic()
-        if parameters.version > engine.version:
-            engine.update(parameters)
-        rollouts = engine.step()
-        busy += time.monotonic() - started
-        sampled_tokens += sum(int(rollout.sampled.sum()) for rollout in rollouts)
-        if rollouts:
-            reports.put(Report(number, rollouts, False, busy, sampled_tokens))
+        validation = validation_engine.unfinished > 0
+        if validation:
+            rollouts = validation_engine.step()
+        else:
+            started = time.monotonic()
+            if parameters.version > engine.version:
+                engine.update(parameters)
+            rollouts = engine.step()
+            busy += time.monotonic() - started
+        if rollouts or time.monotonic() - reported > HEARTBEAT:
+            sampled_tokens = 0 if validation else sum(int(rollout.sampled.sum()) for rollout in rollouts)
+            reports.put(Report(number, rollouts, validation, busy, sampled_tokens))
+            busy, reported = 0.0, time.monotonic()
 
 
 def _next_work(work: queue.Queue, wait: bool) -> Work | None:

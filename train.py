@@ -5,6 +5,7 @@
     python train.py --leave-out fp32_logits                    # ScaleRL but for one axis
     python train.py --loss gspo --advantage-norm none          # any part on its own
     python train.py --trainer-device cuda:0 --generator-devices cuda:1 cuda:2
+    python train.py --resume runs/NAME                         # go on after a crash, a Ctrl-C or the end (--steps 300)
 
 What happens, in the order of this file:
 
@@ -15,15 +16,21 @@ What happens, in the order of this file:
       -> every few steps held-out problems are sampled with the parameters of that step alone
       -> at the end the sigmoid of the paper is fitted to those pass rates (fit_curve.py)
 
-The trainer is this process; each generator is a process of its own, with two queues: Work goes, Reports come.
+The trainer is this process; each generator is a process of its own, with two queues: Work goes, Reports come. One
+that dies is replaced and given its work again; every wait ends when the other side is dead or silent. Every few steps
+a checkpoint is written, whole or not at all, from which --resume goes on.
 Version v of the parameters is what v optimizer steps have made; step s trains version s and makes s + 1.
 
 Dimensions: P prompts in a batch, G completions per prompt, B sequences in a micro-batch, T tokens, N tokens.
 """
 
 import argparse
+import contextlib
 import dataclasses
+import fcntl
+import hashlib
 import json
+import math
 import os
 import platform
 import queue
@@ -31,11 +38,13 @@ import shutil
 import signal
 import sys
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TextIO
 
 import numpy as np
+import safetensors.torch
 import torch
 import torch.multiprocessing as multiprocessing
 import transformers
@@ -48,6 +57,7 @@ import fit_curve
 import generate
 import loss as scalerl
 from data import Problem, load_task
+from data.verify import Verdict, VerifierPool
 from generate import Decoding, Report, Request, Rollout, SharedParameters, Work
 
 # --- settings -----------------------------------------------------------------------------------------------------
@@ -61,6 +71,7 @@ class Settings:
     model: str = "data/arithmetic_base"  # folder or hub name of a transformers causal LM
     data: str = "arithmetic"  # task: a module of data/
     name: str | None = None  # the run's folder is runs/NAME; by default recipe, changed parts and seed, numbered if taken
+    resume: Path | None = None  # folder of a run to go on with; the other flags then change what may be changed
     seed: int = 0  # of prompt order, thinking budgets and sampling; only ppo-1 and pipeline-0 repeat themselves exactly
 
     steps: int = 160  # optimizer steps
@@ -84,13 +95,20 @@ class Settings:
     validation_problems: int = 128  # held out, the same each time
     validation_samples: int = 16  # completions of each: the pass rate is mean@this
 
+    checkpoint_every: int = 20  # steps; also at the end, on Ctrl-C and on SIGTERM
+    keep_checkpoints: int = 2  # the newest
+
     generator_devices: tuple[str, ...] = ("cpu",)  # one generator process each, for example cuda:1 cuda:2
     trainer_device: str = "cpu"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of the trunk; auto: bfloat16 on a GPU, float32 on a CPU
     slots: int = 512  # sequences that a generator decodes at once
     tokens_per_micro_batch: int = 4096  # padded tokens in one forward and backward
     threads: int = 0  # CPU threads of each process; 0: the cores, shared evenly
-    wait_timeout: float = 600.0  # seconds without a word from any generator until the run gives up
+    verifiers: int = 1  # processes that judge completions
+    verifier_time_limit: float = 10.0  # seconds for one completion; then its verifier is killed and replaced
+    verifier_memory: float = 4.0  # GiB that a verifier may take
+    wait_timeout: float = 600.0  # seconds without a word from a generator until it is killed and replaced
+    max_restarts: int = 3  # generators replaced in a run until it gives up
 
     @property
     def prompts(self) -> int:
@@ -103,7 +121,13 @@ def parse_settings(arguments: list[str]) -> Settings:
     start = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     start.add_argument("--recipe", default="scalerl")
     start.add_argument("--leave-out", "--leave_out", default=None)
+    start.add_argument("--resume", default=None)
     chosen, _ = start.parse_known_args(arguments)
+    if chosen.resume is not None:
+        before = read_settings(Path(chosen.resume))
+        settings = tyro.cli(Settings, args=arguments, default=before, description=__doc__)
+        refuse_changes(before, settings)
+        return settings
     recipe = scalerl.RECIPES.get(chosen.recipe, scalerl.Recipe())  # tyro refuses an unknown name below
     if chosen.leave_out in scalerl.Axis.__args__:
         if chosen.recipe != "scalerl":
@@ -112,18 +136,57 @@ def parse_settings(arguments: list[str]) -> Settings:
     return tyro.cli(Settings, args=arguments, default=Settings(recipe=recipe), description=__doc__)
 
 
+def read_settings(folder: Path) -> Settings:
+    """The settings of the run in this folder. ValueError if there is none."""
+    try:
+        stored = json.loads((folder / "config.json").read_text())
+        recipe = scalerl.Recipe(**stored.pop("recipe"))
+        stored.pop("versions")
+        values = {name: tuple(value) if isinstance(value, list) else value for name, value in stored.items()}
+        return Settings(recipe=recipe, **values)
+    except OSError as error:
+        raise ValueError(f"--resume {folder}: the folder holds no run ({error.strerror}: {error.filename})") from None
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"--resume {folder}: its config.json is not one of this program ({error})") from None
+
+
+# What says where and how often, but not what is computed. All else is the run itself.
+MAY_CHANGE = {
+    "resume", "steps", "validation_every", "checkpoint_every", "keep_checkpoints", "generator_devices",
+    "trainer_device", "slots", "tokens_per_micro_batch", "threads", "verifiers", "wait_timeout", "max_restarts",
+}  # fmt: skip
+
+
+def refuse_changes(before: Settings, now: Settings) -> None:
+    """ValueError, naming the flags, if a resumed run would not be the same run."""
+    pairs = [(f.name, getattr(before, f.name), getattr(now, f.name)) for f in dataclasses.fields(Settings)[1:]]
+    pairs += [(f.name, getattr(before.recipe, f.name), getattr(now.recipe, f.name)) for f in dataclasses.fields(before.recipe)]
+    changed = [
+        f"--{name.replace('_', '-')} (was {old}, now {new})"
+        for name, old, new in pairs
+        if old != new and name not in MAY_CHANGE
+    ]
+    if changed:
+        raise ValueError(
+            f"--resume goes on with the same run, in which these cannot change: {', '.join(changed)}; those that can:"
+            f" {', '.join('--' + name.replace('_', '-') for name in sorted(MAY_CHANGE - {'resume'}))}"
+        )
+
+
 def check_settings(settings: Settings) -> None:
     """ValueError, naming the flag, for values that cannot be."""
     scalerl.parse_asynchrony(settings.recipe.asynchrony)
     least = dict(
         steps=1, prompts_per_step=1, completions_per_prompt=2, train_prompts=1, warmup_steps=0, validation_every=1,
         validation_problems=1, validation_samples=1, slots=1, tokens_per_micro_batch=1, threads=0,
+        checkpoint_every=1, keep_checkpoints=1, verifiers=1, max_restarts=0,
     )  # fmt: skip
     for name, minimum in least.items():
         if getattr(settings, name) < minimum:
             flag = "--" + name.replace("_", "-")
             raise ValueError(f"{flag} is {getattr(settings, name)}; it must be at least {minimum}")
-    for name in ("learning_rate", "adam_eps", "clip_gradient", "wait_timeout"):
+    positive = ("learning_rate", "adam_eps", "clip_gradient", "wait_timeout", "verifier_time_limit", "verifier_memory")
+    for name in positive:
         if not getattr(settings, name) > 0:
             raise ValueError(f"--{name.replace('_', '-')} is {getattr(settings, name)}; it must be above 0")
     if not 0 <= settings.thinking_budget[0] <= settings.thinking_budget[1]:
@@ -162,8 +225,8 @@ class PromptOrder:
         self.number, self.seed, self.no_positive_resampling = number, seed, no_positive_resampling
         self.epoch, self.cursor = 0, 0
         self.order = self.shuffled()
-        self.pass_rates: dict[int, float] = {}  # of each prompt at its last visit
         self.retired: set[int] = set()
+        self.pass_rates: dict[int, float] = {}  # of each prompt at its last visit
 
     def shuffled(self) -> np.ndarray:
         """All prompts in the order of this epoch."""
@@ -187,23 +250,39 @@ class PromptOrder:
             self.retired.add(prompt)
 
 
+    def state(self) -> dict:
+        """All that `restore` needs, for a checkpoint; the order follows from seed and epoch."""
+        return {"epoch": self.epoch, "cursor": self.cursor, "pass_rates": list(self.pass_rates.items())}
+
+    def restore(self, state: dict) -> None:
+        self.epoch, self.cursor = state["epoch"], state["cursor"]
+        self.order = self.shuffled()
+        for prompt, pass_rate in state["pass_rates"]:
+            self.record(prompt, pass_rate)
+
+
 @dataclass
 class Group:
     """The completions of one prompt at one visit, from when it is handed out until it is trained on."""
 
-    number: int  # unique in the run, in the order of handing out
-    prompt: int  # index of the training problem
+    number: int  # unique in the run, in the order of handing out; of a validation, the place in it
+    prompt: int  # index of the problem
     version: int  # of the parameters when it was handed out: none of its tokens is older
     generator: int
-    rollouts: list[Rollout] = field(default_factory=list)  # as they come back
-    correct: list[bool] = field(default_factory=list)  # the task's verdict on each
+    requests: list[Request]
+    rollouts: dict[int, Rollout] = field(default_factory=dict)  # by their index, as they come back
+    verdicts: dict[int, Verdict] = field(default_factory=dict)  # on each, as they come from the verifiers
+
+    @property
+    def finished(self) -> bool:
+        return len(self.verdicts) == len(self.requests)
 
 
 # --- generators ---------------------------------------------------------------------------------------------------
 
 
 class GeneratorFailed(Exception):
-    """A generator has ended by itself: the message holds its traceback, signal or exit status."""
+    """A generator has ended by itself, or is silent: the message holds its traceback, signal or exit status."""
 
 
 @dataclass
@@ -215,85 +294,81 @@ class Generator:
     process: multiprocessing.Process
     work: multiprocessing.Queue
     reports: multiprocessing.Queue
+    heard: float  # clock reading when its last report came, or it was started
+    ready: bool = False  # it has reported at least once
     groups: int = 0  # handed out to it and not finished
-    last: Report | None = None  # newest counters
 
 
-def start_generators(settings: Settings, decoding: Decoding, parameters: SharedParameters) -> list[Generator]:
-    """Start a process for each generator device and wait until all are ready."""
+def start_generator(number: int, settings: Settings, decoding: Decoding, parameters: SharedParameters) -> Generator:
+    """Start the process of one generator device. Its first report says that it is ready."""
     context = multiprocessing.get_context("spawn")
+    work, reports = context.Queue(), context.Queue()
+    device = settings.generator_devices[number]
+    own = generate.GeneratorSettings(
+        settings.model, device, trunk_dtype(settings, device), cpu_threads(settings), settings.slots, decoding
+    )
+    process = context.Process(
+        target=generate.generator_process,
+        args=(number, own, parameters, work, reports),
+        name=f"generator {number} on {device}",
+        daemon=True,
+    )
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: Ctrl-C is for the trainer, from the first moment
-    generators = []
-    for number, device in enumerate(settings.generator_devices):
-        work, reports = context.Queue(), context.Queue()
-        own = generate.GeneratorSettings(
-            settings.model, device, trunk_dtype(settings, device), cpu_threads(settings), settings.slots, decoding
-        )
-        process = context.Process(
-            target=generate.generator_process,
-            args=(number, own, parameters, work, reports),
-            name=f"generator {number} on {device}",
-            daemon=True,
-        )
-        process.start()
-        # Only the generator writes here, so when it dies in the middle of a message the reader meets an end of file
-        # instead of waiting for the rest for ever.
-        reports._writer.close()
-        generators.append(Generator(number, device, process, work, reports))
+    process.start()
     signal.signal(signal.SIGINT, handler)
-    while any(generator.last is None for generator in generators):
-        wait_for_reports(generators, settings.wait_timeout)
-    return generators
+    # Each end of a pipe is open in one process only, so that when the other side dies, in the middle of a message
+    # too, reading meets an end of file and writing an error, instead of waiting for ever.
+    reports._writer.close()
+    work._reader.close()
+    work._ignore_epipe = True
+    return Generator(number, device, process, work, reports, heard=time.monotonic())
 
 
-def take_reports(generators: list[Generator]) -> list[Report]:
-    """All reports there are now. GeneratorFailed if a generator has died."""
+def take_reports(generator: Generator, timeout: float) -> list[Report]:
+    """The reports there are now, perhaps none. GeneratorFailed if the generator has died, or if it has not sent
+    anything for `timeout` seconds, though it should every few."""
     reports = []
-    for generator in generators:
-        alive = generator.process.is_alive()  # asked first, so that what it sent before it died is still read
-        while True:
-            try:
-                report = generator.reports.get_nowait()
-            except queue.Empty:
-                break
-            except EOFError:
-                generator.process.join()
-                alive = False
-                break
-            if report.error is not None:
-                raise GeneratorFailed(f"{generator.process.name} failed:\n{report.error}")
-            generator.last = report
-            reports.append(report)
-        if not alive:
-            code = generator.process.exitcode
-            how = f"by signal {-code}" if code < 0 else f"with status {code}"
-            raise GeneratorFailed(f"{generator.process.name} ended {how}, without a word")
+    alive = generator.process.is_alive()  # asked first, so that what it sent before it died is still read
+    while True:
+        try:
+            reports.append(generator.reports.get_nowait())
+        except queue.Empty:
+            break
+        except EOFError:
+            generator.process.join()
+            alive = False
+            break
+        generator.heard, generator.ready = time.monotonic(), True
+        if reports[-1].error is not None:
+            raise GeneratorFailed(f"{generator.process.name} failed:\n{reports[-1].error}")
+    if reports:
+        return reports  # if it has died since, the next call says so
+    if not alive:
+        code = generator.process.exitcode
+        how = f"by signal {-code}" if code < 0 else f"with status {code}"
+        raise GeneratorFailed(f"{generator.process.name} ended {how}, without a word")
+    if time.monotonic() - generator.heard > timeout:
+        raise GeneratorFailed(f"{generator.process.name} lives, but has been silent for {timeout:.0f} s (--wait-timeout)")
     return reports
 
 
-def wait_for_reports(generators: list[Generator], timeout: float) -> list[Report]:
-    """At least one report. TimeoutError after `timeout` seconds of silence; GeneratorFailed if one has died."""
-    deadline = time.monotonic() + timeout
-    while not (reports := take_reports(generators)):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"no generator has sent anything for {timeout:.0f} s (--wait-timeout), though all live")
-        time.sleep(0.002)
-    return reports
+def discard(generator: Generator) -> None:
+    """Kill what is left of a generator and let go of its queues."""
+    generator.process.kill()
+    generator.process.join()
+    for end in (generator.work, generator.reports):
+        end.cancel_join_thread()
+        end.close()
 
 
 def stop_generators(generators: list[Generator], timeout: float = 5.0) -> None:
-    """Ask all to end; end those that do not within `timeout` seconds."""
+    """Ask all to end; kill those that do not within `timeout` seconds."""
     for generator in generators:
         generator.work.put(Work(stop=True))
     deadline = time.monotonic() + timeout
     for generator in generators:
         generator.process.join(max(0.0, deadline - time.monotonic()))
-        if generator.process.is_alive():
-            generator.process.kill()
-            generator.process.join()
-        for end in (generator.work, generator.reports):
-            end.cancel_join_thread()
-            end.close()
+        discard(generator)
 
 
 def cpu_threads(settings: Settings) -> int:
@@ -379,11 +454,14 @@ def train_step(
 ) -> dict:
     """One optimizer step on a batch of groups; returns the step's metrics, as they are logged."""
     recipe, device = settings.recipe, model.device
-    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    places = [(group, index) for group in groups for index in range(settings.completions_per_prompt)]
+    rollouts = [group.rollouts[index] for group, index in places]
+    verdicts = [group.verdicts[index] for group, index in places]
     shape = (len(groups), settings.completions_per_prompt)
-    correct_PG = torch.tensor([group.correct for group in groups])
+    correct_PG = torch.tensor([verdict.correct for verdict in verdicts]).view(shape)
     lengths_PG = torch.tensor([int(rollout.sampled.sum()) for rollout in rollouts]).view(shape)
-    usable_PG = ~torch.tensor([rollout.truncated for rollout in rollouts]).view(shape)
+    judged = [verdict.failure is None and not rollout.truncated for verdict, rollout in zip(verdicts, rollouts)]
+    usable_PG = torch.tensor(judged).view(shape)
     rewards_PG = scalerl.rewards(
         correct_PG,
         lengths_PG,
@@ -414,13 +492,16 @@ def train_step(
     gradient_norm = 0.0
     if tokens:
         gradient_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip_gradient).item()
+    finite = math.isfinite(totals["loss"]) and math.isfinite(gradient_norm)
+    if tokens and finite:  # one NaN that is stepped on stays in the parameters for good
         optimizer.step()
-        optimizer.zero_grad()
+    optimizer.zero_grad()
 
     ages = step - np.concatenate([rollout.versions[rollout.sampled] for rollout in rollouts])
     per_token = {name: totals[name] / tokens if tokens else None for name in ("entropy", "ratio", "clipped", "kl")}
     return {
         "pass_rate": correct_PG.float().mean().item(),
+        "skipped": int(not finite),
         "loss": totals["loss"],
         "gradient_norm": gradient_norm,
         "learning_rate": optimizer.param_groups[0]["lr"],
@@ -436,6 +517,7 @@ def train_step(
         "interrupted_fraction": float(np.mean([rollout.interrupted for rollout in rollouts])),
         "truncated_fraction": float(np.mean([rollout.truncated for rollout in rollouts])),
         "zero_variance_fraction": scalerl.zero_variance(rewards_PG, usable_PG).float().mean().item(),
+        "verifier_failures": sum(verdict.failure is not None for verdict in verdicts),
         "trained_tokens": tokens,
     }
 
@@ -463,17 +545,19 @@ class Compute:
     parameters: int  # that take part in a token's forward: all but the embedding table
     tokens: int = 0  # sampled, of the groups trained on
     flops: float = 0.0  # 2 x parameters a token forward, 4 x backward; attention over the past left out
+    device_seconds: float = 0.0  # of the run before it was resumed
     started: float = 0.0  # clock reading at the first step
-    paused: float = 0.0  # seconds of validation since then
+    paused: float = 0.0  # seconds of validation and of checkpoints since then
 
     @property
     def seconds(self) -> float:
+        """Of training, in this process."""
         return time.monotonic() - self.started - self.paused
 
     def add(self, groups: list[Group], trained_tokens: int) -> int:
         """Count a batch: generation of all of it, training of the part that was not filtered out, of which
         trained_tokens is the number of sampled tokens. Returns that number for the whole batch."""
-        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        rollouts = [rollout for group in groups for rollout in group.rollouts.values()]
         batch_tokens = sum(int(rollout.sampled.sum()) for rollout in rollouts)
         self.tokens += batch_tokens
         completions = sum(len(rollout.tokens) for rollout in rollouts)
@@ -486,7 +570,7 @@ class Compute:
 
     def columns(self) -> dict:
         return {
-            "compute_device_hours": self.seconds * self.devices / 3600,
+            "compute_device_hours": (self.device_seconds + self.seconds * self.devices) / 3600,
             "compute_tokens": self.tokens,
             "compute_flops": self.flops,
         }
@@ -499,10 +583,132 @@ def matmul_parameters(model: PreTrainedModel) -> int:
     return total if embedding is head else total - embedding.numel()
 
 
+# --- files: whole or not at all -----------------------------------------------------------------------------------
+# A checkpoint, runs/NAME/checkpoints/step-000020/, holds model/ (fp32, a folder that transformers loads),
+# optimizer.safetensors, state.json, and checksums.json over all of these. Both formats hold data and no code.
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        partial.write_text(text)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+    partial.replace(path)
+
+
+@contextlib.contextmanager
+def whole_folder(target: Path):
+    """A folder to write into, which takes the place of `target` once all of it is on disk. OSError if it cannot."""
+    partial = target.with_name(target.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True)
+        yield partial
+        for path in filter(Path.is_file, partial.rglob("*")):
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())
+        shutil.rmtree(target, ignore_errors=True)
+        partial.rename(target)
+    except safetensors.SafetensorError as error:  # a full disk, in its words
+        raise OSError(f"{partial}: {error}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def checksums(folder: Path) -> dict[str, str]:
+    """SHA-256 of all files in the folder but checksums.json, by relative path."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "checksums.json")
+    digests = {}
+    for path in files:
+        with open(path, "rb") as file:
+            digests[str(path.relative_to(folder))] = hashlib.file_digest(file, "sha256").hexdigest()
+    return digests
+
+
+def checkpoint_folders(run_folder: Path) -> list[Path]:
+    """Of a run, the oldest first."""
+    return sorted((run_folder / "checkpoints").glob("step-*[0-9]"), key=lambda folder: int(folder.name[len("step-") :]))
+
+
+def write_checkpoint(
+    run_folder: Path, model: PreTrainedModel, tokenizer, optimizer: torch.optim.Optimizer, state: dict, keep: int
+) -> None:
+    """Add the checkpoint of state["step"] and remove all but the newest `keep`. OSError if it cannot be written; then
+    the ones before are as they were."""
+    with whole_folder(run_folder / "checkpoints" / f"step-{state['step']:06d}") as folder:
+        model.save_pretrained(folder / "model")
+        tokenizer.save_pretrained(folder / "model")
+        moments = {
+            f"{name}/{key}": value
+            for name, parameter in model.named_parameters()
+            for key, value in optimizer.state.get(parameter, {}).items()
+        }
+        safetensors.torch.save_file(moments, folder / "optimizer.safetensors")
+        (folder / "state.json").write_text(json.dumps(state))
+        (folder / "checksums.json").write_text(json.dumps(checksums(folder), indent=2))
+    for old in checkpoint_folders(run_folder)[:-keep]:
+        shutil.rmtree(old)
+
+
+def newest_checkpoint(run_folder: Path) -> Path | None:
+    """The newest whole checkpoint; a damaged one is named on screen and passed over. None if there has been none yet,
+    ValueError if all are damaged."""
+    folders = checkpoint_folders(run_folder)
+    for folder in reversed(folders):
+        try:
+            expected, found = json.loads((folder / "checksums.json").read_text()), checksums(folder)
+            damaged = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+        except (OSError, ValueError):
+            damaged = ["checksums.json"]
+        if not damaged:
+            return folder
+        print(f"warning: the checkpoint {folder} is damaged ({', '.join(damaged)}); passed over", file=sys.stderr)
+    if folders:
+        raise ValueError(f"--resume {run_folder}: no checkpoint of this run is whole")
+    return None
+
+
+def read_optimizer(path: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> None:
+    """Give the optimizer the moments that `write_checkpoint` stored."""
+    parameters = dict(model.named_parameters())
+    for place, value in safetensors.torch.load_file(path).items():
+        name, _, key = place.rpartition("/")
+        parameter = parameters[name]
+        optimizer.state[parameter][key] = value if key == "step" else value.to(parameter.device)
+
+
+def lock_folder(folder: Path) -> TextIO:
+    """The run's lock, held until the file is closed or the process ends, however that happens. ValueError if another
+    process holds it."""
+    file = open(folder / "lock", "a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        raise ValueError(f"{folder} is in use by process {file.read().strip() or '?'}; wait for it or stop it") from None
+    file.truncate(0)
+    file.write(f"{os.getpid()}\n")
+    file.flush()
+    return file
+
+
 # --- the run ------------------------------------------------------------------------------------------------------
 
 
-SAMPLED_PROBLEMS = 6  # validation problems shown in samples.txt
+SAMPLED_PROBLEMS, SAMPLES_SHOWN = 6, 2  # validation problems in samples.txt, completions of each
+MOST_SKIPPED_IN_A_ROW = 5  # steps that were not finite, until the run ends
+MISMATCH_TOO_LARGE = 0.05  # nats: an on-policy ratio that is off by 5 % on average is more than numerics
+
+
+class Stopped(Exception):
+    """Ctrl-C or SIGTERM, met at a place where the run can be saved."""
+
+
+class NotFinite(Exception):
+    """The loss or gradient was not finite in several steps in a row."""
 
 
 class Run:
@@ -515,9 +721,11 @@ class Run:
         self.held_out = task.problems("validation", settings.validation_problems)
         self.prompt_ids: dict[Problem, list[int]] = {}  # with the chat template
         self.order = PromptOrder(len(self.problems), settings.seed, settings.recipe.no_positive_resampling)
+        self.step = 0  # optimizer steps made, and so the version of the parameters
         self.under_way: dict[int, Group] = {}  # handed out, not trained on, by number
+        self.validating: dict[int, Group] = {}  # the same of a validation
         self.handed_out = 0
-        self.validation_rollouts: list[Rollout] = []
+        self.to_repeat: deque[tuple[int, int]] = deque()  # number and prompt of groups lost when the run was stopped
         self.optimizer = torch.optim.AdamW(
             model.parameters(),
             lr=settings.learning_rate,
@@ -526,11 +734,62 @@ class Run:
             weight_decay=settings.weight_decay,
         )
         self.compute = Compute(len(settings.generator_devices) + 1, matmul_parameters(model))
+        self.busy_seconds, self.sampled_tokens = 0.0, 0  # of all generators, in this process
         self.validations: list[dict] = []  # the validation lines of the log
-        self.samples: dict[int, list[Rollout]] = {}  # of the first and the last validation, by step
+        self.samples: dict[int, list[list[str]]] = {}  # of the first and the last validation, by step and problem
+        self.saved_step = -1  # of the newest checkpoint
+        self.restarts = 0  # generators replaced
+        self.skipped_in_a_row = 0
         self.began = time.monotonic()
         self.forecast = ""  # for the progress bar, once there is one
-        self.warned = False
+        self.warned: set[str] = set()
+        self.stopped_by: signal.Signals | None = None
+
+    # Checkpoints
+
+    def save(self) -> None:
+        """Write a checkpoint of this step, unless there is one."""
+        if self.saved_step == self.step:
+            return
+        state = {
+            "step": self.step,
+            "order": self.order.state(),
+            # What is under way is sampled again, with the parameters of then. Every random draw of the run follows
+            # from the seed and a group's number, an epoch or a step, so there is no other random state.
+            "handed_out": self.handed_out,
+            "to_repeat": [(group.number, group.prompt) for group in self.under_way.values()] + list(self.to_repeat),
+            "compute": {
+                "tokens": self.compute.tokens,
+                "flops": self.compute.flops,
+                "device_seconds": self.compute.columns()["compute_device_hours"] * 3600,
+            },
+            "wall_seconds": time.monotonic() - self.began,
+            "samples": list(self.samples.items()),
+        }
+        keep = self.settings.keep_checkpoints
+        write_checkpoint(self.folder, self.model, self.tokenizer, self.optimizer, state, keep)
+        self.saved_step = self.step
+
+    def restore(self, checkpoint: Path | None) -> None:
+        """Go on from a checkpoint, whose parameters the model has already, or from the beginning if there is none.
+        What the log tells of later steps is dropped: they will come again."""
+        log, kept = self.folder / "log.jsonl", []
+        if checkpoint is not None:
+            state = json.loads((checkpoint / "state.json").read_text())
+            read_optimizer(checkpoint / "optimizer.safetensors", self.model, self.optimizer)
+            self.step = self.saved_step = state["step"]
+            self.order.restore(state["order"])
+            self.handed_out = state["handed_out"]
+            self.to_repeat = deque(tuple(group) for group in state["to_repeat"])
+            self.compute = dataclasses.replace(self.compute, **state["compute"])
+            self.began = time.monotonic() - state["wall_seconds"]
+            self.samples = {step: shown for step, shown in state["samples"]}
+            kept = [line for line in log.read_text().splitlines() if line.endswith("}")]  # the last may be cut short
+            kept = [line for line in kept if json.loads(line)["step"] <= self.step]
+            self.validations = [line for line in map(json.loads, kept) if line["kind"] == "validation"]
+            self.refresh_forecast()
+        write_whole(log, "".join(line + "\n" for line in kept))
+        print(f"{self.folder}: going on from step {self.step}", file=sys.stderr)
 
     def render_prompts(self) -> None:
         """Token ids of all prompts. ValueError for one that is longer than its budget."""
@@ -545,78 +804,140 @@ class Run:
 
     def train(self) -> None:
         """All steps, from the first validation to the last."""
-        settings, asynchrony = self.settings, self.settings.recipe.asynchrony
+        settings = self.settings
         self.parameters = SharedParameters(self.model)
-        self.parameters.write(self.model, version=0)
-        self.generators = start_generators(settings, self.decoding, self.parameters)
+        self.parameters.write(self.model, version=self.step)
+        self.generators: list[Generator] = []
+        self.verifiers = VerifierPool(settings.verifiers, settings.verifier_time_limit, settings.verifier_memory)
         try:
-            self.validate(step=0)
+            for number in range(len(settings.generator_devices)):
+                self.generators.append(start_generator(number, settings, self.decoding, self.parameters))
+            while not all(generator.ready for generator in self.generators):
+                self.stop_if_asked()
+                self.look()
+                time.sleep(0.002)
             self.compute.started = time.monotonic()
+            if self.validation_due() and not (self.validations and self.validations[-1]["step"] == self.step):
+                self.validate()
             self.last_rates = self.counters()
-            with tqdm(total=settings.steps, desc="training", unit="step", dynamic_ncols=True) as bar:
-                for step in range(settings.steps):
-                    self.hand_out(step)
-                    waiting = time.monotonic()
-                    groups = self.collect(step)
-                    waited = time.monotonic() - waiting
-                    if groups is None:
-                        bar.write(f"Every prompt has been retired (pass rate >= {scalerl.RETIRE_AT}): training ends.")
-                        break
-                    metrics = train_step(self.model, self.optimizer, groups, step, settings)
-                    for group in groups:
-                        self.order.record(group.prompt, sum(group.correct) / len(group.correct))
-                    if scalerl.publishes_after(asynchrony, step):
-                        self.parameters.write(self.model, version=step + 1)
-                    if metrics["truncated_fraction"] > scalerl.TRUNCATED_TOO_OFTEN and not self.warned:
-                        self.warned = True
-                        bar.write(
-                            f"warning: {metrics['truncated_fraction']:.0%} of the completions of step {step + 1} reached"
-                            " their token limit without ending, and are left out; instabilities often follow above"
-                            f" {scalerl.TRUNCATED_TOO_OFTEN:.0%}: raise --answer-budget or --thinking-budget"
-                        )
-                    batch_tokens = self.compute.add(groups, metrics.pop("trained_tokens"))
-                    self.log({"kind": "train", "step": step + 1, **metrics, **self.rates(waited, batch_tokens)})
-                    if (step + 1) % settings.validation_every == 0 or step + 1 == settings.steps:
-                        self.validate(step + 1)
-                    bar.update()
-                    bar.set_postfix_str(
-                        f"pass rate {self.validations[-1]['pass_rate']:.3f}"
-                        f", off-policy {metrics['off_policyness_mean']:.1f}, {self.speeds}{self.forecast}"
-                    )
-            if self.validations[-1]["step"] < step:
-                self.validate(step)
+            with tqdm(total=settings.steps, initial=self.step, desc="training", unit="step", dynamic_ncols=True) as bar:
+                while self.step < settings.steps and self.train_once(bar):
+                    pass
+            if self.validations[-1]["step"] < self.step:
+                self.validate()
         finally:
             stop_generators(self.generators)
+            self.verifiers.close()
+
+    def train_once(self, bar: tqdm) -> bool:
+        """One step with all that belongs to it; False if there is nothing left to train on."""
+        settings, step = self.settings, self.step
+        self.stop_if_asked()
+        self.hand_out()
+        waiting = time.monotonic()
+        groups = self.collect()
+        waited = time.monotonic() - waiting
+        if groups is None:
+            say(f"Every prompt has been retired (pass rate >= {scalerl.RETIRE_AT}): training ends.")
+            return False
+        metrics = train_step(self.model, self.optimizer, groups, step, settings)
+        for group in groups:
+            self.order.record(group.prompt, sum(v.correct for v in group.verdicts.values()) / len(group.verdicts))
+        self.step += 1
+        if scalerl.publishes_after(settings.recipe.asynchrony, step):
+            self.parameters.write(self.model, version=self.step)
+        batch_tokens = self.compute.add(groups, metrics.pop("trained_tokens"))
+        self.log({"kind": "train", "step": self.step, **metrics, **self.rates(waited, batch_tokens)})
+        self.look_at_numbers(groups, metrics)
+        if self.validation_due():
+            self.validate()
+        if self.step % settings.checkpoint_every == 0:
+            self.save()
+        bar.update()
+        bar.set_postfix_str(
+            f"pass rate {self.validations[-1]['pass_rate']:.3f}"
+            f", off-policy {metrics['off_policyness_mean']:.1f}, {self.speeds}{self.forecast}"
+        )
+        return True
+
+    def look_at_numbers(self, groups: list[Group], metrics: dict) -> None:
+        """Warn of what often comes before a collapse; NotFinite when there is nothing to go on with."""
+        if metrics["truncated_fraction"] > scalerl.TRUNCATED_TOO_OFTEN:
+            self.warn(
+                "truncation",
+                f"{metrics['truncated_fraction']:.0%} of the completions of step {self.step} reached their token limit"
+                " without ending, and are left out; instabilities often follow above"
+                f" {scalerl.TRUNCATED_TOO_OFTEN:.0%}: raise --answer-budget or --thinking-budget",
+            )
+        if not metrics["skipped"]:
+            self.skipped_in_a_row = 0
+            return
+        self.skipped_in_a_row += 1
+        batch = self.folder / "not_finite_batch.json"
+        write_whole(batch, json.dumps([group_as_json(group) for group in groups]))
+        found = f"the loss or the gradient of step {self.step} is not finite; its batch is in {batch}"
+        self.warn("not finite", f"{found}. The step is skipped, and counted as `skipped` in the log")
+        if self.skipped_in_a_row == MOST_SKIPPED_IN_A_ROW:
+            raise NotFinite(
+                f"{found}. So were the {MOST_SKIPPED_IN_A_ROW - 1} steps before it, and the parameters stay as they"
+                " were: try a lower --learning-rate, or --dtype float32, from an earlier checkpoint"
+            )
+
+    # Being told to stop, and warning
+
+    def on_signal(self, number: int, _) -> None:
+        """Ctrl-C or SIGTERM: the first is heeded where the run can be saved, the second at once."""
+        if self.stopped_by is not None:
+            raise KeyboardInterrupt
+        self.stopped_by = signal.Signals(number)
+        say("Stopping after this step, with a checkpoint. Once more stops at once, without.")
+
+    def stop_if_asked(self) -> None:
+        if self.stopped_by is not None:
+            raise Stopped("Ctrl-C" if self.stopped_by == signal.SIGINT else self.stopped_by.name)
+
+    def warn(self, about: str, text: str) -> None:
+        """Say it the first time."""
+        if about not in self.warned:
+            self.warned.add(about)
+            say(f"warning: {text}")
 
     # Handing out and collecting
 
-    def hand_out(self, step: int) -> None:
+    def hand_out(self) -> None:
         """Give prompts to the generators, as far ahead as the recipe allows and the generators can use."""
         settings, asynchrony = self.settings, self.settings.recipe.asynchrony
         kind, _ = scalerl.parse_asynchrony(asynchrony)
         if kind == "ppo" and self.under_way:
             return
-        ahead = scalerl.groups_ahead(asynchrony, settings.prompts)
+        ahead = scalerl.groups_ahead(asynchrony, settings.prompts, self.step)
         # What a generator cannot begin before it hears from us again would only grow old in its queue.
         useful = settings.slots // settings.completions_per_prompt + settings.prompts // len(self.generators) + 1
-        requests: list[list[Request]] = [[] for _ in self.generators]
+        wanted: list[list[Request]] = [[] for _ in self.generators]
         while len(self.under_way) < ahead:
             generator = min(self.generators, key=lambda generator: generator.groups)
             if kind == "pipeline" and generator.groups >= useful:
                 break
-            prompt = self.order.next()
+            number, prompt = self.next_group()
             if prompt is None:
                 break
-            number = self.handed_out
-            self.handed_out += 1
-            generator.groups += 1
-            self.under_way[number] = Group(number, prompt, step, generator.number)
-            requests[generator.number] += self.requests(
+            requests = self.requests(
                 self.problems[prompt], number, settings.completions_per_prompt, seed=(settings.seed, 0, number)
             )
-        for generator, wanted in zip(self.generators, requests):
-            if wanted:
-                generator.work.put(Work(wanted))
+            self.under_way[number] = Group(number, prompt, self.step, generator.number, requests)
+            wanted[generator.number] += requests
+            generator.groups += 1
+        for generator, requests in zip(self.generators, wanted):
+            if requests:
+                generator.work.put(Work(requests))
+
+    def next_group(self) -> tuple[int, int | None]:
+        """Number and prompt of the next group: first those that a stop of the run has lost. None: no prompt is left."""
+        if self.to_repeat:
+            return self.to_repeat.popleft()
+        prompt = self.order.next()
+        self.handed_out += prompt is not None
+        return self.handed_out - 1, prompt
 
     def requests(self, problem: Problem, group: int, completions: int, seed: tuple[int, ...]) -> list[Request]:
         """Requests for the completions of one problem, each with its own thinking budget and noise."""
@@ -627,36 +948,84 @@ class Run:
         prompt = self.prompt_ids[problem]
         return [Request(group, i, prompt, int(budget), (*seed, i)) for i, budget in enumerate(budgets)]
 
-    def receive(self, reports: list[Report]) -> None:
-        """Put rollouts in their groups, judged by the task."""
-        for report in reports:
-            if report.validation:
-                self.validation_rollouts += report.rollouts
+    def look(self) -> bool:
+        """Take in what has come from generators and verifiers, and replace generators that have failed. Whether
+        anything has come."""
+        came = False
+        for generator in list(self.generators):
+            try:
+                reports = take_reports(generator, self.settings.wait_timeout)
+            except GeneratorFailed as failure:
+                self.replace(generator, failure)
                 continue
-            for rollout in report.rollouts:
-                group = self.under_way[rollout.request.group]
-                group.rollouts.append(rollout)
-                group.correct.append(self.is_correct(self.problems[group.prompt], rollout))
-                if len(group.rollouts) == self.settings.completions_per_prompt:
-                    order = sorted(range(len(group.rollouts)), key=lambda i: group.rollouts[i].request.index)
-                    group.rollouts = [group.rollouts[i] for i in order]
-                    group.correct = [group.correct[i] for i in order]
-                    self.generators[group.generator].groups -= 1
+            for report in reports:
+                self.receive(report)
+            came |= bool(reports)
+        for (validation, number, index), verdict in self.verifiers.results():
+            group = (self.validating if validation else self.under_way)[number]
+            group.verdicts[index] = verdict
+            came = True
+            if verdict.failure is not None:
+                self.warn(
+                    "verifier",
+                    f"no verdict on a completion ({verdict.failure}); it is left out, and counted as"
+                    " `verifier_failures` in the log",
+                )
+        return came
 
-    def is_correct(self, problem: Problem, rollout: Rollout) -> bool:
-        return generate.is_correct(self.task, self.tokenizer, self.decoding, problem, rollout)
+    def wait(self) -> None:
+        """Until something has come. It does, or the run ends: a silent generator is replaced after --wait-timeout, a
+        verifier after --verifier-time-limit."""
+        while not self.look():
+            self.stop_if_asked()
+            time.sleep(0.002)
 
-    def collect(self, step: int) -> list[Group] | None:
+    def receive(self, report: Report) -> None:
+        """Put rollouts in their groups, and give them to the verifiers. One that was cut off needs no verdict."""
+        self.busy_seconds += report.busy_seconds
+        self.sampled_tokens += report.sampled_tokens
+        to_judge = []
+        for rollout in report.rollouts:
+            number, index = rollout.request.group, rollout.request.index
+            group = (self.validating if report.validation else self.under_way)[number]
+            group.rollouts[index] = rollout
+            if len(group.rollouts) == len(group.requests):
+                self.generators[group.generator].groups -= 1
+            if rollout.truncated:
+                group.verdicts[index] = Verdict(False, None)
+            else:
+                problem = (self.held_out if report.validation else self.problems)[group.prompt]
+                text = generate.completion_text(self.tokenizer, self.decoding, rollout)
+                to_judge.append(((report.validation, number, index), problem, text))
+        self.verifiers.submit(to_judge)
+
+    def replace(self, generator: Generator, failure: GeneratorFailed) -> None:
+        """Start another generator in place of one that has failed, and give it what that had not finished. Raises the
+        failure when that has happened too often, or before the run has begun: then it would fail again."""
+        if self.restarts == self.settings.max_restarts or not self.validations and not generator.ready:
+            raise failure
+        self.restarts += 1
+        say(f"warning: {failure}\nIt is replaced ({self.restarts} of --max-restarts {self.settings.max_restarts}).")
+        discard(generator)
+        new = start_generator(generator.number, self.settings, self.decoding, self.parameters)
+        new.groups = generator.groups
+        self.generators[generator.number] = new
+        for validation, groups in ((True, self.validating), (False, self.under_way)):
+            lost = [group for group in groups.values() if group.generator == generator.number]
+            requests = [r for group in lost for r in group.requests if r.index not in group.rollouts]
+            if requests:
+                new.work.put(Work(requests, validation))
+
+    def collect(self) -> list[Group] | None:
         """Wait until the recipe has a batch for this step, and take it; None if there will never be one."""
-        self.receive(take_reports(self.generators))
+        self.look()
         while True:
-            complete = self.settings.completions_per_prompt
-            done = [group for group in self.under_way.values() if len(group.rollouts) == complete]
-            unfinished = [group for group in self.under_way.values() if len(group.rollouts) < complete]
+            done = [group for group in self.under_way.values() if group.finished]
+            unfinished = [group for group in self.under_way.values() if not group.finished]
             batch = scalerl.choose_batch(
                 [group.version for group in done],
                 [group.version for group in unfinished],
-                step,
+                self.step,
                 self.settings.recipe.asynchrony,
                 self.settings.prompts,
             )
@@ -664,61 +1033,81 @@ class Run:
                 return [self.under_way.pop(done[i].number) for i in batch]
             if not unfinished:
                 return None
-            self.receive(wait_for_reports(self.generators, self.settings.wait_timeout))
-            self.hand_out(step)
+            self.wait()
+            self.hand_out()
 
     # Validation, and what is written down
 
-    def validate(self, step: int) -> None:
+    def validation_due(self) -> bool:
+        return self.step % self.settings.validation_every == 0 or self.step == self.settings.steps
+
+    def validate(self) -> None:
         """Sample the held-out problems with the parameters of this step alone; training waits, its clock stands."""
-        paused = time.monotonic()
+        paused, step, samples = time.monotonic(), self.step, self.settings.validation_samples
         compute = self.compute.columns() if step else dict.fromkeys(self.compute.columns(), 0)
         if self.parameters.version < step:  # PPO-off-policy publishes every k-th version only
             self.parameters.write(self.model, version=step)
-        samples = self.settings.validation_samples
-        requests = [
-            request
-            for i, problem in enumerate(self.held_out)
-            for request in self.requests(problem, i, samples, seed=(self.settings.seed, 1, step, i))
-        ]
-        for i, generator in enumerate(self.generators):
-            generator.work.put(Work(requests[i :: len(self.generators)], validation=True))
-        while len(self.validation_rollouts) < len(requests):
-            self.receive(wait_for_reports(self.generators, self.settings.wait_timeout))
-        rollouts = sorted(self.validation_rollouts, key=lambda r: (r.request.group, r.request.index))
-        self.validation_rollouts = []
+        for i, problem in enumerate(self.held_out):
+            generator = self.generators[i % len(self.generators)]
+            requests = self.requests(problem, i, samples, seed=(self.settings.seed, 1, step, i))
+            self.validating[i] = Group(i, i, step, generator.number, requests)
+            generator.groups += 1
+        for generator in self.generators:
+            own = [group for group in self.validating.values() if group.generator == generator.number]
+            generator.work.put(Work([request for group in own for request in group.requests], validation=True))
+        while not all(group.finished for group in self.validating.values()):
+            self.wait()
+        groups = list(self.validating.values())
+        self.validating = {}
+        rollouts = [group.rollouts[i] for group in groups for i in range(samples)]
+        verdicts = [group.verdicts[i] for group in groups for i in range(samples)]
         line = {
             "kind": "validation",
             "step": step,
-            "pass_rate": float(np.mean([self.is_correct(self.held_out[r.request.group], r) for r in rollouts])),
+            "pass_rate": float(np.mean([verdict.correct for verdict in verdicts])),
             "num_examples": len(rollouts),
-            "completion_length": float(np.mean([r.sampled.sum() for r in rollouts])),
-            "interrupted_fraction": float(np.mean([r.interrupted for r in rollouts])),
-            "truncated_fraction": float(np.mean([r.truncated for r in rollouts])),
+            "verifier_failures": sum(verdict.failure is not None for verdict in verdicts),
+            "completion_length": float(np.mean([rollout.sampled.sum() for rollout in rollouts])),
+            "interrupted_fraction": float(np.mean([rollout.interrupted for rollout in rollouts])),
+            "truncated_fraction": float(np.mean([rollout.truncated for rollout in rollouts])),
             **numerics_mismatch(self.model, rollouts[:: max(1, len(rollouts) // 64)], self.settings),
             **compute,
         }
-        shown = rollouts[: SAMPLED_PROBLEMS * samples]
+        if line["mismatch_mean"] > MISMATCH_TOO_LARGE:
+            self.warn(
+                "mismatch",
+                f"generator and trainer differ by {line['mismatch_mean']:.3f} nats a token, with the same parameters;"
+                " the importance ratios measure that and not the policy: keep --fp32-logits, or try --dtype float32",
+            )
+        shown = [[self.shown(group, i) for i in range(min(samples, SAMPLES_SHOWN))] for group in groups[:SAMPLED_PROBLEMS]]
         self.samples = {**dict(list(self.samples.items())[:1]), step: shown}  # the first and this one
         self.validations.append(line)
         self.log(line)
         self.refresh_forecast()
-        self.compute.paused += time.monotonic() - paused if step else 0.0
+        self.compute.paused += time.monotonic() - paused
+
+    def shown(self, group: Group, index: int) -> str:
+        """A completion of a validation as samples.txt shows it."""
+        rollout, verdict = group.rollouts[index], group.verdicts[index]
+        judged = verdict.failure or ("right" if verdict.correct else "wrong")
+        return f"{judged}{', truncated' if rollout.truncated else ''}:  {generate.marked_text(self.tokenizer, rollout)}"
 
     def log(self, line: dict) -> None:
-        """Add a line to log.jsonl, on disk at once."""
+        """Add a line to log.jsonl, on disk at once. JSON has no NaN and no infinity: they become null."""
         line["wall_seconds"] = time.monotonic() - self.began
-        with open(self.folder / "log.jsonl", "a") as file:
-            file.write(json.dumps(line) + "\n")
+        line = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()}
+        with open(self.folder / "log.jsonl", "ab") as file:
+            end = file.tell()
+            try:
+                file.write((json.dumps(line) + "\n").encode())
+                file.flush()
+            except OSError:
+                os.truncate(file.fileno(), end)  # half a line helps nobody
+                raise
 
     def counters(self) -> dict:
         """The training clock and the generators' counters now."""
-        last = [generator.last for generator in self.generators]
-        return {
-            "seconds": self.compute.seconds,
-            "busy": sum(report.busy_seconds for report in last),
-            "tokens": sum(report.sampled_tokens for report in last),
-        }
+        return {"seconds": self.compute.seconds, "busy": self.busy_seconds, "tokens": self.sampled_tokens}
 
     def rates(self, waited: float, batch_tokens: int) -> dict:
         """Log columns of what has happened since they were last asked for, validation left out; batch_tokens: sampled
@@ -761,26 +1150,30 @@ class Run:
         low, high = fit.interval["A"]
         self.forecast = f", A {fit.A:.2f} [{low:.2f}, {high:.2f}]" if fit.identified else f", A > {low:.2f}"
 
-    def save_model(self) -> None:
-        """The newest parameters, as a folder that transformers and generate.py load; whole or not at all."""
-        target, partial = self.folder / "model", self.folder / "model.partial"
-        shutil.rmtree(partial, ignore_errors=True)
-        self.model.save_pretrained(partial)
-        self.tokenizer.save_pretrained(partial)
-        shutil.rmtree(target, ignore_errors=True)
-        partial.rename(target)
+    def finish(self) -> None:
+        """Leave everything that a run leaves behind, and print its end."""
+        self.save()
+        with whole_folder(self.folder / "model") as folder:
+            self.model.save_pretrained(folder)
+            self.tokenizer.save_pretrained(folder)
+        self.save_samples()
+        self.save_curve()
+        print(self.summary())
 
-    def save_samples(self, samples: int = 2) -> None:
+    def save_samples(self) -> None:
         """samples.txt: the same validation problems at the first and at the last validation."""
         text = "Forced tokens stand in [[ ]]. Of each problem the first completions of a validation, not picked.\n"
         for i, problem in enumerate(self.held_out[:SAMPLED_PROBLEMS]):
             text += f"\n=== {problem.prompt}   (answer: {problem.answer})\n"
-            for step, rollouts in self.samples.items():
-                for rollout in [r for r in rollouts if r.request.group == i][:samples]:
-                    verdict = "right" if self.is_correct(problem, rollout) else "wrong"
-                    text += f"step {step:4d}  {verdict}{', truncated' if rollout.truncated else ''}:  "
-                    text += generate.marked_text(self.tokenizer, rollout) + "\n"
+            for step, shown in self.samples.items():
+                text += "".join(f"step {step:4d}  {completion}\n" for completion in shown[i])
         write_whole(self.folder / "samples.txt", text)
+
+    def last_checkpoint(self) -> str:
+        """What is left to go on from."""
+        if self.saved_step < 0:
+            return "there is no checkpoint yet"
+        return f"the last checkpoint is of step {self.saved_step}: python train.py --resume {self.folder}"
 
     def summary(self) -> str:
         """The screen at the end."""
@@ -822,18 +1215,33 @@ class Run:
             fit_curve.plot_run(self.folder / "curve.png", fit_curve.read_log(self.folder)[0], fit)
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text)
-    partial.replace(path)
+def say(text: str) -> None:
+    """Print above the progress bar."""
+    tqdm.write(text, file=sys.stderr)
+
+
+def group_as_json(group: Group) -> dict:
+    """A group in numbers, for inspection."""
+    completions = [
+        {
+            "tokens": rollout.tokens.tolist(),
+            "sampled": rollout.sampled.tolist(),
+            "generator_logprobs": [float(value) if np.isfinite(value) else str(value) for value in rollout.logprobs],
+            "versions": rollout.versions.tolist(),
+            "correct": group.verdicts[index].correct,
+        }
+        for index, rollout in sorted(group.rollouts.items())
+    ]
+    return {"prompt": group.requests[0].prompt, "completions": completions}
 
 
 def prepare(settings: Settings) -> Run:
-    """Check everything that can be checked before a process is started, and make the run's folder."""
+    """Check everything that can be checked before a process is started, make the run's folder or open it again."""
     check_settings(settings)
     task = load_task(settings.data)
-    folder = run_folder(settings)
+    folder = settings.resume or run_folder(settings)
+    lock = lock_folder(folder) if settings.resume else None
+    checkpoint = newest_checkpoint(folder) if settings.resume else None
     for device in (*settings.generator_devices, settings.trainer_device):
         generate.check_device(device)
     tokenizer = generate.load_tokenizer(settings.model)
@@ -847,18 +1255,24 @@ def prepare(settings: Settings) -> Run:
         settings.interruption_phrase,
     )
     # The trainer's parameters are fp32 whatever the trunk computes in: bf16 would swallow small updates.
-    model = generate.load_model(settings.model, torch.device(settings.trainer_device), torch.float32)
+    source = str(checkpoint / "model") if checkpoint else settings.model
+    model = generate.load_model(source, torch.device(settings.trainer_device), torch.float32)
     generate.check_length(model, decoding)
     run = Run(settings, folder, model, tokenizer, decoding, task)
     run.render_prompts()
     folder.mkdir(parents=True, exist_ok=True)
+    run.lock = lock or lock_folder(folder)
+    if settings.resume:
+        run.restore(checkpoint)
     versions = {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__}
-    write_whole(folder / "config.json", json.dumps({**dataclasses.asdict(settings), "versions": versions}, indent=2) + "\n")
+    stored = dataclasses.asdict(dataclasses.replace(settings, resume=None))
+    write_whole(folder / "config.json", json.dumps({**stored, "versions": versions}, indent=2) + "\n")
     return run
 
 
 def main(arguments: list[str]) -> int:
-    """The command. Returns the exit status: 0, 1 after a failure, 2 for wrong settings, 130 after Ctrl-C."""
+    """The command. Returns the exit status: 0; 1 after a failure; 2 for wrong settings; 130 after Ctrl-C, 143 after
+    SIGTERM."""
     transformers.utils.logging.disable_progress_bar()
     try:
         settings = parse_settings(arguments)
@@ -866,26 +1280,35 @@ def main(arguments: list[str]) -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        print(f"error: the run's folder cannot be written: {error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("\nstopped by Ctrl-C", file=sys.stderr)
         return 130
     torch.set_num_threads(cpu_threads(settings))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, run.on_signal)
     status = 0
     try:
-        run.train()
+        try:
+            run.train()
+        except Stopped as stopped:
+            print(f"\nstopped by {stopped}", file=sys.stderr)
+            status = 128 + run.stopped_by
+        except (GeneratorFailed, NotFinite) as error:
+            print(f"\nerror: {error}", file=sys.stderr)
+            status = 1
+        if run.validations:
+            run.finish()
+        elif settings.resume is None:  # nothing has happened yet: the name stays free
+            shutil.rmtree(run.folder)
     except KeyboardInterrupt:
-        print("\nstopped by Ctrl-C", file=sys.stderr)
-        status = 130
-    except (GeneratorFailed, TimeoutError) as error:
-        print(f"\nerror: {error}", file=sys.stderr)
+        print(f"\nstopped at once; {run.last_checkpoint()}", file=sys.stderr)
+        status = 128 + run.stopped_by
+    except OSError as error:
+        print(f"\nerror: the run's folder cannot be written: {error}; {run.last_checkpoint()}", file=sys.stderr)
         status = 1
-    if not run.validations:  # nothing has happened yet: the name stays free
-        shutil.rmtree(run.folder)
-        return status
-    run.save_model()
-    run.save_samples()
-    run.save_curve()
-    print(run.summary())
     return status
 
 

@@ -4,6 +4,7 @@
     python tests/benchmark.py --seeds 0 1 2        # the same over several seeds (four minutes each)
     python tests/benchmark.py fit                  # coverage of the intervals of fit_curve.py, sensitivity, speed
     python tests/benchmark.py fit --draws 50       # the same, quicker and rougher
+    python tests/benchmark.py faults               # what is done to real runs, and what it costs them
 
 The comparison with TRL needs `pip install trl`, for this benchmark only; without it that part says so.
 """
@@ -176,6 +177,44 @@ def benchmark_training(options: argparse.Namespace) -> None:
         against_trl(log, options.trl_steps, Path(folder))
 
 
+# --- faults -------------------------------------------------------------------------------------------------------
+
+
+def benchmark_faults(options: argparse.Namespace) -> None:
+    """Each fault is put into real runs of tiny steps; lost is the time until training is further than it was."""
+    import faults
+
+    def longest_pause(folder: Path) -> float:
+        """Seconds of the longest time between two steps without a validation, above the median time."""
+        pauses = np.diff([line["wall_seconds"] for line in faults.log(folder, "train")])
+        return max(pauses) - np.median(pauses)
+
+    inside = {
+        "exception in the engine": dict(generate=faults.faulty_engine(fault=faults.RAISES)),
+        "engine hangs (--wait-timeout 8)": dict(generate=faults.faulty_engine(fault=faults.HANGS)),
+        "reward raises": dict(data__arithmetic=faults.faulty_reward(fault=faults.RAISES)),
+        "reward hangs (--verifier-time-limit 2)": dict(data__arithmetic=faults.faulty_reward(fault=faults.HANGS)),
+        "loss is not a number": dict(loss=faults.faulty_loss(call=4)),
+    }
+    record: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        flags = ["--steps", "100000", "--validation-every", "4"]
+        for victim, seconds in faults.kill_at_random(Path(folder), options.kills, flags, seed=1):
+            record.setdefault(f"kill -9 of the {victim}", []).append(seconds)
+    injected = {name: len(seconds) for name, seconds in record.items()}
+    for name, fault in inside.items():
+        injected[name], record[name] = options.repeats, []
+        for _ in range(options.repeats):
+            with tempfile.TemporaryDirectory() as folder:
+                run = faults.RealRun(faults.project(Path(folder), **fault), "--steps", "20", "--validation-every", "100",
+                                     "--wait-timeout", "8", "--verifier-time-limit", "2")  # fmt: skip
+                if run.end() == 0:
+                    record[name].append(longest_pause(run.folder))
+    print("\nfault                                    injected   recovered   seconds lost: median   most\n")
+    for name, seconds in sorted(record.items()):
+        print(f"{name:40} {injected[name]:8} {len(seconds):11} {np.median(seconds):22.1f} {max(seconds):6.1f}")
+
+
 # --- fit_curve.py -------------------------------------------------------------------------------------------------
 
 TRUTH = {"A": 0.61, "B": 1.92, "C_mid": 2542.0, "R0": 0.40}  # ScaleRL, table 1 of the paper
@@ -280,13 +319,15 @@ def benchmark_fit(options):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["training", "fit"], nargs="?", default="training")
+    parser.add_argument("what", choices=["training", "fit", "faults"], nargs="?", default="training")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="training: seeds of (a)")
     parser.add_argument("--target", type=float, default=0.8, help="training: pass rate that (a) waits for")
     parser.add_argument("--trl-steps", type=int, default=20, help="training: steps of (d)")
     parser.add_argument("--draws", type=int, default=400, help="fit: simulated runs a line")
+    parser.add_argument("--kills", type=int, default=20, help="faults: kill -9 at random moments")
+    parser.add_argument("--repeats", type=int, default=3, help="faults: runs with each of the other faults")
     options = parser.parse_args()
-    {"training": benchmark_training, "fit": benchmark_fit}[options.what](options)
+    {"training": benchmark_training, "fit": benchmark_fit, "faults": benchmark_faults}[options.what](options)
 
 
 if __name__ == "__main__":

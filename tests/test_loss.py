@@ -56,9 +56,10 @@ def test_asynchrony_names():
 
 
 def test_pitfall_15_work_in_flight_is_not_bounded_to_nothing_at_k_0():
-    assert scalerl.groups_ahead("pipeline-0", 32) == 32
-    assert scalerl.groups_ahead("pipeline-8", 32) == 288
-    assert scalerl.groups_ahead("ppo-8", 32) == 256
+    assert scalerl.groups_ahead("pipeline-0", 32, 5) == 32
+    assert scalerl.groups_ahead("pipeline-8", 32, 5) == 288
+    assert scalerl.groups_ahead("ppo-8", 32, 16) == 256
+    assert scalerl.groups_ahead("ppo-8", 32, 19) == 5 * 32  # a run that goes on after 3 of the 8
 
 
 def test_a_batch_is_the_oldest_finished_groups_and_waits_for_those_that_would_get_too_old():
@@ -84,7 +85,7 @@ def test_no_group_ever_gets_older_than_k_steps_whatever_order_they_finish_in(k):
     done, unfinished, ages = [], [], []
     for step in range(200):
         while True:
-            unfinished += [step] * (scalerl.groups_ahead(asynchrony, prompts) - len(done) - len(unfinished))
+            unfinished += [step] * (scalerl.groups_ahead(asynchrony, prompts, step) - len(done) - len(unfinished))
             batch = scalerl.choose_batch(done, unfinished, step, asynchrony, prompts)
             if batch is not None:
                 break

@@ -1,0 +1,182 @@
+"""Real runs to which things happen: what test_faults.py and `benchmark.py faults` share."""
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+TINY = ["--prompts-per-step", "4", "--completions-per-prompt", "4", "--validation-problems", "6",
+        "--validation-samples", "2", "--slots", "32", "--checkpoint-every", "2"]  # fmt: skip
+
+
+def project(folder: Path, **faults: str) -> Path:
+    """A copy of the project, with a fault (Python text) at the end of some of its modules: generate="...". """
+    for name in ("train.py", "generate.py", "loss.py", "fit_curve.py"):
+        shutil.copy(ROOT / name, folder)
+    shutil.copytree(ROOT / "data", folder / "data", ignore=shutil.ignore_patterns("pictures", "__pycache__"))
+    for module, text in faults.items():
+        with open((folder / module.replace("__", "/")).with_suffix(".py"), "a") as file:
+            file.write("\n" + text)
+    return folder
+
+
+def once(name: str) -> str:
+    """Python text: true the first time it is asked, in whatever process of the run."""
+    return f"not __import__('os').path.exists({name!r}) and not open({name!r}, 'w').close()"
+
+
+def faulty_engine(**statements: str) -> str:
+    """For generate.py: each statement runs once, at a step with parameters of version 3, 5, 7, ..."""
+    text = "_step = TorchEngine.step\ndef step(self):\n"
+    for i, (name, statement) in enumerate(statements.items()):
+        text += f"    if self.version >= {2 * i + 3} and {once(name)}: {statement}\n"
+    return text + "    return _step(self)\nTorchEngine.step = step\n"
+
+
+def faulty_reward(**statements: str) -> str:
+    """For data/arithmetic.py: each statement runs once, at the first verdict that is asked for."""
+    text = "_score = score\ndef score(problem, completion):\n    import time\n"
+    for name, statement in statements.items():
+        text += f"    if {once(name)}: {statement}\n"
+    return text + "    return _score(problem, completion)\n"
+
+
+def faulty_loss(call: int) -> str:
+    """For loss.py: the loss of one micro-batch is not a number."""
+    return (
+        "_policy_loss, _calls = policy_loss, []\n"
+        "def policy_loss(*arguments):\n"
+        "    loss, sums = _policy_loss(*arguments)\n"
+        "    _calls.append(1)\n"
+        f"    return loss * (float('nan') if len(_calls) == {call} else 1), sums\n"
+    )
+
+
+RAISES, HANGS, DIES = "raise RuntimeError('it broke')", "time.sleep(1000)", "os.kill(os.getpid(), 9)"
+
+
+class RealRun:
+    """python train.py in a process of its own, in `folder`; every process that comes of it carries a mark."""
+
+    def __init__(self, folder: Path, *flags: str, name: str = "run"):
+        if not (folder / "data").exists():
+            (folder / "data").symlink_to(ROOT / "data")
+        script = folder / "train.py" if (folder / "train.py").exists() else ROOT / "train.py"
+        self.mark = uuid.uuid4().hex
+        self.folder = folder / "runs" / name
+        self.output = open(folder / f"{self.mark}.txt", "w+")
+        environment = {**os.environ, "SCALERL_TEST_RUN": self.mark}
+        start = [] if any(flag == "--resume" for flag in flags) else ["--name", name, *TINY]
+        self.process = subprocess.Popen(
+            [sys.executable, str(script), *start, *flags], cwd=folder, env=environment, stdout=self.output,
+            stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+
+    def text(self) -> str:
+        self.output.seek(0)
+        return self.output.read()
+
+    def processes(self, what: str = "") -> list[int]:
+        """Ids of the living processes of this run whose command line holds `what`."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if entry.name.isdigit() and f"SCALERL_TEST_RUN={self.mark}".encode() in (entry / "environ").read_bytes():
+                    if what in (entry / "cmdline").read_text():
+                        found.append(int(entry.name))
+        return sorted(found)
+
+    def generators(self) -> list[int]:
+        return self.processes("spawn_main")
+
+    def verifiers(self) -> list[int]:
+        return self.processes("data.verify")
+
+    def until(self, condition, seconds: float = 120) -> None:
+        """Wait until condition() holds. AssertionError with the output when it does not, or when the run ends first."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert self.process.poll() is None, f"ended with {self.process.returncode}:\n{self.text()[-3000:]}"
+            assert time.monotonic() < deadline, f"not within {seconds} s:\n{self.text()[-3000:]}"
+            time.sleep(0.05)
+
+    def until_step(self, step: int) -> None:
+        self.until(lambda: last_step(self.folder) >= step)
+
+    def end(self, seconds: float = 120) -> int:
+        """Wait until it has ended and nothing of it is left; the exit status."""
+        status = self.process.wait(seconds)
+        deadline = time.monotonic() + 15
+        while left := self.processes():
+            assert time.monotonic() < deadline, f"left over: {[Path(f'/proc/{p}/cmdline').read_text() for p in left]}"
+            time.sleep(0.05)
+        self.output.flush()
+        return status
+
+    def kill(self, process: int | None = None) -> None:
+        """kill -9 of one of its processes; by default the trainer."""
+        with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+            os.kill(process or self.process.pid, signal.SIGKILL)
+
+
+def log(folder: Path, kind: str | None = None) -> list[dict]:
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return [line for line in lines if kind in (None, line["kind"])]
+
+
+def last_step(folder: Path) -> int:
+    """The newest step of training in a log that another process is writing; -1 if there is none yet."""
+    try:
+        lines = (folder / "log.jsonl").read_text().splitlines()
+    except OSError:
+        return -1
+    whole = [json.loads(line) for line in lines if line.endswith("}")]
+    return max((line["step"] for line in whole if line["kind"] == "train"), default=-1)
+
+
+def check_log(folder: Path, steps: int, validation_every: int, finished: bool = True) -> None:
+    """No step and no validation is missing or repeated, and compute never goes back. A finished run ends with one."""
+    train, validations = log(folder, "train"), log(folder, "validation")
+    assert [line["step"] for line in train] == list(range(1, steps + 1))
+    due = {*range(0, steps + 1, validation_every), *([steps] if finished else [])}
+    assert [line["step"] for line in validations] == sorted(due)
+    for lines in (train, validations):
+        for earlier, later in zip(lines, lines[1:]):
+            assert all(later[key] >= earlier[key] for key in later if key.startswith("compute_"))
+
+
+def shared_memory() -> set[str]:
+    return {path.name for path in Path("/dev/shm").iterdir()}
+
+
+def kill_at_random(folder: Path, kills: int, flags: list[str], seed: int) -> list[tuple[str, float]]:
+    """A run whose trainer, generators and verifiers are killed again and again at random moments, and which is resumed
+    whenever that was the trainer. Returns who was killed, and the seconds until training had gone on."""
+    rng, record = random.Random(seed), []
+    run = RealRun(folder, *flags, "--max-restarts", "1000")
+    while len(record) < kills:
+        before = max(last_step(run.folder), 0)
+        run.until_step(before + 1)
+        time.sleep(rng.random())
+        victim = rng.choice(["trainer", "generator", "verifier"])
+        pids = {"trainer": lambda: [run.process.pid], "generator": run.generators, "verifier": run.verifiers}[victim]()
+        if not pids:
+            continue  # just being replaced
+        killed, reached = time.monotonic(), last_step(run.folder)
+        run.kill(rng.choice(pids))
+        if victim == "trainer":
+            assert run.end() == -signal.SIGKILL
+            run = RealRun(folder, "--resume", f"runs/{run.folder.name}")
+        run.until_step(reached + 1)
+        record.append((victim, time.monotonic() - killed))
+    run.process.send_signal(signal.SIGTERM)
+    assert run.end() == 128 + signal.SIGTERM, run.text()[-3000:]
+    return record
