@@ -191,7 +191,7 @@ def benchmark_faults(options: argparse.Namespace) -> None:
 
     inside = {
         "exception in the engine": dict(generate=faults.faulty_engine(fault=faults.RAISES)),
-        "engine hangs (--wait-timeout 8)": dict(generate=faults.faulty_engine(fault=faults.HANGS)),
+        "engine hangs (--wait-timeout 20)": dict(generate=faults.faulty_engine(fault=faults.HANGS)),
         "reward raises": dict(data__arithmetic=faults.faulty_reward(fault=faults.RAISES)),
         "reward hangs (--verifier-time-limit 2)": dict(data__arithmetic=faults.faulty_reward(fault=faults.HANGS)),
         "loss is not a number": dict(loss=faults.faulty_loss(call=4)),
@@ -207,9 +207,11 @@ def benchmark_faults(options: argparse.Namespace) -> None:
         for _ in range(options.repeats):
             with tempfile.TemporaryDirectory() as folder:
                 run = faults.RealRun(faults.project(Path(folder), **fault), "--steps", "20", "--validation-every", "100",
-                                     "--wait-timeout", "8", "--verifier-time-limit", "2")  # fmt: skip
+                                     "--wait-timeout", "20", "--verifier-time-limit", "2")  # fmt: skip
                 if run.end() == 0:
                     record[name].append(longest_pause(run.folder))
+                else:
+                    print(f"not recovered from: {name}\n{run.text()[-2000:]}")
     print("\nfault                                    injected   recovered   seconds lost: median   most\n")
     for name, seconds in sorted(record.items()):
         print(f"{name:40} {injected[name]:8} {len(seconds):11} {np.median(seconds):22.1f} {max(seconds):6.1f}")
