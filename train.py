@@ -28,6 +28,7 @@ import argparse
 import contextlib
 import dataclasses
 import fcntl
+import functools
 import hashlib
 import json
 import math
@@ -39,6 +40,7 @@ import signal
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TextIO
@@ -47,6 +49,7 @@ import numpy as np
 import safetensors.torch
 import torch
 import torch.multiprocessing as multiprocessing
+import torch.utils.checkpoint
 import transformers
 import tyro
 from torch import Tensor
@@ -102,7 +105,9 @@ class Settings:
     trainer_device: str = "cpu"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of the trunk; auto: bfloat16 on a GPU, float32 on a CPU
     slots: int = 512  # sequences that a generator decodes at once
-    tokens_per_micro_batch: int = 4096  # padded tokens in one forward and backward
+    tokens_per_micro_batch: int = 4096  # tokens in one forward and backward, padding included
+    pack: bool = False  # sequences end to end instead of padded rows of similar lengths
+    gradient_checkpointing: bool = False  # layers keep their input only and are computed again in the backward
     threads: int = 0  # CPU threads of each process; 0: the cores, shared evenly
     verifiers: int = 1  # processes that judge completions
     verifier_time_limit: float = 10.0  # seconds for one completion; then its verifier is killed and replaced
@@ -153,7 +158,7 @@ def read_settings(folder: Path) -> Settings:
 # What says where and how often, but not what is computed. All else is the run itself.
 MAY_CHANGE = {
     "resume", "steps", "validation_every", "checkpoint_every", "keep_checkpoints", "generator_devices",
-    "trainer_device", "slots", "tokens_per_micro_batch", "threads", "verifiers", "wait_timeout", "max_restarts",
+    "trainer_device", "slots", "tokens_per_micro_batch", "pack", "gradient_checkpointing", "threads", "verifiers", "wait_timeout", "max_restarts",
 }  # fmt: skip
 
 
@@ -388,24 +393,34 @@ def trunk_dtype(settings: Settings, device: str) -> str:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Sequences padded on the right, where a causal model never looks. Frames are shifted: entry t of the tensors
-    [B, T] belongs to the target token t + 1 of the sequence, prompt included."""
+    """Sequences as the trunk is fed them, and their targets. Frames are shifted: entry t of the tensors [B, T] belongs
+    to the target token t + 1 of the sequence, prompt included; they are padded on the right. The inputs are either
+    the same frames (R = B rows), where a causal model never looks at the padding, or packed: one row (R = 1) of
+    sequences end to end, which attention keeps apart by their positions starting anew."""
 
-    inputs_BT: Tensor  # int64: tokens fed
+    inputs_RT: Tensor  # int64: tokens fed
+    positions_RT: Tensor  # int64: of each in its sequence
+    predicts_RT: Tensor  # bool: the target of this input was sampled; in the order of sampled_BT
     targets_BT: Tensor  # int64: tokens predicted
     sampled_BT: Tensor  # bool: the target was sampled (not prompt, not forced, not padding)
     generator_logprobs_BT: Tensor  # float32: log pi_gen of the target, recorded when it was sampled
     rows_B: Tensor  # int64: which of the batch's rollouts each sequence is
 
 
-def micro_batches(rollouts: list[Rollout], tokens: int, device: torch.device) -> list[MicroBatch]:
-    """Cut rollouts into micro-batches of at most `tokens` padded tokens (or one sequence), similar lengths together."""
+def micro_batches(rollouts: list[Rollout], tokens: int, device: torch.device, pack: bool) -> list[MicroBatch]:
+    """Cut rollouts into micro-batches of at most `tokens` tokens (or one sequence), padding included where there is
+    some, similar lengths together."""
     lengths = [len(rollout.request.prompt) + len(rollout.tokens) for rollout in rollouts]
-    longest_first = sorted(range(len(rollouts)), key=lambda row: -lengths[row])
+    longest_first = deque(sorted(range(len(rollouts)), key=lambda row: -lengths[row]))
     batches = []
     while longest_first:
-        width = lengths[longest_first[0]]
-        rows, longest_first = longest_first[: max(1, tokens // width)], longest_first[max(1, tokens // width) :]
+        rows = [longest_first.popleft()]
+        width = lengths[rows[0]]
+        while longest_first:
+            more = lengths[longest_first[0]]
+            if (sum(lengths[row] for row in rows) + more if pack else (len(rows) + 1) * width) > tokens:
+                break
+            rows.append(longest_first.popleft())
         ids = np.zeros((len(rows), width), np.int64)
         sampled = np.zeros((len(rows), width), bool)
         logprobs = np.zeros((len(rows), width), np.float32)
@@ -415,35 +430,59 @@ def micro_batches(rollouts: list[Rollout], tokens: int, device: torch.device) ->
             ids[i, prompt:end] = rollout.tokens
             sampled[i, prompt:end] = rollout.sampled
             logprobs[i, prompt:end] = rollout.logprobs
-        ids_BL, sampled_BL, logprobs_BL = (torch.from_numpy(array).to(device) for array in (ids, sampled, logprobs))
-        batches.append(
-            MicroBatch(
-                inputs_BT=ids_BL[:, :-1],
-                targets_BT=ids_BL[:, 1:],
-                sampled_BT=sampled_BL[:, 1:],
-                generator_logprobs_BT=logprobs_BL[:, 1:],
-                rows_B=torch.tensor(rows, device=device),
-            )
+        positions = np.broadcast_to(np.arange(width - 1), (len(rows), width - 1))
+        real = positions < np.array([[lengths[row] - 1] for row in rows])
+        feed = (lambda array: array[real][None]) if pack else (lambda array: array)
+        tensors = dict(
+            inputs_RT=feed(ids[:, :-1]),
+            positions_RT=feed(positions),
+            predicts_RT=feed(sampled[:, 1:]),
+            targets_BT=ids[:, 1:],
+            sampled_BT=sampled[:, 1:],
+            generator_logprobs_BT=logprobs[:, 1:],
+            rows_B=np.array(rows),
         )
+        batches.append(MicroBatch(**{name: torch.tensor(array, device=device) for name, array in tensors.items()}))
     return batches
 
 
-def policy_logprobs(
-    model: PreTrainedModel, batch: MicroBatch, settings: Settings
-) -> tuple[Tensor, Tensor]:
-    """log pi_train of the sampled targets [B, T] (0 elsewhere; differentiable) and the entropies there [N].
+def compute_in(model: PreTrainedModel, dtype: torch.dtype, gradient_checkpointing: bool) -> None:
+    """Have each part of the trunk (embedding, layers, norm) compute with a copy of its fp32 parameters in `dtype`, as
+    the generator does. With gradient checkpointing a layer keeps its input only and is computed again in the backward,
+    the copy too."""
+    trunk = model.base_model
+    layers = [layer for child in trunk.children() if isinstance(child, torch.nn.ModuleList) for layer in child]
+    rest = [child for child in trunk.children() if not isinstance(child, torch.nn.ModuleList)]
+    for part in rest if dtype != torch.float32 else []:
+        part.forward = _forward_in(part, part.forward, dtype, again_in_backward=False)
+    for layer in layers if dtype != torch.float32 or gradient_checkpointing else []:
+        layer.forward = _forward_in(layer, layer.forward, dtype, again_in_backward=gradient_checkpointing)
 
-    The parameters are fp32; a trunk in bf16 computes with a bf16 copy of them, as the generator does.
-    """
-    trunk, dtype = model.base_model, getattr(torch, trunk_dtype(settings, str(model.device)))
-    parameters = {name: parameter.to(dtype) for name, parameter in trunk.named_parameters()}
-    inputs = dict(input_ids=batch.inputs_BT, use_cache=False)
-    hidden_BTD = torch.func.functional_call(trunk, parameters, kwargs=inputs).last_hidden_state
+
+def _forward_in(part: torch.nn.Module, forward: Callable, dtype: torch.dtype, again_in_backward: bool) -> Callable:
+    def in_dtype(*arguments, **keywords):
+        parameters = {name: parameter.to(dtype) for name, parameter in part.named_parameters()}
+        part.forward, outer = forward, part.forward
+        try:
+            return torch.func.functional_call(part, parameters, arguments, keywords)
+        finally:
+            part.forward = outer
+
+    if again_in_backward:
+        return functools.partial(torch.utils.checkpoint.checkpoint, in_dtype, use_reentrant=False)
+    return in_dtype
+
+
+def policy_logprobs(model: PreTrainedModel, batch: MicroBatch, fp32_logits: bool) -> tuple[Tensor, Tensor]:
+    """log pi_train of the sampled targets [B, T] (0 elsewhere; differentiable) and the entropies there [N]."""
+    hidden_RTD = model.base_model(
+        input_ids=batch.inputs_RT, position_ids=batch.positions_RT, use_cache=False
+    ).last_hidden_state
     logprobs_N, entropies_N = scalerl.sampled_logprobs(
-        hidden_BTD[batch.sampled_BT],
+        hidden_RTD[batch.predicts_RT],
         model.get_output_embeddings().weight,
         batch.targets_BT[batch.sampled_BT],
-        settings.recipe.fp32_logits,
+        fp32_logits,
     )
     logprobs_BT = torch.zeros(batch.sampled_BT.shape, device=logprobs_N.device)
     return logprobs_BT.masked_scatter(batch.sampled_BT, logprobs_N), entropies_N
@@ -478,9 +517,10 @@ def train_step(
         group["lr"] = settings.learning_rate * min(1.0, (step + 1) / max(1, settings.warmup_steps))
     totals = {"loss": 0.0, "entropy": 0.0, "ratio": 0.0, "clipped": 0.0, "kl": 0.0}
     ratio_max, tokens = None, 0
-    for batch in micro_batches([rollouts[i] for i in counted], settings.tokens_per_micro_batch, device):
+    counted_rollouts = [rollouts[i] for i in counted]
+    for batch in micro_batches(counted_rollouts, settings.tokens_per_micro_batch, device, settings.pack):
         rows_B = counted.to(device)[batch.rows_B]
-        logprobs_BT, entropies_N = policy_logprobs(model, batch, settings)
+        logprobs_BT, entropies_N = policy_logprobs(model, batch, recipe.fp32_logits)
         loss, sums = scalerl.policy_loss(
             recipe, logprobs_BT, batch.generator_logprobs_BT, batch.sampled_BT, advantages_N[rows_B], weights_N[rows_B]
         )
@@ -527,8 +567,8 @@ def numerics_mismatch(model: PreTrainedModel, rollouts: list[Rollout], settings:
     """Mean and maximum of |log pi_train - log pi_gen| over tokens of rollouts that the model's present parameters
     sampled from first to last: what the ratio is off by although the policy is the same (sec. 3.2, fp32 logits)."""
     differences = []
-    for batch in micro_batches(rollouts, settings.tokens_per_micro_batch, model.device):
-        logprobs_BT, _ = policy_logprobs(model, batch, settings)
+    for batch in micro_batches(rollouts, settings.tokens_per_micro_batch, model.device, settings.pack):
+        logprobs_BT, _ = policy_logprobs(model, batch, settings.recipe.fp32_logits)
         differences.append((logprobs_BT - batch.generator_logprobs_BT)[batch.sampled_BT].abs())
     differences_N = torch.cat(differences)
     return {"mismatch_mean": differences_N.mean().item(), "mismatch_max": differences_N.max().item()}
@@ -1257,6 +1297,7 @@ def prepare(settings: Settings) -> Run:
     # The trainer's parameters are fp32 whatever the trunk computes in: bf16 would swallow small updates.
     source = str(checkpoint / "model") if checkpoint else settings.model
     model = generate.load_model(source, torch.device(settings.trainer_device), torch.float32)
+    compute_in(model, getattr(torch, trunk_dtype(settings, settings.trainer_device)), settings.gradient_checkpointing)
     generate.check_length(model, decoding)
     run = Run(settings, folder, model, tokenizer, decoding, task)
     run.render_prompts()

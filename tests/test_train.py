@@ -62,6 +62,7 @@ def batch_of_groups(seed=0, vocabulary=18):
 def gradients(folder, groups, chosen):
     """The gradient of one train_step (before clipping) by parameter name, and the metrics."""
     model = generate.load_model(folder, torch.device("cpu"), torch.float32)
+    train.compute_in(model, getattr(torch, train.trunk_dtype(chosen, "cpu")), chosen.gradient_checkpointing)
     caught = {}
 
     class Catch(torch.optim.SGD):
@@ -77,11 +78,14 @@ def gradients(folder, groups, chosen):
 
 
 @pytest.mark.parametrize("aggregation", ["sample", "prompt", "token"])
-def test_pitfall_5_the_gradient_of_a_step_does_not_depend_on_the_micro_batches(models, aggregation):
-    recipe = dataclasses.replace(scalerl.Recipe(), aggregation=aggregation)
+@pytest.mark.parametrize("name", ["cispo", "gspo"])
+def test_pitfall_5_the_gradient_of_a_step_does_not_depend_on_the_micro_batches(models, aggregation, name):
+    """Padded or packed, cut in any way, computed again in the backward or not."""
+    recipe = dataclasses.replace(scalerl.Recipe(), aggregation=aggregation, loss=name)
     results = [
-        gradients(models["qwen3"], batch_of_groups(), settings(recipe=recipe, tokens_per_micro_batch=tokens))
+        gradients(models["qwen3"], batch_of_groups(), settings(recipe=recipe, tokens_per_micro_batch=tokens, **changes))
         for tokens in (10_000, 60, 1)
+        for changes in ({}, {"pack": True}, {"gradient_checkpointing": True})
     ]
     for caught, metrics in results[1:]:
         assert metrics["loss"] == pytest.approx(results[0][1]["loss"], abs=1e-5)
@@ -127,28 +131,56 @@ def test_a_step_matches_a_plain_reference_one_completion_at_a_time(models, name)
         torch.testing.assert_close(caught[parameter_name], parameter.grad, atol=1e-5, rtol=1e-3)
 
 
-def test_pitfall_11_padded_sequences_have_the_logprobs_of_sequences_on_their_own(models):
-    model = generate.load_model(models["llama"], torch.device("cpu"), torch.float32)
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "qwen3-moe"])
+@pytest.mark.parametrize("pack", [False, True])
+def test_pitfall_11_sequences_of_a_micro_batch_have_the_logprobs_of_sequences_on_their_own(models, pack, kind):
+    model = generate.load_model(models[kind], torch.device("cpu"), torch.float32)
     rollouts = [r for group in batch_of_groups() for r in group.rollouts.values()]
-    chosen = settings()
-    (batch,) = train.micro_batches(rollouts, 10_000, torch.device("cpu"))
-    together, _ = train.policy_logprobs(model, batch, chosen)
+    (batch,) = train.micro_batches(rollouts, 10_000, torch.device("cpu"), pack)
+    assert len(batch.inputs_RT) == (1 if pack else len(rollouts))
+    together, _ = train.policy_logprobs(model, batch, True)
     for row, which in enumerate(batch.rows_B.tolist()):
-        (alone,) = train.micro_batches([rollouts[which]], 10_000, torch.device("cpu"))
-        logprobs, _ = train.policy_logprobs(model, alone, chosen)
+        (alone,) = train.micro_batches([rollouts[which]], 10_000, torch.device("cpu"), pack=False)
+        logprobs, _ = train.policy_logprobs(model, alone, True)
         torch.testing.assert_close(together[row][batch.sampled_BT[row]], logprobs[alone.sampled_BT], atol=1e-5, rtol=0)
         # The negative control: the same sequence after two tokens of padding on the left is another one.
-        shifted = torch.nn.functional.pad(alone.inputs_BT, (2, 0))
+        shifted = torch.nn.functional.pad(alone.inputs_RT, (2, 0))
         with torch.no_grad():
             left = torch.log_softmax(model(input_ids=shifted).logits[:, 2:], -1)
         left = left.gather(-1, alone.targets_BT[..., None])[..., 0][alone.sampled_BT]
         assert (left - logprobs[alone.sampled_BT]).abs().max() > 1e-3
+    if pack:  # and the other: positions that do not start anew let sequences see each other
+        running = torch.arange(batch.inputs_RT.shape[1])[None]
+        crossed, _ = train.policy_logprobs(model, dataclasses.replace(batch, positions_RT=running), True)
+        assert (crossed - together).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("pack", [False, True])
+def test_micro_batches_keep_to_their_budget(pack):
+    rollouts = [rollout(0, i, [1, 2], list(range(3, 5 + i))) for i in range(9)]
+    batches = train.micro_batches(rollouts, 30, torch.device("cpu"), pack)
+    assert sorted(row for batch in batches for row in batch.rows_B.tolist()) == list(range(9))
+    taken = [[len(rollouts[row].tokens) + 2 for row in batch.rows_B.tolist()] for batch in batches]
+    size = lambda lengths: sum(lengths) if pack else len(lengths) * max(lengths)  # noqa: E731
+    assert all(size(lengths) <= 30 for lengths in taken)
+    assert all(size([*lengths, following[0]]) > 30 for lengths, following in zip(taken, taken[1:]))
+
+
+def test_gradients_of_a_bf16_trunk_are_those_of_the_fp32_parameters(models):
+    """They come back in fp32, close to those of fp32 arithmetic, and the same when layers are computed again."""
+    exact, _ = gradients(models["llama"], batch_of_groups(), settings())
+    plain, _ = gradients(models["llama"], batch_of_groups(), settings(dtype="bfloat16"))
+    again, _ = gradients(models["llama"], batch_of_groups(), settings(dtype="bfloat16", gradient_checkpointing=True))
+    for name, gradient in exact.items():
+        assert plain[name].dtype == torch.float32
+        torch.testing.assert_close(plain[name], again[name])
+        assert 0 < (plain[name] - gradient).norm() < 0.1 * gradient.norm()
 
 
 def test_pitfall_10_lengths_and_not_padding_ids_say_what_counts(models):
     """EOS with the id that also pads (0 here) keeps its place in the loss; padding gets none."""
     rollouts = [rollout(0, 0, [1, 2], [3, 4, 0]), rollout(0, 1, [1, 2], [3, 4, 5, 6, 7, 0])]
-    (batch,) = train.micro_batches(rollouts, 100, torch.device("cpu"))
+    (batch,) = train.micro_batches(rollouts, 100, torch.device("cpu"), pack=False)
     assert batch.sampled_BT.sum(1).tolist() == [6, 3]
     assert batch.targets_BT[batch.sampled_BT].tolist() == [3, 4, 5, 6, 7, 0, 3, 4, 0]
 
@@ -156,12 +188,12 @@ def test_pitfall_10_lengths_and_not_padding_ids_say_what_counts(models):
 def test_pitfall_9_the_trained_tokens_are_the_sampled_ids(models):
     rollouts = [r for group in batch_of_groups() for r in group.rollouts.values()]
     seen = {}
-    for batch in train.micro_batches(rollouts, 40, torch.device("cpu")):
+    for batch in train.micro_batches(rollouts, 40, torch.device("cpu"), pack=False):
         for row, which in enumerate(batch.rows_B.tolist()):
             mask = batch.sampled_BT[row]
             seen[which] = (batch.targets_BT[row][mask].tolist(), batch.generator_logprobs_BT[row][mask].tolist())
             prompt = rollouts[which].request.prompt
-            assert batch.inputs_BT[row][: len(prompt)].tolist() == prompt
+            assert batch.inputs_RT[row][: len(prompt)].tolist() == prompt
     for which, r in enumerate(rollouts):
         assert seen[which] == (r.tokens[r.sampled].tolist(), r.logprobs[r.sampled].tolist())
 
@@ -210,6 +242,7 @@ def test_pitfall_3_generator_and_trainer_agree_with_fp32_logits_on_both_sides(mo
             model = generate.load_model(models[kind], torch.device("cpu"), torch.bfloat16, head_of_generator)
             engine = generate.TorchEngine(model, dataclasses.replace(rules, fp32_logits=head_of_generator), 16)
             trainer = generate.load_model(models[kind], torch.device("cpu"), torch.float32)
+            train.compute_in(trainer, torch.bfloat16, gradient_checkpointing=False)
             return train.numerics_mismatch(trainer, generate.sample_all(engine, wanted), chosen)["mismatch_mean"]
 
         assert mismatch(fp32_logits) < mismatch(not fp32_logits)  # one-sided is worse, whichever side
