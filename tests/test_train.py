@@ -174,7 +174,7 @@ def test_gradients_of_a_bf16_trunk_are_those_of_the_fp32_parameters(models):
     for name, gradient in exact.items():
         assert plain[name].dtype == torch.float32
         torch.testing.assert_close(plain[name], again[name])
-        assert 0 < (plain[name] - gradient).norm() < 0.1 * gradient.norm()
+        assert 0 < (plain[name] - gradient).norm() < 0.2 * gradient.norm()
 
 
 def test_pitfall_10_lengths_and_not_padding_ids_say_what_counts(models):
