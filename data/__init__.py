@@ -149,12 +149,7 @@ def load_data(
     number_names(sources)
     held_out = {text_key(problem.prompt) for source in sources for problem in source.validation}
     for source in sources:
-        kept = [problem for problem in source.train if text_key(problem.prompt) not in held_out]
-        if len(kept) < len(source.train):
-            source.notes.append(
-                f"{len(source.train) - len(kept)} training problems are held out for validation by another source or"
-                " file, and were left out"
-            )
+        kept = without(source.train, held_out, source.notes)
         if train_problems is not None and len(kept) > train_problems:
             chosen = sorted(random.Random(f"{source.name} {seed}").sample(range(len(kept)), train_problems))
             kept = [kept[i] for i in chosen]
@@ -221,12 +216,13 @@ def read_source(spec: Spec, validation_problems: int) -> Source:
     known = KNOWN.get(spec.name)
     records, notes = read_problems(spec, split=spec.options.get("split") or (known.train if known else "train"))
     problems, more = distinct(records)
-    notes += more
+    notes, name = notes + more, spec.name if known else Path(spec.name).name
     if "validation" in spec.options:
         columns = {key: value for key, value in spec.options.items() if key in ("problem", "answer", "tests")}
         own = Spec(spec.options["validation"], 1.0, columns)
         validation, more = distinct(read_problems(own, split="validation")[0])
-        return Source(Path(spec.name).name, spec.weight, problems, validation[:validation_problems], notes + more)
+        train = without(problems, {text_key(problem.prompt) for problem in validation}, notes := notes + more)
+        return Source(name, spec.weight, train, validation[:validation_problems], notes)
     if len(problems) < 2:
         raise ValueError(f"{spec.name} has one problem only: there is none left to hold out")
     number = min(validation_problems, max(1, len(problems) // HELD_OUT_SHARE))
@@ -235,13 +231,16 @@ def read_source(spec: Spec, validation_problems: int) -> Source:
     # The smallest checksums: the same problems whatever else the file holds, whatever its order.
     ranked = sorted(problems, key=lambda problem: hashlib.sha256(text_key(problem.prompt).encode()).digest())
     validation = set(ranked[:number])
-    return Source(
-        spec.name if known else Path(spec.name).name,
-        spec.weight,
-        [problem for problem in problems if problem not in validation],
-        ranked[:number],
-        notes,
-    )
+    train = [problem for problem in problems if problem not in validation]
+    return Source(name, spec.weight, train, ranked[:number], notes)
+
+
+def without(problems: list[Problem], held_out: set[str], notes: list[str]) -> list[Problem]:
+    """The problems that are not held out, by `text_key`; how many are is added to the notes."""
+    kept = [problem for problem in problems if text_key(problem.prompt) not in held_out]
+    if len(kept) < len(problems):
+        notes.append(f"{len(problems) - len(kept)} training problems are held out elsewhere too, and were left out")
+    return kept
 
 
 def read_problems(spec: Spec, split: str) -> tuple[list[tuple[str, Problem]], list[str]]:

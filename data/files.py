@@ -64,7 +64,7 @@ def read_csv(path: Path) -> Iterator[tuple[str, dict]]:
         except UnicodeDecodeError as error:
             raise ValueError(f"{path}, after line {reader.line_num} is not UTF-8: {error.reason}") from None
         except csv.Error as error:
-            raise ValueError(f"{path}, line {reader.line_num} is not CSV: {error}") from None
+            raise ValueError(f"{path}, after line {reader.line_num} is not CSV: {error}") from None
 
 
 def read_parquet(path: Path) -> Iterator[tuple[str, dict]]:

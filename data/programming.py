@@ -73,10 +73,10 @@ def read_tests(tests) -> tuple[str | None, list]:
     if isinstance(tests, str):
         tests = json.loads(tests)
     if isinstance(tests, dict):
-        if len(tests.get("inputs", [])) != len(tests.get("outputs", [])):
+        inputs, outputs, name = tests.get("inputs", []), tests.get("outputs", []), tests.get("fn_name")
+        if len(inputs) != len(outputs):
             raise ValueError("the tests have different numbers of inputs and outputs")
-        name = tests.get("fn_name")
-        tests = [{"input": i, "output": o, "fn_name": name} for i, o in zip(tests["inputs"], tests["outputs"])]
+        tests = [{"input": given, "output": wanted, "fn_name": name} for given, wanted in zip(inputs, outputs)]
     if not isinstance(tests, list) or not tests or not all(isinstance(test, dict) for test in tests):
         raise ValueError("the tests are neither a list of tests nor inputs and outputs, or there are none")
     names, cases = set(), []
