@@ -1,0 +1,173 @@
+"""Programming problems with unit tests, in the forms of DeepCoder's data: the program's output is compared outside.
+
+Of a completion counts the last fenced block after the last `</think>`. A test gives the program its standard input and
+compares what it writes, or calls one function and compares what it returns. Each test is a run of its own in the
+sandbox (sandbox.py); the wanted outputs never enter the process that runs the program.
+"""
+
+import json
+import math
+import os
+import re
+import tempfile
+import time
+from pathlib import Path
+
+from data import Problem, sandbox
+
+END_OF_THINKING = "</think>"
+STDIN_INSTRUCTION = (
+    "Write a Python program that reads the input from standard input and writes the answer to standard output."
+    " Put the whole program in one fenced block:\n```python\n# your program\n```"
+)
+CALL_INSTRUCTION = "Write a Python function `{name}`. Put your whole code in one fenced block:\n```python\n{start}\n```"
+MOST_TESTS = 15  # of a problem: those with the longest inputs, as DeepCoder has it
+SECONDS = 10.0  # of one test, or less where the verifier's time is nearly over
+SHARE_OF_TIME = 0.9  # of the verifier's time limit, for all tests: a slow program is a wrong answer, not a failure
+
+RUNNER = """
+import json, os, sys
+source = open("program.py", encoding="utf-8", errors="surrogateescape").read()
+names = {"__name__": "__main__"}
+exec("from typing import *; from collections import *; from itertools import *; from functools import *\\n"
+     "from heapq import *; from bisect import *; import collections, itertools, functools, heapq, bisect\\n"
+     "import math, random, re, string, sys, typing", names)
+if len(sys.argv) == 1:
+    exec(compile(source, "program.py", "exec"), names)
+else:
+    results = os.dup(1)
+    os.dup2(2, 1)  # nowhere: what it prints is no result
+    arguments = json.load(sys.stdin)
+    names["__name__"] = "program"
+    exec(compile(source, "program.py", "exec"), names)
+    owner = names["Solution"]() if "Solution" in names else None
+    function = getattr(owner, sys.argv[1], None) or names[sys.argv[1]]
+    data = json.dumps({"returned": function(*arguments)}).encode()
+    while data:
+        data = data[os.write(results, data):]
+"""
+
+
+def problem(text: str, tests, starter_code: str = "") -> Problem:
+    """The prompt for a problem, and its tests in one form. Raises ValueError for tests in a form that is not known."""
+    function, cases = read_tests(tests)
+    cases = sorted(cases, key=lambda case: len(str(case[0])), reverse=True)[:MOST_TESTS]
+    if function is None:
+        instruction = STDIN_INSTRUCTION
+    else:
+        instruction = CALL_INSTRUCTION.format(name=function, start=starter_code or f"def {function}(...):")
+    answer = json.dumps({"function": function, "tests": cases})
+    return Problem(f"{text.strip()}\n\n{instruction}", answer, task="data.programming")
+
+
+def read_tests(tests) -> tuple[str | None, list]:
+    """The function to be called (None: standard input to output) and pairs of an input and the outputs that are right.
+
+    Known forms, as JSON text or as lists and dicts (each is a configuration of DeepCoder-Preview-Dataset):
+        taco            {"inputs": [...], "outputs": [...], "fn_name": optional}
+        primeintellect  [{"type": "stdin_stdout" or "function_call", "input": ..., "output": ..., "fn_name": ...}, ...]
+        lcbv5           [{"testtype": "stdin" or "functional", "input": lines of JSON, "output": JSON,
+                          "metadata": {"func_name": ...}}, ...]
+        codeforces      [{"input": ..., "output": ...}, ...]
+    """
+    if isinstance(tests, str):
+        tests = json.loads(tests)
+    if isinstance(tests, dict):
+        inputs, outputs, name = tests.get("inputs", []), tests.get("outputs", []), tests.get("fn_name")
+        if len(inputs) != len(outputs):
+            raise ValueError("the tests have different numbers of inputs and outputs")
+        tests = [{"input": given, "output": wanted, "fn_name": name} for given, wanted in zip(inputs, outputs)]
+    if not isinstance(tests, list) or not tests or not all(isinstance(test, dict) for test in tests):
+        raise ValueError("the tests are neither a list of tests nor inputs and outputs, or there are none")
+    names, cases = set(), []
+    for test in tests:
+        if "input" not in test or "output" not in test:
+            raise ValueError(f"a test has no input or no output, but {', '.join(test)}")
+        given, wanted, metadata = test["input"], test["output"], test.get("metadata") or {}
+        metadata = json.loads(metadata) if isinstance(metadata, str) else metadata
+        name = test.get("fn_name") or metadata.get("func_name")
+        if test.get("testtype") == "stdin" or test.get("type") == "stdin_stdout":
+            name = None
+        names.add(name)
+        if name is None:
+            cases.append([joined(given), [joined(wanted)]])
+        elif test.get("testtype") == "functional":
+            cases.append([[json.loads(line) for line in given.splitlines() if line.strip()], [json.loads(wanted)]])
+        else:
+            given = json.loads(given) if isinstance(given, str) else given
+            wraps = isinstance(wanted, list) and len(wanted) == 1  # [5] stands for 5, or for itself
+            cases.append([given, [wanted, wanted[0]] if wraps else [wanted]])
+    if len(names) != 1:
+        raise ValueError("the tests call different functions, or only some of them call one")
+    return names.pop(), cases
+
+
+def joined(lines) -> str:
+    """Standard input or output: a text, or a list of lines."""
+    return "\n".join(map(str, lines)) if isinstance(lines, list) else str(lines)
+
+
+def score(problem: Problem, completion: str) -> bool:
+    """Whether the program passes all tests."""
+    program, tests = last_block(completion.rpartition(END_OF_THINKING)[2]), json.loads(problem.answer)
+    if program is None:
+        return False
+    deadline = time.monotonic() + SHARE_OF_TIME * float(os.environ.get("SCORE_SECONDS", SECONDS))
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "program.py").write_text(program, encoding="utf-8", errors="surrogateescape")
+        return all(
+            passes(Path(folder), tests["function"], given, wanted, deadline) for given, wanted in tests["tests"]
+        )
+
+
+def last_block(text: str) -> str | None:
+    """The content of the last fenced block; None without one."""
+    blocks = re.findall(r"^```[^\n`]*\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    return blocks[-1] if blocks else None
+
+
+def passes(folder: Path, function: str | None, given, wanted: list, deadline: float) -> bool:
+    """One test: whether the program ends in time, with status 0, and its output is one of those wanted."""
+    seconds = min(SECONDS, deadline - time.monotonic())
+    if seconds <= 0:
+        return False
+    arguments = ["-c", RUNNER] + ([function] if function is not None else [])
+    stdin = (given if function is None else json.dumps(given)).encode(errors="surrogateescape")
+    longest = 10_000 + 4 * max(len(json.dumps(one)) for one in wanted)
+    outcome = sandbox.run(arguments, folder, stdin, seconds, longest)
+    if outcome.end != "exit" or outcome.status != 0:
+        return False
+    text = outcome.output.decode(errors="replace")
+    if function is None:
+        return any(same_text(text, one) for one in wanted)
+    try:
+        returned = json.loads(text)
+        return any(same_value(returned["returned"], one) for one in wanted)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return False
+
+
+def same_text(written: str, wanted: str) -> bool:
+    """Equal line by line and word by word, but for blank lines at the end; decimal fractions up to rounding."""
+    lines, others = ([line.split() for line in text.rstrip().splitlines()] for text in (written, wanted))
+    return [len(words) for words in lines] == [len(words) for words in others] and all(
+        same_word(a, b) for words, other in zip(lines, others) for a, b in zip(words, other)
+    )
+
+
+def same_word(written: str, wanted: str) -> bool:
+    number = r"[+-]?\d{1,40}(\.\d{1,40})?([eE][+-]?\d{1,3})?"
+    if written == wanted:
+        return True
+    if "." not in wanted or not re.fullmatch(number, wanted) or not re.fullmatch(number, written):
+        return False
+    return math.isclose(float(written), float(wanted), rel_tol=1e-6, abs_tol=1e-9)
+
+
+def same_value(returned, wanted) -> bool:
+    """Equal as JSON; fractions up to rounding."""
+    if isinstance(returned, list) and isinstance(wanted, list):
+        return len(returned) == len(wanted) and all(same_value(a, b) for a, b in zip(returned, wanted))
+    if isinstance(wanted, float) and isinstance(returned, (int, float)) and not isinstance(returned, bool):
+        return math.isclose(returned, wanted, rel_tol=1e-6, abs_tol=1e-9)
+    return type(returned) is type(wanted) and returned == wanted

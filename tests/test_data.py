@@ -1,0 +1,355 @@
+"""Data: files of records, data sets of the hub by name, what is held out, mixtures, and what bad input says."""
+
+import csv
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+import data
+from data import KNOWN, Problem, arithmetic, files, load_data, load_evaluation, mathematics, next_source, parse_spec
+
+ROOT = Path(__file__).parent.parent
+
+
+def records(number: int, start: int = 0, problem: str = "problem", answer: str = "answer") -> list[dict]:
+    return [{"id": i, problem: f"What is {i} + 1?", answer: str(i + 1)} for i in range(start, start + number)]
+
+
+def write(path: Path, rows: list[dict]) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows))
+    elif path.suffix == ".csv":
+        with open(path, "w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            writer.writerows(rows)
+    else:
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    return str(path)
+
+
+def load(argument: str, train: int | None = None, validation: int = 10):
+    (source,) = load_data([argument], train, validation)
+    return source
+
+
+# --- files of one's own -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", files.FORMATS)
+def test_every_format_gives_the_same_problems(tmp_path, suffix):
+    odd = {"id": 0, "problem": 'A "quoted", two-\nline\u2028 prompt: π?', "answer": "\\frac{1}{2}"}
+    source = load(write(tmp_path / f"mine{suffix}", [odd, *records(99)]))
+    assert len(source.train) == 90 and len(source.validation) == 10 and source.name == f"mine{suffix}"
+    made = {problem.prompt: problem for problem in source.train + source.validation}
+    assert made[f"{odd['problem']}\n\n{mathematics.INSTRUCTION}"].answer == "\\frac{1}{2}"
+    assert made[f"What is 7 + 1?\n\n{mathematics.INSTRUCTION}"] == mathematics.problem("What is 7 + 1?", "8")
+    assert {problem.task for problem in made.values()} == {"data.mathematics"}
+
+
+def test_answers_may_be_numbers_or_lists_of_one(tmp_path):
+    rows = [{"problem": f"{i}?", "answer": answer} for i, answer in enumerate([3, 0.5, 2.0, ["x"], "7"])]
+    source = load(write(tmp_path / "a.jsonl", rows))
+    assert sorted(p.answer for p in source.train + source.validation) == ["0.5", "2", "3", "7", "x"]
+
+
+def test_columns_are_guessed_and_told_or_named(tmp_path):
+    rows = [{**row, "query": "other", "gold": "0"} for row in records(20, problem="question", answer="final_answer")]
+    path = write(tmp_path / "a.jsonl", rows)
+    source = load(path)
+    assert "problem=question, answer=final_answer" in source.notes[0] and source.train[0].answer != "0"
+    named = load(f"{path},problem=question,answer=gold")
+    assert named.train[0].answer == "0" and named.train[0].prompt == source.train[0].prompt and len(named.notes) == 1
+    with pytest.raises(ValueError, match=r"a.jsonl, line 1: there is no column 'key'; the columns are id, question, fin"):
+        load(f"{path},answer=key")
+    path = write(tmp_path / "b.csv", records(20, answer="result"))
+    with pytest.raises(ValueError, match=r"b.csv, line 2: which column is the answer\? .* id, problem, result; .*,answer="):
+        load(path)
+    with pytest.raises(ValueError, match=r"which column is the problem\?"):
+        load(write(tmp_path / "c.jsonl", records(20, problem="task")))
+
+
+def test_a_column_of_tests_makes_programming_problems(tmp_path):
+    tests = json.dumps([{"input": "1", "output": "2", "type": "stdin_stdout"}])
+    rows = [{"problem": f"Task {i}", "answer": "none", "tests": tests} for i in range(20)]
+    source = load(write(tmp_path / "a.parquet", rows))
+    assert {p.task for p in source.train + source.validation} == {"data.programming"}
+    with pytest.raises(ValueError, match=r"a.jsonl, line 2: the tests are neither"):
+        load(write(tmp_path / "a.jsonl", [rows[0], {**rows[1], "tests": "{}"}]))
+
+
+def test_gaps_in_the_sandbox_are_told(tmp_path, monkeypatch):
+    from data import sandbox
+
+    tests = [{"input": "1", "output": "2"}]
+    path = write(tmp_path / "a.jsonl", [{"problem": f"Task {i}", "tests": tests} for i in range(20)])
+    assert not any("WARNING" in note for note in load(path).notes)
+    monkeypatch.setattr(sandbox, "missing", lambda: ["no Landlock: files"])
+    assert any("WARNING" in note and "no Landlock" in note for note in load(path).notes)
+
+
+@pytest.mark.parametrize(
+    "name, content, message",
+    [
+        ("a.jsonl", b"", r"a\.jsonl holds no record"),
+        ("a.jsonl", b"\n\n", r"a\.jsonl holds no record"),
+        ("a.json", b"[]", r"a\.json holds no record"),
+        ("a.csv", b"problem,answer\n", r"a\.csv holds no record"),
+        ("a.jsonl", b'{"problem": "x", "answer": "1"}\n{"problem": "y"}\n', r"line 2: nothing stands in column 'answer'"),
+        ("a.jsonl", b'{"problem": "x", "answer": ""}\n', r"line 1: nothing stands in column 'answer'"),
+        ("a.jsonl", b'{"problem": "x", "answer": null}\n', r"line 1: nothing stands in column 'answer'"),
+        ("a.jsonl", b'{"problem": " ", "answer": "1"}\n', r"line 1: nothing stands in column 'problem'"),
+        ("a.jsonl", b'\n{"problem": "x", "answer": {"a": 1}}\n', r"line 2: an answer is a text or a number"),
+        ("a.jsonl", b'{"problem": ["x"], "answer": "1"}\n', r"line 1: column 'problem' holds no text"),
+        ("a.jsonl", b'{"problem": "x", "answer": "1"}\n{"problem": "y", "an', r"line 2 is not JSON"),
+        ("a.jsonl", b'{"problem": "x", "answer": "1"}\n[1]\n', r"line 2: a record must be an object"),
+        ("a.jsonl", b'{"problem": "x", "answer": "1"}\n{"problem": "\xff", "answer": "1"}', r"line 2 is not UTF-8"),
+        ("a.jsonl", b"[" * 100_000, r"line 1 is not JSON"),
+        ("a.json", b'[{"problem": "x",\n"answer": "\xff"}]', r"line 2 is not UTF-8"),
+        ("a.json", b'{"problem": "x"}', r"holds no list of records, but a dict"),
+        ("a.json", b'[{"problem": "x", "answer": "1"}, {"problem": "y"}]', r"record 2: nothing stands in"),
+        ("a.csv", b"problem,answer\nx,1\ny\n", r"line 3: nothing stands in column 'answer'"),
+        ("a.csv", b"problem,answer\nx,1\ny,1,2\n", r"line 3: more cells than columns"),
+        ("a.csv", b'problem,answer\nx,"1\n', r"after line 1 is not CSV"),
+        ("a.csv", b"problem,answer\nx,1\n\xff,2\n", r"a\.csv.* is not UTF-8"),
+        ("a.parquet", b"not parquet", r"a\.parquet is not a Parquet file"),
+        ("a.txt", b"x", r"a\.txt is not a file of records; the endings known are \.jsonl"),
+        ("a.jsonl", b'{"problem": "x", "answer": "1"}\n', r"one problem only"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_refused_with_its_place(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message) as error:
+        load(str(tmp_path / name))
+    assert str(tmp_path / name) in str(error.value)
+
+
+# --- held out -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_held_out_depends_on_the_text_alone(tmp_path):
+    rows = records(500)
+    source = load(write(tmp_path / "a.jsonl", rows), validation=20)
+    assert len(source.validation) == 20 and len(source.train) == 480 and not set(source.train) & set(source.validation)
+    turned = load(write(tmp_path / "b.jsonl", rows[::-1]), validation=20)
+    assert turned.validation == source.validation and turned.train == source.train[::-1]
+    fewer = load(str(tmp_path / "a.jsonl"), validation=5)
+    assert fewer.validation == source.validation[:5]
+    more = load(write(tmp_path / "c.jsonl", rows + records(100, start=1000)), validation=20)
+    assert len(set(more.validation) & set(source.validation)) > 10
+
+
+def test_a_small_file_holds_out_a_tenth_and_says_so(tmp_path):
+    source = load(write(tmp_path / "a.jsonl", records(50)), validation=1000)
+    assert len(source.validation) == 5 and len(source.train) == 45
+    assert any("5 of 50 problems are held out, a tenth, not 1000" in note for note in source.notes)
+
+
+def test_repeated_problems_are_left_out_and_told(tmp_path):
+    rows = records(50)
+    rows += [{**rows[3], "problem": "  what IS 3 +\n1? "}, {**rows[4], "answer": "9"}]
+    source = load(write(tmp_path / "a.jsonl", rows))
+    assert len(source.train) + len(source.validation) == 50
+    assert any(re.search(r"2 repeated .*line 51 repeats .*a\.jsonl, line 4", note) for note in source.notes)
+    assert {p.answer for p in source.train + source.validation} == {str(i + 1) for i in range(50)}, "the first counts"
+    assert data.text_key("x-1") != data.text_key("x+1")
+
+
+def test_problems_held_out_anywhere_are_trained_on_nowhere(tmp_path):
+    own = write(tmp_path / "held_out.jsonl", records(30))
+    one, other = write(tmp_path / "one.jsonl", records(300)), write(tmp_path / "two.jsonl", records(300, start=100))
+    sources = load_data([f"{one},validation={own}", other], None, 1000)
+    prompts = [{problem.prompt for problem in source.train} for source in sources]
+    held_out = [{problem.prompt for problem in source.validation} for source in sources]
+    assert [len(part) for part in held_out] == [30, 30]
+    assert not (prompts[0] | prompts[1]) & (held_out[0] | held_out[1])
+    assert "30 training problems are held out elsewhere too" in " ".join(sources[0].notes)
+    with pytest.raises(ValueError, match="no training problem is left"):
+        load(f"{own},validation={own}")
+
+
+def test_fewer_training_problems_are_drawn_by_the_seed(tmp_path):
+    path = write(tmp_path / "a.jsonl", records(500))
+    drawn = [load_data([path], 40, 10, seed)[0].train for seed in (0, 0, 1)]
+    assert len(drawn[0]) == 40 and drawn[0] == drawn[1] != drawn[2]
+
+
+# --- names and mixtures -------------------------------------------------------------------------------------------------
+
+
+def test_arguments_are_read():
+    assert parse_spec("polaris") == data.Spec("polaris", 1.0, {})
+    assert parse_spec("polaris:3") == data.Spec("polaris", 3.0, {})
+    assert parse_spec("a/b.jsonl:.5,problem=q,answer=a b") == data.Spec("a/b.jsonl", 0.5, {"problem": "q", "answer": "a b"})
+    assert parse_spec("C:x.jsonl").name == "C:x.jsonl"
+    for wrong, why in (("a:0", "above 0"), ("a,b", "no option"), ("a,weight=2", "Options are problem="), ("a,problem=", "no opt"),
+                       ("", "wanted is")):  # fmt: skip
+        with pytest.raises(ValueError, match=why):
+            parse_spec(wrong)
+
+
+def test_the_default_task_is_as_it_was():
+    (source,) = load_data(["arithmetic"], 400, 128)
+    assert source.train == arithmetic.problems("train", 400) and source.notes == [] and source.name == "arithmetic"
+    assert source.validation == arithmetic.problems("validation", 128)
+    assert Problem("1+1=", "2").task == arithmetic.__name__
+
+
+@pytest.mark.parametrize(
+    "argument, message",
+    [
+        ("algebra", "no such file or folder, and no data set or task .* known are polaris, .*, arithmetic"),
+        ("aime24", "for evaluation"),
+        ("mathematics", "without problems of its own"),
+        ("arithmetic,problem=x", "takes no options"),
+        ("no/such/file.jsonl", "is no file, no folder"),
+        ("no/file.jsonl", "is no file, no folder"),
+    ],
+)
+def test_a_name_that_cannot_be_used_is_refused(argument, message):
+    with pytest.raises(ValueError, match=message):
+        load(argument)
+
+
+def test_every_batch_has_the_sources_by_their_weights():
+    handed_out, order = [0, 0, 0], []
+    for _ in range(600):
+        order.append(next_source([3, 1, 0], handed_out))
+        handed_out[order[-1]] += 1
+    assert handed_out == [450, 150, 0]
+    for start in range(0, 560, 7):
+        batch = Counter(order[start : start + 32])
+        assert abs(batch[0] - 24) <= 1 and abs(batch[1] - 8) <= 1
+    assert [next_source([0.1, 10], [0, n]) for n in (0, 50, 98, 101)] == [1, 1, 1, 0]
+
+
+def test_mixed_sources_keep_their_names_apart(tmp_path):
+    one, two = write(tmp_path / "a" / "d.jsonl", records(50)), write(tmp_path / "b" / "d.jsonl", records(50, start=50))
+    sources = load_data([f"{one}:3", two, "arithmetic:0.5"], 20, 5)
+    assert [(s.name, s.weight) for s in sources] == [("d.jsonl", 3), ("d.jsonl-2", 1), ("arithmetic", 0.5)]
+    assert all(len(s.train) == 20 and len(s.validation) == 5 for s in sources)
+
+
+# --- data sets of the hub -----------------------------------------------------------------------------------------------
+
+TESTS = json.dumps([{"input": "1", "output": "2", "type": "stdin_stdout"}])
+AS_ON_THE_HUB = {  # how each data set lies there, with rows of its columns
+    "polaris": {"polaris-data-53K.parquet": lambda i: {"problem": f"P {i}", "answer": str(i), "difficulty": "3/8"}},
+    "deepscaler": {"deepscaler.json": lambda i: {"problem": f"P {i}", "answer": str(i), "solution": "long"}},
+    "gsm8k": {
+        "main/train-00000-of-00001.parquet": lambda i: {"question": f"P {i}", "answer": f"2+2=<<2+2=4>>4\n#### {i}"},
+        "main/test-00000-of-00001.parquet": lambda i: {"question": f"T {i}", "answer": f"so\n#### {i}"},
+        "socratic/train-00000-of-00001.parquet": lambda i: {"question": f"S {i}", "answer": "no"},
+    },
+    "math": {
+        "algebra/train-00000-of-00001.parquet": lambda i: {"problem": f"P {i}", "solution": rf"so \boxed{{{i}}}."},
+        "geometry/train-00000-of-00001.parquet": lambda i: {"problem": f"P {i + 50}", "solution": rf"so \boxed {i + 50}"},
+        "algebra/test-00000-of-00001.parquet": lambda i: {"problem": f"T {i}", "solution": rf"so \boxed{{{i}}}."},
+    },
+    "math500": {"test.jsonl": lambda i: {"problem": f"T {i}", "solution": "long", "answer": str(i)}},
+    "aime24": {"data/test-00000-of-00001.parquet": lambda i: {"problem": f"T {i}", "solution": rf"\boxed{{{i}}}"}},
+    "aime25": {"test.jsonl": lambda i: {"problem": f"T {i}", "answer": str(i)}},
+    "deepcoder": {
+        "primeintellect/train-00000-of-00002.parquet": lambda i: {"problem": f"P {i}", "tests": TESTS, "solutions": ["x"]},
+        "taco/train-00000-of-00001.parquet": lambda i: {
+            "problem": f"P {i + 50}", "tests": json.dumps({"inputs": ["1"], "outputs": ["2"]})},
+        "lcbv5/test-00000-of-00001.parquet": lambda i: {"problem": f"T {i}", "tests": TESTS, "starter_code": ""},
+        "codeforces/test-00000-of-00001.parquet": lambda i: {"problem": f"T {i + 50}", "tests": TESTS},
+    },
+}  # fmt: skip
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """The hub's cache, filled with small data sets that lie as the real ones do; nothing else can be had."""
+    import huggingface_hub
+
+    cache = tmp_path / "cache"
+    for name, content in AS_ON_THE_HUB.items():
+        repository = cache / f"datasets--{KNOWN[name].repository.replace('/', '--')}"
+        (repository / "refs").mkdir(parents=True)
+        (repository / "refs" / "main").write_text("0" * 40)
+        for path, row in content.items():
+            write(repository / "snapshots" / ("0" * 40) / path, [row(i) for i in range(50)])
+    real = huggingface_hub.snapshot_download
+    monkeypatch.setattr(
+        huggingface_hub, "snapshot_download", lambda *a, **k: real(*a, **k, cache_dir=cache, local_files_only=True)
+    )
+    return cache
+
+
+@pytest.mark.parametrize("name", [name for name, known in KNOWN.items() if known.train])
+def test_known_data_sets_are_trained_on_by_name(hub, name):
+    source = load(name, validation=4)
+    total = {"math": 100, "deepcoder": 100}.get(name, 50)
+    assert len(source.train) == total - 4 and len(source.validation) == 4 and source.name == name and source.notes == []
+    everything = source.train + source.validation
+    assert {p.prompt.split("\n")[0] for p in everything} == {f"P {i}" for i in range(total)}, "no test part, no other subset"
+    if name != "deepcoder":
+        assert {p.answer for p in everything} == {str(i) for i in range(total)}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_known_data_sets_are_evaluated_on_by_name(hub, name):
+    source = load_evaluation(name, 1000)
+    of_test = KNOWN[name].test is not None
+    assert source.train == [] and len(source.validation) == ({"deepcoder": 100}.get(name, 50) if of_test else 5)
+    assert all(p.prompt.startswith("T " if of_test else "P ") for p in source.validation)
+    assert len(load_evaluation(name, 3).validation) == 3
+
+
+def test_evaluation_takes_a_whole_file_or_what_a_task_holds_out(tmp_path):
+    path = write(tmp_path / "mine.jsonl", records(50))
+    assert len(load_evaluation(path, 1000).validation) == 50 and load_evaluation(path, 1000).train == []
+    assert load_evaluation("arithmetic", 50).validation == arithmetic.problems("validation", 50)
+
+
+def test_any_data_set_of_the_hub_and_any_folder_can_be_named(hub, tmp_path):
+    for i, name in enumerate(("openai/gsm8k", "agentica-org/DeepScaleR-Preview-Dataset")):
+        source = load(f"{name},subset=main" if i == 0 else name)
+        assert len(source.train) == 45 and source.name == name.split("/")[1]
+    write(tmp_path / "folder" / "sub" / "train.jsonl", records(20))
+    write(tmp_path / "folder" / "sub" / "test.jsonl", records(20, start=100))
+    assert len(load(str(tmp_path / "folder")).train) == 18
+    assert len(load(f"{tmp_path / 'folder'},split=test,subset=sub").train) == 18
+    with pytest.raises(ValueError, match="no file of records below other"):
+        load(f"{tmp_path / 'folder'},subset=other")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="no file of records"):
+        load(str(tmp_path / "empty"))
+
+
+def test_a_few_bad_records_of_a_known_data_set_are_left_out_and_told(hub):
+    (path,) = hub.glob("*DeepScaleR*/snapshots/*/deepscaler.json")
+    rows = json.loads(path.read_text())
+    rows[7]["answer"] = None
+    path.write_text(json.dumps(rows))
+    source = load("deepscaler")
+    assert len(source.train) + len(source.validation) == 49
+    assert re.search(r"1 records cannot be used .*deepscaler\.json, record 8: nothing stands in", source.notes[0])
+    for row in rows[10:15]:
+        row["answer"] = ""
+    path.write_text(json.dumps(rows))
+    with pytest.raises(ValueError, match=r"6 records of deepscaler cannot be used; .*record 8"):
+        load("deepscaler")
+
+
+def test_an_unreachable_hub_says_what_to_do(tmp_path):
+    """In a process of its own: the hub's library reads its settings once."""
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    program = "from data import load_data\ntry:\n    load_data(['polaris'], 1, 1)\nexcept ValueError as e:\n    print(e)"
+    run = subprocess.run([sys.executable, "-c", program], env=environment, cwd=ROOT, capture_output=True, text=True)
+    assert re.match(r"the data set POLARIS-Project/Polaris-Dataset-53K could not be had from the hub \(HF_HUB_OFFLINE is "
+                    r"set\): .* download the data set elsewhere and give its folder .*HF_HOME", run.stdout), run  # fmt: skip
+    assert run.stdout.count("\n") == 1 and run.stderr == ""
