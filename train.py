@@ -59,7 +59,7 @@ from transformers import PreTrainedModel
 import fit_curve
 import generate
 import loss as scalerl
-from data import Problem, load_task
+from data import Problem, Source, load_data, next_source
 from data.verify import Verdict, VerifierPool
 from generate import Decoding, Report, Request, Rollout, SharedParameters, Work
 
@@ -72,13 +72,15 @@ class Settings:
 
     recipe: tyro.conf.OmitArgPrefixes[scalerl.Recipe] = scalerl.Recipe()
     model: str = "data/arithmetic_base"  # folder or hub name of a transformers causal LM
-    data: str = "arithmetic"  # task: a module of data/
-    name: str | None = None  # the run's folder is runs/NAME; by default recipe, changed parts and seed, numbered if taken
+    data: tuple[str, ...] = ("arithmetic",)  # tasks, data sets by name, files; with weights: polaris:3 deepcoder:1
+    name: str | None = None  # the run's folder is runs/NAME; by default recipe, changed parts, seed, and a number
     resume: Path | None = None  # folder of a run to go on with; the other flags then change what may be changed
     seed: int = 0  # of prompt order, thinking budgets and sampling; only ppo-1 and pipeline-0 repeat themselves exactly
 
+    # The values below suit the arithmetic task. For other data they start from the paper's instead (PAPER in train.py).
+    defaults: Literal["auto", "toy", "paper"] = "auto"  # auto: by the data
     steps: int = 160  # optimizer steps
-    train_prompts: int = 4000  # distinct prompts, visited in epochs
+    train_prompts: int | None = 4000  # distinct prompts of each source, visited in epochs; None: all there are
     prompts_per_step: int = 32  # groups in a batch
     completions_per_prompt: int = 16  # size of a group
     learning_rate: float = 2e-4  # constant after the warm-up
@@ -121,12 +123,36 @@ class Settings:
         return round(self.prompts_per_step * self.recipe.batch_factor)
 
 
+# For real models, what the paper trained with (sec. 2, A.3) ...
+PAPER = {
+    "prompts_per_step": 48,
+    "learning_rate": 5e-7,
+    "warmup_steps": 100,
+    "prompt_budget": 2048,
+    "thinking_budget": (10_240, 12_288),
+    "answer_budget": 2048,
+    "train_prompts": None,
+    "validation_every": 100,
+    "validation_problems": 1000,
+    # ... and what it leaves open.
+    "steps": 1000,
+    "clip_gradient": 1.0,
+    "slots": 256,
+    "tokens_per_micro_batch": 16_384,
+    "gradient_checkpointing": True,
+    "verifiers": 8,
+}
+
+
 def parse_settings(arguments: list[str]) -> Settings:
-    """Settings from command-line flags. --recipe and --leave-out set the parts that the other flags then change."""
+    """Settings from command-line flags. --recipe, --leave-out and --defaults (or --data, which decides them) set what
+    the other flags then change; with --resume that is the run's own settings."""
     start = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     start.add_argument("--recipe", default="scalerl")
     start.add_argument("--leave-out", "--leave_out", default=None)
     start.add_argument("--resume", default=None)
+    start.add_argument("--data", default=[], nargs="+")
+    start.add_argument("--defaults", default="auto")
     chosen, _ = start.parse_known_args(arguments)
     if chosen.resume is not None:
         before = read_settings(Path(chosen.resume))
@@ -138,7 +164,12 @@ def parse_settings(arguments: list[str]) -> Settings:
         if chosen.recipe != "scalerl":
             raise ValueError(f"--leave-out takes an axis out of scalerl; it cannot go with --recipe {chosen.recipe}")
         recipe = scalerl.leave_one_out(chosen.leave_out)
-    return tyro.cli(Settings, args=arguments, default=Settings(recipe=recipe), description=__doc__)
+    defaults = chosen.defaults
+    if defaults == "auto":
+        defaults = "paper" if {*chosen.data} - {"arithmetic"} else "toy"
+    default = Settings(recipe=recipe, defaults=defaults, **(PAPER if defaults == "paper" else {}))
+    settings = tyro.cli(Settings, args=arguments, default=default, description=__doc__)
+    return dataclasses.replace(settings, defaults=defaults)  # never auto, so that config.json says which
 
 
 def read_settings(folder: Path) -> Settings:
@@ -158,18 +189,19 @@ def read_settings(folder: Path) -> Settings:
 # What says where and how often, but not what is computed. All else is the run itself.
 MAY_CHANGE = {
     "resume", "steps", "validation_every", "checkpoint_every", "keep_checkpoints", "generator_devices",
-    "trainer_device", "slots", "tokens_per_micro_batch", "pack", "gradient_checkpointing", "threads", "verifiers", "wait_timeout", "max_restarts",
+    "trainer_device", "slots", "tokens_per_micro_batch", "pack", "gradient_checkpointing", "threads", "verifiers",
+    "wait_timeout", "max_restarts",
 }  # fmt: skip
 
 
 def refuse_changes(before: Settings, now: Settings) -> None:
     """ValueError, naming the flags, if a resumed run would not be the same run."""
-    pairs = [(f.name, getattr(before, f.name), getattr(now, f.name)) for f in dataclasses.fields(Settings)[1:]]
-    pairs += [(f.name, getattr(before.recipe, f.name), getattr(now.recipe, f.name)) for f in dataclasses.fields(before.recipe)]
+    flat = lambda settings: {**vars(settings), **vars(settings.recipe), "recipe": settings.recipe.recipe}  # noqa: E731
+    old, new = flat(before), flat(now)
     changed = [
-        f"--{name.replace('_', '-')} (was {old}, now {new})"
-        for name, old, new in pairs
-        if old != new and name not in MAY_CHANGE
+        f"--{name.replace('_', '-')} (was {old[name]}, now {new[name]})"
+        for name in old
+        if old[name] != new[name] and name not in MAY_CHANGE
     ]
     if changed:
         raise ValueError(
@@ -187,7 +219,7 @@ def check_settings(settings: Settings) -> None:
         checkpoint_every=1, keep_checkpoints=1, verifiers=1, max_restarts=0,
     )  # fmt: skip
     for name, minimum in least.items():
-        if getattr(settings, name) < minimum:
+        if getattr(settings, name) is not None and getattr(settings, name) < minimum:
             flag = "--" + name.replace("_", "-")
             raise ValueError(f"{flag} is {getattr(settings, name)}; it must be at least {minimum}")
     positive = ("learning_rate", "adam_eps", "clip_gradient", "wait_timeout", "verifier_time_limit", "verifier_memory")
@@ -198,8 +230,6 @@ def check_settings(settings: Settings) -> None:
         raise ValueError(f"--thinking-budget is a range LOW HIGH with 0 <= LOW <= HIGH, not {settings.thinking_budget}")
     if not settings.generator_devices:
         raise ValueError("--generator-devices names no device; at least one is needed")
-    if settings.prompts > settings.train_prompts:
-        raise ValueError(f"a step takes {settings.prompts} prompts, but --train-prompts is {settings.train_prompts}")
 
 
 def run_folder(settings: Settings) -> Path:
@@ -237,9 +267,14 @@ class PromptOrder:
         """All prompts in the order of this epoch."""
         return np.random.default_rng((self.seed, self.epoch)).permutation(self.number)
 
-    def next(self) -> int | None:
-        """The index of the next prompt; None when every prompt has been retired."""
-        while len(self.retired) < self.number:
+    @property
+    def exhausted(self) -> bool:
+        """Whether every prompt has been retired."""
+        return len(self.retired) == self.number
+
+    def next(self) -> int:
+        """The index of the next prompt, which there must be."""
+        while True:
             while self.cursor < self.number:
                 prompt = int(self.order[self.cursor])
                 self.cursor += 1
@@ -247,7 +282,6 @@ class PromptOrder:
                     return prompt
             self.epoch, self.cursor = self.epoch + 1, 0
             self.order = self.shuffled()
-        return None
 
     def record(self, prompt: int, pass_rate: float) -> None:
         self.pass_rates[prompt] = pass_rate
@@ -271,7 +305,8 @@ class Group:
     """The completions of one prompt at one visit, from when it is handed out until it is trained on."""
 
     number: int  # unique in the run, in the order of handing out; of a validation, the place in it
-    prompt: int  # index of the problem
+    source: int  # index of the source of its problem
+    prompt: int  # index of the problem in it
     version: int  # of the parameters when it was handed out: none of its tokens is older
     generator: int
     requests: list[Request]
@@ -318,7 +353,7 @@ def start_generator(number: int, settings: Settings, decoding: Decoding, paramet
         name=f"generator {number} on {device}",
         daemon=True,
     )
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: Ctrl-C is for the trainer, from the first moment
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: Ctrl-C is for the trainer, from the start
     process.start()
     signal.signal(signal.SIGINT, handler)
     # Each end of a pipe is open in one process only, so that when the other side dies, in the middle of a message
@@ -353,7 +388,7 @@ def take_reports(generator: Generator, timeout: float) -> list[Report]:
         how = f"by signal {-code}" if code < 0 else f"with status {code}"
         raise GeneratorFailed(f"{generator.process.name} ended {how}, without a word")
     if time.monotonic() - generator.heard > timeout:
-        raise GeneratorFailed(f"{generator.process.name} lives, but has been silent for {timeout:.0f} s (--wait-timeout)")
+        raise GeneratorFailed(f"{generator.process.name} has been silent for {timeout:.0f} s (--wait-timeout)")
     return reports
 
 
@@ -728,7 +763,7 @@ def lock_folder(folder: Path) -> TextIO:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.seek(0)
-        raise ValueError(f"{folder} is in use by process {file.read().strip() or '?'}; wait for it or stop it") from None
+        raise ValueError(f"{folder} is in use by process {file.read().strip()}; wait for it or stop it") from None
     file.truncate(0)
     file.write(f"{os.getpid()}\n")
     file.flush()
@@ -754,18 +789,18 @@ class NotFinite(Exception):
 class Run:
     """One training run: what is under way, and the loop that moves it on."""
 
-    def __init__(self, settings: Settings, folder: Path, model, tokenizer, decoding: Decoding, task):
+    def __init__(self, settings: Settings, folder: Path, model, tokenizer, decoding: Decoding, sources: list[Source]):
         self.settings, self.folder = settings, folder
-        self.model, self.tokenizer, self.decoding, self.task = model, tokenizer, decoding, task
-        self.problems = task.problems("train", settings.train_prompts)
-        self.held_out = task.problems("validation", settings.validation_problems)
+        self.model, self.tokenizer, self.decoding, self.sources = model, tokenizer, decoding, sources
         self.prompt_ids: dict[Problem, list[int]] = {}  # with the chat template
-        self.order = PromptOrder(len(self.problems), settings.seed, settings.recipe.no_positive_resampling)
+        self.orders = [
+            PromptOrder(len(source.train), settings.seed, settings.recipe.no_positive_resampling) for source in sources
+        ]
         self.step = 0  # optimizer steps made, and so the version of the parameters
         self.under_way: dict[int, Group] = {}  # handed out, not trained on, by number
         self.validating: dict[int, Group] = {}  # the same of a validation
-        self.handed_out = 0
-        self.to_repeat: deque[tuple[int, int]] = deque()  # number and prompt of groups lost when the run was stopped
+        self.handed_out = [0] * len(sources)  # groups of each source
+        self.to_repeat: deque[tuple[int, int, int]] = deque()  # number, source and prompt of groups lost at a stop
         self.optimizer = torch.optim.AdamW(
             model.parameters(),
             lr=settings.learning_rate,
@@ -793,11 +828,11 @@ class Run:
             return
         state = {
             "step": self.step,
-            "order": self.order.state(),
+            "orders": [order.state() for order in self.orders],
             # What is under way is sampled again, with the parameters of then. Every random draw of the run follows
             # from the seed and a group's number, an epoch or a step, so there is no other random state.
             "handed_out": self.handed_out,
-            "to_repeat": [(group.number, group.prompt) for group in self.under_way.values()] + list(self.to_repeat),
+            "to_repeat": [(g.number, g.source, g.prompt) for g in self.under_way.values()] + list(self.to_repeat),
             "compute": {
                 "tokens": self.compute.tokens,
                 "flops": self.compute.flops,
@@ -818,7 +853,8 @@ class Run:
             state = json.loads((checkpoint / "state.json").read_text())
             read_optimizer(checkpoint / "optimizer.safetensors", self.model, self.optimizer)
             self.step = self.saved_step = state["step"]
-            self.order.restore(state["order"])
+            for order, stored in zip(self.orders, state["orders"]):
+                order.restore(stored)
             self.handed_out = state["handed_out"]
             self.to_repeat = deque(tuple(group) for group in state["to_repeat"])
             self.compute = dataclasses.replace(self.compute, **state["compute"])
@@ -833,7 +869,7 @@ class Run:
 
     def render_prompts(self) -> None:
         """Token ids of all prompts. ValueError for one that is longer than its budget."""
-        for problem in self.problems + self.held_out:
+        for problem in [problem for source in self.sources for problem in source.train + source.validation]:
             self.prompt_ids[problem] = generate.render(self.tokenizer, problem.prompt)
             length = len(self.prompt_ids[problem])
             if length > self.settings.prompt_budget:
@@ -882,7 +918,8 @@ class Run:
             return False
         metrics = train_step(self.model, self.optimizer, groups, step, settings)
         for group in groups:
-            self.order.record(group.prompt, sum(v.correct for v in group.verdicts.values()) / len(group.verdicts))
+            correct = [verdict.correct for verdict in group.verdicts.values()]
+            self.orders[group.source].record(group.prompt, sum(correct) / len(correct))
         self.step += 1
         if scalerl.publishes_after(settings.recipe.asynchrony, step):
             self.parameters.write(self.model, version=self.step)
@@ -958,26 +995,31 @@ class Run:
             generator = min(self.generators, key=lambda generator: generator.groups)
             if kind == "pipeline" and generator.groups >= useful:
                 break
-            number, prompt = self.next_group()
-            if prompt is None:
+            following = self.next_group()
+            if following is None:
                 break
-            requests = self.requests(
-                self.problems[prompt], number, settings.completions_per_prompt, seed=(settings.seed, 0, number)
-            )
-            self.under_way[number] = Group(number, prompt, self.step, generator.number, requests)
+            number, source, prompt = following
+            problem, seed = self.sources[source].train[prompt], (settings.seed, 0, number)
+            requests = self.requests(problem, number, settings.completions_per_prompt, seed)
+            self.under_way[number] = Group(number, source, prompt, self.step, generator.number, requests)
             wanted[generator.number] += requests
             generator.groups += 1
         for generator, requests in zip(self.generators, wanted):
             if requests:
                 generator.work.put(Work(requests))
 
-    def next_group(self) -> tuple[int, int | None]:
-        """Number and prompt of the next group: first those that a stop of the run has lost. None: no prompt is left."""
+    def next_group(self) -> tuple[int, int, int] | None:
+        """Number, source and prompt of the next group: first those that a stop of the run has lost. None: no prompt is
+        left in any source."""
         if self.to_repeat:
             return self.to_repeat.popleft()
-        prompt = self.order.next()
-        self.handed_out += prompt is not None
-        return self.handed_out - 1, prompt
+        weights = [0.0 if order.exhausted else source.weight for order, source in zip(self.orders, self.sources)]
+        if not any(weights):
+            return None
+        source = next_source(weights, self.handed_out)
+        number = sum(self.handed_out)
+        self.handed_out[source] += 1
+        return number, source, self.orders[source].next()
 
     def requests(self, problem: Problem, group: int, completions: int, seed: tuple[int, ...]) -> list[Request]:
         """Requests for the completions of one problem, each with its own thinking budget and noise."""
@@ -1034,7 +1076,8 @@ class Run:
             if rollout.truncated:
                 group.verdicts[index] = Verdict(False, None)
             else:
-                problem = (self.held_out if report.validation else self.problems)[group.prompt]
+                source = self.sources[group.source]
+                problem = (source.validation if report.validation else source.train)[group.prompt]
                 text = generate.completion_text(self.tokenizer, self.decoding, rollout)
                 to_judge.append(((report.validation, number, index), problem, text))
         self.verifiers.submit(to_judge)
@@ -1087,10 +1130,12 @@ class Run:
         compute = self.compute.columns() if step else dict.fromkeys(self.compute.columns(), 0)
         if self.parameters.version < step:  # PPO-off-policy publishes every k-th version only
             self.parameters.write(self.model, version=step)
-        for i, problem in enumerate(self.held_out):
+        held_out = [(s, p) for s, source in enumerate(self.sources) for p in range(len(source.validation))]
+        for i, (source, prompt) in enumerate(held_out):
             generator = self.generators[i % len(self.generators)]
-            requests = self.requests(problem, i, samples, seed=(self.settings.seed, 1, step, i))
-            self.validating[i] = Group(i, i, step, generator.number, requests)
+            problem, seed = self.sources[source].validation[prompt], (self.settings.seed, 1, step, i)
+            requests = self.requests(problem, i, samples, seed)
+            self.validating[i] = Group(i, source, prompt, step, generator.number, requests)
             generator.groups += 1
         for generator in self.generators:
             own = [group for group in self.validating.values() if group.generator == generator.number]
@@ -1104,8 +1149,7 @@ class Run:
         line = {
             "kind": "validation",
             "step": step,
-            "pass_rate": float(np.mean([verdict.correct for verdict in verdicts])),
-            "num_examples": len(rollouts),
+            **self.pass_rates(groups),
             "verifier_failures": sum(verdict.failure is not None for verdict in verdicts),
             "completion_length": float(np.mean([rollout.sampled.sum() for rollout in rollouts])),
             "interrupted_fraction": float(np.mean([rollout.interrupted for rollout in rollouts])),
@@ -1119,12 +1163,27 @@ class Run:
                 f"generator and trainer differ by {line['mismatch_mean']:.3f} nats a token, with the same parameters;"
                 " the importance ratios measure that and not the policy: keep --fp32-logits, or try --dtype float32",
             )
-        shown = [[self.shown(group, i) for i in range(min(samples, SAMPLES_SHOWN))] for group in groups[:SAMPLED_PROBLEMS]]
+        of_each = [[g for g in groups if g.source == s][:SAMPLED_PROBLEMS] for s in range(len(self.sources))]
+        shown = [[self.shown(g, i) for i in range(min(samples, SAMPLES_SHOWN))] for some in of_each for g in some]
         self.samples = {**dict(list(self.samples.items())[:1]), step: shown}  # the first and this one
         self.validations.append(line)
         self.log(line)
         self.refresh_forecast()
         self.compute.paused += time.monotonic() - paused
+
+    def pass_rates(self, groups: list[Group]) -> dict:
+        """Mean pass rate of a validation: of each source, and of all with their weights."""
+        correct = [[] for _ in self.sources]
+        for group in groups:
+            correct[group.source] += [verdict.correct for verdict in group.verdicts.values()]
+        rates = [float(np.mean(values)) for values in correct]
+        columns = {
+            "pass_rate": float(np.average(rates, weights=[source.weight for source in self.sources])),
+            "num_examples": sum(map(len, correct)),
+        }
+        if len(self.sources) > 1:
+            columns |= {f"pass_rate/{source.name}": rate for source, rate in zip(self.sources, rates)}
+        return columns
 
     def shown(self, group: Group, index: int) -> str:
         """A completion of a validation as samples.txt shows it."""
@@ -1164,31 +1223,40 @@ class Run:
             "generator_idle_fraction": max(0.0, 1 - busy / change["seconds"]),
             "generator_tokens_per_second": sampled_per_second,
             "trainer_tokens_per_second": batch_tokens / working,
-            "prompts_retired": len(self.order.retired),
-            "epoch": self.order.epoch,
+            "prompts_retired": sum(len(order.retired) for order in self.orders),
+            "epoch": min(order.epoch for order in self.orders),
             **self.compute.columns(),
         }
 
-    def curve(self) -> tuple[np.ndarray, np.ndarray]:
+    @property
+    def columns(self) -> list[str]:
+        """The columns of the log that have a curve of their own: one for each source."""
+        return ["pass_rate"] if len(self.sources) == 1 else [f"pass_rate/{source.name}" for source in self.sources]
+
+    def curve(self, column: str) -> tuple[np.ndarray, np.ndarray]:
         """Compute (FLOPs, which no other load on the machine disturbs) and pass rate of all validations so far."""
         return (
             np.array([line["compute_flops"] for line in self.validations]),
-            np.array([line["pass_rate"] for line in self.validations]),
+            np.array([line[column] for line in self.validations]),
         )
 
-    def fit(self) -> fit_curve.Fit | None:
+    def fit(self, column: str) -> fit_curve.Fit | None:
         """The sigmoid through the validations so far; None while there are too few or nothing has moved."""
+        source = self.sources[self.columns.index(column)]
+        num_examples = len(source.validation) * self.settings.validation_samples
         try:
-            return fit_curve.fit(*self.curve(), num_examples=self.validations[-1]["num_examples"])
+            return fit_curve.fit(*self.curve(column), num_examples=num_examples)
         except ValueError:
             return None
 
     def refresh_forecast(self) -> None:
-        fit = self.fit() if len(self.validations) > 6 else None
-        if fit is None:
-            return
-        low, high = fit.interval["A"]
-        self.forecast = f", A {fit.A:.2f} [{low:.2f}, {high:.2f}]" if fit.identified else f", A > {low:.2f}"
+        self.forecast = ""
+        for column in self.columns if len(self.validations) > 6 else []:
+            fit = self.fit(column)
+            if fit is not None:
+                low, high = fit.interval["A"]
+                self.forecast += f", A{column.removeprefix('pass_rate')} "
+                self.forecast += f"{fit.A:.2f} [{low:.2f}, {high:.2f}]" if fit.identified else f"> {low:.2f}"
 
     def finish(self) -> None:
         """Leave everything that a run leaves behind, and print its end."""
@@ -1203,7 +1271,8 @@ class Run:
     def save_samples(self) -> None:
         """samples.txt: the same validation problems at the first and at the last validation."""
         text = "Forced tokens stand in [[ ]]. Of each problem the first completions of a validation, not picked.\n"
-        for i, problem in enumerate(self.held_out[:SAMPLED_PROBLEMS]):
+        problems = [problem for source in self.sources for problem in source.validation[:SAMPLED_PROBLEMS]]
+        for i, problem in enumerate(problems):
             text += f"\n=== {problem.prompt}   (answer: {problem.answer})\n"
             for step, shown in self.samples.items():
                 text += "".join(f"step {step:4d}  {completion}\n" for completion in shown[i])
@@ -1217,17 +1286,17 @@ class Run:
 
     def summary(self) -> str:
         """The screen at the end."""
-        first, last = self.validations[0], self.validations[-1]
-        mean_at = f"mean@{self.settings.validation_samples} of {len(self.held_out)} held-out problems"
-        lines = [
-            f"pass rate   {first['pass_rate']:.3f} before, {last['pass_rate']:.3f} after {last['step']} steps ({mean_at})",
-            f"compute     {last['compute_device_hours']:.3f} device-hours, {last['compute_tokens'] / 1e6:.2f} M sampled"
-            f" tokens, {last['compute_flops']:.2e} FLOPs; {time.monotonic() - self.began:.0f} s with start and validation",
-        ]
-        fit = self.fit()
-        if fit is None:
-            lines.append("curve       too few validations for a fit")
-        else:
+        last, lines = self.validations[-1], []
+        for source, column in zip(self.sources, self.columns):
+            x, y = self.curve(column)
+            mean_at = f"mean@{self.settings.validation_samples} of {len(source.validation)} held-out problems"
+            if len(self.sources) > 1:
+                lines.append(f"-- {source.name}")
+            lines.append(f"pass rate   {y[0]:.3f} before, {y[-1]:.3f} after {last['step']} steps ({mean_at})")
+            fit = self.fit(column)
+            if fit is None:
+                lines.append("curve       too few validations for a fit")
+                continue
             a, b, c = (fit.interval[name] for name in ("A", "B", "C_mid"))
             lines += [
                 f"curve       A {fit.A:.3f} [{a[0]:.3f}, {a[1]:.3f}]   B {fit.B:.2f} [{b[0]:.2f}, {b[1]:.2f}]   "
@@ -1236,7 +1305,7 @@ class Run:
             ]
             lines += [f"            {warning}" for warning in fit.warnings]
             try:
-                held_out = fit_curve.held_out(*self.curve())
+                held_out = fit_curve.held_out(x, y)
                 lines.append(
                     f"forecast    from the first half of the compute {held_out['sigmoid']:.3f}; came"
                     f" {held_out['came']:.3f} (power law {held_out['power_law']:.3f}, last value"
@@ -1244,15 +1313,24 @@ class Run:
                 )
             except ValueError as error:
                 lines.append(f"forecast    none from the first half: {error}")
+        lines.append(
+            f"compute     {last['compute_device_hours']:.3f} device-hours, {last['compute_tokens'] / 1e6:.2f} M sampled"
+            f" tokens, {last['compute_flops']:.2e} FLOPs; {time.monotonic() - self.began:.0f} s with start and"
+            " validation"
+        )
         files = sorted(path.name + "/" * path.is_dir() for path in self.folder.iterdir())
         lines.append(f"files       {self.folder}/: {' '.join(files)}")
         return "\n".join(lines)
 
     def save_curve(self) -> None:
         """curve.png, if there is a fit."""
-        fit = self.fit()
-        if fit is not None:
-            fit_curve.plot_run(self.folder / "curve.png", fit_curve.read_log(self.folder)[0], fit)
+        fits = {column: fit for column in self.columns if (fit := self.fit(column)) is not None}
+        pairs = [(fit_curve.read_log(self.folder, y=column)[0], fit) for column, fit in fits.items()]
+        if len(pairs) == 1:
+            fit_curve.plot_run(self.folder / "curve.png", *pairs[0])
+        elif pairs:
+            pairs = [(dataclasses.replace(series, name=series.y_name), fit) for series, fit in pairs]
+            fit_curve.plot_runs(self.folder / "curve.png", pairs)
 
 
 def say(text: str) -> None:
@@ -1278,7 +1356,15 @@ def group_as_json(group: Group) -> dict:
 def prepare(settings: Settings) -> Run:
     """Check everything that can be checked before a process is started, make the run's folder or open it again."""
     check_settings(settings)
-    task = load_task(settings.data)
+    sources = load_data(settings.data, settings.train_prompts, settings.validation_problems)
+    for source in sources:
+        for note in source.notes:
+            print(f"{source.name}: {note}", file=sys.stderr)
+    if settings.prompts > sum(len(source.train) for source in sources):
+        raise ValueError(
+            f"a step takes {settings.prompts} prompts, but there are {sum(len(s.train) for s in sources)} to train on:"
+            " lower --prompts-per-step, or raise --train-prompts"
+        )
     folder = settings.resume or run_folder(settings)
     lock = lock_folder(folder) if settings.resume else None
     checkpoint = newest_checkpoint(folder) if settings.resume else None
@@ -1299,13 +1385,16 @@ def prepare(settings: Settings) -> Run:
     model = generate.load_model(source, torch.device(settings.trainer_device), torch.float32)
     compute_in(model, getattr(torch, trunk_dtype(settings, settings.trainer_device)), settings.gradient_checkpointing)
     generate.check_length(model, decoding)
-    run = Run(settings, folder, model, tokenizer, decoding, task)
+    if settings.defaults == "paper":
+        print("The settings start from the paper's (--defaults paper); config.json has them all.", file=sys.stderr)
+    run = Run(settings, folder, model, tokenizer, decoding, sources)
     run.render_prompts()
     folder.mkdir(parents=True, exist_ok=True)
     run.lock = lock or lock_folder(folder)
     if settings.resume:
         run.restore(checkpoint)
-    versions = {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__}
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+    versions["python"] = platform.python_version()
     stored = dataclasses.asdict(dataclasses.replace(settings, resume=None))
     write_whole(folder / "config.json", json.dumps({**stored, "versions": versions}, indent=2) + "\n")
     return run

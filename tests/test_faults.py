@@ -200,12 +200,12 @@ def test_pitfall_16_no_prompt_comes_twice_or_is_lost_when_a_run_is_resumed(tmp_p
     resumed.process.send_signal(signal.SIGTERM)
     resumed.end()
     state = json.loads((train.newest_checkpoint(run.folder) / "state.json").read_text())
-    trained = [prompt for prompt, _ in state["order"]["pass_rates"]]
-    under_way = [prompt for _, prompt in state["to_repeat"]]
+    trained = [prompt for prompt, _ in state["orders"][0]["pass_rates"]]
+    under_way = [prompt for _, _, prompt in state["to_repeat"]]
     assert len(trained) == 4 * state["step"]
-    assert len({*trained, *under_way}) == len(trained) + len(under_way) == state["handed_out"]
+    assert len({*trained, *under_way}) == len(trained) + len(under_way) == sum(state["handed_out"])
     order = PromptOrder(400, seed=0, no_positive_resampling=True).shuffled()
-    assert {*trained, *under_way} == set(order[: state["handed_out"]].tolist())
+    assert {*trained, *under_way} == set(order[: len(trained) + len(under_way)].tolist())
     assert max(line["off_policyness_max"] for line in log(run.folder, "train")) <= 2
 
 
