@@ -84,7 +84,9 @@ class Settings:
     validation_problems: int = 128  # held out, the same each time
     validation_samples: int = 16  # completions of each: the pass rate is mean@this
 
-    generator_devices: tuple[str, ...] = ("cpu",)  # one generator process each, for example cuda:1 cuda:2
+    engine: Literal["auto", "torch", "vllm"] = "auto"  # of the generators; auto: vLLM where there is one and a GPU
+    tensor_parallel: int = 1  # devices of one generator, which vLLM splits the model over
+    generator_devices: tuple[str, ...] = ("cpu",)  # one generator process each, or each --tensor-parallel in a row
     trainer_device: str = "cpu"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of the trunk; auto: bfloat16 on a GPU, float32 on a CPU
     slots: int = 512  # sequences that a generator decodes at once
@@ -117,7 +119,7 @@ def check_settings(settings: Settings) -> None:
     scalerl.parse_asynchrony(settings.recipe.asynchrony)
     least = dict(
         steps=1, prompts_per_step=1, completions_per_prompt=2, train_prompts=1, warmup_steps=0, validation_every=1,
-        validation_problems=1, validation_samples=1, slots=1, tokens_per_micro_batch=1, threads=0,
+        validation_problems=1, validation_samples=1, slots=1, tokens_per_micro_batch=1, threads=0, tensor_parallel=1,
     )  # fmt: skip
     for name, minimum in least.items():
         if getattr(settings, name) < minimum:
@@ -130,6 +132,11 @@ def check_settings(settings: Settings) -> None:
         raise ValueError(f"--thinking-budget is a range LOW HIGH with 0 <= LOW <= HIGH, not {settings.thinking_budget}")
     if not settings.generator_devices:
         raise ValueError("--generator-devices names no device; at least one is needed")
+    if len(settings.generator_devices) % settings.tensor_parallel:
+        raise ValueError(
+            f"--generator-devices names {len(settings.generator_devices)} devices, which cannot be dealt out"
+            f" {settings.tensor_parallel} to a generator (--tensor-parallel)"
+        )
     if settings.prompts > settings.train_prompts:
         raise ValueError(f"a step takes {settings.prompts} prompts, but --train-prompts is {settings.train_prompts}")
 
@@ -224,16 +231,19 @@ def start_generators(settings: Settings, decoding: Decoding, parameters: SharedP
     context = multiprocessing.get_context("spawn")
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: Ctrl-C is for the trainer, from the first moment
     generators = []
-    for number, device in enumerate(settings.generator_devices):
+    each, engine = settings.tensor_parallel, generate.choose_engine(settings.engine, settings.generator_devices[0])
+    for number in range(len(settings.generator_devices) // each):
+        devices = settings.generator_devices[number * each : (number + 1) * each]
+        device, dtype = ",".join(devices), trunk_dtype(settings, devices[0])
         work, reports = context.Queue(), context.Queue()
         own = generate.GeneratorSettings(
-            settings.model, device, trunk_dtype(settings, device), cpu_threads(settings), settings.slots, decoding
+            settings.model, devices, dtype, cpu_threads(settings), settings.slots, decoding, engine
         )
         process = context.Process(
             target=generate.generator_process,
             args=(number, own, parameters, work, reports),
             name=f"generator {number} on {device}",
-            daemon=True,
+            daemon=each == 1,  # a daemon may have no processes of its own, which vLLM has for several devices
         )
         process.start()
         # Only the generator writes here, so when it dies in the middle of a message the reader meets an end of file
@@ -849,6 +859,8 @@ def prepare(settings: Settings) -> Run:
     # The trainer's parameters are fp32 whatever the trunk computes in: bf16 would swallow small updates.
     model = generate.load_model(settings.model, torch.device(settings.trainer_device), torch.float32)
     generate.check_length(model, decoding)
+    engine = generate.choose_engine(settings.engine, settings.generator_devices[0])
+    generate.check_tensor_parallel(engine, settings.tensor_parallel, model)
     run = Run(settings, folder, model, tokenizer, decoding, task)
     run.render_prompts()
     folder.mkdir(parents=True, exist_ok=True)
