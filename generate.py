@@ -818,6 +818,10 @@ def _open_parameters(worker, handles: list[bytes]) -> None:
 
 def _reload_parameters(worker) -> None:
     worker.reload_weights(weights_iterator=_checkpoint(worker.shared_parameters))
+    for layer in worker.get_model().modules():
+        # vLLM 0.32 brings experts into the layout of its CPU kernel when they are first loaded, and then never again.
+        if type(layer).__name__ == "RoutedExperts" and layer.w13_weight.device.type == "cpu":
+            layer.quant_method.moe_kernel.fused_experts.process_weights_after_loading(layer)
 
 
 def _checkpoint(parameters: SharedParameters) -> Iterator[tuple[str, Tensor]]:
