@@ -94,7 +94,7 @@ class Report:
     validation: bool = False  # what these rollouts are for
     busy_seconds: float = 0.0  # in the engine; the rest of the time is spent waiting for work
     sampled_tokens: int = 0
-    error: str | None = None  # a traceback: the generator has ended
+    error: str | None = None  # a traceback, or a sentence for the user: the generator has ended
 
 
 class SharedParameters:
@@ -596,6 +596,10 @@ class GeneratorSettings:
     engine: Literal["torch", "vllm"] = "torch"
 
 
+class NoEngine(ValueError):
+    """vLLM cannot be had with these settings on this machine; the message is a sentence for the user."""
+
+
 @dataclass
 class Sequence:
     """A completion that `VllmEngine` has begun, as far as it has come."""
@@ -643,38 +647,43 @@ class VllmEngine:
             from vllm import EngineArgs, LLMEngine, SamplingParams
             from vllm.sampling_params import RequestOutputKind
         except ImportError as error:
-            raise ValueError(f"--engine vllm: vLLM cannot be imported ({_first_line(error)}); {INSTALL_VLLM}") from error
+            raise NoEngine(f"--engine vllm: vLLM cannot be imported ({_reason(error)}); {INSTALL_VLLM}") from error
         exact_head = self.decoding.fp32_logits and settings.dtype != "float32"
-        arguments = EngineArgs(
-            model=settings.model,
-            load_format="dummy",  # `update` brings the parameters
-            skip_tokenizer_init=True,
-            generation_config="vllm",  # no top-k, top-p or penalty out of the model's folder
-            # A tied head would be in the trunk's dtype.
-            hf_overrides={"tie_word_embeddings": False, **({"head_dtype": "float32"} if exact_head else {})},
-            dtype=settings.dtype,
-            tensor_parallel_size=len(settings.devices),
-            enforce_eager=on_cpu,
-            max_model_len=length,
-            max_num_seqs=2 * settings.slots,  # those in flight and those of `sample_alone`
-            max_num_batched_tokens=tokens_per_step,
-            block_size=block_size,
-            num_gpu_blocks_override=blocks,
-            enable_prefix_caching=True,
-            async_scheduling=False,
-            logprobs_mode="processed_logprobs",
-            disable_log_stats=True,
-        )
+        cache = f"the keys and values of {settings.slots} slots of {length} tokens"
         try:
+            arguments = EngineArgs(
+                model=settings.model,
+                load_format="dummy",  # `update` brings the parameters
+                skip_tokenizer_init=True,
+                generation_config="vllm",  # no top-k, top-p or penalty out of the model's folder
+                # A tied head would be in the trunk's dtype.
+                hf_overrides={"tie_word_embeddings": False, **({"head_dtype": "float32"} if exact_head else {})},
+                dtype=settings.dtype,
+                tensor_parallel_size=len(settings.devices),
+                enforce_eager=on_cpu,
+                max_model_len=length,
+                max_num_seqs=2 * settings.slots,  # those in flight and those of `sample_alone`
+                max_num_batched_tokens=tokens_per_step,
+                block_size=block_size,
+                num_gpu_blocks_override=blocks,
+                enable_prefix_caching=True,
+                async_scheduling=False,
+                logprobs_mode="processed_logprobs",
+                disable_log_stats=True,
+            )
             config = arguments.create_engine_config()
             model, parallel = config.model_config, config.parallel_config
             if on_cpu:
                 _check_head_size(model.get_head_size())
             per_token = 2 * model.get_num_layers(parallel) * model.get_num_kv_heads(parallel) * model.get_head_size()
             config.cache_config.kv_cache_memory_bytes = blocks * block_size * per_token * model.dtype.itemsize
+            cache += f" ({config.cache_config.kv_cache_memory_bytes / 2**30:.2f} GiB a device)"
             self.engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
-        except (ValueError, RuntimeError, NotImplementedError, AssertionError) as error:
-            raise ValueError(f"--engine vllm: {_why_vllm_failed(error)}") from error
+        except Exception as error:  # whatever it is that this model, these settings and this machine make vLLM raise
+            reason = _reason(error)
+            if "memory" in reason.lower():
+                reason = f"{cache} do not fit beside the model: lower --slots or --thinking-budget ({reason})"
+            raise NoEngine(f"--engine vllm: {reason}") from error
         if exact_head:
             self.engine.collective_rpc(_keep_head_in_fp32)
         self.parameters: SharedParameters | None = None  # those that the workers have been given
@@ -901,12 +910,10 @@ def _check_head_size(size: int) -> None:
         raise ValueError(f"on a CPU it takes heads of {', '.join(map(str, sizes))}; this model's have {size}")
 
 
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-
-
-def _why_vllm_failed(error: BaseException) -> str:
-    return str(error)
+def _reason(error: Exception) -> str:
+    """The sentence in an error of vLLM: of a validation error, which has several lines, the part that was written."""
+    text = str(error).strip() or type(error).__name__
+    return text.partition("Value error, ")[2].partition(" [type=")[0] or text.splitlines()[0]
 
 
 def make_engine(settings: GeneratorSettings):
@@ -928,13 +935,13 @@ def generator_process(
     number: int, settings: GeneratorSettings, parameters: SharedParameters, work: queue.Queue, reports: queue.Queue
 ) -> None:
     """Sample what comes through `work`, with the newest parameters, until told to stop. Any exception is sent to the
-    trainer with its traceback; when the trainer is no longer alive, the process ends."""
+    trainer, with its traceback unless it is `NoEngine`; when the trainer is no longer alive, the process ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the trainer decides
     work._writer.close()  # only the trainer writes here: when it dies in the middle of a message, reading ends
     try:
         _generate(number, settings, parameters, work, reports)
-    except BaseException:
-        reports.put(Report(number, error=traceback.format_exc()))
+    except BaseException as error:
+        reports.put(Report(number, error=str(error) if isinstance(error, NoEngine) else traceback.format_exc()))
         raise SystemExit(1) from None
 
 
