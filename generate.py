@@ -9,19 +9,24 @@ between two steps of the engine they are taken over at once, and sequences in fl
 and values that older parameters left in the cache (PipelineRL; sec. 3.1, A.11 of the paper). So every token carries
 the version of the parameters that sampled it, and the log-probability that it was sampled with.
 
-An engine is anything with these calls (`TorchEngine` is the one of this file):
+An engine is anything with these calls: `TorchEngine`, for a bare machine and for reading, or `VllmEngine`, for a GPU.
 
     add(requests)               queue completions to sample
     step() -> list[Rollout]     one decoding step for everything in flight; the rollouts that ended with it
     update(parameters)          take over the newest parameters, between two steps
+    sample_alone(requests)      the rollouts of these, step by step, with the parameters in use; what is in flight
+                                stands still until the last step
     unfinished                  how many requests have not come back yet
     version                     the version of the parameters in use
 
 Dimensions: S slots of the engine, n <= S of them live, T positions, V vocabulary.
 """
 
+import importlib.util
+import math
 import multiprocessing
 import os
+import pickle
 import queue
 import signal
 import sys
@@ -29,7 +34,9 @@ import threading
 import time
 import traceback
 from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Literal
 
@@ -90,7 +97,7 @@ class Report:
     validation: bool = False  # what these rollouts are for
     busy_seconds: float = 0.0  # in the engine; the rest of the time is spent waiting for work
     sampled_tokens: int = 0
-    error: str | None = None  # a traceback: the generator has ended
+    error: str | None = None  # a traceback, or a sentence for the user: the generator has ended
 
 
 class SharedParameters:
@@ -123,20 +130,29 @@ class SharedParameters:
             view.copy_(parameters[name])
         self.sequence.fill_(2 * version + 2)
 
-    @torch.no_grad()
-    def read_into(self, model: PreTrainedModel, timeout: float = 60.0) -> int:
-        """Copy the newest complete version into the model and return its number. TimeoutError if none is complete
-        within `timeout` seconds. A model whose head is not tied, though the trainer's is, gets the tied weight."""
-        views, deadline = self.views(), time.monotonic() + timeout
+    def read(self, take: Callable[[], None], timeout: float = 60.0) -> int:
+        """Have `take` copy the views, again until it has met one complete version, the newest; returns its number.
+        TimeoutError if that did not happen within `timeout` seconds."""
+        deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             before = int(self.sequence)
             if before > 0 and before % 2 == 0:
-                for name, parameter in model.named_parameters():
-                    parameter.copy_(views[name if name in views else self.head_name])
+                take()
                 if int(self.sequence) == before:
                     return before // 2 - 1
             time.sleep(0.001)
         raise TimeoutError(f"no complete version of the parameters within {timeout:.0f} s: has the trainer died?")
+
+    @torch.no_grad()
+    def read_into(self, model: PreTrainedModel, timeout: float = 60.0) -> int:
+        """`read` into a model. One whose head is not tied, though the trainer's is, gets the tied weight."""
+        views = self.views()
+
+        def take() -> None:
+            for name, parameter in model.named_parameters():
+                parameter.copy_(views[name if name in views else self.head_name])
+
+        return self.read(take, timeout)
 
 
 # --- the model and its tokens -------------------------------------------------------------------------------------
@@ -309,7 +325,29 @@ def is_correct(
     return not rollout.truncated and task.score(problem, completion_text(tokenizer, decoding, rollout))
 
 
-# --- the engine ---------------------------------------------------------------------------------------------------
+# --- the engine for reading ---------------------------------------------------------------------------------------
+
+
+def check_requests(requests: list[Request], decoding: Decoding) -> None:
+    """ValueError for a request beyond the budgets that the engine was made for."""
+    for request in requests:
+        if not 1 <= len(request.prompt) <= decoding.prompt_budget:
+            raise ValueError(f"a prompt has {len(request.prompt)} tokens; the budget is {decoding.prompt_budget}")
+        if request.thinking_budget > decoding.thinking_budget:
+            raise ValueError(
+                f"a request has a thinking budget of {request.thinking_budget} tokens;"
+                f" the engine was made for {decoding.thinking_budget}"
+            )
+
+
+def sample_all(engine, requests: list[Request]) -> list[Rollout]:
+    """Sample these requests, with the parameters as they are, until all have ended; in the order of the requests."""
+    engine.add(requests)
+    rollouts = {}
+    while engine.unfinished:
+        for rollout in engine.step():
+            rollouts[(rollout.request.group, rollout.request.index)] = rollout
+    return [rollouts[(request.group, request.index)] for request in requests]
 
 
 class SlotCache(Cache):
@@ -372,8 +410,6 @@ class TorchEngine:
     """
 
     def __init__(self, model: PreTrainedModel, decoding: Decoding, slots: int):
-        if slots < 1:
-            raise ValueError(f"--slots is {slots}; an engine needs at least 1")
         self.model, self.decoding, self.slots = model, decoding, slots
         self.device = model.device
         self.version = 0
@@ -403,20 +439,18 @@ class TorchEngine:
         return len(self.waiting) + len(self.requests)
 
     def add(self, requests: list[Request]) -> None:
-        for request in requests:
-            if not 1 <= len(request.prompt) <= self.decoding.prompt_budget:
-                raise ValueError(
-                    f"a prompt has {len(request.prompt)} tokens; the budget is {self.decoding.prompt_budget}"
-                )
-            if request.thinking_budget > self.decoding.thinking_budget:
-                raise ValueError(
-                    f"a request has a thinking budget of {request.thinking_budget} tokens;"
-                    f" the engine was made for {self.decoding.thinking_budget}"
-                )
+        check_requests(requests, self.decoding)
         self.waiting.extend(requests)
 
     def update(self, parameters: SharedParameters) -> None:
         self.version = parameters.read_into(self.model)
+
+    def sample_alone(self, requests: list[Request]) -> Iterator[list[Rollout]]:
+        alone = TorchEngine(self.model, self.decoding, self.slots)  # the same model, slots of its own
+        alone.version = self.version
+        alone.add(requests)
+        while alone.unfinished:
+            yield alone.step()
 
     @torch.inference_mode()
     def step(self) -> list[Rollout]:
@@ -551,44 +585,371 @@ class TorchEngine:
         return rollouts
 
 
-def sample_all(engine, requests: list[Request]) -> list[Rollout]:
-    """Sample these requests, with the parameters as they are, until all have ended; in the order of the requests."""
-    engine.add(requests)
-    rollouts = {}
-    while engine.unfinished:
-        for rollout in engine.step():
-            rollouts[(rollout.request.group, rollout.request.index)] = rollout
-    return [rollouts[(request.group, request.index)] for request in requests]
-
-
-# --- the process --------------------------------------------------------------------------------------------------
+# --- the engine for a GPU -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class GeneratorSettings:
-    """What a generator process needs to know."""
+    """What is needed to make an engine."""
 
     model: str
-    device: str
+    devices: tuple[str, ...]  # more than one: the model is split over them (vLLM's tensor parallelism)
     dtype: str
     threads: int  # CPU threads of this process
     slots: int
     decoding: Decoding
+    engine: Literal["torch", "vllm"] = "torch"
+
+
+class NoEngine(ValueError):
+    """vLLM cannot be had with these settings on this machine; the message is a sentence for the user."""
+
+
+@dataclass
+class Sequence:
+    """A completion that `VllmEngine` has begun, as far as it has come."""
+
+    request: Request
+    salt: str  # of its blocks in the prefix cache: the version it began with
+    tokens: list[int] = field(default_factory=list)  # the next four are those of `Rollout`
+    sampled: list[bool] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    count: int = 0  # sampled tokens
+    closed_at: int = -1  # `count` when thinking ended, -1 while it goes on
+    interrupted: bool = False
+
+
+class VllmEngine:
+    """The same calls over vLLM, which is made in this process and driven step by step.
+
+    What vLLM does by itself is continuous batching, the paged cache and the sampling, at temperature 1 from the whole
+    distribution. The rest is decided here, between two of its steps: who is let in, when thinking is interrupted, which
+    blocks of its prefix cache a request may hit. So the version of a token is the version in use at the step that
+    returned it, and nothing runs ahead of that (async_scheduling is off).
+
+    Parameters come out of the same shared memory as for `TorchEngine`, and only from there: each worker copies its
+    part, cast and sharded, to its device. vLLM's own weight transfer would have the trainer wait for the generators:
+    NCCL's broadcast is a collective that both sides must enter, CUDA IPC lends out the trainer's live parameters,
+    which the next optimizer step must not touch before all have copied. Here the trainer writes and goes on.
+    """
+
+    def __init__(self, settings: GeneratorSettings):
+        self.decoding, self.slots = settings.decoding, settings.slots
+        length = self.decoding.prompt_budget + self.decoding.completion_budget
+        on_cpu = torch.device(settings.devices[0]).type == "cpu"
+        block_size = 32 if on_cpu else 16  # tokens
+        self.blocks_each = math.ceil(length / block_size)
+        # Room for all slots at full length, so that vLLM never drops a sequence's keys and values to recompute them
+        # later; a quarter more is what `sample_alone` has for sure; one block is never used.
+        blocks = (settings.slots + settings.slots // 4 + 1) * self.blocks_each + 1
+        # All that vLLM is given can begin in the very next step, so that nothing waits inside of it while parameters
+        # change: new prompts of so many tokens, and a token, or an interruption, of every sequence in flight.
+        self.prompt_tokens = max(8192, length)
+        tokens_per_step = self.prompt_tokens + settings.slots * (1 + block_size + len(self.decoding.phrase))
+        _prepare_environment(settings.devices, settings.threads)
+        try:
+            from vllm import EngineArgs, LLMEngine, SamplingParams
+            from vllm.sampling_params import RequestOutputKind
+        except ImportError as error:
+            raise NoEngine(f"--engine vllm: vLLM cannot be imported ({_reason(error)}); {INSTALL_VLLM}") from error
+        exact_head = self.decoding.fp32_logits and settings.dtype != "float32"
+        cache = f"the keys and values of {settings.slots} slots of {length} tokens"
+        try:
+            arguments = EngineArgs(
+                model=settings.model,
+                load_format="dummy",  # `update` brings the parameters
+                skip_tokenizer_init=True,
+                generation_config="vllm",  # no top-k, top-p or penalty out of the model's folder
+                # A tied head would be in the trunk's dtype.
+                hf_overrides={"tie_word_embeddings": False, **({"head_dtype": "float32"} if exact_head else {})},
+                dtype=settings.dtype,
+                tensor_parallel_size=len(settings.devices),
+                enforce_eager=on_cpu,
+                max_model_len=length,
+                max_num_seqs=2 * settings.slots,  # those in flight and those of `sample_alone`
+                max_num_batched_tokens=tokens_per_step,
+                block_size=block_size,
+                num_gpu_blocks_override=blocks,
+                enable_prefix_caching=True,
+                async_scheduling=False,
+                logprobs_mode="processed_logprobs",
+                disable_log_stats=True,
+            )
+            config = arguments.create_engine_config()
+            model, parallel = config.model_config, config.parallel_config
+            if on_cpu:
+                _check_head_size(model.get_head_size())
+            per_token = 2 * model.get_num_layers(parallel) * model.get_num_kv_heads(parallel) * model.get_head_size()
+            config.cache_config.kv_cache_memory_bytes = blocks * block_size * per_token * model.dtype.itemsize
+            cache += f" ({config.cache_config.kv_cache_memory_bytes / 2**30:.2f} GiB a device)"
+            self.engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
+        except Exception as error:  # whatever it is that this model, these settings and this machine make vLLM raise
+            reason = _reason(error)
+            if "memory" in reason.lower():
+                reason = f"{cache} do not fit beside the model: lower --slots or --thinking-budget ({reason})"
+            raise NoEngine(f"--engine vllm: {reason}") from error
+        if exact_head:
+            self.engine.collective_rpc(_keep_head_in_fp32)
+        self.parameters: SharedParameters | None = None  # those that the workers have been given
+        self.version = 0
+        self.waiting: deque[Request] = deque()
+        self.sequences: dict[str, Sequence] = {}  # in flight, by vLLM's name for their present piece
+        self.due: list[str] = []  # of them, those whose thinking is to be interrupted
+        self.pieces = 0  # requests that vLLM has been given so far
+        self.at_once = settings.slots
+        self.sampling = lambda seed, max_tokens: SamplingParams(
+            temperature=1.0,
+            seed=seed,
+            logprobs=0,
+            max_tokens=max_tokens,
+            stop_token_ids=list(self.decoding.eos),
+            ignore_eos=True,  # the ids above are all that ends a completion
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+        )
+
+    @property
+    def unfinished(self) -> int:
+        return len(self.waiting) + len(self.sequences)
+
+    def add(self, requests: list[Request]) -> None:
+        check_requests(requests, self.decoding)
+        self.waiting.extend(requests)
+
+    def update(self, parameters: SharedParameters) -> None:
+        if parameters is not self.parameters:  # a handle can be opened once, so each worker has one of its own
+            workers = self.engine.vllm_config.parallel_config.world_size
+            handles = [bytes(ForkingPickler.dumps(parameters)) for _ in range(workers)]
+            self.engine.collective_rpc(_open_parameters, args=(handles,))
+            self.parameters = parameters
+        self.version = parameters.read(lambda: self.engine.collective_rpc(_reload_parameters))
+
+    def sample_alone(self, requests: list[Request]) -> Iterator[list[Rollout]]:
+        # vLLM's scheduler runs what is in its list `running`, and keeps the blocks of whatever it does not run.
+        scheduler = self.engine.engine_core.engine_core.scheduler
+        held = scheduler.running, self.waiting, self.sequences, self.due
+        scheduler.running, self.waiting, self.sequences, self.due = [], deque(), {}, []
+        free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+        self.at_once = min(self.slots, free // self.blocks_each)
+        self.add(requests)
+        while self.unfinished:
+            yield self.step()
+        scheduler.running, self.waiting, self.sequences, self.due = held
+        self.at_once = self.slots
+
+    def step(self) -> list[Rollout]:
+        self._interrupt()
+        self._admit()
+        outputs = self.engine.step()
+        sequences = [self.sequences[output.request_id] for output in outputs]
+        ended = np.zeros(len(outputs), bool)
+        for row, (output, sequence) in enumerate(zip(outputs, sequences)):
+            (piece,) = output.outputs
+            (token,), (candidates,) = piece.token_ids, piece.logprobs
+            sequence.tokens.append(token)
+            sequence.sampled.append(True)
+            sequence.logprobs.append(candidates[token].logprob)
+            sequence.versions.append(self.version)
+            sequence.count += 1
+            if token == self.decoding.end_of_thinking and sequence.closed_at < 0:
+                sequence.closed_at = sequence.count
+            ended[row] = token in self.decoding.eos
+        interrupt, truncate = scalerl.length_control(
+            self.decoding.length_control,
+            np.array([sequence.count for sequence in sequences]),
+            np.array([sequence.closed_at for sequence in sequences]),
+            np.array([sequence.request.thinking_budget for sequence in sequences]),
+            self.decoding.answer_budget,
+        )
+        truncate &= ~ended
+        self.engine.abort_request([outputs[row].request_id for row in np.flatnonzero(truncate)])
+        self.due = [outputs[row].request_id for row in np.flatnonzero(interrupt & ~ended)]
+        rollouts = []
+        for row in np.flatnonzero(ended | truncate):
+            sequence = self.sequences.pop(outputs[row].request_id)
+            rollouts.append(
+                Rollout(
+                    request=sequence.request,
+                    tokens=np.array(sequence.tokens, np.int32),
+                    sampled=np.array(sequence.sampled),
+                    logprobs=np.array(sequence.logprobs, np.float32),
+                    versions=np.array(sequence.versions, np.int32),
+                    interrupted=sequence.interrupted,
+                    truncated=bool(truncate[row]),
+                )
+            )
+        return rollouts
+
+    def _interrupt(self) -> None:
+        """Take the sequences that are due out of vLLM and put them back with the phrase appended.
+
+        With the salt it began with, such a request hits the full blocks that it has just left, keys and values of older
+        parameters among them: it goes on over its own past. What did not fill a block (up to 31 tokens on a CPU, 15 on
+        a GPU) is computed again, with the newest parameters.
+        """
+        self.engine.abort_request(self.due)
+        for name in self.due:
+            self._force_phrase(self.sequences.pop(name))
+        self.due = []
+
+    def _force_phrase(self, sequence: Sequence) -> None:
+        phrase = list(self.decoding.phrase)
+        sequence.tokens += phrase
+        sequence.sampled += [False] * len(phrase)
+        sequence.logprobs += [0.0] * len(phrase)
+        sequence.versions += [self.version] * len(phrase)
+        sequence.closed_at, sequence.interrupted = sequence.count, True
+        self._submit(sequence, max_tokens=self.decoding.answer_budget)
+
+    def _admit(self) -> None:
+        """Begin waiting requests while there are slots for them and their prompts fit into this step."""
+        tokens = self.prompt_tokens
+        while self.waiting and len(self.sequences) < self.at_once and tokens >= len(self.waiting[0].prompt):
+            request = self.waiting.popleft()
+            tokens -= len(request.prompt)
+            sequence = Sequence(request, salt=f"version {self.version}")
+            if self.decoding.length_control == "interruption" and request.thinking_budget == 0:
+                self._force_phrase(sequence)
+            else:
+                self._submit(sequence, max_tokens=request.thinking_budget + self.decoding.answer_budget)
+
+    def _submit(self, sequence: Sequence, max_tokens: int) -> None:
+        name, self.pieces = str(self.pieces), self.pieces + 1
+        ids = sequence.request.prompt + sequence.tokens
+        # Each piece has noise of its own: the same seed again would give the answer the noise of the thinking.
+        seed = int(np.random.default_rng((*sequence.request.seed, len(sequence.tokens))).integers(2**62))
+        prompt = {"prompt_token_ids": ids, "cache_salt": sequence.salt}
+        self.engine.add_request(name, prompt, self.sampling(seed, max_tokens))
+        self.sequences[name] = sequence
+
+
+# What runs in vLLM's worker: this process or, with several devices, one for each.
+
+
+def _open_parameters(worker, handles: list[bytes]) -> None:
+    worker.shared_parameters = pickle.loads(handles[worker.rank])
+
+
+def _reload_parameters(worker) -> None:
+    worker.reload_weights(weights_iterator=_checkpoint(worker.shared_parameters))
+    for layer in worker.get_model().modules():
+        # vLLM 0.32 brings experts into the layout of its CPU kernel when they are first loaded, and then never again.
+        if type(layer).__name__ == "RoutedExperts" and layer.w13_weight.device.type == "cpu":
+            layer.quant_method.moe_kernel.fused_experts.process_weights_after_loading(layer)
+
+
+def _checkpoint(parameters: SharedParameters) -> Iterator[tuple[str, Tensor]]:
+    """The parameters as a checkpoint has them, which is what vLLM reads."""
+    yield from parameters.views().items()
+    if parameters.head_name != "lm_head.weight":
+        yield "lm_head.weight", parameters.views()[parameters.head_name]
+
+
+def _keep_head_in_fp32(worker) -> None:
+    """vLLM's head_dtype is that of the arithmetic: the head's weight stays in the trunk's dtype, rounded to bf16. The
+    trainer's is not (a head in fp32 on one side only is worse than none), so here it gets a weight in fp32."""
+    from vllm.model_executor.layers.logits_processor import LogitsProcessor
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+    from vllm.model_executor.model_loader.reload.layerwise import record_metadata_for_reloading
+
+    for module in worker.get_model().modules():
+        if isinstance(module, ParallelLMHead):
+            weight = torch.nn.Parameter(module.weight.float(), requires_grad=False)
+            vars(weight).update(vars(module.weight))  # how it is loaded and sharded
+            module.weight = weight
+            with weight.device:
+                record_metadata_for_reloading(module)
+        if isinstance(module, LogitsProcessor):
+            module._apply_head = lambda head, hidden_ND, bias: torch.nn.functional.linear(
+                hidden_ND.float(), head.weight, bias
+            )
+
+
+# Whether and how vLLM can be had.
+
+INSTALL_VLLM = "`pip install -r requirements-vllm.txt` brings it; --engine torch needs none"
+
+
+def choose_engine(engine: str, device: str) -> str:
+    """torch or vllm, for auto too: vLLM where there is one and the device is a GPU. ValueError if vLLM is missing."""
+    installed = importlib.util.find_spec("vllm") is not None
+    if engine == "vllm" and not installed:
+        raise ValueError(f"--engine vllm: vLLM is not installed; {INSTALL_VLLM}")
+    if engine == "auto":
+        return "vllm" if installed and device.startswith("cuda") else "torch"
+    return engine
+
+
+def check_tensor_parallel(engine: str, devices: int, model: PreTrainedModel) -> None:
+    """ValueError if the model cannot be split over so many devices."""
+    if devices > 1 and engine != "vllm":
+        raise ValueError(f"only vLLM splits a model over several devices, and the engine is {engine} (--engine)")
+    heads = model.config.num_attention_heads
+    if heads % devices:
+        raise ValueError(f"a model with {heads} attention heads cannot be split over {devices} devices")
+
+
+def _prepare_environment(devices: tuple[str, ...], threads: int) -> None:
+    """What vLLM reads from the environment, before it is imported. What the user has set stays."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine is in this process, to be driven step by step
+    wanted = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
+    if torch.device(devices[0]).type == "cpu":
+        # Nothing is compiled, and threads are not pinned to cores that the trainer may be on.
+        wanted |= {"TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(threads)}
+    else:  # vLLM takes the first devices that it sees
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+        names = seen.split(",") if seen else [str(i) for i in range(torch.cuda.device_count())]
+        wanted_indices = [torch.device(device).index or 0 for device in devices]
+        if max(wanted_indices) >= len(names):
+            raise ValueError(f"there is no device {', '.join(devices)} here; there are {len(names)} CUDA devices")
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names[i] for i in wanted_indices)
+    for name, value in wanted.items():
+        os.environ.setdefault(name, value)
+
+
+def _check_head_size(size: int) -> None:
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    sizes = CPUAttentionBackend.get_supported_head_sizes()
+    if size not in sizes:
+        raise ValueError(f"on a CPU it takes heads of {', '.join(map(str, sizes))}; this model's have {size}")
+
+
+def _reason(error: Exception) -> str:
+    """The sentence in an error of vLLM: of a validation error, which has several lines, the part that was written."""
+    text = str(error).strip() or type(error).__name__
+    return text.partition("Value error, ")[2].partition(" [type=")[0] or text.splitlines()[0]
+
+
+def make_engine(settings: GeneratorSettings):
+    """The engine, ready for its first `update`. ValueError, in one sentence, if it cannot be had."""
+    if settings.slots < 1:
+        raise ValueError(f"--slots is {settings.slots}; an engine needs at least 1")
+    torch.set_num_threads(settings.threads)
+    if settings.engine == "vllm":
+        return VllmEngine(settings)
+    device, dtype = check_device(settings.devices[0]), getattr(torch, settings.dtype)
+    model = load_model(settings.model, device, dtype, fp32_head=settings.decoding.fp32_logits)
+    return TorchEngine(model, settings.decoding, settings.slots)
+
+
+# --- the process --------------------------------------------------------------------------------------------------
 
 
 def generator_process(
     number: int, settings: GeneratorSettings, parameters: SharedParameters, work: queue.Queue, reports: queue.Queue
 ) -> None:
     """Sample what comes through `work`, with the newest parameters, until told to stop. Any exception is sent to the
-    trainer with its traceback; when the trainer dies, the process ends."""
+    trainer, with its traceback unless it is `NoEngine`; when the trainer dies, the process ends."""
     for number_of_signal in (signal.SIGINT, signal.SIGTERM):  # these reach whole process groups; the trainer decides
         signal.signal(number_of_signal, signal.SIG_IGN)
     threading.Thread(target=_end_with_the_trainer, daemon=True).start()
     work._writer.close()  # only the trainer writes here: when it dies in the middle of a message, reading ends
     try:
         _generate(number, settings, parameters, work, reports)
-    except BaseException:
-        reports.put(Report(number, error=traceback.format_exc()))
+    except BaseException as error:
+        reports.put(Report(number, error=str(error) if isinstance(error, NoEngine) else traceback.format_exc()))
         raise SystemExit(1) from None
 
 
@@ -603,37 +964,36 @@ HEARTBEAT = 5.0  # seconds between two reports at most, while steps of the engin
 
 def _generate(number, settings, parameters, work, reports):
     transformers.utils.logging.disable_progress_bar()
-    torch.set_num_threads(settings.threads)
-    device, dtype = torch.device(settings.device), getattr(torch, settings.dtype)
-    model = load_model(settings.model, device, dtype, fp32_head=settings.decoding.fp32_logits)
-    engine = TorchEngine(model, settings.decoding, settings.slots)
-    validation_engine = TorchEngine(model, settings.decoding, settings.slots)  # the same model, slots of its own
+    engine = make_engine(settings)
     engine.update(parameters)
     reports.put(Report(number))  # ready
     busy, reported = 0.0, time.monotonic()
-    while True:
-        message = _next_work(work, wait=engine.unfinished + validation_engine.unfinished == 0)
-        if message is not None and message.stop:
-            return
-        if message is not None and message.validation:
-            validation_engine.update(parameters)
-            validation_engine.add(message.requests)
-        elif message is not None:
-            engine.add(message.requests)
-            continue  # take all the work there is, and only then look for parameters: they are at least as new
-        validation = validation_engine.unfinished > 0
-        if validation:
-            rollouts = validation_engine.step()
-        else:
-            started = time.monotonic()
-            if parameters.version > engine.version:
-                engine.update(parameters)
-            rollouts = engine.step()
-            busy += time.monotonic() - started
+
+    def report(rollouts: list[Rollout], validation: bool) -> None:
+        nonlocal busy, reported
         if rollouts or time.monotonic() - reported > HEARTBEAT:
             sampled_tokens = 0 if validation else sum(int(rollout.sampled.sum()) for rollout in rollouts)
             reports.put(Report(number, rollouts, validation, busy, sampled_tokens))
             busy, reported = 0.0, time.monotonic()
+
+    while True:
+        message = _next_work(work, wait=engine.unfinished == 0)
+        if message is not None and message.stop:
+            return
+        if message is not None and message.validation:
+            engine.update(parameters)
+            for rollouts in engine.sample_alone(message.requests):
+                report(rollouts, validation=True)
+            continue
+        if message is not None:
+            engine.add(message.requests)
+            continue  # take all the work there is, and only then look for parameters: they are at least as new
+        started = time.monotonic()
+        if parameters.version > engine.version:
+            engine.update(parameters)
+        rollouts = engine.step()
+        busy += time.monotonic() - started
+        report(rollouts, validation=False)
 
 
 def _next_work(work: queue.Queue, wait: bool) -> Work | None:
@@ -665,7 +1025,8 @@ class Command:
     length_control: Literal["interruption", "penalty"] = "interruption"  # the next two are for the interruption
     end_of_thinking: str = "</think>"  # one token of the model
     interruption_phrase: str = scalerl.INTERRUPTION_PHRASE  # forced when thinking reaches its budget
-    device: str = "cpu"
+    engine: Literal["auto", "torch", "vllm"] = "auto"  # auto: vLLM where there is one and the device is a GPU
+    device: tuple[str, ...] = ("cpu",)  # several: vLLM splits the model over them
     slots: int = 512  # sequences decoded at once
     seed: int = 0
 
@@ -688,7 +1049,8 @@ def main(arguments: list[str]) -> int:
 
 
 def _run(command: Command) -> None:
-    device, tokenizer = check_device(command.device), load_tokenizer(command.model)
+    engine = choose_engine(command.engine, command.device[0])
+    tokenizer = load_tokenizer(command.model)
     task = load_task(command.data)
     decoding = make_decoding(
         tokenizer,
@@ -699,8 +1061,17 @@ def _run(command: Command) -> None:
         command.end_of_thinking,
         command.interruption_phrase,
     )
-    model = load_model(command.model, device, torch.float32 if device.type == "cpu" else torch.bfloat16, True)
+    model = load_model(command.model, torch.device("cpu"), torch.float32)
     check_length(model, decoding)
+    check_tensor_parallel(engine, len(command.device), model)
+    parameters = SharedParameters(model)
+    parameters.write(model, version=0)
+    dtype = "float32" if command.device[0].startswith("cpu") else "bfloat16"
+    threads = torch.get_num_threads()
+    engine = make_engine(
+        GeneratorSettings(command.model, command.device, dtype, threads, command.slots, decoding, engine)
+    )
+    engine.update(parameters)
     problems = [Problem(command.prompt, "")] if command.prompt else task.problems("validation", command.problems)
     samples = command.samples or (1 if command.prompt else 16)
     requests = [
@@ -708,7 +1079,7 @@ def _run(command: Command) -> None:
         for i, problem in enumerate(problems)
         for j in range(samples)
     ]
-    rollouts = sample_all(TorchEngine(model, decoding, command.slots), requests)
+    rollouts = sample_all(engine, requests)
     if command.prompt:
         for rollout in rollouts:
             print(command.prompt + marked_text(tokenizer, rollout))

@@ -103,7 +103,9 @@ class Settings:
     checkpoint_every: int = 20  # steps; also at the end, on Ctrl-C and on SIGTERM
     keep_checkpoints: int = 2  # the newest
 
-    generator_devices: tuple[str, ...] = ("cpu",)  # one generator process each, for example cuda:1 cuda:2
+    engine: Literal["auto", "torch", "vllm"] = "auto"  # of the generators; auto: vLLM where there is one and a GPU
+    tensor_parallel: int = 1  # devices of one generator, which vLLM splits the model over
+    generator_devices: tuple[str, ...] = ("cpu",)  # one generator process each, or each --tensor-parallel in a row
     trainer_device: str = "cpu"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of the trunk; auto: bfloat16 on a GPU, float32 on a CPU
     slots: int = 512  # sequences that a generator decodes at once
@@ -188,7 +190,8 @@ def read_settings(folder: Path) -> Settings:
 
 # What says where and how often, but not what is computed. All else is the run itself.
 MAY_CHANGE = {
-    "resume", "steps", "validation_every", "checkpoint_every", "keep_checkpoints", "generator_devices",
+    "resume", "steps", "validation_every", "checkpoint_every", "keep_checkpoints", "generator_devices", "engine",
+    "tensor_parallel",
     "trainer_device", "slots", "tokens_per_micro_batch", "pack", "gradient_checkpointing", "threads", "verifiers",
     "wait_timeout", "max_restarts",
 }  # fmt: skip
@@ -215,7 +218,7 @@ def check_settings(settings: Settings) -> None:
     scalerl.parse_asynchrony(settings.recipe.asynchrony)
     least = dict(
         steps=1, prompts_per_step=1, completions_per_prompt=2, train_prompts=1, warmup_steps=0, validation_every=1,
-        validation_problems=1, validation_samples=1, slots=1, tokens_per_micro_batch=1, threads=0,
+        validation_problems=1, validation_samples=1, slots=1, tokens_per_micro_batch=1, threads=0, tensor_parallel=1,
         checkpoint_every=1, keep_checkpoints=1, verifiers=1, max_restarts=0,
     )  # fmt: skip
     for name, minimum in least.items():
@@ -230,6 +233,11 @@ def check_settings(settings: Settings) -> None:
         raise ValueError(f"--thinking-budget is a range LOW HIGH with 0 <= LOW <= HIGH, not {settings.thinking_budget}")
     if not settings.generator_devices:
         raise ValueError("--generator-devices names no device; at least one is needed")
+    if len(settings.generator_devices) % settings.tensor_parallel:
+        raise ValueError(
+            f"--generator-devices names {len(settings.generator_devices)} devices, which cannot be dealt out"
+            f" {settings.tensor_parallel} to a generator (--tensor-parallel)"
+        )
 
 
 def run_folder(settings: Settings) -> Path:
@@ -330,7 +338,6 @@ class Generator:
     """The trainer's side of one generator process."""
 
     number: int
-    device: str
     process: multiprocessing.Process
     work: multiprocessing.Queue
     reports: multiprocessing.Queue
@@ -343,15 +350,22 @@ def start_generator(number: int, settings: Settings, decoding: Decoding, paramet
     """Start the process of one generator device. Its first report says that it is ready."""
     context = multiprocessing.get_context("spawn")
     work, reports = context.Queue(), context.Queue()
-    device = settings.generator_devices[number]
+    each = settings.tensor_parallel
+    devices = settings.generator_devices[number * each : (number + 1) * each]
     own = generate.GeneratorSettings(
-        settings.model, device, trunk_dtype(settings, device), cpu_threads(settings), settings.slots, decoding
+        settings.model,
+        devices,
+        trunk_dtype(settings, devices[0]),
+        cpu_threads(settings),
+        settings.slots,
+        decoding,
+        generate.choose_engine(settings.engine, devices[0]),
     )
     process = context.Process(
         target=generate.generator_process,
         args=(number, own, parameters, work, reports),
-        name=f"generator {number} on {device}",
-        daemon=True,
+        name=f"generator {number} on {','.join(devices)}",
+        daemon=each == 1,  # a daemon may have no processes of its own, which vLLM has for several devices
     )
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: Ctrl-C is for the trainer, from the start
     process.start()
@@ -361,7 +375,7 @@ def start_generator(number: int, settings: Settings, decoding: Decoding, paramet
     reports._writer.close()
     work._reader.close()
     work._ignore_epipe = True
-    return Generator(number, device, process, work, reports, heard=time.monotonic())
+    return Generator(number, process, work, reports, heard=time.monotonic())
 
 
 def take_reports(generator: Generator, timeout: float) -> list[Report]:
@@ -886,7 +900,7 @@ class Run:
         self.generators: list[Generator] = []
         self.verifiers = VerifierPool(settings.verifiers, settings.verifier_time_limit, settings.verifier_memory)
         try:
-            for number in range(len(settings.generator_devices)):
+            for number in range(len(settings.generator_devices) // settings.tensor_parallel):
                 self.generators.append(start_generator(number, settings, self.decoding, self.parameters))
             while not all(generator.ready for generator in self.generators):
                 self.stop_if_asked()
@@ -1385,6 +1399,8 @@ def prepare(settings: Settings) -> Run:
     model = generate.load_model(source, torch.device(settings.trainer_device), torch.float32)
     compute_in(model, getattr(torch, trunk_dtype(settings, settings.trainer_device)), settings.gradient_checkpointing)
     generate.check_length(model, decoding)
+    engine = generate.choose_engine(settings.engine, settings.generator_devices[0])
+    generate.check_tensor_parallel(engine, settings.tensor_parallel, model)
     if settings.defaults == "paper":
         print("The settings start from the paper's (--defaults paper); config.json has them all.", file=sys.stderr)
     run = Run(settings, folder, model, tokenizer, decoding, sources)

@@ -13,6 +13,10 @@ BASE = "data/arithmetic_base"
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory):
+    return make_models(tmp_path_factory.mktemp("model"), head_dim=16)
+
+
+def make_models(parent, head_dim):
     """Folders of tiny random models by kind, with the arithmetic task's tokenizer."""
     from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config, Qwen3MoeConfig
 
@@ -20,7 +24,7 @@ def models(tmp_path_factory):
 
     tokenizer = make_tokenizer()
     common = dict(vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-                  num_attention_heads=4, head_dim=16, max_position_embeddings=256,
+                  num_attention_heads=4, head_dim=head_dim, max_position_embeddings=256,
                   eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None)  # fmt: skip
     configs = {
         "llama": LlamaConfig(**common, num_key_value_heads=4),
@@ -37,7 +41,7 @@ def models(tmp_path_factory):
         for name, parameter in model.named_parameters():  # far from uniform, so that a wrong position shows
             if parameter.dim() >= 2:
                 torch.nn.init.normal_(parameter, std=0.3)
-        folders[kind] = str(tmp_path_factory.mktemp("model") / kind)
+        folders[kind] = str(parent / kind)
         model.save_pretrained(folders[kind])
         tokenizer.save_pretrained(folders[kind])
     return folders

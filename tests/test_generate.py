@@ -362,7 +362,7 @@ def start(models, kind="llama", **changes):
     shared.write(model, 0)
     context = multiprocessing.get_context("spawn")
     work, reports = context.Queue(), context.Queue()
-    settings = generate.GeneratorSettings(models[kind], "cpu", "float32", 1, 8, decoding(tokenizer))
+    settings = generate.GeneratorSettings(models[kind], ("cpu",), "float32", 1, 8, decoding(tokenizer))
     settings = dataclasses.replace(settings, **changes)
     process = context.Process(target=generate.generator_process, args=(3, settings, shared, work, reports), daemon=True)
     process.start()
@@ -414,7 +414,7 @@ def _parent_that_dies(folder, ids):
     context = multiprocessing.get_context("spawn")
     work, reports = context.Queue(), context.Queue()
     settings = generate.GeneratorSettings(
-        folder, "cpu", "float32", 1, 8, decoding(generate.load_tokenizer(folder))
+        folder, ("cpu",), "float32", 1, 8, decoding(generate.load_tokenizer(folder))
     )
     child = context.Process(target=generate.generator_process, args=(0, settings, shared, work, reports))
     child.start()

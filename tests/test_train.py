@@ -299,7 +299,7 @@ class Quiet:
 
 
 def test_pitfall_12_a_dead_or_silent_generator_is_seen():
-    generator = lambda quiet: train.Generator(0, "cpu", quiet, None, quiet, time.monotonic() - 10)  # noqa: E731
+    generator = lambda quiet: train.Generator(0, quiet, None, quiet, time.monotonic() - 10)  # noqa: E731
     assert train.take_reports(generator(Quiet(alive=True)), timeout=60) == []
     with pytest.raises(train.GeneratorFailed, match="--wait-timeout"):
         train.take_reports(generator(Quiet(alive=True)), timeout=1)
