@@ -2,6 +2,7 @@
 
     python tests/benchmark.py                      # the default task: asynchrony, engine, idle time, against TRL
     python tests/benchmark.py --seeds 0 1 2        # the same over several seeds (four minutes each)
+    python tests/benchmark.py engines              # both engines, transformers' generate, vLLM while training
     python tests/benchmark.py fit                  # coverage of the intervals of fit_curve.py, sensitivity, speed
     python tests/benchmark.py fit --draws 50       # the same, quicker and rougher
     python tests/benchmark.py faults               # what is done to real runs, and what it costs them
@@ -76,8 +77,9 @@ def asynchrony(seeds: list[int], target: float, folder: Path) -> list[dict]:
     return first
 
 
-def engine(rounds: int = 4) -> None:
-    """(b) the engine against transformers' generate: the same model, prompts, budgets and one thread."""
+def samplers(folder: str, prompts: int, slots: int, vllm: bool) -> dict:
+    """Ways to sample 16 completions of each prompt with the model in the folder, by name: the same prompts, budgets and
+    slots, on one thread. Each is a function that returns how many tokens it has sampled."""
     import torch
 
     import generate
@@ -85,12 +87,12 @@ def engine(rounds: int = 4) -> None:
     from loss import Recipe
 
     torch.set_num_threads(1)
-    tokenizer = generate.load_tokenizer(arithmetic.BASE_MODEL)
+    tokenizer = generate.load_tokenizer(folder)
     tokenizer.padding_side = "left"
-    model = generate.load_model(arithmetic.BASE_MODEL, torch.device("cpu"), torch.float32)
-    reference = type(model).from_pretrained(arithmetic.BASE_MODEL)  # with the attention that transformers chooses
+    model = generate.load_model(folder, torch.device("cpu"), torch.float32)
+    reference = type(model).from_pretrained(folder)  # with the attention that transformers chooses
     decoding = generate.make_decoding(tokenizer, Recipe(), 16, 58, 9)
-    problems = arithmetic.problems("train", 128)
+    problems = arithmetic.problems("train", prompts)
     requests = [
         generate.Request(i, j, generate.render(tokenizer, problem.prompt), 58, (i, j))
         for i, problem in enumerate(problems)
@@ -98,31 +100,114 @@ def engine(rounds: int = 4) -> None:
     ]
     texts = [problem.prompt + "<think>" for problem in problems for _ in range(16)]
 
-    def ours() -> int:
-        rollouts = generate.sample_all(generate.TorchEngine(model, decoding, 512), requests)
+    def torch_engine() -> int:
+        rollouts = generate.sample_all(generate.TorchEngine(model, decoding, slots), requests)
         return sum(int(rollout.sampled.sum()) for rollout in rollouts)
 
-    def theirs() -> int:
+    def transformers_generate() -> int:
         tokens = 0
-        for start in range(0, len(texts), 512):
-            inputs = tokenizer(texts[start : start + 512], return_tensors="pt", padding=True)
+        for start in range(0, len(texts), slots):
+            inputs = tokenizer(texts[start : start + slots], return_tensors="pt", padding=True)
             with torch.no_grad():
                 out = reference.generate(**inputs, do_sample=True, top_k=0, max_new_tokens=58 + 9)
             completions = out[:, inputs["input_ids"].shape[1] :]
             tokens += int((completions != tokenizer.pad_token_id).sum())
         return tokens
 
-    rates = {"engine": [], "generate": []}
+    if not vllm:
+        return {"torch engine": torch_engine, "transformers generate": transformers_generate}
+    settings = generate.GeneratorSettings(folder, ("cpu",), "float32", 1, slots, decoding, "vllm")
+    made = generate.make_engine(settings)
+    parameters = generate.SharedParameters(model)
+    parameters.write(model, 0)
+    made.update(parameters)
+
+    def vllm_engine() -> int:
+        return sum(int(rollout.sampled.sum()) for rollout in generate.sample_all(made, requests))
+
+    def vllm_bare() -> int:
+        """No interruption and no look at what a step returns; as many at once as there are slots."""
+        waiting, tokens, running = list(range(len(requests))), 0, 0
+        while waiting or running:
+            while waiting and running < slots:
+                row = waiting.pop()
+                prompt = {"prompt_token_ids": requests[row].prompt, "cache_salt": "bare"}
+                made.engine.add_request(f"bare {row}", prompt, made.sampling(row, 58 + 9))
+                running += 1
+            outputs = made.engine.step()
+            tokens += len(outputs)
+            running -= sum(output.finished for output in outputs)
+        return tokens
+
+    return {
+        "torch engine": torch_engine,
+        "vLLM engine": vllm_engine,
+        "vLLM bare": vllm_bare,
+        "transformers generate": transformers_generate,
+    }
+
+
+def rates(ways: dict, rounds: int) -> dict[str, float]:
+    """Sampled tokens a second of each way: the median of as many rounds, in which they take turns."""
+    measured = {name: [] for name in ways}
     for _ in range(rounds):
-        for name, sample in (("engine", ours), ("generate", theirs)):
+        for name, sample in ways.items():
             start = time.perf_counter()
             tokens = sample()
-            rates[name].append(tokens / (time.perf_counter() - start))
-    medians = {name: float(np.median(values)) for name, values in rates.items()}
-    print(f"\n(b) sampled tokens/s, one thread, {len(requests)} completions, 512 at once, median of {rounds} rounds\n")
-    print(f"engine of generate.py (with log-probabilities) {medians['engine']:10,.0f}")
-    print(f"transformers generate (tokens only)            {medians['generate']:10,.0f}")
-    print(f"ratio                                          {medians['engine'] / medians['generate']:10.2f}", flush=True)
+            measured[name].append(tokens / (time.perf_counter() - start))
+    return {name: float(np.median(values)) for name, values in measured.items()}
+
+
+def engine(rounds: int = 4) -> None:
+    """(b) the engine against transformers' generate."""
+    from data import arithmetic
+
+    medians = rates(samplers(arithmetic.BASE_MODEL, 128, 512, vllm=False), rounds)
+    print(f"\n(b) sampled tokens/s, one thread, {128 * 16} completions, 512 at once, median of {rounds} rounds\n")
+    print(f"engine of generate.py (with log-probabilities) {medians['torch engine']:10,.0f}")
+    print(f"transformers generate (tokens only)            {medians['transformers generate']:10,.0f}")
+    print(f"ratio {medians['torch engine'] / medians['transformers generate']:51.2f}", flush=True)
+
+
+def benchmark_engines(options: argparse.Namespace) -> None:
+    """Both engines and transformers' generate on two sizes of model, and vLLM while training: a trainer on the other
+    core, parameters taken over after each of its steps, at a learning rate of nothing so that the work stays the same.
+    The large model is random: its groups are all filtered out, and its trainer does no more than hand over parameters."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from data.arithmetic import BASE_MODEL, make_tokenizer
+
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "data").symlink_to(ROOT / "data")
+        os.chdir(folder)
+        tokenizer = make_tokenizer()
+        config = LlamaConfig(
+            vocab_size=len(tokenizer), hidden_size=512, intermediate_size=1408, num_hidden_layers=8,
+            num_attention_heads=8, max_position_embeddings=256, eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
+        )  # fmt: skip
+        LlamaForCausalLM(config).save_pretrained("random")
+        tokenizer.save_pretrained("random")
+        print(f"\nsampled tokens/s, fp32, one thread, median of {options.rounds} rounds; and a generator's while training\n")
+        print("parameters   torch engine   vLLM engine   vLLM bare   transformers generate   vLLM engine while training")
+        sizes = {
+            BASE_MODEL: (128, 512, ["--prompts-per-step", "32", "--steps", "40"]),
+            "random": (16, 64, ["--prompts-per-step", "4", "--steps", "24"]),
+        }
+        for model, (prompts, slots, flags) in sizes.items():
+            log = train(Path(folder), f"size-{slots}", "--model", model, "--engine", "vllm", "--threads", "1", "--slots",
+                        str(slots), "--learning-rate", "1e-12", "--validation-problems", "4", *flags)  # fmt: skip
+            steps = [line for line in log if line["kind"] == "train"]
+            seconds = np.diff([seconds_of_training(line) for line in steps])[4:]  # the first steps fill the slots
+            busy = seconds * [1 - line["generator_idle_fraction"] for line in steps[5:]]
+            training = np.average([line["generator_tokens_per_second"] or 0.0 for line in steps[5:]], weights=busy)
+            ways = samplers(model, prompts, slots, vllm=True)
+            medians = rates(ways, options.rounds)
+            bare = medians["vLLM bare"]
+            size = sum(p.numel() for p in LlamaForCausalLM.from_pretrained(model).parameters())
+            print(f"{size / 1e6:9.2f}M {medians['torch engine']:14,.0f} {medians['vLLM engine']:13,.0f} {bare:11,.0f}"
+                  f" {medians['transformers generate']:23,.0f} {training:17,.0f} ({training / bare:.0%} of bare)",
+                  flush=True)  # fmt: skip
 
 
 def against_trl(log: list[dict], steps: int, folder: Path) -> None:
@@ -321,15 +406,18 @@ def benchmark_fit(options):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["training", "fit", "faults"], nargs="?", default="training")
+    parser.add_argument("what", choices=["training", "engines", "fit", "faults"], nargs="?", default="training")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="training: seeds of (a)")
     parser.add_argument("--target", type=float, default=0.8, help="training: pass rate that (a) waits for")
     parser.add_argument("--trl-steps", type=int, default=20, help="training: steps of (d)")
+    parser.add_argument("--rounds", type=int, default=4, help="engines: measurements of each")
     parser.add_argument("--draws", type=int, default=400, help="fit: simulated runs a line")
     parser.add_argument("--kills", type=int, default=20, help="faults: kill -9 at random moments")
     parser.add_argument("--repeats", type=int, default=3, help="faults: runs with each of the other faults")
     options = parser.parse_args()
-    {"training": benchmark_training, "fit": benchmark_fit, "faults": benchmark_faults}[options.what](options)
+    subjects = {"training": benchmark_training, "engines": benchmark_engines}
+    subjects |= {"fit": benchmark_fit, "faults": benchmark_faults}
+    subjects[options.what](options)
 
 
 if __name__ == "__main__":

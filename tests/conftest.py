@@ -31,7 +31,7 @@ def make_models(parent, head_dim):
         "llama-grouped-tied": LlamaConfig(**common, num_key_value_heads=2, tie_word_embeddings=True),
         "qwen3": Qwen3Config(**common, num_key_value_heads=2),
         "qwen3-moe": Qwen3MoeConfig(
-            **common, num_key_value_heads=2, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16
+            **common, num_key_value_heads=2, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32
         ),
     }
     folders = {}

@@ -362,7 +362,7 @@ def test_what_vllm_cannot_do_is_said_in_one_sentence(models, wide_models, monkey
 
     assert "takes heads of 32, 64, " in message(models["llama"]) and "have 16" in message(models["llama"])
     assert "greater than the derived max_model_len" in message(wide_models["llama"], thinking_budget=1000)
-    assert "do not fit beside the model: lower --slots" in message(wide_models["llama"], slots=10**6)
+    assert "do not fit beside the model: lower --slots" in message(wide_models["llama"], slots=300_000, thinking_budget=200)
     monkeypatch.setitem(sys.modules, "vllm", None)
     assert "cannot be imported" in message(wide_models["llama"]) and "requirements-vllm" in message(wide_models["llama"])
     model, _ = load(wide_models["llama"])
@@ -426,13 +426,13 @@ def test_both_engines_have_the_same_pass_rate(capsys):
 
 
 def test_a_whole_short_run_with_vllm_learns(tmp_path):
-    """Asynchronous, with an update after each step; mismatch of fp32 on both sides at every validation."""
+    """Asynchronous, with an update after each step; generator and trainer agree at every validation."""
     folder, _ = run(
-        tmp_path, "--engine", "vllm", "--steps", "40", "--prompts-per-step", "16", "--completions-per-prompt", "8",
-        "--learning-rate", "1e-3", "--train-prompts", "2000", "--validation-every", "20", "--validation-problems", "64",
-        "--validation-samples", "8", "--slots", "256",
+        tmp_path, "--engine", "vllm", "--steps", "24", "--prompts-per-step", "16", "--completions-per-prompt", "8",
+        "--learning-rate", "1e-3", "--train-prompts", "2000", "--validation-every", "8", "--validation-problems", "64",
+        "--validation-samples", "4", "--slots", "128",
     )  # fmt: skip
     steps, validations = lines(folder, "train"), lines(folder, "validation")
-    assert len(steps) == 40 and max(line["off_policyness_max"] for line in steps) in range(1, 9)
+    assert len(steps) == 24 and max(line["off_policyness_max"] for line in steps) in range(1, 9)
     assert all(line["mismatch_max"] < 1e-4 for line in validations)
-    assert validations[-1]["pass_rate"] > validations[0]["pass_rate"] + 0.15
+    assert validations[-1]["pass_rate"] > validations[0]["pass_rate"] + 0.2
