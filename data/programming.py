@@ -115,9 +115,7 @@ def score(problem: Problem, completion: str) -> bool:
     deadline = time.monotonic() + SHARE_OF_TIME * float(os.environ.get("SCORE_SECONDS", SECONDS))
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "program.py").write_text(program, encoding="utf-8", errors="surrogateescape")
-        return all(
-            passes(Path(folder), tests["function"], given, wanted, deadline) for given, wanted in tests["tests"]
-        )
+        return all(passes(Path(folder), tests["function"], given, wanted, deadline) for given, wanted in tests["tests"])
 
 
 def last_block(text: str) -> str | None:

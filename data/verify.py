@@ -66,7 +66,7 @@ def frame(message) -> bytes:
     return HEADER.pack(len(data)) + data
 
 
-# --- the pool, in the process that trains -----------------------------------------------------------------------------
+# --- the pool, in the process that trains ---------------------------------------------------------------------------
 
 
 @dataclass
@@ -334,7 +334,7 @@ def remove(folder: str) -> None:
         subprocess.run(["rm", "-rf", folder], stderr=subprocess.DEVNULL)
 
 
-# --- the verifier, a process of its own -------------------------------------------------------------------------------
+# --- the verifier, a process of its own -----------------------------------------------------------------------------
 
 
 def die_with(parent: int, by: signal.Signals) -> None:
