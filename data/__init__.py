@@ -274,6 +274,7 @@ def read_problems(spec: Spec, split: str) -> tuple[list[tuple[str, Problem]], li
     if unusable:
         notes.append(f"{len(unusable)} records cannot be used and were left out, the first: {unusable[0]}")
     if any(problem.task == programming.__name__ for _, problem in problems):
+        sandbox.check()
         notes += [
             f"WARNING, model-written programs run with less than full confinement: {gap}" for gap in sandbox.missing()
         ]
@@ -299,14 +300,12 @@ def choose_columns(place: str, record: dict, options: dict, known: Known | None)
     tests = None if "answer" in options else column("tests", [c for c in TESTS_COLUMNS if not wanted or c in wanted])
     answer = tests or column("answer", wanted[1:] if wanted else ANSWER_COLUMNS)
     if text is None or answer is None:
-        what, key = ("problem", "problem") if text is None else ("answer", "answer")
+        what = "problem" if text is None else "answer"
         raise ValueError(
             f"{place}: which column is the {what}? The columns are {', '.join(record)}; name one by adding"
-            f" ,{key}=COLUMN to the argument of --data"
+            f" ,{what}=COLUMN to the argument of --data"
         )
-    note = (
-        f"columns guessed: {', '.join(guesses)} (add ,{guesses[0].split('=')[0]}=COLUMN for another)" if guesses else ""
-    )
+    note = f"columns guessed: {', '.join(guesses)}; for others add ,NAME=COLUMN" if guesses else ""
     return (text, answer, tests is not None), note
 
 

@@ -107,10 +107,8 @@ def download(name: str, subsets: tuple[str, ...]) -> Path:
     """The folder of a data set of the hub. Raises ValueError when it is not there or the hub cannot be reached."""
     import huggingface_hub
 
-    folders = [f"{subset}/**" for subset in subsets] or ["**"]
-    patterns = [f"{folder}{suffix}" for folder in folders for suffix in FORMATS]
-    patterns += [f"{subset}/*{suffix}" for subset in subsets for suffix in FORMATS]
-    patterns += [] if subsets else [f"*{suffix}" for suffix in FORMATS]
+    folders = [f"{subset}/" for subset in subsets] or [""]
+    patterns = [f"{folder}*{suffix}" for folder in folders for suffix in FORMATS]  # * is for folders too
     try:
         return Path(huggingface_hub.snapshot_download(name, repo_type="dataset", allow_patterns=patterns))
     except Exception as error:  # of many libraries: the hub's, HTTP's, the file system's

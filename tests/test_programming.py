@@ -79,6 +79,9 @@ def test_the_fifteen_longest_tests_are_kept():
     tests = [{"input": "1" * n, "output": "x"} for n in range(1, 31)]
     kept = json.loads(programming.problem("Add.", tests).answer)["tests"]
     assert [len(given) for given, _ in kept] == list(range(30, 15, -1))
+    tests += [{"input": "1" * programming.LONGEST_TEST, "output": "x"}]
+    assert json.loads(programming.problem("Add.", tests).answer)["tests"] == kept, "giant tests are left out"
+    assert len(json.loads(programming.problem("Add.", tests[-1:]).answer)["tests"]) == 1
 
 
 @pytest.mark.parametrize(
@@ -322,6 +325,17 @@ def test_tests_that_take_too_long_together_are_wrong_not_a_failure():
     with VerifierPool(1, time_limit=2, memory_gib=1) as pool:
         pool.submit([("slow", slow, block("import time\ntime.sleep(0.4)\nprint(1)"))])
         assert dict(wait_for_all(pool))["slow"] == Verdict(False)
+
+
+def test_a_sandbox_that_cannot_run_python_is_an_error_not_a_verdict(monkeypatch):
+    sandbox.check.cache_clear()
+    monkeypatch.setattr(sandbox, "READABLE", ("/dev/null",))
+    monkeypatch.setattr(sandbox.sys, "base_prefix", "/nowhere")
+    monkeypatch.setattr(sandbox.sys, "prefix", "/nowhere")
+    monkeypatch.setattr(sandbox.sys, "base_exec_prefix", "/nowhere")
+    monkeypatch.setattr(sandbox.sys, "exec_prefix", "/nowhere")
+    with pytest.raises(ValueError, match="programs cannot be judged here"):
+        programming.score(IN_AND_OUT, block("print(42)"))
 
 
 @pytest.mark.parametrize("gap", ["no Landlock", "no seccomp"])
