@@ -411,8 +411,8 @@ def work(memory_gib: float) -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
     os.dup2(nothing, 1)
-    limit = int(memory_gib * 2**30)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    if sys.platform == "linux":
+        resource.setrlimit(resource.RLIMIT_AS, (int(memory_gib * 2**30),) * 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     loaded: set[str] = set()
 

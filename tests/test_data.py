@@ -244,6 +244,18 @@ def test_every_batch_has_the_sources_by_their_weights():
     assert [next_source([0.1, 10], [0, n]) for n in (0, 50, 98, 101)] == [1, 1, 1, 0]
 
 
+def test_the_template_of_the_readme_is_a_task(tmp_path, monkeypatch):
+    (code,) = re.findall(r'```python\n("""data/squares.py.*?)```', (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    assert code.count("\n") <= 25
+    (tmp_path / "squares.py").write_text(code)
+    monkeypatch.setattr(data, "__path__", [*data.__path__, str(tmp_path)])
+    (source,) = load_data(["squares"], 200, 50)
+    assert len(source.train) == 200 and len(source.validation) == 50 and source.notes == []
+    problem, score = source.train[0], data.load_task("squares").score
+    assert problem.task == "data.squares" and score(problem, f"so</think>It is {problem.answer}")
+    assert not score(problem, f"{problem.answer}</think>") and not score(problem, "</think>12 13")
+
+
 def test_mixed_sources_keep_their_names_apart(tmp_path):
     one, two = write(tmp_path / "a" / "d.jsonl", records(50)), write(tmp_path / "b" / "d.jsonl", records(50, start=50))
     sources = load_data([f"{one}:3", two, "arithmetic:0.5"], 20, 5)
