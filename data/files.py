@@ -53,7 +53,7 @@ def read_json(path: Path) -> Iterator[tuple[str, dict]]:
 
 
 def read_csv(path: Path) -> Iterator[tuple[str, dict]]:
-    csv.field_size_limit(1 << 30)
+    limit = csv.field_size_limit(1 << 30)  # of the whole process, so it is put back
     with open(path, newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file, strict=True, restkey="")
         try:
@@ -65,6 +65,8 @@ def read_csv(path: Path) -> Iterator[tuple[str, dict]]:
             raise ValueError(f"{path}, after line {reader.line_num} is not UTF-8: {error.reason}") from None
         except csv.Error as error:
             raise ValueError(f"{path}, after line {reader.line_num} is not CSV: {error}") from None
+        finally:
+            csv.field_size_limit(limit)
 
 
 def read_parquet(path: Path) -> Iterator[tuple[str, dict]]:

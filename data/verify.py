@@ -208,9 +208,9 @@ class VerifierPool:
         with contextlib.suppress(queue.Empty):
             while True:
                 self._waiting.append(self._submitted.get_nowait())
+        share = -(-len(self._waiting) // len(self._workers))  # a small batch is for all of them
         for worker in sorted(self._workers, key=lambda worker: len(worker.items)):
-            share = -(-len(self._waiting) // len(self._workers))  # a small batch is for all of them
-            for _ in range(min(share, worker.ahead - len(worker.items))):
+            for _ in range(min(share, len(self._waiting), worker.ahead - len(worker.items))):
                 item = self._waiting.popleft()
                 if not worker.items:
                     worker.clock = time.monotonic()

@@ -58,6 +58,12 @@ def test_every_format_gives_the_same_problems(tmp_path, suffix):
     assert {problem.task for problem in made.values()} == {"data.mathematics"}
 
 
+def test_long_cells_are_read_and_the_limit_of_csv_is_put_back(tmp_path):
+    limit = csv.field_size_limit()
+    source = load(write(tmp_path / "a.csv", [{"problem": f"{i}" + "?" * 200_000, "answer": "1"} for i in range(10)]))
+    assert len(source.train) == 9 and csv.field_size_limit() == limit
+
+
 def test_answers_may_be_numbers_or_lists_of_one(tmp_path):
     rows = [{"problem": f"{i}?", "answer": answer} for i, answer in enumerate([3, 0.5, 2.0, ["x"], "7"])]
     source = load(write(tmp_path / "a.jsonl", rows))
