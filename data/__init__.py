@@ -5,12 +5,12 @@ A task is a module of this folder with `score`. One that makes its own problems 
     problems(split, number, seed) -> list[Problem]     split is "train" or "validation"; the two never overlap
     score(problem, completion)    -> bool              completion is the sampled text, forced tokens included
 
-`score` runs in a process that may be killed (verify.py). The other tasks, mathematics and programming, make a Problem of
-each record of a file; `load_data` takes files, data sets of the hub and tasks alike:
+`score` runs in a process that may be killed (verify.py). The other tasks, mathematics and programming, make a Problem
+of each record of a file; `load_data` takes files, data sets of the hub and tasks alike:
 
     arithmetic                    a task that makes its own problems
     polaris, gsm8k, deepcoder     data sets that are known here (KNOWN)
-    my.jsonl, folder, owner/name  records of your own: JSONL, JSON, CSV or Parquet; columns are guessed by name, or named
+    my.jsonl, folder, owner/name  records of your own: JSONL, JSON, CSV or Parquet; columns are guessed, or named
     polaris:3 deepcoder:1         several, with weights
     my.csv:2,problem=q,answer=a   with options (OPTIONS)
 """
@@ -81,6 +81,7 @@ KNOWN = {
         test="test",
     ),
 }
+NOT_TASKS = {"evaluation", "files", "sandbox", "verify"}  # the other modules of this folder
 OPTIONS = {
     "problem": "column of the problem",
     "answer": "column of the answer",
@@ -97,7 +98,7 @@ HELD_OUT_SHARE = 10  # at most one distinct problem in so many is held out
 
 
 def task_names() -> list[str]:
-    return sorted({module.name for module in pkgutil.iter_modules(__path__)} - {"files", "sandbox", "verify"})
+    return sorted({module.name for module in pkgutil.iter_modules(__path__)} - NOT_TASKS)
 
 
 def load_task(name: str):
@@ -124,7 +125,7 @@ def parse_spec(text: str) -> Spec:
     return Spec(name, weight, options)
 
 
-# --- several sources ----------------------------------------------------------------------------------------------------
+# --- several sources ------------------------------------------------------------------------------------------------
 
 
 def load_data(
@@ -193,7 +194,7 @@ def number_names(sources: list[Source]) -> None:
             source.name += f"-{seen[source.name]}"
 
 
-# --- one source ---------------------------------------------------------------------------------------------------------
+# --- one source -----------------------------------------------------------------------------------------------------
 
 
 def made_source(spec: Spec, train_problems: int, validation_problems: int, seed: int) -> Source:
@@ -273,7 +274,10 @@ def read_problems(spec: Spec, split: str) -> tuple[list[tuple[str, Problem]], li
     if unusable:
         notes.append(f"{len(unusable)} records cannot be used and were left out, the first: {unusable[0]}")
     if any(problem.task == programming.__name__ for _, problem in problems):
-        notes += [f"WARNING, model-written programs run with less than full confinement: {gap}" for gap in sandbox.missing()]
+        sandbox.check()
+        notes += [
+            f"WARNING, model-written programs run with less than full confinement: {gap}" for gap in sandbox.missing()
+        ]
     return problems, notes
 
 
@@ -296,17 +300,17 @@ def choose_columns(place: str, record: dict, options: dict, known: Known | None)
     tests = None if "answer" in options else column("tests", [c for c in TESTS_COLUMNS if not wanted or c in wanted])
     answer = tests or column("answer", wanted[1:] if wanted else ANSWER_COLUMNS)
     if text is None or answer is None:
-        what, key = ("problem", "problem") if text is None else ("answer", "answer")
+        what = "problem" if text is None else "answer"
         raise ValueError(
             f"{place}: which column is the {what}? The columns are {', '.join(record)}; name one by adding"
-            f" ,{key}=COLUMN to the argument of --data"
+            f" ,{what}=COLUMN to the argument of --data"
         )
-    note = f"columns guessed: {', '.join(guesses)} (add ,{guesses[0].split('=')[0]}=COLUMN for another)" if guesses else ""
+    note = f"columns guessed: {', '.join(guesses)}; for others add ,NAME=COLUMN" if guesses else ""
     return (text, answer, tests is not None), note
 
 
 def make_problem(record: dict, text_column: str, answer_column: str, is_tests: bool) -> Problem:
-    """The problem of a record. Raises ValueError for one without a problem or an answer, or with one of no known form."""
+    """The problem of a record. Raises ValueError where the problem or the answer is missing or of no known form."""
     from data import mathematics, programming
 
     text, wanted = record.get(text_column), record.get(answer_column)

@@ -53,7 +53,7 @@ def read_json(path: Path) -> Iterator[tuple[str, dict]]:
 
 
 def read_csv(path: Path) -> Iterator[tuple[str, dict]]:
-    csv.field_size_limit(1 << 30)
+    limit = csv.field_size_limit(1 << 30)  # of the whole process, so it is put back
     with open(path, newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file, strict=True, restkey="")
         try:
@@ -65,6 +65,8 @@ def read_csv(path: Path) -> Iterator[tuple[str, dict]]:
             raise ValueError(f"{path}, after line {reader.line_num} is not UTF-8: {error.reason}") from None
         except csv.Error as error:
             raise ValueError(f"{path}, after line {reader.line_num} is not CSV: {error}") from None
+        finally:
+            csv.field_size_limit(limit)
 
 
 def read_parquet(path: Path) -> Iterator[tuple[str, dict]]:
@@ -107,10 +109,8 @@ def download(name: str, subsets: tuple[str, ...]) -> Path:
     """The folder of a data set of the hub. Raises ValueError when it is not there or the hub cannot be reached."""
     import huggingface_hub
 
-    folders = [f"{subset}/**" for subset in subsets] or ["**"]
-    patterns = [f"{folder}{suffix}" for folder in folders for suffix in FORMATS]
-    patterns += [f"{subset}/*{suffix}" for subset in subsets for suffix in FORMATS]
-    patterns += [] if subsets else [f"*{suffix}" for suffix in FORMATS]
+    folders = [f"{subset}/" for subset in subsets] or [""]
+    patterns = [f"{folder}*{suffix}" for folder in folders for suffix in FORMATS]  # * is for folders too
     try:
         return Path(huggingface_hub.snapshot_download(name, repo_type="dataset", allow_patterns=patterns))
     except Exception as error:  # of many libraries: the hub's, HTTP's, the file system's

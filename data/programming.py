@@ -22,6 +22,7 @@ STDIN_INSTRUCTION = (
 )
 CALL_INSTRUCTION = "Write a Python function `{name}`. Put your whole code in one fenced block:\n```python\n{start}\n```"
 MOST_TESTS = 15  # of a problem: those with the longest inputs, as DeepCoder has it
+LONGEST_TEST = 200_000  # characters; longer ones are left out, unless there are no others
 SECONDS = 10.0  # of one test, or less where the verifier's time is nearly over
 SHARE_OF_TIME = 0.9  # of the verifier's time limit, for all tests: a slow program is a wrong answer, not a failure
 
@@ -51,7 +52,9 @@ else:
 def problem(text: str, tests, starter_code: str = "") -> Problem:
     """The prompt for a problem, and its tests in one form. Raises ValueError for tests in a form that is not known."""
     function, cases = read_tests(tests)
-    cases = sorted(cases, key=lambda case: len(str(case[0])), reverse=True)[:MOST_TESTS]
+    size = lambda case: len(json.dumps(case))  # noqa: E731
+    usual = [case for case in cases if size(case) <= LONGEST_TEST] or [min(cases, key=size)]
+    cases = sorted(usual, key=lambda case: len(json.dumps(case[0])), reverse=True)[:MOST_TESTS]
     if function is None:
         instruction = STDIN_INSTRUCTION
     else:
@@ -109,15 +112,14 @@ def joined(lines) -> str:
 
 def score(problem: Problem, completion: str) -> bool:
     """Whether the program passes all tests."""
+    sandbox.check()
     program, tests = last_block(completion.rpartition(END_OF_THINKING)[2]), json.loads(problem.answer)
     if program is None:
         return False
     deadline = time.monotonic() + SHARE_OF_TIME * float(os.environ.get("SCORE_SECONDS", SECONDS))
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "program.py").write_text(program, encoding="utf-8", errors="surrogateescape")
-        return all(
-            passes(Path(folder), tests["function"], given, wanted, deadline) for given, wanted in tests["tests"]
-        )
+        return all(passes(Path(folder), tests["function"], given, wanted, deadline) for given, wanted in tests["tests"])
 
 
 def last_block(text: str) -> str | None:

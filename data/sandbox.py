@@ -20,6 +20,7 @@ import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from functools import lru_cache
@@ -27,7 +28,8 @@ from pathlib import Path
 from typing import Literal
 
 NUMBER_OF_FILES = 64
-PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 22, 24, 38  # prctl(2)
+PR_SET_PDEATHSIG, PR_GET_SECCOMP, PR_SET_SECCOMP = 1, 21, 22  # prctl(2)
+PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 24, 38
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,21 @@ def read_output(process: subprocess.Popen, deadline: float, longest: int) -> tup
     return b"".join(chunks), "exit"
 
 
+@lru_cache
+def check() -> None:
+    """ValueError when Python itself does not run in the sandbox: then every program would be called wrong."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            outcome = run(["-c", "import json; print(6 * 7)"], Path(folder), b"", seconds=60, longest_output=100)
+        except (OSError, subprocess.SubprocessError) as error:
+            raise ValueError(f"programs cannot be judged here, the sandbox cannot be entered: {error}") from None
+    if outcome.output.strip() != b"42":
+        raise ValueError(
+            f"programs cannot be judged here: in the sandbox, Python ended with status {outcome.status} and said"
+            f" {outcome.output!r:.80}. It can read {sys.prefix}, {sys.base_prefix} and {', '.join(READABLE[:3])} only"
+        )
+
+
 def missing() -> list[str]:
     """What this machine cannot enforce, in words; empty where everything is enforced."""
     gaps = []
@@ -97,7 +114,7 @@ def missing() -> list[str]:
     return gaps
 
 
-# --- confinement ------------------------------------------------------------------------------------------------------
+# --- confinement ----------------------------------------------------------------------------------------------------
 
 
 def confinement(ruleset: int | None, seconds: float):
@@ -116,14 +133,14 @@ def confinement(ruleset: int | None, seconds: float):
             return
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
-            os._exit(1)
+            os._exit(1)  # it has died meanwhile
         for capability in range(64):  # of root; others have none
             libc.prctl(PR_CAPBSET_DROP, capability)
         libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         if ruleset is not None and libc.syscall(LANDLOCK_RESTRICT_SELF, ruleset, 0) != 0:
-            os._exit(1)
+            raise OSError("Landlock refuses")  # Popen raises, and nothing is run
         if program is not None and libc.prctl(PR_SET_SECCOMP, 2, ctypes.byref(program), 0, 0) != 0:
-            os._exit(1)
+            raise OSError("seccomp refuses")
 
     return enter
 
@@ -208,7 +225,7 @@ class SeccompFilter(ctypes.Structure):
 @lru_cache
 def seccomp_filter() -> SeccompFilter | None:
     """The filter; None where there is no seccomp or the numbers of the system calls are not known here."""
-    if sys.platform != "linux" or platform.machine() not in MACHINES or not os.path.exists("/proc/sys/kernel/seccomp"):
+    if sys.platform != "linux" or platform.machine() not in MACHINES or ctypes.CDLL(None).prctl(PR_GET_SECCOMP) < 0:
         return None
     architecture, column = MACHINES[platform.machine()]
     number, argument = 0, lambda i: 16 + 8 * i  # where they stand in what the filter looks at

@@ -66,7 +66,7 @@ def frame(message) -> bytes:
     return HEADER.pack(len(data)) + data
 
 
-# --- the pool, in the process that trains -----------------------------------------------------------------------------
+# --- the pool, in the process that trains ---------------------------------------------------------------------------
 
 
 @dataclass
@@ -208,9 +208,9 @@ class VerifierPool:
         with contextlib.suppress(queue.Empty):
             while True:
                 self._waiting.append(self._submitted.get_nowait())
+        share = -(-len(self._waiting) // len(self._workers))  # a small batch is for all of them
         for worker in sorted(self._workers, key=lambda worker: len(worker.items)):
-            share = -(-len(self._waiting) // len(self._workers))  # a small batch is for all of them
-            for _ in range(min(share, worker.ahead - len(worker.items))):
+            for _ in range(min(share, len(self._waiting), worker.ahead - len(worker.items))):
                 item = self._waiting.popleft()
                 if not worker.items:
                     worker.clock = time.monotonic()
@@ -334,7 +334,7 @@ def remove(folder: str) -> None:
         subprocess.run(["rm", "-rf", folder], stderr=subprocess.DEVNULL)
 
 
-# --- the verifier, a process of its own -------------------------------------------------------------------------------
+# --- the verifier, a process of its own -----------------------------------------------------------------------------
 
 
 def die_with(parent: int, by: signal.Signals) -> None:
@@ -411,8 +411,8 @@ def work(memory_gib: float) -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
     os.dup2(nothing, 1)
-    limit = int(memory_gib * 2**30)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    if sys.platform == "linux":
+        resource.setrlimit(resource.RLIMIT_AS, (int(memory_gib * 2**30),) * 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     loaded: set[str] = set()
 

@@ -44,7 +44,7 @@ def load(argument: str, train: int | None = None, validation: int = 10):
     return source
 
 
-# --- files of one's own -------------------------------------------------------------------------------------------------
+# --- files of one's own ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("suffix", files.FORMATS)
@@ -56,6 +56,12 @@ def test_every_format_gives_the_same_problems(tmp_path, suffix):
     assert made[f"{odd['problem']}\n\n{mathematics.INSTRUCTION}"].answer == "\\frac{1}{2}"
     assert made[f"What is 7 + 1?\n\n{mathematics.INSTRUCTION}"] == mathematics.problem("What is 7 + 1?", "8")
     assert {problem.task for problem in made.values()} == {"data.mathematics"}
+
+
+def test_long_cells_are_read_and_the_limit_of_csv_is_put_back(tmp_path):
+    limit = csv.field_size_limit()
+    source = load(write(tmp_path / "a.csv", [{"problem": f"{i}" + "?" * 200_000, "answer": "1"} for i in range(10)]))
+    assert len(source.train) == 9 and csv.field_size_limit() == limit
 
 
 def test_answers_may_be_numbers_or_lists_of_one(tmp_path):
@@ -71,10 +77,14 @@ def test_columns_are_guessed_and_told_or_named(tmp_path):
     assert "problem=question, answer=final_answer" in source.notes[0] and source.train[0].answer != "0"
     named = load(f"{path},problem=question,answer=gold")
     assert named.train[0].answer == "0" and named.train[0].prompt == source.train[0].prompt and len(named.notes) == 1
-    with pytest.raises(ValueError, match=r"a.jsonl, line 1: there is no column 'key'; the columns are id, question, fin"):
+    with pytest.raises(
+        ValueError, match=r"a.jsonl, line 1: there is no column 'key'; the columns are id, question, fin"
+    ):
         load(f"{path},answer=key")
     path = write(tmp_path / "b.csv", records(20, answer="result"))
-    with pytest.raises(ValueError, match=r"b.csv, line 2: which column is the answer\? .* id, problem, result; .*,answer="):
+    with pytest.raises(
+        ValueError, match=r"b.csv, line 2: which column is the answer\? .* id, problem, result; .*,answer="
+    ):
         load(path)
     with pytest.raises(ValueError, match=r"which column is the problem\?"):
         load(write(tmp_path / "c.jsonl", records(20, problem="task")))
@@ -106,7 +116,11 @@ def test_gaps_in_the_sandbox_are_told(tmp_path, monkeypatch):
         ("a.jsonl", b"\n\n", r"a\.jsonl holds no record"),
         ("a.json", b"[]", r"a\.json holds no record"),
         ("a.csv", b"problem,answer\n", r"a\.csv holds no record"),
-        ("a.jsonl", b'{"problem": "x", "answer": "1"}\n{"problem": "y"}\n', r"line 2: nothing stands in column 'answer'"),
+        (
+            "a.jsonl",
+            b'{"problem": "x", "answer": "1"}\n{"problem": "y"}\n',
+            r"line 2: nothing stands in column 'answer'",
+        ),
         ("a.jsonl", b'{"problem": "x", "answer": ""}\n', r"line 1: nothing stands in column 'answer'"),
         ("a.jsonl", b'{"problem": "x", "answer": null}\n', r"line 1: nothing stands in column 'answer'"),
         ("a.jsonl", b'{"problem": " ", "answer": "1"}\n', r"line 1: nothing stands in column 'problem'"),
@@ -135,7 +149,7 @@ def test_a_file_that_cannot_be_used_is_refused_with_its_place(tmp_path, name, co
     assert str(tmp_path / name) in str(error.value)
 
 
-# --- held out -----------------------------------------------------------------------------------------------------------
+# --- held out -------------------------------------------------------------------------------------------------------
 
 
 def test_what_is_held_out_depends_on_the_text_alone(tmp_path):
@@ -185,16 +199,18 @@ def test_fewer_training_problems_are_drawn_by_the_seed(tmp_path):
     assert len(drawn[0]) == 40 and drawn[0] == drawn[1] != drawn[2]
 
 
-# --- names and mixtures -------------------------------------------------------------------------------------------------
+# --- names and mixtures ---------------------------------------------------------------------------------------------
 
 
 def test_arguments_are_read():
     assert parse_spec("polaris") == data.Spec("polaris", 1.0, {})
     assert parse_spec("polaris:3") == data.Spec("polaris", 3.0, {})
-    assert parse_spec("a/b.jsonl:.5,problem=q,answer=a b") == data.Spec("a/b.jsonl", 0.5, {"problem": "q", "answer": "a b"})
+    assert parse_spec("a/b.jsonl:.5,problem=q,answer=a b") == data.Spec(
+        "a/b.jsonl", 0.5, {"problem": "q", "answer": "a b"}
+    )
     assert parse_spec("C:x.jsonl").name == "C:x.jsonl"
-    for wrong, why in (("a:0", "above 0"), ("a,b", "no option"), ("a,weight=2", "Options are problem="), ("a,problem=", "no opt"),
-                       ("", "wanted is")):  # fmt: skip
+    for wrong, why in (("a:0", "above 0"), ("", "wanted is"), ("a,b", "no option"), ("a,problem=", "no option"),
+                       ("a,weight=2", "Options are problem=")):  # fmt: skip
         with pytest.raises(ValueError, match=why):
             parse_spec(wrong)
 
@@ -234,6 +250,18 @@ def test_every_batch_has_the_sources_by_their_weights():
     assert [next_source([0.1, 10], [0, n]) for n in (0, 50, 98, 101)] == [1, 1, 1, 0]
 
 
+def test_the_template_of_the_readme_is_a_task(tmp_path, monkeypatch):
+    (code,) = re.findall(r'```python\n("""data/squares.py.*?)```', (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    assert code.count("\n") <= 25
+    (tmp_path / "squares.py").write_text(code)
+    monkeypatch.setattr(data, "__path__", [*data.__path__, str(tmp_path)])
+    (source,) = load_data(["squares"], 200, 50)
+    assert len(source.train) == 200 and len(source.validation) == 50 and source.notes == []
+    problem, score = source.train[0], data.load_task("squares").score
+    assert problem.task == "data.squares" and score(problem, f"so</think>It is {problem.answer}")
+    assert not score(problem, f"{problem.answer}</think>") and not score(problem, "</think>12 13")
+
+
 def test_mixed_sources_keep_their_names_apart(tmp_path):
     one, two = write(tmp_path / "a" / "d.jsonl", records(50)), write(tmp_path / "b" / "d.jsonl", records(50, start=50))
     sources = load_data([f"{one}:3", two, "arithmetic:0.5"], 20, 5)
@@ -241,7 +269,7 @@ def test_mixed_sources_keep_their_names_apart(tmp_path):
     assert all(len(s.train) == 20 and len(s.validation) == 5 for s in sources)
 
 
-# --- data sets of the hub -----------------------------------------------------------------------------------------------
+# --- data sets of the hub -------------------------------------------------------------------------------------------
 
 TESTS = json.dumps([{"input": "1", "output": "2", "type": "stdin_stdout"}])
 AS_ON_THE_HUB = {  # how each data set lies there, with rows of its columns
@@ -254,14 +282,16 @@ AS_ON_THE_HUB = {  # how each data set lies there, with rows of its columns
     },
     "math": {
         "algebra/train-00000-of-00001.parquet": lambda i: {"problem": f"P {i}", "solution": rf"so \boxed{{{i}}}."},
-        "geometry/train-00000-of-00001.parquet": lambda i: {"problem": f"P {i + 50}", "solution": rf"so \boxed {i + 50}"},
+        "geometry/train-00000-of-00001.parquet": lambda i: {
+            "problem": f"P {i + 50}", "solution": rf"so \boxed {i + 50}"},
         "algebra/test-00000-of-00001.parquet": lambda i: {"problem": f"T {i}", "solution": rf"so \boxed{{{i}}}."},
     },
     "math500": {"test.jsonl": lambda i: {"problem": f"T {i}", "solution": "long", "answer": str(i)}},
     "aime24": {"data/test-00000-of-00001.parquet": lambda i: {"problem": f"T {i}", "solution": rf"\boxed{{{i}}}"}},
     "aime25": {"test.jsonl": lambda i: {"problem": f"T {i}", "answer": str(i)}},
     "deepcoder": {
-        "primeintellect/train-00000-of-00002.parquet": lambda i: {"problem": f"P {i}", "tests": TESTS, "solutions": ["x"]},
+        "primeintellect/train-00000-of-00002.parquet": lambda i: {
+            "problem": f"P {i}", "tests": TESTS, "solutions": ["x"]},
         "taco/train-00000-of-00001.parquet": lambda i: {
             "problem": f"P {i + 50}", "tests": json.dumps({"inputs": ["1"], "outputs": ["2"]})},
         "lcbv5/test-00000-of-00001.parquet": lambda i: {"problem": f"T {i}", "tests": TESTS, "starter_code": ""},
@@ -295,7 +325,9 @@ def test_known_data_sets_are_trained_on_by_name(hub, name):
     total = {"math": 100, "deepcoder": 100}.get(name, 50)
     assert len(source.train) == total - 4 and len(source.validation) == 4 and source.name == name and source.notes == []
     everything = source.train + source.validation
-    assert {p.prompt.split("\n")[0] for p in everything} == {f"P {i}" for i in range(total)}, "no test part, no other subset"
+    assert {p.prompt.split("\n")[0] for p in everything} == {f"P {i}" for i in range(total)}, (
+        "no test part, no other subset"
+    )
     if name != "deepcoder":
         assert {p.answer for p in everything} == {str(i) for i in range(total)}
 
@@ -348,8 +380,10 @@ def test_a_few_bad_records_of_a_known_data_set_are_left_out_and_told(hub):
 def test_an_unreachable_hub_says_what_to_do(tmp_path):
     """In a process of its own: the hub's library reads its settings once."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
-    program = "from data import load_data\ntry:\n    load_data(['polaris'], 1, 1)\nexcept ValueError as e:\n    print(e)"
+    program = (
+        "from data import load_data\ntry:\n    load_data(['polaris'], 1, 1)\nexcept ValueError as e:\n    print(e)"
+    )
     run = subprocess.run([sys.executable, "-c", program], env=environment, cwd=ROOT, capture_output=True, text=True)
-    assert re.match(r"the data set POLARIS-Project/Polaris-Dataset-53K could not be had from the hub \(HF_HUB_OFFLINE is "
-                    r"set\): .* download the data set elsewhere and give its folder .*HF_HOME", run.stdout), run  # fmt: skip
+    wanted = r"the data set POLARIS-Project/Polaris-Dataset-53K could not be had from the hub \(HF_HUB_OFFLINE is set\): "
+    assert re.match(wanted + r".* download the data set elsewhere and give its folder .*HF_HOME", run.stdout), run
     assert run.stdout.count("\n") == 1 and run.stderr == ""

@@ -12,9 +12,11 @@ from data.verify import VerifierPool
 EQUAL = [  # reference, answer
     # fractions, decimals, powers, constants
     (r"\frac{1}{2}", "0.5"), (r"\frac{1}{2}", "1/2"), (r"\frac12", r"\dfrac{2}{4}"), ("3.5", r"\frac72"),
-    ("0.50", "1/2"), (r"\frac{3}{2}", r"1\frac{1}{2}"), ("1024", "2^{10}"), ("1267650600228229401496703205376", "2^{100}"),
+    ("0.50", "1/2"), (r"\frac{3}{2}", r"1\frac{1}{2}"), ("1024", "2^{10}"),
+    ("1267650600228229401496703205376", "2^{100}"),
     (r"\sqrt{50}", r"5\sqrt{2}"), (r"\frac{\sqrt2}{2}", r"\frac{1}{\sqrt{2}}"), ("2+3i", "3i+2"), ("120", "5!"),
-    (r"\binom{5}{2}", "10"), (r"\log_2 8", "3"), ("0", "-0"), ("5", "05"), ("5", "5.0"), (r"\frac{1}{3}", "0.333333333"),
+    (r"\binom{5}{2}", "10"), (r"\log_2 8", "3"), ("0", "-0"), ("5", "05"), ("5", "5.0"),
+    (r"\frac{1}{3}", "0.333333333"),
     ("1:2", r"\frac{1}{2}"), (r"|{-3}|", "3"), (r"2\pi", r"\pi \cdot 2"), ("0.1+0.2", "0.3"),
     # thousands, money, units, degrees
     ("10000", "10,000"), ("10000", r"10\,000"), ("10000", "10{,}000"), (r"\$1,250", "1250"), ("1250", r"\$1,250.00"),
@@ -22,8 +24,10 @@ EQUAL = [  # reference, answer
     # percent
     (r"25\%", "0.25"), (r"25\%", "25"), ("0.03", r"3\%"), (r"25\%", r"\frac14"),
     # sets, lists, pairs, intervals, inequalities, matrices
-    (r"\{1,2\}", r"\{2,1\}"), ("2,3,5", r"\{5,3,2\}"), ("1,2", "2, 1"), (r"\pm 2", r"\{-2, 2\}"), ("6,7", r"6\text{ or }7"),
-    (r"\left(1,2\right)", "(1, 2)"), (r"(3, \frac{\pi}{2})", r"\left( 3, \frac{\pi}{2} \right)"), ("[2,3)", r"\left[2, 3\right)"),
+    (r"\{1,2\}", r"\{2,1\}"), ("2,3,5", r"\{5,3,2\}"), ("1,2", "2, 1"), (r"\pm 2", r"\{-2, 2\}"),
+    ("6,7", r"6\text{ or }7"),
+    (r"\left(1,2\right)", "(1, 2)"), (r"(3, \frac{\pi}{2})", r"\left( 3, \frac{\pi}{2} \right)"),
+    ("[2,3)", r"\left[2, 3\right)"),
     (r"(-\infty,2)\cup(3,\infty)", r"(3,\infty)\cup(-\infty,2)"), (r"(2,\infty)", "x>2"), ("x>2", r"(2,\infty)"),
     ("[1,2]", r"1\le x\le 2"), (r"x \in [1,2]", "[1,2]"), (r"\emptyset", r"\{\}"),
     (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{bmatrix}1&2\\3&4\end{bmatrix}"),
@@ -38,15 +42,19 @@ EQUAL = [  # reference, answer
 ]  # fmt: skip
 NOT_EQUAL = [
     ("5", "-5"), ("5", "6"), ("1000000", "1000001"), ("2^{100}", "2^{100}+1"), (r"\pi", "3.14"), (r"\frac13", "0.333"),
-    ("0.333", "1/3"), ("7", "7.0000001"), ("5", r"\infty"), (r"\infty", r"-\infty"), ("0", r"\frac{0}{0}"), ("12", r"1\,2"),
-    ("10000", "(10,000)"), (r"1 \text{ hour}", r"60\text{ minutes}"), (r"25\%", "2.5"), ("1:2", "2:1"), ("12:30", "12:45"),
+    ("0.333", "1/3"), ("7", "7.0000001"), ("5", r"\infty"), (r"\infty", r"-\infty"), ("0", r"\frac{0}{0}"),
+    ("12", r"1\,2"),
+    ("10000", "(10,000)"), (r"1 \text{ hour}", r"60\text{ minutes}"), (r"25\%", "2.5"), ("1:2", "2:1"),
+    ("12:30", "12:45"),
     ("(1,2)", "(2,1)"), ("(1,2)", "[1,2]"), ("(-1,1]", "[-1,1)"), ("(1,2)", r"\{1,2\}"), (r"\{1,2\}", "(1,2)"),
     ("2,3", "2,3,5"), ("2,3,5", "2,3"), (r"\pm 2", "2"), ("[1,2]", "1<x<2"), (r"(2,\infty)", "x<2"),
     (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{pmatrix}1&2\\4&3\end{pmatrix}"),
-    ("a+b", "b+c"), ("k", "5k"), ("2", "2x"), (r"\sin x", r"\cos x"), ("A", "B"), (r"\text{east}", "west"), ("3", "three"),
+    ("a+b", "b+c"), ("k", "5k"), ("2", "2x"), (r"\sin x", r"\cos x"), ("A", "B"), (r"\text{east}", "west"),
+    ("3", "three"),
     # adversarial: several answers at once, or none
     ("17", "17, 18"), ("17", "17 or 18"), ("17", r"\text{17 or 18}"), ("17", r"17 \vee 18"), ("17", r"n \ge 17"),
-    ("17", "16 < 17"), ("17", "x"), ("17", ""), ("17", " "), ("17", "?"), ("17", r"\text{the answer}"), ("17", "1" * 5000),
+    ("17", "16 < 17"), ("17", "x"), ("17", ""), ("17", " "), ("17", "?"), ("17", r"\text{the answer}"),
+    ("17", "1" * 5000),
     ("5", "__import__('os').system('x')"), ("5", r"\input{/etc/passwd}"), ("17", r"x=17,y=3"), ("17", "18=18"),
     ("17", r"\{" + ",".join(map(str, range(100))) + r"\}"), ("17", r"\boxed{"), ("17", "{" * 500 + "17"),
 ]  # fmt: skip
@@ -127,7 +135,8 @@ def test_a_prompt_that_asks_for_a_box_is_not_asked_again():
 
 BOMBS = [
     "(10^{10^{10}})!", "9^{9^{9^{9}}}", r"\binom{10^{9}}{5\cdot 10^8}", r"\sum_{n=1}^{10^{12}} \frac{1}{n}",
-    r"\prod_{n=1}^{10^{9}} n", r"\int_0^\infty \sin(x^{x^x}) dx", "(" * 300 + "17" + ")" * 300, "{" * 400 + "17" + "}" * 400,
+    r"\prod_{n=1}^{10^{9}} n", r"\int_0^\infty \sin(x^{x^x}) dx", "(" * 300 + "17" + ")" * 300,
+    "{" * 400 + "17" + "}" * 400,
     r"\sqrt{" * 200 + "17" + "}" * 200, "(x+1)^{10000}", "((((2)!)!)!)!" + "!" * 5, r"10^{10^{8}} \bmod 7",
     r"\lim_{x\to 0} x^{x^{x^{x}}}", "17" + "+0" * 400, r"\frac{1}{" * 150 + "17" + "}" * 150,
 ]  # fmt: skip
@@ -135,7 +144,10 @@ BOMBS = [
 
 def test_hostile_answers_cost_nobody_else_a_verdict():
     """Answers that keep SymPy busy or blow its stack; what cannot be judged is a counted failure and never right."""
-    honest = [(problem("What?", "17"), r"</think>\boxed{17}", True), (problem("What?", "17"), r"</think>\boxed{18}", False)]
+    honest = [
+        (problem("What?", "17"), r"</think>\boxed{17}", True),
+        (problem("What?", "17"), r"</think>\boxed{18}", False),
+    ]
     hostile = [(problem("What?", "19"), f"</think>\\boxed{{{bomb}}}", False) for bomb in BOMBS]
     items = hostile + honest * len(hostile)
     random.Random(0).shuffle(items)

@@ -28,7 +28,7 @@ def test_this_machine_enforces_everything():
     assert sandbox.missing() == []
 
 
-# --- problems and verdicts ----------------------------------------------------------------------------------------------
+# --- problems and verdicts ------------------------------------------------------------------------------------------
 
 FORMS = {
     "taco, standard input": ({"inputs": ["1 2\n", "5 6\n"], "outputs": ["3\n", "11\n"]}, None),
@@ -67,7 +67,7 @@ def test_each_form_of_tests_tells_right_from_wrong(name, as_text):
         ("3", "neither a list"),
         ({"inputs": ["1"], "outputs": []}, "different numbers"),
         ([{"input": "1"}], "no output, but input"),
-        ([{"input": [1], "output": 1, "fn_name": "f"}, {"input": [1], "output": 1, "fn_name": "g"}], "different functions"),
+        ([{"input": [1], "output": 1, "fn_name": name} for name in "fg"], "different functions"),
     ],
 )
 def test_tests_in_no_known_form_are_refused(tests, why):
@@ -79,6 +79,9 @@ def test_the_fifteen_longest_tests_are_kept():
     tests = [{"input": "1" * n, "output": "x"} for n in range(1, 31)]
     kept = json.loads(programming.problem("Add.", tests).answer)["tests"]
     assert [len(given) for given, _ in kept] == list(range(30, 15, -1))
+    tests += [{"input": "1" * programming.LONGEST_TEST, "output": "x"}]
+    assert json.loads(programming.problem("Add.", tests).answer)["tests"] == kept, "giant tests are left out"
+    assert len(json.loads(programming.problem("Add.", tests[-1:]).answer)["tests"]) == 1
 
 
 @pytest.mark.parametrize(
@@ -128,11 +131,12 @@ def test_what_a_function_returns_is_compared_as_json(wanted, returned, right):
 def test_decimal_fractions_are_compared_up_to_rounding_and_nothing_else_is():
     same = programming.same_text
     assert same("0.3333333333\n", "0.333333333") and same("1 0.50  \n\n\n", "1 0.5")
-    assert not same("0.334", "0.333") and not same("nan", "0.5") and not same("inf", "1.0") and not same("1_0.0", "10.0")
+    assert not same("0.334", "0.333") and not same("nan", "0.5") and not same("inf", "1.0")
+    assert not same("1_0.0", "10.0")
     assert not same("1000001", "1000000") and not same("a b", "ab") and not same("", "1") and not same("1\n\n2", "1\n2")
 
 
-# --- hostile programs ---------------------------------------------------------------------------------------------------
+# --- hostile programs -----------------------------------------------------------------------------------------------
 
 ACROSS_THE_TREE = """
 import glob
@@ -219,7 +223,7 @@ HOSTILE = {
     "crashes": "import ctypes\nprint(42, flush=True)\nctypes.string_at(0)",
     "output that is no text": "import sys\nsys.stdout.buffer.write(bytes(range(256)))",
     "not a program": "this is not Python",
-    "an environment to look at": "import os\nassert [n for n in os.environ if 'SECRET' in n or 'TOKEN' in n]\nprint(42)",
+    "an environment to look at": "import os\nassert [name for name in os.environ if 'SECRET' in name]\nprint(42)",
 }  # fmt: skip
 HOSTILE_FUNCTIONS = {
     "exits before the call": "import sys\nsys.exit(0)",
@@ -321,6 +325,17 @@ def test_tests_that_take_too_long_together_are_wrong_not_a_failure():
     with VerifierPool(1, time_limit=2, memory_gib=1) as pool:
         pool.submit([("slow", slow, block("import time\ntime.sleep(0.4)\nprint(1)"))])
         assert dict(wait_for_all(pool))["slow"] == Verdict(False)
+
+
+def test_a_sandbox_that_cannot_run_python_is_an_error_not_a_verdict(monkeypatch):
+    sandbox.check.cache_clear()
+    monkeypatch.setattr(sandbox, "READABLE", ("/dev/null",))
+    monkeypatch.setattr(sandbox.sys, "base_prefix", "/nowhere")
+    monkeypatch.setattr(sandbox.sys, "prefix", "/nowhere")
+    monkeypatch.setattr(sandbox.sys, "base_exec_prefix", "/nowhere")
+    monkeypatch.setattr(sandbox.sys, "exec_prefix", "/nowhere")
+    with pytest.raises(ValueError, match="programs cannot be judged here"):
+        programming.score(IN_AND_OUT, block("print(42)"))
 
 
 @pytest.mark.parametrize("gap", ["no Landlock", "no seccomp"])

@@ -153,7 +153,9 @@ def test_a_failure_costs_its_own_completion_only_and_is_named(task, completion, 
     with VerifierPool(1, time_limit=2, memory_gib=0.25) as pool:
         verdicts = judge(pool, [task(text) for text in [*before, completion, *after]])
     guilty = verdicts.pop(len(before))
-    assert (guilty.correct, guilty.failure) == (False, failure) and detail in guilty.detail and len(guilty.detail) <= 500
+    assert (
+        (guilty.correct, guilty.failure) == (False, failure) and detail in guilty.detail and len(guilty.detail) <= 500
+    )
     innocent = [verdicts[i] for i in sorted(verdicts)]
     assert all(verdict.failure is None for verdict in innocent)
     assert [verdict.correct for verdict in innocent] == [text == "right" for text in before + after]
