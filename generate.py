@@ -1,7 +1,8 @@
 """The generator: prompts go in, completions with their log-probabilities come out.
 
     python generate.py --model runs/NAME/model --prompt "4729+8153="      # print a completion
-    python generate.py --model runs/NAME/model --evaluate                 # mean@16 on the task's validation problems
+    python generate.py --model runs/NAME/model --evaluate                 # mean@16, pass@k on held-out problems
+    python generate.py --model Qwen/Qwen3-0.6B --evaluate --data aime24 --device cuda:0
 
 In training, `train.py` starts `generator_process` on each generator device. It is sent `Work` through a queue, keeps
 its engine busy with it, and sends back `Report`s with finished rollouts. The newest parameters lie in shared memory:
@@ -23,6 +24,7 @@ Dimensions: S slots of the engine, n <= S of them live, T positions, V vocabular
 """
 
 import importlib.util
+import json
 import math
 import multiprocessing
 import os
@@ -45,11 +47,21 @@ import torch
 import transformers
 import tyro
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+from tqdm import tqdm
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    DynamicCache,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.cache_utils import Cache
 
 import loss as scalerl
-from data import Problem, load_task
+from data import Problem, load_evaluation
+from data.evaluation import pass_at_k
+from data.verify import Verdict, VerifierPool
 
 # --- what crosses the queues --------------------------------------------------------------------------------------
 
@@ -237,12 +249,32 @@ def _why_not_loaded(path: str, what: str, error: Exception) -> str:
     return f"there is no such folder, and no {what} of this name could be had from the model hub"
 
 
-def render(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
-    """Token ids of a user's turn in the model's chat template, ready for the model to go on."""
+def render(tokenizer: PreTrainedTokenizerBase, prompt: str, thinking: bool = True) -> list[int]:
+    """Token ids of a user's turn in the model's chat template, ready for the model to go on. thinking: what the
+    template is told as `enable_thinking`, which those of models without such a choice ignore."""
     if tokenizer.chat_template is None:
         return tokenizer(prompt).input_ids
     message = [{"role": "user", "content": prompt}]
-    return tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=True)["input_ids"]
+    return tokenizer.apply_chat_template(
+        message, add_generation_prompt=True, enable_thinking=thinking, return_dict=True
+    )["input_ids"]
+
+
+def end_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Ids that end a completion: the tokenizer's EOS and those of the model's generation_config.json, since chat models
+    often have two, of a turn and of a text. ValueError if there is none."""
+    try:
+        configured = GenerationConfig.from_pretrained(tokenizer.name_or_path).eos_token_id
+    except OSError:  # the model has no such file
+        configured = None
+    configured = configured if isinstance(configured, list) else [configured]
+    ids = {token for token in (tokenizer.eos_token_id, *configured) if token is not None}
+    if not ids:
+        raise ValueError(
+            f"--model {tokenizer.name_or_path}: neither its tokenizer nor its generation_config.json has an EOS token,"
+            " so no completion could end"
+        )
+    return tuple(sorted(ids))
 
 
 @dataclass(frozen=True)
@@ -250,7 +282,8 @@ class Decoding:
     """What all completions of a run have in common."""
 
     eos: tuple[int, ...]  # ids that end a completion
-    end_of_thinking: int  # id of </think>
+    end_of_thinking: int  # id of </think>; -1: the model has none, and nothing is interrupted
+    thinks: bool  # False: the prompt ends with thinking closed, so that all is answer
     phrase: tuple[int, ...]  # ids of the interruption phrase
     prompt_budget: int  # tokens
     thinking_budget: int  # sampled tokens, the most that a request may have
@@ -273,26 +306,34 @@ def make_decoding(
     answer_budget: int,
     end_of_thinking: str = "</think>",
     phrase: str = scalerl.INTERRUPTION_PHRASE,
+    thinking: bool = True,
 ) -> Decoding:
-    """The run's `Decoding`, in ids. ValueError if a budget or a marker cannot be."""
+    """The run's `Decoding` for the tokenizer's model, in ids. ValueError if a budget or a marker cannot be."""
     if prompt_budget < 1 or answer_budget < 1 or thinking_budget < 0:
         raise ValueError(
             "budgets are in tokens: --prompt-budget and --answer-budget at least 1, --thinking-budget at least 0;"
             f" they are {prompt_budget}, {answer_budget} and {thinking_budget}"
         )
     marker = tokenizer(end_of_thinking, add_special_tokens=False).input_ids
-    if len(marker) != 1:
-        raise ValueError(
-            f"--end-of-thinking {end_of_thinking!r} is {len(marker)} tokens of this model; it must be exactly one"
-        )
     phrase_ids = tokenizer(phrase, add_special_tokens=False).input_ids
-    if marker[0] not in phrase_ids:
-        raise ValueError(f"--interruption-phrase {phrase!r} does not close thinking: it must hold {end_of_thinking}")
-    if tokenizer.eos_token_id is None:
-        raise ValueError("the model's tokenizer has no EOS token, so no completion could end")
+    if recipe.length_control == "interruption":
+        if len(marker) != 1:
+            raise ValueError(
+                f"--end-of-thinking {end_of_thinking!r} is {len(marker)} tokens of this model; an interruption wants"
+                " exactly one (--length-control penalty wants none)"
+            )
+        if marker[0] not in phrase_ids:
+            raise ValueError(
+                f"--interruption-phrase {phrase!r} does not close thinking: it must hold {end_of_thinking}"
+            )
+    marker_id = marker[0] if len(marker) == 1 else -1
+    example = render(tokenizer, "", thinking)
+    last = max((i for i, token in enumerate(example) if token == marker_id), default=None)
+    closed = last is not None and not tokenizer.decode(example[last + 1 :]).strip()
     return Decoding(
-        eos=(tokenizer.eos_token_id,),
-        end_of_thinking=marker[0],
+        eos=end_tokens(tokenizer),
+        end_of_thinking=marker_id,
+        thinks=not closed,
         phrase=tuple(phrase_ids),
         prompt_budget=prompt_budget,
         thinking_budget=thinking_budget,
@@ -303,9 +344,13 @@ def make_decoding(
 
 
 def completion_text(tokenizer: PreTrainedTokenizerBase, decoding: Decoding, rollout: Rollout) -> str:
-    """What a task judges: the completion without its EOS, forced tokens included."""
+    """What a task judges: the completion without its EOS, forced tokens included. Whatever marks the end of thinking
+    for this model, tasks read `</think>`."""
     ids = rollout.tokens.tolist()
-    return tokenizer.decode(ids[:-1] if ids[-1] in decoding.eos else ids)
+    text = tokenizer.decode(ids[:-1] if ids[-1] in decoding.eos else ids)
+    if decoding.end_of_thinking < 0:
+        return text
+    return text.replace(tokenizer.decode([decoding.end_of_thinking]), "</think>")
 
 
 def marked_text(tokenizer: PreTrainedTokenizerBase, rollout: Rollout) -> str:
@@ -316,13 +361,6 @@ def marked_text(tokenizer: PreTrainedTokenizerBase, rollout: Rollout) -> str:
             piece = tokenizer.decode(rollout.tokens[start:end].tolist())
             text, start = text + (piece if rollout.sampled[start] else f"[[{piece}]]"), end
     return text
-
-
-def is_correct(
-    task, tokenizer: PreTrainedTokenizerBase, decoding: Decoding, problem: Problem, rollout: Rollout
-) -> bool:
-    """The task's verdict; a truncated completion is never correct."""
-    return not rollout.truncated and task.score(problem, completion_text(tokenizer, decoding, rollout))
 
 
 # --- the engine for reading ---------------------------------------------------------------------------------------
@@ -340,13 +378,15 @@ def check_requests(requests: list[Request], decoding: Decoding) -> None:
             )
 
 
-def sample_all(engine, requests: list[Request]) -> list[Rollout]:
+def sample_all(engine, requests: list[Request], progress: bool = False) -> list[Rollout]:
     """Sample these requests, with the parameters as they are, until all have ended; in the order of the requests."""
     engine.add(requests)
     rollouts = {}
-    while engine.unfinished:
-        for rollout in engine.step():
-            rollouts[(rollout.request.group, rollout.request.index)] = rollout
+    with tqdm(total=len(requests), desc="sampling", unit="completion", leave=False, disable=not progress) as bar:
+        while engine.unfinished:
+            for rollout in engine.step():
+                rollouts[(rollout.request.group, rollout.request.index)] = rollout
+                bar.update()
     return [rollouts[(request.group, request.index)] for request in requests]
 
 
@@ -539,7 +579,7 @@ class TorchEngine:
         self._prefill(prompts)
         self.requests += admitted
         self.count[rows] = self.sampled[rows] = 0
-        self.closed_at[rows] = self.phrase_at[rows] = -1
+        self.closed_at[rows], self.phrase_at[rows] = -1 if self.decoding.thinks else 0, -1
         self.interrupted[rows] = False
         self._control_length(rows)  # a thinking budget of 0 is used up already
 
@@ -611,12 +651,12 @@ class Sequence:
 
     request: Request
     salt: str  # of its blocks in the prefix cache: the version it began with
+    closed_at: int  # `count` when thinking ended, -1 while it goes on
     tokens: list[int] = field(default_factory=list)  # the next four are those of `Rollout`
     sampled: list[bool] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     count: int = 0  # sampled tokens
-    closed_at: int = -1  # `count` when thinking ended, -1 while it goes on
     interrupted: bool = False
 
 
@@ -808,8 +848,9 @@ class VllmEngine:
         while self.waiting and len(self.sequences) < self.at_once and tokens >= len(self.waiting[0].prompt):
             request = self.waiting.popleft()
             tokens -= len(request.prompt)
-            sequence = Sequence(request, salt=f"version {self.version}")
-            if self.decoding.length_control == "interruption" and request.thinking_budget == 0:
+            thinks = self.decoding.thinks
+            sequence = Sequence(request, salt=f"version {self.version}", closed_at=-1 if thinks else 0)
+            if self.decoding.length_control == "interruption" and request.thinking_budget == 0 and thinks:
                 self._force_phrase(sequence)
             else:
                 self._submit(sequence, max_tokens=request.thinking_budget + self.decoding.answer_budget)
@@ -1011,23 +1052,28 @@ def _next_work(work: queue.Queue, wait: bool) -> Work | None:
 
 @dataclass(frozen=True)
 class Command:
-    """Print completions of a model, or its pass rate on held-out problems."""
+    """Print completions of a model, or its pass rate on problems that it was not trained on."""
 
     model: str = "data/arithmetic_base"  # folder or hub name of a transformers causal LM
     prompt: str | None = None  # print completions of this
-    evaluate: bool = False  # print mean@samples on the task's validation problems
-    data: str = "arithmetic"  # task: a module of data/
-    problems: int = 128  # validation problems
+    evaluate: bool = False  # print mean@samples and pass@k, with 95 % intervals over problems
+    data: tuple[str, ...] = ("arithmetic",)  # tasks, data sets by name, files: each is evaluated
+    problems: int = 128  # the most of each
     samples: int | None = None  # completions of each; 16 with --evaluate, 1 with --prompt
-    prompt_budget: int = 64  # tokens
-    thinking_budget: int = 58  # sampled tokens until thinking is interrupted
-    answer_budget: int = 9  # sampled tokens
+    log: Path | None = None  # a JSONL file that figures are added to; of a checkpoint with its step and compute
+    prompt_budget: int | None = None  # tokens; the budgets are by default what --data trains with in train.py
+    thinking_budget: int | None = None  # sampled tokens until thinking is interrupted
+    answer_budget: int | None = None  # sampled tokens
     length_control: Literal["interruption", "penalty"] = "interruption"  # the next two are for the interruption
     end_of_thinking: str = "</think>"  # one token of the model
     interruption_phrase: str = scalerl.INTERRUPTION_PHRASE  # forced when thinking reaches its budget
+    thinking: bool = True  # what the chat template is told as enable_thinking
     engine: Literal["auto", "torch", "vllm"] = "auto"  # auto: vLLM where there is one and the device is a GPU
     device: tuple[str, ...] = ("cpu",)  # several: vLLM splits the model over them
     slots: int = 512  # sequences decoded at once
+    verifiers: int = 2  # processes that judge completions
+    verifier_time_limit: float = 30.0  # seconds for one completion
+    verifier_memory: float = 4.0  # GiB that a verifier may take
     seed: int = 0
 
 
@@ -1038,7 +1084,7 @@ def main(arguments: list[str]) -> int:
     try:
         if bool(command.prompt) == command.evaluate:
             raise ValueError("say either --prompt TEXT or --evaluate")
-        for name in ("problems", "samples"):
+        for name in ("problems", "samples", "verifiers"):
             if getattr(command, name) is not None and getattr(command, name) < 1:
                 raise ValueError(f"--{name} is {getattr(command, name)}; it must be at least 1")
         _run(command)
@@ -1049,48 +1095,113 @@ def main(arguments: list[str]) -> int:
 
 
 def _run(command: Command) -> None:
-    engine = choose_engine(command.engine, command.device[0])
-    tokenizer = load_tokenizer(command.model)
-    task = load_task(command.data)
+    sources = []
+    for data in command.data if command.evaluate else ():
+        sources.append(load_evaluation(data, command.problems))
+        for note in sources[-1].notes:
+            print(f"{data}: {note}", file=sys.stderr)
+    kind, tokenizer = choose_engine(command.engine, command.device[0]), load_tokenizer(command.model)
+    usual = (64, 58, 9) if set(command.data) == {"arithmetic"} else (2048, 12_288, 2048)
+    named = (command.prompt_budget, command.thinking_budget, command.answer_budget)
     decoding = make_decoding(
         tokenizer,
         scalerl.Recipe(length_control=command.length_control),
-        command.prompt_budget,
-        command.thinking_budget,
-        command.answer_budget,
+        *(default if budget is None else budget for budget, default in zip(named, usual)),
         command.end_of_thinking,
         command.interruption_phrase,
+        command.thinking,
     )
     model = load_model(command.model, torch.device("cpu"), torch.float32)
     check_length(model, decoding)
-    check_tensor_parallel(engine, len(command.device), model)
+    check_tensor_parallel(kind, len(command.device), model)
     parameters = SharedParameters(model)
     parameters.write(model, version=0)
     dtype = "float32" if command.device[0].startswith("cpu") else "bfloat16"
     threads = torch.get_num_threads()
     engine = make_engine(
-        GeneratorSettings(command.model, command.device, dtype, threads, command.slots, decoding, engine)
+        GeneratorSettings(command.model, command.device, dtype, threads, command.slots, decoding, kind)
     )
     engine.update(parameters)
-    problems = [Problem(command.prompt, "")] if command.prompt else task.problems("validation", command.problems)
     samples = command.samples or (1 if command.prompt else 16)
-    requests = [
-        Request(i, j, render(tokenizer, problem.prompt), command.thinking_budget, (command.seed, i, j))
-        for i, problem in enumerate(problems)
-        for j in range(samples)
-    ]
-    rollouts = sample_all(engine, requests)
+
+    def sample(problems: list[Problem]) -> list[Rollout]:
+        requests = []
+        for i, problem in enumerate(problems):
+            ids = render(tokenizer, problem.prompt, command.thinking)
+            requests += [Request(i, j, ids, decoding.thinking_budget, (command.seed, i, j)) for j in range(samples)]
+        return sample_all(engine, requests, progress=command.evaluate)
+
     if command.prompt:
-        for rollout in rollouts:
+        for rollout in sample([Problem(command.prompt, "")]):
             print(command.prompt + marked_text(tokenizer, rollout))
-        return
-    correct = [is_correct(task, tokenizer, decoding, problems[r.request.group], r) for r in rollouts]
-    print(
-        f"mean@{samples} {np.mean(correct):.4f} on {len(problems)} problems;"
-        f" interrupted {np.mean([r.interrupted for r in rollouts]):.3f},"
-        f" truncated {np.mean([r.truncated for r in rollouts]):.3f},"
-        f" mean length {np.mean([r.sampled.sum() for r in rollouts]):.1f} sampled tokens"
-    )
+    for source in sources:
+        rollouts = sample(source.validation)
+        texts = [completion_text(tokenizer, decoding, rollout) for rollout in rollouts]
+        with VerifierPool(command.verifiers, command.verifier_time_limit, command.verifier_memory) as pool:
+            verdicts = judge_all(pool, source.validation, rollouts, texts)
+        figures = evaluation_figures(rollouts, verdicts, samples)
+        print(f"{source.name}: {len(source.validation)} problems, {samples} completions of each")
+        for name in (name.removesuffix("_low") for name in figures if name.endswith("_low")):
+            value, low, high = (figures[column] for column in (name, f"{name}_low", f"{name}_high"))
+            shown = f"mean@{samples}" if name == "pass_rate" else name
+            print(f"  {shown:9} {value:.3f}   95 % [{low:.3f}, {high:.3f}]")
+        print(
+            f"  length    {figures['length_mean']:.1f} sampled tokens (95th percentile"
+            f" {figures['length_95th_percent']}); interrupted {figures['interrupted']:.3f},"
+            f" truncated {figures['truncated']:.3f}, without a verdict {figures['verifier_failures']}"
+        )
+        if command.log is not None:
+            with open(command.log, "a") as file:
+                about = {"data": source.name, "model": command.model, **checkpoint_compute(Path(command.model))}
+                file.write(json.dumps({**about, **figures}) + "\n")
+
+
+def judge_all(
+    pool: VerifierPool, problems: list[Problem], rollouts: list[Rollout], texts: list[str]
+) -> list[Verdict]:
+    """A verdict on each rollout, in order. One that was cut off is wrong."""
+    verdicts = {i: Verdict(False) for i, rollout in enumerate(rollouts) if rollout.truncated}
+    pool.submit([(i, problems[r.request.group], texts[i]) for i, r in enumerate(rollouts) if i not in verdicts])
+    with tqdm(total=pool.unfinished, desc="judging", unit="completion", leave=False, disable=None) as bar:
+        while pool.unfinished:
+            judged = dict(pool.results())
+            verdicts |= judged
+            bar.update(len(judged))
+            time.sleep(0.002)
+    return [verdicts[i] for i in range(len(rollouts))]
+
+
+def evaluation_figures(rollouts: list[Rollout], verdicts: list[Verdict], samples: int) -> dict[str, float | str]:
+    """What --evaluate prints and logs, of `samples` completions of each problem: pass_rate is mean@samples."""
+    correct_PN = np.array([verdict.correct for verdict in verdicts]).reshape(-1, samples)
+    lengths = [int(rollout.sampled.sum()) for rollout in rollouts]
+    figures = {"num_examples": len(rollouts), "problems": len(correct_PN)}
+    for k in sorted({1, *(2**i for i in range(2, 10, 2) if 2**i < samples), samples}):
+        value, low, high = pass_at_k(correct_PN, k)
+        name = "pass_rate" if k == 1 else f"pass@{k}"
+        figures |= {name: round(value, 4), f"{name}_low": round(low, 4), f"{name}_high": round(high, 4)}
+    return figures | {
+        "length_mean": round(float(np.mean(lengths)), 1),
+        "length_95th_percent": int(np.percentile(lengths, 95)),
+        "interrupted": round(float(np.mean([rollout.interrupted for rollout in rollouts])), 4),
+        "truncated": round(float(np.mean([rollout.truncated for rollout in rollouts])), 4),
+        "verifier_failures": sum(verdict.failure is not None for verdict in verdicts),
+    }
+
+
+def checkpoint_compute(model: Path) -> dict:
+    """Step and compute of a checkpoint's model folder, as train.py writes them down; nothing for other folders."""
+    state = model.parent / "state.json"
+    if not state.exists():
+        return {}
+    stored = json.loads(state.read_text())
+    compute = stored["compute"]
+    return {
+        "step": stored["step"],
+        "compute_device_hours": compute["device_seconds"] / 3600,
+        "compute_tokens": compute["tokens"],
+        "compute_flops": compute["flops"],
+    }
 
 
 if __name__ == "__main__":

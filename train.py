@@ -95,6 +95,7 @@ class Settings:
     answer_budget: int = 9  # sampled tokens after </think> or the interruption; with thinking it makes L_max
     end_of_thinking: str = "</think>"  # one token of the model
     interruption_phrase: str = scalerl.INTERRUPTION_PHRASE  # forced when thinking reaches its budget
+    thinking: bool = True  # what the chat template is told as enable_thinking
 
     validation_every: int = 8  # steps
     validation_problems: int = 128  # held out, the same each time
@@ -114,7 +115,7 @@ class Settings:
     gradient_checkpointing: bool = False  # layers keep their input only and are computed again in the backward
     threads: int = 0  # CPU threads of each process; 0: the cores, shared evenly
     verifiers: int = 1  # processes that judge completions
-    verifier_time_limit: float = 10.0  # seconds for one completion; then its verifier is killed and replaced
+    verifier_time_limit: float = 30.0  # seconds for one completion; then its verifier is killed and replaced
     verifier_memory: float = 4.0  # GiB that a verifier may take
     wait_timeout: float = 600.0  # seconds without a word from a generator until it is killed and replaced
     max_restarts: int = 3  # generators replaced in a run until it gives up
@@ -884,7 +885,7 @@ class Run:
     def render_prompts(self) -> None:
         """Token ids of all prompts. ValueError for one that is longer than its budget."""
         for problem in [problem for source in self.sources for problem in source.train + source.validation]:
-            self.prompt_ids[problem] = generate.render(self.tokenizer, problem.prompt)
+            self.prompt_ids[problem] = generate.render(self.tokenizer, problem.prompt, self.settings.thinking)
             length = len(self.prompt_ids[problem])
             if length > self.settings.prompt_budget:
                 raise ValueError(
@@ -1393,6 +1394,7 @@ def prepare(settings: Settings) -> Run:
         settings.answer_budget,
         settings.end_of_thinking,
         settings.interruption_phrase,
+        settings.thinking,
     )
     # The trainer's parameters are fp32 whatever the trunk computes in: bf16 would swallow small updates.
     source = str(checkpoint / "model") if checkpoint else settings.model

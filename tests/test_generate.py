@@ -1,6 +1,7 @@
 """The engine against plain forwards of the same model, and the parts that cross processes."""
 
 import dataclasses
+import json
 import multiprocessing
 import threading
 import time
@@ -11,6 +12,7 @@ import torch
 
 import generate
 from data import Problem, arithmetic
+from data.verify import VerifierPool
 from generate import Request, SharedParameters, TorchEngine, Work
 from loss import Recipe
 
@@ -295,11 +297,41 @@ def test_with_the_length_penalty_nothing_is_forced(models):
 
 def test_a_truncated_completion_is_never_correct(models):
     _, tokenizer = load(models["llama"])
-    rules, problem = decoding(tokenizer), Problem("1+2=", "3")
     tokens = np.array(tokenizer("1+2+0=03</think>3").input_ids + [tokenizer.eos_token_id], np.int32)
     fine = generate.Rollout(Request(0, 0, [1], 9, (0,)), tokens, tokens > -1, tokens * 0.0, tokens * 0, False, False)
-    assert generate.is_correct(arithmetic, tokenizer, rules, problem, fine)
-    assert not generate.is_correct(arithmetic, tokenizer, rules, problem, dataclasses.replace(fine, truncated=True))
+    rollouts = [fine, dataclasses.replace(fine, truncated=True), fine]
+    texts = [generate.completion_text(tokenizer, decoding(tokenizer), rollout) for rollout in rollouts]
+    with VerifierPool(1, 30.0, 4.0) as pool:
+        verdicts = generate.judge_all(pool, [Problem("1+2=", "3")], rollouts, texts)
+    assert [verdict.correct for verdict in verdicts] == [True, False, True]
+
+
+# --- chat models --------------------------------------------------------------------------------------------------
+
+
+def test_a_chat_model_ends_at_any_of_its_eos_tokens_and_starts_as_its_template_says(chat_models):
+    """`<think>` is in the prompt, or thinking is over before the model begins: then all of it is answer."""
+    model, tokenizer = load(chat_models["qwen3"])
+    rules = generate.make_decoding(tokenizer, Recipe(), 100, 30, 6)
+    assert rules.eos == tuple(sorted(tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])))
+    assert rules.thinks and tokenizer.decode(generate.render(tokenizer, "hi")).endswith("assistant\n<think>\n")
+    tokenizer.chat_template = tokenizer.chat_template.replace(
+        "<think>\n", "<think>\n{% if not enable_thinking %}\n</think>\n\n{% endif %}"
+    )
+    assert generate.make_decoding(tokenizer, Recipe(), 100, 30, 6).thinks
+    answers = generate.make_decoding(tokenizer, Recipe(), 100, 30, 6, thinking=False)
+    ids = generate.render(tokenizer, "What </think> is this?", thinking=False)
+    assert not answers.thinks and tokenizer.decode(ids).endswith("</think>\n\n")
+    rollouts = generate.sample_all(TorchEngine(model, answers, 8), [Request(0, i, ids, 30, (0, i)) for i in range(8)])
+    assert all(len(r.tokens) <= 6 and not r.interrupted for r in rollouts) and any(r.truncated for r in rollouts)
+
+
+def test_a_marker_of_ones_own_reaches_tasks_as_the_usual_one(models):
+    _, tokenizer = load(models["llama"])
+    rules = generate.make_decoding(tokenizer, Recipe(), 8, 8, 8, end_of_thinking=";", phrase=";")
+    tokens = np.array([*tokenizer("1+2;3").input_ids, tokenizer.eos_token_id], np.int32)
+    one = generate.Rollout(Request(0, 0, [1], 9, (0,)), tokens, tokens > -1, tokens * 0.0, tokens * 0, False, False)
+    assert generate.completion_text(tokenizer, rules, one) == "1+2</think>3"
 
 
 # --- requests and settings that cannot be -------------------------------------------------------------------------
@@ -345,7 +377,7 @@ def test_models_that_cannot_be_used_are_refused_in_one_sentence(models, tmp_path
     model, tokenizer = load(models["llama"])
     with pytest.raises(ValueError, match="the model holds 256"):
         generate.check_length(model, decoding(tokenizer, thinking=400))
-    with pytest.raises(ValueError, match="must be exactly one"):
+    with pytest.raises(ValueError, match="wants exactly one"):
         generate.make_decoding(tokenizer, Recipe(), 8, 8, 8, end_of_thinking="12")
     with pytest.raises(ValueError, match="does not close thinking"):
         generate.make_decoding(tokenizer, Recipe(), 8, 8, 8, phrase="")
@@ -448,12 +480,17 @@ def _alive(pid):
 # --- the command --------------------------------------------------------------------------------------------------
 
 
-def test_the_command_prints_completions_and_mean_at_k(capsys):
+def test_the_command_prints_completions_and_mean_at_k(capsys, tmp_path):
     assert generate.main(["--prompt", "4729+8153=", "--samples", "3"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3 and all(line.startswith("4729+8153=") for line in lines)
-    assert generate.main(["--evaluate", "--problems", "10", "--samples", "4"]) == 0
-    assert capsys.readouterr().out.startswith("mean@4 0.")
+    log = tmp_path / "evaluations.jsonl"
+    assert generate.main(["--evaluate", "--problems", "10", "--samples", "4", "--log", str(log)]) == 0
+    printed = capsys.readouterr().out
+    figures = json.loads(log.read_text())
+    assert "10 problems, 4 completions of each" in printed and f"mean@4    {figures['pass_rate']:.3f}" in printed
+    assert figures["num_examples"] == 40 and figures["pass@4"] >= figures["pass_rate"] > 0
+    assert figures["pass@4_low"] <= figures["pass@4"] <= figures["pass@4_high"]
     assert generate.main([]) == 2
     assert "either --prompt TEXT or --evaluate" in capsys.readouterr().err
     assert generate.main(["--prompt", ""]) == 2
