@@ -656,7 +656,7 @@ class VllmEngine:
                 load_format="dummy",  # `update` brings the parameters
                 skip_tokenizer_init=True,
                 generation_config="vllm",  # no top-k, top-p or penalty out of the model's folder
-                # A tied head would be in the trunk's dtype.
+                # The head has a weight of its own, since its dtype may not be that of the embedding.
                 hf_overrides={"tie_word_embeddings": False, **({"head_dtype": "float32"} if exact_head else {})},
                 dtype=settings.dtype,
                 tensor_parallel_size=len(settings.devices),
@@ -811,7 +811,7 @@ class VllmEngine:
     def _submit(self, sequence: Sequence, max_tokens: int) -> None:
         name, self.pieces = str(self.pieces), self.pieces + 1
         ids = sequence.request.prompt + sequence.tokens
-        # A stream of noise of its own for each piece: the same seed again would give the answer the noise of the thinking.
+        # Noise of its own for each piece: the same seed again would give the answer the noise of the thinking.
         seed = int(np.random.default_rng((*sequence.request.seed, len(sequence.tokens))).integers(2**62))
         prompt = {"prompt_token_ids": ids, "cache_salt": sequence.salt}
         self.engine.add_request(name, prompt, self.sampling(seed, max_tokens))
