@@ -231,10 +231,11 @@ def start_generators(settings: Settings, decoding: Decoding, parameters: SharedP
     context = multiprocessing.get_context("spawn")
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: Ctrl-C is for the trainer, from the first moment
     generators = []
-    each, engine = settings.tensor_parallel, generate.choose_engine(settings.engine, settings.generator_devices[0])
+    each = settings.tensor_parallel
     for number in range(len(settings.generator_devices) // each):
         devices = settings.generator_devices[number * each : (number + 1) * each]
         device, dtype = ",".join(devices), trunk_dtype(settings, devices[0])
+        engine = generate.choose_engine(settings.engine, devices[0])
         work, reports = context.Queue(), context.Queue()
         own = generate.GeneratorSettings(
             settings.model, devices, dtype, cpu_threads(settings), settings.slots, decoding, engine

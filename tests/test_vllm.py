@@ -162,6 +162,18 @@ def test_bf16_trunk_with_and_without_fp32_logits(wide_models, engines, fp32_logi
     assert 0 < mismatch["mismatch_mean"] < 0.05 and mismatch["mismatch_max"] < 1
 
 
+def test_without_fp32_logits_the_head_is_in_bf16_even_over_a_trunk_in_fp32(wide_models, engines):
+    """As the trainer's is: --leave-out fp32_logits on a CPU. A head in fp32 would be off by .003 in the mean."""
+    engine = engines("llama", fp32_logits=False)
+    model, tokenizer, _ = given(engine, wide_models["llama"])
+    rollouts = generate.sample_all(engine, requests(tokenizer, PROMPTS, 4))
+    mismatch = [
+        train.numerics_mismatch(model, rollouts, train.Settings(recipe=Recipe(fp32_logits=fp32)))["mismatch_mean"]
+        for fp32 in (False, True)
+    ]
+    assert mismatch[0] < 5e-4 < 2e-3 < mismatch[1]
+
+
 def scalerl_logits(hidden_ND, head_VD, fp32_logits):
     return generate.scalerl.head_logits(hidden_ND, head_VD, fp32_logits)
 
