@@ -693,7 +693,7 @@ class VllmEngine:
             from vllm.sampling_params import RequestOutputKind
         except ImportError as error:
             raise NoEngine(f"--engine vllm: vLLM cannot be imported ({_reason(error)}); {INSTALL_VLLM}") from error
-        exact_head = self.decoding.fp32_logits and settings.dtype != "float32"
+        head_dtype = "float32" if self.decoding.fp32_logits else "bfloat16"
         cache = f"the keys and values of {settings.slots} slots of {length} tokens"
         try:
             arguments = EngineArgs(
@@ -701,8 +701,8 @@ class VllmEngine:
                 load_format="dummy",  # `update` brings the parameters
                 skip_tokenizer_init=True,
                 generation_config="vllm",  # no top-k, top-p or penalty out of the model's folder
-                # A tied head would be in the trunk's dtype.
-                hf_overrides={"tie_word_embeddings": False, **({"head_dtype": "float32"} if exact_head else {})},
+                # The head is computed as by loss.head_logits, with a weight of its own: often not in the dtype of the trunk.
+                hf_overrides={"tie_word_embeddings": False, "head_dtype": head_dtype},
                 dtype=settings.dtype,
                 tensor_parallel_size=len(settings.devices),
                 enforce_eager=on_cpu,
@@ -729,7 +729,7 @@ class VllmEngine:
             if "memory" in reason.lower():
                 reason = f"{cache} do not fit beside the model: lower --slots or --thinking-budget ({reason})"
             raise NoEngine(f"--engine vllm: {reason}") from error
-        if exact_head:
+        if head_dtype == "float32" and settings.dtype != "float32":
             self.engine.collective_rpc(_keep_head_in_fp32)
         self.parameters: SharedParameters | None = None  # those that the workers have been given
         self.version = 0
@@ -858,7 +858,7 @@ class VllmEngine:
     def _submit(self, sequence: Sequence, max_tokens: int) -> None:
         name, self.pieces = str(self.pieces), self.pieces + 1
         ids = sequence.request.prompt + sequence.tokens
-        # Each piece has noise of its own: the same seed again would give the answer the noise of the thinking.
+        # Noise of its own for each piece: the same seed again would give the answer the noise of the thinking.
         seed = int(np.random.default_rng((*sequence.request.seed, len(sequence.tokens))).integers(2**62))
         prompt = {"prompt_token_ids": ids, "cache_salt": sequence.salt}
         self.engine.add_request(name, prompt, self.sampling(seed, max_tokens))

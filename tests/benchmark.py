@@ -172,7 +172,7 @@ def engine(rounds: int = 4) -> None:
 def benchmark_engines(options: argparse.Namespace) -> None:
     """Both engines and transformers' generate on two sizes of model, and vLLM while training: a trainer on the other
     core, parameters taken over after each of its steps, at a learning rate of nothing so that the work stays the same.
-    The large model is random: its groups are all filtered out, and its trainer does no more than hand over parameters."""
+    The large model is random: its groups are all filtered out, and its trainer only hands over parameters."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from data.arithmetic import BASE_MODEL, make_tokenizer
@@ -188,15 +188,16 @@ def benchmark_engines(options: argparse.Namespace) -> None:
         )  # fmt: skip
         LlamaForCausalLM(config).save_pretrained("random")
         tokenizer.save_pretrained("random")
-        print(f"\nsampled tokens/s, fp32, one thread, median of {options.rounds} rounds; and a generator's while training\n")
-        print("parameters   torch engine   vLLM engine   vLLM bare   transformers generate   vLLM engine while training")
+        print(f"\nsampled tokens/s, fp32, one thread, median of {options.rounds} rounds; at the end while training\n")
+        print("parameters   torch engine   vLLM engine   vLLM bare   transformers generate   vLLM while training")
         sizes = {
             BASE_MODEL: (128, 512, ["--prompts-per-step", "32", "--steps", "40"]),
             "random": (16, 64, ["--prompts-per-step", "4", "--steps", "24"]),
         }
         for model, (prompts, slots, flags) in sizes.items():
-            log = train(Path(folder), f"size-{slots}", "--model", model, "--engine", "vllm", "--threads", "1", "--slots",
-                        str(slots), "--learning-rate", "1e-12", "--validation-problems", "4", *flags)  # fmt: skip
+            log = train(Path(folder), f"size-{slots}", "--model", model, "--engine", "vllm", "--threads", "1",
+                        "--slots", str(slots), "--learning-rate", "1e-12", "--validation-problems", "4",
+                        *flags)  # fmt: skip
             steps = [line for line in log if line["kind"] == "train"]
             seconds = np.diff([seconds_of_training(line) for line in steps])[4:]  # the first steps fill the slots
             busy = seconds * [1 - line["generator_idle_fraction"] for line in steps[5:]]
@@ -206,7 +207,7 @@ def benchmark_engines(options: argparse.Namespace) -> None:
             bare = medians["vLLM bare"]
             size = sum(p.numel() for p in LlamaForCausalLM.from_pretrained(model).parameters())
             print(f"{size / 1e6:9.2f}M {medians['torch engine']:14,.0f} {medians['vLLM engine']:13,.0f} {bare:11,.0f}"
-                  f" {medians['transformers generate']:23,.0f} {training:17,.0f} ({training / bare:.0%} of bare)",
+                  f" {medians['transformers generate']:23,.0f} {training:9,.0f} ({training / bare:.0%} of bare)",
                   flush=True)  # fmt: skip
 
 

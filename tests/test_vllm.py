@@ -126,6 +126,20 @@ def test_a_request_is_sampled_alike_in_other_company(wide_models, engines):
     assert same(together, others) < 0.2
 
 
+def test_the_answer_after_an_interruption_has_noise_of_its_own(wide_models, engines):
+    """Its first token equals the first of the thinking as often as its distribution says, and not more often."""
+    engine = engines("llama")
+    model, _, _ = given(engine, wide_models["llama"])
+    rollouts = generate.sample_all(engine, [Request(0, j, [1, 2, 3], 1, (8, j)) for j in range(1500)])
+    place = 1 + len(engine.decoding.phrase)
+    interrupted = [r for r in rollouts if r.interrupted]
+    ids = torch.tensor([[1, 2, 3, *r.tokens[:place].tolist()] for r in interrupted])
+    with torch.no_grad():
+        shares = torch.softmax(model(input_ids=ids).logits[:, -1], -1)[torch.arange(len(ids)), ids[:, 3]].numpy()
+    same = np.array([r.tokens[place] == r.tokens[0] for r in interrupted])
+    assert abs(same.mean() - shares.mean()) < 4.5 * np.sqrt((shares * (1 - shares)).sum()) / len(same)
+
+
 @pytest.mark.parametrize("fp32_logits", [True, False])
 def test_bf16_trunk_with_and_without_fp32_logits(wide_models, engines, fp32_logits):
     """Pitfall 3. The head is the trainer's, bit for bit, and so are its logits; the trunk's rounding, which is not
@@ -146,6 +160,18 @@ def test_bf16_trunk_with_and_without_fp32_logits(wide_models, engines, fp32_logi
     settings = train.Settings(recipe=Recipe(fp32_logits=fp32_logits), dtype="bfloat16")
     mismatch = train.numerics_mismatch(model, generate.sample_all(engine, requests(tokenizer, PROMPTS, 4)), settings)
     assert 0 < mismatch["mismatch_mean"] < 0.05 and mismatch["mismatch_max"] < 1
+
+
+def test_without_fp32_logits_the_head_is_in_bf16_even_over_a_trunk_in_fp32(wide_models, engines):
+    """As the trainer's is: --leave-out fp32_logits on a CPU. A head in fp32 would be off by .003 in the mean."""
+    engine = engines("llama", fp32_logits=False)
+    model, tokenizer, _ = given(engine, wide_models["llama"])
+    rollouts = generate.sample_all(engine, requests(tokenizer, PROMPTS, 4))
+    mismatch = [
+        train.numerics_mismatch(model, rollouts, train.Settings(recipe=Recipe(fp32_logits=fp32)))["mismatch_mean"]
+        for fp32 in (False, True)
+    ]
+    assert mismatch[0] < 5e-4 < 2e-3 < mismatch[1]
 
 
 def scalerl_logits(hidden_ND, head_VD, fp32_logits):
@@ -360,11 +386,12 @@ def test_what_vllm_cannot_do_is_said_in_one_sentence(models, wide_models, monkey
         assert "\n" not in str(caught.value)
         return str(caught.value)
 
-    assert "takes heads of 32, 64, " in message(models["llama"]) and "have 16" in message(models["llama"])
+    assert "takes heads of 32, 64, " in (text := message(models["llama"])) and "have 16" in text
     assert "greater than the derived max_model_len" in message(wide_models["llama"], thinking_budget=1000)
-    assert "do not fit beside the model: lower --slots" in message(wide_models["llama"], slots=300_000, thinking_budget=200)
+    large = message(wide_models["llama"], slots=300_000, thinking_budget=200)
+    assert "do not fit beside the model: lower --slots" in large
     monkeypatch.setitem(sys.modules, "vllm", None)
-    assert "cannot be imported" in message(wide_models["llama"]) and "requirements-vllm" in message(wide_models["llama"])
+    assert "cannot be imported" in (text := message(wide_models["llama"])) and "requirements-vllm" in text
     model, _ = load(wide_models["llama"])
     with pytest.raises(ValueError, match="4 attention heads cannot be split over 3"):
         generate.check_tensor_parallel("vllm", 3, model)
