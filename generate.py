@@ -246,7 +246,10 @@ def check_length(model: PreTrainedModel, decoding: "Decoding") -> None:
 def _why_not_loaded(path: str, what: str, error: Exception) -> str:
     if Path(path).is_dir():
         return f"the {what} in this folder could not be loaded ({type(error).__name__}: {str(error).splitlines()[0]})"
-    return f"there is no such folder, and no {what} of this name could be had from the model hub"
+    return (
+        f"there is no such folder, and no {what} of this name could be had from the model hub"
+        f" ({type(error).__name__}): check the name and the network, or download it elsewhere and give its folder"
+    )
 
 
 def render(tokenizer: PreTrainedTokenizerBase, prompt: str, thinking: bool = True) -> list[int]:

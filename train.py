@@ -667,10 +667,16 @@ class Compute:
 
 
 def matmul_parameters(model: PreTrainedModel) -> int:
-    """Parameters that a token is multiplied with: all but the embedding table, unless that is the head too."""
-    total = sum(parameter.numel() for parameter in model.parameters())
-    embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-    return total if embedding is head else total - embedding.numel()
+    """Parameters that a token is multiplied with: all but the embedding table, unless that is the head too, and of a
+    mixture of experts those of the experts that a token is sent to."""
+    config, embedding, head = model.config, model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None) or 1
+    used = getattr(config, "num_experts_per_tok", None) or 1
+    total = 0
+    for name, parameter in model.named_parameters():
+        if parameter is not embedding or embedding is head:
+            total += parameter.numel() * used // experts if ".experts." in name else parameter.numel()
+    return total
 
 
 # --- files: whole or not at all -----------------------------------------------------------------------------------
@@ -883,7 +889,8 @@ class Run:
         print(f"{self.folder}: going on from step {self.step}", file=sys.stderr)
 
     def render_prompts(self) -> None:
-        """Token ids of all prompts. ValueError for one that is longer than its budget."""
+        """Token ids of all prompts. ValueError for one that is longer than its budget, and for a chat template that
+        makes the same of two."""
         for problem in [problem for source in self.sources for problem in source.train + source.validation]:
             self.prompt_ids[problem] = generate.render(self.tokenizer, problem.prompt, self.settings.thinking)
             length = len(self.prompt_ids[problem])
@@ -891,6 +898,14 @@ class Run:
                 raise ValueError(
                     f"the prompt {problem.prompt[:60]!r} has {length} tokens with the chat template; --prompt-budget is"
                     f" {self.settings.prompt_budget}"
+                )
+
+        texts: dict[tuple[int, ...], str] = {}
+        for problem, ids in self.prompt_ids.items():
+            if texts.setdefault(tuple(ids), problem.prompt) != problem.prompt:
+                raise ValueError(
+                    f"--model {self.settings.model}: its chat template drops the prompt: {problem.prompt[:40]!r} and"
+                    f" {texts[tuple(ids)][:40]!r} become the same {len(ids)} tokens"
                 )
 
     def train(self) -> None:

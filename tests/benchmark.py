@@ -5,6 +5,7 @@
     python tests/benchmark.py engines              # both engines, transformers' generate, vLLM while training
     python tests/benchmark.py fit                  # coverage of the intervals of fit_curve.py, sensitivity, speed
     python tests/benchmark.py fit --draws 50       # the same, quicker and rougher
+    python tests/benchmark.py memory               # what fp32 logits of a large vocabulary take
     python tests/benchmark.py faults               # what is done to real runs, and what it costs them
 
 The comparison with TRL needs `pip install trl`, for this benchmark only; without it that part says so.
@@ -263,6 +264,38 @@ def benchmark_training(options: argparse.Namespace) -> None:
         against_trl(log, options.trl_steps, Path(folder))
 
 
+# --- memory of the logits -----------------------------------------------------------------------------------------
+
+LOGITS = """
+import resource, sys, torch
+import loss as scalerl
+how, vocabulary, tokens = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+torch.manual_seed(0)
+hidden = torch.randn(tokens, 1024, requires_grad=True)
+head = torch.randn(vocabulary, 1024, requires_grad=True)
+targets = torch.randint(vocabulary, (tokens,))
+head.grad, hidden.grad = torch.zeros_like(head), torch.zeros_like(hidden)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+chunk = {"chunked": 2048, "at once": tokens}[how]
+logprobs, _ = scalerl.sampled_logprobs(hidden, head, targets, fp32=True, chunk=chunk)
+logprobs.sum().backward()
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20)
+"""
+
+
+def benchmark_memory(options: argparse.Namespace) -> None:
+    """Peak memory that fp32 logits of a 150,000-token vocabulary add, forward and backward, in a process of its own."""
+    print("\nGiB added by the fp32 logits of a vocabulary of 150,000 (hidden size 1,024), forward and backward\n")
+    print("tokens   chunks of 2048   at once   logits alone, once")
+    for tokens in (2048, 4096, 8192):
+        peaks = []
+        for how in ("chunked", "at once"):
+            command = [sys.executable, "-c", LOGITS, how, "150000", str(tokens)]
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+            peaks.append(f"{float(done.stdout):.2f}" if done.returncode == 0 else "out of memory")
+        print(f"{tokens:6} {peaks[0]:>16} {peaks[1]:>9} {4 * tokens * 150_000 / 2**30:20.2f}", flush=True)
+
+
 # --- faults -------------------------------------------------------------------------------------------------------
 
 
@@ -407,7 +440,7 @@ def benchmark_fit(options):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["training", "engines", "fit", "faults"], nargs="?", default="training")
+    parser.add_argument("what", choices=["training", "engines", "fit", "faults", "memory"], nargs="?", default="training")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="training: seeds of (a)")
     parser.add_argument("--target", type=float, default=0.8, help="training: pass rate that (a) waits for")
     parser.add_argument("--trl-steps", type=int, default=20, help="training: steps of (d)")
@@ -417,7 +450,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="faults: runs with each of the other faults")
     options = parser.parse_args()
     subjects = {"training": benchmark_training, "engines": benchmark_engines}
-    subjects |= {"fit": benchmark_fit, "faults": benchmark_faults}
+    subjects |= {"fit": benchmark_fit, "faults": benchmark_faults, "memory": benchmark_memory}
     subjects[options.what](options)
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -517,6 +518,28 @@ def test_a_chat_model_trains_on_mathematics_and_programs_together(tmp_path, chat
     state = json.loads((train.newest_checkpoint(folder) / "state.json").read_text())
     assert state["handed_out"] == [9, 3]
     generate.load_model(str(folder / "model"), torch.device("cpu"), torch.float32)
+
+
+def test_a_template_that_drops_the_prompt_is_refused(tmp_path, chat_models, capsys, monkeypatch):
+    shutil.copytree(chat_models["qwen3"], tmp_path / "model")
+    (tmp_path / "model" / "chat_template.jinja").write_text("<|im_start|>user\n<|im_end|>\n<|im_start|>assistant\n<think>\n")
+    monkeypatch.chdir(tmp_path)
+    assert train.main(["--model", "model", "--prompt-budget", "64"]) == 2
+    error = capsys.readouterr().err
+    assert "its chat template drops the prompt" in error and error.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_flops_count_the_parameters_that_a_token_meets(models):
+    """Of four experts a token is sent to two."""
+    model = generate.load_model(models["qwen3-moe"], torch.device("cpu"), torch.float32)
+    experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
+    everything = sum(parameter.numel() for parameter in model.parameters())
+    assert experts > 0
+    table = model.get_input_embeddings().weight.numel()
+    assert train.matmul_parameters(model) == everything - table - experts // 2
+    tied = generate.load_model(models["llama-grouped-tied"], torch.device("cpu"), torch.float32)
+    assert train.matmul_parameters(tied) == sum(parameter.numel() for parameter in tied.parameters())
 
 
 def test_truncation_above_a_tenth_is_said_once(tmp_path):
