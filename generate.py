@@ -704,7 +704,7 @@ class VllmEngine:
                 load_format="dummy",  # `update` brings the parameters
                 skip_tokenizer_init=True,
                 generation_config="vllm",  # no top-k, top-p or penalty out of the model's folder
-                # The head is computed as by loss.head_logits, with a weight of its own: often not in the dtype of the trunk.
+                # The head is computed as by loss.head_logits, from a weight of its own, in a dtype of its own.
                 hf_overrides={"tie_word_embeddings": False, "head_dtype": head_dtype},
                 dtype=settings.dtype,
                 tensor_parallel_size=len(settings.devices),
