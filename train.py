@@ -1665,8 +1665,8 @@ class Run:
         generating = min(1.0, self.busy_seconds / len(self.settings.generators) / seconds)
         training = max(0.0, 1 - self.waited / seconds)
         text = f"idle        trainer {1 - training:.2f}, generators {1 - generating:.2f} of the time"
-        devices, share = generators + trainers, trainers * training / (trainers * training + generators * generating)
-        best = min(max(1, round(devices * share)), devices - 1)
+        devices, work = generators + trainers, trainers * training + generators * generating
+        best = min(max(1, round(devices * trainers * training / max(work, 1e-9))), devices - 1)
         return text if best == trainers else f"{text}; {devices - best} + {best} devices would balance"
 
     def save_curve(self) -> None:
