@@ -246,10 +246,9 @@ def read_settings(folder: Path) -> Settings:
 
 # What says where and how often, but not what is computed. All else is the run itself.
 MAY_CHANGE = {
-    "resume", "steps", "validation_every", "checkpoint_every", "keep_checkpoints", "generator_devices", "engine",
-    "tensor_parallel",
-    "trainer_devices", "slots", "tokens_per_micro_batch", "pack", "gradient_checkpointing", "threads", "verifiers",
-    "wait_timeout", "max_restarts",
+    "resume", "steps", "validation_every", "checkpoint_every", "keep_checkpoints", "engine", "tensor_parallel",
+    "generator_devices", "trainer_devices", "slots", "tokens_per_micro_batch", "pack", "gradient_checkpointing",
+    "threads", "verifiers", "wait_timeout", "max_restarts",
 }  # fmt: skip
 
 
@@ -741,8 +740,7 @@ class Trainer:
         """model: with fp32 parameters, whatever the trunk computes in: bf16 would swallow small updates."""
         self.settings, self.model, self.policy = settings, model, Policy(model)
         self.followers: list[multiprocessing.Process] = []
-        self.writing: threading.Thread | None = None  # of parameters, into shared memory
-        self.write_seconds = 0.0  # that the last took
+        self.write_seconds = 0.0  # of the last copy of the parameters into shared memory
         dtype = getattr(torch, trunk_dtype(settings, settings.trainers[rank]))
         if len(settings.trainers) == 1:
             compute_in(model, dtype, settings.gradient_checkpointing)
@@ -755,7 +753,6 @@ class Trainer:
             eps=settings.adam_eps,
             weight_decay=settings.weight_decay,
         )
-        self.optimizer.register_step_pre_hook(lambda *_: self.written())
 
     def together(self, name: str, *arguments):
         """Call a method on all ranks; returns what it returns here. TrainerFailed if one of them has died."""
@@ -799,28 +796,15 @@ class Trainer:
         return mismatch
 
     def publish(self, version: int) -> None:
-        """Give this version of the parameters to the generators. On one device the copy goes on beside the next step,
-        until that changes the parameters; shards are gathered by all ranks before it."""
-        self.written()
-        if self.followers:
-            self._write(version)
-        elif rank_and_ranks()[0] == 0:
-            self.writing = threading.Thread(target=self._write, args=(version,))
-            self.writing.start()
+        """Give this version of the parameters to the generators. Not beside the next step: work that is handed out
+        after this must meet parameters that are at least as new."""
+        started = time.monotonic()
+        if rank_and_ranks()[0] == 0:
+            self.shared.write(self.model, version)
         else:
             for parameter in self.model.parameters():
                 generate.whole(parameter)
-
-    def _write(self, version: int) -> None:
-        started = time.monotonic()
-        self.shared.write(self.model, version)
         self.write_seconds = time.monotonic() - started
-
-    def written(self) -> None:
-        """Wait until the last version is in shared memory."""
-        if self.writing is not None:
-            self.writing.join()
-            self.writing = None
 
     def gather(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """On rank 0 all parameters and all moments of the optimizer, whole, by name; elsewhere nothing is kept."""
@@ -943,13 +927,13 @@ def watch(followers: list[multiprocessing.Process], grace: float = 10.0) -> None
 class Compute:
     """What training has cost so far, start-up and validation left out (sec. 2.1)."""
 
-    devices: int  # generators and trainer
+    devices: int  # of generators and trainers
     parameters: int  # that take part in a token's forward: all but the embedding table
     tokens: int = 0  # sampled, of the groups trained on
     flops: float = 0.0  # 2 x parameters a token forward, 4 x backward; attention over the past left out
     device_seconds: float = 0.0  # of the run before it was resumed
     started: float = 0.0  # clock reading at the first step
-    paused: float = 0.0  # seconds of validation and of checkpoints since then
+    paused: float = 0.0  # seconds of validation since then
 
     @property
     def seconds(self) -> float:
@@ -1232,7 +1216,6 @@ class Run:
         finally:
             stop_generators(self.generators)
             self.verifiers.close()
-            self.trainer.written()
 
     def train_once(self, bar: tqdm) -> bool:
         """One step with all that belongs to it; False if there is nothing left to train on."""
@@ -1457,10 +1440,8 @@ class Run:
         """Sample the held-out problems with the parameters of this step alone; training waits, its clock stands."""
         paused, step, samples = time.monotonic(), self.step, self.settings.validation_samples
         compute = self.compute.columns() if step else dict.fromkeys(self.compute.columns(), 0)
-        self.trainer.written()
         if self.parameters.version < step:  # PPO-off-policy publishes every k-th version only
             self.trainer.together("publish", step)
-            self.trainer.written()
         held_out = [(s, p) for s, source in enumerate(self.sources) for p in range(len(source.validation))]
         for i, (source, prompt) in enumerate(held_out):
             generator = self.generators[i % len(self.generators)]
