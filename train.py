@@ -87,8 +87,8 @@ class Settings:
     resume: Path | None = None  # folder of a run to go on with; the other flags then change what may be changed
     seed: int = 0  # of prompt order, thinking budgets and sampling; only ppo-1 and pipeline-0 repeat themselves exactly
 
-    # The values below suit the arithmetic task. For other data they start from the paper's instead (PAPER in train.py).
-    defaults: Literal["auto", "toy", "paper"] = "auto"  # auto: by the data
+    # What the other flags start from. auto: for arithmetic what suits it (toy), for other --data the paper's settings.
+    defaults: Literal["auto", "toy", "paper"] = "auto"
     steps: int = 160  # optimizer steps
     train_prompts: int | None = 4000  # distinct prompts of each source, visited in epochs; None: all there are
     prompts_per_step: int = 32  # groups in a batch
@@ -116,10 +116,10 @@ class Settings:
 
     engine: Literal["auto", "torch", "vllm"] = "auto"  # of the generators; auto: vLLM where there is one and a GPU
     tensor_parallel: int = 1  # devices of one generator, which vLLM splits the model over
-    # Devices: cpu, cpu:2 (two processes), cuda:0, cuda:0-5, cuda:6,7. auto: a fifth of the GPUs train, the others
-    # generate; one GPU does both; without a GPU, the CPU.
-    generator_devices: tuple[str, ...] = ("auto",)  # one generator process each, or each --tensor-parallel in a row
-    trainer_devices: tuple[str, ...] = ("auto",)  # one process each; several share the model by FSDP
+    # One generator process each (or each --tensor-parallel in a row): cpu, cpu:2 (two processes), cuda:0, cuda:0-5,
+    # cuda:6,7. auto: four fifths of the GPUs; one GPU does both; without a GPU, the CPU.
+    generator_devices: tuple[str, ...] = ("auto",)
+    trainer_devices: tuple[str, ...] = ("auto",)  # named likewise; one process each, which share the model by FSDP
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of the trunk; auto: bfloat16 on a GPU, float32 on a CPU
     slots: int = 512  # sequences that a generator decodes at once
     tokens_per_micro_batch: int = 4096  # tokens in one forward and backward, padding included
@@ -1115,6 +1115,7 @@ class Run:
         self.forecast = ""  # for the progress bar, once there is one
         self.warned: set[str] = set()
         self.stopped_by: signal.Signals | None = None
+        self.stopped_at = 0.0  # clock reading then
 
     def take(self, trainer: Trainer) -> None:
         """The trainer comes last, when all else has been checked."""
@@ -1275,10 +1276,13 @@ class Run:
     # Being told to stop, and warning
 
     def on_signal(self, number: int, _) -> None:
-        """Ctrl-C or SIGTERM: the first is heeded where the run can be saved, the second at once."""
-        if self.stopped_by is not None:
+        """Ctrl-C or SIGTERM: the first is heeded where the run can be saved, the second at once. What comes within a
+        second is the same one: `timeout` and job schedulers signal a process and then its group."""
+        if self.stopped_by is not None and time.monotonic() - self.stopped_at > 1.0:
             raise KeyboardInterrupt
-        self.stopped_by = signal.Signals(number)
+        if self.stopped_by is not None:
+            return
+        self.stopped_by, self.stopped_at = signal.Signals(number), time.monotonic()
         say("Stopping after this step, with a checkpoint. Once more stops at once, without.")
 
     def stop_if_asked(self) -> None:
@@ -1648,7 +1652,8 @@ class Run:
         text = f"idle        trainer {1 - training:.2f}, generators {1 - generating:.2f} of the time"
         devices, work = generators + trainers, trainers * training + generators * generating
         best = min(max(1, round(devices * trainers * training / max(work, 1e-9))), devices - 1)
-        return text if best == trainers else f"{text}; {devices - best} + {best} devices would balance"
+        told = best != trainers and self.step >= 10
+        return f"{text}; {devices - best} generator and {best} trainer devices would balance" if told else text
 
     def save_curve(self) -> None:
         """curve.png, if there is a fit."""
@@ -1690,8 +1695,8 @@ def prepare(settings: Settings) -> Run:
             print(f"{source.name}: {note}", file=sys.stderr)
     if settings.prompts > sum(len(source.train) for source in sources):
         raise ValueError(
-            f"a step takes {settings.prompts} prompts, but there are {sum(len(s.train) for s in sources)} to train on:"
-            " lower --prompts-per-step, or raise --train-prompts"
+            f"a step takes {settings.prompts} prompts, but there are {sum(len(s.train) for s in sources)} to train on"
+            f" (--train-prompts {settings.train_prompts}): lower --prompts-per-step"
         )
     folder = settings.resume or run_folder(settings)
     lock = lock_folder(folder) if settings.resume else None
@@ -1759,6 +1764,8 @@ def main(arguments: list[str]) -> int:
             status = 1
         if run.validations:
             run.finish()
+            if status:
+                print(run.last_checkpoint(), file=sys.stderr)
         elif settings.resume is None:  # nothing has happened yet: the name stays free
             shutil.rmtree(run.folder)
     except KeyboardInterrupt:
