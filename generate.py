@@ -246,8 +246,8 @@ def check_length(model: PreTrainedModel, decoding: "Decoding") -> None:
     if budget > limit:
         raise ValueError(
             f"the budgets for prompt, thinking, interruption and answer add up to {budget} tokens; the model holds"
-            f" {limit}: lower --thinking-budget or --prompt-budget, or take a larger --model (train.py has small budgets"
-            " with --defaults toy)"
+            f" {limit}: lower --thinking-budget or --prompt-budget, or take a larger --model (small budgets in"
+            " train.py: --defaults toy)"
         )
 
 
