@@ -158,7 +158,9 @@ def test_bf16_trunk_with_and_without_fp32_logits(wide_models, engines, fp32_logi
     if fp32_logits:  # the negative control: vLLM's own head_dtype, fp32 arithmetic on the weight in bf16
         assert (expected_NV - scalerl_logits(hidden_ND, head_VD.bfloat16(), True)).abs().max() > 1e-3
     settings = train.Settings(recipe=Recipe(fp32_logits=fp32_logits), dtype="bfloat16")
-    mismatch = train.numerics_mismatch(model, generate.sample_all(engine, requests(tokenizer, PROMPTS, 4)), settings)
+    rollouts = generate.sample_all(engine, requests(tokenizer, PROMPTS, 4))
+    train.compute_in(model, torch.bfloat16, gradient_checkpointing=False)
+    mismatch = train.numerics_mismatch(train.Policy(model), rollouts, settings)
     assert 0 < mismatch["mismatch_mean"] < 0.05 and mismatch["mismatch_max"] < 1
 
 
@@ -168,7 +170,7 @@ def test_without_fp32_logits_the_head_is_in_bf16_even_over_a_trunk_in_fp32(wide_
     model, tokenizer, _ = given(engine, wide_models["llama"])
     rollouts = generate.sample_all(engine, requests(tokenizer, PROMPTS, 4))
     mismatch = [
-        train.numerics_mismatch(model, rollouts, train.Settings(recipe=Recipe(fp32_logits=fp32)))["mismatch_mean"]
+        train.numerics_mismatch(train.Policy(model), rollouts, train.Settings(recipe=Recipe(fp32_logits=fp32)))["mismatch_mean"]
         for fp32 in (False, True)
     ]
     assert mismatch[0] < 5e-4 < 2e-3 < mismatch[1]
