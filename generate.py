@@ -1112,7 +1112,8 @@ def _run(command: Command) -> None:
         for note in sources[-1].notes:
             print(f"{data}: {note}", file=sys.stderr)
     kind, tokenizer = choose_engine(command.engine, command.device[0]), load_tokenizer(command.model)
-    usual = (64, 58, 9) if set(command.data) == {"arithmetic"} else (2048, 12_288, 2048)
+    papers = (scalerl.PROMPT_BUDGET, scalerl.THINKING_BUDGET[1], scalerl.ANSWER_BUDGET)
+    usual = (64, 58, 9) if set(command.data) == {"arithmetic"} else papers
     named = (command.prompt_budget, command.thinking_budget, command.answer_budget)
     decoding = make_decoding(
         tokenizer,

@@ -148,6 +148,8 @@ def publishes_after(asynchrony: str, step: int) -> bool:
 
 # --- 3. Length control (sec. 2, A.10) -----------------------------------------------------------------------------
 
+# Tokens (A.3); the thinking budget of each completion is drawn from its range.
+PROMPT_BUDGET, THINKING_BUDGET, ANSWER_BUDGET = 2048, (10_240, 12_288), 2048
 INTERRUPTION_PHRASE = "Okay, time is up. Let me stop thinking and formulate a final answer now. </think>"
 
 

@@ -186,9 +186,9 @@ PAPER = {
     "prompts_per_step": 48,
     "learning_rate": 5e-7,
     "warmup_steps": 100,
-    "prompt_budget": 2048,
-    "thinking_budget": (10_240, 12_288),
-    "answer_budget": 2048,
+    "prompt_budget": scalerl.PROMPT_BUDGET,
+    "thinking_budget": scalerl.THINKING_BUDGET,
+    "answer_budget": scalerl.ANSWER_BUDGET,
     "train_prompts": None,
     "validation_every": 100,
     "validation_problems": 1000,
@@ -612,6 +612,14 @@ def rank_and_ranks() -> tuple[int, int]:
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
+def from_all_ranks(value) -> list:
+    """What each rank has called this with, in the order of the ranks."""
+    values = [value] * rank_and_ranks()[1]
+    if len(values) > 1:
+        dist.all_gather_object(values, value)
+    return values
+
+
 def own_share(batches: list[MicroBatch]) -> list[tuple[MicroBatch, bool]]:
     """This rank's micro-batches, as many as every other rank has, since FSDP wants all to call the model together.
     False marks a stand-in, which counts for nothing."""
@@ -665,11 +673,9 @@ def train_step(
             for name, value in {"loss": loss, "entropy": entropies_N.sum(), **sums}.items():
                 totals[name] += value.item()
             totals["tokens"] += int(batch.sampled_BT.sum())
-    if ranks > 1:
-        everyone = [None] * ranks
-        dist.all_gather_object(everyone, (totals, ratio_max))
-        totals = {name: sum(own[name] for own, _ in everyone) for name in totals}
-        ratio_max = max(own for _, own in everyone)
+    everyone = from_all_ranks((totals, ratio_max))
+    totals = {name: sum(own[name] for own, _ in everyone) for name in totals}
+    ratio_max = max(own for _, own in everyone)
     tokens, gradient_norm = int(totals["tokens"]), 0.0
     if tokens:
         gradient_norm = generate.whole(
@@ -696,12 +702,19 @@ def train_step(
         "clipped_fraction": per_token["clipped"],
         "kl_estimate": per_token["kl"],
         "entropy": per_token["entropy"],
-        "completion_length": lengths_PG.float().mean().item(),
+        **completion_columns(rollouts, verdicts),
+        "zero_variance_fraction": scalerl.zero_variance(rewards_PG, usable_PG).float().mean().item(),
+        "trained_tokens": tokens,
+    }
+
+
+def completion_columns(rollouts: list[Rollout], verdicts: list[Verdict]) -> dict:
+    """Log columns of completions, of a batch or of a validation."""
+    return {
+        "completion_length": float(np.mean([rollout.sampled.sum() for rollout in rollouts])),
         "interrupted_fraction": float(np.mean([rollout.interrupted for rollout in rollouts])),
         "truncated_fraction": float(np.mean([rollout.truncated for rollout in rollouts])),
-        "zero_variance_fraction": scalerl.zero_variance(rewards_PG, usable_PG).float().mean().item(),
         "verifier_failures": sum(verdict.failure is not None for verdict in verdicts),
-        "trained_tokens": tokens,
     }
 
 
@@ -718,10 +731,7 @@ def numerics_mismatch(policy: Policy, rollouts: list[Rollout], settings: Setting
             total += differences_N.sum().item()
             largest = max(largest, differences_N.max().item())
             tokens += len(differences_N)
-    everyone = [(total, largest, tokens)] * rank_and_ranks()[1]
-    if len(everyone) > 1:
-        dist.all_gather_object(everyone, everyone[0])
-    totals, maxima, counted = zip(*everyone)
+    totals, maxima, counted = zip(*from_all_ranks((total, largest, tokens)))
     return {"mismatch_mean": sum(totals) / sum(counted), "mismatch_max": max(maxima)}
 
 
@@ -736,8 +746,9 @@ class Trainer:
     """The policy, its optimizer, and what is done to them. With several devices each has a process with one of these,
     which holds a shard of the parameters (FSDP2); `together` has all make the same call."""
 
-    def __init__(self, settings: Settings, model: PreTrainedModel, rank: int):
-        """model: with fp32 parameters, whatever the trunk computes in: bf16 would swallow small updates."""
+    def __init__(self, settings: Settings, model: PreTrainedModel, rank: int, moments: Path | None = None):
+        """model: with fp32 parameters, whatever the trunk computes in: bf16 would swallow small updates. moments: the
+        optimizer's, of the checkpoint that a run goes on from."""
         self.settings, self.model, self.policy = settings, model, Policy(model)
         self.followers: list[multiprocessing.Process] = []
         self.write_seconds = 0.0  # of the last copy of the parameters into shared memory
@@ -753,6 +764,8 @@ class Trainer:
             eps=settings.adam_eps,
             weight_decay=settings.weight_decay,
         )
+        if moments is not None:
+            self.read_moments(moments)
 
     def together(self, name: str, *arguments):
         """Call a method on all ranks; returns what it returns here. TrainerFailed if one of them has died."""
@@ -881,10 +894,7 @@ def trainer_process(rank: int, settings: Settings, source: str, moments: Path | 
     torch.set_num_threads(cpu_threads(settings))
     model = load_for_trainer(settings, source, rank)
     join_ranks(settings, rank, meeting_place)
-    trainer = Trainer(settings, model, rank)
-    if moments is not None:
-        trainer.read_moments(moments)
-    trainer.follow()
+    Trainer(settings, model, rank, moments).follow()
     dist.destroy_process_group()
 
 
@@ -903,10 +913,8 @@ def start_trainer(settings: Settings, model: PreTrainedModel, source: str, momen
         threading.Thread(target=watch, args=(followers,), daemon=True).start()
         join_ranks(settings, 0, meeting_place)
         shutil.rmtree(folder)  # all have met
-    trainer = Trainer(settings, model, rank=0)
+    trainer = Trainer(settings, model, 0, moments)
     trainer.followers = followers
-    if moments is not None:
-        trainer.read_moments(moments)
     return trainer
 
 
@@ -1278,9 +1286,9 @@ class Run:
     def on_signal(self, number: int, _) -> None:
         """Ctrl-C or SIGTERM: the first is heeded where the run can be saved, the second at once. What comes within a
         second is the same one: `timeout` and job schedulers signal a process and then its group."""
-        if self.stopped_by is not None and time.monotonic() - self.stopped_at > 1.0:
-            raise KeyboardInterrupt
         if self.stopped_by is not None:
+            if time.monotonic() - self.stopped_at > 1.0:
+                raise KeyboardInterrupt
             return
         self.stopped_by, self.stopped_at = signal.Signals(number), time.monotonic()
         say("Stopping after this step, with a checkpoint. Once more stops at once, without.")
@@ -1466,10 +1474,7 @@ class Run:
             "kind": "validation",
             "step": step,
             **self.pass_rates(groups),
-            "verifier_failures": sum(verdict.failure is not None for verdict in verdicts),
-            "completion_length": float(np.mean([rollout.sampled.sum() for rollout in rollouts])),
-            "interrupted_fraction": float(np.mean([rollout.interrupted for rollout in rollouts])),
-            "truncated_fraction": float(np.mean([rollout.truncated for rollout in rollouts])),
+            **completion_columns(rollouts, verdicts),
             **self.trainer.together("mismatch", rollouts[:: max(1, len(rollouts) // 64)]),
             **compute,
         }

@@ -8,8 +8,6 @@ import torch
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is downloaded, so nothing waits for a hub
 torch.set_num_threads(1)
 
-BASE = "data/arithmetic_base"
-
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory):

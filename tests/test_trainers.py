@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from faults import RealRun, check_log, log, nothing_new_in, shared_memory
 from test_train import batch_of_groups, settings
 
@@ -71,6 +72,8 @@ def one_rank(rank, chosen, folder, meeting_place, results):
         results.put((metrics, mismatch, numbers))
     else:
         assert not parameters and not moments
+    if len(chosen.trainers) > 1:
+        dist.destroy_process_group()  # gloo's threads must not outlive the interpreter
 
 
 def on_ranks(ranks, folder, tmp_path, **changes):
