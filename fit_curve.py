@@ -1001,7 +1001,6 @@ def plot_seeds(path_png, settings):
 
 # ------------------------------------------------------------------------------------------------- a study
 
-
 COSTS = {"compute_flops": "FLOPs", "compute_tokens": "sampled tokens", "compute_device_hours": "device-hours"}
 
 
@@ -1098,8 +1097,8 @@ def study_tables(folder, settings, unfit, comparisons, reports):
     sections = {"Settings": settings_table(settings, comparisons),
                 "Forecasts from the first half of the compute": forecast_table(reports),
                 "Seeds": seeds_table(settings), "Runs": runs_table(folder, settings)}
-    return "\n\n".join([f"Compute is {compute}. In brackets stand 95 % intervals: of a setting by t over its seeds, of one "
-                        "run by its fit.", *(f"### {title}\n\n{text}" for title, text in sections.items()),
+    head = f"Compute is {compute}. In brackets, 95 % intervals: of a setting by t over its seeds, of a run by its fit."
+    return "\n\n".join([head, *(f"### {title}\n\n{text}" for title, text in sections.items()),
                         *(f"Not fitted: {reason}" for reason in unfit)]) + "\n"
 
 

@@ -1491,28 +1491,27 @@ def read_study(study: str) -> dict[str, dict]:
         raise ValueError(f"--study {study}: the file is not JSON: {error}") from None
     if not (isinstance(changes, dict) and changes and all(isinstance(values, dict) for values in changes.values())):
         raise ValueError(f'--study {study}: the file must hold {{"NAME": {{"field": value, ...}}, ...}}')
-    fields = {field.name for settings in (Settings, scalerl.Recipe) for field in dataclasses.fields(settings)}
-    fields -= {"name", "seed", "resume"}  # which the study itself sets
+    known = {part.name for settings in (Settings, scalerl.Recipe) for part in dataclasses.fields(settings)}
+    known -= {"name", "seed", "resume"}  # which the study itself sets
     for setting, values in changes.items():
         if not re.fullmatch(r"[\w.+-]+", setting):
             raise ValueError(f"--study {study}: {setting!r} cannot name a folder: letters, digits, _ . + - only")
-        for field in values:
-            if field not in fields:
-                near = difflib.get_close_matches(field, fields, 1)
-                hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(sorted(fields))}"
-                raise ValueError(f"--study {study}: {setting} sets {field!r}, which a study cannot; {hint}")
+        for name in values.keys() - known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]}?" if near else f"it can set {', '.join(sorted(known))}"
+            raise ValueError(f"--study {study}: {setting} sets {name!r}, which a study cannot; {hint}")
     return changes
 
 
 def flags(values: dict) -> list[str]:
     """The command-line flags that set these fields."""
     arguments = []
-    for field, value in values.items():
-        name = field.replace("_", "-")
+    for name, value in values.items():
+        flag = name.replace("_", "-")
         if isinstance(value, bool):
-            arguments.append(f"--{name}" if value else f"--no-{name}")
+            arguments.append(f"--{flag}" if value else f"--no-{flag}")
         else:
-            arguments += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
+            arguments += [f"--{flag}", *map(str, value if isinstance(value, list) else [value])]
     return arguments
 
 
@@ -1522,8 +1521,8 @@ def plan_study(study: Study, common: list[str]) -> dict[Path, tuple[Settings, li
     for flag in ("--seed", "--resume"):
         if any(argument.split("=")[0] == flag for argument in common):
             raise ValueError(f"{flag} is for one run: a study has --seeds, and goes on by itself")
-    if study.jobs < 1:
-        raise ValueError(f"--jobs is {study.jobs}; it must be at least 1")
+    if study.jobs < 1 or not study.seeds:
+        raise ValueError("--jobs must be at least 1, and --seeds must name one seed at least")
     name, settings, arguments = study.name or Path(study.study).stem, {}, {}
     for setting, changes in read_study(study.study).items():
         arguments[setting] = ["--keep-checkpoints", "1", *common, *flags(changes)]
@@ -1531,10 +1530,9 @@ def plan_study(study: Study, common: list[str]) -> dict[Path, tuple[Settings, li
             settings[setting] = parse_settings(arguments[setting])
             check_settings(settings[setting])
         except ValueError as error:
-            raise ValueError(f"{setting}: {error}") from None
-        except SystemExit:  # the parser has said what is wrong with a value
-            if changes:
-                print(f"error: this is of the setting {setting} of --study {study.study}", file=sys.stderr)
+            raise ValueError(f"setting {setting!r} of --study {study.study}: {error}") from None
+        except SystemExit:  # the parser has said what is wrong
+            print(f"error: that was the setting {setting!r} of --study {study.study}", file=sys.stderr)
             raise
     runs = {}
     for seed in study.seeds:
