@@ -476,7 +476,7 @@ def test_other_recipes_run(tmp_path, flags):
 def test_training_ends_with_a_message_when_every_prompt_is_retired(tmp_path):
     """Short sums only, at a budget that solves them: a prompt pool so small that it is used up."""
     (tmp_path / "data").mkdir()
-    for name in ("__init__.py", "verify.py"):
+    for name in ("__init__.py", "evaluation.py", "verify.py"):
         (tmp_path / "data" / name).write_text((ROOT / "data" / name).read_text())
     (tmp_path / "data" / "always.py").write_text(
         "from data import Problem\n"
