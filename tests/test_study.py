@@ -317,6 +317,14 @@ def test_a_run_that_may_still_climb_is_not_ended(curve, seed):
     assert ends_at(*run_of(**dict(R0=0.1, n=31, last=1000.0) | curve, seed=seed), 0.02) is None
 
 
+def test_the_upper_end_of_the_gain_decides_at_two_validations():
+    x, y = run_of(A=0.9, B=2.0, C_mid=30.0, n=31, last=1000.0)
+    before, now = (fit(x[:end], y[:end]).gain()[2] for end in (30, 31))
+    assert now < before and fit(x, y).gain()[0] < now - 1e-6
+    assert levelled_off(x, y, before + 1e-6)
+    assert not levelled_off(x, y, (now + before) / 2) and not levelled_off(x, y, now - 1e-6)
+
+
 def test_neither_a_constant_nor_a_collapse_is_a_level():
     x, y = run_of(A=0.9, B=2.0, C_mid=30.0, n=31, last=1000.0)
     assert levelled_off(x, y, 0.02)
