@@ -47,6 +47,7 @@ import torch
 import transformers
 import tyro
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from tqdm import tqdm
 from transformers import (
     AutoModelForCausalLM,
@@ -136,10 +137,11 @@ class SharedParameters:
 
     @torch.no_grad()
     def write(self, model: PreTrainedModel, version: int) -> None:
+        """Sharded parameters are gathered one by one: all ranks of the trainer then have to gather at this moment."""
         self.sequence.fill_(2 * version + 1)
         parameters = dict(model.named_parameters())
         for name, view in self.views().items():
-            view.copy_(parameters[name])
+            view.copy_(whole(parameters[name]))
         self.sequence.fill_(2 * version + 2)
 
     def read(self, take: Callable[[], None], timeout: float = 60.0) -> int:
@@ -165,6 +167,11 @@ class SharedParameters:
                 parameter.copy_(views[name if name in views else self.head_name])
 
         return self.read(take, timeout)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor that FSDP has sharded, gathered; any other as it is."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 # --- the model and its tokens -------------------------------------------------------------------------------------
@@ -239,7 +246,8 @@ def check_length(model: PreTrainedModel, decoding: "Decoding") -> None:
     if budget > limit:
         raise ValueError(
             f"the budgets for prompt, thinking, interruption and answer add up to {budget} tokens; the model holds"
-            f" {limit}: lower --thinking-budget or --prompt-budget"
+            f" {limit}: lower --thinking-budget or --prompt-budget, or take a larger --model (small budgets in"
+            " train.py: --defaults toy)"
         )
 
 
@@ -988,7 +996,7 @@ def generator_process(
     trainer, with its traceback unless it is `NoEngine`; when the trainer dies, the process ends."""
     for number_of_signal in (signal.SIGINT, signal.SIGTERM):  # these reach whole process groups; the trainer decides
         signal.signal(number_of_signal, signal.SIG_IGN)
-    threading.Thread(target=_end_with_the_trainer, daemon=True).start()
+    threading.Thread(target=end_with_the_trainer, daemon=True).start()
     work._writer.close()  # only the trainer writes here: when it dies in the middle of a message, reading ends
     try:
         _generate(number, settings, parameters, work, reports)
@@ -997,7 +1005,7 @@ def generator_process(
         raise SystemExit(1) from None
 
 
-def _end_with_the_trainer() -> None:
+def end_with_the_trainer() -> None:
     """Wherever the main thread is, in a long step or waiting for parameters, it has nobody left to work for."""
     multiprocessing.parent_process().join()
     os._exit(1)

@@ -4,7 +4,7 @@
     python train.py --recipe base --seed 1                     # another recipe of the study
     python train.py --leave-out fp32_logits                    # ScaleRL but for one axis
     python train.py --loss gspo --advantage-norm none          # any part on its own
-    python train.py --trainer-device cuda:0 --generator-devices cuda:1 cuda:2
+    python train.py --generator-devices cuda:0-5 --trainer-devices cuda:6,7
     python train.py --resume runs/NAME                         # go on after a crash, a Ctrl-C or the end (--steps 300)
     python train.py --study loo --seeds 0 1 2 --jobs 2         # many runs, tables, figures (--study loo --help)
 
@@ -19,7 +19,8 @@ What happens, in the order of this file:
 
 The trainer is this process; each generator is a process of its own, with two queues: Work goes, Reports come. One
 that dies is replaced and given its work again; every wait ends when the other side is dead or silent. Every few steps
-a checkpoint is written, whole or not at all, from which --resume goes on.
+a checkpoint is written, whole or not at all, from which --resume goes on. With several trainer devices, each of the
+others has a process too, which holds its shard of everything and makes the same calls (`Trainer`).
 Version v of the parameters is what v optimizer steps have made; step s trains version s and makes s + 1.
 
 Dimensions: P prompts in a batch, G completions per prompt, B sequences in a micro-batch, T tokens, N tokens.
@@ -42,21 +43,29 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import timedelta
+from multiprocessing.connection import wait as wait_for_end
 from pathlib import Path
 from typing import Literal, TextIO
 
 import numpy as np
 import safetensors.torch
 import torch
+import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 import torch.utils.checkpoint
 import transformers
 import tyro
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
@@ -81,8 +90,8 @@ class Settings:
     resume: Path | None = None  # folder of a run to go on with; the other flags then change what may be changed
     seed: int = 0  # of prompt order, thinking budgets and sampling; only ppo-1 and pipeline-0 repeat themselves exactly
 
-    # The values below suit the arithmetic task. For other data they start from the paper's instead (PAPER in train.py).
-    defaults: Literal["auto", "toy", "paper"] = "auto"  # auto: by the data
+    # What the other flags start from. auto: for arithmetic what suits it (toy), for other --data the paper's settings.
+    defaults: Literal["auto", "toy", "paper"] = "auto"
     steps: int = 160  # optimizer steps
     train_prompts: int | None = 4000  # distinct prompts of each source, visited in epochs; None: all there are
     prompts_per_step: int = 32  # groups in a batch
@@ -111,8 +120,10 @@ class Settings:
 
     engine: Literal["auto", "torch", "vllm"] = "auto"  # of the generators; auto: vLLM where there is one and a GPU
     tensor_parallel: int = 1  # devices of one generator, which vLLM splits the model over
-    generator_devices: tuple[str, ...] = ("cpu",)  # one generator process each, or each --tensor-parallel in a row
-    trainer_device: str = "cpu"
+    # One generator process each (or each --tensor-parallel in a row): cpu, cpu:2 (two processes), cuda:0, cuda:0-5,
+    # cuda:6,7. auto: four fifths of the GPUs; one GPU does both; without a GPU, the CPU.
+    generator_devices: tuple[str, ...] = ("auto",)
+    trainer_devices: tuple[str, ...] = ("auto",)  # named likewise; one process each, which share the model by FSDP
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of the trunk; auto: bfloat16 on a GPU, float32 on a CPU
     slots: int = 512  # sequences that a generator decodes at once
     tokens_per_micro_batch: int = 4096  # tokens in one forward and backward, padding included
@@ -129,6 +140,49 @@ class Settings:
     def prompts(self) -> int:
         """Groups in a batch, with the recipe's factor."""
         return round(self.prompts_per_step * self.recipe.batch_factor)
+
+    @property
+    def generators(self) -> list[tuple[str, ...]]:
+        """The devices of each generator."""
+        devices, each = split_devices(self, torch.cuda.device_count())[0], self.tensor_parallel
+        return [tuple(devices[i : i + each]) for i in range(0, len(devices), each)]
+
+    @property
+    def trainers(self) -> list[str]:
+        """The device of each rank of the trainer."""
+        return split_devices(self, torch.cuda.device_count())[1]
+
+
+def list_devices(names: tuple[str, ...]) -> list[str]:
+    """Single devices: cpu:2 is the CPU twice, cuda:0-2 and cuda:0,1,2 are three. ValueError for what is neither."""
+    devices = []
+    for name in names:
+        kind, _, numbers = name.partition(":")
+        if kind == "cpu" and re.fullmatch(r"[1-9]\d*|", numbers):
+            devices += ["cpu"] * int(numbers or 1)
+        elif kind == "cuda" and re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*|", numbers):
+            for part in (numbers or "0").split(","):
+                first, _, last = part.partition("-")
+                devices += [f"cuda:{i}" for i in range(int(first), int(last or first) + 1)]
+        else:
+            raise ValueError(f"{name!r} is no device; devices are cpu, cpu:2 (two processes), cuda:0-5, cuda:6,7")
+    return devices
+
+
+def split_devices(settings: Settings, gpus: int) -> tuple[list[str], list[str]]:
+    """Devices of generators and trainers. auto takes those that the other side has not named; the paper has one
+    trainer for four generators."""
+    named = [
+        None if "auto" in names else list_devices(names)
+        for names in (settings.generator_devices, settings.trainer_devices)
+    ]
+    generators, trainers = named
+    free = [f"cuda:{i}" for i in range(gpus) if f"cuda:{i}" not in (generators or []) + (trainers or [])]
+    if generators is None and trainers is None and len(free) > 1:
+        number = max(1, len(free) // 5)
+        return free[:-number], free[-number:]
+    shared = free or ["cuda:0" if gpus else "cpu"]
+    return generators or shared, trainers or shared[-1:]
 
 
 # For real models, what the paper trained with (sec. 2, A.3) ...
@@ -196,10 +250,9 @@ def read_settings(folder: Path) -> Settings:
 
 # What says where and how often, but not what is computed. All else is the run itself.
 MAY_CHANGE = {
-    "resume", "steps", "validation_every", "checkpoint_every", "keep_checkpoints", "generator_devices", "engine",
-    "tensor_parallel", "stop_when_gain_below",
-    "trainer_device", "slots", "tokens_per_micro_batch", "pack", "gradient_checkpointing", "threads", "verifiers",
-    "wait_timeout", "max_restarts",
+    "resume", "steps", "validation_every", "checkpoint_every", "keep_checkpoints", "engine", "tensor_parallel",
+    "generator_devices", "trainer_devices", "slots", "tokens_per_micro_batch", "pack", "gradient_checkpointing",
+    "threads", "verifiers", "wait_timeout", "max_restarts", "stop_when_gain_below",
 }  # fmt: skip
 
 
@@ -237,13 +290,17 @@ def check_settings(settings: Settings) -> None:
             raise ValueError(f"--{name.replace('_', '-')} is {getattr(settings, name)}; it must be above 0")
     if not 0 <= settings.thinking_budget[0] <= settings.thinking_budget[1]:
         raise ValueError(f"--thinking-budget is a range LOW HIGH with 0 <= LOW <= HIGH, not {settings.thinking_budget}")
-    if not settings.generator_devices:
-        raise ValueError("--generator-devices names no device; at least one is needed")
-    if len(settings.generator_devices) % settings.tensor_parallel:
+    if not settings.generator_devices or not settings.trainer_devices:
+        raise ValueError("--generator-devices and --trainer-devices each want at least one device")
+    for device in (*(device for devices in settings.generators for device in devices), *settings.trainers):
+        generate.check_device(device)
+    if len(settings.generators[-1]) != settings.tensor_parallel:
         raise ValueError(
-            f"--generator-devices names {len(settings.generator_devices)} devices, which cannot be dealt out"
+            f"--generator-devices names {sum(map(len, settings.generators))} devices, which cannot be dealt out"
             f" {settings.tensor_parallel} to a generator (--tensor-parallel)"
         )
+    if len({torch.device(device).type for device in settings.trainers}) > 1:
+        raise ValueError(f"--trainer-devices must be of one kind, not {', '.join(settings.trainers)}")
 
 
 def run_folder(settings: Settings) -> Path:
@@ -356,8 +413,7 @@ def start_generator(number: int, settings: Settings, decoding: Decoding, paramet
     """Start the process of one generator device. Its first report says that it is ready."""
     context = multiprocessing.get_context("spawn")
     work, reports = context.Queue(), context.Queue()
-    each = settings.tensor_parallel
-    devices = settings.generator_devices[number * each : (number + 1) * each]
+    devices = settings.generators[number]
     own = generate.GeneratorSettings(
         settings.model,
         devices,
@@ -371,7 +427,7 @@ def start_generator(number: int, settings: Settings, decoding: Decoding, paramet
         target=generate.generator_process,
         args=(number, own, parameters, work, reports),
         name=f"generator {number} on {','.join(devices)}",
-        daemon=each == 1,  # a daemon may have no processes of its own, which vLLM has for several devices
+        daemon=len(devices) == 1,  # a daemon may have no processes of its own, which vLLM has for several devices
     )
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: Ctrl-C is for the trainer, from the start
     process.start()
@@ -432,7 +488,7 @@ def stop_generators(generators: list[Generator], timeout: float = 5.0) -> None:
 
 
 def cpu_threads(settings: Settings) -> int:
-    processes = len(settings.generator_devices) + 1
+    processes = len(settings.generators) + len(settings.trainers)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return settings.threads or max(1, cores // processes)
 
@@ -501,13 +557,18 @@ def micro_batches(rollouts: list[Rollout], tokens: int, device: torch.device, pa
     return batches
 
 
+def trunk_parts(model: PreTrainedModel) -> tuple[list[torch.nn.Module], list[torch.nn.Module]]:
+    """The trunk's layers, and what else it has: embedding, norm."""
+    children = list(model.base_model.children())
+    layers = [layer for child in children if isinstance(child, torch.nn.ModuleList) for layer in child]
+    return layers, [child for child in children if not isinstance(child, torch.nn.ModuleList)]
+
+
 def compute_in(model: PreTrainedModel, dtype: torch.dtype, gradient_checkpointing: bool) -> None:
     """Have each part of the trunk (embedding, layers, norm) compute with a copy of its fp32 parameters in `dtype`, as
     the generator does. With gradient checkpointing a layer keeps its input only and is computed again in the backward,
     the copy too."""
-    trunk = model.base_model
-    layers = [layer for child in trunk.children() if isinstance(child, torch.nn.ModuleList) for layer in child]
-    rest = [child for child in trunk.children() if not isinstance(child, torch.nn.ModuleList)]
+    layers, rest = trunk_parts(model)
     for part in rest if dtype != torch.float32 else []:
         part.forward = _forward_in(part, part.forward, dtype, again_in_backward=False)
     for layer in layers if dtype != torch.float32 or gradient_checkpointing else []:
@@ -528,26 +589,47 @@ def _forward_in(part: torch.nn.Module, forward: Callable, dtype: torch.dtype, ag
     return in_dtype
 
 
-def policy_logprobs(model: PreTrainedModel, batch: MicroBatch, fp32_logits: bool) -> tuple[Tensor, Tensor]:
-    """log pi_train of the sampled targets [B, T] (0 elsewhere; differentiable) and the entropies there [N]."""
-    hidden_RTD = model.base_model(
-        input_ids=batch.inputs_RT, position_ids=batch.positions_RT, use_cache=False
-    ).last_hidden_state
-    logprobs_N, entropies_N = scalerl.sampled_logprobs(
-        hidden_RTD[batch.predicts_RT],
-        model.get_output_embeddings().weight,
-        batch.targets_BT[batch.sampled_BT],
-        fp32_logits,
-    )
-    logprobs_BT = torch.zeros(batch.sampled_BT.shape, device=logprobs_N.device)
-    return logprobs_BT.masked_scatter(batch.sampled_BT, logprobs_N), entropies_N
+class Policy(torch.nn.Module):
+    """A causal LM as the trainer calls it. A module, because FSDP gathers parameters when a module is called."""
+
+    def __init__(self, model: PreTrainedModel):
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: MicroBatch, fp32_logits: bool) -> tuple[Tensor, Tensor]:
+        """log pi_train of the sampled targets [B, T] (0 elsewhere; differentiable) and the entropies there [N]."""
+        hidden_RTD = self.model.base_model(
+            input_ids=batch.inputs_RT, position_ids=batch.positions_RT, use_cache=False
+        ).last_hidden_state
+        logprobs_N, entropies_N = scalerl.sampled_logprobs(
+            hidden_RTD[batch.predicts_RT],
+            self.model.get_output_embeddings().weight,
+            batch.targets_BT[batch.sampled_BT],
+            fp32_logits,
+        )
+        logprobs_BT = torch.zeros(batch.sampled_BT.shape, device=logprobs_N.device)
+        return logprobs_BT.masked_scatter(batch.sampled_BT, logprobs_N), entropies_N
+
+
+def rank_and_ranks() -> tuple[int, int]:
+    """Which of the trainer's processes this is, and how many there are."""
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+
+def own_share(batches: list[MicroBatch]) -> list[tuple[MicroBatch, bool]]:
+    """This rank's micro-batches, as many as every other rank has, since FSDP wants all to call the model together.
+    False marks a stand-in, which counts for nothing."""
+    rank, ranks = rank_and_ranks()
+    places = range(rank, math.ceil(len(batches) / ranks) * ranks, ranks)
+    return [(batches[i], True) if i < len(batches) else (batches[0], False) for i in places]
 
 
 def train_step(
-    model: PreTrainedModel, optimizer: torch.optim.Optimizer, groups: list[Group], step: int, settings: Settings
+    policy: Policy, optimizer: torch.optim.Optimizer, groups: list[Group], step: int, settings: Settings
 ) -> dict:
-    """One optimizer step on a batch of groups; returns the step's metrics, as they are logged."""
-    recipe, device = settings.recipe, model.device
+    """One optimizer step on a batch of groups; returns the step's metrics, as they are logged. With several ranks each
+    gets the whole batch, so that all weights are those of the batch, and takes its share of the micro-batches."""
+    recipe, device, (_, ranks) = settings.recipe, policy.model.device, rank_and_ranks()
     places = [(group, index) for group in groups for index in range(settings.completions_per_prompt)]
     rollouts = [group.rollouts[index] for group, index in places]
     verdicts = [group.verdicts[index] for group, index in places]
@@ -570,23 +652,33 @@ def train_step(
 
     for group in optimizer.param_groups:
         group["lr"] = settings.learning_rate * min(1.0, (step + 1) / max(1, settings.warmup_steps))
-    totals = {"loss": 0.0, "entropy": 0.0, "ratio": 0.0, "clipped": 0.0, "kl": 0.0}
-    ratio_max, tokens = None, 0
+    totals = dict.fromkeys(("loss", "entropy", "ratio", "clipped", "kl", "tokens"), 0.0)
+    ratio_max = 0.0
     counted_rollouts = [rollouts[i] for i in counted]
-    for batch in micro_batches(counted_rollouts, settings.tokens_per_micro_batch, device, settings.pack):
+    batches = micro_batches(counted_rollouts, settings.tokens_per_micro_batch, device, settings.pack)
+    for batch, counts in own_share(batches):
         rows_B = counted.to(device)[batch.rows_B]
-        logprobs_BT, entropies_N = policy_logprobs(model, batch, recipe.fp32_logits)
+        logprobs_BT, entropies_N = policy(batch, recipe.fp32_logits)
         loss, sums = scalerl.policy_loss(
             recipe, logprobs_BT, batch.generator_logprobs_BT, batch.sampled_BT, advantages_N[rows_B], weights_N[rows_B]
         )
-        loss.backward()
-        ratio_max = max(ratio_max or 0.0, sums.pop("ratio_max").item())
-        for name, value in {"loss": loss, "entropy": entropies_N.sum(), **sums}.items():
-            totals[name] += value.item()
-        tokens += int(batch.sampled_BT.sum())
-    gradient_norm = 0.0
+        # FSDP averages gradients over the ranks; the weights are those of the whole batch, so the sum is wanted.
+        (loss * ranks if counts else 0 * loss).backward()
+        if counts:
+            ratio_max = max(ratio_max, sums.pop("ratio_max").item())
+            for name, value in {"loss": loss, "entropy": entropies_N.sum(), **sums}.items():
+                totals[name] += value.item()
+            totals["tokens"] += int(batch.sampled_BT.sum())
+    if ranks > 1:
+        everyone = [None] * ranks
+        dist.all_gather_object(everyone, (totals, ratio_max))
+        totals = {name: sum(own[name] for own, _ in everyone) for name in totals}
+        ratio_max = max(own for _, own in everyone)
+    tokens, gradient_norm = int(totals["tokens"]), 0.0
     if tokens:
-        gradient_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip_gradient).item()
+        gradient_norm = generate.whole(
+            torch.nn.utils.clip_grad_norm_(policy.parameters(), settings.clip_gradient)
+        ).item()
     finite = math.isfinite(totals["loss"]) and math.isfinite(gradient_norm)
     if tokens and finite:  # one NaN that is stepped on stays in the parameters for good
         optimizer.step()
@@ -604,7 +696,7 @@ def train_step(
         "off_policyness_mean": float(ages.mean()),
         "off_policyness_max": int(ages.max()),
         "ratio_mean": per_token["ratio"],
-        "ratio_max": ratio_max,
+        "ratio_max": ratio_max if tokens else None,
         "clipped_fraction": per_token["clipped"],
         "kl_estimate": per_token["kl"],
         "entropy": per_token["entropy"],
@@ -618,15 +710,218 @@ def train_step(
 
 
 @torch.no_grad()
-def numerics_mismatch(model: PreTrainedModel, rollouts: list[Rollout], settings: Settings) -> dict[str, float]:
+def numerics_mismatch(policy: Policy, rollouts: list[Rollout], settings: Settings) -> dict[str, float]:
     """Mean and maximum of |log pi_train - log pi_gen| over tokens of rollouts that the model's present parameters
     sampled from first to last: what the ratio is off by although the policy is the same (sec. 3.2, fp32 logits)."""
-    differences = []
-    for batch in micro_batches(rollouts, settings.tokens_per_micro_batch, model.device, settings.pack):
-        logprobs_BT, _ = policy_logprobs(model, batch, settings.recipe.fp32_logits)
-        differences.append((logprobs_BT - batch.generator_logprobs_BT)[batch.sampled_BT].abs())
-    differences_N = torch.cat(differences)
-    return {"mismatch_mean": differences_N.mean().item(), "mismatch_max": differences_N.max().item()}
+    total, largest, tokens = 0.0, 0.0, 0
+    batches = micro_batches(rollouts, settings.tokens_per_micro_batch, policy.model.device, settings.pack)
+    for batch, counts in own_share(batches):
+        logprobs_BT, _ = policy(batch, settings.recipe.fp32_logits)
+        if counts:
+            differences_N = (logprobs_BT - batch.generator_logprobs_BT)[batch.sampled_BT].abs()
+            total += differences_N.sum().item()
+            largest = max(largest, differences_N.max().item())
+            tokens += len(differences_N)
+    everyone = [(total, largest, tokens)] * rank_and_ranks()[1]
+    if len(everyone) > 1:
+        dist.all_gather_object(everyone, everyone[0])
+    totals, maxima, counted = zip(*everyone)
+    return {"mismatch_mean": sum(totals) / sum(counted), "mismatch_max": max(maxima)}
+
+
+# --- the trainer, on one device or several ------------------------------------------------------------------------
+
+
+class TrainerFailed(Exception):
+    """One of the trainer's processes has died."""
+
+
+class Trainer:
+    """The policy, its optimizer, and what is done to them. With several devices each has a process with one of these,
+    which holds a shard of the parameters (FSDP2); `together` has all make the same call."""
+
+    def __init__(self, settings: Settings, model: PreTrainedModel, rank: int):
+        """model: with fp32 parameters, whatever the trunk computes in: bf16 would swallow small updates."""
+        self.settings, self.model, self.policy = settings, model, Policy(model)
+        self.followers: list[multiprocessing.Process] = []
+        self.write_seconds = 0.0  # of the last copy of the parameters into shared memory
+        dtype = getattr(torch, trunk_dtype(settings, settings.trainers[rank]))
+        if len(settings.trainers) == 1:
+            compute_in(model, dtype, settings.gradient_checkpointing)
+        else:
+            shard(self.policy, torch.device(settings.trainers[rank]).type, dtype, settings.gradient_checkpointing)
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(),
+            lr=settings.learning_rate,
+            betas=settings.adam_betas,
+            eps=settings.adam_eps,
+            weight_decay=settings.weight_decay,
+        )
+
+    def together(self, name: str, *arguments):
+        """Call a method on all ranks; returns what it returns here. TrainerFailed if one of them has died."""
+        if not self.followers:
+            return getattr(self, name)(*arguments)
+        try:
+            dist.broadcast_object_list([(name, arguments)], src=0, device=torch.device("cpu"))
+            return getattr(self, name)(*arguments)
+        except RuntimeError as error:  # gloo says so at once; where a collective would wait, `watch` ends the process
+            time.sleep(1.0)  # an exit status comes a little later than the end of a connection
+            dead = [follower for follower in self.followers if follower.exitcode is not None]
+            if dead:
+                raise TrainerFailed(f"{dead[0].name} ended with status {dead[0].exitcode}") from error
+            raise
+
+    def follow(self) -> None:
+        """What a rank other than 0 does: the calls that rank 0 makes, until told to stop."""
+        while True:
+            message = [None]
+            dist.broadcast_object_list(message, src=0, device=torch.device("cpu"))
+            name, arguments = message[0]
+            if name == "stop":
+                return
+            getattr(self, name)(*arguments)
+
+    def stop(self) -> None:
+        """End the other ranks."""
+        if self.followers:
+            dist.broadcast_object_list([("stop", ())], src=0, device=torch.device("cpu"))
+            dist.destroy_process_group()
+            for follower in self.followers:
+                follower.join(10.0)
+
+    def step(self, groups: list[Group], step: int) -> dict:
+        return train_step(self.policy, self.optimizer, groups, step, self.settings)
+
+    def mismatch(self, rollouts: list[Rollout]) -> dict[str, float]:
+        mismatch = numerics_mismatch(self.policy, rollouts, self.settings)
+        if isinstance(self.policy, FSDPModule):
+            self.policy.reshard()  # as a backward would; until then the head's parameter is another object
+        return mismatch
+
+    def publish(self, version: int) -> None:
+        """Give this version of the parameters to the generators. Not beside the next step: work that is handed out
+        after this must meet parameters that are at least as new."""
+        started = time.monotonic()
+        if rank_and_ranks()[0] == 0:
+            self.shared.write(self.model, version)
+        else:
+            for parameter in self.model.parameters():
+                generate.whole(parameter)
+        self.write_seconds = time.monotonic() - started
+
+    def gather(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """On rank 0 all parameters and all moments of the optimizer, whole, by name; elsewhere nothing is kept."""
+        parameters, moments, keep = {}, {}, rank_and_ranks()[0] == 0
+        for name, parameter in self.model.named_parameters():
+            tensors = {name: parameter.detach()}
+            tensors |= {f"{name}/{key}": value for key, value in self.optimizer.state.get(parameter, {}).items()}
+            for key, value in tensors.items():
+                value = generate.whole(value)
+                if keep:
+                    (parameters if key == name else moments)[key] = value.cpu() if self.followers else value
+        return parameters, moments
+
+    def read_moments(self, path: Path) -> None:
+        """Give the optimizer the moments that a checkpoint has, in shards if the parameters are."""
+        parameters = dict(self.model.named_parameters())
+        for place, value in safetensors.torch.load_file(path).items():
+            name, _, key = place.rpartition("/")
+            parameter = parameters[name]
+            if key != "step":
+                value = value.to(parameter.device)
+                if isinstance(parameter, DTensor):
+                    value = distribute_tensor(value, parameter.device_mesh, parameter.placements)
+            self.optimizer.state[parameter][key] = value
+
+
+def shard(policy: Policy, device_type: str, dtype: torch.dtype, gradient_checkpointing: bool) -> None:
+    """FSDP2 over all ranks: each part of the trunk is gathered when it is called, in `dtype`, and let go of after; the
+    gradients are summed in fp32. The head, and an embedding tied to it, are fp32."""
+    model, mesh = policy.model, init_device_mesh(device_type, (dist.get_world_size(),))
+    precision = MixedPrecisionPolicy(param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32)
+    head = model.get_output_embeddings().weight
+    layers, rest = trunk_parts(model)
+    for layer in layers:
+        if gradient_checkpointing:
+            layer.forward = functools.partial(torch.utils.checkpoint.checkpoint, layer.forward, use_reentrant=False)
+        fully_shard(layer, mesh=mesh, mp_policy=precision)
+    for part in rest:
+        own = list(part.parameters())
+        if own and all(parameter is not head for parameter in own):
+            fully_shard(part, mesh=mesh, mp_policy=precision)
+    fully_shard(policy, mesh=mesh)
+
+
+def join_ranks(settings: Settings, rank: int, meeting_place: str) -> None:
+    """Make this process one of the trainer's. They meet at a file, so no port is taken for it."""
+    if torch.device(settings.trainers[rank]).type == "cuda":
+        torch.cuda.set_device(settings.trainers[rank])
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if settings.trainers[rank].startswith("cuda") else "gloo",
+        store=dist.FileStore(meeting_place, len(settings.trainers)),
+        rank=rank,
+        world_size=len(settings.trainers),
+        timeout=timedelta(days=30),  # the trainer may wait long for generators; who has died is noticed otherwise
+    )
+    dist.barrier()
+
+
+def load_for_trainer(settings: Settings, source: str, rank: int) -> PreTrainedModel:
+    """The model that a rank starts from, in fp32. What is to be sharded is not put on one device first."""
+    device = torch.device(settings.trainers[rank])
+    model = generate.load_model(source, device if len(settings.trainers) == 1 else torch.device("cpu"), torch.float32)
+    if device.type == "cuda":
+        model.set_attn_implementation("sdpa")
+    return model
+
+
+def trainer_process(rank: int, settings: Settings, source: str, moments: Path | None, meeting_place: str) -> None:
+    """A rank of the trainer other than 0."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # these reach whole process groups; rank 0 decides
+        signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=generate.end_with_the_trainer, daemon=True).start()
+    transformers.utils.logging.disable_progress_bar()
+    torch.set_num_threads(cpu_threads(settings))
+    model = load_for_trainer(settings, source, rank)
+    join_ranks(settings, rank, meeting_place)
+    trainer = Trainer(settings, model, rank)
+    if moments is not None:
+        trainer.read_moments(moments)
+    trainer.follow()
+    dist.destroy_process_group()
+
+
+def start_trainer(settings: Settings, model: PreTrainedModel, source: str, moments: Path | None) -> Trainer:
+    """The trainer of this process, with those of the other ranks behind it. model: loaded from source."""
+    followers, ranks = [], len(settings.trainers)
+    if ranks > 1:
+        folder = tempfile.mkdtemp(prefix="trainers-")
+        meeting_place = os.path.join(folder, "meeting-place")
+        context = multiprocessing.get_context("spawn")
+        for rank in range(1, ranks):
+            arguments = (rank, settings, source, moments, meeting_place)
+            name = f"trainer {rank} on {settings.trainers[rank]}"
+            followers.append(context.Process(target=trainer_process, args=arguments, name=name, daemon=True))
+            followers[-1].start()
+        threading.Thread(target=watch, args=(followers,), daemon=True).start()
+        join_ranks(settings, 0, meeting_place)
+        shutil.rmtree(folder)  # all have met
+    trainer = Trainer(settings, model, rank=0)
+    trainer.followers = followers
+    if moments is not None:
+        trainer.read_moments(moments)
+    return trainer
+
+
+def watch(followers: list[multiprocessing.Process], grace: float = 10.0) -> None:
+    """End this process, and with it all others, when a rank has died and the main thread has not noticed in `grace`
+    seconds, because it waits for that rank in a collective."""
+    wait_for_end([follower.sentinel for follower in followers])
+    time.sleep(grace)
+    if dist.is_initialized():  # the run goes on as if nothing had happened
+        print("\nerror: a process of the trainer has died, and the others wait for it: the run ends", file=sys.stderr)
+        os._exit(1)
 
 
 # --- compute ------------------------------------------------------------------------------------------------------
@@ -636,13 +931,13 @@ def numerics_mismatch(model: PreTrainedModel, rollouts: list[Rollout], settings:
 class Compute:
     """What training has cost so far, start-up and validation left out (sec. 2.1)."""
 
-    devices: int  # generators and trainer
+    devices: int  # of generators and trainers
     parameters: int  # that take part in a token's forward: all but the embedding table
     tokens: int = 0  # sampled, of the groups trained on
     flops: float = 0.0  # 2 x parameters a token forward, 4 x backward; attention over the past left out
     device_seconds: float = 0.0  # of the run before it was resumed
     started: float = 0.0  # clock reading at the first step
-    paused: float = 0.0  # seconds of validation and of checkpoints since then
+    paused: float = 0.0  # seconds of validation since then
 
     @property
     def seconds(self) -> float:
@@ -734,19 +1029,13 @@ def checkpoint_folders(run_folder: Path) -> list[Path]:
     return sorted((run_folder / "checkpoints").glob("step-*[0-9]"), key=lambda folder: int(folder.name[len("step-") :]))
 
 
-def write_checkpoint(
-    run_folder: Path, model: PreTrainedModel, tokenizer, optimizer: torch.optim.Optimizer, state: dict, keep: int
-) -> None:
-    """Add the checkpoint of state["step"] and remove all but the newest `keep`. OSError if it cannot be written; then
-    the ones before are as they were."""
+def write_checkpoint(run_folder: Path, trainer: Trainer, tokenizer, state: dict, keep: int) -> None:
+    """Add the checkpoint of state["step"] and remove all but the newest `keep`. It is the same whatever the number of
+    ranks. OSError if it cannot be written; then the ones before are as they were."""
+    parameters, moments = trainer.together("gather")
     with whole_folder(run_folder / "checkpoints" / f"step-{state['step']:06d}") as folder:
-        model.save_pretrained(folder / "model")
+        trainer.model.save_pretrained(folder / "model", state_dict=parameters)
         tokenizer.save_pretrained(folder / "model")
-        moments = {
-            f"{name}/{key}": value
-            for name, parameter in model.named_parameters()
-            for key, value in optimizer.state.get(parameter, {}).items()
-        }
         safetensors.torch.save_file(moments, folder / "optimizer.safetensors")
         (folder / "state.json").write_text(json.dumps(state))
         (folder / "checksums.json").write_text(json.dumps(checksums(folder), indent=2))
@@ -770,15 +1059,6 @@ def newest_checkpoint(run_folder: Path) -> Path | None:
     if folders:
         raise ValueError(f"--resume {run_folder}: no checkpoint of this run is whole")
     return None
-
-
-def read_optimizer(path: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> None:
-    """Give the optimizer the moments that `write_checkpoint` stored."""
-    parameters = dict(model.named_parameters())
-    for place, value in safetensors.torch.load_file(path).items():
-        name, _, key = place.rpartition("/")
-        parameter = parameters[name]
-        optimizer.state[parameter][key] = value if key == "step" else value.to(parameter.device)
 
 
 def lock_folder(folder: Path) -> TextIO:
@@ -815,9 +1095,9 @@ class NotFinite(Exception):
 class Run:
     """One training run: what is under way, and the loop that moves it on."""
 
-    def __init__(self, settings: Settings, folder: Path, model, tokenizer, decoding: Decoding, sources: list[Source]):
+    def __init__(self, settings: Settings, folder: Path, tokenizer, decoding: Decoding, sources: list[Source]):
         self.settings, self.folder = settings, folder
-        self.model, self.tokenizer, self.decoding, self.sources = model, tokenizer, decoding, sources
+        self.tokenizer, self.decoding, self.sources = tokenizer, decoding, sources
         self.prompt_ids: dict[Problem, list[int]] = {}  # with the chat template
         self.orders = [
             PromptOrder(len(source.train), settings.seed, settings.recipe.no_positive_resampling) for source in sources
@@ -827,15 +1107,9 @@ class Run:
         self.validating: dict[int, Group] = {}  # the same of a validation
         self.handed_out = [0] * len(sources)  # groups of each source
         self.to_repeat: deque[tuple[int, int, int]] = deque()  # number, source and prompt of groups lost at a stop
-        self.optimizer = torch.optim.AdamW(
-            model.parameters(),
-            lr=settings.learning_rate,
-            betas=settings.adam_betas,
-            eps=settings.adam_eps,
-            weight_decay=settings.weight_decay,
-        )
-        self.compute = Compute(len(settings.generator_devices) + 1, matmul_parameters(model))
+        self.compute = Compute(sum(map(len, settings.generators)) + len(settings.trainers), 0)
         self.busy_seconds, self.sampled_tokens = 0.0, 0  # of all generators, in this process
+        self.waited = 0.0  # seconds of training that the trainer has waited, in this process
         self.validations: list[dict] = []  # the validation lines of the log
         self.samples: dict[int, list[list[str]]] = {}  # of the first and the last validation, by step and problem
         self.saved_step = -1  # of the newest checkpoint
@@ -846,6 +1120,12 @@ class Run:
         self.why_ended = "All steps are made"  # for the log, unless something else ends the run
         self.warned: set[str] = set()
         self.stopped_by: signal.Signals | None = None
+        self.stopped_at = 0.0  # clock reading then
+
+    def take(self, trainer: Trainer) -> None:
+        """The trainer comes last, when all else has been checked."""
+        self.trainer = trainer
+        self.compute.parameters = matmul_parameters(trainer.model)
 
     # Checkpoints
 
@@ -869,16 +1149,15 @@ class Run:
             "samples": list(self.samples.items()),
         }
         keep = self.settings.keep_checkpoints
-        write_checkpoint(self.folder, self.model, self.tokenizer, self.optimizer, state, keep)
+        write_checkpoint(self.folder, self.trainer, self.tokenizer, state, keep)
         self.saved_step = self.step
 
     def restore(self, checkpoint: Path | None) -> None:
-        """Go on from a checkpoint, whose parameters the model has already, or from the beginning if there is none.
+        """Go on from a checkpoint, whose parameters and moments the trainer has, or from the beginning without one.
         What the log tells of later steps is dropped: they will come again."""
         log, kept = self.folder / "log.jsonl", []
         if checkpoint is not None:
             state = json.loads((checkpoint / "state.json").read_text())
-            read_optimizer(checkpoint / "optimizer.safetensors", self.model, self.optimizer)
             self.step = self.saved_step = state["step"]
             for order, stored in zip(self.orders, state["orders"]):
                 order.restore(stored)
@@ -917,12 +1196,15 @@ class Run:
     def train(self) -> None:
         """All steps, from the first validation to the last."""
         settings = self.settings
-        self.parameters = SharedParameters(self.model)
-        self.parameters.write(self.model, version=self.step)
+        self.parameters = self.trainer.shared = SharedParameters(self.trainer.model)
+        if settings.trainers[0].startswith("cuda"):  # pinned: copies from the GPU then run at the full speed of the bus
+            memory = self.parameters.flat
+            torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+        self.trainer.together("publish", self.step)
         self.generators: list[Generator] = []
         self.verifiers = VerifierPool(settings.verifiers, settings.verifier_time_limit, settings.verifier_memory)
         try:
-            for number in range(len(settings.generator_devices) // settings.tensor_parallel):
+            for number in range(len(settings.generators)):
                 self.generators.append(start_generator(number, settings, self.decoding, self.parameters))
             while not all(generator.ready for generator in self.generators):
                 self.stop_if_asked()
@@ -954,13 +1236,13 @@ class Run:
             self.why_ended = f"Every prompt has been retired (pass rate >= {scalerl.RETIRE_AT})"
             say(f"{self.why_ended}: training ends.")
             return False
-        metrics = train_step(self.model, self.optimizer, groups, step, settings)
+        metrics = self.trainer.together("step", groups, step)
         for group in groups:
             correct = [verdict.correct for verdict in group.verdicts.values()]
             self.orders[group.source].record(group.prompt, sum(correct) / len(correct))
         self.step += 1
         if scalerl.publishes_after(settings.recipe.asynchrony, step):
-            self.parameters.write(self.model, version=self.step)
+            self.trainer.together("publish", self.step)
         batch_tokens = self.compute.add(groups, metrics.pop("trained_tokens"))
         self.log({"kind": "train", "step": self.step, **metrics, **self.rates(waited, batch_tokens)})
         self.look_at_numbers(groups, metrics)
@@ -1001,10 +1283,13 @@ class Run:
     # Being told to stop, and warning
 
     def on_signal(self, number: int, _) -> None:
-        """Ctrl-C or SIGTERM: the first is heeded where the run can be saved, the second at once."""
-        if self.stopped_by is not None:
+        """Ctrl-C or SIGTERM: the first is heeded where the run can be saved, the second at once. What comes within a
+        second is the same one: `timeout` and job schedulers signal a process and then its group."""
+        if self.stopped_by is not None and time.monotonic() - self.stopped_at > 1.0:
             raise KeyboardInterrupt
-        self.stopped_by = signal.Signals(number)
+        if self.stopped_by is not None:
+            return
+        self.stopped_by, self.stopped_at = signal.Signals(number), time.monotonic()
         say("Stopping after this step, with a checkpoint. Once more stops at once, without.")
 
     def stop_if_asked(self) -> None:
@@ -1167,7 +1452,7 @@ class Run:
         paused, step, samples = time.monotonic(), self.step, self.settings.validation_samples
         compute = self.compute.columns() if step else dict.fromkeys(self.compute.columns(), 0)
         if self.parameters.version < step:  # PPO-off-policy publishes every k-th version only
-            self.parameters.write(self.model, version=step)
+            self.trainer.together("publish", step)
         held_out = [(s, p) for s, source in enumerate(self.sources) for p in range(len(source.validation))]
         for i, (source, prompt) in enumerate(held_out):
             generator = self.generators[i % len(self.generators)]
@@ -1192,7 +1477,7 @@ class Run:
             "completion_length": float(np.mean([rollout.sampled.sum() for rollout in rollouts])),
             "interrupted_fraction": float(np.mean([rollout.interrupted for rollout in rollouts])),
             "truncated_fraction": float(np.mean([rollout.truncated for rollout in rollouts])),
-            **numerics_mismatch(self.model, rollouts[:: max(1, len(rollouts) // 64)], self.settings),
+            **self.trainer.together("mismatch", rollouts[:: max(1, len(rollouts) // 64)]),
             **compute,
         }
         if line["mismatch_mean"] > MISMATCH_TOO_LARGE:
@@ -1254,9 +1539,13 @@ class Run:
         self.last_rates = now
         working = max(change["seconds"] - waited, 1e-9)
         busy = change["busy"] / len(self.generators)
+        self.waited += waited
         sampled_per_second = change["tokens"] / busy if busy else None
         self.speeds = f"tokens/s {sampled_per_second or 0:,.0f} sampled {batch_tokens / working:,.0f} trained"
         return {
+            "groups_waiting": sum(group.finished for group in self.under_way.values()),
+            "parameters_seconds": self.trainer.write_seconds,
+            "parameters_bytes": self.parameters.flat.nbytes,
             "trainer_idle_fraction": waited / change["seconds"],
             "generator_idle_fraction": max(0.0, 1 - busy / change["seconds"]),
             "generator_tokens_per_second": sampled_per_second,
@@ -1311,9 +1600,9 @@ class Run:
     def finish(self) -> None:
         """Leave everything that a run leaves behind, and print its end."""
         self.save()
+        newest = self.folder / "checkpoints" / f"step-{self.step:06d}" / "model"
         with whole_folder(self.folder / "model") as folder:
-            self.model.save_pretrained(folder)
-            self.tokenizer.save_pretrained(folder)
+            shutil.copytree(newest, folder, dirs_exist_ok=True)
         self.save_samples()
         self.save_curve()
         print(self.summary())
@@ -1368,9 +1657,22 @@ class Run:
             f" tokens, {last['compute_flops']:.2e} FLOPs; {time.monotonic() - self.began:.0f} s with start and"
             " validation"
         )
+        lines.append(self.balance())
         files = sorted(path.name + "/" * path.is_dir() for path in self.folder.iterdir())
         lines.append(f"files       {self.folder}/: {' '.join(files)}")
         return "\n".join(lines)
+
+    def balance(self) -> str:
+        """Who has waited for whom, and what split of the devices would change that."""
+        seconds = max(self.compute.seconds, 1e-9)
+        generators, trainers = sum(map(len, self.settings.generators)), len(self.settings.trainers)
+        generating = min(1.0, self.busy_seconds / len(self.settings.generators) / seconds)
+        training = max(0.0, 1 - self.waited / seconds)
+        text = f"idle        trainer {1 - training:.2f}, generators {1 - generating:.2f} of the time"
+        devices, work = generators + trainers, trainers * training + generators * generating
+        best = min(max(1, round(devices * trainers * training / max(work, 1e-9))), devices - 1)
+        told = best != trainers and self.step >= 10
+        return f"{text}; {devices - best} generator and {best} trainer devices would balance" if told else text
 
     def save_curve(self) -> None:
         """curve.png, if there is a fit."""
@@ -1412,14 +1714,12 @@ def prepare(settings: Settings) -> Run:
             print(f"{source.name}: {note}", file=sys.stderr)
     if settings.prompts > sum(len(source.train) for source in sources):
         raise ValueError(
-            f"a step takes {settings.prompts} prompts, but there are {sum(len(s.train) for s in sources)} to train on:"
-            " lower --prompts-per-step, or raise --train-prompts"
+            f"a step takes {settings.prompts} prompts, but there are {sum(len(s.train) for s in sources)} to train on"
+            f" (--train-prompts {settings.train_prompts}): lower --prompts-per-step"
         )
     folder = settings.resume or run_folder(settings)
     lock = lock_folder(folder) if settings.resume else None
     checkpoint = newest_checkpoint(folder) if settings.resume else None
-    for device in (*settings.generator_devices, settings.trainer_device):
-        generate.check_device(device)
     tokenizer = generate.load_tokenizer(settings.model)
     decoding = generate.make_decoding(
         tokenizer,
@@ -1431,19 +1731,18 @@ def prepare(settings: Settings) -> Run:
         settings.interruption_phrase,
         settings.thinking,
     )
-    # The trainer's parameters are fp32 whatever the trunk computes in: bf16 would swallow small updates.
     source = str(checkpoint / "model") if checkpoint else settings.model
-    model = generate.load_model(source, torch.device(settings.trainer_device), torch.float32)
-    compute_in(model, getattr(torch, trunk_dtype(settings, settings.trainer_device)), settings.gradient_checkpointing)
+    model = load_for_trainer(settings, source, rank=0)
     generate.check_length(model, decoding)
-    engine = generate.choose_engine(settings.engine, settings.generator_devices[0])
-    generate.check_tensor_parallel(engine, settings.tensor_parallel, model)
+    for devices in settings.generators:
+        generate.check_tensor_parallel(generate.choose_engine(settings.engine, devices[0]), len(devices), model)
     if settings.defaults == "paper":
         print("The settings start from the paper's (--defaults paper); config.json has them all.", file=sys.stderr)
-    run = Run(settings, folder, model, tokenizer, decoding, sources)
+    run = Run(settings, folder, tokenizer, decoding, sources)
     run.render_prompts()
     folder.mkdir(parents=True, exist_ok=True)
     run.lock = lock or lock_folder(folder)
+    run.take(start_trainer(settings, model, source, checkpoint / "optimizer.safetensors" if checkpoint else None))
     if settings.resume:
         run.restore(checkpoint)
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
@@ -1661,7 +1960,7 @@ def main(arguments: list[str]) -> int:
     torch.set_num_threads(cpu_threads(settings))
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, run.on_signal)
-    status = 0
+    status, trainer_lives = 0, True
     try:
         try:
             run.train()
@@ -1673,16 +1972,27 @@ def main(arguments: list[str]) -> int:
             status = 1
         if run.validations:
             run.finish()
+            if status:
+                print(run.last_checkpoint(), file=sys.stderr)
         elif settings.resume is None:  # nothing has happened yet: the name stays free
             shutil.rmtree(run.folder)
     except KeyboardInterrupt:
         print(f"\nstopped at once; {run.last_checkpoint()}", file=sys.stderr)
-        status = 128 + run.stopped_by
+        status, trainer_lives = 128 + run.stopped_by, False
+    except TrainerFailed as error:
+        print(f"\nerror: {error}; {run.last_checkpoint()}", file=sys.stderr)
+        status, trainer_lives = 1, False
     except OSError as error:
         print(f"\nerror: the run's folder cannot be written: {error}; {run.last_checkpoint()}", file=sys.stderr)
         status = 1
+    if trainer_lives:
+        run.trainer.stop()
     return status
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    finally:  # whatever has happened: these processes do not heed SIGTERM, which Python would send them and then wait
+        for child in multiprocessing.active_children():
+            child.kill()

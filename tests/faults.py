@@ -157,6 +157,15 @@ def shared_memory() -> set[str]:
     return {path.name for path in Path("/dev/shm").iterdir()}
 
 
+def nothing_new_in(before: set[str], seconds: float = 20) -> bool:
+    """Whether shared memory comes to hold nothing that was not there before. (Python's tracker removes what dead
+    processes have left a moment after their end.)"""
+    deadline = time.monotonic() + seconds
+    while not (clean := shared_memory() <= before) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return clean
+
+
 def kill_at_random(folder: Path, kills: int, flags: list[str], seed: int) -> list[tuple[str, float]]:
     """A run whose trainer, generators and verifiers are killed again and again at random moments, and which is resumed
     whenever that was the trainer. Returns who was killed, and the seconds until training had gone on."""

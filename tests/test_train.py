@@ -71,7 +71,7 @@ def gradients(folder, groups, chosen):
             caught.update({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
 
     chosen = dataclasses.replace(chosen, clip_gradient=float("inf"))
-    metrics = train.train_step(model, Catch(model.parameters(), lr=0.0), groups, 0, chosen)
+    metrics = train.train_step(train.Policy(model), Catch(model.parameters(), lr=0.0), groups, 0, chosen)
     return caught, metrics
 
 
@@ -139,10 +139,10 @@ def test_pitfall_11_sequences_of_a_micro_batch_have_the_logprobs_of_sequences_on
     rollouts = [r for group in batch_of_groups() for r in group.rollouts.values()]
     (batch,) = train.micro_batches(rollouts, 10_000, torch.device("cpu"), pack)
     assert len(batch.inputs_RT) == (1 if pack else len(rollouts))
-    together, _ = train.policy_logprobs(model, batch, True)
+    together, _ = train.Policy(model)(batch, True)
     for row, which in enumerate(batch.rows_B.tolist()):
         (alone,) = train.micro_batches([rollouts[which]], 10_000, torch.device("cpu"), pack=False)
-        logprobs, _ = train.policy_logprobs(model, alone, True)
+        logprobs, _ = train.Policy(model)(alone, True)
         torch.testing.assert_close(together[row][batch.sampled_BT[row]], logprobs[alone.sampled_BT], atol=1e-5, rtol=0)
         # The negative control: the same sequence after two tokens of padding on the left is another one.
         shifted = torch.nn.functional.pad(alone.inputs_RT, (2, 0))
@@ -152,7 +152,7 @@ def test_pitfall_11_sequences_of_a_micro_batch_have_the_logprobs_of_sequences_on
         assert (left - logprobs[alone.sampled_BT]).abs().max() > 1e-3
     if pack:  # and the other: positions that do not start anew let sequences see each other
         running = torch.arange(batch.inputs_RT.shape[1])[None]
-        crossed, _ = train.policy_logprobs(model, dataclasses.replace(batch, positions_RT=running), True)
+        crossed, _ = train.Policy(model)(dataclasses.replace(batch, positions_RT=running), True)
         assert (crossed - together).abs().max() > 1e-2
 
 
@@ -244,7 +244,7 @@ def test_pitfall_3_generator_and_trainer_agree_with_fp32_logits_on_both_sides(mo
             engine = generate.TorchEngine(model, dataclasses.replace(rules, fp32_logits=head_of_generator), 16)
             trainer = generate.load_model(models[kind], torch.device("cpu"), torch.float32)
             train.compute_in(trainer, torch.bfloat16, gradient_checkpointing=False)
-            return train.numerics_mismatch(trainer, generate.sample_all(engine, wanted), chosen)["mismatch_mean"]
+            return train.numerics_mismatch(train.Policy(trainer), generate.sample_all(engine, wanted), chosen)["mismatch_mean"]
 
         assert mismatch(fp32_logits) < mismatch(not fp32_logits)  # one-sided is worse, whichever side
         assert mismatch(fp32_logits) < 0.1
@@ -369,7 +369,7 @@ def test_pitfall_18_unknown_flags_and_values_are_refused_with_the_valid_ones(fla
         (["--thinking-budget", "300", "400"], "the model holds 256"),
         (["--thinking-budget", "9", "8"], "0 <= LOW <= HIGH"),
         (["--generator-devices", "cuda:9"], "no device 'cuda:9'"),
-        (["--trainer-device", "gpu"], "no device 'gpu'"),
+        (["--trainer-devices", "gpu"], "'gpu' is no device; devices are cpu, cpu:2"),
         (["--asynchrony", "sync"], "pipeline-K"),
         (["--completions-per-prompt", "1"], "--completions-per-prompt is 1; it must be at least 2"),
         (["--train-prompts", "10"], "a step takes 32 prompts"),
@@ -476,7 +476,7 @@ def test_other_recipes_run(tmp_path, flags):
 def test_training_ends_with_a_message_when_every_prompt_is_retired(tmp_path):
     """Short sums only, at a budget that solves them: a prompt pool so small that it is used up."""
     (tmp_path / "data").mkdir()
-    for name in ("__init__.py", "evaluation.py", "verify.py"):
+    for name in ("__init__.py", "verify.py", "evaluation.py"):
         (tmp_path / "data" / name).write_text((ROOT / "data" / name).read_text())
     (tmp_path / "data" / "always.py").write_text(
         "from data import Problem\n"

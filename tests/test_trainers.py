@@ -1,0 +1,189 @@
+"""The trainer on several devices: the same gradients whatever the ranks, and what happens when one dies."""
+
+import json
+import multiprocessing
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from faults import RealRun, check_log, log, nothing_new_in, shared_memory
+from test_train import batch_of_groups, settings
+
+import generate
+import loss as scalerl
+import train
+from train import Settings
+
+FOREVER = ["--steps", "100000"]
+
+
+# --- devices ------------------------------------------------------------------------------------------------------
+
+
+def test_devices_are_named_singly_or_in_ranges():
+    assert train.list_devices(("cpu:2", "cpu")) == ["cpu"] * 3
+    assert train.list_devices(("cuda:0-2", "cuda:6,7", "cuda")) == [f"cuda:{i}" for i in (0, 1, 2, 6, 7, 0)]
+    for wrong in ("gpu", "cuda:", "cuda:a", "cpu:0", "cuda:1-", ""):
+        if wrong != "cuda:":
+            with pytest.raises(ValueError, match="is no device; devices are cpu, cpu:2"):
+                train.list_devices((wrong,))
+
+
+@pytest.mark.parametrize(
+    "gpus, flags, generators, trainers",
+    [
+        (0, {}, "cpu", "cpu"),
+        (1, {}, "0", "0"),  # one GPU for both
+        (2, {}, "0", "1"),
+        (8, {}, "0123456", "7"),
+        (10, {}, "01234567", "89"),  # one to four, as in the paper
+        (8, {"trainer_devices": ("cuda:0,1",)}, "234567", "01"),
+        (8, {"generator_devices": ("cuda:0-5",)}, "012345", "7"),
+        (1, {"generator_devices": ("cuda:0",)}, "0", "0"),
+        (8, {"generator_devices": ("cpu",), "trainer_devices": ("cpu:2",)}, ["cpu"], ["cpu", "cpu"]),
+    ],
+)
+def test_devices_that_nobody_has_named_are_split(gpus, flags, generators, trainers):
+    def listed(names):
+        return names if isinstance(names, list) else ["cpu"] if names == "cpu" else [f"cuda:{i}" for i in names]
+
+    assert train.split_devices(Settings(**flags), gpus) == (listed(generators), listed(trainers))
+
+
+# --- gradients ----------------------------------------------------------------------------------------------------
+
+
+def one_rank(rank, chosen, folder, meeting_place, results):
+    """Two optimizer steps on the same groups and the mismatch after them; rank 0 sends what came of it."""
+    torch.set_num_threads(1)
+    if len(chosen.trainers) > 1:
+        train.join_ranks(chosen, rank, meeting_place)
+    trainer = train.Trainer(chosen, train.load_for_trainer(chosen, folder, rank), rank)
+    metrics = [trainer.step(batch_of_groups(seed), step=50) for seed in (0, 1)]
+    rollouts = [rollout for group in batch_of_groups() for rollout in group.rollouts.values()]
+    mismatch = trainer.mismatch(rollouts)
+    parameters, moments = trainer.gather()
+    if rank == 0:
+        numbers = {name: tensor.numpy() for name, tensor in {**parameters, **moments}.items()}
+        results.put((metrics, mismatch, numbers))
+    else:
+        assert not parameters and not moments
+
+
+def on_ranks(ranks, folder, tmp_path, **changes):
+    chosen = settings(trainer_devices=(f"cpu:{ranks}",), **changes)
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    processes = [
+        context.Process(target=one_rank, args=(rank, chosen, folder, str(tmp_path / f"meet-{ranks}"), results))
+        for rank in range(ranks)
+    ]
+    for process in processes:
+        process.start()
+    found = results.get(timeout=120)
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    return found
+
+
+@pytest.mark.parametrize(
+    "kind, changes",
+    [
+        ("llama-grouped-tied", {"tokens_per_micro_batch": 1}),
+        ("qwen3", {"tokens_per_micro_batch": 60, "gradient_checkpointing": True}),
+        ("qwen3-moe", {"tokens_per_micro_batch": 10_000, "pack": True}),
+    ],
+)
+def test_pitfall_5_losses_and_gradients_are_the_same_with_one_two_and_three_ranks(models, tmp_path, kind, changes):
+    """Also where one rank has nothing to do. The first moments are the gradients (times 1 - beta)."""
+    recipe = scalerl.Recipe(loss="gspo" if kind == "qwen3" else "cispo")
+    metrics, mismatch, numbers = on_ranks(1, models[kind], tmp_path, recipe=recipe, **changes)
+    assert metrics[0]["gradient_norm"] > 0 and metrics[0]["loss"] != metrics[1]["loss"]
+    for ranks in (2, 3):
+        other, other_mismatch, other_numbers = on_ranks(ranks, models[kind], tmp_path, recipe=recipe, **changes)
+        for ours, theirs in zip(metrics, other):
+            assert ours.keys() == theirs.keys()
+            for name in ours:
+                assert theirs[name] == pytest.approx(ours[name], rel=1e-4, abs=1e-5), name
+        assert other_mismatch == pytest.approx(mismatch, rel=1e-4)
+        assert other_numbers.keys() == numbers.keys()
+        for name, values in numbers.items():
+            if name.endswith("/exp_avg"):
+                assert abs(values - other_numbers[name]).max() < 1e-5, name
+
+
+def test_a_bf16_trunk_over_two_ranks_computes_what_one_computes(models, tmp_path):
+    metrics, mismatch, numbers = on_ranks(1, models["llama"], tmp_path, dtype="bfloat16")
+    other, other_mismatch, other_numbers = on_ranks(2, models["llama"], tmp_path, dtype="bfloat16")
+    assert other_mismatch == pytest.approx(mismatch, rel=1e-4)  # the forward is the same to the bit, or nearly
+    assert other[0]["loss"] == pytest.approx(metrics[0]["loss"], rel=1e-4)
+    assert other[0]["gradient_norm"] == pytest.approx(metrics[0]["gradient_norm"], rel=1e-2)
+    assert all(values.dtype == "float32" for values in other_numbers.values())
+
+
+# --- whole runs ---------------------------------------------------------------------------------------------------
+
+
+def test_a_run_goes_on_with_any_number_of_ranks(tmp_path):
+    """Begun with two, gone on with three, then one: the losses of a synchronous run that had one all along."""
+    flags = ["--asynchrony", "ppo-1", "--validation-every", "2", "--train-prompts", "40"]
+    alone = RealRun(tmp_path, *flags, "--steps", "6", name="alone")
+    assert alone.end() == 0, alone.text()[-3000:]
+    before, folders = shared_memory(), set(Path("/tmp").glob("trainers-*"))
+    run = RealRun(tmp_path, *flags, "--steps", "2", "--trainer-devices", "cpu:2", "--threads", "1")
+    assert run.end() == 0, run.text()[-3000:]
+    for steps, devices in (("4", "cpu:3"), ("6", "cpu")):
+        run = RealRun(tmp_path, "--resume", "runs/run", "--steps", steps, "--trainer-devices", devices)
+        assert run.end() == 0, run.text()[-3000:]
+    folder = tmp_path / "runs" / "run"
+    check_log(folder, steps=6, validation_every=2)
+    for ours, theirs in zip(log(folder, "train"), log(alone.folder, "train")):
+        bound = 1e-3 if ours["step"] <= 3 else 0.1  # later a last digit has changed a sampled token here and there
+        for name in ("loss", "gradient_norm", "pass_rate"):
+            assert ours[name] == pytest.approx(theirs[name], rel=bound, abs=1e-4), (ours["step"], name)
+    hours = [line["compute_device_hours"] for line in log(folder)]
+    assert hours == sorted(hours)
+    generate.load_model(str(folder / "model"), torch.device("cpu"), torch.float32)
+    assert nothing_new_in(before) and set(Path("/tmp").glob("trainers-*")) == folders
+
+
+@pytest.mark.parametrize("victim", ["trainer 0", "trainer 1", "generator"])
+def test_whoever_is_killed_the_run_ends_or_goes_on_and_the_last_checkpoint_is_good(tmp_path, victim):
+    before = shared_memory()
+    run = RealRun(tmp_path, *FOREVER, "--trainer-devices", "cpu:2", "--generator-devices", "cpu:2")
+    run.until_step(3)
+    children = run.generators()  # in the order of their start: the other trainer, then the generators
+    assert len(children) == 3
+    run.kill({"trainer 0": run.process.pid, "trainer 1": children[0], "generator": children[1]}[victim])
+    if victim == "generator":
+        run.until_step(train_step_of(run) + 3)
+        assert "is replaced" in run.text()
+        run.process.send_signal(signal.SIGTERM)
+        assert run.end() == 128 + signal.SIGTERM
+    else:
+        assert run.end() == (-signal.SIGKILL if victim == "trainer 0" else 1)
+        if victim == "trainer 1":
+            assert "trainer 1 on cpu ended with status -9; the last checkpoint is of step" in run.text()
+    saved = json.loads((train.newest_checkpoint(run.folder) / "state.json").read_text())["step"]
+    assert saved >= 2 and nothing_new_in(before)
+
+
+def train_step_of(run):
+    return log(run.folder, "train")[-1]["step"]
+
+
+def test_a_rank_that_dies_while_the_others_wait_in_a_collective_ends_the_run(monkeypatch):
+    """What NCCL does not notice: the main thread would wait for ever."""
+    context = multiprocessing.get_context("spawn")
+    follower = context.Process(target=time.sleep, args=(600,))
+    follower.start()
+    ended = []
+    monkeypatch.setattr(train.os, "_exit", ended.append)
+    monkeypatch.setattr(train.dist, "is_initialized", lambda: True)
+    os.kill(follower.pid, signal.SIGKILL)
+    train.watch([follower], grace=0.0)
+    assert ended == [1]
