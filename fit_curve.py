@@ -4,6 +4,7 @@
     python fit_curve.py log.csv --x gpu_hours --y pass_rate --predict 1e5 --plot fit.png
     python fit_curve.py seed0.csv seed1.csv seed2.csv --seeds              # several seeds of one setting
     python fit_curve.py --compare base=b0.csv,b1.csv scalerl=s0.csv,s1.csv --plot compare.png
+    python fit_curve.py --compare runs/STUDY                               # tables and figures of a study
 
 The curve (Khatri et al., arXiv 2510.13786, sec. 2.1) is a sigmoid in log compute,
 
@@ -31,16 +32,17 @@ import signal
 import sys
 import warnings
 from dataclasses import dataclass, field, replace
-from itertools import combinations
+from itertools import combinations, cycle
 from pathlib import Path
 
 import numpy as np
-from scipy.special import stdtrit  # quantiles of Student's t; scipy.stats would take far longer to import
+from scipy.special import chdtri, stdtrit  # quantiles of chi^2 and Student's t; scipy.stats is slow to import
 
 LEAST_REACH = 1.5  # C_max / C_mid below which no asymptote is reported, ...
 SAFE_REACH = 2.0  # ... and below which it comes with a warning
 MARGIN = 0.02  # asymptotes closer than this are not told apart (paper, sec. 2.1, A.8)
 B_RANGE = 0.05, 30.0
+LEAST_TO_STOP = 10  # points before a curve can be found to have levelled off
 
 # ---------------------------------------------------------------------------------------------- the curves
 
@@ -333,12 +335,23 @@ class Fit:
         """The fitted curve at compute C, of C's shape."""
         return sigmoid(C, self.A, self.B, self.C_mid, self.R0)
 
+    def interval_of(self, weights, C):
+        """95 % interval (low, high), each (k,), of the sums weights (k, n) @ R(C) over the curve at compute C (n,)."""
+        value, gradient = curve_and_gradient(log_compute(np.asarray(C, float)), self.profile.theta)
+        gradient = gradient[:, self.profile.free].transpose(0, 2, 1)
+        return self.profile.interval(value @ np.transpose(weights), weights @ gradient)
+
     def band(self, C):
         """95 % interval (low, high) of the curve, not of single validations, at compute C; of C's shape."""
         C = np.asarray(C, float)
-        value, gradient = curve_and_gradient(log_compute(C.ravel()), self.profile.theta)
-        ends = self.profile.interval(value, gradient[:, self.profile.free].transpose(0, 2, 1))
-        return tuple(np.clip(end, 0, 1).reshape(C.shape) for end in ends)
+        return tuple(np.clip(end, 0, 1).reshape(C.shape) for end in self.interval_of(np.eye(C.size), C.ravel()))
+
+    def gain(self, factor=2.0):
+        """What more compute would buy: the curve at `factor` times C_max less the curve there, and its 95 % interval:
+        (gain, low, high)."""
+        C = self.C_max * np.array([1, factor])
+        low, high = self.interval_of(np.array([[-1, 1]]), C)
+        return float(np.diff(self.predict(C))[0]), float(low[0]), float(high[0])
 
 
 def fit(x, y, r0=None, fit_from=0.0, fit_to=np.inf, method="varpro", num_examples=None):
@@ -386,6 +399,18 @@ def fit(x, y, r0=None, fit_from=0.0, fit_to=np.inf, method="varpro", num_example
     if method == "paper":
         remarks += judge_grid(fitted)
     return replace(fitted, identified=identified, warnings=remarks)
+
+
+def levelled_off(x, y, least_gain):
+    """Whether twice the compute would surely buy less than `least_gain`: the 95 % interval of the gain ends below it,
+    A being identified, at the last point and also at the one before, since asking at each point errs more often."""
+    if len(x) < LEAST_TO_STOP:
+        return False
+    try:
+        fits = [fit(x[:end], y[:end]) for end in (len(x) - 1, len(x))]
+    except ValueError:  # nothing has moved yet
+        return False
+    return all(f.identified and f.gain()[2] < least_gain for f in fits)
 
 
 def check(x, y, where):
@@ -471,16 +496,22 @@ def judge_grid(f):
 def held_out(x, y, r0=None, fraction=0.5, fit_from=0.0):
     """Fit the points with compute <= fraction of the last, and forecast the mean of the last three points.
 
-    x, y, r0, fit_from as in `fit`. Returns a dict: fit_to, n_points, came (that mean), and its forecasts
-    sigmoid, power_law and last_value. Raises ValueError when the first part cannot be fitted.
+    x, y, r0, fit_from as in `fit`. Returns a dict: fit_to, n_points, came (that mean), its forecasts sigmoid,
+    power_law and last_value, and interval, where `came` lies with 95 % if the sigmoid holds: that of the curve, widened
+    by the scatter of three points around it. Raises ValueError when the first part cannot be fitted.
     """
     x, y = np.asarray(x, float), np.asarray(y, float)
     early = fit(x, y, r0, fit_from, fraction * x[-1])
     last = np.arange(len(x)) >= max(len(x) - 3, np.sum(x <= fraction * x[-1]))
     law = fit_power_law(early.x[early.x > 0], early.y[early.x > 0])
+    curve, n = float(early.predict(x[last]).mean()), last.sum()
+    low, high = (float(end[0]) for end in early.interval_of(np.full((1, n), 1 / n), x[last]))
+    scatter = stdtrit(len(early.x) - 3, 0.975) * early.rms / np.sqrt(n)
+    interval = [max(0.0, float(curve - np.hypot(curve - low, scatter))),
+                min(1.0, float(curve + np.hypot(high - curve, scatter)))]
     return {"fit_to": float(fraction * x[-1]), "n_points": len(early.x), "came": float(y[last].mean()),
-            "sigmoid": float(early.predict(x[last]).mean()),
-            "power_law": float(power_law(x[last], *law).mean()), "last_value": float(early.y[-1])}
+            "sigmoid": curve, "interval": interval, "power_law": float(power_law(x[last], *law).mean()),
+            "last_value": float(early.y[-1])}
 
 
 # --------------------------------------------------------------------------------------- seeds and settings
@@ -801,6 +832,24 @@ def describe(series, f, result):
     return "\n".join(lines + [f"  ! {warning}" for warning in f.warnings])
 
 
+def asymptote_of(fits):
+    """A of a setting with its 95 % interval as text, if all its seeds identify it."""
+    lost = sum(not f.identified for f in fits)
+    if lost:
+        return "not identified" + f" by {lost} of {len(fits)} runs" * (len(fits) > 1)
+    return spread(*(seeds(fits)["A"] if len(fits) > 1 else (fits[0].A, *fits[0].interval["A"])))
+
+
+def spread(value, low, high, form=".3f"):
+    """A value with its 95 % interval, as text."""
+    return f"{value:{form}} [{low:{form}}, {high:{form}}]"
+
+
+def table(header, rows):
+    """A Markdown table of strings."""
+    return "\n".join(f"| {' | '.join(row)} |" for row in [header, ["---"] * len(header), *rows])
+
+
 def write_whole(path, write):
     """Write a file whole or not at all: write(temporary path) beside it, then rename."""
     if not os.path.isdir(os.path.dirname(path) or "."):
@@ -816,19 +865,23 @@ def write_whole(path, write):
 
 # --------------------------------------------------------------------------------------------------- plots
 
+MARKERS = "os^Dv"  # of the first seed, the second, ...
+
 
 def new_figure(panels):
+    """A figure and its panels, at most three beside each other."""
     from matplotlib.figure import Figure  # here, so that importing this file stays fast; pyplot is not needed
 
-    figure = Figure(figsize=(8 if panels == 1 else 13, 5), layout="constrained")
-    return figure, figure.subplots(1, panels)
+    rows = -(-panels // 3)
+    figure = Figure(figsize=(8 if panels == 1 else 13, max(5, 3.6 * rows)), layout="constrained")
+    return figure, figure.subplots(rows, -(-panels // rows), squeeze=False).flatten()
 
 
 def save_figure(path, figure):
     write_whole(os.fspath(path), lambda temporary: figure.savefig(temporary, format="png", dpi=110))
 
 
-def draw_run(axes, series, f, color, details, predict=()):
+def draw_run(axes, series, f, color, details, predict=(), marker="o"):
     """Points, curve, band, and the forecast to 4 times the last compute or to the last of `predict`; with details,
     all explained."""
     fitted, shown = np.isin(series.x, f.x), series.x > 0
@@ -838,11 +891,11 @@ def draw_run(axes, series, f, color, details, predict=()):
 
     for points, fill, text in ((shown & fitted, color, "points fitted"), (shown & ~fitted, "w", "left out")):
         if points.any():
-            axes.plot(series.x[points], series.y[points], "o", ms=4, color=color, mfc=fill, label=label(text))
+            axes.plot(series.x[points], series.y[points], marker, ms=4, color=color, mfc=fill, label=label(text))
     end = max(4 * f.C_max, 1.2 * series.x[-1], *(1.2 * C for C in predict))
     past, future = np.geomspace(f.x[f.x > 0][0] / 1.5, f.C_max, 100), np.geomspace(f.C_max, end, 50)
-    name = f"{series.name}: A {f.A:.3f}" if f.identified else f"{series.name}: A not identified"
-    axes.plot(past, f.predict(past), color=color, label="fitted curve" if details else name)
+    name = "fitted curve" if details else f"{series.name}: A {asymptote_of([f])}"
+    axes.plot(past, f.predict(past), color=color, label=name)
     axes.plot(future, f.predict(future), "--", color=color, label=label("forecast"))
     both = np.append(past, future)
     axes.fill_between(both, *f.band(both), color=color, alpha=0.18, lw=0, label=label("95 % interval"))
@@ -863,12 +916,13 @@ def finish(axes, series, title):
     axes.set_title(title, fontsize=10, wrap=True)
     axes.tick_params(axis="x", which="minor", labelsize=6)
     axes.grid(alpha=0.25)
-    axes.legend(fontsize=8)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=8)
 
 
 def plot_runs(path_png, pairs, title=None, predict=()):
     """Draw [(Series, Fit)] into one PNG: a single run in detail, several as curves side by side."""
-    figure, axes = new_figure(1)
+    figure, (axes,) = new_figure(1)
     for i, (series, f) in enumerate(pairs):
         draw_run(axes, series, f, f"C{i % 10}", details=len(pairs) == 1, predict=predict)
     series, f = pairs[0]
@@ -882,29 +936,170 @@ def plot_run(path_png, series, fit, title=None):
     plot_runs(path_png, [(series, fit)], title)
 
 
+def draw_setting(axes, setting, pairs, color):
+    """The points of all seeds, each with a marker of its own, and the mean of their curves with its 95 %
+    t-interval; of a single run its curve and band. A forecast only where every seed identifies A."""
+    fits = [f for _, f in pairs]
+    for (series, _), marker in zip(pairs, cycle(MARKERS)):
+        axes.plot(series.x[series.x > 0], series.y[series.x > 0], marker, ms=3.5, color=color, alpha=0.45, mew=0)
+    start, end = min(f.x[f.x > 0][0] for f in fits), min(f.C_max for f in fits)
+    carried = all(f.identified for f in fits)
+    axes.plot([], [], color=color, label=f"{setting}: A {asymptote_of(fits)}")
+    for C, style in ((np.geomspace(start, end, 100), "-"), (np.geomspace(end, 2 * end, 50), "--"))[: 1 + carried]:
+        curves = np.array([f.predict(C) for f in fits])
+        low, high = fits[0].band(C)
+        if len(fits) > 1:
+            half = stdtrit(len(fits) - 1, 0.975) * curves.std(0, ddof=1) / np.sqrt(len(fits))
+            low, high = curves.mean(0) - half, curves.mean(0) + half
+        axes.plot(C, curves.mean(0), style, color=color)
+        axes.fill_between(C, np.maximum(low, 0), np.minimum(high, 1), color=color, alpha=0.12, lw=0)
+
+
 def plot_compare(path_png, settings, comparisons):
-    """Draw settings {name: [(Series, Fit)]} into a PNG: the curves, and the line log F(R) = B log C (A.8)."""
+    """Draw settings {name: [(Series, Fit)]} into a PNG: the curves, and for those whose ceilings are not told apart
+    the line log F(R) = B log C (A.8)."""
     figure, (left, right) = new_figure(2)
-    carried = [f.A for pairs in settings.values() for _, f in pairs if f.identified]
-    common = np.mean(carried) if carried else np.nan
+    alike = {name for c in comparisons if c["efficiency"] for name in c["settings"]}
+    common = np.mean([f.A for name in alike for _, f in settings[name]] or np.nan)
     for i, (setting, pairs) in enumerate(settings.items()):
         color = f"C{i % 10}"
-        for series, f in pairs:
-            draw_run(left, replace(series, name=setting), f, color, details=False)
-            if f.identified:
-                (log_B, log_mid), _ = efficiency_at(f, common)
-                inside = (f.y > f.R0) & (f.y < common)
-                right.plot(f.x[inside], ((f.y - f.R0) / (common - f.y))[inside], "o", ms=4, color=color)
-                right.plot(f.x, (f.x / np.exp(log_mid)) ** np.exp(log_B), color=color,
-                           label=f"{setting}: slope B {np.exp(log_B):.2f}, C_mid {np.exp(log_mid):.3g}")
+        draw_setting(left, setting, pairs, color)
+        if setting not in alike:
+            continue
+        for (_, f), marker in zip(pairs, cycle(MARKERS)):
+            inside = (f.y > f.R0) & (f.y < common)
+            F = ((f.y - f.R0) / (common - f.y))[inside]
+            right.plot(f.x[inside], F, marker, ms=3.5, color=color, alpha=0.45, mew=0)
+        log_B, log_mid = np.mean([efficiency_at(f, common)[0] for _, f in pairs], axis=0)
+        right.plot(pairs[0][1].x, (pairs[0][1].x / np.exp(log_mid)) ** np.exp(log_B), color=color,
+                   label=f"{setting}: slope B {np.exp(log_B):.2f}, C_mid {np.exp(log_mid):.3g}")
     series = next(iter(settings.values()))[0][0]
-    finish(left, series, "points, fitted curves, forecasts (dashed)")
-    finish(right, series, f"efficiency, with A held at {common:.3f}: the slope is B, height 1 is at C_mid")
+    finish(left, series, "points (a marker for each seed), mean of the fitted curves, forecasts (dashed)")
+    told = f"efficiency, with A held at {common:.3f}: the slope is B, height 1 is at C_mid"
+    finish(right, series, told if alike else "no two ceilings are alike: efficiency cannot be compared")
     right.axhline(1, color="0.45", lw=1, ls=":")
     right.set(yscale="log", ylabel="gain reached / gain left, (R - R0) / (A - R)")
-    figure.suptitle("\n".join(f"{' and '.join(c['settings'])}: {c['verdict'].split(' (')[0]}"
-                              for c in comparisons), fontsize=11)
+    if len(comparisons) < 4:
+        figure.suptitle("\n".join(f"{' and '.join(c['settings'])}: {c['verdict'].split(' (')[0]}"
+                                  for c in comparisons), fontsize=11)
     save_figure(path_png, figure)
+
+
+def plot_seeds(path_png, settings):
+    """Draw settings {name: [(Series, Fit)]} into a PNG, a panel each: every seed with its own curve (Fig. 8a)."""
+    figure, panels = new_figure(len(settings))
+    for axes, (setting, pairs) in zip(panels, settings.items()):
+        for i, ((series, f), marker) in enumerate(zip(pairs, cycle(MARKERS))):
+            own = replace(series, name=series.name.removeprefix(f"{setting}-"))
+            draw_run(axes, own, f, f"C{i % 10}", details=False, marker=marker)
+        finish(axes, pairs[0][0], setting)
+        axes.set_ylim(0, 1)
+    for axes in panels[len(settings) :]:
+        axes.remove()
+    save_figure(path_png, figure)
+
+
+# ------------------------------------------------------------------------------------------------- a study
+
+COSTS = {"compute_flops": "FLOPs", "compute_tokens": "sampled tokens", "compute_device_hours": "device-hours"}
+
+
+def study_runs(folder):
+    """[(setting, run folder)] of a study of train.py, which is every SETTING-seedN/log.jsonl, in natural order, but
+    first `scalerl`, if there is one: the others are compared with the first. Empty if the folder is no study."""
+    runs = [(match[1], path.parent) for path in Path(folder).glob("*/log.jsonl")
+            if (match := re.fullmatch(r"(.+)-seed\d+", path.parent.name))]
+
+    def order(run):
+        return run[0] != "scalerl", [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", run[1].name)]
+
+    return sorted(runs, key=order)
+
+
+def settings_table(settings, comparisons):
+    """The leave-one-out table (Fig. 7): each setting beside the first."""
+    reference, rows = next(iter(settings)), []
+    for setting, c in zip(settings, [None, *comparisons]):
+        fits = [f for _, f in settings[setting]]
+        mean = dict.fromkeys(("B", "C_mid"), "-")
+        if all(f.identified for f in fits):
+            mean = {name: f"{np.mean([getattr(f, name) for f in fits]):.3g}" for name in mean}
+        row = [setting, str(len(fits)), asymptote_of(fits), mean["B"], mean["C_mid"]]
+        at = c["efficiency"][0] if c and c["efficiency"] else None
+        row += [spread(*c["A_difference"], "+.3f") if c and c["A"] else "-"]
+        row += [f"{at['B'][0]:.2f}, {at['B'][1]:.2f}" if at else "-"]
+        row += [spread(*at[f"{name}_ratio"], ".2f") if at else "-" for name in ("B", "C_mid")]
+        rows.append([*row, re.split(" \\(|: its", c["verdict"])[0] if c else "(the others are compared with it)"])
+    return table(["setting", "runs", "A", "B", "C_mid", f"A less that of {reference}",
+                  f"B at common A, of {reference}", "ratio", "ratio of C_mid", "verdict"], rows)
+
+
+def forecast_table(reports):
+    """Each run fitted on the first half of its compute, against what came; then the sizes of the errors."""
+    rows, held = [], []
+    for report in reports:
+        half = report["baselines"]["held_out"]
+        if "error" in half:
+            rows.append([report["name"], "-", "-", half["error"], *["-"] * 4])
+            continue
+        low, high = half["interval"]
+        errors = [half[name] - half["came"] for name in ("sigmoid", "power_law", "last_value")]
+        held.append((*np.abs(errors), low <= half["came"] <= high))
+        rows.append([report["name"], f"{half['fit_to']:.3g}", f"{half['came']:.3f}", spread(half["sigmoid"], low, high),
+                     "yes" if held[-1][3] else "no", *(f"{error:+.3f}" for error in errors)])
+    text = table(["run", "fitted up to", "came", "sigmoid", "inside", "error of the sigmoid", "of the power law",
+                  "of the last value"], rows)
+    if held:
+        middle = "sigmoid {:.3f}, power law {:.3f}, last value {:.3f}".format(*np.median(held, axis=0)[:3])
+        text += (f"\n\nMedian error: {middle}. {sum(h[3] for h in held)} of {len(held)} came inside their 95 % "
+                 "interval (that of the curve, widened by the scatter of the last three points, whose mean came).")
+    return text
+
+
+def seeds_table(settings):
+    """A of every seed, and the error margin that follows (Fig. 8a)."""
+    most = max(len(pairs) for pairs in settings.values())
+    rows, squares, degrees = [], 0.0, 0
+    for setting, pairs in settings.items():
+        A = [f.A for _, f in pairs if f.identified]
+        own = [f"{f.A:.3f}" if f.identified else f"> {f.interval['A'][0]:.3f}" for _, f in pairs]
+        rows.append([setting, *own, *["-"] * (most - len(own)), f"{np.ptp(A) / 2:.3f}" if len(A) > 1 else "-"])
+        if len(A) > 1:
+            squares, degrees = squares + len(A) * np.var(A), degrees + len(A) - 1
+    text = table(["A of", *(f"run {i + 1}" for i in range(most)), "half of the range"], rows)
+    if degrees:
+        s, t = np.sqrt(squares / degrees), stdtrit(degrees, 0.975)
+        low, high = s * np.sqrt(degrees / chdtri(degrees, [0.025, 0.975]))
+        text += (f"\n\nStandard deviation of A between the seeds of a setting: {spread(s, low, high, '.4f')}, from "
+                 f"{degrees} degrees of freedom. So A of one run lies within {t * s:.3f} of that of its setting, and "
+                 f"two settings of {most} runs are told apart from {t * s * np.sqrt(2 / most):.3f} on (95 %).")
+    return text
+
+
+def runs_table(folder, settings):
+    """Every run with its fit and what it has cost."""
+    rows = []
+    for series, f in (pair for pairs in settings.values() for pair in pairs):
+        last = {}
+        for _, row in read_rows(Path(folder, series.name, "log.jsonl").read_text(), series.name)[0]:
+            last |= {key: number(value, series.name, key) for key, value in row.items() if key.startswith("compute_")}
+        fitted = [spread(getattr(f, name), *f.interval[name], form) if f.identified else "-"
+                  for name, form in (("A", ".3f"), ("B", ".2f"), ("C_mid", ".3g"))]
+        rows.append([series.name, f"{series.y[0]:.3f}", f"{series.y[-1]:.3f}", *fitted, f"{f.reach:.1f}",
+                     f"{f.rms:.4f}", *(f"{last[key]:.3g}" if key in last else "-" for key in COSTS),
+                     "; ".join(re.split(r":| \(", warning)[0] for warning in f.warnings) or "-"])
+    return table(["run", "before", "after", "A", "B", "C_mid", "C_max/C_mid", "rms", *COSTS.values(), "warnings"], rows)
+
+
+def study_tables(folder, settings, unfit, comparisons, reports):
+    """All tables of a study as Markdown: settings {name: [(Series, Fit)]}, and why some runs have no fit."""
+    compute = next(iter(settings.values()))[0][0].x_name
+    sections = {"Settings": settings_table(settings, comparisons),
+                "Forecasts from the first half of the compute": forecast_table(reports),
+                "Seeds": seeds_table(settings), "Runs": runs_table(folder, settings)}
+    head = f"Compute is {compute}. In brackets, 95 % intervals: of a setting by t over its seeds, of a run by its fit."
+    return "\n\n".join([head, *(f"### {title}\n\n{text}" for title, text in sections.items()),
+                        *(f"Not fitted: {reason}" for reason in unfit)]) + "\n"
 
 
 # --------------------------------------------------------------------------------------------- the command
@@ -940,7 +1135,8 @@ def command_line(argv):
     add("--predict", type=float, nargs="+", default=[], metavar="X", help="forecast at these computes")
     add("--method", choices=("varpro", "paper"), default="varpro", help="least squares or the published grid")
     add("--seeds", action="store_true", help="the logs are seeds of one setting")
-    add("--compare", action="store_true", help="the logs are settings to compare")
+    add("--compare", action="store_true", help="the logs are settings to compare, or the one folder of a study, where "
+        "tables.md, compare.png and seeds.png are written")
     add("--json", metavar="OUT", help="write all results to this file")
     add("--plot", metavar="OUT.png", help="draw the curves into this file")
     options = parser.parse_intermixed_args(argv)  # logs may stand before and after the options
@@ -952,31 +1148,42 @@ def command_line(argv):
     return options
 
 
-def read_settings(options):
-    """{setting: [(Series, Fit)]} of the logs named; a setting is one run, or several seeds if said so."""
-    settings = {}
+def named_logs(options):
+    """[(setting, path)] of the logs named; "" is the setting of a run of its own."""
+    logs = []
     for argument in options.logs:
         setting, paths = "", [argument]
         if options.compare and not os.path.exists(argument):
             setting, paths = re.fullmatch(r"(?:([^=,/]+)=)?(.*)", argument).groups()
             setting, paths = setting or ("" if "," not in paths else paths), paths.split(",")
-        for path in paths:
-            for series in read_log(path, options.x, options.y, options.percent):
-                try:
-                    f = fit(series.x, series.y, options.r0, options.fit_from, options.fit_to, options.method,
-                            series.num_examples)
-                except ValueError as error:
-                    run = "" if series.name in path else f"{series.name}: "
-                    raise ValueError(f"{path}: {run}{error}") from None
-                own = series.name if series.name not in settings else f"{path}: {series.name}"
-                settings.setdefault("all" if options.seeds else setting or own, []).append((series, f))
-    return settings
+        logs += [("all" if options.seeds else setting, path) for path in paths]
+    return logs
+
+
+def read_settings(logs, options):
+    """Of logs [(setting, path)], {setting: [(Series, Fit)]}, and why the others cannot be fitted."""
+    settings, unfit = {}, []
+    for setting, path in logs:
+        for series in read_log(path, options.x, options.y, options.percent):
+            try:
+                f = fit(series.x, series.y, options.r0, options.fit_from, options.fit_to, options.method,
+                        series.num_examples)
+            except ValueError as error:
+                run = "" if series.name in os.fspath(path) else f"{series.name}: "
+                unfit.append(f"{path}: {run}{error}")
+                continue
+            own = series.name if series.name not in settings else f"{path}: {series.name}"
+            settings.setdefault(setting or own, []).append((series, f))
+    return settings, unfit
 
 
 def main(argv=None):
     options = command_line(argv)
     try:
-        settings = read_settings(options)
+        study = study_runs(options.logs[0]) if options.compare and len(options.logs) == 1 else []
+        settings, unfit = read_settings(study or named_logs(options), options)
+        if unfit and not (study and settings):  # a study goes on without them
+            raise ValueError(unfit[0])
         pairs = [pair for group in settings.values() for pair in group]
         results = {"runs": [report(series, f, options.predict, options.fit_from) for series, f in pairs]}
         text = [describe(series, f, result) for (series, f), result in zip(pairs, results["runs"])]
@@ -987,11 +1194,20 @@ def main(argv=None):
             text.append(f"{len(pairs)} seeds, mean and 95 % t-interval: {', '.join(pooled)}" if pooled else
                         f"{len(pairs)} seeds: not all identify A, so there is none for the setting")
         if options.compare:
-            if len(settings) < 2:
-                raise ValueError("--compare needs two settings or more")
+            if len(settings) < 2 and not study:
+                raise ValueError("--compare needs two settings or more, or the folder of a study, in which is "
+                                 "SETTING-seedN/log.jsonl")
             fits = {name: [f for _, f in group] for name, group in settings.items()}
-            results["comparisons"] = [compare(two, [fits[n] for n in two]) for two in combinations(fits, 2)]
+            first, *others = fits  # of a study, all others are compared with the first
+            two_by_two = [(other, first) for other in others] if study else combinations(fits, 2)
+            results["comparisons"] = [compare(two, [fits[n] for n in two]) for two in two_by_two]
             text += [f"{' and '.join(c['settings'])}: {c['verdict']}" for c in results["comparisons"]]
+        if study:
+            folder = Path(options.logs[0])
+            text = [study_tables(folder, settings, unfit, results["comparisons"], results["runs"])]
+            write_whole(folder / "tables.md", lambda temporary: Path(temporary).write_text(text[0]))
+            plot_compare(folder / "compare.png", settings, results["comparisons"])
+            plot_seeds(folder / "seeds.png", settings)
         if options.plot and options.compare:
             plot_compare(options.plot, settings, results["comparisons"])
         elif options.plot:

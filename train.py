@@ -6,6 +6,7 @@
     python train.py --loss gspo --advantage-norm none          # any part on its own
     python train.py --generator-devices cuda:0-5 --trainer-devices cuda:6,7
     python train.py --resume runs/NAME                         # go on after a crash, a Ctrl-C or the end (--steps 300)
+    python train.py --study loo --seeds 0 1 2 --jobs 2         # many runs, tables, figures (--study loo --help)
 
 What happens, in the order of this file:
 
@@ -28,6 +29,7 @@ Dimensions: P prompts in a batch, G completions per prompt, B sequences in a mic
 import argparse
 import contextlib
 import dataclasses
+import difflib
 import fcntl
 import functools
 import hashlib
@@ -39,6 +41,7 @@ import queue
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -70,7 +73,7 @@ import fit_curve
 import generate
 import loss as scalerl
 from data import Problem, Source, load_data, next_source
-from data.verify import Verdict, VerifierPool
+from data.verify import Verdict, VerifierPool, die_with
 from generate import Decoding, Report, Request, Rollout, SharedParameters, Work
 
 # --- settings -----------------------------------------------------------------------------------------------------
@@ -110,6 +113,7 @@ class Settings:
     validation_every: int = 8  # steps
     validation_problems: int = 128  # held out, the same each time
     validation_samples: int = 16  # completions of each: the pass rate is mean@this
+    stop_when_gain_below: float = 0.0  # end when twice the compute surely buys less pass rate (95 %); 0: never
 
     checkpoint_every: int = 20  # steps; also at the end, on Ctrl-C and on SIGTERM
     keep_checkpoints: int = 2  # the newest
@@ -248,7 +252,7 @@ def read_settings(folder: Path) -> Settings:
 MAY_CHANGE = {
     "resume", "steps", "validation_every", "checkpoint_every", "keep_checkpoints", "engine", "tensor_parallel",
     "generator_devices", "trainer_devices", "slots", "tokens_per_micro_batch", "pack", "gradient_checkpointing",
-    "threads", "verifiers", "wait_timeout", "max_restarts",
+    "threads", "verifiers", "wait_timeout", "max_restarts", "stop_when_gain_below",
 }  # fmt: skip
 
 
@@ -274,7 +278,7 @@ def check_settings(settings: Settings) -> None:
     least = dict(
         steps=1, prompts_per_step=1, completions_per_prompt=2, train_prompts=1, warmup_steps=0, validation_every=1,
         validation_problems=1, validation_samples=1, slots=1, tokens_per_micro_batch=1, threads=0, tensor_parallel=1,
-        checkpoint_every=1, keep_checkpoints=1, verifiers=1, max_restarts=0,
+        checkpoint_every=1, keep_checkpoints=1, verifiers=1, max_restarts=0, stop_when_gain_below=0,
     )  # fmt: skip
     for name, minimum in least.items():
         if getattr(settings, name) is not None and getattr(settings, name) < minimum:
@@ -303,7 +307,7 @@ def run_folder(settings: Settings) -> Path:
     """The folder of this run, not made yet. ValueError if it holds something."""
     if settings.name is not None:
         folder = Path("runs") / settings.name
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        if folder.exists() and (not folder.is_dir() or {path.name for path in folder.iterdir()} - {"lock"}):
             raise ValueError(f"{folder} holds another run; choose another --name, or move it away")
         return folder
     recipe = settings.recipe
@@ -1121,6 +1125,7 @@ class Run:
         self.skipped_in_a_row = 0
         self.began = time.monotonic()
         self.forecast = ""  # for the progress bar, once there is one
+        self.why_ended = "All steps are made"  # for the log, unless something else ends the run
         self.warned: set[str] = set()
         self.stopped_by: signal.Signals | None = None
         self.stopped_at = 0.0  # clock reading then
@@ -1170,7 +1175,7 @@ class Run:
             self.began = time.monotonic() - state["wall_seconds"]
             self.samples = {step: shown for step, shown in state["samples"]}
             kept = [line for line in log.read_text().splitlines() if line.endswith("}")]  # the last may be cut short
-            kept = [line for line in kept if json.loads(line)["step"] <= self.step]
+            kept = [line for line in kept if json.loads(line)["step"] <= self.step and '"kind": "end"' not in line]
             self.validations = [line for line in map(json.loads, kept) if line["kind"] == "validation"]
             self.refresh_forecast()
         write_whole(log, "".join(line + "\n" for line in kept))
@@ -1222,6 +1227,7 @@ class Run:
                     pass
             if self.validations[-1]["step"] < self.step:
                 self.validate()
+            self.log({"kind": "end", "step": self.step, "reason": self.why_ended})
         finally:
             stop_generators(self.generators)
             self.verifiers.close()
@@ -1235,7 +1241,8 @@ class Run:
         groups = self.collect()
         waited = time.monotonic() - waiting
         if groups is None:
-            say(f"Every prompt has been retired (pass rate >= {scalerl.RETIRE_AT}): training ends.")
+            self.why_ended = f"Every prompt has been retired (pass rate >= {scalerl.RETIRE_AT})"
+            say(f"{self.why_ended}: training ends.")
             return False
         metrics = self.trainer.together("step", groups, step)
         for group in groups:
@@ -1253,10 +1260,10 @@ class Run:
             self.save()
         bar.update()
         bar.set_postfix_str(
-            f"pass rate {self.validations[-1]['pass_rate']:.3f}"
-            f", off-policy {metrics['off_policyness_mean']:.1f}, {self.speeds}{self.forecast}"
+            f"pass rate {self.validations[-1]['pass_rate']:.3f}{self.forecast}"
+            f", off-policy {metrics['off_policyness_mean']:.1f}, {self.speeds}"
         )
-        return True
+        return not self.levelled_off()
 
     def look_at_numbers(self, groups: list[Group], metrics: dict) -> None:
         """Warn of what often comes before a collapse; NotFinite when there is nothing to go on with."""
@@ -1582,6 +1589,18 @@ class Run:
                 low, high = fit.interval["A"]
                 self.forecast += f", A{column.removeprefix('pass_rate')} "
                 self.forecast += f"{fit.A:.2f} [{low:.2f}, {high:.2f}]" if fit.identified else f"> {low:.2f}"
+                self.forecast += f"; twice the compute buys {fit.gain()[0]:+.2f}" if fit.identified else ""
+
+    def levelled_off(self) -> bool:
+        """Whether --stop-when-gain-below ends the run here, at a validation; of several sources all must say so."""
+        least = self.settings.stop_when_gain_below
+        if not least or self.validations[-1]["step"] < self.step:
+            return False
+        if not all(fit_curve.levelled_off(*self.curve(column), least) for column in self.columns):
+            return False
+        self.why_ended = f"Twice the compute would surely buy less than {least} (--stop-when-gain-below)"
+        say(f"{self.why_ended}: training ends.")
+        return True
 
     def finish(self) -> None:
         """Leave everything that a run leaves behind, and print its end."""
@@ -1738,11 +1757,200 @@ def prepare(settings: Settings) -> Run:
     return run
 
 
+# --- a study: many runs -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Study:
+    """Train several settings over seeds, each run in a process of its own, and make the tables and figures of them
+    all (fit_curve.py --compare). Every other flag of train.py applies to each run. What is finished is not trained
+    again, and what was interrupted goes on: after a Ctrl-C or a failure give the same command again."""
+
+    study: str  # loo, recipes, asynchrony, or a JSON file of settings: {"NAME": {"learning_rate": 4e-4, ...}, ...}
+    seeds: tuple[int, ...] = (0, 1, 2)  # each setting is trained with each
+    jobs: int = 1  # runs at once, which share the cores
+    name: str | None = None  # the folder is runs/NAME, with a folder SETTING-seedN a run; by default named as the study
+
+
+# What each setting of a study changes: fields of Settings or of its Recipe.
+STUDIES = {
+    "loo": {"scalerl": {}, **{f"without-{axis}": {"leave_out": axis} for axis in scalerl.Axis.__args__}},
+    "recipes": {recipe: {"recipe": recipe} for recipe in scalerl.RECIPES},
+    "asynchrony": {
+        value: {"asynchrony": value}
+        for value in ("pipeline-1", "pipeline-4", "pipeline-8", "pipeline-16", "ppo-1", "ppo-8")
+    },
+}
+
+
+def read_study(study: str) -> dict[str, dict]:
+    """What each setting of a study changes. ValueError, naming setting and field, if it is not a study."""
+    if study in STUDIES:
+        return STUDIES[study]
+    try:
+        changes = json.loads(Path(study).read_text())
+    except OSError as error:
+        raise ValueError(f"--study {study}: neither {', '.join(STUDIES)} nor a file ({error.strerror})") from None
+    except ValueError as error:
+        raise ValueError(f"--study {study}: the file is not JSON: {error}") from None
+    if not (isinstance(changes, dict) and changes and all(isinstance(values, dict) for values in changes.values())):
+        raise ValueError(f'--study {study}: the file must hold {{"NAME": {{"field": value, ...}}, ...}}')
+    known = {part.name for settings in (Settings, scalerl.Recipe) for part in dataclasses.fields(settings)}
+    known -= {"name", "seed", "resume"}  # which the study itself sets
+    for setting, values in changes.items():
+        if not re.fullmatch(r"[\w.+-]+", setting):
+            raise ValueError(f"--study {study}: {setting!r} cannot name a folder: letters, digits, _ . + - only")
+        for name in values.keys() - known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]}?" if near else f"it can set {', '.join(sorted(known))}"
+            raise ValueError(f"--study {study}: {setting} sets {name!r}, which a study cannot; {hint}")
+    return changes
+
+
+def flags(values: dict) -> list[str]:
+    """The command-line flags that set these fields."""
+    arguments = []
+    for name, value in values.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            arguments.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            arguments += [f"--{flag}", *map(str, value if isinstance(value, list) else [value])]
+    return arguments
+
+
+def plan_study(study: Study, common: list[str]) -> dict[Path, tuple[Settings, list[str]]]:
+    """The runs of a study, first all settings with the first seed: by folder their settings, and the flags of
+    train.py that give them. ValueError, before anything is started, if one cannot be or is another run already."""
+    for flag in ("--seed", "--resume"):
+        if any(argument.split("=")[0] == flag for argument in common):
+            raise ValueError(f"{flag} is for one run: a study has --seeds, and goes on by itself")
+    if study.jobs < 1 or not study.seeds:
+        raise ValueError("--jobs must be at least 1, and --seeds must name one seed at least")
+    name, settings, arguments = study.name or Path(study.study).stem, {}, {}
+    for setting, changes in read_study(study.study).items():
+        arguments[setting] = ["--keep-checkpoints", "1", *common, *flags(changes)]
+        try:
+            settings[setting] = parse_settings(arguments[setting])
+            check_settings(settings[setting])
+        except ValueError as error:
+            raise ValueError(f"setting {setting!r} of --study {study.study}: {error}") from None
+        except SystemExit:  # the parser has said what is wrong
+            print(f"error: that was the setting {setting!r} of --study {study.study}", file=sys.stderr)
+            raise
+    runs = {}
+    for seed in study.seeds:
+        for setting in settings:
+            run = dataclasses.replace(settings[setting], name=f"{name}/{setting}-seed{seed}", seed=seed)
+            folder = Path("runs") / run.name
+            if (folder / "config.json").exists():
+                try:
+                    refuse_changes(read_settings(folder), run)
+                except ValueError as error:
+                    raise ValueError(f"{folder} holds another run; choose another --name. {error}") from None
+            threads = run.threads or max(1, cpu_threads(run) // study.jobs)
+            own = ["--name", run.name, "--seed", str(seed), "--threads", str(threads)]
+            runs[folder] = run, arguments[setting] + own
+    return runs
+
+
+def last_line(folder: Path) -> dict:
+    """The newest line in the log of a run, which may be writing it; {} if there is none."""
+    try:
+        lines = (folder / "log.jsonl").read_text().split("\n")[:-1]
+    except OSError:
+        lines = []
+    return json.loads(lines[-1]) if lines else {}
+
+
+def finished(folder: Path, settings: Settings) -> bool:
+    """Whether the run in this folder has come to its end, and would have with these settings."""
+    if last_line(folder).get("kind") != "end":
+        return False
+    before = read_settings(folder)
+    return (before.steps, before.stop_when_gain_below) == (settings.steps, settings.stop_when_gain_below)
+
+
+def start_run(folder: Path, arguments: list[str]) -> subprocess.Popen:
+    """A run of a study in a process of its own, which goes on if it was interrupted; its output is in FOLDER.txt.
+    Signals of the terminal do not reach it; when the study dies, it stops as if by Ctrl-C."""
+    resume = ["--resume", str(folder)] if (folder / "config.json").exists() else []
+    with open(f"{folder}.txt", "a") as output:
+        return subprocess.Popen(
+            [sys.executable, __file__, *arguments, *resume],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "TQDM_DISABLE": "1"},
+            start_new_session=True,
+            preexec_fn=functools.partial(die_with, os.getpid(), signal.SIGINT),
+        )
+
+
+def run_study(arguments: list[str]) -> int:
+    """The command of a study. Returns the exit status: 0; 1 if a run failed; 130 after Ctrl-C, 143 after SIGTERM."""
+    study, common = tyro.cli(Study, args=arguments, return_unknown_args=True)
+    runs = plan_study(study, common)
+    folder = next(iter(runs)).parent
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = lock_folder(folder)  # held until this function ends
+    done = {path for path, (settings, _) in runs.items() if finished(path, settings)}
+    waiting = [path for path in runs if path not in done]
+    running: dict[Path, subprocess.Popen] = {}
+    failed: dict[Path, int] = {}  # exit status
+    asked: list[int] = []  # signals to stop, each of which is passed on once
+    told = 0
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: asked.append(number))
+
+    def steps_made() -> int:  # a run that has ended has no more to make, whatever ended it
+        return sum(
+            settings.steps if path in done or path in failed else min(last_line(path).get("step", 0), settings.steps)
+            for path, (settings, _) in runs.items()
+        )
+
+    total = sum(settings.steps for settings, _ in runs.values())
+    with tqdm(total=total, initial=steps_made(), desc=folder.name, unit="step", dynamic_ncols=True) as bar:
+        while running or (waiting and not asked):
+            while waiting and not asked and len(running) < study.jobs:
+                path = waiting.pop(0)
+                running[path] = start_run(path, runs[path][1])
+            for number in asked[told:]:
+                told += 1
+                say("Stopping the runs, each with a checkpoint." if told == 1 else "Stopping the runs at once.")
+                for process in running.values():
+                    process.send_signal(number)
+            time.sleep(0.5)
+            for path in [path for path, process in running.items() if process.poll() is not None]:
+                status = running.pop(path).returncode
+                if status == 0:
+                    done.add(path)
+                elif not asked:
+                    failed[path] = status
+                    say(f"{path} failed with status {status}; its output is in {path}.txt")
+            bar.n = steps_made()
+            bar.set_postfix_str(
+                f"{len(done)} of {len(runs)} runs done" + f", {len(failed)} failed" * bool(failed)
+                + f"; now {', '.join(path.name for path in running)}" * bool(running)
+            )
+    lock.close()
+    if asked:
+        print(f"\nstopped by {signal.Signals(asked[0]).name}; the same command goes on", file=sys.stderr)
+        return 128 + asked[0]
+    unmade = fit_curve.main(["--compare", str(folder)])
+    for path, status in failed.items():
+        last = Path(f"{path}.txt").read_text().strip().rpartition("\n")[2]
+        print(f"error: {path} failed with status {status}: {last} ({path}.txt has all)", file=sys.stderr)
+    return 1 if failed or unmade else 0
+
+
 def main(arguments: list[str]) -> int:
     """The command. Returns the exit status: 0; 1 after a failure; 2 for wrong settings; 130 after Ctrl-C, 143 after
     SIGTERM."""
     transformers.utils.logging.disable_progress_bar()
     try:
+        if any(argument.split("=")[0] == "--study" for argument in arguments):
+            return run_study(arguments)
         settings = parse_settings(arguments)
         run = prepare(settings)
     except ValueError as error:

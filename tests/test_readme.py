@@ -22,7 +22,7 @@ def test_each_part_of_the_recipe_is_at_the_line_given():
 
 def test_flags_named_exist(capsys):
     known = (ROOT / "fit_curve.py").read_text() + (ROOT / "tests" / "benchmark.py").read_text()
-    for settings in (train.Settings, generate.Command):
+    for settings in (train.Settings, train.Study, generate.Command):
         try:
             tyro.cli(settings, args=["--help"])
         except SystemExit:
