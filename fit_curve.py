@@ -322,6 +322,12 @@ class Fit:
     warnings: list = field(default_factory=list)
 
     @property
+    def comparable(self):
+        """Whether the data carries B and C_mid once A is held: it also does when it passes the middle of its rise and
+        shows no ceiling below 1."""
+        return self.identified or any(warning.startswith(NO_CEILING) for warning in self.warnings)
+
+    @property
     def C_max(self):
         """The last compute fitted."""
         return float(self.x[-1])
@@ -434,6 +440,9 @@ def check(x, y, where):
         raise ValueError(f"{where(bad[0])}: y = {y[bad[0]]:g} is no pass rate, not in [0, 1]: {advice}")
 
 
+NO_CEILING = "A is on its bound 1"
+
+
 def judge(f):
     """(identified, warnings) of a Fit: whether the data carries an asymptote, and what to know first."""
     n, (low, high), said = len(f.x), f.interval["A"], []
@@ -450,7 +459,7 @@ def judge(f):
         said.append(f"A is not identified: the data ends at {f.reach:.2g} C_mid, below {LEAST_REACH}; all it "
                     f"says is A > {low:.3f}")
     elif f.A > 0.9999 and low < 0.95:
-        said.append(f"A is on its bound 1: the data shows no ceiling, only A > {low:.3f}")
+        said.append(f"{NO_CEILING}: the data shows no ceiling, only A > {low:.3f}")
     elif high - low > abs(f.A - f.R0):
         said.append(f"A is not identified: its interval [{low:.3f}, {high:.3f}] is wider than the whole gain")
     else:
@@ -568,13 +577,13 @@ def efficiency_at(f, A):
 def compare(names, groups):
     """The paper's comparison (A.8) of two settings: names, and for each a list of Fits, one a seed.
 
-    Asymptotes first: told apart if further apart than the margin and than their errors. If not, B and C_mid
-    again with A held at the mean over all runs, and at .02 above and below, since the answer must not hang on
-    it. Returns a dict with the numbers and the verdict in words.
+    Asymptotes first: told apart if further apart than the margin and than their errors. If not, or if some run shows
+    no ceiling below 1, B and C_mid again with A held at the mean over all runs, and at .02 above and below, since the
+    answer must not hang on it. Returns a dict with the numbers and the verdict in words.
     """
     result = {"settings": list(names), "A": None, "A_difference": None, "efficiency": []}
     lost = [name for name, fits in zip(names, groups) if not all(f.identified for f in fits)]
-    if lost:
+    if not all(f.comparable for fits in groups for f in fits):
         return result | {"verdict": "no difference that this data shows: it does not identify A of "
                                     + " and ".join(lost)}
 
@@ -583,13 +592,16 @@ def compare(names, groups):
         widths = np.array([np.diff(f.interval["A"])[0] for f in fits])
         return [f.A for f in fits], widths / 2 / stdtrit(degrees, 0.975), degrees
 
-    gap, error = difference(*map(ceiling, groups))
-    result["A"] = [float(np.mean([f.A for f in fits])) for fits in groups]
-    result["A_difference"] = [gap, gap - error, gap + error]
-    if abs(gap) >= MARGIN and abs(gap) > error:
-        higher, lower = names if gap > 0 else names[::-1]
-        return result | {"verdict": f"{higher} raises the ceiling: its A lies {abs(gap):.3f} +- {error:.3f} "
-                                    f"above that of {lower}"}
+    numbers = f"not all runs of {' and '.join(lost)} show a ceiling, so ceilings are not compared"
+    if not lost:
+        gap, error = difference(*map(ceiling, groups))
+        numbers = f"the ceilings differ by {gap:+.3f} +- {error:.3f}"
+        result["A"] = [float(np.mean([f.A for f in fits])) for fits in groups]
+        result["A_difference"] = [gap, gap - error, gap + error]
+        if abs(gap) >= MARGIN and abs(gap) > error:
+            higher, lower = names if gap > 0 else names[::-1]
+            return result | {"verdict": f"{higher} raises the ceiling: its A lies {abs(gap):.3f} +- {error:.3f} "
+                                        f"above that of {lower}"}
 
     common, told = float(np.mean([f.A for fits in groups for f in fits])), []
     for A in (common, common - MARGIN, min(common + MARGIN, 1.0)):
@@ -610,7 +622,7 @@ def compare(names, groups):
         verdict = f"{winner} rises more steeply but later: neither is more efficient all along"
     else:
         verdict = f"{winner} is more efficient" if steeper or later else "no difference that this data shows"
-    numbers = f"the ceilings differ by {gap:+.3f} +- {error:.3f}; with A held at {common:.3f}"
+    numbers += f"; with A held at {common:.3f}"
     for name in ("B", "C_mid"):
         (one, two), ratio = result["efficiency"][0][name], result["efficiency"][0][f"{name}_ratio"]
         numbers += f", {name} {one:.4g} and {two:.4g}, ratio {ratio[0]:.2f} [{ratio[1]:.2f}, {ratio[2]:.2f}]"
@@ -639,11 +651,12 @@ X_NAMES = (r"(compute_?)?(flops|flos)", r".*(gpu|device|accelerator)[ _-]?hours.
            r"((num|total|cumulative|sampled)_)?tokens|num_input_tokens_seen",
            r"(wall_?)?(seconds|time|clock|hours)",
            r"(.*/)?_?(global_)?step|iteration", r"relative time.*|_runtime", r"epoch", r"x")
-Y_NAMES = (r"pass_rate", r".*pass.?rate.*", r"val-core/.*mean@\d+", r"val.*(acc|reward|score|mean@|pass@).*",
-           r"eval.*(acc|reward|score|pass).*", r"test.*(acc|reward|score|pass).*",
+Y_NAMES = (r"pass_rate", r".*pass.?rate.*", r"val-core/.*mean@\d+", r"eval.*avg@\d+",
+           r"val.*(acc|reward|score|mean@|pass@).*", r"eval.*(acc|reward|score|pass).*",
+           r"test.*(acc|reward|score|pass).*",
            r"(.*[/_ ])?(acc|accuracy)([/_ @].*)?", r"(critic/)?(rewards?|score)(/mean)?", r"y")
 NO_MEAN = r".*(__|[/_])(min|max|std)(@.*)?"  # columns that stand beside a mean: W&B, verl
-LOG_NAMES = ("log.jsonl", "trainer_state.json")
+LOG_NAMES = ("log.jsonl", "trainer_state.json", "metrics.jsonl")  # ours, transformers' and TRL's, prime-rl's
 VERL_STEP = re.compile(r"\bstep:(\d+) - ")
 VERL_VALUE = re.compile(r"([^\s:]+):(?:np\.\w+\()?([-+]?(?:[\d.]+(?:e[-+]?\d+)?|nan|inf))", re.I)
 
@@ -651,7 +664,7 @@ VERL_VALUE = re.compile(r"([^\s:]+):(?:np\.\w+\()?([-+]?(?:[\d.]+(?:e[-+]?\d+)?|
 def read_log(path, x=None, y=None, percent=False):
     """The curves in a log: a list of Series, several for a wide W&B export with one column a run.
 
-    path: a run folder, or a CSV, JSONL, trainer_state.json or verl console log, told by its content. x, y:
+    path: a run folder, or a CSV, JSONL, trainer_state.json, or verl's or prime-rl's log, told by its content. x, y:
     column names, guessed when None (Series.notes says so). percent: y is divided by 100. Raises ValueError
     naming file and line, OSError when the file cannot be read.
     """
@@ -723,6 +736,8 @@ def read_json(text, lines, file):
                 raise ValueError(f"{file}, line {i}: no valid JSON: {line[:40]!r}") from None
             if not isinstance(record, dict):
                 raise ValueError(f"{file}, line {i}: no object with named columns: {line[:40]!r}")
+            if isinstance(record.get("data"), dict):  # verl: {"step": 1, "data": {...}}
+                record = {"step": record.get("step"), **record["data"]}
             rows.append((f"{file}, line {i}", record))
         return rows, []
     records = whole.get("log_history", [whole]) if isinstance(whole, dict) else whole
@@ -750,7 +765,12 @@ def read_series(rows, columns, file, name, x, y, percent, notes):
 
     guessed = [flag for flag, column in (("--x", x), ("--y", y)) if column is None]
     y = y or guess(columns, Y_NAMES, lambda c: c != x and shared(c))
-    x = x or guess(columns, X_NAMES, lambda c: c != y and (shared(c, y) if y else shared(c)))
+
+    def usable(column):
+        values = [number(row[column], where, column) for where, row in shared(*({column, y} - {None}))]
+        return column != y and values and not (column == "time" and values[0] > 1e9)  # Unix time: prime-rl
+
+    x = x or guess(columns, X_NAMES, usable)
     if x and not y and len(columns) == 2:
         y = columns[columns[0] == x]
     if not (x and y):
@@ -835,6 +855,9 @@ def describe(series, f, result):
 def asymptote_of(fits):
     """A of a setting with its 95 % interval as text, if all its seeds identify it."""
     lost = sum(not f.identified for f in fits)
+    if lost and all(f.comparable for f in fits):
+        low, runs = min(f.interval["A"][0] for f in fits), f" in {lost} of {len(fits)}" * (len(fits) > 1)
+        return f"> {low:.3f}, no ceiling{runs}"
     if lost:
         return "not identified" + f" by {lost} of {len(fits)} runs" * (len(fits) > 1)
     return spread(*(seeds(fits)["A"] if len(fits) > 1 else (fits[0].A, *fits[0].interval["A"])))

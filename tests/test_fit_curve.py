@@ -264,6 +264,24 @@ def test_verdicts(one, two, words, seeds):
     assert words in result["verdict"]
 
 
+def test_runs_that_show_no_ceiling_are_compared_in_efficiency_alone():
+    """As they are when all end near 1; runs that end before their middle are not compared at all."""
+
+    def fits(C_mid, last=300.0):
+        runs = [run_of(A=1.0, B=1.5, C_mid=C_mid, R0=0.1, n=21, last=last, noise=0.02, seed=seed) for seed in range(8)]
+        return [fit(*run) for run in runs]
+
+    slow = fits(100.0)
+    lost = [f for f in slow if not f.identified]
+    assert lost and all(f.comparable and f.A == pytest.approx(1.0, abs=1e-4) for f in lost)
+    result = fit_curve.compare(["slow", "quick"], [slow, fits(60.0)])
+    assert result["verdict"].startswith("quick is more efficient") and "not all runs of slow" in result["verdict"]
+    assert result["A"] is None and result["efficiency"][0]["C_mid_ratio"][0] == pytest.approx(100 / 60, rel=0.1)
+    early = fits(100.0, last=80.0)
+    assert not all(f.comparable for f in early)
+    assert "does not identify A of early" in fit_curve.compare(["early", "quick"], [early, fits(60.0)])["verdict"]
+
+
 def test_settings_that_do_not_differ_are_seldom_told_apart():
     """40 pairs of settings, two seeds each, whose seeds scatter alike around one curve: B and C_mid are two tests at
     5 %, so about 4 false verdicts are expected (the chance of more than 10 is below 1 %)."""
@@ -368,6 +386,23 @@ def test_reads_verl_console_log(tmp_path):
     (series,) = read_log(tmp_path / "verl.log")
     assert series.y_name == "val-core/openai/gsm8k/reward/mean@1"
     assert np.allclose(series.y, y) and np.allclose(series.x, x)
+
+
+def test_reads_the_json_lines_of_verl_and_of_prime_rl(tmp_path):
+    """verl nests the columns; prime-rl has Unix time in each line, evaluations and training in lines of their own."""
+    x, y = run_of(n=11)
+    name = "val-core/openai/gsm8k/acc/mean@16"
+    verl = [{"step": int(C), "data": {"actor/entropy": 0.3, name: float(p)}} for C, p in zip(x, y)]
+    prime = [{"step": int(C), "time": 1.78e9 + 60 * i, "eval/aime24/all/agent/pass@8": 0.9,
+              "eval/aime24/all/agent/avg@16": float(p)} for i, (C, p) in enumerate(zip(x, y))]
+    prime += [{"step": int(C), "time": 1.78e9 + 60 * i, "reward/mean": 0.1} for i, C in enumerate(x)]
+    (tmp_path / "prime").mkdir()
+    for file, rows in (("verl.jsonl", verl), ("prime/metrics.jsonl", prime)):
+        (tmp_path / file).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for place, y_name in (("verl.jsonl", name), ("prime", "eval/aime24/all/agent/avg@16")):
+        (series,) = read_log(tmp_path / place)
+        assert (series.x_name, series.y_name) == ("step", y_name)
+        assert np.allclose(series.y, y) and np.allclose(series.x, x.astype(int))
 
 
 def test_guess_is_said_and_columns_can_be_named(capsys, tmp_path):
