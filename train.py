@@ -128,6 +128,7 @@ class Settings:
     slots: int = 512  # sequences that a generator decodes at once
     tokens_per_micro_batch: int = 4096  # tokens in one forward and backward, padding included
     pack: bool = False  # sequences end to end instead of padded rows of similar lengths
+    compile: bool = False  # the trainer's layers, by torch.compile: faster once it is done, which may take a minute
     gradient_checkpointing: bool = False  # layers keep their input only and are computed again in the backward
     threads: int = 0  # CPU threads of each process; 0: the cores, shared evenly
     verifiers: int = 1  # processes that judge completions
@@ -252,7 +253,7 @@ def read_settings(folder: Path) -> Settings:
 MAY_CHANGE = {
     "resume", "steps", "validation_every", "checkpoint_every", "keep_checkpoints", "engine", "tensor_parallel",
     "generator_devices", "trainer_devices", "slots", "tokens_per_micro_batch", "pack", "gradient_checkpointing",
-    "threads", "verifiers", "wait_timeout", "max_restarts", "stop_when_gain_below",
+    "compile", "threads", "verifiers", "wait_timeout", "max_restarts", "stop_when_gain_below",
 }  # fmt: skip
 
 
@@ -757,6 +758,8 @@ class Trainer:
         self.followers: list[multiprocessing.Process] = []
         self.write_seconds = 0.0  # of the last copy of the parameters into shared memory
         dtype = getattr(torch, trunk_dtype(settings, settings.trainers[rank]))
+        for layer in trunk_parts(model)[0] if settings.compile else []:
+            layer.forward = torch.compile(layer.forward, dynamic=True)  # micro-batches have any length
         if len(settings.trainers) == 1:
             compute_in(model, dtype, settings.gradient_checkpointing)
         else:

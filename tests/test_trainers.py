@@ -7,6 +7,7 @@ import signal
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -91,6 +92,16 @@ def on_ranks(ranks, folder, tmp_path, **changes):
         process.join(60)
         assert process.exitcode == 0
     return found
+
+
+def test_compiled_layers_compute_the_same(models, tmp_path):
+    eager, _, expected = on_ranks(1, models["qwen3"], tmp_path, tokens_per_micro_batch=1)
+    compiled, _, found = on_ranks(1, models["qwen3"], tmp_path, tokens_per_micro_batch=1, compile=True)
+    for one, other in zip(eager, compiled):
+        assert other["gradient_norm"] == pytest.approx(one["gradient_norm"], rel=1e-5)
+        assert other["loss"] == pytest.approx(one["loss"], rel=1e-5)
+    for name, values in expected.items():
+        assert np.allclose(found[name], values, rtol=0.0, atol=1e-5 * np.abs(values).max()), name
 
 
 @pytest.mark.parametrize(
