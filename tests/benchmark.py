@@ -5,6 +5,8 @@
     python tests/benchmark.py engines              # both engines, transformers' generate, vLLM while training
     python tests/benchmark.py fit                  # coverage of the intervals of fit_curve.py, sensitivity, speed
     python tests/benchmark.py fit --draws 50       # the same, quicker and rougher
+    python tests/benchmark.py scaling              # ranks, generators, parameters, idle time, memory of both sides
+    python tests/benchmark.py scaling --only plan  # the arithmetic alone: what fits on 80 GB
     python tests/benchmark.py memory               # what fp32 logits of a large vocabulary take
     python tests/benchmark.py faults               # what is done to real runs, and what it costs them
 
@@ -19,6 +21,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -76,6 +79,52 @@ def asynchrony(seeds: list[int], target: float, folder: Path) -> list[dict]:
                   f" {idle('generator'):16.2f} {age:17.1f},"
                   f" {max(line['off_policyness_max'] for line in steps)}", flush=True)  # fmt: skip
     return first
+
+
+class Size(NamedTuple):
+    """The shape of a model in the manner of Llama, head size 64."""
+
+    hidden: int
+    mlp: int  # width
+    layers: int
+    key_value: int  # width of all keys of a token: heads x their size
+    vocabulary: int
+    tables: int = 2  # 1: embedding and head are tied
+
+    @property
+    def layer(self) -> int:  # parameters
+        return 2 * self.hidden**2 + 2 * self.hidden * self.key_value + 3 * self.hidden * self.mlp
+
+    @property
+    def parameters(self) -> int:
+        return self.layers * self.layer + self.tables * self.vocabulary * self.hidden
+
+
+SIZES = {  # of random models
+    "25.7M": Size(512, 1408, 8, 512, 30),
+    "134M": Size(768, 2048, 12, 768, 32_000),
+    "374M": Size(1024, 2816, 24, 1024, 32_000),
+}
+REAL = {
+    "Qwen2.5-1.5B": Size(1536, 8960, 28, 256, 151_936, tables=1),
+    "Qwen3-8B": Size(4096, 12_288, 36, 1024, 151_936),
+}
+
+
+def random_model(folder: str, size: Size) -> None:
+    """Save a Llama with weights that mean nothing, and the default task's tokenizer."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from data.arithmetic import make_tokenizer
+
+    tokenizer = make_tokenizer()
+    config = LlamaConfig(
+        vocab_size=size.vocabulary, hidden_size=size.hidden, intermediate_size=size.mlp, num_hidden_layers=size.layers,
+        num_attention_heads=size.hidden // 64, max_position_embeddings=4096, eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def samplers(folder: str, prompts: int, slots: int, vllm: bool) -> dict:
@@ -174,21 +223,14 @@ def benchmark_engines(options: argparse.Namespace) -> None:
     """Both engines and transformers' generate on two sizes of model, and vLLM while training: a trainer on the other
     core, parameters taken over after each of its steps, at a learning rate of nothing so that the work stays the same.
     The large model is random: its groups are all filtered out, and its trainer only hands over parameters."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaForCausalLM
 
-    from data.arithmetic import BASE_MODEL, make_tokenizer
+    from data.arithmetic import BASE_MODEL
 
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "data").symlink_to(ROOT / "data")
         os.chdir(folder)
-        tokenizer = make_tokenizer()
-        config = LlamaConfig(
-            vocab_size=len(tokenizer), hidden_size=512, intermediate_size=1408, num_hidden_layers=8,
-            num_attention_heads=8, max_position_embeddings=256, eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
-        )  # fmt: skip
-        LlamaForCausalLM(config).save_pretrained("random")
-        tokenizer.save_pretrained("random")
+        random_model("random", SIZES["25.7M"])
         print(f"\nsampled tokens/s, fp32, one thread, median of {options.rounds} rounds; at the end while training\n")
         print("parameters   torch engine   vLLM engine   vLLM bare   transformers generate   vLLM while training")
         sizes = {
@@ -294,6 +336,172 @@ def benchmark_memory(options: argparse.Namespace) -> None:
             done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
             peaks.append(f"{float(done.stdout):.2f}" if done.returncode == 0 else "out of memory")
         print(f"{tokens:6} {peaks[0]:>16} {peaks[1]:>9} {4 * tokens * 150_000 / 2**30:20.2f}", flush=True)
+
+
+# --- scaling ------------------------------------------------------------------------------------------------------
+
+
+def scaling_of_devices(folder: Path) -> None:
+    """Synchronous runs, in which both sides have the cores to themselves in turns: one device of each, two of each."""
+    print("\n(a) tokens/s with one and two devices of one thread each, while the other side waits\n")
+    print("parameters   devices   sampled/s            trained/s            update of parameters, s")
+    sizes = {
+        "0.14M": ["--steps", "8"],
+        "25.7M": ["--steps", "4", "--model", "25.7M", "--prompts-per-step", "4", "--slots", "32"],
+    }
+    for name, flags in sizes.items():
+        single = None
+        for devices in (1, 2):
+            log = train(folder, f"{name}-{devices}", "--asynchrony", "ppo-1", "--no-zero-variance-filter", "--threads",
+                        "1", "--learning-rate", "1e-12", "--validation-problems", "2", "--validation-samples", "2",
+                        "--generator-devices", f"cpu:{devices}", "--trainer-devices", f"cpu:{devices}", *flags)  # fmt: skip
+            steps = [line for line in log if line["kind"] == "train"][1:]  # the first warms up
+            median = lambda key: np.median([line[key] for line in steps])  # noqa: E731
+            found = [median(f"{side}_tokens_per_second") for side in ("generator", "trainer")]
+            single = single or found
+            texts = [f"{value:10,.0f} ({value / one:.2f}x)" for value, one in zip(found, single)]
+            print(f"{name:>10} {devices:9}   {texts[0]:20} {texts[1]:20} {median('parameters_seconds'):.4f}", flush=True)
+
+
+def scaling_of_idleness(folder: Path) -> None:
+    """The default task with the default settings, one core for each side."""
+    print("\n(b) shares of the time in which each side of a PipelineRL-8 run waits, by part of the run\n")
+    log = train(folder, "idle", "--steps", "80", "--validation-every", "40")
+    steps = [line for line in log if line["kind"] == "train"]
+    print("steps      trainer   generator   groups filtered out   groups waiting   off-policyness mean, max")
+    for start in range(0, 80, 20):
+        some = steps[start : start + 20]
+        mean = lambda key: np.mean([line[key] for line in some])  # noqa: E731
+        print(f"{start + 1:3}-{start + 20:3} {mean('trainer_idle_fraction'):10.2f} {mean('generator_idle_fraction'):11.2f}"
+              f" {mean('zero_variance_fraction'):21.2f} {mean('groups_waiting'):16.1f}"
+              f" {mean('off_policyness_mean'):15.1f}, {max(line['off_policyness_max'] for line in some)}")  # fmt: skip
+
+
+def scaling_of_updates() -> None:
+    """From a trainer's parameters to a generator's, through the shared buffer, within one process."""
+    import torch
+
+    import generate
+
+    print("\n(c) parameters to a generator, on a CPU: seconds of the trainer's copy and of the generator's\n")
+    print("parameters       MiB    written     read   GiB/s written")
+    for name in ("data/arithmetic_base", *SIZES):
+        model = generate.load_model(name, torch.device("cpu"), torch.float32)
+        shared, seconds = generate.SharedParameters(model), {"write": [], "read": []}
+        for version in range(6):
+            started = time.perf_counter()
+            shared.write(model, version)
+            seconds["write"].append(time.perf_counter() - started)
+            started = time.perf_counter()
+            shared.read_into(model)
+            seconds["read"].append(time.perf_counter() - started)
+        size, (write, read) = shared.flat.nbytes, (np.median(values[1:]) for values in seconds.values())
+        print(f"{size / 4e6:9.2f}M {size / 2**20:9.1f} {write:10.4f} {read:8.4f} {size / write / 2**30:15.1f}", flush=True)
+
+
+def trainer_bytes(size: Size, ranks: int, tokens: int, width: int, checkpointing: bool) -> dict[str, float]:
+    """What the trainer's memory should be, of each rank, by cause. tokens: of a micro-batch; width: bytes of a number
+    in the trunk (2 for bfloat16). The fp32 head and embedding are whole while in use, and so is the head's gradient."""
+    table = size.vocabulary * size.hidden
+    of_a_layer = tokens * (8 * size.hidden + 2 * size.key_value + 4 * size.mlp) * width  # what its backward wants
+    kept = tokens * size.hidden * width if checkpointing else of_a_layer  # of each layer
+    return {
+        "states": 16 * size.parameters / ranks,  # fp32 weights, gradients and two moments
+        "gathered": 2 * size.layer * width + 4 * (size.tables + 1) * table if ranks > 1 else size.layer * (width % 4),
+        "activations": size.layers * kept + of_a_layer * checkpointing,
+        "logits": 3 * min(tokens, 2048) * size.vocabulary * 4,  # one chunk: the logits, their softmax, their gradient
+    }
+
+
+STEP = """
+import sys, torch
+from test_train import rollout, settings
+import generate, loss as scalerl, train
+from data.verify import Verdict
+import numpy as np
+
+def peak():  # GiB; ru_maxrss would have that of the process which started this one
+    return int(open("/proc/self/status").read().partition("VmHWM:")[2].split()[0]) / 2**20
+
+name, ranks, tokens, checkpointing = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "True"
+
+def main():
+    chosen = settings(recipe=scalerl.Recipe(), trainer_devices=(f"cpu:{ranks}",), tokens_per_micro_batch=tokens,
+                      gradient_checkpointing=checkpointing, threads=1)
+    torch.set_num_threads(1)
+    before = peak()
+    trainer = train.start_trainer(chosen, train.load_for_trainer(chosen, name, 0), name, None)
+    rng, groups, length = np.random.default_rng(0), [], 512
+    for number in range(ranks * tokens // length // 4):  # each rank has a micro-batch
+        group = train.Group(number, 0, number, 0, 0, [])
+        for index in range(4):
+            drawn = rng.integers(18, size=length - 16)
+            group.rollouts[index] = rollout(number, index, [1] * 16, drawn, np.ones(len(drawn), bool), False)
+            group.verdicts[index] = Verdict(index < 2, None)
+        groups.append(group)
+    for step in range(2):
+        trainer.together("step", groups, 50)
+    print("GiB", peak() - before)
+    trainer.stop()
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def scaling_of_memory(folder: Path) -> None:
+    """Peak memory of rank 0 over two steps, each case in processes of its own."""
+    print("\n(d) GiB of a trainer rank on a CPU, fp32, beside what trainer_bytes() predicts\n")
+    print("parameters   ranks   tokens   checkpointing   measured   predicted   states   activations   logits")
+    (folder / "step.py").write_text(STEP)
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    cases = [("134M", 1, 2048, False), ("134M", 1, 2048, True), ("134M", 1, 8192, True), ("134M", 2, 2048, True),
+             ("374M", 1, 2048, True), ("374M", 2, 2048, True)]  # fmt: skip
+    for name, ranks, tokens, checkpointing in cases:
+        command = [sys.executable, "step.py", name, str(ranks), str(tokens), str(checkpointing)]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths})
+        found = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("GiB ")]
+        parts = trainer_bytes(SIZES[name], ranks, tokens, 4, checkpointing)
+        measured = f"{float(found[0]):.2f}" if found else f"failed: {done.stderr.strip()[-200:]}"
+        print(f"{name:>10} {ranks:7} {tokens:8} {checkpointing!s:>15} {measured:>10} {sum(parts.values()) / 2**30:11.2f}"
+              f" {parts['states'] / 2**30:8.2f} {parts['activations'] / 2**30:13.2f} {parts['logits'] / 2**30:8.2f}",
+              flush=True)  # fmt: skip
+
+
+def scaling_plan() -> None:
+    """The same arithmetic for models that do not fit here."""
+    print("\n(e) GiB on GPUs of 80 GB, by the arithmetic of (d): bfloat16 trunk, gradient checkpointing, one sequence")
+    print("    of 32,768 tokens a micro-batch; of a generator the weights and one such sequence; of the host the buffer\n")
+    print("model          trainer ranks   states   activations   logits    sum   generator weights   a sequence   host")
+    for name, size in REAL.items():
+        weights = 2 * size.parameters + 4 * size.vocabulary * size.hidden  # bfloat16, and a head in fp32
+        sequence = 2 * 2 * size.layers * size.key_value * 32_768  # keys and values in bfloat16
+        for ranks in (1, 2, 4):
+            parts = trainer_bytes(size, ranks, 32_768, 2, True)
+            values = [parts["states"], parts["activations"], parts["logits"], sum(parts.values())]
+            values += [weights, sequence, 4 * size.parameters]
+            texts = [f"{value / 2**30:.1f}" for value in values]
+            print(f"{name:12} {ranks:15} {texts[0]:>8} {texts[1]:>13} {texts[2]:>8} {texts[3]:>6} {texts[4]:>19}"
+                  f" {texts[5]:>12} {texts[6]:>6}")  # fmt: skip
+
+
+def benchmark_scaling(options: argparse.Namespace) -> None:
+    parts = {"devices", "idle", "updates", "memory", "plan"} if options.only is None else {options.only}
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "data").symlink_to(ROOT / "data")
+        os.chdir(folder)
+        for name, size in SIZES.items() if parts - {"idle", "plan"} else ():
+            random_model(name, size)
+        if "devices" in parts:
+            scaling_of_devices(Path(folder))
+        if "idle" in parts:
+            scaling_of_idleness(Path(folder))
+        if "updates" in parts:
+            scaling_of_updates()
+        if "memory" in parts:
+            scaling_of_memory(Path(folder))
+    if "plan" in parts:
+        scaling_plan()
 
 
 # --- faults -------------------------------------------------------------------------------------------------------
@@ -440,17 +648,18 @@ def benchmark_fit(options):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["training", "engines", "fit", "faults", "memory"], nargs="?", default="training")
+    parser.add_argument("what", choices=["training", "engines", "fit", "scaling", "faults", "memory"], nargs="?", default="training")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="training: seeds of (a)")
     parser.add_argument("--target", type=float, default=0.8, help="training: pass rate that (a) waits for")
     parser.add_argument("--trl-steps", type=int, default=20, help="training: steps of (d)")
     parser.add_argument("--rounds", type=int, default=4, help="engines: measurements of each")
+    parser.add_argument("--only", choices=["devices", "idle", "updates", "memory", "plan"], help="scaling: one part")
     parser.add_argument("--draws", type=int, default=400, help="fit: simulated runs a line")
     parser.add_argument("--kills", type=int, default=20, help="faults: kill -9 at random moments")
     parser.add_argument("--repeats", type=int, default=3, help="faults: runs with each of the other faults")
     options = parser.parse_args()
     subjects = {"training": benchmark_training, "engines": benchmark_engines}
-    subjects |= {"fit": benchmark_fit, "faults": benchmark_faults, "memory": benchmark_memory}
+    subjects |= {"fit": benchmark_fit, "scaling": benchmark_scaling, "faults": benchmark_faults, "memory": benchmark_memory}
     subjects[options.what](options)
 
 
