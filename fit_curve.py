@@ -577,9 +577,10 @@ def efficiency_at(f, A):
 def compare(names, groups):
     """The paper's comparison (A.8) of two settings: names, and for each a list of Fits, one a seed.
 
-    Asymptotes first: told apart if further apart than the margin and than their errors. If not, or if some run shows
-    no ceiling below 1, B and C_mid again with A held at the mean over all runs, and at .02 above and below, since the
-    answer must not hang on it. Returns a dict with the numbers and the verdict in words.
+    Asymptotes first: told apart if further apart than the margin and than their errors, wherever in its interval the
+    A of a run is that shows no ceiling below 1. If not, B and C_mid again with A held at the mean over all runs, and
+    at .02 above and below, since the answer must not hang on it. Returns a dict with the numbers and the verdict in
+    words.
     """
     result = {"settings": list(names), "A": None, "A_difference": None, "efficiency": []}
     lost = [name for name, fits in zip(names, groups) if not all(f.identified for f in fits)]
@@ -587,21 +588,25 @@ def compare(names, groups):
         return result | {"verdict": "no difference that this data shows: it does not identify A of "
                                     + " and ".join(lost)}
 
-    def ceiling(fits):
+    def ceiling(fits, end):  # of a run without a ceiling, this end of its interval
         degrees = [len(f.x) - 3 for f in fits]
         widths = np.array([np.diff(f.interval["A"])[0] for f in fits])
-        return [f.A for f in fits], widths / 2 / stdtrit(degrees, 0.975), degrees
+        A = [f.A if f.identified else f.interval["A"][end] for f in fits]
+        return A, widths / 2 / stdtrit(degrees, 0.975), degrees
 
-    numbers = f"not all runs of {' and '.join(lost)} show a ceiling, so ceilings are not compared"
+    least, most = sorted(difference(*map(ceiling, groups, ends)) for ends in ((0, 1), (1, 0)))
+    gap, error = least if least[0] > 0 else most  # where all runs show a ceiling, both are the same
+    if least[0] * most[0] > 0 and abs(gap) >= MARGIN and abs(gap) > error:
+        higher, lower = names if gap > 0 else names[::-1]
+        result["verdict"] = (f"{higher} raises the ceiling: its A lies {'at least ' * bool(lost)}{abs(gap):.3f} +- "
+                             f"{error:.3f} above that of {lower}")
+    numbers = f"not all runs of {' and '.join(lost)} show a ceiling, and no other lies surely below it"
     if not lost:
-        gap, error = difference(*map(ceiling, groups))
         numbers = f"the ceilings differ by {gap:+.3f} +- {error:.3f}"
         result["A"] = [float(np.mean([f.A for f in fits])) for fits in groups]
         result["A_difference"] = [gap, gap - error, gap + error]
-        if abs(gap) >= MARGIN and abs(gap) > error:
-            higher, lower = names if gap > 0 else names[::-1]
-            return result | {"verdict": f"{higher} raises the ceiling: its A lies {abs(gap):.3f} +- {error:.3f} "
-                                        f"above that of {lower}"}
+    if "verdict" in result:
+        return result
 
     common, told = float(np.mean([f.A for fits in groups for f in fits])), []
     for A in (common, common - MARGIN, min(common + MARGIN, 1.0)):

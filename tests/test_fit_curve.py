@@ -277,6 +277,9 @@ def test_runs_that_show_no_ceiling_are_compared_in_efficiency_alone():
     result = fit_curve.compare(["slow", "quick"], [slow, fits(60.0)])
     assert result["verdict"].startswith("quick is more efficient") and "not all runs of slow" in result["verdict"]
     assert result["A"] is None and result["efficiency"][0]["C_mid_ratio"][0] == pytest.approx(100 / 60, rel=0.1)
+    capped = [fit(*run_of(A=0.8, B=1.5, C_mid=100.0, R0=0.1, noise=0.02, seed=seed)) for seed in range(3)]
+    result = fit_curve.compare(["slow", "capped"], [slow, capped])
+    assert result["verdict"].startswith("slow raises the ceiling: its A lies at least") and not result["efficiency"]
     early = fits(100.0, last=80.0)
     assert not all(f.comparable for f in early)
     assert "does not identify A of early" in fit_curve.compare(["early", "quick"], [early, fits(60.0)])["verdict"]
