@@ -27,6 +27,7 @@ Dimensions: P prompts in a batch, G completions per prompt, B sequences in a mic
 """
 
 import argparse
+import bisect
 import contextlib
 import dataclasses
 import difflib
@@ -519,20 +520,33 @@ class MicroBatch:
     rows_B: Tensor  # int64: which of the batch's rollouts each sequence is
 
 
-def micro_batches(rollouts: list[Rollout], tokens: int, device: torch.device, pack: bool) -> list[MicroBatch]:
-    """Cut rollouts into micro-batches of at most `tokens` tokens (or one sequence), padding included where there is
+def cut(lengths: list[int], tokens: int, pack: bool) -> list[list[int]]:
+    """Which sequences make a micro-batch: at most `tokens` tokens (or one sequence), padding included where there is
     some, similar lengths together."""
+    batches, used = [], 0
+    for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
+        used += lengths[row] if pack or not batches else lengths[batches[-1][0]]
+        if not batches or used > tokens:
+            batches.append([])
+            used = lengths[row]
+        batches[-1].append(row)
+    return batches
+
+
+def cut_evenly(lengths: list[int], tokens: int, pack: bool, ranks: int) -> list[list[int]]:
+    """As few micro-batches as `tokens` allows, but as many for each rank, and none much larger than it has to be: the
+    ranks wait for the slowest."""
+    number = math.ceil(len(cut(lengths, tokens, pack)) / ranks) * ranks
+    few_enough = lambda limit: len(cut(lengths, limit, pack)) <= number  # noqa: E731
+    return cut(lengths, 1 + bisect.bisect_left(range(1, tokens), True, key=few_enough), pack)
+
+
+def micro_batches(rollouts: list[Rollout], tokens: int, device: torch.device, pack: bool) -> list[MicroBatch]:
+    """The micro-batches of all ranks for these rollouts, of at most `tokens` tokens each (or one sequence)."""
     lengths = [len(rollout.request.prompt) + len(rollout.tokens) for rollout in rollouts]
-    longest_first = deque(sorted(range(len(rollouts)), key=lambda row: -lengths[row]))
     batches = []
-    while longest_first:
-        rows = [longest_first.popleft()]
+    for rows in cut_evenly(lengths, tokens, pack, rank_and_ranks()[1]):
         width = lengths[rows[0]]
-        while longest_first:
-            more = lengths[longest_first[0]]
-            if (sum(lengths[row] for row in rows) + more if pack else (len(rows) + 1) * width) > tokens:
-                break
-            rows.append(longest_first.popleft())
         ids = np.zeros((len(rows), width), np.int64)
         sampled = np.zeros((len(rows), width), bool)
         logprobs = np.zeros((len(rows), width), np.float32)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import shutil
 import signal
@@ -165,6 +166,22 @@ def test_micro_batches_keep_to_their_budget(pack):
     size = lambda lengths: sum(lengths) if pack else len(lengths) * max(lengths)  # noqa: E731
     assert all(size(lengths) <= 30 for lengths in taken)
     assert all(size([*lengths, following[0]]) > 30 for lengths, following in zip(taken, taken[1:]))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("pack", [False, True])
+def test_micro_batches_are_even_over_the_ranks(ranks, pack):
+    """Within the limit, in no more rounds than it asks for, each rank with nearly the same to do."""
+    lengths = np.random.default_rng(0).integers(30, 80, size=200).tolist()
+    size = lambda rows: sum(lengths[row] for row in rows) if pack else len(rows) * lengths[rows[0]]  # noqa: E731
+    for tokens in (1, 700, 4000, 10_000):
+        batches = train.cut_evenly(lengths, tokens, pack, ranks)
+        assert sorted(row for rows in batches for row in rows) == list(range(200))
+        assert all(size(rows) <= tokens or len(rows) == 1 for rows in batches)
+        rounds = [math.ceil(len(some) / ranks) for some in (train.cut(lengths, tokens, pack), batches)]
+        assert rounds[0] == rounds[1]
+        work = [sum(map(size, batches[rank::ranks])) for rank in range(ranks)]
+        assert max(work) < 1.12 * min(work) or tokens == 1
 
 
 def test_gradients_of_a_bf16_trunk_are_those_of_the_fp32_parameters(models):
