@@ -861,7 +861,8 @@ def asymptote_of(fits):
     """A of a setting with its 95 % interval as text, if all its seeds identify it."""
     lost = sum(not f.identified for f in fits)
     if lost and all(f.comparable for f in fits):
-        low, runs = min(f.interval["A"][0] for f in fits), f" in {lost} of {len(fits)}" * (len(fits) > 1)
+        low = min(f.interval["A"][0] for f in fits if not f.identified)
+        runs = f" in {lost} of {len(fits)}" * (len(fits) > 1)
         return f"> {low:.3f}, no ceiling{runs}"
     if lost:
         return "not identified" + f" by {lost} of {len(fits)} runs" * (len(fits) > 1)
