@@ -21,7 +21,7 @@ def project(folder: Path, **faults: str) -> Path:
     """A copy of the project, with a fault (Python text) at the end of some of its modules: generate="...". """
     for name in ("train.py", "generate.py", "loss.py", "fit_curve.py"):
         shutil.copy(ROOT / name, folder)
-    shutil.copytree(ROOT / "data", folder / "data", ignore=shutil.ignore_patterns("pictures", "__pycache__"))
+    shutil.copytree(ROOT / "data", folder / "data", ignore=shutil.ignore_patterns("pictures", "study", "__pycache__"))
     for module, text in faults.items():
         with open((folder / module.replace("__", "/")).with_suffix(".py"), "a") as file:
             file.write("\n" + text)

@@ -9,7 +9,7 @@ import sys
 
 import numpy as np
 import pytest
-from faults import RealRun, check_log, last_step, log, project
+from faults import ROOT, RealRun, check_log, last_step, log, project
 from test_fit_curve import run_of
 
 import fit_curve
@@ -276,6 +276,34 @@ def test_tables_hold_what_the_logs_say(stored, tmp_path, capsys):
     assert fit_curve.main(["--compare", str(copy)]) == 0
     assert (copy / "tables.md").read_text().replace(str(copy), str(folder)) == text
     assert sorted(path.name for path in copy.iterdir() if path.is_file()) == ["compare.png", "seeds.png", "tables.md"]
+
+
+PUBLISHED = sorted(path.name for path in (ROOT / "data" / "study").iterdir())
+
+
+@pytest.mark.parametrize("study", PUBLISHED)
+def test_the_published_tables_are_made_of_the_published_logs(study, tmp_path):
+    """The same words, and the same numbers but for the last digit, which another machine may round otherwise."""
+    folder = ROOT / "data" / "study" / study
+    shutil.copytree(folder, tmp_path / study, ignore=lambda _, names: [n for n in names if n.endswith((".md", ".png"))])
+    assert fit_curve.main(["--compare", str(tmp_path / study)]) == 0
+    number = r"[-+]?\d+\.?\d*(?:e[-+]\d+)?"
+    texts = [(place / "tables.md").read_text() for place in (folder, tmp_path / study)]
+    assert re.sub(number, "#", texts[0]) == re.sub(number, "#", texts[1])
+    published, made = (np.array(re.findall(number, text), float) for text in texts)
+    assert len(made) > 100 and np.allclose(made, published, rtol=0.02, atol=0.002)
+
+
+def test_the_readme_shows_the_published_tables():
+    """Each row of its tables under "What came" stands in the tables that were made of the logs."""
+    tables = "".join((ROOT / "data" / "study" / study / "tables.md").read_text() for study in PUBLISHED)
+    section = (ROOT / "README.md").read_text().partition("### What came")[2].partition("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("| ") and "---" not in line]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in tables.splitlines()]
+    assert len(rows) > 20
+    for row in rows:
+        wanted = [cell.strip() for cell in row.strip("|").split("|")]
+        assert any(row_of_all[0] == wanted[0] and set(wanted) <= set(row_of_all) for row_of_all in cells), row
 
 
 def test_a_folder_that_is_no_study_is_refused(tmp_path, capsys):
