@@ -328,6 +328,11 @@ class Fit:
         return self.identified or any(warning.startswith(NO_CEILING) for warning in self.warnings)
 
     @property
+    def fell(self):
+        """Whether the pass rate came down from its peak, which no sigmoid does."""
+        return any(warning.startswith(("collapse", "decline")) for warning in self.warnings)
+
+    @property
     def C_max(self):
         """The last compute fitted."""
         return float(self.x[-1])
@@ -502,23 +507,24 @@ def judge_grid(f):
     return [*on_edge, snap]
 
 
-def held_out(x, y, r0=None, fraction=0.5, fit_from=0.0):
-    """Fit the points with compute <= fraction of the last, and forecast the mean of the last three points.
+def held_out(x, y, r0=None, fit_to=None, fit_from=0.0):
+    """Fit the points with compute <= fit_to, by default half of the last, and forecast the mean of the last three.
 
     x, y, r0, fit_from as in `fit`. Returns a dict: fit_to, n_points, came (that mean), its forecasts sigmoid,
     power_law and last_value, and interval, where `came` lies with 95 % if the sigmoid holds: that of the curve, widened
     by the scatter of three points around it. Raises ValueError when the first part cannot be fitted.
     """
     x, y = np.asarray(x, float), np.asarray(y, float)
-    early = fit(x, y, r0, fit_from, fraction * x[-1])
-    last = np.arange(len(x)) >= max(len(x) - 3, np.sum(x <= fraction * x[-1]))
+    fit_to = x[-1] / 2 if fit_to is None else fit_to
+    early = fit(x, y, r0, fit_from, fit_to)
+    last = np.arange(len(x)) >= max(len(x) - 3, np.sum(x <= fit_to))
     law = fit_power_law(early.x[early.x > 0], early.y[early.x > 0])
     curve, n = float(early.predict(x[last]).mean()), last.sum()
     low, high = (float(end[0]) for end in early.interval_of(np.full((1, n), 1 / n), x[last]))
     scatter = stdtrit(len(early.x) - 3, 0.975) * early.rms / np.sqrt(n)
     interval = [max(0.0, float(curve - np.hypot(curve - low, scatter))),
                 min(1.0, float(curve + np.hypot(high - curve, scatter)))]
-    return {"fit_to": float(fraction * x[-1]), "n_points": len(early.x), "came": float(y[last].mean()),
+    return {"fit_to": float(fit_to), "n_points": len(early.x), "came": float(y[last].mean()),
             "sigmoid": curve, "interval": interval, "power_law": float(power_law(x[last], *law).mean()),
             "last_value": float(early.y[-1])}
 
@@ -574,8 +580,15 @@ def efficiency_at(f, A):
     return theta[0, 1:3], np.sqrt(variance * np.diag(inverse(JJ[0])))
 
 
+def standing(fits):
+    """Of several seeds those whose pass rate did not fall, if there are any. A sigmoid has nothing to say of the
+    others, which are counted and left out."""
+    return [f for f in fits if not f.fell] or fits
+
+
 def compare(names, groups):
-    """The paper's comparison (A.8) of two settings: names, and for each a list of Fits, one a seed.
+    """The paper's comparison (A.8) of two settings: names, and for each a list of Fits, one a seed, of which those that
+    are not `standing` are left out.
 
     Asymptotes first: told apart if further apart than the margin and than their errors, wherever in its interval the
     A of a run is that shows no ceiling below 1. If not, B and C_mid again with A held at the mean over all runs, and
@@ -583,10 +596,13 @@ def compare(names, groups):
     words.
     """
     result = {"settings": list(names), "A": None, "A_difference": None, "efficiency": []}
+    every, groups = groups, [standing(fits) for fits in groups]
+    fell = "".join(f"; {len(all_) - len(fits)} of {len(all_)} runs of {name} fell, and are left out"
+                   for name, all_, fits in zip(names, every, groups) if len(all_) > len(fits))
     lost = [name for name, fits in zip(names, groups) if not all(f.identified for f in fits)]
     if not all(f.comparable for fits in groups for f in fits):
         return result | {"verdict": "no difference that this data shows: it does not identify A of "
-                                    + " and ".join(lost)}
+                                    + " and ".join(lost) + fell}
 
     def ceiling(fits, end):  # of a run without a ceiling, this end of its interval
         degrees = [len(f.x) - 3 for f in fits]
@@ -599,7 +615,7 @@ def compare(names, groups):
     if least[0] * most[0] > 0 and abs(gap) >= MARGIN and abs(gap) > error:
         higher, lower = names if gap > 0 else names[::-1]
         result["verdict"] = (f"{higher} raises the ceiling: its A lies {'at least ' * bool(lost)}{abs(gap):.3f} +- "
-                             f"{error:.3f} above that of {lower}")
+                             f"{error:.3f} above that of {lower}{fell}")
     numbers = f"not all runs of {' and '.join(lost)} show a ceiling, and no other lies surely below it"
     if not lost:
         numbers = f"the ceilings differ by {gap:+.3f} +- {error:.3f}"
@@ -631,7 +647,7 @@ def compare(names, groups):
     for name in ("B", "C_mid"):
         (one, two), ratio = result["efficiency"][0][name], result["efficiency"][0][f"{name}_ratio"]
         numbers += f", {name} {one:.4g} and {two:.4g}, ratio {ratio[0]:.2f} [{ratio[1]:.2f}, {ratio[2]:.2f}]"
-    return result | {"verdict": f"{verdict} ({numbers})"}
+    return result | {"verdict": f"{verdict} ({numbers}{fell})"}
 
 
 # ------------------------------------------------------------------------------------------------- reading
@@ -772,8 +788,11 @@ def read_series(rows, columns, file, name, x, y, percent, notes):
     y = y or guess(columns, Y_NAMES, lambda c: c != x and shared(c))
 
     def usable(column):
-        values = [number(row[column], where, column) for where, row in shared(*({column, y} - {None}))]
-        return column != y and values and not (column == "time" and values[0] > 1e9)  # Unix time: prime-rl
+        try:
+            values = [float(row[column]) for _, row in shared(*({column, y} - {None}))]
+        except (TypeError, ValueError):  # dates
+            return False
+        return column != y and values and not ("time" in column and values[0] > 1e9)  # Unix time: prime-rl, W&B
 
     x = x or guess(columns, X_NAMES, usable)
     if x and not y and len(columns) == 2:
@@ -816,8 +835,7 @@ def report(series, f, predict=(), fit_from=0.0):
                  "power_law": float(power_law(C, *law)), "last_value": float(f.y[-1])}
                 for C in [*predict, 2 * f.C_max]]
     try:  # with --fit-to the points beyond are the ones held out
-        fraction = f.C_max / series.x[-1] if f.C_max < series.x[-1] else 0.5
-        half = held_out(series.x, series.y, f.r0, fraction, fit_from)
+        half = held_out(series.x, series.y, f.r0, f.C_max if f.C_max < series.x[-1] else None, fit_from)
     except ValueError as error:
         half = {"error": str(error)}
     carried = {name: getattr(f, name) if f.identified else None for name in ("A", "B", "C_mid")}
@@ -858,15 +876,20 @@ def describe(series, f, result):
 
 
 def asymptote_of(fits):
-    """A of a setting with its 95 % interval as text, if all its seeds identify it."""
+    """A of a setting as text: with its 95 % interval if all its seeds identify it, otherwise seed by seed."""
+    every, fits = fits, standing(fits)
+    fell = f"; {len(every) - len(fits)} of {len(every)} fell" * (len(every) > len(fits))
+    if all(f.identified for f in fits):
+        return spread(*(seeds(fits)["A"] if len(fits) > 1 else (fits[0].A, *fits[0].interval["A"]))) + fell
+    if all(f.comparable for f in fits):
+        return ", ".join(map(own_asymptote, fits)) + fell
     lost = sum(not f.identified for f in fits)
-    if lost and all(f.comparable for f in fits):
-        low = min(f.interval["A"][0] for f in fits if not f.identified)
-        runs = f" in {lost} of {len(fits)}" * (len(fits) > 1)
-        return f"> {low:.3f}, no ceiling{runs}"
-    if lost:
-        return "not identified" + f" by {lost} of {len(fits)} runs" * (len(fits) > 1)
-    return spread(*(seeds(fits)["A"] if len(fits) > 1 else (fits[0].A, *fits[0].interval["A"])))
+    return "not identified" + f" by {lost} of {len(fits)} runs" * (len(fits) > 1) + fell
+
+
+def own_asymptote(f):
+    """A of a run without its interval, or what it exceeds."""
+    return f"{f.A:.3f}" if f.identified else f"> {f.interval['A'][0]:.3f}"
 
 
 def spread(value, low, high, form=".3f"):
@@ -968,12 +991,12 @@ def plot_run(path_png, series, fit, title=None):
 def draw_setting(axes, setting, pairs, color):
     """The points of all seeds, each with a marker of its own, and the mean of their curves with its 95 %
     t-interval; of a single run its curve and band. A forecast only where every seed identifies A."""
-    fits = [f for _, f in pairs]
+    fits = standing([f for _, f in pairs])
     for (series, _), marker in zip(pairs, cycle(MARKERS)):
         axes.plot(series.x[series.x > 0], series.y[series.x > 0], marker, ms=3.5, color=color, alpha=0.45, mew=0)
     start, end = min(f.x[f.x > 0][0] for f in fits), min(f.C_max for f in fits)
     carried = all(f.identified for f in fits)
-    axes.plot([], [], color=color, label=f"{setting}: A {asymptote_of(fits)}")
+    axes.plot([], [], color=color, label=f"{setting}: A {asymptote_of([f for _, f in pairs])}")
     for C, style in ((np.geomspace(start, end, 100), "-"), (np.geomspace(end, 2 * end, 50), "--"))[: 1 + carried]:
         curves = np.array([f.predict(C) for f in fits])
         low, high = fits[0].band(C)
@@ -989,17 +1012,18 @@ def plot_compare(path_png, settings, comparisons):
     the line log F(R) = B log C (A.8)."""
     figure, (left, right) = new_figure(2)
     alike = {name for c in comparisons if c["efficiency"] for name in c["settings"]}
-    common = np.mean([f.A for name in alike for _, f in settings[name]] or np.nan)
+    fits_of = {name: standing([f for _, f in settings[name]]) for name in alike}
+    common = np.mean([f.A for fits in fits_of.values() for f in fits] or np.nan)
     for i, (setting, pairs) in enumerate(settings.items()):
         color = f"C{i % 10}"
         draw_setting(left, setting, pairs, color)
         if setting not in alike:
             continue
-        for (_, f), marker in zip(pairs, cycle(MARKERS)):
+        for f, marker in zip(fits_of[setting], cycle(MARKERS)):
             inside = (f.y > f.R0) & (f.y < common)
             F = ((f.y - f.R0) / (common - f.y))[inside]
             right.plot(f.x[inside], F, marker, ms=3.5, color=color, alpha=0.45, mew=0)
-        log_B, log_mid = np.mean([efficiency_at(f, common)[0] for _, f in pairs], axis=0)
+        log_B, log_mid = np.mean([efficiency_at(f, common)[0] for f in fits_of[setting]], axis=0)
         right.plot(pairs[0][1].x, (pairs[0][1].x / np.exp(log_mid)) ** np.exp(log_B), color=color,
                    label=f"{setting}: slope B {np.exp(log_B):.2f}, C_mid {np.exp(log_mid):.3g}")
     series = next(iter(settings.values()))[0][0]
@@ -1049,18 +1073,19 @@ def settings_table(settings, comparisons):
     """The leave-one-out table (Fig. 7): each setting beside the first."""
     reference, rows = next(iter(settings)), []
     for setting, c in zip(settings, [None, *comparisons]):
-        fits = [f for _, f in settings[setting]]
+        every = [f for _, f in settings[setting]]
+        fits = standing(every)
         mean = dict.fromkeys(("B", "C_mid"), "-")
         if all(f.identified for f in fits):
             mean = {name: f"{np.mean([getattr(f, name) for f in fits]):.3g}" for name in mean}
-        row = [setting, str(len(fits)), asymptote_of(fits), mean["B"], mean["C_mid"]]
+        row = [setting, str(len(every)), asymptote_of(every), mean["B"], mean["C_mid"]]
         at = c["efficiency"][0] if c and c["efficiency"] else None
         row += [spread(*c["A_difference"], "+.3f") if c and c["A"] else "-"]
         row += [f"{at['B'][0]:.2f}, {at['B'][1]:.2f}" if at else "-"]
         row += [spread(*at[f"{name}_ratio"], ".2f") if at else "-" for name in ("B", "C_mid")]
         rows.append([*row, re.split(" \\(|: its", c["verdict"])[0] if c else "(the others are compared with it)"])
     return table(["setting", "runs", "A", "B", "C_mid", f"A less that of {reference}",
-                  f"B at common A, of {reference}", "ratio", "ratio of C_mid", "verdict"], rows)
+                  f"B at common A, and that of {reference}", "ratio of B", "ratio of C_mid", "verdict"], rows)
 
 
 def forecast_table(reports):
@@ -1090,8 +1115,8 @@ def seeds_table(settings):
     most = max(len(pairs) for pairs in settings.values())
     rows, squares, degrees = [], 0.0, 0
     for setting, pairs in settings.items():
-        A = [f.A for _, f in pairs if f.identified]
-        own = [f"{f.A:.3f}" if f.identified else f"> {f.interval['A'][0]:.3f}" for _, f in pairs]
+        A = [f.A for _, f in pairs if f.identified and not f.fell]
+        own = ["fell" if f.fell else own_asymptote(f) for _, f in pairs]
         rows.append([setting, *own, *["-"] * (most - len(own)), f"{np.ptp(A) / 2:.3f}" if len(A) > 1 else "-"])
         if len(A) > 1:
             squares, degrees = squares + len(A) * np.var(A), degrees + len(A) - 1

@@ -534,8 +534,8 @@ def cut(lengths: list[int], tokens: int, pack: bool) -> list[list[int]]:
 
 
 def cut_evenly(lengths: list[int], tokens: int, pack: bool, ranks: int) -> list[list[int]]:
-    """As few micro-batches as `tokens` allows, but as many for each rank, and none much larger than it has to be: the
-    ranks wait for the slowest."""
+    """Micro-batches for as few rounds of all ranks as `tokens` allows, and none much larger than that takes: the ranks
+    wait for the slowest."""
     number = math.ceil(len(cut(lengths, tokens, pack)) / ranks) * ranks
     few_enough = lambda limit: len(cut(lengths, limit, pack)) <= number  # noqa: E731
     return cut(lengths, 1 + bisect.bisect_left(range(1, tokens), True, key=few_enough), pack)
@@ -1855,6 +1855,11 @@ def plan_study(study: Study, common: list[str]) -> dict[Path, tuple[Settings, li
         except SystemExit:  # the parser has said what is wrong
             print(f"error: that was the setting {setting!r} of --study {study.study}", file=sys.stderr)
             raise
+    alike = {}  # setting by what it trains
+    for setting, its in settings.items():
+        key = repr(dataclasses.replace(its, recipe=dataclasses.replace(its.recipe, recipe="scalerl", leave_out=None)))
+        if alike.setdefault(key, setting) != setting:
+            raise ValueError(f"--study {study.study}: {alike[key]!r} and {setting!r} would be the same runs twice")
     runs = {}
     for seed in study.seeds:
         for setting in settings:

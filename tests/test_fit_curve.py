@@ -285,6 +285,20 @@ def test_runs_that_show_no_ceiling_are_compared_in_efficiency_alone():
     assert "does not identify A of early" in fit_curve.compare(["early", "quick"], [early, fits(60.0)])["verdict"]
 
 
+def test_runs_that_fell_are_counted_and_left_out_of_a_comparison():
+    curve = dict(A=0.8, B=1.8, C_mid=100.0, R0=0.1)
+    whole = [fit(*run_of(**curve, seed=seed)) for seed in range(2)]
+    x, y = run_of(**curve, seed=2)
+    fallen = fit(x, np.where(x > 500, 0.5, y))
+    assert fallen.fell and not any(f.fell for f in whole)
+    other = [fit(*run_of(**curve | {"C_mid": 60.0}, seed=seed)) for seed in range(3, 6)]
+    result, without = (fit_curve.compare(("one", "two"), (fits, other)) for fits in ([*whole, fallen], whole))
+    assert result["efficiency"] == without["efficiency"] and result["verdict"].startswith("two is more efficient")
+    assert "1 of 3 runs of one fell" in result["verdict"] and "fell" not in without["verdict"]
+    assert fit_curve.asymptote_of([*whole, fallen]) == fit_curve.asymptote_of(whole) + "; 1 of 3 fell"
+    assert fit_curve.asymptote_of([fallen]) == fit_curve.spread(fallen.A, *fallen.interval["A"])
+
+
 def test_settings_that_do_not_differ_are_seldom_told_apart():
     """40 pairs of settings, two seeds each, whose seeds scatter alike around one curve: B and C_mid are two tests at
     5 %, so about 4 false verdicts are expected (the chance of more than 10 is below 1 %)."""
@@ -398,11 +412,13 @@ def test_reads_the_json_lines_of_verl_and_of_prime_rl(tmp_path):
     verl = [{"step": int(C), "data": {"actor/entropy": 0.3, name: float(p)}} for C, p in zip(x, y)]
     prime = [{"step": int(C), "time": 1.78e9 + 60 * i, "eval/aime24/all/agent/pass@8": 0.9,
               "eval/aime24/all/agent/avg@16": float(p)} for i, (C, p) in enumerate(zip(x, y))]
+    dated = "time,step,pass_rate\n" + "".join(f"2026-01-01 00:{i:02},{int(C)},{p}\n" for i, (C, p) in enumerate(zip(x, y)))
+    (tmp_path / "dated.csv").write_text(dated)
     prime += [{"step": int(C), "time": 1.78e9 + 60 * i, "reward/mean": 0.1} for i, C in enumerate(x)]
     (tmp_path / "prime").mkdir()
     for file, rows in (("verl.jsonl", verl), ("prime/metrics.jsonl", prime)):
         (tmp_path / file).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for place, y_name in (("verl.jsonl", name), ("prime", "eval/aime24/all/agent/avg@16")):
+    for place, y_name in (("dated.csv", "pass_rate"), ("verl.jsonl", name), ("prime", "eval/aime24/all/agent/avg@16")):
         (series,) = read_log(tmp_path / place)
         assert (series.x_name, series.y_name) == ("step", y_name)
         assert np.allclose(series.y, y) and np.allclose(series.x, x.astype(int))

@@ -34,3 +34,9 @@ def test_flags_named_exist(capsys):
 def test_files_named_exist():
     for target in re.findall(r"\]\(((?!http)[^)#]+)", README):
         assert (ROOT / target).exists(), target
+
+
+def test_places_named_within_it_exist():
+    headings = {re.sub(r"[^\w -]", "", line.strip("# ").lower()).replace(" ", "-") for line in re.findall(r"(?m)^##+ .+", README)}
+    for target in re.findall(r"\]\(#([^)]+)", README):
+        assert target in headings, target

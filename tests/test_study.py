@@ -179,6 +179,12 @@ def test_the_studies_of_the_paper_are_its_settings(name, number, tmp_path, monke
         assert flat["pipeline-16-seed3"].asynchrony == "pipeline-16"
 
 
+def test_settings_that_would_be_the_same_runs_twice_are_refused(capsys):
+    """As --loss dapo makes of ScaleRL and of ScaleRL without its loss."""
+    assert train.main(["--study", "loo", "--loss", "dapo"]) == 2
+    assert "'scalerl' and 'without-loss' would be the same runs twice" in capsys.readouterr().err
+
+
 def test_flags_set_what_the_fields_say():
     values = {"fp32_logits": False, "no_positive_resampling": True, "adam_betas": [0.8, 0.9], "train_prompts": None,
               "data": ["arithmetic"], "loss": "gspo", "learning_rate": 1e-3}  # fmt: skip
