@@ -916,7 +916,14 @@ def trainer_process(rank: int, settings: Settings, source: str, moments: Path | 
     model = load_for_trainer(settings, source, rank)
     join_ranks(settings, rank, meeting_place)
     Trainer(settings, model, rank, moments).follow()
+    leave_ranks()
+
+
+def leave_ranks() -> None:
+    """End this process of the trainer. At once: where Python takes itself apart, one of gloo's threads may still run,
+    and the process would be aborted."""
     dist.destroy_process_group()
+    os._exit(0)
 
 
 def start_trainer(settings: Settings, model: PreTrainedModel, source: str, moments: Path | None) -> Trainer:
