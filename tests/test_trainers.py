@@ -118,7 +118,7 @@ def test_pitfall_5_losses_and_gradients_are_the_same_with_one_two_and_three_rank
     recipe = scalerl.Recipe(loss="gspo" if kind == "qwen3" else "cispo")
     metrics, mismatch, numbers = on_ranks(1, models[kind], tmp_path, recipe=recipe, **changes)
     assert metrics[0]["gradient_norm"] > 0 and metrics[0]["loss"] != metrics[1]["loss"]
-    for ranks in (2, 3):
+    for ranks in (2, 3) if kind == "llama-grouped-tied" else (3,):
         other, other_mismatch, other_numbers = on_ranks(ranks, models[kind], tmp_path, recipe=recipe, **changes)
         for ours, theirs in zip(metrics, other):
             assert ours.keys() == theirs.keys()
