@@ -319,18 +319,14 @@ class Fit:
     y: np.ndarray = field(repr=False)
     profile: Profile = field(repr=False)
     identified: bool = True
+    no_ceiling: bool = False  # the data passes the middle of its rise, but A is on its bound 1
+    fell: bool = False  # the pass rate came down from its peak, which no sigmoid does
     warnings: list = field(default_factory=list)
 
     @property
     def comparable(self):
-        """Whether the data carries B and C_mid once A is held: it also does when it passes the middle of its rise and
-        shows no ceiling below 1."""
-        return self.identified or any(warning.startswith(NO_CEILING) for warning in self.warnings)
-
-    @property
-    def fell(self):
-        """Whether the pass rate came down from its peak, which no sigmoid does."""
-        return any(warning.startswith(("collapse", "decline")) for warning in self.warnings)
+        """Whether the data carries B and C_mid once A is held."""
+        return self.identified or self.no_ceiling
 
     @property
     def C_max(self):
@@ -403,13 +399,14 @@ def fit(x, y, r0=None, fit_from=0.0, fit_to=np.inf, method="varpro", num_example
     noise = float(np.sqrt(np.mean(y * (1 - y)) / num_examples)) if num_examples else None
     fitted = Fit(*map(float, natural(theta)), rms, interval, float(sse), lag_1, correlation, noise, r0, x, y,
                  profile)
-    identified, remarks = judge(fitted)
+    verdict = judge(fitted)
+    remarks = verdict["warnings"]
     if r0 == "first" and first_x > 0:
         remarks.append(f"R0 = {R0:.3f} is the first point, at x = {first_x:.4g}, not before training: "
                        "say --r0 if you know better")
     if method == "paper":
         remarks += judge_grid(fitted)
-    return replace(fitted, identified=identified, warnings=remarks)
+    return replace(fitted, **verdict)
 
 
 def levelled_off(x, y, least_gain):
@@ -445,33 +442,33 @@ def check(x, y, where):
         raise ValueError(f"{where(bad[0])}: y = {y[bad[0]]:g} is no pass rate, not in [0, 1]: {advice}")
 
 
-NO_CEILING = "A is on its bound 1"
-
-
 def judge(f):
-    """(identified, warnings) of a Fit: whether the data carries an asymptote, and what to know first."""
+    """Of a Fit, as keywords of one: identified, no_ceiling and fell, and warnings, what to know first."""
     n, (low, high), said = len(f.x), f.interval["A"], []
     level = np.convolve(f.y, np.ones(3) / 3, "valid")  # means of three neighbours
     peak, end, peak_x = level.max(), level[-1], f.x[level.argmax() + 1]
     jump = np.median(np.abs(np.diff(f.y))) / 0.954  # standard deviation of one point, blind to slow movement
     fell = f"the pass rate fell from {peak:.3f} around x = {peak_x:.4g} to {end:.3f}, and a sigmoid cannot"
     if peak - end > max(0.5 * (peak - min(f.R0, end)), 4 * jump):
-        return False, [f"collapse: {fell}, so this fit means nothing: try --fit-to {peak_x:.4g}"]
-    identified = False
+        said.append(f"collapse: {fell}, so this fit means nothing: try --fit-to {peak_x:.4g}")
+        return dict(identified=False, no_ceiling=False, fell=True, warnings=said)
+    identified = no_ceiling = False
     if f.A - f.R0 < 2 * f.rms:
         said.append(f"no rise above R0 = {f.R0:.3f} that stands out of the scatter ({f.rms:.3f})")
     elif f.reach < LEAST_REACH:
         said.append(f"A is not identified: the data ends at {f.reach:.2g} C_mid, below {LEAST_REACH}; all it "
                     f"says is A > {low:.3f}")
     elif f.A > 0.9999 and low < 0.95:
-        said.append(f"{NO_CEILING}: the data shows no ceiling, only A > {low:.3f}")
+        no_ceiling = True
+        said.append(f"A is on its bound 1: the data shows no ceiling, only A > {low:.3f}")
     elif high - low > abs(f.A - f.R0):
         said.append(f"A is not identified: its interval [{low:.3f}, {high:.3f}] is wider than the whole gain")
     else:
         identified = True
         if f.reach < SAFE_REACH:
             said.append(f"the data ends at {f.reach:.2g} C_mid, below {SAFE_REACH:g}: each point moves A")
-    if peak - end > max(0.2 * (peak - f.R0), 4 * jump):
+    declined = peak - end > max(0.2 * (peak - f.R0), 4 * jump)
+    if declined:
         said.append(f"decline: {fell}, so A lies below the peak")
     late = f.x >= f.C_max / 4
     if late.sum() >= 6:
@@ -494,7 +491,7 @@ def judge(f):
                     f"({f.noise:.4f}): the run is less smooth than a sigmoid")
     if f.noise is not None and f.A - f.R0 < 4 * f.noise:
         said.append(f"the gain is below 4 times the noise of a validation ({f.noise:.4f}): use more examples")
-    return identified, said
+    return dict(identified=identified, no_ceiling=no_ceiling, fell=declined, warnings=said)
 
 
 def judge_grid(f):
@@ -612,17 +609,16 @@ def compare(names, groups):
 
     least, most = sorted(difference(*map(ceiling, groups, ends)) for ends in ((0, 1), (1, 0)))
     gap, error = least if least[0] > 0 else most  # where all runs show a ceiling, both are the same
-    if least[0] * most[0] > 0 and abs(gap) >= MARGIN and abs(gap) > error:
-        higher, lower = names if gap > 0 else names[::-1]
-        result["verdict"] = (f"{higher} raises the ceiling: its A lies {'at least ' * bool(lost)}{abs(gap):.3f} +- "
-                             f"{error:.3f} above that of {lower}{fell}")
-    numbers = f"not all runs of {' and '.join(lost)} show a ceiling, and no other lies surely below it"
     if not lost:
-        numbers = f"the ceilings differ by {gap:+.3f} +- {error:.3f}"
         result["A"] = [float(np.mean([f.A for f in fits])) for fits in groups]
         result["A_difference"] = [gap, gap - error, gap + error]
-    if "verdict" in result:
-        return result
+    if least[0] * most[0] > 0 and abs(gap) >= MARGIN and abs(gap) > error:
+        higher, lower = names if gap > 0 else names[::-1]
+        return result | {"verdict": f"{higher} raises the ceiling: its A lies {'at least ' * bool(lost)}{abs(gap):.3f} "
+                                    f"+- {error:.3f} above that of {lower}{fell}"}
+    numbers = f"the ceilings differ by {gap:+.3f} +- {error:.3f}"
+    if lost:
+        numbers = f"not all runs of {' and '.join(lost)} show a ceiling, and no other lies surely below it"
 
     common, told = float(np.mean([f.A for fits in groups for f in fits])), []
     for A in (common, common - MARGIN, min(common + MARGIN, 1.0)):
