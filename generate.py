@@ -36,7 +36,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -114,17 +114,20 @@ class Report:
 
 
 class SharedParameters:
-    """The newest parameters of the trainer, in shared memory, float32: one writer, any number of readers.
+    """The newest parameters of the trainer, in shared memory, float32. Each of the trainer's ranks writes its shard,
+    any number of generators read.
 
-    A queue would deliver the oldest first, and live tensors are read half-updated. Here `sequence` is odd while
-    a version is being written; a reader that met a change copies again. Nobody holds a lock, so nobody can die with it.
+    A queue would deliver the oldest first, and live tensors are read half-updated. Here a rank says which version it
+    has begun to write and which it has written; a reader that met a change copies again. Nobody holds a lock, so nobody
+    can die with it.
     """
 
-    def __init__(self, model: PreTrainedModel):
+    def __init__(self, model: PreTrainedModel, ranks: int = 1):
         self.shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         self.head_name = head_name(model)
         self.flat = torch.empty(sum(shape.numel() for shape in self.shapes.values())).share_memory_()
-        self.sequence = torch.zeros(1, dtype=torch.int64).share_memory_()
+        self.begun_R = torch.full((ranks,), -1).share_memory_()  # int64: versions
+        self.written_R = torch.full((ranks,), -1).share_memory_()
 
     def views(self) -> dict[str, Tensor]:
         pieces = self.flat.split([shape.numel() for shape in self.shapes.values()])
@@ -132,30 +135,42 @@ class SharedParameters:
 
     @property
     def version(self) -> int:
-        """The newest complete version, or the one before it while a newer one is being written; -1: none yet."""
-        return int(self.sequence) // 2 - 1
+        """The newest version that has been complete, though a newer one may be half written over it; -1: none yet."""
+        return int(self.written_R.min())
+
+    def holds(self, version: int) -> bool:
+        """Whether this version is complete and nobody has begun to write over it."""
+        return bool((self.written_R == version).all() and (self.begun_R == version).all())
 
     @torch.no_grad()
-    def write(self, model: PreTrainedModel, version: int) -> None:
-        """Sharded parameters are gathered one by one: all ranks of the trainer then have to gather at this moment."""
-        self.sequence.fill_(2 * version + 1)
-        parameters = dict(model.named_parameters())
-        for name, view in self.views().items():
-            view.copy_(whole(parameters[name]))
-        self.sequence.fill_(2 * version + 2)
+    def write(self, parameters: Iterable[tuple[str, Tensor]], version: int, rank: int = 0) -> None:
+        """Write the part that this rank of the trainer has: of sharded parameters its rows, of others all."""
+        self.begun_R[rank] = version
+        views = self.views()
+        for name, parameter in parameters:
+            if isinstance(parameter, DTensor):  # FSDP has cut it along its first dimension, as chunk does
+                for part in views[name].chunk(len(self.begun_R))[rank : rank + 1]:  # none, where rows are few
+                    part.copy_(parameter.to_local())
+            else:
+                views[name].copy_(parameter)
+        self.written_R[rank] = version
 
     def read(self, take: Callable[[], None], timeout: float = 60.0) -> int:
         """Have `take` copy the views, again until it has met one complete version, the newest; returns its number.
         TimeoutError if that did not happen within `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
-            before = int(self.sequence)
-            if before > 0 and before % 2 == 0:
+            version = self.version
+            if version >= 0 and self.holds(version):
                 take()
-                if int(self.sequence) == before:
-                    return before // 2 - 1
+                if self.holds(version):
+                    return version
             time.sleep(0.001)
         raise TimeoutError(f"no complete version of the parameters within {timeout:.0f} s: has the trainer died?")
+
+    def pin(self) -> None:
+        """Lock the memory for this process: copies to and from its GPU then run at the full speed of the bus."""
+        torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(self.flat.data_ptr(), self.flat.nbytes, 0))
 
     @torch.no_grad()
     def read_into(self, model: PreTrainedModel, timeout: float = 60.0) -> int:
@@ -167,11 +182,6 @@ class SharedParameters:
                 parameter.copy_(views[name if name in views else self.head_name])
 
         return self.read(take, timeout)
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """A tensor that FSDP has sharded, gathered; any other as it is."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 # --- the model and its tokens -------------------------------------------------------------------------------------
@@ -187,7 +197,10 @@ def check_device(name: str) -> torch.device:
     """The device called `name`. ValueError if there is none on this machine."""
     try:
         device = torch.device(name)
-        torch.empty(1, device=device)
+        if device.type != "cuda":
+            torch.empty(1, device=device)
+        elif (device.index or 0) >= torch.cuda.device_count():  # asked so that this process takes no memory there
+            raise RuntimeError("CUDA has no such device")
     except (RuntimeError, AssertionError) as error:
         here = ["cpu"] + [f"cuda:{i}" for i in range(torch.cuda.device_count())]
         raise ValueError(
@@ -722,6 +735,9 @@ class VllmEngine:
                 max_num_batched_tokens=tokens_per_step,
                 block_size=block_size,
                 num_gpu_blocks_override=blocks,
+                # With the size of the cache given (below), this is only how much of a GPU must be free at the start,
+                # and the trainer may have taken most of it. What does not fit then runs out of memory.
+                gpu_memory_utilization=0.01,
                 enable_prefix_caching=True,
                 async_scheduling=False,
                 logprobs_mode="processed_logprobs",
@@ -881,6 +897,8 @@ class VllmEngine:
 
 def _open_parameters(worker, handles: list[bytes]) -> None:
     worker.shared_parameters = pickle.loads(handles[worker.rank])
+    if worker.device.type == "cuda":
+        worker.shared_parameters.pin()
 
 
 def _reload_parameters(worker) -> None:
@@ -1017,6 +1035,8 @@ HEARTBEAT = 5.0  # seconds between two reports at most, while steps of the engin
 def _generate(number, settings, parameters, work, reports):
     transformers.utils.logging.disable_progress_bar()
     engine = make_engine(settings)
+    if isinstance(engine, TorchEngine) and engine.device.type == "cuda":  # the workers of vLLM do it themselves
+        parameters.pin()
     engine.update(parameters)
     reports.put(Report(number))  # ready
     busy, reported = 0.0, time.monotonic()
@@ -1127,7 +1147,7 @@ def _run(command: Command) -> None:
     check_length(model, decoding)
     check_tensor_parallel(kind, len(command.device), model)
     parameters = SharedParameters(model)
-    parameters.write(model, version=0)
+    parameters.write(model.named_parameters(), version=0)
     dtype = "float32" if command.device[0].startswith("cpu") else "bfloat16"
     threads = torch.get_num_threads()
     engine = make_engine(

@@ -110,15 +110,17 @@ def parse_asynchrony(asynchrony: str) -> tuple[str, int]:
     return kind, int(k)
 
 
-def groups_ahead(asynchrony: str, prompts: int, step: int) -> int:
-    """How many groups may be under way (handed out, not yet trained on) at this step, with `prompts` groups to a step.
+def groups_ahead(asynchrony: str, prompts: int, step: int, version: int) -> int:
+    """How many groups may be under way (handed out, not yet trained on) at this step, with `prompts` groups to a step,
+    after handing out more of them with this version of the parameters.
 
-    PipelineRL-k: (k + 1) x prompts. Trained oldest first, the last of them is used k steps after it was handed out.
+    PipelineRL-k: (version + k - step + 1) x prompts, so (k + 1) x prompts with the newest version. Trained oldest
+    first, the last of them is used k steps after its version.
     PPO-off-policy-k: k x prompts, handed out together before each k-th step, when none is under way (of a run that
     goes on in between: what is left of them).
     """
     kind, k = parse_asynchrony(asynchrony)
-    return (k + 1) * prompts if kind == "pipeline" else (k - step % k) * prompts
+    return (version + k - step + 1) * prompts if kind == "pipeline" else (k - step % k) * prompts
 
 
 def choose_batch(done: list[int], unfinished: list[int], step: int, asynchrony: str, prompts: int) -> list[int] | None:

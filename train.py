@@ -48,7 +48,8 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.connection import wait as wait_for_end
@@ -541,35 +542,44 @@ def cut_evenly(lengths: list[int], tokens: int, pack: bool, ranks: int) -> list[
     return cut(lengths, 1 + bisect.bisect_left(range(1, tokens), True, key=few_enough), pack)
 
 
-def micro_batches(rollouts: list[Rollout], tokens: int, device: torch.device, pack: bool) -> list[MicroBatch]:
-    """The micro-batches of all ranks for these rollouts, of at most `tokens` tokens each (or one sequence)."""
+def own_micro_batches(
+    rollouts: list[Rollout], tokens: int, device: torch.device, pack: bool
+) -> Iterator[tuple[MicroBatch, bool]]:
+    """This rank's micro-batches of these rollouts, of at most `tokens` tokens each (or one sequence). They are as many
+    as every other rank has, since FSDP wants all to call the model together; False marks a stand-in, which counts for
+    nothing."""
+    rank, ranks = rank_and_ranks()
     lengths = [len(rollout.request.prompt) + len(rollout.tokens) for rollout in rollouts]
-    batches = []
-    for rows in cut_evenly(lengths, tokens, pack, rank_and_ranks()[1]):
-        width = lengths[rows[0]]
-        ids = np.zeros((len(rows), width), np.int64)
-        sampled = np.zeros((len(rows), width), bool)
-        logprobs = np.zeros((len(rows), width), np.float32)
-        for i, rollout in enumerate(rollouts[row] for row in rows):
-            prompt, end = len(rollout.request.prompt), lengths[rows[i]]
-            ids[i, :prompt] = rollout.request.prompt
-            ids[i, prompt:end] = rollout.tokens
-            sampled[i, prompt:end] = rollout.sampled
-            logprobs[i, prompt:end] = rollout.logprobs
-        positions = np.broadcast_to(np.arange(width - 1), (len(rows), width - 1))
-        real = positions < np.array([[lengths[row] - 1] for row in rows])
-        feed = (lambda array: array[real][None]) if pack else (lambda array: array)
-        tensors = dict(
-            inputs_RT=feed(ids[:, :-1]),
-            positions_RT=feed(positions),
-            predicts_RT=feed(sampled[:, 1:]),
-            targets_BT=ids[:, 1:],
-            sampled_BT=sampled[:, 1:],
-            generator_logprobs_BT=logprobs[:, 1:],
-            rows_B=np.array(rows),
-        )
-        batches.append(MicroBatch(**{name: torch.tensor(array, device=device) for name, array in tensors.items()}))
-    return batches
+    cuts = cut_evenly(lengths, tokens, pack, ranks)
+    for place in range(rank, math.ceil(len(cuts) / ranks) * ranks, ranks):
+        counts = place < len(cuts)
+        yield micro_batch(rollouts, cuts[place] if counts else cuts[0], device, pack), counts
+
+
+def micro_batch(rollouts: list[Rollout], rows: list[int], device: torch.device, pack: bool) -> MicroBatch:
+    """The tensors of these rows of the rollouts."""
+    ends = np.array([len(rollouts[row].request.prompt) + len(rollouts[row].tokens) for row in rows])
+    ids = np.zeros((len(rows), max(ends)), np.int64)
+    sampled, logprobs = np.zeros(ids.shape, bool), np.zeros(ids.shape, np.float32)
+    for i, rollout in enumerate(rollouts[row] for row in rows):
+        prompt = len(rollout.request.prompt)
+        ids[i, :prompt] = rollout.request.prompt
+        ids[i, prompt : ends[i]] = rollout.tokens
+        sampled[i, prompt : ends[i]] = rollout.sampled
+        logprobs[i, prompt : ends[i]] = rollout.logprobs
+    positions = np.broadcast_to(np.arange(max(ends) - 1), ids[:, 1:].shape)
+    real = positions < ends[:, None] - 1
+    feed = (lambda array: array[real][None]) if pack else (lambda array: array)
+    tensors = dict(
+        inputs_RT=feed(ids[:, :-1]),
+        positions_RT=feed(positions),
+        predicts_RT=feed(sampled[:, 1:]),
+        targets_BT=ids[:, 1:],
+        sampled_BT=sampled[:, 1:],
+        generator_logprobs_BT=logprobs[:, 1:],
+        rows_B=np.array(rows),
+    )
+    return MicroBatch(**{name: torch.tensor(array, device=device) for name, array in tensors.items()})
 
 
 def trunk_parts(model: PreTrainedModel) -> tuple[list[torch.nn.Module], list[torch.nn.Module]]:
@@ -631,20 +641,17 @@ def rank_and_ranks() -> tuple[int, int]:
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor that FSDP has sharded, gathered; any other as it is."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
 def from_all_ranks(value) -> list:
     """What each rank has called this with, in the order of the ranks."""
     values = [value] * rank_and_ranks()[1]
     if len(values) > 1:
         dist.all_gather_object(values, value)
     return values
-
-
-def own_share(batches: list[MicroBatch]) -> list[tuple[MicroBatch, bool]]:
-    """This rank's micro-batches, as many as every other rank has, since FSDP wants all to call the model together.
-    False marks a stand-in, which counts for nothing."""
-    rank, ranks = rank_and_ranks()
-    places = range(rank, math.ceil(len(batches) / ranks) * ranks, ranks)
-    return [(batches[i], True) if i < len(batches) else (batches[0], False) for i in places]
 
 
 def train_step(
@@ -678,8 +685,8 @@ def train_step(
     totals = dict.fromkeys(("loss", "entropy", "ratio", "clipped", "kl", "tokens"), 0.0)
     ratio_max = 0.0
     counted_rollouts = [rollouts[i] for i in counted]
-    batches = micro_batches(counted_rollouts, settings.tokens_per_micro_batch, device, settings.pack)
-    for batch, counts in own_share(batches):
+    batches = own_micro_batches(counted_rollouts, settings.tokens_per_micro_batch, device, settings.pack)
+    for batch, counts in batches:
         rows_B = counted.to(device)[batch.rows_B]
         logprobs_BT, entropies_N = policy(batch, recipe.fp32_logits)
         loss, sums = scalerl.policy_loss(
@@ -697,9 +704,7 @@ def train_step(
     ratio_max = max(own for _, own in everyone)
     tokens, gradient_norm = int(totals["tokens"]), 0.0
     if tokens:
-        gradient_norm = generate.whole(
-            torch.nn.utils.clip_grad_norm_(policy.parameters(), settings.clip_gradient)
-        ).item()
+        gradient_norm = whole(torch.nn.utils.clip_grad_norm_(policy.parameters(), settings.clip_gradient)).item()
     finite = math.isfinite(totals["loss"]) and math.isfinite(gradient_norm)
     if tokens and finite:  # one NaN that is stepped on stays in the parameters for good
         optimizer.step()
@@ -742,8 +747,8 @@ def numerics_mismatch(policy: Policy, rollouts: list[Rollout], settings: Setting
     """Mean and maximum of |log pi_train - log pi_gen| over tokens of rollouts that the model's present parameters
     sampled from first to last: what the ratio is off by although the policy is the same (sec. 3.2, fp32 logits)."""
     total, largest, tokens = 0.0, 0.0, 0
-    batches = micro_batches(rollouts, settings.tokens_per_micro_batch, policy.model.device, settings.pack)
-    for batch, counts in own_share(batches):
+    batches = own_micro_batches(rollouts, settings.tokens_per_micro_batch, policy.model.device, settings.pack)
+    for batch, counts in batches:
         logprobs_BT, _ = policy(batch, settings.recipe.fp32_logits)
         if counts:
             differences_N = (logprobs_BT - batch.generator_logprobs_BT)[batch.sampled_BT].abs()
@@ -765,12 +770,18 @@ class Trainer:
     """The policy, its optimizer, and what is done to them. With several devices each has a process with one of these,
     which holds a shard of the parameters (FSDP2); `together` has all make the same call."""
 
-    def __init__(self, settings: Settings, model: PreTrainedModel, rank: int, moments: Path | None = None):
-        """model: with fp32 parameters, whatever the trunk computes in: bf16 would swallow small updates. moments: the
-        optimizer's, of the checkpoint that a run goes on from."""
+    def __init__(
+        self,
+        settings: Settings,
+        model: PreTrainedModel,
+        rank: int,
+        shared: SharedParameters,
+        moments: Path | None = None,
+    ):
+        """model: with fp32 parameters, whatever the trunk computes in: bf16 would swallow small updates. shared: where
+        `publish` writes them. moments: the optimizer's, of the checkpoint that a run goes on from."""
         self.settings, self.model, self.policy = settings, model, Policy(model)
         self.followers: list[multiprocessing.Process] = []
-        self.write_seconds = 0.0  # of the last copy of the parameters into shared memory
         dtype = getattr(torch, trunk_dtype(settings, settings.trainers[rank]))
         for layer in trunk_parts(model)[0] if settings.compile else []:
             layer.forward = torch.compile(layer.forward, dynamic=True)  # micro-batches have any length
@@ -787,6 +798,16 @@ class Trainer:
         )
         if moments is not None:
             self.read_moments(moments)
+        self.shared, self.version = shared, -1  # the version published last
+        self.parameters = list(model.named_parameters())  # listed now: while FSDP has gathered a layer, it has others
+        self.copier, self.copying = ThreadPoolExecutor(1), Future()
+        self.copying.set_result(None)  # nothing to wait for yet
+        self.copy_seconds, self.waited_seconds = 0.0, 0.0  # of the last copy; for copies, all in all
+        self.optimizer.register_step_pre_hook(lambda *_: self.published())
+        self.stream = None
+        if settings.trainers[rank].startswith("cuda"):
+            self.stream = torch.cuda.Stream()
+            shared.pin()
 
     def together(self, name: str, *arguments):
         """Call a method on all ranks; returns what it returns here. TrainerFailed if one of them has died."""
@@ -830,15 +851,26 @@ class Trainer:
         return mismatch
 
     def publish(self, version: int) -> None:
-        """Give this version of the parameters to the generators. Not beside the next step: work that is handed out
-        after this must meet parameters that are at least as new."""
+        """Begin to give this version of the parameters to the generators: every rank copies its shard into shared
+        memory, beside the next step, whose forward and backward only read them. Before the optimizer changes them, it
+        waits for the copy (`published`)."""
+        self.published()
+        self.version = version
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream())  # the optimizer may still be at work
+        self.copying = self.copier.submit(self._copy, version)
+
+    def _copy(self, version: int) -> None:
         started = time.monotonic()
-        if rank_and_ranks()[0] == 0:
-            self.shared.write(self.model, version)
-        else:
-            for parameter in self.model.parameters():
-                generate.whole(parameter)
-        self.write_seconds = time.monotonic() - started
+        with torch.cuda.stream(self.stream) if self.stream is not None else contextlib.nullcontext():
+            self.shared.write(self.parameters, version, rank_and_ranks()[0])
+        self.copy_seconds = time.monotonic() - started
+
+    def published(self) -> None:
+        """Wait until this rank has copied what it began to publish."""
+        started = time.monotonic()
+        self.copying.result()
+        self.waited_seconds += time.monotonic() - started
 
     def gather(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """On rank 0 all parameters and all moments of the optimizer, whole, by name; elsewhere nothing is kept."""
@@ -847,7 +879,7 @@ class Trainer:
             tensors = {name: parameter.detach()}
             tensors |= {f"{name}/{key}": value for key, value in self.optimizer.state.get(parameter, {}).items()}
             for key, value in tensors.items():
-                value = generate.whole(value)
+                value = whole(value)
                 if keep:
                     (parameters if key == name else moments)[key] = value.cpu() if self.followers else value
         return parameters, moments
@@ -885,8 +917,6 @@ def shard(policy: Policy, device_type: str, dtype: torch.dtype, gradient_checkpo
 
 def join_ranks(settings: Settings, rank: int, meeting_place: str) -> None:
     """Make this process one of the trainer's. They meet at a file, so no port is taken for it."""
-    if torch.device(settings.trainers[rank]).type == "cuda":
-        torch.cuda.set_device(settings.trainers[rank])
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if settings.trainers[rank].startswith("cuda") else "gloo",
         store=dist.FileStore(meeting_place, len(settings.trainers)),
@@ -900,13 +930,22 @@ def join_ranks(settings: Settings, rank: int, meeting_place: str) -> None:
 def load_for_trainer(settings: Settings, source: str, rank: int) -> PreTrainedModel:
     """The model that a rank starts from, in fp32. What is to be sharded is not put on one device first."""
     device = torch.device(settings.trainers[rank])
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     model = generate.load_model(source, device if len(settings.trainers) == 1 else torch.device("cpu"), torch.float32)
     if device.type == "cuda":
         model.set_attn_implementation("sdpa")
     return model
 
 
-def trainer_process(rank: int, settings: Settings, source: str, moments: Path | None, meeting_place: str) -> None:
+def trainer_process(
+    rank: int,
+    settings: Settings,
+    source: str,
+    shared: SharedParameters,
+    moments: Path | None,
+    meeting_place: str,
+) -> None:
     """A rank of the trainer other than 0."""
     for number in (signal.SIGINT, signal.SIGTERM):  # these reach whole process groups; rank 0 decides
         signal.signal(number, signal.SIG_IGN)
@@ -915,7 +954,7 @@ def trainer_process(rank: int, settings: Settings, source: str, moments: Path | 
     torch.set_num_threads(cpu_threads(settings))
     model = load_for_trainer(settings, source, rank)
     join_ranks(settings, rank, meeting_place)
-    Trainer(settings, model, rank, moments).follow()
+    Trainer(settings, model, rank, shared, moments).follow()
     leave_ranks()
 
 
@@ -929,19 +968,20 @@ def leave_ranks() -> None:
 def start_trainer(settings: Settings, model: PreTrainedModel, source: str, moments: Path | None) -> Trainer:
     """The trainer of this process, with those of the other ranks behind it. model: loaded from source."""
     followers, ranks = [], len(settings.trainers)
+    shared = SharedParameters(model, ranks)
     if ranks > 1:
         folder = tempfile.mkdtemp(prefix="trainers-")
         meeting_place = os.path.join(folder, "meeting-place")
         context = multiprocessing.get_context("spawn")
         for rank in range(1, ranks):
-            arguments = (rank, settings, source, moments, meeting_place)
+            arguments = (rank, settings, source, shared, moments, meeting_place)
             name = f"trainer {rank} on {settings.trainers[rank]}"
             followers.append(context.Process(target=trainer_process, args=arguments, name=name, daemon=True))
             followers[-1].start()
         threading.Thread(target=watch, args=(followers,), daemon=True).start()
         join_ranks(settings, 0, meeting_place)
         shutil.rmtree(folder)  # all have met
-    trainer = Trainer(settings, model, 0, moments)
+    trainer = Trainer(settings, model, 0, shared, moments)
     trainer.followers = followers
     return trainer
 
@@ -1112,6 +1152,7 @@ def lock_folder(folder: Path) -> TextIO:
 
 
 SAMPLED_PROBLEMS, SAMPLES_SHOWN = 6, 2  # validation problems in samples.txt, completions of each
+STEPS_TO_JUDGE_THE_SPLIT = 10
 MOST_SKIPPED_IN_A_ROW = 5  # steps that were not finite, until the run ends
 MISMATCH_TOO_LARGE = 0.05  # nats: an on-policy ratio that is off by 5 % on average is more than numerics
 
@@ -1156,7 +1197,7 @@ class Run:
 
     def take(self, trainer: Trainer) -> None:
         """The trainer comes last, when all else has been checked."""
-        self.trainer = trainer
+        self.trainer, self.parameters = trainer, trainer.shared
         self.compute.parameters = matmul_parameters(trainer.model)
 
     # Checkpoints
@@ -1228,10 +1269,6 @@ class Run:
     def train(self) -> None:
         """All steps, from the first validation to the last."""
         settings = self.settings
-        self.parameters = self.trainer.shared = SharedParameters(self.trainer.model)
-        if settings.trainers[0].startswith("cuda"):  # pinned: copies from the GPU then run at the full speed of the bus
-            memory = self.parameters.flat
-            torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
         self.trainer.together("publish", self.step)
         self.generators: list[Generator] = []
         self.verifiers = VerifierPool(settings.verifiers, settings.verifier_time_limit, settings.verifier_memory)
@@ -1242,7 +1279,8 @@ class Run:
                 self.stop_if_asked()
                 self.look()
                 time.sleep(0.002)
-            self.compute.started = time.monotonic()
+            say(self.split())
+            self.compute.started, self.first_step = time.monotonic(), self.step
             if self.validation_due() and not (self.validations and self.validations[-1]["step"] == self.step):
                 self.validate()
             self.last_rates = self.counters()
@@ -1278,6 +1316,8 @@ class Run:
         batch_tokens = self.compute.add(groups, metrics.pop("trained_tokens"))
         self.log({"kind": "train", "step": self.step, **metrics, **self.rates(waited, batch_tokens)})
         self.look_at_numbers(groups, metrics)
+        if self.step - self.first_step == STEPS_TO_JUDGE_THE_SPLIT:
+            say(f"idle in the first {STEPS_TO_JUDGE_THE_SPLIT} steps: {self.balance()}")
         if self.validation_due():
             self.validate()
         if self.step % settings.checkpoint_every == 0:
@@ -1342,11 +1382,14 @@ class Run:
         kind, _ = scalerl.parse_asynchrony(asynchrony)
         if kind == "ppo" and self.under_way:
             return
-        ahead = scalerl.groups_ahead(asynchrony, settings.prompts, self.step)
+        ahead = functools.partial(scalerl.groups_ahead, asynchrony, settings.prompts, self.step)
+        if kind == "ppo" or len(self.under_way) >= ahead(self.parameters.version):
+            self.wait_for_parameters()  # the newest may allow more; PPO samples with no others
+        version = self.parameters.version  # what is handed out now is sampled with no older one
         # What a generator cannot begin before it hears from us again would only grow old in its queue.
         useful = settings.slots // settings.completions_per_prompt + settings.prompts // len(self.generators) + 1
         wanted: list[list[Request]] = [[] for _ in self.generators]
-        while len(self.under_way) < ahead:
+        while len(self.under_way) < ahead(version):
             generator = min(self.generators, key=lambda generator: generator.groups)
             if kind == "pipeline" and generator.groups >= useful:
                 break
@@ -1356,12 +1399,22 @@ class Run:
             number, source, prompt = following
             problem, seed = self.sources[source].train[prompt], (settings.seed, 0, number)
             requests = self.requests(problem, number, settings.completions_per_prompt, seed)
-            self.under_way[number] = Group(number, source, prompt, self.step, generator.number, requests)
+            self.under_way[number] = Group(number, source, prompt, version, generator.number, requests)
             wanted[generator.number] += requests
             generator.groups += 1
         for generator, requests in zip(self.generators, wanted):
             if requests:
                 generator.work.put(Work(requests))
+
+    def wait_for_parameters(self, timeout: float = 60.0) -> None:
+        """Until the generators can have the version that was published last. TrainerFailed after `timeout` seconds;
+        a rank that has died ends the run sooner (`watch`)."""
+        self.trainer.published()
+        deadline = time.monotonic() + timeout
+        while self.parameters.version < self.trainer.version:  # another rank is slower
+            if time.monotonic() > deadline:
+                raise TrainerFailed(f"a process of the trainer has not written its parameters within {timeout:.0f} s")
+            time.sleep(0.0005)
 
     def next_group(self) -> tuple[int, int, int] | None:
         """Number, source and prompt of the next group: first those that a stop of the run has lost. None: no prompt is
@@ -1483,8 +1536,9 @@ class Run:
         """Sample the held-out problems with the parameters of this step alone; training waits, its clock stands."""
         paused, step, samples = time.monotonic(), self.step, self.settings.validation_samples
         compute = self.compute.columns() if step else dict.fromkeys(self.compute.columns(), 0)
-        if self.parameters.version < step:  # PPO-off-policy publishes every k-th version only
+        if self.trainer.version < step:  # PPO-off-policy publishes every k-th version only
             self.trainer.together("publish", step)
+        self.wait_for_parameters()
         held_out = [(s, p) for s, source in enumerate(self.sources) for p in range(len(source.validation))]
         for i, (source, prompt) in enumerate(held_out):
             generator = self.generators[i % len(self.generators)]
@@ -1557,8 +1611,13 @@ class Run:
                 raise
 
     def counters(self) -> dict:
-        """The training clock and the generators' counters now."""
-        return {"seconds": self.compute.seconds, "busy": self.busy_seconds, "tokens": self.sampled_tokens}
+        """The training clock, the generators' counters, the waiting for copies now."""
+        return {
+            "seconds": self.compute.seconds,
+            "busy": self.busy_seconds,
+            "tokens": self.sampled_tokens,
+            "waited": self.trainer.waited_seconds,
+        }
 
     def rates(self, waited: float, batch_tokens: int) -> dict:
         """Log columns of what has happened since they were last asked for, validation left out; batch_tokens: sampled
@@ -1573,7 +1632,8 @@ class Run:
         self.speeds = f"tokens/s {sampled_per_second or 0:,.0f} sampled {batch_tokens / working:,.0f} trained"
         return {
             "groups_waiting": sum(group.finished for group in self.under_way.values()),
-            "parameters_seconds": self.trainer.write_seconds,
+            "parameters_seconds": self.trainer.copy_seconds,
+            "parameters_waited_seconds": change["waited"],
             "parameters_bytes": self.parameters.flat.nbytes,
             "trainer_idle_fraction": waited / change["seconds"],
             "generator_idle_fraction": max(0.0, 1 - busy / change["seconds"]),
@@ -1686,22 +1746,40 @@ class Run:
             f" tokens, {last['compute_flops']:.2e} FLOPs; {time.monotonic() - self.began:.0f} s with start and"
             " validation"
         )
-        lines.append(self.balance())
+        lines.append(f"idle        {self.balance()}")
         files = sorted(path.name + "/" * path.is_dir() for path in self.folder.iterdir())
         lines.append(f"files       {self.folder}/: {' '.join(files)}")
         return "\n".join(lines)
 
+    def split(self) -> str:
+        """Who has which devices, and why."""
+        generators, trainers = sum(self.settings.generators, ()), self.settings.trainers
+        by_itself = ["auto" in names for names in (self.settings.generator_devices, self.settings.trainer_devices)]
+        if not any(by_itself):
+            why = "as named"
+        elif {*generators} & {*trainers}:
+            why = "one does both"
+        elif all(by_itself):
+            why = "a fifth of the GPUs trains, as in the paper; to be judged by who waits"
+        else:
+            why = "what the other side has not named"
+        return f"devices: generators {', '.join(generators)}; trainer {', '.join(trainers)} ({why})"
+
     def balance(self) -> str:
-        """Who has waited for whom, and what split of the devices would change that."""
-        seconds = max(self.compute.seconds, 1e-9)
-        generators, trainers = sum(map(len, self.settings.generators)), len(self.settings.trainers)
-        generating = min(1.0, self.busy_seconds / len(self.settings.generators) / seconds)
+        """Who has waited for whom so far, and which split of the devices that speaks for."""
+        settings, seconds = self.settings, max(self.compute.seconds, 1e-9)
+        generators, trainers = sum(map(len, settings.generators)), len(settings.trainers)
+        devices = generators + trainers
+        generating = min(1.0, self.busy_seconds / len(settings.generators) / seconds)
         training = max(0.0, 1 - self.waited / seconds)
-        text = f"idle        trainer {1 - training:.2f}, generators {1 - generating:.2f} of the time"
-        devices, work = generators + trainers, trainers * training + generators * generating
+        text = f"trainer {1 - training:.2f}, generators {1 - generating:.2f} of the time"
+        if scalerl.parse_asynchrony(settings.recipe.asynchrony)[0] == "ppo":
+            return f"{text}; the two take turns"
+        work = trainers * training + generators * generating
         best = min(max(1, round(devices * trainers * training / max(work, 1e-9))), devices - 1)
-        told = best != trainers and self.step >= 10
-        return f"{text}; {devices - best} generator and {best} trainer devices would balance" if told else text
+        if best == trainers:
+            return f"{text}; no other split of {devices} devices balances them better"
+        return f"{text}; {devices - best} generator and {best} trainer devices would balance them better"
 
     def save_curve(self) -> None:
         """curve.png, if there is a fit."""
@@ -2015,6 +2093,11 @@ def main(arguments: list[str]) -> int:
         status, trainer_lives = 128 + run.stopped_by, False
     except TrainerFailed as error:
         print(f"\nerror: {error}; {run.last_checkpoint()}", file=sys.stderr)
+        status, trainer_lives = 1, False
+    except torch.OutOfMemoryError as error:
+        text = str(error).partition(". ")[0]
+        advice = "lower --tokens-per-micro-batch (or --slots, if the GPU does both), or add --gradient-checkpointing"
+        print(f"\nerror: {text}: {advice}; {run.last_checkpoint()}", file=sys.stderr)
         status, trainer_lives = 1, False
     except OSError as error:
         print(f"\nerror: the run's folder cannot be written: {error}; {run.last_checkpoint()}", file=sys.stderr)

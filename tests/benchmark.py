@@ -169,7 +169,7 @@ def samplers(folder: str, prompts: int, slots: int, vllm: bool) -> dict:
     settings = generate.GeneratorSettings(folder, ("cpu",), "float32", 1, slots, decoding, "vllm")
     made = generate.make_engine(settings)
     parameters = generate.SharedParameters(model)
-    parameters.write(model, 0)
+    parameters.write(model.named_parameters(), 0)
     made.update(parameters)
 
     def vllm_engine() -> int:
@@ -344,7 +344,7 @@ def benchmark_memory(options: argparse.Namespace) -> None:
 def scaling_of_devices(folder: Path) -> None:
     """Synchronous runs, in which both sides have the cores to themselves in turns: one device of each, two of each."""
     print("\n(a) tokens/s with one and two devices of one thread each, while the other side waits\n")
-    print("parameters   devices   sampled/s            trained/s            update of parameters, s")
+    print("parameters   devices   sampled/s            trained/s            copy of parameters, s")
     sizes = {
         "0.14M": ["--steps", "8"],
         "25.7M": ["--steps", "4", "--model", "25.7M", "--prompts-per-step", "4", "--slots", "32"],
@@ -377,26 +377,58 @@ def scaling_of_idleness(folder: Path) -> None:
               f" {mean('off_policyness_mean'):15.1f}, {max(line['off_policyness_max'] for line in some)}")  # fmt: skip
 
 
-def scaling_of_updates() -> None:
-    """From a trainer's parameters to a generator's, through the shared buffer, within one process."""
+def groups_of(tokens: int, length: int) -> list:
+    """Groups of four completions of 16 + (length - 16) tokens, half of them right; so many tokens in all."""
+    from test_train import rollout
+
+    import train
+    from data.verify import Verdict
+
+    rng, groups = np.random.default_rng(0), []
+    for number in range(tokens // length // 4):
+        group = train.Group(number, 0, number, 0, 0, [])
+        for index in range(4):
+            drawn = rng.integers(18, size=length - 16)
+            group.rollouts[index] = rollout(number, index, [1] * 16, drawn, np.ones(len(drawn), bool), False)
+            group.verdicts[index] = Verdict(index < 2, None)
+        groups.append(group)
+    return groups
+
+
+def scaling_of_updates(repeats: int = 5) -> None:
+    """From a trainer's parameters to a generator's, through the shared buffer, within one process and one thread."""
     import torch
+    from test_train import settings
 
     import generate
+    import train
 
-    print("\n(c) parameters to a generator, on a CPU: seconds of the trainer's copy and of the generator's\n")
-    print("parameters       MiB    written     read   GiB/s written")
+    print("\n(c) parameters to a generator, on a CPU: seconds of the trainer's copy, alone and beside its next step (of")
+    print("    128 tokens), what that step waited for it, and seconds of the generator's copy\n")
+    print("parameters       MiB    alone   beside   waited for   generator's   a step   GiB/s alone")
+    torch.set_num_threads(1)
     for name in ("data/arithmetic_base", *SIZES):
-        model = generate.load_model(name, torch.device("cpu"), torch.float32)
-        shared, seconds = generate.SharedParameters(model), {"write": [], "read": []}
-        for version in range(6):
+        chosen = settings(trainer_devices=("cpu",), tokens_per_micro_batch=128, threads=1)
+        model = train.load_for_trainer(chosen, name, 0)
+        shared = generate.SharedParameters(model)
+        trainer, reader = train.Trainer(chosen, model, 0, shared), generate.load_model(name, torch.device("cpu"), torch.float32)
+        seconds = {"alone": [], "beside": [], "waited": [], "read": [], "step": []}
+        for version in range(0, 2 * repeats + 2, 2):
+            trainer.publish(version)
+            trainer.published()
+            seconds["alone"].append(trainer.copy_seconds)
             started = time.perf_counter()
-            shared.write(model, version)
-            seconds["write"].append(time.perf_counter() - started)
-            started = time.perf_counter()
-            shared.read_into(model)
+            shared.read_into(reader)
             seconds["read"].append(time.perf_counter() - started)
-        size, (write, read) = shared.flat.nbytes, (np.median(values[1:]) for values in seconds.values())
-        print(f"{size / 4e6:9.2f}M {size / 2**20:9.1f} {write:10.4f} {read:8.4f} {size / write / 2**30:15.1f}", flush=True)
+            trainer.publish(version + 1)
+            before, started = trainer.waited_seconds, time.perf_counter()
+            trainer.step(groups_of(128, 32), 50)
+            seconds["step"].append(time.perf_counter() - started)
+            seconds["waited"].append(trainer.waited_seconds - before)
+            seconds["beside"].append(trainer.copy_seconds)
+        size, median = shared.flat.nbytes, {key: np.median(values[1:]) for key, values in seconds.items()}
+        print(f"{size / 4e6:9.2f}M {size / 2**20:9.1f} {median['alone']:8.4f} {median['beside']:8.4f} {median['waited']:12.4f}"
+              f" {median['read']:13.4f} {median['step']:8.3f} {size / median['alone'] / 2**30:13.1f}", flush=True)  # fmt: skip
 
 
 def trainer_bytes(size: Size, ranks: int, tokens: int, width: int, checkpointing: bool) -> dict[str, float]:
@@ -415,10 +447,9 @@ def trainer_bytes(size: Size, ranks: int, tokens: int, width: int, checkpointing
 
 STEP = """
 import sys, torch
-from test_train import rollout, settings
-import generate, loss as scalerl, train
-from data.verify import Verdict
-import numpy as np
+from benchmark import groups_of
+from test_train import settings
+import loss as scalerl, train
 
 def peak():  # GiB; ru_maxrss would have that of the process which started this one
     return int(open("/proc/self/status").read().partition("VmHWM:")[2].split()[0]) / 2**20
@@ -432,16 +463,8 @@ def main():
     before = peak()
     trainer = train.start_trainer(chosen, train.load_for_trainer(chosen, name, 0), name, None)
     trainer.model.set_attn_implementation("sdpa")  # as on a GPU; on a CPU it is eager, with scores of T x T
-    rng, groups, length = np.random.default_rng(0), [], 256
-    for number in range(ranks * tokens // length // 4):  # each rank has a micro-batch
-        group = train.Group(number, 0, number, 0, 0, [])
-        for index in range(4):
-            drawn = rng.integers(18, size=length - 16)
-            group.rollouts[index] = rollout(number, index, [1] * 16, drawn, np.ones(len(drawn), bool), False)
-            group.verdicts[index] = Verdict(index < 2, None)
-        groups.append(group)
     for step in range(2):
-        trainer.together("step", groups, 50)
+        trainer.together("step", groups_of(ranks * tokens, 256), 50)  # each rank has a micro-batch
     print("GiB", peak() - before)
     trainer.stop()
 

@@ -89,6 +89,22 @@ def test_steps_that_are_never_finite_end_the_run_with_a_checkpoint(tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(saved.parameters(), base.parameters()))
 
 
+def test_a_full_gpu_ends_the_run_with_what_to_lower(tmp_path):
+    """The error is that of CUDA; the way of a run that meets it is the same without a GPU."""
+    full = "if __import__('os').path.exists('full'): raise torch.OutOfMemoryError('CUDA out of memory. Tried to ..')"
+    folder = project(
+        tmp_path,
+        loss=f"_rewards = rewards\ndef rewards(*arguments, **keywords):\n    {full}\n"
+        "    return _rewards(*arguments, **keywords)\n",
+    )
+    run = RealRun(folder, *FOREVER)
+    run.until_step(3)
+    (tmp_path / "full").touch()
+    assert run.end() == 1
+    assert "error: CUDA out of memory: lower --tokens-per-micro-batch" in run.text()
+    assert f"--resume runs/{run.folder.name}" in run.text() and "Traceback" not in run.text()
+
+
 def test_a_generator_with_other_parameters_is_noticed(tmp_path):
     """The mismatch on on-policy tokens is far above what numerics do; said once."""
     folder = project(

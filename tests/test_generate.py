@@ -120,7 +120,7 @@ def halfway(model, tokenizer, change, wanted, steps=9):
     with torch.no_grad():
         for parameter in change.parameters():
             parameter.mul_(1.1)
-    shared.write(change, version=5)
+    shared.write(change.named_parameters(), version=5)
     engine.update(shared)
     assert engine.version == 5
     while engine.unfinished:
@@ -162,7 +162,7 @@ def test_pitfall_14_a_request_begun_after_an_update_sees_no_old_cache(models):
     with torch.no_grad():
         for parameter in new.parameters():
             parameter.mul_(1.1)
-    shared.write(new, version=1)
+    shared.write(new.named_parameters(), version=1)
     engine.update(shared)
     while engine.unfinished:
         rollouts += engine.step()
@@ -187,7 +187,7 @@ def test_pitfall_13_readers_get_whole_versions_and_the_newest(models):
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter.fill_(newest[0])
-            shared.write(model, newest[0])
+            shared.write(model.named_parameters(), newest[0])
 
     writer = threading.Thread(target=write)
     writer.start()
@@ -212,9 +212,9 @@ def test_pitfall_12_a_writer_that_died_in_the_middle_is_a_time_out_and_not_a_han
     shared = SharedParameters(model)
     with pytest.raises(TimeoutError, match="no complete version"):
         shared.read_into(model, timeout=0.05)
-    shared.write(model, 3)
+    shared.write(model.named_parameters(), 3)
     assert shared.read_into(model) == 3
-    shared.sequence.add_(1)  # version 4 begun
+    shared.begun_R[0] = 4
     with pytest.raises(TimeoutError):
         shared.read_into(model, timeout=0.05)
 
@@ -391,7 +391,7 @@ def test_models_that_cannot_be_used_are_refused_in_one_sentence(models, tmp_path
 def start(models, kind="llama", **changes):
     model, tokenizer = load(models[kind])
     shared = SharedParameters(model)
-    shared.write(model, 0)
+    shared.write(model.named_parameters(), 0)
     context = multiprocessing.get_context("spawn")
     work, reports = context.Queue(), context.Queue()
     settings = generate.GeneratorSettings(models[kind], ("cpu",), "float32", 1, 8, decoding(tokenizer))
@@ -406,7 +406,7 @@ def test_a_generator_process_samples_validates_alone_takes_updates_and_stops(mod
     try:
         assert reports.get(timeout=60).generator == 3  # ready
         wanted = requests(tokenizer, PROMPTS, 2)
-        shared.write(model, 1)
+        shared.write(model.named_parameters(), 1)
         work.put(Work(wanted))
         work.put(Work(wanted[:5], validation=True))
         training, validation, sampled_tokens = [], [], 0
@@ -442,7 +442,7 @@ def test_pitfall_12_an_exception_in_a_generator_travels_with_its_traceback(model
 def _parent_that_dies(folder, ids):
     model = generate.load_model(folder, CPU, torch.float32)
     shared = SharedParameters(model)
-    shared.write(model, 0)
+    shared.write(model.named_parameters(), 0)
     context = multiprocessing.get_context("spawn")
     work, reports = context.Queue(), context.Queue()
     settings = generate.GeneratorSettings(

@@ -56,10 +56,12 @@ def test_asynchrony_names():
 
 
 def test_pitfall_15_work_in_flight_is_not_bounded_to_nothing_at_k_0():
-    assert scalerl.groups_ahead("pipeline-0", 32, 5) == 32
-    assert scalerl.groups_ahead("pipeline-8", 32, 5) == 288
-    assert scalerl.groups_ahead("ppo-8", 32, 16) == 256
-    assert scalerl.groups_ahead("ppo-8", 32, 19) == 5 * 32  # a run that goes on after 3 of the 8
+    assert scalerl.groups_ahead("pipeline-0", 32, 5, version=5) == 32
+    assert scalerl.groups_ahead("pipeline-0", 32, 5, version=4) == 0  # until the newest parameters are there
+    assert scalerl.groups_ahead("pipeline-8", 32, 5, version=5) == 288
+    assert scalerl.groups_ahead("pipeline-8", 32, 5, version=4) == 256
+    assert scalerl.groups_ahead("ppo-8", 32, 16, version=16) == 256
+    assert scalerl.groups_ahead("ppo-8", 32, 19, version=16) == 5 * 32  # a run that goes on after 3 of the 8
 
 
 def test_a_batch_is_the_oldest_finished_groups_and_waits_for_those_that_would_get_too_old():
@@ -78,20 +80,27 @@ def test_a_batch_is_the_oldest_finished_groups_and_waits_for_those_that_would_ge
     assert all(scalerl.publishes_after("pipeline-8", step) for step in range(9))
 
 
+@pytest.mark.parametrize("late_parameters", [False, True])
 @pytest.mark.parametrize("k", [0, 1, 2, 8])
-def test_no_group_ever_gets_older_than_k_steps_whatever_order_they_finish_in(k):
+def test_no_group_ever_gets_older_than_k_steps_whatever_order_they_finish_in(k, late_parameters):
+    """Also where the parameters of a step reach the generators only some time after it."""
     prompts, asynchrony = 4, f"pipeline-{k}"
     generator = torch.Generator().manual_seed(k)
+    draw = lambda most: torch.randint(most, (1,), generator=generator).item()  # noqa: E731
     done, unfinished, ages = [], [], []
     for step in range(200):
+        version = step - draw(2) if late_parameters and step else step
         while True:
-            unfinished += [step] * (scalerl.groups_ahead(asynchrony, prompts, step) - len(done) - len(unfinished))
+            ahead = scalerl.groups_ahead(asynchrony, prompts, step, version)
+            unfinished += [version] * (ahead - len(done) - len(unfinished))
             batch = scalerl.choose_batch(done, unfinished, step, asynchrony, prompts)
             if batch is not None:
                 break
+            if version < step and (draw(3) == 0 or not unfinished):
+                version = step
+                continue
             assert unfinished, "everything is finished, and no batch can be made of it: a deadlock"
-            late = torch.randint(len(unfinished), (1,), generator=generator).item()
-            done.append(unfinished.pop(late))
+            done.append(unfinished.pop(draw(len(unfinished))))
         ages += [step - done[i] for i in batch]
         done = [version for i, version in enumerate(done) if i not in batch]
     assert max(ages) == k

@@ -133,16 +133,20 @@ def test_a_step_matches_a_plain_reference_one_completion_at_a_time(models, name)
         torch.testing.assert_close(caught[parameter_name], parameter.grad, atol=1e-5, rtol=1e-3)
 
 
+def micro_batches(rollouts, tokens, pack=False):
+    return [batch for batch, _ in train.own_micro_batches(rollouts, tokens, torch.device("cpu"), pack)]
+
+
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "qwen3-moe"])
 @pytest.mark.parametrize("pack", [False, True])
 def test_pitfall_11_sequences_of_a_micro_batch_have_the_logprobs_of_sequences_on_their_own(models, pack, kind):
     model = generate.load_model(models[kind], torch.device("cpu"), torch.float32)
     rollouts = [r for group in batch_of_groups() for r in group.rollouts.values()]
-    (batch,) = train.micro_batches(rollouts, 10_000, torch.device("cpu"), pack)
+    (batch,) = micro_batches(rollouts, 10_000, pack)
     assert len(batch.inputs_RT) == (1 if pack else len(rollouts))
     together, _ = train.Policy(model)(batch, True)
     for row, which in enumerate(batch.rows_B.tolist()):
-        (alone,) = train.micro_batches([rollouts[which]], 10_000, torch.device("cpu"), pack=False)
+        (alone,) = micro_batches([rollouts[which]], 10_000)
         logprobs, _ = train.Policy(model)(alone, True)
         torch.testing.assert_close(together[row][batch.sampled_BT[row]], logprobs[alone.sampled_BT], atol=1e-5, rtol=0)
         # The negative control: the same sequence after two tokens of padding on the left is another one.
@@ -160,7 +164,7 @@ def test_pitfall_11_sequences_of_a_micro_batch_have_the_logprobs_of_sequences_on
 @pytest.mark.parametrize("pack", [False, True])
 def test_micro_batches_keep_to_their_budget(pack):
     rollouts = [rollout(0, i, [1, 2], list(range(3, 5 + i))) for i in range(9)]
-    batches = train.micro_batches(rollouts, 30, torch.device("cpu"), pack)
+    batches = micro_batches(rollouts, 30, pack)
     assert sorted(row for batch in batches for row in batch.rows_B.tolist()) == list(range(9))
     taken = [[len(rollouts[row].tokens) + 2 for row in batch.rows_B.tolist()] for batch in batches]
     size = lambda lengths: sum(lengths) if pack else len(lengths) * max(lengths)  # noqa: E731
@@ -198,7 +202,7 @@ def test_gradients_of_a_bf16_trunk_are_those_of_the_fp32_parameters(models):
 def test_pitfall_10_lengths_and_not_padding_ids_say_what_counts(models):
     """EOS with the id that also pads (0 here) keeps its place in the loss; padding gets none."""
     rollouts = [rollout(0, 0, [1, 2], [3, 4, 0]), rollout(0, 1, [1, 2], [3, 4, 5, 6, 7, 0])]
-    (batch,) = train.micro_batches(rollouts, 100, torch.device("cpu"), pack=False)
+    (batch,) = micro_batches(rollouts, 100)
     assert batch.sampled_BT.sum(1).tolist() == [6, 3]
     assert batch.targets_BT[batch.sampled_BT].tolist() == [3, 4, 5, 6, 7, 0, 3, 4, 0]
 
@@ -206,7 +210,7 @@ def test_pitfall_10_lengths_and_not_padding_ids_say_what_counts(models):
 def test_pitfall_9_the_trained_tokens_are_the_sampled_ids(models):
     rollouts = [r for group in batch_of_groups() for r in group.rollouts.values()]
     seen = {}
-    for batch in train.micro_batches(rollouts, 40, torch.device("cpu"), pack=False):
+    for batch in micro_batches(rollouts, 40):
         for row, which in enumerate(batch.rows_B.tolist()):
             mask = batch.sampled_BT[row]
             seen[which] = (batch.targets_BT[row][mask].tolist(), batch.generator_logprobs_BT[row][mask].tolist())

@@ -1,16 +1,17 @@
 """The trainer on several devices: the same gradients whatever the ranks, and what happens when one dies."""
 
 import json
-import multiprocessing
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from faults import RealRun, check_log, log, nothing_new_in, shared_memory
+import torch.multiprocessing as multiprocessing
+from faults import RealRun, check_log, log, nothing_new_in, project, shared_memory
 from test_train import batch_of_groups, settings
 
 import generate
@@ -57,18 +58,25 @@ def test_devices_that_nobody_has_named_are_split(gpus, flags, generators, traine
 # --- gradients ----------------------------------------------------------------------------------------------------
 
 
-def one_rank(rank, chosen, folder, meeting_place, results):
-    """Two optimizer steps on the same groups and the mismatch after them; rank 0 sends what came of it."""
+def one_rank(rank, chosen, folder, shared, meeting_place, results):
+    """Two optimizer steps on the same groups and the mismatch after them; rank 0 sends what came of it, and what the
+    generators would get."""
     torch.set_num_threads(1)
     if len(chosen.trainers) > 1:
         train.join_ranks(chosen, rank, meeting_place)
-    trainer = train.Trainer(chosen, train.load_for_trainer(chosen, folder, rank), rank)
+    trainer = train.Trainer(chosen, train.load_for_trainer(chosen, folder, rank), rank, shared)
     metrics = [trainer.step(batch_of_groups(seed), step=50) for seed in (0, 1)]
     rollouts = [rollout for group in batch_of_groups() for rollout in group.rollouts.values()]
     mismatch = trainer.mismatch(rollouts)
+    trainer.publish(2)
     parameters, moments = trainer.gather()
     if rank == 0:
         numbers = {name: tensor.numpy() for name, tensor in {**parameters, **moments}.items()}
+        while not shared.holds(2):
+            time.sleep(0.01)
+        published = shared.views()
+        assert published.keys() == parameters.keys()
+        assert all(torch.equal(published[name], parameters[name]) for name in published)
         results.put((metrics, mismatch, numbers))
     else:
         assert not parameters and not moments
@@ -81,9 +89,10 @@ def one_rank(rank, chosen, folder, meeting_place, results):
 def on_ranks(ranks, folder, tmp_path, **changes):
     chosen = settings(trainer_devices=(f"cpu:{ranks}",), **changes)
     context = multiprocessing.get_context("spawn")
-    results = context.Queue()
+    results, meeting_place = context.Queue(), str(tmp_path / f"meet-{ranks}")
+    shared = generate.SharedParameters(train.load_for_trainer(chosen, folder, 0), ranks)
     processes = [
-        context.Process(target=one_rank, args=(rank, chosen, folder, str(tmp_path / f"meet-{ranks}"), results))
+        context.Process(target=one_rank, args=(rank, chosen, folder, shared, meeting_place, results))
         for rank in range(ranks)
     ]
     for process in processes:
@@ -138,6 +147,78 @@ def test_a_bf16_trunk_over_two_ranks_computes_what_one_computes(models, tmp_path
     assert other[0]["loss"] == pytest.approx(metrics[0]["loss"], rel=1e-2)
     assert other[0]["gradient_norm"] == pytest.approx(metrics[0]["gradient_norm"], rel=1e-2)
     assert all(values.dtype == "float32" for values in other_numbers.values())
+
+
+# --- parameters on their way to the generators --------------------------------------------------------------------
+
+
+def test_the_copy_of_the_parameters_runs_beside_the_next_step_and_is_of_the_step_before(models, monkeypatch):
+    """The copy is held up until the next step has computed a loss: had the trainer waited for it, there would be none.
+    What arrives are the parameters of before that step."""
+    chosen = settings(trainer_devices=("cpu",))
+    model = train.load_for_trainer(chosen, models["llama"], 0)
+    shared, loss_computed = generate.SharedParameters(model), threading.Event()
+    trainer = train.Trainer(chosen, model, 0, shared)
+    write, policy_loss = shared.write, scalerl.policy_loss
+
+    def late_write(*arguments):
+        assert loss_computed.wait(60)
+        write(*arguments)
+
+    def observed(*arguments):
+        loss_computed.set()
+        return policy_loss(*arguments)
+
+    monkeypatch.setattr(shared, "write", late_write)
+    monkeypatch.setattr(scalerl, "policy_loss", observed)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    trainer.publish(1)
+    assert shared.version == -1
+    trainer.step(batch_of_groups(), step=50)
+    assert shared.holds(1)
+    for name, view in shared.views().items():
+        assert torch.equal(view, before[name])
+        assert not torch.equal(view, model.get_parameter(name))
+
+
+def test_a_copy_that_fails_ends_the_step(models, monkeypatch):
+    chosen = settings(trainer_devices=("cpu",))
+    model = train.load_for_trainer(chosen, models["llama"], 0)
+    trainer = train.Trainer(chosen, model, 0, generate.SharedParameters(model))
+    monkeypatch.setattr(trainer.shared, "write", lambda *_: 1 / 0)
+    trainer.publish(1)
+    with pytest.raises(ZeroDivisionError):
+        trainer.step(batch_of_groups(), step=50)
+
+
+def test_a_version_is_complete_when_every_rank_has_written_its_part(models):
+    model = generate.load_model(models["llama"], torch.device("cpu"), torch.float32)
+    shared = generate.SharedParameters(model, ranks=2)
+    shared.write(model.named_parameters(), 1, rank=0)
+    assert shared.version == -1 and not shared.holds(1)
+    shared.write(model.named_parameters(), 1, rank=1)
+    assert shared.version == 1 and shared.holds(1)
+    shared.begun_R[1] = 2
+    assert shared.version == 1 and not shared.holds(1) and not shared.holds(2)
+
+
+@pytest.mark.parametrize("asynchrony, bound", [("pipeline-1", 1), ("ppo-2", 1)])
+def test_k_holds_while_parameters_take_longer_than_a_step(tmp_path, asynchrony, bound):
+    """And validations wait for the parameters of their step."""
+    slow = ("_write = SharedParameters.write\n"
+            "def write(self, parameters, version, rank=0):\n"
+            "    time.sleep(0.4)\n"
+            "    _write(self, parameters, version, rank)\n"
+            "SharedParameters.write = write\n")  # fmt: skip
+    flags = ["--steps", "10", "--validation-every", "5", "--asynchrony", asynchrony, "--learning-rate", "3e-3"]
+    run = RealRun(project(tmp_path, generate=slow), *flags)
+    assert run.end() == 0, run.text()[-3000:]
+    check_log(run.folder, steps=10, validation_every=5)
+    steps = log(run.folder, "train")
+    assert max(line["off_policyness_max"] for line in steps) <= bound
+    assert max(line["off_policyness_mean"] for line in steps) > 0
+    assert all(line["parameters_seconds"] >= 0.4 for line in steps[2:])
+    assert all(line["mismatch_max"] < 1e-3 for line in log(run.folder, "validation"))
 
 
 # --- whole runs ---------------------------------------------------------------------------------------------------

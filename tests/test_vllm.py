@@ -66,7 +66,7 @@ def given(engine, folder, version=0):
     """The engine with the parameters in the folder, and those as a model."""
     model, tokenizer = load(folder)
     shared = SharedParameters(model)
-    shared.write(model, version)
+    shared.write(model.named_parameters(), version)
     engine.update(shared)
     assert engine.version == version and engine.unfinished == 0
     return model, tokenizer, shared
@@ -77,7 +77,7 @@ def changed(shared, model, version):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.1)
-    shared.write(model, version)
+    shared.write(model.named_parameters(), version)
 
 
 # --- log-probabilities --------------------------------------------------------------------------------------------
@@ -276,7 +276,7 @@ def test_many_updates_leave_the_last_one(wide_models, engines):
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.mul_(1.01)
-        shared.write(model, version)
+        shared.write(model.named_parameters(), version)
         engine.update(shared)
         assert engine.version == version
     for rollout in generate.sample_all(engine, requests(tokenizer, PROMPTS, 1)):
@@ -410,7 +410,7 @@ def test_a_generator_process_with_experts_or_with_tensor_parallelism(wide_models
     over two workers."""
     model, tokenizer = load(wide_models[kind])
     shared = SharedParameters(model)
-    shared.write(model, 0)
+    shared.write(model.named_parameters(), 0)
     context = multiprocessing.get_context("spawn")
     work, reports = context.Queue(), context.Queue()
     settings = GeneratorSettings(
