@@ -1143,17 +1143,18 @@ def _run(command: Command) -> None:
         command.interruption_phrase,
         command.thinking,
     )
-    model = load_model(command.model, torch.device("cpu"), torch.float32)
-    check_length(model, decoding)
-    check_tensor_parallel(kind, len(command.device), model)
-    parameters = SharedParameters(model)
-    parameters.write(model.named_parameters(), version=0)
     dtype = "float32" if command.device[0].startswith("cpu") else "bfloat16"
     threads = torch.get_num_threads()
-    engine = make_engine(
-        GeneratorSettings(command.model, command.device, dtype, threads, command.slots, decoding, kind)
-    )
-    engine.update(parameters)
+    settings = GeneratorSettings(command.model, command.device, dtype, threads, command.slots, decoding, kind)
+    engine = make_engine(settings) if kind == "torch" else None
+    model = engine.model if engine else load_model(command.model, torch.device("cpu"), torch.float32)
+    check_length(model, decoding)
+    check_tensor_parallel(kind, len(command.device), model)
+    if engine is None:  # vLLM is made without parameters
+        parameters = SharedParameters(model)
+        parameters.write(model.named_parameters(), version=0)
+        engine = make_engine(settings)
+        engine.update(parameters)
     samples = command.samples or (1 if command.prompt else 16)
 
     def sample(problems: list[Problem]) -> list[Rollout]:

@@ -1186,6 +1186,7 @@ class Run:
         self.validations: list[dict] = []  # the validation lines of the log
         self.samples: dict[int, list[list[str]]] = {}  # of the first and the last validation, by step and problem
         self.saved_step = -1  # of the newest checkpoint
+        self.first_step = 0  # that this process has begun with
         self.restarts = 0  # generators replaced
         self.skipped_in_a_row = 0
         self.began = time.monotonic()
@@ -1772,7 +1773,11 @@ class Run:
         devices = generators + trainers
         generating = min(1.0, self.busy_seconds / len(settings.generators) / seconds)
         training = max(0.0, 1 - self.waited / seconds)
-        text = f"trainer {1 - training:.2f}, generators {1 - generating:.2f} of the time"
+        each = seconds / max(1, self.step - self.first_step)
+        text = (
+            f"trainer {1 - training:.2f}, generators {1 - generating:.2f} of the time"
+            f" (a step trains for {training * each:.2f} s and samples for {generating * each:.2f} s)"
+        )
         if scalerl.parse_asynchrony(settings.recipe.asynchrony)[0] == "ppo":
             return f"{text}; the two take turns"
         work = trainers * training + generators * generating

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -154,11 +155,16 @@ def check_log(folder: Path, steps: int, validation_every: int, finished: bool = 
 
 
 def shared_memory() -> set[str]:
-    return {path.name for path in Path("/dev/shm").iterdir()}
+    """Names in shared memory of which no living process has made use: what dead ones have left there."""
+    files, used = {file.inode(): file.name for file in os.scandir("/dev/shm")}, set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):  # it has ended
+            used |= {int(inode) for inode in re.findall(r"(\d+) +/dev/shm/", maps.read_text())}  # not all keep their names
+    return {name for inode, name in files.items() if inode not in used}
 
 
 def nothing_new_in(before: set[str], seconds: float = 20) -> bool:
-    """Whether shared memory comes to hold nothing that was not there before. (Python's tracker removes what dead
+    """Whether nothing comes to be left in shared memory that was not there before. (Python's tracker removes what dead
     processes have left a moment after their end.)"""
     deadline = time.monotonic() + seconds
     while not (clean := shared_memory() <= before) and time.monotonic() < deadline:
@@ -175,7 +181,7 @@ def kill_at_random(folder: Path, kills: int, flags: list[str], seed: int) -> lis
         before = max(last_step(run.folder), 0)
         run.until_step(before + 1)
         time.sleep(rng.random())
-        victim = rng.choice(["trainer", "generator", "verifier"])
+        (victim,) = rng.choices(["trainer", "generator", "verifier"], [1, 2, 2])  # a trainer takes long to start
         pids = {"trainer": lambda: [run.process.pid], "generator": run.generators, "verifier": run.verifiers}[victim]()
         if not pids:
             continue  # just being replaced

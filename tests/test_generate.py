@@ -193,7 +193,7 @@ def test_pitfall_13_readers_get_whole_versions_and_the_newest(models):
     writer.start()
     try:
         seen = []
-        for _ in range(200):
+        for _ in range(60):
             at_least = shared.version
             version = shared.read_into(reader)
             assert version >= at_least

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from faults import RealRun
 
 import generate
 import loss as scalerl
@@ -469,11 +470,15 @@ def test_a_whole_short_run(tmp_path):
 
 def test_synchronous_training_reproduces_its_losses_with_the_same_seed(tmp_path):
     """PPO-off-policy-1, PipelineRL-0 and itself again: the same batches, so the same losses to the last digit."""
+    chosen = {"a": ("ppo-1", "0"), "b": ("ppo-1", "0"), "k0": ("pipeline-0", "0"), "c": ("ppo-1", "1")}
+    runs = [
+        RealRun(tmp_path, "--steps", "4", "--validation-every", "2", "--asynchrony", asynchrony, "--seed", seed, name=name)
+        for name, (asynchrony, seed) in chosen.items()
+    ]
     columns = []
-    for name, flags in {"a": ("ppo-1", "0"), "b": ("ppo-1", "0"), "k0": ("pipeline-0", "0"), "c": ("ppo-1", "1")}.items():
-        folder, _ = run(tmp_path, "--steps", "4", "--validation-every", "2", "--asynchrony", flags[0],
-                        "--seed", flags[1], name=name)  # fmt: skip
-        steps = lines(folder, "train")
+    for one in runs:
+        assert one.end() == 0, one.text()[-3000:]
+        steps = lines(one.folder, "train")
         assert all(line["off_policyness_max"] == 0 for line in steps)
         columns.append([(line["loss"], line["gradient_norm"], line["pass_rate"], line["ratio_max"]) for line in steps])
         assert all(abs(ratio - 1) < 1e-3 for *_, ratio in columns[-1] if ratio)
@@ -486,12 +491,13 @@ def test_ppo_off_policy_k_trains_k_steps_on_what_one_policy_sampled(tmp_path):
     assert ages == [(0, 0), (1, 1), (2, 2), (0, 0), (1, 1), (2, 2)]
 
 
-@pytest.mark.parametrize("flags", [["--length-control", "penalty"], ["--recipe", "base", "--asynchrony", "ppo-1"]])
-def test_other_recipes_run(tmp_path, flags):
-    folder, _ = run(tmp_path, "--steps", "2", *flags)
-    assert len(lines(folder, "train")) == 2
-    if "penalty" in flags:
-        assert all(line["interrupted_fraction"] == 0 for line in lines(folder, "train"))
+def test_other_recipes_run(tmp_path):
+    chosen = {"penalty": ["--length-control", "penalty"], "base": ["--recipe", "base", "--asynchrony", "ppo-1"]}
+    runs = [RealRun(tmp_path, "--steps", "2", *flags, name=name) for name, flags in chosen.items()]
+    for one in runs:
+        assert one.end() == 0, one.text()[-3000:]
+        assert len(lines(one.folder, "train")) == 2
+    assert all(line["interrupted_fraction"] == 0 for line in lines(runs[0].folder, "train"))
 
 
 def test_training_ends_with_a_message_when_every_prompt_is_retired(tmp_path):
