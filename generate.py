@@ -50,6 +50,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from tqdm import tqdm
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     DynamicCache,
@@ -110,6 +111,7 @@ class Report:
     validation: bool = False  # what these rollouts are for
     busy_seconds: float = 0.0  # in the engine; the rest of the time is spent waiting for work
     sampled_tokens: int = 0
+    slots: int | None = None  # of the engine; in the first report, which says that it is ready
     error: str | None = None  # a traceback, or a sentence for the user: the generator has ended
 
 
@@ -660,13 +662,46 @@ class GeneratorSettings:
     devices: tuple[str, ...]  # more than one: the model is split over them (vLLM's tensor parallelism)
     dtype: str
     threads: int  # CPU threads of this process
-    slots: int
+    slots: int  # 0: as many as fit
     decoding: Decoding
     engine: Literal["torch", "vllm"] = "torch"
+    memory: float = 0.9  # with 0 slots: the share of its devices that weights and cache may take
+    most_slots: int = 512  # with 0 slots: at most this many
 
 
 class NoEngine(ValueError):
-    """vLLM cannot be had with these settings on this machine; the message is a sentence for the user."""
+    """An engine cannot be had with these settings on this machine; the message is a sentence for the user."""
+
+
+def slots_that_fit(settings: GeneratorSettings, device: str, reserve: float) -> int:
+    """How many slots have room, of the full length that a sequence can have, in the generator's share of the device,
+    beside its weights; at most `most_slots`. reserve: sequences that the cache must hold for each slot. ValueError if
+    there is no room for one."""
+    try:
+        config = AutoConfig.from_pretrained(settings.model)
+        with torch.device("meta"):
+            numbers = sum(parameter.numel() for parameter in AutoModelForCausalLM.from_config(config).parameters())
+    except Exception as error:
+        raise ValueError(f"--model {settings.model}: {_why_not_loaded(settings.model, 'config', error)}") from error
+    decoding, text, width = settings.decoding, config.get_text_config(), getattr(torch, settings.dtype).itemsize
+    devices = len(settings.devices)
+    head = text.vocab_size * text.hidden_size * 4  # in fp32, beside the trunk
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    length = decoding.prompt_budget + decoding.completion_budget
+    sequence = 2 * text.num_hidden_layers * math.ceil(heads / devices) * size * length * width
+    free = total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if torch.device(device).type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+    room = min(settings.memory * total, free) - (numbers * width + head) / devices
+    slots = min(int(room / (reserve * sequence)), settings.most_slots)
+    if slots < 1:
+        raise NoEngine(
+            f"a generator may take {settings.memory:.0%} of the {total / 2**30:.1f} GiB of {settings.devices[0]}, where"
+            f" {free / 2**30:.1f} are free; beside its weights there is no room for a sequence of {length} tokens"
+            f" ({reserve * sequence / 2**30:.2f} GiB): lower --thinking-budget, or give it more devices or memory"
+        )
+    return slots
 
 
 @dataclass
@@ -699,26 +734,28 @@ class VllmEngine:
     """
 
     def __init__(self, settings: GeneratorSettings):
-        self.decoding, self.slots = settings.decoding, settings.slots
+        _prepare_environment(settings.devices, settings.threads)
+        device = "cpu" if torch.device(settings.devices[0]).type == "cpu" else "cuda:0"  # the first that is seen now
+        slots = settings.slots or slots_that_fit(settings, device, reserve=1.3)
+        self.decoding, self.slots = settings.decoding, slots
         length = self.decoding.prompt_budget + self.decoding.completion_budget
-        on_cpu = torch.device(settings.devices[0]).type == "cpu"
+        on_cpu = device == "cpu"
         block_size = 32 if on_cpu else 16  # tokens
         self.blocks_each = math.ceil(length / block_size)
         # Room for all slots at full length, so that vLLM never drops a sequence's keys and values to recompute them
         # later; a quarter more is what `sample_alone` has for sure; one block is never used.
-        blocks = (settings.slots + settings.slots // 4 + 1) * self.blocks_each + 1
+        blocks = (slots + slots // 4 + 1) * self.blocks_each + 1
         # All that vLLM is given can begin in the very next step, so that nothing waits inside of it while parameters
         # change: new prompts of so many tokens, and a token, or an interruption, of every sequence in flight.
         self.prompt_tokens = max(8192, length)
-        tokens_per_step = self.prompt_tokens + settings.slots * (1 + block_size + len(self.decoding.phrase))
-        _prepare_environment(settings.devices, settings.threads)
+        tokens_per_step = self.prompt_tokens + slots * (1 + block_size + len(self.decoding.phrase))
         try:
             from vllm import EngineArgs, LLMEngine, SamplingParams
             from vllm.sampling_params import RequestOutputKind
         except ImportError as error:
             raise NoEngine(f"--engine vllm: vLLM cannot be imported ({_reason(error)}); {INSTALL_VLLM}") from error
         head_dtype = "float32" if self.decoding.fp32_logits else "bfloat16"
-        cache = f"the keys and values of {settings.slots} slots of {length} tokens"
+        cache = f"the keys and values of {slots} slots of {length} tokens"
         try:
             arguments = EngineArgs(
                 model=settings.model,
@@ -731,7 +768,7 @@ class VllmEngine:
                 tensor_parallel_size=len(settings.devices),
                 enforce_eager=on_cpu,
                 max_model_len=length,
-                max_num_seqs=2 * settings.slots,  # those in flight and those of `sample_alone`
+                max_num_seqs=2 * slots,  # those in flight and those of `sample_alone`
                 max_num_batched_tokens=tokens_per_step,
                 block_size=block_size,
                 num_gpu_blocks_override=blocks,
@@ -764,7 +801,7 @@ class VllmEngine:
         self.sequences: dict[str, Sequence] = {}  # in flight, by vLLM's name for their present piece
         self.due: list[str] = []  # of them, those whose thinking is to be interrupted
         self.pieces = 0  # requests that vLLM has been given so far
-        self.at_once = settings.slots
+        self.at_once = slots
         self.sampling = lambda seed, max_tokens: SamplingParams(
             temperature=1.0,
             seed=seed,
@@ -994,14 +1031,15 @@ def _reason(error: Exception) -> str:
 
 def make_engine(settings: GeneratorSettings):
     """The engine, ready for its first `update`. ValueError, in one sentence, if it cannot be had."""
-    if settings.slots < 1:
-        raise ValueError(f"--slots is {settings.slots}; an engine needs at least 1")
+    if settings.slots < 0:
+        raise ValueError(f"--slots is {settings.slots}; it must be at least 1, or 0 for as many as fit")
     torch.set_num_threads(settings.threads)
     if settings.engine == "vllm":
         return VllmEngine(settings)
     device, dtype = check_device(settings.devices[0]), getattr(torch, settings.dtype)
+    slots = settings.slots or slots_that_fit(settings, settings.devices[0], reserve=2.0)  # `sample_alone` has as many
     model = load_model(settings.model, device, dtype, fp32_head=settings.decoding.fp32_logits)
-    return TorchEngine(model, settings.decoding, settings.slots)
+    return TorchEngine(model, settings.decoding, slots)
 
 
 # --- the process --------------------------------------------------------------------------------------------------
@@ -1038,7 +1076,7 @@ def _generate(number, settings, parameters, work, reports):
     if isinstance(engine, TorchEngine) and engine.device.type == "cuda":  # the workers of vLLM do it themselves
         parameters.pin()
     engine.update(parameters)
-    reports.put(Report(number))  # ready
+    reports.put(Report(number, slots=engine.slots))
     busy, reported = 0.0, time.monotonic()
 
     def report(rollouts: list[Rollout], validation: bool) -> None:
@@ -1101,7 +1139,7 @@ class Command:
     thinking: bool = True  # what the chat template is told as enable_thinking
     engine: Literal["auto", "torch", "vllm"] = "auto"  # auto: vLLM where there is one and the device is a GPU
     device: tuple[str, ...] = ("cpu",)  # several: vLLM splits the model over them
-    slots: int = 512  # sequences decoded at once
+    slots: int = 0  # sequences decoded at once; 0: as many as fit and are asked for
     verifiers: int = 2  # processes that judge completions
     verifier_time_limit: float = 30.0  # seconds for one completion
     verifier_memory: float = 4.0  # GiB that a verifier may take
@@ -1143,9 +1181,17 @@ def _run(command: Command) -> None:
         command.interruption_phrase,
         command.thinking,
     )
-    dtype = "float32" if command.device[0].startswith("cpu") else "bfloat16"
-    threads = torch.get_num_threads()
-    settings = GeneratorSettings(command.model, command.device, dtype, threads, command.slots, decoding, kind)
+    samples = command.samples or (1 if command.prompt else 16)
+    settings = GeneratorSettings(
+        command.model,
+        command.device,
+        "float32" if command.device[0].startswith("cpu") else "bfloat16",
+        torch.get_num_threads(),
+        command.slots,
+        decoding,
+        kind,
+        most_slots=min(512, samples * max([1, *(len(source.validation) for source in sources)])),
+    )
     engine = make_engine(settings) if kind == "torch" else None
     model = engine.model if engine else load_model(command.model, torch.device("cpu"), torch.float32)
     check_length(model, decoding)
@@ -1155,7 +1201,6 @@ def _run(command: Command) -> None:
         parameters.write(model.named_parameters(), version=0)
         engine = make_engine(settings)
         engine.update(parameters)
-    samples = command.samples or (1 if command.prompt else 16)
 
     def sample(problems: list[Problem]) -> list[Rollout]:
         requests = []

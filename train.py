@@ -127,7 +127,8 @@ class Settings:
     generator_devices: tuple[str, ...] = ("auto",)
     trainer_devices: tuple[str, ...] = ("auto",)  # named likewise; one process each, which share the model by FSDP
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of the trunk; auto: bfloat16 on a GPU, float32 on a CPU
-    slots: int = 512  # sequences that a generator decodes at once
+    slots: int = 512  # sequences that a generator decodes at once; 0: as many of full length as fit, at most 512
+    generator_memory: float | None = None  # with --slots 0: share of its device; by default .9, or .4 beside a trainer
     tokens_per_micro_batch: int = 4096  # tokens in one forward and backward, padding included
     pack: bool = False  # sequences end to end instead of padded rows of similar lengths
     compile: bool = False  # the trainer's layers, by torch.compile: faster once it is done, which may take a minute
@@ -202,7 +203,7 @@ PAPER = {
     # ... and what it leaves open.
     "steps": 1000,
     "clip_gradient": 1.0,
-    "slots": 256,
+    "slots": 0,
     "tokens_per_micro_batch": 16_384,
     "gradient_checkpointing": True,
     "verifiers": 8,
@@ -254,8 +255,8 @@ def read_settings(folder: Path) -> Settings:
 # What says where and how often, but not what is computed. All else is the run itself.
 MAY_CHANGE = {
     "resume", "steps", "validation_every", "checkpoint_every", "keep_checkpoints", "engine", "tensor_parallel",
-    "generator_devices", "trainer_devices", "slots", "tokens_per_micro_batch", "pack", "gradient_checkpointing",
-    "compile", "threads", "verifiers", "wait_timeout", "max_restarts", "stop_when_gain_below",
+    "generator_devices", "trainer_devices", "slots", "generator_memory", "tokens_per_micro_batch", "pack",
+    "gradient_checkpointing", "compile", "threads", "verifiers", "wait_timeout", "max_restarts", "stop_when_gain_below",
 }  # fmt: skip
 
 
@@ -280,7 +281,7 @@ def check_settings(settings: Settings) -> None:
     scalerl.parse_asynchrony(settings.recipe.asynchrony)
     least = dict(
         steps=1, prompts_per_step=1, completions_per_prompt=2, train_prompts=1, warmup_steps=0, validation_every=1,
-        validation_problems=1, validation_samples=1, slots=1, tokens_per_micro_batch=1, threads=0, tensor_parallel=1,
+        validation_problems=1, validation_samples=1, slots=0, tokens_per_micro_batch=1, threads=0, tensor_parallel=1,
         checkpoint_every=1, keep_checkpoints=1, verifiers=1, max_restarts=0, stop_when_gain_below=0,
     )  # fmt: skip
     for name, minimum in least.items():
@@ -293,6 +294,8 @@ def check_settings(settings: Settings) -> None:
             raise ValueError(f"--{name.replace('_', '-')} is {getattr(settings, name)}; it must be above 0")
     if not 0 <= settings.thinking_budget[0] <= settings.thinking_budget[1]:
         raise ValueError(f"--thinking-budget is a range LOW HIGH with 0 <= LOW <= HIGH, not {settings.thinking_budget}")
+    if settings.generator_memory is not None and not 0 < settings.generator_memory <= 1:
+        raise ValueError(f"--generator-memory is a share, above 0 and at most 1, not {settings.generator_memory}")
     if not settings.generator_devices or not settings.trainer_devices:
         raise ValueError("--generator-devices and --trainer-devices each want at least one device")
     for device in (*(device for devices in settings.generators for device in devices), *settings.trainers):
@@ -408,7 +411,7 @@ class Generator:
     work: multiprocessing.Queue
     reports: multiprocessing.Queue
     heard: float  # clock reading when its last report came, or it was started
-    ready: bool = False  # it has reported at least once
+    slots: int = 0  # of its engine; 0 until it has reported that it is ready
     groups: int = 0  # handed out to it and not finished
 
 
@@ -425,6 +428,7 @@ def start_generator(number: int, settings: Settings, decoding: Decoding, paramet
         settings.slots,
         decoding,
         generate.choose_engine(settings.engine, devices[0]),
+        generator_memory(settings, devices[0]),
     )
     process = context.Process(
         target=generate.generator_process,
@@ -457,7 +461,7 @@ def take_reports(generator: Generator, timeout: float) -> list[Report]:
             generator.process.join()
             alive = False
             break
-        generator.heard, generator.ready = time.monotonic(), True
+        generator.heard, generator.slots = time.monotonic(), reports[-1].slots or generator.slots
         if reports[-1].error is not None:
             raise GeneratorFailed(f"{generator.process.name} failed:\n{reports[-1].error}")
     if reports:
@@ -494,6 +498,13 @@ def cpu_threads(settings: Settings) -> int:
     processes = len(settings.generators) + len(settings.trainers)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return settings.threads or max(1, cores // processes)
+
+
+def generator_memory(settings: Settings, device: str) -> float:
+    """The share of its device's memory that a generator may take."""
+    beside = [devices for devices in settings.generators if device in devices]
+    share = settings.generator_memory or (0.4 if device in settings.trainers else 0.9)
+    return share / len(beside)
 
 
 def trunk_dtype(settings: Settings, device: str) -> str:
@@ -1276,7 +1287,7 @@ class Run:
         try:
             for number in range(len(settings.generators)):
                 self.generators.append(start_generator(number, settings, self.decoding, self.parameters))
-            while not all(generator.ready for generator in self.generators):
+            while not all(generator.slots for generator in self.generators):
                 self.stop_if_asked()
                 self.look()
                 time.sleep(0.002)
@@ -1388,11 +1399,11 @@ class Run:
             self.wait_for_parameters()  # the newest may allow more; PPO samples with no others
         version = self.parameters.version  # what is handed out now is sampled with no older one
         # What a generator cannot begin before it hears from us again would only grow old in its queue.
-        useful = settings.slots // settings.completions_per_prompt + settings.prompts // len(self.generators) + 1
+        each = settings.prompts // len(self.generators) + 1
         wanted: list[list[Request]] = [[] for _ in self.generators]
         while len(self.under_way) < ahead(version):
             generator = min(self.generators, key=lambda generator: generator.groups)
-            if kind == "pipeline" and generator.groups >= useful:
+            if kind == "pipeline" and generator.groups >= generator.slots // settings.completions_per_prompt + each:
                 break
             following = self.next_group()
             if following is None:
@@ -1494,13 +1505,13 @@ class Run:
     def replace(self, generator: Generator, failure: GeneratorFailed) -> None:
         """Start another generator in place of one that has failed, and give it what that had not finished. Raises the
         failure when that has happened too often, or before the run has begun: then it would fail again."""
-        if self.restarts == self.settings.max_restarts or not self.validations and not generator.ready:
+        if self.restarts == self.settings.max_restarts or not self.validations and not generator.slots:
             raise failure
         self.restarts += 1
         say(f"warning: {failure}\nIt is replaced ({self.restarts} of --max-restarts {self.settings.max_restarts}).")
         discard(generator)
         new = start_generator(generator.number, self.settings, self.decoding, self.parameters)
-        new.groups = generator.groups
+        new.groups, new.slots = generator.groups, generator.slots
         self.generators[generator.number] = new
         for validation, groups in ((True, self.validating), (False, self.under_way)):
             lost = [group for group in groups.values() if group.generator == generator.number]
@@ -1764,7 +1775,8 @@ class Run:
             why = "a fifth of the GPUs trains, as in the paper; to be judged by who waits"
         else:
             why = "what the other side has not named"
-        return f"devices: generators {', '.join(generators)}; trainer {', '.join(trainers)} ({why})"
+        slots = ", ".join(str(generator.slots) for generator in self.generators)
+        return f"devices: generators {', '.join(generators)} with {slots} slots; trainer {', '.join(trainers)} ({why})"
 
     def balance(self) -> str:
         """Who has waited for whom so far, and which split of the devices that speaks for."""

@@ -496,7 +496,7 @@ def scaling_plan() -> None:
     """The same arithmetic for models that do not fit here."""
     print("\n(e) GiB on GPUs of 80 GB, by the arithmetic of (d): bfloat16 trunk, gradient checkpointing, one sequence")
     print("    of 32,768 tokens a micro-batch; of a generator the weights and one such sequence; of the host the buffer\n")
-    print("model          trainer ranks   states   activations   logits    sum   generator weights   a sequence   host")
+    print("model          trainer ranks   states   activations   logits    sum   generator weights   a sequence   slots   host")
     for name, size in REAL.items():
         weights = 2 * size.parameters + 4 * size.vocabulary * size.hidden  # bfloat16, and a head in fp32
         sequence = 2 * 2 * size.layers * size.key_value * 32_768  # keys and values in bfloat16
@@ -504,9 +504,10 @@ def scaling_plan() -> None:
             parts = trainer_bytes(size, ranks, 32_768, 2, True)
             values = [parts["states"], parts["activations"], parts["logits"], sum(parts.values())]
             values += [weights, sequence, 4 * size.parameters]
+            slots = int((0.9 * 80e9 - weights) / (1.3 * sequence))  # as generate.slots_that_fit has it for vLLM
             texts = [f"{value / 2**30:.1f}" for value in values]
             print(f"{name:12} {ranks:15} {texts[0]:>8} {texts[1]:>13} {texts[2]:>8} {texts[3]:>6} {texts[4]:>19}"
-                  f" {texts[5]:>12} {texts[6]:>6}")  # fmt: skip
+                  f" {texts[5]:>12} {slots:7} {texts[6]:>6}")  # fmt: skip
 
 
 def benchmark_scaling(options: argparse.Namespace) -> None:

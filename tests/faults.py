@@ -67,6 +67,8 @@ RAISES, HANGS, DIES = "raise RuntimeError('it broke')", "time.sleep(1000)", "os.
 class RealRun:
     """python train.py in a process of its own, in `folder`; every process that comes of it carries a mark."""
 
+    shared_memory: set[int] = set()  # inodes there of all that processes of these runs have been seen to use
+
     def __init__(self, folder: Path, *flags: str, name: str = "run"):
         if not (folder / "data").exists():
             (folder / "data").symlink_to(ROOT / "data")
@@ -101,6 +103,12 @@ class RealRun:
     def verifiers(self) -> list[int]:
         return self.processes("data.verify")
 
+    def look_at_shared_memory(self) -> None:
+        for process in self.processes():
+            with contextlib.suppress(OSError):  # it has ended
+                maps = Path(f"/proc/{process}/maps").read_text()
+                RealRun.shared_memory |= {int(inode) for inode in re.findall(r"(\d+) +/dev/shm/", maps)}
+
     def until(self, condition, seconds: float = 120) -> None:
         """Wait until condition() holds. AssertionError with the output when it does not, or when the run ends first."""
         deadline = time.monotonic() + seconds
@@ -114,7 +122,12 @@ class RealRun:
 
     def end(self, seconds: float = 120) -> int:
         """Wait until it has ended and nothing of it is left; the exit status."""
-        status = self.process.wait(seconds)
+        deadline = time.monotonic() + seconds
+        while self.process.poll() is None:
+            assert time.monotonic() < deadline, f"has not ended within {seconds} s:\n{self.text()[-3000:]}"
+            self.look_at_shared_memory()
+            time.sleep(0.2)
+        status = self.process.returncode
         deadline = time.monotonic() + 15
         while left := self.processes():
             assert time.monotonic() < deadline, f"left over: {[Path(f'/proc/{p}/cmdline').read_text() for p in left]}"
@@ -124,6 +137,7 @@ class RealRun:
 
     def kill(self, process: int | None = None) -> None:
         """kill -9 of one of its processes; by default the trainer."""
+        self.look_at_shared_memory()
         with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
             os.kill(process or self.process.pid, signal.SIGKILL)
 
@@ -144,32 +158,27 @@ def last_step(folder: Path) -> int:
 
 
 def check_log(folder: Path, steps: int, validation_every: int, finished: bool = True) -> None:
-    """No step and no validation is missing or repeated, and compute never goes back. A finished run ends with one."""
+    """No step and no validation is missing or repeated, and compute never goes back. A finished run ends with a
+    validation; one that was stopped may have been in the midst of the last that was due."""
     train, validations = log(folder, "train"), log(folder, "validation")
     assert [line["step"] for line in train] == list(range(1, steps + 1))
     due = {*range(0, steps + 1, validation_every), *([steps] if finished else [])}
-    assert [line["step"] for line in validations] == sorted(due)
+    found = [line["step"] for line in validations]
+    assert found == sorted(due) or (not finished and found == sorted(due - {steps}))
     for lines in (train, validations):
         for earlier, later in zip(lines, lines[1:]):
             assert all(later[key] >= earlier[key] for key in later if key.startswith("compute_"))
 
 
-def shared_memory() -> set[str]:
-    """Names in shared memory of which no living process has made use: what dead ones have left there."""
-    files, used = {file.inode(): file.name for file in os.scandir("/dev/shm")}, set()
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        with contextlib.suppress(OSError):  # it has ended
-            used |= {int(inode) for inode in re.findall(r"(\d+) +/dev/shm/", maps.read_text())}  # not all keep their names
-    return {name for inode, name in files.items() if inode not in used}
-
-
-def nothing_new_in(before: set[str], seconds: float = 20) -> bool:
-    """Whether nothing comes to be left in shared memory that was not there before. (Python's tracker removes what dead
+def nothing_left(seconds: float = 20) -> bool:
+    """Whether what the runs of this test had in shared memory comes to be gone. (Python's tracker removes what dead
     processes have left a moment after their end.)"""
+    assert RealRun.shared_memory, "no process of a run has been seen to use any"
+    left = lambda: {file.name for file in os.scandir("/dev/shm") if file.inode() in RealRun.shared_memory}  # noqa: E731
     deadline = time.monotonic() + seconds
-    while not (clean := shared_memory() <= before) and time.monotonic() < deadline:
+    while left() and time.monotonic() < deadline:
         time.sleep(0.1)
-    return clean
+    return not left()
 
 
 def kill_at_random(folder: Path, kills: int, flags: list[str], seed: int) -> list[tuple[str, float]]:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from faults import (
     DIES, HANGS, RAISES, ROOT, RealRun, check_log, faulty_engine, faulty_loss, faulty_reward, kill_at_random, log,
-    nothing_new_in, project, shared_memory,
+    nothing_left, project,
 )  # fmt: skip
 
 import generate
@@ -125,13 +125,12 @@ def test_a_generator_with_other_parameters_is_noticed(tmp_path):
 
 
 def test_a_killed_trainer_takes_everything_with_it_and_the_run_is_resumed(tmp_path):
-    before = shared_memory()
     run = RealRun(tmp_path, *FOREVER, "--generator-devices", "cpu", "cpu")
     run.until_step(3)
     assert len(run.generators()) == 2 and run.verifiers()
     run.kill()
     assert run.end() == -signal.SIGKILL  # within seconds, and no process is left
-    assert nothing_new_in(before)
+    assert nothing_left()
     reached = log(run.folder, "train")[-1]["step"]
     again = RealRun(tmp_path, "--resume", "runs/run", "--steps", str(reached + 3), "--generator-devices", "cpu")
     assert again.end() == 0, again.text()[-3000:]
@@ -369,7 +368,6 @@ def test_a_folder_that_cannot_be_written_or_is_in_use_is_refused_before_anything
 def test_twenty_kills_at_random_moments_lose_nothing(tmp_path):
     """Trainer, generator and verifier, whatever they are doing. Training goes on after each; the log tells of one
     unbroken run; and what was learned stays: the mean pass rate of the last validations is not below the best of the first."""
-    before = shared_memory()
     flags = [*FOREVER, "--validation-every", "4", "--validation-problems", "32", "--validation-samples", "4"]
     record = kill_at_random(tmp_path, kills=20, flags=flags, seed=0)
     assert len(record) == 20 and {victim for victim, _ in record} == {"trainer", "generator", "verifier"}
@@ -379,4 +377,4 @@ def test_twenty_kills_at_random_moments_lose_nothing(tmp_path):
     rates = [line["pass_rate"] for line in log(folder, "validation")]
     noise = 2 * np.sqrt(0.25 / 128)
     assert np.mean(rates[-3:]) > max(rates[0], np.mean(rates[:3])) - noise
-    assert nothing_new_in(before)
+    assert nothing_left()

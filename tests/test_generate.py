@@ -219,6 +219,38 @@ def test_pitfall_12_a_writer_that_died_in_the_middle_is_a_time_out_and_not_a_han
         shared.read_into(model, timeout=0.05)
 
 
+# --- memory -------------------------------------------------------------------------------------------------------
+
+
+def test_slots_are_as_many_as_fit_beside_the_weights(models, monkeypatch):
+    model, tokenizer = load(models["llama-grouped-tied"])
+    rules, config = decoding(tokenizer), model.config
+    length = rules.prompt_budget + rules.completion_budget
+    heads, size = config.num_key_value_heads, config.head_dim
+    assert heads < config.num_attention_heads
+    sequence = 2 * config.num_hidden_layers * heads * size * length * 2  # bytes, in bfloat16
+    weights = 2 * sum(parameter.numel() for parameter in model.parameters()) + 4 * config.vocab_size * config.hidden_size
+    model_folder = models["llama-grouped-tied"]
+    settings = generate.GeneratorSettings(model_folder, ("cuda:0",), "bfloat16", 1, 0, rules, memory=0.1)
+    room_for = lambda slots: weights + slots * 2.5 * sequence  # noqa: E731
+    total = 10 * room_for(7.5)
+    for free, slots in ((total, 7), (room_for(3.5), 3)):  # a tenth of the device, or what the trainer has left of it
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, total))
+        assert generate.slots_that_fit(settings, "cuda:0", reserve=2.5) == slots
+        assert generate.slots_that_fit(dataclasses.replace(settings, most_slots=2), "cuda:0", reserve=2.5) == 2
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (weights + sequence, total))
+    with pytest.raises(ValueError, match="there is no room for a sequence of .* tokens .*: lower --thinking-budget"):
+        generate.slots_that_fit(settings, "cuda:0", reserve=2.5)
+
+
+def test_one_completion_takes_one_slot(models):
+    model, tokenizer = load(models["llama"])
+    settings = generate.GeneratorSettings(models["llama"], ("cpu",), "float32", 1, 0, decoding(tokenizer), most_slots=1)
+    engine = generate.make_engine(settings)
+    assert engine.slots == 1
+    assert len(generate.sample_all(engine, requests(tokenizer, PROMPTS, 1))) == len(PROMPTS)
+
+
 # --- interruption and ends ----------------------------------------------------------------------------------------
 
 
@@ -494,8 +526,8 @@ def test_the_command_prints_completions_and_mean_at_k(capsys, tmp_path):
     assert generate.main([]) == 2
     assert "either --prompt TEXT or --evaluate" in capsys.readouterr().err
     assert generate.main(["--prompt", ""]) == 2
-    for flag in ("--slots", "--samples", "--problems"):
-        assert generate.main(["--evaluate", flag, "0"]) == 2
-        assert f"{flag} is 0" in capsys.readouterr().err
+    for flag, value in (("--slots", "-1"), ("--samples", "0"), ("--problems", "0")):
+        assert generate.main(["--evaluate", flag, value]) == 2
+        assert f"{flag} is {value}" in capsys.readouterr().err
     assert generate.main(["--model", "no/such", "--evaluate"]) == 2
     assert "no such folder" in capsys.readouterr().err

@@ -492,12 +492,14 @@ def test_ppo_off_policy_k_trains_k_steps_on_what_one_policy_sampled(tmp_path):
 
 
 def test_other_recipes_run(tmp_path):
-    chosen = {"penalty": ["--length-control", "penalty"], "base": ["--recipe", "base", "--asynchrony", "ppo-1"]}
+    chosen = {"penalty": ["--length-control", "penalty", "--slots", "0"], "base": ["--recipe", "base", "--asynchrony", "ppo-1"]}
     runs = [RealRun(tmp_path, "--steps", "2", *flags, name=name) for name, flags in chosen.items()]
     for one in runs:
         assert one.end() == 0, one.text()[-3000:]
         assert len(lines(one.folder, "train")) == 2
     assert all(line["interrupted_fraction"] == 0 for line in lines(runs[0].folder, "train"))
+    said = "devices: generators cpu with 512 slots; trainer cpu (one does both)"
+    assert said in runs[0].text() and said.replace("512", "32") in runs[1].text()
 
 
 def test_training_ends_with_a_message_when_every_prompt_is_retired(tmp_path):

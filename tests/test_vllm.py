@@ -414,14 +414,14 @@ def test_a_generator_process_with_experts_or_with_tensor_parallelism(wide_models
     context = multiprocessing.get_context("spawn")
     work, reports = context.Queue(), context.Queue()
     settings = GeneratorSettings(
-        wide_models[kind], ("cpu",) * devices, "float32", 1, 8, rules(wide_models[kind]), "vllm"
+        wide_models[kind], ("cpu",) * devices, "float32", 1, 0, rules(wide_models[kind]), "vllm", most_slots=8
     )
     arguments = (3, settings, shared, work, reports)
     process = context.Process(target=generate.generator_process, args=arguments, daemon=devices == 1)
     process.start()
     try:
         report = reports.get(timeout=120)  # ready
-        assert report.error is None
+        assert report.error is None and report.slots == 8
         wanted = requests(tokenizer, PROMPTS, 1, thinking=9)
         for version in (1, 2):
             changed(shared, model, version)
