@@ -1794,6 +1794,8 @@ class Run:
             return f"{text}; the two take turns"
         work = trainers * training + generators * generating
         best = min(max(1, round(devices * trainers * training / max(work, 1e-9))), devices - 1)
+        if devices == 2:
+            return text
         if best == trainers:
             return f"{text}; no other split of {devices} devices balances them better"
         return f"{text}; {devices - best} generator and {best} trainer devices would balance them better"

@@ -74,6 +74,8 @@ def test_the_screen_says_who_waits_and_what_split_would_balance(tmp_path, monkey
     monkeypatch.setattr(train.time, "monotonic", lambda: 100.0)
     run.waited, run.busy_seconds, run.step = waited, busy, 10
     assert says in run.balance()
+    run.settings = settings(generator_devices=("cpu",), trainer_devices=("cpu",), recipe=Recipe(asynchrony=asynchrony))
+    assert "balance" not in run.balance()  # there is no other split of two
 
 
 # --- gradients ----------------------------------------------------------------------------------------------------
