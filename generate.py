@@ -1182,14 +1182,16 @@ def _run(command: Command) -> None:
         command.thinking,
     )
     samples = command.samples or (1 if command.prompt else 16)
+    on_cpu = command.device[0].startswith("cpu")
     settings = GeneratorSettings(
         command.model,
         command.device,
-        "float32" if command.device[0].startswith("cpu") else "bfloat16",
+        "float32" if on_cpu else "bfloat16",
         torch.get_num_threads(),
         command.slots,
         decoding,
         kind,
+        memory=0.5 if on_cpu else 0.9,
         most_slots=min(512, samples * max([1, *(len(source.validation) for source in sources)])),
     )
     engine = make_engine(settings) if kind == "torch" else None
