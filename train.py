@@ -1402,7 +1402,7 @@ class Run:
         each = settings.prompts // len(self.generators) + 1
         wanted: list[list[Request]] = [[] for _ in self.generators]
         while len(self.under_way) < ahead(version):
-            generator = min(self.generators, key=lambda generator: generator.groups)
+            generator = min(self.generators, key=lambda generator: generator.groups / generator.slots)
             if kind == "pipeline" and generator.groups >= generator.slots // settings.completions_per_prompt + each:
                 break
             following = self.next_group()
