@@ -697,9 +697,11 @@ def slots_that_fit(settings: GeneratorSettings, device: str, reserve: float) -> 
     slots = min(int(room / (reserve * sequence)), settings.most_slots)
     if slots < 1:
         raise NoEngine(
-            f"a generator may take {settings.memory:.0%} of the {total / 2**30:.1f} GiB of {settings.devices[0]}, where"
-            f" {free / 2**30:.1f} are free; beside its weights there is no room for a sequence of {length} tokens"
-            f" ({reserve * sequence / 2**30:.2f} GiB): lower --thinking-budget, or give it more devices or memory"
+            f"the share of a generator, {settings.memory:.3g} (--generator-memory) of the {total / 2**30:.1f} GiB of"
+            f" {settings.devices[0]}, {free / 2**30:.1f} of them free, has no room for its weights"
+            f" ({(numbers * width + head) / devices / 2**30:.3g} GiB) and a sequence of {length} tokens"
+            f" ({reserve * sequence / 2**30:.3g}): raise it, lower --thinking-budget, or split the model over several"
+            " devices (--engine vllm, --tensor-parallel)"
         )
     return slots
 
@@ -1049,16 +1051,23 @@ def generator_process(
     number: int, settings: GeneratorSettings, parameters: SharedParameters, work: queue.Queue, reports: queue.Queue
 ) -> None:
     """Sample what comes through `work`, with the newest parameters, until told to stop. Any exception is sent to the
-    trainer, with its traceback unless it is `NoEngine`; when the trainer dies, the process ends."""
+    trainer, with its traceback unless it is `NoEngine` or memory is full; when the trainer dies, the process ends."""
     for number_of_signal in (signal.SIGINT, signal.SIGTERM):  # these reach whole process groups; the trainer decides
         signal.signal(number_of_signal, signal.SIG_IGN)
     threading.Thread(target=end_with_the_trainer, daemon=True).start()
     work._writer.close()  # only the trainer writes here: when it dies in the middle of a message, reading ends
     try:
         _generate(number, settings, parameters, work, reports)
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        reports.put(Report(number, error=out_of_memory(error)))
+        raise SystemExit(1) from None
     except BaseException as error:
         reports.put(Report(number, error=str(error) if isinstance(error, NoEngine) else traceback.format_exc()))
         raise SystemExit(1) from None
+
+
+def out_of_memory(error: Exception) -> str:
+    return f"out of memory ({str(error).partition('. ')[0]}): lower --slots, or take as many as fit (--slots 0)"
 
 
 def end_with_the_trainer() -> None:
@@ -1140,6 +1149,7 @@ class Command:
     engine: Literal["auto", "torch", "vllm"] = "auto"  # auto: vLLM where there is one and the device is a GPU
     device: tuple[str, ...] = ("cpu",)  # several: vLLM splits the model over them
     slots: int = 0  # sequences decoded at once; 0: as many as fit and are asked for
+    generator_memory: float | None = None  # with --slots 0: share of the device; by default .9 of a GPU, .5 of a CPU
     verifiers: int = 2  # processes that judge completions
     verifier_time_limit: float = 30.0  # seconds for one completion
     verifier_memory: float = 4.0  # GiB that a verifier may take
@@ -1156,7 +1166,12 @@ def main(arguments: list[str]) -> int:
         for name in ("problems", "samples", "verifiers"):
             if getattr(command, name) is not None and getattr(command, name) < 1:
                 raise ValueError(f"--{name} is {getattr(command, name)}; it must be at least 1")
+        if command.generator_memory is not None and (command.slots or not 0 < command.generator_memory <= 1):
+            raise ValueError("--generator-memory is a share, above 0 and at most 1, and goes with --slots 0")
         _run(command)
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        print(f"error: {out_of_memory(error)}", file=sys.stderr)
+        return 2
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -1191,7 +1206,7 @@ def _run(command: Command) -> None:
         command.slots,
         decoding,
         kind,
-        memory=0.5 if on_cpu else 0.9,
+        memory=command.generator_memory or (0.5 if on_cpu else 0.9),
         most_slots=min(512, samples * max([1, *(len(source.validation) for source in sources)])),
     )
     engine = make_engine(settings) if kind == "torch" else None

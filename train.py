@@ -167,20 +167,26 @@ def list_devices(names: tuple[str, ...]) -> list[str]:
         elif kind == "cuda" and re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*|", numbers):
             for part in (numbers or "0").split(","):
                 first, _, last = part.partition("-")
+                if int(last or first) < int(first):
+                    raise ValueError(f"{name!r} is a range that goes backwards")
                 devices += [f"cuda:{i}" for i in range(int(first), int(last or first) + 1)]
         else:
-            raise ValueError(f"{name!r} is no device; devices are cpu, cpu:2 (two processes), cuda:0-5, cuda:6,7")
+            raise ValueError(
+                f"{name!r} is no device; devices are cpu, cpu:2 (two processes), cuda:0-5, cuda:6,7, each after a space"
+            )
     return devices
 
 
 def split_devices(settings: Settings, gpus: int) -> tuple[list[str], list[str]]:
     """Devices of generators and trainers. auto takes those that the other side has not named; the paper has one
-    trainer for four generators."""
-    named = [
-        None if "auto" in names else list_devices(names)
-        for names in (settings.generator_devices, settings.trainer_devices)
-    ]
-    generators, trainers = named
+    trainer for four generators. ValueError, naming the flag, for what is no device."""
+    named = {"--generator-devices": settings.generator_devices, "--trainer-devices": settings.trainer_devices}
+    for flag, names in named.items():
+        try:
+            named[flag] = None if "auto" in names else list_devices(names)
+        except ValueError as error:
+            raise ValueError(f"{flag}: {error}") from None
+    generators, trainers = named.values()
     free = [f"cuda:{i}" for i in range(gpus) if f"cuda:{i}" not in (generators or []) + (trainers or [])]
     if generators is None and trainers is None and len(free) > 1:
         number = max(1, len(free) // 5)
@@ -296,14 +302,16 @@ def check_settings(settings: Settings) -> None:
         raise ValueError(f"--thinking-budget is a range LOW HIGH with 0 <= LOW <= HIGH, not {settings.thinking_budget}")
     if settings.generator_memory is not None and not 0 < settings.generator_memory <= 1:
         raise ValueError(f"--generator-memory is a share, above 0 and at most 1, not {settings.generator_memory}")
+    if settings.generator_memory is not None and settings.slots:
+        raise ValueError(f"--generator-memory goes with --slots 0, not with --slots {settings.slots}")
     if not settings.generator_devices or not settings.trainer_devices:
         raise ValueError("--generator-devices and --trainer-devices each want at least one device")
     for device in (*(device for devices in settings.generators for device in devices), *settings.trainers):
         generate.check_device(device)
     if len(settings.generators[-1]) != settings.tensor_parallel:
         raise ValueError(
-            f"--generator-devices names {sum(map(len, settings.generators))} devices, which cannot be dealt out"
-            f" {settings.tensor_parallel} to a generator (--tensor-parallel)"
+            f"--tensor-parallel {settings.tensor_parallel} wants as many --generator-devices for each generator, or a"
+            f" multiple of it; they are {sum(map(len, settings.generators))}"
         )
     if len({torch.device(device).type for device in settings.trainers}) > 1:
         raise ValueError(f"--trainer-devices must be of one kind, not {', '.join(settings.trainers)}")
@@ -1014,18 +1022,28 @@ def watch(followers: list[multiprocessing.Process], grace: float = 10.0) -> None
 class Compute:
     """What training has cost so far, start-up and validation left out (sec. 2.1)."""
 
-    devices: int  # of generators and trainers
+    devices: int  # of generators and trainers, CPU processes counted each
     parameters: int  # that take part in a token's forward: all but the embedding table
     tokens: int = 0  # sampled, of the groups trained on
     flops: float = 0.0  # 2 x parameters a token forward, 4 x backward; attention over the past left out
     device_seconds: float = 0.0  # of the run before it was resumed
     started: float = 0.0  # clock reading at the first step
     paused: float = 0.0  # seconds of validation since then
+    ended: float | None = None  # clock reading when training was over
 
     @property
     def seconds(self) -> float:
         """Of training, in this process."""
-        return time.monotonic() - self.started - self.paused
+        return (self.ended or time.monotonic()) - self.started - self.paused
+
+    @contextlib.contextmanager
+    def pause(self):
+        """What is done within is not training."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.paused += time.monotonic() - began
 
     def add(self, groups: list[Group], trained_tokens: int) -> int:
         """Count a batch: generation of all of it, training of the part that was not filtered out, of which
@@ -1191,8 +1209,10 @@ class Run:
         self.validating: dict[int, Group] = {}  # the same of a validation
         self.handed_out = [0] * len(sources)  # groups of each source
         self.to_repeat: deque[tuple[int, int, int]] = deque()  # number, source and prompt of groups lost at a stop
-        self.compute = Compute(sum(map(len, settings.generators)) + len(settings.trainers), 0)
+        names = [*sum(settings.generators, ()), *settings.trainers]
+        self.compute = Compute(names.count("cpu") + len({*names} - {"cpu"}), 0)  # a GPU that does both is one
         self.busy_seconds, self.sampled_tokens = 0.0, 0  # of all generators, in this process
+        self.unlogged_busy = 0.0  # seconds of a generator that no line of the log has counted yet
         self.waited = 0.0  # seconds of training that the trainer has waited, in this process
         self.validations: list[dict] = []  # the validation lines of the log
         self.samples: dict[int, list[list[str]]] = {}  # of the first and the last validation, by step and problem
@@ -1303,6 +1323,7 @@ class Run:
                 self.validate()
             self.log({"kind": "end", "step": self.step, "reason": self.why_ended})
         finally:
+            self.compute.ended = time.monotonic()
             stop_generators(self.generators)
             self.verifiers.close()
 
@@ -1546,7 +1567,11 @@ class Run:
 
     def validate(self) -> None:
         """Sample the held-out problems with the parameters of this step alone; training waits, its clock stands."""
-        paused, step, samples = time.monotonic(), self.step, self.settings.validation_samples
+        with self.compute.pause():
+            self.log_validation()
+
+    def log_validation(self) -> None:
+        step, samples = self.step, self.settings.validation_samples
         compute = self.compute.columns() if step else dict.fromkeys(self.compute.columns(), 0)
         if self.trainer.version < step:  # PPO-off-policy publishes every k-th version only
             self.trainer.together("publish", step)
@@ -1587,7 +1612,6 @@ class Run:
         self.validations.append(line)
         self.log(line)
         self.refresh_forecast()
-        self.compute.paused += time.monotonic() - paused
 
     def pass_rates(self, groups: list[Group]) -> dict:
         """Mean pass rate of a validation: of each source, and of all with their weights."""
@@ -1638,9 +1662,12 @@ class Run:
         change = {name: value - self.last_rates[name] for name, value in now.items()}
         self.last_rates = now
         working = max(change["seconds"] - waited, 1e-9)
-        busy = change["busy"] / len(self.generators)
+        # Reports come now and then, and may be of a longer time than this line: the rest is for the next.
+        self.unlogged_busy += change["busy"] / len(self.generators)
+        busy = min(self.unlogged_busy, change["seconds"])
+        self.unlogged_busy -= busy
         self.waited += waited
-        sampled_per_second = change["tokens"] / busy if busy else None
+        sampled_per_second = len(self.generators) * change["tokens"] / change["busy"] if change["busy"] else None
         self.speeds = f"tokens/s {sampled_per_second or 0:,.0f} sampled {batch_tokens / working:,.0f} trained"
         return {
             "groups_waiting": sum(group.finished for group in self.under_way.values()),
@@ -1648,7 +1675,7 @@ class Run:
             "parameters_waited_seconds": change["waited"],
             "parameters_bytes": self.parameters.flat.nbytes,
             "trainer_idle_fraction": waited / change["seconds"],
-            "generator_idle_fraction": max(0.0, 1 - busy / change["seconds"]),
+            "generator_idle_fraction": 1 - busy / change["seconds"],
             "generator_tokens_per_second": sampled_per_second,
             "trainer_tokens_per_second": batch_tokens / working,
             "prompts_retired": sum(len(order.retired) for order in self.orders),
@@ -1772,7 +1799,7 @@ class Run:
         elif {*generators} & {*trainers}:
             why = "one does both"
         elif all(by_itself):
-            why = "a fifth of the GPUs trains, as in the paper; to be judged by who waits"
+            why = "one in five trains, rounded down, as in the paper; to be judged by who waits"
         else:
             why = "what the other side has not named"
         slots = ", ".join(str(generator.slots) for generator in self.generators)
@@ -1794,7 +1821,7 @@ class Run:
             return f"{text}; the two take turns"
         work = trainers * training + generators * generating
         best = min(max(1, round(devices * trainers * training / max(work, 1e-9))), devices - 1)
-        if devices == 2:
+        if devices == 2 or self.compute.devices < devices:  # there is no other split
             return text
         if best == trainers:
             return f"{text}; no other split of {devices} devices balances them better"
@@ -2115,7 +2142,9 @@ def main(arguments: list[str]) -> int:
         status, trainer_lives = 1, False
     except torch.OutOfMemoryError as error:
         text = str(error).partition(". ")[0]
-        advice = "lower --tokens-per-micro-batch (or --slots, if the GPU does both), or add --gradient-checkpointing"
+        advice = "lower --tokens-per-micro-batch, or add --gradient-checkpointing or --trainer-devices"
+        if {*settings.trainers} & {*sum(settings.generators, ())}:
+            advice += ", or lower --slots or --generator-memory, which this device has to hold too"
         print(f"\nerror: {text}: {advice}; {run.last_checkpoint()}", file=sys.stderr)
         status, trainer_lives = 1, False
     except OSError as error:

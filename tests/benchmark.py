@@ -90,10 +90,12 @@ class Size(NamedTuple):
     key_value: int  # width of all keys of a token: heads x their size
     vocabulary: int
     tables: int = 2  # 1: embedding and head are tied
+    query: int | None = None  # width of all queries of a token; by default the hidden size
 
     @property
     def layer(self) -> int:  # parameters
-        return 2 * self.hidden**2 + 2 * self.hidden * self.key_value + 3 * self.hidden * self.mlp
+        attention = 2 * self.hidden * (self.query or self.hidden) + 2 * self.hidden * self.key_value
+        return attention + 3 * self.hidden * self.mlp
 
     @property
     def parameters(self) -> int:
@@ -106,6 +108,7 @@ SIZES = {  # of random models
     "374M": Size(1024, 2816, 24, 1024, 32_000),
 }
 REAL = {
+    "Qwen3-0.6B": Size(1024, 3072, 28, 1024, 151_936, tables=1, query=2048),
     "Qwen2.5-1.5B": Size(1536, 8960, 28, 256, 151_936, tables=1),
     "Qwen3-8B": Size(4096, 12_288, 36, 1024, 151_936),
 }
@@ -494,20 +497,23 @@ def scaling_of_memory(folder: Path) -> None:
 
 def scaling_plan() -> None:
     """The same arithmetic for models that do not fit here."""
-    print("\n(e) GiB on GPUs of 80 GB, by the arithmetic of (d): bfloat16 trunk, gradient checkpointing, one sequence")
-    print("    of 32,768 tokens a micro-batch; of a generator the weights and one such sequence; of the host the buffer\n")
-    print("model          trainer ranks   states   activations   logits    sum   generator weights   a sequence   slots   host")
+    print("\n(e) GiB on GPUs of 80 GB (74.5 GiB), by the arithmetic of (d): bfloat16 trunk, gradient checkpointing, one")
+    print("    sequence a micro-batch; of a generator the weights, one such sequence, and the slots of vLLM on a GPU of its")
+    print("    own and beside the trainer; of the host the buffer\n")
+    print("model         tokens   ranks   states   activations   logits    sum   weights   a sequence   slots, beside   host")
     for name, size in REAL.items():
-        weights = 2 * size.parameters + 4 * size.vocabulary * size.hidden  # bfloat16, and a head in fp32
-        sequence = 2 * 2 * size.layers * size.key_value * 32_768  # keys and values in bfloat16
-        for ranks in (1, 2, 4):
-            parts = trainer_bytes(size, ranks, 32_768, 2, True)
-            values = [parts["states"], parts["activations"], parts["logits"], sum(parts.values())]
-            values += [weights, sequence, 4 * size.parameters]
-            slots = int((0.9 * 80e9 - weights) / (1.3 * sequence))  # as generate.slots_that_fit has it for vLLM
-            texts = [f"{value / 2**30:.1f}" for value in values]
-            print(f"{name:12} {ranks:15} {texts[0]:>8} {texts[1]:>13} {texts[2]:>8} {texts[3]:>6} {texts[4]:>19}"
-                  f" {texts[5]:>12} {slots:7} {texts[6]:>6}")  # fmt: skip
+        for tokens in (16_384, 32_768):
+            weights = 2 * size.parameters + 4 * size.vocabulary * size.hidden  # bfloat16, and a head in fp32
+            sequence = 2 * 2 * size.layers * size.key_value * tokens  # keys and values in bfloat16
+            # As generate.slots_that_fit has it: 1.3 sequences a slot, in .9 of a GPU or in .4.
+            slots = [max(0, int((share * 80e9 - weights) / (1.3 * sequence))) for share in (0.9, 0.4)]
+            for ranks in (1, 2, 3, 4):
+                parts = trainer_bytes(size, ranks, tokens, 2, True)
+                values = [parts["states"], parts["activations"], parts["logits"], sum(parts.values())]
+                values += [weights, sequence, 4 * size.parameters]
+                texts = [f"{value / 2**30:.1f}" for value in values]
+                print(f"{name:12} {tokens:7} {ranks:7} {texts[0]:>8} {texts[1]:>13} {texts[2]:>8} {texts[3]:>6}"
+                      f" {texts[4]:>9} {texts[5]:>12} {slots[0]:7}, {slots[1]:5} {texts[6]:>7}")  # fmt: skip
 
 
 def benchmark_scaling(options: argparse.Namespace) -> None:

@@ -239,7 +239,7 @@ def test_slots_are_as_many_as_fit_beside_the_weights(models, monkeypatch):
         assert generate.slots_that_fit(settings, "cuda:0", reserve=2.5) == slots
         assert generate.slots_that_fit(dataclasses.replace(settings, most_slots=2), "cuda:0", reserve=2.5) == 2
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (weights + sequence, total))
-    with pytest.raises(ValueError, match="there is no room for a sequence of .* tokens .*: lower --thinking-budget"):
+    with pytest.raises(ValueError, match="has no room for its weights .* and a sequence of .*: raise it, lower"):
         generate.slots_that_fit(settings, "cuda:0", reserve=2.5)
 
 
@@ -526,6 +526,10 @@ def test_the_command_prints_completions_and_mean_at_k(capsys, tmp_path):
     assert generate.main([]) == 2
     assert "either --prompt TEXT or --evaluate" in capsys.readouterr().err
     assert generate.main(["--prompt", ""]) == 2
+    assert generate.main(["--prompt", "1+1=", "--slots", str(10**9)]) == 2
+    assert "error: out of memory" in (error := capsys.readouterr().err) and "lower --slots" in error
+    assert generate.main(["--prompt", "1+1=", "--generator-memory", "1e-9"]) == 2
+    assert "the share of a generator, 1e-09 (--generator-memory)" in capsys.readouterr().err
     for flag, value in (("--slots", "-1"), ("--samples", "0"), ("--problems", "0")):
         assert generate.main(["--evaluate", flag, value]) == 2
         assert f"{flag} is {value}" in capsys.readouterr().err

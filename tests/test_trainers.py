@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -76,6 +77,37 @@ def test_the_screen_says_who_waits_and_what_split_would_balance(tmp_path, monkey
     assert says in run.balance()
     run.settings = settings(generator_devices=("cpu",), trainer_devices=("cpu",), recipe=Recipe(asynchrony=asynchrony))
     assert "balance" not in run.balance()  # there is no other split of two
+
+
+def test_the_clock_of_training_stands_after_the_last_step_and_counts_a_shared_gpu_once(tmp_path, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(train.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(train.torch.cuda, "device_count", lambda: 8)
+    cases = ((("cuda:0",), ("cuda:0",), 1), (("cuda:0-5",), ("cuda:6,7",), 8), (("cpu:2",), ("cpu",), 3))
+    for generators, trainers, devices in cases:
+        chosen = settings(generator_devices=generators, trainer_devices=trainers)
+        compute = train.Run(chosen, tmp_path, None, None, []).compute
+        compute.started, now[0] = 100.0, 160.0
+        with compute.pause():
+            now[0] += 40.0
+        compute.ended = now[0]
+        now[0] += 1000.0
+        assert compute.seconds == 60.0 and compute.columns()["compute_device_hours"] == devices * 60.0 / 3600
+        now[0] = 100.0
+
+
+def test_idle_time_of_the_generators_adds_up_though_their_reports_come_in_lumps(tmp_path, monkeypatch):
+    run = train.Run(settings(generator_devices=("cpu:2",)), tmp_path, None, None, [])
+    run.generators, run.trainer = [None] * 2, SimpleNamespace(copy_seconds=0.0)
+    run.parameters, run.orders = SimpleNamespace(flat=np.zeros(1)), [SimpleNamespace(epoch=0, retired=set())]
+    run.last_rates = {"seconds": 0.0, "busy": 0.0, "tokens": 0, "waited": 0.0}
+    busy, idle = [0.0, 0.0, 5.0, 5.0, 10.0], []  # of both; a step takes a second
+    for second, value in enumerate(busy, 1):
+        now = {"seconds": float(second), "busy": value, "tokens": 10, "waited": 0.0}
+        monkeypatch.setattr(run, "counters", lambda now=now: now)
+        idle.append(run.rates(0.0, 1)["generator_idle_fraction"])
+    assert idle == [1.0, 1.0, 0.0, 0.0, 0.0]  # the generators were busy for 5 of 5 seconds, of which 2 were logged late
+    assert run.unlogged_busy == 2.0
 
 
 # --- gradients ----------------------------------------------------------------------------------------------------
