@@ -673,6 +673,14 @@ class NoEngine(ValueError):
     """An engine cannot be had with these settings on this machine; the message is a sentence for the user."""
 
 
+def check_memory(share: float | None, slots: int) -> None:
+    """ValueError for a --generator-memory that cannot be, or that nothing would read."""
+    if share is not None and not 0 < share <= 1:
+        raise ValueError(f"--generator-memory is a share, above 0 and at most 1, not {share}")
+    if share is not None and slots:
+        raise ValueError(f"--generator-memory goes with --slots 0, not with --slots {slots}")
+
+
 def slots_that_fit(settings: GeneratorSettings, device: str, reserve: float) -> int:
     """How many slots have room, of the full length that a sequence can have, in the generator's share of the device,
     beside its weights; at most `most_slots`. reserve: sequences that the cache must hold for each slot. ValueError if
@@ -693,15 +701,14 @@ def slots_that_fit(settings: GeneratorSettings, device: str, reserve: float) -> 
     free = total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if torch.device(device).type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-    room = min(settings.memory * total, free) - (numbers * width + head) / devices
-    slots = min(int(room / (reserve * sequence)), settings.most_slots)
+    weights = (numbers * width + head) / devices
+    slots = min(int((min(settings.memory * total, free) - weights) / (reserve * sequence)), settings.most_slots)
     if slots < 1:
         raise NoEngine(
             f"the share of a generator, {settings.memory:.3g} (--generator-memory) of the {total / 2**30:.1f} GiB of"
             f" {settings.devices[0]}, {free / 2**30:.1f} of them free, has no room for its weights"
-            f" ({(numbers * width + head) / devices / 2**30:.3g} GiB) and a sequence of {length} tokens"
-            f" ({reserve * sequence / 2**30:.3g}): raise it, lower --thinking-budget, or split the model over several"
-            " devices (--engine vllm, --tensor-parallel)"
+            f" ({weights / 2**30:.3g} GiB) and a sequence of {length} tokens ({reserve * sequence / 2**30:.3g}): raise"
+            " it, lower --thinking-budget, or split the model over several devices (--engine vllm, --tensor-parallel)"
         )
     return slots
 
@@ -737,11 +744,11 @@ class VllmEngine:
 
     def __init__(self, settings: GeneratorSettings):
         _prepare_environment(settings.devices, settings.threads)
-        device = "cpu" if torch.device(settings.devices[0]).type == "cpu" else "cuda:0"  # the first that is seen now
+        on_cpu = torch.device(settings.devices[0]).type == "cpu"
+        device = "cpu" if on_cpu else "cuda:0"  # the first that is seen now
         slots = settings.slots or slots_that_fit(settings, device, reserve=1.3)
         self.decoding, self.slots = settings.decoding, slots
         length = self.decoding.prompt_budget + self.decoding.completion_budget
-        on_cpu = device == "cpu"
         block_size = 32 if on_cpu else 16  # tokens
         self.blocks_each = math.ceil(length / block_size)
         # Room for all slots at full length, so that vLLM never drops a sequence's keys and values to recompute them
@@ -1058,15 +1065,16 @@ def generator_process(
     work._writer.close()  # only the trainer writes here: when it dies in the middle of a message, reading ends
     try:
         _generate(number, settings, parameters, work, reports)
-    except (MemoryError, torch.OutOfMemoryError) as error:
-        reports.put(Report(number, error=out_of_memory(error)))
-        raise SystemExit(1) from None
     except BaseException as error:
-        reports.put(Report(number, error=str(error) if isinstance(error, NoEngine) else traceback.format_exc()))
+        text = str(error) if isinstance(error, NoEngine) else traceback.format_exc()
+        if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+            text = out_of_memory(error)
+        reports.put(Report(number, error=text))
         raise SystemExit(1) from None
 
 
-def out_of_memory(error: Exception) -> str:
+def out_of_memory(error: BaseException) -> str:
+    """What the user is told of it."""
     return f"out of memory ({str(error).partition('. ')[0]}): lower --slots, or take as many as fit (--slots 0)"
 
 
@@ -1166,8 +1174,7 @@ def main(arguments: list[str]) -> int:
         for name in ("problems", "samples", "verifiers"):
             if getattr(command, name) is not None and getattr(command, name) < 1:
                 raise ValueError(f"--{name} is {getattr(command, name)}; it must be at least 1")
-        if command.generator_memory is not None and (command.slots or not 0 < command.generator_memory <= 1):
-            raise ValueError("--generator-memory is a share, above 0 and at most 1, and goes with --slots 0")
+        check_memory(command.generator_memory, command.slots)
         _run(command)
     except (MemoryError, torch.OutOfMemoryError) as error:
         print(f"error: {out_of_memory(error)}", file=sys.stderr)
@@ -1207,7 +1214,7 @@ def _run(command: Command) -> None:
         decoding,
         kind,
         memory=command.generator_memory or (0.5 if on_cpu else 0.9),
-        most_slots=min(512, samples * max([1, *(len(source.validation) for source in sources)])),
+        most_slots=min(GeneratorSettings.most_slots, samples * max([1, *(len(s.validation) for s in sources)])),
     )
     engine = make_engine(settings) if kind == "torch" else None
     model = engine.model if engine else load_model(command.model, torch.device("cpu"), torch.float32)

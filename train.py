@@ -300,10 +300,7 @@ def check_settings(settings: Settings) -> None:
             raise ValueError(f"--{name.replace('_', '-')} is {getattr(settings, name)}; it must be above 0")
     if not 0 <= settings.thinking_budget[0] <= settings.thinking_budget[1]:
         raise ValueError(f"--thinking-budget is a range LOW HIGH with 0 <= LOW <= HIGH, not {settings.thinking_budget}")
-    if settings.generator_memory is not None and not 0 < settings.generator_memory <= 1:
-        raise ValueError(f"--generator-memory is a share, above 0 and at most 1, not {settings.generator_memory}")
-    if settings.generator_memory is not None and settings.slots:
-        raise ValueError(f"--generator-memory goes with --slots 0, not with --slots {settings.slots}")
+    generate.check_memory(settings.generator_memory, settings.slots)
     if not settings.generator_devices or not settings.trainer_devices:
         raise ValueError("--generator-devices and --trainer-devices each want at least one device")
     for device in (*(device for devices in settings.generators for device in devices), *settings.trainers):
@@ -1566,11 +1563,12 @@ class Run:
         return self.step % self.settings.validation_every == 0 or self.step == self.settings.steps
 
     def validate(self) -> None:
-        """Sample the held-out problems with the parameters of this step alone; training waits, its clock stands."""
+        """A validation; training waits, its clock stands."""
         with self.compute.pause():
-            self.log_validation()
+            self.measure_pass_rate()
 
-    def log_validation(self) -> None:
+    def measure_pass_rate(self) -> None:
+        """Sample the held-out problems with the parameters of this step alone, and log what comes of it."""
         step, samples = self.step, self.settings.validation_samples
         compute = self.compute.columns() if step else dict.fromkeys(self.compute.columns(), 0)
         if self.trainer.version < step:  # PPO-off-policy publishes every k-th version only
@@ -1819,10 +1817,10 @@ class Run:
         )
         if scalerl.parse_asynchrony(settings.recipe.asynchrony)[0] == "ppo":
             return f"{text}; the two take turns"
-        work = trainers * training + generators * generating
-        best = min(max(1, round(devices * trainers * training / max(work, 1e-9))), devices - 1)
         if devices == 2 or self.compute.devices < devices:  # there is no other split
             return text
+        work = trainers * training + generators * generating
+        best = min(max(1, round(devices * trainers * training / max(work, 1e-9))), devices - 1)
         if best == trainers:
             return f"{text}; no other split of {devices} devices balances them better"
         return f"{text}; {devices - best} generator and {best} trainer devices would balance them better"

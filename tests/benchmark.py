@@ -381,7 +381,7 @@ def scaling_of_idleness(folder: Path) -> None:
 
 
 def groups_of(tokens: int, length: int) -> list:
-    """Groups of four completions of 16 + (length - 16) tokens, half of them right; so many tokens in all."""
+    """Groups of four sequences of `length` tokens, 16 of them prompt, half of them right; so many tokens in all."""
     from test_train import rollout
 
     import train
