@@ -1,0 +1,59 @@
+"""Files that are written whole or not at all, and a folder that one process uses at a time."""
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+
+@contextlib.contextmanager
+def whole_file(target: Path) -> Iterator[Path]:
+    """A path to write a file at, which takes the place of `target` at the end of the block. OSError if it cannot be
+    written; then `target` is as it was."""
+    partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
+    try:
+        yield partial
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_whole(target: Path, text: str) -> None:
+    """Write a text whole or not at all."""
+    with whole_file(target) as partial:
+        partial.write_text(text)
+
+
+@contextlib.contextmanager
+def whole_folder(target: Path) -> Iterator[Path]:
+    """A folder to write into, which takes the place of `target` once all of it is on disk. OSError if it cannot."""
+    partial = target.with_name(f"{target.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True)
+        yield partial
+        for path in filter(Path.is_file, partial.rglob("*")):
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())
+        shutil.rmtree(target, ignore_errors=True)
+        partial.rename(target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def lock_folder(folder: Path) -> TextIO:
+    """The lock of a folder, held until the file is closed or the process ends, however that happens. ValueError if
+    another process holds it."""
+    file = open(folder / "lock", "a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        raise ValueError(f"{folder} is in use by process {file.read().strip()}; wait for it or stop it") from None
+    file.truncate(0)
+    file.write(f"{os.getpid()}\n")
+    file.flush()
+    return file
