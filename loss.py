@@ -13,10 +13,11 @@
 
 Dimensions: P prompts in a batch, G completions per prompt (a group), B sequences in a micro-batch, T tokens,
 N = any number of tokens, D hidden size, V vocabulary. `rewards_PG` is a tensor of shape [P, G].
-"Sampled" tokens are those the policy chose; "forced" tokens (the phrase of an interruption) are context only.
+The policy chose the "sampled" tokens; "forced" tokens (the phrase of an interruption) are context only.
 """
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -101,13 +102,20 @@ def leave_one_out(axis: Axis) -> Recipe:
 
 
 def parse_asynchrony(asynchrony: str) -> tuple[str, int]:
-    """("pipeline", k) or ("ppo", k). Raises ValueError for anything else."""
+    """("pipeline", k) or ("ppo", k). ValueError for anything else."""
     kind, _, k = asynchrony.partition("-")
     if kind not in ("pipeline", "ppo") or not k.isdecimal() or (kind == "ppo" and int(k) == 0):
         raise ValueError(
-            f"asynchrony is {asynchrony!r}; valid are pipeline-K (K >= 0) and ppo-K (K >= 1), for example pipeline-8"
+            f"--asynchrony is {asynchrony!r}; valid are pipeline-K (K >= 0) and ppo-K (K >= 1), for example pipeline-8"
         )
     return kind, int(k)
+
+
+def most_off_policy(asynchrony: str) -> int:
+    """The most optimizer steps that may lie between sampling a token and training on it: k of PipelineRL-k; k - 1 of
+    PPO-off-policy-k, whose k-th step on one policy is made with parameters that are k - 1 steps newer."""
+    kind, k = parse_asynchrony(asynchrony)
+    return k if kind == "pipeline" else k - 1
 
 
 def groups_ahead(asynchrony: str, prompts: int, step: int, version: int) -> int:
@@ -155,7 +163,7 @@ PROMPT_BUDGET, THINKING_BUDGET, ANSWER_BUDGET = 2048, (10_240, 12_288), 2048
 INTERRUPTION_PHRASE = "Okay, time is up. Let me stop thinking and formulate a final answer now. </think>"
 
 
-def length_control(kind: str, sampled, closed_at, thinking_budget, answer_budget):
+def interrupt_or_truncate(kind: str, sampled, closed_at, thinking_budget, answer_budget):
     """What the length of a completion asks for now: (interrupt, truncate), each bool.
 
     sampled: tokens sampled so far. closed_at: how many there were when thinking ended, by `</think>` or by an
@@ -232,7 +240,12 @@ RETIRE_AT = 0.9  # No-Positive-Resampling
 
 
 def retires(pass_rate: float) -> bool:
-    """No-Positive-Resampling: whether a prompt with this pass rate at a visit is removed from all later epochs."""
+    """No-Positive-Resampling: whether a prompt with this pass rate at a visit is removed from all later epochs.
+
+    The pass rate is over all completions of the visit. One that was truncated, or that got no verdict, counts as not
+    solved, although the advantages leave it out: to see a solved prompt again costs little, to lose an unsolved one is
+    for good.
+    """
     return pass_rate >= RETIRE_AT
 
 
@@ -292,28 +305,29 @@ def token_terms(
         grpo    the same with eps_low = eps_high
         gspo    the same with one ratio per sequence, s = exp(mean_t log rho_t)
 
-    logprobs_BT: log pi_train, differentiable. Returns terms_BT, ratios_BT (1 on tokens that were not sampled) and
-    clipped_BT (bool: where the clip decides), all [B, T]; a forced token has no ratio, and its term is 0.
+    logprobs_BT: log pi_train, differentiable. Returns terms_BT, the log rho_BT of each token, and clipped_BT (bool:
+    where the clip decides), all [B, T]. A forced token has no ratio: its log rho and its term are 0.
     """
     advantages_B1 = advantages_B[:, None]
-    log_ratios_BT = torch.where(sampled_BT, logprobs_BT - generator_logprobs_BT, 0.0)
+    log_rho_BT = torch.where(sampled_BT, logprobs_BT - generator_logprobs_BT, 0.0)
     if recipe.loss == "cispo":
-        ratios_BT = log_ratios_BT.exp()
-        clipped_BT = ratios_BT > recipe.eps_max
-        terms_BT = ratios_BT.clamp(max=recipe.eps_max).detach() * advantages_B1 * logprobs_BT
+        rho_BT = log_rho_BT.detach().exp()
+        clipped_BT = rho_BT > recipe.eps_max
+        terms_BT = rho_BT.clamp(max=recipe.eps_max) * advantages_B1 * logprobs_BT
     else:
+        log_ratios_BT = log_rho_BT
         if recipe.loss == "gspo":
             lengths_B1 = sampled_BT.sum(1, keepdim=True).clamp(min=1)
-            log_ratios_BT = (log_ratios_BT.sum(1, keepdim=True) / lengths_B1).expand_as(log_ratios_BT)
-        ratios_BT = log_ratios_BT.exp()
+            log_ratios_BT = (log_rho_BT.sum(1, keepdim=True) / lengths_B1).expand_as(log_rho_BT)
         eps_low, eps_high = CLIP[recipe.loss]
-        eps_low = eps_low if recipe.eps_low is None else recipe.eps_low
-        eps_high = eps_high if recipe.eps_high is None else recipe.eps_high
-        free_BT = ratios_BT * advantages_B1
-        bounded_BT = ratios_BT.clamp(1 - eps_low, 1 + eps_high) * advantages_B1
-        clipped_BT = bounded_BT < free_BT
-        terms_BT = torch.minimum(free_BT, bounded_BT)
-    return torch.where(sampled_BT, terms_BT, 0.0), ratios_BT.detach(), clipped_BT & sampled_BT
+        lower = math.log(1 - (eps_low if recipe.eps_low is None else recipe.eps_low))
+        upper = math.log(1 + (eps_high if recipe.eps_high is None else recipe.eps_high))
+        # The minimum is rho A with rho cut from above where A >= 0, and from below where A < 0. The cut comes before
+        # exp, which overflows above 88: the gradient of what the clip throws away would be infinity times 0.
+        cut_BT = torch.where(advantages_B1 >= 0, log_ratios_BT.clamp(max=upper), log_ratios_BT.clamp(min=lower))
+        clipped_BT = (cut_BT != log_ratios_BT) & (advantages_B1 != 0)
+        terms_BT = cut_BT.exp() * advantages_B1
+    return torch.where(sampled_BT, terms_BT, 0.0), log_rho_BT.detach(), clipped_BT & sampled_BT
 
 
 # --- 8. Aggregation (sec. 3.2, A.2) -------------------------------------------------------------------------------
@@ -354,17 +368,16 @@ def policy_loss(
     """loss = -sum_{i,t} w_i term_{i,t} over the sampled tokens of a micro-batch; micro-batches add up to the batch.
 
     No KL term, no entropy bonus, no value model. Also returns sums over this micro-batch's sampled tokens, for the
-    log: the ratio, its maximum, the clipped tokens, and the KL estimate rho - 1 - log rho of pi_gen from pi_train.
+    log: the ratio rho of each token, whatever the loss; its maximum; the clipped tokens; and the KL estimate
+    rho - 1 - log rho of pi_gen from pi_train.
     """
-    terms_BT, ratios_BT, clipped_BT = token_terms(
-        recipe, logprobs_BT, generator_logprobs_BT, sampled_BT, advantages_B
-    )
+    terms_BT, log_rho_BT, clipped_BT = token_terms(recipe, logprobs_BT, generator_logprobs_BT, sampled_BT, advantages_B)
     loss = -(weights_B[:, None] * terms_BT).sum()
-    kl_BT = ratios_BT - 1 - ratios_BT.log()
+    log_rho_N = log_rho_BT[sampled_BT]
     sums = {
-        "ratio": (ratios_BT * sampled_BT).sum(),
-        "ratio_max": torch.where(sampled_BT, ratios_BT, 0.0).max(),
+        "ratio": log_rho_N.exp().sum(),
+        "ratio_max": log_rho_N.exp().max() if len(log_rho_N) else log_rho_N.sum(),
         "clipped": clipped_BT.sum(),
-        "kl": (kl_BT * sampled_BT).sum(),
+        "kl": (log_rho_N.exp() - 1 - log_rho_N).sum(),
     }
     return loss, sums

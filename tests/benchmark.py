@@ -29,7 +29,6 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 import fit_curve  # noqa: E402
 
-
 # --- the default task ---------------------------------------------------------------------------------------------
 
 

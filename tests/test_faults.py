@@ -13,8 +13,19 @@ import numpy as np
 import pytest
 import torch
 from faults import (
-    DIES, HANGS, RAISES, ROOT, RealRun, check_log, faulty_engine, faulty_loss, faulty_reward, kill_at_random, log,
-    nothing_left, project,
+    DIES,
+    HANGS,
+    RAISES,
+    ROOT,
+    RealRun,
+    check_log,
+    faulty_engine,
+    faulty_loss,
+    faulty_reward,
+    kill_at_random,
+    log,
+    nothing_left,
+    project,
 )  # fmt: skip
 
 import generate

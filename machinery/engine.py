@@ -1,0 +1,208 @@
+"""What both engines share: their settings, the queue before their slots, and the books of what they have in flight.
+
+An engine is anything with these calls: `TorchEngine` (generate.py), for a bare machine and for reading, or `VllmEngine`
+(machinery/vllm_engine.py), for a GPU.
+
+    add(requests)               queue completions to sample; those for a validation go before the others
+    step() -> list[Rollout]     one decoding step for everything in flight; the rollouts that ended with it
+    update(parameters)          take over the newest parameters, between two steps
+    in_flight                   the requests that are being sampled
+    unfinished                  how many requests have not come back yet
+    version                     the version of the parameters in use
+"""
+
+import importlib.util
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+from tqdm import tqdm
+
+import loss
+from machinery.model import Decoding
+from machinery.rollouts import Request, Rollout
+from machinery.settings import Sampling, cpu_threads, trunk_dtype
+
+INSTALL_VLLM = "`pip install -r requirements-vllm.txt` brings it; --engine torch needs none"
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """What is needed to make an engine."""
+
+    model: str  # folder or hub name
+    devices: tuple[str, ...]  # more than one: the model is split over them (vLLM's tensor parallelism)
+    dtype: str  # of the trunk
+    threads: int  # CPU threads of this process
+    slots: int  # completions in flight at once
+    decoding: Decoding
+    engine: str = "torch"  # or vllm
+    memory: float = 0.9  # share of each GPU that vLLM takes for weights and cache
+
+
+def engine_settings(
+    settings: Sampling, devices: tuple[str, ...], model: str, decoding: Decoding, processes: int, shared: bool = False
+) -> EngineSettings:
+    """What an engine on these devices is made of, in a run of so many processes. shared: a trainer has the GPU too."""
+    return EngineSettings(
+        model=model,
+        devices=devices,
+        dtype=str(trunk_dtype(settings, devices[0])).removeprefix("torch."),
+        threads=cpu_threads(settings, processes),
+        slots=settings.slots,
+        decoding=decoding,
+        engine=choose_engine(settings.engine, devices[0]),
+        memory=settings.generator_memory or (0.4 if shared else 0.9),
+    )
+
+
+class NoEngine(ValueError):
+    """An engine cannot be had with these settings on this machine; the message is a sentence for the user."""
+
+
+def choose_engine(engine: str, device: str) -> str:
+    """torch or vllm, for auto too: vLLM where it is installed and the device is a GPU. ValueError if it is missing."""
+    installed = importlib.util.find_spec("vllm") is not None
+    if engine == "vllm" and not installed:
+        raise ValueError(f"--engine vllm: vLLM is not installed; {INSTALL_VLLM}")
+    if engine == "auto":
+        return "vllm" if installed and device.startswith("cuda") else "torch"
+    return engine
+
+
+def check_split(engine: str, devices: int, heads: int) -> None:
+    """ValueError if a model with so many attention heads cannot be split over so many devices."""
+    if devices > 1 and engine != "vllm":
+        raise ValueError(f"only vLLM splits a model over several GPUs (--tensor-parallel), and the engine is {engine}")
+    if heads % devices:
+        raise ValueError(
+            f"a model with {heads} attention heads cannot be split over {devices} GPUs (--tensor-parallel)"
+        )
+
+
+# --- the queue and the books ----------------------------------------------------------------------------------------
+
+
+def make_requests(
+    group: int,
+    prompt: list[int],
+    completions: int,
+    thinking_budget: tuple[int, int],
+    decoding: Decoding,
+    seed: tuple[int, ...],
+    validation: bool = False,
+) -> list[Request]:
+    """Requests for the completions of one prompt, each with noise and a thinking budget of its own."""
+    low, high = thinking_budget if decoding.length_control == "interruption" else (decoding.thinking_budget,) * 2
+    # numpy takes seeds for the same that differ in zeros at their end, so budgets have a tag that no noise has.
+    budgets = np.random.default_rng((*seed, 0, 0, 1)).integers(low, high, size=completions, endpoint=True)
+    return [Request(group, i, prompt, int(budget), (*seed, i), validation) for i, budget in enumerate(budgets)]
+
+
+def queue_up(waiting: deque[Request], requests: list[Request], decoding: Decoding) -> None:
+    """Put requests in the queue of an engine, those for a validation before all others. ValueError for one beyond the
+    budgets that the engine was made for."""
+    for request in requests:
+        if not 1 <= len(request.prompt) <= decoding.prompt_budget:
+            raise ValueError(f"a prompt has {len(request.prompt)} tokens; the budget is {decoding.prompt_budget}")
+        if request.thinking_budget > decoding.thinking_budget:
+            raise ValueError(
+                f"a request has a thinking budget of {request.thinking_budget} tokens; the engine was made for"
+                f" {decoding.thinking_budget}"
+            )
+    waiting.extendleft(request for request in reversed(requests) if request.validation)
+    waiting.extend(request for request in requests if not request.validation)
+
+
+class Completions:
+    """The completions that an engine has in flight, a row each: their tokens so far, and what their lengths ask for."""
+
+    def __init__(self, rows: int, decoding: Decoding):
+        longest = decoding.longest_completion
+        self.decoding = decoding
+        self.requests: list[Request | None] = [None] * rows
+        self.books = np.zeros(
+            rows,
+            [
+                ("count", np.int64),  # tokens so far
+                ("sampled", np.int64),  # of them sampled; the others were forced
+                ("closed_at", np.int64),  # sampled tokens when thinking ended, -1 while it goes on
+                ("thinking_budget", np.int64),
+                ("interrupted", bool),
+                ("tokens", np.int32, longest),  # these four as in Rollout
+                ("was_sampled", bool, longest),
+                ("logprobs", np.float32, longest),
+                ("versions", np.int32, longest),
+            ],
+        )
+
+    def begin(self, row: int, request: Request) -> bool:
+        """Put a request into a row. Returns whether its thinking is interrupted at once, by a budget of 0."""
+        self.requests[row] = request
+        self.books[row] = np.zeros((), self.books.dtype)
+        self.books["closed_at"][row] = -1 if self.decoding.thinks else 0
+        self.books["thinking_budget"][row] = request.thinking_budget
+        interrupt, _ = self._due(np.array([row]))
+        return bool(interrupt[0])
+
+    def append(self, rows, tokens, logprobs, sampled, version: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Add a token to each of these rows [n]; sampled: False where it was forced. Returns three bool arrays [n]:
+        which completions have ended, whose thinking is now to be interrupted, which are truncated."""
+        at, book = self.books["count"][rows], self.books
+        book["tokens"][rows, at] = tokens
+        book["was_sampled"][rows, at] = sampled
+        book["logprobs"][rows, at] = np.where(sampled, logprobs, 0.0)
+        book["versions"][rows, at] = version
+        book["count"][rows] += 1
+        book["sampled"][rows] += sampled
+        ended = sampled & np.isin(tokens, self.decoding.eos)
+        closes = rows[sampled & (book["closed_at"][rows] < 0) & (tokens == self.decoding.end_of_thinking)]
+        book["closed_at"][closes] = book["sampled"][closes]
+        interrupt, truncate = np.zeros_like(ended), np.zeros_like(ended)
+        interrupt[~ended], truncate[~ended] = self._due(rows[~ended])
+        return ended, interrupt, truncate
+
+    def _due(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Whose thinking is interrupted now, and who is truncated: bool arrays over these rows."""
+        interrupt, truncate = loss.interrupt_or_truncate(
+            self.decoding.length_control,
+            self.books["sampled"][rows],
+            self.books["closed_at"][rows],
+            self.books["thinking_budget"][rows],
+            self.decoding.answer_budget,
+        )
+        self.books["closed_at"][rows[interrupt]] = self.books["sampled"][rows[interrupt]]
+        self.books["interrupted"][rows[interrupt]] = True
+        return interrupt, truncate
+
+    def move(self, to: np.ndarray, rows: np.ndarray) -> None:
+        """Copy rows over others."""
+        self.books[to] = self.books[rows]
+        for old, new in zip(rows, to):
+            self.requests[new] = self.requests[old]
+
+    def rollout(self, row: int, truncated: bool) -> Rollout:
+        """What has come of a row."""
+        book = self.books[row]
+        end = book["count"]
+        return Rollout(
+            request=self.requests[row],
+            tokens=book["tokens"][:end].copy(),
+            sampled=book["was_sampled"][:end].copy(),
+            logprobs=book["logprobs"][:end].copy(),
+            versions=book["versions"][:end].copy(),
+            interrupted=bool(book["interrupted"]),
+            truncated=truncated,
+        )
+
+
+def sample_all(engine, requests: list[Request], progress: bool = False) -> list[Rollout]:
+    """Sample these requests, with the parameters as they are, until all have ended; in the order of the requests."""
+    engine.add(requests)
+    rollouts = {}
+    with tqdm(total=len(requests), desc="sampling", unit="completion", leave=False, disable=not progress) as bar:
+        while engine.unfinished:
+            for rollout in engine.step():
+                rollouts[(rollout.request.group, rollout.request.index)] = rollout
+                bar.update()
+    return [rollouts[(request.group, request.index)] for request in requests]

@@ -1,0 +1,433 @@
+"""Prompts out, whole judged groups in: what the trainer has its batches from, on rank 0.
+
+The way of a rollout: a prompt is handed out to a generator as the requests of a group; their rollouts come back in
+reports; each is judged by a verifier; when all are, the group is finished and can be trained on. A generator that dies
+or is silent is replaced, and what it had not finished is handed out again.
+"""
+
+import queue
+import signal
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch.multiprocessing as multiprocessing
+from transformers import PreTrainedTokenizerBase
+
+import loss
+from data import Source, next_source
+from data.verify import Verdict, VerifierPool
+from machinery.engine import EngineSettings, make_requests
+from machinery.model import Decoding, completion_text
+from machinery.rollouts import Group, Report, Rollout, SharedParameters, Work
+from machinery.screen import say, warn
+from machinery.settings import Settings
+
+# --- prompts ----------------------------------------------------------------------------------------------------------
+
+
+class PromptOrder:
+    """Which prompt comes next: epochs in an order shuffled anew, without the prompts that were retired."""
+
+    def __init__(self, number: int, seed: int, no_positive_resampling: bool):
+        self.number, self.seed, self.no_positive_resampling = number, seed, no_positive_resampling
+        self.epoch, self.cursor = 0, 0
+        self.order = self._shuffled()
+        self.retired: set[int] = set()
+
+    def _shuffled(self) -> np.ndarray:
+        return np.random.default_rng((self.seed, self.epoch)).permutation(self.number)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether every prompt has been retired."""
+        return len(self.retired) == self.number
+
+    def next(self) -> int:
+        """The index of the next prompt, which there must be."""
+        while True:
+            while self.cursor < self.number:
+                prompt = int(self.order[self.cursor])
+                self.cursor += 1
+                if prompt not in self.retired:
+                    return prompt
+            self.epoch, self.cursor = self.epoch + 1, 0
+            self.order = self._shuffled()
+
+    def record(self, prompt: int, pass_rate: float) -> None:
+        """Retire a prompt for good if this visit has solved it."""
+        if self.no_positive_resampling and loss.retires(pass_rate):
+            self.retired.add(prompt)
+
+    def state(self) -> dict:
+        """All that `restore` needs, for a checkpoint; the order follows from seed and epoch."""
+        return {"epoch": self.epoch, "cursor": self.cursor, "retired": sorted(self.retired)}
+
+    def restore(self, state: dict) -> None:
+        """Go on where `state` was asked for."""
+        self.epoch, self.cursor, self.retired = state["epoch"], state["cursor"], set(state["retired"])
+        self.order = self._shuffled()
+
+
+# --- generators -------------------------------------------------------------------------------------------------------
+
+
+class GeneratorFailed(Exception):
+    """A generator has ended by itself, or is silent: the message holds its traceback, signal or exit status."""
+
+
+@dataclass
+class Generator:
+    """The trainer's side of one generator process."""
+
+    number: int
+    process: multiprocessing.Process
+    work: multiprocessing.Queue
+    reports: multiprocessing.Queue
+    heard: float  # clock reading when its last report came, or it was started
+    slots: int = 0  # of its engine; 0 until it has reported that it is ready
+    groups: int = 0  # handed out to it and not come back
+
+
+def start_generator(number: int, process: Callable, engine: EngineSettings, parameters: SharedParameters) -> Generator:
+    """Start a generator: process(engine, parameters, work, reports) in a process of its own. Its first report says that
+    it is ready."""
+    context = multiprocessing.get_context("spawn")
+    work, reports = context.Queue(), context.Queue()
+    child = context.Process(
+        target=process,
+        args=(engine, parameters, work, reports),
+        name=f"generator {number} on {','.join(engine.devices)}",
+        daemon=len(engine.devices) == 1,  # a daemon may have no processes of its own, which vLLM has for several GPUs
+    )
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: Ctrl-C is for the trainer, from the start
+    child.start()
+    signal.signal(signal.SIGINT, handler)
+    # Each end of a pipe is open in one process only, so that when the other side dies, in the middle of a message
+    # too, reading meets an end of file and writing an error, instead of waiting for ever.
+    reports._writer.close()
+    work._reader.close()
+    work._ignore_epipe = True
+    return Generator(number, child, work, reports, heard=time.monotonic())
+
+
+def read_reports(generator: Generator, timeout: float) -> list[Report]:
+    """The reports that have come, perhaps none. GeneratorFailed if the generator has died, or if it has not sent
+    anything for `timeout` seconds, though it should every few."""
+    reports = []
+    alive = generator.process.is_alive()  # asked first, so that what it sent before it died is still read
+    while True:
+        try:
+            reports.append(generator.reports.get_nowait())
+        except queue.Empty:
+            break
+        except EOFError:
+            generator.process.join()
+            alive = False
+            break
+        generator.heard, generator.slots = time.monotonic(), reports[-1].slots or generator.slots
+        if reports[-1].error is not None:
+            raise GeneratorFailed(f"{generator.process.name} failed:\n{reports[-1].error}")
+    if reports:
+        return reports  # if it has died since, the next call says so
+    if not alive:
+        code = generator.process.exitcode
+        how = f"by signal {-code}" if code < 0 else f"with status {code}"
+        raise GeneratorFailed(f"{generator.process.name} ended {how}, without a word")
+    if time.monotonic() - generator.heard > timeout:
+        raise GeneratorFailed(f"{generator.process.name} has been silent for {timeout:.0f} s (--wait-timeout)")
+    return reports
+
+
+def discard(generator: Generator) -> None:
+    """Kill what is left of a generator and let go of its queues."""
+    generator.process.kill()
+    generator.process.join()
+    for end in (generator.work, generator.reports):
+        end.cancel_join_thread()
+        end.close()
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """The problems of a run, in the ids of its model."""
+
+    sources: list[Source]
+    ids: dict[str, list[int]]  # of each prompt, by its text, chat template included
+    tokenizer: PreTrainedTokenizerBase
+    decoding: Decoding
+
+
+# --- the feed ---------------------------------------------------------------------------------------------------------
+
+
+class Feed:
+    """Prompts out, whole judged groups in.
+
+        feed.start()                        generators and verifiers are there; feed.close() ends them
+        groups = feed.batch(step)           what the recipe trains on at this step
+        feed.retire(groups)                 solved prompts do not come again
+        groups = feed.validate(step)        held-out problems, sampled with the parameters of this step alone
+
+    Both return None when the run was asked to stop, or cannot go on, which `failure` then says. No token that they
+    return was sampled by parameters older than its group's version.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        prompts: Prompts,
+        engines: list[EngineSettings],
+        parameters: SharedParameters,
+        process: Callable,
+        stop_asked: Callable[[], bool],
+    ):
+        """engines: of each generator. process: what a generator runs. stop_asked: whether the user wants the run to
+        end."""
+        self.settings, self.prompts, self.engines, self.parameters = settings, prompts, engines, parameters
+        self.process, self.stop_asked = process, stop_asked
+        sources = prompts.sources
+        self.orders = [
+            PromptOrder(len(source.train), settings.seed, settings.recipe.no_positive_resampling) for source in sources
+        ]
+        self.handed_out = [0] * len(sources)  # groups of each source
+        self.to_repeat: deque[tuple[int, int, int]] = deque()  # number, source and prompt of groups lost at a stop
+        self.under_way: dict[int, Group] = {}  # handed out, not trained on, by number
+        self.validating: dict[int, Group] = {}  # the same of a validation
+        self.generators: list[Generator] = []
+        self.verifiers: VerifierPool | None = None
+        self.ready = False  # whether all generators have been ready once
+        self.restarts = 0  # generators replaced
+        self.failure = ""  # why the run cannot go on
+        self.busy_seconds, self.sampled_tokens = 0.0, 0  # of all generators, for training, in this process
+
+    def state(self) -> dict:
+        """All that `restore` needs, for a checkpoint. What is under way will be sampled again, with the parameters of
+        then. Every random draw of the run follows from the seed and a group's number, an epoch or a step, so there is
+        no other random state."""
+        return {
+            "orders": [order.state() for order in self.orders],
+            "handed_out": self.handed_out,
+            "to_repeat": [(g.number, g.source, g.prompt) for g in self.under_way.values()] + list(self.to_repeat),
+        }
+
+    def restore(self, state: dict) -> None:
+        """Go on where `state` was asked for."""
+        for order, stored in zip(self.orders, state["orders"]):
+            order.restore(stored)
+        self.handed_out = state["handed_out"]
+        self.to_repeat = deque(tuple(group) for group in state["to_repeat"])
+
+    def start(self) -> None:
+        """Start the processes and wait until all generators are ready."""
+        settings = self.settings
+        self.verifiers = VerifierPool(settings.verifiers, settings.verifier_time_limit, settings.verifier_memory)
+        self.generators = [self._start(number) for number in range(len(self.engines))]
+        self._wait_until(lambda: all(generator.slots for generator in self.generators))
+        self.ready = True
+
+    def _start(self, number: int) -> Generator:
+        return start_generator(number, self.process, self.engines[number], self.parameters)
+
+    def close(self, timeout: float = 5.0) -> None:
+        """End all processes; kill those that do not end within `timeout` seconds."""
+        for generator in self.generators:
+            generator.work.put(Work(stop=True))
+        deadline = time.monotonic() + timeout
+        for generator in self.generators:
+            generator.process.join(max(0.0, deadline - time.monotonic()))
+            discard(generator)
+        if self.verifiers is not None:
+            self.verifiers.close()
+
+    # Batches
+
+    def batch(self, step: int) -> list[Group] | None:
+        """The groups to train on at this step, or None (`Feed`; also when every prompt has been retired)."""
+        recipe, number = self.settings.recipe, self.settings.groups_per_step
+        chosen: list[Group] = []
+
+        def found() -> bool:
+            self._hand_out(step)
+            done = [group for group in self.under_way.values() if group.finished]
+            unfinished = [group for group in self.under_way.values() if not group.finished]
+            batch = loss.choose_batch(
+                [group.version for group in done],
+                [group.version for group in unfinished],
+                step,
+                recipe.asynchrony,
+                number,
+            )
+            if batch is not None:
+                chosen.extend(self.under_way.pop(done[i].number) for i in batch)
+            elif not unfinished and not self.exhausted:
+                raise RuntimeError(
+                    f"no group is under way but {len(done)} finished ones, too few for step {step}, and nothing was"
+                    f" handed out, though prompts are left: the work in flight was miscounted ({self.state()})"
+                )
+            return batch is not None or not unfinished
+
+        self._wait_until(found)
+        return chosen or None
+
+    def retire(self, groups: list[Group]) -> None:
+        """Take the prompts that these groups have solved out of all later epochs."""
+        for group in groups:
+            self.orders[group.source].record(group.prompt, group.pass_rate)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether every prompt of every source has been retired."""
+        return all(order.exhausted for order in self.orders)
+
+    def _hand_out(self, step: int) -> None:
+        """Give prompts to the generators, as far ahead as the recipe allows and the generators can use."""
+        settings, asynchrony = self.settings, self.settings.recipe.asynchrony
+        kind, _ = loss.parse_asynchrony(asynchrony)
+        if kind == "ppo" and self.under_way:
+            return
+        version = self.parameters.version  # what is handed out now is sampled with no older one
+        ahead = loss.groups_ahead(asynchrony, settings.groups_per_step, step, version)
+        # What a generator cannot begin before it hears from us again would only grow old in its queue.
+        each = settings.groups_per_step // len(self.generators) + 1
+        works: list[Work] = [Work() for _ in self.generators]
+        while len(self.under_way) < ahead:
+            generator = min(self.generators, key=lambda generator: generator.groups / generator.slots)
+            if kind == "pipeline" and generator.groups >= generator.slots // settings.completions_per_prompt + each:
+                break
+            following = self._next_prompt()
+            if following is None:
+                break
+            number, source, prompt = following
+            seed = (settings.seed, 0, number)
+            group = self._group(number, source, prompt, version, generator, seed, validation=False)
+            self.under_way[number] = group
+            works[generator.number].requests.extend(group.requests)
+        for generator, work in zip(self.generators, works):
+            if work.requests:
+                generator.work.put(work)
+
+    def _next_prompt(self) -> tuple[int, int, int] | None:
+        """Number, source and prompt of the next group: first those that a stop of the run has lost. None: no prompt is
+        left in any source."""
+        if self.to_repeat:
+            return self.to_repeat.popleft()
+        weights = [
+            0.0 if order.exhausted else source.weight for order, source in zip(self.orders, self.prompts.sources)
+        ]
+        if not any(weights):
+            return None
+        source = next_source(weights, self.handed_out)
+        number = sum(self.handed_out)
+        self.handed_out[source] += 1
+        return number, source, self.orders[source].next()
+
+    def _group(self, number, source, prompt, version, generator, seed, validation: bool) -> Group:
+        """A group for this generator, with its requests."""
+        settings, problems = self.settings, self.prompts.sources[source]
+        problem = (problems.validation if validation else problems.train)[prompt]
+        completions = settings.validation_samples if validation else settings.completions_per_prompt
+        ids, budget = self.prompts.ids[problem.prompt], settings.thinking_budget
+        requests = make_requests(number, ids, completions, budget, self.prompts.decoding, seed, validation)
+        generator.groups += 1
+        return Group(number, source, prompt, problem, version, generator.number, requests)
+
+    # Validations
+
+    def validate(self, step: int) -> list[Group] | None:
+        """The held-out problems, sampled and judged, or None (`Feed`). Their requests go before all others; as long as
+        no newer parameters are published, every token is of the parameters of this step."""
+        held_out = [(s, p) for s, source in enumerate(self.prompts.sources) for p in range(len(source.validation))]
+        for i, (source, prompt) in enumerate(held_out):
+            generator, seed = self.generators[i % len(self.generators)], (self.settings.seed, 1, step, i)
+            self.validating[i] = self._group(i, source, prompt, step, generator, seed, validation=True)
+        for generator in self.generators:
+            own = [group for group in self.validating.values() if group.generator == generator.number]
+            generator.work.put(Work([request for group in own for request in group.requests]))
+        groups = list(self.validating.values())
+        done = self._wait_until(lambda: all(group.finished for group in groups))
+        self.validating = {}
+        return groups if done else None
+
+    # What comes back
+
+    def _wait_until(self, condition: Callable[[], bool]) -> bool:
+        """Take in what comes back until the condition holds; False if the run is to end before. Every wait ends: a
+        silent generator is replaced after --wait-timeout, a verifier after --verifier-time-limit."""
+        came = True
+        try:
+            while not (came and condition()):
+                if self.stop_asked():
+                    return False
+                came = self._take_in()
+                if not came:
+                    time.sleep(0.002)
+        except GeneratorFailed as failure:
+            self.failure = str(failure)
+            return False
+        return True
+
+    def _take_in(self) -> bool:
+        """Put rollouts and verdicts into their groups, and replace generators that have failed. Whether anything came.
+        GeneratorFailed if that has happened too often."""
+        came = False
+        for generator in list(self.generators):
+            try:
+                reports = read_reports(generator, self.settings.wait_timeout)
+            except GeneratorFailed as failure:
+                self._replace(generator, failure)
+                continue
+            for report in reports:
+                self.busy_seconds += report.busy_seconds
+                self.sampled_tokens += report.sampled_tokens
+                self._submit(report.rollouts)
+            came |= bool(reports)
+        for (validation, number, index), verdict in self.verifiers.results():
+            self._groups(validation)[number].verdicts[index] = verdict
+            came = True
+            if verdict.failure is not None:
+                warn(
+                    "verifier",
+                    f"no verdict on a completion ({verdict.failure}); it is left out, and counted as"
+                    " `verifier_failures` in the log",
+                )
+        return came
+
+    def _groups(self, validation: bool) -> dict[int, Group]:
+        return self.validating if validation else self.under_way
+
+    def _submit(self, rollouts: list[Rollout]) -> None:
+        """Put rollouts in their groups, and give them to the verifiers. One that was cut off needs no verdict."""
+        to_judge = []
+        for rollout in rollouts:
+            request = rollout.request
+            group = self._groups(request.validation)[request.group]
+            group.rollouts[request.index] = rollout
+            if len(group.rollouts) == len(group.requests):
+                self.generators[group.generator].groups -= 1
+            if rollout.truncated:
+                group.verdicts[request.index] = Verdict(False)
+            else:
+                text = completion_text(self.prompts.tokenizer, self.prompts.decoding, rollout)
+                to_judge.append(((request.validation, request.group, request.index), group.problem, text))
+        self.verifiers.submit(to_judge)
+
+    def _replace(self, generator: Generator, failure: GeneratorFailed) -> None:
+        """Start another generator in place of one that has failed, and give it what that had not finished. Raises the
+        failure when that has happened too often, or before the run has begun: then it would fail again."""
+        most = self.settings.max_restarts
+        if self.restarts == most or not self.ready:
+            raise failure
+        self.restarts += 1
+        say(f"warning: {failure}\nIt is replaced ({self.restarts} of --max-restarts {most}).")
+        discard(generator)
+        new = self._start(generator.number)
+        new.groups, new.slots = generator.groups, generator.slots
+        self.generators[generator.number] = new
+        for groups in (self.validating, self.under_way):
+            lost = [group for group in groups.values() if group.generator == generator.number]
+            requests = [r for group in lost for r in group.requests if r.index not in group.rollouts]
+            if requests:
+                new.work.put(Work(requests))

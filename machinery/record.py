@@ -1,0 +1,375 @@
+"""All that a run writes down, on rank 0: the screen, the log with what it has cost, samples, checkpoints.
+
+runs/NAME/ holds config.json, log.jsonl (one flat object a line), samples.txt, curve.png, model/, lock, and
+checkpoints/step-000020/ with model/ (fp32, a folder that transformers loads), optimizer.safetensors and state.json.
+These formats hold data and no code; all files are written whole or not at all.
+"""
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import platform
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import safetensors.torch
+import torch
+import transformers
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+import loss
+from machinery.feed import Feed
+from machinery.files import whole_folder, write_whole
+from machinery.logs import Series
+from machinery.model import marked_text
+from machinery.rollouts import Group
+from machinery.screen import warn
+from machinery.settings import Settings
+
+SAMPLED_PROBLEMS, SAMPLES_SHOWN = 6, 2  # validation problems of a source in samples.txt, completions of each
+MISMATCH_TOO_LARGE = 0.05  # nats: an on-policy ratio that is off by 5 % on average is more than numerics
+
+# --- the run's folder -------------------------------------------------------------------------------------------------
+
+
+def new_folder(settings: Settings) -> Path:
+    """The folder of a new run, not made yet. ValueError if the one that is named holds something."""
+    if settings.name is not None:
+        folder = Path("runs") / settings.name
+        if folder.exists() and (not folder.is_dir() or {path.name for path in folder.iterdir()} - {"lock"}):
+            raise ValueError(f"{folder} holds another run; choose another --name, or move it away")
+        return folder
+    recipe = settings.recipe
+    start = loss.leave_one_out(recipe.leave_out) if recipe.leave_out else loss.RECIPES[recipe.recipe]
+    name = f"{recipe.recipe}-without-{recipe.leave_out}" if recipe.leave_out else recipe.recipe
+    for part in dataclasses.fields(recipe):
+        if getattr(recipe, part.name) != getattr(start, part.name):
+            name += f"-{part.name}-{getattr(recipe, part.name)}"
+    name += f"-seed{settings.seed}"
+    candidates = [Path("runs") / name, *(Path("runs") / f"{name}-{i}" for i in range(2, 10_000))]
+    return next(folder for folder in candidates if not folder.exists())
+
+
+def write_config(folder: Path, settings: Settings) -> None:
+    """Write config.json: all settings, and the versions of what they were run with."""
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+    versions["python"] = platform.python_version()
+    stored = dataclasses.asdict(dataclasses.replace(settings, resume=None))
+    write_whole(folder / "config.json", json.dumps({**stored, "versions": versions}, indent=2) + "\n")
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints of a run, the oldest first."""
+    return sorted((folder / "checkpoints").glob("step-*[0-9]"), key=lambda path: int(path.name[len("step-") :]))
+
+
+def write_checkpoint(
+    folder: Path,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    parameters: dict[str, Tensor],
+    moments: dict[str, Tensor],
+    state: dict,
+    keep: int,
+) -> None:
+    """Add the checkpoint of state["step"] and remove all but the newest `keep`. It is the same whatever the number of
+    ranks. OSError if it cannot be written; then the ones before are as they were."""
+    with whole_folder(folder / "checkpoints" / f"step-{state['step']:06d}") as checkpoint:
+        try:
+            model.save_pretrained(checkpoint / "model", state_dict=parameters)
+            safetensors.torch.save_file(moments, checkpoint / "optimizer.safetensors")
+        except safetensors.SafetensorError as error:  # a full disk, in its words
+            raise OSError(f"{checkpoint}: {error}") from error
+        tokenizer.save_pretrained(checkpoint / "model")
+        (checkpoint / "state.json").write_text(json.dumps(state))
+    for old in checkpoints(folder)[:-keep]:
+        shutil.rmtree(old)
+
+
+def last_line(folder: Path) -> dict:
+    """The newest line in the log of a run, which may be writing it; {} if there is none."""
+    try:
+        lines = (folder / "log.jsonl").read_text().split("\n")[:-1]
+    except OSError:
+        lines = []
+    return json.loads(lines[-1]) if lines else {}
+
+
+# --- compute ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Compute:
+    """What training has cost so far, start-up and validation left out (sec. 2.1)."""
+
+    devices: int  # of generators and trainers, CPU processes counted each; a GPU that does both is one
+    parameters: int  # that take part in a token's forward: all but the embedding table
+    tokens: int = 0  # sampled, of the groups trained on
+    flops: float = 0.0  # 2 x parameters a token forward, 4 x backward; attention over the past left out
+    device_seconds: float = 0.0  # before this process began, and of rollouts for training during validations
+    started: float | None = None  # clock reading at the first step
+    paused: float = 0.0  # seconds of validation since then
+    ended: float | None = None  # clock reading when training was over
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training, in this process."""
+        now = self.ended or time.monotonic()
+        return now - (self.started or now) - self.paused
+
+    def add(self, groups: list[Group], trained_tokens: int) -> None:
+        """Count a batch: generation of all of it, training of the part that was not filtered out, of which
+        trained_tokens is the number of sampled tokens."""
+        rollouts = [rollout for group in groups for rollout in group.rollouts.values()]
+        batch_tokens = sampled_tokens(groups)
+        self.tokens += batch_tokens
+        completions = sum(len(rollout.tokens) for rollout in rollouts)
+        prompts_once = sum(len(group.requests[0].prompt) for group in groups)
+        prompts_each = sum(len(rollout.request.prompt) for rollout in rollouts)
+        generated = completions + prompts_once
+        trained = (completions + prompts_each) * trained_tokens / batch_tokens
+        self.flops += 2 * self.parameters * generated + 6 * self.parameters * trained
+
+    def columns(self) -> dict:
+        """The three measures side by side, as they are logged."""
+        return {
+            "compute_device_hours": (self.device_seconds + self.seconds * self.devices) / 3600,
+            "compute_tokens": self.tokens,
+            "compute_flops": self.flops,
+        }
+
+
+def sampled_tokens(groups: list[Group]) -> int:
+    """Tokens of these groups that were sampled."""
+    return sum(int(rollout.sampled.sum()) for group in groups for rollout in group.rollouts.values())
+
+
+def completion_columns(groups: list[Group]) -> dict:
+    """Log columns of completions, of a batch or of a validation."""
+    judged = [pair for group in groups for pair in group.judged()]
+    return {
+        "completion_length": float(np.mean([rollout.sampled.sum() for rollout, _ in judged])),
+        "interrupted_fraction": float(np.mean([rollout.interrupted for rollout, _ in judged])),
+        "truncated_fraction": float(np.mean([rollout.truncated for rollout, _ in judged])),
+        "verifier_failures": sum(verdict.failure is not None for _, verdict in judged),
+    }
+
+
+# --- the record -------------------------------------------------------------------------------------------------------
+
+
+class Record:
+    """The log of a run, with all that its lines are made of."""
+
+    def __init__(self, settings: Settings, folder: Path, compute: Compute, feed: Feed):
+        self.settings, self.folder, self.compute, self.feed = settings, folder, compute, feed
+        self.sources = feed.prompts.sources
+        self.began = time.monotonic()
+        self.validations: list[dict] = []  # the validation lines of the log
+        self.samples: dict[int, list[list[str]]] = {}  # of the first and the last validation, by step and problem
+        self.waited = 0.0  # seconds of training that the trainer has waited for groups, in this process
+        self.generated = 0.0  # seconds of training that a generator was busy, in this process
+        self.unlogged_busy = 0.0  # seconds of a generator that no line of the log has counted yet
+        self.last = {"seconds": 0.0, "busy": 0.0, "tokens": 0}  # of `_counters`, at the last line
+        self.speeds = ""  # for the progress bar
+
+    def state(self) -> dict:
+        """All that `restore` needs, for a checkpoint."""
+        compute = self.compute
+        return {
+            "compute": {
+                "tokens": compute.tokens,
+                "flops": compute.flops,
+                "device_seconds": compute.columns()["compute_device_hours"] * 3600,
+            },
+            "wall_seconds": time.monotonic() - self.began,
+            "samples": list(self.samples.items()),
+        }
+
+    def restore(self, state: dict | None) -> None:
+        """Go on from a checkpoint, or from the beginning without one. What the log tells of later steps is dropped:
+        they will come again."""
+        log, kept = self.folder / "log.jsonl", []
+        if state is not None:
+            self.compute = dataclasses.replace(self.compute, **state["compute"])
+            self.began = time.monotonic() - state["wall_seconds"]
+            self.samples = dict(state["samples"])
+            kept = [line for line in log.read_text().splitlines() if line.endswith("}")]  # the last may be cut short
+            kept = [line for line in kept if json.loads(line)["step"] <= state["step"] and '"kind": "end"' not in line]
+            self.validations = [line for line in map(json.loads, kept) if line["kind"] == "validation"]
+        write_whole(log, "".join(line + "\n" for line in kept))
+
+    def log(self, line: dict) -> None:
+        """Add a line to log.jsonl, on disk at once. JSON has no NaN and no infinity: they become null."""
+        line["wall_seconds"] = time.monotonic() - self.began
+        line = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()}
+        with open(self.folder / "log.jsonl", "ab") as file:
+            end = file.tell()
+            try:
+                file.write((json.dumps(line) + "\n").encode())
+                file.flush()
+            except OSError:
+                os.truncate(file.fileno(), end)  # half a line helps nobody
+                raise
+
+    # Training lines
+
+    def train(self, step: int, groups: list[Group], columns: dict, trained_tokens: int, waited: float) -> None:
+        """Log a step: its own columns, of its completions, and what has happened since the line before. waited: seconds
+        that the trainer has waited for the groups."""
+        self.compute.add(groups, trained_tokens)
+        line = {"kind": "train", "step": step, **columns, **completion_columns(groups)}
+        if line["truncated_fraction"] > loss.TRUNCATED_TOO_OFTEN:
+            warn(
+                "truncation",
+                f"{line['truncated_fraction']:.0%} of the completions of step {step} reached their token limit without"
+                " ending, and are left out; instabilities often follow above"
+                f" {loss.TRUNCATED_TOO_OFTEN:.0%}: raise --answer-budget or --thinking-budget",
+            )
+        self.log({**line, **self._rates(sampled_tokens(groups), waited), **self.compute.columns()})
+
+    def _counters(self) -> dict:
+        return {"seconds": self.compute.seconds, "busy": self.feed.busy_seconds, "tokens": self.feed.sampled_tokens}
+
+    def _rates(self, batch_tokens: int, waited: float) -> dict:
+        """Log columns of what has happened since the line before, validation left out; batch_tokens: sampled tokens of
+        the batch trained on, filtered groups included."""
+        now, generators = self._counters(), self.feed.generators
+        change = {name: value - self.last[name] for name, value in now.items()}
+        self.last = now
+        self.waited += waited
+        # Reports come now and then, and may be of a longer time than this line: the rest is for the next.
+        self.generated += change["busy"] / len(generators)
+        self.unlogged_busy += change["busy"] / len(generators)
+        busy = min(self.unlogged_busy, change["seconds"])
+        self.unlogged_busy -= busy
+        sampled_per_second = len(generators) * change["tokens"] / change["busy"] if change["busy"] else None
+        trained_per_second = batch_tokens / max(change["seconds"] - waited, 1e-9)
+        self.speeds = f"tokens/s {sampled_per_second or 0:,.0f} sampled {trained_per_second:,.0f} trained"
+        return {
+            "groups_waiting": sum(group.finished for group in self.feed.under_way.values()),
+            "trainer_idle_fraction": waited / change["seconds"],
+            "generator_idle_fraction": 1 - busy / change["seconds"],
+            "generator_tokens_per_second": sampled_per_second,
+            "trainer_tokens_per_second": trained_per_second,
+            "prompts_retired": sum(len(order.retired) for order in self.feed.orders),
+            "epoch": min(order.epoch for order in self.feed.orders),
+        }
+
+    # Validations
+
+    @contextlib.contextmanager
+    def validating(self) -> Iterator[None]:
+        """A validation, in which the clock of training stands. What the generators do meanwhile for training counts as
+        compute, so that it is not free."""
+        began, busy = time.monotonic(), self.feed.busy_seconds
+        yield
+        devices = self.settings.tensor_parallel
+        self.compute.device_seconds += (self.feed.busy_seconds - busy) * devices
+        if self.compute.started is not None:
+            self.compute.paused += time.monotonic() - began
+        self.last |= {"busy": self.feed.busy_seconds, "tokens": self.feed.sampled_tokens}
+
+    def validation(self, step: int, groups: list[Group], mismatch: dict[str, float]) -> None:
+        """Log a validation. That of step 0 gives R0, at compute 0."""
+        compute = self.compute.columns()
+        line = {
+            "kind": "validation",
+            "step": step,
+            **self._pass_rates(groups),
+            **completion_columns(groups),
+            **mismatch,
+            **(compute if step else dict.fromkeys(compute, 0)),
+        }
+        if line["mismatch_mean"] > MISMATCH_TOO_LARGE:
+            warn(
+                "mismatch",
+                f"generator and trainer differ by {line['mismatch_mean']:.3f} nats a token, with the same parameters;"
+                " the importance ratios measure that and not the policy: keep --fp32-logits, or try --dtype float32",
+            )
+        shown = []
+        for source in range(len(self.sources)):
+            for group in [group for group in groups if group.source == source][:SAMPLED_PROBLEMS]:
+                shown.append([])
+                for rollout, verdict in group.judged()[:SAMPLES_SHOWN]:
+                    judged = verdict.failure or ("right" if verdict.correct else "wrong")
+                    cut = ", truncated" if rollout.truncated else ""
+                    shown[-1].append(f"{judged}{cut}:  {marked_text(self.feed.prompts.tokenizer, rollout)}")
+        self.samples = {**dict(list(self.samples.items())[:1]), step: shown}  # the first and this one
+        self.validations.append(line)
+        self.log(line)
+
+    def _pass_rates(self, groups: list[Group]) -> dict:
+        """Mean pass rate of a validation: of each source, and of all with their weights."""
+        rates = [
+            float(np.mean([group.pass_rate for group in groups if group.source == source]))
+            for source in range(len(self.sources))
+        ]
+        columns = {
+            "pass_rate": float(np.average(rates, weights=[source.weight for source in self.sources])),
+            "num_examples": sum(len(group.requests) for group in groups),
+        }
+        if len(self.sources) > 1:
+            columns |= {f"pass_rate/{source.name}": rate for source, rate in zip(self.sources, rates)}
+        return columns
+
+    def series(self) -> list[Series]:
+        """The curve of each source so far. Compute is FLOPs, which no other load on the machine disturbs."""
+        columns = [f"pass_rate/{source.name}" for source in self.sources] if len(self.sources) > 1 else ["pass_rate"]
+        x = np.array([line["compute_flops"] for line in self.validations])
+        return [
+            Series(
+                name=source.name if len(self.sources) > 1 else self.folder.name,
+                x=x,
+                y=np.array([line[column] for line in self.validations]),
+                x_name="compute_flops",
+                y_name=column,
+                num_examples=len(source.validation) * self.settings.validation_samples,
+            )
+            for source, column in zip(self.sources, columns)
+        ]
+
+    # The end
+
+    def idle(self) -> str:
+        """Who has waited how long so far, as a share of the time of training."""
+        seconds = max(self.compute.seconds, 1e-9)
+        generators = max(0.0, 1 - self.generated / seconds)
+        return f"trainer {self.waited / seconds:.2f}, generators {generators:.2f} of the time"
+
+    def write_samples(self) -> None:
+        """Write samples.txt: the same validation problems at the first and at the last validation."""
+        text = "Forced tokens stand in [[ ]]. Of each problem the first completions of a validation, not picked.\n"
+        problems = [problem for source in self.sources for problem in source.validation[:SAMPLED_PROBLEMS]]
+        for i, problem in enumerate(problems):
+            text += f"\n=== {problem.prompt}   (answer: {problem.answer})\n"
+            for step, shown in self.samples.items():
+                text += "".join(f"step {step:4d}  {completion}\n" for completion in shown[i])
+        write_whole(self.folder / "samples.txt", text)
+
+    def summary(self, curves: list[str]) -> str:
+        """The screen at the end; curves: what is known about the curve of each source."""
+        last, lines = self.validations[-1], []
+        for source, series, curve in zip(self.sources, self.series(), curves):
+            lines.append(
+                f"pass rate   {series.y[0]:.3f} before, {series.y[-1]:.3f} after {last['step']} steps"
+                f" (mean@{self.settings.validation_samples} of {len(source.validation)} held-out problems"
+                + (f" of {source.name})" if len(self.sources) > 1 else ")")
+            )
+            lines.append(curve)
+        lines.append(
+            f"compute     {last['compute_device_hours']:.3f} device-hours, {last['compute_tokens'] / 1e6:.2f} M sampled"
+            f" tokens, {last['compute_flops']:.2e} FLOPs; {time.monotonic() - self.began:.0f} s with start and"
+            " validation"
+        )
+        lines.append(f"idle        {self.idle()}")
+        files = sorted(path.name + "/" * path.is_dir() for path in self.folder.iterdir())
+        lines.append(f"files       {self.folder}/: {' '.join(files)}")
+        return "\n".join(lines)

@@ -1,0 +1,177 @@
+"""What crosses between processes: requests and rollouts through queues, parameters through shared memory.
+
+    trainer:    work.put(Work([Request, ...]))          generator:  engine.add(work.get().requests)
+                parameters.write(policy, version)                   parameters.read_into(model)
+                reports.get().rollouts                              reports.put(Report(rollouts))
+
+Version v of the parameters is what v optimizer steps have made.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+
+from data import Problem
+from data.verify import Verdict
+
+# --- what crosses the queues ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Request:
+    """One completion that is wanted."""
+
+    group: int  # number of the group, unique in the run: the completions of one prompt at one visit
+    index: int  # place within the group
+    prompt: list[int]  # token ids, chat template included
+    thinking_budget: int  # sampled tokens after which thinking is interrupted
+    seed: tuple[int, ...]  # of the noise: the same request is sampled alike in any slot of any generator
+    validation: bool = False  # is sampled before the requests for training that wait
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One completion as it was sampled. Arrays have one entry per completion token, EOS and forced tokens included."""
+
+    request: Request
+    tokens: np.ndarray  # int32 [T]: token ids
+    sampled: np.ndarray  # bool [T]: False where the token was forced
+    logprobs: np.ndarray  # float32 [T]: log pi_gen when the token was sampled; 0, without meaning, where forced
+    versions: np.ndarray  # int32 [T]: version of the parameters in use
+    interrupted: bool  # thinking reached its budget and got the phrase
+    truncated: bool  # reached the token limit without ending
+
+
+@dataclass(frozen=True)
+class Work:
+    """Trainer to generator."""
+
+    requests: list[Request] = field(default_factory=list)
+    stop: bool = False  # end the process
+
+
+@dataclass(frozen=True)
+class Report:
+    """Generator to trainer, at least every few seconds. The counters say what has come since the last report; of the
+    time in which completions for a validation are sampled too, the share of those for training counts."""
+
+    rollouts: list[Rollout] = field(default_factory=list)
+    busy_seconds: float = 0.0  # in the engine; the rest of the time is spent waiting for work
+    sampled_tokens: int = 0  # of these rollouts, for training
+    slots: int | None = None  # of the engine; in the first report, which says that it is ready
+    error: str | None = None  # a traceback, or a sentence for the user: the generator has ended
+
+
+# --- what the trainer makes of them ---------------------------------------------------------------------------------
+
+
+@dataclass
+class Group:
+    """The completions of one prompt at one visit, from when it is handed out until it is trained on."""
+
+    number: int  # unique in the run, in the order of handing out; of a validation, the place in it
+    source: int  # index of the source of its problem
+    prompt: int  # index of the problem in it
+    problem: Problem
+    version: int  # of the parameters when it was handed out: none of its tokens is older
+    generator: int
+    requests: list[Request]
+    rollouts: dict[int, Rollout] = field(default_factory=dict)  # by their index, as they come back
+    verdicts: dict[int, Verdict] = field(default_factory=dict)  # on each, as they come from the verifiers
+
+    @property
+    def finished(self) -> bool:
+        """Whether each of its completions has come back and has been judged."""
+        return len(self.verdicts) == len(self.requests)
+
+    @property
+    def pass_rate(self) -> float:
+        """Share of its completions that are correct; one without a verdict, or truncated, is not."""
+        return sum(verdict.correct for verdict in self.verdicts.values()) / len(self.requests)
+
+    def judged(self) -> list[tuple[Rollout, Verdict]]:
+        """Its completions with their verdicts, by index."""
+        return [(self.rollouts[i], self.verdicts[i]) for i in range(len(self.requests))]
+
+
+# --- the way of the parameters --------------------------------------------------------------------------------------
+
+
+class SharedParameters:
+    """The newest parameters of the trainer, in shared memory, float32. Each of the trainer's ranks writes its shard,
+    any number of generators read.
+
+    A queue would deliver the oldest first, and live tensors are read half-updated. Here a rank says which version it
+    has begun to write and which it has written; a reader that met a change copies again. Nobody holds a lock, so nobody
+    can die with it.
+    """
+
+    def __init__(self, model: PreTrainedModel, ranks: int = 1):
+        head = model.get_output_embeddings().weight
+        self.shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+        # Of the LM head's weight, or of the embedding when they are tied.
+        self.head_name = next(name for name, parameter in model.named_parameters() if parameter is head)
+        self.flat = torch.empty(sum(shape.numel() for shape in self.shapes.values())).share_memory_()
+        self.begun_R = torch.full((ranks,), -1).share_memory_()  # int64: versions
+        self.written_R = torch.full((ranks,), -1).share_memory_()
+
+    def views(self) -> dict[str, Tensor]:
+        """The parameters in shared memory, by name."""
+        pieces = self.flat.split([shape.numel() for shape in self.shapes.values()])
+        return {name: piece.view(shape) for (name, shape), piece in zip(self.shapes.items(), pieces)}
+
+    @property
+    def version(self) -> int:
+        """The newest version that has been complete, though a newer one may be half written over it; -1: none yet."""
+        return int(self.written_R.min())
+
+    def holds(self, version: int) -> bool:
+        """Whether this version is complete and nobody has begun to write over it."""
+        return bool((self.written_R == version).all() and (self.begun_R == version).all())
+
+    @torch.no_grad()
+    def write(self, parameters: Iterable[tuple[str, Tensor]], version: int, rank: int = 0) -> None:
+        """Write the part that this rank of the trainer has: of sharded parameters its rows, of others all."""
+        self.begun_R[rank] = version
+        views = self.views()
+        for name, parameter in parameters:
+            if isinstance(parameter, DTensor):  # FSDP has cut it along its first dimension, as chunk does
+                for part in views[name].chunk(len(self.begun_R))[rank : rank + 1]:  # none, where rows are few
+                    part.copy_(parameter.to_local())
+            else:
+                views[name].copy_(parameter)
+        self.written_R[rank] = version
+
+    def read(self, take: Callable[[], None], timeout: float = 60.0) -> int:
+        """Have `take` copy the views, again until it has met one complete version, the newest; returns its number.
+        TimeoutError if that did not happen within `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            version = self.version
+            if version >= 0 and self.holds(version):
+                take()
+                if self.holds(version):
+                    return version
+            time.sleep(0.001)
+        raise TimeoutError(f"no complete version of the parameters within {timeout:.0f} s: has the trainer died?")
+
+    @torch.no_grad()
+    def read_into(self, model: PreTrainedModel, timeout: float = 60.0) -> int:
+        """`read` into a model. One whose head is not tied, though the trainer's is, gets the tied weight."""
+        views = self.views()
+
+        def take() -> None:
+            for name, parameter in model.named_parameters():
+                parameter.copy_(views[name if name in views else self.head_name])
+
+        return self.read(take, timeout)
+
+    def pin(self) -> None:
+        """Lock the memory for this process: copies to and from its GPU then run at the full speed of the bus."""
+        torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(self.flat.data_ptr(), self.flat.nbytes, 0))

@@ -1,0 +1,264 @@
+"""Every setting with its meaning, what it may be, and where its value comes from: a flag, or else the preset that suits
+the data (`PAPER`), the recipe (loss.py), or the run that --resume goes on with."""
+
+import dataclasses
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+import tyro
+
+import loss
+from loss import Recipe
+from machinery.flags import flag, read_flags
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """What train.py and generate.py have in common: the model, the data, how completions are sampled and judged."""
+
+    model: str = "data/arithmetic_base"  # folder or hub name of a transformers causal LM
+    data: tuple[str, ...] = ("arithmetic",)  # tasks, data sets by name, files; with weights: polaris:3 deepcoder:1
+    defaults: Literal["auto", "toy", "paper"] = "auto"  # of the other flags; auto: toy for arithmetic, else the paper's
+    seed: int = 0  # of prompt order, thinking budgets and sampling; only ppo-1 and pipeline-0 repeat themselves exactly
+
+    prompt_budget: int = 16  # tokens, chat template included; paper: 2048
+    # Sampled tokens until thinking is interrupted, drawn for each completion from this range. Paper: 10240 12288.
+    thinking_budget: tuple[int, int] = (54, 58)
+    answer_budget: int = 9  # sampled tokens after </think> or the interruption; paper: 2048
+    end_of_thinking: str = "</think>"  # one token of the model
+    interruption_phrase: str = loss.INTERRUPTION_PHRASE  # forced when thinking reaches its budget
+    thinking: bool = True  # what the chat template is told as enable_thinking
+
+    engine: Literal["auto", "torch", "vllm"] = "auto"  # auto: vLLM where it is installed and there is a GPU
+    tensor_parallel: int = 1  # GPUs of one generator, which vLLM splits the model over
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of the trunk; auto: bfloat16 on a GPU, float32 on a CPU
+    slots: int = 512  # sequences that a generator decodes at once; paper: 256
+    generator_memory: float | None = None  # share of a GPU that vLLM takes; by default .9, or .4 beside a trainer
+    threads: int = 0  # CPU threads of each process; 0: the cores, shared evenly
+    verifiers: int = 1  # processes that judge completions; paper: 8
+    verifier_time_limit: float = 30.0  # seconds for one completion; then its verifier is killed and replaced
+    verifier_memory: float = 4.0  # GiB that a verifier may take
+
+
+@dataclass(frozen=True)
+class Settings(Sampling):
+    """A training run. The defaults suit the arithmetic task on two CPU cores."""
+
+    recipe: tyro.conf.OmitArgPrefixes[Recipe] = Recipe()
+    name: str | None = None  # the run's folder is runs/NAME; by default recipe, changed parts, seed, and a number
+    resume: Path | None = None  # folder of a run to go on with; the other flags then change what may be changed
+
+    steps: int = 160  # optimizer steps; paper: 1000
+    train_prompts: int | None = 4000  # distinct prompts of each source, visited in epochs; None: all; paper: None
+    prompts_per_step: int = 32  # groups in a batch; paper: 48
+    completions_per_prompt: int = 16  # size of a group
+    learning_rate: float = 2e-4  # constant after the warm-up; paper: 5e-07
+    warmup_steps: int = 10  # linear; paper: 100
+    adam_betas: tuple[float, float] = (0.9, 0.95)
+    adam_eps: float = 1e-15  # tiny, so that small gradients are not swallowed (A.3)
+    weight_decay: float = 0.01
+    clip_gradient: float = 0.3  # norm; paper: 1.0
+
+    validation_every: int = 8  # steps; paper: 100
+    validation_problems: int = 128  # held out, the same each time; paper: 1000
+    validation_samples: int = 16  # completions of each: the pass rate is mean@this
+    stop_when_gain_below: float = 0.0  # end when twice the compute surely buys less pass rate (95 %); 0: never
+    checkpoint_every: int = 20  # steps; also at the end, on Ctrl-C and on SIGTERM
+    keep_checkpoints: int = 2  # the newest
+
+    generators: int = 0  # processes that sample, each on --tensor-parallel GPUs; 0: one, or all GPUs left by trainers
+    trainers: int = 0  # processes that share the model by FSDP, each on a GPU; 0: one, or a fifth of the GPUs
+    tokens_per_micro_batch: int = 4096  # tokens in one forward and backward, padding included; paper: 16384
+    compile: bool = False  # the trainer's layers, by torch.compile: faster once it is done, which may take a minute
+    gradient_checkpointing: bool = False  # layers are computed again in the backward: less memory; paper: True
+    wait_timeout: float = 600.0  # seconds without a word from a generator until it is killed and replaced
+    max_restarts: int = 3  # generators replaced in a run until it gives up
+
+    @property
+    def groups_per_step(self) -> int:
+        """Groups in a batch, with the recipe's factor."""
+        return round(self.prompts_per_step * self.recipe.batch_factor)
+
+
+# For real models, what the paper trained with (sec. 2, A.3) ...
+PAPER = {
+    "prompts_per_step": 48,
+    "learning_rate": 5e-7,
+    "warmup_steps": 100,
+    "prompt_budget": loss.PROMPT_BUDGET,
+    "thinking_budget": loss.THINKING_BUDGET,
+    "answer_budget": loss.ANSWER_BUDGET,
+    "train_prompts": None,
+    "validation_every": 100,
+    "validation_problems": 1000,
+    # ... and what it leaves open.
+    "steps": 1000,
+    "clip_gradient": 1.0,
+    "slots": 256,
+    "tokens_per_micro_batch": 16_384,
+    "gradient_checkpointing": True,
+    "verifiers": 8,
+}
+
+# What says where and how often, but not what is computed. All else is the run itself, and stays when it is resumed.
+MAY_CHANGE = {
+    "resume", "steps", "validation_every", "checkpoint_every", "keep_checkpoints", "engine", "tensor_parallel",
+    "generators", "trainers", "slots", "generator_memory", "tokens_per_micro_batch", "gradient_checkpointing",
+    "compile", "threads", "verifiers", "wait_timeout", "max_restarts", "stop_when_gain_below",
+}  # fmt: skip
+
+
+# --- from the command line ------------------------------------------------------------------------------------------
+
+
+def parse(arguments: list[str], kind: type = Settings, description: str | None = None):
+    """The settings, of type `kind`, that the flags say. ValueError, in one sentence, for what cannot be.
+
+    The flags are read twice: first to learn which values they start from, then over these.
+    """
+    chosen = read_flags(kind, [argument for argument in arguments if argument not in ("-h", "--help")], kind())
+    start = starting_values(chosen)
+    settings = read_flags(kind, arguments, start, description)
+    if getattr(settings, "resume", None):
+        refuse_changes(start, settings)
+    check(settings)
+    return settings
+
+
+def starting_values(chosen: Sampling) -> Sampling:
+    """What the other flags start from when --resume, --recipe, --leave-out, --data and --defaults are as chosen.
+    ValueError if these do not go together."""
+    if getattr(chosen, "resume", None):
+        return read_settings(chosen.resume)
+    defaults = chosen.defaults
+    if defaults == "auto":
+        defaults = "paper" if {*chosen.data} - {"arithmetic"} else "toy"
+    fields = {field.name for field in dataclasses.fields(chosen)}
+    values = {name: value for name, value in PAPER.items() if name in fields and defaults == "paper"}
+    if isinstance(chosen, Settings):
+        axis, recipe = chosen.recipe.leave_out, chosen.recipe.recipe
+        if axis and recipe != "scalerl":
+            raise ValueError(f"--leave-out takes an axis out of scalerl; it cannot go with --recipe {recipe}")
+        values["recipe"] = loss.leave_one_out(axis) if axis else loss.RECIPES[recipe]
+    # Never auto, so that config.json says which it was.
+    return type(chosen)(**values, defaults=defaults)
+
+
+def read_settings(folder: Path) -> Settings:
+    """The settings of the run in this folder. ValueError if there is none."""
+    try:
+        stored = json.loads((folder / "config.json").read_text())
+        recipe = Recipe(**stored.pop("recipe"))
+        stored.pop("versions")
+        values = {name: tuple(value) if isinstance(value, list) else value for name, value in stored.items()}
+        return Settings(recipe=recipe, **values)
+    except OSError as error:
+        raise ValueError(f"--resume {folder}: the folder holds no run ({error.strerror}: {error.filename})") from None
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"--resume {folder}: its config.json is not one of this program ({error})") from None
+
+
+def refuse_changes(before: Settings, now: Settings) -> None:
+    """ValueError, naming the flags, if a resumed run would not be the same run."""
+    old, new = (
+        {**vars(settings), **vars(settings.recipe), "recipe": settings.recipe.recipe} for settings in (before, now)
+    )
+    changed = [
+        f"{flag(name)} (was {old[name]}, now {new[name]})"
+        for name in old
+        if old[name] != new[name] and name not in MAY_CHANGE
+    ]
+    if changed:
+        raise ValueError(
+            f"--resume goes on with the same run, in which these cannot change: {', '.join(changed)}; those that can:"
+            f" {', '.join(flag(name) for name in sorted(MAY_CHANGE - {'resume'}))}"
+        )
+
+
+# --- what cannot be -------------------------------------------------------------------------------------------------
+
+AT_LEAST = dict(
+    steps=1, prompts_per_step=1, completions_per_prompt=2, train_prompts=1, warmup_steps=0, validation_every=1,
+    validation_problems=1, validation_samples=1, slots=1, tokens_per_micro_batch=1, threads=0, tensor_parallel=1,
+    checkpoint_every=1, keep_checkpoints=1, verifiers=1, max_restarts=0, stop_when_gain_below=0, generators=0,
+    trainers=0, prompt_budget=1, answer_budget=1, problems=1, samples=1,
+)  # fmt: skip
+ABOVE_ZERO = ("learning_rate", "adam_eps", "clip_gradient", "wait_timeout", "verifier_time_limit", "verifier_memory")
+
+
+def check(settings: Sampling) -> None:
+    """ValueError, naming the flag, for values that cannot be or that nothing would read."""
+    values = vars(settings)
+    for name, minimum in AT_LEAST.items():
+        if values.get(name) is not None and values[name] < minimum:
+            raise ValueError(f"{flag(name)} is {values[name]}; it must be at least {minimum}")
+    for name in ABOVE_ZERO:
+        if name in values and not values[name] > 0:
+            raise ValueError(f"{flag(name)} is {values[name]}; it must be above 0")
+    if not 0 <= settings.thinking_budget[0] <= settings.thinking_budget[1]:
+        raise ValueError(f"--thinking-budget is a range LOW HIGH with 0 <= LOW <= HIGH, not {settings.thinking_budget}")
+    share = settings.generator_memory
+    if share is not None and not 0 < share <= 1:
+        raise ValueError(f"--generator-memory is a share, above 0 and at most 1, not {share}")
+    if isinstance(settings, Settings):
+        check_recipe(settings.recipe)
+        split_devices(settings, torch.cuda.device_count())
+
+
+def check_recipe(recipe: Recipe) -> None:
+    """ValueError, naming the flag, for parts that do not go together."""
+    loss.parse_asynchrony(recipe.asynchrony)
+    clips = {"--eps-low": recipe.eps_low, "--eps-high": recipe.eps_high}
+    for name, value in clips.items():
+        if value is not None and recipe.loss == "cispo":
+            raise ValueError(f"{name} is for the losses that clip on both sides; --loss cispo has only --eps-max")
+    if recipe.eps_max != Recipe.eps_max and recipe.loss != "cispo":
+        raise ValueError(f"--eps-max is for --loss cispo; --loss {recipe.loss} has --eps-low and --eps-high")
+    if recipe.eps_low is not None and not 0 <= recipe.eps_low < 1:
+        raise ValueError(f"--eps-low is {recipe.eps_low}; it must be at least 0 and below 1")
+
+
+# --- devices --------------------------------------------------------------------------------------------------------
+
+
+def split_devices(settings: Settings, gpus: int) -> tuple[list[tuple[str, ...]], list[str]]:
+    """The devices of each generator, and the device of each trainer, on a machine with so many GPUs.
+
+    Without a GPU all are CPU processes. One GPU does both; of several, generators have the first and trainers the last,
+    one in five by default, as in the paper. CUDA_VISIBLE_DEVICES says which GPUs there are. ValueError if they are too
+    few.
+    """
+    each = settings.tensor_parallel
+    if gpus == 0:
+        if each > 1:
+            raise ValueError(f"--tensor-parallel {each} wants as many GPUs, and there is none")
+        return [("cpu",)] * (settings.generators or 1), ["cpu"] * (settings.trainers or 1)
+    if gpus == 1 and settings.generators <= 1 and settings.trainers <= 1 and each == 1:
+        return [("cuda:0",)], ["cuda:0"]
+    named = settings.generators * each
+    trainers = settings.trainers or max(1, min(gpus // 5, gpus - named))
+    generators = settings.generators or max(1, (gpus - trainers) // each)
+    if generators * each + trainers > gpus:
+        raise ValueError(
+            f"--generators {generators} with --tensor-parallel {each} and --trainers {trainers} want"
+            f" {generators * each + trainers} GPUs; there are {gpus} (CUDA_VISIBLE_DEVICES)"
+        )
+    names = [f"cuda:{i}" for i in range(gpus)]
+    return [tuple(names[i * each : (i + 1) * each]) for i in range(generators)], names[gpus - trainers :]
+
+
+def cpu_threads(settings: Sampling, processes: int) -> int:
+    """CPU threads of each of so many processes: --threads, or the cores over the processes."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return settings.threads or max(1, cores // processes)
+
+
+def trunk_dtype(settings: Sampling, device: str) -> torch.dtype:
+    """What the trunk of the model computes in on this device."""
+    if settings.dtype != "auto":
+        return getattr(torch, settings.dtype)
+    return torch.float32 if device.startswith("cpu") else torch.bfloat16

@@ -1,0 +1,268 @@
+"""The engine for a GPU: vLLM with the same calls as TorchEngine.
+
+vLLM is made in the process of the generator and driven step by step. What it does by itself is continuous batching, the
+paged cache and the sampling, at temperature 1 from the whole distribution. The rest is decided here, between two of its
+steps: who is let in, when thinking is interrupted, which blocks of its prefix cache a request may hit. So the version
+of a token is the version in use at the step that returned it, and nothing runs ahead of that (async_scheduling is off).
+
+The cache is vLLM's own affair. Where it is full, vLLM preempts a completion and computes its keys and values again
+later, with the parameters of then; the log-probabilities that were recorded when its tokens were sampled stay, and the
+importance ratio is against them.
+
+Parameters come out of the same shared memory as for TorchEngine, and only from there: each worker copies its part, cast
+and sharded, to its device. vLLM's own weight transfer would have the trainer wait for the generators: NCCL's broadcast
+is a collective that both sides must enter, CUDA IPC lends out the trainer's live parameters, which the next optimizer
+step must not touch before all have copied. Here the trainer writes and goes on.
+"""
+
+import os
+import pickle
+from collections import deque
+from collections.abc import Iterator
+from multiprocessing.reduction import ForkingPickler
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from machinery.engine import INSTALL_VLLM, Completions, EngineSettings, NoEngine, queue_up
+from machinery.rollouts import Request, Rollout, SharedParameters
+
+CPU_CACHE = 2**30  # bytes of keys and values on a CPU; on a GPU vLLM takes what its share of the memory leaves
+
+
+class VllmEngine:
+    """Continuous batching by vLLM; the calls are those of machinery/engine.py."""
+
+    def __init__(self, settings: EngineSettings):
+        """`NoEngine`, with vLLM's reason, if it cannot be had for this model on this machine."""
+        prepare_environment(settings.devices, settings.threads)
+        self.decoding, self.slots = settings.decoding, settings.slots
+        # All that vLLM is given can begin in the very next step, so that nothing waits inside of it while parameters
+        # change: new prompts of so many tokens, and a token, or an interruption, of everything in flight.
+        self.prompt_tokens = max(8192, settings.decoding.longest)
+        self.engine = make_llm_engine(settings, self.prompt_tokens)
+        self.parameters: SharedParameters | None = None  # those that the workers have been given
+        self.version = 0
+        self.waiting: deque[Request] = deque()
+        self.completions = Completions(settings.slots, settings.decoding)
+        self.free = list(range(settings.slots))  # rows of `completions`
+        self.rows: dict[str, int] = {}  # of what is in flight, by vLLM's name for its present piece
+        self.salts: list[str] = [
+            ""
+        ] * settings.slots  # of each row's blocks in the prefix cache: the version it began with
+        self.pieces = 0  # requests that vLLM has been given so far
+
+    @property
+    def in_flight(self) -> list[Request]:
+        """The requests that are being sampled."""
+        return [self.completions.requests[row] for row in self.rows.values()]
+
+    @property
+    def unfinished(self) -> int:
+        """How many requests have not come back yet."""
+        return len(self.waiting) + len(self.rows)
+
+    def add(self, requests: list[Request]) -> None:
+        """Queue completions to sample; those for a validation go before the others."""
+        queue_up(self.waiting, requests, self.decoding)
+
+    def update(self, parameters: SharedParameters) -> None:
+        """Take over the newest parameters."""
+        if parameters is not self.parameters:  # a handle can be opened once, so each worker has one of its own
+            workers = self.engine.vllm_config.parallel_config.world_size
+            handles = [bytes(ForkingPickler.dumps(parameters)) for _ in range(workers)]
+            self.engine.collective_rpc(_open_parameters, args=(handles,))
+            self.parameters = parameters
+        self.version = parameters.read(lambda: self.engine.collective_rpc(_reload_parameters))
+
+    def step(self) -> list[Rollout]:
+        """One token for everything in flight; the rollouts that ended with it."""
+        self._admit()
+        outputs = self.engine.step()
+        if not outputs:
+            return []
+        names = [output.request_id for output in outputs]
+        pieces = [output.outputs[0] for output in outputs]
+        tokens = [piece.token_ids[0] for piece in pieces]
+        logprobs = [piece.logprobs[0][token].logprob for piece, token in zip(pieces, tokens)]
+        rows = np.array([self.rows[name] for name in names])
+        ended, interrupt, truncated = self.completions.append(
+            rows, np.array(tokens), np.array(logprobs), np.ones(len(rows), bool), self.version
+        )
+        self.engine.abort_request([names[i] for i in np.flatnonzero(interrupt | truncated)])
+        for i in np.flatnonzero(interrupt):
+            self._force_phrase(self.rows.pop(names[i]))
+        rollouts = []
+        for i in np.flatnonzero(ended | truncated):
+            row = self.rows.pop(names[i])
+            rollouts.append(self.completions.rollout(row, bool(truncated[i])))
+            self.free.append(row)
+        return rollouts
+
+    def _admit(self) -> None:
+        """Begin waiting requests while there are slots for them and their prompts fit into this step."""
+        tokens = self.prompt_tokens
+        while self.waiting and self.free and tokens >= len(self.waiting[0].prompt):
+            request, row = self.waiting.popleft(), self.free.pop()
+            tokens -= len(request.prompt)
+            self.salts[row] = f"version {self.version}"
+            if self.completions.begin(row, request):
+                self._force_phrase(row)
+            else:
+                self._submit(row, max_tokens=request.thinking_budget + self.decoding.answer_budget)
+
+    def _force_phrase(self, row: int) -> None:
+        """Append the interruption phrase to a completion, and give it to vLLM again for its answer.
+
+        With the salt it began with, it hits the full blocks that it has just left, keys and values of older parameters
+        among them: it goes on over its own past. What did not fill a block (up to 31 tokens on a CPU, 15 on a GPU) is
+        computed again, with the newest parameters.
+        """
+        one, forced = np.array([row]), np.zeros(1, bool)
+        for token in self.decoding.phrase:
+            self.completions.append(one, np.array([token]), np.zeros(1), forced, self.version)
+        self._submit(row, max_tokens=self.decoding.answer_budget)
+
+    def _submit(self, row: int, max_tokens: int) -> None:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        request, book = self.completions.requests[row], self.completions.books[row]
+        ids = request.prompt + book["tokens"][: book["count"]].tolist()
+        sampling = SamplingParams(
+            temperature=1.0,
+            # Noise of its own for each piece: the same seed again would give the answer the noise of the thinking.
+            seed=int(np.random.default_rng((*request.seed, int(book["count"]))).integers(2**62)),
+            logprobs=0,
+            max_tokens=max_tokens,
+            stop_token_ids=list(self.decoding.eos),
+            ignore_eos=True,  # the ids above are all that ends a completion
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+        )
+        name, self.pieces = str(self.pieces), self.pieces + 1
+        self.engine.add_request(name, {"prompt_token_ids": ids, "cache_salt": self.salts[row]}, sampling)
+        self.rows[name] = row
+
+
+# --- made -----------------------------------------------------------------------------------------------------------
+
+
+def make_llm_engine(settings: EngineSettings, prompt_tokens: int):
+    """vLLM's own engine, without parameters yet. `NoEngine`, with its reason, if it cannot be had."""
+    on_cpu = torch.device(settings.devices[0]).type == "cpu"
+    block_size = 32 if on_cpu else 16  # tokens
+    decoding = settings.decoding
+    try:
+        from vllm import EngineArgs, LLMEngine
+    except ImportError as error:
+        raise NoEngine(f"--engine vllm: vLLM cannot be imported ({_reason(error)}); {INSTALL_VLLM}") from error
+    head_dtype = "float32" if decoding.fp32_logits else "bfloat16"
+    try:
+        arguments = EngineArgs(
+            model=settings.model,
+            load_format="dummy",  # `update` brings the parameters
+            skip_tokenizer_init=True,
+            generation_config="vllm",  # no top-k, top-p or penalty out of the model's folder
+            # The head is computed as by loss.head_logits, from a weight of its own, in a dtype of its own.
+            hf_overrides={"tie_word_embeddings": False, "head_dtype": head_dtype},
+            dtype=settings.dtype,
+            tensor_parallel_size=len(settings.devices),
+            enforce_eager=on_cpu,
+            max_model_len=decoding.longest,
+            max_num_seqs=settings.slots,
+            max_num_batched_tokens=prompt_tokens + settings.slots * (1 + block_size + len(decoding.phrase)),
+            block_size=block_size,
+            gpu_memory_utilization=settings.memory,
+            kv_cache_memory_bytes=CPU_CACHE if on_cpu else None,
+            enable_prefix_caching=True,
+            async_scheduling=False,
+            logprobs_mode="processed_logprobs",
+            disable_log_stats=True,
+        )
+        config = arguments.create_engine_config()
+        if on_cpu:
+            _check_head_size(config.model_config.get_head_size())
+        engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
+    except Exception as error:  # whatever it is that this model, these settings and this machine make vLLM raise
+        reason = _reason(error)
+        if "memory" in reason.lower():
+            reason += "; raise or lower --generator-memory, or lower --thinking-budget or --slots"
+        raise NoEngine(f"--engine vllm: {reason}") from error
+    if decoding.fp32_logits and settings.dtype != "float32":
+        engine.collective_rpc(_keep_head_in_fp32)
+    return engine
+
+
+def prepare_environment(devices: tuple[str, ...], threads: int) -> None:
+    """What vLLM reads from the environment, before it is imported. What the user has set stays."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine is in this process, to be driven step by step
+    wanted = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
+    if torch.device(devices[0]).type == "cpu":
+        # Nothing is compiled, and threads are not pinned to cores that the trainer may be on.
+        wanted |= {"TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(threads)}
+    else:  # vLLM takes the first devices that it sees
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+        names = seen.split(",") if seen else [str(i) for i in range(torch.cuda.device_count())]
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names[torch.device(device).index or 0] for device in devices)
+    for name, value in wanted.items():
+        os.environ.setdefault(name, value)
+
+
+def _check_head_size(size: int) -> None:
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    sizes = CPUAttentionBackend.get_supported_head_sizes()
+    if size not in sizes:
+        raise ValueError(f"on a CPU it takes heads of {', '.join(map(str, sizes))}; this model's have {size}")
+
+
+def _reason(error: Exception) -> str:
+    """The sentence in an error of vLLM: of a validation error, which has several lines, the part that was written."""
+    text = str(error).strip() or type(error).__name__
+    return text.partition("Value error, ")[2].partition(" [type=")[0] or text.splitlines()[0]
+
+
+# --- what runs in vLLM's worker: this process or, with several devices, one for each --------------------------------
+
+
+def _open_parameters(worker, handles: list[bytes]) -> None:
+    worker.shared_parameters = pickle.loads(handles[worker.rank])
+    if worker.device.type == "cuda":
+        worker.shared_parameters.pin()
+
+
+def _reload_parameters(worker) -> None:
+    worker.reload_weights(weights_iterator=_checkpoint(worker.shared_parameters))
+    for layer in worker.get_model().modules():
+        # vLLM 0.32 brings experts into the layout of its CPU kernel when they are first loaded, and then never again.
+        if type(layer).__name__ == "RoutedExperts" and layer.w13_weight.device.type == "cpu":
+            layer.quant_method.moe_kernel.fused_experts.process_weights_after_loading(layer)
+
+
+def _checkpoint(parameters: SharedParameters) -> Iterator[tuple[str, Tensor]]:
+    """The parameters as a checkpoint has them, which is what vLLM reads."""
+    yield from parameters.views().items()
+    if parameters.head_name != "lm_head.weight":
+        yield "lm_head.weight", parameters.views()[parameters.head_name]
+
+
+def _keep_head_in_fp32(worker) -> None:
+    """vLLM's head_dtype is that of the arithmetic: the head's weight stays in the trunk's dtype, rounded to bf16. The
+    trainer's is not (a head in fp32 on one side only is worse than none), so here it gets a weight in fp32."""
+    from vllm.model_executor.layers.logits_processor import LogitsProcessor
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+    from vllm.model_executor.model_loader.reload.layerwise import record_metadata_for_reloading
+
+    for module in worker.get_model().modules():
+        if isinstance(module, ParallelLMHead):
+            weight = torch.nn.Parameter(module.weight.float(), requires_grad=False)
+            vars(weight).update(vars(module.weight))  # how it is loaded and sharded
+            module.weight = weight
+            with weight.device:
+                record_metadata_for_reloading(module)
+        if isinstance(module, LogitsProcessor):
+            module._apply_head = lambda head, hidden_ND, bias: torch.nn.functional.linear(
+                hidden_ND.float(), head.weight, bias
+            )
