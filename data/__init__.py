@@ -32,7 +32,7 @@ class Problem:
 
     prompt: str  # the user's turn, before the model's chat template
     answer: str  # the reference that `score` compares with
-    task: str = "data.arithmetic"  # the module whose `score` judges it
+    task: str  # the module whose `score` judges it, for example data.arithmetic
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ KNOWN = {
         test="test",
     ),
 }
-NOT_TASKS = {"evaluation", "files", "sandbox", "verify"}  # the other modules of this folder
+NOT_TASKS = {"evaluation", "files", "make_base", "sandbox", "verify"}  # the other modules of this folder
 OPTIONS = {
     "problem": "column of the problem",
     "answer": "column of the answer",

@@ -5,31 +5,16 @@
 
 Each step adds two digits and the carry, from the right, and writes two digits: the new carry and the sum's digit.
 One wrong step spoils the rest, so the pass rate falls steeply with the number of digits, and chance is ~0 from three
-digits on: a policy improves by making each step reliable, as in real reasoning traces.
-
-This file also makes the base model that RL starts from (`data/arithmetic_base/`, shipped), by supervised learning
-on traces: first clean ones, until the algorithm is there for every length, then noisy ones, which teach
-mistakes and rambling for RL to remove. A model that has not learned the algorithm first leaves RL to luck.
-
-    python -m data.arithmetic                    # makes data/arithmetic_base again: about three minutes on one core
-    python -m data.arithmetic --out /tmp/base --seed 1
+digits on: a policy improves by making each step reliable, as in real reasoning traces. The model that RL starts from
+(`data/arithmetic_base/`, shipped) is made by data/make_base.py.
 """
 
-import argparse
-import math
 import random
-import sys
 import zlib
-from pathlib import Path
 
 from data import Problem
 
-BASE_MODEL = "data/arithmetic_base"
 MAX_DIGITS = 6
-TIME_IS_UP = "Okay, time is up. Let me stop thinking and formulate a final answer now. "  # one token, before </think>
-
-
-# --- problems and their verdict ---------------------------------------------------------------------------------
 
 
 def is_held_out(a: int, b: int) -> bool:
@@ -55,188 +40,10 @@ def problems(split: str, number: int, seed: int = 0) -> list[Problem]:
         if len(distinct) == number:
             break
         distinct[draw(rng, i % MAX_DIGITS + 1, held_out=split == "validation")] = None
-    return [Problem(prompt=f"{a}+{b}=", answer=str(a + b)) for a, b in distinct]
+    return [Problem(prompt=f"{a}+{b}=", answer=str(a + b), task="data.arithmetic") for a, b in distinct]
 
 
 def score(problem: Problem, completion: str) -> bool:
     """Right when exactly one `</think>` is there and what follows it is the sum, digit for digit."""
     parts = completion.split("</think>")
     return len(parts) == 2 and parts[1] == problem.answer
-
-
-# --- traces to imitate ------------------------------------------------------------------------------------------
-
-
-def trace(a: int, b: int, rng: random.Random, wrong: float = 0.0, ramble: float = 0.0) -> tuple[str, str]:
-    """A trace and the answer that it leads to. Each step is wrong with probability `wrong`, which the next ones build
-    on; with probability `ramble` the last one is said again, up to three times."""
-    steps, carry, answer = [], 0, ""
-    for x, y in zip(reversed(str(a)), reversed(str(b))):
-        result = int(x) + int(y) + carry
-        if rng.random() < wrong:
-            result = rng.choice([other for other in range(20) if other != result])
-        steps.append(f"{x}+{y}+{carry}={result:02d}")
-        carry, answer = result // 10, str(result % 10) + answer
-    if rng.random() < ramble:  # not in the middle: that also unlearns which digits come next
-        steps += steps[-1:] * rng.randint(1, 3)
-    return ";".join(steps), (str(carry) + answer).lstrip("0") or "0"
-
-
-def example(tokenizer, rng: random.Random, noisy: bool) -> tuple[list[int], list[bool]]:
-    """Token ids of one training text, and which of them are to be learned (completion tokens that are not forced)."""
-    a, b = draw(rng, rng.randint(1, MAX_DIGITS), held_out=False)
-    thinking, answer = trace(a, b, rng, *((0.3, 0.15) if noisy else (0.0, 0.0)))
-    if rng.random() < 0.05:  # cut in its second half: shows what an interruption asks for
-        pieces = [(thinking[: rng.randint(len(thinking) // 2, len(thinking) - 1)], True),
-                  (TIME_IS_UP + "</think>", False), (str(a + b), True)]  # fmt: skip
-    else:
-        pieces = [(thinking + "</think>" + answer, True)]
-    ids, learned = list(tokenizer(f"{a}+{b}=<think>").input_ids), []
-    learned = [False] * len(ids)
-    for text, learn in [*pieces, (tokenizer.eos_token, True)]:
-        piece = tokenizer(text).input_ids
-        ids, learned = ids + piece, learned + [learn] * len(piece)
-    return ids, learned
-
-
-# --- the base model ---------------------------------------------------------------------------------------------
-
-
-def make_tokenizer():
-    """One token a character, one each for the markers and for the phrase of an interruption."""
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    vocabulary = {character: i for i, character in enumerate("0123456789+=;")} | {"<unk>": 13}
-    characters = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    characters.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
-    characters.decoder = decoders.Fuse()
-    characters.add_tokens([AddedToken(text, normalized=False) for text in ("<think>", "</think>", TIME_IS_UP)])
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=characters, unk_token="<unk>", eos_token="<eos>", pad_token="<pad>"
-    )
-    tokenizer.chat_template = (
-        "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-        "{% if add_generation_prompt %}<think>{% endif %}"
-    )
-    return tokenizer
-
-
-def make_model(tokenizer):
-    """A Llama of 0.14M parameters. What decided whether it learns to carry: four full heads and a small rope theta."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=64,
-            intermediate_size=192,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            head_dim=32,  # wider than hidden / heads: vLLM on a CPU takes no head below 32
-            rope_parameters={"rope_type": "default", "rope_theta": 100.0},
-            max_position_embeddings=256,
-            tie_word_embeddings=False,
-            bos_token_id=None,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-        )
-    )
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "embed_tokens" in name or "lm_head" in name:
-                parameter.normal_(std=0.02)
-            elif parameter.dim() == 2:  # the usual flat 0.02 is far too small at hidden 64
-                back_to_residual = "o_proj" in name or "down_proj" in name
-                parameter.normal_(std=(0.5 if back_to_residual else 1.0) / math.sqrt(parameter.shape[1]))
-    return model
-
-
-def pass_rates(model, tokenizer, per_length: int, seed: int) -> list[float]:
-    """Sampled pass rate for each number of digits, on problems held out; prompts of one length need no padding."""
-    import torch
-
-    rates = []
-    for digits in range(1, MAX_DIGITS + 1):
-        rng = random.Random(f"check {digits} {seed}")
-        pairs = [draw(rng, digits, held_out=True) for _ in range(per_length)]
-        prompts = torch.tensor([tokenizer(f"{a}+{b}=<think>").input_ids for a, b in pairs])
-        with torch.no_grad():
-            output = model.generate(input_ids=prompts, attention_mask=torch.ones_like(prompts), do_sample=True,
-                                    top_k=0, max_new_tokens=100)  # fmt: skip
-        texts = tokenizer.batch_decode(output[:, prompts.shape[1] :])
-        verdicts = [
-            score(Problem("", str(a + b)), text.split(tokenizer.eos_token)[0]) for (a, b), text in zip(pairs, texts)
-        ]
-        rates.append(sum(verdicts) / per_length)
-    return rates
-
-
-def make_base(out: Path, seed: int = 0, clean_steps: int = 2000, noisy_steps: int = 500) -> list[float]:
-    """Train the base model, check it, save it; returns its sampled pass rate for each number of digits.
-
-    Raises RuntimeError, and saves nothing, when the algorithm is not there for every length after the clean
-    phase, or when the noisy phase leaves RL too little or too much to do.
-    """
-    import torch
-    from tqdm import tqdm
-
-    torch.set_num_threads(1)  # one thread: deterministic, and as fast at this size
-    torch.manual_seed(seed)
-    rng = random.Random(f"warm start {seed}")
-    tokenizer = make_tokenizer()
-    model = make_model(tokenizer)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3, betas=(0.9, 0.95), weight_decay=0.01)
-    steps = clean_steps + noisy_steps
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min((step + 1) / 50, 1 - 0.9 * step / steps)  # warm-up, then down to a tenth
-    )
-
-    bar = tqdm(range(steps), desc="clean traces", disable=None)
-    for step in bar:
-        if step == clean_steps:
-            rates = pass_rates(model, tokenizer, per_length=200, seed=seed)
-            print("after the clean traces, by digits:", " ".join(f"{rate:.2f}" for rate in rates), file=sys.stderr)
-            if min(rates) < 0.4:
-                raise RuntimeError(
-                    f"the model has not learned to add {1 + rates.index(min(rates))} digits (pass rate {min(rates):.2f}"
-                    " on clean traces, 0.40 needed): RL would depend on luck. Try another --seed. Nothing was saved."
-                )
-            bar.set_description("noisy traces")
-        batch = [example(tokenizer, rng, noisy=step >= clean_steps) for _ in range(32)]
-        width = max(len(ids) for ids, _ in batch)
-        ids = torch.full((32, width), tokenizer.pad_token_id)
-        labels = torch.full((32, width), -100)
-        for row, (tokens, learned) in enumerate(batch):
-            ids[row, : len(tokens)] = torch.tensor(tokens)
-            labels[row, : len(tokens)] = torch.where(torch.tensor(learned), torch.tensor(tokens), -100)
-        logits = model(ids).logits[:, :-1]
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten())
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
-        if step % 20 == 0:
-            bar.set_postfix(loss=f"{loss.item():.3f}")
-
-    rates = pass_rates(model, tokenizer, per_length=200, seed=seed)
-    mean = sum(rates) / len(rates)
-    print(f"after the noisy traces, by digits: {' '.join(f'{r:.2f}' for r in rates)}; mean {mean:.3f}", file=sys.stderr)
-    if not 0.10 <= mean <= 0.35:
-        raise RuntimeError(f"the base model's pass rate is {mean:.3f}, outside 0.10 to 0.35. Nothing was saved.")
-    model.save_pretrained(out)
-    tokenizer.save_pretrained(out)
-    return rates
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Make the base model of the arithmetic task again.")
-    parser.add_argument("--out", type=Path, default=Path(BASE_MODEL), help="folder to save the model in")
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    try:
-        make_base(arguments.out, arguments.seed)
-    except RuntimeError as error:
-        sys.exit(f"error: {error}")
