@@ -38,6 +38,7 @@ from typing import TextIO
 import torch
 import transformers
 from tqdm import tqdm
+from transformers import PreTrainedModel
 
 import fit_curve
 import loss
@@ -61,7 +62,7 @@ from machinery.processes import Stop
 from machinery.record import Compute, Record, checkpoints, new_folder, write_checkpoint, write_config
 from machinery.rollouts import SharedParameters
 from machinery.screen import say, warn
-from machinery.settings import Settings, cpu_threads, parse, split_devices, trunk_dtype
+from machinery.settings import Settings, cpu_threads, parse, split_devices
 from machinery.trainer import (
     Batch,
     Totals,
@@ -85,53 +86,37 @@ def main(arguments: list[str]) -> int:
     OSError, before any process is started, for what cannot be."""
     transformers.utils.logging.disable_progress_bar()
     try:
-        run = prepare(parse(arguments, description=__doc__))
+        settings = parse(arguments, description=__doc__)
+        start, model, parameters, head = prepare(settings)
     except KeyboardInterrupt:
         print("\nstopped by Ctrl-C", file=sys.stderr)
         return 130
-    head, settings = run.head, run.settings
-    devices = split_devices(settings, torch.cuda.device_count())[1]
-    hint = f"python train.py --resume {run.folder} goes on from the last checkpoint"
     head.stop.listen()
+    hint = f"python train.py --resume {head.folder} goes on from the last checkpoint"
+    at_once = False
     try:
-        arguments = (settings, run.start, run.parameters)
-        start_other_ranks(devices, trunk_dtype(settings, devices[0]), train, arguments, hint)
-        train(0, *arguments, run.model, head)
+        ranks = (settings, start, parameters)
+        start_other_ranks(settings, train, ranks, hint)
+        train(0, *ranks, model, head)
         if head.record.validations:
-            finish(run)
+            finish(head)
         elif settings.resume is None:  # nothing has happened yet: the name stays free
-            shutil.rmtree(run.folder)
-        said = head.feed.failure or head.failure or (f"stopped by {head.stop.name}" if head.stop.asked() else "")
+            shutil.rmtree(head.folder)
     except KeyboardInterrupt:
-        said = "stopped at once"
+        at_once = True
     except torch.OutOfMemoryError as error:
         advice = "lower --tokens-per-micro-batch or --slots, or add --gradient-checkpointing or --trainers"
-        said = head.failure = f"{str(error).partition('. ')[0]}: {advice}"
+        head.failure = f"{str(error).partition('. ')[0]}: {advice}"
     except OSError as error:
-        said = head.failure = f"the run's folder cannot be written: {error}"
-    if said:
-        failed = "error: " if head.failure or head.feed.failure else ""
-        print(f"\n{failed}{said}" + (f"; {hint}" if checkpoints(run.folder) else ""), file=sys.stderr)
-    if head.failure or head.feed.failure:
-        return 1
-    return 128 + head.stop.number if head.stop.asked() else 0
+        head.failure = f"the run's folder cannot be written: {error}"
+    if not head.must_end():
+        return 0
+    said = f"error: {head.failure}" if head.failure else f"stopped {'at once' if at_once else f'by {head.stop.name}'}"
+    print(f"\n{said}" + (f"; {hint}" if checkpoints(head.folder) else ""), file=sys.stderr)
+    return 1 if head.failure else 128 + head.stop.number
 
 
 # --- before the first step --------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Head:
-    """What only rank 0 has: where its groups come from, where results go, and why the run ends."""
-
-    feed: Feed
-    record: Record
-    stop: Stop
-    failure: str = ""  # what went wrong in a step
-
-    def must_end(self) -> bool:
-        """Whether there are to be no more steps: the user wants it, or something has failed."""
-        return self.stop.asked() or bool(self.failure or self.feed.failure)
 
 
 @dataclass(frozen=True)
@@ -144,20 +129,23 @@ class Start:
 
 
 @dataclass
-class Run:
-    """All that is there before a process is started."""
+class Head:
+    """What only rank 0 has: where its groups come from, where results go, and why the run ends."""
 
-    settings: Settings
     folder: Path
-    lock: TextIO  # held as long as it lives
-    start: Start
-    model: torch.nn.Module
-    parameters: SharedParameters
-    prompts: Prompts
-    head: Head
+    lock: TextIO  # of the folder, held as long as it lives
+    feed: Feed
+    record: Record
+    stop: Stop
+    failure: str = ""  # what went wrong
+
+    def must_end(self) -> bool:
+        """Whether there are to be no more steps: the user wants it, or something has failed."""
+        self.failure = self.failure or self.feed.failure
+        return self.stop.asked() or bool(self.failure)
 
 
-def prepare(settings: Settings) -> Run:
+def prepare(settings: Settings) -> tuple[Start, PreTrainedModel, SharedParameters, Head]:
     """Check everything that can be checked before a process is started, make the run's folder or open it again.
     ValueError or OSError for what cannot be."""
     # 1. problems
@@ -212,7 +200,7 @@ def prepare(settings: Settings) -> Run:
     if state is not None:
         feed.restore(state)
     record.restore(state)
-    return Run(settings, folder, lock, start, model, parameters, prompts, Head(feed, record, stop))
+    return start, model, parameters, Head(folder, lock, feed, record, stop)
 
 
 def split_in_words(head: Head, trainers: list[str]) -> str:
@@ -225,10 +213,10 @@ def split_in_words(head: Head, trainers: list[str]) -> str:
 # --- after the last step ----------------------------------------------------------------------------------------------
 
 
-def finish(run: Run) -> None:
+def finish(head: Head) -> None:
     """Leave everything that a run leaves behind, and print its end."""
-    newest, record = checkpoints(run.folder)[-1], run.head.record
-    with whole_folder(run.folder / "model") as folder:
+    newest, record = checkpoints(head.folder)[-1], head.record
+    with whole_folder(head.folder / "model") as folder:
         shutil.copytree(newest / "model", folder, dirs_exist_ok=True)
     record.write_samples()
     fitted, curves = [], []
@@ -241,7 +229,7 @@ def finish(run: Run) -> None:
         fitted.append((series, fit))
         curves.append(fit_curve.describe(series, fit, fit_curve.report(series, fit)))
     if fitted:
-        plot_runs(run.folder / "curve.png", fitted)
+        plot_runs(head.folder / "curve.png", fitted)
     print(record.summary(curves))
 
 
@@ -271,7 +259,7 @@ def train(
     settings: Settings,
     start: Start,
     parameters: SharedParameters,
-    model: torch.nn.Module | None = None,
+    model: PreTrainedModel | None = None,
     head: Head | None = None,
 ) -> None:
     """All steps, from the first validation to the last checkpoint, on one rank. Only rank 0 has a head; it also gives

@@ -30,7 +30,7 @@ from transformers import PreTrainedModel
 import loss
 from machinery.processes import belong_to_the_run
 from machinery.rollouts import Group, Rollout
-from machinery.settings import Settings, trunk_dtype
+from machinery.settings import Settings, split_devices, trunk_dtype
 
 # --- a batch and its micro-batches ----------------------------------------------------------------------------------
 
@@ -296,23 +296,23 @@ def join_ranks(rank: int, devices: list[str], meeting_place: str) -> None:
     dist.barrier()
 
 
-def start_other_ranks(devices: list[str], dtype: torch.dtype, train: Callable, arguments: tuple, hint: str) -> None:
+def start_other_ranks(settings: Settings, train: Callable, arguments: tuple, hint: str) -> None:
     """Start the trainer's other ranks, each a process that calls train(rank, *arguments), and make this one rank 0.
 
     When one of them fails, all end, with its traceback and the `hint`. A rank alone needs no group of ranks in fp32; in
     bf16 it has one, since it is FSDP that computes in bf16 from parameters in fp32.
     """
-    if len(devices) == 1 and dtype == torch.float32:
+    devices = split_devices(settings, torch.cuda.device_count())[1]
+    if len(devices) == 1 and trunk_dtype(settings, devices[0]) == torch.float32:
         return
-    meeting_place = os.path.join(tempfile.mkdtemp(prefix="trainers-"), "meeting-place")
-    if len(devices) > 1:
-        others = multiprocessing.spawn(
-            _other_rank, (devices, meeting_place, train, arguments), nprocs=len(devices) - 1, join=False, daemon=True
-        )
-        threading.Thread(target=_watch, args=(others, hint), daemon=True).start()
-    join_ranks(0, devices, meeting_place)
-    Path(meeting_place).unlink(missing_ok=True)  # all have met
-    Path(meeting_place).parent.rmdir()
+    with tempfile.TemporaryDirectory(prefix="trainers-") as folder:
+        meeting_place = os.path.join(folder, "meeting-place")
+        if len(devices) > 1:
+            others = multiprocessing.spawn(
+                _other_rank, (devices, meeting_place, train, arguments), len(devices) - 1, join=False, daemon=True
+            )
+            threading.Thread(target=_watch, args=(others, hint), daemon=True).start()
+        join_ranks(0, devices, meeting_place)
 
 
 def _other_rank(number: int, devices: list[str], meeting_place: str, train: Callable, arguments: tuple) -> None:
