@@ -66,6 +66,7 @@ from machinery.settings import Settings, cpu_threads, parse, split_devices
 from machinery.trainer import (
     Batch,
     Totals,
+    end_ranks,
     everyone,
     gather,
     make_policy,
@@ -98,6 +99,7 @@ def main(arguments: list[str]) -> int:
         ranks = (settings, start, parameters)
         start_other_ranks(settings, train, ranks, hint)
         train(0, *ranks, model, head)
+        end_ranks()
         if head.record.validations:
             finish(head)
         elif settings.resume is None:  # nothing has happened yet: the name stays free
@@ -179,7 +181,9 @@ def prepare(settings: Settings) -> tuple[Start, PreTrainedModel, SharedParameter
     check_length(model, decoding)
     generators, trainers = split_devices(settings, torch.cuda.device_count())
     processes, shared = sum(map(len, generators)) + len(trainers), bool({*generators[0]} & {*trainers})
-    engines = [engine_settings(settings, own, start.model, decoding, processes, shared) for own in generators]
+    # Engines are made of the run's first model, which stays; their parameters come from the trainer.
+    path = model_path(settings.model)
+    engines = [engine_settings(settings, own, path, decoding, processes, shared) for own in generators]
     check_split(engines[0].engine, settings.tensor_parallel, model.config.num_attention_heads)
     if engines[0].engine == "torch":
         check_decoding(model, settings.model)
@@ -235,8 +239,8 @@ def finish(head: Head) -> None:
 
 def levelled_off(head: Head, step: int) -> bool:
     """Whether --stop-when-gain-below ends the run here, at a validation; of several sources all must say so."""
-    least, validations = head.record.settings.stop_when_gain_below, head.record.validations
-    if not least or not validations or validations[-1]["step"] < step:
+    least = head.record.settings.stop_when_gain_below
+    if not least or head.record.validated < step:
         return False
     return all(fit_curve.levelled_off(series.x, series.y, least) for series in head.record.series())
 
@@ -277,6 +281,9 @@ def train(
     if device.type == "cuda":
         parameters.pin()
     step, saved, skipped_in_a_row = start.step, start.step if start.moments else -1, 0
+
+    def due(every: int) -> bool:
+        return step % every == 0 or step == s.steps
 
     def publish() -> float:
         """Give the parameters of this step to the generators: every rank writes its shard, and waits until the version
@@ -401,9 +408,9 @@ def train(
                         " earlier checkpoint"
                     )
                 break
-            if step % s.validation_every == 0 or step == s.steps:
+            if due(s.validation_every):
                 validate()
-            if step % s.checkpoint_every == 0:
+            if due(s.checkpoint_every):
                 save()
             if head and head.record.validations:
                 outlook = "".join(f", {text}" for text in map(fit_curve.outlook, head.record.series()) if text)
@@ -411,7 +418,7 @@ def train(
                 age = f"off-policy {columns['off_policyness_mean']:.1f}"
                 bar.set_postfix_str(f"pass rate {rate:.3f}{outlook}, {age}, {head.record.speeds}")
                 bar.update()
-        if everyone(head and not head.must_end() and head.record.validations[-1]["step"] < step):
+        if everyone(head and head.record.validated < step and not head.must_end()):
             validate()
         if head:
             head.record.compute.ended = time.monotonic()

@@ -180,6 +180,11 @@ class Record:
         self.last = {"seconds": 0.0, "busy": 0.0, "tokens": 0}  # of `_counters`, at the last line
         self.speeds = ""  # for the progress bar
 
+    @property
+    def validated(self) -> int:
+        """The step of the last validation; -1: there has been none."""
+        return self.validations[-1]["step"] if self.validations else -1
+
     def state(self) -> dict:
         """All that `restore` needs, for a checkpoint."""
         compute = self.compute

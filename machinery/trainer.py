@@ -319,14 +319,14 @@ def _other_rank(number: int, devices: list[str], meeting_place: str, train: Call
     belong_to_the_run()
     join_ranks(number + 1, devices, meeting_place)
     train(number + 1, *arguments)
-    leave_ranks()
+    end_ranks()
+    os._exit(0)  # at once: while Python takes itself apart, one of gloo's threads may still run and abort the process
 
 
-def leave_ranks() -> None:
-    """End this process of the trainer. At once: where Python takes itself apart, one of gloo's threads may still run,
-    and the process would be aborted."""
-    dist.destroy_process_group()
-    os._exit(0)
+def end_ranks() -> None:
+    """Let go of the other ranks, if there are any."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _watch(others, hint: str) -> None:
