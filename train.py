@@ -75,6 +75,8 @@ import fit_curve
 import generate
 import loss as scalerl
 from data import Problem, Source, load_data, next_source
+from machinery.logs import read_log
+from machinery.plots import plot_runs
 from data.verify import Verdict, VerifierPool, die_with
 from generate import Decoding, Report, Request, Rollout, SharedParameters, Work
 
@@ -1828,12 +1830,12 @@ class Run:
     def save_curve(self) -> None:
         """curve.png, if there is a fit."""
         fits = {column: fit for column in self.columns if (fit := self.fit(column)) is not None}
-        pairs = [(fit_curve.read_log(self.folder, y=column)[0], fit) for column, fit in fits.items()]
+        pairs = [(read_log(self.folder, y=column)[0], fit) for column, fit in fits.items()]
         if len(pairs) == 1:
-            fit_curve.plot_run(self.folder / "curve.png", *pairs[0])
+            plot_runs(self.folder / "curve.png", pairs)
         elif pairs:
             pairs = [(dataclasses.replace(series, name=series.y_name), fit) for series, fit in pairs]
-            fit_curve.plot_runs(self.folder / "curve.png", pairs)
+            plot_runs(self.folder / "curve.png", pairs)
 
 
 def say(text: str) -> None:
