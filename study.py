@@ -1,0 +1,402 @@
+"""Many runs from one command, and what they show: the studies of the paper, or one of your own.
+
+    python study.py loo --seeds 0 1 2 --jobs 2       # ScaleRL, and without each of its eight parts; two runs at once
+    python study.py recipes                          # the six recipes
+    python study.py asynchrony                       # PipelineRL-1, -4, -8, -16, PPO-off-policy-1 and -8
+    python study.py mine.json --steps 80             # settings of your own; any flag of train.py is for all runs
+    python study.py tables runs/loo                  # the tables and figures alone, at any time
+
+A file of your own names settings, and what each changes of Settings (machinery/settings.py) or Recipe (loss.py):
+{"small": {"prompts_per_step": 16}, "gspo": {"loss": "gspo", "eps_high": 0.01}}. In the order of this file:
+
+    1. The plan      every setting with every seed, checked before anything starts
+    2. The runs      each is `train.py` in a process of its own, with the folder runs/STUDY/SETTING-seedN
+    3. The tables    made of the logs alone: tables.md, compare.png, seeds.png
+    4. The command
+"""
+
+import dataclasses
+import difflib
+import functools
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import tyro
+from scipy.special import chdtri, stdtrit  # quantiles of chi^2 and of Student's t
+from tqdm import tqdm
+
+import loss
+from data.verify import die_with
+from fit_curve import Fitting, Runs, fit_logs, report, write_json
+from machinery.comparison import asymptote_of, compare, standing, with_interval
+from machinery.files import lock_folder, write_whole
+from machinery.flags import flag, read_flags, run_command
+from machinery.logs import read_number, read_rows
+from machinery.plots import plot_compare, plot_seeds
+from machinery.record import last_line, say
+from machinery.settings import Settings, check, cpu_threads, parse, read_settings, refuse_changes
+
+# --- 1. The plan --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Study:
+    """Train several settings over seeds, and make tables and figures of them all. Every other flag of train.py applies
+    to each run. What is finished is not trained again, and what was interrupted goes on: after a Ctrl-C or a failure
+    give the same command again."""
+
+    study: tyro.conf.Positional[str]  # loo, recipes, asynchrony, or a JSON file: {"NAME": {"learning_rate": 4e-4}, ...}
+    seeds: tuple[int, ...] = (0, 1, 2)  # each setting is trained with each
+    jobs: int = 1  # runs at once, which share the cores
+    name: str | None = None  # the folder is runs/NAME, with a folder SETTING-seedN a run; by default named as the study
+
+
+# What each setting of a study changes: fields of Settings or of its Recipe.
+STUDIES = {
+    "loo": {"scalerl": {}, **{f"without-{axis}": {"leave_out": axis} for axis in loss.Axis.__args__}},
+    "recipes": {recipe: {"recipe": recipe} for recipe in loss.RECIPES},
+    "asynchrony": {
+        value: {"asynchrony": value}
+        for value in ("pipeline-1", "pipeline-4", "pipeline-8", "pipeline-16", "ppo-1", "ppo-8")
+    },
+}
+
+
+def read_study(study: str) -> dict[str, dict]:
+    """What each setting of a study changes. ValueError, naming setting and field, if it is not a study."""
+    if study in STUDIES:
+        return STUDIES[study]
+    try:
+        changes = json.loads(Path(study).read_text())
+    except OSError as error:
+        raise ValueError(f"{study}: neither {', '.join(STUDIES)}, tables nor a file ({error.strerror})") from None
+    except ValueError as error:
+        raise ValueError(f"{study}: the file is not JSON: {error}") from None
+    if not (isinstance(changes, dict) and changes and all(isinstance(values, dict) for values in changes.values())):
+        raise ValueError(f'{study}: the file must hold {{"NAME": {{"field": value, ...}}, ...}}')
+    known = {part.name for kind in (Settings, loss.Recipe) for part in dataclasses.fields(kind)}
+    known -= {"name", "seed", "resume"}  # which the study itself sets
+    for setting, values in changes.items():
+        if not re.fullmatch(r"[\w.+-]+", setting):
+            raise ValueError(f"{study}: {setting!r} cannot name a folder: letters, digits, _ . + - only")
+        for name in values.keys() - known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]}?" if near else f"it can set {', '.join(sorted(known))}"
+            raise ValueError(f"{study}: {setting} sets {name!r}, which a study cannot; {hint}")
+    return changes
+
+
+def flags(values: dict) -> list[str]:
+    """The flags of train.py that set these fields."""
+    arguments = []
+    for name, value in values.items():
+        if isinstance(value, bool):
+            arguments.append(flag(name) if value else flag(f"no_{name}"))
+        else:
+            arguments += [flag(name), *map(str, value if isinstance(value, list) else [value])]
+    return arguments
+
+
+def plan(study: Study, common: list[str]) -> dict[Path, tuple[Settings, list[str]]]:
+    """The runs of a study, first all settings with the first seed: by folder their settings, and the flags of train.py
+    that give them. common: flags for all runs. ValueError if one cannot be, or is another run already."""
+    for name in ("--seed", "--resume"):
+        if any(argument.split("=")[0] == name for argument in common):
+            raise ValueError(f"{name} is for one run: a study has --seeds, and goes on by itself")
+    if study.jobs < 1 or not study.seeds:
+        raise ValueError("--jobs must be at least 1, and --seeds must name one seed at least")
+    settings, arguments = {}, {}
+    for setting, changes in read_study(study.study).items():
+        arguments[setting] = ["--keep-checkpoints", "1", *common, *flags(changes)]
+        try:
+            settings[setting] = parse(arguments[setting])
+            check(settings[setting])
+        except ValueError as error:
+            raise ValueError(f"setting {setting!r} of {study.study}: {error}") from None
+    alike = {}  # setting by what it trains
+    for setting, its in settings.items():
+        key = repr(dataclasses.replace(its, recipe=dataclasses.replace(its.recipe, recipe="scalerl", leave_out=None)))
+        if alike.setdefault(key, setting) != setting:
+            raise ValueError(f"{study.study}: {alike[key]!r} and {setting!r} would be the same runs twice")
+    runs = {}
+    for seed in study.seeds:
+        for setting, its in settings.items():
+            run = dataclasses.replace(
+                its, name=f"{study.name or Path(study.study).stem}/{setting}-seed{seed}", seed=seed
+            )
+            folder = Path("runs") / run.name
+            if (folder / "config.json").exists():
+                try:
+                    refuse_changes(read_settings(folder), run)
+                except ValueError as error:
+                    raise ValueError(f"{folder} holds another run; choose another --name. {error}") from None
+            own = flags(
+                {"name": run.name, "seed": seed, "threads": run.threads or max(1, cpu_threads(run) // study.jobs)}
+            )
+            runs[folder] = run, arguments[setting] + own
+    return runs
+
+
+# --- 2. The runs --------------------------------------------------------------------------------------------------
+
+
+def finished(folder: Path, settings: Settings) -> bool:
+    """Whether the run in this folder has come to its end, and would have with these settings."""
+    if last_line(folder).get("kind") != "end":
+        return False
+    before = read_settings(folder)
+    return (before.steps, before.stop_when_gain_below) == (settings.steps, settings.stop_when_gain_below)
+
+
+def start_run(folder: Path, arguments: list[str]) -> subprocess.Popen:
+    """A run in a process of its own, which goes on if it was interrupted; its output is in FOLDER.txt. Signals of the
+    terminal do not reach it; when the study dies, it stops as if by Ctrl-C."""
+    resume = ["--resume", str(folder)] if (folder / "config.json").exists() else []
+    with open(f"{folder}.txt", "a") as output:
+        return subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("train.py")), *arguments, *resume],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "TQDM_DISABLE": "1"},
+            start_new_session=True,
+            preexec_fn=functools.partial(die_with, os.getpid(), signal.SIGINT),
+        )
+
+
+def train_all(folder: Path, runs: dict[Path, tuple[Settings, list[str]]], jobs: int) -> tuple[dict[Path, int], int]:
+    """Make all runs of a plan, `jobs` at once. Returns the exit status of each that failed, and the signal that stopped
+    them, or 0."""
+    done = {path for path, (settings, _) in runs.items() if finished(path, settings)}
+    waiting = [path for path in runs if path not in done]
+    running: dict[Path, subprocess.Popen] = {}
+    failed: dict[Path, int] = {}  # exit status
+    asked: list[int] = []  # signals to stop, each of which is passed on once
+    told = 0
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: asked.append(number))
+
+    def steps_made() -> int:  # a run that has ended has no more to make, whatever ended it
+        return sum(
+            settings.steps if path in done or path in failed else min(last_line(path).get("step", 0), settings.steps)
+            for path, (settings, _) in runs.items()
+        )
+
+    total = sum(settings.steps for settings, _ in runs.values())
+    with tqdm(total=total, initial=steps_made(), desc=folder.name, unit="step", dynamic_ncols=True) as bar:
+        while running or (waiting and not asked):
+            while waiting and not asked and len(running) < jobs:
+                path = waiting.pop(0)
+                running[path] = start_run(path, runs[path][1])
+            for number in asked[told:]:
+                told += 1
+                say("Stopping the runs, each with a checkpoint." if told == 1 else "Stopping the runs at once.")
+                for process in running.values():
+                    process.send_signal(number)
+            time.sleep(0.5)
+            for path in [path for path, process in running.items() if process.poll() is not None]:
+                status = running.pop(path).returncode
+                if status == 0:
+                    done.add(path)
+                elif not asked:
+                    failed[path] = status
+                    say(f"{path} failed with status {status}; its output is in {path}.txt")
+            bar.n = steps_made()
+            text = f"{len(done)} of {len(runs)} runs done" + (f", {len(failed)} failed" if failed else "")
+            bar.set_postfix_str(text + (f"; now {', '.join(path.name for path in running)}" if running else ""))
+    return failed, asked[0] if asked else 0
+
+
+# --- 3. The tables ------------------------------------------------------------------------------------------------
+# `settings` are the fitted runs of each setting by its name; all settings are compared with the first.
+
+COSTS = {"compute_flops": "FLOPs", "compute_tokens": "sampled tokens", "compute_device_hours": "device-hours"}
+
+
+def runs_in(folder: Path) -> list[tuple[str, Path]]:
+    """(setting, run folder) of a study, which is every SETTING-seedN/log.jsonl, in natural order, but first `scalerl`.
+    ValueError if the folder holds none."""
+
+    def order(run: tuple[str, Path]) -> tuple:
+        return run[0] != "scalerl", [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", run[1].name)]
+
+    named = [(re.fullmatch(r"(.+)-seed\d+", path.parent.name), path.parent) for path in folder.glob("*/log.jsonl")]
+    runs = sorted([(match[1], path) for match, path in named if match], key=order)
+    if not runs:
+        raise ValueError(f"{folder} holds no study: no run in it is named SETTING-seedN and has a log.jsonl")
+    return runs
+
+
+def make_tables(folder: Path, fitting: Fitting) -> str:
+    """Fit all runs of a study, write tables.md, compare.png and seeds.png into its folder, and return the tables.
+    ValueError if no run can be fitted; those that cannot are named below the tables."""
+    settings, unfit = fit_logs(runs_in(folder), fitting)
+    if not settings:
+        raise ValueError(unfit[0])
+    fits = {name: [f for _, f in runs] for name, runs in settings.items()}
+    first, *others = fits
+    comparisons = [compare((other, first), (fits[other], fits[first])) for other in others]
+    reports = [report(series, f, fitting.predict, fitting.fit_from) for runs in settings.values() for series, f in runs]
+    sections = {
+        "Settings": settings_table(settings, comparisons),
+        "Forecasts from the first half of the compute": forecast_table(reports),
+        "Seeds": seeds_table(settings),
+        "Runs": runs_table(folder, settings),
+    }
+    compute = settings[first][0][0].x_name
+    text = f"Compute is {compute}. In brackets, 95 % intervals: of a setting by t over its seeds, of a run by its fit."
+    text = "\n\n".join([text, *(f"### {title}\n\n{table}" for title, table in sections.items())])
+    text += "".join(f"\n\nNot fitted: {reason}" for reason in unfit) + "\n"
+    write_whole(folder / "tables.md", text)
+    plot_compare(folder / "compare.png", settings, comparisons)
+    plot_seeds(folder / "seeds.png", settings)
+    if fitting.json:
+        write_json(fitting.json, {"runs": reports, "comparisons": comparisons})
+    return text
+
+
+def markdown(header: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table."""
+    return "\n".join(f"| {' | '.join(row)} |" for row in [header, ["---"] * len(header), *rows])
+
+
+def settings_table(settings: dict[str, Runs], comparisons: list[dict]) -> str:
+    """The leave-one-out table (Fig. 7): each setting beside the first."""
+    reference, rows = next(iter(settings)), []
+    for setting, c in zip(settings, [None, *comparisons]):
+        fits = [f for _, f in settings[setting]]
+        mean = dict.fromkeys(("B", "C_mid"), "-")
+        if all(f.identified for f in standing(fits)):
+            mean = {name: f"{np.mean([getattr(f, name) for f in standing(fits)]):.3g}" for name in mean}
+        row = [setting, str(len(fits)), asymptote_of(fits), mean["B"], mean["C_mid"]]
+        at = c["efficiency"][0] if c and c["efficiency"] else None
+        row += [with_interval(*c["A_difference"], "+.3f") if c and c["A"] else "-"]
+        row += [f"{at['B'][0]:.2f}, {at['B'][1]:.2f}" if at else "-"]
+        row += [with_interval(*at[f"{name}_ratio"], ".2f") if at else "-" for name in ("B", "C_mid")]
+        rows.append([*row, re.split(" \\(|: its", c["verdict"])[0] if c else "(the others are compared with it)"])
+    header = ["setting", "runs", "A", "B", "C_mid", f"A less that of {reference}",
+              f"B at common A, and that of {reference}", "ratio of B", "ratio of C_mid", "verdict"]  # fmt: skip
+    return markdown(header, rows)
+
+
+def forecast_table(reports: list[dict]) -> str:
+    """Each run fitted on the first half of its compute, against what came; then the sizes of the errors."""
+    rows, held = [], []
+    for about in reports:
+        half = about["baselines"]["held_out"]
+        if "error" in half:
+            rows.append([about["name"], "-", "-", half["error"], *["-"] * 4])
+            continue
+        low, high = half["interval"]
+        inside = low <= half["came"] <= high
+        errors = [half[name] - half["came"] for name in ("sigmoid", "power_law", "last_value")]
+        held.append((*np.abs(errors), inside))
+        forecast = with_interval(half["sigmoid"], low, high)
+        row = [about["name"], f"{half['fit_to']:.3g}", f"{half['came']:.3f}", forecast, "yes" if inside else "no"]
+        rows.append([*row, *(f"{error:+.3f}" for error in errors)])
+    header = ["run", "fitted up to", "came", "sigmoid", "inside", "error of the sigmoid", "of the power law",
+              "of the last value"]  # fmt: skip
+    text = markdown(header, rows)
+    if held:
+        middle = "sigmoid {:.3f}, power law {:.3f}, last value {:.3f}".format(*np.median(held, axis=0)[:3])
+        text += (
+            f"\n\nMedian error: {middle}. {sum(row[3] for row in held)} of {len(held)} came inside their 95 % interval"
+            " (that of the curve, widened by the scatter of the last three points, whose mean came)."
+        )
+    return text
+
+
+def seeds_table(settings: dict[str, Runs]) -> str:
+    """A of every seed, and the error margin that follows (Fig. 8a)."""
+    most = max(map(len, settings.values()))
+    rows, squares, degrees = [], 0.0, 0
+    for setting, runs in settings.items():
+        own = ["fell" if f.fell else f"{f.A:.3f}" if f.identified else f"> {f.interval['A'][0]:.3f}" for _, f in runs]
+        A = [f.A for _, f in runs if f.identified and not f.fell]
+        rows.append([setting, *own, *["-"] * (most - len(own)), f"{np.ptp(A) / 2:.3f}" if len(A) > 1 else "-"])
+        if len(A) > 1:
+            squares, degrees = squares + len(A) * np.var(A), degrees + len(A) - 1
+    text = markdown(["A of", *(f"run {i + 1}" for i in range(most)), "half of the range"], rows)
+    if degrees:
+        s, t = np.sqrt(squares / degrees), stdtrit(degrees, 0.975)
+        low, high = s * np.sqrt(degrees / chdtri(degrees, [0.025, 0.975]))
+        text += (
+            f"\n\nStandard deviation of A between the seeds of a setting: {with_interval(s, low, high, '.4f')}, from"
+            f" {degrees} degrees of freedom. So A of one run lies within {t * s:.3f} of that of its setting, and two"
+            f" settings of {most} runs are told apart from {t * s * np.sqrt(2 / most):.3f} on (95 %)."
+        )
+    return text
+
+
+def runs_table(folder: Path, settings: dict[str, Runs]) -> str:
+    """Every run with its fit and what it has cost."""
+    rows = []
+    for series, f in [run for runs in settings.values() for run in runs]:
+        cost = {}  # what the log says last
+        for place, values in read_rows(folder / series.name / "log.jsonl")[0]:
+            cost |= {column: read_number(values[column], place, column) for column in COSTS if column in values}
+        fitted = [
+            with_interval(getattr(f, name), *f.interval[name], form) if f.identified else "-"
+            for name, form in (("A", ".3f"), ("B", ".2f"), ("C_mid", ".3g"))
+        ]
+        row = [series.name, f"{series.y[0]:.3f}", f"{series.y[-1]:.3f}", *fitted, f"{f.reach:.1f}", f"{f.rms:.4f}"]
+        row += [f"{cost[column]:.3g}" if column in cost else "-" for column in COSTS]
+        rows.append([*row, "; ".join(re.split(r":| \(", warning)[0] for warning in f.warnings) or "-"])
+    header = ["run", "before", "after", "A", "B", "C_mid", "C_max/C_mid", "rms", *COSTS.values(), "warnings"]
+    return markdown(header, rows)
+
+
+# --- 4. The command -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Make the tables and figures of a study again, from its logs."""
+
+    folder: tyro.conf.Positional[Path]  # with a SETTING-seedN/log.jsonl a run
+    fitting: tyro.conf.OmitArgPrefixes[Fitting] = Fitting()
+
+
+def main(arguments: list[str]) -> int:
+    """The command. Returns the exit status: 0; 1 if a run failed; 130 after Ctrl-C, 143 after SIGTERM."""
+    if arguments[:1] == ["tables"]:
+        options = read_flags(Tables, arguments[1:])
+        print(make_tables(options.folder, options.fitting))
+        return 0
+    if {"-h", "--help"} & {*arguments}:
+        read_flags(Study, ["--help"], description=__doc__)  # prints it, and exits
+    if not arguments or arguments[0].startswith("-"):
+        raise ValueError(
+            f"what comes first is the study: {', '.join(STUDIES)}, a JSON file of settings, or tables FOLDER"
+        )
+    study, common = read_flags(Study, arguments, others=True)
+    runs = plan(study, common)
+    folder = next(iter(runs)).parent
+    folder.mkdir(parents=True, exist_ok=True)
+    with lock_folder(folder):
+        failed, stopped_by = train_all(folder, runs, study.jobs)
+    if stopped_by:
+        print(f"\nstopped by {signal.Signals(stopped_by).name}; the same command goes on", file=sys.stderr)
+        return 128 + stopped_by
+    status = 1 if failed else 0
+    try:
+        print(make_tables(folder, Fitting()))
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        status = 1
+    for path, its_status in failed.items():
+        last = Path(f"{path}.txt").read_text().strip().rpartition("\n")[2]
+        print(f"error: {path} failed with status {its_status}: {last} ({path}.txt has all)", file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    run_command(main)
