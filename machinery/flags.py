@@ -29,10 +29,12 @@ def _sentence(box: str) -> str:
     sections = [[]]
     for line in box.splitlines():
         text = line.strip(" │")
-        if re.fullmatch("─+", text):
+        if re.fullmatch("[─-]+", text):
             sections.append([])
         elif text and not re.match("[╭╰]", text):
             sections[-1].append(text)
+    if "╭" not in box:  # the title is on a line of its own where stdout is not UTF-8
+        del sections[0]
     sentence = " ".join(sections[0]).rstrip(".")
     for section in sections[1:]:
         near = re.search(r"--[\w-]+", " ".join(section)) if section[0].startswith("Perhaps you meant") else None
