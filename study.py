@@ -362,7 +362,7 @@ class Tables:
     """Make the tables and figures of a study again, from its logs."""
 
     folder: tyro.conf.Positional[Path]  # with a SETTING-seedN/log.jsonl a run
-    fitting: tyro.conf.OmitArgPrefixes[Fitting] = Fitting()
+    fitting: tyro.conf.OmitArgPrefixes[Fitting] = Fitting()  # how logs are read and fitted
 
 
 def main(arguments: list[str]) -> int:
