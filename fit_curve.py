@@ -61,17 +61,18 @@ def power_law(C, A: float, D: float, B: float) -> Array:
 
 
 # --- 2. A fit -----------------------------------------------------------------------------------------------------
-# Where R0 comes from. The paper holds R0 at the first validation, and so do A, B and C_mid here. But that validation is
-# a measurement as noisy as the others, and an error in it moves A. So the intervals come from a second fit, in which
-# R0 is free and the first validation is one more point, at compute 0. (With `--r0 free` both fits have R0 free; with
-# `--r0 VALUE` it is known, and both hold it.)
+# Each run is fitted twice. A, B and C_mid come from a fit that holds R0 at the first validation, as the paper does. But
+# that validation is a measurement as noisy as the others, and an error in it moves A. So the intervals come from a
+# second fit, in which R0 is free and the first validation is one more point, at compute 0. (With `--r0 free` both fits
+# have R0 free; with `--r0 VALUE` it is known, and both hold it.)
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A fitted curve, and what is known about it."""
+    """A fitted curve, and what is known about it. If A is not identified, then A, B and C_mid only describe the line
+    that is drawn, and all that is known of A is that it exceeds the low end of its interval."""
 
-    A: float  # if A is not identified, these three only describe the line drawn, and A is known to exceed its low
+    A: float
     B: float
     C_mid: float
     R0: float
@@ -85,7 +86,7 @@ class Fit:
     x: Array = field(repr=False)  # (n,) the points fitted
     y: Array = field(repr=False)
     profile: Profile = field(repr=False)
-    identified: bool = True  # whether the data carries A, and with it B and C_mid
+    identified: bool = False  # whether the data carries A, and with it B and C_mid
     no_ceiling: bool = False  # the data passes the middle of its rise, but A is on its bound 1
     fell: bool = False  # the pass rate came down from its peak, which no sigmoid does
     warnings: tuple[str, ...] = ()
@@ -152,8 +153,8 @@ def fit(
 ) -> Fit:
     """The sigmoid of least squares through compute x (n,), increasing, and pass rate y (n,) in [0, 1].
 
-    r0: "first" (the first point is the pass rate before training: it gives R0 and is not fitted; its x may be 0),
-    "free" (fitted), or the value. Points with fit_from <= x <= fit_to are fitted. method: "varpro", or "paper" for the
+    r0: "first" (the first point is the pass rate before training; it gives R0, and its x may be 0), "free" (fitted), or
+    the value. Points with fit_from <= x <= fit_to are fitted. method: "varpro", or "paper" for the
     published grid. num_examples: answers in one validation. Raises ValueError for what cannot be fitted.
     """
     x, y = np.asarray(x, float), np.asarray(y, float)
@@ -176,7 +177,7 @@ def fit(
 
     find = least_squares.paper_grid if method == "paper" else least_squares.variable_projection
     theta, squares = find(x, y, R0)
-    # The second fit, for the intervals (see above).
+    # The second fit: one point and one parameter more, so as many degrees of freedom.
     x_all, y_all = (np.append(0, x), np.append(R0, y)) if r0 == "first" else (x, y)
     R0_free = r0 in ("first", "free")
     best, least = least_squares.polish(x_all, y_all, theta, R0_free)
@@ -203,12 +204,11 @@ def fit(
         profile=profile,
     )
     f = judge(f)
+    remarks = least_squares.remarks_on_the_grid(f.A, f.C_mid) if method == "paper" else []
     if r0 == "first" and first_x > 0:
-        about_R0 = f"R0 = {R0:.3f} is the first point, at x = {first_x:.4g}, not before training: say --r0 if you know"
-        f = replace(f, warnings=(*f.warnings, f"{about_R0} better"))
-    return (
-        replace(f, warnings=(*f.warnings, *least_squares.remarks_on_the_grid(f.A, f.C_mid))) if method == "paper" else f
-    )
+        where = f"the first point, at x = {first_x:.4g}, not before training"
+        remarks = [f"R0 = {R0:.3f} is {where}: say --r0 if you know better", *remarks]
+    return replace(f, warnings=(*f.warnings, *remarks))
 
 
 def lag_one_correlation(residual: Array, parameters: int) -> tuple[float, float]:
@@ -451,7 +451,7 @@ class Options:
     # Run folders, CSV, JSONL, trainer_state.json or verl logs; with --compare settings, [NAME=]LOG[,LOG...]: the seeds
     # of each joined by commas.
     logs: tyro.conf.Positional[tuple[str, ...]]
-    fitting: tyro.conf.OmitArgPrefixes[Fitting] = Fitting()
+    fitting: tyro.conf.OmitArgPrefixes[Fitting] = Fitting()  # how logs are read and fitted
     seeds: bool = False  # the logs are seeds of one setting
     compare: bool = False  # the logs are settings, which are compared two by two
     plot: Path | None = None  # draw the curves into this file (PNG)

@@ -109,9 +109,9 @@ def flags(values: dict) -> list[str]:
 def plan(study: Study, common: list[str]) -> dict[Path, tuple[Settings, list[str]]]:
     """The runs of a study, first all settings with the first seed: by folder their settings, and the flags of train.py
     that give them. common: flags for all runs. ValueError if one cannot be, or is another run already."""
-    for name in ("--seed", "--resume"):
-        if any(argument.split("=")[0] == name for argument in common):
-            raise ValueError(f"{name} is for one run: a study has --seeds, and goes on by itself")
+    for single in ("--seed", "--resume"):
+        if any(argument.split("=")[0] == single for argument in common):
+            raise ValueError(f"{single} is for one run: a study has --seeds, and goes on by itself")
     if study.jobs < 1 or not study.seeds:
         raise ValueError("--jobs must be at least 1, and --seeds must name one seed at least")
     settings, arguments = {}, {}
@@ -130,18 +130,15 @@ def plan(study: Study, common: list[str]) -> dict[Path, tuple[Settings, list[str
     runs = {}
     for seed in study.seeds:
         for setting, its in settings.items():
-            run = dataclasses.replace(
-                its, name=f"{study.name or Path(study.study).stem}/{setting}-seed{seed}", seed=seed
-            )
-            folder = Path("runs") / run.name
+            name = f"{study.name or Path(study.study).stem}/{setting}-seed{seed}"
+            run, folder = dataclasses.replace(its, name=name, seed=seed), Path("runs") / name
             if (folder / "config.json").exists():
                 try:
                     refuse_changes(read_settings(folder), run)
                 except ValueError as error:
                     raise ValueError(f"{folder} holds another run; choose another --name. {error}") from None
-            own = flags(
-                {"name": run.name, "seed": seed, "threads": run.threads or max(1, cpu_threads(run) // study.jobs)}
-            )
+            threads = run.threads or max(1, cpu_threads(run) // study.jobs)
+            own = flags({"name": name, "seed": seed, "threads": threads})
             runs[folder] = run, arguments[setting] + own
     return runs
 
@@ -363,7 +360,7 @@ class Tables:
     """Make the tables and figures of a study again, from its logs."""
 
     folder: tyro.conf.Positional[Path]  # with a SETTING-seedN/log.jsonl a run
-    fitting: tyro.conf.OmitArgPrefixes[Fitting] = Fitting()
+    fitting: tyro.conf.OmitArgPrefixes[Fitting] = Fitting()  # how logs are read and fitted
 
 
 def main(arguments: list[str]) -> int:
@@ -400,4 +397,6 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["tables"]:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `study.py tables .. | head` ends quietly
     run_command(main)

@@ -22,6 +22,7 @@ def project(folder: Path, **faults: str) -> Path:
     """A copy of the project, with a fault (Python text) at the end of some of its modules: generate="...". """
     for name in ("train.py", "generate.py", "loss.py", "fit_curve.py"):
         shutil.copy(ROOT / name, folder)
+    shutil.copytree(ROOT / "machinery", folder / "machinery", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(ROOT / "data", folder / "data", ignore=shutil.ignore_patterns("pictures", "study", "__pycache__"))
     for module, text in faults.items():
         with open((folder / module.replace("__", "/")).with_suffix(".py"), "a") as file:
@@ -65,21 +66,24 @@ RAISES, HANGS, DIES = "raise RuntimeError('it broke')", "time.sleep(1000)", "os.
 
 
 class RealRun:
-    """python train.py in a process of its own, in `folder`; every process that comes of it carries a mark."""
+    """python train.py in a process of its own, in `folder`; every process that comes of it carries a mark.
+
+    script: another one, and what stands before all flags, for example "study.py loo"."""
 
     shared_memory: set[int] = set()  # inodes there of all that processes of these runs have been seen to use
 
-    def __init__(self, folder: Path, *flags: str, name: str = "run"):
+    def __init__(self, folder: Path, *flags: str, name: str = "run", script: str = "train.py"):
         if not (folder / "data").exists():
             (folder / "data").symlink_to(ROOT / "data")
-        script = folder / "train.py" if (folder / "train.py").exists() else ROOT / "train.py"
+        file, *first = script.split()
+        script = folder / file if (folder / file).exists() else ROOT / file
         self.mark = uuid.uuid4().hex
         self.folder = folder / "runs" / name
         self.output = open(folder / f"{self.mark}.txt", "w+")
         environment = {**os.environ, "SCALERL_TEST_RUN": self.mark}
         start = [] if any(flag == "--resume" for flag in flags) else ["--name", name, *TINY]
         self.process = subprocess.Popen(
-            [sys.executable, str(script), *start, *flags], cwd=folder, env=environment, stdout=self.output,
+            [sys.executable, str(script), *first, *start, *flags], cwd=folder, env=environment, stdout=self.output,
             stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
 

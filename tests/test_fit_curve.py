@@ -9,15 +9,26 @@ import numpy as np
 import pytest
 
 import fit_curve
-from fit_curve import fit, fit_power_law, held_out, read_log, sigmoid
+from fit_curve import fit, fit_power_law, held_out, outlook, sigmoid
+from machinery import least_squares, plots
+from machinery.comparison import asymptote_of, compare, with_interval
+from machinery.flags import run_command
+from machinery.logs import Series, read_log
 
 SCRIPT = Path(fit_curve.__file__)
 # Table 1 of the paper: C_mid in GPU-hours, B, A; and R0, about .40 for the 8B model and .51 for Scout
-TABLE_1 = {"ScaleRL": (2542, 1.92, 0.610, 0.40), "32k": (11272, 1.89, 0.645, 0.40),
-           "8 generations": (2542, 2.44, 0.585, 0.40), "24 generations": (3054, 2.22, 0.590, 0.40),
-           "32 generations": (2936, 2.07, 0.595, 0.40), "Scout": (4242, 1.65, 0.710, 0.51),
-           "batch 512": (2818, 1.77, 0.605, 0.40), "batch 2048": (10909, 1.70, 0.645, 0.40),
-           "math": (2896, 2.05, 0.595, 0.40), "code": (1675, 1.09, 0.615, 0.40)}
+TABLE_1 = {
+    "ScaleRL": (2542, 1.92, 0.610, 0.40),
+    "32k": (11272, 1.89, 0.645, 0.40),
+    "8 generations": (2542, 2.44, 0.585, 0.40),
+    "24 generations": (3054, 2.22, 0.590, 0.40),
+    "32 generations": (2936, 2.07, 0.595, 0.40),
+    "Scout": (4242, 1.65, 0.710, 0.51),
+    "batch 512": (2818, 1.77, 0.605, 0.40),
+    "batch 2048": (10909, 1.70, 0.645, 0.40),
+    "math": (2896, 2.05, 0.595, 0.40),
+    "code": (1675, 1.09, 0.615, 0.40),
+}
 EARLY_X = np.linspace(1500, 50000, 60)
 
 
@@ -37,15 +48,13 @@ def write_csv(path, x, y, header="compute_flops,pass_rate"):
 
 def command(*arguments, capsys):
     """Exit status, output and errors of the command, run in this process."""
-    try:
-        status = fit_curve.main([str(a) for a in arguments])
-    except SystemExit as stop:
-        status = stop.code
+    with pytest.raises(SystemExit) as stop:
+        run_command(fit_curve.main, [str(argument) for argument in arguments])
     captured = capsys.readouterr()
-    return status, captured.out, captured.err
+    return stop.value.code, captured.out, captured.err
 
 
-# ------------------------------------------------------------------------------------------------ the curve
+# --- the curve ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("setting", TABLE_1)
@@ -58,16 +67,21 @@ def test_recovers_the_published_parameters(setting):
 
 
 def test_both_methods_agree_and_least_squares_is_no_worse():
-    """The published grid is 7,100 SciPy fits, so it is run once; it holds C_mid only to its step of 403."""
+    """The published grid holds C_mid only to its step of 403, and each of its 7,100 B is that of SciPy."""
+    from scipy.optimize import curve_fit
+
     C_mid, B, A, R0 = TABLE_1["ScaleRL"]
     x = np.linspace(0, 6 * C_mid, 20)
     y = sigmoid(x, A, B, C_mid, R0)
     exact, grid = fit(x, y), fit(x, y, method="paper")
     assert abs(grid.A - exact.A) < 0.005 and abs(grid.B - exact.B) < 0.15
     assert abs(grid.C_mid - exact.C_mid) < 403
-    assert exact.sse <= grid.sse
+    assert exact.squares <= grid.squares
+    fixed = grid.A, grid.C_mid, grid.R0
+    (B_of_scipy,), _ = curve_fit(lambda C, B: sigmoid(C, fixed[0], B, *fixed[1:]), x[1:], y[1:])
+    assert grid.B == pytest.approx(B_of_scipy, rel=1e-4)
     assert any("snaps" in w for w in grid.warnings) and not any("snaps" in w for w in exact.warnings)
-    assert min(abs(grid.C_mid - fit_curve.PAPER_C_MID)) < 1e-6 * grid.C_mid
+    assert min(abs(grid.C_mid - least_squares.PAPER_C_MID)) < 1e-6 * grid.C_mid
 
 
 def test_published_grid_names_its_edges_and_refuses_other_units():
@@ -86,11 +100,16 @@ def test_least_squares_reaches_the_bottom_of_the_valley():
         x, y = run_of(noise=0.02, seed=seed, last=300 + 100 * seed)
         for r0, others in (("first", 3), ("free", 4)):
             f = fit(x, y, r0)
-            def residual(p):
+
+            def residual(p, f=f, others=others, y=y):
                 return sigmoid(f.x, p[0], np.exp(p[1]), np.exp(p[2]), p[3] if others == 4 else y[0]) - f.y
-            best = min(least_squares(residual, [0.7, np.log(B), np.log(mid), 0.2][:others]).cost * 2
-                       for B in (0.7, 2, 5) for mid in (50, 150, 400))
-            assert f.sse <= best * (1 + 1e-6) or f.A == 1
+
+            best = min(
+                least_squares(residual, [0.7, np.log(B), np.log(mid), 0.2][:others]).cost * 2
+                for B in (0.7, 2, 5)
+                for mid in (50, 150, 400)
+            )
+            assert f.squares <= best * (1 + 1e-6) or f.A == 1
 
 
 def test_fit_window_and_source_of_R0():
@@ -126,7 +145,7 @@ def test_power_law_recovers_its_parameters():
     assert np.allclose(fit_power_law(x, fit_curve.power_law(x, 0.8, 2.0, 0.6)), (0.8, 2.0, 0.6), rtol=1e-3)
 
 
-# ---------------------------------------------------------------------------------------------- the intervals
+# --- the intervals --------------------------------------------------------------------------------------------------
 
 
 def test_ends_of_the_interval_of_A_are_where_the_profile_crosses():
@@ -135,35 +154,38 @@ def test_ends_of_the_interval_of_A_are_where_the_profile_crosses():
 
     x, y = run_of(noise=0.015)
     f = fit(x, y, 0.2)
-    excess = fit_curve.allowed_excess(f.sse, len(f.x), 3, f.correlation)
+    excess = fit_curve.allowed_excess(f.squares, len(f.x) - 3, f.correlation)
     for end in f.interval["A"]:
-        solution = least_squares(lambda p: sigmoid(f.x, end, *np.exp(p), 0.2) - f.y, np.log([f.B, f.C_mid]))
+        solution = least_squares(lambda p, end=end: sigmoid(f.x, end, *np.exp(p), 0.2) - f.y, np.log([f.B, f.C_mid]))
         best = 2 * solution.cost
-        assert (best - f.sse) / excess == pytest.approx(1, rel=0.03)
+        assert (best - f.squares) / excess == pytest.approx(1, rel=0.03)
 
 
 def test_intervals_hold_the_truth_over_many_draws():
-    """The simulation of tests/benchmark.py in small: correlated neighbours, noisy R0."""
+    """The simulation of tests/benchmark.py in small: correlated neighbours, noisy R0. At 95 %, fewer than 33 of 40 hold
+    the truth less than once in 1,000."""
     truth, hits = {"A": 0.7, "B": 1.8, "C_mid": 100.0}, []
-    for seed in range(150):
+    for seed in range(40):
         x, y = run_of(seed=seed, correlation=0.4, n=61, last=500)
         f = fit(x, y)
-        independent = fit_curve.allowed_excess(f.sse, len(f.x), 3, 0.0)
-        theta, sse = fit_curve.variable_projection(f.x, f.y, y[0])
-        plain = fit_curve.profile_over_A(f.x, f.y, theta, sse, independent, False)[0]["A"]
+        theta, squares = least_squares.variable_projection(f.x, f.y, y[0])
+        independent = fit_curve.allowed_excess(squares, len(f.x) - 3, correlation=0.0)
+        plain = least_squares.profile_over_A(f.x, f.y, theta, squares, independent, False)[0]["A"]
         low, high = f.band(1000)
-        hits.append([f.interval[k][0] <= v <= f.interval[k][1] for k, v in truth.items()]
-                    + [low <= sigmoid(1000, 0.7, 1.8, 100, 0.2) <= high, plain[0] <= 0.7 <= plain[1]])
-    A, B, C_mid, forecast, plain = np.mean(hits, axis=0)
-    assert min(A, B, C_mid, forecast) > 0.87, hits
-    assert plain < A - 0.05  # without the correction the interval is too narrow
+        hits.append(
+            [f.interval[k][0] <= v <= f.interval[k][1] for k, v in truth.items()]
+            + [low <= sigmoid(1000, 0.7, 1.8, 100, 0.2) <= high, plain[0] <= 0.7 <= plain[1]]
+        )
+    A, B, C_mid, forecast, plain = np.sum(hits, axis=0)
+    assert min(A, B, C_mid, forecast) >= 33, hits
+    assert plain <= A - 3  # without the correction the interval is too narrow
 
 
 def test_correlation_of_neighbours_is_corrected_for_bias():
-    for correlation, n in ((0.3, 61), (0.5, 61), (0.3, 41), (0.5, 41)):
-        runs = [fit(*run_of(seed=s, correlation=correlation, n=n)) for s in range(60)]
-        raw, corrected = np.mean([(f.lag_1, f.correlation) for f in runs], axis=0)
-        assert raw < correlation - 0.09 and abs(corrected - correlation) < 0.028
+    """On average over runs, which `tests/benchmark.py fit` shows for more correlations and lengths."""
+    runs = [fit(*run_of(seed=s, correlation=0.5, n=41)) for s in range(60)]
+    raw, corrected = np.mean([(f.lag_1, f.correlation) for f in runs], axis=0)
+    assert raw < 0.5 - 0.09 and abs(corrected - 0.5) < 0.028
 
 
 def test_band_holds_the_curve_and_ends_at_the_interval_of_A():
@@ -174,7 +196,7 @@ def test_band_holds_the_curve_and_ends_at_the_interval_of_A():
     assert np.allclose([low[-1], high[-1]], f.interval["A"], atol=1e-3)
 
 
-# ------------------------------------------------------------------------------- what the data does not carry
+# --- what the data does not carry -----------------------------------------------------------------------------------
 
 
 def warnings_of(x, y, **options):
@@ -193,8 +215,8 @@ def test_a_run_short_of_its_midpoint_has_no_asymptote(capsys, tmp_path):
 
 
 def test_lower_bound_of_an_unidentified_A_holds():
-    held = [fit(*run_of(last=100, n=31, seed=s)).interval["A"][0] <= 0.7 for s in range(40)]
-    assert np.mean(held) > 0.9
+    """For one side 97.5 % is meant; that more than 3 of 20 miss has a chance of 1 in 1,000."""
+    assert sum(fit(*run_of(last=100, n=31, seed=s)).interval["A"][0] <= 0.7 for s in range(20)) >= 17
 
 
 def test_short_reach_warns():
@@ -241,26 +263,42 @@ def test_held_out_reports_three_forecasts_and_what_came():
         held_out(*run_of(n=8))
 
 
-# ---------------------------------------------------------------------------------------------- comparisons
+def test_the_outlook_while_a_run_goes_on():
+    x, y = run_of(A=0.9, last=600.0)
+    f = fit(x, y)
+    low, high = f.interval["A"]
+    assert (
+        outlook(Series("run", x, y))
+        == f"A {f.A:.2f} [{low:.2f}, {high:.2f}]; twice the compute buys {f.gain()[0]:+.2f}"
+    )
+    early = fit(x[:9], y[:9])
+    assert not early.identified and outlook(Series("run", x[:9], y[:9])) == f"A > {early.interval['A'][0]:.2f}"
+    assert outlook(Series("run", x[:6], y[:6])) == outlook(Series("run", x, np.full(41, 0.3))) == ""
+
+
+# --- comparisons ----------------------------------------------------------------------------------------------------
 
 
 def group(seeds=(0,), **curve):
     return [fit(*run_of(seed=s, **curve)) for s in seeds]
 
 
-@pytest.mark.parametrize("one, two, words", [
-    (dict(A=0.75), dict(A=0.65), "one raises the ceiling"),
-    (dict(A=0.65), dict(A=0.75), "two raises the ceiling"),
-    (dict(B=1.4, noise=0.004), dict(B=2.6, noise=0.004), "two is more efficient"),
-    (dict(C_mid=60.0), dict(C_mid=110.0), "one is more efficient"),
-    (dict(), dict(), "no difference that this data shows"),
-    (dict(A=0.7), dict(A=0.71), "no difference that this data shows"),
-    (dict(last=100.0), dict(), "does not identify A of one"),
-])
+@pytest.mark.parametrize(
+    "one, two, words",
+    [
+        (dict(A=0.75), dict(A=0.65), "one raises the ceiling"),
+        (dict(A=0.65), dict(A=0.75), "two raises the ceiling"),
+        (dict(B=1.4, noise=0.004), dict(B=2.6, noise=0.004), "two is more efficient"),
+        (dict(C_mid=60.0), dict(C_mid=110.0), "one is more efficient"),
+        (dict(), dict(), "no difference that this data shows"),
+        (dict(A=0.7), dict(A=0.71), "no difference that this data shows"),
+        (dict(last=100.0), dict(), "does not identify A of one"),
+    ],
+)
 @pytest.mark.parametrize("seeds", [(0, 0), (range(2), range(2, 4)), (range(3), range(3, 6))])
 def test_verdicts(one, two, words, seeds):
     first, second = ((s,) if isinstance(s, int) else s for s in (seeds if seeds != (0, 0) else (0, 7)))
-    result = fit_curve.compare(("one", "two"), (group(first, **one), group(second, **two)))
+    result = compare(("one", "two"), (group(first, **one), group(second, **two)))
     assert words in result["verdict"]
 
 
@@ -274,15 +312,15 @@ def test_runs_that_show_no_ceiling_are_compared_in_efficiency_alone():
     slow = fits(100.0)
     lost = [f for f in slow if not f.identified]
     assert lost and all(f.comparable and f.A == pytest.approx(1.0, abs=1e-4) for f in lost)
-    result = fit_curve.compare(["slow", "quick"], [slow, fits(60.0)])
+    result = compare(["slow", "quick"], [slow, fits(60.0)])
     assert result["verdict"].startswith("quick is more efficient") and "not all runs of slow" in result["verdict"]
     assert result["A"] is None and result["efficiency"][0]["C_mid_ratio"][0] == pytest.approx(100 / 60, rel=0.1)
     capped = [fit(*run_of(A=0.8, B=1.5, C_mid=100.0, R0=0.1, noise=0.02, seed=seed)) for seed in range(3)]
-    result = fit_curve.compare(["slow", "capped"], [slow, capped])
+    result = compare(["slow", "capped"], [slow, capped])
     assert result["verdict"].startswith("slow raises the ceiling: its A lies at least") and not result["efficiency"]
     early = fits(100.0, last=80.0)
     assert not all(f.comparable for f in early)
-    assert "does not identify A of early" in fit_curve.compare(["early", "quick"], [early, fits(60.0)])["verdict"]
+    assert "does not identify A of early" in compare(["early", "quick"], [early, fits(60.0)])["verdict"]
 
 
 def test_runs_that_fell_are_counted_and_left_out_of_a_comparison():
@@ -292,27 +330,35 @@ def test_runs_that_fell_are_counted_and_left_out_of_a_comparison():
     fallen = fit(x, np.where(x > 500, 0.5, y))
     assert fallen.fell and not any(f.fell for f in whole)
     other = [fit(*run_of(**curve | {"C_mid": 60.0}, seed=seed)) for seed in range(3, 6)]
-    result, without = (fit_curve.compare(("one", "two"), (fits, other)) for fits in ([*whole, fallen], whole))
+    result, without = (compare(("one", "two"), (fits, other)) for fits in ([*whole, fallen], whole))
     assert result["efficiency"] == without["efficiency"] and result["verdict"].startswith("two is more efficient")
     assert "1 of 3 runs of one fell" in result["verdict"] and "fell" not in without["verdict"]
-    assert fit_curve.asymptote_of([*whole, fallen]) == fit_curve.asymptote_of(whole) + "; 1 of 3 fell"
-    assert fit_curve.asymptote_of([fallen]) == fit_curve.spread(fallen.A, *fallen.interval["A"])
+    assert asymptote_of([*whole, fallen]) == asymptote_of(whole) + "; 1 of 3 fell"
+    assert asymptote_of([fallen]) == with_interval(fallen.A, *fallen.interval["A"])
 
 
 def test_settings_that_do_not_differ_are_seldom_told_apart():
-    """40 pairs of settings, two seeds each, whose seeds scatter alike around one curve: B and C_mid are two tests at
-    5 %, so about 4 false verdicts are expected (the chance of more than 10 is below 1 %)."""
+    """12 pairs of settings, two seeds each, whose seeds scatter alike around one curve: B and C_mid are two tests at
+    5 %, so about 1 false verdict is expected (the chance of more than 4 is below 1 %)."""
     random, told = np.random.default_rng(0), 0
-    for _ in range(40):
-        runs = [fit(*run_of(C_mid=100 * np.exp(0.05 * random.standard_normal()), A=0.7 + 0.008 * random.standard_normal(),
-                            seed=random.integers(10**9))) for _ in range(4)]
-        told += "no difference" not in fit_curve.compare(("one", "two"), (runs[:2], runs[2:]))["verdict"]
-    assert told <= 10
+    for _ in range(12):
+        runs = [
+            fit(
+                *run_of(
+                    C_mid=100 * np.exp(0.05 * random.standard_normal()),
+                    A=0.7 + 0.008 * random.standard_normal(),
+                    seed=random.integers(10**9),
+                )
+            )
+            for _ in range(4)
+        ]
+        told += "no difference" not in compare(("one", "two"), (runs[:2], runs[2:]))["verdict"]
+    assert told <= 4
 
 
 def test_comparison_holds_A_at_the_mean_and_tries_its_neighbours():
     one, two = group(A=0.70), group(A=0.71, seeds=(3,))
-    result = fit_curve.compare(("one", "two"), (one, two))
+    result = compare(("one", "two"), (one, two))
     middle = np.mean([one[0].A, two[0].A])
     assert [e["A"] for e in result["efficiency"]] == pytest.approx([middle, middle - 0.02, middle + 0.02])
 
@@ -334,8 +380,7 @@ def test_compare_command_with_seeds_names_and_plot(capsys, tmp_path):
         write_csv(tmp_path / f"b{s}.csv", *run_of(A=0.55, seed=s + 5))
     plot, out = tmp_path / "c.png", tmp_path / "c.json"
     new, old = (f"{tmp_path}/{letter}0.csv,{tmp_path}/{letter}1.csv" for letter in "ab")
-    status, text, _ = command("--compare", f"new={new}", f"old={old}", "--plot", plot, "--json", out,
-                              capsys=capsys)
+    status, text, _ = command("--compare", f"new={new}", f"old={old}", "--plot", plot, "--json", out, capsys=capsys)
     assert status == 0 and "new raises the ceiling" in text and plot.read_bytes()[:4] == b"\x89PNG"
     assert json.loads(out.read_text())["comparisons"][0]["settings"] == ["new", "old"]
 
@@ -350,7 +395,7 @@ def test_compare_takes_paths_with_an_equals_sign(capsys, tmp_path):
     assert status == 0 and f"{first} and s0.csv: no difference" in text
 
 
-# ---------------------------------------------------------------------------------------------------- reading
+# --- reading --------------------------------------------------------------------------------------------------------
 
 
 def test_reads_our_run_folder(tmp_path):
@@ -395,9 +440,11 @@ def test_reads_verl_console_log(tmp_path):
     x, y = run_of(n=11)
     text = b"config: {'lr': 1e-6}\n\xff\xfe\x00 stray \x0c bytes\n"
     for C, p in zip(x, y):
-        line = (f"\x1b[36m(TaskRunner pid=7)\x1b[0m step:{C:.0f} - actor/entropy:np.float64(0.31) - "
-                f"critic/score/mean:0.4 - val-core/openai/gsm8k/reward/mean@1:np.float64({p!s}) - "
-                "perf/time_per_step:nan\n")
+        line = (
+            f"\x1b[36m(TaskRunner pid=7)\x1b[0m step:{C:.0f} - actor/entropy:np.float64(0.31) - "
+            f"critic/score/mean:0.4 - val-core/openai/gsm8k/reward/mean@1:np.float64({p!s}) - "
+            "perf/time_per_step:nan\n"
+        )
         text += line.encode() + b"\x85\xff\n"
     (tmp_path / "verl.log").write_bytes(text)
     (series,) = read_log(tmp_path / "verl.log")
@@ -410,9 +457,18 @@ def test_reads_the_json_lines_of_verl_and_of_prime_rl(tmp_path):
     x, y = run_of(n=11)
     name = "val-core/openai/gsm8k/acc/mean@16"
     verl = [{"step": int(C), "data": {"actor/entropy": 0.3, name: float(p)}} for C, p in zip(x, y)]
-    prime = [{"step": int(C), "time": 1.78e9 + 60 * i, "eval/aime24/all/agent/pass@8": 0.9,
-              "eval/aime24/all/agent/avg@16": float(p)} for i, (C, p) in enumerate(zip(x, y))]
-    dated = "time,step,pass_rate\n" + "".join(f"2026-01-01 00:{i:02},{int(C)},{p}\n" for i, (C, p) in enumerate(zip(x, y)))
+    prime = [
+        {
+            "step": int(C),
+            "time": 1.78e9 + 60 * i,
+            "eval/aime24/all/agent/pass@8": 0.9,
+            "eval/aime24/all/agent/avg@16": float(p),
+        }
+        for i, (C, p) in enumerate(zip(x, y))
+    ]
+    dated = "time,step,pass_rate\n" + "".join(
+        f"2026-01-01 00:{i:02},{int(C)},{p}\n" for i, (C, p) in enumerate(zip(x, y))
+    )
     (tmp_path / "dated.csv").write_text(dated)
     prime += [{"step": int(C), "time": 1.78e9 + 60 * i, "reward/mean": 0.1} for i, C in enumerate(x)]
     (tmp_path / "prime").mkdir()
@@ -455,28 +511,31 @@ def changed(row, **new):
     return "\n".join(["x,y"] + [f"{r['x']},{r['y']}" for r in rows]) + "\n"
 
 
-@pytest.mark.parametrize("content, words", [
-    ("", "empty"),
-    ("x,y\n", "no data"),
-    ("x,y\n1,0.5\n", "1 point"),
-    ("1,0.5\n2,0.6\n", "line 1: a number where column names"),
-    ("x,y\n" + "".join(f"{i},0.5\n" for i in range(9)), "constant"),
-    ("x,y\n" + "".join(f"{i},0.{i}\n" for i in range(3)), "at least 4"),
-    (changed(3, y="nan"), "line 5: x = 3, y = nan"),
-    (changed(3, y="inf"), "line 5"),
-    (changed(3, y="much"), "line 5: y = 'much' is not a number"),
-    (changed(3, x="2"), "line 5: x = 2 after 2"),
-    (changed(3, x="1.5"), "line 5: x = 1.5 after 2"),
-    (changed(0, x="-1"), "line 2: x = -1"),
-    (changed(1, x="0"), "line 3: x = 0"),
-    (changed(4, y="-0.2"), "line 6: y = -0.2 is no pass rate"),
-    (changed(4, y="50"), "--percent"),
-    (changed(4, y="0.5,7"), "line 6: 3 values under 2 names"),
-    ("step,foo,bar\n1,0.1,0.2\n", "name it with --y of: step, foo, bar"),
-    ('{"a": 1}\n[1]\n', "line 2: no object"),
-    ("[1, 2]", "JSON without records"),
-    ("x,y\n\"" + 200000 * "a" + "\",3\n", "neither JSON nor a table"),
-])
+@pytest.mark.parametrize(
+    "content, words",
+    [
+        ("", "empty"),
+        ("x,y\n", "no data"),
+        ("x,y\n1,0.5\n", "1 point"),
+        ("1,0.5\n2,0.6\n", "line 1: a number where column names"),
+        ("x,y\n" + "".join(f"{i},0.5\n" for i in range(9)), "constant"),
+        ("x,y\n" + "".join(f"{i},0.{i}\n" for i in range(3)), "at least 4"),
+        (changed(3, y="nan"), "line 5: x = 3, y = nan"),
+        (changed(3, y="inf"), "line 5"),
+        (changed(3, y="much"), "line 5: y = 'much' is not a number"),
+        (changed(3, x="2"), "line 5: x = 2 after 2"),
+        (changed(3, x="1.5"), "line 5: x = 1.5 after 2"),
+        (changed(0, x="-1"), "line 2: x = -1"),
+        (changed(1, x="0"), "line 3: x = 0"),
+        (changed(4, y="-0.2"), "line 6: y = -0.2 is no pass rate"),
+        (changed(4, y="50"), "--percent"),
+        (changed(4, y="0.5,7"), "line 6: 3 values under 2 names"),
+        ("step,foo,bar\n1,0.1,0.2\n", "name it with --y of: step, foo, bar"),
+        ('{"a": 1}\n[1]\n', "line 2: no object"),
+        ("[1, 2]", "JSON without records"),
+        ('x,y\n"' + 200000 * "a" + '",3\n', "neither JSON nor a table"),
+    ],
+)
 def test_bad_input_is_named_with_its_line(content, words, capsys, tmp_path):
     (tmp_path / "bad.csv").write_text(content)
     plot = tmp_path / "bad.png"
@@ -491,39 +550,57 @@ def test_percent_is_converted_when_said(capsys, tmp_path):
     assert status == 0 and f"{fit(x, y).A:.3f}" in text
 
 
-@pytest.mark.parametrize("arguments, words", [
-    (["missing.csv"], "missing.csv: No such file"),
-    (["{log}", "--x", "flop"], "no column 'flop'"),
-    (["{log}", "--y", "pass_rat"], "did you mean 'pass_rate'"),
-    (["{log}", "--predikt", "3"], "did you mean --predict?"),
-    (["{log}", "--r0", "second"], "neither a number"),
-    (["{log}", "--r0", "1.5"], "R0 = 1.5"),
-    (["{log}", "--predict", "-3"], "must be positive"),
-    (["{log}", "--fit-from", "1e9"], "only 0 of 41 points"),
-    (["{log}", "--compare"], "two settings"),
-    (["{log}", "--seeds"], "two runs"),
-    (["{log}", "--seeds", "--compare"], "choose one"),
-    (["{log}", "--plot", "no/such/folder.png"], "no such folder"),
-    (["{log}", "--r0", "free", "--method", "paper"], "published grid"),
-])
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["missing.csv"], "No such file or directory: 'missing.csv'"),
+        ([], "no log is named"),
+        (["{log}", "--x", "flop"], "no column 'flop'"),
+        (["{log}", "--y", "pass_rat"], "did you mean 'pass_rate'"),
+        (["{log}", "--predikt", "3"], "did you mean --predict?"),
+        (["{log}", "--r0", "second"], "'second'] does not match choices ('first', 'free')"),
+        (["{log}", "--r0", "-1"], "R0 = -1"),
+        (["{log}", "--r0", "1.5"], "R0 = 1.5"),
+        (["{log}", "--predict", "-3"], "must be positive"),
+        (["{log}", "--fit-from", "1e9"], "only 0 of 41 points"),
+        (["{log}", "--compare"], "two settings"),
+        (["{log}", "--seeds"], "two runs"),
+        (["{log}", "--seeds", "--compare"], "choose one"),
+        (["{log}", "--plot", "no/such/folder.png"], "no such folder"),
+        (["{log}", "--r0", "free", "--method", "paper"], "published grid"),
+    ],
+)
 def test_bad_arguments_are_refused(arguments, words, capsys, tmp_path):
     log = write_csv(tmp_path / "log.csv", *run_of())
     status, text, error = command(*(a.format(log=log) for a in arguments), capsys=capsys)
     assert status == 2 and words in error and not text
 
 
-# ---------------------------------------------------------------------------------------- the whole command
+# --- the whole command ----------------------------------------------------------------------------------------------
 
 
 def test_command_writes_json_and_plot(capsys, tmp_path):
     x, y = run_of()
     path, out, plot = write_csv(tmp_path / "log.csv", x, y), tmp_path / "out.json", tmp_path / "out.png"
-    status, text, _ = command(path, "--predict", 1000, "--fit-to", 500, "--json", out, "--plot", plot,
-                              capsys=capsys)
+    status, text, _ = command(path, "--predict", 1000, "--fit-to", 500, "--json", out, "--plot", plot, capsys=capsys)
     (run,) = json.loads(out.read_text())["runs"]
     assert status == 0 and plot.read_bytes()[:4] == b"\x89PNG"
-    assert {"name", "A", "B", "C_mid", "R0", "interval", "sse", "n_points", "x", "y", "fit_window",
-            "forecast", "baselines", "warnings"} <= set(run)
+    assert {
+        "name",
+        "A",
+        "B",
+        "C_mid",
+        "R0",
+        "interval",
+        "sse",
+        "n_points",
+        "x",
+        "y",
+        "fit_window",
+        "forecast",
+        "baselines",
+        "warnings",
+    } <= set(run)
     assert [f["x"] for f in run["forecast"]] == [1000, 2 * run["fit_window"][1]]
     low, high = run["forecast"][0]["interval"]
     assert low < sigmoid(1000, 0.7, 1.8, 100, 0.2) < high
@@ -536,12 +613,13 @@ def test_a_plot_that_fails_leaves_the_old_one(tmp_path):
     path = tmp_path / "old.png"
     path.write_text("old")
 
-    def fail(temporary):
-        Path(temporary).write_text("half")
-        raise ValueError("no ink")
+    class OutOfInk:
+        def savefig(self, path, **_):
+            path.write_text("half")
+            raise ValueError("no ink")
 
     with pytest.raises(ValueError, match="no ink"):
-        fit_curve.write_whole(str(path), fail)
+        plots._save(path, OutOfInk())
     assert path.read_text() == "old" and [p.name for p in tmp_path.iterdir()] == ["old.png"]
 
 

@@ -1,11 +1,13 @@
 """Studies: many runs from one command, their tables and figures, and runs that end when more compute buys nothing."""
 
+import dataclasses
 import json
 import re
 import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,12 +15,16 @@ from faults import ROOT, RealRun, check_log, last_step, log, project
 from test_fit_curve import run_of
 
 import fit_curve
-import train
+import loss
+import study
 from fit_curve import fit, held_out, levelled_off, sigmoid
+from machinery.flags import run_command
+from machinery.record import last_line
+from machinery.settings import parse, read_settings
 
 SETTINGS = {"plain": {}, "other": {"aggregation": "token", "thinking_budget": [50, 52]}}
-STEPS, VALIDATION_EVERY = 18, 3
-COMMAND = ["--study", "two.json", "--seeds", "0", "1", "--jobs", "2", "--steps", str(STEPS), "--validation-every",
+STEPS, VALIDATION_EVERY = 10, 2
+COMMAND = ["--seeds", "0", "1", "--jobs", "2", "--steps", str(STEPS), "--validation-every",
            str(VALIDATION_EVERY), "--validation-samples", "6"]  # fmt: skip
 
 
@@ -31,22 +37,34 @@ def signal_handlers():
         signal.signal(number, handler)
 
 
+def status_of(*arguments: str) -> int:
+    """The exit status of study.py, run in this process."""
+    with pytest.raises(SystemExit) as stop:
+        run_command(study.main, list(arguments))
+    return stop.value.code
+
+
+def checkpoints(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "checkpoints").iterdir())
+
+
 # --- real runs ----------------------------------------------------------------------------------------------------
 
 
 def test_a_study_is_interrupted_goes_on_and_finds_itself_finished(tmp_path, monkeypatch, capsys):
     """Two settings and two seeds, two runs at once, Ctrl-C in the middle."""
     (tmp_path / "two.json").write_text(json.dumps(SETTINGS))
-    study = RealRun(tmp_path, *COMMAND, name="two")
-    first = [study.folder / "plain-seed0", study.folder / "other-seed0"]
-    study.until(lambda: max(map(last_step, first)) >= 2)
-    study.process.send_signal(signal.SIGINT)
-    assert study.end() == 130 and "the same command goes on" in study.text()
+    started = RealRun(tmp_path, *COMMAND, name="two", script="study.py two.json")
+    place = started.folder
+    first = [place / "plain-seed0", place / "other-seed0"]
+    started.until(lambda: max(map(last_step, first)) >= 2)
+    started.process.send_signal(signal.SIGINT)
+    assert started.end() == 130 and "the same command goes on" in started.text()
     begun = [folder for folder in first if last_step(folder) >= 1]  # the other may not have come so far
     for folder in begun:  # stopped after a step, with a checkpoint of it
-        assert last_step(folder) < STEPS and train.last_line(folder)["kind"] != "end"
-        assert train.newest_checkpoint(folder).name == f"step-{last_step(folder):06d}"
-    assert begun and not (study.folder / "plain-seed1").exists()
+        assert last_step(folder) < STEPS and last_line(folder)["kind"] != "end"
+        assert checkpoints(folder)[-1] == f"step-{last_step(folder):06d}"
+    assert begun and not (place / "plain-seed1").exists()
 
     # The same command goes on, in this process. One run had ended before, but with fewer steps than are wanted now.
     ended = {"kind": "end", "step": last_step(begun[0]), "reason": "All steps are made"}
@@ -55,31 +73,31 @@ def test_a_study_is_interrupted_goes_on_and_finds_itself_finished(tmp_path, monk
     config = json.loads((begun[0] / "config.json").read_text()) | {"steps": ended["step"]}
     (begun[0] / "config.json").write_text(json.dumps(config))
     monkeypatch.chdir(tmp_path)
-    command = study.process.args[2:]
-    assert train.main(command) == 0
-    runs = {path.name: path for path in study.folder.iterdir() if path.is_dir()}
+    command = started.process.args[2:]
+    assert status_of(*command) == 0
+    runs = {path.name: path for path in place.iterdir() if path.is_dir()}
     assert sorted(runs) == ["other-seed0", "other-seed1", "plain-seed0", "plain-seed1"]
     for name, folder in runs.items():
         check_log(folder, STEPS, VALIDATION_EVERY)
-        assert [line["step"] for line in log(folder, "end")] == [STEPS] and len(train.checkpoint_folders(folder)) == 1
-        stored = train.read_settings(folder)
+        assert [line["step"] for line in log(folder, "end")] == [STEPS] and len(checkpoints(folder)) == 1
+        stored = read_settings(folder)
         assert f"{name[:5]}-seed{stored.seed}" == name and stored.steps == STEPS
         assert stored.thinking_budget == ((50, 52) if name.startswith("other") else (54, 58))
         assert stored.recipe.aggregation == ("token" if name.startswith("other") else "prompt")
     for folder in begun:
-        assert "going on from step" in (study.folder / f"{folder.name}.txt").read_text()
-    tables = (study.folder / "tables.md").read_text()
+        assert "going on from step" in (place / f"{folder.name}.txt").read_text()
+    tables = (place / "tables.md").read_text()
     assert all(f"| {name} |" in tables for name in runs) and tables in capsys.readouterr().out
-    assert all((study.folder / name).read_bytes()[:4] == b"\x89PNG" for name in ("compare.png", "seeds.png"))
+    assert all((place / name).read_bytes()[:4] == b"\x89PNG" for name in ("compare.png", "seeds.png"))
 
     # Everything is finished: the command again starts nothing, and makes the tables.
-    monkeypatch.setattr(train, "start_run", lambda *_: pytest.fail("a finished run was started"))
-    (study.folder / "tables.md").unlink()
-    assert train.main(command) == 0
-    assert (study.folder / "tables.md").read_text() == tables
+    monkeypatch.setattr(study, "start_run", lambda *_: pytest.fail("a finished run was started"))
+    (place / "tables.md").unlink()
+    assert status_of(*command) == 0
+    assert (place / "tables.md").read_text() == tables
     with pytest.raises(pytest.fail.Exception):  # but there is more to do with more steps
-        train.main([*command, "--steps", str(STEPS + 1)])
-    assert train.main([*command, "--learning-rate", "1e-3"]) == 2  # that would be another run
+        study.main([*command, "--steps", str(STEPS + 1)])
+    assert status_of(*command, "--learning-rate", "1e-3") == 2  # that would be another run
     said = capsys.readouterr().err
     assert "plain-seed0 holds another run" in said and "--learning-rate (was 0.0002, now 0.001)" in said
 
@@ -100,8 +118,8 @@ def test_a_failed_run_is_reported_and_the_others_go_on(tmp_path, monkeypatch, ca
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "two.json").write_text(json.dumps(SETTINGS))
-    monkeypatch.setattr(train, "start_run", start)
-    assert train.main(COMMAND) == 1
+    monkeypatch.setattr(study, "start_run", start)
+    assert status_of("two.json", *COMMAND) == 1
     assert list(started) == ["plain-seed0", "other-seed0", "plain-seed1", "other-seed1"] and max(at_once) == 1
     said, tables = capsys.readouterr().err, (tmp_path / "runs/two/tables.md").read_text()
     assert "error: runs/two/other-seed0 failed with status 3: this is why" in said and said.count("error:") == 1
@@ -117,17 +135,17 @@ def test_a_run_that_has_levelled_off_ends_and_says_why(tmp_path):
     *_, end = log(run.folder)
     assert end["kind"] == "end" and end["step"] == 3 and "less than 0.05" in end["reason"]
     assert end["reason"] in run.text() and (run.folder / "model").is_dir()
-    settings = train.read_settings(run.folder)
-    assert train.finished(run.folder, settings)  # for a study, as long as these are the same
-    assert not train.finished(run.folder, train.dataclasses.replace(settings, stop_when_gain_below=0.01))
-    assert not train.finished(run.folder, train.dataclasses.replace(settings, steps=30))
+    settings = read_settings(run.folder)
+    assert study.finished(run.folder, settings)  # for a study, as long as these are the same
+    assert not study.finished(run.folder, dataclasses.replace(settings, stop_when_gain_below=0.01))
+    assert not study.finished(run.folder, dataclasses.replace(settings, steps=30))
 
 
 # --- what is refused ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "study, flags, words",
+    "what, flags, words",
     [
         ("lo", [], ["lo:", "loo, recipes, asynchrony"]),
         ({"a": {"los": "dapo"}}, [], ["a sets 'los'", "did you mean loss?"]),
@@ -143,19 +161,17 @@ def test_a_run_that_has_levelled_off_ends_and_says_why(tmp_path):
         ("loo", ["--resume=runs/x"], ["--resume is for one run"]),
         ("loo", ["--jobs", "0"], ["--jobs must be at least 1"]),
         ("loo", ["--seeds"], ["--seeds must name one"]),
+        ("--jobs", ["2"], ["what comes first is the study", "loo, recipes, asynchrony"]),
+        ("tables", ["runs/x", "--percentt"], ["--percentt", "did you mean --percent?"]),
     ],
 )
-def test_what_cannot_be_is_refused_by_name_before_anything_starts(study, flags, words, tmp_path, monkeypatch, capsys):
+def test_what_cannot_be_is_refused_by_name_before_anything_starts(what, flags, words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    if isinstance(study, dict):
-        (tmp_path / "study.json").write_text(json.dumps(study))
-        study = "study.json"
-    try:
-        status = train.main(["--study", study, *flags])
-    except SystemExit as stop:
-        status = stop.code
-    said = re.sub(r"[\s│]+", " ", capsys.readouterr().err)
-    assert status == 2 and not (tmp_path / "runs").exists()
+    if isinstance(what, dict):
+        (tmp_path / "study.json").write_text(json.dumps(what))
+        what = "study.json"
+    status, said = status_of(what, *flags), capsys.readouterr().err
+    assert status == 2 and said.startswith("error: ") and said.count("\n") == 1 and not (tmp_path / "runs").exists()
     for word in words:
         assert word in said
 
@@ -163,32 +179,31 @@ def test_what_cannot_be_is_refused_by_name_before_anything_starts(study, flags, 
 @pytest.mark.parametrize("name, number", [("loo", 9), ("recipes", 6), ("asynchrony", 6)])
 def test_the_studies_of_the_paper_are_its_settings(name, number, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    study = train.Study(name, seeds=(3,))
-    runs = train.plan_study(study, ["--steps", "7"])
+    runs = study.plan(study.Study(name, seeds=(3,)), ["--steps", "7"])
     assert len(runs) == number == len({settings.recipe for settings, _ in runs.values()})
     for folder, (settings, arguments) in runs.items():
         assert settings.steps == 7 and settings.keep_checkpoints == 1 and settings.seed == 3
-        again = train.parse_settings(arguments)  # what the child will read
-        assert train.dataclasses.replace(again, threads=settings.threads) == settings
+        again = parse(arguments)  # what the child will read
+        assert dataclasses.replace(again, threads=settings.threads) == settings
         assert str(folder) == f"runs/{settings.name}" and folder.parent.name == name
     flat = {folder.name: settings.recipe for folder, (settings, _) in runs.items()}
     if name == "loo":
-        assert flat["scalerl-seed3"] == train.scalerl.Recipe()
-        assert flat["without-loss-seed3"] == train.scalerl.leave_one_out("loss")
+        assert flat["scalerl-seed3"] == loss.Recipe()
+        assert flat["without-loss-seed3"] == loss.leave_one_out("loss")
     if name == "asynchrony":
         assert flat["pipeline-16-seed3"].asynchrony == "pipeline-16"
 
 
 def test_settings_that_would_be_the_same_runs_twice_are_refused(capsys):
     """As --loss dapo makes of ScaleRL and of ScaleRL without its loss."""
-    assert train.main(["--study", "loo", "--loss", "dapo"]) == 2
+    assert status_of("loo", "--loss", "dapo") == 2
     assert "'scalerl' and 'without-loss' would be the same runs twice" in capsys.readouterr().err
 
 
 def test_flags_set_what_the_fields_say():
     values = {"fp32_logits": False, "no_positive_resampling": True, "adam_betas": [0.8, 0.9], "train_prompts": None,
               "data": ["arithmetic"], "loss": "gspo", "learning_rate": 1e-3}  # fmt: skip
-    settings = train.parse_settings(train.flags(values))
+    settings = parse(study.flags(values))
     found = {**vars(settings), **vars(settings.recipe)}
     for name, value in values.items():
         assert found[name] == (tuple(value) if isinstance(value, list) else value)
@@ -231,7 +246,7 @@ def rows(text: str, section: str) -> dict[str, list[str]]:
 
 def test_tables_hold_what_the_logs_say(stored, tmp_path, capsys):
     folder, curves = stored
-    assert fit_curve.main(["--compare", str(folder)]) == 0
+    assert status_of("tables", str(folder)) == 0
     text = (folder / "tables.md").read_text()
     assert text in capsys.readouterr().out
     fits = {name: fit(x, y) for name, (x, y) in curves.items() if len(x) > 3}
@@ -279,22 +294,24 @@ def test_tables_hold_what_the_logs_say(stored, tmp_path, capsys):
 
     copy = tmp_path / "copy"  # nothing but the logs is needed
     shutil.copytree(folder, copy, ignore=lambda _, names: [n for n in names if n.endswith((".md", ".png"))])
-    assert fit_curve.main(["--compare", str(copy)]) == 0
+    assert status_of("tables", str(copy)) == 0
     assert (copy / "tables.md").read_text().replace(str(copy), str(folder)) == text
     assert sorted(path.name for path in copy.iterdir() if path.is_file()) == ["compare.png", "seeds.png", "tables.md"]
 
 
-PUBLISHED = sorted(path.name for path in (ROOT / "data" / "study").iterdir())
+PUBLISHED = ROOT / "docs" / "study"
 
 
-@pytest.mark.parametrize("study", PUBLISHED)
-def test_the_published_tables_are_made_of_the_published_logs(study, tmp_path):
+@pytest.mark.parametrize("name", sorted(path.name for path in PUBLISHED.iterdir()))
+def test_the_published_tables_are_made_of_the_published_logs(name, tmp_path, monkeypatch):
     """The same words, and the same numbers but for the last digit, which another machine may round otherwise."""
-    folder = ROOT / "data" / "study" / study
-    shutil.copytree(folder, tmp_path / study, ignore=lambda _, names: [n for n in names if n.endswith((".md", ".png"))])
-    assert fit_curve.main(["--compare", str(tmp_path / study)]) == 0
+    monkeypatch.setattr(study, "plot_compare", lambda *_: None)  # drawing takes most of the time, and is tested above
+    monkeypatch.setattr(study, "plot_seeds", lambda *_: None)
+    folder = PUBLISHED / name
+    shutil.copytree(folder, tmp_path / name, ignore=lambda _, names: [n for n in names if n.endswith((".md", ".png"))])
+    assert status_of("tables", str(tmp_path / name)) == 0
     number = r"[-+]?\d+\.?\d*(?:e[-+]\d+)?"
-    texts = [(place / "tables.md").read_text() for place in (folder, tmp_path / study)]
+    texts = [(place / "tables.md").read_text() for place in (folder, tmp_path / name)]
     assert re.sub(number, "#", texts[0]) == re.sub(number, "#", texts[1])
     published, made = (np.array(re.findall(number, text), float) for text in texts)
     assert len(made) > 100 and np.allclose(made, published, rtol=0.02, atol=0.002)
@@ -302,7 +319,7 @@ def test_the_published_tables_are_made_of_the_published_logs(study, tmp_path):
 
 def test_the_readme_shows_the_published_tables():
     """Each row of its tables under "What came" stands in the tables that were made of the logs."""
-    tables = "".join((ROOT / "data" / "study" / study / "tables.md").read_text() for study in PUBLISHED)
+    tables = "".join(path.read_text() for path in PUBLISHED.glob("*/tables.md"))
     section = (ROOT / "README.md").read_text().partition("### What came")[2].partition("\n## ")[0]
     rows = [line for line in section.splitlines() if line.startswith("| ") and "---" not in line]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in tables.splitlines()]
@@ -314,7 +331,7 @@ def test_the_readme_shows_the_published_tables():
 
 def test_a_folder_that_is_no_study_is_refused(tmp_path, capsys):
     (tmp_path / "scalerl-seed0").mkdir()
-    assert fit_curve.main(["--compare", str(tmp_path)]) == 2
+    assert status_of("tables", str(tmp_path)) == 2
     assert str(tmp_path) in capsys.readouterr().err and not (tmp_path / "tables.md").exists()
 
 
@@ -326,7 +343,7 @@ def ends_at(x: np.ndarray, y: np.ndarray, least_gain: float) -> int | None:
     return next((n for n in range(1, len(x) + 1) if levelled_off(x[:n], y[:n], least_gain)), None)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_run_that_has_levelled_off_is_ended_in_time(seed):
     curve = dict(A=0.9, B=2.0, C_mid=100.0, R0=0.1)
     x, y = run_of(**curve, n=31, last=3000.0, noise=0.01, seed=seed)
@@ -336,7 +353,7 @@ def test_a_run_that_has_levelled_off_is_ended_in_time(seed):
     assert ends_at(x, y, 0.005) is None or ends_at(x, y, 0.005) > n
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(
     "curve",
     [
@@ -367,15 +384,15 @@ def test_neither_a_constant_nor_a_collapse_is_a_level():
 
 
 def test_intervals_of_a_gain_and_of_a_forecast_hold_the_truth():
-    """60 runs: the gain of doubling lies in its interval, and what came in that of the held-out test, about 95 of 100
-    times; the chance of less than 50 is below 1 in 1000 if it is so."""
+    """25 runs: the gain of doubling lies in its interval, and what came in that of the held-out test, about 95 of 100
+    times; the chance of less than 20 is below 1 in 1000 if it is so (tests/benchmark.py has more)."""
     curve, gains, forecasts = dict(A=0.7, B=1.8, C_mid=100.0, R0=0.2), 0, 0
     truth = np.diff(sigmoid([600.0, 1200.0], **curve))[0]
-    for seed in range(60):
+    for seed in range(25):
         x, y = run_of(**curve, seed=seed)
         gain, low, high = fit(x, y).gain()
         assert low <= gain <= high and high - low < 0.1
         held = held_out(x, y)
         gains += low <= truth <= high
         forecasts += held["interval"][0] <= held["came"] <= held["interval"][1]
-    assert gains >= 50 and forecasts >= 50
+    assert gains >= 20 and forecasts >= 20
