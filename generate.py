@@ -420,7 +420,7 @@ def evaluation_engine(command: Command, path: str, decoding: Decoding, completio
     model = load_model(path, torch.device("cpu"), torch.float32)
     check_length(model, decoding)
     check_split(kind, command.tensor_parallel, model.config.num_attention_heads)
-    wanted = engine_settings(command, tuple(devices), path, decoding, processes=1)
+    wanted = engine_settings(command, tuple(devices), path, decoding)
     engine = make_engine(dataclasses.replace(wanted, slots=min(command.slots, completions)))
     if kind == "vllm":  # it is made without parameters
         parameters = SharedParameters(model)

@@ -180,10 +180,10 @@ def prepare(settings: Settings) -> tuple[Start, PreTrainedModel, SharedParameter
     model = load_model(start.model, torch.device("cpu"), torch.float32)
     check_length(model, decoding)
     generators, trainers = split_devices(settings, torch.cuda.device_count())
-    processes, shared = sum(map(len, generators)) + len(trainers), bool({*generators[0]} & {*trainers})
+    shared = bool({*generators[0]} & {*trainers})  # one GPU does both
     # Engines are made of the run's first model, which stays; their parameters come from the trainer.
     path = model_path(settings.model)
-    engines = [engine_settings(settings, own, path, decoding, processes, shared) for own in generators]
+    engines = [engine_settings(settings, own, path, decoding, shared) for own in generators]
     check_split(engines[0].engine, settings.tensor_parallel, model.config.num_attention_heads)
     if engines[0].engine == "torch":
         check_decoding(model, settings.model)
@@ -269,9 +269,9 @@ def train(
     """All steps, from the first validation to the last checkpoint, on one rank. Only rank 0 has a head; it also gives
     the model that `prepare` has loaded."""
     s, r = settings, settings.recipe
-    generators, trainers = split_devices(s, torch.cuda.device_count())
+    trainers = split_devices(s, torch.cuda.device_count())[1]
     ranks, device = len(trainers), torch.device(trainers[rank])
-    torch.set_num_threads(cpu_threads(s, sum(map(len, generators)) + ranks))
+    torch.set_num_threads(cpu_threads(s))
     policy = make_policy(s, model or load_model(start.model, torch.device("cpu"), torch.float32), device)
     optimizer = torch.optim.AdamW(
         policy.parameters(), lr=s.learning_rate, betas=s.adam_betas, eps=s.adam_eps, weight_decay=s.weight_decay

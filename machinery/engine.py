@@ -41,14 +41,14 @@ class EngineSettings:
 
 
 def engine_settings(
-    settings: Sampling, devices: tuple[str, ...], model: str, decoding: Decoding, processes: int, shared: bool = False
+    settings: Sampling, devices: tuple[str, ...], model: str, decoding: Decoding, shared: bool = False
 ) -> EngineSettings:
-    """What an engine on these devices is made of, in a run of so many processes. shared: a trainer has the GPU too."""
+    """What an engine on these devices is made of. shared: a trainer has the GPU too."""
     return EngineSettings(
         model=model,
         devices=devices,
         dtype=str(trunk_dtype(settings, devices[0])).removeprefix("torch."),
-        threads=cpu_threads(settings, processes),
+        threads=cpu_threads(settings),
         slots=settings.slots,
         decoding=decoding,
         engine=choose_engine(settings.engine, devices[0]),

@@ -251,8 +251,11 @@ def split_devices(settings: Settings, gpus: int) -> tuple[list[tuple[str, ...]],
     return [tuple(names[i * each : (i + 1) * each]) for i in range(generators)], names[gpus - trainers :]
 
 
-def cpu_threads(settings: Sampling, processes: int) -> int:
-    """CPU threads of each of so many processes: --threads, or the cores over the processes."""
+def cpu_threads(settings: Sampling) -> int:
+    """CPU threads of each process: --threads, or the cores over the processes of the run."""
+    processes = 1
+    if isinstance(settings, Settings):
+        processes = sum(map(len, split_devices(settings, torch.cuda.device_count())))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return settings.threads or max(1, cores // processes)
 
