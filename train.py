@@ -37,7 +37,6 @@ from typing import TextIO
 
 import torch
 import transformers
-from tqdm import tqdm
 from transformers import PreTrainedModel
 
 import fit_curve
@@ -61,7 +60,7 @@ from machinery.plots import plot_runs
 from machinery.processes import Stop
 from machinery.record import Compute, Record, checkpoints, new_folder, write_checkpoint, write_config
 from machinery.rollouts import SharedParameters
-from machinery.screen import say, warn
+from machinery.screen import say
 from machinery.settings import Settings, cpu_threads, parse, split_devices
 from machinery.trainer import (
     Batch,
@@ -76,8 +75,6 @@ from machinery.trainer import (
     start_other_ranks,
     whole,
 )
-
-MOST_SKIPPED_IN_A_ROW = 5  # steps that were not finite, until the run ends
 
 # --- the command ------------------------------------------------------------------------------------------------------
 
@@ -111,7 +108,9 @@ def main(arguments: list[str]) -> int:
         head.failure = f"{str(error).partition('. ')[0]}: {advice}"
     except OSError as error:
         head.failure = f"the run's folder cannot be written: {error}"
-    if not head.must_end():
+    finally:
+        head.feed.close()
+    if not head.over():
         return 0
     said = f"error: {head.failure}" if head.failure else f"stopped {'at once' if at_once else f'by {head.stop.name}'}"
     print(f"\n{said}" + (f"; {hint}" if checkpoints(head.folder) else ""), file=sys.stderr)
@@ -141,10 +140,26 @@ class Head:
     stop: Stop
     failure: str = ""  # what went wrong
 
-    def must_end(self) -> bool:
-        """Whether there are to be no more steps: the user wants it, or something has failed."""
-        self.failure = self.failure or self.feed.failure
+    def over(self) -> bool:
+        """Whether there are to be no more steps, although there could be: the user wants it, or something failed."""
+        self.failure = self.failure or self.feed.failure or self.record.failure
         return self.stop.asked() or bool(self.failure)
+
+    def levelled_off(self, step: int) -> bool:
+        """Whether --stop-when-gain-below ends the run here, at a validation; of several sources all must say so."""
+        least = self.record.settings.stop_when_gain_below
+        if not least or self.record.validated < step:
+            return False
+        return all(fit_curve.levelled_off(series.x, series.y, least) for series in self.record.series())
+
+    def why_ended(self, step: int) -> str:
+        """Why a run is over that was neither stopped nor failed."""
+        if step >= self.record.settings.steps:
+            return "All steps are made"
+        if self.feed.exhausted:
+            return f"Every prompt has been retired (pass rate >= {loss.RETIRE_AT})"
+        least = self.record.settings.stop_when_gain_below
+        return f"Twice the compute would surely buy less than {least} (--stop-when-gain-below)"
 
 
 def prepare(settings: Settings) -> tuple[Start, PreTrainedModel, SharedParameters, Head]:
@@ -207,13 +222,6 @@ def prepare(settings: Settings) -> tuple[Start, PreTrainedModel, SharedParameter
     return start, model, parameters, Head(folder, lock, feed, record, stop)
 
 
-def split_in_words(head: Head, trainers: list[str]) -> str:
-    """Who has which devices."""
-    devices = [device for engine in head.feed.engines for device in engine.devices]
-    slots = ", ".join(str(generator.slots) for generator in head.feed.generators)
-    return f"devices: generators {', '.join(devices)} with {slots} slots; trainers {', '.join(trainers)}"
-
-
 # --- after the last step ----------------------------------------------------------------------------------------------
 
 
@@ -235,24 +243,6 @@ def finish(head: Head) -> None:
     if fitted:
         plot_runs(head.folder / "curve.png", fitted)
     print(record.summary(curves))
-
-
-def levelled_off(head: Head, step: int) -> bool:
-    """Whether --stop-when-gain-below ends the run here, at a validation; of several sources all must say so."""
-    least = head.record.settings.stop_when_gain_below
-    if not least or head.record.validated < step:
-        return False
-    return all(fit_curve.levelled_off(series.x, series.y, least) for series in head.record.series())
-
-
-def why_ended(head: Head, step: int) -> str:
-    """Why a run that was neither stopped nor has failed is over."""
-    if step >= head.record.settings.steps:
-        return "All steps are made"
-    if head.feed.exhausted:
-        return f"Every prompt has been retired (pass rate >= {loss.RETIRE_AT})"
-    least = head.record.settings.stop_when_gain_below
-    return f"Twice the compute would surely buy less than {least} (--stop-when-gain-below)"
 
 
 # --- the loop ---------------------------------------------------------------------------------------------------------
@@ -280,9 +270,10 @@ def train(
         read_moments(policy, optimizer, start.moments)
     if device.type == "cuda":
         parameters.pin()
-    step, saved, skipped_in_a_row = start.step, start.step if start.moments else -1, 0
+    step, saved = start.step, start.step if start.moments else -1
 
     def due(every: int) -> bool:
+        """Whether it is time for what is done every so many steps, and at the end."""
         return step % every == 0 or step == s.steps
 
     def publish() -> float:
@@ -316,116 +307,80 @@ def train(
                 write_checkpoint(head.record.folder, policy.model, tokenizer, *gathered, state, s.keep_checkpoints)
             saved = step
 
-    with contextlib.ExitStack() as at_the_end:
-        publish()
-        if head:
-            at_the_end.callback(head.feed.close)
-            head.feed.start()
-            say(split_in_words(head, trainers))
-            head.record.compute.started = time.monotonic()
-        bar = at_the_end.enter_context(
-            tqdm(total=s.steps, initial=step, desc="training", unit="step", dynamic_ncols=True, disable=not head)
+    publish()
+    if head:
+        head.feed.start()
+        head.record.begin(step)
+    if due(s.validation_every) and everyone(head and head.record.validated < step and not head.over()):
+        validate()
+    while step < s.steps and not everyone(head and (head.over() or head.levelled_off(step))):
+        # 1. whole groups, none of their tokens more than k steps old
+        waiting = time.monotonic()
+        groups = everyone(head.feed.batch(step) if head else None)
+        if groups is None:  # every prompt is retired, or the run is over
+            break
+        waited, batch = time.monotonic() - waiting, Batch(groups, step)
+        assert batch.ages_N.max() <= loss.most_off_policy(r.asynchrony), f"a token is {batch.ages_N.max()} steps old"
+
+        # 2. what each completion is worth
+        rewards_PG = loss.rewards(
+            batch.correct_PG,
+            batch.lengths_PG,
+            r.length_control,
+            max_length=s.thinking_budget[1] + s.answer_budget,
+            penalty_length=s.answer_budget,
         )
-        validated = head.record.validations[-1]["step"] if head and head.record.validations else -1
-        if everyone(head and validated < step and not head.must_end()) and (
-            step % s.validation_every == 0 or step == s.steps
-        ):
-            validate()
-        while step < s.steps and not everyone(head and (head.must_end() or levelled_off(head, step))):
-            # 1. whole groups, none of their tokens more than k steps old
-            waiting = time.monotonic()
-            groups = everyone(head.feed.batch(step) if head else None)
-            if groups is None:  # every prompt is retired, or the run was stopped or has failed
-                break
-            waited, batch = time.monotonic() - waiting, Batch(groups)
-            ages_N = step - batch.sampling_versions_N
-            assert ages_N.max() <= loss.most_off_policy(r.asynchrony), f"a token of step {step} is {ages_N.max()} old"
+        counted_PG = loss.counted_samples(rewards_PG, batch.usable_PG, r.zero_variance_filter)
+        advantages_PG = loss.advantages(rewards_PG, batch.usable_PG, counted_PG, r.advantage_norm)
+        weights_PG = loss.token_weights(batch.lengths_PG, counted_PG, r.aggregation)
+        advantages_N, weights_N = advantages_PG.flatten().to(device), weights_PG.flatten().to(device)
+        counted = counted_PG.flatten().nonzero().flatten().tolist()
 
-            # 2. what each completion is worth
-            rewards_PG = loss.rewards(
-                batch.correct_PG,
-                batch.lengths_PG,
-                r.length_control,
-                max_length=s.thinking_budget[1] + s.answer_budget,
-                penalty_length=s.answer_budget,
+        # 3. one optimizer step: this rank's share of the micro-batches
+        totals = Totals()
+        for m in micro_batches(batch.rollouts, counted, s.tokens_per_micro_batch, device):
+            logprobs_BT, entropies_N = policy(m, r.fp32_logits)
+            value, sums = loss.policy_loss(
+                r, logprobs_BT, m.generator_logprobs_BT, m.sampled_BT, advantages_N[m.rows_B], weights_N[m.rows_B]
             )
-            counted_PG = loss.counted_samples(rewards_PG, batch.usable_PG, r.zero_variance_filter)
-            advantages_PG = loss.advantages(rewards_PG, batch.usable_PG, counted_PG, r.advantage_norm)
-            weights_PG = loss.token_weights(batch.lengths_PG, counted_PG, r.aggregation)
-            advantages_N, weights_N = advantages_PG.flatten().to(device), weights_PG.flatten().to(device)
-            counted = counted_PG.flatten().nonzero().flatten().tolist()
+            (value * ranks).backward()  # FSDP averages gradients over the ranks; the weights want their sum
+            totals.add(value.detach(), entropies_N, sums)
+        totals.over_ranks()
+        norm = 0.0
+        if counted:
+            norm = whole(torch.nn.utils.clip_grad_norm_(policy.parameters(), s.clip_gradient)).item()
+        finite = math.isfinite(totals.sums["loss"]) and math.isfinite(norm)
+        learning_rate = s.learning_rate * min(1.0, (step + 1) / max(1, s.warmup_steps))
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate
+        if counted and finite:  # one NaN that is stepped on stays in the parameters for good
+            optimizer.step()
+        optimizer.zero_grad()
+        step += 1
 
-            # 3. one optimizer step: this rank's share of the micro-batches
-            totals = Totals()
-            for m in micro_batches(batch.rollouts, counted, s.tokens_per_micro_batch, device):
-                logprobs_BT, entropies_N = policy(m, r.fp32_logits)
-                value, sums = loss.policy_loss(
-                    r, logprobs_BT, m.generator_logprobs_BT, m.sampled_BT, advantages_N[m.rows_B], weights_N[m.rows_B]
-                )
-                (value * ranks).backward()  # FSDP averages gradients over the ranks; the weights want their sum
-                totals.add(value.detach(), entropies_N, sums)
-            totals.over_ranks()
-            norm = 0.0
-            if counted:
-                norm = whole(torch.nn.utils.clip_grad_norm_(policy.parameters(), s.clip_gradient)).item()
-            finite = math.isfinite(totals.sums["loss"]) and math.isfinite(norm)
-            learning_rate = s.learning_rate * min(1.0, (step + 1) / max(1, s.warmup_steps))
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate
-            if counted and finite:  # one NaN that is stepped on stays in the parameters for good
-                optimizer.step()
-            optimizer.zero_grad()
-            step += 1
+        # 4. the generators go on with the new parameters
+        copying = publish() if loss.publishes_after(r.asynchrony, step - 1) else 0.0
 
-            # 4. the generators go on with the new parameters
-            copying = publish() if loss.publishes_after(r.asynchrony, step - 1) else 0.0
-
-            # 5. measure, write down
-            skipped_in_a_row = 0 if finite else skipped_in_a_row + 1
-            if head:
-                head.feed.retire(groups)
-                columns = {
-                    "pass_rate": batch.correct_PG.float().mean().item(),
-                    "skipped": int(not finite),
-                    "loss": totals.sums["loss"],
-                    "gradient_norm": norm,
-                    "learning_rate": learning_rate,
-                    "reward_mean": rewards_PG.mean().item(),
-                    "zero_variance_fraction": loss.zero_variance(rewards_PG, batch.usable_PG).float().mean().item(),
-                    "off_policyness_mean": float(ages_N.mean()),
-                    "off_policyness_max": int(ages_N.max()),
-                    **totals.columns(),
-                    "parameters_seconds": copying,
-                }
-                head.record.train(step, groups, columns, int(totals.sums["tokens"]), waited)
-            if not finite and head:
-                warn("not finite", f"the loss or the gradient of step {step} is not finite; it is skipped")
-            if skipped_in_a_row == MOST_SKIPPED_IN_A_ROW:
-                if head:
-                    head.failure = (
-                        f"the loss or the gradient was not finite in {MOST_SKIPPED_IN_A_ROW} steps in a row, and the"
-                        " parameters stay as they were: try a lower --learning-rate, or --dtype float32, from an"
-                        " earlier checkpoint"
-                    )
-                break
-            if due(s.validation_every):
-                validate()
-            if due(s.checkpoint_every):
-                save()
-            if head and head.record.validations:
-                outlook = "".join(f", {text}" for text in map(fit_curve.outlook, head.record.series()) if text)
-                rate = head.record.validations[-1]["pass_rate"]
-                age = f"off-policy {columns['off_policyness_mean']:.1f}"
-                bar.set_postfix_str(f"pass rate {rate:.3f}{outlook}, {age}, {head.record.speeds}")
-                bar.update()
-        if everyone(head and head.record.validated < step and not head.must_end()):
-            validate()
+        # 5. measure, write down
         if head:
-            head.record.compute.ended = time.monotonic()
-            if not head.must_end():
-                head.record.log({"kind": "end", "step": step, "reason": why_ended(head, step)})
-        if everyone(head and bool(head.record.validations)):
+            head.feed.retire(groups)
+            columns = {"skipped": int(not finite), "gradient_norm": norm, "learning_rate": learning_rate}
+            columns |= {"reward_mean": rewards_PG.mean().item(), "parameters_seconds": copying}
+            zero_variance_P = loss.zero_variance(rewards_PG, batch.usable_PG)
+            columns["zero_variance_fraction"] = zero_variance_P.float().mean().item()
+            head.record.train(step, batch, totals, columns, waited)
+        if due(s.validation_every):
+            validate()
+        if due(s.checkpoint_every):
             save()
+        if head:
+            head.record.show(step, "".join(f", {fit_curve.outlook(series)}" for series in head.record.series()))
+    if everyone(head and head.record.validated < step and not head.over()):
+        validate()
+    if head:
+        head.record.end(step, "" if head.over() else head.why_ended(step))
+    if everyone(head and head.record.validated >= 0):
+        save()
 
 
 if __name__ == "__main__":

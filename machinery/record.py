@@ -22,6 +22,7 @@ import safetensors.torch
 import torch
 import transformers
 from torch import Tensor
+from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import loss
@@ -30,9 +31,11 @@ from machinery.files import whole_folder, write_whole
 from machinery.logs import Series
 from machinery.model import marked_text
 from machinery.rollouts import Group
-from machinery.screen import warn
-from machinery.settings import Settings
+from machinery.screen import say, warn
+from machinery.settings import Settings, split_devices
+from machinery.trainer import Batch, Totals
 
+MOST_SKIPPED_IN_A_ROW = 5  # steps that were not finite, until the run ends
 SAMPLED_PROBLEMS, SAMPLES_SHOWN = 6, 2  # validation problems of a source in samples.txt, completions of each
 MISMATCH_TOO_LARGE = 0.05  # nats: an on-policy ratio that is off by 5 % on average is more than numerics
 
@@ -128,7 +131,7 @@ class Compute:
         """Count a batch: generation of all of it, training of the part that was not filtered out, of which
         trained_tokens is the number of sampled tokens."""
         rollouts = [rollout for group in groups for rollout in group.rollouts.values()]
-        batch_tokens = sampled_tokens(groups)
+        batch_tokens = sum(int(rollout.sampled.sum()) for rollout in rollouts)
         self.tokens += batch_tokens
         completions = sum(len(rollout.tokens) for rollout in rollouts)
         prompts_once = sum(len(group.requests[0].prompt) for group in groups)
@@ -144,11 +147,6 @@ class Compute:
             "compute_tokens": self.tokens,
             "compute_flops": self.flops,
         }
-
-
-def sampled_tokens(groups: list[Group]) -> int:
-    """Tokens of these groups that were sampled."""
-    return sum(int(rollout.sampled.sum()) for group in groups for rollout in group.rollouts.values())
 
 
 def completion_columns(groups: list[Group]) -> dict:
@@ -178,7 +176,10 @@ class Record:
         self.generated = 0.0  # seconds of training that a generator was busy, in this process
         self.unlogged_busy = 0.0  # seconds of a generator that no line of the log has counted yet
         self.last = {"seconds": 0.0, "busy": 0.0, "tokens": 0}  # of `_counters`, at the last line
-        self.speeds = ""  # for the progress bar
+        self.bar: tqdm | None = None
+        self.speeds, self.off_policyness = "", 0.0  # of the last step, for the bar
+        self.skipped_in_a_row = 0  # steps that were not finite
+        self.failure = ""  # why the run cannot go on
 
     @property
     def validated(self) -> int:
@@ -224,13 +225,36 @@ class Record:
                 os.truncate(file.fileno(), end)  # half a line helps nobody
                 raise
 
-    # Training lines
+    # Training
 
-    def train(self, step: int, groups: list[Group], columns: dict, trained_tokens: int, waited: float) -> None:
-        """Log a step: its own columns, of its completions, and what has happened since the line before. waited: seconds
-        that the trainer has waited for the groups."""
-        self.compute.add(groups, trained_tokens)
-        line = {"kind": "train", "step": step, **columns, **completion_columns(groups)}
+    def begin(self, step: int) -> None:
+        """Start the clock of training, and the progress bar. Before, say who has which devices."""
+        feed = self.feed
+        devices = [device for engine in feed.engines for device in engine.devices]
+        slots = ", ".join(str(generator.slots) for generator in feed.generators)
+        trainers = split_devices(self.settings, torch.cuda.device_count())[1]
+        say(f"devices: generators {', '.join(devices)} with {slots} slots; trainers {', '.join(trainers)}")
+        self.compute.started = time.monotonic()
+        self.bar = tqdm(total=self.settings.steps, initial=step, desc="training", unit="step", dynamic_ncols=True)
+
+    def train(self, step: int, batch: Batch, totals: Totals, columns: dict, waited: float) -> None:
+        """Log a step: what it has computed, its completions, and what has happened since the line before. waited:
+        seconds that the trainer has waited for the groups. Warns of what often comes before a collapse."""
+        self.compute.add(batch.groups, int(totals.sums["tokens"]))
+        line = {
+            "kind": "train",
+            "step": step,
+            "pass_rate": batch.correct_PG.float().mean().item(),
+            **columns,
+            **totals.columns(),
+            "off_policyness_mean": float(batch.ages_N.mean()),
+            "off_policyness_max": int(batch.ages_N.max()),
+            **completion_columns(batch.groups),
+            **self._rates(int(batch.lengths_PG.sum()), waited),
+            **self.compute.columns(),
+        }
+        self.log(line)
+        self.off_policyness = line["off_policyness_mean"]
         if line["truncated_fraction"] > loss.TRUNCATED_TOO_OFTEN:
             warn(
                 "truncation",
@@ -238,7 +262,31 @@ class Record:
                 " ending, and are left out; instabilities often follow above"
                 f" {loss.TRUNCATED_TOO_OFTEN:.0%}: raise --answer-budget or --thinking-budget",
             )
-        self.log({**line, **self._rates(sampled_tokens(groups), waited), **self.compute.columns()})
+        self.skipped_in_a_row = self.skipped_in_a_row + 1 if line["skipped"] else 0
+        if self.skipped_in_a_row:
+            found = f"the loss or the gradient of step {step} is not finite"
+            warn("not finite", f"{found}. The step is skipped, and counted as `skipped` in the log")
+            if self.skipped_in_a_row == MOST_SKIPPED_IN_A_ROW:
+                self.failure = (
+                    f"{found}. So were the {MOST_SKIPPED_IN_A_ROW - 1} steps before it, and the parameters stay as they"
+                    " were: try a lower --learning-rate, or --dtype float32, from an earlier checkpoint"
+                )
+
+    def show(self, step: int, outlook: str) -> None:
+        """Move the progress bar; outlook: where the curve is going."""
+        rate = f"pass rate {self.validations[-1]['pass_rate']:.3f}" if self.validations else ""
+        self.bar.set_postfix_str(f"{rate}{outlook}, off-policy {self.off_policyness:.1f}, {self.speeds}")
+        self.bar.update(step - self.bar.n)
+
+    def end(self, step: int, reason: str) -> None:
+        """Stop the clock of training. The log gets the reason why the run is over, if it came to its end."""
+        self.compute.ended = time.monotonic()
+        if self.bar is not None:
+            self.bar.close()
+        if reason:
+            self.log({"kind": "end", "step": step, "reason": reason})
+            if step < self.settings.steps:
+                say(f"{reason}: training ends.")
 
     def _counters(self) -> dict:
         return {"seconds": self.compute.seconds, "busy": self.feed.busy_seconds, "tokens": self.feed.sampled_tokens}
@@ -246,7 +294,7 @@ class Record:
     def _rates(self, batch_tokens: int, waited: float) -> dict:
         """Log columns of what has happened since the line before, validation left out; batch_tokens: sampled tokens of
         the batch trained on, filtered groups included."""
-        now, generators = self._counters(), self.feed.generators
+        now, generators = self._counters(), self.feed.engines
         change = {name: value - self.last[name] for name, value in now.items()}
         self.last = now
         self.waited += waited

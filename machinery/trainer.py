@@ -36,9 +36,10 @@ from machinery.settings import Settings, split_devices, trunk_dtype
 
 
 class Batch:
-    """A batch of groups as tensors: P groups of G completions each, on the CPU."""
+    """A batch of groups as tensors: P groups of G completions each, on the CPU. It is trained on at this step."""
 
-    def __init__(self, groups: list[Group]):
+    def __init__(self, groups: list[Group], step: int):
+        self.groups = groups
         judged = [pair for group in groups for pair in group.judged()]
         shape = (len(groups), len(groups[0].requests))
         self.rollouts: list[Rollout] = [rollout for rollout, _ in judged]  # P x G, group by group
@@ -46,7 +47,8 @@ class Batch:
         self.correct_PG = torch.tensor([verdict.correct for _, verdict in judged]).view(shape)
         usable = [verdict.failure is None and not rollout.truncated for rollout, verdict in judged]
         self.usable_PG = torch.tensor(usable).view(shape)
-        self.sampling_versions_N = np.concatenate([rollout.versions[rollout.sampled] for rollout in self.rollouts])
+        # Of each sampled token the off-policyness: optimizer steps since the parameters that it was sampled with.
+        self.ages_N = step - np.concatenate([rollout.versions[rollout.sampled] for rollout in self.rollouts])
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,7 @@ class Totals:
         tokens = self.sums["tokens"]
         mean = {name: value / tokens if tokens else None for name, value in self.sums.items()}
         return {
+            "loss": self.sums["loss"],
             "ratio_mean": mean["ratio"],
             "ratio_max": self.ratio_max if tokens else None,
             "clipped_fraction": mean["clipped"],
