@@ -230,7 +230,6 @@ def finish(head: Head) -> None:
     newest, record = checkpoints(head.folder)[-1], head.record
     with whole_folder(head.folder / "model") as folder:
         shutil.copytree(newest / "model", folder, dirs_exist_ok=True)
-    record.write_samples()
     fitted, curves = [], []
     for series in record.series():
         try:

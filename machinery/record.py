@@ -171,7 +171,6 @@ class Record:
         self.sources = feed.prompts.sources
         self.began = time.monotonic()
         self.validations: list[dict] = []  # the validation lines of the log
-        self.samples: dict[int, list[list[str]]] = {}  # of the first and the last validation, by step and problem
         self.waited = 0.0  # seconds of training that the trainer has waited for groups, in this process
         self.generated = 0.0  # seconds of training that a generator was busy, in this process
         self.unlogged_busy = 0.0  # seconds of a generator that no line of the log has counted yet
@@ -188,16 +187,9 @@ class Record:
 
     def state(self) -> dict:
         """All that `restore` needs, for a checkpoint."""
-        compute = self.compute
-        return {
-            "compute": {
-                "tokens": compute.tokens,
-                "flops": compute.flops,
-                "device_seconds": compute.columns()["compute_device_hours"] * 3600,
-            },
-            "wall_seconds": time.monotonic() - self.began,
-            "samples": list(self.samples.items()),
-        }
+        seconds = self.compute.columns()["compute_device_hours"] * 3600
+        compute = {"tokens": self.compute.tokens, "flops": self.compute.flops, "device_seconds": seconds}
+        return {"compute": compute, "wall_seconds": time.monotonic() - self.began}
 
     def restore(self, state: dict | None) -> None:
         """Go on from a checkpoint, or from the beginning without one. What the log tells of later steps is dropped:
@@ -206,7 +198,6 @@ class Record:
         if state is not None:
             self.compute = dataclasses.replace(self.compute, **state["compute"])
             self.began = time.monotonic() - state["wall_seconds"]
-            self.samples = dict(state["samples"])
             kept = [line for line in log.read_text().splitlines() if line.endswith("}")]  # the last may be cut short
             kept = [line for line in kept if json.loads(line)["step"] <= state["step"] and '"kind": "end"' not in line]
             self.validations = [line for line in map(json.loads, kept) if line["kind"] == "validation"]
@@ -326,8 +317,7 @@ class Record:
         yield
         devices = self.settings.tensor_parallel
         self.compute.device_seconds += (self.feed.busy_seconds - busy) * devices
-        if self.compute.started is not None:
-            self.compute.paused += time.monotonic() - began
+        self.compute.paused += time.monotonic() - began
         self.last |= {"busy": self.feed.busy_seconds, "tokens": self.feed.sampled_tokens}
 
     def validation(self, step: int, groups: list[Group], mismatch: dict[str, float]) -> None:
@@ -347,17 +337,23 @@ class Record:
                 f"generator and trainer differ by {line['mismatch_mean']:.3f} nats a token, with the same parameters;"
                 " the importance ratios measure that and not the policy: keep --fp32-logits, or try --dtype float32",
             )
-        shown = []
-        for source in range(len(self.sources)):
-            for group in [group for group in groups if group.source == source][:SAMPLED_PROBLEMS]:
-                shown.append([])
-                for rollout, verdict in group.judged()[:SAMPLES_SHOWN]:
-                    judged = verdict.failure or ("right" if verdict.correct else "wrong")
-                    cut = ", truncated" if rollout.truncated else ""
-                    shown[-1].append(f"{judged}{cut}:  {marked_text(self.feed.prompts.tokenizer, rollout)}")
-        self.samples = {**dict(list(self.samples.items())[:1]), step: shown}  # the first and this one
+        self._write_samples(step, groups)
         self.validations.append(line)
         self.log(line)
+
+    def _write_samples(self, step: int, groups: list[Group]) -> None:
+        """Write samples.txt: completions of the same problems at the first validation and at this one."""
+        here = f"\n=== step {step}\n"
+        for source in range(len(self.sources)):
+            for group in [group for group in groups if group.source == source][:SAMPLED_PROBLEMS]:
+                here += f"\n{group.problem.prompt}   (answer: {group.problem.answer})\n"
+                for rollout, verdict in group.judged()[:SAMPLES_SHOWN]:
+                    judged = verdict.failure or ("right" if verdict.correct else "wrong")
+                    text = marked_text(self.feed.prompts.tokenizer, rollout)
+                    here += f"  {judged}{', truncated' if rollout.truncated else ''}:  {text}\n"
+        path = self.folder / "samples.txt"
+        before = path.read_text() if step else "Forced tokens stand in [[ ]]. The first completions of each problem.\n"
+        write_whole(path, "\n=== ".join(before.split("\n=== ")[:2]) + here)  # the first validation and this one
 
     def _pass_rates(self, groups: list[Group]) -> dict:
         """Mean pass rate of a validation: of each source, and of all with their weights."""
@@ -396,16 +392,6 @@ class Record:
         seconds = max(self.compute.seconds, 1e-9)
         generators = max(0.0, 1 - self.generated / seconds)
         return f"trainer {self.waited / seconds:.2f}, generators {generators:.2f} of the time"
-
-    def write_samples(self) -> None:
-        """Write samples.txt: the same validation problems at the first and at the last validation."""
-        text = "Forced tokens stand in [[ ]]. Of each problem the first completions of a validation, not picked.\n"
-        problems = [problem for source in self.sources for problem in source.validation[:SAMPLED_PROBLEMS]]
-        for i, problem in enumerate(problems):
-            text += f"\n=== {problem.prompt}   (answer: {problem.answer})\n"
-            for step, shown in self.samples.items():
-                text += "".join(f"step {step:4d}  {completion}\n" for completion in shown[i])
-        write_whole(self.folder / "samples.txt", text)
 
     def summary(self, curves: list[str]) -> str:
         """The screen at the end; curves: what is known about the curve of each source."""
