@@ -84,25 +84,13 @@ class Settings(Sampling):
         return round(self.prompts_per_step * self.recipe.batch_factor)
 
 
-# For real models, what the paper trained with (sec. 2, A.3) ...
-PAPER = {
-    "prompts_per_step": 48,
-    "learning_rate": 5e-7,
-    "warmup_steps": 100,
-    "prompt_budget": loss.PROMPT_BUDGET,
-    "thinking_budget": loss.THINKING_BUDGET,
-    "answer_budget": loss.ANSWER_BUDGET,
-    "train_prompts": None,
-    "validation_every": 100,
-    "validation_problems": 1000,
-    # ... and what it leaves open.
-    "steps": 1000,
-    "clip_gradient": 1.0,
-    "slots": 256,
-    "tokens_per_micro_batch": 16_384,
-    "gradient_checkpointing": True,
-    "verifiers": 8,
-}
+# For real models: what the paper trained with (sec. 2, A.3), and behind it what the paper leaves open.
+PAPER = dict(
+    prompts_per_step=48, learning_rate=5e-7, warmup_steps=100, prompt_budget=loss.PROMPT_BUDGET,
+    thinking_budget=loss.THINKING_BUDGET, answer_budget=loss.ANSWER_BUDGET, train_prompts=None, validation_every=100,
+    validation_problems=1000,
+    steps=1000, clip_gradient=1.0, slots=256, tokens_per_micro_batch=16_384, gradient_checkpointing=True, verifiers=8,
+)  # fmt: skip
 
 # What says where and how often, but not what is computed. All else is the run itself, and stays when it is resumed.
 MAY_CHANGE = {
@@ -164,9 +152,7 @@ def read_settings(folder: Path) -> Settings:
 
 def refuse_changes(before: Settings, now: Settings) -> None:
     """ValueError, naming the flags, if a resumed run would not be the same run."""
-    old, new = (
-        {**vars(settings), **vars(settings.recipe), "recipe": settings.recipe.recipe} for settings in (before, now)
-    )
+    old, new = ({**vars(each), **vars(each.recipe), "recipe": each.recipe.recipe} for each in (before, now))
     changed = [
         f"{flag(name)} (was {old[name]}, now {new[name]})"
         for name in old
@@ -181,45 +167,43 @@ def refuse_changes(before: Settings, now: Settings) -> None:
 
 # --- what cannot be -------------------------------------------------------------------------------------------------
 
-AT_LEAST = dict(
-    steps=1, prompts_per_step=1, completions_per_prompt=2, train_prompts=1, warmup_steps=0, validation_every=1,
-    validation_problems=1, validation_samples=1, slots=1, tokens_per_micro_batch=1, threads=0, tensor_parallel=1,
-    checkpoint_every=1, keep_checkpoints=1, verifiers=1, max_restarts=0, stop_when_gain_below=0, generators=0,
-    trainers=0, prompt_budget=1, answer_budget=1, problems=1, samples=1,
-)  # fmt: skip
-ABOVE_ZERO = ("learning_rate", "adam_eps", "clip_gradient", "wait_timeout", "verifier_time_limit", "verifier_memory")
+# The least that a number may be. Of those that are not named, whole ones are at least 1, and others above 0.
+LEAST = {"completions_per_prompt": 2} | dict.fromkeys(
+    (
+        "seed",
+        "warmup_steps",
+        "threads",
+        "max_restarts",
+        "generators",
+        "trainers",
+        "weight_decay",
+        "stop_when_gain_below",
+    ),
+    0,
+)
 
 
 def check(settings: Sampling) -> None:
     """ValueError, naming the flag, for values that cannot be or that nothing would read."""
-    values = vars(settings)
-    for name, minimum in AT_LEAST.items():
-        if values.get(name) is not None and values[name] < minimum:
-            raise ValueError(f"{flag(name)} is {values[name]}; it must be at least {minimum}")
-    for name in ABOVE_ZERO:
-        if name in values and not values[name] > 0:
-            raise ValueError(f"{flag(name)} is {values[name]}; it must be above 0")
+    for name, value in vars(settings).items():
+        if type(value) in (int, float):
+            least = LEAST.get(name, 1 if type(value) is int else None)
+            if value < (least or 0) or (least is None and value == 0):
+                wanted = "above 0" if least is None else f"at least {least}"
+                raise ValueError(f"{flag(name)} is {value}; it must be {wanted}")
     if not 0 <= settings.thinking_budget[0] <= settings.thinking_budget[1]:
         raise ValueError(f"--thinking-budget is a range LOW HIGH with 0 <= LOW <= HIGH, not {settings.thinking_budget}")
-    share = settings.generator_memory
-    if share is not None and not 0 < share <= 1:
-        raise ValueError(f"--generator-memory is a share, above 0 and at most 1, not {share}")
+    if (settings.generator_memory or 0) > 1:
+        raise ValueError(f"--generator-memory is a share, at most 1, not {settings.generator_memory}")
     if isinstance(settings, Settings):
-        check_recipe(settings.recipe)
+        recipe = settings.recipe
+        loss.parse_asynchrony(recipe.asynchrony)
+        for name in ("eps_low", "eps_high") if recipe.loss == "cispo" else ("eps_max",):
+            if getattr(recipe, name) != getattr(Recipe, name):
+                raise ValueError(f"{flag(name)} would be read by nobody: --loss {recipe.loss} has no such clip")
+        if not 0 <= (recipe.eps_low or 0) < 1:
+            raise ValueError(f"--eps-low is {recipe.eps_low}; it must be at least 0 and below 1")
         split_devices(settings, torch.cuda.device_count())
-
-
-def check_recipe(recipe: Recipe) -> None:
-    """ValueError, naming the flag, for parts that do not go together."""
-    loss.parse_asynchrony(recipe.asynchrony)
-    clips = {"--eps-low": recipe.eps_low, "--eps-high": recipe.eps_high}
-    for name, value in clips.items():
-        if value is not None and recipe.loss == "cispo":
-            raise ValueError(f"{name} is for the losses that clip on both sides; --loss cispo has only --eps-max")
-    if recipe.eps_max != Recipe.eps_max and recipe.loss != "cispo":
-        raise ValueError(f"--eps-max is for --loss cispo; --loss {recipe.loss} has --eps-low and --eps-high")
-    if recipe.eps_low is not None and not 0 <= recipe.eps_low < 1:
-        raise ValueError(f"--eps-low is {recipe.eps_low}; it must be at least 0 and below 1")
 
 
 # --- devices --------------------------------------------------------------------------------------------------------

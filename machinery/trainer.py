@@ -123,9 +123,9 @@ class Totals:
         """Add a micro-batch: its loss, the entropy at its sampled tokens, and what loss.policy_loss says of them."""
         here = {"loss": value, "entropy": entropies_N.sum(), **sums}
         self.ratio_max = max(self.ratio_max, here.pop("ratio_max").item())
+        self.sums["tokens"] += len(entropies_N)
         for name, tensor in here.items():
             self.sums[name] += tensor.item()
-        self.sums["tokens"] += len(entropies_N)
 
     def over_ranks(self) -> None:
         """Add up what all ranks have; each then has the same."""
@@ -134,17 +134,11 @@ class Totals:
         self.ratio_max = max(ratio_max for _, ratio_max in everything)
 
     def columns(self) -> dict:
-        """As they are logged: means over the tokens, None where there were none."""
+        """As they are logged: the loss, and means over the tokens, which are None where there were none."""
         tokens = self.sums["tokens"]
-        mean = {name: value / tokens if tokens else None for name, value in self.sums.items()}
-        return {
-            "loss": self.sums["loss"],
-            "ratio_mean": mean["ratio"],
-            "ratio_max": self.ratio_max if tokens else None,
-            "clipped_fraction": mean["clipped"],
-            "kl_estimate": mean["kl"],
-            "entropy": mean["entropy"],
-        }
+        names = {"ratio_mean": "ratio", "clipped_fraction": "clipped", "kl_estimate": "kl", "entropy": "entropy"}
+        means = {column: self.sums[name] / tokens if tokens else None for column, name in names.items()}
+        return {"loss": self.sums["loss"], "ratio_max": self.ratio_max if tokens else None, **means}
 
 
 # --- the policy -----------------------------------------------------------------------------------------------------
