@@ -25,7 +25,6 @@ micro-batch, T tokens.
 """
 
 import contextlib
-import json
 import math
 import multiprocessing
 import shutil
@@ -58,7 +57,7 @@ from machinery.model import (
 )
 from machinery.plots import plot_runs
 from machinery.processes import Stop
-from machinery.record import Compute, Record, checkpoints, new_folder, write_checkpoint, write_config
+from machinery.record import Compute, Record, checkpoints, new_folder, read_state, write_checkpoint, write_config
 from machinery.rollouts import SharedParameters
 from machinery.screen import say
 from machinery.settings import Settings, cpu_threads, parse, split_devices
@@ -184,7 +183,7 @@ def prepare(settings: Settings) -> tuple[Start, PreTrainedModel, SharedParameter
     if settings.resume:
         lock = lock_folder(folder)
         for checkpoint in checkpoints(folder)[-1:]:
-            state = json.loads((checkpoint / "state.json").read_text())
+            state = read_state(checkpoint)
             start = Start(state["step"], str(checkpoint / "model"), checkpoint / "optimizer.safetensors")
 
     # 3. the model, and how it is sampled
@@ -373,7 +372,7 @@ def train(
         if due(s.checkpoint_every):
             save()
         if head:
-            head.record.show(step, "".join(f", {fit_curve.outlook(series)}" for series in head.record.series()))
+            head.record.show(step, [fit_curve.outlook(series) for series in head.record.series()])
     if everyone(head and head.record.validated < step and not head.over()):
         validate()
     if head:

@@ -96,6 +96,15 @@ def write_checkpoint(
         shutil.rmtree(old)
 
 
+def read_state(checkpoint: Path) -> dict:
+    """What a checkpoint says of feed and record. ValueError, naming it, if it is damaged."""
+    try:
+        with safetensors.safe_open(checkpoint / "optimizer.safetensors", "pt"):
+            return json.loads((checkpoint / "state.json").read_text())
+    except (OSError, ValueError, safetensors.SafetensorError) as error:
+        raise ValueError(f"{checkpoint} is damaged ({error}); move it away to go on from the one before") from None
+
+
 def last_line(folder: Path) -> dict:
     """The newest line in the log of a run, which may be writing it; {} if there is none."""
     try:
@@ -204,7 +213,7 @@ class Record:
         write_whole(log, "".join(line + "\n" for line in kept))
 
     def log(self, line: dict) -> None:
-        """Add a line to log.jsonl, on disk at once. JSON has no NaN and no infinity: they become null."""
+        """Add a line to log.jsonl, at once. JSON has no NaN and no infinity: they become null."""
         line["wall_seconds"] = time.monotonic() - self.began
         line = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()}
         with open(self.folder / "log.jsonl", "ab") as file:
@@ -263,10 +272,11 @@ class Record:
                     " were: try a lower --learning-rate, or --dtype float32, from an earlier checkpoint"
                 )
 
-    def show(self, step: int, outlook: str) -> None:
-        """Move the progress bar; outlook: where the curve is going."""
-        rate = f"pass rate {self.validations[-1]['pass_rate']:.3f}" if self.validations else ""
-        self.bar.set_postfix_str(f"{rate}{outlook}, off-policy {self.off_policyness:.1f}, {self.speeds}")
+    def show(self, step: int, outlooks: list[str]) -> None:
+        """Move the progress bar; outlooks: where the curve of each source is going, or nothing."""
+        rate = [f"pass rate {self.validations[-1]['pass_rate']:.3f}"] if self.validations else []
+        age = f"off-policy {self.off_policyness:.1f}"
+        self.bar.set_postfix_str(", ".join([*rate, *filter(None, outlooks), age, self.speeds]))
         self.bar.update(step - self.bar.n)
 
     def end(self, step: int, reason: str) -> None:

@@ -23,7 +23,7 @@ class Sampling:
     model: str = "data/arithmetic_base"  # folder or hub name of a transformers causal LM
     data: tuple[str, ...] = ("arithmetic",)  # tasks, data sets by name, files; with weights: polaris:3 deepcoder:1
     defaults: Literal["auto", "toy", "paper"] = "auto"  # of the other flags; auto: toy for arithmetic, else the paper's
-    seed: int = 0  # of prompt order, thinking budgets and sampling; only ppo-1 and pipeline-0 repeat themselves exactly
+    seed: int = 0  # of prompt order, thinking budgets and sampling; only ppo-K and pipeline-0 repeat themselves exactly
 
     prompt_budget: int = 16  # tokens, chat template included; paper: 2048
     # Sampled tokens until thinking is interrupted, drawn for each completion from this range. Paper: 10240 12288.

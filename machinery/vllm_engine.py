@@ -38,8 +38,8 @@ class VllmEngine:
         """`NoEngine`, with vLLM's reason, if it cannot be had for this model on this machine."""
         prepare_environment(settings.devices, settings.threads)
         self.decoding, self.slots = settings.decoding, settings.slots
-        # All that vLLM is given can begin in the very next step, so that nothing waits inside of it while parameters
-        # change: new prompts of so many tokens, and a token, or an interruption, of everything in flight.
+        # All that vLLM is given can begin in the very next step, if its cache has room, so that nothing waits inside of
+        # it while parameters change: new prompts of so many tokens, and a token, or an interruption, of each slot.
         self.prompt_tokens = max(8192, settings.decoding.longest)
         self.engine = make_llm_engine(settings, self.prompt_tokens)
         self.parameters: SharedParameters | None = None  # those that the workers have been given
