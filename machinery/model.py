@@ -71,8 +71,8 @@ def unusual_parts(model: PreTrainedModel) -> list[str]:
     unusual = [name for name in factors if getattr(config, name, None) not in (None, 1, 1.0)]
     if getattr(model.get_output_embeddings(), "bias", None) is not None:
         unusual.append("a bias in the LM head")
-    layers = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if layers != {"full_attention"} or getattr(config, "sliding_window", None):
+    layers = {*(getattr(config, "layer_types", None) or ()), *(getattr(config, "attention_layers", None) or ())}
+    if layers - {"full_attention", "global"} or getattr(config, "sliding_window", None):
         unusual.append("layers that are not full attention")
     return unusual
 
