@@ -20,7 +20,8 @@ def model_path(name: str) -> str:
     folder that holds no model."""
     beside = ROOT / name
     folder = beside if beside.is_dir() and not Path(name).exists() else Path(name)
-    if not folder.exists() and (folder.is_absolute() or Path(folder.parts[0]).is_dir() or len(folder.parts) > 2):
+    is_path = folder.is_absolute() or name.startswith("./") or len(folder.parts) > 2
+    if not folder.exists() and (is_path or Path(folder.parts[0]).is_dir()):
         raise ValueError(f"--model {name}: there is no such folder")  # and no hub needs to be asked
     if folder.is_dir() and not (folder / "tokenizer_config.json").exists():
         inside = f"; did you mean {folder / 'model'}?" if (folder / "model").is_dir() else ""
