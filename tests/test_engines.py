@@ -111,8 +111,8 @@ def group_of_one(tmp_path):
 )
 def test_logprobs_match_a_plain_forward(engines, kind):
     """Pitfall 1: what is recorded is the log-probability of the distribution sampled from. More requests than slots,
-    prompts of several lengths, slots freed and filled at different times, interrupted completions and others. On a
-    CPU vLLM has no attention with a latent, and its experts are tested in a process of their own (test_vllm.py)."""
+    prompts of several lengths, slots freed and filled at different times, interrupted completions and others. vLLM
+    with experts is tested in a process of its own (test_vllm.py)."""
     engine, model, tokenizer, _ = engines(kind)
     wanted = requests(tokenizer, PROMPTS, 3) + requests(tokenizer, PROMPTS, 3, thinking=5, seed=1)
     wanted = [dataclasses.replace(request, group=i) for i, request in enumerate(wanted)]
@@ -128,7 +128,7 @@ def test_logprobs_match_a_plain_forward(engines, kind):
 
 def test_pitfall_1_tokens_are_drawn_from_the_distribution_whose_logprobs_are_recorded(engines):
     """First tokens of 3,000 completions of one prompt, in spite of the sampling defaults in the model's folder."""
-    engine, *_ = engines(thinking_budget=1, answer_budget=1)
+    engine, *_ = engines()
     same_frequencies(sample_all(engine, [Request(0, j, [1, 2, 3], 1, (7, j)) for j in range(3000)]))
 
 
@@ -138,7 +138,8 @@ def test_a_request_is_sampled_alike_in_other_company(engines):
     wanted = requests(tokenizer, PROMPTS, 3, thinking=9)
     others = [dataclasses.replace(r, group=100 + r.group) for r in requests(tokenizer, PROMPTS, 3, thinking=9, seed=1)]
     alone = sample_all(engine, wanted)
-    among, apart = (rollouts := sample_all(engine, [*others[:20], *wanted[::-1], *others[20:]]))[20:56], rollouts[:20]
+    together = sample_all(engine, [*others[:20], *wanted[::-1], *others[20:]])
+    among, apart = together[20 : 20 + len(wanted)], together[:20]
     same = lambda a, b: np.mean([x.tokens.tolist() == y.tokens.tolist() for x, y in zip(a, b)])
     assert same(alone, among[::-1]) >= (1.0 if engines.name == "torch" else 0.9)
     assert same(alone, apart) < 0.2
