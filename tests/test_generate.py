@@ -302,19 +302,17 @@ def test_a_generator_process_samples_takes_updates_validates_and_stops(models):
 class Script:
     """The queue for work, read in the generator's own thread: some requests, and the end when all have come back."""
 
-    class _writer:
-        close = staticmethod(lambda: None)
-
-    def __init__(self, wanted, reports):
-        self.wanted, self.left, self.reports = [wanted], len(wanted), reports
+    def __init__(self, wanted):
+        self.works = [Work(wanted)]
 
     def get_nowait(self):
-        if not self.wanted:
+        if not self.works:
             raise queue.Empty
-        return Work(self.wanted.pop())
+        return self.works.pop()
 
     def get(self, timeout):
-        return Work(stop=True) if not self.wanted else self.get_nowait()
+        """What the generator waits for when it has nothing to sample."""
+        return self.works.pop() if self.works else Work(stop=True)
 
 
 def test_only_the_share_of_training_counts_as_busy_while_a_validation_is_sampled(models, monkeypatch):
@@ -324,7 +322,7 @@ def test_only_the_share_of_training_counts_as_busy_while_a_validation_is_sampled
     monkeypatch.setattr(generate.time, "monotonic", lambda: float(next(seconds)))
     wanted = requests(tokenizer, PROMPTS[:5], 1) + requests(tokenizer, PROMPTS[:3], 1, seed=1, validation=True)
     reports = queue.Queue()
-    generate._generate(settings_of(models["llama"]), parameters_of(model), Script(wanted, reports), reports)
+    generate._generate(settings_of(models["llama"]), parameters_of(model), Script(wanted), reports)
     assert (first := reports.get_nowait()) == Report(slots=8), first
     came = [reports.get_nowait() for _ in range(reports.qsize())]
     rollouts = [rollout for report in came for rollout in report.rollouts]
