@@ -20,7 +20,8 @@ def model_path(name: str) -> str:
     folder that holds no model."""
     beside = ROOT / name
     folder = beside if beside.is_dir() and not Path(name).exists() else Path(name)
-    if not folder.exists() and (folder.is_absolute() or Path(folder.parts[0]).is_dir() or len(folder.parts) > 2):
+    is_path = folder.is_absolute() or name.startswith("./") or len(folder.parts) > 2
+    if not folder.exists() and (is_path or Path(folder.parts[0]).is_dir()):
         raise ValueError(f"--model {name}: there is no such folder")  # and no hub needs to be asked
     if folder.is_dir() and not (folder / "tokenizer_config.json").exists():
         inside = f"; did you mean {folder / 'model'}?" if (folder / "model").is_dir() else ""
@@ -71,8 +72,8 @@ def unusual_parts(model: PreTrainedModel) -> list[str]:
     unusual = [name for name in factors if getattr(config, name, None) not in (None, 1, 1.0)]
     if getattr(model.get_output_embeddings(), "bias", None) is not None:
         unusual.append("a bias in the LM head")
-    layers = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if layers != {"full_attention"} or getattr(config, "sliding_window", None):
+    layers = {*(getattr(config, "layer_types", None) or ()), *(getattr(config, "attention_layers", None) or ())}
+    if layers - {"full_attention", "global"} or getattr(config, "sliding_window", None):
         unusual.append("layers that are not full attention")
     return unusual
 

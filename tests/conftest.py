@@ -1,4 +1,4 @@
-"""Small real models for the tests: the shipped base, and random ones of several kinds."""
+"""Small real models for the tests: random ones of several kinds."""
 
 import os
 
@@ -16,33 +16,50 @@ def models(tmp_path_factory):
 
 def make_models(parent, head_dim):
     """Folders of tiny random models by kind, with the arithmetic task's tokenizer."""
-    from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config, Qwen3MoeConfig
+    from transformers import DeepseekV3Config, Glm4MoeLiteConfig, LlamaConfig, Qwen3Config, Qwen3MoeConfig
 
-    from data.arithmetic import make_tokenizer
+    from data.make_base import make_tokenizer
 
     tokenizer = make_tokenizer()
-    common = dict(vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-                  num_attention_heads=4, head_dim=head_dim, max_position_embeddings=256,
-                  eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None)  # fmt: skip
+    common = sizes(tokenizer)
+    attention = dict(**common, head_dim=head_dim, num_key_value_heads=2)
+    experts = dict(num_experts_per_tok=2, moe_intermediate_size=32)
+    # The heads of values are smaller than those of keys, 12 and 8 + 8.
+    latent = dict(**common, **experts, num_key_value_heads=4, q_lora_rank=16, kv_lora_rank=16, qk_nope_head_dim=8,
+                  qk_rope_head_dim=8, v_head_dim=12, n_routed_experts=4, n_group=1, topk_group=1)  # fmt: skip
     configs = {
-        "llama": LlamaConfig(**common, num_key_value_heads=4),
-        "llama-grouped-tied": LlamaConfig(**common, num_key_value_heads=2, tie_word_embeddings=True),
-        "qwen3": Qwen3Config(**common, num_key_value_heads=2),
-        "qwen3-moe": Qwen3MoeConfig(
-            **common, num_key_value_heads=2, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32
-        ),
+        "llama": LlamaConfig(**attention | {"num_key_value_heads": 4}),
+        "llama-grouped-tied": LlamaConfig(**attention, tie_word_embeddings=True),
+        "qwen3": Qwen3Config(**attention),
+        "qwen3-moe": Qwen3MoeConfig(**attention, **experts, num_experts=4),
+        "deepseek-v3": DeepseekV3Config(**latent, first_k_dense_replace=1),
+        "glm4-moe-lite": Glm4MoeLiteConfig(**latent),
     }
-    folders = {}
-    for kind, config in configs.items():
-        torch.manual_seed(len(kind))
-        model = AutoModelForCausalLM.from_config(config)
-        for name, parameter in model.named_parameters():  # far from uniform, so that a wrong position shows
-            if parameter.dim() >= 2:
-                torch.nn.init.normal_(parameter, std=0.3)
-        folders[kind] = str(parent / kind)
-        model.save_pretrained(folders[kind])
-        tokenizer.save_pretrained(folders[kind])
-    return folders
+    # Parameters far from uniform, so that a wrong position shows.
+    return {kind: save_random(config, parent / kind, tokenizer, std=0.3) for kind, config in configs.items()}
+
+
+def sizes(tokenizer):
+    """What the configs of tiny models have in common."""
+    return dict(vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+                num_attention_heads=4, max_position_embeddings=256, eos_token_id=tokenizer.eos_token_id,
+                pad_token_id=tokenizer.pad_token_id, bos_token_id=None)  # fmt: skip
+
+
+def save_random(config, folder, tokenizer, std=None, **generation):
+    """Save a random model of this config, and the tokenizer; returns the folder. std: of the matrices, if not as usual.
+    generation: what its generation_config.json says."""
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(len(folder.name))
+    model = AutoModelForCausalLM.from_config(config)
+    for parameter in model.parameters():
+        if std is not None and parameter.dim() >= 2:
+            torch.nn.init.normal_(parameter, std=std)
+    model.generation_config.update(**generation)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
 
 
 CHAT_TEMPLATE = """{% for message in messages %}<|im_start|>{{ message['role'] }}
@@ -56,7 +73,7 @@ CHAT_TEMPLATE = """{% for message in messages %}<|im_start|>{{ message['role'] }
 def chat_models(tmp_path_factory):
     """Folders of tiny random chat models by kind, with a tokenizer of bytes and `<think>` already in the prompt."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3MoeConfig
+    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3MoeConfig
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     text = Tokenizer(models.BPE({byte: i for i, byte in enumerate(alphabet)}, []))
@@ -66,19 +83,11 @@ def chat_models(tmp_path_factory):
     text.add_special_tokens(["<|im_start|>", "<|im_end|>", "<|endoftext|>"])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=text, eos_token="<|im_end|>", pad_token="<|endoftext|>")
     tokenizer.chat_template = CHAT_TEMPLATE
-    common = dict(vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-                  num_attention_heads=4, num_key_value_heads=2, head_dim=32, max_position_embeddings=1024,
-                  tie_word_embeddings=True, eos_token_id=tokenizer.eos_token_id, bos_token_id=None)  # fmt: skip
+    common = sizes(tokenizer) | dict(max_position_embeddings=1024, tie_word_embeddings=True)
+    common |= dict(num_key_value_heads=2, head_dim=32)
     configs = {
         "qwen3": Qwen3Config(**common),
         "qwen3-moe": Qwen3MoeConfig(**common, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16),
     }
-    folders = {}
-    for kind, config in configs.items():
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config)
-        model.generation_config.eos_token_id = [tokenizer.eos_token_id, tokenizer.pad_token_id]
-        folders[kind] = str(tmp_path_factory.mktemp("chat") / kind)
-        model.save_pretrained(folders[kind])
-        tokenizer.save_pretrained(folders[kind])
-    return folders
+    parent, ends = tmp_path_factory.mktemp("chat"), [tokenizer.eos_token_id, tokenizer.pad_token_id]
+    return {kind: save_random(config, parent / kind, tokenizer, eos_token_id=ends) for kind, config in configs.items()}

@@ -1,15 +1,12 @@
 """The default task: problems, verdicts, traces, and the base model."""
 
 import random
-from pathlib import Path
 
 import pytest
 import torch
 
-import generate
-from data import Problem, arithmetic, load_task
-
-ROOT = Path(__file__).parent.parent
+from data import Problem, arithmetic, load_task, make_base
+from machinery.model import load_model, load_tokenizer
 
 
 def test_training_and_validation_are_disjoint_and_repeat_for_a_seed():
@@ -27,9 +24,9 @@ def test_training_and_validation_are_disjoint_and_repeat_for_a_seed():
 
 
 def test_the_warm_start_never_sees_a_validation_problem():
-    tokenizer, rng = arithmetic.make_tokenizer(), random.Random(0)
+    tokenizer, rng = make_base.make_tokenizer(), random.Random(0)
     for i in range(3000):
-        ids, _ = arithmetic.example(tokenizer, rng, noisy=i % 2 == 0)
+        ids, _ = make_base.example(tokenizer, rng, noisy=i % 2 == 0)
         a, b = tokenizer.decode(ids).split("=")[0].split("+")
         assert not arithmetic.is_held_out(int(a), int(b))
 
@@ -39,7 +36,7 @@ def test_the_warm_start_never_sees_a_validation_problem():
     [
         ("9+3+0=12;</think>12882", True),
         ("</think>12882", True),
-        ("9+3+0=1" + arithmetic.TIME_IS_UP + "</think>12882", True),
+        ("9+3+0=1" + make_base.TIME_IS_UP + "</think>12882", True),
         ("12882", False),  # ended without closing
         ("9+3</think>12882</think>12882", False),
         ("9+3</think>012882", False),
@@ -50,19 +47,19 @@ def test_the_warm_start_never_sees_a_validation_problem():
     ],
 )
 def test_verdicts(completion, right):
-    assert arithmetic.score(Problem("4729+8153=", "12882"), completion) is right
+    assert arithmetic.score(Problem("4729+8153=", "12882", "data.arithmetic"), completion) is right
 
 
 def test_clean_traces_lead_to_the_sum_and_noisy_ones_to_what_they_say():
     rng = random.Random(1)
-    assert arithmetic.trace(4729, 8153, rng) == ("9+3+0=12;2+5+1=08;7+1+0=08;4+8+0=12", "12882")
+    assert make_base.trace(4729, 8153, rng) == ("9+3+0=12;2+5+1=08;7+1+0=08;4+8+0=12", "12882")
     wrong = 0
     for _ in range(500):
         digits = rng.randint(1, 6)
         a, b = arithmetic.draw(rng, digits, held_out=False)
-        thinking, answer = arithmetic.trace(a, b, rng)
+        thinking, answer = make_base.trace(a, b, rng)
         assert answer == str(a + b) and len(thinking) == 9 * digits - 1
-        thinking, answer = arithmetic.trace(a, b, rng, wrong=0.3, ramble=0.5)
+        thinking, answer = make_base.trace(a, b, rng, wrong=0.3, ramble=0.5)
         steps = thinking.split(";")[:digits]
         results = [int(step.split("=")[1]) for step in steps]
         told = sum(result % 10 * 10**i for i, result in enumerate(results)) + results[-1] // 10 * 10**digits
@@ -74,12 +71,12 @@ def test_clean_traces_lead_to_the_sum_and_noisy_ones_to_what_they_say():
 
 
 def test_interrupted_examples_teach_the_answer_but_not_the_phrase():
-    tokenizer, rng = arithmetic.make_tokenizer(), random.Random(2)
-    phrase = tokenizer(arithmetic.TIME_IS_UP + "</think>").input_ids
+    tokenizer, rng = make_base.make_tokenizer(), random.Random(2)
+    phrase = tokenizer(make_base.TIME_IS_UP + "</think>").input_ids
     assert len(phrase) == 2, "the phrase and the marker are one token each"
     seen = 0
     for _ in range(400):
-        ids, learned = arithmetic.example(tokenizer, rng, noisy=True)
+        ids, learned = make_base.example(tokenizer, rng, noisy=True)
         prompt = ids.index(tokenizer.convert_tokens_to_ids("<think>")) + 1
         assert not any(learned[:prompt]) and learned[-1] and ids[-1] == tokenizer.eos_token_id
         if phrase[0] in ids:
@@ -93,36 +90,40 @@ def test_interrupted_examples_teach_the_answer_but_not_the_phrase():
 
 
 def test_the_tokenizer_is_one_token_a_character_and_survives_being_saved():
-    tokenizer = generate.load_tokenizer(str(ROOT / arithmetic.BASE_MODEL))
+    tokenizer = load_tokenizer(str(make_base.BASE_MODEL))
     text = "12+34=<think>2+4+0=06;1+3+0=04</think>46"
     ids = tokenizer(text).input_ids
     assert tokenizer.decode(ids) == text
     assert len(ids) == len(text.replace("<think>", "x").replace("</think>", "x"))
-    assert ids == arithmetic.make_tokenizer()(text).input_ids
+    assert ids == make_base.make_tokenizer()(text).input_ids
 
 
 def test_the_shipped_base_leaves_rl_something_to_do():
-    folder = str(ROOT / arithmetic.BASE_MODEL)
-    model = generate.load_model(folder, torch.device("cpu"), torch.float32)
+    folder = str(make_base.BASE_MODEL)
+    model = load_model(folder, torch.device("cpu"), torch.float32)
     torch.manual_seed(0)
-    rates = arithmetic.pass_rates(model, generate.load_tokenizer(folder), per_length=100, seed=5)
+    rates = make_base.pass_rates(model, load_tokenizer(folder), per_length=100, seed=5)
     assert 0.10 <= sum(rates) / len(rates) <= 0.35
 
 
 def test_making_a_base_is_deterministic_and_refuses_one_that_has_not_learned(tmp_path, monkeypatch):
+    real = make_base.pass_rates
+    monkeypatch.setattr(
+        make_base, "pass_rates", lambda model, tokenizer, per_length, seed: real(model, tokenizer, 5, seed)
+    )
     with pytest.raises(RuntimeError, match="has not learned to add 1 digits|has not learned to add [2-6] digits"):
-        arithmetic.make_base(tmp_path / "a", clean_steps=2, noisy_steps=1)
+        make_base.make_base(tmp_path / "a", clean_steps=2, noisy_steps=1)
     assert not (tmp_path / "a").exists()
-    monkeypatch.setattr(arithmetic, "pass_rates", lambda *_, **__: [0.2, 0.9])
+    monkeypatch.setattr(make_base, "pass_rates", lambda *_, **__: [0.2, 0.9])
     with pytest.raises(RuntimeError):
-        arithmetic.make_base(tmp_path / "a", clean_steps=1, noisy_steps=1)
-    monkeypatch.setattr(arithmetic, "pass_rates", lambda *_, **__: [0.9, 0.9])
+        make_base.make_base(tmp_path / "a", clean_steps=1, noisy_steps=1)
+    monkeypatch.setattr(make_base, "pass_rates", lambda *_, **__: [0.9, 0.9])
     with pytest.raises(RuntimeError, match="outside 0.10 to 0.35"):
-        arithmetic.make_base(tmp_path / "a", clean_steps=1, noisy_steps=1)
+        make_base.make_base(tmp_path / "a", clean_steps=1, noisy_steps=1)
     rates = iter([[0.9], [0.2]] * 2)
-    monkeypatch.setattr(arithmetic, "pass_rates", lambda *_, **__: next(rates))
+    monkeypatch.setattr(make_base, "pass_rates", lambda *_, **__: next(rates))
     for name in ("b", "c"):
-        assert arithmetic.make_base(tmp_path / name, clean_steps=4, noisy_steps=3) == [0.2]
+        assert make_base.make_base(tmp_path / name, clean_steps=4, noisy_steps=3) == [0.2]
     read = lambda name: (tmp_path / name / "model.safetensors").read_bytes()  # noqa: E731
     assert read("b") == read("c")
 

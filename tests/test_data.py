@@ -219,7 +219,13 @@ def test_the_default_task_is_as_it_was():
     (source,) = load_data(["arithmetic"], 400, 128)
     assert source.train == arithmetic.problems("train", 400) and source.notes == [] and source.name == "arithmetic"
     assert source.validation == arithmetic.problems("validation", 128)
-    assert Problem("1+1=", "2").task == arithmetic.__name__
+    assert {problem.task for problem in source.train + source.validation} == {arithmetic.__name__}
+
+
+def test_a_problem_without_a_task_cannot_be():
+    """It would be judged by another task's rules."""
+    with pytest.raises(TypeError, match="task"):
+        Problem("1+1=", "2")
 
 
 @pytest.mark.parametrize(
@@ -384,6 +390,8 @@ def test_an_unreachable_hub_says_what_to_do(tmp_path):
         "from data import load_data\ntry:\n    load_data(['polaris'], 1, 1)\nexcept ValueError as e:\n    print(e)"
     )
     run = subprocess.run([sys.executable, "-c", program], env=environment, cwd=ROOT, capture_output=True, text=True)
-    wanted = r"the data set POLARIS-Project/Polaris-Dataset-53K could not be had from the hub \(HF_HUB_OFFLINE is set\): "
+    wanted = (
+        r"the data set POLARIS-Project/Polaris-Dataset-53K could not be had from the hub \(HF_HUB_OFFLINE is set\): "
+    )
     assert re.match(wanted + r".* download the data set elsewhere and give its folder .*HF_HOME", run.stdout), run
     assert run.stdout.count("\n") == 1 and run.stderr == ""

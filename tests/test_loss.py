@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-import loss as scalerl
+import loss
 from loss import RECIPES, Recipe
 
 RIGHT, WRONG = 1.0, -1.0
@@ -35,9 +35,9 @@ def test_recipes_are_the_table_of_the_study():
     assert [round(48 * RECIPES[name].batch_factor) for name in table] == [48, 48, 48, 80, 80, 80]
 
 
-@pytest.mark.parametrize("axis", scalerl.Axis.__args__)
+@pytest.mark.parametrize("axis", loss.Axis.__args__)
 def test_leave_one_out_changes_one_axis_to_its_base_value(axis):
-    recipe = scalerl.leave_one_out(axis)
+    recipe = loss.leave_one_out(axis)
     changed = [f.name for f in dataclasses.fields(Recipe) if getattr(recipe, f.name) != getattr(Recipe(), f.name)]
     assert sorted(changed) == sorted(["leave_out", axis])
     expected = "penalty" if axis == "length_control" else getattr(RECIPES["base"], axis)
@@ -48,36 +48,36 @@ def test_leave_one_out_changes_one_axis_to_its_base_value(axis):
 
 
 def test_asynchrony_names():
-    assert scalerl.parse_asynchrony("pipeline-8") == ("pipeline", 8)
-    assert scalerl.parse_asynchrony("ppo-1") == ("ppo", 1)
+    assert loss.parse_asynchrony("pipeline-8") == ("pipeline", 8)
+    assert loss.parse_asynchrony("ppo-1") == ("ppo", 1)
     for wrong in ("pipeline", "pipeline--1", "ppo-0", "sync", "pipeline-x"):
         with pytest.raises(ValueError, match="pipeline-K"):
-            scalerl.parse_asynchrony(wrong)
+            loss.parse_asynchrony(wrong)
 
 
 def test_pitfall_15_work_in_flight_is_not_bounded_to_nothing_at_k_0():
-    assert scalerl.groups_ahead("pipeline-0", 32, 5, version=5) == 32
-    assert scalerl.groups_ahead("pipeline-0", 32, 5, version=4) == 0  # until the newest parameters are there
-    assert scalerl.groups_ahead("pipeline-8", 32, 5, version=5) == 288
-    assert scalerl.groups_ahead("pipeline-8", 32, 5, version=4) == 256
-    assert scalerl.groups_ahead("ppo-8", 32, 16, version=16) == 256
-    assert scalerl.groups_ahead("ppo-8", 32, 19, version=16) == 5 * 32  # a run that goes on after 3 of the 8
+    assert loss.groups_ahead("pipeline-0", 32, 5, version=5) == 32
+    assert loss.groups_ahead("pipeline-0", 32, 5, version=4) == 0  # until the newest parameters are there
+    assert loss.groups_ahead("pipeline-8", 32, 5, version=5) == 288
+    assert loss.groups_ahead("pipeline-8", 32, 5, version=4) == 256
+    assert loss.groups_ahead("ppo-8", 32, 16, version=16) == 256
+    assert loss.groups_ahead("ppo-8", 32, 19, version=16) == 5 * 32  # a run that goes on after 3 of the 8
 
 
 def test_a_batch_is_the_oldest_finished_groups_and_waits_for_those_that_would_get_too_old():
-    assert scalerl.choose_batch([3, 1, 2], [], 3, "pipeline-8", 2) == [1, 2]
-    assert scalerl.choose_batch([3], [3, 3], 3, "pipeline-8", 2) is None  # not enough finished
+    assert loss.choose_batch([3, 1, 2], [], 3, "pipeline-8", 2) == [1, 2]
+    assert loss.choose_batch([3], [3, 3], 3, "pipeline-8", 2) is None  # not enough finished
     # At step 4 with k = 1 the unfinished group of version 3 must be in this batch: nothing may overtake it.
-    assert scalerl.choose_batch([4, 4], [3], 4, "pipeline-1", 2) is None
-    assert scalerl.choose_batch([4, 4], [4], 4, "pipeline-1", 2) == [0, 1]
+    assert loss.choose_batch([4, 4], [3], 4, "pipeline-1", 2) is None
+    assert loss.choose_batch([4, 4], [4], 4, "pipeline-1", 2) == [0, 1]
     # Two unfinished groups of one version, one group a step: one of them would be late two steps on.
-    assert scalerl.choose_batch([5], [4, 4], 5, "pipeline-2", 1) is None
-    assert scalerl.choose_batch([5], [4, 4], 5, "pipeline-3", 1) == [0]
+    assert loss.choose_batch([5], [4, 4], 5, "pipeline-2", 1) is None
+    assert loss.choose_batch([5], [4, 4], 5, "pipeline-3", 1) == [0]
     # PPO-off-policy waits for all that was handed out, and never asks for freshness.
-    assert scalerl.choose_batch([0] * 3, [0], 0, "ppo-2", 2) is None
-    assert scalerl.choose_batch([0, 0], [], 1, "ppo-2", 2) == [0, 1]
-    assert [scalerl.publishes_after("ppo-4", step) for step in range(4)] == [False, False, False, True]
-    assert all(scalerl.publishes_after("pipeline-8", step) for step in range(9))
+    assert loss.choose_batch([0] * 3, [0], 0, "ppo-2", 2) is None
+    assert loss.choose_batch([0, 0], [], 1, "ppo-2", 2) == [0, 1]
+    assert [loss.publishes_after("ppo-4", step) for step in range(4)] == [False, False, False, True]
+    assert all(loss.publishes_after("pipeline-8", step) for step in range(9))
 
 
 @pytest.mark.parametrize("late_parameters", [False, True])
@@ -91,9 +91,9 @@ def test_no_group_ever_gets_older_than_k_steps_whatever_order_they_finish_in(k, 
     for step in range(200):
         version = step - draw(2) if late_parameters and step else step
         while True:
-            ahead = scalerl.groups_ahead(asynchrony, prompts, step, version)
+            ahead = loss.groups_ahead(asynchrony, prompts, step, version)
             unfinished += [version] * (ahead - len(done) - len(unfinished))
-            batch = scalerl.choose_batch(done, unfinished, step, asynchrony, prompts)
+            batch = loss.choose_batch(done, unfinished, step, asynchrony, prompts)
             if batch is not None:
                 break
             if version < step and (draw(3) == 0 or not unfinished):
@@ -111,7 +111,7 @@ def test_no_group_ever_gets_older_than_k_steps_whatever_order_they_finish_in(k, 
 
 def test_interruption_comes_when_open_thinking_reaches_its_budget():
     control = lambda sampled, closed_at: tuple(  # noqa: E731
-        bool(x) for x in map(lambda v: v[0], scalerl.length_control("interruption", torch.tensor([sampled]),
+        bool(x) for x in map(lambda v: v[0], loss.interrupt_or_truncate("interruption", torch.tensor([sampled]),
                                                                     torch.tensor([closed_at]), 10, 3)))  # fmt: skip
     assert control(9, -1) == (False, False)
     assert control(10, -1) == (True, False)
@@ -122,24 +122,24 @@ def test_interruption_comes_when_open_thinking_reaches_its_budget():
 
 def test_pitfall_8_thinking_closed_late_keeps_the_whole_answer_budget():
     sampled, closed_at = torch.tensor([12, 13]), torch.tensor([10, 10])
-    _, truncate = scalerl.length_control("interruption", sampled, closed_at, 10, 3)
+    _, truncate = loss.interrupt_or_truncate("interruption", sampled, closed_at, 10, 3)
     assert truncate.tolist() == [False, True]
 
 
 def test_with_the_penalty_nothing_is_interrupted_and_the_budgets_are_one():
     sampled = torch.tensor([10, 12, 13])
-    interrupt, truncate = scalerl.length_control("penalty", sampled, torch.tensor([-1, -1, 2]), 10, 3)
+    interrupt, truncate = loss.interrupt_or_truncate("penalty", sampled, torch.tensor([-1, -1, 2]), 10, 3)
     assert interrupt.tolist() == [False] * 3
     assert truncate.tolist() == [False, False, True]
 
 
 def test_rewards_and_the_length_penalty_on_correct_completions_only():
     correct, lengths = tensor([True, True, True, False]), tensor([100, 110, 120, 120])
-    plain = scalerl.rewards(correct, lengths, "interruption", 120, 20)
+    plain = loss.rewards(correct, lengths, "interruption", 120, 20)
     assert plain.tolist() == [[1, 1, 1, -1]]
-    penalised = scalerl.rewards(correct, lengths, "penalty", 120, 20)
+    penalised = loss.rewards(correct, lengths, "penalty", 120, 20)
     assert penalised.tolist() == [[1.0, 0.5, 0.0, -1.0]]
-    beyond = scalerl.rewards(correct, lengths + 500, "penalty", 120, 20)
+    beyond = loss.rewards(correct, lengths + 500, "penalty", 120, 20)
     assert beyond.tolist() == [[0.0, 0.0, 0.0, -1.0]]
 
 
@@ -154,7 +154,7 @@ def test_sampled_logprobs_entropy_and_gradient_match_a_plain_softmax_at_any_chun
     plain[torch.arange(37), targets].square().sum().backward()
     for chunk in (1, 5, 36, 100):
         h2, w2 = hidden.clone().requires_grad_(), head.clone().requires_grad_()
-        logprobs, entropies = scalerl.sampled_logprobs(h2, w2, targets, fp32=True, chunk=chunk)
+        logprobs, entropies = loss.sampled_logprobs(h2, w2, targets, fp32=True, chunk=chunk)
         logprobs.square().sum().backward()
         torch.testing.assert_close(logprobs, plain[torch.arange(37), targets])
         torch.testing.assert_close(entropies, -(plain.exp() * plain).sum(-1).detach())
@@ -164,10 +164,10 @@ def test_sampled_logprobs_entropy_and_gradient_match_a_plain_softmax_at_any_chun
 
 def test_pitfall_4_the_logits_of_all_tokens_never_exist_at_once(monkeypatch):
     rows = []
-    whole = scalerl.head_logits
-    monkeypatch.setattr(scalerl, "head_logits", lambda h, w, fp32: rows.append(len(h)) or whole(h, w, fp32))
+    whole = loss.head_logits
+    monkeypatch.setattr(loss, "head_logits", lambda h, w, fp32: rows.append(len(h)) or whole(h, w, fp32))
     head = torch.randn(50, 8, requires_grad=True)
-    logprobs, _ = scalerl.sampled_logprobs(torch.randn(100, 8), head, torch.zeros(100, dtype=torch.int64), True, 16)
+    logprobs, _ = loss.sampled_logprobs(torch.randn(100, 8), head, torch.zeros(100, dtype=torch.int64), True, 16)
     assert rows == [16] * 6 + [4]
     logprobs.sum().backward()
     assert sorted(rows[7:]) == [4] + [16] * 6  # recomputed in the backward, so not kept until then
@@ -178,7 +178,7 @@ def test_pitfall_3_fp32_logits_are_computed_in_fp32_and_not_cast_after_a_bf16_ma
     hidden, head = torch.randn(64, 256).bfloat16(), torch.randn(100, 256)
     exact = hidden.double() @ head.double().T
     error = lambda logits: (logits.double() - exact).abs().max().item()  # noqa: E731
-    on, off = scalerl.head_logits(hidden, head, True), scalerl.head_logits(hidden, head, False)
+    on, off = loss.head_logits(hidden, head, True), loss.head_logits(hidden, head, False)
     assert on.dtype == off.dtype == torch.float32
     assert error(on) < 1e-3 < 1e-2 < error(off)
     torch.testing.assert_close(off, (hidden @ head.bfloat16().T).float())  # the negative control: a cast after it
@@ -186,9 +186,9 @@ def test_pitfall_3_fp32_logits_are_computed_in_fp32_and_not_cast_after_a_bf16_ma
 
 def test_pitfall_3_the_head_is_never_a_stale_copy():
     head, hidden = torch.randn(5, 4), torch.randn(3, 4)
-    before = scalerl.head_logits(hidden, head, True)
+    before = loss.head_logits(hidden, head, True)
     head.mul_(2)
-    torch.testing.assert_close(scalerl.head_logits(hidden, head, True), 2 * before)
+    torch.testing.assert_close(loss.head_logits(hidden, head, True), 2 * before)
 
 
 # --- which samples count, advantages ------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ def test_advantage_norms_on_a_worked_example():
     rewards = tensor([RIGHT, WRONG, WRONG, WRONG], [RIGHT, RIGHT, WRONG, WRONG])
     usable = torch.ones_like(rewards, dtype=torch.bool)
     centred = tensor([1.5, -0.5, -0.5, -0.5], [1.0, 1.0, -1.0, -1.0])
-    advantage = lambda norm: scalerl.advantages(rewards, usable, usable, norm, eps=0.0)  # noqa: E731
+    advantage = lambda norm: loss.advantages(rewards, usable, usable, norm, eps=0.0)  # noqa: E731
     torch.testing.assert_close(advantage("none"), centred)
     torch.testing.assert_close(advantage("prompt"), centred / tensor([math.sqrt(0.75)], [1.0]))
     torch.testing.assert_close(advantage("batch"), centred / math.sqrt((3 * 1 + 4 * 1) / 8))
@@ -208,27 +208,27 @@ def test_advantage_norms_on_a_worked_example():
 
 def test_the_batch_std_is_over_the_effective_batch():
     rewards = tensor([RIGHT, WRONG], [RIGHT, RIGHT])
-    kept = scalerl.counted_samples(rewards, ALL, zero_variance_filter=True)
+    kept = loss.counted_samples(rewards, ALL, zero_variance_filter=True)
     assert kept.tolist() == [[True, True], [False, False]]
-    torch.testing.assert_close(scalerl.advantages(rewards, ALL, kept, "batch", eps=0.0), tensor([1.0, -1.0], [0.0, 0.0]))
-    everything = scalerl.counted_samples(rewards, ALL, zero_variance_filter=False)
+    torch.testing.assert_close(loss.advantages(rewards, ALL, kept, "batch", eps=0.0), tensor([1.0, -1.0], [0.0, 0.0]))
+    everything = loss.counted_samples(rewards, ALL, zero_variance_filter=False)
     assert everything.all()
     root = math.sqrt(2 / 4)
     torch.testing.assert_close(
-        scalerl.advantages(rewards, ALL, everything, "batch", eps=0.0), tensor([1 / root, -1 / root], [0.0, 0.0])
+        loss.advantages(rewards, ALL, everything, "batch", eps=0.0), tensor([1 / root, -1 / root], [0.0, 0.0])
     )
 
 
 def test_truncated_completions_are_no_members_of_their_group():
     rewards = tensor([RIGHT, WRONG, WRONG], [RIGHT, WRONG, RIGHT])
     usable = tensor([True, True, False], [True, False, True])
-    assert scalerl.zero_variance(rewards, usable).tolist() == [False, True]
-    counted = scalerl.counted_samples(rewards, usable, True)
+    assert loss.zero_variance(rewards, usable).tolist() == [False, True]
+    counted = loss.counted_samples(rewards, usable, True)
     assert counted.tolist() == [[True, True, False], [False, False, False]]
-    assert scalerl.advantages(rewards, usable, counted, "none").tolist() == [[1, -1, 0], [0, 0, 0]]
-    weights = scalerl.token_weights(tensor([3, 5, 100], [1, 100, 1]), counted, "prompt")
+    assert loss.advantages(rewards, usable, counted, "none").tolist() == [[1, -1, 0], [0, 0, 0]]
+    weights = loss.token_weights(tensor([3, 5, 100], [1, 100, 1]), counted, "prompt")
     torch.testing.assert_close(weights, tensor([1 / 8, 1 / 8, 0.0], [0.0, 0.0, 0.0]))
-    assert scalerl.zero_variance(rewards, torch.zeros_like(usable)).all()  # nobody left in the group
+    assert loss.zero_variance(rewards, torch.zeros_like(usable)).all()  # nobody left in the group
 
 
 @pytest.mark.parametrize("norm", ["prompt", "batch"])
@@ -236,16 +236,16 @@ def test_pitfall_7_a_group_constant_up_to_rounding_gets_no_huge_advantages(norm)
     third = torch.full((2, 3), 1 / 3)  # its mean is not 1/3 exactly in fp32: a std of ~1e-8 is what it divides by
     third[1] = 1e4 + 1 / 3
     usable = torch.ones(2, 3, dtype=torch.bool)
-    assert scalerl.zero_variance(third, usable).all()
-    assert scalerl.advantages(third, usable, usable, norm).abs().max() == 0
+    assert loss.zero_variance(third, usable).all()
+    assert loss.advantages(third, usable, usable, norm).abs().max() == 0
     large = torch.tensor([[1e4, 1e4 + 1]])  # E[x^2] - E[x]^2 loses this std altogether
     torch.testing.assert_close(
-        scalerl.advantages(large, usable[:1, :2], usable[:1, :2], norm), tensor([-1.0, 1.0]), atol=1e-4, rtol=0
+        loss.advantages(large, usable[:1, :2], usable[:1, :2], norm), tensor([-1.0, 1.0]), atol=1e-4, rtol=0
     )
 
 
 def test_no_positive_resampling_retires_at_nine_tenths():
-    assert [scalerl.retires(rate) for rate in (0.0, 14 / 16, 0.9, 15 / 16, 1.0)] == [False, False, True, True, True]
+    assert [loss.retires(rate) for rate in (0.0, 14 / 16, 0.9, 15 / 16, 1.0)] == [False, False, True, True, True]
 
 
 # --- losses -------------------------------------------------------------------------------------------------------
@@ -280,12 +280,12 @@ def test_losses_match_a_per_token_reference_in_value_and_gradient(name):
     spread = {"cispo": 1.5, "gspo": 0.05}.get(name, 0.5)
     logprobs = (generator_logprobs + spread * torch.randn(6, 9, dtype=torch.float64)).requires_grad_()
     sampled, advantages = torch.rand(6, 9) < 0.8, torch.randn(6, dtype=torch.float64)
-    terms, ratios, clipped = scalerl.token_terms(recipe, logprobs, generator_logprobs, sampled, advantages)
+    terms, log_rho, clipped = loss.token_terms(recipe, logprobs, generator_logprobs, sampled, advantages)
     arguments = (generator_logprobs.tolist(), sampled.tolist(), advantages.tolist())
     expected = reference_terms(recipe, logprobs.tolist(), *arguments)
     torch.testing.assert_close(terms, torch.tensor(expected, dtype=torch.float64))
     assert clipped.any() and not clipped.all(), "the example should have both"
-    assert (ratios[~sampled] == 1).all() or name == "gspo"
+    torch.testing.assert_close(log_rho, torch.where(sampled, logprobs - generator_logprobs, 0.0).detach())
     terms.sum().backward()
     if name == "cispo":  # the ratio is a constant to the gradient: d term / d log pi = min(rho, eps_max) A
         rho = (logprobs - generator_logprobs).exp().clamp(max=5).detach()
@@ -307,11 +307,11 @@ def test_worked_examples_of_the_clips():
     all_sampled = torch.ones(1, 3, dtype=torch.bool)
     for advantage, dapo, grpo in [(1.0, [1.26, 1.0, 0.1], [1.2, 1.0, 0.1]), (-1.0, [-6.0, -1.0, -0.8], None)]:
         for name, expected in (("dapo", dapo), ("grpo", grpo or dapo)):
-            terms, ratios, clipped = scalerl.token_terms(
+            terms, log_rho, clipped = loss.token_terms(
                 Recipe(loss=name), logprobs, generator, all_sampled, torch.tensor([advantage])
             )
             torch.testing.assert_close(terms, tensor(expected))
-            torch.testing.assert_close(ratios, tensor([6.0, 1.0, 0.1]))
+            torch.testing.assert_close(log_rho.exp(), tensor([6.0, 1.0, 0.1]))
             assert clipped.tolist() == [[advantage > 0, False, advantage < 0]]
 
 
@@ -319,13 +319,13 @@ def test_pitfall_2_cispo_caps_the_ratio_itself_from_above_only_and_against_what_
     generator = torch.log(tensor([0.1, 0.1, 0.5]))
     logprobs = torch.log(tensor([0.55, 0.45, 0.005])).requires_grad_()  # ratios 5.5, 4.5, 0.01
     sampled = torch.ones(1, 3, dtype=torch.bool)
-    terms, _, clipped = scalerl.token_terms(Recipe(), logprobs, generator, sampled, torch.tensor([1.0]))
+    terms, _, clipped = loss.token_terms(Recipe(), logprobs, generator, sampled, torch.tensor([1.0]))
     terms.sum().backward()
     torch.testing.assert_close(logprobs.grad, tensor([5.0, 4.5, 0.01]))  # 5, not 1 + 5; 0.01 is not raised to anything
     assert clipped.tolist() == [[True, False, False]]
     # The negative control: against recomputed log-probabilities the cap never bites.
-    _, ratios, clipped = scalerl.token_terms(Recipe(), logprobs, logprobs.detach(), sampled, torch.tensor([1.0]))
-    assert (ratios == 1).all() and not clipped.any()
+    _, log_rho, clipped = loss.token_terms(Recipe(), logprobs, logprobs.detach(), sampled, torch.tensor([1.0]))
+    assert (log_rho == 0).all() and not clipped.any()
 
 
 @pytest.mark.parametrize("name", ["cispo", "dapo", "grpo", "gspo"])
@@ -337,12 +337,14 @@ def test_pitfall_8_forced_tokens_have_no_weight_and_no_ratio(name):
     for filler in (0.0, -700.0):
         logprobs = torch.tensor([[-1.0, -0.5, filler, filler, -2.0]], requires_grad=True)
         generator = torch.tensor([[-1.1, -0.7, 0.0, 0.0, -1.5]])
-        loss, sums = scalerl.policy_loss(
+        value, sums = loss.policy_loss(
             Recipe(loss=name), logprobs, generator, sampled, torch.tensor([0.7]), torch.tensor([0.25])
         )
-        loss.backward()
+        value.backward()
         assert logprobs.grad[0, 2:4].tolist() == [0, 0]
-        results.append([loss.item(), *logprobs.grad[0, [0, 1, 4]].tolist(), *(v.item() for v in sums.values())])
+        results.append(
+            [value.item(), *logprobs.grad[0, [0, 1, 4]].tolist(), *(total.item() for total in sums.values())]
+        )
     assert results[0] == results[1]
 
 
@@ -351,11 +353,49 @@ def test_on_policy_all_losses_have_the_same_gradient():
     for name in ("cispo", "dapo", "grpo", "gspo"):
         here = logprobs.clone().requires_grad_()
         weights = torch.tensor([0.25, 0.25])
-        loss, _ = scalerl.policy_loss(Recipe(loss=name), here, logprobs, sampled, torch.tensor([1.0, -0.5]), weights)
-        loss.backward()
+        value, _ = loss.policy_loss(Recipe(loss=name), here, logprobs, sampled, torch.tensor([1.0, -0.5]), weights)
+        value.backward()
         gradients.append(here.grad)
     for gradient in gradients[1:]:
         torch.testing.assert_close(gradient, gradients[0])
+
+
+@pytest.mark.parametrize("name", ["cispo", "dapo", "grpo", "gspo"])
+@pytest.mark.parametrize("advantage", [0.0, 1.0])
+def test_a_ratio_beyond_all_numbers_that_is_cut_has_a_finite_gradient(name, advantage):
+    """exp overflows above 88 in fp32, and infinity times 0 is no number. The clips cut from above where A >= 0."""
+    generator = torch.tensor([[-200.0, -100.0, -0.5], [-0.6, -0.7, -0.5]])
+    logprobs = torch.tensor([[-0.1, -0.2, -0.3], [-0.5, -0.6, -0.4]], requires_grad=True)
+    assert torch.isinf((logprobs - generator).exp()[0, :2]).all()
+    sampled, weights = torch.ones(2, 3, dtype=torch.bool), torch.full((2,), 1 / 6)
+    value, sums = loss.policy_loss(
+        Recipe(loss=name), logprobs, generator, sampled, torch.tensor([advantage, -1.0]), weights
+    )
+    value.backward()
+    assert value.isfinite() and logprobs.grad.isfinite().all() and logprobs.grad[1].abs().min() > 0
+    most = {"cispo": 5.0, "dapo": 1.26, "grpo": 1.2, "gspo": 1.005}[name] * advantage
+    terms, _, clipped = loss.token_terms(
+        Recipe(loss=name), logprobs, generator, sampled, torch.tensor([advantage, -1.0])
+    )
+    assert terms[0, :2].abs().max() <= most * (0.2 if name == "cispo" else 1) + 1e-5
+    if name != "cispo":
+        assert (logprobs.grad[0, :2] == 0).all()
+        assert clipped[0, :2].all() == (advantage != 0)
+
+
+@pytest.mark.parametrize("name", ["cispo", "dapo", "grpo", "gspo"])
+def test_what_is_logged_of_the_ratio_is_of_tokens_whatever_the_loss(name):
+    """Also under gspo, whose own ratio is one per sequence."""
+    generator = torch.log(tensor([0.1, 0.9, 0.5, 0.3]))
+    logprobs = torch.log(tensor([0.6, 0.9, 0.05, 0.9]))
+    sampled = tensor([True, True, True, False])  # ratios 6, 1, 0.1
+    _, sums = loss.policy_loss(
+        Recipe(loss=name), logprobs, generator, sampled, torch.tensor([1.0]), torch.tensor([1 / 3])
+    )
+    assert sums["ratio"].item() == pytest.approx(7.1, rel=1e-5)
+    assert sums["ratio_max"].item() == pytest.approx(6.0, rel=1e-5)
+    kl = sum(rho - 1 - math.log(rho) for rho in (6.0, 1.0, 0.1))
+    assert sums["kl"].item() == pytest.approx(kl, rel=1e-5)
 
 
 # --- aggregation --------------------------------------------------------------------------------------------------
@@ -365,7 +405,7 @@ LENGTHS = tensor([1, 3], [2, 6])
 
 def test_aggregation_on_a_worked_example():
     counted = torch.ones(2, 2, dtype=torch.bool)
-    weights = lambda name: scalerl.token_weights(LENGTHS, counted, name)  # noqa: E731
+    weights = lambda name: loss.token_weights(LENGTHS, counted, name)  # noqa: E731
     torch.testing.assert_close(weights("sample"), tensor([1 / 4, 1 / 12], [1 / 8, 1 / 24]))
     torch.testing.assert_close(weights("prompt"), tensor([1 / 8, 1 / 8], [1 / 16, 1 / 16]))
     torch.testing.assert_close(weights("token"), torch.full((2, 2), 1 / 12))
@@ -386,7 +426,7 @@ def test_aggregation_matches_means_taken_one_after_the_other(aggregation):
         expected = mean([mean(sum(group, [])) for group in kept])
     else:
         expected = mean([term for group in kept for sample in group for term in sample])
-    weights = scalerl.token_weights(lengths, counted, aggregation)
+    weights = loss.token_weights(lengths, counted, aggregation)
     got = sum(weights[p, g].item() * sum(terms[p][g]) for p in range(P) for g in range(G))
     assert got == pytest.approx(expected, abs=1e-6)
     assert (weights * lengths).sum().item() == pytest.approx(1.0)
@@ -396,9 +436,9 @@ def test_pitfall_6_the_loss_does_not_grow_with_the_groups_that_survive_the_filte
     for survivors in (1, 2, 5):
         counted = torch.arange(5)[:, None].expand(5, 4) < survivors
         for aggregation in ("sample", "prompt", "token"):
-            weights = scalerl.token_weights(torch.full((5, 4), 7), counted, aggregation)
+            weights = loss.token_weights(torch.full((5, 4), 7), counted, aggregation)
             assert (weights * 7).sum().item() == pytest.approx(1.0)
-    nothing = scalerl.token_weights(torch.full((5, 4), 7), torch.zeros(5, 4, dtype=torch.bool), "prompt")
+    nothing = loss.token_weights(torch.full((5, 4), 7), torch.zeros(5, 4, dtype=torch.bool), "prompt")
     assert nothing.sum() == 0
 
 
@@ -409,26 +449,26 @@ def test_pitfall_5_any_cut_into_micro_batches_gives_the_same_gradient(aggregatio
     lengths = torch.randint(1, 8, (3, 4))
     sampled = torch.arange(7) < lengths.view(12, 1)
     usable = torch.ones(3, 4, dtype=torch.bool)
-    advantages = scalerl.advantages(rewards, usable, usable, "batch").flatten()
-    weights = scalerl.token_weights(lengths, usable, aggregation).flatten()
+    advantages = loss.advantages(rewards, usable, usable, "batch").flatten()
+    weights = loss.token_weights(lengths, usable, aggregation).flatten()
     gradients = []
     for cut in ([12], [1] * 12, [5, 7], [2, 3, 7]):
         scale = torch.tensor(1.1, requires_grad=True)
         for rows in torch.arange(12).split(cut):
             logprobs = generator_logprobs[rows] * scale
-            loss, _ = scalerl.policy_loss(
+            value, _ = loss.policy_loss(
                 Recipe(), logprobs, generator_logprobs[rows], sampled[rows], advantages[rows], weights[rows]
             )
-            loss.backward()
+            value.backward()
         gradients.append(scale.grad.item())
     assert gradients == pytest.approx([gradients[0]] * 4, rel=1e-5)
     # The negative control: means per micro-batch, which is the usual mistake, give something else.
     scale = torch.tensor(1.1, requires_grad=True)
     for rows in torch.arange(12).split([2, 3, 7]):
-        own = scalerl.token_weights(lengths.view(12, 1)[rows], usable.view(12, 1)[rows], "token").flatten()
+        own = loss.token_weights(lengths.view(12, 1)[rows], usable.view(12, 1)[rows], "token").flatten()
         logprobs = generator_logprobs[rows] * scale
-        loss, _ = scalerl.policy_loss(
+        value, _ = loss.policy_loss(
             Recipe(), logprobs, generator_logprobs[rows], sampled[rows], advantages[rows], own / 3
         )
-        loss.backward()
+        value.backward()
     assert scale.grad.item() != pytest.approx(gradients[0], rel=1e-2)

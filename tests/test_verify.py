@@ -127,49 +127,42 @@ def test_the_default_task_is_judged_as_it_judges_itself():
     assert 500 < sum(verdict.correct for verdict in verdicts.values()) < 2000
 
 
-@pytest.mark.parametrize(
-    "completion, failure, detail",
-    [
-        ("raise", "error", "ZeroDivisionError"),
-        ("exit", "error", "SystemExit"),
-        ("recursion", "error", "RecursionError"),
-        ("neither", "error", "not True or False"),
-        ("no such action", "error", "KeyError"),
-        ("os._exit", "died", "exit 0"),
-        ("kill", "died", "signal 9"),
-        ("kill the guard", "died", "signal 9"),
-        ("kill the group", "died", "signal 9"),
-        ("crash", "died", "signal 11"),
-        ("close everything", "died", ""),
-        ("giant reply", "died", "bytes"),
-        ("malformed reply", "died", "its reply is not one"),
-        ("memory", "memory", ""),
-        ("loop", "time limit", ""),
-        ("sleep", "time limit", ""),
-    ],
-)
-def test_a_failure_costs_its_own_completion_only_and_is_named(task, completion, failure, detail):
-    before, after = ["right", "wrong"] * 20, ["wrong", "right"] * 20
-    with VerifierPool(1, time_limit=2, memory_gib=0.25) as pool:
-        verdicts = judge(pool, [task(text) for text in [*before, completion, *after]])
-    guilty = verdicts.pop(len(before))
-    assert (
-        (guilty.correct, guilty.failure) == (False, failure) and detail in guilty.detail and len(guilty.detail) <= 500
-    )
-    innocent = [verdicts[i] for i in sorted(verdicts)]
-    assert all(verdict.failure is None for verdict in innocent)
-    assert [verdict.correct for verdict in innocent] == [text == "right" for text in before + after]
+FAILURES = {  # what the completion has the score do: the failure, and what its detail says
+    "raise": ("error", "ZeroDivisionError"),
+    "exit": ("error", "SystemExit"),
+    "recursion": ("error", "RecursionError"),
+    "neither": ("error", "not True or False"),
+    "no such action": ("error", "KeyError"),
+    "os._exit": ("died", "exit 0"),
+    "kill": ("died", "signal 9"),
+    "kill the guard": ("died", "signal 9"),
+    "kill the group": ("died", "signal 9"),
+    "crash": ("died", "signal 11"),
+    "close everything": ("died", ""),
+    "giant reply": ("died", "bytes"),
+    "malformed reply": ("died", "its reply is not one"),
+    "memory": ("memory", ""),
+    "loop": ("time limit", ""),
+    "sleep": ("time limit", ""),
+}
 
 
-def test_many_failures_at_once_with_two_workers(task):
-    texts = ["right", "kill", "wrong", "raise", "sleep", "right", "memory", "os._exit", "malformed reply"] * 4
-    random.Random(0).shuffle(texts)
-    with VerifierPool(2, time_limit=1.5, memory_gib=0.25) as pool:
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_failure_costs_its_own_completion_only_and_is_named(task, workers):
+    """Every kind of failure in one pool. One worker meets them one by one, with enough completions between them that
+    it is given many at once; two meet each kind twice, in any order."""
+    if workers == 1:
+        texts = [text for failure in FAILURES for text in [*["right", "wrong"] * 20, failure]] + ["right", "wrong"]
+    else:
+        texts = [*FAILURES, *FAILURES, *["right", "wrong"] * 10]
+        random.Random(0).shuffle(texts)
+    with VerifierPool(workers, time_limit=1.5, memory_gib=0.25) as pool:
         verdicts = judge(pool, [task(text) for text in texts])
-    wanted = {"kill": "died", "os._exit": "died", "malformed reply": "died", "raise": "error", "memory": "memory",
-              "sleep": "time limit"}  # fmt: skip
-    assert [verdicts[i].failure for i in range(len(texts))] == [wanted.get(text) for text in texts]
-    assert [verdicts[i].correct for i in range(len(texts))] == [text == "right" for text in texts]
+    got = [verdicts[i] for i in range(len(texts))]
+    assert [verdict.correct for verdict in got] == [text == "right" for text in texts]
+    for text, verdict in zip(texts, got):
+        failure, detail = FAILURES.get(text, (None, ""))
+        assert verdict.failure == failure and detail in verdict.detail and len(verdict.detail) <= 500, (text, verdict)
 
 
 def test_a_score_reads_nothing_and_prints_to_nobody(task, capfd):
@@ -189,9 +182,13 @@ def test_a_task_that_is_not_there_is_an_error_of_each_completion():
 
 def test_giant_and_odd_completions_arrive_whole(task):
     odd = "\x00\ud800 \u2028 " + "π" * 10
-    problem = Problem("", "x" * 5_000_000)
+    problem = Problem("", "x" * 5_000_000, "data.arithmetic")
     with VerifierPool(2, time_limit=60, memory_gib=2) as pool:
-        items = [(problem, "</think>" + problem.answer), (problem, odd), (Problem("", odd), "</think>" + odd)]
+        items = [
+            (problem, "</think>" + problem.answer),
+            (problem, odd),
+            (Problem("", odd, "data.arithmetic"), "</think>" + odd),
+        ]
         verdicts = judge(pool, items)
     assert [verdicts[i].correct for i in range(3)] == [True, False, True]
 

@@ -1,0 +1,497 @@
+"""What both engines promise, the same tests over each: the one to read, and vLLM, the real one."""
+
+import dataclasses
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import make_models
+from sampling import (
+    PROMPTS,
+    change,
+    decoding,
+    ends_as_it_should,
+    largest_error,
+    load,
+    needs_vllm,
+    parameters_of,
+    plain_logprobs,
+    requests,
+    same_frequencies,
+)
+
+import generate
+import loss
+import train
+from machinery import vllm_engine
+from machinery.engine import EngineSettings, NoEngine, check_split, choose_engine, make_requests, sample_all
+from machinery.model import load_tokenizer, render
+from machinery.rollouts import Request
+from machinery.settings import Settings
+from machinery.trainer import make_policy, numerics_mismatch
+
+LONG = 40  # tokens of the longest prompt: more than a block of vLLM's cache
+BLOCK = {"torch": 1, "vllm": 32}  # tokens; of an interrupted completion, what fills no block is computed again
+KINDS = ["llama", "llama-grouped-tied", "qwen3", "qwen3-moe", "deepseek-v3", "glm4-moe-lite"]
+BOTH = ["torch", pytest.param("vllm", marks=needs_vllm)]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Folders of tiny random models with heads of 32, the smallest that vLLM takes on a CPU. Each has sampling defaults
+    that would show if they were used."""
+    folders = make_models(tmp_path_factory.mktemp("wide"), head_dim=32)
+    defaults = {"do_sample": True, "temperature": 0.2, "top_k": 2, "top_p": 0.5, "repetition_penalty": 3.0}
+    for folder in folders.values():
+        (Path(folder) / "generation_config.json").write_text(json.dumps(defaults))
+    return folders
+
+
+def settings_of(name, folder, dtype="float32", slots=48, **changes) -> EngineSettings:
+    rules = decoding(load_tokenizer(folder), **{"prompt_budget": LONG, **changes})
+    return EngineSettings(folder, ("cpu",), dtype, 1, slots, rules, name)
+
+
+class Engines:
+    """The engines of one name, each made at its first use: they all live in this process."""
+
+    def __init__(self, name, folders):
+        self.name, self.folders, self.made = name, folders, {}
+
+    def __call__(self, kind="llama", dtype="float32", **changes):
+        """The engine with the parameters in the folder; also the model, the tokenizer, the shared parameters."""
+        key = (kind, dtype, *changes.items())
+        if key not in self.made:
+            self.made[key] = generate.make_engine(settings_of(self.name, self.folders[kind], dtype, **changes))
+        engine, (model, tokenizer) = self.made[key], load(self.folders[kind])
+        shared = parameters_of(model)
+        engine.update(shared)
+        assert engine.version == 0 and engine.unfinished == 0 and engine.in_flight == []
+        return engine, model, tokenizer, shared
+
+
+@pytest.fixture(scope="module")
+def by_name(folders):
+    return {name: Engines(name, folders) for name in ("torch", "vllm")}
+
+
+@pytest.fixture(scope="module", params=BOTH)
+def engines(request, by_name):
+    return by_name[request.param]
+
+
+@pytest.fixture
+def vllm(by_name):
+    return by_name["vllm"]
+
+
+@pytest.fixture
+def group_of_one(tmp_path):
+    """A group of one rank, as a trainer with a trunk in bf16 has. An engine of vLLM in this process has made one."""
+    mine = not dist.is_initialized()
+    if mine:
+        dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "meeting"), 1), rank=0, world_size=1)
+    yield
+    if mine:
+        dist.destroy_process_group()
+
+
+# --- log-probabilities ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "engines, kind",
+    [("torch", kind) for kind in KINDS] + [pytest.param("vllm", kind, marks=needs_vllm) for kind in KINDS[:3]],
+    indirect=["engines"],
+)
+def test_logprobs_match_a_plain_forward(engines, kind):
+    """Pitfall 1: what is recorded is the log-probability of the distribution sampled from. More requests than slots,
+    prompts of several lengths, slots freed and filled at different times, interrupted completions and others. vLLM
+    with experts is tested in a process of its own (test_vllm.py)."""
+    engine, model, tokenizer, _ = engines(kind)
+    wanted = requests(tokenizer, PROMPTS, 3) + requests(tokenizer, PROMPTS, 3, thinking=5, seed=1)
+    wanted = [dataclasses.replace(request, group=i) for i, request in enumerate(wanted)]
+    assert len(wanted) > engine.slots
+    rollouts = sample_all(engine, wanted)
+    assert [rollout.request for rollout in rollouts] == wanted
+    assert len({len(rollout.tokens) for rollout in rollouts}) > 5
+    assert {rollout.interrupted for rollout in rollouts} == {False, True}
+    for rollout in rollouts:
+        assert rollout.tokens.dtype == rollout.versions.dtype == np.int32 and rollout.logprobs.dtype == np.float32
+        assert largest_error(rollout, plain_logprobs(model, rollout)) < 1e-4
+
+
+def test_pitfall_1_tokens_are_drawn_from_the_distribution_whose_logprobs_are_recorded(engines):
+    """First tokens of 3,000 completions of one prompt, in spite of the sampling defaults in the model's folder."""
+    engine, *_ = engines()
+    same_frequencies(sample_all(engine, [Request(0, j, [1, 2, 3], 1, (7, j)) for j in range(3000)]))
+
+
+def test_a_request_is_sampled_alike_in_other_company(engines):
+    """By vLLM up to rounding, which depends on the batch: the noise is the request's."""
+    engine, _, tokenizer, _ = engines()
+    wanted = requests(tokenizer, PROMPTS, 3, thinking=9)
+    others = [dataclasses.replace(r, group=100 + r.group) for r in requests(tokenizer, PROMPTS, 3, thinking=9, seed=1)]
+    alone = sample_all(engine, wanted)
+    together = sample_all(engine, [*others[:20], *wanted[::-1], *others[20:]])
+    among, apart = together[20 : 20 + len(wanted)], together[:20]
+    same = lambda a, b: np.mean([x.tokens.tolist() == y.tokens.tolist() for x, y in zip(a, b)])
+    assert same(alone, among[::-1]) >= (1.0 if engines.name == "torch" else 0.9)
+    assert same(alone, apart) < 0.2
+
+
+@pytest.mark.parametrize("fp32_logits", [True, False])
+def test_pitfall_3_generator_and_trainer_agree_over_a_trunk_in_bf16(engines, group_of_one, fp32_logits):
+    """The head is in fp32 on both sides, or in bf16 on both. What vLLM rounds otherwise in the trunk is below .05 in
+    the mean and 1 at most on these models (weights of .3, far above real ones)."""
+    engine, _, tokenizer, _ = engines("llama-grouped-tied", "bfloat16", fp32_logits=fp32_logits)
+    rollouts = sample_all(engine, requests(tokenizer, PROMPTS, 4))
+    recipe, mismatch = loss.Recipe(fp32_logits=fp32_logits), {}
+    for dtype in ("float32", "bfloat16"):
+        settings = Settings(recipe=recipe, dtype=dtype)
+        policy = make_policy(settings, load(engines.folders["llama-grouped-tied"])[0], torch.device("cpu"))
+        mismatch[dtype] = numerics_mismatch(policy, rollouts, settings)
+    assert mismatch["bfloat16"]["mismatch_mean"] < (1e-5 if engines.name == "torch" else 0.05)
+    assert mismatch["bfloat16"]["mismatch_max"] < 1
+    assert mismatch["float32"]["mismatch_mean"] > 1e-3, "the engine's trunk is in bf16"
+
+
+def test_without_fp32_logits_the_head_is_in_bf16_even_over_a_trunk_in_fp32(engines, group_of_one):
+    """As the trainer's is: --leave-out fp32_logits on a CPU. A head in fp32 would be off by .003 in the mean."""
+    engine, model, tokenizer, _ = engines("llama", fp32_logits=False)
+    rollouts = sample_all(engine, requests(tokenizer, PROMPTS, 4))
+    off, on = (Settings(recipe=loss.Recipe(fp32_logits=fp32_logits)) for fp32_logits in (False, True))
+    policy = make_policy(off, model, torch.device("cpu"))
+    mismatch = [numerics_mismatch(policy, rollouts, settings)["mismatch_mean"] for settings in (off, on)]
+    assert mismatch[0] < 5e-4 < 2e-3 < mismatch[1]
+
+
+def test_thinking_budgets_do_not_follow_the_noise_of_their_completions(engines, monkeypatch):
+    """With budgets out of the stream of the first completion's noise, that noise would say how long it may think."""
+    engine, _, tokenizer, _ = engines()
+    wanted = [make_requests(i, [1, 2, 3], 2, (0, 30), engine.decoding, seed=(0, i)) for i in range(300)]
+    budgets = np.array([[request.thinking_budget for request in pair] for pair in wanted])
+    assert budgets.min() == 0 and budgets.max() == 30 and len(np.unique(budgets[:, 0])) > 25
+    noise, asked = [], [dataclasses.replace(request, thinking_budget=30) for pair in wanted for request in pair]
+    if engines.name == "vllm":
+        add = engine.engine.add_request
+
+        def recorded(name, prompt, sampling):
+            if len(prompt["prompt_token_ids"]) == 3:  # not the answer after an interruption, which has another seed
+                noise.append(sampling.seed)
+            add(name, prompt, sampling)
+
+        monkeypatch.setattr(engine.engine, "add_request", recorded)
+    rollouts = sample_all(engine, asked)
+    if engines.name == "torch":  # a token is drawn by one number: the larger that is, the larger is the token's id
+        noise = [rollout.tokens[0] for rollout in rollouts]
+    noise = np.array(noise, float).reshape(-1, 2)
+    for budget in budgets.T:
+        for numbers in noise.T:
+            assert abs(np.corrcoef(budget, numbers)[0, 1]) < 4.5 / np.sqrt(len(wanted))
+
+
+# --- updates in flight ------------------------------------------------------------------------------------------------
+
+
+def test_after_an_update_in_flight_tokens_follow_the_new_parameters_over_the_old_cache(engines):
+    """Also when a validation with the new parameters comes between. What is interrupted after the update goes on over
+    the blocks that were full; the rest is computed again."""
+    steps, block = 9, BLOCK[engines.name]
+    engine, new, tokenizer, shared = engines()
+    old = load(engines.folders["llama"])[0]
+    wanted = [dataclasses.replace(r, thinking_budget=29 - 5 * (r.index % 4)) for r in requests(tokenizer, PROMPTS, 4)]
+    wanted = [dataclasses.replace(r, prompt=[*r.prompt, *range(10), *range(r.group)]) for r in wanted]
+    engine.add(wanted)
+    rollouts = [rollout for _ in range(steps) for rollout in engine.step()]
+    change(shared, new, version=5)
+    engine.update(shared)
+    assert engine.version == 5
+    engine.add([dataclasses.replace(r, validation=True) for r in wanted[::4]])
+    while engine.unfinished:
+        rollouts += engine.step()
+
+    begun_after = [r for r in rollouts if r.request.validation]
+    assert len(begun_after) == 12 and {v for r in begun_after for v in r.versions.tolist()} == {5}
+    begun_before = [r for r in rollouts if not r.request.validation and len(r.tokens) > steps]
+    interrupted = [r for r in begun_before if r.interrupted]
+    assert len(begun_before) > 10 and 3 < len(interrupted) < len(begun_before)
+    for rollout in begun_before:
+        assert (rollout.versions == [0] * steps + [5] * (len(rollout.tokens) - steps)).all()
+        prompt, thinking = len(rollout.request.prompt), rollout.request.thinking_budget
+        kept = prompt + steps - 1  # fed before the update
+        head = up_to(rollout, thinking) if rollout.interrupted else rollout
+        assert largest_error(head, plain_logprobs(new, head, old, kept), start=steps) < 1e-4
+        # The negative control: a cache that was computed again would give something else.
+        assert largest_error(head, plain_logprobs(new, head), start=steps) > 1e-4
+        if rollout.interrupted:
+            full = (prompt + thinking - 1) // block * block
+            expected = plain_logprobs(new, rollout, old, min(kept, full))
+            assert largest_error(rollout, expected, start=thinking) < 1e-4
+    assert any((len(r.request.prompt) + r.request.thinking_budget - 1) // block for r in interrupted)
+
+
+def up_to(rollout, end):
+    """The first tokens of a rollout."""
+    arrays = ("tokens", "sampled", "logprobs", "versions")
+    return dataclasses.replace(rollout, **{name: getattr(rollout, name)[:end] for name in arrays})
+
+
+def test_pitfall_14_a_request_begun_after_an_update_sees_no_old_cache(engines):
+    """One prompt of more than a block, asked for before and after an update, more often than there are slots."""
+    engine, model, _, shared = engines()
+    prompt = (list(range(13)) * 4)[:LONG]
+    engine.add([Request(0, i, prompt, 20, (0, i)) for i in range(100)])
+    rollouts = engine.step()
+    change(shared, model, version=1)
+    engine.update(shared)
+    while engine.unfinished:
+        rollouts += engine.step()
+    begun_after = [rollout for rollout in rollouts if rollout.versions[0] == 1]
+    assert len(begun_after) == 100 - engine.slots
+    assert all(largest_error(rollout, plain_logprobs(model, rollout)) < 1e-4 for rollout in begun_after)
+
+
+def test_many_updates_leave_the_last_one(engines):
+    engine, model, tokenizer, shared = engines("qwen3")
+    for version in range(1, 31):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1.01)
+        shared.write(model.named_parameters(), version)
+        engine.update(shared)
+        assert engine.version == version
+    rollouts = sample_all(engine, requests(tokenizer, PROMPTS, 1))
+    assert all(largest_error(rollout, plain_logprobs(model, rollout)) < 1e-4 for rollout in rollouts)
+
+
+def test_a_validation_goes_before_what_waits_beside_what_is_in_flight(engines):
+    """All slots are taken and more requests wait when the validation comes, and with it new parameters."""
+    engine, model, tokenizer, shared = engines()
+    training = [dataclasses.replace(r, group=100 + r.group) for r in requests(tokenizer, PROMPTS, 10, thinking=20)]
+    engine.add(training)
+    rollouts = [rollout for _ in range(3) for rollout in engine.step()]
+    begun = {request.seed for request in engine.in_flight} | {rollout.request.seed for rollout in rollouts}
+    assert engine.slots <= len(begun) < len(training) and engine.unfinished == len(training) - len(rollouts)
+    change(shared, model, version=1)
+    engine.update(shared)
+    validation = requests(tokenizer, PROMPTS, 3, thinking=20, seed=1, validation=True)
+    engine.add(validation)
+    unseen, beside = {request.seed for request in validation}, 0
+    while unseen:
+        rollouts += (ended := engine.step())
+        here = [*engine.in_flight, *(rollout.request for rollout in ended)]
+        unseen -= {request.seed for request in here}
+        beside += {request.validation for request in here} == {False, True}
+        if unseen:
+            assert {request.seed for request in here if not request.validation} <= begun
+    assert beside > 0
+    while engine.unfinished:
+        rollouts += engine.step()
+    order = [rollout.request for rollout in rollouts if rollout.request.seed not in begun]
+    assert np.mean([request.validation for request in order[: len(validation)]]) > 0.5, "they come back first"
+    for rollout in rollouts:
+        if rollout.request.seed not in begun:
+            assert set(rollout.versions.tolist()) == {1}
+            assert largest_error(rollout, plain_logprobs(model, rollout)) < 1e-4
+    assert sum(len(set(rollout.versions.tolist())) == 2 for rollout in rollouts) > 10
+
+
+# --- interruption and ends --------------------------------------------------------------------------------------------
+
+
+def test_interruption_at_any_budget_and_natural_ends_around_it(engines):
+    """Pitfall 8, and all that `loss.interrupt_or_truncate` says: budgets of 0, 1, some and all tokens."""
+    engine, _, tokenizer, _ = engines()
+    prompts = [render(tokenizer, problem.prompt) for problem in PROMPTS]
+    wanted = [Request(i, b, prompts[i % 12], (0, 1, 6, 30)[b], (3, i, b)) for i in range(250) for b in range(4)]
+    ways = {ends_as_it_should(rollout, engine.decoding) for rollout in sample_all(engine, wanted)}
+    assert ways == {
+        *(f"interrupted at {budget}, {how}" for budget in (0, 1, 6, 30) for how in ("ended", "truncated")),
+        "ended at the budget without closing",
+        "ended before the budget without closing",
+        "closed at the budget, truncated beyond the budget",
+        "closed at the budget, ended beyond the budget",
+        "closed early, truncated",
+        "closed early, truncated beyond the budget",
+        "closed early, ended",
+        "closed early, ended beyond the budget",
+    }
+
+
+def test_with_the_length_penalty_nothing_is_forced(engines):
+    engine, _, tokenizer, _ = engines("llama", length_control="penalty")
+    rollouts = sample_all(engine, requests(tokenizer, PROMPTS, 4, thinking=4))
+    for rollout in rollouts:
+        assert rollout.sampled.all() and not rollout.interrupted
+        assert rollout.truncated == (rollout.tokens[-1] not in engine.decoding.eos)
+        assert len(rollout.tokens) == 10 if rollout.truncated else len(rollout.tokens) <= 10
+    assert 0 < sum(rollout.truncated for rollout in rollouts) < len(rollouts)
+
+
+def test_requests_beyond_the_budgets_are_refused(engines):
+    engine, *_ = engines()
+    with pytest.raises(ValueError, match="41 tokens; the budget is 40"):
+        engine.add([Request(0, 0, [1] * 41, 5, (0,))])
+    with pytest.raises(ValueError, match="thinking budget of 31"):
+        engine.add([Request(0, 0, [1], 31, (0,))])
+    assert engine.unfinished == 0
+
+
+# --- vLLM alone -------------------------------------------------------------------------------------------------------
+
+
+@needs_vllm
+def test_the_answer_after_an_interruption_has_noise_of_its_own(vllm):
+    """Its first token equals the first of the thinking as often as its distribution says, and not more often."""
+    engine, model, *_ = vllm()
+    rollouts = sample_all(engine, [Request(0, j, [1, 2, 3], 1, (8, j)) for j in range(1500)])
+    place = 1 + len(engine.decoding.phrase)
+    interrupted = [r for r in rollouts if r.interrupted]
+    ids = torch.tensor([[1, 2, 3, *r.tokens[:place].tolist()] for r in interrupted])
+    with torch.no_grad():
+        shares = torch.softmax(model(input_ids=ids).logits[:, -1], -1)[torch.arange(len(ids)), ids[:, 3]].numpy()
+    same = np.array([r.tokens[place] == r.tokens[0] for r in interrupted])
+    assert abs(same.mean() - shares.mean()) < 4.5 * np.sqrt((shares * (1 - shares)).sum()) / len(same)
+
+
+@needs_vllm
+@pytest.mark.parametrize("fp32_logits", [True, False])
+def test_pitfall_3_the_head_inside_of_vllm_is_the_trainers(vllm, fp32_logits):
+    """Bit for bit, and so are its logits."""
+    engine, model, *_ = vllm("llama-grouped-tied", "bfloat16", fp32_logits=fp32_logits)
+    head_VD = model.get_output_embeddings().weight.detach()
+    with torch.no_grad():
+        hidden_ND = torch.randn(5, head_VD.shape[1]).bfloat16()
+        (inside,) = engine.engine.collective_rpc(_head_and_logits, args=(hidden_ND,))
+    expected_VD = head_VD if fp32_logits else head_VD.bfloat16()
+    assert torch.equal(inside[0][: len(head_VD)], expected_VD)
+    expected_NV = loss.head_logits(hidden_ND, head_VD, fp32_logits)
+    torch.testing.assert_close(inside[1].float(), expected_NV, atol=1e-5 if fp32_logits else 0.05, rtol=1e-5)
+    if fp32_logits:  # the negative control: vLLM's own head_dtype, fp32 arithmetic on the weight in bf16
+        assert (expected_NV - loss.head_logits(hidden_ND, head_VD.bfloat16(), True)).abs().max() > 1e-3
+
+
+def _head_and_logits(worker, hidden_ND):
+    model = worker.get_model()
+    return model.lm_head.weight, model.compute_logits(hidden_ND)
+
+
+@needs_vllm
+def test_both_engines_sample_the_same_distribution_of_lengths(vllm):
+    engine, model, tokenizer, _ = vllm()
+    wanted = requests(tokenizer, PROMPTS, 60, thinking=6)
+    both = [sample_all(e, wanted) for e in (engine, generate.TorchEngine(model, engine.decoding, 512))]
+    for what in ("interrupted", "truncated"):
+        a, b = (np.mean([getattr(rollout, what) for rollout in rollouts]) for rollouts in both)
+        assert 0 < b < 1 and abs(a - b) < 4 * np.sqrt(2 * b * (1 - b) / len(wanted))
+    a, b = (np.array([rollout.sampled.sum() for rollout in rollouts]) for rollouts in both)
+    assert abs(a.mean() - b.mean()) < 4 * np.sqrt((a.var() + b.var()) / len(wanted))
+
+
+@needs_vllm
+def test_a_cache_so_small_that_vllm_preempts_costs_no_rollout(folders, monkeypatch):
+    """There is room for four completions of full length, and sixteen are begun. What is preempted is computed again;
+    across an update, recorded log-probabilities stay those of the parameters that sampled a token."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    preempted, preempt = [], Scheduler._preempt_request
+    counted = lambda scheduler, request, *a, **k: preempted.append(request) or preempt(scheduler, request, *a, **k)
+    monkeypatch.setattr(Scheduler, "_preempt_request", counted)
+    old, tokenizer = load(folders["llama"])
+    block = 2 * 2 * 4 * 32 * 4 * BLOCK["vllm"]  # bytes: keys and values, layers, heads, their size, fp32
+    monkeypatch.setattr(vllm_engine, "CPU_CACHE", 13 * block)
+    engine = generate.make_engine(settings_of("vllm", folders["llama"], slots=16))
+    model, _ = load(folders["llama"])
+    engine.update(shared := parameters_of(model, version=3))
+    wanted = [
+        Request(i, 0, np.random.default_rng(i).integers(13, size=30).tolist(), (30, 12)[i % 2], (5, i))
+        for i in range(48)
+    ]
+    rollouts = sample_all(engine, wanted)
+    assert len(preempted) > 5 and [rollout.request for rollout in rollouts] == wanted
+    assert {rollout.interrupted for rollout in rollouts} == {False, True}
+    for rollout in rollouts:
+        ends_as_it_should(rollout, engine.decoding)
+        assert (rollout.versions == 3).all() and largest_error(rollout, plain_logprobs(model, rollout)) < 1e-4
+
+    before = len(preempted)
+    engine.add(wanted)
+    rollouts = [rollout for _ in range(12) for rollout in engine.step()]
+    change(shared, model, version=4)
+    engine.update(shared)
+    while engine.unfinished:
+        rollouts += engine.step()
+    assert len(preempted) > before + 5 and sorted(r.request.seed for r in rollouts) == [r.seed for r in wanted]
+    both = [rollout for rollout in rollouts if set(rollout.versions.tolist()) == {3, 4}]
+    assert len(both) > 5 and all((np.diff(rollout.versions) >= 0).all() for rollout in rollouts)
+    for rollout in rollouts:
+        ends_as_it_should(rollout, engine.decoding)
+        first = up_to(rollout, int((rollout.versions == 3).sum()))
+        assert largest_error(first, plain_logprobs(old, first)) < 1e-4 if len(first.tokens) else True
+    assert all(
+        largest_error(rollout, plain_logprobs(model, rollout)) < 1e-4
+        for rollout in rollouts
+        if rollout.versions[0] == 4
+    )
+
+
+@needs_vllm
+def test_both_engines_have_the_same_pass_rate(tmp_path):
+    """mean@16 of the base model on 128 problems: within 4 standard deviations of a difference of two shares."""
+    rates = {}
+    for name in ("torch", "vllm"):
+        log = tmp_path / f"{name}.jsonl"
+        assert generate.main(["--evaluate", "--engine", name, "--log", str(log)]) == 0
+        rates[name] = json.loads(log.read_text())["pass_rate"]
+    share = np.mean(list(rates.values()))
+    assert 0.05 < share < 0.3
+    assert abs(rates["torch"] - rates["vllm"]) < 4 * np.sqrt(2 * share * (1 - share) / (128 * 16))
+
+
+def test_vllm_is_taken_for_a_gpu_where_it_is_installed_and_missed_when_asked_for(monkeypatch, tmp_path):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    assert [choose_engine("auto", device) for device in ("cpu", "cuda:1")] == ["torch", "vllm"]
+    assert choose_engine("vllm", "cpu") == "vllm" and choose_engine("torch", "cuda:0") == "torch"
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert choose_engine("auto", "cuda:1") == "torch"
+    with pytest.raises(ValueError, match="not installed; `pip install -r requirements-vllm.txt`"):
+        choose_engine("vllm", "cpu")
+    monkeypatch.chdir(tmp_path)
+    for command in (
+        lambda: generate.main(["--engine", "vllm", "--prompt", "1+1="]),
+        lambda: train.main(["--engine=vllm"]),
+    ):
+        with pytest.raises(ValueError, match="not installed"):
+            command()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_is_split_over_gpus_by_vllm_and_by_its_heads():
+    check_split("vllm", 2, heads=4)
+    check_split("torch", 1, heads=3)
+    with pytest.raises(ValueError, match="4 attention heads cannot be split over 3"):
+        check_split("vllm", 3, heads=4)
+    with pytest.raises(ValueError, match="only vLLM splits"):
+        check_split("torch", 2, heads=4)
+
+
+@needs_vllm
+def test_what_vllm_cannot_do_is_said_in_one_sentence(models, folders, monkeypatch):
+    def message(folder, **changes):
+        with pytest.raises(NoEngine) as caught:
+            generate.make_engine(settings_of("vllm", folder, **changes))
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    assert "takes heads of 32, 64, " in (text := message(models["llama"])) and "have 16" in text
+    assert "greater than the derived max_model_len" in message(folders["llama"], thinking_budget=1000)
+    monkeypatch.setattr(vllm_engine, "CPU_CACHE", 2**16)
+    assert "raise or lower --generator-memory, or lower --thinking-budget or --slots" in message(folders["llama"])
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    assert "cannot be imported" in (text := message(folders["llama"])) and "requirements-vllm" in text
