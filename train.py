@@ -428,7 +428,10 @@ def train(
         if head:
             head.record.compute.ended = time.monotonic()
             if not head.must_end():
-                head.record.log({"kind": "end", "step": step, "reason": why_ended(head, step)})
+                reason = why_ended(head, step)
+                head.record.log({"kind": "end", "step": step, "reason": reason})
+                if step < s.steps:
+                    say(reason)
         if everyone(head and bool(head.record.validations)):
             save()
 
