@@ -328,9 +328,8 @@ def train(
             head.feed.start()
             say(split_in_words(head, trainers))
             head.record.compute.started = time.monotonic()
-        bar = at_the_end.enter_context(
-            tqdm(total=s.steps, initial=step, desc="training", unit="step", dynamic_ncols=True, disable=not head)
-        )
+            bar = tqdm(total=s.steps, initial=step, desc="training", unit="step", dynamic_ncols=True)
+            at_the_end.enter_context(bar)
         validated = head.record.validations[-1]["step"] if head and head.record.validations else -1
         if everyone(head and validated < step and not head.must_end()) and (
             step % s.validation_every == 0 or step == s.steps

@@ -20,6 +20,7 @@ import safetensors.torch
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
+import transformers
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -317,6 +318,7 @@ def start_other_ranks(devices: list[str], dtype: torch.dtype, train: Callable, a
 
 def _other_rank(number: int, devices: list[str], meeting_place: str, train: Callable, arguments: tuple) -> None:
     belong_to_the_run()
+    transformers.utils.logging.disable_progress_bar()
     join_ranks(number + 1, devices, meeting_place)
     train(number + 1, *arguments)
     leave_ranks()
