@@ -26,7 +26,6 @@ micro-batch, T tokens.
 
 import contextlib
 import math
-import multiprocessing
 import shutil
 import sys
 import time
@@ -56,7 +55,7 @@ from machinery.model import (
     render_all,
 )
 from machinery.plots import plot_runs
-from machinery.processes import Stop
+from machinery.processes import Stop, end_children
 from machinery.record import Compute, Record, checkpoints, new_folder, read_state, write_checkpoint, write_config
 from machinery.rollouts import SharedParameters
 from machinery.screen import say
@@ -107,6 +106,8 @@ def main(arguments: list[str]) -> int:
         head.failure = f"{str(error).partition('. ')[0]}: {advice}"
     except OSError as error:
         head.failure = f"the run's folder cannot be written: {error}"
+    except Exception as error:  # a mistake of the program: with its traceback
+        raise RuntimeError(f"the run has failed, as said above; {hint}") from error
     finally:
         head.feed.close()
     if not head.over():
@@ -384,6 +385,5 @@ def train(
 if __name__ == "__main__":
     try:
         run_command(main)
-    finally:  # whatever has happened: these processes do not heed SIGTERM, which Python would send them and then wait
-        for child in multiprocessing.active_children():
-            child.kill()
+    finally:
+        end_children()

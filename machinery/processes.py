@@ -8,6 +8,16 @@ import time
 
 from machinery.screen import say
 
+ending = threading.Event()  # set when this process ends its children itself
+
+
+def end_children() -> None:
+    """Kill all processes that this one has started, whatever has happened. They do not heed SIGTERM, which Python would
+    send them at its end, and then wait."""
+    ending.set()
+    for child in multiprocessing.active_children():
+        child.kill()
+
 
 class Stop:
     """Ctrl-C or SIGTERM: the first ends the run where it can be saved, the second at once. What comes within a second

@@ -216,11 +216,12 @@ class Record:
         """Add a line to log.jsonl, at once. JSON has no NaN and no infinity: they become null."""
         line["wall_seconds"] = time.monotonic() - self.began
         line = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()}
-        with open(self.folder / "log.jsonl", "ab") as file:
+        text = (json.dumps(line) + "\n").encode()
+        with open(self.folder / "log.jsonl", "ab", buffering=0) as file:  # a buffer would be written again at the end
             end = file.tell()
             try:
-                file.write((json.dumps(line) + "\n").encode())
-                file.flush()
+                while text:
+                    text = text[file.write(text) :]
             except OSError:
                 os.truncate(file.fileno(), end)  # half a line helps nobody
                 raise

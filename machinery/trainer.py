@@ -29,7 +29,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 import loss
-from machinery.processes import belong_to_the_run
+from machinery.processes import belong_to_the_run, ending
 from machinery.rollouts import Group, Rollout
 from machinery.settings import Settings, split_devices, trunk_dtype
 
@@ -335,6 +335,8 @@ def _watch(others, hint: str) -> None:
         while not others.join():
             pass
     except Exception as error:
+        if ending.is_set() and isinstance(error, multiprocessing.ProcessExitedException):
+            return  # this process has ended it
         time.sleep(0.1)
         print(f"\nerror: a process of the trainer has failed, and the run ends; {hint}\n{error}", file=sys.stderr)
         sys.stderr.flush()

@@ -28,6 +28,7 @@ import numpy as np
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 import fit_curve  # noqa: E402
+from data.make_base import BASE_MODEL  # noqa: E402
 from machinery import least_squares  # noqa: E402
 
 # --- the default task ---------------------------------------------------------------------------------------------
@@ -36,7 +37,7 @@ from machinery import least_squares  # noqa: E402
 def train(folder: Path, name: str, *flags: str) -> list[dict]:
     """Run train.py in a folder, return the lines of its log."""
     command = [sys.executable, str(ROOT / "train.py"), "--name", name, *flags]
-    subprocess.run(command, cwd=folder, check=True, capture_output=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    subprocess.run(command, cwd=folder, check=True, capture_output=True)
     return [json.loads(line) for line in open(folder / "runs" / name / "log.jsonl")]
 
 
@@ -71,9 +72,7 @@ def asynchrony(seeds: list[int], target: float, folder: Path) -> list[dict]:
             pipeline = pipeline or seconds
             steps = [line for line in log if line["kind"] == "train" and seconds_of_training(line) <= seconds]
             durations = np.diff([0.0] + [seconds_of_training(line) for line in steps])
-            idle = lambda side: np.average(  # noqa: E731
-                [line[f"{side}_idle_fraction"] for line in steps], weights=durations
-            )
+            idle = lambda side: np.average([line[f"{side}_idle_fraction"] for line in steps], weights=durations)
             age = np.mean([line["off_policyness_mean"] for line in steps])
             print(f"{seed:4}  {kind:12} {seconds:8.1f} {seconds / pipeline:7.2f} {idle('trainer'):14.2f}"
                   f" {idle('generator'):16.2f} {age:17.1f},"
@@ -118,7 +117,7 @@ def random_model(folder: str, size: Size) -> None:
     """Save a Llama with weights that mean nothing, and the default task's tokenizer."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from data.arithmetic import make_tokenizer
+    from data.make_base import make_tokenizer
 
     tokenizer = make_tokenizer()
     config = LlamaConfig(
@@ -135,26 +134,29 @@ def samplers(folder: str, prompts: int, slots: int, vllm: bool) -> dict:
     slots, on one thread. Each is a function that returns how many tokens it has sampled."""
     import torch
 
-    import generate
     from data import arithmetic
-    from loss import Recipe
+    from generate import TorchEngine, make_engine
+    from machinery.engine import EngineSettings, sample_all
+    from machinery.model import load_model, load_tokenizer, make_decoding, render
+    from machinery.rollouts import Request, SharedParameters
+    from machinery.settings import Settings
 
     torch.set_num_threads(1)
-    tokenizer = generate.load_tokenizer(folder)
+    tokenizer = load_tokenizer(folder)
     tokenizer.padding_side = "left"
-    model = generate.load_model(folder, torch.device("cpu"), torch.float32)
+    model = load_model(folder, torch.device("cpu"), torch.float32)
     reference = type(model).from_pretrained(folder)  # with the attention that transformers chooses
-    decoding = generate.make_decoding(tokenizer, Recipe(), 16, 58, 9)
+    decoding = make_decoding(tokenizer, Settings())
     problems = arithmetic.problems("train", prompts)
     requests = [
-        generate.Request(i, j, generate.render(tokenizer, problem.prompt), 58, (i, j))
+        Request(i, j, render(tokenizer, problem.prompt), 58, (i, j))
         for i, problem in enumerate(problems)
         for j in range(16)
     ]
     texts = [problem.prompt + "<think>" for problem in problems for _ in range(16)]
 
     def torch_engine() -> int:
-        rollouts = generate.sample_all(generate.TorchEngine(model, decoding, slots), requests)
+        rollouts = sample_all(TorchEngine(model, decoding, slots), requests)
         return sum(int(rollout.sampled.sum()) for rollout in rollouts)
 
     def transformers_generate() -> int:
@@ -169,23 +171,27 @@ def samplers(folder: str, prompts: int, slots: int, vllm: bool) -> dict:
 
     if not vllm:
         return {"torch engine": torch_engine, "transformers generate": transformers_generate}
-    settings = generate.GeneratorSettings(folder, ("cpu",), "float32", 1, slots, decoding, "vllm")
-    made = generate.make_engine(settings)
-    parameters = generate.SharedParameters(model)
+    made = make_engine(EngineSettings(folder, ("cpu",), "float32", 1, slots, decoding, "vllm"))
+    parameters = SharedParameters(model)
     parameters.write(model.named_parameters(), 0)
     made.update(parameters)
 
     def vllm_engine() -> int:
-        return sum(int(rollout.sampled.sum()) for rollout in generate.sample_all(made, requests))
+        return sum(int(rollout.sampled.sum()) for rollout in sample_all(made, requests))
 
     def vllm_bare() -> int:
         """No interruption and no look at what a step returns; as many at once as there are slots."""
+        from vllm import SamplingParams
+
         waiting, tokens, running = list(range(len(requests))), 0, 0
         while waiting or running:
             while waiting and running < slots:
                 row = waiting.pop()
                 prompt = {"prompt_token_ids": requests[row].prompt, "cache_salt": "bare"}
-                made.engine.add_request(f"bare {row}", prompt, made.sampling(row, 58 + 9))
+                sampling = SamplingParams(
+                    seed=row, logprobs=0, max_tokens=58 + 9, stop_token_ids=list(decoding.eos), detokenize=False
+                )
+                made.engine.add_request(f"bare {row}", prompt, sampling)
                 running += 1
             outputs = made.engine.step()
             tokens += len(outputs)
@@ -213,9 +219,7 @@ def rates(ways: dict, rounds: int) -> dict[str, float]:
 
 def engine(rounds: int = 4) -> None:
     """(b) the engine against transformers' generate."""
-    from data import arithmetic
-
-    medians = rates(samplers(arithmetic.BASE_MODEL, 128, 512, vllm=False), rounds)
+    medians = rates(samplers(str(BASE_MODEL), 128, 512, vllm=False), rounds)
     print(f"\n(b) sampled tokens/s, one thread, {128 * 16} completions, 512 at once, median of {rounds} rounds\n")
     print(f"engine of generate.py (with log-probabilities) {medians['torch engine']:10,.0f}")
     print(f"transformers generate (tokens only)            {medians['transformers generate']:10,.0f}")
@@ -228,16 +232,13 @@ def benchmark_engines(options: argparse.Namespace) -> None:
     The large model is random: its groups are all filtered out, and its trainer only hands over parameters."""
     from transformers import LlamaForCausalLM
 
-    from data.arithmetic import BASE_MODEL
-
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "data").symlink_to(ROOT / "data")
         os.chdir(folder)
         random_model("random", SIZES["25.7M"])
         print(f"\nsampled tokens/s, fp32, one thread, median of {options.rounds} rounds; at the end while training\n")
         print("parameters   torch engine   vLLM engine   vLLM bare   transformers generate   vLLM while training")
         sizes = {
-            BASE_MODEL: (128, 512, ["--prompts-per-step", "32", "--steps", "40"]),
+            str(BASE_MODEL): (128, 512, ["--prompts-per-step", "32", "--steps", "40"]),
             "random": (16, 64, ["--prompts-per-step", "4", "--steps", "24"]),
         }
         for model, (prompts, slots, flags) in sizes.items():
@@ -286,7 +287,7 @@ def against_trl(log: list[dict], steps: int, folder: Path) -> None:
         report_to=[], save_strategy="no", disable_tqdm=True, logging_steps=1000, shuffle_dataset=True,
     )  # fmt: skip
     trainer = trl.GRPOTrainer(
-        model=arithmetic.BASE_MODEL, reward_funcs=reward, args=config,
+        model=str(BASE_MODEL), reward_funcs=reward, args=config,
         train_dataset=datasets.Dataset.from_list([{"prompt": prompt} for prompt in answers]),
     )  # fmt: skip
     trainer.train()
@@ -302,9 +303,7 @@ def against_trl(log: list[dict], steps: int, folder: Path) -> None:
 
 def benchmark_training(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "data").symlink_to(ROOT / "data")
         log = asynchrony(options.seeds, options.target, Path(folder))
-        os.chdir(folder)  # the shipped model is found by its relative path here too
         engine()
         against_trl(log, options.trl_steps, Path(folder))
 
@@ -313,7 +312,7 @@ def benchmark_training(options: argparse.Namespace) -> None:
 
 LOGITS = """
 import resource, sys, torch
-import loss as scalerl
+import loss
 how, vocabulary, tokens = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 torch.manual_seed(0)
 hidden = torch.randn(tokens, 1024, requires_grad=True)
@@ -322,7 +321,7 @@ targets = torch.randint(vocabulary, (tokens,))
 head.grad, hidden.grad = torch.zeros_like(head), torch.zeros_like(hidden)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 chunk = {"chunked": 2048, "at once": tokens}[how]
-logprobs, _ = scalerl.sampled_logprobs(hidden, head, targets, fp32=True, chunk=chunk)
+logprobs, _ = loss.sampled_logprobs(hidden, head, targets, fp32=True, chunk=chunk)
 logprobs.sum().backward()
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20)
 """
@@ -357,13 +356,15 @@ def scaling_of_devices(folder: Path) -> None:
         for devices in (1, 2):
             log = train(folder, f"{name}-{devices}", "--asynchrony", "ppo-1", "--no-zero-variance-filter", "--threads",
                         "1", "--learning-rate", "1e-12", "--validation-problems", "2", "--validation-samples", "2",
-                        "--generator-devices", f"cpu:{devices}", "--trainer-devices", f"cpu:{devices}", *flags)  # fmt: skip
+                        "--generators", str(devices), "--trainers", str(devices), *flags)  # fmt: skip
             steps = [line for line in log if line["kind"] == "train"][1:]  # the first warms up
-            median = lambda key: np.median([line[key] for line in steps])  # noqa: E731
+            median = lambda key: np.median([line[key] for line in steps])
             found = [median(f"{side}_tokens_per_second") for side in ("generator", "trainer")]
             single = single or found
             texts = [f"{value:10,.0f} ({value / one:.2f}x)" for value, one in zip(found, single)]
-            print(f"{name:>10} {devices:9}   {texts[0]:20} {texts[1]:20} {median('parameters_seconds'):.4f}", flush=True)
+            print(
+                f"{name:>10} {devices:9}   {texts[0]:20} {texts[1]:20} {median('parameters_seconds'):.4f}", flush=True
+            )
 
 
 def scaling_of_idleness(folder: Path) -> None:
@@ -374,64 +375,49 @@ def scaling_of_idleness(folder: Path) -> None:
     print("steps      trainer   generator   groups filtered out   groups waiting   off-policyness mean, max")
     for start in range(0, 80, 20):
         some = steps[start : start + 20]
-        mean = lambda key: np.mean([line[key] for line in some])  # noqa: E731
-        print(f"{start + 1:3}-{start + 20:3} {mean('trainer_idle_fraction'):10.2f} {mean('generator_idle_fraction'):11.2f}"
-              f" {mean('zero_variance_fraction'):21.2f} {mean('groups_waiting'):16.1f}"
-              f" {mean('off_policyness_mean'):15.1f}, {max(line['off_policyness_max'] for line in some)}")  # fmt: skip
+        mean = lambda key: np.mean([line[key] for line in some])
+        print(
+            f"{start + 1:3}-{start + 20:3} {mean('trainer_idle_fraction'):10.2f}"
+            f" {mean('generator_idle_fraction'):11.2f} {mean('zero_variance_fraction'):21.2f}"
+            f" {mean('groups_waiting'):16.1f} {mean('off_policyness_mean'):15.1f},"
+            f" {max(line['off_policyness_max'] for line in some)}"
+        )
 
 
 def groups_of(tokens: int, length: int) -> list:
     """Groups of four sequences of `length` tokens, 16 of them prompt, half of them right; so many tokens in all."""
-    from test_train import rollout
-
-    import train
-    from data.verify import Verdict
+    from steps import make_group, rollout
 
     rng, groups = np.random.default_rng(0), []
     for number in range(tokens // length // 4):
-        group = train.Group(number, 0, number, 0, 0, [])
-        for index in range(4):
-            drawn = rng.integers(18, size=length - 16)
-            group.rollouts[index] = rollout(number, index, [1] * 16, drawn, np.ones(len(drawn), bool), False)
-            group.verdicts[index] = Verdict(index < 2, None)
-        groups.append(group)
+        rollouts = [rollout(number, i, [1] * 16, rng.integers(18, size=length - 16)) for i in range(4)]
+        groups.append(make_group(number, rollouts, [True, True, False, False]))
     return groups
 
 
 def scaling_of_updates(repeats: int = 5) -> None:
     """From a trainer's parameters to a generator's, through the shared buffer, within one process and one thread."""
     import torch
-    from test_train import settings
 
-    import generate
-    import train
+    from machinery.model import load_model
+    from machinery.rollouts import SharedParameters
 
-    print("\n(c) parameters to a generator, on a CPU: seconds of the trainer's copy, alone and beside its next step (of")
-    print("    128 tokens), what that step waited for it, and seconds of the generator's copy\n")
-    print("parameters       MiB    alone   beside   waited for   generator's   a step   GiB/s alone")
+    print("\n(c) parameters to a generator, on a CPU: seconds of the trainer's copy and of the generator's\n")
+    print("parameters       MiB   trainer's   generator's   GiB/s of the trainer's")
     torch.set_num_threads(1)
-    for name in ("data/arithmetic_base", *SIZES):
-        chosen = settings(trainer_devices=("cpu",), tokens_per_micro_batch=128, threads=1)
-        model = train.load_for_trainer(chosen, name, 0)
-        shared = generate.SharedParameters(model)
-        trainer, reader = train.Trainer(chosen, model, 0, shared), generate.load_model(name, torch.device("cpu"), torch.float32)
-        seconds = {"alone": [], "beside": [], "waited": [], "read": [], "step": []}
-        for version in range(0, 2 * repeats + 2, 2):
-            trainer.publish(version)
-            trainer.published()
-            seconds["alone"].append(trainer.copy_seconds)
+    for name in (str(BASE_MODEL), *SIZES):
+        model, reader = (load_model(name, torch.device("cpu"), torch.float32) for _ in range(2))
+        shared, seconds = SharedParameters(model), {"written": [], "read": []}
+        for version in range(repeats + 1):
+            started = time.perf_counter()
+            shared.write(model.named_parameters(), version)
+            seconds["written"].append(time.perf_counter() - started)
             started = time.perf_counter()
             shared.read_into(reader)
             seconds["read"].append(time.perf_counter() - started)
-            trainer.publish(version + 1)
-            before, started = trainer.waited_seconds, time.perf_counter()
-            trainer.step(groups_of(128, 32), 50)
-            seconds["step"].append(time.perf_counter() - started)
-            seconds["waited"].append(trainer.waited_seconds - before)
-            seconds["beside"].append(trainer.copy_seconds)
         size, median = shared.flat.nbytes, {key: np.median(values[1:]) for key, values in seconds.items()}
-        print(f"{size / 4e6:9.2f}M {size / 2**20:9.1f} {median['alone']:8.4f} {median['beside']:8.4f} {median['waited']:12.4f}"
-              f" {median['read']:13.4f} {median['step']:8.3f} {size / median['alone'] / 2**30:13.1f}", flush=True)  # fmt: skip
+        print(f"{size / 4e6:9.2f}M {size / 2**20:9.1f} {median['written']:11.4f} {median['read']:13.4f}"
+              f" {size / median['written'] / 2**30:24.1f}", flush=True)  # fmt: skip
 
 
 def trainer_bytes(size: Size, ranks: int, tokens: int, width: int, checkpointing: bool) -> dict[str, float]:
@@ -449,30 +435,44 @@ def trainer_bytes(size: Size, ranks: int, tokens: int, width: int, checkpointing
 
 
 STEP = """
-import sys, torch
+import sys
+from pathlib import Path
+
+import torch.multiprocessing as multiprocessing
+
+import steps, train
 from benchmark import groups_of
-from test_train import settings
-import loss as scalerl, train
+from machinery import trainer
+from machinery.model import load_model
+from machinery.record import Record
+from machinery.rollouts import SharedParameters
 
 def peak():  # GiB; ru_maxrss would have that of the process which started this one
     return int(open("/proc/self/status").read().partition("VmHWM:")[2].split()[0]) / 2**20
 
-name, ranks, tokens, checkpointing = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "True"
+def load(*arguments):
+    model = load_model(*arguments)
+    model.set_attn_implementation("sdpa")  # as on a GPU; on a CPU it is eager, with scores of T x T
+    return model
 
-def main():
-    chosen = settings(recipe=scalerl.Recipe(), trainer_devices=(f"cpu:{ranks}",), tokens_per_micro_batch=tokens,
-                      gradient_checkpointing=checkpointing, threads=1)
-    torch.set_num_threads(1)
-    before = peak()
-    trainer = train.start_trainer(chosen, train.load_for_trainer(chosen, name, 0), name, None)
-    trainer.model.set_attn_implementation("sdpa")  # as on a GPU; on a CPU it is eager, with scores of T x T
-    for step in range(2):
-        trainer.together("step", groups_of(ranks * tokens, 256), 50)  # each rank has a micro-batch
-    print("GiB", peak() - before)
-    trainer.stop()
+def one(rank, ranks, name, tokens, checkpointing, parameters):
+    steps.load_model = train.load_model = load
+    if ranks > 1:
+        trainer.join_ranks(rank, ["cpu"] * ranks, str(Path("meet").absolute()))
+    before, peaks = peak() + parameters.flat.nbytes / ranks / 2**30, []  # what this rank has of the shared buffer
+    Record.train = lambda *_: peaks.append(peak())
+    chosen = dict(trainers=ranks, tokens_per_micro_batch=tokens, gradient_checkpointing=checkpointing)
+    batches = [groups_of(ranks * tokens, 256) for _ in range(2)]  # each rank has a micro-batch
+    steps.train_rank(rank, steps.settings(steps=2, **chosen), name, batches, Path("run"), parameters)
+    if rank == 0:
+        print("GiB", peaks[-1] - before, flush=True)
+    if ranks > 1:
+        trainer.leave_ranks()
 
 if __name__ == "__main__":
-    main()
+    name, ranks, tokens, checkpointing = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "True"
+    parameters = SharedParameters(load_model(name, steps.CPU, steps.torch.float32), ranks)
+    multiprocessing.spawn(one, (ranks, name, tokens, checkpointing, parameters), nprocs=ranks)
 """
 
 
@@ -486,40 +486,47 @@ def scaling_of_memory(folder: Path) -> None:
              ("374M", 1, 1024, True), ("374M", 2, 1024, True)]  # fmt: skip
     for name, ranks, tokens, checkpointing in cases:
         command = [sys.executable, "step.py", name, str(ranks), str(tokens), str(checkpointing)]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths})
+        done = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths}
+        )
         found = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("GiB ")]
         parts = trainer_bytes(SIZES[name], ranks, tokens, 4, checkpointing)
         measured = f"{float(found[0]):.2f}" if found else f"failed: {done.stderr.strip()[-200:]}"
-        print(f"{name:>10} {ranks:7} {tokens:8} {checkpointing!s:>15} {measured:>10} {sum(parts.values()) / 2**30:11.2f}"
-              f" {parts['states'] / 2**30:8.2f} {parts['activations'] / 2**30:13.2f} {parts['logits'] / 2**30:8.2f}",
-              flush=True)  # fmt: skip
+        predicted = {part: size / 2**30 for part, size in {"sum": sum(parts.values()), **parts}.items()}
+        print(
+            f"{name:>10} {ranks:7} {tokens:8} {checkpointing!s:>15} {measured:>10} {predicted['sum']:11.2f}"
+            f" {predicted['states']:8.2f} {predicted['activations']:13.2f} {predicted['logits']:8.2f}",
+            flush=True,
+        )
 
 
 def scaling_plan() -> None:
     """The same arithmetic for models that do not fit here."""
-    print("\n(e) GiB on GPUs of 80 GB (74.5 GiB), by the arithmetic of (d): bfloat16 trunk, gradient checkpointing, one")
-    print("    sequence a micro-batch; of a generator the weights, one such sequence, and the slots of vLLM on a GPU of its")
-    print("    own and beside the trainer; of the host the buffer\n")
-    print("model         tokens   ranks   states   activations   logits    sum   weights   a sequence   slots, beside   host")
+    print(
+        "\n(e) GiB on GPUs of 80 GB (74.5 GiB), by the arithmetic of (d): bfloat16 trunk, gradient checkpointing, one"
+    )
+    print("    sequence a micro-batch; of a generator the weights, one such sequence, and how many of them fit into")
+    print("    what vLLM takes of a GPU of its own, and beside the trainer; of the host the buffer\n")
+    print(
+        "model         tokens   ranks   states   activations   logits    sum   weights  a sequence  fit, beside   host"
+    )
     for name, size in REAL.items():
         for tokens in (16_384, 32_768):
             weights = 2 * size.parameters + 4 * size.vocabulary * size.hidden  # bfloat16, and a head in fp32
             sequence = 2 * 2 * size.layers * size.key_value * tokens  # keys and values in bfloat16
-            # As generate.slots_that_fit has it: 1.3 sequences a slot, in .9 of a GPU or in .4.
-            slots = [max(0, int((share * 80e9 - weights) / (1.3 * sequence))) for share in (0.9, 0.4)]
+            fit = [max(0, int((share * 80e9 - weights) / sequence)) for share in (0.9, 0.4)]
             for ranks in (1, 2, 3, 4):
                 parts = trainer_bytes(size, ranks, tokens, 2, True)
                 values = [parts["states"], parts["activations"], parts["logits"], sum(parts.values())]
                 values += [weights, sequence, 4 * size.parameters]
                 texts = [f"{value / 2**30:.1f}" for value in values]
                 print(f"{name:12} {tokens:7} {ranks:7} {texts[0]:>8} {texts[1]:>13} {texts[2]:>8} {texts[3]:>6}"
-                      f" {texts[4]:>9} {texts[5]:>12} {slots[0]:7}, {slots[1]:5} {texts[6]:>7}")  # fmt: skip
+                      f" {texts[4]:>9} {texts[5]:>12} {fit[0]:5}, {fit[1]:5} {texts[6]:>7}")  # fmt: skip
 
 
 def benchmark_scaling(options: argparse.Namespace) -> None:
     parts = {"devices", "idle", "updates", "memory", "plan"} if options.only is None else {options.only}
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "data").symlink_to(ROOT / "data")
         os.chdir(folder)
         for name, size in SIZES.items() if parts - {"idle", "plan"} else ():
             random_model(name, size)
@@ -536,6 +543,28 @@ def benchmark_scaling(options: argparse.Namespace) -> None:
 
 
 # --- faults -------------------------------------------------------------------------------------------------------
+
+
+def full_disk(faults) -> None:
+    """A run on a disk with room for two checkpoints and a half (of 1.7 MB each), which goes on once there is more.
+    It needs the right to mount."""
+    with tempfile.TemporaryDirectory() as folder:
+        disk = Path(folder) / "runs"
+        disk.mkdir()
+        if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=5m", "none", str(disk)]).returncode:
+            return print("\nfull disk: left out, for want of the right to mount")
+        try:
+            run = faults.RealRun(Path(folder), "--steps", "100000", "--keep-checkpoints", "10")
+            assert run.end() == 1 and "No space left on device" in run.text(), run.text()
+            assert "the run's folder cannot be written" in run.text() and "Traceback" not in run.text()
+            assert not list(run.folder.rglob("*.partial"))
+            stopped = faults.last_step(run.folder)
+            subprocess.run(["mount", "-o", "remount,size=50m", str(disk)], check=True)
+            faults.RealRun(Path(folder), "--resume", "runs/run", "--steps", str(stopped + 2)).end_well()
+            faults.check_log(run.folder, stopped + 2, validation_every=8)
+            print(f"\na full disk ended a run at step {stopped} in words, and with more room it went on")
+        finally:
+            subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
 def benchmark_faults(options: argparse.Namespace) -> None:
@@ -556,16 +585,23 @@ def benchmark_faults(options: argparse.Namespace) -> None:
     }
     record: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        flags = ["--steps", "100000", "--validation-every", "4"]
+        flags = ["--steps", "100000", "--validation-every", "4", "--validation-problems", "32"]
         for victim, seconds in faults.kill_at_random(Path(folder), options.kills, flags, seed=1):
             record.setdefault(f"kill -9 of the {victim}", []).append(seconds)
+        run = Path(folder) / "runs" / "run"
+        steps, rates = faults.last_step(run), [line["pass_rate"] for line in faults.log(run, "validation")]
+        faults.check_log(run, steps, validation_every=4, finished=False)  # the log of one unbroken run
+        print(
+            f"\n{steps} steps in spite of {options.kills} kills; pass rate {rates[0]:.2f} before, {rates[-1]:.2f} after"
+        )
+    full_disk(faults)
     injected = {name: len(seconds) for name, seconds in record.items()}
     for name, fault in inside.items():
         injected[name], record[name] = options.repeats, []
         for _ in range(options.repeats):
             with tempfile.TemporaryDirectory() as folder:
-                run = faults.RealRun(faults.project(Path(folder), **fault), "--steps", "20", "--validation-every", "100",
-                                     "--wait-timeout", "20", "--verifier-time-limit", "2")  # fmt: skip
+                flags = ["--validation-every", "100", "--wait-timeout", "20", "--verifier-time-limit", "2"]
+                run = faults.RealRun(faults.project(Path(folder), **fault), "--steps", "20", *flags)
                 if run.end() == 0:
                     record[name].append(longest_pause(run.folder))
                 else:
@@ -603,11 +639,15 @@ def holds(interval, value):
 
 
 def coverage(draws):
-    print(f"\nHow often do 95 % intervals hold the truth? Percent of {draws} simulated runs; noise .01,\n"
-          "C_max/C_mid 4, forecast at twice the last compute, gain of twice the compute, held-out test (what came).\n"
-          "Width: median width of the interval of A. r: mean correlation of neighbouring residuals, raw and corrected\n")
-    print("points  correlation   A without correction     A     B  C_mid  forecast  gain  held out   width"
-          "         r  corrected")
+    print(
+        f"\nHow often do 95 % intervals hold the truth? Percent of {draws} simulated runs; noise .01,\n"
+        "C_max/C_mid 4, forecast at twice the last compute, gain of twice the compute, held-out test (what came).\n"
+        "Width: median width of the interval of A. r: mean correlation of neighbouring residuals, raw and corrected\n"
+    )
+    print(
+        "points  correlation   A without correction     A     B  C_mid  forecast  gain  held out   width"
+        "         r  corrected"
+    )
     for n in (20, 40, 75):
         for correlation in (0.0, 0.3, 0.6, 0.8):
             random, hits, widths, found = np.random.default_rng(0), [], [], []
@@ -615,16 +655,24 @@ def coverage(draws):
                 x, y = simulate(random, n, 4, 0.01, correlation)
                 f, held, later = fit_curve.fit(x, y), fit_curve.held_out(x, y), 2 * x[-1]
                 gain = np.diff(fit_curve.sigmoid([x[-1], later], **TRUTH))[0]
-                hits.append([holds(plain_interval(x, y), TRUTH["A"]),
-                             *(holds(f.interval[name], TRUTH[name]) for name in ("A", "B", "C_mid")),
-                             holds(f.band(later), fit_curve.sigmoid(later, **TRUTH)), holds(f.gain()[1:], gain),
-                             holds(held["interval"], held["came"])])
+                hits.append(
+                    [
+                        holds(plain_interval(x, y), TRUTH["A"]),
+                        *(holds(f.interval[name], TRUTH[name]) for name in ("A", "B", "C_mid")),
+                        holds(f.band(later), fit_curve.sigmoid(later, **TRUTH)),
+                        holds(f.gain()[1:], gain),
+                        holds(held["interval"], held["came"]),
+                    ]
+                )
                 widths.append(f.interval["A"][1] - f.interval["A"][0])
                 found.append((f.lag_1, f.correlation))
             plain, A, B, C_mid, forecast, gain, held = 100 * np.mean(hits, axis=0)
             raw, corrected = np.mean(found, axis=0)
-            print(f"{n:6}{correlation:13.1f}{plain:23.0f}{A:6.0f}{B:6.0f}{C_mid:7.0f}{forecast:10.0f}{gain:6.0f}"
-                  f"{held:10.0f}{np.median(widths):8.3f}{raw:10.2f}{corrected:11.2f}", flush=True)
+            print(
+                f"{n:6}{correlation:13.1f}{plain:23.0f}{A:6.0f}{B:6.0f}{C_mid:7.0f}{forecast:10.0f}{gain:6.0f}"
+                f"{held:10.0f}{np.median(widths):8.3f}{raw:10.2f}{corrected:11.2f}",
+                flush=True,
+            )
 
 
 def false_verdicts(draws):
@@ -634,8 +682,10 @@ def false_verdicts(draws):
         fits = []
         for _ in range(4):  # seeds scatter around one curve
             x, y = simulate(random, 40, 6, 0.01)
-            own = TRUTH | {"A": TRUTH["A"] + 0.008 * random.standard_normal(),
-                           "C_mid": TRUTH["C_mid"] * np.exp(0.05 * random.standard_normal())}
+            own = TRUTH | {
+                "A": TRUTH["A"] + 0.008 * random.standard_normal(),
+                "C_mid": TRUTH["C_mid"] * np.exp(0.05 * random.standard_normal()),
+            }
             fits.append(fit_curve.fit(x, y + fit_curve.sigmoid(x, **own) - fit_curve.sigmoid(x, **TRUTH)))
         told += "no difference" not in fit_curve.compare(("one", "two"), (fits[:2], fits[2:]))["verdict"]
     print(f"\nSettings that do not differ, two seeds each: {100 * told / draws:.0f} % of {draws} pairs are told apart")
@@ -654,8 +704,10 @@ def identification(draws):
 
 
 def sensitivity(draws):
-    print(f"\nWhat do the window and R0 do? Mean over {draws} simulated runs, 75 points up to 16k, noise\n"
-          ".01, true A .61 and R0 .40\n")
+    print(
+        f"\nWhat do the window and R0 do? Mean over {draws} simulated runs, 75 points up to 16k, noise\n"
+        ".01, true A .61 and R0 .40\n"
+    )
     print("   fitted on     R0   A of the sigmoid   of the power law   error at 16k: sigmoid   power law")
     windows = [(0, 16e3), (1500, 16e3), (0, 8e3), (1500, 8e3), (3000, 8e3)]
     for fit_from, fit_to, shift in [*((*w, 0) for w in windows), (1500, 8e3, -0.05), (1500, 8e3, 0.05)]:
@@ -666,8 +718,11 @@ def sensitivity(draws):
             law, truth = fit_curve.fit_power_law(f.x, f.y), fit_curve.sigmoid(16e3, **TRUTH)
             rows.append([f.A, law[0], f.predict(16e3) - truth, fit_curve.power_law(16e3, *law) - truth])
         A, law_A, error, law_error = np.mean(rows, axis=0)
-        print(f"{fit_from:5} - {fit_to:5.0f}{TRUTH['R0'] + shift:7.2f}{A:19.3f}{law_A:19.3f}{error:+24.3f}"
-              f"{law_error:+12.3f}", flush=True)
+        print(
+            f"{fit_from:5} - {fit_to:5.0f}{TRUTH['R0'] + shift:7.2f}{A:19.3f}{law_A:19.3f}{error:+24.3f}"
+            f"{law_error:+12.3f}",
+            flush=True,
+        )
 
 
 def speed():
@@ -685,9 +740,11 @@ def speed():
     fast, (_, squares) = seconds(lambda: least_squares.variable_projection(later_x, later_y, R0), 200)
     whole, _ = seconds(lambda: fit_curve.fit(x, y), 200)
     slow, (_, squares_of_grid) = seconds(lambda: least_squares.paper_grid(later_x, later_y, R0), 3)
-    print(f"\nSpeed, 75 points, medians: published grid {slow:.2f} s, residual {squares_of_grid:.6f}\n"
-          f"variable projection {1e3 * fast:.2f} ms, residual {squares:.6f}: {slow / fast:.0f} times faster\n"
-          f"with intervals and warnings {1e3 * whole:.2f} ms: {slow / whole:.0f} times faster")
+    print(
+        f"\nSpeed, 75 points, medians: published grid {slow:.2f} s, residual {squares_of_grid:.6f}\n"
+        f"variable projection {1e3 * fast:.2f} ms, residual {squares:.6f}: {slow / fast:.0f} times faster\n"
+        f"with intervals and warnings {1e3 * whole:.2f} ms: {slow / whole:.0f} times faster"
+    )
 
 
 def benchmark_fit(options):
@@ -700,7 +757,9 @@ def benchmark_fit(options):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["training", "engines", "fit", "scaling", "faults", "memory"], nargs="?", default="training")
+    subjects = {"training": benchmark_training, "engines": benchmark_engines, "fit": benchmark_fit}
+    subjects |= {"scaling": benchmark_scaling, "faults": benchmark_faults, "memory": benchmark_memory}
+    parser.add_argument("what", choices=[*subjects], nargs="?", default="training")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="training: seeds of (a)")
     parser.add_argument("--target", type=float, default=0.8, help="training: pass rate that (a) waits for")
     parser.add_argument("--trl-steps", type=int, default=20, help="training: steps of (d)")
@@ -710,8 +769,6 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=20, help="faults: kill -9 at random moments")
     parser.add_argument("--repeats", type=int, default=3, help="faults: runs with each of the other faults")
     options = parser.parse_args()
-    subjects = {"training": benchmark_training, "engines": benchmark_engines}
-    subjects |= {"fit": benchmark_fit, "scaling": benchmark_scaling, "faults": benchmark_faults, "memory": benchmark_memory}
     subjects[options.what](options)
 
 

@@ -1,4 +1,4 @@
-"""Real runs to which things happen: what test_faults.py and `benchmark.py faults` share."""
+"""Real runs, and what is done to them: what the tests of whole runs and `benchmark.py faults` share."""
 
 import contextlib
 import json
@@ -19,11 +19,12 @@ TINY = ["--prompts-per-step", "4", "--completions-per-prompt", "4", "--validatio
 
 
 def project(folder: Path, **faults: str) -> Path:
-    """A copy of the project, with a fault (Python text) at the end of some of its modules: generate="...". """
-    for name in ("train.py", "generate.py", "loss.py", "fit_curve.py"):
-        shutil.copy(ROOT / name, folder)
-    shutil.copytree(ROOT / "machinery", folder / "machinery", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(ROOT / "data", folder / "data", ignore=shutil.ignore_patterns("pictures", "study", "__pycache__"))
+    """A copy of the project, with Python text at the end of modules (or in new ones): machinery__feed="..."."""
+    for script in ROOT.glob("*.py"):
+        shutil.copy(script, folder)
+    for room in ("data", "machinery"):
+        left_out = shutil.ignore_patterns("pictures", "study", "examples", "__pycache__")
+        shutil.copytree(ROOT / room, folder / room, ignore=left_out)
     for module, text in faults.items():
         with open((folder / module.replace("__", "/")).with_suffix(".py"), "a") as file:
             file.write("\n" + text)
@@ -37,7 +38,7 @@ def once(name: str) -> str:
 
 def faulty_engine(**statements: str) -> str:
     """For generate.py: each statement runs once, at a step with parameters of version 3, 5, 7, ..."""
-    text = "_step = TorchEngine.step\ndef step(self):\n"
+    text = "import os\n_step = TorchEngine.step\ndef step(self):\n"
     for i, (name, statement) in enumerate(statements.items()):
         text += f"    if self.version >= {2 * i + 3} and {once(name)}: {statement}\n"
     return text + "    return _step(self)\nTorchEngine.step = step\n"
@@ -66,26 +67,28 @@ RAISES, HANGS, DIES = "raise RuntimeError('it broke')", "time.sleep(1000)", "os.
 
 
 class RealRun:
-    """python train.py in a process of its own, in `folder`; every process that comes of it carries a mark.
-
-    script: another one, and what stands before all flags, for example "study.py loo"."""
+    """python train.py in a process of its own, which stands in `folder`; every process that comes of it carries a mark.
+    Where the folder has a train.py (`project`), it is that one. No process sees a GPU. script: another one, and what
+    stands before all flags, for example "study.py loo"."""
 
     shared_memory: set[int] = set()  # inodes there of all that processes of these runs have been seen to use
 
-    def __init__(self, folder: Path, *flags: str, name: str = "run", script: str = "train.py"):
-        if not (folder / "data").exists():
-            (folder / "data").symlink_to(ROOT / "data")
+    def __init__(self, folder: Path, *flags: str, name: str | None = "run", script: str = "train.py"):
         file, *first = script.split()
-        script = folder / file if (folder / file).exists() else ROOT / file
+        path = folder / file if (folder / file).exists() else ROOT / file
         self.mark = uuid.uuid4().hex
-        self.folder = folder / "runs" / name
+        self.folder = folder / "runs" / (name or "scalerl-seed0")  # without --name, the default
         self.output = open(folder / f"{self.mark}.txt", "w+")
-        environment = {**os.environ, "SCALERL_TEST_RUN": self.mark}
-        start = [] if any(flag == "--resume" for flag in flags) else ["--name", name, *TINY]
+        environment = {**os.environ, "SCALERL_TEST_RUN": self.mark, "CUDA_VISIBLE_DEVICES": ""}
+        start = [] if "--resume" in flags else [*(["--name", name] if name else []), *TINY]
         self.process = subprocess.Popen(
-            [sys.executable, str(script), *first, *start, *flags], cwd=folder, env=environment, stdout=self.output,
-            stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
+            [sys.executable, str(path), *first, *start, *flags],
+            cwd=folder,
+            env=environment,
+            stdout=self.output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
 
     def text(self) -> str:
         self.output.seek(0)
@@ -93,15 +96,15 @@ class RealRun:
 
     def processes(self, what: str = "") -> list[int]:
         """Ids of the living processes of this run whose command line holds `what`."""
-        found = []
-        for entry in Path("/proc").iterdir():
+        found, mark = [], f"SCALERL_TEST_RUN={self.mark}".encode()
+        for entry in filter(lambda entry: entry.name.isdigit(), Path("/proc").iterdir()):
             with contextlib.suppress(OSError):
-                if entry.name.isdigit() and f"SCALERL_TEST_RUN={self.mark}".encode() in (entry / "environ").read_bytes():
-                    if what in (entry / "cmdline").read_text():
-                        found.append(int(entry.name))
+                if mark in (entry / "environ").read_bytes() and what in (entry / "cmdline").read_text():
+                    found.append(int(entry.name))
         return sorted(found)
 
-    def generators(self) -> list[int]:
+    def children(self) -> list[int]:
+        """The trainer's other ranks and then the generators, in the order of their start."""
         return self.processes("spawn_main")
 
     def verifiers(self) -> list[int]:
@@ -136,8 +139,11 @@ class RealRun:
         while left := self.processes():
             assert time.monotonic() < deadline, f"left over: {[Path(f'/proc/{p}/cmdline').read_text() for p in left]}"
             time.sleep(0.05)
-        self.output.flush()
         return status
+
+    def end_well(self) -> None:
+        """Wait until it has ended, and nothing was wrong."""
+        assert self.end() == 0, self.text()[-3000:]
 
     def kill(self, process: int | None = None) -> None:
         """kill -9 of one of its processes; by default the trainer."""
@@ -195,7 +201,7 @@ def kill_at_random(folder: Path, kills: int, flags: list[str], seed: int) -> lis
         run.until_step(before + 1)
         time.sleep(rng.random())
         (victim,) = rng.choices(["trainer", "generator", "verifier"], [1, 2, 2])  # a trainer takes long to start
-        pids = {"trainer": lambda: [run.process.pid], "generator": run.generators, "verifier": run.verifiers}[victim]()
+        pids = {"trainer": lambda: [run.process.pid], "generator": run.children, "verifier": run.verifiers}[victim]()
         if not pids:
             continue  # just being replaced
         killed, reached = time.monotonic(), last_step(run.folder)

@@ -1,42 +1,43 @@
-"""What the README says of the code is true of the code."""
+"""What README.md and docs/ say of the code is true of the code."""
 
+import dataclasses
 import re
 from pathlib import Path
 
-import tyro
+import pytest
 
+import fit_curve
 import generate
-import train
+import study
+from loss import Recipe
+from machinery.flags import flag
+from machinery.settings import Settings
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text()
+TEXTS = {path: path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
 
 
 def test_each_part_of_the_recipe_is_at_the_line_given():
     lines = (ROOT / "loss.py").read_text().splitlines()
-    links = re.findall(r"\[`(\w+)`\]\(loss\.py#L(\d+)\)", README)
+    links = re.findall(r"\[`(\w+)`\]\((?:\.\./)?loss\.py#L(\d+)\)", "".join(TEXTS.values()))
     assert len(links) >= 10
     for name, number in links:
         assert lines[int(number) - 1].startswith(f"def {name}("), f"{name} is not at line {number} of loss.py"
 
 
-def test_flags_named_exist(capsys):
-    known = (ROOT / "fit_curve.py").read_text() + (ROOT / "tests" / "benchmark.py").read_text()
-    for settings in (train.Settings, train.Study, generate.Command):
-        try:
-            tyro.cli(settings, args=["--help"])
-        except SystemExit:
-            known += capsys.readouterr().out
-    for flag in set(re.findall(r"(?<![\w-])--[a-z][\w-]*[a-z0-9]", README)):
-        assert flag in known, f"the README names {flag}, which no command has"
-
-
-def test_files_named_exist():
-    for target in re.findall(r"\]\(((?!http)[^)#]+)", README):
-        assert (ROOT / target).exists(), target
-
-
-def test_places_named_within_it_exist():
-    headings = {re.sub(r"[^\w -]", "", line.strip("# ").lower()).replace(" ", "-") for line in re.findall(r"(?m)^##+ .+", README)}
-    for target in re.findall(r"\]\(#([^)]+)", README):
-        assert target in headings, target
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.name)
+def test_what_is_named_exists(path):
+    """Flags, files, and headings that a text links to."""
+    kinds = (Settings, Recipe, generate.Command, study.Study, fit_curve.Options, fit_curve.Fitting)
+    fields = [field.name for kind in kinds for field in dataclasses.fields(kind)]
+    known = {"--help", "--no", *map(flag, fields), *(flag(f"no_{field}") for field in fields)}
+    known |= {*re.findall(r'"(--[\w-]+)"', (ROOT / "tests" / "benchmark.py").read_text())}
+    for name in {*re.findall(r"(?<![\w-])--[a-z][\w-]*[a-z0-9]", TEXTS[path])}:
+        assert name in known, f"{path.name} names {name}, which no command has"
+    for target, place in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", TEXTS[path]):
+        file = (path.parent / target).resolve() if target else path
+        assert file.exists(), f"{path.name} links to {target}"
+        if file.suffix == ".md" and place:
+            headings = re.findall(r"(?m)^#+ (.+)", file.read_text())
+            places = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+            assert place in places, f"{path.name} links to #{place}"

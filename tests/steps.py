@@ -1,0 +1,133 @@
+"""Real optimizer steps, `train.train` itself, on groups that a test has made: without generators and verifiers."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import safetensors.torch
+import torch
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+import train
+from data import Problem, Source
+from data.verify import Verdict
+from machinery.feed import Feed, Prompts
+from machinery.model import load_model, load_tokenizer
+from machinery.processes import Stop
+from machinery.record import Compute, Record, checkpoints
+from machinery.rollouts import Group, Request, Rollout, SharedParameters
+from machinery.settings import Settings
+from machinery.trainer import whole
+
+FIRST = 50  # steps made before; past the warm-up
+CPU = torch.device("cpu")
+
+
+def settings(steps: int = 1, **changes) -> Settings:
+    """Of a run of so many steps, on one thread of the CPU."""
+    given = {"steps": FIRST + steps, "validation_every": 10**6, "checkpoint_every": 10**6, "threads": 1, **changes}
+    return Settings(prompts_per_step=3, completions_per_prompt=4, **given)
+
+
+def rollout(group, index, prompt, tokens, sampled=None, truncated=False, version=FIRST):
+    tokens = np.array(tokens, np.int32)
+    sampled = np.ones(len(tokens), bool) if sampled is None else np.array(sampled)
+    noise = np.random.default_rng((group, index)).random(len(tokens)).astype(np.float32)
+    logprobs = np.where(sampled, -noise - 0.1, 0.0).astype(np.float32)
+    versions = np.full(len(tokens), version, np.int32)
+    return Rollout(Request(group, index, prompt, 9, (0,)), tokens, sampled, logprobs, versions, False, truncated)
+
+
+def make_group(number: int, rollouts: list[Rollout], correct: list[bool]) -> Group:
+    """A finished group of these rollouts."""
+    problem = Problem(f"{number}+1=", str(number + 1), "data.arithmetic")
+    group = Group(number, 0, number, problem, FIRST, 0, [rollout.request for rollout in rollouts])
+    group.rollouts = dict(enumerate(rollouts))
+    group.verdicts = {i: Verdict(verdict) for i, verdict in enumerate(correct)}
+    return group
+
+
+def batch_of_groups(seed=0, vocabulary=18) -> list[Group]:
+    """Three groups of four ragged completions with forced and truncated ones among them."""
+    rng = np.random.default_rng(seed)
+    groups = []
+    for number in range(3):
+        prompt, rollouts, correct = rng.integers(vocabulary, size=rng.integers(2, 7)).tolist(), [], []
+        for index in range(4):
+            tokens = rng.integers(vocabulary, size=rng.integers(3, 15))
+            sampled = np.ones(len(tokens), bool)
+            if index == 1:
+                sampled[1:3] = False
+            rollouts.append(rollout(number, index, prompt, tokens, sampled, truncated=(number, index) == (0, 3)))
+            correct.append(bool(rng.random() < 0.5) if index else number > 0)
+        correct[2] = not correct[0]
+        groups.append(make_group(number, rollouts, correct))
+    return groups
+
+
+class GivenGroups(Feed):
+    """A feed whose batches a test has made."""
+
+    def __init__(self, chosen: Settings, batches: list[list[Group]], parameters: SharedParameters, folder: str):
+        problem = Problem("1+1=", "2", "data.arithmetic")
+        prompts = Prompts([Source("given", 1.0, [problem] * 100, [problem])], {}, load_tokenizer(folder), None)
+        super().__init__(chosen, prompts, [], parameters, None, lambda: False)
+        self.batches = list(batches)
+
+    def start(self) -> None:
+        self.generators = [SimpleNamespace(slots=1)]
+
+    def close(self) -> None:
+        pass
+
+    def batch(self, step: int) -> list[Group] | None:
+        return self.batches.pop(0) if self.batches else None
+
+    def validate(self, step: int) -> list[Group]:
+        return batch_of_groups(seed=7)
+
+
+def train_rank(rank: int, chosen: Settings, name: str, batches: list, folder: Path, parameters=None, model=None):
+    """One rank of a run that goes from FIRST to its last step: all of `train.train`, on these batches. Rank 0 has the
+    head, which comes back."""
+    head = None
+    if rank == 0:
+        model = model or load_model(name, CPU, torch.float32)
+        parameters = parameters or SharedParameters(model)
+        feed = GivenGroups(chosen, batches, parameters, name)
+        head = train.Head(feed, Record(chosen, folder, Compute(1, 1000), feed), Stop())
+        folder.mkdir(parents=True, exist_ok=True)
+        head.record.restore(None)
+    train.train(rank, chosen, train.Start(FIRST, name, None), parameters, model, head)
+    return head
+
+
+def train_on(chosen: Settings, name: str, batches: list, folder: Path) -> tuple[train.Head, list[dict[str, Tensor]]]:
+    """The head of a run of one rank on these batches, and the gradient of each optimizer step by parameter name."""
+    model, gradients = load_model(name, CPU, torch.float32), []
+
+    def catch(*_):
+        named = model.named_parameters()
+        gradients.append({name: whole(p.grad).clone() for name, p in named if p.grad is not None})
+
+    handle = register_optimizer_step_pre_hook(catch)
+    try:
+        return train_rank(0, chosen, name, batches, folder, model=model), gradients
+    finally:
+        handle.remove()
+
+
+def lines(folder: Path, kind: str) -> list[dict]:
+    """The lines of this kind in the log of a run."""
+    return [line for line in map(json.loads, open(folder / "log.jsonl")) if line["kind"] == kind]
+
+
+def stored(folder: Path) -> dict[str, Tensor]:
+    """All parameters and moments in the newest checkpoint of a run, by name."""
+    newest = checkpoints(folder)[-1]
+    parameters = load_model(str(newest / "model"), CPU, torch.float32).named_parameters()
+    return {name: parameter.detach() for name, parameter in parameters} | safetensors.torch.load_file(
+        newest / "optimizer.safetensors"
+    )

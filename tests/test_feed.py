@@ -1,0 +1,307 @@
+"""The feed: which prompt comes next, who is given it, what comes back, and what a resumed run goes on with. Generators
+and verifiers are stand-ins here that answer in this process."""
+
+import dataclasses
+import itertools
+import json
+import queue
+import random
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import loss
+from data import Problem, Source
+from data.make_base import make_tokenizer
+from data.verify import Verdict
+from machinery.feed import Feed, Generator, GeneratorFailed, PromptOrder, Prompts, read_reports
+from machinery.model import make_decoding
+from machinery.rollouts import Report, Rollout
+from machinery.settings import Settings
+
+# --- prompts ----------------------------------------------------------------------------------------------------------
+
+
+def test_every_prompt_comes_once_an_epoch_in_a_new_order():
+    order = PromptOrder(10, seed=0, no_positive_resampling=True)
+    epochs = [[order.next() for _ in range(10)] for _ in range(3)]
+    assert all(sorted(epoch) == list(range(10)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    again, other = (PromptOrder(10, seed=seed, no_positive_resampling=True) for seed in (0, 1))
+    assert [again.next() for _ in range(10)] == epochs[0] != [other.next() for _ in range(10)]
+
+
+@pytest.mark.parametrize("resampling_off", [True, False])
+def test_no_positive_resampling_removes_solved_prompts_for_good(resampling_off):
+    order = PromptOrder(4, seed=0, no_positive_resampling=resampling_off)
+    for _ in range(4):
+        prompt = order.next()
+        order.record(prompt, 15 / 16 if prompt in (1, 3) else 14 / 16)
+    second = [order.next() for _ in range(4)]
+    if not resampling_off:
+        assert sorted(second) == [0, 1, 2, 3]
+        return
+    assert sorted(second[:2]) == sorted(second[2:]) == [0, 2]
+    order.record(0, 0.9)
+    order.record(2, 1.0)
+    assert order.exhausted
+
+
+def test_a_prompt_once_solved_stays_retired_whatever_a_later_visit_says_and_when_resumed():
+    """Groups of two epochs may be under way at once, so a solved prompt may be visited again."""
+    order = PromptOrder(8, seed=0, no_positive_resampling=True)
+    order.record(3, 0.95)
+    order.record(3, 0.8)
+    resumed = PromptOrder(8, seed=0, no_positive_resampling=True)
+    resumed.restore(json.loads(json.dumps(order.state())))
+    for one in (order, resumed):
+        assert 3 not in [one.next() for _ in range(21)]
+
+
+def test_the_order_of_prompts_goes_on_where_it_was():
+    """Epoch, place in it and retired prompts survive a checkpoint."""
+    alone = PromptOrder(12, seed=3, no_positive_resampling=True)
+    for visit in range(17):
+        prompt = alone.next()
+        alone.record(prompt, 1.0 if visit % 3 == 0 else 0.5)
+    resumed = PromptOrder(12, seed=3, no_positive_resampling=True)
+    resumed.restore(json.loads(json.dumps(alone.state())))
+    assert resumed.retired == alone.retired and alone.retired
+    assert [resumed.next() for _ in range(20)] == [alone.next() for _ in range(20)]
+
+
+# --- reports ----------------------------------------------------------------------------------------------------------
+
+
+class Quiet:
+    """A generator's process that lives, or has died, and its queue."""
+
+    name, exitcode = "generator 0 on cpu", -9
+
+    def __init__(self, alive, reports=()):
+        self.alive, self.left = alive, list(reports)
+
+    def is_alive(self):
+        return self.alive
+
+    def get_nowait(self):
+        if self.left:
+            return self.left.pop(0)
+        raise queue.Empty
+
+
+def test_pitfall_12_a_dead_or_silent_generator_is_seen():
+    generator = lambda quiet: Generator(0, quiet, None, quiet, time.monotonic() - 10)
+    assert read_reports(generator(Quiet(alive=True)), timeout=60) == []
+    with pytest.raises(GeneratorFailed, match="--wait-timeout"):
+        read_reports(generator(Quiet(alive=True)), timeout=1)
+    with pytest.raises(GeneratorFailed, match="ended by signal 9"):
+        read_reports(generator(Quiet(alive=False)), timeout=60)
+    with pytest.raises(GeneratorFailed, match="failed:\nTraceback: it broke"):
+        read_reports(generator(Quiet(False, [Report(error="Traceback: it broke")])), timeout=60)
+    last_words = Quiet(False, [Report()])
+    assert read_reports(generator(last_words), timeout=60) == [Report()]
+
+
+# --- the feed, with stand-ins -----------------------------------------------------------------------------------------
+
+
+class StandIn:
+    """Process and both queues of a generator, which samples a few of its requests whenever it is asked for reports."""
+
+    name, exitcode = "generator 0 on cpu", -9
+
+    def __init__(self, parameters, rng):
+        self.parameters, self.rng, self.requests, self.dead = parameters, rng, [], False
+
+    def put(self, work):
+        self.requests += work.requests
+
+    def get_nowait(self):
+        if self.dead or not self.requests or self.rng.random() < 0.4:
+            raise queue.Empty
+        self.rng.shuffle(self.requests)
+        self.requests.sort(key=lambda request: not request.validation)
+        number = self.rng.randint(1, 5)
+        done, self.requests = self.requests[:number], self.requests[number:]
+        return Report([self.rollout(request) for request in done], busy_seconds=0.5, sampled_tokens=len(done))
+
+    def rollout(self, request):
+        versions = np.full(2, self.parameters.version, np.int32)
+        return Rollout(request, np.array([1, 0], np.int32), np.ones(2, bool), np.zeros(2), versions, False, False)
+
+    def is_alive(self):
+        return not self.dead
+
+    kill = join = close = cancel_join_thread = lambda self, *_: None
+
+
+class Judges:
+    """A pool of verifiers that finds right what is of these prompts, and answers at once."""
+
+    def __init__(self, solved):
+        self.solved, self.verdicts = solved, []
+
+    def submit(self, items):
+        self.verdicts += [(key, Verdict(problem.prompt in self.solved)) for key, problem, _ in items]
+
+    def results(self):
+        given, self.verdicts = self.verdicts, []
+        return given
+
+    def close(self):
+        pass
+
+
+class StandInFeed(Feed):
+    def __init__(self, asynchrony, numbers=(40,), solved=(), seed=0, generators=2, state=None, version=0, **changes):
+        """numbers: of prompts of each source; of several, the first has three times the weight."""
+        chosen = Settings(prompts_per_step=3, completions_per_prompt=2, validation_samples=2, slots=8, **changes)
+        chosen = dataclasses.replace(chosen, recipe=loss.Recipe(asynchrony=asynchrony))
+        sources = []
+        for s, number in enumerate(numbers):
+            problems = [Problem(f"{s}+{i}=", "", "data.arithmetic") for i in range(number + 4)]
+            sources.append(Source(str(s), 3.0 if s == 0 else 1.0, problems[:number], problems[number:]))
+        tokenizer = make_tokenizer()
+        ids = {p.prompt: [1, 2] for source in sources for p in source.train + source.validation}
+        prompts = Prompts(sources, ids, tokenizer, make_decoding(tokenizer, chosen))
+        parameters = SimpleNamespace(version=version)
+        super().__init__(chosen, prompts, [None] * generators, parameters, None, lambda: False)
+        self.rng = random.Random(seed)
+        if state is not None:
+            self.restore(json.loads(json.dumps(state)))
+        self.generators = [self._start(number) for number in range(generators)]
+        self.verifiers, self.ready = Judges(solved), True
+
+    def _start(self, number):
+        process = StandIn(self.parameters, self.rng)
+        return Generator(number, process, process, process, heard=time.monotonic(), slots=8)
+
+
+def make_steps(feed, first, last):
+    """Train: the groups of each step from first to last, published as the recipe says."""
+    trained = []
+    for step in range(first, last):
+        groups = feed.batch(step)
+        assert len(groups) == 3 and all(group.finished for group in groups)
+        trained.append(groups)
+        feed.retire(groups)
+        if loss.publishes_after(feed.settings.recipe.asynchrony, step):
+            feed.parameters.version = step + 1
+    return trained
+
+
+@pytest.mark.parametrize("asynchrony", ["pipeline-0", "pipeline-2", "pipeline-8", "ppo-1", "ppo-3"])
+@pytest.mark.parametrize("seed", range(4))
+def test_no_token_is_older_than_its_group_and_no_group_older_than_k(asynchrony, seed):
+    """In whatever order completions come back; and the bound is used: of PipelineRL-k some are old."""
+    trained = make_steps(StandInFeed(asynchrony, numbers=(400,), seed=seed), 0, 24)
+    most, ages = loss.most_off_policy(asynchrony), []
+    for step, groups in enumerate(trained):
+        for group in groups:
+            versions = np.concatenate([rollout.versions for rollout in group.rollouts.values()])
+            assert group.version <= versions.min() and versions.max() <= step
+            ages.append(step - group.version)
+            assert step - versions.min() <= most
+    assert max(ages) <= most
+    if asynchrony.startswith("ppo"):
+        assert ages == [step % (most + 1) for step in range(24) for _ in range(3)]
+    elif most:
+        assert max(ages) >= 1
+
+
+@pytest.mark.parametrize("asynchrony", ["pipeline-2", "ppo-3", "ppo-1"])
+def test_pitfall_16_no_prompt_comes_twice_or_is_lost_when_a_run_is_resumed(asynchrony):
+    """From a checkpoint of any step, for ppo-3 also in the middle of what one policy sampled, and again from one of the
+    resumed run: the prompts trained on and those under way are the first of the epoch, each once."""
+    expected = PromptOrder(90, seed=0, no_positive_resampling=True).order.tolist()
+    for stop, again in itertools.product(range(1, 7), (1, 3)):
+        feed = StandInFeed(asynchrony, numbers=(90,), seed=stop)
+        trained = make_steps(feed, 0, stop)
+        for last in (stop + again, stop + again + 4):
+            resumed = StandInFeed(asynchrony, numbers=(90,), seed=last, state=feed.state(), version=stop)
+            trained, feed = trained + make_steps(resumed, stop, last), resumed
+            stop = last
+        prompts = [group.prompt for groups in trained for group in groups]
+        numbers = [group.number for groups in trained for group in groups]
+        under_way = [prompt for _, _, prompt in feed.state()["to_repeat"]]
+        assert len(prompts) == 3 * stop and len({*numbers}) == len(numbers)
+        assert len({*prompts, *under_way}) == len(prompts) + len(under_way) == sum(feed.handed_out)
+        assert {*prompts, *under_way} == {*expected[: sum(feed.handed_out)]}
+
+
+def test_a_solved_prompt_does_not_come_again_when_the_run_is_resumed():
+    solved = {f"0+{i}=" for i in range(0, 30, 2)}
+    feed = StandInFeed("ppo-1", numbers=(30,), solved=solved)
+    make_steps(feed, 0, 10)  # one epoch
+    assert feed.orders[0].retired == {*range(0, 30, 2)}
+    resumed = StandInFeed("ppo-1", numbers=(30,), solved=solved, state=feed.state(), version=10)
+    assert {group.prompt for groups in make_steps(resumed, 10, 15) for group in groups} == {*range(1, 30, 2)}
+
+
+def test_sources_are_drawn_from_by_their_weights():
+    feed = StandInFeed("ppo-1", numbers=(40, 40))
+    make_steps(feed, 0, 4)
+    assert feed.handed_out == [9, 3]
+
+
+def test_a_batch_is_nothing_when_every_prompt_is_retired():
+    feed = StandInFeed("ppo-1", numbers=(6,), solved={f"0+{i}=" for i in range(6)})
+    make_steps(feed, 0, 2)
+    assert feed.exhausted and feed.batch(2) is None and not feed.failure
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_work_in_flight_that_was_miscounted_is_said_and_not_taken_for_the_end(monkeypatch, ahead):
+    """Fewer groups than a step takes are handed out, by a mistake: to wait would be for ever."""
+    feed = StandInFeed("pipeline-2")
+    monkeypatch.setattr(loss, "groups_ahead", lambda *_: ahead)
+    with pytest.raises(RuntimeError, match=f"but {ahead} finished ones, too few for step 0.* was miscounted"):
+        feed.batch(0)
+    assert not feed.exhausted and not feed.failure
+
+
+def test_a_validation_goes_before_what_waits_and_leaves_it_alone():
+    """All held-out problems with a seed of their own for each step; what was under way is still trained on."""
+    feed = StandInFeed("pipeline-2", numbers=(40, 20))
+    make_steps(feed, 0, 2)
+    under_way = {*feed.under_way}
+    assert under_way
+    seeds = []
+    for _ in range(2):
+        groups = feed.validate(2)
+        assert [(group.source, group.prompt) for group in groups] == [(s, p) for s in (0, 1) for p in range(4)]
+        assert all(group.finished and len(group.requests) == 2 for group in groups)
+        assert all(rollout.versions.min() == 2 for group in groups for rollout in group.rollouts.values())
+        seeds.append([request.seed for group in groups for request in group.requests])
+        assert {*feed.under_way} == under_way and not feed.validating
+    assert seeds[0] == seeds[1] and len({*seeds[0]}) == 16
+    assert seeds[0] != [request.seed for group in feed.validate(3) for request in group.requests]
+    make_steps(feed, 2, 6)
+
+
+def test_what_a_generator_has_not_finished_is_done_by_the_one_that_replaces_it(capsys):
+    feed = StandInFeed("pipeline-2", max_restarts=2)
+    make_steps(feed, 0, 2)
+    feed._hand_out(2)
+    victim = feed.generators[0]
+    own = {group.number for group in feed.under_way.values() if group.generator == 0 and not group.finished}
+    assert own
+    victim.process.dead = True
+    trained = make_steps(feed, 2, 8)
+    assert own <= {group.number for groups in trained for group in groups}
+    assert feed.generators[0] is not victim and feed.restarts == 1
+    assert "ended by signal 9" in (said := capsys.readouterr().err) and "(1 of --max-restarts 2)" in said
+
+
+def test_generators_that_fail_too_often_end_the_run():
+    feed = StandInFeed("pipeline-2", max_restarts=0)
+    make_steps(feed, 0, 2)
+    feed.generators[1].process.dead = True
+    for step in range(2, 9):
+        if (groups := feed.batch(step)) is None:
+            break
+        feed.parameters.version = step + 1
+    assert groups is None and "ended by signal 9, without a word" in feed.failure

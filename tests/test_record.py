@@ -1,0 +1,300 @@
+"""What a run writes down: its clock and its compute, the log, checkpoints, and what happens when the disk is full."""
+
+import dataclasses
+import errno
+import json
+import os
+import resource
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import safetensors.torch
+import torch
+from steps import CPU, FIRST, GivenGroups, batch_of_groups, lines, settings, stored, train_on, train_rank
+
+import train
+from data import arithmetic
+from loss import Recipe
+from machinery import record as record_module
+from machinery import screen
+from machinery.files import lock_folder
+from machinery.flags import run_command
+from machinery.model import load_model, matmul_parameters
+from machinery.record import Compute, Record, checkpoints, write_config
+from machinery.rollouts import SharedParameters
+from machinery.settings import MAY_CHANGE, parse, read_settings
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The clock as the record reads it: it stands still until a test moves it."""
+    stand_in = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(record_module, "time", SimpleNamespace(monotonic=lambda: stand_in.now))
+    return stand_in
+
+
+def new_record(folder, model, devices=1, generators=1, **changes):
+    """A record and its feed, which has so many generators."""
+    chosen = settings(**changes)
+    parameters = SharedParameters(load_model(model, CPU, torch.float32))
+    feed = GivenGroups(chosen, [], parameters, model)
+    feed.generators = [SimpleNamespace(slots=1)] * generators
+    record = Record(chosen, folder, Compute(devices, 1000), feed)
+    record.restore(None)
+    return record, feed
+
+
+# --- the clock and compute --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("devices", [1, 3, 8])
+def test_the_clock_of_training_stands_in_validations_and_after_the_last_step(models, tmp_path, clock, devices):
+    record, _ = new_record(tmp_path, models["llama"], devices)
+    compute = record.compute
+    assert compute.seconds == 0
+    compute.started, clock.now = 100.0, 160.0
+    with record.validating():
+        clock.now += 40.0
+    compute.ended = clock.now
+    clock.now += 1000.0
+    assert compute.seconds == 60.0 and compute.columns()["compute_device_hours"] == devices * 60.0 / 3600
+
+
+@pytest.mark.parametrize(
+    "gpus, counts, devices", [(0, {}, 2), (0, dict(generators=2, trainers=2), 4), (1, {}, 1), (8, {}, 8)]
+)
+def test_a_gpu_that_does_both_is_one_device_and_processes_on_a_cpu_count_each(
+    models, tmp_path, monkeypatch, gpus, counts, devices
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(train.torch.cuda, "device_count", lambda: gpus)
+    chosen = dataclasses.replace(parse([]), engine="torch", **counts)
+    assert train.prepare(chosen).head.record.compute.devices == devices
+
+
+@pytest.mark.parametrize("gpus_each", [1, 2])
+def test_what_is_sampled_for_training_during_a_validation_counts_as_compute(models, tmp_path, clock, gpus_each):
+    """The clock of training stands meanwhile, but generators that go on with what is under way are not free."""
+    record, feed = new_record(tmp_path, models["llama"], devices=3, tensor_parallel=gpus_each)
+    record.compute.started, clock.now, feed.busy_seconds = 100.0, 110.0, 7.0
+    before = record.compute.columns()["compute_device_hours"] * 3600
+    with record.validating():
+        clock.now += 20.0
+        feed.busy_seconds += 4.0
+    assert before == 30.0 and record.compute.columns()["compute_device_hours"] * 3600 == 30.0 + 4.0 * gpus_each
+    clock.now += 1.0
+    record.train(1, batch_of_groups(), {}, 10, waited=0.0)
+    (line,) = lines(tmp_path, "train")
+    assert line["generator_idle_fraction"] == 1 - 0.0  # what was busy in the validation is not of this step
+
+
+def test_idle_time_of_the_generators_adds_up_though_their_reports_come_in_lumps(models, tmp_path, clock):
+    record, feed = new_record(tmp_path, models["llama"], generators=2)
+    record.compute.started = clock.now
+    for step, busy in enumerate([0.0, 0.0, 5.0, 5.0, 10.0], 1):  # of both; a step takes a second
+        clock.now += 1.0
+        feed.busy_seconds = busy
+        record.train(step, batch_of_groups(), {}, 10, waited=0.25)
+    idle = [line["generator_idle_fraction"] for line in lines(tmp_path, "train")]
+    assert idle == [1.0, 1.0, 0.0, 0.0, 0.0]  # the generators were busy for 5 of 5 seconds, of which 2 were logged late
+    assert record.unlogged_busy == 2.0
+    assert [line["trainer_idle_fraction"] for line in lines(tmp_path, "train")] == [0.25] * 5
+    assert record.idle() == "trainer 0.25, generators 0.00 of the time"
+    clock.now += 5.0
+    assert record.idle() == "trainer 0.12, generators 0.50 of the time"
+
+
+def test_flops_count_the_parameters_that_a_token_meets(models):
+    """Of four experts a token is sent to two."""
+    model = load_model(models["qwen3-moe"], CPU, torch.float32)
+    experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
+    everything = sum(parameter.numel() for parameter in model.parameters())
+    assert experts > 0
+    table = model.get_input_embeddings().weight.numel()
+    assert matmul_parameters(model) == everything - table - experts // 2
+    tied = load_model(models["llama-grouped-tied"], CPU, torch.float32)
+    assert matmul_parameters(tied) == sum(parameter.numel() for parameter in tied.parameters())
+
+
+def test_compute_is_two_flops_a_token_generated_and_six_a_token_trained():
+    compute, groups = Compute(1, parameters=10), batch_of_groups()
+    rollouts = [rollout for group in groups for rollout in group.rollouts.values()]
+    sampled = sum(int(rollout.sampled.sum()) for rollout in rollouts)
+    completions = sum(len(rollout.tokens) for rollout in rollouts)
+    prompts = sum(len(group.requests[0].prompt) for group in groups)  # read once for all completions, trained with each
+    compute.add(groups, trained_tokens=0)
+    assert compute.tokens == sampled and compute.flops == 20 * (completions + prompts)
+    compute.add(groups, trained_tokens=sampled)
+    assert compute.flops == pytest.approx(2 * 20 * (completions + prompts) + 60 * (completions + 4 * prompts))
+
+
+# --- the log ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_resumed_run_drops_what_the_log_tells_of_later_steps_and_half_a_line(models, tmp_path):
+    record, _ = new_record(tmp_path, models["llama"])
+    for kind, step in (("validation", 0), ("train", 1), ("train", 2), ("validation", 2), ("train", 3), ("end", 2)):
+        record.log({"kind": kind, "step": step, "value": float("nan")})
+    state = json.loads(json.dumps(record.state()))
+    (tmp_path / "log.jsonl").open("a").write('{"kind": "train", "st')
+    record.restore({**state, "step": 2})
+    kept = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [(line["kind"], line["step"]) for line in kept] == [
+        ("validation", 0),
+        ("train", 1),
+        ("train", 2),
+        ("validation", 2),
+    ]
+    assert all(line["value"] is None for line in kept) and [line["step"] for line in record.validations] == [0, 2]
+    record.restore(None)
+    assert (tmp_path / "log.jsonl").read_text() == ""
+
+
+def test_compute_goes_on_counting_when_a_run_is_resumed(models, tmp_path, clock):
+    record, _ = new_record(tmp_path, models["llama"], devices=2)
+    record.compute.started, clock.now = 100.0, 150.0
+    record.compute.add(batch_of_groups(), 10)
+    state = json.loads(json.dumps(record.state()))
+    again, _ = new_record(tmp_path, models["llama"], devices=3)
+    again.restore({**state, "step": 0})
+    assert again.compute.columns() == record.compute.columns()
+    again.compute.started, clock.now = 150.0, 160.0
+    assert again.compute.columns()["compute_device_hours"] * 3600 == 2 * 50 + 3 * 10
+
+
+# --- a disk that is full ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_file_above():
+    """Files of this process cannot grow above so many bytes: writing to them fails as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("room", [0, 1, 20, 60, 100])
+def test_a_full_disk_leaves_no_half_a_line_in_the_log(models, tmp_path, no_file_above, room):
+    record, _ = new_record(tmp_path, models["llama"])
+    record.log({"kind": "train", "step": 1})
+    before = (tmp_path / "log.jsonl").read_bytes()
+    no_file_above(len(before) + room)
+    with pytest.raises(OSError):
+        record.log({"kind": "train", "step": 2, "text": "x" * 60})
+    assert (tmp_path / "log.jsonl").read_bytes() == before
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_the_ones_before(models, tmp_path, no_file_above):
+    train_on(settings(), models["llama"], [batch_of_groups()], tmp_path)
+    before = stored(tmp_path)
+    no_file_above(20_000)
+    model = load_model(models["llama"], CPU, torch.float32)
+    parameters = dict(model.named_parameters())
+    with pytest.raises(OSError, match="File too large"):
+        record_module.write_checkpoint(tmp_path, model, None, parameters, {}, {"step": FIRST + 9}, keep=1)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [f"step-{FIRST + 1:06d}"]
+    assert all(torch.equal(values, before[name]) for name, values in stored(tmp_path).items())
+
+
+@pytest.fixture
+def resumable(models, tmp_path, monkeypatch):
+    """The folder runs/run of a run of one step with a checkpoint, and what makes its end come before any process."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "runs" / "run"
+    chosen = dataclasses.replace(parse([]), steps=FIRST + 1, validation_every=10**6, checkpoint_every=10**6, threads=1)
+    train_rank(0, chosen, str(Path(arithmetic.__file__).parent / "arithmetic_base"), [batch_of_groups()], folder)
+    write_config(folder, chosen)
+    monkeypatch.setattr(train.Stop, "listen", lambda _: None)
+
+    def ends_with(error):
+        monkeypatch.setattr(train.Feed, "start", lambda _: (_ for _ in ()).throw(error))
+
+    return ends_with
+
+
+RESUME = ["--resume", "runs/run", "--steps", "99"]
+HINT = "python train.py --resume runs/run goes on from the last checkpoint"
+
+
+def test_a_full_gpu_ends_the_run_with_what_to_lower(resumable, capsys):
+    resumable(torch.OutOfMemoryError("CUDA out of memory. Tried to .."))
+    assert train.main(RESUME) == 1
+    said = capsys.readouterr().err
+    assert "error: CUDA out of memory: lower --tokens-per-micro-batch" in said and HINT in said
+    assert "Traceback" not in said
+
+
+def test_a_folder_that_cannot_be_written_ends_the_run_in_words(resumable, capsys):
+    resumable(OSError(errno.ENOSPC, "No space left on device"))
+    assert train.main(RESUME) == 1
+    said = capsys.readouterr().err
+    assert "error: the run's folder cannot be written: [Errno 28] No space left on device" in said and HINT in said
+
+
+def test_a_folder_that_cannot_be_made_or_is_in_use_is_refused_before_anything_starts(resumable, tmp_path, capsys):
+    resumable(AssertionError("processes were started"))
+    with lock_folder(tmp_path / "runs" / "run"):
+        with pytest.raises(SystemExit) as refused:
+            run_command(train.main, RESUME)
+        assert refused.value.code == 2 and f"runs/run is in use by process {os.getpid()}" in capsys.readouterr().err
+    lock_folder(tmp_path / "runs" / "run").close()  # free again
+    (tmp_path / "runs" / "run").rename(tmp_path / "elsewhere")
+    (tmp_path / "runs").rmdir()
+    (tmp_path / "runs").write_text("a file\n")
+    with pytest.raises(SystemExit) as refused:
+        run_command(train.main, ["--name", "new"])
+    said = capsys.readouterr().err
+    assert refused.value.code == 2 and said.startswith("error: [Errno") and "runs" in said and said.count("\n") == 1
+
+
+# --- checkpoints and what they are resumed with -----------------------------------------------------------------------
+
+
+def test_the_last_few_checkpoints_are_kept_and_hold_data_only(models, tmp_path):
+    chosen = settings(steps=4, checkpoint_every=1, keep_checkpoints=3)
+    train_on(chosen, models["llama"], [batch_of_groups(seed) for seed in range(4)], tmp_path)
+    folders = checkpoints(tmp_path)
+    assert [folder.name for folder in folders] == [f"step-{FIRST + i:06d}" for i in (2, 3, 4)]
+    suffixes = {path.suffix for folder in folders for path in folder.rglob("*") if path.is_file()}
+    assert suffixes <= {".json", ".safetensors", ".jinja"}
+    assert not list(tmp_path.rglob("*.partial"))
+    for folder in folders:
+        load_model(str(folder / "model"), CPU, torch.float32)
+        assert safetensors.torch.load_file(folder / "optimizer.safetensors")
+
+
+def test_what_a_resumed_run_cannot_change_is_refused_by_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "runs" / "run"
+    folder.mkdir(parents=True)
+    write_config(folder, parse(["--steps", "4", "--name", "run"]))
+    resume = ["--resume", "runs/run"]
+    for flags, named in {
+        ("--learning-rate", "1e-3"): "--learning-rate (was 0.0002, now 0.001)",
+        ("--seed", "1"): "--seed",
+        ("--loss", "gspo"): "--loss",
+        ("--recipe", "base"): "--recipe",
+        ("--thinking-budget", "50", "58"): "--thinking-budget",
+        ("--name", "other"): "--name",
+    }.items():
+        with pytest.raises(ValueError) as refused:
+            parse([*resume, *flags])
+        assert named in str(refused.value) and "those that can: --checkpoint-every" in str(refused.value)
+    changed = parse([*resume, "--steps", "9", "--generators", "2", "--threads", "2", "--wait-timeout", "9"])
+    before = read_settings(Path("runs/run"))
+    expected = dict(resume=Path("runs/run"), steps=9, generators=2, threads=2, wait_timeout=9.0)
+    assert changed == dataclasses.replace(before, **expected) and expected.keys() <= MAY_CHANGE
+    (folder / "config.json").write_text('{"recipe": {}, "versions": {}, "checksum": 1}')
+    with pytest.raises(ValueError, match="its config.json is not one of this program"):
+        parse(resume)
+
+
+def test_truncation_above_a_tenth_is_said_once(models, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(screen, "_warned", set())
+    few, many = batch_of_groups(), batch_of_groups(1)
+    many[2].rollouts[0] = dataclasses.replace(many[2].rollouts[0], truncated=True)  # now two of twelve
+    train_on(settings(recipe=Recipe()), models["llama"], [few], tmp_path / "few")
+    assert "token limit" not in capsys.readouterr().err
+    train_on(settings(steps=2), models["llama"], [many, many], tmp_path / "many")
+    assert capsys.readouterr().err.count("reached their token limit without ending") == 1

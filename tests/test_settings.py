@@ -1,0 +1,203 @@
+"""Settings: flags, recipes, defaults, what is refused and how, and how devices are split."""
+
+import dataclasses
+import re
+
+import pytest
+
+import loss
+import train
+from machinery import settings as settings_module
+from machinery.flags import flag, run_command
+from machinery.record import new_folder
+from machinery.settings import PAPER, Settings, parse, split_devices, starting_values
+
+
+def refusal(arguments, capsys):
+    """The one line that a command says when it refuses its arguments; it ends with 2."""
+    with pytest.raises(SystemExit) as stopped:
+        run_command(train.main, arguments)
+    captured = capsys.readouterr()
+    assert stopped.value.code == 2 and captured.out == ""
+    assert captured.err.startswith("error: ") and captured.err.count("\n") == 1 and captured.err.endswith("\n")
+    return captured.err
+
+
+# --- flags ------------------------------------------------------------------------------------------------------------
+
+
+def test_recipe_flags(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert parse([]).recipe == loss.Recipe()
+    assert parse(["--recipe", "base"]).recipe == loss.RECIPES["base"]
+    mixed = parse(["--recipe=minimax", "--loss", "gspo", "--advantage-norm", "none"]).recipe
+    assert mixed == dataclasses.replace(loss.RECIPES["minimax"], loss="gspo", advantage_norm="none")
+    assert parse(["--leave-out", "fp32_logits"]).recipe == loss.leave_one_out("fp32_logits")
+    named = new_folder(parse(["--loss", "gspo", "--no-fp32-logits", "--seed", "3"])).name
+    assert named == "scalerl-loss-gspo-fp32_logits-False-seed3"
+    assert new_folder(parse(["--leave-out", "loss"])).name == "scalerl-without-loss-seed0"
+    (tmp_path / "runs" / "scalerl-without-loss-seed0").mkdir(parents=True)
+    assert new_folder(parse(["--leave-out", "loss"])).name == "scalerl-without-loss-seed0-2"
+    assert parse(["--no-zero-variance-filter"]).recipe.zero_variance_filter is False
+    assert parse(["--recipe", "dapo", "--prompts-per-step", "48"]).groups_per_step == 80
+    with pytest.raises(ValueError, match="cannot go with --recipe base"):
+        parse(["--recipe", "base", "--leave-out", "loss"])
+
+
+def test_the_defaults_are_the_toys_for_the_toy_and_the_papers_for_the_rest():
+    """Section 9 of the recipe; single flags still change single settings."""
+    toy, paper = parse([]), parse(["--data", "polaris:3", "deepcoder", "--steps", "7"])
+    assert (toy.defaults, toy.learning_rate, toy.thinking_budget) == ("toy", 2e-4, (54, 58))
+    assert (paper.defaults, paper.data, paper.steps) == ("paper", ("polaris:3", "deepcoder"), 7)
+    assert (paper.learning_rate, paper.warmup_steps, paper.adam_eps, paper.weight_decay) == (5e-7, 100, 1e-15, 0.01)
+    assert (paper.prompts_per_step, paper.completions_per_prompt, paper.validation_problems) == (48, 16, 1000)
+    assert (paper.prompt_budget, paper.thinking_budget[1], paper.answer_budget) == (2048, 12_288, 2048)
+    assert parse(["--data", "arithmetic", "--defaults", "paper"]).learning_rate == 5e-7
+    assert parse(["--data", "gsm8k", "--defaults", "toy"]).learning_rate == 2e-4
+
+
+def shown_values(arguments, monkeypatch, capsys):
+    """What --help says of each flag: its text and its value."""
+    monkeypatch.setenv("COLUMNS", "400")
+    with pytest.raises(SystemExit) as ended:
+        train.main([*arguments, "--help"])
+    assert ended.value.code == 0
+    lines = [line.strip("│| ") for line in capsys.readouterr().out.splitlines()]
+    starts = [i for i, line in enumerate(lines) if line.startswith("--")]
+    texts = [(lines[i].split()[0].strip(","), lines[i + 1]) for i in starts]
+    found = [(name, re.fullmatch(r"(.*?) ?\(default: (.*)\)", text)) for name, text in texts]
+    return {name: match.groups() for name, match in found if match}
+
+
+def test_help_shows_the_papers_values_and_those_of_the_recipe_that_is_named(monkeypatch, capsys):
+    plain = shown_values([], monkeypatch, capsys)
+    assert len(plain) > 45
+    for name, value in PAPER.items():
+        expected = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        assert re.search(rf"[Pp]aper: {re.escape(expected)}(\.|$)", plain[flag(name)][0]), (name, plain[flag(name)])
+    said = {name for name, (text, _) in plain.items() if re.search("[Pp]aper: ", text)}
+    assert said == {flag(name) for name in PAPER}
+    base = shown_values(["--recipe", "base"], monkeypatch, capsys)
+    assert (plain["--asynchrony"][1], base["--asynchrony"][1]) == ("pipeline-8", "ppo-8")
+    assert (plain["--loss"][1], base["--loss"][1]) == ("cispo", "dapo")
+    paper = shown_values(["--defaults", "paper"], monkeypatch, capsys)
+    assert (plain["--learning-rate"][1], paper["--learning-rate"][1]) == ("0.0002", "5e-07")
+
+
+def test_what_the_presets_set_is_what_settings_has():
+    names = {field.name for field in dataclasses.fields(Settings)}
+    assert PAPER.keys() <= names and settings_module.MAY_CHANGE <= names
+    assert starting_values(Settings(defaults="paper")).thinking_budget == loss.THINKING_BUDGET
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "flags, named",
+    [
+        (["--learning-rte", "1"], ["--learning-rte", "did you mean --learning-rate?"]),  # pitfall 18
+        (["--agregation", "token"], ["did you mean --aggregation?"]),
+        (["--slots", "abc"], ["--slots", "'abc'"]),
+        (["--thinking-budget", "9"], ["--thinking-budget", "2 values"]),
+        (["--loss", "ppo"], ["--loss", "'ppo'", "'cispo', 'dapo', 'grpo', 'gspo'"]),
+        (["--recipe", "scalrl"], ["--recipe", "'scalrl'", "'scalerl', 'base'"]),
+        (["--leave-out", "kl"], ["--leave-out", "advantage_norm"]),
+        (["--pack"], ["--pack"]),
+        (["stray"], ["stray"]),
+    ],
+)
+def test_pitfall_18_unknown_flags_and_values_are_refused_with_the_valid_ones(flags, named, capsys):
+    said = refusal(flags, capsys)
+    assert all(part in said for part in named), said
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (["--model", "no/such/model"], "--model no/such/model: there is no such folder"),
+        (["--model", "here"], "--model here: the folder holds no model"),
+        (["--model", "here/nope"], "--model here/nope: there is no such folder"),
+        (["--model", "data"], "--model data: the folder holds no model"),  # beside the script
+        (["--data", "algebra"], "--data algebra: there is no such file or folder"),
+        (["--prompt-budget", "5"], "--prompt-budget is 5"),
+        (["--thinking-budget", "300", "400"], "the model holds 256"),
+        (["--thinking-budget", "9", "8"], "0 <= LOW <= HIGH"),
+        (["--generator-memory", "1.5"], "--generator-memory is a share, above 0 and at most 1, not 1.5"),
+        (["--asynchrony", "sync"], "pipeline-K"),
+        (["--completions-per-prompt", "1"], "--completions-per-prompt is 1; it must be at least 2"),
+        (["--slots", "0"], "--slots is 0; it must be at least 1"),
+        (["--trainers", "-1"], "--trainers is -1; it must be at least 0"),
+        (["--train-prompts", "10"], "a step takes 32 prompts"),
+        (["--name", "taken"], "holds another run"),
+        (["--learning-rate", "-1"], "--learning-rate is -1.0; it must be above 0"),
+        (
+            ["--eps-high", "0.3"],
+            "--eps-high is for the losses that clip on both sides; --loss cispo has only --eps-max",
+        ),
+        (["--eps-low", "0.1"], "--eps-low is for the losses that clip on both sides"),
+        (["--recipe", "base", "--eps-max", "4"], "--eps-max is for --loss cispo; --loss dapo has --eps-low and"),
+        (["--loss", "gspo", "--eps-low", "1"], "--eps-low is 1.0; it must be at least 0 and below 1"),
+        (["--resume", "nowhere"], "--resume nowhere: the folder holds no run"),
+        (["--resume", "runs"], "--resume runs: the folder holds no run"),
+    ],
+)
+def test_bad_input_is_one_sentence_before_any_process_starts(flags, message, capsys, tmp_path, monkeypatch):
+    taken = tmp_path / "runs" / "taken"
+    taken.mkdir(parents=True)
+    (taken / "log.jsonl").write_text("mine\n")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(train.Feed, "start", lambda *_: pytest.fail("processes were started"))
+    assert message in refusal(flags, capsys)
+    assert (taken / "log.jsonl").read_text() == "mine\n"
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["taken"]
+
+
+def test_clips_go_with_their_losses():
+    assert parse(["--loss", "gspo", "--eps-low", "0.01", "--eps-high", "0.02"]).recipe.eps_high == 0.02
+    assert parse(["--eps-max", "4"]).recipe.eps_max == 4
+
+
+# --- devices ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "gpus, counts, generators, trainers",
+    [
+        (0, {}, ["cpu"], ["cpu"]),
+        (0, {"generators": 2, "trainers": 3}, ["cpu"] * 2, ["cpu"] * 3),
+        (1, {}, "0", "0"),  # one GPU for both
+        (1, {"generators": 1, "trainers": 1}, "0", "0"),
+        (2, {}, "0", "1"),
+        (8, {}, "0123456", "7"),
+        (10, {}, "01234567", "89"),  # one to four, as in the paper
+        (8, {"trainers": 2}, "012345", "67"),
+        (8, {"generators": 6}, "012345", "7"),
+        (8, {"generators": 6, "trainers": 2}, "012345", "67"),
+        (8, {"generators": 2, "trainers": 2}, "01", "67"),
+        (8, {"tensor_parallel": 2}, ["01", "23", "45"], "7"),
+        (8, {"tensor_parallel": 2, "generators": 2, "trainers": 4}, ["01", "23"], "4567"),
+    ],
+)
+def test_generators_have_the_first_gpus_and_trainers_the_last(gpus, counts, generators, trainers):
+    def names(digits):
+        return ("cpu",) if digits == "cpu" else tuple(f"cuda:{i}" for i in digits)
+
+    found = split_devices(Settings(**counts), gpus)
+    assert found == ([names(own) for own in generators], [name for own in trainers for name in names(own)])
+
+
+@pytest.mark.parametrize(
+    "gpus, counts, words",
+    [
+        (0, {"tensor_parallel": 2}, "--tensor-parallel 2 wants as many GPUs, and there is none"),
+        (1, {"trainers": 2}, "--generators 1 with --tensor-parallel 1 and --trainers 2 want 3 GPUs; there are 1"),
+        (1, {"tensor_parallel": 2}, "want 3 GPUs; there are 1"),
+        (4, {"generators": 4, "trainers": 1}, "want 5 GPUs; there are 4 (CUDA_VISIBLE_DEVICES)"),
+        (4, {"generators": 4}, "want 5 GPUs"),
+    ],
+)
+def test_more_than_there_is_is_refused(gpus, counts, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        split_devices(Settings(**counts), gpus)
