@@ -175,10 +175,10 @@ class TorchEngine:
         rows = np.arange(self.live)
         tokens, logprobs = self._sample(self.live)
         # A completion that was interrupted gets the phrase, token by token, in place of what was sampled.
-        books, phrase = self.completions.books[: self.live], np.array((*self.decoding.phrase, 0))
-        said = books["count"] - books["sampled"]  # forced tokens so far
-        forced = books["interrupted"] & (said < len(self.decoding.phrase))
-        tokens = np.where(forced, phrase[np.where(forced, said, 0)], tokens)
+        books, phrase = self.completions.books[: self.live], self.decoding.phrase
+        forced_so_far = books["count"] - books["sampled"]
+        forced = books["interrupted"] & (forced_so_far < len(phrase))
+        tokens[forced] = np.array(phrase)[forced_so_far[forced]]
         ended, _, truncated = self.completions.append(rows, tokens, logprobs, ~forced, self.version)
         self.last_token[rows] = tokens
         self.position[rows] += 1

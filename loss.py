@@ -54,13 +54,16 @@ class Recipe:
     zero_variance_filter: bool = True  # drop groups whose rewards are all equal
     no_positive_resampling: bool = True  # a prompt once solved with a pass rate >= 0.9 does not come again
     length_control: Literal["interruption", "penalty"] = "interruption"  # cut thinking short, or pay for length
-    eps_max: float = 5.0  # cispo: cap of the importance ratio itself (4, 5 and 8 made no difference in the paper)
+    eps_max: float = 5.0  # cispo: the cap of the importance ratio (4, 5 and 8 made no difference in the paper)
     eps_low: float | None = None  # lower clip; by default dapo 0.2, grpo 0.2, gspo 0.004
     eps_high: float | None = None  # upper clip; by default dapo 0.26, grpo 0.2, gspo 0.005
     batch_factor: float = 1.0  # prompts a step, as a multiple of --prompts-per-step (80 instead of 48 is 1.667)
 
 
-_BASE = Recipe("base", None, "ppo-8", "dapo", "sample", "prompt", False, False, False)
+_BASE = Recipe(
+    recipe="base", asynchrony="ppo-8", loss="dapo", aggregation="sample", advantage_norm="prompt", fp32_logits=False,
+    zero_variance_filter=False, no_positive_resampling=False,
+)  # fmt: skip
 _80_FOR_48 = 80 / 48  # recipes that filter without ScaleRL's other parts had 80 prompts a batch, not 48 (A.16)
 
 RECIPES = {
@@ -124,8 +127,8 @@ def groups_ahead(asynchrony: str, prompts: int, step: int, version: int) -> int:
 
     PipelineRL-k: (version + k - step + 1) x prompts, so (k + 1) x prompts with the newest version. Trained oldest
     first, the last of them is used k steps after its version.
-    PPO-off-policy-k: k x prompts, handed out together before each k-th step, when none is under way (of a run that
-    goes on in between: what is left of them).
+    PPO-off-policy-k: k x prompts, handed out together before each k-th step, when none is under way. A run that was
+    stopped between two of these steps and goes on hands out what is left of them.
     """
     kind, k = parse_asynchrony(asynchrony)
     return (version + k - step + 1) * prompts if kind == "pipeline" else (k - step % k) * prompts
@@ -134,10 +137,14 @@ def groups_ahead(asynchrony: str, prompts: int, step: int, version: int) -> int:
 def choose_batch(done: list[int], unfinished: list[int], step: int, asynchrony: str, prompts: int) -> list[int] | None:
     """Which finished groups to train on at this step, as indices into `done`; None: wait for more.
 
-    done, unfinished: for each group under way the parameter version when it was handed out, so that no token of it
-    is older. PipelineRL-k takes the oldest finished groups, unless one of the others would then be too old by the
-    time its turn comes: the i-th oldest of the rest is trained at step + 1 + i // prompts at the earliest, which
-    must not be later than its version + k. Finished ones may overtake unfinished ones only within that bound.
+    done, unfinished: of each group under way the version of the parameters when it was handed out. No token of the
+    group is older. `prompts` groups make a batch.
+
+    PipelineRL-k takes the oldest finished groups. They may overtake groups that are not finished, as long as all that
+    are left can still be trained in time: a group of version v at step v + k at the latest. The i-th oldest of those
+    left (i from 0) cannot be trained before step + 1 + i // prompts. Where that is too late, this batch waits. The same
+    is asked at every step, so no group ever comes too late. For example with k = 2, batches of 1, and step 4: a group
+    of version 2 that is not finished must be trained now, so nothing may overtake it.
     PPO-off-policy-k takes nothing before everything handed out is finished.
     """
     kind, k = parse_asynchrony(asynchrony)
@@ -219,9 +226,9 @@ def sampled_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """log pi_train of the target tokens [N] (differentiable), and the policy's entropy there [N], in nats.
 
-    hidden_ND: the trunk's output at the positions that predict targets_N. The logits exist for `chunk` tokens at a
-    time only, in the forward and (recomputed) in the backward: at a vocabulary of 150,000, all logits of a batch
-    in fp32 are what runs out of memory first.
+    hidden_ND: the output of the trunk (the model without its head) at the positions that predict targets_N. The logits
+    exist for `chunk` tokens at a time only, in the forward and, computed again, in the backward: with a vocabulary of
+    150,000 the fp32 logits of a whole batch would fill the memory first.
     """
     pieces = [
         checkpoint(_chunk_logprobs, hidden, head_VD, targets, fp32, use_reentrant=False)
@@ -300,7 +307,7 @@ def token_terms(
     """What is maximised, per token, with rho = pi_train / pi_gen (the generator's log-probability as recorded when
     the token was sampled):
 
-        cispo   sg(min(rho, eps_max)) A log pi_train
+        cispo   sg(min(rho, eps_max)) A log pi_train        sg: no gradient flows through it
         dapo    min(rho A, clip(rho, 1 - eps_low, 1 + eps_high) A)
         grpo    the same with eps_low = eps_high
         gspo    the same with one ratio per sequence, s = exp(mean_t log rho_t)

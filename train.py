@@ -20,8 +20,8 @@ Rank 0 of the trainer is this process. Each generator is a process of its own, a
 ends when the other side is dead or silent. Every few steps a checkpoint is written, from which --resume goes on.
 Version v of the parameters is what v optimizer steps have made; step s trains version s and makes s + 1.
 
-Dimensions: P prompts in a batch, G completions per prompt, N = P x G or any number of tokens, B sequences in a
-micro-batch, T tokens.
+Dimensions: P prompts in a batch, G completions per prompt, R = P x G rollouts, B sequences in a micro-batch, T tokens
+of a sequence, N any number of tokens.
 """
 
 import contextlib
@@ -57,11 +57,10 @@ from machinery.model import (
 from machinery.plots import plot_runs
 from machinery.processes import Stop, end_children
 from machinery.record import Compute, Record, checkpoints, new_folder, read_state, write_checkpoint, write_config
-from machinery.rollouts import SharedParameters
+from machinery.rollouts import Batch, SharedParameters
 from machinery.screen import say
 from machinery.settings import Settings, cpu_threads, parse, split_devices
 from machinery.trainer import (
-    Batch,
     Totals,
     end_ranks,
     everyone,
@@ -71,6 +70,7 @@ from machinery.trainer import (
     numerics_mismatch,
     read_moments,
     start_other_ranks,
+    wait_for_ranks,
     whole,
 )
 
@@ -91,9 +91,8 @@ def main(arguments: list[str]) -> int:
     hint = f"python train.py --resume {head.folder} goes on from the last checkpoint"
     at_once = False
     try:
-        ranks = (settings, start, parameters)
-        start_other_ranks(settings, train, ranks, hint)
-        train(0, *ranks, model, head)
+        start_other_ranks(settings, train, (settings, start, parameters), hint)
+        train(0, settings, start, parameters, model, head)
         end_ranks()
         if head.record.validations:
             finish(head)
@@ -145,10 +144,15 @@ class Head:
         self.failure = self.failure or self.feed.failure or self.record.failure
         return self.stop.asked() or bool(self.failure)
 
+    def wants_validation(self, step: int) -> bool:
+        """Whether it is time for a validation, which there has not been yet."""
+        due = step % self.record.settings.validation_every == 0 or step == self.record.settings.steps
+        return due and self.record.last_validation < step and not self.over()
+
     def levelled_off(self, step: int) -> bool:
         """Whether --stop-when-gain-below ends the run here, at a validation; of several sources all must say so."""
         least = self.record.settings.stop_when_gain_below
-        if not least or self.record.validated < step:
+        if not least or self.record.last_validation < step:
             return False
         return all(fit_curve.levelled_off(series.x, series.y, least) for series in self.record.series())
 
@@ -183,9 +187,10 @@ def prepare(settings: Settings) -> tuple[Start, PreTrainedModel, SharedParameter
     tokenizer = load_tokenizer(start.model)
     if settings.resume:
         lock = lock_folder(folder)
-        for checkpoint in checkpoints(folder)[-1:]:
-            state = read_state(checkpoint)
-            start = Start(state["step"], str(checkpoint / "model"), checkpoint / "optimizer.safetensors")
+        if checkpoints(folder):
+            newest = checkpoints(folder)[-1]
+            state = read_state(newest)
+            start = Start(state["step"], str(newest / "model"), newest / "optimizer.safetensors")
 
     # 3. the model, and how it is sampled
     recipe = settings.recipe
@@ -255,8 +260,8 @@ def train(
     model: PreTrainedModel | None = None,
     head: Head | None = None,
 ) -> None:
-    """All steps, from the first validation to the last checkpoint, on one rank. Only rank 0 has a head; it also gives
-    the model that `prepare` has loaded."""
+    """All steps, from the first validation to the last checkpoint. Every rank runs this. Rank 0 alone has a head, and
+    the model that `prepare` has loaded; `everyone` hands what it knows to all, and they wait for it there."""
     s, r = settings, settings.recipe
     trainers = split_devices(s, torch.cuda.device_count())[1]
     ranks, device = len(trainers), torch.device(trainers[rank])
@@ -271,47 +276,42 @@ def train(
         parameters.pin()
     step, saved = start.step, start.step if start.moments else -1
 
-    def due(every: int) -> bool:
-        """Whether it is time for what is done every so many steps, and at the end."""
-        return step % every == 0 or step == s.steps
-
-    def publish() -> float:
-        """Give the parameters of this step to the generators: every rank writes its shard, and waits until the version
-        is complete. So nothing changes them meanwhile. Returns the seconds that it took."""
+    def publish(step: int) -> float:
+        """Give the parameters of this step to the generators: every rank writes its shard, and then waits until all
+        have, so that nobody changes a parameter while it is copied. Returns the seconds that it took."""
         began = time.monotonic()
         if parameters.version < step:
             parameters.write(policy.model.named_parameters(), step, rank)
-            everyone()
+            wait_for_ranks()
         return time.monotonic() - began
 
-    def validate() -> None:
+    def validate(step: int) -> None:
         """Measure the pass rate of the held-out problems with the parameters of this step; at step 0 it is R0."""
-        with head.record.validating() if head else contextlib.nullcontext():
-            publish()  # PPO-off-policy-k publishes after every k-th step only
+        with head.record.pause() if head else contextlib.nullcontext():
+            publish(step)  # PPO-off-policy-k publishes after every k-th step only
             groups = head.feed.validate(step) if head else None
             rollouts = [rollout for group in groups or () for rollout in group.rollouts.values()]
-            some = everyone(rollouts[:: max(1, len(rollouts) // 64)])
-            mismatch = numerics_mismatch(policy, some, s) if some else None
-        if mismatch and head:
-            head.record.validation(step, groups, mismatch)
+            some = everyone(rollouts[:: max(1, len(rollouts) // 64)])  # enough to compare both sides' numerics
+            if not some:  # the run is over
+                return
+            mismatch = numerics_mismatch(policy, some, s)
+        if head:
+            head.record.log_validation(step, groups, mismatch)
 
-    def save() -> None:
-        """Write a checkpoint of this step, unless there is one."""
-        nonlocal saved
-        if saved < step:
-            gathered = gather(policy, optimizer)
-            if head:
-                state = {"step": step, **head.feed.state(), **head.record.state()}
-                tokenizer = head.feed.prompts.tokenizer
-                write_checkpoint(head.record.folder, policy.model, tokenizer, *gathered, state, s.keep_checkpoints)
-            saved = step
+    def save(step: int) -> None:
+        """Write a checkpoint of this step. Tensors are gathered from all ranks."""
+        gathered = gather(policy, optimizer)
+        if head:
+            state = {"step": step, **head.feed.state(), **head.record.state()}
+            tokenizer = head.feed.prompts.tokenizer
+            write_checkpoint(head.folder, policy.model, tokenizer, *gathered, state, s.keep_checkpoints)
 
-    publish()
+    publish(step)
     if head:
         head.feed.start()
         head.record.begin(step)
-    if due(s.validation_every) and everyone(head and head.record.validated < step and not head.over()):
-        validate()
+    if everyone(head and head.wants_validation(step)):
+        validate(step)
     while step < s.steps and not everyone(head and (head.over() or head.levelled_off(step))):
         # 1. whole groups, none of their tokens more than k steps old
         waiting = time.monotonic()
@@ -332,7 +332,7 @@ def train(
         counted_PG = loss.counted_samples(rewards_PG, batch.usable_PG, r.zero_variance_filter)
         advantages_PG = loss.advantages(rewards_PG, batch.usable_PG, counted_PG, r.advantage_norm)
         weights_PG = loss.token_weights(batch.lengths_PG, counted_PG, r.aggregation)
-        advantages_N, weights_N = advantages_PG.flatten().to(device), weights_PG.flatten().to(device)
+        advantages_R, weights_R = advantages_PG.flatten().to(device), weights_PG.flatten().to(device)
         counted = counted_PG.flatten().nonzero().flatten().tolist()
 
         # 3. one optimizer step: this rank's share of the micro-batches
@@ -340,7 +340,7 @@ def train(
         for m in micro_batches(batch.rollouts, counted, s.tokens_per_micro_batch, device):
             logprobs_BT, entropies_N = policy(m, r.fp32_logits)
             value, sums = loss.policy_loss(
-                r, logprobs_BT, m.generator_logprobs_BT, m.sampled_BT, advantages_N[m.rows_B], weights_N[m.rows_B]
+                r, logprobs_BT, m.generator_logprobs_BT, m.sampled_BT, advantages_R[m.rows_B], weights_R[m.rows_B]
             )
             (value * ranks).backward()  # FSDP averages gradients over the ranks; the weights want their sum
             totals.add(value.detach(), entropies_N, sums)
@@ -358,7 +358,7 @@ def train(
         step += 1
 
         # 4. the generators go on with the new parameters
-        copying = publish() if loss.publishes_after(r.asynchrony, step - 1) else 0.0
+        copying = publish(step) if loss.publishes_after(r.asynchrony, step - 1) else 0.0
 
         # 5. measure, write down
         if head:
@@ -367,19 +367,20 @@ def train(
             columns |= {"reward_mean": rewards_PG.mean().item(), "parameters_seconds": copying}
             zero_variance_P = loss.zero_variance(rewards_PG, batch.usable_PG)
             columns["zero_variance_fraction"] = zero_variance_P.float().mean().item()
-            head.record.train(step, batch, totals, columns, waited)
-        if due(s.validation_every):
-            validate()
-        if due(s.checkpoint_every):
-            save()
+            head.record.log_step(step, batch, totals, columns, waited)
+        if everyone(head and head.wants_validation(step)):
+            validate(step)
+        if step % s.checkpoint_every == 0:
+            save(step)
+            saved = step
         if head:
             head.record.show(step, [fit_curve.outlook(series) for series in head.record.series()])
-    if everyone(head and head.record.validated < step and not head.over()):
-        validate()
+    if everyone(head and head.record.last_validation < step and not head.over()):
+        validate(step)
     if head:
         head.record.end(step, "" if head.over() else head.why_ended(step))
-    if everyone(head and head.record.validated >= 0):
-        save()
+    if saved < step and everyone(head and head.record.last_validation >= 0):
+        save(step)
 
 
 if __name__ == "__main__":

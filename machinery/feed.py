@@ -25,6 +25,8 @@ from machinery.rollouts import Group, Report, Rollout, SharedParameters, Work
 from machinery.screen import say, warn
 from machinery.settings import Settings
 
+TRAINING, VALIDATION = 0, 1  # in seeds: the noise of the one is not that of the other
+
 # --- prompts ----------------------------------------------------------------------------------------------------------
 
 
@@ -135,7 +137,7 @@ def read_reports(generator: Generator, timeout: float) -> list[Report]:
     if not alive:
         code = generator.process.exitcode
         how = f"by signal {-code}" if code < 0 else f"with status {code}"
-        raise GeneratorFailed(f"{generator.process.name} ended {how}, without a word")
+        raise GeneratorFailed(f"{generator.process.name} ended {how} and reported no error")
     if time.monotonic() - generator.heard > timeout:
         raise GeneratorFailed(f"{generator.process.name} has been silent for {timeout:.0f} s (--wait-timeout)")
     return reports
@@ -225,7 +227,8 @@ class Feed:
         settings = self.settings
         self.verifiers = VerifierPool(settings.verifiers, settings.verifier_time_limit, settings.verifier_memory)
         self.generators = [self._start(number) for number in range(len(self.engines))]
-        self._wait_until(lambda: all(generator.slots for generator in self.generators))
+        while not all(generator.slots for generator in self.generators) and self._take_in():
+            pass
         self.ready = True
 
     def _start(self, number: int) -> Generator:
@@ -246,31 +249,24 @@ class Feed:
 
     def batch(self, step: int) -> list[Group] | None:
         """The groups to train on at this step, or None (`Feed`; also when every prompt has been retired)."""
-        recipe, number = self.settings.recipe, self.settings.groups_per_step
-        chosen: list[Group] = []
-
-        def found() -> bool:
+        go_on = self._take_in(wait=False)
+        while go_on:
             self._hand_out(step)
             done = [group for group in self.under_way.values() if group.finished]
-            unfinished = [group for group in self.under_way.values() if not group.finished]
-            batch = loss.choose_batch(
-                [group.version for group in done],
-                [group.version for group in unfinished],
-                step,
-                recipe.asynchrony,
-                number,
-            )
-            if batch is not None:
-                chosen.extend(self.under_way.pop(done[i].number) for i in batch)
-            elif not unfinished and not self.exhausted:
+            unfinished = [group.version for group in self.under_way.values() if not group.finished]
+            versions, asynchrony = [group.version for group in done], self.settings.recipe.asynchrony
+            chosen = loss.choose_batch(versions, unfinished, step, asynchrony, self.settings.groups_per_step)
+            if chosen is not None:
+                return [self.under_way.pop(done[i].number) for i in chosen]
+            if not unfinished and self.exhausted:
+                return None
+            if not unfinished:
                 raise RuntimeError(
                     f"no group is under way but {len(done)} finished ones, too few for step {step}, and nothing was"
                     f" handed out, though prompts are left: the work in flight was miscounted ({self.state()})"
                 )
-            return batch is not None or not unfinished
-
-        self._wait_until(found)
-        return chosen or None
+            go_on = self._take_in()
+        return None
 
     def retire(self, groups: list[Group]) -> None:
         """Take the prompts that these groups have solved out of all later epochs."""
@@ -290,18 +286,19 @@ class Feed:
             return
         version = self.parameters.version  # what is handed out now is sampled with no older one
         ahead = loss.groups_ahead(asynchrony, settings.groups_per_step, step, version)
-        # What a generator cannot begin before it hears from us again would only grow old in its queue.
-        each = settings.groups_per_step // len(self.generators) + 1
+        # A generator gets as many groups as its slots hold, and its share of one batch more. What it cannot begin
+        # before it hears from us again would only grow old in its queue.
+        share = settings.groups_per_step // len(self.generators) + 1
         works: list[Work] = [Work() for _ in self.generators]
         while len(self.under_way) < ahead:
             generator = min(self.generators, key=lambda generator: generator.groups / generator.slots)
-            if kind == "pipeline" and generator.groups >= generator.slots // settings.completions_per_prompt + each:
+            if kind == "pipeline" and generator.groups >= generator.slots // settings.completions_per_prompt + share:
                 break
             following = self._next_prompt()
             if following is None:
                 break
             number, source, prompt = following
-            seed = (settings.seed, 0, number)
+            seed = (settings.seed, TRAINING, number)
             group = self._group(number, source, prompt, version, generator, seed, validation=False)
             self.under_way[number] = group
             works[generator.number].requests.extend(group.requests)
@@ -341,37 +338,33 @@ class Feed:
         no newer parameters are published, every token is of the parameters of this step."""
         held_out = [(s, p) for s, source in enumerate(self.prompts.sources) for p in range(len(source.validation))]
         for i, (source, prompt) in enumerate(held_out):
-            generator, seed = self.generators[i % len(self.generators)], (self.settings.seed, 1, step, i)
+            generator, seed = self.generators[i % len(self.generators)], (self.settings.seed, VALIDATION, step, i)
             self.validating[i] = self._group(i, source, prompt, step, generator, seed, validation=True)
         for generator in self.generators:
             own = [group for group in self.validating.values() if group.generator == generator.number]
             generator.work.put(Work([request for group in own for request in group.requests]))
-        groups = list(self.validating.values())
-        done = self._wait_until(lambda: all(group.finished for group in groups))
+        groups, go_on = list(self.validating.values()), True
+        while go_on and not all(group.finished for group in groups):
+            go_on = self._take_in()
         self.validating = {}
-        return groups if done else None
+        return groups if go_on else None
 
     # What comes back
 
-    def _wait_until(self, condition: Callable[[], bool]) -> bool:
-        """Take in what comes back until the condition holds; False if the run is to end before. Every wait ends: a
-        silent generator is replaced after --wait-timeout, a verifier after --verifier-time-limit."""
-        came = True
+    def _take_in(self, wait: bool = True) -> bool:
+        """Put the rollouts and verdicts that have come into their groups; with `wait`, wait until some have. False if
+        the run is to end. Every wait ends: a silent generator is replaced after --wait-timeout, a verifier after
+        --verifier-time-limit."""
         try:
-            while not (came and condition()):
-                if self.stop_asked():
-                    return False
-                came = self._take_in()
-                if not came:
-                    time.sleep(0.002)
+            while not (self._read_reports() | self._read_verdicts()) and wait and not self.stop_asked():
+                time.sleep(0.002)
         except GeneratorFailed as failure:
             self.failure = str(failure)
-            return False
-        return True
+        return not (self.failure or self.stop_asked())
 
-    def _take_in(self) -> bool:
-        """Put rollouts and verdicts into their groups, and replace generators that have failed. Whether anything came.
-        GeneratorFailed if that has happened too often."""
+    def _read_reports(self) -> bool:
+        """Take what generators have sent, and replace those that have failed. Whether anything came. GeneratorFailed
+        if too many have failed."""
         came = False
         for generator in list(self.generators):
             try:
@@ -384,16 +377,18 @@ class Feed:
                 self.sampled_tokens += report.sampled_tokens
                 self._submit(report.rollouts)
             came |= bool(reports)
-        for (validation, number, index), verdict in self.verifiers.results():
-            self._groups(validation)[number].verdicts[index] = verdict
-            came = True
-            if verdict.failure is not None:
-                warn(
-                    "verifier",
-                    f"no verdict on a completion ({verdict.failure}); it is left out, and counted as"
-                    " `verifier_failures` in the log",
-                )
         return came
+
+    def _read_verdicts(self) -> bool:
+        """Take what the verifiers have judged. Whether anything came."""
+        verdicts = self.verifiers.results()
+        for (validation, number, index), verdict in verdicts:
+            self._groups(validation)[number].verdicts[index] = verdict
+            if verdict.failure is not None:
+                why = f"{verdict.failure}: {verdict.detail}" if verdict.detail else verdict.failure
+                what = "it is left out, and counted as `verifier_failures` in the log"
+                warn("verifier", f"no verdict on a completion ({why}); {what}")
+        return bool(verdicts)
 
     def _groups(self, validation: bool) -> dict[int, Group]:
         return self.validating if validation else self.under_way

@@ -30,10 +30,10 @@ from machinery.feed import Feed
 from machinery.files import whole_folder, write_whole
 from machinery.logs import Series
 from machinery.model import marked_text
-from machinery.rollouts import Group
+from machinery.rollouts import Batch, Group
 from machinery.screen import say, warn
 from machinery.settings import Settings, split_devices
-from machinery.trainer import Batch, Totals
+from machinery.trainer import Totals
 
 MOST_SKIPPED_IN_A_ROW = 5  # steps that were not finite, until the run ends
 SAMPLED_PROBLEMS, SAMPLES_SHOWN = 6, 2  # validation problems of a source in samples.txt, completions of each
@@ -190,7 +190,7 @@ class Record:
         self.failure = ""  # why the run cannot go on
 
     @property
-    def validated(self) -> int:
+    def last_validation(self) -> int:
         """The step of the last validation; -1: there has been none."""
         return self.validations[-1]["step"] if self.validations else -1
 
@@ -238,7 +238,7 @@ class Record:
         self.compute.started = time.monotonic()
         self.bar = tqdm(total=self.settings.steps, initial=step, desc="training", unit="step", dynamic_ncols=True)
 
-    def train(self, step: int, batch: Batch, totals: Totals, columns: dict, waited: float) -> None:
+    def log_step(self, step: int, batch: Batch, totals: Totals, columns: dict, waited: float) -> None:
         """Log a step: what it has computed, its completions, and what has happened since the line before. waited:
         seconds that the trainer has waited for the groups. Warns of what often comes before a collapse."""
         self.compute.add(batch.groups, int(totals.sums["tokens"]))
@@ -300,7 +300,7 @@ class Record:
         change = {name: value - self.last[name] for name, value in now.items()}
         self.last = now
         self.waited += waited
-        # Reports come now and then, and may be of a longer time than this line: the rest is for the next.
+        # A report may be of a longer time than this line is of: the rest is counted in the next line.
         self.generated += change["busy"] / len(generators)
         self.unlogged_busy += change["busy"] / len(generators)
         busy = min(self.unlogged_busy, change["seconds"])
@@ -321,8 +321,8 @@ class Record:
     # Validations
 
     @contextlib.contextmanager
-    def validating(self) -> Iterator[None]:
-        """A validation, in which the clock of training stands. What the generators do meanwhile for training counts as
+    def pause(self) -> Iterator[None]:
+        """Have the clock of training stand, for a validation. What the generators do meanwhile for training counts as
         compute, so that it is not free."""
         began, busy = time.monotonic(), self.feed.busy_seconds
         yield
@@ -331,7 +331,7 @@ class Record:
         self.compute.paused += time.monotonic() - began
         self.last |= {"busy": self.feed.busy_seconds, "tokens": self.feed.sampled_tokens}
 
-    def validation(self, step: int, groups: list[Group], mismatch: dict[str, float]) -> None:
+    def log_validation(self, step: int, groups: list[Group], mismatch: dict[str, float]) -> None:
         """Log a validation. That of step 0 gives R0, at compute 0."""
         compute = self.compute.columns()
         line = {
@@ -363,7 +363,8 @@ class Record:
                     text = marked_text(self.feed.prompts.tokenizer, rollout)
                     here += f"  {judged}{', truncated' if rollout.truncated else ''}:  {text}\n"
         path = self.folder / "samples.txt"
-        before = path.read_text() if step else "Forced tokens stand in [[ ]]. The first completions of each problem.\n"
+        title = "Forced tokens stand in [[ ]]. The first completions of each problem.\n"
+        before = path.read_text() if step and path.exists() else title
         write_whole(path, "\n=== ".join(before.split("\n=== ")[:2]) + here)  # the first validation and this one
 
     def _pass_rates(self, groups: list[Group]) -> dict:

@@ -1,7 +1,7 @@
 """What crosses between processes: requests and rollouts through queues, parameters through shared memory.
 
     trainer:    work.put(Work([Request, ...]))          generator:  engine.add(work.get().requests)
-                parameters.write(policy, version)                   parameters.read_into(model)
+                parameters.write(named_parameters, step)            parameters.read_into(model)
                 reports.get().rollouts                              reports.put(Report(rollouts))
 
 Version v of the parameters is what v optimizer steps have made.
@@ -58,8 +58,8 @@ class Work:
 
 @dataclass(frozen=True)
 class Report:
-    """Generator to trainer, at least every few seconds. The counters say what has come since the last report; of the
-    time in which completions for a validation are sampled too, the share of those for training counts."""
+    """Generator to trainer, at least every few seconds. The counters are of the time since the last report. While
+    completions for a validation are sampled beside those for training, only the share of the latter is counted."""
 
     rollouts: list[Rollout] = field(default_factory=list)
     busy_seconds: float = 0.0  # in the engine; the rest of the time is spent waiting for work
@@ -100,6 +100,22 @@ class Group:
         return [(self.rollouts[i], self.verdicts[i]) for i in range(len(self.requests))]
 
 
+class Batch:
+    """A batch of groups as tensors: P groups of G completions each, on the CPU, trained on at this step."""
+
+    def __init__(self, groups: list[Group], step: int):
+        self.groups = groups
+        judged = [pair for group in groups for pair in group.judged()]
+        shape = (len(groups), len(groups[0].requests))
+        self.rollouts: list[Rollout] = [rollout for rollout, _ in judged]  # P x G, group by group
+        self.lengths_PG = torch.tensor([int(rollout.sampled.sum()) for rollout in self.rollouts]).view(shape)
+        self.correct_PG = torch.tensor([verdict.correct for _, verdict in judged]).view(shape)
+        usable = [verdict.failure is None and not rollout.truncated for rollout, verdict in judged]
+        self.usable_PG = torch.tensor(usable).view(shape)
+        # Of each sampled token the off-policyness: optimizer steps since the parameters that it was sampled with.
+        self.ages_N = step - np.concatenate([rollout.versions[rollout.sampled] for rollout in self.rollouts])
+
+
 # --- the way of the parameters --------------------------------------------------------------------------------------
 
 
@@ -108,8 +124,8 @@ class SharedParameters:
     any number of generators read.
 
     A queue would deliver the oldest first, and live tensors are read half-updated. Here a rank says which version it
-    has begun to write and which it has written; a reader that met a change copies again. Nobody holds a lock, so nobody
-    can die with it.
+    has begun to write and which it has written; a reader that met a change copies again. There is no lock, which
+    a process could take with it when it dies.
     """
 
     def __init__(self, model: PreTrainedModel, ranks: int = 1):

@@ -198,9 +198,12 @@ def check(settings: Sampling) -> None:
     if isinstance(settings, Settings):
         recipe = settings.recipe
         loss.parse_asynchrony(recipe.asynchrony)
-        for name in ("eps_low", "eps_high") if recipe.loss == "cispo" else ("eps_max",):
+        clips = (("eps_max",), ("eps_low", "eps_high"))
+        read, unread = clips if recipe.loss == "cispo" else reversed(clips)
+        for name in unread:
             if getattr(recipe, name) != getattr(Recipe, name):
-                raise ValueError(f"{flag(name)} would be read by nobody: --loss {recipe.loss} has no such clip")
+                read = " and ".join(map(flag, read))
+                raise ValueError(f"{flag(name)} does nothing with --loss {recipe.loss}, which reads {read}")
         if not 0 <= (recipe.eps_low or 0) < 1:
             raise ValueError(f"--eps-low is {recipe.eps_low}; it must be at least 0 and below 1")
         split_devices(settings, torch.cuda.device_count())

@@ -30,26 +30,10 @@ from transformers import PreTrainedModel
 
 import loss
 from machinery.processes import belong_to_the_run, ending
-from machinery.rollouts import Group, Rollout
+from machinery.rollouts import Rollout
 from machinery.settings import Settings, split_devices, trunk_dtype
 
-# --- a batch and its micro-batches ----------------------------------------------------------------------------------
-
-
-class Batch:
-    """A batch of groups as tensors: P groups of G completions each, on the CPU. It is trained on at this step."""
-
-    def __init__(self, groups: list[Group], step: int):
-        self.groups = groups
-        judged = [pair for group in groups for pair in group.judged()]
-        shape = (len(groups), len(groups[0].requests))
-        self.rollouts: list[Rollout] = [rollout for rollout, _ in judged]  # P x G, group by group
-        self.lengths_PG = torch.tensor([int(rollout.sampled.sum()) for rollout in self.rollouts]).view(shape)
-        self.correct_PG = torch.tensor([verdict.correct for _, verdict in judged]).view(shape)
-        usable = [verdict.failure is None and not rollout.truncated for rollout, verdict in judged]
-        self.usable_PG = torch.tensor(usable).view(shape)
-        # Of each sampled token the off-policyness: optimizer steps since the parameters that it was sampled with.
-        self.ages_N = step - np.concatenate([rollout.versions[rollout.sampled] for rollout in self.rollouts])
+# --- micro-batches ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -265,8 +249,8 @@ def rank_and_ranks() -> tuple[int, int]:
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
-def everyone(value=None):
-    """What rank 0 has called this with, on every rank. All ranks wait here for each other."""
+def everyone(value):
+    """What rank 0 has called this with, on every rank."""
     if rank_and_ranks()[1] > 1:
         box = [value]
         dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
@@ -282,6 +266,11 @@ def from_all_ranks(value) -> list:
     return values
 
 
+def wait_for_ranks() -> None:
+    """Go on when all ranks have come here."""
+    from_all_ranks(None)
+
+
 def join_ranks(rank: int, devices: list[str], meeting_place: str) -> None:
     """Make this process one of the trainer's. They meet at a file, so no port is taken for it."""
     dist.init_process_group(
@@ -289,7 +278,7 @@ def join_ranks(rank: int, devices: list[str], meeting_place: str) -> None:
         store=dist.FileStore(meeting_place, len(devices)),
         rank=rank,
         world_size=len(devices),
-        timeout=timedelta(days=30),  # the trainer may wait long for generators; who has died is noticed otherwise
+        timeout=timedelta(days=30),  # rank 0 may wait long for generators; that a rank has died is seen by `_watch`
     )
     dist.barrier()
 

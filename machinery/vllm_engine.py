@@ -119,9 +119,9 @@ class VllmEngine:
         among them: it goes on over its own past. What did not fill a block (up to 31 tokens on a CPU, 15 on a GPU) is
         computed again, with the newest parameters.
         """
-        one, forced = np.array([row]), np.zeros(1, bool)
+        one, not_sampled = np.array([row]), np.array([False])
         for token in self.decoding.phrase:
-            self.completions.append(one, np.array([token]), np.zeros(1), forced, self.version)
+            self.completions.append(one, np.array([token]), np.zeros(1), not_sampled, self.version)
         self._submit(row, max_tokens=self.decoding.answer_budget)
 
     def _submit(self, row: int, max_tokens: int) -> None:

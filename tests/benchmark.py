@@ -467,7 +467,8 @@ def one(rank, ranks, name, tokens, checkpointing, parameters):
     if rank == 0:
         print("GiB", peaks[-1] - before, flush=True)
     if ranks > 1:
-        trainer.leave_ranks()
+        trainer.end_ranks()
+        os._exit(0)
 
 if __name__ == "__main__":
     name, ranks, tokens, checkpointing = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "True"

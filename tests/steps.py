@@ -5,8 +5,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import safetensors.torch
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -73,7 +73,7 @@ class GivenGroups(Feed):
     def __init__(self, chosen: Settings, batches: list[list[Group]], parameters: SharedParameters, folder: str):
         problem = Problem("1+1=", "2", "data.arithmetic")
         prompts = Prompts([Source("given", 1.0, [problem] * 100, [problem])], {}, load_tokenizer(folder), None)
-        super().__init__(chosen, prompts, [], parameters, None, lambda: False)
+        super().__init__(chosen, prompts, [SimpleNamespace(devices=("cpu",))], parameters, None, lambda: False)
         self.batches = list(batches)
 
     def start(self) -> None:
@@ -97,7 +97,7 @@ def train_rank(rank: int, chosen: Settings, name: str, batches: list, folder: Pa
         model = model or load_model(name, CPU, torch.float32)
         parameters = parameters or SharedParameters(model)
         feed = GivenGroups(chosen, batches, parameters, name)
-        head = train.Head(feed, Record(chosen, folder, Compute(1, 1000), feed), Stop())
+        head = train.Head(folder, None, feed, Record(chosen, folder, Compute(1, 1000), feed), Stop())
         folder.mkdir(parents=True, exist_ok=True)
         head.record.restore(None)
     train.train(rank, chosen, train.Start(FIRST, name, None), parameters, model, head)
@@ -127,7 +127,5 @@ def lines(folder: Path, kind: str) -> list[dict]:
 def stored(folder: Path) -> dict[str, Tensor]:
     """All parameters and moments in the newest checkpoint of a run, by name."""
     newest = checkpoints(folder)[-1]
-    parameters = load_model(str(newest / "model"), CPU, torch.float32).named_parameters()
-    return {name: parameter.detach() for name, parameter in parameters} | safetensors.torch.load_file(
-        newest / "optimizer.safetensors"
-    )
+    model, moments = load_model(str(newest / "model"), CPU, torch.float32), newest / "optimizer.safetensors"
+    return {name: parameter.detach() for name, parameter in model.named_parameters()} | load_file(moments)

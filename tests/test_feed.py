@@ -304,4 +304,4 @@ def test_generators_that_fail_too_often_end_the_run():
         if (groups := feed.batch(step)) is None:
             break
         feed.parameters.version = step + 1
-    assert groups is None and "ended by signal 9, without a word" in feed.failure
+    assert groups is None and "ended by signal 9 and reported no error" in feed.failure

@@ -22,8 +22,9 @@ from machinery.files import lock_folder
 from machinery.flags import run_command
 from machinery.model import load_model, matmul_parameters
 from machinery.record import Compute, Record, checkpoints, write_config
-from machinery.rollouts import SharedParameters
+from machinery.rollouts import Batch, SharedParameters
 from machinery.settings import MAY_CHANGE, parse, read_settings
+from machinery.trainer import Totals
 
 
 @pytest.fixture
@@ -39,10 +40,15 @@ def new_record(folder, model, devices=1, generators=1, **changes):
     chosen = settings(**changes)
     parameters = SharedParameters(load_model(model, CPU, torch.float32))
     feed = GivenGroups(chosen, [], parameters, model)
-    feed.generators = [SimpleNamespace(slots=1)] * generators
+    feed.engines *= generators
     record = Record(chosen, folder, Compute(devices, 1000), feed)
     record.restore(None)
     return record, feed
+
+
+def log_a_step(record, step, waited=0.0):
+    """Have a record log a step that has computed nothing."""
+    record.log_step(step, Batch(batch_of_groups(), FIRST), Totals(), {"skipped": 0}, waited)
 
 
 # --- the clock and compute --------------------------------------------------------------------------------------------
@@ -54,7 +60,7 @@ def test_the_clock_of_training_stands_in_validations_and_after_the_last_step(mod
     compute = record.compute
     assert compute.seconds == 0
     compute.started, clock.now = 100.0, 160.0
-    with record.validating():
+    with record.pause():
         clock.now += 40.0
     compute.ended = clock.now
     clock.now += 1000.0
@@ -70,7 +76,7 @@ def test_a_gpu_that_does_both_is_one_device_and_processes_on_a_cpu_count_each(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(train.torch.cuda, "device_count", lambda: gpus)
     chosen = dataclasses.replace(parse([]), engine="torch", **counts)
-    assert train.prepare(chosen).head.record.compute.devices == devices
+    assert train.prepare(chosen)[-1].record.compute.devices == devices
 
 
 @pytest.mark.parametrize("gpus_each", [1, 2])
@@ -79,12 +85,12 @@ def test_what_is_sampled_for_training_during_a_validation_counts_as_compute(mode
     record, feed = new_record(tmp_path, models["llama"], devices=3, tensor_parallel=gpus_each)
     record.compute.started, clock.now, feed.busy_seconds = 100.0, 110.0, 7.0
     before = record.compute.columns()["compute_device_hours"] * 3600
-    with record.validating():
+    with record.pause():
         clock.now += 20.0
         feed.busy_seconds += 4.0
     assert before == 30.0 and record.compute.columns()["compute_device_hours"] * 3600 == 30.0 + 4.0 * gpus_each
     clock.now += 1.0
-    record.train(1, batch_of_groups(), {}, 10, waited=0.0)
+    log_a_step(record, 1)
     (line,) = lines(tmp_path, "train")
     assert line["generator_idle_fraction"] == 1 - 0.0  # what was busy in the validation is not of this step
 
@@ -95,7 +101,7 @@ def test_idle_time_of_the_generators_adds_up_though_their_reports_come_in_lumps(
     for step, busy in enumerate([0.0, 0.0, 5.0, 5.0, 10.0], 1):  # of both; a step takes a second
         clock.now += 1.0
         feed.busy_seconds = busy
-        record.train(step, batch_of_groups(), {}, 10, waited=0.25)
+        log_a_step(record, step, waited=0.25)
     idle = [line["generator_idle_fraction"] for line in lines(tmp_path, "train")]
     assert idle == [1.0, 1.0, 0.0, 0.0, 0.0]  # the generators were busy for 5 of 5 seconds, of which 2 were logged late
     assert record.unlogged_busy == 2.0

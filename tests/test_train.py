@@ -52,7 +52,7 @@ def test_a_whole_short_run(tmp_path):
     config = json.loads((folder / "config.json").read_text())
     assert config["recipe"]["asynchrony"] == "pipeline-2" and config["versions"]["torch"] == torch.__version__
     samples = (folder / "samples.txt").read_text()
-    assert "step    0" in samples and "step   10" in samples and ("right" in samples or "wrong" in samples)
+    assert "=== step 0\n" in samples and "=== step 10\n" in samples and ("right" in samples or "wrong" in samples)
     assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert "devices: generators cpu, cpu with 32, 32 slots; trainers cpu, cpu" in printed
     for text in (

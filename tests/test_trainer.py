@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import os
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ EXACT = dict(clip_gradient=math.inf)  # gradients as they are
 @pytest.fixture
 def group_of_one():
     """What start_other_ranks makes for one rank in bf16: a group of one rank, over which FSDP computes in bf16."""
-    trainer.start_other_ranks(["cpu"], torch.bfloat16, train.train, (), "")
+    trainer.start_other_ranks(settings(dtype="bfloat16"), train.train, (), "")
     assert dist.get_world_size() == 1
     yield
     dist.destroy_process_group()
@@ -341,7 +342,8 @@ def one_of(rank, ranks, meeting_place, models, folder, shared):
     for name, parameters in shared.items():
         chosen, batches = case(name, ranks)
         train_rank(rank, chosen, models[CASES[name][0]], batches, folder / name, parameters)
-    trainer.leave_ranks()
+    trainer.end_ranks()
+    os._exit(0)
 
 
 def on_ranks(ranks, cases, models, folder):
