@@ -156,7 +156,7 @@ def test_a_failure_costs_its_own_completion_only_and_is_named(task, workers):
     else:
         texts = [*FAILURES, *FAILURES, *["right", "wrong"] * 10]
         random.Random(0).shuffle(texts)
-    with VerifierPool(workers, time_limit=1.5, memory_gib=0.25) as pool:
+    with VerifierPool(workers, time_limit=3, memory_gib=0.25) as pool:
         verdicts = judge(pool, [task(text) for text in texts])
     got = [verdicts[i] for i in range(len(texts))]
     assert [verdict.correct for verdict in got] == [text == "right" for text in texts]
