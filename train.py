@@ -319,7 +319,8 @@ def train(
         if groups is None:  # every prompt is retired, or the run is over
             break
         waited, batch = time.monotonic() - waiting, Batch(groups, step)
-        assert batch.ages_N.max() <= loss.most_off_policy(r.asynchrony), f"a token is {batch.ages_N.max()} steps old"
+        oldest = batch.ages_N.max()
+        assert oldest <= loss.most_off_policy(r.asynchrony), f"a token of step {step} is {oldest} steps old"
 
         # 2. what each completion is worth
         rewards_PG = loss.rewards(
