@@ -61,7 +61,7 @@ def test_a_run_goes_on_after_all_that_can_go_wrong_beside_the_trainer(tmp_path):
     assert printed.count("no verdict on") == 1
     skipped = [line for line in log(run.folder, "train") if line["skipped"]]
     assert len(skipped) == 1 and skipped[0]["loss"] is None
-    assert f"the loss or the gradient of step {skipped[0]['step']} is not finite; it is skipped" in printed
+    assert f"the loss or the gradient of step {skipped[0]['step']} is not finite. The step is skipped" in printed
     model = load_model(str(run.folder / "model"), CPU, torch.float32)
     assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
 
