@@ -38,7 +38,7 @@ from machinery.least_squares import Array, Interval, Profile, fit_power_law
 from machinery.logs import Series, check_curve, read_log
 from machinery.plots import plot_compare, plot_runs
 
-# --- The curves (sec. 2.1, A.4) --------------------------------------------------------------------------------
+# --- the curves (sec. 2.1, A.4) -----------------------------------------------------------------------------------
 
 
 def sigmoid(C, A: float, B: float, C_mid: float, R0: float) -> Array:
@@ -126,10 +126,9 @@ class Fit:
         low, high = self.interval_of(np.eye(C.size), C.ravel())
         return np.clip(low, 0, 1).reshape(C.shape), np.clip(high, 0, 1).reshape(C.shape)
 
-    def gain(self, factor: float = 2.0) -> tuple[float, float, float]:
-        """What more compute would buy: the curve at `factor` times C_max less the curve at C_max, with the low and the
-        high end of its 95 % interval."""
-        C = self.C_max * np.array([1, factor])
+    def gain(self) -> tuple[float, float, float]:
+        """What twice the compute would buy: the curve there less the curve at C_max, and its 95 % interval."""
+        C = self.C_max * np.array([1, 2])
         low, high = self.interval_of(np.array([[-1, 1]]), C)
         return float(np.diff(self.predict(C))[0]), float(low[0]), float(high[0])
 
@@ -213,7 +212,7 @@ def allowed_excess(squares: float, degrees: int, correlation: float) -> float:
     return max(squares / degrees, 1e-18) * stdtrit(degrees, 0.975) ** 2 * (1 + correlation) / (1 - correlation)
 
 
-# --- Warnings: what the data does not carry --------------------------------------------------------------------
+# --- warnings: what the data does not carry -----------------------------------------------------------------------
 
 LEAST_REACH = 1.5  # C_max / C_mid below which no asymptote is reported, ...
 SAFE_REACH = 2.0  # ... and below which it comes with a warning
@@ -260,10 +259,7 @@ def judge(f: Fit) -> Fit:
         (f.x[0] > f.C_mid, "half of the gain came before the first fitted point: B and C_mid lean on R0 alone"),
         (n < 6, f"only {n} points: the intervals lean on {n - 3} degree(s) of freedom"),
         (on_bound, f"B is on its bound {f.B:.3g}: the rise is a step between points, or has no shape yet"),
-        (
-            drifts,
-            f"the residuals drift (corrected correlation {f.correlation:.2f}): the curve misses a slow movement",
-        ),
+        (drifts, f"the residuals drift (corrected correlation {f.correlation:.2f}): a slow movement is missed"),
         (f.rms > 2 * noise, f"the scatter ({f.rms:.4f}) is more than twice {noise_is}: less smooth than a sigmoid"),
         (f.A - f.R0 < 4 * noise, f"the gain is below 4 times {noise_is}: use more examples"),
     ]
@@ -280,7 +276,7 @@ def is_flat(x: Array, y: Array, correlation: float) -> bool:
     return bool(slope < 2 * error and slope * np.log(x[-1] / x[0]) < MARGIN / 2)
 
 
-# --- Forecasts -------------------------------------------------------------------------------------------------
+# --- forecasts ----------------------------------------------------------------------------------------------------
 
 LEAST_TO_STOP = 10  # points before a curve can be found to have levelled off
 FORECASTERS = ("sigmoid", "power_law", "last_value")  # the sigmoid, and the baselines that it has to beat
@@ -343,17 +339,17 @@ def outlook(series: Series) -> str:
     return f"A {f.A:.2f} [{low:.2f}, {high:.2f}]; twice the compute buys {f.gain()[0]:+.2f}"
 
 
-# --- Reports ---------------------------------------------------------------------------------------------------
+# --- reports ------------------------------------------------------------------------------------------------------
 
 
-def report(series: Series, f: Fit, predict: Sequence[float] = (), fit_from: float = 0.0) -> dict:
+def report(series: Series, f: Fit, predict: Sequence[float] = ()) -> dict:
     """All that is known about one run, as --json writes it; numbers that the data does not carry are None."""
     try:  # with --fit-to the points beyond are the ones held out
-        half = held_out(series.x, series.y, f.r0, f.C_max if f.C_max < series.x[-1] else None, fit_from)
+        half = held_out(series.x, series.y, f.r0, f.C_max if f.C_max < series.x[-1] else None, f.x[0])
     except ValueError as error:
         half = {"error": str(error)}
     computes = [*predict, 2 * f.C_max]
-    plain = ("R0", "identified", "interval", "rms", "lag_1", "noise", "warnings")
+    plain = "R0", "identified", "interval", "rms", "lag_1", "noise", "warnings"
     return {
         "name": series.name,
         **{name: getattr(f, name) if f.identified else None for name in ("A", "B", "C_mid")},
@@ -398,7 +394,7 @@ def describe(series: Series, f: Fit, report: dict) -> str:
     return "\n".join(lines + [f"  ! {warning}" for warning in f.warnings])
 
 
-# --- The command -----------------------------------------------------------------------------------------------
+# --- the command --------------------------------------------------------------------------------------------------
 
 Runs = list[tuple[Series, Fit]]  # of one setting
 
@@ -491,7 +487,7 @@ def main(arguments: list[str]) -> int:
     if unfit:
         raise ValueError(unfit[0])
     runs = [run for its_runs in settings.values() for run in its_runs]
-    results = {"runs": [report(*run, fitting.predict, fitting.fit_from) for run in runs]}
+    results = {"runs": [report(*run, fitting.predict) for run in runs]}
     text = [f"{run[0].name}\n{describe(*run, its)}" for run, its in zip(runs, results["runs"])]
     if options.seeds:
         pooled = results["seeds"] = seeds([f for _, f in runs])

@@ -42,7 +42,7 @@ from machinery.record import last_line
 from machinery.screen import say
 from machinery.settings import Settings, cpu_threads, parse, read_settings, refuse_changes
 
-# --- the plan --------------------------------------------------------------------------------------------------
+# --- the plan -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,7 @@ class Study:
 STUDIES = {
     "loo": {"scalerl": {}, **{f"without-{axis}": {"leave_out": axis} for axis in loss.Axis.__args__}},
     "recipes": {recipe: {"recipe": recipe} for recipe in loss.RECIPES},
-    "asynchrony": {
-        k: {"asynchrony": k} for k in ("pipeline-1", "pipeline-4", "pipeline-8", "pipeline-16", "ppo-1", "ppo-8")
-    },
+    "asynchrony": {k: {"asynchrony": k} for k in "pipeline-1 pipeline-4 pipeline-8 pipeline-16 ppo-1 ppo-8".split()},
 }
 
 
@@ -96,7 +94,7 @@ def flags(values: dict) -> list[str]:
     arguments = []
     for name, value in values.items():
         if isinstance(value, bool):
-            arguments.append(flag(name) if value else flag(f"no_{name}"))
+            arguments.append(flag(name if value else f"no_{name}"))
         else:
             arguments += [flag(name), *map(str, value if isinstance(value, list) else [value])]
     return arguments
@@ -121,7 +119,7 @@ def plan(study: Study, common: list[str]) -> dict[Path, tuple[Settings, list[str
         key = repr(replace(its, recipe=replace(its.recipe, recipe="scalerl", leave_out=None)))
         if alike.setdefault(key, setting) != setting:
             raise ValueError(f"{study.study}: {alike[key]!r} and {setting!r} would be the same runs twice")
-    runs, parent = {}, f"{study.name or Path(study.study).stem}"
+    runs, parent = {}, study.name or Path(study.study).stem
     for seed, (setting, (its, arguments)) in itertools.product(study.seeds, settings.items()):
         name = f"{parent}/{setting}-seed{seed}"
         run, folder = replace(its, name=name, seed=seed), Path("runs") / name
@@ -135,7 +133,7 @@ def plan(study: Study, common: list[str]) -> dict[Path, tuple[Settings, list[str
     return runs
 
 
-# --- the runs --------------------------------------------------------------------------------------------------
+# --- the runs -----------------------------------------------------------------------------------------------------
 
 
 def finished(folder: Path, settings: Settings) -> bool:
@@ -206,7 +204,7 @@ def train_all(folder: Path, runs: dict[Path, tuple[Settings, list[str]]], jobs: 
     return failed, stopped_by
 
 
-# --- the tables ------------------------------------------------------------------------------------------------
+# --- the tables ---------------------------------------------------------------------------------------------------
 # `fits` are the fits of each setting by its name; all settings are compared with the first.
 
 COSTS = {"compute_flops": "FLOPs", "compute_tokens": "sampled tokens", "compute_device_hours": "device-hours"}
@@ -233,7 +231,7 @@ def make_tables(folder: Path, fitting: Fitting) -> str:
     if not settings:
         raise ValueError(unfit[0])
     runs = [run for its_runs in settings.values() for run in its_runs]
-    reports = [report(*run, fitting.predict, fitting.fit_from) for run in runs]
+    reports = [report(*run, fitting.predict) for run in runs]
     fits = {name: [f for _, f in its_runs] for name, its_runs in settings.items()}
     first, *others = fits
     comparisons = [compare((other, first), (fits[other], fits[first])) for other in others]
@@ -342,7 +340,7 @@ def runs_table(folder: Path, runs: Runs) -> str:
     return markdown(["run", "before", "after", *forms, "C_max/C_mid", "rms", *COSTS.values(), "warnings"], rows)
 
 
-# --- the command -----------------------------------------------------------------------------------------------
+# --- the command --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

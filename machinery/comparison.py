@@ -67,12 +67,12 @@ def difference(one: tuple, other: tuple) -> tuple[float, float]:
         degrees = n + m - 2
         variance = (n * np.var(one[0]) + m * np.var(other[0])) / degrees * (1 / n + 1 / m)
     else:
-        own = [
-            (np.var(values, ddof=1) / len(values), len(values) - 1) if len(values) > 1 else (errors[0] ** 2, its[0])
-            for values, errors, its in (one, other)
-        ]
-        variance = sum(its for its, _ in own) + 1e-300
-        degrees = max(1, variance**2 / (sum(its**2 / its_degrees for its, its_degrees in own) + 1e-300))
+        (a, degrees_a), (b, degrees_b) = (
+            (np.var(values, ddof=1) / len(values), len(values) - 1) if len(values) > 1 else (errors[0] ** 2, degrees[0])
+            for values, errors, degrees in (one, other)
+        )
+        variance = a + b + 1e-300
+        degrees = max(1, variance**2 / (a**2 / degrees_a + b**2 / degrees_b + 1e-300))
     return float(np.mean(one[0]) - np.mean(other[0])), float(stdtrit(degrees, 0.975) * np.sqrt(variance))
 
 
@@ -113,10 +113,9 @@ def compare(names: Sequence[str], groups: Sequence[list[Fit]]) -> dict:
         return result | {"verdict": f"{higher} raises the ceiling: {its}{fell}"}
 
     common = float(np.mean([f.A for fits in counted for f in fits]))
-    at_common, *_ = result["efficiency"] = [
-        efficiency(counted, A) for A in (common, common - MARGIN, min(common + MARGIN, 1.0))
-    ]
-    steeper, later = (agreed([at[name] for at in result["efficiency"]]) for name in ("B_ratio", "C_mid_ratio"))
+    tried = [efficiency(counted, A) for A in (common, common - MARGIN, min(common + MARGIN, 1.0))]
+    result["efficiency"] = tried
+    steeper, later = (agreed([at[name] for at in tried]) for name in ("B_ratio", "C_mid_ratio"))
     winner = names[0] if (steeper or -later) > 0 else names[1]
     if steeper * later > 0:
         verdict = f"{winner} rises more steeply but later: neither is more efficient all along"
@@ -127,7 +126,7 @@ def compare(names: Sequence[str], groups: Sequence[list[Fit]]) -> dict:
         numbers = f"not all runs of {lost} show a ceiling, and no other lies surely below it"
     numbers += f"; with A held at {common:.3f}"
     for name in ("B", "C_mid"):
-        (one, two), ratio = at_common[name], at_common[f"{name}_ratio"]
+        (one, two), ratio = tried[0][name], tried[0][f"{name}_ratio"]
         numbers += f", {name} {one:.4g} and {two:.4g}, ratio {with_interval(*ratio, '.2f')}"
     return result | {"verdict": f"{verdict} ({numbers}{fell})"}
 
@@ -135,14 +134,13 @@ def compare(names: Sequence[str], groups: Sequence[list[Fit]]) -> dict:
 def efficiency(groups: Sequence[list[Fit]], A: float) -> dict:
     """B and C_mid of two settings with the asymptote held at A: both geometric means, and (ratio, low, high)."""
     result = {"A": A}
-    held = [
-        np.transpose([f.efficiency_at(A) for f in fits], (2, 1, 0)) for fits in groups
-    ]  # (name, value and error, seed)
+    held = [[f.efficiency_at(A) for f in fits] for fits in groups]
     degrees = [[len(f.x) - 2 for f in fits] for fits in groups]
     for i, name in enumerate(("B", "C_mid")):
-        one, other = ((*its[i], its_degrees) for its, its_degrees in zip(held, degrees))
-        ratio, half = difference(one, other)
-        result[name] = [float(np.exp(np.mean(values))) for values, *_ in (one, other)]
+        logs = [[values[i] for values, _ in runs] for runs in held]
+        errors = [[its_errors[i] for _, its_errors in runs] for runs in held]
+        ratio, half = difference(*zip(logs, errors, degrees))
+        result[name] = [float(np.exp(np.mean(its_logs))) for its_logs in logs]
         result[f"{name}_ratio"] = [float(np.exp(r)) for r in (ratio, ratio - half, ratio + half)]
     return result
 

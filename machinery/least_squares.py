@@ -8,6 +8,7 @@ Dimensions: n points of a run, k curves, f free parameters.
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -73,11 +74,15 @@ def descend(x: Array, y: Array, theta: Array, free: list[int], steps: int = 50) 
 # --- best curves (A.4) --------------------------------------------------------------------------------------------
 
 
+def all_pairs(*columns) -> Array:
+    """The curves (k, 4) with every combination of these values of A, log B, log C_mid and R0."""
+    return np.stack(np.meshgrid(*columns, indexing="ij"), -1).reshape(-1, 4)
+
+
 def starting_grid(x: Array) -> tuple[Array, Array]:
     """504 curves (504, 4) with as many pairs of B and C_mid, that rise from 0 to 1, and their values (504, n)."""
     first, last = np.log(x[x > 0][[0, -1]])
-    grid = np.meshgrid(1.0, np.linspace(-1.9, 2.7, 18), np.linspace(first - 1, last + 4, 28), 0.0, indexing="ij")
-    theta = np.stack(grid, -1).reshape(-1, 4)
+    theta = all_pairs([1.0], np.linspace(-1.9, 2.7, 18), np.linspace(first - 1, last + 4, 28), [0.0])
     return theta, curve_and_gradient(x, theta)[0]
 
 
@@ -117,26 +122,20 @@ def paper_grid(x: Array, y: Array, R0: float | None) -> tuple[Array, float]:
     """As `variable_projection`, by the paper's own procedure: for each A and C_mid of its grid the B of least squares,
     then the best of all. ValueError if R0 is None or compute is not in GPU-hours."""
     if R0 is None or x[-1] < PAPER_C_MID[0] or x[0] > PAPER_C_MID[-1]:
-        raise ValueError(
-            "the published grid needs an R0 that is not free, and compute in GPU-hours: its C_mid go from"
-            f" {PAPER_C_MID[0]:g} to {PAPER_C_MID[-1]:g}"
-        )
-    A, log_mid = map(np.ravel, np.meshgrid(PAPER_A, np.log(PAPER_C_MID)))
-    start = np.stack([A, np.zeros_like(A), log_mid, np.full_like(A, R0)], axis=1)
-    curves, squares, _ = descend(x, y, start, [1])
-    i = squares.argmin()
-    return curves[i], squares[i]
+        grid = f"C_mid from {PAPER_C_MID[0]:g} to {PAPER_C_MID[-1]:g} GPU-hours"
+        raise ValueError(f"the published grid has {grid}: it needs compute in these, and an R0 that is not free")
+    curves, squares, _ = descend(x, y, all_pairs(PAPER_A, [0.0], np.log(PAPER_C_MID), [R0]), [1])
+    return curves[squares.argmin()], squares.min()
 
 
 def remarks_on_the_grid(A: float, C_mid: float) -> list[str]:
     """What to know of a fit by the published grid."""
-    edges = [
-        f"{name} = {value:.4g} is on the edge of the published grid: look beyond it"
-        for name, value, grid in (("A", A, PAPER_A), ("C_mid", C_mid, PAPER_C_MID))
-        if np.isclose(value, grid[[0, -1]]).any()
-    ]
     step = PAPER_C_MID[1] - PAPER_C_MID[0]
-    return [*edges, f"the published grid snaps: C_mid to steps of {step:.0f} ({step / C_mid:.0%} of it), A to .005"]
+    remarks = [f"the published grid snaps: C_mid to steps of {step:.0f} ({step / C_mid:.0%} of it), A to .005"]
+    for name, value, grid in (("C_mid", C_mid, PAPER_C_MID), ("A", A, PAPER_A)):
+        if np.isclose(value, grid[[0, -1]]).any():
+            remarks.insert(0, f"{name} = {value:.4g} is on the edge of the published grid: look beyond it")
+    return remarks
 
 
 def fit_power_law(x: Array, y: Array) -> tuple[float, float, float]:
@@ -156,8 +155,7 @@ def fit_power_law(x: Array, y: Array) -> tuple[float, float, float]:
 # --- the 95 % region ----------------------------------------------------------------------------------------------
 
 
-def inverse(matrices: Array) -> Array:
-    return np.linalg.pinv(matrices, rcond=1e-12, hermitian=True)
+inverse = partial(np.linalg.pinv, rcond=1e-12, hermitian=True)
 
 
 @dataclass(frozen=True)

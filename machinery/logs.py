@@ -202,7 +202,7 @@ def _choose(flag: str, named: str | None, columns: list[str], guesses: list[str]
         raise ValueError(f"{file}: which column is the {meaning}? name it with {flag} of: {', '.join(columns)}")
     near = difflib.get_close_matches(named, columns, 1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
-    raise ValueError(f"{file}: no column {named!r}{hint}; {flag} can name: {', '.join(columns)}")
+    raise ValueError(f"{file}: no column {named!r} with values{hint}; {flag} can name: {', '.join(columns)}")
 
 
 def _read_series(rows: list[Row], columns: list[str], file: Path, name: str, x, y, percent: bool, notes) -> Series:
