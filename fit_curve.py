@@ -10,15 +10,7 @@ The curve (Khatri et al., arXiv 2510.13786, sec. 2.1) is a sigmoid in log comput
     R(C) = R0 + (A - R0) / (1 + (C_mid / C)^B)
 
 with A the asymptote, B the exponent (efficiency), C_mid the compute at half of the gain, and R0 the pass rate before
-training. In the order of this file:
-
-    1. The curves           the sigmoid, and the power law that it has to beat
-    2. A fit                the best curve, and 95 % intervals that know of correlated validations
-    3. Warnings             what the data does not carry is not reported: a run that has barely passed its midpoint
-                            has no asymptote
-    4. Forecasts            from the first part of a run, against what came; while a run goes on
-    5. Reports              what is known about a run, in numbers and in words
-    6. The command
+training. What the data does not carry is not reported: a run that has barely passed its midpoint has no asymptote.
 
 How the best curve and the ends of the intervals are found is in machinery/least_squares.py; the pooling of seeds and
 the comparison of settings (A.8) in machinery/comparison.py; the reading of logs in machinery/logs.py. Dimensions: n
@@ -46,7 +38,7 @@ from machinery.least_squares import Array, Interval, Profile, fit_power_law
 from machinery.logs import Series, check_curve, read_log
 from machinery.plots import plot_compare, plot_runs
 
-# --- 1. The curves (sec. 2.1, A.4) --------------------------------------------------------------------------------
+# --- the curves (sec. 2.1, A.4) -----------------------------------------------------------------------------------
 
 
 def sigmoid(C, A: float, B: float, C_mid: float, R0: float) -> Array:
@@ -60,7 +52,7 @@ def power_law(C, A: float, D: float, B: float) -> Array:
     return A - D / np.asarray(C, float) ** B
 
 
-# --- 2. A fit -----------------------------------------------------------------------------------------------------
+# --- a fit --------------------------------------------------------------------------------------------------------
 # Each run is fitted twice. A, B and C_mid come from a fit that holds R0 at the first validation, as the paper does. But
 # that validation is a measurement as noisy as the others, and an error in it moves A. So the intervals come from a
 # second fit, in which R0 is free and the first validation is one more point, at compute 0. (With `--r0 free` both fits
@@ -86,10 +78,10 @@ class Fit:
     x: Array = field(repr=False)  # (n,) the points fitted
     y: Array = field(repr=False)
     profile: Profile = field(repr=False)
+    warnings: list[str]  # the most important first
     identified: bool = False  # whether the data carries A, and with it B and C_mid
     no_ceiling: bool = False  # the data passes the middle of its rise, but A is on its bound 1
     fell: bool = False  # the pass rate came down from its peak, which no sigmoid does
-    warnings: tuple[str, ...] = ()
 
     @property
     def comparable(self) -> bool:
@@ -98,12 +90,11 @@ class Fit:
 
     @property
     def C_max(self) -> float:
-        """The last compute fitted."""
         return float(self.x[-1])
 
     @property
     def reach(self) -> float:
-        """C_max / C_mid: how far the data goes past the middle of the rise."""
+        """How far the data goes past the middle of the rise."""
         return self.C_max / self.C_mid
 
     @property
@@ -114,16 +105,20 @@ class Fit:
             return with_interval(self.A, low, high)
         return f"> {low:.3f}" if self.no_ceiling else "not identified"
 
+    @property
+    def power_law(self) -> tuple[float, float, float]:
+        """(A, D, B) of the power law through the same points."""
+        return fit_power_law(self.x[self.x > 0], self.y[self.x > 0])
+
     def predict(self, C) -> Array:
         """The fitted curve at compute C, of C's shape."""
         return sigmoid(C, self.A, self.B, self.C_mid, self.R0)
 
-    def interval_of(self, weights: Array, C) -> tuple[Array, Array]:
+    def interval_of(self, weights: Array, C: Array) -> tuple[Array, Array]:
         """95 % interval (low, high), each (k,), of the sums weights (k, m) @ R(C) of the curve at compute C (m,)."""
-        log_C = least_squares.log_compute(np.asarray(C, float))
-        value, gradient = least_squares.curve_and_gradient(log_C, self.profile.theta)
+        value, gradient = least_squares.curve_and_gradient(C, self.profile.theta)
         gradient = gradient[:, self.profile.free].transpose(0, 2, 1)
-        return self.profile.interval(value @ np.transpose(weights), weights @ gradient)
+        return self.profile.interval(value @ weights.T, weights @ gradient)
 
     def band(self, C) -> tuple[Array, Array]:
         """95 % interval (low, high) of the curve, not of single validations, at compute C; each of C's shape."""
@@ -131,10 +126,9 @@ class Fit:
         low, high = self.interval_of(np.eye(C.size), C.ravel())
         return np.clip(low, 0, 1).reshape(C.shape), np.clip(high, 0, 1).reshape(C.shape)
 
-    def gain(self, factor: float = 2.0) -> tuple[float, float, float]:
-        """What more compute would buy: the curve at `factor` times C_max less the curve at C_max, and the low and the
-        high end of its 95 % interval."""
-        C = self.C_max * np.array([1, factor])
+    def gain(self) -> tuple[float, float, float]:
+        """What twice the compute would buy: the curve there less the curve at C_max, and its 95 % interval."""
+        C = self.C_max * np.array([1, 2])
         low, high = self.interval_of(np.array([[-1, 1]]), C)
         return float(np.diff(self.predict(C))[0]), float(low[0]), float(high[0])
 
@@ -154,61 +148,47 @@ def fit(
     """The sigmoid of least squares through compute x (n,), increasing, and pass rate y (n,) in [0, 1].
 
     r0: "first" (the first point is the pass rate before training; it gives R0, and its x may be 0), "free" (fitted), or
-    the value. Points with fit_from <= x <= fit_to are fitted. method: "varpro", or "paper" for the
-    published grid. num_examples: answers in one validation. Raises ValueError for what cannot be fitted.
+    the value. Points with fit_from <= x <= fit_to are fitted. method: "varpro", or "paper" for the published grid.
+    num_examples: answers in one validation. Raises ValueError for what cannot be fitted.
     """
     x, y = np.asarray(x, float), np.asarray(y, float)
-    check_curve(x, y, lambda i: f"point {i + 1}")
+    check_curve(x, y, [f"point {i + 1}" for i in range(x.size)])
     R0 = None if r0 == "free" else float(y[0] if r0 == "first" else r0)
     if R0 is not None and not 0 <= R0 <= 1:
         raise ValueError(f"R0 = {R0:g} is no pass rate, which lies in [0, 1]")
-    keep, total, first_x = (x >= fit_from) & (x <= fit_to), len(x), x[0]
-    if R0 is not None and (r0 == "first" or x[0] == 0):  # at compute 0 every curve is at R0: nothing to fit
+    remarks = []
+    if r0 == "first" and x[0] > 0:
+        remarks.append(f"R0 = {R0:.3f} is the first point, at x = {x[0]:.4g}, not before training: --r0 can say better")
+    keep = (x >= fit_from) & (x <= fit_to)
+    if r0 == "first" or (R0 is not None and x[0] == 0):  # at compute 0 every curve is at R0: nothing to fit
         keep[0] = False
     x, y = x[keep], y[keep]
     n, parameters = len(x), 4 if R0 is None else 3
     if n <= parameters:
-        raise ValueError(
-            f"only {n} of {total} points are left to fit {parameters} parameters (a first point that gives R0 is none"
-            f" of them): at least {parameters + 1} are needed"
-        )
+        few = f"only {n} of {len(keep)} points are left to fit, not counting one that gives R0"
+        raise ValueError(f"{few}: at least {parameters + 1} are needed")
     if np.ptp(y) == 0:
         raise ValueError(f"the pass rate is {y[0]:g} at all {n} points: a constant has no curve to fit")
 
     find = least_squares.paper_grid if method == "paper" else least_squares.variable_projection
     theta, squares = find(x, y, R0)
+    A, B, C_mid, R0 = map(float, (theta[0], *np.exp(theta[1:3]), theta[3]))
+    if method == "paper":
+        remarks += least_squares.remarks_on_the_grid(A, C_mid)
+
     # The second fit: one point and one parameter more, so as many degrees of freedom.
     x_all, y_all = (np.append(0, x), np.append(R0, y)) if r0 == "first" else (x, y)
     R0_free = r0 in ("first", "free")
     best, least = least_squares.polish(x_all, y_all, theta, R0_free)
-    residual = sigmoid(x_all, best[0], *np.exp(best[1:3]), best[3]) - y_all
+    residual = least_squares.curve_and_gradient(x_all, best[None])[0][0] - y_all
     lag_1, correlation = lag_one_correlation(residual, parameters)
     excess = allowed_excess(least, n - parameters, correlation)
     interval, profile = least_squares.profile_over_A(x_all, y_all, best, least, excess, R0_free)
 
-    A, log_B, log_mid, R0 = map(float, theta)
-    f = Fit(
-        A=A,
-        B=float(np.exp(log_B)),
-        C_mid=float(np.exp(log_mid)),
-        R0=R0,
-        interval={"R0": (R0, R0)} | interval,
-        squares=float(squares),
-        rms=float(np.sqrt(squares / (n - parameters))),
-        lag_1=lag_1,
-        correlation=correlation,
-        noise=float(np.sqrt(np.mean(y * (1 - y)) / num_examples)) if num_examples else None,
-        r0=r0,
-        x=x,
-        y=y,
-        profile=profile,
-    )
-    f = judge(f)
-    remarks = least_squares.remarks_on_the_grid(f.A, f.C_mid) if method == "paper" else []
-    if r0 == "first" and first_x > 0:
-        where = f"the first point, at x = {first_x:.4g}, not before training"
-        remarks = [f"R0 = {R0:.3f} is {where}: say --r0 if you know better", *remarks]
-    return replace(f, warnings=(*f.warnings, *remarks))
+    interval = {"R0": (R0, R0)} | interval
+    squares, rms = float(squares), float(np.sqrt(squares / (n - parameters)))
+    noise = float(np.sqrt(np.mean(y * (1 - y)) / num_examples)) if num_examples else None
+    return judge(Fit(A, B, C_mid, R0, interval, squares, rms, lag_1, correlation, noise, r0, x, y, profile, remarks))
 
 
 def lag_one_correlation(residual: Array, parameters: int) -> tuple[float, float]:
@@ -232,14 +212,14 @@ def allowed_excess(squares: float, degrees: int, correlation: float) -> float:
     return max(squares / degrees, 1e-18) * stdtrit(degrees, 0.975) ** 2 * (1 + correlation) / (1 - correlation)
 
 
-# --- 3. Warnings: what the data does not carry --------------------------------------------------------------------
+# --- warnings: what the data does not carry -----------------------------------------------------------------------
 
 LEAST_REACH = 1.5  # C_max / C_mid below which no asymptote is reported, ...
 SAFE_REACH = 2.0  # ... and below which it comes with a warning
 
 
 def judge(f: Fit) -> Fit:
-    """The same Fit with its verdicts (identified, no_ceiling, fell) and its warnings, the most important first."""
+    """The same Fit with its verdicts (identified, no_ceiling, fell), and with warnings before those that it has."""
     n, (low, high) = len(f.x), f.interval["A"]
     level = np.convolve(f.y, np.ones(3) / 3, "valid")  # means of three neighbours
     peak, end, peak_x = level.max(), level[-1], f.x[level.argmax() + 1]
@@ -247,15 +227,14 @@ def judge(f: Fit) -> Fit:
     fall = f"the pass rate fell from {peak:.3f} around x = {peak_x:.4g} to {end:.3f}, and a sigmoid cannot"
     if peak - end > max(0.5 * (peak - min(f.R0, end)), 4 * jump):
         collapse = f"collapse: {fall}, so this fit means nothing: try --fit-to {peak_x:.4g}"
-        return replace(f, identified=False, fell=True, warnings=(collapse,))
+        return replace(f, fell=True, warnings=[collapse, *f.warnings])
 
-    identified = no_ceiling = False
-    about_A = ""
+    about_A, identified, no_ceiling = "", False, False
     if f.A - f.R0 < 2 * f.rms:
         about_A = f"no rise above R0 = {f.R0:.3f} that stands out of the scatter ({f.rms:.3f})"
     elif f.reach < LEAST_REACH:
-        about_A = f"A is not identified: the data ends at {f.reach:.2g} C_mid, below {LEAST_REACH}"
-        about_A += f"; all it says is A > {low:.3f}"
+        ends = f"the data ends at {f.reach:.2g} C_mid, below {LEAST_REACH}"
+        about_A = f"A is not identified: {ends}; all it says is A > {low:.3f}"
     elif f.A > 0.9999 and low < 0.95:
         no_ceiling = True
         about_A = f"A is on its bound 1: the data shows no ceiling, only A > {low:.3f}"
@@ -268,23 +247,23 @@ def judge(f: Fit) -> Fit:
 
     declined = bool(peak - end > max(0.2 * (peak - f.R0), 4 * jump))
     late = f.x >= f.C_max / 4
-    noise = np.nan if f.noise is None else f.noise  # no comparison with nan holds
+    flat = is_flat(f.x[late], f.y[late], f.correlation)
     on_bound = not least_squares.B_RANGE[0] * 1.01 < f.B < least_squares.B_RANGE[1] / 1.01
-    warnings = {
-        about_A: about_A != "",
-        f"decline: {fall}, so A lies below the peak": declined,
-        f"flat: no gain to be seen since x = {f.x[late][0]:.4g} ({late.sum()} points): the run has reached its"
-        " asymptote or stalled": is_flat(f.x[late], f.y[late], f.correlation),
-        "half of the gain came before the first fitted point: B and C_mid lean on R0 alone": f.x[0] > f.C_mid,
-        f"only {n} points: the intervals lean on {n - 3} degree(s) of freedom": n < 6,
-        f"B is on its bound {f.B:.3g}: the rise is a step between points, or has no shape yet": on_bound,
-        f"the residuals drift (neighbours correlate by {f.correlation:.2f}, corrected for bias): the curve misses a"
-        " slow movement": f.correlation > 0.6 and n > 10,
-        f"the scatter ({f.rms:.4f}) is more than twice the noise of a validation ({noise:.4f}): the run is less smooth"
-        " than a sigmoid": f.rms > 2 * noise,
-        f"the gain is below 4 times the noise of a validation ({noise:.4f}): use more examples": f.A - f.R0 < 4 * noise,
-    }
-    said = tuple(text for text, holds in warnings.items() if holds)
+    drifts = f.correlation > 0.6 and n > 10
+    noise = f.noise or np.nan  # no comparison with nan holds
+    noise_is = f"the noise of a validation ({noise:.4f})"
+    warnings = [
+        (about_A, about_A),
+        (declined, f"decline: {fall}, so A lies below the peak"),
+        (flat, f"flat: no gain since x = {f.x[late][0]:.4g} ({late.sum()} points): the run is at A, or has stalled"),
+        (f.x[0] > f.C_mid, "half of the gain came before the first fitted point: B and C_mid lean on R0 alone"),
+        (n < 6, f"only {n} points: the intervals lean on {n - 3} degree(s) of freedom"),
+        (on_bound, f"B is on its bound {f.B:.3g}: the rise is a step between points, or has no shape yet"),
+        (drifts, f"the residuals drift (corrected correlation {f.correlation:.2f}): a slow movement is missed"),
+        (f.rms > 2 * noise, f"the scatter ({f.rms:.4f}) is more than twice {noise_is}: less smooth than a sigmoid"),
+        (f.A - f.R0 < 4 * noise, f"the gain is below 4 times {noise_is}: use more examples"),
+    ]
+    said = [text for holds, text in warnings if holds] + f.warnings
     return replace(f, identified=identified, no_ceiling=no_ceiling, fell=declined, warnings=said)
 
 
@@ -297,37 +276,40 @@ def is_flat(x: Array, y: Array, correlation: float) -> bool:
     return bool(slope < 2 * error and slope * np.log(x[-1] / x[0]) < MARGIN / 2)
 
 
-# --- 4. Forecasts -------------------------------------------------------------------------------------------------
+# --- forecasts ----------------------------------------------------------------------------------------------------
 
 LEAST_TO_STOP = 10  # points before a curve can be found to have levelled off
+FORECASTERS = ("sigmoid", "power_law", "last_value")  # the sigmoid, and the baselines that it has to beat
+
+
+def forecasts(f: Fit, C) -> dict[str, float]:
+    """By forecaster the mean pass rate over compute C, an array or a number."""
+    values = f.predict(C), power_law(C, *f.power_law), f.y[-1]
+    return {name: float(np.mean(value)) for name, value in zip(FORECASTERS, values)}
 
 
 def held_out(x, y, r0: str | float = "first", fit_to: float | None = None, fit_from=0.0) -> dict:
-    """The mean of the last three points (`came`), and its forecasts from the points with compute <= fit_to, which is by
-    default half of the last: by `sigmoid`, `power_law` and `last_value`. `interval` is where it lies with 95 % if the
-    sigmoid holds: that of the curve, widened by the scatter of three points around it.
+    """The mean of the last three points (`came`), and its forecasts from the points with compute <= fit_to, by default
+    half of the last. `interval` is where it lies with 95 % if the sigmoid holds: that of the curve, widened by the
+    scatter of three points around it.
 
     x, y, r0, fit_from are as in `fit`. Raises ValueError when the first part cannot be fitted.
     """
     x, y = np.asarray(x, float), np.asarray(y, float)
     fit_to = x[-1] / 2 if fit_to is None else fit_to
     early = fit(x, y, r0, fit_from, fit_to)
-    last = np.arange(len(x)) >= max(len(x) - 3, np.sum(x <= fit_to))
-    law = fit_power_law(early.x[early.x > 0], early.y[early.x > 0])
-    curve, n = float(early.predict(x[last]).mean()), last.sum()
-    low, high = (float(end[0]) for end in early.interval_of(np.full((1, n), 1 / n), x[last]))
+    last = slice(max(len(x) - 3, np.sum(x <= fit_to)), None)
+    forecast, n = forecasts(early, x[last]), len(x[last])
+    curve = forecast["sigmoid"]
+    low, high = early.interval_of(np.full((1, n), 1 / n), x[last])
     scatter = stdtrit(len(early.x) - 3, 0.975) * early.rms / np.sqrt(n)
+    ends = curve - np.hypot(curve - low[0], scatter), curve + np.hypot(high[0] - curve, scatter)
     return {
         "fit_to": float(fit_to),
         "n_points": len(early.x),
         "came": float(y[last].mean()),
-        "sigmoid": curve,
-        "interval": [
-            max(0.0, float(curve - np.hypot(curve - low, scatter))),
-            min(1.0, float(curve + np.hypot(high - curve, scatter))),
-        ],
-        "power_law": float(power_law(x[last], *law).mean()),
-        "last_value": float(early.y[-1]),
+        **forecast,
+        "interval": np.clip(ends, 0, 1).tolist(),
     }
 
 
@@ -357,49 +339,39 @@ def outlook(series: Series) -> str:
     return f"A {f.A:.2f} [{low:.2f}, {high:.2f}]; twice the compute buys {f.gain()[0]:+.2f}"
 
 
-# --- 5. Reports ---------------------------------------------------------------------------------------------------
+# --- reports ------------------------------------------------------------------------------------------------------
 
 
-def report(series: Series, f: Fit, predict: Sequence[float] = (), fit_from: float = 0.0) -> dict:
+def report(series: Series, f: Fit, predict: Sequence[float] = ()) -> dict:
     """All that is known about one run, as --json writes it; numbers that the data does not carry are None."""
-    law = fit_power_law(f.x[f.x > 0], f.y[f.x > 0])
-    forecast = [
-        {"x": float(C), "sigmoid": float(f.predict(C)), "interval": [float(end) for end in f.band(C)],
-         "power_law": float(power_law(C, *law)), "last_value": float(f.y[-1])}
-        for C in [*predict, 2 * f.C_max]
-    ]  # fmt: skip
     try:  # with --fit-to the points beyond are the ones held out
-        half = held_out(series.x, series.y, f.r0, f.C_max if f.C_max < series.x[-1] else None, fit_from)
+        half = held_out(series.x, series.y, f.r0, f.C_max if f.C_max < series.x[-1] else None, f.x[0])
     except ValueError as error:
         half = {"error": str(error)}
+    computes = [*predict, 2 * f.C_max]
+    plain = "R0", "identified", "interval", "rms", "lag_1", "noise", "warnings"
     return {
         "name": series.name,
         **{name: getattr(f, name) if f.identified else None for name in ("A", "B", "C_mid")},
-        "R0": f.R0,
-        "identified": f.identified,
-        "interval": {name: list(ends) for name, ends in f.interval.items()},
+        **{name: getattr(f, name) for name in plain},
         "C_max_over_C_mid": f.reach,
         "sse": f.squares,
-        "rms": f.rms,
-        "lag_1": f.lag_1,
-        "noise": f.noise,
         "n_points": len(f.x),
         "x": series.x_name,
         "y": series.y_name,
         "points": np.stack([series.x, series.y], 1).tolist(),
         "fit_window": [float(f.x[0]), f.C_max],
-        "forecast": forecast,
-        "baselines": {"power_law": dict(zip(("A", "D", "B"), law)), "held_out": half},
-        "warnings": list(f.warnings),
+        "forecast": [forecasts(f, C) | {"x": C, "interval": np.ravel(f.band(C)).tolist()} for C in computes],
+        "baselines": {"power_law": dict(zip("ADB", f.power_law)), "held_out": half},
     }
 
 
 def describe(series: Series, f: Fit, report: dict) -> str:
-    """The report of one run in words."""
+    """The report of one run in words, without its name."""
     source = {"first": "the first point, before training", "free": "fitted"}.get(f.r0, "given")
     meaning = {"A": "asymptote", "B": "exponent", "C_mid": f"{series.x_name} at half the gain", "R0": source}
     window = f"{series.x_name} {f.x[0]:.4g} to {f.C_max:.4g}"
-    lines = [f"{series.name}: {len(f.x)} of {len(series.x)} points fitted, {window}"]
+    lines = [f"curve       {len(f.x)} of {len(series.x)} points fitted, {window}"]
     lines += [f"  {note}" for note in series.notes]
     for name, text in meaning.items():
         low, high = f.interval[name]
@@ -416,15 +388,13 @@ def describe(series: Series, f: Fit, report: dict) -> str:
     if "error" in held:
         lines.append(f"  no held-out test: {held['error']}")
     else:
-        forecasts = ", ".join(
-            f"{name.replace('_', ' ')} {held[name]:.3f} ({held[name] - held['came']:+.3f})"
-            for name in ("sigmoid", "power_law", "last_value")
-        )
-        lines.append(f"  held out, fitted up to {held['fit_to']:.4g}: {held['came']:.3f} came; {forecasts}")
+        came = held["came"]
+        errors = [f"{name.replace('_', ' ')} {held[name]:.3f} ({held[name] - came:+.3f})" for name in FORECASTERS]
+        lines.append(f"  held out, fitted up to {held['fit_to']:.4g}: {came:.3f} came; {', '.join(errors)}")
     return "\n".join(lines + [f"  ! {warning}" for warning in f.warnings])
 
 
-# --- 6. The command -----------------------------------------------------------------------------------------------
+# --- the command --------------------------------------------------------------------------------------------------
 
 Runs = list[tuple[Series, Fit]]  # of one setting
 
@@ -468,10 +438,7 @@ def read_options(arguments: list[str]) -> Options:
     if not options.logs:
         raise ValueError("no log is named; for example: python fit_curve.py data/examples/simulated.csv")
     if options.seeds and options.compare:
-        raise ValueError(
-            "--seeds pools all logs, --compare sets them against each other: choose one; with --compare, seeds are"
-            " joined by commas"
-        )
+        raise ValueError("choose one: --seeds of one setting, or --compare, where commas join the seeds of a setting")
     if not all(C > 0 for C in options.fitting.predict):
         raise ValueError("--predict: compute must be positive")
     for target in (options.plot, options.fitting.json):
@@ -486,20 +453,20 @@ def named_logs(options: Options) -> list[tuple[str, str]]:
     for argument in options.logs:
         setting, paths = "", [argument]
         if options.compare and not Path(argument).exists():
-            setting, paths = re.fullmatch(r"(?:([^=,/]+)=)?(.*)", argument).groups()
-            setting, paths = setting or ("" if "," not in paths else paths), paths.split(",")
-        logs += [("all" if options.seeds else setting, path) for path in paths]
+            name, text = re.fullmatch(r"(?:([^=,/]+)=)?(.*)", argument).groups()
+            setting, paths = name or (text if "," in text else ""), text.split(",")
+        logs += [(setting, path) for path in paths]
     return logs
 
 
 def fit_logs(logs: Sequence[tuple[str, str | Path]], fitting: Fitting) -> tuple[dict[str, Runs], list[str]]:
     """By setting the fitted runs of these logs, (setting, path) each; and why the others cannot be fitted."""
     settings, unfit = {}, []
+    how = fitting.r0, fitting.fit_from, fitting.fit_to, fitting.method
     for setting, path in logs:
         for series in read_log(path, fitting.x, fitting.y, fitting.percent):
             try:
-                f = fit(series.x, series.y, fitting.r0, fitting.fit_from, fitting.fit_to, fitting.method,
-                        series.num_examples)  # fmt: skip
+                f = fit(series.x, series.y, *how, series.num_examples)
             except ValueError as error:
                 run = "" if series.name in str(path) else f"{series.name}: "
                 unfit.append(f"{path}: {run}{error}")
@@ -520,25 +487,25 @@ def main(arguments: list[str]) -> int:
     if unfit:
         raise ValueError(unfit[0])
     runs = [run for its_runs in settings.values() for run in its_runs]
-    results = {"runs": [report(series, f, fitting.predict, fitting.fit_from) for series, f in runs]}
-    text = [describe(series, f, about) for (series, f), about in zip(runs, results["runs"])]
+    results = {"runs": [report(*run, fitting.predict) for run in runs]}
+    text = [f"{run[0].name}\n{describe(*run, its)}" for run, its in zip(runs, results["runs"])]
     if options.seeds:
-        results["seeds"] = seeds([f for _, f in runs])
-        pooled = [f"{name} {with_interval(*its, '.4g')}" for name, its in (results["seeds"] or {}).items()]
-        lack = f"{len(runs)} seeds: not all identify A, so there is none for the setting"
-        text.append(f"{len(runs)} seeds, mean and 95 % t-interval: {', '.join(pooled)}" if pooled else lack)
+        pooled = results["seeds"] = seeds([f for _, f in runs])
+        said = "not all identify A, so there is none for the setting"
+        if pooled:
+            means = ", ".join(f"{name} {with_interval(*its, '.4g')}" for name, its in pooled.items())
+            said = f"mean and 95 % t-interval: {means}"
+        text.append(f"{len(runs)} seeds: {said}")
     if options.compare:
         if len(settings) < 2:
-            raise ValueError(
-                "--compare needs two settings or more; for a folder of runs: python study.py tables FOLDER"
-            )
+            raise ValueError("--compare needs two settings; for a folder of runs: python study.py tables FOLDER")
         fits = {name: [f for _, f in its_runs] for name, its_runs in settings.items()}
         results["comparisons"] = [compare(two, [fits[name] for name in two]) for two in combinations(fits, 2)]
         text += [f"{' and '.join(c['settings'])}: {c['verdict']}" for c in results["comparisons"]]
     if options.plot and options.compare:
         plot_compare(options.plot, settings, results["comparisons"])
     elif options.plot:
-        plot_runs(options.plot, runs, predict=fitting.predict)
+        plot_runs(options.plot, runs, fitting.predict)
     if fitting.json:
         write_json(fitting.json, results)
     print("\n\n".join(text))

@@ -7,17 +7,14 @@
     python study.py tables runs/loo                  # the tables and figures alone, at any time
 
 A file of your own names settings, and what each changes of Settings (machinery/settings.py) or Recipe (loss.py):
-{"small": {"prompts_per_step": 16}, "gspo": {"loss": "gspo", "eps_high": 0.01}}. In the order of this file:
-
-    1. The plan      every setting with every seed, checked before anything starts
-    2. The runs      each is `train.py` in a process of its own, with the folder runs/STUDY/SETTING-seedN
-    3. The tables    made of the logs alone: tables.md, compare.png, seeds.png
-    4. The command
+{"small": {"prompts_per_step": 16}, "gspo": {"loss": "gspo", "eps_high": 0.01}}. Each run is `train.py` in a process of
+its own, with the folder runs/STUDY/SETTING-seedN; tables.md, compare.png and seeds.png are made of the logs alone.
 """
 
 import dataclasses
 import difflib
 import functools
+import itertools
 import json
 import os
 import re
@@ -25,7 +22,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +32,7 @@ from tqdm import tqdm
 
 import loss
 from data.verify import die_with
-from fit_curve import Fitting, Runs, fit_logs, report, write_json
+from fit_curve import FORECASTERS, Fit, Fitting, Runs, fit_logs, report, write_json
 from machinery.comparison import asymptote_of, compare, standing, with_interval
 from machinery.files import lock_folder, write_whole
 from machinery.flags import flag, read_flags, run_command
@@ -43,9 +40,9 @@ from machinery.logs import read_number, read_rows
 from machinery.plots import plot_compare, plot_seeds
 from machinery.record import last_line
 from machinery.screen import say
-from machinery.settings import Settings, check, cpu_threads, parse, read_settings, refuse_changes
+from machinery.settings import Settings, cpu_threads, parse, read_settings, refuse_changes
 
-# --- 1. The plan --------------------------------------------------------------------------------------------------
+# --- the plan -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -64,10 +61,7 @@ class Study:
 STUDIES = {
     "loo": {"scalerl": {}, **{f"without-{axis}": {"leave_out": axis} for axis in loss.Axis.__args__}},
     "recipes": {recipe: {"recipe": recipe} for recipe in loss.RECIPES},
-    "asynchrony": {
-        value: {"asynchrony": value}
-        for value in ("pipeline-1", "pipeline-4", "pipeline-8", "pipeline-16", "ppo-1", "ppo-8")
-    },
+    "asynchrony": {k: {"asynchrony": k} for k in "pipeline-1 pipeline-4 pipeline-8 pipeline-16 ppo-1 ppo-8".split()},
 }
 
 
@@ -100,7 +94,7 @@ def flags(values: dict) -> list[str]:
     arguments = []
     for name, value in values.items():
         if isinstance(value, bool):
-            arguments.append(flag(name) if value else flag(f"no_{name}"))
+            arguments.append(flag(name if value else f"no_{name}"))
         else:
             arguments += [flag(name), *map(str, value if isinstance(value, list) else [value])]
     return arguments
@@ -114,36 +108,32 @@ def plan(study: Study, common: list[str]) -> dict[Path, tuple[Settings, list[str
             raise ValueError(f"{single} is for one run: a study has --seeds, and goes on by itself")
     if study.jobs < 1 or not study.seeds:
         raise ValueError("--jobs must be at least 1, and --seeds must name one seed at least")
-    settings, arguments = {}, {}
+    settings, alike = {}, {}  # with their flags, by name; the name by what is trained
     for setting, changes in read_study(study.study).items():
-        arguments[setting] = ["--keep-checkpoints", "1", *common, *flags(changes)]
+        arguments = ["--keep-checkpoints", "1", *common, *flags(changes)]
         try:
-            settings[setting] = parse(arguments[setting])
-            check(settings[setting])
+            its = parse(arguments)
         except ValueError as error:
             raise ValueError(f"setting {setting!r} of {study.study}: {error}") from None
-    alike = {}  # setting by what it trains
-    for setting, its in settings.items():
-        key = repr(dataclasses.replace(its, recipe=dataclasses.replace(its.recipe, recipe="scalerl", leave_out=None)))
+        settings[setting] = its, arguments
+        key = repr(replace(its, recipe=replace(its.recipe, recipe="scalerl", leave_out=None)))
         if alike.setdefault(key, setting) != setting:
             raise ValueError(f"{study.study}: {alike[key]!r} and {setting!r} would be the same runs twice")
-    runs = {}
-    for seed in study.seeds:
-        for setting, its in settings.items():
-            name = f"{study.name or Path(study.study).stem}/{setting}-seed{seed}"
-            run, folder = dataclasses.replace(its, name=name, seed=seed), Path("runs") / name
-            if (folder / "config.json").exists():
-                try:
-                    refuse_changes(read_settings(folder), run)
-                except ValueError as error:
-                    raise ValueError(f"{folder} holds another run; choose another --name. {error}") from None
-            threads = run.threads or max(1, cpu_threads(run) // study.jobs)
-            own = flags({"name": name, "seed": seed, "threads": threads})
-            runs[folder] = run, arguments[setting] + own
+    runs, parent = {}, study.name or Path(study.study).stem
+    for seed, (setting, (its, arguments)) in itertools.product(study.seeds, settings.items()):
+        name = f"{parent}/{setting}-seed{seed}"
+        run, folder = replace(its, name=name, seed=seed), Path("runs") / name
+        if (folder / "config.json").exists():
+            try:
+                refuse_changes(read_settings(folder), run)
+            except ValueError as error:
+                raise ValueError(f"{folder} holds another run; choose another --name. {error}") from None
+        threads = run.threads or max(1, cpu_threads(run) // study.jobs)
+        runs[folder] = run, arguments + flags({"name": name, "seed": seed, "threads": threads})
     return runs
 
 
-# --- 2. The runs --------------------------------------------------------------------------------------------------
+# --- the runs -----------------------------------------------------------------------------------------------------
 
 
 def finished(folder: Path, settings: Settings) -> bool:
@@ -177,8 +167,8 @@ def train_all(folder: Path, runs: dict[Path, tuple[Settings, list[str]]], jobs: 
     waiting = [path for path in runs if path not in done]
     running: dict[Path, subprocess.Popen] = {}
     failed: dict[Path, int] = {}  # exit status
-    asked: list[int] = []  # signals to stop, each of which is passed on once
-    told = 0
+    asked: list[int] = []  # signals that are not passed on yet
+    stopped_by = 0
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: asked.append(number))
 
@@ -190,31 +180,32 @@ def train_all(folder: Path, runs: dict[Path, tuple[Settings, list[str]]], jobs: 
 
     total = sum(settings.steps for settings, _ in runs.values())
     with tqdm(total=total, initial=steps_made(), desc=folder.name, unit="step", dynamic_ncols=True) as bar:
-        while running or (waiting and not asked):
-            while waiting and not asked and len(running) < jobs:
+        while running or (waiting and not stopped_by):
+            while waiting and not asked and not stopped_by and len(running) < jobs:
                 path = waiting.pop(0)
                 running[path] = start_run(path, runs[path][1])
-            for number in asked[told:]:
-                told += 1
-                say("Stopping the runs, each with a checkpoint." if told == 1 else "Stopping the runs at once.")
+            while asked:
+                say("Stopping the runs at once." if stopped_by else "Stopping the runs, each with a checkpoint.")
+                stopped_by = stopped_by or asked[0]
                 for process in running.values():
-                    process.send_signal(number)
+                    process.send_signal(asked[0])
+                del asked[0]
             time.sleep(0.5)
             for path in [path for path, process in running.items() if process.poll() is not None]:
                 status = running.pop(path).returncode
                 if status == 0:
                     done.add(path)
-                elif not asked:
+                elif not stopped_by:
                     failed[path] = status
                     say(f"{path} failed with status {status}; its output is in {path}.txt")
             bar.n = steps_made()
             text = f"{len(done)} of {len(runs)} runs done" + (f", {len(failed)} failed" if failed else "")
             bar.set_postfix_str(text + (f"; now {', '.join(path.name for path in running)}" if running else ""))
-    return failed, asked[0] if asked else 0
+    return failed, stopped_by
 
 
-# --- 3. The tables ------------------------------------------------------------------------------------------------
-# `settings` are the fitted runs of each setting by its name; all settings are compared with the first.
+# --- the tables ---------------------------------------------------------------------------------------------------
+# `fits` are the fits of each setting by its name; all settings are compared with the first.
 
 COSTS = {"compute_flops": "FLOPs", "compute_tokens": "sampled tokens", "compute_device_hours": "device-hours"}
 
@@ -239,26 +230,26 @@ def make_tables(folder: Path, fitting: Fitting) -> str:
     settings, unfit = fit_logs(runs_in(folder), fitting)
     if not settings:
         raise ValueError(unfit[0])
-    fits = {name: [f for _, f in runs] for name, runs in settings.items()}
+    runs = [run for its_runs in settings.values() for run in its_runs]
+    reports = [report(*run, fitting.predict) for run in runs]
+    fits = {name: [f for _, f in its_runs] for name, its_runs in settings.items()}
     first, *others = fits
     comparisons = [compare((other, first), (fits[other], fits[first])) for other in others]
-    reports = [report(series, f, fitting.predict, fitting.fit_from) for runs in settings.values() for series, f in runs]
-    sections = {
-        "Settings": settings_table(settings, comparisons),
-        "Forecasts from the first half of the compute": forecast_table(reports),
-        "Seeds": seeds_table(settings),
-        "Runs": runs_table(folder, settings),
-    }
-    compute = settings[first][0][0].x_name
-    text = f"Compute is {compute}. In brackets, 95 % intervals: of a setting by t over its seeds, of a run by its fit."
-    text = "\n\n".join([text, *(f"### {title}\n\n{table}" for title, table in sections.items())])
-    text += "".join(f"\n\nNot fitted: {reason}" for reason in unfit) + "\n"
-    write_whole(folder / "tables.md", text)
+    compute = f"Compute is {runs[0][0].x_name}."
+    text = "\n\n".join([
+        f"{compute} In brackets, 95 % intervals: of a setting by t over its seeds, of a run by its fit.",
+        f"### Settings\n\n{settings_table(fits, comparisons)}",
+        f"### Forecasts from the first half of the compute\n\n{forecast_table(reports)}",
+        f"### Seeds\n\n{seeds_table(fits)}",
+        f"### Runs\n\n{runs_table(folder, runs)}",
+        *(f"Not fitted: {reason}" for reason in unfit),
+    ])  # fmt: skip
+    write_whole(folder / "tables.md", text + "\n")
     plot_compare(folder / "compare.png", settings, comparisons)
     plot_seeds(folder / "seeds.png", settings)
     if fitting.json:
         write_json(fitting.json, {"runs": reports, "comparisons": comparisons})
-    return text
+    return text + "\n"
 
 
 def markdown(header: list[str], rows: list[list[str]]) -> str:
@@ -266,18 +257,17 @@ def markdown(header: list[str], rows: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in [header, ["---"] * len(header), *rows])
 
 
-def settings_table(settings: dict[str, Runs], comparisons: list[dict]) -> str:
+def settings_table(fits: dict[str, list[Fit]], comparisons: list[dict]) -> str:
     """The leave-one-out table (Fig. 7): each setting beside the first."""
-    reference, rows = next(iter(settings)), []
-    for setting, c in zip(settings, [None, *comparisons]):
-        fits = [f for _, f in settings[setting]]
-        mean = dict.fromkeys(("B", "C_mid"), "-")
-        if all(f.identified for f in standing(fits)):
-            mean = {name: f"{np.mean([getattr(f, name) for f in standing(fits)]):.3g}" for name in mean}
-        row = [setting, str(len(fits)), asymptote_of(fits), mean["B"], mean["C_mid"]]
-        at = c["efficiency"][0] if c and c["efficiency"] else None
+    reference, rows = next(iter(fits)), []
+    for (setting, its_fits), c in zip(fits.items(), [None, *comparisons]):
+        counted = standing(its_fits)
+        known = all(f.identified for f in counted)
+        means = [f"{np.mean([getattr(f, name) for f in counted]):.3g}" if known else "-" for name in ("B", "C_mid")]
+        row = [setting, str(len(its_fits)), asymptote_of(its_fits), *means]
         row += [with_interval(*c["A_difference"], "+.3f") if c and c["A"] else "-"]
-        row += [f"{at['B'][0]:.2f}, {at['B'][1]:.2f}" if at else "-"]
+        at = c["efficiency"][0] if c and c["efficiency"] else None
+        row += ["{:.2f}, {:.2f}".format(*at["B"]) if at else "-"]
         row += [with_interval(*at[f"{name}_ratio"], ".2f") if at else "-" for name in ("B", "C_mid")]
         rows.append([*row, re.split(" \\(|: its", c["verdict"])[0] if c else "(the others are compared with it)"])
     header = ["setting", "runs", "A", "B", "C_mid", f"A less that of {reference}",
@@ -295,7 +285,7 @@ def forecast_table(reports: list[dict]) -> str:
             continue
         low, high = half["interval"]
         inside = low <= half["came"] <= high
-        errors = [half[name] - half["came"] for name in ("sigmoid", "power_law", "last_value")]
+        errors = [half[name] - half["came"] for name in FORECASTERS]
         held.append((*np.abs(errors), inside))
         forecast = with_interval(half["sigmoid"], low, high)
         row = [about["name"], f"{half['fit_to']:.3g}", f"{half['came']:.3f}", forecast, "yes" if inside else "no"]
@@ -312,13 +302,13 @@ def forecast_table(reports: list[dict]) -> str:
     return text
 
 
-def seeds_table(settings: dict[str, Runs]) -> str:
+def seeds_table(fits: dict[str, list[Fit]]) -> str:
     """A of every seed, and the error margin that follows (Fig. 8a)."""
-    most = max(map(len, settings.values()))
+    most = max(map(len, fits.values()))
     rows, squares, degrees = [], 0.0, 0
-    for setting, runs in settings.items():
-        own = ["fell" if f.fell else f"{f.A:.3f}" if f.identified else f"> {f.interval['A'][0]:.3f}" for _, f in runs]
-        A = [f.A for _, f in runs if f.identified and not f.fell]
+    for setting, its in fits.items():
+        own = ["fell" if f.fell else f"{f.A:.3f}" if f.identified else f"> {f.interval['A'][0]:.3f}" for f in its]
+        A = [f.A for f in its if f.identified and not f.fell]
         rows.append([setting, *own, *["-"] * (most - len(own)), f"{np.ptp(A) / 2:.3f}" if len(A) > 1 else "-"])
         if len(A) > 1:
             squares, degrees = squares + len(A) * np.var(A), degrees + len(A) - 1
@@ -334,25 +324,23 @@ def seeds_table(settings: dict[str, Runs]) -> str:
     return text
 
 
-def runs_table(folder: Path, settings: dict[str, Runs]) -> str:
+def runs_table(folder: Path, runs: Runs) -> str:
     """Every run with its fit and what it has cost."""
-    rows = []
-    for series, f in [run for runs in settings.values() for run in runs]:
+    forms, rows = {"A": ".3f", "B": ".2f", "C_mid": ".3g"}, []
+    for series, f in runs:
         cost = {}  # what the log says last
         for place, values in read_rows(folder / series.name / "log.jsonl")[0]:
-            cost |= {column: read_number(values[column], place, column) for column in COSTS if column in values}
-        fitted = [
-            with_interval(getattr(f, name), *f.interval[name], form) if f.identified else "-"
-            for name, form in (("A", ".3f"), ("B", ".2f"), ("C_mid", ".3g"))
-        ]
-        row = [series.name, f"{series.y[0]:.3f}", f"{series.y[-1]:.3f}", *fitted, f"{f.reach:.1f}", f"{f.rms:.4f}"]
-        row += [f"{cost[column]:.3g}" if column in cost else "-" for column in COSTS]
+            cost |= {
+                column: f"{read_number(values[column], place, column):.3g}" for column in COSTS if column in values
+            }
+        row = [series.name, f"{series.y[0]:.3f}", f"{series.y[-1]:.3f}"]
+        row += [with_interval(getattr(f, k), *f.interval[k], forms[k]) if f.identified else "-" for k in forms]
+        row += [f"{f.reach:.1f}", f"{f.rms:.4f}", *(cost.get(column, "-") for column in COSTS)]
         rows.append([*row, "; ".join(re.split(r":| \(", warning)[0] for warning in f.warnings) or "-"])
-    header = ["run", "before", "after", "A", "B", "C_mid", "C_max/C_mid", "rms", *COSTS.values(), "warnings"]
-    return markdown(header, rows)
+    return markdown(["run", "before", "after", *forms, "C_max/C_mid", "rms", *COSTS.values(), "warnings"], rows)
 
 
-# --- 4. The command -----------------------------------------------------------------------------------------------
+# --- the command --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -384,16 +372,17 @@ def main(arguments: list[str]) -> int:
     if stopped_by:
         print(f"\nstopped by {signal.Signals(stopped_by).name}; the same command goes on", file=sys.stderr)
         return 128 + stopped_by
-    status = 1 if failed else 0
+    errors = []
     try:
         print(make_tables(folder, Fitting()))
     except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        status = 1
-    for path, its_status in failed.items():
+        errors.append(str(error))
+    for path, status in failed.items():
         last = Path(f"{path}.txt").read_text().strip().rpartition("\n")[2]
-        print(f"error: {path} failed with status {its_status}: {last} ({path}.txt has all)", file=sys.stderr)
-    return status
+        errors.append(f"{path} failed with status {status}: {last} ({path}.txt has all)")
+    for error in errors:
+        print(f"error: {error}", file=sys.stderr)
+    return 1 if errors else 0
 
 
 if __name__ == "__main__":

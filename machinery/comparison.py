@@ -13,8 +13,6 @@ Fit = Any  # fit_curve.Fit
 
 MARGIN = 0.02  # asymptotes closer than this are not told apart (sec. 2.1, A.8)
 
-# --- one setting --------------------------------------------------------------------------------------------------
-
 
 def standing(fits: list[Fit]) -> list[Fit]:
     """The seeds of a setting that count: those whose pass rate did not fall, which no sigmoid describes. If all fell,
@@ -55,29 +53,24 @@ def with_interval(value: float, low: float, high: float, form: str = ".3f") -> s
     return f"{value:{form}} [{low:{form}}, {high:{form}}]"
 
 
-# --- two settings -------------------------------------------------------------------------------------------------
-# A quantity of a setting is (values, errors, degrees of freedom), each with an entry a seed.
-
-
-def of_the_mean(values, errors, degrees) -> tuple[float, float]:
-    """The variance of the mean of a setting and its degrees of freedom: by its seeds, or by the fit of its only run."""
-    if len(values) == 1:
-        return errors[0] ** 2, degrees[0]
-    return np.var(values, ddof=1) / len(values), len(values) - 1
+# --- two settings: a quantity of a setting is (values, errors, degrees of freedom), each with an entry a seed --------
 
 
 def difference(one: tuple, other: tuple) -> tuple[float, float]:
     """The mean of one setting less that of another, and the half-width of its 95 % interval.
 
     Seeds of both are taken to scatter alike (Student): two or three seeds do not show a scatter of their own. If one
-    setting has a single run, each has an error of its own (Welch).
+    setting has a single run, each has an error of its own (Welch): that of its seeds, or of the fit of its only run.
     """
     n, m = len(one[0]), len(other[0])
     if n > 1 and m > 1:
         degrees = n + m - 2
         variance = (n * np.var(one[0]) + m * np.var(other[0])) / degrees * (1 / n + 1 / m)
     else:
-        (a, degrees_a), (b, degrees_b) = of_the_mean(*one), of_the_mean(*other)
+        (a, degrees_a), (b, degrees_b) = (
+            (np.var(values, ddof=1) / len(values), len(values) - 1) if len(values) > 1 else (errors[0] ** 2, degrees[0])
+            for values, errors, degrees in (one, other)
+        )
         variance = a + b + 1e-300
         degrees = max(1, variance**2 / (a**2 / degrees_a + b**2 / degrees_b + 1e-300))
     return float(np.mean(one[0]) - np.mean(other[0])), float(stdtrit(degrees, 0.975) * np.sqrt(variance))
@@ -94,15 +87,14 @@ def compare(names: Sequence[str], groups: Sequence[list[Fit]]) -> dict:
     """
     counted = [standing(fits) for fits in groups]
     fell = "".join(
-        f"; {len(all_) - len(fits)} of {len(all_)} runs of {name} fell, and are left out"
-        for name, all_, fits in zip(names, groups, counted)
-        if len(all_) > len(fits)
+        f"; {len(fits) - len(its)} of {len(fits)} runs of {name} fell, and are left out"
+        for name, fits, its in zip(names, groups, counted)
+        if len(fits) > len(its)
     )
-    lost = [name for name, fits in zip(names, counted) if not all(f.identified for f in fits)]
+    lost = " and ".join(name for name, fits in zip(names, counted) if not all(f.identified for f in fits))
     result = {"settings": list(names), "A": None, "A_difference": None, "efficiency": []}
     if not all(f.comparable for fits in counted for f in fits):
-        lack = f"no difference that this data shows: it does not identify A of {' and '.join(lost)}"
-        return result | {"verdict": lack + fell}
+        return result | {"verdict": f"no difference that this data shows: it does not identify A of {lost}{fell}"}
 
     def ceilings(fits: list[Fit], end: int) -> tuple:  # of a run without a ceiling, this end of its interval
         degrees = [len(f.x) - 3 for f in fits]
@@ -121,8 +113,9 @@ def compare(names: Sequence[str], groups: Sequence[list[Fit]]) -> dict:
         return result | {"verdict": f"{higher} raises the ceiling: {its}{fell}"}
 
     common = float(np.mean([f.A for fits in counted for f in fits]))
-    result["efficiency"] = [efficiency(counted, A) for A in (common, common - MARGIN, min(common + MARGIN, 1.0))]
-    steeper, later = (agreed([at[name] for at in result["efficiency"]]) for name in ("B_ratio", "C_mid_ratio"))
+    tried = [efficiency(counted, A) for A in (common, common - MARGIN, min(common + MARGIN, 1.0))]
+    result["efficiency"] = tried
+    steeper, later = (agreed([at[name] for at in tried]) for name in ("B_ratio", "C_mid_ratio"))
     winner = names[0] if (steeper or -later) > 0 else names[1]
     if steeper * later > 0:
         verdict = f"{winner} rises more steeply but later: neither is more efficient all along"
@@ -130,10 +123,10 @@ def compare(names: Sequence[str], groups: Sequence[list[Fit]]) -> dict:
         verdict = f"{winner} is more efficient" if steeper or later else "no difference that this data shows"
     numbers = f"the ceilings differ by {gap:+.3f} +- {error:.3f}"
     if lost:
-        numbers = f"not all runs of {' and '.join(lost)} show a ceiling, and no other lies surely below it"
+        numbers = f"not all runs of {lost} show a ceiling, and no other lies surely below it"
     numbers += f"; with A held at {common:.3f}"
     for name in ("B", "C_mid"):
-        (one, two), ratio = result["efficiency"][0][name], result["efficiency"][0][f"{name}_ratio"]
+        (one, two), ratio = tried[0][name], tried[0][f"{name}_ratio"]
         numbers += f", {name} {one:.4g} and {two:.4g}, ratio {with_interval(*ratio, '.2f')}"
     return result | {"verdict": f"{verdict} ({numbers}{fell})"}
 
@@ -141,13 +134,13 @@ def compare(names: Sequence[str], groups: Sequence[list[Fit]]) -> dict:
 def efficiency(groups: Sequence[list[Fit]], A: float) -> dict:
     """B and C_mid of two settings with the asymptote held at A: both geometric means, and (ratio, low, high)."""
     result = {"A": A}
+    held = [[f.efficiency_at(A) for f in fits] for fits in groups]
+    degrees = [[len(f.x) - 2 for f in fits] for fits in groups]
     for i, name in enumerate(("B", "C_mid")):
-        both = []
-        for fits in groups:
-            values, errors = np.transpose([f.efficiency_at(A) for f in fits], (1, 2, 0))[:, i]
-            both.append((values, errors, [len(f.x) - 2 for f in fits]))
-        ratio, half = difference(*both)
-        result[name] = [float(np.exp(np.mean(values))) for values, *_ in both]
+        logs = [[values[i] for values, _ in runs] for runs in held]
+        errors = [[its_errors[i] for _, its_errors in runs] for runs in held]
+        ratio, half = difference(*zip(logs, errors, degrees))
+        result[name] = [float(np.exp(np.mean(its_logs))) for its_logs in logs]
         result[f"{name}_ratio"] = [float(np.exp(r)) for r in (ratio, ratio - half, ratio + half)]
     return result
 

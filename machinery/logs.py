@@ -14,7 +14,6 @@ import io
 import json
 import os
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,7 +34,7 @@ PASS_RATE_NAMES = (r"pass_rate", r".*pass.?rate.*", r"val-core/.*mean@\d+", r"ev
                    r"val.*(acc|reward|score|mean@|pass@).*", r"eval.*(acc|reward|score|pass).*",
                    r"test.*(acc|reward|score|pass).*", r"(.*[/_ ])?(acc|accuracy)([/_ @].*)?",
                    r"(critic/)?(rewards?|score)(/mean)?", r"y")  # fmt: skip
-BESIDE_A_MEAN = r".*(__|[/_])(min|max|std)(@.*)?"  # columns of W&B and verl that are never taken by themselves
+BESIDE_A_MEAN = re.compile(r".*(__|[/_])(min|max|std)(@.*)?", re.I)  # in W&B and verl; never taken by themselves
 
 
 @dataclass(frozen=True)
@@ -60,58 +59,50 @@ def read_log(
     percent: the pass rate is in percent. Raises ValueError with file and line for what is no curve, and OSError for a
     file that cannot be read.
     """
-    path = file = Path(path)
-    if path.is_dir():
-        found = [path / name for name in LOG_NAMES if (path / name).exists()]
-        if not found:
+    file = Path(path)
+    if file.is_dir():
+        file = next((file / name for name in LOG_NAMES if (file / name).exists()), None)
+        if file is None:
             raise ValueError(f"{path}: no {' and no '.join(LOG_NAMES)} in this folder")
-        file = found[0]
     rows, notes = read_rows(file)
-    if not rows:
-        raise ValueError(f"{file}: column names and no data")
+    rows = [(place, {c: value for c, value in values.items() if value not in (None, "")}) for place, values in rows]
     if any(values.get("kind") == "validation" for _, values in rows):  # ours has lines of training beside them
         rows = [(place, values) for place, values in rows if values.get("kind") == "validation"]
         notes = [*notes, "validation lines only"]
     columns = list(dict.fromkeys(column for _, values in rows for column in values))
-    absolute = path.absolute()
-    name = absolute.parent.name if absolute.name in LOG_NAMES else absolute.name
+    if not columns:
+        raise ValueError(f"{file}: column names and no data")
+    whole = file.absolute()
+    name = whole.parent.name if whole.name in LOG_NAMES else whole.name
 
     # W&B names the columns of a table of several runs "run - metric".
-    runs = {c: c.split(" - ", 1) for c in columns if " - " in c and not re.fullmatch(BESIDE_A_MEAN, c, re.I)}
+    runs = {c: c.split(" - ", 1) for c in columns if " - " in c and not BESIDE_A_MEAN.fullmatch(c)}
     if not runs or y in columns:
         return [_read_series(rows, columns, file, name, x, y, percent, notes)]
     metrics = list(dict.fromkeys(metric for _, metric in runs.values()))
-    metric = y or (metrics[0] if len(metrics) == 1 else _guess(metrics, PASS_RATE_NAMES))
-    if metric not in metrics:
-        raise ValueError(f"{file}: which metric is the pass rate? name it with --y of: {', '.join(metrics)}")
+    y = _choose("--y", y, metrics, _pass_rates(metrics), file)
     return [
         _read_series(rows, columns, file, run, x, column, percent, notes)
-        for column, (run, its_metric) in runs.items()
-        if its_metric == metric
+        for column, (run, metric) in runs.items()
+        if metric == y
     ]
 
 
-def check_curve(x: np.ndarray, y: np.ndarray, place: Callable[[int], str]) -> None:
-    """Raise ValueError, naming place(i) for point i, unless x is compute that increases and y a pass rate there."""
-    if x.shape != y.shape or x.ndim != 1:
+def check_curve(x: np.ndarray, y: np.ndarray, places: list[str]) -> None:
+    """Raise ValueError, naming the place of a point, unless x is compute that increases and y the pass rate there."""
+    if x.shape != y.shape or x.ndim != 1 or not len(x):
         raise ValueError(f"x and y must be two lists of the same length, got shapes {x.shape} and {y.shape}")
-    if len(x) < 2:
-        raise ValueError(f"{f'{place(0)}: ' * len(x)}{len(x)} point(s): a curve needs at least 5")
-    for i in range(len(x)):
-        if not (np.isfinite(x[i]) and np.isfinite(y[i])):
-            raise ValueError(f"{place(i)}: x = {x[i]:g}, y = {y[i]:g}: not finite; remove the line")
+    advice = "if it is in percent, say --percent" if 1.5 < y.max() <= 100 else "name another column with --y"
+    for i, place in enumerate(places):
+        if not np.isfinite(x[i] + y[i]):
+            raise ValueError(f"{place}: x = {x[i]:g}, y = {y[i]:g}: not finite; remove the line")
         if x[i] < 0 or (x[i] == 0 and i > 0):
-            raise ValueError(f"{place(i)}: x = {x[i]:g}: compute is positive, or 0 at the first point")
+            raise ValueError(f"{place}: x = {x[i]:g}: compute is positive, or 0 at the first point")
         if i > 0 and x[i] <= x[i - 1]:
-            raise ValueError(
-                f"{place(i)}: x = {x[i]:g} after {x[i - 1]:g}: x must increase; sort the log, and keep one of the"
-                " points that a resumed run repeats"
-            )
-    bad = np.flatnonzero((y < 0) | (y > 1))
-    if len(bad):
-        percent = y.min() >= 0 and 1.5 < y.max() <= 100
-        advice = "if it is in percent, say --percent" if percent else "name another column with --y"
-        raise ValueError(f"{place(bad[0])}: y = {y[bad[0]]:g} is no pass rate, not in [0, 1]: {advice}")
+            rule = "x must increase; sort the log, and keep one of the points that a resumed run repeats"
+            raise ValueError(f"{place}: x = {x[i]:g} after {x[i - 1]:g}: {rule}")
+        if not 0 <= y[i] <= 1:
+            raise ValueError(f"{place}: y = {y[i]:g} is no pass rate, not in [0, 1]: {advice}")
 
 
 def read_number(value, place: str, column: str) -> float:
@@ -132,12 +123,7 @@ def read_rows(file: Path) -> tuple[list[Row], list[str]]:
         raise ValueError(f"{file}: the file is empty")
     if text.lstrip()[0] in "{[":
         return _json_rows(text, file)
-    if VERL_STEP.search(text):
-        return _verl_rows(text, file), []
-    try:
-        return _table_rows(text, file), []
-    except csv.Error as error:
-        raise ValueError(f"{file}: neither JSON nor a table: {error}") from None
+    return (_verl_rows if VERL_STEP.search(text) else _table_rows)(text, file), []
 
 
 def _json_rows(text: str, file: Path) -> tuple[list[Row], list[str]]:
@@ -181,78 +167,70 @@ def _verl_rows(text: str, file: Path) -> list[Row]:
 def _table_rows(text: str, file: Path) -> list[Row]:
     """The rows of a table, its columns parted by commas, tabs or semicolons."""
     table = csv.reader(io.StringIO(text), delimiter=max(",\t;", key=text.partition("\n")[0].count))
-    header, rows = [column.strip() for column in next(table)], []
+    try:
+        (_, header), *rows = [(table.line_num, [value.strip() for value in row]) for row in table]
+    except csv.Error as error:
+        raise ValueError(f"{file}: neither JSON nor a table: {error}") from None
     if any(re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", column, re.I) for column in header):
         raise ValueError(f"{file}, line 1: a number where column names are expected: add a line like x,y")
-    for row in table:
+    for line, row in rows:
         if len(row) > len(header):
-            raise ValueError(f"{file}, line {table.line_num}: {len(row)} values under {len(header)} names")
-        rows.append((f"{file}, line {table.line_num}", dict(zip(header, (value.strip() for value in row)))))
-    return rows
+            raise ValueError(f"{file}, line {line}: {len(row)} values under {len(header)} names")
+    return [(f"{file}, line {line}", dict(zip(header, row))) for line, row in rows]
 
 
 # --- from rows to curves ------------------------------------------------------------------------------------------
 
 
-def _with_values(rows: list[Row], *columns: str) -> list[Row]:
-    """Those rows in which all these columns have a value."""
-    return [row for row in rows if all(row[1].get(column) not in (None, "") for column in columns)]
+def _by_name(columns: list[str], patterns: tuple[str, ...]) -> list[str]:
+    """The columns that a pattern matches, best pattern first."""
+    return [column for pattern in patterns for column in columns if re.fullmatch(pattern, column, re.I)]
 
 
-def _guess(columns: list[str], patterns: tuple[str, ...], usable=lambda column: True) -> str | None:
-    """The first usable column that a pattern matches, best pattern first; None if there is none."""
-    for pattern in patterns:
-        for column in columns:
-            a_mean = not re.fullmatch(BESIDE_A_MEAN, column, re.I)
-            if a_mean and re.fullmatch(pattern, column, re.I) and usable(column):
-                return column
-    return None
+def _pass_rates(columns: list[str]) -> list[str]:
+    """The columns that may be the pass rate, best first: by their names, or the only one that no compute is named."""
+    rest = [column for column in columns if column not in _by_name(columns, COMPUTE_NAMES)]
+    return _by_name(columns, PASS_RATE_NAMES) or (rest if len(rest) == 1 else [])
 
 
-def _choose_columns(rows: list[Row], columns: list[str], file: Path, x: str | None, y: str | None) -> tuple[str, str]:
-    """The columns of compute and pass rate: those named, and a guess for what is None. ValueError without one."""
-    for flag, column in (("--x", x), ("--y", y)):
-        if column is not None and column not in columns:
-            near = difflib.get_close_matches(column, columns, 1)
-            hint = f" (did you mean {near[0]!r}?)" if near else ""
-            raise ValueError(f"{file}: no column {column!r}{hint}; {flag} can name: {', '.join(columns)}")
-    y = y or _guess(columns, PASS_RATE_NAMES, lambda column: column != x and _with_values(rows, column))
-
-    def counts_compute(column: str) -> bool:
-        try:
-            values = [float(row[column]) for _, row in _with_values(rows, column, *([y] if y else []))]
-        except (TypeError, ValueError):  # a date
-            return False
-        unix_time = "time" in column and values and values[0] > 1e9  # prime-rl, W&B
-        return bool(column != y and values and not unix_time)
-
-    x = x or _guess(columns, COMPUTE_NAMES, counts_compute)
-    if x and not y and len(columns) == 2:
-        y = columns[columns[0] == x]
-    if not (x and y):
-        raise ValueError(
-            f"{file}: which column is the {'pass rate' if x else 'compute'}? name it with"
-            f" {'--y' if x else '--x'} of: {', '.join(columns)}"
-        )
-    return x, y
+def _choose(flag: str, named: str | None, columns: list[str], guesses: list[str], file: Path) -> str:
+    """The column that is named, or else the first guess. ValueError if there is none."""
+    if named in columns or (named is None and guesses):
+        return named or guesses[0]
+    if named is None:
+        meaning = {"--x": "compute", "--y": "pass rate"}[flag]
+        raise ValueError(f"{file}: which column is the {meaning}? name it with {flag} of: {', '.join(columns)}")
+    near = difflib.get_close_matches(named, columns, 1)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    raise ValueError(f"{file}: no column {named!r} with values{hint}; {flag} can name: {', '.join(columns)}")
 
 
 def _read_series(rows: list[Row], columns: list[str], file: Path, name: str, x, y, percent: bool, notes) -> Series:
     """One curve of the rows; x, y and percent are as in `read_log`."""
-    guessed = [flag for flag, column in (("--x", x), ("--y", y)) if column is None]
-    x, y = _choose_columns(rows, columns, file, x, y)
-    rows = _with_values(rows, x, y)
+
+    def numbers(column: str) -> np.ndarray:
+        return np.array([read_number(values[column], place, column) for place, values in rows if column in values])
+
+    def counts_compute(column: str) -> bool:
+        try:
+            values = numbers(column)
+        except ValueError:  # a date
+            return False
+        return len(values) > 0 and not ("time" in column and values[0] > 1e9)  # Unix time, of prime-rl and W&B
+
+    guessed = " and ".join(flag for flag, column in (("--x", x), ("--y", y)) if column is None)
+    usable = [column for column in columns if not BESIDE_A_MEAN.fullmatch(column)]
+    y = _choose("--y", y, columns, _pass_rates([column for column in usable if column != x]), file)
+    rows = [row for row in rows if y in row[1]]
+    computes = [column for column in _by_name(usable, COMPUTE_NAMES) if column != y and counts_compute(column)]
+    x = _choose("--x", x, columns, computes, file)
+    rows = [row for row in rows if x in row[1]]
     if not rows:
         raise ValueError(f"{file}: no line has a value of {x!r} and of {y!r}")
     if guessed:
-        others = [c for c in columns if c not in (x, y) and not re.fullmatch(BESIDE_A_MEAN, c, re.I)]
+        others = ", ".join(column for column in usable if column not in (x, y))
         note = f"{x!r} is taken as compute and {y!r} as pass rate"
-        notes = [*notes, note + (f"; {' and '.join(guessed)} can name others: {', '.join(others)}" if others else "")]
-
-    def numbers(column: str) -> np.ndarray:
-        return np.array([read_number(row[column], place, column) for place, row in _with_values(rows, column)])
-
+        notes = [*notes, f"{note}; {guessed} can name others: {others}" if others else note]
     compute, pass_rate, examples = numbers(x), numbers(y) / (100 if percent else 1), numbers("num_examples")
-    check_curve(compute, pass_rate, lambda i: rows[i][0])
-    num_examples = float(examples.mean()) if len(examples) else None
-    return Series(name, compute, pass_rate, x, y, num_examples, tuple(notes))
+    check_curve(compute, pass_rate, [place for place, _ in rows])
+    return Series(name, compute, pass_rate, x, y, float(examples.mean()) if len(examples) else None, tuple(notes))

@@ -23,18 +23,15 @@ Run = tuple[Series, Fit]
 MARKERS = "os^Dv"  # of the first seed, the second, ...
 
 
-def plot_runs(path: Path, runs: Sequence[Run], title: str | None = None, predict: Sequence[float] = ()) -> None:
+def plot_runs(path: Path, runs: Sequence[Run], predict: Sequence[float] = ()) -> None:
     """Draw runs into a PNG: a single one in detail, several as curves; forecasts reach to the last of `predict`."""
     figure, (axes,) = _new_figure(1)
     alone = len(runs) == 1
     for i, (series, f) in enumerate(runs):
         _draw_run(axes, series, f, f"C{i % 10}", details=alone, predict=predict)
     series, f = runs[0]
-    if not title:
-        title = "points, fitted curves, forecasts (dashed)"
-        if alone:
-            title = series.name if f.identified else f"{series.name}\n{f.warnings[0]}"
-    _finish(axes, series, title)
+    own = series.name if f.identified else f"{series.name}\n{f.warnings[0]}"
+    _finish(axes, series, own if alone else "points, fitted curves, forecasts (dashed)")
     _save(path, figure)
 
 
@@ -81,19 +78,19 @@ def plot_seeds(path: Path, settings: dict[str, list[Run]]) -> None:
 def _draw_run(axes, series: Series, f: Fit, color: str, details=False, predict=(), marker="o") -> None:
     """Points, curve, band, and the forecast to 4 times the last compute or to the last of `predict`; with details,
     all of it explained."""
+    hidden = "" if details else "_"  # the legend leaves out what begins so
     fitted, shown = np.isin(series.x, f.x), series.x > 0
     for points, fill, text in ((shown & fitted, color, "points fitted"), (shown & ~fitted, "w", "left out")):
         if points.any():
-            x, y = series.x[points], series.y[points]
-            axes.plot(x, y, marker, ms=4, color=color, mfc=fill, label=text if details else None)
+            axes.plot(series.x[points], series.y[points], marker, ms=4, color=color, mfc=fill, label=hidden + text)
     end = max(4 * f.C_max, 1.2 * series.x[-1], *(1.2 * C for C in predict))
     past, future = np.geomspace(f.x[f.x > 0][0] / 1.5, f.C_max, 100), np.geomspace(f.C_max, end, 50)
     both = np.append(past, future)
-    name = "fitted curve" if details else f"{series.name}: A {f.asymptote}"
-    axes.plot(past, f.predict(past), color=color, label=name)
-    axes.plot(future, f.predict(future), "--", color=color, label="forecast" if details else None)
-    interval = "95 % interval" if details else None
-    axes.fill_between(both, *f.band(both), color=color, alpha=0.18, lw=0, label=interval)
+    axes.plot(
+        past, f.predict(past), color=color, label="fitted curve" if details else f"{series.name}: A {f.asymptote}"
+    )
+    axes.plot(future, f.predict(future), "--", color=color, label=f"{hidden}forecast")
+    axes.fill_between(both, *f.band(both), color=color, alpha=0.18, lw=0, label=f"{hidden}95 % interval")
     if not details:
         return
     axes.axvspan(f.C_max, end, color="0.5", alpha=0.1, lw=0, label="beyond the data fitted")
@@ -110,8 +107,8 @@ def _draw_setting(axes, setting: str, runs: list[Run], fits: list[Fit], color: s
     """The points of all seeds, each with a marker of its own, and the mean of the curves `fits` with its 95 %
     t-interval; of a single curve its band. A forecast only where every seed identifies A."""
     for (series, _), marker in zip(runs, cycle(MARKERS)):
-        x, y = series.x[series.x > 0], series.y[series.x > 0]
-        axes.plot(x, y, marker, ms=3.5, color=color, alpha=0.45, mew=0)
+        later = series.x > 0
+        axes.plot(series.x[later], series.y[later], marker, ms=3.5, color=color, alpha=0.45, mew=0)
     axes.plot([], [], color=color, label=f"{setting}: A {asymptote_of([f for _, f in runs])}")
     start, end = min(f.x[f.x > 0][0] for f in fits), min(f.C_max for f in fits)
     parts = [(np.geomspace(start, end, 100), "-")]
@@ -131,8 +128,8 @@ def _draw_efficiency(axes, setting: str, fits: list[Fit], A: float, color: str) 
     """The points of all seeds as F(R) = (R - R0) / (A - R), with A held, and the line (C / C_mid)^B through them."""
     for f, marker in zip(fits, cycle(MARKERS)):
         inside = (f.y > f.R0) & (f.y < A)
-        F = ((f.y - f.R0) / (A - f.y))[inside]
-        axes.plot(f.x[inside], F, marker, ms=3.5, color=color, alpha=0.45, mew=0)
+        x, y = f.x[inside], f.y[inside]
+        axes.plot(x, (y - f.R0) / (A - y), marker, ms=3.5, color=color, alpha=0.45, mew=0)
     B, C_mid = np.exp(np.mean([f.efficiency_at(A)[0] for f in fits], axis=0))
     x = fits[0].x
     axes.plot(x, (x / C_mid) ** B, color=color, label=f"{setting}: slope B {B:.2f}, C_mid {C_mid:.3g}")
@@ -160,5 +157,5 @@ def _finish(axes, series: Series, title: str) -> None:
 
 
 def _save(path: Path, figure) -> None:
-    with whole_file(Path(path)) as partial:
+    with whole_file(path) as partial:
         figure.savefig(partial, format="png", dpi=110)

@@ -487,6 +487,9 @@ def test_guess_is_said_and_columns_can_be_named(capsys, tmp_path):
     path.write_text("step,gpu_hours,accuracy,other\n" + rows)
     status, text, _ = command(path, capsys=capsys)
     assert status == 0 and "'gpu_hours' is taken as compute and 'accuracy' as pass rate" in text
+    assert text.startswith("two.csv\ncurve       19 of 20 points fitted, gpu_hours ")
+    described = fit_curve.describe(*(its := (Series("two.csv", x, y), fit(x, y))), fit_curve.report(*its))
+    assert described.startswith("curve ") and "two.csv" not in described  # train.py has said whose it is
     (series,) = read_log(path, x="step", y="other")
     assert np.array_equal(series.x, np.arange(20)) and np.allclose(series.y, y / 2) and not series.notes
 
