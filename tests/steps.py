@@ -127,5 +127,6 @@ def lines(folder: Path, kind: str) -> list[dict]:
 def stored(folder: Path) -> dict[str, Tensor]:
     """All parameters and moments in the newest checkpoint of a run, by name."""
     newest = checkpoints(folder)[-1]
-    parameters = load_model(str(newest / "model"), CPU, torch.float32).named_parameters()
-    return {name: parameter.detach() for name, parameter in parameters} | safetensors.torch.load_file(newest / "optimizer.safetensors")
+    model = load_model(str(newest / "model"), CPU, torch.float32)
+    moments = safetensors.torch.load_file(newest / "optimizer.safetensors")
+    return {**{name: parameter.detach() for name, parameter in model.named_parameters()}, **moments}
