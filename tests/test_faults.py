@@ -87,12 +87,12 @@ def test_generators_that_keep_failing_end_the_run_with_a_checkpoint(tmp_path):
 
 
 def test_whoever_is_killed_nothing_is_left_over_and_the_run_goes_on_from_the_last_checkpoint(tmp_path):
-    """Of a run with two generators and two ranks: a generator, then a rank, then a full disk, then the trainer itself.
-    The log at the end is that of one run."""
-    run = RealRun(tmp_path, *FOREVER, "--trainers", "2", "--generators", "2")
+    """The generator, then one of two ranks, then a disk that is full. The log at the end is that of one run. (That the
+    trainer is killed is another test.)"""
+    run = RealRun(tmp_path, *FOREVER, "--trainers", "2")
     run.until_step(3)
-    assert len(run.children()) == 3 and run.verifiers()
-    rank, generator = run.children()[:2]
+    assert len(run.children()) == 2 and run.verifiers()
+    rank, generator = run.children()
     run.kill(generator)
     run.until(lambda: "It is replaced" in run.text())
     run.until_step(last_step(run.folder) + 3)
@@ -115,17 +115,10 @@ def test_whoever_is_killed_nothing_is_left_over_and_the_run_goes_on_from_the_las
     reached = last_step(run.folder)
     assert reached - 2 <= saved_step(run) <= reached
 
-    run = RealRun(tmp_path, "--resume", "runs/run")
-    run.until_step(reached + 3)
-    run.kill()
-    assert run.end() == -signal.SIGKILL  # within seconds, and no process is left
-    reached = last_step(run.folder)
-    assert reached - 3 <= saved_step(run) <= reached and nothing_left()
-
-    RealRun(tmp_path, "--resume", "runs/run", "--steps", str(reached + 2), "--generators", "1").end_well()
+    RealRun(tmp_path, "--resume", "runs/run", "--steps", str(reached + 2), "--generators", "2").end_well()
     check_log(run.folder, reached + 2, validation_every=8)
     config = json.loads((run.folder / "config.json").read_text())
-    assert (config["generators"], config["trainers"]) == (1, 1)
+    assert (config["generators"], config["trainers"]) == (2, 1)
 
 
 @pytest.mark.parametrize("broken", [0, 1])

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -121,8 +122,9 @@ def test_a_synchronous_run_killed_and_resumed_is_the_run_left_alone(alone, tmp_p
     """The same losses, pass rates and compute to the last digit, step by step (PPO-off-policy-1)."""
     killed = RealRun(tmp_path, *SYNCHRONOUS, "--asynchrony", "ppo-1", name="killed")
     killed.until_step(5)
+    assert killed.children() and killed.verifiers()
     killed.kill()
-    killed.end()
+    assert killed.end() == -signal.SIGKILL and nothing_left()  # within seconds, and no process is left
     resumed = RealRun(tmp_path, "--resume", "runs/killed")
     resumed.end_well()
     assert "going on from step" in resumed.text() and "going on from step 0" not in resumed.text()

@@ -1,7 +1,6 @@
 """Optimizer steps: batches and micro-batches, gradients against a plain reference, one rank against several."""
 
 import dataclasses
-import functools
 import math
 import os
 
@@ -326,7 +325,6 @@ CASES = {
     "gspo": ("qwen3", dict(tokens_per_micro_batch=60, gradient_checkpointing=True, recipe=loss.Recipe(loss="gspo"))),
     "experts": ("qwen3-moe", dict(tokens_per_micro_batch=10_000)),
     "bf16": ("llama", dict(tokens_per_micro_batch=1, dtype="bfloat16")),
-    "compiled": ("qwen3", dict(tokens_per_micro_batch=1, compile=True)),
 }
 
 
@@ -337,7 +335,6 @@ def case(name, ranks=1):
 
 def one_of(rank, ranks, meeting_place, models, folder, shared):
     """A process that is this rank in all cases, one after the other."""
-    torch.compile = functools.partial(torch.compile, backend="aot_eager")  # the same layers, compiled sooner
     trainer.join_ranks(rank, ["cpu"] * ranks, meeting_place)
     for name, parameters in shared.items():
         chosen, batches = case(name, ranks)
@@ -376,7 +373,7 @@ def test_pitfall_5_losses_and_gradients_are_the_same_with_one_two_and_three_rank
         if name == "bf16":
             request.getfixturevalue("group_of_one")
         chosen, batches = case(name)
-        train_on(dataclasses.replace(chosen, compile=False), models[CASES[name][0]], batches, one)
+        train_on(chosen, models[CASES[name][0]], batches, one)
         losses = [line["loss"] for line in lines(one, "train")]
         assert losses[0] != losses[1] and lines(one, "train")[0]["gradient_norm"] > 0
         numbers, others = stored(one), stored(several)
@@ -397,7 +394,7 @@ def test_pitfall_5_losses_and_gradients_are_the_same_with_one_two_and_three_rank
 
 
 def test_compiled_layers_compute_what_others_do(models, tmp_path):
-    chosen, batches = case("compiled")
+    chosen, batches = settings(steps=2, tokens_per_micro_batch=1), [batch_of_groups(0), batch_of_groups(1)]
     for name, compiled in (("eager", False), ("compiled", True)):
         train_on(dataclasses.replace(chosen, compile=compiled), models["qwen3"], batches, tmp_path / name)
     same_course(tmp_path / "eager", tmp_path / "compiled", rel=1e-5)
