@@ -36,8 +36,8 @@ class EngineSettings:
     threads: int  # CPU threads of this process
     slots: int  # completions in flight at once
     decoding: Decoding
-    engine: str  # torch or vllm
-    memory: float  # share of each GPU that vLLM takes for weights and cache
+    engine: str = "torch"  # or vllm
+    memory: float = 0.9  # share of each GPU that vLLM takes for weights and cache
 
 
 def engine_settings(

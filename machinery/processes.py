@@ -12,8 +12,8 @@ ending = threading.Event()  # set when this process ends its children itself
 
 
 def end_children() -> None:
-    """Kill all processes that this one has started, whatever has happened. They do not heed SIGTERM, which Python would
-    send them at its end, and then wait."""
+    """Kill all processes that this one has started. They ignore SIGTERM, which Python sends them at its end, and it
+    would wait for them for ever."""
     ending.set()
     for child in multiprocessing.active_children():
         child.kill()

@@ -317,11 +317,11 @@ def test_the_published_tables_are_made_of_the_published_logs(name, tmp_path, mon
     assert len(made) > 100 and np.allclose(made, published, rtol=0.02, atol=0.002)
 
 
-def test_the_readme_shows_the_published_tables():
-    """Each row of its tables under "What came" stands in the tables that were made of the logs."""
+def test_the_page_of_the_study_shows_the_published_tables():
+    """Each row of its tables of settings stands in the tables that were made of the logs."""
     tables = "".join(path.read_text() for path in PUBLISHED.glob("*/tables.md"))
-    section = (ROOT / "README.md").read_text().partition("### What came")[2].partition("\n## ")[0]
-    rows = [line for line in section.splitlines() if line.startswith("| ") and "---" not in line]
+    section = (ROOT / "docs" / "study.md").read_text()
+    rows = [line for line in section.splitlines() if line.startswith("| ") and line.count("|") == 8]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in tables.splitlines()]
     assert len(rows) > 20
     for row in rows:
