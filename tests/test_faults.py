@@ -12,6 +12,7 @@ from faults import (
     DIES,
     HANGS,
     RAISES,
+    TINY,
     RealRun,
     check_log,
     faulty_engine,
@@ -23,7 +24,9 @@ from faults import (
     project,
 )
 
+import train
 from machinery.model import load_model
+from machinery.processes import Stop
 from machinery.record import checkpoints
 
 CPU = torch.device("cpu")
@@ -121,14 +124,13 @@ def test_whoever_is_killed_nothing_is_left_over_and_the_run_goes_on_from_the_las
     assert (config["generators"], config["trainers"]) == (2, 1)
 
 
-@pytest.mark.parametrize("broken", [0, 1])
-def test_a_rank_that_raises_ends_the_run_with_its_traceback(tmp_path, broken):
-    """Whichever it is: the other waits for it in a collective meanwhile."""
+def test_a_rank_that_raises_ends_the_run_with_its_traceback(tmp_path):
+    """Rank 0 waits for it in a collective meanwhile."""
     folder = project(
         tmp_path,
         machinery__trainer="_micro_batches = micro_batches\n"
         "def micro_batches(*arguments):\n"
-        f"    if rank_and_ranks()[0] == {broken} and os.path.exists('now'): raise RuntimeError('this rank broke')\n"
+        "    if rank_and_ranks()[0] == 1 and os.path.exists('now'): raise RuntimeError('this rank broke')\n"
         "    return _micro_batches(*arguments)\n",
     )
     run = RealRun(folder, *FOREVER, "--trainers", "2")
@@ -141,27 +143,41 @@ def test_a_rank_that_raises_ends_the_run_with_its_traceback(tmp_path, broken):
     assert saved_step(run) >= 2 and nothing_left()
 
 
+def test_a_mistake_of_rank_0_shows_its_traceback_and_how_to_resume(tmp_path, monkeypatch):
+    """And it is not taken for a mistake of the user, which would be one sentence."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(train, "train", lambda *_: [][0])
+    monkeypatch.setattr(Stop, "listen", lambda _: None)  # the handlers of this process stay
+    with pytest.raises(RuntimeError, match="python train.py --resume runs/mine goes on from the last") as failed:
+        train.main(["--name", "mine", *TINY])
+    assert isinstance(failed.value.__cause__, IndexError)
+
+
+def test_sigterm_is_called_by_its_name():
+    stop = Stop()
+    assert not stop.asked()
+    stop._on_signal(signal.SIGTERM, None)
+    assert stop.asked() and stop.name == "SIGTERM" and 128 + stop.number == 143
+
+
 # --- the user ends it -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_and_sigterm_save_what_there_is(tmp_path, signal_number):
-    """Sent to the whole process group, as a terminal and most job schedulers do. Of another recipe, and two ranks."""
-    flags = ["--recipe", "base"] if signal_number == signal.SIGINT else ["--trainers", "2"]
-    run = RealRun(tmp_path, *FOREVER, "--checkpoint-every", "1000", *flags)
+def test_ctrl_c_saves_what_there_is(tmp_path):
+    """Sent to the whole process group, as a terminal does. Of another recipe, and two ranks."""
+    run = RealRun(tmp_path, *FOREVER, "--checkpoint-every", "1000", "--recipe", "base", "--trainers", "2")
     run.until_step(2)
-    os.killpg(run.process.pid, signal_number)
-    assert run.end() == 128 + signal_number
-    name = "Ctrl-C" if signal_number == signal.SIGINT else "SIGTERM"
-    assert f"stopped by {name}; python train.py --resume runs/run goes on from the last checkpoint" in run.text()
+    os.killpg(run.process.pid, signal.SIGINT)
+    assert run.end() == 128 + signal.SIGINT
+    assert "stopped by Ctrl-C; python train.py --resume runs/run goes on from the last checkpoint" in run.text()
     assert "Traceback" not in run.text() and "is replaced" not in run.text() and "error" not in run.text()
     assert saved_step(run) == last_step(run.folder) and log(run.folder, "end") == []
     load_model(str(run.folder / "model"), CPU, torch.float32)
     assert nothing_left()
 
 
-def test_ctrl_c_twice_stops_at_once_and_keeps_the_last_checkpoint(tmp_path):
-    """In a step that lasts for ever, which the first Ctrl-C waits for."""
+def test_a_second_signal_stops_at_once_and_keeps_the_last_checkpoint(tmp_path):
+    """SIGTERM, in a step that lasts for ever, which the first one waits for."""
     folder = project(
         tmp_path,
         loss="_policy_loss, _calls = policy_loss, []\n"
@@ -172,13 +188,13 @@ def test_ctrl_c_twice_stops_at_once_and_keeps_the_last_checkpoint(tmp_path):
     )
     run = RealRun(folder, *FOREVER)
     run.until((tmp_path / "stuck").exists)
-    run.process.send_signal(signal.SIGINT)
+    run.process.send_signal(signal.SIGTERM)
     run.until(lambda: "Once more stops at once" in run.text())
-    run.process.send_signal(signal.SIGINT)  # at once: the same one again
+    run.process.send_signal(signal.SIGTERM)  # within a second: the same one again
     time.sleep(1.5)
     assert run.process.poll() is None
-    run.process.send_signal(signal.SIGINT)
-    assert run.end(20) == 130
+    run.process.send_signal(signal.SIGTERM)
+    assert run.end(20) == 143
     assert "stopped at once; python train.py --resume runs/run" in run.text() and "Traceback" not in run.text()
     assert 2 <= saved_step(run) <= last_step(run.folder)
 

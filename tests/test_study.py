@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from faults import ROOT, RealRun, check_log, last_step, log, project
+import steps
+from faults import ROOT, RealRun, check_log, last_step, log
 from test_fit_curve import run_of
 
 import fit_curve
@@ -19,7 +20,7 @@ import loss
 import study
 from fit_curve import fit, held_out, levelled_off, sigmoid
 from machinery.flags import run_command
-from machinery.record import last_line
+from machinery.record import last_line, write_config
 from machinery.settings import parse, read_settings
 
 SETTINGS = {"plain": {}, "other": {"aggregation": "token", "thinking_budget": [50, 52]}}
@@ -52,19 +53,19 @@ def checkpoints(folder: Path) -> list[str]:
 
 
 def test_a_study_is_interrupted_goes_on_and_finds_itself_finished(tmp_path, monkeypatch, capsys):
-    """Two settings and two seeds, two runs at once, Ctrl-C in the middle."""
+    """Two settings, one run after the other, Ctrl-C in the first. (Seeds, and runs at once, are of the next test.)"""
     (tmp_path / "two.json").write_text(json.dumps(SETTINGS))
-    started = RealRun(tmp_path, *COMMAND, name="two", script="study.py two.json")
+    flags = ["--seeds", "0", "--jobs", "1", *COMMAND[5:]]
+    started = RealRun(tmp_path, *flags, name="two", script="study.py two.json")
     place = started.folder
-    first = [place / "plain-seed0", place / "other-seed0"]
-    started.until(lambda: max(map(last_step, first)) >= 2)
+    begun = [place / "plain-seed0"]
+    started.until(lambda: last_step(begun[0]) >= 2)
     started.process.send_signal(signal.SIGINT)
     assert started.end() == 130 and "the same command goes on" in started.text()
-    begun = [folder for folder in first if last_step(folder) >= 1]  # the other may not have come so far
     for folder in begun:  # stopped after a step, with a checkpoint of it
         assert last_step(folder) < STEPS and last_line(folder)["kind"] != "end"
         assert checkpoints(folder)[-1] == f"step-{last_step(folder):06d}"
-    assert begun and not (place / "plain-seed1").exists()
+    assert not (place / "other-seed0").exists()
 
     # The same command goes on, in this process. One run had ended before, but with fewer steps than are wanted now.
     ended = {"kind": "end", "step": last_step(begun[0]), "reason": "All steps are made"}
@@ -76,7 +77,7 @@ def test_a_study_is_interrupted_goes_on_and_finds_itself_finished(tmp_path, monk
     command = started.process.args[2:]
     assert status_of(*command) == 0
     runs = {path.name: path for path in place.iterdir() if path.is_dir()}
-    assert sorted(runs) == ["other-seed0", "other-seed1", "plain-seed0", "plain-seed1"]
+    assert sorted(runs) == ["other-seed0", "plain-seed0"]
     for name, folder in runs.items():
         check_log(folder, STEPS, VALIDATION_EVERY)
         assert [line["step"] for line in log(folder, "end")] == [STEPS] and len(checkpoints(folder)) == 1
@@ -126,19 +127,20 @@ def test_a_failed_run_is_reported_and_the_others_go_on(tmp_path, monkeypatch, ca
     assert "| other-seed1 |" in tables
 
 
-def test_a_run_that_has_levelled_off_ends_and_says_why(tmp_path):
+def test_a_run_that_has_levelled_off_ends_and_says_why(models, tmp_path, monkeypatch, capsys):
     """At the fourth validation, by a curve that is said to be level there; how that is told is tested below."""
-    project(tmp_path, fit_curve="levelled_off = lambda x, y, least_gain: least_gain == 0.05 and len(x) == 4\n")
-    run = RealRun(tmp_path, "--steps", "20", "--validation-every", "1", "--stop-when-gain-below", "0.05")
-    assert run.end() == 0, run.text()
-    check_log(run.folder, steps=3, validation_every=1)
-    *_, end = log(run.folder)
-    assert end["kind"] == "end" and end["step"] == 3 and "less than 0.05" in end["reason"]
-    assert end["reason"] in run.text() and (run.folder / "model").is_dir()
-    settings = read_settings(run.folder)
-    assert study.finished(run.folder, settings)  # for a study, as long as these are the same
-    assert not study.finished(run.folder, dataclasses.replace(settings, stop_when_gain_below=0.01))
-    assert not study.finished(run.folder, dataclasses.replace(settings, steps=30))
+    monkeypatch.setattr(fit_curve, "levelled_off", lambda x, y, least_gain: least_gain == 0.05 and len(x) == 4)
+    chosen = steps.settings(steps=20, validation_every=1, stop_when_gain_below=0.05)
+    write_config(tmp_path, chosen)
+    steps.train_on(chosen, models["llama"], [steps.batch_of_groups() for _ in range(20)], tmp_path)
+    assert [line["step"] - steps.FIRST for line in log(tmp_path, "train")] == [1, 2, 3]
+    *_, end = log(tmp_path)
+    assert end["kind"] == "end" and end["step"] == steps.FIRST + 3 and "less than 0.05" in end["reason"]
+    assert f"{end['reason']}: training ends." in capsys.readouterr().err
+    assert checkpoints(tmp_path) == [f"step-{steps.FIRST + 3:06d}"]
+    assert study.finished(tmp_path, chosen)  # for a study, as long as these are the same
+    assert not study.finished(tmp_path, dataclasses.replace(chosen, stop_when_gain_below=0.01))
+    assert not study.finished(tmp_path, dataclasses.replace(chosen, steps=30))
 
 
 # --- what is refused ----------------------------------------------------------------------------------------------

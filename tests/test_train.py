@@ -107,15 +107,13 @@ def alone(tmp_path_factory):
     return folder
 
 
-def test_synchronous_training_is_the_same_with_the_same_seed_and_another_with_another(alone, tmp_path):
-    """PPO-off-policy-1 and PipelineRL-0: the same batches, so the same losses to the last digit."""
+def test_synchronous_training_is_the_same_with_the_same_seed(alone, tmp_path):
+    """PPO-off-policy-1 and PipelineRL-0: the same batches, so the same losses to the last digit. (That another seed
+    gives other prompts and other noise is tested of these.)"""
     same = RealRun(tmp_path, *SYNCHRONOUS, "--asynchrony", "pipeline-0", name="same")
-    other = RealRun(tmp_path, *SYNCHRONOUS[2:], "--steps", "1", "--asynchrony", "ppo-1", "--seed", "1", name="other")
     same.end_well()
-    other.end_well()
     assert columns(same.folder) == columns(alone)
     assert (same.folder / "samples.txt").read_text() == (alone / "samples.txt").read_text()
-    assert log(other.folder, "train")[0]["loss"] != log(alone, "train")[0]["loss"]
 
 
 def test_a_synchronous_run_killed_and_resumed_is_the_run_left_alone(alone, tmp_path):
