@@ -9,6 +9,24 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is downloaded, so nothin
 torch.set_num_threads(1)
 
 
+@pytest.fixture
+def group_of_one():
+    """What start_other_ranks makes for one rank in bf16: a group of one rank, over which FSDP computes in bf16. An
+    engine of vLLM in this process may have made one already."""
+    import torch.distributed as dist
+
+    from machinery import trainer
+    from machinery.settings import Settings
+
+    mine = not dist.is_initialized()
+    if mine:
+        trainer.start_other_ranks(Settings(dtype="bfloat16"), None, (), "")
+    assert dist.get_world_size() == 1
+    yield
+    if mine:
+        dist.destroy_process_group()
+
+
 @pytest.fixture(scope="session")
 def models(tmp_path_factory):
     return make_models(tmp_path_factory.mktemp("model"), head_dim=16)

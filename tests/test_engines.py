@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from conftest import make_models
 from sampling import (
     PROMPTS,
@@ -88,17 +87,6 @@ def engines(request, by_name):
 @pytest.fixture
 def vllm(by_name):
     return by_name["vllm"]
-
-
-@pytest.fixture
-def group_of_one(tmp_path):
-    """A group of one rank, as a trainer with a trunk in bf16 has. An engine of vLLM in this process has made one."""
-    mine = not dist.is_initialized()
-    if mine:
-        dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "meeting"), 1), rank=0, world_size=1)
-    yield
-    if mine:
-        dist.destroy_process_group()
 
 
 # --- log-probabilities ------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Nothing hangs and nothing is lost: real runs, and what is done to them."""
 
 import json
+import multiprocessing
 import os
 import resource
 import signal
@@ -199,10 +200,16 @@ def test_a_second_signal_stops_at_once_and_keeps_the_last_checkpoint(tmp_path):
     assert 2 <= saved_step(run) <= last_step(run.folder)
 
 
-def test_ctrl_c_before_the_first_step_leaves_the_name_free(tmp_path):
-    run = RealRun(tmp_path)
-    run.until(run.folder.exists)  # made when all is checked, before the generators start
-    time.sleep(0.5)
-    os.killpg(run.process.pid, signal.SIGINT)
-    assert run.end() == 130 and "Traceback" not in run.text()
-    assert not run.folder.exists()
+def test_ctrl_c_before_the_first_step_leaves_the_name_free(tmp_path, monkeypatch, capsys):
+    """While the generators start."""
+    monkeypatch.chdir(tmp_path)
+    listen = Stop.listen
+    monkeypatch.setattr(Stop, "listen", lambda stop: (listen(stop), os.kill(os.getpid(), signal.SIGINT)))
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        assert train.main(["--name", "mine", *TINY]) == 130
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert "stopped by Ctrl-C\n" in capsys.readouterr().err
+    assert not (tmp_path / "runs" / "mine").exists() and not multiprocessing.active_children()

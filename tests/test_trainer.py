@@ -7,12 +7,10 @@ import os
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 from steps import CPU, FIRST, batch_of_groups, lines, rollout, settings, stored, train_on, train_rank
 
 import loss
-import train
 from data.verify import Verdict
 from generate import TorchEngine
 from machinery import screen, trainer
@@ -22,15 +20,6 @@ from machinery.record import checkpoints
 from machinery.rollouts import Request, SharedParameters
 
 EXACT = dict(clip_gradient=math.inf)  # gradients as they are
-
-
-@pytest.fixture
-def group_of_one():
-    """What start_other_ranks makes for one rank in bf16: a group of one rank, over which FSDP computes in bf16."""
-    trainer.start_other_ranks(settings(dtype="bfloat16"), train.train, (), "")
-    assert dist.get_world_size() == 1
-    yield
-    dist.destroy_process_group()
 
 
 # --- one step ---------------------------------------------------------------------------------------------------------
