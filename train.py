@@ -297,6 +297,7 @@ def train(
             mismatch = numerics_mismatch(policy, some, s)
         if head:
             head.record.log_validation(step, groups, mismatch)
+            head.record.outlooks = [fit_curve.outlook(series) for series in head.record.series()]
 
     def save(step: int) -> None:
         """Write a checkpoint of this step. Tensors are gathered from all ranks."""
@@ -375,7 +376,7 @@ def train(
             save(step)
             saved = step
         if head:
-            head.record.show(step, [fit_curve.outlook(series) for series in head.record.series()])
+            head.record.show(step)
     if everyone(head and head.record.last_validation < step and not head.over()):
         validate(step)
     if head:

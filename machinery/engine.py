@@ -142,6 +142,8 @@ class Completions:
         self.books[row] = np.zeros((), self.books.dtype)
         self.books["closed_at"][row] = -1 if self.decoding.thinks else 0
         self.books["thinking_budget"][row] = request.thinking_budget
+        if request.thinking_budget > 0:
+            return False
         interrupt, _ = self._due(np.array([row]))
         return bool(interrupt[0])
 

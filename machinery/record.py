@@ -185,6 +185,7 @@ class Record:
         self.unlogged_busy = 0.0  # seconds of a generator that no line of the log has counted yet
         self.last = {"seconds": 0.0, "busy": 0.0, "tokens": 0}  # of `_counters`, at the last line
         self.bar: tqdm | None = None
+        self.outlooks: list[str] = []  # where the curve of each source is going, in words for the bar
         self.speeds, self.off_policyness = "", 0.0  # of the last step, for the bar
         self.skipped_in_a_row = 0  # steps that were not finite
         self.failure = ""  # why the run cannot go on
@@ -273,11 +274,11 @@ class Record:
                     " were: try a lower --learning-rate, or --dtype float32, from an earlier checkpoint"
                 )
 
-    def show(self, step: int, outlooks: list[str]) -> None:
-        """Move the progress bar; outlooks: where the curve of each source is going, or nothing."""
+    def show(self, step: int) -> None:
+        """Move the progress bar."""
         rate = [f"pass rate {self.validations[-1]['pass_rate']:.3f}"] if self.validations else []
         age = f"off-policy {self.off_policyness:.1f}"
-        self.bar.set_postfix_str(", ".join([*rate, *filter(None, outlooks), age, self.speeds]))
+        self.bar.set_postfix_str(", ".join([*rate, *filter(None, self.outlooks), age, self.speeds]))
         self.bar.update(step - self.bar.n)
 
     def end(self, step: int, reason: str) -> None:
