@@ -254,13 +254,15 @@ class TorchEngine:
         return rollouts
 
 
-def make_engine(settings: EngineSettings):
-    """The engine, ready for its first `update`. ValueError, in one sentence, if it cannot be had."""
+def make_engine(settings: EngineSettings, model: PreTrainedModel | None = None):
+    """The engine, ready for its first `update`. model: the same model on the CPU in fp32, where it is loaded already.
+    ValueError, in one sentence, if the engine cannot be had."""
     torch.set_num_threads(settings.threads)
     if settings.engine == "vllm":
         return VllmEngine(settings)
     device, dtype = torch.device(settings.devices[0]), getattr(torch, settings.dtype)
-    model = load_model(settings.model, device, dtype, fp32_head=settings.decoding.fp32_logits)
+    if model is None or (device.type, dtype) != ("cpu", torch.float32):
+        model = load_model(settings.model, device, dtype, fp32_head=settings.decoding.fp32_logits)
     return TorchEngine(model, settings.decoding, settings.slots)
 
 
@@ -421,7 +423,7 @@ def evaluation_engine(command: Command, path: str, decoding: Decoding, completio
     check_length(model, decoding)
     check_split(kind, command.tensor_parallel, model.config.num_attention_heads)
     wanted = engine_settings(command, tuple(devices), path, decoding)
-    engine = make_engine(dataclasses.replace(wanted, slots=min(command.slots, completions)))
+    engine = make_engine(dataclasses.replace(wanted, slots=min(command.slots, completions)), model)
     if kind == "vllm":  # it is made without parameters
         parameters = SharedParameters(model)
         parameters.write(model.named_parameters(), version=0)

@@ -59,7 +59,7 @@ from machinery.processes import Stop, end_children
 from machinery.record import Compute, Record, checkpoints, new_folder, read_state, write_checkpoint, write_config
 from machinery.rollouts import Batch, SharedParameters
 from machinery.screen import say
-from machinery.settings import Settings, cpu_threads, parse, split_devices
+from machinery.settings import Settings, cpu_threads, devices_here, parse
 from machinery.trainer import (
     Totals,
     end_ranks,
@@ -199,7 +199,7 @@ def prepare(settings: Settings) -> tuple[Start, PreTrainedModel, SharedParameter
     prompts = Prompts(sources, render_all(tokenizer, texts, settings), tokenizer, decoding)
     model = load_model(start.model, torch.device("cpu"), torch.float32)
     check_length(model, decoding)
-    generators, trainers = split_devices(settings, torch.cuda.device_count())
+    generators, trainers = devices_here(settings)
     shared = bool({*generators[0]} & {*trainers})  # one GPU does both
     # Engines are made of the run's first model, which stays; their parameters come from the trainer.
     path = model_path(settings.model)
@@ -263,7 +263,7 @@ def train(
     """All steps, from the first validation to the last checkpoint. Every rank runs this. Rank 0 alone has a head, and
     the model that `prepare` has loaded; `everyone` hands what it knows to all, and they wait for it there."""
     s, r = settings, settings.recipe
-    trainers = split_devices(s, torch.cuda.device_count())[1]
+    trainers = devices_here(s)[1]
     ranks, device = len(trainers), torch.device(trainers[rank])
     torch.set_num_threads(cpu_threads(s))
     policy = make_policy(s, model or load_model(start.model, torch.device("cpu"), torch.float32), device)

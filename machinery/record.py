@@ -32,7 +32,7 @@ from machinery.logs import Series
 from machinery.model import marked_text
 from machinery.rollouts import Batch, Group
 from machinery.screen import say, warn
-from machinery.settings import Settings, split_devices
+from machinery.settings import Settings, devices_here
 from machinery.trainer import Totals
 
 MOST_SKIPPED_IN_A_ROW = 5  # steps that were not finite, until the run ends
@@ -234,7 +234,7 @@ class Record:
         feed = self.feed
         devices = [device for engine in feed.engines for device in engine.devices]
         slots = ", ".join(str(generator.slots) for generator in feed.generators)
-        trainers = split_devices(self.settings, torch.cuda.device_count())[1]
+        trainers = devices_here(self.settings)[1]
         say(f"devices: generators {', '.join(devices)} with {slots} slots; trainers {', '.join(trainers)}")
         self.compute.started = time.monotonic()
         self.bar = tqdm(total=self.settings.steps, initial=step, desc="training", unit="step", dynamic_ncols=True)

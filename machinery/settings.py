@@ -206,7 +206,7 @@ def check(settings: Sampling) -> None:
                 raise ValueError(f"{flag(name)} does nothing with --loss {recipe.loss}, which reads {read}")
         if not 0 <= (recipe.eps_low or 0) < 1:
             raise ValueError(f"--eps-low is {recipe.eps_low}; it must be at least 0 and below 1")
-        split_devices(settings, torch.cuda.device_count())
+        devices_here(settings)
 
 
 # --- devices --------------------------------------------------------------------------------------------------------
@@ -238,11 +238,16 @@ def split_devices(settings: Settings, gpus: int) -> tuple[list[tuple[str, ...]],
     return [tuple(names[i * each : (i + 1) * each]) for i in range(generators)], names[gpus - trainers :]
 
 
+def devices_here(settings: Settings) -> tuple[list[tuple[str, ...]], list[str]]:
+    """`split_devices` of this machine."""
+    return split_devices(settings, torch.cuda.device_count())
+
+
 def cpu_threads(settings: Sampling) -> int:
     """CPU threads of each process: --threads, or the cores over the processes of the run."""
     processes = 1
     if isinstance(settings, Settings):
-        processes = sum(map(len, split_devices(settings, torch.cuda.device_count())))
+        processes = sum(map(len, devices_here(settings)))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return settings.threads or max(1, cores // processes)
 

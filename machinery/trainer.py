@@ -31,7 +31,7 @@ from transformers import PreTrainedModel
 import loss
 from machinery.processes import belong_to_the_run, ending
 from machinery.rollouts import Rollout
-from machinery.settings import Settings, split_devices, trunk_dtype
+from machinery.settings import Settings, devices_here, trunk_dtype
 
 # --- micro-batches ----------------------------------------------------------------------------------
 
@@ -289,7 +289,7 @@ def start_other_ranks(settings: Settings, train: Callable, arguments: tuple, hin
     When one of them fails, all end, with its traceback and the `hint`. A rank alone needs no group of ranks in fp32; in
     bf16 it has one, since it is FSDP that computes in bf16 from parameters in fp32.
     """
-    devices = split_devices(settings, torch.cuda.device_count())[1]
+    devices = devices_here(settings)[1]
     if len(devices) == 1 and trunk_dtype(settings, devices[0]) == torch.float32:
         return
     with tempfile.TemporaryDirectory(prefix="trainers-") as folder:
