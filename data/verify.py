@@ -194,7 +194,7 @@ class VerifierPool:
             stderr=subprocess.DEVNULL,
             cwd=root,
             env={**os.environ, **environment},
-            start_new_session=True,  # Ctrl-C is for the trainer
+            process_group=0,  # no Ctrl-C; one that is stopped goes on when its parent dies, and ends (exit(3))
             bufsize=0,
         )
         worker = Worker(process, folder)
@@ -337,51 +337,65 @@ def remove(folder: str) -> None:
 # --- the verifier, a process of its own -----------------------------------------------------------------------------
 
 
-def die_with(parent: int, by: signal.Signals) -> None:
-    """Linux: have this process sent a signal when the thread that started it ends. Exits if it has ended already."""
+def die_with(parent: int, by: signal.Signals) -> bool:
+    """Linux: have this process sent a signal when the thread that started it ends. Whether it has not ended yet."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, by)
-    if os.getppid() != parent:
-        sys.exit(1)
+    return os.getppid() == parent
 
 
 def guard(parent: int, folder: str, memory_gib: float) -> int:
     """Fork the worker, wait for its end or for the parent's word or death, kill all that is left, remove its files.
     Returns the worker's exit status, 128 and more for a signal."""
-    status = 0
+    news = {signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP}  # a child has ended; the parent's word; the parent's death
+    signal.pthread_sigmask(signal.SIG_BLOCK, news)  # taken by sigwait: no handler can come in between
+    status, arrived = None, signal.SIGCHLD
+    if die_with(parent, by=signal.SIGHUP):
+        worker = fork_worker(memory_gib)
+    else:
+        arrived = signal.SIGHUP
+    while status is None and arrived == signal.SIGCHLD:
+        arrived = signal.sigwait(news)
+        status = reap(worker)
+    kill_children()
+    remove(folder)
+    if arrived == signal.SIGCHLD:  # the pool reads this end of file, and answers if it lives
+        os.close(0)
+        os.close(1)
+        arrived = signal.sigwait(news - {signal.SIGCHLD})
+    if arrived == signal.SIGHUP:  # the last of a dead pool's verifiers removes what is left of it
+        with contextlib.suppress(OSError):
+            os.rmdir(Path(folder).parent)
+    return status or 0
 
-    def stop(*_):
-        raise InterruptedError
 
-    try:
-        signal.signal(signal.SIGTERM, stop)
-        die_with(parent, by=signal.SIGTERM)
-        if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
-        guard_pid = os.getpid()
-        worker = os.fork()
-        if worker == 0:
-            try:
-                signal.signal(signal.SIGTERM, signal.SIG_DFL)
-                die_with(guard_pid, by=signal.SIGKILL)
+def fork_worker(memory_gib: float) -> int:
+    """Start the worker. What it leaves behind becomes a child of this process. Returns its process id."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    guard_pid = os.getpid()
+    worker = os.fork()
+    if worker == 0:
+        try:
+            signal.pthread_sigmask(signal.SIG_SETMASK, ())
+            if die_with(guard_pid, by=signal.SIGKILL):
                 work(memory_gib)
                 os._exit(0)
-            finally:
-                os._exit(1)  # whatever it was, this is not the guard
-        while (waited := os.waitpid(-1, 0))[0] != worker:  # others are orphans that it has adopted
-            pass
-        code = os.waitstatus_to_exitcode(waited[1])
-        status = 128 - code if code < 0 else code
-    except InterruptedError:
-        pass
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        kill_children()
-        remove(folder)
-        if os.getppid() != parent:  # the pool is dead: the last of its verifiers removes what is left of it
-            with contextlib.suppress(OSError):
-                os.rmdir(Path(folder).parent)
-    return status
+        finally:
+            os._exit(1)  # whatever it was, this is not the guard
+    return worker
+
+
+def reap(worker: int) -> int | None:
+    """Take note of the children that have ended, adopted orphans among them, until there are none or it is the worker.
+    Returns the worker's exit status, 128 and more for a signal; None while it runs."""
+    child = -1
+    while child not in (0, worker):
+        child, code = os.waitpid(-1, os.WNOHANG)
+    if child == 0:
+        return None
+    code = os.waitstatus_to_exitcode(code)
+    return 128 - code if code < 0 else code
 
 
 def kill_children() -> None:

@@ -220,7 +220,7 @@ import sys, tempfile, time
 from data import Problem
 from data.verify import VerifierPool
 pool = VerifierPool(2, 600, 2)
-pool.submit([(0, Problem("", sys.argv[1], "hostile_task"), "last words")])
+pool.submit([(i, Problem("", sys.argv[1], "hostile_task"), "last words") for i in range(2)])  # both have started
 while pool.unfinished:
     pool.results()
 pool.submit([(1, Problem("", "", "hostile_task"), "loop")])
@@ -231,17 +231,23 @@ time.sleep(600)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the README promises this for Linux")
+@pytest.mark.parametrize("stopped", [False, True])
 @pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGTERM])
-def test_nothing_outlives_the_owner_of_the_pool(task, tmp_path, by):
+def test_nothing_outlives_the_owner_of_the_pool(task, tmp_path, by, stopped):
     marker = tmp_path / "pid"
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER, str(marker)],
         stdout=subprocess.PIPE,
         cwd=ROOT,
         env={**os.environ, "TMPDIR": str(tmp_path / "temporary"), "PYTHONPATH": f"{ROOT}:{tmp_path}"},
+        start_new_session=True,
     )
     guards = [int(word) for word in owner.stdout.readline().split()[1:]]
     assert len(guards) == 2 and is_running(int(marker.read_text()))
+    if stopped:  # as a hostile score can do to its guard
+        for pid in guards:
+            os.kill(pid, signal.SIGSTOP)
+        assert wait_until(lambda: all("T (stopped)" in Path(f"/proc/{pid}/status").read_text() for pid in guards))
     owner.send_signal(by)
     owner.wait()
     owner.stdout.close()
