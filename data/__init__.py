@@ -17,6 +17,7 @@ of each record of a file; `load_data` takes files, data sets of the hub and task
 
 import hashlib
 import importlib
+import math
 import pkgutil
 import random
 import re
@@ -317,6 +318,10 @@ def make_problem(record: dict, text_column: str, answer_column: str, is_tests: b
     for column, value in ((text_column, text), (answer_column, wanted)):
         if value is None or (isinstance(value, str) and not value.strip()) or value == []:
             raise ValueError(f"nothing stands in column {column!r}")
+        if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
+            raise ValueError(
+                f"column {column!r} holds half of a character (a lone surrogate): no tokenizer can read it"
+            )
     if not isinstance(text, str):
         raise ValueError(f"column {text_column!r} holds no text but {text!r:.60}")
     if is_tests:
@@ -328,7 +333,8 @@ def plain(answer) -> str:
     """The text of an answer that a file may hold as a text, as a number or as a list of one."""
     if isinstance(answer, list) and len(answer) == 1:
         answer = answer[0]
-    if isinstance(answer, bool) or not isinstance(answer, (str, int, float)):
+    is_number = type(answer) is int or (isinstance(answer, float) and math.isfinite(answer))
+    if not is_number and not isinstance(answer, str):
         raise ValueError(f"an answer is a text or a number, not {answer!r:.60}")
     return str(int(answer)) if isinstance(answer, float) and answer.is_integer() else str(answer)
 

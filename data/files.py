@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 FORMATS = (".jsonl", ".json", ".csv", ".parquet")
+LEAST_SUSPECT, MOST_UNPACKED = 2**30, 200  # bytes; a larger Parquet file unpacks to at most so many times its size
 
 
 def read_records(path: Path) -> Iterator[tuple[str, dict]]:
@@ -73,11 +74,19 @@ def read_parquet(path: Path) -> Iterator[tuple[str, dict]]:
     import pyarrow
     import pyarrow.parquet
 
+    limit, number, unpacked = max(LEAST_SUSPECT, MOST_UNPACKED * path.stat().st_size), 0, 0
     try:
-        batches = pyarrow.parquet.ParquetFile(path).iter_batches(batch_size=256)
-        records = (record for batch in batches for record in batch.to_pylist())
-        for number, record in enumerate(records, start=1):
-            yield f"record {number}", record
+        file = pyarrow.parquet.ParquetFile(path)
+        groups = (file.metadata.row_group(i) for i in range(file.metadata.num_row_groups))
+        if sum(group.total_byte_size for group in groups) > limit:
+            raise ValueError(f"{path} is refused: it would unpack to more than {limit / 2**30:.0f} GiB")
+        for batch in file.iter_batches(batch_size=64):
+            unpacked += batch.nbytes  # a text that is stored once and meant many times is not in the sum above
+            if unpacked > limit:
+                raise ValueError(f"{path}, record {number + 1}: so far it has unpacked to {unpacked / 2**30:.0f} GiB")
+            for record in batch.to_pylist():
+                number += 1
+                yield f"record {number}", record
     except (pyarrow.ArrowException, OSError) as error:
         raise ValueError(f"{path} is not a Parquet file: {error}") from None
 

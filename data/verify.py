@@ -444,7 +444,9 @@ def work(memory_gib: float) -> None:
                 loaded.add(problem.task)
                 reply(loaded=problem.task)
             correct = task.score(problem, request["completion"])
-            if correct not in (True, False):
+            if type(correct).__module__ == "numpy" and hasattr(correct, "item"):
+                correct = correct.item()
+            if type(correct) not in (bool, int, float) or correct not in (0, 1):
                 raise TypeError(f"{problem.task}.score returned {correct!r:.80}, not True or False")
         except MemoryError:
             failure = "memory"

@@ -48,9 +48,8 @@ class VllmEngine:
         self.completions = Completions(settings.slots, settings.decoding)
         self.free = list(range(settings.slots))  # rows of `completions`
         self.rows: dict[str, int] = {}  # of what is in flight, by vLLM's name for its present piece
-        self.salts: list[str] = [
-            ""
-        ] * settings.slots  # of each row's blocks in the prefix cache: the version it began with
+        # Of each row's blocks in the prefix cache: the version it began with.
+        self.salts: list[str] = [""] * settings.slots
         self.pieces = 0  # requests that vLLM has been given so far
 
     @property
@@ -164,6 +163,7 @@ def make_llm_engine(settings: EngineSettings, prompt_tokens: int):
             model=settings.model,
             load_format="dummy",  # `update` brings the parameters
             skip_tokenizer_init=True,
+            trust_remote_code=False,
             generation_config="vllm",  # no top-k, top-p or penalty out of the model's folder
             # The head is computed as by loss.head_logits, from a weight of its own, in a dtype of its own.
             hf_overrides={"tie_word_embeddings": False, "head_dtype": head_dtype},

@@ -125,6 +125,14 @@ def test_gaps_in_the_sandbox_are_told(tmp_path, monkeypatch):
         ("a.jsonl", b'{"problem": "x", "answer": null}\n', r"line 1: nothing stands in column 'answer'"),
         ("a.jsonl", b'{"problem": " ", "answer": "1"}\n', r"line 1: nothing stands in column 'problem'"),
         ("a.jsonl", b'\n{"problem": "x", "answer": {"a": 1}}\n', r"line 2: an answer is a text or a number"),
+        ("a.jsonl", b'{"problem": "x", "answer": NaN}\n', r"line 1: an answer is a text or a number, not nan"),
+        ("a.jsonl", b'{"problem": "x", "answer": -Infinity}\n', r"line 1: an answer is a text or a number, not -inf"),
+        (
+            "a.jsonl",
+            b'\n{"problem": "x\\ud800", "answer": "1"}\n',
+            r"line 2: column 'problem' holds half of a character",
+        ),
+        ("a.jsonl", b'{"problem": "x", "answer": "\\udfff"}\n', r"line 1: column 'answer' holds half of a character"),
         ("a.jsonl", b'{"problem": ["x"], "answer": "1"}\n', r"line 1: column 'problem' holds no text"),
         ("a.jsonl", b'{"problem": "x", "answer": "1"}\n{"problem": "y", "an', r"line 2 is not JSON"),
         ("a.jsonl", b'{"problem": "x", "answer": "1"}\n[1]\n', r"line 2: a record must be an object"),
@@ -147,6 +155,19 @@ def test_a_file_that_cannot_be_used_is_refused_with_its_place(tmp_path, name, co
     with pytest.raises(ValueError, match=message) as error:
         load(str(tmp_path / name))
     assert str(tmp_path / name) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "dictionary, message", [(False, "would unpack"), (True, "record [0-9]+: so far it has unpacked")]
+)
+def test_a_small_parquet_file_that_unpacks_to_a_giant_is_refused(tmp_path, monkeypatch, dictionary, message):
+    """By its metadata, or, where the metadata cannot know it because a text is stored once, while it is read."""
+    monkeypatch.setattr(files, "LEAST_SUSPECT", 2**20)
+    rows = pyarrow.table({"problem": ["x" * 10_000] * 1000, "answer": ["1"] * 1000})
+    pyarrow.parquet.write_table(rows, tmp_path / "a.parquet", use_dictionary=dictionary, compression="zstd")
+    assert (tmp_path / "a.parquet").stat().st_size < 5000
+    with pytest.raises(ValueError, match=message):
+        load(str(tmp_path / "a.parquet"))
 
 
 # --- held out -------------------------------------------------------------------------------------------------------

@@ -1,9 +1,11 @@
 """The engine that one can read, the way of the parameters, the generator's process and the command."""
 
+import contextlib
 import dataclasses
 import json
 import multiprocessing
 import queue
+import shutil
 import subprocess
 import sys
 import threading
@@ -272,6 +274,25 @@ def test_models_that_cannot_be_used_are_refused_in_one_sentence(models, tmp_path
     tokenizer.chat_template = "<think>"
     with pytest.raises(ValueError, match="drops the prompt: '1' and '2' become the same 1 tokens"):
         render_all(tokenizer, ["2", "1"], Sampling())
+
+
+def test_code_that_lies_in_a_models_folder_is_never_run(models, tmp_path, monkeypatch):
+    """And nobody is asked whether it may be."""
+    folder = shutil.copytree(models["llama"], tmp_path / "hostile")
+    (folder / "hostile.py").write_text(f"open({str(tmp_path / 'it ran')!r}, 'w')\n")
+    for name, classes in (
+        ("config.json", {"AutoConfig": "hostile.C", "AutoModelForCausalLM": "hostile.M"}),
+        ("tokenizer_config.json", {"AutoTokenizer": ["hostile.T", None]}),
+    ):
+        config = json.loads((folder / name).read_text()) | {"auto_map": classes}
+        config |= {"model_type": "hostile"} if name == "config.json" else {"tokenizer_class": "Hostile"}
+        (folder / name).write_text(json.dumps(config))
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    with contextlib.suppress(ValueError):  # the tokenizer may well be read without a class of its own
+        load_tokenizer(str(folder))
+    with pytest.raises(ValueError, match="could not be loaded .*contains custom code"):
+        load_model(str(folder), CPU, torch.float32)
+    assert not (tmp_path / "it ran").exists()
 
 
 def test_the_shipped_model_is_found_beside_the_scripts_and_a_path_that_is_not_there_at_once(tmp_path, monkeypatch):

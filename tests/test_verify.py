@@ -49,9 +49,23 @@ def last_words(marker):
     detached(marker)
     return True
 
+class Chameleon(float):
+    """It says that it equals whatever it is compared with."""
+    __eq__ = lambda self, other: True
+    __hash__ = None
+
+def of_numpy(name):
+    import numpy
+    return getattr(numpy, name)(1)
+
 actions = {
     "right": lambda _: True,
     "wrong": lambda _: False,
+    "one": lambda _: 1,
+    "a float": lambda _: 1.0,
+    "numpy.bool_": lambda _: of_numpy("bool_"),
+    "numpy.float32": lambda _: of_numpy("float32"),
+    "chameleon": lambda _: Chameleon(0.5),
     "raise": lambda _: 1 / 0,
     "exit": lambda _: sys.exit(0),
     "os._exit": lambda _: os._exit(0),
@@ -132,6 +146,7 @@ FAILURES = {  # what the completion has the score do: the failure, and what its 
     "exit": ("error", "SystemExit"),
     "recursion": ("error", "RecursionError"),
     "neither": ("error", "not True or False"),
+    "chameleon": ("error", "not True or False"),
     "no such action": ("error", "KeyError"),
     "os._exit": ("died", "exit 0"),
     "kill": ("died", "signal 9"),
@@ -170,6 +185,12 @@ def test_a_score_reads_nothing_and_prints_to_nobody(task, capfd):
         verdicts = judge(pool, [task("read"), task("right")])
     assert verdicts[0].correct and verdicts[1].correct
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_score_may_be_a_number_that_is_true_or_false(task):
+    with VerifierPool(1, time_limit=20, memory_gib=4) as pool:
+        verdicts = judge(pool, [task(what) for what in ("one", "a float", "numpy.bool_", "numpy.float32", "wrong")])
+    assert [verdicts[i].correct for i in range(5)] == [True] * 4 + [False], verdicts
 
 
 def test_a_task_that_is_not_there_is_an_error_of_each_completion():
