@@ -32,7 +32,7 @@ def model_path(name: str) -> str:
 def _load(kind, path: str, **options):
     """What transformers loads; ValueError, in one sentence, whatever a broken folder or the hub make it raise."""
     try:
-        return kind.from_pretrained(path, trust_remote_code=False, **options)  # a folder's own code is never run
+        return kind.from_pretrained(path, trust_remote_code=False, **options)  # no code that lies in the folder is run
     except Exception as error:
         reason = f"{type(error).__name__}: {(str(error).strip() or 'no reason given').splitlines()[0]}"
         if Path(path).is_dir():

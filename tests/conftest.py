@@ -6,6 +6,7 @@ import pytest
 import torch
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is downloaded, so nothing waits for a hub
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each of the processes would compile all modules again
 torch.set_num_threads(1)
 
 

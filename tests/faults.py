@@ -68,21 +68,19 @@ RAISES, HANGS, DIES = "raise RuntimeError('it broke')", "time.sleep(1000)", "os.
 
 class RealRun:
     """python train.py in a process of its own, which stands in `folder`; every process that comes of it carries a mark.
-    Where the folder has a train.py (`project`), it is that one. No process sees a GPU. script: another one, and what
-    stands before all flags, for example "study.py loo"."""
+    Where the folder has a train.py (`project`), it is that one. No process sees a GPU."""
 
     shared_memory: set[int] = set()  # inodes there of all that processes of these runs have been seen to use
 
-    def __init__(self, folder: Path, *flags: str, name: str | None = "run", script: str = "train.py"):
-        file, *first = script.split()
-        path = folder / file if (folder / file).exists() else ROOT / file
+    def __init__(self, folder: Path, *flags: str, name: str = "run"):
+        script = folder / "train.py" if (folder / "train.py").exists() else ROOT / "train.py"
         self.mark = uuid.uuid4().hex
-        self.folder = folder / "runs" / (name or "scalerl-seed0")  # without --name, the default
+        self.folder = folder / "runs" / name
         self.output = open(folder / f"{self.mark}.txt", "w+")
         environment = {**os.environ, "SCALERL_TEST_RUN": self.mark, "CUDA_VISIBLE_DEVICES": ""}
-        start = [] if "--resume" in flags else [*(["--name", name] if name else []), *TINY]
+        start = [] if "--resume" in flags else ["--name", name, *TINY]
         self.process = subprocess.Popen(
-            [sys.executable, str(path), *first, *start, *flags],
+            [sys.executable, str(script), *start, *flags],
             cwd=folder,
             env=environment,
             stdout=self.output,

