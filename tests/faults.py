@@ -2,15 +2,17 @@
 
 import contextlib
 import json
+import multiprocessing
 import os
 import random
 import re
+import runpy
 import shutil
 import signal
-import subprocess
 import sys
 import time
 import uuid
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -66,6 +68,32 @@ def faulty_loss(call: int) -> str:
 RAISES, HANGS, DIES = "raise RuntimeError('it broke')", "time.sleep(1000)", "os.kill(os.getpid(), 9)"
 
 
+SERVER = multiprocessing.get_context("forkserver")  # a process that has made the imports, and forks
+SERVER.set_forkserver_preload(["transformers.models.llama.modeling_llama", "matplotlib.pyplot", "tyro"])
+
+
+class Script(SERVER.Process):
+    """`python SCRIPT ARGUMENTS` in `folder`, with five seconds of imports behind it; what it starts is started as
+    ever. Its session, environment, output and resource tracker are its own."""
+
+    def __init__(self, script: Path, arguments: list[str], folder: Path, environment: dict[str, str], output: str):
+        super().__init__()
+        self.script, self.arguments, self.folder = script, arguments, folder
+        self.environment, self.output = environment, output
+
+    def run(self) -> None:
+        os.setsid()
+        os.chdir(self.folder)
+        os.environ.update(self.environment)
+        with open(self.output, "a") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        resource_tracker._resource_tracker._fd = resource_tracker._resource_tracker._pid = None
+        sys.argv = [str(self.script), *self.arguments]
+        sys.path = [str(self.script.parent), *(path for path in sys.path if not Path(path).is_relative_to(ROOT))]
+        runpy.run_path(str(self.script), run_name="__main__")
+
+
 class RealRun:
     """python train.py in a process of its own, which stands in `folder`; every process that comes of it carries a mark.
     Where the folder has a train.py (`project`), it is that one. No process sees a GPU."""
@@ -77,23 +105,17 @@ class RealRun:
         self.mark = uuid.uuid4().hex
         self.folder = folder / "runs" / name
         self.output = open(folder / f"{self.mark}.txt", "w+")
-        environment = {**os.environ, "SCALERL_TEST_RUN": self.mark, "CUDA_VISIBLE_DEVICES": ""}
         start = [] if "--resume" in flags else ["--name", name, *TINY]
-        self.process = subprocess.Popen(
-            [sys.executable, str(script), *start, *flags],
-            cwd=folder,
-            env=environment,
-            stdout=self.output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        environment = {"SCALERL_TEST_RUN": self.mark, "CUDA_VISIBLE_DEVICES": ""}
+        self.process = Script(script, [*start, *flags], folder, environment, self.output.name)
+        self.process.start()
 
     def text(self) -> str:
         self.output.seek(0)
         return self.output.read()
 
     def processes(self, what: str = "") -> list[int]:
-        """Ids of the living processes of this run whose command line holds `what`."""
+        """Ids of the living processes of this run, but for the trainer, whose command line holds `what`."""
         found, mark = [], f"SCALERL_TEST_RUN={self.mark}".encode()
         for entry in filter(lambda entry: entry.name.isdigit(), Path("/proc").iterdir()):
             with contextlib.suppress(OSError):
@@ -109,7 +131,7 @@ class RealRun:
         return self.processes("data.verify")
 
     def look_at_shared_memory(self) -> None:
-        for process in self.processes():
+        for process in [self.process.pid, *self.processes()]:
             with contextlib.suppress(OSError):  # it has ended
                 maps = Path(f"/proc/{process}/maps").read_text()
                 RealRun.shared_memory |= {int(inode) for inode in re.findall(r"(\d+) +/dev/shm/", maps)}
@@ -118,7 +140,7 @@ class RealRun:
         """Wait until condition() holds. AssertionError with the output when it does not, or when the run ends first."""
         deadline = time.monotonic() + seconds
         while not condition():
-            assert self.process.poll() is None, f"ended with {self.process.returncode}:\n{self.text()[-3000:]}"
+            assert self.process.is_alive(), f"ended with {self.process.exitcode}:\n{self.text()[-3000:]}"
             assert time.monotonic() < deadline, f"not within {seconds} s:\n{self.text()[-3000:]}"
             time.sleep(0.05)
 
@@ -128,11 +150,11 @@ class RealRun:
     def end(self, seconds: float = 120) -> int:
         """Wait until it has ended and nothing of it is left; the exit status."""
         deadline = time.monotonic() + seconds
-        while self.process.poll() is None:
+        while self.process.is_alive():
             assert time.monotonic() < deadline, f"has not ended within {seconds} s:\n{self.text()[-3000:]}"
             self.look_at_shared_memory()
             time.sleep(0.2)
-        status = self.process.returncode
+        status = self.process.exitcode
         deadline = time.monotonic() + 15
         while left := self.processes():
             assert time.monotonic() < deadline, f"left over: {[Path(f'/proc/{p}/cmdline').read_text() for p in left]}"
@@ -209,6 +231,6 @@ def kill_at_random(folder: Path, kills: int, flags: list[str], seed: int) -> lis
             run = RealRun(folder, "--resume", f"runs/{run.folder.name}")
         run.until_step(reached + 1)
         record.append((victim, time.monotonic() - killed))
-    run.process.send_signal(signal.SIGTERM)
+    os.kill(run.process.pid, signal.SIGTERM)
     assert run.end() == 128 + signal.SIGTERM, run.text()[-3000:]
     return record

@@ -190,12 +190,12 @@ def test_a_second_signal_stops_at_once_and_keeps_the_last_checkpoint(tmp_path):
     )
     run = RealRun(folder, *FOREVER)
     run.until((tmp_path / "stuck").exists)
-    run.process.send_signal(signal.SIGTERM)
+    os.kill(run.process.pid, signal.SIGTERM)
     run.until(lambda: "Once more stops at once" in run.text())
-    run.process.send_signal(signal.SIGTERM)  # within a second: the same one again
+    os.kill(run.process.pid, signal.SIGTERM)  # within a second: the same one again
     time.sleep(1.5)
-    assert run.process.poll() is None
-    run.process.send_signal(signal.SIGTERM)
+    assert run.process.is_alive()
+    os.kill(run.process.pid, signal.SIGTERM)
     assert run.end(20) == 143
     assert "stopped at once; python train.py --resume runs/run" in run.text() and "Traceback" not in run.text()
     assert 2 <= saved_step(run) <= last_step(run.folder)
