@@ -39,7 +39,7 @@ from transformers.cache_utils import Cache
 import loss
 from data import Problem, Source, load_evaluation
 from data.evaluation import pass_at_k
-from data.verify import Verdict, VerifierPool
+from data.verify import Verdict, VerifierPool, no_verdict_at_all
 from machinery.engine import (
     Completions,
     EngineSettings,
@@ -434,7 +434,7 @@ def evaluation_engine(command: Command, path: str, decoding: Decoding, completio
 
 
 def judge_all(pool: VerifierPool, problems: list[Problem], rollouts: list[Rollout], texts: list[str]) -> list[Verdict]:
-    """A verdict on each rollout, in order. One that was cut off is wrong."""
+    """A verdict on each rollout, in order. One that was cut off is wrong. ValueError if no other got a verdict."""
     verdicts = {i: Verdict(False) for i, rollout in enumerate(rollouts) if rollout.truncated}
     pool.submit([(i, problems[r.request.group], texts[i]) for i, r in enumerate(rollouts) if i not in verdicts])
     with tqdm(total=pool.unfinished, desc="judging", unit="completion", leave=False, disable=None) as bar:
@@ -443,16 +443,18 @@ def judge_all(pool: VerifierPool, problems: list[Problem], rollouts: list[Rollou
             verdicts |= judged
             bar.update(len(judged))
             time.sleep(0.002)
+    if failure := no_verdict_at_all([verdicts[i] for i, r in enumerate(rollouts) if not r.truncated]):
+        raise ValueError(failure)
     return [verdicts[i] for i in range(len(rollouts))]
 
 
 def evaluation_figures(rollouts: list[Rollout], verdicts: list[Verdict], samples: int) -> dict[str, float | str]:
     """What --evaluate prints and logs, of `samples` completions of each problem: pass_rate is mean@samples."""
-    correct_PN = np.array([verdict.correct for verdict in verdicts]).reshape(-1, samples)
+    scores_PN = np.array([verdict.score for verdict in verdicts]).reshape(-1, samples)
     lengths = [int(rollout.sampled.sum()) for rollout in rollouts]
-    figures = {"num_examples": len(rollouts), "problems": len(correct_PN)}
+    figures = {"num_examples": len(rollouts), "problems": len(scores_PN)}
     for k in sorted({1, *(2**i for i in range(2, 10, 2) if 2**i < samples), samples}):
-        value, low, high = pass_at_k(correct_PN, k)
+        value, low, high = pass_at_k(scores_PN, k)
         name = "pass_rate" if k == 1 else f"pass@{k}"
         figures |= {name: round(value, 4), f"{name}_low": round(low, 4), f"{name}_high": round(high, 4)}
     return figures | {

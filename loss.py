@@ -19,7 +19,7 @@ The policy chose the "sampled" tokens; "forced" tokens (the phrase of an interru
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -190,18 +190,19 @@ def interrupt_or_truncate(kind: str, sampled, closed_at, thinking_budget, answer
     return interrupt, truncate
 
 
-def rewards(correct_PG: Tensor, lengths_PG: Tensor, kind: str, max_length: int, penalty_length: int) -> Tensor:
-    """r = +1 if correct, else -1 (A.3); with the length penalty, correct completions get (sec. 2)
+def rewards(scores_PG: Tensor, lengths_PG: Tensor, kind: str, max_length: int, penalty_length: int) -> Tensor:
+    """r = +1 if correct, else -1 (A.3), and in between for a score in between; with the length penalty, correct
+    completions get (sec. 2)
 
         clip((L_max - |y|) / L_cache - 1, -1, 0)
 
-    added: 0 up to L_max - L_cache tokens, -1 at L_max. correct_PG: bool; lengths_PG: |y|, sampled tokens;
-    max_length: L_max; penalty_length: L_cache. Returns float32 [P, G].
+    added, others their share of it: 0 up to L_max - L_cache tokens, -1 at L_max. scores_PG: float32, 0 is wrong and 1
+    is correct; lengths_PG: |y|, sampled tokens; max_length: L_max; penalty_length: L_cache. Returns float32 [P, G].
     """
-    rewards_PG = torch.where(correct_PG, 1.0, -1.0)
+    rewards_PG = 2 * scores_PG - 1
     if kind == "penalty":
         penalty_PG = ((max_length - lengths_PG) / penalty_length - 1).clamp(-1, 0)
-        rewards_PG = rewards_PG + torch.where(correct_PG, penalty_PG, 0.0)
+        rewards_PG = rewards_PG + scores_PG * penalty_PG
     return rewards_PG
 
 
@@ -275,25 +276,29 @@ def counted_samples(rewards_PG: Tensor, usable_PG: Tensor, zero_variance_filter:
 # --- 6. Advantages (sec. 2, 3.2) ----------------------------------------------------------------------------------
 
 
+NORMS = {  # the standard deviation of a population; the mean is 0, of each group and so of the batch
+    "prompt": lambda centred_PG, members_P1, counted_PG: (centred_PG.square().sum(1, keepdim=True) / members_P1).sqrt(),
+    "batch": lambda centred_PG, members_P1, counted_PG: (centred_PG.square().sum() / counted_PG.sum()).sqrt(),
+    "none": None,
+}
+
+
 def advantages(rewards_PG: Tensor, usable_PG: Tensor, counted_PG: Tensor, norm: str, eps: float = 1e-6) -> Tensor:
-    """A_i = r_i - mean_j r_j within the group, then
+    """A_i = r_i - mean_j r_j within the group, then by NORMS
 
         prompt (GRPO)      A_i / (std_j r_j + eps)    within the group
         batch  (ScaleRL)   A_i / (std A + eps)        over the effective batch (counted_PG)
         none   (Dr. GRPO)  A_i
 
-    The std is that of the population. Zero outside the effective batch and in groups without variance.
+    Zero outside the effective batch and in groups without variance.
     """
     members_P1 = usable_PG.sum(1, keepdim=True).clamp(min=1)
     means_P1 = torch.where(usable_PG, rewards_PG, 0.0).sum(1, keepdim=True) / members_P1
     varied_PG = counted_PG & ~zero_variance(rewards_PG, usable_PG)[:, None]
     centred_PG = torch.where(varied_PG, rewards_PG - means_P1, 0.0)
-    if norm == "none" or not counted_PG.any():
+    if NORMS[norm] is None or not counted_PG.any():
         return centred_PG
-    if norm == "prompt":
-        return centred_PG / ((centred_PG.square().sum(1, keepdim=True) / members_P1).sqrt() + eps)
-    # The mean over the batch is 0: each group's is. So the std is the root of the mean square.
-    return centred_PG / ((centred_PG.square().sum() / counted_PG.sum()).sqrt() + eps)
+    return centred_PG / (NORMS[norm](centred_PG, members_P1, counted_PG) + eps)
 
 
 # --- 7. Losses (sec. 3.2, A.2, A.17) ------------------------------------------------------------------------------
@@ -301,47 +306,64 @@ def advantages(rewards_PG: Tensor, usable_PG: Tensor, counted_PG: Tensor, norm: 
 CLIP = {"dapo": (0.2, 0.26), "grpo": (0.2, 0.2), "gspo": (4e-3, 5e-3)}  # (eps_low, eps_high)
 
 
+def cispo(recipe: Recipe, advantages_B1: Tensor, log_rho_BT: Tensor, logprobs_BT: Tensor, sampled_BT: Tensor):
+    """sg(min(rho, eps_max)) A log pi_train; no gradient flows through sg."""
+    rho_BT = log_rho_BT.detach().exp()
+    return rho_BT.clamp(max=recipe.eps_max) * advantages_B1 * logprobs_BT, rho_BT > recipe.eps_max
+
+
+def clipped_ratio(
+    recipe: Recipe, advantages_B1: Tensor, log_ratios_BT: Tensor, logprobs_BT: Tensor, sampled_BT: Tensor
+):
+    """min(rho A, clip(rho, 1 - eps_low, 1 + eps_high) A): rho cut from above where A >= 0, from below where A < 0."""
+    eps_low, eps_high = CLIP[recipe.loss]
+    lower = math.log(1 - (eps_low if recipe.eps_low is None else recipe.eps_low))
+    upper = math.log(1 + (eps_high if recipe.eps_high is None else recipe.eps_high))
+    # The cut comes before exp, which overflows above 88: the gradient of what is thrown away would be infinity times 0.
+    cut_BT = torch.where(advantages_B1 >= 0, log_ratios_BT.clamp(max=upper), log_ratios_BT.clamp(min=lower))
+    return cut_BT.exp() * advantages_B1, (cut_BT != log_ratios_BT) & (advantages_B1 != 0)
+
+
+def clipped_sequence_ratio(
+    recipe: Recipe, advantages_B1: Tensor, log_rho_BT: Tensor, logprobs_BT: Tensor, sampled_BT: Tensor
+):
+    """The same with one ratio per sequence, s = exp(mean_t log rho_t)."""
+    lengths_B1 = sampled_BT.sum(1, keepdim=True).clamp(min=1)
+    log_ratios_BT = (log_rho_BT.sum(1, keepdim=True) / lengths_B1).expand_as(log_rho_BT)
+    return clipped_ratio(recipe, advantages_B1, log_ratios_BT, logprobs_BT, sampled_BT)
+
+
+LOSSES = {"cispo": cispo, "dapo": clipped_ratio, "grpo": clipped_ratio, "gspo": clipped_sequence_ratio}
+
+
 def token_terms(
     recipe: Recipe, logprobs_BT: Tensor, generator_logprobs_BT: Tensor, sampled_BT: Tensor, advantages_B: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What is maximised, per token, with rho = pi_train / pi_gen (the generator's log-probability as recorded when
-    the token was sampled):
-
-        cispo   sg(min(rho, eps_max)) A log pi_train        sg: no gradient flows through it
-        dapo    min(rho A, clip(rho, 1 - eps_low, 1 + eps_high) A)
-        grpo    the same with eps_low = eps_high
-        gspo    the same with one ratio per sequence, s = exp(mean_t log rho_t)
+    the token was sampled), by the function that LOSSES has for this recipe.
 
     logprobs_BT: log pi_train, differentiable. Returns terms_BT, the log rho_BT of each token, and clipped_BT (bool:
     where the clip decides), all [B, T]. A forced token has no ratio: its log rho and its term are 0.
     """
-    advantages_B1 = advantages_B[:, None]
     log_rho_BT = torch.where(sampled_BT, logprobs_BT - generator_logprobs_BT, 0.0)
-    if recipe.loss == "cispo":
-        rho_BT = log_rho_BT.detach().exp()
-        clipped_BT = rho_BT > recipe.eps_max
-        terms_BT = rho_BT.clamp(max=recipe.eps_max) * advantages_B1 * logprobs_BT
-    else:
-        log_ratios_BT = log_rho_BT
-        if recipe.loss == "gspo":
-            lengths_B1 = sampled_BT.sum(1, keepdim=True).clamp(min=1)
-            log_ratios_BT = (log_rho_BT.sum(1, keepdim=True) / lengths_B1).expand_as(log_rho_BT)
-        eps_low, eps_high = CLIP[recipe.loss]
-        lower = math.log(1 - (eps_low if recipe.eps_low is None else recipe.eps_low))
-        upper = math.log(1 + (eps_high if recipe.eps_high is None else recipe.eps_high))
-        # The minimum is rho A with rho cut from above where A >= 0, and from below where A < 0. The cut comes before
-        # exp, which overflows above 88: the gradient of what the clip throws away would be infinity times 0.
-        cut_BT = torch.where(advantages_B1 >= 0, log_ratios_BT.clamp(max=upper), log_ratios_BT.clamp(min=lower))
-        clipped_BT = (cut_BT != log_ratios_BT) & (advantages_B1 != 0)
-        terms_BT = cut_BT.exp() * advantages_B1
+    term = LOSSES[recipe.loss]
+    terms_BT, clipped_BT = term(recipe, advantages_B[:, None], log_rho_BT, logprobs_BT, sampled_BT)
     return torch.where(sampled_BT, terms_BT, 0.0), log_rho_BT.detach(), clipped_BT & sampled_BT
 
 
 # --- 8. Aggregation (sec. 3.2, A.2) -------------------------------------------------------------------------------
 
 
+AGGREGATIONS = {  # of each completion, what the weight of its tokens is 1 / of
+    "sample": lambda lengths_PG, counted_PG: counted_PG.sum() * lengths_PG,
+    "prompt": lambda lengths_PG, counted_PG: (lengths_PG.sum(1) > 0).sum() * lengths_PG.sum(1, keepdim=True),
+    "token": lambda lengths_PG, counted_PG: lengths_PG.sum(),
+}
+
+
 def token_weights(lengths_PG: Tensor, counted_PG: Tensor, aggregation: str) -> Tensor:
-    """The weight of each sampled token of a completion, [P, G]; summed over all sampled tokens of the batch it is 1.
+    """The weight of each sampled token of a completion, [P, G]; summed over all sampled tokens of the batch it is 1. By
+    AGGREGATIONS
 
         sample (GRPO)           1 / (completions |y_i|)           each completion's mean, then the mean over them
         prompt (ScaleRL, DAPO)  1 / (prompts sum_j |y_j|)         each prompt's mean over its tokens, then over prompts
@@ -351,13 +373,7 @@ def token_weights(lengths_PG: Tensor, counted_PG: Tensor, aggregation: str) -> T
     however the batch is cut into micro-batches or spread over devices. All zero when nothing counts.
     """
     lengths_PG = torch.where(counted_PG, lengths_PG, 0)
-    tokens_P1 = lengths_PG.sum(1, keepdim=True)
-    if aggregation == "sample":
-        denominators_PG = counted_PG.sum() * lengths_PG
-    elif aggregation == "prompt":
-        denominators_PG = ((tokens_P1 > 0).sum() * tokens_P1).expand_as(lengths_PG)
-    else:
-        denominators_PG = lengths_PG.sum().expand_as(lengths_PG)
+    denominators_PG = AGGREGATIONS[aggregation](lengths_PG, counted_PG)
     return torch.where(lengths_PG > 0, 1.0 / denominators_PG.clamp(min=1), 0.0)
 
 
@@ -388,3 +404,8 @@ def policy_loss(
         "kl": (log_rho_N.exp() - 1 - log_rho_N).sum(),
     }
     return loss, sums
+
+
+for _part, _table in (("loss", LOSSES), ("aggregation", AGGREGATIONS), ("advantage_norm", NORMS)):
+    if {*get_args(Recipe.__annotations__[_part])} != {*_table}:  # what Recipe allows is what there is a function for
+        raise TypeError(f"loss.py: Recipe.{_part} allows {Recipe.__annotations__[_part]}, its table has {[*_table]}")

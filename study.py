@@ -13,7 +13,6 @@ its own, with the folder runs/STUDY/SETTING-seedN; tables.md, compare.png and se
 
 import dataclasses
 import difflib
-import functools
 import itertools
 import json
 import os
@@ -120,6 +119,8 @@ def plan(study: Study, common: list[str]) -> dict[Path, tuple[Settings, list[str
         if alike.setdefault(key, setting) != setting:
             raise ValueError(f"{study.study}: {alike[key]!r} and {setting!r} would be the same runs twice")
     runs, parent = {}, study.name or Path(study.study).stem
+    if (Path("runs") / parent / "config.json").exists():
+        raise ValueError(f"runs/{parent} holds a run, not a study; choose another --name")
     for seed, (setting, (its, arguments)) in itertools.product(study.seeds, settings.items()):
         name = f"{parent}/{setting}-seed{seed}"
         run, folder = replace(its, name=name, seed=seed), Path("runs") / name
@@ -147,7 +148,7 @@ def finished(folder: Path, settings: Settings) -> bool:
 def start_run(folder: Path, arguments: list[str]) -> subprocess.Popen:
     """A run in a process of its own, which goes on if it was interrupted; its output is in FOLDER.txt. Signals of the
     terminal do not reach it; when the study dies, it stops as if by Ctrl-C."""
-    resume = ["--resume", str(folder)] if (folder / "config.json").exists() else []
+    resume, owner = ["--resume", str(folder)] if (folder / "config.json").exists() else [], os.getpid()
     with open(f"{folder}.txt", "a") as output:
         return subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("train.py")), *arguments, *resume],
@@ -156,7 +157,7 @@ def start_run(folder: Path, arguments: list[str]) -> subprocess.Popen:
             stderr=subprocess.STDOUT,
             env={**os.environ, "TQDM_DISABLE": "1"},
             start_new_session=True,
-            preexec_fn=functools.partial(die_with, os.getpid(), signal.SIGINT),
+            preexec_fn=lambda: die_with(owner, signal.SIGINT) or os._exit(1),
         )
 
 

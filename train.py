@@ -325,7 +325,7 @@ def train(
 
         # 2. what each completion is worth
         rewards_PG = loss.rewards(
-            batch.correct_PG,
+            batch.scores_PG,
             batch.lengths_PG,
             r.length_control,
             max_length=s.thinking_budget[1] + s.answer_budget,

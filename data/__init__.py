@@ -3,7 +3,10 @@
 A task is a module of this folder with `score`. One that makes its own problems has `problems` too:
 
     problems(split, number, seed) -> list[Problem]     split is "train" or "validation"; the two never overlap
-    score(problem, completion)    -> bool              completion is the sampled text, forced tokens included
+    score(problem, completion)    -> bool              or a number from 0 to 1; completion is the sampled text, forced
+                                                       tokens included
+
+`number` is --train-prompts (100,000 without it) or --validation-problems; a task that has fewer returns what it has.
 
 `score` runs in a process that may be killed (verify.py). The other tasks, mathematics and programming, make a Problem
 of each record of a file; `load_data` takes files, data sets of the hub and tasks alike:
@@ -199,18 +202,28 @@ def number_names(sources: list[Source]) -> None:
 
 
 def made_source(spec: Spec, train_problems: int, validation_problems: int, seed: int) -> Source:
-    """Problems of a task that makes its own."""
+    """Problems of a task that makes its own. ValueError, with the call, if it raises or makes none."""
+    from data.verify import in_words
+
     task = load_task(spec.name)
     if not hasattr(task, "problems"):
         raise ValueError(f"{spec.name} is a task without problems of its own: give it a file or a data set by name")
     if spec.options:
         raise ValueError(f"--data {spec.name} takes no options: it makes its own problems")
-    return Source(
-        spec.name,
-        spec.weight,
-        task.problems("train", train_problems, seed),
-        task.problems("validation", validation_problems, seed),
-    )
+    source = Source(spec.name, spec.weight, [], [])
+    for split, number in (("train", train_problems), ("validation", validation_problems)):
+        call = f"{task.__file__}: problems({split!r}, {number}, {seed})"
+        try:
+            problems = task.problems(split, number, seed)
+        except Exception as error:
+            said = in_words(error, task.__name__)
+            raise ValueError(f"{call} raised {said}. A task that has fewer problems returns those it has") from error
+        if not problems:
+            raise ValueError(f"{call} returned no problem")
+        if len(problems) < number:
+            source.notes.append(f"{number} problems for {split} were asked for, and there are {len(problems)}")
+        setattr(source, split, problems)
+    return source
 
 
 def read_source(spec: Spec, validation_problems: int) -> Source:

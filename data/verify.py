@@ -56,9 +56,26 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 class Verdict:
     """What became of one completion."""
 
-    correct: bool
-    failure: Failure | None = None  # why there is no verdict; `correct` is False then
-    detail: str = ""  # of a failure: the error's last line, the signal or the exit status
+    score: float  # from 0 for a wrong one to 1 for a right one, as its task says; 0 where there is no verdict
+    failure: Failure | None = None  # why there is no verdict
+    detail: str = ""  # of a failure: the error with its place, the signal or the exit status
+
+    @property
+    def correct(self) -> bool:
+        """Whether it is wholly right."""
+        return self.score == 1
+
+    @property
+    def reason(self) -> str:
+        """Why there is no verdict, in words."""
+        return f"{self.failure}: {self.detail}" if self.detail else str(self.failure)
+
+
+def no_verdict_at_all(verdicts: list[Verdict]) -> str:
+    """What to say when there is no verdict on any of these completions; '' when there is one, or no completion."""
+    if not verdicts or any(verdict.failure is None for verdict in verdicts):
+        return ""
+    return f"none of {len(verdicts)} completions got a verdict; the first, {verdicts[0].reason}"
 
 
 def frame(message) -> bytes:
@@ -257,7 +274,7 @@ class VerifierPool:
             failure = "died"
             detail = f"signal {-status if status < 0 else status - 128}" if not 0 <= status <= 128 else f"exit {status}"
         if worker.items and failure is not None:
-            self._verdicts.put((worker.items.popleft().key, Verdict(False, failure, detail)))
+            self._verdicts.put((worker.items.popleft().key, Verdict(0.0, failure, detail)))
         self._waiting.extendleft(reversed(worker.items))
         self._workers.append(self._start())
 
@@ -297,13 +314,14 @@ class VerifierPool:
                 worker.loaded.add(str(reply["loaded"]))
                 worker.clock = time.monotonic()
                 return 0
-            correct, failure, detail = reply["correct"], reply["failure"], reply["detail"]
-            if type(correct) is not bool or failure not in (None, "memory", "error") or (correct and failure):
+            score, failure, detail = reply["score"], reply["failure"], reply["detail"]
+            known = failure in (None, "memory", "error") and type(score) is float and 0 <= score <= 1
+            if not known or (score and failure):
                 raise ValueError("no verdict")
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise BadReply(f"its reply is not one: {error!r}"[:DETAIL]) from None
         worker.spent = failure == "memory"
-        self._verdicts.put((worker.items.popleft().key, Verdict(correct, failure, str(detail)[:DETAIL])))
+        self._verdicts.put((worker.items.popleft().key, Verdict(score, failure, str(detail)[:DETAIL])))
         return 1
 
     def _end(self, worker: Worker) -> int:
@@ -435,7 +453,7 @@ def work(memory_gib: float) -> None:
         replies.flush()
 
     while len(header := requests.read(HEADER.size)) == HEADER.size:
-        failure, detail, correct = None, "", False
+        failure, detail, score = None, "", 0.0
         try:
             request = json.loads(requests.read(HEADER.unpack(header)[0]))
             problem = Problem(**request["problem"])
@@ -443,18 +461,26 @@ def work(memory_gib: float) -> None:
             if problem.task not in loaded:
                 loaded.add(problem.task)
                 reply(loaded=problem.task)
-            correct = task.score(problem, request["completion"])
-            if type(correct).__module__ == "numpy" and hasattr(correct, "item"):
-                correct = correct.item()
-            if type(correct) not in (bool, int, float) or correct not in (0, 1):
-                raise TypeError(f"{problem.task}.score returned {correct!r:.80}, not True or False")
+            given = task.score(problem, request["completion"])
+            if type(given).__module__ == "numpy" and hasattr(given, "item"):
+                given = given.item()
+            if type(given) not in (bool, int, float) or not 0 <= given <= 1:
+                raise TypeError(f"{problem.task}.score returned {given!r:.80}, not True, False or a number from 0 to 1")
+            score = float(given)
         except MemoryError:
             failure = "memory"
         except BaseException as error:  # SystemExit too
-            failure, detail = "error", traceback.format_exception_only(error)[-1].strip()[:DETAIL]
-        reply(correct=bool(correct) and failure is None, failure=failure, detail=detail)
+            failure, detail = "error", in_words(error, problem.task)[:DETAIL]
+        reply(score=score, failure=failure, detail=detail)
         if failure == "memory":  # what is left of it is too little for the next
             return
+
+
+def in_words(error: BaseException, task: str) -> str:
+    """The error, and the file and line of the task where it was raised, or from where what raised it was called."""
+    said = traceback.format_exception_only(error)[-1].strip()
+    own = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.endswith(task.replace(".", "/") + ".py")]
+    return f"{said} ({own[-1].filename}, line {own[-1].lineno})" if own else said
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 import loss
 from data import Source, next_source
-from data.verify import Verdict, VerifierPool
+from data.verify import Verdict, VerifierPool, no_verdict_at_all
 from machinery.engine import EngineSettings, make_requests
 from machinery.model import Decoding, completion_text
 from machinery.rollouts import Group, Report, Rollout, SharedParameters, Work
@@ -257,7 +257,8 @@ class Feed:
             versions, asynchrony = [group.version for group in done], self.settings.recipe.asynchrony
             chosen = loss.choose_batch(versions, unfinished, step, asynchrony, self.settings.groups_per_step)
             if chosen is not None:
-                return [self.under_way.pop(done[i].number) for i in chosen]
+                groups = [self.under_way.pop(done[i].number) for i in chosen]
+                return groups if self._judged(groups) else None
             if not unfinished and self.exhausted:
                 return None
             if not unfinished:
@@ -347,7 +348,7 @@ class Feed:
         while go_on and not all(group.finished for group in groups):
             go_on = self._take_in()
         self.validating = {}
-        return groups if go_on else None
+        return groups if go_on and self._judged(groups) else None
 
     # What comes back
 
@@ -385,10 +386,16 @@ class Feed:
         for (validation, number, index), verdict in verdicts:
             self._groups(validation)[number].verdicts[index] = verdict
             if verdict.failure is not None:
-                why = f"{verdict.failure}: {verdict.detail}" if verdict.detail else verdict.failure
                 what = "it is left out, and counted as `verifier_failures` in the log"
-                warn("verifier", f"no verdict on a completion ({why}); {what}")
+                warn("verifier", f"no verdict on a completion ({verdict.reason}); {what}")
         return bool(verdicts)
+
+    def _judged(self, groups: list[Group]) -> bool:
+        """Whether any completion of these finished groups got a verdict. Otherwise the run is to end: nothing can come
+        of a task that cannot judge."""
+        verdicts = [verdict for group in groups for rollout, verdict in group.judged() if not rollout.truncated]
+        self.failure = no_verdict_at_all(verdicts)
+        return not self.failure
 
     def _groups(self, validation: bool) -> dict[int, Group]:
         return self.validating if validation else self.under_way

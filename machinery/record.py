@@ -36,6 +36,7 @@ from machinery.settings import Settings, devices_here
 from machinery.trainer import Totals
 
 MOST_SKIPPED_IN_A_ROW = 5  # steps that were not finite, until the run ends
+FLAT_STEPS = 5  # steps without any variance in a row, until the run warns
 SAMPLED_PROBLEMS, SAMPLES_SHOWN = 6, 2  # validation problems of a source in samples.txt, completions of each
 MISMATCH_TOO_LARGE = 0.05  # nats: an on-policy ratio that is off by 5 % on average is more than numerics
 
@@ -188,6 +189,7 @@ class Record:
         self.outlooks: list[str] = []  # where the curve of each source is going, in words for the bar
         self.speeds, self.off_policyness = "", 0.0  # of the last step, for the bar
         self.skipped_in_a_row = 0  # steps that were not finite
+        self.flat_in_a_row = 0  # steps in which every group was of zero variance
         self.failure = ""  # why the run cannot go on
 
     @property
@@ -246,7 +248,7 @@ class Record:
         line = {
             "kind": "train",
             "step": step,
-            "pass_rate": batch.correct_PG.float().mean().item(),
+            "pass_rate": batch.scores_PG.mean().item(),
             **columns,
             **totals.columns(),
             "off_policyness_mean": float(batch.ages_N.mean()),
@@ -263,6 +265,15 @@ class Record:
                 f"{line['truncated_fraction']:.0%} of the completions of step {step} reached their token limit without"
                 " ending, and are left out; instabilities often follow above"
                 f" {loss.TRUNCATED_TOO_OFTEN:.0%}: raise --answer-budget or --thinking-budget",
+            )
+        self.flat_in_a_row = self.flat_in_a_row + 1 if line["zero_variance_fraction"] == 1 else 0
+        if self.flat_in_a_row == FLAT_STEPS:
+            warn(
+                "flat",
+                f"in each of the last {FLAT_STEPS} steps all completions of a prompt got the same reward: there is"
+                f" nothing to learn from. The pass rate of this step is {line['pass_rate']:.2f}: near 0 the problems"
+                " are too hard for the model, or its answers are not found in what it writes; near 1 they are too easy."
+                f" {self.folder / 'samples.txt'} shows completions with their verdicts",
             )
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if line["skipped"] else 0
         if self.skipped_in_a_row:
@@ -360,7 +371,8 @@ class Record:
             for group in [group for group in groups if group.source == source][:SAMPLED_PROBLEMS]:
                 here += f"\n{group.problem.prompt}   (answer: {group.problem.answer})\n"
                 for rollout, verdict in group.judged()[:SAMPLES_SHOWN]:
-                    judged = verdict.failure or ("right" if verdict.correct else "wrong")
+                    graded = "right" if verdict.correct else f"{verdict.score:.2f}" if verdict.score else "wrong"
+                    judged = verdict.failure or graded
                     text = marked_text(self.feed.prompts.tokenizer, rollout)
                     here += f"  {judged}{', truncated' if rollout.truncated else ''}:  {text}\n"
         path = self.folder / "samples.txt"

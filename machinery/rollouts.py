@@ -92,8 +92,8 @@ class Group:
 
     @property
     def pass_rate(self) -> float:
-        """Share of its completions that are correct; one without a verdict, or truncated, is not."""
-        return sum(verdict.correct for verdict in self.verdicts.values()) / len(self.requests)
+        """Mean score of its completions, the share that is correct; one without a verdict, or truncated, has 0."""
+        return sum(verdict.score for verdict in self.verdicts.values()) / len(self.requests)
 
     def judged(self) -> list[tuple[Rollout, Verdict]]:
         """Its completions with their verdicts, by index."""
@@ -109,7 +109,7 @@ class Batch:
         shape = (len(groups), len(groups[0].requests))
         self.rollouts: list[Rollout] = [rollout for rollout, _ in judged]  # P x G, group by group
         self.lengths_PG = torch.tensor([int(rollout.sampled.sum()) for rollout in self.rollouts]).view(shape)
-        self.correct_PG = torch.tensor([verdict.correct for _, verdict in judged]).view(shape)
+        self.scores_PG = torch.tensor([verdict.score for _, verdict in judged], dtype=torch.float32).view(shape)
         usable = [verdict.failure is None and not rollout.truncated for rollout, verdict in judged]
         self.usable_PG = torch.tensor(usable).view(shape)
         # Of each sampled token the off-policyness: optimizer steps since the parameters that it was sampled with.

@@ -170,6 +170,31 @@ def test_a_small_parquet_file_that_unpacks_to_a_giant_is_refused(tmp_path, monke
         load(str(tmp_path / "a.parquet"))
 
 
+@pytest.mark.parametrize(
+    "body, message",
+    [
+        ("import random; return random.Random(seed).sample(range(10), number)",
+         r"few\.py: problems\('train', 50, 0\) raised ValueError: Sample larger .*few\.py, line 3\)\. A task that has"),
+        ("return []", r"few\.py: problems\('train', 50, 0\) returned no problem"),
+    ],
+)  # fmt: skip
+def test_a_task_that_cannot_make_its_problems_is_named_with_the_call(tmp_path, monkeypatch, body, message):
+    (tmp_path / "data").mkdir()
+    monkeypatch.setattr("data.__path__", [*data.__path__, str(tmp_path / "data")])
+    (tmp_path / "data" / "few.py").write_text(
+        f"from data import Problem\ndef problems(split, number, seed=0):\n    {body}\n"
+    )
+    monkeypatch.delitem(sys.modules, "data.few", raising=False)
+    with pytest.raises(ValueError, match=message):
+        load("few", 50)
+
+
+def test_a_task_with_fewer_problems_than_asked_for_is_told():
+    source = load("arithmetic", 200_000, 3)
+    assert len(source.train) == 100_000 and len(source.validation) == 3
+    assert source.notes == ["200000 problems for train were asked for, and there are 100000"]
+
+
 # --- held out -------------------------------------------------------------------------------------------------------
 
 

@@ -9,11 +9,12 @@ from data.evaluation import pass_at_k
 
 
 def test_pass_at_k_is_the_mean_over_all_choices_of_k_completions():
-    correct_PN = np.random.default_rng(0).random((20, 7)) < np.linspace(0, 1, 20)[:, None]
-    for k in range(1, 8):
-        by_hand = np.mean([[row[list(chosen)].any() for chosen in combinations(range(7), k)] for row in correct_PN])
-        assert pass_at_k(correct_PN, k)[0] == pytest.approx(by_hand)
-    assert pass_at_k(correct_PN, 1)[0] == pytest.approx(correct_PN.mean()), "pass@1 is mean@N"
+    graded_PN = np.random.default_rng(0).random((20, 7))
+    for scores_PN in (graded_PN < np.linspace(0, 1, 20)[:, None], graded_PN):
+        for k in range(1, 8):
+            by_hand = np.mean([[row[list(chosen)].max() for chosen in combinations(range(7), k)] for row in scores_PN])
+            assert pass_at_k(scores_PN, k)[0] == pytest.approx(by_hand)
+        assert pass_at_k(scores_PN, 1)[0] == pytest.approx(scores_PN.mean()), "pass@1 is mean@N"
 
 
 @pytest.mark.parametrize("problems", [30, 200])

@@ -253,6 +253,26 @@ def test_a_batch_is_nothing_when_every_prompt_is_retired():
     assert feed.exhausted and feed.batch(2) is None and not feed.failure
 
 
+@pytest.mark.parametrize("failing, over", [(lambda i: True, True), (lambda i: i > 0, False)])
+def test_a_batch_or_a_validation_without_any_verdict_ends_the_run_and_says_why(failing, over):
+    feed = StandInFeed("ppo-1")
+    submit = feed.verifiers.submit
+
+    def fail(items):
+        submit(items)
+        failed = Verdict(0.0, "error", "ZeroDivisionError: division by zero (mine.py, line 7)")
+        feed.verifiers.verdicts = [
+            (key, failed if failing(i) else verdict) for i, (key, verdict) in enumerate(feed.verifiers.verdicts)
+        ]
+
+    feed.verifiers.submit = fail
+    assert (feed.validate(0) is None) == over
+    assert ("none of 8 completions got a verdict; the first, error: ZeroDivi" in feed.failure) == over
+    feed.failure = ""
+    assert (feed.batch(0) is None) == over
+    assert ("line 7)" in feed.failure) == over
+
+
 @pytest.mark.parametrize("ahead", [0, 2])
 def test_work_in_flight_that_was_miscounted_is_said_and_not_taken_for_the_end(monkeypatch, ahead):
     """Fewer groups than a step takes are handed out, by a mistake: to wait would be for ever."""

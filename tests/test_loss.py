@@ -135,12 +135,15 @@ def test_with_the_penalty_nothing_is_interrupted_and_the_budgets_are_one():
 
 def test_rewards_and_the_length_penalty_on_correct_completions_only():
     correct, lengths = tensor([True, True, True, False]), tensor([100, 110, 120, 120])
-    plain = loss.rewards(correct, lengths, "interruption", 120, 20)
+    plain = loss.rewards(correct.float(), lengths, "interruption", 120, 20)
     assert plain.tolist() == [[1, 1, 1, -1]]
-    penalised = loss.rewards(correct, lengths, "penalty", 120, 20)
+    penalised = loss.rewards(correct.float(), lengths, "penalty", 120, 20)
     assert penalised.tolist() == [[1.0, 0.5, 0.0, -1.0]]
-    beyond = loss.rewards(correct, lengths + 500, "penalty", 120, 20)
+    beyond = loss.rewards(correct.float(), lengths + 500, "penalty", 120, 20)
     assert beyond.tolist() == [[0.0, 0.0, 0.0, -1.0]]
+    graded = tensor([0.75, 0.25])
+    assert loss.rewards(graded, tensor([120, 100]), "interruption", 120, 20).tolist() == [[0.5, -0.5]]
+    assert loss.rewards(graded, tensor([120, 100]), "penalty", 120, 20).tolist() == [[-0.25, -0.5]]
 
 
 # --- logits -------------------------------------------------------------------------------------------------------
@@ -328,7 +331,50 @@ def test_pitfall_2_cispo_caps_the_ratio_itself_from_above_only_and_against_what_
     assert (log_rho == 0).all() and not clipped.any()
 
 
-@pytest.mark.parametrize("name", ["cispo", "dapo", "grpo", "gspo"])
+@pytest.mark.parametrize("name", loss.LOSSES)
+def test_every_loss_pushes_sampled_tokens_the_way_of_their_advantage(name):
+    """At a ratio of 1. So a loss without a gradient, or with the wrong sign, is none."""
+    logprobs = torch.tensor([[-1.0, -2.0, -0.5], [-0.3, -0.1, -3.0]], requires_grad=True)
+    sampled = tensor([True, True, False], [True, False, True])
+    value, _ = loss.policy_loss(
+        Recipe(loss=name), logprobs, logprobs.detach(), sampled, tensor(1.5, -0.5), tensor(0.25, 0.25)
+    )
+    value.backward()
+    assert torch.equal(logprobs.grad.sign(), tensor([-1.0, -1.0, 0.0], [1.0, 0.0, 1.0]))
+
+
+@pytest.mark.parametrize("name", loss.LOSSES)
+def test_the_gradient_of_every_loss_agrees_with_finite_differences(name, monkeypatch):
+    """Of its value in float64, at ratios on both sides of any clip. What is detached is a constant: it is kept."""
+    torch.manual_seed(3)
+    generator_logprobs = -3 * torch.rand(4, 6, dtype=torch.float64)
+    logprobs = generator_logprobs + torch.randn(4, 6, dtype=torch.float64)
+    sampled, advantages = torch.rand(4, 6) < 0.8, torch.randn(4, dtype=torch.float64)
+    detach, constants = torch.Tensor.detach, []
+
+    def value(at: torch.Tensor) -> torch.Tensor:
+        weights = torch.full((4,), 0.1, dtype=torch.float64)
+        return loss.policy_loss(Recipe(loss=name), at, generator_logprobs, sampled, advantages, weights)[0]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "detach", lambda tensor: constants.append(detach(tensor)) or constants[-1])
+        at = logprobs.clone().requires_grad_()
+        value(at).backward()
+    step = 1e-6
+    for i, t in sampled.nonzero().tolist():
+        moved = torch.zeros(4, 6, dtype=torch.float64)
+        moved[i, t] = step
+        values = []
+        for sign in (1, -1):
+            kept = iter(constants)
+            with monkeypatch.context() as patch:
+                patch.setattr(torch.Tensor, "detach", lambda _, kept=kept: next(kept))
+                values.append(value(logprobs + sign * moved).item())
+        assert at.grad[i, t].item() == pytest.approx((values[0] - values[1]) / (2 * step), abs=1e-6)
+    assert at.grad.abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", loss.LOSSES)
 def test_pitfall_8_forced_tokens_have_no_weight_and_no_ratio(name):
     """Whatever stands at a forced token changes nothing: loss, gradient and metrics are those of the sampled ones."""
     torch.manual_seed(2)
@@ -383,7 +429,7 @@ def test_a_ratio_beyond_all_numbers_that_is_cut_has_a_finite_gradient(name, adva
         assert clipped[0, :2].all() == (advantage != 0)
 
 
-@pytest.mark.parametrize("name", ["cispo", "dapo", "grpo", "gspo"])
+@pytest.mark.parametrize("name", loss.LOSSES)
 def test_what_is_logged_of_the_ratio_is_of_tokens_whatever_the_loss(name):
     """Also under gspo, whose own ratio is one per sequence."""
     generator = torch.log(tensor([0.1, 0.9, 0.5, 0.3]))
@@ -442,7 +488,7 @@ def test_pitfall_6_the_loss_does_not_grow_with_the_groups_that_survive_the_filte
     assert nothing.sum() == 0
 
 
-@pytest.mark.parametrize("aggregation", ["sample", "prompt", "token"])
+@pytest.mark.parametrize("aggregation", loss.AGGREGATIONS)
 def test_pitfall_5_any_cut_into_micro_batches_gives_the_same_gradient(aggregation):
     torch.manual_seed(4)
     generator_logprobs, rewards = -torch.rand(12, 7), torch.where(torch.rand(3, 4) < 0.5, 1.0, -1.0)

@@ -48,7 +48,9 @@ def new_record(folder, model, devices=1, generators=1, **changes):
 
 def log_a_step(record, step, waited=0.0):
     """Have a record log a step that has computed nothing."""
-    record.log_step(step, Batch(batch_of_groups(), FIRST), Totals(), {"skipped": 0}, waited)
+    record.log_step(
+        step, Batch(batch_of_groups(), FIRST), Totals(), {"skipped": 0, "zero_variance_fraction": 0}, waited
+    )
 
 
 # --- the clock and compute --------------------------------------------------------------------------------------------

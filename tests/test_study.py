@@ -203,6 +203,16 @@ def test_the_studies_of_the_paper_are_its_settings(name, number, tmp_path, monke
         assert flat["pipeline-16-seed3"].asynchrony == "pipeline-16"
 
 
+def test_a_study_is_not_written_into_the_folder_of_a_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    (tmp_path / "runs" / "mine" / "config.json").write_text("{}")
+    (tmp_path / "mine.json").write_text(json.dumps(SETTINGS))
+    for flags in (["mine.json"], ["loo", "--name", "mine"]):
+        assert status_of(*flags) == 2 and "runs/mine holds a run, not a study" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "runs" / "mine").iterdir()] == ["config.json"]
+
+
 def test_settings_that_would_be_the_same_runs_twice_are_refused(capsys):
     """As --loss dapo makes of ScaleRL and of ScaleRL without its loss."""
     assert status_of("loo", "--loss", "dapo") == 2

@@ -93,7 +93,7 @@ def test_forced_tokens_truncated_samples_and_those_without_a_verdict_are_out_of_
                 group.rollouts[i] = dataclasses.replace(r, logprobs=logprobs)
             elif r.truncated if change == "truncated" else group.verdicts[i].failure:
                 group.rollouts[i] = dataclasses.replace(r, tokens=(r.tokens + 1) % 18, logprobs=r.logprobs - 3)
-                group.verdicts[i] = dataclasses.replace(group.verdicts[i], correct=not group.verdicts[i].correct)
+                group.verdicts[i] = dataclasses.replace(group.verdicts[i], score=1 - group.verdicts[i].score)
     found = [
         train_on(settings(), models["llama"], [groups], tmp_path / name)[1][0]
         for name, groups in (("before", before), ("after", after))
@@ -114,6 +114,30 @@ def test_a_batch_without_any_variance_changes_nothing(models, tmp_path):
     assert line["entropy"] is None and line["skipped"] == 0
     before = load_model(models["llama"], CPU, torch.float32)
     assert all(torch.equal(stored(tmp_path)[name], values) for name, values in before.named_parameters())
+
+
+def test_steps_without_any_variance_one_after_the_other_are_said_once(models, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(screen, "_warned", set())
+    flat, varied = batch_of_groups(), batch_of_groups(1)
+    for group in flat:
+        group.verdicts = {i: Verdict(0.0) for i in range(4)}
+    train_on(settings(steps=8), models["llama"], [flat] * 4 + [varied] + [flat] * 3, tmp_path / "a")
+    assert "nothing to learn from" not in capsys.readouterr().err
+    train_on(settings(steps=8), models["llama"], [flat] * 8, tmp_path / "b")
+    said = capsys.readouterr().err
+    assert said.count("in each of the last 5 steps all completions of a prompt got the same reward") == 1
+    assert "The pass rate of this step is 0.00: near 0 the problems are too hard" in said and "samples.txt" in said
+
+
+def test_graded_scores_are_rewards_in_between(models, tmp_path):
+    """A half is worth half of a right answer, in the reward and in the pass rate; a group of halves has no variance."""
+    groups = batch_of_groups()
+    for group, scores in zip(groups, ((1.0, 0.5, 0.0, 0.5), (0.5, 0.5, 0.5, 0.5), (0.25, 0.0, 0.25, 0.0))):
+        group.verdicts = {i: Verdict(score) for i, score in enumerate(scores)}
+    train_on(settings(), models["llama"], [groups], tmp_path)
+    (line,) = lines(tmp_path, "train")
+    assert line["pass_rate"] == pytest.approx(4.5 / 12) and line["reward_mean"] == pytest.approx(2 * 4.5 / 12 - 1)
+    assert line["zero_variance_fraction"] == pytest.approx(1 / 3) and line["loss"] != 0
 
 
 @pytest.mark.parametrize("asynchrony, oldest", [("pipeline-8", 8), ("pipeline-0", 0), ("ppo-3", 2)])

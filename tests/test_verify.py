@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from data import Problem, arithmetic
-from data.verify import VerifierPool
+from data.verify import Verdict, VerifierPool, no_verdict_at_all
 
 ROOT = Path(__file__).parent.parent
 
@@ -66,6 +66,9 @@ actions = {
     "numpy.bool_": lambda _: of_numpy("bool_"),
     "numpy.float32": lambda _: of_numpy("float32"),
     "chameleon": lambda _: Chameleon(0.5),
+    "two thirds": lambda _: 2 / 3,
+    "too much": lambda _: 1.5,
+    "no number": lambda _: float("nan"),
     "raise": lambda _: 1 / 0,
     "exit": lambda _: sys.exit(0),
     "os._exit": lambda _: os._exit(0),
@@ -142,11 +145,13 @@ def test_the_default_task_is_judged_as_it_judges_itself():
 
 
 FAILURES = {  # what the completion has the score do: the failure, and what its detail says
-    "raise": ("error", "ZeroDivisionError"),
+    "raise": ("error", f"hostile_task.py, line {HOSTILE_TASK.split('1 / 0')[0].count(chr(10)) + 1})"),
     "exit": ("error", "SystemExit"),
     "recursion": ("error", "RecursionError"),
-    "neither": ("error", "not True or False"),
-    "chameleon": ("error", "not True or False"),
+    "neither": ("error", "hostile_task.score returned 'yes', not True, False or a number"),
+    "chameleon": ("error", "not True, False or a number from 0 to 1"),
+    "too much": ("error", "hostile_task.score returned 1.5, not True, False or a number from 0 to 1"),
+    "no number": ("error", "score returned nan, not"),
     "no such action": ("error", "KeyError"),
     "os._exit": ("died", "exit 0"),
     "kill": ("died", "signal 9"),
@@ -187,10 +192,19 @@ def test_a_score_reads_nothing_and_prints_to_nobody(task, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_score_may_be_a_number_that_is_true_or_false(task):
+def test_a_score_may_be_a_number(task):
+    kinds = ("one", "a float", "numpy.bool_", "numpy.float32", "two thirds", "wrong")
     with VerifierPool(1, time_limit=20, memory_gib=4) as pool:
-        verdicts = judge(pool, [task(what) for what in ("one", "a float", "numpy.bool_", "numpy.float32", "wrong")])
-    assert [verdicts[i].correct for i in range(5)] == [True] * 4 + [False], verdicts
+        verdicts = judge(pool, [task(what) for what in kinds])
+    assert [verdicts[i].score for i in range(6)] == [1, 1, 1, 1, 2 / 3, 0], verdicts
+    assert [verdicts[i].correct for i in range(6)] == [True] * 4 + [False] * 2
+
+
+def test_none_of_several_completions_with_a_verdict_is_said_with_the_first_reason():
+    failed = Verdict(0.0, "error", "KeyError: 1 (mine.py, line 2)")
+    assert no_verdict_at_all([failed, Verdict(0.0)]) == no_verdict_at_all([]) == ""
+    said = no_verdict_at_all([failed, Verdict(0.0, "died")])
+    assert said == "none of 2 completions got a verdict; the first, error: KeyError: 1 (mine.py, line 2)"
 
 
 def test_a_task_that_is_not_there_is_an_error_of_each_completion():
