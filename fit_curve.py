@@ -336,7 +336,7 @@ def outlook(series: Series) -> str:
     low, high = f.interval["A"]
     if not f.identified:
         return f"A > {low:.2f}"
-    return f"A {f.A:.2f} [{low:.2f}, {high:.2f}]; twice the compute buys {f.gain()[0]:+.2f}"
+    return f"A {f.A:.2f} [{low:.2f}, {high:.2f}], 2x compute {f.gain()[0]:+.2f}"
 
 
 # --- reports ------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ A file of your own names settings, and what each changes of Settings (machinery/
 its own, with the folder runs/STUDY/SETTING-seedN; tables.md, compare.png and seeds.png are made of the logs alone.
 """
 
+import contextlib
 import dataclasses
 import difflib
 import itertools
@@ -27,7 +28,6 @@ from pathlib import Path
 import numpy as np
 import tyro
 from scipy.special import chdtri, stdtrit  # quantiles of chi^2 and of Student's t
-from tqdm import tqdm
 
 import loss
 from data.verify import die_with
@@ -38,7 +38,7 @@ from machinery.flags import flag, read_flags, run_command
 from machinery.logs import read_number, read_rows
 from machinery.plots import plot_compare, plot_seeds
 from machinery.record import last_line
-from machinery.screen import say
+from machinery.screen import Progress, say
 from machinery.settings import Settings, cpu_threads, parse, read_settings, refuse_changes
 
 # --- the plan -----------------------------------------------------------------------------------------------------
@@ -155,7 +155,6 @@ def start_run(folder: Path, arguments: list[str]) -> subprocess.Popen:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "TQDM_DISABLE": "1"},
             start_new_session=True,
             preexec_fn=lambda: die_with(owner, signal.SIGINT) or os._exit(1),
         )
@@ -180,7 +179,7 @@ def train_all(folder: Path, runs: dict[Path, tuple[Settings, list[str]]], jobs: 
         )
 
     total = sum(settings.steps for settings, _ in runs.values())
-    with tqdm(total=total, initial=steps_made(), desc=folder.name, unit="step", dynamic_ncols=True) as bar:
+    with contextlib.closing(Progress(folder.name, total, steps_made())) as progress:
         while running or (waiting and not stopped_by):
             while waiting and not asked and not stopped_by and len(running) < jobs:
                 path = waiting.pop(0)
@@ -199,9 +198,9 @@ def train_all(folder: Path, runs: dict[Path, tuple[Settings, list[str]]], jobs: 
                 elif not stopped_by:
                     failed[path] = status
                     say(f"{path} failed with status {status}; its output is in {path}.txt")
-            bar.n = steps_made()
             text = f"{len(done)} of {len(runs)} runs done" + (f", {len(failed)} failed" if failed else "")
-            bar.set_postfix_str(text + (f"; now {', '.join(path.name for path in running)}" if running else ""))
+            text += f"; now {', '.join(path.name for path in running)}" if running else ""
+            progress.show(steps_made(), text)
     return failed, stopped_by
 
 

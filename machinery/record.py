@@ -22,7 +22,6 @@ import safetensors.torch
 import torch
 import transformers
 from torch import Tensor
-from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import loss
@@ -31,7 +30,7 @@ from machinery.files import whole_folder, write_whole
 from machinery.logs import Series
 from machinery.model import marked_text
 from machinery.rollouts import Batch, Group
-from machinery.screen import say, warn
+from machinery.screen import Progress, say, warn
 from machinery.settings import Settings, devices_here
 from machinery.trainer import Totals
 
@@ -185,7 +184,7 @@ class Record:
         self.generated = 0.0  # seconds of training that a generator was busy, in this process
         self.unlogged_busy = 0.0  # seconds of a generator that no line of the log has counted yet
         self.last = {"seconds": 0.0, "busy": 0.0, "tokens": 0}  # of `_counters`, at the last line
-        self.bar: tqdm | None = None
+        self.progress: Progress | None = None
         self.outlooks: list[str] = []  # where the curve of each source is going, in words for the bar
         self.speeds, self.off_policyness = "", 0.0  # of the last step, for the bar
         self.skipped_in_a_row = 0  # steps that were not finite
@@ -239,7 +238,7 @@ class Record:
         trainers = devices_here(self.settings)[1]
         say(f"devices: generators {', '.join(devices)} with {slots} slots; trainers {', '.join(trainers)}")
         self.compute.started = time.monotonic()
-        self.bar = tqdm(total=self.settings.steps, initial=step, desc="training", unit="step", dynamic_ncols=True)
+        self.progress = Progress("training", self.settings.steps, step)
 
     def log_step(self, step: int, batch: Batch, totals: Totals, columns: dict, waited: float) -> None:
         """Log a step: what it has computed, its completions, and what has happened since the line before. waited:
@@ -289,14 +288,13 @@ class Record:
         """Move the progress bar."""
         rate = [f"pass rate {self.validations[-1]['pass_rate']:.3f}"] if self.validations else []
         age = f"off-policy {self.off_policyness:.1f}"
-        self.bar.set_postfix_str(", ".join([*rate, *filter(None, self.outlooks), age, self.speeds]))
-        self.bar.update(step - self.bar.n)
+        self.progress.show(step, ", ".join([*rate, *filter(None, self.outlooks), age, self.speeds]))
 
     def end(self, step: int, reason: str) -> None:
         """Stop the clock of training. The log gets the reason why the run is over, if it came to its end."""
         self.compute.ended = time.monotonic()
-        if self.bar is not None:
-            self.bar.close()
+        if self.progress is not None:
+            self.progress.close()
         if reason:
             self.log({"kind": "end", "step": step, "reason": reason})
             if step < self.settings.steps:

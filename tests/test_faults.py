@@ -110,7 +110,7 @@ def test_whoever_is_killed_nothing_is_left_over_and_the_run_goes_on_from_the_las
     assert reached - 2 <= saved_step(run) <= reached and nothing_left()
 
     run = RealRun(tmp_path, "--resume", "runs/run", "--trainers", "1")
-    run.until(lambda: "training:" in run.text())
+    run.until(lambda: "devices:" in run.text())
     resource.prlimit(run.process.pid, resource.RLIMIT_FSIZE, (400_000, 400_000))  # a checkpoint's model is larger
     assert run.end() == 1
     assert "error: the run's folder cannot be written" in run.text() and "File too large" in run.text()

@@ -1,0 +1,55 @@
+"""The progress of a run on a terminal, and where there is none."""
+
+import fcntl
+import io
+import os
+import pty
+import struct
+import sys
+import termios
+
+import pytest
+
+from machinery.screen import Progress
+
+TEXT = "pass rate 0.912, A 0.95 [0.93, 0.97], 2x compute +0.01, off-policy 3.4, tokens/s 43,000 sampled 41,000 trained"
+
+
+@pytest.fixture
+def terminal():
+    """A terminal of 80 columns to be standard error, and what has been written to it, when it is called."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    os.set_blocking(master, False)
+    with os.fdopen(slave, "w", buffering=1) as file:
+        yield file, lambda: os.read(master, 1 << 16).decode()
+    os.close(master)
+
+
+def test_in_80_columns_the_bar_keeps_what_matters(terminal, monkeypatch):
+    file, written = terminal
+    monkeypatch.setattr(sys, "stderr", file)
+    monkeypatch.setenv("TERM", "xterm")
+    progress = Progress("training", 200, 10)
+    progress.show(170, TEXT)
+    progress.bar.refresh()
+    line = written().split("\r")[-1]
+    assert "170/200" in line and "pass rate 0.912, A 0.95 [0.93, 0.97], 2x compute +0.01" in line
+    assert len(line.rstrip()) <= 80 and "trained" not in line
+    progress.close()
+
+
+def test_a_dumb_terminal_and_a_file_get_lines(terminal, monkeypatch):
+    file, written = terminal
+    monkeypatch.setattr(sys, "stderr", file)
+    monkeypatch.setenv("TERM", "dumb")
+    Progress("training", 3).show(3, TEXT)
+    assert written() == f"training: step 3 of 3, {TEXT}\r\n"  # the terminal's own way to end a line
+    monkeypatch.setattr(sys, "stderr", file := io.StringIO())
+    progress = Progress("training", 200, 8)
+    for step in range(9, 201):
+        progress.show(step, "")
+    progress.show(200, "")
+    progress.close()
+    steps = [int(line.split()[2]) for line in file.getvalue().splitlines()]
+    assert steps == list(range(12, 201, 4)) and "\r" not in file.getvalue()
