@@ -3,8 +3,8 @@
 A task is a module of this folder with `score`. One that makes its own problems has `problems` too:
 
     problems(split, number, seed) -> list[Problem]     split is "train" or "validation"; the two never overlap
-    score(problem, completion)    -> bool              or a number from 0 to 1; completion is the sampled text, forced
-                                                       tokens included
+    score(problem, completion)    -> bool              or a number from 0 to 1; completion is the text, forced tokens
+                                                       included, from `<think>` on where the prompt ends with it
 
 `number` is --train-prompts (100,000 without it) or --validation-problems; a task that has fewer returns what it has.
 

@@ -216,13 +216,20 @@ def make_decoding(
 
 
 def completion_text(tokenizer: PreTrainedTokenizerBase, decoding: Decoding, rollout: Rollout) -> str:
-    """What a task judges: the completion without its EOS, forced tokens included. Whatever marks the end of thinking
-    for this model, tasks read `</think>`."""
+    """What a task judges: the completion without its EOS, forced tokens included. Whatever marks thinking for this
+    model, tasks read `<think>` and `</think>`; where the prompt has opened thinking, as many chat templates do, the
+    first stands before the completion."""
     ids = rollout.tokens.tolist()
     text = tokenizer.decode(ids[:-1] if ids[-1] in decoding.eos else ids)
     if decoding.end_of_thinking < 0:
         return text
-    return text.replace(tokenizer.decode([decoding.end_of_thinking]), "</think>")
+    end = tokenizer.decode([decoding.end_of_thinking])
+    start, before = end.replace("/", "", 1), tokenizer.decode(rollout.request.prompt[-8:])  # the end of the prompt
+    if start != end:
+        opened = start in before and end not in before
+        text = (start if opened else "") + text
+        text = text.replace(start, "<think>")
+    return text.replace(end, "</think>")
 
 
 def marked_text(tokenizer: PreTrainedTokenizerBase, rollout: Rollout) -> str:

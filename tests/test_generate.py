@@ -228,6 +228,21 @@ def test_a_marker_of_ones_own_reaches_tasks_as_the_usual_one(models):
     assert completion_text(tokenizer, rules, rollout_of(tokenizer, "1+2;3")) == "1+2</think>3"
 
 
+def test_thinking_that_the_prompt_has_opened_is_seen_by_the_task(chat_models):
+    tokenizer = load_tokenizer(chat_models["qwen3"])
+    rules = make_decoding(tokenizer, Sampling(prompt_budget=99))
+    for prompt, before in (
+        ("Q<think>\n", "<think>"),
+        ("Q<think>\n</think>\n", ""),
+        ("<think>" + "Q" * 20, ""),
+        ("Q", ""),
+    ):
+        request = Request(0, 0, tokenizer(prompt).input_ids, 9, (0,))
+        for text in ("a</think>b", "a", "<think>a</think>b"):
+            made = dataclasses.replace(rollout_of(tokenizer, text), request=request)
+            assert completion_text(tokenizer, rules, made) == before + text
+
+
 def test_a_completion_is_printed_with_its_end_and_with_forced_tokens_marked(models):
     tokenizer = load_tokenizer(models["llama"])
     assert marked_text(tokenizer, rollout_of(tokenizer, "1+2</think>3")) == "1+2</think>3<eos>"
