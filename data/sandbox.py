@@ -71,8 +71,8 @@ def run(arguments: list[str], folder: Path, stdin: bytes, seconds: float, longes
 
 
 def read_output(process: subprocess.Popen, deadline: float, longest: int) -> tuple[bytes, str]:
-    """What the process writes until it ends or exceeds the deadline, `longest` bytes or its number of threads; and which
-    of these it was. Closing its standard output is not ending."""
+    """What the process writes until it ends or exceeds the deadline, `longest` bytes or its number of threads; and
+    which of these it was. Closing its standard output is not ending."""
     chunks, length, is_open = [], 0, True
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
@@ -272,7 +272,8 @@ def seccomp_filter() -> SeccompFilter | None:
             answer, check = NO_SUCH_CALL if name in NOT_THERE else REFUSE, []
             for position, values in checks.items():  # one of the values jumps over the refusal
                 check += [(LOAD, 0, 0, 16 + 8 * position)]
-                check += [(EQUAL, len(values) - i, 0, value) for i, value in enumerate(values)] + [(RETURN, 0, 0, answer)]
+                check += [(EQUAL, len(values) - i, 0, value) for i, value in enumerate(values)]
+                check += [(RETURN, 0, 0, answer)]
             check += [(RETURN, 0, 0, ALLOW)]
             code += [(EQUAL, 0, len(check), numbers[column]), *check]
     code += [(RETURN, 0, 0, REFUSE)]

@@ -3,11 +3,9 @@
 import ctypes
 import os
 import platform
-import re
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -79,7 +77,6 @@ CANNOT = {  # what a program cannot do, as docs/data.md has it: programs that wo
         "a file outside": "open(SECRET).read()\nprint(42)",
         "a folder": "os.listdir(os.path.dirname(SECRET))\nprint(42)",
         "a link to the outside": "os.symlink(SECRET, 'x')\nprint(open('x').read() and 42)",
-        "by its handle": "answer(libc.open_by_handle_at(-100, b'\\0' * 64, 0))",
     },
     "write, make, rename or remove a file, even a temporary one": {
         "in its folder": "open('x', 'w').write('x')\nprint(42)",
@@ -114,7 +111,6 @@ CANNOT = {  # what a program cannot do, as docs/data.md has it: programs that wo
         "vfork": "answer(libc.syscall(58 if os.uname().machine == 'x86_64' else 220, 0x4111, 0, 0, 0, 0))",
         "clone": "answer(libc.syscall(56 if os.uname().machine == 'x86_64' else 220, 17, 0, 0, 0, 0))",
         "clone3": "answer(libc.syscall(435, (ctypes.c_uint64 * 8)(0, 0, 0, 0, 17), 64))",
-        "by another number": "answer(libc.syscall(0x40000000 + 57))",
         "call of 32 bits": CALL_OF_32_BITS,
         "daemon": "if os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        import time\n"
             "        time.sleep(1000)\nprint(42)",
@@ -130,7 +126,8 @@ CANNOT = {  # what a program cannot do, as docs/data.md has it: programs that wo
         "local": "answer(libc.socket(1, 1, 0))",
         "pair of datagram sockets": "import socket\na, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)\n"
             "a.sendto(b'x', SOCKET)\nprint(42)",
-        "message with an address": "import socket\na, b = socket.socketpair()\na.sendmsg([b'x'], [], 0, SOCKET)\nprint(42)",
+        "message with an address": "import socket\na, b = socket.socketpair(1, 2)\n"
+            "a.sendmsg([b'x'], [], 0, SOCKET)\nprint(42)",
         "io_uring": "answer(libc.syscall(425, 8, (ctypes.c_char * 256)()))",
     },
     "send a signal": {
@@ -148,7 +145,8 @@ CANNOT = {  # what a program cannot do, as docs/data.md has it: programs that wo
         "session": "answer(libc.getsid(VICTIM))",
         "cores": "answer(libc.sched_getaffinity(VICTIM, 128, (ctypes.c_char * 128)()))",
         "time": "answer(libc.clock_gettime(~VICTIM << 3 | 2, (ctypes.c_long * 2)()))",
-        "lock that it holds": "import time\nword, soon = ctypes.c_uint(VICTIM), (ctypes.c_long * 2)(int(time.time()) + 1)\n"
+        "lock that it holds": "import time\nword = ctypes.c_uint(VICTIM)\n"
+            "soon = (ctypes.c_long * 2)(int(time.time()) + 1)\n"
             "libc.syscall(202 if os.uname().machine == 'x86_64' else 98, ctypes.byref(word), 6, 0, soon, 0, 0)\n"
             "answer(-(ctypes.get_errno() not in (3, 110)))",  # no such process, or in vain: so it lives
         "limits": "answer(libc.prlimit(VICTIM, 0, 0, (ctypes.c_long * 2)()))",
