@@ -3,8 +3,7 @@
 A program may compute, within limits of time, memory, threads and output. Linux refuses it the rest, with no privileges
 and no helper program, by two mechanisms that it cannot take off again:
 
-    Landlock   no file can be opened but Python's own; none can be written, made or removed, not even a temporary one;
-               no program can be started in its place but Python
+    Landlock   no file can be opened but Python's own; none can be written, made or removed, not even a temporary one
     seccomp    only the system calls with which Python reads, computes and writes (ALLOWED, CHECKED); all others fail
 
 A process that cannot fork leaves no descendants: killing it is killing all of it. Where a mechanism is missing,
@@ -13,7 +12,6 @@ A process that cannot fork leaves no descendants: killing it is killing all of i
 
 import contextlib
 import ctypes
-import glob
 import os
 import platform
 import resource
@@ -166,7 +164,6 @@ EXECUTE, READ_FILE, READ_DIR = 1 << 0, 1 << 2, 1 << 3
 ABSTRACT_SOCKETS, SIGNALS = 1 << 0, 1 << 1  # from version 6: only those of processes under the same rules
 ALL_ACCESS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1}  # by version; from 5: 16 bits
 READABLE = ("/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime", "/dev/null", "/dev/zero", "/dev/urandom")
-LOADERS = "/lib*/ld-*"  # the programs that start Python: Linux executes them first
 
 
 def landlock_version() -> int:
@@ -178,8 +175,7 @@ def landlock_version() -> int:
 
 @contextlib.contextmanager
 def landlock_ruleset(folder: str):
-    """File descriptor of a ruleset: Python and `folder` can be read, Python be executed, and nothing else. None without
-    Landlock."""
+    """File descriptor of a ruleset: Python and `folder` can be read, and nothing else. None without Landlock."""
     version = landlock_version()
     if version == 0:
         yield None
@@ -191,11 +187,10 @@ def landlock_ruleset(folder: str):
     if ruleset < 0:
         raise OSError(ctypes.get_errno(), "Landlock refuses a ruleset")
     python = {sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix}
-    executable = {sys.executable, *glob.glob(LOADERS)}
-    for path in (*READABLE, *python, folder, *executable):
+    for path in (*READABLE, *python, folder):
         if not os.path.exists(path):
             continue
-        access = READ_FILE | (READ_DIR if os.path.isdir(path) else 0) | (EXECUTE if path in executable else 0)
+        access = EXECUTE | READ_FILE | (READ_DIR if os.path.isdir(path) else 0)
         descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
         added = libc.syscall(LANDLOCK_ADD_RULE, ruleset, 1, struct.pack("=Qi", access, descriptor), 0)
         os.close(descriptor)

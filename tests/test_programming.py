@@ -163,7 +163,7 @@ HONEST = {  # each reads 41 and 1, and writes 42
     "print to standard error too": "import sys\nprint('reading', file=sys.stderr)\nprint(42)",
     "open('/dev/stdout')": "with open('/dev/stdout', 'w') as file: file.write('42')",
     "a buffer written at exit": "import atexit, io, os, sys\nsys.stdout = io.StringIO()\n"
-        "atexit.register(lambda: os.write(1, sys.__stdout__.__class__ and sys.stdout.getvalue().encode()))\nprint(42)",
+        "atexit.register(lambda: os.write(1, sys.stdout.getvalue().encode()))\nprint(42)",
     "redirected output": "import contextlib, io\nwith contextlib.redirect_stdout(io.StringIO()) as text: print(42)\n"
         "print(text.getvalue())",
     "exit()": "print(42)\nexit()",
@@ -179,9 +179,11 @@ HONEST = {  # each reads 41 and 1, and writes 42
     "copies its own objects": "import copy\nclass Pair: a, b = 41, 1\npair = copy.deepcopy(Pair())\n"
         "print(pair.a + pair.b)",
     "dataclasses": "from __future__ import annotations\nfrom dataclasses import dataclass, field\n"
-        "@dataclass(order=True)\nclass Item:\n    a: int\n    rest: list[int] = field(default_factory=list)\nprint(max(Item(41), Item(42)).a)",
+        "@dataclass(order=True)\nclass Item:\n    a: int\n    rest: list[int] = field(default_factory=list)\n"
+        "print(max(Item(41), Item(42)).a)",
     "enumerations and named tuples":
-        "import enum\nfrom typing import NamedTuple\nclass Way(enum.IntEnum):\n    UP = 41\nclass Point(NamedTuple):\n    x: int\n    y: int = 1\nprint(sum(Point(Way.UP)))",
+        "import enum\nfrom typing import NamedTuple\nclass Way(enum.IntEnum):\n    UP = 41\n"
+        "class Point(NamedTuple):\n    x: int\n    y: int = 1\nprint(sum(Point(Way.UP)))",
     "names that judges import": "print(sum(accumulate([1])) + bisect_left([1], 2) + int(math.sqrt(1600)))",
     "recursion": "import sys\nsys.setrecursionlimit(10**6)\ndef depth(n): return n and 1 + depth(n - 1)\n"
         "print(depth(4200) // 100)",
@@ -203,7 +205,8 @@ HONEST = {  # each reads 41 and 1, and writes 42
     "asyncio with threads": "import asyncio\nasync def main(): return await asyncio.to_thread(input)\n"
         "print(sum(map(int, asyncio.run(main()).split())))",
     "asyncio with a timeout": "import asyncio\nasync def main():\n"
-        "    try: await asyncio.wait_for(asyncio.sleep(9), 0.01)\n    except TimeoutError: print(42)\nasyncio.run(main())",
+        "    try: await asyncio.wait_for(asyncio.sleep(9), 0.01)\n    except TimeoutError: print(42)\n"
+        "asyncio.run(main())",
     "time": "import time\nstart = time.time(), time.perf_counter(), time.process_time()\ntime.sleep(0.001)\n"
         "print(42 if time.time() >= start[0] else 0)",
     "dates": "import datetime, time, zoneinfo\nday = datetime.date(2020, 2, 10) + datetime.timedelta(days=2)\n"
@@ -220,13 +223,15 @@ HONEST = {  # each reads 41 and 1, and writes 42
     "compressed and hashed": "import base64, bz2, hashlib, lzma, struct, zlib\n"
         "data = b''.join(f(b'x' * 99) for f in (zlib.compress, bz2.compress, lzma.compress, base64.b64encode))\n"
         "print(struct.calcsize('i') * 10 + 2 if hashlib.sha256(data).digest() else hashlib.md5(data))",
-    "much of the standard library": "import abc, argparse, ast, calendar, cmath, cProfile, csv, ctypes, dis, doctest, email,\\\n"
-        "    gc, graphlib, html, inspect, io, locale, logging, multiprocessing, numbers, operator, pathlib, platform,\\\n"
-        "    pprint, queue, sched, selectors, shutil, socket, sqlite3, ssl, statistics, subprocess, tempfile, textwrap,\\\n"
-        "    timeit, traceback, tracemalloc, types, unicodedata, unittest, urllib.request, warnings, weakref, xml.dom\n"
-        "platform.machine(), platform.system(), shutil.get_terminal_size(), gc.collect(), timeit.timeit(number=1)\n"
+    "much of the standard library":
+        "import abc, argparse, ast, calendar, cmath, cProfile, csv, ctypes, dis, doctest, email, gc, graphlib, html\n"
+        "import inspect, io, locale, logging, multiprocessing, numbers, operator, pathlib, platform, pprint\n"
+        "import sched, selectors, shutil, socket, sqlite3, ssl, statistics, subprocess, tempfile, textwrap, timeit\n"
+        "import traceback, tracemalloc, types, unicodedata, unittest, urllib.request, warnings, weakref, xml.dom\n"
+        "platform.machine(), shutil.get_terminal_size(), gc.collect(), timeit.timeit(number=1)\n"
         "print(*sqlite3.connect(':memory:').execute('select 42').fetchone())",
-    "asks for its process": "import os, sys\nos.getpid(), os.getcwd(), os.cpu_count(), os.times(), os.path.exists('x')\n"
+    "asks for its process":
+        "import os, sys\nos.getpid(), os.getcwd(), os.cpu_count(), os.times(), os.path.exists('x')\n"
         "print(42 if not sys.stdin.isatty() else 0)",
     "its own source": "print(42 if '42' in open('program.py').read() else 0)",
 }  # fmt: skip
@@ -243,7 +248,8 @@ HONEST_FUNCTIONS = {  # the same, called
     "a dataclass": "from __future__ import annotations\nfrom dataclasses import dataclass\n@dataclass\nclass Pair:\n"
         "    a: int\n    b: int\ndef add(a, b): return sum(vars(Pair(a, b)).values())",
     "import __main__": "import __main__\nx = 1\ndef add(a, b): return a + __main__.x",
-    "pickles its own classes": "import pickle\nclass Pair: pass\ndef add(a, b):\n    pair = Pair()\n    pair.sum = a + b\n"
+    "pickles its own classes":
+        "import pickle\nclass Pair: pass\ndef add(a, b):\n    pair = Pair()\n    pair.sum = a + b\n"
         "    return pickle.loads(pickle.dumps(pair)).sum",
     "threads": "from concurrent.futures import ThreadPoolExecutor\ndef add(a, b):\n"
         "    with ThreadPoolExecutor() as pool: return sum(pool.map(int, (a, b)))",
@@ -254,8 +260,9 @@ HONEST_FUNCTIONS = {  # the same, called
 HONEST_WITH_NUMPY = {
     "an integer": "import numpy as np\ndef add(a, b): return np.int64(a) + b",
     "a sum": "import numpy as np\ndef add(a, b): return np.array([a, b]).sum()",
-    "an inverse": "import numpy as np\ndef add(a, b): return np.linalg.inv(np.eye(300) / (a + b))[0, 0].round().astype(int)",
-}
+    "an inverse": "import numpy as np\n"
+        "def add(a, b): return np.linalg.inv(np.eye(300) / (a + b))[0, 0].round().astype(int)",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", HONEST)

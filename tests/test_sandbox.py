@@ -104,7 +104,7 @@ CANNOT = {  # what a program cannot do, as docs/data.md has it: programs that wo
         "watch everything": "answer(libc.fanotify_init(0x200, 0))",
         "signal at a change": "answer(libc.fcntl(os.open('.', 0), 1026, 2))",
     },
-    "start a process, or another program in its place": {
+    "start a process": {
         "fork": "answer(libc.fork())",
         "bomb": "while True: os.fork()",
         "bomb that goes on": "while True:\n    try: os.fork()\n    except OSError: pass",
@@ -116,7 +116,6 @@ CANNOT = {  # what a program cannot do, as docs/data.md has it: programs that wo
             "        time.sleep(1000)\nprint(42)",
         "shell": "assert os.system('true') == 0\nprint(42)",
         "subprocess": "import subprocess\nsubprocess.run(['true'], check=True)\nprint(42)",
-        "in its place": "os.execv('/usr/bin/printf', ['printf', '42'])",
         "namespace": "answer(libc.unshare(0x10000000))",
     },
     "use the network, or any socket that leads out of it": {
