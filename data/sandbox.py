@@ -12,11 +12,14 @@ A process that cannot fork leaves no descendants: killing it is killing all of i
 
 import contextlib
 import ctypes
+import errno
+import fcntl
 import os
 import platform
 import resource
 import selectors
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -28,8 +31,7 @@ from pathlib import Path
 from typing import Literal
 
 NUMBER_OF_FILES = 64
-NUMBER_OF_THREADS = 64  # counted from outside every COUNT_SECONDS: the kernel has no such limit for one process
-COUNT_SECONDS = 0.01
+NUMBER_OF_THREADS = 64
 PR_SET_PDEATHSIG, PR_GET_SECCOMP, PR_SET_SECCOMP = 1, 21, 22  # prctl(2)
 PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 24, 38
 
@@ -39,7 +41,7 @@ class Outcome:
     """What a program did."""
 
     output: bytes  # its standard output; cut short unless `end` is "exit"
-    end: Literal["exit", "time", "output", "threads"]  # by itself, or killed for having too much of one of these
+    end: Literal["exit", "time", "output"]  # by itself, or killed for exceeding its time or the length of its output
     status: int  # exit status, negative for a signal
 
 
@@ -47,7 +49,8 @@ def run(arguments: list[str], folder: Path, stdin: bytes, seconds: float, longes
     """Run `python -I -B ARGUMENTS` confined, in `folder`, which it can read. Address space is limited as it is for
     this process; the environment is empty; standard error is thrown away."""
     (folder / "stdin").write_bytes(stdin)  # a file: no pipe to be filled while another is emptied
-    with open(folder / "stdin", "rb") as source, landlock_ruleset(str(folder)) as ruleset:
+    ours, theirs = socket.socketpair()
+    with ours, theirs, open(folder / "stdin", "rb") as source, landlock_ruleset(str(folder)) as ruleset:
         process = subprocess.Popen(
             [sys.executable, "-I", "-B", *arguments],
             stdin=source,
@@ -56,34 +59,39 @@ def run(arguments: list[str], folder: Path, stdin: bytes, seconds: float, longes
             cwd=folder,
             env={"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"},  # numpy would start a thread for each core
             start_new_session=True,
-            preexec_fn=confinement(ruleset, seconds),
+            preexec_fn=confinement(ruleset, seconds, theirs),
         )
+        theirs.close()  # the child has closed its own: what it has sent is all there is
+        listeners = socket.recv_fds(ours, 1, 1)[1]
     try:
-        output, end = read_output(process, time.monotonic() + seconds, longest_output)
+        output, end = read_output(process, listeners, time.monotonic() + seconds, longest_output)
     finally:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         process.stdout.close()
         status = process.wait()
+        for listener in listeners:
+            os.close(listener)
     return Outcome(output, end, status)
 
 
-def read_output(process: subprocess.Popen, deadline: float, longest: int) -> tuple[bytes, str]:
-    """What the process writes until it ends or exceeds the deadline, `longest` bytes or its number of threads; and
-    which of these it was. Closing its standard output is not ending."""
+def read_output(process: subprocess.Popen, listeners: list[int], deadline: float, longest: int) -> tuple[bytes, str]:
+    """What the process writes until it ends, at most until the deadline and at most `longest` bytes; and how it ended.
+    Closing its standard output is not ending. Its wishes for threads are answered meanwhile."""
     chunks, length, is_open = [], 0, True
     with selectors.DefaultSelector() as selector:
-        selector.register(process.stdout, selectors.EVENT_READ)
+        for source in (process.stdout, *listeners):
+            selector.register(source, selectors.EVENT_READ)
         while is_open or process.poll() is None:
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 return b"".join(chunks), "time"
-            if number_of_threads(process.pid) > NUMBER_OF_THREADS:
-                return b"".join(chunks), "threads"
-            if not is_open:
-                time.sleep(min(0.002, remaining))
-            elif selector.select(min(COUNT_SECONDS, remaining)):
-                chunks.append(os.read(process.stdout.fileno(), 1 << 16))
+            for key, events in selector.select(remaining if is_open else min(0.002, remaining)):
+                if key.fileobj is not process.stdout:
+                    if events == selectors.EVENT_READ:  # writable too: its threads have ended
+                        answer_clone(key.fd, number_of_threads(process.pid) < NUMBER_OF_THREADS)
+                    continue
+                chunks.append(os.read(key.fd, 1 << 16))
                 length += len(chunks[-1])
                 if length > longest:
                     return b"".join(chunks), "output"
@@ -94,9 +102,17 @@ def read_output(process: subprocess.Popen, deadline: float, longest: int) -> tup
 
 
 def number_of_threads(pid: int) -> int:
-    """Of a process that runs; 0 where this system does not tell."""
-    folder = f"/proc/{pid}/task"
-    return len(os.listdir(folder)) if os.path.isdir(folder) else 0
+    """Of a process that was not waited for."""
+    return len(os.listdir(f"/proc/{pid}/task"))
+
+
+def answer_clone(listener: int, may_have: bool) -> None:
+    """A thread of the program wants another one and waits in the kernel: let it go on, or fail for want of threads."""
+    request = bytearray(80)  # struct seccomp_notif; the first 8 bytes are its identity
+    error, go_on = (0, 1) if may_have else (-errno.EAGAIN, 0)
+    with contextlib.suppress(OSError):  # killed meanwhile
+        fcntl.ioctl(listener, SECCOMP_RECEIVE, request)
+        fcntl.ioctl(listener, SECCOMP_ANSWER, request[:8] + struct.pack("=qiI", 0, error, go_on))
 
 
 @lru_cache
@@ -121,17 +137,28 @@ def missing() -> list[str]:
         gaps.append("no Landlock (Linux 5.13 or newer has it): a program can read and change the files of this user")
     if seccomp_filter() is None:
         gaps.append("no seccomp: a program can use the network, start processes that outlive it, and send signals")
-    if number_of_threads(os.getpid()) == 0:
-        gaps.append("no /proc: a program can start any number of threads")
+    elif not limits_threads():
+        gaps.append("no limit of threads (Linux 5.5 or newer has it): a program can leave none to other processes")
     return gaps
+
+
+@lru_cache
+def limits_threads() -> bool:
+    """Whether a program that starts one thread more than it may have is refused it."""
+    start = f"for _ in range({NUMBER_OF_THREADS}): _thread.start_new_thread(time.sleep, (60,))"
+    with tempfile.TemporaryDirectory() as folder:
+        outcome = run(["-c", f"import _thread, time\n{start}"], Path(folder), b"", seconds=60, longest_output=100)
+    return outcome.status != 0
 
 
 # --- confinement ----------------------------------------------------------------------------------------------------
 
 
-def confinement(ruleset: int | None, seconds: float):
-    """A function that confines the process that calls it: run between fork and exec, so it only makes system calls."""
-    libc, program, parent = ctypes.CDLL(None, use_errno=True), seccomp_filter(), os.getpid()
+def confinement(ruleset: int | None, seconds: float, channel: socket.socket):
+    """A function that confines the process that calls it: run between fork and exec, so it only makes system calls. It
+    sends through the channel where its wishes for threads are to be answered, if the kernel can ask."""
+    libc, parent = ctypes.CDLL(None, use_errno=True), os.getpid()
+    program, threads = seccomp_filter(), clone_filter()
 
     def enter() -> None:
         for limit, value in (
@@ -151,6 +178,9 @@ def confinement(ruleset: int | None, seconds: float):
         libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         if ruleset is not None and libc.syscall(LANDLOCK_RESTRICT_SELF, ruleset, 0) != 0:
             raise OSError("Landlock refuses")  # Popen raises, and nothing is run
+        listener = libc.syscall(SECCOMP[platform.machine()], 1, 8, ctypes.byref(threads)) if threads is not None else -1
+        if listener >= 0:
+            channel.sendmsg([b"-"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", listener))])
         if program is not None and libc.prctl(PR_SET_SECCOMP, 2, ctypes.byref(program), 0, 0) != 0:
             raise OSError("seccomp refuses")
 
@@ -240,10 +270,12 @@ CHECKED = {  # further ones: the numbers, and for arguments by position the valu
     # asyncio wakes itself through a pair of sockets. Streams know each other only; datagrams would reach other sockets.
     "socketpair": (53, 199, {0: (1,), 1: (0x80001,)}), "sendto": (44, 206, {5: (0,)}),  # to no address
 }  # fmt: skip
+SECCOMP = {"x86_64": 317, "aarch64": 277}  # the number of seccomp(2)
+SECCOMP_RECEIVE, SECCOMP_ANSWER = 0xC0502100, 0xC0182101  # ioctls of the listener
 NOT_THERE = ("clone3", "sched_getaffinity")  # refused so, the C library does without them
 MACHINES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}  # AUDIT_ARCH_*, which number of the two
 LOAD, EQUAL, RETURN = 0x20, 0x15, 0x06
-ALLOW, REFUSE, NO_SUCH_CALL, KILL = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000  # EPERM, ENOSYS
+ALLOW, ASK, REFUSE, NO_SUCH_CALL, KILL = 0x7FFF0000, 0x7FC00000, 0x00050001, 0x00050026, 0x80000000  # EPERM, ENOSYS
 
 
 class SeccompFilter(ctypes.Structure):
@@ -271,5 +303,17 @@ def seccomp_filter() -> SeccompFilter | None:
                 check += [(RETURN, 0, 0, answer)]
             check += [(RETURN, 0, 0, ALLOW)]
             code += [(EQUAL, 0, len(check), numbers[column]), *check]
-    code += [(RETURN, 0, 0, REFUSE)]
+    return assembled([*code, (RETURN, 0, 0, REFUSE)])
+
+
+def clone_filter() -> SeccompFilter | None:
+    """A second one, which has the verifier asked for each thread; what the first refuses, the kernel refuses itself."""
+    if seccomp_filter() is None:
+        return None
+    clone = CHECKED["clone"][MACHINES[platform.machine()][1]]
+    return assembled([(LOAD, 0, 0, 0), (EQUAL, 0, 1, clone), (RETURN, 0, 0, ASK), (RETURN, 0, 0, ALLOW)])
+
+
+def assembled(code: list[tuple]) -> SeccompFilter:
+    """Of instructions: the operation, how many to skip if it is true and if not, and its number."""
     return SeccompFilter(len(code), b"".join(struct.pack("=HBBI", *instruction) for instruction in code))

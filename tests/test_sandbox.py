@@ -295,9 +295,22 @@ def is_sandboxed(pid: str) -> bool:
         return False
 
 
-def test_too_many_threads_end_a_program(tmp_path):
-    outcome = sandbox.run(["-c", START + THREADS], tmp_path, b"", seconds=60, longest_output=100)
-    assert outcome.end == "threads" and outcome.status == -signal.SIGKILL
+@pytest.mark.parametrize("wanted", [64, 65, 2500])
+def test_a_program_has_at_most_64_threads(tmp_path, wanted):
+    program = f"""
+import os, _thread, threading, time
+threading.stack_size(1 << 16)
+started = 1
+try:
+    while started < {wanted}:
+        _thread.start_new_thread(time.sleep, (1000,))
+        started += 1
+finally:
+    print(started, flush=True)
+    os._exit(0)
+"""
+    outcome = sandbox.run(["-c", program], tmp_path, b"", seconds=60, longest_output=100)
+    assert outcome.output.split() == [b"%d" % min(wanted, 64)]
 
 
 @pytest.mark.skipif(sandbox.landlock_version() < 6, reason="Landlock knows signals and sockets from Linux 6.12")
@@ -367,7 +380,7 @@ def test_a_sandbox_that_cannot_run_python_is_an_error_not_a_verdict(monkeypatch)
         programming.score(IN_AND_OUT, block("print(42)"))
 
 
-@pytest.mark.parametrize("gap", ["no Landlock", "no seccomp", "no /proc"])
+@pytest.mark.parametrize("gap", ["no Landlock", "no seccomp", "no limit of threads"])
 def test_what_cannot_be_enforced_is_said(monkeypatch, gap):
     if gap == "no Landlock":
         monkeypatch.setattr(sandbox, "landlock_version", lambda: 0)
@@ -375,9 +388,11 @@ def test_what_cannot_be_enforced_is_said(monkeypatch, gap):
         sandbox.seccomp_filter.cache_clear()
         monkeypatch.setattr(platform, "machine", lambda: "riscv64")
     else:
-        monkeypatch.setattr(sandbox, "number_of_threads", lambda pid: 0)
+        sandbox.limits_threads.cache_clear()
+        monkeypatch.setattr(sandbox, "clone_filter", lambda: None)
     try:
         assert [text.split(" (")[0].split(":")[0] for text in sandbox.missing()] == [gap]
         assert programming.score(IN_AND_OUT, block("print(42)")), "and programs are still judged"
     finally:
         sandbox.seccomp_filter.cache_clear()
+        sandbox.limits_threads.cache_clear()
