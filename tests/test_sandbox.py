@@ -137,7 +137,7 @@ CANNOT = {  # what a program cannot do, as docs/data.md has it: programs that wo
         "through standard output": "answer(libc.fcntl(1, 8, VICTIM))",
         "to a thread": "answer(libc.syscall(234 if os.uname().machine == 'x86_64' else 131, VICTIM, VICTIM, 0))",
     },
-    "trace, read or change another process, or ask the kernel for its number, times or limits": {
+    "trace, read or change another process, or ask the kernel for its group, times or limits": {
         "look everywhere": ACROSS_THE_TREE,
         "trace": "answer(libc.ptrace(16, VICTIM, 0, 0))",
         "group": "answer(libc.getpgid(VICTIM))",
