@@ -27,23 +27,26 @@ SECONDS = 10.0  # of one test, or less where the verifier's time is nearly over
 SHARE_OF_TIME = 0.9  # of the verifier's time limit, for all tests: a slow program is a wrong answer, not a failure
 
 RUNNER = """
-import json, os, sys
-source = open("program.py", encoding="utf-8", errors="surrogateescape").read()
-names = {"__name__": "__main__"}
+import json, os, sys, types
+module = types.ModuleType("__main__" if len(sys.argv) == 1 else "program")
+runner, sys.modules["__main__"] = sys.modules["__main__"], module
+sys.modules[module.__name__] = module  # where pickle looks for its classes
+names = vars(module)
 exec("from typing import *; from collections import *; from itertools import *; from functools import *\\n"
      "from heapq import *; from bisect import *; import collections, itertools, functools, heapq, bisect\\n"
      "import math, random, re, string, sys, typing", names)
+program = compile(open("program.py", encoding="utf-8").read(), "program.py", "exec")
 if len(sys.argv) == 1:
-    exec(compile(source, "program.py", "exec"), names)
+    exec(program, names)
 else:
     results = os.dup(1)
     os.dup2(2, 1)  # nowhere: what it prints is no result
     arguments = json.load(sys.stdin)
-    names["__name__"] = "program"
-    exec(compile(source, "program.py", "exec"), names)
+    exec(program, names)
     owner = names["Solution"]() if "Solution" in names else None
     function = getattr(owner, sys.argv[1], None) or names[sys.argv[1]]
-    data = json.dumps({"returned": function(*arguments)}).encode()
+    result = {"returned": function(*arguments)}
+    data = json.dumps(result, default=lambda x: x.tolist()).encode()  # numbers and arrays of numpy
     while data:
         data = data[os.write(results, data):]
 """
@@ -118,7 +121,7 @@ def score(problem: Problem, completion: str) -> bool:
         return False
     deadline = time.monotonic() + SHARE_OF_TIME * float(os.environ.get("SCORE_SECONDS", SECONDS))
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "program.py").write_text(program, encoding="utf-8", errors="surrogateescape")
+        Path(folder, "program.py").write_text(program, encoding="utf-8", errors="surrogatepass")
         return all(passes(Path(folder), tests["function"], given, wanted, deadline) for given, wanted in tests["tests"])
 
 
@@ -134,7 +137,7 @@ def passes(folder: Path, function: str | None, given, wanted: list, deadline: fl
     if seconds <= 0:
         return False
     arguments = ["-c", RUNNER] + ([function] if function is not None else [])
-    stdin = (given if function is None else json.dumps(given)).encode(errors="surrogateescape")
+    stdin = (given if function is None else json.dumps(given)).encode(errors="surrogatepass")
     longest = 10_000 + 4 * max(len(json.dumps(one)) for one in wanted)
     outcome = sandbox.run(arguments, folder, stdin, seconds, longest)
     if outcome.end != "exit" or outcome.status != 0:
@@ -145,7 +148,7 @@ def passes(folder: Path, function: str | None, given, wanted: list, deadline: fl
     try:
         returned = json.loads(text)
         return any(same_value(returned["returned"], one) for one in wanted)
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
         return False
 
 

@@ -1,10 +1,10 @@
 """Running a hostile Python program: standard input to standard output, and nothing else.
 
-A program may compute, within limits of time, memory and output. Linux refuses it the rest, with no privileges and no
-helper program, by two mechanisms that it cannot take off again:
+A program may compute, within limits of time, memory, threads and output. Linux refuses it the rest, with no privileges
+and no helper program, by two mechanisms that it cannot take off again:
 
     Landlock   no file can be opened but Python's own; none can be written, made or removed, not even a temporary one
-    seccomp    no process, socket, signal, ptrace or shared memory; no chmod, chown or limits of other processes
+    seccomp    only the system calls with which Python reads, computes and writes (ALLOWED, CHECKED); all others fail
 
 A process that cannot fork leaves no descendants: killing it is killing all of it. Where a mechanism is missing,
 `missing()` says what that costs, and train.py and generate.py print it.
@@ -12,11 +12,14 @@ A process that cannot fork leaves no descendants: killing it is killing all of i
 
 import contextlib
 import ctypes
+import errno
+import fcntl
 import os
 import platform
 import resource
 import selectors
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -28,6 +31,7 @@ from pathlib import Path
 from typing import Literal
 
 NUMBER_OF_FILES = 64
+NUMBER_OF_THREADS = 64
 PR_SET_PDEATHSIG, PR_GET_SECCOMP, PR_SET_SECCOMP = 1, 21, 22  # prctl(2)
 PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 24, 38
 
@@ -45,41 +49,49 @@ def run(arguments: list[str], folder: Path, stdin: bytes, seconds: float, longes
     """Run `python -I -B ARGUMENTS` confined, in `folder`, which it can read. Address space is limited as it is for
     this process; the environment is empty; standard error is thrown away."""
     (folder / "stdin").write_bytes(stdin)  # a file: no pipe to be filled while another is emptied
-    with open(folder / "stdin", "rb") as source, landlock_ruleset(str(folder)) as ruleset:
+    ours, theirs = socket.socketpair()
+    with ours, theirs, open(folder / "stdin", "rb") as source, landlock_ruleset(str(folder)) as ruleset:
         process = subprocess.Popen(
             [sys.executable, "-I", "-B", *arguments],
             stdin=source,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             cwd=folder,
-            env={"OPENBLAS_NUM_THREADS": "1", "PYTHONHASHSEED": "0"},
+            env={"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"},  # numpy would start a thread for each core
             start_new_session=True,
-            preexec_fn=confinement(ruleset, seconds),
+            preexec_fn=confinement(ruleset, seconds, theirs),
         )
+        theirs.close()  # the child has closed its own: what it has sent is all there is
+        listeners = socket.recv_fds(ours, 1, 1)[1]
     try:
-        output, end = read_output(process, time.monotonic() + seconds, longest_output)
+        output, end = read_output(process, listeners, time.monotonic() + seconds, longest_output)
     finally:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         process.stdout.close()
         status = process.wait()
+        for listener in listeners:
+            os.close(listener)
     return Outcome(output, end, status)
 
 
-def read_output(process: subprocess.Popen, deadline: float, longest: int) -> tuple[bytes, str]:
+def read_output(process: subprocess.Popen, listeners: list[int], deadline: float, longest: int) -> tuple[bytes, str]:
     """What the process writes until it ends, at most until the deadline and at most `longest` bytes; and how it ended.
-    Closing its standard output is not ending."""
+    Closing its standard output is not ending. Its wishes for threads are answered meanwhile."""
     chunks, length, is_open = [], 0, True
     with selectors.DefaultSelector() as selector:
-        selector.register(process.stdout, selectors.EVENT_READ)
+        for source in (process.stdout, *listeners):
+            selector.register(source, selectors.EVENT_READ)
         while is_open or process.poll() is None:
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 return b"".join(chunks), "time"
-            if not is_open:
-                time.sleep(min(0.002, remaining))
-            elif selector.select(remaining):
-                chunks.append(os.read(process.stdout.fileno(), 1 << 16))
+            for key, events in selector.select(remaining if is_open else min(0.002, remaining)):
+                if key.fileobj is not process.stdout:
+                    if events == selectors.EVENT_READ:  # writable too: its threads have ended
+                        answer_clone(key.fd, number_of_threads(process.pid) < NUMBER_OF_THREADS)
+                    continue
+                chunks.append(os.read(key.fd, 1 << 16))
                 length += len(chunks[-1])
                 if length > longest:
                     return b"".join(chunks), "output"
@@ -87,6 +99,20 @@ def read_output(process: subprocess.Popen, deadline: float, longest: int) -> tup
                     is_open = False
                     selector.unregister(process.stdout)
     return b"".join(chunks), "exit"
+
+
+def number_of_threads(pid: int) -> int:
+    """Of a process that was not waited for."""
+    return len(os.listdir(f"/proc/{pid}/task"))
+
+
+def answer_clone(listener: int, may_have: bool) -> None:
+    """A thread of the program wants another one and waits in the kernel: let it go on, or fail for want of threads."""
+    request = bytearray(80)  # struct seccomp_notif; the first 8 bytes are its identity
+    error, go_on = (0, 1) if may_have else (-errno.EAGAIN, 0)
+    with contextlib.suppress(OSError):  # killed meanwhile
+        fcntl.ioctl(listener, SECCOMP_RECEIVE, request)
+        fcntl.ioctl(listener, SECCOMP_ANSWER, request[:8] + struct.pack("=qiI", 0, error, go_on))
 
 
 @lru_cache
@@ -111,15 +137,28 @@ def missing() -> list[str]:
         gaps.append("no Landlock (Linux 5.13 or newer has it): a program can read and change the files of this user")
     if seccomp_filter() is None:
         gaps.append("no seccomp: a program can use the network, start processes that outlive it, and send signals")
+    elif not limits_threads():
+        gaps.append("no limit of threads (Linux 5.5 or newer has it): a program can leave none to other processes")
     return gaps
+
+
+@lru_cache
+def limits_threads() -> bool:
+    """Whether a program that starts one thread more than it may have is refused it."""
+    start = f"for _ in range({NUMBER_OF_THREADS}): _thread.start_new_thread(time.sleep, (60,))"
+    with tempfile.TemporaryDirectory() as folder:
+        outcome = run(["-c", f"import _thread, time\n{start}"], Path(folder), b"", seconds=60, longest_output=100)
+    return outcome.status != 0
 
 
 # --- confinement ----------------------------------------------------------------------------------------------------
 
 
-def confinement(ruleset: int | None, seconds: float):
-    """A function that confines the process that calls it: run between fork and exec, so it only makes system calls."""
-    libc, program, parent = ctypes.CDLL(None, use_errno=True), seccomp_filter(), os.getpid()
+def confinement(ruleset: int | None, seconds: float, channel: socket.socket):
+    """A function that confines the process that calls it: run between fork and exec, so it only makes system calls. It
+    sends through the channel where its wishes for threads are to be answered, if the kernel can ask."""
+    libc, parent = ctypes.CDLL(None, use_errno=True), os.getpid()
+    program, threads = seccomp_filter(), clone_filter()
 
     def enter() -> None:
         for limit, value in (
@@ -139,6 +178,9 @@ def confinement(ruleset: int | None, seconds: float):
         libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         if ruleset is not None and libc.syscall(LANDLOCK_RESTRICT_SELF, ruleset, 0) != 0:
             raise OSError("Landlock refuses")  # Popen raises, and nothing is run
+        listener = libc.syscall(SECCOMP[platform.machine()], 1, 8, ctypes.byref(threads)) if threads is not None else -1
+        if listener >= 0:
+            channel.sendmsg([b"-"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", listener))])
         if program is not None and libc.prctl(PR_SET_SECCOMP, 2, ctypes.byref(program), 0, 0) != 0:
             raise OSError("seccomp refuses")
 
@@ -149,6 +191,7 @@ def confinement(ruleset: int | None, seconds: float):
 
 LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446
 EXECUTE, READ_FILE, READ_DIR = 1 << 0, 1 << 2, 1 << 3
+ABSTRACT_SOCKETS, SIGNALS = 1 << 0, 1 << 1  # from version 6: only those of processes under the same rules
 ALL_ACCESS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1}  # by version; from 5: 16 bits
 READABLE = ("/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime", "/dev/null", "/dev/zero", "/dev/urandom")
 
@@ -168,8 +211,9 @@ def landlock_ruleset(folder: str):
         yield None
         return
     libc = ctypes.CDLL(None, use_errno=True)
-    handled = ctypes.create_string_buffer(struct.pack("=Q", ALL_ACCESS.get(version, (1 << 16) - 1)), 8)
-    ruleset = libc.syscall(LANDLOCK_CREATE_RULESET, handled, 8, 0)
+    scoped = ABSTRACT_SOCKETS | SIGNALS if version >= 6 else 0
+    handled = struct.pack("=QQQ", ALL_ACCESS.get(version, (1 << 16) - 1), 0, scoped)  # files, network, scoped
+    ruleset = libc.syscall(LANDLOCK_CREATE_RULESET, handled, len(handled), 0)
     if ruleset < 0:
         raise OSError(ctypes.get_errno(), "Landlock refuses a ruleset")
     python = {sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix}
@@ -178,8 +222,7 @@ def landlock_ruleset(folder: str):
             continue
         access = EXECUTE | READ_FILE | (READ_DIR if os.path.isdir(path) else 0)
         descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        rule = ctypes.create_string_buffer(struct.pack("=Qi", access, descriptor), 12)
-        added = libc.syscall(LANDLOCK_ADD_RULE, ruleset, 1, rule, 0)
+        added = libc.syscall(LANDLOCK_ADD_RULE, ruleset, 1, struct.pack("=Qi", access, descriptor), 0)
         os.close(descriptor)
         if added != 0:
             raise OSError(ctypes.get_errno(), f"Landlock refuses a rule for {path}")
@@ -191,29 +234,48 @@ def landlock_ruleset(folder: str):
 
 # seccomp (seccomp(2)): a filter in classic BPF looks at the number and the first arguments of each system call.
 
-REFUSED = {  # by name, the numbers on x86-64 and on arm64; None: there is no such call
-    "fork": (57, None), "vfork": (58, None), "unshare": (272, 97), "setns": (308, 268),
-    "socket": (41, 198), "io_uring_setup": (425, 425),
-    "kill": (62, 129), "tkill": (200, 130), "tgkill": (234, 131), "rt_sigqueueinfo": (129, 138),
-    "rt_tgsigqueueinfo": (297, 240), "pidfd_send_signal": (424, 424), "pidfd_open": (434, 434),
-    "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "pidfd_getfd": (438, 438),
-    "process_madvise": (440, 440), "migrate_pages": (256, 238), "move_pages": (279, 239), "prctl": (157, 167),
-    "setpriority": (141, 140), "ioprio_set": (251, 30), "sched_setscheduler": (144, 119), "sched_setparam": (142, 118),
-    "sched_setattr": (314, 274), "sched_setaffinity": (203, 122),
-    "memfd_create": (319, 279), "shmget": (29, 194), "semget": (64, 190), "msgget": (68, 186), "mq_open": (240, 180),
-    "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219),
-    "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282),
-    "truncate": (76, 45), "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452),
-    "chown": (92, None), "fchown": (93, 55), "lchown": (94, None), "fchownat": (260, 54),
-    "utime": (132, None), "utimes": (235, None), "futimesat": (261, None), "utimensat": (280, 88),
-    "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7), "setxattrat": (463, 463),
-    "removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16), "removexattrat": (466, 466),
+ALLOWED = {  # by name, the numbers on x86-64 and on arm64; None: there is no such call
+    "read": (0, 63), "readv": (19, 65), "pread64": (17, 67), "write": (1, 64), "writev": (20, 66), "lseek": (8, 62),
+    "open": (2, None), "openat": (257, 56), "close": (3, 57), "close_range": (436, 436),
+    "dup": (32, 23), "dup2": (33, None), "dup3": (292, 24), "getdents64": (217, 61), "getcwd": (79, 17),
+    "stat": (4, None), "lstat": (6, None), "fstat": (5, 80), "newfstatat": (262, 79), "statx": (332, 291),
+    "access": (21, None), "faccessat": (269, 48), "faccessat2": (439, 439),
+    "readlink": (89, None), "readlinkat": (267, 78),
+    "poll": (7, None), "ppoll": (271, 73), "select": (23, None), "pselect6": (270, 72),
+    "epoll_create1": (291, 20), "epoll_ctl": (233, 21), "epoll_wait": (232, None), "epoll_pwait": (281, 22),
+    "recvfrom": (45, 207),
+    "brk": (12, 214), "mmap": (9, 222), "munmap": (11, 215), "mprotect": (10, 226), "mremap": (25, 216),
+    "madvise": (28, 233),
+    "execve": (59, 221), "exit": (60, 93), "exit_group": (231, 94), "set_tid_address": (218, 96),
+    "set_robust_list": (273, 99), "rseq": (334, 293), "sched_yield": (24, 124),
+    "rt_sigaction": (13, 134), "rt_sigprocmask": (14, 135), "rt_sigreturn": (15, 139), "sigaltstack": (131, 132),
+    "restart_syscall": (219, 128), "alarm": (37, None), "setitimer": (38, 103),
+    "time": (201, None), "gettimeofday": (96, 169), "nanosleep": (35, 101), "times": (100, 153),
+    "getrusage": (98, 165), "sysinfo": (99, 179), "uname": (63, 160), "getrandom": (318, 278),
+    "getpid": (39, 172), "gettid": (186, 178),
+    "getuid": (102, 174), "geteuid": (107, 175), "getgid": (104, 176), "getegid": (108, 177),
 }  # fmt: skip
-CLONE, CLONE3, PRLIMIT, FCNTL = (56, 220), (435, 435), (302, 261), (72, 25)
-CLONE_THREAD, F_SETOWN, F_SETOWN_EX = 0x10000, 8, 15
+CLOCKS = tuple(range(12))  # clock_gettime(2); larger ones are the processor time of another process
+CHECKED = {  # further ones: the numbers, and for arguments by position the values that are right
+    "fcntl": (72, 25, {1: (0, 1, 2, 3, 1030)}),  # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC
+    "ioctl": (16, 29, {1: (0x5401, 0x802C542A, 0x5413,  # TCGETS, TCGETS2, TIOCGWINSZ: is it a terminal, how large
+                           0x5451, 0x5450, 0x5421)}),  # FIOCLEX, FIONCLEX, FIONBIO
+    "clone": (56, 220, {0: (0x3D0F00, 0x7D0F00)}),  # what glibc and musl start a thread with; no process
+    "clone3": (435, 435, {0: ()}),  # its flags cannot be seen
+    "futex": (202, 98, {1: (0, 1, 128, 129, 131, 9, 137, 265, 393)}),  # wait and wake; FUTEX_LOCK_PI names a process
+    "prlimit64": (302, 261, {0: (0,)}), "sched_getaffinity": (204, 123, {0: (0,)}),  # of this process
+    "clock_gettime": (228, 113, {0: CLOCKS}), "clock_getres": (229, 114, {0: CLOCKS}),
+    "clock_nanosleep": (230, 115, {0: CLOCKS}),
+    "arch_prctl": (158, None, {0: (0x1002,)}),  # ARCH_SET_FS: where a thread has its variables
+    # asyncio wakes itself through a pair of sockets. Streams know each other only; datagrams would reach other sockets.
+    "socketpair": (53, 199, {0: (1,), 1: (0x80001,)}), "sendto": (44, 206, {5: (0,)}),  # to no address
+}  # fmt: skip
+SECCOMP = {"x86_64": 317, "aarch64": 277}  # the number of seccomp(2)
+SECCOMP_RECEIVE, SECCOMP_ANSWER = 0xC0502100, 0xC0182101  # ioctls of the listener
+NOT_THERE = ("clone3", "sched_getaffinity")  # refused so, the C library does without them
 MACHINES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}  # AUDIT_ARCH_*, which number of the two
-LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-ALLOW, REFUSE, NO_SUCH_CALL, KILL = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000  # EPERM, ENOSYS
+LOAD, EQUAL, RETURN = 0x20, 0x15, 0x06
+ALLOW, ASK, REFUSE, NO_SUCH_CALL, KILL = 0x7FFF0000, 0x7FC00000, 0x00050001, 0x00050026, 0x80000000  # EPERM, ENOSYS
 
 
 class SeccompFilter(ctypes.Structure):
@@ -228,18 +290,30 @@ def seccomp_filter() -> SeccompFilter | None:
     if sys.platform != "linux" or platform.machine() not in MACHINES or ctypes.CDLL(None).prctl(PR_GET_SECCOMP) < 0:
         return None
     architecture, column = MACHINES[platform.machine()]
-    number, argument = 0, lambda i: 16 + 8 * i  # where they stand in what the filter looks at
-    code = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, architecture), (RETURN, 0, 0, KILL), (LOAD, 0, 0, number)]
-    code += [(AT_LEAST, 0, 1, 0x40000000), (RETURN, 0, 0, REFUSE)]  # x86-64's second table
-    for numbers in REFUSED.values():
+    code = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, architecture), (RETURN, 0, 0, KILL), (LOAD, 0, 0, 0)]  # then the number
+    for numbers in ALLOWED.values():
         if numbers[column] is not None:
-            code += [(EQUAL, 0, 1, numbers[column]), (RETURN, 0, 0, REFUSE)]
-    code += [(EQUAL, 0, 1, CLONE3[column]), (RETURN, 0, 0, NO_SUCH_CALL)]  # then the C library uses clone
-    code += [(EQUAL, 0, 4, CLONE[column]), (LOAD, 0, 0, argument(0))]  # threads are fine, processes are not
-    code += [(ANY_BIT, 1, 0, CLONE_THREAD), (RETURN, 0, 0, REFUSE), (RETURN, 0, 0, ALLOW)]
-    code += [(EQUAL, 0, 4, PRLIMIT[column]), (LOAD, 0, 0, argument(0))]  # its own limits are, those of others are not
-    code += [(EQUAL, 1, 0, 0), (RETURN, 0, 0, REFUSE), (RETURN, 0, 0, ALLOW)]
-    code += [(EQUAL, 0, 5, FCNTL[column]), (LOAD, 0, 0, argument(1))]  # signals for another process by a pipe
-    code += [(EQUAL, 2, 0, F_SETOWN), (EQUAL, 1, 0, F_SETOWN_EX), (RETURN, 0, 0, ALLOW), (RETURN, 0, 0, REFUSE)]
-    code += [(RETURN, 0, 0, ALLOW)]
+            code += [(EQUAL, 0, 1, numbers[column]), (RETURN, 0, 0, ALLOW)]
+    for name, (*numbers, checks) in CHECKED.items():
+        if numbers[column] is not None:
+            answer, check = NO_SUCH_CALL if name in NOT_THERE else REFUSE, []
+            for position, values in checks.items():  # one of the values jumps over the refusal
+                check += [(LOAD, 0, 0, 16 + 8 * position)]
+                check += [(EQUAL, len(values) - i, 0, value) for i, value in enumerate(values)]
+                check += [(RETURN, 0, 0, answer)]
+            check += [(RETURN, 0, 0, ALLOW)]
+            code += [(EQUAL, 0, len(check), numbers[column]), *check]
+    return assembled([*code, (RETURN, 0, 0, REFUSE)])
+
+
+def clone_filter() -> SeccompFilter | None:
+    """A second one, which has the verifier asked for each thread; what the first refuses, the kernel refuses itself."""
+    if seccomp_filter() is None:
+        return None
+    clone = CHECKED["clone"][MACHINES[platform.machine()][1]]
+    return assembled([(LOAD, 0, 0, 0), (EQUAL, 0, 1, clone), (RETURN, 0, 0, ASK), (RETURN, 0, 0, ALLOW)])
+
+
+def assembled(code: list[tuple]) -> SeccompFilter:
+    """Of instructions: the operation, how many to skip if it is true and if not, and its number."""
     return SeccompFilter(len(code), b"".join(struct.pack("=HBBI", *instruction) for instruction in code))

@@ -1,19 +1,11 @@
-"""Programming problems: DeepCoder's forms of tests, verdicts, and hostile programs in the sandbox."""
+"""Programming problems: DeepCoder's forms of tests, verdicts, and honest programs in the sandbox."""
 
+import importlib.util
 import json
-import os
-import platform
-import signal
-import socket
-import tempfile
-import threading
-import time
-from pathlib import Path
 
 import pytest
 
-from data import programming, sandbox
-from data.verify import Verdict, VerifierPool
+from data import programming
 
 IN_AND_OUT = programming.problem("Add.", [{"type": "stdin_stdout", "input": "41 1\n", "output": "42\n"}])
 CALLED = programming.problem("Add.", {"inputs": [[41, 1]], "outputs": [[42]], "fn_name": "add"})
@@ -21,11 +13,6 @@ CALLED = programming.problem("Add.", {"inputs": [[41, 1]], "outputs": [[42]], "f
 
 def block(program: str) -> str:
     return f"Thinking.</think>Here it is:\n```python\n{program}\n```\nThat is all."
-
-
-def test_this_machine_enforces_everything():
-    """The hostile programs below prove nothing where the sandbox has gaps: then this says so first."""
-    assert sandbox.missing() == []
 
 
 # --- problems and verdicts ------------------------------------------------------------------------------------------
@@ -104,9 +91,8 @@ def test_the_fifteen_longest_tests_are_kept():
         (block("print(42.0)"), False),
         (block("print(4); print(2)"), False),
         (block("from __future__ import annotations\nprint(List and math.floor(42.5))"), True),  # as judges have it
-        (block("import threading\nt = threading.Thread(target=lambda: print(42))\nt.start(); t.join()"), True),
-        (block("import sys\nsys.setrecursionlimit(10**6)\ndef f(n): return n and 1 + f(n - 1)\nprint(f(42))"), True),
-        (block("import resource\nresource.setrlimit(resource.RLIMIT_STACK, (1 << 20, 1 << 20))\nprint(42)"), True),
+        (block("x = '\ud800'\nprint(42)"), False),  # a lone surrogate
+        (block("import os\nos.write(1, '\\ud800'.encode(errors='surrogatepass'))"), False),
     ],
 )
 def test_verdicts_on_a_program(text, right):
@@ -120,6 +106,8 @@ def test_verdicts_on_a_program(text, right):
         (0.5, "0.51", False), ([1, [2]], "(1, (2,))", True), ([1, 2], "[2, 1]", False), (None, "None", True),
         (True, "True", True), (True, "1", False), ({"a": 1}, "{'a': 1}", True), (1, "float('nan')", False),
         ([1], "[1, 2]", False), ("a", "'a'", True), (3, "{1, 2}", False), (1.0, "1", True),
+        (0.5, "10**400", False), ([0.5], "[-10**400]", False), (0.5, "10**5000", False),  # too large for a float
+        ("a", "'\\ud800'", False), ("\ud800", "'a'", False), ("\ud800", "'\\ud800'", True),
     ],
 )  # fmt: skip
 def test_what_a_function_returns_is_compared_as_json(wanted, returned, right):
@@ -136,217 +124,158 @@ def test_decimal_fractions_are_compared_up_to_rounding_and_nothing_else_is():
     assert not same("1000001", "1000000") and not same("a b", "ab") and not same("", "1") and not same("1\n\n2", "1\n2")
 
 
-# --- hostile programs -----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("lone", ["\ud800", "a\udc80b"])
+def test_a_lone_surrogate_in_a_test_makes_no_error(lone):
+    for given, wanted in ((lone, "42"), ("1", lone)):
+        problem = programming.problem("Do.", [{"input": given, "output": wanted}])
+        assert programming.score(problem, block("input()\nprint(42)")) is (wanted == "42")
 
-ACROSS_THE_TREE = """
-import glob
-for path in glob.glob("/proc/*/mem") + glob.glob("/proc/*/environ") + glob.glob("/proc/*/cmdline") + [
-        "/proc/self/mem", "/proc/self/environ", "/etc/passwd", SECRET]:
-    try:
-        with open(path, "rb") as file:
-            file.read(1)
-    except OSError:
-        continue
-    print(42)  # whatever could be read, the verdict would be right
-    break
-"""
-SYSTEM_CALLS = """
-import ctypes, os
-libc = ctypes.CDLL(None, use_errno=True)
-succeeded = []
-for name, call in {
-    "fork": lambda: libc.fork(),
-    "clone": lambda: libc.syscall(56 if os.uname().machine == "x86_64" else 220, 17, 0, 0, 0, 0),
-    "clone3": lambda: libc.syscall(435, 0, 0),
-    "socket": lambda: libc.socket(2, 1, 0),
-    "unix socket": lambda: libc.socket(1, 1, 0),
-    "kill": lambda: libc.kill(os.getppid(), 0),
-    "kill all": lambda: libc.kill(-1, 0),
-    "ptrace": lambda: libc.ptrace(16, os.getppid(), 0, 0),
-    "no parent's death": lambda: libc.prctl(1, 0),
-    "limits of others": lambda: libc.prlimit(os.getppid(), 0, 0, 0),
-    "owner of a pipe": lambda: libc.fcntl(1, 8, os.getppid()),
-    "unshare": lambda: libc.unshare(0x10000000),
-    "chmod": lambda: libc.chmod(SECRET.encode(), 0o777),
-    "truncate": lambda: libc.truncate(SECRET.encode(), 0),
-    "unlink": lambda: libc.unlink(SECRET.encode()),
-    "rename": lambda: libc.rename(SECRET.encode(), b"other"),
-    "memory file": lambda: libc.memfd_create(b"x", 0),
-    "shared memory": lambda: libc.shmget(0, 100, 0o1600),
-    "priority": lambda: libc.setpriority(0, os.getppid(), 19),
-}.items():
-    if call() != -1:
-        succeeded.append(name)
-print(succeeded or 42)
-"""
-HOSTILE = {
-    "endless loop": "while True: pass",
-    "endless loop that ignores signals":
-        "import signal\nfor s in (1, 2, 3, 15, 24): signal.signal(s, signal.SIG_IGN)\nwhile True: pass",
-    "sleep": "import time\ntime.sleep(1000)",
-    "fork bomb": "import os\nwhile True: os.fork()",
-    "fork bomb that goes on": "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
-    "thread bomb": "import threading, time\nwhile True: threading.Thread(target=time.sleep, args=(1000,)).start()",
-    "daemon": "import os\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n"
-        "        import time\n        time.sleep(1000)\nprint(42)",
-    "memory": "x = []\nwhile True: x.append(bytearray(10**7))",
-    "memory at once": "x = bytearray(10**12)\nprint(42)",
-    "huge exponent": "print(9**9**9)",
-    "giant output": "while True: print('4' * 10**6)",
-    "giant line, then the answer": "print('x' * 10**7)\nprint(42)",
-    "infinite recursion": "import sys\nsys.setrecursionlimit(10**9)\ndef f(): f()\nf()",
-    "deep nesting": "print(" + "(" * 10**5 + "42" + ")" * 10**5 + ")",
-    "writes a file in its folder": "open('x', 'w').write('x')\nprint(42)",
-    "writes a file outside": "open(SECRET, 'a').write('x')\nprint(42)",
-    "writes its tests": "open('stdin', 'w').write('x')\nprint(42)",
-    "replaces its program": "import os\nos.rename('program.py', 'x')\nprint(42)",
-    "removes a file": "import os\nos.remove(SECRET)\nprint(42)",
-    "makes a folder": "import os\nos.mkdir('x')\nprint(42)",
-    "link to the outside": "import os\nos.symlink(SECRET, 'x')\nprint(open('x').read() and 42)",
-    "hard link to the outside": "import os\nos.link(SECRET, 'x')\nprint(42)",
-    "reads a file outside": "open(SECRET).read()\nprint(42)",
-    "lists folders": "import os\nos.listdir(os.path.dirname(SECRET))\nprint(42)",
-    "thousands of files": "files = [open('program.py') for _ in range(5000)]\nprint(42)",
-    "temporary file": "import tempfile\ntempfile.TemporaryFile()\nprint(42)",
-    "looks for the answer in other processes": ACROSS_THE_TREE,
-    "kills its parent": "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\nprint(42)",
-    "kills its group": "import os, signal\nos.killpg(0, signal.SIGKILL)\nprint(42)",
-    "kills everything": "import os, signal\nos.kill(-1, signal.SIGKILL)\nprint(42)",
-    "network": "import socket\nsocket.create_connection(('127.0.0.1', PORT), 1)\nprint(42)",
-    "network by name": "import urllib.request\nurllib.request.urlopen(f'http://localhost:{PORT}')\nprint(42)",
-    "runs a shell": "import os\nassert os.system('true') == 0\nprint(42)",
-    "runs a process": "import subprocess\nsubprocess.run(['true'], check=True)\nprint(42)",
-    "exits at once": "import sys\nsys.exit(0)\nprint(42)",
-    "exits at once for good": "import os\nos._exit(0)",
-    "closes standard output": "import os\nos.close(1)\nos.write(1, b'42')",
-    "closes standard output and goes on": "import os, time\nos.close(1)\ntime.sleep(1000)",
-    "crashes": "import ctypes\nprint(42, flush=True)\nctypes.string_at(0)",
-    "output that is no text": "import sys\nsys.stdout.buffer.write(bytes(range(256)))",
-    "not a program": "this is not Python",
-    "an environment to look at": "import os\nassert [name for name in os.environ if 'SECRET' in name]\nprint(42)",
+
+# --- honest programs ------------------------------------------------------------------------------------------------
+
+HONEST = {  # each reads 41 and 1, and writes 42
+    "input()": "print(sum(map(int, input().split())))",
+    "input() until the end": "total = 0\ntry:\n    while True: total += sum(map(int, input().split()))\n"
+        "except EOFError: print(total)",
+    "input = sys.stdin.readline": "import sys\ninput = sys.stdin.readline\nprint(sum(map(int, input().split())))",
+    "sys.stdin.read()": "import sys\nprint(sum(map(int, sys.stdin.read().split())))",
+    "sys.stdin.buffer": "import sys\nprint(sum(map(int, sys.stdin.buffer.read().split())))",
+    "for line in sys.stdin": "import sys\nfor line in sys.stdin: print(sum(map(int, line.split())))",
+    "sys.stdin.readlines()": "import sys\n"
+        "print(sum(int(word) for line in sys.stdin.readlines() for word in line.split()))",
+    "open(0)": "print(sum(map(int, open(0).read().split())))",
+    "open('/dev/stdin')": "print(sum(map(int, open('/dev/stdin').read().split())))",
+    "fileinput": "import fileinput\nfor line in fileinput.input(): print(sum(map(int, line.split())))",
+    "os.read": "import os\nprint(sum(map(int, os.read(0, 10**6).split())))",
+    "os.read of all there is": "import io, os\nlines = io.BytesIO(os.read(0, os.fstat(0).st_size))\n"
+        "print(sum(map(int, lines.readline().split())))",
+    "a mapping of standard input": "import mmap\nwith mmap.mmap(0, 0, access=mmap.ACCESS_READ) as text:\n"
+        "    print(sum(map(int, text.readline().split())))",
+    "csv of standard input":
+        "import csv, sys\nfor row in csv.reader(sys.stdin, delimiter=' '): print(sum(map(int, row)))",
+    "selects standard input": "import select, sys\nassert select.select([sys.stdin], [], [], 1)[0]\n"
+        "print(sum(map(int, sys.stdin.readline().split())))",
+    "print without end": "print(4, end='')\nprint(2, end='')",
+    "print with flush": "print(42, flush=True)",
+    "sys.stdout.write": "import sys\nsys.stdout.write('42')",
+    "sys.stdout.buffer": "import sys\nsys.stdout.buffer.write(b'42\\n')\nsys.stdout.flush()",
+    "os.write": "import os\nos.write(1, b'42\\n')",
+    "print to standard error too": "import sys\nprint('reading', file=sys.stderr)\nprint(42)",
+    "open('/dev/stdout')": "with open('/dev/stdout', 'w') as file: file.write('42')",
+    "a buffer written at exit": "import atexit, io, os, sys\nsys.stdout = io.StringIO()\n"
+        "atexit.register(lambda: os.write(1, sys.stdout.getvalue().encode()))\nprint(42)",
+    "redirected output": "import contextlib, io\nwith contextlib.redirect_stdout(io.StringIO()) as text: print(42)\n"
+        "print(text.getvalue())",
+    "exit()": "print(42)\nexit()",
+    "sys.exit()": "import sys\nprint(42)\nsys.exit(0)",
+    "os._exit(0)": "import os\nprint(42, flush=True)\nos._exit(0)",
+    "main()": "def main():\n    a, b = map(int, input().split())\n    print(a + b)\n"
+        "if __name__ == '__main__':\n    main()",
+    "a class": "class Adder:\n    def __init__(self): self.a, self.b = map(int, input().split())\n"
+        "    def run(self): return self.a + self.b\nprint(Adder().run())",
+    "import __main__": "import __main__\nx = 42\nprint(__main__.x)",
+    "pickles its own classes": "import pickle\nclass Pair:\n    def __init__(self, a, b): self.a, self.b = a, b\n"
+        "pair = pickle.loads(pickle.dumps(Pair(41, 1)))\nprint(pair.a + pair.b)",
+    "copies its own objects": "import copy\nclass Pair: a, b = 41, 1\npair = copy.deepcopy(Pair())\n"
+        "print(pair.a + pair.b)",
+    "dataclasses": "from __future__ import annotations\nfrom dataclasses import dataclass, field\n"
+        "@dataclass(order=True)\nclass Item:\n    a: int\n    rest: list[int] = field(default_factory=list)\n"
+        "print(max(Item(41), Item(42)).a)",
+    "enumerations and named tuples":
+        "import enum\nfrom typing import NamedTuple\nclass Way(enum.IntEnum):\n    UP = 41\n"
+        "class Point(NamedTuple):\n    x: int\n    y: int = 1\nprint(sum(Point(Way.UP)))",
+    "names that judges import": "print(sum(accumulate([1])) + bisect_left([1], 2) + int(math.sqrt(1600)))",
+    "recursion": "import sys\nsys.setrecursionlimit(10**6)\ndef depth(n): return n and 1 + depth(n - 1)\n"
+        "print(depth(4200) // 100)",
+    "recursion in a thread with a large stack": "import sys, threading\nsys.setrecursionlimit(10**6)\n"
+        "threading.stack_size(1 << 27)\ndef depth(n): return n and 1 + depth(n - 1)\n"
+        "t = threading.Thread(target=lambda: print(depth(42000) // 1000))\nt.start()\nt.join()",
+    "a larger stack": "import resource\nresource.setrlimit(resource.RLIMIT_STACK, (1 << 20, 1 << 20))\nprint(42)",
+    "lru_cache": "@lru_cache(maxsize=None)\ndef f(n): return n if n < 2 else f(n - 1) + f(n - 2)\nprint(f(9) + 8)",
+    "generators": "def numbers():\n    yield from map(int, input().split())\nprint(sum(numbers()))",
+    "threads": "import threading\nfound = []\n"
+        "threads = [threading.Thread(target=found.append, args=(i,)) for i in range(42)]\n"
+        "for thread in threads: thread.start()\nfor thread in threads: thread.join()\nprint(len(found))",
+    "threads of concurrent.futures": "from concurrent.futures import ThreadPoolExecutor\n"
+        "with ThreadPoolExecutor(8) as pool: print(sum(pool.map(int, input().split())))",
+    "queues, locks and timers": "import queue, threading\nq, lock = queue.Queue(), threading.Lock()\n"
+        "threading.Timer(0.01, q.put, (42,)).start()\nwith lock: print(q.get(timeout=5))",
+    "asyncio.run": "import asyncio\nasync def add(a, b):\n    await asyncio.sleep(0.001)\n    return a + b\n"
+        "async def main(): return sum(await asyncio.gather(add(20, 1), add(20, 1)))\nprint(asyncio.run(main()))",
+    "asyncio with threads": "import asyncio\nasync def main(): return await asyncio.to_thread(input)\n"
+        "print(sum(map(int, asyncio.run(main()).split())))",
+    "asyncio with a timeout": "import asyncio\nasync def main():\n"
+        "    try: await asyncio.wait_for(asyncio.sleep(9), 0.01)\n    except TimeoutError: print(42)\n"
+        "asyncio.run(main())",
+    "time": "import time\nstart = time.time(), time.perf_counter(), time.process_time()\ntime.sleep(0.001)\n"
+        "print(42 if time.time() >= start[0] else 0)",
+    "dates": "import datetime, time, zoneinfo\nday = datetime.date(2020, 2, 10) + datetime.timedelta(days=2)\n"
+        "time.localtime(), datetime.datetime.now().astimezone()\nprint(day.day + 30)",
+    "random numbers": "import random, secrets, uuid\nrandom.seed(1)\nsecrets.token_hex(), uuid.uuid4(), uuid.uuid1()\n"
+        "random.shuffle(numbers := [40, 2])\nprint(sum(numbers))",
+    "an alarm": "import signal, time\ndef late(*_): raise TimeoutError\nsignal.signal(signal.SIGALRM, late)\n"
+        "signal.setitimer(signal.ITIMER_REAL, 0.01)\ntry: time.sleep(9)\nexcept TimeoutError: print(42)",
+    "exact numbers": "from decimal import Decimal\nfrom fractions import Fraction\n"
+        "print(int(Decimal('41.5') + Decimal(1) / 2) * Fraction(2, 2))",
+    "large numbers": "import sys\nsys.set_int_max_str_digits(0)\nprint(len(str(7 ** 49)) + pow(7, 10**18, 7))",
+    "much memory": "blocks = [bytearray(10**7) for _ in range(10)]\ndel blocks\n"
+        "table = [[0] * 1000 for _ in range(1000)]\nprint(len(table) - 958)",
+    "compressed and hashed": "import base64, bz2, hashlib, lzma, struct, zlib\n"
+        "data = b''.join(f(b'x' * 99) for f in (zlib.compress, bz2.compress, lzma.compress, base64.b64encode))\n"
+        "print(struct.calcsize('i') * 10 + 2 if hashlib.sha256(data).digest() else hashlib.md5(data))",
+    "much of the standard library":
+        "import abc, argparse, ast, calendar, cmath, cProfile, csv, ctypes, dis, doctest, email, gc, graphlib, html\n"
+        "import inspect, io, locale, logging, multiprocessing, numbers, operator, pathlib, platform, pprint\n"
+        "import sched, selectors, shutil, socket, sqlite3, ssl, statistics, subprocess, tempfile, textwrap, timeit\n"
+        "import traceback, tracemalloc, types, unicodedata, unittest, urllib.request, warnings, weakref, xml.dom\n"
+        "platform.machine(), shutil.get_terminal_size(), gc.collect(), timeit.timeit(number=1)\n"
+        "print(*sqlite3.connect(':memory:').execute('select 42').fetchone())",
+    "asks for its process":
+        "import os, sys\nos.getpid(), os.getcwd(), os.cpu_count(), os.times(), os.path.exists('x')\n"
+        "print(42 if not sys.stdin.isatty() else 0)",
+    "its own source": "print(42 if '42' in open('program.py').read() else 0)",
 }  # fmt: skip
-HOSTILE_FUNCTIONS = {
-    "exits before the call": "import sys\nsys.exit(0)",
-    "writes a result of its own and exits": "import os\nos.write(3, b'{\"returned\": 41}')\nos._exit(0)",
-    "an object that equals everything":
-        "class E:\n    def __eq__(self, o): return True\n    __hash__ = None\ndef add(a, b): return E()",
-    "an int that equals everything": "class E(int):\n    def __eq__(self, o): return True\ndef add(a, b): return E(7)",
-    "replaces json": "import json\njson.dumps = lambda x: 'true'\ndef add(a, b): return 1",
-    "replaces builtins": "import builtins\nbuiltins.all = builtins.any = builtins.bool = lambda *x: True\n"
-        "builtins.isinstance = lambda *x: True\ndef add(a, b): return 0",
-    "looks for the answer in its own memory":
-        "import gc, sys\ndef add(a, b):\n    frame, found = sys._getframe(), []\n    while frame:\n"
-        "        found += [v for v in {**frame.f_globals, **frame.f_locals}.values() if v == 42 and type(v) is int]\n"
-        "        frame = frame.f_back\n    return found[0]",
-    "looks for the answer in its folder": "import os\ndef add(a, b):\n    for name in os.listdir('.'):\n"
-        "        if name != 'program.py' and '42' in open(name).read(): return 42",
-    "a giant result": "def add(a, b): return 'x' * 10**8",
-    "a deep result": "def add(a, b):\n    x = []\n    for _ in range(10**5): x = [x]\n    return x",
-    "no function": "def sub(a, b): return 42",
-    "endless loop": "def add(a, b):\n    while True: pass",
-    "raises": "def add(a, b): raise ValueError(42)",
+HONEST_FUNCTIONS = {  # the same, called
+    "a function": "def add(a, b): return a + b",
+    "a class": "class Solution:\n    def add(self, a: int, b: int) -> int: return a + b",
+    "a class with a memory": "class Solution:\n    def __init__(self): self.seen = {}\n"
+        "    def add(self, a, b):\n        self.seen[a] = b\n        return sum(self.seen.items(), ())[0] + b",
+    "recursion": "def add(a, b): return a if b == 0 else add(a + 1, b - 1)",
+    "a cache": "@cache\ndef add(a, b): return a + b",
+    "a lambda": "add = lambda a, b: a + b",
+    "a program that runs by itself too":
+        "def add(a, b): return a + b\nif __name__ == '__main__': print(add(*input()))",
+    "a dataclass": "from __future__ import annotations\nfrom dataclasses import dataclass\n@dataclass\nclass Pair:\n"
+        "    a: int\n    b: int\ndef add(a, b): return sum(vars(Pair(a, b)).values())",
+    "import __main__": "import __main__\nx = 1\ndef add(a, b): return a + __main__.x",
+    "pickles its own classes":
+        "import pickle\nclass Pair: pass\ndef add(a, b):\n    pair = Pair()\n    pair.sum = a + b\n"
+        "    return pickle.loads(pickle.dumps(pair)).sum",
+    "threads": "from concurrent.futures import ThreadPoolExecutor\ndef add(a, b):\n"
+        "    with ThreadPoolExecutor() as pool: return sum(pool.map(int, (a, b)))",
+    "asyncio.run": "import asyncio\nasync def later(x):\n    await asyncio.sleep(0.001)\n    return x\n"
+        "async def both(*xs): return await asyncio.gather(*map(later, xs))\n"
+        "def add(a, b): return sum(asyncio.run(both(a, b)))",
+}  # fmt: skip
+HONEST_WITH_NUMPY = {
+    "an integer": "import numpy as np\ndef add(a, b): return np.int64(a) + b",
+    "a sum": "import numpy as np\ndef add(a, b): return np.array([a, b]).sum()",
+    "an inverse": "import numpy as np\n"
+        "def add(a, b): return np.linalg.inv(np.eye(300) / (a + b))[0, 0].round().astype(int)",
 }  # fmt: skip
 
 
-def test_hostile_programs_are_wrong_and_harm_nothing(tmp_path, monkeypatch):
-    """All of them at once, in two verifiers with right and wrong programs between them."""
-    secret = tmp_path / "secret"
-    secret.write_text("42")
-    monkeypatch.setenv("SECRET_TOKEN", "42")
-    (tmp_path / "temporary").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    connections = []
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        threading.Thread(target=lambda: connections.append(server.accept()), daemon=True).start()
-        given = f"SECRET, PORT = {str(secret)!r}, {server.getsockname()[1]}\n"
-        items = []
-        for problem, programs in ((IN_AND_OUT, HOSTILE), (CALLED, HOSTILE_FUNCTIONS)):
-            right = "print(42)" if problem is IN_AND_OUT else "def add(a, b): return a + b"
-            for name, program in programs.items():
-                items += [(("hostile", name, right), problem, block(given + program))]
-                items += [(("right after", name, right), problem, block(right))]
-        items += [(("all refused",), IN_AND_OUT, block(given + SYSTEM_CALLS))]
-        before = set(os.listdir("/proc"))
-        with VerifierPool(2, time_limit=4, memory_gib=1) as pool:
-            pool.submit(items)
-            verdicts = dict(wait_for_all(pool))
-            guards = {str(worker.process.pid) for worker in pool._workers}
-        assert connections == []
-    assert len(verdicts) == len(items)
-    told = {key: verdict for key, verdict in verdicts.items() if verdict.failure is not None}
-    assert told == {}, "the sandbox bears them; no verifier had to be replaced"
-    fooled = [key for key, verdict in verdicts.items() if verdict.correct != (key[0] != "hostile")]
-    assert fooled == []
-    assert secret.read_text() == "42" and secret.stat().st_mode & 0o777 == 0o644
-    assert list((tmp_path / "temporary").iterdir()) == [], "files were left"
-    assert not guards & set(os.listdir("/proc"))
-    mine = [pid for pid in set(os.listdir("/proc")) - before if pid.isdigit() and is_sandboxed(pid)]
-    assert mine == [], "processes were left"
+@pytest.mark.parametrize("name", HONEST)
+def test_an_honest_program_is_right(name):
+    assert programming.score(IN_AND_OUT, block(HONEST[name]))
 
 
-def wait_for_all(pool: VerifierPool, seconds: float = 200) -> list:
-    verdicts, deadline = [], time.monotonic() + seconds
-    while pool.unfinished:
-        verdicts += pool.results()
-        assert time.monotonic() < deadline, f"{pool.unfinished} verdicts are missing"
-        time.sleep(0.01)
-    return verdicts
+@pytest.mark.parametrize("name", HONEST_FUNCTIONS)
+def test_an_honest_function_is_right(name):
+    assert programming.score(CALLED, block(HONEST_FUNCTIONS[name]))
 
 
-def is_sandboxed(pid: str) -> bool:
-    try:
-        return b"program.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
-
-
-def test_a_program_dies_with_its_verifier(tmp_path, monkeypatch):
-    """kill -9 of a worker in the middle of a test ends the program too."""
-    running = lambda: [pid for pid in os.listdir("/proc") if pid.isdigit() and is_sandboxed(pid)]  # noqa: E731
-    others = set(running())
-    with VerifierPool(1, time_limit=60, memory_gib=1) as pool:
-        pool.submit([("slow", IN_AND_OUT, block("while True: pass")), ("right", IN_AND_OUT, block("print(42)"))])
-        deadline = time.monotonic() + 30
-        while not set(running()) - others:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        (program,) = set(running()) - others
-        parent = int(Path(f"/proc/{program}/stat").read_text().rsplit(")", 1)[1].split()[1])
-        os.kill(parent, signal.SIGKILL)
-        verdicts = dict(wait_for_all(pool))
-        assert verdicts["slow"].failure == "died" and verdicts["right"].correct
-        while set(running()) - others:
-            assert time.monotonic() < deadline + 30
-            time.sleep(0.01)
-
-
-def test_tests_that_take_too_long_together_are_wrong_not_a_failure():
-    slow = programming.problem("Wait.", [{"input": str(i), "output": "1"} for i in range(15)])
-    with VerifierPool(1, time_limit=2, memory_gib=1) as pool:
-        pool.submit([("slow", slow, block("import time\ntime.sleep(0.4)\nprint(1)"))])
-        assert dict(wait_for_all(pool))["slow"] == Verdict(False)
-
-
-def test_a_sandbox_that_cannot_run_python_is_an_error_not_a_verdict(monkeypatch):
-    sandbox.check.cache_clear()
-    monkeypatch.setattr(sandbox, "READABLE", ("/dev/null",))
-    monkeypatch.setattr(sandbox.sys, "base_prefix", "/nowhere")
-    monkeypatch.setattr(sandbox.sys, "prefix", "/nowhere")
-    monkeypatch.setattr(sandbox.sys, "base_exec_prefix", "/nowhere")
-    monkeypatch.setattr(sandbox.sys, "exec_prefix", "/nowhere")
-    with pytest.raises(ValueError, match="programs cannot be judged here"):
-        programming.score(IN_AND_OUT, block("print(42)"))
-
-
-@pytest.mark.parametrize("gap", ["no Landlock", "no seccomp"])
-def test_what_cannot_be_enforced_is_said(monkeypatch, gap):
-    if gap == "no Landlock":
-        monkeypatch.setattr(sandbox, "landlock_version", lambda: 0)
-    else:
-        sandbox.seccomp_filter.cache_clear()
-        monkeypatch.setattr(platform, "machine", lambda: "riscv64")
-    try:
-        assert [text.split(" (")[0].split(":")[0] for text in sandbox.missing()] == [gap]
-        assert programming.score(IN_AND_OUT, block("print(42)")), "and programs are still judged"
-    finally:
-        sandbox.seccomp_filter.cache_clear()
+@pytest.mark.skipif(importlib.util.find_spec("numpy") is None, reason="numpy is not installed")
+@pytest.mark.parametrize("name", HONEST_WITH_NUMPY)
+def test_a_result_of_numpy_is_right(name):
+    assert programming.score(CALLED, block(HONEST_WITH_NUMPY[name]))
