@@ -190,6 +190,8 @@ def prepare(settings: Settings) -> tuple[Start, PreTrainedModel, SharedParameter
         if checkpoints(folder):
             newest = checkpoints(folder)[-1]
             state = read_state(newest)
+            if state["step"] >= settings.steps and (folder / "model").is_dir():
+                raise ValueError(f"{folder} is finished, at step {state['step']}; a larger --steps goes on")
             start = Start(state["step"], str(newest / "model"), newest / "optimizer.safetensors")
 
     # 3. the model, and how it is sampled

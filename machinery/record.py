@@ -25,6 +25,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import loss
+from data import parse_spec
 from machinery.feed import Feed
 from machinery.files import whole_folder, write_whole
 from machinery.logs import Series
@@ -55,6 +56,11 @@ def new_folder(settings: Settings) -> Path:
     for part in dataclasses.fields(recipe):
         if getattr(recipe, part.name) != getattr(start, part.name):
             name += f"-{part.name}-{getattr(recipe, part.name)}"
+    usual = Settings()
+    if settings.data != usual.data:
+        name += "-" + "-".join(Path(parse_spec(source).name).stem for source in settings.data)
+    if settings.model != usual.model:
+        name += f"-{Path(settings.model).name}"
     name += f"-seed{settings.seed}"
     candidates = [Path("runs") / name, *(Path("runs") / f"{name}-{i}" for i in range(2, 10_000))]
     return next(folder for folder in candidates if not folder.exists())

@@ -133,6 +133,13 @@ def test_a_finished_run_goes_further_with_any_number_of_ranks(alone, tmp_path):
     assert nothing_left() and set(Path("/tmp").glob("trainers-*")) == folders
 
 
+def test_a_finished_run_is_said_to_be_finished(alone, capsys):
+    with pytest.raises(SystemExit) as refused:
+        run_command(train.main, ["--resume", str(alone)])
+    assert refused.value.code == 2
+    assert "alone is finished, at step 8; a larger --steps goes on\n" in capsys.readouterr().err
+
+
 def test_ppo_off_policy_k_trains_k_steps_on_what_one_policy_sampled(tmp_path):
     """Also when it takes long to hand the parameters over: validations wait for those of their step. With one token for
     an answer, all of two digits or more are truncated: the run says so once and goes on."""
