@@ -31,11 +31,12 @@ import tyro
 from scipy.special import stdtrit  # quantiles of Student's t; scipy.stats is slow to import
 
 from machinery import least_squares
+from machinery.columns import Series, check_curve
 from machinery.comparison import MARGIN, compare, seeds, with_interval
 from machinery.files import write_whole
 from machinery.flags import read_flags, run_command
 from machinery.least_squares import Array, Interval, Profile, fit_power_law
-from machinery.logs import Series, check_curve, read_log
+from machinery.logs import read_log
 from machinery.plots import plot_compare, plot_runs
 
 # --- the curves (sec. 2.1, A.4) -----------------------------------------------------------------------------------
@@ -152,7 +153,7 @@ def fit(
     num_examples: answers in one validation. Raises ValueError for what cannot be fitted.
     """
     x, y = np.asarray(x, float), np.asarray(y, float)
-    check_curve(x, y, [f"point {i + 1}" for i in range(x.size)])
+    check_curve(x, y)
     R0 = None if r0 == "free" else float(y[0] if r0 == "first" else r0)
     if R0 is not None and not 0 <= R0 <= 1:
         raise ValueError(f"R0 = {R0:g} is no pass rate, which lies in [0, 1]")
@@ -404,7 +405,8 @@ class Fitting:
     """How logs are read and fitted."""
 
     x: str | None = None  # the column of compute; by default guessed, and said
-    y: str | None = None  # the column of the pass rate; by default guessed, and said
+    y: str | None = None  # the column of the pass rate, or several with commas, or all; by default guessed, and said
+    where: str | None = None  # only the records with COLUMN=VALUE; several with commas
     percent: bool = False  # the pass rate is in percent
     fit_from: float = 0.0  # leave out the points before this compute
     fit_to: float = float("inf")  # leave out the points after this compute
@@ -464,7 +466,7 @@ def fit_logs(logs: Sequence[tuple[str, str | Path]], fitting: Fitting) -> tuple[
     settings, unfit = {}, []
     how = fitting.r0, fitting.fit_from, fitting.fit_to, fitting.method
     for setting, path in logs:
-        for series in read_log(path, fitting.x, fitting.y, fitting.percent):
+        for series in read_log(path, fitting.x, fitting.y, fitting.percent, fitting.where):
             try:
                 f = fit(series.x, series.y, *how, series.num_examples)
             except ValueError as error:
