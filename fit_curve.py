@@ -18,6 +18,7 @@ points of a run.
 """
 
 import json
+import os
 import re
 import signal
 from collections.abc import Sequence
@@ -27,14 +28,13 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import tyro
 from scipy.special import stdtrit  # quantiles of Student's t; scipy.stats is slow to import
 
 from machinery import least_squares
 from machinery.columns import Series, check_curve
 from machinery.comparison import MARGIN, compare, seeds, with_interval
 from machinery.files import write_whole
-from machinery.flags import read_flags, run_command
+from machinery.flags import read_plain_flags, run_command
 from machinery.least_squares import Array, Interval, Profile, fit_power_law
 from machinery.logs import read_log
 from machinery.plots import plot_compare, plot_runs
@@ -416,34 +416,42 @@ class Fitting:
     json: Path | None = None  # write all results to this file
 
 
-@dataclass(frozen=True)
-class Options:
-    """Fit the ScaleRL curve to RL logs."""
+@dataclass(frozen=True, kw_only=True)
+class Options(Fitting):
+    """What the command takes: its logs, how to fit them, and what to make of them."""
 
-    # Run folders, CSV, JSONL, trainer_state.json or verl logs; with --compare settings, [NAME=]LOG[,LOG...]: the seeds
-    # of each joined by commas.
-    logs: tyro.conf.Positional[tuple[str, ...]]
-    fitting: tyro.conf.OmitArgPrefixes[Fitting] = Fitting()  # how logs are read and fitted
+    logs: tuple[str, ...]  # LOG, FILE:COLUMN or -; with --compare settings, [NAME=]LOG[,LOG...]: seeds with commas
     seeds: bool = False  # the logs are seeds of one setting
     compare: bool = False  # the logs are settings, which are compared two by two
-    plot: Path | None = None  # draw the curves into this file (PNG)
+    plot: Path | None = None  # draw the curves into this file: .png, .pdf or .svg
+
+
+def first_commands() -> str:
+    """Three commands that work from the present folder, for those who come without a log."""
+    script, simulated, run, one, other = (
+        os.path.relpath(Path(__file__).parent / name)
+        for name in ("fit_curve.py", "data/examples/simulated.csv", "docs/study/loo/scalerl-seed0/log.jsonl",
+                     "docs/study/recipes/dapo-seed2", "docs/study/recipes/grpo-seed2")
+    )  # fmt: skip
+    return f"""These commands work at once:
+
+  python {script} {simulated} --predict 1e16
+  python {script} {run} --plot fit.png
+  python {script} --compare {one} {other}
+
+then: python {script} YOUR_LOG. `--help` has all flags. numpy, scipy and matplotlib are all that must be installed."""
 
 
 def read_options(arguments: list[str]) -> Options:
     """The options of the command; logs may stand before and after the flags. ValueError for what cannot be."""
-    if {"-h", "--help"} & {*arguments}:
-        read_flags(Options, ["--help"], description=__doc__)  # prints it, and exits
-    options, more_logs = read_flags(Options, arguments, others=True)
-    if any(text.startswith("-") for text in more_logs):
-        read_flags(Options, arguments)  # an unknown flag: raises, and names the nearest
-    options = replace(options, logs=(*options.logs, *more_logs))
+    options = read_plain_flags(Options, arguments, f"{__doc__}\n{first_commands()}")
     if not options.logs:
         raise ValueError("no log is named; for example: python fit_curve.py data/examples/simulated.csv")
     if options.seeds and options.compare:
         raise ValueError("choose one: --seeds of one setting, or --compare, where commas join the seeds of a setting")
-    if not all(C > 0 for C in options.fitting.predict):
+    if not all(C > 0 for C in options.predict):
         raise ValueError("--predict: compute must be positive")
-    for target in (options.plot, options.fitting.json):
+    for target in (options.plot, options.json):
         if target is not None and not target.parent.is_dir():
             raise ValueError(f"{target}: there is no such folder to write to")
     return options
@@ -483,13 +491,15 @@ def write_json(path: Path, results: dict) -> None:
 
 
 def main(arguments: list[str]) -> int:
+    if not arguments:
+        print(first_commands())
+        return 0
     options = read_options(arguments)
-    fitting = options.fitting
-    settings, unfit = fit_logs(named_logs(options), fitting)
+    settings, unfit = fit_logs(named_logs(options), options)
     if unfit:
         raise ValueError(unfit[0])
     runs = [run for its_runs in settings.values() for run in its_runs]
-    results = {"runs": [report(*run, fitting.predict) for run in runs]}
+    results = {"runs": [report(*run, options.predict) for run in runs]}
     text = [f"{run[0].name}\n{describe(*run, its)}" for run, its in zip(runs, results["runs"])]
     if options.seeds:
         pooled = results["seeds"] = seeds([f for _, f in runs])
@@ -507,9 +517,9 @@ def main(arguments: list[str]) -> int:
     if options.plot and options.compare:
         plot_compare(options.plot, settings, results["comparisons"])
     elif options.plot:
-        plot_runs(options.plot, runs, fitting.predict)
-    if fitting.json:
-        write_json(fitting.json, results)
+        plot_runs(options.plot, runs, options.predict)
+    if options.json:
+        write_json(options.json, results)
     print("\n\n".join(text))
     return 0
 

@@ -1,6 +1,10 @@
 """fit_curve.py: the curve, its intervals, what it refuses to say, and every kind of log."""
 
+import dataclasses
 import json
+import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +17,7 @@ from fit_curve import fit, fit_power_law, held_out, outlook, sigmoid
 from machinery import least_squares, plots
 from machinery.columns import Series
 from machinery.comparison import asymptote_of, compare, with_interval
-from machinery.flags import run_command
+from machinery.flags import flag, run_command
 
 SCRIPT = Path(fit_curve.__file__)
 # Table 1 of the paper: C_mid in GPU-hours, B, A; and R0, about .40 for the 8B model and .51 for Scout
@@ -452,11 +456,11 @@ def test_percent_is_converted_when_said(capsys, tmp_path):
     "arguments, words",
     [
         (["missing.csv"], "No such file or directory: 'missing.csv'"),
-        ([], "no log is named"),
+        (["--seeds"], "no log is named"),
         (["{log}", "--x", "flop"], "no column 'flop'"),
         (["{log}", "--y", "pass_rat"], "did you mean 'pass_rate'"),
         (["{log}", "--predikt", "3"], "did you mean --predict?"),
-        (["{log}", "--r0", "second"], "'second'] does not match choices ('first', 'free')"),
+        (["{log}", "--r0", "second"], "argument --r0: 'second' is not first or free or a number"),
         (["{log}", "--r0", "-1"], "R0 = -1"),
         (["{log}", "--r0", "1.5"], "R0 = 1.5"),
         (["{log}", "--predict", "-3"], "must be positive"),
@@ -526,6 +530,32 @@ def test_importing_is_light():
     done = subprocess.run([sys.executable, "-c", code], cwd=SCRIPT.parent, capture_output=True, text=True)
     assert not {"torch", "matplotlib", "scipy.stats", "scipy.optimize"} & set(done.stdout.split())
     assert "numpy" in done.stdout
+
+
+def test_without_a_log_it_shows_commands_that_work_with_numpy_scipy_and_matplotlib_alone(tmp_path):
+    """From another folder, and with all else that is in requirements.txt hidden."""
+    required = re.findall(r"(?m)^[\w-]+", (SCRIPT.parent / "requirements.txt").read_text())
+    hidden = {name.replace("-", "_") for name in required} - {"numpy", "scipy", "matplotlib"}
+    assert {"tyro", "torch"} <= hidden and len(hidden) == len(required) - 3
+    (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({hidden}))\n")
+
+    def run(*arguments):
+        environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+        command = [sys.executable, *arguments]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+
+    assert "ModuleNotFoundError" in run("-c", "import tyro").stderr
+    shown = run(SCRIPT)
+    commands = re.findall(r"(?m)^  python (.+)$", shown.stdout)
+    assert shown.returncode == 0 and len(commands) == 3, shown.stderr
+    for line in commands:
+        done = run(*shlex.split(line))
+        assert done.returncode == 0 and " A " in done.stdout, done.stderr
+    assert (tmp_path / "fit.png").read_bytes()[:4] == b"\x89PNG"
+    help = run(SCRIPT, "--help")
+    assert help.returncode == 0
+    flags = {flag(field.name) for field in dataclasses.fields(fit_curve.Options)} - {"--logs"}
+    assert flags <= set(re.findall(r"(?m)^  (--[\w-]+)", help.stdout))
 
 
 def test_script_exits_with_2_and_no_traceback(tmp_path):
