@@ -37,7 +37,7 @@ from machinery.files import write_whole
 from machinery.flags import read_plain_flags, run_command
 from machinery.least_squares import Array, Interval, Profile, fit_power_law
 from machinery.logs import read_log
-from machinery.plots import plot_compare, plot_runs
+from machinery.plots import FORMATS, plot_compare, plot_runs
 
 # --- the curves (sec. 2.1, A.4) -----------------------------------------------------------------------------------
 
@@ -424,6 +424,11 @@ class Options(Fitting):
     seeds: bool = False  # the logs are seeds of one setting
     compare: bool = False  # the logs are settings, which are compared two by two
     plot: Path | None = None  # draw the curves into this file: .png, .pdf or .svg
+    title: str | None = None  # of the picture
+    label: str | None = None  # names of the runs, with commas, instead of those of their files
+    width: float | None = None  # of the picture, in inches
+    power_law: bool = False  # the picture has the power law, too
+    held_out: bool = False  # the picture has the forecast of the later points from the first half of the compute
 
 
 def first_commands() -> str:
@@ -454,6 +459,12 @@ def read_options(arguments: list[str]) -> Options:
     for target in (options.plot, options.json):
         if target is not None and not target.parent.is_dir():
             raise ValueError(f"{target}: there is no such folder to write to")
+    if options.plot and options.plot.suffix.lower() not in FORMATS:
+        raise ValueError(f"--plot {options.plot}: the name must end in {', '.join(FORMATS)}")
+    if options.width is not None and not 2 <= options.width <= 40:
+        raise ValueError(f"--width {options.width:g}: expected 2 to 40 inches")
+    if options.label and options.compare:
+        raise ValueError("--label names runs; the settings of --compare are named by NAME=LOG")
     return options
 
 
@@ -499,6 +510,11 @@ def main(arguments: list[str]) -> int:
     if unfit:
         raise ValueError(unfit[0])
     runs = [run for its_runs in settings.values() for run in its_runs]
+    if options.label:
+        names = options.label.split(",")
+        if len(names) != len(runs):
+            raise ValueError(f"--label has {len(names)} names for {len(runs)} runs")
+        runs = [(replace(series, name=name), f) for name, (series, f) in zip(names, runs)]
     results = {"runs": [report(*run, options.predict) for run in runs]}
     text = [f"{run[0].name}\n{describe(*run, its)}" for run, its in zip(runs, results["runs"])]
     if options.seeds:
@@ -514,10 +530,13 @@ def main(arguments: list[str]) -> int:
         fits = {name: [f for _, f in its_runs] for name, its_runs in settings.items()}
         results["comparisons"] = [compare(two, [fits[name] for name in two]) for two in combinations(fits, 2)]
         text += [f"{' and '.join(c['settings'])}: {c['verdict']}" for c in results["comparisons"]]
+    look = {"title": options.title} | ({"width": options.width} if options.width else {})
     if options.plot and options.compare:
-        plot_compare(options.plot, settings, results["comparisons"])
+        plot_compare(options.plot, settings, results["comparisons"], **look)
     elif options.plot:
-        plot_runs(options.plot, runs, options.predict)
+        halves = runs if options.held_out else []
+        early = [fit(its.x, its.y, f.r0, f.x[0], f.C_max / 2) for its, f in halves]
+        plot_runs(options.plot, runs, options.predict, power_law=options.power_law, early=early, **look)
     if options.json:
         write_json(options.json, results)
     print("\n\n".join(text))

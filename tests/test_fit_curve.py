@@ -469,6 +469,11 @@ def test_percent_is_converted_when_said(capsys, tmp_path):
         (["{log}", "--seeds"], "two runs"),
         (["{log}", "--seeds", "--compare"], "choose one"),
         (["{log}", "--plot", "no/such/folder.png"], "no such folder"),
+        (["{log}", "--plot", "picture.jpg"], "must end in .png, .pdf, .svg"),
+        (["{log}", "--plot", "picture"], "must end in .png, .pdf, .svg"),
+        (["{log}", "--width", "0"], "2 to 40 inches"),
+        (["{log}", "--label", "one,two"], "2 names for 1 runs"),
+        (["{log}", "{log}", "--compare", "--label", "one"], "named by NAME=LOG"),
         (["{log}", "--r0", "free", "--method", "paper"], "published grid"),
     ],
 )
@@ -509,6 +514,73 @@ def test_command_writes_json_and_plot(capsys, tmp_path):
     assert run["baselines"]["held_out"]["fit_to"] == pytest.approx(run["fit_window"][1])  # the rest held out
     assert f"{run['A']:.4g}" in text and "power law" in text and "last value" in text
     assert sorted(p.name for p in tmp_path.iterdir()) == ["log.csv", "out.json", "out.png"]
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The figures that are saved."""
+    figures, save = [], plots._save
+    monkeypatch.setattr(plots, "_save", lambda path, figure: (save(path, figure), figures.append(figure)))
+    return figures
+
+
+@pytest.mark.parametrize("suffix, magic", [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml"), ("PDF", b"%PDF")])
+def test_the_suffix_is_the_format(suffix, magic, capsys, tmp_path):
+    log, picture = write_csv(tmp_path / "log.csv", *run_of()), tmp_path / f"p.{suffix}"
+    assert command(log, "--plot", picture, "--title", "My title", capsys=capsys)[0] == 0
+    assert picture.read_bytes().startswith(magic)
+    assert suffix != "svg" or ">My title<" in picture.read_text()  # text stays text
+
+
+def test_a_picture_as_a_paper_takes_it(drawn, capsys, tmp_path):
+    """Of 3.4 inches, with the baselines, error bars, and the legend below the axes, where it covers no curve."""
+    x, y = run_of()
+    log = tmp_path / "log.csv"
+    log.write_text("step,acc,num_examples\n" + "".join(f"{a},{b},500\n" for a, b in zip(x, y)))
+    flags = [
+        "--title",
+        "Ours",
+        "--width",
+        3.4,
+        "--label",
+        "new",
+        "--power-law",
+        "--held-out",
+        "--plot",
+        tmp_path / "p.png",
+    ]
+    status, text, _ = command(log, *flags, capsys=capsys)
+    (figure,), (axes,) = drawn, drawn[0].axes
+    legend = axes.get_legend()
+    texts = [its.get_text() for its in legend.get_texts()]
+    assert status == 0 and text.startswith("new\n") and figure.get_figwidth() == 3.4 and axes.get_title() == "Ours"
+    assert {"power law", "forecast from the points up to 300", "95 % of 500 answers"} <= {*texts}
+    assert legend.get_window_extent().y1 < axes.xaxis.label.get_window_extent().y0
+    (bars,) = (its for its in axes.containers if its.get_label() == "95 % of 500 answers")
+    (_, low), (_, high) = bars[2][0].get_segments()[10]
+    assert (high - low) / 2 == pytest.approx(1.96 * np.sqrt(y[11] * (1 - y[11]) / 500))
+    command(log, "--plot", tmp_path / "q.png", capsys=capsys)
+    texts = [its.get_text() for its in drawn[1].axes[0].get_legend().get_texts()]
+    assert "power law" not in texts and not any("from the points" in its for its in texts)
+
+
+def test_axes_of_several_runs_are_named_by_what_they_share(drawn, capsys, tmp_path):
+    wide = tmp_path / "wide.csv"
+    (x, y), (_, z) = run_of(), run_of(A=0.55, seed=5)
+    wide.write_text("step,new,old\n" + "".join(f"{a},{b},{c}\n" for a, b, c in zip(x, y, z)))
+    other = write_csv(tmp_path / "other.csv", x, y, "tokens,acc")
+    for logs in ([wide, "--y", "all"], [f"{wide}:new", other]):
+        assert command(*logs, "--label", "one,two", "--plot", tmp_path / "p.svg", capsys=capsys)[0] == 0
+    labels = [(figure.axes[0].get_xlabel(), figure.axes[0].get_ylabel()) for figure in drawn]
+    assert labels == [("compute: step (log)", "pass rate"), ("compute (log)", "pass rate")]
+    assert [its.get_text()[:5] for its in drawn[0].axes[0].get_legend().get_texts()] == ["one: ", "two: "]
+
+
+def test_a_comparison_has_a_second_panel_only_for_efficiency(drawn, capsys, tmp_path):
+    logs = {A: write_csv(tmp_path / f"{A}.csv", *run_of(A=A)) for A in (0.7, 0.701, 0.5)}
+    for other in (0.701, 0.5):
+        command("--compare", logs[0.7], logs[other], "--plot", tmp_path / "p.png", capsys=capsys)
+    assert [len(figure.axes) for figure in drawn] == [2, 1]
 
 
 def test_a_plot_that_fails_leaves_the_old_one(tmp_path):
