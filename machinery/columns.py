@@ -31,9 +31,10 @@ COMPUTE = (
     r"(.*/)?(num_)?episodes?",
     r"relative[ _]time.*|_runtime",
     r"(.*/)?epochs?",
+    r".*[/_ -]steps?",
     r"x",
 )
-STEP = re.compile(r"(.*[/_])?(steps?|iterations?|updates?)", re.I)  # what a resumed run repeats
+STEP = re.compile(r"(.*[/_])?steps?|(.*/)?(iterations?|updates?)", re.I)  # what a resumed run repeats
 # A column with one of these words is no pass rate; --y can still name it.
 NEVER = frozenset(
     "format formatted length lengths len std stdev stderr var sem min max median loss losses lr learning kl entropy "
@@ -225,6 +226,7 @@ def check_curve(x: np.ndarray, y: np.ndarray, places=None) -> None:
     raise ValueError(f"{place}: y = {y[i]:g} is no pass rate, not in [0, 1]: {advice}")
 
 
+@np.errstate(all="ignore")  # NaN is a value that is missing, and check_curve names the place of an infinity
 def read_curves(
     table: Table, name: str, x: str | None, y: str | None, where: str | None, percent: bool
 ) -> list[Series]:
@@ -237,10 +239,11 @@ def read_curves(
     by_run = {column: column.split(" - ", 1) for column in columns if " - " in column}  # W&B: "run - metric"
     if by_run and y not in columns:
         metrics = list(dict.fromkeys(metric for _, metric in by_run.values()))
-        likely = _named(y, metrics, table) if y else _likeliest(metrics, is_validation)
-        if len(likely) != 1:
-            raise _which(table, likely, rows) if likely else _nothing_like(table, "a pass rate", "--y", metrics)
-        chosen = {column: run for column, (run, metric) in by_run.items() if metric == likely[0]}
+        likely = _named(y, metrics, table) if y not in (None, "all") else _likeliest(metrics, is_validation)
+        if not likely or len(likely) > 1 and y is None:
+            raise _which(table, likely or metrics, rows)
+        several = len(likely) > 1
+        chosen = {column: column if several else run for column, (run, its) in by_run.items() if its in likely}
     else:
         likely = _pass_rates(table, rows, columns, y, is_validation)
         chosen = {column: name if len(likely) == 1 and y != "all" else column for column in likely}
@@ -352,12 +355,23 @@ def _compute(table: Table, columns: list[str], y: str, points: np.ndarray) -> st
     rising = [column for column, values in known.items() if (np.diff(values[np.isfinite(values)]) > 0).all()]
     best = [column for column in rising if ranks[column] == ranks[rising[0]]]
     for other in best[1:]:
-        ratio = np.linalg.lstsq(known[best[0]][:, None], known[other])[0]
-        if not np.allclose(known[best[0]] * ratio, known[other], rtol=1e-3):
+        one, two = known[best[0]], known[other]
+        if not np.allclose(one * two[-1], two * one[-1], rtol=1e-3):  # the same but for the unit
             raise ValueError(f"{table.file}: which column is the compute, {best[0]!r} or {other!r}? name it with --x")
     if not ranks:
         raise _nothing_like(table, "compute (steps, tokens, hours, FLOPs)", "--x", columns)
     return (best or [*known] or [*ranks])[0]
+
+
+def _step(table: Table, columns: list[str], y: str, points: np.ndarray) -> str | None:
+    """The column that counts the steps at these points, whether or not they increase; None if there is none."""
+    for column in sorted(filter(STEP.fullmatch, columns), key=_compute_rank):
+        values = table.numbers(column)[points]
+        if (
+            column != y and np.isfinite(values).all() and len(np.unique(values)) > max(1, len(values) // 10)
+        ):  # max_steps
+            return column
+    return None
 
 
 # --- the points of a curve ------------------------------------------------------------------------------------------
@@ -377,8 +391,7 @@ def _series(
         left_out.append(f"{nan.sum()} with NaN")
     points = np.flatnonzero(at & ~nan)
 
-    steps = [c for c in columns if STEP.fullmatch(c) and c != y and not np.isnan(table.numbers(c)[points]).any()]
-    step = min(steps, key=_compute_rank, default=None) or (x if x in columns else _compute(table, columns, y, points))
+    step = _step(table, columns, y, points) or (x if x in columns else _compute(table, columns, y, points))
     _refuse_groups(table, columns, step, y, points)
     kept = _last_of_each(table.numbers(step)[points])
     if len(kept) < len(points):
@@ -442,14 +455,18 @@ def _refuse_groups(table: Table, columns: list[str], step: str, y: str, points: 
     steps = table.numbers(step)[points]
     repeats = (np.diff(steps) <= 0).any()
     for column in columns:
-        by_name = GROUPS.fullmatch(column) and column not in (step, y)
-        if by_name or (repeats and table.columns[column].texts):
-            labels = table.labels(column)[points]
-            groups = [steps[labels == label] for label in np.unique(labels[~np.isnan(labels)])[: len(points) // 2 + 1]]
-            if 1 < len(groups) <= len(points) // 2 and (by_name or all((np.diff(its) > 0).all() for its in groups)):
-                values = table.values(column, np.isin(np.arange(len(table.lines)), points))
-                found = f"several curves under each other, by {column}: {_listed(values)}"
-                raise ValueError(f"{table.file}: {found}; choose one with --where {column}={values[0]}")
+        by_name = GROUPS.fullmatch(column)
+        if column in (step, y) or not (by_name or repeats):
+            continue
+        labels = table.labels(column)[points]
+        order = np.argsort(labels, kind="stable")  # NaN at the end
+        same = labels[order][1:] == labels[order][:-1]
+        groups = np.isfinite(labels).sum() - same.sum()
+        apart = (np.diff(steps[order])[same] > 0).all()  # in each group the steps increase
+        if 1 < groups <= len(points) // 2 and (by_name or apart):
+            values = table.values(column, np.isin(np.arange(len(table.lines)), points))
+            found = f"several curves under each other, by {column}: {_listed(values)}"
+            raise ValueError(f"{table.file}: {found}; choose one with --where {column}={values[0]}")
     same = np.flatnonzero(np.diff(steps) == 0)
     rates = table.numbers(y)[points]
     differ = same[rates[same] != rates[same + 1]]
@@ -459,14 +476,12 @@ def _refuse_groups(table: Table, columns: list[str], step: str, y: str, points: 
 
 
 def _last_of_each(steps: np.ndarray) -> np.ndarray:
-    """The places of those points after which the run did not go back to their step or before it. A step that is smaller
-    and yet new, which no resumed run has, takes none away."""
-    keep = np.ones(len(steps), bool)
-    for i in np.flatnonzero(np.diff(steps) < 0) + 1:
-        if steps[i] in steps[:i]:
-            keep[:i] &= steps[:i] < steps[i]
-    kept = np.flatnonzero(keep)
-    return kept[np.append(np.diff(steps[kept]) != 0, True)]
+    """The places of those points after which the run did not go back to their step or before it; of equal neighbours
+    the last. All places, equal neighbours aside, if it goes back to a step that is new: no resumed run does that."""
+    _, first = np.unique(steps, return_index=True)
+    back = np.flatnonzero(np.diff(steps) < 0) + 1
+    later = np.fmin.accumulate(steps[::-1])[::-1] if not np.isin(back, first).any() else np.full(len(steps), np.inf)
+    return np.flatnonzero(~np.append((steps[:-1] >= later[1:]) | (np.diff(steps) == 0), False))
 
 
 def _accumulated(table: Table, what: str, step: str) -> np.ndarray:

@@ -113,5 +113,5 @@ def run_command(main, arguments: list[str] | None = None) -> None:
     try:
         sys.exit(main(sys.argv[1:] if arguments is None else arguments))
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print("error:", *str(error).splitlines(), file=sys.stderr)
         sys.exit(2)

@@ -54,12 +54,12 @@ REFUSED = (
 
 _NUMBER = r"(?:\w+(?:\.\w+)*\()?'?([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?+%?|nan|[-+]?inf)"
 VERL_STEP = re.compile(r"\bstep:(\d+) - ")
-VERL_VALUE = re.compile(rf"([^\s:]+):{_NUMBER}", re.I)
+VERL_VALUE = re.compile(rf"(?<!\S)([^\s:]++):{_NUMBER}", re.I)
 QUOTED = re.compile(rf"['\"]([^'\"]{{1,200}})['\"]\s*:\s*{_NUMBER}", re.I)  # 'reward': 0.5
 PLAIN = re.compile(rf"(?<![\w./@-])([A-Za-z_][\w./@-]*+)\s*[=:]\s*{_NUMBER}(?![\w.:/])", re.I)  # reward=0.5
 COUNTED = re.compile(r"\b(step|iter(?:ation)?|episode|update|epoch|rollout|eval)\s*[=:#]?\s*\[?(\d+)(?![\d.]*%)", re.I)
 KIND = re.compile(r"(?<![\w/.-])(train|training|eval|evaluation|val|valid|validation|test)(?![\w/.-])", re.I)
-LONGEST_LINE = 1_000_000  # of a console log; what comes after is no metric
+LONGEST_LINE = 100_000  # letters of a line of a console log; what comes after is no metric
 
 
 def read_log(
@@ -275,12 +275,12 @@ def _verl_rows(text: TextIO) -> Iterator[Row]:
 def _pair_rows(pattern: re.Pattern, text: TextIO) -> Iterator[Row]:
     """The rows of lines with pairs such as 'reward': 0.5 or reward=0.5, with the step and the kind before them."""
     for i, line in _lines(text):
-        found = pattern.findall(line[:LONGEST_LINE])
-        if found:
+        line = line[:LONGEST_LINE]
+        if found := pattern.findall(line):
             values = {}
             for name, value in found:
-                while values.setdefault(name, value) != value:  # two of one name: then it is not clear which is meant
-                    name += " (again)"
+                if values.setdefault(name, value) != value:  # two of one name: then it is not clear which is meant
+                    values[f"{name} (again)"] = value
             before = line[: line.index(found[0][0])]
             for name, value in COUNTED.findall(pattern.sub(" ", line) if pattern is PLAIN else before):
                 values.setdefault(name.lower() if name.lower() not in ("rollout", "eval") else "step", value)
@@ -365,7 +365,7 @@ def _parquet_rows(binary: BinaryIO, file: Path) -> Iterator[Row]:
     except ImportError:
         raise ValueError(f"{file} is Parquet: pip install pyarrow, which reads it") from None
     try:
-        batches = parquet.ParquetFile(binary).iter_batches()
-        return enumerate((_flat(row) for batch in batches for row in batch.to_pylist()), 1)
-    except ArrowException:
+        rows = (row for batch in parquet.ParquetFile(binary).iter_batches() for row in batch.to_pylist())
+        yield from enumerate(map(_flat, rows), 1)
+    except (ArrowException, OSError):
         raise ValueError(f"{file}: the Parquet file is cut off or broken: copy it again") from None

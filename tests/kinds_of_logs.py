@@ -276,6 +276,8 @@ BROKEN = {
     "100,000 brackets": lambda: b"[" * DEEP,
     "100,000 objects in each other": lambda: b'{"a": ' * DEEP + b"1" + b"}" * DEEP,
     "a line of 10 MB of one letter": lambda: b"a" * BIG,
+    "a line of 10 MB in a log of verl": lambda: b"step:1 - " + b"a" * BIG,
+    "a console line of 10 MB": lambda: b"".join(b"a=%d " % i for i in range(BIG // 10)),
     "a cell of 10 MB": lambda: b'x,y\n1,"' + b"a" * BIG + b'"\n',
     "a string of 10 MB in JSON": lambda: b'{"step": 1, "pass_rate": "' + b"a" * BIG + b'"}\n' + BAD,
     "a quote that never ends": lambda: b'x,y\n1,0.5\n2,"0.6\n' + b"3,0.7\n" * 50_000,

@@ -85,6 +85,8 @@ def test_runs_of_a_wide_table_have_steps_of_their_own(tmp_path):
         rows += [[s, r, r, ""], [s + 1, "", "", r / 2]]
     a, b = read_log(write(tmp_path, "w.csv", table(rows)))
     assert (a.name, b.name, a.y_name, b.y_name) == ("a", "b", "val/acc", "val/acc")
+    again = read_log(tmp_path / "w.csv", y="val/acc,val/acc__MIN")
+    assert [series.name for series in again] == ["a - val/acc", "a - val/acc__MIN", "b - val/acc"]
     assert list(b.x) == [s + 1 for s in STEPS] and b.y == pytest.approx(np.array(RATES) / 2)
 
 
@@ -120,9 +122,9 @@ def test_validations_are_taken_and_where_decides_otherwise(tmp_path):
     assert read(tmp_path, table(both), where="algorithm=b,seed=2").y == pytest.approx(np.array(RATES) / 2)
 
 
-@pytest.mark.parametrize("group", ["seed", "dataset", "labelled_so"])
+@pytest.mark.parametrize("group", ["seed", "dataset", "labelled_so", "batch_size"])
 def test_curves_under_each_other_are_never_joined(group, tmp_path):
-    labels = ["a", "b"] if group != "seed" else [3, 4]
+    labels = [3, 4] if group in ("seed", "batch_size") else ["a", "b"]
     content = table([[group, "step", "acc"], *([label, s, r] for label in labels for s, r in CURVE)])
     assert f"by {group}: {labels[0]}, {labels[1]}; choose one with --where {group}=" in refusal(tmp_path, content)
     later = table([["dataset", "step", "acc"], *([name, s + 5 * (name == "b"), r] for s, r in CURVE for name in "ab")])
@@ -193,6 +195,12 @@ def test_equally_likely_columns_are_both_named_and_none_is_taken(tmp_path):
     assert read(tmp_path, twice).x_name == "train_step"  # one is twice the other: the curve is the same
 
 
+def test_a_limit_on_steps_is_no_count_of_them(tmp_path):
+    content = json_lines({"max_steps": 100, "warmup_step": 5, "num_tokens": 7 * s, "acc": r} for s, r in CURVE)
+    assert read(tmp_path, content).x_name == "num_tokens"
+    assert read(tmp_path, table([("my_step", "acc"), *CURVE])).x_name == "my_step"
+
+
 def test_a_name_twice_in_a_console_line_is_not_clear(tmp_path):
     content = "".join(f"step={s} acc={r} held acc={r / 2}\n" for s, r in CURVE).encode()
     assert "acc (again)" in refusal(tmp_path, content)
@@ -218,6 +226,8 @@ def test_a_resumed_run_counts_once(tmp_path):
     assert list(series.x) == STEPS and series.y == pytest.approx(RATES)
     assert "left out: 3 whose step comes again later" in series.notes[0]
     assert list(read(tmp_path, json_lines(lines), x="seconds").x) == list(range(7, 84, 7))
+    again = [{"step": s, "loss": i, "val/acc": r} for i, (s, r) in enumerate(CURVE[:4] + CURVE[2:6] + CURVE[5:])]
+    assert read(tmp_path, json_lines(again)).y == pytest.approx(RATES)  # twice, and once without a step in between
     twice = [{"step": s, "val/acc": r} for s, r in [*CURVE, (100, 0.7)]]  # the last validation is made again
     assert read(tmp_path, json_lines(twice)).y[-1] == 0.7
 
