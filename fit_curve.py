@@ -314,6 +314,14 @@ def held_out(x, y, r0: str | float = "first", fit_to: float | None = None, fit_f
     }
 
 
+def first_half(series: Series, f: Fit) -> Fit | None:
+    """The fit of the points up to half of the compute, for a picture; None if there is none, which the report says."""
+    try:
+        return fit(series.x, series.y, f.r0, f.x[0], f.C_max / 2)
+    except ValueError:
+        return None
+
+
 def levelled_off(x, y, least_gain: float) -> bool:
     """Whether twice the compute would surely buy less than `least_gain`: the 95 % interval of the gain ends below it,
     A being identified, at the last point and also at the one before, since asking at each point errs more often."""
@@ -534,8 +542,7 @@ def main(arguments: list[str]) -> int:
     if options.plot and options.compare:
         plot_compare(options.plot, settings, results["comparisons"], **look)
     elif options.plot:
-        halves = runs if options.held_out else []
-        early = [fit(its.x, its.y, f.r0, f.x[0], f.C_max / 2) for its, f in halves]
+        early = [first_half(*run) for run in runs] if options.held_out else []
         plot_runs(options.plot, runs, options.predict, power_law=options.power_law, early=early, **look)
     if options.json:
         write_json(options.json, results)

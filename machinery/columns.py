@@ -124,7 +124,7 @@ class Column:
             try:
                 return float(text)
             except ValueError:
-                if re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)? ?%", text, re.I):
+                if re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+) ?%", text):
                     self.in_percent = True
                     return float(text.rstrip(" %")) / 100
                 if text.strip().lower() in ("na", "n/a", "#n/a", "null", "none", "-"):

@@ -34,7 +34,7 @@ def plot_runs(
     title: str | None = None,
     width: float = 8,
     power_law: bool = False,
-    early: Sequence[Fit] = (),
+    early: Sequence[Fit | None] = (),
 ) -> None:
     """Draw runs: a single one in detail, several as curves; forecasts reach to the last of `predict`. power_law: with
     the power law of each run. early: with what these fits, one of the first part of each run, said of the rest."""
@@ -47,6 +47,8 @@ def plot_runs(
             label = "power law" if alone else "_power law"
             axes.plot(C, A - D / C**B, ":", color="C1" if alone else f"C{i % 10}", label=label)
     for i, ((series, _), f) in enumerate(zip(runs, early)):
+        if f is None:
+            continue
         C = np.geomspace(f.C_max, series.x[-1], 50)
         color, label = ("C4", f"forecast from the points up to {f.C_max:.3g}") if alone else (f"C{i % 10}", "_early")
         axes.plot(C, f.predict(C), "-.", color=color, label=label)

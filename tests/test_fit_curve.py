@@ -564,6 +564,12 @@ def test_a_picture_as_a_paper_takes_it(drawn, capsys, tmp_path):
     assert "power law" not in texts and not any("from the points" in its for its in texts)
 
 
+def test_a_run_too_short_for_a_held_out_part_is_drawn_without(drawn, capsys, tmp_path):
+    log = write_csv(tmp_path / "log.csv", *run_of(n=6))
+    status, text, _ = command(log, "--held-out", "--plot", tmp_path / "p.png", capsys=capsys)
+    assert status == 0 and "no held-out test" in text and len(drawn) == 1
+
+
 def test_axes_of_several_runs_are_named_by_what_they_share(drawn, capsys, tmp_path):
     wide = tmp_path / "wide.csv"
     (x, y), (_, z) = run_of(), run_of(A=0.55, seed=5)
