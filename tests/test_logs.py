@@ -248,7 +248,7 @@ def test_percent_signs_are_read_once(tmp_path):
 
 
 def test_many_points_stream_and_are_averaged(tmp_path):
-    """A log of 20 MB, of which a list of its records takes 150 MB, takes 60; the curve keeps its first point."""
+    """A log whose records take 180 MB in a list takes half of that at most; the curve keeps its first point."""
     with open(tmp_path / "long.jsonl", "w") as file:
         for s in range(300_000):
             file.write(f'{{"step": {s}, "acc": {s / 6e5:.6f}, "loss": 0.123456, "type": "eval"}}\n')
@@ -264,7 +264,7 @@ def test_many_points_stream_and_are_averaged(tmp_path):
     said, kilobytes = done.stdout.splitlines()
     assert int(said.split()[0]) <= AT_MOST and said.split()[1:3] == ["0.0", "0.0"], done.stderr
     assert "300000 points" in said and "neighbours averaged into" in said
-    assert int(kilobytes) < 60_000
+    assert int(kilobytes) < 90_000
 
 
 @pytest.mark.parametrize("n", [AT_MOST, AT_MOST + 1, 2 * AT_MOST, 12_345])
