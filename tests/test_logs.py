@@ -17,7 +17,6 @@ from kinds_of_logs import (
     PLAIN,
     RATES,
     STEPS,
-    events,
     json_lines,
     sentence,
     table,
@@ -297,7 +296,9 @@ def test_encodings(encoding, tmp_path):
     assert read(tmp_path, GOOD.decode().encode(encoding)).y == pytest.approx(RATES)
 
 
-@pytest.mark.parametrize("module, content", [("tensorboard", events([(1, {"reward": 0.5})])), ("pyarrow", b"PAR1")])
+@pytest.mark.parametrize(
+    "module, content", [("tensorboard", b"\x18" + bytes(11) + b"\x09brain.Event:2"), ("pyarrow", b"PAR1")]
+)
 def test_a_library_that_is_missing_is_named(module, content, tmp_path, monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] == module]:
         monkeypatch.delitem(sys.modules, name)
