@@ -18,6 +18,7 @@ points of a run.
 """
 
 import json
+import os
 import re
 import signal
 from collections.abc import Sequence
@@ -27,16 +28,16 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import tyro
 from scipy.special import stdtrit  # quantiles of Student's t; scipy.stats is slow to import
 
 from machinery import least_squares
+from machinery.columns import Series, check_curve
 from machinery.comparison import MARGIN, compare, seeds, with_interval
 from machinery.files import write_whole
-from machinery.flags import read_flags, run_command
+from machinery.flags import read_plain_flags, run_command
 from machinery.least_squares import Array, Interval, Profile, fit_power_law
-from machinery.logs import Series, check_curve, read_log
-from machinery.plots import plot_compare, plot_runs
+from machinery.logs import read_log
+from machinery.plots import FORMATS, plot_compare, plot_runs
 
 # --- the curves (sec. 2.1, A.4) -----------------------------------------------------------------------------------
 
@@ -152,7 +153,7 @@ def fit(
     num_examples: answers in one validation. Raises ValueError for what cannot be fitted.
     """
     x, y = np.asarray(x, float), np.asarray(y, float)
-    check_curve(x, y, [f"point {i + 1}" for i in range(x.size)])
+    check_curve(x, y)
     R0 = None if r0 == "free" else float(y[0] if r0 == "first" else r0)
     if R0 is not None and not 0 <= R0 <= 1:
         raise ValueError(f"R0 = {R0:g} is no pass rate, which lies in [0, 1]")
@@ -313,6 +314,14 @@ def held_out(x, y, r0: str | float = "first", fit_to: float | None = None, fit_f
     }
 
 
+def first_half(series: Series, f: Fit) -> Fit | None:
+    """The fit of the points up to half of the compute, for a picture; None if there is none, which the report says."""
+    try:
+        return fit(series.x, series.y, f.r0, f.x[0], f.C_max / 2)
+    except ValueError:
+        return None
+
+
 def levelled_off(x, y, least_gain: float) -> bool:
     """Whether twice the compute would surely buy less than `least_gain`: the 95 % interval of the gain ends below it,
     A being identified, at the last point and also at the one before, since asking at each point errs more often."""
@@ -404,7 +413,8 @@ class Fitting:
     """How logs are read and fitted."""
 
     x: str | None = None  # the column of compute; by default guessed, and said
-    y: str | None = None  # the column of the pass rate; by default guessed, and said
+    y: str | None = None  # the column of the pass rate, or several with commas, or all; by default guessed, and said
+    where: str | None = None  # only the records with COLUMN=VALUE; several with commas
     percent: bool = False  # the pass rate is in percent
     fit_from: float = 0.0  # leave out the points before this compute
     fit_to: float = float("inf")  # leave out the points after this compute
@@ -414,36 +424,55 @@ class Fitting:
     json: Path | None = None  # write all results to this file
 
 
-@dataclass(frozen=True)
-class Options:
-    """Fit the ScaleRL curve to RL logs."""
+@dataclass(frozen=True, kw_only=True)
+class Options(Fitting):
+    """What the command takes: its logs, how to fit them, and what to make of them."""
 
-    # Run folders, CSV, JSONL, trainer_state.json or verl logs; with --compare settings, [NAME=]LOG[,LOG...]: the seeds
-    # of each joined by commas.
-    logs: tyro.conf.Positional[tuple[str, ...]]
-    fitting: tyro.conf.OmitArgPrefixes[Fitting] = Fitting()  # how logs are read and fitted
+    logs: tuple[str, ...]  # LOG, FILE:COLUMN or -; with --compare settings, [NAME=]LOG[,LOG...]: seeds with commas
     seeds: bool = False  # the logs are seeds of one setting
     compare: bool = False  # the logs are settings, which are compared two by two
-    plot: Path | None = None  # draw the curves into this file (PNG)
+    plot: Path | None = None  # draw the curves into this file: .png, .pdf or .svg
+    title: str | None = None  # of the picture
+    label: str | None = None  # names of the runs, with commas, instead of those of their files
+    width: float | None = None  # of the picture, in inches
+    power_law: bool = False  # the picture has the power law, too
+    held_out: bool = False  # the picture has the forecast of the later points from the first half of the compute
+
+
+def first_commands() -> str:
+    """Three commands that work from the present folder, for those who come without a log."""
+    script, simulated, run, one, other = (
+        os.path.relpath(Path(__file__).parent / name)
+        for name in ("fit_curve.py", "data/examples/simulated.csv", "docs/study/loo/scalerl-seed0/log.jsonl",
+                     "docs/study/recipes/dapo-seed2", "docs/study/recipes/grpo-seed2")
+    )  # fmt: skip
+    return f"""These commands work at once:
+
+  python {script} {simulated} --predict 1e16
+  python {script} {run} --plot fit.png
+  python {script} --compare {one} {other}
+
+then: python {script} YOUR_LOG. `--help` has all flags. numpy, scipy and matplotlib are all that must be installed."""
 
 
 def read_options(arguments: list[str]) -> Options:
     """The options of the command; logs may stand before and after the flags. ValueError for what cannot be."""
-    if {"-h", "--help"} & {*arguments}:
-        read_flags(Options, ["--help"], description=__doc__)  # prints it, and exits
-    options, more_logs = read_flags(Options, arguments, others=True)
-    if any(text.startswith("-") for text in more_logs):
-        read_flags(Options, arguments)  # an unknown flag: raises, and names the nearest
-    options = replace(options, logs=(*options.logs, *more_logs))
+    options = read_plain_flags(Options, arguments, f"{__doc__}\n{first_commands()}")
     if not options.logs:
         raise ValueError("no log is named; for example: python fit_curve.py data/examples/simulated.csv")
     if options.seeds and options.compare:
         raise ValueError("choose one: --seeds of one setting, or --compare, where commas join the seeds of a setting")
-    if not all(C > 0 for C in options.fitting.predict):
+    if not all(C > 0 for C in options.predict):
         raise ValueError("--predict: compute must be positive")
-    for target in (options.plot, options.fitting.json):
+    for target in (options.plot, options.json):
         if target is not None and not target.parent.is_dir():
             raise ValueError(f"{target}: there is no such folder to write to")
+    if options.plot and options.plot.suffix.lower() not in FORMATS:
+        raise ValueError(f"--plot {options.plot}: the name must end in {', '.join(FORMATS)}")
+    if options.width is not None and not 2 <= options.width <= 40:
+        raise ValueError(f"--width {options.width:g}: expected 2 to 40 inches")
+    if options.label and options.compare:
+        raise ValueError("--label names runs; the settings of --compare are named by NAME=LOG")
     return options
 
 
@@ -464,7 +493,7 @@ def fit_logs(logs: Sequence[tuple[str, str | Path]], fitting: Fitting) -> tuple[
     settings, unfit = {}, []
     how = fitting.r0, fitting.fit_from, fitting.fit_to, fitting.method
     for setting, path in logs:
-        for series in read_log(path, fitting.x, fitting.y, fitting.percent):
+        for series in read_log(path, fitting.x, fitting.y, fitting.percent, fitting.where):
             try:
                 f = fit(series.x, series.y, *how, series.num_examples)
             except ValueError as error:
@@ -481,13 +510,20 @@ def write_json(path: Path, results: dict) -> None:
 
 
 def main(arguments: list[str]) -> int:
+    if not arguments:
+        print(first_commands())
+        return 0
     options = read_options(arguments)
-    fitting = options.fitting
-    settings, unfit = fit_logs(named_logs(options), fitting)
+    settings, unfit = fit_logs(named_logs(options), options)
     if unfit:
         raise ValueError(unfit[0])
     runs = [run for its_runs in settings.values() for run in its_runs]
-    results = {"runs": [report(*run, fitting.predict) for run in runs]}
+    if options.label:
+        names = options.label.split(",")
+        if len(names) != len(runs):
+            raise ValueError(f"--label has {len(names)} names for {len(runs)} runs")
+        runs = [(replace(series, name=name), f) for name, (series, f) in zip(names, runs)]
+    results = {"runs": [report(*run, options.predict) for run in runs]}
     text = [f"{run[0].name}\n{describe(*run, its)}" for run, its in zip(runs, results["runs"])]
     if options.seeds:
         pooled = results["seeds"] = seeds([f for _, f in runs])
@@ -502,12 +538,14 @@ def main(arguments: list[str]) -> int:
         fits = {name: [f for _, f in its_runs] for name, its_runs in settings.items()}
         results["comparisons"] = [compare(two, [fits[name] for name in two]) for two in combinations(fits, 2)]
         text += [f"{' and '.join(c['settings'])}: {c['verdict']}" for c in results["comparisons"]]
+    look = {"title": options.title} | ({"width": options.width} if options.width else {})
     if options.plot and options.compare:
-        plot_compare(options.plot, settings, results["comparisons"])
+        plot_compare(options.plot, settings, results["comparisons"], **look)
     elif options.plot:
-        plot_runs(options.plot, runs, fitting.predict)
-    if fitting.json:
-        write_json(fitting.json, results)
+        early = [first_half(*run) for run in runs] if options.held_out else []
+        plot_runs(options.plot, runs, options.predict, power_law=options.power_law, early=early, **look)
+    if options.json:
+        write_json(options.json, results)
     print("\n\n".join(text))
     return 0
 

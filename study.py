@@ -329,7 +329,8 @@ def runs_table(folder: Path, runs: Runs) -> str:
     forms, rows = {"A": ".3f", "B": ".2f", "C_mid": ".3g"}, []
     for series, f in runs:
         cost = {}  # what the log says last
-        for place, values in read_rows(folder / series.name / "log.jsonl")[0]:
+        for line, values in read_rows(log := folder / series.name / "log.jsonl", []):
+            place = f"{log}, line {line}"
             cost |= {
                 column: f"{read_number(values[column], place, column):.3g}" for column in COSTS if column in values
             }

@@ -3,106 +3,88 @@
     read_log("runs/NAME")                                    # the folder of a run of ours
     read_log("wandb.csv", y="val/accuracy", percent=True)    # one curve for each run in the table
 
-The format is told by the content: JSON lines (ours, verl's, prime-rl's), the trainer_state.json of transformers and
-TRL, verl's console log, or a table with named columns (W&B, CSV). Each becomes rows, and each row remembers its place
-in the file. Then the columns of compute and pass rate are chosen by name, and what they hold is checked.
+The format is told by the content, never by the name: JSON lines (ours, verl's, prime-rl's), a JSON document with a list
+of records (trainer_state.json), a console log (verl's, TRL's, lines of key=value), a table with named columns,
+TensorBoard's events, Parquet; each may be gzipped. It becomes rows, one after the other, so that a large file streams.
+The columns of compute and pass rate are then chosen in machinery/columns.py.
 """
 
+import contextlib
 import csv
-import difflib
+import gzip
 import io
+import itertools
 import json
 import os
 import re
-from dataclasses import dataclass, field
+import shutil
+import sys
+import tempfile
+import zlib
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import BinaryIO, TextIO
 
-import numpy as np
+from machinery.columns import Series, Table, read_curves
 
-Row = tuple[str, dict]  # the place of a row ("log.csv, line 3"), and its values by column
+Row = tuple[int, dict]  # the line of a row (-3: the third record of a document), and its values by column
 
-LOG_NAMES = ("log.jsonl", "trainer_state.json", "metrics.jsonl")  # ours, transformers' and TRL's, prime-rl's
+# What is read in a folder, the first that there is: ours, transformers' and TRL's, prime-rl's, Stable-Baselines3's,
+# TensorBoard's.
+LOG_NAMES = ("log.jsonl", "trainer_state.json", "metrics.jsonl", "progress.csv", "checkpoint-*/trainer_state.json",
+             "events.out.tfevents*")  # fmt: skip
+
+# By their first bytes, files that hold no log, or hold it in a way that only their own program reads.
+REFUSED = (
+    (rb"PK\x03\x04", "a spreadsheet or another zip archive", "save it as CSV"),
+    (rb"\xd0\xcf\x11\xe0", "a spreadsheet of an old kind", "save it as CSV"),
+    (rb"\x80[\x02-\x05]", "a pickle, which could run a program of its own", "write it as JSON lines"),
+    (rb"\x89PNG|\xff\xd8\xff|GIF8|<svg|RIFF", "a picture", "fit the log that it was drawn from"),
+    (rb"%PDF", "a PDF", "fit the log that it was made from"),
+    (rb"SQLite format", "a database", "export its metrics as CSV"),
+    (rb":W&B", "W&B's own file", "export the run as CSV or JSON lines"),
+    (rb"\x93NUMPY", "an array of numpy", "write it as CSV with named columns"),
+    (rb"\x89HDF|ARROW1", "a table in a binary format", "write it as CSV or Parquet"),
+    (rb"BZh|\xfd7zXZ|7z\xbc\xaf|\x28\xb5\x2f\xfd", "compressed, and not by gzip", "unpack it"),
+    (rb"\s*<(!DOCTYPE|html|\?xml)", "a web page", "download the log itself"),
+    (rb"version https://git-lfs", "a pointer of git-lfs", "run git lfs pull"),
+    (rb"\x1f\x8b", "gzip within gzip", "unpack it once"),
+)
+
+_NUMBER = r"(?:\w+(?:\.\w+)*\()?'?([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?+%?|nan|[-+]?inf)"
 VERL_STEP = re.compile(r"\bstep:(\d+) - ")
-VERL_VALUE = re.compile(r"([^\s:]+):(?:np\.\w+\()?([-+]?(?:[\d.]+(?:e[-+]?\d+)?|nan|inf))", re.I)
-
-# Names of columns in use, best first; a name is matched in full, ignoring case.
-COMPUTE_NAMES = (r"(compute_?)?(flops|flos)", r".*(gpu|device|accelerator)[ _-]?hours.*", r"compute.*",
-                 r"((num|total|cumulative|sampled)_)?tokens|num_input_tokens_seen",
-                 r"(wall_?)?(seconds|time|clock|hours)", r"(.*/)?_?(global_)?step|iteration",
-                 r"relative time.*|_runtime", r"epoch", r"x")  # fmt: skip
-PASS_RATE_NAMES = (r"pass_rate", r".*pass.?rate.*", r"val-core/.*mean@\d+", r"eval.*avg@\d+",
-                   r"val.*(acc|reward|score|mean@|pass@).*", r"eval.*(acc|reward|score|pass).*",
-                   r"test.*(acc|reward|score|pass).*", r"(.*[/_ ])?(acc|accuracy)([/_ @].*)?",
-                   r"(critic/)?(rewards?|score)(/mean)?", r"y")  # fmt: skip
-BESIDE_A_MEAN = re.compile(r".*(__|[/_])(min|max|std)(@.*)?", re.I)  # in W&B and verl; never taken by themselves
-
-
-@dataclass(frozen=True)
-class Series:
-    """The curve of one run: its pass rate y (n,) in [0, 1] at compute x (n,), which increases."""
-
-    name: str
-    x: np.ndarray = field(repr=False)
-    y: np.ndarray = field(repr=False)
-    x_name: str = "x"  # the columns that they come from
-    y_name: str = "y"
-    num_examples: float | None = None  # mean number of answers in a validation
-    notes: tuple[str, ...] = ()  # what the reader has chosen by itself
+VERL_VALUE = re.compile(rf"(?<!\S)([^\s:]++):{_NUMBER}", re.I)
+QUOTED = re.compile(rf"['\"]([^'\"]{{1,200}})['\"]\s*:\s*{_NUMBER}", re.I)  # 'reward': 0.5
+PLAIN = re.compile(rf"(?<![\w./@-])([A-Za-z_][\w./@-]*+)\s*[=:]\s*{_NUMBER}(?![\w.:/])", re.I)  # reward=0.5
+COUNTED = re.compile(r"\b(step|iter(?:ation)?|episode|update|epoch|rollout|eval)\s*[=:#]?\s*\[?(\d+)(?![\d.]*%)", re.I)
+KIND = re.compile(r"(?<![\w/.-])(train|training|eval|evaluation|val|valid|validation|test)(?![\w/.-])", re.I)
+LONGEST_LINE = 100_000  # letters of a line of a console log; what comes after is no metric
 
 
 def read_log(
-    path: str | os.PathLike, x: str | None = None, y: str | None = None, percent: bool = False
+    path: str | os.PathLike,
+    x: str | None = None,
+    y: str | None = None,
+    percent: bool = False,
+    where: str | None = None,
 ) -> list[Series]:
-    """The curves in a log, which is a file or the folder of a run: one, or one for each run of a wide W&B table.
+    """The curves in a log: one, or one for each run of a wide table.
 
-    x, y: the columns of compute and pass rate; where None, they are guessed, and the notes of the Series say so.
-    percent: the pass rate is in percent. Raises ValueError with file and line for what is no curve, and OSError for a
-    file that cannot be read.
+    path: a file, "-" for standard input, the folder of a run, or FILE:COLUMN. x, y: the columns of compute and pass
+    rate; where None, they are guessed. y may be several names with commas, or "all"; each is a curve. where: which
+    records, as COLUMN=VALUE with commas. percent: the pass rate is in percent. The notes of a Series say how it was
+    read. Raises ValueError with file and line for what is no curve, and OSError for a file that cannot be read.
     """
-    file = Path(path)
-    if file.is_dir():
-        file = next((file / name for name in LOG_NAMES if (file / name).exists()), None)
-        if file is None:
-            raise ValueError(f"{path}: no {' and no '.join(LOG_NAMES)} in this folder")
-    rows, notes = read_rows(file)
-    rows = [(place, {c: value for c, value in values.items() if value not in (None, "")}) for place, values in rows]
-    if any(values.get("kind") == "validation" for _, values in rows):  # ours has lines of training beside them
-        rows = [(place, values) for place, values in rows if values.get("kind") == "validation"]
-        notes = [*notes, "validation lines only"]
-    columns = list(dict.fromkeys(column for _, values in rows for column in values))
-    if not columns:
-        raise ValueError(f"{file}: column names and no data")
+    text, column = os.fspath(path), None
+    if not os.path.exists(text):
+        ends = [i for i, letter in enumerate(text) if letter == ":" and os.path.exists(text[:i])]
+        text, column = (text[: ends[-1]], text[ends[-1] + 1 :]) if ends else (text, None)
+    file, notes = _log_in(Path(text)) if os.path.isdir(text) else Path(text), []
     whole = file.absolute()
-    name = whole.parent.name if whole.name in LOG_NAMES else whole.name
-
-    # W&B names the columns of a table of several runs "run - metric".
-    runs = {c: c.split(" - ", 1) for c in columns if " - " in c and not BESIDE_A_MEAN.fullmatch(c)}
-    if not runs or y in columns:
-        return [_read_series(rows, columns, file, name, x, y, percent, notes)]
-    metrics = list(dict.fromkeys(metric for _, metric in runs.values()))
-    y = _choose("--y", y, metrics, _pass_rates(metrics), file)
-    return [
-        _read_series(rows, columns, file, run, x, column, percent, notes)
-        for column, (run, metric) in runs.items()
-        if metric == y
-    ]
-
-
-def check_curve(x: np.ndarray, y: np.ndarray, places: list[str]) -> None:
-    """Raise ValueError, naming the place of a point, unless x is compute that increases and y the pass rate there."""
-    if x.shape != y.shape or x.ndim != 1 or not len(x):
-        raise ValueError(f"x and y must be two lists of the same length, got shapes {x.shape} and {y.shape}")
-    advice = "if it is in percent, say --percent" if 1.5 < y.max() <= 100 else "name another column with --y"
-    for i, place in enumerate(places):
-        if not np.isfinite(x[i] + y[i]):
-            raise ValueError(f"{place}: x = {x[i]:g}, y = {y[i]:g}: not finite; remove the line")
-        if x[i] < 0 or (x[i] == 0 and i > 0):
-            raise ValueError(f"{place}: x = {x[i]:g}: compute is positive, or 0 at the first point")
-        if i > 0 and x[i] <= x[i - 1]:
-            rule = "x must increase; sort the log, and keep one of the points that a resumed run repeats"
-            raise ValueError(f"{place}: x = {x[i]:g} after {x[i - 1]:g}: {rule}")
-        if not 0 <= y[i] <= 1:
-            raise ValueError(f"{place}: y = {y[i]:g} is no pass rate, not in [0, 1]: {advice}")
+    name = whole.parent.name if any(whole.match(pattern) for pattern in LOG_NAMES) else whole.name
+    name = column or ("standard input" if text == "-" else name)
+    return read_curves(Table(str(file), read_rows(file, notes), notes), name, x, column or y, where, percent)
 
 
 def read_number(value, place: str, column: str) -> float:
@@ -113,124 +95,277 @@ def read_number(value, place: str, column: str) -> float:
         raise ValueError(f"{place}: {column} = {str(value)[:40]!r} is not a number") from None
 
 
+def _log_in(folder: Path) -> Path:
+    """The log in the folder of a run; of several checkpoints the last. ValueError if there is none, or several."""
+    for pattern in LOG_NAMES:
+        found = sorted(folder.glob(pattern), key=lambda path: (len(str(path)), path))
+        if len(found) > 1 and not pattern.startswith("checkpoint"):
+            raise ValueError(f"{folder}: several logs in this folder: name one, such as {found[-1]}")
+        if found:
+            return found[-1]
+    raise ValueError(f"{folder}: no {' and no '.join(LOG_NAMES)} in this folder: name the file of the log")
+
+
 # --- from a file to rows ------------------------------------------------------------------------------------------
 
 
-def read_rows(file: Path) -> tuple[list[Row], list[str]]:
-    """The rows of a log, and notes on what was left out. ValueError if it is of no known format."""
-    text = file.read_bytes().decode("utf-8-sig", errors="replace")
-    if not text.strip():
-        raise ValueError(f"{file}: the file is empty")
-    if text.lstrip()[0] in "{[":
-        return _json_rows(text, file)
-    return (_verl_rows if VERL_STEP.search(text) else _table_rows)(text, file), []
-
-
-def _json_rows(text: str, file: Path) -> tuple[list[Row], list[str]]:
-    """The rows of JSON lines, or of one document with a list of records (trainer_state.json)."""
+def read_rows(file: Path, notes: list[str]) -> Iterator[Row]:
+    """The rows of a log one after the other; what was left out is appended to `notes`. ValueError, with the line, if it
+    is of no known format, and OSError if it cannot be read."""
     try:
-        whole = json.loads(text)
+        with _opened(file) as binary:
+            for line, values in _rows(binary, file, notes):
+                if "value" in values:  # one metric a row, as MLflow has it
+                    name = next((values[name] for name in ("key", "metric", "tag") if name in values), "value")
+                    values[str(name)] = values.pop("value")
+                yield line, values
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        raise ValueError(f"{file}: the gzip file is cut off or broken: copy it again") from None
+    except RecursionError:
+        raise ValueError(f"{file}: JSON nested too deeply for a log: write one flat object a line") from None
+    except MemoryError:
+        raise ValueError(f"{file}: too large for this machine's memory: write one small object a line") from None
+
+
+@contextlib.contextmanager
+def _opened(file: Path) -> Iterator[BinaryIO]:
+    """The bytes of a file, unpacked, from which one can read again and again."""
+    with contextlib.ExitStack() as stack:
+        binary = sys.stdin.buffer if str(file) == "-" else stack.enter_context(open(file, "rb"))
+        if not binary.seekable():  # a pipe
+            pipe, binary = binary, stack.enter_context(tempfile.TemporaryFile())
+            shutil.copyfileobj(pipe, binary)
+            binary.seek(0)
+        packed = binary.read(2) == b"\x1f\x8b"
+        binary.seek(0)
+        yield stack.enter_context(gzip.open(binary)) if packed else binary
+
+
+def _rows(binary: BinaryIO, file: Path, notes: list[str]) -> Iterator[Row]:
+    """The rows in these bytes, by the first format that knows them."""
+    head = binary.read(4096)
+    for magic, what, advice in REFUSED:
+        if re.match(magic, head, re.I | re.S):
+            raise ValueError(f"{file} is no log but {what}: {advice}")
+    binary.seek(0)
+    if b"brain.Event:" in head[:64]:
+        return _event_rows(file)
+    if head.startswith(b"PAR1"):
+        return _parquet_rows(binary, file)
+    zeros = head[1::2].count(0), head[::2].count(0)
+    wide = max(zeros) > len(head) / 8  # every second byte is 0: UTF-16
+    if sum(byte < 32 and byte not in b"\t\n\r\x0c\x1b" for byte in head) - wide * max(zeros) > len(head) / 10:
+        raise ValueError(f"{file} is binary, and no kind of log that is known: write it as JSON lines or CSV")
+    encoding = "utf-8-sig" if not wide else "utf-16-le" if zeros[0] > zeros[1] else "utf-16-be"
+    text = io.TextIOWrapper(binary, encoding, errors="replace")
+    start = "".join(line[:100_000] for _, line in itertools.islice(_lines(text), 2)).lstrip()
+    if not start:
+        raise ValueError(f"{file}: the file is empty: the run has logged nothing yet")
+    if re.match(r'\{\s*(["}]|$)|\[\s*([]{["]|$|[-\d.e]+\s*[],]\s*([-\d]|$))', start):
+        return _json_rows(text, file, notes)
+    table = _looks_like_a_table(start)
+    for rows in (_verl_rows,) if table else (_verl_rows, partial(_pair_rows, QUOTED), partial(_pair_rows, PLAIN)):
+        if next(rows(text), None):
+            return rows(text)
+    return _table_rows(text, file)
+
+
+def _lines(text: TextIO) -> Iterator[tuple[int, str]]:
+    """The lines of a text from its start, numbered from 1; empty ones are left out."""
+    text.seek(0)
+    lines = ((i, line.lstrip("\ufeff")) for i, line in enumerate(text, 1))
+    return ((i, line) for i, line in lines if not line.isspace() and line)
+
+
+# --- JSON -----------------------------------------------------------------------------------------------------------
+
+
+def _object(pairs: list[tuple]) -> dict:
+    """A JSON object. ValueError if a name occurs twice."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} occurs twice: rename one")
+    return values
+
+
+_parse = json.JSONDecoder(parse_int=float, object_pairs_hook=_object).decode  # float: an integer may have any length
+
+
+def _json_rows(text: TextIO, file: Path, notes: list[str]) -> Iterator[Row]:
+    """The rows of JSON lines, or of one document."""
+    lines = _lines(text)
+    (_, first), second = next(lines), next(lines, None)
+    try:
+        if second and isinstance(_parse(first), dict):
+            return _json_lines(text, file, notes)
     except ValueError:
-        return _json_lines(text.split("\n"), file)
-    records = whole.get("log_history", [whole]) if isinstance(whole, dict) else whole
-    if not (isinstance(records, list) and all(isinstance(record, dict) for record in records)):
-        raise ValueError(f"{file}: JSON without records: expected log_history, or an object a line")
-    return [(f"{file}, record {i}", record) for i, record in enumerate(records, 1)], []
+        pass
+    return _document_rows(text, file)
 
 
-def _json_lines(lines: list[str], file: Path) -> tuple[list[Row], list[str]]:
-    rows = []
-    for i, line in enumerate(lines, 1):
+def _json_lines(text: TextIO, file: Path, notes: list[str]) -> Iterator[Row]:
+    for i, line in _lines(text):
         try:
-            record = json.loads(line) if line.strip() else {}
-        except ValueError:
-            if i == len(lines) and rows:  # no newline at its end: a run is writing it, or was cut off
-                return rows, [f"line {i} is cut off, and left out"]
-            raise ValueError(f"{file}, line {i}: no valid JSON: {line[:40]!r}") from None
+            record = _parse(line)
+        except json.JSONDecodeError:
+            if not line.endswith("\n"):  # a run is writing it, or was cut off
+                notes.append(f"line {i} is cut off, and left out")
+                return
+            raise ValueError(f"{file}, line {i}: no valid JSON: {line[:40].strip()!r}: mend or remove it") from None
+        except ValueError as error:
+            raise ValueError(f"{file}, line {i}: {error}") from None
         if not isinstance(record, dict):
-            raise ValueError(f"{file}, line {i}: no object with named columns: {line[:40]!r}")
-        if isinstance(record.get("data"), dict):  # verl: {"step": 1, "data": {...}}
-            record = {"step": record.get("step"), **record["data"]}
-        rows.append((f"{file}, line {i}", record))
-    return rows, []
+            raise ValueError(f"{file}, line {i}: no object with named columns: {line[:40].strip()!r}: remove it")
+        yield i, _flat(record)
 
 
-def _verl_rows(text: str, file: Path) -> list[Row]:
-    """The rows of verl's console log: those lines that hold `step:3 - name:value - ...`."""
-    rows = []
-    for i, line in enumerate(text.split("\n"), 1):  # splitlines() would take stray bytes for the ends of lines
-        if step := VERL_STEP.search(line):
-            rows.append((f"{file}, line {i}", {"step": step[1]} | dict(VERL_VALUE.findall(line[step.end() :]))))
-    return rows
-
-
-def _table_rows(text: str, file: Path) -> list[Row]:
-    """The rows of a table, its columns parted by commas, tabs or semicolons."""
-    table = csv.reader(io.StringIO(text), delimiter=max(",\t;", key=text.partition("\n")[0].count))
+def _document_rows(text: TextIO, file: Path) -> Iterator[Row]:
+    """The rows of one JSON document: its list of records, or its lists of equal length."""
+    text.seek(0)
     try:
-        (_, header), *rows = [(table.line_num, [value.strip() for value in row]) for row in table]
+        whole = _parse(text.read().lstrip("\ufeff"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{file}, line {error.lineno}: no valid JSON from here: cut off, or mistyped") from None
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from None
+    records = whole
+    if isinstance(whole, dict):
+        lists = {name: its for name, its in whole.items() if isinstance(its, list) and its}
+        of_records = [its for its in lists.values() if all(isinstance(record, dict) for record in its)]
+        if len(of_records) == 1 or "log_history" in whole:
+            records = whole.get("log_history", *of_records)
+        elif len({len(its) for its in lists.values()}) == 1:
+            records = [dict(zip(lists, values)) for values in zip(*lists.values())]
+        elif not lists:
+            records = [whole]
+    if not (isinstance(records, list) and records and all(isinstance(record, dict) for record in records)):
+        raise ValueError(f"{file}: JSON without records: expected a list of objects, or an object a line")
+    return ((-i, _flat(record)) for i, record in enumerate(records, 1))
+
+
+def _flat(record: dict, prefix: str = "", depth: int = 4) -> dict:
+    """The numbers and texts of a record, those of records in it under eval/acc; `data` and `metrics` add no name."""
+    flat = {}
+    for name, value in record.items():
+        if isinstance(value, dict):
+            own = prefix if name in ("data", "metrics") else f"{prefix}{name}/"
+            flat |= _flat(value, own, depth - 1) if depth else {}
+        elif not isinstance(value, list):
+            flat[prefix + name] = value
+    return flat
+
+
+# --- console logs ---------------------------------------------------------------------------------------------------
+
+
+def _verl_rows(text: TextIO) -> Iterator[Row]:
+    """The rows of verl's console log: those lines that hold `step:3 - name:value - ...`. What its first validation has
+    measured belongs to the step after which it is printed, with more digits."""
+    initial = {}
+    for i, line in _lines(text):
+        if "Initial validation metrics" in line:
+            initial = dict(QUOTED.findall(line))
+        elif step := VERL_STEP.search(line):
+            values = {"step": step[1], **dict(VERL_VALUE.findall(line[step.end() :])), **initial}
+            yield i, {re.sub("^test_score", "val/test_score", name): value for name, value in values.items()}
+            initial = {}
+
+
+def _pair_rows(pattern: re.Pattern, text: TextIO) -> Iterator[Row]:
+    """The rows of lines with pairs such as 'reward': 0.5 or reward=0.5, with the step and the kind before them."""
+    for i, line in _lines(text):
+        line = line[:LONGEST_LINE]
+        if found := pattern.findall(line):
+            values = {}
+            for name, value in found:
+                if values.setdefault(name, value) != value:  # two of one name: then it is not clear which is meant
+                    values[f"{name} (again)"] = value
+            before = line[: line.index(found[0][0])]
+            for name, value in COUNTED.findall(pattern.sub(" ", line) if pattern is PLAIN else before):
+                values.setdefault(name.lower() if name.lower() not in ("rollout", "eval") else "step", value)
+            if kind := KIND.search(before):
+                values.setdefault("kind", kind[1].lower())
+            yield i, values
+
+
+# --- tables ---------------------------------------------------------------------------------------------------------
+
+
+def _delimiter(header: str) -> str:
+    return max(",\t;| ", key=lambda letter: (header.count(letter) > 0 and letter != " ", header.count(letter)))
+
+
+def _looks_like_a_table(start: str) -> bool:
+    """Whether a second line has as many cells as the first, and a number in one; and the first no pairs."""
+    first, _, rest = start.partition("\n")
+    second = rest.partition("\n")[0]
+    letter = _delimiter(first)
+    cells = second.split(letter)
+    numbers = [cell for cell in cells if re.fullmatch(r'[\s"]*[-+]?[\d.,]+(e[-+]?\d+)?[\s%"]*|', cell, re.I)]
+    return 0 < first.count(letter) == second.count(letter) and bool(numbers) and not PLAIN.search(first)
+
+
+def _table_rows(text: TextIO, file: Path) -> Iterator[Row]:
+    """The rows of a table, its columns parted by commas, tabs, semicolons, bars or spaces."""
+    letter = _delimiter(next(_lines(text))[1])
+    text.seek(0)
+    table, header = csv.reader(text, delimiter=letter, skipinitialspace=True), None
+    try:
+        for cells in table:
+            cells = [cell.strip() for cell in cells]
+            if not any(cells):
+                continue
+            place = f"{file}, line {table.line_num}"
+            if header is None:
+                header = [name.lstrip("\ufeff") for name in cells]
+                if re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", header[0], re.I):
+                    raise ValueError(f"{place}: a number where column names are expected: add a line like x,y")
+                if twice := [name for name in header if name and header.count(name) > 1]:
+                    raise ValueError(f"{place}: the name {twice[0]!r} occurs twice: rename one")
+                continue
+            if len(cells) > len(header):
+                raise ValueError(f"{place}: {len(cells)} values under {len(header)} names: mend the line")
+            if letter == ";":
+                cells = [re.sub(r"^([-+]?\d*),(\d+ ?%?)$", r"\1.\2", cell) for cell in cells]
+            yield table.line_num, dict(zip(header, cells))
     except csv.Error as error:
-        raise ValueError(f"{file}: neither JSON nor a table: {error}") from None
-    if any(re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", column, re.I) for column in header):
-        raise ValueError(f"{file}, line 1: a number where column names are expected: add a line like x,y")
-    for line, row in rows:
-        if len(row) > len(header):
-            raise ValueError(f"{file}, line {line}: {len(row)} values under {len(header)} names")
-    return [(f"{file}, line {line}", dict(zip(header, row))) for line, row in rows]
+        place = f"{file}, line {table.line_num}"
+        raise ValueError(f"{place}: neither JSON nor a table ({error}): write one object a line") from None
 
 
-# --- from rows to curves ------------------------------------------------------------------------------------------
+# --- files that a library reads -------------------------------------------------------------------------------------
 
 
-def _by_name(columns: list[str], patterns: tuple[str, ...]) -> list[str]:
-    """The columns that a pattern matches, best pattern first."""
-    return [column for pattern in patterns for column in columns if re.fullmatch(pattern, column, re.I)]
-
-
-def _pass_rates(columns: list[str]) -> list[str]:
-    """The columns that may be the pass rate, best first: by their names, or the only one that no compute is named."""
-    rest = [column for column in columns if column not in _by_name(columns, COMPUTE_NAMES)]
-    return _by_name(columns, PASS_RATE_NAMES) or (rest if len(rest) == 1 else [])
-
-
-def _choose(flag: str, named: str | None, columns: list[str], guesses: list[str], file: Path) -> str:
-    """The column that is named, or else the first guess. ValueError if there is none."""
-    if named in columns or (named is None and guesses):
-        return named or guesses[0]
-    if named is None:
-        meaning = {"--x": "compute", "--y": "pass rate"}[flag]
-        raise ValueError(f"{file}: which column is the {meaning}? name it with {flag} of: {', '.join(columns)}")
-    near = difflib.get_close_matches(named, columns, 1)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
-    raise ValueError(f"{file}: no column {named!r} with values{hint}; {flag} can name: {', '.join(columns)}")
-
-
-def _read_series(rows: list[Row], columns: list[str], file: Path, name: str, x, y, percent: bool, notes) -> Series:
-    """One curve of the rows; x, y and percent are as in `read_log`."""
-
-    def numbers(column: str) -> np.ndarray:
-        return np.array([read_number(values[column], place, column) for place, values in rows if column in values])
-
-    def counts_compute(column: str) -> bool:
-        try:
-            values = numbers(column)
-        except ValueError:  # a date
-            return False
-        return len(values) > 0 and not ("time" in column and values[0] > 1e9)  # Unix time, of prime-rl and W&B
-
-    guessed = " and ".join(flag for flag, column in (("--x", x), ("--y", y)) if column is None)
-    usable = [column for column in columns if not BESIDE_A_MEAN.fullmatch(column)]
-    y = _choose("--y", y, columns, _pass_rates([column for column in usable if column != x]), file)
-    rows = [row for row in rows if y in row[1]]
-    computes = [column for column in _by_name(usable, COMPUTE_NAMES) if column != y and counts_compute(column)]
-    x = _choose("--x", x, columns, computes, file)
-    rows = [row for row in rows if x in row[1]]
+def _event_rows(file: Path) -> Iterator[Row]:
+    """The scalars of TensorBoard's events: a row for each step, with the seconds since the first."""
+    try:
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+        from tensorboard.util.tensor_util import make_ndarray
+    except ImportError:
+        raise ValueError(f"{file} holds TensorBoard's events: pip install tensorboard, which reads them") from None
+    events = EventAccumulator(str(file), size_guidance={"scalars": 0, "tensors": 0}).Reload()
+    rows, start = {}, None
+    for tag in events.Tags()["scalars"] + events.Tags()["tensors"]:
+        scalar = tag in events.Tags()["scalars"]
+        for event in events.Scalars(tag) if scalar else events.Tensors(tag):
+            start = event.wall_time if start is None else start
+            row = rows.setdefault(event.step, {"step": event.step, "relative_time": event.wall_time - start})
+            value = event.value if scalar else make_ndarray(event.tensor_proto)
+            if scalar or (value.size == 1 and value.dtype.kind == "f"):
+                row[tag] = float(value)
     if not rows:
-        raise ValueError(f"{file}: no line has a value of {x!r} and of {y!r}")
-    if guessed:
-        others = ", ".join(column for column in usable if column not in (x, y))
-        note = f"{x!r} is taken as compute and {y!r} as pass rate"
-        notes = [*notes, f"{note}; {guessed} can name others: {others}" if others else note]
-    compute, pass_rate, examples = numbers(x), numbers(y) / (100 if percent else 1), numbers("num_examples")
-    check_curve(compute, pass_rate, [place for place, _ in rows])
-    return Series(name, compute, pass_rate, x, y, float(examples.mean()) if len(examples) else None, tuple(notes))
+        raise ValueError(f"{file} holds events and no scalars: name the file that holds the curves")
+    return ((-i, rows[step]) for i, step in enumerate(sorted(rows), 1))
+
+
+def _parquet_rows(binary: BinaryIO, file: Path) -> Iterator[Row]:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError:
+        raise ValueError(f"{file} is Parquet: pip install pyarrow, which reads it") from None
+    try:
+        rows = (row for batch in parquet.ParquetFile(binary).iter_batches() for row in batch.to_pylist())
+        yield from enumerate(map(_flat, rows), 1)
+    except (ArrowException, OSError):
+        raise ValueError(f"{file}: the Parquet file is cut off or broken: copy it again") from None

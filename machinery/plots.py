@@ -1,9 +1,10 @@
 """Draw fitted runs: one in detail, several side by side, settings against each other, the seeds of each setting.
 
-A run comes as a pair: its Series (machinery/logs.py) and its Fit (fit_curve.py). Every figure is a PNG, written whole
-or not at all.
+A run comes as a pair: its Series (machinery/columns.py) and its Fit (fit_curve.py). The suffix of the file is its
+format (FORMATS). A figure is written whole or not at all. `title` replaces its own title, `width` is in inches.
 """
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import cycle
@@ -13,59 +14,86 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtrit  # quantiles of Student's t
 
+from machinery.columns import Series
 from machinery.comparison import asymptote_of, standing
 from machinery.files import whole_file
-from machinery.logs import Series
 
 Fit = Any  # fit_curve.Fit
 Run = tuple[Series, Fit]
 
 MARKERS = "os^Dv"  # of the first seed, the second, ...
+FORMATS = (".png", ".pdf", ".svg")
+MOST_BARS = 200  # points; of more, error bars would be a second band
 
 
-def plot_runs(path: Path, runs: Sequence[Run], predict: Sequence[float] = ()) -> None:
-    """Draw runs into a PNG: a single one in detail, several as curves; forecasts reach to the last of `predict`."""
-    figure, (axes,) = _new_figure(1)
+def plot_runs(
+    path: Path,
+    runs: Sequence[Run],
+    predict: Sequence[float] = (),
+    *,
+    title: str | None = None,
+    width: float = 8,
+    power_law: bool = False,
+    early: Sequence[Fit | None] = (),
+) -> None:
+    """Draw runs: a single one in detail, several as curves; forecasts reach to the last of `predict`. power_law: with
+    the power law of each run. early: with what these fits, one of the first part of each run, said of the rest."""
+    figure, (axes,) = _new_figure(1, width)
     alone = len(runs) == 1
     for i, (series, f) in enumerate(runs):
         _draw_run(axes, series, f, f"C{i % 10}", details=alone, predict=predict)
+        if power_law:
+            C, (A, D, B) = np.geomspace(f.x[f.x > 0][0], _end(series, f, predict), 100), f.power_law
+            label = "power law" if alone else "_power law"
+            axes.plot(C, A - D / C**B, ":", color="C1" if alone else f"C{i % 10}", label=label)
+    for i, ((series, _), f) in enumerate(zip(runs, early)):
+        if f is None:
+            continue
+        C = np.geomspace(f.C_max, series.x[-1], 50)
+        color, label = ("C4", f"forecast from the points up to {f.C_max:.3g}") if alone else (f"C{i % 10}", "_early")
+        axes.plot(C, f.predict(C), "-.", color=color, label=label)
+        axes.fill_between(C, *f.band(C), color=color, alpha=0.25, lw=0)
     series, f = runs[0]
     own = series.name if f.identified else f"{series.name}\n{f.warnings[0]}"
-    _finish(axes, series, own if alone else "points, fitted curves, forecasts (dashed)")
+    own = own if alone else "points, fitted curves, forecasts (dashed)"
+    _finish(axes, [series for series, _ in runs], own if title is None else title)
     _save(path, figure)
 
 
-def plot_compare(path: Path, settings: dict[str, list[Run]], comparisons: list[dict]) -> None:
+def plot_compare(
+    path: Path, settings: dict[str, list[Run]], comparisons: list[dict], title: str | None = None, width: float = 13
+) -> None:
     """Draw settings by name: their curves, and for those whose ceilings are not told apart the line whose slope is the
     efficiency, log F(R) = B log C (A.8). comparisons: what `compare` says of two settings each."""
-    figure, (left, right) = _new_figure(2)
     alike = {name for c in comparisons if c["efficiency"] for name in c["settings"]}
+    figure, panels = _new_figure(2 if alike else 1, width if alike else min(width, 8))
     counted = {name: standing([f for _, f in runs]) for name, runs in settings.items()}
     common = float(np.mean([f.A for name in alike for f in counted[name]] or np.nan))
     for i, (setting, runs) in enumerate(settings.items()):
-        _draw_setting(left, setting, runs, counted[setting], f"C{i % 10}")
+        _draw_setting(panels[0], setting, runs, counted[setting], f"C{i % 10}")
         if setting in alike:
-            _draw_efficiency(right, setting, counted[setting], common, f"C{i % 10}")
-    series = next(iter(settings.values()))[0][0]
-    _finish(left, series, "points (a marker for each seed), mean of the fitted curves, forecasts (dashed)")
-    told = f"efficiency, with A held at {common:.3f}: the slope is B, height 1 is at C_mid"
-    _finish(right, series, told if alike else "no two ceilings are alike: efficiency cannot be compared")
-    right.axhline(1, color="0.45", lw=1, ls=":")
-    right.set(yscale="log", ylabel="gain reached / gain left, (R - R0) / (A - R)")
-    if len(comparisons) < 4:
-        verdicts = [f"{' and '.join(c['settings'])}: {c['verdict'].split(' (')[0]}" for c in comparisons]
-        figure.suptitle("\n".join(verdicts), fontsize=11)
+            _draw_efficiency(panels[1], setting, counted[setting], common, f"C{i % 10}")
+    every = [series for runs in settings.values() for series, _ in runs]
+    _finish(panels[0], every, "points (a marker for each seed), mean of the fitted curves, forecasts (dashed)")
+    if alike:
+        _finish(panels[1], every, f"efficiency, with A held at {common:.3f}: the slope is B, height 1 is at C_mid")
+        panels[1].axhline(1, color="0.45", lw=1, ls=":")
+        panels[1].set(yscale="log", ylabel="gain reached / gain left,\n(R - R0) / (A - R)")
+    verdicts = [f"{' and '.join(c['settings'])}: {c['verdict'].split(' (')[0]}" for c in comparisons]
+    figure.suptitle(
+        "\n".join(verdicts if len(verdicts) < 4 else ()) if title is None else title, fontsize=11, wrap=True
+    )
     _save(path, figure)
 
 
 def plot_seeds(path: Path, settings: dict[str, list[Run]]) -> None:
-    """Draw settings by name into a PNG, a panel each: every seed with its own curve (Fig. 8a)."""
-    figure, panels = _new_figure(len(settings))
+    """Draw settings by name, a panel each: every seed with its own curve (Fig. 8a)."""
+    figure, panels = _new_figure(len(settings), 8 if len(settings) == 1 else 13)
     for axes, (setting, runs) in zip(panels, settings.items()):
         for i, ((series, f), marker) in enumerate(zip(runs, cycle(MARKERS))):
             seed = replace(series, name=series.name.removeprefix(f"{setting}-"))
             _draw_run(axes, seed, f, f"C{i % 10}", marker=marker)
-        _finish(axes, runs[0][0], setting)
+        _finish(axes, [series for series, _ in runs], setting)
         axes.set_ylim(0, 1)
     for axes in panels[len(settings) :]:
         axes.remove()
@@ -73,6 +101,11 @@ def plot_seeds(path: Path, settings: dict[str, list[Run]]) -> None:
 
 
 # --- what stands on a panel ---------------------------------------------------------------------------------------
+
+
+def _end(series: Series, f: Fit, predict: Sequence[float]) -> float:
+    """The compute at which the curve of a run ends on its panel."""
+    return max(4 * f.C_max, 1.2 * series.x[-1], *(1.2 * C for C in predict))
 
 
 def _draw_run(axes, series: Series, f: Fit, color: str, details=False, predict=(), marker="o") -> None:
@@ -83,7 +116,12 @@ def _draw_run(axes, series: Series, f: Fit, color: str, details=False, predict=(
     for points, fill, text in ((shown & fitted, color, "points fitted"), (shown & ~fitted, "w", "left out")):
         if points.any():
             axes.plot(series.x[points], series.y[points], marker, ms=4, color=color, mfc=fill, label=hidden + text)
-    end = max(4 * f.C_max, 1.2 * series.x[-1], *(1.2 * C for C in predict))
+    if series.num_examples and shown.sum() <= MOST_BARS:
+        x, y = series.x[shown], series.y[shown]
+        half = 1.96 * np.sqrt(y * (1 - y) / series.num_examples)
+        text = f"{hidden}95 % of {series.num_examples:.0f} answers"
+        axes.errorbar(x, y, half, fmt="none", ecolor=color, elinewidth=0.7, alpha=0.6, label=text)
+    end = _end(series, f, predict)
     past, future = np.geomspace(f.x[f.x > 0][0] / 1.5, f.C_max, 100), np.geomspace(f.C_max, end, 50)
     both = np.append(past, future)
     axes.plot(
@@ -138,24 +176,44 @@ def _draw_efficiency(axes, setting: str, fits: list[Fit], A: float, color: str) 
 # --- figures ------------------------------------------------------------------------------------------------------
 
 
-def _new_figure(panels: int):
+def _new_figure(panels: int, width: float):
     """A figure and its panels, at most three beside each other."""
     from matplotlib.figure import Figure  # here, so that a fit without a plot starts fast
 
     rows = -(-panels // 3)
-    figure = Figure(figsize=(8 if panels == 1 else 13, max(5, 3.6 * rows)), layout="constrained")
-    return figure, figure.subplots(rows, -(-panels // rows), squeeze=False).flatten()
+    columns = -(-panels // rows)
+    figure = Figure(figsize=(width, 1), layout="constrained")  # the legends decide the height
+    return figure, figure.subplots(rows, columns, squeeze=False).flatten()
 
 
-def _finish(axes, series: Series, title: str) -> None:
-    axes.set(xscale="log", xlabel=f"compute: {series.x_name} (log)", ylabel=f"pass rate: {series.y_name}")
-    axes.set_title(title, fontsize=10, wrap=True)
+def _finish(axes, series: Sequence[Series], title: str) -> None:
+    """Labels, and the legend below the panel, where it covers no curve."""
+    from matplotlib.transforms import ScaledTranslation
+
+    x_names, y_names = {its.x_name.lower() for its in series}, {its.y_name for its in series}
+    axes.set(xlabel=f"compute: {series[0].x_name} (log)" if len(x_names) == 1 else "compute (log)", xscale="log")
+    axes.set(ylabel=f"pass rate: {series[0].y_name}" if len(y_names) == 1 else "pass rate")
+    figure, grid = axes.figure, axes.get_subplotspec().get_gridspec()
+    width, texts = figure.get_figwidth() / grid.ncols, axes.get_legend_handles_labels()[1]
+    wrapped = [textwrap.fill(line, int(12 * width - 8)) for line in title.split("\n")]
+    axes.set_title("\n".join(wrapped), fontsize=10)
     axes.tick_params(axis="x", which="minor", labelsize=6)
     axes.grid(alpha=0.25)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(fontsize=8)
+    columns = max((n for n in range(1, len(texts) + 1) if _legend_width(texts, n) < width - 0.2), default=1)
+    height = min(4.4, max(2.4, 0.6 * width)) + 0.17 * (-(-len(texts) // columns) + len(wrapped))
+    figure.set_figheight(max(figure.get_figheight(), grid.nrows * height))
+    if texts:
+        below = axes.transAxes + ScaledTranslation(-0.55, -0.5, figure.dpi_scale_trans)  # inches
+        axes.legend(fontsize=8, ncols=columns, loc="upper left", bbox_to_anchor=(0, 0), bbox_transform=below)
+
+
+def _legend_width(texts: list[str], columns: int) -> float:
+    """About how many inches a legend takes."""
+    return sum(0.55 + 0.06 * max(map(len, part)) for part in np.array_split(texts, columns))
 
 
 def _save(path: Path, figure) -> None:
-    with whole_file(path) as partial:
-        figure.savefig(partial, format="png", dpi=110)
+    from matplotlib import rc_context
+
+    with whole_file(path) as partial, rc_context({"pdf.fonttype": 42, "svg.fonttype": "none"}):  # text stays text
+        figure.savefig(partial, format=path.suffix[1:].lower(), dpi=110)

@@ -1,6 +1,10 @@
 """fit_curve.py: the curve, its intervals, what it refuses to say, and every kind of log."""
 
+import dataclasses
 import json
+import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +15,9 @@ import pytest
 import fit_curve
 from fit_curve import fit, fit_power_law, held_out, outlook, sigmoid
 from machinery import least_squares, plots
+from machinery.columns import Series
 from machinery.comparison import asymptote_of, compare, with_interval
-from machinery.flags import run_command
-from machinery.logs import Series, read_log
+from machinery.flags import flag, run_command
 
 SCRIPT = Path(fit_curve.__file__)
 # Table 1 of the paper: C_mid in GPU-hours, B, A; and R0, about .40 for the 8B model and .51 for Scout
@@ -392,156 +396,51 @@ def test_compare_takes_paths_with_an_equals_sign(capsys, tmp_path):
     assert status == 0 and f"{first} and s0.csv: no difference" in text
 
 
-# --- reading --------------------------------------------------------------------------------------------------------
+# --- reading: test_logs.py has the kinds of logs --------------------------------------------------------------------
 
 
-def test_reads_our_run_folder(tmp_path):
-    x, y = run_of(n=12)
-    folder = tmp_path / "run"
-    folder.mkdir()
-    with open(folder / "log.jsonl", "w") as log:
-        for step, (C, p) in enumerate(zip(x, y)):
-            common = {"step": step, "compute_flops": C * 1e15, "compute_tokens": C, "wall_seconds": C}
-            log.write(json.dumps({"kind": "validation", "pass_rate": p, "num_examples": 960} | common) + "\n")
-            log.write(json.dumps({"kind": "train", "pass_rate": 0.5} | common) + "\n")
-    (series,) = read_log(folder)
-    assert series.name == "run" and series.x_name == "compute_flops" and series.y_name == "pass_rate"
-    assert np.array_equal(series.x, x * 1e15) and np.array_equal(series.y, y) and series.num_examples == 960
-    assert read_log(folder / "log.jsonl", x="wall_seconds")[0].x_name == "wall_seconds"
-
-
-def test_reads_wide_wandb_export(tmp_path):
-    x, y = run_of(n=10)
-    lines = ['"Step","a - val/acc","a - val/acc__MIN","a - val/acc__MAX","b - val/acc"']
-    for C, p in zip(x, y):
-        lines += [f'"{C}","{p}","{p}","{p}",""', f'"{C + 1}","","","","{p / 2}"']
-    (tmp_path / "w.csv").write_text("\n".join(lines))
-    a, b = read_log(tmp_path / "w.csv")
-    assert (a.name, b.name) == ("a", "b") and np.allclose(a.y, y)
-    assert np.allclose(b.x, x + 1) and np.allclose(b.y, y / 2)
-
-
-def test_reads_trainer_state(tmp_path):
-    x, y = run_of(n=10)
-    history = []
-    for C, p in zip(x, y):
-        history.append({"step": C, "epoch": C, "reward": 0.4, "reward_std": 0.1, "num_tokens": C * 1000})
-        history.append({"step": C, "epoch": C, "eval_reward": p, "eval_loss": 0.1})
-    history.append({"step": x[-1], "total_flos": 0.0, "train_loss": 0.1})
-    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": history, "epoch": 1.0}, indent=2))
-    (series,) = read_log(tmp_path)
-    assert (series.x_name, series.y_name) == ("step", "eval_reward") and np.array_equal(series.y, y)
-
-
-def test_reads_verl_console_log(tmp_path):
-    x, y = run_of(n=11)
-    text = b"config: {'lr': 1e-6}\n\xff\xfe\x00 stray \x0c bytes\n"
-    for C, p in zip(x, y):
-        line = (
-            f"\x1b[36m(TaskRunner pid=7)\x1b[0m step:{C:.0f} - actor/entropy:np.float64(0.31) - "
-            f"critic/score/mean:0.4 - val-core/openai/gsm8k/reward/mean@1:np.float64({p!s}) - "
-            "perf/time_per_step:nan\n"
-        )
-        text += line.encode() + b"\x85\xff\n"
-    (tmp_path / "verl.log").write_bytes(text)
-    (series,) = read_log(tmp_path / "verl.log")
-    assert series.y_name == "val-core/openai/gsm8k/reward/mean@1"
-    assert np.allclose(series.y, y) and np.allclose(series.x, x)
-
-
-def test_reads_the_json_lines_of_verl_and_of_prime_rl(tmp_path):
-    """verl nests the columns; prime-rl has Unix time in each line, evaluations and training in lines of their own."""
-    x, y = run_of(n=11)
-    name = "val-core/openai/gsm8k/acc/mean@16"
-    verl = [{"step": int(C), "data": {"actor/entropy": 0.3, name: float(p)}} for C, p in zip(x, y)]
-    prime = [
-        {
-            "step": int(C),
-            "time": 1.78e9 + 60 * i,
-            "eval/aime24/all/agent/pass@8": 0.9,
-            "eval/aime24/all/agent/avg@16": float(p),
-        }
-        for i, (C, p) in enumerate(zip(x, y))
-    ]
-    dated = "time,step,pass_rate\n" + "".join(
-        f"2026-01-01 00:{i:02},{int(C)},{p}\n" for i, (C, p) in enumerate(zip(x, y))
-    )
-    (tmp_path / "dated.csv").write_text(dated)
-    prime += [{"step": int(C), "time": 1.78e9 + 60 * i, "reward/mean": 0.1} for i, C in enumerate(x)]
-    (tmp_path / "prime").mkdir()
-    for file, rows in (("verl.jsonl", verl), ("prime/metrics.jsonl", prime)):
-        (tmp_path / file).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for place, y_name in (("dated.csv", "pass_rate"), ("verl.jsonl", name), ("prime", "eval/aime24/all/agent/avg@16")):
-        (series,) = read_log(tmp_path / place)
-        assert (series.x_name, series.y_name) == ("step", y_name)
-        assert np.allclose(series.y, y) and np.allclose(series.x, x.astype(int))
-
-
-def test_guess_is_said_and_columns_can_be_named(capsys, tmp_path):
+def test_how_a_log_was_read_is_said_and_columns_can_be_named(capsys, tmp_path):
     x, y = run_of(n=20)
     path = tmp_path / "two.csv"
     rows = "".join(f"{i},{a},{b},{b / 2}\n" for i, (a, b) in enumerate(zip(x, y)))
     path.write_text("step,gpu_hours,accuracy,other\n" + rows)
     status, text, _ = command(path, capsys=capsys)
-    assert status == 0 and "'gpu_hours' is taken as compute and 'accuracy' as pass rate" in text
-    assert text.startswith("two.csv\ncurve       19 of 20 points fitted, gpu_hours ")
+    said = "  read: x = gpu_hours, y = accuracy, 20 points; --x and --y can name others: step, other\n"
+    assert status == 0 and text.startswith("two.csv\ncurve       19 of 20 points fitted, gpu_hours ") and said in text
     described = fit_curve.describe(*(its := (Series("two.csv", x, y), fit(x, y))), fit_curve.report(*its))
     assert described.startswith("curve ") and "two.csv" not in described  # train.py has said whose it is
-    (series,) = read_log(path, x="step", y="other")
-    assert np.array_equal(series.x, np.arange(20)) and np.allclose(series.y, y / 2) and not series.notes
+    status, text, _ = command(path, "--x", "step", "--y", "accuracy,other", "--json", tmp_path / "o", capsys=capsys)
+    runs = json.loads((tmp_path / "o").read_text())["runs"]
+    assert status == 0 and text.count("  read: x = step, y = ") == 2 and "can name" not in text
+    assert [run["name"] for run in runs] == ["accuracy", "other"] and runs[0]["points"][3] == [3, y[3]]
 
 
-def test_a_half_written_last_line_is_left_out(tmp_path):
-    x, y = run_of(n=10)
-    lines = [json.dumps({"step": a, "pass_rate": b}) for a, b in zip(x, y)]
-    (tmp_path / "l.jsonl").write_text("\n".join(lines) + '\n{"step": 700, "pa')
-    (series,) = read_log(tmp_path / "l.jsonl")
-    assert len(series.x) == 10 and any("cut off" in note for note in series.notes)
-    (tmp_path / "l.jsonl").write_text("\n".join(lines[:3]) + '\n{"step": 700, "pa\n' + lines[5] + "\n")
-    with pytest.raises(ValueError, match="line 4: no valid JSON"):
-        read_log(tmp_path / "l.jsonl")
+def test_columns_of_one_file_are_compared(capsys, tmp_path):
+    (x, y), (_, z) = run_of(), run_of(A=0.55, seed=5)
+    path = tmp_path / "wide.csv"
+    path.write_text("step,new,old\n" + "".join(f"{a},{b},{c}\n" for a, b, c in zip(x, y, z)))
+    for logs in (["--y", "all", path], [f"{path}:new", f"{path}:old"]):
+        status, text, _ = command("--compare", *logs, capsys=capsys)
+        assert status == 0 and "new and old: new raises the ceiling" in text
 
 
-GOOD = [(0, 0.1), (1, 0.15), (2, 0.3), (3, 0.42), (4, 0.5), (5, 0.55), (6, 0.58)]
+def test_records_are_chosen_by_where(capsys, tmp_path):
+    (x, y), (_, z) = run_of(), run_of(A=0.55, seed=5)
+    path, alone = tmp_path / "long.csv", write_csv(tmp_path / "alone.csv", x, z, "x,acc")
+    path.write_text("algorithm,x,acc\n" + "".join(f"ppo,{a},{b}\ngrpo,{a},{c}\n" for a, b, c in zip(x, y, z)))
+    status, text, error = command(path, capsys=capsys)
+    assert status == 2 and not text and "by algorithm: ppo, grpo; choose one with --where algorithm=ppo" in error
+    (_, text, _), (_, other, _) = (
+        command(*log, capsys=capsys) for log in ([path, "--where", "algorithm=grpo"], [alone])
+    )
+    assert "from the grpo records" in text and text.splitlines()[3:7] == other.splitlines()[3:7]
 
 
-def changed(row, **new):
-    """GOOD as CSV, with x or y of one row replaced."""
-    rows = [{"x": a, "y": b} | (new if i == row else {}) for i, (a, b) in enumerate(GOOD)]
-    return "\n".join(["x,y"] + [f"{r['x']},{r['y']}" for r in rows]) + "\n"
-
-
-@pytest.mark.parametrize(
-    "content, words",
-    [
-        ("", "empty"),
-        ("x,y\n", "no data"),
-        ("x,y\n1,0.5\n", "1 point"),
-        ("1,0.5\n2,0.6\n", "line 1: a number where column names"),
-        ("x,y\n" + "".join(f"{i},0.5\n" for i in range(9)), "constant"),
-        ("x,y\n" + "".join(f"{i},0.{i}\n" for i in range(3)), "at least 4"),
-        (changed(3, y="nan"), "line 5: x = 3, y = nan"),
-        (changed(3, y="inf"), "line 5"),
-        (changed(3, y="much"), "line 5: y = 'much' is not a number"),
-        (changed(3, x="2"), "line 5: x = 2 after 2"),
-        (changed(3, x="1.5"), "line 5: x = 1.5 after 2"),
-        (changed(0, x="-1"), "line 2: x = -1"),
-        (changed(1, x="0"), "line 3: x = 0"),
-        (changed(4, y="-0.2"), "line 6: y = -0.2 is no pass rate"),
-        (changed(4, y="50"), "--percent"),
-        (changed(4, y="0.5,7"), "line 6: 3 values under 2 names"),
-        ("step,foo,bar\n1,0.1,0.2\n", "name it with --y of: step, foo, bar"),
-        ('{"a": 1}\n[1]\n', "line 2: no object"),
-        ("[1, 2]", "JSON without records"),
-        ('x,y\n"' + 200000 * "a" + '",3\n', "neither JSON nor a table"),
-    ],
-)
-def test_bad_input_is_named_with_its_line(content, words, capsys, tmp_path):
-    (tmp_path / "bad.csv").write_text(content)
-    plot = tmp_path / "bad.png"
-    status, text, error = command(tmp_path / "bad.csv", "--plot", plot, capsys=capsys)
-    assert status == 2 and words in error and "bad.csv" in error and not text
-    assert [p.name for p in tmp_path.iterdir()] == ["bad.csv"]
+def test_a_broken_log_leaves_no_picture(capsys, tmp_path):
+    (tmp_path / "bad.csv").write_text("x,y\n1,0.5\n2,much\n")
+    status, text, error = command(tmp_path / "bad.csv", "--plot", tmp_path / "bad.png", capsys=capsys)
+    assert status == 2 and not text and "bad.csv, line 3: y = 'much' is not a number" in error
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.csv"]
 
 
 def test_percent_is_converted_when_said(capsys, tmp_path):
@@ -554,11 +453,11 @@ def test_percent_is_converted_when_said(capsys, tmp_path):
     "arguments, words",
     [
         (["missing.csv"], "No such file or directory: 'missing.csv'"),
-        ([], "no log is named"),
+        (["--seeds"], "no log is named"),
         (["{log}", "--x", "flop"], "no column 'flop'"),
         (["{log}", "--y", "pass_rat"], "did you mean 'pass_rate'"),
         (["{log}", "--predikt", "3"], "did you mean --predict?"),
-        (["{log}", "--r0", "second"], "'second'] does not match choices ('first', 'free')"),
+        (["{log}", "--r0", "second"], "argument --r0: 'second' is not first or free or a number"),
         (["{log}", "--r0", "-1"], "R0 = -1"),
         (["{log}", "--r0", "1.5"], "R0 = 1.5"),
         (["{log}", "--predict", "-3"], "must be positive"),
@@ -567,6 +466,11 @@ def test_percent_is_converted_when_said(capsys, tmp_path):
         (["{log}", "--seeds"], "two runs"),
         (["{log}", "--seeds", "--compare"], "choose one"),
         (["{log}", "--plot", "no/such/folder.png"], "no such folder"),
+        (["{log}", "--plot", "picture.jpg"], "must end in .png, .pdf, .svg"),
+        (["{log}", "--plot", "picture"], "must end in .png, .pdf, .svg"),
+        (["{log}", "--width", "0"], "2 to 40 inches"),
+        (["{log}", "--label", "one,two"], "2 names for 1 runs"),
+        (["{log}", "{log}", "--compare", "--label", "one"], "named by NAME=LOG"),
         (["{log}", "--r0", "free", "--method", "paper"], "published grid"),
     ],
 )
@@ -609,6 +513,79 @@ def test_command_writes_json_and_plot(capsys, tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["log.csv", "out.json", "out.png"]
 
 
+@pytest.fixture
+def drawn(monkeypatch):
+    """The figures that are saved."""
+    figures, save = [], plots._save
+    monkeypatch.setattr(plots, "_save", lambda path, figure: (save(path, figure), figures.append(figure)))
+    return figures
+
+
+@pytest.mark.parametrize("suffix, magic", [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml"), ("PDF", b"%PDF")])
+def test_the_suffix_is_the_format(suffix, magic, capsys, tmp_path):
+    log, picture = write_csv(tmp_path / "log.csv", *run_of()), tmp_path / f"p.{suffix}"
+    assert command(log, "--plot", picture, "--title", "My title", capsys=capsys)[0] == 0
+    assert picture.read_bytes().startswith(magic)
+    assert suffix != "svg" or ">My title<" in picture.read_text()  # text stays text
+
+
+def test_a_picture_as_a_paper_takes_it(drawn, capsys, tmp_path):
+    """Of 3.4 inches, with the baselines, error bars, and the legend below the axes, where it covers no curve."""
+    x, y = run_of()
+    log = tmp_path / "log.csv"
+    log.write_text("step,acc,num_examples\n" + "".join(f"{a},{b},500\n" for a, b in zip(x, y)))
+    flags = [
+        "--title",
+        "Ours",
+        "--width",
+        3.4,
+        "--label",
+        "new",
+        "--power-law",
+        "--held-out",
+        "--plot",
+        tmp_path / "p.png",
+    ]
+    status, text, _ = command(log, *flags, capsys=capsys)
+    (figure,), (axes,) = drawn, drawn[0].axes
+    legend = axes.get_legend()
+    texts = [its.get_text() for its in legend.get_texts()]
+    assert status == 0 and text.startswith("new\n") and figure.get_figwidth() == 3.4 and axes.get_title() == "Ours"
+    assert {"power law", "forecast from the points up to 300", "95 % of 500 answers"} <= {*texts}
+    assert legend.get_window_extent().y1 < axes.xaxis.label.get_window_extent().y0
+    (bars,) = (its for its in axes.containers if its.get_label() == "95 % of 500 answers")
+    (_, low), (_, high) = bars[2][0].get_segments()[10]
+    assert (high - low) / 2 == pytest.approx(1.96 * np.sqrt(y[11] * (1 - y[11]) / 500))
+    command(log, "--plot", tmp_path / "q.png", capsys=capsys)
+    texts = [its.get_text() for its in drawn[1].axes[0].get_legend().get_texts()]
+    assert "power law" not in texts and not any("from the points" in its for its in texts)
+
+
+def test_a_run_too_short_for_a_held_out_part_is_drawn_without(drawn, capsys, tmp_path):
+    log = write_csv(tmp_path / "log.csv", *run_of(n=6))
+    status, text, _ = command(log, "--held-out", "--plot", tmp_path / "p.png", capsys=capsys)
+    assert status == 0 and "no held-out test" in text and len(drawn) == 1
+
+
+def test_axes_of_several_runs_are_named_by_what_they_share(drawn, capsys, tmp_path):
+    wide = tmp_path / "wide.csv"
+    (x, y), (_, z) = run_of(), run_of(A=0.55, seed=5)
+    wide.write_text("step,new,old\n" + "".join(f"{a},{b},{c}\n" for a, b, c in zip(x, y, z)))
+    other = write_csv(tmp_path / "other.csv", x, y, "tokens,acc")
+    for logs in ([wide, "--y", "all"], [f"{wide}:new", other]):
+        assert command(*logs, "--label", "one,two", "--plot", tmp_path / "p.svg", capsys=capsys)[0] == 0
+    labels = [(figure.axes[0].get_xlabel(), figure.axes[0].get_ylabel()) for figure in drawn]
+    assert labels == [("compute: step (log)", "pass rate"), ("compute (log)", "pass rate")]
+    assert [its.get_text()[:5] for its in drawn[0].axes[0].get_legend().get_texts()] == ["one: ", "two: "]
+
+
+def test_a_comparison_has_a_second_panel_only_for_efficiency(drawn, capsys, tmp_path):
+    logs = {A: write_csv(tmp_path / f"{A}.csv", *run_of(A=A)) for A in (0.7, 0.701, 0.5)}
+    for other in (0.701, 0.5):
+        command("--compare", logs[0.7], logs[other], "--plot", tmp_path / "p.png", capsys=capsys)
+    assert [len(figure.axes) for figure in drawn] == [2, 1]
+
+
 def test_a_plot_that_fails_leaves_the_old_one(tmp_path):
     path = tmp_path / "old.png"
     path.write_text("old")
@@ -628,6 +605,32 @@ def test_importing_is_light():
     done = subprocess.run([sys.executable, "-c", code], cwd=SCRIPT.parent, capture_output=True, text=True)
     assert not {"torch", "matplotlib", "scipy.stats", "scipy.optimize"} & set(done.stdout.split())
     assert "numpy" in done.stdout
+
+
+def test_without_a_log_it_shows_commands_that_work_with_numpy_scipy_and_matplotlib_alone(tmp_path):
+    """From another folder, and with all else that is in requirements.txt hidden."""
+    required = re.findall(r"(?m)^[\w-]+", (SCRIPT.parent / "requirements.txt").read_text())
+    hidden = {name.replace("-", "_") for name in required} - {"numpy", "scipy", "matplotlib"}
+    assert {"tyro", "torch"} <= hidden and len(hidden) == len(required) - 3
+    (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({hidden}))\n")
+
+    def run(*arguments):
+        environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+        command = [sys.executable, *arguments]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+
+    assert "ModuleNotFoundError" in run("-c", "import tyro").stderr
+    shown = run(SCRIPT)
+    commands = re.findall(r"(?m)^  python (.+)$", shown.stdout)
+    assert shown.returncode == 0 and len(commands) == 3, shown.stderr
+    for line in commands:
+        done = run(*shlex.split(line))
+        assert done.returncode == 0 and " A " in done.stdout, done.stderr
+    assert (tmp_path / "fit.png").read_bytes()[:4] == b"\x89PNG"
+    help = run(SCRIPT, "--help")
+    assert help.returncode == 0
+    flags = {flag(field.name) for field in dataclasses.fields(fit_curve.Options)} - {"--logs"}
+    assert flags <= set(re.findall(r"(?m)^  (--[\w-]+)", help.stdout))
 
 
 def test_script_exits_with_2_and_no_traceback(tmp_path):

@@ -1,0 +1,337 @@
+"""machinery/logs.py and columns.py: every kind of log, what is chosen in it, and what is never guessed."""
+
+import gzip
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from kinds_of_logs import (
+    BROKEN,
+    CURVE,
+    GOOD,
+    KINDS,
+    PLAIN,
+    RATES,
+    STEPS,
+    json_lines,
+    sentence,
+    table,
+    table_of_broken,
+    table_of_kinds,
+    typed,
+    write,
+)
+
+from machinery.columns import AT_MOST, Series, check_curve, thin
+from machinery.logs import read_log
+
+ROOT = Path(__file__).parent.parent
+
+
+def read(folder, content, name="log", **said) -> Series:
+    """The one curve of a log with this content."""
+    (series,) = read_log(write(folder, name, content), **said)
+    return series
+
+
+def refusal(folder, content, **said) -> str:
+    with pytest.raises(ValueError) as error:
+        read_log(write(folder, "log", content), **said)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("name, source, content, said, x, y", KINDS, ids=lambda value: str(value)[:40])
+def test_reads_every_kind(name, source, content, said, x, y, tmp_path):
+    path = write(tmp_path, name, content())
+    series = read_log(path, **said)[0]
+    assert (series.x_name, series.y_name) == (x, y)
+    factor = 0.9 if name.endswith(":14b") else 1
+    kept = slice(None, None, 2) if name.endswith(":14b") else slice(None)
+    assert series.y[kept] == pytest.approx([factor * rate for rate in RATES], abs=1.1e-4)
+    costs = {"compute_flops": 1e9, "epoch": 0.01, "time/total_timesteps": 1000, "seconds": 50, "train_flops": 1}
+    expected = np.array(STEPS) * costs.get(x, 1) if x != "tokens" else 1900 * np.arange(1, 12)
+    assert np.allclose(series.x[kept], expected)
+    assert f"read: x = {x}, y = " in series.notes[0] and f"{len(series.x)} points" in series.notes[0]
+
+
+def test_a_folder_is_read_by_the_log_in_it(tmp_path):
+    for step in (90, 100):
+        history = [{"step": s, "eval_accuracy": r} for s, r in CURVE if s <= step]
+        write(tmp_path, f"run/checkpoint-{step}/trainer_state.json", json.dumps({"log_history": history}).encode())
+    assert len(read_log(tmp_path / "run")[0].x) == len(STEPS)  # 100 comes after 90
+    for host in "ab":
+        write(tmp_path, f"two/events.out.tfevents.{host}", b"")
+    with pytest.raises(ValueError, match="several logs"):
+        read_log(tmp_path / "two")
+    with pytest.raises(ValueError, match="name the file"):
+        read_log(tmp_path)
+
+
+def test_a_run_of_ours_is_named_by_its_folder(tmp_path):
+    content = json_lines({"kind": "validation", "step": s, "compute_flops": s, "pass_rate": r} for s, r in CURVE)
+    file = write(tmp_path, "run/log.jsonl", content)
+    assert read_log(tmp_path / "run")[0].name == read_log(file)[0].name == "run"
+    assert read_log(file, x="step")[0].x_name == "step"
+
+
+def test_runs_of_a_wide_table_have_steps_of_their_own(tmp_path):
+    rows = [["Step", "a - val/acc", "a - val/acc__MIN", "b - val/acc"]]
+    for s, r in CURVE:
+        rows += [[s, r, r, ""], [s + 1, "", "", r / 2]]
+    a, b = read_log(write(tmp_path, "w.csv", table(rows)))
+    assert (a.name, b.name, a.y_name, b.y_name) == ("a", "b", "val/acc", "val/acc")
+    again = read_log(tmp_path / "w.csv", y="val/acc,val/acc__MIN")
+    assert [series.name for series in again] == ["a - val/acc", "a - val/acc__MIN", "b - val/acc"]
+    assert list(b.x) == [s + 1 for s in STEPS] and b.y == pytest.approx(np.array(RATES) / 2)
+
+
+def test_stray_bytes_in_a_console_log(tmp_path):
+    content = b"config: {'lr': 1e-6}\n\xff\xfe\x00 stray \x0c bytes\n"
+    for s, r in CURVE:
+        content += f"\x1b[36m(Runner)\x1b[0m step:{s} - val/acc:np.float64({r}) - perf/x:nan\n".encode() + b"\x85\xff\n"
+    assert read(tmp_path, content).y == pytest.approx(RATES)
+    dated = table([("time", "step", "acc"), *((f"2026-01-01 00:{s:02}", s, r) for s, r in CURVE)])
+    assert read(tmp_path, dated).x_name == "step"
+
+
+def test_a_half_written_last_line_is_left_out(tmp_path):
+    series = read(tmp_path, GOOD + b'{"step": 700, "pa')
+    assert series.y == pytest.approx(RATES) and any("line 12 is cut off" in note for note in series.notes)
+    assert "line 12: no valid JSON" in refusal(tmp_path, GOOD + b'{"step": 700, "pa\n' + GOOD)
+
+
+# --- which records --------------------------------------------------------------------------------------------------
+
+
+def test_validations_are_taken_and_where_decides_otherwise(tmp_path):
+    content = json_lines(typed())
+    series = read(tmp_path, content)
+    assert "from the eval records" in series.notes[0] and series.num_examples == 1024 and len(series.notes) == 1
+    rollouts = read(tmp_path, content, where="type=rollout", y="answer_accuracy")
+    assert set(rollouts.y) == {0.5} and "from the rollout records" in rollouts.notes[0]
+    assert "measured in training" in rollouts.notes[1]
+    assert "type can be eval, rollout, train" in refusal(tmp_path, content, where="type=evil")
+    assert "did you mean 'type'" in refusal(tmp_path, content, where="typ=eval")
+    assert "expected COLUMN=VALUE" in refusal(tmp_path, content, where="eval")
+    both = [["algorithm", "seed", "step", "acc"], *([a, i, s, r / i] for a in "ab" for i in (1, 2) for s, r in CURVE)]
+    assert read(tmp_path, table(both), where="algorithm=b,seed=2").y == pytest.approx(np.array(RATES) / 2)
+
+
+@pytest.mark.parametrize("group", ["seed", "dataset", "labelled_so", "batch_size"])
+def test_curves_under_each_other_are_never_joined(group, tmp_path):
+    labels = [3, 4] if group in ("seed", "batch_size") else ["a", "b"]
+    content = table([[group, "step", "acc"], *([label, s, r] for label in labels for s, r in CURVE)])
+    assert f"by {group}: {labels[0]}, {labels[1]}; choose one with --where {group}=" in refusal(tmp_path, content)
+    later = table([["dataset", "step", "acc"], *([name, s + 5 * (name == "b"), r] for s, r in CURVE for name in "ab")])
+    assert "several curves" in refusal(tmp_path, later)  # no step twice, and yet two curves
+
+
+# --- which columns --------------------------------------------------------------------------------------------------
+
+# What is chosen among columns: before the arrow the one that is taken, after it others, which hold something else.
+CHOICES = """
+    eval/aime: step train/reward loss          | eval/success_rate: eval/mean_reward reward
+    env/all/correct: env/all/reward/total      | reward/pass@1: reward/mean
+    eval_rewards/accuracy_reward/mean: eval_reward eval_rewards/format_reward/mean
+    answer_accuracy: format_accuracy reward    | val/acc: acc train/acc      | pass_rate: accuracy
+    val-core/x/acc/mean@8: val-core/x/acc/best@8/mean val-core/x/acc/std@8 val-core/x/reward/mean@8
+    acc: best_acc acc_std acc_max loss_acc     | evalAccuracy: reward        | val/test_score/x: critic/score/mean
+    eval/avg@16: eval/pass@8                   | sampled_pass_at_1: parseable_rate truncation_rate
+"""
+
+
+@pytest.mark.parametrize("choice", CHOICES.replace("\n", "|").split("|"))
+def test_the_better_name_is_taken(choice, tmp_path):
+    if not choice.strip():
+        return
+    best, _, others = choice.strip().partition(": ")
+    names = [name for name in others.split() if name != "step"]
+    content = table(
+        [["step", *names, best], *([s, *(0.3 + 0.001 * (s + i) for i in range(len(names))), r] for s, r in CURVE)]
+    )
+    series = read(tmp_path, content)
+    assert series.y_name == best and series.y == pytest.approx(RATES)
+
+
+@pytest.mark.parametrize(
+    "compute",
+    "train_flops total_flos gpu_hours num_tokens seconds training_step grpo_step step iteration episode epoch".split(),
+)
+def test_names_of_compute(compute, tmp_path):
+    content = table([["acc", "epoch_", compute], *((r, 7, s + 1) for s, r in CURVE)])
+    assert read(tmp_path, content).x_name == compute
+
+
+@pytest.mark.parametrize(
+    "column",
+    "format_accuracy acc_std val/acc_min val/acc_max eval_loss lr kl entropy eval_time reward/format len".split(),
+)
+def test_what_is_never_a_pass_rate(column, tmp_path):
+    content = table([["step", column], *CURVE])
+    assert "no column is named like a pass rate" in refusal(tmp_path, content)
+    assert read(tmp_path, content, y=column).y == pytest.approx(RATES)
+
+
+def test_equally_likely_columns_are_both_named_and_none_is_taken(tmp_path):
+    two = json_lines({"step": s, "eval/aime": r, "eval/math": r / 2} for s, r in CURVE)
+    said = refusal(tmp_path, two)
+    assert "--y eval/aime,eval/math: eval/aime (0.2 to 0.75), eval/math (0.1 to 0.375)" in said
+    curves = read_log(tmp_path / "log", y="eval/aime,eval/math")
+    assert [series.name for series in curves] == ["eval/aime", "eval/math"] and curves[1].y[0] == 0.1
+    assert [series.name for series in read_log(tmp_path / "log", y="all")] == ["eval/aime", "eval/math"]
+    same = json_lines({"step": s, "eval/acc": r, "test/acc": r} for s, r in CURVE)
+    assert read(tmp_path, same).y_name == "eval/acc"  # the same numbers: it does not matter
+    negative = json_lines({"step": s, "reward": r - 0.5, "rewards/a": r - 0.6} for s, r in CURVE)
+    assert "reward (-0.3 to 0.25: no pass rate)" in refusal(tmp_path, negative)
+    steps = table([("train_step", "rl_step", "acc"), *((s, s * s, r) for s, r in CURVE)])
+    assert "'train_step' or 'rl_step'" in refusal(tmp_path, steps)
+    assert read(tmp_path, steps, x="rl_step").x[-1] == 10_000
+    twice = table([("train_step", "rl_step", "acc"), *((s, 2 * s, r) for s, r in CURVE)])
+    assert read(tmp_path, twice).x_name == "train_step"  # one is twice the other: the curve is the same
+
+
+def test_a_limit_on_steps_is_no_count_of_them(tmp_path):
+    content = json_lines({"max_steps": 100, "warmup_step": 5, "num_tokens": 7 * s, "acc": r} for s, r in CURVE)
+    assert read(tmp_path, content).x_name == "num_tokens"
+    assert read(tmp_path, table([("my_step", "acc"), *CURVE])).x_name == "my_step"
+
+
+def test_a_name_twice_in_a_console_line_is_not_clear(tmp_path):
+    content = "".join(f"step={s} acc={r} held acc={r / 2}\n" for s, r in CURVE).encode()
+    assert "acc (again)" in refusal(tmp_path, content)
+
+
+def test_tokens_of_a_step_are_no_compute_until_they_are_asked_for(tmp_path):
+    content = json_lines({"step": s, "num_tokens": 100 + (s // 10) % 3, "acc": r} for s, r in CURVE)
+    assert read(tmp_path, content).x_name == "step"
+    assert "must increase" in refusal(tmp_path, content, x="num_tokens")
+    verl = json_lines({"step": s, "perf/total_num_tokens": 100, "val/acc": r} for s, r in CURVE)
+    assert list(read(tmp_path, verl, x="tokens").x) == list(range(100, 1200, 100))
+    assert "no column says what a step costs in seconds" in refusal(tmp_path, verl, x="seconds")
+
+
+# --- which points ---------------------------------------------------------------------------------------------------
+
+
+def test_a_resumed_run_counts_once(tmp_path):
+    """The run is resumed at 50: what came after it the first time is left out, in steps and in seconds."""
+    lines = [{"step": s, "timing_s/step": 7, "val/acc": 0.0 if s >= 50 else r} for s, r in CURVE if s < 80]
+    lines += [{"step": s, "timing_s/step": 7, "val/acc": r} for s, r in CURVE if s >= 50]
+    series = read(tmp_path, json_lines(lines))
+    assert list(series.x) == STEPS and series.y == pytest.approx(RATES)
+    assert "left out: 3 whose step comes again later" in series.notes[0]
+    assert list(read(tmp_path, json_lines(lines), x="seconds").x) == list(range(7, 84, 7))
+    again = [{"step": s, "loss": i, "val/acc": r} for i, (s, r) in enumerate(CURVE[:4] + CURVE[2:6] + CURVE[5:])]
+    assert read(tmp_path, json_lines(again)).y == pytest.approx(RATES)  # twice, and once without a step in between
+    twice = [{"step": s, "val/acc": r} for s, r in [*CURVE, (100, 0.7)]]  # the last validation is made again
+    assert read(tmp_path, json_lines(twice)).y[-1] == 0.7
+
+
+def test_missing_values_leave_out_their_points(tmp_path):
+    rows = [[s, r, 2 * s] for s, r in CURVE]
+    rows[3][1], rows[4][1], rows[5][2] = "nan", "", "NA"
+    series = read(tmp_path, table([["a", "acc", "x"], *rows]))
+    assert list(series.x) == [2 * s for s in STEPS[:3] + STEPS[6:]]
+    assert "left out: 1 with NaN, 1 without x" in series.notes[0]
+
+
+def test_percent_signs_are_read_once(tmp_path):
+    content = table([PLAIN[0], *((s, f"{100 * r:.2f} %") for s, r in CURVE)])
+    assert read(tmp_path, content).y == pytest.approx(RATES)
+    assert "leave out --percent" in refusal(tmp_path, content, percent=True)
+    assert "'..%' is not a number" in refusal(tmp_path, b"step,acc\n1,..%\n2,5%\n")
+
+
+def test_many_points_stream_and_are_averaged(tmp_path):
+    """A log whose records take 180 MB in a list takes half of that at most; the curve keeps its first point."""
+    with open(tmp_path / "long.jsonl", "w") as file:
+        for s in range(300_000):
+            file.write(f'{{"step": {s}, "acc": {s / 6e5:.6f}, "loss": 0.123456, "type": "eval"}}\n')
+    code = (
+        "import resource, sys; from machinery.logs import read_log; "
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss; s, = read_log(sys.argv[1]); "
+        "print(len(s.x), s.x[0], s.y[0], s.x.mean(), s.notes[0]); "
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "long.jsonl"], cwd=ROOT, capture_output=True, text=True
+    )
+    said, kilobytes = done.stdout.splitlines()
+    assert int(said.split()[0]) <= AT_MOST and said.split()[1:3] == ["0.0", "0.0"], done.stderr
+    assert "300000 points" in said and "neighbours averaged into" in said
+    assert int(kilobytes) < 90_000
+
+
+@pytest.mark.parametrize("n", [AT_MOST, AT_MOST + 1, 2 * AT_MOST, 12_345])
+def test_thinning_keeps_means(n):
+    x, y = np.arange(n, dtype=float), np.linspace(0.2, 0.8, n)
+    thin_x, thin_y = thin(x, y)
+    assert len(thin_x) <= AT_MOST and (np.diff(thin_x) > 0).all()
+    assert (thin_x[0], thin_y[0]) == (0, 0.2) and np.allclose(thin_y, 0.2 + 0.6 * thin_x / (n - 1))
+
+
+def test_the_noise_of_averaged_validations_is_smaller(tmp_path):
+    rows = [(s, 0.5, 100) for s in range(1 + 3 * (AT_MOST - 1))]
+    series = read(tmp_path, table([("step", "acc", "num_examples"), *rows]))
+    assert len(series.x) == AT_MOST and series.num_examples == pytest.approx(300, rel=1e-3)
+
+
+# --- bytes ----------------------------------------------------------------------------------------------------------
+
+
+def test_standard_input(monkeypatch):
+    for content in (GOOD, gzip.compress(GOOD)):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+        (series,) = read_log("-")
+        assert series.name == "standard input" and series.y == pytest.approx(RATES)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be"])
+def test_encodings(encoding, tmp_path):
+    assert read(tmp_path, table(PLAIN, encoding=encoding)).y == pytest.approx(RATES)
+    assert read(tmp_path, GOOD.decode().encode(encoding)).y == pytest.approx(RATES)
+
+
+@pytest.mark.parametrize(
+    "module, content", [("tensorboard", b"\x18" + bytes(11) + b"\x09brain.Event:2"), ("pyarrow", b"PAR1")]
+)
+def test_a_library_that_is_missing_is_named(module, content, tmp_path, monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] == module]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, module, None)
+    assert f"pip install {module}" in refusal(tmp_path, content)
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_broken_file_gets_a_sentence(what, tmp_path):
+    said = sentence(tmp_path, 1, BROKEN[what]())
+    assert said.startswith("broken1") and len(said) < 400 and "\n" not in said
+
+
+def test_broken_files_end_the_command_with_2_and_no_traceback(tmp_path):
+    for i, what in enumerate(("100,000 objects in each other", "gzip that is cut off", "bytes of chance")):
+        path = write(tmp_path, f"broken{i}", BROKEN[what]())
+        done = subprocess.run([sys.executable, ROOT / "fit_curve.py", path], capture_output=True, text=True)
+        assert done.returncode == 2 and done.stderr.count("\n") == 1 and done.stderr.startswith("error: ")
+    done = subprocess.run([sys.executable, ROOT / "fit_curve.py", tmp_path], capture_output=True, text=True)
+    assert done.returncode == 2 and "name the file of the log" in done.stderr
+
+
+def test_a_file_that_cannot_be_opened_is_named(tmp_path):
+    write(tmp_path, "log", GOOD)
+    with pytest.raises(OSError, match="Not a directory.*log/more"):
+        read_log(tmp_path / "log" / "more")
+
+
+def test_the_tables_of_the_docs_are_those_that_come(tmp_path):
+    text = (ROOT / "docs" / "formats.md").read_text()
+    assert table_of_kinds(tmp_path) in text and table_of_broken(tmp_path) in text
+
+
+def test_check_curve_names_the_point():
+    with pytest.raises(ValueError, match="point 3: x = 1 after 2"):
+        check_curve(np.array([0, 2.0, 1]), np.array([0, 0.5, 0.5]))
