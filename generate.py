@@ -20,6 +20,7 @@ Dimensions: S slots of the engine, n <= S of them live, T positions, D hidden si
 import dataclasses
 import json
 import queue
+import signal
 import sys
 import time
 import traceback
@@ -27,6 +28,9 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the seconds of imports below without a traceback
 
 import numpy as np
 import torch

@@ -27,11 +27,15 @@ of a sequence, N any number of tokens.
 import contextlib
 import math
 import shutil
+import signal
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the seconds of imports below without a traceback
 
 import torch
 import transformers
@@ -81,12 +85,8 @@ def main(arguments: list[str]) -> int:
     """The command. Returns the exit status: 0; 1 after a failure; 130 after Ctrl-C, 143 after SIGTERM. ValueError or
     OSError, before any process is started, for what cannot be."""
     transformers.utils.logging.disable_progress_bar()
-    try:
-        settings = parse(arguments, description=__doc__)
-        start, model, parameters, head = prepare(settings)
-    except KeyboardInterrupt:
-        print("\nstopped by Ctrl-C", file=sys.stderr)
-        return 130
+    settings = parse(arguments, description=__doc__)
+    start, model, parameters, head = prepare(settings)
     head.stop.listen()
     hint = f"python train.py --resume {head.folder} goes on from the last checkpoint"
     at_once = False
@@ -313,6 +313,7 @@ def train(
     if head:
         head.feed.start()
         head.record.begin(step)
+        head.stop.can_save = True
     if everyone(head and head.wants_validation(step)):
         validate(step)
     while step < s.steps and not everyone(head and (head.over() or head.levelled_off(step))):

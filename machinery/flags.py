@@ -7,6 +7,7 @@ import difflib
 import inspect
 import io
 import re
+import signal
 import sys
 from pathlib import Path
 from typing import Literal, get_args, get_origin
@@ -109,9 +110,14 @@ def flag(field: str) -> str:
 
 def run_command(main, arguments: list[str] | None = None) -> None:
     """Run main(arguments), a script's command, and exit with the status that it returns. What the user can mend, which
-    `main` raises as ValueError or OSError, is printed as one sentence, and the status is 2."""
+    `main` raises as ValueError or OSError, is printed as one sentence, and the status is 2. After Ctrl-C it is 130."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         sys.exit(main(sys.argv[1:] if arguments is None else arguments))
+    except KeyboardInterrupt:
+        print("\nstopped by Ctrl-C", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
     except (ValueError, OSError) as error:
         print("error:", *str(error).splitlines(), file=sys.stderr)
         sys.exit(2)

@@ -10,6 +10,7 @@ import runpy
 import shutil
 import signal
 import sys
+import threading
 import time
 import uuid
 from multiprocessing import resource_tracker
@@ -82,6 +83,7 @@ class Script(SERVER.Process):
         self.environment, self.output = environment, output
 
     def run(self) -> None:
+        threading.Thread(target=self.end_with_the_tests, daemon=True).start()
         os.setsid()
         os.chdir(self.folder)
         os.environ.update(self.environment)
@@ -92,6 +94,10 @@ class Script(SERVER.Process):
         sys.argv = [str(self.script), *self.arguments]
         sys.path = [str(self.script.parent), *(path for path in sys.path if not Path(path).is_relative_to(ROOT))]
         runpy.run_path(str(self.script), run_name="__main__")
+
+    def end_with_the_tests(self) -> None:
+        multiprocessing.parent_process().join()
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 class RealRun:

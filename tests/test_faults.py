@@ -5,6 +5,8 @@ import multiprocessing
 import os
 import resource
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -14,6 +16,7 @@ from faults import (
     DIES,
     HANGS,
     RAISES,
+    ROOT,
     TINY,
     RealRun,
     check_log,
@@ -201,6 +204,16 @@ def test_a_second_signal_stops_at_once_and_keeps_the_last_checkpoint(tmp_path):
     assert 2 <= saved_step(run) <= last_step(run.folder)
 
 
+@pytest.mark.parametrize("script", ["train.py", "generate.py"])
+def test_ctrl_c_during_the_imports_is_quiet(tmp_path, script):
+    started = subprocess.Popen([sys.executable, ROOT / script], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    time.sleep(0.7)
+    started.send_signal(signal.SIGINT)
+    said = started.communicate(timeout=60)[1]
+    assert started.returncode in (-signal.SIGINT, 128 + signal.SIGINT) and "Traceback" not in said
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_ctrl_c_before_the_first_step_leaves_the_name_free(tmp_path, monkeypatch, capsys):
     """While the generators start."""
     monkeypatch.chdir(tmp_path)
@@ -212,5 +225,6 @@ def test_ctrl_c_before_the_first_step_leaves_the_name_free(tmp_path, monkeypatch
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    assert "stopped by Ctrl-C\n" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "stopped by Ctrl-C\n" in said and "checkpoint" not in said
     assert not (tmp_path / "runs" / "mine").exists() and not multiprocessing.active_children()
