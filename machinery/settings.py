@@ -99,6 +99,12 @@ MAY_CHANGE = {
     "compile", "threads", "verifiers", "wait_timeout", "max_restarts", "stop_when_gain_below",
 }  # fmt: skip
 
+# How the model of a run is sampled by generate.py, where its flags do not say otherwise: as in that run.
+OF_ITS_RUN = (
+    "data", "defaults", "prompt_budget", "thinking_budget", "answer_budget", "end_of_thinking", "interruption_phrase",
+    "thinking",
+)  # fmt: skip
+
 
 # --- from the command line ------------------------------------------------------------------------------------------
 
@@ -118,10 +124,14 @@ def parse(arguments: list[str], kind: type = Settings, description: str | None =
 
 
 def starting_values(chosen: Sampling) -> Sampling:
-    """What the other flags start from when --resume, --recipe, --leave-out, --data and --defaults are as chosen.
-    ValueError if these do not go together."""
+    """What the other flags start from when --resume, --recipe, --leave-out, --data, --defaults and, for generate.py,
+    --model are as chosen. ValueError if these do not go together."""
     if getattr(chosen, "resume", None):
         return read_settings(chosen.resume)
+    if not isinstance(chosen, Settings) and (run := run_of(Path(chosen.model))):
+        stored = read_settings(run)
+        values = {name: getattr(stored, name) for name in OF_ITS_RUN} | {"model": chosen.model}
+        return type(chosen)(**values, length_control=stored.recipe.length_control)
     defaults = chosen.defaults
     if defaults == "auto":
         defaults = "paper" if {*chosen.data} - {"arithmetic"} else "toy"
@@ -134,6 +144,11 @@ def starting_values(chosen: Sampling) -> Sampling:
         values["recipe"] = loss.leave_one_out(axis) if axis else loss.RECIPES[recipe]
     # Never auto, so that config.json says which it was.
     return type(chosen)(**values, defaults=defaults)
+
+
+def run_of(model: Path) -> Path | None:
+    """The folder of the run that has made this model: RUN/model, or RUN/checkpoints/STEP/model; None for others."""
+    return next((folder for folder in [*model.absolute().parents][:3] if (folder / "log.jsonl").exists()), None)
 
 
 def read_settings(folder: Path) -> Settings:

@@ -5,11 +5,12 @@ import re
 
 import pytest
 
+import generate
 import loss
 import train
 from machinery import settings as settings_module
 from machinery.flags import flag, run_command
-from machinery.record import new_folder
+from machinery.record import new_folder, write_config
 from machinery.settings import PAPER, Settings, parse, split_devices, starting_values
 
 
@@ -24,6 +25,22 @@ def refusal(arguments, capsys):
 
 
 # --- flags ------------------------------------------------------------------------------------------------------------
+
+
+def test_generate_samples_the_model_of_a_run_as_the_run_did(tmp_path):
+    run = tmp_path / "runs" / "mine"
+    model = run / "checkpoints" / "step-000004" / "model"
+    model.mkdir(parents=True)
+    (run / "log.jsonl").touch()
+    theirs = ["--data", "gsm8k", "--defaults", "toy", "--thinking-budget", "70", "80", "--length-control", "penalty"]
+    write_config(run, parse([*theirs, "--seed", "3"]))
+    for place in (model, run / "model"):
+        command = parse(["--evaluate", "--model", str(place)], generate.Command)
+        assert (command.data, command.defaults, command.thinking_budget) == (("gsm8k",), "toy", (70, 80))
+        assert command.length_control == "penalty" and command.seed == 0 and command.answer_budget == 9
+    other = parse(["--model", str(model), "--data", "arithmetic", "--thinking-budget", "5", "5"], generate.Command)
+    assert (other.data, other.thinking_budget, other.defaults) == (("arithmetic",), (5, 5), "toy")
+    assert parse(["--model", str(tmp_path)], generate.Command).thinking_budget == (54, 58)
 
 
 def test_recipe_flags(tmp_path, monkeypatch):
