@@ -34,7 +34,7 @@ from machinery import least_squares
 from machinery.columns import Series, check_curve
 from machinery.comparison import MARGIN, compare, seeds, with_interval
 from machinery.files import write_whole
-from machinery.flags import read_plain_flags, run_command
+from machinery.flags import read_flags, run_command
 from machinery.least_squares import Array, Interval, Profile, fit_power_law
 from machinery.logs import read_log
 from machinery.plots import FORMATS, plot_compare, plot_runs
@@ -457,7 +457,7 @@ then: python {script} YOUR_LOG. `--help` has all flags. numpy, scipy and matplot
 
 def read_options(arguments: list[str]) -> Options:
     """The options of the command; logs may stand before and after the flags. ValueError for what cannot be."""
-    options = read_plain_flags(Options, arguments, f"{__doc__}\n{first_commands()}")
+    options = read_flags(Options, arguments, description=f"{__doc__}\n{first_commands()}")
     if not options.logs:
         raise ValueError("no log is named; for example: python fit_curve.py data/examples/simulated.csv")
     if options.seeds and options.compare:

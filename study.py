@@ -26,7 +26,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import tyro
 from scipy.special import chdtri, stdtrit  # quantiles of chi^2 and of Student's t
 
 import loss
@@ -50,7 +49,7 @@ class Study:
     to each run. What is finished is not trained again, and what was interrupted goes on: after a Ctrl-C or a failure
     give the same command again."""
 
-    study: tyro.conf.Positional[str]  # loo, recipes, asynchrony, or a JSON file: {"NAME": {"learning_rate": 4e-4}, ...}
+    study: str  # loo, recipes, asynchrony, or a JSON file: {"NAME": {"learning_rate": 4e-4}, ...}
     seeds: tuple[int, ...] = (0, 1, 2)  # each setting is trained with each
     jobs: int = 1  # runs at once, which share the cores
     name: str | None = None  # the folder is runs/NAME, with a folder SETTING-seedN a run; by default named as the study
@@ -105,8 +104,8 @@ def plan(study: Study, common: list[str]) -> dict[Path, tuple[Settings, list[str
     for single in ("--seed", "--resume"):
         if any(argument.split("=")[0] == single for argument in common):
             raise ValueError(f"{single} is for one run: a study has --seeds, and goes on by itself")
-    if study.jobs < 1 or not study.seeds:
-        raise ValueError("--jobs must be at least 1, and --seeds must name one seed at least")
+    if study.jobs < 1:
+        raise ValueError(f"--jobs must be at least 1, not {study.jobs}")
     settings, alike = {}, {}  # with their flags, by name; the name by what is trained
     for setting, changes in read_study(study.study).items():
         arguments = ["--keep-checkpoints", "1", *common, *flags(changes)]
@@ -348,8 +347,8 @@ def runs_table(folder: Path, runs: Runs) -> str:
 class Tables:
     """Make the tables and figures of a study again, from its logs."""
 
-    folder: tyro.conf.Positional[Path]  # with a SETTING-seedN/log.jsonl a run
-    fitting: tyro.conf.OmitArgPrefixes[Fitting] = Fitting()  # how logs are read and fitted
+    folder: Path  # with a SETTING-seedN/log.jsonl a run
+    fitting: Fitting = Fitting()  # how logs are read and fitted
 
 
 def main(arguments: list[str]) -> int:
@@ -358,13 +357,11 @@ def main(arguments: list[str]) -> int:
         options = read_flags(Tables, arguments[1:])
         print(make_tables(options.folder, options.fitting))
         return 0
-    if {"-h", "--help"} & {*arguments}:
-        read_flags(Study, ["--help"], description=__doc__)  # prints it, and exits
-    if not arguments or arguments[0].startswith("-"):
+    if not arguments or (arguments[0].startswith("-") and not {"-h", "--help"} & {*arguments}):
         raise ValueError(
             f"what comes first is the study: {', '.join(STUDIES)}, a JSON file of settings, or tables FOLDER"
         )
-    study, common = read_flags(Study, arguments, others=True)
+    study, common = read_flags(Study, arguments, description=__doc__, others=True)
     runs = plan(study, common)
     folder = next(iter(runs)).parent
     folder.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,6 @@ import contextlib
 import dataclasses
 import difflib
 import inspect
-import io
 import re
 import signal
 import sys
@@ -14,79 +13,97 @@ from typing import Literal, get_args, get_origin
 
 
 def read_flags(kind: type, arguments: list[str], default=None, description: str | None = None, others: bool = False):
-    """An instance of the dataclass `kind` with what the flags say; what they leave out is as in `default`.
+    """An instance of the dataclass `kind` with what the flags say; what they leave out is as in `default`. A field that
+    is a dataclass itself has the flags of its fields; one without a default takes what is no flag, wherever it stands.
 
     With `others`, a pair of that and the arguments that `kind` has no flag for. ValueError, in one sentence with the
     valid values or the nearest flag, for a flag or a value that there is not. `--help` prints the help and exits.
     """
-    import tyro  # here, since fit_curve.py does without
-
-    if not others and {"-h", "--help"} & {*arguments}:
-        tyro.cli(kind, args=arguments, default=default, description=description)
-    with contextlib.redirect_stderr(io.StringIO()) as said:
-        try:
-            return tyro.cli(kind, args=arguments, default=default, return_unknown_args=others)
-        except SystemExit:
-            pass
-    raise ValueError(_sentence(said.getvalue()))
-
-
-def _sentence(box: str) -> str:
-    """What tyro says in a box of several lines and sections, as one sentence."""
-    sections = [[]]
-    for line in box.splitlines():
-        text = line.strip(" │")
-        if re.fullmatch("[─-]+", text):
-            sections.append([])
-        elif text and not re.match("[╭╰]", text):
-            sections[-1].append(text)
-    if "╭" not in box:  # the title is on a line of its own where stdout is not UTF-8
-        del sections[0]
-    sentence = " ".join(sections[0]).rstrip(".")
-    for section in sections[1:]:
-        near = re.search(r"--[\w-]+", " ".join(section)) if section[0].startswith("Perhaps you meant") else None
-        sentence += f"; did you mean {near[0]}?" if near else ""
-    return sentence
-
-
-def read_plain_flags(kind: type, arguments: list[str], description: str):
-    """As `read_flags`, but without tyro, for a flat dataclass of texts, numbers, paths and tuples of them. Its field
-    without a default takes what is no flag, wherever that stands."""
-    parser = argparse.ArgumentParser(description=description, allow_abbrev=False, usage="%(prog)s LOG ... [FLAG ...]")
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    shape = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        description=description or inspect.getdoc(kind), allow_abbrev=False, formatter_class=shape
+    )
     parser.error = _raise
-    comments = {}
-    for one in kind.__mro__[:-1]:
-        comments |= re.findall(r"(?m)^ {4}(\w+): [^#\n]*  # (.*)$", inspect.getsource(one))
-    for its in dataclasses.fields(kind):
-        words, types = _words_and_types(its.type)
-        names = {str: "TEXT", float: "NUMBER", Path: "FILE"}
-        how = {
-            "type": _reader(words, types),
-            "metavar": "|".join([*words, *(names[one] for one in types if one in names)]),
-        }
-        how |= {"nargs": "+"} if get_origin(its.type) is tuple else {}
-        how = {"action": "store_true"} if its.type is bool else how
-        if its.default is dataclasses.MISSING:
-            parser.add_argument(its.name, nargs="*", metavar="LOG", help=comments[its.name])
+    _add_fields(parser, kind, default)
+    parser.usage = f"{parser.prog} [FLAG ...]"
+    found, unknown = parser.parse_known_intermixed_args(arguments)
+    if unknown and not others:
+        near = difflib.get_close_matches(unknown[0].split("=")[0], parser._option_string_actions, 1)
+        what = f"there is no flag {unknown[0]}" if unknown[0].startswith("-") else f"{unknown[0]!r} belongs to no flag"
+        _raise(what + (f"; did you mean {near[0]}?" if near else "; --help lists all"))
+    options = _made(kind, vars(found))
+    return (options, unknown) if others else options
+
+
+def _add_fields(parser: argparse.ArgumentParser, kind: type, default) -> None:
+    group, comments = parser.add_argument_group(kind.__name__), _comments(kind)
+    for field in dataclasses.fields(kind):
+        value = field.default if default is None else getattr(default, field.name)
+        if dataclasses.is_dataclass(field.type):
+            _add_fields(parser, field.type, value)
+            continue
+        words, types, number = _words_types_number(field.type)
+        if field.default not in (None, dataclasses.MISSING) and type(None) in get_args(field.type):
+            words.append("None")
+        help = comments[field.name].replace("%", "%%")
+        if field.default is dataclasses.MISSING:
+            metavar = field.name.upper().rstrip("S")
+            parser.add_argument(field.name, nargs="*" if number else None, type=types[0], metavar=metavar, help=help)
+            continue
+        shown = " ".join(map(str, value)) if isinstance(value, tuple) else value
+        help += f" (default: {shown})" if value not in (None, ()) else ""
+        how = {"dest": field.name, "default": value, "help": help}
+        if field.type is bool:
+            group.add_argument(flag(field.name), flag(f"no_{field.name}"), action=_OnOff, nargs=0, **how)
         else:
-            parser.add_argument(flag(its.name), default=its.default, help=comments[its.name].replace("%", "%%"), **how)
-    options, unknown = parser.parse_known_intermixed_args(arguments)
-    if unknown:
-        near = difflib.get_close_matches(unknown[0], parser._option_string_actions, 1)
-        _raise(f"there is no flag {unknown[0]}" + (f"; did you mean {near[0]}?" if near else ""))
-    return kind(**{name: tuple(its) if isinstance(its, list) else its for name, its in vars(options).items()})
+            names = {str: "TEXT", int: "N", float: "X", Path: "PATH"}
+            how["metavar"] = "|".join([*words, *(names[one] for one in types)])
+            group.add_argument(flag(field.name), type=_reader(words, types), nargs=number, **how)
+
+
+class _OnOff(argparse.Action):
+    """--name sets True, --no-name False."""
+
+    def __call__(self, parser, namespace, values, name=None) -> None:
+        setattr(namespace, self.dest, name == self.option_strings[0])
+
+
+def _made(kind: type, found: dict):
+    """The instance that holds what was found, by field."""
+    values = {}
+    for field in dataclasses.fields(kind):
+        if dataclasses.is_dataclass(field.type):
+            values[field.name] = _made(field.type, found)
+        else:
+            value = found[field.name]
+            values[field.name] = tuple(value) if isinstance(value, list) else value
+    return kind(**values)
+
+
+def _comments(kind: type) -> dict[str, str]:
+    """The comment of each field: beside it, or in the lines above."""
+    comments, above = {}, ""
+    for line in "".join(inspect.getsource(one) for one in kind.__mro__[:-1]).splitlines():
+        if field := re.match(r" {4}(\w+): [^#]*(?:# (.*))?$", line):
+            comments.setdefault(field[1], field[2] or above.strip())
+        comment = re.match(r" {4}# (.*)", line)
+        above = f"{above} {comment[1]}" if comment else ""
+    return comments
 
 
 def _raise(message: str):
-    raise ValueError(message)
+    raise ValueError(message.removeprefix("argument "))
 
 
-def _words_and_types(kind) -> tuple[list[str], list[type]]:
-    """What a field can hold, None aside: words of a Literal, and types."""
+def _words_types_number(kind) -> tuple[list[str], list[type], str | int | None]:
+    """What a field can hold, None aside: words of a Literal, types, and how many (argparse's nargs)."""
+    number = None
+    if get_origin(kind) is tuple:
+        number = "+" if ... in get_args(kind) else len(get_args(kind))
     kinds = [kind] if get_origin(kind) in (None, Literal) else get_args(kind)
     words = [word for one in kinds if get_origin(one) is Literal for word in get_args(one)]
-    return words, [one for one in kinds if get_origin(one) is None and one not in (type(None), Ellipsis)]
+    types = [one for one in kinds if get_origin(one) is None and one not in (type(None), ...)]
+    return words, list(dict.fromkeys(types)), number
 
 
 def _reader(words: list[str], types: list[type]):
@@ -94,11 +111,13 @@ def _reader(words: list[str], types: list[type]):
 
     def read(text: str):
         if text in words:
-            return text
+            return None if text == "None" else text
         for one in types:
             with contextlib.suppress(ValueError):
                 return one(text)
-        raise argparse.ArgumentTypeError(f"{text!r} is not {' or '.join([*words, *['a number'] * bool(types)])}")
+        kinds = [*words, *({int: "a whole number", float: "a number"}[one] for one in types)]
+        what = f"one of {', '.join(kinds)}" if kinds[1:] else kinds[0]
+        raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
 
     return read
 

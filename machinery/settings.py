@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-import tyro
 
 import loss
 from loss import Recipe
@@ -48,7 +47,7 @@ class Sampling:
 class Settings(Sampling):
     """A training run. The defaults suit the arithmetic task on two CPU cores."""
 
-    recipe: tyro.conf.OmitArgPrefixes[Recipe] = Recipe()
+    recipe: Recipe = Recipe()
     name: str | None = None  # the run's folder is runs/NAME; by default recipe, changed parts, seed, and a number
     resume: Path | None = None  # folder of a run to go on with; the other flags then change what may be changed
 

@@ -70,7 +70,7 @@ RAISES, HANGS, DIES = "raise RuntimeError('it broke')", "time.sleep(1000)", "os.
 
 
 SERVER = multiprocessing.get_context("forkserver")  # a process that has made the imports, and forks
-SERVER.set_forkserver_preload(["transformers.models.llama.modeling_llama", "matplotlib.pyplot", "tyro"])
+SERVER.set_forkserver_preload(["transformers.models.llama.modeling_llama", "matplotlib.pyplot"])
 
 
 class Script(SERVER.Process):

@@ -83,11 +83,8 @@ def shown_values(arguments, monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         train.main([*arguments, "--help"])
     assert ended.value.code == 0
-    lines = [line.strip("│| ") for line in capsys.readouterr().out.splitlines()]
-    starts = [i for i, line in enumerate(lines) if line.startswith("--")]
-    texts = [(lines[i].split()[0].strip(","), lines[i + 1]) for i in starts]
-    found = [(name, re.fullmatch(r"(.*?) ?\(default: (.*)\)", text)) for name, text in texts]
-    return {name: match.groups() for name, match in found if match}
+    entries = re.findall(r"(?m)^  (--[\w-]+).*?(?:  +|\n +)(?!--)(\S.*) \(default: (.*)\)$", capsys.readouterr().out)
+    return {name: (text, value) for name, text, value in entries}
 
 
 def test_help_shows_the_papers_values_and_those_of_the_recipe_that_is_named(monkeypatch, capsys):
@@ -120,9 +117,9 @@ def test_what_the_presets_set_is_what_settings_has():
         (["--learning-rte", "1"], ["--learning-rte", "did you mean --learning-rate?"]),  # pitfall 18
         (["--agregation", "token"], ["did you mean --aggregation?"]),
         (["--slots", "abc"], ["--slots", "'abc'"]),
-        (["--thinking-budget", "9"], ["--thinking-budget", "2 values"]),
-        (["--loss", "ppo"], ["--loss", "'ppo'", "'cispo', 'dapo', 'grpo', 'gspo'"]),
-        (["--recipe", "scalrl"], ["--recipe", "'scalrl'", "'scalerl', 'base'"]),
+        (["--thinking-budget", "9"], ["--thinking-budget", "2 arguments"]),
+        (["--loss", "ppo"], ["--loss", "'ppo'", "one of cispo, dapo, grpo, gspo"]),
+        (["--recipe", "scalrl"], ["--recipe", "'scalrl'", "one of scalerl, base"]),
         (["--leave-out", "kl"], ["--leave-out", "advantage_norm"]),
         (["--pack"], ["--pack"]),
         (["stray"], ["stray"]),

@@ -169,7 +169,7 @@ def test_a_run_that_has_levelled_off_ends_and_says_why(models, tmp_path, monkeyp
         ("loo", ["--seed", "3"], ["--seed is for one run"]),
         ("loo", ["--resume=runs/x"], ["--resume is for one run"]),
         ("loo", ["--jobs", "0"], ["--jobs must be at least 1"]),
-        ("loo", ["--seeds"], ["--seeds must name one"]),
+        ("loo", ["--seeds"], ["--seeds: expected at least one"]),
         ("--jobs", ["2"], ["what comes first is the study", "loo, recipes, asynchrony"]),
         ("tables", ["runs/x", "--percentt"], ["--percentt", "did you mean --percent?"]),
     ],
