@@ -43,6 +43,7 @@ from transformers.cache_utils import Cache
 import loss
 from data import Problem, Source, load_evaluation
 from data.evaluation import pass_at_k
+from data.mathematics import worded
 from data.verify import Verdict, VerifierPool, no_verdict_at_all
 from machinery.engine import (
     Completions,
@@ -385,7 +386,8 @@ def main(arguments: list[str]) -> int:
     command = parse(arguments, Command, description=__doc__)
     if bool(command.prompt) == command.evaluate:
         raise ValueError("say either --prompt TEXT or --evaluate")
-    sources = [load_evaluation(name, command.problems) for name in command.data if command.evaluate]
+    load = lambda name, number: load_evaluation(name, number, instruction=command.instruction)
+    sources = [load(name, command.problems) for name in command.data if command.evaluate]
     for source in sources:
         for note in source.notes:
             print(f"{source.name}: {note}", file=sys.stderr)
@@ -405,8 +407,10 @@ def main(arguments: list[str]) -> int:
             return sample_all(engine, requests, progress=command.evaluate)
 
         if command.prompt:
-            for rollout in sample([Problem(command.prompt, "", "")]):
-                print(command.prompt + marked_text(tokenizer, rollout))
+            (one,) = load(command.data[0], 1).validation
+            asked = worded(command.prompt, command.instruction) if one.task == worded.__module__ else command.prompt
+            for rollout in sample([Problem(asked, "", one.task)]):
+                print(asked + marked_text(tokenizer, rollout))
         for source in sources:
             rollouts = sample(source.validation)
             texts = [completion_text(tokenizer, decoding, rollout) for rollout in rollouts]

@@ -170,7 +170,9 @@ def prepare(settings: Settings) -> tuple[Start, PreTrainedModel, SharedParameter
     """Check everything that can be checked before a process is started, make the run's folder or open it again.
     ValueError or OSError for what cannot be."""
     # 1. problems
-    sources = load_data(settings.data, settings.train_prompts, settings.validation_problems)
+    sources = load_data(
+        settings.data, settings.train_prompts, settings.validation_problems, instruction=settings.instruction
+    )
     for source in sources:
         for note in source.notes:
             say(f"{source.name}: {note}")

@@ -26,7 +26,7 @@ import random
 import re
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 
@@ -46,6 +46,7 @@ class Spec:
     name: str  # task, known data set, file, folder or OWNER/NAME on the hub
     weight: float  # share of the prompts of each batch, relative to the others
     options: dict[str, str]
+    instruction: str | None = None  # said after each problem of a file, instead of what its task says
 
 
 @dataclass
@@ -133,17 +134,22 @@ def parse_spec(text: str) -> Spec:
 
 
 def load_data(
-    arguments: Sequence[str], train_problems: int | None, validation_problems: int, seed: int = 0
+    arguments: Sequence[str],
+    train_problems: int | None,
+    validation_problems: int,
+    seed: int = 0,
+    instruction: str | None = None,
 ) -> list[Source]:
     """The problems of all arguments of --data, held-out ones apart.
 
     train_problems: at most so many of each source (None: all; of a task that makes its own, 100,000 is the most),
     drawn by `seed`. validation_problems: so many of each source, or a tenth of it where it is small; which ones
     depends on their text alone. A problem that any source holds out is left out of the training problems of all.
-    Raises ValueError, with file and line or record, for anything that cannot be used.
+    instruction: said after each problem of a file. Raises ValueError, with file and line or record, for anything that
+    cannot be used.
     """
     sources = []
-    for spec in map(parse_spec, arguments):
+    for spec in (replace(parse_spec(argument), instruction=instruction) for argument in arguments):
         known = KNOWN.get(spec.name)
         if spec.name in task_names() and spec.name not in KNOWN:
             sources.append(made_source(spec, train_problems or 100_000, validation_problems, seed))
@@ -164,10 +170,10 @@ def load_data(
     return sources
 
 
-def load_evaluation(argument: str, number: int, seed: int = 0) -> Source:
+def load_evaluation(argument: str, number: int, seed: int = 0, instruction: str | None = None) -> Source:
     """The problems to evaluate on, as a source without training problems: the test part of a known data set, what
     training holds out of a task or of a known data set without one, all of a file of one's own. At most `number`."""
-    spec = parse_spec(argument)
+    spec = replace(parse_spec(argument), instruction=instruction)
     known = KNOWN.get(spec.name)
     if known is None and spec.name in task_names():
         source = made_source(spec, 1, number, seed)
@@ -234,7 +240,7 @@ def read_source(spec: Spec, validation_problems: int) -> Source:
     notes, name = notes + more, spec.name if known else Path(spec.name).name
     if "validation" in spec.options:
         columns = {key: value for key, value in spec.options.items() if key in ("problem", "answer", "tests")}
-        own = Spec(spec.options["validation"], 1.0, columns)
+        own = Spec(spec.options["validation"], 1.0, columns, spec.instruction)
         validation, more = distinct(read_problems(own, split="validation")[0])
         train = without(problems, {text_key(problem.prompt) for problem in validation}, notes := notes + more)
         return Source(name, spec.weight, train, validation[:validation_problems], notes)
@@ -278,7 +284,7 @@ def read_problems(spec: Spec, split: str) -> tuple[list[tuple[str, Problem]], li
                 columns, note = choose_columns(place, record, options, known)
                 notes += [note] if note and note not in notes else []
             try:
-                problems.append((place, make_problem(record, *columns)))
+                problems.append((place, make_problem(record, *columns, spec.instruction)))
             except (ValueError, TypeError, AttributeError, RecursionError) as error:
                 if known is None:
                     raise ValueError(f"{place}: {error}") from None
@@ -323,8 +329,11 @@ def choose_columns(place: str, record: dict, options: dict, known: Known | None)
     return (text, answer, tests is not None), note
 
 
-def make_problem(record: dict, text_column: str, answer_column: str, is_tests: bool) -> Problem:
-    """The problem of a record. Raises ValueError where the problem or the answer is missing or of no known form."""
+def make_problem(
+    record: dict, text_column: str, answer_column: str, is_tests: bool, instruction: str | None = None
+) -> Problem:
+    """The problem of a record. instruction: said after it, in mathematics instead of the usual one. Raises ValueError
+    where the problem or the answer is missing or of no known form."""
     from data import mathematics, programming
 
     text, wanted = record.get(text_column), record.get(answer_column)
@@ -338,8 +347,9 @@ def make_problem(record: dict, text_column: str, answer_column: str, is_tests: b
     if not isinstance(text, str):
         raise ValueError(f"column {text_column!r} holds no text but {text!r:.60}")
     if is_tests:
-        return programming.problem(text, wanted, record.get("starter_code") or "")
-    return mathematics.problem(text, plain(wanted))
+        made = programming.problem(text, wanted, record.get("starter_code") or "")
+        return made if instruction is None else replace(made, prompt=f"{made.prompt}\n\n{instruction}")
+    return mathematics.problem(text, plain(wanted), instruction)
 
 
 def plain(answer) -> str:

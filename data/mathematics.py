@@ -18,7 +18,15 @@ INSTRUCTION = "Please reason step by step, and put your final answer within \\bo
 LONGEST_ANSWER = 1000  # characters; what is longer is only compared as text
 
 
-def problem(text: str, answer: str) -> Problem:
+def worded(text: str, instruction: str | None = None) -> str:
+    """A problem as it is put to the model, with an instruction behind it: INSTRUCTION, unless the text says itself what
+    to box."""
+    if instruction is None:
+        instruction = "" if "\\boxed" in text else INSTRUCTION
+    return f"{text.strip()}\n\n{instruction}".strip()
+
+
+def problem(text: str, answer: str, instruction: str | None = None) -> Problem:
     """The prompt for a problem whose text is `text`; the answer may be a bare one or a worked solution that ends in
     `#### answer` (GSM8K) or in \\boxed{answer} (MATH). Raises ValueError when it is neither."""
     if "####" in answer:
@@ -29,8 +37,7 @@ def problem(text: str, answer: str) -> Problem:
         raise ValueError("the answer is a long text without \\boxed{} or ####")
     if not answer.strip():
         raise ValueError("the answer is empty")
-    prompt = text.strip() if "\\boxed" in text else f"{text.strip()}\n\n{INSTRUCTION}"
-    return Problem(prompt, answer.strip(), task="data.mathematics")
+    return Problem(worded(text, instruction), answer.strip(), task="data.mathematics")
 
 
 def score(problem: Problem, completion: str) -> bool:

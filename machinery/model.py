@@ -106,14 +106,19 @@ def matmul_parameters(model: PreTrainedModel) -> int:
 # --- prompts and ends -----------------------------------------------------------------------------------------------
 
 
-def render(tokenizer: PreTrainedTokenizerBase, prompt: str, thinking: bool = True) -> list[int]:
-    """Token ids of a user's turn in the model's chat template, ready for the model to go on. thinking: what the
-    template is told as `enable_thinking`, which those of models without such a choice ignore."""
+def render(
+    tokenizer: PreTrainedTokenizerBase, prompt: str, thinking: bool = True, system: str | None = None
+) -> list[int]:
+    """Token ids of a user's turn in the model's chat template, after a system prompt if there is one, ready for the
+    model to go on. thinking: what the template is told as `enable_thinking`, which those of models without such a
+    choice ignore."""
     if tokenizer.chat_template is None:
-        return tokenizer(prompt).input_ids
-    message = [{"role": "user", "content": prompt}]
+        return tokenizer(prompt if system is None else f"{system}\n\n{prompt}").input_ids
+    messages = [{"role": "user", "content": prompt}]
+    if system is not None:
+        messages.insert(0, {"role": "system", "content": system})
     return tokenizer.apply_chat_template(
-        message, add_generation_prompt=True, enable_thinking=thinking, return_dict=True
+        messages, add_generation_prompt=True, enable_thinking=thinking, return_dict=True
     )["input_ids"]
 
 
@@ -122,7 +127,7 @@ def render_all(tokenizer: PreTrainedTokenizerBase, prompts: list[str], settings:
     template that makes the same of two."""
     ids_of, text_of = {}, {}
     for prompt in prompts:
-        ids = render(tokenizer, prompt, settings.thinking)
+        ids = render(tokenizer, prompt, settings.thinking, settings.system)
         if len(ids) > settings.prompt_budget:
             raise ValueError(
                 f"the prompt {prompt[:60]!r} has {len(ids)} tokens with the chat template; --prompt-budget is"

@@ -30,6 +30,8 @@ class Sampling:
     answer_budget: int = 9  # sampled tokens after </think> or the interruption; paper: 2048
     end_of_thinking: str = "</think>"  # one token of the model
     interruption_phrase: str = loss.INTERRUPTION_PHRASE  # forced when thinking reaches its budget
+    instruction: str | None = None  # said after each problem of a file; by default in mathematics: box the answer
+    system: str | None = None  # a system prompt, before the user's turn
     thinking: bool = True  # what the chat template is told as enable_thinking
 
     engine: Literal["auto", "torch", "vllm"] = "auto"  # auto: vLLM where it is installed and there is a GPU
@@ -101,7 +103,7 @@ MAY_CHANGE = {
 # How the model of a run is sampled by generate.py, where its flags do not say otherwise: as in that run.
 OF_ITS_RUN = (
     "data", "defaults", "prompt_budget", "thinking_budget", "answer_budget", "end_of_thinking", "interruption_phrase",
-    "thinking",
+    "thinking", "instruction", "system",
 )  # fmt: skip
 
 

@@ -90,6 +90,21 @@ def test_columns_are_guessed_and_told_or_named(tmp_path):
         load(write(tmp_path / "c.jsonl", records(20, problem="task")))
 
 
+def test_an_instruction_of_ones_own_is_said_after_each_problem(tmp_path):
+    path = write(tmp_path / "a.jsonl", records(20))
+    for instruction, wanted in ((None, f"\n\n{mathematics.INSTRUCTION}"), ("Be brief.", "\n\nBe brief."), ("", "")):
+        (source,) = load_data([path], None, 5, instruction=instruction)
+        evaluated = load_evaluation(path, 20, instruction=instruction).validation
+        assert {p.prompt for p in source.train + source.validation} == {p.prompt for p in evaluated}
+        assert {p.prompt.partition("?")[2] for p in evaluated} == {wanted}
+    tests = json.dumps([{"input": "1", "output": "2", "type": "stdin_stdout"}])
+    path = write(tmp_path / "b.jsonl", [{"problem": f"Task {i}", "tests": tests} for i in range(20)])
+    prompts = [
+        load_evaluation(path, 1, instruction=instruction).validation[0].prompt for instruction in (None, "Fast.")
+    ]
+    assert prompts[1] == f"{prompts[0]}\n\nFast."
+
+
 def test_a_column_of_tests_makes_programming_problems(tmp_path):
     tests = json.dumps([{"input": "1", "output": "2", "type": "stdin_stdout"}])
     rows = [{"problem": f"Task {i}", "answer": "none", "tests": tests} for i in range(20)]

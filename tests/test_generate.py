@@ -32,6 +32,7 @@ import generate
 import loss
 from data import Problem
 from data.make_base import make_tokenizer
+from data.mathematics import INSTRUCTION
 from data.verify import VerifierPool
 from generate import TorchEngine
 from machinery.engine import EngineSettings, sample_all
@@ -220,6 +221,20 @@ def test_a_chat_model_ends_at_any_of_its_eos_tokens_and_starts_as_its_template_s
     assert not answers.thinks and tokenizer.decode(ids).endswith("</think>\n\n")
     rollouts = sample_all(TorchEngine(model, answers, 8), [Request(0, i, ids, 30, (0, i)) for i in range(8)])
     assert all(len(r.tokens) <= 6 and not r.interrupted for r in rollouts) and any(r.truncated for r in rollouts)
+
+
+def test_a_prompt_is_worded_as_the_data_are_and_follows_the_system_prompt(chat_models, tmp_path, capsys):
+    (tmp_path / "my.jsonl").write_text("".join(f'{{"problem": "{i}+1?", "answer": "{i + 1}"}}\n' for i in range(3)))
+    about = ["--model", chat_models["qwen3"], "--data", str(tmp_path / "my.jsonl"), "--defaults", "toy"]
+    about += ["--prompt-budget", "200", "--thinking-budget", "2", "3", "--prompt", "7+8?"]
+    for more, wanted in (([], INSTRUCTION), (["--instruction", "Be brief."], "Be brief.")):
+        assert generate.main([*about, *more]) == 0
+        assert capsys.readouterr().out.startswith(f"7+8?\n\n{wanted}")
+    tokenizer = load_tokenizer(chat_models["qwen3"])
+    asked = tokenizer.decode(render(tokenizer, "hi", system="You add."))
+    assert asked.startswith("<|im_start|>system\nYou add.<|im_end|>\n<|im_start|>user\nhi<|im_end|>")
+    tokenizer.chat_template = None
+    assert tokenizer.decode(render(tokenizer, "hi", system="You add.")) == "You add.\n\nhi"
 
 
 def test_a_marker_of_ones_own_reaches_tasks_as_the_usual_one(models):
