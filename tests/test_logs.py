@@ -44,7 +44,7 @@ def refusal(folder, content, **said) -> str:
     return str(error.value)
 
 
-@pytest.mark.parametrize("name, source, content, said, x, y", KINDS, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize("name, source, content, said, x, y", KINDS, ids=[source for _, source, *_ in KINDS])
 def test_reads_every_kind(name, source, content, said, x, y, tmp_path):
     path = write(tmp_path, name, content())
     series = read_log(path, **said)[0]
