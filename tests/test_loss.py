@@ -2,6 +2,9 @@
 
 import dataclasses
 import math
+import re
+import runpy
+from pathlib import Path
 
 import pytest
 import torch
@@ -329,6 +332,16 @@ def test_pitfall_2_cispo_caps_the_ratio_itself_from_above_only_and_against_what_
     # The negative control: against recomputed log-probabilities the cap never bites.
     _, log_rho, clipped = loss.token_terms(Recipe(), logprobs, logprobs.detach(), sampled, torch.tensor([1.0]))
     assert (log_rho == 0).all() and not clipped.any()
+
+
+@pytest.mark.parametrize("name", ["loss", "aggregation", "advantage_norm"])
+def test_a_value_that_is_allowed_and_has_no_function_is_refused_at_once(name, tmp_path):
+    """And so is a function that nothing can name."""
+    text = Path(loss.__file__).read_text()
+    allowed = re.search(rf"(?m)^    {name}: Literal\[", text)[0]
+    (tmp_path / "loss.py").write_text(text.replace(allowed, allowed + '"mine", '))
+    with pytest.raises(TypeError, match=f"Recipe.{name} allows .*mine.*, its table has"):
+        runpy.run_path(str(tmp_path / "loss.py"))
 
 
 @pytest.mark.parametrize("name", loss.LOSSES)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from faults import ROOT, RealRun, check_log, log, nothing_left, project
+from faults import ROOT, RealRun, apply, check_log, log, nothing_left, project
 
 import train
 from machinery.flags import run_command
@@ -141,8 +141,8 @@ def test_a_finished_run_is_said_to_be_finished(alone, capsys):
 
 
 def test_ppo_off_policy_k_trains_k_steps_on_what_one_policy_sampled(tmp_path):
-    """Also when it takes long to hand the parameters over: validations wait for those of their step. With one token for
-    an answer, all of two digits or more are truncated: the run says so once and goes on."""
+    """Also when it takes long to hand the parameters over: validations wait for those of their step. The loss is
+    that of docs/your_own.md."""
     slow = (
         "_write = SharedParameters.write\n"
         "def write(self, parameters, version, rank=0):\n"
@@ -151,11 +151,12 @@ def test_ppo_off_policy_k_trains_k_steps_on_what_one_policy_sampled(tmp_path):
         "SharedParameters.write = write\n"
     )
     flags = ["--steps", "6", "--validation-every", "2", "--asynchrony", "ppo-3", "--learning-rate", "3e-3"]
-    folder, printed = run(project(tmp_path, machinery__rollouts=slow), *flags, "--answer-budget", "1")
-    assert printed.count("reached their token limit without ending") == 1
+    apply("your_own.md", project(tmp_path, machinery__rollouts=slow) / "loss.py")
+    folder, _ = run(tmp_path, *flags, "--loss", "reinforce")
     check_log(folder, steps=6, validation_every=2)
     steps = log(folder, "train")
-    assert all(line["truncated_fraction"] > 0.1 for line in steps)
+    assert json.loads((folder / "config.json").read_text())["recipe"]["loss"] == "reinforce"
+    assert any(line["loss"] for line in steps) and all(line["clipped_fraction"] in (0, None) for line in steps)
     ages = [(line["off_policyness_mean"], line["off_policyness_max"]) for line in steps]
     assert ages == [(0, 0), (1, 1), (2, 2), (0, 0), (1, 1), (2, 2)]
     assert [line["parameters_seconds"] >= 0.3 for line in steps] == [False, False, True] * 2
@@ -192,7 +193,7 @@ def test_a_chat_model_trains_on_mathematics_and_programs_together(tmp_path, chat
     programs = [{"problem": f"Double a number, {i} times.", "tests": json.dumps(tests)} for i in range(20)]
     for name, records in (("sums.jsonl", problems), ("programs.jsonl", programs)):
         (tmp_path / name).write_text("".join(json.dumps(record) + "\n" for record in records))
-    folder, _ = run(
+    folder, printed = run(
         tmp_path, "--model", chat_models["qwen3-moe"], "--data", "sums.jsonl:3", "programs.jsonl:1", "--defaults",
         "toy", "--prompt-budget", "300", "--thinking-budget", "10", "12", "--answer-budget", "8", "--steps", "3",
         "--train-prompts", "30", "--asynchrony", "ppo-1", "--dtype", "bfloat16", "--gradient-checkpointing",
@@ -203,6 +204,8 @@ def test_a_chat_model_trains_on_mathematics_and_programs_together(tmp_path, chat
         assert line["num_examples"] == (4 + 2) * 2  # a tenth of each file is held out
         assert line["pass_rate/sums.jsonl"] == line["pass_rate/programs.jsonl"] == line["pass_rate"] == 0
         assert line["verifier_failures"] == 0 and line["mismatch_mean"] < 0.05
+    assert printed.count("reached their token limit without ending") == 1  # said once, and the run goes on
+    assert all(line["truncated_fraction"] > 0.1 for line in log(folder, "train"))
     state = json.loads((checkpoints(folder)[-1] / "state.json").read_text())
     assert state["handed_out"] == [9, 3]
     load_model(str(folder / "model"), CPU, torch.float32)
