@@ -632,7 +632,7 @@ def plain_interval(x, y):
     """The interval of A by profile likelihood alone: neighbours taken as independent, R0 as known."""
     theta, squares = least_squares.variable_projection(x[1:], y[1:], y[0])
     excess = fit_curve.allowed_excess(squares, len(x) - 4, correlation=0.0)
-    return least_squares.profile_over_A(x[1:], y[1:], theta, squares, excess, R0_free=False)[0]["A"]
+    return least_squares.profile_over_A(x[1:], y[1:], theta, theta, excess, R0_free=False)[0]["A"]
 
 
 def holds(interval, value):

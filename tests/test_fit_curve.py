@@ -170,7 +170,7 @@ def test_intervals_hold_the_truth_over_many_draws():
         f = fit(x, y)
         theta, squares = least_squares.variable_projection(f.x, f.y, y[0])
         independent = fit_curve.allowed_excess(squares, len(f.x) - 3, correlation=0.0)
-        plain = least_squares.profile_over_A(f.x, f.y, theta, squares, independent, False)[0]["A"]
+        plain = least_squares.profile_over_A(f.x, f.y, theta, theta, independent, False)[0]["A"]
         low, high = f.band(1000)
         hits.append(
             [f.interval[k][0] <= v <= f.interval[k][1] for k, v in truth.items()]
