@@ -190,7 +190,9 @@ def fit(
     excess = allowed_excess(least, n - parameters, correlation)
     if method != "paper" and squares > least + excess:  # the first fit is not in the 95 % region of the second
         if r0 == "first":
-            remarks.append(f"R0 is fitted: the first point, {R0:.3f}, is further from the curve than chance would have it")
+            remarks.append(
+                f"R0 is fitted: the first point, {R0:.3f}, is further from the curve than chance would have it"
+            )
         theta, squares = best, least
     A, B, C_mid, R0 = map(float, (theta[0], *np.exp(theta[1:3]), theta[3]))
     interval, profile = least_squares.profile_over_A(x_all, y_all, best, theta, excess, R0_free)
@@ -225,8 +227,10 @@ def allowed_excess(squares: float, degrees: int, correlation: float) -> float:
 
 # --- warnings: what the data does not carry -----------------------------------------------------------------------
 
+# Limits by simulation, `python tests/benchmark.py fit`: within them the interval of A holds it.
 LEAST_GAIN_MADE = 0.7  # the part of the gain below which no asymptote is reported, ...
 SAFE_GAIN_MADE = 0.8  # ... and below which it comes with a warning
+MOST_SCATTER = 0.06  # of the gain: more can make a rise look finished that is not
 
 
 def judge(f: Fit) -> Fit:
@@ -244,17 +248,20 @@ def judge(f: Fit) -> Fit:
     if f.A - f.R0 < 2 * f.rms:
         about_A = f"no rise above R0 = {f.R0:.3f} that stands out of the scatter ({f.rms:.3f})"
     elif f.gain_made < LEAST_GAIN_MADE:
-        shown = f"the data shows {f.gain_made:.0%} of the gain, less than {LEAST_GAIN_MADE:.0%}"
-        about_A = f"A is not identified: {shown}; all it says is A > {low:.3f}"
+        made = f"only {100 * f.gain_made:.0f} % of the gain is made, less than {100 * LEAST_GAIN_MADE:.0f} %"
+        about_A = f"A is not identified: {made}; all the data says is A > {low:.3f}"
     elif f.A > 0.9999 and low < 0.95:
         no_ceiling = True
         about_A = f"A is on its bound 1: the data shows no ceiling, only A > {low:.3f}"
+    elif f.rms > MOST_SCATTER * (f.A - f.R0):
+        about_A = f"A is not identified: the scatter ({f.rms:.3f}) is more than {100 * MOST_SCATTER:.0f} % of the gain"
     elif high - low > abs(f.A - f.R0):
         about_A = f"A is not identified: its interval [{low:.3f}, {high:.3f}] is wider than the whole gain"
     else:
         identified = True
         if f.gain_made < SAFE_GAIN_MADE:
-            about_A = f"the data shows {f.gain_made:.0%} of the gain, less than {SAFE_GAIN_MADE:.0%}: each point moves A"
+            made = f"only {100 * f.gain_made:.0f} % of the gain is made, less than {100 * SAFE_GAIN_MADE:.0f} %"
+            about_A = f"{made}: each point moves A"
 
     declined = bool(peak - end > max(0.2 * (peak - f.R0), 4 * jump))
     late = f.x >= f.C_max / 4
@@ -392,7 +399,7 @@ def describe(series: Series, f: Fit, report: dict) -> str:
         lines.append(f"  {name:6}{value:>15}   95 % [{low:.4g}, {high:.4g}]   {text}")
     residuals = f"rms {f.rms:.4f}, correlation of neighbours {f.lag_1:.2f}"
     noise = f"; noise of a validation {f.noise:.4f}" if f.noise else ""
-    lines.append(f"  C_max/C_mid {f.reach:.2g}; residuals: {residuals}{noise}")
+    lines.append(f"  C_max/C_mid {f.reach:.2g} ({100 * f.gain_made:.0f} % of the gain); residuals: {residuals}{noise}")
     for at in report["forecast"]:
         curve = with_interval(at["sigmoid"], *at["interval"])
         baselines = f"power law {at['power_law']:.3f}, last value {at['last_value']:.3f}"

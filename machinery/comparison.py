@@ -53,31 +53,36 @@ def with_interval(value: float, low: float, high: float, form: str = ".3f") -> s
     return f"{value:{form}} [{low:{form}}, {high:{form}}]"
 
 
-# --- two settings: a quantity of a setting is (values, halves of their 95 % intervals), each with an entry a seed -----
+# --- two settings: a quantity of a setting is (values, errors, degrees of freedom), each with an entry a seed --------
 
 
 def difference(one: tuple, other: tuple) -> tuple[float, float]:
-    """The mean of one setting less that of another, and how large it must be to tell them apart, at 95 %.
+    """The mean of one setting less that of another, and the half-width of its 95 % interval.
 
-    The 95 % intervals of the two means by the fits alone must not touch: that asks for more than chance does where both
-    are exact, and those of short runs are not. With several seeds it must also be more than their scatter explains,
-    which is taken to be alike in both (Student): two or three seeds do not show a scatter of their own.
+    Seeds of both are taken to scatter alike (Student): two or three seeds do not show a scatter of their own. If one
+    setting has a single run, each has an error of its own (Welch): that of its seeds, or of the fit of its only run.
     """
-    (values, halves), (other_values, other_halves) = one, other
-    n, m = len(values), len(other_values)
-    needed = np.linalg.norm(halves) / n + np.linalg.norm(other_halves) / m
-    if n + m > 2:
-        variance = (n * np.var(values) + m * np.var(other_values)) / (n + m - 2) * (1 / n + 1 / m)
-        needed = max(needed, stdtrit(n + m - 2, 0.975) * np.sqrt(variance))
-    return float(np.mean(values) - np.mean(other_values)), float(needed)
+    n, m = len(one[0]), len(other[0])
+    if n > 1 and m > 1:
+        degrees = n + m - 2
+        variance = (n * np.var(one[0]) + m * np.var(other[0])) / degrees * (1 / n + 1 / m)
+    else:
+        (a, degrees_a), (b, degrees_b) = (
+            (np.var(values, ddof=1) / len(values), len(values) - 1) if len(values) > 1 else (errors[0] ** 2, degrees[0])
+            for values, errors, degrees in (one, other)
+        )
+        variance = a + b + 1e-300
+        degrees = max(1, variance**2 / (a**2 / degrees_a + b**2 / degrees_b + 1e-300))
+    return float(np.mean(one[0]) - np.mean(other[0])), float(stdtrit(degrees, 0.975) * np.sqrt(variance))
 
 
 def compare(names: Sequence[str], groups: Sequence[list[Fit]]) -> dict:
     """The paper's comparison of two settings, by name, each with a list of Fits, one a seed: the numbers, and the
     verdict in words.
 
-    Asymptotes come first. They are told apart if they are further apart than the margin and than their errors. The A of
-    a run that shows no ceiling below 1 may be anywhere in its interval; then they must be told apart wherever it is.
+    Asymptotes come first. They are told apart if they are further apart than the margin, than the scatter of the seeds
+    explains, and than their intervals reach towards each other: an interval of A is longer above than below. The A of a
+    run that shows no ceiling below 1 may be anywhere in its interval; then they must be told apart wherever it is.
     If they are not, B and C_mid are fitted again with A held at the mean of all runs, and at .02 above and below, since
     the answer must not hang on it. Runs that are not `standing` are left out.
     """
@@ -92,21 +97,29 @@ def compare(names: Sequence[str], groups: Sequence[list[Fit]]) -> dict:
     if not all(f.comparable for fits in counted for f in fits):
         return result | {"verdict": f"no difference that this data shows: it does not identify A of {lost}{fell}"}
 
-    def ceilings(fits: list[Fit], end: int) -> tuple:  # of a run without a ceiling, this end of its interval
-        ends = np.array([f.interval["A"][end] for f in fits])
-        A = np.array([f.A if f.identified else its_end for f, its_end in zip(fits, ends)])
-        return A, np.abs(A - ends)
+    def gap_of_ceilings(end: int) -> tuple[float, float]:
+        """The first A less the second, and how large it must be to tell them apart, where the first runs reach to this
+        end of their intervals and the second to the other. A run without a ceiling has its A there."""
+        settings, apart = [], 0.0
+        for fits, at in zip(counted, (end, 1 - end)):
+            ends = np.array([f.interval["A"][at] for f in fits])
+            A = [f.A if f.identified else its_end for f, its_end in zip(fits, ends)]
+            halves, degrees = np.abs(A - ends), [len(f.x) - 3 for f in fits]
+            settings.append((A, halves / stdtrit(degrees, 0.975), degrees))
+            apart += np.linalg.norm(halves) / len(fits)  # the half of the interval of their mean, by the fits alone
+        gap, error = difference(*settings)
+        return gap, float(max(error, apart))
 
-    # An interval of A is longer above than below: what counts is the side on which the other setting lies.
-    least, most = (difference(ceilings(counted[0], end), ceilings(counted[1], 1 - end)) for end in (0, 1))
-    gap, error = least if least[0] > 0 else most  # where all runs show a ceiling, the two gaps are the same
+    (least, below), (most, above) = gap_of_ceilings(0), gap_of_ceilings(1)  # one gap where all runs show a ceiling
+    gap, low, high = (least if least > 0 else most), least - below, most + above
     if not lost:
         result["A"] = [float(np.mean([f.A for f in fits])) for fits in counted]
-        result["A_difference"] = [gap, gap - least[1], gap + most[1]]
-    if least[0] * most[0] > 0 and abs(gap) >= MARGIN and abs(gap) > error:
+        result["A_difference"] = [gap, low, high]
+    if abs(gap) >= MARGIN and (low > 0 or high < 0):
         higher, lower = names if gap > 0 else names[::-1]
-        its = f"its A lies {'at least ' if lost else ''}{abs(gap):.3f} +- {error:.3f} above that of {lower}"
-        return result | {"verdict": f"{higher} raises the ceiling: {its}{fell}"}
+        its = with_interval(*(gap, low, high) if gap > 0 else (-gap, -high, -low))
+        its = f"at least {max(low, -high):.3f}" if lost else its
+        return result | {"verdict": f"{higher} raises the ceiling: its A lies {its} above that of {lower}{fell}"}
 
     common = float(np.mean([f.A for fits in counted for f in fits]))
     tried = [efficiency(counted, A) for A in (common, common - MARGIN, min(common + MARGIN, 1.0))]
@@ -117,7 +130,7 @@ def compare(names: Sequence[str], groups: Sequence[list[Fit]]) -> dict:
         verdict = f"{winner} rises more steeply but later: neither is more efficient all along"
     else:
         verdict = f"{winner} is more efficient" if steeper or later else "no difference that this data shows"
-    numbers = f"the ceilings differ by {gap:+.3f} +- {error:.3f}"
+    numbers = f"the ceilings differ by {with_interval(gap, low, high, '+.3f')}"
     if lost:
         numbers = f"not all runs of {lost} show a ceiling, and no other lies surely below it"
     numbers += f"; with A held at {common:.3f}"
@@ -131,10 +144,11 @@ def efficiency(groups: Sequence[list[Fit]], A: float) -> dict:
     """B and C_mid of two settings with the asymptote held at A: both geometric means, and (ratio, low, high)."""
     result = {"A": A}
     held = [[f.efficiency_at(A) for f in fits] for fits in groups]
-    halves = [[errors * stdtrit(len(f.x) - 2, 0.975) for f, (_, errors) in zip(*its)] for its in zip(groups, held)]
+    degrees = [[len(f.x) - 2 for f in fits] for fits in groups]
     for i, name in enumerate(("B", "C_mid")):
         logs = [[values[i] for values, _ in runs] for runs in held]
-        ratio, half = difference(*((its_logs, [half[i] for half in its]) for its_logs, its in zip(logs, halves)))
+        errors = [[its_errors[i] for _, its_errors in runs] for runs in held]
+        ratio, half = difference(*zip(logs, errors, degrees))
         result[name] = [float(np.exp(np.mean(its_logs))) for its_logs in logs]
         result[f"{name}_ratio"] = [float(np.exp(r)) for r in (ratio, ratio - half, ratio + half)]
     return result

@@ -217,7 +217,8 @@ def profile_over_A(
 
     curves, _ = best_at(np.linspace(*ends, 14))
     curves, squares, JJ = descend(x, y, np.vstack([curves, best, estimate]), free, steps=0)
-    profile = Profile(curves, np.maximum(least + excess - squares, 0), inverse(JJ), free)
+    left = np.append(np.maximum(least + excess - squares[:-1], 0), 0)  # of the estimate, which is no best one, itself
+    profile = Profile(curves, left, inverse(JJ), free)
     intervals = {"A": (float(curves[:, 0].min()), float(curves[:, 0].max()))}
     for column, name in zip(free, ("B", "C_mid", "R0")):
         itself = np.tile(np.eye(4)[column, free], (len(curves), 1))

@@ -11,7 +11,7 @@ import pytest
 import fit_curve
 from fit_curve import fit, fit_power_law, held_out, outlook, sigmoid
 from machinery import least_squares, plots
-from machinery.comparison import asymptote_of, compare, with_interval
+from machinery.comparison import asymptote_of, compare
 from machinery.flags import run_command
 from machinery.logs import Series, read_log
 
@@ -334,7 +334,7 @@ def test_runs_that_fell_are_counted_and_left_out_of_a_comparison():
     assert result["efficiency"] == without["efficiency"] and result["verdict"].startswith("two is more efficient")
     assert "1 of 3 runs of one fell" in result["verdict"] and "fell" not in without["verdict"]
     assert asymptote_of([*whole, fallen]) == asymptote_of(whole) + "; 1 of 3 fell"
-    assert asymptote_of([fallen]) == with_interval(fallen.A, *fallen.interval["A"])
+    assert asymptote_of([fallen]) == fallen.asymptote
 
 
 def test_settings_that_do_not_differ_are_seldom_told_apart():
