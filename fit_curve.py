@@ -399,7 +399,7 @@ def describe(series: Series, f: Fit, report: dict) -> str:
         lines.append(f"  {name:6}{value:>15}   95 % [{low:.4g}, {high:.4g}]   {text}")
     residuals = f"rms {f.rms:.4f}, correlation of neighbours {f.lag_1:.2f}"
     noise = f"; noise of a validation {f.noise:.4f}" if f.noise else ""
-    lines.append(f"  C_max/C_mid {f.reach:.2g} ({100 * f.gain_made:.0f} % of the gain); residuals: {residuals}{noise}")
+    lines.append(f"  C_max/C_mid {f.reach:.2g} ({100 * f.gain_made:.0f} % of gain); residuals: {residuals}{noise}")
     for at in report["forecast"]:
         curve = with_interval(at["sigmoid"], *at["interval"])
         baselines = f"power law {at['power_law']:.3f}, last value {at['last_value']:.3f}"

@@ -187,17 +187,15 @@ def profile_over_A(
     best_A, R0, free = best[0], best[3], [1, 2, 3] if R0_free else [1, 2]
     _, (least,), (JJ,) = descend(x, y, best[None], [0, *free], steps=0)
     grid, g = starting_grid(x)
+    grid, g = np.vstack([grid, best]), np.vstack([g, curve_and_gradient(x, best[None])[1][:, 0]])  # its own start, too
     projection, norm = g @ (y - R0), (g**2).sum(1)
 
     def best_at(A: Array) -> tuple[Array, Array]:
-        """The better of two descents for each A: from the best of the grid, and from `best`."""
         gain = (A - R0)[:, None]
         i = (gain**2 * norm - 2 * gain * projection).argmin(1)  # squared error on the grid, less a constant
-        start = np.stack([grid[i], np.tile(best, (len(A), 1))])
-        start[:, :, 0], start[:, :, 3] = A, R0
-        curves, squares, _ = descend(x, y, start.reshape(-1, 4), free, steps=12)
-        better = np.arange(len(A)) + len(A) * squares.reshape(2, -1).argmin(0)
-        return curves[better], squares[better]
+        start = grid[i]
+        start[:, 0], start[:, 3] = A, R0
+        return descend(x, y, start, free, steps=12)[:2]
 
     # The ends of A: where the root of the excess, nearly linear in A on either side, crosses its limit. The steps are
     # those of a straight valley, then ever longer ones up to the bound of a curve that still rises (or still falls).
@@ -209,7 +207,7 @@ def profile_over_A(
         far = near[-1] + (room - near[-1]) * np.array([0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1])
         A = best_A + side * np.append(near, far)
         distance = np.sqrt(np.maximum(best_at(A)[1] - least, 0))
-        beyond = np.flatnonzero(distance > np.sqrt(excess))  # never the first, which is `best` or better
+        beyond = np.flatnonzero(distance > np.sqrt(excess))  # never the first, which is no worse than `best`
         if beyond.size:
             crossing = slice(beyond[0] - 1, beyond[0] + 1)
             bound = np.interp(np.sqrt(excess), distance[crossing], A[crossing])
