@@ -190,9 +190,7 @@ def fit(
     excess = allowed_excess(least, n - parameters, correlation)
     if method != "paper" and squares > least + excess:  # the first fit is not in the 95 % region of the second
         if r0 == "first":
-            remarks.append(
-                f"R0 is fitted: the first point, {R0:.3f}, is further from the curve than chance would have it"
-            )
+            remarks.append(f"R0 is fitted: the first point, {R0:.3f}, is further off the curve than chance explains")
         theta, squares = best, least
     A, B, C_mid, R0 = map(float, (theta[0], *np.exp(theta[1:3]), theta[3]))
     interval, profile = least_squares.profile_over_A(x_all, y_all, best, theta, excess, R0_free)
@@ -234,7 +232,7 @@ MOST_SCATTER = 0.06  # of the gain: more can make a rise look finished that is n
 
 
 def judge(f: Fit) -> Fit:
-    """The same Fit with its verdicts (identified, no_ceiling, fell), and with warnings before those that it has."""
+    """The same Fit with its verdicts (from `identified` on), and with warnings before those that it has."""
     n, (low, high) = len(f.x), f.interval["A"]
     level = np.convolve(f.y, np.ones(3) / 3, "valid")  # means of three neighbours
     peak, end, peak_x = level.max(), level[-1], f.x[level.argmax() + 1]

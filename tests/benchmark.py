@@ -684,7 +684,7 @@ def false_verdicts(draws):
         "settings are alike\n"
     )
     print("seeds   the other run     correlation   first raised   other raised   efficient")
-    for seeds in (1, 2, 3):
+    for seeds in (1, 3):
         for what, later, n, reach in (("alike", 1, 40, 6), ("slow, to 2.5", 2, 20, 2.5), ("slow, to 2", 2, 16, 2)):
             for correlation in (0.0, 0.3, 0.6):
                 random, said = np.random.default_rng(0), []
