@@ -228,7 +228,7 @@ def allowed_excess(squares: float, degrees: int, correlation: float) -> float:
 # Limits by simulation, `python tests/benchmark.py fit`: within them the interval of A holds it.
 LEAST_GAIN_MADE = 0.7  # the part of the gain below which no asymptote is reported, ...
 SAFE_GAIN_MADE = 0.8  # ... and below which it comes with a warning
-MOST_SCATTER = 0.06  # of the gain: more can make a rise look finished that is not
+MOST_SCATTER = 0.01  # rms / sqrt(points), of the gain: more can make a rise look finished that is not
 
 
 def judge(f: Fit) -> Fit:
@@ -251,8 +251,8 @@ def judge(f: Fit) -> Fit:
     elif f.A > 0.9999 and low < 0.95:
         no_ceiling = True
         about_A = f"A is on its bound 1: the data shows no ceiling, only A > {low:.3f}"
-    elif f.rms > MOST_SCATTER * (f.A - f.R0):
-        about_A = f"A is not identified: the scatter ({f.rms:.3f}) is more than {100 * MOST_SCATTER:.0f} % of the gain"
+    elif f.rms / np.sqrt(n) > MOST_SCATTER * (f.A - f.R0):
+        about_A = f"A is not identified: {n} points with a scatter of {f.rms:.3f} are too few for this gain"
     elif high - low > abs(f.A - f.R0):
         about_A = f"A is not identified: its interval [{low:.3f}, {high:.3f}] is wider than the whole gain"
     else:

@@ -680,10 +680,10 @@ def false_verdicts(draws):
     print(
         f"\nSettings with one ceiling, percent of {draws} pairs: how often is that of one said to be raised? 40\n"
         "points up to 6 C_mid, noise .01; `slow` has twice the C_mid, 20 points up to 2.5 C_mid or 16 up to 2.\n"
-        "Several seeds scatter, by .008 in A and 5 % in C_mid. `efficient`: B or C_mid is told apart, where both\n"
-        "settings are alike\n"
+        "Several seeds scatter, by .008 in A and 5 % in C_mid. `compared`: both identify A, or one has no\n"
+        "ceiling. `efficient`: B or C_mid is told apart, where both settings are alike\n"
     )
-    print("seeds   the other run     correlation   first raised   other raised   efficient")
+    print("seeds   the other run     correlation   compared   first raised   other raised   efficient")
     for seeds in (1, 3):
         for what, later, n, reach in (("alike", 1, 40, 6), ("slow, to 2.5", 2, 20, 2.5), ("slow, to 2", 2, 16, 2)):
             for correlation in (0.0, 0.3, 0.6):
@@ -698,9 +698,10 @@ def false_verdicts(draws):
                             fits[group].append(fit_curve.fit(*run))
                     said.append(fit_curve.compare(("first", "other"), fits)["verdict"])
                 raised = [100 * np.mean([f"{name} raises" in text for text in said]) for name in ("first", "other")]
+                compared = 100 * np.mean(["does not identify" not in text for text in said])
                 efficient = 100 * np.mean(["efficient" in text for text in said])
                 print(
-                    f"{seeds:5}   {what:15}{correlation:14.1f}{raised[0]:15.1f}{raised[1]:15.1f}"
+                    f"{seeds:5}   {what:15}{correlation:14.1f}{compared:11.0f}{raised[0]:15.1f}{raised[1]:15.1f}"
                     + (f"{efficient:12.1f}" if later == 1 else f"{'-':>12}"),
                     flush=True,
                 )
@@ -722,11 +723,11 @@ def identification(draws):
         (low, high), gain = f.interval["A"], f.A - f.R0
         if high - low < gain and f.A < 0.9999 and gain > 2 * f.rms and not f.fell:
             error = abs(f.A - A) / (A - truth["R0"])
-            rows.append((f.gain_made, f.rms / gain, f.identified, low <= A, low <= A <= high, error))
+            rows.append((f.gain_made, f.rms / np.sqrt(n) / gain, f.identified, low <= A, low <= A <= high, error))
     made, scatter, identified, above, inside, error = np.array(rows).T
     calm = scatter <= fit_curve.MOST_SCATTER
     lines = [(f"gain made {a} to {a + 0.1:.1f}", calm & (made >= a) & (made < a + 0.1)) for a in np.arange(4, 10) / 10]
-    for a, b in ((0, 0.02), (0.02, 0.04), (0.04, 0.06), (0.06, 0.1), (0.1, 0.5)):
+    for a, b in ((0, 0.003), (0.003, 0.006), (0.006, 0.01), (0.01, 0.02), (0.02, 0.1)):
         lines.append((f"scatter {a} to {b}", (made >= fit_curve.LEAST_GAIN_MADE) & (scatter > a) & (scatter <= b)))
     print("of the gain             runs   A inside   A above its low end   error of A, of the gain: median   95 %")
     for text, chosen in [*lines, ("identified", identified > 0)]:

@@ -93,8 +93,9 @@ def test_the_part_of_the_gain_made_decides_whether_A_is_identified():
     steep = fit(*run_of(np.random.default_rng(0), B=3.0, last=145.0, noise=0.001))
     assert steep.gain_made == pytest.approx(0.75, abs=0.02) and steep.reach < 1.5 and steep.identified
     assert "each point moves A" in steep.warnings[0]
-    noisy = fit(*run_of(np.random.default_rng(0), noise=0.07))
-    assert noisy.gain_made > 0.7 and not noisy.identified and "more than 6 % of the gain" in noisy.warnings[0]
+    noisy = fit(*run_of(np.random.default_rng(0), n=21, noise=0.06))
+    assert noisy.gain_made > 0.7 and not noisy.identified and "20 points with a scatter of 0.0" in noisy.warnings[0]
+    assert fit(*run_of(np.random.default_rng(0), n=161, noise=0.06)).identified
     assert steep.gain_made == pytest.approx((steep.predict(steep.C_max) - steep.R0) / (steep.A - steep.R0))
 
 
