@@ -82,7 +82,8 @@ class Fit:
     warnings: list[str]  # the most important first
     identified: bool = False  # whether the data carries A, and with it B and C_mid
     no_ceiling: bool = False  # the data passes the middle of its rise, but A is on its bound 1
-    fell: bool = False  # the pass rate came down from its peak, which no sigmoid does
+    fell: bool = False  # the pass rate came down from its peak, which no sigmoid does, ...
+    collapsed: bool = False  # ... and so far that no part of the fit means anything
 
     @property
     def comparable(self) -> bool:
@@ -97,6 +98,11 @@ class Fit:
     def reach(self) -> float:
         """How far the data goes past the middle of the rise."""
         return self.C_max / self.C_mid
+
+    @property
+    def gain_made(self) -> float:
+        """The part of the gain from R0 to A that the data shows, (R(C_max) - R0) / (A - R0)."""
+        return float(1 / (1 + self.reach**-self.B))
 
     @property
     def asymptote(self) -> str:
@@ -173,9 +179,8 @@ def fit(
 
     find = least_squares.paper_grid if method == "paper" else least_squares.variable_projection
     theta, squares = find(x, y, R0)
-    A, B, C_mid, R0 = map(float, (theta[0], *np.exp(theta[1:3]), theta[3]))
     if method == "paper":
-        remarks += least_squares.remarks_on_the_grid(A, C_mid)
+        remarks += least_squares.remarks_on_the_grid(theta[0], np.exp(theta[2]))
 
     # The second fit: one point and one parameter more, so as many degrees of freedom.
     x_all, y_all = (np.append(0, x), np.append(R0, y)) if r0 == "first" else (x, y)
@@ -184,7 +189,12 @@ def fit(
     residual = least_squares.curve_and_gradient(x_all, best[None])[0][0] - y_all
     lag_1, correlation = lag_one_correlation(residual, parameters)
     excess = allowed_excess(least, n - parameters, correlation)
-    interval, profile = least_squares.profile_over_A(x_all, y_all, best, least, excess, R0_free)
+    if method != "paper" and squares > least + excess:  # the first fit is not in the 95 % region of the second
+        if r0 == "first":
+            remarks.append(f"R0 is fitted: the first point, {R0:.3f}, is further off the curve than chance explains")
+        theta, squares = best, least
+    A, B, C_mid, R0 = map(float, (theta[0], *np.exp(theta[1:3]), theta[3]))
+    interval, profile = least_squares.profile_over_A(x_all, y_all, best, theta, excess, R0_free)
 
     interval = {"R0": (R0, R0)} | interval
     squares, rms = float(squares), float(np.sqrt(squares / (n - parameters)))
@@ -208,19 +218,22 @@ def allowed_excess(squares: float, degrees: int, correlation: float) -> float:
 
     s^2 t^2 is the profile-likelihood bound for independent noise; (1 + r) / (1 - r) is how much more the mean of noise
     with neighbour correlation r varies. Without that factor such intervals hold the truth much less than 95 % of the
-    time (`python tests/benchmark.py fit` shows it). degrees: points less fitted parameters.
+    time (`python tests/benchmark.py fit` shows it). degrees: points less fitted parameters. No pass rate is known to
+    better than 1e-6.
     """
-    return max(squares / degrees, 1e-18) * stdtrit(degrees, 0.975) ** 2 * (1 + correlation) / (1 - correlation)
+    return max(squares / degrees, 1e-12) * stdtrit(degrees, 0.975) ** 2 * (1 + correlation) / (1 - correlation)
 
 
 # --- warnings: what the data does not carry -----------------------------------------------------------------------
 
-LEAST_REACH = 1.5  # C_max / C_mid below which no asymptote is reported, ...
-SAFE_REACH = 2.0  # ... and below which it comes with a warning
+# Limits by simulation, `python tests/benchmark.py fit`: within them the interval of A holds it.
+LEAST_GAIN_MADE = 0.7  # the part of the gain below which no asymptote is reported, ...
+SAFE_GAIN_MADE = 0.8  # ... and below which it comes with a warning
+MOST_SCATTER = 0.01  # rms / sqrt(points), of the gain: more can make a rise look finished that is not
 
 
 def judge(f: Fit) -> Fit:
-    """The same Fit with its verdicts (identified, no_ceiling, fell), and with warnings before those that it has."""
+    """The same Fit with its verdicts (from `identified` on), and with warnings before those that it has."""
     n, (low, high) = len(f.x), f.interval["A"]
     level = np.convolve(f.y, np.ones(3) / 3, "valid")  # means of three neighbours
     peak, end, peak_x = level.max(), level[-1], f.x[level.argmax() + 1]
@@ -228,23 +241,26 @@ def judge(f: Fit) -> Fit:
     fall = f"the pass rate fell from {peak:.3f} around x = {peak_x:.4g} to {end:.3f}, and a sigmoid cannot"
     if peak - end > max(0.5 * (peak - min(f.R0, end)), 4 * jump):
         collapse = f"collapse: {fall}, so this fit means nothing: try --fit-to {peak_x:.4g}"
-        return replace(f, fell=True, warnings=[collapse, *f.warnings])
+        return replace(f, fell=True, collapsed=True, warnings=[collapse, *f.warnings])
 
     about_A, identified, no_ceiling = "", False, False
     if f.A - f.R0 < 2 * f.rms:
         about_A = f"no rise above R0 = {f.R0:.3f} that stands out of the scatter ({f.rms:.3f})"
-    elif f.reach < LEAST_REACH:
-        ends = f"the data ends at {f.reach:.2g} C_mid, below {LEAST_REACH}"
-        about_A = f"A is not identified: {ends}; all it says is A > {low:.3f}"
+    elif f.gain_made < LEAST_GAIN_MADE:
+        made = f"only {100 * f.gain_made:.0f} % of the gain is made, less than {100 * LEAST_GAIN_MADE:.0f} %"
+        about_A = f"A is not identified: {made}; all the data says is A > {low:.3f}"
     elif f.A > 0.9999 and low < 0.95:
         no_ceiling = True
         about_A = f"A is on its bound 1: the data shows no ceiling, only A > {low:.3f}"
+    elif f.rms / np.sqrt(n) > MOST_SCATTER * (f.A - f.R0):
+        about_A = f"A is not identified: {n} points with a scatter of {f.rms:.3f} are too few for this gain"
     elif high - low > abs(f.A - f.R0):
         about_A = f"A is not identified: its interval [{low:.3f}, {high:.3f}] is wider than the whole gain"
     else:
         identified = True
-        if f.reach < SAFE_REACH:
-            about_A = f"the data ends at {f.reach:.2g} C_mid, below {SAFE_REACH:g}: each point moves A"
+        if f.gain_made < SAFE_GAIN_MADE:
+            made = f"only {100 * f.gain_made:.0f} % of the gain is made, less than {100 * SAFE_GAIN_MADE:.0f} %"
+            about_A = f"{made}: each point moves A"
 
     declined = bool(peak - end > max(0.2 * (peak - f.R0), 4 * jump))
     late = f.x >= f.C_max / 4
@@ -344,7 +360,7 @@ def outlook(series: Series) -> str:
         return ""
     low, high = f.interval["A"]
     if not f.identified:
-        return f"A > {low:.2f}"
+        return "collapsed" if f.collapsed else f"A > {low:.2f}"
     return f"A {f.A:.2f} [{low:.2f}, {high:.2f}], 2x compute {f.gain()[0]:+.2f}"
 
 
@@ -364,6 +380,7 @@ def report(series: Series, f: Fit, predict: Sequence[float] = ()) -> dict:
         **{name: getattr(f, name) if f.identified else None for name in ("A", "B", "C_mid")},
         **{name: getattr(f, name) for name in plain},
         "C_max_over_C_mid": f.reach,
+        "gain_made": f.gain_made,
         "sse": f.squares,
         "n_points": len(f.x),
         "x": series.x_name,
@@ -377,7 +394,8 @@ def report(series: Series, f: Fit, predict: Sequence[float] = ()) -> dict:
 
 def describe(series: Series, f: Fit, report: dict) -> str:
     """The report of one run in words, without its name."""
-    source = {"first": "the first point, before training", "free": "fitted"}.get(f.r0, "given")
+    asked = {"first": "the first point, before training", "free": "fitted"}.get(f.r0, "given")
+    source = asked if f.r0 != "first" or f.R0 == series.y[0] else "fitted"
     meaning = {"A": "asymptote", "B": "exponent", "C_mid": f"{series.x_name} at half the gain", "R0": source}
     window = f"{series.x_name} {f.x[0]:.4g} to {f.C_max:.4g}"
     lines = [f"curve       {len(f.x)} of {len(series.x)} points fitted, {window}"]
@@ -388,7 +406,7 @@ def describe(series: Series, f: Fit, report: dict) -> str:
         lines.append(f"  {name:6}{value:>15}   95 % [{low:.4g}, {high:.4g}]   {text}")
     residuals = f"rms {f.rms:.4f}, correlation of neighbours {f.lag_1:.2f}"
     noise = f"; noise of a validation {f.noise:.4f}" if f.noise else ""
-    lines.append(f"  C_max/C_mid {f.reach:.2g}; residuals: {residuals}{noise}")
+    lines.append(f"  C_max/C_mid {f.reach:.2g} ({100 * f.gain_made:.0f} % of gain); residuals: {residuals}{noise}")
     for at in report["forecast"]:
         curve = with_interval(at["sigmoid"], *at["interval"])
         baselines = f"power law {at['power_law']:.3f}, last value {at['last_value']:.3f}"
@@ -515,7 +533,7 @@ def main(arguments: list[str]) -> int:
         return 0
     options = read_options(arguments)
     settings, unfit = fit_logs(named_logs(options), options)
-    if unfit:
+    if unfit and not (options.compare and len(settings) > 1):
         raise ValueError(unfit[0])
     runs = [run for its_runs in settings.values() for run in its_runs]
     if options.label:
@@ -538,6 +556,8 @@ def main(arguments: list[str]) -> int:
         fits = {name: [f for _, f in its_runs] for name, its_runs in settings.items()}
         results["comparisons"] = [compare(two, [fits[name] for name in two]) for two in combinations(fits, 2)]
         text += [f"{' and '.join(c['settings'])}: {c['verdict']}" for c in results["comparisons"]]
+        text += [f"left out, since it cannot be fitted: {reason}" for reason in unfit]
+        results["left_out"] = unfit
     look = {"title": options.title} | ({"width": options.width} if options.width else {})
     if options.plot and options.compare:
         plot_compare(options.plot, settings, results["comparisons"], **look)

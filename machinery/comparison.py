@@ -80,8 +80,9 @@ def compare(names: Sequence[str], groups: Sequence[list[Fit]]) -> dict:
     """The paper's comparison of two settings, by name, each with a list of Fits, one a seed: the numbers, and the
     verdict in words.
 
-    Asymptotes come first. They are told apart if they are further apart than the margin and than their errors. The A of
-    a run that shows no ceiling below 1 may be anywhere in its interval; then they must be told apart wherever it is.
+    Asymptotes come first. They are told apart if they are further apart than the margin, than the scatter of the seeds
+    explains, and than their intervals reach towards each other: an interval of A is longer above than below. The A of a
+    run that shows no ceiling below 1 may be anywhere in its interval; then they must be told apart wherever it is.
     If they are not, B and C_mid are fitted again with A held at the mean of all runs, and at .02 above and below, since
     the answer must not hang on it. Runs that are not `standing` are left out.
     """
@@ -96,21 +97,29 @@ def compare(names: Sequence[str], groups: Sequence[list[Fit]]) -> dict:
     if not all(f.comparable for fits in counted for f in fits):
         return result | {"verdict": f"no difference that this data shows: it does not identify A of {lost}{fell}"}
 
-    def ceilings(fits: list[Fit], end: int) -> tuple:  # of a run without a ceiling, this end of its interval
-        degrees = [len(f.x) - 3 for f in fits]
-        widths = np.array([np.diff(f.interval["A"])[0] for f in fits])
-        A = [f.A if f.identified else f.interval["A"][end] for f in fits]
-        return A, widths / 2 / stdtrit(degrees, 0.975), degrees
+    def gap_of_ceilings(end: int) -> tuple[float, float]:
+        """The first A less the second, and how large it must be to tell them apart, where the first runs reach to this
+        end of their intervals and the second to the other. A run without a ceiling has its A there."""
+        settings, apart = [], 0.0
+        for fits, at in zip(counted, (end, 1 - end)):
+            ends = np.array([f.interval["A"][at] for f in fits])
+            A = [f.A if f.identified else its_end for f, its_end in zip(fits, ends)]
+            halves, degrees = np.abs(A - ends), [len(f.x) - 3 for f in fits]
+            settings.append((A, halves / stdtrit(degrees, 0.975), degrees))
+            apart += np.linalg.norm(halves) / len(fits)  # the half of the interval of their mean, by the fits alone
+        gap, error = difference(*settings)
+        return gap, float(max(error, apart))
 
-    least, most = sorted(difference(ceilings(counted[0], end), ceilings(counted[1], 1 - end)) for end in (0, 1))
-    gap, error = least if least[0] > 0 else most  # where all runs show a ceiling, both are the same
+    (least, below), (most, above) = gap_of_ceilings(0), gap_of_ceilings(1)  # one gap where all runs show a ceiling
+    gap, low, high = (least if least > 0 else most), least - below, most + above
     if not lost:
         result["A"] = [float(np.mean([f.A for f in fits])) for fits in counted]
-        result["A_difference"] = [gap, gap - error, gap + error]
-    if least[0] * most[0] > 0 and abs(gap) >= MARGIN and abs(gap) > error:
+        result["A_difference"] = [gap, low, high]
+    if abs(gap) >= MARGIN and (low > 0 or high < 0):
         higher, lower = names if gap > 0 else names[::-1]
-        its = f"its A lies {'at least ' if lost else ''}{abs(gap):.3f} +- {error:.3f} above that of {lower}"
-        return result | {"verdict": f"{higher} raises the ceiling: {its}{fell}"}
+        its = with_interval(*(gap, low, high) if gap > 0 else (-gap, -high, -low))
+        its = f"at least {max(low, -high):.3f}" if lost else its
+        return result | {"verdict": f"{higher} raises the ceiling: its A lies {its} above that of {lower}{fell}"}
 
     common = float(np.mean([f.A for fits in counted for f in fits]))
     tried = [efficiency(counted, A) for A in (common, common - MARGIN, min(common + MARGIN, 1.0))]
@@ -121,7 +130,7 @@ def compare(names: Sequence[str], groups: Sequence[list[Fit]]) -> dict:
         verdict = f"{winner} rises more steeply but later: neither is more efficient all along"
     else:
         verdict = f"{winner} is more efficient" if steeper or later else "no difference that this data shows"
-    numbers = f"the ceilings differ by {gap:+.3f} +- {error:.3f}"
+    numbers = f"the ceilings differ by {with_interval(gap, low, high, '+.3f')}"
     if lost:
         numbers = f"not all runs of {lost} show a ceiling, and no other lies surely below it"
     numbers += f"; with A held at {common:.3f}"

@@ -164,7 +164,7 @@ class Profile:
     excess above the least. It is long in A and thin across, so it is kept as k curves along A. Each is the best with
     its A, and around each lies an ellipse of curves whose squared error uses up what is left of the excess."""
 
-    theta: Array  # (k, 4) the best curves with A held at values across its interval
+    theta: Array  # (k, 4) the best curves with A held at values across its interval, and the curve reported
     left: Array  # (k,) what each leaves of the excess
     inverse_JJ: Array  # (k, f, f) the shape of the ellipse, in the free parameters
     free: list[int]
@@ -179,25 +179,27 @@ class Profile:
 
 
 def profile_over_A(
-    x: Array, y: Array, theta: Array, least: float, excess: float, R0_free: bool
+    x: Array, y: Array, best: Array, estimate: Array, excess: float, R0_free: bool
 ) -> tuple[dict[str, Interval], Profile]:
-    """The 95 % intervals of A, B, C_mid and a free R0, by name, and the Profile behind them. `least` is the squared
-    error of the best curve theta (4,), `excess` how far above it the region goes."""
-    best_A, R0, free = theta[0], theta[3], [1, 2, 3] if R0_free else [1, 2]
+    """The 95 % intervals of A, B, C_mid and a free R0, by name, and the Profile behind them. `best` is the curve (4,)
+    of least squares, `excess` how far above its squared error the region goes, `estimate` the curve (4,) that is
+    reported: it is part of the region."""
+    best_A, R0, free = best[0], best[3], [1, 2, 3] if R0_free else [1, 2]
+    _, (least,), (JJ,) = descend(x, y, best[None], [0, *free], steps=0)
     grid, g = starting_grid(x)
+    grid, g = np.vstack([grid, best]), np.vstack([g, curve_and_gradient(x, best[None])[1][:, 0]])  # its own start, too
     projection, norm = g @ (y - R0), (g**2).sum(1)
 
-    def best_at(A: Array) -> tuple[Array, Array, Array]:
+    def best_at(A: Array) -> tuple[Array, Array]:
         gain = (A - R0)[:, None]
         i = (gain**2 * norm - 2 * gain * projection).argmin(1)  # squared error on the grid, less a constant
         start = grid[i]
         start[:, 0], start[:, 3] = A, R0
-        return descend(x, y, start, free, steps=12)
+        return descend(x, y, start, free, steps=12)[:2]
 
     # The ends of A: where the root of the excess, nearly linear in A on either side, crosses its limit. The steps are
     # those of a straight valley, then ever longer ones up to the bound of a curve that still rises (or still falls).
-    JJ = descend(x, y, theta[None], [0, *free], steps=0)[2]
-    straight = np.sqrt(inverse(JJ)[0, 0, 0] * excess) + 1e-9
+    straight = np.sqrt(inverse(JJ)[0, 0] * excess) + 1e-9
     ends = []
     for side, bound in zip((-1, 1), (R0, 1.0) if best_A > R0 else (0.0, R0)):
         room = abs(bound - best_A)
@@ -205,15 +207,17 @@ def profile_over_A(
         far = near[-1] + (room - near[-1]) * np.array([0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1])
         A = best_A + side * np.append(near, far)
         distance = np.sqrt(np.maximum(best_at(A)[1] - least, 0))
-        beyond = np.flatnonzero(distance > np.sqrt(excess))
+        beyond = np.flatnonzero(distance > np.sqrt(excess))  # never the first, which is no worse than `best`
         if beyond.size:
             crossing = slice(beyond[0] - 1, beyond[0] + 1)
             bound = np.interp(np.sqrt(excess), distance[crossing], A[crossing])
         ends.append(float(bound))
 
-    curves, squares, JJ = best_at(np.append(np.linspace(*ends, 14), best_A))
-    profile = Profile(curves, np.maximum(least + excess - squares, 0), inverse(JJ), free)
-    intervals = {"A": (ends[0], ends[1])}
+    curves, _ = best_at(np.linspace(*ends, 14))
+    curves, squares, JJ = descend(x, y, np.vstack([curves, best, estimate]), free, steps=0)
+    left = np.append(np.maximum(least + excess - squares[:-1], 0), 0)  # of the estimate, which is no best one, itself
+    profile = Profile(curves, left, inverse(JJ), free)
+    intervals = {"A": (float(curves[:, 0].min()), float(curves[:, 0].max()))}
     for column, name in zip(free, ("B", "C_mid", "R0")):
         itself = np.tile(np.eye(4)[column, free], (len(curves), 1))
         low, high = np.clip(profile.interval(curves[:, column], itself), *(end[column] for end in limits(x)))

@@ -124,9 +124,10 @@ def _draw_run(axes, series: Series, f: Fit, color: str, details=False, predict=(
     end = _end(series, f, predict)
     past, future = np.geomspace(f.x[f.x > 0][0] / 1.5, f.C_max, 100), np.geomspace(f.C_max, end, 50)
     both = np.append(past, future)
-    axes.plot(
-        past, f.predict(past), color=color, label="fitted curve" if details else f"{series.name}: A {f.asymptote}"
-    )
+    name = f"{series.name}: {'collapsed' if f.collapsed else f'A {f.asymptote}'}"
+    axes.plot(past, f.predict(past), color=color, label="fitted curve" if details else name)
+    if f.collapsed:  # then there is nothing to expect
+        return
     axes.plot(future, f.predict(future), "--", color=color, label=f"{hidden}forecast")
     axes.fill_between(both, *f.band(both), color=color, alpha=0.18, lw=0, label=f"{hidden}95 % interval")
     if not details:
@@ -159,7 +160,8 @@ def _draw_setting(axes, setting: str, runs: list[Run], fits: list[Fit], color: s
             half = stdtrit(len(fits) - 1, 0.975) * curves.std(0, ddof=1) / np.sqrt(len(fits))
             low, high = curves.mean(0) - half, curves.mean(0) + half
         axes.plot(C, curves.mean(0), style, color=color)
-        axes.fill_between(C, np.maximum(low, 0), np.minimum(high, 1), color=color, alpha=0.12, lw=0)
+        if not any(f.collapsed for f in fits):
+            axes.fill_between(C, np.maximum(low, 0), np.minimum(high, 1), color=color, alpha=0.12, lw=0)
 
 
 def _draw_efficiency(axes, setting: str, fits: list[Fit], A: float, color: str) -> None:

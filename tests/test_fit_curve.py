@@ -16,7 +16,7 @@ import fit_curve
 from fit_curve import fit, fit_power_law, held_out, outlook, sigmoid
 from machinery import least_squares, plots
 from machinery.columns import Series
-from machinery.comparison import asymptote_of, compare, with_interval
+from machinery.comparison import asymptote_of, compare
 from machinery.flags import flag, run_command
 
 SCRIPT = Path(fit_curve.__file__)
@@ -174,7 +174,7 @@ def test_intervals_hold_the_truth_over_many_draws():
         f = fit(x, y)
         theta, squares = least_squares.variable_projection(f.x, f.y, y[0])
         independent = fit_curve.allowed_excess(squares, len(f.x) - 3, correlation=0.0)
-        plain = least_squares.profile_over_A(f.x, f.y, theta, squares, independent, False)[0]["A"]
+        plain = least_squares.profile_over_A(f.x, f.y, theta, theta, independent, False)[0]["A"]
         low, high = f.band(1000)
         hits.append(
             [f.interval[k][0] <= v <= f.interval[k][1] for k, v in truth.items()]
@@ -335,7 +335,7 @@ def test_runs_that_fell_are_counted_and_left_out_of_a_comparison():
     assert result["efficiency"] == without["efficiency"] and result["verdict"].startswith("two is more efficient")
     assert "1 of 3 runs of one fell" in result["verdict"] and "fell" not in without["verdict"]
     assert asymptote_of([*whole, fallen]) == asymptote_of(whole) + "; 1 of 3 fell"
-    assert asymptote_of([fallen]) == with_interval(fallen.A, *fallen.interval["A"])
+    assert asymptote_of([fallen]) == fallen.asymptote
 
 
 def test_settings_that_do_not_differ_are_seldom_told_apart():

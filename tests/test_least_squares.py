@@ -1,0 +1,64 @@
+"""machinery/least_squares.py: no curve is too plain to be fitted, and every estimate lies inside its interval."""
+
+import numpy as np
+import pytest
+
+from fit_curve import fit, sigmoid
+
+X = np.linspace(0, 600, 13)
+PLAIN = {  # shapes that fit almost exactly, or are at their end at once
+    "exact": sigmoid(X, 0.6, 10, 40, 0.1),
+    "step": sigmoid(X, 0.5, 20, 60, 0.3),
+    "step, rounded": np.round(sigmoid(X, 0.5, 20, 60, 0.3), 2),
+    "saturated at once": np.array([0.2, 0.99, *[1.0] * 11]),
+    "saturated at the second point": np.array([0.2, 0.5, *[0.8] * 11]),
+    "fell at once": np.array([0.8, 0.5, *[0.2] * 11]),
+    "a line": 0.2 + 0.0008 * X,
+    "two levels": np.array([0.2, *[0.8, 0.81] * 6]),
+}
+
+
+def check_that_estimates_lie_inside(f):
+    for name, (low, high) in f.interval.items():
+        assert low <= getattr(f, name) <= high, name
+    for C in f.C_max * np.array([0.5, 1, 2, 10]):
+        low, high = f.band(C)
+        assert low - 1e-9 <= f.predict(C) <= high + 1e-9
+    gain, low, high = f.gain()
+    assert low - 1e-9 <= gain <= high + 1e-9
+
+
+@pytest.mark.parametrize("r0", ["first", "free"])
+@pytest.mark.parametrize("shape", PLAIN)
+def test_plain_curves_are_fitted(shape, r0):
+    f = fit(X, PLAIN[shape], r0)
+    assert np.abs(f.predict(f.x) - f.y).max() < 0.06
+    check_that_estimates_lie_inside(f)
+
+
+def test_random_curves_are_fitted():
+    """Exact, rounded and noisy ones, steep and flat, that rise or fall, over any compute: 60 of each kind."""
+    random = np.random.default_rng(0)
+    for i in range(180):
+        n, last = random.integers(6, 50), 10 ** random.uniform(0, 16)
+        x = np.append(0, np.geomspace(last / 100, last, n))
+        A, R0 = random.uniform(0, 1, 2)
+        y = sigmoid(x, A, np.exp(random.uniform(-1, 3)), last * 10 ** random.uniform(-2.5, 0.5), R0)
+        y = [y, np.round(y, 2), np.clip(y + 0.02 * random.standard_normal(n + 1), 0, 1)][i % 3]
+        if np.ptp(y[1:]) > 0:
+            check_that_estimates_lie_inside(fit(x, y))
+
+
+def test_a_first_point_off_the_curve_does_not_give_R0():
+    """R0 was reported as .4156, with an interval that began above it."""
+    x = np.append(0, np.geomspace(1, 600, 40))
+    y = sigmoid(x, 0.8, 1.8, 100, 0.5) + 0.005 * np.random.default_rng(0).standard_normal(41)
+    assert fit(x, y).R0 == y[0]  # as the paper has it
+    y[0] = 0.4156
+    f = fit(x, y)
+    assert f.R0 == pytest.approx(0.5, abs=0.01) and f.interval["R0"][0] > 0.4156
+    assert "R0 is fitted: the first point, 0.416" in " ".join(f.warnings)
+    check_that_estimates_lie_inside(f)
+    hours = fit(500 * x, np.append(0.4156, y[1:] - 0.1), method="paper")
+    assert hours.R0 == 0.4156  # the published procedure takes it as it is
+    check_that_estimates_lie_inside(hours)
