@@ -85,7 +85,7 @@ def last_boxed(text: str) -> str | None:
 def copied(problem: Problem, answer: str) -> bool:
     """Whether the answer is an expression or inequality of the problem that is not written as the wanted answer is."""
     given, wanted = squeezed(cleaned(answer)), squeezed(cleaned(problem.answer))
-    if given == wanted or as_tree(given) is None or as_tree(given) == as_tree(wanted) or not is_task(as_tree(given)):
+    if given == wanted or as_words(given) or as_tree(given) == as_tree(wanted) or not is_task(given):
         return False
     start = r"(?<![\d.^])" + r"\b" * given[0].isalnum()
     return bool(re.search(rf"{start}{re.escape(given)}(?![\w^])", squeezed(cleaned(problem.prompt))))
@@ -108,7 +108,8 @@ def equal(reference: str, answer: str) -> bool:
         return same_choice(wanted, given)
     if as_words(wanted):
         return as_words(wanted) == as_words(given)
-    if (time := as_time(wanted)) and (other := as_time(given)):
+    if (time := as_time(wanted)) and (time[2] or as_time(given)):
+        other = as_time(given)
         return time[:2] == other[:2] and time[2] in ("", other[2])
     try:
         return same_quantity(wanted, given)
@@ -138,7 +139,8 @@ REWRITTEN = [(re.compile(pattern), new) for pattern, new in [  # one after the o
     (r"\\end ?\{(?:(?:[pbB]|small)?matrix|array)\}", r"\\endmatrix "),
     (r"\\mathbb ?R|ℝ", r"\\mathbb{R}"),
     # words
-    *[(r"\\(?:text[a-z]*|math(?:rm|bf|it|sf|tt|normal)|mbox|operatorname\*?) ?\{([^{}]*)\}", lambda m: quoted(m[1]))] * 2,
+    *[(r"\\(?:text[a-z]*|math(?:rm|bf|it|sf|tt|normal)|mbox|operatorname\*?) ?\{([^{}]*)\}",
+       lambda m: quoted(m[1]))] * 2,
     (r"(?<![\\a-zA-Z])(sqrt|sin|cos|tan|log|ln|exp|pi)(?![a-zA-Z])", r"\\\1 "),
     (r"(?<![\\a-zA-Z])infinity(?![a-zA-Z])", r"\\infty "),
     (rf",? ?(?:\b(?:or|and)\b|\\(?:lor|vee){END}) ?", ", "), (r",[ ,]*,", ","),
@@ -213,12 +215,13 @@ def squeezed(text: str) -> str:
 
 # --- letters, words and times -----------------------------------------------------------------------------------------
 
-NO_UNIT = set(
-    "not isnt is are was were be if than more less least most fewer wrong incorrect false maybe either neither nor but"
-    " plus minus times squared cubed factorial mod modulo gcd lcm over choose root to through until between about dozen"
-    " dozens score half halves third thirds quarter fourth fourths fifth fifths sixth sixths eighth eighths tenth tenths"
-    " hundred hundredth hundredths thousandth thousandths one two three four five six seven eight nine ten zero pi"
-    " double twice triple instead rather except unless possibly alternatively th st nd rd".split()
+NO_UNIT = set(  # behind a number these say that it is not the answer
+    "not isnt is are was were be if than more less least most fewer wrong incorrect false maybe either neither"
+    " nor but plus minus times squared cubed factorial mod modulo gcd lcm over choose root to through until"
+    " between about dozen dozens score half halves third thirds quarter fourth fourths fifth fifths sixth sixths"
+    " eighth eighths tenth tenths hundred hundredth hundredths thousandth thousandths one two three four five six"
+    " seven eight nine ten zero pi double twice triple instead rather except unless possibly alternatively th st"
+    " nd rd rounded approximately roughly estimated".split()
 )
 
 
@@ -259,15 +262,16 @@ def as_time(text: str) -> tuple[str, str, str] | tuple[()]:
 
 UNITS = {  # each in one spelling
     "cm": "centimeter centimetre", "m": "meter metre", "km": "kilometer kilometre", "mm": "millimeter millimetre",
-    "in": "inch inches", "ft": "foot feet", "yd": "yard", "mi": "mile", "g": "gram", "kg": "kilogram", "mg": "milligram",
+    "in": "inch inches", "ft": "foot feet", "yd": "yard", "mi": "mile", "g": "gram", "kg": "kilogram",
     "lb": "lbs pound £", "oz": "ounce", "l": "liter litre", "ml": "milliliter millilitre", "s": "sec second",
-    "min": "minute", "h": "hr hour", "$": "¤ dollar usd", "€": "euro eur", "¢": "cent", "¥": "yen", "₹": "rupee", "%": "percent",
+    "min": "minute", "h": "hr hour", "$": "¤ dollar usd", "€": "euro eur", "¢": "cent", "¥": "yen", "₹": "rupee",
     "°": "degree deg", "°c": "celsius", "°f": "fahrenheit", "rad": "radian", "n": "newton", "j": "joule", "w": "watt",
     "mi/h": "mph", "km/h": "kph kmh", "am": "a.m", "pm": "p.m", "day": "", "year": "", "mol": "mole", "gal": "gallon",
-    "": "unit",
+    "mg": "milligram", "%": "percent", "": "unit",
 }  # fmt: skip
 POWERS = {"square": "^2", "sq": "^2", "squared": "^2", "2": "^2", "cubic": "^3", "cubed": "^3", "3": "^3"}
 SPELLINGS = {word: unit for unit, others in UNITS.items() for word in (unit, *others.split()) if word}
+KNOWN = {*SPELLINGS, *POWERS, "per"}
 
 
 def without_unit(text: str) -> tuple[str, str]:
@@ -292,9 +296,9 @@ def is_unit(before: str, unit: str) -> bool:
     words = re.findall(r"[^\W\d_°%]+", unit.casefold())
     if NO_UNIT.intersection(words) or re.search(r"[\\,]", unit):
         return False
-    if all(word in re.sub('[^"]*("[^"]*")?', r"\1", unit.casefold()) for word in words):
-        return all(len(word) > 1 or word in SPELLINGS for word in words)
-    known = all({word, word.removesuffix("s"), POWERS.get(word)} & {*SPELLINGS, "^2", "^3"} for word in words)
+    known = all(word in KNOWN or word.removesuffix("s") in KNOWN for word in words)
+    if not re.search("[a-zA-Z]", re.sub('"[^"]*"', "", unit)):  # all of it is said to be text
+        return known or min(map(len, words)) > 1
     literal = re.fullmatch(r"[-\d./]+|-?\d*\\frac\{\d+\}\{\d+\}", before) and unit[0] == " "
     return bool(known and (literal or min(map(len, words)) > 1) or literal and min(map(len, words)) > 2)
 
@@ -323,8 +327,6 @@ def same_quantity(wanted: str, given: str) -> bool:
         same_base = not right or BASES.get(right[2], right[2]) == base
         return same_base and int(right[1] if right else wanted, int(base)) == int(based[1], int(base))
     if re.fullmatch(BASED, wanted):
-        return False
-    if as_time(wanted)[2:] > ("",):  # and the answer says neither am nor pm
         return False
     (wanted, unit), (given, other) = without_unit(wanted), without_unit(given)
     right, answer = meaning(read(wanted)), meaning(read(given))
@@ -658,7 +660,7 @@ def meaning(tree: tuple) -> tuple:
     names = {item[1] for item in items if item[0] == "named"}
     if not names:
         return (kind, *items)
-    if any(item[0] != "named" for item in items[:1]) or kind == "set":
+    if items[0][0] != "named" or kind == "set":
         raise Unreadable("some have names")
     values = [item[2] if item[0] == "named" else item for item in items]
     without_index = {re.sub(r"_\d+$", "", name[1]) if name[0] == "name" else name for name in names}
@@ -764,22 +766,27 @@ def on_numbers(operations: set[str]) -> bool:
     return all(operation.endswith("of numbers") for operation in operations)
 
 
-def is_task(tree: tuple) -> bool:
+def is_task(text: str) -> bool:
     """Whether there is something to be solved or carried out, a fraction to be reduced among it."""
-    if tree[0] == "relation" and set(tree[1]) - {"=", r"\in"}:
-        return True
-    return tree[2:3] in (("unreduced",), ("power of ten",)) or bool(operations(meaning(tree)) - {"letter"})
+    try:
+        tree = read(text)
+        is_inequality = tree[0] == "relation" and not {"=", r"\in"}.issuperset(tree[1])
+        is_literal = tree[0] == "number" and tree[2] in ("unreduced", "power of ten")
+        return is_inequality or is_literal or bool(operations(meaning(tree)) - {"letter"})
+    except FAULTS:  # words, or with a unit
+        return False
 
 
 def may_use(wanted: tuple, given: tuple) -> bool:
-    """Whether all operations of the answer are those of the wanted one. With letters all arithmetic is allowed, and
-    beside a root or a constant factors."""
+    """Whether all operations and letters of the answer are those of the wanted one. With letters all arithmetic is
+    allowed, and beside a root or a constant factors."""
     allowed = operations(wanted)
     if "letter" in allowed:
         allowed |= {"+", "-", "*", "/", "^"}
     elif allowed:
         allowed |= {"-", "*", "/"}
-    return operations(given) <= allowed
+    known = letters(wanted) | (letters(wanted[1]) if wanted[0] == "named" else set())
+    return operations(given) <= allowed and letters(given) <= known
 
 
 # --- two trees --------------------------------------------------------------------------------------------------------
@@ -834,8 +841,8 @@ def same_value(wanted: tuple, given: tuple) -> bool:
 
 def same_equation(wanted: tuple, given: tuple) -> bool:
     """Two equations in the same letters, at least two: whether one is a multiple of the other."""
-    if wanted == given:
-        return True
+    if wanted == given or not {wanted[0], given[0]} <= {"named", "relation"}:
+        return wanted == given
     sides = []
     for tree in (wanted, given):
         signs, left, right = (("=",), *tree[1:]) if tree[0] == "named" else (tree[1], tree[2], tree[-1])
@@ -849,7 +856,7 @@ def same_equation(wanted: tuple, given: tuple) -> bool:
 
 
 def values_at_points(*trees: tuple) -> list[tuple]:
-    """The values of the trees where each letter is a number drawn by chance: all above 0, all below, then of any sign."""
+    """The values of the trees where each letter is a number drawn by chance: all above 0, all below, then both."""
     names = sorted(set().union(*map(letters, trees)))
     pairs = []
     with mpmath.workdps(DIGITS):
@@ -863,7 +870,7 @@ def values_at_points(*trees: tuple) -> list[tuple]:
 
 def close(a, b) -> bool:
     """Of exact numbers whether they are equal; of others whether half of the digits agree."""
-    if sum(isinstance(x, Fraction) and x.numerator * x.denominator > 10 ** (DIGITS // 2) for x in (a, b)) == 1:
+    if sum(isinstance(x, Fraction) and abs(x.numerator) * x.denominator > 10 ** (DIGITS // 2) for x in (a, b)) == 1:
         return False  # digits enough to be a root that was rounded
     if isinstance(a, Fraction) and isinstance(b, Fraction) or mpmath.inf in (abs(a), abs(b)):
         return a == b
@@ -914,7 +921,7 @@ def raised(base, exponent):
         return base**exponent
     if base != 0 and abs(exponent * mpmath.log(abs(base))) > MOST_BITS:
         raise Unreadable("a power is too large")
-    if isinstance(exponent, Fraction) and exponent.denominator % 2 and mpmath.im(base) == 0 and base < 0:
+    if isinstance(exponent, Fraction) and exponent.denominator % 2 and mpmath.im(base) == 0 > mpmath.re(base):
         return (-1) ** exponent.numerator * mpmath.power(-base, exponent)
     return mpmath.power(base, exponent)
 
