@@ -15,7 +15,7 @@ import random
 import re
 import unicodedata
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, reduce
 
 import mpmath
 
@@ -25,7 +25,7 @@ START_OF_THINKING, END_OF_THINKING = "<think>", "</think>"
 INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
 LONGEST_ANSWER = 1000  # characters; what is longer is only compared as text
 DEEPEST = 20  # brackets, fractions and roots within each other
-MOST_BITS = 100_000  # of an exact number
+MOST_BITS = 20_000  # of an exact number
 LARGEST_ARGUMENT = 1000  # of exponential, trigonometric and other functions
 DIGITS = 60  # of numbers that are not exact; two that agree in half of them are the same
 
@@ -140,7 +140,7 @@ REWRITTEN = [(re.compile(pattern), new) for pattern, new in [  # one after the o
     (r"\\mathbb ?R|ℝ", r"\\mathbb{R}"),
     # words
     *[(r"\\(?:text[a-z]*|math(?:rm|bf|it|sf|tt|normal)|mbox|operatorname\*?) ?\{([^{}]*)\}",
-       lambda m: quoted(m[1]))] * 2,
+       lambda m: quoted(m[1]))] * 2, (r"\\(?:text|math)(?:bf|rm|it) ?(?=\{)", ""),
     (r"(?<![\\a-zA-Z])(sqrt|sin|cos|tan|log|ln|exp|pi)(?![a-zA-Z])", r"\\\1 "),
     (r"(?<![\\a-zA-Z])infinity(?![a-zA-Z])", r"\\infty "),
     (rf",? ?(?:\b(?:or|and)\b|\\(?:lor|vee){END}) ?", ", "), (r",[ ,]*,", ","),
@@ -293,7 +293,7 @@ def without_unit(text: str) -> tuple[str, str]:
 
 def is_unit(before: str, unit: str) -> bool:
     """Whether these words are a unit of what stands before: letters may be variables, and words may say anything."""
-    words = re.findall(r"[^\W\d_°%]+", unit.casefold())
+    words = re.findall(r"°?[^\W\d_]+", unit.casefold())
     if NO_UNIT.intersection(words) or re.search(r"[\\,]", unit):
         return False
     known = all(word in KNOWN or word.removesuffix("s") in KNOWN for word in words)
@@ -663,10 +663,10 @@ def meaning(tree: tuple) -> tuple:
     if items[0][0] != "named" or kind == "set":
         raise Unreadable("some have names")
     values = [item[2] if item[0] == "named" else item for item in items]
-    without_index = {re.sub(r"_\d+$", "", name[1]) if name[0] == "name" else name for name in names}
+    without_index = {("name", re.sub(r"_\d+$", "", name[1])) if name[0] == "name" else name for name in names}
     if len(without_index) == 1:  # x = 1 or x = 2; x < 1 or x > 2
         joins = any(part[0] == "relation" and part[1] != ("=",) for part in tree[1:])
-        return ("named", items[0][1], ("union" if joins else kind, *values))
+        return ("named", *without_index, ("union" if joins else kind, *values))
     if len(names) < len(items):
         raise Unreadable("some have the same name")
     return ("tuple", "(", ")", *(item[2] for item in sorted(items, key=lambda item: repr(item[1]))))  # x = 1, y = 2
@@ -753,7 +753,7 @@ def operations(tree: tuple) -> set[str]:
         return found | {"root"}
     if kind == "call":
         return found | {FUNCTIONS.get(tree[1], (tree[1],))[0]}
-    if kind in ("+", "-", "*", "/", "^") and INFINITY not in parts:
+    if kind in ("+", "-", "*", "/", "^") and tree != NEGATIVE_INFINITY:
         numbers = sum(map(on_numbers, of_parts))
         if numbers == len(parts) or kind in ("+", "*") and numbers > 1:
             found.add(f"{kind} of numbers")
@@ -898,18 +898,25 @@ def value(tree: tuple, point: dict):
     if kind in ("+", "*", "/") and not all(isinstance(number, Fraction) for number in values):
         values = [mpmath.mpmathify(number) for number in values]
     if kind == "+":
-        return sum(values[1:], values[0])
+        return reduce(lambda total, term: bounded(total + term), values)
     if kind == "-":
         return -values[0]
     if kind == "*":
-        return math.prod(values[1:], start=values[0])
+        return reduce(lambda total, factor: bounded(total * factor), values)
     if kind == "/":
-        return values[0] / values[1]
+        return bounded(values[0] / values[1])
     if kind == "^":
         return raised(*values)
     if kind == "root":
         return raised(values[1], 1 / values[0])
     return called(tree[1], values)
+
+
+def bounded(number):
+    """The number, if it is not too large to go on with."""
+    if isinstance(number, Fraction) and max(number.numerator.bit_length(), number.denominator.bit_length()) > MOST_BITS:
+        raise Unreadable("a number is too large")
+    return number
 
 
 def raised(base, exponent):
