@@ -240,8 +240,8 @@ def same_choice(wanted: str, given: str) -> bool:
         return equal((right or ("", wanted))[1] or "?", (chosen or ("", given))[1])
     if right[1] and chosen[1]:
         return right[0] == chosen[0] and equal(right[1], chosen[1])
-    several = re.search(r"(?<![A-Za-z\\])[A-Z](?![A-Za-z])", chosen[1])
-    return right[0] == chosen[0] and not several and not NO_UNIT & set(chosen[1].split())
+    hedged = re.search(r"(?<![A-Za-z\\])[A-Z](?![A-Za-z])|\b(?:not|nor|neither|wrong|incorrect)\b", chosen[1])
+    return right[0] == chosen[0] and not hedged
 
 
 def as_words(text: str) -> str:
@@ -683,26 +683,23 @@ def meaning_of_relation(signs: tuple, parts: tuple) -> tuple:
             return ("named", parts[0], value) if named else value
     if signs == (r"\in",) and is_name(parts[0]):
         return ("named", parts[0], meaning(parts[1]))
-    if len(signs) == 1 and is_name(parts[1]) and not is_name(parts[0]):
-        signs, parts = (SWAPPED.get(signs[0], ""),), parts[::-1]
-    if len(signs) == 1 and is_name(parts[0]) and letters(parts[1]).isdisjoint(letters(parts[0])):
-        name, bound = parts
-        if signs[0] in ("<", r"\le"):
-            return ("named", name, ("tuple", "(", ")" if signs[0] == "<" else "]", NEGATIVE_INFINITY, bound))
-        if signs[0] in (">", r"\ge"):
-            return ("named", name, ("tuple", "(" if signs[0] == ">" else "[", ")", bound, INFINITY))
-        if signs[0] == r"\ne":
-            return ("named", name, all_but((bound,)))
-    if len(signs) == 2 and is_name(parts[1]) and letters(parts[1]).isdisjoint(letters(parts[0]) | letters(parts[2])):
-        if set(signs) <= {">", r"\ge"}:
-            signs, parts = tuple(SWAPPED[sign] for sign in signs[::-1]), parts[::-1]
-        if set(signs) <= {"<", r"\le"}:
+    if signs == (r"\ne",) and is_name(parts[0]):
+        return ("named", parts[0], all_but(parts[1:]))
+    if set(signs) <= {">", r"\ge"}:
+        signs, parts = tuple({">": "<", r"\ge": r"\le"}[sign] for sign in signs[::-1]), parts[::-1]
+    if set(signs) <= {"<", r"\le"}:
+        if len(parts) == 2 and is_name(parts[0]):  # x < 5
+            signs, parts = ("<", *signs), (NEGATIVE_INFINITY, *parts)
+        elif len(parts) == 2:  # 5 < x
+            signs, parts = (*signs, "<"), (*parts, INFINITY)
+        if (
+            len(parts) == 3
+            and is_name(parts[1])
+            and letters(parts[1]).isdisjoint(letters(parts[0]) | letters(parts[2]))
+        ):
             brackets = "(" if signs[0] == "<" else "[", ")" if signs[1] == "<" else "]"
             return ("named", parts[1], ("tuple", *brackets, parts[0], parts[2]))
     return ("relation", signs, *parts)
-
-
-SWAPPED = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le", r"\ne": r"\ne"}
 
 
 def all_but(points: tuple) -> tuple:
