@@ -221,7 +221,7 @@ NO_UNIT = set(  # behind a number these say that it is not the answer
     " between about dozen dozens score half halves third thirds quarter fourth fourths fifth fifths sixth sixths"
     " eighth eighths tenth tenths hundred hundredth hundredths thousandth thousandths one two three four five six"
     " seven eight nine ten zero pi double twice triple instead rather except unless possibly alternatively th st"
-    " nd rd rounded approximately roughly estimated".split()
+    " nd rd rounded approximately negative below base roughly estimated".split()
 )
 
 
@@ -249,7 +249,7 @@ def as_words(text: str) -> str:
     text = text.replace('"', " ").strip().casefold()
     sentence = re.fullmatch(r"[^\W\d_][\w ,.'()/&:!?-]*", text) and re.search(r"[^\W\d_]{3}", text)
     letters = re.fullmatch(r"[^\W\d_]+(?:[ ,]+[^\W\d_]+)*", text) and len(text) > 1
-    return re.sub(r"[^\w,]", "", text) if sentence or letters else ""
+    return re.sub(r"(?<!\d)[^\w,]|[^\w,](?!\d)", "", text) if sentence or letters else ""
 
 
 def as_time(text: str) -> tuple[str, str, str] | tuple[()]:
@@ -427,7 +427,10 @@ class Reader:
         parts = [self.sum()]
         while self.take(":"):
             parts.append(self.sum())
-        return ("tuple", ":", ":", *parts) if len(parts) > 2 else quotient(*parts) if len(parts) == 2 else parts[0]
+        if len(parts) == 2:
+            tree = quotient(*parts)
+            return number(tree[1], "ratio") if tree[0] == "number" else tree
+        return ("tuple", ":", ":", *parts) if len(parts) > 2 else parts[0]
 
     def sum(self) -> tuple:
         terms = [self.product()]
@@ -637,8 +640,8 @@ def product(factors: list) -> tuple:
 
 
 def power(base: tuple, exponent: tuple) -> tuple:
-    """An integer power of 10 is a literal."""
-    integer = exponent[0] == "number" and exponent[1].denominator == 1
+    """An integer power of 10 is a literal, but for 10^0 and 10^1."""
+    integer = exponent[0] == "number" and exponent[1].denominator == 1 and exponent[1] not in (0, 1)
     if base == number(10) and integer and abs(exponent[1]) <= LARGEST_ARGUMENT:
         return number(base[1] ** exponent[1], "power of ten")
     return ("^", base, exponent)
@@ -744,6 +747,8 @@ def operations(tree: tuple) -> set[str]:
     found = set().union(*of_parts)
     if kind == "name":
         return {"letter"}
+    if kind == "number":
+        return {"ratio"} & {tree[2]}
     if kind == "constant":
         return {tree[1]} - {"infty"}
     if kind == "root" or kind == "^" and parts[1][0] == "number" and parts[1][1].denominator != 1:
