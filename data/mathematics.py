@@ -129,7 +129,7 @@ END = r"(?![a-zA-Z])"  # of a command
 REWRITTEN = [(re.compile(pattern), new) for pattern, new in [  # one after the other
     # what says nothing, spaces, other names of the same
     (rf"\\(?:left|right)\s*\.|\\(?:left|right|[bB]igg?[lrm]?|(?:display|text)style|(?:no)?limits){END}|\\!", ""),
-    (rf"(?<!\\)\\[,;:> ]|~|\\q?quad{END}|\\(?:thin|med|thick)space{END}|\s+", " "),
+    (rf"(?<!\\)\\[,;:> ]|(?<!~)~(?!~)|\\q?quad{END}|\\(?:thin|med|thick)space{END}|\s+", " "),
     (rf"\\[dtc]frac{END}", r"\\frac"), (rf"\\[dt]binom{END}", r"\\binom"),
     (rf"\\leq(?:slant)?{END}|<=", r"\\le "), (rf"\\geq(?:slant)?{END}|>=", r"\\ge "), (rf"\\neq{END}|!=", r"\\ne "),
     (rf"\\lt{END}", "<"), (rf"\\gt{END}", ">"), (rf"\\(?:times|ast){END}", r"\\cdot "),
@@ -284,7 +284,7 @@ def without_unit(text: str) -> tuple[str, str]:
     match = re.fullmatch(rf"(.*?[^\s/])( *(?:{piece})(?:[ /]*(?:{piece}))*)", text)
     unit = ""
     if match and is_unit(match[1], match[2]):
-        text, unit = match[1].replace(match[2].strip(), ""), one_spelling(match[2])
+        text, unit = re.sub(rf"{re.escape(match[2].strip())} ?(?=,)", "", match[1]), one_spelling(match[2])
     symbol = one_spelling("".join(money))
     if unit and symbol and unit != symbol or unit.count("%") > (unit == "%"):
         raise Unreadable("two units")
@@ -634,16 +634,17 @@ def quotient(above: tuple, below: tuple) -> tuple:
 
 def product(factors: list) -> tuple:
     """Digits times a power of ten are a literal."""
-    if [factor[:1] + factor[2:3] for factor in factors] == [("number", "digits"), ("number", "power of ten")]:
+    forms = [factor[2] if factor[0] == "number" else "" for factor in factors]
+    if len(forms) == 2 and forms[0] == "digits" and forms[1].endswith("power of ten"):
         return number(factors[0][1] * factors[1][1], "power of ten")
     return ("*", *factors) if len(factors) > 1 else factors[0]
 
 
 def power(base: tuple, exponent: tuple) -> tuple:
-    """An integer power of 10 is a literal, but for 10^0 and 10^1."""
-    integer = exponent[0] == "number" and exponent[1].denominator == 1 and exponent[1] not in (0, 1)
+    """An integer power of 10 is a literal; 10^0 and 10^1 are none by themselves."""
+    integer = exponent[0] == "number" and exponent[1].denominator == 1
     if base == number(10) and integer and abs(exponent[1]) <= LARGEST_ARGUMENT:
-        return number(base[1] ** exponent[1], "power of ten")
+        return number(base[1] ** exponent[1], "trivial power of ten" if exponent[1] in (0, 1) else "power of ten")
     return ("^", base, exponent)
 
 
@@ -682,7 +683,9 @@ def meaning_of_relation(signs: tuple, parts: tuple) -> tuple:
             parts = parts[::-1]
         named, value = is_name(parts[0]), meaning(parts[-1])
         steps = parts[1:-1] if named else parts[:-1]
-        if all(on_numbers(operations(step)) and same(value, step) for step in steps):  # x = 6/2 = 3
+        if parts[0] not in [("name", letter) for letter in letters(value)] and all(
+            on_numbers(operations(step)) and same(value, step) for step in steps
+        ):  # x = 6/2 = 3
             return ("named", parts[0], value) if named else value
     if signs == (r"\in",) and is_name(parts[0]):
         return ("named", parts[0], meaning(parts[1]))
@@ -748,7 +751,7 @@ def operations(tree: tuple) -> set[str]:
     if kind == "name":
         return {"letter"}
     if kind == "number":
-        return {"ratio"} & {tree[2]}
+        return {"ratio", "trivial power of ten"} & {tree[2]}
     if kind == "constant":
         return {tree[1]} - {"infty"}
     if kind == "root" or kind == "^" and parts[1][0] == "number" and parts[1][1].denominator != 1:
@@ -786,7 +789,7 @@ def may_use(wanted: tuple, given: tuple) -> bool:
     if "letter" in allowed:
         allowed |= {"+", "-", "*", "/", "^"}
     elif allowed:
-        allowed |= {"-", "*", "/"}
+        allowed |= {"-", "*", "/"} | ({"/ of numbers"} if "^ of numbers" in allowed else set())
     known = letters(wanted) | (letters(wanted[1]) if wanted[0] == "named" else set())
     return operations(given) <= allowed and letters(given) <= known
 
