@@ -1,71 +1,57 @@
 r"""Expressions of mathematics in LaTeX or plain text: a reader of its own, and the numbers that they stand for.
 
-Nothing is evaluated as Python or by a computer algebra system, and what is too deep or too large is not computed.
-A tree is a tuple of its kind and its parts. Leaves are ("number", value, form, decimals), ("name", name) and
-("constant", name). The parts of all other kinds are trees: of sums, products, powers and functions, of "list", "set" and
-"matrix" with its "row"s, of r"\cup" and r"\setminus", of brackets such as "()" and "[)". Before the parts of "relation"
-stand its signs, and ("named", name, tree) is x = 5 once it is understood.
+Nothing is evaluated as Python or by a computer algebra system, and what is too large is not computed. A tree is a tuple
+of its kind and its parts. Leaves are ("number", value, form, decimals), ("name", name) and ("constant", name). The
+parts of all others are trees: of + - * / ^ and functions, of "list", "set" and "matrix" with its "row"s, of r"\cup" and
+r"\setminus", of brackets such as "()" and "[)". A "relation" has its signs before its parts, and ("named", name, tree)
+is x = 5 once it is understood.
 """
 
-import math
 import random
 import re
 from fractions import Fraction
+from math import prod
 
 import mpmath
 
-DEEPEST = 20  # brackets, fractions and roots within each other
-LARGEST_ARGUMENT = 1000  # of exponential, trigonometric and other functions that grow or turn
+DEEPEST = 20  # brackets within each other
+LARGEST_ARGUMENT = 1000  # of functions that grow or turn, and of powers of ten
 MOST_DIGITS = 1000  # of a power; two numbers that agree in so many are the same, since no answer can write more
 mp = mpmath.MPContext()
 mp.dps = MOST_DIGITS + 100
-
-
-class Unreadable(Exception):
-    """This is no answer in the language of the reader, or it is too large."""
-
-
-FAULTS = (Unreadable, ArithmeticError, ValueError, TypeError, RecursionError)  # of reading and computing
+FAULTS = (ArithmeticError, ValueError, TypeError, RecursionError)  # of reading and computing
 
 # fmt: off
 TOKEN = re.compile(r'(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3}(?![\w.]))?|\\[a-zA-Z]+|\\.|"[^"]*"|\S')
-RELATIONS = ("=", "<", ">", r"\le", r"\ge", r"\ne", r"\in", r"\approx")
+LEVELS = [("=", "<", ">", r"\le", r"\ge", r"\ne", r"\in"), (r"\cup",), (r"\setminus",), (":",), ("+", "-")]
 CONSTANTS = {"e": mp.e, "i": mp.j, r"\pi": mp.pi, r"\infty": mp.inf}
 GREEK = {f"\\{name}" for name in "alpha beta gamma delta epsilon varepsilon theta lambda mu nu rho sigma tau phi varphi"
          " chi psi omega kappa eta zeta xi Delta Gamma Theta Omega Phi Lambda Sigma ell".split()}
-FUNCTIONS = {  # the family, of which an answer may use all, and the value
-    **{rf"\{name}": ("trigonometry", getattr(mp, name)) for name in "sin cos tan cot sec csc sinh cosh tanh".split()},
-    **{rf"\arc{name}": ("inverse trigonometry", getattr(mp, f"a{name}")) for name in ("sin", "cos", "tan")},
-    r"\ln": ("logarithm", mp.ln), r"\log": ("logarithm", lambda x, base=10: mp.log(x) / mp.log(base)),
-    r"\exp": ("e", mp.exp),
+FAMILIES = {  # an answer may use all functions of a family that the wanted one uses
+    **{rf"\{name}": "trigonometry" for name in "sin cos tan cot sec csc sinh cosh tanh".split()},
+    r"\arcsin": "inverse", r"\arccos": "inverse", r"\arctan": "inverse", r"\ln": "log", r"\log": "log", r"\exp": "e",
 }
 VALUES = {
-    "+": lambda *terms: sum(terms), "-": lambda x: -x, "*": lambda *factors: math.prod(factors),
-    "/": lambda x, y: x / y, ":": lambda x, y: x / y, "|": abs, r"\lfloor": mp.floor, r"\lceil": mp.ceil,
-    "!": lambda n: factorial(n), r"\binom": lambda n, k: factorial(n) / factorial(k) / factorial(n - k), **{name: function for name, (_, function) in FUNCTIONS.items()},
+    "+": lambda *terms: sum(terms), "-": lambda x: -x, "*": lambda *factors: prod(factors), "/": lambda x, y: x / y,
+    ":": lambda x, y: x / y, "|": abs, r"\lfloor": mp.floor, r"\lceil": mp.ceil, "!": mp.factorial,
+    r"\binom": mp.binomial, **{name: getattr(mp, name[1:].replace("arc", "a")) for name in FAMILIES},
 }
-UNBOUNDED = ("+", "-", "*", "/", ":", "|", r"\ln", r"\log")
-CLOSING = {"(": ")]", "[": ")]", "|": "|", r"\{": [r"\}"], r"\lfloor": [r"\rfloor"], r"\lceil": [r"\rceil"]}
-STARTS_FACTOR = {"{", "(", "[", r"\frac", r"\sqrt", r"\pi", r"\binom", *GREEK, *FUNCTIONS}
-INFINITY = ("constant", r"\infty")
-NEGATIVE_INFINITY = ("-", INFINITY)
+CLOSING = {"(": ")]", "[": ")]", "{": "}", "|": "|", r"\{": [r"\}"], r"\lfloor": [r"\rfloor"], r"\lceil": [r"\rceil"]}
+STARTS_FACTOR = {"{", "(", "[", r"\frac", r"\sqrt", r"\pi", r"\binom", *GREEK, *FAMILIES}
+INFINITY, NEGATIVE_INFINITY = ("constant", r"\infty"), ("-", ("constant", r"\infty"))
 REALS = ("()", NEGATIVE_INFINITY, INFINITY)
-BOTH_SIGNS = ({r"\pm": "+", r"\mp": "-"}, {r"\pm": "-", r"\mp": "+"})
 # fmt: on
-
-
-# --- the grammar ------------------------------------------------------------------------------------------------------
 
 
 def read(text: str) -> tuple:
     """The tree of an answer; several between commas are a list, and so are the two of ±. Raises one of FAULTS."""
     items, tokens = [], TOKEN.findall(text)
     both = {r"\pm", r"\mp"}.intersection(tokens)
-    for signs in BOTH_SIGNS if both else [{}]:
+    for signs in ({r"\pm": "+", r"\mp": "-"}, {r"\pm": "-", r"\mp": "+"})[: 1 + bool(both)]:
         reader = Reader([signs.get(token, token) for token in tokens])
         items += reader.items()
         if reader.next:
-            raise Unreadable(f"{reader.next!r} is too much")
+            raise ValueError(f"{reader.next!r} is too much")
     items = list(dict.fromkeys(items)) if both else items
     return items[0] if len(items) == 1 else ("list", *items)
 
@@ -74,63 +60,51 @@ class Reader:
     """Recursive descent. Each method reads what its name says, and returns its tree."""
 
     def __init__(self, tokens: list[str]):
-        self.tokens = tokens
-        self.at, self.depth, self.bars = 0, 0, 0
+        self.tokens, self.at, self.depth, self.bars = tokens, 0, 0, 0
 
     @property
     def next(self) -> str:
         return self.tokens[self.at] if self.at < len(self.tokens) else ""
 
-    def take(self, *wanted: str) -> str:
-        """The next token if it is one of these; '' and nothing is taken if not."""
+    def take(self, *wanted: str, needed: bool = False) -> str:
+        """The next token if it is one of these; if not, '' or a ValueError."""
         token = self.next if self.next in wanted else ""
+        if needed and not token:
+            raise ValueError(f"{' or '.join(wanted)} was wanted, {self.next!r} is there")
         self.at += bool(token)
         return token
 
-    def need(self, *wanted: str) -> str:
-        if not (token := self.take(*wanted)):
-            raise Unreadable(f"{' or '.join(wanted)} was wanted, {self.next!r} is there")
-        return token
-
     def items(self) -> list:
-        items = [self.relation()]
+        items = [self.level()]
         while self.take(",", ";"):
-            items.append(self.relation())
+            items.append(self.level())
         return items
 
-    def relation(self) -> tuple:
-        parts, signs = [self.joined()], []
-        while sign := self.take(*RELATIONS):
-            signs.append(sign.replace(r"\approx", "="))
-            parts.append(self.joined())
-        return ("relation", tuple(signs), *parts) if signs else parts[0]
-
-    def joined(self, signs: tuple = (r"\cup", r"\setminus", ":")) -> tuple:
-        """Sums with these signs between them; the first one binds least."""
+    def level(self, level: int = 0) -> tuple:
+        """Parts with signs of this level between them, which bind less than those of higher levels."""
+        if level == len(LEVELS):
+            return self.product()
+        parts, signs = [self.level(level + 1)], []
+        while self.next in LEVELS[level]:
+            signs.append(self.next)
+            self.at += self.next not in ("+", "-")  # which are read with the term
+            parts.append(self.level(level + 1))
         if not signs:
-            return self.sum()
-        parts = [self.joined(signs[1:])]
-        while self.take(signs[0]):
-            parts.append(self.joined(signs[1:]))
-        return (signs[0], *parts) if len(parts) > 1 else parts[0]
+            return parts[0]
+        return ("relation", tuple(signs), *parts) if level == 0 else (signs[0].replace("-", "+"), *parts)
 
-    def sum(self) -> tuple:
-        terms = [self.product()]
-        while self.next in ("+", "-"):
-            terms.append(self.product())
-        return ("+", *terms) if len(terms) > 1 else terms[0]
-
-    def product(self) -> tuple:
+    def product(self, of_function: bool = False) -> tuple:
+        """Factors; what a function is of ends before the next function or sign."""
         factors = [self.signed()]
         while True:
-            if self.take("*"):
+            if not of_function and self.take("*"):
                 factors.append(self.signed())
-            elif self.take("/"):
-                factors = [quotient(product(factors), self.signed())]
-            elif self.starts_factor():
+            elif not of_function and self.take("/"):
+                factors = [joined("/", joined("*", *factors), self.signed())]
+            elif self.starts_factor() and not (of_function and self.next in FAMILIES):
                 factors.append(self.power())
             else:
-                return product(factors)
+                return joined("*", *factors)
 
     def starts_factor(self) -> bool:
         """Whether a factor follows without a sign; a number never does."""
@@ -138,12 +112,14 @@ class Reader:
         return token in STARTS_FACTOR or token.isalpha() or token[:1] == '"' or token == "|" and not self.bars
 
     def signed(self) -> tuple:
-        return negative(self.power()) if self.take("+", "-") == "-" else self.power()
+        minus, tree = self.take("+", "-") == "-", self.power()
+        is_literal = tree[0] == "number" and tree[1] >= 0
+        return tree if not minus else ("number", -tree[1], *tree[2:]) if is_literal else ("-", tree)
 
     def power(self) -> tuple:
         tree = self.atom()
         if self.take("^"):
-            tree = power(tree, self.argument())
+            tree = joined("^", tree, self.argument())
         return ("!", tree) if self.take("!") else tree
 
     def argument(self, digits: bool = True) -> tuple:
@@ -154,21 +130,12 @@ class Reader:
 
     def raw(self) -> str:
         """The text of an argument."""
-        start = self.at
-        while self.next == "{" or self.at > start and self.next not in ("", "}"):
+        start, self.at = self.at, self.at + 1
+        while self.tokens[start : start + 1] == ["{"] and self.tokens[self.at - 1] != "}" and self.next:
             self.at += 1
-        self.at += 1
         return "".join(self.tokens[start : self.at]).strip("{}")
 
     def atom(self) -> tuple:
-        self.depth += 1
-        if self.depth > DEEPEST:
-            raise Unreadable("nested too deep")
-        tree = self.shallow_atom()
-        self.depth -= 1
-        return tree
-
-    def shallow_atom(self) -> tuple:
         token, self.at = self.next, self.at + 1
         if re.match(r"\.?\d", token):
             return self.number(token)
@@ -180,29 +147,27 @@ class Reader:
                 name += "'"
             return ("name", name + "_" + self.raw() if self.take("_") else name)
         if token in (r"\angle", r"\triangle", r"\overline", r"\vec"):
-            return ("name", token + self.raw() + "".join(iter(lambda: self.next.isalpha() and self.raw(), False)))
-        if token == "{":
-            return self.closed(self.relation(), "}")
+            name = token + self.raw()
+            while self.next.isalpha():
+                name += self.raw()
+            return ("name", name)
         if token in CLOSING:
             return self.bracket(token)
-        if token == r"\frac":
-            return quotient(self.argument(digits=False), self.argument(digits=False))
-        if token == r"\binom":
-            return (token, self.argument(digits=False), self.argument(digits=False))
+        if token in (r"\frac", r"\binom"):
+            return joined(token.replace(r"\frac", "/"), self.argument(digits=False), self.argument(digits=False))
         if token == r"\sqrt":
-            degree = self.closed(self.relation(), "]") if self.take("[") else number(2)
-            return ("^", self.argument(), quotient(number(1), degree))
-        if token in FUNCTIONS:
-            return self.call(token)
+            degree = self.atom() if self.next == "[" else number(2)
+            return ("^", self.argument(), joined("/", number(1), degree))
+        if token in FAMILIES:
+            exponent = self.argument() if self.take("^") else None
+            base = [] if token != r"\log" else [self.argument()] if self.take("_") else [number(10)]
+            tree = (token, self.atom() if self.next in ("(", "{") else self.product(of_function=True), *base)
+            return joined("^", tree, exponent) if exponent else tree
         if token == r"\matrix":
             return self.matrix()
         if token in (r"\emptyset", r"\reals"):
             return REALS if token == r"\reals" else ("set",)
-        raise Unreadable(f"{token!r} is not known")
-
-    def closed(self, tree: tuple, end: str) -> tuple:
-        self.need(end)
-        return tree
+        raise ValueError(f"{token!r} is not known")
 
     def number(self, digits: str) -> tuple:
         """A literal: 12, 1.5e6, a decimal that repeats, a mixed number."""
@@ -211,43 +176,34 @@ class Reader:
         if "." in digits and self.take(r"\overline", r"\bar", r"\dot"):
             period = self.raw()
             return number(value + Fraction(int(period), 10 ** len(period) - 1) / 10**decimals, "fraction")
+        literal = number(value, "digits", decimals if "." in digits else 0)
         if self.next == r"\frac" and digits.isdigit():
-            start, part = self.at, self.atom()
-            if part[0] == "number" and 0 < part[1] < 1:
-                return number(value + part[1], "fraction")
-            self.at = start
-        return number(value, "digits", decimals if "." in digits else 0)
+            part = self.atom()
+            is_mixed = part[0] == "number" and 0 < part[1] < 1
+            return number(value + part[1], "fraction") if is_mixed else ("*", literal, part)
+        return literal
 
     def bracket(self, opening: str) -> tuple:
+        self.depth += 1
         self.bars += opening == "|"
+        if self.depth > DEEPEST:
+            raise ValueError("brackets are nested too deep")
         items = self.items()
-        brackets = opening + self.need(*CLOSING[opening])
+        brackets = opening + self.take(*CLOSING[opening], needed=True)
+        self.depth -= 1
         self.bars -= opening == "|"
-        if opening == r"\{":
-            return ("set", *items)
-        if opening in "([":
-            return items[0] if len(items) == 1 and brackets in ("()", "[]") else (brackets, *items)
-        return (opening, *items)
-
-    def call(self, name: str) -> tuple:
-        """A function with its power, its base, and what it is of: all up to a sign or another function."""
-        exponent = self.argument() if self.take("^") else None
-        base = [self.argument()] if name == r"\log" and self.take("_") else []
-        in_brackets = self.next in ("(", "{")
-        factors = [self.atom() if in_brackets else self.signed()]
-        while not in_brackets and self.starts_factor() and self.next not in FUNCTIONS:
-            factors.append(self.power())
-        tree = (name, product(factors), *base)
-        return power(tree, exponent) if exponent else tree
+        if brackets in ("()", "[]", "{}") and len(items) == 1:
+            return items[0]
+        return ({r"\{": "set", "(": brackets, "[": brackets}.get(opening, opening), *items)
 
     def matrix(self) -> tuple:
         """Rows of cells; one column is a vector, as (1, 2) is."""
-        rows = [[self.relation()]]
+        rows = [[self.level()]]
         while not self.take(r"\endmatrix"):
-            if self.need("&", r"\\") == "&":
-                rows[-1].append(self.relation())
+            if self.take("&", r"\\", needed=True) == "&":
+                rows[-1].append(self.level())
             elif self.next != r"\endmatrix":
-                rows.append([self.relation()])
+                rows.append([self.level()])
         is_column = all(len(row) == 1 for row in rows) and len(rows) > 1
         return ("()", *(row[0] for row in rows)) if is_column else ("matrix", *(("row", *row) for row in rows))
 
@@ -256,36 +212,22 @@ def number(value: Fraction | int, form: str = "digits", decimals: int = 0) -> tu
     return ("number", Fraction(value), form, decimals)
 
 
-def negative(tree: tuple) -> tuple:
-    is_literal = tree[0] == "number" and tree[1] >= 0
-    return ("number", -tree[1], *tree[2:]) if is_literal else ("-", tree)
+def joined(sign: str, *parts: tuple) -> tuple:
+    """The tree of parts with a sign; of numbers a literal where people write one so: a fraction, 10^6, 1.5 * 10^6. Of
+    these 10^0 and 10^1 are none by themselves."""
+    forms = [part[2] if part[0] == "number" else "" for part in parts]
+    if sign == "/" and forms == ["digits", "digits"]:
+        value, below = parts[0][1] / parts[1][1], abs(parts[1][1])
+        return number(value, "fraction" if value.denominator == below != 1 else "unreduced")
+    if sign == "^" and parts[0] == number(10) and forms[1] and abs(exponent := parts[1][1]) <= LARGEST_ARGUMENT:
+        if exponent.denominator == 1:
+            return number(10**exponent, "power of ten" if exponent not in (0, 1) else "trivial power of ten")
+    if sign == "*" and forms[0] == "digits" and forms[1:] in (["power of ten"], ["trivial power of ten"]):
+        return number(parts[0][1] * parts[1][1], "power of ten")
+    return (sign, *parts) if len(parts) > 1 else parts[0]
 
 
-def quotient(above: tuple, below: tuple) -> tuple:
-    """Of two numbers in digits a literal, reduced or not."""
-    if above[0] == below[0] == "number" and above[2] == below[2] == "digits":
-        value = above[1] / below[1]
-        return number(value, "fraction" if value.denominator == abs(below[1]) != 1 else "unreduced")
-    return ("/", above, below)
-
-
-def product(factors: list) -> tuple:
-    """Digits times a power of ten are a literal."""
-    forms = [factor[2] if factor[0] == "number" else "" for factor in factors]
-    if len(forms) == 2 and forms[0] == "digits" and forms[1].endswith("power of ten"):
-        return number(factors[0][1] * factors[1][1], "power of ten")
-    return ("*", *factors) if len(factors) > 1 else factors[0]
-
-
-def power(base: tuple, exponent: tuple) -> tuple:
-    """An integer power of 10 is a literal; 10^0 and 10^1 are none by themselves."""
-    integer = exponent[0] == "number" and exponent[1].denominator == 1
-    if base == number(10) and integer and abs(exponent[1]) <= LARGEST_ARGUMENT:
-        return number(base[1] ** exponent[1], "trivial power of ten" if exponent[1] in (0, 1) else "power of ten")
-    return ("^", base, exponent)
-
-
-# --- trees and their values -------------------------------------------------------------------------------------------
+# --- what a tree stands for -------------------------------------------------------------------------------------------
 
 
 def parts_of(tree: tuple) -> tuple:
@@ -308,35 +250,26 @@ def value(tree: tuple, point: dict):
         return point[tree[1]] if kind == "name" else +CONSTANTS[tree[1]]
     values = [value(part, point) for part in parts]
     if kind == "^":
+        base, exponent = values
+        if base != 0 and abs(exponent * mpmath.log10(abs(base))) > MOST_DIGITS:  # the logarithm in few digits is quick
+            raise ValueError("a power is too large")
         odd = parts[1][0] == "number" and parts[1][1].numerator % 2 == parts[1][1].denominator % 2 == 1
-        return raised(*values, odd)
-    if kind not in VALUES or kind not in UNBOUNDED and max(map(abs, values)) > LARGEST_ARGUMENT:
-        raise Unreadable(f"{kind} has no value, or too large a one")
+        return -mp.power(-base, exponent) if odd and mp.im(base) == 0 > mp.re(base) else mp.power(base, exponent)
+    if kind[0] in "!\\" and kind not in (r"\ln", r"\log") and max(map(abs, values)) > LARGEST_ARGUMENT:
+        raise ValueError("an argument is too large")
+    if kind not in VALUES or kind in ("!", r"\binom") and not all(map(mp.isint, values)):
+        raise ValueError(f"a {kind} has no value")
     return VALUES[kind](*values)
 
 
-def raised(base, exponent, odd: bool):
-    """A power that is not too large; of a number below 0 the odd root that is real."""
-    if base != 0 and abs(exponent * mpmath.log10(abs(base))) > MOST_DIGITS:  # the logarithm in few digits is quick
-        raise Unreadable("a power is too large")
-    return -mp.power(-base, exponent) if odd and mp.im(base) == 0 > mp.re(base) else mp.power(base, exponent)
-
-
-def factorial(number):
-    if not mp.isint(number):
-        raise Unreadable("a factorial of no integer")
-    return mp.mpf(math.factorial(int(number)))
-
-
 def values_at_points(*trees: tuple) -> list[tuple]:
-    """The values of the trees where the letters are numbers drawn by chance: above 0 and below in all combinations
-    of two."""
-    names, rng, rows = sorted(set().union(*map(letters, trees))), random.Random(0), []
-    for i in range(4 if names else 1):
-        signs = (1 - i % 2 * 2, 1 - i // 2 * 2)
-        point = {name: signs[k % 2] * mp.mpf(rng.randint(1, 999)) / rng.randint(100, 999) for k, name in enumerate(names)}
-        rows.append(tuple(value(tree, point) for tree in trees))
-    return rows
+    """The values of the trees where letters are numbers drawn by chance, with all combinations of two signs."""
+    names, rng, values = sorted(set().union(*map(letters, trees))), random.Random(0), []
+    for signs in [(1, 1), (-1, 1), (1, -1), (-1, -1)][: 4 if names else 1]:
+        size = {name: mp.mpf(rng.randint(1, 999)) / rng.randint(100, 999) for name in names}
+        point = {name: signs[i % 2] * size[name] for i, name in enumerate(names)}
+        values.append(tuple(value(tree, point) for tree in trees))
+    return values
 
 
 def close(a, b) -> bool:

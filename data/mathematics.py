@@ -12,9 +12,8 @@ import unicodedata
 from functools import lru_cache
 
 from data import Problem
-from data.expressions import (
-    FAULTS, FUNCTIONS, INFINITY, NEGATIVE_INFINITY, REALS, Unreadable, close, letters, parts_of, read, values_at_points,
-)  # fmt: skip
+from data.expressions import FAMILIES, FAULTS, INFINITY, NEGATIVE_INFINITY, REALS, VALUES
+from data.expressions import close, letters, parts_of, read, values_at_points
 
 START_OF_THINKING, END_OF_THINKING = "<think>", "</think>"
 INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
@@ -72,12 +71,20 @@ def closing_braces(text: str) -> dict[int, int]:
 
 
 def copied(problem: Problem, answer: str) -> bool:
-    """Whether the answer is an expression or inequality of the problem that is not written as the wanted answer is."""
+    """Whether the answer is a task that stands in the problem: something to be solved, carried out or reduced that is
+    not written as the wanted answer is."""
     given, wanted = squeezed(cleaned(answer)), squeezed(cleaned(problem.answer))
-    if given == wanted or as_words(given) or not is_task(given) or is_task(wanted) and read(given) == read(wanted):
+    if given == wanted or as_words(given):
         return False
+    try:
+        tree = read(given)
+    except FAULTS:  # with a unit
+        return False
+    is_inequality = tree[0] == "relation" and not {"=", r"\in"}.issuperset(tree[1])
+    is_literal = tree[0] == "number" and tree[2] in ("unreduced", "power of ten")
     start = r"(?<![\d.^])" + r"\b" * given[0].isalnum()
-    return bool(re.search(rf"{start}{re.escape(given)}(?![\w^])", squeezed(cleaned(problem.prompt))))
+    stands = re.search(rf"{start}{re.escape(given)}(?![\w^])", squeezed(cleaned(problem.prompt)))
+    return bool(stands and (is_inequality or is_literal or operations(meaning(tree)) - {"letter"}))
 
 
 # --- two answers, as texts --------------------------------------------------------------------------------------------
@@ -107,7 +114,7 @@ def equal(reference: str, answer: str) -> bool:
 # fmt: off
 SPELLED = {  # other spellings of the same, separated by spaces
     "-": "− – — ‒ ﹣", "*": r"\times \cdot \ast × · ⋅ ∙ • ∗", "/": "∕ ⁄", "<": r"\lt", ">": r"\gt", "|": r"\lvert \rvert",
-    r"\le": r"<= \leq \leqslant ≤ ⩽", r"\ge": r">= \geq \geqslant ≥ ⩾", r"\ne": r"!= \neq ≠", r"\approx": "≈ ≃", r"\pm": "±",
+    r"\le": r"<= \leq \leqslant ≤ ⩽", r"\ge": r">= \geq \geqslant ≥ ⩾", r"\ne": r"!= \neq ≠", "=": r"\approx ≈ ≃", r"\pm": "±",
     r"\infty": "∞", r"\pi": "π", r"\theta": "θ", r"\alpha": "α", r"\beta": "β", r"\phi": "φ", r"\omega": "ω",
     r"\lambda": "λ", r"\cup": "∪", r"\emptyset": r"∅ \varnothing", r"\in": "∈", r"\setminus": r"\backslash",
     r"\angle": "∠", r"\{": r"\lbrace", r"\}": r"\rbrace", "(": r"\langle ⟨ 〈", ")": r"\rangle ⟩ 〉", '"': "“ ” „",
@@ -134,7 +141,7 @@ REWRITTEN = [(re.compile(pattern), new) for pattern, new in [  # one after the o
     (r"^ ?\\\{ ?[a-z] ?(?:\\in ?\\reals *)?(?:\\mid|\\vert|[|:])(.*)\\\}$", r"\1"),  # { x | x > 2 }
     (" +", " "),
 ]]
-WRAPPED = [r"\*(.+)\*", "`([^`]+)`", '"([^"]*)"', r"(?:\\(?:boxed|fbox) ?)?\{(.*)\}", r"(?:=|\\approx)(.*)",
+WRAPPED = [r"\*(.+)\*", "`([^`]+)`", '"([^"]*)"', r"(?:\\(?:boxed|fbox) ?)?\{(.*)\}", "=(.*)",
            r"(.*[^.])[.,;:]", r"(.*)\\\\"]
 # fmt: on
 
@@ -192,7 +199,7 @@ def same_choice(wanted: str, given: str) -> bool:
     """Whether the letters are the same, and what stands behind them where both have it; 12 is right for (D) 12."""
     right, chosen = as_choice(wanted), as_choice(given)
     if not right or not chosen:
-        return equal((right or ("", wanted))[1] or "?", (chosen or ("", given))[1])
+        return equal(right[1] if right else wanted, chosen[1] if chosen else given)
     if right[1] and chosen[1]:
         return right[0] == chosen[0] and equal(right[1], chosen[1])
     hedged = re.search(r"(?<![A-Za-z\\])[A-Z](?![A-Za-z])|\b(?:not|nor|neither|wrong|incorrect)\b", chosen[1])
@@ -241,6 +248,7 @@ UNITS = {  # each in one spelling
     "day": "", "year": "", "mg": "milligram", "%": "percent", "": "unit", "^2": "square sq", "^3": "cubic", "/": "per",
 }
 # fmt: on
+TOKENS = re.compile(r"°?[^\W\d_]+|\S")
 UNIT_OF = {word: unit for unit, others in UNITS.items() for word in (unit, *others.split()) if word}
 
 
@@ -254,7 +262,7 @@ def without_unit(text: str) -> tuple[str, str]:
         text = re.sub(rf"{re.escape(match[2].strip())} ?(?=,)", "", match[1])
         found |= {one_spelling(match[2])} - {""}
     if len(found) > 1 or "%%" in found:
-        raise Unreadable("two units")
+        raise ValueError("two units")
     return text.strip(), "".join(found)
 
 
@@ -272,10 +280,9 @@ def is_unit(before: str, unit: str) -> bool:
 
 def one_spelling(unit: str) -> str:
     """square meters, sq m and m^2 all as m^2; per as /."""
-    unit = re.sub(r"\b(square|sq|cubic)\b\.? +([^\W\d_]+)", r"\2 \1", re.sub('[".]', " ", unit.casefold()))
-    words = re.findall(r"[^\W\d_]+|\^ *-?\d|[^\s]", unit)
-    singular = [word.removesuffix("s") if len(word) > 2 else word for word in words]
-    return "".join(UNIT_OF.get(*pair) if pair[0] in UNIT_OF else UNIT_OF.get(pair[1], pair[1]) for pair in zip(words, singular))
+    unit = re.sub(r"\b(square|sq|cubic)\b\.? +([^\W\d_]+)", r"\2 \1", re.sub('[".{}]', "", unit.casefold()))
+    singular = [word if word in UNIT_OF or len(word) < 3 else word.removesuffix("s") for word in TOKENS.findall(unit)]
+    return "".join(UNIT_OF.get(word, word) for word in singular)
 
 
 def same_quantity(wanted: str, given: str) -> bool:
@@ -316,7 +323,7 @@ def meaning(tree: tuple) -> tuple:
         joins = any(part[0] == "relation" and part[1] != ("=",) for part in tree[1:])
         return ("named", *without_index, (r"\cup" if joins else kind, *values))
     if len(names) < len(items):
-        raise Unreadable("some have the same name")
+        raise ValueError("some have the same name")
     return ("()", *(item[2] for item in sorted(items, key=lambda item: repr(item[1]))))  # x = 1, y = 2
 
 
@@ -326,15 +333,11 @@ def meaning_of_relation(signs: tuple, parts: tuple) -> tuple:
         if is_name(parts[-1]) and not is_name(parts[0]):
             parts = parts[::-1]
         named, value = is_name(parts[0]), meaning(parts[-1])
-        steps = parts[1:-1] if named else parts[:-1]
-        if parts[0] not in [("name", letter) for letter in letters(value)] and all(
-            on_numbers(operations(step)) and same(value, step) for step in steps
-        ):  # x = 6/2 = 3
+        steps = [on_numbers(operations(step)) and same(value, step) for step in parts[named:-1]]
+        if all(steps) and parts[0][1] not in letters(value):  # x = 6/2 = 3
             return ("named", parts[0], value) if named else value
-    if signs == (r"\in",) and is_name(parts[0]):
-        return ("named", parts[0], meaning(parts[1]))
-    if signs == (r"\ne",) and is_name(parts[0]):
-        return ("named", parts[0], all_but(parts[1:]))
+    if signs in ((r"\in",), (r"\ne",)) and is_name(parts[0]):
+        return ("named", parts[0], meaning(parts[1]) if signs[0] == r"\in" else all_but(parts[1:]))
     if set(signs) <= {">", r"\ge"}:
         signs, parts = tuple({">": "<", r"\ge": r"\le"}[sign] for sign in signs[::-1]), parts[::-1]
     if set(signs) <= {"<", r"\le"}:
@@ -342,16 +345,13 @@ def meaning_of_relation(signs: tuple, parts: tuple) -> tuple:
             below = is_name(parts[0])
             signs = ("<", *signs) if below else (*signs, "<")
             parts = (NEGATIVE_INFINITY, *parts) if below else (*parts, INFINITY)
-        low, name, high = parts if len(parts) == 3 else (parts[0], parts[0], parts[0])
-        if is_name(name) and letters(name).isdisjoint(letters(low) | letters(high)):
-            return ("named", name, ("[("[signs[0] == "<"] + "])"[signs[1] == "<"], low, high))
+        if len(parts) == 3 and is_name(parts[1]) and letters(parts[1]).isdisjoint(letters(("list", *parts[::2]))):
+            return ("named", parts[1], ("[("[signs[0] == "<"] + "])"[signs[1] == "<"], *parts[::2]))
     return ("relation", signs, *parts)
 
 
 def all_but(points: tuple) -> tuple:
     """The real numbers but these, as intervals."""
-    if any(point[0] != "number" for point in points):
-        raise Unreadable("points that are no literals")
     ends = [NEGATIVE_INFINITY, *sorted(points, key=lambda point: point[1]), INFINITY]
     return (r"\cup", *(("()", low, high) for low, high in zip(ends, ends[1:])))
 
@@ -383,25 +383,11 @@ def operations(tree: tuple) -> set[str]:
         if numbers == len(parts) or kind in ("+", "*") and numbers > 1:
             found.add(f"{kind} of numbers")
         return found | ({kind} if numbers < len(parts) else set())
-    return found | ({FUNCTIONS.get(kind, (kind,))[0]} & OPERATIONS)
-
-
-OPERATIONS = {":", "!", r"\binom", "|", r"\lfloor", r"\lceil", *(family for family, _ in FUNCTIONS.values())}
+    return found | ({FAMILIES.get(kind, kind)} if kind in VALUES else set())
 
 
 def on_numbers(operations: set[str]) -> bool:
     return all(operation.endswith("of numbers") for operation in operations)
-
-
-def is_task(text: str) -> bool:
-    """Whether there is something to be solved or carried out, a fraction to be reduced among it."""
-    try:
-        tree = read(text)
-        is_inequality = tree[0] == "relation" and not {"=", r"\in"}.issuperset(tree[1])
-        is_literal = tree[0] == "number" and tree[2] in ("unreduced", "power of ten")
-        return is_inequality or is_literal or bool(operations(meaning(tree)) - {"letter"})
-    except FAULTS:  # words, or with a unit
-        return False
 
 
 def may_use(wanted: tuple, given: tuple) -> bool:
