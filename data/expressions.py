@@ -241,6 +241,30 @@ def letters(tree: tuple) -> set[str]:
     return {tree[1]} if tree[0] == "name" else set().union(*map(letters, parts_of(tree)))
 
 
+def operations(tree: tuple) -> set[str]:
+    """What is to be carried out to have the value. Literals are none; an operation on numbers alone is one of its own,
+    so that 2 * 3 is not allowed by 2 * x."""
+    kind, parts = tree[0], parts_of(tree)
+    of_parts = [operations(part) for part in parts]
+    found = set().union(*of_parts)
+    if kind == "name":
+        return {"letter"}
+    if kind in ("number", "constant"):
+        return {"trivial power of ten", "e", "i", r"\pi"}.intersection(tree)
+    if kind == "^" and parts[1][0] == "number" and parts[1][1].denominator != 1:
+        return found | {"root"}
+    if kind in ("+", "*", "-", "/", "^") and tree != NEGATIVE_INFINITY:
+        numbers = sum(map(on_numbers, of_parts))
+        if numbers == len(parts) or kind in ("+", "*") and numbers > 1:
+            found.add(f"{kind} of numbers")
+        return found | ({kind} if numbers < len(parts) else set())
+    return found | ({FAMILIES.get(kind, kind)} if kind in VALUES else set())
+
+
+def on_numbers(operations: set[str]) -> bool:
+    return all(operation.endswith("of numbers") for operation in operations)
+
+
 def value(tree: tuple, point: dict):
     """A real or complex number of mpmath. Raises one of FAULTS for what has no value or is too large."""
     kind, parts = tree[0], parts_of(tree)

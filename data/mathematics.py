@@ -12,12 +12,12 @@ import unicodedata
 from functools import lru_cache
 
 from data import Problem
-from data.expressions import FAMILIES, FAULTS, INFINITY, NEGATIVE_INFINITY, REALS, VALUES
-from data.expressions import close, letters, parts_of, read, values_at_points
+from data.expressions import FAULTS, REALS, close, letters, on_numbers, operations, read, values_at_points
 
 START_OF_THINKING, END_OF_THINKING = "<think>", "</think>"
 INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
 LONGEST_ANSWER = 1000  # characters; what is longer is only compared as text
+_, LOWEST, HIGHEST = REALS  # the ends of what is not bounded
 
 
 # --- the answer in a completion ---------------------------------------------------------------------------------------
@@ -123,19 +123,21 @@ SPELLED = {  # other spellings of the same, separated by spaces
     "": r"\! \left \right \big \Big \bigg \Bigg \bigl \bigr \Bigl \Bigr \displaystyle \textstyle \limits \nolimits",
 }
 SPELLINGS = {other: one + " " * one[1:].isalpha() for one, others in SPELLED.items() for other in others.split()}
+TEXT = r"\\(?:text[a-z]*|math(?:rm|bf|it|sf|tt|normal)|mbox|operatorname\*?) ?"
 REWRITTEN = [(re.compile(pattern), new) for pattern, new in [  # one after the other
     (r"(?<!\\)\\ |(?<!~)~(?!~)|\s+", " "), (r"\\\{ ?\\\}", r"\\emptyset "), (r"\\mathbb ?\{? ?R ?\}?", r"\\reals "),
     (r"\\begin ?\{(?:[pbB]|small)?(?:matrix|array)\}(?: ?\{[clr| ]*\})?", r"\\matrix "),
     (r"\\end ?\{(?:[pbB]|small)?(?:matrix|array)\}", r"\\endmatrix "),
-    *[(r"\\(?:text[a-z]*|math(?:rm|bf|it|sf|tt|normal)|mbox|operatorname\*?) ?\{([^{}]*)\}",
-       lambda m: quoted(m[1]))] * 2, (r"\\(?:text|math)(?:bf|rm|it) ?(?=\{)", ""),
+    *[(rf"{TEXT}\{{ *(?!(?:e|i|or|and) *\}})([^\W\d_][^\d\\\"${{}}]*?) *\}}", r' "\1" '), (rf"{TEXT}\{{([^{{}}]*)\}}", r" \1 ")] * 2,
+    (rf"{TEXT}(?=\{{)", ""),
     (r"(?<![\\a-zA-Z])(sqrt|sin|cos|tan|log|ln|exp|pi)(?![a-zA-Z])", r"\\\1 "), (r"\binfinity\b", r"\\infty "),
     (r",? ?\b(?:or|and)\b ?", ", "), (r"\^ ?\{? ?\\circ(?![a-zA-Z]) ?\}?", ' "°" '),
     (r'"°" *"?([CF])(?![a-z])"?', r'"°\1"'),
     (r"^([^$]*)\$([^$]*)$", r"\1¤\2"), (r"\$", " "),  # one dollar is money, two are for mathematics
     # digits: mixed numbers, groups of three, millions
     (r"(?<=\d)\{,\}(?=\d)", ","), (r"(?<![\d.^_])(\d+) +(\d+) ?/ ?(\d+)(?![\d.])", r"\1\\frac{\2}{\3}"),
-    (r"(?<![\d.,])(?<!\d )\d{1,3}(?:(?:,\d{3})+|(?: \d{3})+)(?!,?\d| \d)", lambda m: joined(m)),
+    (r"(?<![\d.,])(?<!\d )\d{1,3}(?:(?:,\d{3})+(?![^([]*[])]|[^{]*\\\})|(?: \d{3})+)(?!,?\d| \d)",
+     lambda digits: re.sub("[ ,]", "", digits[0])),  # but within brackets commas separate numbers
     *[(rf'(?<=\d) *("?){name}(?![a-z]) ?', rf"*10^{{{power}}} \1") for name, power in
       {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}.items()],
     (r"^ ?\\\{ ?[a-z] ?(?:\\in ?\\reals *)?(?:\\mid|\\vert|[|:])(.*)\\\}$", r"\1"),  # { x | x > 2 }
@@ -167,24 +169,8 @@ def cleaned(text: str) -> str:
     return text
 
 
-def quoted(text: str) -> str:
-    """The content of LaTeX's \\text{}: words in quotes, but not numbers, signs and constants."""
-    is_text = re.fullmatch(r"\s*[^\W\d_][^\d\\\"$]*", text) and text.strip() not in ("e", "i", "or", "and")
-    return f' "{text.strip()}" ' if is_text else f" {text} "
-
-
-def joined(groups: re.Match) -> str:
-    """Digits in groups of three as one number; but within brackets commas separate numbers."""
-    before = groups.string[: groups.start()]
-    inside = len(re.findall(r"[(\[]|\\\{", before)) > len(re.findall(r"[)\]]|\\\}", before))
-    return groups[0] if inside and "," in groups[0] else re.sub("[ ,]", "", groups[0])
-
-
 def squeezed(text: str) -> str:
     return re.sub(r" (?!\w)|(?<!\w) ", "", text)
-
-
-# --- letters, words, times and bases ----------------------------------------------------------------------------------
 
 
 def as_choice(text: str) -> tuple[str, ...]:
@@ -228,8 +214,6 @@ BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven"
          "ten": "10", "twelve": "12", "sixteen": "16"}  # fmt: skip
 
 
-# --- units ------------------------------------------------------------------------------------------------------------
-
 # fmt: off
 NO_UNIT = set(  # behind a number these say that it is not the answer
     "not isnt is are was were be if than more less least most fewer wrong incorrect false maybe either neither nor but"
@@ -248,41 +232,35 @@ UNITS = {  # each in one spelling
     "day": "", "year": "", "mg": "milligram", "%": "percent", "": "unit", "^2": "square sq", "^3": "cubic", "/": "per",
 }
 # fmt: on
-TOKENS = re.compile(r"°?[^\W\d_]+|\S")
 UNIT_OF = {word: unit for unit, others in UNITS.items() for word in (unit, *others.split()) if word}
 
 
 def without_unit(text: str) -> tuple[str, str]:
-    """The text without units of money and what it is measured in, and these in one spelling; '' where it has none."""
+    """The text without its unit, and the unit in one spelling, '' for none. Letters may be variables, and words may say
+    anything: a unit is known, or it is said to be text, or it stands behind a number."""
     found = {one_spelling(symbol) for symbol in re.findall("[¤€£¥₹]", text)}
     text = re.sub("[¤€£¥₹]", "", text).strip()
     piece = r'(?:"[^"]*"|(?<![a-zA-Z\\])[a-zA-Z]+|¢)\.?(?: ?\^ ?\{?-?\d\}?)?'
-    match = re.fullmatch(rf"(.*?[^\s/])( *(?:{piece})(?:[ /]*(?:{piece}))*)", text)
-    if match and is_unit(match[1], match[2]):
-        text = re.sub(rf"{re.escape(match[2].strip())} ?(?=,)", "", match[1])
-        found |= {one_spelling(match[2])} - {""}
+    if match := re.fullmatch(rf"(.*?[^\s/])( *(?:{piece})(?:[ /]*(?:{piece}))*)", text):
+        before, unit = match.groups()
+        words = re.findall(r"°?[^\W\d_]+", unit.casefold())
+        known, shortest = all(one_spelling(word) in UNITS for word in words), min(map(len, words), default=1)
+        is_text = not re.search("[a-zA-Z]", re.sub('"[^"]*"', "", unit))
+        evident = is_text or re.fullmatch(r"[-\d./]+|-?\d*\\frac\{\d+\}\{\d+\}", before) and unit[0] == " "
+        is_unit = evident and (known or shortest > 2 - is_text) or known and shortest > 1
+        if is_unit and not NO_UNIT.intersection(words) and not re.search(r"[\\,]", unit):
+            text = re.sub(rf"{re.escape(unit.strip())} ?(?=,)", "", before)
+            found |= {one_spelling(unit)} - {""}
     if len(found) > 1 or "%%" in found:
         raise ValueError("two units")
     return text.strip(), "".join(found)
 
 
-def is_unit(before: str, unit: str) -> bool:
-    """Whether these words are a unit of what stands before: letters may be variables, and words may say anything."""
-    words = re.findall(r"°?[^\W\d_]+", unit.casefold())
-    if NO_UNIT.intersection(words) or re.search(r"[\\,]", unit):
-        return False
-    known = all(word in UNIT_OF or word.removesuffix("s") in UNIT_OF for word in words)
-    if not re.search("[a-zA-Z]", re.sub('"[^"]*"', "", unit)):  # all of it is said to be text
-        return known or min(map(len, words)) > 1
-    literal = re.fullmatch(r"[-\d./]+|-?\d*\\frac\{\d+\}\{\d+\}", before) and unit[0] == " "
-    return bool(known and (literal or min(map(len, words)) > 1) or literal and min(map(len, words)) > 2)
-
-
 def one_spelling(unit: str) -> str:
     """square meters, sq m and m^2 all as m^2; per as /."""
     unit = re.sub(r"\b(square|sq|cubic)\b\.? +([^\W\d_]+)", r"\2 \1", re.sub('[".{}]', "", unit.casefold()))
-    singular = [word if word in UNIT_OF or len(word) < 3 else word.removesuffix("s") for word in TOKENS.findall(unit)]
-    return "".join(UNIT_OF.get(word, word) for word in singular)
+    words = [(word, word.removesuffix("s") if len(word) > 2 else word) for word in re.findall(r"°?[^\W\d_]+|\S", unit)]
+    return "".join(UNIT_OF.get(word, UNIT_OF.get(singular, singular)) for word, singular in words)
 
 
 def same_quantity(wanted: str, given: str) -> bool:
@@ -344,7 +322,7 @@ def meaning_of_relation(signs: tuple, parts: tuple) -> tuple:
         if len(parts) == 2:  # x < 5 or 5 < x
             below = is_name(parts[0])
             signs = ("<", *signs) if below else (*signs, "<")
-            parts = (NEGATIVE_INFINITY, *parts) if below else (*parts, INFINITY)
+            parts = (LOWEST, *parts) if below else (*parts, HIGHEST)
         if len(parts) == 3 and is_name(parts[1]) and letters(parts[1]).isdisjoint(letters(("list", *parts[::2]))):
             return ("named", parts[1], ("[("[signs[0] == "<"] + "])"[signs[1] == "<"], *parts[::2]))
     return ("relation", signs, *parts)
@@ -352,7 +330,7 @@ def meaning_of_relation(signs: tuple, parts: tuple) -> tuple:
 
 def all_but(points: tuple) -> tuple:
     """The real numbers but these, as intervals."""
-    ends = [NEGATIVE_INFINITY, *sorted(points, key=lambda point: point[1]), INFINITY]
+    ends = [LOWEST, *sorted(points, key=lambda point: point[1]), HIGHEST]
     return (r"\cup", *(("()", low, high) for low, high in zip(ends, ends[1:])))
 
 
@@ -364,30 +342,6 @@ def is_name(tree: tuple) -> bool:
         of_capitals = all(part[0] == "name" and part[1][:1].isupper() for part in tree[1:])
         return of_capitals or len(tree) == 3 and tree[1][0] == "name" and tree[1][1] in "fghFGHP"
     return tree[0] == "name"
-
-
-def operations(tree: tuple) -> set[str]:
-    """What is to be carried out to have the value. Literals are none; an operation on numbers alone is one of its own,
-    so that 2 * 3 is not allowed by 2 * x."""
-    kind, parts = tree[0], parts_of(tree)
-    of_parts = [operations(part) for part in parts]
-    found = set().union(*of_parts)
-    if kind == "name":
-        return {"letter"}
-    if kind in ("number", "constant"):
-        return {"trivial power of ten", "e", "i", r"\pi"}.intersection(tree)
-    if kind == "^" and parts[1][0] == "number" and parts[1][1].denominator != 1:
-        return found | {"root"}
-    if kind in ("+", "*", "-", "/", "^") and tree != NEGATIVE_INFINITY:
-        numbers = sum(map(on_numbers, of_parts))
-        if numbers == len(parts) or kind in ("+", "*") and numbers > 1:
-            found.add(f"{kind} of numbers")
-        return found | ({kind} if numbers < len(parts) else set())
-    return found | ({FAMILIES.get(kind, kind)} if kind in VALUES else set())
-
-
-def on_numbers(operations: set[str]) -> bool:
-    return all(operation.endswith("of numbers") for operation in operations)
 
 
 def may_use(wanted: tuple, given: tuple) -> bool:
