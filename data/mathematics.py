@@ -78,13 +78,14 @@ def copied(problem: Problem, answer: str) -> bool:
         return False
     try:
         tree = read(given)
+        is_task = operations(meaning(tree)) - {"letter"}
     except FAULTS:  # with a unit
         return False
-    is_inequality = tree[0] == "relation" and not {"=", r"\in"}.issuperset(tree[1])
-    is_literal = tree[0] == "number" and tree[2] in ("unreduced", "power of ten")
+    is_task |= tree[0] == "relation" and set(tree[1]) - {"=", r"\in"} or set()
+    is_task |= tree[0] == "number" and {tree[2]} & {"unreduced", "power of ten"} or set()
     start = r"(?<![\d.^])" + r"\b" * given[0].isalnum()
     stands = re.search(rf"{start}{re.escape(given)}(?![\w^])", squeezed(cleaned(problem.prompt)))
-    return bool(stands and (is_inequality or is_literal or operations(meaning(tree)) - {"letter"}))
+    return bool(is_task and stands)
 
 
 # --- two answers, as texts --------------------------------------------------------------------------------------------
@@ -98,8 +99,11 @@ def equal(reference: str, answer: str) -> bool:
     wanted, given = cleaned(reference), cleaned(answer)
     if squeezed(wanted) == squeezed(given) or not given:
         return bool(given)
-    if as_choice(wanted) or any(as_choice(given)[1:]):
-        return same_choice(wanted, given)
+    (letter, right), (chosen, said) = as_choice(wanted), as_choice(given)
+    if letter and chosen and not (right and said):
+        return letter == chosen and not re.search(HEDGED, said)
+    if letter or chosen and said:  # 12 is right for (D) 12
+        return (not letter or chosen in ("", letter)) and equal(right, said)
     if as_words(wanted):
         return as_words(wanted) == as_words(given)
     (right, mark), (said, other) = marked(wanted), marked(given)
@@ -113,9 +117,9 @@ def equal(reference: str, answer: str) -> bool:
 
 # fmt: off
 SPELLED = {  # other spellings of the same, separated by spaces
-    "-": "− – — ‒ ﹣", "*": r"\times \cdot \ast × · ⋅ ∙ • ∗", "/": "∕ ⁄", "<": r"\lt", ">": r"\gt", "|": r"\lvert \rvert",
-    r"\le": r"<= \leq \leqslant ≤ ⩽", r"\ge": r">= \geq \geqslant ≥ ⩾", r"\ne": r"!= \neq ≠", "=": r"\approx ≈ ≃", r"\pm": "±",
-    r"\infty": "∞", r"\pi": "π", r"\theta": "θ", r"\alpha": "α", r"\beta": "β", r"\phi": "φ", r"\omega": "ω",
+    "-": "− – — ‒ ﹣", "*": r"\times \cdot \ast × · ⋅ ∙ • ∗", "/": "∕ ⁄", "<": r"\lt", ">": r"\gt",
+    r"\le": r"<= \leq \leqslant ≤ ⩽", r"\ge": r">= \geq \geqslant ≥ ⩾", r"\ne": r"!= \neq ≠",
+    "=": r"\approx ≈ ≃", "|": r"\lvert \rvert", r"\pm": "±", r"\infty": "∞", r"\pi": "π", r"\theta": "θ", r"\alpha": "α", r"\beta": "β", r"\phi": "φ", r"\omega": "ω",
     r"\lambda": "λ", r"\cup": "∪", r"\emptyset": r"∅ \varnothing", r"\in": "∈", r"\setminus": r"\backslash",
     r"\angle": "∠", r"\{": r"\lbrace", r"\}": r"\rbrace", "(": r"\langle ⟨ 〈", ")": r"\rangle ⟩ 〉", '"': "“ ” „",
     "'": "’ ‘", r"\frac": r"\dfrac \tfrac \cfrac", r"\binom": r"\dbinom \tbinom", "¤": r"\$", "^\\circ": r"° \degree",
@@ -128,8 +132,8 @@ REWRITTEN = [(re.compile(pattern), new) for pattern, new in [  # one after the o
     (r"(?<!\\)\\ |(?<!~)~(?!~)|\s+", " "), (r"\\\{ ?\\\}", r"\\emptyset "), (r"\\mathbb ?\{? ?R ?\}?", r"\\reals "),
     (r"\\begin ?\{(?:[pbB]|small)?(?:matrix|array)\}(?: ?\{[clr| ]*\})?", r"\\matrix "),
     (r"\\end ?\{(?:[pbB]|small)?(?:matrix|array)\}", r"\\endmatrix "),
-    *[(rf"{TEXT}\{{ *(?!(?:e|i|or|and) *\}})([^\W\d_][^\d\\\"${{}}]*?) *\}}", r' "\1" '), (rf"{TEXT}\{{([^{{}}]*)\}}", r" \1 ")] * 2,
-    (rf"{TEXT}(?=\{{)", ""),
+    *[(rf"{TEXT}\{{ *(?!(?:e|i|or|and) *\}})([^\W\d_][^\d\\\"${{}}]*?) *\}}", r' "\1" '),  # words, and all else
+      (rf"{TEXT}\{{([^{{}}]*)\}}", r" \1 ")] * 2, (rf"{TEXT}(?=\{{)", ""),
     (r"(?<![\\a-zA-Z])(sqrt|sin|cos|tan|log|ln|exp|pi)(?![a-zA-Z])", r"\\\1 "), (r"\binfinity\b", r"\\infty "),
     (r",? ?\b(?:or|and)\b ?", ", "), (r"\^ ?\{? ?\\circ(?![a-zA-Z]) ?\}?", ' "°" '),
     (r'"°" *"?([CF])(?![a-z])"?', r'"°\1"'),
@@ -173,23 +177,14 @@ def squeezed(text: str) -> str:
     return re.sub(r" (?!\w)|(?<!\w) ", "", text)
 
 
-def as_choice(text: str) -> tuple[str, ...]:
-    """The letter of a multiple choice, and what stands behind it: D, (D) 12, D. 12; () for anything else."""
-    pattern = r"(?:(?:option|choice|answer) ?:? ?)?(?:\(([A-Z])\)|([A-Z])(?=[.):](?: |$)|$))[.):, ]*(.*)"
-    match = re.fullmatch(pattern, text.replace('"', ""), flags=re.IGNORECASE)
-    letter = match and (match[1] or match[2])
-    return (letter, match[3]) if match and letter.isupper() else ()
+def as_choice(text: str) -> tuple[str, str]:
+    """The letter of a multiple choice, '' for none, and what stands behind it: D, (D) 12, D. 12."""
+    pattern = r"(?:(?i:option|choice|answer) ?:? ?)?(?:\(([A-Z])\)|([A-Z])(?=[.):](?: |$)|$))[.):, ]*(.*)"
+    match = re.fullmatch(pattern, text.replace('"', ""))
+    return (match[1] or match[2], match[3]) if match else ("", text)
 
 
-def same_choice(wanted: str, given: str) -> bool:
-    """Whether the letters are the same, and what stands behind them where both have it; 12 is right for (D) 12."""
-    right, chosen = as_choice(wanted), as_choice(given)
-    if not right or not chosen:
-        return equal(right[1] if right else wanted, chosen[1] if chosen else given)
-    if right[1] and chosen[1]:
-        return right[0] == chosen[0] and equal(right[1], chosen[1])
-    hedged = re.search(r"(?<![A-Za-z\\])[A-Z](?![A-Za-z])|\b(?:not|nor|neither|wrong|incorrect)\b", chosen[1])
-    return right[0] == chosen[0] and not hedged
+HEDGED = r"(?<![A-Za-z\\])[A-Z](?![A-Za-z])|\b(?:not|nor|neither|wrong|incorrect)\b"
 
 
 def as_words(text: str) -> str:
@@ -216,12 +211,12 @@ BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven"
 
 # fmt: off
 NO_UNIT = set(  # behind a number these say that it is not the answer
-    "not isnt is are was were be if than more less least most fewer wrong incorrect false maybe either neither nor but"
-    " plus minus times squared cubed factorial mod modulo gcd lcm over choose root to through until between about dozen"
-    " dozens score half halves third thirds quarter fourth fourths fifth fifths sixth sixths eighth eighths tenth tenths"
-    " hundred hundredth hundredths thousandth thousandths one two three four five six seven eight nine ten zero pi"
-    " double twice triple instead rather except unless possibly alternatively th st nd rd rounded approximately negative"
-    " below base roughly estimated".split()
+    "not isnt is are was were be if than more less least most fewer wrong incorrect false maybe either neither nor"
+    " but plus minus times squared cubed factorial mod modulo gcd lcm over choose root to through until between about"
+    " dozen dozens score half halves third thirds quarter fourth fourths fifth fifths sixth sixths eighth eighths"
+    " tenth tenths hundred hundredth hundredths thousandth thousandths one two three four five six seven eight nine"
+    " ten zero pi double twice triple instead rather except unless possibly alternatively th st nd rd rounded"
+    " approximately negative below base roughly estimated".split()
 )
 UNITS = {  # each in one spelling
     "cm": "centimeter centimetre", "m": "meter metre", "km": "kilometer kilometre", "mm": "millimeter millimetre",
