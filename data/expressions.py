@@ -40,6 +40,7 @@ CLOSING = {"(": ")]", "[": ")]", "{": "}", "|": "|", r"\{": [r"\}"], r"\lfloor":
 STARTS_FACTOR = {"{", "(", "[", r"\frac", r"\sqrt", r"\pi", r"\binom", *GREEK, *FAMILIES}
 INFINITY, NEGATIVE_INFINITY = ("constant", r"\infty"), ("-", ("constant", r"\infty"))
 REALS = ("()", NEGATIVE_INFINITY, INFINITY)
+LEAVES = {r"\emptyset": ("set",), r"\reals": REALS, **{name: ("constant", name) for name in CONSTANTS}}
 # fmt: on
 
 
@@ -139,13 +140,13 @@ class Reader:
         token, self.at = self.next, self.at + 1
         if re.match(r"\.?\d", token):
             return self.number(token)
-        if token in CONSTANTS:
-            return ("constant", token)
+        if token in LEAVES:
+            return LEAVES[token]
         if token.isalpha() or token in GREEK or token[:1] == '"':
             name = token.strip('"').casefold() if len(token) > 3 else token.strip('"')
-            while self.take("'"):
-                name += "'"
-            return ("name", name + "_" + self.raw() if self.take("_") else name)
+            while mark := self.take("'", "_"):
+                name += mark + (self.raw() if mark == "_" else "")
+            return ("name", name)
         if token in (r"\angle", r"\triangle", r"\overline", r"\vec"):
             name = token + self.raw()
             while self.next.isalpha():
@@ -165,8 +166,6 @@ class Reader:
             return joined("^", tree, exponent) if exponent else tree
         if token == r"\matrix":
             return self.matrix()
-        if token in (r"\emptyset", r"\reals"):
-            return REALS if token == r"\reals" else ("set",)
         raise ValueError(f"{token!r} is not known")
 
     def number(self, digits: str) -> tuple:

@@ -149,6 +149,26 @@ REWRITTEN = [(re.compile(pattern), new) for pattern, new in [  # one after the o
 ]]
 WRAPPED = [r"\*(.+)\*", "`([^`]+)`", '"([^"]*)"', r"(?:\\(?:boxed|fbox) ?)?\{(.*)\}", "=(.*)",
            r"(.*[^.])[.,;:]", r"(.*)\\\\"]
+HEDGED = r"(?<![A-Za-z\\])[A-Z](?![A-Za-z])|\b(?:not|nor|neither|wrong|incorrect)\b"  # behind a choice
+BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9",
+         "ten": "10", "twelve": "12", "sixteen": "16"}
+NO_UNIT = set(  # behind a number these say that it is not the answer
+    "not isnt is are was were be if than more less least most fewer wrong incorrect false maybe either neither nor"
+    " but plus minus times squared cubed factorial mod modulo gcd lcm over choose root to through until between about"
+    " dozen dozens score half halves third thirds quarter fourth fourths fifth fifths sixth sixths eighth eighths"
+    " tenth tenths hundred hundredth hundredths thousandth thousandths one two three four five six seven eight nine"
+    " ten zero pi double twice triple instead rather except unless possibly alternatively th st nd rd rounded"
+    " approximately negative below base roughly estimated".split()
+)
+UNITS = {  # each in one spelling
+    "cm": "centimeter centimetre", "m": "meter metre", "km": "kilometer kilometre", "mm": "millimeter millimetre",
+    "in": "inch inches", "ft": "foot feet", "yd": "yard", "mi": "mile", "g": "gram", "kg": "kilogram",
+    "lb": "lbs pound £", "oz": "ounce", "l": "liter litre", "ml": "milliliter millilitre", "s": "sec second",
+    "min": "minute", "h": "hr hour", "$": "¤ dollar usd", "€": "euro eur", "¢": "cent", "¥": "yen", "₹": "rupee",
+    "°": "degree deg", "°c": "celsius", "°f": "fahrenheit", "rad": "radian", "mi/h": "mph", "km/h": "kph kmh",
+    "day": "", "year": "", "mg": "milligram", "%": "percent", "": "unit", "^2": "square sq", "^3": "cubic", "/": "per",
+}
+UNIT_OF = {word: unit for unit, others in UNITS.items() for word in (unit, *others.split()) if word}
 # fmt: on
 
 
@@ -184,9 +204,6 @@ def as_choice(text: str) -> tuple[str, str]:
     return (match[1] or match[2], match[3]) if match else ("", text)
 
 
-HEDGED = r"(?<![A-Za-z\\])[A-Z](?![A-Za-z])|\b(?:not|nor|neither|wrong|incorrect)\b"
-
-
 def as_words(text: str) -> str:
     """What is compared of a sentence, of a word, or of letters alone such as ABCD; '' for anything else."""
     text = text.replace('"', " ").strip().casefold()
@@ -203,31 +220,6 @@ def marked(text: str) -> tuple[str, str]:
     base = BASES.get(based[2], based[2]) if based else ""
     is_based = base.isdigit() and int(base) <= 16 and all(int(digit, 16) < int(base) for digit in based[1])
     return (based[1], base) if is_based else (text, "")
-
-
-BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9",
-         "ten": "10", "twelve": "12", "sixteen": "16"}  # fmt: skip
-
-
-# fmt: off
-NO_UNIT = set(  # behind a number these say that it is not the answer
-    "not isnt is are was were be if than more less least most fewer wrong incorrect false maybe either neither nor"
-    " but plus minus times squared cubed factorial mod modulo gcd lcm over choose root to through until between about"
-    " dozen dozens score half halves third thirds quarter fourth fourths fifth fifths sixth sixths eighth eighths"
-    " tenth tenths hundred hundredth hundredths thousandth thousandths one two three four five six seven eight nine"
-    " ten zero pi double twice triple instead rather except unless possibly alternatively th st nd rd rounded"
-    " approximately negative below base roughly estimated".split()
-)
-UNITS = {  # each in one spelling
-    "cm": "centimeter centimetre", "m": "meter metre", "km": "kilometer kilometre", "mm": "millimeter millimetre",
-    "in": "inch inches", "ft": "foot feet", "yd": "yard", "mi": "mile", "g": "gram", "kg": "kilogram",
-    "lb": "lbs pound £", "oz": "ounce", "l": "liter litre", "ml": "milliliter millilitre", "s": "sec second",
-    "min": "minute", "h": "hr hour", "$": "¤ dollar usd", "€": "euro eur", "¢": "cent", "¥": "yen", "₹": "rupee",
-    "°": "degree deg", "°c": "celsius", "°f": "fahrenheit", "rad": "radian", "mi/h": "mph", "km/h": "kph kmh",
-    "day": "", "year": "", "mg": "milligram", "%": "percent", "": "unit", "^2": "square sq", "^3": "cubic", "/": "per",
-}
-# fmt: on
-UNIT_OF = {word: unit for unit, others in UNITS.items() for word in (unit, *others.split()) if word}
 
 
 def without_unit(text: str) -> tuple[str, str]:
@@ -282,8 +274,9 @@ def meaning(tree: tuple) -> tuple:
     kind = tree[0]
     if kind == "relation":
         return meaning_of_relation(tree[1], tree[2:])
-    if kind == r"\setminus" and tree[1] == REALS and tree[2][0] == "set":
-        return all_but(tree[2][1:])
+    if kind == r"\setminus" and tree[1] == REALS and tree[2][0] == "set":  # all but some numbers
+        ends = [LOWEST, *sorted(tree[2][1:], key=lambda number: number[1]), HIGHEST]
+        return (r"\cup", *(("()", low, high) for low, high in zip(ends, ends[1:])))
     if kind not in ("list", "set"):
         return tree
     items = [meaning(item) for item in tree[1:]]
@@ -310,7 +303,8 @@ def meaning_of_relation(signs: tuple, parts: tuple) -> tuple:
         if all(steps) and parts[0][1] not in letters(value):  # x = 6/2 = 3
             return ("named", parts[0], value) if named else value
     if signs in ((r"\in",), (r"\ne",)) and is_name(parts[0]):
-        return ("named", parts[0], meaning(parts[1]) if signs[0] == r"\in" else all_but(parts[1:]))
+        values = parts[1] if signs[0] == r"\in" else (r"\setminus", REALS, ("set", parts[1]))
+        return ("named", parts[0], meaning(values))
     if set(signs) <= {">", r"\ge"}:
         signs, parts = tuple({">": "<", r"\ge": r"\le"}[sign] for sign in signs[::-1]), parts[::-1]
     if set(signs) <= {"<", r"\le"}:
@@ -321,12 +315,6 @@ def meaning_of_relation(signs: tuple, parts: tuple) -> tuple:
         if len(parts) == 3 and is_name(parts[1]) and letters(parts[1]).isdisjoint(letters(("list", *parts[::2]))):
             return ("named", parts[1], ("[("[signs[0] == "<"] + "])"[signs[1] == "<"], *parts[::2]))
     return ("relation", signs, *parts)
-
-
-def all_but(points: tuple) -> tuple:
-    """The real numbers but these, as intervals."""
-    ends = [LOWEST, *sorted(points, key=lambda point: point[1]), HIGHEST]
-    return (r"\cup", *(("()", low, high) for low, high in zip(ends, ends[1:])))
 
 
 def is_name(tree: tuple) -> bool:
@@ -363,24 +351,21 @@ def same(wanted: tuple, given: tuple) -> bool:
         return kinds <= {"relation", "named"} and same_equation(wanted, given)
     if "named" in kinds:
         return same(*(tree[2] if tree[0] == "named" else tree for tree in (wanted, given)))
-    if kinds & {"list", "set"} or kinds == {r"\cup"}:
+    if kinds & {"list", "set"} or kinds == {r"\cup"}:  # in any order
         groups = {"list", "set"} if r"\cup" not in kinds else {r"\cup"}
-        return same_in_any_order(*(list(tree[1:]) if tree[0] in groups else [tree] for tree in (wanted, given)))
+        left, items = [list(tree[1:]) if tree[0] in groups else [tree] for tree in (wanted, given)]
+        for item in items:
+            match = next((other for other in left if same(other, item)), ())
+            if not match:
+                return False
+            left.remove(match)
+        return not left
     if len(kinds) == 1 and kinds <= {"()", "[]", "(]", "[)", "matrix", "row"}:
         return len(wanted) == len(given) and all(map(same, wanted[1:], given[1:]))
     if kinds == {"number"}:  # a decimal with two places or more may be given with more of them
         difference = abs(wanted[1] - given[1])
         return difference == 0 or wanted[3] >= 2 and difference * 2 * 10 ** wanted[3] <= 1
     return all(close(*pair) for pair in values_at_points(wanted, given))
-
-
-def same_in_any_order(wanted: list, given: list) -> bool:
-    for tree in given:
-        match = next((other for other in wanted if same(other, tree)), None)
-        if match is None:
-            return False
-        wanted.remove(match)
-    return not wanted
 
 
 def same_equation(wanted: tuple, given: tuple) -> bool:
