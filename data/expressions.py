@@ -16,9 +16,10 @@ import mpmath
 
 DEEPEST = 20  # brackets within each other
 LARGEST_ARGUMENT = 1000  # of functions that grow or turn, and of powers of ten
-MOST_DIGITS = 1000  # of a power; two numbers that agree in so many are the same, since no answer can write more
+MOST_DIGITS = 300  # of a power; two numbers that agree in so many are the same
+LARGEST_FRACTION = 10 ** (MOST_DIGITS // 2 - 10)  # above and below; no such fraction is so near to a root or to pi
 mp = mpmath.MPContext()
-mp.dps = MOST_DIGITS + 100
+mp.dps = MOST_DIGITS + 50
 FAULTS = (ArithmeticError, ValueError, TypeError, RecursionError)  # of reading and computing
 
 # fmt: off
@@ -61,7 +62,7 @@ class Reader:
     """Recursive descent. Each method reads what its name says, and returns its tree."""
 
     def __init__(self, tokens: list[str]):
-        self.tokens, self.at, self.depth, self.bars = tokens, 0, 0, 0
+        self.tokens, self.at, self.open = tokens, 0, []
 
     @property
     def next(self) -> str:
@@ -110,7 +111,7 @@ class Reader:
     def starts_factor(self) -> bool:
         """Whether a factor follows without a sign; a number never does."""
         token = self.next
-        return token in STARTS_FACTOR or token.isalpha() or token[:1] == '"' or token == "|" and not self.bars
+        return token in STARTS_FACTOR or token.isalpha() or token[:1] == '"' or token == "|" not in self.open
 
     def signed(self) -> tuple:
         minus, tree = self.take("+", "-") == "-", self.power()
@@ -147,11 +148,6 @@ class Reader:
             while mark := self.take("'", "_"):
                 name += mark + (self.raw() if mark == "_" else "")
             return ("name", name)
-        if token in (r"\angle", r"\triangle", r"\overline", r"\vec"):
-            name = token + self.raw()
-            while self.next.isalpha():
-                name += self.raw()
-            return ("name", name)
         if token in CLOSING:
             return self.bracket(token)
         if token in (r"\frac", r"\binom"):
@@ -183,14 +179,12 @@ class Reader:
         return literal
 
     def bracket(self, opening: str) -> tuple:
-        self.depth += 1
-        self.bars += opening == "|"
-        if self.depth > DEEPEST:
+        self.open.append(opening)
+        if len(self.open) > DEEPEST:
             raise ValueError("brackets are nested too deep")
         items = self.items()
         brackets = opening + self.take(*CLOSING[opening], needed=True)
-        self.depth -= 1
-        self.bars -= opening == "|"
+        self.open.pop()
         if brackets in ("()", "[]", "{}") and len(items) == 1:
             return items[0]
         return ({r"\{": "set", "(": brackets, "[": brackets}.get(opening, opening), *items)
@@ -268,6 +262,8 @@ def value(tree: tuple, point: dict):
     """A real or complex number of mpmath. Raises one of FAULTS for what has no value or is too large."""
     kind, parts = tree[0], parts_of(tree)
     if kind == "number":
+        if max(abs(tree[1].numerator), tree[1].denominator) > LARGEST_FRACTION:
+            raise ValueError("a number has too many digits")
         return mp.mpf(tree[1].numerator) / tree[1].denominator
     if kind in ("name", "constant"):
         return point[tree[1]] if kind == "name" else +CONSTANTS[tree[1]]
@@ -280,19 +276,18 @@ def value(tree: tuple, point: dict):
         return -mp.power(-base, exponent) if odd and mp.im(base) == 0 > mp.re(base) else mp.power(base, exponent)
     if kind[0] in "!\\" and kind not in (r"\ln", r"\log") and max(map(abs, values)) > LARGEST_ARGUMENT:
         raise ValueError("an argument is too large")
-    if kind not in VALUES or kind in ("!", r"\binom") and not all(map(mp.isint, values)):
+    if kind not in VALUES:
         raise ValueError(f"a {kind} has no value")
     return VALUES[kind](*values)
 
 
-def values_at_points(*trees: tuple) -> list[tuple]:
-    """The values of the trees where letters are numbers drawn by chance, with all combinations of two signs."""
-    names, rng, values = sorted(set().union(*map(letters, trees))), random.Random(0), []
+def values_at_points(*trees: tuple):
+    """Yields the values of the trees where letters are numbers drawn by chance, in all combinations of two signs."""
+    names, rng = sorted(set().union(*map(letters, trees))), random.Random(0)
     for signs in [(1, 1), (-1, 1), (1, -1), (-1, -1)][: 4 if names else 1]:
         size = {name: mp.mpf(rng.randint(1, 999)) / rng.randint(100, 999) for name in names}
         point = {name: signs[i % 2] * size[name] for i, name in enumerate(names)}
-        values.append(tuple(value(tree, point) for tree in trees))
-    return values
+        yield tuple(value(tree, point) for tree in trees)
 
 
 def close(a, b) -> bool:

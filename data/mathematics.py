@@ -119,8 +119,8 @@ def equal(reference: str, answer: str) -> bool:
 SPELLED = {  # other spellings of the same, separated by spaces
     "-": "− – — ‒ ﹣", "*": r"\times \cdot \ast × · ⋅ ∙ • ∗", "/": "∕ ⁄", "<": r"\lt", ">": r"\gt",
     r"\le": r"<= \leq \leqslant ≤ ⩽", r"\ge": r">= \geq \geqslant ≥ ⩾", r"\ne": r"!= \neq ≠",
-    "=": r"\approx ≈ ≃", "|": r"\lvert \rvert", r"\pm": "±", r"\infty": "∞", r"\pi": "π", r"\theta": "θ", r"\alpha": "α", r"\beta": "β", r"\phi": "φ", r"\omega": "ω",
-    r"\lambda": "λ", r"\cup": "∪", r"\emptyset": r"∅ \varnothing", r"\in": "∈", r"\setminus": r"\backslash",
+    "=": r"\approx ≈ ≃", "|": r"\lvert \rvert", r"\pm": "±", r"\infty": "∞", r"\pi": "π", r"\theta": "θ",
+    r"\alpha": "α", r"\beta": "β", r"\phi": "φ", r"\omega": "ω", r"\lambda": "λ", r"\cup": "∪", r"\emptyset": r"∅ \varnothing", r"\in": "∈", r"\setminus": r"\backslash",
     r"\angle": "∠", r"\{": r"\lbrace", r"\}": r"\rbrace", "(": r"\langle ⟨ 〈", ")": r"\rangle ⟩ 〉", '"': "“ ” „",
     "'": "’ ‘", r"\frac": r"\dfrac \tfrac \cfrac", r"\binom": r"\dbinom \tbinom", "¤": r"\$", "^\\circ": r"° \degree",
     ' "%" ': r"% \%", ", ": r"\lor \vee", " ": r"\, \; \: \> \( \) \[ \] \quad \qquad \thinspace",
@@ -136,7 +136,7 @@ REWRITTEN = [(re.compile(pattern), new) for pattern, new in [  # one after the o
       (rf"{TEXT}\{{([^{{}}]*)\}}", r" \1 ")] * 2, (rf"{TEXT}(?=\{{)", ""),
     (r"(?<![\\a-zA-Z])(sqrt|sin|cos|tan|log|ln|exp|pi)(?![a-zA-Z])", r"\\\1 "), (r"\binfinity\b", r"\\infty "),
     (r",? ?\b(?:or|and)\b ?", ", "), (r"\^ ?\{? ?\\circ(?![a-zA-Z]) ?\}?", ' "°" '),
-    (r'"°" *"?([CF])(?![a-z])"?', r'"°\1"'),
+    (r'"°" *"?([CF])(?![a-z])"?', r'"°\1"'), (r"^ ?\\(?:angle|triangle|overline|vec) ?\{?([a-zA-Z]+)\}? ?=", r'"\1" ='),
     (r"^([^$]*)\$([^$]*)$", r"\1¤\2"), (r"\$", " "),  # one dollar is money, two are for mathematics
     # digits: mixed numbers, groups of three, millions
     (r"(?<=\d)\{,\}(?=\d)", ","), (r"(?<![\d.^_])(\d+) +(\d+) ?/ ?(\d+)(?![\d.])", r"\1\\frac{\2}{\3}"),
@@ -378,5 +378,5 @@ def same_equation(wanted: tuple, given: tuple) -> bool:
         sides.append(("+", left, ("-", right)))
     if letters(sides[0]) != letters(sides[1]) or len(letters(sides[0])) < 2 and wanted[0] == "named":
         return False
-    pairs = values_at_points(*sides)
+    pairs = list(values_at_points(*sides))
     return all(pairs[0]) and all(close(a * pairs[0][1], b * pairs[0][0]) for a, b in pairs)
