@@ -120,9 +120,10 @@ SPELLED = {  # other spellings of the same, separated by spaces
     "-": "− – — ‒ ﹣", "*": r"\times \cdot \ast × · ⋅ ∙ • ∗", "/": "∕ ⁄", "<": r"\lt", ">": r"\gt",
     r"\le": r"<= \leq \leqslant ≤ ⩽", r"\ge": r">= \geq \geqslant ≥ ⩾", r"\ne": r"!= \neq ≠",
     "=": r"\approx ≈ ≃", "|": r"\lvert \rvert", r"\pm": "±", r"\infty": "∞", r"\pi": "π", r"\theta": "θ",
-    r"\alpha": "α", r"\beta": "β", r"\phi": "φ", r"\omega": "ω", r"\lambda": "λ", r"\cup": "∪", r"\emptyset": r"∅ \varnothing", r"\in": "∈", r"\setminus": r"\backslash",
-    r"\angle": "∠", r"\{": r"\lbrace", r"\}": r"\rbrace", "(": r"\langle ⟨ 〈", ")": r"\rangle ⟩ 〉", '"': "“ ” „",
-    "'": "’ ‘", r"\frac": r"\dfrac \tfrac \cfrac", r"\binom": r"\dbinom \tbinom", "¤": r"\$", "^\\circ": r"° \degree",
+    r"\alpha": "α", r"\beta": "β", r"\phi": "φ", r"\omega": "ω", r"\lambda": "λ", r"\cup": "∪", r"\in": "∈",
+    r"\emptyset": r"∅ \varnothing", r"\setminus": r"\backslash", r"\angle": "∠", r"\{": r"\lbrace", r"\}": r"\rbrace",
+    "(": r"\langle ⟨ 〈", ")": r"\rangle ⟩ 〉", '"': "“ ” „", "'": "’ ‘",
+    r"\frac": r"\dfrac \tfrac \cfrac", r"\binom": r"\dbinom \tbinom", "¤": r"\$", r"^\circ": r"° \degree",
     ' "%" ': r"% \%", ", ": r"\lor \vee", " ": r"\, \; \: \> \( \) \[ \] \quad \qquad \thinspace",
     "": r"\! \left \right \big \Big \bigg \Bigg \bigl \bigr \Bigl \Bigr \displaystyle \textstyle \limits \nolimits",
 }

@@ -2,6 +2,8 @@ r"""Pairs of a wanted answer and one that is given, with the verdict and why; `r
 
 The rule: right is the wanted answer in another accepted way of writing, wrong is a task that evaluates to it."""
 
+from math import isqrt
+
 RIGHT, WRONG = True, False
 
 # fmt: off
@@ -297,7 +299,9 @@ PAIRS = {
     (r"9^{9^{9^{9}}}", "1", WRONG, "too large"), ("(x+1)^{100000}", "x^{100000}+1", WRONG, "too large"),
     (r"e^{x}", r"e^{e^{e^{e^{x}}}}", WRONG, "too large"), ("n!", "(((n!)!)!)!", WRONG, "too large"),
     (r"\sin x", r"\sin(10^{900}x)", WRONG, "too large"), ("2^n", "2^{2^{2^{2^{n+9}}}}", WRONG, "too large"),
-    (r"\sqrt2", r"\sqrt{" * 18 + "2" + "}" * 18, WRONG, "value"),
+    (r"\sqrt2", r"\sqrt{" * 18 + "2" + "}" * 18, WRONG, "value"), ("1,2,3,x", "x^x+" * 240 + "x", WRONG, "many powers"),
+    (r"\sqrt2", f"1.{isqrt(2 * 10**900) % 10**450}", WRONG, "rounded"),
+    (r"\sqrt2", f"{isqrt(2 * 10**900)}/{10**450}", WRONG, "rounded"),
 ],
 }
 # fmt: on
