@@ -39,8 +39,7 @@ VALUES = {
 }
 CLOSING = {"(": ")]", "[": ")]", "{": "}", "|": "|", r"\{": [r"\}"], r"\lfloor": [r"\rfloor"], r"\lceil": [r"\rceil"]}
 STARTS_FACTOR = {"{", "(", "[", r"\frac", r"\sqrt", r"\pi", r"\binom", *GREEK, *FAMILIES}
-INFINITY, NEGATIVE_INFINITY = ("constant", r"\infty"), ("-", ("constant", r"\infty"))
-REALS = ("()", NEGATIVE_INFINITY, INFINITY)
+REALS = ("()", ("-", ("constant", r"\infty")), ("constant", r"\infty"))
 LEAVES = {r"\emptyset": ("set",), r"\reals": REALS, **{name: ("constant", name) for name in CONSTANTS}}
 # fmt: on
 
@@ -111,7 +110,7 @@ class Reader:
     def starts_factor(self) -> bool:
         """Whether a factor follows without a sign; a number never does."""
         token = self.next
-        return token in STARTS_FACTOR or token.isalpha() or token[:1] == '"' or token == "|" not in self.open
+        return token in STARTS_FACTOR or token.isalpha() or token[:1] == '"' or token == "|" and "|" not in self.open
 
     def signed(self) -> tuple:
         minus, tree = self.take("+", "-") == "-", self.power()
@@ -132,9 +131,12 @@ class Reader:
 
     def raw(self) -> str:
         """The text of an argument."""
-        start, self.at = self.at, self.at + 1
-        while self.tokens[start : start + 1] == ["{"] and self.tokens[self.at - 1] != "}" and self.next:
+        start, is_group = self.at, self.next == "{"
+        while is_group and self.next not in ("", "}"):
             self.at += 1
+        self.at += 1
+        if self.at > len(self.tokens):
+            raise ValueError("an argument is missing or not closed")
         return "".join(self.tokens[start : self.at]).strip("{}")
 
     def atom(self) -> tuple:
@@ -246,7 +248,7 @@ def operations(tree: tuple) -> set[str]:
         return {"trivial power of ten", "e", "i", r"\pi"}.intersection(tree)
     if kind == "^" and parts[1][0] == "number" and parts[1][1].denominator != 1:
         return found | {"root"}
-    if kind in ("+", "*", "-", "/", "^") and tree != NEGATIVE_INFINITY:
+    if kind in ("+", "*", "-", "/", "^") and tree != REALS[1]:
         numbers = sum(map(on_numbers, of_parts))
         if numbers == len(parts) or kind in ("+", "*") and numbers > 1:
             found.add(f"{kind} of numbers")
@@ -274,10 +276,9 @@ def value(tree: tuple, point: dict):
             raise ValueError("a power is too large")
         odd = parts[1][0] == "number" and parts[1][1].numerator % 2 == parts[1][1].denominator % 2 == 1
         return -mp.power(-base, exponent) if odd and mp.im(base) == 0 > mp.re(base) else mp.power(base, exponent)
-    if kind[0] in "!\\" and kind not in (r"\ln", r"\log") and max(map(abs, values)) > LARGEST_ARGUMENT:
-        raise ValueError("an argument is too large")
-    if kind not in VALUES:
-        raise ValueError(f"a {kind} has no value")
+    grows = kind[0] in "!\\" and kind not in (r"\ln", r"\log")
+    if kind not in VALUES or grows and max(map(abs, values)) > LARGEST_ARGUMENT:
+        raise ValueError(f"{kind} has no value here, or one that is too large")
     return VALUES[kind](*values)
 
 

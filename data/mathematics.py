@@ -127,7 +127,7 @@ SPELLED = {  # other spellings of the same, separated by spaces
     ' "%" ': r"% \%", ", ": r"\lor \vee", " ": r"\, \; \: \> \( \) \[ \] \quad \qquad \thinspace",
     "": r"\! \left \right \big \Big \bigg \Bigg \bigl \bigr \Bigl \Bigr \displaystyle \textstyle \limits \nolimits",
 }
-SPELLINGS = {other: one + " " * one[1:].isalpha() for one, others in SPELLED.items() for other in others.split()}
+SPELLINGS = {other: one + " " * one[-1:].isalpha() for one, others in SPELLED.items() for other in others.split()}
 TEXT = r"\\(?:text[a-z]*|math(?:rm|bf|it|sf|tt|normal)|mbox|operatorname\*?) ?"
 REWRITTEN = [(re.compile(pattern), new) for pattern, new in [  # one after the other
     (r"(?<!\\)\\ |(?<!~)~(?!~)|\s+", " "), (r"\\\{ ?\\\}", r"\\emptyset "), (r"\\mathbb ?\{? ?R ?\}?", r"\\reals "),
@@ -146,7 +146,7 @@ REWRITTEN = [(re.compile(pattern), new) for pattern, new in [  # one after the o
     *[(rf'(?<=\d) *("?){name}(?![a-z]) ?', rf"*10^{{{power}}} \1") for name, power in
       {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}.items()],
     (r"^ ?\\\{ ?[a-z] ?(?:\\in ?\\reals *)?(?:\\mid|\\vert|[|:])(.*)\\\}$", r"\1"),  # { x | x > 2 }
-    (" +", " "),
+    (r'\\frac ?\{ ?("[^"]*") ?\} ?\{ ?("[^"]*") ?\}', r"\1/\2"), (" +", " "),  # metres by seconds
 ]]
 WRAPPED = [r"\*(.+)\*", "`([^`]+)`", '"([^"]*)"', r"(?:\\(?:boxed|fbox) ?)?\{(.*)\}", "=(.*)",
            r"(.*[^.])[.,;:]", r"(.*)\\\\"]
