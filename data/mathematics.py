@@ -71,21 +71,20 @@ def closing_braces(text: str) -> dict[int, int]:
 
 
 def copied(problem: Problem, answer: str) -> bool:
-    """Whether the answer is a task that stands in the problem: something to be solved, carried out or reduced that is
-    not written as the wanted answer is."""
+    """Whether the answer stands in the problem, is to be solved or carried out, and is not written as it is wanted."""
     given, wanted = squeezed(cleaned(answer)), squeezed(cleaned(problem.answer))
     if given == wanted or as_words(given):
         return False
     try:
         tree = read(given)
-        is_task = operations(meaning(tree)) - {"letter"}
+        to_carry_out = operations(meaning(tree)) - {"letter"}
     except FAULTS:  # with a unit
         return False
-    is_task |= tree[0] == "relation" and set(tree[1]) - {"=", r"\in"} or set()
-    is_task |= tree[0] == "number" and {tree[2]} & {"unreduced", "power of ten"} or set()
+    to_solve = tree[0] == "relation" and not {"=", r"\in"}.issuperset(tree[1])
+    to_reduce = tree[0] == "number" and tree[2] in ("unreduced", "power of ten")
     start = r"(?<![\d.^])" + r"\b" * given[0].isalnum()
     stands = re.search(rf"{start}{re.escape(given)}(?![\w^])", squeezed(cleaned(problem.prompt)))
-    return bool(is_task and stands)
+    return bool(stands and (to_solve or to_reduce or to_carry_out))
 
 
 # --- two answers, as texts --------------------------------------------------------------------------------------------
@@ -225,7 +224,7 @@ def marked(text: str) -> tuple[str, str]:
 
 def without_unit(text: str) -> tuple[str, str]:
     """The text without its unit, and the unit in one spelling, '' for none. Letters may be variables, and words may say
-    anything: a unit is known, or it is said to be text, or it stands behind a number."""
+    anything: a unit is known, or it is said to be text, or it stands behind a number. Raises ValueError for two."""
     found = {one_spelling(symbol) for symbol in re.findall("[¤€£¥₹]", text)}
     text = re.sub("[¤€£¥₹]", "", text).strip()
     piece = r'(?:"[^"]*"|(?<![a-zA-Z\\])[a-zA-Z]+|¢)\.?(?: ?\^ ?\{?-?\d\}?)?'
