@@ -39,6 +39,12 @@ class Problem:
     task: str  # the module whose `score` judges it, for example data.arithmetic
 
 
+def after_thinking(completion: str) -> str:
+    """What follows the last `</think>`: nothing where thinking was opened and not closed, all where there was none."""
+    answer = completion.rpartition("</think>")[2]
+    return "" if "<think>" in answer else answer
+
+
 @dataclass(frozen=True)
 class Spec:
     """One argument of --data: NAME[:WEIGHT][,OPTION=VALUE]..."""
@@ -86,7 +92,7 @@ KNOWN = {
         test="test",
     ),
 }
-NOT_TASKS = {"evaluation", "files", "make_base", "sandbox", "verify"}  # the other modules of this folder
+NOT_TASKS = {"evaluation", "expressions", "files", "make_base", "sandbox", "verify"}  # the other modules of this folder
 OPTIONS = {
     "problem": "column of the problem",
     "answer": "column of the answer",

@@ -1,21 +1,25 @@
-"""Mathematics with a final answer in \\boxed{}, judged by Math-Verify on the part after the thinking.
+r"""Mathematics with a final answer in \boxed{}: right is the wanted answer, written in any accepted way.
 
-What counts is the last \\boxed{} after the last `</think>`, and nothing else: an answer without a box is wrong, and so
-is naming several answers in the hope that one is it. Of a text without `</think>` all is judged.
-
-The answer is read as LaTeX, by a grammar: nothing of it is ever evaluated as Python. Math-Verify's own time limits are
-signal.alarm's and off; an answer that keeps SymPy busy for ever is ended by the pool of verifiers (verify.py).
+What counts is the last box after the last `</think>`; naming several answers in the hope that one is it is wrong. An
+answer may be written in literals: digits, a fraction, a mixed number, a percentage, a power of ten. Beyond that it may
+use the operations that the wanted one uses; a task that evaluates to the answer, as 5! does to 120, is wrong. Numbers
+are compared exactly, expressions by many digits and at random points. What cannot be read (expressions.py), or is too
+large, is wrong.
 """
 
-import logging
 import re
+import unicodedata
 from functools import lru_cache
 
-from data import Problem
+from data import Problem, after_thinking
+from data.expressions import FAULTS, REALS, close, letters, on_numbers, operations, read, values_at_points
 
-END_OF_THINKING = "</think>"
 INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
 LONGEST_ANSWER = 1000  # characters; what is longer is only compared as text
+_, LOWEST, HIGHEST = REALS  # the ends of what is not bounded
+
+
+# --- the answer in a completion ---------------------------------------------------------------------------------------
 
 
 def worded(text: str, instruction: str | None = None) -> str:
@@ -41,63 +45,343 @@ def problem(text: str, answer: str, instruction: str | None = None) -> Problem:
 
 
 def score(problem: Problem, completion: str) -> bool:
-    """Whether the last box after the thinking holds the answer."""
-    answer = last_boxed(completion.rpartition(END_OF_THINKING)[2])
-    return answer is not None and equal(problem.answer, answer)
+    """Whether the last box after the thinking holds the answer, and not a part of the problem that evaluates to it."""
+    answer = last_boxed(after_thinking(completion))
+    return answer is not None and equal(problem.answer, answer) and not copied(problem, answer)
 
 
 def last_boxed(text: str) -> str | None:
-    """What stands in the last \\boxed{} or \\fbox{}, or behind a \\boxed without braces up to the next space or dollar
-    sign; None without one, or when its braces do not close."""
-    boxes = list(re.finditer(r"\\(?:boxed|fbox)\s*(\{|[^\s${}]*)", text))
-    if not boxes:
-        return None
-    if boxes[-1][1] != "{":
-        return boxes[-1][1]
-    depth, start = 1, boxes[-1].end()
-    for brace in re.finditer(r"\\.|[{}]", text[start:], flags=re.DOTALL):  # what is behind a backslash is no brace
-        depth += {"{": 1, "}": -1}.get(brace[0], 0)
-        if depth == 0:
-            return text[start : start + brace.start()]
-    return None
+    """What stands in the last \\boxed{} or \\fbox{} that is in no other, or behind a \\boxed without braces up to the
+    next space or dollar sign; None without one, or when its braces do not close."""
+    closed_at, content, end = closing_braces(text), None, 0
+    for box in re.finditer(r"\\(?:boxed|fbox)\s*(\{|[^\s${}]*)", text):
+        if box.start() < end:  # in another
+            continue
+        content = box[1]
+        if content == "{":
+            end = closed_at.get(box.end() - 1, 0)
+            content = text[box.end() : end] if end else None
+    return content
+
+
+def closing_braces(text: str) -> dict[int, int]:
+    """Where the brace is closed that opens at a place; one behind a backslash is none."""
+    closed_at, opened = {}, []
+    for brace in re.finditer(r"\\.|[{}]", text, flags=re.DOTALL):
+        if brace[0] == "{":
+            opened.append(brace.start())
+        elif brace[0] == "}" and opened:
+            closed_at[opened.pop()] = brace.start()
+    return closed_at
+
+
+def copied(problem: Problem, answer: str) -> bool:
+    """Whether the answer stands in the problem, is to be solved or carried out, and is not written as it is wanted."""
+    given, wanted = squeezed(cleaned(answer)), squeezed(cleaned(problem.answer))
+    if given == wanted or as_words(given):
+        return False
+    try:
+        tree = read(given)
+        to_carry_out = operations(meaning(tree)) - {"letter"}
+    except FAULTS:  # with a unit
+        return False
+    to_solve = tree[0] == "relation" and not {"=", r"\in"}.issuperset(tree[1])
+    to_reduce = tree[0] == "number" and tree[2] in ("unreduced", "power of ten")
+    start = r"(?<![\d.^])" + r"\b" * given[0].isalnum()
+    stands = re.search(rf"{start}{re.escape(given)}(?![\w^])", squeezed(cleaned(problem.prompt)))
+    return bool(stands and (to_solve or to_reduce or to_carry_out))
+
+
+# --- two answers, as texts --------------------------------------------------------------------------------------------
 
 
 def equal(reference: str, answer: str) -> bool:
-    """Whether two answers in LaTeX are the same. Not symmetric where the reference says what is wanted: x = 5 and 5."""
-    reference, answer = cleaned(reference), cleaned(answer)
-    if not answer:
+    """Whether an answer in LaTeX or plain text is the reference written in an accepted way. Not symmetric: the
+    reference says which operations may be used, and which units count."""
+    if max(len(reference), len(answer)) > LONGEST_ANSWER:
+        return reference.strip() == answer.strip()
+    wanted, given = cleaned(reference), cleaned(answer)
+    if squeezed(wanted) == squeezed(given) or not given:
+        return bool(given)
+    (letter, right), (chosen, said) = as_choice(wanted), as_choice(given)
+    if letter and chosen and not (right and said):
+        return letter == chosen and not re.search(HEDGED, said)
+    if letter or chosen and said:  # 12 is right for (D) 12
+        return (not letter or chosen in ("", letter)) and equal(right, said)
+    if as_words(wanted):
+        return as_words(wanted) == as_words(given)
+    (right, mark), (said, other) = marked(wanted), marked(given)
+    if mark or other:
+        return right == said and mark in ("", other)
+    try:
+        return same_quantity(wanted, given)
+    except FAULTS:
         return False
-    if reference == answer:
-        return True
-    if max(len(reference), len(answer)) > LONGEST_ANSWER or {kind(reference), kind(answer)} == {"set", "tuple"}:
-        return False
-    from math_verify import verify
-
-    # Relations are compared with sets both ways (x > 2 and (2, oo)); without a limit there is no signal.alarm.
-    return verify(parsed(reference), parsed(answer), allow_set_relation_comp=True, timeout_seconds=None)
 
 
-def cleaned(answer: str) -> str:
-    """Without what says nothing: LaTeX's thousands separators, a full stop at the end, spacing, dollar signs."""
-    answer = re.sub(r"(?<=\d)(?:\\[,!]|\{,\})(?=\d{3}(?!\d))", "", answer)
-    answer = re.sub(r"\\[,;:! ]|~|\\q?quad\b", " ", answer).strip().strip("$").strip()
-    return re.sub(r"\s+", " ", re.sub(r"(?<=[^.])\.$", "", answer)).strip()
-
-
-def kind(answer: str) -> str:
-    """Math-Verify takes the tuple (1, 2), read as an interval, for the set {1, 2}; what is in braces is a set, what is
-    in brackets with two parts is not, and of anything else this does not judge: ''."""
-    bare = re.sub(r"\\left|\\right|\s", "", answer)
-    if re.fullmatch(r"\\\{.*\\\}", bare):
-        return "set"
-    return "tuple" if re.fullmatch(r"[(\[][^()\[\]]*,[^()\[\]]*[)\]]", bare) else ""
+# fmt: off
+SPELLED = {  # other spellings of the same, separated by spaces
+    "-": "− – — ‒ ﹣", "*": r"\times \cdot \ast × · ⋅ ∙ • ∗", "/": "∕ ⁄", "<": r"\lt", ">": r"\gt",
+    r"\le": r"<= \leq \leqslant ≤ ⩽", r"\ge": r">= \geq \geqslant ≥ ⩾", r"\ne": r"!= \neq ≠",
+    "=": r"\approx ≈ ≃", "|": r"\lvert \rvert", r"\pm": "±", r"\infty": "∞", r"\pi": "π", r"\theta": "θ",
+    r"\alpha": "α", r"\beta": "β", r"\phi": "φ", r"\omega": "ω", r"\lambda": "λ", r"\cup": "∪", r"\in": "∈",
+    r"\emptyset": r"∅ \varnothing", r"\setminus": r"\backslash", r"\angle": "∠", r"\{": r"\lbrace", r"\}": r"\rbrace",
+    "(": r"\langle ⟨ 〈", ")": r"\rangle ⟩ 〉", '"': "“ ” „", "'": "’ ‘",
+    r"\frac": r"\dfrac \tfrac \cfrac", r"\binom": r"\dbinom \tbinom", "¤": r"\$", r"^\circ": r"° \degree",
+    ' "%" ': r"% \%", ", ": r"\lor \vee", " ": r"\, \; \: \> \( \) \[ \] \quad \qquad \thinspace",
+    "": r"\! \left \right \big \Big \bigg \Bigg \bigl \bigr \Bigl \Bigr \displaystyle \textstyle \limits \nolimits",
+}
+SPELLINGS = {other: one + " " * one[-1:].isalpha() for one, others in SPELLED.items() for other in others.split()}
+TEXT = r"\\(?:text[a-z]*|math(?:rm|bf|it|sf|tt|normal)|mbox|operatorname\*?) ?"
+REWRITTEN = [(re.compile(pattern), new) for pattern, new in [  # one after the other
+    (r"(?<!\\)\\ |(?<!~)~(?!~)|\s+", " "), (r"\\\{ ?\\\}", r"\\emptyset "), (r"\\mathbb ?\{? ?R ?\}?", r"\\reals "),
+    (r"\\begin ?\{(?:[pbB]|small)?(?:matrix|array)\}(?: ?\{[clr| ]*\})?", r"\\matrix "),
+    (r"\\end ?\{(?:[pbB]|small)?(?:matrix|array)\}", r"\\endmatrix "),
+    *[(rf"{TEXT}\{{ *(?!(?:e|i|or|and) *\}})([^\W\d_][^\d\\\"${{}}]*?) *\}}", r' "\1" '),  # words, and all else
+      (rf"{TEXT}\{{([^{{}}]*)\}}", r" \1 ")] * 2, (rf"{TEXT}(?=\{{)", ""),
+    (r"(?<![\\a-zA-Z])(sqrt|sin|cos|tan|log|ln|exp|pi)(?![a-zA-Z])", r"\\\1 "), (r"\binfinity\b", r"\\infty "),
+    (r",? ?\b(?:or|and)\b ?", ", "), (r"\^ ?\{? ?\\circ(?![a-zA-Z]) ?\}?", ' "°" '),
+    (r'"°" *"?([CF])(?![a-z])"?', r'"°\1"'), (r"^ ?\\(?:angle|triangle|overline|vec) ?\{?([a-zA-Z]+)\}? ?=", r'"\1" ='),
+    (r"^([^$]*)\$([^$]*)$", r"\1¤\2"), (r"\$", " "),  # one dollar is money, two are for mathematics
+    # digits: mixed numbers, groups of three, millions
+    (r"(?<=\d)\{,\}(?=\d)", ","), (r"(?<![\d.^_])(\d+) +(\d+) ?/ ?(\d+)(?![\d.])", r"\1\\frac{\2}{\3}"),
+    (r"(?<![\d.,])(?<!\d )\d{1,3}(?:(?:,\d{3})+(?![^([]*[])]|[^{]*\\\})|(?: \d{3})+)(?!,?\d| \d)",
+     lambda digits: re.sub("[ ,]", "", digits[0])),  # but within brackets commas separate numbers
+    *[(rf'(?<=\d) *("?){name}(?![a-z]) ?', rf"*10^{{{power}}} \1") for name, power in
+      {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}.items()],
+    (r"^ ?\\\{ ?[a-z] ?(?:\\in ?\\reals *)?(?:\\mid|\\vert|[|:])(.*)\\\}$", r"\1"),  # { x | x > 2 }
+    (r'\\frac ?\{ ?("[^"]*") ?\} ?\{ ?("[^"]*") ?\}', r"\1/\2"), (" +", " "),  # metres by seconds
+]]
+WRAPPED = [r"\*(.+)\*", "`([^`]+)`", '"([^"]*)"', r"(?:\\(?:boxed|fbox) ?)?\{(.*)\}", "=(.*)",
+           r"(.*[^.])[.,;:]", r"(.*)\\\\"]
+HEDGED = r"(?<![A-Za-z\\])[A-Z](?![A-Za-z])|\b(?:not|nor|neither|wrong|incorrect)\b"  # behind a choice
+BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9",
+         "ten": "10", "twelve": "12", "sixteen": "16"}
+NO_UNIT = set(  # behind a number these say that it is not the answer
+    "not isnt is are was were be if than more less least most fewer wrong incorrect false maybe either neither nor"
+    " but plus minus times squared cubed factorial mod modulo gcd lcm over choose root to through until between about"
+    " dozen dozens score half halves third thirds quarter fourth fourths fifth fifths sixth sixths eighth eighths"
+    " tenth tenths hundred hundredth hundredths thousandth thousandths one two three four five six seven eight nine"
+    " ten zero pi double twice triple instead rather except unless possibly alternatively th st nd rd rounded"
+    " approximately negative below base roughly estimated".split()
+)
+UNITS = {  # each in one spelling
+    "cm": "centimeter centimetre", "m": "meter metre", "km": "kilometer kilometre", "mm": "millimeter millimetre",
+    "in": "inch inches", "ft": "foot feet", "yd": "yard", "mi": "mile", "g": "gram", "kg": "kilogram",
+    "lb": "lbs pound £", "oz": "ounce", "l": "liter litre", "ml": "milliliter millilitre", "s": "sec second",
+    "min": "minute", "h": "hr hour", "$": "¤ dollar usd", "€": "euro eur", "¢": "cent", "¥": "yen", "₹": "rupee",
+    "°": "degree deg", "°c": "celsius", "°f": "fahrenheit", "rad": "radian", "mi/h": "mph", "km/h": "kph kmh",
+    "day": "", "year": "", "mg": "milligram", "%": "percent", "": "unit", "^2": "square sq", "^3": "cubic", "/": "per",
+}
+UNIT_OF = {word: unit for unit, others in UNITS.items() for word in (unit, *others.split()) if word}
+# fmt: on
 
 
 @lru_cache(maxsize=1000)
-def parsed(answer: str) -> list:
-    """SymPy's reading of an answer in LaTeX, and its text; a list, as Math-Verify wants it."""
-    from math_verify import LatexExtractionConfig, parse
+def cleaned(text: str) -> str:
+    """The text in one spelling: ASCII and LaTeX, words in double quotes, without what only wraps or spaces it."""
+    text = re.sub(r"[⁰¹²³⁴-⁹⁻]+", lambda digits: f"^{{{unicodedata.normalize('NFKC', digits[0])}}}", text)
+    text = re.sub(r"[₀-₉]+", lambda digits: f"_{{{unicodedata.normalize('NFKC', digits[0])}}}", text)
+    text = re.sub(r"(?=[¼-¾⅐-⅞])", " ", text).replace("ℝ", r"\reals ")  # 3½ is no 31/2
+    text = re.sub(r"√ ?(\d+|[a-z])", r"\\sqrt{\1}", text).replace("√", r"\sqrt ")
+    text = "".join(c for c in unicodedata.normalize("NFKC", text) if unicodedata.category(c) != "Cf")  # of no width
+    text = re.sub(r"\\[a-zA-Z]+|\\.|[<>!]=|[^\w\s]|[^\W\d_a-zA-Z]", lambda m: SPELLINGS.get(m[0], m[0]), text)
+    for pattern, new in REWRITTEN:
+        text = pattern.sub(new, text)
+    before = None
+    while text != before:
+        before = text = text.strip()
+        for pattern in WRAPPED:
+            match = re.fullmatch(pattern, text)
+            if match and closing_braces(text).get(match.start(1) - 1, len(text) - 1) == len(text) - 1:
+                text = match[1].strip()
+    return text
 
-    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that there is no time limit
-    boxes_only = [LatexExtractionConfig(boxed_match_priority=0)]
-    return parse(f"\\boxed{{{answer}}}", boxes_only, extraction_mode="first_match", parsing_timeout=None)
+
+def squeezed(text: str) -> str:
+    return re.sub(r" (?!\w)|(?<!\w) ", "", text)
+
+
+def as_choice(text: str) -> tuple[str, str]:
+    """The letter of a multiple choice, '' for none, and what stands behind it: D, (D) 12, D. 12."""
+    pattern = r"(?:(?i:option|choice|answer) ?:? ?)?(?:\(([A-Z])\)|([A-Z])(?=[.):](?: |$)|$))[.):, ]*(.*)"
+    match = re.fullmatch(pattern, text.replace('"', ""))
+    return (match[1] or match[2], match[3]) if match else ("", text)
+
+
+def as_words(text: str) -> str:
+    """What is compared of a sentence, of a word, or of letters alone such as ABCD; '' for anything else."""
+    text = text.replace('"', " ").strip().casefold()
+    sentence = re.fullmatch(r"[^\W\d_][\w ,.'()/&:!?-]*", text) and re.search(r"[^\W\d_]{3}", text)
+    letters = re.fullmatch(r"[^\W\d_]+(?:[ ,]+[^\W\d_]+)*", text) and len(text) > 1
+    return re.sub(r"(?<!\d)[^\w,]|[^\w,](?!\d)", "", text) if sentence or letters else ""
+
+
+def marked(text: str) -> tuple[str, str]:
+    """A time and which half of the day it is in, or digits and their base; '' where that is not said."""
+    if time := re.fullmatch(r'0?(\d{1,2})(?::([0-5]\d))? ?(?:"?([ap])\.? ?m\.?"?)?', text.casefold()):
+        return (f"{time[1]}:{time[2] or '00'}", time[3] or "") if time[2] or time[3] else (text, "")
+    based = re.fullmatch(r'([0-9A-F]+) ?_ ?\{? ?"?(\w+)"? ?\}?', text)
+    base = BASES.get(based[2], based[2]) if based else ""
+    is_based = base.isdigit() and int(base) <= 16 and all(int(digit, 16) < int(base) for digit in based[1])
+    return (based[1], base) if is_based else (text, "")
+
+
+def without_unit(text: str) -> tuple[str, str]:
+    """The text without its unit, and the unit in one spelling, '' for none. Letters may be variables, and words may say
+    anything: a unit is known, or it is said to be text, or it stands behind a number. Raises ValueError for two."""
+    found = {one_spelling(symbol) for symbol in re.findall("[¤€£¥₹]", text)}
+    text = re.sub("[¤€£¥₹]", "", text).strip()
+    piece = r'(?:"[^"]*"|(?<![a-zA-Z\\])[a-zA-Z]+|¢)\.?(?: ?\^ ?\{?-?\d\}?)?'
+    if match := re.fullmatch(rf"(.*?[^\s/])( *(?:{piece})(?:[ /]*(?:{piece}))*)", text):
+        before, unit = match.groups()
+        words = re.findall(r"°?[^\W\d_]+", unit.casefold())
+        known, shortest = all(one_spelling(word) in UNITS for word in words), min(map(len, words), default=1)
+        is_text = not re.search("[a-zA-Z]", re.sub('"[^"]*"', "", unit))
+        evident = is_text or re.fullmatch(r"[-\d./]+|-?\d*\\frac\{\d+\}\{\d+\}", before) and unit[0] == " "
+        is_unit = evident and (known or shortest > 2 - is_text) or known and shortest > 1
+        if is_unit and not NO_UNIT.intersection(words) and not re.search(r"[\\,]", unit):
+            text = re.sub(rf"{re.escape(unit.strip())} ?(?=,)", "", before)
+            found |= {one_spelling(unit)} - {""}
+    if len(found) > 1 or "%%" in found:
+        raise ValueError("two units")
+    return text.strip(), "".join(found)
+
+
+def one_spelling(unit: str) -> str:
+    """square meters, sq m and m^2 all as m^2; per as /."""
+    unit = re.sub(r"\b(square|sq|cubic)\b\.? +([^\W\d_]+)", r"\2 \1", re.sub('[".{}]', "", unit.casefold()))
+    words = [(word, word.removesuffix("s") if len(word) > 2 else word) for word in re.findall(r"°?[^\W\d_]+|\S", unit)]
+    return "".join(UNIT_OF.get(word, UNIT_OF.get(singular, singular)) for word, singular in words)
+
+
+def same_quantity(wanted: str, given: str) -> bool:
+    """Whether two answers that are not words are the same: the unit, and what the rest means."""
+    (wanted, unit), (given, other) = without_unit(wanted), without_unit(given)
+    right, answer = meaning(read(wanted)), meaning(read(given))
+    if unit and other and unit != other or not may_use(right, answer):
+        return False
+    is_number = right[0] == answer[0] == "number"
+    if other == "%" != unit:
+        return is_number and (same(right, percent(answer)) or abs(right[1]) > 1 and same(right, answer))
+    return same(right, answer) or unit == "%" != other and is_number and same(percent(right), answer)
+
+
+def percent(tree: tuple) -> tuple:
+    return ("number", tree[1] / 100, tree[2], tree[3] + 2 if tree[3] else 0)
+
+
+# --- what a tree means ------------------------------------------------------------------------------------------------
+
+
+def meaning(tree: tuple) -> tuple:
+    """The tree with x = 5 as a named 5, an inequality that is solved as the interval, and so for the parts of lists."""
+    kind = tree[0]
+    if kind == "relation":
+        return meaning_of_relation(tree[1], tree[2:])
+    if kind == r"\setminus" and tree[1] == REALS and tree[2][0] == "set":  # all but some numbers
+        ends = [LOWEST, *sorted(tree[2][1:], key=lambda number: number[1]), HIGHEST]
+        return (r"\cup", *(("()", low, high) for low, high in zip(ends, ends[1:])))
+    if kind not in ("list", "set"):
+        return tree
+    items = [meaning(item) for item in tree[1:]]
+    names = {item[1] for item in items if item[0] == "named"}
+    if not names:
+        return (kind, *items)
+    values = [item[2] if item[0] == "named" else item for item in items]
+    without_index = {("name", re.sub(r"_\d+$", "", name[1])) if name[0] == "name" else name for name in names}
+    if len(without_index) == 1:  # x = 1 or x = 2; x < 1 or x > 2
+        joins = any(part[0] == "relation" and part[1] != ("=",) for part in tree[1:])
+        return ("named", *without_index, (r"\cup" if joins else kind, *values))
+    if len(names) < len(items):
+        raise ValueError("some have the same name")
+    return ("()", *(item[2] for item in sorted(items, key=lambda item: repr(item[1]))))  # x = 1, y = 2
+
+
+def meaning_of_relation(signs: tuple, parts: tuple) -> tuple:
+    """What a relation says of its name; the relation itself where it is not solved for one."""
+    if set(signs) == {"="}:
+        if is_name(parts[-1]) and not is_name(parts[0]):
+            parts = parts[::-1]
+        named, value = is_name(parts[0]), meaning(parts[-1])
+        steps = [on_numbers(operations(step)) and same(value, step) for step in parts[named:-1]]
+        if all(steps) and parts[0][1] not in letters(value):  # x = 6/2 = 3
+            return ("named", parts[0], value) if named else value
+    if signs in ((r"\in",), (r"\ne",)) and is_name(parts[0]):
+        values = parts[1] if signs[0] == r"\in" else (r"\setminus", REALS, ("set", parts[1]))
+        return ("named", parts[0], meaning(values))
+    if set(signs) <= {">", r"\ge"}:
+        signs, parts = tuple({">": "<", r"\ge": r"\le"}[sign] for sign in signs[::-1]), parts[::-1]
+    if set(signs) <= {"<", r"\le"}:
+        if len(parts) == 2:  # x < 5 or 5 < x
+            below = is_name(parts[0])
+            signs = ("<", *signs) if below else (*signs, "<")
+            parts = (LOWEST, *parts) if below else (*parts, HIGHEST)
+        if len(parts) == 3 and is_name(parts[1]) and letters(parts[1]).isdisjoint(letters(("list", *parts[::2]))):
+            return ("named", parts[1], ("[("[signs[0] == "<"] + "])"[signs[1] == "<"], *parts[::2]))
+    return ("relation", signs, *parts)
+
+
+def is_name(tree: tuple) -> bool:
+    """x, x_1, f(3), P(A), AB, |AB|, (x, y)"""
+    if tree[0] in ("()", "|"):
+        return all(is_name(part) and (tree[0] == "()" or part[0] == "*") for part in tree[1:])
+    if tree[0] == "*":
+        of_capitals = all(part[0] == "name" and part[1][:1].isupper() for part in tree[1:])
+        return of_capitals or len(tree) == 3 and tree[1][0] == "name" and tree[1][1] in "fghFGHP"
+    return tree[0] == "name"
+
+
+def may_use(wanted: tuple, given: tuple) -> bool:
+    """Whether all operations and letters of the answer are those of the wanted one. With letters all arithmetic is
+    allowed, and beside a root or a constant factors."""
+    allowed = operations(wanted)
+    if "letter" in allowed:
+        allowed |= {"+", "-", "*", "/", "^"}
+    elif allowed:
+        allowed |= {"-", "*", "/"} | ({"/ of numbers"} if "^ of numbers" in allowed else set())
+    known = letters(wanted) | (letters(wanted[1]) if wanted[0] == "named" else set())
+    return operations(given) <= allowed and letters(given) <= known
+
+
+# --- two trees --------------------------------------------------------------------------------------------------------
+
+
+def same(wanted: tuple, given: tuple) -> bool:
+    """Whether two meanings are the same. A name may be left out, or added."""
+    kinds = {wanted[0], given[0]}
+    if wanted == given:
+        return True
+    if "relation" in kinds or kinds == {"named"} and wanted[1] != given[1]:
+        return kinds <= {"relation", "named"} and same_equation(wanted, given)
+    if "named" in kinds:
+        return same(*(tree[2] if tree[0] == "named" else tree for tree in (wanted, given)))
+    if kinds & {"list", "set"} or kinds == {r"\cup"}:  # in any order
+        groups = {"list", "set"} if r"\cup" not in kinds else {r"\cup"}
+        left, items = [list(tree[1:]) if tree[0] in groups else [tree] for tree in (wanted, given)]
+        for item in items:
+            match = next((other for other in left if same(other, item)), ())
+            if not match:
+                return False
+            left.remove(match)
+        return not left
+    if len(kinds) == 1 and kinds <= {"()", "[]", "(]", "[)", "matrix", "row"}:
+        return len(wanted) == len(given) and all(map(same, wanted[1:], given[1:]))
+    if kinds == {"number"}:  # a decimal with two places or more may be given with more of them
+        difference = abs(wanted[1] - given[1])
+        return difference == 0 or wanted[3] >= 2 and difference * 2 * 10 ** wanted[3] <= 1
+    return all(close(*pair) for pair in values_at_points(wanted, given))
+
+
+def same_equation(wanted: tuple, given: tuple) -> bool:
+    """Two equations in the same letters, at least two: whether one is a multiple of the other."""
+    sides = []
+    for tree in (wanted, given):
+        signs, left, right = (("=",), *tree[1:]) if tree[0] == "named" else (tree[1], tree[2], tree[-1])
+        if signs != ("=",):
+            return False
+        sides.append(("+", left, ("-", right)))
+    if letters(sides[0]) != letters(sides[1]) or len(letters(sides[0])) < 2 and wanted[0] == "named":
+        return False
+    pairs = list(values_at_points(*sides))
+    return all(pairs[0]) and all(close(a * pairs[0][1], b * pairs[0][0]) for a, b in pairs)

@@ -13,9 +13,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from data import Problem, sandbox
+from data import Problem, after_thinking, sandbox
 
-END_OF_THINKING = "</think>"
 STDIN_INSTRUCTION = (
     "Write a Python program that reads the input from standard input and writes the answer to standard output."
     " Put the whole program in one fenced block:\n```python\n# your program\n```"
@@ -116,7 +115,7 @@ def joined(lines) -> str:
 def score(problem: Problem, completion: str) -> bool:
     """Whether the program passes all tests."""
     sandbox.check()
-    program, tests = last_block(completion.rpartition(END_OF_THINKING)[2]), json.loads(problem.answer)
+    program, tests = last_block(after_thinking(completion)), json.loads(problem.answer)
     if program is None:
         return False
     deadline = time.monotonic() + SHARE_OF_TIME * float(os.environ.get("SCORE_SECONDS", SECONDS))

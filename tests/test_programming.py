@@ -79,6 +79,8 @@ def test_the_fifteen_longest_tests_are_kept():
         ("```python\nprint(1)\n```\n</think>\n```\nprint(42)\n```", True),
         (block("print(1)") + "\n" + block("print(42)"), True),  # the last block counts
         (block("print(42)") + "\n" + block("print(1)"), False),
+        ("<think>It is\n```python\nprint(42)\n```", False),  # thinking that was never closed
+        ("<think>Hm</think>```python\nprint(42)\n```", True),
         ("```python\nprint(42)\n```</think>That was it.", False),  # only what comes after the thinking
         ("print(42)", False),
         ("```python\nprint(42)", False),  # not closed

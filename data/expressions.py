@@ -1,0 +1,295 @@
+r"""Expressions of mathematics in LaTeX or plain text: a reader of its own, and the numbers that they stand for.
+
+Nothing is evaluated as Python or by a computer algebra system, and what is too large is not computed. A tree is a tuple
+of its kind and its parts. Leaves are ("number", value, form, decimals), ("name", name) and ("constant", name). The
+parts of all others are trees: of + - * / ^ and functions, of "list", "set" and "matrix" with its "row"s, of r"\cup" and
+r"\setminus", of brackets such as "()" and "[)". A "relation" has its signs before its parts, and ("named", name, tree)
+is x = 5 once it is understood.
+"""
+
+import random
+import re
+from fractions import Fraction
+from math import prod
+
+import mpmath
+
+DEEPEST = 20  # brackets within each other
+LARGEST_ARGUMENT = 1000  # of functions that grow or turn, and of powers of ten
+MOST_DIGITS = 300  # of a power; two numbers that agree in so many are the same
+LARGEST_FRACTION = 10 ** (MOST_DIGITS // 2 - 10)  # above and below; no such fraction is so near to a root or to pi
+mp = mpmath.MPContext()
+mp.dps = MOST_DIGITS + 50
+FAULTS = (ArithmeticError, ValueError, TypeError, RecursionError)  # of reading and computing
+
+# fmt: off
+TOKEN = re.compile(r'(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3}(?![\w.]))?|\\[a-zA-Z]+|\\.|"[^"]*"|\S')
+LEVELS = [("=", "<", ">", r"\le", r"\ge", r"\ne", r"\in"), (r"\cup",), (r"\setminus",), (":",), ("+", "-")]
+CONSTANTS = {"e": mp.e, "i": mp.j, r"\pi": mp.pi, r"\infty": mp.inf}
+GREEK = {f"\\{name}" for name in "alpha beta gamma delta epsilon varepsilon theta lambda mu nu rho sigma tau phi varphi"
+         " chi psi omega kappa eta zeta xi Delta Gamma Theta Omega Phi Lambda Sigma ell".split()}
+FAMILIES = {  # an answer may use all functions of a family that the wanted one uses
+    **{rf"\{name}": "trigonometry" for name in "sin cos tan cot sec csc sinh cosh tanh".split()},
+    r"\arcsin": "inverse", r"\arccos": "inverse", r"\arctan": "inverse", r"\ln": "log", r"\log": "log", r"\exp": "e",
+}
+VALUES = {
+    "+": lambda *terms: sum(terms), "-": lambda x: -x, "*": lambda *factors: prod(factors), "/": lambda x, y: x / y,
+    ":": lambda x, y: x / y, "|": abs, r"\lfloor": mp.floor, r"\lceil": mp.ceil, "!": mp.factorial,
+    r"\binom": mp.binomial, **{name: getattr(mp, name[1:].replace("arc", "a")) for name in FAMILIES},
+}
+CLOSING = {"(": ")]", "[": ")]", "{": "}", "|": "|", r"\{": [r"\}"], r"\lfloor": [r"\rfloor"], r"\lceil": [r"\rceil"]}
+STARTS_FACTOR = {"{", "(", "[", r"\frac", r"\sqrt", r"\pi", r"\binom", *GREEK, *FAMILIES}
+REALS = ("()", ("-", ("constant", r"\infty")), ("constant", r"\infty"))
+LEAVES = {r"\emptyset": ("set",), r"\reals": REALS, **{name: ("constant", name) for name in CONSTANTS}}
+# fmt: on
+
+
+def read(text: str) -> tuple:
+    """The tree of an answer; several between commas are a list, and so are the two of ±. Raises one of FAULTS."""
+    items, tokens = [], TOKEN.findall(text)
+    both = {r"\pm", r"\mp"}.intersection(tokens)
+    for signs in ({r"\pm": "+", r"\mp": "-"}, {r"\pm": "-", r"\mp": "+"})[: 1 + bool(both)]:
+        reader = Reader([signs.get(token, token) for token in tokens])
+        items += reader.items()
+        if reader.next:
+            raise ValueError(f"{reader.next!r} is too much")
+    items = list(dict.fromkeys(items)) if both else items
+    return items[0] if len(items) == 1 else ("list", *items)
+
+
+class Reader:
+    """Recursive descent. Each method reads what its name says, and returns its tree."""
+
+    def __init__(self, tokens: list[str]):
+        self.tokens, self.at, self.open = tokens, 0, []
+
+    @property
+    def next(self) -> str:
+        return self.tokens[self.at] if self.at < len(self.tokens) else ""
+
+    def take(self, *wanted: str, needed: bool = False) -> str:
+        """The next token if it is one of these; if not, '' or a ValueError."""
+        token = self.next if self.next in wanted else ""
+        if needed and not token:
+            raise ValueError(f"{' or '.join(wanted)} was wanted, {self.next!r} is there")
+        self.at += bool(token)
+        return token
+
+    def items(self) -> list:
+        items = [self.level()]
+        while self.take(",", ";"):
+            items.append(self.level())
+        return items
+
+    def level(self, level: int = 0) -> tuple:
+        """Parts with signs of this level between them, which bind less than those of higher levels."""
+        if level == len(LEVELS):
+            return self.product()
+        parts, signs = [self.level(level + 1)], []
+        while self.next in LEVELS[level]:
+            signs.append(self.next)
+            self.at += self.next not in ("+", "-")  # which are read with the term
+            parts.append(self.level(level + 1))
+        if not signs:
+            return parts[0]
+        return ("relation", tuple(signs), *parts) if level == 0 else (signs[0].replace("-", "+"), *parts)
+
+    def product(self, of_function: bool = False) -> tuple:
+        """Factors; what a function is of ends before the next function or sign."""
+        factors = [self.signed()]
+        while True:
+            if not of_function and self.take("*"):
+                factors.append(self.signed())
+            elif not of_function and self.take("/"):
+                factors = [joined("/", joined("*", *factors), self.signed())]
+            elif self.starts_factor() and not (of_function and self.next in FAMILIES):
+                factors.append(self.power())
+            else:
+                return joined("*", *factors)
+
+    def starts_factor(self) -> bool:
+        """Whether a factor follows without a sign; a number never does."""
+        token = self.next
+        return token in STARTS_FACTOR or token.isalpha() or token[:1] == '"' or token == "|" and "|" not in self.open
+
+    def signed(self) -> tuple:
+        minus, tree = self.take("+", "-") == "-", self.power()
+        is_literal = tree[0] == "number" and tree[1] >= 0
+        return tree if not minus else ("number", -tree[1], *tree[2:]) if is_literal else ("-", tree)
+
+    def power(self) -> tuple:
+        tree = self.atom()
+        if self.take("^"):
+            tree = joined("^", tree, self.argument())
+        return ("!", tree) if self.take("!") else tree
+
+    def argument(self, digits: bool = True) -> tuple:
+        """What a command or ^ is about; without `digits` one digit of several."""
+        if not digits and self.next.isdigit():
+            self.tokens[self.at : self.at + 1] = self.next
+        return self.signed() if self.next == "-" else self.atom()
+
+    def raw(self) -> str:
+        """The text of an argument."""
+        start, is_group = self.at, self.next == "{"
+        while is_group and self.next not in ("", "}"):
+            self.at += 1
+        self.at += 1
+        if self.at > len(self.tokens):
+            raise ValueError("an argument is missing or not closed")
+        return "".join(self.tokens[start : self.at]).strip("{}")
+
+    def atom(self) -> tuple:
+        token, self.at = self.next, self.at + 1
+        if re.match(r"\.?\d", token):
+            return self.number(token)
+        if token in LEAVES:
+            return LEAVES[token]
+        if token.isalpha() or token in GREEK or token[:1] == '"':
+            name = token.strip('"').casefold() if len(token) > 3 else token.strip('"')
+            while mark := self.take("'", "_"):
+                name += mark + (self.raw() if mark == "_" else "")
+            return ("name", name)
+        if token in CLOSING:
+            return self.bracket(token)
+        if token in (r"\frac", r"\binom"):
+            return joined(token.replace(r"\frac", "/"), self.argument(digits=False), self.argument(digits=False))
+        if token == r"\sqrt":
+            degree = self.atom() if self.next == "[" else number(2)
+            return ("^", self.argument(), joined("/", number(1), degree))
+        if token in FAMILIES:
+            exponent = self.argument() if self.take("^") else None
+            base = [] if token != r"\log" else [self.argument()] if self.take("_") else [number(10)]
+            tree = (token, self.atom() if self.next in ("(", "{") else self.product(of_function=True), *base)
+            return joined("^", tree, exponent) if exponent else tree
+        if token == r"\matrix":
+            return self.matrix()
+        raise ValueError(f"{token!r} is not known")
+
+    def number(self, digits: str) -> tuple:
+        """A literal: 12, 1.5e6, a decimal that repeats, a mixed number."""
+        value, (mantissa, _, exponent) = Fraction(digits), digits.lower().partition("e")
+        decimals = len(mantissa.partition(".")[2]) - int(exponent or 0)
+        if "." in digits and self.take(r"\overline", r"\bar", r"\dot"):
+            period = self.raw()
+            return number(value + Fraction(int(period), 10 ** len(period) - 1) / 10**decimals, "fraction")
+        literal = number(value, "digits", decimals if "." in digits else 0)
+        if self.next == r"\frac" and digits.isdigit():
+            part = self.atom()
+            is_mixed = part[0] == "number" and 0 < part[1] < 1
+            return number(value + part[1], "fraction") if is_mixed else ("*", literal, part)
+        return literal
+
+    def bracket(self, opening: str) -> tuple:
+        self.open.append(opening)
+        if len(self.open) > DEEPEST:
+            raise ValueError("brackets are nested too deep")
+        items = self.items()
+        brackets = opening + self.take(*CLOSING[opening], needed=True)
+        self.open.pop()
+        if brackets in ("()", "[]", "{}") and len(items) == 1:
+            return items[0]
+        return ({r"\{": "set", "(": brackets, "[": brackets}.get(opening, opening), *items)
+
+    def matrix(self) -> tuple:
+        """Rows of cells; one column is a vector, as (1, 2) is."""
+        rows = [[self.level()]]
+        while not self.take(r"\endmatrix"):
+            if self.take("&", r"\\", needed=True) == "&":
+                rows[-1].append(self.level())
+            elif self.next != r"\endmatrix":
+                rows.append([self.level()])
+        is_column = all(len(row) == 1 for row in rows) and len(rows) > 1
+        return ("()", *(row[0] for row in rows)) if is_column else ("matrix", *(("row", *row) for row in rows))
+
+
+def number(value: Fraction | int, form: str = "digits", decimals: int = 0) -> tuple:
+    return ("number", Fraction(value), form, decimals)
+
+
+def joined(sign: str, *parts: tuple) -> tuple:
+    """The tree of parts with a sign; of numbers a literal where people write one so: a fraction, 10^6, 1.5 * 10^6. Of
+    these 10^0 and 10^1 are none by themselves."""
+    forms = [part[2] if part[0] == "number" else "" for part in parts]
+    if sign == "/" and forms == ["digits", "digits"]:
+        value, below = parts[0][1] / parts[1][1], abs(parts[1][1])
+        return number(value, "fraction" if value.denominator == below != 1 else "unreduced")
+    if sign == "^" and parts[0] == number(10) and forms[1] and abs(exponent := parts[1][1]) <= LARGEST_ARGUMENT:
+        if exponent.denominator == 1:
+            return number(10**exponent, "power of ten" if exponent not in (0, 1) else "trivial power of ten")
+    if sign == "*" and forms[0] == "digits" and forms[1:] in (["power of ten"], ["trivial power of ten"]):
+        return number(parts[0][1] * parts[1][1], "power of ten")
+    return (sign, *parts) if len(parts) > 1 else parts[0]
+
+
+# --- what a tree stands for -------------------------------------------------------------------------------------------
+
+
+def parts_of(tree: tuple) -> tuple:
+    """The trees below a tree; of x = 5 the 5 alone."""
+    if tree[0] in ("number", "name", "constant"):
+        return ()
+    return tree[2:] if tree[0] in ("relation", "named") else tree[1:]
+
+
+def letters(tree: tuple) -> set[str]:
+    return {tree[1]} if tree[0] == "name" else set().union(*map(letters, parts_of(tree)))
+
+
+def operations(tree: tuple) -> set[str]:
+    """What is to be carried out to have the value. Literals are none; an operation on numbers alone is one of its own,
+    so that 2 * 3 is not allowed by 2 * x."""
+    kind, parts = tree[0], parts_of(tree)
+    of_parts = [operations(part) for part in parts]
+    found = set().union(*of_parts)
+    if kind == "name":
+        return {"letter"}
+    if kind in ("number", "constant"):
+        return {"trivial power of ten", "e", "i", r"\pi"}.intersection(tree)
+    if kind == "^" and parts[1][0] == "number" and parts[1][1].denominator != 1:
+        return found | {"root"}
+    if kind in ("+", "*", "-", "/", "^") and tree != REALS[1]:
+        numbers = sum(map(on_numbers, of_parts))
+        if numbers == len(parts) or kind in ("+", "*") and numbers > 1:
+            found.add(f"{kind} of numbers")
+        return found | ({kind} if numbers < len(parts) else set())
+    return found | ({FAMILIES.get(kind, kind)} if kind in VALUES else set())
+
+
+def on_numbers(operations: set[str]) -> bool:
+    return all(operation.endswith("of numbers") for operation in operations)
+
+
+def value(tree: tuple, point: dict):
+    """A real or complex number of mpmath. Raises one of FAULTS for what has no value or is too large."""
+    kind, parts = tree[0], parts_of(tree)
+    if kind == "number":
+        if max(abs(tree[1].numerator), tree[1].denominator) > LARGEST_FRACTION:
+            raise ValueError("a number has too many digits")
+        return mp.mpf(tree[1].numerator) / tree[1].denominator
+    if kind in ("name", "constant"):
+        return point[tree[1]] if kind == "name" else +CONSTANTS[tree[1]]
+    values = [value(part, point) for part in parts]
+    if kind == "^":
+        base, exponent = values
+        if base != 0 and abs(exponent * mpmath.log10(abs(base))) > MOST_DIGITS:  # the logarithm in few digits is quick
+            raise ValueError("a power is too large")
+        odd = parts[1][0] == "number" and parts[1][1].numerator % 2 == parts[1][1].denominator % 2 == 1
+        return -mp.power(-base, exponent) if odd and mp.im(base) == 0 > mp.re(base) else mp.power(base, exponent)
+    grows = kind[0] in "!\\" and kind not in (r"\ln", r"\log")
+    if kind not in VALUES or grows and max(map(abs, values)) > LARGEST_ARGUMENT:
+        raise ValueError(f"{kind} has no value here, or one that is too large")
+    return VALUES[kind](*values)
+
+
+def values_at_points(*trees: tuple):
+    """Yields the values of the trees where letters are numbers drawn by chance, in all combinations of two signs."""
+    names, rng = sorted(set().union(*map(letters, trees))), random.Random(0)
+    for signs in [(1, 1), (-1, 1), (1, -1), (-1, -1)][: 4 if names else 1]:
+        size = {name: mp.mpf(rng.randint(1, 999)) / rng.randint(100, 999) for name in names}
+        point = {name: signs[i % 2] * size[name] for i, name in enumerate(names)}
+        yield tuple(value(tree, point) for tree in trees)
+
+
+def close(a, b) -> bool:
+    return bool(a == b or abs(a - b) < max(abs(a), abs(b)) * mp.mpf(10) ** -MOST_DIGITS)
