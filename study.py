@@ -35,7 +35,7 @@ from machinery.comparison import asymptote_of, compare, standing, with_interval
 from machinery.files import lock_folder, write_whole
 from machinery.flags import flag, read_flags, run_command
 from machinery.logs import read_number, read_rows
-from machinery.plots import plot_compare, plot_seeds
+from machinery.plots import COMPUTE_UNITS, plot_compare, plot_seeds
 from machinery.record import last_line
 from machinery.screen import Progress, say
 from machinery.settings import Settings, cpu_threads, parse, read_settings, refuse_changes
@@ -206,8 +206,6 @@ def train_all(folder: Path, runs: dict[Path, tuple[Settings, list[str]]], jobs: 
 # --- the tables ---------------------------------------------------------------------------------------------------
 # `fits` are the fits of each setting by its name; all settings are compared with the first.
 
-COSTS = {"compute_flops": "FLOPs", "compute_tokens": "sampled tokens", "compute_device_hours": "device-hours"}
-
 
 def runs_in(folder: Path) -> list[tuple[str, Path]]:
     """(setting, run folder) of a study, which is every SETTING-seedN/log.jsonl, in natural order, but first `scalerl`.
@@ -331,13 +329,15 @@ def runs_table(folder: Path, runs: Runs) -> str:
         for line, values in read_rows(log := folder / series.name / "log.jsonl", []):
             place = f"{log}, line {line}"
             cost |= {
-                column: f"{read_number(values[column], place, column):.3g}" for column in COSTS if column in values
+                column: f"{read_number(values[column], place, column):.3g}"
+                for column in COMPUTE_UNITS
+                if column in values
             }
         row = [series.name, f"{series.y[0]:.3f}", f"{series.y[-1]:.3f}"]
         row += [with_interval(getattr(f, k), *f.interval[k], forms[k]) if f.identified else "-" for k in forms]
-        row += [f"{f.reach:.1f}", f"{f.rms:.4f}", *(cost.get(column, "-") for column in COSTS)]
+        row += [f"{f.reach:.1f}", f"{f.rms:.4f}", *(cost.get(column, "-") for column in COMPUTE_UNITS)]
         rows.append([*row, "; ".join(re.split(r":| \(", warning)[0] for warning in f.warnings) or "-"])
-    return markdown(["run", "before", "after", *forms, "C_max/C_mid", "rms", *COSTS.values(), "warnings"], rows)
+    return markdown(["run", "before", "after", *forms, "C_max/C_mid", "rms", *COMPUTE_UNITS.values(), "warnings"], rows)
 
 
 # --- the command --------------------------------------------------------------------------------------------------

@@ -23,6 +23,8 @@ Run = tuple[Series, Fit]
 
 MARKERS = "os^Dv"  # of the first seed, the second, ...
 FORMATS = (".png", ".pdf", ".svg")
+# Of the columns of our own logs.
+COMPUTE_UNITS = {"compute_flops": "FLOPs", "compute_tokens": "sampled tokens", "compute_device_hours": "device-hours"}
 MOST_BARS = 200  # points; of more, error bars would be a second band
 
 
@@ -193,8 +195,9 @@ def _finish(axes, series: Sequence[Series], title: str) -> None:
     from matplotlib.transforms import ScaledTranslation
 
     x_names, y_names = {its.x_name.lower() for its in series}, {its.y_name for its in series}
-    axes.set(xlabel=f"compute: {series[0].x_name} (log)" if len(x_names) == 1 else "compute (log)", xscale="log")
-    axes.set(ylabel=f"pass rate: {series[0].y_name}" if len(y_names) == 1 else "pass rate")
+    compute = "" if len(x_names) > 1 else f" ({COMPUTE_UNITS.get(series[0].x_name, series[0].x_name)})"
+    pass_rate = "" if len(y_names) > 1 or y_names == {"pass_rate"} else f" ({series[0].y_name})"
+    axes.set(xlabel=f"compute{compute}", ylabel=f"pass rate{pass_rate}", xscale="log")
     figure, grid = axes.figure, axes.get_subplotspec().get_gridspec()
     width, texts = figure.get_figwidth() / grid.ncols, axes.get_legend_handles_labels()[1]
     wrapped = [textwrap.fill(line, int(12 * width - 8)) for line in title.split("\n")]

@@ -575,7 +575,7 @@ def test_axes_of_several_runs_are_named_by_what_they_share(drawn, capsys, tmp_pa
     for logs in ([wide, "--y", "all"], [f"{wide}:new", other]):
         assert command(*logs, "--label", "one,two", "--plot", tmp_path / "p.svg", capsys=capsys)[0] == 0
     labels = [(figure.axes[0].get_xlabel(), figure.axes[0].get_ylabel()) for figure in drawn]
-    assert labels == [("compute: step (log)", "pass rate"), ("compute (log)", "pass rate")]
+    assert labels == [("compute (step)", "pass rate"), ("compute", "pass rate")]
     assert [its.get_text()[:5] for its in drawn[0].axes[0].get_legend().get_texts()] == ["one: ", "two: "]
 
 
