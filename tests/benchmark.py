@@ -679,7 +679,7 @@ def coverage(draws):
 def false_verdicts(draws):
     print(
         f"\nSettings with one ceiling, percent of {draws} pairs: how often is that of one said to be raised? 40\n"
-        "points up to 6 C_mid, noise .01; `slow` has twice the C_mid, 20 points up to 2.5 C_mid or 16 up to 2.\n"
+        "points up to 6 C_mid, noise .005; `slow` has twice the C_mid, 20 points up to 2.5 C_mid or 16 up to 2.\n"
         "Several seeds scatter, by .008 in A and 5 % in C_mid. `compared`: both identify A, or one has no\n"
         "ceiling. `efficient`: B or C_mid is told apart, where both settings are alike\n"
     )
@@ -694,7 +694,7 @@ def false_verdicts(draws):
                         for _ in range(seeds):
                             A, C_mid = random.standard_normal(2) * (seeds > 1)
                             own = {"A": TRUTH["A"] + 0.008 * A, "C_mid": times * TRUTH["C_mid"] * np.exp(0.05 * C_mid)}
-                            run = simulate(random, *length, 0.01, correlation, TRUTH | own)
+                            run = simulate(random, *length, 0.005, correlation, TRUTH | own)
                             fits[group].append(fit_curve.fit(*run))
                     said.append(fit_curve.compare(("first", "other"), fits)["verdict"])
                 raised = [100 * np.mean([f"{name} raises" in text for text in said]) for name in ("first", "other")]
