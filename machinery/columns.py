@@ -80,8 +80,9 @@ def _plain(column: str) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", column.rpartition(" - ")[2]).lower()
 
 
-def _is_never(column: str) -> bool:
-    return not NEVER.isdisjoint(re.split(r"[^a-z0-9]+", _plain(column)))
+def _is_neither(column: str) -> bool:
+    """Whether a column is no compute and certainly no pass rate."""
+    return _compute_rank(column) is None and not NEVER.isdisjoint(re.split(r"[^a-z0-9]+", _plain(column)))
 
 
 def _compute_rank(column: str) -> int | None:
@@ -205,27 +206,23 @@ def check_curve(x: np.ndarray, y: np.ndarray, places=None) -> None:
     """
     if x.shape != y.shape or x.ndim != 1 or not len(x):
         raise ValueError(f"x and y must be two lists of the same length, got shapes {x.shape} and {y.shape}")
-    step = np.diff(x, prepend=-1.0)
     with np.errstate(invalid="ignore"):
-        bad = ~np.isfinite(x + y) | (x < 0) | (step <= 0) | (y < 0) | (y > 1)
         advice = "if it is in percent, say --percent" if 1.5 < y.max() <= 100 else "name another column with --y"
-    if not bad.any():
-        return
-    i = int(bad.argmax())
-    place = places(i) if places else f"point {i + 1}"
-    if not np.isfinite(x[i] + y[i]):
-        raise ValueError(f"{place}: x = {x[i]:g}, y = {y[i]:g}: not finite; remove the line")
-    if x[i] < 0 or (x[i] == 0 and i > 0):
-        raise ValueError(f"{place}: x = {x[i]:g}: compute is positive, or 0 at the first point")
-    if step[i] <= 0:
-        raise ValueError(f"{place}: x = {x[i]:g} after {x[i - 1]:g}: x must increase; sort the log by it")
-    raise ValueError(f"{place}: y = {y[i]:g} is no pass rate, not in [0, 1]: {advice}")
+        rules = (
+            (~np.isfinite(x + y), "x = {x:g}, y = {y:g}: not finite; remove the line"),
+            (x < 0, "x = {x:g}: compute is never negative"),
+            (np.diff(x, prepend=-1) <= 0, "x = {x:g} after {before:g}: x must increase; sort the log by it"),
+            ((y < 0) | (y > 1), "y = {y:g} is no pass rate, not in [0, 1]: " + advice),
+        )
+    for bad, said in rules:
+        if bad.any():
+            i = int(bad.argmax())
+            place = places(i) if places else f"point {i + 1}"
+            raise ValueError(f"{place}: {said.format(x=x[i], y=y[i], before=x[i - 1])}")
 
 
 @np.errstate(all="ignore")  # NaN is a value that is missing, and check_curve names the place of an infinity
-def read_curves(
-    table: Table, name: str, x: str | None, y: str | None, where: str | None, percent: bool
-) -> list[Series]:
+def read_curves(table: Table, name: str, x: str | None, y: str | None, where: str | None, percent: bool):
     """The curves in a table: one, or one for each column that `y` names. The arguments are those of `read_log`."""
     _choose_records(table, where)
     if not table.names:
@@ -295,26 +292,20 @@ def _pass_rates(table: Table, y: str | None) -> list[str]:
         for name in names:
             _refuse_unknown("--y", name, table)
         return names
-    others = [name for name in table.names if _compute_rank(name) is None and not _is_never(name)]
+    others = [name for name in table.names if _compute_rank(name) is None and not _is_neither(name)]
     ranks = {name: rank for name in others if len(rank := _pass_rate_rank(name, table.source)) > 1}
+    numbers = {name: its[np.isfinite(its)] for name in others if len(its := table.numbers(name)[table.chosen])}
     likely = [name for name in ranks if ranks[name] == min(ranks.values())]
-    spans, pass_rates = {}, []
-    for name in likely or others:  # no name is known: then they are names of runs, or a single unknown one
-        numbers = table.numbers(name)[table.chosen]
-        if len(numbers := numbers[np.isfinite(numbers)]):
-            fits = 0 <= numbers.min() and numbers.max() <= 1
-            pass_rates += [name] if fits else []
-            spans[name] = f"{name} ({numbers.min():.3g} to {numbers.max():.3g}{'' if fits else ': no pass rate'})"
-    if len(spans) == 1 or spans and y == "all":
-        return [*spans]
-    if likely and not spans:  # texts or NaN: the error names their place
-        return likely
-    if not spans:
+    likely = likely or [name for name in others if len(numbers[name])]  # names of runs, or a single unknown one
+    if not likely:
         raise _nothing_like(table, "a pass rate", "--y")
-    several = f", or several with commas, such as --y {','.join(pass_rates[:2])}" if pass_rates[1:] else ""
-    raise ValueError(
-        f"{table.file}: which column is the pass rate? name one with --y{several}: {_listed([*spans.values()])}"
-    )
+    if len(likely) == 1 or y == "all":
+        return likely
+    spans = []
+    for name in likely:
+        low, high = (numbers[name].min(), numbers[name].max()) if len(numbers[name]) else (np.nan, np.nan)
+        spans.append(f"{name} ({low:.3g} to {high:.3g}{'' if 0 <= low and high <= 1 else ': no pass rate'})")
+    raise ValueError(f"{table.file}: which column is the pass rate? name it with --y (or all): {_listed(spans)}")
 
 
 def _counters(table: Table, y: str, points: np.ndarray) -> dict[str, np.ndarray]:
@@ -347,15 +338,14 @@ def _compute(table: Table, counters: dict[str, np.ndarray]) -> str:
 # --- the points of a curve ------------------------------------------------------------------------------------------
 
 
-def _series(table: Table, name: str, x: str | None, y: str, percent: bool, guessed: str) -> Series:
-    """The curve of the pass rate y; x and percent are as in `read_log`, guessed: the flags that were not given."""
+def _points(table: Table, x: str | None, y: str) -> tuple[np.ndarray, np.ndarray, str, list[str]]:
+    """The rows of the points of a curve, their compute, its name (x, or the likeliest), and what was left out."""
     _refuse_texts(table, y)
-    at, pass_rate = table.chosen & table.has(y), table.numbers(y)
-    nan = at & np.isnan(pass_rate)
+    at = table.chosen & table.has(y)
+    nan = at & np.isnan(table.numbers(y))
     if 2 * nan.sum() > at.sum():
         place = table.place(int(nan.argmax()))
         raise ValueError(f"{place}: {y} is NaN in {nan.sum()} of {at.sum()} lines: name another column with --y")
-    left_out = [f"{nan.sum()} with NaN"] if nan.any() else []
     points = np.flatnonzero(at & ~nan)
 
     counters = _counters(table, y, points)
@@ -363,45 +353,48 @@ def _series(table: Table, name: str, x: str | None, y: str, percent: bool, guess
     step = steps[0] if steps else _compute(table, counters)
     _refuse_groups(table, step, y, points)
     kept = _last_of_each(table.numbers(step)[points])
-    if len(kept) < len(points):
-        left_out.append(f"{len(points) - len(kept)} whose {step} comes again later, as in a resumed run")
-    points = points[kept]
+    again, points = len(points) - len(kept), points[kept]
 
     x = x or _compute(table, {name: values[kept] for name, values in counters.items()})
     if x in COSTS and x not in table.names:
-        compute = _accumulated(table, x, step)
+        compute = _accumulated(table, x, step)[points]
     else:
         _refuse_unknown("--x", x, table)
         _refuse_texts(table, x)
-        compute = table.numbers(x)
-    missing = np.isnan(compute[points])
+        compute = table.numbers(x)[points]
+    missing = np.isnan(compute)
     if missing.all():
         raise ValueError(f"{table.file}: no line has a value of {x!r} and of {y!r}")
-    if missing.any():
-        left_out.append(f"{missing.sum()} without {x}")
-    points = points[~missing]
-    compute, pass_rate = compute[points], pass_rate[points] / (100 if percent else 1)
+    left_out = {
+        "with NaN": nan.sum(),
+        f"whose {step} comes again later, as in a resumed run": again,
+        f"without {x}": missing.sum(),
+    }
+    said = [f"{count} {what}" for what, count in left_out.items() if count]
+    return points[~missing], compute[~missing], x, said
+
+
+def _series(table: Table, name: str, x: str | None, y: str, percent: bool, guessed: str) -> Series:
+    """The curve of the pass rate y; x and percent are as in `read_log`, guessed: the flags that were not given."""
+    points, compute, x, left_out = _points(table, x, y)
     if percent and table.columns[y].in_percent:
-        raise ValueError(f"{table.place(points[0])}: {y} is written with % already: leave out --percent")
+        raise ValueError(f"{table.file}: {y} is written with % already: leave out --percent")
+    pass_rate = table.numbers(y)[points] / (100 if percent else 1)
     check_curve(compute, pass_rate, lambda i: table.place(points[i]))
 
-    examples = table.numbers("num_examples")[points] if "num_examples" in table.names else np.array([np.nan])
+    said = f"read: x = {x}, y = {y}, {len(points)} points"
+    said += f", from the {table.source} records" if table.source else ""
+    said += f"; left out: {', '.join(left_out)}" if left_out else ""
+    examples = table.numbers("num_examples")[points] if "num_examples" in table.names else compute * np.nan
     num_examples = None if np.isnan(examples).all() else float(np.nanmean(examples))
-    records = f", from the {table.source} records" if table.source else ""
-    said = [f"read: x = {x}, y = {y}, {len(points)} points{records}"]
-    said += [f"left out: {', '.join(left_out)}"] if left_out else []
     if len(points) > AT_MOST:
         compute, pass_rate = thin(compute, pass_rate)
         num_examples = num_examples and num_examples * len(points) / len(compute)
-        said.append(f"neighbours averaged into {len(compute)}")
-    others = [
-        column
-        for column in table.names
-        if column not in (x, y) and not table.columns[column].texts
-        and (_compute_rank(column) is not None or not _is_never(column))
-    ]  # fmt: skip
-    said += [f"{guessed} can name others: {_listed(others)}"] if others and guessed else []
-    notes = ["; ".join(said), *table.notes]
+        said += f"; neighbours averaged into {len(compute)}"
+    texts = [column for column in table.names if table.columns[column].texts]
+    others = [column for column in table.names if column not in (x, y, *texts) and not _is_neither(column)]
+    said += f"; {guessed} can name others: {_listed(others)}" if others and guessed else ""
+    notes = [said, *table.notes]
     if _pass_rate_rank(y, table.source)[0] == 2:
         notes.append(f"! {y} is measured in training, and is no validation: on other problems the run may do otherwise")
     return Series(name, compute, pass_rate, x, y, num_examples, tuple(notes))
@@ -449,17 +442,15 @@ def _last_of_each(steps: np.ndarray) -> np.ndarray:
 
 def _accumulated(table: Table, what: str, step: str) -> np.ndarray:
     """By row the seconds or tokens of all steps up to it, those left out that a resumed run makes again."""
-    for pattern in COSTS[what]:
-        parts = [column for column in table.columns if re.fullmatch(pattern, column, re.I)]
-        if parts:
-            break
-    else:
+    named = ([name for name in table.columns if re.fullmatch(pattern, name, re.I)] for pattern in COSTS[what])
+    parts = next(filter(None, named), None)
+    if not parts:
         raise ValueError(f"{table.file}: no column says what a step costs in {what}: name another with --x")
-    cost = np.nansum([table.numbers(column) for column in parts], axis=0)
-    rows = np.flatnonzero(np.any([table.has(column) for column in parts], axis=0))
+    costs = np.array([table.numbers(name) for name in parts])
+    rows = np.flatnonzero(~np.isnan(costs).all(axis=0))
     rows = rows[_last_of_each(table.numbers(step)[rows])]
-    counted = np.zeros(len(cost))
-    counted[rows] = cost[rows]
+    counted = np.zeros(len(table.lines))
+    counted[rows] = np.nansum(costs[:, rows], axis=0)
     return np.cumsum(counted)
 
 

@@ -41,7 +41,7 @@ REFUSED = (
     (rb"\x80[\x02-\x05]", "a pickle, which could run a program of its own", "write it as JSON lines"),
     (rb"\x89PNG|\xff\xd8\xff|GIF8|<svg|RIFF|%PDF", "a picture or a PDF", "fit the log that it was made from"),
     (rb":W&B", "W&B's own file", "export the run as CSV or JSON lines"),
-    (rb"BZh|\xfd7zXZ|7z\xbc\xaf|\x28\xb5\x2f\xfd|\x1f\x8b", "compressed, and not once by gzip", "unpack it"),
+    (rb"BZh|\xfd7zXZ|7z\xbc\xaf|\x28\xb5\x2f\xfd|\x1f\x8b", "compressed twice, or not by gzip", "unpack it"),
     (rb"\s*<(!DOCTYPE|html|\?xml)", "a web page", "download the log itself"),
     (rb"version https://git-lfs", "a pointer of git-lfs", "run git lfs pull"),
 )
@@ -57,11 +57,7 @@ LONGEST_LINE = 100_000  # letters of a line of a console log; what comes after i
 
 
 def read_log(
-    path: str | os.PathLike,
-    x: str | None = None,
-    y: str | None = None,
-    percent: bool = False,
-    where: str | None = None,
+    path: str | os.PathLike, x: str | None = None, y: str | None = None, percent: bool = False, where: str | None = None
 ) -> list[Series]:
     """The curves in a log: one, or one for each column that y names.
 
@@ -78,14 +74,6 @@ def read_log(
     name = whole.parent.name if any(whole.match(pattern) for pattern in LOG_NAMES) else whole.name
     name = column or ("standard input" if text == "-" else name)
     return read_curves(Table(str(file), read_rows(file, notes), notes), name, x, column or y, where, percent)
-
-
-def read_number(value, place: str, column: str) -> float:
-    """A value of a log as a number. ValueError, with its place, if it is none."""
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise ValueError(f"{place}: {column} = {str(value)[:40]!r} is not a number") from None
 
 
 def _log_in(folder: Path) -> Path:
