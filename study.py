@@ -31,11 +31,10 @@ from scipy.special import chdtri, stdtrit  # quantiles of chi^2 and of Student's
 import loss
 from data.verify import die_with
 from fit_curve import FORECASTERS, Fit, Fitting, Runs, fit_logs, report, write_json
-from machinery.columns import Table
 from machinery.comparison import asymptote_of, compare, standing, with_interval
 from machinery.files import lock_folder, write_whole
 from machinery.flags import flag, read_flags, run_command
-from machinery.logs import read_rows
+from machinery.logs import read_table
 from machinery.plots import plot_compare, plot_seeds
 from machinery.record import last_line
 from machinery.screen import Progress, say
@@ -328,8 +327,7 @@ def runs_table(folder: Path, runs: Runs) -> str:
     """Every run with its fit and what it has cost."""
     forms, rows = {"A": ".3f", "B": ".2f", "C_mid": ".3g"}, []
     for series, f in runs:
-        log = folder / series.name / "log.jsonl"
-        table = Table(str(log), read_rows(log, []), [])
+        table = read_table(folder / series.name / "log.jsonl")
         cost = {name: f"{table.numbers(name)[table.has(name)][-1]:.3g}" for name in COSTS if name in table.names}
         row = [series.name, f"{series.y[0]:.3f}", f"{series.y[-1]:.3f}"]
         row += [with_interval(getattr(f, k), *f.interval[k], forms[k]) if f.identified else "-" for k in forms]

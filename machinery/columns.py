@@ -62,7 +62,7 @@ TRAINING = re.compile(r"(?<![a-z0-9])(train|training|rollouts?|critic|actor|env)
 KINDS = ("kind", "type", "split", "mode", "phase", "stage", "event")  # columns that say what a record is
 GROUPS = re.compile(
     r"algo(rithm)?|method|recipe|run(_?(id|name))?|exp(eriment)?|seed|trial|(data_?)?set|data_source|task|benchmark"
-    r"|env(ironment)?|model|policy|variant|setting|group",
+    r"|env(ironment)?|model|policy|variant|setting|group|metric|tag|key",
     re.I,
 )  # columns that say which of several curves a row belongs to
 # What one step has cost, by what --x calls its sum: the first of these that there is; several columns are added up.
@@ -294,7 +294,7 @@ def _pass_rates(table: Table, y: str | None) -> list[str]:
         return names
     others = [name for name in table.names if _compute_rank(name) is None and not _is_neither(name)]
     ranks = {name: rank for name in others if len(rank := _pass_rate_rank(name, table.source)) > 1}
-    numbers = {name: its[np.isfinite(its)] for name in others if len(its := table.numbers(name)[table.chosen])}
+    numbers = {name: its[table.chosen & np.isfinite(its)] for name in others if len(its := table.numbers(name))}
     likely = [name for name in ranks if ranks[name] == min(ranks.values())]
     likely = likely or [name for name in others if len(numbers[name])]  # names of runs, or a single unknown one
     if not likely:
@@ -316,7 +316,7 @@ def _counters(table: Table, y: str, points: np.ndarray) -> dict[str, np.ndarray]
         name: values
         for name, values in counters.items()
         if np.isfinite(values).mean() > 0.9
-        and len(np.unique(values)) > max(1, len(values) // 10)  # no limit such as max_steps
+        and len(np.unique(values)) >= min(len(values), 2 + len(values) // 10)  # no limit such as max_steps
         and not ("time" in name and values[0] > 1e9)  # no Unix time
     }
     return known or counters

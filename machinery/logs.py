@@ -66,14 +66,14 @@ def read_log(
     records, as COLUMN=VALUE with commas. percent: the pass rate is in percent. The notes of a Series say how it was
     read. Raises ValueError with file and line for what is no curve, and OSError for a file that cannot be read.
     """
-    text, column, notes = os.fspath(path), None, []
+    text, column = os.fspath(path), None
     if ":" in text and not os.path.exists(text) and os.path.exists(text.rpartition(":")[0]):
         text, _, column = text.rpartition(":")
     file = _log_in(Path(text)) if os.path.isdir(text) else Path(text)
     whole = file.absolute()
     name = whole.parent.name if any(whole.match(pattern) for pattern in LOG_NAMES) else whole.name
     name = column or ("standard input" if text == "-" else name)
-    return read_curves(Table(str(file), read_rows(file, notes), notes), name, x, column or y, where, percent)
+    return read_curves(read_table(file), name, x, column or y, where, percent)
 
 
 def _log_in(folder: Path) -> Path:
@@ -90,12 +90,12 @@ def _log_in(folder: Path) -> Path:
 # --- from a file to rows ------------------------------------------------------------------------------------------
 
 
-def read_rows(file: Path, notes: list[str]) -> Iterator[Row]:
-    """The rows of a log one after the other; what was left out is appended to `notes`. ValueError, with the line, if it
-    is of no known format, and OSError if it cannot be read."""
+def read_table(file: Path) -> Table:
+    """The table of a log. ValueError, with the line, if it is of no known format, and OSError if it cannot be read."""
+    notes = []  # what is left out
     try:
         with _opened(file) as binary:
-            yield from _rows(binary, file, notes)
+            return Table(str(file), _rows(binary, file, notes), notes)
     except (EOFError, zlib.error, gzip.BadGzipFile):
         raise ValueError(f"{file}: the gzip file is cut off or broken: copy it again") from None
     except (RecursionError, MemoryError):
