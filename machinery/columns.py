@@ -24,7 +24,7 @@ COMPUTE = (
     r".*(gpu|device|accelerator)[ _-]?hours.*",
     r"compute.*",
     r"((.*/)?(num|total|cumulative|sampled)_(input_)?)?tokens(_seen)?",
-    r"(wall_?)?(seconds|time|clock|hours)",
+    r"(wall_?)?(seconds|clock|hours)",
     r"(.*[/_])?(global|train|training|trainer|grpo|ppo|rl|checkpoint)_?steps?",
     r"(.*/)?steps?",
     r"_step",  # W&B counts its own calls
@@ -312,12 +312,11 @@ def _counters(table: Table, y: str, points: np.ndarray) -> dict[str, np.ndarray]
     """The columns of compute with their values at these points, the best name first."""
     ranked = sorted((name for name in table.names if name != y and _compute_rank(name) is not None), key=_compute_rank)
     counters = {name: table.numbers(name)[points] for name in ranked}
+    various = {name: len(np.unique(values)) for name, values in counters.items()}  # max_steps is always the same
     known = {
         name: values
         for name, values in counters.items()
-        if np.isfinite(values).mean() > 0.9
-        and len(np.unique(values)) >= min(len(values), 2 + len(values) // 10)  # no limit such as max_steps
-        and not ("time" in name and values[0] > 1e9)  # no Unix time
+        if np.isfinite(values).mean() > 0.9 and various[name] >= min(len(values), 2 + len(values) // 10)
     }
     return known or counters
 

@@ -8,7 +8,6 @@ table with named columns. Each may be gzipped. A file becomes rows, one after th
 The columns of compute and pass rate are then chosen in machinery/columns.py.
 """
 
-import codecs
 import contextlib
 import csv
 import gzip
@@ -21,6 +20,7 @@ import shutil
 import sys
 import tempfile
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -125,12 +125,9 @@ def _rows(binary: BinaryIO, file: Path, notes: list[str]) -> Iterator[Row]:
     for magic, what, advice in REFUSED:
         if re.match(magic, head, re.I):
             raise ValueError(f"{file} is no log but {what}: {advice}")
-    encoding = "utf-16" if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
+    encoding = "utf-16" if head.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
     letters = head.decode(encoding, "replace")
-    if (
-        sum(letter == "\ufffd" or letter < " " and letter not in "\t\n\r\f\x1b" for letter in letters)
-        > len(letters) / 4
-    ):
+    if 4 * len(re.findall("[\0-\x08\x0e-\x1a\ufffd]", letters)) > len(letters):
         raise ValueError(f"{file} is binary, and no kind of log that is known: write it as JSON lines or CSV")
 
     text = io.TextIOWrapper(binary, encoding, errors="replace")
@@ -161,10 +158,9 @@ def _lines(text: TextIO) -> Iterator[Row]:
 
 def _object(pairs: list[tuple]) -> dict:
     """A JSON object. ValueError if a name occurs twice."""
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} occurs twice: rename one")
+    if len(values := dict(pairs)) < len(pairs):
+        ((name, _),) = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"{name!r} occurs twice: rename one")
     return values
 
 
@@ -267,8 +263,9 @@ def _table_rows(text: TextIO, file: Path) -> Iterator[Row]:
                 header = cells
                 if re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", header[0], re.I):
                     raise ValueError(f"{place}: a number where column names are expected: add a line like x,y")
-                if twice := [name for name in header if name and header.count(name) > 1]:
-                    raise ValueError(f"{place}: the name {twice[0]!r} occurs twice: rename one")
+                ((name, count),) = Counter(filter(None, header)).most_common(1)
+                if count > 1:
+                    raise ValueError(f"{place}: the name {name!r} occurs twice: rename one")
                 continue
             if len(cells) > len(header):
                 raise ValueError(f"{place}: {len(cells)} values under {len(header)} names: mend the line")
