@@ -49,7 +49,9 @@ REFUSED = (
 # What the lines of console logs hold: pairs of a name and a number, the step, and what was measured.
 _NUMBER = r"(?:\w+(?:\.\w+)*\()?'?([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?+%?|nan|[-+]?inf)"
 QUOTED = re.compile(rf"['\"]([^'\"]{{1,200}})['\"]\s*:\s*{_NUMBER}", re.I)  # 'reward': 0.5
-PLAIN = re.compile(rf"(?<![\w./@-])([A-Za-z_][\w./@-]*+)\s*[=:]\s*{_NUMBER}(?![\w.:/])", re.I)  # reward=0.5
+PLAIN = re.compile(  # reward=0.5
+    rf"(?<![^\s,;|(\[{{])([A-Za-z_][^\s=:,;|()\[\]{{}}'\"]*+)\s*[=:]\s*{_NUMBER}(?![\w.:/])", re.I
+)
 CONSOLES = ((r"\bstep:\d+ - ", PLAIN), ("", QUOTED), ("", PLAIN))  # where pairs begin, and how they look; verl is first
 COUNTED = re.compile(r"\b(step|iteration|episode|update|epoch)\s*[=:#]?\s*\[?(\d+)(?![\d.]*%)", re.I)
 KIND = re.compile(r"(?<![\w/.-])(train|training|eval|evaluation|val|valid|validation|test)(?![\w/.-])", re.I)

@@ -80,12 +80,12 @@ def test_a_run_of_ours_is_named_by_its_folder(tmp_path):
 
 
 def test_runs_of_a_wide_table_have_steps_of_their_own(tmp_path):
-    rows = [["Step", "a - val/acc", "a - val/acc__MIN", "b - val/acc"]]
+    rows = [["Step", "kl 0 - val/acc", "kl 0 - val/acc__MIN", "b - val/acc"]]  # the name of a run says nothing
     for s, r in CURVE:
         rows += [[s, r, r, ""], [s + 1, "", "", r / 2]]
-    assert "--y (or all): a - val/acc (0.2 to 0.75), b - val/acc (0.1 to 0.375)" in refusal(tmp_path, table(rows))
+    assert "--y (or all): kl 0 - val/acc (0.2 to 0.75), b - val/acc (0.1 to 0.375)" in refusal(tmp_path, table(rows))
     a, b = read_log(write(tmp_path, "w.csv", table(rows)), y="all")
-    assert (a.name, b.name) == (a.y_name, b.y_name) == ("a - val/acc", "b - val/acc")
+    assert (a.name, b.name) == (a.y_name, b.y_name) == ("kl 0 - val/acc", "b - val/acc")
     assert list(b.x) == [s + 1 for s in STEPS] and b.y == pytest.approx(np.array(RATES) / 2)
 
 
