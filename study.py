@@ -34,7 +34,7 @@ from fit_curve import FORECASTERS, Fit, Fitting, Runs, fit_logs, report, write_j
 from machinery.comparison import asymptote_of, compare, standing, with_interval
 from machinery.files import lock_folder, write_whole
 from machinery.flags import flag, read_flags, run_command
-from machinery.logs import read_number, read_rows
+from machinery.logs import read_table
 from machinery.plots import COMPUTE_UNITS, plot_compare, plot_seeds
 from machinery.record import last_line
 from machinery.screen import Progress, say
@@ -325,17 +325,13 @@ def runs_table(folder: Path, runs: Runs) -> str:
     """Every run with its fit and what it has cost."""
     forms, rows = {"A": ".3f", "B": ".2f", "C_mid": ".3g"}, []
     for series, f in runs:
-        cost = {}  # what the log says last
-        for line, values in read_rows(log := folder / series.name / "log.jsonl", []):
-            place = f"{log}, line {line}"
-            cost |= {
-                column: f"{read_number(values[column], place, column):.3g}"
-                for column in COMPUTE_UNITS
-                if column in values
-            }
+        table = read_table(folder / series.name / "log.jsonl")
+        cost = {
+            name: f"{table.numbers(name)[table.has(name)][-1]:.3g}" for name in COMPUTE_UNITS if name in table.names
+        }
         row = [series.name, f"{series.y[0]:.3f}", f"{series.y[-1]:.3f}"]
         row += [with_interval(getattr(f, k), *f.interval[k], forms[k]) if f.identified else "-" for k in forms]
-        row += [f"{f.reach:.1f}", f"{f.rms:.4f}", *(cost.get(column, "-") for column in COMPUTE_UNITS)]
+        row += [f"{f.reach:.1f}", f"{f.rms:.4f}", *(cost.get(name, "-") for name in COMPUTE_UNITS)]
         rows.append([*row, "; ".join(re.split(r":| \(", warning)[0] for warning in f.warnings) or "-"])
     return markdown(["run", "before", "after", *forms, "C_max/C_mid", "rms", *COMPUTE_UNITS.values(), "warnings"], rows)
 

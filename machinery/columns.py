@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 MOST_TEXTS = 1000  # that a column tells apart; more are no groups of records
+TEXT = -1e300  # no number of a log is below it; a number from here down stands for a text
 AT_MOST = 2000  # points of a curve; more are averaged, since a fit costs seconds and a plot shows no more
 
 # --- what a column is, by its name ----------------------------------------------------------------------------------
@@ -23,7 +24,7 @@ COMPUTE = (
     r".*(gpu|device|accelerator)[ _-]?hours.*",
     r"compute.*",
     r"((.*/)?(num|total|cumulative|sampled)_(input_)?)?tokens(_seen)?",
-    r"(wall_?)?(seconds|time|clock|hours)",
+    r"(wall_?)?(seconds|clock|hours)",
     r"(.*[/_])?(global|train|training|trainer|grpo|ppo|rl|checkpoint)_?steps?",
     r"(.*/)?steps?",
     r"_step",  # W&B counts its own calls
@@ -55,13 +56,13 @@ _PASS_RATE = (
     r"aux|best",
 )
 MEASURES = [re.compile(rf"(?<![a-z0-9])({words})(?![a-z0-9])") for words in _PASS_RATE]
-ONLY_A_REWARD = range(3, 5)  # scores and rewards: of training, unless the name or the record says validation
+ONLY_REWARDS = ([3], [4])  # scores and rewards: of training, unless the name or the record says validation
 VALIDATION = re.compile(r"(?<![a-z0-9])(val|valid|validation|eval|evaluation|evaluate|test|dev|held_?out)(?![a-z0-9])")
 TRAINING = re.compile(r"(?<![a-z0-9])(train|training|rollouts?|critic|actor|env)(?![a-z0-9])")
 KINDS = ("kind", "type", "split", "mode", "phase", "stage", "event")  # columns that say what a record is
 GROUPS = re.compile(
     r"algo(rithm)?|method|recipe|run(_?(id|name))?|exp(eriment)?|seed|trial|(data_?)?set|data_source|task|benchmark"
-    r"|env(ironment)?|model|policy|variant|setting|group",
+    r"|env(ironment)?|model|policy|variant|setting|group|metric|tag|key",
     re.I,
 )  # columns that say which of several curves a row belongs to
 # What one step has cost, by what --x calls its sum: the first of these that there is; several columns are added up.
@@ -75,12 +76,13 @@ COSTS = {
 
 
 def _plain(column: str) -> str:
-    """A name in lower case, its words parted: eval/meanReward is eval/mean_reward."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", column).lower()
+    """A name in lower case, its words parted, without the run that W&B writes before it: "a - evalAcc" is eval_acc."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", column.rpartition(" - ")[2]).lower()
 
 
-def _words(column: str) -> set[str]:
-    return {*re.split(r"[^a-z0-9]+", _plain(column))}
+def _is_neither(column: str) -> bool:
+    """Whether a column is no compute and certainly no pass rate."""
+    return _compute_rank(column) is None and not NEVER.isdisjoint(re.split(r"[^a-z0-9]+", _plain(column)))
 
 
 def _compute_rank(column: str) -> int | None:
@@ -88,57 +90,57 @@ def _compute_rank(column: str) -> int | None:
     return next((i for i, pattern in enumerate(COMPUTE) if re.fullmatch(pattern, column, re.I)), None)
 
 
-def _pass_rate_rank(column: str, of_validation: bool) -> tuple | None:
-    """The place of a column among those of the pass rate; the least is the best. None for any other.
-
-    of_validation: the records are those of validations, whatever the name says.
+def _pass_rate_rank(column: str, source: str) -> tuple[int, ...]:
+    """The place of a column of the `source` records among those of the pass rate; the least is the best. First where it
+    was measured (0 in validation, 1 not said, 2 in training), then what it measures; that is missing for no pass rate.
     """
     name = _plain(column)
-    if _compute_rank(column) is not None or NEVER & _words(column):
-        return None
-    where = 0 if of_validation or VALIDATION.search(name) else 2 if TRAINING.search(name) else 1
+    said = f"{source} {name}"
     measures = [i for i, pattern in enumerate(MEASURES) if pattern.search(name)]
-    if where == 0 and not measures and re.fullmatch(r"[^/]+/[^/]+", name):  # eval/aime
+    trained = TRAINING.search(said) or measures[:1] in ONLY_REWARDS
+    place = 0 if VALIDATION.search(said) else 2 if trained else 1
+    if place == 0 and not measures and re.fullmatch(r"[^/]+/[^/]+", name):  # eval/aime
         measures = [len(MEASURES)]
-    return (where, *measures) if measures else None
+    return place, *measures
 
 
 # --- tables ---------------------------------------------------------------------------------------------------------
 
 
 class Column:
-    """The values of one column, few bytes each: numbers by row (NaN where a text stands), and the rows of each text."""
+    """The values of one column, few bytes each. A text is kept once; a number below TEXT stands for it."""
 
     def __init__(self):
         self.rows, self.values = array("q"), array("d")
-        self.texts: dict[str, array] = {}
+        self.texts: dict[str, float] = {}
         self.in_percent = False  # some values end with %
 
     def add(self, row: int, value) -> None:
         self.rows.append(row)
-        self.values.append(value if type(value) is float else self._number(row, str(value)))
+        self.values.append(value if type(value) is float else self._number(str(value).strip()))
 
-    def _number(self, row: int, text: str) -> float:
-        """A text as a number; NaN if it is none, and then the row is kept under the text."""
-        if text not in self.texts:
-            try:
-                return float(text)
-            except ValueError:
-                if re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+) ?%", text):
-                    self.in_percent = True
-                    return float(text.rstrip(" %")) / 100
-                if text.strip().lower() in ("na", "n/a", "#n/a", "null", "none", "-"):
-                    return np.nan
-        text = text[:80] if len(self.texts) < MOST_TEXTS else "..."
-        self.texts.setdefault(text, array("q")).append(row)
-        return np.nan
+    def _number(self, text: str) -> float:
+        try:
+            return float(text)
+        except ValueError:
+            if text.lower() in ("na", "n/a", "#n/a", "null", "none", "-"):
+                return np.nan
+            if re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+) ?%", text):
+                self.in_percent = True
+                return float(text.rstrip(" %")) / 100
+            text = text[:80] if len(self.texts) < MOST_TEXTS else "..."
+            return self.texts.setdefault(text, TEXT * (1 + len(self.texts) / MOST_TEXTS))
 
 
 class Table:
-    """The rows of a log by column, and for each row its line in the file."""
+    """The rows of a log by column, and for each row its line in the file.
+
+    chosen: which rows are read (a mask). source: what these records are, in words. names: the columns that have values
+    in them.
+    """
 
     def __init__(self, file: str, rows: Iterable[tuple[int, dict]], notes: list[str]):
-        self.file, self.notes = file, notes
+        self.file, self.notes, self.source = file, notes, ""
         self.lines, self.columns = array("q"), {}
         for line, values in rows:
             for name, value in values.items():
@@ -147,16 +149,15 @@ class Table:
                         column = self.columns[name] = Column()
                     column.add(len(self.lines), value)
             self.lines.append(line)
+        self.choose(np.ones(len(self.lines), bool))
+
+    def choose(self, rows: np.ndarray) -> None:
+        self.chosen = rows
+        self.names = [name for name in self.columns if self.has(name)[rows].any()]
 
     def place(self, row: int) -> str:
         line = self.lines[row]
         return f"{self.file}, {f'line {line}' if line > 0 else f'record {-line}'}"
-
-    def numbers(self, name: str) -> np.ndarray:
-        """The numbers of a column by row, NaN where there is none."""
-        numbers = np.full(len(self.lines), np.nan)
-        numbers[np.asarray(self.columns[name].rows)] = self.columns[name].values
-        return numbers
 
     def has(self, name: str) -> np.ndarray:
         """Where a column has a value, be it NaN."""
@@ -165,25 +166,21 @@ class Table:
         return present
 
     def labels(self, name: str) -> np.ndarray:
-        """Numbers by row that tell the values of a column apart, NaN where there is none."""
-        labels = self.numbers(name)
-        for i, rows in enumerate(self.columns[name].texts.values()):
-            labels[np.asarray(rows)] = -1e300 * (1 + i / 1000)
+        """The values of a column by row, NaN where there is none; numbers below TEXT stand for texts."""
+        labels = np.full(len(self.lines), np.nan)
+        labels[np.asarray(self.columns[name].rows, int)] = self.columns[name].values
         return labels
 
-    def values(self, name: str, rows: np.ndarray) -> list[str]:
-        """The different values of a column in these rows, as texts."""
-        texts = [text for text, its in self.columns[name].texts.items() if rows[np.asarray(its)].any()]
-        return texts + [f"{value:g}" for value in dict.fromkeys(self.numbers(name)[rows].tolist()) if value == value]
+    def numbers(self, name: str) -> np.ndarray:
+        """The numbers of a column by row, NaN where there is none."""
+        labels = self.labels(name)
+        return np.where(labels <= TEXT, np.nan, labels)
 
-    def rows_of(self, name: str, text: str) -> np.ndarray:
-        """The rows in which a column has this value."""
-        rows = np.zeros(len(self.lines), bool)
-        rows[np.asarray(self.columns[name].texts.get(text, ()), int)] = True
-        try:
-            return rows | (self.numbers(name) == float(text))
-        except ValueError:
-            return rows
+    def values(self, name: str, rows: np.ndarray) -> dict[str, float]:
+        """The different values of a column in these rows as texts, each with its label."""
+        texts = {label: text for text, label in self.columns[name].texts.items()}
+        labels = dict.fromkeys(self.labels(name)[rows].tolist())
+        return {texts.get(label, f"{label:.10g}"): label for label in labels if label == label}
 
 
 # --- curves ---------------------------------------------------------------------------------------------------------
@@ -209,77 +206,63 @@ def check_curve(x: np.ndarray, y: np.ndarray, places=None) -> None:
     """
     if x.shape != y.shape or x.ndim != 1 or not len(x):
         raise ValueError(f"x and y must be two lists of the same length, got shapes {x.shape} and {y.shape}")
-    step = np.diff(x, prepend=-1.0)
     with np.errstate(invalid="ignore"):
-        bad = ~np.isfinite(x + y) | (x < 0) | (step <= 0) | (y < 0) | (y > 1)
         advice = "if it is in percent, say --percent" if 1.5 < y.max() <= 100 else "name another column with --y"
-    if not bad.any():
-        return
-    i = int(bad.argmax())
-    place = places(i) if places else f"point {i + 1}"
-    if not np.isfinite(x[i] + y[i]):
-        raise ValueError(f"{place}: x = {x[i]:g}, y = {y[i]:g}: not finite; remove the line")
-    if x[i] < 0 or (x[i] == 0 and i > 0):
-        raise ValueError(f"{place}: x = {x[i]:g}: compute is positive, or 0 at the first point")
-    if step[i] <= 0:
-        raise ValueError(f"{place}: x = {x[i]:g} after {x[i - 1]:g}: x must increase; sort the log by it")
-    raise ValueError(f"{place}: y = {y[i]:g} is no pass rate, not in [0, 1]: {advice}")
+        rules = (
+            (~np.isfinite(x + y), "x = {x:g}, y = {y:g}: not finite; remove the line"),
+            (x < 0, "x = {x:g}: compute is never negative"),
+            (np.diff(x, prepend=-1) <= 0, "x = {x:g} after {before:g}: x must increase; sort the log by it"),
+            ((y < 0) | (y > 1), "y = {y:g} is no pass rate, not in [0, 1]: " + advice),
+        )
+    for bad, said in rules:
+        if bad.any():
+            i = int(bad.argmax())
+            place = places(i) if places else f"point {i + 1}"
+            raise ValueError(f"{place}: {said.format(x=x[i], y=y[i], before=x[i - 1])}")
 
 
 @np.errstate(all="ignore")  # NaN is a value that is missing, and check_curve names the place of an infinity
-def read_curves(
-    table: Table, name: str, x: str | None, y: str | None, where: str | None, percent: bool
-) -> list[Series]:
+def read_curves(table: Table, name: str, x: str | None, y: str | None, where: str | None, percent: bool):
     """The curves in a table: one, or one for each column that `y` names. The arguments are those of `read_log`."""
-    rows, source = _chosen_records(table, where)
-    columns = [column for column in table.columns if table.has(column)[rows].any()]
-    if not columns:
-        raise ValueError(f"{table.file}: column names and no data")
-    is_validation = bool(VALIDATION.search(source))
-    by_run = {column: column.split(" - ", 1) for column in columns if " - " in column}  # W&B: "run - metric"
-    if by_run and y not in columns:
-        metrics = list(dict.fromkeys(metric for _, metric in by_run.values()))
-        likely = _named(y, metrics, table) if y not in (None, "all") else _likeliest(metrics, is_validation)
-        if not likely or len(likely) > 1 and y is None:
-            raise _which(table, likely or metrics, rows)
-        several = len(likely) > 1
-        chosen = {column: column if several else run for column, (run, its) in by_run.items() if its in likely}
-    else:
-        likely = _pass_rates(table, rows, columns, y, is_validation)
-        chosen = {column: name if len(likely) == 1 and y != "all" else column for column in likely}
-    guess = " and ".join(flag for flag, column in (("--x", x), ("--y", y)) if column is None)
-    return [_series(table, rows, columns, run, x, column, percent, source, guess) for column, run in chosen.items()]
+    _choose_records(table, where)
+    if not table.names:
+        raise ValueError(f"{table.file}: no column has a value: expected a table with names, or a JSON object a line")
+    columns = _pass_rates(table, y)
+    guessed = " and ".join(flag for flag, column in (("--x", x), ("--y", y)) if column is None)
+    several = len(columns) > 1 or y == "all"
+    return [_series(table, column if several else name, x, column, percent, guessed) for column in columns]
 
 
 # --- which records --------------------------------------------------------------------------------------------------
 
 
-def _chosen_records(table: Table, where: str | None) -> tuple[np.ndarray, str]:
-    """The rows (a mask) that `where` picks, and of those the records of validations; and what they are, in words."""
-    rows, said, named = np.ones(len(table.lines), bool), [], []
+def _choose_records(table: Table, where: str | None) -> None:
+    """Choose the rows that `where` picks, and of those the records of validations."""
+    rows, said, named = table.chosen, [], []
     for condition in where.split(",") if where else ():
         column, _, value = condition.partition("=")
         if not value:
             raise ValueError(f"--where {condition}: expected COLUMN=VALUE, such as type=eval")
-        _refuse_unknown("--where", column, list(table.columns), table)
-        values, rows = table.values(column, rows), rows & table.rows_of(column, value)
-        if not rows.any():
-            raise ValueError(f"{table.file}: no record has {condition}; {column} can be {_listed(values)}")
+        _refuse_unknown("--where", column, table)
+        values = table.values(column, rows)
+        if value not in values:
+            raise ValueError(f"{table.file}: no record has {condition}; {column} can be {_listed([*values])}")
+        rows = rows & (table.labels(column) == values[value])
         said.append(value)
         named.append(column)
     for column in KINDS:
-        if column not in table.columns or column in named or not table.columns[column].texts:
-            continue
-        kinds = table.values(column, rows)
-        trained = [kind for kind in kinds if TRAINING.search(_plain(kind))]
-        validations = [kind for kind in kinds if VALIDATION.search(_plain(kind)) and kind not in trained]
-        if len(validations) > 1:
-            choices = " or ".join(f"--where {column}={kind}" for kind in validations)
-            raise ValueError(f"{table.file}: which records are the validations? say {choices}")
-        if validations:
-            rows = rows & table.rows_of(column, validations[0])
-        said += validations or trained
-    return rows, " and ".join(said)
+        if column in table.columns and column not in named:
+            kinds = table.values(column, rows)
+            trained = [kind for kind in kinds if TRAINING.search(_plain(kind))]
+            validations = [kind for kind in kinds if VALIDATION.search(_plain(kind)) and kind not in trained]
+            if len(validations) > 1:
+                choices = " or ".join(f"--where {column}={kind}" for kind in validations)
+                raise ValueError(f"{table.file}: which records are the validations? say {choices}")
+            if validations:
+                rows = rows & (table.labels(column) == kinds[validations[0]])
+            said += validations or trained
+    table.source = " and ".join(said)
+    table.choose(rows)
 
 
 # --- which columns --------------------------------------------------------------------------------------------------
@@ -289,214 +272,184 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
 
 
-def _refuse_unknown(flag: str, name: str, columns: list[str], table: Table) -> None:
+def _refuse_unknown(flag: str, name: str, table: Table) -> None:
     """ValueError unless there is a column of this name."""
-    if name not in columns:
-        near = difflib.get_close_matches(name, columns, 1)
+    if name not in table.names:
+        near = difflib.get_close_matches(name, table.names, 1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise ValueError(f"{table.file}: no column {name!r} with values{hint}; {flag} can name: {_listed(columns)}")
+        raise ValueError(f"{table.file}: no column {name!r} with values{hint}; {flag} can name: {_listed(table.names)}")
 
 
-def _named(names: str, columns: list[str], table: Table) -> list[str]:
-    """The columns that --y names: one, or several with commas."""
-    named = [names] if names in columns else names.split(",")
-    for name in named:
-        _refuse_unknown("--y", name, columns, table)
-    return named
+def _nothing_like(table: Table, what: str, flag: str) -> ValueError:
+    return ValueError(f"{table.file}: no column is named like {what}: name it with {flag} of: {_listed(table.names)}")
 
 
-def _which(table: Table, columns: list[str], rows: np.ndarray) -> ValueError:
-    """The error that asks which of these columns is the pass rate, with the range of each."""
-    spans, fitting = [], []
-    for column in columns:
-        values = table.numbers(column)[rows] if column in table.columns else np.array([])
-        values = values[np.isfinite(values)]
-        fits = len(values) == 0 or 0 <= values.min() and values.max() <= 1
-        fitting += [column] if fits else []
-        span = f" ({values.min():.3g} to {values.max():.3g}{'' if fits else ': no pass rate'})" if len(values) else ""
-        spans.append(f"{column}{span}")
-    several = f", or several with commas, such as --y {','.join(fitting[:2])}" if fitting[1:] else ""
-    return ValueError(f"{table.file}: which column is the pass rate? name one with --y{several}: {_listed(spans)}")
-
-
-def _nothing_like(table: Table, what: str, flag: str, columns: list[str]) -> ValueError:
-    return ValueError(f"{table.file}: no column is named like {what}: name it with {flag} of: {_listed(columns)}")
-
-
-def _likeliest(columns: list[str], is_validation: bool) -> list[str]:
-    """The columns that are by name the likeliest pass rate: none, one, or several that are equally likely."""
-    ranks = {column: rank for column in columns if (rank := _pass_rate_rank(column, is_validation))}
-    return [column for column, rank in ranks.items() if rank == min(ranks.values())]
-
-
-def _pass_rates(table: Table, rows: np.ndarray, columns: list[str], y: str | None, is_validation: bool) -> list[str]:
-    """The columns of the pass rate: those that `y` names, or else the likeliest. ValueError if several are equally
-    likely and not the same."""
+def _pass_rates(table: Table, y: str | None) -> list[str]:
+    """The columns of the pass rate: those that `y` names, or else the likeliest. ValueError, with the range of each, if
+    several are equally likely."""
     if y not in (None, "all"):
-        return _named(y, columns, table)
-    likely = _likeliest(columns, is_validation)
-    if not likely:  # the names of runs, or a single unknown one
-        rest = [column for column in columns if _compute_rank(column) is None and not NEVER & _words(column)]
-        likely = [column for column in rest if not np.isnan(table.numbers(column)[rows]).all()]
-    same = [table.numbers(column)[rows] for column in likely]
-    if len(likely) == 1 or y == "all" and likely or same and all(np.array_equal(same[0], its, True) for its in same):
-        return likely if y == "all" else likely[:1]
-    raise _which(table, likely, rows) if likely else _nothing_like(table, "a pass rate", "--y", columns)
+        names = [y] if y in table.names else y.split(",")
+        for name in names:
+            _refuse_unknown("--y", name, table)
+        return names
+    others = [name for name in table.names if _compute_rank(name) is None and not _is_neither(name)]
+    ranks = {name: rank for name in others if len(rank := _pass_rate_rank(name, table.source)) > 1}
+    numbers = {name: its[table.chosen & np.isfinite(its)] for name in others if len(its := table.numbers(name))}
+    likely = [name for name in ranks if ranks[name] == min(ranks.values())]
+    likely = likely or [name for name in others if len(numbers[name])]  # names of runs, or a single unknown one
+    if not likely:
+        raise _nothing_like(table, "a pass rate", "--y")
+    if len(likely) == 1 or y == "all":
+        return likely
+    spans = []
+    for name in likely:
+        low, high = (numbers[name].min(), numbers[name].max()) if len(numbers[name]) else (np.nan, np.nan)
+        spans.append(f"{name} ({low:.3g} to {high:.3g}{'' if 0 <= low and high <= 1 else ': no pass rate'})")
+    raise ValueError(f"{table.file}: which column is the pass rate? name it with --y (or all): {_listed(spans)}")
 
 
-def _compute(table: Table, columns: list[str], y: str, points: np.ndarray) -> str:
-    """The column of compute at these points (row numbers): the best name whose values increase."""
-    ranks = {column: rank for column in columns if column != y and (rank := _compute_rank(column)) is not None}
-    known = {}
-    for column in sorted(ranks, key=ranks.get):
-        values = table.numbers(column)[points]
-        if np.isfinite(values).mean() > 0.9 and not ("time" in column and values[0] > 1e9):  # not Unix time
-            known[column] = values
-    rising = [column for column, values in known.items() if (np.diff(values[np.isfinite(values)]) > 0).all()]
-    best = [column for column in rising if ranks[column] == ranks[rising[0]]]
-    for other in best[1:]:
-        one, two = known[best[0]], known[other]
-        if not np.allclose(one * two[-1], two * one[-1], rtol=1e-3):  # the same but for the unit
-            raise ValueError(f"{table.file}: which column is the compute, {best[0]!r} or {other!r}? name it with --x")
-    if not ranks:
-        raise _nothing_like(table, "compute (steps, tokens, hours, FLOPs)", "--x", columns)
-    return (best or [*known] or [*ranks])[0]
+def _counters(table: Table, y: str, points: np.ndarray) -> dict[str, np.ndarray]:
+    """The columns of compute with their values at these points, the best name first."""
+    ranked = sorted((name for name in table.names if name != y and _compute_rank(name) is not None), key=_compute_rank)
+    counters = {name: table.numbers(name)[points] for name in ranked}
+    various = {name: len(np.unique(values)) for name, values in counters.items()}  # max_steps is always the same
+    known = {
+        name: values
+        for name, values in counters.items()
+        if np.isfinite(values).mean() > 0.9 and various[name] >= min(len(values), 2 + len(values) // 10)
+    }
+    return known or counters
 
 
-def _step(table: Table, columns: list[str], y: str, points: np.ndarray) -> str | None:
-    """The column that counts the steps at these points, whether or not they increase; None if there is none."""
-    for column in sorted(filter(STEP.fullmatch, columns), key=_compute_rank):
-        values = table.numbers(column)[points]
-        if (
-            column != y and np.isfinite(values).all() and len(np.unique(values)) > max(1, len(values) // 10)
-        ):  # max_steps
-            return column
-    return None
+def _compute(table: Table, counters: dict[str, np.ndarray]) -> str:
+    """The best of these names whose values increase. ValueError if there is none, or another that is as likely."""
+    if not counters:
+        raise _nothing_like(table, "compute (steps, tokens, hours, FLOPs)", "--x")
+    rising = [name for name, values in counters.items() if (np.diff(values[np.isfinite(values)]) > 0).all()]
+    best = [name for name in rising if _compute_rank(name) == _compute_rank(rising[0])] or [*counters][:1]
+    one = counters[best[0]]
+    for name in best[1:]:
+        if not np.allclose(one * counters[name][-1], counters[name] * one[-1], rtol=1e-3):  # the same but for the unit
+            raise ValueError(f"{table.file}: which column is the compute, {best[0]!r} or {name!r}? name it with --x")
+    return best[0]
 
 
 # --- the points of a curve ------------------------------------------------------------------------------------------
 
 
-def _series(
-    table: Table, rows: np.ndarray, columns: list[str], name: str, x, y: str, percent: bool, source: str, guess
-):
-    """The curve of the pass rate y; x and percent are as in `read_log`, guess: the flags that were not said."""
-    at, pass_rate, left_out = rows & table.has(y), table.numbers(y), []
-    _refuse_texts(table, y, at)
-    nan = at & np.isnan(pass_rate)
+def _points(table: Table, x: str | None, y: str) -> tuple[np.ndarray, np.ndarray, str, list[str]]:
+    """The rows of the points of a curve, their compute, its name (x, or the likeliest), and what was left out."""
+    _refuse_texts(table, y)
+    at = table.chosen & table.has(y)
+    nan = at & np.isnan(table.numbers(y))
     if 2 * nan.sum() > at.sum():
-        where = table.place(int(nan.argmax()))
-        raise ValueError(f"{where}: {y} is NaN in {nan.sum()} of {at.sum()} lines: name another column with --y")
-    if nan.any():
-        left_out.append(f"{nan.sum()} with NaN")
+        place = table.place(int(nan.argmax()))
+        raise ValueError(f"{place}: {y} is NaN in {nan.sum()} of {at.sum()} lines: name another column with --y")
     points = np.flatnonzero(at & ~nan)
 
-    step = _step(table, columns, y, points) or (x if x in columns else _compute(table, columns, y, points))
-    _refuse_groups(table, columns, step, y, points)
+    counters = _counters(table, y, points)
+    steps = [name for name in counters if STEP.fullmatch(name)] or [x] * (x in table.names)
+    step = steps[0] if steps else _compute(table, counters)
+    _refuse_groups(table, step, y, points)
     kept = _last_of_each(table.numbers(step)[points])
-    if len(kept) < len(points):
-        left_out.append(f"{len(points) - len(kept)} whose {step} comes again later, as in a resumed run")
-    points = points[kept]
+    again, points = len(points) - len(kept), points[kept]
 
-    x_name = x or _compute(table, columns, y, points)
-    if x_name in COSTS and x_name not in columns:
-        compute = _accumulated(table, x_name, step)
+    x = x or _compute(table, {name: values[kept] for name, values in counters.items()})
+    if x in COSTS and x not in table.names:
+        compute = _accumulated(table, x, step)[points]
     else:
-        _refuse_unknown("--x", x_name, columns, table)
-        _refuse_texts(table, x_name, at)
-        compute = table.numbers(x_name)
-    missing = np.isnan(compute[points])
+        _refuse_unknown("--x", x, table)
+        _refuse_texts(table, x)
+        compute = table.numbers(x)[points]
+    missing = np.isnan(compute)
     if missing.all():
-        raise ValueError(f"{table.file}: no line has a value of {x_name!r} and of {y!r}")
-    if missing.any():
-        left_out.append(f"{missing.sum()} without {x_name}")
-    points = points[~missing]
-    compute, pass_rate = compute[points], pass_rate[points] / (100 if percent else 1)
+        raise ValueError(f"{table.file}: no line has a value of {x!r} and of {y!r}")
+    left_out = {
+        "with NaN": nan.sum(),
+        f"whose {step} comes again later, as in a resumed run": again,
+        f"without {x}": missing.sum(),
+    }
+    said = [f"{count} {what}" for what, count in left_out.items() if count]
+    return points[~missing], compute[~missing], x, said
+
+
+def _series(table: Table, name: str, x: str | None, y: str, percent: bool, guessed: str) -> Series:
+    """The curve of the pass rate y; x and percent are as in `read_log`, guessed: the flags that were not given."""
+    points, compute, x, left_out = _points(table, x, y)
     if percent and table.columns[y].in_percent:
-        raise ValueError(f"{table.place(points[0])}: {y} is written with % already: leave out --percent")
+        raise ValueError(f"{table.file}: {y} is written with % already: leave out --percent")
+    pass_rate = table.numbers(y)[points] / (100 if percent else 1)
     check_curve(compute, pass_rate, lambda i: table.place(points[i]))
 
-    examples = table.numbers("num_examples")[points] if "num_examples" in columns else np.array([np.nan])
+    said = f"read: x = {x}, y = {y}, {len(points)} points"
+    said += f", from the {table.source} records" if table.source else ""
+    said += f"; left out: {', '.join(left_out)}" if left_out else ""
+    examples = table.numbers("num_examples")[points] if "num_examples" in table.names else compute * np.nan
     num_examples = None if np.isnan(examples).all() else float(np.nanmean(examples))
-    said = [f"read: x = {x_name}, y = {y}, {len(points)} points" + (f", from the {source} records" if source else "")]
-    if left_out:
-        said.append(f"left out: {', '.join(left_out)}")
     if len(points) > AT_MOST:
         compute, pass_rate = thin(compute, pass_rate)
         num_examples = num_examples and num_examples * len(points) / len(compute)
-        said.append(f"neighbours averaged into {len(compute)}")
-    numbers = [column for column in columns if column not in (x_name, y) and not table.columns[column].texts]
-    others = [column for column in numbers if _compute_rank(column) is not None or not NEVER & _words(column)]
-    if others and guess:
-        said.append(f"{guess} can name others: {_listed(others)}")
-    notes = ["; ".join(said), *table.notes]
-    if _is_of_training(y, source):
+        said += f"; neighbours averaged into {len(compute)}"
+    texts = [column for column in table.names if table.columns[column].texts]
+    others = [column for column in table.names if column not in (x, y, *texts) and not _is_neither(column)]
+    said += f"; {guessed} can name others: {_listed(others)}" if others and guessed else ""
+    notes = [said, *table.notes]
+    if _pass_rate_rank(y, table.source)[0] == 2:
         notes.append(f"! {y} is measured in training, and is no validation: on other problems the run may do otherwise")
-    return Series(name, compute, pass_rate, x_name, y.removeprefix(f"{name} - "), num_examples, tuple(notes))
+    return Series(name, compute, pass_rate, x, y, num_examples, tuple(notes))
 
 
-def _is_of_training(column: str, source: str) -> bool:
-    """Whether values are measured on the problems of training, by the name of the column or of the records."""
-    said = f"{source} {_plain(column)}"
-    measure = next((i for i, pattern in enumerate(MEASURES) if pattern.search(said)), None)
-    return not VALIDATION.search(said) and bool(TRAINING.search(said) or measure in ONLY_A_REWARD)
-
-
-def _refuse_texts(table: Table, column: str, rows: np.ndarray) -> None:
+def _refuse_texts(table: Table, column: str) -> None:
     """ValueError with the place of the first value of a column that is no number."""
-    texts = table.columns[column].texts
-    first = min(((row, text) for text, its in texts.items() for row in its if rows[row]), default=None)
-    if first:
-        raise ValueError(f"{table.place(first[0])}: {column} = {first[1][:40]!r} is not a number: mend or remove it")
+    labels = table.labels(column)
+    texts = np.flatnonzero(table.chosen & (labels <= TEXT))
+    if len(texts):
+        (text,) = table.values(column, texts[:1])
+        raise ValueError(f"{table.place(texts[0])}: {column} = {text[:40]!r} is not a number: mend or remove it")
 
 
-def _refuse_groups(table: Table, columns: list[str], step: str, y: str, points: np.ndarray) -> None:
+def _refuse_groups(table: Table, step: str, y: str, points: np.ndarray) -> None:
     """ValueError if the points are those of several runs under each other, naming the column that tells them apart."""
-    steps = table.numbers(step)[points]
+    steps, rates = table.numbers(step)[points], table.numbers(y)[points]
     repeats = (np.diff(steps) <= 0).any()
-    for column in columns:
-        by_name = GROUPS.fullmatch(column)
-        if column in (step, y) or not (by_name or repeats):
-            continue
+    for column in table.names:
         labels = table.labels(column)[points]
-        order = np.argsort(labels, kind="stable")  # NaN at the end
-        same = labels[order][1:] == labels[order][:-1]
-        groups = np.isfinite(labels).sum() - same.sum()
-        apart = (np.diff(steps[order])[same] > 0).all()  # in each group the steps increase
-        if 1 < groups <= len(points) // 2 and (by_name or apart):
-            values = table.values(column, np.isin(np.arange(len(table.lines)), points))
+        groups = np.unique(labels[~np.isnan(labels)])
+        if column in (step, y) or not 1 < len(groups) <= len(points) // 2:
+            continue
+        apart = repeats and len(groups) < 100 and all((np.diff(steps[labels == group]) > 0).all() for group in groups)
+        if apart or GROUPS.fullmatch(column):
+            values = [*table.values(column, points)]
             found = f"several curves under each other, by {column}: {_listed(values)}"
             raise ValueError(f"{table.file}: {found}; choose one with --where {column}={values[0]}")
-    same = np.flatnonzero(np.diff(steps) == 0)
-    rates = table.numbers(y)[points]
-    differ = same[rates[same] != rates[same + 1]]
+    differ = np.flatnonzero((np.diff(steps) == 0) & (np.diff(rates) != 0))
     if len(differ) > max(1, len(points) // 10):
         found = f"{step} = {steps[differ[0]]:g} has several values of {y}"
         raise ValueError(f"{table.place(points[differ[0] + 1])}: {found}: choose with --where COLUMN=VALUE")
 
 
 def _last_of_each(steps: np.ndarray) -> np.ndarray:
-    """The places of those points after which the run did not go back to their step or before it; of equal neighbours
-    the last. All places, equal neighbours aside, if it goes back to a step that is new: no resumed run does that."""
+    """The places of those points after which the run did not go back to their step or before it. All places if it goes
+    back to a step that is new: no resumed run does that."""
     _, first = np.unique(steps, return_index=True)
     back = np.flatnonzero(np.diff(steps) < 0) + 1
-    later = np.fmin.accumulate(steps[::-1])[::-1] if not np.isin(back, first).any() else np.full(len(steps), np.inf)
-    return np.flatnonzero(~np.append((steps[:-1] >= later[1:]) | (np.diff(steps) == 0), False))
+    if np.isin(back, first).any():
+        return np.arange(len(steps))
+    later = np.fmin.accumulate(steps[::-1])[::-1]
+    return np.flatnonzero(~np.append(steps[:-1] >= later[1:], False))
 
 
 def _accumulated(table: Table, what: str, step: str) -> np.ndarray:
     """By row the seconds or tokens of all steps up to it, those left out that a resumed run makes again."""
-    for pattern in COSTS[what]:
-        parts = [column for column in table.columns if re.fullmatch(pattern, column, re.I)]
-        if parts:
-            break
-    else:
+    named = ([name for name in table.columns if re.fullmatch(pattern, name, re.I)] for pattern in COSTS[what])
+    parts = next(filter(None, named), None)
+    if not parts:
         raise ValueError(f"{table.file}: no column says what a step costs in {what}: name another with --x")
-    cost = np.nansum([table.numbers(column) for column in parts], axis=0)
-    rows = np.flatnonzero(np.any([table.has(column) for column in parts], axis=0))
+    costs = np.array([table.numbers(name) for name in parts])
+    rows = np.flatnonzero(~np.isnan(costs).all(axis=0))
     rows = rows[_last_of_each(table.numbers(step)[rows])]
-    counted = np.zeros(len(cost))
-    counted[rows] = cost[rows]
+    counted = np.zeros(len(table.lines))
+    counted[rows] = np.nansum(costs[:, rows], axis=0)
     return np.cumsum(counted)
 
 

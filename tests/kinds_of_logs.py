@@ -62,15 +62,6 @@ def events(rows) -> bytes:
     return file.getvalue()
 
 
-def parquet(rows) -> bytes:
-    import pyarrow
-    from pyarrow import parquet as format
-
-    file = io.BytesIO()
-    format.write_table(pyarrow.Table.from_pylist(rows), file)
-    return file.getvalue()
-
-
 # --- logs that are read ---------------------------------------------------------------------------------------------
 
 
@@ -126,8 +117,6 @@ LONG = [["algorithm", "checkpoint_step", "sampled_pass_at_1", "format_valid_rate
         *([algorithm, s, r, 0.9] for algorithm in ("ppo", "grpo") for s, r in CURVE)]  # fmt: skip
 METRICS = [["run", "metric", "step", "value"],
            *(["a", metric, s, v] for s, r in CURVE for metric, v in (("eval/acc", r), ("loss", 1)))]  # fmt: skip
-PROGRESS = [["time/total_timesteps", "eval/mean_reward", "eval/success_rate", "time/fps"],
-            *([1000 * s, 100 * r, r, 7] for s, r in CURVE)]  # fmt: skip
 RESUMED = [("step", "pass_rate"), *CURVE[:8], *((step, rate) for step, rate in CURVE[5:])]
 TRAINING = [(s, {"train/reward": r, "train/loss": 0.1, "train/reward_std": 0.1}) for s, r in CURVE]
 PLAIN = [("step", "pass_rate"), *CURVE]
@@ -172,22 +161,18 @@ KINDS = [
      {}, "step", "eval_rewards/accuracy_reward/mean"),
     ("trl.log", "TRL and Unsloth, console", lambda: lines(["Loading: 100%|##| 2/2", *map(str, trl(step=False))]),
      {}, "epoch", "eval_rewards/accuracy_reward/mean"),
-    ("slime.log", "slime, console", lambda: lines(
-        f"[2025-08-01 10:00:{s % 60:02}] eval {s}: {{'eval/aime': {r}, 'eval/aime-truncated_ratio': 0.1}}"
-        for s, r in CURVE), {}, "step", "eval/aime"),
     ("openrlhf.jsonl", "OpenRLHF", lambda: json_lines(
         {"global_step": s, "eval/default_pass1": r, "eval/default_pass8": 0.9, "train/reward": 0.4, "train/kl": 0.1}
         for s, r in CURVE), {}, "global_step", "eval/default_pass1"),
     ("tb/events.out.tfevents.1.host.2.0", "TensorBoard", lambda: events(TRAINING), {}, "step", "train/reward"),
-    ("runs.csv", "W&B, chart of several runs", lambda: table(RUNS), {}, "Step", "val/acc"),
+    ("runs.csv", "W&B, chart of several runs", lambda: table(RUNS), {"y": "all"}, "Step", "a - val/acc"),
     ("wide.csv", "a column for each run", lambda: table(wide()), {"y": "all"}, "Step", "0.6b"),
     ("wide.csv:14b", "the same, one of them", lambda: table(wide()), {}, "Step", "14b"),
     ("history.jsonl", "W&B, history of a run", lambda: json_lines(history()), {}, "trainer/global_step",
      "eval/success_rate"),
     ("long.csv", "algorithms under each other", lambda: table(LONG), {"where": "algorithm=ppo"}, "checkpoint_step",
      "sampled_pass_at_1"),
-    ("metrics.csv", "MLflow: a metric a line", lambda: table(METRICS), {}, "step", "eval/acc"),
-    ("sb3/progress.csv", "Stable-Baselines3", lambda: table(PROGRESS), {}, "time/total_timesteps", "eval/success_rate"),
+    ("metrics.csv", "MLflow: a metric a line", lambda: table(METRICS), {"where": "metric=eval/acc"}, "step", "value"),
     ("resumed.csv", "a resumed run, which repeats steps", lambda: table(RESUMED), {}, "step", "pass_rate"),
     ("packed.jsonl.gz", "gzip", lambda: gzip.compress(json_lines(
         {"step": s, "pass_rate": r} for s, r in CURVE)), {}, "step", "pass_rate"),
@@ -196,10 +181,6 @@ KINDS = [
      {}, "step", "pass_rate"),
     ("percent.csv", "values such as 62%", lambda: table([PLAIN[0], *((s, f"{100 * r:.2f}%") for s, r in CURVE)]),
      {}, "step", "pass_rate"),
-    ("lists.json", "lists by name", lambda: json.dumps({"step": STEPS, "val_accuracy": RATES}).encode(), {}, "step",
-     "val_accuracy"),
-    ("table.parquet", "Parquet, as Trackio and data sets have it", lambda: parquet(
-        [{"timestamp": "2026-01-01", "step": s, "eval/acc": r} for s, r in CURVE]), {}, "step", "eval/acc"),
 ]  # fmt: skip
 
 
@@ -272,7 +253,7 @@ BROKEN = {
     "an empty list": lambda: b"[]",
     "an empty object": lambda: b"{}",
     "a number in JSON": lambda: b'{"step": 3}',
-    "lists of unequal length": lambda: b'{"step": [1, 2, 3], "acc": [0.1, 0.2]}',
+    "lists by name": lambda: json.dumps({"step": STEPS, "acc": RATES}).encode(),
     "100,000 brackets": lambda: b"[" * DEEP,
     "100,000 objects in each other": lambda: b'{"a": ' * DEEP + b"1" + b"}" * DEEP,
     "a line of 10 MB of one letter": lambda: b"a" * BIG,
@@ -299,9 +280,11 @@ BROKEN = {
     "an array of numpy": lambda: b"\x93NUMPY\x01\x00",
     "a web page": lambda: b"<!DOCTYPE html>\n<html><body>404</body></html>\n",
     "a pointer of git-lfs": lambda: b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n",
-    "Parquet that is cut off": lambda: b"PAR1" + bytes(40),
+    "Parquet": lambda: b"PAR1" + bytes(40),
     "events and no scalars": lambda: events([]),
+    "UTF-16 without its mark": lambda: table(PLAIN, ",", "utf-16-le"),
     "UTF-16 that is cut off": lambda: table(PLAIN[:3], ",", "utf-16")[:-3],
+    "a console log without steps": lambda: lines(f"eval {s}: {{'eval/aime': {r}}}" for s, r in CURVE),
     "prose": lambda: b"Dear reader,\nthis is a letter.\nIt has no columns, and no numbers.\n",
     "source text": lambda: b"def score(problem, limit=3):\n    step = 1\n    reward = 0.5\n    return reward, step\n",
 }  # fmt: skip
