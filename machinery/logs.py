@@ -172,17 +172,15 @@ _parse = json.JSONDecoder(parse_int=float, object_pairs_hook=_object).decode  # 
 def _json_lines(text: TextIO, file: Path, notes: list[str]) -> Iterator[Row]:
     for i, line in _lines(text):
         try:
-            record = _parse(line)
-        except json.JSONDecodeError:
+            yield i, _flat(_parse(line))
+        except (json.JSONDecodeError, AttributeError):  # a list has no items
             if not line.endswith("\n"):  # a run is writing it, or was cut off
                 notes.append(f"line {i} is cut off, and left out")
                 return
-            raise ValueError(f"{file}, line {i}: no valid JSON: {line[:40].strip()!r}: mend or remove it") from None
+            start = line[:40].strip()
+            raise ValueError(f"{file}, line {i}: no valid JSON object: {start!r}: mend or remove it") from None
         except ValueError as error:
             raise ValueError(f"{file}, line {i}: {error}") from None
-        if not isinstance(record, dict):
-            raise ValueError(f"{file}, line {i}: no object with named columns: {line[:40].strip()!r}: remove it")
-        yield i, _flat(record)
 
 
 def _document_rows(text: TextIO, file: Path) -> Iterator[Row]:
