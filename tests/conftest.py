@@ -10,11 +10,6 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each of the processes woul
 torch.set_num_threads(1)
 
 
-def pytest_collection_modifyitems(items):
-    """The files that take longest come first, so that no process waits for one of them at the end."""
-    items.sort(key=lambda item: item.path.stem not in ("test_vllm", "test_faults", "test_train"))
-
-
 @pytest.fixture
 def group_of_one():
     """What start_other_ranks makes for one rank in bf16: a group of one rank, over which FSDP computes in bf16. An

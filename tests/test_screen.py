@@ -1,5 +1,6 @@
 """The progress of a run on a terminal, and where there is none."""
 
+import contextlib
 import fcntl
 import io
 import os
@@ -7,6 +8,7 @@ import pty
 import struct
 import sys
 import termios
+import time
 
 import pytest
 
@@ -17,12 +19,22 @@ TEXT = "pass rate 0.912, A 0.95 [0.93, 0.97], 2x compute +0.01, off-policy 3.4, 
 
 @pytest.fixture
 def terminal():
-    """A terminal of 80 columns to be standard error, and what has been written to it, when it is called."""
+    """A terminal of 80 columns to be standard error, and a function that waits until this has been written to it, and
+    returns all."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     os.set_blocking(master, False)
+
+    def written(wanted: str) -> str:
+        text, deadline = b"", time.monotonic() + 20  # the kernel hands it over a little later
+        while wanted not in text.decode(errors="ignore") and time.monotonic() < deadline:
+            with contextlib.suppress(BlockingIOError):
+                text += os.read(master, 1 << 16)
+            time.sleep(0.01)
+        return text.decode()
+
     with os.fdopen(slave, "w", buffering=1) as file:
-        yield file, lambda: os.read(master, 1 << 16).decode()
+        yield file, written
     os.close(master)
 
 
@@ -33,7 +45,7 @@ def test_in_80_columns_the_bar_keeps_what_matters(terminal, monkeypatch):
     progress = Progress("training", 200, 10)
     progress.show(170, TEXT)
     progress.bar.refresh()
-    line = written().split("\r")[-1]
+    line = written("170/200").split("\r")[-1]
     assert "170/200" in line and "pass rate 0.912, A 0.95 [0.93, 0.97], 2x compute +0.01" in line
     assert len(line.rstrip()) <= 80 and "trained" not in line
     progress.close()
@@ -44,7 +56,7 @@ def test_a_dumb_terminal_and_a_file_get_lines(terminal, monkeypatch):
     monkeypatch.setattr(sys, "stderr", file)
     monkeypatch.setenv("TERM", "dumb")
     Progress("training", 3).show(3, TEXT)
-    assert written() == f"training: step 3 of 3, {TEXT}\r\n"  # the terminal's own way to end a line
+    assert written("\n") == f"training: step 3 of 3, {TEXT}\r\n"  # the terminal's own way to end a line
     monkeypatch.setattr(sys, "stderr", file := io.StringIO())
     progress = Progress("training", 200, 8)
     for step in range(9, 201):

@@ -3,6 +3,7 @@
 import json
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -130,7 +131,11 @@ def test_a_finished_run_goes_further_with_any_number_of_ranks(alone, tmp_path):
     assert hours == sorted(hours)
     assert json.loads((folder / "config.json").read_text())["trainers"] == 1
     load_model(str(folder / "model"), CPU, torch.float32)
-    assert nothing_left() and set(Path("/tmp").glob("trainers-*")) == folders
+    assert nothing_left()
+    deadline = time.monotonic() + 60  # a test that runs beside this one may have such a folder for a moment
+    while set(Path("/tmp").glob("trainers-*")) - folders:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def test_a_finished_run_is_said_to_be_finished(alone, capsys):
