@@ -41,7 +41,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache
 
 import loss
-from data import Problem, Source, load_evaluation
+from data import Problem, Source, load_evaluation, task_of
 from data.evaluation import pass_at_k
 from data.mathematics import worded
 from data.verify import Verdict, VerifierPool, no_verdict_at_all
@@ -386,8 +386,11 @@ def main(arguments: list[str]) -> int:
     command = parse(arguments, Command, description=__doc__)
     if bool(command.prompt) == command.evaluate:
         raise ValueError("say either --prompt TEXT or --evaluate")
-    load = lambda name, number: load_evaluation(name, number, instruction=command.instruction)
-    sources = [load(name, command.problems) for name in command.data if command.evaluate]
+    sources = [
+        load_evaluation(name, command.problems, instruction=command.instruction)
+        for name in command.data
+        if command.evaluate
+    ]
     for source in sources:
         for note in source.notes:
             print(f"{source.name}: {note}", file=sys.stderr)
@@ -407,9 +410,9 @@ def main(arguments: list[str]) -> int:
             return sample_all(engine, requests, progress=command.evaluate)
 
         if command.prompt:
-            (one,) = load(command.data[0], 1).validation
-            asked = worded(command.prompt, command.instruction) if one.task == worded.__module__ else command.prompt
-            for rollout in sample([Problem(asked, "", one.task)]):
+            task = task_of(command.data[0])
+            asked = worded(command.prompt, command.instruction) if task == worded.__module__ else command.prompt
+            for rollout in sample([Problem(asked, "", task)]):
                 print(asked + marked_text(tokenizer, rollout))
         for source in sources:
             rollouts = sample(source.validation)

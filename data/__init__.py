@@ -194,6 +194,23 @@ def load_evaluation(argument: str, number: int, seed: int = 0, instruction: str 
     return source
 
 
+def task_of(argument: str) -> str:
+    """The task that judges the problems of an argument of --data. Of a data set that is known here, nothing is read; of
+    another, its first record. Raises ValueError as `load_evaluation` does."""
+    from data import files
+
+    spec = parse_spec(argument)
+    known = KNOWN.get(spec.name)
+    if known is not None:
+        is_tests = known.columns[1] in TESTS_COLUMNS
+    elif spec.name in task_names():
+        return load_task(spec.name).__name__
+    else:
+        first = next(files.read_records(files_of(spec, spec.options.get("split", "test"))[0]))
+        (_, _, is_tests), _ = choose_columns(*first, spec.options, None)
+    return "data.programming" if is_tests else "data.mathematics"
+
+
 def next_source(weights: Sequence[float], handed_out: Sequence[int]) -> int:
     """Which source the next prompt comes from, by the numbers of prompts that each has given so far: any stretch of
     prompts has the sources in proportion to their weights, to within one prompt. A weight of 0 is never chosen."""
@@ -270,9 +287,9 @@ def without(problems: list[Problem], held_out: set[str], notes: list[str]) -> li
     return kept
 
 
-def read_problems(spec: Spec, split: str) -> tuple[list[tuple[str, Problem]], list[str]]:
-    """All problems at a place, each with the file and line or record it comes from; and what is to be told."""
-    from data import files, programming, sandbox
+def files_of(spec: Spec, split: str) -> list[Path]:
+    """The files of records at a place. Raises ValueError, naming what is known, where there are none."""
+    from data import files
 
     known, options = KNOWN.get(spec.name), spec.options
     subsets = tuple(options["subset"].split("+")) if "subset" in options else (known.subsets if known else ())
@@ -282,8 +299,16 @@ def read_problems(spec: Spec, split: str) -> tuple[list[tuple[str, Problem]], li
             f"--data {spec.name}: there is no such file or folder, and no data set or task of that name; known are"
             f" {', '.join([*KNOWN, *makers])}"
         )
+    return files.find_files(known.repository if known else spec.name, subsets, split)
+
+
+def read_problems(spec: Spec, split: str) -> tuple[list[tuple[str, Problem]], list[str]]:
+    """All problems at a place, each with the file and line or record it comes from; and what is to be told."""
+    from data import files, programming, sandbox
+
+    known, options = KNOWN.get(spec.name), spec.options
     problems, notes, unusable = [], [], []
-    for path in files.find_files(known.repository if known else spec.name, subsets, split):
+    for path in files_of(spec, split):
         columns = None
         for place, record in files.read_records(path):
             if columns is None:

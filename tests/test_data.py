@@ -105,6 +105,17 @@ def test_an_instruction_of_ones_own_is_said_after_each_problem(tmp_path):
     assert prompts[1] == f"{prompts[0]}\n\nFast."
 
 
+def test_the_task_of_a_data_set_is_told_without_reading_it(tmp_path, monkeypatch):
+    own = write(tmp_path / "a.jsonl", records(20)), write(tmp_path / "b.jsonl", [{"question": "?", "tests": "[]"}] * 2)
+    open(own[0], "a").write("this line is never read")
+    assert [data.task_of(path) for path in own] == ["data.mathematics", "data.programming"]
+    monkeypatch.setattr(files, "find_files", lambda *_: pytest.fail("it was looked for"))
+    names = ("arithmetic", "polaris", "aime24", "deepcoder:2")
+    assert [data.task_of(name).removeprefix("data.") for name in names] == [
+        "arithmetic", "mathematics", "mathematics", "programming"
+    ]  # fmt: skip
+
+
 def test_a_column_of_tests_makes_programming_problems(tmp_path):
     tests = json.dumps([{"input": "1", "output": "2", "type": "stdin_stdout"}])
     rows = [{"problem": f"Task {i}", "answer": "none", "tests": tests} for i in range(20)]
