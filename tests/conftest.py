@@ -4,10 +4,17 @@ import os
 
 import pytest
 import torch
+from progress import FileProgress
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is downloaded, so nothing waits for a hub
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each of the processes would compile all modules again
 torch.set_num_threads(1)
+
+
+def pytest_configure(config):
+    has_screen = not hasattr(config, "workerinput")
+    if has_screen and config.get_verbosity() <= 0 and hasattr(config, "cache"):
+        config.pluginmanager.register(FileProgress(config))
 
 
 @pytest.fixture
