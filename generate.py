@@ -19,6 +19,7 @@ Dimensions: S slots of the engine, n <= S of them live, T positions, D hidden si
 
 import dataclasses
 import json
+import os
 import queue
 import signal
 import sys
@@ -31,6 +32,7 @@ from typing import Literal
 
 if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the seconds of imports below without a traceback
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch's threads that wait leave the cores to other processes
 
 import numpy as np
 import torch

@@ -145,8 +145,9 @@ def _draw_run(axes, series: Series, f: Fit, color: str, details=False, predict=(
 
 
 def _draw_setting(axes, setting: str, runs: list[Run], fits: list[Fit], color: str) -> None:
-    """The points of all seeds, each with a marker of its own, and the mean of the curves `fits` with its 95 %
-    t-interval; of a single curve its band. A forecast only where every seed identifies A."""
+    """The points of all seeds, each with a marker of its own, and the mean of the curves `fits`. Its band is a 95 %
+    t-interval; of two seeds it lies between their curves, since two bound no mean, and of one it is the curve's own. A
+    forecast only where every seed identifies A."""
     for (series, _), marker in zip(runs, cycle(MARKERS)):
         later = series.x > 0
         axes.plot(series.x[later], series.y[later], marker, ms=3.5, color=color, alpha=0.45, mew=0)
@@ -157,8 +158,8 @@ def _draw_setting(axes, setting: str, runs: list[Run], fits: list[Fit], color: s
         parts.append((np.geomspace(end, 2 * end, 50), "--"))
     for C, style in parts:
         curves = np.array([f.predict(C) for f in fits])
-        low, high = fits[0].band(C)
-        if len(fits) > 1:
+        low, high = fits[0].band(C) if len(fits) == 1 else (curves.min(0), curves.max(0))
+        if len(fits) > 2:
             half = stdtrit(len(fits) - 1, 0.975) * curves.std(0, ddof=1) / np.sqrt(len(fits))
             low, high = curves.mean(0) - half, curves.mean(0) + half
         axes.plot(C, curves.mean(0), style, color=color)

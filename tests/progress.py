@@ -31,7 +31,7 @@ class FileProgress:
     def pytest_report_teststatus(self, report):
         """No letter for a test: a failed one has a line of its own."""
         if report.failed:
-            return "failed" if report.when == "call" else "error", "", ""
+            return ("failed", "", "FAILED") if report.when == "call" else ("error", "", "ERROR")
         return ("passed", "", "") if report.passed and report.when == "call" else None
 
     def pytest_runtest_logreport(self, report):

@@ -375,7 +375,7 @@ def test_seeds_are_fitted_alone_and_pooled_by_t(capsys, tmp_path):
     assert "4 seeds" in text
 
 
-def test_compare_command_with_seeds_names_and_plot(capsys, tmp_path):
+def test_compare_command_with_seeds_names_and_plot(drawn, capsys, tmp_path):
     for s in range(2):
         write_csv(tmp_path / f"a{s}.csv", *run_of(seed=s))
         write_csv(tmp_path / f"b{s}.csv", *run_of(A=0.55, seed=s + 5))
@@ -384,6 +384,10 @@ def test_compare_command_with_seeds_names_and_plot(capsys, tmp_path):
     status, text, _ = command("--compare", f"new={new}", f"old={old}", "--plot", plot, "--json", out, capsys=capsys)
     assert status == 0 and "new raises the ceiling" in text and plot.read_bytes()[:4] == b"\x89PNG"
     assert json.loads(out.read_text())["comparisons"][0]["settings"] == ["new", "old"]
+    # The bands of two seeds lie between their curves: a t-interval of two would open and close like a bow tie.
+    for band in drawn[0].axes[0].collections:
+        low_and_high = band.get_paths()[0].vertices
+        assert all(np.ptp(low_and_high[low_and_high[:, 0] == x, 1]) < 0.05 for x in low_and_high[1:-1, 0])
 
 
 def test_compare_takes_paths_with_an_equals_sign(capsys, tmp_path):
