@@ -3,6 +3,7 @@
     python generate.py --model runs/NAME/model --prompt "4729+8153="      # print a completion
     python generate.py --model runs/NAME/model --evaluate                 # mean@16, pass@k on held-out problems
     python generate.py --model Qwen/Qwen3-0.6B --evaluate --data aime24   # on a GPU, if there is one
+    python generate.py --model MODEL --data my.jsonl --check              # whether model and data fit
 
 In training, each generator is a process (`generator_process`). It is sent `Work` through a queue, keeps its engine busy
 with it, and sends back `Report`s with finished rollouts. The newest parameters lie in shared memory: between two steps
@@ -12,13 +13,12 @@ parameters that sampled it, and the log-probability that it was sampled with.
 
     1. TorchEngine         decodes many completions at once, over a stock transformers model
     2. generator_process   work in, reports out, the newest parameters between two steps
-    3. main                the command: print completions, or evaluate a model
+    3. main                the command: print completions, evaluate a model, or see whether data fit it
 
 Dimensions: S slots of the engine, n <= S of them live, T positions, D hidden size, V vocabulary.
 """
 
 import dataclasses
-import json
 import os
 import queue
 import signal
@@ -38,15 +38,14 @@ import numpy as np
 import torch
 import transformers
 from torch import Tensor
-from tqdm import tqdm
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache
 
 import loss
-from data import Problem, Source, load_evaluation, task_of
-from data.evaluation import pass_at_k
+from data import Problem, load_evaluation, task_of
 from data.mathematics import worded
-from data.verify import Verdict, VerifierPool, no_verdict_at_all
+from data.verify import VerifierPool
+from machinery.check import check_fit
 from machinery.engine import (
     Completions,
     EngineSettings,
@@ -58,6 +57,7 @@ from machinery.engine import (
     queue_up,
     sample_all,
 )
+from machinery.evaluation import evaluation_figures, judge_all, report_evaluation
 from machinery.flags import run_command
 from machinery.model import (
     Decoding,
@@ -372,10 +372,11 @@ def out_of_memory(error: BaseException) -> str:
 
 @dataclass(frozen=True)
 class Command(Sampling):
-    """Print completions of a model, or its pass rate on problems that it was not trained on."""
+    """Print completions of a model, its pass rate on problems that it was not trained on, or whether data fit it."""
 
     prompt: str | None = None  # print completions of this
     evaluate: bool = False  # print mean@samples and pass@k, with 95 % intervals over problems
+    check: bool = False  # print a problem as the model gets it, what ends it, budgets, the reference's verdict
     problems: int = 128  # the most of each data set
     samples: int | None = None  # completions of each; 16 with --evaluate, 1 with --prompt
     length_control: Literal["interruption", "penalty"] = "interruption"  # penalty: nothing is interrupted
@@ -383,15 +384,16 @@ class Command(Sampling):
 
 
 def main(arguments: list[str]) -> int:
-    """The command. Returns the exit status 0; ValueError, in one sentence, for what cannot be."""
+    """The command. Returns the exit status: 1 if --check has found what does not fit, else 0. ValueError, in one
+    sentence, for what cannot be."""
     transformers.utils.logging.disable_progress_bar()
     command = parse(arguments, Command, description=__doc__)
-    if bool(command.prompt) == command.evaluate:
-        raise ValueError("say either --prompt TEXT or --evaluate")
+    if bool(command.prompt) + command.evaluate + command.check != 1:
+        raise ValueError("say one of --prompt TEXT, --evaluate and --check")
     sources = [
         load_evaluation(name, command.problems, instruction=command.instruction)
         for name in command.data
-        if command.evaluate
+        if not command.prompt
     ]
     for source in sources:
         for note in source.notes:
@@ -400,6 +402,11 @@ def main(arguments: list[str]) -> int:
     path = model_path(command.model)
     tokenizer = load_tokenizer(path)
     decoding = make_decoding(tokenizer, command, command.length_control)
+    if command.check:
+        model = usable_model(command, path, decoding)
+        lines = [line for source in sources for line in check_fit(model, tokenizer, decoding, command, source)]
+        print("\n".join(lines))
+        return int(any(line.startswith("!") for line in lines))
     try:
         engine = evaluation_engine(command, path, decoding, samples * max([1, *(len(s.validation) for s in sources)]))
 
@@ -421,95 +428,41 @@ def main(arguments: list[str]) -> int:
             texts = [completion_text(tokenizer, decoding, rollout) for rollout in rollouts]
             with VerifierPool(command.verifiers, command.verifier_time_limit, command.verifier_memory) as pool:
                 verdicts = judge_all(pool, source.validation, rollouts, texts)
-            report_evaluation(command, path, source, evaluation_figures(rollouts, verdicts, samples), samples)
+            figures = evaluation_figures(rollouts, verdicts, samples)
+            report_evaluation(command.model, path, source, figures, samples, command.log)
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise ValueError(out_of_memory(error)) from None
     return 0
 
 
-def evaluation_engine(command: Command, path: str, decoding: Decoding, completions: int):
-    """An engine with the model's parameters, with no more slots than completions are wanted. ValueError if the model
-    is too small for the budgets, or cannot be sampled here."""
-    devices = [f"cuda:{i}" for i in range(torch.cuda.device_count())][: command.tensor_parallel] or ["cpu"]
-    kind = choose_engine(command.engine, devices[0])
+def usable_model(command: Command, path: str, decoding: Decoding) -> PreTrainedModel:
+    """The model on the CPU in fp32. ValueError if it is too small for the budgets, or cannot be sampled here."""
     model = load_model(path, torch.device("cpu"), torch.float32)
     check_length(model, decoding)
+    kind = choose_engine(command.engine, evaluation_devices(command)[0])
     check_split(kind, command.tensor_parallel, model.config.num_attention_heads)
-    wanted = engine_settings(command, tuple(devices), path, decoding)
+    if kind == "torch":
+        check_decoding(model, path)
+    return model
+
+
+def evaluation_engine(command: Command, path: str, decoding: Decoding, completions: int):
+    """An engine with the model's parameters, with no more slots than completions are wanted. ValueError as
+    `usable_model`."""
+    model = usable_model(command, path, decoding)
+    wanted = engine_settings(command, evaluation_devices(command), path, decoding)
     engine = make_engine(dataclasses.replace(wanted, slots=min(command.slots, completions)), model)
-    if kind == "vllm":  # it is made without parameters
+    if isinstance(engine, VllmEngine):  # it is made without parameters
         parameters = SharedParameters(model)
         parameters.write(model.named_parameters(), version=0)
         engine.update(parameters)
-    else:
-        check_decoding(model, path)
     return engine
 
 
-def judge_all(pool: VerifierPool, problems: list[Problem], rollouts: list[Rollout], texts: list[str]) -> list[Verdict]:
-    """A verdict on each rollout, in order. One that was cut off is wrong. ValueError if no other got a verdict."""
-    verdicts = {i: Verdict(False) for i, rollout in enumerate(rollouts) if rollout.truncated}
-    pool.submit([(i, problems[r.request.group], texts[i]) for i, r in enumerate(rollouts) if i not in verdicts])
-    with tqdm(total=pool.unfinished, desc="judging", unit="completion", leave=False, disable=None) as bar:
-        while pool.unfinished:
-            judged = dict(pool.results())
-            verdicts |= judged
-            bar.update(len(judged))
-            time.sleep(0.002)
-    if failure := no_verdict_at_all([verdicts[i] for i, r in enumerate(rollouts) if not r.truncated]):
-        raise ValueError(failure)
-    return [verdicts[i] for i in range(len(rollouts))]
-
-
-def evaluation_figures(rollouts: list[Rollout], verdicts: list[Verdict], samples: int) -> dict[str, float | str]:
-    """What --evaluate prints and logs, of `samples` completions of each problem: pass_rate is mean@samples."""
-    scores_PN = np.array([verdict.score for verdict in verdicts]).reshape(-1, samples)
-    lengths = [int(rollout.sampled.sum()) for rollout in rollouts]
-    figures = {"num_examples": len(rollouts), "problems": len(scores_PN)}
-    for k in sorted({1, *(2**i for i in range(2, 10, 2) if 2**i < samples), samples}):
-        value, low, high = pass_at_k(scores_PN, k)
-        name = "pass_rate" if k == 1 else f"pass@{k}"
-        figures |= {name: round(value, 4), f"{name}_low": round(low, 4), f"{name}_high": round(high, 4)}
-    return figures | {
-        "length_mean": round(float(np.mean(lengths)), 1),
-        "length_95th_percent": int(np.percentile(lengths, 95)),
-        "interrupted": round(float(np.mean([rollout.interrupted for rollout in rollouts])), 4),
-        "truncated": round(float(np.mean([rollout.truncated for rollout in rollouts])), 4),
-        "verifier_failures": sum(verdict.failure is not None for verdict in verdicts),
-    }
-
-
-def report_evaluation(command: Command, path: str, source: Source, figures: dict, samples: int) -> None:
-    """Print the figures of a data set, and add them to the log."""
-    print(f"{source.name}: {figures['problems']} problems, {samples} completions of each")
-    for name in (name.removesuffix("_low") for name in figures if name.endswith("_low")):
-        value, low, high = (figures[column] for column in (name, f"{name}_low", f"{name}_high"))
-        shown = f"mean@{samples}" if name == "pass_rate" else name
-        print(f"  {shown:9} {value:.3f}   95 % [{low:.3f}, {high:.3f}]")
-    print(
-        f"  length    {figures['length_mean']:.1f} sampled tokens (95th percentile {figures['length_95th_percent']});"
-        f" interrupted {figures['interrupted']:.3f}, truncated {figures['truncated']:.3f},"
-        f" without a verdict {figures['verifier_failures']}"
-    )
-    if command.log is not None:
-        with open(command.log, "a") as file:
-            about = {"data": source.name, "model": command.model, **checkpoint_compute(Path(path))}
-            file.write(json.dumps({**about, **figures}) + "\n")
-
-
-def checkpoint_compute(model: Path) -> dict:
-    """Step and compute of a checkpoint's model folder, as train.py writes them down; nothing for other folders."""
-    state = model.parent / "state.json"
-    if not state.exists():
-        return {}
-    stored = json.loads(state.read_text())
-    compute = stored["compute"]
-    return {
-        "step": stored["step"],
-        "compute_device_hours": compute["device_seconds"] / 3600,
-        "compute_tokens": compute["tokens"],
-        "compute_flops": compute["flops"],
-    }
+def evaluation_devices(command: Command) -> tuple[str, ...]:
+    """The first GPUs, or the CPU."""
+    gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count())][: command.tensor_parallel]
+    return tuple(gpus or ["cpu"])
 
 
 if __name__ == "__main__":

@@ -92,7 +92,7 @@ KNOWN = {
         test="test",
     ),
 }
-NOT_TASKS = {"evaluation", "expressions", "files", "make_base", "sandbox", "verify"}  # the other modules of this folder
+NOT_TASKS = {"expressions", "files", "make_base", "sandbox", "verify"}  # the other modules of this folder
 OPTIONS = {
     "problem": "column of the problem",
     "answer": "column of the answer",

@@ -5,7 +5,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from data.evaluation import pass_at_k
+from machinery.evaluation import pass_at_k
 
 
 def test_pass_at_k_is_the_mean_over_all_choices_of_k_completions():

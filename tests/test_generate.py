@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import multiprocessing
+import os
 import queue
 import shutil
 import subprocess
@@ -36,6 +37,7 @@ from data.mathematics import INSTRUCTION
 from data.verify import VerifierPool
 from generate import TorchEngine
 from machinery.engine import EngineSettings, sample_all
+from machinery.evaluation import judge_all
 from machinery.flags import run_command
 from machinery.model import (
     check_length,
@@ -201,7 +203,7 @@ def test_a_truncated_completion_is_never_correct(models):
     rollouts = [fine, dataclasses.replace(fine, truncated=True), fine]
     texts = [completion_text(tokenizer, decoding(tokenizer), rollout) for rollout in rollouts]
     with VerifierPool(1, 30.0, 4.0) as pool:
-        verdicts = generate.judge_all(pool, [Problem("1+2=", "3", "data.arithmetic")], rollouts, texts)
+        verdicts = judge_all(pool, [Problem("1+2=", "3", "data.arithmetic")], rollouts, texts)
     assert [verdict.correct for verdict in verdicts] == [True, False, True]
 
 
@@ -445,9 +447,9 @@ def test_the_command_prints_completions_and_mean_at_k(capsys, tmp_path):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ([], "either --prompt TEXT or --evaluate"),
-        (["--prompt", ""], "either --prompt TEXT or --evaluate"),
-        (["--prompt", "1+1=", "--evaluate"], "either --prompt TEXT or --evaluate"),
+        ([], "say one of --prompt TEXT, --evaluate and --check"),
+        (["--prompt", ""], "say one of --prompt TEXT, --evaluate and --check"),
+        (["--prompt", "1+1=", "--evaluate"], "say one of --prompt TEXT, --evaluate and --check"),
         (["--evaluate", "--slots", "-1"], "--slots is -1; it must be at least 1"),
         (["--evaluate", "--slots", "0"], "--slots is 0; it must be at least 1"),
         (["--evaluate", "--samples", "0"], "--samples is 0; it must be at least 1"),
@@ -470,10 +472,10 @@ def test_what_the_command_cannot_do_is_one_line_and_status_2(capsys, arguments, 
 
 
 def test_memory_that_is_full_is_said_in_one_sentence(monkeypatch):
-    def full(*arguments):
+    def full(*_):
         raise MemoryError("Unable to allocate 9 TiB. More words.")
 
-    monkeypatch.setattr(generate, "TorchEngine", full)
+    monkeypatch.setattr(generate, "make_engine", full)
     with pytest.raises(ValueError, match=r"^out of memory \(Unable to allocate 9 TiB\): lower --slots or the budgets$"):
         generate.main(["--prompt", "1+1="])
 
@@ -489,8 +491,11 @@ def test_the_help_says_every_flag_with_its_meaning_and_default(capsys):
     assert "print completions of this" in text
 
 
-def test_the_script_runs_from_any_folder(tmp_path):
+def test_the_script_runs_from_any_folder_and_its_waiting_threads_leave_the_cores(tmp_path):
     command = [sys.executable, ROOT / "generate.py", "--prompt", "1+1="]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "OMP_DISPLAY_ENV": "true"}
+    )
     assert done.returncode == 0 and done.stdout.startswith("1+1=") and done.stdout.count("\n") == 1, done.stderr
+    assert "OMP_WAIT_POLICY = 'PASSIVE'" in done.stderr
     assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,117 @@
+"""How a model and its data fit, before anything is trained (generate.py --check): a problem as the model gets it, what
+ends a completion, the budgets, and the verdict on the reference answer."""
+
+import numpy as np
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from data import Problem, Source, programming
+from data.verify import VerifierPool
+from machinery.evaluation import judge_all
+from machinery.model import Decoding, completion_text, render_all
+from machinery.rollouts import Request, Rollout
+from machinery.settings import Sampling
+
+
+def check_fit(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, decoding: Decoding, settings: Sampling, source: Source
+) -> list[str]:
+    """What is to be printed about a model and the first held-out problem of a source, in lines. One that starts with
+    `!` says what does not fit. ValueError if the prompt is longer than its budget."""
+    problem = source.validation[0]
+    ids = render_all(tokenizer, [problem.prompt], settings)[problem.prompt]
+    shape, template = type(model).__name__, "its chat template" if tokenizer.chat_template else "no chat template"
+    ends = ", ".join(f"{tokenizer.decode([token])!r} ({token})" for token in decoding.eos)
+    lines = [
+        f"model      {settings.model}: {shape}, {model.num_parameters():,} parameters, {template}",
+        f"problem    the first of {source.name}, judged by {problem.task.replace('.', '/')}.py; the model gets",
+        *(f"  | {line}" for line in tokenizer.decode(ids).split("\n")),
+        *unwritable(tokenizer, problem.prompt),
+        f"thinking   {thinking(tokenizer, decoding, settings, ids)}",
+        *(unwritable(tokenizer, settings.interruption_phrase) if decoding.length_control == "interruption" else ()),
+        f"ends with  {ends}, or after {decoding.answer_budget} tokens of answer (--answer-budget)",
+        *unfit_ends(tokenizer, decoding, ids),
+    ]
+    limit = getattr(model.config, "max_position_embeddings", None)
+    lines.append(
+        f"length     {len(ids)} tokens of prompt (--prompt-budget {decoding.prompt_budget}); {decoding.longest} in all"
+        f" at most, and the model holds {limit or 'any number'}"
+    )
+    if problem.task == programming.__name__:
+        return [*lines, "reference  programs are judged by their tests, and the data hold no program to try"]
+    return [*lines, *reference(tokenizer, decoding, settings, problem, ids)]
+
+
+def thinking(tokenizer: PreTrainedTokenizerBase, decoding: Decoding, settings: Sampling, ids: list[int]) -> str:
+    """How thinking begins and ends."""
+    if not decoding.thinks:
+        return "the prompt closes it: all is answer"
+    marker = settings.end_of_thinking
+    opened = marker.replace("/", "", 1) in tokenizer.decode(ids[-8:])
+    begins = "the prompt opens it" if opened else "the model begins"
+    if decoding.length_control != "interruption":
+        return f"{begins}; nothing interrupts it (--length-control {decoding.length_control})"
+    low, high = settings.thinking_budget
+    return (
+        f"{begins}; it ends at {marker}, or after {low} to {high} tokens (--thinking-budget), when"
+        f" {len(decoding.phrase)} more are forced: {tokenizer.decode(decoding.phrase)!r}"
+    )
+
+
+def unwritable(tokenizer: PreTrainedTokenizerBase, text: str) -> list[str]:
+    """A line about the characters of a text that are lost in the tokenizer."""
+    lost = {*text} - {*tokenizer.decode(tokenizer(text, add_special_tokens=False).input_ids)} - {*" \n\t"}
+    return [f"! the tokenizer has no tokens for {''.join(sorted(lost))!r}: the model never sees them"] if lost else []
+
+
+def unfit_ends(tokenizer: PreTrainedTokenizerBase, decoding: Decoding, ids: list[int]) -> list[str]:
+    """Lines about a prompt that is at its end already, and about a chat template whose end of a turn ends nothing."""
+    lines = []
+    if ids[-1] in decoding.eos:
+        lines.append(f"! the prompt ends with {tokenizer.decode(ids[-1:])!r}: the model is told that all has been said")
+    if tokenizer.chat_template:
+        turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "reply"}]
+        after = tokenizer.apply_chat_template(turns, tokenize=False).rpartition("reply")[2]
+        if after.strip() and not any(tokenizer.decode([token]) in after for token in decoding.eos):
+            lines.append(
+                f"! the chat template ends a reply with {after.strip()!r}, and that is no end token: name it as"
+                " eos_token_id in generation_config.json"
+            )
+    return lines
+
+
+def reference(
+    tokenizer: PreTrainedTokenizerBase, decoding: Decoding, settings: Sampling, problem: Problem, ids: list[int]
+) -> list[str]:
+    """Lines about the verdict on the reference answer, as it stands or in a box, that goes the way of a completion."""
+    for text in (problem.answer, f"\\boxed{{{problem.answer}}}"):
+        marker = [decoding.end_of_thinking] if decoding.thinks and decoding.end_of_thinking >= 0 else []
+        tokens = tokenizer(text, add_special_tokens=False).input_ids
+        rollout = given_rollout(ids, marker + tokens + [decoding.eos[0]])
+        with VerifierPool(1, settings.verifier_time_limit, settings.verifier_memory) as pool:
+            verdict = judge_all(pool, [problem], [rollout], [completion_text(tokenizer, decoding, rollout)])[0]
+        if verdict.correct:
+            break
+    if not verdict.correct:
+        how = "as it stands and in a box; if the task wants it in another form, try that by hand"
+        return [
+            f"! the reference {problem.answer!r} gets {verdict.score:g}, not 1, {how}",
+            *unwritable(tokenizer, text),
+        ]
+    lines = [f"reference  {text!r} is judged right; it takes {len(tokens) + 1} tokens"]
+    if len(tokens) + 1 > decoding.answer_budget:
+        lines.append(f"! that is more than --answer-budget {decoding.answer_budget}: it would be cut off")
+    return lines
+
+
+def given_rollout(prompt: list[int], tokens: list[int]) -> Rollout:
+    """A completion of these tokens, as if it had been sampled."""
+    T = len(tokens)
+    return Rollout(
+        request=Request(group=0, index=0, prompt=prompt, thinking_budget=T, seed=(0,)),
+        tokens=np.array(tokens, np.int32),
+        sampled=np.ones(T, bool),
+        logprobs=np.zeros(T, np.float32),
+        versions=np.zeros(T, np.int32),
+        interrupted=False,
+        truncated=False,
+    )

@@ -1,0 +1,104 @@
+"""An evaluation: verdicts on completions of held-out problems, mean@N and pass@k with their intervals, the report."""
+
+import json
+import math
+import time
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from data import Problem, Source
+from data.verify import Verdict, VerifierPool, no_verdict_at_all
+from machinery.rollouts import Rollout
+
+Z = 1.959964  # of the normal distribution, for 95 %
+
+
+def judge_all(pool: VerifierPool, problems: list[Problem], rollouts: list[Rollout], texts: list[str]) -> list[Verdict]:
+    """A verdict on each rollout, in order. One that was cut off is wrong. ValueError if no other got a verdict."""
+    verdicts = {i: Verdict(False) for i, rollout in enumerate(rollouts) if rollout.truncated}
+    pool.submit([(i, problems[r.request.group], texts[i]) for i, r in enumerate(rollouts) if i not in verdicts])
+    with tqdm(total=pool.unfinished, desc="judging", unit="completion", leave=False, disable=None) as bar:
+        while pool.unfinished:
+            judged = dict(pool.results())
+            verdicts |= judged
+            bar.update(len(judged))
+            time.sleep(0.002)
+    if failure := no_verdict_at_all([verdicts[i] for i, r in enumerate(rollouts) if not r.truncated]):
+        raise ValueError(failure)
+    return [verdicts[i] for i in range(len(rollouts))]
+
+
+def evaluation_figures(rollouts: list[Rollout], verdicts: list[Verdict], samples: int) -> dict[str, float | str]:
+    """What --evaluate prints and logs, of `samples` completions of each problem: pass_rate is mean@samples."""
+    scores_PN = np.array([verdict.score for verdict in verdicts]).reshape(-1, samples)
+    lengths = [int(rollout.sampled.sum()) for rollout in rollouts]
+    figures = {"num_examples": len(rollouts), "problems": len(scores_PN)}
+    for k in sorted({1, *(2**i for i in range(2, 10, 2) if 2**i < samples), samples}):
+        value, low, high = pass_at_k(scores_PN, k)
+        name = "pass_rate" if k == 1 else f"pass@{k}"
+        figures |= {name: round(value, 4), f"{name}_low": round(low, 4), f"{name}_high": round(high, 4)}
+    return figures | {
+        "length_mean": round(float(np.mean(lengths)), 1),
+        "length_95th_percent": int(np.percentile(lengths, 95)),
+        "interrupted": round(float(np.mean([rollout.interrupted for rollout in rollouts])), 4),
+        "truncated": round(float(np.mean([rollout.truncated for rollout in rollouts])), 4),
+        "verifier_failures": sum(verdict.failure is not None for verdict in verdicts),
+    }
+
+
+def pass_at_k(scores_PN: np.ndarray, k: int) -> tuple[float, float, float]:
+    """The chance that at least one of k completions of a problem is correct, and its 95 % interval.
+
+    scores_PN: N completions of each of P problems, 1 where correct and 0 where not; a truncated completion, or one
+    without a verdict, has 0. Of each problem the unbiased estimate 1 - C(N - c, k) / C(N, k) with c correct ones (Chen
+    et al. 2021, arXiv 2107.03374), written as the mean of the best score over all choices of k, which is that where
+    scores lie between; pass@1 is mean@N. The interval is over problems, as if they were drawn at random: Wilson's, for
+    the number of trials that the scatter between problems is worth, counted with one problem more that failed and one
+    that was solved. It stays within [0, 1]. Raises ValueError for k above N, and for nothing to judge.
+    """
+    problems, samples = scores_PN.shape
+    if problems == 0 or not 1 <= k <= samples:
+        raise ValueError(f"pass@{k} wants at least one problem and {k} completions of each, not {problems} x {samples}")
+    best_N = [math.comb(i, k - 1) / math.comb(samples, k) for i in range(samples)]  # share of choices whose best is i
+    value_P = np.sort(scores_PN, axis=1) @ best_N
+    mean = float(value_P.mean())
+    with_two_P = np.append(value_P, [0.0, 1.0])  # so that there is a scatter where all problems are alike
+    trials = problems * with_two_P.mean() * (1 - with_two_P.mean()) / with_two_P.var(ddof=1)
+    middle = (mean + Z**2 / (2 * trials)) / (1 + Z**2 / trials)
+    half = Z * math.sqrt(mean * (1 - mean) / trials + Z**2 / (4 * trials**2)) / (1 + Z**2 / trials)
+    return mean, max(0.0, float(middle - half)), min(1.0, float(middle + half))
+
+
+def report_evaluation(model: str, path: str, source: Source, figures: dict, samples: int, log: Path | None) -> None:
+    """Print the figures of a data set, and add them to the log; path: where the model called so lies."""
+    print(f"{source.name}: {figures['problems']} problems, {samples} completions of each")
+    for name in (name.removesuffix("_low") for name in figures if name.endswith("_low")):
+        value, low, high = (figures[column] for column in (name, f"{name}_low", f"{name}_high"))
+        shown = f"mean@{samples}" if name == "pass_rate" else name
+        print(f"  {shown:9} {value:.3f}   95 % [{low:.3f}, {high:.3f}]")
+    print(
+        f"  length    {figures['length_mean']:.1f} sampled tokens (95th percentile {figures['length_95th_percent']});"
+        f" interrupted {figures['interrupted']:.3f}, truncated {figures['truncated']:.3f},"
+        f" without a verdict {figures['verifier_failures']}"
+    )
+    if log is not None:
+        with open(log, "a") as file:
+            about = {"data": source.name, "model": model, **checkpoint_compute(Path(path))}
+            file.write(json.dumps({**about, **figures}) + "\n")
+
+
+def checkpoint_compute(model: Path) -> dict:
+    """Step and compute of a checkpoint's model folder, as train.py writes them down; nothing for other folders."""
+    state = model.parent / "state.json"
+    if not state.exists():
+        return {}
+    stored = json.loads(state.read_text())
+    compute = stored["compute"]
+    return {
+        "step": stored["step"],
+        "compute_device_hours": compute["device_seconds"] / 3600,
+        "compute_tokens": compute["tokens"],
+        "compute_flops": compute["flops"],
+    }
