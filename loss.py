@@ -123,12 +123,12 @@ def most_off_policy(asynchrony: str) -> int:
 
 def groups_ahead(asynchrony: str, prompts: int, step: int, version: int) -> int:
     """How many groups may be under way (handed out, not yet trained on) at this step, with `prompts` groups to a step,
-    after handing out more of them with this version of the parameters.
+    when more are handed out with this version of the parameters.
 
     PipelineRL-k: (version + k - step + 1) x prompts, so (k + 1) x prompts with the newest version. Trained oldest
     first, the last of them is used k steps after its version.
-    PPO-off-policy-k: k x prompts, handed out together before each k-th step, when none is under way. A run that was
-    stopped between two of these steps and goes on hands out what is left of them.
+    PPO-off-policy-k: k x prompts, handed out together before each k-th step, when none is under way. A resumed run that
+    was stopped between two of these steps hands out the rest.
     """
     kind, k = parse_asynchrony(asynchrony)
     return (version + k - step + 1) * prompts if kind == "pipeline" else (k - step % k) * prompts
@@ -143,8 +143,9 @@ def choose_batch(done: list[int], unfinished: list[int], step: int, asynchrony: 
     PipelineRL-k takes the oldest finished groups. They may overtake groups that are not finished, as long as all that
     are left can still be trained in time: a group of version v at step v + k at the latest. The i-th oldest of those
     left (i from 0) cannot be trained before step + 1 + i // prompts. Where that is too late, this batch waits. The same
-    is asked at every step, so no group ever comes too late. For example with k = 2, batches of 1, and step 4: a group
-    of version 2 that is not finished must be trained now, so nothing may overtake it.
+    is asked at every step, and `groups_ahead` limits how many there are, so no group ever comes too late. For example
+    with k = 2, batches of 1, and step 4: a group of version 2 that is not finished must be trained now, so nothing may
+    overtake it.
     PPO-off-policy-k takes nothing before everything handed out is finished.
     """
     kind, k = parse_asynchrony(asynchrony)
@@ -152,8 +153,8 @@ def choose_batch(done: list[int], unfinished: list[int], step: int, asynchrony: 
     batch, left = oldest_first[:prompts], oldest_first[prompts:]
     if len(batch) < prompts or (kind == "ppo" and unfinished):
         return None
-    rest = sorted([done[i] for i in left] + unfinished)
-    too_old = any(step + 1 + i // prompts > version + k for i, version in enumerate(rest))
+    versions_left = sorted([done[i] for i in left] + unfinished)
+    too_old = any(step + 1 + i // prompts > version + k for i, version in enumerate(versions_left))
     return None if kind == "pipeline" and too_old else batch
 
 
@@ -165,12 +166,12 @@ def publishes_after(asynchrony: str, step: int) -> bool:
 
 # --- 3. Length control (sec. 2, A.10) -----------------------------------------------------------------------------
 
-# Tokens (A.3); the thinking budget of each completion is drawn from its range.
+# What `--defaults paper` starts from, in tokens (A.3); the thinking budget of each completion is drawn from its range.
 PROMPT_BUDGET, THINKING_BUDGET, ANSWER_BUDGET = 2048, (10_240, 12_288), 2048
 INTERRUPTION_PHRASE = "Okay, time is up. Let me stop thinking and formulate a final answer now. </think>"
 
 
-def interrupt_or_truncate(kind: str, sampled, closed_at, thinking_budget, answer_budget):
+def interrupt_or_truncate(length_control: str, sampled, closed_at, thinking_budget, answer_budget):
     """What the length of a completion asks for now: (interrupt, truncate), each bool.
 
     sampled: tokens sampled so far. closed_at: how many there were when thinking ended, by `</think>` or by an
@@ -182,15 +183,16 @@ def interrupt_or_truncate(kind: str, sampled, closed_at, thinking_budget, answer
     thinking ended, so that late thinking still has room to answer.
     penalty: nothing is forced; the two budgets are one.
     """
-    if kind == "penalty":
-        return sampled < 0, sampled >= thinking_budget + answer_budget
+    if length_control == "penalty":
+        never = sampled < 0
+        return never, sampled >= thinking_budget + answer_budget
     open_ = closed_at < 0
     interrupt = open_ & (sampled >= thinking_budget)
     truncate = ~open_ & (sampled - closed_at >= answer_budget)
     return interrupt, truncate
 
 
-def rewards(scores_PG: Tensor, lengths_PG: Tensor, kind: str, max_length: int, penalty_length: int) -> Tensor:
+def rewards(scores_PG: Tensor, lengths_PG: Tensor, length_control: str, max_length: int, penalty_length: int) -> Tensor:
     """r = +1 if correct, else -1 (A.3), and in between for a score in between; with the length penalty, correct
     completions get (sec. 2)
 
@@ -200,7 +202,7 @@ def rewards(scores_PG: Tensor, lengths_PG: Tensor, kind: str, max_length: int, p
     is correct; lengths_PG: |y|, sampled tokens; max_length: L_max; penalty_length: L_cache. Returns float32 [P, G].
     """
     rewards_PG = 2 * scores_PG - 1
-    if kind == "penalty":
+    if length_control == "penalty":
         penalty_PG = ((max_length - lengths_PG) / penalty_length - 1).clamp(-1, 0)
         rewards_PG = rewards_PG + scores_PG * penalty_PG
     return rewards_PG
@@ -240,8 +242,8 @@ def sampled_logprobs(
 
 
 # --- 5. Which samples count (sec. 3.2, A.15) ----------------------------------------------------------------------
-# A completion that reached its token limit without ending is truncated: it is no member of its group (usable_PG is
-# False), so it is in no mean, no std and no loss.
+# A completion is usable if it has ended by itself, within its token limit, and has a verdict. Another is no member of
+# its group (usable_PG is False), so it is in no mean, no std and no loss.
 
 TRUNCATED_TOO_OFTEN = 0.10  # a run warns: in the study 10 to 15 % came before most instabilities
 RETIRE_AT = 0.9  # No-Positive-Resampling
@@ -266,8 +268,8 @@ def zero_variance(rewards_PG: Tensor, usable_PG: Tensor) -> Tensor:
 
 
 def counted_samples(rewards_PG: Tensor, usable_PG: Tensor, zero_variance_filter: bool) -> Tensor:
-    """[P, G] bool, the effective batch: what is in the denominators. With the filter, a zero-variance group is not,
-    and nothing is sampled in its place; without it, it stays in with zero advantage."""
+    """[P, G] bool, the effective batch: what is in the denominators. The filter takes the zero-variance groups out, and
+    nothing is sampled in their place. Without it they stay in, with zero advantage."""
     if zero_variance_filter:
         return usable_PG & ~zero_variance(rewards_PG, usable_PG)[:, None]
     return usable_PG
@@ -276,7 +278,7 @@ def counted_samples(rewards_PG: Tensor, usable_PG: Tensor, zero_variance_filter:
 # --- 6. Advantages (sec. 2, 3.2) ----------------------------------------------------------------------------------
 
 
-NORMS = {  # the standard deviation of a population; the mean is 0, of each group and so of the batch
+NORMS = {  # a standard deviation: the mean of the centred rewards is 0, in each group and so in the batch
     "prompt": lambda centred_PG, members_P1, counted_PG: (centred_PG.square().sum(1, keepdim=True) / members_P1).sqrt(),
     "batch": lambda centred_PG, members_P1, counted_PG: (centred_PG.square().sum() / counted_PG.sum()).sqrt(),
     "none": None,
@@ -303,11 +305,13 @@ def advantages(rewards_PG: Tensor, usable_PG: Tensor, counted_PG: Tensor, norm: 
 
 # --- 7. Losses (sec. 3.2, A.2, A.17) ------------------------------------------------------------------------------
 
-CLIP = {"dapo": (0.2, 0.26), "grpo": (0.2, 0.2), "gspo": (4e-3, 5e-3)}  # (eps_low, eps_high)
+CLIP = {"dapo": (0.2, 0.26), "grpo": (0.2, 0.2), "gspo": (4e-3, 5e-3)}  # (eps_low, eps_high) where Recipe has None
+# What is maximised for each token is a function of its ratio rho = pi_train / pi_gen. Each of these functions returns
+# it, and where a clip has decided.
 
 
 def cispo(recipe: Recipe, advantages_B1: Tensor, log_rho_BT: Tensor, logprobs_BT: Tensor, sampled_BT: Tensor):
-    """sg(min(rho, eps_max)) A log pi_train; no gradient flows through sg."""
+    """sg(min(rho, eps_max)) A log pi_train; no gradient flows through sg. The cap counts as a clip for any A."""
     rho_BT = log_rho_BT.detach().exp()
     return rho_BT.clamp(max=recipe.eps_max) * advantages_B1 * logprobs_BT, rho_BT > recipe.eps_max
 
@@ -315,8 +319,9 @@ def cispo(recipe: Recipe, advantages_B1: Tensor, log_rho_BT: Tensor, logprobs_BT
 def clipped_ratio(
     recipe: Recipe, advantages_B1: Tensor, log_ratios_BT: Tensor, logprobs_BT: Tensor, sampled_BT: Tensor
 ):
-    """min(rho A, clip(rho, 1 - eps_low, 1 + eps_high) A): rho cut from above where A >= 0, from below where A < 0."""
-    eps_low, eps_high = CLIP[recipe.loss]
+    """min(rho A, clip(rho, 1 - eps_low, 1 + eps_high) A): rho cut from above where A >= 0, from below where A < 0.
+    Where A is 0 nothing counts as clipped."""
+    eps_low, eps_high = CLIP.get(recipe.loss, CLIP["grpo"])
     lower = math.log(1 - (eps_low if recipe.eps_low is None else recipe.eps_low))
     upper = math.log(1 + (eps_high if recipe.eps_high is None else recipe.eps_high))
     # The cut comes before exp, which overflows above 88: the gradient of what is thrown away would be infinity times 0.
@@ -333,28 +338,33 @@ def clipped_sequence_ratio(
     return clipped_ratio(recipe, advantages_B1, log_ratios_BT, logprobs_BT, sampled_BT)
 
 
-LOSSES = {"cispo": cispo, "dapo": clipped_ratio, "grpo": clipped_ratio, "gspo": clipped_sequence_ratio}
+LOSSES = {
+    "cispo": cispo,
+    "dapo": clipped_ratio,
+    "grpo": clipped_ratio,
+    "gspo": clipped_sequence_ratio,
+}
 
 
 def token_terms(
     recipe: Recipe, logprobs_BT: Tensor, generator_logprobs_BT: Tensor, sampled_BT: Tensor, advantages_B: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What is maximised, per token, with rho = pi_train / pi_gen (the generator's log-probability as recorded when
-    the token was sampled), by the function that LOSSES has for this recipe.
+    """What is maximised, per token, by the function that LOSSES has for this recipe.
 
-    logprobs_BT: log pi_train, differentiable. Returns terms_BT, the log rho_BT of each token, and clipped_BT (bool:
-    where the clip decides), all [B, T]. A forced token has no ratio: its log rho and its term are 0.
+    logprobs_BT: log pi_train, differentiable; generator_logprobs_BT: log pi_gen, as recorded when the token was
+    sampled. Returns terms_BT, the log rho_BT of each token, and clipped_BT (bool: where the clip decides), all [B, T].
+    A forced token has no ratio: its log rho and its term are 0.
     """
     log_rho_BT = torch.where(sampled_BT, logprobs_BT - generator_logprobs_BT, 0.0)
-    term = LOSSES[recipe.loss]
-    terms_BT, clipped_BT = term(recipe, advantages_B[:, None], log_rho_BT, logprobs_BT, sampled_BT)
+    loss_function = LOSSES[recipe.loss]
+    terms_BT, clipped_BT = loss_function(recipe, advantages_B[:, None], log_rho_BT, logprobs_BT, sampled_BT)
     return torch.where(sampled_BT, terms_BT, 0.0), log_rho_BT.detach(), clipped_BT & sampled_BT
 
 
 # --- 8. Aggregation (sec. 3.2, A.2) -------------------------------------------------------------------------------
 
 
-AGGREGATIONS = {  # of each completion, what the weight of its tokens is 1 / of
+AGGREGATIONS = {  # a token's weight is 1 divided by this number of its completion
     "sample": lambda lengths_PG, counted_PG: counted_PG.sum() * lengths_PG,
     "prompt": lambda lengths_PG, counted_PG: (lengths_PG.sum(1) > 0).sum() * lengths_PG.sum(1, keepdim=True),
     "token": lambda lengths_PG, counted_PG: lengths_PG.sum(),

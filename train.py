@@ -83,7 +83,7 @@ from machinery.trainer import (
 
 def main(arguments: list[str]) -> int:
     """The command. Returns the exit status: 0; 1 after a failure; 130 after Ctrl-C, 143 after SIGTERM. ValueError or
-    OSError, before any process is started, for what cannot be."""
+    OSError, before any process is started, if the flags, the data or the model cannot be used."""
     transformers.utils.logging.disable_progress_bar()
     settings = parse(arguments, description=__doc__)
     start, model, parameters, head = prepare(settings)
@@ -102,9 +102,9 @@ def main(arguments: list[str]) -> int:
         at_once = True
     except torch.OutOfMemoryError as error:
         advice = "lower --tokens-per-micro-batch or --slots, or add --gradient-checkpointing or --trainers"
-        head.failure = f"{str(error).partition('. ')[0]}: {advice}"
+        head.error = f"{str(error).partition('. ')[0]}: {advice}"
     except OSError as error:
-        head.failure = f"the run's folder cannot be written: {error}"
+        head.error = f"the run's folder cannot be written: {error}"
     except Exception as error:  # a mistake of the program: with its traceback
         raise RuntimeError(f"the run has failed, as said above; {hint}") from error
     finally:
@@ -137,20 +137,25 @@ class Head:
     feed: Feed
     record: Record
     stop: Stop
-    failure: str = ""  # what went wrong
+    error: str = ""  # what went wrong in this process
+
+    @property
+    def failure(self) -> str:
+        """What went wrong, anywhere in the run; '' if nothing did."""
+        return self.error or self.feed.failure or self.record.failure
 
     def over(self) -> bool:
-        """Whether there are to be no more steps, although there could be: the user wants it, or something failed."""
-        self.failure = self.failure or self.feed.failure or self.record.failure
+        """Whether the run ends early: the user has stopped it, or something failed."""
         return self.stop.asked() or bool(self.failure)
 
     def wants_validation(self, step: int) -> bool:
-        """Whether it is time for a validation, which there has not been yet."""
+        """Whether a validation is due at this step and has not been made yet."""
         due = step % self.record.settings.validation_every == 0 or step == self.record.settings.steps
         return due and self.record.last_validation < step and not self.over()
 
     def levelled_off(self, step: int) -> bool:
-        """Whether --stop-when-gain-below ends the run here, at a validation; of several sources all must say so."""
+        """Whether --stop-when-gain-below ends the run here, at a validation. With several sources, the curves of all
+        must have levelled off."""
         least = self.record.settings.stop_when_gain_below
         if not least or self.record.last_validation < step:
             return False
@@ -163,12 +168,12 @@ class Head:
         if self.feed.exhausted:
             return f"Every prompt has been retired (pass rate >= {loss.RETIRE_AT})"
         least = self.record.settings.stop_when_gain_below
-        return f"Twice the compute would surely buy less than {least} (--stop-when-gain-below)"
+        return f"Twice the compute would surely raise the pass rate by less than {least} (--stop-when-gain-below)"
 
 
 def prepare(settings: Settings) -> tuple[Start, PreTrainedModel, SharedParameters, Head]:
-    """Check everything that can be checked before a process is started, make the run's folder or open it again.
-    ValueError or OSError for what cannot be."""
+    """Check everything that can be checked before a process is started, and make the run's folder or open it again.
+    ValueError or OSError if the flags, the data or the model cannot be used."""
     # 1. problems
     sources = load_data(
         settings.data, settings.train_prompts, settings.validation_problems, instruction=settings.instruction
@@ -184,16 +189,18 @@ def prepare(settings: Settings) -> tuple[Start, PreTrainedModel, SharedParameter
         )
 
     # 2. the folder, and the checkpoint to go on from
-    folder, lock, state = settings.resume or new_folder(settings), None, None
-    start = Start(0, model_path(settings.model), None)
-    tokenizer = load_tokenizer(start.model)
+    folder = settings.resume or new_folder(settings)
+    lock = state = None
+    path = model_path(settings.model)
+    start = Start(0, path, None)
+    tokenizer = load_tokenizer(path)
     if settings.resume:
         lock = lock_folder(folder)
         if checkpoints(folder):
             newest = checkpoints(folder)[-1]
             state = read_state(newest)
             if state["step"] >= settings.steps and (folder / "model").is_dir():
-                raise ValueError(f"{folder} is finished, at step {state['step']}; a larger --steps goes on")
+                raise ValueError(f"{folder} is finished, at step {state['step']}; give a larger --steps to go on")
             start = Start(state["step"], str(newest / "model"), newest / "optimizer.safetensors")
 
     # 3. the model, and how it is sampled
@@ -204,10 +211,9 @@ def prepare(settings: Settings) -> tuple[Start, PreTrainedModel, SharedParameter
     model = load_model(start.model, torch.device("cpu"), torch.float32)
     check_length(model, decoding)
     generators, trainers = devices_here(settings)
-    shared = bool({*generators[0]} & {*trainers})  # one GPU does both
+    one_gpu = bool({*generators[0]} & {*trainers})  # one GPU does both
     # Engines are made of the run's first model, which stays; their parameters come from the trainer.
-    path = model_path(settings.model)
-    engines = [engine_settings(settings, own, path, decoding, shared) for own in generators]
+    engines = [engine_settings(settings, own, path, decoding, one_gpu) for own in generators]
     check_split(engines[0].engine, settings.tensor_parallel, model.config.num_attention_heads)
     if engines[0].engine == "torch":
         check_decoding(model, settings.model)
@@ -265,7 +271,7 @@ def train(
     head: Head | None = None,
 ) -> None:
     """All steps, from the first validation to the last checkpoint. Every rank runs this. Rank 0 alone has a head, and
-    the model that `prepare` has loaded; `everyone` hands what it knows to all, and they wait for it there."""
+    the model that `prepare` has loaded. All ranks call `everyone`, and it returns the value of rank 0."""
     s, r = settings, settings.recipe
     trainers = devices_here(s)[1]
     ranks, device = len(trainers), torch.device(trainers[rank])
@@ -281,8 +287,8 @@ def train(
     step, saved = start.step, start.step if start.moments else -1
 
     def publish(step: int) -> float:
-        """Give the parameters of this step to the generators: every rank writes its shard, and then waits until all
-        have, so that nobody changes a parameter while it is copied. Returns the seconds that it took."""
+        """Give the parameters of this step to the generators: every rank writes its shard, and waits until all have, so
+        that the version is complete before anything is sampled with it. Returns the seconds that it took."""
         began = time.monotonic()
         if parameters.version < step:
             parameters.write(policy.model.named_parameters(), step, rank)

@@ -214,11 +214,10 @@ def check(settings: Sampling) -> None:
     if isinstance(settings, Settings):
         recipe = settings.recipe
         loss.parse_asynchrony(recipe.asynchrony)
-        clips = (("eps_max",), ("eps_low", "eps_high"))
-        read, unread = clips if recipe.loss == "cispo" else reversed(clips)
-        for name in unread:
-            if getattr(recipe, name) != getattr(Recipe, name):
-                read = " and ".join(map(flag, read))
+        reads = {"cispo": ("eps_max",)} | dict.fromkeys(loss.CLIP, ("eps_low", "eps_high"))  # another loss may read all
+        for name in ("eps_max", "eps_low", "eps_high"):
+            if name not in reads.get(recipe.loss, (name,)) and getattr(recipe, name) != getattr(Recipe, name):
+                read = " and ".join(map(flag, reads[recipe.loss]))
                 raise ValueError(f"{flag(name)} does nothing with --loss {recipe.loss}, which reads {read}")
         if not 0 <= (recipe.eps_low or 0) < 1:
             raise ValueError(f"--eps-low is {recipe.eps_low}; it must be at least 0 and below 1")

@@ -37,7 +37,7 @@ def project(folder: Path, **faults: str) -> Path:
 def apply(page: str, file: Path) -> None:
     """Make the changes that a page of docs/ shows as diffs."""
     for change in re.findall(r"(?s)```diff\n(.*?)```", (ROOT / "docs" / page).read_text()):
-        old, new = ("".join(re.findall(rf"(?m)^[{sign}](.*\n)", change)) for sign in "-+")
+        old, new = ("".join(re.findall(rf"(?m)^[{sign} ](.*\n)", change)) for sign in "-+")
         text = file.read_text()
         assert text.count(old) == 1, f"{file} has not exactly once:\n{old}"
         file.write_text(text.replace(old, new))

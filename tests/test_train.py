@@ -142,7 +142,7 @@ def test_a_finished_run_is_said_to_be_finished(alone, capsys):
     with pytest.raises(SystemExit) as refused:
         run_command(train.main, ["--resume", str(alone)])
     assert refused.value.code == 2
-    assert "alone is finished, at step 8; a larger --steps goes on\n" in capsys.readouterr().err
+    assert "alone is finished, at step 8; give a larger --steps to go on\n" in capsys.readouterr().err
 
 
 def test_ppo_off_policy_k_trains_k_steps_on_what_one_policy_sampled(tmp_path):
