@@ -181,27 +181,32 @@ class Profile:
 def profile_over_A(
     x: Array, y: Array, best: Array, estimate: Array, excess: float, R0_free: bool
 ) -> tuple[dict[str, Interval], Profile]:
-    """The 95 % intervals of A, B, C_mid and a free R0, by name, and the Profile behind them. `best` is the curve (4,)
-    of least squares, `excess` how far above its squared error the region goes, `estimate` the curve (4,) that is
-    reported: it is part of the region."""
-    best_A, R0, free = best[0], best[3], [1, 2, 3] if R0_free else [1, 2]
+    """The 95 % intervals of A, B, C_mid and a free R0, by name, and the Profile behind them.
+
+    A is moved away from the best curve, to both sides, and at each A the other parameters are fitted again. Its
+    interval ends where the squared error has grown by `excess`. `best` is the curve (4,) of least squares; `estimate`
+    is the curve (4,) that is reported, and is part of the region too.
+    """
+    best_A, best_R0, free = best[0], best[3], [1, 2, 3] if R0_free else [1, 2]
     _, (least,), (JJ,) = descend(x, y, best[None], [0, *free], steps=0)
     grid, g = starting_grid(x)
     grid, g = np.vstack([grid, best]), np.vstack([g, curve_and_gradient(x, best[None])[1][:, 0]])  # its own start, too
-    projection, norm = g @ (y - R0), (g**2).sum(1)
+    projection, norm = g @ (y - best_R0), (g**2).sum(1)
 
     def best_at(A: Array) -> tuple[Array, Array]:
-        gain = (A - R0)[:, None]
+        """The best curves (k, 4) with these A (k,), and their squared errors (k,)."""
+        gain = (A - best_R0)[:, None]
         i = (gain**2 * norm - 2 * gain * projection).argmin(1)  # squared error on the grid, less a constant
         start = grid[i]
-        start[:, 0], start[:, 3] = A, R0
+        start[:, 0], start[:, 3] = A, best_R0
         return descend(x, y, start, free, steps=12)[:2]
 
-    # The ends of A: where the root of the excess, nearly linear in A on either side, crosses its limit. The steps are
-    # those of a straight valley, then ever longer ones up to the bound of a curve that still rises (or still falls).
+    # The ends of A. The root of the growth rises about in proportion to the distance from the best A. `straight` is the
+    # distance at which it would reach its limit if it did so exactly. Fifteen distances around and beyond it are tried,
+    # up to the bound where the curve would no longer rise (or fall), and the crossing is interpolated.
     straight = np.sqrt(inverse(JJ)[0, 0] * excess) + 1e-9
     ends = []
-    for side, bound in zip((-1, 1), (R0, 1.0) if best_A > R0 else (0.0, R0)):
+    for side, bound in zip((-1, 1), (best_R0, 1.0) if best_A > best_R0 else (0.0, best_R0)):
         room = abs(bound - best_A)
         near = min(straight, room / 8) * np.array([0, 0.5, 0.8, 1, 1.2, 1.6, 2.3, 4])
         far = near[-1] + (room - near[-1]) * np.array([0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1])
@@ -215,7 +220,7 @@ def profile_over_A(
 
     curves, _ = best_at(np.linspace(*ends, 14))
     curves, squares, JJ = descend(x, y, np.vstack([curves, best, estimate]), free, steps=0)
-    left = np.append(np.maximum(least + excess - squares[:-1], 0), 0)  # of the estimate, which is no best one, itself
+    left = np.append(np.maximum(least + excess - squares[:-1], 0), 0)  # the estimate has no ellipse of its own
     profile = Profile(curves, left, inverse(JJ), free)
     intervals = {"A": (float(curves[:, 0].min()), float(curves[:, 0].max()))}
     for column, name in zip(free, ("B", "C_mid", "R0")):
