@@ -34,7 +34,8 @@ def test_what_is_named_exists(path):
     known |= {*re.findall(r'"(--[\w-]+)"', (ROOT / "tests" / "benchmark.py").read_text())}
     for name in {*re.findall(r"(?<![\w-])--[a-z][\w-]*[a-z0-9]", TEXTS[path])}:
         assert name in known, f"{path.name} names {name}, which no command has"
-    for target, place in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", TEXTS[path]):
+    without_code = re.sub(r"`[^`\n]*`", "", TEXTS[path])
+    for target, place in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", without_code):
         file = (path.parent / target).resolve() if target else path
         assert file.exists(), f"{path.name} links to {target}"
         if file.suffix == ".md" and place:
