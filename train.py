@@ -64,6 +64,7 @@ from machinery.record import Compute, Record, checkpoints, new_folder, read_stat
 from machinery.rollouts import Batch, SharedParameters
 from machinery.screen import say
 from machinery.settings import Settings, cpu_threads, devices_here, parse
+from machinery.track import check_tracker
 from machinery.trainer import (
     Totals,
     end_ranks,
@@ -175,6 +176,7 @@ def prepare(settings: Settings) -> tuple[Start, PreTrainedModel, SharedParameter
     """Check everything that can be checked before a process is started, and make the run's folder or open it again.
     ValueError or OSError if the flags, the data or the model cannot be used."""
     # 1. problems
+    check_tracker(settings.track)
     sources = load_data(
         settings.data, settings.train_prompts, settings.validation_problems, instruction=settings.instruction
     )

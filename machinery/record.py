@@ -33,6 +33,7 @@ from machinery.model import marked_text
 from machinery.rollouts import Batch, Group
 from machinery.screen import Progress, say, warn
 from machinery.settings import Settings, devices_here
+from machinery.track import Tracker
 from machinery.trainer import Totals
 
 MOST_SKIPPED_IN_A_ROW = 5  # steps that were not finite, until the run ends
@@ -196,6 +197,7 @@ class Record:
         self.skipped_in_a_row = 0  # steps that were not finite
         self.flat_in_a_row = 0  # steps in which every group was of zero variance
         self.failure = ""  # why the run cannot go on
+        self.tracker = Tracker(settings.track, folder, dataclasses.asdict(settings))
 
     @property
     def last_validation(self) -> int:
@@ -233,6 +235,7 @@ class Record:
             except OSError:
                 os.truncate(file.fileno(), end)  # half a line helps nobody
                 raise
+        self.tracker.log(line)
 
     # Training
 

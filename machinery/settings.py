@@ -70,6 +70,7 @@ class Settings(Sampling):
     stop_when_gain_below: float = 0.0  # end when twice the compute surely buys less pass rate (95 %); 0: never
     checkpoint_every: int = 20  # steps; also at the end, on Ctrl-C and on SIGTERM
     keep_checkpoints: int = 2  # the newest
+    track: Literal["tensorboard", "wandb", "trackio"] | None = None  # a tracker, if installed, gets what the log gets
 
     generators: int = 0  # processes that sample, each on --tensor-parallel GPUs; 0: one, or all GPUs left by trainers
     trainers: int = 0  # processes that share the model by FSDP, each on a GPU; 0: one, or a fifth of the GPUs
@@ -95,7 +96,7 @@ PAPER = dict(
 
 # What says where and how often, but not what is computed. All else is the run itself, and stays when it is resumed.
 MAY_CHANGE = {
-    "resume", "steps", "validation_every", "checkpoint_every", "keep_checkpoints", "engine", "tensor_parallel",
+    "resume", "steps", "validation_every", "checkpoint_every", "keep_checkpoints", "track", "engine", "tensor_parallel",
     "generators", "trainers", "slots", "generator_memory", "tokens_per_micro_batch", "gradient_checkpointing",
     "compile", "threads", "verifiers", "wait_timeout", "max_restarts", "stop_when_gain_below",
 }  # fmt: skip

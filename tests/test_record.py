@@ -3,8 +3,10 @@
 import dataclasses
 import errno
 import json
+import math
 import os
 import resource
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -306,3 +308,47 @@ def test_truncation_above_a_tenth_is_said_once(models, tmp_path, monkeypatch, ca
     assert "token limit" not in capsys.readouterr().err
     train_on(settings(steps=2), models["llama"], [many, many], tmp_path / "many")
     assert capsys.readouterr().err.count("reached their token limit without ending") == 1
+
+
+# --- trackers ---------------------------------------------------------------------------------------------------------
+
+
+def test_tensorboard_gets_what_the_log_gets(models, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    record, _ = new_record(tmp_path, models["llama"], track="tensorboard")
+    record.log({"kind": "train", "step": 7, "loss": 0.5, "ratio_max": math.nan})
+    record.log({"kind": "validation", "step": 8, "pass_rate": 0.25, "words": "are left out"})
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    names = ["train/step", "train/loss", "train/wall_seconds"]
+    names += [f"validation/{name}" for name in ("step", "pass_rate", "wall_seconds")]
+    assert sorted(events.Tags()["scalars"]) == sorted(names)
+    assert [(e.step, e.value) for e in events.Scalars("validation/pass_rate")] == [(8, 0.25)]
+
+
+def test_a_tracker_that_fails_is_said_once_and_the_run_goes_on(models, tmp_path, monkeypatch, capsys):
+    got = []
+
+    def log(numbers, step):
+        got.append((numbers, step))
+        if len(got) == 2:
+            raise ConnectionError("no network")
+
+    stand_in = SimpleNamespace(init=lambda **given: got.append(given) or got.clear(), log=log)
+    monkeypatch.setitem(sys.modules, "trackio", stand_in)
+    monkeypatch.setattr(screen, "_warned", set())
+    record, _ = new_record(tmp_path, models["llama"], track="trackio")
+    for step in range(1, 5):
+        record.log({"kind": "validation", "step": step, "pass_rate": step / 10})
+    assert [(numbers["validation/pass_rate"], step) for numbers, step in got] == [(0.1, 1), (0.2, 2)]
+    said = capsys.readouterr().err
+    assert said.count("warning") == 1 and "--track trackio has failed" in said and "no network" in said
+    assert len(lines(tmp_path, "validation")) == 4
+
+
+def test_a_tracker_that_is_not_installed_is_refused_before_anything_starts(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="--track wandb: it is not installed; `pip install wandb` brings it"):
+        train.prepare(parse(["--track", "wandb"]))
+    assert not (tmp_path / "runs").exists()
