@@ -6,8 +6,8 @@
     3. Length control     forced interruption, or a length penalty
     4. Logits             the head in fp32; log-probabilities of the sampled tokens, in chunks
     5. Which samples      truncation, zero-variance filtering, No-Positive-Resampling
-    6. Advantages         three norms
-    7. Losses             cispo, dapo, grpo, gspo: one term per token
+    6. Advantages         four norms
+    7. Losses             cispo, dapo, grpo, gspo, and newer ones: one term per token
     8. Aggregation        one weight per token, fixed for the whole batch
     9. The loss           -sum of weight x term
 
@@ -47,14 +47,15 @@ class Recipe:
     recipe: Literal["scalerl", "base", "grpo", "dapo", "magistral", "minimax"] = "scalerl"  # the recipe to start from
     leave_out: Axis | None = None  # this axis of ScaleRL goes back to its `base` value (length_control: to the penalty)
     asynchrony: str = "pipeline-8"  # pipeline-K: PipelineRL, at most K steps off-policy; ppo-K: PPO-off-policy
-    loss: Literal["cispo", "dapo", "grpo", "gspo"] = "cispo"  # the term of each token
+    loss: Literal["cispo", "dapo", "grpo", "gspo", "icepop", "sapo", "dppo"] = "cispo"  # the term of each token
     aggregation: Literal["sample", "prompt", "token"] = "prompt"  # what is averaged first
-    advantage_norm: Literal["prompt", "batch", "none"] = "batch"  # what the centred rewards are divided by
+    advantage_norm: Literal["prompt", "batch", "none", "mean"] = "batch"  # what the centred rewards are divided by
+    mask_sequences: bool = False  # leave out wrong completions that have become unlikely (DeepSeek-V3.2)
     fp32_logits: bool = True  # LM head and log-softmax in fp32, in the generator and the trainer; off: head in bf16
     zero_variance_filter: bool = True  # drop groups whose rewards are all equal
     no_positive_resampling: bool = True  # a prompt once solved with a pass rate >= 0.9 does not come again
     length_control: Literal["interruption", "penalty"] = "interruption"  # cut thinking short, or pay for length
-    eps_max: float = 5.0  # cispo: the cap of the importance ratio (4, 5 and 8 made no difference in the paper)
+    eps_max: float = 5.0  # cispo: the cap of the importance ratio (4, 5 and 8 did the same in the paper; 2 is TIS)
     eps_low: float | None = None  # lower clip; by default dapo 0.2, grpo 0.2, gspo 0.004
     eps_high: float | None = None  # upper clip; by default dapo 0.26, grpo 0.2, gspo 0.005
     batch_factor: float = 1.0  # prompts a step, as a multiple of --prompts-per-step (80 instead of 48 is 1.667)
@@ -278,11 +279,22 @@ def counted_samples(rewards_PG: Tensor, usable_PG: Tensor, zero_variance_filter:
 # --- 6. Advantages (sec. 2, 3.2) ----------------------------------------------------------------------------------
 
 
-NORMS = {  # a standard deviation: the mean of the centred rewards is 0, in each group and so in the batch
-    "prompt": lambda centred_PG, members_P1, counted_PG: (centred_PG.square().sum(1, keepdim=True) / members_P1).sqrt(),
-    "batch": lambda centred_PG, members_P1, counted_PG: (centred_PG.square().sum() / counted_PG.sum()).sqrt(),
-    "none": None,
-}
+def std_of_prompt(centred_PG: Tensor, means_P1: Tensor, members_P1: Tensor, counted_PG: Tensor) -> Tensor:
+    """[P, 1]: std_j r_j within each group. The mean of the centred rewards is 0."""
+    return (centred_PG.square().sum(1, keepdim=True) / members_P1).sqrt()
+
+
+def std_of_batch(centred_PG: Tensor, means_P1: Tensor, members_P1: Tensor, counted_PG: Tensor) -> Tensor:
+    """[]: the standard deviation of the centred rewards over the effective batch. Their mean is 0."""
+    return (centred_PG.square().sum() / counted_PG.sum()).sqrt()
+
+
+def mean_of_prompt(centred_PG: Tensor, means_P1: Tensor, members_P1: Tensor, counted_PG: Tensor) -> Tensor:
+    """[P, 1]: twice the mean score of each group, where the rewards are +1 and -1 for scores of 1 and 0."""
+    return means_P1 + 1
+
+
+NORMS = {"prompt": std_of_prompt, "batch": std_of_batch, "none": None, "mean": mean_of_prompt}
 
 
 def advantages(rewards_PG: Tensor, usable_PG: Tensor, counted_PG: Tensor, norm: str, eps: float = 1e-6) -> Tensor:
@@ -291,6 +303,7 @@ def advantages(rewards_PG: Tensor, usable_PG: Tensor, counted_PG: Tensor, norm: 
         prompt (GRPO)      A_i / (std_j r_j + eps)    within the group
         batch  (ScaleRL)   A_i / (std A + eps)        over the effective batch (counted_PG)
         none   (Dr. GRPO)  A_i
+        mean   (MaxRL)     A_i / (mean_j r_j + 1 + eps)    as (s_i - mean s) / mean s of scores s (arXiv 2602.02710)
 
     Zero outside the effective batch and in groups without variance.
     """
@@ -300,7 +313,7 @@ def advantages(rewards_PG: Tensor, usable_PG: Tensor, counted_PG: Tensor, norm: 
     centred_PG = torch.where(varied_PG, rewards_PG - means_P1, 0.0)
     if NORMS[norm] is None or not counted_PG.any():
         return centred_PG
-    return centred_PG / (NORMS[norm](centred_PG, members_P1, counted_PG) + eps)
+    return centred_PG / (NORMS[norm](centred_PG, means_P1, members_P1, counted_PG) + eps)
 
 
 # --- 7. Losses (sec. 3.2, A.2, A.17) ------------------------------------------------------------------------------
@@ -338,12 +351,53 @@ def clipped_sequence_ratio(
     return clipped_ratio(recipe, advantages_B1, log_ratios_BT, logprobs_BT, sampled_BT)
 
 
+# Newer than the paper, with the constants of their authors.
+ICEPOP_RANGE = (0.5, 5.0)
+SAPO_TAU = (1.0, 1.05)  # where A > 0, and elsewhere
+DPPO_DELTA, DPPO_CAP = 0.2, 20.0
+MASK_DELTA = 0.5  # nats
+
+
+def icepop(recipe: Recipe, advantages_B1: Tensor, log_rho_BT: Tensor, logprobs_BT: Tensor, sampled_BT: Tensor):
+    """sg(rho 1[0.5 <= rho <= 5]) A log pi_train: a token outside of these bounds is left out (arXiv 2510.18855)."""
+    rho_BT, (low, high) = log_rho_BT.detach().exp(), ICEPOP_RANGE
+    left_out_BT = (rho_BT < low) | (rho_BT > high)
+    return rho_BT.masked_fill(left_out_BT, 0.0) * advantages_B1 * logprobs_BT, left_out_BT
+
+
+def sapo(recipe: Recipe, advantages_B1: Tensor, log_rho_BT: Tensor, logprobs_BT: Tensor, sampled_BT: Tensor):
+    """(4 / tau) sigmoid(tau (rho - 1)) A, tau = 1 where A > 0, else 1.05: a soft clip, which decides nowhere (arXiv
+    2511.20347)."""
+    tau_B1 = torch.where(advantages_B1 > 0, *SAPO_TAU)
+    rho_BT = log_rho_BT.clamp(max=80).exp()  # above 88 exp overflows; the gradient is 0 long before
+    return 4 / tau_B1 * torch.sigmoid(tau_B1 * (rho_BT - 1)) * advantages_B1, torch.zeros_like(sampled_BT)
+
+
+def dppo(recipe: Recipe, advantages_B1: Tensor, log_rho_BT: Tensor, logprobs_BT: Tensor, sampled_BT: Tensor):
+    """sg(min(rho, 20)) A log pi_train 1[kept]: a token is left out whose probability has already moved by more than
+    0.2 the way that A pushes it (arXiv 2602.04879)."""
+    pi_BT, mu_BT = logprobs_BT.detach().exp(), (logprobs_BT - log_rho_BT).detach().exp()
+    left_out_BT = (pi_BT - mu_BT) * advantages_B1.sign() > DPPO_DELTA
+    rho_BT = log_rho_BT.detach().exp().clamp(max=DPPO_CAP)
+    return rho_BT.masked_fill(left_out_BT, 0.0) * advantages_B1 * logprobs_BT, left_out_BT
+
+
 LOSSES = {
     "cispo": cispo,
     "dapo": clipped_ratio,
     "grpo": clipped_ratio,
     "gspo": clipped_sequence_ratio,
+    "icepop": icepop,
+    "sapo": sapo,
+    "dppo": dppo,
 }
+
+
+def unlikely_sequences(advantages_B1: Tensor, log_rho_BT: Tensor, sampled_BT: Tensor) -> Tensor:
+    """[B, 1] bool, for `mask_sequences`: A < 0 and mean_t(log pi_gen - log pi_train) > 0.5 (DeepSeek-V3.2, arXiv
+    2512.02556)."""
+    lengths_B1 = sampled_BT.sum(1, keepdim=True).clamp(min=1)
+    return (advantages_B1 < 0) & (-log_rho_BT.detach().sum(1, keepdim=True) / lengths_B1 > MASK_DELTA)
 
 
 def token_terms(
@@ -358,7 +412,10 @@ def token_terms(
     log_rho_BT = torch.where(sampled_BT, logprobs_BT - generator_logprobs_BT, 0.0)
     loss_function = LOSSES[recipe.loss]
     terms_BT, clipped_BT = loss_function(recipe, advantages_B[:, None], log_rho_BT, logprobs_BT, sampled_BT)
-    return torch.where(sampled_BT, terms_BT, 0.0), log_rho_BT.detach(), clipped_BT & sampled_BT
+    counts_BT = sampled_BT
+    if recipe.mask_sequences:
+        counts_BT = sampled_BT & ~unlikely_sequences(advantages_B[:, None], log_rho_BT, sampled_BT)
+    return torch.where(counts_BT, terms_BT, 0.0), log_rho_BT.detach(), clipped_BT & sampled_BT
 
 
 # --- 8. Aggregation (sec. 3.2, A.2) -------------------------------------------------------------------------------

@@ -215,10 +215,11 @@ def check(settings: Sampling) -> None:
     if isinstance(settings, Settings):
         recipe = settings.recipe
         loss.parse_asynchrony(recipe.asynchrony)
-        reads = {"cispo": ("eps_max",)} | dict.fromkeys(loss.CLIP, ("eps_low", "eps_high"))  # another loss may read all
+        reads = {"cispo": ("eps_max",), "icepop": (), "sapo": (), "dppo": ()}  # a loss of your own may read all
+        reads |= dict.fromkeys(loss.CLIP, ("eps_low", "eps_high"))
         for name in ("eps_max", "eps_low", "eps_high"):
             if name not in reads.get(recipe.loss, (name,)) and getattr(recipe, name) != getattr(Recipe, name):
-                read = " and ".join(map(flag, reads[recipe.loss]))
+                read = " and ".join(map(flag, reads[recipe.loss])) or "neither it nor any other clip"
                 raise ValueError(f"{flag(name)} does nothing with --loss {recipe.loss}, which reads {read}")
         if not 0 <= (recipe.eps_low or 0) < 1:
             raise ValueError(f"--eps-low is {recipe.eps_low}; it must be at least 0 and below 1")

@@ -210,6 +210,10 @@ def test_advantage_norms_on_a_worked_example():
     torch.testing.assert_close(advantage("none"), centred)
     torch.testing.assert_close(advantage("prompt"), centred / tensor([math.sqrt(0.75)], [1.0]))
     torch.testing.assert_close(advantage("batch"), centred / math.sqrt((3 * 1 + 4 * 1) / 8))
+    scores = (rewards + 1) / 2  # MaxRL: (s - mean s) / mean s, with means 1/4 and 1/2
+    torch.testing.assert_close(advantage("mean"), (scores - tensor([0.25], [0.5])) / tensor([0.25], [0.5]))
+    nobody = torch.full((1, 4), WRONG)
+    assert (loss.advantages(nobody, usable[:1], usable[:1], "mean") == 0).all()
 
 
 def test_the_batch_std_is_over_the_effective_batch():
@@ -270,6 +274,15 @@ def reference_terms(recipe, logprobs, generator_logprobs, sampled, advantages):
                 row.append(0.0)
             elif recipe.loss == "cispo":
                 row.append(min(rho, recipe.eps_max) * advantage * a)
+            elif recipe.loss == "icepop":
+                row.append(rho * advantage * a if 0.5 <= rho <= 5 else 0.0)
+            elif recipe.loss == "sapo":
+                tau = 1.0 if advantage > 0 else 1.05
+                row.append(4 / tau / (1 + math.exp(-tau * (rho - 1))) * advantage)
+            elif recipe.loss == "dppo":
+                moved = math.exp(a) - math.exp(b)
+                kept = moved <= 0.2 if advantage > 0 else moved >= -0.2
+                row.append(min(rho, 20) * advantage * a if kept else 0.0)
             else:
                 rho = mean if recipe.loss == "gspo" else rho
                 low, high = {"dapo": (0.2, 0.26), "grpo": (0.2, 0.2), "gspo": (0.004, 0.005)}[recipe.loss]
@@ -278,24 +291,23 @@ def reference_terms(recipe, logprobs, generator_logprobs, sampled, advantages):
     return terms
 
 
-@pytest.mark.parametrize("name", ["cispo", "dapo", "grpo", "gspo"])
+@pytest.mark.parametrize("name", loss.LOSSES)
 def test_losses_match_a_per_token_reference_in_value_and_gradient(name):
     torch.manual_seed(1)
     recipe = Recipe(loss=name)
     generator_logprobs = -3 * torch.rand(6, 9, dtype=torch.float64)
-    spread = {"cispo": 1.5, "gspo": 0.05}.get(name, 0.5)
+    spread = {"cispo": 1.5, "gspo": 0.05, "dppo": 2.0}.get(name, 0.5)
     logprobs = (generator_logprobs + spread * torch.randn(6, 9, dtype=torch.float64)).requires_grad_()
     sampled, advantages = torch.rand(6, 9) < 0.8, torch.randn(6, dtype=torch.float64)
     terms, log_rho, clipped = loss.token_terms(recipe, logprobs, generator_logprobs, sampled, advantages)
     arguments = (generator_logprobs.tolist(), sampled.tolist(), advantages.tolist())
     expected = reference_terms(recipe, logprobs.tolist(), *arguments)
     torch.testing.assert_close(terms, torch.tensor(expected, dtype=torch.float64))
-    assert clipped.any() and not clipped.all(), "the example should have both"
+    assert clipped.any() != (name == "sapo") and not clipped.all(), "the example should have both"
     torch.testing.assert_close(log_rho, torch.where(sampled, logprobs - generator_logprobs, 0.0).detach())
     terms.sum().backward()
-    if name == "cispo":  # the ratio is a constant to the gradient: d term / d log pi = min(rho, eps_max) A
-        rho = (logprobs - generator_logprobs).exp().clamp(max=5).detach()
-        torch.testing.assert_close(logprobs.grad, torch.where(sampled, rho * advantages[:, None], 0.0))
+    if name in ("cispo", "icepop", "dppo"):  # the ratio is a constant to the gradient: term = constant x log pi
+        torch.testing.assert_close(logprobs.grad, (terms / logprobs).detach())
         return
     step = 1e-6  # the others: by finite differences of the reference
     for i, t in [(0, 0), (1, 4), (3, 2), (5, 8)]:
@@ -319,6 +331,44 @@ def test_worked_examples_of_the_clips():
             torch.testing.assert_close(terms, tensor(expected))
             torch.testing.assert_close(log_rho.exp(), tensor([6.0, 1.0, 0.1]))
             assert clipped.tolist() == [[advantage > 0, False, advantage < 0]]
+
+
+def test_worked_examples_of_the_newer_losses():
+    pi, mu = tensor([0.6, 0.9, 0.05, 0.24]), tensor([0.1, 0.9, 0.5, 0.01])  # ratios 6, 1, 0.1, 24
+    generator, sampled = torch.log(mu), torch.ones(1, 4, dtype=torch.bool)
+    sigmoid = lambda x: 1 / (1 + math.exp(-x))  # noqa: E731
+    for name, advantage, slopes in [
+        ("icepop", 1.0, [0, 1, 0, 0]),
+        ("icepop", -1.0, [0, -1, 0, 0]),
+        ("dppo", 1.0, [0, 1, 0.1, 0]),  # 0.6 - 0.1 and 0.24 - 0.01 are above 0.2
+        ("dppo", -1.0, [-6, -1, 0, -20]),  # 0.05 - 0.5 is below -0.2, and 24 is capped at 20
+    ]:
+        logprobs = torch.log(pi).requires_grad_()
+        terms, _, clipped = loss.token_terms(Recipe(loss=name), logprobs, generator, sampled, tensor(advantage))
+        terms.sum().backward()
+        torch.testing.assert_close(logprobs.grad, tensor(slopes).float())
+        torch.testing.assert_close(terms, (tensor(slopes) * torch.log(pi)).float())
+        assert torch.equal(clipped, tensor(slopes) == 0)
+    for advantage, tau in [(1.0, 1.0), (-1.0, 1.05)]:
+        terms, _, clipped = loss.token_terms(Recipe(loss="sapo"), torch.log(pi), generator, sampled, tensor(advantage))
+        expected = [4 / tau * sigmoid(tau * (rho - 1)) * advantage for rho in (6, 1, 0.1, 24)]
+        torch.testing.assert_close(terms, tensor(expected))
+        assert not clipped.any()
+
+
+def test_a_wrong_completion_that_has_become_unlikely_is_masked_and_no_other_is():
+    """The mean over the sampled tokens of log pi_gen - log pi_train decides: above .5, and only where A < 0."""
+    generator = torch.full((4, 3), -1.0)
+    logprobs = tensor([-1.6, -1.6, 9.0], [-1.4, -1.4, 9.0], [-1.6, -1.6, 9.0], [-3.0, -1.0, 9.0]).requires_grad_()
+    sampled = tensor([True, True, False]).expand(4, 3)
+    advantages = tensor(-1.0, -1.0, 1.0, -1.0)
+    rows = lambda recipe: loss.token_terms(recipe, logprobs, generator, sampled, advantages)[0]  # noqa: E731
+    for name in loss.LOSSES:
+        plain = rows(Recipe(loss=name))
+        masked = rows(Recipe(loss=name, mask_sequences=True))
+        assert torch.equal(masked[1:3], plain[1:3]) and (masked[[0, 3]] == 0).all()
+    masked.sum().backward()
+    assert (logprobs.grad[[0, 3]] == 0).all() and (logprobs.grad[1:3, :2] != 0).all()
 
 
 def test_pitfall_2_cispo_caps_the_ratio_itself_from_above_only_and_against_what_the_generator_recorded():
@@ -409,7 +459,7 @@ def test_pitfall_8_forced_tokens_have_no_weight_and_no_ratio(name):
 
 def test_on_policy_all_losses_have_the_same_gradient():
     logprobs, sampled, gradients = torch.tensor([[-1.0, -2.0], [-0.3, -0.1]]), ALL, []
-    for name in ("cispo", "dapo", "grpo", "gspo"):
+    for name in loss.LOSSES:
         here = logprobs.clone().requires_grad_()
         weights = torch.tensor([0.25, 0.25])
         value, _ = loss.policy_loss(Recipe(loss=name), here, logprobs, sampled, torch.tensor([1.0, -0.5]), weights)
@@ -419,7 +469,7 @@ def test_on_policy_all_losses_have_the_same_gradient():
         torch.testing.assert_close(gradient, gradients[0])
 
 
-@pytest.mark.parametrize("name", ["cispo", "dapo", "grpo", "gspo"])
+@pytest.mark.parametrize("name", loss.LOSSES)
 @pytest.mark.parametrize("advantage", [0.0, 1.0])
 def test_a_ratio_beyond_all_numbers_that_is_cut_has_a_finite_gradient(name, advantage):
     """exp overflows above 88 in fp32, and infinity times 0 is no number. The clips cut from above where A >= 0."""
@@ -432,13 +482,14 @@ def test_a_ratio_beyond_all_numbers_that_is_cut_has_a_finite_gradient(name, adva
     )
     value.backward()
     assert value.isfinite() and logprobs.grad.isfinite().all() and logprobs.grad[1].abs().min() > 0
-    most = {"cispo": 5.0, "dapo": 1.26, "grpo": 1.2, "gspo": 1.005}[name] * advantage
+    most = {"cispo": 5.0, "dapo": 1.26, "grpo": 1.2, "gspo": 1.005, "icepop": 0.0, "sapo": 4.0, "dppo": 0.0}[name]
     terms, _, clipped = loss.token_terms(
         Recipe(loss=name), logprobs, generator, sampled, torch.tensor([advantage, -1.0])
     )
-    assert terms[0, :2].abs().max() <= most * (0.2 if name == "cispo" else 1) + 1e-5
+    assert terms[0, :2].abs().max() <= most * advantage * (0.2 if name == "cispo" else 1) + 1e-5
     if name != "cispo":
         assert (logprobs.grad[0, :2] == 0).all()
+    if name in ("dapo", "grpo", "gspo", "dppo"):
         assert clipped[0, :2].all() == (advantage != 0)
 
 
@@ -510,17 +561,19 @@ def test_pitfall_5_any_cut_into_micro_batches_gives_the_same_gradient(aggregatio
     usable = torch.ones(3, 4, dtype=torch.bool)
     advantages = loss.advantages(rewards, usable, usable, "batch").flatten()
     weights = loss.token_weights(lengths, usable, aggregation).flatten()
-    gradients = []
-    for cut in ([12], [1] * 12, [5, 7], [2, 3, 7]):
-        scale = torch.tensor(1.1, requires_grad=True)
-        for rows in torch.arange(12).split(cut):
-            logprobs = generator_logprobs[rows] * scale
-            value, _ = loss.policy_loss(
-                Recipe(), logprobs, generator_logprobs[rows], sampled[rows], advantages[rows], weights[rows]
-            )
-            value.backward()
-        gradients.append(scale.grad.item())
-    assert gradients == pytest.approx([gradients[0]] * 4, rel=1e-5)
+    plain = None
+    for recipe in [*(Recipe(loss=name) for name in loss.LOSSES), Recipe(mask_sequences=True)]:
+        gradients = []
+        for cut in ([12], [1] * 12, [5, 7], [2, 3, 7]):
+            scale = torch.tensor(1.1, requires_grad=True)
+            for rows in torch.arange(12).split(cut):
+                logprobs = generator_logprobs[rows] * scale
+                given = (generator_logprobs[rows], sampled[rows], advantages[rows], weights[rows])
+                loss.policy_loss(recipe, logprobs, *given)[0].backward()
+            gradients.append(scale.grad.item())
+        assert gradients == pytest.approx([gradients[0]] * 4, rel=1e-5, abs=1e-7)
+        assert gradients[0] != 0 or recipe.loss == "gspo"  # whose clip has cut everything here
+        plain = gradients[0] if recipe == Recipe() else plain
     # The negative control: means per micro-batch, which is the usual mistake, give something else.
     scale = torch.tensor(1.1, requires_grad=True)
     for rows in torch.arange(12).split([2, 3, 7]):
@@ -530,4 +583,4 @@ def test_pitfall_5_any_cut_into_micro_batches_gives_the_same_gradient(aggregatio
             Recipe(), logprobs, generator_logprobs[rows], sampled[rows], advantages[rows], own / 3
         )
         value.backward()
-    assert scale.grad.item() != pytest.approx(gradients[0], rel=1e-2)
+    assert scale.grad.item() != pytest.approx(plain, rel=1e-2)

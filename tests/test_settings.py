@@ -155,6 +155,10 @@ def test_pitfall_18_unknown_flags_and_values_are_refused_with_the_valid_ones(fla
         ),
         (["--eps-low", "0.1"], "--eps-low does nothing with --loss cispo, which reads --eps-max"),
         (
+            ["--loss", "sapo", "--eps-max", "4"],
+            "--eps-max does nothing with --loss sapo, which reads neither it nor any",
+        ),
+        (
             ["--recipe", "base", "--eps-max", "4"],
             "--eps-max does nothing with --loss dapo, which reads --eps-low",
         ),
