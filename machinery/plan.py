@@ -1,0 +1,368 @@
+"""What a run would take, before anything is started or written: `python train.py --plan`.
+
+Memory of each device, tokens, FLOPs, disk and hours, from the settings and the model's config.json alone. It is
+arithmetic: on CPUs it is within a quarter of what was measured (docs/measured.md). So what it says fits has a quarter
+to spare.
+"""
+
+import dataclasses
+import functools
+import itertools
+import json
+import os
+import shutil
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from data import KNOWN, files_of, parse_spec, task_names
+from machinery.engine import check_split, choose_engine, engine_settings
+from machinery.flags import flag
+from machinery.model import check_length, load_shapes, load_tokenizer, make_decoding, matmul_parameters, model_path
+from machinery.record import flops
+from machinery.settings import Settings, devices_here, devices_paid, trunk_dtype
+from machinery.trainer import layers_and_rest
+
+Row = tuple[str, str, str]  # of the table: name, figure, words
+MARGIN = 1.25  # what the arithmetic may be off by
+CHUNK = 2048  # tokens whose logits exist at a time (loss.sampled_logprobs)
+PROCESS = {
+    "cpu": 0.8 * 2**30,
+    "cuda": 0.5 * 2**30,
+}  # Python, its libraries and what the allocator keeps; CUDA's context
+FLOPS = {"cpu": 1e10, "cuda": 2e13}  # a second of a device, where no speed is given: the default run's; a guess
+
+
+@dataclass(frozen=True)
+class Command(Settings):
+    """A training run, or with --plan what it would take."""
+
+    plan: bool | Path = False  # print what the run would take and start nothing; with runs/NAME: at that run's speed
+    gpus: int | None = None  # with --plan: GPUs of the machine it is for; by default those of this one
+    gpu_memory: float | None = None  # with --plan: GB of each of them; by default that of this machine's
+    plan_tokens_per_second: float | None = None  # with --plan: tokens/s that the whole run samples, for the hours
+
+    def of_the_run(self) -> Settings:
+        """The settings without those of --plan. ValueError for one of those, which would do nothing."""
+        for name in ("gpus", "gpu_memory", "plan_tokens_per_second"):
+            if getattr(self, name) is not None:
+                raise ValueError(f"{flag(name)} is for --plan alone; a run takes the machine that it is on")
+        return Settings(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Settings)})
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a model's memory depends on. Widths are numbers of a token in one layer."""
+
+    parameters: int
+    layer: int  # parameters of the largest layer
+    table: int  # parameters of the embedding, and of the head
+    tied: bool  # embedding and head are one
+    layers: int
+    heads: int
+    vocabulary: int
+    hidden: int
+    query: int  # width of all heads' queries
+    cached: int  # width of keys and values
+    mlp: int  # width inside of the feed-forward part; of a mixture, of the experts that a token is sent to
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> "Shape":
+        config, head = model.config, model.get_output_embeddings().weight
+        get = lambda name: getattr(config, name, None)
+        layers, heads = layers_and_rest(model)[0], config.num_attention_heads
+        size = get("qk_head_dim") or get("head_dim") or config.hidden_size // heads
+        experts = (get("num_experts_per_tok") or 0) * (get("moe_intermediate_size") or 0)
+        return cls(
+            parameters=sum(parameter.numel() for parameter in model.parameters()),
+            layer=max(sum(parameter.numel() for parameter in layer.parameters()) for layer in layers),
+            table=head.numel(),
+            tied=head is model.get_input_embeddings().weight,
+            layers=len(layers),
+            heads=heads,
+            vocabulary=config.vocab_size,
+            hidden=config.hidden_size,
+            query=heads * size,
+            cached=(get("num_key_value_heads") or heads) * (size + (get("v_head_dim") or size)),
+            mlp=max(get("intermediate_size") or 4 * config.hidden_size, experts),
+        )
+
+
+def trainer_bytes(
+    shape: Shape, ranks: int, tokens: int, length: int, dtype: torch.dtype, device: str, checkpointing: bool
+) -> dict[str, float]:
+    """What each rank of the trainer has at its peak, in the backward, by cause. tokens: of a micro-batch, in sequences
+    of `length` tokens. The fp32 head and embedding are whole while in use, and so is the head's gradient."""
+    width, kind = dtype.itemsize, torch.device(device).type
+    shared = ranks > 1 or dtype != torch.float32  # by FSDP
+    of_a_layer = tokens * width * (8 * shape.hidden + 2 * shape.query + 2 * shape.cached + 4 * shape.mlp)
+    if kind == "cpu":  # the attention there makes scores of all pairs of positions
+        of_a_layer += tokens * width * shape.heads * length
+    kept = tokens * width * shape.hidden if checkpointing else of_a_layer  # of each layer, for the backward
+    tables = 2 if shape.tied else 3
+    return {
+        "parameters": 4 * shape.parameters / ranks,
+        "gradients": 4 * shape.parameters / ranks,
+        "moments": 8 * shape.parameters / ranks,
+        "gathered by FSDP": shared * (2 * width * shape.layer + 4 * tables * shape.table),
+        "activations": shape.layers * kept + checkpointing * of_a_layer,
+        "logits": 3 * 4 * min(tokens, CHUNK) * shape.vocabulary,  # of one chunk: they, their softmax, their gradient
+        "process": PROCESS[kind],
+    }
+
+
+def generator_bytes(
+    shape: Shape, engine: str, slots: int, length: int, prompts: int, dtype: torch.dtype, device: str, share: float
+) -> dict[str, float]:
+    """What a generator has, on all its devices together, by cause. slots: sequences at once, of `length` tokens, with
+    prompts of so many; share: the bytes that vLLM may take. The cache of vLLM has what the rest leaves of them."""
+    width, kind = dtype.itemsize, torch.device(device).type
+    a_token = shape.layers * shape.cached * width
+    fp32_head = 4 * shape.table if width < 4 else 0
+    parts = {"weights": shape.parameters * width + fp32_head, "process": PROCESS[kind]}
+    if engine == "vllm":
+        step = max(8192, length) + slots  # tokens of its largest step
+        parts["in passing"] = step * 2 * shape.mlp * width + 12 * slots * shape.vocabulary
+        return parts | {"keys and values": max(0.0, share - sum(parts.values()))}
+    together = min(16_384, slots * prompts)  # tokens of prompts computed at once
+    parts["in passing"] = slots * shape.vocabulary * (4 + 4 + 8 + 8) + together * a_token
+    return parts | {"keys and values": slots * length * a_token}
+
+
+# --- who needs what ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Which device needs what."""
+
+    generators: list[tuple[str, ...]]
+    trainers: list[str]
+    engine: str
+    trainer: dict[str, float]  # bytes by cause
+    generator: dict[str, float]
+    sequences: float  # tokens of cache over the tokens of a sequence of full length
+    there: dict[str, float]  # bytes that each device has; "cpu" is this machine's memory, if the plan is for it
+    planned: dict[str, float]  # bytes on each device
+    surely: dict[str, float]  # with MARGIN, but for what vLLM keeps to
+
+    def verdict(self, device: str) -> str:
+        if self.planned[device] > self.there[device] or (device in sum(self.generators, ()) and self.sequences < 1):
+            return "DOES NOT FIT"
+        return "fits" if self.surely[device] <= self.there[device] else "fits only if nothing is underestimated"
+
+    @property
+    def fits(self) -> bool:
+        return all(self.verdict(device) != "DOES NOT FIT" for device in self.there)
+
+
+def needs(command: Command, shape: Shape, length: int) -> Needs:
+    """Who needs what with these settings, for sequences of at most `length` tokens. ValueError if the devices are too
+    few."""
+    generators, trainers = devices_here(command)
+    first, last = generators[0][0], trainers[0]
+    gpu = gpu_bytes(command)
+    shared = bool({*generators[0]} & {*trainers})
+    made = engine_settings(replace(command, engine="torch"), generators[0], command.model, None, shared)
+    elsewhere = command.gpus is not None and command.engine != "torch" and first != "cpu"
+    engine = "vllm" if elsewhere else choose_engine(command.engine, first)
+    share = made.memory * gpu * len(generators[0]) if first != "cpu" else 2**30
+    tokens = max(command.tokens_per_micro_batch, length)
+    trainer = trainer_bytes(
+        shape, len(trainers), tokens, length, trunk_dtype(command, last), last, command.gradient_checkpointing
+    )
+    dtype = trunk_dtype(command, first)
+    generator = generator_bytes(shape, engine, made.slots, length, command.prompt_budget, dtype, first, share)
+    room = generator["keys and values"] / (shape.layers * shape.cached * dtype.itemsize * length)
+    planned, surely = Counter(), Counter()
+    for device in trainers:
+        planned[device] += sum(trainer.values())
+        surely[device] += sum(trainer.values()) * MARGIN
+    for device in sum(generators, ()):
+        part = sum(generator.values()) / len(generators[0])
+        planned[device] += part
+        surely[device] += part * (1 if engine == "vllm" else MARGIN)
+    there = {device: gpu for device in planned if device != "cpu"}
+    if command.gpus is None:  # the host: what CPU processes take, the parameters on their way, and their loading
+        there["cpu"] = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        for count in (planned, surely):
+            count["cpu"] += host_bytes(shape, trainers)
+    return Needs(generators, trainers, engine, trainer, generator, room, there, planned, surely)
+
+
+def gpu_bytes(command: Command) -> float:
+    """Bytes of memory of each GPU. ValueError if nothing says so."""
+    if command.gpu_memory is not None:
+        return command.gpu_memory * 1e9
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_properties(0).total_memory
+    if command.gpus:
+        raise ValueError("--gpus wants --gpu-memory too: there is no GPU here to ask")
+    return 0.0
+
+
+def host_bytes(shape: Shape, trainers: list[str]) -> float:
+    """Memory of the host: the buffer of parameters on their way, and the model as each rank of a GPU loads it."""
+    return 4 * shape.parameters * (1 + len([device for device in trainers if device != "cpu"]))
+
+
+def helps(command: Command, shape: Shape, length: int) -> str:
+    """The fewest flags with which everything fits."""
+    gpus = torch.cuda.device_count() if command.gpus is None else command.gpus
+    trials = {
+        "gradient_checkpointing": [True],
+        "tokens_per_micro_batch": [tokens for tokens in (16_384, 8192, 4096, 2048, 1024, 256) if tokens >= length],
+        "slots": [command.slots // 2**i for i in range(1, 9) if command.slots >= 2**i],
+        "generator_memory": [0.9, 0.6, 0.4, 0.3, 0.2, 0.1],
+        "trainers": range(2, gpus),
+        "tensor_parallel": [2, 4, 8],
+    }
+    trials = {name: [value for value in values if value != getattr(command, name)] for name, values in trials.items()}
+    for number in (1, 2, 3):
+        for names in itertools.combinations(trials, number):
+            for values in itertools.product(*(trials[name] for name in names)):
+                changed = replace(command, **dict(zip(names, values)))
+                try:
+                    fits = shape.heads % changed.tensor_parallel == 0 and needs(changed, shape, length).fits
+                except ValueError:  # more devices than there are
+                    continue
+                if fits:
+                    said = [flag(name) + ("" if value is True else f" {value}") for name, value in zip(names, values)]
+                    return f"it would with {' '.join(said)}"
+    return "no flag alone would help: take a smaller --model, smaller budgets, or more memory"
+
+
+# --- work -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What the log of a run tells of others like it; without one, what is assumed."""
+
+    completion: float | None = None  # sampled tokens, mean; None: half of what is allowed
+    trained: float = 1.0  # share of the groups that are trained on
+    flops: float | None = None  # a second of a device; None: FLOPS
+
+
+def earlier_run(folder: Path) -> Earlier:
+    """The run in this folder. ValueError if it has made no step."""
+    try:
+        lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().split("\n")[:-1]]
+        steps = [line for line in lines if line["kind"] == "train"]
+        return Earlier(
+            float(np.mean([line["completion_length"] for line in steps])),
+            1 - float(np.mean([line["zero_variance_fraction"] for line in steps])),
+            steps[-1]["compute_flops"] / steps[-1]["compute_device_hours"] / 3600,
+        )
+    except (OSError, LookupError, ValueError):
+        raise ValueError(f"--plan {folder}: it holds no run that has made a step") from None
+
+
+def work(command: Command, need: Needs, parameters: int, length: int) -> list[Row]:
+    """Tokens, FLOPs and hours of the run; parameters: those that a token is multiplied with."""
+    earlier = Earlier() if command.plan is True else earlier_run(command.plan)
+    completion = earlier.completion or (length - command.prompt_budget) / 2
+    groups = command.steps * command.groups_per_step
+    completions = groups * command.completions_per_prompt
+    validations = 1 + -(-command.steps // command.validation_every)
+    judged = validations * len(command.data) * command.validation_problems * command.validation_samples
+    prompt = command.prompt_budget / 2
+    generated = completions * completion + groups * prompt
+    total = flops(parameters, generated, completions * (completion + prompt) * earlier.trained)
+    validation = flops(parameters, judged * completion, 0)
+    devices, kind = devices_paid(need.generators, need.trainers), torch.device(need.trainers[0]).type
+    speed = earlier.flops or FLOPS[kind]
+    seconds, how = (total + validation) / speed / devices, f"at {speed:.1e} FLOPs a second of each of {devices} devices"
+    how += f", as in {command.plan}" if earlier.flops else ", which is assumed: better give --plan runs/NAME"
+    if command.plan_tokens_per_second:
+        seconds = (completions + judged) * completion / command.plan_tokens_per_second
+        how = "at --plan-tokens-per-second"
+    trained = f"{earlier.trained:.0%} of the groups are trained on"
+    said = f"completions of {completion:,.0f} tokens" + (", half of the most" if earlier.completion is None else "")
+    return [
+        ("sampled tokens", f"{completions * completion:.2e}", f"{completions:,} {said}"),
+        ("  for validations", f"{judged * completion:.2e}", f"{validations} of {judged // validations:,} completions"),
+        ("FLOPs", f"{total:.2e}", f"{trained}; attention over the past left out"),
+        ("hours", f"{seconds / 3600:,.2g}" if seconds < 36_000 else f"{seconds / 3600:,.0f}", how),
+    ]
+
+
+# --- the plan ---------------------------------------------------------------------------------------------------------
+
+
+def plan(command: Command) -> str:
+    """The plan, as it is printed. ValueError, in one sentence, for settings that cannot be."""
+    for spec in map(parse_spec, command.data):
+        if spec.name not in {*KNOWN, *task_names()} and "/" not in spec.name:
+            files_of(spec, "train")  # there is such a file
+    model = load_shapes(command.model)
+    shape, length = Shape.of(model), longest(command, model)
+    need = needs(command, shape, length)
+    check_split(need.engine, command.tensor_parallel, shape.heads)
+    size, slots = f"{shape.parameters / 1e9:.3g} B parameters", command.slots
+    rows: list[Row] = [("model", "", f"{command.model}: {size}; a prompt and its completion have {length:,} tokens")]
+
+    # 1. who does what, and what that takes
+    tokens = max(command.tokens_per_micro_batch, length)
+    mean, unit = need.sequences * 2, "sequences of"
+    notes = {
+        "activations": f"{tokens:,} tokens, {'with' if command.gradient_checkpointing else 'no'} gradient checkpointing",
+        "gathered by FSDP": "the fp32 head, the embedding, two layers",
+        "keys and values": f"{need.sequences:,.1f} {unit} full length, {mean:,.1f} of half; {slots:,} --slots",
+        "process": "Python, libraries, allocator" if need.trainers[0] == "cpu" else "CUDA itself",
+    }
+    for who, devices, parts in (
+        ("a trainer", [(device,) for device in need.trainers], need.trainer),
+        (f"a generator ({need.engine})", need.generators, need.generator),
+    ):
+        rows.append((who, "GiB", f"{len(devices)}: {' '.join(','.join(own) for own in devices)}"))
+        rows += [(f"  {name}", GiB(bytes), notes.get(name, "")) for name, bytes in parts.items() if bytes]
+        rows.append(("  sum", GiB(sum(parts.values())), ""))
+
+    # 2. beside what there is
+    rows.append(("what there is", "GiB", "planned"))
+    alike: dict[tuple, list[str]] = {}
+    for device, there in need.there.items():
+        alike.setdefault((need.planned[device], there, need.verdict(device)), []).append(device)
+    for (planned, there, verdict), devices in alike.items():
+        name = f"  {devices[0]}" + (f" to {devices[-1]}" if devices[1:] else "")
+        rows.append((name.replace("cpu", "host"), GiB(there), f"{GiB(planned)}: {verdict}"))
+    buffer, checkpoint = 4 * shape.parameters, 12 * shape.parameters
+    disk = (command.keep_checkpoints + 1) * checkpoint + buffer
+    free = lambda place: shutil.disk_usage(place).free if command.gpus is None and Path(place).exists() else None
+    for name, place, size, what in (
+        ("shared memory", "/dev/shm", buffer, "the parameters on their way"),
+        ("disk", ".", disk, f"{command.keep_checkpoints} checkpoints of {GiB(checkpoint)}, one in the making, model"),
+    ):
+        verdict = "" if (room := free(place)) is None else ": fits" if size < room else ": DOES NOT FIT"
+        rows.append((f"  {name}", "" if room is None else GiB(room), f"{GiB(size)}{verdict}; {what}"))
+    if not need.fits:
+        rows.append(("what would help", "", helps(command, shape, length)))
+    rows += work(command, need, matmul_parameters(model), length)
+    first, second = (max(len(row[i]) for row in rows) for i in (0, 1))
+    lines = [f"{name:{first}}  {figure:>{second}}  {words}".rstrip() for name, figure, words in rows]
+    return "\n".join([*lines, f"Nothing was started. The memory may be off by a quarter ({MARGIN})."])
+
+
+def longest(command: Command, model: PreTrainedModel) -> int:
+    """The most tokens that a prompt and its completion can have. ValueError, where there is a tokenizer to tell, for
+    markers or budgets that this model cannot have."""
+    folder = Path(command.model)
+    if (folder / "config.json").exists() and not (folder / "tokenizer_config.json").exists():
+        return command.prompt_budget + command.thinking_budget[1] + command.answer_budget  # and a few for the phrase
+    tokenizer = load_tokenizer(model_path(command.model))
+    decoding = make_decoding(tokenizer, command, command.recipe.length_control, command.recipe.fp32_logits)
+    check_length(model, decoding)
+    return decoding.longest
+
+
+def GiB(bytes: float) -> str:
+    """A size as the plan says it."""
+    return f"{bytes / 2**30:,.1f}" if bytes >= 2**26 else f"{bytes / 2**30:.2g}"
