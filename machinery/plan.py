@@ -5,13 +5,12 @@ arithmetic: on CPUs it is within a quarter of what was measured (docs/measured.m
 to spare.
 """
 
+import contextlib
 import dataclasses
-import functools
 import itertools
 import json
 import os
 import shutil
-from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from machinery.model import check_length, load_shapes, load_tokenizer, make_deco
 from machinery.record import flops
 from machinery.settings import Settings, devices_here, devices_paid, trunk_dtype
 from machinery.trainer import layers_and_rest
+from machinery.vllm_engine import CPU_CACHE
 
 Row = tuple[str, str, str]  # of the table: name, figure, words
 MARGIN = 1.25  # what the arithmetic may be off by
@@ -70,7 +70,7 @@ class Shape:
     vocabulary: int
     hidden: int
     query: int  # width of all heads' queries
-    cached: int  # width of keys and values
+    cached: int  # width of keys and values, or of what they are computed from
     mlp: int  # width inside of the feed-forward part; of a mixture, of the experts that a token is sent to
 
     @classmethod
@@ -90,7 +90,8 @@ class Shape:
             vocabulary=config.vocab_size,
             hidden=config.hidden_size,
             query=heads * size,
-            cached=(get("num_key_value_heads") or heads) * (size + (get("v_head_dim") or size)),
+            cached=(get("kv_lora_rank") and get("kv_lora_rank") + get("qk_rope_head_dim"))
+            or 2 * (get("num_key_value_heads") or heads) * size,
             mlp=max(get("intermediate_size") or 4 * config.hidden_size, experts),
         )
 
@@ -102,7 +103,7 @@ def trainer_bytes(
     of `length` tokens. The fp32 head and embedding are whole while in use, and so is the head's gradient."""
     width, kind = dtype.itemsize, torch.device(device).type
     shared = ranks > 1 or dtype != torch.float32  # by FSDP
-    of_a_layer = tokens * width * (8 * shape.hidden + 2 * shape.query + 2 * shape.cached + 4 * shape.mlp)
+    of_a_layer = tokens * width * (8 * shape.hidden + 4 * shape.query + 4 * shape.mlp)
     if kind == "cpu":  # the attention there makes scores of all pairs of positions
         of_a_layer += tokens * width * shape.heads * length
     kept = tokens * width * shape.hidden if checkpointing else of_a_layer  # of each layer, for the backward
@@ -141,102 +142,70 @@ def generator_bytes(
 
 @dataclass(frozen=True)
 class Needs:
-    """Which device needs what."""
+    """Which device needs what. Bytes."""
 
     generators: list[tuple[str, ...]]
     trainers: list[str]
     engine: str
-    trainer: dict[str, float]  # bytes by cause
+    trainer: dict[str, float]  # by cause
     generator: dict[str, float]
-    sequences: float  # tokens of cache over the tokens of a sequence of full length
-    there: dict[str, float]  # bytes that each device has; "cpu" is this machine's memory, if the plan is for it
-    planned: dict[str, float]  # bytes on each device
-    surely: dict[str, float]  # with MARGIN, but for what vLLM keeps to
-
-    def verdict(self, device: str) -> str:
-        if self.planned[device] > self.there[device] or (device in sum(self.generators, ()) and self.sequences < 1):
-            return "DOES NOT FIT"
-        return "fits" if self.surely[device] <= self.there[device] else "fits only if nothing is underestimated"
-
-    @property
-    def fits(self) -> bool:
-        return all(self.verdict(device) != "DOES NOT FIT" for device in self.there)
+    sequences: float  # of full length, that the cache of a generator holds
+    devices: dict[str, tuple[float, float, str]]  # of each: planned, there, whether it fits
 
 
 def needs(command: Command, shape: Shape, length: int) -> Needs:
     """Who needs what with these settings, for sequences of at most `length` tokens. ValueError if the devices are too
     few."""
     generators, trainers = devices_here(command)
-    first, last = generators[0][0], trainers[0]
-    gpu = gpu_bytes(command)
-    shared = bool({*generators[0]} & {*trainers})
-    made = engine_settings(replace(command, engine="torch"), generators[0], command.model, None, shared)
-    elsewhere = command.gpus is not None and command.engine != "torch" and first != "cpu"
-    engine = "vllm" if elsewhere else choose_engine(command.engine, first)
-    share = made.memory * gpu * len(generators[0]) if first != "cpu" else 2**30
-    tokens = max(command.tokens_per_micro_batch, length)
-    trainer = trainer_bytes(
-        shape, len(trainers), tokens, length, trunk_dtype(command, last), last, command.gradient_checkpointing
-    )
-    dtype = trunk_dtype(command, first)
-    generator = generator_bytes(shape, engine, made.slots, length, command.prompt_budget, dtype, first, share)
-    room = generator["keys and values"] / (shape.layers * shape.cached * dtype.itemsize * length)
-    planned, surely = Counter(), Counter()
-    for device in trainers:
-        planned[device] += sum(trainer.values())
-        surely[device] += sum(trainer.values()) * MARGIN
-    for device in sum(generators, ()):
-        part = sum(generator.values()) / len(generators[0])
-        planned[device] += part
-        surely[device] += part * (1 if engine == "vllm" else MARGIN)
-    there = {device: gpu for device in planned if device != "cpu"}
-    if command.gpus is None:  # the host: what CPU processes take, the parameters on their way, and their loading
-        there["cpu"] = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        for count in (planned, surely):
-            count["cpu"] += host_bytes(shape, trainers)
-    return Needs(generators, trainers, engine, trainer, generator, room, there, planned, surely)
+    own, last, there = generators[0], trainers[0], memory_of_a_device(command, trainers[0])
+    shared = bool({*own} & {*trainers})
+    made = engine_settings(replace(command, engine="torch"), own, command.model, None, shared)
+    elsewhere = command.gpus and command.engine != "torch"  # another machine has vLLM
+    engine = "vllm" if elsewhere else choose_engine(command.engine, own[0])
+    share = made.memory * there * len(own) if command.gpus or own[0] != "cpu" else CPU_CACHE
+    tokens, dtype = max(command.tokens_per_micro_batch, length), trunk_dtype(command, last)
+    trainer = trainer_bytes(shape, len(trainers), tokens, length, dtype, last, command.gradient_checkpointing)
+    generator = generator_bytes(shape, engine, made.slots, length, command.prompt_budget, dtype, last, share)
+    sequences = generator["keys and values"] / (shape.layers * shape.cached * dtype.itemsize * length)
+    devices = {}
+    for device in dict.fromkeys([*sum(generators, ()), *trainers]):
+        trains = trainers.count(device) * sum(trainer.values())
+        samples = sum(each.count(device) for each in generators) * sum(generator.values()) / len(own)
+        surely = MARGIN * trains + (1 if engine == "vllm" else MARGIN) * samples  # vLLM keeps to its share
+        fits = "fits" if surely <= there else "fits, if the plan is not too low"
+        too_much = trains + samples > there or (samples and sequences < 1)
+        devices[device] = trains + samples, there, "DOES NOT FIT" if too_much else fits
+    return Needs(generators, trainers, engine, trainer, generator, sequences, devices)
 
 
-def gpu_bytes(command: Command) -> float:
-    """Bytes of memory of each GPU. ValueError if nothing says so."""
-    if command.gpu_memory is not None:
-        return command.gpu_memory * 1e9
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_properties(0).total_memory
-    if command.gpus:
+def memory_of_a_device(command: Command, device: str) -> float:
+    """Bytes that a GPU has, or this machine where `device` is its CPU. ValueError if nothing says so."""
+    if device == "cpu":
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if command.gpu_memory is None and not torch.cuda.is_available():
         raise ValueError("--gpus wants --gpu-memory too: there is no GPU here to ask")
-    return 0.0
-
-
-def host_bytes(shape: Shape, trainers: list[str]) -> float:
-    """Memory of the host: the buffer of parameters on their way, and the model as each rank of a GPU loads it."""
-    return 4 * shape.parameters * (1 + len([device for device in trainers if device != "cpu"]))
+    return command.gpu_memory * 1e9 if command.gpu_memory else torch.cuda.get_device_properties(0).total_memory
 
 
 def helps(command: Command, shape: Shape, length: int) -> str:
-    """The fewest flags with which everything fits."""
-    gpus = torch.cuda.device_count() if command.gpus is None else command.gpus
+    """The fewest flags with which everything fits, with MARGIN."""
     trials = {
         "gradient_checkpointing": [True],
         "tokens_per_micro_batch": [tokens for tokens in (16_384, 8192, 4096, 2048, 1024, 256) if tokens >= length],
         "slots": [command.slots // 2**i for i in range(1, 9) if command.slots >= 2**i],
         "generator_memory": [0.9, 0.6, 0.4, 0.3, 0.2, 0.1],
-        "trainers": range(2, gpus),
-        "tensor_parallel": [2, 4, 8],
+        "trainers": range(2, command.gpus or torch.cuda.device_count()),
+        "tensor_parallel": [size for size in (2, 4, 8) if shape.heads % size == 0],
     }
-    trials = {name: [value for value in values if value != getattr(command, name)] for name, values in trials.items()}
     for number in (1, 2, 3):
         for names in itertools.combinations(trials, number):
             for values in itertools.product(*(trials[name] for name in names)):
-                changed = replace(command, **dict(zip(names, values)))
-                try:
-                    fits = shape.heads % changed.tensor_parallel == 0 and needs(changed, shape, length).fits
-                except ValueError:  # more devices than there are
-                    continue
-                if fits:
-                    said = [flag(name) + ("" if value is True else f" {value}") for name, value in zip(names, values)]
-                    return f"it would with {' '.join(said)}"
-    return "no flag alone would help: take a smaller --model, smaller budgets, or more memory"
+                with contextlib.suppress(ValueError):  # more devices than there are
+                    need = needs(replace(command, **dict(zip(names, values))), shape, length)
+                    if all(verdict == "fits" for *_, verdict in need.devices.values()):
+                        said = [flag(name) + f" {value}" * (value is not True) for name, value in zip(names, values)]
+                        return " ".join(said)
+    return "no flag alone: take a smaller --model, smaller budgets, or more memory"
 
 
 # --- work -------------------------------------------------------------------------------------------------------------
@@ -279,8 +248,8 @@ def work(command: Command, need: Needs, parameters: int, length: int) -> list[Ro
     validation = flops(parameters, judged * completion, 0)
     devices, kind = devices_paid(need.generators, need.trainers), torch.device(need.trainers[0]).type
     speed = earlier.flops or FLOPS[kind]
-    seconds, how = (total + validation) / speed / devices, f"at {speed:.1e} FLOPs a second of each of {devices} devices"
-    how += f", as in {command.plan}" if earlier.flops else ", which is assumed: better give --plan runs/NAME"
+    seconds, how = (total + validation) / speed / devices, f"with {devices} devices at {speed:.1e} FLOPs/s"
+    how += f", as in {command.plan}" if earlier.flops else ", a guess: --plan runs/NAME knows better"
     if command.plan_tokens_per_second:
         seconds = (completions + judged) * completion / command.plan_tokens_per_second
         how = "at --plan-tokens-per-second"
@@ -306,16 +275,16 @@ def plan(command: Command) -> str:
     shape, length = Shape.of(model), longest(command, model)
     need = needs(command, shape, length)
     check_split(need.engine, command.tensor_parallel, shape.heads)
-    size, slots = f"{shape.parameters / 1e9:.3g} B parameters", command.slots
-    rows: list[Row] = [("model", "", f"{command.model}: {size}; a prompt and its completion have {length:,} tokens")]
+    size = f"{command.model}: {shape.parameters:,} parameters"
+    rows: list[Row] = [("model", "", f"{size}; a prompt and its completion have at most {length:,} tokens")]
 
     # 1. who does what, and what that takes
     tokens = max(command.tokens_per_micro_batch, length)
-    mean, unit = need.sequences * 2, "sequences of"
+    room = f"{need.sequences:,.0f} sequences of full length"
     notes = {
-        "activations": f"{tokens:,} tokens, {'with' if command.gradient_checkpointing else 'no'} gradient checkpointing",
+        "activations": f"{tokens:,} tokens" + ", gradient checkpointing" * command.gradient_checkpointing,
         "gathered by FSDP": "the fp32 head, the embedding, two layers",
-        "keys and values": f"{need.sequences:,.1f} {unit} full length, {mean:,.1f} of half; {slots:,} --slots",
+        "keys and values": f"{room}, {2 * need.sequences:,.0f} of half; --slots {command.slots}",
         "process": "Python, libraries, allocator" if need.trainers[0] == "cpu" else "CUDA itself",
     }
     for who, devices, parts in (
@@ -328,27 +297,25 @@ def plan(command: Command) -> str:
 
     # 2. beside what there is
     rows.append(("what there is", "GiB", "planned"))
-    alike: dict[tuple, list[str]] = {}
-    for device, there in need.there.items():
-        alike.setdefault((need.planned[device], there, need.verdict(device)), []).append(device)
-    for (planned, there, verdict), devices in alike.items():
-        name = f"  {devices[0]}" + (f" to {devices[-1]}" if devices[1:] else "")
-        rows.append((name.replace("cpu", "host"), GiB(there), f"{GiB(planned)}: {verdict}"))
+    for found in dict.fromkeys(need.devices.values()):
+        alike = [device for device, its in need.devices.items() if its == found]
+        name = f"  {alike[0]}" + (f" to {alike[-1]}" if alike[1:] else "")
+        rows.append((name, GiB(found[1]), f"{GiB(found[0])}: {found[2]}"))
     buffer, checkpoint = 4 * shape.parameters, 12 * shape.parameters
-    disk = (command.keep_checkpoints + 1) * checkpoint + buffer
-    free = lambda place: shutil.disk_usage(place).free if command.gpus is None and Path(place).exists() else None
+    disk, keep = (command.keep_checkpoints + 1) * checkpoint + buffer, command.keep_checkpoints
     for name, place, size, what in (
-        ("shared memory", "/dev/shm", buffer, "the parameters on their way"),
-        ("disk", ".", disk, f"{command.keep_checkpoints} checkpoints of {GiB(checkpoint)}, one in the making, model"),
+        ("/dev/shm", "/dev/shm", buffer, "the parameters on their way"),
+        ("disk", ".", disk, f"{keep} checkpoints of {GiB(checkpoint)} GiB, one in the making, and the model"),
     ):
-        verdict = "" if (room := free(place)) is None else ": fits" if size < room else ": DOES NOT FIT"
+        room = shutil.disk_usage(place).free if command.gpus is None and Path(place).exists() else None
+        verdict = "" if room is None else ": fits" if size < room else ": DOES NOT FIT"
         rows.append((f"  {name}", "" if room is None else GiB(room), f"{GiB(size)}{verdict}; {what}"))
-    if not need.fits:
+    if any(verdict != "fits" for *_, verdict in need.devices.values()):
         rows.append(("what would help", "", helps(command, shape, length)))
     rows += work(command, need, matmul_parameters(model), length)
     first, second = (max(len(row[i]) for row in rows) for i in (0, 1))
     lines = [f"{name:{first}}  {figure:>{second}}  {words}".rstrip() for name, figure, words in rows]
-    return "\n".join([*lines, f"Nothing was started. The memory may be off by a quarter ({MARGIN})."])
+    return "\n".join([*lines, "Nothing was started. Memory may be off by a quarter, which what fits has to spare."])
 
 
 def longest(command: Command, model: PreTrainedModel) -> int:
@@ -365,4 +332,4 @@ def longest(command: Command, model: PreTrainedModel) -> int:
 
 def GiB(bytes: float) -> str:
     """A size as the plan says it."""
-    return f"{bytes / 2**30:,.1f}" if bytes >= 2**26 else f"{bytes / 2**30:.2g}"
+    return f"{bytes / 2**30:,.1f}" if bytes >= 2**26 else f"{bytes / 2**30:.1g}"

@@ -124,7 +124,7 @@ def last_line(folder: Path) -> dict:
 
 
 def flops(parameters: int, generated: float, trained: float) -> float:
-    """Of so many tokens generated and trained: 2 x parameters forward, 4 x backward; attention over the past left out."""
+    """Of so many tokens generated, and trained on: 2 x parameters forward, 4 x backward, attention left out."""
     return 2 * parameters * generated + 6 * parameters * trained
 
 
