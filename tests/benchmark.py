@@ -449,7 +449,8 @@ if __name__ == "__main__":
 SAMPLE = (
     PEAK
     + """
-import benchmark
+import dataclasses
+
 from generate import make_engine
 from machinery.engine import EngineSettings, sample_all
 from machinery.model import load_tokenizer, make_decoding
@@ -458,6 +459,7 @@ from machinery.settings import Sampling
 
 name, slots = sys.argv[1], int(sys.argv[2])
 rules = make_decoding(load_tokenizer(name), Sampling(thinking_budget=(200, 200), answer_budget=24))
+rules = dataclasses.replace(rules, eos=())  # all go to the full length
 engine = make_engine(EngineSettings(name, ("cpu",), "float32", 1, slots, rules))
 sample_all(engine, [Request(i, 0, [1] * 16, 200, (i,)) for i in range(slots)])
 print("GiB", peak(), flush=True)
