@@ -33,6 +33,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from benchmark import Size, groups_of, random_model  # noqa: E402
 
 LIMIT = 8 * 60  # seconds of a part
+FEW = ["--prompts-per-step", 4, "--completions-per-prompt", 4, "--validation-problems", 4]  # of a run with --small
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
 
 
@@ -44,7 +45,7 @@ class Machine(NamedTuple):
     folder: Path  # for what is written
     deadline: float  # of this part, as time.monotonic() has it
 
-    def size(self, usual: int, small: int) -> int:
+    def size(self, usual, small):
         return small if self.small else usual
 
     def seconds(self, work: Callable) -> float:
@@ -56,34 +57,28 @@ class Machine(NamedTuple):
         wait()
         return time.perf_counter() - start
 
-    def start(self, *arguments, **environment) -> subprocess.Popen:
-        """A Python command in the folder; what it prints is in its pipes."""
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path[:2]), **environment}
+    def start(self, arguments, start=subprocess.Popen, **options):
+        """A Python command in the folder."""
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path[:2]), **options.pop("env", {})}
         environment |= {"CUDA_VISIBLE_DEVICES": ""} if self.device == "cpu" else {}
-        command, pipe = [sys.executable, *map(str, arguments)], subprocess.PIPE
-        return subprocess.Popen(command, cwd=self.folder, env=environment, stdout=pipe, stderr=pipe, text=True)
+        return start([sys.executable, *map(str, arguments)], cwd=self.folder, env=environment, **options)
 
-    def end(self, process: subprocess.Popen) -> tuple[int, str, str]:
-        """Its exit status and what it has printed. TimeoutExpired when this part has lasted long enough."""
-        try:
-            printed = process.communicate(timeout=max(1.0, self.deadline - time.monotonic()))
-        finally:
-            process.terminate()
-        return process.returncode, *printed
+    def run(self, *arguments, check=True, **environment) -> str:
+        """What a Python command prints, as long as this part may last. RuntimeError, with its last words, if it fails
+        and that is not wanted."""
+        left = max(1.0, self.deadline - time.monotonic())
+        options = dict(capture_output=True, text=True, timeout=left, env=environment)
+        done = self.start(arguments, subprocess.run, **options)
+        if check and done.returncode:
+            raise RuntimeError(" ".join(done.stderr.strip().splitlines()[-3:]))
+        return done.stdout
 
-    def run(self, *arguments, **environment) -> str:
-        """What a Python command prints. RuntimeError with its last words if it fails."""
-        status, out, said = self.end(self.start(*arguments, **environment))
-        if status:
-            raise RuntimeError(" ".join(said.strip().splitlines()[-3:]))
-        return out
-
-    def train(self, name: str, *flags, **environment) -> list[dict]:
+    def train(self, name: str, *flags, **environment) -> tuple[list[dict], list[dict]]:
         """The lines of training and of validations in the log of a run of train.py."""
-        few = ["--prompts-per-step", 4, "--validation-problems", 4, "--completions-per-prompt", 4] if self.small else []
-        self.run(ROOT / "train.py", "--name", name, *few, *flags, **environment)
+        self.run(ROOT / "train.py", "--name", name, *self.size([], FEW), *flags, **environment)
         log = [json.loads(line) for line in open(self.folder / "runs" / name / "log.jsonl")]
-        return (*([line for line in log if line["kind"] == kind] for kind in ("train", "validation")),)
+        steps, checks = ([line for line in log if line["kind"] == kind] for kind in ("train", "validation"))
+        return steps, checks
 
     def model(self) -> str:
         """A random model: of 400M parameters, with a vocabulary of 32,000."""
@@ -97,19 +92,16 @@ class Machine(NamedTuple):
 
 
 def versions(at: Machine) -> dict:
-    free = shutil.disk_usage("/dev/shm").free / 2**30
-    return {
-        "cudnn": torch.backends.cudnn.version() or 0,
-        "precision": torch.get_float32_matmul_precision(),
-        "shm": free,
-    }
+    """Also the room for parameters on their way."""
+    precision, free = torch.get_float32_matmul_precision(), shutil.disk_usage("/dev/shm").free
+    return {"cudnn": torch.backends.cudnn.version() or 0, "precision": precision, "shm": free / 2**30}
 
 
 ATTENTION = """
 import sys, time, torch
-device, low, high = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+device, (low, high) = sys.argv[1], map(int, sys.argv[2:])
 wait = (lambda: None) if device == "cpu" else torch.cuda.synchronize
-for length in [64, *range(low, high)]:  # the first is not counted
+for length in [8, *range(low, high)]:  # the first is not counted
     q, k, v = (torch.randn(1, 16, length, 128, device=device, dtype=torch.bfloat16, requires_grad=True) for _ in "qkv")
     for _ in range(2):
         wait()
@@ -124,7 +116,7 @@ def attention(at: Machine) -> dict:
     """Milliseconds of attention, forward and backward, at a length that has not been and at one that has."""
     found = {}
     for name, environment in (("", {}), ("_other", {"TORCH_CUDNN_SDPA_DEPRIORITIZED": "1"})):
-        printed = at.run("-c", ATTENTION, at.device, 1000, at.size(1021, 1002), **environment)
+        printed = at.run("-c", ATTENTION, at.device, at.size(1000, 16), at.size(1021, 18), **environment)
         times = np.array([float(line) for line in printed.split()]).reshape(-1, 2)[1:]
         found[f"first{name}"], found[f"again{name}"] = np.median(times, axis=0).tolist()
     return found
@@ -188,16 +180,15 @@ def tests(at: Machine) -> dict:
     """Of each file what pytest says, with the engines on the device: "all pass", or how many fail and which. Several
     ranks have tests on CPUs only."""
     chosen = {"engine_tests": ("engines", "not vllm"), "trainer_tests": ("trainer", "not three_ranks")}
-    chosen |= {"vllm_tests": ("engines", "vllm"), "vllm_processes": ("vllm", "not devices")} if HAS_VLLM else {}
+    chosen |= {"vllm_tests": ("engines", "vllm"), "vllm_processes": ("vllm", "moe or short_run")} if HAS_VLLM else {}
     if at.small:
         chosen = {"engine_tests": ("engines", "beyond_the_budgets"), "trainer_tests": ("trainer", "to_their_budget")}
     found = {}
     for name, (file, only) in chosen.items():
         arguments = ["-p", "no:xdist", "-o", "addopts=", "-q", "--tb=line", ROOT / "tests" / f"test_{file}.py"]
-        process = at.start("-m", "pytest", *arguments, "-k", only, SCALERL_TEST_DEVICE=at.device)
-        status, out, _ = at.end(process)
-        failed = re.findall(r"(?m)^FAILED .*?::(\S+)", out)
-        found[name] = ", ".join([*out.strip().splitlines()[-1:], *failed]) if status else "all pass"
+        out = at.run("-m", "pytest", *arguments, "-k", only, check=False, SCALERL_TEST_DEVICE=at.device)
+        summary, failed = out.strip().splitlines()[-1:], re.findall(r"(?m)^(?:FAILED|ERROR) .*?::(\S+)", out)
+        found[name] = ", ".join(summary + failed) if failed or not summary else "all pass"
     return found
 
 
@@ -225,17 +216,23 @@ def exact_run(at: Machine) -> dict:
     return {"exact": max(line["mismatch_mean"] for line in at.train("exact", *flags)[1])}
 
 
+def long_run(at: Machine) -> list:
+    """Flags of a few steps with completions of about a thousand tokens."""
+    lengths = ["--thinking-budget", at.size(500, 9), at.size(1000, 9), "--slots", at.size(256, 8)]
+    return ["--steps", at.size(6, 1), "--prompts-per-step", 8, "--validation-problems", 4, *lengths]
+
+
 def vllm_run(at: Machine) -> dict:
     if not HAS_VLLM or at.small:
         return {}
-    _, checks = at.train("vllm", "--engine", "vllm", "--model", at.model(), "--steps", 6, "--slots", 256)
+    _, checks = at.train("vllm", "--engine", "vllm", "--model", at.model(), *long_run(at))
     return {"vllm_mismatch": max(line["mismatch_mean"] for line in checks)}
 
 
 def killed_generator(at: Machine) -> dict:
     """kill -9 of the generator once there is a step; how many steps there are at the end."""
-    number = at.size(20, 3)
-    run = at.start(ROOT / "train.py", "--name", "killed", "--engine", "torch", "--steps", number)
+    number, few = at.size(20, 3), at.size([], FEW)
+    run = at.start([ROOT / "train.py", "--name", "killed", "--engine", "torch", "--steps", number, *few])
     log = at.folder / "runs" / "killed" / "log.jsonl"
     steps = lambda: log.read_text().count('"kind": "train"') if log.exists() else 0
     while not steps() and run.poll() is None and time.monotonic() < at.deadline:
@@ -243,8 +240,11 @@ def killed_generator(at: Machine) -> dict:
     for child in Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split():
         if "spawn_main" in Path(f"/proc/{child}/cmdline").read_text():
             os.kill(int(child), signal.SIGKILL)
-    status, *_ = at.end(run)
-    return {"after_a_kill": f"{steps()} of {number} steps, status {status}".replace(f"{number} of {number}", "all")}
+    try:
+        status = run.wait(max(1.0, at.deadline - time.monotonic()))
+    finally:
+        run.terminate()
+    return {"after_a_kill": f"{'all' if steps() == number else steps()} steps, status {status}"}
 
 
 # --- part 4: speed and memory -----------------------------------------------------------------------------------------
@@ -261,9 +261,9 @@ def engine_busy(at: Machine) -> dict:
     from machinery.settings import Sampling
 
     slots, number, dtype = at.size(512, 4), at.size(20, 2), "float32" if at.device == "cpu" else "bfloat16"
-    rules = make_decoding(load_tokenizer(at.model()), Sampling(thinking_budget=(900, 900)))
+    rules = make_decoding(load_tokenizer(at.model()), Sampling(thinking_budget=(200, 200)))
     engine = make_engine(EngineSettings(at.model(), (at.device,), dtype, 4, slots, rules))
-    engine.add([Request(i, 0, [1, 2, 3], 900, (i,)) for i in range(slots)])
+    engine.add([Request(i, 0, [1, 2, 3], 200, (i,)) for i in range(slots)])
     for _ in range(5):
         engine.step()
     steps = lambda: [engine.step() for _ in range(number)]
@@ -296,6 +296,8 @@ def micro_batch_sizes(at: Machine) -> dict:
         optimizer.zero_grad()
 
     speeds = {}
+    if at.device != "cpu":
+        torch.cuda.reset_peak_memory_stats()
     for tokens in (4 * length, 32 * length):
         step(tokens)
         speeds[tokens] = 32 * length / min(at.seconds(lambda: step(tokens)) for _ in range(2))
@@ -310,7 +312,7 @@ def micro_batch_sizes(at: Machine) -> dict:
 
 def both_on_one(at: Machine) -> dict:
     """Sampled tokens/s of training where both sides have one GPU, without MPS and with."""
-    flags = ["--model", at.model(), "--engine", "torch", "--steps", at.size(6, 1), "--slots", at.size(256, 8)]
+    flags = ["--model", at.model(), "--engine", "torch", *long_run(at), "--no-zero-variance-filter"]
     one = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]}
     places = {name: str(at.folder / "mps") for name in ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY")}
     daemon = shutil.which("nvidia-cuda-mps-control")
