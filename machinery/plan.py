@@ -23,18 +23,16 @@ from machinery.engine import check_split, choose_engine, engine_settings
 from machinery.flags import flag
 from machinery.model import check_length, load_shapes, load_tokenizer, make_decoding, matmul_parameters, model_path
 from machinery.record import flops
-from machinery.settings import Settings, devices_here, devices_paid, trunk_dtype
+from machinery.settings import Settings, devices_here, devices_paid, gpus_here, trunk_dtype
 from machinery.trainer import layers_and_rest
 from machinery.vllm_engine import CPU_CACHE
 
 Row = tuple[str, str, str]  # of the table: name, figure, words
 MARGIN = 1.25  # what the arithmetic may be off by
 CHUNK = 2048  # tokens whose logits exist at a time (loss.sampled_logprobs)
-PROCESS = {
-    "cpu": 0.8 * 2**30,
-    "cuda": 0.5 * 2**30,
-}  # Python, its libraries and what the allocator keeps; CUDA's context
-FLOPS = {"cpu": 1e10, "cuda": 2e13}  # a second of a device, where no speed is given: the default run's; a guess
+PROCESS = 0.5 * 2**30  # bytes of Python and its libraries; on a GPU of CUDA's context
+FRAGMENTS = 0.3 * 2**30  # bytes that a CPU's allocator keeps between tensors of many sizes, as a trainer has
+FLOPS = {"cpu": 1e10, "cuda": 2e13}  # a second of a device, where no speed is given: as the default run has; a guess
 
 
 @dataclass(frozen=True)
@@ -115,19 +113,19 @@ def trainer_bytes(
         "gathered by FSDP": shared * (2 * width * shape.layer + 4 * tables * shape.table),
         "activations": shape.layers * kept + checkpointing * of_a_layer,
         "logits": 3 * 4 * min(tokens, CHUNK) * shape.vocabulary,  # of one chunk: they, their softmax, their gradient
-        "process": PROCESS[kind],
+        "process": PROCESS + FRAGMENTS * (kind == "cpu"),
     }
 
 
 def generator_bytes(
-    shape: Shape, engine: str, slots: int, length: int, prompts: int, dtype: torch.dtype, device: str, share: float
+    shape: Shape, engine: str, slots: int, length: int, prompts: int, dtype: torch.dtype, share: float
 ) -> dict[str, float]:
     """What a generator has, on all its devices together, by cause. slots: sequences at once, of `length` tokens, with
     prompts of so many; share: the bytes that vLLM may take. The cache of vLLM has what the rest leaves of them."""
-    width, kind = dtype.itemsize, torch.device(device).type
+    width = dtype.itemsize
     a_token = shape.layers * shape.cached * width
     fp32_head = 4 * shape.table if width < 4 else 0
-    parts = {"weights": shape.parameters * width + fp32_head, "process": PROCESS[kind]}
+    parts = {"weights": shape.parameters * width + fp32_head, "process": PROCESS}
     if engine == "vllm":
         step = max(8192, length) + slots  # tokens of its largest step
         parts["in passing"] = step * 2 * shape.mlp * width + 12 * slots * shape.vocabulary
@@ -162,10 +160,10 @@ def needs(command: Command, shape: Shape, length: int) -> Needs:
     made = engine_settings(replace(command, engine="torch"), own, command.model, None, shared)
     elsewhere = command.gpus and command.engine != "torch"  # another machine has vLLM
     engine = "vllm" if elsewhere else choose_engine(command.engine, own[0])
-    share = made.memory * there * len(own) if command.gpus or own[0] != "cpu" else CPU_CACHE
+    share = CPU_CACHE if own[0] == "cpu" else made.memory * there * len(own)
     tokens, dtype = max(command.tokens_per_micro_batch, length), trunk_dtype(command, last)
     trainer = trainer_bytes(shape, len(trainers), tokens, length, dtype, last, command.gradient_checkpointing)
-    generator = generator_bytes(shape, engine, made.slots, length, command.prompt_budget, dtype, last, share)
+    generator = generator_bytes(shape, engine, made.slots, length, command.prompt_budget, dtype, share)
     sequences = generator["keys and values"] / (shape.layers * shape.cached * dtype.itemsize * length)
     devices = {}
     for device in dict.fromkeys([*sum(generators, ()), *trainers]):
@@ -194,7 +192,7 @@ def helps(command: Command, shape: Shape, length: int) -> str:
         "tokens_per_micro_batch": [tokens for tokens in (16_384, 8192, 4096, 2048, 1024, 256) if tokens >= length],
         "slots": [command.slots // 2**i for i in range(1, 9) if command.slots >= 2**i],
         "generator_memory": [0.9, 0.6, 0.4, 0.3, 0.2, 0.1],
-        "trainers": range(2, command.gpus or torch.cuda.device_count()),
+        "trainers": range(2, gpus_here(command)),
         "tensor_parallel": [size for size in (2, 4, 8) if shape.heads % size == 0],
     }
     for number in (1, 2, 3):
@@ -259,7 +257,7 @@ def work(command: Command, need: Needs, parameters: int, length: int) -> list[Ro
         ("sampled tokens", f"{completions * completion:.2e}", f"{completions:,} {said}"),
         ("  for validations", f"{judged * completion:.2e}", f"{validations} of {judged // validations:,} completions"),
         ("FLOPs", f"{total:.2e}", f"{trained}; attention over the past left out"),
-        ("hours", f"{seconds / 3600:,.2g}" if seconds < 36_000 else f"{seconds / 3600:,.0f}", how),
+        ("hours", f"{seconds / 3600:,.{0 if seconds > 36_000 else 3}f}", how),
     ]
 
 
@@ -285,7 +283,7 @@ def plan(command: Command) -> str:
         "activations": f"{tokens:,} tokens" + ", gradient checkpointing" * command.gradient_checkpointing,
         "gathered by FSDP": "the fp32 head, the embedding, two layers",
         "keys and values": f"{room}, {2 * need.sequences:,.0f} of half; --slots {command.slots}",
-        "process": "Python, libraries, allocator" if need.trainers[0] == "cpu" else "CUDA itself",
+        "process": "Python and its libraries" if need.trainers[0] == "cpu" else "CUDA itself",
     }
     for who, devices, parts in (
         ("a trainer", [(device,) for device in need.trainers], need.trainer),
@@ -303,12 +301,12 @@ def plan(command: Command) -> str:
         rows.append((name, GiB(found[1]), f"{GiB(found[0])}: {found[2]}"))
     buffer, checkpoint = 4 * shape.parameters, 12 * shape.parameters
     disk, keep = (command.keep_checkpoints + 1) * checkpoint + buffer, command.keep_checkpoints
-    for name, place, size, what in (
-        ("/dev/shm", "/dev/shm", buffer, "the parameters on their way"),
-        ("disk", ".", disk, f"{keep} checkpoints of {GiB(checkpoint)} GiB, one in the making, and the model"),
+    for name, place, size, help, what in (
+        ("/dev/shm", "/dev/shm", buffer, "a container wants more", "the parameters on their way"),
+        ("disk", ".", disk, "--keep-checkpoints", f"{keep} checkpoints of {GiB(checkpoint)}, one in the making, model"),
     ):
         room = shutil.disk_usage(place).free if command.gpus is None and Path(place).exists() else None
-        verdict = "" if room is None else ": fits" if size < room else ": DOES NOT FIT"
+        verdict = "" if room is None else ": fits" if size < room else f": DOES NOT FIT ({help})"
         rows.append((f"  {name}", "" if room is None else GiB(room), f"{GiB(size)}{verdict}; {what}"))
     if any(verdict != "fits" for *_, verdict in need.devices.values()):
         rows.append(("what would help", "", helps(command, shape, length)))

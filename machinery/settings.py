@@ -257,8 +257,13 @@ def split_devices(settings: Settings, gpus: int) -> tuple[list[tuple[str, ...]],
 
 def devices_here(settings: Settings) -> tuple[list[tuple[str, ...]], list[str]]:
     """`split_devices` of this machine, or of the one that --plan is asked about."""
+    return split_devices(settings, gpus_here(settings))
+
+
+def gpus_here(settings: Sampling) -> int:
+    """How many GPUs this machine has, or the one that --plan is asked about."""
     gpus = getattr(settings, "gpus", None)
-    return split_devices(settings, torch.cuda.device_count() if gpus is None else gpus)
+    return torch.cuda.device_count() if gpus is None else gpus
 
 
 def devices_paid(generators: list[tuple[str, ...]], trainers: list[str]) -> int:

@@ -2,6 +2,8 @@
 
 import json
 import re
+import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +13,8 @@ from test_settings import refusal
 import train
 from machinery.model import load_model, load_shapes
 from machinery.plan import Command, Shape, generator_bytes, needs, trainer_bytes
-from machinery.settings import parse
+from machinery.record import write_config
+from machinery.settings import Settings, parse
 
 EIGHT = ["--plan", "--data", "polaris", "--gpu-memory", "80", "--gpus", "8"]
 
@@ -81,10 +84,16 @@ def test_what_cannot_be_planned_is_one_sentence(here, capsys, monkeypatch, flags
     assert message in refusal(flags, capsys)
 
 
+def test_a_disk_that_is_too_small_is_said_with_the_flag(here, capsys, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=10**6))
+    text = planned(["--plan"], capsys)
+    assert "DOES NOT FIT (--keep-checkpoints)" in row(text, "disk") and "; the parameters" in row(text, "/dev/shm")
+
+
 def test_hours_at_a_given_speed_and_at_that_of_an_earlier_run(here, capsys):
     """81,920 completions for training and 43,008 for validations, of 34.5 tokens each."""
     given = planned(["--plan", "--plan-tokens-per-second", "1000"], capsys)
-    assert row(given, "hours").split()[1] == f"{(81_920 + 43_008) * 34.5 / 1000 / 3600:.2g}"
+    assert row(given, "hours").split()[1] == f"{(81_920 + 43_008) * 34.5 / 1000 / 3600:.3f}"
     run = here / "runs" / "earlier"
     run.mkdir(parents=True)
     line = {"kind": "train", "completion_length": 20.0, "zero_variance_fraction": 0.25}
@@ -95,8 +104,18 @@ def test_hours_at_a_given_speed_and_at_that_of_an_earlier_run(here, capsys):
     generated, trained = 81_920 * 30 + 5120 * 8, 81_920 * 38 * 0.5
     flops = 2 * 139_776 * (generated + 43_008 * 30) + 6 * 139_776 * trained
     assert "completions of 30 tokens" in row(text, "sampled tokens") and "50% of the groups" in row(text, "FLOPs")
-    assert row(text, "hours").split()[1] == f"{flops / 2e10 / 3600:.2g}"
+    assert row(text, "hours").split()[1] == f"{flops / 2e10 / 3600:.3f}"
     assert "as in runs/earlier" in row(text, "hours")
+
+
+def test_a_run_that_goes_on_has_its_own_settings_and_none_of_the_plans(here, capsys):
+    run = here / "runs" / "mine"
+    run.mkdir(parents=True)
+    write_config(run, parse(["--prompts-per-step", "8", "--steps", "10"]))
+    text = planned(["--plan", "--resume", "runs/mine", "--steps", "20"], capsys)
+    assert "2,560 completions" in row(text, "sampled tokens")
+    settings = parse(["--resume", "runs/mine", "--steps", "20"], Command).of_the_run()
+    assert type(settings) is Settings and (settings.prompts_per_step, settings.steps) == (8, 20)
 
 
 @pytest.mark.parametrize("kind", ["llama", "llama-grouped-tied", "qwen3", "qwen3-moe", "deepseek-v3", "glm4-moe-lite"])
@@ -122,9 +141,9 @@ def test_what_memory_grows_with():
     four = trainer_bytes(shape, 4, 64, 32, torch.bfloat16, "cuda", False)
     assert four["moments"] == 2000 and four["activations"] == alone["activations"] / 2
     assert four["gathered by FSDP"] == 2 * 2 * 300 + 4 * 3 * 100
-    torch_engine = generator_bytes(shape, "torch", 8, 100, 16, torch.bfloat16, "cuda", 0.0)
+    torch_engine = generator_bytes(shape, "torch", 8, 100, 16, torch.bfloat16, 0.0)
     assert torch_engine["weights"] == 2400 and torch_engine["keys and values"] == 8 * 100 * 8 * 2
-    vllm = generator_bytes(shape, "vllm", 8, 100, 16, torch.bfloat16, "cuda", 1e9)
+    vllm = generator_bytes(shape, "vllm", 8, 100, 16, torch.bfloat16, 1e9)
     assert sum(vllm.values()) == 1e9  # it takes its share
 
 
