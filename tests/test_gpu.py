@@ -63,6 +63,20 @@ def test_what_fails_is_a_line_and_other_parts_keep_theirs(tmp_path, monkeypatch,
 
 
 @pytest.mark.parametrize(
+    "printed, said",
+    [
+        ("....\n4 passed, 1 skipped in 2s\n", "all pass"),
+        ("F\nFAILED tests/test_x.py::test_y[a] - boom\n1 failed, 1 passed\n", "1 failed, 1 passed, test_y[a]"),
+        ("ERROR tests/test_x.py - boom\n1 error in 2s\n", "1 error in 2s"),
+        ("", "no output"),
+    ],
+)  # fmt: skip
+def test_what_pytest_says_is_read(tmp_path, monkeypatch, printed, said):
+    monkeypatch.setattr(gpu.Machine, "run", lambda *_, **__: printed)
+    assert {*gpu.tests(gpu.Machine("cpu", True, tmp_path, 0.0)).values()} == {said}
+
+
+@pytest.mark.parametrize(
     "name, good, bad",
     [("cudnn", 92_000, 91_000), ("precision", "highest", "high"), ("mixed", 0, 1), ("first", 50.0, 200.0)],
 )
