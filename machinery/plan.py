@@ -1,8 +1,7 @@
 """What a run would take, before anything is started or written: `python train.py --plan`.
 
 Memory of each device, tokens, FLOPs, disk and hours, from the settings and the model's config.json alone. It is
-arithmetic: on CPUs it is within a quarter of what was measured (docs/measured.md). So what it says fits has a quarter
-to spare.
+arithmetic, compared with what was measured on CPUs in docs/measured.md. What it says fits has a quarter to spare.
 """
 
 import contextlib

@@ -474,13 +474,14 @@ def scaling_of_memory(folder: Path) -> None:
     from machinery.model import load_shapes
     from machinery.plan import Shape, generator_bytes, trainer_bytes
 
-    def measured(script: str, *arguments) -> float:
-        (folder / "script.py").write_text(script)
+    def measured(script: str, name: str, *arguments) -> float:
         paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-        command = [sys.executable, "script.py", *map(str, arguments)]
-        done = subprocess.run(
-            command, cwd=folder, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths}
-        )
+        with tempfile.TemporaryDirectory() as own:
+            (Path(own) / "script.py").write_text(script)
+            command = [sys.executable, "script.py", str(folder / name), *map(str, arguments)]
+            done = subprocess.run(
+                command, cwd=own, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths}
+            )
         found = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("GiB ")]
         if not found:
             raise RuntimeError(done.stderr)
