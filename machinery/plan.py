@@ -30,7 +30,7 @@ Row = tuple[str, str, str]  # of the table: name, figure, words
 MARGIN = 1.25  # what the arithmetic may be off by
 CHUNK = 2048  # tokens whose logits exist at a time (loss.sampled_logprobs)
 PROCESS = 0.5 * 2**30  # bytes of Python and its libraries; on a GPU of CUDA's context
-FRAGMENTS = 0.3 * 2**30  # bytes that a CPU's allocator keeps between tensors of many sizes, as a trainer has
+FRAGMENTS = 0.3 * 2**30  # bytes that a CPU's allocator keeps, at most, between tensors of many sizes in a trainer
 FLOPS = {"cpu": 1e10, "cuda": 2e13}  # a second of a device, where no speed is given: as the default run has; a guess
 
 
@@ -104,15 +104,16 @@ def trainer_bytes(
     if kind == "cpu":  # the attention there makes scores of all pairs of positions
         of_a_layer += tokens * width * shape.heads * length
     kept = tokens * width * shape.hidden if checkpointing else of_a_layer  # of each layer, for the backward
-    tables = 2 if shape.tied else 3
+    tables, activations = 2 if shape.tied else 3, shape.layers * kept + checkpointing * of_a_layer
+    fragments = min(FRAGMENTS, activations + 8 * shape.parameters / ranks) if kind == "cpu" else 0
     return {
         "parameters": 4 * shape.parameters / ranks,
         "gradients": 4 * shape.parameters / ranks,
         "moments": 8 * shape.parameters / ranks,
         "gathered by FSDP": shared * (2 * width * shape.layer + 4 * tables * shape.table),
-        "activations": shape.layers * kept + checkpointing * of_a_layer,
+        "activations": activations,
         "logits": 3 * 4 * min(tokens, CHUNK) * shape.vocabulary,  # of one chunk: they, their softmax, their gradient
-        "process": PROCESS + FRAGMENTS * (kind == "cpu"),
+        "process": PROCESS + fragments,
     }
 
 
