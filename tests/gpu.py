@@ -164,13 +164,12 @@ def reads(at: Machine) -> dict:
     writer.start()
     while parameters.version < 1:
         time.sleep(0.01)
-    mixed, seen = 0, set()
+    mixed = 0
     for _ in range(at.size(500, 20)):
         version = parameters.read_into(reader)
         mixed += any((parameter != version).any().item() for parameter in reader.parameters())
-        seen.add(version)
     writer.kill()
-    return {"mixed": mixed, "versions_read": len(seen)}
+    return {"mixed": mixed if version > 1 else "the writer wrote nothing"}
 
 
 # --- part 2: tests ----------------------------------------------------------------------------------------------------
@@ -186,7 +185,10 @@ def tests(at: Machine) -> dict:
     found = {}
     for name, (file, only) in chosen.items():
         arguments = ["-p", "no:xdist", "-o", "addopts=", "-q", "--tb=line", ROOT / "tests" / f"test_{file}.py"]
-        out = at.run("-m", "pytest", *arguments, "-k", only, check=False, SCALERL_TEST_DEVICE=at.device)
+        try:
+            out = at.run("-m", "pytest", *arguments, "-k", only, check=False, SCALERL_TEST_DEVICE=at.device)
+        except subprocess.TimeoutExpired:
+            out = "not ended when the part's eight minutes were over"
         summary, failed = (out.strip().splitlines() or ["no output"])[-1], re.findall(r"(?m)^FAILED .*?::(\S+)", out)
         well = "passed" in summary and "failed" not in summary and "error" not in summary
         found[name] = "all pass" if well else ", ".join([summary, *failed])
@@ -349,7 +351,6 @@ RULES = {
     "blocking": (copies, "s of 600M parameters to the device, cast on the CPU", 0.3, 3),
     "there": (copies, "s of it, cast on the device", 0, 0.1),
     "mixed": (reads, "reads of parameters that mixed two versions", 0, 0),
-    "versions_read": (reads, "versions that were read", 2, None),
     "engine_tests": (tests, "tests of the engine of generate.py, on the device", "all pass"),
     "trainer_tests": (tests, "tests of the trainer, on the device", "all pass"),
     "vllm_tests": (tests, "tests of the vLLM engine, on the device", "all pass"),
@@ -397,7 +398,10 @@ def verdict(name: str, came) -> str:
     if expected == (None, None):
         return ""
     low, high = expected * 2 if len(expected) == 1 else expected
-    good = came == low if isinstance(low, str) else (low is None or came >= low) and (high is None or came <= high)
+    if isinstance(came, str) or isinstance(low, str):
+        good = came == low
+    else:
+        good = (low is None or came >= low) and (high is None or came <= high)
     return "as expected" if good else "not as expected"
 
 
