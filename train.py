@@ -5,6 +5,7 @@
     python train.py --leave-out fp32_logits                    # ScaleRL but for one axis
     python train.py --loss gspo --advantage-norm none          # any part on its own
     python train.py --generators 6 --trainers 2                # on eight GPUs
+    python train.py --plan --model Qwen/Qwen3-0.6B             # what a run would take, before anything is started
     python train.py --resume runs/NAME                         # go on after a crash, a Ctrl-C or the end (--steps 300)
 
 The algorithm is `train`, at the end of this file: a loop of optimizer steps, the same on every rank of the trainer.
@@ -58,12 +59,13 @@ from machinery.model import (
     model_path,
     render_all,
 )
+from machinery.plan import Command, plan
 from machinery.plots import plot_runs
 from machinery.processes import Stop, end_children
 from machinery.record import Compute, Record, checkpoints, new_folder, read_state, write_checkpoint, write_config
 from machinery.rollouts import Batch, SharedParameters
 from machinery.screen import say
-from machinery.settings import Settings, cpu_threads, devices_here, parse
+from machinery.settings import Settings, cpu_threads, devices_here, devices_paid, parse
 from machinery.track import check_tracker
 from machinery.trainer import (
     Totals,
@@ -86,7 +88,11 @@ def main(arguments: list[str]) -> int:
     """The command. Returns the exit status: 0; 1 after a failure; 130 after Ctrl-C, 143 after SIGTERM. ValueError or
     OSError, before any process is started, if the flags, the data or the model cannot be used."""
     transformers.utils.logging.disable_progress_bar()
-    settings = parse(arguments, description=__doc__)
+    command = parse(arguments, Command, description=__doc__)
+    if command.plan:
+        print(plan(command))
+        return 0
+    settings = command.of_the_run()
     start, model, parameters, head = prepare(settings)
     head.stop.listen()
     hint = f"python train.py --resume {head.folder} goes on from the last checkpoint"
@@ -228,9 +234,8 @@ def prepare(settings: Settings) -> tuple[Start, PreTrainedModel, SharedParameter
     write_config(folder, settings)
     parameters, stop = SharedParameters(model, len(trainers)), Stop()
     feed = Feed(settings, prompts, engines, parameters, generator_process, stop.asked)
-    names = [*sum(generators, ()), *trainers]
-    devices = names.count("cpu") + len({*names} - {"cpu"})  # a GPU that does both is one
-    record = Record(settings, folder, Compute(devices, matmul_parameters(model)), feed)
+    compute = Compute(devices_paid(generators, trainers), matmul_parameters(model))
+    record = Record(settings, folder, compute, feed)
     if settings.resume:
         say(f"{folder}: going on from step {start.step}")
     if state is not None:

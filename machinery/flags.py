@@ -38,7 +38,7 @@ def read_flags(kind: type, arguments: list[str], default=None, description: str 
 def _add_fields(parser: argparse.ArgumentParser, kind: type, default) -> None:
     group, comments = parser.add_argument_group(kind.__name__), _comments(kind)
     for field in dataclasses.fields(kind):
-        value = field.default if default is None else getattr(default, field.name)
+        value = field.default if default is None else getattr(default, field.name, field.default)
         if dataclasses.is_dataclass(field.type):
             _add_fields(parser, field.type, value)
             continue
@@ -58,6 +58,7 @@ def _add_fields(parser: argparse.ArgumentParser, kind: type, default) -> None:
         else:
             names = {str: "TEXT", int: "N", float: "X", Path: "PATH"}
             how["metavar"] = "|".join([*words, *(names[one] for one in types)])
+            how |= {"const": True} if number == "?" else {}
             group.add_argument(flag(field.name), type=_reader(words, types), nargs=number, **how)
 
 
@@ -96,13 +97,14 @@ def _raise(message: str):
 
 
 def _words_types_number(kind) -> tuple[list[str], list[type], str | int | None]:
-    """What a field can hold, None aside: words of a Literal, types, and how many (argparse's nargs)."""
-    number = None
+    """What a field can hold, None aside: words of a Literal, types, and how many (argparse's nargs). One that can hold
+    a bool beside another type is True where the flag stands without a value."""
+    number = "?" if bool in get_args(kind) else None
     if get_origin(kind) is tuple:
         number = "+" if ... in get_args(kind) else len(get_args(kind))
     kinds = [kind] if get_origin(kind) in (None, Literal) else get_args(kind)
     words = [word for one in kinds if get_origin(one) is Literal for word in get_args(one)]
-    types = [one for one in kinds if get_origin(one) is None and one not in (type(None), ...)]
+    types = [one for one in kinds if get_origin(one) is None and one not in (type(None), bool, ...)]
     return words, list(dict.fromkeys(types)), number
 
 

@@ -5,7 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from machinery.rollouts import Rollout
 from machinery.settings import Sampling
@@ -59,10 +66,25 @@ def load_model(path: str, device: torch.device, dtype: torch.dtype, fp32_head: b
     if fp32_head and dtype != torch.float32:
         exact = _load(AutoModelForCausalLM, path, dtype=torch.float32).get_output_embeddings().weight
         model.get_output_embeddings().weight = torch.nn.Parameter(exact.detach().clone())
-    unusual = unusual_parts(model)
-    if unusual:
-        raise ValueError(f"--model {path}: models with {', '.join(unusual)} are not supported")
+    check_parts(model, path)
     return model.to(device).eval()
+
+
+def load_shapes(name: str) -> PreTrainedModel:
+    """A causal LM without its weights: on torch's meta device, by its config.json alone, out of a folder or from the
+    hub. ValueError, in one sentence, if it cannot be had or used here."""
+    path = name if (Path(name) / "config.json").exists() else model_path(name)
+    config = _load(AutoConfig, path)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    check_parts(model, path)
+    return model
+
+
+def check_parts(model: PreTrainedModel, path: str) -> None:
+    """ValueError, naming them, for `unusual_parts`."""
+    if unusual := unusual_parts(model):
+        raise ValueError(f"--model {path}: models with {', '.join(unusual)} are not supported")
 
 
 def unusual_parts(model: PreTrainedModel) -> list[str]:

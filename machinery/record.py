@@ -124,6 +124,11 @@ def last_line(folder: Path) -> dict:
 # --- compute ----------------------------------------------------------------------------------------------------------
 
 
+def flops(parameters: int, generated: float, trained: float) -> float:
+    """Of so many tokens generated, and trained on: 2 x parameters forward, 4 x backward, attention left out."""
+    return 2 * parameters * generated + 6 * parameters * trained
+
+
 @dataclass
 class Compute:
     """What training has cost so far, start-up and validation left out (sec. 2.1)."""
@@ -131,7 +136,7 @@ class Compute:
     devices: int  # of generators and trainers, CPU processes counted each; a GPU that does both is one
     parameters: int  # that take part in a token's forward: all but the embedding table
     tokens: int = 0  # sampled, of the groups trained on
-    flops: float = 0.0  # 2 x parameters a token forward, 4 x backward; attention over the past left out
+    flops: float = 0.0
     device_seconds: float = 0.0  # before this process began, and of rollouts for training during validations
     started: float | None = None  # clock reading at the first step
     paused: float = 0.0  # seconds of validation since then
@@ -154,7 +159,7 @@ class Compute:
         prompts_each = sum(len(rollout.request.prompt) for rollout in rollouts)
         generated = completions + prompts_once
         trained = (completions + prompts_each) * trained_tokens / batch_tokens
-        self.flops += 2 * self.parameters * generated + 6 * self.parameters * trained
+        self.flops += flops(self.parameters, generated, trained)
 
     def columns(self) -> dict:
         """The three measures side by side, as they are logged."""

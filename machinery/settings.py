@@ -193,6 +193,7 @@ LEAST = {"completions_per_prompt": 2} | dict.fromkeys(
         "max_restarts",
         "generators",
         "trainers",
+        "gpus",
         "weight_decay",
         "stop_when_gain_below",
     ),
@@ -256,8 +257,20 @@ def split_devices(settings: Settings, gpus: int) -> tuple[list[tuple[str, ...]],
 
 
 def devices_here(settings: Settings) -> tuple[list[tuple[str, ...]], list[str]]:
-    """`split_devices` of this machine."""
-    return split_devices(settings, torch.cuda.device_count())
+    """`split_devices` of this machine, or of the one that --plan is asked about."""
+    return split_devices(settings, gpus_here(settings))
+
+
+def gpus_here(settings: Sampling) -> int:
+    """How many GPUs this machine has, or the one that --plan is asked about."""
+    gpus = getattr(settings, "gpus", None)
+    return torch.cuda.device_count() if gpus is None else gpus
+
+
+def devices_paid(generators: list[tuple[str, ...]], trainers: list[str]) -> int:
+    """How many devices these are: CPU processes count each, and a GPU that does both is one."""
+    names = [*sum(generators, ()), *trainers]
+    return names.count("cpu") + len({*names} - {"cpu"})
 
 
 def cpu_threads(settings: Sampling) -> int:

@@ -6,7 +6,7 @@
     python tests/benchmark.py fit                  # coverage of the intervals of fit_curve.py, sensitivity, speed
     python tests/benchmark.py fit --draws 50       # the same, quicker and rougher
     python tests/benchmark.py scaling              # ranks, generators, parameters, idle time, memory of both sides
-    python tests/benchmark.py scaling --only plan  # the arithmetic alone: what fits on 80 GB
+    python tests/benchmark.py scaling --only plan  # the table of docs/node.md: what fits on 80 GB
     python tests/benchmark.py memory               # what fp32 logits of a large vocabulary take
     python tests/benchmark.py faults               # what is done to real runs, and what it costs them
 
@@ -81,35 +81,18 @@ def asynchrony(seeds: list[int], target: float, folder: Path) -> list[dict]:
 
 
 class Size(NamedTuple):
-    """The shape of a model in the manner of Llama, head size 64."""
+    """The shape of a random model in the manner of Llama, head size 64."""
 
     hidden: int
     mlp: int  # width
     layers: int
-    key_value: int  # width of all keys of a token: heads x their size
     vocabulary: int
-    tables: int = 2  # 1: embedding and head are tied
-    query: int | None = None  # width of all queries of a token; by default the hidden size
-
-    @property
-    def layer(self) -> int:  # parameters
-        attention = 2 * self.hidden * (self.query or self.hidden) + 2 * self.hidden * self.key_value
-        return attention + 3 * self.hidden * self.mlp
-
-    @property
-    def parameters(self) -> int:
-        return self.layers * self.layer + self.tables * self.vocabulary * self.hidden
 
 
-SIZES = {  # of random models
-    "25.7M": Size(512, 1408, 8, 512, 30),
-    "134M": Size(768, 2048, 12, 768, 32_000),
-    "374M": Size(1024, 2816, 24, 1024, 32_000),
-}
-REAL = {
-    "Qwen3-0.6B": Size(1024, 3072, 28, 1024, 151_936, tables=1, query=2048),
-    "Qwen2.5-1.5B": Size(1536, 8960, 28, 256, 151_936, tables=1),
-    "Qwen3-8B": Size(4096, 12_288, 36, 1024, 151_936),
+SIZES = {
+    "25.7M": Size(512, 1408, 8, 30),
+    "134M": Size(768, 2048, 12, 32_000),
+    "374M": Size(1024, 2816, 24, 32_000),
 }
 
 
@@ -420,109 +403,163 @@ def scaling_of_updates(repeats: int = 5) -> None:
               f" {size / median['written'] / 2**30:24.1f}", flush=True)  # fmt: skip
 
 
-def trainer_bytes(size: Size, ranks: int, tokens: int, width: int, checkpointing: bool) -> dict[str, float]:
-    """What the trainer's memory should be, of each rank, by cause. tokens: of a micro-batch; width: bytes of a number
-    in the trunk (2 for bfloat16). The fp32 head and embedding are whole while in use, and so is the head's gradient."""
-    table = size.vocabulary * size.hidden
-    of_a_layer = tokens * (8 * size.hidden + 2 * size.key_value + 4 * size.mlp) * width  # what its backward wants
-    kept = tokens * size.hidden * width if checkpointing else of_a_layer  # of each layer
-    return {
-        "states": 16 * size.parameters / ranks,  # fp32 weights, gradients and two moments
-        "gathered": 2 * size.layer * width + 4 * (size.tables + 1) * table if ranks > 1 else size.layer * (width % 4),
-        "activations": size.layers * kept + of_a_layer * checkpointing,
-        "logits": 3 * min(tokens, 2048) * size.vocabulary * 4,  # one chunk: the logits, their softmax, their gradient
-    }
-
-
-STEP = """
-import sys
+PEAK = """
+import os, sys
 from pathlib import Path
 
+import torch
+
+def peak():  # GiB; ru_maxrss would have that of the process which started this one
+    return int(open("/proc/self/status").read().partition("VmHWM:")[2].split()[0]) / 2**20
+"""
+
+STEP = (
+    PEAK
+    + """
 import torch.multiprocessing as multiprocessing
 
-import steps, train
+import steps
 from benchmark import groups_of
 from machinery import trainer
 from machinery.model import load_model
 from machinery.record import Record
 from machinery.rollouts import SharedParameters
 
-def peak():  # GiB; ru_maxrss would have that of the process which started this one
-    return int(open("/proc/self/status").read().partition("VmHWM:")[2].split()[0]) / 2**20
-
-def load(*arguments):
-    model = load_model(*arguments)
-    model.set_attn_implementation("sdpa")  # as on a GPU; on a CPU it is eager, with scores of T x T
-    return model
-
 def one(rank, ranks, name, tokens, checkpointing, parameters):
-    steps.load_model = train.load_model = load
     if ranks > 1:
         trainer.join_ranks(rank, ["cpu"] * ranks, str(Path("meet").absolute()))
-    before, peaks = peak() + parameters.flat.nbytes / ranks / 2**30, []  # what this rank has of the shared buffer
-    Record.train = lambda *_: peaks.append(peak())
+    peaks, log_step = [], Record.log_step
+    Record.log_step = lambda *arguments: peaks.append(peak())
     chosen = dict(trainers=ranks, tokens_per_micro_batch=tokens, gradient_checkpointing=checkpointing)
     batches = [groups_of(ranks * tokens, 256) for _ in range(2)]  # each rank has a micro-batch
     steps.train_rank(rank, steps.settings(steps=2, **chosen), name, batches, Path("run"), parameters)
     if rank == 0:
-        print("GiB", peaks[-1] - before, flush=True)
+        print("GiB", peaks[-1] - parameters.flat.nbytes / ranks / 2**30, flush=True)  # this rank's part of the buffer
     if ranks > 1:
         trainer.end_ranks()
         os._exit(0)
 
 if __name__ == "__main__":
     name, ranks, tokens, checkpointing = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "True"
-    parameters = SharedParameters(load_model(name, steps.CPU, steps.torch.float32), ranks)
+    parameters = SharedParameters(load_model(name, steps.CPU, torch.float32), ranks)
     multiprocessing.spawn(one, (ranks, name, tokens, checkpointing, parameters), nprocs=ranks)
 """
+)
+
+SAMPLE = (
+    PEAK
+    + """
+import dataclasses
+
+from generate import make_engine
+from machinery.engine import EngineSettings, sample_all
+from machinery.model import load_tokenizer, make_decoding
+from machinery.rollouts import Request
+from machinery.settings import Sampling
+
+name, slots = sys.argv[1], int(sys.argv[2])
+rules = make_decoding(load_tokenizer(name), Sampling(thinking_budget=(200, 200), answer_budget=24))
+rules = dataclasses.replace(rules, eos=())  # all go to the full length
+engine = make_engine(EngineSettings(name, ("cpu",), "float32", 1, slots, rules))
+sample_all(engine, [Request(i, 0, [1] * 16, 200, (i,)) for i in range(slots)])
+print("GiB", peak(), flush=True)
+"""
+)
 
 
 def scaling_of_memory(folder: Path) -> None:
-    """Peak memory of rank 0 over two steps, each case in processes of its own."""
-    print("\n(d) GiB of a trainer rank on a CPU, fp32, beside what trainer_bytes() predicts\n")
-    print("parameters   ranks   tokens   checkpointing   measured   predicted   states   activations   logits")
-    (folder / "step.py").write_text(STEP)
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    cases = [("134M", 1, 2048, False), ("134M", 1, 2048, True), ("134M", 1, 4096, True), ("134M", 2, 2048, True),
-             ("374M", 1, 1024, True), ("374M", 2, 1024, True)]  # fmt: skip
-    for name, ranks, tokens, checkpointing in cases:
-        command = [sys.executable, "step.py", name, str(ranks), str(tokens), str(checkpointing)]
-        done = subprocess.run(
-            command, cwd=folder, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths}
-        )
+    """Peak memory of a trainer's rank 0 over two steps, and of a generator, each case in processes of its own."""
+    import torch
+
+    from machinery.model import load_shapes
+    from machinery.plan import Shape, generator_bytes, trainer_bytes
+
+    def measured(script: str, name: str, *arguments) -> float:
+        paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+        with tempfile.TemporaryDirectory() as own:
+            (Path(own) / "script.py").write_text(script)
+            command = [sys.executable, "script.py", str(folder / name), *map(str, arguments)]
+            done = subprocess.run(
+                command, cwd=own, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths}
+            )
         found = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("GiB ")]
-        parts = trainer_bytes(SIZES[name], ranks, tokens, 4, checkpointing)
-        measured = f"{float(found[0]):.2f}" if found else f"failed: {done.stderr.strip()[-200:]}"
-        predicted = {part: size / 2**30 for part, size in {"sum": sum(parts.values()), **parts}.items()}
-        print(
-            f"{name:>10} {ranks:7} {tokens:8} {checkpointing!s:>15} {measured:>10} {predicted['sum']:11.2f}"
-            f" {predicted['states']:8.2f} {predicted['activations']:13.2f} {predicted['logits']:8.2f}",
-            flush=True,
+        if not found:
+            raise RuntimeError(done.stderr)
+        return float(found[0])
+
+    print("\n(d) GiB of a process on a CPU, fp32, at its peak, beside what train.py --plan says\n")
+    print("| parameters | of | with | measured | planned | planned / measured |\n|---|---|---|---|---|---|")
+    shapes = {name: Shape.of(load_shapes(str(folder / name))) for name in SIZES}
+    cases = [("25.7M", 1, 2048, False), ("25.7M", 1, 2048, True), ("134M", 1, 2048, False), ("134M", 1, 2048, True),
+             ("134M", 1, 4096, True), ("134M", 2, 2048, True)]  # fmt: skip
+    for name, ranks, tokens, checkpointing in cases:
+        parts = trainer_bytes(shapes[name], ranks, tokens, 256, torch.float32, "cpu", checkpointing)
+        with_what = f"{tokens:,} tokens{', checkpointing' if checkpointing else ''}"
+        who = "a trainer" if ranks == 1 else f"one of {ranks} trainers"
+        memory_row(name, who, with_what, measured(STEP, name, ranks, tokens, checkpointing), parts)
+    for name, slots in (("25.7M", 64), ("134M", 16)):
+        parts = generator_bytes(shapes[name], "torch", slots, 242, 16, torch.float32, 0)
+        memory_row(name, "a generator", f"{slots} slots of 242 tokens", measured(SAMPLE, name, slots), parts)
+
+
+def memory_row(name: str, who: str, with_what: str, found: float, parts: dict[str, float]) -> None:
+    planned = sum(parts.values()) / 2**30
+    print(f"| {name} | {who} | {with_what} | {found:.2f} | {planned:.2f} | {planned / found:.2f} |", flush=True)
+
+
+# Real models by what their config.json says; nothing of them is downloaded.
+QWEN = {"vocab_size": 151_936, "max_position_embeddings": 40_960}
+REAL = {
+    "Qwen/Qwen3-0.6B": dict(model_type="qwen3", hidden_size=1024, intermediate_size=3072, num_hidden_layers=28,
+                            num_attention_heads=16, num_key_value_heads=8, head_dim=128, tie_word_embeddings=True),
+    "Qwen/Qwen2.5-1.5B": dict(model_type="qwen2", hidden_size=1536, intermediate_size=8960, num_hidden_layers=28,
+                              num_attention_heads=12, num_key_value_heads=2, tie_word_embeddings=True),
+    "Qwen/Qwen3-8B": dict(model_type="qwen3", hidden_size=4096, intermediate_size=12_288, num_hidden_layers=36,
+                          num_attention_heads=32, num_key_value_heads=8, head_dim=128, tie_word_embeddings=False),
+}  # fmt: skip
+
+
+def real_models(folder: Path) -> None:
+    """Folders that --model finds by the names of these models, with a config.json and nothing else."""
+    for name, config in REAL.items():
+        (folder / name).mkdir(parents=True)
+        (folder / name / "config.json").write_text(json.dumps(config | QWEN))
+
+
+PLAN = "--plan --model Qwen/Qwen3-8B --data polaris --gpus 8 --gpu-memory 80"  # which docs/node.md shows whole
+
+
+def table_of_plans(folder: Path) -> list[str]:
+    """The table of docs/node.md: what `train.py --plan` says of real models on GPUs of 80 GB, in GiB."""
+    from machinery.model import load_shapes
+    from machinery.plan import Command, Shape, longest, needs
+    from machinery.settings import parse
+
+    GiB = lambda *sizes: f"{sum(sizes) / 2**30:.1f}"
+    lines = [
+        "| model | flags | a trainer: weights, gradients, moments | activations | logits | all of it | a generator:"
+        " weights | cache | sequences of full length, of half | fits |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name, flags in [
+        ("Qwen/Qwen3-0.6B", "--gpus 1"), ("Qwen/Qwen3-0.6B", "--gpus 8"), ("Qwen/Qwen2.5-1.5B", "--gpus 1"),
+        ("Qwen/Qwen2.5-1.5B", "--gpus 8"), ("Qwen/Qwen3-8B", "--gpus 8"), ("Qwen/Qwen3-8B", "--gpus 8 --trainers 4"),
+        ("Qwen/Qwen3-8B", "--gpus 8 --trainers 4 --engine torch --slots 16"),
+    ]:  # fmt: skip
+        arguments = ["--plan", "--data", "polaris", "--gpu-memory", "80", "--model", str(folder / name), *flags.split()]
+        command = parse(arguments, Command)
+        model = load_shapes(command.model)
+        need = needs(command, Shape.of(model), longest(command, model))
+        trainer, generator, room = need.trainer, need.generator, need.sequences
+        states = GiB(*(trainer[part] for part in ("parameters", "gradients", "moments")))
+        fits = {verdict for *_, verdict in need.devices.values()}
+        lines.append(
+            f"| {name.split('/')[1]} | `{flags}` | {states} | {GiB(trainer['activations'])} |"
+            f" {GiB(trainer['logits'])} | {GiB(*trainer.values())} | {GiB(generator['weights'])} |"
+            f" {GiB(generator['keys and values'])} | {room:.0f}, {2 * room:.0f} |"
+            f" {'yes' if fits == {'fits'} else 'no'} |"
         )
-
-
-def scaling_plan() -> None:
-    """The same arithmetic for models that do not fit here."""
-    print(
-        "\n(e) GiB on GPUs of 80 GB (74.5 GiB), by the arithmetic of (d): bfloat16 trunk, gradient checkpointing, one"
-    )
-    print("    sequence a micro-batch; of a generator the weights, one such sequence, and how many of them fit into")
-    print("    what vLLM takes of a GPU of its own, and beside the trainer; of the host the buffer\n")
-    print(
-        "model         tokens   ranks   states   activations   logits    sum   weights  a sequence  fit, beside   host"
-    )
-    for name, size in REAL.items():
-        for tokens in (16_384, 32_768):
-            weights = 2 * size.parameters + 4 * size.vocabulary * size.hidden  # bfloat16, and a head in fp32
-            sequence = 2 * 2 * size.layers * size.key_value * tokens  # keys and values in bfloat16
-            fit = [max(0, int((share * 80e9 - weights) / sequence)) for share in (0.9, 0.4)]
-            for ranks in (1, 2, 3, 4):
-                parts = trainer_bytes(size, ranks, tokens, 2, True)
-                values = [parts["states"], parts["activations"], parts["logits"], sum(parts.values())]
-                values += [weights, sequence, 4 * size.parameters]
-                texts = [f"{value / 2**30:.1f}" for value in values]
-                print(f"{name:12} {tokens:7} {ranks:7} {texts[0]:>8} {texts[1]:>13} {texts[2]:>8} {texts[3]:>6}"
-                      f" {texts[4]:>9} {texts[5]:>12} {fit[0]:5}, {fit[1]:5} {texts[6]:>7}")  # fmt: skip
+    return lines
 
 
 def benchmark_scaling(options: argparse.Namespace) -> None:
@@ -539,8 +576,12 @@ def benchmark_scaling(options: argparse.Namespace) -> None:
             scaling_of_updates()
         if "memory" in parts:
             scaling_of_memory(Path(folder))
-    if "plan" in parts:
-        scaling_plan()
+        if "plan" in parts:
+            real_models(Path(folder))
+            import train as script
+
+            print("\n(e) what train.py --plan says, for docs/node.md\n", *table_of_plans(Path(folder)), sep="\n")
+            script.main(PLAN.split())
 
 
 # --- faults -------------------------------------------------------------------------------------------------------

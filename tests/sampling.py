@@ -18,6 +18,7 @@ from machinery.rollouts import Request, Rollout, SharedParameters, Work
 from machinery.settings import Sampling
 
 CPU = torch.device("cpu")
+DEVICE = os.environ.get("SCALERL_TEST_DEVICE", "cpu")  # of the engines that are tested: tests/gpu.py has them on a GPU
 THINKING, ANSWER = 30, 6
 PROMPTS = arithmetic.problems("train", 12)
 

@@ -110,7 +110,7 @@ def train_on(chosen: Settings, name: str, batches: list, folder: Path) -> tuple[
 
     def catch(*_):
         named = model.named_parameters()
-        gradients.append({name: whole(p.grad).clone() for name, p in named if p.grad is not None})
+        gradients.append({name: whole(p.grad).cpu().clone() for name, p in named if p.grad is not None})
 
     handle = register_optimizer_step_pre_hook(catch)
     try:

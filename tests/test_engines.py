@@ -11,6 +11,7 @@ import pytest
 import torch
 from conftest import make_models
 from sampling import (
+    DEVICE,
     PROMPTS,
     change,
     decoding,
@@ -35,7 +36,10 @@ from machinery.settings import Settings
 from machinery.trainer import make_policy, numerics_mismatch
 
 LONG = 40  # tokens of the longest prompt: more than a block of vLLM's cache
-BLOCK = {"torch": 1, "vllm": 32}  # tokens; of an interrupted completion, what fills no block is computed again
+BLOCK = {
+    "torch": 1,
+    "vllm": 32 if DEVICE == "cpu" else 16,
+}  # tokens; of an interrupted completion, what fills no block is computed again
 KINDS = ["llama", "llama-grouped-tied", "qwen3", "qwen3-moe", "deepseek-v3", "glm4-moe-lite"]
 BOTH = ["torch", pytest.param("vllm", marks=needs_vllm)]
 
@@ -53,7 +57,7 @@ def folders(tmp_path_factory):
 
 def settings_of(name, folder, dtype="float32", slots=48, **changes) -> EngineSettings:
     rules = decoding(load_tokenizer(folder), **{"prompt_budget": LONG, **changes})
-    return EngineSettings(folder, ("cpu",), dtype, 1, slots, rules, name)
+    return EngineSettings(folder, (DEVICE,), dtype, 1, slots, rules, name, memory=0.05)  # many share a GPU
 
 
 class Engines:

@@ -10,8 +10,8 @@ import fit_curve
 import generate
 import study
 from loss import Recipe
+from machinery import plan
 from machinery.flags import flag
-from machinery.settings import Settings
 
 ROOT = Path(__file__).parent.parent
 TEXTS = {path: path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
@@ -28,10 +28,11 @@ def test_each_part_of_the_recipe_is_where_the_link_says():
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.name)
 def test_what_is_named_exists(path):
     """Flags, files, and headings that a text links to."""
-    kinds = (Settings, Recipe, generate.Command, study.Study, fit_curve.Options, fit_curve.Fitting)
+    kinds = (plan.Command, Recipe, generate.Command, study.Study, fit_curve.Options, fit_curve.Fitting)
     fields = [field.name for kind in kinds for field in dataclasses.fields(kind)]
     known = {"--help", "--no", *map(flag, fields), *(flag(f"no_{field}") for field in fields)}
-    known |= {*re.findall(r'"(--[\w-]+)"', (ROOT / "tests" / "benchmark.py").read_text())}
+    for script in ("benchmark.py", "gpu.py"):
+        known |= {*re.findall(r'"(--[\w-]+)"', (ROOT / "tests" / script).read_text())}
     for name in {*re.findall(r"(?<![\w-])--[a-z][\w-]*[a-z0-9]", TEXTS[path])}:
         assert name in known, f"{path.name} names {name}, which no command has"
     without_code = re.sub(r"`[^`\n]*`", "", TEXTS[path])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import make_models
-from sampling import decoding, needs_vllm, samples_takes_updates_validates_and_stops
+from sampling import DEVICE, decoding, needs_vllm, samples_takes_updates_validates_and_stops
 
 from machinery.engine import EngineSettings
 from machinery.model import load_tokenizer
@@ -23,7 +23,8 @@ def test_a_generator_process_with_experts_or_with_tensor_parallelism(tmp_path, k
     over two workers."""
     folder = make_models(tmp_path, head_dim=32)[kind]
     rules = decoding(load_tokenizer(folder))
-    settings = EngineSettings(folder, ("cpu",) * devices, "float32", 1, 8, rules, "vllm")
+    names = tuple("cpu" if DEVICE == "cpu" else f"cuda:{i}" for i in range(devices))
+    settings = EngineSettings(folder, names, "float32", 1, 8, rules, "vllm")
     samples_takes_updates_validates_and_stops(settings, daemon=devices == 1)
 
 

@@ -1,0 +1,162 @@
+"""`train.py --plan`: what it says, that it starts and writes nothing, and that docs/node.md says the same."""
+
+import json
+import re
+import shutil
+from types import SimpleNamespace
+
+import pytest
+import torch
+from benchmark import ROOT, real_models, table_of_plans
+from test_settings import refusal
+
+import train
+from machinery.model import load_model, load_shapes
+from machinery.plan import Command, Shape, generator_bytes, needs, trainer_bytes
+from machinery.record import write_config
+from machinery.settings import Settings, parse
+
+EIGHT = ["--plan", "--data", "polaris", "--gpu-memory", "80", "--gpus", "8"]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder to stand in, with real models' config.json; no process may be started."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(train.Feed, "start", lambda *_: pytest.fail("processes were started"))
+    real_models(tmp_path)
+    return tmp_path
+
+
+def planned(arguments, capsys) -> str:
+    """What the command prints; it leaves nothing behind."""
+    assert train.main(arguments) == 0
+    return capsys.readouterr().out
+
+
+def row(text: str, name: str) -> str:
+    """The line of the table that begins with this name."""
+    return next(line for line in text.splitlines() if line.strip().startswith(name))
+
+
+def test_the_plan_of_the_default_run_starts_and_writes_nothing(here, capsys):
+    before = sorted(here.rglob("*"))
+    text = planned(["--plan"], capsys)
+    assert sorted(here.rglob("*")) == before
+    assert "142,016 parameters" in row(text, "model") and "85 tokens" in row(text, "model")
+    assert row(text, "a trainer").endswith("1: cpu") and row(text, "a generator (torch)").endswith("1: cpu")
+    assert "512 sequences of full length" in row(text, "keys and values")
+    assert "81,920 completions" in row(text, "sampled tokens") and "21 of 2,048" in row(text, "for validations")
+    assert "fits" in row(text, "cpu") and "fits" in row(text, "disk") and "what would help" not in text
+
+
+def test_a_machine_that_is_not_here_and_which_flag_would_help(here, capsys):
+    text = planned([*EIGHT, "--model", "Qwen/Qwen3-8B"], capsys)
+    assert row(text, "a generator (vllm)").endswith("7: " + " ".join(f"cuda:{i}" for i in range(7)))
+    assert row(text, "cuda:7").endswith("DOES NOT FIT") and row(text, "cuda:0 to cuda:6").endswith("fits")
+    assert row(text, "what would help").endswith(" --trainers 4")
+    helped = planned([*EIGHT, "--model", "Qwen/Qwen3-8B", "--trainers", "4"], capsys)
+    assert "DOES NOT" not in helped and "what would help" not in helped
+    slots = planned([*EIGHT, "--model", "Qwen/Qwen3-8B", "--trainers", "4", "--engine", "torch"], capsys)
+    assert row(slots, "what would help").endswith(" --slots 16")
+    one = planned([*EIGHT[:-1], "1", "--model", "Qwen/Qwen3-8B"], capsys)
+    assert row(one, "cuda:0").endswith("DOES NOT FIT") and "no flag" in row(one, "what would help")
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (["--gpus", "8"], "--gpus is for --plan alone"),
+        (["--gpu-memory", "80"], "--gpu-memory is for --plan alone"),
+        (["--plan-tokens-per-second", "9"], "--plan-tokens-per-second is for --plan alone"),
+        (["--plan", "--gpus", "2"], "--gpus wants --gpu-memory too"),
+        (["--plan", "--gpus", "-1"], "--gpus is -1; it must be at least 0"),
+        ([*EIGHT, "--trainers", "9"], "want 10 GPUs; there are 8"),
+        ([*EIGHT, "--model", "no/such/model"], "--model no/such/model: there is no such folder"),
+        ([*EIGHT, "--model", "Qwen/Qwen3-8B", "--tensor-parallel", "3"], "cannot be split over 3 GPUs"),
+        (["--plan", "--thinking-budget", "300", "400"], "the model holds 256"),
+        (["--plan", "--data", "algebra"], "--data algebra: there is no such file or folder"),
+        (["--plan", "runs/nowhere"], "--plan runs/nowhere: it holds no run that has made a step"),
+    ],
+)
+def test_what_cannot_be_planned_is_one_sentence(here, capsys, monkeypatch, flags, message):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert message in refusal(flags, capsys)
+
+
+def test_a_disk_that_is_too_small_is_said_with_the_flag(here, capsys, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=10**6))
+    text = planned(["--plan"], capsys)
+    assert "DOES NOT FIT (--keep-checkpoints)" in row(text, "disk") and "; the parameters" in row(text, "/dev/shm")
+
+
+def test_hours_at_a_given_speed_and_at_that_of_an_earlier_run(here, capsys):
+    """81,920 completions for training and 43,008 for validations, of 34.5 tokens each."""
+    given = planned(["--plan", "--plan-tokens-per-second", "1000"], capsys)
+    assert row(given, "hours").split()[1] == f"{(81_920 + 43_008) * 34.5 / 1000 / 3600:.3f}"
+    run = here / "runs" / "earlier"
+    run.mkdir(parents=True)
+    line = {"kind": "train", "completion_length": 20.0, "zero_variance_fraction": 0.25}
+    lines = [{"kind": "validation"}, line, line | {"completion_length": 40.0, "zero_variance_fraction": 0.75}]
+    lines[-1] |= {"compute_flops": 7.2e12, "compute_device_hours": 0.2}  # 1e10 a second of a device
+    (run / "log.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines) + '{"kind": "tr')
+    text = planned(["--plan", "runs/earlier"], capsys)
+    generated, trained = 81_920 * 30 + 5120 * 8, 81_920 * 38 * 0.5
+    flops = 2 * 139_776 * (generated + 43_008 * 30) + 6 * 139_776 * trained
+    assert "completions of 30 tokens" in row(text, "sampled tokens") and "50% of the groups" in row(text, "FLOPs")
+    assert row(text, "hours").split()[1] == f"{flops / 2e10 / 3600:.3f}"
+    assert "as in runs/earlier" in row(text, "hours")
+
+
+def test_a_run_that_goes_on_has_its_own_settings_and_none_of_the_plans(here, capsys):
+    run = here / "runs" / "mine"
+    run.mkdir(parents=True)
+    write_config(run, parse(["--prompts-per-step", "8", "--steps", "10"]))
+    text = planned(["--plan", "--resume", "runs/mine", "--steps", "20"], capsys)
+    assert "2,560 completions" in row(text, "sampled tokens")
+    settings = parse(["--resume", "runs/mine", "--steps", "20"], Command).of_the_run()
+    assert type(settings) is Settings and (settings.prompts_per_step, settings.steps) == (8, 20)
+
+
+@pytest.mark.parametrize("kind", ["llama", "llama-grouped-tied", "qwen3", "qwen3-moe", "deepseek-v3", "glm4-moe-lite"])
+def test_shapes_come_from_the_config_alone(models, kind):
+    model = load_model(models[kind], torch.device("cpu"), torch.float32)
+    shapes = load_shapes(models[kind])
+    assert {parameter.device.type for parameter in shapes.parameters()} == {"meta"}
+    assert Shape.of(shapes) == Shape.of(model)
+    with torch.no_grad():
+        if kind in ("deepseek-v3", "glm4-moe-lite"):  # which version of transformers caches what differs
+            return
+        layer = model.base_model(input_ids=torch.tensor([[1, 2]]), use_cache=True).past_key_values.layers[0]
+    assert Shape.of(shapes).cached == sum(part.shape[1] * part.shape[3] for part in (layer.keys, layer.values))
+
+
+def test_what_memory_grows_with():
+    """By hand for a model of one layer, and the ways that the flags turn it."""
+    shape = Shape(1000, 300, 100, False, 1, 2, 10, 8, 8, 8, 16)
+    alone = trainer_bytes(shape, 1, 64, 32, torch.float32, "cuda", False)
+    assert (alone["parameters"], alone["gradients"], alone["moments"]) == (4000, 4000, 8000)
+    assert alone["gathered by FSDP"] == 0 and alone["logits"] == 3 * 4 * 64 * 10
+    assert alone["activations"] == 64 * 4 * (8 * 8 + 4 * 8 + 4 * 16)
+    four = trainer_bytes(shape, 4, 64, 32, torch.bfloat16, "cuda", False)
+    assert four["moments"] == 2000 and four["activations"] == alone["activations"] / 2
+    assert four["gathered by FSDP"] == 2 * 2 * 300 + 4 * 3 * 100
+    torch_engine = generator_bytes(shape, "torch", 8, 100, 16, torch.bfloat16, 0.0)
+    assert torch_engine["weights"] == 2400 and torch_engine["keys and values"] == 8 * 100 * 8 * 2
+    vllm = generator_bytes(shape, "vllm", 8, 100, 16, torch.bfloat16, 1e9)
+    assert sum(vllm.values()) == 1e9  # it takes its share
+
+
+def test_one_gpu_for_both_adds_up(here):
+    command = parse([*EIGHT[:-1], "1", "--model", "Qwen/Qwen3-0.6B"], Command)
+    need = needs(command, Shape.of(load_shapes("Qwen/Qwen3-0.6B")), 16_384)
+    planned, there, verdict = need.devices["cuda:0"]
+    assert planned == pytest.approx(sum(need.trainer.values()) + 0.4 * 80e9) and there == 80e9 and verdict == "fits"
+
+
+def test_the_table_of_the_docs_is_what_the_command_says(here, capsys):
+    text = (ROOT / "docs" / "node.md").read_text()
+    for line in table_of_plans(here):
+        assert line in text
+    command, shown = re.search(r"```\n(python train.py --plan .*)\n```\n\n```\n([^`]*)```", text).groups()
+    assert planned(command.split()[2:], capsys) == shown
