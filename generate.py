@@ -66,6 +66,7 @@ from machinery.model import (
     make_decoding,
     marked_text,
     model_path,
+    place,
     render_all,
 )
 from machinery.processes import belong_to_the_run
@@ -260,14 +261,15 @@ class TorchEngine:
 
 
 def make_engine(settings: EngineSettings, model: PreTrainedModel | None = None):
-    """The engine, ready for its first `update`. model: the same model on the CPU in fp32, where it is loaded already.
+    """The engine, ready for its first `update`. model: the same model on the CPU in fp32, if it is loaded already; it
+    becomes the engine's.
     ValueError, in one sentence, if the engine cannot be had."""
     torch.set_num_threads(settings.threads)
     if settings.engine == "vllm":
         return VllmEngine(settings)
-    device, dtype = torch.device(settings.devices[0]), getattr(torch, settings.dtype)
-    if model is None or (device.type, dtype) != ("cpu", torch.float32):
-        model = load_model(settings.model, device, dtype, fp32_head=settings.decoding.fp32_logits)
+    model = model or load_model(settings.model, torch.device("cpu"), torch.float32)
+    dtype, fp32_head = getattr(torch, settings.dtype), settings.decoding.fp32_logits
+    place(model, torch.device(settings.devices[0]), dtype, fp32_head)
     return TorchEngine(model, settings.decoding, settings.slots)
 
 
@@ -433,14 +435,14 @@ def evaluation_engine(command: Command, path: str, decoding: Decoding, completio
     model = load_model(path, torch.device("cpu"), torch.float32)
     check_length(model, decoding)
     check_split(kind, command.tensor_parallel, model.config.num_attention_heads)
+    if kind == "torch":
+        check_decoding(model, path)
     wanted = engine_settings(command, tuple(devices), path, decoding)
     engine = make_engine(dataclasses.replace(wanted, slots=min(command.slots, completions)), model)
     if kind == "vllm":  # it is made without parameters
         parameters = SharedParameters(model)
         parameters.write(model.named_parameters(), version=0)
         engine.update(parameters)
-    else:
-        check_decoding(model, path)
     return engine
 
 

@@ -49,19 +49,27 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
 
 
 def load_model(path: str, device: torch.device, dtype: torch.dtype, fp32_head: bool = False) -> PreTrainedModel:
-    """A causal LM from a folder or by hub name; ValueError, in one sentence, if it cannot be loaded or used here.
-
-    With fp32_head the weight of the LM head is kept in fp32 beside a trunk in `dtype` (and is no longer tied).
-    """
+    """A causal LM from a folder or by hub name, placed as `place` says. ValueError, in one sentence, if it cannot be
+    loaded or used here."""
     # Reading the parts of a plain matmul and softmax is fastest for one query a row on a CPU.
-    attention = "eager" if device.type == "cpu" else "sdpa"
-    model = _load(AutoModelForCausalLM, path, dtype=dtype, attn_implementation=attention)
-    if fp32_head and dtype != torch.float32:
-        exact = _load(AutoModelForCausalLM, path, dtype=torch.float32).get_output_embeddings().weight
-        model.get_output_embeddings().weight = torch.nn.Parameter(exact.detach().clone())
+    model = _load(AutoModelForCausalLM, path, dtype=torch.float32, attn_implementation="eager")
     unusual = unusual_parts(model)
     if unusual:
         raise ValueError(f"--model {path}: models with {', '.join(unusual)} are not supported")
+    return place(model, device, dtype, fp32_head)
+
+
+def place(model: PreTrainedModel, device: torch.device, dtype: torch.dtype, fp32_head: bool) -> PreTrainedModel:
+    """This model, which is on the CPU in fp32, on a device with a trunk in `dtype`. With fp32_head the weight of the LM
+    head stays in fp32 (and is no longer tied)."""
+    head = model.get_output_embeddings()
+    if fp32_head and dtype != torch.float32:
+        head.weight = torch.nn.Parameter(head.weight.detach())
+    for parameter in model.parameters():
+        if not (fp32_head and parameter is head.weight):
+            parameter.data = parameter.data.to(device).to(dtype)
+    if device.type == "cuda":
+        model.set_attn_implementation("sdpa")
     return model.to(device).eval()
 
 

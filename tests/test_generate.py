@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from sampling import (
     requests,
     samples_takes_updates_validates_and_stops,
 )
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import generate
 import loss
@@ -35,6 +37,7 @@ from data.make_base import make_tokenizer
 from data.mathematics import INSTRUCTION
 from data.verify import VerifierPool
 from generate import TorchEngine
+from machinery import vllm_engine
 from machinery.engine import EngineSettings, sample_all
 from machinery.flags import run_command
 from machinery.model import (
@@ -45,6 +48,7 @@ from machinery.model import (
     make_decoding,
     marked_text,
     model_path,
+    place,
     render,
     render_all,
 )
@@ -184,6 +188,40 @@ def test_pitfall_12_a_writer_that_died_in_the_middle_is_a_time_out_and_not_a_han
         shared.read_into(model, timeout=0.05)
 
 
+def test_parameters_go_to_a_device_as_they_are_and_are_cast_there(models, monkeypatch):
+    """A copy from a CPU that casts would do that on the CPU. And the copies have ended before the reader asks whether
+    the version was complete. Checked on torch's device without memory."""
+    shared, reader = parameters_of(load(models["llama-grouped-tied"])[0]), load(models["llama-grouped-tied"])[0]
+    place(reader, CPU, torch.bfloat16, fp32_head=True).to("meta")
+    events, holds = [], shared.holds
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: events.append("synchronized"))
+    monkeypatch.setattr(shared, "holds", lambda version: events.append("holds") or holds(version))
+
+    class Copies(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if function is torch.ops.aten._to_copy.default:
+                kwargs.setdefault("dtype", args[0].dtype)
+                assert kwargs["dtype"] == args[0].dtype == torch.float32 and kwargs["non_blocking"]
+                events.append("copied")
+            elif function is torch.ops.aten.copy_.default:
+                assert args[0].device == args[1].device
+                events.append("cast")
+            return function(*args, **(kwargs or {}))
+
+    with Copies():
+        assert shared.read_into(reader) == 0
+    assert events == ["holds", *["copied", "cast"] * len([*reader.parameters()]), "synchronized", "holds"]
+
+    # vLLM's worker is given them in the same way, and a head of its own where it is tied.
+    given, where = {}, torch.device("meta")
+    worker = SimpleNamespace(shared_parameters=shared, device=where, get_model=torch.nn.Module)
+    worker.reload_weights = lambda weights_iterator: given.update(weights_iterator)
+    vllm_engine._reload_parameters(worker)
+    assert [*given] == [*shared.shapes, "lm_head.weight"] and events[-1] == "synchronized"
+    assert all(values.device == where and values.dtype == torch.float32 for values in given.values())
+    assert given["lm_head.weight"].shape == given[shared.head_name].shape
+
+
 # --- texts ------------------------------------------------------------------------------------------------------------
 
 
@@ -304,6 +342,25 @@ def test_models_that_cannot_be_used_are_refused_in_one_sentence(models, tmp_path
     tokenizer.chat_template = "<think>"
     with pytest.raises(ValueError, match="drops the prompt: '1' and '2' become the same 1 tokens"):
         render_all(tokenizer, ["2", "1"], Sampling())
+
+
+def test_a_model_is_loaded_once_whatever_the_engine_computes_in(models, monkeypatch):
+    """Its trunk is that of a model loaded in bf16, with the buffers of one in fp32; its head is exact."""
+    loaded, load_it = [], transformers.AutoModelForCausalLM.from_pretrained
+    count = lambda path, **options: loaded.append(path) or load_it(path, **options)
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", count)
+    kind = models["llama-grouped-tied"]
+    exact = load_it(kind, dtype=torch.float32)
+    for fp32_head in (True, False):
+        model = load_model(kind, CPU, torch.bfloat16, fp32_head)
+        rounded = dict(load_it(kind, dtype=torch.bfloat16).state_dict())
+        if fp32_head:
+            rounded["lm_head.weight"] = exact.lm_head.weight
+        assert all(torch.equal(values, rounded[name]) for name, values in model.state_dict().items())
+        assert all(b.dtype == torch.float32 for b in model.buffers())
+        assert (model.lm_head.weight is model.get_input_embeddings().weight) is not fp32_head
+    del loaded[:]
+    assert generate.main(["--prompt", "1+1=", "--dtype", "bfloat16"]) == 0 and len(loaded) == 1
 
 
 def test_code_that_lies_in_a_models_folder_is_never_run(models, tmp_path, monkeypatch):
@@ -473,7 +530,7 @@ def test_memory_that_is_full_is_said_in_one_sentence(monkeypatch):
     def full(*arguments):
         raise MemoryError("Unable to allocate 9 TiB. More words.")
 
-    monkeypatch.setattr(generate, "TorchEngine", full)
+    monkeypatch.setattr(generate, "make_engine", full)
     with pytest.raises(ValueError, match=r"^out of memory \(Unable to allocate 9 TiB\): lower --slots or the budgets$"):
         generate.main(["--prompt", "1+1="])
 

@@ -1,16 +1,20 @@
 """Optimizer steps: batches and micro-batches, gradients against a plain reference, one rank against several."""
 
+import collections
 import dataclasses
 import math
 import os
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 from steps import CPU, FIRST, batch_of_groups, lines, rollout, settings, stored, train_on, train_rank
 
 import loss
+import train
 from data.verify import Verdict
 from generate import TorchEngine
 from machinery import screen, trainer
@@ -227,11 +231,35 @@ def test_micro_batches_keep_to_their_budget():
     rollouts = [rollout(0, i, [1, 2], list(range(3, 5 + i))) for i in range(9)]
     batches = all_micro_batches(rollouts, 30)
     assert sorted(row for batch in batches for row in batch.rows_B.tolist()) == list(range(9))
-    taken = [[len(rollouts[row].tokens) + 2 for row in batch.rows_B.tolist()] for batch in batches]
+    taken = [[len(rollouts[row].tokens) + 1 for row in batch.rows_B.tolist()] for batch in batches]
     size = lambda lengths: len(lengths) * max(lengths)
     assert all(size(lengths) <= 30 for lengths in taken)
     assert all(size([*lengths, following[0]]) > 30 for lengths, following in zip(taken, taken[1:]))
     assert [batch.rows_B.tolist() for batch in all_micro_batches(rollouts, 1)] == [[i] for i in range(8, -1, -1)]
+
+
+def test_on_a_gpu_micro_batches_are_a_multiple_of_64_wide_and_compute_the_same(models, monkeypatch):
+    """Of 200 lengths there are few widths, and their budget holds with what is added. Two sequences of 16,384 tokens,
+    the most that the paper's settings have, fit into 32,768. (Made for a GPU, on a CPU.)"""
+
+    def for_a_gpu(rollouts, tokens):
+        made = torch.tensor
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "tensor", lambda array, device: made(array))
+            return list(trainer.micro_batches(rollouts, list(range(len(rollouts))), tokens, torch.device("cuda")))
+
+    some = [rollout(0, i, [1, 2], np.arange(3 + i) % 18) for i in range(200)]
+    batches = for_a_gpu(some, 1024)
+    assert {batch.inputs_BT.shape[1] for batch in batches} == {64, 128, 192, 256}
+    assert all(batch.inputs_BT.numel() <= 1024 for batch in batches)
+    (batch,) = for_a_gpu([rollout(0, i, [1] * 2048, [2] * 14_336) for i in range(2)], 32_768)
+    assert batch.inputs_BT.shape == (2, 16_384)
+    policy = trainer.Policy(load_model(models["llama"], CPU, torch.float32))
+    alone = {batch.rows_B.item(): policy(batch, True)[0][batch.sampled_BT] for batch in all_micro_batches(some[:9], 1)}
+    (batch,) = for_a_gpu(some[:9], 1024)
+    logprobs_BT, _ = policy(batch, True)
+    for row, which in enumerate(batch.rows_B.tolist()):
+        torch.testing.assert_close(logprobs_BT[row][batch.sampled_BT[row]], alone[which], atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -248,7 +276,7 @@ def test_micro_batches_are_even_over_the_ranks(monkeypatch, ranks):
         real = [[batch for batch in batches if batch.sampled_BT.any()] for batches in found]
         rows = [row for batches in real for batch in batches for row in batch.rows_B.tolist()]
         assert sorted(rows) == list(range(100))
-        sizes = [[batch.inputs_BT.shape[0] * (batch.inputs_BT.shape[1] + 1) for batch in batches] for batches in real]
+        sizes = [[batch.inputs_BT.numel() for batch in batches] for batches in real]
         assert all(size <= tokens or tokens == 1 for size in sum(sizes, []))
         work = [sum(size) for size in sizes]
         assert max(work) < 1.12 * min(work)
@@ -404,6 +432,57 @@ def test_pitfall_5_losses_and_gradients_are_the_same_with_one_and_with_three_ran
         assert shared[name].holds(FIRST + 2)
         for key, view in shared[name].views().items():
             assert torch.equal(view, others[key])
+
+
+def test_a_rank_takes_its_gpu_before_anything_else(monkeypatch):
+    """Whatever asks for no GPU in particular, nccl's threads among it, would otherwise be on the first."""
+    calls = []
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: calls.append(device))
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: calls.append("group"))
+    monkeypatch.setattr(dist, "FileStore", lambda *_: None)
+    monkeypatch.setattr(dist, "barrier", lambda: calls.append("barrier"))
+    trainer.join_ranks(1, ["cuda:6", "cuda:7"], "meet")
+    assert calls == ["cuda:7", "group", "barrier"]
+
+
+def test_adamw_is_fused_on_a_gpu_and_goes_on_from_the_moments_of_any_checkpoint(
+    models, tmp_path, monkeypatch, group_of_one
+):
+    """There it counts its steps on the GPU. What is fused computes the same, over shards too (tried on a CPU)."""
+    adamw, given, folder = torch.optim.AdamW, [], tmp_path / "plain"
+    chosen, batches = settings(steps=2, dtype="bfloat16"), [batch_of_groups(0), batch_of_groups(1)]
+    train_on(chosen, models["llama"], batches, folder)
+    moments = checkpoints(folder)[-1] / "optimizer.safetensors"
+
+    class Seen(Exception):
+        pass
+
+    def seen(*_, **options):
+        given.append(options["fused"])
+        raise Seen
+
+    monkeypatch.setattr(torch.optim, "AdamW", seen)
+    monkeypatch.setattr(train, "make_policy", lambda settings, model, device: trainer.Policy(model))
+    model = load_model(models["llama"], CPU, torch.float32)
+    for device in ("cpu", "cuda:1"):
+        monkeypatch.setattr(train, "devices_here", lambda _, device=device: ([], [device]))
+        with pytest.raises(Seen):
+            train.train(0, settings(), train.Start(FIRST, models["llama"], None), None, model)
+    assert given == [False, True]
+
+    policy = trainer.Policy(model.to("meta"))
+    for fused, where in ((True, "meta"), (False, "cpu")):
+        optimizer = SimpleNamespace(defaults={"fused": fused}, state=collections.defaultdict(dict))
+        trainer.read_moments(policy, optimizer, moments)
+        found = optimizer.state[model.lm_head.weight]
+        assert found["step"].device.type == where and found["exp_avg"].device.type == "meta"
+
+    monkeypatch.undo()
+    monkeypatch.setattr(torch.optim, "AdamW", lambda *a, **options: adamw(*a, **{**options, "fused": True}))
+    train_on(chosen, models["llama"], batches, tmp_path / "fused")
+    same_course(folder, tmp_path / "fused", rel=1e-5)
+    for key, values in stored(folder).items():
+        torch.testing.assert_close(stored(tmp_path / "fused")[key], values, rtol=1e-5, atol=1e-7)
 
 
 def test_compiled_layers_compute_what_others_do(models, tmp_path):
