@@ -36,8 +36,8 @@ class VllmEngine:
         """`NoEngine`, with vLLM's reason, if it cannot be had for this model on this machine."""
         prepare_environment(settings)
         self.decoding, self.slots = settings.decoding, settings.slots
-        # All that vLLM is given can begin in the very next step, if its cache has room, so that nothing waits inside of
-        # it while parameters change: new prompts of so many tokens, and a token, or an interruption, of each slot.
+        # All that vLLM is given can begin in the very next step, if its cache has room: new prompts of so many tokens,
+        # and a token, or an interruption, of each slot.
         self.prompt_tokens = max(8192, settings.decoding.longest)
         self.engine = make_llm_engine(settings, self.prompt_tokens)
         self.parameters: SharedParameters | None = None  # those that the workers have been given
@@ -72,6 +72,15 @@ class VllmEngine:
             self.engine.collective_rpc(_open_parameters, args=(handles,))
             self.parameters = parameters
         self.version = parameters.read(lambda: self.engine.collective_rpc(_reload_parameters))
+        # What has no token yet has waited for room in vLLM's cache. It is given to vLLM again, with another salt: else
+        # it could begin over what others have left of its prompt there, keys and values of older parameters.
+        unbegun = {name: row for name, row in self.rows.items() if self.completions.books["count"][row] == 0}
+        self.engine.abort_request([*unbegun])
+        for name, row in unbegun.items():
+            del self.rows[name]
+            self.free.append(row)
+        again = [self.completions.requests[row] for row in unbegun.values()]
+        self.waiting = deque(sorted([*again, *self.waiting], key=lambda request: not request.validation))
 
     def step(self) -> list[Rollout]:
         """One token for everything in flight; the rollouts that ended with it."""
