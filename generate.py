@@ -60,7 +60,7 @@ from machinery.flags import run_command
 from machinery.model import (
     Decoding,
     check_length,
-    completion_text,
+    completion_texts,
     load_model,
     load_tokenizer,
     make_decoding,
@@ -418,7 +418,7 @@ def main(arguments: list[str]) -> int:
                 print(asked + marked_text(tokenizer, rollout))
         for source in sources:
             rollouts = sample(source.validation)
-            texts = [completion_text(tokenizer, decoding, rollout) for rollout in rollouts]
+            texts = completion_texts(tokenizer, decoding, rollouts)
             with VerifierPool(command.verifiers, command.verifier_time_limit, command.verifier_memory) as pool:
                 verdicts = judge_all(pool, source.validation, rollouts, texts)
             report_evaluation(command, path, source, evaluation_figures(rollouts, verdicts, samples), samples)

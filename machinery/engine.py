@@ -157,7 +157,7 @@ class Completions:
         book["versions"][rows, at] = version
         book["count"][rows] += 1
         book["sampled"][rows] += sampled
-        ended = sampled & np.isin(tokens, self.decoding.eos)
+        ended = sampled & (tokens[:, None] == self.decoding.eos).any(1)  # np.isin takes three times as long
         closes = rows[sampled & (book["closed_at"][rows] < 0) & (tokens == self.decoding.end_of_thinking)]
         book["closed_at"][closes] = book["sampled"][closes]
         interrupt, truncate = np.zeros_like(ended), np.zeros_like(ended)

@@ -24,7 +24,7 @@ import loss
 from data import Source, next_source
 from data.verify import Verdict, VerifierPool, no_verdict_at_all
 from machinery.engine import EngineSettings, make_requests
-from machinery.model import Decoding, completion_text
+from machinery.model import Decoding, completion_texts
 from machinery.rollouts import Group, Report, Rollout, SharedParameters, Work
 from machinery.screen import say, warn
 from machinery.settings import Settings
@@ -396,7 +396,7 @@ class Feed:
             for report in reports:
                 self.busy_seconds += report.busy_seconds
                 self.sampled_tokens += report.sampled_tokens
-                self._submit(report.rollouts)
+            self._submit([rollout for report in reports for rollout in report.rollouts])
             came |= bool(reports)
         return came
 
@@ -423,7 +423,8 @@ class Feed:
     def _submit(self, rollouts: list[Rollout]) -> None:
         """Put rollouts in their groups, and give them to the verifiers. One that was cut off needs no verdict."""
         to_judge = []
-        for rollout in rollouts:
+        texts = completion_texts(self.prompts.tokenizer, self.prompts.decoding, rollouts)
+        for rollout, text in zip(rollouts, texts):
             request = rollout.request
             group = self._groups(request.validation)[request.group]
             group.rollouts[request.index] = rollout
@@ -432,7 +433,6 @@ class Feed:
             if rollout.truncated:
                 group.verdicts[request.index] = Verdict(False)
             else:
-                text = completion_text(self.prompts.tokenizer, self.prompts.decoding, rollout)
                 to_judge.append(((request.validation, request.group, request.index), group.problem, text))
         self.verifiers.submit(to_judge)
 

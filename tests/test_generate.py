@@ -42,7 +42,7 @@ from machinery.engine import EngineSettings, sample_all
 from machinery.flags import run_command
 from machinery.model import (
     check_length,
-    completion_text,
+    completion_texts,
     load_model,
     load_tokenizer,
     make_decoding,
@@ -237,7 +237,7 @@ def test_a_truncated_completion_is_never_correct(models):
     tokenizer = load_tokenizer(models["llama"])
     fine = rollout_of(tokenizer, "1+2+0=03</think>3")
     rollouts = [fine, dataclasses.replace(fine, truncated=True), fine]
-    texts = [completion_text(tokenizer, decoding(tokenizer), rollout) for rollout in rollouts]
+    texts = completion_texts(tokenizer, decoding(tokenizer), rollouts)
     with VerifierPool(1, 30.0, 4.0) as pool:
         verdicts = generate.judge_all(pool, [Problem("1+2=", "3", "data.arithmetic")], rollouts, texts)
     assert [verdict.correct for verdict in verdicts] == [True, False, True]
@@ -278,7 +278,7 @@ def test_a_prompt_is_worded_as_the_data_are_and_follows_the_system_prompt(chat_m
 def test_a_marker_of_ones_own_reaches_tasks_as_the_usual_one(models):
     tokenizer = load_tokenizer(models["llama"])
     rules = make_decoding(tokenizer, Sampling(end_of_thinking=";", interruption_phrase=";"))
-    assert completion_text(tokenizer, rules, rollout_of(tokenizer, "1+2;3")) == "1+2</think>3"
+    assert completion_texts(tokenizer, rules, [rollout_of(tokenizer, "1+2;3")]) == ["1+2</think>3"]
 
 
 def test_thinking_that_the_prompt_has_opened_is_seen_by_the_task(chat_models):
@@ -293,7 +293,7 @@ def test_thinking_that_the_prompt_has_opened_is_seen_by_the_task(chat_models):
         request = Request(0, 0, tokenizer(prompt).input_ids, 9, (0,))
         for text in ("a</think>b", "a", "<think>a</think>b"):
             made = dataclasses.replace(rollout_of(tokenizer, text), request=request)
-            assert completion_text(tokenizer, rules, made) == before + text
+            assert completion_texts(tokenizer, rules, [made, made]) == [before + text] * 2
 
 
 def test_a_completion_is_printed_with_its_end_and_with_forced_tokens_marked(models):
