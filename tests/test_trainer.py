@@ -8,10 +8,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import steps
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
-from steps import CPU, FIRST, batch_of_groups, lines, rollout, settings, stored, train_on, train_rank
+from steps import CPU, FIRST, batch_of_groups, lines, make_group, rollout, settings, stored, train_on, train_rank
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import loss
 import train
@@ -22,6 +25,7 @@ from machinery.engine import sample_all
 from machinery.model import load_model, load_tokenizer, make_decoding
 from machinery.record import checkpoints
 from machinery.rollouts import Request, SharedParameters
+from machinery.settings import Settings
 
 EXACT = dict(clip_gradient=math.inf)  # gradients as they are
 
@@ -304,6 +308,46 @@ def test_pitfall_9_the_trained_tokens_are_the_sampled_ids():
             assert batch.inputs_BT[row][: len(prompt)].tolist() == prompt
     for which, r in enumerate(rollouts):
         assert seen[which] == (r.tokens[r.sampled].tolist(), r.logprobs[r.sampled].tolist())
+
+
+class LargestTensor(TorchDispatchMode):
+    """Numbers in the largest tensor that is made meanwhile."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        self.numbers = max([self.numbers, *(t.numel() for t in tree_leaves(made) if isinstance(t, torch.Tensor))])
+        return made
+
+
+def test_nothing_of_a_long_sequence_is_quadratic_in_its_length(models, tmp_path, monkeypatch):
+    """A step of training and a few of the engine, with the attention that GPUs have. With the one that CPUs have there
+    is a mask, and a score, for each pair of positions: the negative control."""
+
+    def as_on_a_gpu(*arguments):
+        model = load_model(*arguments)
+        model.set_attn_implementation("sdpa")
+        return model
+
+    def step(folder, length):
+        group = [rollout(0, i, [1] * 16, np.arange(length - 16 - i) % 18) for i in range(2)]
+        with LargestTensor() as largest:
+            train_on(settings(gradient_checkpointing=True), models["qwen3"], [[make_group(0, group, [1, 0])]], folder)
+        return largest.numbers
+
+    assert step(tmp_path / "a", 1024) > 1000**2
+    monkeypatch.setattr(steps, "load_model", as_on_a_gpu)
+    most, length = 100, 8192  # numbers for each position: more than any part of these models is wide
+    assert step(tmp_path / "b", length) < most * length
+
+    model, tokenizer = as_on_a_gpu(models["qwen3"], CPU, torch.float32), load_tokenizer(models["qwen3"])
+    engine = TorchEngine(model, make_decoding(tokenizer, Settings(prompt_budget=length)), 1)
+    with LargestTensor() as largest:
+        engine.add([Request(0, 0, [1] * length, 9, (0,))])
+        for _ in range(3):
+            engine.step()
+    assert engine.in_flight and largest.numbers < most * length
 
 
 # --- bf16 -------------------------------------------------------------------------------------------------------------
