@@ -134,12 +134,12 @@ class VllmEngine:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        request, book = self.completions.requests[row], self.completions.books[row]
-        ids = request.prompt + book["tokens"][: book["count"]].tolist()
+        request, count = self.completions.requests[row], int(self.completions.books["count"][row])
+        ids = request.prompt + self.completions.written["tokens"][row, :count].tolist()
         sampling = SamplingParams(
             temperature=1.0,
             # Noise of its own for each piece: the same seed again would give the answer the noise of the thinking.
-            seed=int(np.random.default_rng((*request.seed, int(book["count"]))).integers(2**62)),
+            seed=int(np.random.default_rng((*request.seed, count)).integers(2**62)),
             logprobs=0,
             max_tokens=max_tokens,
             stop_token_ids=list(self.decoding.eos),

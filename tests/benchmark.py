@@ -7,6 +7,7 @@
     python tests/benchmark.py fit --draws 50       # the same, quicker and rougher
     python tests/benchmark.py scaling              # ranks, generators, parameters, idle time, memory of both sides
     python tests/benchmark.py scaling --only plan  # the arithmetic alone: what fits on 80 GB
+    python tests/benchmark.py scaling --only python  # what Python does for each token of a step
     python tests/benchmark.py memory               # what fp32 logits of a large vocabulary take
     python tests/benchmark.py faults               # what is done to real runs, and what it costs them
 
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -525,11 +527,71 @@ def scaling_plan() -> None:
                       f" {texts[4]:>9} {texts[5]:>12} {fit[0]:5}, {fit[1]:5} {texts[6]:>7}")  # fmt: skip
 
 
+def byte_tokenizer():
+    """One of the kind that most models have, trained on the texts of this project."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    made, markers = Tokenizer(models.BPE()), ["<eos>", "<think>", "</think>"]
+    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(special_tokens=markers, initial_alphabet=alphabet, show_progress=False)
+    made.train([str(path) for path in sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])], trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<eos>")
+
+
+def scaling_of_python(length: int = 14_000, slots: int = 256, steps: int = 2000) -> None:
+    """What Python and numpy do for the tokens of a step, on made-up rollouts: CPU seconds, of all threads."""
+    import pickle
+
+    import torch
+    from steps import make_group, rollout
+
+    from machinery.engine import Completions
+    from machinery.model import completion_texts, make_decoding
+    from machinery.record import Compute, completion_columns
+    from machinery.rollouts import Batch, Report, Request
+    from machinery.settings import PAPER, Settings
+    from machinery.trainer import micro_batches
+
+    print(f"\n(f) CPU seconds of Python and numpy for a step of 48 x 16 rollouts of {length:,} tokens, by stage\n")
+    tokenizer, rng = byte_tokenizer(), np.random.default_rng(0)
+    decoding = make_decoding(tokenizer, Settings(**PAPER))
+    groups = []
+    for number in range(48):
+        tokens = rng.integers(3, len(tokenizer), (16, length))
+        group = [rollout(number, i, [3] * 200, own) for i, own in enumerate(tokens)]
+        groups.append(make_group(number, group, [True, False] * 8))
+    rollouts = [rollout for group in groups for rollout in group.rollouts.values()]
+    rows = np.arange(slots)
+    books, tokens, sampled = Completions(slots, decoding), np.full(slots, 3), np.ones(slots, bool)
+    for row in rows:
+        books.begin(row, Request(0, row, [3], 12_288, (0,)))
+
+    def seconds(stage: str, function: Callable, times: float = 1.0):
+        started = time.process_time()
+        result = function()
+        print(f"{stage:60}{times * (time.process_time() - started):8.2f}", flush=True)
+        return result
+
+    append = lambda: [books.append(rows, tokens, np.zeros(slots), sampled, 0) for _ in range(steps)]
+    stage = f"generators: books, {slots} in flight (from {steps:,} tokens of each)"
+    seconds(stage, append, times=768 * length / slots / steps)
+    reports = seconds("generators: pickled reports", lambda: [pickle.dumps(Report([rollout])) for rollout in rollouts])
+    seconds("rank 0: unpickled reports", lambda: [pickle.loads(report) for report in reports])
+    seconds("rank 0: texts for the verifiers, on all cores", lambda: completion_texts(tokenizer, decoding, rollouts))
+    seconds("rank 0: the batch, handed to other ranks", lambda: pickle.loads(pickle.dumps(groups)))
+    batch = seconds("each rank: the batch", lambda: Batch(groups, 50))
+    every, device = list(range(768)), torch.device("cpu")
+    seconds("all ranks together: micro-batches", lambda: [0 for _ in micro_batches(rollouts, every, 32_768, device)])
+    seconds("rank 0: the log", lambda: (completion_columns(groups), Compute(1, 1).add(groups, 1), batch.ages_N.mean()))
+
+
 def benchmark_scaling(options: argparse.Namespace) -> None:
-    parts = {"devices", "idle", "updates", "memory", "plan"} if options.only is None else {options.only}
+    parts = {"devices", "idle", "updates", "memory", "plan", "python"} if options.only is None else {options.only}
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        for name, size in SIZES.items() if parts - {"idle", "plan"} else ():
+        for name, size in SIZES.items() if parts - {"idle", "plan", "python"} else ():
             random_model(name, size)
         if "devices" in parts:
             scaling_of_devices(Path(folder))
@@ -541,6 +603,8 @@ def benchmark_scaling(options: argparse.Namespace) -> None:
             scaling_of_memory(Path(folder))
     if "plan" in parts:
         scaling_plan()
+    if "python" in parts:
+        scaling_of_python()
 
 
 # --- faults -------------------------------------------------------------------------------------------------------
@@ -797,7 +861,9 @@ def main() -> None:
     parser.add_argument("--target", type=float, default=0.8, help="training: pass rate that (a) waits for")
     parser.add_argument("--trl-steps", type=int, default=20, help="training: steps of (d)")
     parser.add_argument("--rounds", type=int, default=4, help="engines: measurements of each")
-    parser.add_argument("--only", choices=["devices", "idle", "updates", "memory", "plan"], help="scaling: one part")
+    parser.add_argument(
+        "--only", choices=["devices", "idle", "updates", "memory", "plan", "python"], help="scaling: one part"
+    )
     parser.add_argument("--draws", type=int, default=400, help="fit: simulated runs a line")
     parser.add_argument("--kills", type=int, default=20, help="faults: kill -9 at random moments")
     parser.add_argument("--repeats", type=int, default=3, help="faults: runs with each of the other faults")
