@@ -261,9 +261,8 @@ class TorchEngine:
 
 
 def make_engine(settings: EngineSettings, model: PreTrainedModel | None = None):
-    """The engine, ready for its first `update`. model: the same model on the CPU in fp32, if it is loaded already; it
-    becomes the engine's.
-    ValueError, in one sentence, if the engine cannot be had."""
+    """The engine, ready for its first `update`. ValueError, in one sentence, if it cannot be had. model: the same model
+    on the CPU in fp32, if it is loaded already; TorchEngine takes it as its own."""
     torch.set_num_threads(settings.threads)
     if settings.engine == "vllm":
         return VllmEngine(settings)

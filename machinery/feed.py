@@ -396,7 +396,8 @@ class Feed:
             for report in reports:
                 self.busy_seconds += report.busy_seconds
                 self.sampled_tokens += report.sampled_tokens
-            self._submit([rollout for report in reports for rollout in report.rollouts])
+            if rollouts := [rollout for report in reports for rollout in report.rollouts]:
+                self._submit(rollouts)
             came |= bool(reports)
         return came
 

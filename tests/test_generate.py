@@ -43,6 +43,7 @@ from machinery.flags import run_command
 from machinery.model import (
     check_length,
     completion_texts,
+    decode_all,
     load_model,
     load_tokenizer,
     make_decoding,
@@ -294,6 +295,15 @@ def test_thinking_that_the_prompt_has_opened_is_seen_by_the_task(chat_models):
         for text in ("a</think>b", "a", "<think>a</think>b"):
             made = dataclasses.replace(rollout_of(tokenizer, text), request=request)
             assert completion_texts(tokenizer, rules, [made, made]) == [before + text] * 2
+
+
+def test_many_texts_at_once_are_those_of_the_tokenizer_one_by_one(chat_models):
+    """Markers and broken characters among them; also of a tokenizer that tidies up spaces."""
+    tokenizer, rng = load_tokenizer(chat_models["qwen3"]), np.random.default_rng(0)
+    ids = [rng.integers(len(tokenizer), size=size).tolist() for size in (0, 1, 40, 300)]
+    for tidy in (False, True):
+        tokenizer.clean_up_tokenization_spaces = tidy
+        assert decode_all(tokenizer, ids) == [tokenizer.decode(own) for own in ids]
 
 
 def test_a_completion_is_printed_with_its_end_and_with_forced_tokens_marked(models):
