@@ -62,12 +62,13 @@ from machinery.flags import run_command
 from machinery.model import (
     Decoding,
     check_length,
-    completion_text,
+    completion_texts,
     load_model,
     load_tokenizer,
     make_decoding,
     marked_text,
     model_path,
+    place,
     render_all,
 )
 from machinery.processes import belong_to_the_run
@@ -262,14 +263,14 @@ class TorchEngine:
 
 
 def make_engine(settings: EngineSettings, model: PreTrainedModel | None = None):
-    """The engine, ready for its first `update`. model: the same model on the CPU in fp32, where it is loaded already.
-    ValueError, in one sentence, if the engine cannot be had."""
+    """The engine, ready for its first `update`. ValueError, in one sentence, if it cannot be had. model: the same model
+    on the CPU in fp32, if it is loaded already; TorchEngine takes it as its own."""
     torch.set_num_threads(settings.threads)
     if settings.engine == "vllm":
         return VllmEngine(settings)
-    device, dtype = torch.device(settings.devices[0]), getattr(torch, settings.dtype)
-    if model is None or (device.type, dtype) != ("cpu", torch.float32):
-        model = load_model(settings.model, device, dtype, fp32_head=settings.decoding.fp32_logits)
+    model = model or load_model(settings.model, torch.device("cpu"), torch.float32)
+    dtype, fp32_head = getattr(torch, settings.dtype), settings.decoding.fp32_logits
+    place(model, torch.device(settings.devices[0]), dtype, fp32_head)
     return TorchEngine(model, settings.decoding, settings.slots)
 
 
@@ -425,7 +426,7 @@ def main(arguments: list[str]) -> int:
                 print(asked + marked_text(tokenizer, rollout))
         for source in sources:
             rollouts = sample(source.validation)
-            texts = [completion_text(tokenizer, decoding, rollout) for rollout in rollouts]
+            texts = completion_texts(tokenizer, decoding, rollouts)
             with VerifierPool(command.verifiers, command.verifier_time_limit, command.verifier_memory) as pool:
                 verdicts = judge_all(pool, source.validation, rollouts, texts)
             figures = evaluation_figures(rollouts, verdicts, samples)

@@ -19,7 +19,7 @@ from generate import make_engine
 from loss import Recipe
 from machinery.engine import engine_settings, make_requests
 from machinery.model import (
-    completion_text,
+    completion_texts,
     load_model,
     load_tokenizer,
     make_decoding,
@@ -93,7 +93,7 @@ def sample(engine, tokenizer, problems: list[Problem], number: int, between=None
         for rollout in engine.step():
             group = groups[rollout.request.group]
             group.rollouts[rollout.request.index] = rollout
-            right = arithmetic.score(group.problem, completion_text(tokenizer, engine.decoding, rollout))
+            right = arithmetic.score(group.problem, completion_texts(tokenizer, engine.decoding, [rollout])[0])
             group.verdicts[rollout.request.index] = Verdict(float(right))
         steps += 1
         if between is not None and steps == UPDATED_AFTER:

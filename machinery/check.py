@@ -7,7 +7,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from data import Problem, Source, programming
 from data.verify import VerifierPool
 from machinery.evaluation import judge_all
-from machinery.model import Decoding, completion_text, render_all
+from machinery.model import Decoding, completion_texts, render_all
 from machinery.rollouts import Request, Rollout
 from machinery.settings import Sampling
 
@@ -88,7 +88,7 @@ def reference(
         tokens = tokenizer(text, add_special_tokens=False).input_ids
         rollout = given_rollout(ids, marker + tokens + [decoding.eos[0]])
         with VerifierPool(1, settings.verifier_time_limit, settings.verifier_memory) as pool:
-            verdict = judge_all(pool, [problem], [rollout], [completion_text(tokenizer, decoding, rollout)])[0]
+            verdict = judge_all(pool, [problem], [rollout], completion_texts(tokenizer, decoding, [rollout]))[0]
         if verdict.correct:
             break
     if not verdict.correct:

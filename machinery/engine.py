@@ -118,23 +118,19 @@ class Completions:
     """The completions that an engine has in flight, a row each: their tokens so far, and what their lengths ask for."""
 
     def __init__(self, rows: int, decoding: Decoding):
-        longest = decoding.longest_completion
         self.decoding = decoding
         self.requests: list[Request | None] = [None] * rows
-        self.books = np.zeros(
-            rows,
-            [
-                ("count", np.int64),  # tokens so far
-                ("sampled", np.int64),  # of them sampled; the others were forced
-                ("closed_at", np.int64),  # sampled tokens when thinking ended, -1 while it goes on
-                ("thinking_budget", np.int64),
-                ("interrupted", bool),
-                ("tokens", np.int32, longest),  # these four as in Rollout
-                ("was_sampled", bool, longest),
-                ("logprobs", np.float32, longest),
-                ("versions", np.int32, longest),
-            ],
-        )
+        fields = [
+            ("count", np.int64),  # tokens so far
+            ("sampled", np.int64),  # of them sampled; the others were forced
+            ("closed_at", np.int64),  # sampled tokens when thinking ended, -1 while it goes on
+            ("thinking_budget", np.int64),
+            ("interrupted", bool),
+        ]
+        self.books = np.zeros(rows, np.dtype(fields, align=True))
+        # As in Rollout. Each step writes to each row, so what belongs to a token lies together.
+        fields = [("tokens", np.int32), ("sampled", bool), ("logprobs", np.float32), ("versions", np.int32)]
+        self.written = np.zeros((rows, decoding.longest_completion), np.dtype(fields, align=True))
 
     def begin(self, row: int, request: Request) -> bool:
         """Put a request into a row. Returns whether its thinking is interrupted at once, by a budget of 0."""
@@ -150,14 +146,14 @@ class Completions:
     def append(self, rows, tokens, logprobs, sampled, version: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Add a token to each of these rows [n]; sampled: False where it was forced. Returns three bool arrays [n]:
         which completions have ended, whose thinking is now to be interrupted, which are truncated."""
-        at, book = self.books["count"][rows], self.books
-        book["tokens"][rows, at] = tokens
-        book["was_sampled"][rows, at] = sampled
-        book["logprobs"][rows, at] = np.where(sampled, logprobs, 0.0)
-        book["versions"][rows, at] = version
-        book["count"][rows] += 1
+        book, new = self.books, np.zeros(len(rows), self.written.dtype)
+        new["tokens"], new["sampled"], new["versions"] = tokens, sampled, version
+        new["logprobs"] = np.where(sampled, logprobs, 0.0)
+        at = book["count"][rows]
+        self.written[rows, at] = new
+        book["count"][rows] = at + 1
         book["sampled"][rows] += sampled
-        ended = sampled & np.isin(tokens, self.decoding.eos)
+        ended = sampled & (tokens[:, None] == self.decoding.eos).any(1)  # np.isin takes three times as long
         closes = rows[sampled & (book["closed_at"][rows] < 0) & (tokens == self.decoding.end_of_thinking)]
         book["closed_at"][closes] = book["sampled"][closes]
         interrupt, truncate = np.zeros_like(ended), np.zeros_like(ended)
@@ -180,21 +176,16 @@ class Completions:
     def move(self, to: np.ndarray, rows: np.ndarray) -> None:
         """Copy rows over others."""
         self.books[to] = self.books[rows]
+        self.written[to] = self.written[rows]
         for old, new in zip(rows, to):
             self.requests[new] = self.requests[old]
 
     def rollout(self, row: int, truncated: bool) -> Rollout:
         """What has come of a row."""
-        book = self.books[row]
-        end = book["count"]
+        written = self.written[row, : self.books["count"][row]]
+        arrays = {name: written[name].copy() for name in written.dtype.names}
         return Rollout(
-            request=self.requests[row],
-            tokens=book["tokens"][:end].copy(),
-            sampled=book["was_sampled"][:end].copy(),
-            logprobs=book["logprobs"][:end].copy(),
-            versions=book["versions"][:end].copy(),
-            interrupted=bool(book["interrupted"]),
-            truncated=truncated,
+            self.requests[row], **arrays, interrupted=bool(self.books["interrupted"][row]), truncated=truncated
         )
 
 

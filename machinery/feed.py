@@ -5,14 +5,18 @@ reports; each is judged by a verifier; when all are, the group is finished and c
 or is silent is replaced, and what it had not finished is handed out again.
 """
 
+import contextlib
+import dataclasses
+import os
 import queue
 import signal
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 import torch.multiprocessing as multiprocessing
 from transformers import PreTrainedTokenizerBase
 
@@ -20,7 +24,7 @@ import loss
 from data import Source, next_source
 from data.verify import Verdict, VerifierPool, no_verdict_at_all
 from machinery.engine import EngineSettings, make_requests
-from machinery.model import Decoding, completion_text
+from machinery.model import Decoding, completion_texts
 from machinery.rollouts import Group, Report, Rollout, SharedParameters, Work
 from machinery.screen import say, warn
 from machinery.settings import Settings
@@ -93,19 +97,35 @@ class Generator:
     groups: int = 0  # handed out to it and not come back
 
 
+@contextlib.contextmanager
+def only_visible(gpus: list[int]) -> Iterator[None]:
+    """Processes that are started meanwhile see these GPUs of ours alone. To be said before they start: CUDA looks once,
+    at the first call in a process, and an import may make that."""
+    ours = os.environ.get("CUDA_VISIBLE_DEVICES")
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(ours.split(",")[gpu] if ours else str(gpu) for gpu in gpus)
+    yield
+    del os.environ["CUDA_VISIBLE_DEVICES"]
+    if ours is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ours
+
+
 def start_generator(number: int, process: Callable, engine: EngineSettings, parameters: SharedParameters) -> Generator:
     """Start a generator: process(engine, parameters, work, reports) in a process of its own. Its first report says that
-    it is ready."""
+    it is ready. It sees the engine's GPUs alone, and to it they are cuda:0, cuda:1 and so on: so nothing of it can be
+    on another."""
     context = multiprocessing.get_context("spawn")
     work, reports = context.Queue(), context.Queue()
+    gpus = [torch.device(device).index for device in engine.devices if device != "cpu"]
+    there = tuple(f"cuda:{i}" for i in range(len(gpus))) or engine.devices
     child = context.Process(
         target=process,
-        args=(engine, parameters, work, reports),
+        args=(dataclasses.replace(engine, devices=there), parameters, work, reports),
         name=f"generator {number} on {','.join(engine.devices)}",
         daemon=len(engine.devices) == 1,  # a daemon may have no processes of its own, which vLLM has for several GPUs
     )
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: Ctrl-C is for the trainer, from the start
-    child.start()
+    with only_visible(gpus):
+        child.start()
     signal.signal(signal.SIGINT, handler)
     # Each end of a pipe is open in one process only, so that when the other side dies, in the middle of a message
     # too, reading meets an end of file and writing an error, instead of waiting for ever.
@@ -376,7 +396,8 @@ class Feed:
             for report in reports:
                 self.busy_seconds += report.busy_seconds
                 self.sampled_tokens += report.sampled_tokens
-                self._submit(report.rollouts)
+            if rollouts := [rollout for report in reports for rollout in report.rollouts]:
+                self._submit(rollouts)
             came |= bool(reports)
         return came
 
@@ -403,7 +424,8 @@ class Feed:
     def _submit(self, rollouts: list[Rollout]) -> None:
         """Put rollouts in their groups, and give them to the verifiers. One that was cut off needs no verdict."""
         to_judge = []
-        for rollout in rollouts:
+        texts = completion_texts(self.prompts.tokenizer, self.prompts.decoding, rollouts)
+        for rollout, text in zip(rollouts, texts):
             request = rollout.request
             group = self._groups(request.validation)[request.group]
             group.rollouts[request.index] = rollout
@@ -412,7 +434,6 @@ class Feed:
             if rollout.truncated:
                 group.verdicts[request.index] = Verdict(False)
             else:
-                text = completion_text(self.prompts.tokenizer, self.prompts.decoding, rollout)
                 to_judge.append(((request.validation, request.group, request.index), group.problem, text))
         self.verifiers.submit(to_judge)
 

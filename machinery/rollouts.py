@@ -8,7 +8,7 @@ Version v of the parameters is what v optimizer steps have made.
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -142,6 +142,16 @@ class SharedParameters:
         pieces = self.flat.split([shape.numel() for shape in self.shapes.values()])
         return {name: piece.view(shape) for (name, shape), piece in zip(self.shapes.items(), pieces)}
 
+    def on(self, device: torch.device, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+        """These parameters, by name, on a device: each copied there when its turn comes, and at the end all copies have
+        ended. They stay in fp32: a copy to a GPU that casts would cast on the CPU first, so whoever asks casts there. A
+        name that none of them has is that of a head which is tied here."""
+        views = self.views()
+        for name in names:
+            yield name, views.get(name, views[self.head_name]).to(device, non_blocking=True)
+        if device.type != "cpu":
+            torch.cuda.synchronize(device)
+
     @property
     def version(self) -> int:
         """The newest version that has been complete, though a newer one may be half written over it; -1: none yet."""
@@ -180,11 +190,11 @@ class SharedParameters:
     @torch.no_grad()
     def read_into(self, model: PreTrainedModel, timeout: float = 60.0) -> int:
         """`read` into a model. One whose head is not tied, though the trainer's is, gets the tied weight."""
-        views = self.views()
+        own = dict(model.named_parameters())
 
         def take() -> None:
-            for name, parameter in model.named_parameters():
-                parameter.copy_(views[name if name in views else self.head_name])
+            for name, parameter in self.on(model.device, own):
+                own[name].copy_(parameter)
 
         return self.read(take, timeout)
 

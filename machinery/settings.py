@@ -74,7 +74,7 @@ class Settings(Sampling):
 
     generators: int = 0  # processes that sample, each on --tensor-parallel GPUs; 0: one, or all GPUs left by trainers
     trainers: int = 0  # processes that share the model by FSDP, each on a GPU; 0: one, or a fifth of the GPUs
-    tokens_per_micro_batch: int = 4096  # tokens in one forward and backward, padding included; paper: 16384
+    tokens_per_micro_batch: int = 4096  # tokens in one forward and backward, padding included; GPU and paper: 32768
     compile: bool = False  # the trainer's layers, by torch.compile: faster once it is done, which may take a minute
     gradient_checkpointing: bool = False  # layers are computed again in the backward: less memory; paper: True
     wait_timeout: float = 600.0  # seconds without a word from a generator until it is killed and replaced
@@ -91,7 +91,7 @@ PAPER = dict(
     prompts_per_step=48, learning_rate=5e-7, warmup_steps=100, prompt_budget=loss.PROMPT_BUDGET,
     thinking_budget=loss.THINKING_BUDGET, answer_budget=loss.ANSWER_BUDGET, train_prompts=None, validation_every=100,
     validation_problems=1000,
-    steps=1000, clip_gradient=1.0, slots=256, tokens_per_micro_batch=16_384, gradient_checkpointing=True, verifiers=8,
+    steps=1000, clip_gradient=1.0, slots=256, tokens_per_micro_batch=32_768, gradient_checkpointing=True, verifiers=8,
 )  # fmt: skip
 
 # What says where and how often, but not what is computed. All else is the run itself, and stays when it is resumed.
@@ -140,6 +140,8 @@ def starting_values(chosen: Sampling) -> Sampling:
     fields = {field.name for field in dataclasses.fields(chosen)}
     values = {name: value for name, value in PAPER.items() if name in fields and defaults == "paper"}
     if isinstance(chosen, Settings):
+        if torch.cuda.device_count():  # with fewer tokens at once a GPU waits for the launches of its kernels
+            values["tokens_per_micro_batch"] = PAPER["tokens_per_micro_batch"]
         axis, recipe = chosen.recipe.leave_out, chosen.recipe.recipe
         if axis and recipe != "scalerl":
             raise ValueError(f"--leave-out takes an axis out of scalerl; it cannot go with --recipe {recipe}")

@@ -57,7 +57,7 @@ def micro_batches(rollouts: list[Rollout], rows: list[int], tokens: int, device:
     """
     rank, ranks = rank_and_ranks()
     longest_first = sorted(rows, key=lambda row: -sequence_length(rollouts[row]))
-    shares = [cut(rollouts, longest_first[i::ranks], tokens) for i in range(ranks)]  # dealt out, like cards
+    shares = [cut(rollouts, longest_first[i::ranks], tokens, device) for i in range(ranks)]  # dealt out, like cards
     for i in range(max(map(len, shares))):
         if i < len(shares[rank]):
             yield micro_batch(rollouts, shares[rank][i], device)
@@ -72,11 +72,18 @@ def sequence_length(rollout: Rollout) -> int:
     return len(rollout.request.prompt) + len(rollout.tokens)
 
 
-def cut(rollouts: list[Rollout], longest_first: list[int], tokens: int) -> list[list[int]]:
-    """Which rows make a micro-batch: as many as fit into `tokens`, each as long as the first; or one."""
+def width(rollout: Rollout, device: torch.device) -> int:
+    """Positions that the trunk is fed for it: all tokens but the last. On a GPU rounded up to a multiple of 64, since
+    attention there (cuDNN's) takes about 30 ms to plan for a shape that is new, and lengths are nearly all new."""
+    fed = sequence_length(rollout) - 1
+    return -(-fed // 64) * 64 if device.type == "cuda" else fed
+
+
+def cut(rollouts: list[Rollout], longest_first: list[int], tokens: int, device: torch.device) -> list[list[int]]:
+    """Which rows make a micro-batch: as many as fit into `tokens`, each as wide as the first; or one."""
     batches: list[list[int]] = []
     for row in longest_first:
-        if not batches or (len(batches[-1]) + 1) * sequence_length(rollouts[batches[-1][0]]) > tokens:
+        if not batches or (len(batches[-1]) + 1) * width(rollouts[batches[-1][0]], device) > tokens:
             batches.append([])
         batches[-1].append(row)
     return batches
@@ -84,7 +91,7 @@ def cut(rollouts: list[Rollout], longest_first: list[int], tokens: int) -> list[
 
 def micro_batch(rollouts: list[Rollout], rows: list[int], device: torch.device) -> MicroBatch:
     """The tensors of these rows of the rollouts."""
-    ids = np.zeros((len(rows), max(sequence_length(rollouts[row]) for row in rows)), np.int64)
+    ids = np.zeros((len(rows), max(width(rollouts[row], device) for row in rows) + 1), np.int64)
     sampled, logprobs = np.zeros(ids.shape, bool), np.zeros(ids.shape, np.float32)
     for i, rollout in enumerate(rollouts[row] for row in rows):
         prompt, end = len(rollout.request.prompt), sequence_length(rollout)
@@ -234,10 +241,10 @@ def read_moments(policy: Policy, optimizer: torch.optim.Optimizer, path: Path) -
     for place, value in safetensors.torch.load_file(path).items():
         name, _, key = place.rpartition("/")
         parameter = parameters[name]
-        if key != "step":
+        if key != "step" or optimizer.defaults["fused"]:  # which counts its steps where the parameter is
             value = value.to(parameter.device)
-            if isinstance(parameter, DTensor):
-                value = distribute_tensor(value, parameter.device_mesh, parameter.placements)
+        if key != "step" and isinstance(parameter, DTensor):
+            value = distribute_tensor(value, parameter.device_mesh, parameter.placements)
         optimizer.state[parameter][key] = value
 
 
@@ -273,6 +280,8 @@ def wait_for_ranks() -> None:
 
 def join_ranks(rank: int, devices: list[str], meeting_place: str) -> None:
     """Make this process one of the trainer's. They meet at a file, so no port is taken for it."""
+    if devices[rank].startswith("cuda"):
+        torch.cuda.set_device(devices[rank])  # first of all: what asks for no GPU in particular would be on the first
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if devices[rank].startswith("cuda") else "gloo",
         store=dist.FileStore(meeting_place, len(devices)),

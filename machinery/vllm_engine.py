@@ -18,12 +18,10 @@ step must not touch before all have copied. Here the trainer writes and goes on.
 import os
 import pickle
 from collections import deque
-from collections.abc import Iterator
 from multiprocessing.reduction import ForkingPickler
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from machinery.engine import INSTALL_VLLM, Completions, EngineSettings, NoEngine, queue_up
 from machinery.rollouts import Request, Rollout, SharedParameters
@@ -36,10 +34,10 @@ class VllmEngine:
 
     def __init__(self, settings: EngineSettings):
         """`NoEngine`, with vLLM's reason, if it cannot be had for this model on this machine."""
-        prepare_environment(settings.devices, settings.threads)
+        prepare_environment(settings)
         self.decoding, self.slots = settings.decoding, settings.slots
-        # All that vLLM is given can begin in the very next step, if its cache has room, so that nothing waits inside of
-        # it while parameters change: new prompts of so many tokens, and a token, or an interruption, of each slot.
+        # All that vLLM is given can begin in the very next step, if its cache has room: new prompts of so many tokens,
+        # and a token, or an interruption, of each slot.
         self.prompt_tokens = max(8192, settings.decoding.longest)
         self.engine = make_llm_engine(settings, self.prompt_tokens)
         self.parameters: SharedParameters | None = None  # those that the workers have been given
@@ -74,6 +72,15 @@ class VllmEngine:
             self.engine.collective_rpc(_open_parameters, args=(handles,))
             self.parameters = parameters
         self.version = parameters.read(lambda: self.engine.collective_rpc(_reload_parameters))
+        # What has no token yet has waited for room in vLLM's cache. It is given to vLLM again, with another salt: else
+        # it could begin over what others have left of its prompt there, keys and values of older parameters.
+        unbegun = {name: row for name, row in self.rows.items() if self.completions.books["count"][row] == 0}
+        self.engine.abort_request([*unbegun])
+        for name, row in unbegun.items():
+            del self.rows[name]
+            self.free.append(row)
+        again = [self.completions.requests[row] for row in unbegun.values()]
+        self.waiting = deque(sorted([*again, *self.waiting], key=lambda request: not request.validation))
 
     def step(self) -> list[Rollout]:
         """One token for everything in flight; the rollouts that ended with it."""
@@ -127,12 +134,12 @@ class VllmEngine:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        request, book = self.completions.requests[row], self.completions.books[row]
-        ids = request.prompt + book["tokens"][: book["count"]].tolist()
+        request, count = self.completions.requests[row], int(self.completions.books["count"][row])
+        ids = request.prompt + self.completions.written["tokens"][row, :count].tolist()
         sampling = SamplingParams(
             temperature=1.0,
             # Noise of its own for each piece: the same seed again would give the answer the noise of the thinking.
-            seed=int(np.random.default_rng((*request.seed, int(book["count"]))).integers(2**62)),
+            seed=int(np.random.default_rng((*request.seed, count)).integers(2**62)),
             logprobs=0,
             max_tokens=max_tokens,
             stop_token_ids=list(self.decoding.eos),
@@ -150,7 +157,7 @@ class VllmEngine:
 
 def make_llm_engine(settings: EngineSettings, prompt_tokens: int):
     """vLLM's own engine, without parameters yet. `NoEngine`, with its reason, if it cannot be had."""
-    on_cpu = torch.device(settings.devices[0]).type == "cpu"
+    on_cpu = settings.devices[0] == "cpu"
     block_size = 32 if on_cpu else 16  # tokens
     decoding = settings.decoding
     try:
@@ -195,17 +202,14 @@ def make_llm_engine(settings: EngineSettings, prompt_tokens: int):
     return engine
 
 
-def prepare_environment(devices: tuple[str, ...], threads: int) -> None:
+def prepare_environment(settings: EngineSettings) -> None:
     """What vLLM reads from the environment, before it is imported. What the user has set stays."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine is in this process, to be driven step by step
     wanted = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
-    if torch.device(devices[0]).type == "cpu":
+    if settings.devices[0] == "cpu":
         # Nothing is compiled, and threads are not pinned to cores that the trainer may be on.
-        wanted |= {"TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(threads)}
-    else:  # vLLM takes the first devices that it sees
-        seen = os.environ.get("CUDA_VISIBLE_DEVICES")
-        names = seen.split(",") if seen else [str(i) for i in range(torch.cuda.device_count())]
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names[torch.device(device).index or 0] for device in devices)
+        wanted |= {"TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+        wanted["OMP_NUM_THREADS"] = str(settings.threads)
     for name, value in wanted.items():
         os.environ.setdefault(name, value)
 
@@ -234,18 +238,13 @@ def _open_parameters(worker, handles: list[bytes]) -> None:
 
 
 def _reload_parameters(worker) -> None:
-    worker.reload_weights(weights_iterator=_checkpoint(worker.shared_parameters))
+    parameters = worker.shared_parameters
+    names = dict.fromkeys([*parameters.shapes, "lm_head.weight"])  # as a checkpoint without tied weights has them
+    worker.reload_weights(weights_iterator=parameters.on(worker.device, names))
     for layer in worker.get_model().modules():
         # vLLM 0.32 brings experts into the layout of its CPU kernel when they are first loaded, and then never again.
         if type(layer).__name__ == "RoutedExperts" and layer.w13_weight.device.type == "cpu":
             layer.quant_method.moe_kernel.fused_experts.process_weights_after_loading(layer)
-
-
-def _checkpoint(parameters: SharedParameters) -> Iterator[tuple[str, Tensor]]:
-    """The parameters as a checkpoint has them, which is what vLLM reads."""
-    yield from parameters.views().items()
-    if parameters.head_name != "lm_head.weight":
-        yield "lm_head.weight", parameters.views()[parameters.head_name]
 
 
 def _keep_head_in_fp32(worker) -> None:

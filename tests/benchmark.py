@@ -7,6 +7,7 @@
     python tests/benchmark.py fit --draws 50       # the same, quicker and rougher
     python tests/benchmark.py scaling              # ranks, generators, parameters, idle time, memory of both sides
     python tests/benchmark.py scaling --only plan  # the table of docs/node.md: what fits on 80 GB
+    python tests/benchmark.py scaling --only python  # what Python does for each token of a step
     python tests/benchmark.py memory               # what fp32 logits of a large vocabulary take
     python tests/benchmark.py faults               # what is done to real runs, and what it costs them
 
@@ -15,11 +16,13 @@ The comparison with TRL needs `pip install trl`, for this benchmark only; withou
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -562,11 +565,75 @@ def table_of_plans(folder: Path) -> list[str]:
     return lines
 
 
+def byte_tokenizer():
+    """One of the kind that most models have, trained on the texts of this project."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    made, markers = Tokenizer(models.BPE()), ["<eos>", "<think>", "</think>"]
+    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(special_tokens=markers, initial_alphabet=alphabet, show_progress=False)
+    made.train([str(path) for path in sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])], trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<eos>")
+
+
+def scaling_of_python(length: int = 14_000, slots: int = 256, steps: int = 2000) -> None:
+    """What Python and numpy do for the tokens of a step, on made-up rollouts: CPU seconds of all threads, the least of
+    three times."""
+    import pickle
+
+    import torch
+    from steps import make_group, rollout
+
+    from machinery.engine import Completions
+    from machinery.model import completion_texts, make_decoding
+    from machinery.record import Compute, completion_columns
+    from machinery.rollouts import Batch, Report, Request
+    from machinery.settings import PAPER, Settings
+    from machinery.trainer import micro_batches
+
+    print(f"\n(f) CPU seconds of Python and numpy for a step of 48 x 16 rollouts of {length:,} tokens, by stage\n")
+    tokenizer, rng = byte_tokenizer(), np.random.default_rng(0)
+    decoding = make_decoding(tokenizer, Settings(**PAPER))
+    groups = []
+    for number in range(48):
+        tokens = rng.integers(3, len(tokenizer), (16, length))
+        group = [rollout(number, i, [3] * 200, own) for i, own in enumerate(tokens)]
+        groups.append(make_group(number, group, [True, False] * 8))
+    rollouts = [rollout for group in groups for rollout in group.rollouts.values()]
+    rows = np.arange(slots)
+    books, tokens, sampled = Completions(slots, decoding), np.full(slots, 3), np.ones(slots, bool)
+    for row in rows:
+        books.begin(row, Request(0, row, [3], 12_288, (0,)))
+
+    def seconds(stage: str, function: Callable, times: float = 1.0):
+        least = math.inf
+        for _ in range(3):
+            started = time.process_time()
+            result = function()
+            least = min(least, time.process_time() - started)
+        print(f"{stage:65}{times * least:8.2f}", flush=True)
+        return result
+
+    append = lambda: [books.append(rows, tokens, np.zeros(slots), sampled, 0) for _ in range(steps)]
+    stage = f"generators: books, {slots} in flight (from {steps:,} tokens of each)"
+    seconds(stage, append, times=768 * length / slots / steps)
+    reports = seconds("generators: pickled reports", lambda: [pickle.dumps(Report([rollout])) for rollout in rollouts])
+    seconds("rank 0: unpickled reports", lambda: [pickle.loads(report) for report in reports])
+    seconds("rank 0: texts for the verifiers, on all cores", lambda: completion_texts(tokenizer, decoding, rollouts))
+    seconds("rank 0: the batch, handed to other ranks", lambda: pickle.loads(pickle.dumps(groups)))
+    batch = seconds("each rank: the batch", lambda: Batch(groups, 50))
+    every, device = list(range(768)), torch.device("cpu")
+    seconds("all ranks together: micro-batches", lambda: [0 for _ in micro_batches(rollouts, every, 32_768, device)])
+    seconds("rank 0: the log", lambda: (completion_columns(groups), Compute(1, 1).add(groups, 1), batch.ages_N.mean()))
+
+
 def benchmark_scaling(options: argparse.Namespace) -> None:
-    parts = {"devices", "idle", "updates", "memory", "plan"} if options.only is None else {options.only}
+    parts = {"devices", "idle", "updates", "memory", "plan", "python"} if options.only is None else {options.only}
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        for name, size in SIZES.items() if parts - {"idle", "plan"} else ():
+        for name, size in SIZES.items() if parts - {"idle", "plan", "python"} else ():
             random_model(name, size)
         if "devices" in parts:
             scaling_of_devices(Path(folder))
@@ -582,6 +649,8 @@ def benchmark_scaling(options: argparse.Namespace) -> None:
 
             print("\n(e) what train.py --plan says, for docs/node.md\n", *table_of_plans(Path(folder)), sep="\n")
             script.main(PLAN.split())
+    if "python" in parts:
+        scaling_of_python()
 
 
 # --- faults -------------------------------------------------------------------------------------------------------
@@ -838,7 +907,9 @@ def main() -> None:
     parser.add_argument("--target", type=float, default=0.8, help="training: pass rate that (a) waits for")
     parser.add_argument("--trl-steps", type=int, default=20, help="training: steps of (d)")
     parser.add_argument("--rounds", type=int, default=4, help="engines: measurements of each")
-    parser.add_argument("--only", choices=["devices", "idle", "updates", "memory", "plan"], help="scaling: one part")
+    parser.add_argument(
+        "--only", choices=["devices", "idle", "updates", "memory", "plan", "python"], help="scaling: one part"
+    )
     parser.add_argument("--draws", type=int, default=400, help="fit: simulated runs a line")
     parser.add_argument("--kills", type=int, default=20, help="faults: kill -9 at random moments")
     parser.add_argument("--repeats", type=int, default=3, help="faults: runs with each of the other faults")

@@ -29,7 +29,15 @@ import generate
 import loss
 import train
 from machinery import vllm_engine
-from machinery.engine import EngineSettings, NoEngine, check_split, choose_engine, make_requests, sample_all
+from machinery.engine import (
+    EngineSettings,
+    NoEngine,
+    check_split,
+    choose_engine,
+    engine_settings,
+    make_requests,
+    sample_all,
+)
 from machinery.model import load_tokenizer, render
 from machinery.rollouts import Request
 from machinery.settings import Settings
@@ -386,51 +394,115 @@ def test_both_engines_sample_the_same_distribution_of_lengths(vllm):
     assert abs(a.mean() - b.mean()) < 4 * np.sqrt((a.var() + b.var()) / len(wanted))
 
 
-@needs_vllm
-def test_a_cache_so_small_that_vllm_preempts_costs_no_rollout(folders, monkeypatch):
-    """There is room for four completions of full length, and sixteen are begun. What is preempted is computed again;
-    across an update, recorded log-probabilities stay those of the parameters that sampled a token."""
-    from vllm.v1.core.sched.scheduler import Scheduler
-
-    preempted, preempt = [], Scheduler._preempt_request
-    counted = lambda scheduler, request, *a, **k: preempted.append(request) or preempt(scheduler, request, *a, **k)
-    monkeypatch.setattr(Scheduler, "_preempt_request", counted)
-    old, tokenizer = load(folders["llama"])
+@pytest.fixture
+def small_cache(folders, monkeypatch):
+    """A vLLM whose cache has room for four completions of full length, while sixteen are begun. Also both models, of
+    the parameters in the folder, and the shared parameters."""
     block = 2 * 2 * 4 * 32 * 4 * BLOCK["vllm"]  # bytes: keys and values, layers, heads, their size, fp32
     monkeypatch.setattr(vllm_engine, "CPU_CACHE", 13 * block)
     engine = generate.make_engine(settings_of("vllm", folders["llama"], slots=16))
-    model, _ = load(folders["llama"])
-    engine.update(shared := parameters_of(model, version=3))
+    (old, _), (new, _) = load(folders["llama"]), load(folders["llama"])
+    engine.update(shared := parameters_of(new, version=3))
+    return engine, old, new, shared
+
+
+class Scheduled:
+    """What vLLM's scheduler has computed, by its own word: of each position in the cache, with which parameters."""
+
+    def __init__(self, engine):
+        self.engine, self.scheduler = engine, engine.engine.engine_core.engine_core.scheduler
+        self.versions: dict[tuple, np.ndarray] = {}  # of each request, by its seed: of each of its positions
+        self.of_an_older: dict[tuple, int] = {}  # by seed and position of a token: of how many positions it saw
+        self.preemptions: dict[str, int] = {}  # vLLM's own count, by its name for a request
+        schedule = self.scheduler.schedule
+
+        def recorded(*arguments, **options):
+            output = schedule(*arguments, **options)
+            cached, asked = output.scheduled_cached_reqs, self.scheduler.requests
+            starts = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
+            starts |= dict(zip(cached.req_ids, cached.num_computed_tokens))
+            self.preemptions |= {name: request.num_preemptions for name, request in asked.items()}
+            for name, number in output.num_scheduled_tokens.items():
+                row = engine.rows[name.partition("-")[0]]  # vLLM adds to the name it was given
+                seed, end = engine.completions.requests[row].seed, starts[name] + number
+                versions = self.versions.setdefault(seed, np.zeros(engine.decoding.longest, int))
+                versions[starts[name] : end] = engine.version
+                self.of_an_older[seed, end] = int((versions[:end] < engine.version).sum())
+            return output
+
+        self.scheduler.schedule = recorded
+
+    def waiting(self):
+        """Requests inside vLLM that had to wait: those that were preempted, and those that have not begun."""
+        preempted = [request.num_preemptions > 0 for request in self.scheduler.waiting]
+        return sum(preempted), len(preempted) - sum(preempted)
+
+
+@needs_vllm
+def test_a_cache_so_small_that_vllm_preempts_leaves_every_rollout_right(small_cache):
+    """What is preempted is computed again. Across an update each token has the log-probability, and the version, of the
+    parameters that sampled it, over keys and values of the parameters that computed them: of older ones where vLLM has
+    kept them, of the newest where they were computed again."""
+    engine, old, new, shared = small_cache
+    scheduled = Scheduled(engine)
     wanted = [
         Request(i, 0, np.random.default_rng(i).integers(13, size=30).tolist(), (30, 12)[i % 2], (5, i))
         for i in range(48)
     ]
     rollouts = sample_all(engine, wanted)
-    assert len(preempted) > 5 and [rollout.request for rollout in rollouts] == wanted
+    assert sum(scheduled.preemptions.values()) > 5 and [rollout.request for rollout in rollouts] == wanted
     assert {rollout.interrupted for rollout in rollouts} == {False, True}
     for rollout in rollouts:
         ends_as_it_should(rollout, engine.decoding)
-        assert (rollout.versions == 3).all() and largest_error(rollout, plain_logprobs(model, rollout)) < 1e-4
+        assert (rollout.versions == 3).all() and largest_error(rollout, plain_logprobs(old, rollout)) < 1e-4
 
-    before = len(preempted)
+    scheduled.preemptions.clear()
+    wanted = [dataclasses.replace(request, seed=(6, request.group)) for request in wanted]
     engine.add(wanted)
     rollouts = [rollout for _ in range(12) for rollout in engine.step()]
-    change(shared, model, version=4)
+    assert scheduled.waiting()[0] > 2, "preempted, and waiting over the update"
+    change(shared, new, version=4)
     engine.update(shared)
     while engine.unfinished:
         rollouts += engine.step()
-    assert len(preempted) > before + 5 and sorted(r.request.seed for r in rollouts) == [r.seed for r in wanted]
-    both = [rollout for rollout in rollouts if set(rollout.versions.tolist()) == {3, 4}]
-    assert len(both) > 5 and all((np.diff(rollout.versions) >= 0).all() for rollout in rollouts)
+    assert sum(scheduled.preemptions.values()) > 5
+    assert sorted(rollout.request.seed for rollout in rollouts) == [request.seed for request in wanted]
+    kinds = set()
     for rollout in rollouts:
         ends_as_it_should(rollout, engine.decoding)
-        first = up_to(rollout, int((rollout.versions == 3).sum()))
-        assert largest_error(first, plain_logprobs(old, first)) < 1e-4 if len(first.tokens) else True
-    assert all(
-        largest_error(rollout, plain_logprobs(model, rollout)) < 1e-4
-        for rollout in rollouts
-        if rollout.versions[0] == 4
-    )
+        assert (np.diff(rollout.versions) >= 0).all()
+        prompt, seed = len(rollout.request.prompt), rollout.request.seed
+        expected = {None: plain_logprobs(old, rollout)}
+        for i in np.flatnonzero(rollout.sampled):
+            kept = scheduled.of_an_older[seed, prompt + i] if rollout.versions[i] == 4 else None
+            if kept not in expected:
+                expected[kept] = plain_logprobs(new, rollout, old, kept)
+            assert abs(expected[kept][i] - rollout.logprobs[i]) < 1e-4
+        both = 3 in rollout.versions
+        kinds |= {(both, kept and "some kept" or "none kept") for kept in expected if kept is not None}
+    # The last: begun with older parameters, preempted, and all computed again with the newest.
+    assert kinds >= {(False, "none kept"), (True, "some kept"), (True, "none kept")}
+
+
+@needs_vllm
+def test_pitfall_14_what_a_full_cache_has_kept_from_beginning_begins_with_the_newest_parameters_alone(small_cache):
+    """One prompt of more than a block. Some of its completions are inside vLLM when the update comes, and have waited
+    for room in its cache: what those in flight have left of the prompt there is of older parameters."""
+    engine, _, new, shared = small_cache
+    scheduled = Scheduled(engine)
+    prompt = (list(range(13)) * 4)[:LONG]
+    others = [Request(i, 0, np.random.default_rng(i).integers(13, size=LONG).tolist(), 1, (5, i)) for i in range(5)]
+    engine.add([Request(9, 0, prompt, 30, (0, 0)), *others, *(Request(9, i, prompt, 30, (0, i)) for i in range(1, 30))])
+    rollouts = engine.step()
+    assert scheduled.waiting()[1] > 2, "not begun, and waiting over the update"
+    change(shared, new, version=4)
+    engine.update(shared)
+    while engine.unfinished:
+        rollouts += engine.step()
+    assert len(rollouts) == 35
+    begun_after = [rollout for rollout in rollouts if rollout.versions[0] == 4]
+    assert len(begun_after) > 20
+    assert all(largest_error(rollout, plain_logprobs(new, rollout)) < 1e-4 for rollout in begun_after)
 
 
 @needs_vllm
@@ -471,6 +543,30 @@ def test_a_model_is_split_over_gpus_by_vllm_and_by_its_heads():
         check_split("vllm", 3, heads=4)
     with pytest.raises(ValueError, match="only vLLM splits"):
         check_split("torch", 2, heads=4)
+
+
+@needs_vllm
+def test_on_a_gpu_vllm_sizes_its_own_cache(folders, monkeypatch):
+    """By its share of the memory, which is smaller beside a trainer; sequences are bounded by --slots alone."""
+    import vllm
+
+    class Seen(BaseException):
+        """Not one of vLLM's errors, which would be made into a sentence."""
+
+    def seen(**arguments):
+        raise Seen(arguments)
+
+    monkeypatch.setattr(vllm, "EngineArgs", seen)
+    rules, given = decoding(load_tokenizer(folders["llama"])), []
+    for settings, shared in ((Settings(), False), (Settings(), True), (Settings(generator_memory=0.7), True)):
+        chosen = dataclasses.replace(settings, engine="vllm", slots=77)
+        with pytest.raises(Seen) as caught:
+            vllm_engine.make_llm_engine(engine_settings(chosen, ("cuda:0",), "model", rules, shared), 8192)
+        given.append(caught.value.args[0])
+    assert [arguments["gpu_memory_utilization"] for arguments in given] == [0.9, 0.4, 0.7]
+    for arguments in given:
+        assert arguments["max_num_seqs"] == 77 and arguments["kv_cache_memory_bytes"] is None
+        assert not arguments["enforce_eager"] and arguments["dtype"] == "bfloat16"
 
 
 @needs_vllm

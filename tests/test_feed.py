@@ -4,6 +4,7 @@ and verifiers are stand-ins here that answer in this process."""
 import dataclasses
 import itertools
 import json
+import os
 import queue
 import random
 import time
@@ -16,7 +17,17 @@ import loss
 from data import Problem, Source
 from data.make_base import make_tokenizer
 from data.verify import Verdict
-from machinery.feed import Feed, Generator, GeneratorFailed, PromptOrder, Prompts, read_reports
+from machinery.engine import EngineSettings
+from machinery.feed import (
+    Feed,
+    Generator,
+    GeneratorFailed,
+    PromptOrder,
+    Prompts,
+    discard,
+    read_reports,
+    start_generator,
+)
 from machinery.model import make_decoding
 from machinery.rollouts import Report, Rollout
 from machinery.settings import Settings
@@ -103,6 +114,29 @@ def test_pitfall_12_a_dead_or_silent_generator_is_seen():
         read_reports(generator(Quiet(False, [Report(error="Traceback: it broke")])), timeout=60)
     last_words = Quiet(False, [Report()])
     assert read_reports(generator(last_words), timeout=60) == [Report()]
+
+
+def tells(engine, parameters, work, reports):
+    """A generator that says what it sees, and of what its engine would be made."""
+    reports.put((os.environ["CUDA_VISIBLE_DEVICES"], engine.devices))
+
+
+@pytest.mark.parametrize("visible, devices, seen", [
+    (None, ("cuda:2",), "2"),
+    ("4,GPU-a1b2,6", ("cuda:1", "cuda:2"), "GPU-a1b2,6"),
+    ("", ("cpu",), ""),
+])  # fmt: skip
+def test_a_generator_is_started_among_its_own_gpus(monkeypatch, visible, devices, seen):
+    """It never sees others, whatever its imports ask CUDA; the trainer sees all of them again."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    engine = EngineSettings("model", devices, "float32", 1, 8, None)
+    generator = start_generator(0, tells, engine, None)
+    there = tuple(f"cuda:{i}" for i in range(len(devices))) if seen else ("cpu",)
+    assert generator.reports.get(timeout=60) == (seen, there)
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") == visible and generator.process.name.endswith(",".join(devices))
+    discard(generator)
 
 
 # --- the feed, with stand-ins -----------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from sampling import (
     requests,
     samples_takes_updates_validates_and_stops,
 )
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import generate
 import loss
@@ -36,17 +38,20 @@ from data.make_base import make_tokenizer
 from data.mathematics import INSTRUCTION
 from data.verify import VerifierPool
 from generate import TorchEngine
+from machinery import vllm_engine
 from machinery.engine import EngineSettings, sample_all
 from machinery.evaluation import judge_all
 from machinery.flags import run_command
 from machinery.model import (
     check_length,
-    completion_text,
+    completion_texts,
+    decode_all,
     load_model,
     load_tokenizer,
     make_decoding,
     marked_text,
     model_path,
+    place,
     render,
     render_all,
 )
@@ -186,6 +191,40 @@ def test_pitfall_12_a_writer_that_died_in_the_middle_is_a_time_out_and_not_a_han
         shared.read_into(model, timeout=0.05)
 
 
+def test_parameters_go_to_a_device_as_they_are_and_are_cast_there(models, monkeypatch):
+    """A copy from a CPU that casts would do that on the CPU. And the copies have ended before the reader asks whether
+    the version was complete. Checked on torch's device without memory."""
+    shared, reader = parameters_of(load(models["llama-grouped-tied"])[0]), load(models["llama-grouped-tied"])[0]
+    place(reader, CPU, torch.bfloat16, fp32_head=True).to("meta")
+    events, holds = [], shared.holds
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: events.append("synchronized"))
+    monkeypatch.setattr(shared, "holds", lambda version: events.append("holds") or holds(version))
+
+    class Copies(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if function is torch.ops.aten._to_copy.default:
+                kwargs.setdefault("dtype", args[0].dtype)
+                assert kwargs["dtype"] == args[0].dtype == torch.float32 and kwargs["non_blocking"]
+                events.append("copied")
+            elif function is torch.ops.aten.copy_.default:
+                assert args[0].device == args[1].device
+                events.append("cast")
+            return function(*args, **(kwargs or {}))
+
+    with Copies():
+        assert shared.read_into(reader) == 0
+    assert events == ["holds", *["copied", "cast"] * len([*reader.parameters()]), "synchronized", "holds"]
+
+    # vLLM's worker is given them in the same way, and a head of its own where it is tied.
+    given, where = {}, torch.device("meta")
+    worker = SimpleNamespace(shared_parameters=shared, device=where, get_model=torch.nn.Module)
+    worker.reload_weights = lambda weights_iterator: given.update(weights_iterator)
+    vllm_engine._reload_parameters(worker)
+    assert [*given] == [*shared.shapes, "lm_head.weight"] and events[-1] == "synchronized"
+    assert all(values.device == where and values.dtype == torch.float32 for values in given.values())
+    assert given["lm_head.weight"].shape == given[shared.head_name].shape
+
+
 # --- texts ------------------------------------------------------------------------------------------------------------
 
 
@@ -201,7 +240,7 @@ def test_a_truncated_completion_is_never_correct(models):
     tokenizer = load_tokenizer(models["llama"])
     fine = rollout_of(tokenizer, "1+2+0=03</think>3")
     rollouts = [fine, dataclasses.replace(fine, truncated=True), fine]
-    texts = [completion_text(tokenizer, decoding(tokenizer), rollout) for rollout in rollouts]
+    texts = completion_texts(tokenizer, decoding(tokenizer), rollouts)
     with VerifierPool(1, 30.0, 4.0) as pool:
         verdicts = judge_all(pool, [Problem("1+2=", "3", "data.arithmetic")], rollouts, texts)
     assert [verdict.correct for verdict in verdicts] == [True, False, True]
@@ -242,7 +281,7 @@ def test_a_prompt_is_worded_as_the_data_are_and_follows_the_system_prompt(chat_m
 def test_a_marker_of_ones_own_reaches_tasks_as_the_usual_one(models):
     tokenizer = load_tokenizer(models["llama"])
     rules = make_decoding(tokenizer, Sampling(end_of_thinking=";", interruption_phrase=";"))
-    assert completion_text(tokenizer, rules, rollout_of(tokenizer, "1+2;3")) == "1+2</think>3"
+    assert completion_texts(tokenizer, rules, [rollout_of(tokenizer, "1+2;3")]) == ["1+2</think>3"]
 
 
 def test_thinking_that_the_prompt_has_opened_is_seen_by_the_task(chat_models):
@@ -257,7 +296,16 @@ def test_thinking_that_the_prompt_has_opened_is_seen_by_the_task(chat_models):
         request = Request(0, 0, tokenizer(prompt).input_ids, 9, (0,))
         for text in ("a</think>b", "a", "<think>a</think>b"):
             made = dataclasses.replace(rollout_of(tokenizer, text), request=request)
-            assert completion_text(tokenizer, rules, made) == before + text
+            assert completion_texts(tokenizer, rules, [made, made]) == [before + text] * 2
+
+
+def test_many_texts_at_once_are_those_of_the_tokenizer_one_by_one(chat_models):
+    """Markers and broken characters among them; also of a tokenizer that tidies up spaces."""
+    tokenizer, rng = load_tokenizer(chat_models["qwen3"]), np.random.default_rng(0)
+    ids = [rng.integers(len(tokenizer), size=size).tolist() for size in (0, 1, 40, 300)]
+    for tidy in (False, True):
+        tokenizer.clean_up_tokenization_spaces = tidy
+        assert decode_all(tokenizer, ids) == [tokenizer.decode(own) for own in ids]
 
 
 def test_a_completion_is_printed_with_its_end_and_with_forced_tokens_marked(models):
@@ -306,6 +354,25 @@ def test_models_that_cannot_be_used_are_refused_in_one_sentence(models, tmp_path
     tokenizer.chat_template = "<think>"
     with pytest.raises(ValueError, match="drops the prompt: '1' and '2' become the same 1 tokens"):
         render_all(tokenizer, ["2", "1"], Sampling())
+
+
+def test_a_model_is_loaded_once_whatever_the_engine_computes_in(models, monkeypatch):
+    """Its trunk is that of a model loaded in bf16, with the buffers of one in fp32; its head is exact."""
+    loaded, load_it = [], transformers.AutoModelForCausalLM.from_pretrained
+    count = lambda path, **options: loaded.append(path) or load_it(path, **options)
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", count)
+    kind = models["llama-grouped-tied"]
+    exact = load_it(kind, dtype=torch.float32)
+    for fp32_head in (True, False):
+        model = load_model(kind, CPU, torch.bfloat16, fp32_head)
+        rounded = dict(load_it(kind, dtype=torch.bfloat16).state_dict())
+        if fp32_head:
+            rounded["lm_head.weight"] = exact.lm_head.weight
+        assert all(torch.equal(values, rounded[name]) for name, values in model.state_dict().items())
+        assert all(b.dtype == torch.float32 for b in model.buffers())
+        assert (model.lm_head.weight is model.get_input_embeddings().weight) is not fp32_head
+    del loaded[:]
+    assert generate.main(["--prompt", "1+1=", "--dtype", "bfloat16"]) == 0 and len(loaded) == 1
 
 
 def test_code_that_lies_in_a_models_folder_is_never_run(models, tmp_path, monkeypatch):

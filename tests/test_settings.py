@@ -4,6 +4,7 @@ import dataclasses
 import re
 
 import pytest
+import torch
 
 import generate
 import loss
@@ -75,6 +76,13 @@ def test_the_defaults_are_the_toys_for_the_toy_and_the_papers_for_the_rest():
     assert (paper.prompt_budget, paper.thinking_budget[1], paper.answer_budget) == (2048, 12_288, 2048)
     assert parse(["--data", "arithmetic", "--defaults", "paper"]).learning_rate == 5e-7
     assert parse(["--data", "gsm8k", "--defaults", "toy"]).learning_rate == 2e-4
+
+
+def test_a_gpu_is_given_more_tokens_at_once_for_the_toy_too(monkeypatch):
+    assert (parse([]).tokens_per_micro_batch, parse(["--data", "gsm8k"]).tokens_per_micro_batch) == (4096, 32_768)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert parse([]).tokens_per_micro_batch == 32_768
+    assert parse(["--tokens-per-micro-batch", "9"]).tokens_per_micro_batch == 9
 
 
 def shown_values(arguments, monkeypatch, capsys):

@@ -1,16 +1,23 @@
 """Optimizer steps: batches and micro-batches, gradients against a plain reference, one rank against several."""
 
+import collections
 import dataclasses
 import math
 import os
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import steps
 import torch
+import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
-from steps import CPU, FIRST, batch_of_groups, lines, rollout, settings, stored, train_on, train_rank
+from steps import CPU, FIRST, batch_of_groups, lines, make_group, rollout, settings, stored, train_on, train_rank
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import loss
+import train
 from data.verify import Verdict
 from generate import TorchEngine
 from machinery import screen, trainer
@@ -18,6 +25,7 @@ from machinery.engine import sample_all
 from machinery.model import load_model, load_tokenizer, make_decoding
 from machinery.record import checkpoints
 from machinery.rollouts import Request, SharedParameters
+from machinery.settings import Settings
 
 EXACT = dict(clip_gradient=math.inf)  # gradients as they are
 
@@ -227,11 +235,35 @@ def test_micro_batches_keep_to_their_budget():
     rollouts = [rollout(0, i, [1, 2], list(range(3, 5 + i))) for i in range(9)]
     batches = all_micro_batches(rollouts, 30)
     assert sorted(row for batch in batches for row in batch.rows_B.tolist()) == list(range(9))
-    taken = [[len(rollouts[row].tokens) + 2 for row in batch.rows_B.tolist()] for batch in batches]
+    taken = [[len(rollouts[row].tokens) + 1 for row in batch.rows_B.tolist()] for batch in batches]
     size = lambda lengths: len(lengths) * max(lengths)
     assert all(size(lengths) <= 30 for lengths in taken)
     assert all(size([*lengths, following[0]]) > 30 for lengths, following in zip(taken, taken[1:]))
     assert [batch.rows_B.tolist() for batch in all_micro_batches(rollouts, 1)] == [[i] for i in range(8, -1, -1)]
+
+
+def test_on_a_gpu_micro_batches_are_a_multiple_of_64_wide_and_compute_the_same(models, monkeypatch):
+    """Of 200 lengths there are few widths, and their budget holds with what is added. Two sequences of 16,384 tokens,
+    the most that the paper's settings have, fit into 32,768. (Made for a GPU, on a CPU.)"""
+
+    def for_a_gpu(rollouts, tokens):
+        made = torch.tensor
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "tensor", lambda array, device: made(array))
+            return list(trainer.micro_batches(rollouts, list(range(len(rollouts))), tokens, torch.device("cuda")))
+
+    some = [rollout(0, i, [1, 2], np.arange(3 + i) % 18) for i in range(200)]
+    batches = for_a_gpu(some, 1024)
+    assert {batch.inputs_BT.shape[1] for batch in batches} == {64, 128, 192, 256}
+    assert all(batch.inputs_BT.numel() <= 1024 for batch in batches)
+    (batch,) = for_a_gpu([rollout(0, i, [1] * 2048, [2] * 14_336) for i in range(2)], 32_768)
+    assert batch.inputs_BT.shape == (2, 16_384)
+    policy = trainer.Policy(load_model(models["llama"], CPU, torch.float32))
+    alone = {batch.rows_B.item(): policy(batch, True)[0][batch.sampled_BT] for batch in all_micro_batches(some[:9], 1)}
+    (batch,) = for_a_gpu(some[:9], 1024)
+    logprobs_BT, _ = policy(batch, True)
+    for row, which in enumerate(batch.rows_B.tolist()):
+        torch.testing.assert_close(logprobs_BT[row][batch.sampled_BT[row]], alone[which], atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -248,7 +280,7 @@ def test_micro_batches_are_even_over_the_ranks(monkeypatch, ranks):
         real = [[batch for batch in batches if batch.sampled_BT.any()] for batches in found]
         rows = [row for batches in real for batch in batches for row in batch.rows_B.tolist()]
         assert sorted(rows) == list(range(100))
-        sizes = [[batch.inputs_BT.shape[0] * (batch.inputs_BT.shape[1] + 1) for batch in batches] for batches in real]
+        sizes = [[batch.inputs_BT.numel() for batch in batches] for batches in real]
         assert all(size <= tokens or tokens == 1 for size in sum(sizes, []))
         work = [sum(size) for size in sizes]
         assert max(work) < 1.12 * min(work)
@@ -276,6 +308,46 @@ def test_pitfall_9_the_trained_tokens_are_the_sampled_ids():
             assert batch.inputs_BT[row][: len(prompt)].tolist() == prompt
     for which, r in enumerate(rollouts):
         assert seen[which] == (r.tokens[r.sampled].tolist(), r.logprobs[r.sampled].tolist())
+
+
+class LargestTensor(TorchDispatchMode):
+    """Numbers in the largest tensor that is made meanwhile."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        self.numbers = max([self.numbers, *(t.numel() for t in tree_leaves(made) if isinstance(t, torch.Tensor))])
+        return made
+
+
+def test_nothing_of_a_long_sequence_is_quadratic_in_its_length(models, tmp_path, monkeypatch):
+    """A step of training and a few of the engine, with the attention that GPUs have. With the one that CPUs have there
+    is a mask, and a score, for each pair of positions: the negative control."""
+
+    def as_on_a_gpu(*arguments):
+        model = load_model(*arguments)
+        model.set_attn_implementation("sdpa")
+        return model
+
+    def step(folder, length):
+        group = [rollout(0, i, [1] * 16, np.arange(length - 16 - i) % 18) for i in range(2)]
+        with LargestTensor() as largest:
+            train_on(settings(gradient_checkpointing=True), models["qwen3"], [[make_group(0, group, [1, 0])]], folder)
+        return largest.numbers
+
+    assert step(tmp_path / "a", 1024) > 1000**2
+    monkeypatch.setattr(steps, "load_model", as_on_a_gpu)
+    most, length = 100, 8192  # numbers for each position: more than any part of these models is wide
+    assert step(tmp_path / "b", length) < most * length
+
+    model, tokenizer = as_on_a_gpu(models["qwen3"], CPU, torch.float32), load_tokenizer(models["qwen3"])
+    engine = TorchEngine(model, make_decoding(tokenizer, Settings(prompt_budget=length)), 1)
+    with LargestTensor() as largest:
+        engine.add([Request(0, 0, [1] * length, 9, (0,))])
+        for _ in range(3):
+            engine.step()
+    assert engine.in_flight and largest.numbers < most * length
 
 
 # --- bf16 -------------------------------------------------------------------------------------------------------------
@@ -404,6 +476,57 @@ def test_pitfall_5_losses_and_gradients_are_the_same_with_one_and_with_three_ran
         assert shared[name].holds(FIRST + 2)
         for key, view in shared[name].views().items():
             assert torch.equal(view, others[key])
+
+
+def test_a_rank_takes_its_gpu_before_anything_else(monkeypatch):
+    """Whatever asks for no GPU in particular, nccl's threads among it, would otherwise be on the first."""
+    calls = []
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: calls.append(device))
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: calls.append("group"))
+    monkeypatch.setattr(dist, "FileStore", lambda *_: None)
+    monkeypatch.setattr(dist, "barrier", lambda: calls.append("barrier"))
+    trainer.join_ranks(1, ["cuda:6", "cuda:7"], "meet")
+    assert calls == ["cuda:7", "group", "barrier"]
+
+
+def test_adamw_is_fused_on_a_gpu_and_goes_on_from_the_moments_of_any_checkpoint(
+    models, tmp_path, monkeypatch, group_of_one
+):
+    """There it counts its steps on the GPU. What is fused computes the same, over shards too (tried on a CPU)."""
+    adamw, given, folder = torch.optim.AdamW, [], tmp_path / "plain"
+    chosen, batches = settings(steps=2, dtype="bfloat16"), [batch_of_groups(0), batch_of_groups(1)]
+    train_on(chosen, models["llama"], batches, folder)
+    moments = checkpoints(folder)[-1] / "optimizer.safetensors"
+
+    class Seen(Exception):
+        pass
+
+    def seen(*_, **options):
+        given.append(options["fused"])
+        raise Seen
+
+    monkeypatch.setattr(torch.optim, "AdamW", seen)
+    monkeypatch.setattr(train, "make_policy", lambda settings, model, device: trainer.Policy(model))
+    model = load_model(models["llama"], CPU, torch.float32)
+    for device in ("cpu", "cuda:1"):
+        monkeypatch.setattr(train, "devices_here", lambda _, device=device: ([], [device]))
+        with pytest.raises(Seen):
+            train.train(0, settings(), train.Start(FIRST, models["llama"], None), None, model)
+    assert given == [False, True]
+
+    policy = trainer.Policy(model.to("meta"))
+    for fused, where in ((True, "meta"), (False, "cpu")):
+        optimizer = SimpleNamespace(defaults={"fused": fused}, state=collections.defaultdict(dict))
+        trainer.read_moments(policy, optimizer, moments)
+        found = optimizer.state[model.lm_head.weight]
+        assert found["step"].device.type == where and found["exp_avg"].device.type == "meta"
+
+    monkeypatch.undo()
+    monkeypatch.setattr(torch.optim, "AdamW", lambda *a, **options: adamw(*a, **{**options, "fused": True}))
+    train_on(chosen, models["llama"], batches, tmp_path / "fused")
+    same_course(folder, tmp_path / "fused", rel=1e-5)
+    for key, values in stored(folder).items():
+        torch.testing.assert_close(stored(tmp_path / "fused")[key], values, rtol=1e-5, atol=1e-7)
 
 
 def test_compiled_layers_compute_what_others_do(models, tmp_path):
