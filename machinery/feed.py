@@ -145,7 +145,7 @@ def read_reports(generator: Generator, timeout: float) -> list[Report]:
             reports.append(generator.reports.get_nowait())
         except queue.Empty:
             break
-        except EOFError:
+        except (EOFError, OSError):  # its end of the queue is closed: after a message, or in the middle of one
             generator.process.join()
             alive = False
             break

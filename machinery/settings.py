@@ -140,7 +140,7 @@ def starting_values(chosen: Sampling) -> Sampling:
     fields = {field.name for field in dataclasses.fields(chosen)}
     values = {name: value for name, value in PAPER.items() if name in fields and defaults == "paper"}
     if isinstance(chosen, Settings):
-        if torch.cuda.device_count():  # with fewer tokens at once a GPU waits for the launches of its kernels
+        if gpus_here(chosen):  # with fewer tokens at once a GPU waits for the launches of its kernels
             values["tokens_per_micro_batch"] = PAPER["tokens_per_micro_batch"]
         axis, recipe = chosen.recipe.leave_out, chosen.recipe.recipe
         if axis and recipe != "scalerl":

@@ -4,6 +4,7 @@ and verifiers are stand-ins here that answer in this process."""
 import dataclasses
 import itertools
 import json
+import multiprocessing
 import os
 import queue
 import random
@@ -114,6 +115,16 @@ def test_pitfall_12_a_dead_or_silent_generator_is_seen():
         read_reports(generator(Quiet(False, [Report(error="Traceback: it broke")])), timeout=60)
     last_words = Quiet(False, [Report()])
     assert read_reports(generator(last_words), timeout=60) == [Report()]
+
+
+@pytest.mark.parametrize("sent", [b"", b"\0\0\0\x64half of it"])
+def test_a_generator_that_dies_in_the_middle_of_a_report_is_seen(sent):
+    reports = multiprocessing.get_context("spawn").Queue()
+    os.write(reports._writer.fileno(), sent)  # the first four bytes say that 100 are to come
+    reports._writer.close()
+    process = SimpleNamespace(name="generator 0", exitcode=-9, is_alive=lambda: True, join=lambda: None)
+    with pytest.raises(GeneratorFailed, match="generator 0 ended by signal 9"):
+        read_reports(Generator(0, process, None, reports, time.monotonic()), timeout=60)
 
 
 def tells(engine, parameters, work, reports):
