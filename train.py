@@ -25,6 +25,7 @@ of a sequence, N any number of tokens.
 """
 
 import contextlib
+import dataclasses
 import math
 import shutil
 import signal
@@ -51,6 +52,7 @@ from machinery.files import lock_folder, whole_folder
 from machinery.flags import run_command
 from machinery.model import (
     check_length,
+    first_learning_rate,
     load_model,
     load_tokenizer,
     make_decoding,
@@ -86,7 +88,7 @@ def main(arguments: list[str]) -> int:
     OSError, before any process is started, for what cannot be."""
     transformers.utils.logging.disable_progress_bar()
     settings = parse(arguments, description=__doc__)
-    start, model, parameters, head = prepare(settings)
+    settings, start, model, parameters, head = prepare(settings)
     head.stop.listen()
     hint = f"python train.py --resume {head.folder} goes on from the last checkpoint"
     at_once = False
@@ -166,9 +168,10 @@ class Head:
         return f"Twice the compute would surely buy less than {least} (--stop-when-gain-below)"
 
 
-def prepare(settings: Settings) -> tuple[Start, PreTrainedModel, SharedParameters, Head]:
-    """Check everything that can be checked before a process is started, make the run's folder or open it again.
-    ValueError or OSError for what cannot be."""
+def prepare(settings: Settings) -> tuple[Settings, Start, PreTrainedModel, SharedParameters, Head]:
+    """Check everything that can be checked before a process is started, make the run's folder or open it again. The
+    settings come back with the learning rate that suits the model, if they have none. ValueError or OSError for what
+    cannot be."""
     # 1. problems
     sources = load_data(
         settings.data, settings.train_prompts, settings.validation_problems, instruction=settings.instruction
@@ -203,6 +206,9 @@ def prepare(settings: Settings) -> tuple[Start, PreTrainedModel, SharedParameter
     prompts = Prompts(sources, render_all(tokenizer, texts, settings), tokenizer, decoding)
     model = load_model(start.model, torch.device("cpu"), torch.float32)
     check_length(model, decoding)
+    if settings.learning_rate is None:
+        settings = dataclasses.replace(settings, learning_rate=first_learning_rate(model.num_parameters()))
+        say(f"The learning rate is {settings.learning_rate}, for {model.num_parameters():,} parameters.")
     generators, trainers = devices_here(settings)
     shared = bool({*generators[0]} & {*trainers})  # one GPU does both
     # Engines are made of the run's first model, which stays; their parameters come from the trainer.
@@ -213,8 +219,8 @@ def prepare(settings: Settings) -> tuple[Start, PreTrainedModel, SharedParameter
         check_decoding(model, settings.model)
 
     # 4. what the run will write
-    if settings.defaults == "paper":
-        say("The settings start from the paper's (--defaults paper); config.json has them all.")
+    if settings.defaults != "toy":
+        say(f"The settings start from --defaults {settings.defaults}; config.json has them all.")
     folder.mkdir(parents=True, exist_ok=True)
     lock = lock or lock_folder(folder)
     write_config(folder, settings)
@@ -228,7 +234,7 @@ def prepare(settings: Settings) -> tuple[Start, PreTrainedModel, SharedParameter
     if state is not None:
         feed.restore(state)
     record.restore(state)
-    return start, model, parameters, Head(folder, lock, feed, record, stop)
+    return settings, start, model, parameters, Head(folder, lock, feed, record, stop)
 
 
 # --- after the last step ----------------------------------------------------------------------------------------------
