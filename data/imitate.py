@@ -130,7 +130,7 @@ def main(arguments: list[str]) -> int:
     held_out = examples(source.validation, tokenizer, c, longest)[:MOST_HELD_OUT]
     if not train or not held_out:
         raise ValueError(
-            f"--data {c.data}: no {'problem' if train else 'held-out problem'} has at most {longest} tokens"
+            f"--data {c.data}: no {'held-out problem' if train else 'problem'} has at most {longest} tokens"
             " with its solution: raise --longest, or take a model that holds more"
         )
     ids, learned = train[0]
@@ -192,8 +192,8 @@ def examples(problems: list[Problem], tokenizer: PreTrainedTokenizerBase, c: Com
         )
     if unanswered:
         say(
-            f"warning: {unanswered} of {len(problems)} solutions do not close the thinking that was opened; a task reads"
-            " what follows </think>, and would find no answer"
+            f"warning: {unanswered} of {len(problems)} solutions do not close the thinking that was opened: a task"
+            " reads what follows </think>, and would find no answer"
         )
     return found
 

@@ -4,6 +4,7 @@ The solutions are those of a careless writer: each digit is wrong with probabili
 learned to imitate them is right now and then, and RL has something to do.
 """
 
+import itertools
 import json
 import random
 import re
@@ -35,8 +36,8 @@ def record(number: str, rng: random.Random, wrong: float = 0.0) -> dict:
 def write_records(path: Path, number: int, digits: int = 4, wrong: float = 0.0, seed: int = 0) -> str:
     """A JSONL file of different problems; returns its path."""
     rng = random.Random(seed)
-    numbers = rng.sample(["".join(rng.choices("123456789", k=digits)) for _ in range(2 * number)], number)
-    path.write_text("".join(json.dumps(record(one, rng, wrong)) + "\n" for one in dict.fromkeys(numbers)))
+    numbers = ["".join(chosen) for chosen in itertools.product("123456789", repeat=digits)]
+    path.write_text("".join(json.dumps(record(one, rng, wrong)) + "\n" for one in rng.sample(numbers, number)))
     return str(path)
 
 
