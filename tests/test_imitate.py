@@ -48,12 +48,6 @@ def evaluated(folder: Path, model: str) -> dict:
     return json.loads(path.read_text())
 
 
-def learn(folder: Path, out: Path, *flags: str) -> None:
-    """One epoch of the random model, as the command does it."""
-    command = ["--model", str(folder / "random"), "--data", str(folder / "my.jsonl"), "--out", str(out)]
-    assert imitate.main([*command, "--epochs", "1", *flags]) == 0
-
-
 # --- what comes of it -----------------------------------------------------------------------------------------------
 
 
@@ -164,14 +158,16 @@ def test_one_step_is_the_same_in_micro_batches(folder):
 # --- what is said, and what cannot be -------------------------------------------------------------------------------
 
 
-def test_what_is_too_long_is_left_out_and_said(folder, tmp_path, capsys):
+def test_what_is_too_long_is_left_out_and_said(folder, tmp_path, monkeypatch, capsys):
     rows = [backwards.record(str(number), random.Random(0)) for number in range(111, 171)]
     rows[7]["solution"] = "1" * 400 + rows[7]["solution"]
     for row in rows[20:23]:
         row["solution"] = "no end of thinking"
     data = tmp_path / "a.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    learn(folder, tmp_path / "out", "--data", str(data), "--longest", "100")
+    monkeypatch.setattr(imitate, "imitate", lambda *_: None)
+    command = ["--model", str(folder / "random"), "--data", str(data), "--out", str(tmp_path / "out")]
+    assert imitate.main([*command, "--longest", "100"]) == 0
     said = capsys.readouterr().err
     assert f"records have more than 100 tokens and are left out, the first: '{rows[7]['problem']}" in said
     assert "solutions do not close the thinking that was opened" in said
@@ -219,9 +215,9 @@ def test_what_is_missing_is_named():
 
 
 def test_a_killed_command_leaves_no_folder_and_can_be_repeated(folder, tmp_path):
-    out = tmp_path / "out"
-    command = [sys.executable, "-m", "data.imitate", "--model", str(folder / "random")]
-    command += ["--data", str(folder / "my.jsonl"), "--out", str(out), "--epochs", "30"]
+    out, data = tmp_path / "out", backwards.write_records(tmp_path / "a.jsonl", 20)
+    usual = ["--model", str(folder / "random"), "--data", data, "--out", str(out)]
+    command = [sys.executable, "-m", "data.imitate", *usual, "--epochs", "50"]
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
     for line in process.stderr:
         if line.startswith("imitation: step"):
@@ -229,5 +225,5 @@ def test_a_killed_command_leaves_no_folder_and_can_be_repeated(folder, tmp_path)
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert process.returncode == -signal.SIGKILL and not out.exists()
-    learn(folder, out, "--batch-size", "300")
-    assert [path.name for path in tmp_path.iterdir()] == ["out"] and (out / "model.safetensors").exists()
+    assert imitate.main([*usual, "--epochs", "1"]) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"a.jsonl", "out"} and (out / "model.safetensors").exists()
