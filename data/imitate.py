@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import safetensors
 import torch
 import transformers
 from torch import Tensor
@@ -146,12 +147,17 @@ def main(arguments: list[str]) -> int:
             for first in range(0, len(order), c.batch_size):
                 yield order[first : first + c.batch_size]
 
-    before = mean_loss(model, held_out, c.tokens_per_micro_batch)
-    with whole_folder(c.out) as folder:
-        imitate(model, batches(), steps, learning_rate, c.tokens_per_micro_batch)
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-    after = mean_loss(model, held_out, c.tokens_per_micro_batch)
+    try:
+        with whole_folder(c.out) as folder:
+            before = mean_loss(model, held_out, c.tokens_per_micro_batch)
+            imitate(model, batches(), steps, learning_rate, c.tokens_per_micro_batch)
+            after = mean_loss(model, held_out, c.tokens_per_micro_batch)
+            model.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+    except torch.OutOfMemoryError as error:
+        raise ValueError(f"{str(error).partition('. ')[0]}: lower --tokens-per-micro-batch or --longest") from error
+    except safetensors.SafetensorError as error:  # a full disk, in its words
+        raise OSError(f"{c.out}: {error}") from error
     print(
         f"held-out loss {before:.3f} before, {after:.3f} after {steps} steps, in nats a token of {len(held_out)}"
         f" solutions; learning rate {learning_rate:.2g}"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import backwards
 import pytest
+import safetensors
 import torch
 from faults import ROOT, log
 
@@ -207,6 +208,28 @@ def test_what_cannot_be_is_one_sentence(folder, tmp_path, monkeypatch, capsys, f
     said = capsys.readouterr().err.splitlines()[-1]
     assert ended.value.code == 2 and said.startswith("error: ") and message in said
     assert not Path("out").exists() and Path("full", "mine.txt").exists()
+
+
+@pytest.mark.parametrize(
+    "error, said",
+    [
+        (
+            torch.OutOfMemoryError("CUDA out of memory. More."),
+            r"^CUDA out of memory: lower --tokens-per-micro-batch or",
+        ),
+        (safetensors.SafetensorError("No space left on device"), r"out: No space left on device$"),
+        (KeyboardInterrupt(), None),
+    ],
+)
+def test_what_fails_or_is_stopped_while_it_learns_leaves_no_folder(folder, tmp_path, monkeypatch, error, said):
+    def fails(*_):
+        raise error
+
+    monkeypatch.setattr(imitate, "imitate", fails)
+    command = ["--model", str(folder / "random"), "--data", str(folder / "my.jsonl"), "--out", str(tmp_path / "out")]
+    with pytest.raises((ValueError, OSError, KeyboardInterrupt), match=said):
+        imitate.main(command)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_is_missing_is_named():
