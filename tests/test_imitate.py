@@ -14,7 +14,7 @@ import backwards
 import pytest
 import safetensors
 import torch
-from faults import ROOT, log
+from faults import ROOT, Script, log
 
 import generate
 import train
@@ -44,8 +44,8 @@ def evaluated(folder: Path, model: str) -> dict:
     """What generate.py --evaluate finds on the records with this model."""
     path = folder / f"{model}.evaluation"
     command = ["--evaluate", "--model", str(folder / model), "--data", str(folder / "my.jsonl"), "--log", str(path)]
-    command += ["--defaults", "toy", "--prompt-budget", "40", "--thinking-budget", "20", "20"]
-    assert generate.main([*command, "--problems", "60", "--samples", "4"]) == 0
+    command += ["--defaults", "toy", "--prompt-budget", "40", "--thinking-budget", "10", "10"]
+    assert generate.main([*command, "--problems", "40", "--samples", "4"]) == 0
     return json.loads(path.read_text())
 
 
@@ -64,16 +64,19 @@ def test_a_model_that_never_succeeds_does_so_now_and_then_and_ends(folder):
 
 def test_from_there_rl_with_the_settings_of_a_small_model_learns(folder):
     flags = ["--model", str(folder / "warm"), "--data", str(folder / "my.jsonl"), "--defaults", "small"]
-    flags += ["--steps", "20", "--validation-problems", "32"]
-    command = [sys.executable, str(ROOT / "train.py"), *flags, "--name", "run"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    flags += ["--steps", "20", "--validation-problems", "32", "--name", "run"]
+    output = folder / "run.txt"
+    process = Script(ROOT / "train.py", flags, folder, {"CUDA_VISIBLE_DEVICES": ""}, str(output))
+    process.start()
+    process.join()
+    printed = output.read_text()
+    assert process.exitcode == 0, printed[-3000:]
     first, *_, last = (line["pass_rate"] for line in log(folder / "runs" / "run", "validation"))
     assert first < 0.35 and last > 0.5 and last > first + 0.3, (first, last)
     config = json.loads((folder / "runs" / "run" / "config.json").read_text())
     parameters = load_model(str(folder / "warm"), *CPU).num_parameters()
     assert config["learning_rate"] == pytest.approx(0.075 / parameters**0.5, rel=0.05)
-    assert f"The learning rate is {config['learning_rate']}, for {parameters:,} parameters." in done.stderr
+    assert f"The learning rate is {config['learning_rate']}, for {parameters:,} parameters." in printed
 
 
 # --- what is learned ------------------------------------------------------------------------------------------------
