@@ -26,6 +26,7 @@ of a sequence, N any number of tokens.
 """
 
 import contextlib
+import dataclasses
 import math
 import shutil
 import signal
@@ -52,6 +53,7 @@ from machinery.files import lock_folder, whole_folder
 from machinery.flags import run_command
 from machinery.model import (
     check_length,
+    first_learning_rate,
     load_model,
     load_tokenizer,
     make_decoding,
@@ -92,8 +94,7 @@ def main(arguments: list[str]) -> int:
     if command.plan:
         print(plan(command))
         return 0
-    settings = command.of_the_run()
-    start, model, parameters, head = prepare(settings)
+    settings, start, model, parameters, head = prepare(command.of_the_run())
     head.stop.listen()
     hint = f"python train.py --resume {head.folder} goes on from the last checkpoint"
     at_once = False
@@ -178,9 +179,10 @@ class Head:
         return f"Twice the compute would surely raise the pass rate by less than {least} (--stop-when-gain-below)"
 
 
-def prepare(settings: Settings) -> tuple[Start, PreTrainedModel, SharedParameters, Head]:
-    """Check everything that can be checked before a process is started, and make the run's folder or open it again.
-    ValueError or OSError if the flags, the data or the model cannot be used."""
+def prepare(settings: Settings) -> tuple[Settings, Start, PreTrainedModel, SharedParameters, Head]:
+    """Check everything that can be checked before a process is started, and make the run's folder or open it again. The
+    settings come back with the learning rate that suits the model, if they have none. ValueError or OSError if the
+    flags, the data or the model cannot be used."""
     # 1. problems
     check_tracker(settings.track)
     sources = load_data(
@@ -218,6 +220,9 @@ def prepare(settings: Settings) -> tuple[Start, PreTrainedModel, SharedParameter
     prompts = Prompts(sources, render_all(tokenizer, texts, settings), tokenizer, decoding)
     model = load_model(start.model, torch.device("cpu"), torch.float32)
     check_length(model, decoding)
+    if settings.learning_rate is None:
+        settings = dataclasses.replace(settings, learning_rate=first_learning_rate(model.num_parameters()))
+        say(f"The learning rate is {settings.learning_rate}, for {model.num_parameters():,} parameters.")
     generators, trainers = devices_here(settings)
     one_gpu = bool({*generators[0]} & {*trainers})  # one GPU does both
     # Engines are made of the run's first model, which stays; their parameters come from the trainer.
@@ -227,8 +232,8 @@ def prepare(settings: Settings) -> tuple[Start, PreTrainedModel, SharedParameter
         check_decoding(model, settings.model)
 
     # 4. what the run will write
-    if settings.defaults == "paper":
-        say("The settings start from the paper's (--defaults paper); config.json has them all.")
+    if settings.defaults != "toy":
+        say(f"The settings start from --defaults {settings.defaults}; config.json has them all.")
     folder.mkdir(parents=True, exist_ok=True)
     lock = lock or lock_folder(folder)
     write_config(folder, settings)
@@ -241,7 +246,7 @@ def prepare(settings: Settings) -> tuple[Start, PreTrainedModel, SharedParameter
     if state is not None:
         feed.restore(state)
     record.restore(state)
-    return start, model, parameters, Head(folder, lock, feed, record, stop)
+    return settings, start, model, parameters, Head(folder, lock, feed, record, stop)
 
 
 # --- after the last step ----------------------------------------------------------------------------------------------

@@ -92,18 +92,22 @@ KNOWN = {
         test="test",
     ),
 }
-NOT_TASKS = {"expressions", "files", "make_base", "sandbox", "verify"}  # the other modules of this folder
+NOT_TASKS = {"expressions", "files", "imitate", "make_base", "sandbox", "verify"}  # the other modules of this folder
 OPTIONS = {
     "problem": "column of the problem",
     "answer": "column of the answer",
     "tests": "column of the unit tests; makes it a programming task",
+    "solution": "column of the worked solution, which data.imitate learns",
     "subset": "folder within the folder or data set; several are joined by +",
     "split": "train, validation or test, where file names say it",
     "validation": "a file of its own to be held out, instead of a part of this one",
 }
-PROBLEM_COLUMNS = ("problem", "question", "prompt", "query")  # guessed in this order
-ANSWER_COLUMNS = ("answer", "final_answer", "ground_truth", "target", "solution")
-TESTS_COLUMNS = ("tests", "test_cases")
+LIKELY_COLUMNS = {  # guessed in this order
+    "problem": ("problem", "question", "prompt", "query"),
+    "tests": ("tests", "test_cases"),
+    "answer": ("answer", "final_answer", "ground_truth", "target", "solution"),
+    "solution": ("solution",),
+}
 MOST_UNUSABLE = 0.05  # share of a known data set's records that may be left out; of your own files none is
 HELD_OUT_SHARE = 10  # at most one distinct problem in so many is held out
 
@@ -142,27 +146,30 @@ def parse_spec(text: str) -> Spec:
 def load_data(
     arguments: Sequence[str],
     train_problems: int | None,
-    validation_problems: int,
+    validation_problems: int | None,
     seed: int = 0,
     instruction: str | None = None,
+    wanted: str = "answer",
 ) -> list[Source]:
     """The problems of all arguments of --data, held-out ones apart.
 
     train_problems: at most so many of each source (None: all; of a task that makes its own, 100,000 is the most),
-    drawn by `seed`. validation_problems: so many of each source, or a tenth of it where it is small; which ones
-    depends on their text alone. A problem that any source holds out is left out of the training problems of all.
-    instruction: said after each problem of a file. Raises ValueError, with file and line or record, for anything that
-    cannot be used.
+    drawn by `seed`. validation_problems: so many of each source, or a tenth of it where it is small (None: a tenth);
+    which ones depends on their text alone. A problem that any source holds out is left out of the training problems of
+    all. instruction: said after each problem of a file. wanted: what stands in `Problem.answer`; with "solution" it is
+    the worked solution. Raises ValueError, with file and line or record, for anything that cannot be used.
     """
     sources = []
     for spec in (replace(parse_spec(argument), instruction=instruction) for argument in arguments):
         known = KNOWN.get(spec.name)
         if spec.name in task_names() and spec.name not in KNOWN:
+            if wanted == "solution":
+                raise ValueError(f"{spec.name} is a task, which has no worked solutions: give a file that has them")
             sources.append(made_source(spec, train_problems or 100_000, validation_problems, seed))
         elif known is not None and known.train is None:
             raise ValueError(f"{spec.name} is for evaluation (generate.py --evaluate), not to be trained on")
         else:
-            sources.append(read_source(spec, validation_problems))
+            sources.append(read_source(spec, validation_problems, wanted))
     number_names(sources)
     held_out = {text_key(problem.prompt) for source in sources for problem in source.validation}
     for source in sources:
@@ -202,12 +209,12 @@ def task_of(argument: str) -> str:
     spec = parse_spec(argument)
     known = KNOWN.get(spec.name)
     if known is not None:
-        is_tests = known.columns[1] in TESTS_COLUMNS
+        is_tests = known.columns[1] in LIKELY_COLUMNS["tests"]
     elif spec.name in task_names():
         return load_task(spec.name).__name__
     else:
         first = next(files.read_records(files_of(spec, spec.options.get("split", "test"))[0]))
-        (_, _, is_tests), _ = choose_columns(*first, spec.options, None)
+        is_tests = "tests" in choose_columns(*first, spec.options, None)[0]
     return "data.programming" if is_tests else "data.mathematics"
 
 
@@ -255,22 +262,24 @@ def made_source(spec: Spec, train_problems: int, validation_problems: int, seed:
     return source
 
 
-def read_source(spec: Spec, validation_problems: int) -> Source:
+def read_source(spec: Spec, validation_problems: int | None, wanted: str = "answer") -> Source:
     """Problems of files: each once, and the held-out ones apart."""
     known = KNOWN.get(spec.name)
-    records, notes = read_problems(spec, split=spec.options.get("split") or (known.train if known else "train"))
+    split = spec.options.get("split") or (known.train if known else "train")
+    records, notes = read_problems(spec, split, wanted)
     problems, more = distinct(records)
     notes, name = notes + more, spec.name if known else Path(spec.name).name
     if "validation" in spec.options:
-        columns = {key: value for key, value in spec.options.items() if key in ("problem", "answer", "tests")}
+        columns = {key: value for key, value in spec.options.items() if key in LIKELY_COLUMNS}
         own = Spec(spec.options["validation"], 1.0, columns, spec.instruction)
-        validation, more = distinct(read_problems(own, split="validation")[0])
+        validation, more = distinct(read_problems(own, "validation", wanted)[0])
         train = without(problems, {text_key(problem.prompt) for problem in validation}, notes := notes + more)
         return Source(name, spec.weight, train, validation[:validation_problems], notes)
     if len(problems) < 2:
         raise ValueError(f"{spec.name} has one problem only: there is none left to hold out")
-    number = min(validation_problems, max(1, len(problems) // HELD_OUT_SHARE))
-    if number < validation_problems:
+    most = max(1, len(problems) // HELD_OUT_SHARE)
+    number = most if validation_problems is None else min(validation_problems, most)
+    if number < (validation_problems or 0):
         notes.append(f"{number} of {len(problems)} problems are held out, a tenth, not {validation_problems}")
     # The smallest checksums: the same problems whatever else the file holds, whatever its order.
     ranked = sorted(problems, key=lambda problem: hashlib.sha256(text_key(problem.prompt).encode()).digest())
@@ -302,7 +311,7 @@ def files_of(spec: Spec, split: str) -> list[Path]:
     return files.find_files(known.repository if known else spec.name, subsets, split)
 
 
-def read_problems(spec: Spec, split: str) -> tuple[list[tuple[str, Problem]], list[str]]:
+def read_problems(spec: Spec, split: str, wanted: str = "answer") -> tuple[list[tuple[str, Problem]], list[str]]:
     """All problems at a place, each with the file and line or record it comes from; and what is to be told."""
     from data import files, programming, sandbox
 
@@ -312,10 +321,10 @@ def read_problems(spec: Spec, split: str) -> tuple[list[tuple[str, Problem]], li
         columns = None
         for place, record in files.read_records(path):
             if columns is None:
-                columns, note = choose_columns(place, record, options, known)
+                columns, note = choose_columns(place, record, options, known, wanted)
                 notes += [note] if note and note not in notes else []
             try:
-                problems.append((place, make_problem(record, *columns, spec.instruction)))
+                problems.append((place, make_problem(record, columns, spec.instruction)))
             except (ValueError, TypeError, AttributeError, RecursionError) as error:
                 if known is None:
                     raise ValueError(f"{place}: {error}") from None
@@ -332,55 +341,59 @@ def read_problems(spec: Spec, split: str) -> tuple[list[tuple[str, Problem]], li
     return problems, notes
 
 
-def choose_columns(place: str, record: dict, options: dict, known: Known | None) -> tuple[tuple[str, str, bool], str]:
-    """Columns of the problem and of the answer or the tests, and whether it is tests; and the guess, in words."""
-    guesses = []
-
-    def column(key: str, likely: Sequence[str]) -> str | None:
-        if key in options:
-            if options[key] not in record:
-                raise ValueError(f"{place}: there is no column {options[key]!r}; the columns are {', '.join(record)}")
-            return options[key]
-        found = next((name for name in likely if name in record), None)
-        if found is not None and known is None:
-            guesses.append(f"{key}={found}")
-        return found
-
-    wanted = known.columns if known else None
-    text = column("problem", wanted[:1] if wanted else PROBLEM_COLUMNS)
-    tests = None if "answer" in options else column("tests", [c for c in TESTS_COLUMNS if not wanted or c in wanted])
-    answer = tests or column("answer", wanted[1:] if wanted else ANSWER_COLUMNS)
-    if text is None or answer is None:
-        what = "problem" if text is None else "answer"
-        raise ValueError(
-            f"{place}: which column is the {what}? The columns are {', '.join(record)}; name one by adding"
-            f" ,{what}=COLUMN to the argument of --data"
-        )
+def choose_columns(
+    place: str, record: dict, options: dict, known: Known | None, wanted: str = "answer"
+) -> tuple[dict[str, str], str]:
+    """Which columns hold the problem, the tests where it has some, and what is wanted: the answer, which tests replace,
+    or the worked solution. And the guess, in words."""
+    columns, guesses = {}, []
+    for key in ("problem", "tests", wanted):
+        if (key == "tests" and "answer" in options) or (key == "answer" and "tests" in columns):
+            continue
+        if key in options and options[key] not in record:
+            raise ValueError(f"{place}: there is no column {options[key]!r}; the columns are {', '.join(record)}")
+        likely = LIKELY_COLUMNS[key]
+        if known is not None and key != "solution":
+            likely = known.columns[:1] if key == "problem" else [name for name in known.columns[1:] if name in likely]
+        found = options.get(key) or next((name for name in likely if name in record), None)
+        if found is not None:
+            columns[key] = found
+            guesses += [f"{key}={found}"] if key not in options and known is None else []
+        elif key != "tests":
+            raise ValueError(
+                f"{place}: which column is the {key}? The columns are {', '.join(record)}; name one by adding"
+                f" ,{key}=COLUMN to the argument of --data"
+            )
     note = f"columns guessed: {', '.join(guesses)}; for others add ,NAME=COLUMN" if guesses else ""
-    return (text, answer, tests is not None), note
+    return columns, note
 
 
-def make_problem(
-    record: dict, text_column: str, answer_column: str, is_tests: bool, instruction: str | None = None
-) -> Problem:
+def make_problem(record: dict, columns: dict[str, str], instruction: str | None = None) -> Problem:
     """The problem of a record. instruction: said after it, in mathematics instead of the usual one. Raises ValueError
-    where the problem or the answer is missing or of no known form."""
+    where the problem, or what is wanted of it, is missing or of no known form."""
     from data import mathematics, programming
 
-    text, wanted = record.get(text_column), record.get(answer_column)
-    for column, value in ((text_column, text), (answer_column, wanted)):
+    for column in columns.values():
+        value = record.get(column)
         if value is None or (isinstance(value, str) and not value.strip()) or value == []:
             raise ValueError(f"nothing stands in column {column!r}")
         if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
             raise ValueError(
                 f"column {column!r} holds half of a character (a lone surrogate): no tokenizer can read it"
             )
-    if not isinstance(text, str):
-        raise ValueError(f"column {text_column!r} holds no text but {text!r:.60}")
-    if is_tests:
-        made = programming.problem(text, wanted, record.get("starter_code") or "")
-        return made if instruction is None else replace(made, prompt=f"{made.prompt}\n\n{instruction}")
-    return mathematics.problem(text, plain(wanted), instruction)
+    values = {key: record[column] for key, column in columns.items()}
+    for key in {"problem", "solution"} & values.keys():
+        if not isinstance(values[key], str):
+            raise ValueError(f"column {columns[key]!r} holds no text but {values[key]!r:.60}")
+    text = values["problem"]
+    if "tests" in values:
+        made = programming.problem(text, values["tests"], record.get("starter_code") or "")
+        made = made if instruction is None else replace(made, prompt=f"{made.prompt}\n\n{instruction}")
+    elif "answer" in values:
+        made = mathematics.problem(text, plain(values["answer"]), instruction)
+    else:
+        made = Problem(mathematics.worded(text, instruction), "", mathematics.__name__)
+    return replace(made, answer=values["solution"]) if "solution" in values else made
 
 
 def plain(answer) -> str:

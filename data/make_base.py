@@ -11,15 +11,17 @@ import argparse
 import math
 import random
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
-from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from data import Problem
 from data.arithmetic import MAX_DIGITS, draw, score
+from data.imitate import Example, imitate
+from machinery.screen import say
 
 BASE_MODEL = Path(__file__).parent / "arithmetic_base"
 TIME_IS_UP = "Okay, time is up. Let me stop thinking and formulate a final answer now. "  # one token, before </think>
@@ -43,8 +45,8 @@ def trace(a: int, b: int, rng: random.Random, wrong: float = 0.0, ramble: float 
     return ";".join(steps), (str(carry) + answer).lstrip("0") or "0"
 
 
-def example(tokenizer, rng: random.Random, noisy: bool) -> tuple[list[int], list[bool]]:
-    """Token ids of one training text, and which of them are to be learned (completion tokens that are not forced)."""
+def example(tokenizer, rng: random.Random, noisy: bool) -> Example:
+    """One training text. To be learned are the tokens of the completion that are not forced."""
     a, b = draw(rng, rng.randint(1, MAX_DIGITS), held_out=False)
     thinking, answer = trace(a, b, rng, *((0.3, 0.15) if noisy else (0.0, 0.0)))
     if rng.random() < 0.05:  # cut in its second half: shows what an interruption asks for
@@ -138,44 +140,24 @@ def make_base(out: Path, seed: int = 0, clean_steps: int = 2000, noisy_steps: in
     rng = random.Random(f"warm start {seed}")
     tokenizer = make_tokenizer()
     model = make_model(tokenizer)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3, betas=(0.9, 0.95), weight_decay=0.01)
-    steps = clean_steps + noisy_steps
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer,
-        lambda step: min((step + 1) / 50, 1 - 0.9 * step / steps),  # warm-up, then down to a tenth
-    )
 
-    bar = tqdm(range(steps), desc="clean traces", disable=None)
-    for step in bar:
-        if step == clean_steps:
-            rates = pass_rates(model, tokenizer, per_length=200, seed=seed)
-            print("after the clean traces, by digits:", " ".join(f"{rate:.2f}" for rate in rates), file=sys.stderr)
-            if min(rates) < 0.4:
-                raise RuntimeError(
-                    f"the model has not learned to add {1 + rates.index(min(rates))} digits (pass rate {min(rates):.2f}"
-                    " on clean traces, 0.40 needed): RL would depend on luck. Try another --seed. Nothing was saved."
-                )
-            bar.set_description("noisy traces")
-        batch = [example(tokenizer, rng, noisy=step >= clean_steps) for _ in range(32)]
-        width = max(len(ids) for ids, _ in batch)
-        ids = torch.full((32, width), tokenizer.pad_token_id)
-        labels = torch.full((32, width), -100)
-        for row, (tokens, learned) in enumerate(batch):
-            ids[row, : len(tokens)] = torch.tensor(tokens)
-            labels[row, : len(tokens)] = torch.where(torch.tensor(learned), torch.tensor(tokens), -100)
-        logits = model(ids).logits[:, :-1]
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten())
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
-        if step % 20 == 0:
-            bar.set_postfix(loss=f"{loss.item():.3f}")
+    def batches() -> Iterator[list[Example]]:
+        for _ in range(clean_steps):
+            yield [example(tokenizer, rng, noisy=False) for _ in range(32)]
+        rates = pass_rates(model, tokenizer, per_length=200, seed=seed)
+        say(f"after the clean traces, by digits: {' '.join(f'{rate:.2f}' for rate in rates)}")
+        if min(rates) < 0.4:
+            raise RuntimeError(
+                f"the model has not learned to add {1 + rates.index(min(rates))} digits (pass rate {min(rates):.2f}"
+                " on clean traces, 0.40 needed): RL would depend on luck. Try another --seed. Nothing was saved."
+            )
+        for _ in range(noisy_steps):
+            yield [example(tokenizer, rng, noisy=True) for _ in range(32)]
 
+    imitate(model, batches(), clean_steps + noisy_steps, learning_rate=5e-3)
     rates = pass_rates(model, tokenizer, per_length=200, seed=seed)
     mean = sum(rates) / len(rates)
-    print(f"after the noisy traces, by digits: {' '.join(f'{r:.2f}' for r in rates)}; mean {mean:.3f}", file=sys.stderr)
+    say(f"after the noisy traces, by digits: {' '.join(f'{rate:.2f}' for rate in rates)}; mean {mean:.3f}")
     if not 0.10 <= mean <= 0.35:
         raise RuntimeError(f"the base model's pass rate is {mean:.3f}, outside 0.10 to 0.35. Nothing was saved.")
     model.save_pretrained(out)

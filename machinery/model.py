@@ -1,6 +1,7 @@
 """A causal language model as trainer and generator both see it: loaded or refused, its chat template, how completions
 end, and their budgets in tokens."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -131,6 +132,11 @@ def matmul_parameters(model: PreTrainedModel) -> int:
         if parameter is not embedding or embedding is head:
             total += parameter.numel() * used // experts if ".experts." in name else parameter.numel()
     return total
+
+
+def first_learning_rate(parameters: int) -> float:
+    """What RL may begin with for a model of so many parameters: 7.5e-05 for 1M, 3.1e-06 for 600M."""
+    return float(f"{0.075 / math.sqrt(parameters):.2g}")
 
 
 # --- prompts and ends -----------------------------------------------------------------------------------------------

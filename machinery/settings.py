@@ -1,5 +1,5 @@
 """Every setting with its meaning, what it may be, and where its value comes from: a flag, or else the preset that suits
-the data (`PAPER`), the recipe (loss.py), or the run that --resume goes on with."""
+the data (`PRESETS`), the recipe (loss.py), or the run that --resume goes on with."""
 
 import dataclasses
 import json
@@ -21,13 +21,16 @@ class Sampling:
 
     model: str = "data/arithmetic_base"  # folder or hub name of a transformers causal LM
     data: tuple[str, ...] = ("arithmetic",)  # tasks, data sets by name, files; with weights: polaris:3 deepcoder:1
-    defaults: Literal["auto", "toy", "paper"] = "auto"  # of the other flags; auto: toy for arithmetic, else the paper's
+    # Of the other flags: the toy's, the paper's, or for a small model (1M to 600M) on one device; auto: toy for
+    # arithmetic, else paper.
+    defaults: Literal["auto", "toy", "paper", "small"] = "auto"
     seed: int = 0  # of prompt order, thinking budgets and sampling; only ppo-K and pipeline-0 repeat themselves exactly
 
-    prompt_budget: int = 16  # tokens, chat template included; paper: 2048
-    # Sampled tokens until thinking is interrupted, drawn for each completion from this range. Paper: 10240 12288.
+    prompt_budget: int = 16  # tokens, chat template included; paper: 2048; small: 512
+    # Sampled tokens until thinking is interrupted, drawn for each completion from this range. Paper: 10240 12288;
+    # small: 768 1024.
     thinking_budget: tuple[int, int] = (54, 58)
-    answer_budget: int = 9  # sampled tokens after </think> or the interruption; paper: 2048
+    answer_budget: int = 9  # sampled tokens after </think> or the interruption; paper: 2048; small: 256
     end_of_thinking: str = "</think>"  # one token of the model
     interruption_phrase: str = loss.INTERRUPTION_PHRASE  # forced when thinking reaches its budget
     instruction: str | None = None  # said after each problem of a file; by default in mathematics: box the answer
@@ -37,10 +40,10 @@ class Sampling:
     engine: Literal["auto", "torch", "vllm"] = "auto"  # auto: vLLM where it is installed and there is a GPU
     tensor_parallel: int = 1  # GPUs of one generator, which vLLM splits the model over
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of the trunk; auto: bfloat16 on a GPU, float32 on a CPU
-    slots: int = 512  # sequences that a generator decodes at once; paper: 256
+    slots: int = 512  # sequences that a generator decodes at once; paper: 256; small: 128
     generator_memory: float | None = None  # share of a GPU that vLLM takes; by default .9, or .4 beside a trainer
     threads: int = 0  # CPU threads of each process; 0: the cores, shared evenly
-    verifiers: int = 1  # processes that judge completions; paper: 8
+    verifiers: int = 1  # processes that judge completions; paper: 8; small: 2
     verifier_time_limit: float = 30.0  # seconds for one completion; then its verifier is killed and replaced
     verifier_memory: float = 4.0  # GiB that a verifier may take
 
@@ -53,19 +56,20 @@ class Settings(Sampling):
     name: str | None = None  # the run's folder is runs/NAME; by default recipe, changed parts, seed, and a number
     resume: Path | None = None  # folder of a run to go on with; the other flags then change what may be changed
 
-    steps: int = 160  # optimizer steps; paper: 1000
-    train_prompts: int | None = 4000  # distinct prompts of each source, visited in epochs; None: all; paper: None
-    prompts_per_step: int = 32  # groups in a batch; paper: 48
+    steps: int = 160  # optimizer steps; paper: 1000; small: 400
+    train_prompts: int | None = 4000  # of each source, visited in epochs; None: all; paper: None; small: None
+    prompts_per_step: int = 32  # groups in a batch; paper: 48; small: 16
     completions_per_prompt: int = 16  # size of a group
-    learning_rate: float = 2e-4  # constant after the warm-up; paper: 5e-07
+    # Constant after the warm-up; None: by the model's size, .075 / sqrt(parameters). Paper: 5e-07; small: None.
+    learning_rate: float | None = 2e-4
     warmup_steps: int = 10  # linear; paper: 100
     adam_betas: tuple[float, float] = (0.9, 0.95)
     adam_eps: float = 1e-15  # tiny, so that small gradients are not swallowed (A.3)
     weight_decay: float = 0.01
-    clip_gradient: float = 0.3  # norm; paper: 1.0
+    clip_gradient: float = 0.3  # norm; paper: 1.0; small: 1.0
 
-    validation_every: int = 8  # steps; paper: 100
-    validation_problems: int = 128  # held out, the same each time; paper: 1000
+    validation_every: int = 8  # steps; paper: 100; small: 20
+    validation_problems: int = 128  # held out, the same each time; paper: 1000; small: 64
     validation_samples: int = 16  # completions of each: the pass rate is mean@this
     stop_when_gain_below: float = 0.0  # end when twice the compute surely buys less pass rate (95 %); 0: never
     checkpoint_every: int = 20  # steps; also at the end, on Ctrl-C and on SIGTERM
@@ -86,13 +90,24 @@ class Settings(Sampling):
         return round(self.prompts_per_step * self.recipe.batch_factor)
 
 
-# For real models: what the paper trained with (sec. 2, A.3), and behind it what the paper leaves open.
-PAPER = dict(
-    prompts_per_step=48, learning_rate=5e-7, warmup_steps=100, prompt_budget=loss.PROMPT_BUDGET,
-    thinking_budget=loss.THINKING_BUDGET, answer_budget=loss.ANSWER_BUDGET, train_prompts=None, validation_every=100,
-    validation_problems=1000,
-    steps=1000, clip_gradient=1.0, slots=256, tokens_per_micro_batch=32_768, gradient_checkpointing=True, verifiers=8,
-)  # fmt: skip
+# What --defaults sets beside the values above, which are the toy's.
+PRESETS = {
+    "toy": {},
+    # What the paper trained with (sec. 2, A.3), and in the last two lines what it leaves open.
+    "paper": dict(
+        prompts_per_step=48, learning_rate=5e-7, warmup_steps=100, prompt_budget=loss.PROMPT_BUDGET,
+        thinking_budget=loss.THINKING_BUDGET, answer_budget=loss.ANSWER_BUDGET, train_prompts=None,
+        validation_every=100, validation_problems=1000,
+        steps=1000, clip_gradient=1.0, slots=256, tokens_per_micro_batch=32_768, gradient_checkpointing=True,
+        verifiers=8,
+    ),
+    # For a model of 1M to 600M parameters on one device (docs/your_own.md). All budgets together fit 2,048 positions.
+    "small": dict(
+        prompts_per_step=16, learning_rate=None, prompt_budget=512, thinking_budget=(768, 1024), answer_budget=256,
+        train_prompts=None, validation_every=20, validation_problems=64, steps=400, clip_gradient=1.0, slots=128,
+        tokens_per_micro_batch=4096, verifiers=2,
+    ),
+}  # fmt: skip
 
 # What says where and how often, but not what is computed. All else is the run itself, and stays when it is resumed.
 MAY_CHANGE = {
@@ -138,10 +153,10 @@ def starting_values(chosen: Sampling) -> Sampling:
     if defaults == "auto":
         defaults = "paper" if {*chosen.data} - {"arithmetic"} else "toy"
     fields = {field.name for field in dataclasses.fields(chosen)}
-    values = {name: value for name, value in PAPER.items() if name in fields and defaults == "paper"}
+    values = {name: value for name, value in PRESETS[defaults].items() if name in fields}
     if isinstance(chosen, Settings):
         if gpus_here(chosen):  # with fewer tokens at once a GPU waits for the launches of its kernels
-            values["tokens_per_micro_batch"] = PAPER["tokens_per_micro_batch"]
+            values.setdefault("tokens_per_micro_batch", PRESETS["paper"]["tokens_per_micro_batch"])
         axis, recipe = chosen.recipe.leave_out, chosen.recipe.recipe
         if axis and recipe != "scalerl":
             raise ValueError(f"--leave-out takes an axis out of scalerl; it cannot go with --recipe {recipe}")

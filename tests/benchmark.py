@@ -590,12 +590,12 @@ def scaling_of_python(length: int = 14_000, slots: int = 256, steps: int = 2000)
     from machinery.model import completion_texts, make_decoding
     from machinery.record import Compute, completion_columns
     from machinery.rollouts import Batch, Report, Request
-    from machinery.settings import PAPER, Settings
+    from machinery.settings import PRESETS, Settings
     from machinery.trainer import micro_batches
 
     print(f"\n(f) CPU seconds of Python and numpy for a step of 48 x 16 rollouts of {length:,} tokens, by stage\n")
     tokenizer, rng = byte_tokenizer(), np.random.default_rng(0)
-    decoding = make_decoding(tokenizer, Settings(**PAPER))
+    decoding = make_decoding(tokenizer, Settings(**PRESETS["paper"]))
     groups = []
     for number in range(48):
         tokens = rng.integers(3, len(tokenizer), (16, length))

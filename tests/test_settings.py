@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from typing import get_args, get_type_hints
 
 import pytest
 import torch
@@ -11,8 +12,9 @@ import loss
 import train
 from machinery import settings as settings_module
 from machinery.flags import flag, run_command
+from machinery.model import first_learning_rate
 from machinery.record import new_folder, write_config
-from machinery.settings import PAPER, Settings, parse, split_devices, starting_values
+from machinery.settings import PRESETS, Sampling, Settings, parse, split_devices, starting_values
 
 
 def refusal(arguments, capsys):
@@ -95,14 +97,16 @@ def shown_values(arguments, monkeypatch, capsys):
     return {name: (text, value) for name, text, value in entries}
 
 
-def test_help_shows_the_papers_values_and_those_of_the_recipe_that_is_named(monkeypatch, capsys):
+def test_help_shows_the_values_of_the_presets_and_those_of_the_recipe_that_is_named(monkeypatch, capsys):
     plain = shown_values([], monkeypatch, capsys)
     assert len(plain) > 45
-    for name, value in PAPER.items():
-        expected = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-        assert re.search(rf"[Pp]aper: {re.escape(expected)}(\.|$)", plain[flag(name)][0]), (name, plain[flag(name)])
-    said = {name for name, (text, _) in plain.items() if re.search("[Pp]aper: ", text)}
-    assert said == {flag(name) for name in PAPER}
+    for preset, values in PRESETS.items():
+        for name, value in values.items():
+            expected = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            said = plain[flag(name)][0]
+            assert re.search(rf"(?i)\b{preset}: {re.escape(expected)}(;|\.?$)", said), (name, said)
+        said = {name for name, (text, _) in plain.items() if re.search(rf"(?i)\b{preset}: ", text)}
+        assert said == {flag(name) for name in values}
     base = shown_values(["--recipe", "base"], monkeypatch, capsys)
     assert (plain["--asynchrony"][1], base["--asynchrony"][1]) == ("pipeline-8", "ppo-8")
     assert (plain["--loss"][1], base["--loss"][1]) == ("cispo", "dapo")
@@ -112,8 +116,19 @@ def test_help_shows_the_papers_values_and_those_of_the_recipe_that_is_named(monk
 
 def test_what_the_presets_set_is_what_settings_has():
     names = {field.name for field in dataclasses.fields(Settings)}
-    assert PAPER.keys() <= names and settings_module.MAY_CHANGE <= names
+    assert settings_module.MAY_CHANGE <= names and all(values.keys() <= names for values in PRESETS.values())
+    assert get_args(get_type_hints(Sampling)["defaults"]) == ("auto", *PRESETS)
     assert starting_values(Settings(defaults="paper")).thinking_budget == loss.THINKING_BUDGET
+
+
+def test_the_budgets_of_a_small_model_fit_2048_positions_and_its_learning_rate_goes_by_its_size():
+    small = parse(["--data", "my.jsonl", "--defaults", "small"])
+    tokens = small.prompt_budget + small.thinking_budget[1] + small.answer_budget
+    assert tokens + len(small.interruption_phrase) <= 2048 and small.learning_rate is None
+    rates = [first_learning_rate(int(millions * 1e6)) for millions in (0.14, 1, 600, 7000)]
+    assert rates == [2e-4, 7.5e-5, 3.1e-6, 9e-7]
+    assert parse(["--learning-rate", "None"]).learning_rate is None
+    assert parse(["--defaults", "small", "--learning-rate", "1e-5"]).learning_rate == 1e-5
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------

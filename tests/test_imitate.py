@@ -1,0 +1,255 @@
+"""The warm start: what is learned, of which tokens, and what comes of it for RL with the settings of a small model."""
+
+import contextlib
+import io
+import json
+import random
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import backwards
+import pytest
+import safetensors
+import torch
+from faults import ROOT, Script, log
+
+import generate
+import train
+from data import imitate, load_data
+from data.imitate import Command, cross_entropy, examples, learned_tokens, mean_loss
+from machinery.flags import run_command
+from machinery.model import end_tokens, load_model, load_tokenizer
+from machinery.settings import parse
+
+CPU = (torch.device("cpu"), torch.float32)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """With a random model, a file of records, the model that has learned them, and what the command printed."""
+    folder = tmp_path_factory.mktemp("imitate")
+    model = backwards.make_model(folder / "random", hidden=96, layers=2)
+    data = backwards.write_records(folder / "my.jsonl", 600, digits=3, wrong=0.4)
+    command = ["--model", model, "--data", data, "--out", str(folder / "warm"), "--epochs", "8"]
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        assert imitate.main([*command, "--learning-rate", "4e-3"]) == 0
+    (folder / "printed.txt").write_text(err.getvalue() + out.getvalue())
+    return folder
+
+
+def evaluated(folder: Path, model: str) -> dict:
+    """What generate.py --evaluate finds on the records with this model."""
+    path = folder / f"{model}.evaluation"
+    command = ["--evaluate", "--model", str(folder / model), "--data", str(folder / "my.jsonl"), "--log", str(path)]
+    command += ["--defaults", "toy", "--prompt-budget", "40", "--thinking-budget", "10", "10"]
+    assert generate.main([*command, "--problems", "40", "--samples", "4"]) == 0
+    return json.loads(path.read_text())
+
+
+# --- what comes of it -----------------------------------------------------------------------------------------------
+
+
+def test_a_model_that_never_succeeds_does_so_now_and_then_and_ends(folder):
+    before, after = evaluated(folder, "random"), evaluated(folder, "warm")
+    assert before["pass_rate"] == 0 and before["truncated"] > 0.3
+    assert after["pass_rate"] > 0.05 and after["truncated"] < 0.05 and after["interrupted"] < 0.05
+    printed = (folder / "printed.txt").read_text()
+    found = re.search(r"held-out loss ([\d.]+) before, ([\d.]+) after 136 steps, .* of (\d+) solutions", printed)
+    assert float(found[1]) > 2 and float(found[2]) < 0.8 and int(found[3]) > 50
+    assert re.search(r"<\|assistant\|><think>\[\[\d{3}</think>\\boxed{\d{3}}<\|end\|>\]\]", printed)
+
+
+def test_from_there_rl_with_the_settings_of_a_small_model_learns(folder):
+    flags = ["--model", str(folder / "warm"), "--data", str(folder / "my.jsonl"), "--defaults", "small"]
+    flags += ["--steps", "20", "--validation-problems", "32", "--name", "run"]
+    output = folder / "run.txt"
+    process = Script(ROOT / "train.py", flags, folder, {"CUDA_VISIBLE_DEVICES": ""}, str(output))
+    process.start()
+    process.join()
+    printed = output.read_text()
+    assert process.exitcode == 0, printed[-3000:]
+    first, *_, last = (line["pass_rate"] for line in log(folder / "runs" / "run", "validation"))
+    assert first < 0.35 and last > 0.5 and last > first + 0.3, (first, last)
+    config = json.loads((folder / "runs" / "run" / "config.json").read_text())
+    parameters = load_model(str(folder / "warm"), *CPU).num_parameters()
+    assert config["learning_rate"] == pytest.approx(0.075 / parameters**0.5, rel=0.05)
+    assert f"The learning rate is {config['learning_rate']}, for {parameters:,} parameters." in printed
+
+
+# --- what is learned ------------------------------------------------------------------------------------------------
+
+TESTS = json.dumps([{"input": "1", "output": "2", "type": "stdin_stdout"}])
+
+
+@pytest.mark.parametrize("flags", [[], ["--instruction", "Be brief."], ["--system", "You add."], ["--no-thinking"]])
+@pytest.mark.parametrize("tests", [None, TESTS])
+def test_the_prompt_is_that_of_a_generator_and_the_solution_ends(flags, tests, chat_models, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [{"problem": f" {i}+1? ", "worked": f"{i}</think>\\boxed{{{i + 1}}}", "answer": i + 1} for i in range(20)]
+    if tests:
+        rows = [{**{key: row[key] for key in ("problem", "worked")}, "tests": tests} for row in rows]
+    Path("my.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tokenizer = load_tokenizer(chat_models["qwen3"])
+    tokenizer.chat_template = tokenizer.chat_template.replace(
+        "<think>\n", "<think>\n{% if not enable_thinking %}\n</think>\n\n{% endif %}"
+    )
+    load_model(chat_models["qwen3"], *CPU).save_pretrained("model")
+    tokenizer.save_pretrained("model")
+    shared = ["--model", "model", "--data", "my.jsonl,solution=worked", *flags]
+
+    command = imitate.read_flags(Command, shared)
+    (source,) = load_data([command.data], None, None, instruction=command.instruction, wanted="solution")
+    problems = source.train + source.validation
+    found = examples(problems, tokenizer, command, 2000)
+    budgets = ["--prompt-budget", "500", "--thinking-budget", "20", "20", "--prompts-per-step", "4"]
+    head = train.prepare(parse([*shared, "--defaults", "small", *budgets]))[-1]
+    feed = head.feed
+    feed.generators = [type("Generator", (), {"number": 0, "groups": 0})()]
+    (held,), prompts = feed.prompts.sources, {}
+    for validation, of_source in ((False, held.train), (True, held.validation)):
+        for i in range(len(of_source)):
+            group = feed._group(0, 0, i, 0, feed.generators[0], (0,), validation)
+            prompts[group.problem.prompt] = group.requests[0].prompt
+    assert prompts.keys() == {problem.prompt for problem in problems} and len(prompts) == 20
+    solutions = {row["worked"] for row in rows}
+    for problem, (ids, learned) in zip(problems, found):
+        start = learned.index(True)
+        assert ids[:start] == prompts[problem.prompt] and all(learned[start:])
+        assert ids[-1] in feed.prompts.decoding.eos == end_tokens(tokenizer) and ids[-1] == tokenizer.eos_token_id
+        assert tokenizer.decode(ids[start:-1]) == problem.answer and problem.answer in solutions
+
+
+def test_what_a_run_holds_out_is_not_learned(folder):
+    data = str(folder / "my.jsonl")
+    (source,) = load_data([data], None, None, wanted="solution")
+    learned = {problem.prompt for problem in source.train}
+    assert len(learned) > 500
+    for number in (1, 20, 10_000):
+        (run,) = load_data([data], None, number)
+        held_out = {problem.prompt for problem in run.validation}
+        assert held_out and not held_out & learned
+    assert held_out == {problem.prompt for problem in source.validation}  # as many as there can be
+
+
+def test_only_the_solution_counts_however_a_batch_is_padded_and_cut(folder):
+    model = load_model(str(folder / "warm"), *CPU)
+    ragged = [([1, 2, 3, 4, 5], [False] * 3 + [True] * 2), ([6, 7, 8], [False, True, True]), ([9, 4], [False, True])]
+    expected = 0.0
+    for ids, learned in ragged:
+        logprobs = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+        expected -= sum(logprobs[t - 1, ids[t]].item() for t in range(len(ids)) if learned[t])
+    assert learned_tokens(ragged) == 5
+    assert cross_entropy(model, ragged).item() == pytest.approx(expected, rel=1e-5)
+    for at_once in (1, 10, 100):
+        assert mean_loss(model, ragged, at_once) == pytest.approx(expected / 5, rel=1e-5)
+
+
+def test_one_step_is_the_same_in_micro_batches(folder):
+    ragged = [([1, 2, 3, 4, 5], [False] * 3 + [True] * 2), ([6, 7, 8], [False, True, True]), ([9, 4], [False, True])]
+    after = []
+    for at_once in (5, 100):
+        model = load_model(str(folder / "warm"), *CPU)
+        imitate.imitate(model, [ragged], 1, 1e-3, at_once)
+        after.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
+    start = torch.cat([p.detach().flatten() for p in load_model(str(folder / "warm"), *CPU).parameters()])
+    moved = (after[1] - start).norm()
+    assert moved > 0.01 and (after[0] - after[1]).norm() < 0.01 * moved
+
+
+# --- what is said, and what cannot be -------------------------------------------------------------------------------
+
+
+def test_what_is_too_long_is_left_out_and_said(folder, tmp_path, monkeypatch, capsys):
+    rows = [backwards.record(str(number), random.Random(0)) for number in range(111, 171)]
+    rows[7]["solution"] = "1" * 400 + rows[7]["solution"]
+    for row in rows[20:23]:
+        row["solution"] = "no end of thinking"
+    data = tmp_path / "a.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.setattr(imitate, "imitate", lambda *_: None)
+    command = ["--model", str(folder / "random"), "--data", str(data), "--out", str(tmp_path / "out")]
+    assert imitate.main([*command, "--longest", "100"]) == 0
+    said = capsys.readouterr().err
+    assert f"records have more than 100 tokens and are left out, the first: '{rows[7]['problem']}" in said
+    assert "solutions do not close the thinking that was opened" in said
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (["--data", "a.jsonl"], "a.jsonl, line 1: which column is the solution? The columns are problem, worked; name"),
+        (["--data", "a.jsonl,solution=gold"], "line 1: there is no column 'gold'; the columns are problem, worked"),
+        (["--data", "empty.jsonl"], "empty.jsonl holds no record"),
+        (["--data", "numbers.jsonl"], "numbers.jsonl, line 1: column 'solution' holds no text but 7"),
+        (["--data", "nothing.jsonl"], "there is no such file"),
+        (["--data", "arithmetic"], "arithmetic is a task, which has no worked solutions"),
+        (["--data", "aime24"], "aime24 is for evaluation"),
+        (["--longest", "5"], "no problem has at most 5 tokens"),
+        (["--out", "full"], "--out full is there already: name a folder that is new or empty"),
+        (["--out", "a.jsonl"], "--out a.jsonl is there already"),
+        (["--epochs", "0"], "--epochs is 0; it must be above 0"),
+        (["--learning-rate", "-1"], "--learning-rate is -1.0; it must be above 0"),
+        (["--model", "empty"], "--model empty: the folder holds no model"),
+        (["--epoch", "1"], "did you mean --epochs?"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(folder, tmp_path, monkeypatch, capsys, flags, message):
+    monkeypatch.chdir(tmp_path)
+    Path("a.jsonl").write_text('{"problem": "1+1?", "worked": "2"}\n' * 3)
+    Path("numbers.jsonl").write_text('{"problem": "1+1?", "solution": 7}\n')
+    Path("empty.jsonl").touch()
+    Path("full").mkdir()
+    Path("empty").mkdir()
+    Path("full", "mine.txt").touch()
+    usual = ["--model", str(folder / "random"), "--data", str(folder / "my.jsonl"), "--out", "out"]
+    monkeypatch.setattr(imitate, "imitate", lambda *_: pytest.fail("it was trained"))
+    with pytest.raises(SystemExit) as ended:
+        run_command(imitate.main, [*usual, *flags])
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert ended.value.code == 2 and said.startswith("error: ") and message in said
+    assert not Path("out").exists() and Path("full", "mine.txt").exists()
+
+
+@pytest.mark.parametrize(
+    "error, said",
+    [
+        (
+            torch.OutOfMemoryError("CUDA out of memory. More."),
+            r"^CUDA out of memory: lower --tokens-per-micro-batch or",
+        ),
+        (safetensors.SafetensorError("No space left on device"), r"out: No space left on device$"),
+        (KeyboardInterrupt(), None),
+    ],
+)
+def test_what_fails_or_is_stopped_while_it_learns_leaves_no_folder(folder, tmp_path, monkeypatch, error, said):
+    def fails(*_):
+        raise error
+
+    monkeypatch.setattr(imitate, "imitate", fails)
+    command = ["--model", str(folder / "random"), "--data", str(folder / "my.jsonl"), "--out", str(tmp_path / "out")]
+    with pytest.raises((ValueError, OSError, KeyboardInterrupt), match=said):
+        imitate.main(command)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_missing_is_named():
+    with pytest.raises(ValueError, match="--out is missing; wanted are --model, --data and --out"):
+        imitate.main(["--model", "m", "--data", "my.jsonl"])
+
+
+def test_a_killed_command_leaves_no_folder_and_can_be_repeated(folder, tmp_path):
+    out, data = tmp_path / "out", backwards.write_records(tmp_path / "a.jsonl", 20)
+    usual = ["--model", str(folder / "random"), "--data", data, "--out", str(out)]
+    command = [sys.executable, "-m", "data.imitate", *usual, "--epochs", "50"]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    for line in process.stderr:
+        if line.startswith("imitation: step"):
+            break
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL and not out.exists()
+    assert imitate.main([*usual, "--epochs", "1"]) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"a.jsonl", "out"} and (out / "model.safetensors").exists()
