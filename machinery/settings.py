@@ -78,7 +78,7 @@ class Settings(Sampling):
 
     generators: int = 0  # processes that sample, each on --tensor-parallel GPUs; 0: one, or all GPUs left by trainers
     trainers: int = 0  # processes that share the model by FSDP, each on a GPU; 0: one, or a fifth of the GPUs
-    tokens_per_micro_batch: int = 4096  # tokens in one forward and backward, padding included; GPU and paper: 32768
+    tokens_per_micro_batch: int = 4096  # tokens in one forward and backward, padding included; on a GPU and paper: 32768; small: 4096
     compile: bool = False  # the trainer's layers, by torch.compile: faster once it is done, which may take a minute
     gradient_checkpointing: bool = False  # layers are computed again in the backward: less memory; paper: True
     wait_timeout: float = 600.0  # seconds without a word from a generator until it is killed and replaced
