@@ -12,6 +12,7 @@ An engine is anything with these calls: `TorchEngine` (generate.py), for a bare 
 """
 
 import importlib.util
+import time
 from collections import deque
 from dataclasses import dataclass
 
@@ -129,6 +130,7 @@ class Completions:
                 ("closed_at", np.int64),  # sampled tokens when thinking ended, -1 while it goes on
                 ("thinking_budget", np.int64),
                 ("interrupted", bool),
+                ("began", np.float64),  # clock reading
                 ("tokens", np.int32, longest),  # these four as in Rollout
                 ("was_sampled", bool, longest),
                 ("logprobs", np.float32, longest),
@@ -142,6 +144,7 @@ class Completions:
         self.books[row] = np.zeros((), self.books.dtype)
         self.books["closed_at"][row] = -1 if self.decoding.thinks else 0
         self.books["thinking_budget"][row] = request.thinking_budget
+        self.books["began"][row] = time.monotonic()
         if request.thinking_budget > 0:
             return False
         interrupt, _ = self._due(np.array([row]))
@@ -195,6 +198,8 @@ class Completions:
             versions=book["versions"][:end].copy(),
             interrupted=bool(book["interrupted"]),
             truncated=truncated,
+            began=float(book["began"]),
+            ended=time.monotonic(),
         )
 
 

@@ -204,6 +204,7 @@ class Feed:
         self.restarts = 0  # generators replaced
         self.failure = ""  # why the run cannot go on
         self.busy_seconds, self.sampled_tokens = 0.0, 0  # of all generators, for training, in this process
+        self.events: list[tuple] = []  # of generators, by their number, as in Report, since the record has taken them
 
     def state(self) -> dict:
         """All that `restore` needs, for a checkpoint. What is under way will be sampled again, with the parameters of
@@ -376,6 +377,7 @@ class Feed:
             for report in reports:
                 self.busy_seconds += report.busy_seconds
                 self.sampled_tokens += report.sampled_tokens
+                self.events += [(generator.number, *event) for event in report.events]
                 self._submit(report.rollouts)
             came |= bool(reports)
         return came

@@ -70,6 +70,7 @@ class Settings(Sampling):
     stop_when_gain_below: float = 0.0  # end when twice the compute surely buys less pass rate (95 %); 0: never
     checkpoint_every: int = 20  # steps; also at the end, on Ctrl-C and on SIGTERM
     keep_checkpoints: int = 2  # the newest
+    rollouts_kept: int = 2  # groups of every n-th step, and problems of each validation, for view.py; 0: none
 
     generators: int = 0  # processes that sample, each on --tensor-parallel GPUs; 0: one, or all GPUs left by trainers
     trainers: int = 0  # processes that share the model by FSDP, each on a GPU; 0: one, or a fifth of the GPUs
@@ -97,7 +98,7 @@ PAPER = dict(
 MAY_CHANGE = {
     "resume", "steps", "validation_every", "checkpoint_every", "keep_checkpoints", "engine", "tensor_parallel",
     "generators", "trainers", "slots", "generator_memory", "tokens_per_micro_batch", "gradient_checkpointing",
-    "compile", "threads", "verifiers", "wait_timeout", "max_restarts", "stop_when_gain_below",
+    "compile", "threads", "verifiers", "wait_timeout", "max_restarts", "stop_when_gain_below", "rollouts_kept",
 }  # fmt: skip
 
 # How the model of a run is sampled by generate.py, where its flags do not say otherwise: as in that run.
@@ -194,6 +195,7 @@ LEAST = {"completions_per_prompt": 2} | dict.fromkeys(
         "trainers",
         "weight_decay",
         "stop_when_gain_below",
+        "rollouts_kept",
     ),
     0,
 )
