@@ -327,12 +327,13 @@ def clipped_ratio(
 def clipped_sequence_ratio(
     recipe: Recipe, advantages_B1: Tensor, log_rho_BT: Tensor, logprobs_BT: Tensor, sampled_BT: Tensor
 ):
-    """The same with one ratio per sequence, s = exp(mean_t log rho_t)."""
+    """min(s A, clip(s, 1 - eps_low, 1 + eps_high) A): one ratio per sequence, s = exp(mean_t log rho_t)."""
     lengths_B1 = sampled_BT.sum(1, keepdim=True).clamp(min=1)
     log_ratios_BT = (log_rho_BT.sum(1, keepdim=True) / lengths_B1).expand_as(log_rho_BT)
     return clipped_ratio(recipe, advantages_B1, log_ratios_BT, logprobs_BT, sampled_BT)
 
 
+# The docstring of each begins with the formula of the term, up to a colon or semicolon: view.py puts numbers into it.
 LOSSES = {"cispo": cispo, "dapo": clipped_ratio, "grpo": clipped_ratio, "gspo": clipped_sequence_ratio}
 
 

@@ -43,6 +43,7 @@ from transformers import PreTrainedModel
 
 import fit_curve
 import loss
+import view
 from data import load_data
 from generate import check_decoding, generator_process
 from machinery.engine import check_split, engine_settings
@@ -251,6 +252,8 @@ def finish(head: Head) -> None:
         curves.append(fit_curve.describe(series, fit, fit_curve.report(series, fit)))
     if fitted:
         plot_runs(head.folder / "curve.png", fitted)
+    if (head.folder / "rollouts.jsonl").exists():
+        view.write_page(head.folder)
     print(record.summary(curves))
 
 
@@ -377,7 +380,7 @@ def train(
             zero_variance_P = loss.zero_variance(rewards_PG, batch.usable_PG)
             columns["zero_variance_fraction"] = zero_variance_P.float().mean().item()
             head.record.log_step(step, batch, totals, columns, waited)
-            head.record.keep_rollouts(step, batch, totals, reward=rewards_PG, advantage=advantages_PG, weight=weights_PG)
+            head.record.keep_rollouts(step, batch, rewards_PG, advantages_PG, weights_PG, totals)
         if everyone(head and head.wants_validation(step)):
             validate(step)
         if step % s.checkpoint_every == 0:

@@ -72,17 +72,16 @@ def run_lengths(values: np.ndarray) -> list[list]:
 
 
 def at_sampled(values: Iterable[float], sampled: np.ndarray) -> list[float | None]:
-    """The values of the sampled tokens, at their places among all tokens; None at forced ones, and for what is not
-    finite."""
-    placed = np.full(len(sampled), np.nan)
-    placed[sampled] = np.round(np.asarray(values, float), 5)
-    return [value if math.isfinite(value) else None for value in placed.tolist()]
+    """The values of the sampled tokens, with six digits, at their places among all tokens; None at forced ones, and for
+    what is not finite."""
+    following = iter(values)
+    placed = [next(following) if flag else math.nan for flag in sampled]
+    return [float(f"{value:.6g}") if math.isfinite(value) else None for value in placed]
 
 
 def in_words(verdict: Verdict) -> str:
-    """right, wrong, a score in between, or why there is no verdict."""
-    words = {0: "wrong", 1: "right"}.get(verdict.score, f"{verdict.score:.2f}")
-    return words if verdict.failure is None else verdict.reason
+    """right, wrong, a score in between, or the kind of failure to which there is no verdict."""
+    return verdict.failure or {0: "wrong", 1: "right"}.get(verdict.score, f"{verdict.score:.2f}")
 
 
 def fate(rollout: Rollout, usable: bool, zero_variance: bool) -> str:
@@ -175,6 +174,7 @@ class KeptRollouts:
             "truncated": rollout.truncated,
             "score": float(verdict.score),
             "verdict": in_words(verdict),
+            "detail": verdict.detail,
         }
 
     def _add(self, lines: list[dict]) -> None:

@@ -286,8 +286,11 @@ class Record:
                     " were: try a lower --learning-rate, or --dtype float32, from an earlier checkpoint"
                 )
 
-    def keep_rollouts(self, step: int, batch: Batch, totals: Totals, **worth: Tensor) -> None:
-        """Add some groups to rollouts.jsonl; worth: of each completion its reward, advantage and weight, [P, G]."""
+    def keep_rollouts(
+        self, step: int, batch: Batch, rewards_PG: Tensor, advantages_PG: Tensor, weights_PG: Tensor, totals: Totals
+    ) -> None:
+        """Add some groups of a step to rollouts.jsonl, with what was made of them."""
+        worth = {"reward": rewards_PG, "advantage": advantages_PG, "weight": weights_PG}
         self.rollouts.add_batch(step, batch, worth, totals.tokens, self.began)
 
     def show(self, step: int) -> None:
@@ -376,8 +379,8 @@ class Record:
             for group in [group for group in groups if group.source == source][:SAMPLED_PROBLEMS]:
                 here += f"\n{group.problem.prompt}   (answer: {group.problem.answer})\n"
                 for rollout, verdict in group.judged()[:SAMPLES_SHOWN]:
-                    text = marked_text(self.feed.prompts.tokenizer, rollout)
-                    here += f"  {verdict.failure or in_words(verdict)}{', truncated' if rollout.truncated else ''}:  {text}\n"
+                    judged, text = in_words(verdict), marked_text(self.feed.prompts.tokenizer, rollout)
+                    here += f"  {judged}{', truncated' if rollout.truncated else ''}:  {text}\n"
         path = self.folder / "samples.txt"
         title = "Forced tokens stand in [[ ]]. The first completions of each problem.\n"
         before = path.read_text() if step and path.exists() else title

@@ -66,7 +66,7 @@ class Report:
     rollouts: list[Rollout] = field(default_factory=list)
     busy_seconds: float = 0.0  # in the engine; the rest of the time is spent waiting for work
     sampled_tokens: int = 0  # of these rollouts, for training
-    # What the engine did but sampling, as clock readings from and to: waiting for work (None), or taking over a version.
+    # What the engine did but sampling: clock readings from and to, and the version taken over; None: waited for work.
     events: list[tuple[float, float, int | None]] = field(default_factory=list)
     slots: int | None = None  # of the engine; in the first report, which says that it is ready
     error: str | None = None  # a traceback, or a sentence for the user: the generator has ended
