@@ -226,7 +226,7 @@ def curve(name: str, column: str, validations: list[dict], sources: int) -> dict
 def thinned(lines: list[dict], most_bytes: int) -> list[dict]:
     """The groups and validations that fit into so many bytes: every one, or those of every second, fourth .. step, or
     at last only the first completions of each."""
-    for completions in (None, 8, 4, 2, 1, 0):
+    for completions in (None, 8, 4, 2, 1):
         cut = [line | {"completions": line["completions"][:completions]} for line in lines]
         bytes_of = [len(as_json(line)) + 1 for line in cut]
         steps = sorted({line["step"] for line in cut})

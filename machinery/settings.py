@@ -162,9 +162,9 @@ def read_settings(folder: Path) -> Settings:
         values = {name: tuple(value) if isinstance(value, list) else value for name, value in stored.items()}
         return Settings(recipe=recipe, **values)
     except OSError as error:
-        raise ValueError(f"--resume {folder}: the folder holds no run ({error.strerror}: {error.filename})") from None
+        raise ValueError(f"{folder}: the folder holds no run ({error.strerror}: {error.filename})") from None
     except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"--resume {folder}: its config.json is not one of this program ({error})") from None
+        raise ValueError(f"{folder}: its config.json is not one of this program ({error})") from None
 
 
 def refuse_changes(before: Settings, now: Settings) -> None:

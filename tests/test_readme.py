@@ -9,6 +9,7 @@ import pytest
 import fit_curve
 import generate
 import study
+import view
 from loss import Recipe
 from machinery.flags import flag
 from machinery.settings import Settings
@@ -28,7 +29,7 @@ def test_each_part_of_the_recipe_is_where_the_link_says():
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.name)
 def test_what_is_named_exists(path):
     """Flags, files, and headings that a text links to."""
-    kinds = (Settings, Recipe, generate.Command, study.Study, fit_curve.Options, fit_curve.Fitting)
+    kinds = (Settings, Recipe, generate.Command, study.Study, fit_curve.Options, fit_curve.Fitting, view.View)
     fields = [field.name for kind in kinds for field in dataclasses.fields(kind)]
     known = {"--help", "--no", *map(flag, fields), *(flag(f"no_{field}") for field in fields)}
     known |= {*re.findall(r'"(--[\w-]+)"', (ROOT / "tests" / "benchmark.py").read_text())}
