@@ -115,8 +115,10 @@ class Totals:
 
     def keep(self, m: MicroBatch, logprobs_BT: Tensor, entropies_N: Tensor) -> None:
         """Keep what the policy says of the sampled tokens in this micro-batch that are of kept rows."""
+        if not self.kept_rows:
+            return
         entropies_BT = torch.zeros_like(logprobs_BT).masked_scatter(m.sampled_BT, entropies_N)
-        for i, row in enumerate(m.rows_B.tolist() if self.kept_rows else ()):
+        for i, row in enumerate(m.rows_B.tolist()):
             at_T = m.sampled_BT[i]
             if row in self.kept_rows and at_T.any():  # nothing is sampled in a sentinel
                 columns = {"trainer_logprobs": logprobs_BT[i, at_T], "entropies": entropies_BT[i, at_T]}
