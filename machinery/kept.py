@@ -24,6 +24,7 @@ from machinery.settings import Settings
 
 KEPT_STEPS = 40  # of a run, about
 MOST_BYTES = 64 * 2**20  # of the file
+LONGEST_ANSWER = 2000  # characters; of a program it is all of its tests
 LONGEST_CHARACTER = 64  # tokens; what is no character after so many will be none
 
 # --- which are kept ---------------------------------------------------------------------------------------------------
@@ -152,7 +153,7 @@ class KeptRollouts:
             "source": self.sources[group.source].name,
             "prompt": self.tokenizer.decode(prompt),
             "prompt_ids": prompt,
-            "answer": group.problem.answer,
+            "answer": group.problem.answer[:LONGEST_ANSWER],
             "generator": group.generator,
             "handed_out": group.version,
             "pass_rate": group.pass_rate,

@@ -51,11 +51,13 @@ def test_what_is_kept_of_a_step_is_what_the_step_has_computed(models, tmp_path):
     groups = batch_of_groups()
     groups[1].verdicts[3] = Verdict(0.0, "time limit", "30 s")
     groups[2].verdicts = {i: Verdict(1.0) for i in range(4)}  # of zero variance, and solved
+    groups[2].problem = dataclasses.replace(groups[2].problem, answer="1" * 5000)
     train_on(settings(rollouts_kept=3, weight_decay=0.0), models["llama"], [groups], tmp_path)
     kept_lines, model = lines_of(tmp_path, "group"), load_model(models["llama"], CPU, torch.float32)
     assert [(line["step"], line["group"], line["retired"]) for line in kept_lines] == [
         (FIRST + 1, 0, False), (FIRST + 1, 1, False), (FIRST + 1, 2, True)
     ]  # fmt: skip
+    assert [line["answer"] for line in kept_lines] == ["1", "2", "1" * 2000]
     scores_PG = torch.tensor([[group.verdicts[i].score for i in range(4)] for group in groups], dtype=torch.float32)
     rewards_PG, usable_PG = 2 * scores_PG - 1, torch.ones(3, 4, dtype=torch.bool)
     usable_PG[0, 3] = usable_PG[1, 3] = False  # truncated, and without a verdict

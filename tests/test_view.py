@@ -69,7 +69,7 @@ def open_page(browser):
 @pytest.fixture(scope="module")
 def real(tmp_path_factory):
     """The folder of a small run."""
-    flags = ["--train-prompts", "40", "--steps", "6", "--validation-every", "2", "--asynchrony", "pipeline-2"]
+    flags = ["--train-prompts", "40", "--steps", "4", "--validation-every", "2", "--asynchrony", "pipeline-2"]
     run = RealRun(tmp_path_factory.mktemp("real"), *flags, "--rollouts-kept", "3", "--thinking-budget", "20", "24")
     run.end_well()
     return run.folder
@@ -183,7 +183,7 @@ def test_the_page_of_a_real_run_has_the_run_s_own_numbers(real, open_page):
         assert float(re.search(r"rate ([\d.]+)", label)[1]) == pytest.approx(line["pass_rate"], rel=1e-3)
     kept = [json.loads(line) for line in (real / "rollouts.jsonl").read_text().splitlines()]
     groups = [line for line in kept if line["kind"] != "times"]
-    assert page.locator("#choose option").count() == len(groups) == 6 * 3 + 4 * 3
+    assert page.locator("#choose option").count() == len(groups) == 4 * 3 + 3 * 3
     for line in (groups[3], groups[-1]):
         page.select_option("#choose", str(groups.index(line)))
         cards = page.locator(".card .raw").all_text_contents()
@@ -216,8 +216,8 @@ def test_each_part_is_there_and_reacts_to_clicks_and_keys(real, open_page, width
     # 1. The curve: a click, and Enter, on a validation.
     page.locator("#plot circle").nth(1).click()
     assert opened() == ["validation", 2, 0]
-    page.locator("#plot circle").nth(3).press("Enter")
-    assert opened() == ["validation", 6, 0]
+    page.locator("#plot circle").nth(2).press("Enter")
+    assert opened() == ["validation", 4, 0]
 
     # 2. The timeline: zoom and pan; the rollout after this one; a click on a bar.
     seen = lambda: page.evaluate("[lanes.from, lanes.to]")
@@ -263,14 +263,14 @@ def test_each_part_is_there_and_reacts_to_clicks_and_keys(real, open_page, width
 
     # 5. The histograms: a step by key and by click, and a group of it.
     page.locator("#age").press("ArrowLeft")
-    assert page.locator("#age-says").inner_text().startswith("step 5:")
+    assert page.locator("#age-says").inner_text().startswith("step 3:")
     page.locator("#rho").click(position={"x": 60, "y": 100})
     assert page.locator("#rho-says").inner_text().startswith("step 1:")
     page.locator("#rho").press("Enter")
     assert opened()[:2] == ["group", 1]
 
     # 6. A problem at every validation: another problem, another completion, a click on one.
-    assert page.locator("#problem-rows tr").count() == 1 + 4
+    assert page.locator("#problem-rows tr").count() == 1 + 3
     page.select_option("#which", "2")
     page.locator("#nth").fill("2")
     shown = page.locator("#problem-rows tr").nth(2).locator("td").last.inner_text()
