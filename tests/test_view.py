@@ -5,12 +5,14 @@ import math
 import os
 import re
 import shutil
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from faults import RealRun
+from faults import ROOT, RealRun
 from steps import make_group, rollout
 
 import loss
@@ -349,6 +351,15 @@ def test_a_run_that_has_only_begun_has_a_page(tmp_path, open_page):
     view.write_page(tmp_path / "run")
     page = open_page(tmp_path / "run")
     assert page.locator("#choose option").count() == 1 and "no fit" in page.locator("#fits").text_content()
+
+
+def test_neither_transformers_nor_vllm_is_needed(tmp_path):
+    """Nor any other package but those of loss.py and of the fit: a page can be made where the run is looked at."""
+    made_run(tmp_path / "run", groups=1)
+    unwanted = ("transformers", "vllm", "tokenizers", "safetensors", "tqdm")
+    program = f"import sys; sys.modules.update(dict.fromkeys({unwanted})); import view; view.main(sys.argv[1:])"
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "run")], cwd=ROOT, check=True)
+    assert (tmp_path / "run" / "rollouts.html").exists()
 
 
 def test_follow_makes_the_page_again_until_the_run_has_ended(tmp_path, monkeypatch, capsys):
