@@ -163,6 +163,7 @@ def test_a_file_that_grows_too_large_is_thinned_out_and_keeps_whole_lines(tmp_pa
     for step in range(50):
         its.add_validation(step, [SimpleNamespace(source=0)], 0.0)
         assert (tmp_path / "rollouts.jsonl").stat().st_size <= 2500
+    its.add_batch(49, SimpleNamespace(groups=[None]), {}, {}, 0.0)  # of a step in between: nothing
     left = [step for _, step in steps_of(tmp_path)]
     assert left[:5] == [0, 8, 16, 24, 32] and left[-1] == 49 and its.every == 8
     assert left[5:] == [*range(left[5], 50)]  # the newest are all there, until it is thinned out again
