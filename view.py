@@ -46,12 +46,12 @@ class View:
 def main(arguments: list[str]) -> int:
     """The command. Returns 0; ValueError, in one sentence, for what is no run, or has left nothing to show."""
     view = read_flags(View, arguments, description=__doc__)
-    page = write_page(view.run)
-    print(f"{page}: open it in a browser")
+    began = time.monotonic()
+    print(f"{write_page(view.run)}: open it in a browser")
     while view.follow and not any(line["kind"] == "end" for _, line in json_lines(view.run / "log.jsonl")):
+        time.sleep(max(5.0, 20 * (time.monotonic() - began)))  # the run needs the cores more
         began = time.monotonic()
         write_page(view.run)
-        time.sleep(max(5.0, 20 * (time.monotonic() - began)))  # the run needs the cores more
     return 0
 
 
