@@ -329,15 +329,20 @@ def _generate(settings: EngineSettings, parameters: SharedParameters, work: queu
         parameters.pin()
     engine.update(parameters)
     reports.put(Report(slots=engine.slots))
-    busy, reported = 0.0, time.monotonic()
+    busy, reported, events = 0.0, time.monotonic(), []
     while True:
         # 1. All the work there is, and only then the parameters: they are at least as new as it.
+        waits, began = engine.unfinished == 0, time.monotonic()
         while (message := _next_work(work, wait=engine.unfinished == 0)) is not None:
             if message.stop:
                 return
             engine.add(message.requests)
+        if waits:
+            events.append((began, time.monotonic(), None))
         if parameters.version > engine.version:
+            began = time.monotonic()
             engine.update(parameters)
+            events.append((began, time.monotonic(), engine.version))
 
         # 2. One token for everything in flight.
         started = time.monotonic()
@@ -349,8 +354,8 @@ def _generate(settings: EngineSettings, parameters: SharedParameters, work: queu
         # 3. What has ended goes back, and a sign of life.
         if rollouts or time.monotonic() - reported > HEARTBEAT:
             sampled = sum(int(rollout.sampled.sum()) for rollout in rollouts if not rollout.request.validation)
-            reports.put(Report(rollouts, busy, sampled))
-            busy, reported = 0.0, time.monotonic()
+            reports.put(Report(rollouts, busy, sampled, events=events))
+            busy, reported, events = 0.0, time.monotonic(), []
 
 
 def _next_work(work: queue.Queue, wait: bool) -> Work | None:

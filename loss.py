@@ -345,7 +345,7 @@ def clipped_ratio(
 def clipped_sequence_ratio(
     recipe: Recipe, advantages_B1: Tensor, log_rho_BT: Tensor, logprobs_BT: Tensor, sampled_BT: Tensor
 ):
-    """min(s A, clip(s, 1 - eps_low, 1 + eps_high) A), with one ratio for a sequence, s = exp(mean_t log rho_t)."""
+    """min(s A, clip(s, 1 - eps_low, 1 + eps_high) A): one ratio for a sequence, s = exp(mean_t log rho_t)."""
     lengths_B1 = sampled_BT.sum(1, keepdim=True).clamp(min=1)
     log_ratios_BT = (log_rho_BT.sum(1, keepdim=True) / lengths_B1).expand_as(log_rho_BT)
     return clipped_ratio(recipe, advantages_B1, log_ratios_BT, logprobs_BT, sampled_BT)
@@ -366,8 +366,7 @@ def icepop(recipe: Recipe, advantages_B1: Tensor, log_rho_BT: Tensor, logprobs_B
 
 
 def sapo(recipe: Recipe, advantages_B1: Tensor, log_rho_BT: Tensor, logprobs_BT: Tensor, sampled_BT: Tensor):
-    """(4 / tau) sigmoid(tau (rho - 1)) A, tau = 1 where A > 0, else 1.05: a soft clip, which decides nowhere (arXiv
-    2511.20347)."""
+    """(4 / tau) sigmoid(tau (rho - 1)) A: a soft clip, with tau = 1 where A > 0, else 1.05 (arXiv 2511.20347)."""
     tau_B1 = torch.where(advantages_B1 > 0, *SAPO_TAU)
     rho_BT = log_rho_BT.clamp(max=80).exp()  # above 88 exp overflows; the gradient is 0 long before
     return 4 / tau_B1 * torch.sigmoid(tau_B1 * (rho_BT - 1)) * advantages_B1, torch.zeros_like(sampled_BT)
@@ -382,6 +381,7 @@ def dppo(recipe: Recipe, advantages_B1: Tensor, log_rho_BT: Tensor, logprobs_BT:
     return rho_BT.masked_fill(left_out_BT, 0.0) * advantages_B1 * logprobs_BT, left_out_BT
 
 
+# The docstring of each begins with the formula of the term, up to a colon or semicolon: view.py puts numbers into it.
 LOSSES = {
     "cispo": cispo,
     "dapo": clipped_ratio,

@@ -45,12 +45,14 @@ from transformers import PreTrainedModel
 
 import fit_curve
 import loss
+import view
 from data import load_data
 from generate import check_decoding, generator_process
 from machinery.engine import check_split, engine_settings
 from machinery.feed import Feed, Prompts
 from machinery.files import lock_folder, whole_folder
 from machinery.flags import run_command
+from machinery.kept import kept_rows
 from machinery.model import (
     check_length,
     first_learning_rate,
@@ -268,6 +270,8 @@ def finish(head: Head) -> None:
         curves.append(fit_curve.describe(series, fit, fit_curve.report(series, fit)))
     if fitted:
         plot_runs(head.folder / "curve.png", fitted)
+    if (head.folder / "rollouts.jsonl").exists():
+        view.write_page(head.folder)
     print(record.summary(curves))
 
 
@@ -366,7 +370,7 @@ def train(
         counted = counted_PG.flatten().nonzero().flatten().tolist()
 
         # 3. one optimizer step: this rank's share of the micro-batches
-        totals = Totals()
+        totals = Totals(kept_rows(s, step + 1, groups))
         for m in micro_batches(batch.rollouts, counted, s.tokens_per_micro_batch, device):
             logprobs_BT, entropies_N = policy(m, r.fp32_logits)
             value, sums = loss.policy_loss(
@@ -374,6 +378,7 @@ def train(
             )
             (value * ranks).backward()  # FSDP averages gradients over the ranks; the weights want their sum
             totals.add(value.detach(), entropies_N, sums)
+            totals.keep(m, logprobs_BT.detach(), entropies_N)
         totals.over_ranks()
         norm = 0.0
         if counted:
@@ -398,6 +403,7 @@ def train(
             zero_variance_P = loss.zero_variance(rewards_PG, batch.usable_PG)
             columns["zero_variance_fraction"] = zero_variance_P.float().mean().item()
             head.record.log_step(step, batch, totals, columns, waited)
+            head.record.keep_rollouts(step, batch, rewards_PG, advantages_PG, weights_PG, totals)
         if everyone(head and head.wants_validation(step)):
             validate(step)
         if step % s.checkpoint_every == 0:

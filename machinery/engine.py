@@ -12,6 +12,7 @@ An engine is anything with these calls: `TorchEngine` (generate.py), for a bare 
 """
 
 import importlib.util
+import time
 from collections import deque
 from dataclasses import dataclass
 
@@ -126,6 +127,7 @@ class Completions:
             ("closed_at", np.int64),  # sampled tokens when thinking ended, -1 while it goes on
             ("thinking_budget", np.int64),
             ("interrupted", bool),
+            ("began", np.float64),  # clock reading
         ]
         self.books = np.zeros(rows, np.dtype(fields, align=True))
         # As in Rollout. Each step writes to each row, so what belongs to a token lies together.
@@ -138,6 +140,7 @@ class Completions:
         self.books[row] = np.zeros((), self.books.dtype)
         self.books["closed_at"][row] = -1 if self.decoding.thinks else 0
         self.books["thinking_budget"][row] = request.thinking_budget
+        self.books["began"][row] = time.monotonic()
         if request.thinking_budget > 0:
             return False
         interrupt, _ = self._due(np.array([row]))
@@ -185,7 +188,12 @@ class Completions:
         written = self.written[row, : self.books["count"][row]]
         arrays = {name: written[name].copy() for name in written.dtype.names}
         return Rollout(
-            self.requests[row], **arrays, interrupted=bool(self.books["interrupted"][row]), truncated=truncated
+            request=self.requests[row],
+            **arrays,
+            interrupted=bool(self.books["interrupted"][row]),
+            truncated=truncated,
+            began=float(self.books["began"][row]),
+            ended=time.monotonic(),
         )
 
 

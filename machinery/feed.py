@@ -224,6 +224,7 @@ class Feed:
         self.restarts = 0  # generators replaced
         self.failure = ""  # why the run cannot go on
         self.busy_seconds, self.sampled_tokens = 0.0, 0  # of all generators, for training, in this process
+        self.events: list[tuple] = []  # of generators, by their number, as in Report, since the record has taken them
 
     def state(self) -> dict:
         """All that `restore` needs, for a checkpoint. What is under way will be sampled again, with the parameters of
@@ -396,6 +397,7 @@ class Feed:
             for report in reports:
                 self.busy_seconds += report.busy_seconds
                 self.sampled_tokens += report.sampled_tokens
+                self.events += [(generator.number, *event) for event in report.events]
             if rollouts := [rollout for report in reports for rollout in report.rollouts]:
                 self._submit(rollouts)
             came |= bool(reports)

@@ -1,7 +1,8 @@
-"""Files that are written whole or not at all, and a folder that one process uses at a time."""
+"""Files that are written whole or not at all, lines of JSON, and a folder that one process uses at a time."""
 
 import contextlib
 import fcntl
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -25,6 +26,35 @@ def write_whole(target: Path, text: str) -> None:
     """Write a text whole or not at all."""
     with whole_file(target) as partial:
         partial.write_text(text)
+
+
+def append_whole(target: Path, text: str) -> None:
+    """Add a text to a file, at once. OSError if it cannot be written; then the file is as it was."""
+    data = text.encode()
+    with open(target, "ab", buffering=0) as file:  # a buffer would be written again at the end
+        end = file.tell()
+        try:
+            while data:
+                data = data[file.write(data) :]
+        except OSError:
+            os.truncate(file.fileno(), end)  # half a line helps nobody
+            raise
+
+
+def json_lines(path: Path) -> Iterator[tuple[str, dict]]:
+    """The lines of a file that has an object of JSON in each: as text, and as object. The last is left out where it is
+    cut off, or is being written. ValueError, naming file and line, for one that is broken."""
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                text, found = line.decode(), json.loads(line)
+                found["kind"], found["step"]
+            except (ValueError, TypeError, KeyError, RecursionError):
+                what = "this is no line that a run has written: remove it"
+                raise ValueError(f"{path}, line {number}: {what}") from None
+            yield text, found
 
 
 @contextlib.contextmanager

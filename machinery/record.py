@@ -1,15 +1,14 @@
 """All that a run writes down, on rank 0: the screen, the log with what it has cost, samples, checkpoints.
 
-runs/NAME/ holds config.json, log.jsonl (one flat object a line), samples.txt, curve.png, model/, lock, and
-checkpoints/step-000020/ with model/ (fp32, a folder that transformers loads), optimizer.safetensors and state.json.
-These formats hold data and no code; all files are written whole or not at all.
+runs/NAME/ holds config.json, log.jsonl (one flat object a line), rollouts.jsonl and the page that is made of it,
+samples.txt, curve.png, model/, lock, and checkpoints/step-000020/ with model/ (fp32, a folder that transformers loads),
+optimizer.safetensors and state.json. These formats hold data and no code; all files are written whole or not at all.
 """
 
 import contextlib
 import dataclasses
 import json
 import math
-import os
 import platform
 import shutil
 import time
@@ -27,7 +26,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 import loss
 from data import parse_spec
 from machinery.feed import Feed
-from machinery.files import whole_folder, write_whole
+from machinery.files import append_whole, json_lines, whole_folder, write_whole
+from machinery.kept import KeptRollouts, in_words
 from machinery.logs import Series
 from machinery.model import marked_text
 from machinery.rollouts import Batch, Group
@@ -190,6 +190,7 @@ class Record:
     def __init__(self, settings: Settings, folder: Path, compute: Compute, feed: Feed):
         self.settings, self.folder, self.compute, self.feed = settings, folder, compute, feed
         self.sources = feed.prompts.sources
+        self.rollouts = KeptRollouts(folder, settings, feed.prompts.tokenizer, self.sources)
         self.began = time.monotonic()
         self.validations: list[dict] = []  # the validation lines of the log
         self.waited = 0.0  # seconds of training that the trainer has waited for groups, in this process
@@ -222,24 +223,17 @@ class Record:
         if state is not None:
             self.compute = dataclasses.replace(self.compute, **state["compute"])
             self.began = time.monotonic() - state["wall_seconds"]
-            kept = [line for line in log.read_text().splitlines() if line.endswith("}")]  # the last may be cut short
-            kept = [line for line in kept if json.loads(line)["step"] <= state["step"] and '"kind": "end"' not in line]
-            self.validations = [line for line in map(json.loads, kept) if line["kind"] == "validation"]
-        write_whole(log, "".join(line + "\n" for line in kept))
+            before = [(text, line) for text, line in json_lines(log) if line["step"] <= state["step"]]
+            kept = [text for text, line in before if line["kind"] != "end"]
+            self.validations = [line for _, line in before if line["kind"] == "validation"]
+        write_whole(log, "".join(kept))
+        self.rollouts.restore(state and state["step"])
 
     def log(self, line: dict) -> None:
         """Add a line to log.jsonl, at once. JSON has no NaN and no infinity: they become null."""
         line["wall_seconds"] = time.monotonic() - self.began
         line = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()}
-        text = (json.dumps(line) + "\n").encode()
-        with open(self.folder / "log.jsonl", "ab", buffering=0) as file:  # a buffer would be written again at the end
-            end = file.tell()
-            try:
-                while text:
-                    text = text[file.write(text) :]
-            except OSError:
-                os.truncate(file.fileno(), end)  # half a line helps nobody
-                raise
+        append_whole(self.folder / "log.jsonl", json.dumps(line) + "\n")
         self.tracker.log(line)
 
     # Training
@@ -271,6 +265,8 @@ class Record:
             **self.compute.columns(),
         }
         self.log(line)
+        events, self.feed.events = self.feed.events, []
+        self.rollouts.add_times(step, (batch.came - waited, batch.came), events, self.began)
         self.off_policyness = line["off_policyness_mean"]
         if line["truncated_fraction"] > loss.TRUNCATED_TOO_OFTEN:
             warn(
@@ -297,6 +293,13 @@ class Record:
                     f"{found}. So were the {MOST_SKIPPED_IN_A_ROW - 1} steps before it, and the parameters stay as they"
                     " were: try a lower --learning-rate, or --dtype float32, from an earlier checkpoint"
                 )
+
+    def keep_rollouts(
+        self, step: int, batch: Batch, rewards_PG: Tensor, advantages_PG: Tensor, weights_PG: Tensor, totals: Totals
+    ) -> None:
+        """Add some groups of a step to rollouts.jsonl, with what was made of them."""
+        worth = {"reward": rewards_PG, "advantage": advantages_PG, "weight": weights_PG}
+        self.rollouts.add_batch(step, batch, worth, totals.tokens, self.began)
 
     def show(self, step: int) -> None:
         """Move the progress bar."""
@@ -373,6 +376,7 @@ class Record:
                 " the importance ratios measure that and not the policy: keep --fp32-logits, or try --dtype float32",
             )
         self._write_samples(step, groups)
+        self.rollouts.add_validation(step, groups, self.began)
         self.validations.append(line)
         self.log(line)
 
@@ -383,9 +387,7 @@ class Record:
             for group in [group for group in groups if group.source == source][:SAMPLED_PROBLEMS]:
                 here += f"\n{group.problem.prompt}   (answer: {group.problem.answer})\n"
                 for rollout, verdict in group.judged()[:SAMPLES_SHOWN]:
-                    graded = "right" if verdict.correct else f"{verdict.score:.2f}" if verdict.score else "wrong"
-                    judged = verdict.failure or graded
-                    text = marked_text(self.feed.prompts.tokenizer, rollout)
+                    judged, text = in_words(verdict), marked_text(self.feed.prompts.tokenizer, rollout)
                     here += f"  {judged}{', truncated' if rollout.truncated else ''}:  {text}\n"
         path = self.folder / "samples.txt"
         title = "Forced tokens stand in [[ ]]. The first completions of each problem.\n"

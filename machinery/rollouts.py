@@ -46,6 +46,8 @@ class Rollout:
     versions: np.ndarray  # int32 [T]: version of the parameters in use
     interrupted: bool  # thinking reached its budget and got the phrase
     truncated: bool  # reached the token limit without ending
+    began: float = 0.0  # clock reading (time.monotonic, which all processes share) when its sampling began
+    ended: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,8 @@ class Report:
     rollouts: list[Rollout] = field(default_factory=list)
     busy_seconds: float = 0.0  # in the engine; the rest of the time is spent waiting for work
     sampled_tokens: int = 0  # of these rollouts, for training
+    # What the engine did but sampling: clock readings from and to, and the version taken over; None: waited for work.
+    events: list[tuple[float, float, int | None]] = field(default_factory=list)
     slots: int | None = None  # of the engine; in the first report, which says that it is ready
     error: str | None = None  # a traceback, or a sentence for the user: the generator has ended
 
@@ -105,6 +109,7 @@ class Batch:
 
     def __init__(self, groups: list[Group], step: int):
         self.groups = groups
+        self.came = time.monotonic()  # clock reading: the trainer has it
         judged = [pair for group in groups for pair in group.judged()]
         shape = (len(groups), len(groups[0].requests))
         self.rollouts: list[Rollout] = [rollout for rollout, _ in judged]  # P x G, group by group

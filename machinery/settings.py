@@ -75,10 +75,12 @@ class Settings(Sampling):
     checkpoint_every: int = 20  # steps; also at the end, on Ctrl-C and on SIGTERM
     keep_checkpoints: int = 2  # the newest
     track: Literal["tensorboard", "wandb", "trackio"] | None = None  # a tracker, if installed, gets what the log gets
+    rollouts_kept: int = 2  # groups of every n-th step, and problems of each validation, for view.py; 0: none
 
     generators: int = 0  # processes that sample, each on --tensor-parallel GPUs; 0: one, or all GPUs left by trainers
     trainers: int = 0  # processes that share the model by FSDP, each on a GPU; 0: one, or a fifth of the GPUs
-    tokens_per_micro_batch: int = 4096  # tokens in one forward and backward, padding included; on a GPU and paper: 32768; small: 4096
+    # Tokens in one forward and backward, padding included; with a GPU 32768 here too. Paper: 32768; small: 4096.
+    tokens_per_micro_batch: int = 4096
     compile: bool = False  # the trainer's layers, by torch.compile: faster once it is done, which may take a minute
     gradient_checkpointing: bool = False  # layers are computed again in the backward: less memory; paper: True
     wait_timeout: float = 600.0  # seconds without a word from a generator until it is killed and replaced
@@ -113,7 +115,7 @@ PRESETS = {
 MAY_CHANGE = {
     "resume", "steps", "validation_every", "checkpoint_every", "keep_checkpoints", "track", "engine", "tensor_parallel",
     "generators", "trainers", "slots", "generator_memory", "tokens_per_micro_batch", "gradient_checkpointing",
-    "compile", "threads", "verifiers", "wait_timeout", "max_restarts", "stop_when_gain_below",
+    "compile", "threads", "verifiers", "wait_timeout", "max_restarts", "stop_when_gain_below", "rollouts_kept",
 }  # fmt: skip
 
 # How the model of a run is sampled by generate.py, where its flags do not say otherwise: as in that run.
@@ -179,9 +181,9 @@ def read_settings(folder: Path) -> Settings:
         values = {name: tuple(value) if isinstance(value, list) else value for name, value in stored.items()}
         return Settings(recipe=recipe, **values)
     except OSError as error:
-        raise ValueError(f"--resume {folder}: the folder holds no run ({error.strerror}: {error.filename})") from None
+        raise ValueError(f"{folder}: the folder holds no run ({error.strerror}: {error.filename})") from None
     except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"--resume {folder}: its config.json is not one of this program ({error})") from None
+        raise ValueError(f"{folder}: its config.json is not one of this program ({error})") from None
 
 
 def refuse_changes(before: Settings, now: Settings) -> None:
@@ -213,6 +215,7 @@ LEAST = {"completions_per_prompt": 2} | dict.fromkeys(
         "gpus",
         "weight_decay",
         "stop_when_gain_below",
+        "rollouts_kept",
     ),
     0,
 )

@@ -104,11 +104,13 @@ def micro_batch(rollouts: list[Rollout], rows: list[int], device: torch.device) 
 
 
 class Totals:
-    """Sums over the sampled tokens that a step has trained on."""
+    """Sums over the sampled tokens that a step has trained on; of the rows that are kept, each such token."""
 
-    def __init__(self):
+    def __init__(self, kept_rows: set[int] = frozenset()):
         self.sums = dict.fromkeys(("loss", "entropy", "ratio", "clipped", "kl", "tokens"), 0.0)
         self.ratio_max = 0.0
+        self.kept_rows = kept_rows
+        self.tokens: dict[int, dict[str, list[float]]] = {}  # by row; none of a row that was not trained on
 
     def add(self, value: Tensor, entropies_N: Tensor, sums: dict[str, Tensor]) -> None:
         """Add a micro-batch: its loss, the entropy at its sampled tokens, and what loss.policy_loss says of them."""
@@ -118,11 +120,23 @@ class Totals:
         for name, tensor in here.items():
             self.sums[name] += tensor.item()
 
+    def keep(self, m: MicroBatch, logprobs_BT: Tensor, entropies_N: Tensor) -> None:
+        """Keep what the policy says of the sampled tokens in this micro-batch that are of kept rows."""
+        if not self.kept_rows:
+            return
+        entropies_BT = torch.zeros_like(logprobs_BT).masked_scatter(m.sampled_BT, entropies_N)
+        for i, row in enumerate(m.rows_B.tolist()):
+            at_T = m.sampled_BT[i]
+            if row in self.kept_rows and at_T.any():  # nothing is sampled in a sentinel
+                columns = {"trainer_logprobs": logprobs_BT[i, at_T], "entropies": entropies_BT[i, at_T]}
+                self.tokens[row] = {name: values_N.tolist() for name, values_N in columns.items()}
+
     def over_ranks(self) -> None:
-        """Add up what all ranks have; each then has the same."""
-        everything = from_all_ranks((self.sums, self.ratio_max))
-        self.sums = {name: sum(sums[name] for sums, _ in everything) for name in self.sums}
-        self.ratio_max = max(ratio_max for _, ratio_max in everything)
+        """Bring together what all ranks have; each then has the same."""
+        everything = from_all_ranks((self.sums, self.ratio_max, self.tokens))
+        self.sums = {name: sum(sums[name] for sums, _, _ in everything) for name in self.sums}
+        self.ratio_max = max(ratio_max for _, ratio_max, _ in everything)
+        self.tokens = {row: its for _, _, tokens in everything for row, its in tokens.items()}
 
     def columns(self) -> dict:
         """As they are logged: the loss, and means over the tokens, which are None where there were none."""

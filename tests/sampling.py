@@ -5,6 +5,7 @@ import dataclasses
 import importlib.util
 import multiprocessing
 import os
+import time
 
 import numpy as np
 import pytest
@@ -88,12 +89,16 @@ def samples_takes_updates_validates_and_stops(settings: EngineSettings, daemon=T
             validation = version == 2
             wanted = requests(tokenizer, PROMPTS, 2, thinking=9, validation=validation)
             work.put(Work(wanted))
-            rollouts, busy, sampled_tokens = [], 0.0, 0
+            rollouts, busy, sampled_tokens, events, began = [], 0.0, 0, [], time.monotonic()
             while len(rollouts) < len(wanted):
                 report = reports.get(timeout=60)
                 assert report.error is None and report.slots is None
                 rollouts, busy = rollouts + report.rollouts, busy + report.busy_seconds
                 sampled_tokens += report.sampled_tokens
+                events += report.events
+            assert {version, None} <= {taken for _, _, taken in events}  # it has waited, and taken this version over
+            assert all(start <= end <= time.monotonic() for start, end, _ in events)
+            assert all(began <= rollout.began < rollout.ended <= time.monotonic() for rollout in rollouts)
             assert sorted(rollout.request.seed for rollout in rollouts) == sorted(request.seed for request in wanted)
             assert {v for rollout in rollouts for v in rollout.versions.tolist()} == {version}
             assert all(largest_error(rollout, plain_logprobs(model, rollout)) < 1e-4 for rollout in rollouts)

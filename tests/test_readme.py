@@ -9,6 +9,7 @@ import pytest
 import fit_curve
 import generate
 import study
+import view
 from data import imitate
 from loss import Recipe
 from machinery import plan
@@ -30,6 +31,7 @@ def test_each_part_of_the_recipe_is_where_the_link_says():
 def test_what_is_named_exists(path):
     """Flags, files, and headings that a text links to."""
     kinds = (plan.Command, Recipe, generate.Command, imitate.Command, study.Study, fit_curve.Options, fit_curve.Fitting)
+    kinds += (view.View,)
     fields = [field.name for kind in kinds for field in dataclasses.fields(kind)]
     known = {"--help", "--no", *map(flag, fields), *(flag(f"no_{field}") for field in fields)}
     for script in ("benchmark.py", "gpu.py"):

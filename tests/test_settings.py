@@ -186,8 +186,8 @@ def test_pitfall_18_unknown_flags_and_values_are_refused_with_the_valid_ones(fla
             "--eps-max does nothing with --loss dapo, which reads --eps-low",
         ),
         (["--loss", "gspo", "--eps-low", "1"], "--eps-low is 1.0; it must be at least 0 and below 1"),
-        (["--resume", "nowhere"], "--resume nowhere: the folder holds no run"),
-        (["--resume", "runs"], "--resume runs: the folder holds no run"),
+        (["--resume", "nowhere"], "error: nowhere: the folder holds no run"),
+        (["--resume", "runs"], "error: runs: the folder holds no run"),
     ],
 )
 def test_bad_input_is_one_sentence_before_any_process_starts(flags, message, capsys, tmp_path, monkeypatch):

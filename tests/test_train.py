@@ -11,6 +11,7 @@ import torch
 from faults import ROOT, RealRun, apply, check_log, log, nothing_left, project
 
 import train
+from machinery.files import json_lines
 from machinery.flags import run_command
 from machinery.model import load_model
 from machinery.record import checkpoints
@@ -81,6 +82,15 @@ def columns(folder):
     return [[line.get(name) for name in names] for line in log(folder)]
 
 
+def kept_lines(folder):
+    """The groups and validations in rollouts.jsonl, without the times of their completions."""
+    kept = [line for _, line in json_lines(folder / "rollouts.jsonl") if line["kind"] != "times"]
+    for completion in (completion for line in kept for completion in line["completions"]):
+        assert 0 < completion.pop("began") < completion.pop("ended")
+    assert len({(line["kind"], line["step"], line["group"]) for line in kept}) == len(kept) == (8 + 5) * 2
+    return kept
+
+
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     """A synchronous run that nothing has disturbed. `python /path/train.py` finds the model beside the script, and
@@ -107,7 +117,7 @@ def test_a_synchronous_run_killed_and_resumed_is_the_run_left_alone(alone, tmp_p
     resumed = RealRun(tmp_path, "--resume", "runs/killed")
     resumed.end_well()
     assert "going on from step" in resumed.text() and "going on from step 0" not in resumed.text()
-    assert columns(killed.folder) == columns(alone)
+    assert columns(killed.folder) == columns(alone) and kept_lines(killed.folder) == kept_lines(alone)
     assert sorted(path.name for path in killed.folder.iterdir()) == sorted(path.name for path in alone.iterdir())
     assert (killed.folder / "samples.txt").read_text() == (alone / "samples.txt").read_text()
 

@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import math
 import os
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -22,6 +23,7 @@ from data.verify import Verdict
 from generate import TorchEngine
 from machinery import screen, trainer
 from machinery.engine import sample_all
+from machinery.files import json_lines
 from machinery.model import load_model, load_tokenizer, make_decoding
 from machinery.record import checkpoints
 from machinery.rollouts import Request, SharedParameters
@@ -446,6 +448,13 @@ def same_course(ours, theirs, rel=1e-4):
             for name in one:
                 if not any(word in name for word in ("kind", "seconds", "hours", "idle", "per_second")):
                     assert other[name] == pytest.approx(one[name], rel=rel, abs=1e-5), name
+    logprobs = [
+        [completion.get("trainer_logprobs") for _, line in json_lines(folder / "rollouts.jsonl")
+         for completion in line.get("completions", ())] for folder in (ours, theirs)
+    ]  # fmt: skip
+    assert [*map(bool, logprobs[0])] == [*map(bool, logprobs[1])] and sum(map(bool, logprobs[0])) > 8
+    for one, other in zip(*map(partial(filter, None), logprobs)):
+        assert [value and pytest.approx(value, rel=1e-3, abs=1e-4) for value in one] == other
 
 
 def test_pitfall_5_losses_and_gradients_are_the_same_with_one_and_with_three_ranks(models, tmp_path, request):

@@ -1,0 +1,192 @@
+"""Some rollouts of a run, token by token, with what the loss made of them: rollouts.jsonl.
+
+A line is a group that was trained on, a problem of a validation, or the times of a step; docs/rollouts.md explains
+every key. A run writes the file and never reads it. view.py makes a page of it.
+"""
+
+import functools
+import itertools
+import json
+import math
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+import loss
+from data import Source
+from data.verify import Verdict
+from machinery.files import append_whole, json_lines, write_whole
+from machinery.rollouts import Batch, Group, Rollout
+from machinery.settings import Settings
+
+KEPT_STEPS = 40  # of a run, about
+MOST_BYTES = 64 * 2**20  # of the file
+LONGEST_ANSWER = 2000  # characters; of a program it is all of its tests
+LONGEST_CHARACTER = 64  # tokens; what is no character after so many will be none
+
+# --- which are kept ---------------------------------------------------------------------------------------------------
+
+
+def every(settings: Settings) -> int:
+    """Steps from one that is kept to the next."""
+    return max(1, settings.steps // KEPT_STEPS)
+
+
+def kept_groups(settings: Settings, step: int, groups: list[Group]) -> list[int]:
+    """Which groups of the batch of this step: --rollouts-kept of them, spread evenly from the oldest to the newest."""
+    number = min(settings.rollouts_kept, len(groups)) if step % every(settings) == 0 else 0
+    return [i * len(groups) // number for i in range(number)]
+
+
+def kept_rows(settings: Settings, step: int, groups: list[Group]) -> set[int]:
+    """The rollouts of these groups, as rows of the batch."""
+    size = settings.completions_per_prompt
+    return {p * size + i for p in kept_groups(settings, step, groups) for i in range(size)}
+
+
+# --- a completion -----------------------------------------------------------------------------------------------------
+
+
+def token_texts(tokenizer: PreTrainedTokenizerBase, text_of: Callable[[int], str], ids: list[int]) -> list[str]:
+    """The text of each token; joined, they are the decoded text. Where several tokens make one character, the last of
+    them has it, and the others have ''. text_of: decodes one token."""
+    alone = [text_of(token) for token in ids]
+    if "".join(alone) == tokenizer.decode(ids):
+        return alone
+    texts, start, shown = [], 0, 0  # ids[:shown] have their texts; they are decoded again from `start` on, as context
+    for end in range(1, len(ids) + 1):
+        before, now = tokenizer.decode(ids[start:shown]), tokenizer.decode(ids[start:end])
+        if now.endswith("\ufffd") and end < len(ids) and end - shown < LONGEST_CHARACTER:  # not complete
+            texts.append("")
+        else:
+            texts.append(now[len(before) :])
+            start, shown = shown, end
+    return texts
+
+
+def run_lengths(values: np.ndarray) -> list[list]:
+    """[[value, how often in a row], ...]"""
+    return [[value, len(list(same))] for value, same in itertools.groupby(values.tolist())]
+
+
+def at_sampled(values: Iterable[float], sampled: np.ndarray) -> list[float | None]:
+    """The values of the sampled tokens, with six digits, at their places among all tokens; None at forced ones, and for
+    what is not finite."""
+    following = iter(values)
+    placed = [next(following) if flag else math.nan for flag in sampled]
+    return [float(f"{value:.6g}") if math.isfinite(value) else None for value in placed]
+
+
+def in_words(verdict: Verdict) -> str:
+    """right, wrong, a score in between, or the kind of failure to which there is no verdict."""
+    return verdict.failure or {0: "wrong", 1: "right"}.get(verdict.score, f"{verdict.score:.2f}")
+
+
+def fate(rollout: Rollout, usable: bool, zero_variance: bool) -> str:
+    """What became of a completion in training."""
+    if not usable:
+        return "truncated" if rollout.truncated else "no verdict"
+    return "zero variance" if zero_variance else "trained"
+
+
+# --- the file ---------------------------------------------------------------------------------------------------------
+
+
+class KeptRollouts:
+    """rollouts.jsonl in the folder of a run. With --rollouts-kept 0 there is none. `began` is the clock reading that
+    all times in it are counted from."""
+
+    def __init__(self, folder: Path, settings: Settings, tokenizer: PreTrainedTokenizerBase, sources: list[Source]):
+        self.path, self.settings, self.tokenizer, self.sources = folder / "rollouts.jsonl", settings, tokenizer, sources
+        self.text_of = functools.lru_cache(2**16)(lambda token: tokenizer.decode([token]))
+        self.every = every(settings)
+
+    def restore(self, step: int | None) -> None:
+        """Drop what came after this step: it will come again. None: drop all."""
+        if step is None:
+            self.path.unlink(missing_ok=True)
+        elif self.path.exists():
+            self._keep_where(lambda line: line["step"] <= step)
+
+    def add_times(self, step: int, waited: tuple[float, float], events: list[tuple], began: float) -> None:
+        """Add the times of a step: in which the trainer waited for it, and what the generators have reported."""
+        if self.settings.rollouts_kept:
+            since = lambda clock: round(clock - began, 3)
+            events = [[generator, since(start), since(end), version] for generator, start, end, version in events]
+            self._add([{"kind": "times", "step": step, "waited": [*map(since, waited)], "generators": events}])
+
+    def add_batch(self, step: int, batch: Batch, worth: dict[str, Tensor], tokens: dict, began: float) -> None:
+        """Add the groups of a step that are kept. worth: of each completion its reward, advantage and weight, [P, G].
+        tokens: of each row trained on, the trainer's log-probabilities and the entropies at its sampled tokens."""
+        lines = []
+        for p in kept_groups(self.settings, step, batch.groups) if step % self.every == 0 else []:
+            group, usable_G, rewards_G = batch.groups[p], batch.usable_PG[p], worth["reward"][p]
+            same = bool(loss.zero_variance(rewards_G[None], usable_G[None]))
+            line = self._line("group", step, group, began)
+            line["mean_reward"] = rewards_G[usable_G].mean().item() if usable_G.any() else None
+            line["retired"] = self.settings.recipe.no_positive_resampling and loss.retires(group.pass_rate)
+            for i, completion in enumerate(line["completions"]):
+                rollout = group.rollouts[i]
+                completion["became"] = fate(rollout, bool(usable_G[i]), same)
+                completion |= {name: float(f"{values_PG[p, i]:.6g}") for name, values_PG in worth.items()}
+                for name, values in tokens.get(p * len(usable_G) + i, {}).items():
+                    completion[name] = at_sampled(values, rollout.sampled)
+            lines.append(line)
+        self._add(lines)
+
+    def add_validation(self, step: int, groups: list[Group], began: float) -> None:
+        """Add the first --rollouts-kept problems of each source, the same at every validation."""
+        of_source = [[group for group in groups if group.source == i] for i in range(len(self.sources))]
+        kept = [group for its in of_source for group in its[: self.settings.rollouts_kept]]
+        self._add([self._line("validation", step, group, began) for group in kept])
+
+    def _line(self, kind: str, step: int, group: Group, began: float) -> dict:
+        """What is kept of any group."""
+        prompt = group.requests[0].prompt
+        return {
+            "kind": kind,
+            "step": step,
+            "group": group.number,
+            "source": self.sources[group.source].name,
+            "prompt": self.tokenizer.decode(prompt),
+            "prompt_ids": prompt,
+            "answer": group.problem.answer[:LONGEST_ANSWER],
+            "generator": group.generator,
+            "handed_out": group.version,
+            "pass_rate": group.pass_rate,
+            "completions": [self._completion(*judged, began) for judged in group.judged()],
+        }
+
+    def _completion(self, rollout: Rollout, verdict: Verdict, began: float) -> dict:
+        """What is kept of any completion."""
+        ids, sampled = rollout.tokens.tolist(), rollout.sampled
+        return {
+            "ids": ids,
+            "texts": token_texts(self.tokenizer, self.text_of, ids),
+            "sampled": run_lengths(sampled),
+            "versions": run_lengths(rollout.versions),
+            "generator_logprobs": at_sampled(rollout.logprobs[sampled], sampled),
+            "began": round(rollout.began - began, 3),
+            "ended": round(rollout.ended - began, 3),
+            "interrupted": rollout.interrupted,
+            "truncated": rollout.truncated,
+            "score": float(verdict.score),
+            "verdict": in_words(verdict),
+            "detail": verdict.detail,
+        }
+
+    def _add(self, lines: list[dict]) -> None:
+        """Add lines. When the file has become too large, the groups and validations of every second step are dropped;
+        times stay."""
+        if not lines:
+            return
+        append_whole(self.path, "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
+        while self.path.stat().st_size > MOST_BYTES and self.every <= self.settings.steps:
+            self.every *= 2
+            self._keep_where(lambda line: line["kind"] == "times" or line["step"] % self.every == 0)
+
+    def _keep_where(self, wanted: Callable[[dict], bool]) -> None:
+        write_whole(self.path, "".join(text for text, line in json_lines(self.path) if wanted(line)))

@@ -1,0 +1,410 @@
+"""The page that view.py makes of a run, in a real browser."""
+
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from faults import ROOT, RealRun
+from steps import make_group, rollout
+
+import loss
+import view
+from data import Source
+from machinery.flags import run_command
+from machinery.kept import KeptRollouts
+from machinery.record import write_config
+from machinery.rollouts import Batch
+from machinery.settings import Settings
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+             "--disable-component-update", "--disable-sync"]  # fmt: skip
+PARTS = ["curve", "timeline", "group", "completion", "histograms", "problem"]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if CHROMIUM is None and "CI" not in os.environ:
+        pytest.skip("there is no Chromium on the PATH")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        its = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield its
+        its.close()
+
+
+@pytest.fixture
+def open_page(browser):
+    """Open a page of a run in a window of this width; at the end of the test nothing may stand in the console, and
+    nothing may have been asked of a network."""
+    said, contexts = [], []
+
+    def open_it(folder, width=1280, scheme="light"):
+        contexts.append(browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme))
+        page = contexts[-1].new_page()
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("request", lambda request: None if request.url.startswith("file:") else said.append(request.url))
+        page.goto((folder / "rollouts.html").as_uri())
+        page.wait_for_selector("#tokens span", state="attached")
+        return page
+
+    open_it.said = said
+    yield open_it
+    for context in contexts:
+        context.close()
+    assert said == []
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory):
+    """The folder of a small run."""
+    flags = ["--train-prompts", "40", "--steps", "4", "--validation-every", "2", "--asynchrony", "pipeline-2"]
+    run = RealRun(tmp_path_factory.mktemp("real"), *flags, "--rollouts-kept", "3", "--thinking-budget", "20", "24")
+    run.end_well()
+    return run.folder
+
+
+class Words:
+    """A tokenizer whose tokens are these texts."""
+
+    def __init__(self, texts):
+        self.texts = texts
+
+    def decode(self, ids):
+        return "".join(self.texts[i] for i in ids)
+
+
+def made_run(folder, texts=("a", "b", "c", "d"), groups=3, completions=4, tokens=40, recipe=loss.Recipe(), spread=0.3):
+    """A folder with all that view.py reads, of a run of one group a step with such texts; and the tensors of all its
+    tokens that loss.py has, [B, T]."""
+    folder.mkdir(parents=True)
+    settings = Settings(recipe=recipe, steps=min(groups, 40), completions_per_prompt=completions, rollouts_kept=1)
+    write_config(folder, settings)
+    rng, tensors, log = np.random.default_rng(0), [], [validation(0)]
+    writer = KeptRollouts(folder, settings, Words(texts), [Source(texts[0], 1.0, [], [])])
+    for step in range(1, groups + 1):
+        rollouts = []
+        for index in range(completions):
+            ids = rng.integers(len(texts), size=tokens)
+            sampled = np.arange(tokens) % 10 != 3
+            rollouts.append(rollout(step, index, [0, 1], ids, sampled, version=step - 1))
+        group = make_group(step, rollouts, [index % 2 == 0 for index in range(completions)])
+        batch = Batch([group], step)
+        rewards = 2 * batch.scores_PG - 1
+        advantages = loss.advantages(rewards, batch.usable_PG, batch.usable_PG, "none") * 0.7
+        weights = loss.token_weights(batch.lengths_PG, batch.usable_PG, "prompt")
+        logprobs = [its.logprobs + rng.normal(0, spread, tokens).astype(np.float32) for its in rollouts]
+        kept = {i: {"trainer_logprobs": logprobs[i][its.sampled], "entropies": -its.logprobs[its.sampled]}
+                for i, its in enumerate(rollouts)}  # fmt: skip
+        worth = {"reward": rewards, "advantage": advantages, "weight": weights}
+        writer.add_batch(step, batch, worth, kept, 0.0)
+        writer.add_validation(step, [group], 0.0)
+        writer.add_times(step, (step - 1.0, step - 0.8), [(0, step - 0.9, step - 0.85, step - 1)], 0.0)
+        log += [{"kind": "train", "step": step, "wall_seconds": step - 0.1, "parameters_seconds": 0.01, "skipped": 0},
+                validation(step)]  # fmt: skip
+        numbers = [np.stack([getattr(its, name) for its in rollouts]) for name in ("logprobs", "sampled")]
+        tensors.append([torch.tensor(np.stack(logprobs)), *map(torch.tensor, numbers), advantages[0]])
+    (folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in log))
+    return [torch.cat(parts) for parts in zip(*tensors)]
+
+
+def validation(step):
+    line = {"kind": "validation", "step": step, "wall_seconds": float(step), "num_examples": 64}
+    return line | {"compute_flops": 1e9 * step, "pass_rate": 0.9 - 0.8 / (1 + step)}
+
+
+# --- its numbers ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", loss.LOSSES)
+def test_terms_on_the_page_are_those_of_loss_py(open_page, tmp_path, name):
+    """At a hundred tokens of a page: the term, the ratio, whether it is clipped. Where all names of the formula are
+    known, the formula with the numbers put in gives the term."""
+    recipe = loss.Recipe(loss=name)
+    tensors = made_run(tmp_path / "run", recipe=recipe, spread=0.1 if name == "gspo" else 0.6)
+    terms_BT, log_rho_BT, clipped_BT = loss.token_terms(recipe, *tensors)
+    view.write_page(tmp_path / "run")
+    page = open_page(tmp_path / "run")
+    read = """([line, completion]) => {
+        open(line, completion);
+        return [...document.querySelectorAll("#tokens span")].map((span) => {
+            span.click();
+            const cells = Object.fromEntries([...document.querySelectorAll("#token tr")].map((row) => [...row.children].map((c) => c.textContent)));
+            const text = (id) => document.getElementById(id)?.textContent;
+            return [text("term"), cells.rho, cells.clipped, text("with-numbers")];
+        });
+    }"""  # noqa: E501
+    kinds = page.evaluate("run.lines.map((line) => line.kind)")
+    group = [i for i, kind in enumerate(kinds) if kind == "group"][0]
+    seen, formulas, cut = 0, 0, 0
+    for row in range(3):
+        for t, (term, rho, clipped, numbers) in enumerate(page.evaluate(read, [group, row])):
+            if not tensors[2][row, t]:
+                assert term is None and rho == "–"
+                continue
+            seen += 1
+            wanted = terms_BT[row, t].item()
+            assert float(term) == pytest.approx(wanted, rel=1e-4, abs=1e-6)
+            assert float(rho) == pytest.approx(log_rho_BT[row, t].exp().item(), rel=1e-3)
+            assert clipped == ("yes" if clipped_BT[row, t] else "no")
+            cut += clipped == "yes"
+            known = {"min": min, "max": max, "exp": math.exp, "log": math.log, "sg": float,
+                     "clip": lambda x, low, high: min(max(x, low), high)}  # fmt: skip
+            if not {*re.findall(r"[A-Za-z_]\w*", re.sub(r"\de-\d", "", numbers))} - {*known}:
+                formulas += 1
+                assert eval(numbers.replace("×", "*"), known) == pytest.approx(wanted, rel=5e-3, abs=1e-4), numbers
+    assert seen >= 100 and (formulas == seen or name not in ("cispo", "dapo", "grpo", "gspo"))
+    assert cut or name not in ("dapo", "grpo", "gspo")
+
+
+def test_the_page_of_a_real_run_has_the_run_s_own_numbers(real, open_page):
+    """A page is made at the end of a run; the same one comes of the command."""
+    before = (real / "rollouts.html").read_text()
+    with pytest.raises(SystemExit) as ended:
+        run_command(view.main, [str(real)])
+    assert ended.value.code == 0 and (real / "rollouts.html").read_text() == before
+    page = open_page(real)
+    log = [json.loads(line) for line in (real / "log.jsonl").read_text().splitlines()]
+    validations = [line for line in log if line["kind"] == "validation"]
+    labels = page.locator("#plot circle").evaluate_all("all => all.map((one) => one.getAttribute('aria-label'))")
+    assert [int(re.match(r"step (\d+)", label)[1]) for label in labels] == [line["step"] for line in validations]
+    for label, line in zip(labels, validations):
+        assert float(re.search(r"rate ([\d.]+)", label)[1]) == pytest.approx(line["pass_rate"], rel=1e-3)
+    kept = [json.loads(line) for line in (real / "rollouts.jsonl").read_text().splitlines()]
+    groups = [line for line in kept if line["kind"] != "times"]
+    assert page.locator("#choose option").count() == len(groups) == 4 * 3 + 3 * 3
+    for line in (groups[3], groups[-1]):
+        page.select_option("#choose", str(groups.index(line)))
+        cards = page.locator(".card .raw").all_text_contents()
+        assert cards == ["".join(its["texts"]).replace("\n", "↵\n") for its in line["completions"]]
+        facts = page.locator("#group-facts").inner_text()
+        assert line["answer"] in facts and line["prompt"] in facts
+    clocks = [(its["began"], its["ended"]) for line in groups for its in line["completions"]]
+    assert all(0 <= began < ended <= log[-1]["wall_seconds"] for began, ended in clocks)
+    taken = [event for line in kept if line["kind"] == "times" for event in line["generators"]]
+    assert {1, 2} <= {event[3] for event in taken} and all(event[1] <= event[2] for event in taken)
+
+
+def test_every_key_of_a_line_is_in_the_docs(real):
+    text = (view.TEMPLATE.parent.parent / "docs" / "rollouts.md").read_text()
+    for line in map(json.loads, (real / "rollouts.jsonl").read_text().splitlines()):
+        for key in [*line, *(key for its in line.get("completions", ()) for key in its)]:
+            assert f"`{key}`" in text, key
+
+
+# --- its parts --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width, scheme", [(1280, "light"), (390, "dark")])
+def test_each_part_is_there_and_reacts_to_clicks_and_keys(real, open_page, width, scheme):
+    page = open_page(real, width, scheme)
+    opened = lambda: page.evaluate("[run.lines[state.line].kind, run.lines[state.line].step, state.completion]")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert all(page.locator(f"#{part}").is_visible() for part in PARTS)
+
+    # 1. The curve: a click, and Enter, on a validation.
+    page.locator("#plot circle").nth(1).click()
+    assert opened() == ["validation", 2, 0]
+    page.locator("#plot circle").nth(2).press("Enter")
+    assert opened() == ["validation", 4, 0]
+
+    # 2. The timeline: zoom and pan; the rollout after this one; a click on a bar.
+    seen = lambda: page.evaluate("[lanes.from, lanes.to]")
+    page.get_by_role("button", name="whole run").click()
+    whole = seen()
+    page.locator("#lanes").press("+")
+    assert seen()[1] - seen()[0] == pytest.approx((whole[1] - whole[0]) / 2)
+    zoomed = seen()
+    page.locator("#lanes").press("ArrowRight")
+    assert seen()[0] > zoomed[0] or zoomed[1] == whole[1]
+    page.get_by_role("button", name="whole run").click()
+    page.select_option("#choose", "4")
+    which = lambda: page.evaluate("[state.line, state.completion]")
+    page.locator("#lanes").press("ArrowDown")
+    assert which() != [4, 0]
+    page.locator("#lanes").press("ArrowUp")
+    assert which() == [4, 0]
+    place = page.evaluate("""() => {
+        const bar = lanes.bars.find((bar) => lines[bar.line].kind === "group"), lane = lanes.tops.get(bar.generator);
+        const x = (t) => (t - lanes.from) / (lanes.to - lanes.from) * document.getElementById("lanes").clientWidth;
+        return [(x(bar.began) + x(bar.ended)) / 2, lane.top + STRIP + (bar.row + 0.5) * lane.each];
+    }""")
+    page.locator("#lanes").click(position={"x": place[0], "y": place[1]})
+    assert opened()[0] == "group" and "of step" in page.locator("#lanes-say").inner_text()
+
+    # 3. A group: the one after, a completion by click and by key.
+    before = which()
+    page.get_by_role("button", name="after").click()
+    assert which() == [before[0] + 1, 0]
+    page.locator(".card").nth(2).click()
+    assert opened()[2] == 2 and page.locator(".card").nth(2).get_attribute("aria-current") == "true"
+    page.locator(".card").nth(2).press("ArrowRight")
+    assert opened()[2] == 3
+
+    # 4. Its tokens: every colouring with a legend, a token by key and by click.
+    for name in page.locator("#colour option").all_text_contents():
+        page.select_option("#colour", name)
+        assert page.locator("#colour-legend").inner_text().strip()
+    page.locator("#tokens").press("ArrowRight")
+    assert page.locator("#token").inner_text().split("\n")[0].startswith("token\t2 of")
+    page.locator("#tokens span").nth(4).click()
+    assert "5 of" in page.locator("#token").inner_text()
+
+    # 5. The histograms: a step by key and by click, and a group of it.
+    page.locator("#age").press("ArrowLeft")
+    assert page.locator("#age-says").inner_text().startswith("step 3:")
+    page.locator("#rho").click(position={"x": 60, "y": 100})
+    assert page.locator("#rho-says").inner_text().startswith("step 1:")
+    page.locator("#rho").press("Enter")
+    assert opened()[:2] == ["group", 1]
+
+    # 6. A problem at every validation: another problem, another completion, a click on one.
+    assert page.locator("#problem-rows tr").count() == 1 + 3
+    page.select_option("#which", "2")
+    page.locator("#nth").fill("2")
+    shown = page.locator("#problem-rows tr").nth(2).locator("td").last.inner_text()
+    kept = [json.loads(line) for line in (real / "rollouts.jsonl").read_text().splitlines()]
+    (wanted,) = [line for line in kept if (line["kind"], line["step"], line.get("group")) == ("validation", 2, 2)]
+    assert shown == "".join(wanted["completions"][1]["texts"])
+    page.locator("#problem-rows tr").nth(1).locator("button").nth(1).click()
+    assert opened() == ["validation", 0, 1]
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_the_address_keeps_what_is_open_when_the_page_is_made_again(real, open_page):
+    page = open_page(real)
+    page.select_option("#choose", "7")
+    page.locator(".card").nth(1).click()
+    page.reload()
+    assert page.evaluate("[state.line, state.completion]") == [7, 1]
+
+
+# --- what it bears ----------------------------------------------------------------------------------------------------
+
+
+def test_a_hostile_completion_harms_nothing(tmp_path, open_page):
+    """Markup that ends scripts, five thousand odd characters, lone surrogates: all is shown as text."""
+    odd = [chr(code) for code in (*range(32), 127, 0x85, 0xAD, 0x200B, 0x200F, 0x2028, 0x202E, 0x2066, 0xD800, 0xDFFF,
+                                  0xFEFF, 0xFFFD, 0x1F642, 0xE0041, 0x10FFFF)]  # fmt: skip
+    marks = "<script>document.title = 'taken'</script><img src=x onerror=\"document.title = 'taken'\">"
+    texts = [*odd, marks, "</script><script>document.title = 'taken'</script>", "<!--", "-->", "]]>", "&lt;", "$&", "`",
+             "e" + "\u0301" * 200, "\\", "DATA_OF_THE_RUN", "SHA256_OF_THE_SCRIPT"]  # fmt: skip
+    made_run(tmp_path / "run", texts=texts, tokens=5000, groups=1)
+    page_path = view.write_page(tmp_path / "run")
+    assert page_path.read_bytes().isascii() or b"<img" not in page_path.read_bytes()
+    page = open_page(tmp_path / "run", 390)
+    assert page.title() == "run: rollouts" and page.locator("img, #run ~ script ~ script").count() == 0
+    assert page.locator("#tokens span").count() == 5000
+    shown = page.locator("#tokens").text_content()
+    assert (
+        marks in shown and "⟨202e⟩" in shown and "⟨d800⟩" in shown and not re.search("[\u202e\u2066\ufeff\x00]", shown)
+    )
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    page.evaluate("document.body.append(Object.assign(document.createElement('script'), {text: 'document.title = 1'}))")
+    assert page.title() == "run: rollouts" and "Content Security Policy" in open_page.said.pop()
+
+
+def test_two_thousand_completions_open(tmp_path, open_page, capsys):
+    made_run(tmp_path / "run", groups=125, completions=8, tokens=40)  # and as many of validations
+    page_path = view.write_page(tmp_path / "run")
+    page = open_page(tmp_path / "run")
+    assert "2000 completions" in page.locator("#left-out").inner_text()
+    took = page.evaluate("performance.now()") / 1000
+    with capsys.disabled():
+        print(f"\n2000 completions, {page_path.stat().st_size / 1e6:.1f} MB: open after {took:.2f} s")
+    assert page.locator("#choose option").count() == 250
+
+
+def test_a_page_that_would_be_too_large_is_thinned_out_and_says_so(tmp_path, open_page, monkeypatch):
+    made_run(tmp_path / "run", groups=40)
+    for most in (300_000, 120_000):
+        monkeypatch.setattr(view, "MOST_BYTES", most)
+        assert view.write_page(tmp_path / "run").stat().st_size < most
+    data = view.read_run(tmp_path / "run", 100_000)
+    assert data["lines"] and len(data["lines"]) < 80 and data["kept"] == [80, 320]
+    assert {data["lines"][0]["step"], data["lines"][-1]["step"]} == {1, 40}
+    page = open_page(tmp_path / "run")
+    assert re.search(
+        r"; \d+ of 80 groups and problems, \d+ of 320 completions, are left out", page.locator("#left-out").inner_text()
+    )  # noqa: E501
+
+
+def test_a_run_that_has_only_begun_has_a_page(tmp_path, open_page):
+    """No fit yet, no step, no group that was trained on; as --follow meets it, in the middle of a line."""
+    made_run(tmp_path / "run", groups=1)
+    lines = (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "run" / "rollouts.jsonl").write_text(lines[1] + lines[0][:100])
+    (tmp_path / "run" / "log.jsonl").write_text(json.dumps(validation(0)) + "\n")
+    view.write_page(tmp_path / "run")
+    page = open_page(tmp_path / "run")
+    assert page.locator("#choose option").count() == 1 and "no fit" in page.locator("#fits").text_content()
+
+
+def test_neither_transformers_nor_vllm_is_needed(tmp_path):
+    """Nor any other package but those of loss.py and of the fit: a page can be made where the run is looked at."""
+    made_run(tmp_path / "run", groups=1)
+    unwanted = ("transformers", "vllm", "tokenizers", "safetensors", "tqdm")
+    program = f"import sys; sys.modules.update(dict.fromkeys({unwanted})); import view; view.main(sys.argv[1:])"
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "run")], cwd=ROOT, check=True)
+    assert (tmp_path / "run" / "rollouts.html").exists()
+
+
+def test_follow_makes_the_page_again_until_the_run_has_ended(tmp_path, monkeypatch, capsys):
+    made_run(tmp_path / "run", groups=1)
+    made = []
+
+    def sleep(seconds):
+        assert seconds >= 5
+        made.append((tmp_path / "run" / "rollouts.html").stat().st_ino)
+        if len(made) == 2:
+            with open(tmp_path / "run" / "log.jsonl", "a") as log:
+                log.write(json.dumps({"kind": "end", "step": 1, "reason": "All steps are made"}) + "\n")
+
+    monkeypatch.setattr(view, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=sleep))
+    assert view.main([str(tmp_path / "run"), "--follow"]) == 0
+    assert len({*made}) == 2 and "rollouts.html" in capsys.readouterr().out
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def refusal(arguments, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        run_command(view.main, arguments)
+    said = capsys.readouterr()
+    assert stopped.value.code == 2 and said.out == "" and said.err.startswith("error: ") and said.err.count("\n") == 1
+    return said.err
+
+
+def test_what_cannot_be_shown_is_refused_in_one_sentence(tmp_path, capsys):
+    assert "RUN" in refusal([], capsys)
+    assert f"{tmp_path}: the folder holds no run" in refusal([str(tmp_path)], capsys)
+    run = tmp_path / "run"
+    made_run(run)
+    whole = (run / "rollouts.jsonl").read_text()
+    for number, broken in ((1, '{"kind": "gro'), (2, "[]"), (3, whole.splitlines()[0].replace('"ids"', '"tokens"'))):
+        lines = whole.splitlines()
+        lines[number - 1] = broken
+        (run / "rollouts.jsonl").write_text("\n".join(lines) + "\n")
+        assert f"rollouts.jsonl, line {number}: " in refusal([str(run)], capsys)
+    (run / "rollouts.jsonl").unlink()
+    assert "rollouts.jsonl is not there: --rollouts-kept 0 leaves none" in refusal([str(run)], capsys)
+    config = json.loads((run / "config.json").read_text())
+    config["recipe"]["loss"] = "mine"
+    (run / "config.json").write_text(json.dumps(config))
+    (run / "rollouts.jsonl").write_text(whole)
+    assert "its loss is mine, which loss.py does not have" in refusal([str(run)], capsys)
+    assert not (run / "rollouts.html").exists()
