@@ -359,7 +359,7 @@ MASK_DELTA = 0.5  # nats
 
 
 def icepop(recipe: Recipe, advantages_B1: Tensor, log_rho_BT: Tensor, logprobs_BT: Tensor, sampled_BT: Tensor):
-    """sg(rho 1[0.5 <= rho <= 5]) A log pi_train: a token outside of these bounds is left out (arXiv 2510.18855)."""
+    """sg(rho if 0.5 <= rho <= 5 else 0) A log pi_train: a token outside is left out (arXiv 2510.18855)."""
     rho_BT, (low, high) = log_rho_BT.detach().exp(), ICEPOP_RANGE
     left_out_BT = (rho_BT < low) | (rho_BT > high)
     return rho_BT.masked_fill(left_out_BT, 0.0) * advantages_B1 * logprobs_BT, left_out_BT
