@@ -68,7 +68,7 @@ from machinery.model import (
     make_decoding,
     marked_text,
     model_path,
-    place,
+    put_on_device,
     render_all,
 )
 from machinery.processes import belong_to_the_run
@@ -82,8 +82,8 @@ from machinery.vllm_engine import VllmEngine
 class SlotCache(Cache):
     """Keys and values of S sequences at positions of their own, over a stock transformers model.
 
-    The first n slots take part in a step; each writes at its own position and sees its own past, which the mask
-    given to the model cuts out of the positions returned.
+    The first n slots take part in a step. Each writes at its own position. `update` returns more positions than a slot
+    has written; the mask that the model is given hides the others.
     """
 
     def __init__(self, slots: int, length: int):
@@ -112,10 +112,10 @@ class SlotCache(Cache):
             stored[to, :, :width] = stored[rows, :, :width]
 
     def place(self, positions_n: Tensor, longest: int) -> int:
-        """Say where the first n slots write next; returns how many positions the model will be given.
+        """Say where the first n slots write next. Returns how many positions the model will be given.
 
-        From half of the cache on that is all of it: a matmul over a slice copies it first, which costs more than
-        the masked rest.
+        If more than half of the cache is in use, the model gets all of it: a matmul over a slice copies the slice
+        first, and that costs more than the positions that are masked.
         """
         self.positions_n, self.rows_n = positions_n, torch.arange(len(positions_n), device=positions_n.device)
         self.width = self.length if 2 * longest > self.length else longest
@@ -184,7 +184,7 @@ class TorchEngine:
         tokens, logprobs = self._sample(self.live)
         # A completion that was interrupted gets the phrase, token by token, in place of what was sampled.
         books, phrase = self.completions.books[: self.live], self.decoding.phrase
-        forced_so_far = books["count"] - books["sampled"]
+        forced_so_far = books["num_tokens"] - books["num_sampled"]
         forced = books["interrupted"] & (forced_so_far < len(phrase))
         tokens[forced] = np.array(phrase)[forced_so_far[forced]]
         ended, _, truncated = self.completions.append(rows, tokens, logprobs, ~forced, self.version)
@@ -210,14 +210,15 @@ class TorchEngine:
         logprobs_nV = torch.log_softmax(loss.head_logits(hidden_nD, head_VD, self.decoding.fp32_logits), -1)
         # Inverse transform sampling: the first token at which the cumulative probability passes the noise.
         cumulative_nV = logprobs_nV.double().exp().cumsum(-1)
-        noise = self.noise[np.arange(n), self.completions.books["sampled"][:n]]
+        noise = self.noise[np.arange(n), self.completions.books["num_sampled"][:n]]
         noise_n = torch.from_numpy(noise).to(self.device)
         tokens_n1 = torch.searchsorted(cumulative_nV, noise_n[:, None] * cumulative_nV[:, -1:], right=True)
         logprobs_n1 = logprobs_nV.gather(-1, tokens_n1)
         return tokens_n1[:, 0].cpu().numpy(), logprobs_n1[:, 0].cpu().numpy()
 
     def _admit(self) -> None:
-        """Give free slots to waiting requests, a few at a time: a forward over prompts costs as much as a step."""
+        """Give free slots to waiting requests, when a sixteenth of the slots is free: a forward over prompts costs as
+        much as a step."""
         free = self.slots - self.live
         count = min(free, len(self.waiting))
         if count == 0 or (self.live > 0 and free < self.slots / 16):
@@ -270,7 +271,7 @@ def make_engine(settings: EngineSettings, model: PreTrainedModel | None = None):
         return VllmEngine(settings)
     model = model or load_model(settings.model, torch.device("cpu"), torch.float32)
     dtype, fp32_head = getattr(torch, settings.dtype), settings.decoding.fp32_logits
-    place(model, torch.device(settings.devices[0]), dtype, fp32_head)
+    put_on_device(model, torch.device(settings.devices[0]), dtype, fp32_head)
     return TorchEngine(model, settings.decoding, settings.slots)
 
 
@@ -279,7 +280,10 @@ def check_decoding(model: PreTrainedModel, name: str) -> None:
     """ValueError if this model does not compute the same token by token over slots as in one forward: one without a
     cache of keys and values, with attention that our mask does not reach, or with positions of another kind."""
     ids = list(range(min(6, model.config.get_text_config().vocab_size)))
-    decoding = Decoding((), -1, True, (), len(ids), 0, 1, "penalty", True)
+    decoding = Decoding(
+        eos=(), end_of_thinking=-1, thinks=True, phrase=(), prompt_budget=len(ids), thinking_budget=0, answer_budget=1,
+        length_control="penalty", fp32_logits=True,
+    )  # fmt: skip
     try:
         plain_D = model.base_model(input_ids=torch.tensor([ids], device=model.device)).last_hidden_state[0, -1]
         engine = TorchEngine(model, decoding, slots=2)
@@ -331,7 +335,8 @@ def _generate(settings: EngineSettings, parameters: SharedParameters, work: queu
     reports.put(Report(slots=engine.slots))
     busy, reported, events = 0.0, time.monotonic(), []
     while True:
-        # 1. All the work there is, and only then the parameters: they are at least as new as it.
+        # 1. First all the work there is, then the parameters: so no token is sampled with parameters older than the
+        #    version of its group.
         waits, began = engine.unfinished == 0, time.monotonic()
         while (message := _next_work(work, wait=engine.unfinished == 0)) is not None:
             if message.stop:

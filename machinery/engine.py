@@ -7,6 +7,7 @@ An engine is anything with these calls: `TorchEngine` (generate.py), for a bare 
     step() -> list[Rollout]     one decoding step for everything in flight; the rollouts that ended with it
     update(parameters)          take over the newest parameters, between two steps
     in_flight                   the requests that are being sampled
+    slots                       how many completions can be in flight
     unfinished                  how many requests have not come back yet
     version                     the version of the parameters in use
 """
@@ -95,7 +96,7 @@ def make_requests(
 ) -> list[Request]:
     """Requests for the completions of one prompt, each with noise and a thinking budget of its own."""
     low, high = thinking_budget if decoding.length_control == "interruption" else (decoding.thinking_budget,) * 2
-    # numpy takes seeds for the same that differ in zeros at their end, so budgets have a tag that no noise has.
+    # numpy ignores zeros at the end of a seed. The 1 keeps the seed of the budgets apart from that of any noise.
     budgets = np.random.default_rng((*seed, 0, 0, 1)).integers(low, high, size=completions, endpoint=True)
     return [Request(group, i, prompt, int(budget), (*seed, i), validation) for i, budget in enumerate(budgets)]
 
@@ -122,8 +123,8 @@ class Completions:
         self.decoding = decoding
         self.requests: list[Request | None] = [None] * rows
         fields = [
-            ("count", np.int64),  # tokens so far
-            ("sampled", np.int64),  # of them sampled; the others were forced
+            ("num_tokens", np.int64),  # so far
+            ("num_sampled", np.int64),  # of them; the others were forced
             ("closed_at", np.int64),  # sampled tokens when thinking ended, -1 while it goes on
             ("thinking_budget", np.int64),
             ("interrupted", bool),
@@ -143,7 +144,7 @@ class Completions:
         self.books["began"][row] = time.monotonic()
         if request.thinking_budget > 0:
             return False
-        interrupt, _ = self._due(np.array([row]))
+        interrupt, _ = self._interrupt_or_truncate(np.array([row]))
         return bool(interrupt[0])
 
     def append(self, rows, tokens, logprobs, sampled, version: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -152,27 +153,28 @@ class Completions:
         book, new = self.books, np.zeros(len(rows), self.written.dtype)
         new["tokens"], new["sampled"], new["versions"] = tokens, sampled, version
         new["logprobs"] = np.where(sampled, logprobs, 0.0)
-        at = book["count"][rows]
+        at = book["num_tokens"][rows]
         self.written[rows, at] = new
-        book["count"][rows] = at + 1
-        book["sampled"][rows] += sampled
+        book["num_tokens"][rows] = at + 1
+        book["num_sampled"][rows] += sampled
         ended = sampled & (tokens[:, None] == self.decoding.eos).any(1)  # np.isin takes three times as long
         closes = rows[sampled & (book["closed_at"][rows] < 0) & (tokens == self.decoding.end_of_thinking)]
-        book["closed_at"][closes] = book["sampled"][closes]
+        book["closed_at"][closes] = book["num_sampled"][closes]
         interrupt, truncate = np.zeros_like(ended), np.zeros_like(ended)
-        interrupt[~ended], truncate[~ended] = self._due(rows[~ended])
+        interrupt[~ended], truncate[~ended] = self._interrupt_or_truncate(rows[~ended])
         return ended, interrupt, truncate
 
-    def _due(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Whose thinking is interrupted now, and who is truncated: bool arrays over these rows."""
+    def _interrupt_or_truncate(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Decide whose thinking is interrupted now, and who is truncated: bool arrays over these rows. The books learn
+        of an interruption."""
         interrupt, truncate = loss.interrupt_or_truncate(
             self.decoding.length_control,
-            self.books["sampled"][rows],
+            self.books["num_sampled"][rows],
             self.books["closed_at"][rows],
             self.books["thinking_budget"][rows],
             self.decoding.answer_budget,
         )
-        self.books["closed_at"][rows[interrupt]] = self.books["sampled"][rows[interrupt]]
+        self.books["closed_at"][rows[interrupt]] = self.books["num_sampled"][rows[interrupt]]
         self.books["interrupted"][rows[interrupt]] = True
         return interrupt, truncate
 
@@ -185,7 +187,7 @@ class Completions:
 
     def rollout(self, row: int, truncated: bool) -> Rollout:
         """What has come of a row."""
-        written = self.written[row, : self.books["count"][row]]
+        written = self.written[row, : self.books["num_tokens"][row]]
         arrays = {name: written[name].copy() for name in written.dtype.names}
         return Rollout(
             request=self.requests[row],

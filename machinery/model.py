@@ -57,15 +57,15 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
 
 
 def load_model(path: str, device: torch.device, dtype: torch.dtype, fp32_head: bool = False) -> PreTrainedModel:
-    """A causal LM from a folder or by hub name, placed as `place` says. ValueError, in one sentence, if it cannot be
+    """A causal LM from a folder or by hub name, put on a device as `put_on_device` says. ValueError, in one sentence, if it cannot be
     loaded or used here."""
     # Reading the parts of a plain matmul and softmax is fastest for one query a row on a CPU.
     model = _load(AutoModelForCausalLM, path, dtype=torch.float32, attn_implementation="eager")
     check_parts(model, path)
-    return place(model, device, dtype, fp32_head)
+    return put_on_device(model, device, dtype, fp32_head)
 
 
-def place(model: PreTrainedModel, device: torch.device, dtype: torch.dtype, fp32_head: bool) -> PreTrainedModel:
+def put_on_device(model: PreTrainedModel, device: torch.device, dtype: torch.dtype, fp32_head: bool) -> PreTrainedModel:
     """This model, which is on the CPU in fp32, on a device with a trunk in `dtype`. With fp32_head the weight of the LM
     head stays in fp32 (and is no longer tied)."""
     head = model.get_output_embeddings()

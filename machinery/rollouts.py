@@ -27,7 +27,7 @@ from data.verify import Verdict
 class Request:
     """One completion that is wanted."""
 
-    group: int  # number of the group, unique in the run: the completions of one prompt at one visit
+    group: int  # number of its group, the completions of one prompt at one visit; of a validation, the place in it
     index: int  # place within the group
     prompt: list[int]  # token ids, chat template included
     thinking_budget: int  # sampled tokens after which thinking is interrupted
@@ -61,7 +61,7 @@ class Work:
 @dataclass(frozen=True)
 class Report:
     """Generator to trainer, at least every few seconds. The counters are of the time since the last report. While
-    completions for a validation are sampled beside those for training, only the share of the latter is counted."""
+    completions for a validation are sampled too, `busy_seconds` counts only the share of those for training."""
 
     rollouts: list[Rollout] = field(default_factory=list)
     busy_seconds: float = 0.0  # in the engine; the rest of the time is spent waiting for work
@@ -128,9 +128,9 @@ class SharedParameters:
     """The newest parameters of the trainer, in shared memory, float32. Each of the trainer's ranks writes its shard,
     any number of generators read.
 
-    A queue would deliver the oldest first, and live tensors are read half-updated. Here a rank says which version it
-    has begun to write and which it has written; a reader that met a change copies again. There is no lock, which
-    a process could take with it when it dies.
+    A queue would deliver the oldest parameters first. Live tensors could be read when half of an update is made. A lock
+    could stay closed when its owner dies. Here a rank says which version it has begun to write, and which it has
+    written. A reader that meets a change copies again.
     """
 
     def __init__(self, model: PreTrainedModel, ranks: int = 1):
@@ -180,8 +180,8 @@ class SharedParameters:
         self.written_R[rank] = version
 
     def read(self, take: Callable[[], None], timeout: float = 60.0) -> int:
-        """Have `take` copy the views, again until it has met one complete version, the newest; returns its number.
-        TimeoutError if that did not happen within `timeout` seconds."""
+        """Call `take`, which copies the views; if a write came between, call it again. Returns the version that was
+        copied, the newest. TimeoutError if that did not happen within `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             version = self.version

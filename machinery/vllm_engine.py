@@ -74,7 +74,7 @@ class VllmEngine:
         self.version = parameters.read(lambda: self.engine.collective_rpc(_reload_parameters))
         # What has no token yet has waited for room in vLLM's cache. It is given to vLLM again, with another salt: else
         # it could begin over what others have left of its prompt there, keys and values of older parameters.
-        unbegun = {name: row for name, row in self.rows.items() if self.completions.books["count"][row] == 0}
+        unbegun = {name: row for name, row in self.rows.items() if self.completions.books["num_tokens"][row] == 0}
         self.engine.abort_request([*unbegun])
         for name, row in unbegun.items():
             del self.rows[name]
@@ -134,7 +134,7 @@ class VllmEngine:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        request, count = self.completions.requests[row], int(self.completions.books["count"][row])
+        request, count = self.completions.requests[row], int(self.completions.books["num_tokens"][row])
         ids = request.prompt + self.completions.written["tokens"][row, :count].tolist()
         sampling = SamplingParams(
             temperature=1.0,
