@@ -57,8 +57,8 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
 
 
 def load_model(path: str, device: torch.device, dtype: torch.dtype, fp32_head: bool = False) -> PreTrainedModel:
-    """A causal LM from a folder or by hub name, put on a device as `put_on_device` says. ValueError, in one sentence, if it cannot be
-    loaded or used here."""
+    """A causal LM from a folder or by hub name, on a device as `put_on_device` says. ValueError, in one sentence, if it
+    cannot be loaded or used here."""
     # Reading the parts of a plain matmul and softmax is fastest for one query a row on a CPU.
     model = _load(AutoModelForCausalLM, path, dtype=torch.float32, attn_implementation="eager")
     check_parts(model, path)

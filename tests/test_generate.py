@@ -51,7 +51,7 @@ from machinery.model import (
     make_decoding,
     marked_text,
     model_path,
-    place,
+    put_on_device,
     render,
     render_all,
 )
@@ -195,7 +195,7 @@ def test_parameters_go_to_a_device_as_they_are_and_are_cast_there(models, monkey
     """A copy from a CPU that casts would do that on the CPU. And the copies have ended before the reader asks whether
     the version was complete. Checked on torch's device without memory."""
     shared, reader = parameters_of(load(models["llama-grouped-tied"])[0]), load(models["llama-grouped-tied"])[0]
-    place(reader, CPU, torch.bfloat16, fp32_head=True).to("meta")
+    put_on_device(reader, CPU, torch.bfloat16, fp32_head=True).to("meta")
     events, holds = [], shared.holds
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: events.append("synchronized"))
     monkeypatch.setattr(shared, "holds", lambda version: events.append("holds") or holds(version))
