@@ -271,7 +271,10 @@ def finish(head: Head) -> None:
     if fitted:
         plot_runs(head.folder / "curve.png", fitted)
     if (head.folder / "rollouts.jsonl").exists():
-        view.write_page(head.folder)
+        try:
+            view.write_page(head.folder)
+        except ValueError as error:  # a page is no reason to call a run failed
+            say(f"no page: {error}")
     print(record.summary(curves))
 
 
