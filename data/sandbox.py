@@ -164,11 +164,11 @@ def confinement(ruleset: int | None, seconds: float, channel: socket.socket):
         for limit, value in (
             (resource.RLIMIT_CPU, int(seconds) + 2),
             (resource.RLIMIT_FSIZE, 0),  # pipes are no files
-            (resource.RLIMIT_NOFILE, NUMBER_OF_FILES),
             (resource.RLIMIT_CORE, 0),
         ):
             resource.setrlimit(limit, (value, value))
         if sys.platform != "linux":
+            resource.setrlimit(resource.RLIMIT_NOFILE, (NUMBER_OF_FILES, NUMBER_OF_FILES))
             return
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
@@ -181,6 +181,10 @@ def confinement(ruleset: int | None, seconds: float, channel: socket.socket):
         listener = libc.syscall(SECCOMP[platform.machine()], 1, 8, ctypes.byref(threads)) if threads is not None else -1
         if listener >= 0:
             channel.sendmsg([b"-"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", listener))])
+        elif threads is not None and ctypes.get_errno() != errno.EINVAL:  # which kernels say that cannot ask
+            raise OSError("seccomp refuses a listener")
+        # Only now, since the listener is one more file, beside all that this process has open.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (NUMBER_OF_FILES, NUMBER_OF_FILES))
         if program is not None and libc.prctl(PR_SET_SECCOMP, 2, ctypes.byref(program), 0, 0) != 0:
             raise OSError("seccomp refuses")
 
