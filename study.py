@@ -108,7 +108,7 @@ def plan(study: Study, common: list[str]) -> dict[Path, tuple[Settings, list[str
         raise ValueError(f"--jobs must be at least 1, not {study.jobs}")
     settings, alike = {}, {}  # with their flags, by name; the name by what is trained
     for setting, changes in read_study(study.study).items():
-        arguments = ["--keep-checkpoints", "1", *common, *flags(changes)]
+        arguments = ["--keep-checkpoints", "1", "--rollouts-kept", "0", *common, *flags(changes)]
         try:
             its = parse(arguments)
         except ValueError as error:

@@ -88,6 +88,7 @@ def test_a_study_is_interrupted_goes_on_and_finds_itself_finished(tmp_path, monk
     for name, folder in runs.items():
         check_log(folder, STEPS, VALIDATION_EVERY)
         assert [line["step"] for line in log(folder, "end")] == [STEPS] and len(checkpoints(folder)) == 1
+        assert not (folder / "rollouts.jsonl").exists()
         stored = read_settings(folder)
         assert f"{name[:5]}-seed{stored.seed}" == name and stored.steps == STEPS
         assert stored.thinking_budget == ((50, 52) if name.startswith("other") else (54, 58))
