@@ -139,7 +139,8 @@ def choose_batch(done: list[int], unfinished: list[int], step: int, asynchrony: 
     """Which finished groups to train on at this step, as indices into `done`; None: wait for more.
 
     done, unfinished: of each group under way the version of the parameters when it was handed out. No token of the
-    group is older. `prompts` groups make a batch.
+    group is older: a generator takes over the newest parameters before it samples new work. `prompts` groups make a
+    batch.
 
     PipelineRL-k takes the oldest finished groups. They may overtake groups that are not finished, as long as all that
     are left can still be trained in time: a group of version v at step v + k at the latest. The i-th oldest of those
@@ -320,7 +321,7 @@ def advantages(rewards_PG: Tensor, usable_PG: Tensor, counted_PG: Tensor, norm: 
 
 CLIP = {"dapo": (0.2, 0.26), "grpo": (0.2, 0.2), "gspo": (4e-3, 5e-3)}  # (eps_low, eps_high) where Recipe has None
 # What is maximised for each token is a function of its ratio rho = pi_train / pi_gen. Each of these functions returns
-# it, and where a clip has decided.
+# this term [B, T], and a bool [B, T]: whether a clip has decided it.
 
 
 def cispo(recipe: Recipe, advantages_B1: Tensor, log_rho_BT: Tensor, logprobs_BT: Tensor, sampled_BT: Tensor):
@@ -381,7 +382,8 @@ def dppo(recipe: Recipe, advantages_B1: Tensor, log_rho_BT: Tensor, logprobs_BT:
     return rho_BT.masked_fill(left_out_BT, 0.0) * advantages_B1 * logprobs_BT, left_out_BT
 
 
-# The docstring of each begins with the formula of the term, up to a colon or semicolon: view.py puts numbers into it.
+# The docstring of each begins with the formula of the term, up to a colon, semicolon or full stop: view.py puts numbers
+# into it.
 LOSSES = {
     "cispo": cispo,
     "dapo": clipped_ratio,

@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
     began = time.monotonic()
     print(f"{write_page(view.run)}: open it in a browser")
     while view.follow and not any(line["kind"] == "end" for _, line in json_lines(view.run / "log.jsonl")):
-        time.sleep(max(5.0, 20 * (time.monotonic() - began)))  # the run needs the cores more
+        time.sleep(max(5.0, 20 * (time.monotonic() - began)))  # 20 times what the page took: the run needs the cores
         began = time.monotonic()
         write_page(view.run)
     return 0
@@ -166,8 +166,8 @@ def six_digits(value: float) -> float | None:
 
 
 def histograms(groups: list[dict], bounds: list[list]) -> dict:
-    """By step how many sampled tokens there are of each ratio and age: counts in equal bins of log rho between
-    -reach and reach (what lies beyond is in the outermost), and counts of each age."""
+    """By step how many tokens there are of each ratio, of those trained on, and of each age, of all sampled: counts in
+    equal bins of log rho between -reach and reach (what lies beyond is in the outermost), and counts of each age."""
     ratios, ages = {}, {}
     for group in groups:
         for completion in group["completions"]:

@@ -8,8 +8,8 @@ Then `python train.py --model FOLDER` goes on from there. Each record is a probl
 gets the problem as train.py would word it, and learns to go on with the solution and its EOS; only their tokens count
 in the loss. A tenth of the problems is held out: among them are all that train.py holds out of the same file.
 
-`imitate` also makes the base model of the default task (make_base.py). As a command this file stands above machinery/,
-as the scripts do; nothing but make_base.py imports it.
+`imitate` also makes the base model of the default task (make_base.py). This file imports machinery/, as train.py does;
+of data/ only make_base.py imports it.
 """
 
 import math
@@ -30,7 +30,7 @@ from machinery.flags import flag, read_flags, run_command
 from machinery.model import end_tokens, load_model, load_tokenizer, model_path, render
 from machinery.screen import Progress, say
 
-MOST_HELD_OUT = 256  # held-out problems whose loss is measured
+MOST_MEASURED = 256  # held-out problems whose loss is measured
 Example = tuple[list[int], list[bool]]  # token ids of prompt and solution, and which of them are to be learned
 
 
@@ -128,7 +128,7 @@ def main(arguments: list[str]) -> int:
     model.set_attn_implementation("sdpa")
     longest = min(c.longest, getattr(model.config, "max_position_embeddings", None) or c.longest)
     train = examples(source.train, tokenizer, c, longest)
-    held_out = examples(source.validation, tokenizer, c, longest)[:MOST_HELD_OUT]
+    held_out = examples(source.validation, tokenizer, c, longest)[:MOST_MEASURED]
     if not train or not held_out:
         raise ValueError(
             f"--data {c.data}: no {'held-out problem' if train else 'problem'} has at most {longest} tokens"
@@ -179,14 +179,15 @@ def check(c: Command) -> None:
 
 def examples(problems: list[Problem], tokenizer: PreTrainedTokenizerBase, c: Command, longest: int) -> list[Example]:
     """The problems with their solutions as the model learns them: the prompt as a generator gets it, the solution, and
-    the EOS. Those of more than `longest` tokens are left out, and said."""
-    found, too_long, unanswered = [], [], 0
+    the EOS. Those of more than `longest` tokens are left out, and the user is
+    told."""
+    found, too_long, left_open = [], [], 0
     end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else end_tokens(tokenizer)[0]
     for problem in problems:
         prompt = render(tokenizer, problem.prompt, c.thinking, c.system)
         solution = tokenizer(problem.answer, add_special_tokens=False).input_ids
         solution += [end] if solution[-1:] != [end] else []
-        unanswered += not after_thinking(tokenizer.decode(prompt[-8:]) + problem.answer).strip()
+        left_open += not after_thinking(tokenizer.decode(prompt[-8:]) + problem.answer).strip()
         if len(prompt) + len(solution) <= longest:
             found.append((prompt + solution, [False] * len(prompt) + [True] * len(solution)))
         else:
@@ -196,9 +197,9 @@ def examples(problems: list[Problem], tokenizer: PreTrainedTokenizerBase, c: Com
             f"{len(too_long)} of {len(problems)} records have more than {longest} tokens and are left out, the first:"
             f" {too_long[0][:60]!r}"
         )
-    if unanswered:
+    if left_open:
         say(
-            f"warning: {unanswered} of {len(problems)} solutions do not close the thinking that was opened: a task"
+            f"warning: {left_open} of {len(problems)} solutions do not close the thinking that was opened: a task"
             " reads what follows </think>, and would find no answer"
         )
     return found

@@ -196,8 +196,8 @@ had reached its budget.
 {table(["", "completion", "sampled tokens", "tokens by version", "verdict"], completions(batch, tokenizer))}
 
 The batch was begun with version 0 of the parameters. After {UPDATED_AFTER} tokens the generator took over version {TRAINED_AT // 2},
-and went on with what it had begun. Step {TRAINED_AT} trains on it, so its oldest tokens are {batch.ages_N.max()} steps off-policy.
-That is the most that `pipeline-8` allows.
+and went on with what it had begun. It is trained on with version {TRAINED_AT}, so its oldest tokens are {batch.ages_N.max()} steps
+off-policy. That is the most that `pipeline-8` allows.
 
 ## 2. Rewards, advantages, weights
 
@@ -306,9 +306,9 @@ TITLE = """# A walk through one batch
 
 Eight completions of two prompts, from ids to the gradient: one optimizer step of ScaleRL with all its numbers, as a
 teacher would put it on the board. `python -m docs.walkthrough` makes this page with the shipped model and the
-functions that train.py calls ([`docs/walkthrough.py`](walkthrough.py)). Behind the name of a function stands its line
-of [`loss.py`](../loss.py). The thinking budgets are small here, so that some completions are interrupted. The learning
-rate is three times that of the default run, so that the ratios differ from 1.
+functions that train.py calls ([`docs/walkthrough.py`](walkthrough.py)). After the name of a function stands the line
+of [`loss.py`](../loss.py) that does it. The thinking budgets are small here, so that some completions are interrupted.
+The learning rate is three times that of the default run, so that the ratios differ from 1.
 """
 
 if __name__ == "__main__":

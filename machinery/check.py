@@ -28,7 +28,7 @@ def check_fit(
         *unwritable(tokenizer, problem.prompt),
         f"thinking   {thinking(tokenizer, decoding, settings, ids)}",
         *(unwritable(tokenizer, settings.interruption_phrase) if decoding.length_control == "interruption" else ()),
-        f"ends with  {ends}, or after {decoding.answer_budget} tokens of answer (--answer-budget)",
+        f"ends with  {ends}, or after {limit_of_sampling(decoding)}",
         *unfit_ends(tokenizer, decoding, ids),
     ]
     limit = getattr(model.config, "max_position_embeddings", None)
@@ -55,6 +55,13 @@ def thinking(tokenizer: PreTrainedTokenizerBase, decoding: Decoding, settings: S
         f"{begins}; it ends at {marker}, or after {low} to {high} tokens (--thinking-budget), when"
         f" {len(decoding.phrase)} more are forced: {tokenizer.decode(decoding.phrase)!r}"
     )
+
+
+def limit_of_sampling(decoding: Decoding) -> str:
+    """After how many tokens a completion is cut off."""
+    if decoding.length_control == "interruption":
+        return f"{decoding.answer_budget} tokens of answer (--answer-budget)"
+    return f"{decoding.thinking_budget + decoding.answer_budget} tokens in all (--thinking-budget and --answer-budget)"
 
 
 def unwritable(tokenizer: PreTrainedTokenizerBase, text: str) -> list[str]:
@@ -98,7 +105,7 @@ def reference(
             *unwritable(tokenizer, text),
         ]
     lines = [f"reference  {text!r} is judged right; it takes {len(tokens) + 1} tokens"]
-    if len(tokens) + 1 > decoding.answer_budget:
+    if decoding.length_control == "interruption" and len(tokens) + 1 > decoding.answer_budget:
         lines.append(f"! that is more than --answer-budget {decoding.answer_budget}: it would be cut off")
     return lines
 

@@ -96,8 +96,8 @@ def fate(rollout: Rollout, usable: bool, zero_variance: bool) -> str:
 
 
 class KeptRollouts:
-    """rollouts.jsonl in the folder of a run. With --rollouts-kept 0 there is none. `began` is the clock reading that
-    all times in it are counted from."""
+    """rollouts.jsonl in the folder of a run. With --rollouts-kept 0 there is none. All times in it are counted from
+    `run_began`, a clock reading."""
 
     def __init__(self, folder: Path, settings: Settings, tokenizer: PreTrainedTokenizerBase, sources: list[Source]):
         self.path, self.settings, self.tokenizer, self.sources = folder / "rollouts.jsonl", settings, tokenizer, sources
@@ -111,21 +111,21 @@ class KeptRollouts:
         elif self.path.exists():
             self._keep_where(lambda line: line["step"] <= step)
 
-    def add_times(self, step: int, waited: tuple[float, float], events: list[tuple], began: float) -> None:
+    def add_times(self, step: int, waited: tuple[float, float], events: list[tuple], run_began: float) -> None:
         """Add the times of a step: in which the trainer waited for it, and what the generators have reported."""
         if self.settings.rollouts_kept:
-            since = lambda clock: round(clock - began, 3)
+            since = lambda clock: round(clock - run_began, 3)
             events = [[generator, since(start), since(end), version] for generator, start, end, version in events]
             self._add([{"kind": "times", "step": step, "waited": [*map(since, waited)], "generators": events}])
 
-    def add_batch(self, step: int, batch: Batch, worth: dict[str, Tensor], tokens: dict, began: float) -> None:
+    def add_batch(self, step: int, batch: Batch, worth: dict[str, Tensor], tokens: dict, run_began: float) -> None:
         """Add the groups of a step that are kept. worth: of each completion its reward, advantage and weight, [P, G].
         tokens: of each row trained on, the trainer's log-probabilities and the entropies at its sampled tokens."""
         lines = []
         for p in kept_groups(self.settings, step, batch.groups) if step % self.every == 0 else []:
             group, usable_G, rewards_G = batch.groups[p], batch.usable_PG[p], worth["reward"][p]
             same = bool(loss.zero_variance(rewards_G[None], usable_G[None]))
-            line = self._line("group", step, group, began)
+            line = self._line("group", step, group, run_began)
             line["mean_reward"] = rewards_G[usable_G].mean().item() if usable_G.any() else None
             line["retired"] = self.settings.recipe.no_positive_resampling and loss.retires(group.pass_rate)
             for i, completion in enumerate(line["completions"]):
@@ -137,13 +137,13 @@ class KeptRollouts:
             lines.append(line)
         self._add(lines)
 
-    def add_validation(self, step: int, groups: list[Group], began: float) -> None:
+    def add_validation(self, step: int, groups: list[Group], run_began: float) -> None:
         """Add the first --rollouts-kept problems of each source, the same at every validation."""
         of_source = [[group for group in groups if group.source == i] for i in range(len(self.sources))]
         kept = [group for its in of_source for group in its[: self.settings.rollouts_kept]]
-        self._add([self._line("validation", step, group, began) for group in kept])
+        self._add([self._line("validation", step, group, run_began) for group in kept])
 
-    def _line(self, kind: str, step: int, group: Group, began: float) -> dict:
+    def _line(self, kind: str, step: int, group: Group, run_began: float) -> dict:
         """What is kept of any group."""
         prompt = group.requests[0].prompt
         return {
@@ -157,10 +157,10 @@ class KeptRollouts:
             "generator": group.generator,
             "handed_out": group.version,
             "pass_rate": group.pass_rate,
-            "completions": [self._completion(*judged, began) for judged in group.judged()],
+            "completions": [self._completion(*judged, run_began) for judged in group.judged()],
         }
 
-    def _completion(self, rollout: Rollout, verdict: Verdict, began: float) -> dict:
+    def _completion(self, rollout: Rollout, verdict: Verdict, run_began: float) -> dict:
         """What is kept of any completion."""
         ids, sampled = rollout.tokens.tolist(), rollout.sampled
         return {
@@ -169,8 +169,8 @@ class KeptRollouts:
             "sampled": run_lengths(sampled),
             "versions": run_lengths(rollout.versions),
             "generator_logprobs": at_sampled(rollout.logprobs[sampled], sampled),
-            "began": round(rollout.began - began, 3),
-            "ended": round(rollout.ended - began, 3),
+            "began": round(rollout.began - run_began, 3),
+            "ended": round(rollout.ended - run_began, 3),
             "interrupted": rollout.interrupted,
             "truncated": rollout.truncated,
             "score": float(verdict.score),

@@ -203,7 +203,7 @@ def helps(command: Command, shape: Shape, length: int) -> str:
                     if all(verdict == "fits" for *_, verdict in need.devices.values()):
                         said = [flag(name) + f" {value}" * (value is not True) for name, value in zip(names, values)]
                         return " ".join(said)
-    return "no flag alone: take a smaller --model, smaller budgets, or more memory"
+    return "no three flags are enough: take a smaller --model, smaller budgets, or more memory"
 
 
 # --- work -------------------------------------------------------------------------------------------------------------
@@ -239,24 +239,28 @@ def work(command: Command, need: Needs, parameters: int, length: int) -> list[Ro
     groups = command.steps * command.groups_per_step
     completions = groups * command.completions_per_prompt
     validations = 1 + -(-command.steps // command.validation_every)
-    judged = validations * len(command.data) * command.validation_problems * command.validation_samples
+    validated = validations * len(command.data) * command.validation_problems * command.validation_samples
     prompt = command.prompt_budget / 2
     generated = completions * completion + groups * prompt
     total = flops(parameters, generated, completions * (completion + prompt) * earlier.trained)
-    validation = flops(parameters, judged * completion, 0)
+    validation_flops = flops(parameters, validated * completion, 0)
     devices, kind = devices_paid(need.generators, need.trainers), torch.device(need.trainers[0]).type
     speed = earlier.flops or FLOPS[kind]
-    seconds, how = (total + validation) / speed / devices, f"with {devices} devices at {speed:.1e} FLOPs/s"
+    seconds, how = (total + validation_flops) / speed / devices, f"with {devices} devices at {speed:.1e} FLOPs/s"
     how += f", as in {command.plan}" if earlier.flops else ", a guess: --plan runs/NAME knows better"
     if command.plan_tokens_per_second:
-        seconds = (completions + judged) * completion / command.plan_tokens_per_second
+        seconds = (completions + validated) * completion / command.plan_tokens_per_second
         how = "at --plan-tokens-per-second"
-    trained = f"{earlier.trained:.0%} of the groups are trained on"
+    said_of_groups = f"{earlier.trained:.0%} of the groups are trained on"
     said = f"completions of {completion:,.0f} tokens" + (", half of the most" if earlier.completion is None else "")
     return [
         ("sampled tokens", f"{completions * completion:.2e}", f"{completions:,} {said}"),
-        ("  for validations", f"{judged * completion:.2e}", f"{validations} of {judged // validations:,} completions"),
-        ("FLOPs", f"{total:.2e}", f"{trained}; attention over the past left out"),
+        (
+            "  for validations",
+            f"{validated * completion:.2e}",
+            f"{validations} of {validated // validations:,} completions",
+        ),
+        ("FLOPs", f"{total:.2e}", f"{said_of_groups}; attention over the past left out"),
         ("hours", f"{seconds / 3600:,.{0 if seconds > 36_000 else 3}f}", how),
     ]
 
@@ -313,7 +317,9 @@ def plan(command: Command) -> str:
     rows += work(command, need, matmul_parameters(model), length)
     first, second = (max(len(row[i]) for row in rows) for i in (0, 1))
     lines = [f"{name:{first}}  {figure:>{second}}  {words}".rstrip() for name, figure, words in rows]
-    return "\n".join([*lines, "Nothing was started. Memory may be off by a quarter, which what fits has to spare."])
+    return "\n".join(
+        [*lines, "Nothing was started. Memory may be off by a quarter: what is said to fit has that much room."]
+    )
 
 
 def longest(command: Command, model: PreTrainedModel) -> int:

@@ -125,8 +125,8 @@ class Batch:
 
 
 class SharedParameters:
-    """The newest parameters of the trainer, in shared memory, float32. Each of the trainer's ranks writes its shard,
-    any number of generators read.
+    """The newest parameters of the trainer, in shared memory, float32. Each of the trainer's ranks writes its shard
+    (`publish` in train.py); any number of generators read.
 
     A queue would deliver the oldest parameters first. Live tensors could be read when half of an update is made. A lock
     could stay closed when its owner dies. Here a rank says which version it has begun to write, and which it has
