@@ -88,7 +88,11 @@ class Engines:
 
 @pytest.fixture(scope="module")
 def by_name(folders):
-    return {name: Engines(name, folders) for name in ("torch", "vllm")}
+    """Engines of vLLM with small caches: many live in this process, and whatever it starts later, in tests of other
+    files too, takes the longer to fork the more memory it has."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vllm_engine, "CPU_CACHE", 2**26)
+        yield {name: Engines(name, folders) for name in ("torch", "vllm")}
 
 
 @pytest.fixture(scope="module", params=BOTH)
