@@ -247,7 +247,7 @@ def work(command: Command, need: Needs, parameters: int, length: int) -> list[Ro
     devices, kind = devices_paid(need.generators, need.trainers), torch.device(need.trainers[0]).type
     speed = earlier.flops or FLOPS[kind]
     seconds, how = (total + validation_flops) / speed / devices, f"with {devices} devices at {speed:.1e} FLOPs/s"
-    how += f", as in {command.plan}" if earlier.flops else ", a guess: --plan runs/NAME knows better"
+    how += f", as in {command.plan}" if earlier.flops else ", a guess: --plan runs/NAME takes the speed of that run"
     if command.plan_tokens_per_second:
         seconds = (completions + validated) * completion / command.plan_tokens_per_second
         how = "at --plan-tokens-per-second"
@@ -270,6 +270,8 @@ def work(command: Command, need: Needs, parameters: int, length: int) -> list[Ro
 
 def plan(command: Command) -> str:
     """The plan, as it is printed. ValueError, in one sentence, for settings that cannot be."""
+    if command.gpu_memory is not None and gpus_here(command) == 0:
+        raise ValueError("--gpu-memory is of a machine with GPUs: say how many by --gpus")
     for spec in map(parse_spec, command.data):
         if spec.name not in {*KNOWN, *task_names()} and "/" not in spec.name:
             files_of(spec, "train")  # there is such a file

@@ -242,6 +242,10 @@ def check(settings: Sampling) -> None:
             if name not in reads.get(recipe.loss, (name,)) and getattr(recipe, name) != getattr(Recipe, name):
                 read = " and ".join(map(flag, reads[recipe.loss])) or "neither it nor any other clip"
                 raise ValueError(f"{flag(name)} does nothing with --loss {recipe.loss}, which reads {read}")
+        for name in ("eps_max", "eps_high", "batch_factor"):
+            value = getattr(recipe, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{flag(name)} is {value}; it must be above 0")
         if not 0 <= (recipe.eps_low or 0) < 1:
             raise ValueError(f"--eps-low is {recipe.eps_low}; it must be at least 0 and below 1")
         devices_here(settings)

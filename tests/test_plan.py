@@ -70,6 +70,7 @@ def test_a_machine_that_is_not_here_and_which_flag_would_help(here, capsys):
         (["--gpu-memory", "80"], "--gpu-memory is for --plan alone"),
         (["--plan-tokens-per-second", "9"], "--plan-tokens-per-second is for --plan alone"),
         (["--plan", "--gpus", "2"], "--gpus wants --gpu-memory too"),
+        (["--plan", "--gpus", "0", "--gpu-memory", "80"], "--gpu-memory is of a machine with GPUs: say how many"),
         (["--plan", "--gpus", "-1"], "--gpus is -1; it must be at least 0"),
         ([*EIGHT, "--trainers", "9"], "want 10 GPUs; there are 8"),
         ([*EIGHT, "--model", "no/such/model"], "--model no/such/model: there is no such folder"),
