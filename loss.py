@@ -220,6 +220,9 @@ def head_logits(hidden_ND: Tensor, head_VD: Tensor, fp32: bool) -> Tensor:
     return F.linear(hidden_ND.to(dtype), head_VD.to(dtype)).float()
 
 
+CHUNK = 2048  # tokens whose logits exist at a time
+
+
 def _chunk_logprobs(hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, fp32: bool) -> tuple[Tensor, Tensor]:
     logprobs_NV = torch.log_softmax(head_logits(hidden_ND, head_VD, fp32), dim=-1)
     entropy_N = -(logprobs_NV.detach().exp() * logprobs_NV.detach()).sum(-1)
@@ -227,7 +230,7 @@ def _chunk_logprobs(hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, fp32:
 
 
 def sampled_logprobs(
-    hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, fp32: bool, chunk: int = 2048
+    hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, fp32: bool, chunk: int = CHUNK
 ) -> tuple[Tensor, Tensor]:
     """log pi_train of the target tokens [N] (differentiable), and the policy's entropy there [N], in nats.
 
@@ -343,12 +346,16 @@ def clipped_ratio(
     return cut_BT.exp() * advantages_B1, (cut_BT != log_ratios_BT) & (advantages_B1 != 0)
 
 
+def sequence_log_ratios(log_rho_BT: Tensor, sampled_BT: Tensor) -> Tensor:
+    """[B, 1]: mean_t log rho_t over the sampled tokens; at forced ones log rho is 0."""
+    return log_rho_BT.sum(1, keepdim=True) / sampled_BT.sum(1, keepdim=True).clamp(min=1)
+
+
 def clipped_sequence_ratio(
     recipe: Recipe, advantages_B1: Tensor, log_rho_BT: Tensor, logprobs_BT: Tensor, sampled_BT: Tensor
 ):
     """min(s A, clip(s, 1 - eps_low, 1 + eps_high) A): one ratio for a sequence, s = exp(mean_t log rho_t)."""
-    lengths_B1 = sampled_BT.sum(1, keepdim=True).clamp(min=1)
-    log_ratios_BT = (log_rho_BT.sum(1, keepdim=True) / lengths_B1).expand_as(log_rho_BT)
+    log_ratios_BT = sequence_log_ratios(log_rho_BT, sampled_BT).expand_as(log_rho_BT)
     return clipped_ratio(recipe, advantages_B1, log_ratios_BT, logprobs_BT, sampled_BT)
 
 
@@ -398,8 +405,7 @@ LOSSES = {
 def unlikely_sequences(advantages_B1: Tensor, log_rho_BT: Tensor, sampled_BT: Tensor) -> Tensor:
     """[B, 1] bool, for `mask_sequences`: A < 0 and mean_t(log pi_gen - log pi_train) > 0.5 (DeepSeek-V3.2, arXiv
     2512.02556)."""
-    lengths_B1 = sampled_BT.sum(1, keepdim=True).clamp(min=1)
-    return (advantages_B1 < 0) & (-log_rho_BT.detach().sum(1, keepdim=True) / lengths_B1 > MASK_DELTA)
+    return (advantages_B1 < 0) & (-sequence_log_ratios(log_rho_BT.detach(), sampled_BT) > MASK_DELTA)
 
 
 def token_terms(

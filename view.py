@@ -25,7 +25,7 @@ import torch
 import fit_curve
 import loss
 from machinery.columns import Series
-from machinery.files import json_lines, write_whole
+from machinery.files import json_lines, six_digits, write_whole
 from machinery.flags import read_flags, run_command
 from machinery.settings import read_settings
 
@@ -150,19 +150,15 @@ def with_terms(recipe: loss.Recipe, line: dict) -> dict:
     advantages_B = torch.tensor([float(completion["advantage"]) for completion in trained])
     inputs = logprobs_BT.nan_to_num(), generator_BT.nan_to_num(), sampled_BT, advantages_B
     terms_BT, log_rho_BT, clipped_BT = loss.token_terms(recipe, *inputs)
+    ratios_B1 = loss.sequence_log_ratios(log_rho_BT, sampled_BT).exp()
     for row, completion in enumerate(trained):
         sampled_T = sampled_BT[row, : len(completion["ids"])]
         for name, tensor_BT in (("log_rho", log_rho_BT), ("terms", terms_BT)):
             pairs = zip(tensor_BT[row].tolist(), sampled_T.tolist())
             completion[name] = [six_digits(value) if there else None for value, there in pairs]
         completion["clipped"] = clipped_BT[row].nonzero().flatten().tolist()
-        completion["s"] = six_digits(log_rho_BT[row][sampled_BT[row]].mean().exp().item())  # of the sequence
+        completion["s"] = six_digits(ratios_B1[row].item())  # as the formula of gspo calls it
     return line
-
-
-def six_digits(value: float) -> float | None:
-    """None for what is not finite, which JSON does not have."""
-    return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
 def histograms(groups: list[dict], bounds: list[list]) -> dict:

@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import json
+import math
 import os
 import shutil
 from collections.abc import Iterator
@@ -39,6 +40,11 @@ def append_whole(target: Path, text: str) -> None:
         except OSError:
             os.truncate(file.fileno(), end)  # half a line helps nobody
             raise
+
+
+def six_digits(value: float) -> float | None:
+    """As numbers of many tokens are stored; None for what is not finite, which JSON does not have."""
+    return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
 def json_lines(path: Path) -> Iterator[tuple[str, dict]]:

@@ -7,7 +7,6 @@ every key. A run writes the file and never reads it. view.py makes a page of it.
 import functools
 import itertools
 import json
-import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 import loss
 from data import Source
 from data.verify import Verdict
-from machinery.files import append_whole, json_lines, write_whole
+from machinery.files import append_whole, json_lines, six_digits, write_whole
 from machinery.rollouts import Batch, Group, Rollout
 from machinery.settings import Settings
 
@@ -76,8 +75,7 @@ def at_sampled(values: Iterable[float], sampled: np.ndarray) -> list[float | Non
     """The values of the sampled tokens, with six digits, at their places among all tokens; None at forced ones, and for
     what is not finite."""
     following = iter(values)
-    placed = [next(following) if flag else math.nan for flag in sampled]
-    return [float(f"{value:.6g}") if math.isfinite(value) else None for value in placed]
+    return [six_digits(next(following)) if flag else None for flag in sampled]
 
 
 def in_words(verdict: Verdict) -> str:
@@ -131,7 +129,7 @@ class KeptRollouts:
             for i, completion in enumerate(line["completions"]):
                 rollout = group.rollouts[i]
                 completion["became"] = fate(rollout, bool(usable_G[i]), same)
-                completion |= {name: float(f"{values_PG[p, i]:.6g}") for name, values_PG in worth.items()}
+                completion |= {name: six_digits(values_PG[p, i].item()) for name, values_PG in worth.items()}
                 for name, values in tokens.get(p * len(usable_G) + i, {}).items():
                     completion[name] = at_sampled(values, rollout.sampled)
             lines.append(line)

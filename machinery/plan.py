@@ -7,7 +7,6 @@ arithmetic, compared with what was measured on CPUs in docs/measured.md. What it
 import contextlib
 import dataclasses
 import itertools
-import json
 import os
 import shutil
 from dataclasses import dataclass, replace
@@ -17,8 +16,10 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+import loss
 from data import KNOWN, files_of, parse_spec, task_names
 from machinery.engine import check_split, choose_engine, engine_settings
+from machinery.files import json_lines
 from machinery.flags import flag
 from machinery.model import check_length, load_shapes, load_tokenizer, make_decoding, matmul_parameters, model_path
 from machinery.record import flops
@@ -28,7 +29,6 @@ from machinery.vllm_engine import CPU_CACHE
 
 Row = tuple[str, str, str]  # of the table: name, figure, words
 MARGIN = 1.25  # what the arithmetic may be off by
-CHUNK = 2048  # tokens whose logits exist at a time (loss.sampled_logprobs)
 PROCESS = 0.5 * 2**30  # bytes of Python and its libraries; on a GPU of CUDA's context
 FRAGMENTS = 0.3 * 2**30  # bytes that a CPU's allocator keeps, at most, between tensors of many sizes in a trainer
 FLOPS = {"cpu": 1e10, "cuda": 2e13}  # a second of a device, where no speed is given: as the default run has; a guess
@@ -112,7 +112,7 @@ def trainer_bytes(
         "moments": 8 * shape.parameters / ranks,
         "gathered by FSDP": shared * (2 * width * shape.layer + 4 * tables * shape.table),
         "activations": activations,
-        "logits": 3 * 4 * min(tokens, CHUNK) * shape.vocabulary,  # of one chunk: they, their softmax, their gradient
+        "logits": 3 * 4 * min(tokens, loss.CHUNK) * shape.vocabulary,  # of a chunk: they, softmax, gradient
         "process": PROCESS + fragments,
     }
 
@@ -221,8 +221,7 @@ class Earlier:
 def earlier_run(folder: Path) -> Earlier:
     """The run in this folder. ValueError if it has made no step."""
     try:
-        lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().split("\n")[:-1]]
-        steps = [line for line in lines if line["kind"] == "train"]
+        steps = [line for _, line in json_lines(folder / "log.jsonl") if line["kind"] == "train"]
         return Earlier(
             float(np.mean([line["completion_length"] for line in steps])),
             1 - float(np.mean([line["zero_variance_fraction"] for line in steps])),

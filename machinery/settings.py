@@ -216,6 +216,7 @@ LEAST = {"completions_per_prompt": 2} | dict.fromkeys(
         "weight_decay",
         "stop_when_gain_below",
         "rollouts_kept",
+        "eps_low",
     ),
     0,
 )
@@ -223,7 +224,8 @@ LEAST = {"completions_per_prompt": 2} | dict.fromkeys(
 
 def check(settings: Sampling) -> None:
     """ValueError, naming the flag, for values that cannot be or that nothing would read."""
-    for name, value in vars(settings).items():
+    of_the_recipe = vars(settings.recipe) if isinstance(settings, Settings) else {}
+    for name, value in {**vars(settings), **of_the_recipe}.items():
         if type(value) in (int, float):
             least = LEAST.get(name, 1 if type(value) is int else None)
             if value < (least or 0) or (least is None and value == 0):
@@ -242,10 +244,6 @@ def check(settings: Sampling) -> None:
             if name not in reads.get(recipe.loss, (name,)) and getattr(recipe, name) != getattr(Recipe, name):
                 read = " and ".join(map(flag, reads[recipe.loss])) or "neither it nor any other clip"
                 raise ValueError(f"{flag(name)} does nothing with --loss {recipe.loss}, which reads {read}")
-        for name in ("eps_max", "eps_high", "batch_factor"):
-            value = getattr(recipe, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{flag(name)} is {value}; it must be above 0")
         if not 0 <= (recipe.eps_low or 0) < 1:
             raise ValueError(f"--eps-low is {recipe.eps_low}; it must be at least 0 and below 1")
         devices_here(settings)

@@ -97,8 +97,9 @@ def test_hours_at_a_given_speed_and_at_that_of_an_earlier_run(here, capsys):
     assert row(given, "hours").split()[1] == f"{(81_920 + 43_008) * 34.5 / 1000 / 3600:.3f}"
     run = here / "runs" / "earlier"
     run.mkdir(parents=True)
-    line = {"kind": "train", "completion_length": 20.0, "zero_variance_fraction": 0.25}
-    lines = [{"kind": "validation"}, line, line | {"completion_length": 40.0, "zero_variance_fraction": 0.75}]
+    line = {"kind": "train", "step": 1, "completion_length": 20.0, "zero_variance_fraction": 0.25}
+    lines = [{"kind": "validation", "step": 0}, line, line | {"completion_length": 40.0}]
+    lines[-1] |= {"zero_variance_fraction": 0.75}
     lines[-1] |= {"compute_flops": 7.2e12, "compute_device_hours": 0.2}  # 1e10 a second of a device
     (run / "log.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines) + '{"kind": "tr')
     text = planned(["--plan", "runs/earlier"], capsys)
