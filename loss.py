@@ -466,14 +466,15 @@ def policy_loss(
     """loss = -sum_{i,t} w_i term_{i,t} over the sampled tokens of a micro-batch; micro-batches add up to the batch.
 
     No KL term, no entropy bonus, no value model. Also returns sums over this micro-batch's sampled tokens, for the
-    log: the ratio rho of each token, whatever the loss; its maximum; the clipped tokens; and the KL estimate
-    rho - 1 - log rho of pi_gen from pi_train.
+    log: the ratio rho of each token, whatever the loss; its square; its maximum; the clipped tokens; and the KL
+    estimate rho - 1 - log rho of pi_gen from pi_train.
     """
     terms_BT, log_rho_BT, clipped_BT = token_terms(recipe, logprobs_BT, generator_logprobs_BT, sampled_BT, advantages_B)
     loss = -(weights_B[:, None] * terms_BT).sum()
     log_rho_N = log_rho_BT[sampled_BT]
     sums = {
         "ratio": log_rho_N.exp().sum(),
+        "ratio_squared": (2 * log_rho_N).exp().sum(),
         "ratio_max": log_rho_N.exp().max() if len(log_rho_N) else log_rho_N.sum(),
         "clipped": clipped_BT.sum(),
         "kl": (log_rho_N.exp() - 1 - log_rho_N).sum(),

@@ -81,6 +81,7 @@ from machinery.trainer import (
     numerics_mismatch,
     read_moments,
     start_other_ranks,
+    update_size,
     wait_for_ranks,
     whole,
 )
@@ -373,15 +374,14 @@ def train(
         counted = counted_PG.flatten().nonzero().flatten().tolist()
 
         # 3. one optimizer step: this rank's share of the micro-batches
-        totals = Totals(kept_rows(s, step + 1, groups))
+        totals = Totals(step, kept_rows(s, step + 1, groups))
         for m in micro_batches(batch.rollouts, counted, s.tokens_per_micro_batch, device):
             logprobs_BT, entropies_N = policy(m, r.fp32_logits)
             value, sums = loss.policy_loss(
                 r, logprobs_BT, m.generator_logprobs_BT, m.sampled_BT, advantages_R[m.rows_B], weights_R[m.rows_B]
             )
             (value * ranks).backward()  # FSDP averages gradients over the ranks; the weights want their sum
-            totals.add(value.detach(), entropies_N, sums)
-            totals.keep(m, logprobs_BT.detach(), entropies_N)
+            totals.add(m, value.detach(), sums, logprobs_BT.detach(), entropies_N)
         totals.over_ranks()
         norm = 0.0
         if counted:
@@ -390,9 +390,11 @@ def train(
         learning_rate = s.learning_rate * min(1.0, (step + 1) / max(1, s.warmup_steps))
         for group in optimizer.param_groups:
             group["lr"] = learning_rate
-        if counted and finite:  # one NaN that is stepped on stays in the parameters for good
+        stepped = bool(counted and finite)  # one NaN that is stepped on stays in the parameters for good
+        if stepped:
             optimizer.step()
         optimizer.zero_grad()
+        updated = update_size(optimizer) if stepped else 0.0
         step += 1
 
         # 4. the generators go on with the new parameters
@@ -402,6 +404,7 @@ def train(
         if head:
             head.feed.retire(groups)
             columns = {"skipped": int(not finite), "gradient_norm": norm, "learning_rate": learning_rate}
+            columns |= {"update_size": updated, "groups_counted": int(counted_PG.any(1).sum())}
             columns |= {"reward_mean": rewards_PG.mean().item(), "parameters_seconds": copying}
             zero_variance_P = loss.zero_variance(rewards_PG, batch.usable_PG)
             columns["zero_variance_fraction"] = zero_variance_P.float().mean().item()

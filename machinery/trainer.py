@@ -4,6 +4,7 @@ Every rank runs the same loop (train.py) and gets the same groups; here are the 
 0 is the process that the user has started. Dimensions as in loss.py.
 """
 
+import collections
 import functools
 import os
 import sys
@@ -45,6 +46,7 @@ class MicroBatch:
     targets_BT: Tensor  # int64: tokens predicted
     sampled_BT: Tensor  # bool: the target was sampled (not prompt, not forced, not padding)
     generator_logprobs_BT: Tensor  # float32: log pi_gen of the target, recorded when it was sampled
+    versions_BT: Tensor  # int64: version of the parameters that the target was sampled with
     rows_B: Tensor  # int64: which of the batch's rollouts each sequence is
 
 
@@ -92,35 +94,47 @@ def cut(rollouts: list[Rollout], longest_first: list[int], tokens: int, device: 
 def micro_batch(rollouts: list[Rollout], rows: list[int], device: torch.device) -> MicroBatch:
     """The tensors of these rows of the rollouts."""
     ids = np.zeros((len(rows), max(width(rollouts[row], device) for row in rows) + 1), np.int64)
-    sampled, logprobs = np.zeros(ids.shape, bool), np.zeros(ids.shape, np.float32)
+    sampled, logprobs, versions = np.zeros(ids.shape, bool), np.zeros(ids.shape, np.float32), np.zeros_like(ids)
     for i, rollout in enumerate(rollouts[row] for row in rows):
         prompt, end = len(rollout.request.prompt), sequence_length(rollout)
         ids[i, :prompt] = rollout.request.prompt
         ids[i, prompt:end] = rollout.tokens
         sampled[i, prompt:end] = rollout.sampled
         logprobs[i, prompt:end] = rollout.logprobs
-    shifted = (ids[:, :-1], ids[:, 1:], sampled[:, 1:], logprobs[:, 1:], np.array(rows))
+        versions[i, prompt:end] = rollout.versions
+    shifted = (ids[:, :-1], ids[:, 1:], sampled[:, 1:], logprobs[:, 1:], versions[:, 1:], np.array(rows))
     return MicroBatch(*(torch.tensor(array, device=device) for array in shifted))
 
 
 class Totals:
     """Sums over the sampled tokens that a step has trained on; of the rows that are kept, each such token."""
 
-    def __init__(self, kept_rows: set[int] = frozenset()):
-        self.sums = dict.fromkeys(("loss", "entropy", "ratio", "clipped", "kl", "tokens"), 0.0)
+    def __init__(self, step: int, kept_rows: set[int] = frozenset()):
+        self.step = step
+        self.sums: dict[str, float] = collections.defaultdict(float)
         self.ratio_max = 0.0
         self.kept_rows = kept_rows
         self.tokens: dict[int, dict[str, list[float]]] = {}  # by row; none of a row that was not trained on
 
-    def add(self, value: Tensor, entropies_N: Tensor, sums: dict[str, Tensor]) -> None:
-        """Add a micro-batch: its loss, the entropy at its sampled tokens, and what loss.policy_loss says of them."""
+    def add(
+        self, m: MicroBatch, value: Tensor, sums: dict[str, Tensor], logprobs_BT: Tensor, entropies_N: Tensor
+    ) -> None:
+        """Add a micro-batch: its loss, what loss.policy_loss says of it, log pi_train, and the entropy at its sampled
+        tokens."""
         here = {"loss": value, "entropy": entropies_N.sum(), **sums}
         self.ratio_max = max(self.ratio_max, here.pop("ratio_max").item())
         self.sums["tokens"] += len(entropies_N)
+        ages_N = self.step - m.versions_BT[m.sampled_BT]
+        log_ratios_N = (logprobs_BT - m.generator_logprobs_BT)[m.sampled_BT].abs()
+        for age in ages_N.unique().tolist():
+            of_age_N = log_ratios_N[ages_N == age]
+            here[f"log_ratio_age_{age}"] = of_age_N.sum()
+            self.sums[f"tokens_age_{age}"] += len(of_age_N)
         for name, tensor in here.items():
             self.sums[name] += tensor.item()
+        self._keep(m, logprobs_BT, entropies_N)
 
-    def keep(self, m: MicroBatch, logprobs_BT: Tensor, entropies_N: Tensor) -> None:
+    def _keep(self, m: MicroBatch, logprobs_BT: Tensor, entropies_N: Tensor) -> None:
         """Keep what the policy says of the sampled tokens in this micro-batch that are of kept rows."""
         if not self.kept_rows:
             return
@@ -134,16 +148,20 @@ class Totals:
     def over_ranks(self) -> None:
         """Bring together what all ranks have; each then has the same."""
         everything = from_all_ranks((self.sums, self.ratio_max, self.tokens))
-        self.sums = {name: sum(sums[name] for sums, _, _ in everything) for name in self.sums}
+        names = {name for sums, _, _ in everything for name in sums}
+        self.sums |= {name: sum(sums[name] for sums, _, _ in everything) for name in sorted(names)}
         self.ratio_max = max(ratio_max for _, ratio_max, _ in everything)
         self.tokens = {row: its for _, _, tokens in everything for row, its in tokens.items()}
 
     def columns(self) -> dict:
         """As they are logged: the loss, and means over the tokens, which are None where there were none."""
-        tokens = self.sums["tokens"]
+        sums, tokens = self.sums, self.sums["tokens"]
         names = {"ratio_mean": "ratio", "clipped_fraction": "clipped", "kl_estimate": "kl", "entropy": "entropy"}
-        means = {column: self.sums[name] / tokens if tokens else None for column, name in names.items()}
-        return {"loss": self.sums["loss"], "ratio_max": self.ratio_max if tokens else None, **means}
+        means = {column: sums[name] / tokens if tokens else None for column, name in names.items()}
+        means["effective_sample_size"] = sums["ratio"] ** 2 / (tokens * sums["ratio_squared"]) if tokens else None
+        ages = [name.removeprefix("log_ratio") for name in sums if name.startswith("log_ratio")]
+        means |= {f"log_ratio{age}": sums[f"log_ratio{age}"] / sums[f"tokens{age}"] for age in ages}
+        return {"loss": sums["loss"], "ratio_max": self.ratio_max if tokens else None, **means}
 
 
 # --- the policy -----------------------------------------------------------------------------------------------------
@@ -226,6 +244,21 @@ def numerics_mismatch(policy: Policy, rollouts: list[Rollout], settings: Setting
         policy.reshard()  # as a backward would; until then the head's parameter is another object
     totals, maxima, counted = zip(*from_all_ranks((total, largest, tokens)))
     return {"mismatch_mean": sum(totals) / sum(counted), "mismatch_max": max(maxima)}
+
+
+@torch.no_grad()
+def update_size(optimizer: torch.optim.AdamW) -> float:
+    """The norm of AdamW's last update, without weight decay, divided by that of the parameters. It is computed from the
+    moments, since a copy of the parameters from before the step would take memory."""
+    updated, there = [], []
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state, (beta1, beta2) = optimizer.state[parameter], group["betas"]
+            first = state["exp_avg"] / (1 - beta1 ** state["step"])
+            second = state["exp_avg_sq"] / (1 - beta2 ** state["step"])
+            updated.append((group["lr"] * first / (second.sqrt() + group["eps"])).square().sum())
+            there.append(parameter.square().sum())
+    return (whole(sum(updated)) / whole(sum(there))).sqrt().item()
 
 
 # --- whole tensors, for checkpoints ---------------------------------------------------------------------------------

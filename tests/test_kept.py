@@ -110,7 +110,7 @@ def test_with_none_kept_nothing_is_written_or_gathered(models, tmp_path):
     chosen = settings(steps=1, validation_every=1, rollouts_kept=0)
     train_on(chosen, models["llama"], [batch_of_groups()], tmp_path)
     assert not (tmp_path / "rollouts.jsonl").exists()
-    assert kept_rows(chosen, FIRST + 1, batch_of_groups()) == set() and Totals().tokens == {}
+    assert kept_rows(chosen, FIRST + 1, batch_of_groups()) == set() and Totals(FIRST).tokens == {}
 
 
 def test_which_steps_and_groups_are_kept():

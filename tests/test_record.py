@@ -51,7 +51,7 @@ def new_record(folder, model, devices=1, generators=1, **changes):
 def log_a_step(record, step, waited=0.0):
     """Have a record log a step that has computed nothing."""
     record.log_step(
-        step, Batch(batch_of_groups(), FIRST), Totals(), {"skipped": 0, "zero_variance_fraction": 0}, waited
+        step, Batch(batch_of_groups(), FIRST), Totals(FIRST), {"skipped": 0, "zero_variance_fraction": 0}, waited
     )
 
 

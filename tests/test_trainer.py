@@ -89,6 +89,33 @@ def test_a_step_matches_a_plain_reference_one_completion_at_a_time(models, tmp_p
         torch.testing.assert_close(gradient[parameter_name], parameter.grad, atol=1e-5, rtol=1e-3)
 
 
+def test_the_log_says_how_far_the_batch_is_from_the_policy_and_how_far_a_step_goes(models, tmp_path):
+    """Ratios and ages token by token from single sequences, and parameters from before and after."""
+    groups = batch_of_groups()
+    groups[1].verdicts = {i: Verdict(True) for i in range(4)}  # does not count
+    for group in groups:
+        for i, r in group.rollouts.items():
+            ages = np.arange(len(r.tokens)) // 4 * (i != 2)  # a completion goes on while parameters change
+            group.rollouts[i] = dataclasses.replace(r, versions=(FIRST - ages).astype(np.int32))
+    train_on(settings(weight_decay=0.0, tokens_per_micro_batch=60), models["llama"], [groups], tmp_path)
+    before, by_age = load_model(models["llama"], CPU, torch.float32), collections.defaultdict(list)
+    for r in [r for group in (groups[0], groups[2]) for r in group.rollouts.values() if not r.truncated]:
+        logits = before(input_ids=torch.tensor([r.request.prompt + r.tokens.tolist()])).logits[0]
+        logprobs = torch.log_softmax(logits, -1)[len(r.request.prompt) - 1 : -1]
+        for t in r.sampled.nonzero()[0]:
+            by_age[FIRST - r.versions[t]].append(logprobs[t, r.tokens[t]].item() - r.logprobs[t].item())
+    (line,) = lines(tmp_path, "train")
+    rho = np.exp(np.concatenate([*by_age.values()]))
+    assert line["effective_sample_size"] == pytest.approx(rho.sum() ** 2 / len(rho) / (rho**2).sum(), rel=1e-4)
+    assert {f"log_ratio_age_{age}" for age in by_age} == {name for name in line if name.startswith("log_ratio")}
+    for age, log_ratios in by_age.items():
+        assert line[f"log_ratio_age_{age}"] == pytest.approx(np.abs(log_ratios).mean(), rel=1e-4)
+    pairs = [(stored(tmp_path)[name], values) for name, values in before.named_parameters()]
+    moved, there = sum((a - b).square().sum() for a, b in pairs), sum(a.square().sum() for a, _ in pairs)
+    assert line["update_size"] == pytest.approx((moved / there).sqrt().item(), rel=1e-3)
+    assert line["groups_counted"] == 2 and line["zero_variance_fraction"] == pytest.approx(1 / 3)
+
+
 @pytest.mark.parametrize("change", ["forced", "truncated", "without a verdict"])
 def test_forced_tokens_truncated_samples_and_those_without_a_verdict_are_out_of_the_loss(models, tmp_path, change):
     """What the generator recorded there, and for the latter two the whole completion, changes nothing."""
@@ -121,7 +148,7 @@ def test_a_batch_without_any_variance_changes_nothing(models, tmp_path):
     _, gradients = train_on(settings(), models["llama"], [groups], tmp_path)
     (line,) = lines(tmp_path, "train")
     assert gradients == [] and line["loss"] == 0 and line["zero_variance_fraction"] == 1
-    assert line["entropy"] is None and line["skipped"] == 0
+    assert line["entropy"] is None and line["skipped"] == line["groups_counted"] == line["update_size"] == 0
     before = load_model(models["llama"], CPU, torch.float32)
     assert all(torch.equal(stored(tmp_path)[name], values) for name, values in before.named_parameters())
 
