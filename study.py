@@ -49,7 +49,8 @@ class Study:
     to each run. What is finished is not trained again, and what was interrupted goes on: after a Ctrl-C or a failure
     give the same command again."""
 
-    study: str  # loo, recipes, asynchrony, or a JSON file: {"NAME": {"learning_rate": 4e-4}, ...}
+    # loo, recipes, asynchrony, losses, batch, groups, or a JSON file: {"NAME": {"learning_rate": 4e-4}, ...}
+    study: str
     seeds: tuple[int, ...] = (0, 1, 2)  # each setting is trained with each
     jobs: int = 1  # runs at once, which share the cores
     name: str | None = None  # the folder is runs/NAME, with a folder SETTING-seedN a run; by default named as the study
@@ -60,6 +61,19 @@ STUDIES = {
     "loo": {"scalerl": {}, **{f"without-{axis}": {"leave_out": axis} for axis in loss.Axis.__args__}},
     "recipes": {recipe: {"recipe": recipe} for recipe in loss.RECIPES},
     "asynchrony": {k: {"asynchrony": k} for k in "pipeline-1 pipeline-4 pipeline-8 pipeline-16 ppo-1 ppo-8".split()},
+    "losses": {
+        "scalerl": {},
+        "tis": {"eps_max": 2.0},
+        **{name: {"loss": name} for name in loss.LOSSES if name != "cispo"},
+        "norm-mean": {"advantage_norm": "mean"},
+        "mask-sequences": {"mask_sequences": True},
+    },
+    # As many groups in all, and as many completions in a step, as the default run has.
+    "batch": {
+        f"prompts-{n}": {"prompts_per_step": n, "steps": 5120 // n, "validation_every": 256 // n}
+        for n in (8, 16, 32, 64, 128)
+    },
+    "groups": {f"group-{n}": {"completions_per_prompt": n, "prompts_per_step": 512 // n} for n in (4, 8, 16, 32)},
 }
 
 
@@ -108,6 +122,8 @@ def plan(study: Study, common: list[str]) -> dict[Path, tuple[Settings, list[str
         raise ValueError(f"--jobs must be at least 1, not {study.jobs}")
     settings, alike = {}, {}  # with their flags, by name; the name by what is trained
     for setting, changes in read_study(study.study).items():
+        for argument in {argument.split("=")[0] for argument in common} & {*map(flag, changes)}:
+            raise ValueError(f"setting {setting!r} of {study.study} has its own {argument}: it is no flag for all runs")
         arguments = ["--keep-checkpoints", "1", "--rollouts-kept", "0", *common, *flags(changes)]
         try:
             its = parse(arguments)

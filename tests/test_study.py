@@ -24,7 +24,7 @@ import study
 from fit_curve import fit, held_out, levelled_off, sigmoid
 from machinery.flags import run_command
 from machinery.record import last_line, write_config
-from machinery.settings import parse, read_settings
+from machinery.settings import Settings, parse, read_settings
 
 SETTINGS = {"plain": {}, "other": {"aggregation": "token", "thinking_budget": [50, 52]}}
 STEPS, VALIDATION_EVERY = 10, 2
@@ -158,6 +158,8 @@ def test_a_run_that_has_levelled_off_ends_and_says_why(models, tmp_path, monkeyp
     "what, flags, words",
     [
         ("lo", [], ["lo:", "loo, recipes, asynchrony"]),
+        ("batch", ["--steps=9"], ["setting 'prompts-8' of batch has its own --steps"]),
+        ({"fine": {}, "b": {"loss": "dapo"}}, ["--loss", "gspo"], ["setting 'b'", "has its own --loss"]),
         ({"a": {"los": "dapo"}}, [], ["a sets 'los'", "did you mean loss?"]),
         ({"a": {"seed": 3}}, [], ["a sets 'seed'"]),
         ({"fine": {}, "a/b": {}}, [], ["'a/b'", "cannot name a folder"]),
@@ -202,6 +204,20 @@ def test_the_studies_of_the_paper_are_its_settings(name, number, tmp_path, monke
         assert flat["without-loss-seed3"] == loss.leave_one_out("loss")
     if name == "asynchrony":
         assert flat["pipeline-16-seed3"].asynchrony == "pipeline-16"
+
+
+@pytest.mark.parametrize("name", ["losses", "batch", "groups"])
+def test_the_settings_of_a_study_can_run_and_cost_the_same(name):
+    """As many rollouts in all as the default run has; of the losses each has its part."""
+    usual, runs = Settings(), [settings for settings, _ in study.plan(study.Study(name, seeds=(0,)), []).values()]
+    for settings in runs:
+        rollouts = settings.groups_per_step * settings.completions_per_prompt
+        assert name == "batch" or (rollouts, settings.steps) == (512, usual.steps)
+        assert rollouts * settings.steps == 512 * usual.steps
+        assert settings.steps % settings.validation_every == 0
+    if name == "losses":
+        assert {settings.recipe.loss for settings in runs} == {*loss.LOSSES}
+        assert len({settings.recipe for settings in runs}) == len(runs) == len(loss.LOSSES) + 3
 
 
 def test_a_study_is_not_written_into_the_folder_of_a_run(tmp_path, monkeypatch, capsys):
