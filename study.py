@@ -90,7 +90,7 @@ def read_study(study: str) -> dict[str, dict]:
     if not (isinstance(changes, dict) and changes and all(isinstance(values, dict) for values in changes.values())):
         raise ValueError(f'{study}: the file must hold {{"NAME": {{"field": value, ...}}, ...}}')
     known = {part.name for kind in (Settings, loss.Recipe) for part in dataclasses.fields(kind)}
-    known -= {"name", "seed", "resume"}  # which the study itself sets
+    known -= {"name", "seed", "resume", "from_step"}  # which the study itself sets
     for setting, values in changes.items():
         if not re.fullmatch(r"[\w.+-]+", setting):
             raise ValueError(f"{study}: {setting!r} cannot name a folder: letters, digits, _ . + - only")
@@ -115,7 +115,7 @@ def flags(values: dict) -> list[str]:
 def plan(study: Study, common: list[str]) -> dict[Path, tuple[Settings, list[str]]]:
     """The runs of a study, first all settings with the first seed: by folder their settings, and the flags of train.py
     that give them. common: flags for all runs. ValueError if one cannot be, or is another run already."""
-    for single in ("--seed", "--resume"):
+    for single in ("--seed", "--resume", "--from-step"):
         if any(argument.split("=")[0] == single for argument in common):
             raise ValueError(f"{single} is for one run: a study has --seeds, and goes on by itself")
     if study.jobs < 1:

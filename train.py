@@ -66,7 +66,17 @@ from machinery.model import (
 from machinery.plan import Command, plan
 from machinery.plots import plot_runs
 from machinery.processes import Stop, end_children
-from machinery.record import Compute, Record, checkpoints, new_folder, read_state, write_checkpoint, write_config
+from machinery.record import (
+    Compute,
+    Record,
+    checkpoint_of,
+    checkpoints,
+    new_folder,
+    read_state,
+    step_of,
+    write_checkpoint,
+    write_config,
+)
 from machinery.rollouts import Batch, SharedParameters
 from machinery.screen import say
 from machinery.settings import Settings, cpu_threads, devices_here, devices_paid, parse
@@ -209,12 +219,11 @@ def prepare(settings: Settings) -> tuple[Settings, Start, PreTrainedModel, Share
     tokenizer = load_tokenizer(path)
     if settings.resume:
         lock = lock_folder(folder)
-        if checkpoints(folder):
-            newest = checkpoints(folder)[-1]
-            state = read_state(newest)
+        if chosen := checkpoint_of(folder, settings.from_step):
+            state = read_state(chosen)
             if state["step"] >= settings.steps and (folder / "model").is_dir():
                 raise ValueError(f"{folder} is finished, at step {state['step']}; give a larger --steps to go on")
-            start = Start(state["step"], str(newest / "model"), newest / "optimizer.safetensors")
+            start = Start(state["step"], str(chosen / "model"), chosen / "optimizer.safetensors")
 
     # 3. the model, and how it is sampled
     recipe = settings.recipe
@@ -246,6 +255,8 @@ def prepare(settings: Settings) -> tuple[Settings, Start, PreTrainedModel, Share
     record = Record(settings, folder, compute, feed)
     if settings.resume:
         say(f"{folder}: going on from step {start.step}")
+        for later in [path for path in checkpoints(folder) if step_of(path) > start.step]:
+            shutil.rmtree(later)
     if state is not None:
         feed.restore(state)
     record.restore(state)
@@ -338,9 +349,10 @@ def train(
         """Write a checkpoint of this step. Tensors are gathered from all ranks."""
         gathered = gather(policy, optimizer)
         if head:
-            state = {"step": step, **head.feed.state(), **head.record.state()}
-            tokenizer = head.feed.prompts.tokenizer
-            write_checkpoint(head.folder, policy.model, tokenizer, *gathered, state, s.keep_checkpoints)
+            feed, record = head.feed, head.record
+            state, tokenizer = {"step": step, **feed.state(), **record.state()}, feed.prompts.tokenizer
+            keep = s.keep_checkpoints, record.before_fall
+            write_checkpoint(head.folder, policy.model, tokenizer, *gathered, state, *keep)
 
     publish(step)
     if head:

@@ -71,13 +71,28 @@ def write_config(folder: Path, settings: Settings) -> None:
     """Write config.json: all settings, and the versions of what they were run with."""
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     versions["python"] = platform.python_version()
-    stored = dataclasses.asdict(dataclasses.replace(settings, resume=None))
+    stored = dataclasses.asdict(dataclasses.replace(settings, resume=None, from_step=None))
     write_whole(folder / "config.json", json.dumps({**stored, "versions": versions}, indent=2) + "\n")
 
 
 def checkpoints(folder: Path) -> list[Path]:
     """The checkpoints of a run, the oldest first."""
-    return sorted((folder / "checkpoints").glob("step-*[0-9]"), key=lambda path: int(path.name[len("step-") :]))
+    return sorted((folder / "checkpoints").glob("step-*[0-9]"), key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    """The optimizer steps that had been made."""
+    return int(checkpoint.name[len("step-") :])
+
+
+def checkpoint_of(folder: Path, step: int | None) -> Path | None:
+    """The checkpoint of a run to go on from: of this step, or the newest; None if there is none at all. ValueError if
+    there is none of this step."""
+    found = {step_of(checkpoint): checkpoint for checkpoint in checkpoints(folder)}
+    if step is not None and step not in found:
+        there = ", ".join(map(str, found)) or "none"
+        raise ValueError(f"--from-step is {step}; the checkpoints of {folder} are of steps {there}")
+    return found.get(max(found, default=0) if step is None else step)
 
 
 def write_checkpoint(
@@ -88,9 +103,10 @@ def write_checkpoint(
     moments: dict[str, Tensor],
     state: dict,
     keep: int,
+    precious: Path | None = None,
 ) -> None:
-    """Add the checkpoint of state["step"] and remove all but the newest `keep`. It is the same whatever the number of
-    ranks. OSError if it cannot be written; then the ones before are as they were."""
+    """Add the checkpoint of state["step"] and remove all but the newest `keep`, and the precious one. It is the same
+    whatever the number of ranks. OSError if it cannot be written; then the ones before are as they were."""
     with whole_folder(folder / "checkpoints" / f"step-{state['step']:06d}") as checkpoint:
         try:
             model.save_pretrained(checkpoint / "model", state_dict=parameters)
@@ -100,7 +116,8 @@ def write_checkpoint(
         tokenizer.save_pretrained(checkpoint / "model")
         (checkpoint / "state.json").write_text(json.dumps(state))
     for old in checkpoints(folder)[:-keep]:
-        shutil.rmtree(old)
+        if old != precious:
+            shutil.rmtree(old)
 
 
 def read_state(checkpoint: Path) -> dict:
@@ -229,6 +246,29 @@ class Record:
         write_whole(log, "".join(kept))
         self.rollouts.restore(state and state["step"])
 
+    @property
+    def fell_from(self) -> dict | None:
+        """The validation with the highest pass rate, if the last one lies far below it: by more than a fifth of the
+        gain, and more than chance. Otherwise None."""
+        if not self.validations:
+            return None
+        first, last = self.validations[0], self.validations[-1]
+        best = max(self.validations, key=lambda line: line["pass_rate"])
+        chance = 4 * math.sqrt(0.5 / last["num_examples"])  # 4 standard errors of a difference
+        least = max(0.2 * (best["pass_rate"] - first["pass_rate"]), chance)
+        return best if best["pass_rate"] - last["pass_rate"] > least else None
+
+    @property
+    def before_fall(self) -> Path | None:
+        """If the run has fallen, the newest checkpoint that is not after its best validation."""
+        peak = self.fell_from["step"] if self.fell_from else -1
+        return next((path for path in reversed(checkpoints(self.folder)) if step_of(path) <= peak), None)
+
+    def warn(self, about: str, step: int, text: str) -> None:
+        """Say it on the screen and in the log, the first time in this process."""
+        if warn(about, text):
+            self.log({"kind": "warning", "step": step, "about": about, "text": text})
+
     def log(self, line: dict) -> None:
         """Add a line to log.jsonl, at once. JSON has no NaN and no infinity: they become null."""
         line["wall_seconds"] = time.monotonic() - self.began
@@ -269,16 +309,18 @@ class Record:
         self.rollouts.add_times(step, (batch.came - waited, batch.came), events, self.began)
         self.off_policyness = line["off_policyness_mean"]
         if line["truncated_fraction"] > loss.TRUNCATED_TOO_OFTEN:
-            warn(
+            self.warn(
                 "truncation",
+                step,
                 f"{line['truncated_fraction']:.0%} of the completions of step {step} reached their token limit without"
                 " ending, and are left out; instabilities often follow above"
                 f" {loss.TRUNCATED_TOO_OFTEN:.0%}: raise --answer-budget or --thinking-budget",
             )
         self.flat_in_a_row = self.flat_in_a_row + 1 if line["zero_variance_fraction"] == 1 else 0
         if self.flat_in_a_row == FLAT_STEPS:
-            warn(
+            self.warn(
                 "flat",
+                step,
                 f"in each of the last {FLAT_STEPS} steps all completions of a prompt got the same reward: there is"
                 f" nothing to learn from. The pass rate of this step is {line['pass_rate']:.2f}: near 0 the problems"
                 " are too hard for the model, or its answers are not found in what it writes; near 1 they are too easy."
@@ -287,7 +329,7 @@ class Record:
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if line["skipped"] else 0
         if self.skipped_in_a_row:
             found = f"the loss or the gradient of step {step} is not finite"
-            warn("not finite", f"{found}. The step is skipped, and counted as `skipped` in the log")
+            self.warn("not finite", step, f"{found}. The step is skipped, and counted as `skipped` in the log")
             if self.skipped_in_a_row == MOST_SKIPPED_IN_A_ROW:
                 self.failure = (
                     f"{found}. So were the {MOST_SKIPPED_IN_A_ROW - 1} steps before it, and the parameters stay as they"
@@ -370,8 +412,9 @@ class Record:
             **(compute if step else dict.fromkeys(compute, 0)),
         }
         if line["mismatch_mean"] > MISMATCH_TOO_LARGE:
-            warn(
+            self.warn(
                 "mismatch",
+                step,
                 f"generator and trainer differ by {line['mismatch_mean']:.3f} nats a token, with the same parameters;"
                 " the importance ratios measure that and not the policy: keep --fp32-logits, or try --dtype float32",
             )
@@ -379,6 +422,13 @@ class Record:
         self.rollouts.add_validation(step, groups, self.began)
         self.validations.append(line)
         self.log(line)
+        if peak := self.fell_from:
+            text = f"the pass rate has fallen from {peak['pass_rate']:.3f} at step {peak['step']}"
+            text += f" to {line['pass_rate']:.3f} at step {step}"
+            if self.before_fall:
+                command = f"python train.py --resume {self.folder} --from-step {step_of(self.before_fall)}"
+                text += f"; once the run is stopped, {command} goes on from before the fall"
+            self.warn("fall", step, text)
 
     def _write_samples(self, step: int, groups: list[Group]) -> None:
         """Write samples.txt: completions of the same problems at the first validation and at this one."""

@@ -13,11 +13,13 @@ def say(text: str) -> None:
     tqdm.write(text, file=sys.stderr)
 
 
-def warn(about: str, text: str) -> None:
-    """Say it, the first time in this process."""
-    if about not in _warned:
+def warn(about: str, text: str) -> bool:
+    """Say it, the first time in this process. Returns whether it was said."""
+    first = about not in _warned
+    if first:
         _warned.add(about)
         say(f"warning: {text}")
+    return first
 
 
 class Progress:

@@ -55,6 +55,7 @@ class Settings(Sampling):
     recipe: Recipe = Recipe()
     name: str | None = None  # the run's folder is runs/NAME; by default recipe, changed parts, seed, and a number
     resume: Path | None = None  # folder of a run to go on with; the other flags then change what may be changed
+    from_step: int | None = None  # of the checkpoint to resume from, later ones are removed; None: the newest
 
     steps: int = 160  # optimizer steps; paper: 1000; small: 400
     train_prompts: int | None = 4000  # of each source, visited in epochs; None: all; paper: None; small: None
@@ -113,9 +114,10 @@ PRESETS = {
 
 # What says where and how often, but not what is computed. All else is the run itself, and stays when it is resumed.
 MAY_CHANGE = {
-    "resume", "steps", "validation_every", "checkpoint_every", "keep_checkpoints", "track", "engine", "tensor_parallel",
-    "generators", "trainers", "slots", "generator_memory", "tokens_per_micro_batch", "gradient_checkpointing",
-    "compile", "threads", "verifiers", "wait_timeout", "max_restarts", "stop_when_gain_below", "rollouts_kept",
+    "resume", "from_step", "steps", "validation_every", "checkpoint_every", "keep_checkpoints", "track", "engine",
+    "tensor_parallel", "generators", "trainers", "slots", "generator_memory", "tokens_per_micro_batch",
+    "gradient_checkpointing", "compile", "threads", "verifiers", "wait_timeout", "max_restarts", "stop_when_gain_below",
+    "rollouts_kept",
 }  # fmt: skip
 
 # How the model of a run is sampled by generate.py, where its flags do not say otherwise: as in that run.
@@ -138,6 +140,8 @@ def parse(arguments: list[str], kind: type = Settings, description: str | None =
     settings = read_flags(kind, arguments, start, description)
     if getattr(settings, "resume", None):
         refuse_changes(start, settings)
+    elif getattr(settings, "from_step", None):
+        raise ValueError("--from-step names a checkpoint of the run that --resume names; there is no --resume")
     check(settings)
     return settings
 
@@ -197,7 +201,7 @@ def refuse_changes(before: Settings, now: Settings) -> None:
     if changed:
         raise ValueError(
             f"--resume goes on with the same run, in which these cannot change: {', '.join(changed)}; those that can:"
-            f" {', '.join(flag(name) for name in sorted(MAY_CHANGE - {'resume'}))}"
+            f" {', '.join(flag(name) for name in sorted(MAY_CHANGE - {'resume', 'from_step'}))}"
         )
 
 

@@ -20,7 +20,7 @@ from data import arithmetic
 from loss import Recipe
 from machinery import record as record_module
 from machinery import screen
-from machinery.files import lock_folder
+from machinery.files import json_lines, lock_folder
 from machinery.flags import run_command
 from machinery.model import load_model, matmul_parameters
 from machinery.record import Compute, Record, checkpoints, write_config
@@ -272,6 +272,54 @@ def test_the_last_few_checkpoints_are_kept_and_hold_data_only(models, tmp_path):
     for folder in folders:
         load_model(str(folder / "model"), CPU, torch.float32)
         assert safetensors.torch.load_file(folder / "optimizer.safetensors")
+
+
+@pytest.fixture
+def fallen(models, tmp_path, monkeypatch, capsys):
+    """The folder of a run whose pass rate rises, scatters and falls, with a validation and a checkpoint each step, and
+    what it has said."""
+    monkeypatch.setattr(screen, "_warned", set())
+    monkeypatch.chdir(tmp_path)
+    rates = iter([0.1, 0.5, 0.9, 0.8, 0.84, 0.7, 0.6])  # a fifth of the gain is .16
+    monkeypatch.setattr(Record, "_pass_rates", lambda *_: {"pass_rate": next(rates), "num_examples": 2000})
+    folder = Path("runs") / "fallen"
+    chosen = settings(steps=6, validation_every=1, checkpoint_every=1, keep_checkpoints=4, rollouts_kept=0)
+    train_on(chosen, models["llama"], [batch_of_groups(seed) for seed in range(6)], folder)
+    write_config(folder, dataclasses.replace(chosen, model=models["llama"], defaults="toy", name="fallen"))
+    return folder, capsys.readouterr().err
+
+
+def test_a_fall_is_said_with_the_command_that_goes_on_from_before_it(fallen):
+    """Its checkpoint is kept beside the newest ones."""
+    folder, said = fallen
+    said = [line for line in said.split("\n") if "fallen from" in line]
+    text = f"the pass rate has fallen from 0.900 at step {FIRST + 2} to 0.700 at step {FIRST + 5}"
+    assert len(said) == 1 and said[0].startswith(f"warning: {text}")
+    assert f"python train.py --resume runs/fallen --from-step {FIRST + 2} goes on from before the fall" in said[0]
+    line = lines(folder, "warning")[-1]
+    assert (line["about"], line["step"]) == ("fall", FIRST + 5) and said[0] == f"warning: {line['text']}"
+    assert [path.name for path in checkpoints(folder)] == [f"step-{FIRST + i:06d}" for i in (2, 3, 4, 5, 6)]
+
+
+def test_a_run_goes_on_from_an_earlier_checkpoint_and_drops_what_came_later(fallen, monkeypatch, capsys):
+    folder, _ = fallen
+    monkeypatch.setattr(train.Stop, "listen", lambda _: None)
+    started = []
+    monkeypatch.setattr(train, "train", lambda *arguments: started.append(arguments))
+    there = ", ".join(str(FIRST + i) for i in (2, 3, 4, 5, 6))
+    for flags, words in {
+        ("--from-step", "3"): "--from-step names a checkpoint of the run that --resume names",
+        ("--resume", "runs/fallen", "--from-step", "3"): f"is 3; the checkpoints of runs/fallen are of steps {there}",
+    }.items():
+        with pytest.raises(SystemExit):
+            run_command(train.main, flags)
+        assert words in capsys.readouterr().err and len(checkpoints(folder)) == 5 and not started
+    with pytest.raises(SystemExit):
+        run_command(train.main, ["--resume", "runs/fallen", "--from-step", str(FIRST + 2)])
+    ((_, _, start, *_),) = started
+    assert start.step == FIRST + 2 and [path.name for path in checkpoints(folder)] == [f"step-{FIRST + 2:06d}"]
+    assert max(line["step"] for _, line in json_lines(folder / "log.jsonl")) == FIRST + 2
+    assert read_settings(folder).from_step is None
 
 
 def test_what_a_resumed_run_cannot_change_is_refused_by_name(tmp_path, monkeypatch):
