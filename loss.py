@@ -54,6 +54,7 @@ class Recipe:
     fp32_logits: bool = True  # LM head and log-softmax in fp32, in the generator and the trainer; off: head in bf16
     zero_variance_filter: bool = True  # drop groups whose rewards are all equal
     no_positive_resampling: bool = True  # a prompt once solved with a pass rate >= 0.9 does not come again
+    least_prompts: int = 0  # with fewer left than this, all solved prompts come again (not in the paper); 0: never
     length_control: Literal["interruption", "penalty"] = "interruption"  # cut thinking short, or pay for length
     eps_max: float = 5.0  # cispo: the cap of the importance ratio (4, 5 and 8 did the same in the paper; 2 is TIS)
     eps_low: float | None = None  # lower clip; by default dapo 0.2, grpo 0.2, gspo 0.004

@@ -211,6 +211,10 @@ def prepare(settings: Settings) -> tuple[Settings, Start, PreTrainedModel, Share
             f" (--train-prompts {settings.train_prompts}): lower --prompts-per-step"
         )
 
+    fewest = min(len(source.train) for source in sources)
+    if settings.recipe.least_prompts > fewest:
+        raise ValueError(f"--least-prompts is {settings.recipe.least_prompts}; a source has {fewest} prompts in all")
+
     # 2. the folder, and the checkpoint to go on from
     folder = settings.resume or new_folder(settings)
     lock = state = None

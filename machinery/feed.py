@@ -37,8 +37,8 @@ TRAINING, VALIDATION = 0, 1  # in seeds: the noise of the one is not that of the
 class PromptOrder:
     """Which prompt comes next: epochs in an order shuffled anew, without the prompts that were retired."""
 
-    def __init__(self, number: int, seed: int, no_positive_resampling: bool):
-        self.number, self.seed, self.no_positive_resampling = number, seed, no_positive_resampling
+    def __init__(self, number: int, seed: int, recipe: loss.Recipe):
+        self.number, self.seed, self.recipe = number, seed, recipe
         self.epoch, self.cursor = 0, 0
         self.order = self._shuffled()
         self.retired: set[int] = set()
@@ -47,9 +47,9 @@ class PromptOrder:
         return np.random.default_rng((self.seed, self.epoch)).permutation(self.number)
 
     @property
-    def exhausted(self) -> bool:
-        """Whether every prompt has been retired."""
-        return len(self.retired) == self.number
+    def left(self) -> int:
+        """Prompts that are not retired."""
+        return self.number - len(self.retired)
 
     def next(self) -> int:
         """The index of the next prompt, which there must be."""
@@ -63,9 +63,11 @@ class PromptOrder:
             self.order = self._shuffled()
 
     def record(self, prompt: int, pass_rate: float) -> None:
-        """Retire a prompt for good if this visit has solved it."""
-        if self.no_positive_resampling and loss.retires(pass_rate):
+        """Retire a prompt if this visit has solved it: for good, or until fewer than `least_prompts` are left."""
+        if self.recipe.no_positive_resampling and loss.retires(pass_rate):
             self.retired.add(prompt)
+        if self.left < self.recipe.least_prompts:
+            self.retired.clear()
 
     def state(self) -> dict:
         """All that `restore` needs, for a checkpoint; the order follows from seed and epoch."""
@@ -211,9 +213,7 @@ class Feed:
         self.settings, self.prompts, self.engines, self.parameters = settings, prompts, engines, parameters
         self.process, self.stop_asked = process, stop_asked
         sources = prompts.sources
-        self.orders = [
-            PromptOrder(len(source.train), settings.seed, settings.recipe.no_positive_resampling) for source in sources
-        ]
+        self.orders = [PromptOrder(len(source.train), settings.seed, settings.recipe) for source in sources]
         self.handed_out = [0] * len(sources)  # groups of each source
         self.to_repeat: deque[tuple[int, int, int]] = deque()  # number, source and prompt of groups lost at a stop
         self.under_way: dict[int, Group] = {}  # handed out, not trained on, by number
@@ -298,7 +298,7 @@ class Feed:
     @property
     def exhausted(self) -> bool:
         """Whether every prompt of every source has been retired."""
-        return all(order.exhausted for order in self.orders)
+        return not any(order.left for order in self.orders)
 
     def _hand_out(self, step: int) -> None:
         """Give prompts to the generators, as far ahead as the recipe allows and the generators can use."""
@@ -333,9 +333,7 @@ class Feed:
         left in any source."""
         if self.to_repeat:
             return self.to_repeat.popleft()
-        weights = [
-            0.0 if order.exhausted else source.weight for order, source in zip(self.orders, self.prompts.sources)
-        ]
+        weights = [source.weight if order.left else 0.0 for order, source in zip(self.orders, self.prompts.sources)]
         if not any(weights):
             return None
         source = next_source(weights, self.handed_out)

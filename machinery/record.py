@@ -316,6 +316,15 @@ class Record:
                 " ending, and are left out; instabilities often follow above"
                 f" {loss.TRUNCATED_TOO_OFTEN:.0%}: raise --answer-budget or --thinking-budget",
             )
+        left, wanted = min(order.left for order in self.feed.orders), self.settings.groups_per_step
+        if left < wanted:
+            self.warn(
+                "few prompts",
+                step,
+                f"{left} prompts are left that are not solved, fewer than the {wanted} that a step takes, so each step"
+                " trains on the same ones again and again; runs often fall from here on. --least-prompts"
+                f" {10 * wanted} has the solved ones come again in time",
+            )
         self.flat_in_a_row = self.flat_in_a_row + 1 if line["zero_variance_fraction"] == 1 else 0
         if self.flat_in_a_row == FLAT_STEPS:
             self.warn(

@@ -112,12 +112,13 @@ PRESETS = {
     ),
 }  # fmt: skip
 
-# What says where and how often, but not what is computed. All else is the run itself, and stays when it is resumed.
+# What says where and how often, but not what is computed; and --least-prompts, so that a run that ran out of prompts
+# can go on from before. All else is the run itself, and stays when it is resumed.
 MAY_CHANGE = {
     "resume", "from_step", "steps", "validation_every", "checkpoint_every", "keep_checkpoints", "track", "engine",
     "tensor_parallel", "generators", "trainers", "slots", "generator_memory", "tokens_per_micro_batch",
     "gradient_checkpointing", "compile", "threads", "verifiers", "wait_timeout", "max_restarts", "stop_when_gain_below",
-    "rollouts_kept",
+    "rollouts_kept", "least_prompts",
 }  # fmt: skip
 
 # How the model of a run is sampled by generate.py, where its flags do not say otherwise: as in that run.
@@ -221,6 +222,7 @@ LEAST = {"completions_per_prompt": 2} | dict.fromkeys(
         "stop_when_gain_below",
         "rollouts_kept",
         "eps_low",
+        "least_prompts",
     ),
     0,
 )
@@ -248,6 +250,8 @@ def check(settings: Sampling) -> None:
             if name not in reads.get(recipe.loss, (name,)) and getattr(recipe, name) != getattr(Recipe, name):
                 read = " and ".join(map(flag, reads[recipe.loss])) or "neither it nor any other clip"
                 raise ValueError(f"{flag(name)} does nothing with --loss {recipe.loss}, which reads {read}")
+        if recipe.least_prompts and not recipe.no_positive_resampling:
+            raise ValueError("--least-prompts does nothing with --no-no-positive-resampling: no prompt is retired")
         if not 0 <= (recipe.eps_low or 0) < 1:
             raise ValueError(f"--eps-low is {recipe.eps_low}; it must be at least 0 and below 1")
         devices_here(settings)

@@ -18,6 +18,7 @@ import loss
 from data import Problem, Source
 from data.make_base import make_tokenizer
 from data.verify import Verdict
+from loss import Recipe
 from machinery.engine import EngineSettings
 from machinery.feed import (
     Feed,
@@ -37,17 +38,17 @@ from machinery.settings import Settings
 
 
 def test_every_prompt_comes_once_an_epoch_in_a_new_order():
-    order = PromptOrder(10, seed=0, no_positive_resampling=True)
+    order = PromptOrder(10, seed=0, recipe=Recipe())
     epochs = [[order.next() for _ in range(10)] for _ in range(3)]
     assert all(sorted(epoch) == list(range(10)) for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 3
-    again, other = (PromptOrder(10, seed=seed, no_positive_resampling=True) for seed in (0, 1))
+    again, other = (PromptOrder(10, seed=seed, recipe=Recipe()) for seed in (0, 1))
     assert [again.next() for _ in range(10)] == epochs[0] != [other.next() for _ in range(10)]
 
 
 @pytest.mark.parametrize("resampling_off", [True, False])
 def test_no_positive_resampling_removes_solved_prompts_for_good(resampling_off):
-    order = PromptOrder(4, seed=0, no_positive_resampling=resampling_off)
+    order = PromptOrder(4, seed=0, recipe=Recipe(no_positive_resampling=resampling_off))
     for _ in range(4):
         prompt = order.next()
         order.record(prompt, 15 / 16 if prompt in (1, 3) else 14 / 16)
@@ -58,15 +59,26 @@ def test_no_positive_resampling_removes_solved_prompts_for_good(resampling_off):
     assert sorted(second[:2]) == sorted(second[2:]) == [0, 2]
     order.record(0, 0.9)
     order.record(2, 1.0)
-    assert order.exhausted
+    assert order.left == 0
+
+
+def test_solved_prompts_come_again_when_few_others_are_left():
+    order = PromptOrder(10, seed=0, recipe=Recipe(least_prompts=4))
+    for prompt in range(6):
+        order.record(prompt, 1.0)
+    assert order.left == 4 and {order.next() for _ in range(20)} == {6, 7, 8, 9}
+    order.record(6, 0.5)
+    assert order.left == 4
+    order.record(6, 1.0)
+    assert order.left == 10 and {order.next() for _ in range(30)} == {*range(10)}
 
 
 def test_a_prompt_once_solved_stays_retired_whatever_a_later_visit_says_and_when_resumed():
     """Groups of two epochs may be under way at once, so a solved prompt may be visited again."""
-    order = PromptOrder(8, seed=0, no_positive_resampling=True)
+    order = PromptOrder(8, seed=0, recipe=Recipe())
     order.record(3, 0.95)
     order.record(3, 0.8)
-    resumed = PromptOrder(8, seed=0, no_positive_resampling=True)
+    resumed = PromptOrder(8, seed=0, recipe=Recipe())
     resumed.restore(json.loads(json.dumps(order.state())))
     for one in (order, resumed):
         assert 3 not in [one.next() for _ in range(21)]
@@ -74,11 +86,11 @@ def test_a_prompt_once_solved_stays_retired_whatever_a_later_visit_says_and_when
 
 def test_the_order_of_prompts_goes_on_where_it_was():
     """Epoch, place in it and retired prompts survive a checkpoint."""
-    alone = PromptOrder(12, seed=3, no_positive_resampling=True)
+    alone = PromptOrder(12, seed=3, recipe=Recipe())
     for visit in range(17):
         prompt = alone.next()
         alone.record(prompt, 1.0 if visit % 3 == 0 else 0.5)
-    resumed = PromptOrder(12, seed=3, no_positive_resampling=True)
+    resumed = PromptOrder(12, seed=3, recipe=Recipe())
     resumed.restore(json.loads(json.dumps(alone.state())))
     assert resumed.retired == alone.retired and alone.retired
     assert [resumed.next() for _ in range(20)] == [alone.next() for _ in range(20)]
@@ -261,7 +273,7 @@ def test_no_token_is_older_than_its_group_and_no_group_older_than_k(asynchrony, 
 def test_pitfall_16_no_prompt_comes_twice_or_is_lost_when_a_run_is_resumed(asynchrony):
     """From a checkpoint of any step, for ppo-3 also in the middle of what one policy sampled, and again from one of the
     resumed run: the prompts trained on and those under way are the first of the epoch, each once."""
-    expected = PromptOrder(90, seed=0, no_positive_resampling=True).order.tolist()
+    expected = PromptOrder(90, seed=0, recipe=Recipe()).order.tolist()
     for stop, again in itertools.product(range(1, 7), (0, 1, 3)):
         feed = StandInFeed(asynchrony, numbers=(90,), seed=stop)
         trained = make_steps(feed, 0, stop)

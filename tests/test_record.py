@@ -339,6 +339,7 @@ def test_what_a_resumed_run_cannot_change_is_refused_by_name(tmp_path, monkeypat
         with pytest.raises(ValueError) as refused:
             parse([*resume, *flags])
         assert named in str(refused.value) and "those that can: --checkpoint-every" in str(refused.value)
+    assert parse([*resume, "--least-prompts", "9"]).recipe.least_prompts == 9  # what mends a fall
     changed = parse([*resume, "--steps", "9", "--generators", "2", "--threads", "2", "--wait-timeout", "9"])
     before = read_settings(Path("runs/run"))
     expected = dict(resume=Path("runs/run"), steps=9, generators=2, threads=2, wait_timeout=9.0)
@@ -356,6 +357,22 @@ def test_truncation_above_a_tenth_is_said_once(models, tmp_path, monkeypatch, ca
     assert "token limit" not in capsys.readouterr().err
     train_on(settings(steps=2), models["llama"], [many, many], tmp_path / "many")
     assert capsys.readouterr().err.count("reached their token limit without ending") == 1
+
+
+def test_few_prompts_are_said_once(models, tmp_path, clock, monkeypatch, capsys):
+    monkeypatch.setattr(screen, "_warned", set())
+    record, feed = new_record(tmp_path, models["llama"])
+    record.compute.started = clock.now
+    for step, retired in enumerate((97, 98, 99), 1):
+        feed.orders[0].retired = {*range(retired)}
+        clock.now += 1.0
+        log_a_step(record, step)
+    said = [line for line in capsys.readouterr().err.split("\n") if "prompts are left" in line]
+    assert len(said) == 1 and said[0].startswith(
+        "warning: 2 prompts are left that are not solved, fewer than the 3 that"
+    )
+    assert said[0].endswith("--least-prompts 30 has the solved ones come again in time")
+    assert [(line["about"], line["step"]) for line in lines(tmp_path, "warning")] == [("few prompts", 2)]
 
 
 # --- trackers ---------------------------------------------------------------------------------------------------------

@@ -188,6 +188,8 @@ def test_pitfall_18_unknown_flags_and_values_are_refused_with_the_valid_ones(fla
         (["--eps-max", "-1"], "--eps-max is -1.0; it must be above 0"),
         (["--loss", "dapo", "--eps-high", "0"], "--eps-high is 0.0; it must be above 0"),
         (["--batch-factor", "0"], "--batch-factor is 0.0; it must be above 0"),
+        (["--least-prompts", "9", "--recipe", "base"], "--least-prompts does nothing with --no-no-positive-resampling"),
+        (["--least-prompts", "-1"], "--least-prompts is -1; it must be at least 0"),
         (["--loss", "gspo", "--eps-low", "1"], "--eps-low is 1.0; it must be at least 0 and below 1"),
         (["--resume", "nowhere"], "error: nowhere: the folder holds no run"),
         (["--resume", "runs"], "error: runs: the folder holds no run"),
