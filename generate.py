@@ -26,13 +26,17 @@ import sys
 import time
 import traceback
 from collections import deque
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
 
 if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the seconds of imports below without a traceback
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch's threads that wait leave the cores to other processes
+
+from machinery.flags import in_words, run_command
+from machinery.settings import GenerateCommand, parse
+
+if __name__ == "__main__":
+    with in_words():  # --help, and wrong flags, are answered before most of these seconds
+        parse(sys.argv[1:], GenerateCommand, description=__doc__)
 
 import numpy as np
 import torch
@@ -58,7 +62,6 @@ from machinery.engine import (
     sample_all,
 )
 from machinery.evaluation import evaluation_figures, judge_all, report_evaluation
-from machinery.flags import run_command
 from machinery.model import (
     Decoding,
     check_length,
@@ -73,7 +76,6 @@ from machinery.model import (
 )
 from machinery.processes import belong_to_the_run
 from machinery.rollouts import Report, Request, Rollout, SharedParameters, Work
-from machinery.settings import Sampling, parse
 from machinery.vllm_engine import VllmEngine
 
 # --- 1. The engine --------------------------------------------------------------------------------------------------
@@ -381,24 +383,11 @@ def out_of_memory(error: BaseException) -> str:
 # --- 3. The command -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Command(Sampling):
-    """Print completions of a model, its pass rate on problems that it was not trained on, or whether data fit it."""
-
-    prompt: str | None = None  # print completions of this
-    evaluate: bool = False  # print mean@samples and pass@k, with 95 % intervals over problems
-    check: bool = False  # print a problem as the model gets it, what ends it, budgets, the reference's verdict
-    problems: int = 128  # the most of each data set
-    samples: int | None = None  # completions of each; 16 with --evaluate, 1 with --prompt
-    length_control: Literal["interruption", "penalty"] = "interruption"  # penalty: nothing is interrupted
-    log: Path | None = None  # a JSONL file that figures are added to; of a checkpoint with its step and compute
-
-
 def main(arguments: list[str]) -> int:
     """The command. Returns the exit status: 1 if --check has found what does not fit, else 0. ValueError, in one
     sentence, for what cannot be."""
     transformers.utils.logging.disable_progress_bar()
-    command = parse(arguments, Command, description=__doc__)
+    command = parse(arguments, GenerateCommand, description=__doc__)
     if bool(command.prompt) + command.evaluate + command.check != 1:
         raise ValueError("say one of --prompt TEXT, --evaluate and --check")
     sources = [
@@ -446,7 +435,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def usable_model(command: Command, path: str, decoding: Decoding) -> PreTrainedModel:
+def usable_model(command: GenerateCommand, path: str, decoding: Decoding) -> PreTrainedModel:
     """The model on the CPU in fp32. ValueError if it is too small for the budgets, or cannot be sampled here."""
     model = load_model(path, torch.device("cpu"), torch.float32)
     check_length(model, decoding)
@@ -457,7 +446,7 @@ def usable_model(command: Command, path: str, decoding: Decoding) -> PreTrainedM
     return model
 
 
-def evaluation_engine(command: Command, path: str, decoding: Decoding, completions: int):
+def evaluation_engine(command: GenerateCommand, path: str, decoding: Decoding, completions: int):
     """An engine with the model's parameters, with no more slots than completions are wanted. ValueError as
     `usable_model`."""
     model = usable_model(command, path, decoding)
@@ -470,7 +459,7 @@ def evaluation_engine(command: Command, path: str, decoding: Decoding, completio
     return engine
 
 
-def evaluation_devices(command: Command) -> tuple[str, ...]:
+def evaluation_devices(command: GenerateCommand) -> tuple[str, ...]:
     """The first GPUs, or the CPU."""
     gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count())][: command.tensor_parallel]
     return tuple(gpus or ["cpu"])

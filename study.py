@@ -32,11 +32,10 @@ import loss
 from data.verify import die_with
 from fit_curve import FORECASTERS, Fit, Fitting, Runs, fit_logs, report, write_json
 from machinery.comparison import asymptote_of, compare, standing, with_interval
-from machinery.files import lock_folder, write_whole
+from machinery.files import last_line, lock_folder, write_whole
 from machinery.flags import flag, read_flags, run_command
 from machinery.logs import read_table
 from machinery.plots import COMPUTE_UNITS, plot_compare, plot_seeds
-from machinery.record import last_line
 from machinery.screen import Progress, say
 from machinery.settings import Settings, cpu_threads, parse, read_settings, refuse_changes
 

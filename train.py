@@ -39,6 +39,13 @@ from typing import TextIO
 if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the seconds of imports below without a traceback
 
+from machinery.flags import in_words, run_command
+from machinery.settings import TrainCommand, parse
+
+if __name__ == "__main__":
+    with in_words():  # --help, and wrong flags, are answered before most of these seconds
+        parse(sys.argv[1:], TrainCommand, description=__doc__)
+
 import torch
 import transformers
 from transformers import PreTrainedModel
@@ -51,7 +58,6 @@ from generate import check_decoding, generator_process
 from machinery.engine import check_split, engine_settings
 from machinery.feed import Feed, Prompts
 from machinery.files import lock_folder, whole_folder
-from machinery.flags import run_command
 from machinery.kept import kept_rows
 from machinery.model import (
     check_length,
@@ -63,7 +69,7 @@ from machinery.model import (
     model_path,
     render_all,
 )
-from machinery.plan import Command, plan
+from machinery.plan import plan
 from machinery.plots import plot_runs
 from machinery.processes import Stop, end_children
 from machinery.record import (
@@ -79,7 +85,7 @@ from machinery.record import (
 )
 from machinery.rollouts import Batch, SharedParameters
 from machinery.screen import say
-from machinery.settings import Settings, cpu_threads, devices_here, devices_paid, parse
+from machinery.settings import Settings, cpu_threads, devices_here, devices_paid
 from machinery.track import check_tracker
 from machinery.trainer import (
     Totals,
@@ -103,7 +109,7 @@ def main(arguments: list[str]) -> int:
     """The command. Returns the exit status: 0; 1 after a failure; 130 after Ctrl-C, 143 after SIGTERM. ValueError or
     OSError, before any process is started, if the flags, the data or the model cannot be used."""
     transformers.utils.logging.disable_progress_bar()
-    command = parse(arguments, Command, description=__doc__)
+    command = parse(arguments, TrainCommand, description=__doc__)
     if command.plan:
         print(plan(command))
         return 0

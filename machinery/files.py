@@ -63,6 +63,15 @@ def json_lines(path: Path) -> Iterator[tuple[str, dict]]:
             yield text, found
 
 
+def last_line(folder: Path) -> dict:
+    """The newest line in the log of a run, which may be writing it; {} if there is none."""
+    try:
+        lines = (folder / "log.jsonl").read_text().split("\n")[:-1]
+    except OSError:
+        lines = []
+    return json.loads(lines[-1]) if lines else {}
+
+
 @contextlib.contextmanager
 def whole_folder(target: Path) -> Iterator[Path]:
     """A folder to write into, which takes the place of `target` once all of it is on disk. OSError if it cannot."""

@@ -8,6 +8,7 @@ import inspect
 import re
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, get_args, get_origin
 
@@ -129,16 +130,24 @@ def flag(field: str) -> str:
     return f"--{field.replace('_', '-')}"
 
 
-def run_command(main, arguments: list[str] | None = None) -> None:
-    """Run main(arguments), a script's command, and exit with the status that it returns. What the user can mend, which
-    `main` raises as ValueError or OSError, is printed as one sentence, and the status is 2. After Ctrl-C it is 130."""
-    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+@contextlib.contextmanager
+def in_words() -> Iterator[None]:
+    """What the user can mend, a ValueError or OSError, is printed as one sentence, and the exit status is 2."""
     try:
-        sys.exit(main(sys.argv[1:] if arguments is None else arguments))
-    except KeyboardInterrupt:
-        print("\nstopped by Ctrl-C", file=sys.stderr)
-        sys.exit(128 + signal.SIGINT)
+        yield
     except (ValueError, OSError) as error:
         print("error:", *str(error).splitlines(), file=sys.stderr)
         sys.exit(2)
+
+
+def run_command(main, arguments: list[str] | None = None) -> None:
+    """Run main(arguments), a script's command, and exit with the status that it returns; 2 where `main` raises
+    ValueError or OSError, which is printed `in_words`; 130 after Ctrl-C."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with in_words():
+            sys.exit(main(sys.argv[1:] if arguments is None else arguments))
+    except KeyboardInterrupt:
+        print("\nstopped by Ctrl-C", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)

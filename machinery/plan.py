@@ -5,7 +5,6 @@ arithmetic, compared with what was measured on CPUs in docs/measured.md. What it
 """
 
 import contextlib
-import dataclasses
 import itertools
 import os
 import shutil
@@ -23,7 +22,7 @@ from machinery.files import json_lines
 from machinery.flags import flag
 from machinery.model import check_length, load_shapes, load_tokenizer, make_decoding, matmul_parameters, model_path
 from machinery.record import flops
-from machinery.settings import Settings, devices_here, devices_paid, gpus_here, trunk_dtype
+from machinery.settings import TrainCommand, devices_here, devices_paid, gpus_here, trunk_dtype
 from machinery.trainer import layers_and_rest
 from machinery.vllm_engine import CPU_CACHE
 
@@ -32,23 +31,6 @@ MARGIN = 1.25  # what the arithmetic may be off by
 PROCESS = 0.5 * 2**30  # bytes of Python and its libraries; on a GPU of CUDA's context
 FRAGMENTS = 0.3 * 2**30  # bytes that a CPU's allocator keeps, at most, between tensors of many sizes in a trainer
 FLOPS = {"cpu": 1e10, "cuda": 2e13}  # a second of a device, where no speed is given: as the default run has; a guess
-
-
-@dataclass(frozen=True)
-class Command(Settings):
-    """A training run, or with --plan what it would take."""
-
-    plan: bool | Path = False  # print what the run would take and start nothing; with runs/NAME: at that run's speed
-    gpus: int | None = None  # with --plan: GPUs of the machine it is for; by default those of this one
-    gpu_memory: float | None = None  # with --plan: GB of each of them; by default that of this machine's
-    plan_tokens_per_second: float | None = None  # with --plan: tokens/s that the whole run samples, for the hours
-
-    def of_the_run(self) -> Settings:
-        """The settings without those of --plan. ValueError for one of those, which would do nothing."""
-        for name in ("gpus", "gpu_memory", "plan_tokens_per_second"):
-            if getattr(self, name) is not None:
-                raise ValueError(f"{flag(name)} is for --plan alone; a run takes the machine that it is on")
-        return Settings(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Settings)})
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
@@ -151,7 +133,7 @@ class Needs:
     devices: dict[str, tuple[float, float, str]]  # of each: planned, there, whether it fits
 
 
-def needs(command: Command, shape: Shape, length: int) -> Needs:
+def needs(command: TrainCommand, shape: Shape, length: int) -> Needs:
     """Who needs what with these settings, for sequences of at most `length` tokens. ValueError if the devices are too
     few."""
     generators, trainers = devices_here(command)
@@ -176,7 +158,7 @@ def needs(command: Command, shape: Shape, length: int) -> Needs:
     return Needs(generators, trainers, engine, trainer, generator, sequences, devices)
 
 
-def memory_of_a_device(command: Command, device: str) -> float:
+def memory_of_a_device(command: TrainCommand, device: str) -> float:
     """Bytes that a GPU has, or this machine where `device` is its CPU. ValueError if nothing says so."""
     if device == "cpu":
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -185,7 +167,7 @@ def memory_of_a_device(command: Command, device: str) -> float:
     return command.gpu_memory * 1e9 if command.gpu_memory else torch.cuda.get_device_properties(0).total_memory
 
 
-def helps(command: Command, shape: Shape, length: int) -> str:
+def helps(command: TrainCommand, shape: Shape, length: int) -> str:
     """The fewest flags with which everything fits, with MARGIN."""
     trials = {
         "gradient_checkpointing": [True],
@@ -231,7 +213,7 @@ def earlier_run(folder: Path) -> Earlier:
         raise ValueError(f"--plan {folder}: it holds no run that has made a step") from None
 
 
-def work(command: Command, need: Needs, parameters: int, length: int) -> list[Row]:
+def work(command: TrainCommand, need: Needs, parameters: int, length: int) -> list[Row]:
     """Tokens, FLOPs and hours of the run; parameters: those that a token is multiplied with."""
     earlier = Earlier() if command.plan is True else earlier_run(command.plan)
     completion = earlier.completion or (length - command.prompt_budget) / 2
@@ -267,7 +249,7 @@ def work(command: Command, need: Needs, parameters: int, length: int) -> list[Ro
 # --- the plan ---------------------------------------------------------------------------------------------------------
 
 
-def plan(command: Command) -> str:
+def plan(command: TrainCommand) -> str:
     """The plan, as it is printed. ValueError, in one sentence, for settings that cannot be."""
     if command.gpu_memory is not None and gpus_here(command) == 0:
         raise ValueError("--gpu-memory is of a machine with GPUs: say how many by --gpus")
@@ -323,7 +305,7 @@ def plan(command: Command) -> str:
     )
 
 
-def longest(command: Command, model: PreTrainedModel) -> int:
+def longest(command: TrainCommand, model: PreTrainedModel) -> int:
     """The most tokens that a prompt and its completion can have. ValueError, where there is a tokenizer to tell, for
     markers or budgets that this model cannot have."""
     folder = Path(command.model)

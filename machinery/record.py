@@ -129,15 +129,6 @@ def read_state(checkpoint: Path) -> dict:
         raise ValueError(f"{checkpoint} is damaged ({error}); move it away to go on from the one before") from None
 
 
-def last_line(folder: Path) -> dict:
-    """The newest line in the log of a run, which may be writing it; {} if there is none."""
-    try:
-        lines = (folder / "log.jsonl").read_text().split("\n")[:-1]
-    except OSError:
-        lines = []
-    return json.loads(lines[-1]) if lines else {}
-
-
 # --- compute ----------------------------------------------------------------------------------------------------------
 
 

@@ -93,6 +93,36 @@ class Settings(Sampling):
         return round(self.prompts_per_step * self.recipe.batch_factor)
 
 
+@dataclass(frozen=True)
+class TrainCommand(Settings):
+    """A training run, or with --plan what it would take."""
+
+    plan: bool | Path = False  # print what the run would take and start nothing; with runs/NAME: at that run's speed
+    gpus: int | None = None  # with --plan: GPUs of the machine it is for; by default those of this one
+    gpu_memory: float | None = None  # with --plan: GB of each of them; by default that of this machine's
+    plan_tokens_per_second: float | None = None  # with --plan: tokens/s that the whole run samples, for the hours
+
+    def of_the_run(self) -> Settings:
+        """The settings without those of --plan. ValueError for one of those, which would do nothing."""
+        for name in ("gpus", "gpu_memory", "plan_tokens_per_second"):
+            if getattr(self, name) is not None:
+                raise ValueError(f"{flag(name)} is for --plan alone; a run takes the machine that it is on")
+        return Settings(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Settings)})
+
+
+@dataclass(frozen=True)
+class GenerateCommand(Sampling):
+    """Print completions of a model, its pass rate on problems that it was not trained on, or whether data fit it."""
+
+    prompt: str | None = None  # print completions of this
+    evaluate: bool = False  # print mean@samples and pass@k, with 95 % intervals over problems
+    check: bool = False  # print a problem as the model gets it, what ends it, budgets, the reference's verdict
+    problems: int = 128  # the most of each data set
+    samples: int | None = None  # completions of each; 16 with --evaluate, 1 with --prompt
+    length_control: Literal["interruption", "penalty"] = "interruption"  # penalty: nothing is interrupted
+    log: Path | None = None  # a JSONL file that figures are added to; of a checkpoint with its step and compute
+
+
 # What --defaults sets beside the values above, which are the toy's.
 PRESETS = {
     "toy": {},

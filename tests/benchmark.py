@@ -535,8 +535,8 @@ PLAN = "--plan --model Qwen/Qwen3-8B --data polaris --gpus 8 --gpu-memory 80"  #
 def table_of_plans(folder: Path) -> list[str]:
     """The table of docs/node.md: what `train.py --plan` says of real models on GPUs of 80 GB, in GiB."""
     from machinery.model import load_shapes
-    from machinery.plan import Command, Shape, longest, needs
-    from machinery.settings import parse
+    from machinery.plan import Shape, longest, needs
+    from machinery.settings import TrainCommand, parse
 
     GiB = lambda *sizes: f"{sum(sizes) / 2**30:.1f}"
     lines = [
@@ -550,7 +550,7 @@ def table_of_plans(folder: Path) -> list[str]:
         ("Qwen/Qwen3-8B", "--gpus 8 --trainers 4 --engine torch --slots 16"),
     ]:  # fmt: skip
         arguments = ["--plan", "--data", "polaris", "--gpu-memory", "80", "--model", str(folder / name), *flags.split()]
-        command = parse(arguments, Command)
+        command = parse(arguments, TrainCommand)
         model = load_shapes(command.model)
         need = needs(command, Shape.of(model), longest(command, model))
         trainer, generator, room = need.trainer, need.generator, need.sequences

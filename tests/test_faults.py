@@ -204,6 +204,28 @@ def test_a_second_signal_stops_at_once_and_keeps_the_last_checkpoint(tmp_path):
     assert 2 <= saved_step(run) <= last_step(run.folder)
 
 
+def test_help_and_wrong_flags_are_answered_before_the_long_imports(tmp_path):
+    """transformers takes most of the seconds that a start takes."""
+    program = """
+import runpy, sys
+for script in ("train.py", "generate.py", "study.py"):
+    for flags in (["--help"], ["--stepz", "3"], ["loo", "--stepz", "3"]):
+        sys.argv = [script, *flags]
+        try:
+            runpy.run_path(f"{sys.path[0]}/{script}", run_name="__main__")
+        except SystemExit as end:
+            print(script, end.code, "transformers" in sys.modules)
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[0] = {str(ROOT)!r}\n{program}"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    ends = [line for line in ran.stdout.split("\n") if line.endswith(("True", "False"))]
+    scripts = ("train.py", "generate.py", "study.py")
+    assert ends == [f"{script} {status} False" for script in scripts for status in (0, 2, 2)], ran.stderr
+    assert ran.stdout.count("--learning-rate") >= 1 and ran.stderr.count("did you mean --steps?") >= 2
+
+
 @pytest.mark.parametrize("script", ["train.py", "generate.py"])
 def test_ctrl_c_during_the_imports_is_quiet(tmp_path, script):
     started = subprocess.Popen([sys.executable, ROOT / script], cwd=tmp_path, stderr=subprocess.PIPE, text=True)

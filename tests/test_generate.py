@@ -56,7 +56,7 @@ from machinery.model import (
     render_all,
 )
 from machinery.rollouts import Report, Request, Rollout, SharedParameters, Work
-from machinery.settings import Sampling
+from machinery.settings import GenerateCommand, Sampling
 
 ROOT = Path(__file__).parent.parent
 
@@ -552,7 +552,7 @@ def test_the_help_says_every_flag_with_its_meaning_and_default(capsys):
         generate.main(["--help"])
     text = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert ended.value.code == 0 and "python generate.py --model" in text
-    for field in dataclasses.fields(generate.Command):
+    for field in dataclasses.fields(GenerateCommand):
         assert f"--{field.name.replace('_', '-')}" in text, field.name
     assert "sequences that a generator decodes at once" in text and "(default: 512)" in text
     assert "print completions of this" in text

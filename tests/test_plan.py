@@ -12,9 +12,9 @@ from test_settings import refusal
 
 import train
 from machinery.model import load_model, load_shapes
-from machinery.plan import Command, Shape, generator_bytes, needs, trainer_bytes
+from machinery.plan import Shape, generator_bytes, needs, trainer_bytes
 from machinery.record import write_config
-from machinery.settings import Settings, parse
+from machinery.settings import Settings, TrainCommand, parse
 
 EIGHT = ["--plan", "--data", "polaris", "--gpu-memory", "80", "--gpus", "8"]
 
@@ -116,7 +116,7 @@ def test_a_run_that_goes_on_has_its_own_settings_and_none_of_the_plans(here, cap
     write_config(run, parse(["--prompts-per-step", "8", "--steps", "10"]))
     text = planned(["--plan", "--resume", "runs/mine", "--steps", "20"], capsys)
     assert "2,560 completions" in row(text, "sampled tokens")
-    settings = parse(["--resume", "runs/mine", "--steps", "20"], Command).of_the_run()
+    settings = parse(["--resume", "runs/mine", "--steps", "20"], TrainCommand).of_the_run()
     assert type(settings) is Settings and (settings.prompts_per_step, settings.steps) == (8, 20)
 
 
@@ -150,7 +150,7 @@ def test_what_memory_grows_with():
 
 
 def test_one_gpu_for_both_adds_up(here):
-    command = parse([*EIGHT[:-1], "1", "--model", "Qwen/Qwen3-0.6B"], Command)
+    command = parse([*EIGHT[:-1], "1", "--model", "Qwen/Qwen3-0.6B"], TrainCommand)
     need = needs(command, Shape.of(load_shapes("Qwen/Qwen3-0.6B")), 16_384)
     planned, there, verdict = need.devices["cuda:0"]
     assert planned == pytest.approx(sum(need.trainer.values()) + 0.4 * 80e9) and there == 80e9 and verdict == "fits"

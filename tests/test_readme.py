@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 
 import fit_curve
-import generate
 import study
 import view
 from data import imitate
 from loss import Recipe
-from machinery import plan
 from machinery.flags import flag
+from machinery.settings import GenerateCommand, TrainCommand
 
 ROOT = Path(__file__).parent.parent
 TEXTS = {path: path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
@@ -30,7 +29,7 @@ def test_each_part_of_the_recipe_is_where_the_link_says():
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.name)
 def test_what_is_named_exists(path):
     """Flags, files, and headings that a text links to."""
-    kinds = (plan.Command, Recipe, generate.Command, imitate.Command, study.Study, fit_curve.Options, fit_curve.Fitting)
+    kinds = (TrainCommand, Recipe, GenerateCommand, imitate.Command, study.Study, fit_curve.Options, fit_curve.Fitting)
     kinds += (view.View,)
     fields = [field.name for kind in kinds for field in dataclasses.fields(kind)]
     known = {"--help", "--no", *map(flag, fields), *(flag(f"no_{field}") for field in fields)}

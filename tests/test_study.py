@@ -22,8 +22,9 @@ import fit_curve
 import loss
 import study
 from fit_curve import fit, held_out, levelled_off, sigmoid
+from machinery.files import last_line
 from machinery.flags import run_command
-from machinery.record import last_line, write_config
+from machinery.record import write_config
 from machinery.settings import Settings, parse, read_settings
 
 SETTINGS = {"plain": {}, "other": {"aggregation": "token", "thinking_budget": [50, 52]}}
