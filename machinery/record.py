@@ -38,6 +38,7 @@ from machinery.trainer import Totals
 
 MOST_SKIPPED_IN_A_ROW = 5  # steps that were not finite, until the run ends
 FLAT_STEPS = 5  # steps without any variance in a row, until the run warns
+DRIFT = 2.0  # KL of a step, in entropies: in two of three steps it came before most falls (docs/study.md)
 SAMPLED_PROBLEMS, SAMPLES_SHOWN = 6, 2  # validation problems of a source in samples.txt, completions of each
 MISMATCH_TOO_LARGE = 0.05  # nats: an on-policy ratio that is off by 5 % on average is more than numerics
 
@@ -210,6 +211,7 @@ class Record:
         self.speeds, self.off_policyness = "", 0.0  # of the last step, for the bar
         self.skipped_in_a_row = 0  # steps that were not finite
         self.flat_in_a_row = 0  # steps in which every group was of zero variance
+        self.drifted: list[bool] = []  # the last three steps: whether the policy was far from what had sampled
         self.failure = ""  # why the run cannot go on
         self.tracker = Tracker(settings.track, folder, dataclasses.asdict(settings))
 
@@ -306,6 +308,15 @@ class Record:
                 f"{line['truncated_fraction']:.0%} of the completions of step {step} reached their token limit without"
                 " ending, and are left out; instabilities often follow above"
                 f" {loss.TRUNCATED_TOO_OFTEN:.0%}: raise --answer-budget or --thinking-budget",
+            )
+        self.drifted = [*self.drifted[-2:], (line["kl_estimate"] or 0) > DRIFT * (line["entropy"] or math.inf)]
+        if sum(self.drifted) == 2:
+            self.warn(
+                "drift",
+                step,
+                "in two of the last three steps the policy was further from the one that had sampled the batch than"
+                f" {DRIFT:g} times its entropy (kl_estimate in the log); the pass rate often falls soon after: the"
+                " learning rate is likely too high",
             )
         left, wanted = min(order.left for order in self.feed.orders), self.settings.groups_per_step
         if left < wanted:

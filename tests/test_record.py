@@ -375,6 +375,20 @@ def test_few_prompts_are_said_once(models, tmp_path, clock, monkeypatch, capsys)
     assert [(line["about"], line["step"]) for line in lines(tmp_path, "warning")] == [("few prompts", 2)]
 
 
+def test_a_policy_that_drifts_is_said_at_the_second_of_three_steps(models, tmp_path, clock, monkeypatch):
+    """Steps in which nothing was trained on are no drift."""
+    monkeypatch.setattr(screen, "_warned", set())
+    record, _ = new_record(tmp_path, models["llama"])
+    record.compute.started = clock.now
+    for step, kl in enumerate((0.9, 2.1, 0.1, 0.1, None, 2.1, 0.1, 2.1, 2.1), 1):
+        clock.now += 1.0
+        totals = Totals(FIRST)
+        if kl is not None:
+            totals.sums |= {"tokens": 10, "entropy": 10 * 0.03, "kl": 10 * 0.03 * kl, "ratio_squared": 10.0}
+        record.log_step(step, Batch(batch_of_groups(), FIRST), totals, {"skipped": 0, "zero_variance_fraction": 0}, 0.0)
+    assert [(line["about"], line["step"]) for line in lines(tmp_path, "warning")] == [("drift", 8)]
+
+
 # --- trackers ---------------------------------------------------------------------------------------------------------
 
 
