@@ -310,7 +310,7 @@ class Record:
                 f" {loss.TRUNCATED_TOO_OFTEN:.0%}: raise --answer-budget or --thinking-budget",
             )
         self.drifted = [*self.drifted[-2:], (line["kl_estimate"] or 0) > DRIFT * (line["entropy"] or math.inf)]
-        if sum(self.drifted) == 2:
+        if sum(self.drifted) >= 2:
             self.warn(
                 "drift",
                 step,
@@ -318,7 +318,7 @@ class Record:
                 f" {DRIFT:g} times its entropy (kl_estimate in the log); the pass rate often falls soon after: the"
                 " learning rate is likely too high",
             )
-        left, wanted = min(order.left for order in self.feed.orders), self.settings.groups_per_step
+        left, wanted = sum(order.left for order in self.feed.orders), self.settings.groups_per_step
         if left < wanted:
             self.warn(
                 "few prompts",

@@ -248,16 +248,15 @@ def numerics_mismatch(policy: Policy, rollouts: list[Rollout], settings: Setting
 
 @torch.no_grad()
 def update_size(optimizer: torch.optim.AdamW) -> float:
-    """The norm of AdamW's last update, without weight decay, divided by that of the parameters. It is computed from the
-    moments, since a copy of the parameters from before the step would take memory."""
-    updated, there = [], []
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            state, (beta1, beta2) = optimizer.state[parameter], group["betas"]
-            first = state["exp_avg"] / (1 - beta1 ** state["step"])
-            second = state["exp_avg_sq"] / (1 - beta2 ** state["step"])
-            updated.append((group["lr"] * first / (second.sqrt() + group["eps"])).square().sum())
-            there.append(parameter.square().sum())
+    """The norm of AdamW's last update, without weight decay, divided by that of the parameters that it has changed. It
+    is computed from the moments, since a copy of the parameters from before the step would take memory."""
+    (group,), updated, there = optimizer.param_groups, [], []
+    beta1, beta2 = group["betas"]
+    for parameter, state in optimizer.state.items():
+        first = state["exp_avg"] / (1 - beta1 ** state["step"])
+        second = state["exp_avg_sq"] / (1 - beta2 ** state["step"])
+        updated.append((group["lr"] * first / (second.sqrt() + group["eps"])).square().sum())
+        there.append(parameter.square().sum())
     return (whole(sum(updated)) / whole(sum(there))).sqrt().item()
 
 
