@@ -216,8 +216,8 @@ def lesson_02() -> str:
         for line in page.read_text().partition("**Losses.**")[2].partition("**Norms")[0].splitlines():
             cells = line.strip("| ").split(" | ")
             if len(cells) == 5 and cells[0].startswith("`"):
-                rows.append([steps_off, *cells])
-    return table(["steps off-policy", "loss function", "loss", "gradient norm", "clipped tokens", "one term"], rows)
+                rows.append([steps_off, *cells[:4]])
+    return table(["steps off-policy", "loss function", "loss", "gradient norm", "clipped tokens"], rows)
 
 
 def lesson_03() -> str:
