@@ -6,7 +6,8 @@
 
 The commands are read from the lessons. They run in copies of the project, so that the lessons' patches change nothing
 here. `python train.py` is run with the seeds 0, 1 and 2. Copies and logs stay in a folder, and the next call goes on
-from there: what has been run is not run again, unless its command, its patch or the program is another, or --fresh is said.
+from there: what has been run is not run again, unless its command, its patch or the program is another, or --fresh is
+said.
 """
 
 import argparse
