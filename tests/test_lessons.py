@@ -137,7 +137,7 @@ def changed(name: str) -> dict[str, int]:
 
 @pytest.mark.parametrize("name", PATCHES)
 def test_a_patch_is_short(name):
-    assert sum(changed(name).values()) <= 12
+    assert sum(changed(name).values()) <= 10
 
 
 @pytest.fixture
