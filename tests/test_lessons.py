@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import steps
+import test_loss
 import torch
 
 import fit_curve
@@ -301,6 +302,31 @@ def test_09_the_root_halves_the_correction_and_stays_finite(patched):
             ratio = gradient(own, "root", log_rho, advantage) / gradient(own, "cispo", log_rho, advantage)
             assert ratio == pytest.approx(math.exp(-log_rho / 2))
         assert math.isfinite(gradient(own, "root", 300.0, advantage))
+
+
+def test_09_the_tests_judge_the_root_as_the_lesson_says(patched, monkeypatch):
+    """A root without a cap is not finite; three of the seven tests of a loss do not know a new one."""
+    own = patched("09-root.patch", "loss.py")
+    monkeypatch.setattr(test_loss, "loss", own)
+    monkeypatch.setattr(test_loss, "Recipe", own.Recipe)
+    test_loss.test_every_loss_pushes_sampled_tokens_the_way_of_their_advantage("root")
+    test_loss.test_the_gradient_of_every_loss_agrees_with_finite_differences("root", monkeypatch)
+    test_loss.test_pitfall_8_forced_tokens_have_no_weight_and_no_ratio("root")
+    test_loss.test_what_is_logged_of_the_ratio_is_of_tokens_whatever_the_loss("root")
+    with pytest.raises(KeyError, match="root"):
+        test_loss.test_losses_match_a_per_token_reference_in_value_and_gradient("root")
+    beyond = test_loss.test_a_ratio_beyond_all_numbers_that_is_cut_has_a_finite_gradient
+    for advantage in (0.0, 1.0):
+        with pytest.raises(KeyError, match="root"):
+            beyond("root", advantage)
+        with monkeypatch.context() as without_cap:
+            root = lambda recipe, A_B1, log_rho_BT, logprobs_BT, sampled_BT: (
+                (log_rho_BT.detach() / 2).exp() * A_B1 * logprobs_BT,
+                torch.zeros_like(sampled_BT),
+            )
+            without_cap.setitem(own.LOSSES, "root", root)
+            with pytest.raises(AssertionError, match="isfinite"):
+                beyond("root", advantage)
 
 
 def test_10_without_the_bound_a_batch_takes_what_it_should_wait_for(patched):
