@@ -295,19 +295,21 @@ def lesson_09() -> str:
 
 
 def lesson_10() -> str:
-    """A row for each command: how it ended, and the sentence that says why."""
+    """A row for each command: what is broken, and who says so."""
     rows = []
     for command in commands(LESSONS["10"].read_text()):
         where = run("10", command)
-        lines = [line.strip() for line in printed(where, command).read_text().splitlines()]
-        said = [line for line in lines if re.search(r"Error: |^FAILED|^\d+ passed|ended by|is replaced", line)]
-        if "train.py" in command.line and not said:
-            log = Log(where / "runs" / command.name)
-            said = [f"nothing; {len(log['step'])} steps, pass rate {last_pass_rate(log)}{twice(log.folder)}"]
-        told = "<br>".join(re.sub(r"^.*?(\w+Error: )", r"\1", line)[:200] for line in dict.fromkeys(said))
-        rows.append(
-            [" and ".join(f"`{Path(patch).stem}`" for patch in command.patches) or "none", f"`{command.line}`", told]
-        )
+        text = printed(where, command).read_text()
+        if "pytest" in command.line:
+            told = [f"fails: `{name}`" for name in dict.fromkeys(re.findall(r"FAILED \S+::(\w+)", text))]
+        else:
+            told = [*dict.fromkeys(re.findall(r"\w+Error: .*|generator \d.* ended by .*|It is replaced .*", text))]
+            if text.endswith("status 0\n"):
+                log = Log(where / "runs" / command.name)
+                told.append(f"ends well: step {len(log['step'])}, pass rate {last_pass_rate(log)}{twice(log.folder)}")
+        patch = " and ".join(f"`{Path(patch).stem}`" for patch in command.patches)
+        line, _, then = command.line.partition(" & until")
+        rows.append([patch, f"`{line}`" + ", and `kill -9`" * bool(then), "<br>".join(told) or "nothing"])
     return table(["patch", "command", "what it says"], rows)
 
 
