@@ -19,6 +19,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -95,7 +96,7 @@ def run(lesson: str, command: Command, seed: int = 0) -> Path:
     output, line = printed(where, command, seed), command.with_seed(seed)
     said = f"{line} [{command.common}]\n"
     if not (output.exists() and output.read_text().startswith(said)):
-        print(f"lesson {lesson}: {line}", file=sys.stderr, flush=True)
+        began = time.monotonic()
         for name in re.findall(r"--name (\S+)", line):
             shutil.rmtree(where / "runs" / name, ignore_errors=True)
         environment = {**os.environ, "PYTHONPATH": ""}
@@ -108,6 +109,7 @@ def run(lesson: str, command: Command, seed: int = 0) -> Path:
                 f"lesson {lesson}: `{line}` in {where} ended with status {done.returncode}:\n{done.stdout}"
             )
         output.write_text(f"{said}{done.stdout}\nstatus {done.returncode}\n")
+        print(f"lesson {lesson}: {time.monotonic() - began:4.0f} s for {line}", file=sys.stderr, flush=True)
     return where
 
 
