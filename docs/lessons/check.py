@@ -46,9 +46,9 @@ class Command:
 
     @property
     def name(self) -> str:
-        """What the lesson calls it: --name, the file of a study, or the last patch."""
-        named = re.search(r"--name (\S+)", self.line) or re.search(r"(?:study\.py|--resume runs/)\s*(\w+)", self.line)
-        return named[1] if named else Path(self.patches[-1]).stem if self.patches else ""
+        """What the lesson calls its run, or its study."""
+        named = re.search(r"--name (\S+)", self.line) or re.search(r"(?:study\.py |--resume runs/)([\w-]+)", self.line)
+        return named[1] if named else ""
 
     def with_seed(self, seed: int) -> str:
         """The lesson's own line is that of seed 0; other seeds have a name of their own."""
@@ -72,13 +72,12 @@ def commands(text: str) -> list[Command]:
     return found
 
 
-def copy_of_the_project(folder: Path, patches: tuple[str, ...]) -> Path:
+def copy_of_the_project(folder: Path, patches: tuple[str, ...]) -> None:
     """All files of the project but its runs, with these patches applied."""
     left_out = shutil.ignore_patterns("runs", ".git", "__pycache__", ".venv", ".pytest_cache", ".ruff_cache")
     shutil.copytree(ROOT, folder, ignore=left_out)
     for patch in patches:
         subprocess.run(["git", "apply", patch], cwd=folder, check=True)
-    return folder
 
 
 def run(lesson: str, command: Command, seed: int = 0) -> Path:
@@ -88,11 +87,11 @@ def run(lesson: str, command: Command, seed: int = 0) -> Path:
     texts = [(ROOT / patch).read_text() for patch in command.patches]
     texts += [file.read_text() for room in (".", "data", "machinery") for file in sorted((ROOT / room).glob("*.py"))]
     made_of = hashlib.sha256("".join(texts).encode()).hexdigest()
-    if where.exists() and (where / "made_of").read_text() != made_of:
-        shutil.rmtree(where)
-    if not where.exists():
+    stamp = where / "made_of"
+    if not stamp.exists() or stamp.read_text() != made_of:
+        shutil.rmtree(where, ignore_errors=True)
         copy_of_the_project(where, command.patches)
-        (where / "made_of").write_text(made_of)
+        stamp.write_text(made_of)
     output, line = printed(where, command, seed), command.with_seed(seed)
     said = f"{line} [{command.common}]\n"
     if not (output.exists() and output.read_text().startswith(said)):
