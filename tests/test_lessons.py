@@ -1,0 +1,366 @@
+"""The lessons for teachers: what they name exists, their patches apply, run, and do what the lesson says."""
+
+import ast
+import importlib.util
+import json
+import math
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import steps
+import test_loss
+import torch
+
+import fit_curve
+import loss
+import study
+import train
+from data import arithmetic
+from docs.lessons import check
+from machinery import rollouts, trainer
+from machinery.engine import make_requests, sample_all
+from machinery.feed import PromptOrder
+from machinery.logs import read_log
+from machinery.model import load_model, load_tokenizer, make_decoding, model_path, render
+from machinery.plan import Command
+from machinery.settings import Settings, parse
+
+ROOT = Path(__file__).parent.parent
+FOLDER = ROOT / "docs" / "lessons"
+PATCHES = sorted(path.name for path in (FOLDER / "solutions").iterdir())
+LESSONS = {path.stem: path.read_text() for path in check.LESSONS.values()}
+PARTS = ["Read", "Before you run anything", "Do", "Look at", "What we saw", "Two harder questions"]
+MODEL = model_path("data/arithmetic_base")
+
+
+# --- what the lessons say ---------------------------------------------------------------------------------------------
+
+
+def part(text: str, name: str) -> str:
+    return re.search(rf"(?ms)^## {name}\n(.*?)(?=^## |\Z)", text)[1]
+
+
+@pytest.mark.parametrize("lesson", LESSONS)
+def test_a_lesson_has_its_parts(lesson):
+    text = LESSONS[lesson]
+    assert re.findall(r"(?m)^## (.*)", text) == PARTS
+    about = re.search(r"(?s)\A# \d+\. [^\n]*\n\n(.*?)\n\n## ", text)[1]
+    assert len(about.splitlines()) == 5 and "In the paper: " in about
+    assert "**" in part(text, "Before you run anything") and "?" in part(text, "Before you run anything")
+    assert "minute" in part(text, "Do")
+    assert "<details>\n<summary>The answer</summary>\n\n" in part(text, "What we saw")
+    assert re.findall(r"(?m)^(\d)\. ", part(text, "Two harder questions")) == ["1", "2"]
+    assert len(check.BLOCK.findall(text)) == 1 and f"--only {lesson[:2]} -->" in text
+    assert callable(getattr(check, f"lesson_{lesson[:2]}"))
+
+
+def lines_of(file: Path, name: str) -> int:
+    """How many lines a function, a class or a method `Class.method` has; AssertionError if there is none."""
+    nodes = [ast.parse(file.read_text())]
+    for wanted in name.split("."):
+        nodes = [n for node in nodes for n in ast.iter_child_nodes(node) if getattr(n, "name", None) == wanted]
+    assert len(nodes) == 1, f"{file.name} has no {name}"
+    return nodes[0].end_lineno - nodes[0].lineno + 1
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.md")), ids=lambda path: path.stem)
+def test_what_a_lesson_names_exists(path):
+    text = path.read_text()
+    for name, file in re.findall(r"\[`([\w.]+)`\]\(([\w/.]+\.py)\)", text):
+        if not name.endswith(".py"):
+            lines_of(path.parent / file, name)
+    for target, place in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", text):
+        file = (path.parent / target).resolve() if target else path
+        assert file.exists(), f"{path.name} links to {target}"
+        if place:
+            headings = re.findall(r"(?m)^#+ (.+)", file.read_text())
+            assert place in {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}, place
+    for name in re.findall(r"docs/lessons/solutions/([\w.-]+)", text):
+        assert name in PATCHES, f"{path.name} names {name}"
+
+
+@pytest.mark.parametrize("lesson", LESSONS)
+def test_what_is_to_be_read_is_as_short_as_the_lesson_says(lesson):
+    total = 0
+    for item in re.split(r"(?m)^- ", part(LESSONS[lesson], "Read")):
+        names = re.findall(r"\[`([\w.]+)`\]\(([\w/.]+\.py)\)", item)
+        if names:
+            here = sum(lines_of(FOLDER / file, name) for name, file in names)
+            assert abs(int(re.search(r"about (\d+) lines", item)[1]) - here) <= 5, f"{here} lines: {item}"
+            total += here
+    assert 0 < total < 100
+
+
+@pytest.mark.parametrize("lesson", LESSONS)
+def test_the_commands_of_a_lesson_are_commands(lesson, tmp_path, monkeypatch):
+    """Flags are read as train.py reads them, before any run; -k names tests that there are."""
+    monkeypatch.chdir(tmp_path)
+    found = check.commands(LESSONS[lesson])
+    names = [command.name for command in found if "--name" in command.line]
+    assert found and len({*names}) == len(names)
+    for command in found:
+        if "train.py" in command.line and "--resume" not in command.line:
+            flags = re.search(r"train\.py (.*?)(?: & .*)?$", command.line)[1].replace('"$@"', command.common)
+            settings = parse(shlex.split(flags), Command)
+            assert settings.name == command.name and settings.steps <= 60
+        elif "pytest" in command.line:
+            files, expression = re.search(r"pytest (.*?) -k (.*)", command.line).groups()
+            tests = " ".join(line for file in files.split() for line in (ROOT / file).read_text().splitlines()
+                             if line.startswith("def test_"))  # fmt: skip
+            for word in set(re.findall(r"\w+", expression)) - {"or", "root"}:
+                assert word in tests, f"no test of {files} is chosen by {word}"
+        else:
+            assert re.match(
+                r"python (fit_curve\.py|by_hand\.py|study\.py|train\.py|-m docs\.walkthrough)", command.line
+            )
+
+
+def test_the_page_names_all_lessons_and_each_patch_is_in_one():
+    page = (FOLDER / "README.md").read_text()
+    assert [name for name in LESSONS if f"]({name}.md)" in page] == [*LESSONS] and len(LESSONS) == 10
+    assert sorted({name for text in LESSONS.values() for name in re.findall(r"solutions/([\w.-]+)", text)}) == PATCHES
+
+
+# --- what the patches do ----------------------------------------------------------------------------------------------
+
+
+def changed(name: str) -> dict[str, int]:
+    """The files of a patch, and how many lines that are not blank it adds to each."""
+    files = re.split(r"(?m)^\+\+\+ b/", (FOLDER / "solutions" / name).read_text())[1:]
+    return {text.splitlines()[0]: len(re.findall(r"(?m)^\+[^\n]*\S", text.partition("\n")[2])) for text in files}
+
+
+@pytest.mark.parametrize("name", PATCHES)
+def test_a_patch_is_short(name):
+    assert sum(changed(name).values()) <= 10
+
+
+@pytest.fixture
+def patched(tmp_path):
+    """patched(name) applies a patch to copies of its files; returns their folder. patched(name, file) returns the
+    changed file as a module."""
+
+    def patched(name: str, file: str | None = None):
+        folder = tmp_path / name
+        for there in changed(name):
+            (folder / there).parent.mkdir(parents=True, exist_ok=True)
+            if (ROOT / there).exists():
+                shutil.copy(ROOT / there, folder / there)
+        subprocess.run(["git", "apply", FOLDER / "solutions" / name], cwd=folder, check=True)
+        if file is None:
+            return folder
+        spec = importlib.util.spec_from_file_location(f"patched_{Path(file).stem}", folder / file)
+        module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return patched
+
+
+@pytest.mark.parametrize("name", PATCHES)
+def test_a_patch_applies_and_changes_what_is_there(name, patched):
+    folder = patched(name)
+    for file in changed(name):
+        assert not (ROOT / file).exists() or (folder / file).read_text() != (ROOT / file).read_text()
+
+
+@pytest.mark.parametrize("name", [name for name in PATCHES if "loss.py" in changed(name)])
+def test_a_step_is_made_with_a_patched_loss(name, patched, tmp_path, monkeypatch):
+    module = patched(name, "loss.py")
+    monkeypatch.setattr(train, "loss", module)
+    recipe = module.Recipe(loss="root" if "root" in module.LOSSES else "cispo")
+    steps.train_on(steps.settings(recipe=recipe), MODEL, [steps.batch_of_groups()], tmp_path / "run")
+    (line,) = steps.lines(tmp_path / "run", "train")
+    assert line["skipped"] == 0 and line["loss"] != 0 and line["gradient_norm"] > 0
+
+
+def gradient(module, name: str, log_rho: float, advantage: float) -> float:
+    """Of the loss, by the log-probability of one token whose ratio is exp(log_rho)."""
+    logprobs = torch.tensor([[-1.0]], requires_grad=True)
+    sampled = torch.tensor([[True]])
+    given = (logprobs, logprobs.detach() - log_rho, sampled, torch.tensor([advantage]), torch.tensor([1.0]))
+    module.policy_loss(module.Recipe(loss=name), *given)[0].backward()
+    return logprobs.grad.item()
+
+
+def test_01_the_pencil_and_the_fit_agree(patched):
+    for seed in range(3):
+        log = ROOT / "docs" / "study" / "thinking" / f"thinking-46-seed{seed}" / "log.jsonl"
+        script = patched("01-by-hand.patch") / "by_hand.py"
+        said = subprocess.run([sys.executable, script, log], capture_output=True, text=True, check=True).stdout
+        R0, A, C_mid, B = (float(text) for text in re.findall(r"\w+ ([\d.e+]+)", said))
+        (series,) = read_log(str(log))
+        fitted = fit_curve.fit(series.x, series.y)
+        assert R0 == pytest.approx(fitted.R0, abs=5e-4) and A == pytest.approx(fitted.A, abs=0.02)
+        assert B == pytest.approx(fitted.B, rel=0.2) and C_mid == pytest.approx(fitted.C_mid, rel=0.1)
+        script.unlink()
+        (script.parent).rmdir()
+
+
+def test_02_on_policy_all_ratios_are_1_and_all_losses_have_one_gradient(patched):
+    walkthrough = patched("02-on-policy.patch", "docs/walkthrough.py")
+    batch, policy, _ = walkthrough.one_batch()
+    made = [walkthrough.step(loss.Recipe(loss=name), batch, policy) for name in loss.LOSSES]
+    assert batch.ages_N.max() == 0
+    assert made[0].log_rho_BT.abs().max() < 1e-4
+    assert [step.gradient_norm for step in made] == pytest.approx([made[0].gradient_norm] * len(made), rel=1e-3)
+    assert not any(step.clipped_BT.any() for step in made)
+
+
+def test_03_without_the_ratio_an_unlikely_wrong_token_pushes_four_times_as_hard(patched):
+    without = patched("03-no-ratio.patch", "loss.py")
+    quarter = math.log(1 / 4)
+    assert gradient(without, "cispo", 0.0, -1.0) == gradient(loss, "cispo", 0.0, -1.0) == 1
+    assert gradient(loss, "cispo", quarter, -1.0) == pytest.approx(0.25)
+    assert gradient(without, "cispo", quarter, -1.0) == 1
+
+
+def test_04_one_head_in_bf16_is_a_mismatch_and_two_in_fp32_are_none(patched):
+    settings = Settings(threads=1, thinking_budget=(20, 20))
+    tokenizer = load_tokenizer(MODEL)
+    decoding = make_decoding(tokenizer, settings)
+    policy = trainer.make_policy(settings, load_model(MODEL, steps.CPU, torch.float32), steps.CPU)
+    wanted = make_requests(0, render(tokenizer, "4729+8153="), 16, (20, 20), decoding, (0,))
+
+    def mismatch(module) -> dict:
+        engine = module.TorchEngine(load_model(MODEL, steps.CPU, torch.float32), decoding, 16)
+        return trainer.numerics_mismatch(policy, sample_all(engine, wanted), settings)
+
+    with_patch = mismatch(patched("04-one-side.patch", "generate.py"))
+    as_shipped = mismatch(importlib.import_module("generate"))
+    assert with_patch["mismatch_mean"] > 1e-4 > 1e-5 > as_shipped["mismatch_mean"]
+    assert with_patch["mismatch_max"] > 1e-2 > 1e-3 > as_shipped["mismatch_max"]
+
+
+def test_05_where_long_answers_are_wrong_only_the_mean_over_samples_pushes_up_as_hard_as_down(
+    patched, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(steps, "train", patched("05-short-is-right.patch", "train.py"))
+    lines = {}
+    for aggregation in ("sample", "prompt", "token"):
+        settings = steps.settings(recipe=loss.Recipe(aggregation=aggregation))
+        steps.train_on(settings, MODEL, [steps.batch_of_groups()], tmp_path / aggregation)
+        (lines[aggregation],) = steps.lines(tmp_path / aggregation, "train")
+    balance = {name: line["push_up"] + line["push_down"] for name, line in lines.items()}
+    assert balance["sample"] == pytest.approx(0, abs=1e-6)
+    assert balance["prompt"] < -0.01 and balance["token"] < -0.01
+    assert lines["token"]["share_of_long"] > lines["sample"]["share_of_long"]
+
+
+def test_06_what_retires_at_half_is_more_than_what_retires_at_nine_tenths(patched):
+    early = patched("06-retire-early.patch", "loss.py")
+    rates = [i / 8 for i in range(9)]
+    assert [rate for rate in rates if early.retires(rate)] == rates[4:]
+    assert [rate for rate in rates if loss.retires(rate)] == rates[8:]
+
+
+def test_07_a_truncated_completion_that_counts_as_wrong_is_pushed_down(patched):
+    groups = steps.batch_of_groups()
+    advantages = []
+    for module in (rollouts, patched("07-truncated-is-wrong.patch", "machinery/rollouts.py")):
+        groups[0].verdicts[3] = steps.Verdict(0.0)
+        batch = module.Batch(groups, steps.FIRST)
+        rewards_PG = loss.rewards(batch.scores_PG, batch.lengths_PG, "interruption", 20, 5)
+        counted_PG = loss.counted_samples(rewards_PG, batch.usable_PG, True)
+        advantages.append(loss.advantages(rewards_PG, batch.usable_PG, counted_PG, "batch"))
+    assert groups[0].rollouts[3].truncated
+    assert advantages[0][0, 3] == 0 > advantages[1][0, 3]
+
+
+def test_08_the_settings_are_a_study_and_short_thinking_is_too_short_for_long_sums(patched, monkeypatch):
+    monkeypatch.chdir(patched("08-ceiling-or-speed.patch"))
+    (command,) = check.commands(LESSONS["08-ceiling-or-speed"])
+    runs = study.plan(study.Study("ceiling.json", seeds=(0, 1, 2)), shlex.split(command.common))
+    assert len(runs) == 9
+    most = {path.name: loss.most_off_policy(its.recipe.asynchrony) for path, (its, _) in runs.items()}
+    assert [most[f"{name}-seed0"] for name in ("fresh", "stale", "short")] == [0, 16, 0]
+    budgets = {path.name: its.thinking_budget[1] for path, (its, _) in runs.items()}
+    tokens = 9 * arithmetic.MAX_DIGITS - 1  # of the thinking for the longest sums: `9+3+0=12;` a digit
+    assert budgets["short-seed0"] < tokens < budgets["fresh-seed0"]
+
+
+def test_08_the_published_runs_say_that_the_thinking_budget_moves_the_ceiling():
+    A = {}
+    for name in ("thinking-36", "thinking-46", "scalerl"):
+        (series,) = read_log(str(ROOT / "docs" / "study" / "thinking" / f"{name}-seed0"))
+        A[name] = fit_curve.fit(series.x, series.y).interval["A"]
+    assert A["thinking-36"][1] < A["thinking-46"][0] and A["thinking-46"][1] < A["scalerl"][0]
+
+
+def test_09_the_root_halves_the_correction_and_stays_finite(patched):
+    own = patched("09-root.patch", "loss.py")
+    assert json.loads((Path(own.__file__).parent / "own.json").read_text()) == {"cispo": {}, "root": {"loss": "root"}}
+    for advantage in (-1.0, 0.5):
+        assert gradient(own, "root", 0.0, advantage) == gradient(own, "cispo", 0.0, advantage)
+        for log_rho in (math.log(4), math.log(1 / 4)):
+            ratio = gradient(own, "root", log_rho, advantage) / gradient(own, "cispo", log_rho, advantage)
+            assert ratio == pytest.approx(math.exp(-log_rho / 2))
+        assert math.isfinite(gradient(own, "root", 300.0, advantage))
+
+
+def test_09_the_tests_judge_the_root_as_the_lesson_says(patched, monkeypatch):
+    """A root without a cap is not finite; three of the seven tests of a loss do not know a new one."""
+    own = patched("09-root.patch", "loss.py")
+    monkeypatch.setattr(test_loss, "loss", own)
+    monkeypatch.setattr(test_loss, "Recipe", own.Recipe)
+    test_loss.test_every_loss_pushes_sampled_tokens_the_way_of_their_advantage("root")
+    test_loss.test_the_gradient_of_every_loss_agrees_with_finite_differences("root", monkeypatch)
+    test_loss.test_pitfall_8_forced_tokens_have_no_weight_and_no_ratio("root")
+    test_loss.test_what_is_logged_of_the_ratio_is_of_tokens_whatever_the_loss("root")
+    with pytest.raises(KeyError, match="root"):
+        test_loss.test_losses_match_a_per_token_reference_in_value_and_gradient("root")
+    beyond = test_loss.test_a_ratio_beyond_all_numbers_that_is_cut_has_a_finite_gradient
+    for advantage in (0.0, 1.0):
+        with pytest.raises(KeyError, match="root"):
+            beyond("root", advantage)
+        with monkeypatch.context() as without_cap:
+            root = lambda recipe, A_B1, log_rho_BT, logprobs_BT, sampled_BT: (
+                (log_rho_BT.detach() / 2).exp() * A_B1 * logprobs_BT,
+                torch.zeros_like(sampled_BT),
+            )
+            without_cap.setitem(own.LOSSES, "root", root)
+            with pytest.raises(AssertionError, match="isfinite"):
+                beyond("root", advantage)
+
+
+def test_10_without_the_bound_a_batch_takes_what_it_should_wait_for(patched):
+    broken = patched("10-no-age-bound.patch", "loss.py")
+    waits = dict(done=[3], unfinished=[2], step=4, asynchrony="pipeline-2", prompts=1)
+    assert loss.choose_batch(**waits) is None
+    assert broken.choose_batch(**waits) == [0]
+    assert broken.groups_ahead("pipeline-1", 16, 5, 5) > loss.groups_ahead("pipeline-1", 16, 5, 5)
+
+
+def test_10_half_written_parameters_are_called_whole(patched):
+    broken = patched("10-half-written.patch", "machinery/rollouts.py")
+    model = load_model(MODEL, steps.CPU, torch.float32)
+    called_whole = {}
+    for module in (rollouts, broken):
+        shared = module.SharedParameters(model)
+
+        def parameters(shared=shared, module=module):
+            for i, named in enumerate(model.named_parameters()):
+                if i == 1:
+                    called_whole[module.__name__] = shared.holds(1)
+                yield named
+
+        shared.write(parameters(), 1)
+        assert shared.holds(1)
+    assert [*called_whole.values()] == [False, True]
+
+
+def test_10_without_the_cursor_prompts_come_twice(patched):
+    broken = patched("10-no-cursor.patch", "machinery/feed.py")
+    repeated = []
+    for kind in (PromptOrder, broken.PromptOrder):
+        order = kind(12, seed=3, no_positive_resampling=True)
+        before = [order.next() for _ in range(5)]
+        resumed = kind(12, seed=3, no_positive_resampling=True)
+        resumed.restore(order.state())
+        repeated.append({*before} & {resumed.next() for _ in range(5)})
+    assert repeated[0] == set() and len(repeated[1]) == 5
