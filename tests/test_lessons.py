@@ -27,8 +27,7 @@ from machinery.engine import make_requests, sample_all
 from machinery.feed import PromptOrder
 from machinery.logs import read_log
 from machinery.model import load_model, load_tokenizer, make_decoding, model_path, render
-from machinery.plan import Command
-from machinery.settings import Settings, parse
+from machinery.settings import Settings, TrainCommand, parse
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "docs" / "lessons"
@@ -106,7 +105,7 @@ def test_the_commands_of_a_lesson_are_commands(lesson, tmp_path, monkeypatch):
     for command in found:
         if "train.py" in command.line and "--resume" not in command.line:
             flags = re.search(r"train\.py (.*?)(?: & .*)?$", command.line)[1].replace('"$@"', command.common)
-            settings = parse(shlex.split(flags), Command)
+            settings = parse(shlex.split(flags), TrainCommand)
             assert settings.name == command.name and settings.steps <= 60
         elif "pytest" in command.line:
             files, expression = re.search(r"pytest (.*?) -k (.*)", command.line).groups()
@@ -358,9 +357,9 @@ def test_10_without_the_cursor_prompts_come_twice(patched):
     broken = patched("10-no-cursor.patch", "machinery/feed.py")
     repeated = []
     for kind in (PromptOrder, broken.PromptOrder):
-        order = kind(12, seed=3, no_positive_resampling=True)
+        order = kind(12, seed=3, recipe=loss.Recipe())
         before = [order.next() for _ in range(5)]
-        resumed = kind(12, seed=3, no_positive_resampling=True)
+        resumed = kind(12, seed=3, recipe=loss.Recipe())
         resumed.restore(order.state())
         repeated.append({*before} & {resumed.next() for _ in range(5)})
     assert repeated[0] == set() and len(repeated[1]) == 5
