@@ -473,12 +473,13 @@ def policy_loss(
     terms_BT, log_rho_BT, clipped_BT = token_terms(recipe, logprobs_BT, generator_logprobs_BT, sampled_BT, advantages_B)
     loss = -(weights_B[:, None] * terms_BT).sum()
     log_rho_N = log_rho_BT[sampled_BT]
+    rho_N = log_rho_N.exp()
     sums = {
-        "ratio": log_rho_N.exp().sum(),
-        "ratio_squared": (2 * log_rho_N).exp().sum(),
-        "ratio_max": log_rho_N.exp().max() if len(log_rho_N) else log_rho_N.sum(),
+        "ratio": rho_N.sum(),
+        "ratio_squared": rho_N.square().sum(),
+        "ratio_max": rho_N.max() if len(rho_N) else rho_N.sum(),
         "clipped": clipped_BT.sum(),
-        "kl": (log_rho_N.exp() - 1 - log_rho_N).sum(),
+        "kl": (rho_N - 1 - log_rho_N).sum(),
     }
     return loss, sums
 

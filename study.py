@@ -114,14 +114,15 @@ def flags(values: dict) -> list[str]:
 def plan(study: Study, common: list[str]) -> dict[Path, tuple[Settings, list[str]]]:
     """The runs of a study, first all settings with the first seed: by folder their settings, and the flags of train.py
     that give them. common: flags for all runs. ValueError if one cannot be, or is another run already."""
+    said = {argument.split("=")[0] for argument in common}
     for single in ("--seed", "--resume", "--from-step"):
-        if any(argument.split("=")[0] == single for argument in common):
+        if single in said:
             raise ValueError(f"{single} is for one run: a study has --seeds, and goes on by itself")
     if study.jobs < 1:
         raise ValueError(f"--jobs must be at least 1, not {study.jobs}")
     settings, alike = {}, {}  # with their flags, by name; the name by what is trained
     for setting, changes in read_study(study.study).items():
-        for argument in {argument.split("=")[0] for argument in common} & {*map(flag, changes)}:
+        for argument in said & {*map(flag, changes)}:
             raise ValueError(f"setting {setting!r} of {study.study} has its own {argument}: it is no flag for all runs")
         arguments = ["--keep-checkpoints", "1", "--rollouts-kept", "0", *common, *flags(changes)]
         try:

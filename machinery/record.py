@@ -254,8 +254,9 @@ class Record:
     @property
     def before_fall(self) -> Path | None:
         """If the run has fallen, the newest checkpoint that is not after its best validation."""
-        peak = self.fell_from["step"] if self.fell_from else -1
-        return next((path for path in reversed(checkpoints(self.folder)) if step_of(path) <= peak), None)
+        peak = self.fell_from
+        earlier = [path for path in checkpoints(self.folder) if peak and step_of(path) <= peak["step"]]
+        return earlier[-1] if earlier else None
 
     def warn(self, about: str, step: int, text: str) -> None:
         """Say it on the screen and in the log, the first time in this process."""
@@ -436,8 +437,8 @@ class Record:
         if peak := self.fell_from:
             text = f"the pass rate has fallen from {peak['pass_rate']:.3f} at step {peak['step']}"
             text += f" to {line['pass_rate']:.3f} at step {step}"
-            if self.before_fall:
-                command = f"python train.py --resume {self.folder} --from-step {step_of(self.before_fall)}"
+            if checkpoint := self.before_fall:
+                command = f"python train.py --resume {self.folder} --from-step {step_of(checkpoint)}"
                 text += f"; once the run is stopped, {command} goes on from before the fall"
             self.warn("fall", step, text)
 

@@ -330,10 +330,10 @@ def lesson_10() -> str:
 
 def twice(run_folder: Path) -> str:
     """How many of the groups that a run has trained on were of a prompt that it had had before; where it kept all."""
-    lines = [json.loads(line) for line in open(run_folder / "rollouts.jsonl")]
-    prompts = [line["prompt"] for line in lines if line["kind"] == "group"]
     if json.loads((run_folder / "config.json").read_text())["rollouts_kept"] < 16:
         return ""
+    lines = [json.loads(line) for line in open(run_folder / "rollouts.jsonl")]
+    prompts = [line["prompt"] for line in lines if line["kind"] == "group"]
     return f"; {len(prompts) - len({*prompts})} of {len(prompts)} groups were of a prompt that had come before"
 
 
@@ -346,9 +346,7 @@ def main() -> None:
     for lesson in options.only:
         if options.fresh:
             shutil.rmtree(KEPT / lesson, ignore_errors=True)
-        (KEPT / lesson).mkdir(parents=True, exist_ok=True)
         figures = globals()[f"lesson_{lesson}"]()
-        (KEPT / f"{lesson}.json").write_text(json.dumps(figures.splitlines(), indent=1))
         print(f"{LESSONS[lesson].name}\n\n{figures}\n", flush=True)
         if options.write:
             text = LESSONS[lesson].read_text()
