@@ -25,6 +25,8 @@ from pathlib import Path
 
 import numpy as np
 
+from docs.walkthrough import table
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 KEPT = Path(tempfile.gettempdir()) / "scalerl-lessons"
@@ -132,11 +134,6 @@ class Log:
 
     def __getitem__(self, key: str) -> np.ndarray:
         return np.array([line[key] for line in self.lines if line[key] is not None])
-
-
-def table(head: list[str], rows: list[list]) -> str:
-    """Of Markdown."""
-    return "\n".join("| " + " | ".join(map(str, row)) + " |" for row in [head, ["---"] * len(head), *rows])
 
 
 def table_of_runs(lesson: str, columns: dict) -> str:
