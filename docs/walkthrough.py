@@ -193,11 +193,11 @@ The prompts are `{PROBLEMS[0].prompt}` (completions a1 to a4) and `{PROBLEMS[1].
 second is the ids {rollout.request.prompt}, of which the last is `<think>`. Forced tokens stand in [[ ]]: thinking
 had reached its budget.
 
-{table(["", "completion", "sampled tokens", "tokens by version", "verdict"], completions(batch, tokenizer))}
+{table(["", "completion", "sampled tokens", "tokens by version, forced ones too", "verdict"], completions(batch, tokenizer))}
 
 The batch was begun with version 0 of the parameters. After {UPDATED_AFTER} tokens the generator took over version {TRAINED_AT // 2},
 and went on with what it had begun. It is trained on with version {TRAINED_AT}, so its oldest tokens are {batch.ages_N.max()} steps
-off-policy. That is the most that `pipeline-8` allows.
+off-policy; `pipeline-8` allows 8.
 
 ## 2. Rewards, advantages, weights
 
