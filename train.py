@@ -117,6 +117,10 @@ def main(arguments: list[str]) -> int:
     head.stop.listen()
     hint = f"python train.py --resume {head.folder} goes on from the last checkpoint"
     at_once = False
+
+    def with_hint(text: str) -> str:
+        return f"{text}; {hint}" if checkpoints(head.folder) else text
+
     try:
         start_other_ranks(settings, train, (settings, start, parameters), hint)
         train(0, settings, start, parameters, model, head)
@@ -133,13 +137,13 @@ def main(arguments: list[str]) -> int:
     except OSError as error:
         head.error = f"the run's folder cannot be written: {error}"
     except Exception as error:  # a mistake of the program: with its traceback
-        raise RuntimeError(f"the run has failed, as said above; {hint}") from error
+        raise RuntimeError(with_hint("the run has failed, as said above")) from error
     finally:
         head.feed.close()
     if not head.over():
         return 0
     said = f"error: {head.failure}" if head.failure else f"stopped {'at once' if at_once else f'by {head.stop.name}'}"
-    print(f"\n{said}" + (f"; {hint}" if checkpoints(head.folder) else ""), file=sys.stderr)
+    print(f"\n{with_hint(said)}", file=sys.stderr)
     return 1 if head.failure else 128 + head.stop.number
 
 

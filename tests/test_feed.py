@@ -372,6 +372,12 @@ def test_what_a_generator_has_not_finished_is_done_by_the_one_that_replaces_it(c
     assert feed.generators[0] is not victim and feed.restarts == 1
     assert "ended by signal 9" in (said := capsys.readouterr().err) and "(1 of --max-restarts 2)" in said
 
+    feed.generators[1].process.dead = True  # it takes its share of a validation with it
+    calls = itertools.count()
+    feed.stop_asked = lambda: next(calls) > 1000
+    groups = feed.validate(8)
+    assert groups and all(group.finished for group in groups) and feed.restarts == 2
+
 
 def test_generators_that_fail_too_often_end_the_run():
     feed = StandInFeed("pipeline-2", max_restarts=0)

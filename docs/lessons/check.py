@@ -316,22 +316,20 @@ def lesson_10() -> str:
             told = [f"fails: `{name}`" for name in dict.fromkeys(re.findall(r"FAILED \S+::(\w+)", text))]
         else:
             told = [*dict.fromkeys(re.findall(r"\w+Error: .*|generator \d.* ended by .*|It is replaced .*", text))]
-            if text.endswith("status 0\n"):
-                log = Log(where / "runs" / command.name)
-                told.append(f"ends well: step {len(log['step'])}, pass rate {last_pass_rate(log)}{twice(log.folder)}")
+            if end := re.search(r"([.\d]+) after (\d+) steps", text):
+                again = came_before(where / "runs" / command.name, int(end[2]))
+                told.append(f"ends well: step {end[2]}, pass rate {end[1]}; {again}")
         patch = " and ".join(f"`{Path(patch).stem}`" for patch in command.patches)
         line, _, then = command.line.partition(" & until")
         rows.append([patch, f"`{line}`" + ", and `kill -9`" * bool(then), "<br>".join(told) or "nothing"])
     return table(["patch", "command", "what it says"], rows)
 
 
-def twice(run_folder: Path) -> str:
-    """How many of the groups that a run has trained on were of a prompt that it had had before; where it kept all."""
-    if json.loads((run_folder / "config.json").read_text())["rollouts_kept"] < 16:
-        return ""
+def came_before(run_folder: Path, steps: int) -> str:
+    """How many of the groups that a run has trained on, up to this step, were of a prompt that it had had before."""
     lines = [json.loads(line) for line in open(run_folder / "rollouts.jsonl")]
-    prompts = [line["prompt"] for line in lines if line["kind"] == "group"]
-    return f"; {len(prompts) - len({*prompts})} of {len(prompts)} groups were of a prompt that had come before"
+    prompts = [line["prompt"] for line in lines if line["kind"] == "group" and line["step"] <= steps]
+    return f"{len(prompts) - len({*prompts})} of {len(prompts)} groups were of a prompt that had come before"
 
 
 def main() -> None:
