@@ -42,7 +42,7 @@ class Sampling:
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of the trunk; auto: bfloat16 on a GPU, float32 on a CPU
     slots: int = 512  # sequences that a generator decodes at once; paper: 256; small: 128
     generator_memory: float | None = None  # share of a GPU that vLLM takes; by default .9, or .4 beside a trainer
-    threads: int = 0  # CPU threads of each process; 0: the cores, shared evenly
+    threads: int = 0  # CPU threads of each process; 0: the cores, shared evenly (with more, all become far slower)
     verifiers: int = 1  # processes that judge completions; paper: 8; small: 2
     verifier_time_limit: float = 30.0  # seconds for one completion; then its verifier is killed and replaced
     verifier_memory: float = 4.0  # GiB that a verifier may take

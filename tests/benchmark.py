@@ -2,6 +2,7 @@
 
     python tests/benchmark.py                      # the default task: asynchrony, engine, idle time, against TRL
     python tests/benchmark.py --seeds 0 1 2        # the same over several seeds (four minutes each)
+    python tests/benchmark.py step                 # what a step's arithmetic spends its time on, and what is the limit
     python tests/benchmark.py engines              # both engines, transformers' generate, vLLM while training
     python tests/benchmark.py fit                  # coverage of the intervals of fit_curve.py, sensitivity, speed
     python tests/benchmark.py fit --draws 50       # the same, quicker and rougher
@@ -292,6 +293,64 @@ def benchmark_training(options: argparse.Namespace) -> None:
         log = asynchrony(options.seeds, options.target, Path(folder))
         engine()
         against_trl(log, options.trl_steps, Path(folder))
+
+
+# --- the arithmetic of a step -------------------------------------------------------------------------------------
+
+
+def benchmark_step(options: argparse.Namespace) -> None:
+    """What forward and backward of the first batch of the default task spend their time on, alone on one thread, and
+    how long the machine takes for the same products with weights without anything else."""
+    import torch
+
+    import loss
+    from data import arithmetic
+    from generate import TorchEngine
+    from machinery.engine import make_requests, sample_all
+    from machinery.model import load_model, load_tokenizer, make_decoding, matmul_parameters, render
+    from machinery.settings import Settings
+    from machinery.trainer import make_policy, micro_batches, sequence_length
+
+    torch.set_num_threads(1)
+    settings, recipe, device = Settings(), loss.Recipe(), torch.device("cpu")
+    model, tokenizer = load_model(str(BASE_MODEL), device, torch.float32), load_tokenizer(str(BASE_MODEL))
+    decoding, requests = make_decoding(tokenizer, settings), []
+    for i, problem in enumerate(arithmetic.problems("train", settings.prompts_per_step)):
+        ids = render(tokenizer, problem.prompt)
+        requests += make_requests(i, ids, settings.completions_per_prompt, settings.thinking_budget, decoding, (0, i))
+    rollouts = sample_all(TorchEngine(model, decoding, settings.slots), requests)
+    policy, ones = make_policy(settings, model, device), torch.ones(len(rollouts))
+
+    def step() -> None:
+        for m in micro_batches(rollouts, list(range(len(rollouts))), settings.tokens_per_micro_batch, device):
+            logprobs_BT, _ = policy(m, recipe.fp32_logits)
+            advantages_B = weights_B = ones[m.rows_B]  # any: the arithmetic is the same
+            value, _ = loss.policy_loss(
+                recipe, logprobs_BT, m.generator_logprobs_BT, m.sampled_BT, advantages_B, weights_B
+            )
+            value.backward()
+
+    def seconds(work: Callable) -> float:
+        began = time.perf_counter()
+        work()
+        return time.perf_counter() - began
+
+    tokens, inner, outer = sum(map(sequence_length, rollouts)), model.config.hidden_size, model.config.intermediate_size
+    flops = 6 * tokens * matmul_parameters(model)
+    left, right = torch.randn(settings.tokens_per_micro_batch, inner), torch.randn(inner, outer)
+    times = flops // (2 * left.numel() * outer)  # how many of these products are as many FLOPs
+    step()
+    took, bare = zip(*[(seconds(step), seconds(lambda: [left @ right for _ in range(times)])) for _ in range(5)])
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        step()
+    spent, kinds = {}, {"aten::mm": "products with weights", "aten::bmm": "products of attention"}
+    for event in profile.key_averages():
+        kind = kinds.get(event.key, "all else: elementwise, copies, softmax, calls")
+        spent[kind] = spent.get(kind, 0.0) + event.self_cpu_time_total
+    print(f"\nforward and backward of {len(rollouts)} completions, {tokens:,} tokens: {np.median(took):.2f} s")
+    print(f"the same products with weights alone, {flops / 1e9:.1f} GFLOPs: {np.median(bare):.2f} s\n")
+    for kind, microseconds in sorted(spent.items(), key=lambda item: -item[1]):
+        print(f"{kind:46} {microseconds / sum(spent.values()):5.2f} of the time")
 
 
 # --- memory of the logits -----------------------------------------------------------------------------------------
@@ -901,6 +960,7 @@ def benchmark_fit(options):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     subjects = {"training": benchmark_training, "engines": benchmark_engines, "fit": benchmark_fit}
+    subjects |= {"step": benchmark_step}
     subjects |= {"scaling": benchmark_scaling, "faults": benchmark_faults, "memory": benchmark_memory}
     parser.add_argument("what", choices=[*subjects], nargs="?", default="training")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="training: seeds of (a)")
