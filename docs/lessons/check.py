@@ -1,6 +1,6 @@
 """Run every command behind a number in the lessons again, and print what each lesson quotes.
 
-    python -m docs.lessons.check                  # all lessons, about an hour on two cores
+    python -m docs.lessons.check                  # all lessons, about 40 minutes on two cores
     python -m docs.lessons.check --only 03 05     # some lessons
     python -m docs.lessons.check --write          # and put what is printed into the lessons
 
