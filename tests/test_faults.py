@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import steps
@@ -149,13 +150,22 @@ def test_a_rank_that_raises_ends_the_run_with_its_traceback(tmp_path):
 
 
 def test_a_mistake_of_rank_0_shows_its_traceback_and_how_to_resume(tmp_path, monkeypatch):
-    """And it is not taken for a mistake of the user, which would be one sentence."""
+    """And it is not taken for a mistake of the user, which would be one sentence. How to resume is said where there is
+    a checkpoint."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(train, "train", lambda *_: [][0])
     monkeypatch.setattr(Stop, "listen", lambda _: None)  # the handlers of this process stay
-    with pytest.raises(RuntimeError, match="python train.py --resume runs/mine goes on from the last") as failed:
-        train.main(["--name", "mine", *TINY])
-    assert isinstance(failed.value.__cause__, IndexError)
+
+    def mistake(*_):
+        if Path("runs/saved").exists():
+            Path("runs/saved/checkpoints/step-000003").mkdir(parents=True)
+        return [][0]
+
+    monkeypatch.setattr(train, "train", mistake)
+    hint = "; python train.py --resume runs/saved goes on from the last checkpoint"
+    for name, said in (("none", ""), ("saved", hint)):
+        with pytest.raises(RuntimeError, match=f"^the run has failed, as said above{said}$") as failed:
+            train.main(["--name", name, *TINY])
+        assert isinstance(failed.value.__cause__, IndexError)
 
 
 def test_sigterm_is_called_by_its_name():
