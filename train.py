@@ -115,11 +115,11 @@ def main(arguments: list[str]) -> int:
         return 0
     settings, start, model, parameters, head = prepare(command.of_the_run())
     head.stop.listen()
-    hint = f"python train.py --resume {head.folder} goes on from the last checkpoint"
     at_once = False
 
-    def with_hint(text: str) -> str:
-        return f"{text}; {hint}" if checkpoints(head.folder) else text
+    def hint() -> str:
+        command = f"python train.py --resume {head.folder}"
+        return f"; {command} goes on from the last checkpoint" if checkpoints(head.folder) else ""
 
     try:
         start_other_ranks(settings, train, (settings, start, parameters), hint)
@@ -137,13 +137,13 @@ def main(arguments: list[str]) -> int:
     except OSError as error:
         head.error = f"the run's folder cannot be written: {error}"
     except Exception as error:  # a mistake of the program: with its traceback
-        raise RuntimeError(with_hint("the run has failed, as said above")) from error
+        raise RuntimeError(f"the run has failed, as said above{hint()}") from error
     finally:
         head.feed.close()
     if not head.over():
         return 0
     said = f"error: {head.failure}" if head.failure else f"stopped {'at once' if at_once else f'by {head.stop.name}'}"
-    print(f"\n{with_hint(said)}", file=sys.stderr)
+    print(f"\n{said}{hint()}", file=sys.stderr)
     return 1 if head.failure else 128 + head.stop.number
 
 

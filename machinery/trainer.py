@@ -338,11 +338,11 @@ def join_ranks(rank: int, devices: list[str], meeting_place: str) -> None:
     dist.barrier()
 
 
-def start_other_ranks(settings: Settings, train: Callable, arguments: tuple, hint: str) -> None:
+def start_other_ranks(settings: Settings, train: Callable, arguments: tuple, hint: Callable[[], str]) -> None:
     """Start the trainer's other ranks, each a process that calls train(rank, *arguments), and make this one rank 0.
 
-    When one of them fails, all end, with its traceback and the `hint`. A rank alone needs no group of ranks in fp32; in
-    bf16 it has one, since it is FSDP that computes in bf16 from parameters in fp32.
+    When one of them fails, all end, with its traceback and what `hint` says then. A rank alone needs no group of ranks
+    in fp32; in bf16 it has one, since it is FSDP that computes in bf16 from parameters in fp32.
     """
     devices = devices_here(settings)[1]
     if len(devices) == 1 and trunk_dtype(settings, devices[0]) == torch.float32:
@@ -372,7 +372,7 @@ def end_ranks() -> None:
         dist.destroy_process_group()
 
 
-def _watch(others, hint: str) -> None:
+def _watch(others, hint: Callable[[], str]) -> None:
     """End this process, and so all that belong to it, when another rank has failed: the main thread may wait for that
     rank in a collective, for ever."""
     try:
@@ -382,6 +382,6 @@ def _watch(others, hint: str) -> None:
         if ending.is_set() and isinstance(error, multiprocessing.ProcessExitedException):
             return  # this process has ended it
         time.sleep(0.1)
-        print(f"\nerror: a process of the trainer has failed, and the run ends; {hint}\n{error}", file=sys.stderr)
+        print(f"\nerror: a process of the trainer has failed, and the run ends{hint()}\n{error}", file=sys.stderr)
         sys.stderr.flush()
         os._exit(1)
