@@ -116,6 +116,16 @@ def random_model(folder: str, size: Size) -> None:
     tokenizer.save_pretrained(folder)
 
 
+def sixteen_of_each(tokenizer, prompts: int) -> list:
+    """Requests for 16 completions of each of the first prompts of the default task."""
+    from data import arithmetic
+    from machinery.model import render
+    from machinery.rollouts import Request
+
+    ids = [render(tokenizer, problem.prompt) for problem in arithmetic.problems("train", prompts)]
+    return [Request(i, j, prompt, 58, (i, j)) for i, prompt in enumerate(ids) for j in range(16)]
+
+
 def samplers(folder: str, prompts: int, slots: int, vllm: bool) -> dict:
     """Ways to sample 16 completions of each prompt with the model in the folder, by name: the same prompts, budgets and
     slots, on one thread. Each is a function that returns how many tokens it has sampled."""
@@ -124,8 +134,8 @@ def samplers(folder: str, prompts: int, slots: int, vllm: bool) -> dict:
     from data import arithmetic
     from generate import TorchEngine, make_engine
     from machinery.engine import EngineSettings, sample_all
-    from machinery.model import load_model, load_tokenizer, make_decoding, render
-    from machinery.rollouts import Request, SharedParameters
+    from machinery.model import load_model, load_tokenizer, make_decoding
+    from machinery.rollouts import SharedParameters
     from machinery.settings import Settings
 
     torch.set_num_threads(1)
@@ -134,13 +144,8 @@ def samplers(folder: str, prompts: int, slots: int, vllm: bool) -> dict:
     model = load_model(folder, torch.device("cpu"), torch.float32)
     reference = type(model).from_pretrained(folder)  # with the attention that transformers chooses
     decoding = make_decoding(tokenizer, Settings())
-    problems = arithmetic.problems("train", prompts)
-    requests = [
-        Request(i, j, render(tokenizer, problem.prompt), 58, (i, j))
-        for i, problem in enumerate(problems)
-        for j in range(16)
-    ]
-    texts = [problem.prompt + "<think>" for problem in problems for _ in range(16)]
+    requests = sixteen_of_each(tokenizer, prompts)
+    texts = [problem.prompt + "<think>" for problem in arithmetic.problems("train", prompts) for _ in range(16)]
 
     def torch_engine() -> int:
         rollouts = sample_all(TorchEngine(model, decoding, slots), requests)
@@ -304,21 +309,17 @@ def benchmark_step(options: argparse.Namespace) -> None:
     import torch
 
     import loss
-    from data import arithmetic
     from generate import TorchEngine
-    from machinery.engine import make_requests, sample_all
-    from machinery.model import load_model, load_tokenizer, make_decoding, matmul_parameters, render
+    from machinery.engine import sample_all
+    from machinery.model import load_model, load_tokenizer, make_decoding, matmul_parameters
     from machinery.settings import Settings
     from machinery.trainer import make_policy, micro_batches, sequence_length
 
     torch.set_num_threads(1)
     settings, recipe, device = Settings(), loss.Recipe(), torch.device("cpu")
     model, tokenizer = load_model(str(BASE_MODEL), device, torch.float32), load_tokenizer(str(BASE_MODEL))
-    decoding, requests = make_decoding(tokenizer, settings), []
-    for i, problem in enumerate(arithmetic.problems("train", settings.prompts_per_step)):
-        ids = render(tokenizer, problem.prompt)
-        requests += make_requests(i, ids, settings.completions_per_prompt, settings.thinking_budget, decoding, (0, i))
-    rollouts = sample_all(TorchEngine(model, decoding, settings.slots), requests)
+    engine = TorchEngine(model, make_decoding(tokenizer, settings), settings.slots)
+    rollouts = sample_all(engine, sixteen_of_each(tokenizer, settings.prompts_per_step))
     policy, ones = make_policy(settings, model, device), torch.ones(len(rollouts))
 
     def step() -> None:
