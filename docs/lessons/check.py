@@ -128,7 +128,6 @@ class Log:
     validations; what is null is left out."""
 
     def __init__(self, folder: Path, kind: str = "train"):
-        self.folder = folder
         self.lines = [line for line in map(json.loads, open(folder / "log.jsonl")) if line["kind"] == kind]
         self.held_out = Log(folder, "validation") if kind == "train" else None
 
