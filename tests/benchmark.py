@@ -1,7 +1,8 @@
 """Measurements that are too slow for the tests, each against its alternative in the same run on the same cores.
 
     python tests/benchmark.py                      # the default task: asynchrony, engine, idle time, against TRL
-    python tests/benchmark.py --seeds 0 1 2        # the same over several seeds (four minutes each)
+    python tests/benchmark.py --seeds 0 1 2        # the same over several seeds (a quarter of an hour each)
+    python tests/benchmark.py commands             # what a user waits for: --help, a fit, the default run; its memory
     python tests/benchmark.py step                 # what a step's arithmetic spends its time on, and what is the limit
     python tests/benchmark.py engines              # both engines, transformers' generate, vLLM while training
     python tests/benchmark.py fit                  # coverage of the intervals of fit_curve.py, sensitivity, speed
@@ -61,27 +62,31 @@ def seconds_to(log: list[dict], pass_rate: float) -> float:
     return float("inf")
 
 
-def asynchrony(seeds: list[int], target: float, folder: Path) -> list[dict]:
-    """(a) time to a pass rate and (c) idle fractions; returns the log of the first PipelineRL run."""
+def asynchrony(seeds: list[int], target: float, folder: Path) -> list[list[dict]]:
+    """(a) time to a pass rate and (c) idle fractions; returns the logs of the PipelineRL runs."""
     print(f"\n(a) seconds of training to a pass rate of {target:.2f}, and (c) idle fractions until then\n")
     print("seed  asynchrony    seconds   ratio   trainer idle   generator idle   off-policyness mean, max")
-    first = None
+    logs, found = [], {}
     for seed in seeds:
-        pipeline = None
         for kind in ("pipeline-8", "ppo-8", "ppo-1"):
             log = train(folder, f"{kind}-{seed}", "--asynchrony", kind, "--seed", str(seed), "--steps", "100",
                         "--validation-every", "8")  # fmt: skip
-            first = first or log
+            if kind == "pipeline-8":
+                logs.append(log)
+                pipeline = seconds_to(log, target)
             seconds = seconds_to(log, target)
-            pipeline = pipeline or seconds
             steps = [line for line in log if line["kind"] == "train" and seconds_of_training(line) <= seconds]
             durations = np.diff([0.0] + [seconds_of_training(line) for line in steps])
             idle = lambda side: np.average([line[f"{side}_idle_fraction"] for line in steps], weights=durations)
             age = np.mean([line["off_policyness_mean"] for line in steps])
-            print(f"{seed:4}  {kind:12} {seconds:8.1f} {seconds / pipeline:7.2f} {idle('trainer'):14.2f}"
-                  f" {idle('generator'):16.2f} {age:17.1f},"
-                  f" {max(line['off_policyness_max'] for line in steps)}", flush=True)  # fmt: skip
-    return first
+            figures = [seconds, seconds / pipeline, idle("trainer"), idle("generator")]
+            found.setdefault(kind, []).append(figures)
+            print(f"{seed:4}  {kind:12} {figures[0]:8.1f} {figures[1]:7.2f} {figures[2]:14.2f} {figures[3]:16.2f}"
+                  f" {age:17.1f}, {max(line['off_policyness_max'] for line in steps)}", flush=True)  # fmt: skip
+    for kind, rows in found.items():
+        seconds, ratio, trainer, generator = np.median(rows, axis=0)
+        print(f"median {kind:11} {seconds:8.1f} {ratio:7.2f} {trainer:14.2f} {generator:16.2f}", flush=True)
+    return logs
 
 
 class Size(NamedTuple):
@@ -250,8 +255,9 @@ def benchmark_engines(options: argparse.Namespace) -> None:
                   flush=True)  # fmt: skip
 
 
-def against_trl(log: list[dict], steps: int, folder: Path) -> None:
-    """(d) end-to-end training against TRL's GRPOTrainer: same model, prompts, completions and cores."""
+def against_trl(seeds: list[int], logs: list[list[dict]], lengths: list[int], folder: Path) -> None:
+    """(d) end-to-end training against TRL's GRPOTrainer: same model, prompts, completions and cores; over the first
+    steps, as many as each of `lengths` says."""
     try:
         import datasets
         import trl
@@ -265,39 +271,97 @@ def against_trl(log: list[dict], steps: int, folder: Path) -> None:
     torch.set_num_threads(2)
     problems = arithmetic.problems("train", 4000)
     answers = {problem.prompt + "<think>": problem for problem in problems}
-    calls = []  # (time, sampled tokens so far)
+    calls = []  # of the run at hand: (time, sampled tokens so far)
 
     def reward(prompts, completions, completion_ids, **_):
         tokens = sum(len(ids) for ids in completion_ids)
         calls.append((time.perf_counter(), tokens + (calls[-1][1] if calls else 0)))
         return [1.0 if arithmetic.score(answers[p], c) else -1.0 for p, c in zip(prompts, completions)]
 
-    config = trl.GRPOConfig(
-        output_dir=str(folder / "trl"), per_device_train_batch_size=128, gradient_accumulation_steps=4,
-        num_generations=16, max_completion_length=58 + 9, max_steps=steps, learning_rate=2e-4, beta=0.0,
-        loss_type="cispo", epsilon_high=5.0, temperature=1.0, use_cpu=True, bf16=False, gradient_checkpointing=False,
-        report_to=[], save_strategy="no", disable_tqdm=True, logging_steps=1000, shuffle_dataset=True,
-    )  # fmt: skip
-    trainer = trl.GRPOTrainer(
-        model=str(BASE_MODEL), reward_funcs=reward, args=config,
-        train_dataset=datasets.Dataset.from_list([{"prompt": prompt} for prompt in answers]),
-    )  # fmt: skip
-    trainer.train()
-    (start, first), (end, last) = calls[0], calls[-1]
-    theirs = (last - first) / (end - start)
-    line = [line for line in log if line["kind"] == "train"][steps - 1]
-    ours = line["compute_tokens"] / seconds_of_training(line)
-    print(f"\n(d) sampled tokens/s of training end to end, two cores, first {steps} steps of 32 x 16 completions\n")
-    print(f"train.py (PipelineRL-8)                 {ours:10,.0f}")
-    print(f"TRL {trl.__version__} GRPOTrainer                {theirs:10,.0f}")
-    print(f"ratio                                   {ours / theirs:10.2f}", flush=True)
+    print("\n(d) sampled tokens/s of training end to end, two cores, steps of 32 x 16 completions\n")
+    print(f"seed   steps   train.py (PipelineRL-8)   TRL {trl.__version__} GRPOTrainer   ratio")
+    ratios = {steps: [] for steps in lengths}
+    for seed, log in zip(seeds, logs):
+        calls.clear()
+        config = trl.GRPOConfig(
+            output_dir=str(folder / "trl"), per_device_train_batch_size=128, gradient_accumulation_steps=4, seed=seed,
+            num_generations=16, max_completion_length=58 + 9, max_steps=max(lengths), learning_rate=2e-4, beta=0.0,
+            loss_type="cispo", epsilon_high=5.0, temperature=1.0, use_cpu=True, bf16=False,
+            gradient_checkpointing=False, report_to=[], save_strategy="no", disable_tqdm=True, logging_steps=1000,
+            shuffle_dataset=True,
+        )  # fmt: skip
+        trainer = trl.GRPOTrainer(
+            model=str(BASE_MODEL), reward_funcs=reward, args=config,
+            train_dataset=datasets.Dataset.from_list([{"prompt": prompt} for prompt in answers]),
+        )  # fmt: skip
+        trainer.train()
+        lines = [line for line in log if line["kind"] == "train"]
+        for steps in lengths:
+            (start, first), (end, last) = calls[0], calls[steps - 1]
+            ours = lines[steps - 1]["compute_tokens"] / seconds_of_training(lines[steps - 1])
+            theirs = (last - first) / (end - start)
+            ratios[steps].append(ours / theirs)
+            print(f"{seed:4} {steps:7} {ours:25,.0f} {theirs:24,.0f} {ours / theirs:7.2f}", flush=True)
+    for steps, of_seeds in ratios.items():
+        print(f"median {steps:5} {np.median(of_seeds):58.2f}", flush=True)
 
 
 def benchmark_training(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        log = asynchrony(options.seeds, options.target, Path(folder))
+        logs = asynchrony(options.seeds, options.target, Path(folder))
         engine()
-        against_trl(log, options.trl_steps, Path(folder))
+        against_trl(options.seeds, logs, options.trl_steps, Path(folder))
+
+
+# --- what a user waits for ----------------------------------------------------------------------------------------
+
+
+def benchmark_commands(options: argparse.Namespace) -> None:
+    """Seconds of commands beside those of their bare imports, and the default run: how long, and its memory."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        began, peaks = time.perf_counter(), {}
+        run = subprocess.Popen([sys.executable, str(ROOT / "train.py"), "--name", "default"], stdout=subprocess.DEVNULL)
+        while run.poll() is None:
+            for process in family(run.pid):
+                peaks[process] = max(peaks.get(process, 0.0), memory_of(process))
+            time.sleep(1)
+        print(f"\npython train.py: {time.perf_counter() - began:.0f} s; GiB that its processes had at their peaks:")
+        print(", ".join(f"{peak:.2f}" for peak in sorted(peaks.values(), reverse=True)), flush=True)
+        fitted = [str(ROOT / "fit_curve.py"), "runs/default/log.jsonl"]
+        pairs = {  # a command, and its bare imports
+            "train.py --help": ([str(ROOT / "train.py"), "--help"], "torch"),
+            "fit_curve.py LOG": (fitted, "numpy, scipy.special"),
+            "fit_curve.py LOG --plot": ([*fitted, "--plot", "x.png"], "numpy, scipy.special, matplotlib.pyplot"),
+        }
+        print(f"\nseconds, median of {options.rounds} rounds\n\ncommand                   seconds   of its imports")
+        for name, (command, imports) in pairs.items():
+            taken = []
+            for _ in range(options.rounds):
+                for arguments in (command, ["-c", f"import {imports}"]):
+                    began = time.perf_counter()
+                    subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
+                    taken.append(time.perf_counter() - began)
+            whole, bare = np.median(taken[::2]), np.median(taken[1::2])
+            print(f"{name:25} {whole:7.2f} {bare:8.2f} ({imports}): {whole / bare:.2f} x", flush=True)
+
+
+def family(process: int) -> list[int]:
+    """This process and all that it has started, and they."""
+    try:
+        threads = Path(f"/proc/{process}/task").iterdir()
+        children = [int(child) for thread in threads for child in (thread / "children").read_text().split()]
+    except OSError:  # it has ended
+        return []
+    return [process, *(one for child in children for one in family(child))]
+
+
+def memory_of(process: int) -> float:
+    """GiB at the peak of a process."""
+    try:
+        return int(open(f"/proc/{process}/status").read().partition("VmHWM:")[2].split()[0]) / 2**20
+    except (OSError, IndexError):  # it has ended
+        return 0.0
 
 
 # --- the arithmetic of a step -------------------------------------------------------------------------------------
@@ -966,13 +1030,13 @@ def benchmark_fit(options):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     subjects = {"training": benchmark_training, "engines": benchmark_engines, "fit": benchmark_fit}
-    subjects |= {"step": benchmark_step}
+    subjects |= {"step": benchmark_step, "commands": benchmark_commands}
     subjects |= {"scaling": benchmark_scaling, "faults": benchmark_faults, "memory": benchmark_memory}
     parser.add_argument("what", choices=[*subjects], nargs="?", default="training")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="training: seeds of (a)")
     parser.add_argument("--target", type=float, default=0.8, help="training: pass rate that (a) waits for")
-    parser.add_argument("--trl-steps", type=int, default=20, help="training: steps of (d)")
-    parser.add_argument("--rounds", type=int, default=4, help="engines: measurements of each")
+    parser.add_argument("--trl-steps", type=int, nargs="+", default=[20, 100], help="training: steps of (d), up to 100")
+    parser.add_argument("--rounds", type=int, default=4, help="engines, commands: measurements of each")
     parser.add_argument(
         "--only", choices=["devices", "idle", "updates", "memory", "plan", "python"], help="scaling: one part"
     )
