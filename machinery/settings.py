@@ -82,7 +82,7 @@ class Settings(Sampling):
     trainers: int = 0  # processes that share the model by FSDP, each on a GPU; 0: one, or a fifth of the GPUs
     # Tokens in one forward and backward, padding included; with a GPU 32768 here too. Paper: 32768; small: 4096.
     tokens_per_micro_batch: int = 4096
-    compile: bool = False  # the trainer's layers, by torch.compile: faster once it is done, which may take a minute
+    compile: bool = False  # the trainer's layers, by torch.compile, which may take a minute; a CPU gains nothing by it
     gradient_checkpointing: bool = False  # layers are computed again in the backward: less memory; paper: True
     wait_timeout: float = 600.0  # seconds without a word from a generator until it is killed and replaced
     max_restarts: int = 3  # generators replaced in a run until it gives up
