@@ -92,10 +92,11 @@ def compare(names: Sequence[str], groups: Sequence[list[Fit]]) -> dict:
         for name, fits, its in zip(names, groups, counted)
         if len(fits) > len(its)
     )
-    lost = " and ".join(name for name, fits in zip(names, counted) if not all(f.identified for f in fits))
     result = {"settings": list(names), "A": None, "A_difference": None, "efficiency": []}
-    if not all(f.comparable for fits in counted for f in fits):
-        return result | {"verdict": f"no difference that this data shows: it does not identify A of {lost}{fell}"}
+    unknown = " and ".join(name for name, fits in zip(names, counted) if not all(f.comparable for f in fits))
+    if unknown:
+        return result | {"verdict": f"no difference that this data shows: it does not identify A of {unknown}{fell}"}
+    lost = " and ".join(name for name, fits in zip(names, counted) if not all(f.identified for f in fits))
 
     def gap_of_ceilings(end: int) -> tuple[float, float]:
         """The first A less the second, and how large it must be to tell them apart, where the first runs reach to this
