@@ -34,6 +34,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 import fit_curve  # noqa: E402
 from data.make_base import BASE_MODEL  # noqa: E402
+from data.verify import children  # noqa: E402
 from machinery import least_squares  # noqa: E402
 
 # --- the default task ---------------------------------------------------------------------------------------------
@@ -71,10 +72,10 @@ def asynchrony(seeds: list[int], target: float, folder: Path) -> list[list[dict]
         for kind in ("pipeline-8", "ppo-8", "ppo-1"):
             log = train(folder, f"{kind}-{seed}", "--asynchrony", kind, "--seed", str(seed), "--steps", "100",
                         "--validation-every", "8")  # fmt: skip
+            seconds = seconds_to(log, target)
             if kind == "pipeline-8":
                 logs.append(log)
-                pipeline = seconds_to(log, target)
-            seconds = seconds_to(log, target)
+                pipeline = seconds
             steps = [line for line in log if line["kind"] == "train" and seconds_of_training(line) <= seconds]
             durations = np.diff([0.0] + [seconds_of_training(line) for line in steps])
             idle = lambda side: np.average([line[f"{side}_idle_fraction"] for line in steps], weights=durations)
@@ -323,7 +324,7 @@ def benchmark_commands(options: argparse.Namespace) -> None:
         began, peaks = time.perf_counter(), {}
         run = subprocess.Popen([sys.executable, str(ROOT / "train.py"), "--name", "default"], stdout=subprocess.DEVNULL)
         while run.poll() is None:
-            for process in family(run.pid):
+            for process in [run.pid, *children(run.pid)]:
                 peaks[process] = max(peaks.get(process, 0.0), memory_of(process))
             time.sleep(1)
         print(f"\npython train.py: {time.perf_counter() - began:.0f} s; GiB that its processes had at their peaks:")
@@ -344,16 +345,6 @@ def benchmark_commands(options: argparse.Namespace) -> None:
                     taken.append(time.perf_counter() - began)
             whole, bare = np.median(taken[::2]), np.median(taken[1::2])
             print(f"{name:25} {whole:7.2f} {bare:8.2f} ({imports}): {whole / bare:.2f} x", flush=True)
-
-
-def family(process: int) -> list[int]:
-    """This process and all that it has started, and they."""
-    try:
-        threads = Path(f"/proc/{process}/task").iterdir()
-        children = [int(child) for thread in threads for child in (thread / "children").read_text().split()]
-    except OSError:  # it has ended
-        return []
-    return [process, *(one for child in children for one in family(child))]
 
 
 def memory_of(process: int) -> float:
