@@ -118,8 +118,9 @@ def main(arguments: list[str]) -> int:
     at_once = False
 
     def hint() -> str:
-        command = f"python train.py --resume {head.folder}"
-        return f"; {command} goes on from the last checkpoint" if checkpoints(head.folder) else ""
+        if not checkpoints(head.folder):
+            return ""
+        return f"; python train.py --resume {head.folder} goes on from the last checkpoint"
 
     try:
         start_other_ranks(settings, train, (settings, start, parameters), hint)

@@ -321,6 +321,7 @@ def test_runs_that_show_no_ceiling_are_compared_in_efficiency_alone():
     assert result["verdict"].startswith("slow raises the ceiling: its A lies at least") and not result["efficiency"]
     early = fits(100.0, last=80.0)
     assert not all(f.comparable for f in early)
+    assert "does not identify A of early" in compare(["early", "quick"], [early, fits(60.0)])["verdict"]
     verdict = compare(["early", "slow"], [early, slow])["verdict"]
     assert verdict.endswith("does not identify A of early")  # and not of slow, which could be compared
 
