@@ -31,7 +31,7 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the seconds of imports below without a traceback
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch's threads that wait leave the cores to other processes
 
-from machinery.flags import in_words, run_command
+from curve.flags import in_words, run_command
 from machinery.settings import GenerateCommand, parse
 
 if __name__ == "__main__":
@@ -46,8 +46,9 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache
 
 import loss
-from data import Problem, load_evaluation, task_of
-from data.mathematics import worded
+from data import Problem
+from data.load import load_evaluation, task_of
+from data.tasks.mathematics import worded
 from data.verify import VerifierPool
 from machinery.check import check_fit
 from machinery.engine import (

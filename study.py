@@ -29,13 +29,17 @@ import numpy as np
 from scipy.special import chdtri, stdtrit  # quantiles of chi^2 and of Student's t
 
 import loss
+from curve.comparison import asymptote_of, compare, standing, with_interval
+from curve.files import write_whole
+from curve.fit import Fit
+from curve.flags import flag, read_flags, run_command
+from curve.forecast import FORECASTERS
+from curve.logs import read_table
+from curve.plots import COMPUTE_UNITS, plot_compare, plot_seeds
+from curve.report import report
 from data.verify import die_with
-from fit_curve import FORECASTERS, Fit, Fitting, Runs, fit_logs, report, write_json
-from machinery.comparison import asymptote_of, compare, standing, with_interval
-from machinery.files import last_line, lock_folder, write_whole
-from machinery.flags import flag, read_flags, run_command
-from machinery.logs import read_table
-from machinery.plots import COMPUTE_UNITS, plot_compare, plot_seeds
+from fit_curve import Fitting, Runs, fit_logs, write_json
+from machinery.files import last_line, lock_folder
 from machinery.screen import Progress, say
 from machinery.settings import Settings, cpu_threads, parse, read_settings, refuse_changes
 

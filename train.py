@@ -39,7 +39,7 @@ from typing import TextIO
 if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the seconds of imports below without a traceback
 
-from machinery.flags import in_words, run_command
+from curve.flags import in_words, run_command
 from machinery.settings import TrainCommand, parse
 
 if __name__ == "__main__":
@@ -50,10 +50,13 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-import fit_curve
 import loss
 import view
-from data import load_data
+from curve.fit import fit_sigmoid
+from curve.forecast import levelled_off, outlook
+from curve.plots import plot_runs
+from curve.report import describe, report
+from data.load import load_data
 from generate import check_decoding, generator_process
 from machinery.engine import check_split, engine_settings
 from machinery.feed import Feed, Prompts
@@ -70,7 +73,6 @@ from machinery.model import (
     render_all,
 )
 from machinery.plan import plan
-from machinery.plots import plot_runs
 from machinery.processes import Stop, end_children
 from machinery.record import (
     Compute,
@@ -191,7 +193,7 @@ class Head:
         least = self.record.settings.stop_when_gain_below
         if not least or self.record.last_validation < step:
             return False
-        return all(fit_curve.levelled_off(series.x, series.y, least) for series in self.record.series())
+        return all(levelled_off(series.x, series.y, least) for series in self.record.series())
 
     def why_ended(self, step: int) -> str:
         """Why a run is over that was neither stopped nor failed."""
@@ -289,12 +291,12 @@ def finish(head: Head) -> None:
     fitted, curves = [], []
     for series in record.series():
         try:
-            fit = fit_curve.fit(series.x, series.y, num_examples=series.num_examples)
+            fit = fit_sigmoid(series.x, series.y, num_examples=series.num_examples)
         except ValueError as error:
             curves.append(f"curve       no fit: {error}")
             continue
         fitted.append((series, fit))
-        curves.append(fit_curve.describe(series, fit, fit_curve.report(series, fit)))
+        curves.append(describe(series, fit, report(series, fit)))
     if fitted:
         plot_runs(head.folder / "curve.png", fitted)
     if (head.folder / "rollouts.jsonl").exists():
@@ -358,7 +360,7 @@ def train(
             mismatch = numerics_mismatch(policy, some, s)
         if head:
             head.record.log_validation(step, groups, mismatch)
-            head.record.outlooks = [fit_curve.outlook(series) for series in head.record.series()]
+            head.record.outlooks = [outlook(series) for series in head.record.series()]
 
     def save(step: int) -> None:
         """Write a checkpoint of this step. Tensors are gathered from all ranks."""

@@ -22,11 +22,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-import fit_curve
 import loss
-from machinery.columns import Series
-from machinery.files import json_lines, six_digits, write_whole
-from machinery.flags import read_flags, run_command
+from curve.columns import Series
+from curve.files import write_whole
+from curve.fit import fit_sigmoid
+from curve.flags import read_flags, run_command
+from curve.report import describe, report
+from machinery.files import json_lines, six_digits
 from machinery.settings import read_settings
 
 TEMPLATE = Path(__file__).parent / "machinery" / "view.html"
@@ -206,12 +208,12 @@ def curve(name: str, column: str, validations: list[dict], sources: int) -> dict
     series = Series(name, x, y, "compute_flops", column, examples)
     found = {"name": column, "points": [[line["step"], *point] for line, *point in zip(validations, x, y)]}
     try:
-        fit = fit_curve.fit(x, y, num_examples=examples)
+        fit = fit_sigmoid(x, y, num_examples=examples)
     except ValueError as error:
         return found | {"line": [], "words": f"no fit: {error}"}
     C = np.geomspace(fit.x[fit.x > 0][0] / 1.5, 2 * fit.C_max, 120)
     line = np.stack([C, fit.predict(C), *fit.band(C)], 1)
-    words = fit_curve.describe(series, fit, fit_curve.report(series, fit))
+    words = describe(series, fit, report(series, fit))
     asymptote = fit.A if fit.identified else None
     return found | {"line": line.tolist(), "until": fit.C_max, "A": asymptote, "words": words}
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 import loss
-from data import Problem, arithmetic
+from data import Problem
+from data.tasks import arithmetic
 from data.verify import Verdict
 from generate import make_engine
 from loss import Recipe
@@ -35,7 +36,7 @@ PAGE = Path(__file__).with_name("walkthrough.md")
 CPU = torch.device("cpu")
 # Small thinking budgets, so that some completions are interrupted; and a learning rate that moves the ratios.
 SETTINGS = Settings(threads=1, thinking_budget=(14, 26), learning_rate=6e-4)
-PROBLEMS = [Problem("36+47=", "83", "data.arithmetic"), Problem("58+64=", "122", "data.arithmetic")]
+PROBLEMS = [Problem("36+47=", "83", "data.tasks.arithmetic"), Problem("58+64=", "122", "data.tasks.arithmetic")]
 COMPLETIONS, SEED = 4, 100
 UPDATED_AFTER, TRAINED_AT = 8, 8  # tokens; optimizer steps: the batch is as old as PipelineRL-8 allows
 

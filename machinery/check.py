@@ -4,7 +4,9 @@ ends a completion, the budgets, and the verdict on the reference answer."""
 import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from data import Problem, Source, programming
+from data import Problem
+from data.load import Source
+from data.tasks import programming
 from data.verify import VerifierPool
 from machinery.evaluation import judge_all
 from machinery.model import Decoding, completion_texts, render_all

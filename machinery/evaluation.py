@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from data import Problem, Source
+from data import Problem
+from data.load import Source
 from data.verify import Verdict, VerifierPool, no_verdict_at_all
 from machinery.rollouts import Rollout
 

@@ -21,7 +21,7 @@ import torch.multiprocessing as multiprocessing
 from transformers import PreTrainedTokenizerBase
 
 import loss
-from data import Source, next_source
+from data.load import Source, next_source
 from data.verify import Verdict, VerifierPool, no_verdict_at_all
 from machinery.engine import EngineSettings, make_requests
 from machinery.model import Decoding, completion_texts

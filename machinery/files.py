@@ -11,24 +11,6 @@ from pathlib import Path
 from typing import TextIO
 
 
-@contextlib.contextmanager
-def whole_file(target: Path) -> Iterator[Path]:
-    """A path to write a file at, which takes the place of `target` at the end of the block. OSError if it cannot be
-    written; then `target` is as it was."""
-    partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
-    try:
-        yield partial
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def write_whole(target: Path, text: str) -> None:
-    """Write a text whole or not at all."""
-    with whole_file(target) as partial:
-        partial.write_text(text)
-
-
 def append_whole(target: Path, text: str) -> None:
     """Add a text to a file, at once. OSError if it cannot be written; then the file is as it was."""
     data = text.encode()

@@ -15,9 +15,10 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 import loss
-from data import Source
+from curve.files import write_whole
+from data.load import Source
 from data.verify import Verdict
-from machinery.files import append_whole, json_lines, six_digits, write_whole
+from machinery.files import append_whole, json_lines, six_digits
 from machinery.rollouts import Batch, Group, Rollout
 from machinery.settings import Settings
 

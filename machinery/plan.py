@@ -16,10 +16,10 @@ import torch
 from transformers import PreTrainedModel
 
 import loss
-from data import KNOWN, files_of, parse_spec, task_names
+from curve.flags import flag
+from data.load import KNOWN, files_of, parse_spec, task_names
 from machinery.engine import check_split, choose_engine, engine_settings
 from machinery.files import json_lines
-from machinery.flags import flag
 from machinery.model import check_length, load_shapes, load_tokenizer, make_decoding, matmul_parameters, model_path
 from machinery.record import flops
 from machinery.settings import TrainCommand, devices_here, devices_paid, gpus_here, trunk_dtype

@@ -24,11 +24,12 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import loss
-from data import parse_spec
+from curve.files import write_whole
+from curve.logs import Series
+from data.load import parse_spec
 from machinery.feed import Feed
-from machinery.files import append_whole, json_lines, whole_folder, write_whole
+from machinery.files import append_whole, json_lines, whole_folder
 from machinery.kept import KeptRollouts, in_words
-from machinery.logs import Series
 from machinery.model import marked_text
 from machinery.rollouts import Batch, Group
 from machinery.screen import Progress, say, warn

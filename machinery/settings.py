@@ -11,8 +11,8 @@ from typing import Literal
 import torch
 
 import loss
+from curve.flags import flag, read_flags
 from loss import Recipe
-from machinery.flags import flag, read_flags
 
 
 @dataclass(frozen=True)

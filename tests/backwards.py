@@ -12,7 +12,7 @@ from pathlib import Path
 
 from conftest import save_random
 
-from data.mathematics import INSTRUCTION
+from data.tasks.mathematics import INSTRUCTION
 from loss import INTERRUPTION_PHRASE
 
 PIECE = r" ?[A-Za-z]+|\d| ?[^A-Za-z0-9]"  # a word with the space before it, a digit, or a sign

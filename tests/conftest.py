@@ -11,14 +11,23 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each of the processes woul
 torch.set_num_threads(1)
 
 
+def pytest_addoption(parser):
+    parser.addoption("--all", action="store_true", help="also the tests marked `slow`: real processes, long simulations")
+
+
 def pytest_configure(config):
     has_screen = not hasattr(config, "workerinput")
     if has_screen and config.get_verbosity() <= 0 and hasattr(config, "cache"):
         config.pluginmanager.register(FileProgress(config))
 
 
-def pytest_collection_modifyitems(items):
-    """The longest file first, or one process would be left with it at the end."""
+def pytest_collection_modifyitems(config, items):
+    """Without --all the slow tests are left out. The longest file comes first: at the end one process would be left
+    with it."""
+    if not config.getoption("--all"):
+        slow = [item for item in items if item.get_closest_marker("slow")]
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if item not in set(slow)]
     items.sort(key=lambda item: item.path.name != "test_vllm.py")
 
 
@@ -49,7 +58,7 @@ def make_models(parent, head_dim):
     """Folders of tiny random models by kind, with the arithmetic task's tokenizer."""
     from transformers import DeepseekV3Config, Glm4MoeLiteConfig, LlamaConfig, Qwen3Config, Qwen3MoeConfig
 
-    from data.make_base import make_tokenizer
+    from machinery.make_base import make_tokenizer
 
     tokenizer = make_tokenizer()
     common = sizes(tokenizer)

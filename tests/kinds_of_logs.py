@@ -20,7 +20,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import fit_curve  # noqa: E402
-from machinery.logs import read_log  # noqa: E402
+from curve.logs import read_log  # noqa: E402
 
 STEPS = list(range(0, 101, 10))
 RATES = [round(0.2 + 0.6 / (1 + (30 / step) ** 2) if step else 0.2, 4) for step in STEPS]

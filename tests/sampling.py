@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from data import arithmetic
+from data.tasks import arithmetic
 from generate import generator_process
 from machinery.engine import EngineSettings
 from machinery.model import Decoding, load_model, load_tokenizer, make_decoding, render

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import train
-from data import Problem, Source
+from data import Problem
+from data.load import Source
 from data.verify import Verdict
 from machinery.feed import Feed, Prompts
 from machinery.model import load_model, load_tokenizer
@@ -42,7 +43,7 @@ def rollout(group, index, prompt, tokens, sampled=None, truncated=False, version
 
 def make_group(number: int, rollouts: list[Rollout], correct: list[bool]) -> Group:
     """A finished group of these rollouts."""
-    problem = Problem(f"{number}+1=", str(number + 1), "data.arithmetic")
+    problem = Problem(f"{number}+1=", str(number + 1), "data.tasks.arithmetic")
     group = Group(number, 0, number, problem, FIRST, 0, [rollout.request for rollout in rollouts])
     group.rollouts = dict(enumerate(rollouts))
     group.verdicts = {i: Verdict(verdict) for i, verdict in enumerate(correct)}
@@ -71,7 +72,7 @@ class GivenGroups(Feed):
     """A feed whose batches a test has made."""
 
     def __init__(self, chosen: Settings, batches: list[list[Group]], parameters: SharedParameters, folder: str):
-        problem = Problem("1+1=", "2", "data.arithmetic")
+        problem = Problem("1+1=", "2", "data.tasks.arithmetic")
         prompts = Prompts([Source("given", 1.0, [problem] * 100, [problem])], {}, load_tokenizer(folder), None)
         super().__init__(chosen, prompts, [SimpleNamespace(devices=("cpu",))], parameters, None, lambda: False)
         self.batches = list(batches)

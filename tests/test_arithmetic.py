@@ -5,7 +5,10 @@ import random
 import pytest
 import torch
 
-from data import Problem, arithmetic, load_task, make_base
+from data import Problem
+from data.load import load_task
+from data.tasks import arithmetic
+from machinery import make_base
 from machinery.model import load_model, load_tokenizer
 
 
@@ -45,7 +48,7 @@ def test_the_warm_start_never_sees_a_validation_problem():
     ],
 )
 def test_verdicts(completion, right):
-    assert arithmetic.score(Problem("4729+8153=", "12882", "data.arithmetic"), completion) is right
+    assert arithmetic.score(Problem("4729+8153=", "12882", "data.tasks.arithmetic"), completion) is right
 
 
 def test_clean_traces_lead_to_the_sum_and_noisy_ones_to_what_they_say():

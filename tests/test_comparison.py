@@ -7,11 +7,12 @@ import pytest
 from matplotlib.figure import Figure
 
 import fit_curve
-from fit_curve import fit, outlook, sigmoid
-from machinery import plots
-from machinery.comparison import compare
-from machinery.flags import run_command
-from machinery.logs import Series
+from curve import plots
+from curve.comparison import compare
+from curve.fit import fit_sigmoid, sigmoid
+from curve.flags import run_command
+from curve.forecast import outlook
+from curve.logs import Series
 
 
 def run_of(random, A=0.7, B=1.8, C_mid=100.0, R0=0.2, n=41, last=600.0, noise=0.01):
@@ -29,7 +30,7 @@ def with_A(f, A, low, high):
 
 def test_a_ceiling_is_not_raised_against_its_own_interval():
     """A run that ends at .67 had A .985 [.838, 1], and was put .130 +- .083 above one at .855."""
-    f = fit(*run_of(np.random.default_rng(0)))
+    f = fit_sigmoid(*run_of(np.random.default_rng(0)))
     slow, quick = with_A(f, 0.985, 0.838, 1.0), with_A(f, 0.855, 0.850, 0.861)
     for fits in ([slow], [quick]), ([quick], [slow]):
         assert "raises" not in compare(("one", "two"), fits)["verdict"]
@@ -47,8 +48,8 @@ def test_one_ceiling_is_seldom_taken_for_two(seeds):
     of `tests/benchmark.py fit` are in docs/measured.md."""
     random, raised = np.random.default_rng(0), 0
     for _ in range(40):
-        quick = [fit(*run_of(random)) for _ in range(seeds)]
-        slow = [fit(*run_of(random, C_mid=200.0, n=21, last=500.0)) for _ in range(seeds)]
+        quick = [fit_sigmoid(*run_of(random)) for _ in range(seeds)]
+        slow = [fit_sigmoid(*run_of(random, C_mid=200.0, n=21, last=500.0)) for _ in range(seeds)]
         raised += "raises" in compare(("quick", "slow"), (quick, slow))["verdict"]
     assert raised <= 6
 
@@ -85,17 +86,17 @@ def test_a_run_that_cannot_be_fitted_is_named_and_left_out(capsys, tmp_path):
 
 def test_the_part_of_the_gain_made_decides_whether_A_is_identified():
     """At 3 C_mid a curve with B = .6 has made 66 % of its gain; at 1.45 C_mid one with B = 3 has made 75 %."""
-    shallow = fit(*run_of(np.random.default_rng(0), B=0.6, last=300.0, noise=0.001))
+    shallow = fit_sigmoid(*run_of(np.random.default_rng(0), B=0.6, last=300.0, noise=0.001))
     assert shallow.gain_made == pytest.approx(0.66, abs=0.02) and shallow.reach > 2.5 and not shallow.identified
     assert (
         f"only {100 * shallow.gain_made:.0f} % of the gain" in shallow.warnings[0] and "A > 0.6" in shallow.warnings[0]
     )
-    steep = fit(*run_of(np.random.default_rng(0), B=3.0, last=145.0, noise=0.001))
+    steep = fit_sigmoid(*run_of(np.random.default_rng(0), B=3.0, last=145.0, noise=0.001))
     assert steep.gain_made == pytest.approx(0.75, abs=0.02) and steep.reach < 1.5 and steep.identified
     assert "each point moves A" in steep.warnings[0]
-    noisy = fit(*run_of(np.random.default_rng(0), n=21, noise=0.06))
+    noisy = fit_sigmoid(*run_of(np.random.default_rng(0), n=21, noise=0.06))
     assert noisy.gain_made > 0.7 and not noisy.identified and "20 points with a scatter of 0.0" in noisy.warnings[0]
-    assert fit(*run_of(np.random.default_rng(0), n=161, noise=0.06)).identified
+    assert fit_sigmoid(*run_of(np.random.default_rng(0), n=161, noise=0.06)).identified
     assert steep.gain_made == pytest.approx((steep.predict(steep.C_max) - steep.R0) / (steep.A - steep.R0))
 
 
@@ -104,7 +105,7 @@ def test_what_is_called_identified_covers():
     random, inside, identified = np.random.default_rng(0), 0, 0
     while identified < 50:
         B, made = random.uniform(0.8, 2.5), random.uniform(0.7, 0.85)
-        f = fit(*run_of(random, B=B, last=100 * (made / (1 - made)) ** (1 / B), noise=0.008))
+        f = fit_sigmoid(*run_of(random, B=B, last=100 * (made / (1 - made)) ** (1 / B), noise=0.008))
         low, high = f.interval["A"]
         identified += f.identified
         inside += f.identified and low <= 0.7 <= high
@@ -114,7 +115,7 @@ def test_what_is_called_identified_covers():
 def test_a_collapse_draws_nothing_that_it_does_not_show():
     x, y = run_of(np.random.default_rng(0))
     fallen = Series("run", x, np.where(x > 400, 0.0, y))
-    f = fit(fallen.x, fallen.y)
+    f = fit_sigmoid(fallen.x, fallen.y)
     assert f.collapsed and f.fell and not f.identified and outlook(fallen) == "collapsed"
     for details in (True, False):
         axes = Figure().subplots()

@@ -13,8 +13,11 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-import data
-from data import KNOWN, Problem, arithmetic, files, load_data, load_evaluation, mathematics, next_source, parse_spec
+from data import Problem, tasks
+from data import load as loading
+from data import records as files
+from data.load import KNOWN, load_data, load_evaluation, next_source, parse_spec
+from data.tasks import arithmetic, mathematics
 
 ROOT = Path(__file__).parent.parent
 
@@ -55,7 +58,7 @@ def test_every_format_gives_the_same_problems(tmp_path, suffix):
     made = {problem.prompt: problem for problem in source.train + source.validation}
     assert made[f"{odd['problem']}\n\n{mathematics.INSTRUCTION}"].answer == "\\frac{1}{2}"
     assert made[f"What is 7 + 1?\n\n{mathematics.INSTRUCTION}"] == mathematics.problem("What is 7 + 1?", "8")
-    assert {problem.task for problem in made.values()} == {"data.mathematics"}
+    assert {problem.task for problem in made.values()} == {"data.tasks.mathematics"}
 
 
 def test_long_cells_are_read_and_the_limit_of_csv_is_put_back(tmp_path):
@@ -108,10 +111,10 @@ def test_an_instruction_of_ones_own_is_said_after_each_problem(tmp_path):
 def test_the_task_of_a_data_set_is_told_without_reading_it(tmp_path, monkeypatch):
     own = write(tmp_path / "a.jsonl", records(20)), write(tmp_path / "b.jsonl", [{"question": "?", "tests": "[]"}] * 2)
     open(own[0], "a").write("this line is never read")
-    assert [data.task_of(path) for path in own] == ["data.mathematics", "data.programming"]
+    assert [loading.task_of(path) for path in own] == ["data.tasks.mathematics", "data.tasks.programming"]
     monkeypatch.setattr(files, "find_files", lambda *_: pytest.fail("it was looked for"))
     names = ("arithmetic", "polaris", "aime24", "deepcoder:2")
-    assert [data.task_of(name).removeprefix("data.") for name in names] == [
+    assert [loading.task_of(name).removeprefix("data.tasks.") for name in names] == [
         "arithmetic", "mathematics", "mathematics", "programming"
     ]  # fmt: skip
 
@@ -120,7 +123,7 @@ def test_a_column_of_tests_makes_programming_problems(tmp_path):
     tests = json.dumps([{"input": "1", "output": "2", "type": "stdin_stdout"}])
     rows = [{"problem": f"Task {i}", "answer": "none", "tests": tests} for i in range(20)]
     source = load(write(tmp_path / "a.parquet", rows))
-    assert {p.task for p in source.train + source.validation} == {"data.programming"}
+    assert {p.task for p in source.train + source.validation} == {"data.tasks.programming"}
     with pytest.raises(ValueError, match=r"a.jsonl, line 2: the tests are neither"):
         load(write(tmp_path / "a.jsonl", [rows[0], {**rows[1], "tests": "{}"}]))
 
@@ -206,7 +209,7 @@ def test_a_small_parquet_file_that_unpacks_to_a_giant_is_refused(tmp_path, monke
 )  # fmt: skip
 def test_a_task_that_cannot_make_its_problems_is_named_with_the_call(tmp_path, monkeypatch, body, message):
     (tmp_path / "data").mkdir()
-    monkeypatch.setattr("data.__path__", [*data.__path__, str(tmp_path / "data")])
+    monkeypatch.setattr(tasks, "__path__", [*tasks.__path__, str(tmp_path / "data")])
     (tmp_path / "data" / "few.py").write_text(
         f"from data import Problem\ndef problems(split, number, seed=0):\n    {body}\n"
     )
@@ -249,7 +252,7 @@ def test_repeated_problems_are_left_out_and_told(tmp_path):
     assert len(source.train) + len(source.validation) == 50
     assert any(re.search(r"2 repeated .*line 51 repeats .*a\.jsonl, line 4", note) for note in source.notes)
     assert {p.answer for p in source.train + source.validation} == {str(i + 1) for i in range(50)}, "the first counts"
-    assert data.text_key("x-1") != data.text_key("x+1")
+    assert loading.text_key("x-1") != loading.text_key("x+1")
 
 
 def test_problems_held_out_anywhere_are_trained_on_nowhere(tmp_path):
@@ -275,9 +278,9 @@ def test_fewer_training_problems_are_drawn_by_the_seed(tmp_path):
 
 
 def test_arguments_are_read():
-    assert parse_spec("polaris") == data.Spec("polaris", 1.0, {})
-    assert parse_spec("polaris:3") == data.Spec("polaris", 3.0, {})
-    assert parse_spec("a/b.jsonl:.5,problem=q,answer=a b") == data.Spec(
+    assert parse_spec("polaris") == loading.Spec("polaris", 1.0, {})
+    assert parse_spec("polaris:3") == loading.Spec("polaris", 3.0, {})
+    assert parse_spec("a/b.jsonl:.5,problem=q,answer=a b") == loading.Spec(
         "a/b.jsonl", 0.5, {"problem": "q", "answer": "a b"}
     )
     assert parse_spec("C:x.jsonl").name == "C:x.jsonl"
@@ -332,10 +335,10 @@ def test_the_template_of_the_readme_is_a_task(tmp_path, monkeypatch):
     (code,) = re.findall(r'```python\n("""data/squares.py.*?)```', (ROOT / "README.md").read_text(), flags=re.DOTALL)
     assert code.count("\n") <= 25
     (tmp_path / "squares.py").write_text(code)
-    monkeypatch.setattr(data, "__path__", [*data.__path__, str(tmp_path)])
+    monkeypatch.setattr(tasks, "__path__", [*tasks.__path__, str(tmp_path)])
     (source,) = load_data(["squares"], 200, 50)
     assert len(source.train) == 200 and len(source.validation) == 50 and source.notes == []
-    problem, score = source.train[0], data.load_task("squares").score
+    problem, score = source.train[0], loading.load_task("squares").score
     assert problem.task == "data.squares" and score(problem, f"so</think>It is {problem.answer}")
     assert not score(problem, f"{problem.answer}</think>") and not score(problem, "</think>12 13")
 

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import loss
-from data import Problem, Source
-from data.make_base import make_tokenizer
+from data import Problem
+from data.load import Source
 from data.verify import Verdict
 from loss import Recipe
 from machinery.engine import EngineSettings
@@ -30,6 +30,7 @@ from machinery.feed import (
     read_reports,
     start_generator,
 )
+from machinery.make_base import make_tokenizer
 from machinery.model import make_decoding
 from machinery.rollouts import Report, Rollout
 from machinery.settings import Settings
@@ -219,7 +220,7 @@ class StandInFeed(Feed):
         chosen = dataclasses.replace(chosen, recipe=loss.Recipe(asynchrony=asynchrony))
         sources = []
         for s, number in enumerate(numbers):
-            problems = [Problem(f"{s}+{i}=", "", "data.arithmetic") for i in range(number + 4)]
+            problems = [Problem(f"{s}+{i}=", "", "data.tasks.arithmetic") for i in range(number + 4)]
             sources.append(Source(str(s), 3.0 if s == 0 else 1.0, problems[:number], problems[number:]))
         tokenizer = make_tokenizer()
         ids = {p.prompt: [1, 2] for source in sources for p in source.train + source.validation}

@@ -13,11 +13,14 @@ import numpy as np
 import pytest
 
 import fit_curve
-from fit_curve import fit, fit_power_law, held_out, outlook, sigmoid
-from machinery import least_squares, plots
-from machinery.columns import Series
-from machinery.comparison import asymptote_of, compare
-from machinery.flags import flag, run_command
+from curve import least_squares, plots
+from curve.columns import Series
+from curve.comparison import asymptote_of, compare
+from curve.fit import allowed_excess, fit_sigmoid, power_law, sigmoid
+from curve.flags import flag, run_command
+from curve.forecast import held_out, outlook
+from curve.least_squares import fit_power_law
+from curve.report import describe, report
 
 SCRIPT = Path(fit_curve.__file__)
 # Table 1 of the paper: C_mid in GPU-hours, B, A; and R0, about .40 for the 8B model and .51 for Scout
@@ -65,7 +68,7 @@ def command(*arguments, capsys):
 def test_recovers_the_published_parameters(setting):
     C_mid, B, A, R0 = TABLE_1[setting]
     x = np.linspace(0, 6 * C_mid, 40)
-    f = fit(x, sigmoid(x, A, B, C_mid, R0))
+    f = fit_sigmoid(x, sigmoid(x, A, B, C_mid, R0))
     assert np.allclose([f.A, f.B, f.C_mid, f.R0], [A, B, C_mid, R0], rtol=1e-4)
     assert f.identified and abs(f.reach - 6) < 0.01 and f.interval["A"][1] - f.interval["A"][0] < 1e-4
 
@@ -77,7 +80,7 @@ def test_both_methods_agree_and_least_squares_is_no_worse():
     C_mid, B, A, R0 = TABLE_1["ScaleRL"]
     x = np.linspace(0, 6 * C_mid, 20)
     y = sigmoid(x, A, B, C_mid, R0)
-    exact, grid = fit(x, y), fit(x, y, method="paper")
+    exact, grid = fit_sigmoid(x, y), fit_sigmoid(x, y, method="paper")
     assert abs(grid.A - exact.A) < 0.005 and abs(grid.B - exact.B) < 0.15
     assert abs(grid.C_mid - exact.C_mid) < 403
     assert exact.squares <= grid.squares
@@ -90,10 +93,10 @@ def test_both_methods_agree_and_least_squares_is_no_worse():
 
 def test_published_grid_names_its_edges_and_refuses_other_units():
     x = np.linspace(0, 20000, 12)
-    edge = fit(x, sigmoid(x, 0.92, 2, 3000, 0.2), method="paper")
+    edge = fit_sigmoid(x, sigmoid(x, 0.92, 2, 3000, 0.2), method="paper")
     assert any("A = 0.8 is on the edge" in w for w in edge.warnings)
     with pytest.raises(ValueError, match="GPU-hours"):
-        fit(*run_of(last=3e15, C_mid=5e14), method="paper")
+        fit_sigmoid(*run_of(last=3e15, C_mid=5e14), method="paper")
 
 
 def test_least_squares_reaches_the_bottom_of_the_valley():
@@ -103,7 +106,7 @@ def test_least_squares_reaches_the_bottom_of_the_valley():
     for seed in range(6):
         x, y = run_of(noise=0.02, seed=seed, last=300 + 100 * seed)
         for r0, others in (("first", 3), ("free", 4)):
-            f = fit(x, y, r0)
+            f = fit_sigmoid(x, y, r0)
 
             def residual(p, f=f, others=others, y=y):
                 return sigmoid(f.x, p[0], np.exp(p[1]), np.exp(p[2]), p[3] if others == 4 else y[0]) - f.y
@@ -118,19 +121,19 @@ def test_least_squares_reaches_the_bottom_of_the_valley():
 
 def test_fit_window_and_source_of_R0():
     x, y = run_of()
-    f = fit(x, y, fit_from=100, fit_to=400)
+    f = fit_sigmoid(x, y, fit_from=100, fit_to=400)
     assert f.x[0] >= 100 and f.C_max <= 400 and f.R0 == y[0]
-    assert fit(x, y, 0.25).R0 == 0.25 and fit(x, y, 0.25).interval["R0"] == (0.25, 0.25)
-    free = fit(x, y, "free")
+    assert fit_sigmoid(x, y, 0.25).R0 == 0.25 and fit_sigmoid(x, y, 0.25).interval["R0"] == (0.25, 0.25)
+    free = fit_sigmoid(x, y, "free")
     assert len(free.x) == len(x) and free.interval["R0"][0] < 0.2 < free.interval["R0"][1] and free.R0 != y[0]
-    late = fit(x[1:], y[1:])
+    late = fit_sigmoid(x[1:], y[1:])
     assert any("not before training" in w for w in late.warnings)
 
 
 def test_wrong_R0_moves_A_as_documented():
     C_mid, B, A, R0 = TABLE_1["ScaleRL"]
     x = np.linspace(1500, 8000, 60)
-    moved = [fit(x, sigmoid(x, A, B, C_mid, R0), R0 + shift).A - A for shift in (-0.05, 0.05)]
+    moved = [fit_sigmoid(x, sigmoid(x, A, B, C_mid, R0), R0 + shift).A - A for shift in (-0.05, 0.05)]
     assert 0.005 < moved[0] < 0.025 and -0.025 < moved[1] < -0.005
 
 
@@ -139,14 +142,14 @@ def test_the_window_hardly_moves_A_of_the_sigmoid_but_that_of_the_power_law():
     C_mid, B, A, R0 = TABLE_1["batch 2048"]
     y = sigmoid(EARLY_X, A, B, C_mid, R0)
     laws = [fit_power_law(EARLY_X[EARLY_X >= start], y[EARLY_X >= start])[0] for start in (1500, 5000)]
-    curves = [fit(EARLY_X, y, R0, fit_from=start).A for start in (1500, 5000)]
+    curves = [fit_sigmoid(EARLY_X, y, R0, fit_from=start).A for start in (1500, 5000)]
     assert 0.95 < laws[0] <= 1 and 0.69 < laws[1] < 0.78  # the paper: 1.0 and .74
     assert np.allclose(curves, A, atol=1e-3)
 
 
 def test_power_law_recovers_its_parameters():
     x = np.linspace(10, 1000, 30)
-    assert np.allclose(fit_power_law(x, fit_curve.power_law(x, 0.8, 2.0, 0.6)), (0.8, 2.0, 0.6), rtol=1e-3)
+    assert np.allclose(fit_power_law(x, power_law(x, 0.8, 2.0, 0.6)), (0.8, 2.0, 0.6), rtol=1e-3)
 
 
 # --- the intervals --------------------------------------------------------------------------------------------------
@@ -157,8 +160,8 @@ def test_ends_of_the_interval_of_A_are_where_the_profile_crosses():
     from scipy.optimize import least_squares
 
     x, y = run_of(noise=0.015)
-    f = fit(x, y, 0.2)
-    excess = fit_curve.allowed_excess(f.squares, len(f.x) - 3, f.correlation)
+    f = fit_sigmoid(x, y, 0.2)
+    excess = allowed_excess(f.squares, len(f.x) - 3, f.correlation)
     for end in f.interval["A"]:
         solution = least_squares(lambda p, end=end: sigmoid(f.x, end, *np.exp(p), 0.2) - f.y, np.log([f.B, f.C_mid]))
         best = 2 * solution.cost
@@ -171,9 +174,9 @@ def test_intervals_hold_the_truth_over_many_draws():
     truth, hits = {"A": 0.7, "B": 1.8, "C_mid": 100.0}, []
     for seed in range(40):
         x, y = run_of(seed=seed, correlation=0.4, n=61, last=500)
-        f = fit(x, y)
+        f = fit_sigmoid(x, y)
         theta, squares = least_squares.variable_projection(f.x, f.y, y[0])
-        independent = fit_curve.allowed_excess(squares, len(f.x) - 3, correlation=0.0)
+        independent = allowed_excess(squares, len(f.x) - 3, correlation=0.0)
         plain = least_squares.profile_over_A(f.x, f.y, theta, theta, independent, False)[0]["A"]
         low, high = f.band(1000)
         hits.append(
@@ -187,13 +190,13 @@ def test_intervals_hold_the_truth_over_many_draws():
 
 def test_correlation_of_neighbours_is_corrected_for_bias():
     """On average over runs, which `tests/benchmark.py fit` shows for more correlations and lengths."""
-    runs = [fit(*run_of(seed=s, correlation=0.5, n=41)) for s in range(60)]
+    runs = [fit_sigmoid(*run_of(seed=s, correlation=0.5, n=41)) for s in range(60)]
     raw, corrected = np.mean([(f.lag_1, f.correlation) for f in runs], axis=0)
     assert raw < 0.5 - 0.09 and abs(corrected - 0.5) < 0.028
 
 
 def test_band_holds_the_curve_and_ends_at_the_interval_of_A():
-    f = fit(*run_of())
+    f = fit_sigmoid(*run_of())
     C = np.geomspace(10, 1e9, 50)
     low, high = f.band(C)
     assert np.all(low <= f.predict(C)) and np.all(f.predict(C) <= high) and low.shape == C.shape
@@ -204,12 +207,12 @@ def test_band_holds_the_curve_and_ends_at_the_interval_of_A():
 
 
 def warnings_of(x, y, **options):
-    return " ".join(fit(x, y, **options).warnings)
+    return " ".join(fit_sigmoid(x, y, **options).warnings)
 
 
 def test_a_run_short_of_its_midpoint_has_no_asymptote(capsys, tmp_path):
     x, y = run_of(last=90, n=31)
-    f = fit(x, y)
+    f = fit_sigmoid(x, y)
     assert not f.identified and "not identified" in f.warnings[0] and f.interval["A"][0] < 0.7
     path, out = write_csv(tmp_path / "early.csv", x, y), tmp_path / "early.json"
     status, text, _ = command(path, "--json", out, capsys=capsys)
@@ -220,38 +223,38 @@ def test_a_run_short_of_its_midpoint_has_no_asymptote(capsys, tmp_path):
 
 def test_lower_bound_of_an_unidentified_A_holds():
     """For one side 97.5 % is meant; that more than 3 of 20 miss has a chance of 1 in 1,000."""
-    assert sum(fit(*run_of(last=100, n=31, seed=s)).interval["A"][0] <= 0.7 for s in range(20)) >= 17
+    assert sum(fit_sigmoid(*run_of(last=100, n=31, seed=s)).interval["A"][0] <= 0.7 for s in range(20)) >= 17
 
 
 def test_short_reach_warns():
     x = np.linspace(0, 175, 60)
-    f = fit(x, sigmoid(x, 0.7, 1.8, 100, 0.2))
+    f = fit_sigmoid(x, sigmoid(x, 0.7, 1.8, 100, 0.2))
     assert f.identified and "each point moves A" in f.warnings[0]
 
 
 def test_collapse_decline_stall_and_no_rise():
     x, y = run_of(n=60)
     collapsed = np.where(x > 400, 0.0, y)
-    f = fit(x, collapsed)
+    f = fit_sigmoid(x, collapsed)
     assert not f.identified and f.warnings[0].startswith("collapse") and "--fit-to" in f.warnings[0]
-    assert not any("collapse" in w for w in fit(x, collapsed, fit_to=400).warnings)
+    assert not any("collapse" in w for w in fit_sigmoid(x, collapsed, fit_to=400).warnings)
     assert "decline" in warnings_of(x, np.where(x > 500, y - 0.15, y))
     assert "flat" in warnings_of(*run_of(C_mid=20.0, B=4.0))
     assert "flat" not in warnings_of(*run_of(noise=0.003))
-    f = fit(x, 0.3 + 0.01 * np.random.default_rng(0).standard_normal(60))
+    f = fit_sigmoid(x, 0.3 + 0.01 * np.random.default_rng(0).standard_normal(60))
     assert not f.identified and "no rise" in " ".join(f.warnings)
 
 
 def test_bound_few_points_drift_and_noise():
     x = np.linspace(0, 400, 41)
-    above = fit(x, np.minimum(sigmoid(x, 1.15, 1.5, 200, 0.2), 1.0))
+    above = fit_sigmoid(x, np.minimum(sigmoid(x, 1.15, 1.5, 200, 0.2), 1.0))
     assert above.A == 1
     assert "only 5 points" in warnings_of(*run_of(n=6))
     wave = run_of(n=61)
     assert "drift" in warnings_of(wave[0], wave[1] + 0.03 * np.sin(wave[0] / 60))
     x, y = run_of(n=61, noise=0.005)
     assert "drift" not in warnings_of(x, y)
-    assert fit(x, y, num_examples=1000).noise == pytest.approx(np.sqrt(np.mean(y[1:] * (1 - y[1:])) / 1000))
+    assert fit_sigmoid(x, y, num_examples=1000).noise == pytest.approx(np.sqrt(np.mean(y[1:] * (1 - y[1:])) / 1000))
     assert "more than twice the noise" in warnings_of(*run_of(noise=0.03), num_examples=10000)
     assert "use more examples" in warnings_of(*run_of(A=0.3, noise=0.02), num_examples=100)
     assert "half of the gain came before" in warnings_of(*run_of(C_mid=5.0))
@@ -269,10 +272,10 @@ def test_held_out_reports_three_forecasts_and_what_came():
 
 def test_the_outlook_while_a_run_goes_on():
     x, y = run_of(A=0.9, last=600.0)
-    f = fit(x, y)
+    f = fit_sigmoid(x, y)
     low, high = f.interval["A"]
     assert outlook(Series("run", x, y)) == f"A {f.A:.2f} [{low:.2f}, {high:.2f}], 2x compute {f.gain()[0]:+.2f}"
-    early = fit(x[:9], y[:9])
+    early = fit_sigmoid(x[:9], y[:9])
     assert not early.identified and outlook(Series("run", x[:9], y[:9])) == f"A > {early.interval['A'][0]:.2f}"
     assert outlook(Series("run", x[:6], y[:6])) == outlook(Series("run", x, np.full(41, 0.3))) == ""
 
@@ -281,7 +284,7 @@ def test_the_outlook_while_a_run_goes_on():
 
 
 def group(seeds=(0,), **curve):
-    return [fit(*run_of(seed=s, **curve)) for s in seeds]
+    return [fit_sigmoid(*run_of(seed=s, **curve)) for s in seeds]
 
 
 @pytest.mark.parametrize(
@@ -308,7 +311,7 @@ def test_runs_that_show_no_ceiling_are_compared_in_efficiency_alone():
 
     def fits(C_mid, last=300.0):
         runs = [run_of(A=1.0, B=1.5, C_mid=C_mid, R0=0.1, n=21, last=last, noise=0.02, seed=seed) for seed in range(8)]
-        return [fit(*run) for run in runs]
+        return [fit_sigmoid(*run) for run in runs]
 
     slow = fits(100.0)
     lost = [f for f in slow if not f.identified]
@@ -316,7 +319,7 @@ def test_runs_that_show_no_ceiling_are_compared_in_efficiency_alone():
     result = compare(["slow", "quick"], [slow, fits(60.0)])
     assert result["verdict"].startswith("quick is more efficient") and "not all runs of slow" in result["verdict"]
     assert result["A"] is None and result["efficiency"][0]["C_mid_ratio"][0] == pytest.approx(100 / 60, rel=0.1)
-    capped = [fit(*run_of(A=0.8, B=1.5, C_mid=100.0, R0=0.1, noise=0.02, seed=seed)) for seed in range(3)]
+    capped = [fit_sigmoid(*run_of(A=0.8, B=1.5, C_mid=100.0, R0=0.1, noise=0.02, seed=seed)) for seed in range(3)]
     result = compare(["slow", "capped"], [slow, capped])
     assert result["verdict"].startswith("slow raises the ceiling: its A lies at least") and not result["efficiency"]
     early = fits(100.0, last=80.0)
@@ -328,11 +331,11 @@ def test_runs_that_show_no_ceiling_are_compared_in_efficiency_alone():
 
 def test_runs_that_fell_are_counted_and_left_out_of_a_comparison():
     curve = dict(A=0.8, B=1.8, C_mid=100.0, R0=0.1)
-    whole = [fit(*run_of(**curve, seed=seed)) for seed in range(2)]
+    whole = [fit_sigmoid(*run_of(**curve, seed=seed)) for seed in range(2)]
     x, y = run_of(**curve, seed=2)
-    fallen = fit(x, np.where(x > 500, 0.5, y))
+    fallen = fit_sigmoid(x, np.where(x > 500, 0.5, y))
     assert fallen.fell and not any(f.fell for f in whole)
-    other = [fit(*run_of(**curve | {"C_mid": 60.0}, seed=seed)) for seed in range(3, 6)]
+    other = [fit_sigmoid(*run_of(**curve | {"C_mid": 60.0}, seed=seed)) for seed in range(3, 6)]
     result, without = (compare(("one", "two"), (fits, other)) for fits in ([*whole, fallen], whole))
     assert result["efficiency"] == without["efficiency"] and result["verdict"].startswith("two is more efficient")
     assert "1 of 3 runs of one fell" in result["verdict"] and "fell" not in without["verdict"]
@@ -346,7 +349,7 @@ def test_settings_that_do_not_differ_are_seldom_told_apart():
     random, told = np.random.default_rng(0), 0
     for _ in range(12):
         runs = [
-            fit(
+            fit_sigmoid(
                 *run_of(
                     C_mid=100 * np.exp(0.05 * random.standard_normal()),
                     A=0.7 + 0.008 * random.standard_normal(),
@@ -413,7 +416,7 @@ def test_how_a_log_was_read_is_said_and_columns_can_be_named(capsys, tmp_path):
     status, text, _ = command(path, capsys=capsys)
     said = "  read: x = gpu_hours, y = accuracy, 20 points; --x and --y can name others: step, other\n"
     assert status == 0 and text.startswith("two.csv\ncurve       19 of 20 points fitted, gpu_hours ") and said in text
-    described = fit_curve.describe(*(its := (Series("two.csv", x, y), fit(x, y))), fit_curve.report(*its))
+    described = describe(*(its := (Series("two.csv", x, y), fit_sigmoid(x, y))), report(*its))
     assert described.startswith("curve ") and "two.csv" not in described  # train.py has said whose it is
     status, text, _ = command(path, "--x", "step", "--y", "accuracy,other", "--json", tmp_path / "o", capsys=capsys)
     runs = json.loads((tmp_path / "o").read_text())["runs"]
@@ -452,7 +455,7 @@ def test_a_broken_log_leaves_no_picture(capsys, tmp_path):
 def test_percent_is_converted_when_said(capsys, tmp_path):
     x, y = run_of()
     status, text, _ = command(write_csv(tmp_path / "p.csv", x, 100 * y), "--percent", capsys=capsys)
-    assert status == 0 and f"{fit(x, y).A:.3f}" in text
+    assert status == 0 and f"{fit_sigmoid(x, y).A:.3f}" in text
 
 
 @pytest.mark.parametrize(

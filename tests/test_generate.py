@@ -33,15 +33,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import generate
 import loss
+from curve.flags import run_command
 from data import Problem
-from data.make_base import make_tokenizer
-from data.mathematics import INSTRUCTION
+from data.tasks.mathematics import INSTRUCTION
 from data.verify import VerifierPool
 from generate import TorchEngine
 from machinery import vllm_engine
 from machinery.engine import EngineSettings, sample_all
 from machinery.evaluation import judge_all
-from machinery.flags import run_command
+from machinery.make_base import make_tokenizer
 from machinery.model import (
     check_length,
     completion_texts,
@@ -242,7 +242,7 @@ def test_a_truncated_completion_is_never_correct(models):
     rollouts = [fine, dataclasses.replace(fine, truncated=True), fine]
     texts = completion_texts(tokenizer, decoding(tokenizer), rollouts)
     with VerifierPool(1, 30.0, 4.0) as pool:
-        verdicts = judge_all(pool, [Problem("1+2=", "3", "data.arithmetic")], rollouts, texts)
+        verdicts = judge_all(pool, [Problem("1+2=", "3", "data.tasks.arithmetic")], rollouts, texts)
     assert [verdict.correct for verdict in verdicts] == [True, False, True]
 
 

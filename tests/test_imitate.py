@@ -18,9 +18,10 @@ from faults import ROOT, Script, log
 
 import generate
 import train
-from data import imitate, load_data
-from data.imitate import Command, cross_entropy, examples, learned_tokens, mean_loss
-from machinery.flags import run_command
+from curve.flags import run_command
+from data.load import load_data
+from machinery import imitate
+from machinery.imitate import Command, cross_entropy, examples, learned_tokens, mean_loss
 from machinery.model import end_tokens, load_model, load_tokenizer
 from machinery.settings import parse
 
@@ -243,7 +244,7 @@ def test_what_is_missing_is_named():
 def test_a_killed_command_leaves_no_folder_and_can_be_repeated(folder, tmp_path):
     out, data = tmp_path / "out", backwards.write_records(tmp_path / "a.jsonl", 20)
     usual = ["--model", str(folder / "random"), "--data", data, "--out", str(out)]
-    command = [sys.executable, "-m", "data.imitate", *usual, "--epochs", "50"]
+    command = [sys.executable, "-m", "machinery.imitate", *usual, "--epochs", "50"]
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
     for line in process.stderr:
         if line.startswith("imitation: step"):

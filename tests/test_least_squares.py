@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fit_curve import fit, sigmoid
+from curve.fit import fit_sigmoid, sigmoid
 
 X = np.linspace(0, 600, 13)
 PLAIN = {  # shapes that fit almost exactly, or are at their end at once
@@ -31,7 +31,7 @@ def check_that_estimates_lie_inside(f):
 @pytest.mark.parametrize("r0", ["first", "free"])
 @pytest.mark.parametrize("shape", PLAIN)
 def test_plain_curves_are_fitted(shape, r0):
-    f = fit(X, PLAIN[shape], r0)
+    f = fit_sigmoid(X, PLAIN[shape], r0)
     assert np.abs(f.predict(f.x) - f.y).max() < 0.06
     check_that_estimates_lie_inside(f)
 
@@ -46,19 +46,19 @@ def test_random_curves_are_fitted():
         y = sigmoid(x, A, np.exp(random.uniform(-1, 3)), last * 10 ** random.uniform(-2.5, 0.5), R0)
         y = [y, np.round(y, 2), np.clip(y + 0.02 * random.standard_normal(n + 1), 0, 1)][i % 3]
         if np.ptp(y[1:]) > 0:
-            check_that_estimates_lie_inside(fit(x, y))
+            check_that_estimates_lie_inside(fit_sigmoid(x, y))
 
 
 def test_a_first_point_off_the_curve_does_not_give_R0():
     """R0 was reported as .4156, with an interval that began above it."""
     x = np.append(0, np.geomspace(1, 600, 40))
     y = sigmoid(x, 0.8, 1.8, 100, 0.5) + 0.005 * np.random.default_rng(0).standard_normal(41)
-    assert fit(x, y).R0 == y[0]  # as the paper has it
+    assert fit_sigmoid(x, y).R0 == y[0]  # as the paper has it
     y[0] = 0.4156
-    f = fit(x, y)
+    f = fit_sigmoid(x, y)
     assert f.R0 == pytest.approx(0.5, abs=0.01) and f.interval["R0"][0] > 0.4156
     assert "R0 is fitted: the first point, 0.416" in " ".join(f.warnings)
     check_that_estimates_lie_inside(f)
-    hours = fit(500 * x, np.append(0.4156, y[1:] - 0.1), method="paper")
+    hours = fit_sigmoid(500 * x, np.append(0.4156, y[1:] - 0.1), method="paper")
     assert hours.R0 == 0.4156  # the published procedure takes it as it is
     check_that_estimates_lie_inside(hours)

@@ -16,16 +16,16 @@ import steps
 import test_loss
 import torch
 
-import fit_curve
 import loss
 import study
 import train
-from data import arithmetic
+from curve.fit import fit_sigmoid
+from curve.logs import read_log
+from data.tasks import arithmetic
 from docs.lessons import check
 from machinery import rollouts, trainer
 from machinery.engine import make_requests, sample_all
 from machinery.feed import PromptOrder
-from machinery.logs import read_log
 from machinery.model import load_model, load_tokenizer, make_decoding, model_path, render
 from machinery.settings import Settings, TrainCommand, parse
 
@@ -194,7 +194,7 @@ def test_01_the_pencil_and_the_fit_agree(patched):
         said = subprocess.run([sys.executable, script, log], capture_output=True, text=True, check=True).stdout
         R0, A, C_mid, B = (float(text) for text in re.findall(r"\w+ ([\d.e+]+)", said))
         (series,) = read_log(str(log))
-        fitted = fit_curve.fit(series.x, series.y)
+        fitted = fit_sigmoid(series.x, series.y)
         assert R0 == pytest.approx(fitted.R0, abs=5e-4) and A == pytest.approx(fitted.A, abs=0.02)
         assert B == pytest.approx(fitted.B, rel=0.2) and C_mid == pytest.approx(fitted.C_mid, rel=0.1)
         script.unlink()
@@ -287,7 +287,7 @@ def test_08_the_published_runs_say_that_the_thinking_budget_moves_the_ceiling():
     A = {}
     for name in ("thinking-36", "thinking-46", "scalerl"):
         (series,) = read_log(str(ROOT / "docs" / "study" / "thinking" / f"{name}-seed0"))
-        A[name] = fit_curve.fit(series.x, series.y).interval["A"]
+        A[name] = fit_sigmoid(series.x, series.y).interval["A"]
     assert A["thinking-36"][1] < A["thinking-46"][0] and A["thinking-46"][1] < A["scalerl"][0]
 
 

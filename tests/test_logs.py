@@ -27,8 +27,8 @@ from kinds_of_logs import (
     write,
 )
 
-from machinery.columns import AT_MOST, Series, check_curve, thin
-from machinery.logs import read_log
+from curve.columns import AT_MOST, Series, check_curve, thin
+from curve.logs import read_log
 
 ROOT = Path(__file__).parent.parent
 

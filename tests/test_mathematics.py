@@ -7,7 +7,7 @@ import pytest
 from answers import PAIRS
 
 from data import Problem
-from data.mathematics import equal, last_boxed, problem, score
+from data.tasks.mathematics import equal, last_boxed, problem, score
 from data.verify import VerifierPool
 
 
@@ -79,7 +79,7 @@ def test_braces_of_a_box_are_balanced_and_escaped_ones_are_none():
 )
 def test_the_answer_is_found_in_a_worked_solution(column, answer):
     made = problem("What is it?", column)
-    assert made.answer == answer and made.task == "data.mathematics"
+    assert made.answer == answer and made.task == "data.tasks.mathematics"
     assert made.prompt == "What is it?\n\nPlease reason step by step, and put your final answer within \\boxed{}."
     assert score(made, f"</think>\\boxed{{{answer}}}")
 

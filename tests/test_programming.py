@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from data import programming
+from data.tasks import programming
 
 IN_AND_OUT = programming.problem("Add.", [{"type": "stdin_stdout", "input": "41 1\n", "output": "42\n"}])
 CALLED = programming.problem("Add.", {"inputs": [[41, 1]], "outputs": [[42]], "fn_name": "add"})
@@ -36,7 +36,7 @@ FORMS = {
 def test_each_form_of_tests_tells_right_from_wrong(name, as_text):
     tests, function = FORMS[name]
     problem = programming.problem("Add two numbers.", json.dumps(tests) if as_text else tests)
-    assert problem.task == "data.programming" and "```python" in problem.prompt
+    assert problem.task == "data.tasks.programming" and "```python" in problem.prompt
     assert function is None or f"`{function}`" in problem.prompt
     right, wrong = (
         ("def add(a, b):\n    print('not a result')\n    return a + b", "def add(a, b):\n    return a - b")

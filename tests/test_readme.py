@@ -9,9 +9,9 @@ import pytest
 import fit_curve
 import study
 import view
-from data import imitate
+from curve.flags import flag
 from loss import Recipe
-from machinery.flags import flag
+from machinery import imitate
 from machinery.settings import GenerateCommand, TrainCommand
 
 ROOT = Path(__file__).parent.parent

@@ -16,12 +16,12 @@ import torch
 from steps import CPU, FIRST, GivenGroups, batch_of_groups, lines, settings, stored, train_on, train_rank
 
 import train
-from data import arithmetic
+from curve.flags import run_command
+from data.tasks import arithmetic
 from loss import Recipe
 from machinery import record as record_module
 from machinery import screen
 from machinery.files import json_lines, lock_folder
-from machinery.flags import run_command
 from machinery.model import load_model, matmul_parameters
 from machinery.record import Compute, Record, checkpoints, write_config
 from machinery.rollouts import Batch, SharedParameters

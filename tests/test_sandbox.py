@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from data import programming, sandbox
+from data import sandbox
+from data.tasks import programming
 from data.verify import Verdict, VerifierPool
 
 IN_AND_OUT = programming.problem("Add.", [{"type": "stdin_stdout", "input": "41 1\n", "output": "42\n"}])

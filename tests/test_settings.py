@@ -9,8 +9,8 @@ import torch
 
 import loss
 import train
+from curve.flags import flag, run_command
 from machinery import settings as settings_module
-from machinery.flags import flag, run_command
 from machinery.model import first_learning_rate
 from machinery.record import new_folder, write_config
 from machinery.settings import PRESETS, GenerateCommand, Sampling, Settings, parse, split_devices, starting_values

@@ -18,12 +18,13 @@ import steps
 from faults import ROOT, TINY, check_log, last_step, log
 from test_fit_curve import run_of
 
-import fit_curve
 import loss
 import study
-from fit_curve import fit, held_out, levelled_off, sigmoid
+import train
+from curve.fit import fit_sigmoid, sigmoid
+from curve.flags import run_command
+from curve.forecast import LEAST_TO_STOP, held_out, levelled_off
 from machinery.files import last_line
-from machinery.flags import run_command
 from machinery.record import write_config
 from machinery.settings import Settings, parse, read_settings
 
@@ -138,7 +139,7 @@ def test_a_failed_run_is_reported_and_the_others_go_on(tmp_path, monkeypatch, ca
 
 def test_a_run_that_has_levelled_off_ends_and_says_why(models, tmp_path, monkeypatch, capsys):
     """At the fourth validation, by a curve that is said to be level there; how that is told is tested below."""
-    monkeypatch.setattr(fit_curve, "levelled_off", lambda x, y, least_gain: least_gain == 0.05 and len(x) == 4)
+    monkeypatch.setattr(train, "levelled_off", lambda x, y, least_gain: least_gain == 0.05 and len(x) == 4)
     chosen = steps.settings(steps=20, validation_every=1, stop_when_gain_below=0.05)
     write_config(tmp_path, chosen)
     steps.train_on(chosen, models["llama"], [steps.batch_of_groups() for _ in range(20)], tmp_path)
@@ -286,7 +287,7 @@ def test_tables_hold_what_the_logs_say(stored, tmp_path, capsys):
     assert status_of("tables", str(folder)) == 0
     text = (folder / "tables.md").read_text()
     assert text in capsys.readouterr().out
-    fits = {name: fit(x, y) for name, (x, y) in curves.items() if len(x) > 3}
+    fits = {name: fit_sigmoid(x, y) for name, (x, y) in curves.items() if len(x) > 3}
     of = {setting: [f for name, f in fits.items() if name.startswith(setting)] for setting in CURVES}
 
     runs = rows(text, "Runs")
@@ -386,7 +387,7 @@ def test_a_run_that_has_levelled_off_is_ended_in_time(seed):
     x, y = run_of(**curve, n=31, last=3000.0, noise=0.01, seed=seed)
     n = ends_at(x, y, 0.02)
     gain = sigmoid(2 * x, **curve) - sigmoid(x, **curve)
-    assert n >= fit_curve.LEAST_TO_STOP and gain[n - 1] < 0.02
+    assert n >= LEAST_TO_STOP and gain[n - 1] < 0.02
     assert ends_at(x, y, 0.005) is None or ends_at(x, y, 0.005) > n
 
 
@@ -398,7 +399,7 @@ def test_a_run_that_has_levelled_off_is_ended_in_time(seed):
         dict(A=0.9, B=3.0, C_mid=1500.0),  # flat at first, then rises
         dict(A=0.9, B=2.0, C_mid=800.0, correlation=0.5),
         dict(A=0.1, noise=0.008),  # nothing has moved yet
-        dict(A=0.9, B=2.0, C_mid=30.0, n=fit_curve.LEAST_TO_STOP - 1),  # too early to say
+        dict(A=0.9, B=2.0, C_mid=30.0, n=LEAST_TO_STOP - 1),  # too early to say
     ],
 )
 def test_a_run_that_may_still_climb_is_not_ended(curve, seed):
@@ -407,8 +408,8 @@ def test_a_run_that_may_still_climb_is_not_ended(curve, seed):
 
 def test_the_upper_end_of_the_gain_decides_at_two_validations():
     x, y = run_of(A=0.9, B=2.0, C_mid=30.0, n=31, last=1000.0)
-    before, now = (fit(x[:end], y[:end]).gain()[2] for end in (30, 31))
-    assert now < before and fit(x, y).gain()[0] < now - 1e-6
+    before, now = (fit_sigmoid(x[:end], y[:end]).gain()[2] for end in (30, 31))
+    assert now < before and fit_sigmoid(x, y).gain()[0] < now - 1e-6
     assert levelled_off(x, y, before + 1e-6)
     assert not levelled_off(x, y, (now + before) / 2) and not levelled_off(x, y, now - 1e-6)
 
@@ -427,7 +428,7 @@ def test_intervals_of_a_gain_and_of_a_forecast_hold_the_truth():
     truth = np.diff(sigmoid([600.0, 1200.0], **curve))[0]
     for seed in range(25):
         x, y = run_of(**curve, seed=seed)
-        gain, low, high = fit(x, y).gain()
+        gain, low, high = fit_sigmoid(x, y).gain()
         assert low <= gain <= high and high - low < 0.1
         held = held_out(x, y)
         gains += low <= truth <= high

@@ -12,8 +12,8 @@ import torch
 from faults import ROOT, RealRun, apply, check_log, log, nothing_left, project
 
 import train
+from curve.flags import run_command
 from machinery.files import json_lines
-from machinery.flags import run_command
 from machinery.model import load_model
 from machinery.record import checkpoints
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from data import Problem, arithmetic
+from data import Problem
+from data.tasks import arithmetic
 from data.verify import Verdict, VerifierPool, no_verdict_at_all
 
 ROOT = Path(__file__).parent.parent
@@ -217,12 +218,12 @@ def test_a_task_that_is_not_there_is_an_error_of_each_completion():
 
 def test_giant_and_odd_completions_arrive_whole(task):
     odd = "\x00\ud800 \u2028 " + "π" * 10
-    problem = Problem("", "x" * 5_000_000, "data.arithmetic")
+    problem = Problem("", "x" * 5_000_000, "data.tasks.arithmetic")
     with VerifierPool(2, time_limit=60, memory_gib=2) as pool:
         items = [
             (problem, "</think>" + problem.answer),
             (problem, odd),
-            (Problem("", odd, "data.arithmetic"), "</think>" + odd),
+            (Problem("", odd, "data.tasks.arithmetic"), "</think>" + odd),
         ]
         verdicts = judge(pool, items)
     assert [verdicts[i].correct for i in range(3)] == [True, False, True]

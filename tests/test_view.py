@@ -17,8 +17,8 @@ from steps import make_group, rollout
 
 import loss
 import view
-from data import Source
-from machinery.flags import run_command
+from curve.flags import run_command
+from data.load import Source
 from machinery.kept import KeptRollouts
 from machinery.record import write_config
 from machinery.rollouts import Batch

@@ -40,7 +40,7 @@ def problems(split: str, number: int, seed: int = 0) -> list[Problem]:
         if len(distinct) == number:
             break
         distinct[draw(rng, i % MAX_DIGITS + 1, held_out=split == "validation")] = None
-    return [Problem(prompt=f"{a}+{b}=", answer=str(a + b), task="data.arithmetic") for a, b in distinct]
+    return [Problem(prompt=f"{a}+{b}=", answer=str(a + b), task="data.tasks.arithmetic") for a, b in distinct]
 
 
 def score(problem: Problem, completion: str) -> bool:

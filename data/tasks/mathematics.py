@@ -41,7 +41,7 @@ def problem(text: str, answer: str, instruction: str | None = None) -> Problem:
         raise ValueError("the answer is a long text without \\boxed{} or ####")
     if not answer.strip():
         raise ValueError("the answer is empty")
-    return Problem(worded(text, instruction), answer.strip(), task="data.mathematics")
+    return Problem(worded(text, instruction), answer.strip(), task="data.tasks.mathematics")
 
 
 def score(problem: Problem, completion: str) -> bool:

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtrit  # quantiles of Student's t
 
-from machinery.columns import Series
-from machinery.comparison import asymptote_of, standing
-from machinery.files import whole_file
+from curve.columns import Series
+from curve.comparison import asymptote_of, standing
+from curve.files import whole_file
 
 Fit = Any  # fit_curve.Fit
 Run = tuple[Series, Fit]

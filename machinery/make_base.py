@@ -3,8 +3,8 @@
 Supervised learning on traces: first clean ones, until the algorithm is there for every length, then noisy ones, which
 teach mistakes and rambling for RL to remove. A model that has not learned the algorithm first leaves RL to luck.
 
-    python -m data.make_base                    # makes data/arithmetic_base again: about three minutes on one core
-    python -m data.make_base --out /tmp/base --seed 1
+    python -m machinery.make_base                    # makes data/arithmetic_base again: about three minutes on one core
+    python -m machinery.make_base --out /tmp/base --seed 1
 """
 
 import argparse
@@ -19,11 +19,11 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from data import Problem
-from data.arithmetic import MAX_DIGITS, draw, score
-from data.imitate import Example, imitate
+from data.tasks.arithmetic import MAX_DIGITS, draw, score
+from machinery.imitate import Example, imitate
 from machinery.screen import say
 
-BASE_MODEL = Path(__file__).parent / "arithmetic_base"
+BASE_MODEL = Path(__file__).parent.parent / "data" / "arithmetic_base"
 TIME_IS_UP = "Okay, time is up. Let me stop thinking and formulate a final answer now. "  # one token, before </think>
 
 
@@ -122,7 +122,7 @@ def pass_rates(model, tokenizer, per_length: int, seed: int) -> list[float]:
                                     top_k=0, max_new_tokens=100)  # fmt: skip
         texts = tokenizer.batch_decode(output[:, prompts.shape[1] :])
         verdicts = [
-            score(Problem("", str(a + b), "data.arithmetic"), text.split(tokenizer.eos_token)[0])
+            score(Problem("", str(a + b), "data.tasks.arithmetic"), text.split(tokenizer.eos_token)[0])
             for (a, b), text in zip(pairs, texts)
         ]
         rates.append(sum(verdicts) / per_length)

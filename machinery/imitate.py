@@ -1,8 +1,8 @@
 """Supervised learning of worked solutions: a warm start for a model that never succeeds, since RL learns nothing from
 completions that all fail.
 
-    python -m data.imitate --model M --data my.jsonl --out FOLDER
-    python -m data.imitate --model M --data my.csv,problem=question,solution=worked --out FOLDER --epochs 10
+    python -m machinery.imitate --model M --data my.jsonl --out FOLDER
+    python -m machinery.imitate --model M --data my.csv,problem=question,solution=worked --out FOLDER --epochs 10
 
 Then `python train.py --model FOLDER` goes on from there. Each record is a problem with a worked solution. The model
 gets the problem as train.py would word it, and learns to go on with the solution and its EOS; only their tokens count
@@ -24,9 +24,10 @@ import transformers
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from data import Problem, after_thinking, load_data
+from curve.flags import flag, read_flags, run_command
+from data import Problem, after_thinking
+from data.load import load_data
 from machinery.files import whole_folder
-from machinery.flags import flag, read_flags, run_command
 from machinery.model import end_tokens, load_model, load_tokenizer, model_path, render
 from machinery.screen import Progress, say
 

@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
-from machinery.columns import Series, Table, read_curves
+from curve.columns import Series, Table, read_curves
 
 Row = tuple[int, dict]  # the line of a row (-3: the third record of a document), and its values by column
 

@@ -62,7 +62,7 @@ def problem(text: str, tests, starter_code: str = "") -> Problem:
     else:
         instruction = CALL_INSTRUCTION.format(name=function, start=starter_code or f"def {function}(...):")
     answer = json.dumps({"function": function, "tests": cases})
-    return Problem(f"{text.strip()}\n\n{instruction}", answer, task="data.programming")
+    return Problem(f"{text.strip()}\n\n{instruction}", answer, task="data.tasks.programming")
 
 
 def read_tests(tests) -> tuple[str | None, list]:

@@ -32,10 +32,13 @@ import numpy as np
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
-import fit_curve  # noqa: E402
-from data.make_base import BASE_MODEL  # noqa: E402
+from curve import least_squares  # noqa: E402
+from curve.comparison import compare  # noqa: E402
+from curve.fit import LEAST_GAIN_MADE, MOST_SCATTER, allowed_excess, fit_sigmoid, power_law, sigmoid  # noqa: E402
+from curve.forecast import held_out  # noqa: E402
+from curve.least_squares import fit_power_law  # noqa: E402
 from data.verify import children  # noqa: E402
-from machinery import least_squares  # noqa: E402
+from machinery.make_base import BASE_MODEL  # noqa: E402
 
 # --- the default task ---------------------------------------------------------------------------------------------
 
@@ -110,7 +113,7 @@ def random_model(folder: str, size: Size) -> None:
     """Save a Llama with weights that mean nothing, and the default task's tokenizer."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from data.make_base import make_tokenizer
+    from machinery.make_base import make_tokenizer
 
     tokenizer = make_tokenizer()
     config = LlamaConfig(
@@ -124,7 +127,7 @@ def random_model(folder: str, size: Size) -> None:
 
 def sixteen_of_each(tokenizer, prompts: int) -> list:
     """Requests for 16 completions of each of the first prompts of the default task."""
-    from data import arithmetic
+    from data.tasks import arithmetic
     from machinery.model import render
     from machinery.rollouts import Request
 
@@ -137,7 +140,7 @@ def samplers(folder: str, prompts: int, slots: int, vllm: bool) -> dict:
     slots, on one thread. Each is a function that returns how many tokens it has sampled."""
     import torch
 
-    from data import arithmetic
+    from data.tasks import arithmetic
     from generate import TorchEngine, make_engine
     from machinery.engine import EngineSettings, sample_all
     from machinery.model import load_model, load_tokenizer, make_decoding
@@ -267,7 +270,7 @@ def against_trl(seeds: list[int], logs: list[list[dict]], lengths: list[int], fo
         return
     import torch
 
-    from data import arithmetic
+    from data.tasks import arithmetic
 
     torch.set_num_threads(2)
     problems = arithmetic.problems("train", 4000)
@@ -855,13 +858,13 @@ def simulate(random, n, reach, noise, correlation=0.0, truth=TRUTH):
     drift = shocks.copy()
     for i in range(1, n + 1):
         drift[i] = correlation * drift[i - 1] + np.sqrt(1 - correlation**2) * shocks[i]
-    return x, np.clip(fit_curve.sigmoid(x, **truth) + noise * drift, 0, 1)
+    return x, np.clip(sigmoid(x, **truth) + noise * drift, 0, 1)
 
 
 def plain_interval(x, y):
     """The interval of A by profile likelihood alone: neighbours taken as independent, R0 as known."""
     theta, squares = least_squares.variable_projection(x[1:], y[1:], y[0])
-    excess = fit_curve.allowed_excess(squares, len(x) - 4, correlation=0.0)
+    excess = allowed_excess(squares, len(x) - 4, correlation=0.0)
     return least_squares.profile_over_A(x[1:], y[1:], theta, theta, excess, R0_free=False)[0]["A"]
 
 
@@ -884,13 +887,13 @@ def coverage(draws):
             random, hits, widths, found = np.random.default_rng(0), [], [], []
             for _ in range(draws):
                 x, y = simulate(random, n, 4, 0.01, correlation)
-                f, held, later = fit_curve.fit(x, y), fit_curve.held_out(x, y), 2 * x[-1]
-                gain = np.diff(fit_curve.sigmoid([x[-1], later], **TRUTH))[0]
+                f, held, later = fit_sigmoid(x, y), held_out(x, y), 2 * x[-1]
+                gain = np.diff(sigmoid([x[-1], later], **TRUTH))[0]
                 hits.append(
                     [
                         holds(plain_interval(x, y), TRUTH["A"]),
                         *(holds(f.interval[name], TRUTH[name]) for name in ("A", "B", "C_mid")),
-                        holds(f.band(later), fit_curve.sigmoid(later, **TRUTH)),
+                        holds(f.band(later), sigmoid(later, **TRUTH)),
                         holds(f.gain()[1:], gain),
                         holds(held["interval"], held["came"]),
                     ]
@@ -925,8 +928,8 @@ def false_verdicts(draws):
                             A, C_mid = random.standard_normal(2) * (seeds > 1)
                             own = {"A": TRUTH["A"] + 0.008 * A, "C_mid": times * TRUTH["C_mid"] * np.exp(0.05 * C_mid)}
                             run = simulate(random, *length, 0.005, correlation, TRUTH | own)
-                            fits[group].append(fit_curve.fit(*run))
-                    said.append(fit_curve.compare(("first", "other"), fits)["verdict"])
+                            fits[group].append(fit_sigmoid(*run))
+                    said.append(compare(("first", "other"), fits)["verdict"])
                 raised = [100 * np.mean([f"{name} raises" in text for text in said]) for name in ("first", "other")]
                 compared = 100 * np.mean(["does not identify" not in text for text in said])
                 efficient = 100 * np.mean(["efficient" in text for text in said])
@@ -949,16 +952,16 @@ def identification(draws):
         B, noise = np.exp(random.uniform(np.log([0.6, 0.003]), np.log([3, 0.03])))
         truth = {"A": A, "B": B, "C_mid": 1.0, "R0": random.uniform(0, A - 0.2)}
         reach, correlation = (made / (1 - made)) ** (1 / B), random.choice([0, 0.3, 0.6])
-        f = fit_curve.fit(*simulate(random, n, reach, noise, correlation, truth))
+        f = fit_sigmoid(*simulate(random, n, reach, noise, correlation, truth))
         (low, high), gain = f.interval["A"], f.A - f.R0
         if high - low < gain and f.A < 0.9999 and gain > 2 * f.rms and not f.fell:
             error = abs(f.A - A) / (A - truth["R0"])
             rows.append((f.gain_made, f.rms / np.sqrt(n) / gain, f.identified, low <= A, low <= A <= high, error))
     made, scatter, identified, above, inside, error = np.array(rows).T
-    calm = scatter <= fit_curve.MOST_SCATTER
+    calm = scatter <= MOST_SCATTER
     lines = [(f"gain made {a} to {a + 0.1:.1f}", calm & (made >= a) & (made < a + 0.1)) for a in np.arange(4, 10) / 10]
     for a, b in ((0, 0.003), (0.003, 0.006), (0.006, 0.01), (0.01, 0.02), (0.02, 0.1)):
-        lines.append((f"scatter {a} to {b}", (made >= fit_curve.LEAST_GAIN_MADE) & (scatter > a) & (scatter <= b)))
+        lines.append((f"scatter {a} to {b}", (made >= LEAST_GAIN_MADE) & (scatter > a) & (scatter <= b)))
     print("of the gain             runs   A inside   A above its low end   error of A, of the gain: median   95 %")
     for text, chosen in [*lines, ("identified", identified > 0)]:
         shares = f"{100 * inside[chosen].mean():9.1f} %{100 * above[chosen].mean():20.1f} %"
@@ -977,9 +980,9 @@ def sensitivity(draws):
         random, rows = np.random.default_rng(0), []
         for _ in range(draws):
             x, y = simulate(random, 75, 16e3 / TRUTH["C_mid"], 0.01)
-            f = fit_curve.fit(x, y, TRUTH["R0"] + shift, fit_from, fit_to)
-            law, truth = fit_curve.fit_power_law(f.x, f.y), fit_curve.sigmoid(16e3, **TRUTH)
-            rows.append([f.A, law[0], f.predict(16e3) - truth, fit_curve.power_law(16e3, *law) - truth])
+            f = fit_sigmoid(x, y, TRUTH["R0"] + shift, fit_from, fit_to)
+            law, truth = fit_power_law(f.x, f.y), sigmoid(16e3, **TRUTH)
+            rows.append([f.A, law[0], f.predict(16e3) - truth, power_law(16e3, *law) - truth])
         A, law_A, error, law_error = np.mean(rows, axis=0)
         print(
             f"{fit_from:5} - {fit_to:5.0f}{TRUTH['R0'] + shift:7.2f}{A:19.3f}{law_A:19.3f}{error:+24.3f}"
@@ -1001,7 +1004,7 @@ def speed():
         return np.median(times), result
 
     fast, (_, squares) = seconds(lambda: least_squares.variable_projection(later_x, later_y, R0), 200)
-    whole, _ = seconds(lambda: fit_curve.fit(x, y), 200)
+    whole, _ = seconds(lambda: fit_sigmoid(x, y), 200)
     slow, (_, squares_of_grid) = seconds(lambda: least_squares.paper_grid(later_x, later_y, R0), 3)
     print(
         f"\nSpeed, 75 points, medians: published grid {slow:.2f} s, residual {squares_of_grid:.6f}\n"

@@ -1,0 +1,24 @@
+"""Files that are written whole or not at all."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+
+@contextlib.contextmanager
+def whole_file(target: Path) -> Iterator[Path]:
+    """A path to write a file at, which takes the place of `target` at the end of the block. OSError if it cannot be
+    written; then `target` is as it was."""
+    partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
+    try:
+        yield partial
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_whole(target: Path, text: str) -> None:
+    """Write a text whole or not at all."""
+    with whole_file(target) as partial:
+        partial.write_text(text)

@@ -1,0 +1,267 @@
+"""The fit of a run: the sigmoid of least squares, its intervals, and what the data does not carry.
+
+How the best curve and the ends of the intervals are found is in curve/least_squares.py. Dimensions: n points of a run.
+"""
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from scipy.special import stdtrit  # quantiles of Student's t; scipy.stats is slow to import
+
+from curve import least_squares
+from curve.columns import check_curve
+from curve.comparison import MARGIN, with_interval
+from curve.least_squares import Array, Interval, Profile, fit_power_law
+
+# --- the curves (sec. 2.1, A.4) -----------------------------------------------------------------------------------
+
+
+def sigmoid(C, A: float, B: float, C_mid: float, R0: float) -> Array:
+    """Pass rate at compute C, of C's shape: R0 at 0, halfway at C_mid, A in the limit."""
+    with np.errstate(divide="ignore", over="ignore"):
+        return R0 + (A - R0) / (1 + (C_mid / np.asarray(C, float)) ** B)
+
+
+def power_law(C, A: float, D: float, B: float) -> Array:
+    """Pass rate at compute C > 0, of C's shape: the baseline, a curve without a midpoint."""
+    return A - D / np.asarray(C, float) ** B
+
+
+# --- a fit --------------------------------------------------------------------------------------------------------
+# Each run is fitted twice. A, B and C_mid come from a fit that holds R0 at the first validation, as the paper does. But
+# that validation is a measurement as noisy as the others, and an error in it moves A. So the intervals come from a
+# second fit, in which R0 is free and the first validation is one more point, at compute 0. (With `--r0 free` both fits
+# have R0 free; with `--r0 VALUE` it is known, and both hold it.)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A fitted curve, and what is known about it. If A is not identified, then A, B and C_mid only describe the line
+    that is drawn, and all that is known of A is that it exceeds the low end of its interval."""
+
+    A: float
+    B: float
+    C_mid: float
+    R0: float
+    interval: dict[str, Interval]  # 95 %, of A, B, C_mid and R0
+    squares: float  # sum of the squared residuals
+    rms: float  # of the residuals, per degree of freedom
+    lag_1: float  # correlation of neighbouring residuals, ...
+    correlation: float  # ... and the same corrected for bias, which widens the intervals
+    noise: float | None  # binomial standard deviation of one validation, if the number of answers is known
+    r0: str | float  # where R0 comes from: "first", "free" or its value
+    x: Array = field(repr=False)  # (n,) the points fitted
+    y: Array = field(repr=False)
+    profile: Profile = field(repr=False)
+    warnings: list[str]  # the most important first
+    identified: bool = False  # whether the data carries A, and with it B and C_mid
+    no_ceiling: bool = False  # the data passes the middle of its rise, but A is on its bound 1
+    fell: bool = False  # the pass rate came down from its peak, which no sigmoid does, ...
+    collapsed: bool = False  # ... and so far that no part of the fit means anything
+
+    @property
+    def comparable(self) -> bool:
+        """Whether the data carries B and C_mid once A is held."""
+        return self.identified or self.no_ceiling
+
+    @property
+    def C_max(self) -> float:
+        return float(self.x[-1])
+
+    @property
+    def reach(self) -> float:
+        """How far the data goes past the middle of the rise."""
+        return self.C_max / self.C_mid
+
+    @property
+    def gain_made(self) -> float:
+        """The part of the gain from R0 to A that the data shows, (R(C_max) - R0) / (A - R0)."""
+        return float(1 / (1 + self.reach**-self.B))
+
+    @property
+    def asymptote(self) -> str:
+        """A as text: with its interval, or what it exceeds."""
+        low, high = self.interval["A"]
+        if self.identified:
+            return with_interval(self.A, low, high)
+        return f"> {low:.3f}" if self.no_ceiling else "not identified"
+
+    @property
+    def power_law(self) -> tuple[float, float, float]:
+        """(A, D, B) of the power law through the same points."""
+        return fit_power_law(self.x[self.x > 0], self.y[self.x > 0])
+
+    def predict(self, C) -> Array:
+        """The fitted curve at compute C, of C's shape."""
+        return sigmoid(C, self.A, self.B, self.C_mid, self.R0)
+
+    def interval_of(self, weights: Array, C: Array) -> tuple[Array, Array]:
+        """95 % interval (low, high), each (k,), of the sums weights (k, m) @ R(C) of the curve at compute C (m,)."""
+        value, gradient = least_squares.curve_and_gradient(C, self.profile.theta)
+        gradient = gradient[:, self.profile.free].transpose(0, 2, 1)
+        return self.profile.interval(value @ weights.T, weights @ gradient)
+
+    def band(self, C) -> tuple[Array, Array]:
+        """95 % interval (low, high) of the curve, not of single validations, at compute C; each of C's shape."""
+        C = np.asarray(C, float)
+        low, high = self.interval_of(np.eye(C.size), C.ravel())
+        return np.clip(low, 0, 1).reshape(C.shape), np.clip(high, 0, 1).reshape(C.shape)
+
+    def gain(self) -> tuple[float, float, float]:
+        """What twice the compute would buy: the curve there less the curve at C_max, and its 95 % interval."""
+        C = self.C_max * np.array([1, 2])
+        low, high = self.interval_of(np.array([[-1, 1]]), C)
+        return float(np.diff(self.predict(C))[0]), float(low[0]), float(high[0])
+
+    def efficiency_at(self, A: float) -> tuple[Array, Array]:
+        """log B and log C_mid (2,) of these points with the asymptote held at A (A.8), and their standard errors (2,),
+        widened for correlation as the intervals are."""
+        degrees = len(self.x) - 2
+        start = np.array([[A, np.log(self.B), np.log(self.C_mid), self.R0]])
+        theta, squares, JJ = least_squares.descend(self.x, self.y, start, [1, 2])
+        variance = allowed_excess(squares[0], degrees, self.correlation) / stdtrit(degrees, 0.975) ** 2
+        return theta[0, 1:3], np.sqrt(variance * np.diag(least_squares.inverse(JJ[0])))
+
+
+def fit_sigmoid(
+    x, y, r0: str | float = "first", fit_from=0.0, fit_to=np.inf, method="varpro", num_examples: float | None = None
+) -> Fit:
+    """The sigmoid of least squares through compute x (n,), increasing, and pass rate y (n,) in [0, 1].
+
+    r0: "first" (the first point is the pass rate before training; it gives R0, and its x may be 0), "free" (fitted), or
+    the value. Points with fit_from <= x <= fit_to are fitted. method: "varpro", or "paper" for the published grid.
+    num_examples: answers in one validation. Raises ValueError for what cannot be fitted.
+    """
+    x, y = np.asarray(x, float), np.asarray(y, float)
+    check_curve(x, y)
+    R0 = None if r0 == "free" else float(y[0] if r0 == "first" else r0)
+    if R0 is not None and not 0 <= R0 <= 1:
+        raise ValueError(f"R0 = {R0:g} is no pass rate, which lies in [0, 1]")
+    remarks = []
+    if r0 == "first" and x[0] > 0:
+        remarks.append(f"R0 = {R0:.3f} is the first point, at x = {x[0]:.4g}, not before training: --r0 can say better")
+    keep = (x >= fit_from) & (x <= fit_to)
+    if r0 == "first" or (R0 is not None and x[0] == 0):  # at compute 0 every curve is at R0: nothing to fit
+        keep[0] = False
+    x, y = x[keep], y[keep]
+    n, parameters = len(x), 4 if R0 is None else 3
+    if n <= parameters:
+        few = f"only {n} of {len(keep)} points are left to fit, not counting one that gives R0"
+        raise ValueError(f"{few}: at least {parameters + 1} are needed")
+    if np.ptp(y) == 0:
+        raise ValueError(f"the pass rate is {y[0]:g} at all {n} points: a constant has no curve to fit")
+
+    find = least_squares.paper_grid if method == "paper" else least_squares.variable_projection
+    theta, squares = find(x, y, R0)
+    if method == "paper":
+        remarks += least_squares.remarks_on_the_grid(theta[0], np.exp(theta[2]))
+
+    # The second fit: one point and one parameter more, so as many degrees of freedom.
+    x_all, y_all = (np.append(0, x), np.append(R0, y)) if r0 == "first" else (x, y)
+    R0_free = r0 in ("first", "free")
+    best, least = least_squares.polish(x_all, y_all, theta, R0_free)
+    residual = least_squares.curve_and_gradient(x_all, best[None])[0][0] - y_all
+    lag_1, correlation = lag_one_correlation(residual, parameters)
+    excess = allowed_excess(least, n - parameters, correlation)
+    if method != "paper" and squares > least + excess:  # the first fit is not in the 95 % region of the second
+        if r0 == "first":
+            remarks.append(f"R0 is fitted: the first point, {R0:.3f}, is further off the curve than chance explains")
+        theta, squares = best, least
+    A, B, C_mid, R0 = map(float, (theta[0], *np.exp(theta[1:3]), theta[3]))
+    interval, profile = least_squares.profile_over_A(x_all, y_all, best, theta, excess, R0_free)
+
+    interval = {"R0": (R0, R0)} | interval
+    squares, rms = float(squares), float(np.sqrt(squares / (n - parameters)))
+    noise = float(np.sqrt(np.mean(y * (1 - y)) / num_examples)) if num_examples else None
+    return judge(Fit(A, B, C_mid, R0, interval, squares, rms, lag_1, correlation, noise, r0, x, y, profile, remarks))
+
+
+def lag_one_correlation(residual: Array, parameters: int) -> tuple[float, float]:
+    """Correlation of neighbouring residuals (n,), and the same corrected for its bias.
+
+    A smooth curve soaks up slow noise, so residuals look less correlated than the noise is, by about p (1 + 3 r) / n
+    for p parameters: p times the bias that Kendall (1954) gives for a fitted mean.
+    """
+    n, p = len(residual), parameters
+    raw = residual[1:] @ residual[:-1] / max(residual @ residual, 1e-300)
+    return float(raw), float(np.clip((n * raw + p) / max(n - 3 * p, n / 2), 0, 0.9))
+
+
+def allowed_excess(squares: float, degrees: int, correlation: float) -> float:
+    """How far above the least squared error a curve may lie and still be in the 95 % interval.
+
+    s^2 t^2 is the profile-likelihood bound for independent noise; (1 + r) / (1 - r) is how much more the mean of noise
+    with neighbour correlation r varies. Without that factor such intervals hold the truth much less than 95 % of the
+    time (`python tests/benchmark.py fit` shows it). degrees: points less fitted parameters. No pass rate is known to
+    better than 1e-6.
+    """
+    return max(squares / degrees, 1e-12) * stdtrit(degrees, 0.975) ** 2 * (1 + correlation) / (1 - correlation)
+
+
+# --- warnings: what the data does not carry -----------------------------------------------------------------------
+
+# Limits by simulation, `python tests/benchmark.py fit`: within them the interval of A holds it.
+LEAST_GAIN_MADE = 0.7  # the part of the gain below which no asymptote is reported, ...
+SAFE_GAIN_MADE = 0.8  # ... and below which it comes with a warning
+MOST_SCATTER = 0.01  # rms / sqrt(points), of the gain: more can make a rise look finished that is not
+
+
+def judge(f: Fit) -> Fit:
+    """The same Fit with its verdicts (from `identified` on), and with warnings before those that it has."""
+    n, (low, high) = len(f.x), f.interval["A"]
+    level = np.convolve(f.y, np.ones(3) / 3, "valid")  # means of three neighbours
+    peak, end, peak_x = level.max(), level[-1], f.x[level.argmax() + 1]
+    jump = np.median(np.abs(np.diff(f.y))) / 0.954  # standard deviation of one point, blind to slow movement
+    fall = f"the pass rate fell from {peak:.3f} around x = {peak_x:.4g} to {end:.3f}, and a sigmoid cannot"
+    if peak - end > max(0.5 * (peak - min(f.R0, end)), 4 * jump):
+        collapse = f"collapse: {fall}, so this fit means nothing: try --fit-to {peak_x:.4g}"
+        return replace(f, fell=True, collapsed=True, warnings=[collapse, *f.warnings])
+
+    about_A, identified, no_ceiling = "", False, False
+    if f.A - f.R0 < 2 * f.rms:
+        about_A = f"no rise above R0 = {f.R0:.3f} that stands out of the scatter ({f.rms:.3f})"
+    elif f.gain_made < LEAST_GAIN_MADE:
+        made = f"only {100 * f.gain_made:.0f} % of the gain is made, less than {100 * LEAST_GAIN_MADE:.0f} %"
+        about_A = f"A is not identified: {made}; all the data says is A > {low:.3f}"
+    elif f.A > 0.9999 and low < 0.95:
+        no_ceiling = True
+        about_A = f"A is on its bound 1: the data shows no ceiling, only A > {low:.3f}"
+    elif f.rms / np.sqrt(n) > MOST_SCATTER * (f.A - f.R0):
+        about_A = f"A is not identified: {n} points with a scatter of {f.rms:.3f} are too few for this gain"
+    elif high - low > abs(f.A - f.R0):
+        about_A = f"A is not identified: its interval [{low:.3f}, {high:.3f}] is wider than the whole gain"
+    else:
+        identified = True
+        if f.gain_made < SAFE_GAIN_MADE:
+            made = f"only {100 * f.gain_made:.0f} % of the gain is made, less than {100 * SAFE_GAIN_MADE:.0f} %"
+            about_A = f"{made}: each point moves A"
+
+    declined = bool(peak - end > max(0.2 * (peak - f.R0), 4 * jump))
+    late = f.x >= f.C_max / 4
+    flat = is_flat(f.x[late], f.y[late], f.correlation)
+    on_bound = not least_squares.B_RANGE[0] * 1.01 < f.B < least_squares.B_RANGE[1] / 1.01
+    drifts = f.correlation > 0.6 and n > 10
+    noise = f.noise or np.nan  # no comparison with nan holds
+    noise_is = f"the noise of a validation ({noise:.4f})"
+    warnings = [
+        (about_A, about_A),
+        (declined, f"decline: {fall}, so A lies below the peak"),
+        (flat, f"flat: no gain since x = {f.x[late][0]:.4g} ({late.sum()} points): the run is at A, or has stalled"),
+        (f.x[0] > f.C_mid, "half of the gain came before the first fitted point: B and C_mid lean on R0 alone"),
+        (n < 6, f"only {n} points: the intervals lean on {n - 3} degree(s) of freedom"),
+        (on_bound, f"B is on its bound {f.B:.3g}: the rise is a step between points, or has no shape yet"),
+        (drifts, f"the residuals drift (corrected correlation {f.correlation:.2f}): a slow movement is missed"),
+        (f.rms > 2 * noise, f"the scatter ({f.rms:.4f}) is more than twice {noise_is}: less smooth than a sigmoid"),
+        (f.A - f.R0 < 4 * noise, f"the gain is below 4 times {noise_is}: use more examples"),
+    ]
+    said = [text for holds, text in warnings if holds] + f.warnings
+    return replace(f, identified=identified, no_ceiling=no_ceiling, fell=declined, warnings=said)
+
+
+def is_flat(x: Array, y: Array, correlation: float) -> bool:
+    """Whether these last points show no gain: a line through them over log x neither rises surely nor rises much."""
+    if len(x) < 6:
+        return False
+    (slope, _), covariance = np.polyfit(np.log(x), y, 1, cov=True)
+    error = np.sqrt(covariance[0, 0] * (1 + correlation) / (1 - correlation))
+    return bool(slope < 2 * error and slope * np.log(x[-1] / x[0]) < MARGIN / 2)

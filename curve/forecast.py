@@ -1,0 +1,75 @@
+"""What a fit says of more compute, beside the baselines that it has to beat."""
+
+import numpy as np
+from scipy.special import stdtrit  # quantiles of Student's t; scipy.stats is slow to import
+
+from curve.columns import Series
+from curve.fit import Fit, fit_sigmoid, power_law
+
+LEAST_TO_STOP = 10  # points before a curve can be found to have levelled off
+FORECASTERS = ("sigmoid", "power_law", "last_value")  # the sigmoid, and the baselines that it has to beat
+
+
+def forecasts(f: Fit, C) -> dict[str, float]:
+    """By forecaster the mean pass rate over compute C, an array or a number."""
+    values = f.predict(C), power_law(C, *f.power_law), f.y[-1]
+    return {name: float(np.mean(value)) for name, value in zip(FORECASTERS, values)}
+
+
+def held_out(x, y, r0: str | float = "first", fit_to: float | None = None, fit_from=0.0) -> dict:
+    """The mean of the last three points (`came`), and its forecasts from the points with compute <= fit_to, by default
+    half of the last. `interval` is where it lies with 95 % if the sigmoid holds: that of the curve, widened by the
+    scatter of three points around it.
+
+    x, y, r0, fit_from are as in `fit`. Raises ValueError when the first part cannot be fitted.
+    """
+    x, y = np.asarray(x, float), np.asarray(y, float)
+    fit_to = x[-1] / 2 if fit_to is None else fit_to
+    early = fit_sigmoid(x, y, r0, fit_from, fit_to)
+    last = slice(max(len(x) - 3, np.sum(x <= fit_to)), None)
+    forecast, n = forecasts(early, x[last]), len(x[last])
+    curve = forecast["sigmoid"]
+    low, high = early.interval_of(np.full((1, n), 1 / n), x[last])
+    scatter = stdtrit(len(early.x) - 3, 0.975) * early.rms / np.sqrt(n)
+    ends = curve - np.hypot(curve - low[0], scatter), curve + np.hypot(high[0] - curve, scatter)
+    return {
+        "fit_to": float(fit_to),
+        "n_points": len(early.x),
+        "came": float(y[last].mean()),
+        **forecast,
+        "interval": np.clip(ends, 0, 1).tolist(),
+    }
+
+
+def first_half(series: Series, f: Fit) -> Fit | None:
+    """The fit of the points up to half of the compute, for a picture; None if there is none, which the report says."""
+    try:
+        return fit_sigmoid(series.x, series.y, f.r0, f.x[0], f.C_max / 2)
+    except ValueError:
+        return None
+
+
+def levelled_off(x, y, least_gain: float) -> bool:
+    """Whether twice the compute would surely buy less than `least_gain`: the 95 % interval of the gain ends below it,
+    A being identified, at the last point and also at the one before, since asking at each point errs more often."""
+    if len(x) < LEAST_TO_STOP:
+        return False
+    try:
+        fits = [fit_sigmoid(x[:end], y[:end]) for end in (len(x) - 1, len(x))]
+    except ValueError:  # nothing has moved yet
+        return False
+    return all(f.identified and f.gain()[2] < least_gain for f in fits)
+
+
+def outlook(series: Series) -> str:
+    """Where a run is going, in a few words for its progress bar; "" while there are too few points to say."""
+    if len(series.x) <= 6:
+        return ""
+    try:
+        f = fit_sigmoid(series.x, series.y)
+    except ValueError:  # nothing has moved yet
+        return ""
+    low, high = f.interval["A"]
+    if not f.identified:
+        return "collapsed" if f.collapsed else f"A > {low:.2f}"
+    return f"A {f.A:.2f} [{low:.2f}, {high:.2f}], 2x compute {f.gain()[0]:+.2f}"
