@@ -117,38 +117,41 @@ def parse_asynchrony(asynchrony: str) -> tuple[str, int]:
 
 
 def most_off_policy(asynchrony: str) -> int:
-    """The most optimizer steps that may lie between sampling a token and training on it: k of PipelineRL-k; k - 1 of
-    PPO-off-policy-k, whose k-th step on one policy is made with parameters that are k - 1 steps newer."""
+    """The most optimizer steps that may lie between sampling a token and training on it. PipelineRL-k: k.
+    PPO-off-policy-k: k - 1, since it makes k steps on what one version has sampled."""
     kind, k = parse_asynchrony(asynchrony)
     return k if kind == "pipeline" else k - 1
 
 
-def groups_ahead(asynchrony: str, prompts: int, step: int, version: int) -> int:
-    """How many groups may be under way (handed out, not yet trained on) at this step, with `prompts` groups to a step,
-    when more are handed out with this version of the parameters.
+def groups_ahead(asynchrony: str, prompts: int, step: int) -> int:
+    """How many groups may be under way (handed out, not yet trained on) at this step. A batch has `prompts` groups.
 
-    PipelineRL-k: (version + k - step + 1) x prompts, so (k + 1) x prompts with the newest version. Trained oldest
-    first, the last of them is used k steps after its version.
-    PPO-off-policy-k: k x prompts, handed out together before each k-th step, when none is under way. A resumed run that
-    was stopped between two of these steps hands out the rest.
+    PipelineRL-k: (k + 1) x prompts. They are trained oldest first, so a group that is handed out now waits for at most
+    k batches, and is trained at step + k at the latest.
+    PPO-off-policy-k: k x prompts, handed out together before each k-th step. A run that was stopped between two of
+    these steps, and resumed, hands out only the groups of the steps that are left.
     """
     kind, k = parse_asynchrony(asynchrony)
-    return (version + k - step + 1) * prompts if kind == "pipeline" else (k - step % k) * prompts
+    return (k + 1) * prompts if kind == "pipeline" else (k - step % k) * prompts
 
 
 def choose_batch(done: list[int], unfinished: list[int], step: int, asynchrony: str, prompts: int) -> list[int] | None:
-    """Which finished groups to train on at this step, as indices into `done`; None: wait for more.
+    """Which finished groups to train on at this step, as indices into `done`. None: wait until more are finished.
 
-    done, unfinished: of each group under way the version of the parameters when it was handed out. No token of the
-    group is older: a generator takes over the newest parameters before it samples new work. `prompts` groups make a
-    batch.
+    done, unfinished: for each group under way, the version of the parameters when it was handed out. No token of a
+    group is older than its version. `prompts` groups make a batch.
 
-    PipelineRL-k takes the oldest finished groups. They may overtake groups that are not finished, as long as all that
-    are left can still be trained in time: a group of version v at step v + k at the latest. The i-th oldest of those
-    left (i from 0) cannot be trained before step + 1 + i // prompts. Where that is too late, this batch waits. The same
-    is asked at every step, and `groups_ahead` limits how many there are, so no group ever comes too late. For example
-    with k = 2, batches of 1, and step 4: a group of version 2 that is not finished must be trained now, so nothing may
-    overtake it.
+    PipelineRL-k takes the oldest finished groups, but only if every group that is left can still be trained in time: a
+    group of version v at step v + k at the latest. For example with k = 2 and one group in a batch:
+
+        group   version   its last step
+        A       2         4
+        B       3         5
+        C       3         5
+
+    At step 3, B is finished and A is not: B is trained, since A still has step 4. At step 4, C is finished and A is
+    not: the batch waits, since A would be too old at step 5. Every wait ends: A is being sampled, and that needs
+    nothing more from the trainer.
     PPO-off-policy-k takes nothing before everything handed out is finished.
     """
     kind, k = parse_asynchrony(asynchrony)
@@ -161,10 +164,10 @@ def choose_batch(done: list[int], unfinished: list[int], step: int, asynchrony: 
     return None if kind == "pipeline" and too_old else batch
 
 
-def publishes_after(asynchrony: str, step: int) -> bool:
-    """Whether the parameters made by this step go to the generators: always, or after each k-th step of PPO."""
+def publishes(asynchrony: str, version: int) -> bool:
+    """Whether the parameters of this version go to the generators: every version, or with PPO every k-th."""
     kind, k = parse_asynchrony(asynchrony)
-    return kind == "pipeline" or (step + 1) % k == 0
+    return kind == "pipeline" or version % k == 0
 
 
 # --- 3. Length control (sec. 2, A.10) -----------------------------------------------------------------------------
@@ -175,15 +178,15 @@ INTERRUPTION_PHRASE = "Okay, time is up. Let me stop thinking and formulate a fi
 
 
 def interrupt_or_truncate(length_control: str, sampled, closed_at, thinking_budget, answer_budget):
-    """What the length of a completion asks for now: (interrupt, truncate), each bool.
+    """Whether a completion is interrupted or truncated now: (interrupt, truncate), each bool.
 
     sampled: tokens sampled so far. closed_at: how many there were when thinking ended, by `</think>` or by an
-    interruption; negative while thinking goes on. All are ints or integer arrays of one shape; a completion that
-    has ended by itself (EOS) is not to be asked about: it is finished, with or without `</think>`.
+    interruption; negative while thinking goes on. All are ints or integer arrays of one shape. Ask only about
+    completions that have not ended: after its EOS a completion is finished, with or without `</think>`.
 
-    interruption: thinking that reaches its budget gets the phrase appended (forced tokens: they are context, and
-    have no ratio, no weight and no place in the length); the answer has a budget of its own, counted from where
-    thinking ended, so that late thinking still has room to answer.
+    interruption: if thinking reaches its budget, the phrase is appended. Its tokens are forced: they are context, and
+    have no ratio, no weight and no place in the length. The answer has a budget of its own, counted from the end of
+    thinking, so that late thinking still has room to answer.
     penalty: nothing is forced; the two budgets are one.
     """
     if length_control == "penalty":
@@ -196,13 +199,14 @@ def interrupt_or_truncate(length_control: str, sampled, closed_at, thinking_budg
 
 
 def rewards(scores_PG: Tensor, lengths_PG: Tensor, length_control: str, max_length: int, penalty_length: int) -> Tensor:
-    """r = +1 if correct, else -1 (A.3), and in between for a score in between; with the length penalty, correct
-    completions get (sec. 2)
+    """r = 2 score - 1: +1 if correct, -1 if wrong (A.3). With the length penalty (sec. 2) a correct completion also
+    gets
 
         clip((L_max - |y|) / L_cache - 1, -1, 0)
 
-    added, others their share of it: 0 up to L_max - L_cache tokens, -1 at L_max. scores_PG: float32, 0 is wrong and 1
-    is correct; lengths_PG: |y|, sampled tokens; max_length: L_max; penalty_length: L_cache. Returns float32 [P, G].
+    which is 0 up to L_max - L_cache tokens and -1 at L_max. A completion with a score between 0 and 1 gets the score
+    times that. scores_PG: float32, 0 is wrong and 1 is correct; lengths_PG: |y|, sampled tokens; max_length: L_max;
+    penalty_length: L_cache. Returns float32 [P, G].
     """
     rewards_PG = 2 * scores_PG - 1
     if length_control == "penalty":
@@ -215,8 +219,9 @@ def rewards(scores_PG: Tensor, lengths_PG: Tensor, length_control: str, max_leng
 
 
 def head_logits(hidden_ND: Tensor, head_VD: Tensor, fp32: bool) -> Tensor:
-    """Logits [N, V], float32. With fp32 the matmul itself is done in fp32, from the fp32 head as it is now (casting
-    the result of a bf16 matmul changes nothing, and a cached copy goes stale at the next update)."""
+    """Logits [N, V], float32. With fp32 the matmul itself is done in fp32, with the present fp32 weights of the head.
+    To cast the result of a bf16 matmul would change nothing, and a stored copy of the head would be stale after the
+    next update."""
     dtype = torch.float32 if fp32 else torch.bfloat16
     return F.linear(hidden_ND.to(dtype), head_VD.to(dtype)).float()
 
@@ -236,8 +241,8 @@ def sampled_logprobs(
     """log pi_train of the target tokens [N] (differentiable), and the policy's entropy there [N], in nats.
 
     hidden_ND: the output of the trunk (the model without its head) at the positions that predict targets_N. The logits
-    exist for `chunk` tokens at a time only, in the forward and, computed again, in the backward: with a vocabulary of
-    150,000 the fp32 logits of a whole batch would fill the memory first.
+    exist for `chunk` tokens at a time only: with a vocabulary of 150,000 the fp32 logits of a whole batch would fill
+    the memory before anything else. The backward computes them again.
     """
     pieces = [
         checkpoint(_chunk_logprobs, hidden, head_VD, targets, fp32, use_reentrant=False)
@@ -248,8 +253,8 @@ def sampled_logprobs(
 
 
 # --- 5. Which samples count (sec. 3.2, A.15) ----------------------------------------------------------------------
-# A completion is usable if it has ended by itself, within its token limit, and has a verdict. Another is no member of
-# its group (usable_PG is False), so it is in no mean, no std and no loss.
+# A completion is usable if it has ended by itself, within its token limit, and has a verdict. One that is not usable
+# (usable_PG is False) is no member of its group: it is in no mean, no standard deviation and no loss.
 
 TRUNCATED_TOO_OFTEN = 0.10  # a run warns: in the study 10 to 15 % came before most instabilities
 RETIRE_AT = 0.9  # No-Positive-Resampling
@@ -259,23 +264,23 @@ def retires(pass_rate: float) -> bool:
     """No-Positive-Resampling: whether a prompt with this pass rate at a visit is removed from all later epochs.
 
     The pass rate is over all completions of the visit. One that was truncated, or that got no verdict, counts as not
-    solved, although the advantages leave it out: to see a solved prompt again costs little, to lose an unsolved one is
-    for good.
+    solved here, although the advantages leave it out. To see a solved prompt again costs little; an unsolved prompt
+    that is retired is lost for good.
     """
     return pass_rate >= RETIRE_AT
 
 
 def zero_variance(rewards_PG: Tensor, usable_PG: Tensor) -> Tensor:
-    """[P] bool: groups whose usable rewards are all equal (or that have none). Decided by max == min: a standard
-    deviation of a constant can be a rounding error away from zero, and a division by it is in the thousands."""
+    """[P] bool: groups whose usable rewards are all equal, or that have none. Decided by max == min: the standard
+    deviation of equal numbers can come out as a rounding error above zero, and to divide by that gives thousands."""
     highest_P = rewards_PG.masked_fill(~usable_PG, -torch.inf).amax(1)
     lowest_P = rewards_PG.masked_fill(~usable_PG, torch.inf).amin(1)
     return highest_P <= lowest_P
 
 
 def counted_samples(rewards_PG: Tensor, usable_PG: Tensor, zero_variance_filter: bool) -> Tensor:
-    """[P, G] bool, the effective batch: what is in the denominators. The filter takes the zero-variance groups out, and
-    nothing is sampled in their place. Without it they stay in, with zero advantage."""
+    """[P, G] bool: the effective batch, the completions that the denominators count. The filter takes groups of zero
+    variance out, and nothing is sampled in their place. Without it they stay in, with zero advantage."""
     if zero_variance_filter:
         return usable_PG & ~zero_variance(rewards_PG, usable_PG)[:, None]
     return usable_PG

@@ -39,7 +39,8 @@ from curve.plots import COMPUTE_UNITS, plot_compare, plot_seeds
 from curve.report import report
 from data.verify import die_with
 from fit_curve import Fitting, Runs, fit_logs, write_json
-from machinery.files import last_line, lock_folder
+from machinery.files import last_line
+from machinery.folder import lock_folder
 from machinery.screen import Progress, say
 from machinery.settings import Settings, cpu_threads, parse, read_settings, refuse_changes
 

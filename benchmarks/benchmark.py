@@ -368,10 +368,12 @@ def benchmark_step(options: argparse.Namespace) -> None:
 
     import loss
     from generate import TorchEngine
+    from machinery.compute import matmul_parameters
     from machinery.engine import sample_all
-    from machinery.model import load_model, load_tokenizer, make_decoding, matmul_parameters
+    from machinery.model import load_model, load_tokenizer, make_decoding
+    from machinery.policy import micro_batches
     from machinery.settings import Settings
-    from machinery.trainer import make_policy, micro_batches, sequence_length
+    from machinery.trainer import make_policy
 
     torch.set_num_threads(1)
     settings, recipe, device = Settings(), loss.Recipe(), torch.device("cpu")
@@ -394,7 +396,11 @@ def benchmark_step(options: argparse.Namespace) -> None:
         work()
         return time.perf_counter() - began
 
-    tokens, inner, outer = sum(map(sequence_length, rollouts)), model.config.hidden_size, model.config.intermediate_size
+    tokens, inner, outer = (
+        sum(rollout.length for rollout in rollouts),
+        model.config.hidden_size,
+        model.config.intermediate_size,
+    )
     flops = 6 * tokens * matmul_parameters(model)
     left, right = torch.randn(settings.tokens_per_micro_batch, inner), torch.randn(inner, outer)
     product = left @ right
@@ -709,12 +715,13 @@ def scaling_of_python(length: int = 14_000, slots: int = 256, steps: int = 2000)
     import torch
     from steps import make_group, rollout
 
+    from machinery.compute import Compute
     from machinery.engine import Completions
     from machinery.model import completion_texts, make_decoding
-    from machinery.record import Compute, completion_columns
+    from machinery.policy import micro_batches
+    from machinery.record import completion_columns
     from machinery.rollouts import Batch, Report, Request
     from machinery.settings import PRESETS, Settings
-    from machinery.trainer import micro_batches
 
     print(f"\n(f) CPU seconds of Python and numpy for a step of 48 x 16 rollouts of {length:,} tokens, by stage\n")
     tokenizer, rng = byte_tokenizer(), np.random.default_rng(0)

@@ -283,6 +283,7 @@ def micro_batch_sizes(at: Machine) -> dict:
     from machinery import trainer
     from machinery.model import load_model, load_shapes
     from machinery.plan import Shape, trainer_bytes
+    from machinery.policy import micro_batches
     from machinery.settings import Settings
 
     device, chosen, length = torch.device(at.device), Settings(gradient_checkpointing=True), at.size(1024, 32)
@@ -292,7 +293,7 @@ def micro_batch_sizes(at: Machine) -> dict:
     rollouts = [rollout for group in groups_of(32 * length, length) for rollout in group.rollouts.values()]
 
     def step(tokens: int) -> None:
-        for batch in trainer.micro_batches(rollouts, [*range(len(rollouts))], tokens, device):
+        for batch in micro_batches(rollouts, [*range(len(rollouts))], tokens, device, 0, 1):
             logprobs, _ = policy(batch, True)
             logprobs.sum().backward()
         optimizer.step()

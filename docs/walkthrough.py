@@ -28,9 +28,10 @@ from machinery.model import (
     model_path,
     render,
 )
+from machinery.policy import micro_batch
 from machinery.rollouts import Batch, Group, Rollout, SharedParameters
 from machinery.settings import Settings
-from machinery.trainer import make_policy, micro_batch
+from machinery.trainer import make_policy
 
 PAGE = Path(__file__).with_name("walkthrough.md")
 CPU = torch.device("cpu")

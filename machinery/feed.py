@@ -1,31 +1,25 @@
-"""Prompts out, whole judged groups in: what the trainer has its batches from, on rank 0.
+"""Prompts out, whole judged groups in: the trainer gets its batches here, on rank 0.
 
-The way of a rollout: a prompt is handed out to a generator as the requests of a group; their rollouts come back in
-reports; each is judged by a verifier; when all are, the group is finished and can be trained on. A generator that dies
-or is silent is replaced, and what it had not finished is handed out again.
+The way of a rollout: a prompt is handed out to a generator as the requests of a group. Their rollouts come back in
+reports. A verifier judges each. When all are judged, the group is finished and can be trained on. A generator that dies
+or is silent is replaced, and the new one gets the requests that had not come back.
 """
 
-import contextlib
-import dataclasses
-import os
-import queue
-import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-import torch.multiprocessing as multiprocessing
 from transformers import PreTrainedTokenizerBase
 
 import loss
 from data.load import Source, next_source
 from data.verify import Verdict, VerifierPool, no_verdict_at_all
 from machinery.engine import EngineSettings, make_requests
+from machinery.generators import Generator, GeneratorFailed, discard, read_reports, start_generator
 from machinery.model import Decoding, completion_texts
-from machinery.rollouts import Group, Report, Rollout, SharedParameters, Work
+from machinery.rollouts import Group, Rollout, SharedParameters, Work
 from machinery.screen import say, warn
 from machinery.settings import Settings
 
@@ -35,7 +29,7 @@ TRAINING, VALIDATION = 0, 1  # in seeds: the noise of the one is not that of the
 
 
 class PromptOrder:
-    """Which prompt comes next: epochs in an order shuffled anew, without the prompts that were retired."""
+    """Which problem of a source comes next: in each epoch all in a new random order, but for those that are retired."""
 
     def __init__(self, number: int, seed: int, recipe: loss.Recipe):
         self.number, self.seed, self.recipe = number, seed, recipe
@@ -48,138 +42,43 @@ class PromptOrder:
 
     @property
     def left(self) -> int:
-        """Prompts that are not retired."""
+        """How many problems are not retired."""
         return self.number - len(self.retired)
 
     def next(self) -> int:
-        """The index of the next prompt, which there must be."""
+        """The index of the next problem. At least one must be left."""
         while True:
             while self.cursor < self.number:
-                prompt = int(self.order[self.cursor])
+                problem_index = int(self.order[self.cursor])
                 self.cursor += 1
-                if prompt not in self.retired:
-                    return prompt
+                if problem_index not in self.retired:
+                    return problem_index
             self.epoch, self.cursor = self.epoch + 1, 0
             self.order = self._shuffled()
 
-    def record(self, prompt: int, pass_rate: float) -> None:
-        """Retire a prompt if this visit has solved it: for good, or until fewer than `least_prompts` are left."""
+    def retire_if_solved(self, problem_index: int, pass_rate: float) -> None:
+        """Retire a problem if this visit has solved it: for good, or until fewer than `least_prompts` are left."""
         if self.recipe.no_positive_resampling and loss.retires(pass_rate):
-            self.retired.add(prompt)
+            self.retired.add(problem_index)
         if self.left < self.recipe.least_prompts:
             self.retired.clear()
 
     def state(self) -> dict:
-        """All that `restore` needs, for a checkpoint; the order follows from seed and epoch."""
+        """All that `restore` needs, for a checkpoint. The order follows from seed and epoch."""
         return {"epoch": self.epoch, "cursor": self.cursor, "retired": sorted(self.retired)}
 
     def restore(self, state: dict) -> None:
-        """Go on where `state` was asked for."""
+        """Go on from this state."""
         self.epoch, self.cursor, self.retired = state["epoch"], state["cursor"], set(state["retired"])
         self.order = self._shuffled()
 
 
-# --- generators -------------------------------------------------------------------------------------------------------
-
-
-class GeneratorFailed(Exception):
-    """A generator has ended by itself, or is silent: the message holds its traceback, signal or exit status."""
-
-
-@dataclass
-class Generator:
-    """The trainer's side of one generator process."""
-
-    number: int
-    process: multiprocessing.Process
-    work: multiprocessing.Queue
-    reports: multiprocessing.Queue
-    heard: float  # clock reading when its last report came, or it was started
-    slots: int = 0  # of its engine; 0 until it has reported that it is ready
-    groups: int = 0  # handed out to it and not come back
-
-
-@contextlib.contextmanager
-def only_visible(gpus: list[int]) -> Iterator[None]:
-    """Processes that are started meanwhile see these GPUs of ours alone. To be said before they start: CUDA looks once,
-    at the first call in a process, and an import may make that."""
-    ours = os.environ.get("CUDA_VISIBLE_DEVICES")
-    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(ours.split(",")[gpu] if ours else str(gpu) for gpu in gpus)
-    yield
-    del os.environ["CUDA_VISIBLE_DEVICES"]
-    if ours is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ours
-
-
-def start_generator(number: int, process: Callable, engine: EngineSettings, parameters: SharedParameters) -> Generator:
-    """Start a generator: process(engine, parameters, work, reports) in a process of its own. Its first report says that
-    it is ready. It sees the engine's GPUs alone, and to it they are cuda:0, cuda:1 and so on: so nothing of it can be
-    on another."""
-    context = multiprocessing.get_context("spawn")
-    work, reports = context.Queue(), context.Queue()
-    gpus = [torch.device(device).index for device in engine.devices if device != "cpu"]
-    there = tuple(f"cuda:{i}" for i in range(len(gpus))) or engine.devices
-    child = context.Process(
-        target=process,
-        args=(dataclasses.replace(engine, devices=there), parameters, work, reports),
-        name=f"generator {number} on {','.join(engine.devices)}",
-        daemon=len(engine.devices) == 1,  # a daemon may have no processes of its own, which vLLM has for several GPUs
-    )
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: Ctrl-C is for the trainer, from the start
-    with only_visible(gpus):
-        child.start()
-    signal.signal(signal.SIGINT, handler)
-    # Each end of a pipe is open in one process only, so that when the other side dies, in the middle of a message
-    # too, reading meets an end of file and writing an error, instead of waiting for ever.
-    reports._writer.close()
-    work._reader.close()
-    work._ignore_epipe = True
-    return Generator(number, child, work, reports, heard=time.monotonic())
-
-
-def read_reports(generator: Generator, timeout: float) -> list[Report]:
-    """The reports that have come, perhaps none. GeneratorFailed if the generator has died, or if it has not sent
-    anything for `timeout` seconds, though it should every few."""
-    reports = []
-    alive = generator.process.is_alive()  # asked first, so that what it sent before it died is still read
-    while True:
-        try:
-            reports.append(generator.reports.get_nowait())
-        except queue.Empty:
-            break
-        except (EOFError, OSError):  # its end of the queue is closed: after a message, or in the middle of one
-            generator.process.join()
-            alive = False
-            break
-        generator.heard, generator.slots = time.monotonic(), reports[-1].slots or generator.slots
-        if reports[-1].error is not None:
-            raise GeneratorFailed(f"{generator.process.name} failed:\n{reports[-1].error}")
-    if reports:
-        return reports  # if it has died since, the next call says so
-    if not alive:
-        code = generator.process.exitcode
-        how = f"by signal {-code}" if code < 0 else f"with status {code}"
-        raise GeneratorFailed(f"{generator.process.name} ended {how} and reported no error")
-    if time.monotonic() - generator.heard > timeout:
-        raise GeneratorFailed(f"{generator.process.name} has been silent for {timeout:.0f} s (--wait-timeout)")
-    return reports
-
-
-def discard(generator: Generator) -> None:
-    """Kill what is left of a generator and let go of its queues."""
-    generator.process.kill()
-    generator.process.join()
-    for end in (generator.work, generator.reports):
-        end.cancel_join_thread()
-        end.close()
-
-
 @dataclass(frozen=True)
 class Prompts:
-    """The problems of a run, in the ids of its model."""
+    """The problems of a run, and their prompts as token ids of its model."""
 
     sources: list[Source]
-    ids: dict[str, list[int]]  # of each prompt, by its text, chat template included
+    ids: dict[str, list[int]]  # token ids by the text of the prompt, chat template included
     tokenizer: PreTrainedTokenizerBase
     decoding: Decoding
 
@@ -190,13 +89,13 @@ class Prompts:
 class Feed:
     """Prompts out, whole judged groups in.
 
-        feed.start()                        generators and verifiers are there; feed.close() ends them
-        groups = feed.batch(step)           what the recipe trains on at this step
+        feed.start()                        starts generators and verifiers; feed.close() ends them
+        groups = feed.batch(step)           the groups to train on at this step
         feed.retire(groups)                 solved prompts do not come again
         groups = feed.validate(step)        held-out problems, sampled with the parameters of this step alone
 
-    Both return None when the run was asked to stop, or cannot go on, which `failure` then says. No token that they
-    return was sampled by parameters older than its group's version.
+    `batch` and `validate` return None if the run was asked to stop, or if it cannot go on; then `failure` says why. No
+    token was sampled by parameters older than its group's version.
     """
 
     def __init__(
@@ -208,36 +107,38 @@ class Feed:
         process: Callable,
         stop_asked: Callable[[], bool],
     ):
-        """engines: of each generator. process: what a generator runs. stop_asked: whether the user wants the run to
-        end."""
+        """engines: the settings of each generator's engine. process: the function that a generator runs. stop_asked:
+        says whether the user wants the run to end."""
         self.settings, self.prompts, self.engines, self.parameters = settings, prompts, engines, parameters
         self.process, self.stop_asked = process, stop_asked
         sources = prompts.sources
         self.orders = [PromptOrder(len(source.train), settings.seed, settings.recipe) for source in sources]
-        self.handed_out = [0] * len(sources)  # groups of each source
-        self.to_repeat: deque[tuple[int, int, int]] = deque()  # number, source and prompt of groups lost at a stop
-        self.under_way: dict[int, Group] = {}  # handed out, not trained on, by number
-        self.validating: dict[int, Group] = {}  # the same of a validation
+        self.handed_out = [0] * len(sources)  # groups handed out so far, by source
+        # Groups that a stop of the run has lost, which are handed out first: number, source, index of the problem.
+        self.to_repeat: deque[tuple[int, int, int]] = deque()
+        self.under_way: dict[int, Group] = {}  # by number: handed out, and not trained on yet
+        self.validating: dict[int, Group] = {}  # by number: the groups of a validation that is under way
         self.generators: list[Generator] = []
         self.verifiers: VerifierPool | None = None
         self.ready = False  # whether all generators have been ready once
-        self.restarts = 0  # generators replaced
+        self.restarts = 0  # generators replaced in this process; a resumed run counts from 0 again
         self.failure = ""  # why the run cannot go on
         self.busy_seconds, self.sampled_tokens = 0.0, 0  # of all generators, for training, in this process
-        self.events: list[tuple] = []  # of generators, by their number, as in Report, since the record has taken them
+        self.events: list[tuple] = []  # (generator, *event of its reports) since the record took the last ones
 
     def state(self) -> dict:
-        """All that `restore` needs, for a checkpoint. What is under way will be sampled again, with the parameters of
-        then. Every random draw of the run follows from the seed and a group's number, an epoch or a step, so there is
-        no other random state."""
+        """All that `restore` needs, for a checkpoint. Groups under way are not stored: a resumed run samples them
+        again, with its own parameters. Every random draw follows from the seed and the number of a group, an epoch or a
+        step, so there is no random state to store."""
         return {
             "orders": [order.state() for order in self.orders],
             "handed_out": self.handed_out,
-            "to_repeat": [(g.number, g.source, g.prompt) for g in self.under_way.values()] + list(self.to_repeat),
+            "to_repeat": [(group.number, group.source, group.prompt) for group in self.under_way.values()]
+            + list(self.to_repeat),
         }
 
     def restore(self, state: dict) -> None:
-        """Go on where `state` was asked for."""
+        """Go on from this state."""
         for order, stored in zip(self.orders, state["orders"]):
             order.restore(stored)
         self.handed_out = state["handed_out"]
@@ -269,7 +170,7 @@ class Feed:
     # Batches
 
     def batch(self, step: int) -> list[Group] | None:
-        """The groups to train on at this step, or None (`Feed`; also when every prompt has been retired)."""
+        """The groups to train on at this step. None if every prompt is retired, or if the run ends."""
         go_on = self._take_in(wait=False)
         while go_on:
             self._hand_out(step)
@@ -293,7 +194,7 @@ class Feed:
     def retire(self, groups: list[Group]) -> None:
         """Take the prompts that these groups have solved out of all later epochs."""
         for group in groups:
-            self.orders[group.source].record(group.prompt, group.pass_rate)
+            self.orders[group.source].retire_if_solved(group.prompt, group.pass_rate)
 
     @property
     def exhausted(self) -> bool:
@@ -301,15 +202,15 @@ class Feed:
         return not any(order.left for order in self.orders)
 
     def _hand_out(self, step: int) -> None:
-        """Give prompts to the generators, as far ahead as the recipe allows and the generators can use."""
+        """Give prompts to the generators: as many groups as the recipe allows and the generators can use."""
         settings, asynchrony = self.settings, self.settings.recipe.asynchrony
         kind, _ = loss.parse_asynchrony(asynchrony)
         if kind == "ppo" and self.under_way:
             return
-        version = self.parameters.version  # what is handed out now is sampled with no older one
-        ahead = loss.groups_ahead(asynchrony, settings.groups_per_step, step, version)
-        # A generator gets as many groups as its slots hold, and its share of one batch more. What it cannot begin
-        # before it hears from us again would only grow old in its queue.
+        version = self.parameters.version  # generators sample what is handed out now with this version or a newer one
+        ahead = loss.groups_ahead(asynchrony, settings.groups_per_step, step)
+        # A generator gets as many groups as its slots hold, and its share of one batch more. Further groups would only
+        # grow old in its queue.
         share = settings.groups_per_step // len(self.generators) + 1
         works: list[Work] = [Work() for _ in self.generators]
         while len(self.under_way) < ahead:
@@ -319,9 +220,9 @@ class Feed:
             following = self._next_prompt()
             if following is None:
                 break
-            number, source, prompt = following
+            number, source, problem_index = following
             seed = (settings.seed, TRAINING, number)
-            group = self._group(number, source, prompt, version, generator, seed, validation=False)
+            group = self._group(number, source, problem_index, version, generator, seed, validation=False)
             self.under_way[number] = group
             works[generator.number].requests.extend(group.requests)
         for generator, work in zip(self.generators, works):
@@ -329,8 +230,8 @@ class Feed:
                 generator.work.put(work)
 
     def _next_prompt(self) -> tuple[int, int, int] | None:
-        """Number, source and prompt of the next group: first those that a stop of the run has lost. None: no prompt is
-        left in any source."""
+        """Number, source and index of the problem of the next group. Groups that a stop has lost come first. None: no
+        source has a prompt left."""
         if self.to_repeat:
             return self.to_repeat.popleft()
         weights = [source.weight if order.left else 0.0 for order, source in zip(self.orders, self.prompts.sources)]
@@ -341,28 +242,28 @@ class Feed:
         self.handed_out[source] += 1
         return number, source, self.orders[source].next()
 
-    def _group(self, number, source, prompt, version, generator, seed, validation: bool) -> Group:
+    def _group(self, number, source, problem_index, version, generator, seed, validation: bool) -> Group:
         """A group for this generator, with its requests."""
         settings, problems = self.settings, self.prompts.sources[source]
-        problem = (problems.validation if validation else problems.train)[prompt]
+        problem = (problems.validation if validation else problems.train)[problem_index]
         completions = settings.validation_samples if validation else settings.completions_per_prompt
         ids, budget = self.prompts.ids[problem.prompt], settings.thinking_budget
         requests = make_requests(number, ids, completions, budget, self.prompts.decoding, seed, validation)
         generator.groups += 1
-        return Group(number, source, prompt, problem, version, generator.number, requests)
+        return Group(number, source, problem_index, problem, version, generator.number, requests)
 
     # Validations
 
     def validate(self, step: int) -> list[Group] | None:
-        """The held-out problems, sampled and judged, or None (`Feed`). Their requests go before all others; as long as
-        no newer parameters are published, every token is of the parameters of this step."""
+        """The held-out problems, sampled and judged. None if the run ends. Their requests go before all others. The
+        trainer publishes no newer parameters meanwhile, so every token is sampled with the parameters of this step."""
         held_out = [(s, p) for s, source in enumerate(self.prompts.sources) for p in range(len(source.validation))]
-        for i, (source, prompt) in enumerate(held_out):
+        for i, (source, problem_index) in enumerate(held_out):
             generator, seed = self.generators[i % len(self.generators)], (self.settings.seed, VALIDATION, step, i)
-            self.validating[i] = self._group(i, source, prompt, step, generator, seed, validation=True)
+            self.validating[i] = self._group(i, source, problem_index, step, generator, seed, validation=True)
         for generator in self.generators:
-            own = [group for group in self.validating.values() if group.generator == generator.number]
-            generator.work.put(Work([request for group in own for request in group.requests]))
+            groups = [group for group in self.validating.values() if group.generator == generator.number]
+            generator.work.put(Work([request for group in groups for request in group.requests]))
         groups, go_on = list(self.validating.values()), True
         while go_on and not all(group.finished for group in groups):
             go_on = self._take_in()
@@ -372,9 +273,9 @@ class Feed:
     # What comes back
 
     def _take_in(self, wait: bool = True) -> bool:
-        """Put the rollouts and verdicts that have come into their groups; with `wait`, wait until some have. False if
-        the run is to end. Every wait ends: a silent generator is replaced after --wait-timeout, a verifier after
-        --verifier-time-limit."""
+        """Put the rollouts and verdicts that have come into their groups; with `wait`, wait until some have come.
+        Returns False if the run ends. No wait is for ever: a silent generator is replaced after --wait-timeout, a
+        verifier after --verifier-time-limit."""
         try:
             while not (self._read_reports() | self._read_verdicts()) and wait and not self.stop_asked():
                 time.sleep(0.002)
@@ -383,8 +284,8 @@ class Feed:
         return not (self.failure or self.stop_asked())
 
     def _read_reports(self) -> bool:
-        """Take what generators have sent, and replace those that have failed. Whether anything came. GeneratorFailed
-        if too many have failed."""
+        """Take what generators have sent, and replace those that have failed. Returns whether anything came.
+        GeneratorFailed if too many have failed."""
         came = False
         for generator in list(self.generators):
             try:
@@ -402,18 +303,18 @@ class Feed:
         return came
 
     def _read_verdicts(self) -> bool:
-        """Take what the verifiers have judged. Whether anything came."""
+        """Take what the verifiers have judged. Returns whether anything came."""
         verdicts = self.verifiers.results()
         for (validation, number, index), verdict in verdicts:
             self._groups(validation)[number].verdicts[index] = verdict
             if verdict.failure is not None:
-                what = "it is left out, and counted as `verifier_failures` in the log"
-                warn("verifier", f"no verdict on a completion ({verdict.reason}); {what}")
+                counted = "it is left out, and counted as `verifier_failures` in the log"
+                warn("verifier", f"no verdict on a completion ({verdict.reason}); {counted}")
         return bool(verdicts)
 
     def _judged(self, groups: list[Group]) -> bool:
-        """Whether any completion of these finished groups got a verdict. Otherwise the run is to end: nothing can come
-        of a task that cannot judge."""
+        """Whether any completion of these finished groups got a verdict. Otherwise the run ends: a task that cannot
+        judge teaches nothing."""
         verdicts = [verdict for group in groups for rollout, verdict in group.judged() if not rollout.truncated]
         self.failure = no_verdict_at_all(verdicts)
         return not self.failure
@@ -422,7 +323,7 @@ class Feed:
         return self.validating if validation else self.under_way
 
     def _submit(self, rollouts: list[Rollout]) -> None:
-        """Put rollouts in their groups, and give them to the verifiers. One that was cut off needs no verdict."""
+        """Put rollouts in their groups, and give them to the verifiers. A truncated one needs no verdict."""
         to_judge = []
         texts = completion_texts(self.prompts.tokenizer, self.prompts.decoding, rollouts)
         for rollout, text in zip(rollouts, texts):
@@ -438,8 +339,9 @@ class Feed:
         self.verifiers.submit(to_judge)
 
     def _replace(self, generator: Generator, failure: GeneratorFailed) -> None:
-        """Start another generator in place of one that has failed, and give it what that had not finished. Raises the
-        failure when that has happened too often, or before the run has begun: then it would fail again."""
+        """Start another generator in place of one that has failed, and give it the requests that had not come back. It
+        begins them from their first token. Raises the failure if too many have been replaced, or if the run has not
+        begun yet: then the next would fail too."""
         most = self.settings.max_restarts
         if self.restarts == most or not self.ready:
             raise failure

@@ -1,14 +1,12 @@
 """Files that are written whole or not at all, lines of JSON, and a folder that one process uses at a time."""
 
 import contextlib
-import fcntl
 import json
 import math
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TextIO
 
 
 def append_whole(target: Path, text: str) -> None:
@@ -69,18 +67,3 @@ def whole_folder(target: Path) -> Iterator[Path]:
         partial.rename(target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-
-
-def lock_folder(folder: Path) -> TextIO:
-    """The lock of a folder, held until the file is closed or the process ends, however that happens. ValueError if
-    another process holds it."""
-    file = open(folder / "lock", "a+")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.seek(0)
-        raise ValueError(f"{folder} is in use by process {file.read().strip()}; wait for it or stop it") from None
-    file.truncate(0)
-    file.write(f"{os.getpid()}\n")
-    file.flush()
-    return file

@@ -1,7 +1,6 @@
 """A causal language model as trainer and generator both see it: loaded or refused, its chat template, how completions
 end, and their budgets in tokens."""
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -120,23 +119,9 @@ def check_length(model: PreTrainedModel, decoding: "Decoding") -> None:
         )
 
 
-def matmul_parameters(model: PreTrainedModel) -> int:
-    """Parameters that a token is multiplied with: all but the embedding table, unless that is the head too, and of a
-    mixture of experts those of the experts that a token is sent to."""
-    config, embedding, head = model.config, model.get_input_embeddings().weight, model.get_output_embeddings().weight
-    names = ("num_experts", "num_local_experts", "n_routed_experts")
-    experts = next((getattr(config, name) for name in names if getattr(config, name, None)), 1)
-    used = getattr(config, "num_experts_per_tok", None) or 1
-    total = 0
-    for name, parameter in model.named_parameters():
-        if parameter is not embedding or embedding is head:
-            total += parameter.numel() * used // experts if ".experts." in name else parameter.numel()
-    return total
-
-
 def first_learning_rate(parameters: int) -> float:
     """What RL may begin with for a model of so many parameters: 7.5e-05 for 1M, 3.1e-06 for 600M."""
-    return float(f"{0.075 / math.sqrt(parameters):.2g}")
+    return float(f"{0.075 / parameters**0.5:.2g}")
 
 
 # --- prompts and ends -----------------------------------------------------------------------------------------------

@@ -18,10 +18,10 @@ from transformers import PreTrainedModel
 import loss
 from curve.flags import flag
 from data.load import KNOWN, files_of, parse_spec, task_names
+from machinery.compute import flops, matmul_parameters
 from machinery.engine import check_split, choose_engine, engine_settings
 from machinery.files import json_lines
-from machinery.model import check_length, load_shapes, load_tokenizer, make_decoding, matmul_parameters, model_path
-from machinery.record import flops
+from machinery.model import check_length, load_shapes, load_tokenizer, make_decoding, model_path
 from machinery.settings import TrainCommand, devices_here, devices_paid, gpus_here, trunk_dtype
 from machinery.trainer import layers_and_rest
 from machinery.vllm_engine import CPU_CACHE

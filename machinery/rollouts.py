@@ -49,6 +49,11 @@ class Rollout:
     began: float = 0.0  # clock reading (time.monotonic, which all processes share) when its sampling began
     ended: float = 0.0
 
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and completion."""
+        return len(self.request.prompt) + len(self.tokens)
+
 
 @dataclass(frozen=True)
 class Work:
@@ -109,7 +114,6 @@ class Batch:
 
     def __init__(self, groups: list[Group], step: int):
         self.groups = groups
-        self.came = time.monotonic()  # clock reading: the trainer has it
         judged = [pair for group in groups for pair in group.judged()]
         shape = (len(groups), len(groups[0].requests))
         self.rollouts: list[Rollout] = [rollout for rollout, _ in judged]  # P x G, group by group

@@ -12,7 +12,7 @@ torch.set_num_threads(1)
 
 
 def pytest_addoption(parser):
-    parser.addoption("--all", action="store_true", help="also the tests marked `slow`: real processes, long simulations")
+    parser.addoption("--all", action="store_true", help="also run the slow tests: real processes, simulations")
 
 
 def pytest_configure(config):
@@ -37,12 +37,12 @@ def group_of_one():
     engine of vLLM in this process may have made one already."""
     import torch.distributed as dist
 
-    from machinery import trainer
+    from machinery import ranks
     from machinery.settings import Settings
 
     mine = not dist.is_initialized()
     if mine:
-        trainer.start_other_ranks(Settings(dtype="bfloat16"), None, (), "")
+        ranks.start_other_ranks(Settings(dtype="bfloat16"), None, (), "")
     assert dist.get_world_size() == 1
     yield
     if mine:

@@ -25,7 +25,7 @@ def project(folder: Path, **faults: str) -> Path:
     """A copy of the project, with Python text at the end of modules (or in new ones): machinery__feed="..."."""
     for script in ROOT.glob("*.py"):
         shutil.copy(script, folder)
-    for room in ("data", "machinery"):
+    for room in ("curve", "data", "machinery"):
         left_out = shutil.ignore_patterns("pictures", "study", "examples", "__pycache__")
         shutil.copytree(ROOT / room, folder / room, ignore=left_out)
     for module, text in faults.items():

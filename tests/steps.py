@@ -14,16 +14,24 @@ import train
 from data import Problem
 from data.load import Source
 from data.verify import Verdict
+from machinery.checkpoints import checkpoints
+from machinery.compute import Compute
 from machinery.feed import Feed, Prompts
 from machinery.model import load_model, load_tokenizer
 from machinery.processes import Stop
-from machinery.record import Compute, Record, checkpoints
+from machinery.record import Record
 from machinery.rollouts import Group, Request, Rollout, SharedParameters
-from machinery.settings import Settings
-from machinery.trainer import whole
+from machinery.run import Run, Start
+from machinery.settings import Settings, TrainCommand, parse
+from machinery.trainer import gathered
 
 FIRST = 50  # steps made before; past the warm-up
 CPU = torch.device("cpu")
+
+
+def run_train(arguments: list[str]) -> int:
+    """The command `python train.py ARGUMENTS`, in this process."""
+    return train.main(parse(arguments, TrainCommand, description=train.__doc__))
 
 
 def settings(steps: int = 1, **changes) -> Settings:
@@ -91,27 +99,27 @@ class GivenGroups(Feed):
 
 
 def train_rank(rank: int, chosen: Settings, name: str, batches: list, folder: Path, parameters=None, model=None):
-    """One rank of a run that goes from FIRST to its last step: all of `train.train`, on these batches. Rank 0 has the
-    head, which comes back."""
-    head = None
+    """One rank of a run that goes from FIRST to its last step: all of `train.train`, on these batches. Returns the Run
+    that rank 0 has; None on another rank."""
+    run = None
     if rank == 0:
         model = model or load_model(name, CPU, torch.float32)
         parameters = parameters or SharedParameters(model)
         feed = GivenGroups(chosen, batches, parameters, name)
-        head = train.Head(folder, None, feed, Record(chosen, folder, Compute(1, 1000), feed), Stop())
+        run = Run(chosen, folder, None, feed, Record(chosen, folder, Compute(1, 1000), feed), Stop())
         folder.mkdir(parents=True, exist_ok=True)
-        head.record.restore(None)
-    train.train(rank, chosen, train.Start(FIRST, name, None), parameters, model, head)
-    return head
+        run.record.restore(None)
+    train.train(rank, chosen, Start(FIRST, name, None), parameters, model, run)
+    return run
 
 
-def train_on(chosen: Settings, name: str, batches: list, folder: Path) -> tuple[train.Head, list[dict[str, Tensor]]]:
-    """The head of a run of one rank on these batches, and the gradient of each optimizer step by parameter name."""
+def train_on(chosen: Settings, name: str, batches: list, folder: Path) -> tuple[Run, list[dict[str, Tensor]]]:
+    """The Run of one rank on these batches, and the gradient of each optimizer step by parameter name."""
     model, gradients = load_model(name, CPU, torch.float32), []
 
     def catch(*_):
         named = model.named_parameters()
-        gradients.append({name: whole(p.grad).cpu().clone() for name, p in named if p.grad is not None})
+        gradients.append({name: gathered(p.grad).cpu().clone() for name, p in named if p.grad is not None})
 
     handle = register_optimizer_step_pre_hook(catch)
     try:

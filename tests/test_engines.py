@@ -24,10 +24,10 @@ from sampling import (
     requests,
     same_frequencies,
 )
+from steps import run_train
 
 import generate
 import loss
-import train
 from machinery import vllm_engine
 from machinery.engine import (
     EngineSettings,
@@ -533,7 +533,7 @@ def test_vllm_is_taken_for_a_gpu_where_it_is_installed_and_missed_when_asked_for
     monkeypatch.chdir(tmp_path)
     for command in (
         lambda: generate.main(["--engine", "vllm", "--prompt", "1+1="]),
-        lambda: train.main(["--engine=vllm"]),
+        lambda: run_train(["--engine=vllm"]),
     ):
         with pytest.raises(ValueError, match="not installed"):
             command()

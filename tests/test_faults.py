@@ -31,9 +31,9 @@ from faults import (
 )
 
 import train
+from machinery.checkpoints import checkpoints
 from machinery.model import load_model
 from machinery.processes import Stop
-from machinery.record import checkpoints
 
 CPU = torch.device("cpu")
 FOREVER = ["--steps", "100000"]
@@ -55,7 +55,7 @@ def test_a_run_goes_on_after_all_that_can_go_wrong_beside_the_trainer(tmp_path):
     folder = project(
         tmp_path,
         generate=faulty_engine(exception=RAISES, hang=HANGS, kill=DIES),
-        data__arithmetic=faulty_reward(reward_raises=RAISES, reward_hangs=HANGS),
+        data__tasks__arithmetic=faulty_reward(reward_raises=RAISES, reward_hangs=HANGS),
         loss=faulty_loss(call=4),
     )
     flags = ["--steps", "12", "--validation-every", "4", "--wait-timeout", "30", "--verifier-time-limit", "2"]
@@ -134,9 +134,9 @@ def test_a_rank_that_raises_ends_the_run_with_its_traceback(tmp_path):
     """Rank 0 waits for it in a collective meanwhile."""
     folder = project(
         tmp_path,
-        machinery__trainer="_micro_batches = micro_batches\n"
+        machinery__policy="_micro_batches = micro_batches\n"
         "def micro_batches(*arguments):\n"
-        "    if rank_and_ranks()[0] == 1 and os.path.exists('now'): raise RuntimeError('this rank broke')\n"
+        "    if arguments[4] == 1 and __import__('os').path.exists('now'): raise RuntimeError('this rank broke')\n"
         "    return _micro_batches(*arguments)\n",
     )
     run = RealRun(folder, *FOREVER, "--trainers", "2")
@@ -164,7 +164,7 @@ def test_a_mistake_of_rank_0_shows_its_traceback_and_how_to_resume(tmp_path, mon
     hint = "; python train.py --resume runs/saved goes on from the last checkpoint"
     for name, said in (("none", ""), ("saved", hint)):
         with pytest.raises(RuntimeError, match=f"^the run has failed, as said above{said}$") as failed:
-            train.main(["--name", name, *TINY])
+            steps.run_train(["--name", name, *TINY])
         assert isinstance(failed.value.__cause__, IndexError)
 
 
@@ -253,7 +253,7 @@ def test_ctrl_c_before_the_first_step_leaves_the_name_free(tmp_path, monkeypatch
     monkeypatch.setattr(Stop, "listen", lambda stop: (listen(stop), os.kill(os.getpid(), signal.SIGINT)))
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        assert train.main(["--name", "mine", *TINY]) == 130
+        assert steps.run_train(["--name", "mine", *TINY]) == 130
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)

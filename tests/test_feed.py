@@ -20,16 +20,8 @@ from data.load import Source
 from data.verify import Verdict
 from loss import Recipe
 from machinery.engine import EngineSettings
-from machinery.feed import (
-    Feed,
-    Generator,
-    GeneratorFailed,
-    PromptOrder,
-    Prompts,
-    discard,
-    read_reports,
-    start_generator,
-)
+from machinery.feed import Feed, PromptOrder, Prompts
+from machinery.generators import Generator, GeneratorFailed, discard, read_reports, start_generator
 from machinery.make_base import make_tokenizer
 from machinery.model import make_decoding
 from machinery.rollouts import Report, Rollout
@@ -52,33 +44,33 @@ def test_no_positive_resampling_removes_solved_prompts_for_good(resampling_off):
     order = PromptOrder(4, seed=0, recipe=Recipe(no_positive_resampling=resampling_off))
     for _ in range(4):
         prompt = order.next()
-        order.record(prompt, 15 / 16 if prompt in (1, 3) else 14 / 16)
+        order.retire_if_solved(prompt, 15 / 16 if prompt in (1, 3) else 14 / 16)
     second = [order.next() for _ in range(4)]
     if not resampling_off:
         assert sorted(second) == [0, 1, 2, 3]
         return
     assert sorted(second[:2]) == sorted(second[2:]) == [0, 2]
-    order.record(0, 0.9)
-    order.record(2, 1.0)
+    order.retire_if_solved(0, 0.9)
+    order.retire_if_solved(2, 1.0)
     assert order.left == 0
 
 
 def test_solved_prompts_come_again_when_few_others_are_left():
     order = PromptOrder(10, seed=0, recipe=Recipe(least_prompts=4))
     for prompt in range(6):
-        order.record(prompt, 1.0)
+        order.retire_if_solved(prompt, 1.0)
     assert order.left == 4 and {order.next() for _ in range(20)} == {6, 7, 8, 9}
-    order.record(6, 0.5)
+    order.retire_if_solved(6, 0.5)
     assert order.left == 4
-    order.record(6, 1.0)
+    order.retire_if_solved(6, 1.0)
     assert order.left == 10 and {order.next() for _ in range(30)} == {*range(10)}
 
 
 def test_a_prompt_once_solved_stays_retired_whatever_a_later_visit_says_and_when_resumed():
     """Groups of two epochs may be under way at once, so a solved prompt may be visited again."""
     order = PromptOrder(8, seed=0, recipe=Recipe())
-    order.record(3, 0.95)
-    order.record(3, 0.8)
+    order.retire_if_solved(3, 0.95)
+    order.retire_if_solved(3, 0.8)
     resumed = PromptOrder(8, seed=0, recipe=Recipe())
     resumed.restore(json.loads(json.dumps(order.state())))
     for one in (order, resumed):
@@ -90,7 +82,7 @@ def test_the_order_of_prompts_goes_on_where_it_was():
     alone = PromptOrder(12, seed=3, recipe=Recipe())
     for visit in range(17):
         prompt = alone.next()
-        alone.record(prompt, 1.0 if visit % 3 == 0 else 0.5)
+        alone.retire_if_solved(prompt, 1.0 if visit % 3 == 0 else 0.5)
     resumed = PromptOrder(12, seed=3, recipe=Recipe())
     resumed.restore(json.loads(json.dumps(alone.state())))
     assert resumed.retired == alone.retired and alone.retired
@@ -246,7 +238,7 @@ def make_steps(feed, first, last):
         assert len(groups) == 3 and all(group.finished for group in groups)
         trained.append(groups)
         feed.retire(groups)
-        if loss.publishes_after(feed.settings.recipe.asynchrony, step):
+        if loss.publishes(feed.settings.recipe.asynchrony, step + 1):
             feed.parameters.version = step + 1
     return trained
 

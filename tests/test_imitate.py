@@ -17,12 +17,12 @@ import torch
 from faults import ROOT, Script, log
 
 import generate
-import train
 from curve.flags import run_command
 from data.load import load_data
 from machinery import imitate
 from machinery.imitate import Command, cross_entropy, examples, learned_tokens, mean_loss
 from machinery.model import end_tokens, load_model, load_tokenizer
+from machinery.run import open_run
 from machinery.settings import parse
 
 CPU = (torch.device("cpu"), torch.float32)
@@ -106,8 +106,7 @@ def test_the_prompt_is_that_of_a_generator_and_the_solution_ends(flags, tests, c
     problems = source.train + source.validation
     found = examples(problems, tokenizer, command, 2000)
     budgets = ["--prompt-budget", "500", "--thinking-budget", "20", "20", "--prompts-per-step", "4"]
-    head = train.prepare(parse([*shared, "--defaults", "small", *budgets]))[-1]
-    feed = head.feed
+    feed = open_run(parse([*shared, "--defaults", "small", *budgets]), None, lambda *_: None)[-1].feed
     feed.generators = [type("Generator", (), {"number": 0, "groups": 0})()]
     (held,), prompts = feed.prompts.sources, {}
     for validation, of_source in ((False, held.train), (True, held.validation)):

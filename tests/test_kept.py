@@ -15,7 +15,7 @@ from machinery import kept
 from machinery.files import append_whole, json_lines
 from machinery.kept import KeptRollouts, at_sampled, kept_groups, kept_rows, run_lengths, token_texts
 from machinery.model import load_model, load_tokenizer
-from machinery.trainer import Totals
+from machinery.totals import Totals
 
 
 def lines_of(folder, kind=None):

@@ -59,12 +59,10 @@ def test_asynchrony_names():
 
 
 def test_pitfall_15_work_in_flight_is_not_bounded_to_nothing_at_k_0():
-    assert loss.groups_ahead("pipeline-0", 32, 5, version=5) == 32
-    assert loss.groups_ahead("pipeline-0", 32, 5, version=4) == 0  # until the newest parameters are there
-    assert loss.groups_ahead("pipeline-8", 32, 5, version=5) == 288
-    assert loss.groups_ahead("pipeline-8", 32, 5, version=4) == 256
-    assert loss.groups_ahead("ppo-8", 32, 16, version=16) == 256
-    assert loss.groups_ahead("ppo-8", 32, 19, version=16) == 5 * 32  # a run that goes on after 3 of the 8
+    assert loss.groups_ahead("pipeline-0", 32, 5) == 32
+    assert loss.groups_ahead("pipeline-8", 32, 5) == 288
+    assert loss.groups_ahead("ppo-8", 32, 16) == 256
+    assert loss.groups_ahead("ppo-8", 32, 19) == 5 * 32  # a run that goes on after 3 of the 8
 
 
 def test_a_batch_is_the_oldest_finished_groups_and_waits_for_those_that_would_get_too_old():
@@ -79,29 +77,19 @@ def test_a_batch_is_the_oldest_finished_groups_and_waits_for_those_that_would_ge
     # PPO-off-policy waits for all that was handed out, and never asks for freshness.
     assert loss.choose_batch([0] * 3, [0], 0, "ppo-2", 2) is None
     assert loss.choose_batch([0, 0], [], 1, "ppo-2", 2) == [0, 1]
-    assert [loss.publishes_after("ppo-4", step) for step in range(4)] == [False, False, False, True]
-    assert all(loss.publishes_after("pipeline-8", step) for step in range(9))
+    assert [loss.publishes("ppo-4", version) for version in range(5)] == [True, False, False, False, True]
+    assert all(loss.publishes("pipeline-8", version) for version in range(9))
 
 
-@pytest.mark.parametrize("late_parameters", [False, True])
 @pytest.mark.parametrize("k", [0, 1, 2, 8])
-def test_no_group_ever_gets_older_than_k_steps_whatever_order_they_finish_in(k, late_parameters):
-    """Also where the parameters of a step reach the generators only some time after it."""
+def test_no_group_ever_gets_older_than_k_steps_whatever_order_they_finish_in(k):
     prompts, asynchrony = 4, f"pipeline-{k}"
     generator = torch.Generator().manual_seed(k)
     draw = lambda most: torch.randint(most, (1,), generator=generator).item()  # noqa: E731
     done, unfinished, ages = [], [], []
     for step in range(200):
-        version = step - draw(2) if late_parameters and step else step
-        while True:
-            ahead = loss.groups_ahead(asynchrony, prompts, step, version)
-            unfinished += [version] * (ahead - len(done) - len(unfinished))
-            batch = loss.choose_batch(done, unfinished, step, asynchrony, prompts)
-            if batch is not None:
-                break
-            if version < step and (draw(3) == 0 or not unfinished):
-                version = step
-                continue
+        unfinished += [step] * (loss.groups_ahead(asynchrony, prompts, step) - len(done) - len(unfinished))
+        while (batch := loss.choose_batch(done, unfinished, step, asynchrony, prompts)) is None:
             assert unfinished, "everything is finished, and no batch can be made of it: a deadlock"
             done.append(unfinished.pop(draw(len(unfinished))))
         ages += [step - done[i] for i in batch]

@@ -8,12 +8,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from benchmark import ROOT, real_models, table_of_plans
+from steps import run_train
 from test_settings import refusal
 
 import train
+from machinery.folder import write_config
 from machinery.model import load_model, load_shapes
 from machinery.plan import Shape, generator_bytes, needs, trainer_bytes
-from machinery.record import write_config
 from machinery.settings import Settings, TrainCommand, parse
 
 EIGHT = ["--plan", "--data", "polaris", "--gpu-memory", "80", "--gpus", "8"]
@@ -30,7 +31,7 @@ def here(tmp_path, monkeypatch):
 
 def planned(arguments, capsys) -> str:
     """What the command prints; it leaves nothing behind."""
-    assert train.main(arguments) == 0
+    assert run_train(arguments) == 0
     return capsys.readouterr().out
 
 

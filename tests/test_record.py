@@ -13,46 +13,57 @@ from types import SimpleNamespace
 import pytest
 import safetensors.torch
 import torch
-from steps import CPU, FIRST, GivenGroups, batch_of_groups, lines, settings, stored, train_on, train_rank
+from steps import CPU, FIRST, GivenGroups, batch_of_groups, lines, run_train, settings, stored, train_on, train_rank
 
 import train
 from curve.flags import run_command
-from data.tasks import arithmetic
 from loss import Recipe
+from machinery import compute as compute_module
 from machinery import record as record_module
 from machinery import screen
-from machinery.files import json_lines, lock_folder
-from machinery.model import load_model, matmul_parameters
-from machinery.record import Compute, Record, checkpoints, write_config
+from machinery.checkpoints import checkpoints, write_checkpoint
+from machinery.compute import Compute, matmul_parameters
+from machinery.feed import Feed
+from machinery.files import json_lines
+from machinery.folder import lock_folder, write_config
+from machinery.make_base import BASE_MODEL
+from machinery.model import load_model
+from machinery.processes import Stop
+from machinery.record import Record
 from machinery.rollouts import Batch, SharedParameters
+from machinery.run import open_run
+from machinery.screen import Progress
 from machinery.settings import MAY_CHANGE, parse, read_settings
-from machinery.trainer import Totals
+from machinery.totals import Totals
 
 
 @pytest.fixture
 def clock(monkeypatch):
-    """The clock as the record reads it: it stands still until a test moves it."""
+    """The clock of a run: it stands still until a test moves it."""
     stand_in = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(record_module, "time", SimpleNamespace(monotonic=lambda: stand_in.now))
+    for module in (record_module, compute_module):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: stand_in.now))
     return stand_in
 
 
 def new_record(folder, model, devices=1, generators=1, **changes):
     """A record and its feed, which has so many generators."""
-    chosen = settings(**changes)
+    chosen = settings(rollouts_kept=0, **changes)
     parameters = SharedParameters(load_model(model, CPU, torch.float32))
     feed = GivenGroups(chosen, [], parameters, model)
     feed.engines *= generators
     record = Record(chosen, folder, Compute(devices, 1000), feed)
     record.restore(None)
+    record.progress = Progress("training", 1000)
     return record, feed
 
 
-def log_a_step(record, step, waited=0.0):
-    """Have a record log a step that has computed nothing."""
-    record.log_step(
-        step, Batch(batch_of_groups(), FIRST), Totals(FIRST), {"skipped": 0, "zero_variance_fraction": 0}, waited
-    )
+def log_a_step(record, step, waited=0.0, totals=None):
+    """Have a record log a step that has computed nothing, or these totals."""
+    record.waited_for_groups(0.0, waited)
+    batch = Batch(batch_of_groups(), FIRST)
+    worth = dict.fromkeys(("reward", "advantage", "weight"), 2 * batch.scores_PG - 1)
+    record.log_step(step, batch, totals or Totals(FIRST), worth, {"skipped": 0})
 
 
 # --- the clock and compute --------------------------------------------------------------------------------------------
@@ -80,7 +91,7 @@ def test_a_gpu_that_does_both_is_one_device_and_processes_on_a_cpu_count_each(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(train.torch.cuda, "device_count", lambda: gpus)
     chosen = dataclasses.replace(parse([]), engine="torch", **counts)
-    assert train.prepare(chosen)[-1].record.compute.devices == devices
+    assert open_run(chosen, None, lambda *_: None)[-1].record.compute.devices == devices
 
 
 @pytest.mark.parametrize("gpus_each", [1, 2])
@@ -108,11 +119,11 @@ def test_idle_time_of_the_generators_adds_up_though_their_reports_come_in_lumps(
         log_a_step(record, step, waited=0.25)
     idle = [line["generator_idle_fraction"] for line in lines(tmp_path, "train")]
     assert idle == [1.0, 1.0, 0.0, 0.0, 0.0]  # the generators were busy for 5 of 5 seconds, of which 2 were logged late
-    assert record.unlogged_busy == 2.0
+    assert record.rates.unlogged_busy == 2.0
     assert [line["trainer_idle_fraction"] for line in lines(tmp_path, "train")] == [0.25] * 5
-    assert record.idle() == "trainer 0.25, generators 0.00 of the time"
+    assert record.rates.idle() == "trainer 0.25, generators 0.00 of the time"
     clock.now += 5.0
-    assert record.idle() == "trainer 0.12, generators 0.50 of the time"
+    assert record.rates.idle() == "trainer 0.12, generators 0.50 of the time"
 
 
 def test_flops_count_the_parameters_that_a_token_meets(models):
@@ -202,7 +213,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_ones_before(models, tmp_
     model = load_model(models["llama"], CPU, torch.float32)
     parameters = dict(model.named_parameters())
     with pytest.raises(OSError, match="File too large"):
-        record_module.write_checkpoint(tmp_path, model, None, parameters, {}, {"step": FIRST + 9}, keep=1)
+        write_checkpoint(tmp_path, model, None, parameters, {}, {"step": FIRST + 9}, keep=1)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [f"step-{FIRST + 1:06d}"]
     assert all(torch.equal(values, before[name]) for name, values in stored(tmp_path).items())
 
@@ -213,12 +224,12 @@ def resumable(models, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "runs" / "run"
     chosen = dataclasses.replace(parse([]), steps=FIRST + 1, validation_every=10**6, checkpoint_every=10**6, threads=1)
-    train_rank(0, chosen, str(Path(arithmetic.__file__).parent / "arithmetic_base"), [batch_of_groups()], folder)
+    train_rank(0, chosen, str(BASE_MODEL), [batch_of_groups()], folder)
     write_config(folder, chosen)
-    monkeypatch.setattr(train.Stop, "listen", lambda _: None)
+    monkeypatch.setattr(Stop, "listen", lambda _: None)
 
     def ends_with(error):
-        monkeypatch.setattr(train.Feed, "start", lambda _: (_ for _ in ()).throw(error))
+        monkeypatch.setattr(Feed, "start", lambda _: (_ for _ in ()).throw(error))
 
     return ends_with
 
@@ -229,7 +240,7 @@ HINT = "python train.py --resume runs/run goes on from the last checkpoint"
 
 def test_a_full_gpu_ends_the_run_with_what_to_lower(resumable, capsys):
     resumable(torch.OutOfMemoryError("CUDA out of memory. Tried to .."))
-    assert train.main(RESUME) == 1
+    assert run_train(RESUME) == 1
     said = capsys.readouterr().err
     assert "error: CUDA out of memory: lower --tokens-per-micro-batch" in said and HINT in said
     assert "Traceback" not in said
@@ -237,7 +248,7 @@ def test_a_full_gpu_ends_the_run_with_what_to_lower(resumable, capsys):
 
 def test_a_folder_that_cannot_be_written_ends_the_run_in_words(resumable, capsys):
     resumable(OSError(errno.ENOSPC, "No space left on device"))
-    assert train.main(RESUME) == 1
+    assert run_train(RESUME) == 1
     said = capsys.readouterr().err
     assert "error: the run's folder cannot be written: [Errno 28] No space left on device" in said and HINT in said
 
@@ -246,14 +257,14 @@ def test_a_folder_that_cannot_be_made_or_is_in_use_is_refused_before_anything_st
     resumable(AssertionError("processes were started"))
     with lock_folder(tmp_path / "runs" / "run"):
         with pytest.raises(SystemExit) as refused:
-            run_command(train.main, RESUME)
+            run_command(run_train, RESUME)
         assert refused.value.code == 2 and f"runs/run is in use by process {os.getpid()}" in capsys.readouterr().err
     lock_folder(tmp_path / "runs" / "run").close()  # free again
     (tmp_path / "runs" / "run").rename(tmp_path / "elsewhere")
     (tmp_path / "runs").rmdir()
     (tmp_path / "runs").write_text("a file\n")
     with pytest.raises(SystemExit) as refused:
-        run_command(train.main, ["--name", "new"])
+        run_command(run_train, ["--name", "new"])
     said = capsys.readouterr().err
     assert refused.value.code == 2 and said.startswith("error: [Errno") and "runs" in said and said.count("\n") == 1
 
@@ -303,7 +314,7 @@ def test_a_fall_is_said_with_the_command_that_goes_on_from_before_it(fallen):
 
 def test_a_run_goes_on_from_an_earlier_checkpoint_and_drops_what_came_later(fallen, monkeypatch, capsys):
     folder, _ = fallen
-    monkeypatch.setattr(train.Stop, "listen", lambda _: None)
+    monkeypatch.setattr(Stop, "listen", lambda _: None)
     started = []
     monkeypatch.setattr(train, "train", lambda *arguments: started.append(arguments))
     there = ", ".join(str(FIRST + i) for i in (2, 3, 4, 5, 6))
@@ -312,10 +323,10 @@ def test_a_run_goes_on_from_an_earlier_checkpoint_and_drops_what_came_later(fall
         ("--resume", "runs/fallen", "--from-step", "3"): f"is 3; the checkpoints of runs/fallen are of steps {there}",
     }.items():
         with pytest.raises(SystemExit):
-            run_command(train.main, flags)
+            run_command(run_train, flags)
         assert words in capsys.readouterr().err and len(checkpoints(folder)) == 5 and not started
     with pytest.raises(SystemExit):
-        run_command(train.main, ["--resume", "runs/fallen", "--from-step", str(FIRST + 2)])
+        run_command(run_train, ["--resume", "runs/fallen", "--from-step", str(FIRST + 2)])
     ((_, _, start, *_),) = started
     assert start.step == FIRST + 2 and [path.name for path in checkpoints(folder)] == [f"step-{FIRST + 2:06d}"]
     assert max(line["step"] for _, line in json_lines(folder / "log.jsonl")) == FIRST + 2
@@ -385,7 +396,7 @@ def test_a_policy_that_drifts_is_said_at_the_second_of_three_steps(models, tmp_p
         totals = Totals(FIRST)
         if kl is not None:
             totals.sums |= {"tokens": 10, "entropy": 10 * 0.03, "kl": 10 * 0.03 * kl, "ratio_squared": 10.0}
-        record.log_step(step, Batch(batch_of_groups(), FIRST), totals, {"skipped": 0, "zero_variance_fraction": 0}, 0.0)
+        log_a_step(record, step, totals=totals)
     assert [(line["about"], line["step"]) for line in lines(tmp_path, "warning")] == [("drift", 8)]
 
 
@@ -429,5 +440,5 @@ def test_a_tracker_that_is_not_installed_is_refused_before_anything_starts(tmp_p
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match="--track wandb: it is not installed; `pip install wandb` brings it"):
-        train.prepare(parse(["--track", "wandb"]))
+        open_run(parse(["--track", "wandb"]), None, None)
     assert not (tmp_path / "runs").exists()

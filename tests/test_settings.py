@@ -6,20 +6,21 @@ from typing import get_args, get_type_hints
 
 import pytest
 import torch
+from steps import run_train
 
 import loss
 import train
 from curve.flags import flag, run_command
 from machinery import settings as settings_module
+from machinery.folder import new_folder, write_config
 from machinery.model import first_learning_rate
-from machinery.record import new_folder, write_config
 from machinery.settings import PRESETS, GenerateCommand, Sampling, Settings, parse, split_devices, starting_values
 
 
 def refusal(arguments, capsys):
     """The one line that a command says when it refuses its arguments; it ends with 2."""
     with pytest.raises(SystemExit) as stopped:
-        run_command(train.main, arguments)
+        run_command(run_train, arguments)
     captured = capsys.readouterr()
     assert stopped.value.code == 2 and captured.out == ""
     assert captured.err.startswith("error: ") and captured.err.count("\n") == 1 and captured.err.endswith("\n")
@@ -90,7 +91,7 @@ def shown_values(arguments, monkeypatch, capsys):
     """What --help says of each flag: its text and its value."""
     monkeypatch.setenv("COLUMNS", "400")
     with pytest.raises(SystemExit) as ended:
-        train.main([*arguments, "--help"])
+        run_train([*arguments, "--help"])
     assert ended.value.code == 0
     entries = re.findall(r"(?m)^  (--[\w-]+).*?(?:  +|\n +)(?!--)(\S.*) \(default: (.*)\)$", capsys.readouterr().out)
     return {name: (text, value) for name, text, value in entries}

@@ -25,7 +25,7 @@ from curve.fit import fit_sigmoid, sigmoid
 from curve.flags import run_command
 from curve.forecast import LEAST_TO_STOP, held_out, levelled_off
 from machinery.files import last_line
-from machinery.record import write_config
+from machinery.folder import write_config
 from machinery.settings import Settings, parse, read_settings
 
 SETTINGS = {"plain": {}, "other": {"aggregation": "token", "thinking_budget": [50, 52]}}

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 from faults import ROOT, RealRun, apply, check_log, log, nothing_left, project
+from steps import run_train
 
-import train
 from curve.flags import run_command
+from machinery.checkpoints import checkpoints
 from machinery.files import json_lines
 from machinery.model import load_model
-from machinery.record import checkpoints
 
 CPU = torch.device("cpu")
 
@@ -152,7 +152,7 @@ def test_a_finished_run_goes_further_with_any_number_of_ranks(alone, tmp_path):
 
 def test_a_finished_run_is_said_to_be_finished(alone, capsys):
     with pytest.raises(SystemExit) as refused:
-        run_command(train.main, ["--resume", str(alone)])
+        run_command(run_train, ["--resume", str(alone)])
     assert refused.value.code == 2
     assert "alone is finished, at step 8; give a larger --steps to go on\n" in capsys.readouterr().err
 
@@ -193,7 +193,7 @@ def test_a_run_ends_when_every_prompt_of_a_task_of_ones_own_is_retired(tmp_path)
         "    return True\n"
     )
     flags = ["--data", "always", "--defaults", "toy", "--train-prompts", "8", "--steps", "20"]
-    folder, printed = run(project(tmp_path, data__always=task), *flags, "--length-control", "penalty")
+    folder, printed = run(project(tmp_path, data__tasks__always=task), *flags, "--length-control", "penalty")
     reason = "Every prompt has been retired (pass rate >= 0.9)"
     assert reason in printed and log(folder)[-1]["reason"] == reason and log(folder)[-1]["kind"] == "end"
     steps = log(folder, "train")
@@ -234,7 +234,7 @@ def test_a_template_that_drops_the_prompt_is_refused(tmp_path, chat_models, caps
     (tmp_path / "model" / "chat_template.jinja").write_text(template)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as refused:
-        run_command(train.main, ["--model", "model", "--prompt-budget", "64"])
+        run_command(run_train, ["--model", "model", "--prompt-budget", "64"])
     error = capsys.readouterr().err
     assert refused.value.code == 2 and "its chat template drops the prompt" in error and error.count("\n") == 1
     assert not (tmp_path / "runs").exists()

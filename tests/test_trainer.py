@@ -21,12 +21,15 @@ import loss
 import train
 from data.verify import Verdict
 from generate import TorchEngine
+from machinery import ranks as ranks_module
 from machinery import screen, trainer
+from machinery.checkpoints import checkpoints
 from machinery.engine import sample_all
 from machinery.files import json_lines
 from machinery.model import load_model, load_tokenizer, make_decoding
-from machinery.record import checkpoints
+from machinery.policy import Policy, micro_batches
 from machinery.rollouts import Request, SharedParameters
+from machinery.run import Start
 from machinery.settings import Settings
 
 EXACT = dict(clip_gradient=math.inf)  # gradients as they are
@@ -215,10 +218,10 @@ def spoil(monkeypatch, bad_calls):
 def test_a_step_that_is_not_finite_is_skipped_and_said_once(models, tmp_path, monkeypatch, capsys):
     spoil(monkeypatch, bad_calls={2, 3})
     batches = [batch_of_groups(seed) for seed in range(4)]
-    head, gradients = train_on(settings(steps=4), models["llama"], batches, tmp_path)
+    run, gradients = train_on(settings(steps=4), models["llama"], batches, tmp_path)
     assert [line["skipped"] for line in lines(tmp_path, "train")] == [0, 1, 1, 0]
     assert [line["loss"] is None for line in lines(tmp_path, "train")] == [False, True, True, False]
-    assert len(gradients) == 2 and not head.failure
+    assert len(gradients) == 2 and not run.failure
     assert all(torch.isfinite(values).all() for values in stored(tmp_path).values())
     said = capsys.readouterr().err
     assert said.count("is not finite") == 1 and f"the loss or the gradient of step {FIRST + 2} is not finite" in said
@@ -227,10 +230,10 @@ def test_a_step_that_is_not_finite_is_skipped_and_said_once(models, tmp_path, mo
 def test_steps_that_are_never_finite_end_the_run_with_a_checkpoint(models, tmp_path, monkeypatch, capsys):
     spoil(monkeypatch, bad_calls=range(2, 100))
     chosen = settings(steps=20, validation_every=1)
-    head, gradients = train_on(chosen, models["llama"], [batch_of_groups() for _ in range(20)], tmp_path)
+    run, gradients = train_on(chosen, models["llama"], [batch_of_groups() for _ in range(20)], tmp_path)
     steps = lines(tmp_path, "train")
     assert [line["skipped"] for line in steps] == [0] + [1] * 5 and len(gradients) == 1
-    assert "is not finite. So were the 4 steps before it" in head.failure and lines(tmp_path, "end") == []
+    assert "is not finite. So were the 4 steps before it" in run.failure and lines(tmp_path, "end") == []
     assert checkpoints(tmp_path)[-1].name == f"step-{steps[-1]['step']:06d}"
     assert all(torch.isfinite(values).all() for values in stored(tmp_path).values())
 
@@ -238,13 +241,13 @@ def test_steps_that_are_never_finite_end_the_run_with_a_checkpoint(models, tmp_p
 # --- micro-batches ----------------------------------------------------------------------------------------------------
 
 
-def all_micro_batches(rollouts, tokens):
-    return list(trainer.micro_batches(rollouts, list(range(len(rollouts))), tokens, CPU))
+def all_micro_batches(rollouts, tokens, rank=0, ranks=1):
+    return list(micro_batches(rollouts, list(range(len(rollouts))), tokens, CPU, rank, ranks))
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "qwen3-moe"])
 def test_pitfall_11_sequences_of_a_micro_batch_have_the_logprobs_of_sequences_on_their_own(models, kind):
-    policy = trainer.Policy(load_model(models[kind], CPU, torch.float32))
+    policy = Policy(load_model(models[kind], CPU, torch.float32))
     rollouts = [r for group in batch_of_groups() for r in group.rollouts.values()]
     (batch,) = all_micro_batches(rollouts, 10_000)
     together, _ = policy(batch, True)
@@ -279,7 +282,7 @@ def test_on_a_gpu_micro_batches_are_a_multiple_of_64_wide_and_compute_the_same(m
         made = torch.tensor
         with monkeypatch.context() as patch:
             patch.setattr(torch, "tensor", lambda array, device: made(array))
-            return list(trainer.micro_batches(rollouts, list(range(len(rollouts))), tokens, torch.device("cuda")))
+            return list(micro_batches(rollouts, list(range(len(rollouts))), tokens, torch.device("cuda"), 0, 1))
 
     some = [rollout(0, i, [1, 2], np.arange(3 + i) % 18) for i in range(200)]
     batches = for_a_gpu(some, 1024)
@@ -287,7 +290,7 @@ def test_on_a_gpu_micro_batches_are_a_multiple_of_64_wide_and_compute_the_same(m
     assert all(batch.inputs_BT.numel() <= 1024 for batch in batches)
     (batch,) = for_a_gpu([rollout(0, i, [1] * 2048, [2] * 14_336) for i in range(2)], 32_768)
     assert batch.inputs_BT.shape == (2, 16_384)
-    policy = trainer.Policy(load_model(models["llama"], CPU, torch.float32))
+    policy = Policy(load_model(models["llama"], CPU, torch.float32))
     alone = {batch.rows_B.item(): policy(batch, True)[0][batch.sampled_BT] for batch in all_micro_batches(some[:9], 1)}
     (batch,) = for_a_gpu(some[:9], 1024)
     logprobs_BT, _ = policy(batch, True)
@@ -296,15 +299,12 @@ def test_on_a_gpu_micro_batches_are_a_multiple_of_64_wide_and_compute_the_same(m
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_micro_batches_are_even_over_the_ranks(monkeypatch, ranks):
+def test_micro_batches_are_even_over_the_ranks(ranks):
     """All ranks have the same number of them, within the limit, and nearly the same to do; every row is on one rank."""
     rng = np.random.default_rng(0)
     rollouts = [rollout(0, i, [1, 2], rng.integers(18, size=n)) for i, n in enumerate(rng.integers(30, 80, size=100))]
     for tokens in (1, 700, 4000, 10_000):
-        found = []
-        for rank in range(ranks):
-            monkeypatch.setattr(trainer, "rank_and_ranks", lambda rank=rank: (rank, ranks))
-            found.append(all_micro_batches(rollouts, tokens))
+        found = [all_micro_batches(rollouts, tokens, rank, ranks) for rank in range(ranks)]
         assert len({len(batches) for batches in found}) == 1
         real = [[batch for batch in batches if batch.sampled_BT.any()] for batches in found]
         rows = [row for batches in real for batch in batches for row in batch.rows_B.tolist()]
@@ -449,11 +449,11 @@ def case(name, ranks=1):
 
 def one_of(rank, ranks, meeting_place, models, folder, shared):
     """A process that is this rank in all cases, one after the other."""
-    trainer.join_ranks(rank, ["cpu"] * ranks, meeting_place)
+    ranks_module.join_ranks(rank, ["cpu"] * ranks, meeting_place)
     for name, parameters in shared.items():
         chosen, batches = case(name, ranks)
         train_rank(rank, chosen, models[CASES[name][0]], batches, folder / name, parameters)
-    trainer.end_ranks()
+    ranks_module.end_ranks()
     os._exit(0)
 
 
@@ -521,7 +521,7 @@ def test_a_rank_takes_its_gpu_before_anything_else(monkeypatch):
     monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: calls.append("group"))
     monkeypatch.setattr(dist, "FileStore", lambda *_: None)
     monkeypatch.setattr(dist, "barrier", lambda: calls.append("barrier"))
-    trainer.join_ranks(1, ["cuda:6", "cuda:7"], "meet")
+    ranks_module.join_ranks(1, ["cuda:6", "cuda:7"], "meet")
     assert calls == ["cuda:7", "group", "barrier"]
 
 
@@ -542,15 +542,15 @@ def test_adamw_is_fused_on_a_gpu_and_goes_on_from_the_moments_of_any_checkpoint(
         raise Seen
 
     monkeypatch.setattr(torch.optim, "AdamW", seen)
-    monkeypatch.setattr(train, "make_policy", lambda settings, model, device: trainer.Policy(model))
+    monkeypatch.setattr(train, "make_policy", lambda settings, model, device: Policy(model))
     model = load_model(models["llama"], CPU, torch.float32)
     for device in ("cpu", "cuda:1"):
         monkeypatch.setattr(train, "devices_here", lambda _, device=device: ([], [device]))
         with pytest.raises(Seen):
-            train.train(0, settings(), train.Start(FIRST, models["llama"], None), None, model)
+            train.train(0, settings(), Start(FIRST, models["llama"], None), None, model)
     assert given == [False, True]
 
-    policy = trainer.Policy(model.to("meta"))
+    policy = Policy(model.to("meta"))
     for fused, where in ((True, "meta"), (False, "cpu")):
         optimizer = SimpleNamespace(defaults={"fused": fused}, state=collections.defaultdict(dict))
         trainer.read_moments(policy, optimizer, moments)

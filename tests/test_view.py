@@ -19,8 +19,8 @@ import loss
 import view
 from curve.flags import run_command
 from data.load import Source
+from machinery.folder import write_config
 from machinery.kept import KeptRollouts
-from machinery.record import write_config
 from machinery.rollouts import Batch
 from machinery.settings import Settings
 

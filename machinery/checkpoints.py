@@ -1,0 +1,66 @@
+"""The checkpoints of a run: runs/NAME/checkpoints/step-000020/, each whole or not there."""
+
+import json
+import shutil
+from pathlib import Path
+
+import safetensors.torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from machinery.files import whole_folder
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints of a run, the oldest first."""
+    return sorted((folder / "checkpoints").glob("step-*[0-9]"), key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    """The optimizer steps that had been made when it was written."""
+    return int(checkpoint.name[len("step-") :])
+
+
+def checkpoint_of(folder: Path, step: int | None) -> Path | None:
+    """The checkpoint of a run to go on from: the one of this step; if step is None, the newest, or None if there is
+    none at all. ValueError if there is none of this step."""
+    by_step = {step_of(checkpoint): checkpoint for checkpoint in checkpoints(folder)}
+    if step is not None and step not in by_step:
+        steps = ", ".join(map(str, by_step)) or "none"
+        raise ValueError(f"--from-step is {step}; the checkpoints of {folder} are of steps {steps}")
+    return by_step.get(max(by_step, default=0) if step is None else step)
+
+
+def write_checkpoint(
+    folder: Path,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    parameters: dict[str, Tensor],
+    moments: dict[str, Tensor],
+    state: dict,
+    keep: int,
+    kept_too: Path | None = None,
+) -> None:
+    """Add the checkpoint of state["step"], then remove all but the newest `keep` and `kept_too`. What is written does
+    not depend on the number of ranks. OSError if it cannot be written; then the earlier ones are as they were."""
+    with whole_folder(folder / "checkpoints" / f"step-{state['step']:06d}") as checkpoint:
+        try:
+            model.save_pretrained(checkpoint / "model", state_dict=parameters)
+            safetensors.torch.save_file(moments, checkpoint / "optimizer.safetensors")
+        except safetensors.SafetensorError as error:  # so safetensors reports a full disk
+            raise OSError(f"{checkpoint}: {error}") from error
+        tokenizer.save_pretrained(checkpoint / "model")
+        (checkpoint / "state.json").write_text(json.dumps(state))
+    for old in checkpoints(folder)[:-keep]:
+        if old != kept_too:
+            shutil.rmtree(old)
+
+
+def read_state(checkpoint: Path) -> dict:
+    """The state.json of a checkpoint: the step, the feed's state and the record's. ValueError, naming the checkpoint,
+    if it is damaged."""
+    try:
+        with safetensors.safe_open(checkpoint / "optimizer.safetensors", "pt"):
+            return json.loads((checkpoint / "state.json").read_text())
+    except (OSError, ValueError, safetensors.SafetensorError) as error:
+        raise ValueError(f"{checkpoint} is damaged ({error}); move it away to go on from the one before") from None

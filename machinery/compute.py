@@ -1,0 +1,69 @@
+"""What training has cost: FLOPs, sampled tokens and device-hours (sec. 2.1 of the paper)."""
+
+import time
+from dataclasses import dataclass
+
+from transformers import PreTrainedModel
+
+from machinery.rollouts import Group
+
+
+def matmul_parameters(model: PreTrainedModel) -> int:
+    """How many parameters a token is multiplied with. The embedding table counts only if it is the head too. Of a
+    mixture of experts only those experts count that a token is sent to."""
+    config, embedding, head = model.config, model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    experts = next((getattr(config, name) for name in names if getattr(config, name, None)), 1)
+    used = getattr(config, "num_experts_per_tok", None) or 1
+    total = 0
+    for name, parameter in model.named_parameters():
+        if parameter is not embedding or embedding is head:
+            total += parameter.numel() * used // experts if ".experts." in name else parameter.numel()
+    return total
+
+
+def flops(parameters: int, generated: float, trained: float) -> float:
+    """FLOPs of so many generated and so many trained tokens: 2 x parameters a token in a forward, 4 x in a backward.
+    Attention is left out."""
+    return 2 * parameters * generated + 6 * parameters * trained
+
+
+@dataclass
+class Compute:
+    """What training has cost so far. Start-up and validation are left out (sec. 2.1)."""
+
+    devices: int  # of generators and trainers: each CPU process is one; a GPU that does both is one
+    parameters: int  # `matmul_parameters`
+    tokens: int = 0  # sampled tokens of the groups that were trained on
+    flops: float = 0.0
+    device_seconds: float = 0.0  # of the run before this process, and of generators that train on during validations
+    started: float | None = None  # clock reading at the first step
+    paused: float = 0.0  # seconds of validation since then
+    ended: float | None = None  # clock reading when training was over
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training, in this process."""
+        now = self.ended or time.monotonic()
+        return now - (self.started or now) - self.paused
+
+    def add(self, groups: list[Group], trained_tokens: int) -> None:
+        """Count a batch. All of it was generated; a prompt is computed once for its group. trained_tokens: the sampled
+        tokens that were trained on, since filtered groups are not."""
+        rollouts = [rollout for group in groups for rollout in group.rollouts.values()]
+        batch_tokens = sum(int(rollout.sampled.sum()) for rollout in rollouts)
+        self.tokens += batch_tokens
+        completions = sum(len(rollout.tokens) for rollout in rollouts)
+        prompts_once = sum(len(group.requests[0].prompt) for group in groups)
+        prompts_each = sum(len(rollout.request.prompt) for rollout in rollouts)
+        generated = completions + prompts_once
+        trained = (completions + prompts_each) * trained_tokens / batch_tokens
+        self.flops += flops(self.parameters, generated, trained)
+
+    def columns(self) -> dict:
+        """The three measures, as columns of the log."""
+        return {
+            "compute_device_hours": (self.device_seconds + self.seconds * self.devices) / 3600,
+            "compute_tokens": self.tokens,
+            "compute_flops": self.flops,
+        }

@@ -1,0 +1,63 @@
+"""The folder of a run: its name, its lock, its config.json."""
+
+import dataclasses
+import fcntl
+import json
+import os
+import platform
+from pathlib import Path
+from typing import TextIO
+
+import torch
+import transformers
+
+import loss
+from curve.files import write_whole
+from data.load import parse_spec
+from machinery.settings import Settings
+
+
+def new_folder(settings: Settings) -> Path:
+    """The folder of a new run; it is not made yet. ValueError if --name names one that holds something."""
+    if settings.name is not None:
+        folder = Path("runs") / settings.name
+        if folder.exists() and (not folder.is_dir() or {path.name for path in folder.iterdir()} - {"lock"}):
+            raise ValueError(f"{folder} holds another run; choose another --name, or move it away")
+        return folder
+    recipe = settings.recipe
+    start = loss.leave_one_out(recipe.leave_out) if recipe.leave_out else loss.RECIPES[recipe.recipe]
+    name = f"{recipe.recipe}-without-{recipe.leave_out}" if recipe.leave_out else recipe.recipe
+    for part in dataclasses.fields(recipe):
+        if getattr(recipe, part.name) != getattr(start, part.name):
+            name += f"-{part.name}-{getattr(recipe, part.name)}"
+    defaults = Settings()
+    if settings.data != defaults.data:
+        name += "-" + "-".join(Path(parse_spec(source).name).stem for source in settings.data)
+    if settings.model != defaults.model:
+        name += f"-{Path(settings.model).name}"
+    name += f"-seed{settings.seed}"
+    candidates = [Path("runs") / name, *(Path("runs") / f"{name}-{i}" for i in range(2, 10_000))]
+    return next(folder for folder in candidates if not folder.exists())
+
+
+def write_config(folder: Path, settings: Settings) -> None:
+    """Write config.json: all settings, and the versions of Python, torch and transformers."""
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+    versions["python"] = platform.python_version()
+    stored = dataclasses.asdict(dataclasses.replace(settings, resume=None, from_step=None))
+    write_whole(folder / "config.json", json.dumps({**stored, "versions": versions}, indent=2) + "\n")
+
+
+def lock_folder(folder: Path) -> TextIO:
+    """Lock a folder. The lock is held until the returned file is closed, or the process ends in any way. ValueError if
+    another process holds it."""
+    file = open(folder / "lock", "a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        raise ValueError(f"{folder} is in use by process {file.read().strip()}; wait for it or stop it") from None
+    file.truncate(0)
+    file.write(f"{os.getpid()}\n")
+    file.flush()
+    return file

@@ -1,0 +1,371 @@
+"""What stands around the loop of train.py: a run is opened here, and ended here.
+
+settings, start, model, parameters, run = open_run(settings, ...)     everything is checked before a process starts
+with run.until_its_end():                                              failures are noted, processes are ended
+    train(0, settings, start, parameters, model, run)                  the loop (train.py)
+    run.leave_results(...)                                             model/, curve.png, the page, the last lines
+exit(run.exit_status())
+"""
+
+import contextlib
+import dataclasses
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+import torch
+from transformers import PreTrainedModel
+
+import loss
+from curve.fit import fit_sigmoid
+from curve.forecast import levelled_off
+from curve.plots import plot_runs
+from curve.report import describe, report
+from data.load import Source, load_data
+from machinery.checkpoints import checkpoint_of, checkpoints, read_state, step_of, write_checkpoint
+from machinery.compute import Compute, matmul_parameters
+from machinery.engine import check_split, engine_settings
+from machinery.feed import Feed, Prompts
+from machinery.files import whole_folder
+from machinery.folder import lock_folder, new_folder, write_config
+from machinery.model import (
+    check_length,
+    first_learning_rate,
+    load_model,
+    load_tokenizer,
+    make_decoding,
+    model_path,
+    render_all,
+)
+from machinery.policy import Policy
+from machinery.processes import Stop
+from machinery.ranks import everyone
+from machinery.record import Record
+from machinery.rollouts import Batch, Group, Rollout, SharedParameters
+from machinery.screen import say
+from machinery.settings import Settings, devices_here, devices_paid
+from machinery.totals import Totals
+from machinery.track import check_tracker
+from machinery.trainer import gather, numerics_mismatch
+
+COMPARED = 64  # completions of a validation whose log-probabilities trainer and generator compare
+
+# --- opened -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Start:
+    """What every rank starts from."""
+
+    step: int  # optimizer steps made
+    model: str  # folder or hub name
+    moments: Path | None  # of the optimizer, in a checkpoint
+
+
+def open_run(
+    settings: Settings, generator_process: Callable, check_decoding: Callable
+) -> tuple[Settings, Start, PreTrainedModel, SharedParameters, "Run"]:
+    """Check everything that can be checked before a process is started, and make the run's folder or open it again.
+
+    generator_process, check_decoding: the functions of generate.py. Returns the settings (with a learning rate that
+    suits the model, if they had none), what every rank starts from, the model on the CPU in fp32, the shared parameters
+    (empty), and rank 0's Run. ValueError or OSError if the flags, the data or the model cannot be used.
+    """
+    check_tracker(settings.track)
+    sources = read_sources(settings)
+    folder, lock, start, state = find_start(settings)
+
+    tokenizer = load_tokenizer(model_path(settings.model))
+    recipe = settings.recipe
+    decoding = make_decoding(tokenizer, settings, recipe.length_control, recipe.fp32_logits)
+    texts = [problem.prompt for source in sources for problem in source.train + source.validation]
+    prompts = Prompts(sources, render_all(tokenizer, texts, settings), tokenizer, decoding)
+    model = load_model(start.model, torch.device("cpu"), torch.float32)
+    check_length(model, decoding)
+    if settings.learning_rate is None:
+        settings = dataclasses.replace(settings, learning_rate=first_learning_rate(model.num_parameters()))
+        say(f"The learning rate is {settings.learning_rate}, for {model.num_parameters():,} parameters.")
+    generators, trainers = devices_here(settings)
+    one_gpu = bool({*generators[0]} & {*trainers})  # it samples and trains
+    # Engines are made of the run's first model, which stays where it is; their parameters come from the trainer.
+    engines = [
+        engine_settings(settings, devices, model_path(settings.model), decoding, one_gpu) for devices in generators
+    ]
+    check_split(engines[0].engine, settings.tensor_parallel, model.config.num_attention_heads)
+    if engines[0].engine == "torch":
+        check_decoding(model, settings.model)
+
+    if settings.defaults != "toy":
+        say(f"The settings start from --defaults {settings.defaults}; config.json has them all.")
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = lock or lock_folder(folder)
+    write_config(folder, settings)
+    parameters, stop = SharedParameters(model, len(trainers)), Stop()
+    feed = Feed(settings, prompts, engines, parameters, generator_process, stop.asked)
+    compute = Compute(devices_paid(generators, trainers), matmul_parameters(model))
+    record = Record(settings, folder, compute, feed)
+    if settings.resume:
+        say(f"{folder}: going on from step {start.step}")
+        for later in [path for path in checkpoints(folder) if step_of(path) > start.step]:
+            shutil.rmtree(later)
+    if state is not None:
+        feed.restore(state)
+    record.restore(state)
+    return settings, start, model, parameters, Run(settings, folder, lock, feed, record, stop)
+
+
+def read_sources(settings: Settings) -> list[Source]:
+    """The problems of the run, by source. ValueError if they are too few for a step."""
+    sources = load_data(
+        settings.data, settings.train_prompts, settings.validation_problems, instruction=settings.instruction
+    )
+    for source in sources:
+        for note in source.notes:
+            say(f"{source.name}: {note}")
+    prompts = sum(len(source.train) for source in sources)
+    if settings.groups_per_step > prompts:
+        raise ValueError(
+            f"a step takes {settings.groups_per_step} prompts, but there are {prompts} to train on"
+            f" (--train-prompts {settings.train_prompts}): lower --prompts-per-step"
+        )
+    fewest = min(len(source.train) for source in sources)
+    if settings.recipe.least_prompts > fewest:
+        raise ValueError(f"--least-prompts is {settings.recipe.least_prompts}; a source has {fewest} prompts in all")
+    return sources
+
+
+def find_start(settings: Settings) -> tuple[Path, TextIO | None, Start, dict | None]:
+    """The folder of the run and its start. Of a run that --resume names also the folder's lock and, if there is a
+    checkpoint to go on from, its state. ValueError if another process uses the folder, or if the run is finished."""
+    if not settings.resume:
+        return new_folder(settings), None, Start(0, model_path(settings.model), None), None
+    folder, lock = settings.resume, lock_folder(settings.resume)
+    checkpoint = checkpoint_of(folder, settings.from_step)
+    if checkpoint is None:
+        return folder, lock, Start(0, model_path(settings.model), None), None
+    state = read_state(checkpoint)
+    if state["step"] >= settings.steps and (folder / "model").is_dir():
+        raise ValueError(f"{folder} is finished, at step {state['step']}; give a larger --steps to go on")
+    return folder, lock, Start(state["step"], str(checkpoint / "model"), checkpoint / "optimizer.safetensors"), state
+
+
+# --- in the loop, and at the end --------------------------------------------------------------------------------------
+
+
+class Run:
+    """What only rank 0 has: where its groups come from, where results go, and why the run ends.
+
+    The methods of the first half are the loop's calls. Each returns the same on all ranks: the other ranks have an
+    `OtherRank`, whose calls wait for the answer of this one.
+    """
+
+    def __init__(self, settings: Settings, folder: Path, lock: TextIO, feed: Feed, record: Record, stop: Stop):
+        self.settings, self.folder, self.feed, self.record, self.stop = settings, folder, feed, record, stop
+        self.lock = lock  # of the folder; it is held as long as this object lives
+        self.error = ""  # what went wrong in this process
+        self.stopped_at_once = False  # by a second Ctrl-C
+
+    def begin(self, step: int) -> None:
+        """Start the generators, and the clock of training."""
+        self.feed.start()
+        self.record.begin(step)
+        self.stop.can_save = True
+
+    def goes_on(self, step: int) -> bool:
+        """Whether another step is made."""
+        return everyone(step < self.settings.steps and not (self.over() or self.has_levelled_off(step)))
+
+    def batch(self, step: int) -> list[Group] | None:
+        """The groups to train on at this step. None if every prompt is retired, or if the run ends."""
+        began = time.monotonic()
+        groups = everyone(self.feed.batch(step))
+        self.record.waited_for_groups(began, time.monotonic())
+        return groups
+
+    def wants_validation(self, step: int, at_the_end: bool = False) -> bool:
+        """Whether a validation is due at this step and has not been made yet."""
+        due = at_the_end or step % self.settings.validation_every == 0 or step == self.settings.steps
+        return everyone(due and self.record.last_validation < step and not self.over())
+
+    def validate(self, step: int, policy: Policy) -> None:
+        """Measure the pass rate of the held-out problems with the parameters of this step; at step 0 it is R0. All
+        ranks compare the log-probabilities of some of these completions with the generator's."""
+        with self.record.pause():
+            groups = self.feed.validate(step) or []
+            rollouts = [rollout for group in groups for rollout in group.rollouts.values()]
+            compared = everyone(rollouts[:: max(1, len(rollouts) // COMPARED)])
+            if not compared:  # the run ends
+                return
+            mismatch = numerics_mismatch(policy, compared, self.settings)
+        self.record.log_validation(step, groups, mismatch)
+
+    def log_step(self, step: int, batch: Batch, totals: Totals, worth: dict, figures: dict) -> None:
+        """Retire what is solved, and write down what has happened. worth: of each completion its reward, advantage and
+        weight, [P, G] each. figures: further columns of the log."""
+        self.feed.retire(batch.groups)
+        self.record.log_step(step, batch, totals, worth, figures)
+
+    def save(self, step: int, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
+        """Write a checkpoint of this step. Parameters and moments are gathered from all ranks."""
+        parameters, moments = gather(policy, optimizer)
+        state = {"step": step, **self.feed.state(), **self.record.state()}
+        tokenizer, keep = self.feed.prompts.tokenizer, self.settings.keep_checkpoints
+        before_fall = self.record.checkpoint_before_fall()
+        write_checkpoint(self.folder, policy.model, tokenizer, parameters, moments, state, keep, before_fall)
+
+    def end(self, step: int) -> bool:
+        """Stop the clock of training, and log why the run is over if it came to its end. Returns whether there is
+        something to save."""
+        self.record.end(step, "" if self.over() else self.why_ended(step))
+        return everyone(self.record.last_validation >= 0)
+
+    # Why it ends
+
+    @property
+    def failure(self) -> str:
+        """What went wrong, anywhere in the run; '' if nothing did."""
+        return self.error or self.feed.failure or self.record.failure
+
+    def over(self) -> bool:
+        """Whether the run ends early: the user has stopped it, or something failed."""
+        return self.stop.asked() or bool(self.failure)
+
+    def has_levelled_off(self, step: int) -> bool:
+        """Whether --stop-when-gain-below ends the run here, at a validation. With several sources, the curves of all
+        must have levelled off."""
+        least = self.settings.stop_when_gain_below
+        if not least or self.record.last_validation < step:
+            return False
+        return all(levelled_off(series.x, series.y, least) for series in self.record.series())
+
+    def why_ended(self, step: int) -> str:
+        """Why a run is over that was neither stopped nor failed."""
+        if step >= self.settings.steps:
+            return "All steps are made"
+        if self.feed.exhausted:
+            return f"Every prompt has been retired (pass rate >= {loss.RETIRE_AT})"
+        least = self.settings.stop_when_gain_below
+        return f"Twice the compute would surely raise the pass rate by less than {least} (--stop-when-gain-below)"
+
+    # After the loop
+
+    @contextlib.contextmanager
+    def until_its_end(self) -> Iterator[None]:
+        """Note what goes wrong in this block, and end all processes after it. A mistake of the program goes on, as a
+        RuntimeError with its traceback."""
+        self.stop.listen()
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.stopped_at_once = True
+        except torch.OutOfMemoryError as error:
+            advice = "lower --tokens-per-micro-batch or --slots, or add --gradient-checkpointing or --trainers"
+            self.error = f"{str(error).partition('. ')[0]}: {advice}"
+        except OSError as error:
+            self.error = f"the run's folder cannot be written: {error}"
+        except Exception as error:
+            raise RuntimeError(f"the run has failed, as said above{self.hint()}") from error
+        finally:
+            self.feed.close()
+
+    def hint(self) -> str:
+        """How to go on, to be put behind an error; '' as long as there is no checkpoint."""
+        if not checkpoints(self.folder):
+            return ""
+        return f"; python train.py --resume {self.folder} goes on from the last checkpoint"
+
+    def exit_status(self) -> int:
+        """The exit status of the command. A run that ended early says why."""
+        if not self.over():
+            return 0
+        if self.failure:
+            print(f"\nerror: {self.failure}{self.hint()}", file=sys.stderr)
+            return 1
+        how = "at once" if self.stopped_at_once else f"by {self.stop.name}"
+        print(f"\nstopped {how}{self.hint()}", file=sys.stderr)
+        return 128 + self.stop.number
+
+    def leave_results(self, write_page: Callable[[Path], object]) -> None:
+        """Leave model/, curve.png and the page of rollouts, and print the end. If not even the first validation was
+        made, the folder of a new run is removed, so that its name stays free."""
+        if not self.record.validations:
+            if self.settings.resume is None:
+                shutil.rmtree(self.folder)
+            return
+        with whole_folder(self.folder / "model") as folder:
+            shutil.copytree(checkpoints(self.folder)[-1] / "model", folder, dirs_exist_ok=True)
+        fitted, curves = [], []
+        for series in self.record.series():
+            try:
+                fit = fit_sigmoid(series.x, series.y, num_examples=series.num_examples)
+            except ValueError as error:
+                curves.append(f"curve       no fit: {error}")
+                continue
+            fitted.append((series, fit))
+            curves.append(describe(series, fit, report(series, fit)))
+        if fitted:
+            plot_runs(self.folder / "curve.png", fitted)
+        if (self.folder / "rollouts.jsonl").exists():
+            try:
+                write_page(self.folder)
+            except ValueError as error:  # a page is no reason to call a run failed
+                say(f"no page: {error}")
+        print(self.summary(curves))
+
+    def summary(self, curves: list[str]) -> str:
+        """The last lines on the screen. curves: the report on the curve of each source."""
+        record, last, lines = self.record, self.record.validations[-1], []
+        for source, series, curve in zip(record.sources, record.series(), curves):
+            of_source = f" of {source.name}" if len(record.sources) > 1 else ""
+            lines.append(
+                f"pass rate   {series.y[0]:.3f} before, {series.y[-1]:.3f} after {last['step']} steps"
+                f" (mean@{self.settings.validation_samples} of {len(source.validation)} held-out problems{of_source})"
+            )
+            lines.append(curve)
+        files = sorted(path.name + "/" * path.is_dir() for path in self.folder.iterdir())
+        return "\n".join([
+            *lines,
+            f"compute     {last['compute_device_hours']:.3f} device-hours, {last['compute_tokens'] / 1e6:.2f} M sampled"
+            f" tokens, {last['compute_flops']:.2e} FLOPs; {time.monotonic() - record.began:.0f} s with start and"
+            " validation",
+            f"idle        {record.rates.idle()}",
+            f"files       {self.folder}/: {' '.join(files)}",
+        ])  # fmt: skip
+
+
+class OtherRank:
+    """The loop's calls on a rank that is not rank 0. They wait for rank 0's answer, take part in what all ranks do
+    together, and do nothing else."""
+
+    def __init__(self, settings: Settings):
+        self.settings = settings
+
+    def begin(self, step: int) -> None:
+        """Rank 0 starts the generators."""
+
+    def goes_on(self, step: int) -> bool:
+        return everyone(None)
+
+    def batch(self, step: int) -> list[Group] | None:
+        return everyone(None)
+
+    def wants_validation(self, step: int, at_the_end: bool = False) -> bool:
+        return everyone(None)
+
+    def validate(self, step: int, policy: Policy) -> None:
+        compared: list[Rollout] = everyone(None)
+        if compared:
+            numerics_mismatch(policy, compared, self.settings)
+
+    def log_step(self, step: int, batch: Batch, totals: Totals, worth: dict, figures: dict) -> None:
+        """Rank 0 writes the log."""
+
+    def save(self, step: int, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
+        gather(policy, optimizer)
+
+    def end(self, step: int) -> bool:
+        return everyone(None)

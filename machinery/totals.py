@@ -1,0 +1,67 @@
+"""What a step measures on its sampled tokens, for the log: sums over micro-batches, and then over ranks."""
+
+import collections
+
+import torch
+from torch import Tensor
+
+from machinery.policy import MicroBatch
+from machinery.ranks import from_all_ranks
+
+
+class Totals:
+    """Sums over the sampled tokens that a step has trained on. For the rollouts that are kept (machinery/kept.py) also
+    the values of each token."""
+
+    def __init__(self, step: int, kept_rows: set[int] = frozenset()):
+        self.step = step  # the version of the parameters that are trained
+        self.sums: dict[str, float] = collections.defaultdict(float)
+        self.ratio_max = 0.0
+        self.kept_rows = kept_rows  # which rollouts of the batch are kept
+        self.tokens: dict[int, dict[str, list[float]]] = {}  # by kept row, if it was trained on: values of its tokens
+
+    def add(
+        self, m: MicroBatch, value: Tensor, sums: dict[str, Tensor], logprobs_BT: Tensor, entropies_N: Tensor
+    ) -> None:
+        """Add a micro-batch: its loss and the sums that loss.policy_loss returns, log pi_train, and the entropies."""
+        new_sums = {"loss": value, "entropy": entropies_N.sum(), **sums}
+        self.ratio_max = max(self.ratio_max, new_sums.pop("ratio_max").item())
+        self.sums["tokens"] += len(entropies_N)
+        ages_N = self.step - m.versions_BT[m.sampled_BT]
+        log_ratios_N = (logprobs_BT - m.generator_logprobs_BT)[m.sampled_BT].abs()
+        for age in ages_N.unique().tolist():
+            of_age_N = log_ratios_N[ages_N == age]
+            new_sums[f"log_ratio_age_{age}"] = of_age_N.sum()
+            self.sums[f"tokens_age_{age}"] += len(of_age_N)
+        for name, tensor in new_sums.items():
+            self.sums[name] += tensor.item()
+        self._keep(m, logprobs_BT, entropies_N)
+
+    def _keep(self, m: MicroBatch, logprobs_BT: Tensor, entropies_N: Tensor) -> None:
+        """Keep log pi_train and the entropy of each sampled token in the kept rows of this micro-batch."""
+        if not self.kept_rows:
+            return
+        entropies_BT = torch.zeros_like(logprobs_BT).masked_scatter(m.sampled_BT, entropies_N)
+        for i, row in enumerate(m.rows_B.tolist()):
+            at_T = m.sampled_BT[i]
+            if row in self.kept_rows and at_T.any():  # in a micro-batch of an idle rank nothing counts as sampled
+                columns = {"trainer_logprobs": logprobs_BT[i, at_T], "entropies": entropies_BT[i, at_T]}
+                self.tokens[row] = {name: values_N.tolist() for name, values_N in columns.items()}
+
+    def over_ranks(self) -> None:
+        """Add up what all ranks have. After this all have the same."""
+        every_sums, every_max, every_tokens = zip(*from_all_ranks((self.sums, self.ratio_max, self.tokens)))
+        names = {name for sums in every_sums for name in sums}
+        self.sums |= {name: sum(sums[name] for sums in every_sums) for name in sorted(names)}
+        self.ratio_max = max(every_max)
+        self.tokens = {row: values for tokens in every_tokens for row, values in tokens.items()}
+
+    def columns(self) -> dict:
+        """Columns of the log: the loss, and means over the tokens. A mean is None if no token was trained on."""
+        sums, tokens = self.sums, self.sums["tokens"]
+        names = {"ratio_mean": "ratio", "clipped_fraction": "clipped", "kl_estimate": "kl", "entropy": "entropy"}
+        means = {column: sums[name] / tokens if tokens else None for column, name in names.items()}
+        means["effective_sample_size"] = sums["ratio"] ** 2 / (tokens * sums["ratio_squared"]) if tokens else None
+        ages = [name.removeprefix("log_ratio") for name in sums if name.startswith("log_ratio")]
+        means |= {f"log_ratio{age}": sums[f"log_ratio{age}"] / sums[f"tokens{age}"] for age in ages}
+        return {"loss": sums["loss"], "ratio_max": self.ratio_max if tokens else None, **means}
