@@ -18,8 +18,9 @@ The policy chose the "sampled" tokens; "forced" tokens (the phrase of an interru
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -328,9 +329,13 @@ def advantages(rewards_PG: Tensor, usable_PG: Tensor, counted_PG: Tensor, norm: 
 
 # --- 7. Losses (sec. 3.2, A.2, A.17) ------------------------------------------------------------------------------
 
-CLIP = {"dapo": (0.2, 0.26), "grpo": (0.2, 0.2), "gspo": (4e-3, 5e-3)}  # (eps_low, eps_high) where Recipe has None
-# What is maximised for each token is a function of its ratio rho = pi_train / pi_gen. Each of these functions returns
-# this term [B, T], and a bool [B, T]: whether a clip has decided it.
+
+class Loss(NamedTuple):
+    """What is maximised for each token, a function of its ratio rho = pi_train / pi_gen."""
+
+    term: Callable[..., tuple[Tensor, Tensor]]  # returns the term [B, T], and a bool [B, T]: whether a clip decided it
+    formula: str  # what `term` computes; view.py puts numbers into it
+    clip: tuple[float, float] | None = None  # (eps_low, eps_high) where Recipe has None
 
 
 def cispo(recipe: Recipe, advantages_B1: Tensor, log_rho_BT: Tensor, logprobs_BT: Tensor, sampled_BT: Tensor):
@@ -344,7 +349,7 @@ def clipped_ratio(
 ):
     """min(rho A, clip(rho, 1 - eps_low, 1 + eps_high) A): rho cut from above where A >= 0, from below where A < 0.
     Where A is 0 nothing counts as clipped."""
-    eps_low, eps_high = CLIP.get(recipe.loss, CLIP["grpo"])
+    eps_low, eps_high = LOSSES[recipe.loss].clip
     lower = math.log(1 - (eps_low if recipe.eps_low is None else recipe.eps_low))
     upper = math.log(1 + (eps_high if recipe.eps_high is None else recipe.eps_high))
     # The cut comes before exp, which overflows above 88: the gradient of what is thrown away would be infinity times 0.
@@ -380,31 +385,29 @@ def icepop(recipe: Recipe, advantages_B1: Tensor, log_rho_BT: Tensor, logprobs_B
 
 
 def sapo(recipe: Recipe, advantages_B1: Tensor, log_rho_BT: Tensor, logprobs_BT: Tensor, sampled_BT: Tensor):
-    """(4 / tau) sigmoid(tau (rho - 1)) A: a soft clip, with tau = 1 where A > 0, else 1.05 (arXiv 2511.20347)."""
+    """(4 / tau) sigmoid(tau (rho - 1)) A with tau = 1 if A > 0, else 1.05: a soft clip (arXiv 2511.20347)."""
     tau_B1 = torch.where(advantages_B1 > 0, *SAPO_TAU)
     rho_BT = log_rho_BT.clamp(max=80).exp()  # above 88 exp overflows; the gradient is 0 long before
     return 4 / tau_B1 * torch.sigmoid(tau_B1 * (rho_BT - 1)) * advantages_B1, torch.zeros_like(sampled_BT)
 
 
 def dppo(recipe: Recipe, advantages_B1: Tensor, log_rho_BT: Tensor, logprobs_BT: Tensor, sampled_BT: Tensor):
-    """sg(min(rho, 20)) A log pi_train 1[kept]: a token is left out whose probability has already moved by more than
-    0.2 the way that A pushes it (arXiv 2602.04879)."""
+    """sg(min(rho, 20)) A log pi_train if (pi_train - pi_gen) sign(A) <= 0.2, else 0: a token is left out if its
+    probability has already moved by more than 0.2 in the direction in which A pushes it (arXiv 2602.04879)."""
     pi_BT, mu_BT = logprobs_BT.detach().exp(), (logprobs_BT - log_rho_BT).detach().exp()
     left_out_BT = (pi_BT - mu_BT) * advantages_B1.sign() > DPPO_DELTA
     rho_BT = log_rho_BT.detach().exp().clamp(max=DPPO_CAP)
     return rho_BT.masked_fill(left_out_BT, 0.0) * advantages_B1 * logprobs_BT, left_out_BT
 
 
-# The docstring of each begins with the formula of the term, up to a colon, semicolon or full stop: view.py puts numbers
-# into it.
 LOSSES = {
-    "cispo": cispo,
-    "dapo": clipped_ratio,
-    "grpo": clipped_ratio,
-    "gspo": clipped_sequence_ratio,
-    "icepop": icepop,
-    "sapo": sapo,
-    "dppo": dppo,
+    "cispo": Loss(cispo, "sg(min(rho, eps_max)) A log pi_train"),
+    "dapo": Loss(clipped_ratio, "min(rho A, clip(rho, 1 - eps_low, 1 + eps_high) A)", clip=(0.2, 0.26)),
+    "grpo": Loss(clipped_ratio, "min(rho A, clip(rho, 1 - eps_low, 1 + eps_high) A)", clip=(0.2, 0.2)),
+    "gspo": Loss(clipped_sequence_ratio, "min(s A, clip(s, 1 - eps_low, 1 + eps_high) A)", clip=(4e-3, 5e-3)),
+    "icepop": Loss(icepop, "sg(rho if 0.5 <= rho <= 5 else 0) A log pi_train"),
+    "sapo": Loss(sapo, "(4 / tau) sigmoid(tau (rho - 1)) A with tau = 1 if A > 0, else 1.05"),
+    "dppo": Loss(dppo, "sg(min(rho, 20)) A log pi_train if (pi_train - pi_gen) sign(A) <= 0.2, else 0"),
 }
 
 
@@ -424,8 +427,8 @@ def token_terms(
     A forced token has no ratio: its log rho and its term are 0.
     """
     log_rho_BT = torch.where(sampled_BT, logprobs_BT - generator_logprobs_BT, 0.0)
-    loss_function = LOSSES[recipe.loss]
-    terms_BT, clipped_BT = loss_function(recipe, advantages_B[:, None], log_rho_BT, logprobs_BT, sampled_BT)
+    term = LOSSES[recipe.loss].term
+    terms_BT, clipped_BT = term(recipe, advantages_B[:, None], log_rho_BT, logprobs_BT, sampled_BT)
     counts_BT = sampled_BT
     if recipe.mask_sequences:
         counts_BT = sampled_BT & ~unlikely_sequences(advantages_B[:, None], log_rho_BT, sampled_BT)
@@ -487,8 +490,3 @@ def policy_loss(
         "kl": (rho_N - 1 - log_rho_N).sum(),
     }
     return loss, sums
-
-
-for _part, _table in (("loss", LOSSES), ("aggregation", AGGREGATIONS), ("advantage_norm", NORMS)):
-    if {*get_args(Recipe.__annotations__[_part])} != {*_table}:  # what Recipe allows is what there is a function for
-        raise TypeError(f"loss.py: Recipe.{_part} allows {Recipe.__annotations__[_part]}, its table has {[*_table]}")

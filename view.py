@@ -94,7 +94,7 @@ def read_run(run: Path, most_bytes: int) -> dict:
     page = {
         "name": run.resolve().name,
         "recipe": dataclasses.asdict(recipe),
-        "formula": formula(recipe),
+        "formula": loss.LOSSES[recipe.loss].formula,
         "constants": constants(recipe),
         "oldest": loss.most_off_policy(recipe.asynchrony),
         "curves": curves(run.resolve().name, log),
@@ -110,27 +110,21 @@ def read_run(run: Path, most_bytes: int) -> dict:
 
 
 def constants(recipe: loss.Recipe) -> dict[str, float]:
-    """The numbers of the recipe that its formula names; a clip that is left to the loss is the loss's."""
-    named = dict(zip(("eps_low", "eps_high"), loss.CLIP.get(recipe.loss, ())))
-    named |= {name: value for name, value in vars(recipe).items() if type(value) is float}
-    return {name: value for name, value in named.items() if re.search(rf"\b{name}\b", formula(recipe)[0])}
+    """The numbers of the recipe that the formula of its loss names, by name; a clip that is None is the loss's own."""
+    kind = loss.LOSSES[recipe.loss]
+    values = dict(zip(("eps_low", "eps_high"), kind.clip or ()))
+    values |= {name: value for name, value in vars(recipe).items() if type(value) is float}
+    return {name: value for name, value in values.items() if re.search(rf"\b{name}\b", kind.formula)}
 
 
 def bounds(recipe: loss.Recipe) -> list[list]:
     """Where the formula cuts a ratio, in words and as a number."""
-    found, text = [], formula(recipe)[0]
+    found, text = [], loss.LOSSES[recipe.loss].formula
     for name, value in constants(recipe).items():
         around = [[f"1 - {name}", 1 - value], [f"1 + {name}", 1 + value]]
         if name.startswith("eps"):
             found += [cut for cut in around if cut[0] in text] or [[name, value]]
     return found
-
-
-def formula(recipe: loss.Recipe) -> list[str]:
-    """The formula of the term, and the words behind it, as the function in loss.py says them in its docstring."""
-    said = " ".join((loss.LOSSES[recipe.loss].__doc__ or recipe.loss).split("\n\n")[0].split())
-    found = re.match(r"(.*?)([:;.] .*|\.?)$", said)
-    return [found[1], found[2].lstrip(":;. ")]
 
 
 # --- terms ------------------------------------------------------------------------------------------------------------

@@ -148,11 +148,6 @@ def code(function, start: str) -> str:
     return f"[`{function.__name__}`](../loss.py): `{found[0]}`"
 
 
-def sentence(function) -> str:
-    """The first sentence of its docstring."""
-    return " ".join(inspect.getdoc(function).split()).partition(". ")[0].rstrip(".")
-
-
 def number(value: float, digits: int = 3) -> str:
     """With so many decimals; a zero has no sign."""
     return f"{round(value, digits) + 0:.{digits}f}"
@@ -186,7 +181,7 @@ def page() -> str:
         """A column: the value that this completion has in a table [P, G] of a step."""
         return lambda made: number(getattr(made, field).flatten()[NAMES.index(name)].item(), digits)
 
-    formulas = [[f"`{name}`", f"`{sentence(kind)}`"] for name, kind in loss.LOSSES.items()]
+    formulas = [[f"`{name}`", f"`{kind.formula}`"] for name, kind in loss.LOSSES.items()]
     term = f"term of token {most - first + 1} of {NAMES[SHOWN]}"
     return f"""{TITLE}
 ## 1. Ids, tokens, verdicts

@@ -274,11 +274,11 @@ def check(settings: Sampling) -> None:
     if isinstance(settings, Settings):
         recipe = settings.recipe
         loss.parse_asynchrony(recipe.asynchrony)
-        reads = {"cispo": ("eps_max",), "icepop": (), "sapo": (), "dppo": ()}  # a loss of your own may read all
-        reads |= dict.fromkeys(loss.CLIP, ("eps_low", "eps_high"))
-        for name in ("eps_max", "eps_low", "eps_high"):
-            if name not in reads.get(recipe.loss, (name,)) and getattr(recipe, name) != getattr(Recipe, name):
-                read = " and ".join(map(flag, reads[recipe.loss])) or "neither it nor any other clip"
+        clips = ("eps_max", "eps_low", "eps_high")
+        reads = [name for name in clips if name in loss.LOSSES[recipe.loss].formula]
+        for name in clips:
+            if name not in reads and getattr(recipe, name) != getattr(Recipe, name):
+                read = " and ".join(map(flag, reads)) or "neither it nor any other clip"
                 raise ValueError(f"{flag(name)} does nothing with --loss {recipe.loss}, which reads {read}")
         if recipe.least_prompts and not recipe.no_positive_resampling:
             raise ValueError("--least-prompts does nothing with --no-no-positive-resampling: no prompt is retired")

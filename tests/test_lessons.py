@@ -322,7 +322,7 @@ def test_09_the_tests_judge_the_root_as_the_lesson_says(patched, monkeypatch):
                 (log_rho_BT.detach() / 2).exp() * A_B1 * logprobs_BT,
                 torch.zeros_like(sampled_BT),
             )
-            without_cap.setitem(own.LOSSES, "root", root)
+            without_cap.setitem(own.LOSSES, "root", own.LOSSES["root"]._replace(term=root))
             with pytest.raises(AssertionError, match="isfinite"):
                 beyond("root", advantage)
 

@@ -81,7 +81,7 @@ def test_a_step_matches_a_plain_reference_one_completion_at_a_time(models, tmp_p
             if name == "cispo":
                 terms = ratios.clamp(max=5).detach() * scaled * logprobs
             else:
-                low, high = loss.CLIP[name]
+                low, high = loss.LOSSES[name].clip
                 if name == "gspo":
                     ratios = ratios.log().mean().exp().expand(len(ratios))
                 terms = torch.minimum(ratios * scaled, ratios.clamp(1 - low, 1 + high) * scaled)
