@@ -621,7 +621,7 @@ def scaling_of_memory(folder: Path) -> None:
 
     print("\n(d) GiB of a process on a CPU, fp32, at its peak, beside what train.py --plan says\n")
     print("| parameters | of | with | measured | planned | planned / measured |\n|---|---|---|---|---|---|")
-    shapes = {name: Shape.of(load_shapes(str(folder / name))) for name in SIZES}
+    shapes = {name: Shape(load_shapes(str(folder / name))) for name in SIZES}
     cases = [("25.7M", 1, 2048, False), ("25.7M", 1, 2048, True), ("134M", 1, 2048, False), ("134M", 1, 2048, True),
              ("134M", 1, 4096, True), ("134M", 2, 2048, True)]  # fmt: skip
     for name, ranks, tokens, checkpointing in cases:
@@ -681,7 +681,7 @@ def table_of_plans(folder: Path) -> list[str]:
         arguments = ["--plan", "--data", "polaris", "--gpu-memory", "80", "--model", str(folder / name), *flags.split()]
         command = parse(arguments, TrainCommand)
         model = load_shapes(command.model)
-        need = needs(command, Shape.of(model), longest(command, model))
+        need = needs(command, Shape(model), longest(command, model))
         trainer, generator, room = need.trainer, need.generator, need.sequences
         states = GiB(*(trainer[part] for part in ("parameters", "gradients", "moments")))
         fits = {verdict for *_, verdict in need.devices.values()}

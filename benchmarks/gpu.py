@@ -307,7 +307,7 @@ def micro_batch_sizes(at: Machine) -> dict:
         speeds[tokens] = 32 * length / min(at.seconds(lambda: step(tokens)) for _ in range(2))
     found = {"speed_ratio": speeds[32 * length] / speeds[4 * length], "trainer_speed": speeds[32 * length]}
     if at.device != "cpu":
-        shape = Shape.of(load_shapes(at.model()))
+        shape = Shape(load_shapes(at.model()))
         plan = trainer_bytes(shape, 1, 32 * length, length, torch.bfloat16, at.device, True)
         found["memory"] = torch.cuda.max_memory_allocated() / (sum(plan.values()) - plan["process"])
     trainer.end_ranks()

@@ -97,14 +97,14 @@ class Settings(Sampling):
 class TrainCommand(Settings):
     """A training run, or with --plan what it would take."""
 
-    plan: bool | Path = False  # print what the run would take and start nothing; with runs/NAME: at that run's speed
+    # Print what the run would take and start nothing; with runs/NAME also how long, at that run's speed.
+    plan: bool | Path = False
     gpus: int | None = None  # with --plan: GPUs of the machine it is for; by default those of this one
     gpu_memory: float | None = None  # with --plan: GB of each of them; by default that of this machine's
-    plan_tokens_per_second: float | None = None  # with --plan: tokens/s that the whole run samples, for the hours
 
     def of_the_run(self) -> Settings:
         """The settings without those of --plan. ValueError for one of those, which would do nothing."""
-        for name in ("gpus", "gpu_memory", "plan_tokens_per_second"):
+        for name in ("gpus", "gpu_memory"):
             if getattr(self, name) is not None:
                 raise ValueError(f"{flag(name)} is for --plan alone; a run takes the machine that it is on")
         return Settings(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Settings)})
