@@ -137,22 +137,21 @@ def tells(engine, parameters, work, reports):
     reports.put((os.environ["CUDA_VISIBLE_DEVICES"], engine.devices))
 
 
-@pytest.mark.parametrize("visible, devices, seen", [
-    (None, ("cuda:2",), "2"),
-    ("4,GPU-a1b2,6", ("cuda:1", "cuda:2"), "GPU-a1b2,6"),
-    ("", ("cpu",), ""),
-])  # fmt: skip
-def test_a_generator_is_started_among_its_own_gpus(monkeypatch, visible, devices, seen):
+def test_a_generator_is_started_among_its_own_gpus(monkeypatch):
     """It never sees others, whatever its imports ask CUDA; the trainer sees all of them again."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    engine = EngineSettings("model", devices, "float32", 1, 8, None)
-    generator = start_generator(0, tells, engine, None)
-    there = tuple(f"cuda:{i}" for i in range(len(devices))) if seen else ("cpu",)
-    assert generator.reports.get(timeout=60) == (seen, there)
-    assert os.environ.get("CUDA_VISIBLE_DEVICES") == visible and generator.process.name.endswith(",".join(devices))
-    discard(generator)
+    cases = [(None, ("cuda:2",), "2"), ("4,GPU-a1b2,6", ("cuda:1", "cuda:2"), "GPU-a1b2,6"), ("", ("cpu",), "")]
+    generators = []
+    for visible, devices, _ in cases:
+        if visible is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        generators.append(start_generator(0, tells, EngineSettings("model", devices, "float32", 1, 8, None), None))
+        assert os.environ.get("CUDA_VISIBLE_DEVICES") == visible
+    for generator, (_, devices, seen) in zip(generators, cases):
+        seen_as = tuple(f"cuda:{i}" for i in range(len(devices))) if seen else ("cpu",)
+        assert generator.reports.get(timeout=300) == (seen, seen_as)
+        assert generator.process.name.endswith(",".join(devices))
+        discard(generator)
 
 
 # --- the feed, with stand-ins -----------------------------------------------------------------------------------------

@@ -108,6 +108,7 @@ def alone(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_a_synchronous_run_killed_and_resumed_is_the_run_left_alone(alone, tmp_path):
     """The same losses, pass rates and compute to the last digit, step by step. PipelineRL-0 and PPO-off-policy-1: the
     same seed gives the same batches. (That another seed gives other prompts and noise is tested of these.)"""
@@ -124,6 +125,7 @@ def test_a_synchronous_run_killed_and_resumed_is_the_run_left_alone(alone, tmp_p
     assert (killed.folder / "samples.txt").read_text() == (alone / "samples.txt").read_text()
 
 
+@pytest.mark.slow
 def test_a_finished_run_goes_further_with_any_number_of_ranks(alone, tmp_path):
     """Begun with two, gone on with one: the losses of a synchronous run that had one all along."""
     folders = set(Path("/tmp").glob("trainers-*"))
@@ -150,6 +152,7 @@ def test_a_finished_run_goes_further_with_any_number_of_ranks(alone, tmp_path):
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_said_to_be_finished(alone, capsys):
     with pytest.raises(SystemExit) as refused:
         run_command(run_train, ["--resume", str(alone)])
@@ -157,6 +160,7 @@ def test_a_finished_run_is_said_to_be_finished(alone, capsys):
     assert "alone is finished, at step 8; give a larger --steps to go on\n" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_ppo_off_policy_k_trains_k_steps_on_what_one_policy_sampled(tmp_path):
     """Also when it takes long to hand the parameters over: validations wait for those of their step. The loss is
     that of docs/your_own.md."""
@@ -183,6 +187,7 @@ def test_ppo_off_policy_k_trains_k_steps_on_what_one_policy_sampled(tmp_path):
 # --- other data and models --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_ends_when_every_prompt_of_a_task_of_ones_own_is_retired(tmp_path):
     """A file in data/ with two functions is a task; with the penalty for length nothing is interrupted."""
     task = (
@@ -202,6 +207,7 @@ def test_a_run_ends_when_every_prompt_of_a_task_of_ones_own_is_retired(tmp_path)
     assert log(folder, "validation")[-1]["step"] == len(steps) and (folder / "model").is_dir()
 
 
+@pytest.mark.slow
 def test_a_chat_model_trains_on_mathematics_and_programs_together(tmp_path, chat_models):
     """From files of one's own, in proportion to their weights, each with its own held-out curve; experts, in bf16. (The
     model is random and never right, so all groups are of zero variance; that verdicts count is for other tests.)"""

@@ -350,6 +350,7 @@ class LargestTensor(TorchDispatchMode):
         return made
 
 
+@pytest.mark.slow
 def test_nothing_of_a_long_sequence_is_quadratic_in_its_length(models, tmp_path, monkeypatch):
     """A step of training and a few of the engine, with the attention that GPUs have. With the one that CPUs have there
     is a mask, and a score, for each pair of positions: the negative control."""
@@ -448,7 +449,7 @@ def case(name, ranks=1):
 
 
 def one_of(rank, ranks, meeting_place, models, folder, shared):
-    """A process that is this rank in all cases, one after the other."""
+    """A process that is this rank in all of these cases, one after the other."""
     ranks_module.join_ranks(rank, ["cpu"] * ranks, meeting_place)
     for name, parameters in shared.items():
         chosen, batches = case(name, ranks)
@@ -457,11 +458,9 @@ def one_of(rank, ranks, meeting_place, models, folder, shared):
     os._exit(0)
 
 
-def on_ranks(ranks, models, folder):
-    """Run all cases on so many ranks; the parameters that generators would get, by case."""
-    shared = {
-        name: SharedParameters(load_model(models[kind], CPU, torch.float32), ranks) for name, (kind, _) in CASES.items()
-    }
+def on_ranks(ranks, cases, models, folder):
+    """Run these cases on so many ranks; the parameters that generators would get, by case."""
+    shared = {name: SharedParameters(load_model(models[CASES[name][0]], CPU, torch.float32), ranks) for name in cases}
     multiprocessing.spawn(one_of, (ranks, str(folder / "meet"), models, folder, shared), nprocs=ranks)
     return shared
 
@@ -484,12 +483,15 @@ def same_course(ours, theirs, rel=1e-4):
         assert [value and pytest.approx(value, rel=1e-3, abs=1e-4) for value in one] == other
 
 
-def test_pitfall_5_losses_and_gradients_are_the_same_with_one_and_with_three_ranks(models, tmp_path, request):
+@pytest.mark.parametrize("ranks, cases", [(2, ["tied"]), pytest.param(3, [*CASES], marks=pytest.mark.slow)])
+def test_pitfall_5_losses_and_gradients_are_the_same_with_one_and_several_ranks(
+    models, tmp_path, request, ranks, cases
+):
     """All that is logged, the mismatch too, and the checkpoint; the first moments are the gradients (times 1 - beta).
-    What the generators get is what the checkpoint has. (With two ranks, whole runs are compared in test_train.py.)"""
+    What the generators get is what the checkpoint has."""
     (tmp_path / "several").mkdir()
-    shared = on_ranks(3, models, tmp_path / "several")
-    for name in CASES:
+    shared = on_ranks(ranks, cases, models, tmp_path / "several")
+    for name in cases:
         one, several = tmp_path / "one" / name, tmp_path / "several" / name
         if name == "bf16":
             request.getfixturevalue("group_of_one")
@@ -565,6 +567,7 @@ def test_adamw_is_fused_on_a_gpu_and_goes_on_from_the_moments_of_any_checkpoint(
         torch.testing.assert_close(stored(tmp_path / "fused")[key], values, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_compiled_layers_compute_what_others_do(models, tmp_path):
     chosen, batches = settings(steps=2, tokens_per_micro_batch=1), [batch_of_groups(0), batch_of_groups(1)]
     for name, compiled in (("eager", False), ("compiled", True)):
