@@ -33,6 +33,7 @@ Row = tuple[int, dict]  # the line of a row (-3: the third record of a document)
 # What is read in a folder, the first that there is: ours, transformers' and TRL's, prime-rl's, TensorBoard's.
 LOG_NAMES = ("log.jsonl", "trainer_state.json", "metrics.jsonl", "checkpoint-*/trainer_state.json",
              "events.out.tfevents*")  # fmt: skip
+RUNS = "runs.jsonl"  # in the folder of a study: the lines of its runs' logs, each with its "run"
 
 # Files that are no log, by their first bytes.
 REFUSED = (
@@ -71,11 +72,34 @@ def read_log(
     text, column = os.fspath(path), None
     if ":" in text and not os.path.exists(text) and os.path.exists(text.rpartition(":")[0]):
         text, _, column = text.rpartition(":")
-    file = _log_in(Path(text)) if os.path.isdir(text) else Path(text)
+    file = _log_of(Path(text))
     whole = file.absolute()
     name = whole.parent.name if any(whole.match(pattern) for pattern in LOG_NAMES) else whole.name
     name = column or ("standard input" if text == "-" else name)
     return read_curves(read_table(file), name, x, column or y, where, percent)
+
+
+def _log_of(path: Path) -> Path:
+    """The log that a path names: the path itself, or the log in this folder, which may lie in the RUNS of a study."""
+    if path.is_dir():
+        return _log_in(path)
+    if not path.exists() and (path.parent / RUNS).exists():
+        return path / "log.jsonl"
+    return path
+
+
+def runs_in(study: Path) -> dict[str, bytes]:
+    """By name the logs of all runs in study/runs.jsonl: the bytes of each log.jsonl. ValueError for any other file.
+
+    runs.jsonl holds the lines of these logs, each with the name of its run in front: {"run": "NAME", ...}.
+    """
+    runs = {}
+    for i, line in enumerate((study / RUNS).read_bytes().splitlines(keepends=True), 1):
+        first_key = re.match(rb'\{"run": "([^"\\]+)", ', line)
+        if not first_key:
+            raise ValueError(f'{study / RUNS}, line {i}: expected {{"run": "NAME", ...}}, a line of log.jsonl after it')
+        runs.setdefault(first_key[1].decode(), []).append(b"{" + line[first_key.end() :])
+    return {name: b"".join(lines) for name, lines in runs.items()}
 
 
 def _log_in(folder: Path) -> Path:
@@ -108,7 +132,15 @@ def read_table(file: Path) -> Table:
 def _opened(file: Path) -> Iterator[BinaryIO]:
     """The bytes of a file, unpacked, from which one can read again and again."""
     with contextlib.ExitStack() as stack:
-        binary = sys.stdin.buffer if str(file) == "-" else stack.enter_context(open(file, "rb"))
+        if str(file) == "-":
+            binary = sys.stdin.buffer
+        elif file.name == "log.jsonl" and not file.parent.exists() and (file.parent.parent / RUNS).exists():
+            runs = runs_in(file.parent.parent)
+            if file.parent.name not in runs:
+                raise ValueError(f"{file.parent.parent / RUNS}: no run {file.parent.name!r}: it has {', '.join(runs)}")
+            binary = io.BytesIO(runs[file.parent.name])
+        else:
+            binary = stack.enter_context(open(file, "rb"))
         if not binary.seekable():  # a pipe
             pipe, binary = binary, stack.enter_context(tempfile.TemporaryFile())
             shutil.copyfileobj(pipe, binary)

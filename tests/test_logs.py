@@ -1,4 +1,4 @@
-"""machinery/logs.py and columns.py: every kind of log, what is chosen in it, and what is never guessed."""
+"""curve/logs.py and columns.py: every kind of log, what is chosen in it, and what is never guessed."""
 
 import gzip
 import io
@@ -28,7 +28,7 @@ from kinds_of_logs import (
 )
 
 from curve.columns import AT_MOST, Series, check_curve, thin
-from curve.logs import read_log
+from curve.logs import read_log, read_table, runs_in
 
 ROOT = Path(__file__).parent.parent
 
@@ -77,6 +77,28 @@ def test_a_run_of_ours_is_named_by_its_folder(tmp_path):
     file = write(tmp_path, "run/log.jsonl", content)
     assert read_log(tmp_path / "run")[0].name == read_log(file)[0].name == "run"
     assert read_log(file, x="step")[0].x_name == "step"
+
+
+def test_a_run_is_read_out_of_the_file_that_holds_all_runs_of_a_study(tmp_path):
+    logs = {}
+    for run, factor in (("scalerl-seed0", 1), ("base-seed0", 0.5)):
+        records = [{"kind": "validation", "step": s, "compute_flops": s, "pass_rate": factor * r} for s, r in CURVE]
+        logs[run] = json_lines(records)
+    packed = [json.dumps({"run": run} | json.loads(line)) for run in logs for line in logs[run].splitlines()]
+    write(tmp_path, "runs.jsonl", "".join(f"{line}\n" for line in packed).encode())
+    assert runs_in(tmp_path) == logs
+    for path in (tmp_path / "base-seed0", tmp_path / "base-seed0" / "log.jsonl"):
+        (series,) = read_log(path)
+        assert series.name == "base-seed0" and series.y == pytest.approx(np.array(RATES) / 2)
+        assert "from the validation records" in series.notes[0]
+    assert "compute_flops" in read_table(tmp_path / "base-seed0" / "log.jsonl").names
+    with pytest.raises(ValueError, match=r"runs.jsonl: no run 'base-seed1': it has scalerl-seed0, base-seed0"):
+        read_log(tmp_path / "base-seed1")
+    write(tmp_path, "scalerl-seed0/log.jsonl", logs["base-seed0"])  # a folder that is there comes first
+    assert read_log(tmp_path / "scalerl-seed0")[0].y[0] == RATES[0] / 2
+    write(tmp_path, "runs.jsonl", b'{"kind": "validation"}\n')
+    with pytest.raises(ValueError, match="line 1: expected .*NAME"):
+        read_log(tmp_path / "base-seed0")
 
 
 def test_runs_of_a_wide_table_have_steps_of_their_own(tmp_path):
@@ -250,7 +272,7 @@ def test_many_points_stream_and_are_averaged(tmp_path):
         for s in range(300_000):
             file.write(f'{{"step": {s}, "acc": {s / 6e5:.6f}, "loss": 0.123456, "type": "eval"}}\n')
     code = (
-        "import resource, sys; from machinery.logs import read_log; "
+        "import resource, sys; from curve.logs import read_log; "
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss; s, = read_log(sys.argv[1]); "
         "print(len(s.x), s.x[0], s.y[0], s.x.mean(), s.notes[0]); "
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
