@@ -27,7 +27,7 @@ from kinds_of_logs import (
     write,
 )
 
-from curve.columns import AT_MOST, Series, check_curve, thin
+from curve.columns import MOST_POINTS, Series, check_curve, thin
 from curve.logs import read_log, read_table, runs_in
 
 ROOT = Path(__file__).parent.parent
@@ -281,23 +281,23 @@ def test_many_points_stream_and_are_averaged(tmp_path):
         [sys.executable, "-c", code, tmp_path / "long.jsonl"], cwd=ROOT, capture_output=True, text=True
     )
     said, kilobytes = done.stdout.splitlines()
-    assert int(said.split()[0]) <= AT_MOST and said.split()[1:3] == ["0.0", "0.0"], done.stderr
+    assert int(said.split()[0]) <= MOST_POINTS and said.split()[1:3] == ["0.0", "0.0"], done.stderr
     assert "300000 points" in said and "neighbours averaged into" in said
     assert int(kilobytes) < 90_000
 
 
-@pytest.mark.parametrize("n", [AT_MOST, AT_MOST + 1, 2 * AT_MOST, 12_345])
+@pytest.mark.parametrize("n", [MOST_POINTS, MOST_POINTS + 1, 2 * MOST_POINTS, 12_345])
 def test_thinning_keeps_means(n):
     x, y = np.arange(n, dtype=float), np.linspace(0.2, 0.8, n)
     thin_x, thin_y = thin(x, y)
-    assert len(thin_x) <= AT_MOST and (np.diff(thin_x) > 0).all()
+    assert len(thin_x) <= MOST_POINTS and (np.diff(thin_x) > 0).all()
     assert (thin_x[0], thin_y[0]) == (0, 0.2) and np.allclose(thin_y, 0.2 + 0.6 * thin_x / (n - 1))
 
 
 def test_the_noise_of_averaged_validations_is_smaller(tmp_path):
-    rows = [(s, 0.5, 100) for s in range(1 + 3 * (AT_MOST - 1))]
+    rows = [(s, 0.5, 100) for s in range(1 + 3 * (MOST_POINTS - 1))]
     series = read(tmp_path, table([("step", "acc", "num_examples"), *rows]))
-    assert len(series.x) == AT_MOST and series.num_examples == pytest.approx(300, rel=1e-3)
+    assert len(series.x) == MOST_POINTS and series.num_examples == pytest.approx(300, rel=1e-3)
 
 
 # --- bytes ----------------------------------------------------------------------------------------------------------
