@@ -348,7 +348,7 @@ def runs_table(folder: Path, runs: Runs) -> str:
     for series, f in runs:
         table = read_table(folder / series.name / "log.jsonl")
         cost = {
-            name: f"{table.numbers(name)[table.has(name)][-1]:.3g}" for name in COMPUTE_UNITS if name in table.names
+            name: f"{table.numbers(name)[table.rows(name)][-1]:.3g}" for name in COMPUTE_UNITS if name in table.names
         }
         row = [series.name, f"{series.y[0]:.3f}", f"{series.y[-1]:.3f}"]
         row += [with_interval(getattr(f, k), *f.interval[k], forms[k]) if f.identified else "-" for k in forms]

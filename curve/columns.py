@@ -8,6 +8,7 @@ numbers is worse than none.
 import difflib
 import re
 from array import array
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -153,9 +154,9 @@ def _pass_rate_rank(name: str, source: str) -> tuple[int, ...]:
 
 
 class Column:
-    """The values of one column, 14 bytes each: a value of `numbers` stands in the row beside it in `rows`.
+    """The values of one column, 14 bytes each: numbers[k] is the value in the row rows[k].
 
-    The number of a text is NaN, and its code is its place in `texts`, from 1. The code of a number is 0.
+    If that value is a text, the number is NaN, and codes[k] says which of `texts` it is, from 1. Else the code is 0.
     """
 
     def __init__(self):
@@ -164,13 +165,13 @@ class Column:
         self.in_percent = False  # whether a value ends with %
 
     def add(self, row: int, value: object) -> None:
-        number, code = (value, 0) if type(value) is float else self._parse(str(value).strip())
+        number, code = (value, 0) if type(value) is float else self.parse(str(value).strip())
         self.rows.append(row)
         self.numbers.append(number)
         self.codes.append(code)
 
-    def _parse(self, text: str) -> tuple[float, int]:
-        """The number and the code of a text."""
+    def parse(self, text: str) -> tuple[float, int]:
+        """The number and the code of a value."""
         try:
             return float(text), 0
         except ValueError:
@@ -180,8 +181,9 @@ class Column:
         if re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+) ?%", text):
             self.in_percent = True
             return float(text.rstrip(" %")) / 100, 0
-        text = text[:80] if len(self.texts) < MOST_TEXTS else "..."
-        return np.nan, self.texts.setdefault(text, len(self.texts) + 1)
+        if text[:80] not in self.texts and len(self.texts) == MOST_TEXTS:
+            text = "..."
+        return np.nan, self.texts.setdefault(text[:80], len(self.texts) + 1)
 
 
 class Table:
@@ -192,68 +194,68 @@ class Table:
     """
 
     def __init__(self, file: str, rows: Iterable[tuple[int, dict]], notes: list[str]):
-        self.file, self.notes = file, notes
-        self.lines, self.columns = array("q"), {}
+        self.file, self.notes, self.source = file, notes, ""
+        self.lines, self.columns = array("q"), defaultdict(Column)
         for line, values in rows:
             for name, value in values.items():
                 if value is not None and value != "" and name:
-                    if (column := self.columns.get(name)) is None:
-                        column = self.columns[name] = Column()
-                    column.add(len(self.lines), value)
+                    self.columns[name].add(len(self.lines), value)
             self.lines.append(line)
-        self.chosen, self.source, self.names = np.ones(len(self.lines), bool), "", [*self.columns]
+        self.chosen, self.names = np.ones(len(self.lines), bool), [*self.columns]
 
-    def choose(self, name: str, label: int) -> None:
-        """Choose of the chosen rows those in which this column has the value with this label."""
-        self.chosen = self.chosen & (self.labels(name) == label)
-        self.names = [name for name in self.columns if self.has(name)[self.chosen].any()]
+    def choose(self, rows: np.ndarray) -> None:
+        """Choose of the chosen rows those in this mask."""
+        self.chosen = self.chosen & rows
+        self.names = [name for name in self.columns if len(self.rows(name))]
 
     def place(self, row: int) -> str:
         line = self.lines[row]
         return f"{self.file}, {f'line {line}' if line > 0 else f'record {-line}'}"
 
-    def _by_row(self, name: str, values, missing) -> np.ndarray:
-        by_row = np.full(len(self.lines), missing)
-        by_row[np.asarray(self.columns[name].rows)] = values
-        return by_row
-
-    def has(self, name: str) -> np.ndarray:
-        """By row whether a column has a value, be it NaN."""
-        return self._by_row(name, True, False)
+    def rows(self, name: str) -> np.ndarray:
+        """The chosen rows that have a value in this column, be it NaN."""
+        rows = np.asarray(self.columns[name].rows)
+        return rows[self.chosen[rows]]
 
     def numbers(self, name: str) -> np.ndarray:
         """The numbers of a column by row, NaN if there is none."""
-        return self._by_row(name, self.columns[name].numbers, np.nan)
+        numbers = np.full(len(self.lines), np.nan)
+        numbers[np.asarray(self.columns[name].rows)] = self.columns[name].numbers
+        return numbers
 
-    def labels(self, name: str) -> np.ndarray:
-        """By row a whole number that stands for the value: above 0 for a number, below 0 for a text, 0 for no value."""
-        numbers, codes = (np.asarray(values) for values in (self.columns[name].numbers, self.columns[name].codes))
-        ranks = np.unique(numbers, return_inverse=True)[1] + 1
-        return self._by_row(name, np.where(np.isnan(numbers), -codes.astype(int), ranks), 0)
+    def finite(self, name: str) -> np.ndarray:
+        """The finite numbers of a column in the chosen rows."""
+        numbers = self.numbers(name)[self.chosen]
+        return numbers[np.isfinite(numbers)]
 
-    def values(self, name: str, rows: np.ndarray) -> dict[str, int]:
-        """The different values of a column in these rows as texts, in the order of the rows, each with its label."""
-        labels, numbers, texts = self.labels(name)[rows], self.numbers(name)[rows], [*self.columns[name].texts]
-        different, first = np.unique(labels, return_index=True)
-        return {
-            f"{numbers[i]:.10g}" if label > 0 else texts[-label - 1]: label
-            for i, label in sorted(zip(first, different))
-            if label
-        }
+    def codes(self, name: str) -> np.ndarray:
+        """The codes of a column's texts by row, 0 if there is none."""
+        codes = np.zeros(len(self.lines), int)
+        codes[np.asarray(self.columns[name].rows)] = self.columns[name].codes
+        return codes
 
-    def refuse_texts(self, name: str) -> None:
-        """ValueError with the place of the first chosen value that is no number."""
-        texts = np.flatnonzero(self.chosen & (self.labels(name) < 0))
-        if len(texts):
-            (text,) = self.values(name, texts[:1])
-            raise ValueError(f"{self.place(texts[0])}: {name} = {text[:40]!r} is not a number: mend or remove it")
+    def values(self, name: str, rows: np.ndarray) -> list[str]:
+        """The different values of a column in these rows as texts, in the order of the rows."""
+        numbers, first_rows = np.unique(self.numbers(name)[rows], return_index=True)
+        values = {str(number).removesuffix(".0"): i for number, i in zip(numbers, first_rows) if number == number}
+        codes, first_rows = np.unique(self.codes(name)[rows], return_index=True)
+        texts = ["", *self.columns[name].texts]
+        values |= {texts[code]: i for code, i in zip(codes, first_rows) if code}
+        return sorted(values, key=values.get)
+
+    def has(self, name: str, value: str) -> np.ndarray:
+        """By row whether a column has this value."""
+        number, code = self.columns[name].parse(value)
+        return self.codes(name) == code if code else self.numbers(name) == number
 
 
 # --- which records --------------------------------------------------------------------------------------------------
 
 
 @np.errstate(all="ignore")  # NaN is a missing value, and check_curve names the place of an infinity
-def read_curves(table: Table, name: str, x: str | None, y: str | None, where: str | None, percent: bool):
+def read_curves(
+    table: Table, name: str, x: str | None, y: str | None, where: str | None, percent: bool
+) -> list[Series]:
     """The curves in a table: one, or one for each column that `y` names. The arguments are those of `read_log`."""
     _choose_records(table, where)
     if not table.names:
@@ -266,27 +268,28 @@ def read_curves(table: Table, name: str, x: str | None, y: str | None, where: st
 
 def _choose_records(table: Table, where: str | None) -> None:
     """Choose the rows that `where` names, and of those the validations, if a column tells them from other records."""
-    conditions = [condition.partition("=")[::2] for condition in where.split(",")] if where else []
-    sources = []
-    for column, value in conditions:
+    sources, asked = [], []
+    for condition in where.split(",") if where else ():
+        column, _, value = condition.partition("=")
         if not value:
-            raise ValueError(f"--where {column}: expected COLUMN=VALUE, such as type=eval")
+            raise ValueError(f"--where {condition}: expected COLUMN=VALUE, such as type=eval")
         _require_column(table, column, "--where")
         values = table.values(column, table.chosen)
-        if value not in values:
-            raise ValueError(f"{table.file}: no record has {column}={value}; {column} can be {_listed([*values])}")
-        table.choose(column, values[value])
+        table.choose(table.has(column, value))
+        if not table.chosen.any():
+            raise ValueError(f"{table.file}: no record has {condition}; {column} can be {_listed(values)}")
         sources.append(value)
+        asked.append(column)
     for column in KINDS_OF_RECORD:
-        if column in table.names and column not in dict(conditions):
+        if column in table.names and column not in asked:
             kinds = table.values(column, table.chosen)
             trained = [kind for kind in kinds if TRAINING.search(_plain(kind))]
             validations = [kind for kind in kinds if VALIDATION.search(_plain(kind)) and kind not in trained]
             if len(validations) > 1:
                 choices = " or ".join(f"--where {column}={kind}" for kind in validations)
                 raise ValueError(f"{table.file}: which records are the validations? say {choices}")
-            if validations:
-                table.choose(column, kinds[validations[0]])
+            for kind in validations:
+                table.choose(table.has(column, kind))
             sources += validations or trained
     table.source = " and ".join(sources)
 
@@ -306,10 +309,6 @@ def _require_column(table: Table, name: str, flag: str) -> None:
         raise ValueError(f"{table.file}: no column {name!r} with values{hint}; {flag} can name: {_listed(table.names)}")
 
 
-def _nothing_like(table: Table, kind: str, flag: str) -> ValueError:
-    return ValueError(f"{table.file}: no column is named like {kind}: name it with {flag} of: {_listed(table.names)}")
-
-
 def _pass_rates(table: Table, y: str | None) -> list[str]:
     """The columns that `y` names, or else the likeliest pass rate. ValueError if several are equally likely."""
     if y not in (None, "all"):
@@ -318,18 +317,18 @@ def _pass_rates(table: Table, y: str | None) -> list[str]:
             _require_column(table, name, "--y")
         return names
     candidates = [name for name in table.names if _compute_rank(name) is None and not _is_excluded(name)]
-    numbers = {name: table.numbers(name)[table.chosen] for name in candidates}
-    numbers = {name: values[np.isfinite(values)] for name, values in numbers.items()}
     ranks = {name: rank for name in candidates if len(rank := _pass_rate_rank(name, table.source)) > 1}
     likely = [name for name in ranks if ranks[name] == min(ranks.values())]
-    likely = likely or [name for name in candidates if len(numbers[name])]  # a column for each run, or one unknown name
+    likely = likely or [name for name in candidates if len(table.finite(name))]  # a column a run, or one unknown name
     if not likely:
-        raise _nothing_like(table, "a pass rate", "--y")
+        names = _listed(table.names)
+        raise ValueError(f"{table.file}: no column is named like a pass rate: name it with --y of: {names}")
     if len(likely) == 1 or y == "all":
         return likely
     ranges = []
     for name in likely:
-        low, high = (numbers[name].min(), numbers[name].max()) if len(numbers[name]) else (np.nan, np.nan)
+        values = table.finite(name)
+        low, high = (values.min(), values.max()) if len(values) else (np.nan, np.nan)
         ranges.append(f"{name} ({low:.3g} to {high:.3g}{'' if 0 <= low and high <= 1 else ': no pass rate'})")
     raise ValueError(f"{table.file}: which column is the pass rate? name it with --y (or all): {_listed(ranges)}")
 
@@ -349,7 +348,8 @@ def _counters(table: Table, y: str, rows: np.ndarray) -> list[str]:
 def _best_compute(table: Table, counters: list[str], rows: np.ndarray) -> str:
     """The best counter that increases over these rows. ValueError if there is none, or another is as likely."""
     if not counters:
-        raise _nothing_like(table, "compute (steps, tokens, hours, FLOPs)", "--x")
+        compute, names = "compute (steps, tokens, hours, FLOPs)", _listed(table.names)
+        raise ValueError(f"{table.file}: no column is named like {compute}: name it with --x of: {names}")
     values = {name: table.numbers(name)[rows] for name in counters}
     rising = [name for name in counters if (np.diff(values[name][np.isfinite(values[name])]) > 0).all()]
     best, *others = [name for name in rising if _compute_rank(name) == _compute_rank(rising[0])] or counters[:1]
@@ -380,8 +380,8 @@ def _series(table: Table, name: str, x: str | None, y: str, percent: bool, guess
         compute, pass_rate = thin(compute, pass_rate)
         num_examples = num_examples and num_examples * len(rows) / len(compute)
         note += f"; neighbours averaged into {len(compute)}"
-    others = [other for other in table.names if not table.columns[other].texts and not _is_excluded(other)]
-    others = [other for other in others if other not in (x, y)]
+    usable = [other for other in table.names if not table.columns[other].texts and not _is_excluded(other)]
+    others = [other for other in usable if other not in (x, y)]
     note += f"; {guessed} can name others: {_listed(others)}" if others and guessed else ""
     notes = [note, *table.notes]
     if _pass_rate_rank(y, table.source)[0] == 2:
@@ -391,8 +391,7 @@ def _series(table: Table, name: str, x: str | None, y: str, percent: bool, guess
 
 def _points(table: Table, x: str | None, y: str) -> tuple[np.ndarray, np.ndarray, str, list[str]]:
     """The rows of a curve's points, their compute, its column (x, or the likeliest), and what was left out."""
-    table.refuse_texts(y)
-    rows = np.flatnonzero(table.chosen & table.has(y))
+    rows = _rows_of_numbers(table, y)
     nan = np.isnan(table.numbers(y)[rows])
     if 2 * nan.sum() > len(rows):
         place = table.place(rows[nan.argmax()])
@@ -411,7 +410,7 @@ def _points(table: Table, x: str | None, y: str) -> tuple[np.ndarray, np.ndarray
         compute = _summed_costs(table, x, step)[rows]
     else:
         _require_column(table, x, "--x")
-        table.refuse_texts(x)
+        _rows_of_numbers(table, x)
         compute = table.numbers(x)[rows]
     missing = np.isnan(compute)
     if missing.all():
@@ -425,21 +424,32 @@ def _points(table: Table, x: str | None, y: str) -> tuple[np.ndarray, np.ndarray
     return rows[~missing], compute[~missing], x, left_out
 
 
+def _rows_of_numbers(table: Table, name: str) -> np.ndarray:
+    """The chosen rows that have a value in this column. ValueError, with the place of the first, if one is a text."""
+    rows = table.rows(name)
+    texts = rows[table.codes(name)[rows] > 0]
+    if len(texts):
+        (text,) = table.values(name, texts[:1])
+        raise ValueError(f"{table.place(texts[0])}: {name} = {text[:40]!r} is not a number: mend or remove it")
+    return rows
+
+
 def _refuse_several_curves(table: Table, step: str, y: str, rows: np.ndarray) -> None:
     """ValueError if these rows are several runs under each other, naming the column that tells them apart."""
     steps, pass_rates = table.numbers(step)[rows], table.numbers(y)[rows]
     goes_back = (np.diff(steps) <= 0).any()
     for column in table.names:
-        if column in (step, y) or not (goes_back or GROUPS.fullmatch(column)):
+        is_group = GROUPS.fullmatch(column)
+        if column in (step, y) or not (goes_back or is_group):
             continue
-        labels = table.labels(column)[rows]
-        groups = np.unique(labels[labels != 0])
+        if len(np.unique(table.numbers(column)[rows])) > 1 + len(rows) // 2:
+            continue
+        groups = table.values(column, rows)
         if 1 < len(groups) <= len(rows) // 2:
-            each_rises = len(groups) < 100 and all((np.diff(steps[labels == group]) > 0).all() for group in groups)
-            if GROUPS.fullmatch(column) or each_rises:
-                values = [*table.values(column, rows)]
-                curves = f"several curves under each other, by {column}: {_listed(values)}"
-                raise ValueError(f"{table.file}: {curves}; choose one with --where {column}={values[0]}")
+            runs = (steps[table.has(column, group)[rows]] for group in groups)
+            if is_group or len(groups) < 100 and all((np.diff(run) > 0).all() for run in runs):
+                curves = f"several curves under each other, by {column}: {_listed(groups)}"
+                raise ValueError(f"{table.file}: {curves}; choose one with --where {column}={groups[0]}")
     differ = np.flatnonzero((np.diff(steps) == 0) & (np.diff(pass_rates) != 0))
     if len(differ) > max(1, len(rows) // 10):
         values = f"{step} = {steps[differ[0]]:g} has several values of {y}"

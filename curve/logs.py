@@ -1,14 +1,13 @@
 """Read the log of any RL framework as curves: pass rate over compute.
 
-    read_log("runs/NAME")                                  # the folder of a run of ours
-    read_log("wandb.csv", y="all", percent=True)           # one curve for each run in the table
+    read_log("runs/NAME")                          # the folder of a run of ours
+    read_log("docs/study/loo/scalerl-seed0")       # a run in the runs.jsonl of a study
+    read_log("wandb.csv", y="all", percent=True)   # one curve for each run in the table
 
-The content tells the format, never the name: TensorBoard's events, JSON lines, one JSON document, a console log, or a
-table with named columns. Each may be gzipped. A file becomes rows, one after the other, so that a large file streams.
-The columns of compute and pass rate are then chosen in machinery/columns.py.
+The content of a file tells its format, and its name does not matter. A format makes rows of the file, one after the
+other, so that a large file streams. Then curve/columns.py chooses the columns of compute and pass rate.
 """
 
-import contextlib
 import csv
 import gzip
 import io
@@ -16,26 +15,25 @@ import itertools
 import json
 import os
 import re
-import shutil
 import sys
 import tempfile
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
 from curve.columns import Series, Table, read_curves
 
-Row = tuple[int, dict]  # the line of a row (-3: the third record of a document), and its values by column
+Row = tuple[int, dict]  # its line in the file (-3: the third record of a document), and its values by column
 
-# What is read in a folder, the first that there is: ours, transformers' and TRL's, prime-rl's, TensorBoard's.
+# The log in a folder, the first that there is: ours, of transformers and TRL, prime-rl, checkpoints, TensorBoard.
 LOG_NAMES = ("log.jsonl", "trainer_state.json", "metrics.jsonl", "checkpoint-*/trainer_state.json",
              "events.out.tfevents*")  # fmt: skip
 RUNS = "runs.jsonl"  # in the folder of a study: the lines of its runs' logs, each with its "run"
 
-# Files that are no log, by their first bytes.
+# Files that are no log: how they begin, what they are, what to do.
 REFUSED = (
     (rb"PK\x03\x04|\xd0\xcf\x11\xe0", "a spreadsheet or an archive", "save it as CSV"),
     (rb"PAR1|ARROW1|\x89HDF|\x93NUMPY|SQLite format", "a binary table", "write it as CSV with named columns"),
@@ -47,16 +45,20 @@ REFUSED = (
     (rb"version https://git-lfs", "a pointer of git-lfs", "run git lfs pull"),
 )
 
-# What the lines of console logs hold: pairs of a name and a number, the step, and what was measured.
-_NUMBER = r"(?:\w+(?:\.\w+)*\()?'?([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?+%?|nan|[-+]?inf)"
-QUOTED = re.compile(rf"['\"]([^'\"]{{1,200}})['\"]\s*:\s*{_NUMBER}", re.I)  # 'reward': 0.5
-PLAIN = re.compile(  # reward=0.5
-    rf"(?<![^\s,;|(\[{{])([A-Za-z_][^\s=:,;|()\[\]{{}}'\"]*+)\s*[=:]\s*{_NUMBER}(?![\w.:/])", re.I
+# Names with numbers, as console logs print them: 'reward': 0.5 or reward=0.5.
+_NUMBER = r"(?:\w+(?:\.\w+)*\()?'?([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?+%?|nan|[-+]?inf)"  # also np.float64(0.5)
+QUOTED = re.compile(rf"['\"]([^'\"]{{1,200}})['\"]\s*:\s*{_NUMBER}", re.I)
+PLAIN = re.compile(rf"(?<![^\s,;|(\[{{])([A-Za-z_][^\s=:,;|()\[\]{{}}'\"]*+)\s*[=:]\s*{_NUMBER}(?![\w.:/])", re.I)
+# Console logs, the first that has any pair: how the part of a line with pairs begins, and how a pair looks.
+CONSOLES = (
+    (re.compile(r"\bstep:\d+ - "), PLAIN),  # verl
+    (re.compile(""), QUOTED),  # TRL, transformers, Unsloth
+    (re.compile(""), PLAIN),  # prime-rl and others
 )
-CONSOLES = ((r"\bstep:\d+ - ", PLAIN), ("", QUOTED), ("", PLAIN))  # where pairs begin, and how they look; verl is first
+# What else a line says: which step it is of, and whether it is of training or of a validation.
 COUNTED = re.compile(r"\b(step|iteration|episode|update|epoch)\s*[=:#]?\s*\[?(\d+)(?![\d.]*%)", re.I)
 KIND = re.compile(r"(?<![\w/.-])(train|training|eval|evaluation|val|valid|validation|test)(?![\w/.-])", re.I)
-LONGEST_LINE = 100_000  # letters of a line of a console log; what comes after is no metric
+LONGEST_LINE = 100_000  # letters of a line of a console log that are read; no metric comes after them
 
 
 def read_log(
@@ -65,27 +67,46 @@ def read_log(
     """The curves in a log: one, or one for each column that y names.
 
     path: a file, "-" for standard input, the folder of a run, or FILE:COLUMN. x, y: the columns of compute and pass
-    rate; where None, they are guessed. y may be several names with commas, or "all"; each is a curve. where: which
-    records, as COLUMN=VALUE with commas. percent: the pass rate is in percent. The notes of a Series say how it was
-    read. Raises ValueError with file and line for what is no curve, and OSError for a file that cannot be read.
+    rate, guessed if None; y may be several names with commas, or "all", and each is a curve. percent: whether the pass
+    rate is in percent. where: which records, as COLUMN=VALUE with commas. The notes of a Series say how it was read.
+    Raises ValueError with file and line if the log holds no such curve, and OSError if the file cannot be read.
     """
     text, column = os.fspath(path), None
     if ":" in text and not os.path.exists(text) and os.path.exists(text.rpartition(":")[0]):
         text, _, column = text.rpartition(":")
-    file = _log_of(Path(text))
-    whole = file.absolute()
-    name = whole.parent.name if any(whole.match(pattern) for pattern in LOG_NAMES) else whole.name
-    name = column or ("standard input" if text == "-" else name)
-    return read_curves(read_table(file), name, x, column or y, where, percent)
+    log = _log_of(Path(text))
+    of_a_folder = any(log.absolute().match(pattern) for pattern in LOG_NAMES)
+    name = "standard input" if text == "-" else log.absolute().parent.name if of_a_folder else log.name
+    return read_curves(read_table(log), column or name, x, column or y, where, percent)
+
+
+def read_table(log: Path) -> Table:
+    """The table of a log. ValueError, with the line, if no format fits, and OSError if the file cannot be read."""
+    notes = []  # what was left out
+    try:
+        with _open(log) as binary:
+            return Table(str(log), _rows(binary, log, notes), notes)
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        raise ValueError(f"{log}: the gzip file is cut off or broken: copy it again") from None
+    except (RecursionError, MemoryError):
+        raise ValueError(f"{log}: nested too deeply, or too large: write one small object a line") from None
+
+
+# --- from a path to rows --------------------------------------------------------------------------------------------
 
 
 def _log_of(path: Path) -> Path:
-    """The log that a path names: the path itself, or the log in this folder, which may lie in the RUNS of a study."""
-    if path.is_dir():
-        return _log_in(path)
-    if not path.exists() and (path.parent / RUNS).exists():
-        return path / "log.jsonl"
-    return path
+    """The log in a folder, of several checkpoints the last; log.jsonl of a run in a RUNS file; else the path itself."""
+    if not path.is_dir():
+        is_run = not path.exists() and (path.parent / RUNS).exists()
+        return path / "log.jsonl" if is_run else path
+    for pattern in LOG_NAMES:
+        logs = sorted(path.glob(pattern), key=lambda log: (len(str(log)), log))
+        if len(logs) > 1 and not pattern.startswith("checkpoint"):
+            raise ValueError(f"{path}: several logs in this folder: name one, such as {logs[-1]}")
+        if logs:
+            return logs[-1]
+    raise ValueError(f"{path}: no {' and no '.join(LOG_NAMES)} in this folder: name the file of the log")
 
 
 def runs_in(study: Path) -> dict[str, bytes]:
@@ -102,63 +123,31 @@ def runs_in(study: Path) -> dict[str, bytes]:
     return {name: b"".join(lines) for name, lines in runs.items()}
 
 
-def _log_in(folder: Path) -> Path:
-    """The log in the folder of a run; of several checkpoints the last. ValueError if there is none, or several."""
-    for pattern in LOG_NAMES:
-        found = sorted(folder.glob(pattern), key=lambda path: (len(str(path)), path))
-        if len(found) > 1 and not pattern.startswith("checkpoint"):
-            raise ValueError(f"{folder}: several logs in this folder: name one, such as {found[-1]}")
-        if found:
-            return found[-1]
-    raise ValueError(f"{folder}: no {' and no '.join(LOG_NAMES)} in this folder: name the file of the log")
+def _open(log: Path) -> BinaryIO:
+    """The bytes of a log, unpacked, which can be read again and again."""
+    study, run = log.parent.parent, log.parent.name
+    if log.name == "log.jsonl" and not log.parent.exists() and (study / RUNS).exists():
+        runs = runs_in(study)
+        if run not in runs:
+            raise ValueError(f"{study / RUNS}: no run {run!r}: it has {', '.join(runs)}")
+        return io.BytesIO(runs[run])
+    binary = sys.stdin.buffer if str(log) == "-" else open(log, "rb")
+    if binary is sys.stdin.buffer or not binary.seekable():
+        binary = io.BytesIO(binary.read())
+    is_packed = binary.read(2) == b"\x1f\x8b"
+    binary.seek(0)
+    return gzip.open(binary) if is_packed else binary
 
 
-# --- from a file to rows ------------------------------------------------------------------------------------------
-
-
-def read_table(file: Path) -> Table:
-    """The table of a log. ValueError, with the line, if it is of no known format, and OSError if it cannot be read."""
-    notes = []  # what is left out
-    try:
-        with _opened(file) as binary:
-            return Table(str(file), _rows(binary, file, notes), notes)
-    except (EOFError, zlib.error, gzip.BadGzipFile):
-        raise ValueError(f"{file}: the gzip file is cut off or broken: copy it again") from None
-    except (RecursionError, MemoryError):
-        raise ValueError(f"{file}: nested too deeply, or too large: write one small object a line") from None
-
-
-@contextlib.contextmanager
-def _opened(file: Path) -> Iterator[BinaryIO]:
-    """The bytes of a file, unpacked, from which one can read again and again."""
-    with contextlib.ExitStack() as stack:
-        if str(file) == "-":
-            binary = sys.stdin.buffer
-        elif file.name == "log.jsonl" and not file.parent.exists() and (file.parent.parent / RUNS).exists():
-            runs = runs_in(file.parent.parent)
-            if file.parent.name not in runs:
-                raise ValueError(f"{file.parent.parent / RUNS}: no run {file.parent.name!r}: it has {', '.join(runs)}")
-            binary = io.BytesIO(runs[file.parent.name])
-        else:
-            binary = stack.enter_context(open(file, "rb"))
-        if not binary.seekable():  # a pipe
-            pipe, binary = binary, stack.enter_context(tempfile.TemporaryFile())
-            shutil.copyfileobj(pipe, binary)
-            binary.seek(0)
-        packed = binary.read(2) == b"\x1f\x8b"
-        binary.seek(0)
-        yield stack.enter_context(gzip.open(binary)) if packed else binary
-
-
-def _rows(binary: BinaryIO, file: Path, notes: list[str]) -> Iterator[Row]:
-    """The rows in these bytes, by the first format that knows them."""
+def _rows(binary: BinaryIO, file: Path, notes: list[str]) -> Iterable[Row]:
+    """The rows of a file, by the first format that fits: what it begins with, or how its first two lines look."""
     head = binary.read(4096)
     binary.seek(0)
     if b"brain.Event:" in head[:64]:
         return _event_rows(binary, file)
-    for magic, what, advice in REFUSED:
-        if re.match(magic, head, re.I):
-            raise ValueError(f"{file} is no log but {what}: {advice}")
+    for beginning, kind, advice in REFUSED:
+        if re.match(beginning, head, re.I):
+            raise ValueError(f"{file} is no log but {kind}: {advice}")
     encoding = "utf-16" if head.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
     letters = head.decode(encoding, "replace")
     if 4 * len(re.findall("[\0-\x08\x0e-\x1a\ufffd]", letters)) > len(letters):
@@ -172,29 +161,33 @@ def _rows(binary: BinaryIO, file: Path, notes: list[str]) -> Iterator[Row]:
     if second and re.fullmatch(r'\s*\{\s*(".*)?\}\s*', first):
         return _json_lines(text, file, notes)
     if re.match(r'\s*[\[{]\s*([\[\]{}"]|$)', first):
-        return _document_rows(text, file)
-    if not _looks_like_a_table(first[:LONGEST_LINE], second[:LONGEST_LINE]):
+        return _json_document(text, file)
+    if not _is_table(first[:LONGEST_LINE], second[:LONGEST_LINE]):
         for start, pair in CONSOLES:
-            rows = partial(_console_rows, text, re.compile(start), pair)
+            rows = partial(_console_lines, text, start, pair)
             if next(rows(), None):
                 return rows()
-    return _table_rows(text, file)
+    return _table_lines(text, file)
 
 
-def _lines(text: TextIO) -> Iterator[Row]:
-    """The lines of a text from its start, numbered from 1; empty ones are left out."""
+def _lines(text: TextIO) -> Iterator[tuple[int, str]]:
+    """The lines of a text from its start that are not empty, numbered from 1."""
     text.seek(0)
     return ((i, line) for i, line in enumerate(text, 1) if not line.isspace())
 
 
-# --- JSON -----------------------------------------------------------------------------------------------------------
+def _refuse_repeated(names: Iterable[str]) -> None:
+    for name, count in Counter(names).items():
+        if name and count > 1:
+            raise ValueError(f"the name {name!r} occurs twice: rename one")
+
+
+# --- JSON: ours, verl, prime-rl, tinker, OpenRLHF, W&B's history; transformers' trainer_state.json ------------------
 
 
 def _object(pairs: list[tuple]) -> dict:
-    """A JSON object. ValueError if a name occurs twice."""
     if len(values := dict(pairs)) < len(pairs):
-        ((name, _),) = Counter(name for name, _ in pairs).most_common(1)
-        raise ValueError(f"{name!r} occurs twice: rename one")
+        _refuse_repeated(name for name, _ in pairs)
     return values
 
 
@@ -215,7 +208,7 @@ def _json_lines(text: TextIO, file: Path, notes: list[str]) -> Iterator[Row]:
             raise ValueError(f"{file}, line {i}: {error}") from None
 
 
-def _document_rows(text: TextIO, file: Path) -> Iterator[Row]:
+def _json_document(text: TextIO, file: Path) -> Iterator[Row]:
     """The rows of one JSON document: a list of records, or an object that holds one, or a single record."""
     text.seek(0)
     try:
@@ -225,7 +218,9 @@ def _document_rows(text: TextIO, file: Path) -> Iterator[Row]:
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from None
     if isinstance(records, dict):
-        lists = [its for its in records.values() if isinstance(its, list) and its and isinstance(its[0], dict)]
+        lists = [
+            value for value in records.values() if isinstance(value, list) and value and isinstance(value[0], dict)
+        ]
         records = records.get("log_history", lists[0] if len(lists) == 1 else [records])
     if not (isinstance(records, list) and records and all(isinstance(record, dict) for record in records)):
         raise ValueError(f"{file}: JSON without records: expected a list of objects, or an object a line")
@@ -233,7 +228,7 @@ def _document_rows(text: TextIO, file: Path) -> Iterator[Row]:
 
 
 def _flat(record: dict, prefix: str = "") -> dict:
-    """The numbers and texts of a record, those of records in it under eval/acc; `data` and `metrics` add no name."""
+    """The numbers and texts of a record; those of a record in it as eval/acc, but `data` and `metrics` add no name."""
     flat = {}
     for name, value in record.items():
         if isinstance(value, dict):
@@ -246,17 +241,18 @@ def _flat(record: dict, prefix: str = "") -> dict:
 # --- console logs ---------------------------------------------------------------------------------------------------
 
 
-def _console_rows(text: TextIO, start: re.Pattern, pair: re.Pattern) -> Iterator[Row]:
-    """The rows of lines with pairs such as 'reward': 0.5 or reward=0.5, with the step and the kind beside them."""
+def _console_lines(text: TextIO, start: re.Pattern, pair: re.Pattern) -> Iterator[Row]:
+    """The rows of the lines that hold pairs, with the step and the kind that stand beside them."""
     initial = {}  # verl prints its first validation with all digits, and in the next line with three
     for i, line in _lines(text):
-        begin = start.search(line := line[:LONGEST_LINE])
+        line = line[:LONGEST_LINE]
+        begin = start.search(line)
         if "Initial validation metrics" in line:
             initial = dict(QUOTED.findall(line))
-        elif begin and (found := pair.findall(line := line[begin.start() :])):
+        elif begin and (pairs := pair.findall(line := line[begin.start() :])):
             values = {}
-            for name, value in found:
-                if values.setdefault(name, value) != value:  # two of one name: then it is not clear which is meant
+            for name, value in pairs:
+                if values.setdefault(name, value) != value:  # two values of one name: it is not clear which is meant
                     values[f"{name} (again)"] = value
             rest = pair.sub(" ", line)
             values = {name.lower(): value for name, value in COUNTED.findall(rest)} | values | initial
@@ -265,48 +261,47 @@ def _console_rows(text: TextIO, start: re.Pattern, pair: re.Pattern) -> Iterator
             initial = {}
 
 
-# --- tables ---------------------------------------------------------------------------------------------------------
+# --- tables: W&B, MLflow, spreadsheets ------------------------------------------------------------------------------
 
 
 def _delimiter(header: str) -> str:
     return max(",\t;|", key=header.count)
 
 
-def _looks_like_a_table(first: str, second: str) -> bool:
-    """Whether a second line has as many cells as the first, and a number in one; and the first no pairs."""
-    letter = _delimiter(first)
+def _is_table(first: str, second: str) -> bool:
+    """Whether the second line has as many cells as the first, and a number in one of them, and the first no pairs."""
+    delimiter = _delimiter(first)
     number = re.compile(r'[\s"]*([-+]?[\d.,]+(e[-+]?\d+)?[\s%"]*)?', re.I)
-    same = 0 < first.count(letter) == second.count(letter)
-    return same and any(map(number.fullmatch, second.split(letter))) and not PLAIN.search(first)
+    same = 0 < first.count(delimiter) == second.count(delimiter)
+    return same and any(map(number.fullmatch, second.split(delimiter))) and not PLAIN.search(first)
 
 
-def _table_rows(text: TextIO, file: Path) -> Iterator[Row]:
-    """The rows of a table, its columns parted by commas, tabs, semicolons or bars."""
-    letter = _delimiter(next(_lines(text))[1])
+def _table_lines(text: TextIO, file: Path) -> Iterator[Row]:
+    """The rows under a line of column names."""
+    delimiter = _delimiter(next(_lines(text))[1])
     text.seek(0)
-    table, header = csv.reader(text, delimiter=letter, skipinitialspace=True), None
+    table, header = csv.reader(text, delimiter=delimiter, skipinitialspace=True), []
     try:
         for cells in table:
             cells = [cell.strip() for cell in cells]
-            place = f"{file}, line {table.line_num}"
             if not any(cells):
                 continue
-            if header is None:
+            if not header:
                 header = cells
                 if re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", header[0], re.I):
-                    raise ValueError(f"{place}: a number where column names are expected: add a line like x,y")
-                ((name, count),) = Counter(filter(None, header)).most_common(1)
-                if count > 1:
-                    raise ValueError(f"{place}: the name {name!r} occurs twice: rename one")
+                    raise ValueError("a number where column names are expected: add a line like x,y")
+                _refuse_repeated(header)
                 continue
             if len(cells) > len(header):
-                raise ValueError(f"{place}: {len(cells)} values under {len(header)} names: mend the line")
-            if letter == ";":
+                raise ValueError(f"{len(cells)} values under {len(header)} names: mend the line")
+            if delimiter == ";":  # decimal commas
                 cells = [re.sub(r"^([-+]?\d*),(\d+ ?%?)$", r"\1.\2", cell) for cell in cells]
             yield table.line_num, dict(zip(header, cells))
     except csv.Error as error:
-        place = f"{file}, line {table.line_num}"
-        raise ValueError(f"{place}: neither JSON nor a table ({error}): write one object a line") from None
+        message = f"neither JSON nor a table ({error}): write one object a line"
+        raise ValueError(f"{file}, line {table.line_num}: {message}") from None
+    except ValueError as error:
+        raise ValueError(f"{file}, line {table.line_num}: {error}") from None
 
 
 # --- TensorBoard ----------------------------------------------------------------------------------------------------
@@ -320,10 +315,10 @@ def _event_rows(binary: BinaryIO, file: Path) -> Iterator[Row]:
     except ImportError:
         raise ValueError(f"{file} holds TensorBoard's events: pip install tensorboard, which reads them") from None
     rows = {}
-    with tempfile.NamedTemporaryFile() as copy:  # of what was unpacked, or came by a pipe
-        shutil.copyfileobj(binary, copy)
-        copy.flush()
-        for event in EventFileLoader(copy.name).Load():
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # the file may be packed, or a pipe
+        copy = Path(folder) / "events"
+        copy.write_bytes(binary.read())
+        for event in EventFileLoader(str(copy)).Load():
             for value in event.summary.value:
                 number = make_ndarray(value.tensor)
                 if number.size == 1 and number.dtype.kind == "f":
