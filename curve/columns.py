@@ -223,11 +223,6 @@ class Table:
         numbers[np.asarray(self.columns[name].rows)] = self.columns[name].numbers
         return numbers
 
-    def finite(self, name: str) -> np.ndarray:
-        """The finite numbers of a column in the chosen rows."""
-        numbers = self.numbers(name)[self.chosen]
-        return numbers[np.isfinite(numbers)]
-
     def codes(self, name: str) -> np.ndarray:
         """The codes of a column's texts by row, 0 if there is none."""
         codes = np.zeros(len(self.lines), int)
@@ -317,9 +312,10 @@ def _pass_rates(table: Table, y: str | None) -> list[str]:
             _require_column(table, name, "--y")
         return names
     candidates = [name for name in table.names if _compute_rank(name) is None and not _is_excluded(name)]
+    numbers = {name: (values := table.numbers(name)[table.chosen])[np.isfinite(values)] for name in candidates}
     ranks = {name: rank for name in candidates if len(rank := _pass_rate_rank(name, table.source)) > 1}
     likely = [name for name in ranks if ranks[name] == min(ranks.values())]
-    likely = likely or [name for name in candidates if len(table.finite(name))]  # a column a run, or one unknown name
+    likely = likely or [name for name in candidates if len(numbers[name])]  # a column a run, or one unknown name
     if not likely:
         names = _listed(table.names)
         raise ValueError(f"{table.file}: no column is named like a pass rate: name it with --y of: {names}")
@@ -327,8 +323,7 @@ def _pass_rates(table: Table, y: str | None) -> list[str]:
         return likely
     ranges = []
     for name in likely:
-        values = table.finite(name)
-        low, high = (values.min(), values.max()) if len(values) else (np.nan, np.nan)
+        low, high = (numbers[name].min(), numbers[name].max()) if len(numbers[name]) else (np.nan, np.nan)
         ranges.append(f"{name} ({low:.3g} to {high:.3g}{'' if 0 <= low and high <= 1 else ': no pass rate'})")
     raise ValueError(f"{table.file}: which column is the pass rate? name it with --y (or all): {_listed(ranges)}")
 

@@ -18,7 +18,7 @@ import re
 import sys
 import tempfile
 import zlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -110,22 +110,17 @@ def _log_of(path: Path) -> Path:
 
 
 def runs_in(study: Path) -> dict[str, bytes]:
-    """By name the logs of all runs in study/runs.jsonl: the bytes of each log.jsonl. ValueError for any other file.
-
-    runs.jsonl holds the lines of these logs, each with the name of its run in front: {"run": "NAME", ...}.
-    """
-    runs = {}
-    for i, line in enumerate((study / RUNS).read_bytes().splitlines(keepends=True), 1):
-        first_key = re.match(rb'\{"run": "([^"\\]+)", ', line)
-        if not first_key:
-            raise ValueError(f'{study / RUNS}, line {i}: expected {{"run": "NAME", ...}}, a line of log.jsonl after it')
-        runs.setdefault(first_key[1].decode(), []).append(b"{" + line[first_key.end() :])
-    return {name: b"".join(lines) for name, lines in runs.items()}
+    """By name the logs in study/runs.jsonl. Its lines are {"run": "NAME", ...}, where ... is a line of a log.jsonl."""
+    runs = defaultdict(bytes)
+    for line in (study / RUNS).read_bytes().splitlines(keepends=True):
+        run, _, rest = line.removeprefix(b'{"run": "').partition(b'", ')
+        runs[run.decode()] += b"{" + rest
+    return dict(runs)
 
 
 def _open(log: Path) -> BinaryIO:
     """The bytes of a log, unpacked, which can be read again and again."""
-    study, run = log.parent.parent, log.parent.name
+    run, study = log.parent.name, log.parent.parent
     if log.name == "log.jsonl" and not log.parent.exists() and (study / RUNS).exists():
         runs = runs_in(study)
         if run not in runs:
@@ -176,18 +171,14 @@ def _lines(text: TextIO) -> Iterator[tuple[int, str]]:
     return ((i, line) for i, line in enumerate(text, 1) if not line.isspace())
 
 
-def _refuse_repeated(names: Iterable[str]) -> None:
-    for name, count in Counter(names).items():
-        if name and count > 1:
-            raise ValueError(f"the name {name!r} occurs twice: rename one")
-
-
 # --- JSON: ours, verl, prime-rl, tinker, OpenRLHF, W&B's history; transformers' trainer_state.json ------------------
 
 
 def _object(pairs: list[tuple]) -> dict:
-    if len(values := dict(pairs)) < len(pairs):
-        _refuse_repeated(name for name, _ in pairs)
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        ((name, _),) = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"the name {name!r} occurs twice: rename one")
     return values
 
 
@@ -290,7 +281,7 @@ def _table_lines(text: TextIO, file: Path) -> Iterator[Row]:
                 header = cells
                 if re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", header[0], re.I):
                     raise ValueError("a number where column names are expected: add a line like x,y")
-                _refuse_repeated(header)
+                _object([(name, None) for name in header if name])  # or it raises
                 continue
             if len(cells) > len(header):
                 raise ValueError(f"{len(cells)} values under {len(header)} names: mend the line")

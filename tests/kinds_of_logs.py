@@ -301,13 +301,15 @@ def write(folder: Path, name: str, content: bytes) -> Path:
 
 
 def sentence(folder: Path, number: int, content: bytes) -> str:
-    """What the command says about a broken file. AssertionError if it is read, or raises what makes a traceback."""
+    """The one sentence of the command about a broken file. AssertionError if the file is read."""
     path = write(folder, f"broken{number}", content)
     try:
         fit_curve.main([str(path)])
     except (ValueError, OSError) as error:
-        return str(error).replace(f"{folder}/", "")
-    raise AssertionError("it was read")
+        message = str(error).replace(f"{folder}/", "")
+        assert message.startswith(f"broken{number}") and len(message) < 400 and "\n" not in message
+        return message
+    raise AssertionError(f"broken{number} was read")
 
 
 def table_of_kinds(folder: Path) -> str:
