@@ -1,8 +1,8 @@
 """Choose the columns of compute and pass rate in the table of a log, and make curves of them.
 
-A column is chosen by its name. The lists below say what frameworks call these columns, the best name first. Nothing
-that they leave open is guessed: the error names the columns that are equally likely, since a wrong curve with plausible
-numbers is worse than none.
+A column is chosen by its name. The lists below say what frameworks call these columns, the best name first. If two
+columns are equally likely, none is taken, and the error names both: a wrong curve with plausible numbers is worse than
+no curve.
 """
 
 import difflib
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 MOST_POINTS = 2000  # of a curve. More are averaged: a fit takes seconds and memory by the point, and no plot shows more
-MOST_TEXTS = 1000  # different texts that a column keeps. No column with more of them tells groups of records apart
+MOST_VALUES = 1000  # different texts that a column keeps. A column of more values does not tell groups of records apart
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class Series:
 
 
 def check_curve(x: np.ndarray, y: np.ndarray, place: Callable[[int], str] = lambda i: f"point {i + 1}") -> None:
-    """Raise ValueError, naming the place of a point, unless x is compute that increases and y the pass rate there.
+    """ValueError unless x is compute that increases and y the pass rate there. It names the first point that is wrong.
 
-    place: says where a point stands, by its number from 0.
+    place: gives the name of a point, by its number from 0.
     """
     if x.shape != y.shape or x.ndim != 1 or not len(x):
         raise ValueError(f"x and y must be two lists of the same length, got shapes {x.shape} and {y.shape}")
@@ -78,7 +78,7 @@ COMPUTE = (
 )
 STEP = re.compile(r"(.*[/_])?steps?|(.*/)?(iterations?|updates?)", re.I)  # a resumed run repeats its values
 
-# Words in names of pass rates, the best first. A name counts by all of its words: acc/mean@8 is before reward/mean@8.
+# Words in the names of pass rates, the best first. All words of a name count: acc/mean@8 comes before reward/mean@8.
 MEASURES = [
     _word(r"pass[_ ]?rates?"),  # this project
     _word(r"(mean|avg|average)@\d+|pass[_@ ]?(at_?)?1"),  # verl, prime-rl, OpenRLHF
@@ -89,8 +89,8 @@ MEASURES = [
     _word(r"(pass|best|maj|majority|cons)[_@]?(at_?)?[\dk]+"),
     _word(r"aux|best"),
 ]
-ONLY_REWARDS = ([3], [4])  # measures of scores or rewards alone: of training, if nothing says that it was a validation
-# No column whose name has one of these words is taken for a pass rate. --y can still name it.
+REWARDS = (3, 4)  # a name whose best word is one of these is from training, unless it says validation
+# A column whose name has one of these words is no pass rate. --y can still name it.
 NEVER = frozenset(
     "format formatted length lengths len std stdev stderr var sem min max median loss losses lr learning kl entropy "
     "time timing second seconds hours runtime token tokens grad gradient norm clip clipped clipfrac ratio frac "
@@ -101,15 +101,15 @@ NEVER = frozenset(
 VALIDATION = _word(r"val|valid|validation|eval|evaluation|evaluate|test|dev|held_?out")
 TRAINING = _word(r"train|training|rollouts?|critic|actor|env")
 
-# Columns whose values say what a record is: of training, of a validation, ...
+# These columns say whether a record is from training or from a validation.
 KINDS_OF_RECORD = ("kind", "type", "split", "mode", "phase", "stage", "event")
-# Columns whose values say to which of several curves a record belongs.
+# These columns say to which of several curves a record belongs.
 GROUPS = re.compile(
     r"algo(rithm)?|method|recipe|run(_?(id|name))?|exp(eriment)?|seed|trial|(data_?)?set|data_source|task|benchmark"
     r"|env(ironment)?|model|policy|variant|setting|group|metric|tag|key",
     re.I,
 )
-# The cost of one step, by what --x calls the sum of all steps. The columns of the first pattern that has any are added.
+# The columns with the cost of one step, which --x seconds and --x tokens add up. The first pattern that matches counts.
 COSTS = {
     "seconds": (
         r"timing(_s)?/step|perf/time_per_step|time/(step|total)|step_(time|seconds)",  # verl, tinker
@@ -125,20 +125,20 @@ def _plain(name: str) -> str:
 
 
 def _compute_rank(name: str) -> int | None:
-    """The place of a name in COMPUTE, 0 for the best. None if it is no name of compute."""
+    """The place of a name in COMPUTE: 0 is the best. None if it is no name of compute."""
     return next((i for i, pattern in enumerate(COMPUTE) if re.fullmatch(pattern, name, re.I)), None)
 
 
 def _is_excluded(name: str) -> bool:
-    """Whether a name is no name of compute, and has a word that no pass rate has."""
+    """Whether a name is neither compute nor a pass rate."""
     return _compute_rank(name) is None and not NEVER.isdisjoint(re.split(r"[^a-z0-9]+", _plain(name)))
 
 
 def _pass_rate_rank(name: str, source: str) -> tuple[int, ...]:
-    """How unlikely a column is to be the pass rate: of several columns the one with the lowest tuple is taken.
+    """The rank of a column as the pass rate. Ranks are compared as tuples, and the lowest is the likeliest.
 
-    The first number is 0 if it was measured in validations, 2 if in training, and 1 if nothing says which. The others
-    are the places of its words in MEASURES. Without any it is no pass rate. source: what the records are, such as eval.
+    The first number is 0 if the column was measured in validations, 2 if in training, and 1 if nothing says which. The
+    others are the places of its words in MEASURES; a column without any is no pass rate. source: what the records are.
     """
     name = _plain(name)
     measures = [i for i, measure in enumerate(MEASURES) if measure.search(name)]
@@ -146,23 +146,24 @@ def _pass_rate_rank(name: str, source: str) -> tuple[int, ...]:
         if not measures and re.fullmatch(r"[^/]+/[^/]+", name):  # eval/aime
             measures = [len(MEASURES)]
         return 0, *measures
-    trained = TRAINING.search(f"{source} {name}") or measures[:1] in ONLY_REWARDS
-    return 2 if trained else 1, *measures
+    is_training = TRAINING.search(f"{source} {name}") or (measures and measures[0] in REWARDS)
+    return 2 if is_training else 1, *measures
 
 
 # --- tables ---------------------------------------------------------------------------------------------------------
 
 
 class Column:
-    """The values of one column, 14 bytes each: numbers[k] is the value in the row rows[k].
+    """The values of one column, 14 bytes each: rows[k] is the row of the k-th value.
 
-    If that value is a text, the number is NaN, and codes[k] says which of `texts` it is, from 1. Else the code is 0.
+    numbers[k] is the value if it is a number. A text is kept once, in `texts` with its code, which counts from 1: then
+    codes[k] is that code, and numbers[k] is NaN. The code of a number is 0.
     """
 
     def __init__(self):
         self.rows, self.numbers, self.codes = array("i"), array("d"), array("H")
         self.texts: dict[str, int] = {}
-        self.in_percent = False  # whether a value ends with %
+        self.in_percent = False  # whether a value was written with %, and is divided by 100
 
     def add(self, row: int, value: object) -> None:
         number, code = (value, 0) if type(value) is float else self.parse(str(value).strip())
@@ -181,16 +182,17 @@ class Column:
         if re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+) ?%", text):
             self.in_percent = True
             return float(text.rstrip(" %")) / 100, 0
-        if text[:80] not in self.texts and len(self.texts) == MOST_TEXTS:
+        if text[:80] not in self.texts and len(self.texts) == MOST_VALUES:
             text = "..."
         return np.nan, self.texts.setdefault(text[:80], len(self.texts) + 1)
 
 
 class Table:
-    """The rows of a log by column, each with its line in the file, or with minus its number in a list of records.
+    """The rows of a log, kept by column.
 
-    chosen: which rows are read, a mask. source: what these records are, in words. names: the columns that have a value
-    in one of them. notes: what was left out.
+    lines: by row its line in the file, or -3 for the third record of a JSON document. chosen: a mask of the rows that
+    are read. source: what these records are, such as "eval". names: the columns that have a value in a chosen row.
+    notes: what was left out of the file.
     """
 
     def __init__(self, file: str, rows: Iterable[tuple[int, dict]], notes: list[str]):
@@ -203,9 +205,9 @@ class Table:
             self.lines.append(line)
         self.chosen, self.names = np.ones(len(self.lines), bool), [*self.columns]
 
-    def choose(self, rows: np.ndarray) -> None:
-        """Choose of the chosen rows those in this mask."""
-        self.chosen = self.chosen & rows
+    def choose(self, name: str, value: str) -> None:
+        """Leave out all rows without this value in this column."""
+        self.chosen = self.chosen & self.equals(name, value)
         self.names = [name for name in self.columns if len(self.rows(name))]
 
     def place(self, row: int) -> str:
@@ -230,16 +232,20 @@ class Table:
         return codes
 
     def values(self, name: str, rows: np.ndarray) -> list[str]:
-        """The different values of a column in these rows as texts, in the order of the rows."""
-        numbers, first_rows = np.unique(self.numbers(name)[rows], return_index=True)
-        values = {str(number).removesuffix(".0"): i for number, i in zip(numbers, first_rows) if number == number}
+        """The different values of a column in these rows as texts, in the order in which they come.
+
+        Without the numbers if they are more than MOST_VALUES different ones.
+        """
         codes, first_rows = np.unique(self.codes(name)[rows], return_index=True)
         texts = ["", *self.columns[name].texts]
-        values |= {texts[code]: i for code, i in zip(codes, first_rows) if code}
+        values = {texts[code]: i for code, i in zip(codes, first_rows) if code}
+        numbers, first_rows = np.unique(self.numbers(name)[rows], return_index=True)
+        if len(numbers) <= MOST_VALUES:
+            values |= {str(number).removesuffix(".0"): i for number, i in zip(numbers, first_rows) if number == number}
         return sorted(values, key=values.get)
 
-    def has(self, name: str, value: str) -> np.ndarray:
-        """By row whether a column has this value."""
+    def equals(self, name: str, value: str) -> np.ndarray:
+        """By row whether a column has this value, which is written as in a log."""
         number, code = self.columns[name].parse(value)
         return self.codes(name) == code if code else self.numbers(name) == number
 
@@ -263,30 +269,30 @@ def read_curves(
 
 def _choose_records(table: Table, where: str | None) -> None:
     """Choose the rows that `where` names, and of those the validations, if a column tells them from other records."""
-    sources, asked = [], []
+    kinds = {}  # by column what the records are
     for condition in where.split(",") if where else ():
         column, _, value = condition.partition("=")
         if not value:
             raise ValueError(f"--where {condition}: expected COLUMN=VALUE, such as type=eval")
         _require_column(table, column, "--where")
         values = table.values(column, table.chosen)
-        table.choose(table.has(column, value))
+        table.choose(column, value)
         if not table.chosen.any():
             raise ValueError(f"{table.file}: no record has {condition}; {column} can be {_listed(values)}")
-        sources.append(value)
-        asked.append(column)
+        kinds[column] = value
     for column in KINDS_OF_RECORD:
-        if column in table.names and column not in asked:
-            kinds = table.values(column, table.chosen)
-            trained = [kind for kind in kinds if TRAINING.search(_plain(kind))]
-            validations = [kind for kind in kinds if VALIDATION.search(_plain(kind)) and kind not in trained]
+        if column in table.names and column not in kinds:
+            values = table.values(column, table.chosen)
+            trained = [value for value in values if TRAINING.search(_plain(value))]
+            validations = [value for value in values if VALIDATION.search(_plain(value)) and value not in trained]
             if len(validations) > 1:
-                choices = " or ".join(f"--where {column}={kind}" for kind in validations)
+                choices = " or ".join(f"--where {column}={value}" for value in validations)
                 raise ValueError(f"{table.file}: which records are the validations? say {choices}")
-            for kind in validations:
-                table.choose(table.has(column, kind))
-            sources += validations or trained
-    table.source = " and ".join(sources)
+            for value in validations:
+                table.choose(column, value)
+            if validations or trained:
+                kinds[column] = " and ".join(validations or trained)
+    table.source = " and ".join(kinds.values())
 
 
 # --- which columns --------------------------------------------------------------------------------------------------
@@ -312,10 +318,10 @@ def _pass_rates(table: Table, y: str | None) -> list[str]:
             _require_column(table, name, "--y")
         return names
     candidates = [name for name in table.names if _compute_rank(name) is None and not _is_excluded(name)]
-    numbers = {name: (values := table.numbers(name)[table.chosen])[np.isfinite(values)] for name in candidates}
+    numbers = {name: table.numbers(name)[table.rows(name)] for name in candidates}
     ranks = {name: rank for name in candidates if len(rank := _pass_rate_rank(name, table.source)) > 1}
     likely = [name for name in ranks if ranks[name] == min(ranks.values())]
-    likely = likely or [name for name in candidates if len(numbers[name])]  # a column a run, or one unknown name
+    likely = likely or [name for name in candidates if np.isfinite(numbers[name]).any()]  # a column a run, or unknown
     if not likely:
         names = _listed(table.names)
         raise ValueError(f"{table.file}: no column is named like a pass rate: name it with --y of: {names}")
@@ -323,14 +329,17 @@ def _pass_rates(table: Table, y: str | None) -> list[str]:
         return likely
     ranges = []
     for name in likely:
-        low, high = (numbers[name].min(), numbers[name].max()) if len(numbers[name]) else (np.nan, np.nan)
+        low, high = np.fmin.reduce(numbers[name]), np.fmax.reduce(numbers[name])
         ranges.append(f"{name} ({low:.3g} to {high:.3g}{'' if 0 <= low and high <= 1 else ': no pass rate'})")
     raise ValueError(f"{table.file}: which column is the pass rate? name it with --y (or all): {_listed(ranges)}")
 
 
 def _counters(table: Table, y: str, rows: np.ndarray) -> list[str]:
-    """The columns of compute, the best name first. If some have a value in most of these rows, and not always the same
-    as max_steps has, the others are left out."""
+    """The columns of compute, the best name first.
+
+    A column is left out if it has a value in few of these rows, or few different ones, as max_steps has. All come back
+    if none would be left.
+    """
     names = sorted((name for name in table.names if name != y and _compute_rank(name) is not None), key=_compute_rank)
     known = []
     for name in names:
@@ -341,7 +350,7 @@ def _counters(table: Table, y: str, rows: np.ndarray) -> list[str]:
 
 
 def _best_compute(table: Table, counters: list[str], rows: np.ndarray) -> str:
-    """The best counter that increases over these rows. ValueError if there is none, or another is as likely."""
+    """The best counter that increases over these rows. ValueError if there is no counter, or two are equally likely."""
     if not counters:
         compute, names = "compute (steps, tokens, hours, FLOPs)", _listed(table.names)
         raise ValueError(f"{table.file}: no column is named like {compute}: name it with --x of: {names}")
@@ -359,11 +368,9 @@ def _best_compute(table: Table, counters: list[str], rows: np.ndarray) -> str:
 
 
 def _series(table: Table, name: str, x: str | None, y: str, percent: bool, guessed: str) -> Series:
-    """The curve of the pass rate y. x and percent are as in `read_log`; guessed: the flags that were not given."""
+    """The curve of the pass rate y. x, percent: as in `read_log`. guessed: the flags that were not given, in words."""
     rows, compute, x, left_out = _points(table, x, y)
-    if percent and table.columns[y].in_percent:
-        raise ValueError(f"{table.file}: {y} is written with % already: leave out --percent")
-    pass_rate = table.numbers(y)[rows] / (100 if percent else 1)
+    pass_rate = table.numbers(y)[rows] / (100 if percent and not table.columns[y].in_percent else 1)
     check_curve(compute, pass_rate, lambda i: table.place(rows[i]))
 
     note = f"read: x = {x}, y = {y}, {len(rows)} points"
@@ -385,7 +392,7 @@ def _series(table: Table, name: str, x: str | None, y: str, percent: bool, guess
 
 
 def _points(table: Table, x: str | None, y: str) -> tuple[np.ndarray, np.ndarray, str, list[str]]:
-    """The rows of a curve's points, their compute, its column (x, or the likeliest), and what was left out."""
+    """The rows of the curve's points, their compute, the column of the compute, and what was left out, in words."""
     rows = _rows_of_numbers(table, y)
     nan = np.isnan(table.numbers(y)[rows])
     if 2 * nan.sum() > len(rows):
@@ -430,19 +437,17 @@ def _rows_of_numbers(table: Table, name: str) -> np.ndarray:
 
 
 def _refuse_several_curves(table: Table, step: str, y: str, rows: np.ndarray) -> None:
-    """ValueError if these rows are several runs under each other, naming the column that tells them apart."""
+    """ValueError if these rows are of several runs. It names the column that tells them apart."""
     steps, pass_rates = table.numbers(step)[rows], table.numbers(y)[rows]
     goes_back = (np.diff(steps) <= 0).any()
     for column in table.names:
         is_group = GROUPS.fullmatch(column)
         if column in (step, y) or not (goes_back or is_group):
             continue
-        if len(np.unique(table.numbers(column)[rows])) > 1 + len(rows) // 2:
-            continue
         groups = table.values(column, rows)
         if 1 < len(groups) <= len(rows) // 2:
-            runs = (steps[table.has(column, group)[rows]] for group in groups)
-            if is_group or len(groups) < 100 and all((np.diff(run) > 0).all() for run in runs):
+            runs = (steps[table.equals(column, group)[rows]] for group in groups)
+            if is_group or all((np.diff(run) > 0).all() for run in runs):
                 curves = f"several curves under each other, by {column}: {_listed(groups)}"
                 raise ValueError(f"{table.file}: {curves}; choose one with --where {column}={groups[0]}")
     differ = np.flatnonzero((np.diff(steps) == 0) & (np.diff(pass_rates) != 0))
@@ -452,8 +457,10 @@ def _refuse_several_curves(table: Table, step: str, y: str, rows: np.ndarray) ->
 
 
 def _last_of_each(steps: np.ndarray) -> np.ndarray:
-    """The places of the points that a resumed run did not make again: after them it never goes back to their step, or
-    before it. All places if it goes back to a step that is new, since no resumed run does that."""
+    """The places of the points that count if the run was resumed: after them no step is the same or an earlier one.
+
+    All points count if the steps go back to a step that is new, since no resumed run does that.
+    """
     _, first = np.unique(steps, return_index=True)
     back = np.flatnonzero(np.diff(steps) < 0) + 1
     if np.isin(back, first).any():
@@ -463,7 +470,7 @@ def _last_of_each(steps: np.ndarray) -> np.ndarray:
 
 
 def _summed_costs(table: Table, unit: str, step: str) -> np.ndarray:
-    """By row the seconds or tokens of all steps up to it, without those that a resumed run made again."""
+    """By row the seconds or tokens of all steps up to it. A step that a resumed run made again counts once."""
     matches = ([name for name in table.columns if re.fullmatch(pattern, name, re.I)] for pattern in COSTS[unit])
     parts = next(filter(None, matches), None)
     if not parts:
@@ -477,7 +484,7 @@ def _summed_costs(table: Table, unit: str, step: str) -> np.ndarray:
 
 
 def thin(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The first point, which may give R0, and the means of equally many neighbours: at most MOST_POINTS in all."""
+    """At most MOST_POINTS points: the first, which may give R0, and means of neighbours, equally many in each."""
     neighbours = -(-(len(x) - 1) // (MOST_POINTS - 1))
     starts = np.append(0, np.arange(1, len(x), neighbours))
     counts = np.diff(np.append(starts, len(x)))

@@ -26,12 +26,12 @@ from typing import BinaryIO, TextIO
 
 from curve.columns import Series, Table, read_curves
 
-Row = tuple[int, dict]  # its line in the file (-3: the third record of a document), and its values by column
+Row = tuple[int, dict]  # the line in the file (-3: the third record of a document), and the values by column
 
-# The log in a folder, the first that there is: ours, of transformers and TRL, prime-rl, checkpoints, TensorBoard.
+# The log of a folder is the first of these: ours, TRL's, prime-rl's, that of TRL's last checkpoint, TensorBoard's.
 LOG_NAMES = ("log.jsonl", "trainer_state.json", "metrics.jsonl", "checkpoint-*/trainer_state.json",
              "events.out.tfevents*")  # fmt: skip
-RUNS = "runs.jsonl"  # in the folder of a study: the lines of its runs' logs, each with its "run"
+RUNS = "runs.jsonl"  # the logs of all runs of a study in one file
 
 # Files that are no log: how they begin, what they are, what to do.
 REFUSED = (
@@ -49,16 +49,16 @@ REFUSED = (
 _NUMBER = r"(?:\w+(?:\.\w+)*\()?'?([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?+%?|nan|[-+]?inf)"  # also np.float64(0.5)
 QUOTED = re.compile(rf"['\"]([^'\"]{{1,200}})['\"]\s*:\s*{_NUMBER}", re.I)
 PLAIN = re.compile(rf"(?<![^\s,;|(\[{{])([A-Za-z_][^\s=:,;|()\[\]{{}}'\"]*+)\s*[=:]\s*{_NUMBER}(?![\w.:/])", re.I)
-# Console logs, the first that has any pair: how the part of a line with pairs begins, and how a pair looks.
+# Console logs: how the part of a line with pairs begins, and how a pair looks. The first with any pair is taken.
 CONSOLES = (
     (re.compile(r"\bstep:\d+ - "), PLAIN),  # verl
     (re.compile(""), QUOTED),  # TRL, transformers, Unsloth
     (re.compile(""), PLAIN),  # prime-rl and others
 )
-# What else a line says: which step it is of, and whether it is of training or of a validation.
+# What else a line says: its step, and whether it is from training or from a validation.
 COUNTED = re.compile(r"\b(step|iteration|episode|update|epoch)\s*[=:#]?\s*\[?(\d+)(?![\d.]*%)", re.I)
 KIND = re.compile(r"(?<![\w/.-])(train|training|eval|evaluation|val|valid|validation|test)(?![\w/.-])", re.I)
-LONGEST_LINE = 100_000  # letters of a line of a console log that are read; no metric comes after them
+LONGEST_LINE = 100_000  # letters of a line of a console log that are read
 
 
 def read_log(
@@ -96,7 +96,7 @@ def read_table(log: Path) -> Table:
 
 
 def _log_of(path: Path) -> Path:
-    """The log in a folder, of several checkpoints the last; log.jsonl of a run in a RUNS file; else the path itself."""
+    """The log in this folder, or log.jsonl in it if it is the folder of a run in a RUNS file. A file is its own log."""
     if not path.is_dir():
         is_run = not path.exists() and (path.parent / RUNS).exists()
         return path / "log.jsonl" if is_run else path
@@ -135,7 +135,7 @@ def _open(log: Path) -> BinaryIO:
 
 
 def _rows(binary: BinaryIO, file: Path, notes: list[str]) -> Iterable[Row]:
-    """The rows of a file, by the first format that fits: what it begins with, or how its first two lines look."""
+    """The rows of a file. Its first bytes and its first two lines tell its format."""
     head = binary.read(4096)
     binary.seek(0)
     if b"brain.Event:" in head[:64]:
