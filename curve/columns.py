@@ -182,7 +182,7 @@ class Column:
         if re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+) ?%", text):
             self.in_percent = True
             return float(text.rstrip(" %")) / 100, 0
-        if text[:80] not in self.texts and len(self.texts) == MOST_VALUES:
+        if text[:80] not in self.texts and len(self.texts) >= MOST_VALUES:
             text = "..."
         return np.nan, self.texts.setdefault(text[:80], len(self.texts) + 1)
 
@@ -232,10 +232,7 @@ class Table:
         return codes
 
     def values(self, name: str, rows: np.ndarray) -> list[str]:
-        """The different values of a column in these rows as texts, in the order in which they come.
-
-        Without the numbers if they are more than MOST_VALUES different ones.
-        """
+        """The different values of a column in these rows as texts, in their order, without the numbers if many differ."""
         codes, first_rows = np.unique(self.codes(name)[rows], return_index=True)
         texts = ["", *self.columns[name].texts]
         values = {texts[code]: i for code, i in zip(codes, first_rows) if code}
