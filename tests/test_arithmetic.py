@@ -131,5 +131,5 @@ def test_making_a_base_is_deterministic_and_refuses_one_that_has_not_learned(tmp
 
 def test_tasks_are_found_by_name():
     assert load_task("arithmetic") is arithmetic
-    with pytest.raises(ValueError, match="no task is called 'algebra'; the tasks in data/ are: arithmetic"):
+    with pytest.raises(ValueError, match="no task is called 'algebra'; the tasks in data/tasks/ are: arithmetic"):
         load_task("algebra")

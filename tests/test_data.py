@@ -208,12 +208,11 @@ def test_a_small_parquet_file_that_unpacks_to_a_giant_is_refused(tmp_path, monke
     ],
 )  # fmt: skip
 def test_a_task_that_cannot_make_its_problems_is_named_with_the_call(tmp_path, monkeypatch, body, message):
-    (tmp_path / "data").mkdir()
-    monkeypatch.setattr(tasks, "__path__", [*tasks.__path__, str(tmp_path / "data")])
-    (tmp_path / "data" / "few.py").write_text(
-        f"from data import Problem\ndef problems(split, number, seed=0):\n    {body}\n"
-    )
-    monkeypatch.delitem(sys.modules, "data.few", raising=False)
+    folder = tmp_path / "data" / "tasks"
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(tasks, "__path__", [*tasks.__path__, str(folder)])
+    (folder / "few.py").write_text(f"from data import Problem\ndef problems(split, number, seed=0):\n    {body}\n")
+    monkeypatch.delitem(sys.modules, "data.tasks.few", raising=False)
     with pytest.raises(ValueError, match=message):
         load("few", 50)
 
@@ -332,14 +331,16 @@ def test_every_batch_has_the_sources_by_their_weights():
 
 
 def test_the_template_of_the_readme_is_a_task(tmp_path, monkeypatch):
-    (code,) = re.findall(r'```python\n("""data/squares.py.*?)```', (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    (code,) = re.findall(
+        r'```python\n("""data/tasks/squares.py.*?)```', (ROOT / "README.md").read_text(), flags=re.DOTALL
+    )
     assert code.count("\n") <= 25
     (tmp_path / "squares.py").write_text(code)
     monkeypatch.setattr(tasks, "__path__", [*tasks.__path__, str(tmp_path)])
     (source,) = load_data(["squares"], 200, 50)
     assert len(source.train) == 200 and len(source.validation) == 50 and source.notes == []
     problem, score = source.train[0], loading.load_task("squares").score
-    assert problem.task == "data.squares" and score(problem, f"so</think>It is {problem.answer}")
+    assert problem.task == "data.tasks.squares" and score(problem, f"so</think>It is {problem.answer}")
     assert not score(problem, f"{problem.answer}</think>") and not score(problem, "</think>12 13")
 
 
@@ -462,7 +463,7 @@ def test_an_unreachable_hub_says_what_to_do(tmp_path):
     """In a process of its own: the hub's library reads its settings once."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
     program = (
-        "from data import load_data\ntry:\n    load_data(['polaris'], 1, 1)\nexcept ValueError as e:\n    print(e)"
+        "from data.load import load_data\ntry:\n    load_data(['polaris'], 1, 1)\nexcept ValueError as e:\n    print(e)"
     )
     run = subprocess.run([sys.executable, "-c", program], env=environment, cwd=ROOT, capture_output=True, text=True)
     wanted = (
