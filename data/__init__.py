@@ -1,21 +1,18 @@
-"""Data: where problems come from, which of them are held out, and how a completion is judged.
+"""Data: where problems come from, and how a completion is judged.
 
-A task is a module of this folder with `score`. One that makes its own problems has `problems` too:
+A task is a module of data/tasks/ that judges completions. It has one function, or two if it makes its own problems:
 
-    problems(split, number, seed) -> list[Problem]     split is "train" or "validation"; the two never overlap
-    score(problem, completion)    -> bool              or a number from 0 to 1; completion is the text, forced tokens
-                                                       included, from `<think>` on where the prompt ends with it
+    score(problem, completion)    -> bool              or a number from 0 to 1; the completion is its whole text, with
+                                                       the forced tokens, from `<think>` on if the prompt ends with it
+    problems(split, number, seed) -> list[Problem]     `split` is "train" or "validation"; the two never overlap;
+                                                       `number` is how many are wanted, and a task may have fewer
 
-`number` is --train-prompts (100,000 without it) or --validation-problems; a task that has fewer returns what it has.
+    tasks/arithmetic.py     makes its own problems: additions, the default of train.py
+    tasks/mathematics.py    a final answer in \\boxed{}; its problems are records of files; expressions.py reads answers
+    tasks/programming.py    a program that must pass tests; its problems are records of files; it runs in sandbox.py
 
-`score` runs in a process that may be killed (verify.py). The other tasks, mathematics and programming, make a Problem
-of each record of a file; `load_data` takes files, data sets of the hub and tasks alike:
-
-    arithmetic                    a task that makes its own problems
-    polaris, gsm8k, deepcoder     data sets that are known here (KNOWN)
-    my.jsonl, folder, owner/name  records of your own: JSONL, JSON, CSV or Parquet; columns are guessed, or named
-    polaris:3 deepcoder:1         several, with weights
-    my.csv:2,problem=q,answer=a   with options (OPTIONS)
+The other files serve all tasks. load.py makes problems of what --data says, and holds some out; records.py reads files
+and data sets of the hub; verify.py calls `score` in a process that may hang or crash without harm.
 """
 
 from dataclasses import dataclass
@@ -27,10 +24,10 @@ class Problem:
 
     prompt: str  # the user's turn, before the model's chat template
     answer: str  # the reference that `score` compares with
-    task: str  # the module whose `score` judges it, for example data.arithmetic
+    task: str  # the module whose `score` judges it, for example data.tasks.arithmetic
 
 
 def after_thinking(completion: str) -> str:
-    """What follows the last `</think>`: nothing where thinking was opened and not closed, all where there was none."""
+    """The text after the last `</think>`: nothing if thinking was opened and not closed, all if there was none."""
     answer = completion.rpartition("</think>")[2]
     return "" if "<think>" in answer else answer

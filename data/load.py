@@ -1,8 +1,14 @@
-"""Where problems come from, and which of them are held out."""
+"""The loader: from the arguments of --data to the problems of each source, with the held-out ones apart.
+
+arithmetic                    a task that makes its own problems
+polaris, gsm8k, deepcoder     data sets that are known here (KNOWN)
+my.jsonl, folder, owner/name  records of your own: JSONL, JSON, CSV or Parquet; columns are guessed, or named
+polaris:3 deepcoder:1         several, with weights
+my.csv:2,problem=q,answer=a   with options (OPTIONS)
+"""
 
 import hashlib
 import importlib
-import math
 import pkgutil
 import random
 import re
@@ -13,7 +19,47 @@ from pathlib import Path
 
 from data import Problem, records, sandbox, tasks
 from data.tasks import mathematics, programming
-from data.verify import in_words
+from data.verify import error_in_words
+
+
+@dataclass(frozen=True)
+class Known:
+    """A data set of the hub that has a short name. The names of its columns are likely ones (records.py)."""
+
+    repository: str
+    subsets: tuple[str, ...] = ()  # folders; () is all
+    train: str | None = "train"  # the part to learn from; None: the data set is for evaluation only
+    test: str | None = None  # the part for evaluation; None: the problems that are held out of `train`
+    task: str = mathematics.__name__
+
+
+KNOWN = {
+    "polaris": Known("POLARIS-Project/Polaris-Dataset-53K"),
+    "deepscaler": Known("agentica-org/DeepScaleR-Preview-Dataset"),
+    "gsm8k": Known("openai/gsm8k", ("main",), test="test"),
+    "math": Known("EleutherAI/hendrycks_math", test="test"),
+    "math500": Known("HuggingFaceH4/MATH-500", train=None, test="test"),
+    "aime24": Known("math-ai/aime24", train=None, test="test"),
+    "aime25": Known("math-ai/aime25", train=None, test="test"),
+    "deepcoder": Known(
+        "agentica-org/DeepCoder-Preview-Dataset",
+        ("primeintellect", "taco", "lcbv5", "codeforces"),
+        test="test",
+        task=programming.__name__,
+    ),
+}
+OPTIONS = {
+    "problem": "column of the problem",
+    "answer": "column of the answer",
+    "tests": "column of the unit tests; makes it a programming task",
+    "solution": "column of the worked solution, which machinery.imitate learns",
+    "subset": "folder within the folder or data set; several are joined by +",
+    "split": "train, validation or test, where file names say it",
+    "validation": "a file of its own to be held out, instead of a part of this one",
+}
+MADE_PROBLEMS = 100_000  # that a task is asked for when train_problems is None
+MOST_UNUSABLE = 0.05  # share of a known data set's records that may be left out; of your own files none is
+HELD_OUT_SHARE = 10  # at most one distinct problem in so many is held out
 
 
 @dataclass(frozen=True)
@@ -34,52 +80,24 @@ class Source:
     weight: float
     train: list[Problem]
     validation: list[Problem]  # held out: in no source's training problems
-    notes: list[str] = field(default_factory=list)  # to be printed: columns that were guessed, problems left out
+    notes: list[str] = field(default_factory=list)  # printed: columns that were guessed, problems left out
 
 
-@dataclass(frozen=True)
-class Known:
-    """A data set of the hub with a short name."""
-
-    repository: str
-    subsets: tuple[str, ...] = ()  # folders; () is all
-    columns: tuple[str, str] = ("problem", "answer")  # of the problem, of the answer or the tests
-    train: str | None = "train"  # its part to learn from; None: it is for evaluation only
-    test: str | None = None  # its part for evaluation; None: what is held out of `train`
-
-
-KNOWN = {
-    "polaris": Known("POLARIS-Project/Polaris-Dataset-53K"),
-    "deepscaler": Known("agentica-org/DeepScaleR-Preview-Dataset"),
-    "gsm8k": Known("openai/gsm8k", ("main",), ("question", "answer"), test="test"),
-    "math": Known("EleutherAI/hendrycks_math", columns=("problem", "solution"), test="test"),
-    "math500": Known("HuggingFaceH4/MATH-500", train=None, test="test"),
-    "aime24": Known("math-ai/aime24", columns=("problem", "solution"), train=None, test="test"),
-    "aime25": Known("math-ai/aime25", train=None, test="test"),
-    "deepcoder": Known(
-        "agentica-org/DeepCoder-Preview-Dataset",
-        ("primeintellect", "taco", "lcbv5", "codeforces"),
-        ("problem", "tests"),
-        test="test",
-    ),
-}
-OPTIONS = {
-    "problem": "column of the problem",
-    "answer": "column of the answer",
-    "tests": "column of the unit tests; makes it a programming task",
-    "solution": "column of the worked solution, which machinery.imitate learns",
-    "subset": "folder within the folder or data set; several are joined by +",
-    "split": "train, validation or test, where file names say it",
-    "validation": "a file of its own to be held out, instead of a part of this one",
-}
-LIKELY_COLUMNS = {  # guessed in this order
-    "problem": ("problem", "question", "prompt", "query"),
-    "tests": ("tests", "test_cases"),
-    "answer": ("answer", "final_answer", "ground_truth", "target", "solution"),
-    "solution": ("solution",),
-}
-MOST_UNUSABLE = 0.05  # share of a known data set's records that may be left out; of your own files none is
-HELD_OUT_SHARE = 10  # at most one distinct problem in so many is held out
+def parse_spec(text: str, instruction: str | None = None) -> Spec:
+    """Reads NAME[:WEIGHT][,OPTION=VALUE]... Raises ValueError, naming the options, for any other text."""
+    name, *pairs = text.split(",")
+    options = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if key not in OPTIONS or not equals or not value:
+            known = "; ".join(f"{key}= {meaning}" for key, meaning in OPTIONS.items())
+            raise ValueError(f"--data {text}: {pair!r} is no option. Options are {known}")
+        options[key] = value
+    match = re.fullmatch(r"(.+):(\d*\.?\d+)", name)
+    name, weight = (match[1], float(match[2])) if match else (name, 1.0)
+    if not name or not weight > 0:
+        raise ValueError(f"--data {text}: wanted is NAME or NAME:WEIGHT, with a weight above 0")
+    return Spec(name, weight, options, instruction)
 
 
 def task_names() -> list[str]:
@@ -93,24 +111,7 @@ def load_task(name: str):
     return importlib.import_module(f"data.tasks.{name}")
 
 
-def parse_spec(text: str) -> Spec:
-    """Reads NAME[:WEIGHT][,OPTION=VALUE]... Raises ValueError for what is none."""
-    name, *pairs = text.split(",")
-    options = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if key not in OPTIONS or not equals or not value:
-            known = "; ".join(f"{key}= {meaning}" for key, meaning in OPTIONS.items())
-            raise ValueError(f"--data {text}: {pair!r} is no option. Options are {known}")
-        options[key] = value
-    match = re.fullmatch(r"(.+):(\d*\.?\d+)", name)
-    name, weight = (match[1], float(match[2])) if match else (name, 1.0)
-    if not name or not weight > 0:
-        raise ValueError(f"--data {text}: wanted is NAME or NAME:WEIGHT, with a weight above 0")
-    return Spec(name, weight, options)
-
-
-# --- several sources ------------------------------------------------------------------------------------------------
+# --- all sources ----------------------------------------------------------------------------------------------------
 
 
 def load_data(
@@ -121,73 +122,66 @@ def load_data(
     instruction: str | None = None,
     wanted: str = "answer",
 ) -> list[Source]:
-    """The problems of all arguments of --data, held-out ones apart.
+    """The problems of all arguments of --data.
 
-    train_problems: at most so many of each source (None: all; of a task that makes its own, 100,000 is the most),
-    drawn by `seed`. validation_problems: so many of each source, or a tenth of it where it is small (None: a tenth);
-    which ones depends on their text alone. A problem that any source holds out is left out of the training problems of
-    all. instruction: said after each problem of a file. wanted: what stands in `Problem.answer`; with "solution" it is
-    the worked solution. Raises ValueError, with file and line or record, for anything that cannot be used.
+    train_problems: at most so many of each source, drawn by `seed`; None: all, and MADE_PROBLEMS of a task that makes
+    its own. validation_problems: so many of each source are held out, but at most a tenth of a file; None: a tenth.
+    Which ones depends on their text alone. A problem that one source holds out is in no source's training problems.
+    instruction: said after each problem of a file. wanted: "answer", or "solution" to have the worked solution in
+    `Problem.answer`. Raises ValueError, with file and line or record, for anything that cannot be used.
     """
     sources = []
-    for spec in (replace(parse_spec(argument), instruction=instruction) for argument in arguments):
-        known = KNOWN.get(spec.name)
-        if spec.name in task_names() and spec.name not in KNOWN:
-            if wanted == "solution":
-                raise ValueError(f"{spec.name} is a task, which has no worked solutions: give a file that has them")
-            sources.append(made_source(spec, train_problems or 100_000, validation_problems, seed))
-        elif known is not None and known.train is None:
+    for spec in [parse_spec(argument, instruction) for argument in arguments]:
+        if spec.name in KNOWN and KNOWN[spec.name].train is None:
             raise ValueError(f"{spec.name} is for evaluation (generate.py --evaluate), not to be trained on")
-        else:
+        if spec.name in KNOWN or spec.name not in task_names():
             sources.append(read_source(spec, validation_problems, wanted))
+        elif wanted == "solution":
+            raise ValueError(f"{spec.name} is a task, which has no worked solutions: give a file that has them")
+        else:
+            sources.append(made_source(spec, train_problems or MADE_PROBLEMS, validation_problems, seed))
     number_names(sources)
-    held_out = {text_key(problem.prompt) for source in sources for problem in source.validation}
+    held_out = [problem for source in sources for problem in source.validation]
     for source in sources:
-        kept = without(source.train, held_out, source.notes)
-        if train_problems is not None and len(kept) > train_problems:
-            chosen = sorted(random.Random(f"{source.name} {seed}").sample(range(len(kept)), train_problems))
-            kept = [kept[i] for i in chosen]
-        if not kept:
+        source.train = without(source.train, held_out, source.notes)
+        if train_problems is not None and len(source.train) > train_problems:
+            rng = random.Random(f"{source.name} {seed}")
+            source.train = [source.train[i] for i in sorted(rng.sample(range(len(source.train)), train_problems))]
+        if not source.train:
             raise ValueError(f"--data {source.name}: no training problem is left")
-        source.train = kept
     return sources
 
 
 def load_evaluation(argument: str, number: int, seed: int = 0, instruction: str | None = None) -> Source:
-    """The problems to evaluate on, as a source without training problems: the test part of a known data set, what
-    training holds out of a task or of a known data set without one, all of a file of one's own. At most `number`."""
-    spec = replace(parse_spec(argument), instruction=instruction)
+    """At most `number` problems to evaluate on, as a source without training problems. They are all those of a file, or
+    of the test part of a known data set. Of a task, or of a data set without a test part, they are those that training
+    holds out."""
+    spec = parse_spec(argument, instruction)
     known = KNOWN.get(spec.name)
     if known is None and spec.name in task_names():
-        source = made_source(spec, 1, number, seed)
-    elif known is not None and known.test is None and "split" not in spec.options:
-        source = read_source(spec, number)
-    else:
-        records, notes = read_problems(spec, split=spec.options.get("split") or (known.test if known else "test"))
-        problems, more = distinct(records)
-        chosen = sorted(random.Random(seed).sample(range(len(problems)), min(number, len(problems))))
-        source = Source(spec.name, 1.0, [], [problems[i] for i in chosen], notes + more)
-    source.train = []
-    return source
+        return replace(made_source(spec, 1, number, seed), train=[])
+    if known is not None and known.test is None and "split" not in spec.options:
+        return replace(read_source(spec, number), train=[])
+    problems, notes = read_problems(spec, "test" if known is None else known.test)
+    chosen = sorted(random.Random(seed).sample(range(len(problems)), min(number, len(problems))))
+    return Source(spec.name, 1.0, [], [problems[i] for i in chosen], notes)
 
 
 def task_of(argument: str) -> str:
-    """The task that judges the problems of an argument of --data. Of a data set that is known here, nothing is read; of
-    another, its first record. Raises ValueError as `load_evaluation` does."""
+    """The module that judges the problems of an argument of --data. Reads the first record of a file, and nothing of a
+    known data set. Raises ValueError as `load_evaluation` does."""
     spec = parse_spec(argument)
-    known = KNOWN.get(spec.name)
-    if known is not None:
-        is_tests = known.columns[1] in LIKELY_COLUMNS["tests"]
-    elif spec.name in task_names():
+    if spec.name in KNOWN:
+        return KNOWN[spec.name].task
+    if spec.name in task_names():
         return load_task(spec.name).__name__
-    else:
-        first = next(records.read_records(files_of(spec, spec.options.get("split", "test"))[0]))
-        is_tests = "tests" in choose_columns(*first, spec.options, None)[0]
-    return "data.tasks.programming" if is_tests else "data.tasks.mathematics"
+    place, record = next(records.read_records(files_of(spec, "test")[0]))
+    columns, _ = records.choose_columns(place, record, spec.options)
+    return programming.__name__ if "tests" in columns else mathematics.__name__
 
 
 def next_source(weights: Sequence[float], handed_out: Sequence[int]) -> int:
-    """Which source the next prompt comes from, by the numbers of prompts that each has given so far: any stretch of
+    """Which source the next prompt comes from, by the number of prompts that each has given so far. Any stretch of
     prompts has the sources in proportion to their weights, to within one prompt. A weight of 0 is never chosen."""
     candidates = [i for i, weight in enumerate(weights) if weight > 0]
     return min(candidates, key=lambda i: (handed_out[i] + 1) / weights[i])
@@ -206,7 +200,7 @@ def number_names(sources: list[Source]) -> None:
 
 
 def made_source(spec: Spec, train_problems: int, validation_problems: int, seed: int) -> Source:
-    """Problems of a task that makes its own. ValueError, with the call, if it raises or makes none."""
+    """Problems of a task that makes its own. Raises ValueError, with the call, if the task raises or makes none."""
     task = load_task(spec.name)
     if not hasattr(task, "problems"):
         raise ValueError(f"{spec.name} is a task without problems of its own: give it a file or a data set by name")
@@ -218,8 +212,8 @@ def made_source(spec: Spec, train_problems: int, validation_problems: int, seed:
         try:
             problems = task.problems(split, number, seed)
         except Exception as error:
-            said = in_words(error, task.__name__)
-            raise ValueError(f"{call} raised {said}. A task that has fewer problems returns those it has") from error
+            raised = error_in_words(error, task.__name__)
+            raise ValueError(f"{call} raised {raised}. A task that has fewer problems returns those it has") from error
         if not problems:
             raise ValueError(f"{call} returned no problem")
         if len(problems) < number:
@@ -229,17 +223,16 @@ def made_source(spec: Spec, train_problems: int, validation_problems: int, seed:
 
 
 def read_source(spec: Spec, validation_problems: int | None, wanted: str = "answer") -> Source:
-    """Problems of files: each once, and the held-out ones apart."""
+    """Problems of files. Held out are those of the option `validation`, or a part that the text of each decides."""
     known = KNOWN.get(spec.name)
-    split = spec.options.get("split") or (known.train if known else "train")
-    records, notes = read_problems(spec, split, wanted)
-    problems, more = distinct(records)
-    notes, name = notes + more, spec.name if known else Path(spec.name).name
+    problems, notes = read_problems(spec, "train" if known is None else known.train, wanted)
+    name = spec.name if known else Path(spec.name).name
     if "validation" in spec.options:
-        columns = {key: value for key, value in spec.options.items() if key in LIKELY_COLUMNS}
-        own = Spec(spec.options["validation"], 1.0, columns, spec.instruction)
-        validation, more = distinct(read_problems(own, "validation", wanted)[0])
-        train = without(problems, {text_key(problem.prompt) for problem in validation}, notes := notes + more)
+        columns = {key: column for key, column in spec.options.items() if key in records.LIKELY_COLUMNS}
+        validation_spec = Spec(spec.options["validation"], 1.0, columns, spec.instruction)
+        validation, more_notes = read_problems(validation_spec, "validation", wanted)
+        notes += [note for note in more_notes if note not in notes]
+        train = without(problems, validation, notes)
         return Source(name, spec.weight, train, validation[:validation_problems], notes)
     if len(problems) < 2:
         raise ValueError(f"{spec.name} has one problem only: there is none left to hold out")
@@ -249,137 +242,72 @@ def read_source(spec: Spec, validation_problems: int | None, wanted: str = "answ
         notes.append(f"{number} of {len(problems)} problems are held out, a tenth, not {validation_problems}")
     # The smallest checksums: the same problems whatever else the file holds, whatever its order.
     ranked = sorted(problems, key=lambda problem: hashlib.sha256(text_key(problem.prompt).encode()).digest())
-    validation = set(ranked[:number])
-    train = [problem for problem in problems if problem not in validation]
+    held_out = set(ranked[:number])
+    train = [problem for problem in problems if problem not in held_out]
     return Source(name, spec.weight, train, ranked[:number], notes)
 
 
-def without(problems: list[Problem], held_out: set[str], notes: list[str]) -> list[Problem]:
-    """The problems that are not held out, by `text_key`; how many are is added to the notes."""
-    kept = [problem for problem in problems if text_key(problem.prompt) not in held_out]
+def without(problems: list[Problem], held_out: list[Problem], notes: list[str]) -> list[Problem]:
+    """The problems that are not held out, by `text_key`. A note tells how many were left out."""
+    keys = {text_key(problem.prompt) for problem in held_out}
+    kept = [problem for problem in problems if text_key(problem.prompt) not in keys]
     if len(kept) < len(problems):
         notes.append(f"{len(problems) - len(kept)} training problems are held out elsewhere too, and were left out")
     return kept
 
 
 def files_of(spec: Spec, split: str) -> list[Path]:
-    """The files of records at a place. Raises ValueError, naming what is known, where there are none."""
+    """The files of records of a source: of the part that its options name, or of `split`. Raises ValueError if there
+    are none, and names what is known."""
     known, options = KNOWN.get(spec.name), spec.options
-    subsets = tuple(options["subset"].split("+")) if "subset" in options else (known.subsets if known else ())
     if known is None and not Path(spec.name).expanduser().exists() and "/" not in spec.name:
         makers = [name for name in task_names() if hasattr(load_task(name), "problems")]
         raise ValueError(
             f"--data {spec.name}: there is no such file or folder, and no data set or task of that name; known are"
             f" {', '.join([*KNOWN, *makers])}"
         )
-    return records.find_files(known.repository if known else spec.name, subsets, split)
+    subsets = tuple(options["subset"].split("+")) if "subset" in options else (known.subsets if known else ())
+    return records.find_files(known.repository if known else spec.name, subsets, options.get("split", split))
 
 
-def read_problems(spec: Spec, split: str, wanted: str = "answer") -> tuple[list[tuple[str, Problem]], list[str]]:
-    """All problems at a place, each with the file and line or record it comes from; and what is to be told."""
-    known, options = KNOWN.get(spec.name), spec.options
-    problems, notes, unusable = [], [], []
+def read_problems(spec: Spec, split: str, wanted: str = "answer") -> tuple[list[Problem], list[str]]:
+    """The problems of all files of a source, each once; and notes to be printed."""
+    first: dict[str, tuple[str, Problem]] = {}  # by its text, with its file and line or record
+    notes, repeated, unusable = [], [], []
     for path in files_of(spec, split):
         columns = None
         for place, record in records.read_records(path):
             if columns is None:
-                columns, note = choose_columns(place, record, options, known, wanted)
-                notes += [note] if note and note not in notes else []
+                columns, guess = records.choose_columns(place, record, spec.options, wanted)
+                if guess and guess not in notes and spec.name not in KNOWN:
+                    notes.append(guess)
             try:
-                problems.append((place, make_problem(record, columns, spec.instruction)))
+                problem = records.make_problem(record, columns, spec.instruction)
             except (ValueError, TypeError, AttributeError, RecursionError) as error:
-                if known is None:
+                if spec.name not in KNOWN:
                     raise ValueError(f"{place}: {error}") from None
                 unusable.append(f"{place}: {error}")  # nobody here can mend it
-    if len(unusable) > MOST_UNUSABLE * (len(problems) + len(unusable)):
+                continue
+            key = text_key(problem.prompt)
+            if key in first:
+                repeated.append(f"{place} repeats {first[key][0]}")
+            else:
+                first[key] = (place, problem)
+    if len(unusable) > MOST_UNUSABLE * (len(first) + len(repeated) + len(unusable)):
         raise ValueError(f"{len(unusable)} records of {spec.name} cannot be used; {unusable[0]}")
     if unusable:
         notes.append(f"{len(unusable)} records cannot be used and were left out, the first: {unusable[0]}")
-    if any(problem.task == programming.__name__ for _, problem in problems):
-        sandbox.check()
+    problems = [problem for _, problem in first.values()]
+    if any(problem.task == programming.__name__ for problem in problems):
+        sandbox.require_sandbox()
         notes += [
-            f"WARNING, model-written programs run with less than full confinement: {gap}" for gap in sandbox.missing()
+            f"WARNING, programs of the model run with less than full confinement: {gap}" for gap in sandbox.missing()
         ]
+    if repeated:
+        notes.append(f"{len(repeated)} repeated problems were left out, the first: {repeated[0]}")
     return problems, notes
 
 
-def choose_columns(
-    place: str, record: dict, options: dict, known: Known | None, wanted: str = "answer"
-) -> tuple[dict[str, str], str]:
-    """Which columns hold the problem, the tests where it has some, and what is wanted: the answer, which tests replace,
-    or the worked solution. And the guess, in words."""
-    columns, guesses = {}, []
-    for key in ("problem", "tests", wanted):
-        if (key == "tests" and "answer" in options) or (key == "answer" and "tests" in columns):
-            continue
-        if key in options and options[key] not in record:
-            raise ValueError(f"{place}: there is no column {options[key]!r}; the columns are {', '.join(record)}")
-        likely = LIKELY_COLUMNS[key]
-        if known is not None and key != "solution":
-            likely = known.columns[:1] if key == "problem" else [name for name in known.columns[1:] if name in likely]
-        found = options.get(key) or next((name for name in likely if name in record), None)
-        if found is not None:
-            columns[key] = found
-            guesses += [f"{key}={found}"] if key not in options and known is None else []
-        elif key != "tests":
-            raise ValueError(
-                f"{place}: which column is the {key}? The columns are {', '.join(record)}; name one by adding"
-                f" ,{key}=COLUMN to the argument of --data"
-            )
-    note = f"columns guessed: {', '.join(guesses)}; for others add ,NAME=COLUMN" if guesses else ""
-    return columns, note
-
-
-def make_problem(record: dict, columns: dict[str, str], instruction: str | None = None) -> Problem:
-    """The problem of a record. instruction: said after it, in mathematics instead of the usual one. Raises ValueError
-    where the problem, or what is wanted of it, is missing or of no known form."""
-    for column in columns.values():
-        value = record.get(column)
-        if value is None or (isinstance(value, str) and not value.strip()) or value == []:
-            raise ValueError(f"nothing stands in column {column!r}")
-        if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
-            raise ValueError(
-                f"column {column!r} holds half of a character (a lone surrogate): no tokenizer can read it"
-            )
-    values = {key: record[column] for key, column in columns.items()}
-    for key in {"problem", "solution"} & values.keys():
-        if not isinstance(values[key], str):
-            raise ValueError(f"column {columns[key]!r} holds no text but {values[key]!r:.60}")
-    text = values["problem"]
-    if "tests" in values:
-        made = programming.problem(text, values["tests"], record.get("starter_code") or "")
-        made = made if instruction is None else replace(made, prompt=f"{made.prompt}\n\n{instruction}")
-    elif "answer" in values:
-        made = mathematics.problem(text, plain(values["answer"]), instruction)
-    else:
-        made = Problem(mathematics.worded(text, instruction), "", mathematics.__name__)
-    return replace(made, answer=values["solution"]) if "solution" in values else made
-
-
-def plain(answer) -> str:
-    """The text of an answer that a file may hold as a text, as a number or as a list of one."""
-    if isinstance(answer, list) and len(answer) == 1:
-        answer = answer[0]
-    is_number = type(answer) is int or (isinstance(answer, float) and math.isfinite(answer))
-    if not is_number and not isinstance(answer, str):
-        raise ValueError(f"an answer is a text or a number, not {answer!r:.60}")
-    return str(int(answer)) if isinstance(answer, float) and answer.is_integer() else str(answer)
-
-
-def distinct(records: list[tuple[str, Problem]]) -> tuple[list[Problem], list[str]]:
-    """Each problem once, the first; and how many were left out, with an example."""
-    first: dict[str, tuple[str, Problem]] = {}
-    repeated = []
-    for place, problem in records:
-        key = text_key(problem.prompt)
-        if key in first:
-            repeated.append(f"{place} repeats {first[key][0]}")
-        else:
-            first[key] = (place, problem)
-    notes = [f"{len(repeated)} repeated problems were left out, the first: {repeated[0]}"] if repeated else []
-    return [problem for _, problem in first.values()], notes
-
-
 def text_key(text: str) -> str:
-    """What tells problems apart: their text but for case, spacing and the like."""
+    """What two problems have in common that differ only in case, spacing and the like."""
     return re.sub(r"[\s$]+", "", unicodedata.normalize("NFKC", text).casefold())

@@ -1,14 +1,70 @@
-"""Records of JSONL, JSON, CSV and Parquet files, from a path or from the Hugging Face hub, each with its place."""
+"""Records of JSONL, JSON, CSV and Parquet files, from a path or from the Hugging Face hub; and the problem in each."""
 
 import csv
 import json
+import math
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+
+from data import Problem
+from data.tasks import mathematics, programming
 
 FORMATS = (".jsonl", ".json", ".csv", ".parquet")
 LEAST_SUSPECT, MOST_UNPACKED = 2**30, 200  # bytes; a larger Parquet file unpacks to at most so many times its size
+LIKELY_COLUMNS = {  # guessed in this order
+    "problem": ("problem", "question", "prompt", "query"),
+    "tests": ("tests", "test_cases"),
+    "answer": ("answer", "final_answer", "ground_truth", "target", "solution"),
+    "solution": ("solution",),
+}
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
+def find_files(place: str, subsets: tuple[str, ...] = (), split: str = "train") -> list[Path]:
+    """The files of records at a place: a file, a folder, or a data set of the hub, which is downloaded or taken from
+    its cache. Of a folder or data set: those below the folders `subsets`, if any are named, and those whose path says
+    `split`, if any does. Raises ValueError if there are none, and if the hub cannot be reached."""
+    path = Path(place).expanduser()
+    if path.is_file():
+        return [path]
+    if not path.is_dir() and (not re.fullmatch(r"[\w.-]+/[\w.-]+", place) or path.suffix in FORMATS):
+        raise ValueError(f"{place} is no file, no folder, and no name of a data set on the hub (OWNER/NAME)")
+    root = path if path.is_dir() else download(place, subsets)
+    words = {}  # of the path of each file
+    for file in sorted(file for file in root.rglob("*") if file.suffix in FORMATS and file.is_file()):
+        below_root = file.relative_to(root)
+        if below_root.parts[0][0] != "." and (not subsets or below_root.parts[0] in subsets):
+            words[file] = set(re.split("[^a-z0-9]+", str(below_root).lower()))
+    files = list(words)
+    if any({"train", "validation", "test"} & words[file] for file in files):
+        files = [file for file in files if split in words[file]]
+    if not files:
+        below = f" below {', '.join(subsets)}" if subsets else ""
+        raise ValueError(f"{place} has no file of records{below} for {split}: {', '.join(FORMATS)} are looked for")
+    return files
+
+
+def download(name: str, subsets: tuple[str, ...]) -> Path:
+    """The folder of a data set of the hub. Raises ValueError if it is not there or the hub cannot be reached."""
+    import huggingface_hub
+
+    folders = [f"{subset}/" for subset in subsets] or [""]
+    patterns = [f"{folder}*{suffix}" for folder in folders for suffix in FORMATS]  # * is for folders too
+    try:
+        return Path(huggingface_hub.snapshot_download(name, repo_type="dataset", allow_patterns=patterns))
+    except Exception as error:  # of many libraries: the hub's, HTTP's, the file system's
+        offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0") else ""
+        reason = (str(error) or type(error).__name__).strip().splitlines()[0]
+        raise ValueError(
+            f"the data set {name} could not be had from the hub{offline}: {reason:.200}. If the hub is out of reach,"
+            " download the data set elsewhere and give its folder or file instead of the name, or set HF_HOME to a"
+            " cache that holds it"
+        ) from None
 
 
 def read_records(path: Path) -> Iterator[tuple[str, dict]]:
@@ -29,28 +85,28 @@ def read_records(path: Path) -> Iterator[tuple[str, dict]]:
 def read_jsonl(path: Path) -> Iterator[tuple[str, dict]]:
     with open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                yield f"line {number}", json.loads(line.decode())
-            except UnicodeDecodeError as error:
-                raise ValueError(f"{path}, line {number} is not UTF-8: {error.reason}") from None
-            except (ValueError, RecursionError) as error:
-                raise ValueError(f"{path}, line {number} is not JSON: {error}") from None
+            if line.strip():
+                yield f"line {number}", parse_json(line, path, number)
 
 
 def read_json(path: Path) -> Iterator[tuple[str, dict]]:
-    try:
-        records = json.loads(path.read_bytes().decode())
-    except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
-        raise ValueError(f"{path}, line {line} is not UTF-8: {error.reason}") from None
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
+    records = parse_json(path.read_bytes(), path, 1)
     if not isinstance(records, list):
         raise ValueError(f"{path} holds no list of records, but a {type(records).__name__}")
     for number, record in enumerate(records, start=1):
         yield f"record {number}", record
+
+
+def parse_json(data: bytes, path: Path, line: int):
+    """The value of JSON text that begins in this line of the file."""
+    try:
+        return json.loads(data.decode())
+    except UnicodeDecodeError as error:
+        line += data[: error.start].count(b"\n")
+        raise ValueError(f"{path}, line {line} is not UTF-8: {error.reason}") from None
+    except (ValueError, RecursionError) as error:
+        line += getattr(error, "lineno", 1) - 1
+        raise ValueError(f"{path}, line {line} is not JSON: {getattr(error, 'msg', error)}") from None
 
 
 def read_csv(path: Path) -> Iterator[tuple[str, dict]]:
@@ -91,42 +147,62 @@ def read_parquet(path: Path) -> Iterator[tuple[str, dict]]:
         raise ValueError(f"{path} is not a Parquet file: {error}") from None
 
 
-def find_files(place: str, subsets: tuple[str, ...] = (), split: str = "train") -> list[Path]:
-    """The files of records at a place: a file, a folder, or a data set of the hub, which is downloaded or taken from
-    its cache. Of a folder or data set: those below the folders `subsets`, if any are named, and those whose path says
-    `split`, if any does. Raises ValueError when there are none, and when the hub cannot be reached."""
-    path = Path(place).expanduser()
-    if path.is_file():
-        return [path]
-    if not path.is_dir() and (not re.fullmatch(r"[\w.-]+/[\w.-]+", place) or path.suffix in FORMATS):
-        raise ValueError(f"{place} is no file, no folder, and no name of a data set on the hub (OWNER/NAME)")
-    root = path if path.is_dir() else download(place, subsets)
-    files = sorted(file for file in root.rglob("*") if file.suffix in FORMATS and file.is_file())
-    files = [file for file in files if not file.relative_to(root).as_posix().startswith(".")]
-    if subsets:
-        files = [file for file in files if file.relative_to(root).parts[0] in subsets]
-    says = {file: set(re.split(r"[^a-z0-9]+", file.relative_to(root).as_posix().lower())) for file in files}
-    if any({"train", "validation", "test"} & words for words in says.values()):
-        files = [file for file in files if split in says[file]]
-    if not files:
-        below = f" below {', '.join(subsets)}" if subsets else ""
-        raise ValueError(f"{place} has no file of records{below} for {split}: {', '.join(FORMATS)} are looked for")
-    return files
+# --- one record -----------------------------------------------------------------------------------------------------
 
 
-def download(name: str, subsets: tuple[str, ...]) -> Path:
-    """The folder of a data set of the hub. Raises ValueError when it is not there or the hub cannot be reached."""
-    import huggingface_hub
+def choose_columns(
+    place: str, record: dict, options: dict[str, str], wanted: str = "answer"
+) -> tuple[dict[str, str], str]:
+    """Which columns hold the problem, the tests if there are any, and the answer (if there are no tests) or the worked
+    solution, as the options say or as is likely; and a note of what was guessed. ValueError for a missing column."""
+    columns, guesses = {}, []
+    for key in ("problem", "tests", wanted):
+        if (key == "tests" and "answer" in options) or (key == "answer" and "tests" in columns):
+            continue
+        if key in options and options[key] not in record:
+            raise ValueError(f"{place}: there is no column {options[key]!r}; the columns are {', '.join(record)}")
+        likely = [column for column in LIKELY_COLUMNS[key] if column in record]
+        if key in options:
+            columns[key] = options[key]
+        elif likely:
+            columns[key] = likely[0]
+            guesses.append(f"{key}={likely[0]}")
+        elif key != "tests":
+            raise ValueError(
+                f"{place}: which column is the {key}? The columns are {', '.join(record)}; name one by adding"
+                f" ,{key}=COLUMN to the argument of --data"
+            )
+    return columns, f"columns guessed: {', '.join(guesses)}; for others add ,NAME=COLUMN" if guesses else ""
 
-    folders = [f"{subset}/" for subset in subsets] or [""]
-    patterns = [f"{folder}*{suffix}" for folder in folders for suffix in FORMATS]  # * is for folders too
-    try:
-        return Path(huggingface_hub.snapshot_download(name, repo_type="dataset", allow_patterns=patterns))
-    except Exception as error:  # of many libraries: the hub's, HTTP's, the file system's
-        offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0") else ""
-        reason = (str(error) or type(error).__name__).strip().splitlines()[0]
-        raise ValueError(
-            f"the data set {name} could not be had from the hub{offline}: {reason:.200}. Where the hub is out of reach,"
-            " download the data set elsewhere and give its folder or file instead of the name, or set HF_HOME to a"
-            " cache that holds it"
-        ) from None
+
+def make_problem(record: dict, columns: dict[str, str], instruction: str | None = None) -> Problem:
+    """The problem of a record. instruction: said after it, in mathematics instead of the usual one. Raises ValueError
+    if a column holds nothing, or nothing of a known form."""
+    values = {key: record.get(column) for key, column in columns.items()}
+    for key, value in values.items():
+        if value is None or value == [] or (isinstance(value, str) and not value.strip()):
+            raise ValueError(f"nothing stands in column {columns[key]!r}")
+        if isinstance(value, str) and re.search("[\ud800-\udfff]", value):
+            raise ValueError(
+                f"column {columns[key]!r} holds half of a character (a lone surrogate): no tokenizer can read it"
+            )
+        if key in ("problem", "solution") and not isinstance(value, str):
+            raise ValueError(f"column {columns[key]!r} holds no text but {value!r:.60}")
+    if "tests" in values:
+        made = programming.problem(values["problem"], values["tests"], record.get("starter_code") or "")
+        made = made if instruction is None else replace(made, prompt=f"{made.prompt}\n\n{instruction}")
+    elif "answer" in values:
+        made = mathematics.problem(values["problem"], text_of(values["answer"]), instruction)
+    else:
+        made = Problem(mathematics.worded(values["problem"], instruction), "", mathematics.__name__)
+    return replace(made, answer=values["solution"]) if "solution" in values else made
+
+
+def text_of(answer) -> str:
+    """An answer as a text; a file may hold a text, a number, or a list of one of them. ValueError for all else."""
+    if isinstance(answer, list) and len(answer) == 1:
+        answer = answer[0]
+    is_number = type(answer) is int or (isinstance(answer, float) and math.isfinite(answer))
+    if not is_number and not isinstance(answer, str):
+        raise ValueError(f"an answer is a text or a number, not {answer!r:.60}")
+    return str(int(answer)) if isinstance(answer, float) and answer.is_integer() else str(answer)

@@ -116,7 +116,7 @@ def answer_clone(listener: int, may_have: bool) -> None:
 
 
 @lru_cache
-def check() -> None:
+def require_sandbox() -> None:
     """ValueError when Python itself does not run in the sandbox: then every program would be called wrong."""
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -136,7 +136,10 @@ def missing() -> list[str]:
     if landlock_version() == 0:
         gaps.append("no Landlock (Linux 5.13 or newer has it): a program can read and change the files of this user")
     if seccomp_filter() is None:
-        gaps.append("no seccomp: a program can use the network, start processes that outlive it, and send signals")
+        gaps.append(
+            "no seccomp (Linux on x86-64 has it): a program can use the network, start processes that outlive it,"
+            " and send signals"
+        )
     elif not limits_threads():
         gaps.append("no limit of threads (Linux 5.5 or newer has it): a program can leave none to other processes")
     return gaps
@@ -178,7 +181,7 @@ def confinement(ruleset: int | None, seconds: float, channel: socket.socket):
         libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         if ruleset is not None and libc.syscall(LANDLOCK_RESTRICT_SELF, ruleset, 0) != 0:
             raise OSError("Landlock refuses")  # Popen raises, and nothing is run
-        listener = libc.syscall(SECCOMP[platform.machine()], 1, 8, ctypes.byref(threads)) if threads is not None else -1
+        listener = libc.syscall(SECCOMP, 1, 8, ctypes.byref(threads)) if threads is not None else -1
         if listener >= 0:
             channel.sendmsg([b"-"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", listener))])
         elif threads is not None and ctypes.get_errno() != errno.EINVAL:  # which kernels say that cannot ask
@@ -237,48 +240,46 @@ def landlock_ruleset(folder: str):
 
 
 # seccomp (seccomp(2)): a filter in classic BPF looks at the number and the first arguments of each system call.
+# The numbers are those of x86-64. On other machines there is no filter.
 
-ALLOWED = {  # by name, the numbers on x86-64 and on arm64; None: there is no such call
-    "read": (0, 63), "readv": (19, 65), "pread64": (17, 67), "write": (1, 64), "writev": (20, 66), "lseek": (8, 62),
-    "open": (2, None), "openat": (257, 56), "close": (3, 57), "close_range": (436, 436),
-    "dup": (32, 23), "dup2": (33, None), "dup3": (292, 24), "getdents64": (217, 61), "getcwd": (79, 17),
-    "stat": (4, None), "lstat": (6, None), "fstat": (5, 80), "newfstatat": (262, 79), "statx": (332, 291),
-    "access": (21, None), "faccessat": (269, 48), "faccessat2": (439, 439),
-    "readlink": (89, None), "readlinkat": (267, 78),
-    "poll": (7, None), "ppoll": (271, 73), "select": (23, None), "pselect6": (270, 72),
-    "epoll_create1": (291, 20), "epoll_ctl": (233, 21), "epoll_wait": (232, None), "epoll_pwait": (281, 22),
-    "recvfrom": (45, 207),
-    "brk": (12, 214), "mmap": (9, 222), "munmap": (11, 215), "mprotect": (10, 226), "mremap": (25, 216),
-    "madvise": (28, 233),
-    "execve": (59, 221), "exit": (60, 93), "exit_group": (231, 94), "set_tid_address": (218, 96),
-    "set_robust_list": (273, 99), "rseq": (334, 293), "sched_yield": (24, 124),
-    "rt_sigaction": (13, 134), "rt_sigprocmask": (14, 135), "rt_sigreturn": (15, 139), "sigaltstack": (131, 132),
-    "restart_syscall": (219, 128), "alarm": (37, None), "setitimer": (38, 103),
-    "time": (201, None), "gettimeofday": (96, 169), "nanosleep": (35, 101), "times": (100, 153),
-    "getrusage": (98, 165), "sysinfo": (99, 179), "uname": (63, 160), "getrandom": (318, 278),
-    "getpid": (39, 172), "gettid": (186, 178),
-    "getuid": (102, 174), "geteuid": (107, 175), "getgid": (104, 176), "getegid": (108, 177),
+ALLOWED = {  # with any arguments
+    "read": 0, "readv": 19, "pread64": 17, "write": 1, "writev": 20, "lseek": 8,
+    "open": 2, "openat": 257, "close": 3, "close_range": 436, "dup": 32, "dup2": 33, "dup3": 292, "getdents64": 217,
+    "getcwd": 79,
+    "stat": 4, "lstat": 6, "fstat": 5, "newfstatat": 262, "statx": 332, "access": 21, "faccessat": 269,
+    "faccessat2": 439, "readlink": 89, "readlinkat": 267,
+    "poll": 7, "ppoll": 271, "select": 23, "pselect6": 270, "epoll_create1": 291, "epoll_ctl": 233, "epoll_wait":
+    232, "epoll_pwait": 281, "recvfrom": 45,
+    "brk": 12, "mmap": 9, "munmap": 11, "mprotect": 10, "mremap": 25, "madvise": 28,
+    "execve": 59, "exit": 60, "exit_group": 231, "set_tid_address": 218, "set_robust_list": 273, "rseq": 334,
+    "sched_yield": 24,
+    "rt_sigaction": 13, "rt_sigprocmask": 14, "rt_sigreturn": 15, "sigaltstack": 131, "restart_syscall": 219,
+    "alarm": 37, "setitimer": 38,
+    "time": 201, "gettimeofday": 96, "nanosleep": 35, "times": 100, "getrusage": 98, "sysinfo": 99, "uname": 63,
+    "getrandom": 318,
+    "getpid": 39, "gettid": 186, "getuid": 102, "geteuid": 107, "getgid": 104, "getegid": 108,
 }  # fmt: skip
 CLOCKS = tuple(range(12))  # clock_gettime(2); larger ones are the processor time of another process
-CHECKED = {  # further ones: the numbers, and for arguments by position the values that are right
-    "fcntl": (72, 25, {1: (0, 1, 2, 3, 1030)}),  # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC
-    "ioctl": (16, 29, {1: (0x5401, 0x802C542A, 0x5413,  # TCGETS, TCGETS2, TIOCGWINSZ: is it a terminal, how large
-                           0x5451, 0x5450, 0x5421)}),  # FIOCLEX, FIONCLEX, FIONBIO
-    "clone": (56, 220, {0: (0x3D0F00, 0x7D0F00)}),  # what glibc and musl start a thread with; no process
-    "clone3": (435, 435, {0: ()}),  # its flags cannot be seen
-    "futex": (202, 98, {1: (0, 1, 128, 129, 131, 9, 137, 265, 393)}),  # wait and wake; FUTEX_LOCK_PI names a process
-    "prlimit64": (302, 261, {0: (0,)}), "sched_getaffinity": (204, 123, {0: (0,)}),  # of this process
-    "clock_gettime": (228, 113, {0: CLOCKS}), "clock_getres": (229, 114, {0: CLOCKS}),
-    "clock_nanosleep": (230, 115, {0: CLOCKS}),
-    "arch_prctl": (158, None, {0: (0x1002,)}),  # ARCH_SET_FS: where a thread has its variables
+CHECKED = {  # further ones: the number, and for arguments by position the values that are right
+    "fcntl": (72, {1: (0, 1, 2, 3, 1030)}),  # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC
+    "ioctl": (16, {1: (0x5401, 0x802C542A, 0x5413,  # TCGETS, TCGETS2, TIOCGWINSZ: is it a terminal, how large
+                       0x5451, 0x5450, 0x5421)}),  # FIOCLEX, FIONCLEX, FIONBIO
+    "clone": (56, {0: (0x3D0F00, 0x7D0F00)}),  # what glibc and musl start a thread with; no process
+    "clone3": (435, {0: ()}),  # its flags cannot be seen
+    "futex": (202, {1: (0, 1, 128, 129, 131, 9, 137, 265, 393)}),  # wait and wake; FUTEX_LOCK_PI names a process
+    "prlimit64": (302, {0: (0,)}), "sched_getaffinity": (204, {0: (0,)}),  # of this process
+    "clock_gettime": (228, {0: CLOCKS}), "clock_getres": (229, {0: CLOCKS}), "clock_nanosleep": (230, {0: CLOCKS}),
+    "arch_prctl": (158, {0: (0x1002,)}),  # ARCH_SET_FS: where a thread has its variables
     # asyncio wakes itself through a pair of sockets. Streams know each other only; datagrams would reach other sockets.
-    "socketpair": (53, 199, {0: (1,), 1: (0x80001,)}), "sendto": (44, 206, {5: (0,)}),  # to no address
+    "socketpair": (53, {0: (1,), 1: (0x80001,)}), "sendto": (44, {5: (0,)}),  # to no address
 }  # fmt: skip
-SECCOMP = {"x86_64": 317, "aarch64": 277}  # the number of seccomp(2)
+NOT_THERE = ("clone3", "sched_getaffinity")  # refused as a call that this kernel lacks: the C library does without them
+
+SECCOMP = 317  # the number of seccomp(2)
 SECCOMP_RECEIVE, SECCOMP_ANSWER = 0xC0502100, 0xC0182101  # ioctls of the listener
-NOT_THERE = ("clone3", "sched_getaffinity")  # refused so, the C library does without them
-MACHINES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}  # AUDIT_ARCH_*, which number of the two
-LOAD, EQUAL, RETURN = 0x20, 0x15, 0x06
+X86_64 = 0xC000003E  # AUDIT_ARCH_X86_64
+NUMBER_AT, ARCHITECTURE_AT, ARGUMENTS_AT = 0, 4, 16  # places in struct seccomp_data; an argument has 8 bytes
+LOAD, EQUAL, RETURN = 0x20, 0x15, 0x06  # operations
 ALLOW, ASK, REFUSE, NO_SUCH_CALL, KILL = 0x7FFF0000, 0x7FC00000, 0x00050001, 0x00050026, 0x80000000  # EPERM, ENOSYS
 
 
@@ -288,36 +289,38 @@ class SeccompFilter(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p)]
 
 
+def instruction(operation: int, number: int, if_equal: int = 0, if_not: int = 0) -> bytes:
+    """One instruction. if_equal, if_not: after EQUAL, how many instructions are skipped."""
+    return struct.pack("=HBBI", operation, if_equal, if_not, number)
+
+
 @lru_cache
 def seccomp_filter() -> SeccompFilter | None:
-    """The filter; None where there is no seccomp or the numbers of the system calls are not known here."""
-    if sys.platform != "linux" or platform.machine() not in MACHINES or ctypes.CDLL(None).prctl(PR_GET_SECCOMP) < 0:
+    """The filter; None if there is no seccomp here, or if the numbers of the system calls are not known."""
+    is_known = sys.platform == "linux" and platform.machine() == "x86_64"
+    if not is_known or ctypes.CDLL(None).prctl(PR_GET_SECCOMP) < 0:
         return None
-    architecture, column = MACHINES[platform.machine()]
-    code = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, architecture), (RETURN, 0, 0, KILL), (LOAD, 0, 0, 0)]  # then the number
-    for numbers in ALLOWED.values():
-        if numbers[column] is not None:
-            code += [(EQUAL, 0, 1, numbers[column]), (RETURN, 0, 0, ALLOW)]
-    for name, (*numbers, checks) in CHECKED.items():
-        if numbers[column] is not None:
-            answer, check = NO_SUCH_CALL if name in NOT_THERE else REFUSE, []
-            for position, values in checks.items():  # one of the values jumps over the refusal
-                check += [(LOAD, 0, 0, 16 + 8 * position)]
-                check += [(EQUAL, len(values) - i, 0, value) for i, value in enumerate(values)]
-                check += [(RETURN, 0, 0, answer)]
-            check += [(RETURN, 0, 0, ALLOW)]
-            code += [(EQUAL, 0, len(check), numbers[column]), *check]
-    return assembled([*code, (RETURN, 0, 0, REFUSE)])
+    code = instruction(LOAD, ARCHITECTURE_AT) + instruction(EQUAL, X86_64, if_equal=1) + instruction(RETURN, KILL)
+    code += instruction(LOAD, NUMBER_AT)
+    for number in ALLOWED.values():
+        code += instruction(EQUAL, number, if_not=1) + instruction(RETURN, ALLOW)
+    for name, (number, arguments) in CHECKED.items():
+        refusal, check = NO_SUCH_CALL if name in NOT_THERE else REFUSE, b""
+        for position, values in arguments.items():
+            check += instruction(LOAD, ARGUMENTS_AT + 8 * position)
+            for i, value in enumerate(values):  # one of the values skips the others and the refusal
+                check += instruction(EQUAL, value, if_equal=len(values) - i)
+            check += instruction(RETURN, refusal)
+        check += instruction(RETURN, ALLOW)
+        code += instruction(EQUAL, number, if_not=len(check) // 8) + check
+    code += instruction(RETURN, REFUSE)
+    return SeccompFilter(len(code) // 8, code)
 
 
 def clone_filter() -> SeccompFilter | None:
-    """A second one, which has the verifier asked for each thread; what the first refuses, the kernel refuses itself."""
+    """A second one, which has the verifier asked for each thread. What the first refuses, the kernel refuses itself."""
     if seccomp_filter() is None:
         return None
-    clone = CHECKED["clone"][MACHINES[platform.machine()][1]]
-    return assembled([(LOAD, 0, 0, 0), (EQUAL, 0, 1, clone), (RETURN, 0, 0, ASK), (RETURN, 0, 0, ALLOW)])
-
-
-def assembled(code: list[tuple]) -> SeccompFilter:
-    """Of instructions: the operation, how many to skip if it is true and if not, and its number."""
-    return SeccompFilter(len(code), b"".join(struct.pack("=HBBI", *instruction) for instruction in code))
+    code = instruction(LOAD, NUMBER_AT) + instruction(EQUAL, CHECKED["clone"][0], if_not=1) + instruction(RETURN, ASK)
+    code += instruction(RETURN, ALLOW)
+    return SeccompFilter(len(code) // 8, code)

@@ -4,14 +4,14 @@
         pool.submit([(key, problem, completion), ...])      # at once
         for key, verdict in pool.results(): ...             # what there is by now; never blocks
 
-A verifier is two processes: a guard, `python -m data.verify`, and the worker that it forks, which imports the task's
-module (no torch) and calls `score`. A thread of the pool hands out completions, measures their time, and has a worker
-that hangs or dies replaced. That costs the one completion it was at, which is counted as a failure and never taken for
-wrong in silence; those that waited behind it go to another worker.
+A verifier is two processes: a guard, `python -m data.verify`, and the worker that it forks. The worker imports the
+task's module (no torch) and calls `score`. A thread of the pool sends it completions, measures their time, and starts
+another verifier if this one hangs or dies. That costs the one completion it was at, which is counted as a failure and
+never taken for wrong in silence. The completions behind it go to another verifier.
 
-The guard adopts whatever the worker leaves behind, detached or not (Linux: subreaper), and kills it when the worker
-ends or is ended, or when the process that owns the pool dies in any way. Messages are JSON with a length in front:
-nothing that a worker sends is ever unpickled.
+The guard adopts whatever the worker leaves behind, detached or not (Linux: subreaper). It kills all of it when the
+worker ends or is ended, or when the process that owns the pool dies in any way. Messages are JSON with a length in
+front: nothing that a worker sends is ever unpickled.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ import json
 import os
 import queue
 import resource
-import selectors
+import select
 import shutil
 import signal
 import struct
@@ -33,8 +33,8 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Hashable
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -43,7 +43,7 @@ from data import Problem
 Failure = Literal["time limit", "memory", "error", "died"]
 
 IMPORT_LIMIT = 120.0  # seconds for a worker to start and import a task's module
-AHEAD = 32  # completions a worker is given at once while it answers each within QUICK seconds; else one
+AHEAD = 32  # completions that a verifier is given at once if it judged the last ones in QUICK seconds each; else one
 QUICK = 0.02
 LONGEST_REPLY = 1 << 16  # bytes; a worker that sends more is ended
 DETAIL = 500  # characters of an error that are kept
@@ -56,7 +56,7 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 class Verdict:
     """What became of one completion."""
 
-    score: float  # from 0 for a wrong one to 1 for a right one, as its task says; 0 where there is no verdict
+    score: float  # from 0 for a wrong one to 1 for a right one, as its task says; 0 if there is no verdict
     failure: Failure | None = None  # why there is no verdict
     detail: str = ""  # of a failure: the error with its place, the signal or the exit status
 
@@ -72,13 +72,14 @@ class Verdict:
 
 
 def no_verdict_at_all(verdicts: list[Verdict]) -> str:
-    """What to say when there is no verdict on any of these completions; '' when there is one, or no completion."""
+    """A sentence if there is no verdict on any of these completions; '' if there is one, or no completion."""
     if not verdicts or any(verdict.failure is None for verdict in verdicts):
         return ""
     return f"none of {len(verdicts)} completions got a verdict; the first, {verdicts[0].reason}"
 
 
-def frame(message) -> bytes:
+def frame(message: dict) -> bytes:
+    """A message as it is sent: JSON with its length in front."""
     data = json.dumps(message).encode()
     return HEADER.pack(len(data)) + data
 
@@ -95,28 +96,6 @@ class Item:
     message: bytes  # framed, as a worker reads it
 
 
-@dataclass(eq=False)
-class Worker:
-    """The pool's side of one verifier."""
-
-    process: subprocess.Popen
-    folder: str  # its temporary files
-    items: deque[Item] = field(default_factory=deque)  # handed to it and not answered; it is at the first
-    outbox: bytearray = field(default_factory=bytearray)  # not written yet
-    inbox: bytearray = field(default_factory=bytearray)  # read, and not whole
-    loaded: set[str] = field(default_factory=set)  # tasks that it has imported
-    clock: float = 0.0  # when it began the first item, as far as is known here
-    ahead: int = 1  # items it may have
-    spent: bool = False  # it has run out of memory, said so, and ends
-
-    def deadline(self, time_limit: float) -> float:
-        return self.clock + (time_limit if self.items[0].task in self.loaded else IMPORT_LIMIT)
-
-
-class BadReply(Exception):
-    """A worker has sent what no worker sends."""
-
-
 class VerifierPool:
     """Processes that judge completions. `submit`, `results` and `unfinished` are for one thread."""
 
@@ -126,14 +105,14 @@ class VerifierPool:
             raise ValueError(f"a pool of {workers} verifiers, {time_limit} s and {memory_gib} GiB: all must be above 0")
         self.time_limit, self.memory_gib = time_limit, memory_gib
         self.unfinished = 0  # submitted, and not returned by results()
-        self._submitted: queue.SimpleQueue[Item] = queue.SimpleQueue()
+        self._waiting: deque[Item] = deque()  # submitted, and not given to a verifier
+        self._changed = threading.Condition()  # held when _waiting changes, notified after it or at the close
         self._verdicts: queue.SimpleQueue[tuple[Hashable, Verdict]] = queue.SimpleQueue()
+        self._closing, self._crash = threading.Event(), ""
         self._folder = tempfile.mkdtemp(prefix="verifiers-")
-        self._closing, self._crash = False, ""
-        self._wake_read, self._wake_write = os.pipe()
-        os.set_blocking(self._wake_write, False)
-        self._thread = threading.Thread(target=self._supervise, args=(workers,), name="verifiers", daemon=True)
-        self._thread.start()
+        self._threads = [threading.Thread(target=self._serve, name="verifier", daemon=True) for _ in range(workers)]
+        for thread in self._threads:
+            thread.start()
 
     def __enter__(self) -> "VerifierPool":
         return self
@@ -143,11 +122,14 @@ class VerifierPool:
 
     def submit(self, items: list[tuple[Hashable, Problem, str]]) -> None:
         """Completions to be judged; their keys come back with the verdicts. Returns at once."""
+        framed = []
         for key, problem, completion in items:
             message = frame({"problem": dataclasses.asdict(problem), "completion": completion})
-            self._submitted.put(Item(key, problem.task, message))
+            framed.append(Item(key, problem.task, message))
         self.unfinished += len(items)
-        self._wake()
+        with self._changed:
+            self._waiting.extend(framed)
+            self._changed.notify_all()
 
     def results(self) -> list[tuple[Hashable, Verdict]]:
         """The verdicts there are now, each once, in the order in which they were reached."""
@@ -156,189 +138,186 @@ class VerifierPool:
             while True:
                 verdicts.append(self._verdicts.get_nowait())
         self.unfinished -= len(verdicts)
-        if not verdicts and not self._thread.is_alive():
-            raise RuntimeError(f"the verifiers are closed, or their thread has failed:\n{self._crash}")
+        if not verdicts and (self._crash or self._closing.is_set()):
+            raise RuntimeError(f"the verifiers are closed, or a thread of theirs has failed:\n{self._crash}")
         return verdicts
 
     def close(self) -> None:
         """End all verifiers and everything that they have started. Verdicts not taken by now are lost."""
-        if self._closing:
-            return
-        self._closing = True
-        self._wake()
-        self._thread.join()
-        os.close(self._wake_read)
-        os.close(self._wake_write)
+        with self._changed:
+            self._closing.set()
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+        remove(self._folder)
 
-    def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # the pipe is full: it will wake
-            os.write(self._wake_write, b"!")
+    # What follows runs in the pool's threads.
 
-    # What follows runs in the pool's thread.
-
-    def _supervise(self, number: int) -> None:
-        """Hand out, take in, replace; until the pool is closed."""
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._wake_read, selectors.EVENT_READ)
-        self._waiting: deque[Item] = deque()  # submitted, and with no worker
-        self._workers: list[Worker] = []
+    def _serve(self) -> None:
+        """One thread: has a verifier, and another when that has ended, until the pool is closed."""
         try:
-            self._workers = [self._start() for _ in range(number)]
-            while not self._closing:
-                self._hand_out()
-                self._wait()
-                for worker in list(self._workers):
-                    self._attend(worker)
+            while not self._closing.is_set():
+                verifier = Verifier(self._folder, self.time_limit, self.memory_gib, self._closing)
+                try:
+                    self._give_and_take(verifier)
+                finally:
+                    verifier.end()
         except Exception:
             self._crash = traceback.format_exc()
-        finally:
-            for worker in self._workers:
-                worker.process.send_signal(signal.SIGTERM)  # all at once; below they are waited for
-            for worker in self._workers:
-                self._end(worker)
-            self._selector.close()
-            remove(self._folder)
 
-    def _start(self) -> Worker:
-        folder = tempfile.mkdtemp(dir=self._folder)
-        root = Path(__file__).parent.parent
+    def _give_and_take(self, verifier: "Verifier") -> None:
+        """Give completions to a verifier and take its verdicts, until it ends or the pool is closed."""
+        items, ahead = deque(), 1
+        try:
+            while items := self._next_items(ahead):
+                if verifier.has_ended():  # while it had nothing to do: no completion is to blame
+                    return
+                number, began = len(items), time.monotonic()
+                verifier.send(items)
+                while items:
+                    verdict = verifier.next_verdict(items[0].task)
+                    if self._closing.is_set():
+                        return
+                    self._verdicts.put((items.popleft().key, verdict))
+                    if verdict.failure not in (None, "error"):
+                        return
+                ahead = AHEAD if time.monotonic() - began < QUICK * number else 1
+        finally:
+            with self._changed:
+                self._waiting.extendleft(reversed(items))
+                self._changed.notify_all()
+
+    def _next_items(self, most: int) -> deque[Item]:
+        """Waits for completions. A small batch is for all verifiers. Empty when the pool is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closing.is_set())
+            share = -(-len(self._waiting) // len(self._threads))
+            number = 0 if self._closing.is_set() else min(share, most)
+            return deque(self._waiting.popleft() for _ in range(number))
+
+
+class Verifier:
+    """The pool's side of one verifier: its process, and the messages to it and from it."""
+
+    def __init__(self, parent_folder: str, time_limit: float, memory_gib: float, closing: threading.Event):
+        self.time_limit, self.closing = time_limit, closing
+        self.folder = tempfile.mkdtemp(dir=parent_folder)  # its temporary files
+        self.loaded: set[str] = set()  # tasks that it has imported
+        self.outbox, self.inbox = bytearray(), bytearray()  # not written yet; read, and not a whole message
         environment = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
-        environment |= {"TMPDIR": folder, "SCORE_SECONDS": str(self.time_limit)}
-        process = subprocess.Popen(
-            [sys.executable, "-m", "data.verify", str(os.getpid()), folder, str(self.memory_gib)],
+        environment |= {"TMPDIR": self.folder, "SCORE_SECONDS": str(time_limit)}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "data.verify", str(os.getpid()), self.folder, str(memory_gib)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            cwd=root,
+            cwd=Path(__file__).parent.parent,
             env={**os.environ, **environment},
             process_group=0,  # no Ctrl-C; one that is stopped goes on when its parent dies, and ends (exit(3))
             bufsize=0,
         )
-        worker = Worker(process, folder)
-        for pipe in (process.stdin, process.stdout):
+        for pipe in (self.process.stdin, self.process.stdout):
             os.set_blocking(pipe.fileno(), False)
-        self._selector.register(process.stdout, selectors.EVENT_READ)
-        return worker
 
-    def _hand_out(self) -> None:
-        """Give each worker as much as it may have, the idle ones first, and begin to write it to them."""
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._waiting.append(self._submitted.get_nowait())
-        share = -(-len(self._waiting) // len(self._workers))  # a small batch is for all of them
-        for worker in sorted(self._workers, key=lambda worker: len(worker.items)):
-            for _ in range(min(share, len(self._waiting), worker.ahead - len(worker.items))):
-                item = self._waiting.popleft()
-                if not worker.items:
-                    worker.clock = time.monotonic()
-                worker.items.append(item)
-                worker.outbox += item.message
-            self._write(worker)
+    def send(self, items: Sequence[Item]) -> None:
+        """Completions to be judged. They are written while `next_verdict` waits."""
+        for item in items:
+            self.outbox += item.message
 
-    def _write(self, worker: Worker) -> None:
-        """As much as the pipe takes; the rest when it is empty again."""
-        pipe = worker.process.stdin
-        with contextlib.suppress(BlockingIOError, BrokenPipeError):  # of a dead one, the reading side will tell
-            while worker.outbox:
-                del worker.outbox[: os.write(pipe.fileno(), worker.outbox)]
-        watched = pipe in self._selector.get_map()
-        if worker.outbox and not watched:
-            self._selector.register(pipe, selectors.EVENT_WRITE)
-        elif watched and not worker.outbox:
-            self._selector.unregister(pipe)
-
-    def _wait(self) -> None:
-        """Until a worker has written or can read, something was submitted, or a time limit is reached."""
-        deadlines = [worker.deadline(self.time_limit) for worker in self._workers if worker.items]
-        timeout = max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
-        for ready, _ in self._selector.select(timeout):
-            if ready.fileobj == self._wake_read:
-                os.read(self._wake_read, 1 << 16)
-        time.sleep(0.001)  # so that many answers cost one awakening
-
-    def _attend(self, worker: Worker) -> None:
-        """Take what a worker has answered; replace it when it has failed at the first of its items."""
-        failure, detail = None, ""
+    def next_verdict(self, task: str) -> Verdict:
+        """The verdict on the first completion that was sent and not judged, which is one of this task. Waits for it, at
+        most until the time limit. With a failure other than "error" this verifier is of no use any more."""
         try:
-            ended = self._read(worker)
-        except BadReply as error:
-            ended, failure, detail = True, "died", str(error)
-        if not ended and worker.items and time.monotonic() >= worker.deadline(self.time_limit):
-            ended, failure, task = True, "time limit", worker.items[0].task
-            detail = "" if task in worker.loaded else f"importing {task} took {IMPORT_LIMIT:.0f} s"
-        if not ended:
-            return
-        status = self._end(worker)
-        self._workers.remove(worker)
-        if failure is None and not worker.spent:
-            failure = "died"
-            detail = f"signal {-status if status < 0 else status - 128}" if not 0 <= status <= 128 else f"exit {status}"
-        if worker.items and failure is not None:
-            self._verdicts.put((worker.items.popleft().key, Verdict(0.0, failure, detail)))
-        self._waiting.extendleft(reversed(worker.items))
-        self._workers.append(self._start())
-
-    def _read(self, worker: Worker) -> bool:
-        """Take all whole messages; whether the worker has ended."""
-        ended = False
-        with contextlib.suppress(BlockingIOError):
-            while not ended:
-                data = os.read(worker.process.stdout.fileno(), 1 << 16)
-                worker.inbox += data
-                ended = not data
-                if len(worker.inbox) > LONGEST_REPLY + (1 << 16):
-                    break
-        answers = 0
-        while len(worker.inbox) >= HEADER.size:
-            (length,) = HEADER.unpack_from(worker.inbox)
-            if length > LONGEST_REPLY:
-                raise BadReply(f"its reply has {length} bytes")
-            if len(worker.inbox) < HEADER.size + length:
-                break
-            data = bytes(worker.inbox[HEADER.size : HEADER.size + length])
-            del worker.inbox[: HEADER.size + length]
-            answers += self._take(worker, data)
-        if answers:
-            now = time.monotonic()
-            worker.ahead = AHEAD if now - worker.clock < QUICK * answers else 1
-            worker.clock = now
-        return ended
-
-    def _take(self, worker: Worker, data: bytes) -> int:
-        """One message: a task has been imported (0 answers), or the verdict on the first item (1 answer)."""
-        try:
-            reply = json.loads(data)
-            if not worker.items:
-                raise ValueError("nothing was asked")
-            if "loaded" in reply:
-                worker.loaded.add(str(reply["loaded"]))
-                worker.clock = time.monotonic()
-                return 0
+            reply = self._reply(self.time_limit if task in self.loaded else IMPORT_LIMIT)
+            if task not in self.loaded and "loaded" in reply:
+                self.loaded.add(task)
+                reply = self._reply(self.time_limit)
             score, failure, detail = reply["score"], reply["failure"], reply["detail"]
-            known = failure in (None, "memory", "error") and type(score) is float and 0 <= score <= 1
-            if not known or (score and failure):
+            is_verdict = failure in (None, "memory", "error") and type(score) is float and 0 <= score <= 1
+            if not is_verdict or (score and failure):
                 raise ValueError("no verdict")
+            return Verdict(score, failure, str(detail)[:DETAIL])
+        except TimeoutError:
+            detail = "" if task in self.loaded else f"importing {task} took {IMPORT_LIMIT:.0f} s"
+            return Verdict(0.0, "time limit", detail)
+        except EOFError:
+            status = self.end()
+            signalled = not 0 <= status <= 128
+            detail = f"signal {-status if status < 0 else status - 128}" if signalled else f"exit {status}"
+            return Verdict(0.0, "died", detail)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise BadReply(f"its reply is not one: {error!r}"[:DETAIL]) from None
-        worker.spent = failure == "memory"
-        self._verdicts.put((worker.items.popleft().key, Verdict(score, failure, str(detail)[:DETAIL])))
-        return 1
+            return Verdict(0.0, "died", f"its reply is not one: {error!r}"[:DETAIL])
 
-    def _end(self, worker: Worker) -> int:
-        """Kill a worker with all that it has started, and remove its files. Returns the exit status."""
-        process = worker.process
-        for pipe in (process.stdin, process.stdout):
-            if pipe in self._selector.get_map():
-                self._selector.unregister(pipe)
-            pipe.close()
-        process.send_signal(signal.SIGTERM)  # the guard kills the rest
+    def has_ended(self) -> bool:
+        """Whether it has closed its pipe, or has written what nobody asked for."""
+        return bool(self._poll(0))
+
+    def _poll(self, seconds: float) -> list:
+        """Wait until it has written or can read."""
+        poller = select.poll()
+        poller.register(self.process.stdout, select.POLLIN)
+        if self.outbox:
+            poller.register(self.process.stdin, select.POLLOUT)
+        return poller.poll(1000 * seconds)
+
+    def _reply(self, seconds: float):
+        """Its next message, whatever it is. Raises TimeoutError if it takes longer, EOFError if the worker has ended or
+        the pool is closing, and ValueError if no worker sends this."""
+        deadline = time.monotonic() + seconds
+        while (message := self._whole_message()) is None:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                raise TimeoutError
+            if self.closing.is_set():
+                raise EOFError
+            self._poll(min(remaining, 0.1))
+            time.sleep(0.001)  # so that many answers cost one awakening
+            self._write()
+            self._read()
+        return json.loads(message)
+
+    def _write(self) -> None:
+        """As much as the pipe takes."""
         try:
-            process.wait(timeout=10)
+            while self.outbox:
+                del self.outbox[: os.write(self.process.stdin.fileno(), self.outbox)]
+        except BlockingIOError:
+            pass
+        except BrokenPipeError:  # it is dead, and its other pipe will tell
+            self.outbox.clear()
+
+    def _read(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            data = os.read(self.process.stdout.fileno(), 1 << 16)
+            if not data:
+                raise EOFError
+            self.inbox += data
+
+    def _whole_message(self) -> bytes | None:
+        if len(self.inbox) < HEADER.size:
+            return None
+        (length,) = HEADER.unpack_from(self.inbox)
+        if length > LONGEST_REPLY:
+            raise ValueError(f"it has {length} bytes")
+        end = HEADER.size + length
+        if len(self.inbox) < end:
+            return None
+        message = bytes(self.inbox[HEADER.size : end])
+        del self.inbox[:end]
+        return message
+
+    def end(self) -> int:
+        """Kill the worker with all that it has started, and remove its files. Returns the exit status."""
+        self.process.stdin.close()
+        self.process.stdout.close()
+        self.process.send_signal(signal.SIGTERM)  # the guard kills the rest
+        try:
+            self.process.wait(timeout=10)
         except subprocess.TimeoutExpired:
-            process.kill()  # its worker goes with it
-            process.wait()
-        remove(worker.folder)
-        return process.returncode
+            self.process.kill()  # its worker goes with it
+            self.process.wait()
+        remove(self.folder)
+        return self.process.returncode
 
 
 def remove(folder: str) -> None:
@@ -470,17 +449,18 @@ def work(memory_gib: float) -> None:
         except MemoryError:
             failure = "memory"
         except BaseException as error:  # SystemExit too
-            failure, detail = "error", in_words(error, problem.task)[:DETAIL]
+            failure, detail = "error", error_in_words(error, problem.task)[:DETAIL]
         reply(score=score, failure=failure, detail=detail)
         if failure == "memory":  # what is left of it is too little for the next
             return
 
 
-def in_words(error: BaseException, task: str) -> str:
-    """The error, and the file and line of the task where it was raised, or from where what raised it was called."""
-    said = traceback.format_exception_only(error)[-1].strip()
-    own = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.endswith(task.replace(".", "/") + ".py")]
-    return f"{said} ({own[-1].filename}, line {own[-1].lineno})" if own else said
+def error_in_words(error: BaseException, task: str) -> str:
+    """The error, and the last line of the task's file that led to it."""
+    text = traceback.format_exception_only(error)[-1].strip()
+    file = task.replace(".", "/") + ".py"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.endswith(file)]
+    return f"{text} ({frames[-1].filename}, line {frames[-1].lineno})" if frames else text
 
 
 if __name__ == "__main__":

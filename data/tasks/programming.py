@@ -114,7 +114,7 @@ def joined(lines) -> str:
 
 def score(problem: Problem, completion: str) -> bool:
     """Whether the program passes all tests."""
-    sandbox.check()
+    sandbox.require_sandbox()
     program, tests = last_block(after_thinking(completion)), json.loads(problem.answer)
     if program is None:
         return False
