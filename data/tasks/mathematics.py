@@ -8,15 +8,15 @@ large, is wrong.
 """
 
 import re
-import unicodedata
-from functools import lru_cache
 
 from data import Problem, after_thinking
 from data.expressions import FAULTS, REALS, close, letters, on_numbers, operations, read, values_at_points
+from data.spelling import as_choice, as_time_or_base, as_words, cleaned, closing_braces, squeezed, without_unit
 
 INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
 LONGEST_ANSWER = 1000  # characters; what is longer is only compared as text
-_, LOWEST, HIGHEST = REALS  # the ends of what is not bounded
+HEDGED = r"(?<![A-Za-z\\])[A-Z](?![A-Za-z])|\b(?:not|nor|neither|wrong|incorrect)\b"  # behind the letter of a choice
+_, LOWEST, HIGHEST = REALS  # the ends of an interval without bounds
 
 
 # --- the answer in a completion ---------------------------------------------------------------------------------------
@@ -64,17 +64,6 @@ def last_boxed(text: str) -> str | None:
     return content
 
 
-def closing_braces(text: str) -> dict[int, int]:
-    """Where the brace is closed that opens at a place; one behind a backslash is none."""
-    closed_at, opened = {}, []
-    for brace in re.finditer(r"\\.|[{}]", text, flags=re.DOTALL):
-        if brace[0] == "{":
-            opened.append(brace.start())
-        elif brace[0] == "}" and opened:
-            closed_at[opened.pop()] = brace.start()
-    return closed_at
-
-
 def copied(problem: Problem, answer: str) -> bool:
     """Whether the answer stands in the problem, is to be solved or carried out, and is not written as it is wanted."""
     given, wanted = squeezed(cleaned(answer)), squeezed(cleaned(problem.answer))
@@ -103,156 +92,20 @@ def equal(reference: str, answer: str) -> bool:
     wanted, given = cleaned(reference), cleaned(answer)
     if squeezed(wanted) == squeezed(given) or not given:
         return bool(given)
-    (letter, right), (chosen, said) = as_choice(wanted), as_choice(given)
-    if letter and chosen and not (right and said):
-        return letter == chosen and not re.search(HEDGED, said)
-    if letter or chosen and said:  # 12 is right for (D) 12
-        return (not letter or chosen in ("", letter)) and equal(right, said)
+    (wanted_letter, wanted_rest), (given_letter, given_rest) = as_choice(wanted), as_choice(given)
+    if wanted_letter and given_letter and not (wanted_rest and given_rest):
+        return wanted_letter == given_letter and not re.search(HEDGED, given_rest)
+    if wanted_letter or given_letter and given_rest:  # 12 is right for (D) 12
+        return (not wanted_letter or given_letter in ("", wanted_letter)) and equal(wanted_rest, given_rest)
     if as_words(wanted):
         return as_words(wanted) == as_words(given)
-    (right, mark), (said, other) = marked(wanted), marked(given)
-    if mark or other:
-        return right == said and mark in ("", other)
+    (wanted_digits, wanted_mark), (given_digits, given_mark) = as_time_or_base(wanted), as_time_or_base(given)
+    if wanted_mark or given_mark:
+        return wanted_digits == given_digits and wanted_mark in ("", given_mark)
     try:
         return same_quantity(wanted, given)
     except FAULTS:
         return False
-
-
-# fmt: off
-SPELLED = {  # other spellings of the same, separated by spaces
-    "-": "− – — ‒ ﹣", "*": r"\times \cdot \ast × · ⋅ ∙ • ∗", "/": "∕ ⁄", "<": r"\lt", ">": r"\gt",
-    r"\le": r"<= \leq \leqslant ≤ ⩽", r"\ge": r">= \geq \geqslant ≥ ⩾", r"\ne": r"!= \neq ≠",
-    "=": r"\approx ≈ ≃", "|": r"\lvert \rvert", r"\pm": "±", r"\infty": "∞", r"\pi": "π", r"\theta": "θ",
-    r"\alpha": "α", r"\beta": "β", r"\phi": "φ", r"\omega": "ω", r"\lambda": "λ", r"\cup": "∪", r"\in": "∈",
-    r"\emptyset": r"∅ \varnothing", r"\setminus": r"\backslash", r"\angle": "∠", r"\{": r"\lbrace", r"\}": r"\rbrace",
-    "(": r"\langle ⟨ 〈", ")": r"\rangle ⟩ 〉", '"': "“ ” „", "'": "’ ‘",
-    r"\frac": r"\dfrac \tfrac \cfrac", r"\binom": r"\dbinom \tbinom", "¤": r"\$", r"^\circ": r"° \degree",
-    ' "%" ': r"% \%", ", ": r"\lor \vee", " ": r"\, \; \: \> \( \) \[ \] \quad \qquad \thinspace",
-    "": r"\! \left \right \big \Big \bigg \Bigg \bigl \bigr \Bigl \Bigr \displaystyle \textstyle \limits \nolimits",
-}
-SPELLINGS = {other: one + " " * one[-1:].isalpha() for one, others in SPELLED.items() for other in others.split()}
-TEXT = r"\\(?:text[a-z]*|math(?:rm|bf|it|sf|tt|normal)|mbox|operatorname\*?) ?"
-REWRITTEN = [(re.compile(pattern), new) for pattern, new in [  # one after the other
-    (r"(?<!\\)\\ |(?<!~)~(?!~)|\s+", " "), (r"\\\{ ?\\\}", r"\\emptyset "), (r"\\mathbb ?\{? ?R ?\}?", r"\\reals "),
-    (r"\\begin ?\{(?:[pbB]|small)?(?:matrix|array)\}(?: ?\{[clr| ]*\})?", r"\\matrix "),
-    (r"\\end ?\{(?:[pbB]|small)?(?:matrix|array)\}", r"\\endmatrix "),
-    *[(rf"{TEXT}\{{ *(?!(?:e|i|or|and) *\}})([^\W\d_][^\d\\\"${{}}]*?) *\}}", r' "\1" '),  # words, and all else
-      (rf"{TEXT}\{{([^{{}}]*)\}}", r" \1 ")] * 2, (rf"{TEXT}(?=\{{)", ""),
-    (r"(?<![\\a-zA-Z])(sqrt|sin|cos|tan|log|ln|exp|pi)(?![a-zA-Z])", r"\\\1 "), (r"\binfinity\b", r"\\infty "),
-    (r",? ?\b(?:or|and)\b ?", ", "), (r"\^ ?\{? ?\\circ(?![a-zA-Z]) ?\}?", ' "°" '),
-    (r'"°" *"?([CF])(?![a-z])"?', r'"°\1"'), (r"^ ?\\(?:angle|triangle|overline|vec) ?\{?([a-zA-Z]+)\}? ?=", r'"\1" ='),
-    (r"^([^$]*)\$([^$]*)$", r"\1¤\2"), (r"\$", " "),  # one dollar is money, two are for mathematics
-    # digits: mixed numbers, groups of three, millions
-    (r"(?<=\d)\{,\}(?=\d)", ","), (r"(?<![\d.^_])(\d+) +(\d+) ?/ ?(\d+)(?![\d.])", r"\1\\frac{\2}{\3}"),
-    (r"(?<![\d.,])(?<!\d )\d{1,3}(?:(?:,\d{3})+(?![^([]*[])]|[^{]*\\\})|(?: \d{3})+)(?!,?\d| \d)",
-     lambda digits: re.sub("[ ,]", "", digits[0])),  # but within brackets commas separate numbers
-    *[(rf'(?<=\d) *("?){name}(?![a-z]) ?', rf"*10^{{{power}}} \1") for name, power in
-      {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}.items()],
-    (r"^ ?\\\{ ?[a-z] ?(?:\\in ?\\reals *)?(?:\\mid|\\vert|[|:])(.*)\\\}$", r"\1"),  # { x | x > 2 }
-    (r'\\frac ?\{ ?("[^"]*") ?\} ?\{ ?("[^"]*") ?\}', r"\1/\2"), (" +", " "),  # metres by seconds
-]]
-WRAPPED = [r"\*(.+)\*", "`([^`]+)`", '"([^"]*)"', r"(?:\\(?:boxed|fbox) ?)?\{(.*)\}", "=(.*)",
-           r"(.*[^.])[.,;:]", r"(.*)\\\\"]
-HEDGED = r"(?<![A-Za-z\\])[A-Z](?![A-Za-z])|\b(?:not|nor|neither|wrong|incorrect)\b"  # behind a choice
-BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9",
-         "ten": "10", "twelve": "12", "sixteen": "16"}
-NO_UNIT = set(  # behind a number these say that it is not the answer
-    "not isnt is are was were be if than more less least most fewer wrong incorrect false maybe either neither nor"
-    " but plus minus times squared cubed factorial mod modulo gcd lcm over choose root to through until between about"
-    " dozen dozens score half halves third thirds quarter fourth fourths fifth fifths sixth sixths eighth eighths"
-    " tenth tenths hundred hundredth hundredths thousandth thousandths one two three four five six seven eight nine"
-    " ten zero pi double twice triple instead rather except unless possibly alternatively th st nd rd rounded"
-    " approximately negative below base roughly estimated".split()
-)
-UNITS = {  # each in one spelling
-    "cm": "centimeter centimetre", "m": "meter metre", "km": "kilometer kilometre", "mm": "millimeter millimetre",
-    "in": "inch inches", "ft": "foot feet", "yd": "yard", "mi": "mile", "g": "gram", "kg": "kilogram",
-    "lb": "lbs pound £", "oz": "ounce", "l": "liter litre", "ml": "milliliter millilitre", "s": "sec second",
-    "min": "minute", "h": "hr hour", "$": "¤ dollar usd", "€": "euro eur", "¢": "cent", "¥": "yen", "₹": "rupee",
-    "°": "degree deg", "°c": "celsius", "°f": "fahrenheit", "rad": "radian", "mi/h": "mph", "km/h": "kph kmh",
-    "day": "", "year": "", "mg": "milligram", "%": "percent", "": "unit", "^2": "square sq", "^3": "cubic", "/": "per",
-}
-UNIT_OF = {word: unit for unit, others in UNITS.items() for word in (unit, *others.split()) if word}
-# fmt: on
-
-
-@lru_cache(maxsize=1000)
-def cleaned(text: str) -> str:
-    """The text in one spelling: ASCII and LaTeX, words in double quotes, without what only wraps or spaces it."""
-    text = re.sub(r"[⁰¹²³⁴-⁹⁻]+", lambda digits: f"^{{{unicodedata.normalize('NFKC', digits[0])}}}", text)
-    text = re.sub(r"[₀-₉]+", lambda digits: f"_{{{unicodedata.normalize('NFKC', digits[0])}}}", text)
-    text = re.sub(r"(?=[¼-¾⅐-⅞])", " ", text).replace("ℝ", r"\reals ")  # 3½ is no 31/2
-    text = re.sub(r"√ ?(\d+|[a-z])", r"\\sqrt{\1}", text).replace("√", r"\sqrt ")
-    text = "".join(c for c in unicodedata.normalize("NFKC", text) if unicodedata.category(c) != "Cf")  # of no width
-    text = re.sub(r"\\[a-zA-Z]+|\\.|[<>!]=|[^\w\s]|[^\W\d_a-zA-Z]", lambda m: SPELLINGS.get(m[0], m[0]), text)
-    for pattern, new in REWRITTEN:
-        text = pattern.sub(new, text)
-    before = None
-    while text != before:
-        before = text = text.strip()
-        for pattern in WRAPPED:
-            match = re.fullmatch(pattern, text)
-            if match and closing_braces(text).get(match.start(1) - 1, len(text) - 1) == len(text) - 1:
-                text = match[1].strip()
-    return text
-
-
-def squeezed(text: str) -> str:
-    return re.sub(r" (?!\w)|(?<!\w) ", "", text)
-
-
-def as_choice(text: str) -> tuple[str, str]:
-    """The letter of a multiple choice, '' for none, and what stands behind it: D, (D) 12, D. 12."""
-    pattern = r"(?:(?i:option|choice|answer) ?:? ?)?(?:\(([A-Z])\)|([A-Z])(?=[.):](?: |$)|$))[.):, ]*(.*)"
-    match = re.fullmatch(pattern, text.replace('"', ""))
-    return (match[1] or match[2], match[3]) if match else ("", text)
-
-
-def as_words(text: str) -> str:
-    """What is compared of a sentence, of a word, or of letters alone such as ABCD; '' for anything else."""
-    text = text.replace('"', " ").strip().casefold()
-    sentence = re.fullmatch(r"[^\W\d_][\w ,.'()/&:!?-]*", text) and re.search(r"[^\W\d_]{3}", text)
-    letters = re.fullmatch(r"[^\W\d_]+(?:[ ,]+[^\W\d_]+)*", text) and len(text) > 1
-    return re.sub(r"(?<!\d)[^\w,]|[^\w,](?!\d)", "", text) if sentence or letters else ""
-
-
-def marked(text: str) -> tuple[str, str]:
-    """A time and which half of the day it is in, or digits and their base; '' where that is not said."""
-    if time := re.fullmatch(r'0?(\d{1,2})(?::([0-5]\d))? ?(?:"?([ap])\.? ?m\.?"?)?', text.casefold()):
-        return (f"{time[1]}:{time[2] or '00'}", time[3] or "") if time[2] or time[3] else (text, "")
-    based = re.fullmatch(r'([0-9A-F]+) ?_ ?\{? ?"?(\w+)"? ?\}?', text)
-    base = BASES.get(based[2], based[2]) if based else ""
-    is_based = base.isdigit() and int(base) <= 16 and all(int(digit, 16) < int(base) for digit in based[1])
-    return (based[1], base) if is_based else (text, "")
-
-
-def without_unit(text: str) -> tuple[str, str]:
-    """The text without its unit, and the unit in one spelling, '' for none. Letters may be variables, and words may say
-    anything: a unit is known, or it is said to be text, or it stands behind a number. Raises ValueError for two."""
-    found = {one_spelling(symbol) for symbol in re.findall("[¤€£¥₹]", text)}
-    text = re.sub("[¤€£¥₹]", "", text).strip()
-    piece = r'(?:"[^"]*"|(?<![a-zA-Z\\])[a-zA-Z]+|¢)\.?(?: ?\^ ?\{?-?\d\}?)?'
-    if match := re.fullmatch(rf"(.*?[^\s/])( *(?:{piece})(?:[ /]*(?:{piece}))*)", text):
-        before, unit = match.groups()
-        words = re.findall(r"°?[^\W\d_]+", unit.casefold())
-        known, shortest = all(one_spelling(word) in UNITS for word in words), min(map(len, words), default=1)
-        is_text = not re.search("[a-zA-Z]", re.sub('"[^"]*"', "", unit))
-        evident = is_text or re.fullmatch(r"[-\d./]+|-?\d*\\frac\{\d+\}\{\d+\}", before) and unit[0] == " "
-        is_unit = evident and (known or shortest > 2 - is_text) or known and shortest > 1
-        if is_unit and not NO_UNIT.intersection(words) and not re.search(r"[\\,]", unit):
-            text = re.sub(rf"{re.escape(unit.strip())} ?(?=,)", "", before)
-            found |= {one_spelling(unit)} - {""}
-    if len(found) > 1 or "%%" in found:
-        raise ValueError("two units")
-    return text.strip(), "".join(found)
-
-
-def one_spelling(unit: str) -> str:
-    """square meters, sq m and m^2 all as m^2; per as /."""
-    unit = re.sub(r"\b(square|sq|cubic)\b\.? +([^\W\d_]+)", r"\2 \1", re.sub('[".{}]', "", unit.casefold()))
-    words = [(word, word.removesuffix("s") if len(word) > 2 else word) for word in re.findall(r"°?[^\W\d_]+|\S", unit)]
-    return "".join(UNIT_OF.get(word, UNIT_OF.get(singular, singular)) for word, singular in words)
 
 
 def same_quantity(wanted: str, given: str) -> bool:

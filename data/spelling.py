@@ -1,0 +1,215 @@
+r"""The accepted ways of writing an answer, as tables, and one spelling for all of them.
+
+`cleaned` applies the tables SPELLED, REWRITTEN and WRAPPED, and returns ASCII and LaTeX, with words in double quotes.
+The other functions take apart what expressions.py does not read: choices, sentences, times, bases and units.
+"""
+
+import re
+import unicodedata
+from functools import lru_cache
+
+SPELLED = {  # one spelling: the others, with spaces between them
+    "-": "− – — ‒ ﹣",
+    "*": r"\times \cdot \ast × · ⋅ ∙ • ∗",
+    "/": "∕ ⁄",
+    "=": r"\approx ≈ ≃",
+    "<": r"\lt",
+    ">": r"\gt",
+    r"\le": r"<= \leq \leqslant ≤ ⩽",
+    r"\ge": r">= \geq \geqslant ≥ ⩾",
+    r"\ne": r"!= \neq ≠",
+    "|": r"\lvert \rvert",
+    "(": r"\langle ⟨ 〈",
+    ")": r"\rangle ⟩ 〉",
+    r"\{": r"\lbrace",
+    r"\}": r"\rbrace",
+    '"': "“ ” „",
+    "'": "’ ‘",
+    r"\pm": "±",
+    r"\infty": "∞",
+    r"\in": "∈",
+    r"\cup": "∪",
+    r"\emptyset": r"∅ \varnothing",
+    r"\setminus": r"\backslash",
+    r"\angle": "∠",
+    r"^\circ": r"° \degree",
+    r"\frac": r"\dfrac \tfrac \cfrac",
+    r"\binom": r"\dbinom \tbinom",
+    **dict(zip(r"\alpha \beta \theta \lambda \pi \phi \omega".split(), "αβθλπφω")),
+    "¤": r"\$",  # money; a dollar sign alone stands around mathematics
+    ' "%" ': r"% \%",
+    ", ": r"\lor \vee",
+    " ": r"\, \; \: \> \( \) \[ \] \quad \qquad \thinspace",
+    "": r"\! \left \right \big \Big \bigg \Bigg \bigl \bigr \Bigl \Bigr \displaystyle \textstyle \limits \nolimits",
+}
+SPELLINGS = {  # each of the others: the one; a space ends the name of a command
+    other: one + " " if one[-1:].isalpha() else one for one, others in SPELLED.items() for other in others.split()
+}
+SIGN = r"\\[a-zA-Z]+|\\.|[<>!]=|[^\w\s]|[^\W\d_a-zA-Z]"  # what may be one of them
+
+TEXT = r"\\(?:text[a-z]*|math(?:rm|bf|it|sf|tt|normal)|mbox|operatorname\*?) ?"
+WORDS = r"(?!(?:e|i|or|and) *\})([^\W\d_][^\d\\\"${}]*?)"  # in braces; e and i are numbers
+MATRIX = r"\{(?:[pbB]|small)?(?:matrix|array)\}"
+GROUPS_OF_THREE = (
+    r"(?<![\d.,])(?<!\d )\d{1,3}(?:"
+    r"(?:,\d{3})+(?![^([]*[])]|[^{]*\\\})"  # 1,234,567, but within brackets commas separate numbers
+    r"|(?: \d{3})+)(?!,?\d| \d)"  # 1 234 567
+)
+REWRITTEN = [  # patterns, and what is written instead; one after the other
+    (r"(?<!\\)\\ |(?<!~)~(?!~)|\s+", " "),  # a space of LaTeX, or any white space
+    (r"\\\{ ?\\\}", r"\\emptyset "),
+    (r"\\mathbb ?\{? ?R ?\}?", r"\\reals "),
+    (rf"\\begin ?{MATRIX}(?: ?\{{[clr| ]*\}})?", r"\\matrix "),
+    (rf"\\end ?{MATRIX}", r"\\endmatrix "),
+    (rf"{TEXT}\{{ *{WORDS} *\}}", r' "\1" '),  # \text{cm} is "cm"
+    (rf"{TEXT}\{{([^{{}}]*)\}}", r" \1 "),  # \text{5} is 5
+    (rf"{TEXT}\{{ *{WORDS} *\}}", r' "\1" '),  # both again, for \text{\textbf{cm}}
+    (rf"{TEXT}\{{([^{{}}]*)\}}", r" \1 "),
+    (rf"{TEXT}(?=\{{)", ""),
+    (r"(?<![\\a-zA-Z])(sqrt|sin|cos|tan|log|ln|exp|pi)(?![a-zA-Z])", r"\\\1 "),  # in plain text
+    (r"\binfinity\b", r"\\infty "),
+    (r",? ?\b(?:or|and)\b ?", ", "),
+    (r"\^ ?\{? ?\\circ(?![a-zA-Z]) ?\}?", ' "°" '),  # 90^\circ is 90 "°"
+    (r'"°" *"?([CF])(?![a-z])"?', r'"°\1"'),
+    (r"^ ?\\(?:angle|triangle|overline|vec) ?\{?([a-zA-Z]+)\}? ?=", r'"\1" ='),  # \angle ABC = 90
+    (r"^([^$]*)\$([^$]*)$", r"\1¤\2"),  # one dollar sign is money
+    (r"\$", " "),  # several stand around mathematics
+    (r"(?<=\d)\{,\}(?=\d)", ","),  # 12{,}345
+    (r"(?<![\d.^_])(\d+) +(\d+) ?/ ?(\d+)(?![\d.])", r"\1\\frac{\2}{\3}"),  # 3 1/2
+    (GROUPS_OF_THREE, lambda digits: re.sub("[ ,]", "", digits[0])),
+    (r'(?<=\d) *("?)thousand(?![a-z]) ?', r"*10^{3} \1"),
+    (r'(?<=\d) *("?)million(?![a-z]) ?', r"*10^{6} \1"),
+    (r'(?<=\d) *("?)billion(?![a-z]) ?', r"*10^{9} \1"),
+    (r'(?<=\d) *("?)trillion(?![a-z]) ?', r"*10^{12} \1"),
+    (r"^ ?\\\{ ?[a-z] ?(?:\\in ?\\reals *)?(?:\\mid|\\vert|[|:])(.*)\\\}$", r"\1"),  # \{x | x > 2\} is x > 2
+    (r'\\frac ?\{ ?("[^"]*") ?\} ?\{ ?("[^"]*") ?\}', r"\1/\2"),  # metres by seconds
+    (" +", " "),
+]
+WRAPPED = [  # what stands around an answer, or before or behind it; the answer is the group
+    r"\*(.+)\*",
+    "`([^`]+)`",
+    '"([^"]*)"',
+    r"(?:\\(?:boxed|fbox) ?)?\{(.*)\}",
+    "=(.*)",
+    r"(.*[^.])[.,;:]",
+    r"(.*)\\\\",
+]
+BASES = dict(two=2, three=3, four=4, five=5, six=6, seven=7, eight=8, nine=9, ten=10, twelve=12, sixteen=16)
+UNITS = {  # one spelling: the others, in the singular
+    # lengths
+    "mm": "millimeter millimetre", "cm": "centimeter centimetre", "m": "meter metre", "km": "kilometer kilometre",
+    "in": "inch inches", "ft": "foot feet", "yd": "yard", "mi": "mile",
+    # masses and volumes
+    "mg": "milligram", "g": "gram", "kg": "kilogram", "oz": "ounce", "lb": "lbs pound £",
+    "ml": "milliliter millilitre", "l": "liter litre",
+    # times and speeds
+    "s": "sec second", "min": "minute", "h": "hr hour", "day": "", "year": "", "mi/h": "mph", "km/h": "kph kmh",
+    # money
+    "$": "¤ dollar usd", "€": "euro eur", "¢": "cent", "¥": "yen", "₹": "rupee",
+    # angles, temperatures, shares and things
+    "°": "degree deg", "rad": "radian", "°c": "celsius", "°f": "fahrenheit", "%": "percent", "": "unit",
+    # parts of units
+    "^2": "square sq", "^3": "cubic", "/": "per",
+}  # fmt: skip
+UNIT_OF = {word: unit for unit, others in UNITS.items() for word in (unit, *others.split()) if word}
+NO_UNIT = set(  # words behind a number which say that the number alone is not the answer
+    "not isnt is are was were be if than more less least most fewer wrong incorrect false maybe either neither nor"
+    " but plus minus times squared cubed factorial mod modulo gcd lcm over choose root to through until between about"
+    " dozen dozens score half halves third thirds quarter fourth fourths fifth fifths sixth sixths eighth eighths"
+    " tenth tenths hundred hundredth hundredths thousandth thousandths one two three four five six seven eight nine"
+    " ten zero pi double twice triple instead rather except unless possibly alternatively th st nd rd rounded"
+    " approximately negative below base roughly estimated".split()
+)
+
+
+@lru_cache(maxsize=1000)
+def cleaned(text: str) -> str:
+    """The text in one spelling: ASCII and LaTeX, words in double quotes, without what only wraps or spaces it."""
+    text = re.sub(r"[⁰¹²³⁴-⁹⁻]+", lambda digits: f"^{{{unicodedata.normalize('NFKC', digits[0])}}}", text)
+    text = re.sub(r"[₀-₉]+", lambda digits: f"_{{{unicodedata.normalize('NFKC', digits[0])}}}", text)
+    text = re.sub(r"(?=[¼-¾⅐-⅞])", " ", text).replace("ℝ", r"\reals ")  # 3½ is no 31/2
+    text = re.sub(r"√ ?(\d+|[a-z])", r"\\sqrt{\1}", text).replace("√", r"\sqrt ")
+    text = "".join(c for c in unicodedata.normalize("NFKC", text) if unicodedata.category(c) != "Cf")  # of no width
+    text = re.sub(SIGN, lambda sign: SPELLINGS.get(sign[0], sign[0]), text)
+    for pattern, replacement in REWRITTEN:
+        text = re.sub(pattern, replacement, text)
+    before = None
+    while text != before:
+        before = text = text.strip()
+        for pattern in WRAPPED:
+            match = re.fullmatch(pattern, text)
+            if match and closing_braces(text).get(match.start(1) - 1, len(text) - 1) == len(text) - 1:
+                text = match[1].strip()
+    return text
+
+
+def closing_braces(text: str) -> dict[int, int]:
+    """Where each brace is closed, by where it opens. A brace behind a backslash is none."""
+    closed_at, opened = {}, []
+    for brace in re.finditer(r"\\.|[{}]", text, flags=re.DOTALL):
+        if brace[0] == "{":
+            opened.append(brace.start())
+        elif brace[0] == "}" and opened:
+            closed_at[opened.pop()] = brace.start()
+    return closed_at
+
+
+def squeezed(text: str) -> str:
+    """The text without spaces, but for those between words."""
+    return re.sub(r" (?!\w)|(?<!\w) ", "", text)
+
+
+def as_choice(text: str) -> tuple[str, str]:
+    """The letter of a multiple choice, '' for none, and the text behind it: D, (D) 12, D. 12."""
+    pattern = r"(?:(?i:option|choice|answer) ?:? ?)?(?:\(([A-Z])\)|([A-Z])(?=[.):](?: |$)|$))[.):, ]*(.*)"
+    match = re.fullmatch(pattern, text.replace('"', ""))
+    return (match[1] or match[2], match[3]) if match else ("", text)
+
+
+def as_words(text: str) -> str:
+    """What is compared of a sentence, of a word, or of letters alone such as ABCD; '' for anything else."""
+    text = text.replace('"', " ").strip().casefold()
+    is_sentence = re.fullmatch(r"[^\W\d_][\w ,.'()/&:!?-]*", text) and re.search(r"[^\W\d_]{3}", text)
+    is_letters = re.fullmatch(r"[^\W\d_]+(?:[ ,]+[^\W\d_]+)*", text) and len(text) > 1
+    return re.sub(r"(?<!\d)[^\w,]|[^\w,](?!\d)", "", text) if is_sentence or is_letters else ""
+
+
+def as_time_or_base(text: str) -> tuple[str, str]:
+    """A time and its half of the day, a or p; or digits and their base. '' for a half or a base that is not said."""
+    if time := re.fullmatch(r'0?(\d{1,2})(?::([0-5]\d))? ?(?:"?([ap])\.? ?m\.?"?)?', text.casefold()):
+        return (f"{time[1]}:{time[2] or '00'}", time[3] or "") if time[2] or time[3] else (text, "")
+    based = re.fullmatch(r'([0-9A-F]+) ?_ ?\{? ?"?(\w+)"? ?\}?', text)
+    base = str(BASES.get(based[2], based[2])) if based else ""
+    is_based = base.isdigit() and int(base) <= 16 and all(int(digit, 16) < int(base) for digit in based[1])
+    return (based[1], base) if is_based else (text, "")
+
+
+def without_unit(text: str) -> tuple[str, str]:
+    """The text without its unit, and the unit in one spelling, '' for none. Letters may be variables, and words may say
+    anything: a unit is known, or it is said to be text, or it stands behind a number. Raises ValueError for two."""
+    units = {one_unit(symbol) for symbol in re.findall("[¤€£¥₹]", text)}
+    text = re.sub("[¤€£¥₹]", "", text).strip()
+    word = r'(?:"[^"]*"|(?<![a-zA-Z\\])[a-zA-Z]+|¢)\.?(?: ?\^ ?\{?-?\d\}?)?'
+    if match := re.fullmatch(rf"(.*?[^\s/])( *(?:{word})(?:[ /]*(?:{word}))*)", text):
+        before, unit = match.groups()
+        words = re.findall(r"°?[^\W\d_]+", unit.casefold())
+        is_known, shortest = all(one_unit(word) in UNITS for word in words), min(map(len, words), default=1)
+        is_text = not re.search("[a-zA-Z]", re.sub('"[^"]*"', "", unit))
+        is_behind_number = re.fullmatch(r"[-\d./]+|-?\d*\\frac\{\d+\}\{\d+\}", before) and unit[0] == " "
+        if is_text or is_behind_number:
+            is_unit = is_known or shortest > (1 if is_text else 2)
+        else:
+            is_unit = is_known and shortest > 1
+        if is_unit and not NO_UNIT.intersection(words) and not re.search(r"[\\,]", unit):
+            text = re.sub(rf"{re.escape(unit.strip())} ?(?=,)", "", before)
+            units |= {one_unit(unit)} - {""}
+    if len(units) > 1 or "%%" in units:
+        raise ValueError("two units")
+    return text.strip(), "".join(units)
+
+
+def one_unit(unit: str) -> str:
+    """A unit in one spelling: square meters, sq m and m^2 are all m^2."""
+    unit = re.sub(r"\b(square|sq|cubic)\b\.? +([^\W\d_]+)", r"\2 \1", re.sub('[".{}]', "", unit.casefold()))
+    words = [(word, word.removesuffix("s") if len(word) > 2 else word) for word in re.findall(r"°?[^\W\d_]+|\S", unit)]
+    return "".join(UNIT_OF.get(word, UNIT_OF.get(singular, singular)) for word, singular in words)
