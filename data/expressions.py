@@ -1,10 +1,14 @@
-r"""Expressions of mathematics in LaTeX or plain text: a reader of its own, and the numbers that they stand for.
+r"""Expressions of mathematics in LaTeX or plain text: a reader makes trees of them, and trees have values.
 
 Nothing is evaluated as Python or by a computer algebra system, and what is too large is not computed. A tree is a tuple
-of its kind and its parts. Leaves are ("number", value, form, decimals), ("name", name) and ("constant", name). The
-parts of all others are trees: of + - * / ^ and functions, of "list", "set" and "matrix" with its "row"s, of r"\cup" and
-r"\setminus", of brackets such as "()" and "[)". A "relation" has its signs before its parts, and ("named", name, tree)
-is x = 5 once it is understood.
+of its kind and its parts:
+
+    ("number", value, form, decimals)  ("name", "x")  ("constant", r"\pi")     leaves; `value` is a Fraction
+    ("+", tree, ...)  ("-", tree)  ("/", tree, tree)  (r"\sin", tree)  ...     operations and functions
+    ("list", ...)  ("set", ...)  ("()", ...)  ("[)", ...)  (r"\cup", ...)      collections, by their brackets
+    ("matrix", ("row", ...), ...)
+    ("relation", signs, tree, tree, ...)                                       a < b = c, the signs before the trees
+    ("named", name, tree)                                                      x = 5, once mathematics.py understands it
 """
 
 import random
@@ -20,7 +24,7 @@ MOST_DIGITS = 300  # of a power; two numbers that agree in so many are the same
 LARGEST_FRACTION = 10 ** (MOST_DIGITS // 2 - 10)  # above and below; no such fraction is so near to a root or to pi
 mp = mpmath.MPContext()
 mp.dps = MOST_DIGITS + 50
-FAULTS = (ArithmeticError, ValueError, TypeError, RecursionError)  # of reading and computing
+FAULTS = (ArithmeticError, ValueError, TypeError, RecursionError)  # what reading and computing may raise
 
 # fmt: off
 TOKEN = re.compile(r'(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3}(?![\w.]))?|\\[a-zA-Z]+|\\.|"[^"]*"|\S')
@@ -45,7 +49,8 @@ LEAVES = {r"\emptyset": ("set",), r"\reals": REALS, **{name: ("constant", name) 
 
 
 def read(text: str) -> tuple:
-    """The tree of an answer; several between commas are a list, and so are the two of ±. Raises one of FAULTS."""
+    """The tree of an answer. Several answers with commas between them are a list, and so are the two of ±. Raises one
+    of FAULTS for what is no expression."""
     items, tokens = [], TOKEN.findall(text)
     both = {r"\pm", r"\mp"}.intersection(tokens)
     for signs in ({r"\pm": "+", r"\mp": "-"}, {r"\pm": "-", r"\mp": "+"})[: 1 + bool(both)]:
@@ -58,7 +63,7 @@ def read(text: str) -> tuple:
 
 
 class Reader:
-    """Recursive descent. Each method reads what its name says, and returns its tree."""
+    """Recursive descent: each method reads what its name says, from the next token on, and returns its tree."""
 
     def __init__(self, tokens: list[str]):
         self.tokens, self.at, self.open = tokens, 0, []
@@ -82,7 +87,7 @@ class Reader:
         return items
 
     def level(self, level: int = 0) -> tuple:
-        """Parts with signs of this level between them, which bind less than those of higher levels."""
+        """Parts with signs of this level of LEVELS between them. Signs of later levels bind more."""
         if level == len(LEVELS):
             return self.product()
         parts, signs = [self.level(level + 1)], []
@@ -95,7 +100,7 @@ class Reader:
         return ("relation", tuple(signs), *parts) if level == 0 else (signs[0].replace("-", "+"), *parts)
 
     def product(self, of_function: bool = False) -> tuple:
-        """Factors; what a function is of ends before the next function or sign."""
+        """Factors. The argument of a function without brackets ends before the next function or sign."""
         factors = [self.signed()]
         while True:
             if not of_function and self.take("*"):
@@ -108,7 +113,7 @@ class Reader:
                 return joined("*", *factors)
 
     def starts_factor(self) -> bool:
-        """Whether a factor follows without a sign; a number never does."""
+        """Whether the next token is a factor that needs no sign before it. A number is none."""
         token = self.next
         return token in STARTS_FACTOR or token.isalpha() or token[:1] == '"' or token == "|" and "|" not in self.open
 
@@ -124,13 +129,13 @@ class Reader:
         return ("!", tree) if self.take("!") else tree
 
     def argument(self, digits: bool = True) -> tuple:
-        """What a command or ^ is about; without `digits` one digit of several."""
+        """The argument of a command or of ^: a group in braces, or one token; of a number one digit unless `digits`."""
         if not digits and self.next.isdigit():
             self.tokens[self.at : self.at + 1] = self.next
         return self.signed() if self.next == "-" else self.atom()
 
     def raw(self) -> str:
-        """The text of an argument."""
+        """An argument as text."""
         start, is_group = self.at, self.next == "{"
         while is_group and self.next not in ("", "}"):
             self.at += 1
@@ -167,7 +172,7 @@ class Reader:
         raise ValueError(f"{token!r} is not known")
 
     def number(self, digits: str) -> tuple:
-        """A literal: 12, 1.5e6, a decimal that repeats, a mixed number."""
+        """A literal: 12, 1.5e6, 0.1\\overline{6}, or the mixed number 3\\frac{1}{2}."""
         value, (mantissa, _, exponent) = Fraction(digits), digits.lower().partition("e")
         decimals = len(mantissa.partition(".")[2]) - int(exponent or 0)
         if "." in digits and self.take(r"\overline", r"\bar", r"\dot"):
@@ -208,8 +213,8 @@ def number(value: Fraction | int, form: str = "digits", decimals: int = 0) -> tu
 
 
 def joined(sign: str, *parts: tuple) -> tuple:
-    """The tree of parts with a sign; of numbers a literal where people write one so: a fraction, 10^6, 1.5 * 10^6. Of
-    these 10^0 and 10^1 are none by themselves."""
+    """The tree of parts with a sign between them. It is a number if people write numbers so: as a fraction, 10^6, or
+    1.5 * 10^6. A trivial power, 10^0 or 10^1, counts as an operation, but 4.2 * 10^1 is a number."""
     forms = [part[2] if part[0] == "number" else "" for part in parts]
     if sign == "/" and forms == ["digits", "digits"]:
         value, below = parts[0][1] / parts[1][1], abs(parts[1][1])
@@ -226,7 +231,7 @@ def joined(sign: str, *parts: tuple) -> tuple:
 
 
 def parts_of(tree: tuple) -> tuple:
-    """The trees below a tree; of x = 5 the 5 alone."""
+    """The trees below a tree; below x = 5 only the 5."""
     if tree[0] in ("number", "name", "constant"):
         return ()
     return tree[2:] if tree[0] in ("relation", "named") else tree[1:]
@@ -237,31 +242,33 @@ def letters(tree: tuple) -> set[str]:
 
 
 def operations(tree: tuple) -> set[str]:
-    """What is to be carried out to have the value. Literals are none; an operation on numbers alone is one of its own,
-    so that 2 * 3 is not allowed by 2 * x."""
+    """The operations of a tree, which decide whether an answer is written in an accepted way. A number has none. "* of
+    numbers" is another operation than "*", so that a wanted 2 * x does not allow 2 * 3."""
     kind, parts = tree[0], parts_of(tree)
-    of_parts = [operations(part) for part in parts]
-    found = set().union(*of_parts)
+    operations_of_parts = [operations(part) for part in parts]
+    all_operations = set().union(*operations_of_parts)
     if kind == "name":
         return {"letter"}
     if kind in ("number", "constant"):
         return {"trivial power of ten", "e", "i", r"\pi"}.intersection(tree)
     if kind == "^" and parts[1][0] == "number" and parts[1][1].denominator != 1:
-        return found | {"root"}
+        return all_operations | {"root"}
     if kind in ("+", "*", "-", "/", "^") and tree != REALS[1]:
-        numbers = sum(map(on_numbers, of_parts))
+        numbers = sum(map(on_numbers, operations_of_parts))
         if numbers == len(parts) or kind in ("+", "*") and numbers > 1:
-            found.add(f"{kind} of numbers")
-        return found | ({kind} if numbers < len(parts) else set())
-    return found | ({FAMILIES.get(kind, kind)} if kind in VALUES else set())
+            all_operations.add(f"{kind} of numbers")
+        return all_operations | ({kind} if numbers < len(parts) else set())
+    return all_operations | ({FAMILIES.get(kind, kind)} if kind in VALUES else set())
 
 
 def on_numbers(operations: set[str]) -> bool:
+    """Whether a tree with these operations has neither letters, roots nor constants."""
     return all(operation.endswith("of numbers") for operation in operations)
 
 
 def value(tree: tuple, point: dict):
-    """A real or complex number of mpmath. Raises one of FAULTS for what has no value or is too large."""
+    """The value of a tree where each letter has the value that `point` gives it: a real or complex number of mpmath.
+    Raises one of FAULTS if there is none or if it is too large."""
     kind, parts = tree[0], parts_of(tree)
     if kind == "number":
         if max(abs(tree[1].numerator), tree[1].denominator) > LARGEST_FRACTION:
@@ -283,7 +290,7 @@ def value(tree: tuple, point: dict):
 
 
 def values_at_points(*trees: tuple):
-    """Yields the values of the trees where letters are numbers drawn by chance, in all combinations of two signs."""
+    """Yields the values of the trees at points: each letter is a number drawn by chance, with either sign."""
     names, rng = sorted(set().union(*map(letters, trees))), random.Random(0)
     for signs in [(1, 1), (-1, 1), (1, -1), (-1, -1)][: 4 if names else 1]:
         size = {name: mp.mpf(rng.randint(1, 999)) / rng.randint(100, 999) for name in names}
@@ -292,4 +299,5 @@ def values_at_points(*trees: tuple):
 
 
 def close(a, b) -> bool:
+    """Whether two values agree in MOST_DIGITS digits."""
     return bool(a == b or abs(a - b) < max(abs(a), abs(b)) * mp.mpf(10) ** -MOST_DIGITS)

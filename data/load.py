@@ -13,6 +13,7 @@ import pkgutil
 import random
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -140,7 +141,11 @@ def load_data(
             raise ValueError(f"{spec.name} is a task, which has no worked solutions: give a file that has them")
         else:
             sources.append(made_source(spec, train_problems or MADE_PROBLEMS, validation_problems, seed))
-    number_names(sources)
+    times = Counter()
+    for source in sources:
+        times[source.name] += 1
+        if times[source.name] > 1:
+            source.name += f"-{times[source.name]}"  # a second gsm8k is gsm8k-2
     held_out = [problem for source in sources for problem in source.validation]
     for source in sources:
         source.train = without(source.train, held_out, source.notes)
@@ -185,15 +190,6 @@ def next_source(weights: Sequence[float], handed_out: Sequence[int]) -> int:
     prompts has the sources in proportion to their weights, to within one prompt. A weight of 0 is never chosen."""
     candidates = [i for i, weight in enumerate(weights) if weight > 0]
     return min(candidates, key=lambda i: (handed_out[i] + 1) / weights[i])
-
-
-def number_names(sources: list[Source]) -> None:
-    """Make the names unique, for the log: a second gsm8k becomes gsm8k-2."""
-    seen: dict[str, int] = {}
-    for source in sources:
-        seen[source.name] = seen.get(source.name, 0) + 1
-        if seen[source.name] > 1:
-            source.name += f"-{seen[source.name]}"
 
 
 # --- one source -----------------------------------------------------------------------------------------------------

@@ -1,12 +1,12 @@
-"""Running a hostile Python program: standard input to standard output, and nothing else.
+"""The sandbox: runs a hostile Python program, from standard input to standard output, and lets it do nothing else.
 
-A program may compute, within limits of time, memory, threads and output. Linux refuses it the rest, with no privileges
-and no helper program, by two mechanisms that it cannot take off again:
+A program may compute, within limits of time, memory, threads and output. Linux refuses it the rest, without privileges
+and without a helper program, by two mechanisms that the program cannot take off again:
 
     Landlock   no file can be opened but Python's own; none can be written, made or removed, not even a temporary one
     seccomp    only the system calls with which Python reads, computes and writes (ALLOWED, CHECKED); all others fail
 
-A process that cannot fork leaves no descendants: killing it is killing all of it. Where a mechanism is missing,
+A process that cannot fork leaves no descendants: killing it is killing all of it. If this machine lacks a mechanism,
 `missing()` says what that costs, and train.py and generate.py print it.
 """
 
@@ -77,7 +77,7 @@ def run(arguments: list[str], folder: Path, stdin: bytes, seconds: float, longes
 
 def read_output(process: subprocess.Popen, listeners: list[int], deadline: float, longest: int) -> tuple[bytes, str]:
     """What the process writes until it ends, at most until the deadline and at most `longest` bytes; and how it ended.
-    Closing its standard output is not ending. Its wishes for threads are answered meanwhile."""
+    A process that closes its standard output has not ended. When it asks for a thread, it is answered."""
     chunks, length, is_open = [], 0, True
     with selectors.DefaultSelector() as selector:
         for source in (process.stdout, *listeners):
@@ -89,7 +89,8 @@ def read_output(process: subprocess.Popen, listeners: list[int], deadline: float
             for key, events in selector.select(remaining if is_open else min(0.002, remaining)):
                 if key.fileobj is not process.stdout:
                     if events == selectors.EVENT_READ:  # writable too: its threads have ended
-                        answer_clone(key.fd, number_of_threads(process.pid) < NUMBER_OF_THREADS)
+                        threads = os.listdir(f"/proc/{process.pid}/task")
+                        answer_clone(key.fd, len(threads) < NUMBER_OF_THREADS)
                     continue
                 chunks.append(os.read(key.fd, 1 << 16))
                 length += len(chunks[-1])
@@ -101,13 +102,8 @@ def read_output(process: subprocess.Popen, listeners: list[int], deadline: float
     return b"".join(chunks), "exit"
 
 
-def number_of_threads(pid: int) -> int:
-    """Of a process that was not waited for."""
-    return len(os.listdir(f"/proc/{pid}/task"))
-
-
 def answer_clone(listener: int, may_have: bool) -> None:
-    """A thread of the program wants another one and waits in the kernel: let it go on, or fail for want of threads."""
+    """The program asks for a thread, and waits in the kernel: let it have one, or fail with EAGAIN."""
     request = bytearray(80)  # struct seccomp_notif; the first 8 bytes are its identity
     error, go_on = (0, 1) if may_have else (-errno.EAGAIN, 0)
     with contextlib.suppress(OSError):  # killed meanwhile
@@ -117,7 +113,7 @@ def answer_clone(listener: int, may_have: bool) -> None:
 
 @lru_cache
 def require_sandbox() -> None:
-    """ValueError when Python itself does not run in the sandbox: then every program would be called wrong."""
+    """Raises ValueError if Python itself does not run in the sandbox: then every program would be called wrong."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             outcome = run(["-c", "import json; print(6 * 7)"], Path(folder), b"", seconds=60, longest_output=100)
@@ -131,7 +127,7 @@ def require_sandbox() -> None:
 
 
 def missing() -> list[str]:
-    """What this machine cannot enforce, in words; empty where everything is enforced."""
+    """What this machine cannot enforce, in words; empty if it enforces everything."""
     gaps = []
     if landlock_version() == 0:
         gaps.append("no Landlock (Linux 5.13 or newer has it): a program can read and change the files of this user")
@@ -158,8 +154,8 @@ def limits_threads() -> bool:
 
 
 def confinement(ruleset: int | None, seconds: float, channel: socket.socket):
-    """A function that confines the process that calls it: run between fork and exec, so it only makes system calls. It
-    sends through the channel where its wishes for threads are to be answered, if the kernel can ask."""
+    """A function that confines the process that calls it. It runs between fork and exec, so it only makes system calls.
+    If the kernel can ask before each thread, it sends through the channel the listener that answers."""
     libc, parent = ctypes.CDLL(None, use_errno=True), os.getpid()
     program, threads = seccomp_filter(), clone_filter()
 
@@ -194,7 +190,7 @@ def confinement(ruleset: int | None, seconds: float, channel: socket.socket):
     return enter
 
 
-# Landlock (landlock(7)): a ruleset names the kinds of access that are refused unless a rule allows them beneath a path.
+# Landlock (landlock(7)): a ruleset names kinds of access. They are refused, unless a rule allows them below a path.
 
 LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446
 EXECUTE, READ_FILE, READ_DIR = 1 << 0, 1 << 2, 1 << 3

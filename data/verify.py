@@ -250,15 +250,7 @@ class Verifier:
 
     def has_ended(self) -> bool:
         """Whether it has closed its pipe, or has written what nobody asked for."""
-        return bool(self._poll(0))
-
-    def _poll(self, seconds: float) -> list:
-        """Wait until it has written or can read."""
-        poller = select.poll()
-        poller.register(self.process.stdout, select.POLLIN)
-        if self.outbox:
-            poller.register(self.process.stdin, select.POLLOUT)
-        return poller.poll(1000 * seconds)
+        return bool(self._ready_pipes(seconds=0))
 
     def _reply(self, seconds: float):
         """Its next message, whatever it is. Raises TimeoutError if it takes longer, EOFError if the worker has ended or
@@ -270,36 +262,33 @@ class Verifier:
                 raise TimeoutError
             if self.closing.is_set():
                 raise EOFError
-            self._poll(min(remaining, 0.1))
+            self._ready_pipes(min(remaining, 0.1))
             time.sleep(0.001)  # so that many answers cost one awakening
-            self._write()
-            self._read()
+            with contextlib.suppress(BlockingIOError, BrokenPipeError):  # if it is dead, its other pipe will tell
+                while self.outbox:
+                    del self.outbox[: os.write(self.process.stdin.fileno(), self.outbox)]
+            with contextlib.suppress(BlockingIOError):
+                data = os.read(self.process.stdout.fileno(), 1 << 16)
+                if not data:
+                    raise EOFError
+                self.inbox += data
         return json.loads(message)
 
-    def _write(self) -> None:
-        """As much as the pipe takes."""
-        try:
-            while self.outbox:
-                del self.outbox[: os.write(self.process.stdin.fileno(), self.outbox)]
-        except BlockingIOError:
-            pass
-        except BrokenPipeError:  # it is dead, and its other pipe will tell
-            self.outbox.clear()
-
-    def _read(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            data = os.read(self.process.stdout.fileno(), 1 << 16)
-            if not data:
-                raise EOFError
-            self.inbox += data
+    def _ready_pipes(self, seconds: float) -> list:
+        """Waits until it has written, or can read what waits for it."""
+        poller = select.poll()
+        poller.register(self.process.stdout, select.POLLIN)
+        if self.outbox:
+            poller.register(self.process.stdin, select.POLLOUT)
+        return poller.poll(1000 * seconds)
 
     def _whole_message(self) -> bytes | None:
+        """The first message that was read, without its length; None if it is not all there."""
         if len(self.inbox) < HEADER.size:
             return None
-        (length,) = HEADER.unpack_from(self.inbox)
-        if length > LONGEST_REPLY:
-            raise ValueError(f"it has {length} bytes")
-        end = HEADER.size + length
+        end = HEADER.size + HEADER.unpack_from(self.inbox)[0]
+        if end > LONGEST_REPLY:
+            raise ValueError(f"it has {end} bytes")
         if len(self.inbox) < end:
             return None
         message = bytes(self.inbox[HEADER.size : end])
@@ -335,22 +324,21 @@ def remove(folder: str) -> None:
 
 
 def die_with(parent: int, by: signal.Signals) -> bool:
-    """Linux: have this process sent a signal when the thread that started it ends. Whether it has not ended yet."""
+    """On Linux, this process gets the signal when the thread that started it ends. Returns whether the parent lives."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, by)
     return os.getppid() == parent
 
 
 def guard(parent: int, folder: str, memory_gib: float) -> int:
-    """Fork the worker, wait for its end or for the parent's word or death, kill all that is left, remove its files.
-    Returns the worker's exit status, 128 and more for a signal."""
-    news = {signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP}  # a child has ended; the parent's word; the parent's death
+    """Start the worker and wait until it ends, until the parent wants it to end, or until the parent dies. Then kill
+    all that is left and remove its files. Returns the worker's exit status, 128 and more for a signal."""
+    news = {signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP}  # a child has ended; the parent wants the end, or has died
     signal.pthread_sigmask(signal.SIG_BLOCK, news)  # taken by sigwait: no handler can come in between
+    if not die_with(parent, by=signal.SIGHUP):
+        os.kill(os.getpid(), signal.SIGHUP)
+    worker = fork_worker(memory_gib)
     status, arrived = None, signal.SIGCHLD
-    if die_with(parent, by=signal.SIGHUP):
-        worker = fork_worker(memory_gib)
-    else:
-        arrived = signal.SIGHUP
     while status is None and arrived == signal.SIGCHLD:
         arrived = signal.sigwait(news)
         status = reap(worker)
@@ -384,8 +372,8 @@ def fork_worker(memory_gib: float) -> int:
 
 
 def reap(worker: int) -> int | None:
-    """Take note of the children that have ended, adopted orphans among them, until there are none or it is the worker.
-    Returns the worker's exit status, 128 and more for a signal; None while it runs."""
+    """Wait for the children that have ended, adopted ones too. Returns the worker's exit status, 128 and more for a
+    signal; None while the worker runs."""
     child = -1
     while child not in (0, worker):
         child, code = os.waitpid(-1, os.WNOHANG)
@@ -416,8 +404,8 @@ def children(pid: int) -> list[int]:
 
 
 def work(memory_gib: float) -> None:
-    """Judge what comes on standard input until it ends. Tasks can print and read what they like: their standard input
-    and output are /dev/null."""
+    """Judge what comes on standard input, until it ends. A task may print and read what it likes: its own standard
+    input and output are /dev/null."""
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)

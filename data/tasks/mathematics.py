@@ -1,10 +1,10 @@
 r"""Mathematics with a final answer in \boxed{}: right is the wanted answer, written in any accepted way.
 
-What counts is the last box after the last `</think>`; naming several answers in the hope that one is it is wrong. An
-answer may be written in literals: digits, a fraction, a mixed number, a percentage, a power of ten. Beyond that it may
-use the operations that the wanted one uses; a task that evaluates to the answer, as 5! does to 120, is wrong. Numbers
-are compared exactly, expressions by many digits and at random points. What cannot be read (expressions.py), or is too
-large, is wrong.
+What counts is the last box after the last `</think>`. Several answers are wrong if one is wanted. A number may be
+written as people do: in digits, as a fraction, a mixed number, a percentage, with a power of ten. Beyond that an answer
+may use the operations that the wanted one uses: 5! is wrong for 120, since it is a task that evaluates to the answer.
+Numbers are compared exactly, expressions in 300 digits and at random points. What cannot be read, or is too large, is
+wrong. spelling.py gives an answer one spelling, and expressions.py reads it.
 """
 
 import re
@@ -23,16 +23,16 @@ _, LOWEST, HIGHEST = REALS  # the ends of an interval without bounds
 
 
 def worded(text: str, instruction: str | None = None) -> str:
-    """A problem as it is put to the model, with an instruction behind it: INSTRUCTION, unless the text says itself what
-    to box."""
+    """A problem as the model gets it, with an instruction behind it: INSTRUCTION, unless the text itself asks for a
+    box."""
     if instruction is None:
         instruction = "" if "\\boxed" in text else INSTRUCTION
     return f"{text.strip()}\n\n{instruction}".strip()
 
 
 def problem(text: str, answer: str, instruction: str | None = None) -> Problem:
-    """The prompt for a problem whose text is `text`; the answer may be a bare one or a worked solution that ends in
-    `#### answer` (GSM8K) or in \\boxed{answer} (MATH). Raises ValueError when it is neither."""
+    """A problem with this text. The answer may be a bare one, or a worked solution that ends in `#### answer` (GSM8K)
+    or in \\boxed{answer} (MATH). Raises ValueError for a long text that is neither, and for an empty answer."""
     if "####" in answer:
         answer = answer.rpartition("####")[2]
     elif (boxed := last_boxed(answer)) is not None:
@@ -45,14 +45,14 @@ def problem(text: str, answer: str, instruction: str | None = None) -> Problem:
 
 
 def score(problem: Problem, completion: str) -> bool:
-    """Whether the last box after the thinking holds the answer, and not a part of the problem that evaluates to it."""
+    """Whether the last box after the thinking holds the answer, and no part of the problem that evaluates to it."""
     answer = last_boxed(after_thinking(completion))
     return answer is not None and equal(problem.answer, answer) and not copied(problem, answer)
 
 
 def last_boxed(text: str) -> str | None:
-    """What stands in the last \\boxed{} or \\fbox{} that is in no other, or behind a \\boxed without braces up to the
-    next space or dollar sign; None without one, or when its braces do not close."""
+    """The content of the last \\boxed{} or \\fbox{} that is in no other. A box without braces ends before the next
+    space or dollar sign. None if there is no box, or if its braces do not close."""
     closed_at, content, end = closing_braces(text), None, 0
     for box in re.finditer(r"\\(?:boxed|fbox)\s*(\{|[^\s${}]*)", text):
         if box.start() < end:  # in another
@@ -65,7 +65,8 @@ def last_boxed(text: str) -> str | None:
 
 
 def copied(problem: Problem, answer: str) -> bool:
-    """Whether the answer stands in the problem, is to be solved or carried out, and is not written as it is wanted."""
+    """Whether the answer is an expression or inequality of the problem that has still to be worked out, and is not
+    written as the wanted answer is."""
     given, wanted = squeezed(cleaned(answer)), squeezed(cleaned(problem.answer))
     if given == wanted or as_words(given):
         return False
@@ -74,19 +75,19 @@ def copied(problem: Problem, answer: str) -> bool:
         to_carry_out = operations(meaning(tree)) - {"letter"}
     except FAULTS:  # with a unit
         return False
-    to_solve = tree[0] == "relation" and not {"=", r"\in"}.issuperset(tree[1])
+    to_solve = tree[0] == "relation" and not set(tree[1]) <= {"=", r"\in"}
     to_reduce = tree[0] == "number" and tree[2] in ("unreduced", "power of ten")
-    start = r"(?<![\d.^])" + r"\b" * given[0].isalnum()
-    stands = re.search(rf"{start}{re.escape(given)}(?![\w^])", squeezed(cleaned(problem.prompt)))
-    return bool(stands and (to_solve or to_reduce or to_carry_out))
+    start = r"(?<![\d.^])\b" if given[0].isalnum() else r"(?<![\d.^])"
+    is_in_problem = re.search(rf"{start}{re.escape(given)}(?![\w^])", squeezed(cleaned(problem.prompt)))
+    return bool(is_in_problem and (to_solve or to_reduce or to_carry_out))
 
 
 # --- two answers, as texts --------------------------------------------------------------------------------------------
 
 
 def equal(reference: str, answer: str) -> bool:
-    """Whether an answer in LaTeX or plain text is the reference written in an accepted way. Not symmetric: the
-    reference says which operations may be used, and which units count."""
+    """Whether an answer in LaTeX or plain text is the reference, written in an accepted way. This is not symmetric: the
+    reference says which operations may be used, and which unit counts."""
     if max(len(reference), len(answer)) > LONGEST_ANSWER:
         return reference.strip() == answer.strip()
     wanted, given = cleaned(reference), cleaned(answer)
@@ -109,18 +110,24 @@ def equal(reference: str, answer: str) -> bool:
 
 
 def same_quantity(wanted: str, given: str) -> bool:
-    """Whether two answers that are not words are the same: the unit, and what the rest means."""
-    (wanted, unit), (given, other) = without_unit(wanted), without_unit(given)
-    right, answer = meaning(read(wanted)), meaning(read(given))
-    if unit and other and unit != other or not may_use(right, answer):
+    """Whether two answers that are not words have the same unit and the same meaning."""
+    (wanted, wanted_unit), (given, given_unit) = without_unit(wanted), without_unit(given)
+    wanted_tree, given_tree = meaning(read(wanted)), meaning(read(given))
+    if "" != wanted_unit != given_unit != "" or not may_use(wanted_tree, given_tree):
         return False
-    is_number = right[0] == answer[0] == "number"
-    if other == "%" != unit:
-        return is_number and (same(right, percent(answer)) or abs(right[1]) > 1 and same(right, answer))
-    return same(right, answer) or unit == "%" != other and is_number and same(percent(right), answer)
+    if wanted_unit == given_unit or "%" not in (wanted_unit, given_unit):
+        return same(wanted_tree, given_tree)
+    are_numbers = wanted_tree[0] == given_tree[0] == "number"
+    if wanted_unit == "%":  # 25 and 0.25 are right for 25 %
+        return same(wanted_tree, given_tree) or are_numbers and same(percent(wanted_tree), given_tree)
+    if not are_numbers:
+        return False
+    may_ask_for_percent = abs(wanted_tree[1]) > 1  # 25 % is right for 25, and for 0.25
+    return same(wanted_tree, percent(given_tree)) or may_ask_for_percent and same(wanted_tree, given_tree)
 
 
 def percent(tree: tuple) -> tuple:
+    """A number divided by 100. If it has decimals, it has two more."""
     return ("number", tree[1] / 100, tree[2], tree[3] + 2 if tree[3] else 0)
 
 
@@ -128,11 +135,11 @@ def percent(tree: tuple) -> tuple:
 
 
 def meaning(tree: tuple) -> tuple:
-    """The tree with x = 5 as a named 5, an inequality that is solved as the interval, and so for the parts of lists."""
+    """The tree with x = 5 as a named 5, and x > 2 as a named interval; also in lists."""
     kind = tree[0]
     if kind == "relation":
         return meaning_of_relation(tree[1], tree[2:])
-    if kind == r"\setminus" and tree[1] == REALS and tree[2][0] == "set":  # all but some numbers
+    if kind == r"\setminus" and tree[1] == REALS and tree[2][0] == "set":  # all numbers but some
         ends = [LOWEST, *sorted(tree[2][1:], key=lambda number: number[1]), HIGHEST]
         return (r"\cup", *(("()", low, high) for low, high in zip(ends, ends[1:])))
     if kind not in ("list", "set"):
@@ -152,7 +159,7 @@ def meaning(tree: tuple) -> tuple:
 
 
 def meaning_of_relation(signs: tuple, parts: tuple) -> tuple:
-    """What a relation says of its name; the relation itself where it is not solved for one."""
+    """What a relation says of its name, as "named"; the relation itself if it is not solved for a name."""
     if set(signs) == {"="}:
         if is_name(parts[-1]) and not is_name(parts[0]):
             parts = parts[::-1]
@@ -186,8 +193,8 @@ def is_name(tree: tuple) -> bool:
 
 
 def may_use(wanted: tuple, given: tuple) -> bool:
-    """Whether all operations and letters of the answer are those of the wanted one. With letters all arithmetic is
-    allowed, and beside a root or a constant factors."""
+    """Whether the wanted answer has all operations and letters of the one that is given. With letters all arithmetic is
+    allowed. With any other operation, such as a root, products and quotients are."""
     allowed = operations(wanted)
     if "letter" in allowed:
         allowed |= {"+", "-", "*", "/", "^"}
@@ -211,13 +218,13 @@ def same(wanted: tuple, given: tuple) -> bool:
         return same(*(tree[2] if tree[0] == "named" else tree for tree in (wanted, given)))
     if kinds & {"list", "set"} or kinds == {r"\cup"}:  # in any order
         groups = {"list", "set"} if r"\cup" not in kinds else {r"\cup"}
-        left, items = [list(tree[1:]) if tree[0] in groups else [tree] for tree in (wanted, given)]
+        left_over, items = [list(tree[1:]) if tree[0] in groups else [tree] for tree in (wanted, given)]
         for item in items:
-            match = next((other for other in left if same(other, item)), ())
+            match = next((candidate for candidate in left_over if same(candidate, item)), ())
             if not match:
                 return False
-            left.remove(match)
-        return not left
+            left_over.remove(match)
+        return not left_over
     if len(kinds) == 1 and kinds <= {"()", "[]", "(]", "[)", "matrix", "row"}:
         return len(wanted) == len(given) and all(map(same, wanted[1:], given[1:]))
     if kinds == {"number"}:  # a decimal with two places or more may be given with more of them
@@ -227,7 +234,7 @@ def same(wanted: tuple, given: tuple) -> bool:
 
 
 def same_equation(wanted: tuple, given: tuple) -> bool:
-    """Two equations in the same letters, at least two: whether one is a multiple of the other."""
+    """Whether one equation is a multiple of the other. Both must have the same letters, at least two."""
     sides = []
     for tree in (wanted, given):
         signs, left, right = (("=",), *tree[1:]) if tree[0] == "named" else (tree[1], tree[2], tree[-1])
