@@ -1,4 +1,4 @@
-r"""Pairs of a wanted answer and one that is given, with the verdict and why; `right` or `wrong`, by category.
+r"""Pairs of a wanted answer and one that is given, by category, each with its verdict and a word why.
 
 The rule: right is the wanted answer in another accepted way of writing, wrong is a task that evaluates to it."""
 
@@ -260,28 +260,14 @@ PAIRS = {
     ("17", "17\ud800", WRONG, "half a character"),
 ],
 "of all kinds": [
-    (r"\frac{1}{2}", "0.5", RIGHT, "same"), (r"\frac{1}{2}", "1/2", RIGHT, "same"), ("3.5", r"\frac72", RIGHT, "same"),
-    (r"\frac{3}{2}", r"1\frac{1}{2}", RIGHT, "same"), (r"\frac{\sqrt2}{2}", r"\frac{1}{\sqrt{2}}", RIGHT, "same"),
-    (r"\binom{5}{2}", "10", RIGHT, "same"), ("1:2", r"\frac{1}{2}", RIGHT, "same"),
-    (r"2\pi", r"\pi \cdot 2", RIGHT, "same"), ("10000", "10,000", RIGHT, "same"), ("10000", r"10\,000", RIGHT, "same"),
-    ("10000", "10{,}000", RIGHT, "same"), (r"\$1,250", "1250", RIGHT, "same"), ("1250", r"\$1,250.00", RIGHT, "same"),
-    (r"14\text{ dollars}", "14", RIGHT, "same"), (r"5 \text{ cm}", "5 cm", RIGHT, "same"),
-    (r"\left(1,2\right)", "(1, 2)", RIGHT, "same"),
-    (r"(3, \frac{\pi}{2})", r"\left( 3, \frac{\pi}{2} \right)", RIGHT, "same"),
-    ("[2,3)", r"\left[2, 3\right)", RIGHT, "same"), ("[1,2]", r"1\le x\le 2", RIGHT, "same"),
-    (r"x \in [1,2]", "[1,2]", RIGHT, "same"), (r"\frac{a}{b}", "a/b", RIGHT, "same"),
-    ("y=3x", "3x - y=0", RIGHT, "same"), (r"\text{(C)}", "C", RIGHT, "same"), ("C", r"\textbf{(C)}", RIGHT, "same"),
-    ("7", "7.", RIGHT, "same"), ("7", "$7$", RIGHT, "same"), ("7", r"\,7\ ", RIGHT, "same"),
-    ("7", "{7}", RIGHT, "same"), ("7", r"\boxed{7}", RIGHT, "same"), (r"\frac{3}{4}", r"\tfrac{3}{4}", RIGHT, "same"),
-    ("5", "6", WRONG, "another"), ("1000000", "1000001", WRONG, "another"), (r"\pi", "3.14", WRONG, "another"),
-    ("7", "7.0000001", WRONG, "another"), ("5", r"\infty", WRONG, "another"), ("10000", "(10,000)", WRONG, "another"),
-    (r"\{1,2\}", "(1,2)", WRONG, "another"),
+    (r"\frac{3}{2}", r"1\frac{1}{2}", RIGHT, "mixed"), ("10000", r"10\,000", RIGHT, "thin space"),
+    ("1250", r"\$1,250.00", RIGHT, "money"), (r"14\text{ dollars}", "14", RIGHT, "left out"),
+    (r"(3, \frac{\pi}{2})", r"\left( 3, \frac{\pi}{2} \right)", RIGHT, "size"), (r"\text{(C)}", "C", RIGHT, "text"),
+    ("7", r"\boxed{7}", RIGHT, "a box"), (r"\frac{3}{4}", r"\tfrac{3}{4}", RIGHT, "size"), ("5", "6", WRONG, "another"),
+    ("1000000", "1000001", WRONG, "another"), ("10000", "(10,000)", WRONG, "a pair"),
+    (r"\{1,2\}", "(1,2)", WRONG, "a pair"),
     (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{pmatrix}1&2\\4&3\end{pmatrix}", WRONG, "another"),
-    ("A", "B", WRONG, "another"), (r"\text{east}", "west", WRONG, "another"), ("3", "three", WRONG, "another"),
-    ("17", "17, 18", WRONG, "another"), ("17", "17 or 18", WRONG, "another"),
-    ("17", r"\text{17 or 18}", WRONG, "another"), ("17", r"17 \vee 18", WRONG, "another"),
-    ("17", r"n \ge 17", WRONG, "another"), ("17", "16 < 17", WRONG, "another"), ("17", "x=17,y=3", WRONG, "another"),
-    ("17", "18=18", WRONG, "another"), ("17", r"\boxed{", WRONG, "another"),
+    ("17", "18=18", WRONG, "another"), ("17", r"\boxed{", WRONG, "not closed"),
 ],
 "expressions made to hang": [
     ("19", bomb, WRONG, "too large") for bomb in (

@@ -11,53 +11,51 @@ from data.tasks.mathematics import equal, last_boxed, problem, score
 from data.verify import VerifierPool
 
 
-@pytest.mark.parametrize(
-    "wanted, given, right",
-    [pytest.param(*pair[:3], id=f"{pair[0]} {pair[1]:.60}") for pairs in PAIRS.values() for pair in pairs],
-)
-def test_the_verdict_on_a_pair_is_that_of_the_table(wanted, given, right):
-    assert equal(wanted, given) is right
+@pytest.mark.parametrize("category", PAIRS)
+def test_the_verdicts_on_pairs_are_those_of_the_table(category):
+    for wanted, given, right, why in PAIRS[category]:
+        assert equal(wanted, given) is right, f"{given!r:.200} for {wanted!r}: {why}"
 
 
-@pytest.mark.parametrize("answer", sorted({wanted for pairs in PAIRS.values() for wanted, *_ in pairs}))
-def test_each_wanted_answer_is_right_as_it_stands(answer):
-    assert score(problem("What?", answer), rf"</think>So it is $\boxed{{{answer}}}$.")
+def test_each_wanted_answer_is_right_as_it_stands():
+    for answer in {wanted for pairs in PAIRS.values() for wanted, *_ in pairs}:
+        assert score(problem("What?", answer), rf"</think>So it is $\boxed{{{answer}}}$."), answer
 
 
-@pytest.mark.parametrize(
-    "completion, right",
-    [
-        (r"So</think>The answer is \boxed{17}.", True),
-        (r"\boxed{17}", True),  # of a model that does not think
-        (r"\boxed{17}</think>So it is 17.", False),  # a box in the thinking is no answer
-        (r"\boxed{18}</think>\boxed{17}", True),
-        (r"</think>\boxed{18}</think>\boxed{17}", True),
-        (r"</think>\boxed{17}</think>\boxed{18}", False),
-        (r"</think>\boxed{17}</think>", False),
-        (r"</think>\boxed{17} or \boxed{18}", False),  # several boxes: the last
-        (r"</think>\boxed{16} \boxed{18} \boxed{17}", True),
-        (r"</think>\boxed{17} \boxed{", False),  # the last is not closed
-        (r"</think>\boxed{\boxed{17}}", True),
-        (r"</think>\boxed{18, \boxed{17}}", False),  # the outer box counts
-        (r"</think>\boxed{\boxed{18} \boxed{17}}", False),
-        (r"<think>So</think>\boxed{17}", True),
-        (r"<think>So \boxed{17}", False),  # thinking that was never closed
-        (r"<think>So</think>\boxed{18}<think>\boxed{17}", False),
-        ("</think>\\boxed{17\ud800}", False),  # half a character of UTF-16
-        ("\ud800</think>\ud800\\boxed{17}\ud800", True),
-        (r"</think>\boxed{\text{So } 17}", False),
-        (r"</think>\boxed 17 is it", True),
-        (r"</think>$\boxed17$", True),
-        (r"</think>\fbox{17}", True),
-        (r"</think>\boxed{}", False),
-        (r"</think>\boxed", False),
-        (r"</think>17", False),
-        (r"</think>#### 17", False),
-        ("", False),
-    ],
-)
-def test_only_the_last_box_after_the_thinking_counts(completion, right):
-    assert score(problem("What?", "17"), completion) is right
+COMPLETIONS = [  # to a problem whose answer is 17
+    (r"So</think>The answer is \boxed{17}.", True),
+    (r"\boxed{17}", True),  # of a model that does not think
+    (r"\boxed{17}</think>So it is 17.", False),  # a box in the thinking is no answer
+    (r"\boxed{18}</think>\boxed{17}", True),
+    (r"</think>\boxed{18}</think>\boxed{17}", True),
+    (r"</think>\boxed{17}</think>\boxed{18}", False),
+    (r"</think>\boxed{17}</think>", False),
+    (r"</think>\boxed{17} or \boxed{18}", False),  # several boxes: the last
+    (r"</think>\boxed{16} \boxed{18} \boxed{17}", True),
+    (r"</think>\boxed{17} \boxed{", False),  # the last is not closed
+    (r"</think>\boxed{\boxed{17}}", True),
+    (r"</think>\boxed{18, \boxed{17}}", False),  # the outer box counts
+    (r"</think>\boxed{\boxed{18} \boxed{17}}", False),
+    (r"<think>So</think>\boxed{17}", True),
+    (r"<think>So \boxed{17}", False),  # thinking that was never closed
+    (r"<think>So</think>\boxed{18}<think>\boxed{17}", False),
+    ("</think>\\boxed{17\ud800}", False),  # half a character of UTF-16
+    ("\ud800</think>\ud800\\boxed{17}\ud800", True),
+    (r"</think>\boxed{\text{So } 17}", False),
+    (r"</think>\boxed 17 is it", True),
+    (r"</think>$\boxed17$", True),
+    (r"</think>\fbox{17}", True),
+    (r"</think>\boxed{}", False),
+    (r"</think>\boxed", False),
+    (r"</think>17", False),
+    (r"</think>#### 17", False),
+    ("", False),
+]
+
+
+def test_only_the_last_box_after_the_thinking_counts():
+    for completion, right in COMPLETIONS:
+        assert score(problem("What?", "17"), completion) is right, repr(completion)
 
 
 def test_braces_of_a_box_are_balanced_and_escaped_ones_are_none():
@@ -68,30 +66,21 @@ def test_braces_of_a_box_are_balanced_and_escaped_ones_are_none():
     assert last_boxed(r"\boxed{" * 20_000) is None
 
 
-@pytest.mark.parametrize(
-    "column, answer",
-    [
+def test_the_answer_is_found_in_a_worked_solution():
+    for column, answer in [
         ("She has 3 + 4 = <<3+4=7>>7.\n#### 7", "7"),  # GSM8K
         (r"We see $x = \boxed{\frac{1}{2}}$.", r"\frac{1}{2}"),  # MATH
         (r"First \boxed{1}, hence $\boxed 2$", "2"),
         (" 204 ", "204"),
-    ],
-)
-def test_the_answer_is_found_in_a_worked_solution(column, answer):
-    made = problem("What is it?", column)
-    assert made.answer == answer and made.task == "data.tasks.mathematics"
-    assert made.prompt == "What is it?\n\nPlease reason step by step, and put your final answer within \\boxed{}."
-    assert score(made, f"</think>\\boxed{{{answer}}}")
-
-
-@pytest.mark.parametrize("column", ["#### ", r"\boxed{}", "word " * 300])
-def test_a_solution_without_an_answer_is_refused(column):
-    with pytest.raises(ValueError, match="empty|long text"):
-        problem("What?", column)
-
-
-def test_a_prompt_that_asks_for_a_box_is_not_asked_again():
-    assert problem(r"What? Use \boxed{}.", "1").prompt == r"What? Use \boxed{}."
+    ]:
+        made = problem("What is it?", column)
+        assert made.answer == answer and made.task == "data.tasks.mathematics"
+        assert made.prompt == "What is it?\n\nPlease reason step by step, and put your final answer within \\boxed{}."
+        assert score(made, f"</think>\\boxed{{{answer}}}"), column
+    for column in ("#### ", r"\boxed{}", "word " * 300):
+        with pytest.raises(ValueError, match="empty|long text"):
+            problem("What?", column)
+    assert problem(r"What? Use \boxed{}.", "1").prompt == r"What? Use \boxed{}.", "it is not asked for again"
 
 
 def test_a_task_that_is_copied_from_the_problem_is_no_answer():
@@ -100,7 +89,7 @@ def test_a_task_that_is_copied_from_the_problem_is_no_answer():
     assert equal(r"2\sqrt2", r"\sqrt{8}") and score(problem("What?", r"2\sqrt2"), r"</think>\boxed{\sqrt{8}}")
     for wanted, task in [("1.5", r"\frac{6}{4}"), (r"(2,\infty)", "2 < x")]:
         assert equal(wanted, task) and not score(Problem(simplify.prompt, wanted, simplify.task), rf"\boxed{{{task}}}")
-    for wanted in ("x^0", r"\frac64", "x>2"):  # what is wanted may stand in the problem
+    for wanted in ("x^0", r"\frac64", "x>2"):  # the wanted answer may stand in the problem
         assert score(Problem(simplify.prompt, wanted, simplify.task), rf"\boxed{{{wanted}}}")
 
 

@@ -87,6 +87,7 @@ actions = {
     "malformed reply": lambda _: write_on_every_pipe(b"\\0\\0\\0\\3{]}"),
     "close everything": lambda _: os.closerange(0, 64),
     "read": lambda _: sys.stdin.read() == "",
+    "look for torch": lambda _: not {"torch", "transformers"} & set(sys.modules),
     "detach, then right": lambda marker: detached(marker) or True,
     "detach, then hang": lambda marker: detached(marker) or time.sleep(600),
     "detach, then die": lambda marker: detached(marker) or os._exit(3),
@@ -179,7 +180,7 @@ FAILURES = {  # what the completion has the score do: the failure, and what its 
 }
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_failure_costs_its_own_completion_only_and_is_named(task, workers):
     """Every kind of failure in one pool. One worker meets them one by one, with enough completions between them that
     it is given many at once; two meet each kind twice, in any order."""
@@ -188,7 +189,7 @@ def test_a_failure_costs_its_own_completion_only_and_is_named(task, workers):
     else:
         texts = [*FAILURES, *FAILURES, *["right", "wrong"] * 10]
         random.Random(0).shuffle(texts)
-    with VerifierPool(workers, time_limit=3, memory_gib=0.25) as pool:
+    with VerifierPool(workers, time_limit=2, memory_gib=0.25) as pool:
         verdicts = judge(pool, [task(text) for text in texts])
     got = [verdicts[i] for i in range(len(texts))]
     assert [verdict.correct for verdict in got] == [text == "right" for text in texts]
@@ -197,10 +198,10 @@ def test_a_failure_costs_its_own_completion_only_and_is_named(task, workers):
         assert verdict.failure == failure and detail in verdict.detail and len(verdict.detail) <= 500, (text, verdict)
 
 
-def test_a_score_reads_nothing_and_prints_to_nobody(task, capfd):
+def test_a_score_reads_nothing_prints_to_nobody_and_is_without_torch(task, capfd):
     with VerifierPool(1, time_limit=10, memory_gib=1) as pool:
-        verdicts = judge(pool, [task("read"), task("right")])
-    assert verdicts[0].correct and verdicts[1].correct
+        verdicts = judge(pool, [task("read"), task("right"), task("look for torch")])
+    assert all(verdict.correct for verdict in verdicts.values())
     assert capfd.readouterr() == ("", "")
 
 
@@ -240,12 +241,11 @@ def test_giant_and_odd_completions_arrive_whole(task):
     assert [verdicts[i].correct for i in range(3)] == [True, False, True]
 
 
-@pytest.mark.parametrize("completion", ["detach, then right", "detach, then hang", "detach, then die"])
-def test_what_a_score_leaves_behind_dies_with_its_worker(task, tmp_path, completion):
-    marker = tmp_path / "pid"
-    with VerifierPool(1, time_limit=5, memory_gib=2) as pool:
-        judge(pool, [task(completion, str(marker)), task("right")])
-    assert not is_running(int(marker.read_text()))
+def test_what_a_score_leaves_behind_dies_with_its_worker(task, tmp_path):
+    markers = [tmp_path / name for name in ("right", "hang", "die")]
+    with VerifierPool(3, time_limit=3, memory_gib=2) as pool:
+        judge(pool, [task(f"detach, then {marker.name}", str(marker)) for marker in markers])
+    assert not any(is_running(int(marker.read_text())) for marker in markers)
 
 
 def test_closing_ends_workers_in_the_middle_of_their_work(task, tmp_path):
@@ -263,6 +263,7 @@ def test_closing_ends_workers_in_the_middle_of_their_work(task, tmp_path):
         pool.results()
 
 
+OTHER_ENDS_OF_THE_OWNER = [(signal.SIGKILL, True), (signal.SIGTERM, False), (signal.SIGTERM, True)]
 OWNER = """
 import sys, tempfile, time
 from data import Problem
@@ -279,8 +280,10 @@ time.sleep(600)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the README promises this for Linux")
-@pytest.mark.parametrize("stopped", [False, True])
-@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "by, stopped",
+    [(signal.SIGKILL, False), *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHER_ENDS_OF_THE_OWNER)],
+)
 def test_nothing_outlives_the_owner_of_the_pool(task, tmp_path, by, stopped):
     marker = tmp_path / "pid"
     owner = subprocess.Popen(
@@ -304,13 +307,16 @@ def test_nothing_outlives_the_owner_of_the_pool(task, tmp_path, by, stopped):
     assert wait_until(lambda: not any((tmp_path / "temporary").iterdir()))
 
 
-def test_workers_import_no_torch(tmp_path, monkeypatch):
-    (tmp_path / "looking.py").write_text(
-        "import sys\ndef score(problem, completion):\n    return not {'torch', 'transformers'} & set(sys.modules)\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+def test_a_verifier_that_dies_while_it_has_nothing_to_do_costs_no_completion(task):
+    others = children_of(os.getpid())
     with VerifierPool(1, time_limit=10, memory_gib=1) as pool:
-        assert judge(pool, [(Problem("", "", "looking"), "")])[0].correct
+        assert judge(pool, [task("right")])[0].correct
+        (guard,) = children_of(os.getpid()) - others
+        (worker,) = children_of(guard)
+        os.kill(worker, signal.SIGKILL)
+        time.sleep(0.5)  # the guard cleans up first
+        assert judge(pool, [task("right")])[0] == Verdict(1.0)
+        assert not is_running(guard)
 
 
 def test_a_pool_that_cannot_be_is_refused():
