@@ -50,20 +50,16 @@ def load(argument: str, train: int | None = None, validation: int = 10):
 # --- files of one's own ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("suffix", files.FORMATS)
-def test_every_format_gives_the_same_problems(tmp_path, suffix):
+def test_every_format_gives_the_same_problems(tmp_path):
     odd = {"id": 0, "problem": 'A "quoted", two-\nline\u2028 prompt: π?', "answer": "\\frac{1}{2}"}
-    source = load(write(tmp_path / f"mine{suffix}", [odd, *records(99)]))
-    assert len(source.train) == 90 and len(source.validation) == 10 and source.name == f"mine{suffix}"
-    made = {problem.prompt: problem for problem in source.train + source.validation}
-    assert made[f"{odd['problem']}\n\n{mathematics.INSTRUCTION}"].answer == "\\frac{1}{2}"
-    assert made[f"What is 7 + 1?\n\n{mathematics.INSTRUCTION}"] == mathematics.problem("What is 7 + 1?", "8")
-    assert {problem.task for problem in made.values()} == {"data.tasks.mathematics"}
-
-
-def test_long_cells_are_read(tmp_path):
-    source = load(write(tmp_path / "a.csv", [{"problem": f"{i}" + "?" * 200_000, "answer": "1"} for i in range(10)]))
-    assert len(source.train) == 9
+    long = {"id": 1, "problem": "?" * 200_000, "answer": "1"}
+    for suffix in files.FORMATS:
+        source = load(write(tmp_path / f"mine{suffix}", [odd, long, *records(98)]))
+        assert len(source.train) == 90 and len(source.validation) == 10 and source.name == f"mine{suffix}"
+        made = {problem.prompt: problem for problem in source.train + source.validation}
+        assert made[f"{odd['problem']}\n\n{mathematics.INSTRUCTION}"].answer == "\\frac{1}{2}"
+        assert made[f"What is 7 + 1?\n\n{mathematics.INSTRUCTION}"] == mathematics.problem("What is 7 + 1?", "8")
+        assert {problem.task for problem in made.values()} == {"data.tasks.mathematics"}
 
 
 def test_answers_may_be_numbers_or_lists_of_one(tmp_path):
@@ -137,52 +133,52 @@ def test_gaps_in_the_sandbox_are_told(tmp_path, monkeypatch):
     assert any("WARNING" in note and "no Landlock" in note for note in load(path).notes)
 
 
-@pytest.mark.parametrize(
-    "name, content, message",
-    [
-        ("a.jsonl", b"", r"a\.jsonl holds no record"),
-        ("a.jsonl", b"\n\n", r"a\.jsonl holds no record"),
-        ("a.json", b"[]", r"a\.json holds no record"),
-        ("a.csv", b"problem,answer\n", r"a\.csv holds no record"),
-        (
-            "a.jsonl",
-            b'{"problem": "x", "answer": "1"}\n{"problem": "y"}\n',
-            r"line 2: nothing stands in column 'answer'",
-        ),
-        ("a.jsonl", b'{"problem": "x", "answer": ""}\n', r"line 1: nothing stands in column 'answer'"),
-        ("a.jsonl", b'{"problem": "x", "answer": null}\n', r"line 1: nothing stands in column 'answer'"),
-        ("a.jsonl", b'{"problem": " ", "answer": "1"}\n', r"line 1: nothing stands in column 'problem'"),
-        ("a.jsonl", b'\n{"problem": "x", "answer": {"a": 1}}\n', r"line 2: an answer is a text or a number"),
-        ("a.jsonl", b'{"problem": "x", "answer": NaN}\n', r"line 1: an answer is a text or a number, not nan"),
-        ("a.jsonl", b'{"problem": "x", "answer": -Infinity}\n', r"line 1: an answer is a text or a number, not -inf"),
-        (
-            "a.jsonl",
-            b'\n{"problem": "x\\ud800", "answer": "1"}\n',
-            r"line 2: column 'problem' holds half of a character",
-        ),
-        ("a.jsonl", b'{"problem": "x", "answer": "\\udfff"}\n', r"line 1: column 'answer' holds half of a character"),
-        ("a.jsonl", b'{"problem": ["x"], "answer": "1"}\n', r"line 1: column 'problem' holds no text"),
-        ("a.jsonl", b'{"problem": "x", "answer": "1"}\n{"problem": "y", "an', r"line 2 is not JSON"),
-        ("a.jsonl", b'{"problem": "x", "answer": "1"}\n[1]\n', r"line 2: a record must be an object"),
-        ("a.jsonl", b'{"problem": "x", "answer": "1"}\n{"problem": "\xff", "answer": "1"}', r"line 2 is not UTF-8"),
-        ("a.jsonl", b"[" * 100_000, r"line 1 is not JSON"),
-        ("a.json", b'[{"problem": "x",\n"answer": "\xff"}]', r"line 2 is not UTF-8"),
-        ("a.json", b'{"problem": "x"}', r"holds no list of records, but a dict"),
-        ("a.json", b'[{"problem": "x", "answer": "1"}, {"problem": "y"}]', r"record 2: nothing stands in"),
-        ("a.csv", b"problem,answer\nx,1\ny\n", r"line 3: nothing stands in column 'answer'"),
-        ("a.csv", b"problem,answer\nx,1\ny,1,2\n", r"line 3: more cells than columns"),
-        ("a.csv", b'problem,answer\nx,"1\n', r"after line 1 is not CSV"),
-        ("a.csv", b"problem,answer\nx,1\n\xff,2\n", r"a\.csv.* is not UTF-8"),
-        ("a.parquet", b"not parquet", r"a\.parquet is not a Parquet file"),
-        ("a.txt", b"x", r"a\.txt is not a file of records; the endings known are \.jsonl"),
-        ("a.jsonl", b'{"problem": "x", "answer": "1"}\n', r"one problem only"),
-    ],
-)
-def test_a_file_that_cannot_be_used_is_refused_with_its_place(tmp_path, name, content, message):
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValueError, match=message) as error:
-        load(str(tmp_path / name))
-    assert str(tmp_path / name) in str(error.value)
+BAD_FILES = [  # their name and content, and what is said
+    ("a.jsonl", b"", r"a\.jsonl holds no record"),
+    ("a.jsonl", b"\n\n", r"a\.jsonl holds no record"),
+    ("a.json", b"[]", r"a\.json holds no record"),
+    ("a.csv", b"problem,answer\n", r"a\.csv holds no record"),
+    (
+        "a.jsonl",
+        b'{"problem": "x", "answer": "1"}\n{"problem": "y"}\n',
+        r"line 2: nothing stands in column 'answer'",
+    ),
+    ("a.jsonl", b'{"problem": "x", "answer": ""}\n', r"line 1: nothing stands in column 'answer'"),
+    ("a.jsonl", b'{"problem": "x", "answer": null}\n', r"line 1: nothing stands in column 'answer'"),
+    ("a.jsonl", b'{"problem": " ", "answer": "1"}\n', r"line 1: nothing stands in column 'problem'"),
+    ("a.jsonl", b'\n{"problem": "x", "answer": {"a": 1}}\n', r"line 2: an answer is a text or a number"),
+    ("a.jsonl", b'{"problem": "x", "answer": NaN}\n', r"line 1: an answer is a text or a number, not nan"),
+    ("a.jsonl", b'{"problem": "x", "answer": -Infinity}\n', r"line 1: an answer is a text or a number, not -inf"),
+    (
+        "a.jsonl",
+        b'\n{"problem": "x\\ud800", "answer": "1"}\n',
+        r"line 2: column 'problem' holds half of a character",
+    ),
+    ("a.jsonl", b'{"problem": "x", "answer": "\\udfff"}\n', r"line 1: column 'answer' holds half of a character"),
+    ("a.jsonl", b'{"problem": ["x"], "answer": "1"}\n', r"line 1: column 'problem' holds no text"),
+    ("a.jsonl", b'{"problem": "x", "answer": "1"}\n{"problem": "y", "an', r"line 2 is not JSON"),
+    ("a.jsonl", b'{"problem": "x", "answer": "1"}\n[1]\n', r"line 2: a record must be an object"),
+    ("a.jsonl", b'{"problem": "x", "answer": "1"}\n{"problem": "\xff", "answer": "1"}', r"line 2 is not UTF-8"),
+    ("a.jsonl", b"[" * 100_000, r"line 1 is not JSON"),
+    ("a.json", b'[{"problem": "x",\n"answer": "\xff"}]', r"line 2 is not UTF-8"),
+    ("a.json", b'{"problem": "x"}', r"holds no list of records, but a dict"),
+    ("a.json", b'[{"problem": "x", "answer": "1"}, {"problem": "y"}]', r"record 2: nothing stands in"),
+    ("a.csv", b"problem,answer\nx,1\ny\n", r"line 3: nothing stands in column 'answer'"),
+    ("a.csv", b"problem,answer\nx,1\ny,1,2\n", r"line 3: more cells than columns"),
+    ("a.csv", b'problem,answer\nx,"1\n', r"after line 1 is not CSV"),
+    ("a.csv", b"problem,answer\nx,1\n\xff,2\n", r"a\.csv.* is not UTF-8"),
+    ("a.parquet", b"not parquet", r"a\.parquet is not a Parquet file"),
+    ("a.txt", b"x", r"a\.txt is not a file of records; the endings known are \.jsonl"),
+    ("a.jsonl", b'{"problem": "x", "answer": "1"}\n', r"one problem only"),
+]
+
+
+def test_a_file_that_cannot_be_used_is_refused_with_its_place(tmp_path):
+    for name, content, message in BAD_FILES:
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ValueError, match=message) as error:
+            load(str(tmp_path / name))
+        assert str(tmp_path / name) in str(error.value), (name, content)
 
 
 @pytest.mark.parametrize(
@@ -203,10 +199,9 @@ def test_a_task_that_cannot_make_its_problems_is_named_with_the_call(tmp_path, m
         load("few", 50)
 
 
-def test_a_task_with_fewer_problems_than_asked_for_is_told():
-    source = load("arithmetic", 200_000, 3)
-    assert len(source.train) == 100_000 and len(source.validation) == 3
-    assert source.notes == ["200000 problems for train were asked for, and there are 100000"]
+def test_a_task_with_fewer_problems_than_asked_for_is_told(monkeypatch):
+    monkeypatch.setattr(arithmetic, "problems", lambda split, *_: [Problem(split, "2", arithmetic.__name__)])
+    assert load("arithmetic", 2, 1).notes == ["2 problems for train were asked for, and there are 1"]
 
 
 # --- held out -------------------------------------------------------------------------------------------------------
@@ -288,20 +283,16 @@ def test_a_problem_without_a_task_cannot_be():
         Problem("1+1=", "2")
 
 
-@pytest.mark.parametrize(
-    "argument, message",
-    [
+def test_a_name_that_cannot_be_used_is_refused():
+    for argument, message in [
         ("algebra", "no such file or folder, and no data set or task .* known are polaris, .*, arithmetic"),
         ("aime24", "for evaluation"),
         ("mathematics", "without problems of its own"),
         ("arithmetic,problem=x", "takes no options"),
         ("no/such/file.jsonl", "is no file, no folder"),
-        ("no/file.jsonl", "is no file, no folder"),
-    ],
-)
-def test_a_name_that_cannot_be_used_is_refused(argument, message):
-    with pytest.raises(ValueError, match=message):
-        load(argument)
+    ]:
+        with pytest.raises(ValueError, match=message):
+            load(argument)
 
 
 def test_every_batch_has_the_sources_by_their_weights():
@@ -387,26 +378,27 @@ def hub(tmp_path, monkeypatch):
     return cache
 
 
-@pytest.mark.parametrize("name", [name for name, known in KNOWN.items() if known.train])
-def test_known_data_sets_are_trained_on_by_name(hub, name):
-    source = load(name, validation=4)
-    total = {"math": 100, "deepcoder": 100}.get(name, 50)
-    assert len(source.train) == total - 4 and len(source.validation) == 4 and source.name == name and source.notes == []
-    everything = source.train + source.validation
-    assert {p.prompt.split("\n")[0] for p in everything} == {f"P {i}" for i in range(total)}, (
-        "no test part, no other subset"
-    )
-    if name != "deepcoder":
-        assert {p.answer for p in everything} == {str(i) for i in range(total)}
+def test_known_data_sets_are_trained_on_by_name(hub):
+    for name in [name for name, known in KNOWN.items() if known.train]:
+        source = load(name, validation=4)
+        total = {"math": 100, "deepcoder": 100}.get(name, 50)
+        assert len(source.train) == total - 4 and len(source.validation) == 4
+        assert source.name == name and source.notes == []
+        problems = source.train + source.validation
+        prompts = {problem.prompt.split("\n")[0] for problem in problems}
+        assert prompts == {f"P {i}" for i in range(total)}, "no test part, no other subset"
+        if name != "deepcoder":
+            assert {problem.answer for problem in problems} == {str(i) for i in range(total)}, name
 
 
-@pytest.mark.parametrize("name", KNOWN)
-def test_known_data_sets_are_evaluated_on_by_name(hub, name):
-    source = load_evaluation(name, 1000)
-    of_test = KNOWN[name].test is not None
-    assert source.train == [] and len(source.validation) == ({"deepcoder": 100}.get(name, 50) if of_test else 5)
-    assert all(p.prompt.startswith("T " if of_test else "P ") for p in source.validation)
-    assert len(load_evaluation(name, 3).validation) == 3
+def test_known_data_sets_are_evaluated_on_by_name(hub):
+    for name, known in KNOWN.items():
+        source, start = load_evaluation(name, 1000), "T " if known.test else "P "
+        number = {"deepcoder": 100}.get(name, 50) if known.test else 5
+        assert source.train == [] and len(source.validation) == number, name
+        assert all(problem.prompt.startswith(start) for problem in source.validation), name
+        assert {problem.task for problem in source.validation} == {loading.task_of(name)}, name
+        assert len(load_evaluation(name, 3).validation) == 3
 
 
 def test_evaluation_takes_a_whole_file_or_what_a_task_holds_out(tmp_path):

@@ -1,6 +1,5 @@
 """Programming problems: DeepCoder's forms of tests, verdicts, and honest programs in the sandbox."""
 
-import importlib.util
 import json
 
 import pytest
@@ -31,35 +30,31 @@ FORMS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FORMS)
-@pytest.mark.parametrize("as_text", [False, True])
-def test_each_form_of_tests_tells_right_from_wrong(name, as_text):
-    tests, function = FORMS[name]
-    problem = programming.problem("Add two numbers.", json.dumps(tests) if as_text else tests)
-    assert problem.task == "data.tasks.programming" and "```python" in problem.prompt
-    assert function is None or f"`{function}`" in problem.prompt
-    right, wrong = (
-        ("def add(a, b):\n    print('not a result')\n    return a + b", "def add(a, b):\n    return a - b")
-        if function
-        else ("print(sum(map(int, input().split())))", "a, b = map(int, input().split())\nprint(a * b)")
-    )
-    assert programming.score(problem, block(right)) and not programming.score(problem, block(wrong))
+def test_each_form_of_tests_tells_right_from_wrong():
+    for name, (tests, function) in FORMS.items():
+        right = "print(sum(map(int, input().split())))"
+        wrong = "a, b = map(int, input().split())\nprint(a * b)"
+        if function:
+            right = f"def {function}(a, b):\n    print('not a result')\n    return a + b"
+            wrong = f"def {function}(a, b):\n    return a - b"
+        problem = programming.problem("Add two numbers.", tests)
+        assert problem == programming.problem("Add two numbers.", json.dumps(tests)), name
+        assert problem.task == "data.tasks.programming" and "```python" in problem.prompt
+        assert function is None or f"`{function}`" in problem.prompt, name
+        assert programming.score(problem, block(right)) and not programming.score(problem, block(wrong)), name
 
 
-@pytest.mark.parametrize(
-    "tests, why",
-    [
+def test_tests_in_no_known_form_are_refused():
+    for tests, why in [
         ([], "there are none"),
         ("{]", "Expecting"),
         ("3", "neither a list"),
         ({"inputs": ["1"], "outputs": []}, "different numbers"),
         ([{"input": "1"}], "no output, but input"),
         ([{"input": [1], "output": 1, "fn_name": name} for name in "fg"], "different functions"),
-    ],
-)
-def test_tests_in_no_known_form_are_refused(tests, why):
-    with pytest.raises(ValueError, match=why):
-        programming.problem("Add.", tests)
+    ]:
+        with pytest.raises(ValueError, match=why):
+            programming.problem("Add.", tests)
 
 
 def test_the_fifteen_longest_tests_are_kept():
@@ -71,51 +66,51 @@ def test_the_fifteen_longest_tests_are_kept():
     assert len(json.loads(programming.problem("Add.", tests[-1:]).answer)["tests"]) == 1
 
 
-@pytest.mark.parametrize(
-    "text, right",
-    [
-        (block("print(42)"), True),
-        ("```python\nprint(42)\n```", True),  # without thinking
-        ("```python\nprint(1)\n```\n</think>\n```\nprint(42)\n```", True),
-        (block("print(1)") + "\n" + block("print(42)"), True),  # the last block counts
-        (block("print(42)") + "\n" + block("print(1)"), False),
-        ("<think>It is\n```python\nprint(42)\n```", False),  # thinking that was never closed
-        ("<think>Hm</think>```python\nprint(42)\n```", True),
-        ("```python\nprint(42)\n```</think>That was it.", False),  # only what comes after the thinking
-        ("print(42)", False),
-        ("```python\nprint(42)", False),  # not closed
-        ("", False),
-        (block("import sys; sys.stdin.read(); print('42\\n\\n')"), True),
-        (block("print(42); raise SystemExit(0)"), True),
-        (block("print(42); raise SystemExit(3)"), False),
-        (block("print(42, 42)"), False),
-        (block("print('42\\n42')"), False),
-        (block("print(42.0)"), False),
-        (block("print(4); print(2)"), False),
-        (block("from __future__ import annotations\nprint(List and math.floor(42.5))"), True),  # as judges have it
-        (block("x = '\ud800'\nprint(42)"), False),  # a lone surrogate
-        (block("import os\nos.write(1, '\\ud800'.encode(errors='surrogatepass'))"), False),
-    ],
-)
-def test_verdicts_on_a_program(text, right):
-    assert programming.score(IN_AND_OUT, text) is right
+COMPLETIONS = [  # and whether they are right
+    (block("print(42)"), True),
+    ("```python\nprint(42)\n```", True),  # without thinking
+    ("```python\nprint(1)\n```\n</think>\n```\nprint(42)\n```", True),
+    (block("print(1)") + "\n" + block("print(42)"), True),  # the last block counts
+    (block("print(42)") + "\n" + block("print(1)"), False),
+    ("<think>It is\n```python\nprint(42)\n```", False),  # thinking that was never closed
+    ("<think>Hm</think>```python\nprint(42)\n```", True),
+    ("```python\nprint(42)\n```</think>That was it.", False),  # only what comes after the thinking
+    ("print(42)", False),
+    ("```python\nprint(42)", False),  # not closed
+    ("", False),
+    (block("import sys; sys.stdin.read(); print('42\\n\\n')"), True),
+    (block("print(42); raise SystemExit(0)"), True),
+    (block("print(42); raise SystemExit(3)"), False),
+    (block("print(42, 42)"), False),
+    (block("print('42\\n42')"), False),
+    (block("print(42.0)"), False),
+    (block("print(4); print(2)"), False),
+    (block("from __future__ import annotations\nprint(List and math.floor(42.5))"), True),  # as judges have it
+    (block("x = '\ud800'\nprint(42)"), False),  # a lone surrogate
+    (block("import os\nos.write(1, '\\ud800'.encode(errors='surrogatepass'))"), False),
+]
 
 
-@pytest.mark.parametrize(
-    "wanted, returned, right",
-    [
-        (3, "3", True), (3, "3.0", False), (3, "'3'", False), (3, "True", False), (0.5, "0.5000000001", True),
-        (0.5, "0.51", False), ([1, [2]], "(1, (2,))", True), ([1, 2], "[2, 1]", False), (None, "None", True),
-        (True, "True", True), (True, "1", False), ({"a": 1}, "{'a': 1}", True), (1, "float('nan')", False),
-        ([1], "[1, 2]", False), ("a", "'a'", True), (3, "{1, 2}", False), (1.0, "1", True),
-        (0.5, "10**400", False), ([0.5], "[-10**400]", False), (0.5, "10**5000", False),  # too large for a float
-        ("a", "'\\ud800'", False), ("\ud800", "'a'", False), ("\ud800", "'\\ud800'", True),
-    ],
-)  # fmt: skip
-def test_what_a_function_returns_is_compared_as_json(wanted, returned, right):
-    tests = [{"testtype": "functional", "input": "0", "output": json.dumps(wanted), "metadata": {"func_name": "f"}}]
-    program = f"class Solution:\n    def f(self, x: List[int]):\n        return {returned}"
-    assert programming.score(programming.problem("Do.", tests), block(program)) is right
+def test_verdicts_on_a_program():
+    for text, right in COMPLETIONS:
+        assert programming.score(IN_AND_OUT, text) is right, repr(text)
+
+
+RETURNED = [  # the wanted value, what the function returns, whether it is right
+    (3, "3", True), (3, "3.0", False), (3, "'3'", False), (3, "True", False), (0.5, "0.5000000001", True),
+    (0.5, "0.51", False), ([1, [2]], "(1, (2,))", True), ([1, 2], "[2, 1]", False), (None, "None", True),
+    (True, "True", True), (True, "1", False), ({"a": 1}, "{'a': 1}", True), (1, "float('nan')", False),
+    ([1], "[1, 2]", False), ("a", "'a'", True), (3, "{1, 2}", False), (1.0, "1", True),
+    (0.5, "10**400", False), ([0.5], "[-10**400]", False), (0.5, "10**5000", False),  # too large for a float
+    ("a", "'\\ud800'", False), ("\ud800", "'a'", False), ("\ud800", "'\\ud800'", True),
+]  # fmt: skip
+
+
+def test_what_a_function_returns_is_compared_as_json():
+    for wanted, returned, right in RETURNED:
+        test = {"testtype": "functional", "input": "0", "output": json.dumps(wanted), "metadata": {"func_name": "f"}}
+        program = f"class Solution:\n    def f(self, x: List[int]):\n        return {returned}"
+        assert programming.score(programming.problem("Do.", [test]), block(program)) is right, (wanted, returned)
 
 
 def test_decimal_fractions_are_compared_up_to_rounding_and_nothing_else_is():
@@ -126,9 +121,8 @@ def test_decimal_fractions_are_compared_up_to_rounding_and_nothing_else_is():
     assert not same("1000001", "1000000") and not same("a b", "ab") and not same("", "1") and not same("1\n\n2", "1\n2")
 
 
-@pytest.mark.parametrize("lone", ["\ud800", "a\udc80b"])
-def test_a_lone_surrogate_in_a_test_makes_no_error(lone):
-    for given, wanted in ((lone, "42"), ("1", lone)):
+def test_a_lone_surrogate_in_a_test_makes_no_error():
+    for given, wanted in (("\ud800", "42"), ("1", "a\udc80b")):
         problem = programming.problem("Do.", [{"input": given, "output": wanted}])
         assert programming.score(problem, block("input()\nprint(42)")) is (wanted == "42")
 
@@ -267,17 +261,8 @@ HONEST_WITH_NUMPY = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", HONEST)
-def test_an_honest_program_is_right(name):
-    assert programming.score(IN_AND_OUT, block(HONEST[name]))
-
-
-@pytest.mark.parametrize("name", HONEST_FUNCTIONS)
-def test_an_honest_function_is_right(name):
-    assert programming.score(CALLED, block(HONEST_FUNCTIONS[name]))
-
-
-@pytest.mark.skipif(importlib.util.find_spec("numpy") is None, reason="numpy is not installed")
-@pytest.mark.parametrize("name", HONEST_WITH_NUMPY)
-def test_a_result_of_numpy_is_right(name):
-    assert programming.score(CALLED, block(HONEST_WITH_NUMPY[name]))
+@pytest.mark.parametrize("table", [HONEST, HONEST_FUNCTIONS, HONEST_WITH_NUMPY], ids=["run", "called", "numpy"])
+def test_honest_programs_are_right(table):
+    problem = IN_AND_OUT if table is HONEST else CALLED
+    wrong = [name for name, program in table.items() if not programming.score(problem, block(program))]
+    assert wrong == []
