@@ -192,7 +192,7 @@ def allowed_excess(squares: float, degrees: int, correlation: float) -> float:
 
     s^2 t^2 is the profile-likelihood bound for independent noise; (1 + r) / (1 - r) is how much more the mean of noise
     with neighbour correlation r varies. Without that factor such intervals hold the truth much less than 95 % of the
-    time (`python tests/benchmark.py fit` shows it). degrees: points less fitted parameters. No pass rate is known to
+    time (`python benchmarks/fit.py` shows it). degrees: points less fitted parameters. No pass rate is known to
     better than 1e-6.
     """
     return max(squares / degrees, 1e-12) * stdtrit(degrees, 0.975) ** 2 * (1 + correlation) / (1 - correlation)
@@ -200,7 +200,7 @@ def allowed_excess(squares: float, degrees: int, correlation: float) -> float:
 
 # --- warnings: what the data does not carry -----------------------------------------------------------------------
 
-# Limits by simulation, `python tests/benchmark.py fit`: within them the interval of A holds it.
+# Limits by simulation, `python benchmarks/fit.py`: within them the interval of A holds it.
 LEAST_GAIN_MADE = 0.7  # the part of the gain below which no asymptote is reported, ...
 SAFE_GAIN_MADE = 0.8  # ... and below which it comes with a warning
 MOST_SCATTER = 0.01  # rms / sqrt(points), of the gain: more can make a rise look finished that is not

@@ -4,7 +4,6 @@ import os
 
 import pytest
 import torch
-from progress import FileProgress
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is downloaded, so nothing waits for a hub
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each of the processes would compile all modules again
@@ -12,18 +11,11 @@ torch.set_num_threads(1)
 
 
 def pytest_addoption(parser):
-    parser.addoption("--all", action="store_true", help="also run the slow tests: real processes, simulations")
-
-
-def pytest_configure(config):
-    has_screen = not hasattr(config, "workerinput")
-    if has_screen and config.get_verbosity() <= 0 and hasattr(config, "cache"):
-        config.pluginmanager.register(FileProgress(config))
+    parser.addoption("--all", action="store_true", help="the tests marked `slow` too: real processes, long simulations")
 
 
 def pytest_collection_modifyitems(config, items):
-    """Without --all the slow tests are left out. The longest file comes first: at the end one process would be left
-    with it."""
+    """Leave the slow tests out if not --all. The longest file comes first: at the end one process would wait for it."""
     if not config.getoption("--all"):
         slow = [item for item in items if item.get_closest_marker("slow")]
         config.hook.pytest_deselected(items=slow)
@@ -31,10 +23,30 @@ def pytest_collection_modifyitems(config, items):
     items.sort(key=lambda item: item.path.name != "test_vllm.py")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    return fail_if_skipped_in_ci((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector):
+    return fail_if_skipped_in_ci((yield))
+
+
+def fail_if_skipped_in_ci(report):
+    """No test vanishes: in CI, where all that tests want is installed, a skipped test fails. A reason that begins with
+    "even in CI: " allows it."""
+    if report.skipped and "CI" in os.environ and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2].removeprefix("Skipped: ")
+        if not reason.startswith("even in CI: "):
+            report.outcome, report.longrepr = "failed", f"skipped in CI, where nothing may be missing: {reason}"
+    return report
+
+
 @pytest.fixture
 def group_of_one():
-    """What start_other_ranks makes for one rank in bf16: a group of one rank, over which FSDP computes in bf16. An
-    engine of vLLM in this process may have made one already."""
+    """A group of one rank, as start_other_ranks makes it for bf16: FSDP computes in bf16 over it. An engine of vLLM in
+    this process may have made one already."""
     import torch.distributed as dist
 
     from machinery import ranks

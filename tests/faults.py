@@ -1,10 +1,9 @@
-"""Real runs, and what is done to them: what the tests of whole runs and `benchmark.py faults` share."""
+"""Real runs, and what is done to them: tests of whole runs and benchmarks/recovery.py share it."""
 
 import contextlib
 import json
 import multiprocessing
 import os
-import random
 import re
 import runpy
 import shutil
@@ -25,9 +24,8 @@ def project(folder: Path, **faults: str) -> Path:
     """A copy of the project, with Python text at the end of modules (or in new ones): machinery__feed="..."."""
     for script in ROOT.glob("*.py"):
         shutil.copy(script, folder)
-    for room in ("curve", "data", "machinery"):
-        left_out = shutil.ignore_patterns("pictures", "study", "examples", "__pycache__")
-        shutil.copytree(ROOT / room, folder / room, ignore=left_out)
+    for package in ("curve", "data", "machinery"):
+        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("examples", "__pycache__"))
     for module, text in faults.items():
         with open((folder / module.replace("__", "/")).with_suffix(".py"), "a") as file:
             file.write("\n" + text)
@@ -35,7 +33,7 @@ def project(folder: Path, **faults: str) -> Path:
 
 
 def apply(page: str, file: Path) -> None:
-    """Make the changes that a page of docs/ shows as diffs."""
+    """Make the changes to a file that a page of docs/ shows as diffs."""
     for change in re.findall(r"(?s)```diff\n(.*?)```", (ROOT / "docs" / page).read_text()):
         old, new = ("".join(re.findall(rf"(?m)^[{sign} ](.*\n)", change)) for sign in "-+")
         text = file.read_text()
@@ -44,20 +42,20 @@ def apply(page: str, file: Path) -> None:
 
 
 def once(name: str) -> str:
-    """Python text: true the first time it is asked, in whatever process of the run."""
+    """Python text of an expression: true the first time that any process of the run evaluates it. `name` is a file."""
     return f"not __import__('os').path.exists({name!r}) and not open({name!r}, 'w').close()"
 
 
 def faulty_engine(**statements: str) -> str:
-    """For generate.py: each statement runs once, at a step with parameters of version 3, 5, 7, ..."""
-    text = "import os\n_step = TorchEngine.step\ndef step(self):\n"
+    """Python text for generate.py: each statement runs once, at a step with parameters of version 3, 5, 7, ..."""
+    text = "_step = TorchEngine.step\ndef step(self):\n"
     for i, (name, statement) in enumerate(statements.items()):
         text += f"    if self.version >= {2 * i + 3} and {once(name)}: {statement}\n"
     return text + "    return _step(self)\nTorchEngine.step = step\n"
 
 
 def faulty_reward(**statements: str) -> str:
-    """For data/arithmetic.py: each statement runs once, at the first verdict that is asked for."""
+    """Python text for data/tasks/arithmetic.py: each statement runs once, at the first verdicts."""
     text = "_score = score\ndef score(problem, completion):\n    import time\n"
     for name, statement in statements.items():
         text += f"    if {once(name)}: {statement}\n"
@@ -65,7 +63,7 @@ def faulty_reward(**statements: str) -> str:
 
 
 def faulty_loss(call: int) -> str:
-    """For loss.py: the loss of one micro-batch is not a number."""
+    """Python text for loss.py: the loss of one micro-batch is not a number."""
     return (
         "_policy_loss, _calls = policy_loss, []\n"
         "def policy_loss(*arguments):\n"
@@ -75,7 +73,7 @@ def faulty_loss(call: int) -> str:
     )
 
 
-RAISES, HANGS, DIES = "raise RuntimeError('it broke')", "time.sleep(1000)", "os.kill(os.getpid(), 9)"
+RAISES, HANGS = "raise RuntimeError('it broke')", "time.sleep(1000)"
 
 
 SERVER = multiprocessing.get_context("forkserver")  # a process that has made the imports, and forks
@@ -83,8 +81,8 @@ SERVER.set_forkserver_preload(["transformers.models.llama.modeling_llama", "matp
 
 
 class Script(SERVER.Process):
-    """`python SCRIPT ARGUMENTS` in `folder`, with five seconds of imports behind it; what it starts is started as
-    ever. Its session, environment, output and resource tracker are its own."""
+    """`python SCRIPT ARGUMENTS` in `folder`, forked from a process that has made the imports, which saves five seconds.
+    It has a session, environment, output and resource tracker of its own, and starts its own processes as usual."""
 
     def __init__(self, script: Path, arguments: list[str], folder: Path, environment: dict[str, str], output: str):
         super().__init__()
@@ -110,18 +108,21 @@ class Script(SERVER.Process):
 
 
 class RealRun:
-    """python train.py in a process of its own, which stands in `folder`; every process that comes of it carries a mark.
-    Where the folder has a train.py (`project`), it is that one. No process sees a GPU."""
+    """`python train.py` in a process of its own, which stands in `folder`. All its processes carry a mark.
 
-    shared_memory: set[int] = set()  # inodes there of all that processes of these runs have been seen to use
+    The folder's own train.py is run if it has one (`project`). gpus: those that its processes see, as in
+    CUDA_VISIBLE_DEVICES; None: all.
+    """
 
-    def __init__(self, folder: Path, *flags: str, name: str = "run"):
+    shared_memory: set[int] = set()  # inodes of all shared memory that processes of these runs were seen to use
+
+    def __init__(self, folder: Path, *flags: str, name: str = "run", gpus: str | None = ""):
         script = folder / "train.py" if (folder / "train.py").exists() else ROOT / "train.py"
         self.mark = uuid.uuid4().hex
         self.folder = folder / "runs" / name
         self.output = open(folder / f"{self.mark}.txt", "w+")
         start = [] if "--resume" in flags else ["--name", name, *TINY]
-        environment = {"SCALERL_TEST_RUN": self.mark, "CUDA_VISIBLE_DEVICES": ""}
+        environment = {"SCALERL_TEST_RUN": self.mark} | ({} if gpus is None else {"CUDA_VISIBLE_DEVICES": gpus})
         self.process = Script(script, [*start, *flags], folder, environment, self.output.name)
         self.process.start()
 
@@ -129,17 +130,17 @@ class RealRun:
         self.output.seek(0)
         return self.output.read()
 
-    def processes(self, what: str = "") -> list[int]:
-        """Ids of the living processes of this run, but for the trainer, whose command line holds `what`."""
-        found, mark = [], f"SCALERL_TEST_RUN={self.mark}".encode()
-        for entry in filter(lambda entry: entry.name.isdigit(), Path("/proc").iterdir()):
-            with contextlib.suppress(OSError):
-                if mark in (entry / "environ").read_bytes() and what in (entry / "cmdline").read_text():
-                    found.append(int(entry.name))
-        return sorted(found)
+    def processes(self, text: str = "") -> list[int]:
+        """Ids of the living processes that the trainer's has started, if their command lines hold this text."""
+        ids, mark = [], f"SCALERL_TEST_RUN={self.mark}".encode()
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # it has ended
+                if mark in (entry / "environ").read_bytes() and text in (entry / "cmdline").read_text():
+                    ids.append(int(entry.name))
+        return sorted(ids)
 
     def children(self) -> list[int]:
-        """The trainer's other ranks and then the generators, in the order of their start."""
+        """Process ids of the trainer's other ranks and then of the generators, in the order of their start."""
         return self.processes("spawn_main")
 
     def verifiers(self) -> list[int]:
@@ -152,7 +153,7 @@ class RealRun:
                 RealRun.shared_memory |= {int(inode) for inode in re.findall(r"(\d+) +/dev/shm/", maps)}
 
     def until(self, condition, seconds: float = 120) -> None:
-        """Wait until condition() holds. AssertionError with the output when it does not, or when the run ends first."""
+        """Wait until condition() holds. AssertionError with the output if it never does or the run ends first."""
         deadline = time.monotonic() + seconds
         while not condition():
             assert self.process.is_alive(), f"ended with {self.process.exitcode}:\n{self.text()[-3000:]}"
@@ -163,7 +164,7 @@ class RealRun:
         self.until(lambda: last_step(self.folder) >= step)
 
     def end(self, seconds: float = 120) -> int:
-        """Wait until it has ended and nothing of it is left; the exit status."""
+        """Wait until the run and all its processes have ended; the exit status."""
         deadline = time.monotonic() + seconds
         while self.process.is_alive():
             assert time.monotonic() < deadline, f"has not ended within {seconds} s:\n{self.text()[-3000:]}"
@@ -193,59 +194,34 @@ def log(folder: Path, kind: str | None = None) -> list[dict]:
 
 
 def last_step(folder: Path) -> int:
-    """The newest step of training in a log that another process is writing; -1 if there is none yet."""
+    """The newest step in a log that another process is writing; -1 if there is none yet."""
     try:
         lines = (folder / "log.jsonl").read_text().splitlines()
     except OSError:
         return -1
-    whole = [json.loads(line) for line in lines if line.endswith("}")]
-    return max((line["step"] for line in whole if line["kind"] == "train"), default=-1)
+    complete = [json.loads(line) for line in lines if line.endswith("}")]
+    return max((line["step"] for line in complete if line["kind"] == "train"), default=-1)
 
 
 def check_log(folder: Path, steps: int, validation_every: int, finished: bool = True) -> None:
-    """No step and no validation is missing or repeated, and compute never goes back. A finished run ends with a
-    validation; one that was stopped may have been in the midst of the last that was due."""
+    """Assert that no step and no validation is missing or repeated, and that compute never goes back. A finished run
+    ends with a validation; a run that was stopped may lack the last that was due."""
     train, validations = log(folder, "train"), log(folder, "validation")
     assert [line["step"] for line in train] == list(range(1, steps + 1))
     due = {*range(0, steps + 1, validation_every), *([steps] if finished else [])}
-    found = [line["step"] for line in validations]
-    assert found == sorted(due) or (not finished and found == sorted(due - {steps}))
+    validated = [line["step"] for line in validations]
+    assert validated == sorted(due) or (not finished and validated == sorted(due - {steps}))
     for lines in (train, validations):
         for earlier, later in zip(lines, lines[1:]):
             assert all(later[key] >= earlier[key] for key in later if key.startswith("compute_"))
 
 
 def nothing_left(seconds: float = 20) -> bool:
-    """Whether what the runs of this test had in shared memory comes to be gone. (Python's tracker removes what dead
-    processes have left a moment after their end.)"""
-    assert RealRun.shared_memory, "no process of a run has been seen to use any"
+    """Whether the shared memory of the runs so far is removed in time. (Python's resource tracker removes what dead
+    processes have left, a moment after their end.)"""
+    assert RealRun.shared_memory, "no process of a run was seen to use any"
     left = lambda: {file.name for file in os.scandir("/dev/shm") if file.inode() in RealRun.shared_memory}  # noqa: E731
     deadline = time.monotonic() + seconds
     while left() and time.monotonic() < deadline:
         time.sleep(0.1)
     return not left()
-
-
-def kill_at_random(folder: Path, kills: int, flags: list[str], seed: int) -> list[tuple[str, float]]:
-    """A run whose trainer, generators and verifiers are killed again and again at random moments, and which is resumed
-    whenever that was the trainer. Returns who was killed, and the seconds until training had gone on."""
-    rng, record = random.Random(seed), []
-    run = RealRun(folder, *flags, "--max-restarts", "1000")
-    while len(record) < kills:
-        before = max(last_step(run.folder), 0)
-        run.until_step(before + 1)
-        time.sleep(rng.random())
-        (victim,) = rng.choices(["trainer", "generator", "verifier"], [1, 2, 2])  # a trainer takes long to start
-        pids = {"trainer": lambda: [run.process.pid], "generator": run.children, "verifier": run.verifiers}[victim]()
-        if not pids:
-            continue  # just being replaced
-        killed, reached = time.monotonic(), last_step(run.folder)
-        run.kill(rng.choice(pids))
-        if victim == "trainer":
-            assert run.end() == -signal.SIGKILL
-            run = RealRun(folder, "--resume", f"runs/{run.folder.name}")
-        run.until_step(reached + 1)
-        record.append((victim, time.monotonic() - killed))
-    os.kill(run.process.pid, signal.SIGTERM)
-    assert run.end() == 128 + signal.SIGTERM, run.text()[-3000:]
-    return record

@@ -19,7 +19,7 @@ from machinery.rollouts import Request, Rollout, SharedParameters, Work
 from machinery.settings import Sampling
 
 CPU = torch.device("cpu")
-DEVICE = os.environ.get("SCALERL_TEST_DEVICE", "cpu")  # of the engines that are tested: tests/gpu.py has them on a GPU
+DEVICE = os.environ.get("SCALERL_TEST_DEVICE", "cpu")  # of the tested engines; benchmarks/gpu.py says a GPU
 THINKING, ANSWER = 30, 6
 PROMPTS = arithmetic.problems("train", 12)
 

@@ -45,7 +45,7 @@ def test_a_ceiling_is_not_raised_against_its_own_interval():
 @pytest.mark.parametrize("seeds", [1, 3])
 def test_one_ceiling_is_seldom_taken_for_two(seeds):
     """40 pairs with one ceiling, of which one is slow and short: at 5 %, more than 6 have a chance below 1 %. The rates
-    of `tests/benchmark.py fit` are in docs/measured.md."""
+    of `benchmarks/fit.py` are in docs/measured.md."""
     random, raised = np.random.default_rng(0), 0
     for _ in range(40):
         quick = [fit_sigmoid(*run_of(random)) for _ in range(seeds)]

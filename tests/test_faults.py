@@ -14,7 +14,6 @@ import pytest
 import steps
 import torch
 from faults import (
-    DIES,
     HANGS,
     RAISES,
     ROOT,
@@ -39,33 +38,74 @@ CPU = torch.device("cpu")
 FOREVER = ["--steps", "100000"]
 
 
-def saved_step(run):
-    """The step of the newest checkpoint, of which the model can be loaded."""
+def saved_step(run: RealRun) -> int:
+    """The step of the newest checkpoint, whose model can be loaded."""
     newest = checkpoints(run.folder)[-1]
     load_model(str(newest / "model"), CPU, torch.float32)
     return json.loads((newest / "state.json").read_text())["step"]
 
 
+def saved_near_the_end(run: RealRun) -> None:
+    """Assert that the newest checkpoint is at most two steps old; TINY has one every two steps."""
+    reached = last_step(run.folder)
+    assert reached - 2 <= saved_step(run) <= reached
+
+
 # --- a run goes on ----------------------------------------------------------------------------------------------------
 
+SYNCHRONOUS = ["--train-prompts", "20", "--validation-every", "3"]
 
-def test_a_run_goes_on_after_all_that_can_go_wrong_beside_the_trainer(tmp_path):
-    """An exception in the engine, a generator that is killed, one that hangs, a reward that raises, one that hangs,
-    and a step that is not finite, one after the other."""
+
+def columns(folder: Path, steps: int) -> list[list]:
+    """What was computed up to this step, from the log."""
+    names = ("kind", "step", "loss", "gradient_norm", "pass_rate", "ratio_max", "compute_tokens", "compute_flops",
+             "epoch", "off_policyness_max", "prompts_retired", "completion_length")  # fmt: skip
+    lines = [line for line in log(folder) if line["step"] <= steps and line["kind"] != "end"]
+    return [[line.get(name) for name in names] for line in lines]
+
+
+def test_kill_9_and_resume_to_the_last_digit_and_a_killed_generator_is_replaced(tmp_path):
+    """A run beside one that is left alone. Its trainer is killed and resumed, and later its generator is killed.
+    PipelineRL-0 and PPO-off-policy-1 are the same thing."""
+    alone = RealRun(tmp_path, *SYNCHRONOUS, "--steps", "6", "--asynchrony", "ppo-1", name="alone")
+    run = RealRun(tmp_path, *SYNCHRONOUS, "--steps", "12", "--asynchrony", "pipeline-0")
+    run.until_step(3)
+    assert run.children() and run.verifiers()
+    run.kill()
+    assert run.end() == -signal.SIGKILL and nothing_left()  # within seconds, and no process is left
+    alone.end_well()
+
+    run = RealRun(tmp_path, "--resume", "runs/run")
+    run.until_step(7)
+    run.kill(run.children()[-1])
+    run.end_well()
+    printed = run.text()
+    assert "going on from step" in printed and "going on from step 0" not in printed
+    assert "ended by signal 9" in printed and "It is replaced (1 of --max-restarts 3)" in printed
+    check_log(run.folder, steps=12, validation_every=3)
+    assert columns(run.folder, 6) == columns(alone.folder, 6)
+    losses = {line["loss"] for line in log(alone.folder, "train")}
+    assert len(losses) > 3 and max(line["off_policyness_max"] for line in log(run.folder, "train")) == 0
+    assert nothing_left()
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_after_all_else_that_can_go_wrong_beside_the_trainer(tmp_path):
+    """An exception in the engine, a generator that hangs, a reward that raises, one that hangs, and a step that is not
+    finite, one after the other."""
     folder = project(
         tmp_path,
-        generate=faulty_engine(exception=RAISES, hang=HANGS, kill=DIES),
+        generate=faulty_engine(exception=RAISES, hang=HANGS),
         data__tasks__arithmetic=faulty_reward(reward_raises=RAISES, reward_hangs=HANGS),
         loss=faulty_loss(call=4),
     )
-    flags = ["--steps", "12", "--validation-every", "4", "--wait-timeout", "30", "--verifier-time-limit", "2"]
+    flags = ["--steps", "10", "--validation-every", "5", "--wait-timeout", "15", "--verifier-time-limit", "2"]
     run = RealRun(folder, *flags)
     run.end_well()
     printed = run.text()
-    check_log(run.folder, steps=12, validation_every=4)
+    check_log(run.folder, steps=10, validation_every=5)
     assert "RuntimeError: it broke" in printed and "(1 of --max-restarts 3)" in printed
-    assert "silent for 30 s (--wait-timeout)" in printed and "ended by signal 9" in printed
-    assert "(3 of --max-restarts 3)" in printed
+    assert "silent for 15 s (--wait-timeout)" in printed and "(2 of --max-restarts 3)" in printed
     assert sum(line.get("verifier_failures", 0) for line in log(run.folder)) == 2
     assert printed.count("no verdict on") == 1
     skipped = [line for line in log(run.folder, "train") if line["skipped"]]
@@ -92,46 +132,12 @@ def test_generators_that_keep_failing_end_the_run_with_a_checkpoint(models, tmp_
     assert [path.name for path in checkpoints(tmp_path)] == [f"step-{steps.FIRST + 3:06d}"]
 
 
-# --- who is killed ----------------------------------------------------------------------------------------------------
+# --- the trainer ends -------------------------------------------------------------------------------------------------
 
 
-def test_whoever_is_killed_nothing_is_left_over_and_the_run_goes_on_from_the_last_checkpoint(tmp_path):
-    """The generator, then one of two ranks, then a disk that is full. The log at the end is that of one run. (That the
-    trainer is killed is another test.)"""
-    run = RealRun(tmp_path, *FOREVER, "--trainers", "2")
-    run.until_step(3)
-    assert len(run.children()) == 2 and run.verifiers()
-    rank, generator = run.children()
-    run.kill(generator)
-    run.until(lambda: "It is replaced" in run.text())
-    run.until_step(last_step(run.folder) + 3)
-
-    run.kill(rank)
-    assert run.end() == 1  # and no process is left
-    assert "a process of the trainer has failed, and the run ends" in run.text() and "SIGKILL" in run.text()
-    assert "python train.py --resume runs/run goes on from the last checkpoint" in run.text()
-    reached = last_step(run.folder)
-    assert reached - 2 <= saved_step(run) <= reached and nothing_left()
-
-    run = RealRun(tmp_path, "--resume", "runs/run", "--trainers", "1")
-    run.until(lambda: "devices:" in run.text())
-    resource.prlimit(run.process.pid, resource.RLIMIT_FSIZE, (400_000, 400_000))  # a checkpoint's model is larger
-    assert run.end() == 1
-    assert "error: the run's folder cannot be written" in run.text() and "File too large" in run.text()
-    assert "goes on from the last checkpoint" in run.text() and "Traceback" not in run.text()
-    assert not list(run.folder.rglob("*.partial"))
-    assert all(json.loads(line) for line in (run.folder / "log.jsonl").read_text().splitlines())
-    reached = last_step(run.folder)
-    assert reached - 2 <= saved_step(run) <= reached
-
-    RealRun(tmp_path, "--resume", "runs/run", "--steps", str(reached + 2), "--generators", "2").end_well()
-    check_log(run.folder, reached + 2, validation_every=8)
-    config = json.loads((run.folder / "config.json").read_text())
-    assert (config["generators"], config["trainers"]) == (2, 1)
-
-
-def test_a_rank_that_raises_ends_the_run_with_its_traceback(tmp_path):
-    """Rank 0 waits for it in a collective meanwhile."""
+@pytest.mark.slow
+def test_when_a_rank_dies_or_raises_or_the_disk_is_full_the_run_ends_and_goes_on_from_the_last_checkpoint(tmp_path):
+    """One after the other; the log at the end is that of one run."""
     folder = project(
         tmp_path,
         machinery__policy="_micro_batches = micro_batches\n"
@@ -139,19 +145,45 @@ def test_a_rank_that_raises_ends_the_run_with_its_traceback(tmp_path):
         "    if arguments[4] == 1 and __import__('os').path.exists('now'): raise RuntimeError('this rank broke')\n"
         "    return _micro_batches(*arguments)\n",
     )
+    hint = "python train.py --resume runs/run goes on from the last checkpoint"
     run = RealRun(folder, *FOREVER, "--trainers", "2")
     run.until_step(3)
-    (tmp_path / "now").touch()
+    rank, _ = run.children()
+    run.kill(rank)
     assert run.end() == 1  # and no process is left
     printed = run.text()
-    assert "RuntimeError: this rank broke" in printed and "Traceback" in printed
-    assert "python train.py --resume runs/run goes on from the last checkpoint" in printed
-    assert saved_step(run) >= 2 and nothing_left()
+    assert "a process of the trainer has failed, and the run ends" in printed and "SIGKILL" in printed
+    assert hint in printed and nothing_left()
+    saved_near_the_end(run)
+
+    run = RealRun(folder, "--resume", "runs/run")
+    run.until_step(last_step(run.folder) + 2)
+    (tmp_path / "now").touch()  # rank 0 waits for the other in a collective meanwhile
+    assert run.end() == 1
+    printed = run.text()
+    assert "RuntimeError: this rank broke" in printed and "Traceback" in printed and hint in printed
+    saved_near_the_end(run)
+
+    run = RealRun(folder, "--resume", "runs/run", "--trainers", "1")
+    run.until(lambda: "devices:" in run.text())
+    resource.prlimit(run.process.pid, resource.RLIMIT_FSIZE, (400_000, 400_000))  # a checkpoint's model is larger
+    assert run.end() == 1
+    printed = run.text()
+    assert "error: the run's folder cannot be written" in printed and "File too large" in printed
+    assert hint in printed and "Traceback" not in printed
+    assert not list(run.folder.rglob("*.partial"))
+    assert all(json.loads(line) for line in (run.folder / "log.jsonl").read_text().splitlines())
+    saved_near_the_end(run)
+
+    steps = last_step(run.folder) + 2
+    RealRun(folder, "--resume", "runs/run", "--steps", str(steps), "--generators", "2").end_well()
+    check_log(run.folder, steps, validation_every=8)
+    config = json.loads((run.folder / "config.json").read_text())
+    assert (config["generators"], config["trainers"]) == (2, 1)
 
 
 def test_a_mistake_of_rank_0_shows_its_traceback_and_how_to_resume(tmp_path, monkeypatch):
-    """And it is not taken for a mistake of the user, which would be one sentence. How to resume is said where there is
-    a checkpoint."""
+    """It is not taken for a mistake of the user, which would be one sentence. The hint needs a checkpoint."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Stop, "listen", lambda _: None)  # the handlers of this process stay
 
@@ -162,9 +194,9 @@ def test_a_mistake_of_rank_0_shows_its_traceback_and_how_to_resume(tmp_path, mon
 
     monkeypatch.setattr(train, "train", mistake)
     hint = "; python train.py --resume runs/saved goes on from the last checkpoint"
-    for name, said in (("none", ""), ("saved", hint)):
-        with pytest.raises(RuntimeError, match=f"^the run has failed, as said above{said}$") as failed:
-            steps.run_train(["--name", name, *TINY])
+    for name, message in (("none", ""), ("saved", hint)):
+        with pytest.raises(RuntimeError, match=f"^the run has failed, as said above{message}$") as failed:
+            train.main(["--name", name, *TINY])
         assert isinstance(failed.value.__cause__, IndexError)
 
 
@@ -178,8 +210,9 @@ def test_sigterm_is_called_by_its_name():
 # --- the user ends it -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_what_there_is(tmp_path):
-    """Sent to the whole process group, as a terminal does. Of another recipe, and two ranks."""
+    """The signal goes to the whole process group, as from a terminal. The run has another recipe and two ranks."""
     run = RealRun(tmp_path, *FOREVER, "--checkpoint-every", "1000", "--recipe", "base", "--trainers", "2")
     run.until_step(2)
     os.killpg(run.process.pid, signal.SIGINT)
@@ -191,8 +224,9 @@ def test_ctrl_c_saves_what_there_is(tmp_path):
     assert nothing_left()
 
 
+@pytest.mark.slow
 def test_a_second_signal_stops_at_once_and_keeps_the_last_checkpoint(tmp_path):
-    """SIGTERM, in a step that lasts for ever, which the first one waits for."""
+    """SIGTERM, in a step that lasts for ever; the first signal waits for its end."""
     folder = project(
         tmp_path,
         loss="_policy_loss, _calls = policy_loss, []\n"
@@ -214,6 +248,7 @@ def test_a_second_signal_stops_at_once_and_keeps_the_last_checkpoint(tmp_path):
     assert 2 <= saved_step(run) <= last_step(run.folder)
 
 
+@pytest.mark.slow
 def test_help_and_wrong_flags_are_answered_before_the_long_imports(tmp_path):
     """transformers takes most of the seconds that a start takes."""
     program = """
@@ -236,16 +271,18 @@ for script in ("train.py", "generate.py", "study.py"):
     assert ran.stdout.count("--learning-rate") >= 1 and ran.stderr.count("did you mean --steps?") >= 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", ["train.py", "generate.py"])
 def test_ctrl_c_during_the_imports_is_quiet(tmp_path, script):
     started = subprocess.Popen([sys.executable, ROOT / script], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     time.sleep(0.7)
     started.send_signal(signal.SIGINT)
-    said = started.communicate(timeout=60)[1]
-    assert started.returncode in (-signal.SIGINT, 128 + signal.SIGINT) and "Traceback" not in said
+    error = started.communicate(timeout=60)[1]
+    assert started.returncode in (-signal.SIGINT, 128 + signal.SIGINT) and "Traceback" not in error
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_ctrl_c_before_the_first_step_leaves_the_name_free(tmp_path, monkeypatch, capsys):
     """While the generators start."""
     monkeypatch.chdir(tmp_path)
@@ -257,6 +294,6 @@ def test_ctrl_c_before_the_first_step_leaves_the_name_free(tmp_path, monkeypatch
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    said = capsys.readouterr().err
-    assert "stopped by Ctrl-C\n" in said and "checkpoint" not in said
+    error = capsys.readouterr().err
+    assert "stopped by Ctrl-C\n" in error and "checkpoint" not in error
     assert not (tmp_path / "runs" / "mine").exists() and not multiprocessing.active_children()

@@ -169,7 +169,7 @@ def test_ends_of_the_interval_of_A_are_where_the_profile_crosses():
 
 
 def test_intervals_hold_the_truth_over_many_draws():
-    """The simulation of tests/benchmark.py in small: correlated neighbours, noisy R0. At 95 %, fewer than 33 of 40 hold
+    """The simulation of benchmarks/fit.py in small: correlated neighbours, noisy R0. At 95 %, fewer than 33 of 40 hold
     the truth less than once in 1,000."""
     truth, hits = {"A": 0.7, "B": 1.8, "C_mid": 100.0}, []
     for seed in range(40):
@@ -189,7 +189,7 @@ def test_intervals_hold_the_truth_over_many_draws():
 
 
 def test_correlation_of_neighbours_is_corrected_for_bias():
-    """On average over runs, which `tests/benchmark.py fit` shows for more correlations and lengths."""
+    """On average over runs, which `benchmarks/fit.py` shows for more correlations and lengths."""
     runs = [fit_sigmoid(*run_of(seed=s, correlation=0.5, n=41)) for s in range(60)]
     raw, corrected = np.mean([(f.lag_1, f.correlation) for f in runs], axis=0)
     assert raw < 0.5 - 0.09 and abs(corrected - 0.5) < 0.028

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from steps import run_train
+from benchmarks.benchmark import ROOT
+from plans import ROOT, make_models, table
 from test_settings import refusal
 
 import train
-from benchmarks.benchmark import ROOT, real_models, table_of_plans
 from machinery.folder import write_config
 from machinery.model import load_model, load_shapes
 from machinery.plan import Shape, generator_bytes, needs, trainer_bytes
@@ -25,7 +25,7 @@ def here(tmp_path, monkeypatch):
     """A folder to stand in, with real models' config.json; no process may be started."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(train.Feed, "start", lambda *_: pytest.fail("processes were started"))
-    real_models(tmp_path)
+    make_models(tmp_path)
     return tmp_path
 
 
@@ -154,7 +154,7 @@ def test_one_gpu_for_both_adds_up(here):
 
 def test_the_table_of_the_docs_is_what_the_command_says(here, capsys):
     text = (ROOT / "docs" / "node.md").read_text()
-    for line in table_of_plans(here):
+    for line in table(here):
         assert line in text
     command, shown = re.search(r"```\n(python train.py --plan .*)\n```\n\n```\n([^`]*)```", text).groups()
     assert planned(command.split()[2:], capsys) == shown

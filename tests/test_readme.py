@@ -33,8 +33,8 @@ def test_what_is_named_exists(path):
     kinds += (view.View,)
     fields = [field.name for kind in kinds for field in dataclasses.fields(kind)]
     known = {"--help", "--no", *map(flag, fields), *(flag(f"no_{field}") for field in fields)}
-    for script in ("benchmark.py", "gpu.py"):
-        known |= {*re.findall(r'"(--[\w-]+)"', (ROOT / "tests" / script).read_text())}
+    for script in (ROOT / "benchmarks").glob("*.py"):
+        known |= {*re.findall(r'"(--[\w-]+)"', script.read_text())}
     for name in {*re.findall(r"(?<![\w-])--[a-z][\w-]*[a-z0-9]", TEXTS[path])}:
         assert name in known, f"{path.name} names {name}, which no command has"
     without_code = re.sub(r"`[^`\n]*`", "", TEXTS[path])

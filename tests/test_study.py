@@ -423,7 +423,7 @@ def test_neither_a_constant_nor_a_collapse_is_a_level():
 
 def test_intervals_of_a_gain_and_of_a_forecast_hold_the_truth():
     """25 runs: the gain of doubling lies in its interval, and what came in that of the held-out test, about 95 of 100
-    times; the chance of less than 20 is below 1 in 1000 if it is so (tests/benchmark.py has more)."""
+    times; the chance of less than 20 is below 1 in 1000 if it is so (benchmarks/fit.py has more)."""
     curve, gains, forecasts = dict(A=0.7, B=1.8, C_mid=100.0, R0=0.2), 0, 0
     truth = np.diff(sigmoid([600.0, 1200.0], **curve))[0]
     for seed in range(25):

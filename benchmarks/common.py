@@ -1,0 +1,104 @@
+"""What several benchmarks share: runs of train.py, random models, what is sampled and trained on, a clock.
+
+Whoever imports this finds the project's modules, and those of tests/.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+
+def seconds(work: Callable) -> float:
+    """How long a call takes."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def run_python(folder: Path, *arguments, **options) -> str:
+    """What a Python command prints in this folder. RuntimeError, with its last lines, if it fails.
+
+    options: those of subprocess.run.
+    """
+    command = [sys.executable, *map(str, arguments)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, **options)
+    if done.returncode:
+        raise RuntimeError("\n".join(done.stderr.strip().splitlines()[-20:]))
+    return done.stdout
+
+
+def run_training(folder: Path, name: str, *flags, **options) -> tuple[list[dict], list[dict]]:
+    """Run train.py in this folder: the lines of the steps and of the validations in its log."""
+    run_python(folder, ROOT / "train.py", "--name", name, *flags, **options)
+    log = [json.loads(line) for line in open(folder / "runs" / name / "log.jsonl")]
+    steps, validations = ([line for line in log if line["kind"] == kind] for kind in ("train", "validation"))
+    return steps, validations
+
+
+def training_seconds(line: dict, devices: int = 2) -> float:
+    """Wall seconds of training up to this line of a log, without start-up and validations."""
+    return 3600 * line["compute_device_hours"] / devices
+
+
+class Size(NamedTuple):
+    """The shape of a random Llama with attention heads of 64."""
+
+    hidden: int
+    mlp: int  # width
+    layers: int
+    vocabulary: int
+
+
+SIZES = {
+    "25.7M": Size(512, 1408, 8, 30),
+    "134M": Size(768, 2048, 12, 32_000),
+    "374M": Size(1024, 2816, 24, 32_000),
+}
+
+
+def random_model(folder: Path, size: Size) -> str:
+    """Save a Llama with random weights and the default task's tokenizer; returns the folder."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from machinery.make_base import make_tokenizer
+
+    tokenizer = make_tokenizer()
+    config = LlamaConfig(
+        vocab_size=size.vocabulary, hidden_size=size.hidden, intermediate_size=size.mlp, num_hidden_layers=size.layers,
+        num_attention_heads=size.hidden // 64, max_position_embeddings=4096, eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def default_requests(tokenizer, prompts: int) -> list:
+    """Requests for 16 completions of each of the first prompts of the default task."""
+    from data.tasks import arithmetic
+    from machinery.model import render
+    from machinery.rollouts import Request
+
+    ids = [render(tokenizer, problem.prompt) for problem in arithmetic.problems("train", prompts)]
+    return [Request(i, j, prompt, 58, (i, j)) for i, prompt in enumerate(ids) for j in range(16)]
+
+
+def groups_of(tokens: int, length: int) -> list:
+    """Groups of four random sequences, half of them right: so many tokens in all. Of the `length` tokens of a sequence
+    16 are prompt."""
+    from steps import make_group, rollout
+
+    rng, groups = np.random.default_rng(0), []
+    for number in range(tokens // length // 4):
+        rollouts = [rollout(number, i, [1] * 16, rng.integers(18, size=length - 16)) for i in range(4)]
+        groups.append(make_group(number, rollouts, [True, True, False, False]))
+    return groups

@@ -1,0 +1,164 @@
+"""How far the fit can be trusted, by simulated runs, and how fast it is.
+
+    python benchmarks/fit.py               # 400 runs a line
+    python benchmarks/fit.py --draws 50    # quicker and rougher
+
+The parts of it: how often the intervals hold the truth, how often a comparison is wrong, which runs identify A, and the
+speed beside the published grid search.
+"""
+
+import argparse
+import itertools
+
+import common
+import numpy as np
+
+from curve import least_squares
+from curve.comparison import compare
+from curve.fit import LEAST_GAIN_MADE, MOST_SCATTER, allowed_excess, fit_sigmoid, sigmoid
+from curve.forecast import held_out
+
+TRUTH = {"A": 0.61, "B": 1.92, "C_mid": 2542.0, "R0": 0.40}  # ScaleRL, table 1 of the paper
+
+
+def simulate(random, points: int, reach: float, noise: float, correlation: float = 0.0, truth: dict = TRUTH):
+    """Compute and pass rates, both [points + 1], of a run with the curve `truth`: from no compute to `reach` times
+    C_mid. The noise of neighbours correlates: AR(1) with this standard deviation. The first point gives R0."""
+    x = np.linspace(0, reach * truth["C_mid"], points + 1)
+    shocks = random.standard_normal(points + 1)
+    drift = shocks.copy()
+    for i in range(1, points + 1):
+        drift[i] = correlation * drift[i - 1] + np.sqrt(1 - correlation**2) * shocks[i]
+    return x, np.clip(sigmoid(x, **truth) + noise * drift, 0, 1)
+
+
+def plain_interval(x, y):
+    """The interval of A by profile likelihood alone: neighbours taken as independent, R0 as known."""
+    theta, squares = least_squares.variable_projection(x[1:], y[1:], y[0])
+    excess = allowed_excess(squares, len(x) - 4, correlation=0.0)
+    return least_squares.profile_over_A(x[1:], y[1:], theta, theta, excess, R0_free=False)[0]["A"]
+
+
+def holds(interval, value) -> bool:
+    return interval[0] <= value <= interval[1]
+
+
+def coverage(draws: int) -> None:
+    print(
+        f"\nHow often do 95 % intervals hold the truth? Percent of {draws} simulated runs; noise .01,\n"
+        "C_max/C_mid 4, forecast at twice the last compute, gain of twice the compute, held-out test (what came).\n"
+        "Width: median width of the interval of A. r: mean correlation of neighbouring residuals, raw and corrected\n\n"
+        "points  correlation   A without correction     A     B  C_mid  forecast  gain  held out   width"
+        "         r  corrected"
+    )
+    for points, correlation in itertools.product((20, 40, 75), (0.0, 0.3, 0.6, 0.8)):
+        random, held, figures = np.random.default_rng(0), [], []
+        for _ in range(draws):
+            x, y = simulate(random, points, 4, 0.01, correlation)
+            fit, test, later = fit_sigmoid(x, y), held_out(x, y), 2 * x[-1]
+            held.append([
+                holds(plain_interval(x, y), TRUTH["A"]),
+                *(holds(fit.interval[name], TRUTH[name]) for name in ("A", "B", "C_mid")),
+                holds(fit.band(later), sigmoid(later, **TRUTH)),
+                holds(fit.gain()[1:], np.diff(sigmoid([x[-1], later], **TRUTH))[0]),
+                holds(test["interval"], test["came"]),
+            ])  # fmt: skip
+            figures.append((np.diff(fit.interval["A"])[0], fit.lag_1, fit.correlation))
+        plain, A, B, C_mid, forecast, gain, test = 100 * np.mean(held, axis=0)
+        width, (_, raw, corrected) = np.median(figures, axis=0)[0], np.mean(figures, axis=0)
+        print(
+            f"{points:6}{correlation:13.1f}{plain:23.0f}{A:6.0f}{B:6.0f}{C_mid:7.0f}{forecast:10.0f}{gain:6.0f}"
+            f"{test:10.0f}{width:8.3f}{raw:10.2f}{corrected:11.2f}",
+            flush=True,
+        )
+
+
+def false_verdicts(draws: int) -> None:
+    print(
+        f"\nVariants with one ceiling, percent of {draws} pairs: how often is that of one said to be raised? 40\n"
+        "points up to 6 C_mid, noise .005; `slow` has twice the C_mid, 20 points up to 2.5 C_mid or 16 up to 2.\n"
+        "Several seeds scatter, by .008 in A and 5 % in C_mid. `compared`: both identify A, or one has no\n"
+        "ceiling. `efficient`: B or C_mid is told apart, where both variants are alike\n\n"
+        "seeds   the other run     correlation   compared   first raised   other raised   efficient"
+    )
+    others = {"alike": (1, 40, 6), "slow, to 2.5": (2, 20, 2.5), "slow, to 2": (2, 16, 2)}
+    for seeds, other, correlation in itertools.product((1, 3), others, (0.0, 0.3, 0.6)):
+        random, verdicts = np.random.default_rng(0), []
+        for _ in range(draws):
+            fits = [[], []]
+            for group, (times, points, reach) in enumerate((others["alike"], others[other])):
+                for _ in range(seeds):
+                    A, C_mid = random.standard_normal(2) * (seeds > 1)
+                    truth = TRUTH | {
+                        "A": TRUTH["A"] + 0.008 * A,
+                        "C_mid": times * TRUTH["C_mid"] * np.exp(0.05 * C_mid),
+                    }
+                    fits[group].append(fit_sigmoid(*simulate(random, points, reach, 0.005, correlation, truth)))
+            verdicts.append(compare(("first", "other"), fits)["verdict"])
+        share = lambda words: 100 * np.mean([words in verdict for verdict in verdicts])
+        efficient = f"{share('efficient'):12.1f}" if other == "alike" else f"{'-':>12}"
+        print(
+            f"{seeds:5}   {other:15}{correlation:14.1f}{100 - share('does not identify'):11.0f}"
+            f"{share('first raises'):15.1f}{share('other raises'):15.1f}{efficient}",
+            flush=True,
+        )
+
+
+def identification(runs: int) -> None:
+    print(
+        f"\nWhich part of the gain must a run show? {runs} simulated runs: A from .4 to .95, R0 .2 below it at\n"
+        "least, B from .6 to 3, noise .003 to .03, correlation 0, .3 or .6, 20, 40 or 75 points, .35 to .99 of the\n"
+        "gain made. Left out: intervals wider than the gain, no ceiling below 1, no rise\n"
+    )
+    random, rows = np.random.default_rng(0), []
+    for _ in range(runs):
+        A, made, points = random.uniform(0.4, 0.95), random.uniform(0.35, 0.99), random.choice([20, 40, 75])
+        B, noise = np.exp(random.uniform(np.log([0.6, 0.003]), np.log([3, 0.03])))
+        truth = {"A": A, "B": B, "C_mid": 1.0, "R0": random.uniform(0, A - 0.2)}
+        reach, correlation = (made / (1 - made)) ** (1 / B), random.choice([0, 0.3, 0.6])
+        fit = fit_sigmoid(*simulate(random, points, reach, noise, correlation, truth))
+        (low, high), gain = fit.interval["A"], fit.A - fit.R0
+        if high - low < gain and fit.A < 0.9999 and gain > 2 * fit.rms and not fit.fell:
+            scatter, error = fit.rms / np.sqrt(points) / gain, abs(fit.A - A) / (A - truth["R0"])
+            rows.append((fit.gain_made, scatter, fit.identified, low <= A, low <= A <= high, error))
+    made, scatter, identified, above, inside, error = np.array(rows).T
+    calm = scatter <= MOST_SCATTER
+    lines = {f"gain made {a} to {a + 0.1:.1f}": calm & (made >= a) & (made < a + 0.1) for a in np.arange(4, 10) / 10}
+    for a, b in itertools.pairwise((0, 0.003, 0.006, 0.01, 0.02, 0.1)):
+        lines[f"scatter {a} to {b}"] = (made >= LEAST_GAIN_MADE) & (scatter > a) & (scatter <= b)
+    print("of the gain             runs   A inside   A above its low end   error of A, of the gain: median   95 %")
+    for name, chosen in {**lines, "identified": identified > 0}.items():
+        if chosen.any():
+            shares = f"{100 * inside[chosen].mean():9.1f} %{100 * above[chosen].mean():20.1f} %"
+            errors = f"{np.median(error[chosen]):32.3f}{np.quantile(error[chosen], 0.95):7.2f}"
+            print(f"{name:19}{chosen.sum():9}{shares}{errors}", flush=True)
+
+
+def speed() -> None:
+    x, y = simulate(np.random.default_rng(0), 75, 6, 0.01)
+    R0, later_x, later_y = y[0], x[1:], y[1:]
+    median = lambda work, repeats: np.median([common.seconds(work) for _ in range(repeats)])
+    fast = median(lambda: least_squares.variable_projection(later_x, later_y, R0), 200)
+    whole = median(lambda: fit_sigmoid(x, y), 200)
+    slow = median(lambda: least_squares.paper_grid(later_x, later_y, R0), 3)
+    squares = least_squares.variable_projection(later_x, later_y, R0)[1]
+    squares_of_grid = least_squares.paper_grid(later_x, later_y, R0)[1]
+    print(
+        f"\nSpeed, 75 points, medians: published grid {slow:.2f} s, residual {squares_of_grid:.6f}\n"
+        f"variable projection {1e3 * fast:.2f} ms, residual {squares:.6f}: {slow / fast:.0f} times faster\n"
+        f"with intervals and warnings {1e3 * whole:.2f} ms: {slow / whole:.0f} times faster"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--draws", type=int, default=400, help="simulated runs a line")
+    draws = parser.parse_args().draws
+    coverage(draws)
+    false_verdicts(draws)
+    identification(15 * draws)
+    speed()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""Memory that processes have at their peaks on a CPU, in GiB, each case in processes of its own.
+
+python benchmarks/memory.py logits    # what fp32 logits of a vocabulary of 150,000 add, in chunks and at once
+python benchmarks/memory.py plan      # a trainer and a generator beside what `train.py --plan` says
+"""
+
+import argparse
+import dataclasses
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import steps
+import torch
+import torch.multiprocessing as multiprocessing
+from common import SIZES, groups_of, random_model
+
+import loss
+from generate import make_engine
+from machinery import trainer
+from machinery.engine import EngineSettings, sample_all
+from machinery.model import load_model, load_shapes, load_tokenizer, make_decoding
+from machinery.plan import Shape, generator_bytes, trainer_bytes
+from machinery.record import Record
+from machinery.rollouts import Request, SharedParameters
+from machinery.settings import Sampling
+
+VOCABULARY = 150_000
+
+
+def peak() -> float:
+    """GiB at the peak of this process so far. (ru_maxrss would count the process that has started this one.)"""
+    return int(open("/proc/self/status").read().partition("VmHWM:")[2].split()[0]) / 2**20
+
+
+def measure(function: Callable, *arguments, processes: int = 1) -> float:
+    """What function(rank, queue, *arguments) puts into the queue, in so many new processes."""
+    queue = multiprocessing.get_context("spawn").SimpleQueue()
+    multiprocessing.spawn(function, (queue, *arguments), processes)
+    return queue.get()
+
+
+# --- logits -----------------------------------------------------------------------------------------------------------
+
+
+def logits(rank: int, queue, tokens: int, chunk: int) -> None:
+    torch.manual_seed(0)
+    hidden = torch.randn(tokens, 1024, requires_grad=True)
+    head = torch.randn(VOCABULARY, 1024, requires_grad=True)
+    targets = torch.randint(VOCABULARY, (tokens,))
+    head.grad, hidden.grad = torch.zeros_like(head), torch.zeros_like(hidden)
+    before = peak()
+    logprobs, _ = loss.sampled_logprobs(hidden, head, targets, fp32=True, chunk=chunk)
+    logprobs.sum().backward()
+    queue.put(peak() - before)
+
+
+def measure_logits() -> None:
+    print(f"\nGiB added by fp32 logits, vocabulary {VOCABULARY:,}, hidden size 1,024, forward and backward\n")
+    print("tokens   chunks of 2048   at once   ratio   logits alone, once")
+    for tokens in (2048, 4096, 8192):
+        chunked, at_once = measure(logits, tokens, 2048), float("nan")
+        try:
+            at_once = measure(logits, tokens, tokens)
+        except multiprocessing.ProcessExitedException:
+            print("out of memory:")
+        alone = 4 * tokens * VOCABULARY / 2**30
+        print(f"{tokens:6} {chunked:16.2f} {at_once:9.2f} {at_once / chunked:7.2f} {alone:20.2f}", flush=True)
+
+
+# --- beside the plan --------------------------------------------------------------------------------------------------
+
+
+def train(rank: int, queue, name: str, ranks: int, tokens: int, checkpointing: bool, parameters, folder: Path) -> None:
+    """Two steps of a rank; rank 0 has its peak without its part of the buffer of parameters."""
+    if ranks > 1:
+        trainer.join_ranks(rank, ["cpu"] * ranks, str(folder / "meeting-place"))
+    peaks, Record.log_step = [], lambda *arguments: peaks.append(peak())
+    chosen = dict(trainers=ranks, tokens_per_micro_batch=tokens, gradient_checkpointing=checkpointing)
+    batches = [groups_of(ranks * tokens, 256) for _ in range(2)]  # each rank has a micro-batch
+    steps.train_rank(rank, steps.settings(steps=2, **chosen), name, batches, folder / "run", parameters)
+    if rank == 0:
+        queue.put(peaks[-1] - parameters.flat.nbytes / ranks / 2**30)
+    if ranks > 1:
+        trainer.end_ranks()
+        os._exit(0)
+
+
+def sample(rank: int, queue, name: str, slots: int) -> None:
+    """A generator's slots, all filled to the full length."""
+    decoding = make_decoding(load_tokenizer(name), Sampling(thinking_budget=(200, 200), answer_budget=24))
+    decoding = dataclasses.replace(decoding, eos=())
+    engine = make_engine(EngineSettings(name, ("cpu",), "float32", 1, slots, decoding))
+    sample_all(engine, [Request(i, 0, [1] * 16, 200, (i,)) for i in range(slots)])
+    queue.put(peak())
+
+
+def measure_plan() -> None:
+    print("\nGiB of a process on a CPU, fp32, at its peak, beside what train.py --plan says\n")
+    print("| parameters | of | with | measured | planned | planned / measured |\n|---|---|---|---|---|---|")
+
+    def print_row(case: str, measured: float, parts: dict[str, float]) -> None:
+        planned = sum(parts.values()) / 2**30
+        print(f"| {case} | {measured:.2f} | {planned:.2f} | {planned / measured:.2f} |", flush=True)
+
+    with tempfile.TemporaryDirectory() as name:
+        models = {size: random_model(Path(name) / size, SIZES[size]) for size in ("25.7M", "134M")}
+        shapes = {size: Shape.of(load_shapes(model)) for size, model in models.items()}
+        for size, ranks, tokens, checkpointing in [
+            ("25.7M", 1, 2048, False), ("25.7M", 1, 2048, True), ("134M", 1, 2048, False), ("134M", 1, 2048, True),
+            ("134M", 1, 4096, True), ("134M", 2, 2048, True),
+        ]:  # fmt: skip
+            parameters = SharedParameters(load_model(models[size], steps.CPU, torch.float32), ranks)
+            with tempfile.TemporaryDirectory() as folder:
+                arguments = (models[size], ranks, tokens, checkpointing, parameters, Path(folder))
+                measured = measure(train, *arguments, processes=ranks)
+            parts = trainer_bytes(shapes[size], ranks, tokens, 256, torch.float32, "cpu", checkpointing)
+            process = "a trainer" if ranks == 1 else f"one of {ranks} trainers"
+            case = f"{size} | {process} | {tokens:,} tokens{', checkpointing' * checkpointing}"
+            print_row(case, measured, parts)
+        for size, slots in (("25.7M", 64), ("134M", 16)):
+            parts = generator_bytes(shapes[size], "torch", slots, 242, 16, torch.float32, 0)
+            measured = measure(sample, models[size], slots)
+            print_row(f"{size} | a generator | {slots} slots of 242 tokens", measured, parts)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parts = {"logits": measure_logits, "plan": measure_plan}
+    parser.add_argument("part", choices=parts)
+    parts[parser.parse_args().part]()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""What `train.py --plan` says of real models on GPUs of 80 GB: the table of docs/node.md, and the plan that it shows.
+
+python benchmarks/plans.py
+"""
+
+import contextlib
+import json
+import tempfile
+from pathlib import Path
+
+from common import ROOT  # noqa: F401  (it puts the project on the path)
+
+import train
+from machinery.model import load_shapes
+from machinery.plan import Shape, longest, needs
+from machinery.settings import TrainCommand, parse
+
+# The config.json of real models; nothing of them is downloaded.
+QWEN = {"vocab_size": 151_936, "max_position_embeddings": 40_960}
+MODELS = {
+    "Qwen/Qwen3-0.6B": dict(model_type="qwen3", hidden_size=1024, intermediate_size=3072, num_hidden_layers=28,
+                            num_attention_heads=16, num_key_value_heads=8, head_dim=128, tie_word_embeddings=True),
+    "Qwen/Qwen2.5-1.5B": dict(model_type="qwen2", hidden_size=1536, intermediate_size=8960, num_hidden_layers=28,
+                              num_attention_heads=12, num_key_value_heads=2, tie_word_embeddings=True),
+    "Qwen/Qwen3-8B": dict(model_type="qwen3", hidden_size=4096, intermediate_size=12_288, num_hidden_layers=36,
+                          num_attention_heads=32, num_key_value_heads=8, head_dim=128, tie_word_embeddings=False),
+}  # fmt: skip
+ROWS = [
+    ("Qwen/Qwen3-0.6B", "--gpus 1"),
+    ("Qwen/Qwen3-0.6B", "--gpus 8"),
+    ("Qwen/Qwen2.5-1.5B", "--gpus 1"),
+    ("Qwen/Qwen2.5-1.5B", "--gpus 8"),
+    ("Qwen/Qwen3-8B", "--gpus 8"),
+    ("Qwen/Qwen3-8B", "--gpus 8 --trainers 4"),
+    ("Qwen/Qwen3-8B", "--gpus 8 --trainers 4 --engine torch --slots 16"),
+]
+SHOWN = "--plan --model Qwen/Qwen3-8B --data polaris --gpus 8 --gpu-memory 80"  # the plan that docs/node.md shows
+
+
+def make_models(folder: Path) -> None:
+    """Write folders that --model finds by the names of these models when it is called in `folder`. Each has a
+    config.json and nothing else."""
+    for name, config in MODELS.items():
+        (folder / name).mkdir(parents=True)
+        (folder / name / "config.json").write_text(json.dumps(config | QWEN))
+
+
+def table(folder: Path) -> list[str]:
+    """The lines of the table, in GiB, of the models in `folder`."""
+    GiB = lambda *sizes: f"{sum(sizes) / 2**30:.1f}"
+    lines = [
+        "| model | flags | a trainer: weights, gradients, moments | activations | logits | all of it | a generator:"
+        " weights | cache | sequences of full length, of half | fits |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name, flags in ROWS:
+        arguments = ["--plan", "--data", "polaris", "--gpu-memory", "80", "--model", str(folder / name), *flags.split()]
+        command = parse(arguments, TrainCommand)
+        model = load_shapes(command.model)
+        need = needs(command, Shape.of(model), longest(command, model))
+        trainer, generator, sequences = need.trainer, need.generator, need.sequences
+        states = GiB(*(trainer[part] for part in ("parameters", "gradients", "moments")))
+        fits = all(verdict == "fits" for *_, verdict in need.devices.values())
+        lines.append(
+            f"| {name.split('/')[1]} | `{flags}` | {states} | {GiB(trainer['activations'])} |"
+            f" {GiB(trainer['logits'])} | {GiB(*trainer.values())} | {GiB(generator['weights'])} |"
+            f" {GiB(generator['keys and values'])} | {sequences:.0f}, {2 * sequences:.0f} | {'yes' if fits else 'no'} |"
+        )
+    return lines
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        make_models(Path(folder))
+        print(*table(Path(folder)), "", sep="\n")
+        train.main(SHOWN.split())
+
+
+if __name__ == "__main__":
+    main()

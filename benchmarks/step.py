@@ -1,0 +1,66 @@
+"""What a step's arithmetic takes: forward and backward of the first batch of the default task, alone on one thread.
+
+    python benchmarks/step.py
+
+Beside it how long the machine takes for the products with weights and nothing else: the limit.
+"""
+
+import numpy as np
+import torch
+from common import default_requests, seconds
+
+import loss
+from generate import TorchEngine
+from machinery.compute import matmul_parameters
+from machinery.engine import sample_all
+from machinery.make_base import BASE_MODEL
+from machinery.model import load_model, load_tokenizer, make_decoding
+from machinery.policy import micro_batches
+from machinery.settings import Settings
+from machinery.trainer import make_policy, sequence_length
+
+
+def main(repeats: int = 5) -> None:
+    torch.set_num_threads(1)
+    settings, recipe, device = Settings(), loss.Recipe(), torch.device("cpu")
+    model, tokenizer = load_model(str(BASE_MODEL), device, torch.float32), load_tokenizer(str(BASE_MODEL))
+    engine = TorchEngine(model, make_decoding(tokenizer, settings), settings.slots)
+    rollouts = sample_all(engine, default_requests(tokenizer, settings.prompts_per_step))
+    policy, ones = make_policy(settings, model, device), torch.ones(len(rollouts))
+
+    def step() -> None:
+        for m in micro_batches(rollouts, list(range(len(rollouts))), settings.tokens_per_micro_batch, device):
+            logprobs_BT, _ = policy(m, recipe.fp32_logits)
+            advantages_B = weights_B = ones[m.rows_B]  # any: the arithmetic is the same
+            value, _ = loss.policy_loss(
+                recipe, logprobs_BT, m.generator_logprobs_BT, m.sampled_BT, advantages_B, weights_B
+            )
+            value.backward()
+
+    tokens, config = sum(map(sequence_length, rollouts)), model.config
+    flops = 6 * tokens * matmul_parameters(model)
+    left = torch.randn(settings.tokens_per_micro_batch, config.hidden_size)
+    right = torch.randn(config.hidden_size, config.intermediate_size)
+    product = left @ right
+
+    def products() -> None:
+        for _ in range(flops // (2 * left.numel() * right.shape[1])):  # as many FLOPs
+            torch.mm(left, right, out=product)
+
+    step()  # warms up
+    whole, bare = np.median([(seconds(step), seconds(products)) for _ in range(repeats)], axis=0)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        step()
+    kinds = {"aten::mm": "products with weights", "aten::bmm": "products of attention"}
+    microseconds = {}
+    for event in profile.key_averages():
+        kind = kinds.get(event.key, "all else: elementwise, copies, softmax, calls")
+        microseconds[kind] = microseconds.get(kind, 0.0) + event.self_cpu_time_total
+    print(f"\nforward and backward of {len(rollouts)} completions, {tokens:,} tokens: {whole:.2f} s")
+    print(f"the same products with weights alone, {flops / 1e9:.1f} GFLOPs: {bare:.2f} s; ratio {whole / bare:.2f}\n")
+    for kind, value in sorted(microseconds.items(), key=lambda item: -item[1]):
+        print(f"{kind:46} {value / sum(microseconds.values()):5.2f} of the time")
+
+
+if __name__ == "__main__":
+    main()
