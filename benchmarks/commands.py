@@ -4,6 +4,7 @@ python benchmarks/commands.py --rounds 5
 """
 
 import argparse
+import contextlib
 import subprocess
 import sys
 import tempfile
@@ -11,7 +12,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from common import ROOT, run_python, seconds
+from common import ROOT, peak_memory, run_python, seconds
 
 from data.verify import children
 
@@ -23,14 +24,6 @@ COMMANDS = {  # a command, and its bare imports
 }
 
 
-def peak_memory(process: int) -> float:
-    """GiB at the peak of a process so far."""
-    try:
-        return int(open(f"/proc/{process}/status").read().partition("VmHWM:")[2].split()[0]) / 2**20
-    except (OSError, IndexError):  # it has ended
-        return 0.0
-
-
 def default_run(folder: str, flags: list[str]) -> None:
     """Print how long the default run takes, and what memory its processes have at their peaks."""
     start, peaks = time.perf_counter(), {}
@@ -38,7 +31,8 @@ def default_run(folder: str, flags: list[str]) -> None:
     run = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL)
     while run.poll() is None:
         for process in [run.pid, *children(run.pid)]:
-            peaks[process] = max(peaks.get(process, 0.0), peak_memory(process))
+            with contextlib.suppress(OSError, IndexError):  # it has ended
+                peaks[process] = peak_memory(process)
         time.sleep(1)
     print(f"\npython train.py: {time.perf_counter() - start:.0f} s; GiB that its processes had at their peaks:")
     print(", ".join(f"{peak:.2f}" for peak in sorted(peaks.values(), reverse=True)), flush=True)

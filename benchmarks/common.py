@@ -24,6 +24,12 @@ def seconds(work: Callable) -> float:
     return time.perf_counter() - start
 
 
+def peak_memory(process: int | str = "self") -> float:
+    """GiB that a process had at its peak so far. (ru_maxrss would count the process that has started it.)"""
+    status = Path(f"/proc/{process}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) / 2**20
+
+
 def run_python(folder: Path, *arguments, **options) -> str:
     """What a Python command prints in this folder. RuntimeError, with its last lines, if it fails.
 

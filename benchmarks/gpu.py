@@ -63,17 +63,17 @@ class Machine(NamedTuple):
         wait()
         return time.perf_counter() - start
 
-    def options(self, **environment: str) -> dict:
+    def options(self) -> dict:
         """For subprocess.run: the command sees the device, and ends with this part."""
-        environment["SCALERL_TEST_DEVICE"] = self.device
+        environment = os.environ | {"SCALERL_TEST_DEVICE": self.device}
         if self.device == "cpu":
             environment["CUDA_VISIBLE_DEVICES"] = ""
-        return {"timeout": max(1.0, self.deadline - time.monotonic()), "env": os.environ | environment}
+        return {"timeout": max(1.0, self.deadline - time.monotonic()), "env": environment}
 
-    def train(self, name: str, *flags, **environment: str) -> tuple[list[dict], list[dict]]:
+    def train(self, name: str, *flags) -> tuple[list[dict], list[dict]]:
         """The lines of the steps and of the validations of a run, with the engine of generate.py by default."""
         flags = ["--engine", "torch", *self.size([], FEW), *flags]
-        return run_training(self.folder, name, *flags, **self.options(**environment))
+        return run_training(self.folder, name, *flags, **self.options())
 
     def model(self) -> str:
         """A random model: of 400M parameters, with a vocabulary of 32,000."""
@@ -112,7 +112,7 @@ def reads(machine: Machine) -> dict:
             if ended.is_set():
                 return
 
-    threading.Thread(target=write).start()
+    threading.Thread(target=write, daemon=True).start()
     mixed, versions = 0, set()
     while len(versions) < machine.size(500, 20):
         versions.add(version := parameters.read_into(reader))
@@ -168,25 +168,21 @@ def exact_run(machine: Machine) -> dict:
 
 def killed_generator(machine: Machine) -> dict:
     steps = machine.size(20, 4)
-    run = RealRun(machine.folder, "--steps", str(steps), gpus="" if machine.device == "cpu" else None)
+    gpus = "" if machine.device == "cpu" else None
+    run = RealRun(machine.folder, "--engine", "torch", "--steps", str(steps), gpus=gpus)
     run.until_step(1)
-    run.kill(run.children()[0])
+    run.kill(run.children()[-1])  # the trainer's other ranks come first
     status = run.end(max(1.0, machine.deadline - time.monotonic()))
     made = last_step(run.folder)
     return {"after_a_kill": f"{'all' if made == steps else made} steps, status {status}"}
 
 
-def long_run(machine: Machine) -> list:
-    """Flags of a few steps with completions of about a thousand tokens."""
-    lengths = ["--thinking-budget", machine.size(500, 9), machine.size(1000, 9), "--slots", machine.size(256, 8)]
-    steps = ["--steps", machine.size(6, 1), "--prompts-per-step", 8, "--validation-problems", 4]
-    return ["--model", machine.model(), *steps, *lengths]
-
-
 def vllm_run(machine: Machine) -> dict:
+    """A few steps with completions of up to a thousand tokens."""
     if not HAS_VLLM or machine.small:
         return {}
-    _, validations = machine.train("vllm", *long_run(machine), "--engine", "vllm")
+    flags = ["--steps", 6, "--prompts-per-step", 8, "--validation-problems", 4, "--thinking-budget", 500, 1000]
+    _, validations = machine.train("vllm", "--engine", "vllm", "--model", machine.model(), "--slots", 256, *flags)
     return {"vllm_mismatch": max(line["mismatch_mean"] for line in validations)}
 
 
@@ -225,20 +221,13 @@ def micro_batch_sizes(machine: Machine) -> dict:
     return figures
 
 
-def both_on_one(machine: Machine) -> dict:
-    """Sampled tokens/s of training where both sides have one GPU."""
-    one = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]}
-    last = machine.train("one", *long_run(machine), "--no-zero-variance-filter", **one)[0][-1]
-    return {"one_gpu": last["compute_tokens"] / last["compute_device_hours"] / 3600}
-
-
 # --- what should come -------------------------------------------------------------------------------------------------
 
 PARTS = {
     1: [attention, reads],
     2: [tests],
     3: [evaluation, default_run, exact_run, killed_generator, vllm_run],
-    4: [micro_batch_sizes, both_on_one],
+    4: [micro_batch_sizes],
 }
 # Which function measures it, what it is, the least and the most that should come (words, where they are the same).
 RULES = {
@@ -262,7 +251,6 @@ RULES = {
     "speed_ratio": (micro_batch_sizes, "tokens/s at 32,768 tokens a micro-batch over 4,096", 3, None),
     "trainer_speed": (micro_batch_sizes, "tokens/s of the trainer, 400M", None, None),
     "memory": (micro_batch_sizes, "GPU memory of the trainer over the plan", 0.75, 1.25),
-    "one_gpu": (both_on_one, "tokens/s of training, 400M, both sides on one GPU", None, None),
 }
 
 

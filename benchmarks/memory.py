@@ -14,7 +14,7 @@ from pathlib import Path
 import steps
 import torch
 import torch.multiprocessing as multiprocessing
-from common import SIZES, groups_of, random_model
+from common import SIZES, groups_of, peak_memory, random_model
 
 import loss
 from generate import make_engine
@@ -27,11 +27,6 @@ from machinery.rollouts import Request, SharedParameters
 from machinery.settings import Sampling
 
 VOCABULARY = 150_000
-
-
-def peak() -> float:
-    """GiB at the peak of this process so far. (ru_maxrss would count the process that has started this one.)"""
-    return int(open("/proc/self/status").read().partition("VmHWM:")[2].split()[0]) / 2**20
 
 
 def measure(function: Callable, *arguments, processes: int = 1) -> float:
@@ -50,10 +45,10 @@ def logits(rank: int, queue, tokens: int, chunk: int) -> None:
     head = torch.randn(VOCABULARY, 1024, requires_grad=True)
     targets = torch.randint(VOCABULARY, (tokens,))
     head.grad, hidden.grad = torch.zeros_like(head), torch.zeros_like(hidden)
-    before = peak()
+    before = peak_memory()
     logprobs, _ = loss.sampled_logprobs(hidden, head, targets, fp32=True, chunk=chunk)
     logprobs.sum().backward()
-    queue.put(peak() - before)
+    queue.put(peak_memory() - before)
 
 
 def measure_logits() -> None:
@@ -76,7 +71,7 @@ def train(rank: int, queue, name: str, ranks: int, tokens: int, checkpointing: b
     """Two steps of a rank; rank 0 has its peak without its part of the buffer of parameters."""
     if ranks > 1:
         trainer.join_ranks(rank, ["cpu"] * ranks, str(folder / "meeting-place"))
-    peaks, Record.log_step = [], lambda *arguments: peaks.append(peak())
+    peaks, Record.log_step = [], lambda *arguments: peaks.append(peak_memory())
     chosen = dict(trainers=ranks, tokens_per_micro_batch=tokens, gradient_checkpointing=checkpointing)
     batches = [groups_of(ranks * tokens, 256) for _ in range(2)]  # each rank has a micro-batch
     steps.train_rank(rank, steps.settings(steps=2, **chosen), name, batches, folder / "run", parameters)
@@ -93,7 +88,7 @@ def sample(rank: int, queue, name: str, slots: int) -> None:
     decoding = dataclasses.replace(decoding, eos=())
     engine = make_engine(EngineSettings(name, ("cpu",), "float32", 1, slots, decoding))
     sample_all(engine, [Request(i, 0, [1] * 16, 200, (i,)) for i in range(slots)])
-    queue.put(peak())
+    queue.put(peak_memory())
 
 
 def measure_plan() -> None:

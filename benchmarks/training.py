@@ -44,7 +44,7 @@ def compare_asynchrony(seeds: list[int], steps: int, target: float, folder: Path
             if asynchrony == "pipeline-8":
                 pipeline_runs.append(lines)
                 of_pipeline = duration
-            until = [line for line in lines if training_seconds(line) <= duration]
+            until = [line for line in lines if training_seconds(line) <= duration] or lines[:1]
             weights = np.diff([0.0] + [training_seconds(line) for line in until])
             idle = [
                 np.average([line[f"{side}_idle_fraction"] for line in until], weights=weights)
