@@ -30,10 +30,11 @@ import transformers
 from common import ROOT, Size, groups_of, random_model, run_python, run_training
 from faults import RealRun, last_step
 
-from machinery import trainer
+from machinery import ranks, trainer
 from machinery.make_base import BASE_MODEL
 from machinery.model import load_model, load_shapes
 from machinery.plan import Shape, trainer_bytes
+from machinery.policy import micro_batches
 from machinery.rollouts import SharedParameters
 from machinery.settings import Settings
 
@@ -194,7 +195,7 @@ def micro_batch_sizes(machine: Machine) -> dict:
     and the peak of its memory beside the plan."""
     device, length, on_gpu = torch.device(machine.device), machine.size(1024, 32), machine.device != "cpu"
     settings = Settings(gradient_checkpointing=True)
-    trainer.start_other_ranks(settings, lambda: None, (), "")
+    ranks.start_other_ranks(settings, lambda: None, (), "")
     policy = trainer.make_policy(settings, load_model(machine.model(), CPU, torch.float32), device)
     optimizer = torch.optim.AdamW(policy.parameters(), fused=on_gpu)
     rollouts = [rollout for group in groups_of(32 * length, length) for rollout in group.rollouts.values()]
@@ -217,7 +218,7 @@ def micro_batch_sizes(machine: Machine) -> dict:
         shape = Shape.of(load_shapes(machine.model()))
         plan = trainer_bytes(shape, 1, 32 * length, length, torch.bfloat16, machine.device, True)
         figures["memory"] = torch.cuda.max_memory_allocated() / (sum(plan.values()) - plan["process"])
-    trainer.end_ranks()
+    ranks.end_ranks()
     return figures
 
 

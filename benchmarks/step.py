@@ -17,7 +17,7 @@ from machinery.make_base import BASE_MODEL
 from machinery.model import load_model, load_tokenizer, make_decoding
 from machinery.policy import micro_batches
 from machinery.settings import Settings
-from machinery.trainer import make_policy, sequence_length
+from machinery.trainer import make_policy
 
 
 def main(repeats: int = 5) -> None:
@@ -37,7 +37,7 @@ def main(repeats: int = 5) -> None:
             )
             value.backward()
 
-    tokens, config = sum(map(sequence_length, rollouts)), model.config
+    tokens, config = sum(rollout.length for rollout in rollouts), model.config
     flops = 6 * tokens * matmul_parameters(model)
     left = torch.randn(settings.tokens_per_micro_batch, config.hidden_size)
     right = torch.randn(config.hidden_size, config.intermediate_size)

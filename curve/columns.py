@@ -232,7 +232,8 @@ class Table:
         return codes
 
     def values(self, name: str, rows: np.ndarray) -> list[str]:
-        """The different values of a column in these rows as texts, in their order, without the numbers if many differ."""
+        """The different values of a column in these rows as texts, in their order, without the numbers if many
+        differ."""
         codes, first_rows = np.unique(self.codes(name)[rows], return_index=True)
         texts = ["", *self.columns[name].texts]
         values = {texts[code]: i for code, i in zip(codes, first_rows) if code}

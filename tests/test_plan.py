@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from benchmarks.benchmark import ROOT
 from plans import ROOT, make_models, table
+from steps import run_train
 from test_settings import refusal
 
 import train
