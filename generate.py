@@ -31,11 +31,11 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the seconds of imports below without a traceback
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch's threads that wait leave the cores to other processes
 
-from curve.flags import in_words, run_command
+from curve.flags import errors_as_sentences, run_command
 from machinery.settings import GenerateCommand, parse
 
 if __name__ == "__main__":
-    with in_words():  # --help, and wrong flags, are answered before most of these seconds
+    with errors_as_sentences():  # --help, and wrong flags, are answered before most of these seconds
         parse(sys.argv[1:], GenerateCommand, description=__doc__)
 
 import numpy as np

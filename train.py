@@ -35,11 +35,11 @@ import time
 if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the seconds of imports leaves no traceback
 
-from curve.flags import in_words, run_command
+from curve.flags import errors_as_sentences, run_command
 from machinery.settings import TrainCommand, parse
 
 if __name__ == "__main__":
-    with in_words():  # --help and wrong flags are answered before most of these seconds
+    with errors_as_sentences():  # --help and wrong flags are answered before most of these seconds
         command = parse(sys.argv[1:], TrainCommand, description=__doc__)
 
 import torch

@@ -215,7 +215,7 @@ def micro_batch_sizes(machine: Machine) -> dict:
         speeds.append(32 * length / min(machine.seconds(lambda: step(tokens)) for _ in range(2)))
     figures = {"speed_ratio": speeds[1] / speeds[0], "trainer_speed": speeds[1]}
     if on_gpu:
-        shape = Shape.of(load_shapes(machine.model()))
+        shape = Shape(load_shapes(machine.model()))
         plan = trainer_bytes(shape, 1, 32 * length, length, torch.bfloat16, machine.device, True)
         figures["memory"] = torch.cuda.max_memory_allocated() / (sum(plan.values()) - plan["process"])
     ranks.end_ranks()

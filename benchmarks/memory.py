@@ -101,7 +101,7 @@ def measure_plan() -> None:
 
     with tempfile.TemporaryDirectory() as name:
         models = {size: random_model(Path(name) / size, SIZES[size]) for size in ("25.7M", "134M")}
-        shapes = {size: Shape.of(load_shapes(model)) for size, model in models.items()}
+        shapes = {size: Shape(load_shapes(model)) for size, model in models.items()}
         for size, ranks, tokens, checkpointing in [
             ("25.7M", 1, 2048, False), ("25.7M", 1, 2048, True), ("134M", 1, 2048, False), ("134M", 1, 2048, True),
             ("134M", 1, 4096, True), ("134M", 2, 2048, True),

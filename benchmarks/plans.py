@@ -57,7 +57,7 @@ def table(folder: Path) -> list[str]:
         arguments = ["--plan", "--data", "polaris", "--gpu-memory", "80", "--model", str(folder / name), *flags.split()]
         command = parse(arguments, TrainCommand)
         model = load_shapes(command.model)
-        need = needs(command, Shape.of(model), longest(command, model))
+        need = needs(command, Shape(model), longest(command, model))
         trainer, generator, sequences = need.trainer, need.generator, need.sequences
         states = GiB(*(trainer[part] for part in ("parameters", "gradients", "moments")))
         fits = all(verdict == "fits" for *_, verdict in need.devices.values())

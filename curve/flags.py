@@ -1,4 +1,7 @@
-"""Command-line flags out of a dataclass: a field is a flag, and the comment beside it is the help."""
+"""Command-line flags out of a dataclass: a field is a flag, and the comment beside it is the help.
+
+The flags are parsed once, into a dictionary of what was said. What they leave out is then filled in.
+"""
 
 import argparse
 import contextlib
@@ -12,55 +15,97 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, get_args, get_origin
 
+HELP = {"-h", "--help"}
+
 
 def read_flags(kind: type, arguments: list[str], default=None, description: str | None = None, others: bool = False):
-    """An instance of the dataclass `kind` with what the flags say; what they leave out is as in `default`. A field that
-    is a dataclass itself has the flags of its fields; one without a default takes what is no flag, wherever it stands.
+    """An instance of the dataclass `kind` with what the flags say. A field that is a dataclass itself has the flags of
+    its fields. A field without a default takes what is no flag, wherever it stands.
 
-    With `others`, a pair of that and the arguments that `kind` has no flag for. ValueError, in one sentence with the
-    valid values or the nearest flag, for a flag or a value that there is not. `--help` prints the help and exits.
+    default: an instance, for what the flags leave out; or a function that returns one, given an instance that holds
+    what the flags say and the defaults of the fields. With `others`, returns a pair: the instance, and the arguments
+    that `kind` has no flag for. ValueError, in one sentence with the valid values or the nearest flag, if there is no
+    such flag or value. `--help` prints the help, with the defaults that the other flags bring, and exits.
     """
-    shape = argparse.RawDescriptionHelpFormatter
+    parser = _parser(kind, description)
+    namespace, unknown = parser.parse_known_intermixed_args([text for text in arguments if text not in HELP])
+    if unknown and not others:
+        near = difflib.get_close_matches(unknown[0].split("=")[0], parser._option_string_actions, 1)
+        is_flag = unknown[0].startswith("-")
+        wrong = f"there is no flag {unknown[0]}" if is_flag else f"{unknown[0]!r} belongs to no flag"
+        _raise(wrong + (f"; did you mean {near[0]}?" if near else "; --help lists all"))
+    if callable(default):
+        default = default(_filled(kind, vars(namespace)))
+    if not HELP.isdisjoint(arguments):
+        _parser(kind, description, default).print_help()
+        sys.exit(0)
+    options = _filled(kind, vars(namespace), default)
+    return (options, unknown) if others else options
+
+
+def flag(field: str) -> str:
+    """The flag of a field: --learning-rate for learning_rate."""
+    return f"--{field.replace('_', '-')}"
+
+
+def _filled(kind: type, said: dict, default=None):
+    """The instance that holds what was said, by field, and for the other fields what `default` holds."""
+    values = {}
+    for field in dataclasses.fields(kind):
+        value = getattr(default, field.name, field.default)
+        if dataclasses.is_dataclass(field.type):
+            value = _filled(field.type, said, value)
+        else:
+            value = said.get(field.name, value)
+        if value is dataclasses.MISSING:
+            raise ValueError(f"{field.name.upper()} is missing; --help lists all")
+        values[field.name] = tuple(value) if isinstance(value, list) else value
+    return kind(**values)
+
+
+# --- the parser ---------------------------------------------------------------------------------------------------
+
+
+def _parser(kind: type, description: str | None, default=None) -> argparse.ArgumentParser:
+    """The parser of the flags of `kind`; its help shows what `default` holds."""
     parser = argparse.ArgumentParser(
-        description=description or inspect.getdoc(kind), allow_abbrev=False, formatter_class=shape
+        description=description or inspect.getdoc(kind),
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,  # so that the namespace holds what was said, and nothing else
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.error = _raise
     _add_fields(parser, kind, default)
     parser.usage = f"{parser.prog} [FLAG ...]"
-    found, unknown = parser.parse_known_intermixed_args(arguments)
-    if unknown and not others:
-        near = difflib.get_close_matches(unknown[0].split("=")[0], parser._option_string_actions, 1)
-        what = f"there is no flag {unknown[0]}" if unknown[0].startswith("-") else f"{unknown[0]!r} belongs to no flag"
-        _raise(what + (f"; did you mean {near[0]}?" if near else "; --help lists all"))
-    options = _made(kind, vars(found))
-    return (options, unknown) if others else options
+    return parser
 
 
 def _add_fields(parser: argparse.ArgumentParser, kind: type, default) -> None:
     group, comments = parser.add_argument_group(kind.__name__), _comments(kind)
     for field in dataclasses.fields(kind):
-        value = field.default if default is None else getattr(default, field.name, field.default)
+        value = getattr(default, field.name, field.default)
         if dataclasses.is_dataclass(field.type):
             _add_fields(parser, field.type, value)
             continue
         words, types, number = _words_types_number(field.type)
-        if field.default not in (None, dataclasses.MISSING) and type(None) in get_args(field.type):
-            words.append("None")
         help = comments[field.name].replace("%", "%%")
         if field.default is dataclasses.MISSING:
+            several = {"nargs": "*", "default": []} if number else {"nargs": "?"}
             metavar = field.name.upper().rstrip("S")
-            parser.add_argument(field.name, nargs="*" if number else None, type=types[0], metavar=metavar, help=help)
+            parser.add_argument(field.name, type=types[0], metavar=metavar, help=help, **several)
             continue
+        if field.default is not None and type(None) in get_args(field.type):
+            words.append("None")
         shown = " ".join(map(str, value)) if isinstance(value, tuple) else value
         help += f" (default: {shown})" if value not in (None, ()) else ""
-        how = {"dest": field.name, "default": value, "help": help}
         if field.type is bool:
-            group.add_argument(flag(field.name), flag(f"no_{field.name}"), action=_OnOff, nargs=0, **how)
+            names = flag(field.name), flag(f"no_{field.name}")
+            group.add_argument(*names, dest=field.name, action=_OnOff, nargs=0, help=help)
         else:
-            names = {str: "TEXT", int: "N", float: "X", Path: "PATH"}
-            how["metavar"] = "|".join([*words, *(names[one] for one in types)])
-            how |= {"const": True} if number == "?" else {}
-            group.add_argument(flag(field.name), type=_reader(words, types), nargs=number, **how)
+            type_names = {str: "TEXT", int: "N", float: "X", Path: "PATH"}
+            how = {"type": _reader(words, types), "nargs": number, "const": True if number == "?" else None}
+            how["metavar"] = "|".join([*words, *(type_names[kind] for kind in types)])
+            group.add_argument(flag(field.name), dest=field.name, help=help, **how)
 
 
 class _OnOff(argparse.Action):
@@ -68,18 +113,6 @@ class _OnOff(argparse.Action):
 
     def __call__(self, parser, namespace, values, name=None) -> None:
         setattr(namespace, self.dest, name == self.option_strings[0])
-
-
-def _made(kind: type, found: dict):
-    """The instance that holds what was found, by field."""
-    values = {}
-    for field in dataclasses.fields(kind):
-        if dataclasses.is_dataclass(field.type):
-            values[field.name] = _made(field.type, found)
-        else:
-            value = found[field.name]
-            values[field.name] = tuple(value) if isinstance(value, list) else value
-    return kind(**values)
 
 
 def _comments(kind: type) -> dict[str, str]:
@@ -98,8 +131,8 @@ def _raise(message: str):
 
 
 def _words_types_number(kind) -> tuple[list[str], list[type], str | int | None]:
-    """What a field can hold, None aside: words of a Literal, types, and how many (argparse's nargs). One that can hold
-    a bool beside another type is True where the flag stands without a value."""
+    """What a field can hold, except None: words of a Literal, types, and how many (argparse's nargs). If it can hold a
+    bool or another type, the flag without a value is True."""
     number = "?" if bool in get_args(kind) else None
     if get_origin(kind) is tuple:
         number = "+" if ... in get_args(kind) else len(get_args(kind))
@@ -118,21 +151,19 @@ def _reader(words: list[str], types: list[type]):
         for one in types:
             with contextlib.suppress(ValueError):
                 return one(text)
-        kinds = [*words, *({int: "a whole number", float: "a number"}[one] for one in types)]
-        what = f"one of {', '.join(kinds)}" if kinds[1:] else kinds[0]
-        raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
+        valid = [*words, *({int: "a whole number", float: "a number"}[one] for one in types)]
+        wanted = f"one of {', '.join(valid)}" if valid[1:] else valid[0]
+        raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
 
     return read
 
 
-def flag(field: str) -> str:
-    """The flag of a field: --learning-rate for learning_rate."""
-    return f"--{field.replace('_', '-')}"
+# --- a command ----------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def in_words() -> Iterator[None]:
-    """What the user can mend, a ValueError or OSError, is printed as one sentence, and the exit status is 2."""
+def errors_as_sentences() -> Iterator[None]:
+    """Errors that the user can mend, ValueError and OSError, are printed as one sentence; the exit status is then 2."""
     try:
         yield
     except (ValueError, OSError) as error:
@@ -141,12 +172,12 @@ def in_words() -> Iterator[None]:
 
 
 def run_command(main, arguments: list[str] | None = None) -> None:
-    """Run main(arguments), a script's command, and exit with the status that it returns; 2 where `main` raises
-    ValueError or OSError, which is printed `in_words`; 130 after Ctrl-C."""
+    """Run main(arguments), a script's command, and exit with the status that it returns. The status is 2 if it raises
+    what `errors_as_sentences` prints, and 130 after Ctrl-C."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with in_words():
+        with errors_as_sentences():
             sys.exit(main(sys.argv[1:] if arguments is None else arguments))
     except KeyboardInterrupt:
         print("\nstopped by Ctrl-C", file=sys.stderr)
