@@ -2,19 +2,34 @@
 
     python fit_curve.py runs/NAME                                          # a run of ours
     python fit_curve.py log.csv --x gpu_hours --y pass_rate --predict 1e5 --plot fit.png
-    python fit_curve.py seed0.csv seed1.csv seed2.csv --seeds              # several seeds of one setting
+    python fit_curve.py seed0.csv seed1.csv seed2.csv --seeds              # several seeds of one variant
     python fit_curve.py --compare base=b0.csv,b1.csv scalerl=s0.csv,s1.csv --plot compare.png
 
-The curve (Khatri et al., arXiv 2510.13786, sec. 2.1) is a sigmoid in log compute,
+The pass rate R after compute C is a sigmoid in log C (Khatri et al., arXiv 2510.13786, sec. 2.1):
 
-    R(C) = R0 + (A - R0) / (1 + (C_mid / C)^B)
+    R(C) = R0 + (A - R0) / (1 + (C_mid / C)^B)      the same:  (R - R0) / (A - R) = (C / C_mid)^B
 
-with A the asymptote, B the exponent (efficiency), C_mid the compute at half of the gain, and R0 the pass rate before
-training. What the data does not carry is not reported: a run that has barely passed its midpoint has no asymptote.
+    A      asymptote: the pass rate that unlimited compute would approach
+    B      exponent, or efficiency: how steeply the gain from R0 to A comes around C_mid
+    C_mid  the compute at which half of the gain is made
+    R0     the pass rate before training
 
-How the best curve and the ends of the intervals are found is in machinery/least_squares.py; the pooling of seeds and
-the comparison of settings (A.8) in machinery/comparison.py; the reading of logs in machinery/logs.py. Dimensions: n
-points of a run.
+What happens, in this order:
+
+    1. read       a log of any format becomes a table (curve/logs.py); two of its columns become the points (C, R) of a
+                  curve (curve/columns.py)
+    2. fit        A, B and C_mid of least squares, with R0 held at the first point (`fit_sigmoid` in curve/fit.py; how
+                  the least is found is in curve/least_squares.py)
+    3. intervals  of the curves that fit about as well; wider if neighbouring points err alike (`allowed_excess` in
+                  curve/fit.py, `profile_over_A` in curve/least_squares.py)
+    4. judge      what the data does not carry is not reported: a run that has barely passed its middle has no asymptote
+                  (`judge` in curve/fit.py)
+    5. forecast   at more compute, beside a power law and the last value; and how all three would have done from the
+                  first half (curve/forecast.py)
+    6. compare    the mean of several seeds; two variants, ceilings first, then efficiency (A.8; curve/comparison.py)
+    7. report     in words (curve/report.py), as a picture (curve/plots.py), as JSON
+
+docs/fitting.md says how to read what comes out.
 """
 
 import json
@@ -22,24 +37,18 @@ import os
 import re
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Literal
 
-from curve.columns import Series
-from curve.comparison import compare, seeds, with_interval
+from curve.comparison import compare, mean_of_seeds
 from curve.files import write_whole
-from curve.fit import Fit, fit_sigmoid
+from curve.fit import Run, fit_sigmoid, with_interval
 from curve.flags import read_flags, run_command
-from curve.forecast import first_half
 from curve.logs import read_log
 from curve.plots import FORMATS, plot_compare, plot_runs
 from curve.report import describe, report
-
-# --- the command --------------------------------------------------------------------------------------------------
-
-Runs = list[tuple[Series, Fit]]  # of one setting
 
 
 @dataclass(frozen=True)
@@ -62,9 +71,9 @@ class Fitting:
 class Options(Fitting):
     """What the command takes: its logs, how to fit them, and what to make of them."""
 
-    logs: tuple[str, ...]  # LOG, FILE:COLUMN or -; with --compare settings, [NAME=]LOG[,LOG...]: seeds with commas
-    seeds: bool = False  # the logs are seeds of one setting
-    compare: bool = False  # the logs are settings, which are compared two by two
+    logs: tuple[str, ...]  # LOG, FILE:COLUMN or -; with --compare variants, [NAME=]LOG[,LOG...]: seeds with commas
+    seeds: bool = False  # the logs are seeds of one variant
+    compare: bool = False  # the logs are variants, which are compared two by two
     plot: Path | None = None  # draw the curves into this file: .png, .pdf or .svg
     title: str | None = None  # of the picture
     label: str | None = None  # names of the runs, with commas, instead of those of their files
@@ -75,27 +84,24 @@ class Options(Fitting):
 
 def first_commands() -> str:
     """Three commands that work from the present folder, for those who come without a log."""
-    script, simulated, run, one, other = (
-        os.path.relpath(Path(__file__).parent / name)
-        for name in ("fit_curve.py", "data/examples/simulated.csv", "docs/study/loo/scalerl-seed0/log.jsonl",
-                     "docs/study/recipes/dapo-seed2", "docs/study/recipes/grpo-seed2")
-    )  # fmt: skip
+    home = Path(os.path.relpath(Path(__file__).parent))
+    script, study = home / "fit_curve.py", home / "docs/study"
     return f"""These commands work at once:
 
-  python {script} {simulated} --predict 1e16
-  python {script} {run} --plot fit.png
-  python {script} --compare {one} {other}
+  python {script} {home / "data/examples/simulated.csv"} --predict 1e16
+  python {script} {study}/loo/scalerl-seed0/log.jsonl --plot fit.png
+  python {script} --compare {study}/recipes/dapo-seed2 {study}/recipes/grpo-seed2
 
 then: python {script} YOUR_LOG. `--help` has all flags. numpy, scipy and matplotlib are all that must be installed."""
 
 
 def read_options(arguments: list[str]) -> Options:
-    """The options of the command; logs may stand before and after the flags. ValueError for what cannot be."""
+    """The options of the command. ValueError, in one sentence, for what cannot be."""
     options = read_flags(Options, arguments, description=f"{__doc__}\n{first_commands()}")
     if not options.logs:
         raise ValueError("no log is named; for example: python fit_curve.py data/examples/simulated.csv")
     if options.seeds and options.compare:
-        raise ValueError("choose one: --seeds of one setting, or --compare, where commas join the seeds of a setting")
+        raise ValueError("choose one: --seeds of one variant, or --compare, where commas join the seeds of a variant")
     if not all(C > 0 for C in options.predict):
         raise ValueError("--predict: compute must be positive")
     for target in (options.plot, options.json):
@@ -106,86 +112,91 @@ def read_options(arguments: list[str]) -> Options:
     if options.width is not None and not 2 <= options.width <= 40:
         raise ValueError(f"--width {options.width:g}: expected 2 to 40 inches")
     if options.label and options.compare:
-        raise ValueError("--label names runs; the settings of --compare are named by NAME=LOG")
+        raise ValueError("--label names runs; the variants of --compare are named by NAME=LOG")
     return options
 
 
 def named_logs(options: Options) -> list[tuple[str, str]]:
-    """(setting, path) of each log named; "" is the setting of a run of its own."""
+    """(variant, path) of each log named; a log without a variant has "" there."""
     logs = []
     for argument in options.logs:
-        setting, paths = "", [argument]
+        variant, paths = "", [argument]
         if options.compare and not Path(argument).exists():
             name, text = re.fullmatch(r"(?:([^=,/]+)=)?(.*)", argument).groups()
-            setting, paths = name or (text if "," in text else ""), text.split(",")
-        logs += [(setting, path) for path in paths]
+            variant, paths = name or (text if "," in text else ""), text.split(",")
+        logs += [(variant, path) for path in paths]
     return logs
 
 
-def fit_logs(logs: Sequence[tuple[str, str | Path]], fitting: Fitting) -> tuple[dict[str, Runs], list[str]]:
-    """By setting the fitted runs of these logs, (setting, path) each; and why the others cannot be fitted."""
-    settings, unfit = {}, []
+def fit_logs(logs: Sequence[tuple[str, str | Path]], fitting: Fitting) -> tuple[dict[str, list[Run]], list[str]]:
+    """By variant the fitted runs of these logs, (variant, path) each; and why the others cannot be fitted. A curve
+    without a variant is one of its own, named as the run."""
+    variants, unfit = {}, []
     how = fitting.r0, fitting.fit_from, fitting.fit_to, fitting.method
-    for setting, path in logs:
+    for variant, path in logs:
         for series in read_log(path, fitting.x, fitting.y, fitting.percent, fitting.where):
             try:
-                f = fit_sigmoid(series.x, series.y, *how, series.num_examples)
+                fit = fit_sigmoid(series.x, series.y, *how, series.num_examples)
             except ValueError as error:
                 run = "" if series.name in str(path) else f"{series.name}: "
                 unfit.append(f"{path}: {run}{error}")
                 continue
-            own = series.name if series.name not in settings else f"{path}: {series.name}"
-            settings.setdefault(setting or own, []).append((series, f))
-    return settings, unfit
+            run_name = series.name if series.name not in variants else f"{path}: {series.name}"
+            variants.setdefault(variant or run_name, []).append((series, fit))
+    return variants, unfit
 
 
 def write_json(path: Path, results: dict) -> None:
-    write_whole(path, json.dumps(results, indent=1, allow_nan=False) + "\n")
+    """Write reports and comparisons; dataclasses become objects with their fields."""
+    write_whole(path, json.dumps(results, indent=1, allow_nan=False, default=asdict) + "\n")
 
 
 def main(arguments: list[str]) -> int:
+    """The command. Returns the exit status 0; ValueError or OSError, in one sentence, for what cannot be."""
     if not arguments:
         print(first_commands())
         return 0
     options = read_options(arguments)
-    settings, unfit = fit_logs(named_logs(options), options)
-    if unfit and not (options.compare and len(settings) > 1):
+    variants, unfit = fit_logs(named_logs(options), options)
+    if unfit and not (options.compare and len(variants) > 1):
         raise ValueError(unfit[0])
-    runs = [run for its_runs in settings.values() for run in its_runs]
+    runs = [run for runs in variants.values() for run in runs]
     if options.label:
         names = options.label.split(",")
         if len(names) != len(runs):
             raise ValueError(f"--label has {len(names)} names for {len(runs)} runs")
-        runs = [(replace(series, name=name), f) for name, (series, f) in zip(names, runs)]
+        runs = [(replace(series, name=name), fit) for name, (series, fit) in zip(names, runs)]
+
     results = {"runs": [report(*run, options.predict) for run in runs]}
-    text = [f"{run[0].name}\n{describe(*run, its)}" for run, its in zip(runs, results["runs"])]
+    paragraphs = [f"{run[0].name}\n{describe(*run, numbers)}" for run, numbers in zip(runs, results["runs"])]
     if options.seeds:
-        pooled = results["seeds"] = seeds([f for _, f in runs])
-        said = "not all identify A, so there is none for the setting"
-        if pooled:
-            means = ", ".join(f"{name} {with_interval(*its, '.4g')}" for name, its in pooled.items())
-            said = f"mean and 95 % t-interval: {means}"
-        text.append(f"{len(runs)} seeds: {said}")
+        results["seeds"] = mean_of_seeds([fit for _, fit in runs])
+        text = "not all identify A, so there is none for the variant"
+        if results["seeds"]:
+            means = [f"{name} {with_interval(*mean, '.4g')}" for name, mean in results["seeds"].items()]
+            text = f"mean and 95 % t-interval: {', '.join(means)}"
+        paragraphs.append(f"{len(runs)} seeds: {text}")
     if options.compare:
-        if len(settings) < 2:
-            raise ValueError("--compare needs two settings; for a folder of runs: python study.py tables FOLDER")
-        fits = {name: [f for _, f in its_runs] for name, its_runs in settings.items()}
-        results["comparisons"] = [compare(two, [fits[name] for name in two]) for two in combinations(fits, 2)]
-        text += [f"{' and '.join(c['settings'])}: {c['verdict']}" for c in results["comparisons"]]
-        text += [f"left out, since it cannot be fitted: {reason}" for reason in unfit]
-        results["left_out"] = unfit
+        if len(variants) < 2:
+            raise ValueError("--compare needs two variants; for a folder of runs: python study.py tables FOLDER")
+        fits = {name: [fit for _, fit in runs] for name, runs in variants.items()}
+        comparisons = [compare(two, [fits[name] for name in two]) for two in combinations(fits, 2)]
+        results |= {"comparisons": comparisons, "left_out": unfit}
+        paragraphs += [f"{' and '.join(pair.variants)}: {pair.sentence}" for pair in comparisons]
+        paragraphs += [f"left out, since it cannot be fitted: {reason}" for reason in unfit]
+
     look = {"title": options.title} | ({"width": options.width} if options.width else {})
     if options.plot and options.compare:
-        plot_compare(options.plot, settings, results["comparisons"], **look)
+        plot_compare(options.plot, variants, comparisons, **look)
     elif options.plot:
-        early = [first_half(*run) for run in runs] if options.held_out else []
-        plot_runs(options.plot, runs, options.predict, power_law=options.power_law, early=early, **look)
+        plot_runs(options.plot, runs, options.predict, options.power_law, options.held_out, **look)
     if options.json:
         write_json(options.json, results)
-    print("\n\n".join(text))
+    print("\n\n".join(paragraphs))
     return 0
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `fit_curve.py .. | head` ends quietly
+    if hasattr(signal, "SIGPIPE"):  # not on Windows
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `fit_curve.py .. | head` ends quietly
     run_command(main)

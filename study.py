@@ -3,12 +3,13 @@
     python study.py loo --seeds 0 1 2 --jobs 2       # ScaleRL, and without each of its eight parts; two runs at once
     python study.py recipes                          # the six recipes
     python study.py asynchrony                       # PipelineRL-1, -4, -8, -16, PPO-off-policy-1 and -8
-    python study.py mine.json --steps 80             # settings of your own; any flag of train.py is for all runs
+    python study.py mine.json --steps 80             # variants of your own; any flag of train.py is for all runs
     python study.py tables runs/loo                  # the tables and figures alone, at any time
 
-A file of your own names settings, and what each changes of Settings (machinery/settings.py) or Recipe (loss.py):
-{"small": {"prompts_per_step": 16}, "gspo": {"loss": "gspo", "eps_high": 0.01}}. Each run is `train.py` in a process of
-its own, with the folder runs/STUDY/SETTING-seedN; tables.md, compare.png and seeds.png are made of the logs alone.
+A study compares variants of a run. A file of your own names them, with the fields of Settings (machinery/settings.py)
+and Recipe (loss.py) that each changes: {"small": {"prompts_per_step": 16}, "gspo": {"loss": "gspo", "eps_high": 0.01}}.
+Each run is `train.py` in a process of its own, with the folder runs/STUDY/VARIANT-seedN. tables.md, compare.png and
+seeds.png are made from the logs alone.
 """
 
 import contextlib
@@ -16,7 +17,6 @@ import dataclasses
 import difflib
 import itertools
 import json
-import os
 import re
 import signal
 import subprocess
@@ -29,38 +29,37 @@ import numpy as np
 from scipy.special import chdtri, stdtrit  # quantiles of chi^2 and of Student's t
 
 import loss
-from curve.comparison import asymptote_of, compare, standing, with_interval
+from curve.comparison import Comparison, asymptote_of, compare, standing
 from curve.files import write_whole
-from curve.fit import Fit
+from curve.fit import Fit, Run, with_interval
 from curve.flags import flag, read_flags, run_command
 from curve.forecast import FORECASTERS
 from curve.logs import read_table
 from curve.plots import COMPUTE_UNITS, plot_compare, plot_seeds
 from curve.report import report
-from data.verify import die_with
-from fit_curve import Fitting, Runs, fit_logs, write_json
+from fit_curve import Fitting, fit_logs, write_json
 from machinery.files import last_line
 from machinery.folder import lock_folder
 from machinery.screen import Progress, say
 from machinery.settings import Settings, cpu_threads, parse, read_settings, refuse_changes
 
-# --- the plan -----------------------------------------------------------------------------------------------------
+# --- which runs ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Study:
-    """Train several settings over seeds, and make tables and figures of them all. Every other flag of train.py applies
+    """Train several variants over seeds, and make tables and figures of them all. Every other flag of train.py applies
     to each run. What is finished is not trained again, and what was interrupted goes on: after a Ctrl-C or a failure
     give the same command again."""
 
     # loo, recipes, asynchrony, losses, batch, groups, or a JSON file: {"NAME": {"learning_rate": 4e-4}, ...}
     study: str
-    seeds: tuple[int, ...] = (0, 1, 2)  # each setting is trained with each
+    seeds: tuple[int, ...] = (0, 1, 2)  # each variant is trained with each
     jobs: int = 1  # runs at once, which share the cores
-    name: str | None = None  # the folder is runs/NAME, with a folder SETTING-seedN a run; by default named as the study
+    name: str | None = None  # the folder is runs/NAME, with a folder VARIANT-seedN a run; by default named as the study
 
 
-# What each setting of a study changes: fields of Settings or of its Recipe.
+# By study and variant the changes: fields of Settings or of its Recipe.
 STUDIES = {
     "loo": {"scalerl": {}, **{f"without-{axis}": {"leave_out": axis} for axis in loss.Axis.__args__}},
     "recipes": {recipe: {"recipe": recipe} for recipe in loss.RECIPES},
@@ -82,33 +81,31 @@ STUDIES = {
 
 
 def read_study(study: str) -> dict[str, dict]:
-    """What each setting of a study changes. ValueError, naming setting and field, if it is not a study."""
+    """The changes of each variant of a study, by name. ValueError, naming variant and field, if it is not a study."""
     if study in STUDIES:
         return STUDIES[study]
     try:
-        changes = json.loads(Path(study).read_text())
-    except OSError as error:
-        raise ValueError(f"{study}: neither {', '.join(STUDIES)}, tables nor a file ({error.strerror})") from None
-    except ValueError as error:
-        raise ValueError(f"{study}: the file is not JSON: {error}") from None
-    if not (isinstance(changes, dict) and changes and all(isinstance(values, dict) for values in changes.values())):
+        variants = json.loads(Path(study).read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{study}: neither {', '.join(STUDIES)}, tables nor a JSON file ({error})") from None
+    if not (isinstance(variants, dict) and variants and all(isinstance(fields, dict) for fields in variants.values())):
         raise ValueError(f'{study}: the file must hold {{"NAME": {{"field": value, ...}}, ...}}')
-    known = {part.name for kind in (Settings, loss.Recipe) for part in dataclasses.fields(kind)}
+    known = {field.name for kind in (Settings, loss.Recipe) for field in dataclasses.fields(kind)}
     known -= {"name", "seed", "resume", "from_step"}  # which the study itself sets
-    for setting, values in changes.items():
-        if not re.fullmatch(r"[\w.+-]+", setting):
-            raise ValueError(f"{study}: {setting!r} cannot name a folder: letters, digits, _ . + - only")
-        for name in values.keys() - known:
+    for variant, changes in variants.items():
+        if not re.fullmatch(r"[\w.+-]+", variant):
+            raise ValueError(f"{study}: {variant!r} cannot name a folder: letters, digits, _ . + - only")
+        for name in changes.keys() - known:
             near = difflib.get_close_matches(name, known, 1)
             hint = f"did you mean {near[0]}?" if near else f"it can set {', '.join(sorted(known))}"
-            raise ValueError(f"{study}: {setting} sets {name!r}, which a study cannot; {hint}")
-    return changes
+            raise ValueError(f"{study}: {variant} sets {name!r}, which a study cannot; {hint}")
+    return variants
 
 
-def flags(values: dict) -> list[str]:
+def flags(changes: dict) -> list[str]:
     """The flags of train.py that set these fields."""
     arguments = []
-    for name, value in values.items():
+    for name, value in changes.items():
         if isinstance(value, bool):
             arguments.append(flag(name if value else f"no_{name}"))
         else:
@@ -116,34 +113,34 @@ def flags(values: dict) -> list[str]:
     return arguments
 
 
-def plan(study: Study, common: list[str]) -> dict[Path, tuple[Settings, list[str]]]:
-    """The runs of a study, first all settings with the first seed: by folder their settings, and the flags of train.py
-    that give them. common: flags for all runs. ValueError if one cannot be, or is another run already."""
-    said = {argument.split("=")[0] for argument in common}
+def runs_to_train(study: Study, common: list[str]) -> dict[Path, tuple[Settings, list[str]]]:
+    """The runs of a study, first all variants with the first seed: by folder their settings, and the flags of train.py
+    that give them. common: flags for all runs. ValueError if a run is not possible, or if its folder holds another."""
+    common_flags = {argument.split("=")[0] for argument in common}
     for single in ("--seed", "--resume", "--from-step"):
-        if single in said:
+        if single in common_flags:
             raise ValueError(f"{single} is for one run: a study has --seeds, and goes on by itself")
     if study.jobs < 1:
         raise ValueError(f"--jobs must be at least 1, not {study.jobs}")
-    settings, alike = {}, {}  # with their flags, by name; the name by what is trained
-    for setting, changes in read_study(study.study).items():
-        for argument in said & {*map(flag, changes)}:
-            raise ValueError(f"setting {setting!r} of {study.study} has its own {argument}: it is no flag for all runs")
+    variants, names = {}, {}  # settings and flags by variant; the variant by what is trained
+    for variant, changes in read_study(study.study).items():
+        for argument in common_flags & {*map(flag, changes)}:
+            raise ValueError(f"variant {variant!r} of {study.study} has its own {argument}: it is no flag for all runs")
         arguments = ["--keep-checkpoints", "1", "--rollouts-kept", "0", *common, *flags(changes)]
         try:
-            its = parse(arguments)
+            settings = parse(arguments)
         except ValueError as error:
-            raise ValueError(f"setting {setting!r} of {study.study}: {error}") from None
-        settings[setting] = its, arguments
-        key = repr(replace(its, recipe=replace(its.recipe, recipe="scalerl", leave_out=None)))
-        if alike.setdefault(key, setting) != setting:
-            raise ValueError(f"{study.study}: {alike[key]!r} and {setting!r} would be the same runs twice")
+            raise ValueError(f"variant {variant!r} of {study.study}: {error}") from None
+        variants[variant] = settings, arguments
+        trained = repr(replace(settings, recipe=replace(settings.recipe, recipe="scalerl", leave_out=None)))
+        if names.setdefault(trained, variant) != variant:
+            raise ValueError(f"{study.study}: {names[trained]!r} and {variant!r} would be the same runs twice")
     runs, parent = {}, study.name or Path(study.study).stem
     if (Path("runs") / parent / "config.json").exists():
         raise ValueError(f"runs/{parent} holds a run, not a study; choose another --name")
-    for seed, (setting, (its, arguments)) in itertools.product(study.seeds, settings.items()):
-        name = f"{parent}/{setting}-seed{seed}"
-        run, folder = replace(its, name=name, seed=seed), Path("runs") / name
+    for seed, (variant, (settings, arguments)) in itertools.product(study.seeds, variants.items()):
+        name = f"{parent}/{variant}-seed{seed}"
+        run, folder = replace(settings, name=name, seed=seed), Path("runs") / name
         if (folder / "config.json").exists():
             try:
                 refuse_changes(read_settings(folder), run)
@@ -154,7 +151,7 @@ def plan(study: Study, common: list[str]) -> dict[Path, tuple[Settings, list[str
     return runs
 
 
-# --- the runs -----------------------------------------------------------------------------------------------------
+# --- training -----------------------------------------------------------------------------------------------------
 
 
 def finished(folder: Path, settings: Settings) -> bool:
@@ -166,31 +163,32 @@ def finished(folder: Path, settings: Settings) -> bool:
 
 
 def start_run(folder: Path, arguments: list[str]) -> subprocess.Popen:
-    """A run in a process of its own, which goes on if it was interrupted; its output is in FOLDER.txt. Signals of the
-    terminal do not reach it; when the study dies, it stops as if by Ctrl-C."""
-    resume, owner = ["--resume", str(folder)] if (folder / "config.json").exists() else [], os.getpid()
+    """A run in a process of its own, which goes on if it was interrupted. Its output is in FOLDER.txt. The signals of
+    the terminal do not reach it: the study passes them on."""
+    command = [sys.executable, str(Path(__file__).with_name("train.py")), *arguments]
+    if (folder / "config.json").exists():
+        command += ["--resume", str(folder)]
     with open(f"{folder}.txt", "a") as output:
-        return subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("train.py")), *arguments, *resume],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=lambda: die_with(owner, signal.SIGINT) or os._exit(1),
-        )
+        both = {"stdout": output, "stderr": subprocess.STDOUT}
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, **both)
 
 
 def train_all(folder: Path, runs: dict[Path, tuple[Settings, list[str]]], jobs: int) -> tuple[dict[Path, int], int]:
-    """Make all runs of a plan, `jobs` at once. Returns the exit status of each that failed, and the signal that stopped
-    them, or 0."""
+    """Train all runs that are not finished, `jobs` at once. Returns the exit status of each that failed, and the signal
+    that stopped them, or 0."""
     done = {path for path, (settings, _) in runs.items() if finished(path, settings)}
     waiting = [path for path in runs if path not in done]
     running: dict[Path, subprocess.Popen] = {}
     failed: dict[Path, int] = {}  # exit status
-    asked: list[int] = []  # signals that are not passed on yet
-    stopped_by = 0
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, _: asked.append(number))
+    signals: list[int] = []  # that have come
+    passed_on = 0  # how many of them the runs have got
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores it
+            signal.signal(number, lambda number, _: signals.append(number))
+
+    def stop_runs() -> None:
+        for process in running.values():
+            process.send_signal(signal.SIGINT)
 
     def steps_made() -> int:  # a run that has ended has no more to make, whatever ended it
         return sum(
@@ -199,38 +197,37 @@ def train_all(folder: Path, runs: dict[Path, tuple[Settings, list[str]]], jobs: 
         )
 
     total = sum(settings.steps for settings, _ in runs.values())
-    with contextlib.closing(Progress(folder.name, total, steps_made())) as progress:
-        while running or (waiting and not stopped_by):
-            while waiting and not asked and not stopped_by and len(running) < jobs:
+    with contextlib.closing(Progress(folder.name, total, steps_made())) as progress, contextlib.ExitStack() as stack:
+        stack.callback(stop_runs)  # after an error; otherwise none is running at the end
+        while running or (waiting and not signals):
+            while waiting and not signals and len(running) < jobs:
                 path = waiting.pop(0)
                 running[path] = start_run(path, runs[path][1])
-            while asked:
-                say("Stopping the runs at once." if stopped_by else "Stopping the runs, each with a checkpoint.")
-                stopped_by = stopped_by or asked[0]
-                for process in running.values():
-                    process.send_signal(asked[0])
-                del asked[0]
+            while passed_on < len(signals):
+                say("Stopping the runs at once." if passed_on else "Stopping the runs, each with a checkpoint.")
+                stop_runs()
+                passed_on += 1
             time.sleep(0.5)
             for path in [path for path, process in running.items() if process.poll() is not None]:
                 status = running.pop(path).returncode
                 if status == 0:
                     done.add(path)
-                elif not stopped_by:
+                elif not signals:
                     failed[path] = status
                     say(f"{path} failed with status {status}; its output is in {path}.txt")
             text = f"{len(done)} of {len(runs)} runs done" + (f", {len(failed)} failed" if failed else "")
             text += f"; now {', '.join(path.name for path in running)}" if running else ""
             progress.show(steps_made(), text)
-    return failed, stopped_by
+    return failed, signals[0] if signals else 0
 
 
 # --- the tables ---------------------------------------------------------------------------------------------------
-# `fits` are the fits of each setting by its name; all settings are compared with the first.
+# `fits` holds the fits of each variant by its name. All variants are compared with the first.
 
 
 def runs_in(folder: Path) -> list[tuple[str, Path]]:
-    """(setting, run folder) of a study, which is every SETTING-seedN/log.jsonl, in natural order, but first `scalerl`.
-    ValueError if the folder holds none."""
+    """(variant, run folder) of each run of a study: each VARIANT-seedN/log.jsonl, in natural order, but `scalerl`
+    first. ValueError if the folder holds none."""
 
     def order(run: tuple[str, Path]) -> tuple:
         return run[0] != "scalerl", [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", run[1].name)]
@@ -238,33 +235,33 @@ def runs_in(folder: Path) -> list[tuple[str, Path]]:
     named = [(re.fullmatch(r"(.+)-seed\d+", path.parent.name), path.parent) for path in folder.glob("*/log.jsonl")]
     runs = sorted([(match[1], path) for match, path in named if match], key=order)
     if not runs:
-        raise ValueError(f"{folder} holds no study: no run in it is named SETTING-seedN and has a log.jsonl")
+        raise ValueError(f"{folder} holds no study: no run in it is named VARIANT-seedN and has a log.jsonl")
     return runs
 
 
 def make_tables(folder: Path, fitting: Fitting) -> str:
     """Fit all runs of a study, write tables.md, compare.png and seeds.png into its folder, and return the tables.
     ValueError if no run can be fitted; those that cannot are named below the tables."""
-    settings, unfit = fit_logs(runs_in(folder), fitting)
-    if not settings:
+    variants, unfit = fit_logs(runs_in(folder), fitting)
+    if not variants:
         raise ValueError(unfit[0])
-    runs = [run for its_runs in settings.values() for run in its_runs]
+    runs = [run for runs in variants.values() for run in runs]
     reports = [report(*run, fitting.predict) for run in runs]
-    fits = {name: [f for _, f in its_runs] for name, its_runs in settings.items()}
+    fits = {variant: [fit for _, fit in runs] for variant, runs in variants.items()}
     first, *others = fits
     comparisons = [compare((other, first), (fits[other], fits[first])) for other in others]
     compute = f"Compute is {runs[0][0].x_name}."
     text = "\n\n".join([
-        f"{compute} In brackets, 95 % intervals: of a setting by t over its seeds, of a run by its fit.",
-        f"### Settings\n\n{settings_table(fits, comparisons)}",
+        f"{compute} In brackets, 95 % intervals: of a variant by t over its seeds, of a run by its fit.",
+        f"### Variants\n\n{variants_table(fits, comparisons)}",
         f"### Forecasts from the first half of the compute\n\n{forecast_table(reports)}",
         f"### Seeds\n\n{seeds_table(fits)}",
         f"### Runs\n\n{runs_table(folder, runs)}",
         *(f"Not fitted: {reason}" for reason in unfit),
     ])  # fmt: skip
     write_whole(folder / "tables.md", text + "\n")
-    plot_compare(folder / "compare.png", settings, comparisons)
-    plot_seeds(folder / "seeds.png", settings)
+    plot_compare(folder / "compare.png", variants, comparisons)
+    plot_seeds(folder / "seeds.png", variants)
     if fitting.json:
         write_json(fitting.json, {"runs": reports, "comparisons": comparisons})
     return text + "\n"
@@ -275,46 +272,49 @@ def markdown(header: list[str], rows: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in [header, ["---"] * len(header), *rows])
 
 
-def settings_table(fits: dict[str, list[Fit]], comparisons: list[dict]) -> str:
-    """The leave-one-out table (Fig. 7): each setting beside the first."""
-    reference, rows = next(iter(fits)), []
-    for (setting, its_fits), c in zip(fits.items(), [None, *comparisons]):
-        counted = standing(its_fits)
-        known = all(f.identified for f in counted)
-        means = [f"{np.mean([getattr(f, name) for f in counted]):.3g}" if known else "-" for name in ("B", "C_mid")]
-        row = [setting, str(len(its_fits)), asymptote_of(its_fits), *means]
-        row += [with_interval(*c["A_difference"], "+.3f") if c and c["A"] else "-"]
-        at = c["efficiency"][0] if c and c["efficiency"] else None
-        row += ["{:.2f}, {:.2f}".format(*at["B"]) if at else "-"]
-        row += [with_interval(*at[f"{name}_ratio"], ".2f") if at else "-" for name in ("B", "C_mid")]
-        rows.append([*row, re.split(" \\(|: its", c["verdict"])[0] if c else "(the others are compared with it)"])
-    header = ["setting", "runs", "A", "B", "C_mid", f"A less that of {reference}",
-              f"B at common A, and that of {reference}", "ratio of B", "ratio of C_mid", "verdict"]  # fmt: skip
+def variants_table(fits: dict[str, list[Fit]], comparisons: list[Comparison]) -> str:
+    """The leave-one-out table (Fig. 7): each variant beside the first."""
+    first, rows = next(iter(fits)), []
+    for (variant, seeds), comparison in zip(fits.items(), [None, *comparisons]):
+        counted = standing(seeds)
+        known = all(fit.identified for fit in counted)
+        means = [f"{np.mean([getattr(fit, name) for fit in counted]):.3g}" if known else "-" for name in ("B", "C_mid")]
+        gap, efficiency, verdict = "-", ["-"] * 3, "(the others are compared with it)"
+        if comparison:
+            verdict = comparison.verdict
+            if comparison.A_difference:
+                gap = with_interval(*comparison.A_difference, "+.3f")
+            for at in comparison.efficiency[:1]:
+                ratios = (with_interval(*ratio, ".2f") for ratio in (at.B_ratio, at.C_mid_ratio))
+                efficiency = ["{:.2f}, {:.2f}".format(*at.B), *ratios]
+        rows.append([variant, str(len(seeds)), asymptote_of(seeds), *means, gap, *efficiency, verdict])
+    header = ["variant", "runs", "A", "B", "C_mid", f"A less that of {first}",
+              f"B at common A, and that of {first}", "ratio of B", "ratio of C_mid", "verdict"]  # fmt: skip
     return markdown(header, rows)
 
 
 def forecast_table(reports: list[dict]) -> str:
     """Each run fitted on the first half of its compute, against what came; then the sizes of the errors."""
-    rows, held = [], []
-    for about in reports:
-        half = about["baselines"]["held_out"]
+    rows, sizes, inside = [], [], []
+    for run in reports:
+        half = run["baselines"]["held_out"]
         if "error" in half:
-            rows.append([about["name"], "-", "-", half["error"], *["-"] * 4])
+            rows.append([run["name"], "-", "-", half["error"], *["-"] * 4])
             continue
         low, high = half["interval"]
-        inside = low <= half["came"] <= high
         errors = [half[name] - half["came"] for name in FORECASTERS]
-        held.append((*np.abs(errors), inside))
+        sizes.append(np.abs(errors))
+        inside.append(low <= half["came"] <= high)
         forecast = with_interval(half["sigmoid"], low, high)
-        row = [about["name"], f"{half['fit_to']:.3g}", f"{half['came']:.3f}", forecast, "yes" if inside else "no"]
+        row = [run["name"], f"{half['fit_to']:.3g}", f"{half['came']:.3f}", forecast, "yes" if inside[-1] else "no"]
         rows.append([*row, *(f"{error:+.3f}" for error in errors)])
     header = ["run", "fitted up to", "came", "sigmoid", "inside", "error of the sigmoid", "of the power law",
               "of the last value"]  # fmt: skip
     text = markdown(header, rows)
-    if held:
-        middle = "sigmoid {:.3f}, power law {:.3f}, last value {:.3f}".format(*np.median(held, axis=0)[:3])
+    if sizes:
+        medians = "sigmoid {:.3f}, power law {:.3f}, last value {:.3f}".format(*np.median(sizes, axis=0))
         text += (
-            f"\n\nMedian error: {middle}. {sum(row[3] for row in held)} of {len(held)} came inside their 95 % interval"
+            f"\n\nMedian error: {medians}. {sum(inside)} of {len(inside)} came inside their 95 % interval"
             " (that of the curve, widened by the scatter of the last three points, whose mean came)."
         )
     return text
@@ -324,10 +324,11 @@ def seeds_table(fits: dict[str, list[Fit]]) -> str:
     """A of every seed, and the error margin that follows (Fig. 8a)."""
     most = max(map(len, fits.values()))
     rows, squares, degrees = [], 0.0, 0
-    for setting, its in fits.items():
-        own = ["fell" if f.fell else f"{f.A:.3f}" if f.identified else f"> {f.interval['A'][0]:.3f}" for f in its]
-        A = [f.A for f in its if f.identified and not f.fell]
-        rows.append([setting, *own, *["-"] * (most - len(own)), f"{np.ptp(A) / 2:.3f}" if len(A) > 1 else "-"])
+    for variant, seeds in fits.items():
+        cells = ["fell" if f.fell else f"{f.A:.3f}" if f.identified else f"> {f.interval['A'][0]:.3f}" for f in seeds]
+        A = [fit.A for fit in seeds if fit.identified and not fit.fell]
+        half_range = f"{np.ptp(A) / 2:.3f}" if len(A) > 1 else "-"
+        rows.append([variant, *cells, *["-"] * (most - len(cells)), half_range])
         if len(A) > 1:
             squares, degrees = squares + len(A) * np.var(A), degrees + len(A) - 1
     text = markdown(["A of", *(f"run {i + 1}" for i in range(most)), "half of the range"], rows)
@@ -335,25 +336,25 @@ def seeds_table(fits: dict[str, list[Fit]]) -> str:
         s, t = np.sqrt(squares / degrees), stdtrit(degrees, 0.975)
         low, high = s * np.sqrt(degrees / chdtri(degrees, [0.025, 0.975]))
         text += (
-            f"\n\nStandard deviation of A between the seeds of a setting: {with_interval(s, low, high, '.4f')}, from"
-            f" {degrees} degrees of freedom. So A of one run lies within {t * s:.3f} of that of its setting, and two"
-            f" settings of {most} runs are told apart from {t * s * np.sqrt(2 / most):.3f} on (95 %)."
+            f"\n\nStandard deviation of A between the seeds of a variant: {with_interval(s, low, high, '.4f')}, from"
+            f" {degrees} degrees of freedom. So A of one run lies within {t * s:.3f} of that of its variant, and two"
+            f" variants of {most} runs are told apart from {t * s * np.sqrt(2 / most):.3f} on (95 %)."
         )
     return text
 
 
-def runs_table(folder: Path, runs: Runs) -> str:
-    """Every run with its fit and what it has cost."""
+def runs_table(folder: Path, runs: list[Run]) -> str:
+    """Every run with its fit, what it has cost, and the kinds of its warnings."""
     forms, rows = {"A": ".3f", "B": ".2f", "C_mid": ".3g"}, []
-    for series, f in runs:
+    for series, fit in runs:
         table = read_table(folder / series.name / "log.jsonl")
-        cost = {
-            name: f"{table.numbers(name)[table.rows(name)][-1]:.3g}" for name in COMPUTE_UNITS if name in table.names
-        }
         row = [series.name, f"{series.y[0]:.3f}", f"{series.y[-1]:.3f}"]
-        row += [with_interval(getattr(f, k), *f.interval[k], forms[k]) if f.identified else "-" for k in forms]
-        row += [f"{f.reach:.1f}", f"{f.rms:.4f}", *(cost.get(name, "-") for name in COMPUTE_UNITS)]
-        rows.append([*row, "; ".join(re.split(r":| \(", warning)[0] for warning in f.warnings) or "-"])
+        for name, form in forms.items():
+            row.append(with_interval(getattr(fit, name), *fit.interval[name], form) if fit.identified else "-")
+        row += [f"{fit.reach:.1f}", f"{fit.rms:.4f}"]
+        for name in COMPUTE_UNITS:
+            row.append(f"{table.numbers(name)[table.rows(name)][-1]:.3g}" if name in table.names else "-")
+        rows.append([*row, "; ".join(warning.kind for warning in fit.warnings) or "-"])
     return markdown(["run", "before", "after", *forms, "C_max/C_mid", "rms", *COMPUTE_UNITS.values(), "warnings"], rows)
 
 
@@ -364,7 +365,7 @@ def runs_table(folder: Path, runs: Runs) -> str:
 class Tables:
     """Make the tables and figures of a study again, from its logs."""
 
-    folder: Path  # with a SETTING-seedN/log.jsonl a run
+    folder: Path  # with a VARIANT-seedN/log.jsonl a run
     fitting: Fitting = Fitting()  # how logs are read and fitted
 
 
@@ -376,10 +377,10 @@ def main(arguments: list[str]) -> int:
         return 0
     if not arguments or (arguments[0].startswith("-") and not {"-h", "--help"} & {*arguments}):
         raise ValueError(
-            f"what comes first is the study: {', '.join(STUDIES)}, a JSON file of settings, or tables FOLDER"
+            f"what comes first is the study: {', '.join(STUDIES)}, a JSON file of variants, or tables FOLDER"
         )
     study, common = read_flags(Study, arguments, description=__doc__, others=True)
-    runs = plan(study, common)
+    runs = runs_to_train(study, common)
     folder = next(iter(runs)).parent
     folder.mkdir(parents=True, exist_ok=True)
     with lock_folder(folder):

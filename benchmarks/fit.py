@@ -83,7 +83,7 @@ def false_verdicts(draws: int) -> None:
     )
     others = {"alike": (1, 40, 6), "slow, to 2.5": (2, 20, 2.5), "slow, to 2": (2, 16, 2)}
     for seeds, other, correlation in itertools.product((1, 3), others, (0.0, 0.3, 0.6)):
-        random, verdicts = np.random.default_rng(0), []
+        random, pairs = np.random.default_rng(0), []
         for _ in range(draws):
             fits = [[], []]
             for group, (times, points, reach) in enumerate((others["alike"], others[other])):
@@ -94,12 +94,17 @@ def false_verdicts(draws: int) -> None:
                         "C_mid": times * TRUTH["C_mid"] * np.exp(0.05 * C_mid),
                     }
                     fits[group].append(fit_sigmoid(*simulate(random, points, reach, 0.005, correlation, truth)))
-            verdicts.append(compare(("first", "other"), fits)["verdict"])
-        share = lambda words: 100 * np.mean([words in verdict for verdict in verdicts])
-        efficient = f"{share('efficient'):12.1f}" if other == "alike" else f"{'-':>12}"
+            pairs.append(compare(("first", "other"), fits))
+        percent = lambda holds: 100 * np.mean([holds(pair) for pair in pairs])
+        compared = percent(lambda pair: pair.kind != "unknown")
+        first, second = (
+            percent(lambda pair, name=name: pair.kind == "ceiling" and pair.winner == name)
+            for name in ("first", "other")
+        )
+        told_apart = percent(lambda pair: pair.kind in ("efficiency", "steeper but later"))
+        efficient = f"{told_apart:12.1f}" if other == "alike" else f"{'-':>12}"
         print(
-            f"{seeds:5}   {other:15}{correlation:14.1f}{100 - share('does not identify'):11.0f}"
-            f"{share('first raises'):15.1f}{share('other raises'):15.1f}{efficient}",
+            f"{seeds:5}   {other:15}{correlation:14.1f}{compared:11.0f}{first:15.1f}{second:15.1f}{efficient}",
             flush=True,
         )
 

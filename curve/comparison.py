@@ -1,66 +1,176 @@
-"""Several runs of one setting, and the paper's comparison of two settings (Khatri et al., arXiv 2510.13786, A.8).
+"""Several runs of one variant, and the paper's comparison of two variants (Khatri et al., arXiv 2510.13786, A.8).
 
-A run is its Fit (fit_curve.py), a setting the list of the Fits of its seeds.
+A variant is whatever is compared: a recipe, or a value of a setting. It comes as the list of the Fits of its seeds.
+
+    1. one variant     which of its seeds count, and their mean with its interval
+    2. two variants    `compare`: ceilings first, and if they are not told apart the efficiency
 """
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
-from scipy.special import stdtrit  # quantiles of Student's t
+from scipy.special import stdtrit  # quantiles of Student's t; scipy.stats is slow to import
 
-Fit = Any  # fit_curve.Fit
+from curve.fit import MARGIN, Fit, with_interval
 
-MARGIN = 0.02  # asymptotes closer than this are not told apart (sec. 2.1, A.8)
+# --- 1. One variant -----------------------------------------------------------------------------------------------
 
 
 def standing(fits: list[Fit]) -> list[Fit]:
-    """The seeds of a setting that count: those whose pass rate did not fall, which no sigmoid describes. If all fell,
-    all of them."""
-    return [f for f in fits if not f.fell] or fits
+    """The seeds that count: those whose pass rate did not fall, since no sigmoid falls. If all fell, all of them."""
+    return [fit for fit in fits if not fit.fell] or fits
 
 
-def seeds(fits: list[Fit]) -> dict[str, tuple[float, float, float]] | None:
-    """The setting behind several seeds, each fitted alone: by name (mean, low, high) with 95 % t-intervals. None when a
-    seed does not identify A."""
+def mean_of_seeds(fits: list[Fit]) -> dict[str, tuple[float, float, float]] | None:
+    """(mean, low, high) of A, B, C_mid and R0 over seeds that were fitted alone, with 95 % t-intervals. None if a seed
+    does not identify A; ValueError for a single seed."""
     if len(fits) < 2:
         raise ValueError("--seeds needs the logs of two runs or more")
-    if not all(f.identified for f in fits):
+    if not all(fit.identified for fit in fits):
         return None
-    result = {}
+    means = {}
     for name in ("A", "B", "C_mid", "R0"):
-        values = [getattr(f, name) for f in fits]
-        half = stdtrit(len(fits) - 1, 0.975) * np.std(values, ddof=1) / np.sqrt(len(fits))
-        result[name] = tuple(float(np.mean(values) + shift) for shift in (0, -half, half))
-    return result
+        values = [getattr(fit, name) for fit in fits]
+        mean = float(np.mean(values))
+        half = float(stdtrit(len(fits) - 1, 0.975) * np.std(values, ddof=1) / np.sqrt(len(fits)))
+        means[name] = mean, mean - half, mean + half
+    return means
 
 
 def asymptote_of(fits: list[Fit]) -> str:
-    """A of a setting as text: with its 95 % interval if all its seeds identify it, otherwise seed by seed."""
+    """A of a variant as text: with its 95 % interval if all its seeds identify it, otherwise seed by seed."""
     counted = standing(fits)
     fell = f"; {len(fits) - len(counted)} of {len(fits)} fell" if len(fits) > len(counted) else ""
     if len(counted) == 1:
         return counted[0].asymptote + fell
-    if pooled := seeds(counted):
-        return with_interval(*pooled["A"]) + fell
-    if all(f.comparable for f in counted):
-        return ", ".join(f"{f.A:.3f}" if f.identified else f.asymptote for f in counted) + fell
-    return f"not identified by {sum(not f.identified for f in counted)} of {len(counted)} runs{fell}"
+    if means := mean_of_seeds(counted):
+        return with_interval(*means["A"]) + fell
+    if all(fit.comparable for fit in counted):
+        return ", ".join(f"{fit.A:.3f}" if fit.identified else fit.asymptote for fit in counted) + fell
+    return f"not identified by {sum(not fit.identified for fit in counted)} of {len(counted)} runs{fell}"
 
 
-def with_interval(value: float, low: float, high: float, form: str = ".3f") -> str:
-    """A value with its 95 % interval, as text."""
-    return f"{value:{form}} [{low:{form}}, {high:{form}}]"
+# --- 2. Two variants ----------------------------------------------------------------------------------------------
 
 
-# --- two settings: a quantity of a setting is (values, errors, degrees of freedom), each with an entry a seed --------
+@dataclass(frozen=True)
+class Comparison:
+    """What is known of two variants beside each other."""
+
+    variants: tuple[str, str]  # names
+    # What the verdict is about: the ceiling; the efficiency; neither, since the winner is steeper but later; none: no
+    # difference is shown; unknown: the ceiling of one is not identified, so nothing is compared.
+    kind: Literal["ceiling", "efficiency", "steeper but later", "none", "unknown"]
+    winner: str | None  # the variant that the verdict names
+    verdict: str  # in a few words
+    numbers: str  # behind the verdict, in words
+    fell: dict[str, str]  # by variant how many of its runs fell, and are left out, such as "1 of 3"
+    A_difference: tuple[float, float, float] | None = None  # (gap, low, high), if all runs identify A
+    efficiency: tuple[
+        "Efficiency", ...
+    ] = ()  # with A held at the mean, below and above, if ceilings are not told apart
+
+    @property
+    def sentence(self) -> str:
+        """The verdict with the numbers, and with the runs that are left out."""
+        fell = [f"{number} runs of {variant} fell, and are left out" for variant, number in self.fell.items()]
+        reasons = "; ".join(filter(None, [self.numbers, *fell]))
+        return f"{self.verdict} ({reasons})" if reasons else self.verdict
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """B and C_mid of two variants with the asymptote of both held at A: geometric means over the seeds, and their
+    ratios (ratio, low, high), the first variant over the second, with a 95 % interval."""
+
+    A: float
+    B: tuple[float, float]
+    C_mid: tuple[float, float]
+    B_ratio: tuple[float, float, float]
+    C_mid_ratio: tuple[float, float, float]
+
+
+def compare(variants: tuple[str, str], groups: Sequence[list[Fit]]) -> Comparison:
+    """The paper's comparison of two variants, by name, each with the list of its Fits.
+
+    Asymptotes come first. They are told apart if they are further apart than the margin, than the scatter of the seeds
+    explains, and than their intervals reach towards each other. The A of a run that shows no ceiling below 1 may be
+    anywhere in its interval; then they must be told apart wherever it is. If they are not, B and C_mid are fitted again
+    with A held at the mean of all runs, and at .02 above and below. A difference counts if it is sure at all three.
+    Runs that are not `standing` are left out.
+    """
+    counted = [standing(fits) for fits in groups]
+    fell = {
+        variant: f"{len(fits) - len(kept)} of {len(fits)}"
+        for variant, fits, kept in zip(variants, groups, counted)
+        if len(fits) > len(kept)
+    }
+    unknown = [variant for variant, fits in zip(variants, counted) if not all(fit.comparable for fit in fits)]
+    if unknown:
+        verdict = f"no difference that this data shows: it does not identify A of {' and '.join(unknown)}"
+        return Comparison(variants, "unknown", None, verdict, "", fell)
+
+    no_ceiling = [variant for variant, fits in zip(variants, counted) if not all(fit.identified for fit in fits)]
+    gap, low, high = difference_of_ceilings(*counted)
+    A_difference = None if no_ceiling else (gap, low, high)
+    if abs(gap) >= MARGIN and (low > 0 or high < 0):
+        higher, lower = variants if gap > 0 else variants[::-1]
+        above = with_interval(*(gap, low, high) if gap > 0 else (-gap, -high, -low))
+        above = f"at least {max(low, -high):.3f}" if no_ceiling else above
+        verdict, numbers = f"{higher} raises the ceiling", f"its A lies {above} above that of {lower}"
+        return Comparison(variants, "ceiling", higher, verdict, numbers, fell, A_difference)
+
+    common = float(np.mean([fit.A for fits in counted for fit in fits]))
+    tried = tuple(efficiency(counted, A) for A in (common, common - MARGIN, min(common + MARGIN, 1.0)))
+    steeper, later = sure_direction([at.B_ratio for at in tried]), sure_direction([at.C_mid_ratio for at in tried])
+    winner = variants[0] if (steeper or -later) > 0 else variants[1]
+    kind, verdict = "efficiency", f"{winner} is more efficient"
+    if steeper * later > 0:
+        kind = "steeper but later"
+        verdict = f"{winner} rises more steeply but later: neither is more efficient all along"
+    elif not steeper and not later:
+        kind, winner, verdict = "none", None, "no difference that this data shows"
+    numbers = f"the ceilings differ by {with_interval(gap, low, high, '+.3f')}"
+    if no_ceiling:
+        numbers = f"not all runs of {' and '.join(no_ceiling)} show a ceiling, and no other lies surely below it"
+    numbers += f"; with A held at {common:.3f}"
+    for name, values, ratio in (("B", tried[0].B, tried[0].B_ratio), ("C_mid", tried[0].C_mid, tried[0].C_mid_ratio)):
+        numbers += ", {} {:.4g} and {:.4g}, ratio {}".format(name, *values, with_interval(*ratio, ".2f"))
+    return Comparison(variants, kind, winner, verdict, numbers, fell, A_difference, tried)
+
+
+def difference_of_ceilings(one: list[Fit], other: list[Fit]) -> tuple[float, float, float]:
+    """The mean A of one variant less that of another, and its 95 % interval (low, high).
+
+    The interval of A of a run is longer above than below. So the low end is found with the halves that face each other
+    if `one` is the higher: its lower halves and the upper halves of the other. The high end is found the other way. A
+    run that shows no ceiling counts with that end of its interval as its A, and the smaller gap is returned.
+    """
+
+    def gap_and_reach(ends: tuple[int, int]) -> tuple[float, float]:
+        """The difference of the means, and how far both intervals reach there; ends: 0 is the low end, 1 the high."""
+        quantities, reach = [], 0.0
+        for fits, end in zip((one, other), ends):
+            bounds = np.array([fit.interval["A"][end] for fit in fits])
+            A = [fit.A if fit.identified else bound for fit, bound in zip(fits, bounds)]
+            halves, degrees = np.abs(A - bounds), [len(fit.x) - 3 for fit in fits]
+            quantities.append((A, halves / stdtrit(degrees, 0.975), degrees))
+            reach += np.linalg.norm(halves) / len(fits)  # the half interval of their mean, by the fits alone
+        gap, half = difference(*quantities)
+        return gap, float(max(half, reach))
+
+    (least, below), (most, above) = gap_and_reach((0, 1)), gap_and_reach((1, 0))  # one gap if all show a ceiling
+    return (least if least > 0 else most), least - below, most + above
 
 
 def difference(one: tuple, other: tuple) -> tuple[float, float]:
-    """The mean of one setting less that of another, and the half-width of its 95 % interval.
+    """The mean of a quantity of one variant less that of another, and the half-width of its 95 % interval. A quantity
+    is (values, errors, degrees of freedom), each with one entry for each seed.
 
     Seeds of both are taken to scatter alike (Student): two or three seeds do not show a scatter of their own. If one
-    setting has a single run, each has an error of its own (Welch): that of its seeds, or of the fit of its only run.
+    variant has a single run, each has an error of its own (Welch): that of its seeds, or of the fit of its only run.
     """
     n, m = len(one[0]), len(other[0])
     if n > 1 and m > 1:
@@ -76,86 +186,21 @@ def difference(one: tuple, other: tuple) -> tuple[float, float]:
     return float(np.mean(one[0]) - np.mean(other[0])), float(stdtrit(degrees, 0.975) * np.sqrt(variance))
 
 
-def compare(names: Sequence[str], groups: Sequence[list[Fit]]) -> dict:
-    """The paper's comparison of two settings, by name, each with a list of Fits, one a seed: the numbers, and the
-    verdict in words.
-
-    Asymptotes come first. They are told apart if they are further apart than the margin, than the scatter of the seeds
-    explains, and than their intervals reach towards each other: an interval of A is longer above than below. The A of a
-    run that shows no ceiling below 1 may be anywhere in its interval; then they must be told apart wherever it is.
-    If they are not, B and C_mid are fitted again with A held at the mean of all runs, and at .02 above and below, since
-    the answer must not hang on it. Runs that are not `standing` are left out.
-    """
-    counted = [standing(fits) for fits in groups]
-    fell = "".join(
-        f"; {len(fits) - len(its)} of {len(fits)} runs of {name} fell, and are left out"
-        for name, fits, its in zip(names, groups, counted)
-        if len(fits) > len(its)
-    )
-    result = {"settings": list(names), "A": None, "A_difference": None, "efficiency": []}
-    unknown = " and ".join(name for name, fits in zip(names, counted) if not all(f.comparable for f in fits))
-    if unknown:
-        return result | {"verdict": f"no difference that this data shows: it does not identify A of {unknown}{fell}"}
-    lost = " and ".join(name for name, fits in zip(names, counted) if not all(f.identified for f in fits))
-
-    def gap_of_ceilings(end: int) -> tuple[float, float]:
-        """The first A less the second, and how large it must be to tell them apart, where the first runs reach to this
-        end of their intervals and the second to the other. A run without a ceiling has its A there."""
-        settings, apart = [], 0.0
-        for fits, at in zip(counted, (end, 1 - end)):
-            ends = np.array([f.interval["A"][at] for f in fits])
-            A = [f.A if f.identified else its_end for f, its_end in zip(fits, ends)]
-            halves, degrees = np.abs(A - ends), [len(f.x) - 3 for f in fits]
-            settings.append((A, halves / stdtrit(degrees, 0.975), degrees))
-            apart += np.linalg.norm(halves) / len(fits)  # the half of the interval of their mean, by the fits alone
-        gap, error = difference(*settings)
-        return gap, float(max(error, apart))
-
-    (least, below), (most, above) = gap_of_ceilings(0), gap_of_ceilings(1)  # one gap where all runs show a ceiling
-    gap, low, high = (least if least > 0 else most), least - below, most + above
-    if not lost:
-        result["A"] = [float(np.mean([f.A for f in fits])) for fits in counted]
-        result["A_difference"] = [gap, low, high]
-    if abs(gap) >= MARGIN and (low > 0 or high < 0):
-        higher, lower = names if gap > 0 else names[::-1]
-        its = with_interval(*(gap, low, high) if gap > 0 else (-gap, -high, -low))
-        its = f"at least {max(low, -high):.3f}" if lost else its
-        return result | {"verdict": f"{higher} raises the ceiling: its A lies {its} above that of {lower}{fell}"}
-
-    common = float(np.mean([f.A for fits in counted for f in fits]))
-    tried = [efficiency(counted, A) for A in (common, common - MARGIN, min(common + MARGIN, 1.0))]
-    result["efficiency"] = tried
-    steeper, later = (agreed([at[name] for at in tried]) for name in ("B_ratio", "C_mid_ratio"))
-    winner = names[0] if (steeper or -later) > 0 else names[1]
-    if steeper * later > 0:
-        verdict = f"{winner} rises more steeply but later: neither is more efficient all along"
-    else:
-        verdict = f"{winner} is more efficient" if steeper or later else "no difference that this data shows"
-    numbers = f"the ceilings differ by {with_interval(gap, low, high, '+.3f')}"
-    if lost:
-        numbers = f"not all runs of {lost} show a ceiling, and no other lies surely below it"
-    numbers += f"; with A held at {common:.3f}"
-    for name in ("B", "C_mid"):
-        (one, two), ratio = tried[0][name], tried[0][f"{name}_ratio"]
-        numbers += f", {name} {one:.4g} and {two:.4g}, ratio {with_interval(*ratio, '.2f')}"
-    return result | {"verdict": f"{verdict} ({numbers}{fell})"}
+def efficiency(groups: Sequence[list[Fit]], A: float) -> Efficiency:
+    """The Efficiency of two variants at this A."""
+    held = [[fit.efficiency_at(A) for fit in fits] for fits in groups]
+    degrees = [[len(fit.x) - 2 for fit in fits] for fits in groups]
+    means, ratios = [], []
+    for i in (0, 1):  # log B, log C_mid
+        logs = [[values[i] for values, _ in fits] for fits in held]
+        errors = [[errors[i] for _, errors in fits] for fits in held]
+        log_ratio, half = difference(*zip(logs, errors, degrees))
+        means.append(tuple(float(np.exp(np.mean(values))) for values in logs))
+        ratios.append(tuple(float(np.exp(log)) for log in (log_ratio, log_ratio - half, log_ratio + half)))
+    return Efficiency(A, *means, *ratios)
 
 
-def efficiency(groups: Sequence[list[Fit]], A: float) -> dict:
-    """B and C_mid of two settings with the asymptote held at A: both geometric means, and (ratio, low, high)."""
-    result = {"A": A}
-    held = [[f.efficiency_at(A) for f in fits] for fits in groups]
-    degrees = [[len(f.x) - 2 for f in fits] for fits in groups]
-    for i, name in enumerate(("B", "C_mid")):
-        logs = [[values[i] for values, _ in runs] for runs in held]
-        errors = [[its_errors[i] for _, its_errors in runs] for runs in held]
-        ratio, half = difference(*zip(logs, errors, degrees))
-        result[name] = [float(np.exp(np.mean(its_logs))) for its_logs in logs]
-        result[f"{name}_ratio"] = [float(np.exp(r)) for r in (ratio, ratio - half, ratio + half)]
-    return result
-
-
-def agreed(ratios: list[tuple[float, float, float]]) -> int:
-    """Whether these (ratio, low, high) are all surely above 1 (returns 1), or all surely below (-1). Otherwise 0."""
-    told = {int(low > 1) - int(high < 1) for _, low, high in ratios}
-    return told.pop() if len(told) == 1 else 0
+def sure_direction(ratios: list[tuple[float, float, float]]) -> int:
+    """1 if all these (ratio, low, high) are surely above 1; -1 if all are surely below; otherwise 0."""
+    directions = {int(low > 1) - int(high < 1) for _, low, high in ratios}
+    return directions.pop() if len(directions) == 1 else 0

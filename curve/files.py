@@ -8,8 +8,8 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def whole_file(target: Path) -> Iterator[Path]:
-    """A path to write a file at, which takes the place of `target` at the end of the block. OSError if it cannot be
-    written; then `target` is as it was."""
+    """A path to write a file at. At the end of the block that file replaces `target`; if the block raises, `target`
+    stays as it was. OSError if it cannot be written."""
     partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
     try:
         yield partial
@@ -19,6 +19,6 @@ def whole_file(target: Path) -> Iterator[Path]:
 
 
 def write_whole(target: Path, text: str) -> None:
-    """Write a text whole or not at all."""
+    """Write a text into `target`, whole or not at all."""
     with whole_file(target) as partial:
-        partial.write_text(text)
+        partial.write_text(text, encoding="utf-8")

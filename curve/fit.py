@@ -1,6 +1,12 @@
-"""The fit of a run: the sigmoid of least squares, its intervals, and what the data does not carry.
+"""The fit of one run: the sigmoid of least squares, the 95 % intervals, and warnings of what the data does not carry.
 
-How the best curve and the ends of the intervals are found is in curve/least_squares.py. Dimensions: n points of a run.
+fit_curve.py has the equation and the meaning of A, B, C_mid and R0; curve/least_squares.py has the numerics.
+
+    1. the two curves       the sigmoid, and the power law that it is measured against
+    2. a fit                `fit_sigmoid` makes a Fit; a Fit answers for the curve and for its intervals
+    3. verdicts             `judge` says whether A is identified, and warns
+
+Dimensions: n points of a run, m values of compute, k sums of them.
 """
 
 from dataclasses import dataclass, field, replace
@@ -9,11 +15,12 @@ import numpy as np
 from scipy.special import stdtrit  # quantiles of Student's t; scipy.stats is slow to import
 
 from curve import least_squares
-from curve.columns import check_curve
-from curve.comparison import MARGIN, with_interval
+from curve.columns import Series, check_curve
 from curve.least_squares import Array, Interval, Profile, fit_power_law
 
-# --- the curves (sec. 2.1, A.4) -----------------------------------------------------------------------------------
+MARGIN = 0.02  # asymptotes closer than this are not told apart (sec. 2.1, A.8)
+
+# --- 1. The curves (sec. 2.1, A.4) --------------------------------------------------------------------------------
 
 
 def sigmoid(C, A: float, B: float, C_mid: float, R0: float) -> Array:
@@ -27,11 +34,22 @@ def power_law(C, A: float, D: float, B: float) -> Array:
     return A - D / np.asarray(C, float) ** B
 
 
-# --- a fit --------------------------------------------------------------------------------------------------------
+# --- 2. A fit -----------------------------------------------------------------------------------------------------
 # Each run is fitted twice. A, B and C_mid come from a fit that holds R0 at the first validation, as the paper does. But
 # that validation is a measurement as noisy as the others, and an error in it moves A. So the intervals come from a
-# second fit, in which R0 is free and the first validation is one more point, at compute 0. (With `--r0 free` both fits
-# have R0 free; with `--r0 VALUE` it is known, and both hold it.)
+# second fit, in which R0 is free and the first validation is one more point, at compute 0. With `--r0 free` R0 is free
+# in both fits; with `--r0 VALUE` it is known, and both hold it.
+
+
+@dataclass(frozen=True)
+class FitWarning:
+    """Something that the data does not carry, or that makes the fit doubtful."""
+
+    kind: str  # in a few words, for a table
+    text: str  # the numbers, and what follows from them
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.text}"
 
 
 @dataclass(frozen=True)
@@ -53,7 +71,7 @@ class Fit:
     x: Array = field(repr=False)  # (n,) the points fitted
     y: Array = field(repr=False)
     profile: Profile = field(repr=False)
-    warnings: list[str]  # the most important first
+    warnings: list[FitWarning]  # the most important first
     identified: bool = False  # whether the data carries A, and with it B and C_mid
     no_ceiling: bool = False  # the data passes the middle of its rise, but A is on its bound 1
     fell: bool = False  # the pass rate came down from its peak, which no sigmoid does, ...
@@ -66,6 +84,7 @@ class Fit:
 
     @property
     def C_max(self) -> float:
+        """The last compute that is fitted."""
         return float(self.x[-1])
 
     @property
@@ -123,6 +142,14 @@ class Fit:
         return theta[0, 1:3], np.sqrt(variance * np.diag(least_squares.inverse(JJ[0])))
 
 
+Run = tuple[Series, Fit]
+
+
+def with_interval(value: float, low: float, high: float, form: str = ".3f") -> str:
+    """A value with its 95 % interval, as text."""
+    return f"{value:{form}} [{low:{form}}, {high:{form}}]"
+
+
 def fit_sigmoid(
     x, y, r0: str | float = "first", fit_from=0.0, fit_to=np.inf, method="varpro", num_examples: float | None = None
 ) -> Fit:
@@ -130,23 +157,24 @@ def fit_sigmoid(
 
     r0: "first" (the first point is the pass rate before training; it gives R0, and its x may be 0), "free" (fitted), or
     the value. Points with fit_from <= x <= fit_to are fitted. method: "varpro", or "paper" for the published grid.
-    num_examples: answers in one validation. Raises ValueError for what cannot be fitted.
+    num_examples: answers in one validation. ValueError if there is no curve to fit.
     """
     x, y = np.asarray(x, float), np.asarray(y, float)
     check_curve(x, y)
     R0 = None if r0 == "free" else float(y[0] if r0 == "first" else r0)
     if R0 is not None and not 0 <= R0 <= 1:
         raise ValueError(f"R0 = {R0:g} is no pass rate, which lies in [0, 1]")
-    remarks = []
+    warnings = []
     if r0 == "first" and x[0] > 0:
-        remarks.append(f"R0 = {R0:.3f} is the first point, at x = {x[0]:.4g}, not before training: --r0 can say better")
-    keep = (x >= fit_from) & (x <= fit_to)
+        late = f"R0 = {R0:.3f} is the first point, at x = {x[0]:.4g}: --r0 can say better"
+        warnings.append(FitWarning("R0 is not from before training", late))
+    fitted = (x >= fit_from) & (x <= fit_to)
     if r0 == "first" or (R0 is not None and x[0] == 0):  # at compute 0 every curve is at R0: nothing to fit
-        keep[0] = False
-    x, y = x[keep], y[keep]
+        fitted[0] = False
+    x, y = x[fitted], y[fitted]
     n, parameters = len(x), 4 if R0 is None else 3
     if n <= parameters:
-        few = f"only {n} of {len(keep)} points are left to fit, not counting one that gives R0"
+        few = f"only {n} of {len(fitted)} points are left to fit, not counting one that gives R0"
         raise ValueError(f"{few}: at least {parameters + 1} are needed")
     if np.ptp(y) == 0:
         raise ValueError(f"the pass rate is {y[0]:g} at all {n} points: a constant has no curve to fit")
@@ -154,7 +182,7 @@ def fit_sigmoid(
     find = least_squares.paper_grid if method == "paper" else least_squares.variable_projection
     theta, squares = find(x, y, R0)
     if method == "paper":
-        remarks += least_squares.remarks_on_the_grid(theta[0], np.exp(theta[2]))
+        warnings += warnings_of_the_grid(theta[0], np.exp(theta[2]))
 
     # The second fit: one point and one parameter more, so as many degrees of freedom.
     x_all, y_all = (np.append(0, x), np.append(R0, y)) if r0 == "first" else (x, y)
@@ -165,7 +193,8 @@ def fit_sigmoid(
     excess = allowed_excess(least, n - parameters, correlation)
     if method != "paper" and squares > least + excess:  # the first fit is not in the 95 % region of the second
         if r0 == "first":
-            remarks.append(f"R0 is fitted: the first point, {R0:.3f}, is further off the curve than chance explains")
+            off = f"the first point, {R0:.3f}, is further off the curve than chance explains"
+            warnings.append(FitWarning("R0 is fitted", off))
         theta, squares = best, least
     A, B, C_mid, R0 = map(float, (theta[0], *np.exp(theta[1:3]), theta[3]))
     interval, profile = least_squares.profile_over_A(x_all, y_all, best, theta, excess, R0_free)
@@ -173,7 +202,7 @@ def fit_sigmoid(
     interval = {"R0": (R0, R0)} | interval
     squares, rms = float(squares), float(np.sqrt(squares / (n - parameters)))
     noise = float(np.sqrt(np.mean(y * (1 - y)) / num_examples)) if num_examples else None
-    return judge(Fit(A, B, C_mid, R0, interval, squares, rms, lag_1, correlation, noise, r0, x, y, profile, remarks))
+    return judge(Fit(A, B, C_mid, R0, interval, squares, rms, lag_1, correlation, noise, r0, x, y, profile, warnings))
 
 
 def lag_one_correlation(residual: Array, parameters: int) -> tuple[float, float]:
@@ -192,70 +221,84 @@ def allowed_excess(squares: float, degrees: int, correlation: float) -> float:
 
     s^2 t^2 is the profile-likelihood bound for independent noise; (1 + r) / (1 - r) is how much more the mean of noise
     with neighbour correlation r varies. Without that factor such intervals hold the truth much less than 95 % of the
-    time (`python benchmarks/fit.py` shows it). degrees: points less fitted parameters. No pass rate is known to
-    better than 1e-6.
+    time (`python benchmarks/fit.py` shows it). degrees: points less fitted parameters. No pass rate is known
+    to better than 1e-6.
     """
     return max(squares / degrees, 1e-12) * stdtrit(degrees, 0.975) ** 2 * (1 + correlation) / (1 - correlation)
 
 
-# --- warnings: what the data does not carry -----------------------------------------------------------------------
+def warnings_of_the_grid(A: float, C_mid: float) -> list[FitWarning]:
+    """What to know of a fit by the published grid."""
+    step = least_squares.PAPER_C_MID[1] - least_squares.PAPER_C_MID[0]
+    steps = f"C_mid comes in steps of {step:.0f} ({step / C_mid:.0%} of it), A in steps of .005"
+    warnings = [FitWarning("the published grid snaps", steps)]
+    for name, value, grid in (("C_mid", C_mid, least_squares.PAPER_C_MID), ("A", A, least_squares.PAPER_A)):
+        if np.isclose(value, grid[[0, -1]]).any():
+            on_edge = f"{name} = {value:.4g} is on the edge of the published grid: look beyond it"
+            warnings.insert(0, FitWarning("edge of the grid", on_edge))
+    return warnings
+
+
+# --- 3. Verdicts: what the data does not carry --------------------------------------------------------------------
 
 # Limits by simulation, `python benchmarks/fit.py`: within them the interval of A holds it.
 LEAST_GAIN_MADE = 0.7  # the part of the gain below which no asymptote is reported, ...
 SAFE_GAIN_MADE = 0.8  # ... and below which it comes with a warning
 MOST_SCATTER = 0.01  # rms / sqrt(points), of the gain: more can make a rise look finished that is not
+UNKNOWN, NO_CEILING, SHORT = "A is not identified", "A is on its bound 1", "short"  # kinds of warnings that decide
 
 
-def judge(f: Fit) -> Fit:
+def judge(fit: Fit) -> Fit:
     """The same Fit with its verdicts (from `identified` on), and with warnings before those that it has."""
-    n, (low, high) = len(f.x), f.interval["A"]
-    level = np.convolve(f.y, np.ones(3) / 3, "valid")  # means of three neighbours
-    peak, end, peak_x = level.max(), level[-1], f.x[level.argmax() + 1]
-    jump = np.median(np.abs(np.diff(f.y))) / 0.954  # standard deviation of one point, blind to slow movement
+    n, gain, (low, high) = len(fit.x), fit.A - fit.R0, fit.interval["A"]
+    level = np.convolve(fit.y, np.ones(3) / 3, "valid")  # means of three neighbours
+    peak, end, peak_x = level.max(), level[-1], fit.x[level.argmax() + 1]
+    jump = np.median(np.abs(np.diff(fit.y))) / 0.954  # standard deviation of one point, blind to slow movement
     fall = f"the pass rate fell from {peak:.3f} around x = {peak_x:.4g} to {end:.3f}, and a sigmoid cannot"
-    if peak - end > max(0.5 * (peak - min(f.R0, end)), 4 * jump):
-        collapse = f"collapse: {fall}, so this fit means nothing: try --fit-to {peak_x:.4g}"
-        return replace(f, fell=True, collapsed=True, warnings=[collapse, *f.warnings])
+    if peak - end > max(0.5 * (peak - min(fit.R0, end)), 4 * jump):
+        collapse = FitWarning("collapse", f"{fall}, so this fit means nothing: try --fit-to {peak_x:.4g}")
+        return replace(fit, fell=True, collapsed=True, warnings=[collapse, *fit.warnings])
 
-    about_A, identified, no_ceiling = "", False, False
-    if f.A - f.R0 < 2 * f.rms:
-        about_A = f"no rise above R0 = {f.R0:.3f} that stands out of the scatter ({f.rms:.3f})"
-    elif f.gain_made < LEAST_GAIN_MADE:
-        made = f"only {100 * f.gain_made:.0f} % of the gain is made, less than {100 * LEAST_GAIN_MADE:.0f} %"
-        about_A = f"A is not identified: {made}; all the data says is A > {low:.3f}"
-    elif f.A > 0.9999 and low < 0.95:
-        no_ceiling = True
-        about_A = f"A is on its bound 1: the data shows no ceiling, only A > {low:.3f}"
-    elif f.rms / np.sqrt(n) > MOST_SCATTER * (f.A - f.R0):
-        about_A = f"A is not identified: {n} points with a scatter of {f.rms:.3f} are too few for this gain"
-    elif high - low > abs(f.A - f.R0):
-        about_A = f"A is not identified: its interval [{low:.3f}, {high:.3f}] is wider than the whole gain"
-    else:
-        identified = True
-        if f.gain_made < SAFE_GAIN_MADE:
-            made = f"only {100 * f.gain_made:.0f} % of the gain is made, less than {100 * SAFE_GAIN_MADE:.0f} %"
-            about_A = f"{made}: each point moves A"
-
-    declined = bool(peak - end > max(0.2 * (peak - f.R0), 4 * jump))
-    late = f.x >= f.C_max / 4
-    flat = is_flat(f.x[late], f.y[late], f.correlation)
-    on_bound = not least_squares.B_RANGE[0] * 1.01 < f.B < least_squares.B_RANGE[1] / 1.01
-    drifts = f.correlation > 0.6 and n > 10
-    noise = f.noise or np.nan  # no comparison with nan holds
-    noise_is = f"the noise of a validation ({noise:.4f})"
-    warnings = [
-        (about_A, about_A),
-        (declined, f"decline: {fall}, so A lies below the peak"),
-        (flat, f"flat: no gain since x = {f.x[late][0]:.4g} ({late.sum()} points): the run is at A, or has stalled"),
-        (f.x[0] > f.C_mid, "half of the gain came before the first fitted point: B and C_mid lean on R0 alone"),
-        (n < 6, f"only {n} points: the intervals lean on {n - 3} degree(s) of freedom"),
-        (on_bound, f"B is on its bound {f.B:.3g}: the rise is a step between points, or has no shape yet"),
-        (drifts, f"the residuals drift (corrected correlation {f.correlation:.2f}): a slow movement is missed"),
-        (f.rms > 2 * noise, f"the scatter ({f.rms:.4f}) is more than twice {noise_is}: less smooth than a sigmoid"),
-        (f.A - f.R0 < 4 * noise, f"the gain is below 4 times {noise_is}: use more examples"),
+    made, floor = f"only {100 * fit.gain_made:.0f} % of the gain is made, less than", f"only A > {low:.3f}"
+    few = fit.rms / np.sqrt(n) > MOST_SCATTER * gain
+    rules_for_A = [  # the first that holds; A is identified if none does, or if the run is only short
+        (gain < 2 * fit.rms, "no rise", f"nothing above R0 = {fit.R0:.3f} stands out of the scatter ({fit.rms:.3f})"),
+        (fit.gain_made < LEAST_GAIN_MADE, UNKNOWN, f"{made} {100 * LEAST_GAIN_MADE:.0f} %: the data shows {floor}"),
+        (fit.A > 0.9999 and low < 0.95, NO_CEILING, f"the data shows no ceiling, {floor}"),
+        (few, UNKNOWN, f"{n} points with a scatter of {fit.rms:.3f} are too few for this gain"),
+        (high - low > abs(gain), UNKNOWN, f"its interval [{low:.3f}, {high:.3f}] is wider than the whole gain"),
+        (fit.gain_made < SAFE_GAIN_MADE, SHORT, f"{made} {100 * SAFE_GAIN_MADE:.0f} %: each point moves A"),
     ]
-    said = [text for holds, text in warnings if holds] + f.warnings
-    return replace(f, identified=identified, no_ceiling=no_ceiling, fell=declined, warnings=said)
+    about_A = holding(rules_for_A)[:1]
+    kind = about_A[0].kind if about_A else None
+
+    declined = bool(peak - end > max(0.2 * (peak - fit.R0), 4 * jump))
+    late = fit.x >= fit.C_max / 4
+    flat = is_flat(fit.x[late], fit.y[late], fit.correlation)
+    since = f"since x = {fit.x[late][0]:.4g} ({late.sum()} points)"
+    late_start = fit.x[0] > fit.C_mid
+    on_bound = not least_squares.B_RANGE[0] * 1.01 < fit.B < least_squares.B_RANGE[1] / 1.01
+    drifts = fit.correlation > 0.6 and n > 10
+    noise = fit.noise or np.nan  # no comparison with nan holds
+    noise_is = f"the noise of a validation ({noise:.4f})"
+    rules = [
+        (declined, "decline", f"{fall}, so A lies below the peak"),
+        (flat, "flat", f"no gain {since}: the run is at A, or has stalled"),
+        (late_start, "late start", "half of the gain came before the first fitted point: B and C_mid lean on R0 alone"),
+        (n < 6, "few points", f"only {n} points: the intervals lean on {n - 3} degree(s) of freedom"),
+        (on_bound, "B is on its bound", f"B = {fit.B:.3g}: the rise is a step between points, or has no shape yet"),
+        (drifts, "drift", f"corrected correlation of the residuals {fit.correlation:.2f}: a slow movement is missed"),
+        (fit.rms > 2 * noise, "scatter", f"{fit.rms:.4f} is more than twice {noise_is}: less smooth than a sigmoid"),
+        (gain < 4 * noise, "small gain", f"it is below 4 times {noise_is}: use more examples"),
+    ]
+    warnings = about_A + holding(rules) + fit.warnings
+    identified, no_ceiling = kind in (None, SHORT), kind == NO_CEILING
+    return replace(fit, identified=identified, no_ceiling=no_ceiling, fell=declined, warnings=warnings)
+
+
+def holding(rules: list[tuple[bool, str, str]]) -> list[FitWarning]:
+    """The warnings that hold, of (whether it holds, kind, text)."""
+    return [FitWarning(kind, text) for holds, kind, text in rules if holds]
 
 
 def is_flat(x: Array, y: Array, correlation: float) -> bool:

@@ -6,22 +6,22 @@ from scipy.special import stdtrit  # quantiles of Student's t; scipy.stats is sl
 from curve.columns import Series
 from curve.fit import Fit, fit_sigmoid, power_law
 
-LEAST_TO_STOP = 10  # points before a curve can be found to have levelled off
-FORECASTERS = ("sigmoid", "power_law", "last_value")  # the sigmoid, and the baselines that it has to beat
+FORECASTERS = ("sigmoid", "power_law", "last_value")  # the sigmoid, and its baselines
+LEAST_TO_STOP = 10  # with fewer points no run is said to have levelled off
 
 
-def forecasts(f: Fit, C) -> dict[str, float]:
+def forecasts(fit: Fit, C) -> dict[str, float]:
     """By forecaster the mean pass rate over compute C, an array or a number."""
-    values = f.predict(C), power_law(C, *f.power_law), f.y[-1]
+    values = fit.predict(C), power_law(C, *fit.power_law), fit.y[-1]
     return {name: float(np.mean(value)) for name, value in zip(FORECASTERS, values)}
 
 
 def held_out(x, y, r0: str | float = "first", fit_to: float | None = None, fit_from=0.0) -> dict:
     """The mean of the last three points (`came`), and its forecasts from the points with compute <= fit_to, by default
-    half of the last. `interval` is where it lies with 95 % if the sigmoid holds: that of the curve, widened by the
-    scatter of three points around it.
+    half of the last. If the sigmoid holds, `came` lies in `interval` with 95 %: the interval of the curve, widened by
+    the scatter of three points around it.
 
-    x, y, r0, fit_from are as in `fit`. Raises ValueError when the first part cannot be fitted.
+    x, y, r0, fit_from are as in `fit_sigmoid`. ValueError if the first part cannot be fitted.
     """
     x, y = np.asarray(x, float), np.asarray(y, float)
     fit_to = x[-1] / 2 if fit_to is None else fit_to
@@ -41,35 +41,28 @@ def held_out(x, y, r0: str | float = "first", fit_to: float | None = None, fit_f
     }
 
 
-def first_half(series: Series, f: Fit) -> Fit | None:
-    """The fit of the points up to half of the compute, for a picture; None if there is none, which the report says."""
-    try:
-        return fit_sigmoid(series.x, series.y, f.r0, f.x[0], f.C_max / 2)
-    except ValueError:
-        return None
-
-
 def levelled_off(x, y, least_gain: float) -> bool:
-    """Whether twice the compute would surely buy less than `least_gain`: the 95 % interval of the gain ends below it,
-    A being identified, at the last point and also at the one before, since asking at each point errs more often."""
+    """Whether twice the compute would surely buy less than `least_gain`: A is identified, and the 95 % interval of the
+    gain ends below it. This must hold at the last point and at the one before, since a question that is asked at every
+    point is more often answered wrongly."""
     if len(x) < LEAST_TO_STOP:
         return False
     try:
         fits = [fit_sigmoid(x[:end], y[:end]) for end in (len(x) - 1, len(x))]
     except ValueError:  # nothing has moved yet
         return False
-    return all(f.identified and f.gain()[2] < least_gain for f in fits)
+    return all(fit.identified and fit.gain()[2] < least_gain for fit in fits)
 
 
 def outlook(series: Series) -> str:
-    """Where a run is going, in a few words for its progress bar; "" while there are too few points to say."""
+    """Where a run is going, in a few words for its progress bar; "" if there are too few points to say."""
     if len(series.x) <= 6:
         return ""
     try:
-        f = fit_sigmoid(series.x, series.y)
+        fit = fit_sigmoid(series.x, series.y)
     except ValueError:  # nothing has moved yet
         return ""
-    low, high = f.interval["A"]
-    if not f.identified:
-        return "collapsed" if f.collapsed else f"A > {low:.2f}"
-    return f"A {f.A:.2f} [{low:.2f}, {high:.2f}], 2x compute {f.gain()[0]:+.2f}"
+    low, high = fit.interval["A"]
+    if not fit.identified:
+        return "collapsed" if fit.collapsed else f"A > {low:.2f}"
+    return f"A {fit.A:.2f} [{low:.2f}, {high:.2f}], 2x compute {fit.gain()[0]:+.2f}"

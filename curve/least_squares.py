@@ -1,8 +1,8 @@
-"""The sigmoid of least squares, and the region of curves that fit about as well: the numerics under fit_curve.py.
+"""The numerics under curve/fit.py: the sigmoid of least squares, and the region of curves that fit about as well.
 
-Here a curve is theta = (A, log B, log C_mid, R0): logarithms keep B and C_mid positive, and all four of about the same
-size. `free` are the columns of theta that may move. The compute `x` increases, and is positive but for an optional 0
-at its start. R0 is None where it is to be fitted.
+Here a curve is theta = (A, log B, log C_mid, R0). The logarithms keep B and C_mid positive, and give all four about the
+same size. `free` lists the columns of theta that may move. The compute `x` increases, and only its first value may be
+0. If R0 is None, it is fitted too.
 
 Dimensions: n points of a run, k curves, f free parameters.
 """
@@ -43,8 +43,8 @@ def descend(x: Array, y: Array, theta: Array, free: list[int], steps: int = 50) 
     """The curves of least squares downhill from k curves theta (k, 4), by Levenberg-Marquardt, all k at once.
 
     Returns the curves (k, 4), their squared errors (k,), and J'J (k, f, f), half of the curvature of the squared error
-    in the free parameters. With steps=0 nothing moves. (scipy.optimize.least_squares finds the same curves one at a
-    time: for the forty curves behind an interval it takes ten times as long.)
+    in the free parameters. With steps=0 no curve moves. (scipy.optimize.least_squares finds the same curves one at a
+    time. That takes ten times as long for the forty curves behind an interval.)
     """
     theta, (low, high) = theta.copy(), limits(x)
 
@@ -64,8 +64,8 @@ def descend(x: Array, y: Array, theta: Array, free: list[int], steps: int = 50) 
         better = new[0] < squares
         settled = (np.abs(trial - theta).max(1) < 1e-6) | (damping > 1e6)
         damping *= np.where(better, 0.1, 10)
-        for old, its_new in zip((theta, squares, gradient, JJ), (trial, *new)):
-            old[better] = its_new[better]
+        for present, tried in zip((theta, squares, gradient, JJ), (trial, *new)):
+            present[better] = tried[better]
         if settled.all():
             break
     return theta, squares, JJ
@@ -80,15 +80,15 @@ def all_pairs(*columns) -> Array:
 
 
 def starting_grid(x: Array) -> tuple[Array, Array]:
-    """504 curves (504, 4) with as many pairs of B and C_mid, that rise from 0 to 1, and their values (504, n)."""
+    """Curves (504, 4) from 0 to 1, one for each pair of 18 B and 28 C_mid, and their values (504, n)."""
     first, last = np.log(x[x > 0][[0, -1]])
     theta = all_pairs([1.0], np.linspace(-1.9, 2.7, 18), np.linspace(first - 1, last + 4, 28), [0.0])
     return theta, curve_and_gradient(x, theta)[0]
 
 
 def lines(z: Array, y: Array, base: float | None = None) -> tuple[Array, Array]:
-    """(base, slope), each (k,), of the straight lines base + slope * z of least squares; z (k, n), y (n,). A base that
-    is given is kept."""
+    """(base, slope), each (k,), of the straight lines base + slope * z of least squares; z (k, n), y (n,). With `base`
+    only the slope is fitted."""
     z0, y0 = (z.mean(1), y.mean()) if base is None else (np.zeros(len(z)), base)  # a point on each line
     centred = z - z0[:, None]
     slope = centred @ (y - y0) / ((centred**2).sum(1) + 1e-300)
@@ -98,8 +98,8 @@ def lines(z: Array, y: Array, base: float | None = None) -> tuple[Array, Array]:
 def variable_projection(x: Array, y: Array, R0: float | None) -> tuple[Array, float]:
     """The sigmoid of least squares with A in [0, 1]: theta (4,) and its squared error.
 
-    For given B and C_mid the curve is a straight line in the gain reached, which has a closed form: the best of a grid
-    over B and C_mid lies in the right valley, and `polish` walks to its bottom.
+    With B and C_mid held, the curve is a straight line in the part of the gain that is reached, and the best line has a
+    closed form. So a grid over B and C_mid finds the right valley, and `polish` walks to its bottom.
     """
     theta, g = starting_grid(x)
     base, gain = lines(g, y, R0)
@@ -109,7 +109,7 @@ def variable_projection(x: Array, y: Array, R0: float | None) -> tuple[Array, fl
 
 
 def polish(x: Array, y: Array, theta: Array, R0_free: bool) -> tuple[Array, float]:
-    """The curve of least squares with A in [0, 1] downhill from theta (4,), and its squared error."""
+    """The curve of least squares (4,) with A in [0, 1], downhill from theta (4,), and its squared error."""
     others = [1, 2, 3] if R0_free else [1, 2]
     curves, squares, _ = descend(x, y, theta[None], [0, *others])
     if not 0 <= curves[0, 0] <= 1:  # then the best curve has A on its bound
@@ -119,8 +119,8 @@ def polish(x: Array, y: Array, theta: Array, R0_free: bool) -> tuple[Array, floa
 
 
 def paper_grid(x: Array, y: Array, R0: float | None) -> tuple[Array, float]:
-    """As `variable_projection`, by the paper's own procedure: for each A and C_mid of its grid the B of least squares,
-    then the best of all. ValueError if R0 is None or compute is not in GPU-hours."""
+    """The same by the paper's own procedure: for each A and C_mid of its grid the B of least squares, then the best of
+    all. ValueError if R0 is None, or if compute cannot be GPU-hours."""
     if R0 is None or x[-1] < PAPER_C_MID[0] or x[0] > PAPER_C_MID[-1]:
         grid = f"C_mid from {PAPER_C_MID[0]:g} to {PAPER_C_MID[-1]:g} GPU-hours"
         raise ValueError(f"the published grid has {grid}: it needs compute in these, and an R0 that is not free")
@@ -128,18 +128,9 @@ def paper_grid(x: Array, y: Array, R0: float | None) -> tuple[Array, float]:
     return curves[squares.argmin()], squares.min()
 
 
-def remarks_on_the_grid(A: float, C_mid: float) -> list[str]:
-    """What to know of a fit by the published grid."""
-    step = PAPER_C_MID[1] - PAPER_C_MID[0]
-    remarks = [f"the published grid snaps: C_mid to steps of {step:.0f} ({step / C_mid:.0%} of it), A to .005"]
-    for name, value, grid in (("C_mid", C_mid, PAPER_C_MID), ("A", A, PAPER_A)):
-        if np.isclose(value, grid[[0, -1]]).any():
-            remarks.insert(0, f"{name} = {value:.4g} is on the edge of the published grid: look beyond it")
-    return remarks
-
-
 def fit_power_law(x: Array, y: Array) -> tuple[float, float, float]:
-    """(A, D, B) of the power law of least squares with A <= 1; x (n,) > 0, y (n,). Only B has to be searched."""
+    """(A, D, B) of the power law of least squares with A <= 1; x (n,) > 0, y (n,). With B held it is a straight line:
+    only B is searched."""
     log_B, scale = np.linspace(np.log(1e-3), np.log(10), 200), x[-1]
     for _ in range(4):  # each round looks closer around the best B of the round before
         z = (x / scale) ** -np.exp(log_B)[:, None]
@@ -160,18 +151,18 @@ inverse = partial(np.linalg.pinv, rcond=1e-12, hermitian=True)
 
 @dataclass(frozen=True)
 class Profile:
-    """The 95 % region of curves, from which every interval is read off: those whose squared error is at most a given
-    excess above the least. It is long in A and thin across, so it is kept as k curves along A. Each is the best with
-    its A, and around each lies an ellipse of curves whose squared error uses up what is left of the excess."""
+    """The 95 % region: all curves whose squared error is at most `excess` above the least. Every interval is read off
+    it. The region is long in A and thin across, so it is kept as k curves along A. Each is the best curve with its A,
+    and stands for an ellipse of curves around it, whose squared errors use up the rest of the excess."""
 
-    theta: Array  # (k, 4) the best curves with A held at values across its interval, and the curve reported
-    left: Array  # (k,) what each leaves of the excess
+    theta: Array  # (k, 4) the best curves with A held at values across its interval, and last the curve reported
+    left: Array  # (k,) the rest of the excess, which the curve itself does not use
     inverse_JJ: Array  # (k, f, f) the shape of the ellipse, in the free parameters
-    free: list[int]
+    free: list[int]  # all but A
 
     def interval(self, value: Array, gradient: Array) -> tuple[Array, Array]:
-        """(low, high) of any function of a curve, from its value (k, ...) at each of these curves and its gradient
-        (k, ..., f) by their free parameters: the lowest and the highest point of all ellipses."""
+        """(low, high) of any function of a curve: its lowest and highest value over all ellipses. It comes as its value
+        (k, ...) at each of these curves, and its gradient (k, ..., f) by their free parameters."""
         variance = np.einsum("k...i,kij,k...j->k...", gradient, self.inverse_JJ, gradient)
         left = self.left.reshape(-1, *[1] * (value.ndim - 1))
         half = np.sqrt(np.maximum(left * variance, 0))
@@ -183,14 +174,14 @@ def profile_over_A(
 ) -> tuple[dict[str, Interval], Profile]:
     """The 95 % intervals of A, B, C_mid and a free R0, by name, and the Profile behind them.
 
-    A is moved away from the best curve, to both sides, and at each A the other parameters are fitted again. Its
-    interval ends where the squared error has grown by `excess`. `best` is the curve (4,) of least squares; `estimate`
-    is the curve (4,) that is reported, and is part of the region too.
+    A is moved away from the best curve, to both sides, and at each A the other parameters are fitted again. On each
+    side the interval of A ends at the A at which the squared error has grown by `excess`. `best` is the curve (4,) of
+    least squares. `estimate` (4,) is the curve that is reported; if its A lies further out, the interval ends there.
     """
     best_A, best_R0, free = best[0], best[3], [1, 2, 3] if R0_free else [1, 2]
     _, (least,), (JJ,) = descend(x, y, best[None], [0, *free], steps=0)
     grid, g = starting_grid(x)
-    grid, g = np.vstack([grid, best]), np.vstack([g, curve_and_gradient(x, best[None])[1][:, 0]])  # its own start, too
+    grid, g = np.vstack([grid, best]), np.vstack([g, curve_and_gradient(x, best[None])[1][:, 0]])  # `best` starts, too
     projection, norm = g @ (y - best_R0), (g**2).sum(1)
 
     def best_at(A: Array) -> tuple[Array, Array]:
@@ -201,9 +192,9 @@ def profile_over_A(
         start[:, 0], start[:, 3] = A, best_R0
         return descend(x, y, start, free, steps=12)[:2]
 
-    # The ends of A. The root of the growth rises about in proportion to the distance from the best A. `straight` is the
-    # distance at which it would reach its limit if it did so exactly. Fifteen distances around and beyond it are tried,
-    # up to the bound where the curve would no longer rise (or fall), and the crossing is interpolated.
+    # Both ends of A. The root of the growth rises about in proportion to the distance from the best A. If it did so
+    # exactly, it would reach its limit at the distance `straight`. Fifteen distances around this one and beyond are
+    # tried, up to the bound (an A at which the curve would turn over, or 0 or 1). The crossing is interpolated.
     straight = np.sqrt(inverse(JJ)[0, 0] * excess) + 1e-9
     ends = []
     for side, bound in zip((-1, 1), (best_R0, 1.0) if best_A > best_R0 else (0.0, best_R0)):
@@ -212,7 +203,7 @@ def profile_over_A(
         far = near[-1] + (room - near[-1]) * np.array([0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1])
         A = best_A + side * np.append(near, far)
         distance = np.sqrt(np.maximum(best_at(A)[1] - least, 0))
-        beyond = np.flatnonzero(distance > np.sqrt(excess))  # never the first, which is no worse than `best`
+        beyond = np.flatnonzero(distance > np.sqrt(excess))  # never the first of them, which is `best` itself
         if beyond.size:
             crossing = slice(beyond[0] - 1, beyond[0] + 1)
             bound = np.interp(np.sqrt(excess), distance[crossing], A[crossing])
@@ -222,9 +213,9 @@ def profile_over_A(
     curves, squares, JJ = descend(x, y, np.vstack([curves, best, estimate]), free, steps=0)
     left = np.append(np.maximum(least + excess - squares[:-1], 0), 0)  # the estimate has no ellipse of its own
     profile = Profile(curves, left, inverse(JJ), free)
-    intervals = {"A": (float(curves[:, 0].min()), float(curves[:, 0].max()))}
+    intervals = {"A": (float(min(ends[0], estimate[0])), float(max(ends[1], estimate[0])))}
     for column, name in zip(free, ("B", "C_mid", "R0")):
-        itself = np.tile(np.eye(4)[column, free], (len(curves), 1))
-        low, high = np.clip(profile.interval(curves[:, column], itself), *(end[column] for end in limits(x)))
+        gradient = np.tile(np.eye(4)[column, free], (len(curves), 1))  # of the parameter itself
+        low, high = np.clip(profile.interval(curves[:, column], gradient), *(limit[column] for limit in limits(x)))
         intervals[name] = (float(low), float(high)) if name == "R0" else (float(np.exp(low)), float(np.exp(high)))
     return intervals, profile

@@ -274,7 +274,7 @@ def test_07_a_truncated_completion_that_counts_as_wrong_is_pushed_down(patched):
 def test_08_the_settings_are_a_study_and_short_thinking_is_too_short_for_long_sums(patched, monkeypatch):
     monkeypatch.chdir(patched("08-ceiling-or-speed.patch"))
     (command,) = check.commands(LESSONS["08-ceiling-or-speed"])
-    runs = study.plan(study.Study("ceiling.json", seeds=(0, 1, 2)), shlex.split(command.common))
+    runs = study.runs_to_train(study.Study("ceiling.json", seeds=(0, 1, 2)), shlex.split(command.common))
     assert len(runs) == 9
     most = {path.name: loss.most_off_policy(its.recipe.asynchrony) for path, (its, _) in runs.items()}
     assert [most[f"{name}-seed0"] for name in ("fresh", "stale", "short")] == [0, 16, 0]

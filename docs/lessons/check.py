@@ -148,17 +148,17 @@ def table_of_runs(lesson: str, columns: dict) -> str:
 
 
 def study_table(lesson: str) -> str:
-    """The settings of the study in a lesson, as study.py compares them."""
+    """The variants of the study in a lesson, as study.py compares them."""
     (command,) = [c for c in commands(LESSONS[lesson].read_text()) if "study.py" in c.line]
     folder = run(lesson, command) / "runs" / command.name
-    lines = (folder / "tables.md").read_text().partition("### Settings\n\n")[2].partition("\n\n")[0].splitlines()
-    kept = [0, 1, 2, -3, -2, -1]  # setting, runs, A, ratio of B, ratio of C_mid, verdict
+    lines = (folder / "tables.md").read_text().partition("### Variants\n\n")[2].partition("\n\n")[0].splitlines()
+    kept = [0, 1, 2, -3, -2, -1]  # variant, runs, A, ratio of B, ratio of C_mid, verdict
     rows = [[line.strip("| ").split(" | ")[i] for i in kept] for line in [lines[0], *lines[2:]]]
     last = {}
     for path in sorted(folder.glob("*/log.jsonl")):
         last.setdefault(path.parent.name.rpartition("-seed")[0], []).append(Log(path.parent).held_out["pass_rate"][-1])
     rows = [[*row[:2], ", ".join(f"{rate:.3f}" for rate in last[row[0]]), *row[2:]] for row in rows[1:]]
-    return table(["setting", "runs", "last pass rates", "A", "ratio of B", "ratio of C_mid", "verdict"], rows)
+    return table(["variant", "runs", "last pass rates", "A", "ratio of B", "ratio of C_mid", "verdict"], rows)
 
 
 # --- what each lesson quotes ------------------------------------------------------------------------------------------
