@@ -104,7 +104,7 @@ def false_verdicts(draws: int) -> None:
         told_apart = percent(lambda pair: pair.kind in ("efficiency", "steeper but later"))
         efficient = f"{told_apart:12.1f}" if other == "alike" else f"{'-':>12}"
         print(
-            f"{seeds:5}   {other:15}{correlation:14.1f}{compared:11.0f}{first:15.1f}{second:15.1f}{efficient}",
+            f"{seeds:5}   {other:15}{correlation:14.1f}{compared:11.0f}{raised('first'):15.1f}{raised('other'):15.1f}{efficient}",
             flush=True,
         )
 

@@ -20,7 +20,6 @@ from test_fit_curve import run_of
 
 import loss
 import study
-import train
 from curve.fit import fit_sigmoid, sigmoid
 from curve.flags import run_command
 from curve.forecast import LEAST_TO_STOP, held_out, levelled_off
@@ -168,7 +167,7 @@ def test_a_failed_run_is_reported_and_the_others_go_on(tmp_path, monkeypatch, ca
 
 def test_a_run_that_has_levelled_off_ends_and_says_why(models, tmp_path, monkeypatch, capsys):
     """At the fourth validation, by a curve that is said to be level there; how that is told is tested below."""
-    monkeypatch.setattr(train, "levelled_off", lambda x, y, least_gain: least_gain == 0.05 and len(x) == 4)
+    monkeypatch.setattr("machinery.run.levelled_off", lambda x, y, least_gain: least_gain == 0.05 and len(x) == 4)
     chosen = steps.settings(steps=20, validation_every=1, stop_when_gain_below=0.05)
     write_config(tmp_path, chosen)
     steps.train_on(chosen, models["llama"], [steps.batch_of_groups() for _ in range(20)], tmp_path)
