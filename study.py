@@ -34,7 +34,8 @@ from curve.files import write_whole
 from curve.fit import Fit, Run, with_interval
 from curve.flags import flag, read_flags, run_command
 from curve.forecast import FORECASTERS
-from curve.logs import read_table
+from curve.logs import RUNS, read_table
+from curve.logs import runs_in as packed_runs
 from curve.plots import COMPUTE_UNITS, plot_compare, plot_seeds
 from curve.report import report
 from fit_curve import Fitting, fit_logs, write_json
@@ -226,13 +227,16 @@ def train_all(folder: Path, runs: dict[Path, tuple[Settings, list[str]]], jobs: 
 
 
 def runs_in(folder: Path) -> list[tuple[str, Path]]:
-    """(variant, run folder) of each run of a study: each VARIANT-seedN/log.jsonl, in natural order, but `scalerl`
-    first. ValueError if the folder holds none."""
+    """(variant, run folder) of each run of a study: of each VARIANT-seedN/log.jsonl, or of each run in its runs.jsonl
+    (docs/pack.py). They come in natural order, but `scalerl` first. ValueError if there is none."""
 
     def order(run: tuple[str, Path]) -> tuple:
         return run[0] != "scalerl", [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", run[1].name)]
 
-    named = [(re.fullmatch(r"(.+)-seed\d+", path.parent.name), path.parent) for path in folder.glob("*/log.jsonl")]
+    folders = {path.parent for path in folder.glob("*/log.jsonl")}
+    if (folder / RUNS).exists():
+        folders |= {folder / name for name in packed_runs(folder)}
+    named = [(re.fullmatch(r"(.+)-seed\d+", path.name), path) for path in folders]
     runs = sorted([(match[1], path) for match, path in named if match], key=order)
     if not runs:
         raise ValueError(f"{folder} holds no study: no run in it is named VARIANT-seedN and has a log.jsonl")

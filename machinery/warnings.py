@@ -1,4 +1,4 @@
-"""What often comes before a run goes wrong, read off the lines of its log. docs/study.md says how each was found."""
+"""What often comes before a run goes wrong, read off the lines of its log. docs/findings.md says how each was found."""
 
 import math
 from pathlib import Path
