@@ -97,14 +97,12 @@ def false_verdicts(draws: int) -> None:
             pairs.append(compare(("first", "other"), fits))
         percent = lambda holds: 100 * np.mean([holds(pair) for pair in pairs])
         compared = percent(lambda pair: pair.kind != "unknown")
-        first, second = (
-            percent(lambda pair, name=name: pair.kind == "ceiling" and pair.winner == name)
-            for name in ("first", "other")
-        )
+        raised = lambda name: percent(lambda pair: pair.kind == "ceiling" and pair.winner == name)
         told_apart = percent(lambda pair: pair.kind in ("efficiency", "steeper but later"))
         efficient = f"{told_apart:12.1f}" if other == "alike" else f"{'-':>12}"
         print(
-            f"{seeds:5}   {other:15}{correlation:14.1f}{compared:11.0f}{raised('first'):15.1f}{raised('other'):15.1f}{efficient}",
+            f"{seeds:5}   {other:15}{correlation:14.1f}{compared:11.0f}{raised('first'):15.1f}"
+            f"{raised('other'):15.1f}{efficient}",
             flush=True,
         )
 

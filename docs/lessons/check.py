@@ -4,14 +4,13 @@
     python -m docs.lessons.check --only 03 05     # some lessons
     python -m docs.lessons.check --write          # and put what is printed into the lessons
 
-The commands are read from the lessons. They run in copies of the project, so that the lessons' patches change nothing
-here. `python train.py` is run with the seeds 0, 1 and 2. Copies and logs stay in a folder, and the next call goes on
-from there: what has been run is not run again, unless its command, its patch or the program is another, or --fresh is
-said.
+The commands are read from the lessons. They run in copies of the project, so that the patches of the lessons change
+nothing here. `python train.py` is run with the seeds 0, 1 and 2. The copies stay, with all logs, in the folders that
+are printed.
 """
 
 import argparse
-import hashlib
+import functools
 import json
 import os
 import re
@@ -25,13 +24,13 @@ from pathlib import Path
 
 import numpy as np
 
+from curve.logs import runs_in
 from docs.walkthrough import table
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent.parent
-KEPT = Path(tempfile.gettempdir()) / "scalerl-lessons"
+FOLDER = Path(__file__).resolve().parent
+ROOT = FOLDER.parent.parent
 SEEDS = (0, 1, 2)
-LESSONS = {path.name[:2]: path for path in sorted(HERE.glob("[01][0-9]-*.md"))}
+LESSONS = {path.name[:2]: path for path in sorted(FOLDER.glob("[01][0-9]-*.md"))}
 BLOCK = re.compile(r"(?s)(<!-- figures: python -m docs.lessons.check --only \d\d -->\n).*?(<!-- end of figures -->)")
 
 
@@ -48,18 +47,18 @@ class Command:
 
     @property
     def name(self) -> str:
-        """What the lesson calls its run, or its study."""
-        named = re.search(r"--name (\S+)", self.line) or re.search(r"(?:study\.py |--resume runs/)([\w-]+)", self.line)
-        return named[1] if named else ""
+        """What the lesson calls its run, or its study; "" for a command that makes neither."""
+        match = re.search(r"--name (\S+)", self.line) or re.search(r"(?:study\.py |--resume runs/)([\w-]+)", self.line)
+        return match[1] if match else ""
 
-    def with_seed(self, seed: int) -> str:
-        """The lesson's own line is that of seed 0; other seeds have a name of their own."""
-        return re.sub(r"--name (\S+)", rf"--name \1-seed{seed} --seed {seed}", self.line) if seed else self.line
+    def with_seed(self, seed: int) -> "Command":
+        """The lesson's own line is seed 0; runs with other seeds have their seed in their name."""
+        return replace(self, line=re.sub(r"--name (\S+)", rf"--name \1-seed{seed} --seed {seed}", self.line))
 
 
 def commands(text: str) -> list[Command]:
     """The commands in the code blocks of a lesson, in their order."""
-    found, common, patches = [], "", []
+    in_order, common, patches = [], "", []
     for block in re.findall(r"(?ms)^```\n(.*?)^```", text):
         for line in block.replace("\\\n", " ").splitlines():
             line = " ".join(line.partition("  #")[0].split())
@@ -70,197 +69,191 @@ def commands(text: str) -> list[Command]:
             elif line.startswith("git apply "):
                 patches.append(line.removeprefix("git apply "))
             elif line.startswith("python "):
-                found.append(Command(line, common, tuple(patches)))
-    return found
+                in_order.append(Command(line, common, tuple(patches)))
+    return in_order
 
 
-def copy_of_the_project(folder: Path, patches: tuple[str, ...]) -> None:
-    """All files of the project but its runs, with these patches applied."""
-    left_out = shutil.ignore_patterns("runs", ".git", "__pycache__", ".venv", ".pytest_cache", ".ruff_cache")
-    shutil.copytree(ROOT, folder, ignore=left_out)
+def commands_of(lesson: str) -> list[Command]:
+    return commands(LESSONS[lesson].read_text())
+
+
+@functools.cache
+def copy_of_the_project(lesson: str, patches: tuple[str, ...]) -> Path:
+    """A copy of all files but runs, with these patches applied. All commands of a lesson with the same patches run in
+    the same copy."""
+    copy = Path(tempfile.mkdtemp(prefix=f"lesson-{lesson}-")) / "scalerl"
+    left_out = shutil.ignore_patterns("runs", ".git", "__pycache__", ".venv", ".*_cache")
+    shutil.copytree(ROOT, copy, ignore=left_out)
     for patch in patches:
-        subprocess.run(["git", "apply", patch], cwd=folder, check=True)
+        subprocess.run(["git", "apply", patch], cwd=copy, check=True)
+    return copy
 
 
-def run(lesson: str, command: Command, seed: int = 0) -> Path:
-    """Run a command of a lesson, unless that was done before. Returns the copy in which it ran; what it has printed is
-    in `printed(copy, command, seed)`."""
-    where = KEPT / lesson / ("+".join(Path(patch).stem for patch in command.patches) or "unchanged")
-    texts = [(ROOT / patch).read_text() for patch in command.patches]
-    texts += [file.read_text() for room in (".", "data", "machinery") for file in sorted((ROOT / room).glob("*.py"))]
-    made_of = hashlib.sha256("".join(texts).encode()).hexdigest()
-    stamp = where / "made_of"
-    if not stamp.exists() or stamp.read_text() != made_of:
-        shutil.rmtree(where, ignore_errors=True)
-        copy_of_the_project(where, command.patches)
-        stamp.write_text(made_of)
-    output, line = printed(where, command, seed), command.with_seed(seed)
-    said = f"{line} [{command.common}]\n"
-    if not (output.exists() and output.read_text().startswith(said)):
-        began = time.monotonic()
-        for name in re.findall(r"--name (\S+)", line):
-            shutil.rmtree(where / "runs" / name, ignore_errors=True)
-        environment = {**os.environ, "PYTHONPATH": ""}
-        done = subprocess.run(
-            ["bash", "-c", f"set -- {command.common}\n{line}"], cwd=where, env=environment, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-        if done.returncode and lesson != "10":  # there things are to break
-            raise SystemExit(
-                f"lesson {lesson}: `{line}` in {where} ended with status {done.returncode}:\n{done.stdout}"
-            )
-        output.write_text(f"{said}{done.stdout}\nstatus {done.returncode}\n")
-        print(f"lesson {lesson}: {time.monotonic() - began:4.0f} s for {line}", file=sys.stderr, flush=True)
-    return where
-
-
-def printed(where: Path, command: Command, seed: int = 0) -> Path:
-    """The file with what a command has printed."""
-    what = re.sub(r"\W+", "-", command.with_seed(seed))[:80].strip("-")
-    return where / f"printed-{what}.txt"
+def run(lesson: str, command: Command) -> tuple[Path, str]:
+    """Run a command of a lesson in a copy. Returns the copy, and what the command printed."""
+    copy, began = copy_of_the_project(lesson, command.patches), time.monotonic()
+    done = subprocess.run(
+        ["bash", "-c", f"set -- {command.common}\n{command.line}"],
+        cwd=copy,
+        env={**os.environ, "PYTHONPATH": ""},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    if done.returncode and lesson != "10":  # where things are meant to break
+        raise SystemExit(f"lesson {lesson}: `{command.line}` in {copy} ended with {done.returncode}:\n{done.stdout}")
+    seconds = time.monotonic() - began
+    print(f"lesson {lesson}: {seconds:4.0f} s for {command.line} in {copy}", file=sys.stderr, flush=True)
+    return copy, done.stdout
 
 
 # --- what runs have logged --------------------------------------------------------------------------------------------
 
 
 class Log:
-    """The log of a run: log["pass_rate"] are the values of its training steps, log.held_out["pass_rate"] those of its
-    validations; what is null is left out."""
+    """What a run has logged: log["pass_rate"] are the values of its training steps, log.held_out["pass_rate"] those of
+    its validations; null is left out."""
 
-    def __init__(self, folder: Path, kind: str = "train"):
-        self.lines = [line for line in map(json.loads, open(folder / "log.jsonl")) if line["kind"] == kind]
-        self.held_out = Log(folder, "validation") if kind == "train" else None
+    def __init__(self, text: str | bytes, kind: str = "train"):
+        self.lines = [line for line in map(json.loads, text.splitlines()) if line["kind"] == kind]
+        self.held_out = Log(text, "validation") if kind == "train" else None
 
     def __getitem__(self, key: str) -> np.ndarray:
         return np.array([line[key] for line in self.lines if line[key] is not None])
 
 
-def table_of_runs(lesson: str, columns: dict) -> str:
-    """A row for each `python train.py` of a lesson, its seeds in the cells. columns: by their heads, functions of a
-    log that return text."""
+def table_of_runs(lesson: str) -> str:
+    """A row for each `python train.py` of a lesson, with its COLUMNS; the seeds share a cell."""
+    columns = COLUMNS[lesson]
     rows = []
-    for command in commands(LESSONS[lesson].read_text()):
+    for command in commands_of(lesson):
         if "train.py" in command.line:
-            folders = [run(lesson, command, s) / "runs" / f"{command.name}{f'-seed{s}' if s else ''}" for s in SEEDS]
-            logs = [Log(folder) for folder in folders]
-            rows.append([f"`{command.name}`", *(", ".join(column(log) for log in logs) for column in columns.values())])
+            logs = []
+            for seed in SEEDS:
+                seeded = command.with_seed(seed) if seed else command
+                copy, _ = run(lesson, seeded)
+                logs.append(Log((copy / "runs" / seeded.name / "log.jsonl").read_text()))
+            rows.append([f"`{command.name}`", *(", ".join(map(column, logs)) for column in columns.values())])
     return table(["run, with seeds 0, 1, 2", *columns], rows)
 
 
 def study_table(lesson: str) -> str:
-    """The variants of the study in a lesson, as study.py compares them."""
-    (command,) = [c for c in commands(LESSONS[lesson].read_text()) if "study.py" in c.line]
-    folder = run(lesson, command) / "runs" / command.name
-    lines = (folder / "tables.md").read_text().partition("### Variants\n\n")[2].partition("\n\n")[0].splitlines()
-    kept = [0, 1, 2, -3, -2, -1]  # variant, runs, A, ratio of B, ratio of C_mid, verdict
-    rows = [[line.strip("| ").split(" | ")[i] for i in kept] for line in [lines[0], *lines[2:]]]
-    last = {}
-    for path in sorted(folder.glob("*/log.jsonl")):
-        last.setdefault(path.parent.name.rpartition("-seed")[0], []).append(Log(path.parent).held_out["pass_rate"][-1])
-    rows = [[*row[:2], ", ".join(f"{rate:.3f}" for rate in last[row[0]]), *row[2:]] for row in rows[1:]]
+    """The variants of the study in a lesson, as the first table of study.py compares them."""
+    (command,) = [command for command in commands_of(lesson) if "study.py" in command.line]
+    copy, _ = run(lesson, command)
+    study = copy / "runs" / command.name
+    lines = re.search(r"(?m)(^\|.*\n)+", (study / "tables.md").read_text())[0].splitlines()
+    rows = []
+    for line in lines[2:]:
+        variant, number, A, *_, B_ratio, C_mid_ratio, verdict = line.strip("| ").split(" | ")
+        logs = [Log(path.read_text()) for path in sorted(study.glob(f"{variant}-seed*/log.jsonl"))]
+        rows.append([variant, number, ", ".join(map(last_pass_rate, logs)), A, B_ratio, C_mid_ratio, verdict])
     return table(["variant", "runs", "last pass rates", "A", "ratio of B", "ratio of C_mid", "verdict"], rows)
+
+
+def last_pass_rate(log: Log) -> str:
+    return f"{log.held_out['pass_rate'][-1]:.3f}"
+
+
+def from_to(key: str, form: str = ".2f"):
+    """A column: the mean of the first five steps and of the last five."""
+    return lambda log: f"{log[key][:5].mean():{form}} to {log[key][-5:].mean():{form}}"
+
+
+def gflops(log: Log, first: int, last: int) -> str:
+    """GFLOPs of a step, mean of these steps."""
+    return f"{np.diff(log['compute_flops'], prepend=0)[first - 1 : last].mean() / 1e9:.2f}"
 
 
 # --- what each lesson quotes ------------------------------------------------------------------------------------------
 
 
-def number(value: float) -> str:
-    """With three decimals."""
-    return f"{value:.3f}"
-
-
-def last_pass_rate(log: Log) -> str:
-    return number(log.held_out["pass_rate"][-1])
-
-
-def from_to(key: str, form: str = ".2f", steps: int = 5):
-    """A column: the mean over the first steps and over the last."""
-    return lambda log: f"{log[key][:steps].mean():{form}} to {log[key][-steps:].mean():{form}}"
+# The columns of a table of runs, by their heads: functions of a log that return text.
+COLUMNS = {
+    "03": {
+        "best pass rate": lambda log: f"{log.held_out['pass_rate'].max():.3f}",
+        "last pass rate": last_pass_rate,
+        "age of the tokens, last ten steps": lambda log: f"{log['off_policyness_mean'][-10:].mean():.1f}",
+        "least effective sample size": lambda log: f"{log['effective_sample_size'].min():.2f}",
+        "largest ratio": lambda log: f"{log['ratio_max'].max():.3g}",
+    },
+    "04": {
+        "`mismatch_mean`, last": lambda log: f"{log.held_out['mismatch_mean'][-1]:.1e}",
+        "`mismatch_max`, largest": lambda log: f"{log.held_out['mismatch_max'].max():.1e}",
+        "`ratio_max` - 1, largest": lambda log: f"{log['ratio_max'].max() - 1:.1e}",
+        "`clipped_fraction`, mean": lambda log: f"{log['clipped_fraction'].mean():.4f}",
+        "last pass rate": last_pass_rate,
+    },
+    "05": {
+        "`push_up`, step 1": lambda log: f"{log['push_up'][0]:.3f}",
+        "`push_down`, step 1": lambda log: f"{log['push_down'][0]:.3f}",
+        "`share_of_long`, mean of the steps": lambda log: f"{log['share_of_long'].mean():.2f}",
+    },
+    "06": {
+        "groups without variance": from_to("zero_variance_fraction"),
+        "prompts retired": lambda log: str(log["prompts_retired"][-1]),
+        "GFLOPs a step": lambda log: f"{gflops(log, 1, 5)} to {gflops(log, 36, 40)}",
+        "GFLOPs in all": lambda log: f"{log['compute_flops'][-1] / 1e9:.0f}",
+        "last pass rate": last_pass_rate,
+    },
+    "07": {
+        "interrupted, last validation": lambda log: f"{log.held_out['interrupted_fraction'][-1]:.2f}",
+        "truncated, last validation": lambda log: f"{log.held_out['truncated_fraction'][-1]:.2f}",
+        "tokens, first and last validation": lambda log: "{:.1f} to {:.1f}".format(
+            *log.held_out["completion_length"][[0, -1]]
+        ),
+        "groups in the loss, of 16": from_to("groups_counted", ".1f"),
+        "last pass rate": last_pass_rate,
+    },
+}
 
 
 def lesson_01() -> str:
     """A row for each seed and each way to read its curve: the lesson's own commands are those of seed 0."""
     rows = []
     for seed in SEEDS:
-        for i, command in enumerate(commands(LESSONS["01"].read_text())):
+        for command in commands_of("01"):
             line = command.line.replace("seed0", f"seed{seed}")
             if "by_hand" in line:
-                here = replace(command, line=line)
-                figures = re.findall(r"\w+ ([\d.e+]+)", printed(run("01", here), here).read_text().splitlines()[1])
-                R0, A, C_mid, B = map(float, figures)
-                rows.append([seed, "by hand", number(R0), number(A), f"{B:.2f}", f"{C_mid:.3g}", "", ""])
+                _, text = run("01", replace(command, line=line))
+                R0, A, C_mid, B = map(float, re.findall(r"\w+ ([\d.e+]+)", text))
+                rows.append([seed, "by hand", R0, A, f"{B:.2f}", f"{C_mid:.3g}", "", ""])
                 continue
-            here = replace(command, line=f"{line} --json fit-{seed}-{i}.json")
-            (made,) = json.loads((run("01", here) / f"fit-{seed}-{i}.json").read_text())["runs"]
-            low, high = made["interval"]["A"]
-            curve = ["not known", "", ""]
-            if made["identified"]:
-                curve = [
-                    f"{number(made['A'])} [{number(low)}, {number(high)}]",
-                    f"{made['B']:.2f}",
-                    f"{made['C_mid']:.3g}",
-                ]
-            points = f"fit, {made['n_points']} points"
-            if "--fit-to" in line:
-                held_out = made["baselines"]["held_out"]
-                said = [
-                    f"{number(held_out['sigmoid'])}, last value {number(held_out['last_value'])}",
-                    number(held_out["came"]),
-                ]
+            copy, _ = run("01", replace(command, line=f"{line} --json fit.json"))
+            (fit,) = json.loads((copy / "fit.json").read_text())["runs"]
+            row = [seed, f"fit, {fit['n_points']} points", fit["R0"]]
+            if fit["identified"]:
+                low, high = fit["interval"]["A"]
+                row += [f"{fit['A']:.3f} [{low:.3f}, {high:.3f}]", f"{fit['B']:.2f}", f"{fit['C_mid']:.3g}"]
             else:
-                said = ["", ""]
-            rows.append([seed, points, number(made["R0"]), *curve, *said])
+                row += ["not known", "", ""]
+            if "--fit-to" in line:
+                end = fit["baselines"]["held_out"]
+                row += [f"{end['sigmoid']:.3f}, last value {end['last_value']:.3f}", end["came"]]
+            else:
+                row += ["", ""]
+            rows.append(row)
     return table(["seed", "how", "R0", "A", "B", "C_mid", "forecast of the end", "came"], rows)
 
 
 def lesson_02() -> str:
     """Section 5 of the page as it is shipped, and as the change makes it."""
-    (command,) = commands(LESSONS["02"].read_text())
+    (command,) = commands_of("02")
+    copy, _ = run("02", command)
     rows = []
-    for steps_off, page in ((8, ROOT / "docs" / "walkthrough.md"), (0, run("02", command) / "docs" / "walkthrough.md")):
-        for line in page.read_text().partition("**Losses.**")[2].partition("**Norms")[0].splitlines():
+    for steps_off, project in ((8, ROOT), (0, copy)):
+        page = (project / "docs" / "walkthrough.md").read_text()
+        for line in page.partition("**Losses.**")[2].partition("**Norms")[0].splitlines():
             cells = line.strip("| ").split(" | ")
             if len(cells) == 5 and cells[0].startswith("`"):
                 rows.append([steps_off, *cells[:4]])
     return table(["steps off-policy", "loss function", "loss", "gradient norm", "clipped tokens"], rows)
 
 
-def lesson_03() -> str:
-    return table_of_runs("03", {
-        "best pass rate": lambda log: number(log.held_out["pass_rate"].max()),
-        "last pass rate": last_pass_rate,
-        "age of the tokens, last ten steps": lambda log: f"{log['off_policyness_mean'][-10:].mean():.1f}",
-        "least effective sample size": lambda log: f"{log['effective_sample_size'].min():.2f}",
-        "largest ratio": lambda log: f"{log['ratio_max'].max():.3g}",
-    })  # fmt: skip
-
-
-def lesson_04() -> str:
-    return table_of_runs("04", {
-        "`mismatch_mean`, last": lambda log: f"{log.held_out['mismatch_mean'][-1]:.1e}",
-        "`mismatch_max`, largest": lambda log: f"{log.held_out['mismatch_max'].max():.1e}",
-        "`ratio_max` - 1, largest": lambda log: f"{log['ratio_max'].max() - 1:.1e}",
-        "`clipped_fraction`, mean": lambda log: f"{log['clipped_fraction'].mean():.4f}",
-        "last pass rate": last_pass_rate,
-    })  # fmt: skip
-
-
-def lesson_05() -> str:
-    return table_of_runs("05", {
-        "`push_up`, step 1": lambda log: number(log["push_up"][0]),
-        "`push_down`, step 1": lambda log: number(log["push_down"][0]),
-        "`share_of_long`, mean of the steps": lambda log: f"{log['share_of_long'].mean():.2f}",
-    })  # fmt: skip
-
-
-def gflops(log: Log, first: int, last: int) -> str:
-    """Of a step, mean over these steps."""
-    return f"{np.diff(log['compute_flops'], prepend=0)[first - 1 : last].mean() / 1e9:.2f}"
-
-
-def lesson_06() -> str:
-    """The published runs at some of their steps, and then the runs of the lesson."""
-    logs = [Log(ROOT / "docs" / "study" / "asynchrony" / f"ppo-1-seed{seed}") for seed in SEEDS]
+def published_runs() -> str:
+    """The published runs of lesson 6 at some of their steps."""
+    published = runs_in(ROOT / "docs" / "study" / "asynchrony")
+    logs = [Log(published[f"ppo-1-seed{seed}"]) for seed in SEEDS]
     columns = {
         "groups without variance": lambda log, a, b: f"{log['zero_variance_fraction'][a - 1 : b].mean():.2f}",
         "GFLOPs a step": gflops,
@@ -271,81 +264,58 @@ def lesson_06() -> str:
         [f"{a} to {b}", *(", ".join(column(log, a, b) for log in logs) for column in columns.values())]
         for a, b in ((1, 5), (11, 15), (21, 25), (46, 50), (96, 100))
     ]
-    runs = {
-        "groups without variance": from_to("zero_variance_fraction"),
-        "prompts retired": lambda log: str(log["prompts_retired"][-1]),
-        "GFLOPs a step": lambda log: f"{gflops(log, 1, 5)} to {gflops(log, 36, 40)}",
-        "GFLOPs in all": lambda log: f"{log['compute_flops'][-1] / 1e9:.0f}",
-        "last pass rate": last_pass_rate,
-    }
-    published = table(["steps of the published runs, seeds 0, 1, 2", *columns], rows)
-    return f"{published}\n\n{table_of_runs('06', runs)}"
-
-
-def lesson_07() -> str:
-    def last(key: str, form: str):
-        return lambda log: f"{log.held_out[key][-1]:{form}}"
-
-    return table_of_runs("07", {
-        "interrupted, last validation": last("interrupted_fraction", ".2f"),
-        "truncated, last validation": last("truncated_fraction", ".2f"),
-        "tokens, first and last validation": lambda log: "{:.1f} to {:.1f}".format(
-            *log.held_out["completion_length"][[0, -1]]
-        ),
-        "groups in the loss, of 16": from_to("groups_counted", ".1f"),
-        "last pass rate": last_pass_rate,
-    })  # fmt: skip
-
-
-def lesson_08() -> str:
-    return study_table("08")
-
-
-def lesson_09() -> str:
-    return study_table("09")
+    return table(["steps of the published runs, seeds 0, 1, 2", *columns], rows)
 
 
 def lesson_10() -> str:
     """A row for each command: what is broken, and who says so."""
     rows = []
-    for command in commands(LESSONS["10"].read_text()):
-        where = run("10", command)
-        text = printed(where, command).read_text()
+    for command in commands_of("10"):
+        copy, text = run("10", command)
         if "pytest" in command.line:
-            told = [f"fails: `{name}`" for name in dict.fromkeys(re.findall(r"FAILED \S+::(\w+)", text))]
+            messages = [f"fails: `{name}`" for name in dict.fromkeys(re.findall(r"FAILED \S+::(\w+)", text))]
         else:
-            told = [*dict.fromkeys(re.findall(r"\w+Error: .*|generator \d.* ended by .*|It is replaced .*", text))]
+            errors = re.findall(r"\w+Error: .*|generator \d.* ended by .*|It is replaced .*", text)
+            messages = list(dict.fromkeys(errors))
             if end := re.search(r"([.\d]+) after (\d+) steps", text):
-                again = came_before(where / "runs" / command.name, int(end[2]))
-                told.append(f"ends well: step {end[2]}, pass rate {end[1]}; {again}")
-        patch = " and ".join(f"`{Path(patch).stem}`" for patch in command.patches)
-        line, _, then = command.line.partition(" & until")
-        rows.append([patch, f"`{line}`" + ", and `kill -9`" * bool(then), "<br>".join(told) or "nothing"])
+                repeats = repeated_prompts(copy / "runs" / command.name, int(end[2]))
+                messages.append(f"ends well: step {end[2]}, pass rate {end[1]}; {repeats}")
+        patches = " and ".join(f"`{Path(patch).stem}`" for patch in command.patches)
+        line, and_then_killed, _ = command.line.partition(" & until")
+        line = f"`{line}`, and `kill -9`" if and_then_killed else f"`{line}`"
+        rows.append([patches, line, "<br>".join(messages) or "nothing"])
     return table(["patch", "command", "what it says"], rows)
 
 
-def came_before(run_folder: Path, steps: int) -> str:
+def repeated_prompts(run_folder: Path, steps: int) -> str:
     """How many of the groups that a run has trained on, up to this step, were of a prompt that it had had before."""
     lines = [json.loads(line) for line in open(run_folder / "rollouts.jsonl")]
     prompts = [line["prompt"] for line in lines if line["kind"] == "group" and line["step"] <= steps]
     return f"{len(prompts) - len({*prompts})} of {len(prompts)} groups were of a prompt that had come before"
 
 
+FIGURES = {
+    "01": lesson_01,
+    "02": lesson_02,
+    "06": lambda: f"{published_runs()}\n\n{table_of_runs('06')}",
+    "08": lambda: study_table("08"),
+    "09": lambda: study_table("09"),
+    "10": lesson_10,
+    **{lesson: functools.partial(table_of_runs, lesson) for lesson in ("03", "04", "05", "07")},
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=[*LESSONS], default=[*LESSONS], help="numbers of lessons")
     parser.add_argument("--write", action="store_true", help="put what is printed into the lessons")
-    parser.add_argument("--fresh", action="store_true", help="forget what has been run before")
     options = parser.parse_args()
     for lesson in options.only:
-        if options.fresh:
-            shutil.rmtree(KEPT / lesson, ignore_errors=True)
-        figures = globals()[f"lesson_{lesson}"]()
+        figures = FIGURES[lesson]()
         print(f"{LESSONS[lesson].name}\n\n{figures}\n", flush=True)
         if options.write:
             text = LESSONS[lesson].read_text()
-            assert len(BLOCK.findall(text)) == 1, f"{LESSONS[lesson]} has no place for figures"
-            LESSONS[lesson].write_text(BLOCK.sub(lambda found: f"{found[1]}\n{figures}\n\n{found[2]}", text))
+            LESSONS[lesson].write_text(BLOCK.sub(lambda block: f"{block[1]}\n{figures}\n\n{block[2]}", text))
 
 
 if __name__ == "__main__":
