@@ -86,6 +86,8 @@ def first_commands() -> str:
     """Three commands that work from the present folder, for those who come without a log."""
     home = Path(os.path.relpath(Path(__file__).parent))
     script, study = home / "fit_curve.py", home / "docs/study"
+    if not study.exists():  # pip has installed the command alone
+        return "Name a log: fit-curve YOUR_LOG --plot fit.png. `--help` has all flags."
     return f"""These commands work at once:
 
   python {script} {home / "data/examples/simulated.csv"} --predict 1e16
@@ -196,7 +198,12 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-if __name__ == "__main__":
+def command() -> None:
+    """What `python fit_curve.py` runs, and `fit-curve` after `pip install .`."""
     if hasattr(signal, "SIGPIPE"):  # not on Windows
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `fit_curve.py .. | head` ends quietly
     run_command(main)
+
+
+if __name__ == "__main__":
+    command()

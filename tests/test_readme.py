@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import tomllib
 from pathlib import Path
 
 import fit_curve
@@ -67,3 +68,12 @@ def test_all_scripts_and_pages_that_are_named_exist():
     for path in CODE:
         for name in {*re.findall(r"docs/[\w/-]+\.md", path.read_text())} - {"docs/gpu.md"}:  # which gpu.py writes
             assert (ROOT / name).exists(), f"{path.name} names {name}, which does not exist"
+
+
+def test_pip_installs_the_same_by_extras_as_by_requirements():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for name, ending in (("train", ""), ("vllm", "-vllm"), ("dev", "-dev")):
+        file = f"requirements{ending}.txt"
+        lines = (ROOT / file).read_text().replace("-r requirements.txt", "scalerl[train]").split()
+        assert sorted(extras[name]) == sorted(lines), file
+    assert {*extras["curve"]} <= {*extras["train"]}
