@@ -193,14 +193,14 @@ had reached its budget.
 {table(["", "completion", "sampled tokens", "tokens by version, forced ones too", "verdict"], completions(batch, tokenizer))}
 
 The batch was begun with version 0 of the parameters. After {UPDATED_AFTER} tokens the generator took over version {TRAINED_AT // 2},
-and went on with what it had begun. It is trained on with version {TRAINED_AT}, so its oldest tokens are {batch.ages_N.max()} steps
+and went on with what it had begun. The trainer has version {TRAINED_AT}, so its oldest tokens are {batch.ages_N.max()} steps
 off-policy; `pipeline-8` allows 8.
 
 ## 2. Rewards, advantages, weights
 
 - The reward is +1 or -1:
   {code(loss.rewards, "rewards_PG = 2")}
-- A group counts if not all of its rewards are equal. They are equal where
+- A group counts if not all of its rewards are equal. They are equal if
   {code(loss.zero_variance, "return highest_P <=")}
 - The advantage is the reward less the mean of its group,
   {code(loss.advantages, "centred_PG = ")}
@@ -224,8 +224,8 @@ Of completion {NAMES[SHOWN]}, whose advantage is {made.advantages_PG.flatten()[S
 
 {table(["", "token", "version", "log pi_gen", "log pi_train", "rho", "term", "w x term"], tokens(made, rollout, tokenizer))}
 
-Forced tokens are context: they have no ratio, no term and no weight. Where rho is above 1, the steps in between have
-made the token more likely, and where it is below 1, less likely.
+Forced tokens are context: they have no ratio, no term and no weight. If rho is above 1, the steps in between have made
+the token more likely; if it is below 1, less likely.
 
 ## 4. The loss
 
@@ -234,7 +234,7 @@ The loss is the sum of -w x term over all sampled tokens:
 
 {table([*NAMES, "loss"], [[number(-value, 4) for value in (*parts(made), sum(parts(made)))]])}
 
-The norm of its gradient is {made.gradient_norm:.3f}. Where that is above `--clip-gradient {SETTINGS.clip_gradient}`, the gradient is scaled down to it before
+The norm of its gradient is {made.gradient_norm:.3f}. If that is above `--clip-gradient {SETTINGS.clip_gradient}`, the gradient is scaled down to it before
 the optimizer's step.
 
 ## 5. What another loss, norm or aggregation changes
@@ -303,8 +303,8 @@ TITLE = """# A walk through one batch
 
 Eight completions of two prompts, from ids to the gradient: one optimizer step of ScaleRL with all its numbers, as a
 teacher would put it on the board. `python -m docs.walkthrough` makes this page with the shipped model and the
-functions that train.py calls ([`docs/walkthrough.py`](walkthrough.py)). After the name of a function stands the line
-of [`loss.py`](../loss.py) that does it. The thinking budgets are small here, so that some completions are interrupted.
+functions that train.py calls ([`docs/walkthrough.py`](walkthrough.py)). Beside the name of a function is the line of
+[`loss.py`](../loss.py) that does it. The thinking budgets are small here, so that some completions are interrupted.
 The learning rate is three times that of the default run, so that the ratios differ from 1.
 """
 

@@ -1,0 +1,60 @@
+"""docs/pack.py: the logs of a study in one file, from which fits and tables come out the same."""
+
+import json
+import sys
+
+import pytest
+
+from curve.logs import read_log, read_table, runs_in
+from docs import pack
+
+VALIDATION = {"step": 0, "pass_rate": 0.25, "pass_rate/aime": 0.1, "num_examples": 8, "compute_flops": 1.5e11,
+              "truncated_fraction": 0.0}  # fmt: skip
+TRAIN = {"step": 1, "loss": 0.5, "kl_estimate": 0.123456789, "entropy": None}
+
+
+@pytest.fixture
+def study(tmp_path):
+    """The folder of a study of two runs, one of which is being written."""
+    for run in ("base-seed0", "scalerl-seed0"):
+        lines = [
+            {"kind": "validation", **VALIDATION, "wall_seconds": 3.0, "mismatch_mean": 1e-7},
+            {"kind": "train", **TRAIN},
+            {"kind": "warning", "step": 1, "about": "fall", "text": "it falls"},
+            {"kind": "validation", **VALIDATION, "step": 1, "compute_flops": 3e11, "pass_rate": 0.5},
+        ]
+        (tmp_path / "runs" / run).mkdir(parents=True)
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (tmp_path / "runs" / run / "log.jsonl").write_text(text + '{"kind": "valid')
+    return tmp_path / "runs"
+
+
+def packed(study, monkeypatch, *flags: str):
+    monkeypatch.setattr(sys, "argv", ["pack", str(study), str(study.parent / "packed"), *flags])
+    pack.main()
+    return study.parent / "packed"
+
+
+def test_a_packed_log_has_what_fits_and_tables_need(study, monkeypatch):
+    folder = packed(study, monkeypatch)
+    runs = {name: [json.loads(line) for line in log.splitlines()] for name, log in runs_in(folder).items()}
+    assert [*runs] == ["base-seed0", "scalerl-seed0"]
+    for lines in runs.values():
+        assert [line["kind"] for line in lines] == ["validation", "warning", "validation"]
+        assert lines[0] == {"kind": "validation", **VALIDATION}
+    (before,), (after,) = (read_log(place / "base-seed0", y="pass_rate") for place in (study, folder))
+    assert before.name == after.name and (before.x == after.x).all() and (before.y == after.y).all()
+    assert before.num_examples == after.num_examples
+
+
+def test_columns_of_training_are_kept_if_they_are_named(study, monkeypatch):
+    folder = packed(study, monkeypatch, "--train", "kl_estimate", "entropy")
+    (line,) = (line for line in map(json.loads, runs_in(folder)["base-seed0"].splitlines()) if line["kind"] == "train")
+    assert line == {"kind": "train", "step": 1, "kl_estimate": 0.123457, "entropy": None}
+    assert "loss" not in read_table(folder / "base-seed0" / "log.jsonl").names
+
+
+def test_a_folder_without_logs_is_refused(tmp_path, monkeypatch, capsys):
+    with pytest.raises(SystemExit):
+        packed(tmp_path / "nothing", monkeypatch)
+    assert "name the folder of a study" in capsys.readouterr().err
