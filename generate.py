@@ -35,8 +35,8 @@ from curve.flags import errors_as_sentences, run_command
 from machinery.settings import GenerateCommand, parse
 
 if __name__ == "__main__":
-    with errors_as_sentences():  # --help, and wrong flags, are answered before most of these seconds
-        parse(sys.argv[1:], GenerateCommand, description=__doc__)
+    with errors_as_sentences():  # --help and wrong flags are answered before most of these seconds
+        command = parse(sys.argv[1:], GenerateCommand, description=__doc__)
 
 import numpy as np
 import torch
@@ -51,30 +51,20 @@ from data.load import load_evaluation, task_of
 from data.tasks.mathematics import worded
 from data.verify import VerifierPool
 from machinery.check import check_fit
+from machinery.decoding import Decoding, completion_texts, make_decoding, marked_text, render_all
 from machinery.engine import (
     Completions,
+    Engine,
     EngineSettings,
     NoEngine,
-    check_split,
-    choose_engine,
     engine_settings,
     make_requests,
     queue_up,
+    refuse_split,
     sample_all,
 )
 from machinery.evaluation import evaluation_figures, judge_all, report_evaluation
-from machinery.model import (
-    Decoding,
-    check_length,
-    completion_texts,
-    load_model,
-    load_tokenizer,
-    make_decoding,
-    marked_text,
-    model_path,
-    put_on_device,
-    render_all,
-)
+from machinery.model import load_model, load_tokenizer, model_path, put_on_device, refuse_too_long
 from machinery.processes import belong_to_the_run
 from machinery.rollouts import Report, Request, Rollout, SharedParameters, Work
 from machinery.vllm_engine import VllmEngine
@@ -94,25 +84,25 @@ class SlotCache(Cache):
         self.slots, self.length = slots, length
         self.keys: list[Tensor] = []  # per layer [S, heads, T, head size], made at the first prompt
         self.values: list[Tensor] = []
+        self.slots_n: Tensor | None = None  # 0 to n - 1
         self.positions_n: Tensor | None = None  # where the live slots write next
-        self.rows_n: Tensor | None = None
         self.width = 0  # positions that the model is given
 
-    def fill(self, rows: list[int], source: DynamicCache, source_rows: list[int]) -> None:
-        """Copy the prompts' keys and values, as a plain forward left them, to slots."""
+    def fill(self, slots: list[int], source: DynamicCache, rows: list[int]) -> None:
+        """Copy the prompts' keys and values, as a plain forward left them in rows of `source`, to slots."""
         if not self.keys:
             for layer in source.layers:  # the heads of values may have another size than those of keys
                 for stored, given in ((self.keys, layer.keys), (self.values, layer.values)):
                     stored.append(given.new_zeros(self.slots, given.shape[1], self.length, given.shape[3]))
         for i, layer in enumerate(source.layers):
             width = layer.keys.shape[2]
-            self.keys[i][rows, :, :width] = layer.keys[source_rows]
-            self.values[i][rows, :, :width] = layer.values[source_rows]
+            self.keys[i][slots, :, :width] = layer.keys[rows]
+            self.values[i][slots, :, :width] = layer.values[rows]
 
-    def move(self, to: list[int], rows: list[int], width: int) -> None:
+    def move(self, to: list[int], slots: list[int], width: int) -> None:
         """Copy the first `width` positions of slots over others."""
         for stored in (*self.keys, *self.values):
-            stored[to, :, :width] = stored[rows, :, :width]
+            stored[to, :, :width] = stored[slots, :, :width]
 
     def place(self, positions_n: Tensor, longest: int) -> int:
         """Say where the first n slots write next. Returns how many positions the model will be given.
@@ -120,15 +110,15 @@ class SlotCache(Cache):
         If more than half of the cache is in use, the model gets all of it: a CPU reads memory that lies in one piece
         several times as fast as pieces with gaps between, and masked positions cost less than that.
         """
-        self.positions_n, self.rows_n = positions_n, torch.arange(len(positions_n), device=positions_n.device)
+        self.positions_n, self.slots_n = positions_n, torch.arange(len(positions_n), device=positions_n.device)
         self.width = self.length if 2 * longest > self.length else longest
         return self.width
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs):
-        """What a layer calls: store this step's keys and values, return all that the live slots have."""
+        """Called by a layer: store the keys and values of this step, return all that the live slots have."""
         keys, values = self.keys[layer_idx], self.values[layer_idx]
-        keys[self.rows_n, :, self.positions_n] = key_states[:, :, 0]
-        values[self.rows_n, :, self.positions_n] = value_states[:, :, 0]
+        keys[self.slots_n, :, self.positions_n] = key_states[:, :, 0]
+        values[self.slots_n, :, self.positions_n] = value_states[:, :, 0]
         n = len(self.positions_n)
         return keys[:n, :, : self.width], values[:n, :, : self.width]
 
@@ -137,13 +127,12 @@ class SlotCache(Cache):
         return 0
 
 
-class TorchEngine:
+class TorchEngine(Engine):
     """Continuous batching over slots of a preallocated KV cache, for any transformers causal LM.
 
     The live completions are always the first n slots: when one ends, the last live one takes its slot, and when enough
-    slots are free, waiting requests are admitted behind them. Their prompts are run once per prompt, however many
-    completions are wanted of it, and always with the newest parameters: what is in the cache of completions in flight
-    stays, nothing old is used for a new one.
+    slots are free, waiting requests are admitted behind them. A prompt is run once for all its completions, and always
+    with the newest parameters. Completions in flight keep their cache; a new one never uses anything old.
     """
 
     def __init__(self, model: PreTrainedModel, decoding: Decoding, slots: int):
@@ -152,47 +141,39 @@ class TorchEngine:
         self.version = 0
         self.waiting: deque[Request] = deque()
         self.live = 0  # slots in use
-        # Bookkeeping is on the CPU, a row a slot; only the model's forward and the sampling are on the device.
+        # What is known of a slot is on the CPU; only the model's forward and the sampling are on the device.
         self.completions = Completions(slots, decoding)
-        self.last_token = np.zeros(slots, np.int64)  # to be fed next
-        self.position = np.zeros(slots, np.int64)  # where it goes
+        self.last_token = np.zeros(slots, np.int64)  # the model reads it next
+        self.position = np.zeros(slots, np.int64)  # of this token
         self.noise = np.zeros((slots, decoding.thinking_budget + decoding.answer_budget))  # uniform, one per sample
         self.cache = SlotCache(slots, decoding.longest)
 
     @property
     def in_flight(self) -> list[Request]:
-        """The requests that are being sampled."""
         return self.completions.requests[: self.live]
 
     @property
     def unfinished(self) -> int:
-        """How many requests have not come back yet."""
         return len(self.waiting) + self.live
 
     def add(self, requests: list[Request]) -> None:
-        """Queue completions to sample; those for a validation go before the others."""
         queue_up(self.waiting, requests, self.decoding)
 
     def update(self, parameters: SharedParameters) -> None:
-        """Take over the newest parameters."""
         self.version = parameters.read_into(self.model)
 
     @torch.inference_mode()
     def step(self) -> list[Rollout]:
-        """One token for everything in flight; the rollouts that ended with it."""
         self._admit()
         if self.live == 0:
             return []
-        rows = np.arange(self.live)
+        slots = np.arange(self.live)
         tokens, logprobs = self._sample(self.live)
-        # A completion that was interrupted gets the phrase, token by token, in place of what was sampled.
-        books, phrase = self.completions.books[: self.live], self.decoding.phrase
-        forced_so_far = books["num_tokens"] - books["num_sampled"]
-        forced = books["interrupted"] & (forced_so_far < len(phrase))
-        tokens[forced] = np.array(phrase)[forced_so_far[forced]]
-        ended, _, truncated = self.completions.append(rows, tokens, logprobs, ~forced, self.version)
-        self.last_token[rows] = tokens
-        self.position[rows] += 1
+        forced = self.completions.forced_tokens(slots)  # of the phrase, if thinking was interrupted; else -1
+        tokens = np.where(forced < 0, tokens, forced)
+        ended, truncated = self.completions.append(slots, tokens, logprobs, self.version)
+        self.last_token[slots] = tokens
+        self.position[slots] += 1
         return self._release(ended | truncated, truncated)
 
     def _sample(self, n: int) -> tuple[np.ndarray, np.ndarray]:
@@ -213,7 +194,7 @@ class TorchEngine:
         logprobs_nV = torch.log_softmax(loss.head_logits(hidden_nD, head_VD, self.decoding.fp32_logits), -1)
         # Inverse transform sampling: the first token at which the cumulative probability passes the noise.
         cumulative_nV = logprobs_nV.double().exp().cumsum(-1)
-        noise = self.noise[np.arange(n), self.completions.books["num_sampled"][:n]]
+        noise = self.noise[np.arange(n), self.completions.progress["num_sampled"][:n]]
         noise_n = torch.from_numpy(noise).to(self.device)
         tokens_n1 = torch.searchsorted(cumulative_nV, noise_n[:, None] * cumulative_nV[:, -1:], right=True)
         logprobs_n1 = logprobs_nV.gather(-1, tokens_n1)
@@ -227,34 +208,34 @@ class TorchEngine:
         if count == 0 or (self.live > 0 and free < self.slots / 16):
             return
         prompts: dict[tuple[int, ...], list[int]] = {}  # the slots of each distinct prompt
-        for row in range(self.live, self.live + count):
+        for slot in range(self.live, self.live + count):
             request = self.waiting.popleft()
-            self.completions.begin(row, request)
-            prompts.setdefault(tuple(request.prompt), []).append(row)
-            self.noise[row] = np.random.default_rng(request.seed).random(self.noise.shape[1])
-            self.last_token[row] = request.prompt[-1]
-            self.position[row] = len(request.prompt) - 1
+            self.completions.begin(slot, request)
+            prompts.setdefault(tuple(request.prompt_ids), []).append(slot)
+            self.noise[slot] = np.random.default_rng(request.seed).random(self.noise.shape[1])
+            self.last_token[slot] = request.prompt_ids[-1]
+            self.position[slot] = len(request.prompt_ids) - 1
         self._prefill(prompts)
         self.live += count
 
     def _prefill(self, prompts: dict[tuple[int, ...], list[int]], tokens_at_once: int = 16384) -> None:
-        """Keys and values of all prompt tokens but the last, which the next step feeds like any other."""
+        """Keys and values of all prompt tokens but the last, which the next step reads like any other."""
         longest_first = sorted(prompts, key=len, reverse=True)
         while longest_first:
             width = max(len(longest_first[0]) - 1, 1)
             batch = longest_first[: max(1, tokens_at_once // width)]
             longest_first = longest_first[len(batch) :]
-            # Padding is on the right, where a causal model never looks; what it leaves in the cache is overwritten.
+            # Padding is on the right, where a causal model never looks; its keys and values are overwritten.
             ids = torch.tensor([(list(ids[:-1]) + [0] * width)[:width] for ids in batch], device=self.device)
             cache = DynamicCache()
             self.model.base_model(input_ids=ids, past_key_values=cache, use_cache=True)
-            source_rows = [i for i, ids in enumerate(batch) for _ in prompts[ids]]
-            self.cache.fill([row for ids in batch for row in prompts[ids]], cache, source_rows)
+            rows = [i for i, ids in enumerate(batch) for _ in prompts[ids]]
+            self.cache.fill([slot for ids in batch for slot in prompts[ids]], cache, rows)
 
     def _release(self, finished: np.ndarray, truncated: np.ndarray) -> list[Rollout]:
         """Take the finished completions out of their slots and close the gaps with the last live ones."""
         done = np.flatnonzero(finished)
-        rollouts = [self.completions.rollout(row, bool(truncated[row])) for row in done]
+        rollouts = [self.completions.rollout(slot, bool(truncated[slot])) for slot in done]
         left = self.live - len(done)
         gaps, movers = done[done < left], np.flatnonzero(~finished[left:]) + left
         if len(gaps):
@@ -266,9 +247,9 @@ class TorchEngine:
         return rollouts
 
 
-def make_engine(settings: EngineSettings, model: PreTrainedModel | None = None):
-    """The engine, ready for its first `update`. ValueError, in one sentence, if it cannot be had. model: the same model
-    on the CPU in fp32, if it is loaded already; TorchEngine takes it as its own."""
+def make_engine(settings: EngineSettings, model: PreTrainedModel | None = None) -> Engine:
+    """The engine, ready for its first `update`. ValueError, in one sentence, if there can be none. model: the same
+    model on the CPU in fp32, if it is loaded already; TorchEngine takes it as its own."""
     torch.set_num_threads(settings.threads)
     if settings.engine == "vllm":
         return VllmEngine(settings)
@@ -279,7 +260,7 @@ def make_engine(settings: EngineSettings, model: PreTrainedModel | None = None):
 
 
 @torch.inference_mode()
-def check_decoding(model: PreTrainedModel, name: str) -> None:
+def refuse_wrong_over_slots(model: PreTrainedModel, name: str) -> None:
     """ValueError if this model does not compute the same token by token over slots as in one forward: one without a
     cache of keys and values, with attention that our mask does not reach, or with positions of another kind."""
     ids = list(range(min(6, model.config.get_text_config().vocab_size)))
@@ -297,26 +278,26 @@ def check_decoding(model: PreTrainedModel, name: str) -> None:
         engine._sample(2)
         handle.remove()
         error = ((hidden[0][0, 0] - plain_D).norm() / plain_D.norm()).item()
-    except Exception as exception:  # of whatever kind this model raises in a place that is not made for it
-        error = f"{type(exception).__name__}: {(str(exception) or 'no reason given').splitlines()[0]}"
-    if isinstance(error, str) or not error < 0.05:
+        reason = "" if error < 0.05 else f"its hidden state is off by {error:.0%}"
+    except Exception as error:  # of whatever kind this model raises in a place that is not made for it
+        reason = f"{type(error).__name__}: {(str(error) or 'no reason given').splitlines()[0]}"
+    if reason:
         raise ValueError(
             f"--model {name}: a model of type {model.config.model_type} cannot be sampled token by token over slots of"
-            f" a cache ({error if isinstance(error, str) else f'its hidden state is off by {error:.0%}'}); --engine"
-            " vllm may know it"
+            f" a cache ({reason}); --engine vllm may know it"
         )
 
 
 # --- 2. The process -------------------------------------------------------------------------------------------------
 
-HEARTBEAT = 5.0  # seconds between two reports at most, while steps of the engine are shorter
+HEARTBEAT = 5.0  # the most seconds between two reports, if no step of the engine takes longer
 
 
 def generator_process(
     settings: EngineSettings, parameters: SharedParameters, work: queue.Queue, reports: queue.Queue
 ) -> None:
     """Sample what comes through `work`, with the newest parameters, until told to stop. Any exception is sent to the
-    trainer, with its traceback unless it is `NoEngine` or memory is full; when the trainer dies, the process ends."""
+    trainer, with its traceback unless it is `NoEngine` or memory is full. When the trainer dies, the process ends."""
     belong_to_the_run()
     work._writer.close()  # only the trainer writes here: when it dies in the middle of a message, reading ends
     try:
@@ -338,8 +319,8 @@ def _generate(settings: EngineSettings, parameters: SharedParameters, work: queu
     reports.put(Report(slots=engine.slots))
     busy, reported, events = 0.0, time.monotonic(), []
     while True:
-        # 1. First all the work there is, then the parameters: so no token is sampled with parameters older than the
-        #    version of its group.
+        # 1. First take all the work, then the parameters: so no token is sampled with parameters older than the version
+        #    of its group.
         waits, began = engine.unfinished == 0, time.monotonic()
         while (message := _next_work(work, wait=engine.unfinished == 0)) is not None:
             if message.stop:
@@ -359,7 +340,7 @@ def _generate(settings: EngineSettings, parameters: SharedParameters, work: queu
         training += [not rollout.request.validation for rollout in rollouts]
         busy += (time.monotonic() - started) * sum(training) / max(1, len(training))
 
-        # 3. What has ended goes back, and a sign of life.
+        # 3. What has ended goes back; now and then an empty report says that the process lives.
         if rollouts or time.monotonic() - reported > HEARTBEAT:
             sampled = sum(int(rollout.sampled.sum()) for rollout in rollouts if not rollout.request.validation)
             reports.put(Report(rollouts, busy, sampled, events=events))
@@ -367,7 +348,7 @@ def _generate(settings: EngineSettings, parameters: SharedParameters, work: queu
 
 
 def _next_work(work: queue.Queue, wait: bool) -> Work | None:
-    """The next message; None if there is none now or, when waiting, within a second (then look round and wait on)."""
+    """The next message; None if there is none yet. With `wait` it may take a second to come."""
     try:
         return work.get(timeout=1.0) if wait else work.get_nowait()
     except queue.Empty:
@@ -377,39 +358,49 @@ def _next_work(work: queue.Queue, wait: bool) -> Work | None:
 
 
 def out_of_memory(error: BaseException) -> str:
-    """What the user is told of it."""
+    """A sentence for the user."""
     return f"out of memory ({str(error).partition('. ')[0]}): lower --slots or the budgets"
 
 
 # --- 3. The command -------------------------------------------------------------------------------------------------
 
 
-def main(arguments: list[str]) -> int:
+def main(command: GenerateCommand) -> int:
     """The command. Returns the exit status: 1 if --check has found what does not fit, else 0. ValueError, in one
-    sentence, for what cannot be."""
+    sentence, if the flags, the data or the model cannot be used."""
     transformers.utils.logging.disable_progress_bar()
-    command = parse(arguments, GenerateCommand, description=__doc__)
     if bool(command.prompt) + command.evaluate + command.check != 1:
         raise ValueError("say one of --prompt TEXT, --evaluate and --check")
-    sources = [
-        load_evaluation(name, command.problems, instruction=command.instruction)
-        for name in command.data
-        if not command.prompt
-    ]
+    names = () if command.prompt else command.data
+    sources = [load_evaluation(name, command.problems, instruction=command.instruction) for name in names]
     for source in sources:
         for note in source.notes:
             print(f"{source.name}: {note}", file=sys.stderr)
-    samples = command.samples or (1 if command.prompt else 16)
+
     path = model_path(command.model)
     tokenizer = load_tokenizer(path)
     decoding = make_decoding(tokenizer, command, command.length_control)
+    devices = tuple(f"cuda:{i}" for i in range(torch.cuda.device_count()))[: command.tensor_parallel] or ("cpu",)
+    settings = engine_settings(command, devices, path, decoding)
+    model = load_model(path, torch.device("cpu"), torch.float32)
+    refuse_too_long(model, decoding)
+    refuse_split(settings.engine, command.tensor_parallel, model.config.num_attention_heads)
+    if settings.engine == "torch":
+        refuse_wrong_over_slots(model, path)
+
     if command.check:
-        model = usable_model(command, path, decoding)
         lines = [line for source in sources for line in check_fit(model, tokenizer, decoding, command, source)]
         print("\n".join(lines))
         return int(any(line.startswith("!") for line in lines))
+
+    samples = command.samples or (1 if command.prompt else 16)
+    completions = samples * max([1, *(len(source.validation) for source in sources)])
     try:
-        engine = evaluation_engine(command, path, decoding, samples * max([1, *(len(s.validation) for s in sources)]))
+        engine = make_engine(dataclasses.replace(settings, slots=min(command.slots, completions)), model)
+        if isinstance(engine, VllmEngine):  # it is made without parameters
+            parameters = SharedParameters(model)
+            parameters.write(model.named_parameters(), version=0)
+            engine.update(parameters)
 
         def sample(problems: list[Problem]) -> list[Rollout]:
             ids = render_all(tokenizer, [problem.prompt for problem in problems], command)
@@ -421,9 +412,9 @@ def main(arguments: list[str]) -> int:
 
         if command.prompt:
             task = task_of(command.data[0])
-            asked = worded(command.prompt, command.instruction) if task == worded.__module__ else command.prompt
-            for rollout in sample([Problem(asked, "", task)]):
-                print(asked + marked_text(tokenizer, rollout))
+            prompt = worded(command.prompt, command.instruction) if task == worded.__module__ else command.prompt
+            for rollout in sample([Problem(prompt, "", task)]):
+                print(prompt + marked_text(tokenizer, rollout))
         for source in sources:
             rollouts = sample(source.validation)
             texts = completion_texts(tokenizer, decoding, rollouts)
@@ -436,35 +427,5 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def usable_model(command: GenerateCommand, path: str, decoding: Decoding) -> PreTrainedModel:
-    """The model on the CPU in fp32. ValueError if it is too small for the budgets, or cannot be sampled here."""
-    model = load_model(path, torch.device("cpu"), torch.float32)
-    check_length(model, decoding)
-    kind = choose_engine(command.engine, evaluation_devices(command)[0])
-    check_split(kind, command.tensor_parallel, model.config.num_attention_heads)
-    if kind == "torch":
-        check_decoding(model, path)
-    return model
-
-
-def evaluation_engine(command: GenerateCommand, path: str, decoding: Decoding, completions: int):
-    """An engine with the model's parameters, with no more slots than completions are wanted. ValueError as
-    `usable_model`."""
-    model = usable_model(command, path, decoding)
-    wanted = engine_settings(command, evaluation_devices(command), path, decoding)
-    engine = make_engine(dataclasses.replace(wanted, slots=min(command.slots, completions)), model)
-    if isinstance(engine, VllmEngine):  # it is made without parameters
-        parameters = SharedParameters(model)
-        parameters.write(model.named_parameters(), version=0)
-        engine.update(parameters)
-    return engine
-
-
-def evaluation_devices(command: GenerateCommand) -> tuple[str, ...]:
-    """The first GPUs, or the CPU."""
-    gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count())][: command.tensor_parallel]
-    return tuple(gpus or ["cpu"])
-
-
 if __name__ == "__main__":
-    run_command(main)
+    run_command(main, command)

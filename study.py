@@ -39,10 +39,11 @@ from curve.logs import runs_in as packed_runs
 from curve.plots import COMPUTE_UNITS, plot_compare, plot_seeds
 from curve.report import report
 from fit_curve import Fitting, fit_logs, write_json
+from machinery.devices import cpu_threads
 from machinery.files import last_line
 from machinery.folder import lock_folder
 from machinery.screen import Progress, say
-from machinery.settings import Settings, cpu_threads, parse, read_settings, refuse_changes
+from machinery.settings import Settings, parse, read_settings, refuse_changes
 
 # --- which runs ---------------------------------------------------------------------------------------------------
 

@@ -48,7 +48,8 @@ from transformers import PreTrainedModel
 
 import loss
 import view
-from generate import check_decoding, generator_process
+from generate import generator_process, refuse_wrong_over_slots
+from machinery.devices import cpu_threads, devices_here
 from machinery.kept import kept_rows
 from machinery.model import load_model
 from machinery.plan import plan
@@ -57,7 +58,7 @@ from machinery.processes import end_children
 from machinery.ranks import end_ranks, start_other_ranks, wait_for_ranks
 from machinery.rollouts import Batch, SharedParameters
 from machinery.run import OtherRank, Run, Start, open_run
-from machinery.settings import Settings, cpu_threads, devices_here
+from machinery.settings import Settings
 from machinery.totals import Totals
 from machinery.trainer import gathered, make_policy, read_moments, update_size
 
@@ -69,7 +70,7 @@ def main(command: TrainCommand) -> int:
     if command.plan:
         print(plan(command))
         return 0
-    settings, start, model, parameters, run = open_run(command.of_the_run(), generator_process, check_decoding)
+    settings, start, model, parameters, run = open_run(command.of_the_run(), generator_process, refuse_wrong_over_slots)
     with run.until_its_end():
         start_other_ranks(settings, train, (settings, start, parameters), run.hint)
         train(0, settings, start, parameters, model, run)

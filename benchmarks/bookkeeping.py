@@ -17,8 +17,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from machinery.compute import Compute
+from machinery.decoding import completion_texts, make_decoding
 from machinery.engine import Completions
-from machinery.model import completion_texts, make_decoding
 from machinery.policy import micro_batches
 from machinery.record import completion_columns
 from machinery.rollouts import Batch, Report, Request

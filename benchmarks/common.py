@@ -91,7 +91,7 @@ def random_model(folder: Path, size: Size) -> str:
 def default_requests(tokenizer, prompts: int) -> list:
     """Requests for 16 completions of each of the first prompts of the default task."""
     from data.tasks import arithmetic
-    from machinery.model import render
+    from machinery.decoding import render
     from machinery.rollouts import Request
 
     ids = [render(tokenizer, problem.prompt) for problem in arithmetic.problems("train", prompts)]

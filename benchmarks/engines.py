@@ -19,9 +19,10 @@ from common import SIZES, default_requests, random_model, run_training, seconds,
 
 from data.tasks import arithmetic
 from generate import TorchEngine, make_engine
+from machinery.decoding import make_decoding
 from machinery.engine import EngineSettings, sample_all
 from machinery.make_base import BASE_MODEL
-from machinery.model import load_model, load_tokenizer, make_decoding
+from machinery.model import load_model, load_tokenizer
 from machinery.rollouts import SharedParameters
 from machinery.settings import Settings
 

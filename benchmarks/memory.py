@@ -19,8 +19,9 @@ from common import SIZES, groups_of, peak_memory, random_model
 import loss
 from generate import make_engine
 from machinery import trainer
+from machinery.decoding import make_decoding
 from machinery.engine import EngineSettings, sample_all
-from machinery.model import load_model, load_shapes, load_tokenizer, make_decoding
+from machinery.model import load_model, load_shapes, load_tokenizer
 from machinery.plan import Shape, generator_bytes, trainer_bytes
 from machinery.record import Record
 from machinery.rollouts import Request, SharedParameters

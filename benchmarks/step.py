@@ -12,9 +12,10 @@ from common import default_requests, seconds
 import loss
 from generate import TorchEngine
 from machinery.compute import matmul_parameters
+from machinery.decoding import make_decoding
 from machinery.engine import sample_all
 from machinery.make_base import BASE_MODEL
-from machinery.model import load_model, load_tokenizer, make_decoding
+from machinery.model import load_model, load_tokenizer
 from machinery.policy import micro_batches
 from machinery.settings import Settings
 from machinery.trainer import make_policy

@@ -18,16 +18,9 @@ from data.tasks import arithmetic
 from data.verify import Verdict
 from generate import make_engine
 from loss import Recipe
+from machinery.decoding import completion_texts, make_decoding, marked_text, render
 from machinery.engine import engine_settings, make_requests
-from machinery.model import (
-    completion_texts,
-    load_model,
-    load_tokenizer,
-    make_decoding,
-    marked_text,
-    model_path,
-    render,
-)
+from machinery.model import load_model, load_tokenizer, model_path
 from machinery.policy import micro_batch
 from machinery.rollouts import Batch, Group, Rollout, SharedParameters
 from machinery.settings import Settings
@@ -167,7 +160,7 @@ def page() -> str:
     """The text of docs/walkthrough.md."""
     batch, policy, tokenizer = one_batch()
     made = step(Recipe(), batch, policy)
-    rollout, first = batch.rollouts[SHOWN], len(batch.rollouts[SHOWN].request.prompt) - 1  # where its tokens begin
+    rollout, first = batch.rollouts[SHOWN], len(batch.rollouts[SHOWN].request.prompt_ids) - 1  # where its tokens begin
     most = int(made.log_rho_BT[SHOWN].argmax())  # its token that the steps in between have raised most
 
     def compared(part: str, values, columns: dict) -> str:
@@ -187,7 +180,7 @@ def page() -> str:
 ## 1. Ids, tokens, verdicts
 
 The prompts are `{PROBLEMS[0].prompt}` (completions a1 to a4) and `{PROBLEMS[1].prompt}` (b1 to b4). To the model the
-second is the ids {rollout.request.prompt}, of which the last is `<think>`. Forced tokens stand in [[ ]]: thinking
+second is the ids {rollout.request.prompt_ids}, of which the last is `<think>`. Forced tokens stand in [[ ]]: thinking
 had reached its budget.
 
 {table(["", "completion", "sampled tokens", "tokens by version, forced ones too", "verdict"], completions(batch, tokenizer))}
@@ -281,7 +274,7 @@ def worth(made: Step) -> list[list]:
 
 def tokens(made: Step, rollout: Rollout, tokenizer) -> list[list]:
     """A row for each token of the completion that is shown."""
-    rows, weight, first = [], made.weights_PG.flatten()[SHOWN].item(), len(rollout.request.prompt) - 1
+    rows, weight, first = [], made.weights_PG.flatten()[SHOWN].item(), len(rollout.request.prompt_ids) - 1
     for t, token in enumerate(rollout.tokens.tolist()):
         row = [t + 1, f"`{tokenizer.decode([token])}`", rollout.versions[t]]
         at = (SHOWN, first + t)  # the place that predicts it

@@ -8,8 +8,8 @@ from data import Problem
 from data.load import Source
 from data.tasks import programming
 from data.verify import VerifierPool
+from machinery.decoding import Decoding, completion_texts, render_all
 from machinery.evaluation import judge_all
-from machinery.model import Decoding, completion_texts, render_all
 from machinery.rollouts import Request, Rollout
 from machinery.settings import Sampling
 
@@ -112,11 +112,11 @@ def reference(
     return lines
 
 
-def given_rollout(prompt: list[int], tokens: list[int]) -> Rollout:
+def given_rollout(prompt_ids: list[int], tokens: list[int]) -> Rollout:
     """A completion of these tokens, as if it had been sampled."""
     T = len(tokens)
     return Rollout(
-        request=Request(group=0, index=0, prompt=prompt, thinking_budget=T, seed=(0,)),
+        request=Request(group=0, index=0, prompt_ids=prompt_ids, thinking_budget=T, seed=(0,)),
         tokens=np.array(tokens, np.int32),
         sampled=np.ones(T, bool),
         logprobs=np.zeros(T, np.float32),

@@ -54,8 +54,8 @@ class Compute:
         batch_tokens = sum(int(rollout.sampled.sum()) for rollout in rollouts)
         self.tokens += batch_tokens
         completions = sum(len(rollout.tokens) for rollout in rollouts)
-        prompts_once = sum(len(group.requests[0].prompt) for group in groups)
-        prompts_each = sum(len(rollout.request.prompt) for rollout in rollouts)
+        prompts_once = sum(len(group.requests[0].prompt_ids) for group in groups)
+        prompts_each = sum(len(rollout.request.prompt_ids) for rollout in rollouts)
         generated = completions + prompts_once
         trained = (completions + prompts_each) * trained_tokens / batch_tokens
         self.flops += flops(self.parameters, generated, trained)

@@ -16,9 +16,9 @@ from transformers import PreTrainedTokenizerBase
 import loss
 from data.load import Source, next_source
 from data.verify import Verdict, VerifierPool, no_verdict_at_all
+from machinery.decoding import Decoding, completion_texts
 from machinery.engine import EngineSettings, make_requests
 from machinery.generators import Generator, GeneratorFailed, discard, read_reports, start_generator
-from machinery.model import Decoding, completion_texts
 from machinery.rollouts import Group, Rollout, SharedParameters, Work
 from machinery.screen import say, warn
 from machinery.settings import Settings
@@ -133,7 +133,7 @@ class Feed:
         return {
             "orders": [order.state() for order in self.orders],
             "handed_out": self.handed_out,
-            "to_repeat": [(group.number, group.source, group.prompt) for group in self.under_way.values()]
+            "to_repeat": [(group.number, group.source, group.problem_index) for group in self.under_way.values()]
             + list(self.to_repeat),
         }
 
@@ -194,7 +194,7 @@ class Feed:
     def retire(self, groups: list[Group]) -> None:
         """Take the prompts that these groups have solved out of all later epochs."""
         for group in groups:
-            self.orders[group.source].retire_if_solved(group.prompt, group.pass_rate)
+            self.orders[group.source].retire_if_solved(group.problem_index, group.pass_rate)
 
     @property
     def exhausted(self) -> bool:

@@ -27,8 +27,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from curve.flags import flag, read_flags, run_command
 from data import Problem, after_thinking
 from data.load import load_data
+from machinery.decoding import end_tokens, render
 from machinery.files import whole_folder
-from machinery.model import end_tokens, load_model, load_tokenizer, model_path, render
+from machinery.model import load_model, load_tokenizer, model_path
 from machinery.screen import Progress, say
 
 MOST_MEASURED = 256  # held-out problems whose loss is measured

@@ -144,7 +144,7 @@ class KeptRollouts:
 
     def _line(self, kind: str, step: int, group: Group, run_began: float) -> dict:
         """What is kept of any group."""
-        prompt = group.requests[0].prompt
+        prompt = group.requests[0].prompt_ids
         return {
             "kind": kind,
             "step": step,

@@ -17,10 +17,12 @@ from transformers import PreTrainedModel
 import loss
 from data.load import KNOWN, files_of, parse_spec, task_names
 from machinery.compute import flops, matmul_parameters
-from machinery.engine import check_split, choose_engine, engine_settings
+from machinery.decoding import make_decoding
+from machinery.devices import devices_here, devices_paid, gpus_here, trunk_dtype
+from machinery.engine import choose_engine, engine_settings, refuse_split
 from machinery.files import json_lines
-from machinery.model import check_length, load_shapes, load_tokenizer, make_decoding, model_path
-from machinery.settings import TrainCommand, devices_here, devices_paid, gpus_here, trunk_dtype
+from machinery.model import load_shapes, load_tokenizer, model_path, refuse_too_long
+from machinery.settings import TrainCommand
 from machinery.trainer import layers_and_rest
 from machinery.vllm_engine import CPU_CACHE
 
@@ -210,7 +212,7 @@ def plan(command: TrainCommand) -> str:
     model = load_shapes(command.model)
     shape, length = Shape(model), longest(command, model)
     need = needs(command, shape, length)
-    check_split(need.engine, command.tensor_parallel, shape.heads)
+    refuse_split(need.engine, command.tensor_parallel, shape.heads)
     size = f"{command.model}: {shape.parameters:,} parameters"
     rows: list[Row] = [("model", "", f"{size}; a prompt and its completion have at most {length:,} tokens")]
     rows += [*memory_rows(command, need, length), *room_rows(command, need, shape.parameters)]
@@ -271,7 +273,7 @@ def longest(command: TrainCommand, model: PreTrainedModel) -> int:
         return command.prompt_budget + command.thinking_budget[1] + command.answer_budget  # and a few for the phrase
     tokenizer = load_tokenizer(model_path(command.model))
     decoding = make_decoding(tokenizer, command, command.recipe.length_control, command.recipe.fp32_logits)
-    check_length(model, decoding)
+    refuse_too_long(model, decoding)
     return decoding.longest
 
 

@@ -75,8 +75,8 @@ def micro_batch(rollouts: list[Rollout], rows: list[int], device: torch.device) 
     ids = np.zeros((len(rows), max(width(rollouts[row], device) for row in rows) + 1), np.int64)
     sampled, logprobs, versions = np.zeros(ids.shape, bool), np.zeros(ids.shape, np.float32), np.zeros_like(ids)
     for i, rollout in enumerate(rollouts[row] for row in rows):
-        prompt, end = len(rollout.request.prompt), rollout.length
-        ids[i, :prompt] = rollout.request.prompt
+        prompt, end = len(rollout.request.prompt_ids), rollout.length
+        ids[i, :prompt] = rollout.request.prompt_ids
         ids[i, prompt:end] = rollout.tokens
         sampled[i, prompt:end] = rollout.sampled
         logprobs[i, prompt:end] = rollout.logprobs

@@ -16,8 +16,9 @@ import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 import transformers
 
+from machinery.devices import devices_here, trunk_dtype
 from machinery.processes import belong_to_the_run, ending
-from machinery.settings import Settings, devices_here, trunk_dtype
+from machinery.settings import Settings
 
 
 def rank_and_ranks() -> tuple[int, int]:

@@ -21,14 +21,15 @@ from curve.files import write_whole
 from curve.forecast import outlook
 from machinery.checkpoints import checkpoints, step_of
 from machinery.compute import Compute
+from machinery.decoding import marked_text
+from machinery.devices import devices_here
 from machinery.feed import Feed
 from machinery.files import append_whole, json_lines
 from machinery.kept import KeptRollouts, in_words
-from machinery.model import marked_text
 from machinery.rates import Rates
 from machinery.rollouts import Batch, Group
 from machinery.screen import Progress, say, warn
-from machinery.settings import Settings, devices_here
+from machinery.settings import Settings
 from machinery.totals import Totals
 from machinery.track import Tracker
 from machinery.warnings import REMEMBERED, fell_from, step_failure, step_warnings, validation_warnings

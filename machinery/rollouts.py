@@ -4,7 +4,8 @@
                 parameters.write(named_parameters, step)            parameters.read_into(model)
                 reports.get().rollouts                              reports.put(Report(rollouts))
 
-Version v of the parameters is what v optimizer steps have made.
+Version v of the parameters is what v optimizer steps have made. All times are readings of `time.monotonic`, a clock
+that the processes of a machine share.
 """
 
 import time
@@ -25,14 +26,14 @@ from data.verify import Verdict
 
 @dataclass(frozen=True)
 class Request:
-    """One completion that is wanted."""
+    """One completion to sample."""
 
-    group: int  # number of its group, the completions of one prompt at one visit; of a validation, the place in it
+    group: int  # number of its group: the completions of one prompt at one visit (or at one place of a validation)
     index: int  # place within the group
-    prompt: list[int]  # token ids, chat template included
+    prompt_ids: list[int]  # token ids, chat template included
     thinking_budget: int  # sampled tokens after which thinking is interrupted
     seed: tuple[int, ...]  # of the noise: the same request is sampled alike in any slot of any generator
-    validation: bool = False  # is sampled before the requests for training that wait
+    validation: bool = False  # then it is sampled before the waiting requests for training
 
 
 @dataclass(frozen=True)
@@ -41,18 +42,18 @@ class Rollout:
 
     request: Request
     tokens: np.ndarray  # int32 [T]: token ids
-    sampled: np.ndarray  # bool [T]: False where the token was forced
-    logprobs: np.ndarray  # float32 [T]: log pi_gen when the token was sampled; 0, without meaning, where forced
+    sampled: np.ndarray  # bool [T]: False if the token was forced
+    logprobs: np.ndarray  # float32 [T]: log pi_gen when the token was sampled; 0, without meaning, if it was forced
     versions: np.ndarray  # int32 [T]: version of the parameters in use
     interrupted: bool  # thinking reached its budget and got the phrase
     truncated: bool  # reached the token limit without ending
-    began: float = 0.0  # clock reading (time.monotonic, which all processes share) when its sampling began
+    began: float = 0.0  # when its sampling began
     ended: float = 0.0
 
     @property
     def length(self) -> int:
         """Tokens of prompt and completion."""
-        return len(self.request.prompt) + len(self.tokens)
+        return len(self.request.prompt_ids) + len(self.tokens)
 
 
 @dataclass(frozen=True)
@@ -71,9 +72,9 @@ class Report:
     rollouts: list[Rollout] = field(default_factory=list)
     busy_seconds: float = 0.0  # in the engine; the rest of the time is spent waiting for work
     sampled_tokens: int = 0  # of these rollouts, for training
-    # What the engine did but sampling: clock readings from and to, and the version taken over; None: waited for work.
+    # What the engine did beside sampling: from when, until when, and the version it took over; None: it had no work.
     events: list[tuple[float, float, int | None]] = field(default_factory=list)
-    slots: int | None = None  # of the engine; in the first report, which says that it is ready
+    slots: int | None = None  # of the engine; only in the first report, which says that the generator is ready
     error: str | None = None  # a traceback, or a sentence for the user: the generator has ended
 
 
@@ -84,33 +85,33 @@ class Report:
 class Group:
     """The completions of one prompt at one visit, from when it is handed out until it is trained on."""
 
-    number: int  # unique in the run, in the order of handing out; of a validation, the place in it
+    number: int  # unique in the run, in the order of handing out; in a validation, the place in it
     source: int  # index of the source of its problem
-    prompt: int  # index of the problem in it
+    problem_index: int  # place of the problem in that source
     problem: Problem
-    version: int  # of the parameters when it was handed out: none of its tokens is older
+    version: int  # of the parameters when it was handed out: no token is older
     generator: int
     requests: list[Request]
     rollouts: dict[int, Rollout] = field(default_factory=dict)  # by their index, as they come back
-    verdicts: dict[int, Verdict] = field(default_factory=dict)  # on each, as they come from the verifiers
+    verdicts: dict[int, Verdict] = field(default_factory=dict)  # by index too, as they come from the verifiers
 
     @property
     def finished(self) -> bool:
-        """Whether each of its completions has come back and has been judged."""
+        """Whether each completion has come back and has been judged."""
         return len(self.verdicts) == len(self.requests)
 
     @property
     def pass_rate(self) -> float:
-        """Mean score of its completions, the share that is correct; one without a verdict, or truncated, has 0."""
+        """Mean score of the completions, the share that is correct; one that has no verdict or is truncated has 0."""
         return sum(verdict.score for verdict in self.verdicts.values()) / len(self.requests)
 
     def judged(self) -> list[tuple[Rollout, Verdict]]:
-        """Its completions with their verdicts, by index."""
+        """The completions with their verdicts, by index."""
         return [(self.rollouts[i], self.verdicts[i]) for i in range(len(self.requests))]
 
 
 class Batch:
-    """A batch of groups as tensors: P groups of G completions each, on the CPU, trained on at this step."""
+    """A batch of groups as tensors: P groups of G completions each, on the CPU, to be trained on at this step."""
 
     def __init__(self, groups: list[Group], step: int):
         self.groups = groups
@@ -121,7 +122,7 @@ class Batch:
         self.scores_PG = torch.tensor([verdict.score for _, verdict in judged], dtype=torch.float32).view(shape)
         usable = [verdict.failure is None and not rollout.truncated for rollout, verdict in judged]
         self.usable_PG = torch.tensor(usable).view(shape)
-        # Of each sampled token the off-policyness: optimizer steps since the parameters that it was sampled with.
+        # How off-policy each sampled token is: the optimizer steps since the parameters that it was sampled with.
         self.ages_N = step - np.concatenate([rollout.versions[rollout.sampled] for rollout in self.rollouts])
 
 
@@ -132,15 +133,18 @@ class SharedParameters:
     """The newest parameters of the trainer, in shared memory, float32. Each of the trainer's ranks writes its shard
     (`publish` in train.py); any number of generators read.
 
-    A queue would deliver the oldest parameters first. Live tensors could be read when half of an update is made. A lock
-    could stay closed when its owner dies. Here a rank says which version it has begun to write, and which it has
-    written. A reader that meets a change copies again.
+    Why no reader ever takes over half an update: a rank writes down the version in `begun_R` before it writes any
+    parameter, and in `written_R` after the last one. A version is complete when both have it at every rank. A reader
+    copies only a complete version, and looks again after the copy. If any rank has begun to write by then, the reader
+    copies again.
+
+    There is no lock, which could stay closed when its owner dies, and no queue, which would deliver the oldest first.
     """
 
     def __init__(self, model: PreTrainedModel, ranks: int = 1):
         head = model.get_output_embeddings().weight
         self.shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-        # Of the LM head's weight, or of the embedding when they are tied.
+        # Of the LM head's weight, or of the embedding if they are tied.
         self.head_name = next(name for name, parameter in model.named_parameters() if parameter is head)
         self.flat = torch.empty(sum(shape.numel() for shape in self.shapes.values())).share_memory_()
         self.begun_R = torch.full((ranks,), -1).share_memory_()  # int64: versions
@@ -152,9 +156,9 @@ class SharedParameters:
         return {name: piece.view(shape) for (name, shape), piece in zip(self.shapes.items(), pieces)}
 
     def on(self, device: torch.device, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
-        """These parameters, by name, on a device: each copied there when its turn comes, and at the end all copies have
-        ended. They stay in fp32: a copy to a GPU that casts would cast on the CPU first, so whoever asks casts there. A
-        name that none of them has is that of a head which is tied here."""
+        """These parameters by name, each copied to the device when its turn comes; at the end all copies are made. They
+        stay in fp32: a copy to a GPU that casts would cast on the CPU first, so the caller casts. An unknown name is
+        the head of a reader whose model is not tied; it gets the weight that is the head here."""
         views = self.views()
         for name in names:
             yield name, views.get(name, views[self.head_name]).to(device, non_blocking=True)
@@ -163,7 +167,7 @@ class SharedParameters:
 
     @property
     def version(self) -> int:
-        """The newest version that has been complete, though a newer one may be half written over it; -1: none yet."""
+        """The newest version that every rank has written; -1: none yet. A newer one may be half written over it."""
         return int(self.written_R.min())
 
     def holds(self, version: int) -> bool:
@@ -172,25 +176,26 @@ class SharedParameters:
 
     @torch.no_grad()
     def write(self, parameters: Iterable[tuple[str, Tensor]], version: int, rank: int = 0) -> None:
-        """Write the part that this rank of the trainer has: of sharded parameters its rows, of others all."""
+        """Write the part that this rank of the trainer has: its shard of a sharded parameter, and all of any other."""
         self.begun_R[rank] = version
         views = self.views()
         for name, parameter in parameters:
-            if isinstance(parameter, DTensor):  # FSDP has cut it along its first dimension, as chunk does
-                for part in views[name].chunk(len(self.begun_R))[rank : rank + 1]:  # none, where rows are few
-                    part.copy_(parameter.to_local())
+            if isinstance(parameter, DTensor):
+                shards = views[name].chunk(len(self.begun_R))  # as FSDP has cut it, along the first dimension
+                if rank < len(shards):  # a short dimension has fewer shards than there are ranks
+                    shards[rank].copy_(parameter.to_local())
             else:
                 views[name].copy_(parameter)
         self.written_R[rank] = version
 
-    def read(self, take: Callable[[], None], timeout: float = 60.0) -> int:
-        """Call `take`, which copies the views; if a write came between, call it again. Returns the version that was
-        copied, the newest. TimeoutError if that did not happen within `timeout` seconds."""
+    def read(self, copy: Callable[[], None], timeout: float = 60.0) -> int:
+        """Call `copy`, which copies the parameters, until no write has come between. Returns the version that was
+        copied, the newest. TimeoutError if that does not happen within `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             version = self.version
             if version >= 0 and self.holds(version):
-                take()
+                copy()
                 if self.holds(version):
                     return version
             time.sleep(0.001)
@@ -198,14 +203,14 @@ class SharedParameters:
 
     @torch.no_grad()
     def read_into(self, model: PreTrainedModel, timeout: float = 60.0) -> int:
-        """`read` into a model. One whose head is not tied, though the trainer's is, gets the tied weight."""
-        own = dict(model.named_parameters())
+        """`read` into the parameters of a model."""
+        parameters = dict(model.named_parameters())
 
-        def take() -> None:
-            for name, parameter in self.on(model.device, own):
-                own[name].copy_(parameter)
+        def copy() -> None:
+            for name, values in self.on(model.device, parameters):
+                parameters[name].copy_(values)
 
-        return self.read(take, timeout)
+        return self.read(copy, timeout)
 
     def pin(self) -> None:
         """Lock the memory for this process: copies to and from its GPU then run at the full speed of the bus."""

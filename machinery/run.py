@@ -28,28 +28,22 @@ from curve.report import describe, report
 from data.load import Source, load_data
 from machinery.checkpoints import checkpoint_of, checkpoints, read_state, step_of, write_checkpoint
 from machinery.compute import Compute, matmul_parameters
-from machinery.engine import check_split, engine_settings
+from machinery.decoding import make_decoding, render_all
+from machinery.devices import devices_here, devices_paid
+from machinery.engine import engine_settings, refuse_split
 from machinery.feed import Feed, Prompts
 from machinery.files import whole_folder
 from machinery.folder import lock_folder, new_folder, write_config
-from machinery.model import (
-    check_length,
-    first_learning_rate,
-    load_model,
-    load_tokenizer,
-    make_decoding,
-    model_path,
-    render_all,
-)
+from machinery.model import first_learning_rate, load_model, load_tokenizer, model_path, refuse_too_long
 from machinery.policy import Policy
 from machinery.processes import Stop
 from machinery.ranks import everyone
 from machinery.record import Record
 from machinery.rollouts import Batch, Group, Rollout, SharedParameters
 from machinery.screen import say
-from machinery.settings import Settings, devices_here, devices_paid
+from machinery.settings import Settings
 from machinery.totals import Totals
-from machinery.track import check_tracker
+from machinery.track import refuse_missing_tracker
 from machinery.trainer import gather, numerics_mismatch
 
 COMPARED = 64  # completions of a validation whose log-probabilities trainer and generator compare
@@ -67,15 +61,14 @@ class Start:
 
 
 def open_run(
-    settings: Settings, generator_process: Callable, check_decoding: Callable
+    settings: Settings, generator_process: Callable, refuse_wrong_over_slots: Callable
 ) -> tuple[Settings, Start, PreTrainedModel, SharedParameters, "Run"]:
     """Check everything that can be checked before a process is started, and make the run's folder or open it again.
 
-    generator_process, check_decoding: the functions of generate.py. Returns the settings (with a learning rate that
-    suits the model, if they had none), what every rank starts from, the model on the CPU in fp32, the shared parameters
-    (empty), and rank 0's Run. ValueError or OSError if the flags, the data or the model cannot be used.
-    """
-    check_tracker(settings.track)
+    generator_process, refuse_wrong_over_slots: the functions of generate.py. Returns the settings (with a learning rate
+    that suits the model, if they had none), what every rank starts from, the model on the CPU in fp32, the shared
+    parameters (empty), and rank 0's Run. ValueError or OSError if the flags, the data or the model cannot be used."""
+    refuse_missing_tracker(settings.track)
     sources = read_sources(settings)
     folder, lock, start, state = find_start(settings)
 
@@ -85,7 +78,7 @@ def open_run(
     texts = [problem.prompt for source in sources for problem in source.train + source.validation]
     prompts = Prompts(sources, render_all(tokenizer, texts, settings), tokenizer, decoding)
     model = load_model(start.model, torch.device("cpu"), torch.float32)
-    check_length(model, decoding)
+    refuse_too_long(model, decoding)
     if settings.learning_rate is None:
         settings = dataclasses.replace(settings, learning_rate=first_learning_rate(model.num_parameters()))
         say(f"The learning rate is {settings.learning_rate}, for {model.num_parameters():,} parameters.")
@@ -95,9 +88,9 @@ def open_run(
     engines = [
         engine_settings(settings, devices, model_path(settings.model), decoding, one_gpu) for devices in generators
     ]
-    check_split(engines[0].engine, settings.tensor_parallel, model.config.num_attention_heads)
+    refuse_split(engines[0].engine, settings.tensor_parallel, model.config.num_attention_heads)
     if engines[0].engine == "torch":
-        check_decoding(model, settings.model)
+        refuse_wrong_over_slots(model, settings.model)
 
     if settings.defaults != "toy":
         say(f"The settings start from --defaults {settings.defaults}; config.json has them all.")

@@ -1,18 +1,19 @@
-"""Every setting with its meaning, what it may be, and where its value comes from: a flag, or else the preset that suits
-the data (`PRESETS`), the recipe (loss.py), or the run that --resume goes on with."""
+"""Every setting with its meaning, its type and its default; how flags become settings; which settings are refused.
+
+A setting has the value of its flag. Without the flag it has that of the run that --resume goes on with, or else that of
+the recipe (loss.py) or of the preset that suits the data (`PRESETS`).
+"""
 
 import dataclasses
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import torch
-
 import loss
 from curve.flags import flag, read_flags
 from loss import Recipe
+from machinery.devices import devices_here, gpus_here
 
 
 @dataclass(frozen=True)
@@ -21,8 +22,8 @@ class Sampling:
 
     model: str = "data/arithmetic_base"  # folder or hub name of a transformers causal LM
     data: tuple[str, ...] = ("arithmetic",)  # tasks, data sets by name, files; with weights: polaris:3 deepcoder:1
-    # Of the other flags: the toy's, the paper's, or for a small model (1M to 600M) on one device; auto: toy for
-    # arithmetic, else paper.
+    # What the other flags start from: values for the toy, of the paper, or for a small model (1M to 600M) on one
+    # device; auto: toy for arithmetic, else paper.
     defaults: Literal["auto", "toy", "paper", "small"] = "auto"
     seed: int = 0  # of prompt order, thinking budgets and sampling; only ppo-K and pipeline-0 repeat themselves exactly
 
@@ -35,9 +36,9 @@ class Sampling:
     interruption_phrase: str = loss.INTERRUPTION_PHRASE  # forced when thinking reaches its budget
     instruction: str | None = None  # said after each problem of a file; by default in mathematics: box the answer
     system: str | None = None  # a system prompt, before the user's turn
-    thinking: bool = True  # what the chat template is told as enable_thinking
+    thinking: bool = True  # enable_thinking, for the chat template
 
-    engine: Literal["auto", "torch", "vllm"] = "auto"  # auto: vLLM where it is installed and there is a GPU
+    engine: Literal["auto", "torch", "vllm"] = "auto"  # auto: vLLM if it is installed and there is a GPU
     tensor_parallel: int = 1  # GPUs of one generator, which vLLM splits the model over
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of the trunk; auto: bfloat16 on a GPU, float32 on a CPU
     slots: int = 512  # sequences that a generator decodes at once; paper: 256; small: 128
@@ -54,7 +55,7 @@ class Settings(Sampling):
 
     recipe: Recipe = Recipe()
     name: str | None = None  # the run's folder is runs/NAME; by default recipe, changed parts, seed, and a number
-    resume: Path | None = None  # folder of a run to go on with; the other flags then change what may be changed
+    resume: Path | None = None  # folder of a run to go on with; a flag that would make it another run is refused
     from_step: int | None = None  # of the checkpoint to resume from, later ones are removed; None: the newest
 
     steps: int = 160  # optimizer steps; paper: 1000; small: 400
@@ -142,8 +143,8 @@ PRESETS = {
     ),
 }  # fmt: skip
 
-# What says where and how often, but not what is computed; and --least-prompts, so that a run that ran out of prompts
-# can go on from before. All else is the run itself, and stays when it is resumed.
+# What may be another when a run is resumed: settings that say where and how often, and not what is computed; and
+# --least-prompts, so that a run that ran out of prompts can go on from before.
 MAY_CHANGE = {
     "resume", "from_step", "steps", "validation_every", "checkpoint_every", "keep_checkpoints", "track", "engine",
     "tensor_parallel", "generators", "trainers", "slots", "generator_memory", "tokens_per_micro_batch",
@@ -151,7 +152,7 @@ MAY_CHANGE = {
     "rollouts_kept", "least_prompts",
 }  # fmt: skip
 
-# How the model of a run is sampled by generate.py, where its flags do not say otherwise: as in that run.
+# What generate.py takes from the run that made its model, if no flag says otherwise.
 OF_ITS_RUN = (
     "data", "defaults", "prompt_budget", "thinking_budget", "answer_budget", "end_of_thinking", "interruption_phrase",
     "thinking", "instruction", "system",
@@ -162,7 +163,8 @@ OF_ITS_RUN = (
 
 
 def parse(arguments: list[str], kind: type = Settings, description: str | None = None):
-    """The settings, of type `kind`, that the flags say. ValueError, in one sentence, for what cannot be.
+    """The settings, of type `kind`, that the flags say. `--help` prints the help and exits. ValueError, in one
+    sentence, for flags and values that are impossible.
 
     The flags are read twice: first to learn which values they start from, then over these.
     """
@@ -173,13 +175,13 @@ def parse(arguments: list[str], kind: type = Settings, description: str | None =
         refuse_changes(start, settings)
     elif getattr(settings, "from_step", None):
         raise ValueError("--from-step names a checkpoint of the run that --resume names; there is no --resume")
-    check(settings)
+    refuse_impossible(settings)
     return settings
 
 
 def starting_values(chosen: Sampling) -> Sampling:
-    """What the other flags start from when --resume, --recipe, --leave-out, --data, --defaults and, for generate.py,
-    --model are as chosen. ValueError if these do not go together."""
+    """The values that all other flags start from, when --resume, --recipe, --leave-out, --data, --defaults and, for
+    generate.py, --model are as chosen. ValueError if these do not go together."""
     if getattr(chosen, "resume", None):
         return read_settings(chosen.resume)
     if not isinstance(chosen, Settings) and (run := run_of(Path(chosen.model))):
@@ -198,8 +200,7 @@ def starting_values(chosen: Sampling) -> Sampling:
         if axis and recipe != "scalerl":
             raise ValueError(f"--leave-out takes an axis out of scalerl; it cannot go with --recipe {recipe}")
         values["recipe"] = loss.leave_one_out(axis) if axis else loss.RECIPES[recipe]
-    # Never auto, so that config.json says which it was.
-    return type(chosen)(**values, defaults=defaults)
+    return type(chosen)(**values, defaults=defaults)  # never auto: config.json says which it was
 
 
 def run_of(model: Path) -> Path | None:
@@ -221,45 +222,17 @@ def read_settings(folder: Path) -> Settings:
         raise ValueError(f"{folder}: its config.json is not one of this program ({error})") from None
 
 
-def refuse_changes(before: Settings, now: Settings) -> None:
-    """ValueError, naming the flags, if a resumed run would not be the same run."""
-    old, new = ({**vars(each), **vars(each.recipe), "recipe": each.recipe.recipe} for each in (before, now))
-    changed = [
-        f"{flag(name)} (was {old[name]}, now {new[name]})"
-        for name in old
-        if old[name] != new[name] and name not in MAY_CHANGE
-    ]
-    if changed:
-        raise ValueError(
-            f"--resume goes on with the same run, in which these cannot change: {', '.join(changed)}; those that can:"
-            f" {', '.join(flag(name) for name in sorted(MAY_CHANGE - {'resume', 'from_step'}))}"
-        )
+# --- what is refused ------------------------------------------------------------------------------------------------
 
-
-# --- what cannot be -------------------------------------------------------------------------------------------------
-
-# The least that a number may be. Of those that are not named, whole ones are at least 1, and others above 0.
+# The least that a number may be. Of the others, whole numbers are at least 1, and the rest above 0.
 LEAST = {"completions_per_prompt": 2} | dict.fromkeys(
-    (
-        "seed",
-        "warmup_steps",
-        "threads",
-        "max_restarts",
-        "generators",
-        "trainers",
-        "gpus",
-        "weight_decay",
-        "stop_when_gain_below",
-        "rollouts_kept",
-        "eps_low",
-        "least_prompts",
-    ),
-    0,
-)
+    ("seed", "warmup_steps", "threads", "max_restarts", "generators", "trainers", "gpus", "weight_decay",
+     "stop_when_gain_below", "rollouts_kept", "eps_low", "least_prompts"), 0,
+)  # fmt: skip
 
 
-def check(settings: Sampling) -> None:
-    """ValueError, naming the flag, for values that cannot be or that nothing would read."""
+def refuse_impossible(settings: Sampling) -> None:
+    """ValueError, naming the flag, for values that are impossible and for values that nothing would read."""
     of_the_recipe = vars(settings.recipe) if isinstance(settings, Settings) else {}
     for name, value in {**vars(settings), **of_the_recipe}.items():
         if type(value) in (int, float):
@@ -287,63 +260,16 @@ def check(settings: Sampling) -> None:
         devices_here(settings)
 
 
-# --- devices --------------------------------------------------------------------------------------------------------
-
-
-def split_devices(settings: Settings, gpus: int) -> tuple[list[tuple[str, ...]], list[str]]:
-    """The devices of each generator, and the device of each trainer, on a machine with so many GPUs.
-
-    Without a GPU all are CPU processes. One GPU does both; of several, generators have the first and trainers the last,
-    one in five by default, as in the paper. CUDA_VISIBLE_DEVICES says which GPUs there are. ValueError if they are too
-    few.
-    """
-    each = settings.tensor_parallel
-    if gpus == 0:
-        if each > 1:
-            raise ValueError(f"--tensor-parallel {each} wants as many GPUs, and there is none")
-        return [("cpu",)] * (settings.generators or 1), ["cpu"] * (settings.trainers or 1)
-    if gpus == 1 and settings.generators <= 1 and settings.trainers <= 1 and each == 1:
-        return [("cuda:0",)], ["cuda:0"]
-    named = settings.generators * each
-    trainers = settings.trainers or max(1, min(gpus // 5, gpus - named))
-    generators = settings.generators or max(1, (gpus - trainers) // each)
-    if generators * each + trainers > gpus:
+def refuse_changes(before: Settings, now: Settings) -> None:
+    """ValueError, naming the flags, if a resumed run would not be the same run."""
+    old, new = ({**vars(each), **vars(each.recipe), "recipe": each.recipe.recipe} for each in (before, now))
+    changed = [
+        f"{flag(name)} (was {old[name]}, now {new[name]})"
+        for name in old
+        if old[name] != new[name] and name not in MAY_CHANGE
+    ]
+    if changed:
         raise ValueError(
-            f"--generators {generators} with --tensor-parallel {each} and --trainers {trainers} want"
-            f" {generators * each + trainers} GPUs; there are {gpus} (CUDA_VISIBLE_DEVICES)"
+            f"--resume goes on with the same run, in which these cannot change: {', '.join(changed)}; those that can:"
+            f" {', '.join(flag(name) for name in sorted(MAY_CHANGE - {'resume', 'from_step'}))}"
         )
-    names = [f"cuda:{i}" for i in range(gpus)]
-    return [tuple(names[i * each : (i + 1) * each]) for i in range(generators)], names[gpus - trainers :]
-
-
-def devices_here(settings: Settings) -> tuple[list[tuple[str, ...]], list[str]]:
-    """`split_devices` of this machine, or of the one that --plan is asked about."""
-    return split_devices(settings, gpus_here(settings))
-
-
-def gpus_here(settings: Sampling) -> int:
-    """How many GPUs this machine has, or the one that --plan is asked about."""
-    gpus = getattr(settings, "gpus", None)
-    return torch.cuda.device_count() if gpus is None else gpus
-
-
-def devices_paid(generators: list[tuple[str, ...]], trainers: list[str]) -> int:
-    """How many devices these are: CPU processes count each, and a GPU that does both is one."""
-    names = [*sum(generators, ()), *trainers]
-    return names.count("cpu") + len({*names} - {"cpu"})
-
-
-def cpu_threads(settings: Sampling) -> int:
-    """CPU threads of each process: --threads, or the cores over the processes of the run."""
-    processes = 1
-    if isinstance(settings, Settings):
-        processes = sum(map(len, devices_here(settings)))
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return settings.threads or max(1, cores // processes)
-
-
-def trunk_dtype(settings: Sampling, device: str) -> torch.dtype:
-    """What the trunk of the model computes in on this device."""
-    if settings.dtype != "auto":
-        return getattr(torch, settings.dtype)
-    return torch.float32 if device.startswith("cpu") else torch.bfloat16

@@ -10,7 +10,7 @@ from machinery.screen import warn
 Send = Callable[[dict, int], None]  # numbers by name, at a step
 
 
-def check_tracker(name: str | None) -> None:
+def refuse_missing_tracker(name: str | None) -> None:
     """ValueError if the tracker is not installed."""
     if name is not None and importlib.util.find_spec(name) is None:
         raise ValueError(f"--track {name}: it is not installed; `pip install {name}` brings it")

@@ -13,10 +13,11 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from machinery.devices import trunk_dtype
 from machinery.policy import Policy, micro_batches
 from machinery.ranks import from_all_ranks, rank_and_ranks
 from machinery.rollouts import Rollout
-from machinery.settings import Settings, trunk_dtype
+from machinery.settings import Settings
 
 
 def make_policy(settings: Settings, model: PreTrainedModel, device: torch.device) -> Policy:

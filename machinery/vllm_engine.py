@@ -1,18 +1,17 @@
 """The engine for a GPU: vLLM with the same calls as TorchEngine.
 
-vLLM is made in the process of the generator and driven step by step. What it does by itself is continuous batching, the
-paged cache and the sampling, at temperature 1 from the whole distribution. The rest is decided here, between two of its
-steps: who is let in, when thinking is interrupted, which blocks of its prefix cache a request may hit. So the version
-of a token is the version in use at the step that returned it, and nothing runs ahead of that (async_scheduling is off).
+vLLM runs in the process of the generator and is driven step by step. It does the continuous batching, the paged cache
+and the sampling, at temperature 1 from the whole distribution. The rest is decided here, between two of its steps: who
+is let in, when thinking is interrupted, which blocks of its prefix cache a request may hit. So the version of a token
+is the version in use at the step that returned it, and nothing runs ahead of that (async_scheduling is off).
 
-The cache is vLLM's own affair. Where it is full, vLLM preempts a completion and computes its keys and values again
-later, with the parameters of then; the log-probabilities that were recorded when its tokens were sampled stay, and the
-importance ratio is against them.
+The cache is vLLM's own affair. When it is full, vLLM preempts a completion, and later computes its keys and values
+again with the newest parameters. The log-probabilities that were recorded when its tokens were sampled stay, and the
+importance ratio is taken against them.
 
 Parameters come out of the same shared memory as for TorchEngine, and only from there: each worker copies its part, cast
-and sharded, to its device. vLLM's own weight transfer would have the trainer wait for the generators: NCCL's broadcast
-is a collective that both sides must enter, CUDA IPC lends out the trainer's live parameters, which the next optimizer
-step must not touch before all have copied. Here the trainer writes and goes on.
+and sharded, to its device. So the trainer writes and goes on. With vLLM's own weight transfer it would wait for all
+generators: in NCCL's broadcast, or until they have copied the live parameters that CUDA IPC lends out.
 """
 
 import os
@@ -23,20 +22,24 @@ from multiprocessing.reduction import ForkingPickler
 import numpy as np
 import torch
 
-from machinery.engine import INSTALL_VLLM, Completions, EngineSettings, NoEngine, queue_up
+from machinery.engine import INSTALL_VLLM, Completions, Engine, EngineSettings, NoEngine, queue_up
 from machinery.rollouts import Request, Rollout, SharedParameters
 
 CPU_CACHE = 2**30  # bytes of keys and values on a CPU; on a GPU vLLM takes what its share of the memory leaves
 
 
-class VllmEngine:
-    """Continuous batching by vLLM; the calls are those of machinery/engine.py."""
+class VllmEngine(Engine):
+    """Continuous batching by vLLM.
+
+    vLLM gets a completion in pieces: up to an interruption, and after it. Each piece is a request with a name of its
+    own, and so is one that is given to vLLM again after an update.
+    """
 
     def __init__(self, settings: EngineSettings):
-        """`NoEngine`, with vLLM's reason, if it cannot be had for this model on this machine."""
+        """`NoEngine`, with vLLM's reason, if it cannot run this model on this machine."""
         prepare_environment(settings)
         self.decoding, self.slots = settings.decoding, settings.slots
-        # All that vLLM is given can begin in the very next step, if its cache has room: new prompts of so many tokens,
+        # If vLLM's cache has room, all that it is given begins in the very next step: new prompts of so many tokens,
         # and a token, or an interruption, of each slot.
         self.prompt_tokens = max(8192, settings.decoding.longest)
         self.engine = make_llm_engine(settings, self.prompt_tokens)
@@ -44,46 +47,43 @@ class VllmEngine:
         self.version = 0
         self.waiting: deque[Request] = deque()
         self.completions = Completions(settings.slots, settings.decoding)
-        self.free = list(range(settings.slots))  # rows of `completions`
-        self.rows: dict[str, int] = {}  # of what is in flight, by vLLM's name for its present piece
-        # Of each row's blocks in the prefix cache: the version it began with.
+        self.free = list(range(settings.slots))  # slots
+        self.slot_of: dict[str, int] = {}  # of each piece in flight, by vLLM's name for it
+        # vLLM shares the blocks of its prefix cache only between requests with the same salt: here the version that the
+        # completion in a slot began with.
         self.salts: list[str] = [""] * settings.slots
-        self.pieces = 0  # requests that vLLM has been given so far
+        self.pieces = 0  # given to vLLM so far
 
     @property
     def in_flight(self) -> list[Request]:
-        """The requests that are being sampled."""
-        return [self.completions.requests[row] for row in self.rows.values()]
+        return [self.completions.requests[slot] for slot in self.slot_of.values()]
 
     @property
     def unfinished(self) -> int:
-        """How many requests have not come back yet."""
-        return len(self.waiting) + len(self.rows)
+        return len(self.waiting) + len(self.slot_of)
 
     def add(self, requests: list[Request]) -> None:
-        """Queue completions to sample; those for a validation go before the others."""
         queue_up(self.waiting, requests, self.decoding)
 
     def update(self, parameters: SharedParameters) -> None:
-        """Take over the newest parameters."""
         if parameters is not self.parameters:  # a handle can be opened once, so each worker has one of its own
             workers = self.engine.vllm_config.parallel_config.world_size
             handles = [bytes(ForkingPickler.dumps(parameters)) for _ in range(workers)]
             self.engine.collective_rpc(_open_parameters, args=(handles,))
             self.parameters = parameters
         self.version = parameters.read(lambda: self.engine.collective_rpc(_reload_parameters))
-        # What has no token yet has waited for room in vLLM's cache. It is given to vLLM again, with another salt: else
-        # it could begin over what others have left of its prompt there, keys and values of older parameters.
-        unbegun = {name: row for name, row in self.rows.items() if self.completions.books["num_tokens"][row] == 0}
+        # A completion without a token has waited for room in vLLM's cache. It is given to vLLM again, with a new salt.
+        # Else it could begin over what others have left of its prompt there: keys and values of older parameters.
+        num_tokens = self.completions.progress["num_tokens"]
+        unbegun = {name: slot for name, slot in self.slot_of.items() if num_tokens[slot] == 0}
         self.engine.abort_request([*unbegun])
-        for name, row in unbegun.items():
-            del self.rows[name]
-            self.free.append(row)
-        again = [self.completions.requests[row] for row in unbegun.values()]
+        for name, slot in unbegun.items():
+            del self.slot_of[name]
+            self.free.append(slot)
+        again = [self.completions.requests[slot] for slot in unbegun.values()]
         self.waiting = deque(sorted([*again, *self.waiting], key=lambda request: not request.validation))
 
     def step(self) -> list[Rollout]:
-        """One token for everything in flight; the rollouts that ended with it."""
         self._admit()
         outputs = self.engine.step()
         if not outputs:
@@ -92,79 +92,73 @@ class VllmEngine:
         pieces = [output.outputs[0] for output in outputs]
         tokens = [piece.token_ids[0] for piece in pieces]
         logprobs = [piece.logprobs[0][token].logprob for piece, token in zip(pieces, tokens)]
-        rows = np.array([self.rows[name] for name in names])
-        ended, interrupt, truncated = self.completions.append(
-            rows, np.array(tokens), np.array(logprobs), np.ones(len(rows), bool), self.version
-        )
-        self.engine.abort_request([names[i] for i in np.flatnonzero(interrupt | truncated)])
-        for i in np.flatnonzero(interrupt):
-            self._force_phrase(self.rows.pop(names[i]))
+        slots = np.array([self.slot_of[name] for name in names])
+        ended, truncated = self.completions.append(slots, np.array(tokens), np.array(logprobs), self.version)
+        interrupted = self.completions.forced_tokens(slots) >= 0
+        self.engine.abort_request([names[i] for i in np.flatnonzero(interrupted | truncated)])
+        for i in np.flatnonzero(interrupted):
+            self._submit(self.slot_of.pop(names[i]))
         rollouts = []
         for i in np.flatnonzero(ended | truncated):
-            row = self.rows.pop(names[i])
-            rollouts.append(self.completions.rollout(row, bool(truncated[i])))
-            self.free.append(row)
+            slot = self.slot_of.pop(names[i])
+            rollouts.append(self.completions.rollout(slot, bool(truncated[i])))
+            self.free.append(slot)
         return rollouts
 
     def _admit(self) -> None:
         """Begin waiting requests while there are slots for them and their prompts fit into this step."""
         tokens = self.prompt_tokens
-        while self.waiting and self.free and tokens >= len(self.waiting[0].prompt):
-            request, row = self.waiting.popleft(), self.free.pop()
-            tokens -= len(request.prompt)
-            self.salts[row] = f"version {self.version}"
-            if self.completions.begin(row, request):
-                self._force_phrase(row)
-            else:
-                self._submit(row, max_tokens=request.thinking_budget + self.decoding.answer_budget)
+        while self.waiting and self.free and tokens >= len(self.waiting[0].prompt_ids):
+            request, slot = self.waiting.popleft(), self.free.pop()
+            tokens -= len(request.prompt_ids)
+            self.salts[slot] = f"version {self.version}"
+            self.completions.begin(slot, request)
+            self._submit(slot)
 
-    def _force_phrase(self, row: int) -> None:
-        """Append the interruption phrase to a completion, and give it to vLLM again for its answer.
+    def _submit(self, slot: int) -> None:
+        """Append the tokens that are forced now, if thinking was interrupted, and give vLLM all so far to go on with.
 
-        With the salt it began with, it hits the full blocks that it has just left, keys and values of older parameters
-        among them: it goes on over its own past. What did not fill a block (up to 31 tokens on a CPU, 15 on a GPU) is
-        computed again, with the newest parameters.
+        With the salt it began with, an interrupted completion hits the full blocks that it has just left, keys and
+        values of older parameters among them: it goes on over its own past. Tokens that did not fill a block (up to 31
+        on a CPU, 15 on a GPU) are computed again, with the newest parameters.
         """
-        one, not_sampled = np.array([row]), np.array([False])
-        for token in self.decoding.phrase:
-            self.completions.append(one, np.array([token]), np.zeros(1), not_sampled, self.version)
-        self._submit(row, max_tokens=self.decoding.answer_budget)
-
-    def _submit(self, row: int, max_tokens: int) -> None:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        request, count = self.completions.requests[row], int(self.completions.books["num_tokens"][row])
-        ids = request.prompt + self.completions.written["tokens"][row, :count].tolist()
+        one = np.array([slot])
+        while (forced := self.completions.forced_tokens(one)) >= 0:
+            self.completions.append(one, forced, np.zeros(1), self.version)
+        request, progress = self.completions.requests[slot], self.completions.progress[slot]
+        count, thinking = int(progress["num_tokens"]), 0 if progress["interrupted"] else request.thinking_budget
         sampling = SamplingParams(
             temperature=1.0,
             # Noise of its own for each piece: the same seed again would give the answer the noise of the thinking.
             seed=int(np.random.default_rng((*request.seed, count)).integers(2**62)),
             logprobs=0,
-            max_tokens=max_tokens,
+            max_tokens=thinking + self.decoding.answer_budget,
             stop_token_ids=list(self.decoding.eos),
             ignore_eos=True,  # the ids above are all that ends a completion
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
         )
+        ids = request.prompt_ids + self.completions.written["tokens"][slot, :count].tolist()
         name, self.pieces = str(self.pieces), self.pieces + 1
-        self.engine.add_request(name, {"prompt_token_ids": ids, "cache_salt": self.salts[row]}, sampling)
-        self.rows[name] = row
+        self.engine.add_request(name, {"prompt_token_ids": ids, "cache_salt": self.salts[slot]}, sampling)
+        self.slot_of[name] = slot
 
 
-# --- made -----------------------------------------------------------------------------------------------------------
+# --- how it is made ---------------------------------------------------------------------------------------------------
 
 
 def make_llm_engine(settings: EngineSettings, prompt_tokens: int):
-    """vLLM's own engine, without parameters yet. `NoEngine`, with its reason, if it cannot be had."""
-    on_cpu = settings.devices[0] == "cpu"
+    """vLLM's own engine, without parameters yet. `NoEngine`, with its reason, if vLLM refuses."""
+    on_cpu, decoding = settings.devices[0] == "cpu", settings.decoding
     block_size = 32 if on_cpu else 16  # tokens
-    decoding = settings.decoding
+    head_dtype = "float32" if decoding.fp32_logits else "bfloat16"
     try:
         from vllm import EngineArgs, LLMEngine
     except ImportError as error:
         raise NoEngine(f"--engine vllm: vLLM cannot be imported ({_reason(error)}); {INSTALL_VLLM}") from error
-    head_dtype = "float32" if decoding.fp32_logits else "bfloat16"
     try:
         arguments = EngineArgs(
             model=settings.model,
@@ -190,9 +184,9 @@ def make_llm_engine(settings: EngineSettings, prompt_tokens: int):
         )
         config = arguments.create_engine_config()
         if on_cpu:
-            _check_head_size(config.model_config.get_head_size())
+            _refuse_head_size(config.model_config.get_head_size())
         engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
-    except Exception as error:  # whatever it is that this model, these settings and this machine make vLLM raise
+    except Exception as error:  # of any kind: it depends on the model, the settings and the machine
         reason = _reason(error)
         if "memory" in reason.lower():
             reason += "; raise or lower --generator-memory, or lower --thinking-budget or --slots"
@@ -203,7 +197,7 @@ def make_llm_engine(settings: EngineSettings, prompt_tokens: int):
 
 
 def prepare_environment(settings: EngineSettings) -> None:
-    """What vLLM reads from the environment, before it is imported. What the user has set stays."""
+    """Set what vLLM reads from the environment when it is imported. What the user has set stays."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine is in this process, to be driven step by step
     wanted = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
     if settings.devices[0] == "cpu":
@@ -214,7 +208,7 @@ def prepare_environment(settings: EngineSettings) -> None:
         os.environ.setdefault(name, value)
 
 
-def _check_head_size(size: int) -> None:
+def _refuse_head_size(size: int) -> None:
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
     sizes = CPUAttentionBackend.get_supported_head_sizes()
@@ -223,7 +217,7 @@ def _check_head_size(size: int) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """The sentence in an error of vLLM: of a validation error, which has several lines, the part that was written."""
+    """The sentence in an error of vLLM. A validation error has several lines; its sentence is in their middle."""
     text = str(error).strip() or type(error).__name__
     return text.partition("Value error, ")[2].partition(" [type=")[0] or text.splitlines()[0]
 
@@ -242,14 +236,14 @@ def _reload_parameters(worker) -> None:
     names = dict.fromkeys([*parameters.shapes, "lm_head.weight"])  # as a checkpoint without tied weights has them
     worker.reload_weights(weights_iterator=parameters.on(worker.device, names))
     for layer in worker.get_model().modules():
-        # vLLM 0.32 brings experts into the layout of its CPU kernel when they are first loaded, and then never again.
+        # vLLM 0.32 brings experts into the layout of its CPU kernel at their first load, and never again.
         if type(layer).__name__ == "RoutedExperts" and layer.w13_weight.device.type == "cpu":
             layer.quant_method.moe_kernel.fused_experts.process_weights_after_loading(layer)
 
 
 def _keep_head_in_fp32(worker) -> None:
-    """vLLM's head_dtype is that of the arithmetic: the head's weight stays in the trunk's dtype, rounded to bf16. The
-    trainer's is not (a head in fp32 on one side only is worse than none), so here it gets a weight in fp32."""
+    """Give the head a weight in fp32. vLLM's head_dtype is of the arithmetic alone: the weight stays in the trunk's
+    dtype, rounded to bf16. The trainer's weight does not, and a head in fp32 on one side only is worse than none."""
     from vllm.model_executor.layers.logits_processor import LogitsProcessor
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
     from vllm.model_executor.model_loader.reload.layerwise import record_metadata_for_reloading

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import torch
 
+import generate
 from data.tasks import arithmetic
-from generate import generator_process
+from machinery.decoding import Decoding, make_decoding, render
 from machinery.engine import EngineSettings
-from machinery.model import Decoding, load_model, load_tokenizer, make_decoding, render
+from machinery.model import load_model, load_tokenizer
 from machinery.rollouts import Request, Rollout, SharedParameters, Work
-from machinery.settings import Sampling
+from machinery.settings import GenerateCommand, Sampling, parse
 
 CPU = torch.device("cpu")
 DEVICE = os.environ.get("SCALERL_TEST_DEVICE", "cpu")  # of the tested engines; benchmarks/gpu.py says a GPU
@@ -27,6 +28,11 @@ PROMPTS = arithmetic.problems("train", 12)
 needs_vllm = pytest.mark.skipif(
     importlib.util.find_spec("vllm") is None and "CI" not in os.environ, reason="vLLM is not installed"
 )
+
+
+def run_generate(arguments: list[str]) -> int:
+    """The exit status of `python generate.py` with these arguments, run in this process."""
+    return generate.main(parse(arguments, GenerateCommand, generate.__doc__))
 
 
 def load(folder, dtype=torch.float32, fp32_head=False):
@@ -69,7 +75,7 @@ def generator(settings: EngineSettings, shared: SharedParameters, daemon=True):
     """A generator process and its queues for work and reports; when it is ready."""
     context = multiprocessing.get_context("spawn")
     work, reports = context.Queue(), context.Queue()
-    process = context.Process(target=generator_process, args=(settings, shared, work, reports), daemon=daemon)
+    process = context.Process(target=generate.generator_process, args=(settings, shared, work, reports), daemon=daemon)
     process.start()
     try:
         report = reports.get(timeout=120)
@@ -112,8 +118,8 @@ def samples_takes_updates_validates_and_stops(settings: EngineSettings, daemon=T
 def plain_logprobs(model, rollout: Rollout, old=None, kept=0) -> np.ndarray:
     """log-probabilities of a rollout's tokens by forwards over the whole sequence. With `old`, keys and values of the
     first `kept` positions are those of the model `old`, which has sampled what they lead to."""
-    prompt = len(rollout.request.prompt)
-    ids = torch.tensor([rollout.request.prompt + rollout.tokens.tolist()])
+    prompt = len(rollout.request.prompt_ids)
+    ids = torch.tensor([rollout.request.prompt_ids + rollout.tokens.tolist()])
     with torch.no_grad():
         past = old(input_ids=ids[:, :kept], use_cache=True) if kept else None
         logits = model(input_ids=ids[:, kept:], past_key_values=past.past_key_values if kept else None).logits

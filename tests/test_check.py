@@ -4,8 +4,7 @@ import json
 import shutil
 
 import pytest
-
-import generate
+from sampling import run_generate
 
 TURN = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
 PLAIN = TURN + "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -28,7 +27,7 @@ def check(chat_models, tmp_path, capsys):
             (folder / "generation_config.json").write_text("{}")
         data = tmp_path / "my.jsonl"
         data.write_text("".join(json.dumps({"problem": problem + end, "answer": answer}) + "\n" for end in ("", " ")))
-        status = generate.main(["--check", "--model", str(folder), "--data", f"{data},split=test", *BUDGETS, *flags])
+        status = run_generate(["--check", "--model", str(folder), "--data", f"{data},split=test", *BUDGETS, *flags])
         return status, capsys.readouterr().out
 
     return run
@@ -69,9 +68,7 @@ def test_what_does_not_fit_is_named_and_the_status_is_1(check, changes, words):
 def test_characters_that_the_tokenizer_drops_are_named(tmp_path, capsys):
     data = tmp_path / "my.jsonl"
     data.write_text('{"problem": "What is 1+1?", "answer": "2"}\n')
-    assert (
-        generate.main(["--check", "--data", f"{data},split=test", "--defaults", "toy", "--prompt-budget", "150"]) == 1
-    )
+    assert run_generate(["--check", "--data", f"{data},split=test", "--defaults", "toy", "--prompt-budget", "150"]) == 1
     printed = capsys.readouterr().out
     assert "\n! the tokenizer has no tokens for '" in printed and "W" in printed.split("no tokens for")[1].split(":")[0]
 
@@ -89,5 +86,6 @@ def test_a_program_has_no_reference_to_try(chat_models, tmp_path, capsys):
         "--prompt-budget",
         "300",
     ]
-    assert generate.main(flags) == 0
-    assert "judged by data/programming.py" in (printed := capsys.readouterr().out) and "no program to try" in printed
+    assert run_generate(flags) == 0
+    printed = capsys.readouterr().out
+    assert "judged by data/tasks/programming.py" in printed and "no program to try" in printed

@@ -19,11 +19,11 @@ from data import Problem
 from data.load import Source
 from data.verify import Verdict
 from loss import Recipe
+from machinery.decoding import make_decoding
 from machinery.engine import EngineSettings
 from machinery.feed import Feed, PromptOrder, Prompts
 from machinery.generators import Generator, GeneratorFailed, discard, read_reports, start_generator
 from machinery.make_base import make_tokenizer
-from machinery.model import make_decoding
 from machinery.rollouts import Report, Rollout
 from machinery.settings import Settings
 
@@ -273,7 +273,7 @@ def test_pitfall_16_no_prompt_comes_twice_or_is_lost_when_a_run_is_resumed(async
             resumed = StandInFeed(asynchrony, numbers=(90,), seed=last, state=feed.state(), version=stop)
             trained, feed = trained + make_steps(resumed, stop, last), resumed
             stop = last
-        prompts = [group.prompt for groups in trained for group in groups]
+        prompts = [group.problem_index for groups in trained for group in groups]
         numbers = [group.number for groups in trained for group in groups]
         under_way = [prompt for _, _, prompt in feed.state()["to_repeat"]]
         assert len(prompts) == 3 * stop and len({*numbers}) == len(numbers)
@@ -287,7 +287,7 @@ def test_a_solved_prompt_does_not_come_again_when_the_run_is_resumed():
     make_steps(feed, 0, 10)  # one epoch
     assert feed.orders[0].retired == {*range(0, 30, 2)}
     resumed = StandInFeed("ppo-1", numbers=(30,), solved=solved, state=feed.state(), version=10)
-    assert {group.prompt for groups in make_steps(resumed, 10, 15) for group in groups} == {*range(1, 30, 2)}
+    assert {group.problem_index for groups in make_steps(resumed, 10, 15) for group in groups} == {*range(1, 30, 2)}
 
 
 def test_sources_are_drawn_from_by_their_weights():
@@ -341,7 +341,7 @@ def test_a_validation_goes_before_what_waits_and_leaves_it_alone():
     seeds = []
     for _ in range(2):
         groups = feed.validate(2)
-        assert [(group.source, group.prompt) for group in groups] == [(s, p) for s in (0, 1) for p in range(4)]
+        assert [(group.source, group.problem_index) for group in groups] == [(s, p) for s in (0, 1) for p in range(4)]
         assert all(group.finished and len(group.requests) == 2 for group in groups)
         assert all(rollout.versions.min() == 2 for group in groups for rollout in group.rollouts.values())
         seeds.append([request.seed for group in groups for request in group.requests])

@@ -2,15 +2,15 @@
 
 import contextlib
 import dataclasses
+import io
 import json
-import multiprocessing
 import os
 import queue
+import re
 import shutil
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,38 +23,26 @@ from sampling import (
     CPU,
     PROMPTS,
     decoding,
-    generator,
     load,
     parameters_of,
     requests,
+    run_generate,
     samples_takes_updates_validates_and_stops,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import generate
-import loss
-from curve.flags import run_command
+from curve.flags import flag, run_command
 from data import Problem
 from data.tasks.mathematics import INSTRUCTION
 from data.verify import VerifierPool
 from generate import TorchEngine
 from machinery import vllm_engine
+from machinery.decoding import completion_texts, decode_all, make_decoding, marked_text, render, render_all
 from machinery.engine import EngineSettings, sample_all
 from machinery.evaluation import judge_all
 from machinery.make_base import make_tokenizer
-from machinery.model import (
-    check_length,
-    completion_texts,
-    decode_all,
-    load_model,
-    load_tokenizer,
-    make_decoding,
-    marked_text,
-    model_path,
-    put_on_device,
-    render,
-    render_all,
-)
+from machinery.model import load_model, load_tokenizer, model_path, put_on_device, refuse_too_long
 from machinery.rollouts import Report, Request, Rollout, SharedParameters, Work
 from machinery.settings import GenerateCommand, Sampling
 
@@ -70,78 +58,50 @@ def settings_of(folder, **changes) -> EngineSettings:
 # --- the engine -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fp32_logits", [True, False])
-def test_bf16_trunk_with_and_without_fp32_logits(models, fp32_logits):
-    """The head in fp32 on both sides leaves only what the trunk's own bf16 numerics differ by."""
-    for kind in ("llama", "llama-grouped-tied"):
-        model, tokenizer = load(models[kind], torch.bfloat16, fp32_head=fp32_logits)
-        head = model.get_output_embeddings().weight.detach()
-        assert head.dtype == (torch.float32 if fp32_logits else torch.bfloat16)
-        assert model.get_input_embeddings().weight.dtype == torch.bfloat16
-        engine = TorchEngine(model, decoding(tokenizer, fp32_logits=fp32_logits), 16)
-        for rollout in sample_all(engine, requests(tokenizer, PROMPTS[:4], 4)):
-            ids = torch.tensor([rollout.request.prompt + rollout.tokens.tolist()])
-            with torch.no_grad():
-                hidden = model.base_model(input_ids=ids).last_hidden_state[0, len(rollout.request.prompt) - 1 : -1]
-            logprobs = torch.log_softmax(loss.head_logits(hidden, head, fp32_logits), -1)
-            expected = logprobs[torch.arange(len(rollout.tokens)), rollout.tokens].numpy()
-            np.testing.assert_allclose(rollout.logprobs[rollout.sampled], expected[rollout.sampled], atol=0.25)
-
-
-def test_one_completion_takes_one_slot(models):
-    tokenizer = load_tokenizer(models["llama"])
-    engine = generate.make_engine(settings_of(models["llama"], slots=1))
-    assert engine.slots == 1
-    assert len(sample_all(engine, requests(tokenizer, PROMPTS, 1))) == len(PROMPTS)
-
-
-def test_a_request_is_sampled_alike_in_any_slot_of_any_engine(models):
-    """Also where slots are few, so that it waits, and moves to other slots when others end."""
+def test_few_slots_and_one_slot_sample_what_many_do(models):
+    """Requests wait, and completions move to other slots when others end."""
     model, tokenizer = load(models["llama"])
     wanted = requests(tokenizer, PROMPTS, 2)
-    together = sample_all(TorchEngine(model, decoding(tokenizer), 32), wanted)
-    few = sample_all(TorchEngine(model, decoding(tokenizer), 3), wanted[::-1])[::-1]
-    assert [rollout.tokens.tolist() for rollout in together] == [rollout.tokens.tolist() for rollout in few]
+    many, few, one = (
+        [rollout.tokens.tolist() for rollout in sample_all(TorchEngine(model, decoding(tokenizer), slots), wanted)]
+        for slots in (32, 3, 1)
+    )
+    assert many == few == one
 
 
 # --- models that cannot be sampled ------------------------------------------------------------------------------------
 
 
-def odd_config(kind, tokenizer):
-    """A model whose cache is none of keys and values, or whose attention sees something else than our mask says."""
-    common = sizes(tokenizer) | dict(num_key_value_heads=2, head_dim=8)
+def odd_configs(tokenizer) -> dict:
+    """Models whose cache is none of keys and values, or whose attention sees something else than our mask says."""
+    common = sizes(tokenizer) | dict(num_key_value_heads=2, head_dim=8, num_local_experts=2)
     names = dict(vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id, bos_token_id=None)
     full = ["full_attention", "full_attention"]
-    configs = {
-        "rwkv": lambda: transformers.RwkvConfig(hidden_size=32, num_hidden_layers=2, context_length=256, **names),
-        "bloom": lambda: transformers.BloomConfig(hidden_size=32, n_layer=2, n_head=4, **names),
-        "llama4": lambda: transformers.Llama4TextConfig(**common, num_local_experts=2, intermediate_size_mlp=32),
-        "llama4, full": lambda: transformers.Llama4TextConfig(
-            **common, num_local_experts=2, intermediate_size_mlp=32, layer_types=full
-        ),
-        "minimax": lambda: transformers.MiniMaxConfig(**common, num_local_experts=2, block_size=16),
-        "minimax, full": lambda: transformers.MiniMaxConfig(**common, num_local_experts=2, layer_types=full),
-        "gpt-neo": lambda: transformers.GPTNeoConfig(
+    return {
+        "rwkv": transformers.RwkvConfig(hidden_size=32, num_hidden_layers=2, context_length=256, **names),
+        "bloom": transformers.BloomConfig(hidden_size=32, n_layer=2, n_head=4, **names),
+        "llama4": transformers.Llama4TextConfig(**common, intermediate_size_mlp=32),
+        "llama4, full": transformers.Llama4TextConfig(**common, intermediate_size_mlp=32, layer_types=full),
+        "minimax": transformers.MiniMaxConfig(**common, block_size=16),
+        "minimax, full": transformers.MiniMaxConfig(**common, layer_types=full),
+        "gpt-neo": transformers.GPTNeoConfig(
             hidden_size=32, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]], window_size=8,
             max_position_embeddings=256, **names,
         ),
     }  # fmt: skip
-    return configs[kind]()
 
 
-@pytest.mark.parametrize("kind", ["rwkv", "bloom", "llama4", "llama4, full", "minimax", "minimax, full", "gpt-neo"])
-def test_a_model_that_cannot_be_sampled_over_slots_is_refused_in_one_sentence(tmp_path, kind):
+def test_a_model_that_cannot_be_sampled_over_slots_is_refused_in_one_sentence(models, tmp_path):
+    for kind, folder in models.items():
+        generate.refuse_wrong_over_slots(load(folder)[0], kind)
     tokenizer = make_tokenizer()
-    folder = save_random(odd_config(kind, tokenizer), tmp_path / "odd", tokenizer, std=0.3)
-    with pytest.raises(ValueError) as caught:
-        generate.check_decoding(load_model(folder, CPU, torch.float32), folder)
-    assert str(caught.value).startswith(f"--model {folder}: ") and "\n" not in str(caught.value)
-    assert "not full attention" in str(caught.value) or "token by token over slots" in str(caught.value)
-
-
-@pytest.mark.parametrize("kind", ["llama", "llama-grouped-tied", "qwen3", "qwen3-moe", "deepseek-v3", "glm4-moe-lite"])
-def test_a_model_that_can_be_sampled_passes_the_check(models, kind):
-    generate.check_decoding(load(models[kind])[0], kind)
+    for kind, config in odd_configs(tokenizer).items():
+        folder = save_random(config, tmp_path / kind, tokenizer, std=0.3)
+        with pytest.raises(ValueError) as caught:
+            generate.refuse_wrong_over_slots(load_model(folder, CPU, torch.float32), folder)
+        message = str(caught.value)
+        assert message.startswith(f"--model {folder}: ") and "\n" not in message, kind
+        assert "not full attention" in message or "token by token over slots" in message, kind
 
 
 # --- the way of the parameters ----------------------------------------------------------------------------------------
@@ -203,8 +163,7 @@ def test_parameters_go_to_a_device_as_they_are_and_are_cast_there(models, monkey
     class Copies(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
             if function is torch.ops.aten._to_copy.default:
-                kwargs.setdefault("dtype", args[0].dtype)
-                assert kwargs["dtype"] == args[0].dtype == torch.float32 and kwargs["non_blocking"]
+                assert (kwargs or {}).get("dtype", torch.float32) == args[0].dtype == torch.float32
                 events.append("copied")
             elif function is torch.ops.aten.copy_.default:
                 assert args[0].device == args[1].device
@@ -215,14 +174,14 @@ def test_parameters_go_to_a_device_as_they_are_and_are_cast_there(models, monkey
         assert shared.read_into(reader) == 0
     assert events == ["holds", *["copied", "cast"] * len([*reader.parameters()]), "synchronized", "holds"]
 
-    # vLLM's worker is given them in the same way, and a head of its own where it is tied.
-    given, where = {}, torch.device("meta")
-    worker = SimpleNamespace(shared_parameters=shared, device=where, get_model=torch.nn.Module)
+
+def test_vllms_worker_is_given_all_parameters_and_a_head_of_its_own_if_it_is_tied(models):
+    shared, given = parameters_of(load(models["llama-grouped-tied"])[0]), {}
+    worker = SimpleNamespace(shared_parameters=shared, device=CPU, get_model=torch.nn.Module)
     worker.reload_weights = lambda weights_iterator: given.update(weights_iterator)
     vllm_engine._reload_parameters(worker)
-    assert [*given] == [*shared.shapes, "lm_head.weight"] and events[-1] == "synchronized"
-    assert all(values.device == where and values.dtype == torch.float32 for values in given.values())
-    assert given["lm_head.weight"].shape == given[shared.head_name].shape
+    assert [*given] == [*shared.shapes, "lm_head.weight"]
+    assert torch.equal(given["lm_head.weight"], shared.views()[shared.head_name])
 
 
 # --- texts ------------------------------------------------------------------------------------------------------------
@@ -269,7 +228,7 @@ def test_a_prompt_is_worded_as_the_data_are_and_follows_the_system_prompt(chat_m
     about = ["--model", chat_models["qwen3"], "--data", str(tmp_path / "my.jsonl"), "--defaults", "toy"]
     about += ["--prompt-budget", "200", "--thinking-budget", "2", "3", "--prompt", "7+8?"]
     for more, wanted in (([], INSTRUCTION), (["--instruction", "Be brief."], "Be brief.")):
-        assert generate.main([*about, *more]) == 0
+        assert run_generate([*about, *more]) == 0
         assert capsys.readouterr().out.startswith(f"7+8?\n\n{wanted}")
     tokenizer = load_tokenizer(chat_models["qwen3"])
     asked = tokenizer.decode(render(tokenizer, "hi", system="You add."))
@@ -321,7 +280,7 @@ def test_pitfall_9_ids_go_through_end_to_end(models):
     ids = render(tokenizer, "12+34=")
     assert tokenizer.decode(ids) == "12+34=<think>"
     (rollout,) = sample_all(TorchEngine(model, decoding(tokenizer), 1), [Request(0, 0, ids, 5, (0,))])
-    assert rollout.request.prompt == ids
+    assert rollout.request.prompt_ids == ids
 
 
 # --- what cannot be ---------------------------------------------------------------------------------------------------
@@ -344,7 +303,7 @@ def test_models_that_cannot_be_used_are_refused_in_one_sentence(models, tmp_path
         load_tokenizer(str(broken))
     model, tokenizer = load(models["llama"])
     with pytest.raises(ValueError, match="the model holds 256"):
-        check_length(model, decoding(tokenizer, thinking_budget=400))
+        refuse_too_long(model, decoding(tokenizer, thinking_budget=400))
     with pytest.raises(ValueError, match="wants exactly one"):
         make_decoding(tokenizer, Sampling(end_of_thinking="12"))
     with pytest.raises(ValueError, match="does not close thinking"):
@@ -372,7 +331,7 @@ def test_a_model_is_loaded_once_whatever_the_engine_computes_in(models, monkeypa
         assert all(b.dtype == torch.float32 for b in model.buffers())
         assert (model.lm_head.weight is model.get_input_embeddings().weight) is not fp32_head
     del loaded[:]
-    assert generate.main(["--prompt", "1+1=", "--dtype", "bfloat16"]) == 0 and len(loaded) == 1
+    assert run_generate(["--prompt", "1+1=", "--dtype", "bfloat16"]) == 0 and len(loaded) == 1
 
 
 def test_code_that_lies_in_a_models_folder_is_never_run(models, tmp_path, monkeypatch):
@@ -408,7 +367,7 @@ def test_the_shipped_model_is_found_beside_the_scripts_and_a_path_that_is_not_th
     assert model_path("runs/mine/model") == "runs/mine/model"
     for name in (str(tmp_path / "nothing"), "runs/nothing", "runs/mine/nothing/model", "a/b/c", "./nothing"):
         with pytest.raises(ValueError, match=f"--model {name}: there is no such folder"):
-            generate.main(["--prompt", "1+1=", "--model", name])
+            run_generate(["--prompt", "1+1=", "--model", name])
     assert model_path("Qwen/Qwen3-0.6B") == "Qwen/Qwen3-0.6B" and model_path("gpt2") == "gpt2"
 
 
@@ -423,7 +382,7 @@ class Script:
     """The queue for work, read in the generator's own thread: some requests, and the end when all have come back."""
 
     def __init__(self, wanted):
-        self.works = [Work(wanted)]
+        self.works, self._writer = [Work(wanted)], io.BytesIO()
 
     def get_nowait(self):
         if not self.works:
@@ -457,57 +416,30 @@ def test_only_the_share_of_training_counts_as_busy_while_a_validation_is_sampled
     assert sum(report.sampled_tokens for report in came) == sum(int(r.sampled.sum()) for r in training)
 
 
-def test_pitfall_12_an_exception_in_a_generator_travels_with_its_traceback(models):
-    with generator(settings_of(models["llama"]), parameters_of(load(models["llama"])[0])) as (process, work, reports):
-        work.put(Work([Request(0, 0, [1] * 99, 1, (0,))]))
-        report = reports.get(timeout=30)
-        assert "99 tokens; the budget is 16" in report.error and "Traceback" in report.error
-        process.join(20)
-        assert process.exitcode == 1
-
-
-def _parent_that_dies(settings, shared, ids):
-    with generator(settings, shared, daemon=False) as (process, *_):
-        ids.put(process.pid)
-        time.sleep(600)
-
-
-def test_pitfall_12_a_generator_does_not_outlive_its_trainer(models):
-    context = multiprocessing.get_context("fork")
-    ids, shared = context.Queue(), parameters_of(load(models["llama"])[0])
-    parent = context.Process(target=_parent_that_dies, args=(settings_of(models["llama"]), shared, ids))
-    parent.start()
-    child = ids.get(timeout=90)
-    assert _alive(child)
-    parent.kill()
-    parent.join()
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline and _alive(child):
-        time.sleep(0.1)
-    assert not _alive(child)
-
-
-def _alive(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+def test_pitfall_12_an_exception_in_a_generator_travels_with_its_traceback(models, monkeypatch):
+    monkeypatch.setattr(generate, "belong_to_the_run", lambda: None)
+    script, reports = Script([Request(0, 0, [1] * 99, 1, (0,))]), queue.Queue()
+    with pytest.raises(SystemExit) as ended:
+        generate.generator_process(
+            settings_of(models["llama"]), parameters_of(load(models["llama"])[0]), script, reports
+        )
+    last = [reports.get_nowait() for _ in range(reports.qsize())][-1]
+    assert ended.value.code == 1 and "99 tokens; the budget is 16" in last.error and "Traceback" in last.error
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
 def test_the_command_prints_completions_and_mean_at_k(capsys, tmp_path):
-    assert generate.main(["--prompt", "4729+8153=", "--samples", "3"]) == 0
+    assert run_generate(["--prompt", "4729+8153=", "--samples", "3"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3 and all(line.startswith("4729+8153=") for line in lines)
     log = tmp_path / "evaluations.jsonl"
-    assert generate.main(["--evaluate", "--problems", "10", "--samples", "4", "--log", str(log)]) == 0
+    assert run_generate(["--evaluate", "--problems", "5", "--samples", "4", "--log", str(log)]) == 0
     printed = capsys.readouterr().out
     figures = json.loads(log.read_text())
-    assert "10 problems, 4 completions of each" in printed and f"mean@4    {figures['pass_rate']:.3f}" in printed
-    assert figures["num_examples"] == 40 and figures["pass@4"] >= figures["pass_rate"] > 0
+    assert "5 problems, 4 completions of each" in printed and f"mean@4    {figures['pass_rate']:.3f}" in printed
+    assert figures["num_examples"] == 20 and figures["pass@4"] >= figures["pass_rate"] > 0
     assert figures["pass@4_low"] <= figures["pass@4"] <= figures["pass@4_high"]
 
 
@@ -515,27 +447,19 @@ def test_the_command_prints_completions_and_mean_at_k(capsys, tmp_path):
     "arguments, message",
     [
         ([], "say one of --prompt TEXT, --evaluate and --check"),
-        (["--prompt", ""], "say one of --prompt TEXT, --evaluate and --check"),
         (["--prompt", "1+1=", "--evaluate"], "say one of --prompt TEXT, --evaluate and --check"),
-        (["--evaluate", "--slots", "-1"], "--slots is -1; it must be at least 1"),
-        (["--evaluate", "--slots", "0"], "--slots is 0; it must be at least 1"),
         (["--evaluate", "--samples", "0"], "--samples is 0; it must be at least 1"),
-        (["--evaluate", "--problems", "0"], "--problems is 0; it must be at least 1"),
-        (["--evaluate", "--generator-memory", "2"], "--generator-memory is a share"),
-        (["--evaluate", "--slots", "abc"], "slots.*abc"),
         (["--evaluate", "--slot", "3"], "--slot.*; did you mean --slots"),
         (["--evaluate", "--engine", "tensorrt"], "auto.*torch.*vllm"),
         (["--evaluate", "--data", "nothing"], "no such file or folder, and no data set or task"),
     ],
 )
 def test_what_the_command_cannot_do_is_one_line_and_status_2(capsys, arguments, message):
-    with pytest.raises(ValueError, match=message):
-        generate.main(arguments)
     with pytest.raises(SystemExit) as ended:
-        run_command(generate.main, arguments)
+        run_command(run_generate, arguments)
     printed = capsys.readouterr()
     assert ended.value.code == 2 and printed.out == ""
-    assert printed.err.startswith("error: ") and printed.err.count("\n") == 1 and printed.err.endswith("\n")
+    assert re.match(f"error: .*{message}.*\n$", printed.err)
 
 
 def test_memory_that_is_full_is_said_in_one_sentence(monkeypatch):
@@ -544,18 +468,16 @@ def test_memory_that_is_full_is_said_in_one_sentence(monkeypatch):
 
     monkeypatch.setattr(generate, "make_engine", full)
     with pytest.raises(ValueError, match=r"^out of memory \(Unable to allocate 9 TiB\): lower --slots or the budgets$"):
-        generate.main(["--prompt", "1+1="])
+        run_generate(["--prompt", "1+1="])
 
 
 def test_the_help_says_every_flag_with_its_meaning_and_default(capsys):
     with pytest.raises(SystemExit) as ended:
-        generate.main(["--help"])
-    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+        run_generate(["--help"])
+    text = " ".join(capsys.readouterr().out.split())
     assert ended.value.code == 0 and "python generate.py --model" in text
-    for field in dataclasses.fields(GenerateCommand):
-        assert f"--{field.name.replace('_', '-')}" in text, field.name
+    assert all(flag(field.name) in text for field in dataclasses.fields(GenerateCommand))
     assert "sequences that a generator decodes at once" in text and "(default: 512)" in text
-    assert "print completions of this" in text
 
 
 def test_the_script_runs_from_any_folder_and_its_waiting_threads_leave_the_cores(tmp_path):

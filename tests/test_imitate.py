@@ -15,13 +15,14 @@ import pytest
 import safetensors
 import torch
 from faults import ROOT, Script, log
+from sampling import run_generate
 
-import generate
 from curve.flags import run_command
 from data.load import load_data
 from machinery import imitate
+from machinery.decoding import end_tokens
 from machinery.imitate import Command, cross_entropy, examples, learned_tokens, mean_loss
-from machinery.model import end_tokens, load_model, load_tokenizer
+from machinery.model import load_model, load_tokenizer
 from machinery.run import open_run
 from machinery.settings import parse
 
@@ -46,7 +47,7 @@ def evaluated(folder: Path, model: str) -> dict:
     path = folder / f"{model}.evaluation"
     command = ["--evaluate", "--model", str(folder / model), "--data", str(folder / "my.jsonl"), "--log", str(path)]
     command += ["--defaults", "toy", "--prompt-budget", "40", "--thinking-budget", "10", "10"]
-    assert generate.main([*command, "--problems", "40", "--samples", "4"]) == 0
+    assert run_generate([*command, "--problems", "40", "--samples", "4"]) == 0
     return json.loads(path.read_text())
 
 
@@ -112,7 +113,7 @@ def test_the_prompt_is_that_of_a_generator_and_the_solution_ends(flags, tests, c
     for validation, of_source in ((False, held.train), (True, held.validation)):
         for i in range(len(of_source)):
             group = feed._group(0, 0, i, 0, feed.generators[0], (0,), validation)
-            prompts[group.problem.prompt] = group.requests[0].prompt
+            prompts[group.problem.prompt] = group.requests[0].prompt_ids
     assert prompts.keys() == {problem.prompt for problem in problems} and len(prompts) == 20
     solutions = {row["worked"] for row in rows}
     for problem, (ids, learned) in zip(problems, found):

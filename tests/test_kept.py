@@ -70,7 +70,7 @@ def test_what_is_kept_of_a_step_is_what_the_step_has_computed(models, tmp_path):
     assert kept_lines[1]["completions"][3]["verdict"] == "time limit"
     for p, line in enumerate(kept_lines):
         assert line["mean_reward"] == pytest.approx(rewards_PG[p][usable_PG[p]].mean().item())
-        assert line["pass_rate"] == groups[p].pass_rate and line["prompt_ids"] == groups[p].requests[0].prompt
+        assert line["pass_rate"] == groups[p].pass_rate and line["prompt_ids"] == groups[p].requests[0].prompt_ids
         for i, completion in enumerate(line["completions"]):
             rollout = groups[p].rollouts[i]
             assert completion["ids"] == rollout.tokens.tolist()

@@ -25,9 +25,10 @@ from curve.logs import read_log
 from data.tasks import arithmetic
 from docs.lessons import check
 from machinery import rollouts, trainer
+from machinery.decoding import make_decoding, render
 from machinery.engine import make_requests, sample_all
 from machinery.feed import PromptOrder
-from machinery.model import load_model, load_tokenizer, make_decoding, model_path, render
+from machinery.model import load_model, load_tokenizer, model_path
 from machinery.settings import Settings, TrainCommand, parse
 
 ROOT = Path(__file__).parent.parent

@@ -24,9 +24,10 @@ from generate import TorchEngine
 from machinery import ranks as ranks_module
 from machinery import screen, trainer
 from machinery.checkpoints import checkpoints
+from machinery.decoding import make_decoding
 from machinery.engine import sample_all
 from machinery.files import json_lines
-from machinery.model import load_model, load_tokenizer, make_decoding
+from machinery.model import load_model, load_tokenizer
 from machinery.policy import Policy, micro_batches
 from machinery.rollouts import Request, SharedParameters
 from machinery.run import Start
@@ -72,8 +73,8 @@ def test_a_step_matches_a_plain_reference_one_completion_at_a_time(models, tmp_p
     for group in kept:
         tokens = sum(int(r.sampled.sum()) for _, r in group)
         for advantage, r in group:
-            prompt = len(r.request.prompt)
-            ids = torch.tensor([r.request.prompt + r.tokens.tolist()])
+            prompt = len(r.request.prompt_ids)
+            ids = torch.tensor([r.request.prompt_ids + r.tokens.tolist()])
             logprobs = torch.log_softmax(model(input_ids=ids).logits[0], -1)[prompt - 1 : -1]
             logprobs = logprobs.gather(-1, ids[0, prompt:, None])[:, 0][r.sampled]
             ratios = (logprobs - torch.tensor(r.logprobs[r.sampled])).exp()
@@ -103,8 +104,8 @@ def test_the_log_says_how_far_the_batch_is_from_the_policy_and_how_far_a_step_go
     train_on(settings(weight_decay=0.0, tokens_per_micro_batch=60), models["llama"], [groups], tmp_path)
     before, by_age = load_model(models["llama"], CPU, torch.float32), collections.defaultdict(list)
     for r in [r for group in (groups[0], groups[2]) for r in group.rollouts.values() if not r.truncated]:
-        logits = before(input_ids=torch.tensor([r.request.prompt + r.tokens.tolist()])).logits[0]
-        logprobs = torch.log_softmax(logits, -1)[len(r.request.prompt) - 1 : -1]
+        logits = before(input_ids=torch.tensor([r.request.prompt_ids + r.tokens.tolist()])).logits[0]
+        logprobs = torch.log_softmax(logits, -1)[len(r.request.prompt_ids) - 1 : -1]
         for t in r.sampled.nonzero()[0]:
             by_age[FIRST - r.versions[t]].append(logprobs[t, r.tokens[t]].item() - r.logprobs[t].item())
     (line,) = lines(tmp_path, "train")
@@ -333,7 +334,7 @@ def test_pitfall_9_the_trained_tokens_are_the_sampled_ids():
         for row, which in enumerate(batch.rows_B.tolist()):
             mask = batch.sampled_BT[row]
             seen[which] = (batch.targets_BT[row][mask].tolist(), batch.generator_logprobs_BT[row][mask].tolist())
-            prompt = rollouts[which].request.prompt
+            prompt = rollouts[which].request.prompt_ids
             assert batch.inputs_BT[row][: len(prompt)].tolist() == prompt
     for which, r in enumerate(rollouts):
         assert seen[which] == (r.tokens[r.sampled].tolist(), r.logprobs[r.sampled].tolist())

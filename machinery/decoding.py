@@ -1,0 +1,164 @@
+"""From text to token ids and back: the chat template, how completions end, their budgets in tokens, their texts."""
+
+import itertools
+from dataclasses import dataclass
+
+from transformers import GenerationConfig, PreTrainedTokenizerBase
+
+from machinery.rollouts import Rollout
+from machinery.settings import Sampling
+
+# --- prompts in token ids -------------------------------------------------------------------------------------------
+
+
+def render(
+    tokenizer: PreTrainedTokenizerBase, prompt: str, thinking: bool = True, system: str | None = None
+) -> list[int]:
+    """Token ids of a user's turn in the model's chat template, after a system prompt if there is one, ready for the
+    model to go on. thinking: `enable_thinking` for the template; templates that know no such choice ignore it."""
+    if tokenizer.chat_template is None:
+        return tokenizer(prompt if system is None else f"{system}\n\n{prompt}").input_ids
+    messages = [{"role": "user", "content": prompt}]
+    if system is not None:
+        messages.insert(0, {"role": "system", "content": system})
+    return tokenizer.apply_chat_template(
+        messages, add_generation_prompt=True, enable_thinking=thinking, return_dict=True
+    )["input_ids"]
+
+
+def render_all(tokenizer: PreTrainedTokenizerBase, prompts: list[str], settings: Sampling) -> dict[str, list[int]]:
+    """Token ids of all prompts, by their text. ValueError for a prompt that is longer than its budget, and for a chat
+    template that makes the same ids of two prompts."""
+    ids_of, text_of = {}, {}
+    for prompt in prompts:
+        ids = render(tokenizer, prompt, settings.thinking, settings.system)
+        if len(ids) > settings.prompt_budget:
+            raise ValueError(
+                f"the prompt {prompt[:60]!r} has {len(ids)} tokens with the chat template; --prompt-budget is"
+                f" {settings.prompt_budget}"
+            )
+        other = text_of.setdefault(tuple(ids), prompt)
+        if other != prompt:
+            raise ValueError(
+                f"--model {settings.model}: its chat template drops the prompt: {prompt[:40]!r} and {other[:40]!r}"
+                f" become the same {len(ids)} tokens"
+            )
+        ids_of[prompt] = ids
+    return ids_of
+
+
+# --- budgets and ends in token ids ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """What all completions of a run have in common."""
+
+    eos: tuple[int, ...]  # ids that end a completion
+    end_of_thinking: int  # id of </think>; -1: the model has none, and nothing is interrupted
+    thinks: bool  # False: the prompt ends with thinking closed, so that all is answer
+    phrase: tuple[int, ...]  # ids of the interruption phrase
+    prompt_budget: int  # tokens
+    thinking_budget: int  # sampled tokens, the most that a request may have
+    answer_budget: int  # sampled tokens
+    length_control: str  # as in loss.Recipe
+    fp32_logits: bool  # as in loss.Recipe
+
+    @property
+    def longest_completion(self) -> int:
+        """The most tokens that a completion can have, forced ones included."""
+        forced = len(self.phrase) if self.length_control == "interruption" else 0
+        return self.thinking_budget + forced + self.answer_budget
+
+    @property
+    def longest(self) -> int:
+        """The most tokens that a prompt and its completion can have."""
+        return self.prompt_budget + self.longest_completion
+
+
+def make_decoding(
+    tokenizer: PreTrainedTokenizerBase, settings: Sampling, length_control: str = "interruption", fp32: bool = True
+) -> Decoding:
+    """The budgets and markers of the settings in ids of this tokenizer. ValueError if the tokenizer has no such marker,
+    or if the phrase does not hold it."""
+    marker = tokenizer(settings.end_of_thinking, add_special_tokens=False).input_ids
+    phrase = tokenizer(settings.interruption_phrase, add_special_tokens=False).input_ids
+    if length_control == "interruption":
+        if len(marker) != 1:
+            raise ValueError(
+                f"--end-of-thinking {settings.end_of_thinking!r} is {len(marker)} tokens of this model; an interruption"
+                " wants exactly one (--length-control penalty wants none)"
+            )
+        if marker[0] not in phrase:
+            raise ValueError(
+                f"--interruption-phrase {settings.interruption_phrase!r} does not close thinking: it must hold"
+                f" {settings.end_of_thinking}"
+            )
+    marker_id = marker[0] if len(marker) == 1 else -1
+    example = render(tokenizer, "", settings.thinking)
+    last_marker = max((i for i, token in enumerate(example) if token == marker_id), default=None)
+    closed = last_marker is not None and not tokenizer.decode(example[last_marker + 1 :]).strip()
+    return Decoding(
+        eos=end_tokens(tokenizer),
+        end_of_thinking=marker_id,
+        thinks=not closed,
+        phrase=tuple(phrase),
+        prompt_budget=settings.prompt_budget,
+        thinking_budget=settings.thinking_budget[1],
+        answer_budget=settings.answer_budget,
+        length_control=length_control,
+        fp32_logits=fp32,
+    )
+
+
+def end_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Ids that end a completion: the tokenizer's EOS and those of the model's generation_config.json, since chat models
+    often have two, of a turn and of a text. ValueError if there is none."""
+    try:
+        configured = GenerationConfig.from_pretrained(tokenizer.name_or_path).eos_token_id
+    except OSError:  # the model has no such file
+        configured = None
+    configured = configured if isinstance(configured, list) else [configured]
+    ids = {token for token in (tokenizer.eos_token_id, *configured) if token is not None}
+    if not ids:
+        raise ValueError(
+            f"--model {tokenizer.name_or_path}: neither its tokenizer nor its generation_config.json has an EOS token,"
+            " so no completion could end"
+        )
+    return tuple(sorted(ids))
+
+
+# --- completions in text --------------------------------------------------------------------------------------------
+
+
+def completion_texts(tokenizer: PreTrainedTokenizerBase, decoding: Decoding, rollouts: list[Rollout]) -> list[str]:
+    """The text of each rollout that a task judges: without its EOS, with forced tokens. Tasks read `<think>` and
+    `</think>`, whatever marks thinking for this model. Many chat templates open thinking in the prompt; then `<think>`
+    is put before the completion."""
+    completions = [rollout.tokens.tolist() for rollout in rollouts]
+    texts = decode_all(tokenizer, [ids[:-1] if ids[-1] in decoding.eos else ids for ids in completions])
+    if decoding.end_of_thinking < 0:
+        return texts
+    end = tokenizer.decode([decoding.end_of_thinking])
+    start = end.replace("/", "", 1)
+    if start != end:
+        ends_of_prompts = decode_all(tokenizer, [rollout.request.prompt_ids[-8:] for rollout in rollouts])
+        opened = [start if start in before and end not in before else "" for before in ends_of_prompts]
+        texts = [(before + text).replace(start, "<think>") for before, text in zip(opened, texts)]
+    return [text.replace(end, "</think>") for text in texts]
+
+
+def decode_all(tokenizer: PreTrainedTokenizerBase, completions: list[list[int]]) -> list[str]:
+    """`tokenizer.decode` of each; by a tokenizer in Rust on all cores, since one takes 5 ms for 14,000 tokens."""
+    if tokenizer.is_fast and not tokenizer.clean_up_tokenization_spaces:
+        return tokenizer.backend_tokenizer.decode_batch(completions, skip_special_tokens=False)
+    return [tokenizer.decode(ids) for ids in completions]
+
+
+def marked_text(tokenizer: PreTrainedTokenizerBase, rollout: Rollout) -> str:
+    """The completion with its EOS, forced tokens in [[ ]]."""
+    pieces = []
+    for sampled, places in itertools.groupby(range(len(rollout.tokens)), key=lambda i: rollout.sampled[i]):
+        piece = tokenizer.decode(rollout.tokens[[*places]].tolist())
+        pieces.append(piece if sampled else f"[[{piece}]]")
+    return "".join(pieces)

@@ -1,0 +1,66 @@
+"""Which device does what, how many CPU threads a process has, and what a model computes in."""
+
+import os
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:  # settings.py imports this file
+    from machinery.settings import Sampling, Settings
+
+
+def split_devices(settings: "Settings", gpus: int) -> tuple[list[tuple[str, ...]], list[str]]:
+    """The devices of each generator, and the device of each trainer, on a machine with so many GPUs.
+
+    Without a GPU all are CPU processes. One GPU does both. Of several, generators have the first and trainers the last;
+    one in five trains by default, as in the paper. CUDA_VISIBLE_DEVICES says which GPUs there are. ValueError if they
+    are too few.
+    """
+    each = settings.tensor_parallel
+    if gpus == 0:
+        if each > 1:
+            raise ValueError(f"--tensor-parallel {each} wants as many GPUs, and there is none")
+        return [("cpu",)] * (settings.generators or 1), ["cpu"] * (settings.trainers or 1)
+    if gpus == 1 and settings.generators <= 1 and settings.trainers <= 1 and each == 1:
+        return [("cuda:0",)], ["cuda:0"]
+    trainers = settings.trainers or max(1, min(gpus // 5, gpus - settings.generators * each))
+    generators = settings.generators or max(1, (gpus - trainers) // each)
+    if generators * each + trainers > gpus:
+        raise ValueError(
+            f"--generators {generators} with --tensor-parallel {each} and --trainers {trainers} want"
+            f" {generators * each + trainers} GPUs; there are {gpus} (CUDA_VISIBLE_DEVICES)"
+        )
+    names = [f"cuda:{i}" for i in range(gpus)]
+    return [tuple(names[i * each : (i + 1) * each]) for i in range(generators)], names[gpus - trainers :]
+
+
+def devices_here(settings: "Settings") -> tuple[list[tuple[str, ...]], list[str]]:
+    """`split_devices` of this machine, or of the one that --plan is asked about."""
+    return split_devices(settings, gpus_here(settings))
+
+
+def gpus_here(settings: "Sampling") -> int:
+    """How many GPUs this machine has, or the one that --plan is asked about."""
+    gpus = getattr(settings, "gpus", None)
+    return torch.cuda.device_count() if gpus is None else gpus
+
+
+def devices_paid(generators: list[tuple[str, ...]], trainers: list[str]) -> int:
+    """How many devices these are: every CPU process counts, and a GPU that does both counts once."""
+    names = [*sum(generators, ()), *trainers]
+    return names.count("cpu") + len({*names} - {"cpu"})
+
+
+def cpu_threads(settings: "Sampling") -> int:
+    """CPU threads of each process: --threads, or the cores divided by the processes of the run."""
+    is_run = hasattr(settings, "generators")  # generate.py is one process
+    processes = sum(map(len, devices_here(settings))) if is_run else 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return settings.threads or max(1, cores // processes)
+
+
+def trunk_dtype(settings: "Sampling", device: str) -> torch.dtype:
+    """The dtype that the trunk of the model computes in on this device."""
+    if settings.dtype != "auto":
+        return getattr(torch, settings.dtype)
+    return torch.float32 if device.startswith("cpu") else torch.bfloat16
