@@ -257,7 +257,7 @@ def published_runs() -> str:
     columns = {
         "groups without variance": lambda log, a, b: f"{log['zero_variance_fraction'][a - 1 : b].mean():.2f}",
         "GFLOPs a step": gflops,
-        "prompts retired": lambda log, a, b: str(log["prompts_retired"][b - 1]),
+        "prompts retired": lambda log, _, b: str(log["prompts_retired"][b - 1]),
         "pass rate of the batches": lambda log, a, b: f"{log['pass_rate'][a - 1 : b].mean():.2f}",
     }
     rows = [
@@ -315,7 +315,8 @@ def main() -> None:
         print(f"{LESSONS[lesson].name}\n\n{figures}\n", flush=True)
         if options.write:
             text = LESSONS[lesson].read_text()
-            LESSONS[lesson].write_text(BLOCK.sub(lambda block: f"{block[1]}\n{figures}\n\n{block[2]}", text))
+            block = BLOCK.search(text)
+            LESSONS[lesson].write_text(text.replace(block[0], f"{block[1]}\n{figures}\n\n{block[2]}"))
 
 
 if __name__ == "__main__":
