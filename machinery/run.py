@@ -337,28 +337,28 @@ class OtherRank:
     def __init__(self, settings: Settings):
         self.settings = settings
 
-    def begin(self, step: int) -> None:
+    def begin(self, *_) -> None:
         """Rank 0 starts the generators."""
 
-    def goes_on(self, step: int) -> bool:
+    def goes_on(self, *_) -> bool:
         return everyone(None)
 
-    def batch(self, step: int) -> list[Group] | None:
+    def batch(self, *_) -> list[Group] | None:
         return everyone(None)
 
-    def wants_validation(self, step: int, at_the_end: bool = False) -> bool:
+    def wants_validation(self, *_, **__) -> bool:
         return everyone(None)
 
-    def validate(self, step: int, policy: Policy) -> None:
+    def validate(self, _, policy: Policy) -> None:
         compared: list[Rollout] = everyone(None)
         if compared:
             numerics_mismatch(policy, compared, self.settings)
 
-    def log_step(self, step: int, batch: Batch, totals: Totals, worth: dict, figures: dict) -> None:
+    def log_step(self, *_) -> None:
         """Rank 0 writes the log."""
 
-    def save(self, step: int, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
+    def save(self, _, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
         gather(policy, optimizer)
 
-    def end(self, step: int) -> bool:
+    def end(self, *_) -> bool:
         return everyone(None)
