@@ -17,27 +17,29 @@ from machinery.settings import Sampling
 def check_fit(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, decoding: Decoding, settings: Sampling, source: Source
 ) -> list[str]:
-    """What is to be printed about a model and the first held-out problem of a source, in lines. One that starts with
-    `!` says what does not fit. ValueError if the prompt is longer than its budget."""
+    """The lines to print about a model and the first held-out problem of a source. A line that starts with `!` says
+    what does not fit. ValueError if the prompt is longer than its budget."""
     problem = source.validation[0]
     ids = render_all(tokenizer, [problem.prompt], settings)[problem.prompt]
     shape, template = type(model).__name__, "its chat template" if tokenizer.chat_template else "no chat template"
     ends = ", ".join(f"{tokenizer.decode([token])!r} ({token})" for token in decoding.eos)
+    interrupts = decoding.length_control == "interruption"
+    limit = f"{decoding.thinking_budget + decoding.answer_budget} tokens in all (--thinking-budget and --answer-budget)"
+    if interrupts:
+        limit = f"{decoding.answer_budget} tokens of answer (--answer-budget)"
+    positions = getattr(model.config, "max_position_embeddings", None) or "any number"
     lines = [
         f"model      {settings.model}: {shape}, {model.num_parameters():,} parameters, {template}",
         f"problem    the first of {source.name}, judged by {problem.task.replace('.', '/')}.py; the model gets",
         *(f"  | {line}" for line in tokenizer.decode(ids).split("\n")),
         *unwritable(tokenizer, problem.prompt),
         f"thinking   {thinking(tokenizer, decoding, settings, ids)}",
-        *(unwritable(tokenizer, settings.interruption_phrase) if decoding.length_control == "interruption" else ()),
-        f"ends with  {ends}, or after {limit_of_sampling(decoding)}",
+        *(unwritable(tokenizer, settings.interruption_phrase) if interrupts else ()),
+        f"ends with  {ends}, or after {limit}",
         *unfit_ends(tokenizer, decoding, ids),
-    ]
-    limit = getattr(model.config, "max_position_embeddings", None)
-    lines.append(
         f"length     {len(ids)} tokens of prompt (--prompt-budget {decoding.prompt_budget}); {decoding.longest} in all"
-        f" at most, and the model holds {limit or 'any number'}"
-    )
+        f" at most, and the model holds {positions}",
+    ]
     if problem.task == programming.__name__:
         return [*lines, "reference  programs are judged by their tests, and the data hold no program to try"]
     return [*lines, *reference(tokenizer, decoding, settings, problem, ids)]
@@ -59,13 +61,6 @@ def thinking(tokenizer: PreTrainedTokenizerBase, decoding: Decoding, settings: S
     )
 
 
-def limit_of_sampling(decoding: Decoding) -> str:
-    """After how many tokens a completion is cut off."""
-    if decoding.length_control == "interruption":
-        return f"{decoding.answer_budget} tokens of answer (--answer-budget)"
-    return f"{decoding.thinking_budget + decoding.answer_budget} tokens in all (--thinking-budget and --answer-budget)"
-
-
 def unwritable(tokenizer: PreTrainedTokenizerBase, text: str) -> list[str]:
     """A line about the characters of a text that are lost in the tokenizer."""
     lost = {*text} - {*tokenizer.decode(tokenizer(text, add_special_tokens=False).input_ids)} - {*" \n\t"}
@@ -73,7 +68,7 @@ def unwritable(tokenizer: PreTrainedTokenizerBase, text: str) -> list[str]:
 
 
 def unfit_ends(tokenizer: PreTrainedTokenizerBase, decoding: Decoding, ids: list[int]) -> list[str]:
-    """Lines about a prompt that is at its end already, and about a chat template whose end of a turn ends nothing."""
+    """Lines about a prompt that ends with an end token, and about a chat template that ends a reply with another."""
     lines = []
     if ids[-1] in decoding.eos:
         lines.append(f"! the prompt ends with {tokenizer.decode(ids[-1:])!r}: the model is told that all has been said")
@@ -91,7 +86,7 @@ def unfit_ends(tokenizer: PreTrainedTokenizerBase, decoding: Decoding, ids: list
 def reference(
     tokenizer: PreTrainedTokenizerBase, decoding: Decoding, settings: Sampling, problem: Problem, ids: list[int]
 ) -> list[str]:
-    """Lines about the verdict on the reference answer, as it stands or in a box, that goes the way of a completion."""
+    """Lines about the verdict on the reference answer, as it stands or in a box. It is judged as a completion is."""
     for text in (problem.answer, f"\\boxed{{{problem.answer}}}"):
         marker = [decoding.end_of_thinking] if decoding.thinks and decoding.end_of_thinking >= 0 else []
         tokens = tokenizer(text, add_special_tokens=False).input_ids
@@ -102,23 +97,21 @@ def reference(
             break
     if not verdict.correct:
         how = "as it stands and in a box; if the task wants it in another form, try that by hand"
-        return [
-            f"! the reference {problem.answer!r} gets {verdict.score:g}, not 1, {how}",
-            *unwritable(tokenizer, text),
-        ]
+        message = f"! the reference {problem.answer!r} gets {verdict.score:g}, not 1, {how}"
+        return [message, *unwritable(tokenizer, text)]
     lines = [f"reference  {text!r} is judged right; it takes {len(tokens) + 1} tokens"]
     if decoding.length_control == "interruption" and len(tokens) + 1 > decoding.answer_budget:
         lines.append(f"! that is more than --answer-budget {decoding.answer_budget}: it would be cut off")
     return lines
 
 
-def given_rollout(prompt_ids: list[int], tokens: list[int]) -> Rollout:
-    """A completion of these tokens, as if it had been sampled."""
+def given_rollout(prompt_ids: list[int], tokens: list[int], sampled: list[bool] | None = None) -> Rollout:
+    """A completion of these tokens, as if these of them had been sampled, or else all."""
     T = len(tokens)
     return Rollout(
         request=Request(group=0, index=0, prompt_ids=prompt_ids, thinking_budget=T, seed=(0,)),
         tokens=np.array(tokens, np.int32),
-        sampled=np.ones(T, bool),
+        sampled=np.array([True] * T if sampled is None else sampled),
         logprobs=np.zeros(T, np.float32),
         versions=np.zeros(T, np.int32),
         interrupted=False,

@@ -17,7 +17,7 @@ Z = 1.959964  # of the normal distribution, for 95 %
 
 
 def judge_all(pool: VerifierPool, problems: list[Problem], rollouts: list[Rollout], texts: list[str]) -> list[Verdict]:
-    """A verdict on each rollout, in order. One that was cut off is wrong. ValueError if no other got a verdict."""
+    """A verdict on each rollout, in order. A truncated one is wrong. ValueError if none of the others got a verdict."""
     verdicts = {i: Verdict(False) for i, rollout in enumerate(rollouts) if rollout.truncated}
     pool.submit([(i, problems[r.request.group], texts[i]) for i, r in enumerate(rollouts) if i not in verdicts])
     with tqdm(total=pool.unfinished, desc="judging", unit="completion", leave=False, disable=None) as bar:
@@ -32,7 +32,7 @@ def judge_all(pool: VerifierPool, problems: list[Problem], rollouts: list[Rollou
 
 
 def evaluation_figures(rollouts: list[Rollout], verdicts: list[Verdict], samples: int) -> dict[str, float | str]:
-    """What --evaluate prints and logs, of `samples` completions of each problem: pass_rate is mean@samples."""
+    """What --evaluate prints and logs; each problem has `samples` completions. pass_rate is mean@samples."""
     scores_PN = np.array([verdict.score for verdict in verdicts]).reshape(-1, samples)
     lengths = [int(rollout.sampled.sum()) for rollout in rollouts]
     figures = {"num_examples": len(rollouts), "problems": len(scores_PN)}
@@ -52,23 +52,20 @@ def evaluation_figures(rollouts: list[Rollout], verdicts: list[Verdict], samples
 def pass_at_k(scores_PN: np.ndarray, k: int) -> tuple[float, float, float]:
     """The chance that at least one of k completions of a problem is correct, and its 95 % interval.
 
-    scores_PN: N completions of each of P problems, 1 where correct and 0 where not; a truncated completion, or one
-    without a verdict, has 0. Of each problem the unbiased estimate 1 - C(N - c, k) / C(N, k) with c correct ones (Chen
-    et al. 2021, arXiv 2107.03374). That is the mean, over all choices of k, of the best score; so it is computed, since
-    that holds for scores in between too. pass@1 is mean@N. The interval is over problems, as if they were drawn at
-    random: Wilson's, for the number of trials that the scatter between problems is worth. One problem that failed and
-    one that was solved are added to estimate the scatter. The interval stays within [0, 1]. Raises
-    ValueError for k above N, and for nothing to judge.
+    scores_PN: the scores of N completions of each of P problems, 0 if truncated or without a verdict. For each problem,
+    the mean of the best score over all choices of k completions: with c correct ones the unbiased estimate
+    1 - C(N - c, k) / C(N, k) (Chen et al. 2021, arXiv 2107.03374). pass@1 is mean@N. The interval is over problems, as
+    if they were drawn at random: Wilson's, for the number of trials that the scatter between problems is worth. It
+    stays within [0, 1]. ValueError for k above N, and if there is nothing to judge.
     """
     problems, samples = scores_PN.shape
     if problems == 0 or not 1 <= k <= samples:
         raise ValueError(f"pass@{k} wants at least one problem and {k} completions of each, not {problems} x {samples}")
-    share_with_best_N = [
-        math.comb(i, k - 1) / math.comb(samples, k) for i in range(samples)
-    ]  # share of choices whose best is i
+    choices = math.comb(samples, k)
+    share_with_best_N = [math.comb(i, k - 1) / choices for i in range(samples)]  # of the choices, those whose best is i
     value_P = np.sort(scores_PN, axis=1) @ share_with_best_N
     mean = float(value_P.mean())
-    with_two_P = np.append(value_P, [0.0, 1.0])  # so that there is a scatter where all problems are alike
+    with_two_P = np.append(value_P, [0.0, 1.0])  # one that failed, one that was solved: all alike have a scatter too
     trials = problems * with_two_P.mean() * (1 - with_two_P.mean()) / with_two_P.var(ddof=1)
     middle = (mean + Z**2 / (2 * trials)) / (1 + Z**2 / trials)
     half = Z * math.sqrt(mean * (1 - mean) / trials + Z**2 / (4 * trials**2)) / (1 + Z**2 / trials)
@@ -76,7 +73,7 @@ def pass_at_k(scores_PN: np.ndarray, k: int) -> tuple[float, float, float]:
 
 
 def report_evaluation(model: str, path: str, source: Source, figures: dict, samples: int, log: Path | None) -> None:
-    """Print the figures of a data set, and add them to the log; path: where the model called so lies."""
+    """Print the figures of a data set, and add them to the log. path: the folder that `model` names."""
     print(f"{source.name}: {figures['problems']} problems, {samples} completions of each")
     for name in (name.removesuffix("_low") for name in figures if name.endswith("_low")):
         value, low, high = (figures[column] for column in (name, f"{name}_low", f"{name}_high"))
@@ -88,9 +85,9 @@ def report_evaluation(model: str, path: str, source: Source, figures: dict, samp
         f" without a verdict {figures['verifier_failures']}"
     )
     if log is not None:
+        line = {"data": source.name, "model": model, **checkpoint_compute(Path(path)), **figures}
         with open(log, "a") as file:
-            about = {"data": source.name, "model": model, **checkpoint_compute(Path(path))}
-            file.write(json.dumps({**about, **figures}) + "\n")
+            file.write(json.dumps(line) + "\n")
 
 
 def checkpoint_compute(model: Path) -> dict:

@@ -8,8 +8,7 @@ Then `python train.py --model FOLDER` goes on from there. Each record is a probl
 gets the problem as train.py would word it, and learns to go on with the solution and its EOS; only their tokens count
 in the loss. A tenth of the problems is held out: among them are all that train.py holds out of the same file.
 
-`imitate` also makes the base model of the default task (make_base.py). This file imports machinery/, as train.py does;
-of data/ only make_base.py imports it.
+The function `imitate` also makes the base model of the default task (make_base.py).
 """
 
 import math
@@ -27,23 +26,25 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from curve.flags import flag, read_flags, run_command
 from data import Problem, after_thinking
 from data.load import load_data
+from machinery.check import given_rollout
 from machinery.decoding import end_tokens, render
 from machinery.files import whole_folder
 from machinery.model import load_model, load_tokenizer, model_path
+from machinery.policy import Policy, micro_batches
 from machinery.screen import Progress, say
 
 MOST_MEASURED = 256  # held-out problems whose loss is measured
-Example = tuple[list[int], list[bool]]  # token ids of prompt and solution, and which of them are to be learned
+Example = tuple[list[int], list[bool]]  # token ids of prompt and solution, and which of them are learned
 
 
 # --- the loop -------------------------------------------------------------------------------------------------------
 
 
 def imitate(
-    model: PreTrainedModel, batches: Iterable[list[Example]], steps: int, learning_rate: float, at_once: int = 4096
+    model: PreTrainedModel, batches: Iterable[list[Example]], steps: int, learning_rate: float, tokens: int = 4096
 ) -> None:
-    """Train the model on so many batches: AdamW on the mean cross entropy of the tokens to be learned. After a warm-up
-    the learning rate falls to a tenth. at_once: tokens of one forward and backward, padding included."""
+    """Train the model on so many batches: AdamW on the mean cross entropy of the learned tokens. After a warm-up the
+    learning rate falls to a tenth. tokens: in one forward and backward, padding included."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.01)
     warmup = min(50, steps // 10 + 1)
     schedule = torch.optim.lr_scheduler.LambdaLR(
@@ -51,11 +52,10 @@ def imitate(
     )
     progress = Progress("imitation", steps)
     for step, batch in enumerate(batches, start=1):
-        tokens, loss = learned_tokens(batch), 0.0
-        for part in parts(batch, at_once):
-            value = cross_entropy(model, part) / tokens
-            value.backward()
-            loss += value.item()
+        loss = 0.0
+        for part in loss_in_parts(model, batch, tokens):
+            part.backward()
+            loss += part.item()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
@@ -64,35 +64,19 @@ def imitate(
     progress.close()
 
 
-def learned_tokens(examples: list[Example]) -> int:
-    return sum(sum(learned) for _, learned in examples)
-
-
-def parts(examples: list[Example], at_once: int) -> Iterator[list[Example]]:
-    """The examples, as many together as fit into `at_once` tokens when padded to the longest of all; or one."""
-    count = max(1, at_once // max(len(ids) for ids, _ in examples))
-    for start in range(0, len(examples), count):
-        yield examples[start : start + count]
-
-
-def cross_entropy(model: PreTrainedModel, examples: list[Example]) -> Tensor:
-    """The sum over the tokens to be learned, in nats. Padding is on the right, where a causal model never looks."""
-    width = max(len(ids) for ids, _ in examples)
-    ids_BT = torch.zeros(len(examples), width, dtype=torch.int64)
-    targets_BT = torch.full_like(ids_BT, -100)  # left out of the sum
-    for row, (ids, learned) in enumerate(examples):
-        ids_BT[row, : len(ids)] = torch.tensor(ids)
-        targets_BT[row, : len(ids)] = torch.where(torch.tensor(learned), torch.tensor(ids), -100)
-    logits_BTV = model(ids_BT.to(model.device)).logits[:, :-1]
-    targets_N = targets_BT[:, 1:].flatten().to(model.device)
-    return torch.nn.functional.cross_entropy(logits_BTV.flatten(0, 1), targets_N, reduction="sum")
+def loss_in_parts(model: PreTrainedModel, examples: list[Example], tokens: int) -> Iterator[Tensor]:
+    """The mean cross entropy of the learned tokens, in nats: one part for each micro-batch; their sum is the mean."""
+    rollouts = [given_rollout(ids[:1], ids[1:], learned[1:]) for ids, learned in examples]
+    count = sum(int(rollout.sampled.sum()) for rollout in rollouts)
+    for batch in micro_batches(rollouts, [*range(len(rollouts))], tokens, model.device, 0, 1):
+        logprobs_BT, _ = Policy(model)(batch, fp32_logits=True)
+        yield -logprobs_BT.sum() / count
 
 
 @torch.no_grad()
-def mean_loss(model: PreTrainedModel, examples: list[Example], at_once: int = 4096) -> float:
-    """Cross entropy of a token to be learned, in nats."""
-    total = sum(cross_entropy(model, part).item() for part in parts(examples, at_once))
-    return total / learned_tokens(examples)
+def mean_loss(model: PreTrainedModel, examples: list[Example], tokens: int) -> float:
+    """Mean cross entropy of the learned tokens, in nats."""
+    return sum(part.item() for part in loss_in_parts(model, examples, tokens))
 
 
 # --- the command ----------------------------------------------------------------------------------------------------
@@ -119,47 +103,40 @@ class Command:
 def main(arguments: list[str]) -> int:
     """The command. Returns the exit status 0; ValueError or OSError, in one sentence, for what cannot be."""
     transformers.utils.logging.disable_progress_bar()
-    c = read_flags(Command, arguments, description=__doc__)
-    check(c)
-    (source,) = load_data([c.data], None, None, instruction=c.instruction, wanted="solution")
+    command = read_flags(Command, arguments, description=__doc__)
+    refuse_wrong_flags(command)
+    (source,) = load_data([command.data], None, None, instruction=command.instruction, wanted="solution")
     for note in source.notes:
         say(f"{source.name}: {note}")
-    path = model_path(c.model)
+    path = model_path(command.model)
     tokenizer = load_tokenizer(path)
     model = load_model(path, torch.device("cuda" if torch.cuda.is_available() else "cpu"), torch.float32)
     model.set_attn_implementation("sdpa")
-    longest = min(c.longest, getattr(model.config, "max_position_embeddings", None) or c.longest)
-    train = examples(source.train, tokenizer, c, longest)
-    held_out = examples(source.validation, tokenizer, c, longest)[:MOST_MEASURED]
+    longest = min(command.longest, getattr(model.config, "max_position_embeddings", None) or command.longest)
+    train = examples(source.train, tokenizer, command, longest)
+    held_out = examples(source.validation, tokenizer, command, longest)[:MOST_MEASURED]
     if not train or not held_out:
         raise ValueError(
-            f"--data {c.data}: no {'held-out problem' if train else 'problem'} has at most {longest} tokens"
+            f"--data {command.data}: no {'held-out problem' if train else 'problem'} has at most {longest} tokens"
             " with its solution: raise --longest, or take a model that holds more"
         )
     ids, learned = train[0]
-    prompt, rest = (tokenizer.decode(part) for part in (ids[: learned.index(True)], ids[learned.index(True) :]))
-    say(f"The first record; what stands in [[ ]] is learned:\n{prompt}[[{rest}]]")
+    prompt, solution = (tokenizer.decode(part) for part in (ids[: learned.index(True)], ids[learned.index(True) :]))
+    say(f"The first record; what stands in [[ ]] is learned:\n{prompt}[[{solution}]]")
 
-    learning_rate = c.learning_rate or model.num_parameters() ** -0.5
-    steps = c.epochs * math.ceil(len(train) / c.batch_size)
-
-    def batches() -> Iterator[list[Example]]:
-        for epoch in range(c.epochs):
-            order = random.Random(f"{c.seed} {epoch}").sample(train, len(train))
-            for first in range(0, len(order), c.batch_size):
-                yield order[first : first + c.batch_size]
-
+    learning_rate = command.learning_rate or model.num_parameters() ** -0.5
+    steps, tokens = command.epochs * math.ceil(len(train) / command.batch_size), command.tokens_per_micro_batch
     try:
-        with whole_folder(c.out) as folder:
-            before = mean_loss(model, held_out, c.tokens_per_micro_batch)
-            imitate(model, batches(), steps, learning_rate, c.tokens_per_micro_batch)
-            after = mean_loss(model, held_out, c.tokens_per_micro_batch)
+        with whole_folder(command.out) as folder:
+            before = mean_loss(model, held_out, tokens)
+            imitate(model, batches(train, command), steps, learning_rate, tokens)
+            after = mean_loss(model, held_out, tokens)
             model.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
     except torch.OutOfMemoryError as error:
         raise ValueError(f"{str(error).partition('. ')[0]}: lower --tokens-per-micro-batch or --longest") from error
-    except safetensors.SafetensorError as error:  # a full disk, in its words
-        raise OSError(f"{c.out}: {error}") from error
+    except safetensors.SafetensorError as error:  # raised when the disk is full
+        raise OSError(f"{command.out}: {error}") from error
     print(
         f"held-out loss {before:.3f} before, {after:.3f} after {steps} steps, in nats a token of {len(held_out)}"
         f" solutions; learning rate {learning_rate:.2g}"
@@ -167,31 +144,32 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def check(c: Command) -> None:
-    """ValueError, naming the flag, for what is missing or cannot be."""
+def refuse_wrong_flags(command: Command) -> None:
+    """ValueError, naming the flag, for one that is missing or has a value that cannot be."""
     for name in ("model", "data", "out"):
-        if getattr(c, name) is None:
+        if getattr(command, name) is None:
             raise ValueError(f"{flag(name)} is missing; wanted are --model, --data and --out")
-    for name, value in vars(c).items():
+    for name, value in vars(command).items():
         if type(value) in (int, float) and (value < 0 or (value == 0 and name != "seed")):
             raise ValueError(f"{flag(name)} is {value}; it must be {'at least 0' if name == 'seed' else 'above 0'}")
-    if c.out.exists() and not (c.out.is_dir() and not any(c.out.iterdir())):
-        raise ValueError(f"--out {c.out} is there already: name a folder that is new or empty")
+    if command.out.exists() and not (command.out.is_dir() and not any(command.out.iterdir())):
+        raise ValueError(f"--out {command.out} is there already: name a folder that is new or empty")
 
 
-def examples(problems: list[Problem], tokenizer: PreTrainedTokenizerBase, c: Command, longest: int) -> list[Example]:
+def examples(
+    problems: list[Problem], tokenizer: PreTrainedTokenizerBase, command: Command, longest: int
+) -> list[Example]:
     """The problems with their solutions as the model learns them: the prompt as a generator gets it, the solution, and
-    the EOS. Those of more than `longest` tokens are left out, and the user is
-    told."""
-    found, too_long, left_open = [], [], 0
+    the EOS. Those of more than `longest` tokens are left out, and the user is told."""
+    fitting, too_long, left_open = [], [], 0
     end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else end_tokens(tokenizer)[0]
     for problem in problems:
-        prompt = render(tokenizer, problem.prompt, c.thinking, c.system)
+        prompt = render(tokenizer, problem.prompt, command.thinking, command.system)
         solution = tokenizer(problem.answer, add_special_tokens=False).input_ids
         solution += [end] if solution[-1:] != [end] else []
         left_open += not after_thinking(tokenizer.decode(prompt[-8:]) + problem.answer).strip()
         if len(prompt) + len(solution) <= longest:
-            found.append((prompt + solution, [False] * len(prompt) + [True] * len(solution)))
+            fitting.append((prompt + solution, [False] * len(prompt) + [True] * len(solution)))
         else:
             too_long.append(problem.prompt)
     if too_long:
@@ -204,7 +182,15 @@ def examples(problems: list[Problem], tokenizer: PreTrainedTokenizerBase, c: Com
             f"warning: {left_open} of {len(problems)} solutions do not close the thinking that was opened: a task"
             " reads what follows </think>, and would find no answer"
         )
-    return found
+    return fitting
+
+
+def batches(train: list[Example], command: Command) -> Iterator[list[Example]]:
+    """The batches of all epochs, each epoch in an order of its own."""
+    for epoch in range(command.epochs):
+        order = random.Random(f"{command.seed} {epoch}").sample(train, len(train))
+        for first in range(0, len(order), command.batch_size):
+            yield order[first : first + command.batch_size]
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ from machinery.settings import Settings
 
 KEPT_STEPS = 40  # of a run, about
 MOST_BYTES = 64 * 2**20  # of the file
-LONGEST_ANSWER = 2000  # characters; of a program it is all of its tests
-LONGEST_CHARACTER = 64  # tokens; what is no character after so many will be none
+LONGEST_ANSWER = 2000  # characters; the answer of a programming problem holds all its tests
+LONGEST_CHARACTER = 64  # tokens; if so many make no character, more will not
 
 # --- which are kept ---------------------------------------------------------------------------------------------------
 
@@ -51,12 +51,12 @@ def kept_rows(settings: Settings, step: int, groups: list[Group]) -> set[int]:
 
 
 def token_texts(tokenizer: PreTrainedTokenizerBase, text_of: Callable[[int], str], ids: list[int]) -> list[str]:
-    """The text of each token; joined, they are the decoded text. Where several tokens make one character, the last of
-    them has it, and the others have ''. text_of: decodes one token."""
+    """The text of each token; joined, they are the decoded text. If several tokens make one character, the last of them
+    has it, and the others have ''. text_of: decodes one token."""
     alone = [text_of(token) for token in ids]
     if "".join(alone) == tokenizer.decode(ids):
         return alone
-    texts, start, shown = [], 0, 0  # ids[:shown] have their texts; they are decoded again from `start` on, as context
+    texts, start, shown = [], 0, 0  # ids[:shown] have their texts; those from `start` on are decoded again, as context
     for end in range(1, len(ids) + 1):
         before, now = tokenizer.decode(ids[start:shown]), tokenizer.decode(ids[start:end])
         if now.endswith("\ufffd") and end < len(ids) and end - shown < LONGEST_CHARACTER:  # not complete
@@ -73,14 +73,14 @@ def run_lengths(values: np.ndarray) -> list[list]:
 
 
 def at_sampled(values: Iterable[float], sampled: np.ndarray) -> list[float | None]:
-    """The values of the sampled tokens, with six digits, at their places among all tokens; None at forced ones, and for
-    what is not finite."""
+    """The values of the sampled tokens, with six digits, at their places among all tokens; None at forced tokens, and
+    for a value that is not finite."""
     following = iter(values)
     return [six_digits(next(following)) if flag else None for flag in sampled]
 
 
-def in_words(verdict: Verdict) -> str:
-    """right, wrong, a score in between, or the kind of failure to which there is no verdict."""
+def verdict_in_words(verdict: Verdict) -> str:
+    """right, wrong, a score in between, or the kind of failure if there is no verdict."""
     return verdict.failure or {0: "wrong", 1: "right"}.get(verdict.score, f"{verdict.score:.2f}")
 
 
@@ -95,7 +95,7 @@ def fate(rollout: Rollout, usable: bool, zero_variance: bool) -> str:
 
 
 class KeptRollouts:
-    """rollouts.jsonl in the folder of a run. With --rollouts-kept 0 there is none. All times in it are counted from
+    """rollouts.jsonl in the folder of a run; with --rollouts-kept 0 there is none. All its times are counted from
     `run_began`, a clock reading."""
 
     def __init__(self, folder: Path, settings: Settings, tokenizer: PreTrainedTokenizerBase, sources: list[Source]):
@@ -104,11 +104,11 @@ class KeptRollouts:
         self.every = every(settings)
 
     def restore(self, step: int | None) -> None:
-        """Drop what came after this step: it will come again. None: drop all."""
+        """Drop the lines of later steps than this one, since these steps come again. None: drop all."""
         if step is None:
             self.path.unlink(missing_ok=True)
         elif self.path.exists():
-            self._keep_where(lambda line: line["step"] <= step)
+            self._keep_only(lambda line: line["step"] <= step)
 
     def add_times(self, step: int, waited: tuple[float, float], events: list[tuple], run_began: float) -> None:
         """Add the times of a step: in which the trainer waited for it, and what the generators have reported."""
@@ -123,13 +123,13 @@ class KeptRollouts:
         lines = []
         for p in kept_groups(self.settings, step, batch.groups) if step % self.every == 0 else []:
             group, usable_G, rewards_G = batch.groups[p], batch.usable_PG[p], worth["reward"][p]
-            same = bool(loss.zero_variance(rewards_G[None], usable_G[None]))
+            zero_variance = bool(loss.zero_variance(rewards_G[None], usable_G[None]))
             line = self._line("group", step, group, run_began)
             line["mean_reward"] = rewards_G[usable_G].mean().item() if usable_G.any() else None
             line["retired"] = self.settings.recipe.no_positive_resampling and loss.retires(group.pass_rate)
             for i, completion in enumerate(line["completions"]):
                 rollout = group.rollouts[i]
-                completion["became"] = fate(rollout, bool(usable_G[i]), same)
+                completion["became"] = fate(rollout, bool(usable_G[i]), zero_variance)
                 completion |= {name: six_digits(values_PG[p, i].item()) for name, values_PG in worth.items()}
                 for name, values in tokens.get(p * len(usable_G) + i, {}).items():
                     completion[name] = at_sampled(values, rollout.sampled)
@@ -138,9 +138,9 @@ class KeptRollouts:
 
     def add_validation(self, step: int, groups: list[Group], run_began: float) -> None:
         """Add the first --rollouts-kept problems of each source, the same at every validation."""
-        of_source = [[group for group in groups if group.source == i] for i in range(len(self.sources))]
-        kept = [group for its in of_source for group in its[: self.settings.rollouts_kept]]
-        self._add([self._line("validation", step, group, run_began) for group in kept])
+        for source in range(len(self.sources)):
+            kept = [group for group in groups if group.source == source][: self.settings.rollouts_kept]
+            self._add([self._line("validation", step, group, run_began) for group in kept])
 
     def _line(self, kind: str, step: int, group: Group, run_began: float) -> dict:
         """What is kept of any group."""
@@ -173,7 +173,7 @@ class KeptRollouts:
             "interrupted": rollout.interrupted,
             "truncated": rollout.truncated,
             "score": float(verdict.score),
-            "verdict": in_words(verdict),
+            "verdict": verdict_in_words(verdict),
             "detail": verdict.detail,
         }
 
@@ -185,7 +185,7 @@ class KeptRollouts:
         append_whole(self.path, "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
         while self.path.stat().st_size > MOST_BYTES and self.every <= self.settings.steps:
             self.every *= 2
-            self._keep_where(lambda line: line["kind"] == "times" or line["step"] % self.every == 0)
+            self._keep_only(lambda line: line["kind"] == "times" or line["step"] % self.every == 0)
 
-    def _keep_where(self, wanted: Callable[[dict], bool]) -> None:
+    def _keep_only(self, wanted: Callable[[dict], bool]) -> None:
         write_whole(self.path, "".join(text for text, line in json_lines(self.path) if wanted(line)))

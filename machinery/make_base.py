@@ -7,17 +7,17 @@ teach mistakes and rambling for RL to remove. A model that has not learned the a
     python -m machinery.make_base --out /tmp/base --seed 1
 """
 
-import argparse
 import math
 import random
-import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from curve.flags import read_flags, run_command
 from data import Problem
 from data.tasks.arithmetic import MAX_DIGITS, draw, score
 from machinery.imitate import Example, imitate
@@ -132,7 +132,7 @@ def pass_rates(model, tokenizer, per_length: int, seed: int) -> list[float]:
 def make_base(out: Path, seed: int = 0, clean_steps: int = 2000, noisy_steps: int = 500) -> list[float]:
     """Train the base model, check it, save it; returns its sampled pass rate for each number of digits.
 
-    Raises RuntimeError, and saves nothing, when the algorithm is not there for every length after the clean
+    Raises ValueError, and saves nothing, when the algorithm is not there for every length after the clean
     phase, or when the noisy phase leaves RL too little or too much to do.
     """
     torch.set_num_threads(1)  # one thread: deterministic, and as fast at this size
@@ -147,7 +147,7 @@ def make_base(out: Path, seed: int = 0, clean_steps: int = 2000, noisy_steps: in
         rates = pass_rates(model, tokenizer, per_length=200, seed=seed)
         say(f"after the clean traces, by digits: {' '.join(f'{rate:.2f}' for rate in rates)}")
         if min(rates) < 0.4:
-            raise RuntimeError(
+            raise ValueError(
                 f"the model has not learned to add {1 + rates.index(min(rates))} digits (pass rate {min(rates):.2f}"
                 " on clean traces, 0.40 needed): RL would depend on luck. Try another --seed. Nothing was saved."
             )
@@ -159,18 +159,26 @@ def make_base(out: Path, seed: int = 0, clean_steps: int = 2000, noisy_steps: in
     mean = sum(rates) / len(rates)
     say(f"after the noisy traces, by digits: {' '.join(f'{rate:.2f}' for rate in rates)}; mean {mean:.3f}")
     if not 0.10 <= mean <= 0.35:
-        raise RuntimeError(f"the base model's pass rate is {mean:.3f}, outside 0.10 to 0.35. Nothing was saved.")
+        raise ValueError(f"the base model's pass rate is {mean:.3f}, outside 0.10 to 0.35. Nothing was saved.")
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
     return rates
 
 
+@dataclass(frozen=True)
+class Command:
+    """Make the base model of the arithmetic task again."""
+
+    out: Path = BASE_MODEL  # folder to save the model in
+    seed: int = 0
+
+
+def main(arguments: list[str]) -> int:
+    """The command. Returns 0; ValueError as `make_base`."""
+    command = read_flags(Command, arguments, description=__doc__)
+    make_base(command.out, command.seed)
+    return 0
+
+
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Make the base model of the arithmetic task again.")
-    parser.add_argument("--out", type=Path, default=BASE_MODEL, help="folder to save the model in")
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    try:
-        make_base(arguments.out, arguments.seed)
-    except RuntimeError as error:
-        sys.exit(f"error: {error}")
+    run_command(main)

@@ -25,7 +25,7 @@ from machinery.decoding import marked_text
 from machinery.devices import devices_here
 from machinery.feed import Feed
 from machinery.files import append_whole, json_lines
-from machinery.kept import KeptRollouts, in_words
+from machinery.kept import KeptRollouts, verdict_in_words
 from machinery.rates import Rates
 from machinery.rollouts import Batch, Group
 from machinery.screen import Progress, say, warn
@@ -205,7 +205,7 @@ class Record:
             for group in [group for group in groups if group.source == source][:SAMPLED_PROBLEMS]:
                 samples += f"\n{group.problem.prompt}   (answer: {group.problem.answer})\n"
                 for rollout, verdict in group.judged()[:SAMPLES_SHOWN]:
-                    judged, text = in_words(verdict), marked_text(self.feed.prompts.tokenizer, rollout)
+                    judged, text = verdict_in_words(verdict), marked_text(self.feed.prompts.tokenizer, rollout)
                     samples += f"  {judged}{', truncated' if rollout.truncated else ''}:  {text}\n"
         path = self.folder / "samples.txt"
         title = "Forced tokens stand in [[ ]]. The first completions of each problem.\n"

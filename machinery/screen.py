@@ -14,31 +14,32 @@ def say(text: str) -> None:
 
 
 def warn(about: str, text: str) -> bool:
-    """Say it, the first time in this process. Returns whether it was said."""
-    first = about not in _warned
-    if first:
-        _warned.add(about)
-        say(f"warning: {text}")
-    return first
+    """Print a warning, once for each `about` in this process. Returns whether it was printed."""
+    if about in _warned:
+        return False
+    _warned.add(about)
+    say(f"warning: {text}")
+    return True
 
 
 class Progress:
-    """A progress bar of steps. Where it cannot move, in a file or on a terminal that only writes on (TERM=dumb), it is
-    a line now and then, fifty in all."""
+    """A progress bar of steps. In a file, or on a terminal that cannot move back (TERM=dumb), it is about fifty lines
+    instead."""
 
     def __init__(self, about: str, total: int, done: int = 0):
-        self.about, self.total, self.said = about, total, done
+        self.about, self.total, self.last_line = about, total, done
         plain = not sys.stderr.isatty() or os.environ.get("TERM") == "dumb"
-        # Where the line is too long the end is cut off: what matters stands first.
+        # A line that is too long loses its end, so what matters stands first.
         shape = "{n_fmt}/{total_fmt} {bar} {elapsed}<{remaining}{postfix}"
         self.bar = tqdm(total=total, initial=done, dynamic_ncols=True, bar_format=shape, disable=plain)
 
     def show(self, done: int, text: str) -> None:
-        """Move to this step; text: what is to stand beside it."""
+        """Move to this step, and put the text beside the bar."""
         self.bar.set_postfix_str(text, refresh=False)
         self.bar.update(done - self.bar.n)
-        if self.bar.disable and (done >= self.said + max(1, self.total // 50) or done == self.total > self.said):
-            self.said = done
+        due = done >= self.last_line + max(1, self.total // 50) or done == self.total > self.last_line
+        if self.bar.disable and due:
+            self.last_line = done
             say(f"{self.about}: step {done} of {self.total}, {text}")
 
     def close(self) -> None:

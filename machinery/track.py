@@ -7,8 +7,6 @@ from pathlib import Path
 
 from machinery.screen import warn
 
-Send = Callable[[dict, int], None]  # numbers by name, at a step
-
 
 def refuse_missing_tracker(name: str | None) -> None:
     """ValueError if the tracker is not installed."""
@@ -17,39 +15,37 @@ def refuse_missing_tracker(name: str | None) -> None:
 
 
 class Tracker:
-    """Sends numbers to a tracker. When that fails it warns once, sends nothing more, and the run goes on."""
+    """Sends numbers to a tracker. When that fails, it warns once and sends nothing more, and the run goes on."""
 
     def __init__(self, name: str | None, folder: Path, config: dict):
         self.name, self.folder, self.config = name, folder, config
-        self.send: Send | None = None  # from the first line on
+        self.send: Callable[[dict, int], None] | None = None  # numbers by name, at a step; from the first line on
 
     def log(self, line: dict) -> None:
         """Send the numbers of a line of log.jsonl, as train/loss or validation/pass_rate."""
         if self.name is None:
             return
         try:
-            self.send = self.send or (_tensorboard if self.name == "tensorboard" else _like_wandb)(self)
+            self.send = self.send or (self._tensorboard if self.name == "tensorboard" else self._like_wandb)()
             numbers = {f"{line['kind']}/{key}": value for key, value in line.items() if type(value) in (int, float)}
             self.send(numbers, line["step"])
         except Exception as error:  # of whatever kind: the run is worth more than its tracker
             warn("tracker", f"--track {self.name} has failed, and gets nothing more ({type(error).__name__}: {error})")
             self.name = None
 
+    def _tensorboard(self) -> Callable[[dict, int], None]:
+        from torch.utils.tensorboard import SummaryWriter
 
-def _tensorboard(tracker: Tracker) -> Send:
-    from torch.utils.tensorboard import SummaryWriter
+        writer = SummaryWriter(self.folder / "tensorboard")
 
-    writer = SummaryWriter(tracker.folder / "tensorboard")
+        def send(numbers: dict, step: int) -> None:
+            for name, value in numbers.items():
+                writer.add_scalar(name, value, step)
+            writer.flush()
 
-    def send(numbers: dict, step: int) -> None:
-        for name, value in numbers.items():
-            writer.add_scalar(name, value, step)
-        writer.flush()
+        return send
 
-    return send
-
-
-def _like_wandb(tracker: Tracker) -> Send:
-    module = importlib.import_module(tracker.name)  # wandb, or trackio, which has the same calls
-    module.init(project="scalerl", name=tracker.folder.name, config=tracker.config)
-    return lambda numbers, step: module.log(numbers, step=step)
+    def _like_wandb(self) -> Callable[[dict, int], None]:
+        module = importlib.import_module(self.name)  # wandb, or trackio, which has the same calls
+        module.init(project="scalerl", name=self.folder.name, config=self.config)
+        return lambda numbers, step: module.log(numbers, step=step)

@@ -112,14 +112,14 @@ def test_making_a_base_is_deterministic_and_refuses_one_that_has_not_learned(tmp
     monkeypatch.setattr(
         make_base, "pass_rates", lambda model, tokenizer, per_length, seed: real(model, tokenizer, 5, seed)
     )
-    with pytest.raises(RuntimeError, match="has not learned to add 1 digits|has not learned to add [2-6] digits"):
+    with pytest.raises(ValueError, match="has not learned to add 1 digits|has not learned to add [2-6] digits"):
         make_base.make_base(tmp_path / "a", clean_steps=2, noisy_steps=1)
     assert not (tmp_path / "a").exists()
     monkeypatch.setattr(make_base, "pass_rates", lambda *_, **__: [0.2, 0.9])
-    with pytest.raises(RuntimeError):
+    with pytest.raises(ValueError):
         make_base.make_base(tmp_path / "a", clean_steps=1, noisy_steps=1)
     monkeypatch.setattr(make_base, "pass_rates", lambda *_, **__: [0.9, 0.9])
-    with pytest.raises(RuntimeError, match="outside 0.10 to 0.35"):
+    with pytest.raises(ValueError, match="outside 0.10 to 0.35"):
         make_base.make_base(tmp_path / "a", clean_steps=1, noisy_steps=1)
     rates = iter([[0.9], [0.2]] * 2)
     monkeypatch.setattr(make_base, "pass_rates", lambda *_, **__: next(rates))
