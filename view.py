@@ -11,7 +11,6 @@ the functions of loss.py make of these numbers. machinery/view.html says how it 
 import base64
 import dataclasses
 import hashlib
-import itertools
 import json
 import math
 import re
@@ -89,11 +88,14 @@ def read_run(run: Path, most_bytes: int) -> dict:
             (times if line["kind"] == "times" else lines).append(with_terms(recipe, line))
         except Exception as error:  # of whatever kind: the file is broken
             raise ValueError(f"{path}, line {number}: not as a run writes it ({error!r}): remove it") from None
+    entry = loss.LOSSES[recipe.loss]
+    constants = dict(zip(("eps_low", "eps_high"), entry.clip or ()))  # a recipe that has None has these
+    constants |= {name: value for name, value in vars(recipe).items() if type(value) is float}
     page = {
         "name": run.resolve().name,
         "recipe": dataclasses.asdict(recipe),
-        "formula": loss.LOSSES[recipe.loss].formula,
-        "constants": constants(recipe),
+        "formula": entry.formula,
+        "constants": constants,
         "curves": curves(run, log),
         "steps": [[line[column] for column in ("step", "wall_seconds", "parameters_seconds", "skipped")]
                   for line in log if line["kind"] == "train"],
@@ -105,26 +107,14 @@ def read_run(run: Path, most_bytes: int) -> dict:
     return page
 
 
-def constants(recipe: loss.Recipe) -> dict[str, float]:
-    """The numbers of the recipe that the formula of its loss names, by name; a clip that is None is the loss's own."""
-    entry = loss.LOSSES[recipe.loss]
-    values = dict(zip(("eps_low", "eps_high"), entry.clip or ()))
-    values |= {name: value for name, value in vars(recipe).items() if type(value) is float}
-    return {name: value for name, value in values.items() if re.search(rf"\b{name}\b", entry.formula)}
-
-
 def shortened(lines: list[dict], most_bytes: int) -> list[dict]:
-    """The groups and validations with all their completions; if they are too large for a page, each has as many of its
-    first completions as fit into its share of the bytes, and at least one."""
-    if len(as_json(lines)) <= most_bytes:
+    """The groups and validations, all with the same share of their completions if they are too large for a page: the
+    first ones, and at least one."""
+    share = most_bytes / len(as_json(lines))
+    if share >= 1:
         return lines
-    share, short = most_bytes / len(lines), []
-    for line in lines:
-        rest = len(as_json(line | {"completions": []}))
-        sizes = itertools.accumulate((len(as_json(completion)) + 1 for completion in line["completions"]), initial=rest)
-        number = sum(size <= share for size in sizes) - 1
-        short.append(line | {"completions": line["completions"][: max(1, number)]})
-    return short
+    first = lambda completions: completions[: max(1, int(share * len(completions)))]
+    return [line | {"completions": first(line["completions"])} for line in lines]
 
 
 def with_terms(recipe: loss.Recipe, line: dict) -> dict:

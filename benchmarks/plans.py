@@ -12,7 +12,7 @@ from common import ROOT  # noqa: F401  (it puts the project on the path)
 
 import train
 from machinery.model import load_shapes
-from machinery.plan import Shape, longest, needs
+from machinery.plan import Needs, Shape, longest
 from machinery.settings import TrainCommand, parse
 
 # The config.json of real models; nothing of them is downloaded.
@@ -57,7 +57,7 @@ def table(folder: Path) -> list[str]:
         arguments = ["--plan", "--data", "polaris", "--gpu-memory", "80", "--model", str(folder / name), *flags.split()]
         command = parse(arguments, TrainCommand)
         model = load_shapes(command.model)
-        need = needs(command, Shape(model), longest(command, model))
+        need = Needs(command, Shape(model), longest(command, model))
         trainer, generator, sequences = need.trainer, need.generator, need.sequences
         states = GiB(*(trainer[part] for part in ("parameters", "gradients", "moments")))
         fits = all(verdict == "fits" for *_, verdict in need.devices.values())

@@ -7,7 +7,7 @@ docs/measured.md. What the plan says fits has a quarter to spare.
 
 import os
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,7 @@ import loss
 from data.load import KNOWN, files_of, parse_spec, task_names
 from machinery.compute import flops, matmul_parameters
 from machinery.decoding import make_decoding
-from machinery.devices import devices_here, devices_paid, gpus_here, trunk_dtype
+from machinery.devices import devices_here, devices_paid, trunk_dtype
 from machinery.engine import choose_engine, engine_settings, refuse_split
 from machinery.files import json_lines
 from machinery.model import load_shapes, load_tokenizer, model_path, refuse_too_long
@@ -106,49 +106,44 @@ def generator_bytes(
 # --- who needs what ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
 class Needs:
-    """Which device needs what, in bytes."""
+    """Which device needs what with these settings, in bytes, for sequences of at most `length` tokens. ValueError if
+    there are too few devices."""
 
-    generators: list[tuple[str, ...]]
-    trainers: list[str]
-    engine: str
-    trainer: dict[str, float]  # by cause
-    generator: dict[str, float]
-    sequences: float  # of full length, that the cache of a generator holds
-    devices: dict[str, tuple[float, float, str]]  # for each: planned, available, whether it fits
-
-
-def needs(command: TrainCommand, shape: Shape, length: int) -> Needs:
-    """Who needs what with these settings, for sequences of at most `length` tokens. ValueError if there are too few
-    devices."""
-    generators, trainers = devices_here(command)
-    first, last = generators[0], trainers[0]
-    available = memory_of_a_device(command, last)
-    shared = bool({*first} & {*trainers})
-    settings = engine_settings(replace(command, engine="torch"), first, command.model, None, shared)
-    elsewhere = command.gpus and command.engine != "torch"  # we take it that another machine has vLLM
-    engine = "vllm" if elsewhere else choose_engine(command.engine, first[0])
-    share = CPU_CACHE if first[0] == "cpu" else settings.memory * available * len(first)
-    tokens, dtype = max(command.tokens_per_micro_batch, length), trunk_dtype(command, last)
-    trainer = trainer_bytes(shape, len(trainers), tokens, length, dtype, last, command.gradient_checkpointing)
-    generator = generator_bytes(shape, engine, settings.slots, length, command.prompt_budget, dtype, share)
-    sequences = generator["keys and values"] / (shape.layers * shape.cached * dtype.itemsize * length)
-    devices = {}
-    for device in dict.fromkeys([*sum(generators, ()), *trainers]):
-        trains = trainers.count(device) * sum(trainer.values())
-        samples = sum(names.count(device) for names in generators) * sum(generator.values()) / len(first)
-        at_most = MARGIN * trains + (1 if engine == "vllm" else MARGIN) * samples  # vLLM keeps to its share
-        verdict = "fits" if at_most <= available else "fits, if the plan is not too low"
-        if trains + samples > available or (samples and sequences < 1):
-            verdict = "DOES NOT FIT"
-        devices[device] = trains + samples, available, verdict
-    return Needs(generators, trainers, engine, trainer, generator, sequences, devices)
+    def __init__(self, command: TrainCommand, shape: Shape, length: int):
+        self.generators, self.trainers = devices_here(command)
+        first, last = self.generators[0], self.trainers[0]
+        available = memory_of_a_device(command, last)
+        shared = bool({*first} & {*self.trainers})
+        settings = engine_settings(replace(command, engine="torch"), first, command.model, None, shared)
+        elsewhere = command.gpus and command.engine != "torch"  # we take it that another machine has vLLM
+        self.engine = "vllm" if elsewhere else choose_engine(command.engine, first[0])
+        share = CPU_CACHE if first[0] == "cpu" else settings.memory * available * len(first)
+        self.tokens, dtype = max(command.tokens_per_micro_batch, length), trunk_dtype(command, last)
+        self.trainer = trainer_bytes(
+            shape, len(self.trainers), self.tokens, length, dtype, last, command.gradient_checkpointing
+        )
+        self.generator = generator_bytes(
+            shape, self.engine, settings.slots, length, command.prompt_budget, dtype, share
+        )
+        cache_of_a_sequence = shape.layers * shape.cached * dtype.itemsize * length
+        self.sequences = self.generator["keys and values"] / cache_of_a_sequence  # of full length, in a generator
+        self.devices: dict[str, tuple[float, float, str]] = {}  # for each: planned, available, whether it fits
+        for device in dict.fromkeys([*sum(self.generators, ()), *self.trainers]):
+            trains = self.trainers.count(device) * sum(self.trainer.values())
+            samples = sum(names.count(device) for names in self.generators) * sum(self.generator.values()) / len(first)
+            at_most = MARGIN * trains + (1 if self.engine == "vllm" else MARGIN) * samples  # vLLM keeps to its share
+            verdict = "fits" if at_most <= available else "fits, if the plan is not too low"
+            if trains + samples > available or (samples and self.sequences < 1):
+                verdict = "DOES NOT FIT"
+            self.devices[device] = trains + samples, available, verdict
 
 
 def memory_of_a_device(command: TrainCommand, device: str) -> float:
     """Bytes of a GPU, or of this machine if `device` is its CPU. ValueError if nothing says so."""
     if device == "cpu":
+        if command.gpu_memory is not None:
+            raise ValueError("--gpu-memory is of a machine with GPUs: say how many by --gpus")
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if command.gpu_memory is None and not torch.cuda.is_available():
         raise ValueError("--gpus wants --gpu-memory too: there is no GPU here to ask")
@@ -173,10 +168,9 @@ def earlier_run(folder: Path) -> tuple[float, float, float]:
 def work(command: TrainCommand, need: Needs, parameters: int, length: int) -> list[Row]:
     """Tokens and FLOPs of the run, and its hours at the speed of an earlier run. parameters: those that each token is
     multiplied with."""
-    measured = isinstance(command.plan, Path)
-    completion, trained, speed = (length - command.prompt_budget) / 2, 1.0, None
-    if measured:
-        completion, trained, speed = earlier_run(command.plan)
+    completion, trained, speed, assumed = (length - command.prompt_budget) / 2, 1.0, None, ", half of the most"
+    if isinstance(command.plan, Path):
+        (completion, trained, speed), assumed = earlier_run(command.plan), ""
     prompt = command.prompt_budget / 2
     groups = command.steps * command.groups_per_step
     completions = groups * command.completions_per_prompt
@@ -185,18 +179,17 @@ def work(command: TrainCommand, need: Needs, parameters: int, length: int) -> li
     validation_tokens = validations * of_a_validation * completion
     sampled = completions * completion
     training_flops = flops(parameters, sampled + groups * prompt, completions * (completion + prompt) * trained)
-    words = f"{completions:,} completions of {completion:,.0f} tokens" + ", half of the most" * (not measured)
     rows = [
-        ("sampled tokens", f"{sampled:.2e}", words),
+        ("sampled tokens", f"{sampled:.2e}", f"{completions:,} completions of {completion:,.0f} tokens{assumed}"),
         ("  for validations", f"{validation_tokens:.2e}", f"{validations} of {of_a_validation:,} completions"),
         ("FLOPs", f"{training_flops:.2e}", f"{trained:.0%} of the groups are trained on; without attention's scores"),
     ]
-    if not measured:
-        return rows
-    devices = devices_paid(need.generators, need.trainers)
-    hours = (training_flops + flops(parameters, validation_tokens, 0)) / speed / devices / 3600
-    words = f"with {devices} devices at {speed:.1e} FLOPs/s each, as in {command.plan}"
-    return [*rows, ("hours", f"{hours:,.{0 if hours > 10 else 3}f}", words)]
+    if speed:
+        devices = devices_paid(need.generators, need.trainers)
+        hours = (training_flops + flops(parameters, validation_tokens, 0)) / speed / devices / 3600
+        words = f"with {devices} devices at {speed:.1e} FLOPs/s each, as in {command.plan}"
+        rows.append(("hours", f"{hours:,.{0 if hours > 10 else 3}f}", words))
+    return rows
 
 
 # --- the plan ---------------------------------------------------------------------------------------------------------
@@ -204,18 +197,16 @@ def work(command: TrainCommand, need: Needs, parameters: int, length: int) -> li
 
 def plan(command: TrainCommand) -> str:
     """The plan, as it is printed. ValueError, in one sentence, for settings that cannot be."""
-    if command.gpu_memory is not None and gpus_here(command) == 0:
-        raise ValueError("--gpu-memory is of a machine with GPUs: say how many by --gpus")
     for spec in map(parse_spec, command.data):
         if spec.name not in {*KNOWN, *task_names()} and "/" not in spec.name:
             files_of(spec, "train")  # ValueError if there is no such file
     model = load_shapes(command.model)
     shape, length = Shape(model), longest(command, model)
-    need = needs(command, shape, length)
+    need = Needs(command, shape, length)
     refuse_split(need.engine, command.tensor_parallel, shape.heads)
     size = f"{command.model}: {shape.parameters:,} parameters"
-    rows: list[Row] = [("model", "", f"{size}; a prompt and its completion have at most {length:,} tokens")]
-    rows += [*memory_rows(command, need, length), *room_rows(command, need, shape.parameters)]
+    rows = [("model", "", f"{size}; a prompt and its completion have at most {length:,} tokens")]
+    rows += [*memory_rows(command, need), *room_rows(command, need, shape.parameters)]
     rows += work(command, need, matmul_parameters(model), length)
     first, second = (max(len(row[i]) for row in rows) for i in (0, 1))
     lines = [f"{name:{first}}  {figure:>{second}}  {words}".rstrip() for name, figure, words in rows]
@@ -223,12 +214,11 @@ def plan(command: TrainCommand) -> str:
     return "\n".join([*lines, last])
 
 
-def memory_rows(command: TrainCommand, need: Needs, length: int) -> list[Row]:
+def memory_rows(command: TrainCommand, need: Needs) -> list[Row]:
     """Who does what, and the memory that it takes."""
-    tokens = max(command.tokens_per_micro_batch, length)
     room = f"{need.sequences:,.0f} sequences of full length, {2 * need.sequences:,.0f} of half"
     notes = {
-        "activations": f"{tokens:,} tokens" + ", gradient checkpointing" * command.gradient_checkpointing,
+        "activations": f"{need.tokens:,} tokens" + ", gradient checkpointing" * command.gradient_checkpointing,
         "gathered by FSDP": "the fp32 head, the embedding, two layers",
         "keys and values": f"{room}; --slots {command.slots}",
         "process": "Python and its libraries" if need.trainers[0] == "cpu" else "CUDA itself",
@@ -255,13 +245,13 @@ def room_rows(command: TrainCommand, need: Needs, parameters: int) -> list[Row]:
         rows.append(("  lowered by", "", LOWERS))
     buffer, checkpoint, keep = 4 * parameters, 12 * parameters, command.keep_checkpoints
     files = f"{keep} checkpoints of {GiB(checkpoint)}, one in the making, model"
-    for name, place, size, advice, words in (
-        ("/dev/shm", "/dev/shm", buffer, "a container wants more", "the parameters on their way"),
-        ("disk", ".", (keep + 1) * checkpoint + buffer, "--keep-checkpoints", files),
+    for name, place, size, words in (
+        ("  /dev/shm", "/dev/shm", buffer, "the parameters on their way"),
+        ("  disk", ".", (keep + 1) * checkpoint + buffer, files),
     ):
         free = shutil.disk_usage(place).free if command.gpus is None and Path(place).exists() else None
-        verdict = "" if free is None else ": fits" if size < free else f": DOES NOT FIT ({advice})"
-        rows.append((f"  {name}", "" if free is None else GiB(free), f"{GiB(size)}{verdict}; {words}"))
+        verdict = "" if free is None else ": fits" if size < free else ": DOES NOT FIT"
+        rows.append((name, "" if free is None else GiB(free), f"{GiB(size)}{verdict}; {words}"))
     return rows
 
 

@@ -14,7 +14,7 @@ from test_settings import refusal
 import train
 from machinery.folder import write_config
 from machinery.model import load_model, load_shapes
-from machinery.plan import Shape, generator_bytes, needs, trainer_bytes
+from machinery.plan import Needs, Shape, generator_bytes, trainer_bytes
 from machinery.settings import Settings, TrainCommand, parse
 
 EIGHT = ["--plan", "--data", "polaris", "--gpu-memory", "80", "--gpus", "8"]
@@ -82,10 +82,10 @@ def test_what_cannot_be_planned_is_one_sentence(here, capsys, monkeypatch):
         assert message in refusal(flags, capsys), flags
 
 
-def test_a_disk_that_is_too_small_is_said_with_the_flag(here, capsys, monkeypatch):
+def test_a_disk_that_is_too_small_is_said(here, capsys, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=10**6))
     text = planned(["--plan"], capsys)
-    assert "DOES NOT FIT (--keep-checkpoints)" in row(text, "disk") and "; the parameters" in row(text, "/dev/shm")
+    assert "DOES NOT FIT" in row(text, "disk") and "; the parameters" in row(text, "/dev/shm")
 
 
 def test_hours_are_those_of_an_earlier_run(here, capsys):
@@ -147,7 +147,7 @@ def test_what_memory_grows_with():
 
 def test_one_gpu_for_both_adds_up(here):
     command = parse([*EIGHT[:-1], "1", "--model", "Qwen/Qwen3-0.6B"], TrainCommand)
-    need = needs(command, Shape(load_shapes("Qwen/Qwen3-0.6B")), 16_384)
+    need = Needs(command, Shape(load_shapes("Qwen/Qwen3-0.6B")), 16_384)
     planned, there, verdict = need.devices["cuda:0"]
     assert planned == pytest.approx(sum(need.trainer.values()) + 0.4 * 80e9) and there == 80e9 and verdict == "fits"
 
