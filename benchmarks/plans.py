@@ -73,7 +73,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         make_models(Path(folder))
         print(*table(Path(folder)), "", sep="\n")
-        train.main(SHOWN.split())
+        train.main(parse(SHOWN.split(), TrainCommand))
 
 
 if __name__ == "__main__":
