@@ -50,19 +50,17 @@ def test_thinking_that_the_prompt_leaves_to_the_model_or_closes(check, tmp_path)
     assert "the prompt closes it: all is answer" in check(template=closed)[1]
 
 
-@pytest.mark.parametrize(
-    "changes, words",
-    [
+def test_what_does_not_fit_is_named_and_the_status_is_1(check, tmp_path):
+    for changes, words in (
         (dict(flags=["--answer-budget", "9"]), "! that is more than --answer-budget 9: it would be cut off"),
         (dict(template=PLAIN, ends="<|endoftext|>"), "! the chat template ends a reply with '<|im_end|>', and that is"),
         (dict(template=TURN.replace("\n{% endfor", "{% endfor")), "! the prompt ends with '<|im_end|>'"),
         (dict(answer="no \\unknown{answer"), "! the reference 'no \\\\unknown{answer' gets 0, not 1"),
-    ],
-)
-def test_what_does_not_fit_is_named_and_the_status_is_1(check, changes, words):
-    flags = changes.pop("flags", [])
-    status, printed = check(*flags, **changes)
-    assert status == 1 and f"\n{words}" in printed
+    ):
+        flags = changes.pop("flags", [])
+        status, printed = check(*flags, **changes)
+        assert status == 1 and f"\n{words}" in printed, words
+        shutil.rmtree(tmp_path / "model")
 
 
 def test_characters_that_the_tokenizer_drops_are_named(tmp_path, capsys):
@@ -76,16 +74,6 @@ def test_characters_that_the_tokenizer_drops_are_named(tmp_path, capsys):
 def test_a_program_has_no_reference_to_try(chat_models, tmp_path, capsys):
     data = tmp_path / "programs.jsonl"
     data.write_text(json.dumps({"problem": "Print 1.", "tests": {"inputs": [""], "outputs": ["1"]}}) + "\n")
-    flags = [
-        "--check",
-        "--model",
-        chat_models["qwen3"],
-        "--data",
-        f"{data},split=test",
-        *BUDGETS,
-        "--prompt-budget",
-        "300",
-    ]
-    assert run_generate(flags) == 0
+    assert run_generate(["--check", "--model", chat_models["qwen3"], "--data", f"{data},split=test", *BUDGETS]) == 0
     printed = capsys.readouterr().out
     assert "judged by data/tasks/programming.py" in printed and "no program to try" in printed

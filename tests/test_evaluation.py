@@ -17,18 +17,17 @@ def test_pass_at_k_is_the_mean_over_all_choices_of_k_completions():
         assert pass_at_k(scores_PN, 1)[0] == pytest.approx(scores_PN.mean()), "pass@1 is mean@N"
 
 
-@pytest.mark.parametrize("problems", [30, 200])
-@pytest.mark.parametrize("a, b", [(1, 1), (0.2, 0.6), (0.05, 2), (2, 0.05)])
-def test_the_interval_holds_the_truth_as_often_as_it_says(problems, a, b):
+def test_the_interval_holds_the_truth_as_often_as_it_says():
     """Problems of Beta(a, b) difficulty, 16 completions each; the truth for k is 1 - E (1 - p)^k."""
-    rng, runs, k = np.random.default_rng(0), 1000, 4
-    truth = 1 - np.mean((1 - rng.beta(a, b, 10**6)) ** k)
-    held = 0
-    for _ in range(runs):
-        p_P = rng.beta(a, b, problems)
-        _, low, high = pass_at_k(rng.random((problems, 16)) < p_P[:, None], k)
-        held += low <= truth <= high
-    assert 0.935 <= held / runs <= 0.995
+    for problems, a, b in ((30, 1, 1), (200, 0.2, 0.6), (30, 0.05, 2), (200, 2, 0.05)):
+        rng, runs, k = np.random.default_rng(0), 1000, 4
+        truth = 1 - np.mean((1 - rng.beta(a, b, 10**6)) ** k)
+        held = 0
+        for _ in range(runs):
+            p_P = rng.beta(a, b, problems)
+            _, low, high = pass_at_k(rng.random((problems, 16)) < p_P[:, None], k)
+            held += low <= truth <= high
+        assert 0.935 <= held / runs <= 0.995, (problems, a, b)
 
 
 def test_the_interval_has_a_width_where_all_problems_are_alike():
@@ -39,7 +38,7 @@ def test_the_interval_has_a_width_where_all_problems_are_alike():
     assert few[0] == many[0] == 0.5 and few[2] - few[1] > 0.2 > 0.01 > many[2] - many[1] > 0
 
 
-@pytest.mark.parametrize("shape, k", [((0, 4), 1), ((3, 4), 5), ((3, 4), 0)])
-def test_what_cannot_be_estimated_is_refused(shape, k):
-    with pytest.raises(ValueError, match=f"pass@{k} wants"):
-        pass_at_k(np.zeros(shape, bool), k)
+def test_what_cannot_be_estimated_is_refused():
+    for shape, k in (((0, 4), 1), ((3, 4), 5), ((3, 4), 0)):
+        with pytest.raises(ValueError, match=f"pass@{k} wants"):
+            pass_at_k(np.zeros(shape, bool), k)

@@ -23,7 +23,6 @@ from machinery import imitate
 from machinery.decoding import end_tokens
 from machinery.imitate import Command, examples, mean_loss
 from machinery.model import load_model, load_tokenizer
-from machinery.run import open_run
 from machinery.settings import parse
 
 CPU = (torch.device("cpu"), torch.float32)
@@ -59,11 +58,12 @@ def test_a_model_that_never_succeeds_does_so_now_and_then_and_ends(folder):
     assert before["pass_rate"] == 0 and before["truncated"] > 0.3
     assert after["pass_rate"] > 0.05 and after["truncated"] < 0.05 and after["interrupted"] < 0.05
     printed = (folder / "printed.txt").read_text()
-    found = re.search(r"held-out loss ([\d.]+) before, ([\d.]+) after 136 steps, .* of (\d+) solutions", printed)
-    assert float(found[1]) > 2 and float(found[2]) < 0.8 and int(found[3]) > 50
+    losses = re.search(r"held-out loss ([\d.]+) before, ([\d.]+) after 136 steps, .* of (\d+) solutions", printed)
+    assert float(losses[1]) > 2 and float(losses[2]) < 0.8 and int(losses[3]) > 50
     assert re.search(r"<\|assistant\|><think>\[\[\d{3}</think>\\boxed{\d{3}}<\|end\|>\]\]", printed)
 
 
+@pytest.mark.slow
 def test_from_there_rl_with_the_settings_of_a_small_model_learns(folder):
     flags = ["--model", str(folder / "warm"), "--data", str(folder / "my.jsonl"), "--defaults", "small"]
     flags += ["--steps", "20", "--validation-problems", "32", "--name", "run"]
@@ -86,41 +86,44 @@ def test_from_there_rl_with_the_settings_of_a_small_model_learns(folder):
 TESTS = json.dumps([{"input": "1", "output": "2", "type": "stdin_stdout"}])
 
 
-@pytest.mark.parametrize("flags", [[], ["--instruction", "Be brief."], ["--system", "You add."], ["--no-thinking"]])
-@pytest.mark.parametrize("tests", [None, TESTS])
-def test_the_prompt_is_that_of_a_generator_and_the_solution_ends(flags, tests, chat_models, tmp_path, monkeypatch):
+def test_the_prompt_is_that_of_a_generator_and_the_solution_ends(chat_models, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    rows = [{"problem": f" {i}+1? ", "worked": f"{i}</think>\\boxed{{{i + 1}}}", "answer": i + 1} for i in range(20)]
-    if tests:
-        rows = [{**{key: row[key] for key in ("problem", "worked")}, "tests": tests} for row in rows]
-    Path("my.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     tokenizer = load_tokenizer(chat_models["qwen3"])
     tokenizer.chat_template = tokenizer.chat_template.replace(
         "<think>\n", "<think>\n{% if not enable_thinking %}\n</think>\n\n{% endif %}"
     )
     load_model(chat_models["qwen3"], *CPU).save_pretrained("model")
     tokenizer.save_pretrained("model")
-    shared = ["--model", "model", "--data", "my.jsonl,solution=worked", *flags]
+    rows = [{"problem": f" {i}+1? ", "worked": f"{i}</think>\\boxed{{{i + 1}}}", "answer": i + 1} for i in range(20)]
+    programs = [{"problem": row["problem"], "worked": row["worked"], "tests": TESTS} for row in rows]
+    brief, system = ["--instruction", "Be brief."], ["--system", "You add."]
+    cases = [(rows, []), (rows, brief), (rows, system), (rows, ["--no-thinking"]), (programs, []), (programs, brief)]
+    for records, flags in cases:
+        Path("my.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+        shared = ["--model", "model", "--data", "my.jsonl,solution=worked", *flags]
+        command = imitate.read_flags(Command, shared)
+        (source,) = load_data([command.data], None, None, instruction=command.instruction, wanted="solution")
+        problems, prompts = source.train + source.validation, prompts_of_a_run(shared)
+        assert prompts.keys() == {problem.prompt for problem in problems} and len(prompts) == 20, flags
+        for problem, (ids, learned) in zip(problems, examples(problems, tokenizer, command, 2000)):
+            start = learned.index(True)
+            assert ids[:start] == prompts[problem.prompt] and all(learned[start:]), flags
+            assert ids[-1] in end_tokens(tokenizer) and ids[-1] == tokenizer.eos_token_id
+            assert tokenizer.decode(ids[start:-1]) == problem.answer
+            assert problem.answer in {row["worked"] for row in rows}
 
-    command = imitate.read_flags(Command, shared)
-    (source,) = load_data([command.data], None, None, instruction=command.instruction, wanted="solution")
-    problems = source.train + source.validation
-    found = examples(problems, tokenizer, command, 2000)
+
+def prompts_of_a_run(flags) -> dict[str, list[int]]:
+    """The ids that a generator of train.py gets for each problem, by the problem's prompt."""
     budgets = ["--prompt-budget", "500", "--thinking-budget", "20", "20", "--prompts-per-step", "4"]
-    feed = open_run(parse([*shared, "--defaults", "small", *budgets]), None, lambda *_: None)[-1].feed
+    feed = train.prepare(parse([*flags, "--defaults", "small", *budgets]))[-1].feed
     feed.generators = [type("Generator", (), {"number": 0, "groups": 0})()]
-    (held,), prompts = feed.prompts.sources, {}
-    for validation, of_source in ((False, held.train), (True, held.validation)):
+    (source,), prompts = feed.prompts.sources, {}
+    for validation, of_source in ((False, source.train), (True, source.validation)):
         for i in range(len(of_source)):
             group = feed._group(0, 0, i, 0, feed.generators[0], (0,), validation)
-            prompts[group.problem.prompt] = group.requests[0].prompt_ids
-    assert prompts.keys() == {problem.prompt for problem in problems} and len(prompts) == 20
-    solutions = {row["worked"] for row in rows}
-    for problem, (ids, learned) in zip(problems, found):
-        start = learned.index(True)
-        assert ids[:start] == prompts[problem.prompt] and all(learned[start:])
-        assert ids[-1] in feed.prompts.decoding.eos == end_tokens(tokenizer) and ids[-1] == tokenizer.eos_token_id
-        assert tokenizer.decode(ids[start:-1]) == problem.answer and problem.answer in solutions
+            prompts[group.problem.prompt] = group.requests[0].prompt
+    return prompts
 
 
 def test_what_a_run_holds_out_is_not_learned(folder):
@@ -149,9 +152,9 @@ def test_only_the_solution_counts_however_a_batch_is_padded_and_cut(folder):
 def test_one_step_is_the_same_in_micro_batches(folder):
     ragged = [([1, 2, 3, 4, 5], [False] * 3 + [True] * 2), ([6, 7, 8], [False, True, True]), ([9, 4], [False, True])]
     after = []
-    for at_once in (5, 100):
+    for tokens in (5, 100):
         model = load_model(str(folder / "warm"), *CPU)
-        imitate.imitate(model, [ragged], 1, 1e-3, at_once)
+        imitate.imitate(model, [ragged], 1, 1e-3, tokens)
         after.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
     start = torch.cat([p.detach().flatten() for p in load_model(str(folder / "warm"), *CPU).parameters()])
     moved = (after[1] - start).norm()
@@ -171,14 +174,22 @@ def test_what_is_too_long_is_left_out_and_said(folder, tmp_path, monkeypatch, ca
     monkeypatch.setattr(imitate, "imitate", lambda *_: None)
     command = ["--model", str(folder / "random"), "--data", str(data), "--out", str(tmp_path / "out")]
     assert imitate.main([*command, "--longest", "100"]) == 0
-    said = capsys.readouterr().err
-    assert f"records have more than 100 tokens and are left out, the first: '{rows[7]['problem']}" in said
-    assert "solutions do not close the thinking that was opened" in said
+    printed = capsys.readouterr().err
+    assert f"records have more than 100 tokens and are left out, the first: '{rows[7]['problem']}" in printed
+    assert "solutions do not close the thinking that was opened" in printed
 
 
-@pytest.mark.parametrize(
-    "flags, message",
-    [
+def test_what_cannot_be_is_one_sentence(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("a.jsonl").write_text('{"problem": "1+1?", "worked": "2"}\n' * 3)
+    Path("numbers.jsonl").write_text('{"problem": "1+1?", "solution": 7}\n')
+    Path("empty.jsonl").touch()
+    Path("full").mkdir()
+    Path("empty").mkdir()
+    Path("full", "mine.txt").touch()
+    usual = ["--model", str(folder / "random"), "--data", str(folder / "my.jsonl"), "--out", "out"]
+    monkeypatch.setattr(imitate, "imitate", lambda *_: pytest.fail("it was trained"))
+    for flags, message in (
         (["--data", "a.jsonl"], "a.jsonl, line 1: which column is the solution? The columns are problem, worked; name"),
         (["--data", "a.jsonl,solution=gold"], "line 1: there is no column 'gold'; the columns are problem, worked"),
         (["--data", "empty.jsonl"], "empty.jsonl holds no record"),
@@ -193,52 +204,34 @@ def test_what_is_too_long_is_left_out_and_said(folder, tmp_path, monkeypatch, ca
         (["--learning-rate", "-1"], "--learning-rate is -1.0; it must be above 0"),
         (["--model", "empty"], "--model empty: the folder holds no model"),
         (["--epoch", "1"], "did you mean --epochs?"),
-    ],
-)
-def test_what_cannot_be_is_one_sentence(folder, tmp_path, monkeypatch, capsys, flags, message):
-    monkeypatch.chdir(tmp_path)
-    Path("a.jsonl").write_text('{"problem": "1+1?", "worked": "2"}\n' * 3)
-    Path("numbers.jsonl").write_text('{"problem": "1+1?", "solution": 7}\n')
-    Path("empty.jsonl").touch()
-    Path("full").mkdir()
-    Path("empty").mkdir()
-    Path("full", "mine.txt").touch()
-    usual = ["--model", str(folder / "random"), "--data", str(folder / "my.jsonl"), "--out", "out"]
-    monkeypatch.setattr(imitate, "imitate", lambda *_: pytest.fail("it was trained"))
-    with pytest.raises(SystemExit) as ended:
-        run_command(imitate.main, [*usual, *flags])
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert ended.value.code == 2 and said.startswith("error: ") and message in said
+    ):
+        with pytest.raises(SystemExit) as ended:
+            run_command(imitate.main, [*usual, *flags])
+        sentence = capsys.readouterr().err.splitlines()[-1]
+        assert ended.value.code == 2 and sentence.startswith("error: ") and message in sentence, flags
     assert not Path("out").exists() and Path("full", "mine.txt").exists()
-
-
-@pytest.mark.parametrize(
-    "error, said",
-    [
-        (
-            torch.OutOfMemoryError("CUDA out of memory. More."),
-            r"^CUDA out of memory: lower --tokens-per-micro-batch or",
-        ),
-        (safetensors.SafetensorError("No space left on device"), r"out: No space left on device$"),
-        (KeyboardInterrupt(), None),
-    ],
-)
-def test_what_fails_or_is_stopped_while_it_learns_leaves_no_folder(folder, tmp_path, monkeypatch, error, said):
-    def fails(*_):
-        raise error
-
-    monkeypatch.setattr(imitate, "imitate", fails)
-    command = ["--model", str(folder / "random"), "--data", str(folder / "my.jsonl"), "--out", str(tmp_path / "out")]
-    with pytest.raises((ValueError, OSError, KeyboardInterrupt), match=said):
-        imitate.main(command)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_what_is_missing_is_named():
     with pytest.raises(ValueError, match="--out is missing; wanted are --model, --data and --out"):
         imitate.main(["--model", "m", "--data", "my.jsonl"])
 
 
+def test_what_fails_or_is_stopped_while_it_learns_leaves_no_folder(folder, tmp_path, monkeypatch):
+    command = ["--model", str(folder / "random"), "--data", str(folder / "my.jsonl"), "--out", str(tmp_path / "out")]
+    for error, message in (
+        (torch.OutOfMemoryError("CUDA out of memory. More."), r"^CUDA out of memory: lower --tokens-per-micro-batch"),
+        (safetensors.SafetensorError("No space left on device"), r"out: No space left on device$"),
+        (KeyboardInterrupt(), None),
+    ):
+
+        def fails(*_, error=error):
+            raise error
+
+        monkeypatch.setattr(imitate, "imitate", fails)
+        with pytest.raises((ValueError, OSError, KeyboardInterrupt), match=message):
+            imitate.main(command)
+        assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
 def test_a_killed_command_leaves_no_folder_and_can_be_repeated(folder, tmp_path):
     out, data = tmp_path / "out", backwards.write_records(tmp_path / "a.jsonl", 20)
     usual = ["--model", str(folder / "random"), "--data", data, "--out", str(out)]
