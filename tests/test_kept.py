@@ -1,7 +1,6 @@
 """rollouts.jsonl: what is kept of a run, and that it is what the run has computed."""
 
 import dataclasses
-import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,8 +18,7 @@ from machinery.totals import Totals
 
 
 def lines_of(folder, kind=None):
-    found = [line for _, line in json_lines(folder / "rollouts.jsonl")]
-    return [line for line in found if kind in (None, line["kind"])]
+    return [line for _, line in json_lines(folder / "rollouts.jsonl") if kind in (None, line["kind"])]
 
 
 def spread(runs):
@@ -91,8 +89,8 @@ def test_what_is_kept_of_a_step_is_what_the_step_has_computed(models, tmp_path):
             wanted = logprobs.gather(-1, torch.tensor(completion["ids"])[:, None])[:, 0]
             for name, values in (("trainer_logprobs", wanted), ("entropies", -(logprobs.exp() * logprobs).sum(-1))):
                 assert [value is None for value in completion[name]] == (~rollout.sampled).tolist()
-                found = [value for value in completion[name] if value is not None]
-                np.testing.assert_allclose(found, values[rollout.sampled], atol=1e-4)
+                known = [value for value in completion[name] if value is not None]
+                np.testing.assert_allclose(known, values[rollout.sampled], atol=1e-4)
 
 
 def test_validations_keep_the_first_problems_of_each_source_and_times_every_step(models, tmp_path):
@@ -134,10 +132,10 @@ def test_what_is_not_finite_and_what_was_forced_is_null():
 
 def writer(folder, **changes):
     """A writer whose groups are lines of a hundred bytes."""
-    its = KeptRollouts(folder, dataclasses.replace(settings(), **changes), load_tokenizer("data/arithmetic_base"), [])
-    its._line = lambda kind, step, group, began: {"kind": kind, "step": step, "text": "x" * 100}
-    its.sources = [SimpleNamespace(name="one")]
-    return its
+    one_source = [SimpleNamespace(name="one")]
+    kept_rollouts = KeptRollouts(folder, dataclasses.replace(settings(), **changes), None, one_source)
+    kept_rollouts._line = lambda kind, step, group, began: {"kind": kind, "step": step, "text": "x" * 100}
+    return kept_rollouts
 
 
 def steps_of(folder):
@@ -145,33 +143,25 @@ def steps_of(folder):
 
 
 def test_a_resumed_run_drops_later_lines_and_half_a_line(tmp_path):
-    its = writer(tmp_path, rollouts_kept=1)
+    kept_rollouts = writer(tmp_path, rollouts_kept=1)
     for step in (0, 1, 2):
-        its.add_validation(step, [SimpleNamespace(source=0)] * 3, 0.0)
-        its.add_times(step, (0.0, 1.0), [(0, 1.0, 2.0, None), (0, 2.0, 3.0, step)], 0.5)
+        kept_rollouts.add_validation(step, [SimpleNamespace(source=0)] * 3, 0.0)
+        kept_rollouts.add_times(step, (0.0, 1.0), [(0, 1.0, 2.0, None), (0, 2.0, 3.0, step)], 0.5)
     append_whole(tmp_path / "rollouts.jsonl", '{"kind": "valid')
-    its.restore(1)
+    kept_rollouts.restore(1)
     assert steps_of(tmp_path) == [("validation", 0), ("times", 0), ("validation", 1), ("times", 1)]
     assert lines_of(tmp_path)[1]["generators"] == [[0, 0.5, 1.5, None], [0, 1.5, 2.5, 0]]
-    its.restore(None)
+    kept_rollouts.restore(None)
     assert not (tmp_path / "rollouts.jsonl").exists()
 
 
 def test_a_file_that_grows_too_large_is_thinned_out_and_keeps_whole_lines(tmp_path, monkeypatch):
     monkeypatch.setattr(kept, "MOST_BYTES", 2500)
-    its = writer(tmp_path, rollouts_kept=1, steps=50)
+    kept_rollouts = writer(tmp_path, rollouts_kept=1, steps=50)
     for step in range(50):
-        its.add_validation(step, [SimpleNamespace(source=0)], 0.0)
+        kept_rollouts.add_validation(step, [SimpleNamespace(source=0)], 0.0)
         assert (tmp_path / "rollouts.jsonl").stat().st_size <= 2500
-    its.add_batch(49, SimpleNamespace(groups=[None]), {}, {}, 0.0)  # of a step in between: nothing
+    kept_rollouts.add_batch(49, SimpleNamespace(groups=[None]), {}, {}, 0.0)  # of a step in between: nothing
     left = [step for _, step in steps_of(tmp_path)]
-    assert left[:5] == [0, 8, 16, 24, 32] and left[-1] == 49 and its.every == 8
+    assert left[:5] == [0, 8, 16, 24, 32] and left[-1] == 49 and kept_rollouts.every == 8
     assert left[5:] == [*range(left[5], 50)]  # the newest are all there, until it is thinned out again
-
-
-def test_a_broken_line_is_named_with_file_and_line(tmp_path):
-    path = tmp_path / "rollouts.jsonl"
-    for broken in ("{", "[]", '{"kind": "group"}', "\xff", "3"):
-        path.write_text(json.dumps({"kind": "times", "step": 1}) + f"\n{broken}\n", encoding="latin-1")
-        with pytest.raises(ValueError, match=r"rollouts.jsonl, line 2: this is no line that a run has written"):
-            list(json_lines(path))

@@ -177,7 +177,7 @@ def test_terms_on_the_page_are_those_of_loss_py(open_page, tmp_path, name):
 
 @pytest.mark.slow
 def test_the_page_of_a_real_run_has_the_run_s_own_numbers(tmp_path, open_page):
-    """A page is made at the end of a run; the same one comes of the command."""
+    """A page is made at the end of a run; the command makes the same one."""
     flags = ["--train-prompts", "40", "--steps", "4", "--validation-every", "2", "--asynchrony", "pipeline-2"]
     run = RealRun(tmp_path, *flags, "--rollouts-kept", "3", "--thinking-budget", "20", "24")
     run.end_well()
@@ -185,14 +185,12 @@ def test_the_page_of_a_real_run_has_the_run_s_own_numbers(tmp_path, open_page):
     with pytest.raises(SystemExit) as ended:
         run_command(view.main, [str(run.folder)])
     assert ended.value.code == 0 and (run.folder / "rollouts.html").read_text() == before
-    page = open_page(run.folder)
-    log = lines_of(run.folder / "log.jsonl")
+    page, log, kept = open_page(run.folder), lines_of(run.folder / "log.jsonl"), lines_of(run.folder / "rollouts.jsonl")
     validations = [line for line in log if line["kind"] == "validation"]
     labels = page.locator("#plot circle").evaluate_all("all => all.map((one) => one.getAttribute('aria-label'))")
-    assert [int(re.match(r"step (\d+)", label)[1]) for label in labels] == [line["step"] for line in validations]
-    for label, line in zip(labels, validations):
-        assert float(re.search(r"rate ([\d.]+)", label)[1]) == pytest.approx(line["pass_rate"], rel=1e-3)
-    kept = lines_of(run.folder / "rollouts.jsonl")
+    for label, line in zip(labels, validations, strict=True):
+        step, rate = re.match(r"step (\d+): pass rate ([\d.]+)", label).groups()
+        assert int(step) == line["step"] and float(rate) == pytest.approx(line["pass_rate"], rel=1e-3)
     groups = [line for line in kept if line["kind"] != "times"]
     assert page.locator("#choose option").count() == len(groups) == 4 * 3 + 3 * 3
     for line in (groups[3], groups[-1]):
@@ -203,8 +201,8 @@ def test_the_page_of_a_real_run_has_the_run_s_own_numbers(tmp_path, open_page):
         assert line["answer"] in facts and line["prompt"] in facts
     clocks = [(its["began"], its["ended"]) for line in groups for its in line["completions"]]
     assert all(0 <= began < ended <= log[-1]["wall_seconds"] for began, ended in clocks)
-    taken = [event for line in kept if line["kind"] == "times" for event in line["generators"]]
-    assert {1, 2} <= {event[3] for event in taken} and all(event[1] <= event[2] for event in taken)
+    events = [event for line in kept if line["kind"] == "times" for event in line["generators"]]
+    assert any(event[3] for event in events) and all(event[1] <= event[2] for event in events)
 
 
 def lines_of(path):
@@ -315,18 +313,6 @@ def test_a_hostile_completion_harms_nothing(tmp_path, open_page):
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     page.evaluate("document.body.append(Object.assign(document.createElement('script'), {text: 'document.title = 1'}))")
     assert page.title() == "run: rollouts" and "Content Security Policy" in open_page.messages.pop()
-
-
-@pytest.mark.slow
-def test_two_thousand_completions_open(tmp_path, open_page, capsys):
-    made_run(tmp_path / "run", groups=125, completions=8, tokens=40)  # and as many of validations
-    page_path = view.write_page(tmp_path / "run")
-    page = open_page(tmp_path / "run")
-    assert "2000 completions" in page.locator("#size").inner_text()
-    took = page.evaluate("performance.now()") / 1000
-    with capsys.disabled():
-        print(f"\n2000 completions, {page_path.stat().st_size / 1e6:.1f} MB: open after {took:.2f} s")
-    assert page.locator("#choose option").count() == 250
 
 
 def test_a_page_that_would_be_too_large_has_the_first_completions_and_says_so(tmp_path, open_page, monkeypatch):
