@@ -1,5 +1,5 @@
-"""How a model and its data fit, before anything is trained (generate.py --check): a problem as the model gets it, what
-ends a completion, the budgets, and the verdict on the reference answer."""
+"""Whether a model and its data fit, before anything is trained (generate.py --check): a problem as the model gets it,
+what ends a completion, the budgets, and the verdict on the reference answer."""
 
 import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -92,7 +92,7 @@ class Command:
     epochs: int = 3  # times that each solution is learned
     batch_size: int = 32  # solutions in an optimizer step
     learning_rate: float | None = None  # the highest, after the warm-up; by default 1 / sqrt(parameters): 1e-3 for 1M
-    longest: int = 2048  # tokens of problem and solution together; what is longer is left out
+    longest: int = 2048  # tokens of problem and solution together; longer records are left out
     tokens_per_micro_batch: int = 4096  # tokens in one forward and backward, padding included
     instruction: str | None = None  # said after each problem, as in train.py
     system: str | None = None  # a system prompt, as in train.py
@@ -101,7 +101,7 @@ class Command:
 
 
 def main(arguments: list[str]) -> int:
-    """The command. Returns the exit status 0; ValueError or OSError, in one sentence, for what cannot be."""
+    """The command. Returns 0; ValueError or OSError, in one sentence, for flags or data that cannot be."""
     transformers.utils.logging.disable_progress_bar()
     command = read_flags(Command, arguments, description=__doc__)
     refuse_wrong_flags(command)

@@ -1,7 +1,7 @@
 """Makes the base model that RL on the arithmetic task starts from (`data/arithmetic_base/`, shipped).
 
-Supervised learning on traces: first clean ones, until the algorithm is there for every length, then noisy ones, which
-teach mistakes and rambling for RL to remove. A model that has not learned the algorithm first leaves RL to luck.
+Supervised learning on traces: first clean ones, until the model can add numbers of every length, then noisy ones, which
+teach mistakes and rambling for RL to remove. If the model has not learned the algorithm first, RL depends on luck.
 
     python -m machinery.make_base                    # makes data/arithmetic_base again: about three minutes on one core
     python -m machinery.make_base --out /tmp/base --seed 1
@@ -31,8 +31,8 @@ TIME_IS_UP = "Okay, time is up. Let me stop thinking and formulate a final answe
 
 
 def trace(a: int, b: int, rng: random.Random, wrong: float = 0.0, ramble: float = 0.0) -> tuple[str, str]:
-    """A trace and the answer that it leads to. Each step is wrong with probability `wrong`, which the next ones build
-    on; with probability `ramble` the last one is said again, up to three times."""
+    """A trace and the answer that it leads to. Each step is wrong with probability `wrong`, and the next steps build on
+    the mistake. With probability `ramble` the last step is repeated, up to three times."""
     steps, carry, answer = [], 0, ""
     for x, y in zip(reversed(str(a)), reversed(str(b))):
         result = int(x) + int(y) + carry
@@ -40,13 +40,13 @@ def trace(a: int, b: int, rng: random.Random, wrong: float = 0.0, ramble: float 
             result = rng.choice([other for other in range(20) if other != result])
         steps.append(f"{x}+{y}+{carry}={result:02d}")
         carry, answer = result // 10, str(result % 10) + answer
-    if rng.random() < ramble:  # not in the middle: that also unlearns which digits come next
+    if rng.random() < ramble:  # repeats in the middle would also unlearn which digits come next
         steps += steps[-1:] * rng.randint(1, 3)
     return ";".join(steps), (str(carry) + answer).lstrip("0") or "0"
 
 
 def example(tokenizer, rng: random.Random, noisy: bool) -> Example:
-    """One training text. To be learned are the tokens of the completion that are not forced."""
+    """One training text. The tokens of the completion are learned, except the forced ones."""
     a, b = draw(rng, rng.randint(1, MAX_DIGITS), held_out=False)
     thinking, answer = trace(a, b, rng, *((0.3, 0.15) if noisy else (0.0, 0.0)))
     if rng.random() < 0.05:  # cut in its second half: shows what an interruption asks for
@@ -111,7 +111,7 @@ def make_model(tokenizer):
 
 
 def pass_rates(model, tokenizer, per_length: int, seed: int) -> list[float]:
-    """Sampled pass rate for each number of digits, on problems held out; prompts of one length need no padding."""
+    """Sampled pass rate for each number of digits, on held-out problems; prompts of one length need no padding."""
     rates = []
     for digits in range(1, MAX_DIGITS + 1):
         rng = random.Random(f"check {digits} {seed}")
@@ -130,10 +130,10 @@ def pass_rates(model, tokenizer, per_length: int, seed: int) -> list[float]:
 
 
 def make_base(out: Path, seed: int = 0, clean_steps: int = 2000, noisy_steps: int = 500) -> list[float]:
-    """Train the base model, check it, save it; returns its sampled pass rate for each number of digits.
+    """Train the base model and save it; returns its sampled pass rate for each number of digits.
 
-    Raises ValueError, and saves nothing, when the algorithm is not there for every length after the clean
-    phase, or when the noisy phase leaves RL too little or too much to do.
+    ValueError, and nothing is saved, if it cannot add numbers of every length after the clean phase, or if the noisy
+    phase leaves RL too little or too much to do.
     """
     torch.set_num_threads(1)  # one thread: deterministic, and as fast at this size
     torch.manual_seed(seed)

@@ -27,7 +27,7 @@ from machinery.trainer import layers_and_rest
 from machinery.vllm_engine import CPU_CACHE
 
 Row = tuple[str, str, str]  # of the table: name, figure, words
-MARGIN = 1.25  # what the arithmetic may be off by
+MARGIN = 1.25  # how far the arithmetic may be off
 PROCESS = 0.5 * 2**30  # bytes of Python and its libraries; on a GPU of CUDA's context
 FRAGMENTS = 0.3 * 2**30  # the most bytes that a CPU's allocator keeps between a trainer's tensors of many sizes
 LOWERS = "--trainers --tokens-per-micro-batch --gradient-checkpointing --slots --generator-memory --tensor-parallel"
@@ -63,7 +63,7 @@ class Shape:
 def trainer_bytes(
     shape: Shape, ranks: int, tokens: int, length: int, dtype: torch.dtype, device: str, checkpointing: bool
 ) -> dict[str, float]:
-    """What each rank of the trainer has at its peak, in the backward, by cause. tokens: of a micro-batch, in sequences
+    """Bytes of each rank of the trainer at its peak, in the backward, by cause. tokens: of a micro-batch, in sequences
     of `length` tokens. The fp32 head and embedding are gathered while in use, and so is the head's gradient."""
     width, kind = dtype.itemsize, torch.device(device).type
     uses_fsdp = ranks > 1 or dtype != torch.float32
@@ -88,8 +88,8 @@ def trainer_bytes(
 def generator_bytes(
     shape: Shape, engine: str, slots: int, length: int, prompts: int, dtype: torch.dtype, share: float
 ) -> dict[str, float]:
-    """What a generator has, on all its devices together, by cause. slots: sequences at once, of `length` tokens, with
-    prompts of `prompts` tokens; share: the bytes that vLLM may take, of which its cache has what is left."""
+    """Bytes of a generator, on all its devices together, by cause. slots: sequences at once, of `length` tokens, with
+    prompts of `prompts` tokens; share: the bytes that vLLM may take, whose rest is its cache."""
     width = dtype.itemsize
     token_bytes = shape.layers * shape.cached * width  # in the cache
     fp32_head = 4 * shape.table if width < 4 else 0
@@ -196,7 +196,7 @@ def work(command: TrainCommand, need: Needs, parameters: int, length: int) -> li
 
 
 def plan(command: TrainCommand) -> str:
-    """The plan, as it is printed. ValueError, in one sentence, for settings that cannot be."""
+    """The text of the plan. ValueError, in one sentence, for settings that cannot be."""
     for spec in map(parse_spec, command.data):
         if spec.name not in {*KNOWN, *task_names()} and "/" not in spec.name:
             files_of(spec, "train")  # ValueError if there is no such file
