@@ -23,6 +23,7 @@ from machinery import imitate
 from machinery.decoding import end_tokens
 from machinery.imitate import Command, examples, mean_loss
 from machinery.model import load_model, load_tokenizer
+from machinery.run import open_run
 from machinery.settings import parse
 
 CPU = (torch.device("cpu"), torch.float32)
@@ -116,7 +117,7 @@ def test_the_prompt_is_that_of_a_generator_and_the_solution_ends(chat_models, tm
 def prompts_of_a_run(flags) -> dict[str, list[int]]:
     """The ids that a generator of train.py gets for each problem, by the problem's prompt."""
     budgets = ["--prompt-budget", "500", "--thinking-budget", "20", "20", "--prompts-per-step", "4"]
-    feed = train.prepare(parse([*flags, "--defaults", "small", *budgets]))[-1].feed
+    feed = open_run(parse([*flags, "--defaults", "small", *budgets]), None, lambda *_: None)[-1].feed
     feed.generators = [type("Generator", (), {"number": 0, "groups": 0})()]
     (source,), prompts = feed.prompts.sources, {}
     for validation, of_source in ((False, source.train), (True, source.validation)):
