@@ -20,32 +20,43 @@ import mpmath
 
 DEEPEST = 20  # brackets within each other
 LARGEST_ARGUMENT = 1000  # of functions that grow or turn, and of powers of ten
-MOST_DIGITS = 300  # of a power; two numbers that agree in so many are the same
+MOST_DIGITS = 300  # of a power; two values that agree in so many are the same
 LARGEST_FRACTION = 10 ** (MOST_DIGITS // 2 - 10)  # above and below; no such fraction is so near to a root or to pi
 mp = mpmath.MPContext()
 mp.dps = MOST_DIGITS + 50
 FAULTS = (ArithmeticError, ValueError, TypeError, RecursionError)  # what reading and computing may raise
 
-# fmt: off
-TOKEN = re.compile(r'(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3}(?![\w.]))?|\\[a-zA-Z]+|\\.|"[^"]*"|\S')
+NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3}(?![\w.]))?"
+TOKEN = re.compile(rf'{NUMBER}|\\[a-zA-Z]+|\\.|"[^"]*"|\S')  # a number, \sqrt, \{, "cm", or any other sign
 LEVELS = [("=", "<", ">", r"\le", r"\ge", r"\ne", r"\in"), (r"\cup",), (r"\setminus",), (":",), ("+", "-")]
 CONSTANTS = {"e": mp.e, "i": mp.j, r"\pi": mp.pi, r"\infty": mp.inf}
-GREEK = {f"\\{name}" for name in "alpha beta gamma delta epsilon varepsilon theta lambda mu nu rho sigma tau phi varphi"
-         " chi psi omega kappa eta zeta xi Delta Gamma Theta Omega Phi Lambda Sigma ell".split()}
-FAMILIES = {  # an answer may use all functions of a family that the wanted one uses
-    **{rf"\{name}": "trigonometry" for name in "sin cos tan cot sec csc sinh cosh tanh".split()},
-    r"\arcsin": "inverse", r"\arccos": "inverse", r"\arctan": "inverse", r"\ln": "log", r"\log": "log", r"\exp": "e",
+GREEK = set(
+    r"\alpha \beta \gamma \delta \epsilon \varepsilon \theta \lambda \mu \nu \rho \sigma \tau \phi \varphi \chi \psi"
+    r" \omega \kappa \eta \zeta \xi \Delta \Gamma \Theta \Omega \Phi \Lambda \Sigma \ell".split()
+)
+FAMILIES = {  # an answer may use all functions of a family if the wanted one uses one of them
+    **dict.fromkeys(r"\sin \cos \tan \cot \sec \csc \sinh \cosh \tanh".split(), "trigonometry"),
+    **dict.fromkeys(r"\arcsin \arccos \arctan".split(), "inverse"),
+    **dict.fromkeys(r"\ln \log".split(), "log"),
+    r"\exp": "e",
 }
 VALUES = {
-    "+": lambda *terms: sum(terms), "-": lambda x: -x, "*": lambda *factors: prod(factors), "/": lambda x, y: x / y,
-    ":": lambda x, y: x / y, "|": abs, r"\lfloor": mp.floor, r"\lceil": mp.ceil, "!": mp.factorial,
-    r"\binom": mp.binomial, **{name: getattr(mp, name[1:].replace("arc", "a")) for name in FAMILIES},
+    "+": lambda *terms: sum(terms),
+    "-": lambda x: -x,
+    "*": lambda *factors: prod(factors),
+    "/": lambda x, y: x / y,
+    ":": lambda x, y: x / y,
+    "|": abs,
+    "!": mp.factorial,
+    r"\lfloor": mp.floor,
+    r"\lceil": mp.ceil,
+    r"\binom": mp.binomial,
+    **{name: getattr(mp, name[1:].replace("arc", "a")) for name in FAMILIES},
 }
 CLOSING = {"(": ")]", "[": ")]", "{": "}", "|": "|", r"\{": [r"\}"], r"\lfloor": [r"\rfloor"], r"\lceil": [r"\rceil"]}
-STARTS_FACTOR = {"{", "(", "[", r"\frac", r"\sqrt", r"\pi", r"\binom", *GREEK, *FAMILIES}
+STARTS_FACTOR = {"{", "(", "[", r"\frac", r"\sqrt", r"\pi", r"\binom", *GREEK, *FAMILIES}  # without a sign before it
 REALS = ("()", ("-", ("constant", r"\infty")), ("constant", r"\infty"))
 LEAVES = {r"\emptyset": ("set",), r"\reals": REALS, **{name: ("constant", name) for name in CONSTANTS}}
-# fmt: on
 
 
 def read(text: str) -> tuple:

@@ -244,8 +244,8 @@ ALLOWED = {  # with any arguments
     "getcwd": 79,
     "stat": 4, "lstat": 6, "fstat": 5, "newfstatat": 262, "statx": 332, "access": 21, "faccessat": 269,
     "faccessat2": 439, "readlink": 89, "readlinkat": 267,
-    "poll": 7, "ppoll": 271, "select": 23, "pselect6": 270, "epoll_create1": 291, "epoll_ctl": 233, "epoll_wait":
-    232, "epoll_pwait": 281, "recvfrom": 45,
+    "poll": 7, "ppoll": 271, "select": 23, "pselect6": 270, "epoll_create1": 291, "epoll_ctl": 233, "epoll_wait": 232,
+    "epoll_pwait": 281, "recvfrom": 45,
     "brk": 12, "mmap": 9, "munmap": 11, "mprotect": 10, "mremap": 25, "madvise": 28,
     "execve": 59, "exit": 60, "exit_group": 231, "set_tid_address": 218, "set_robust_list": 273, "rseq": 334,
     "sched_yield": 24,

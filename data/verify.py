@@ -10,8 +10,8 @@ another verifier if this one hangs or dies. That costs the one completion it was
 never taken for wrong in silence. The completions behind it go to another verifier.
 
 The guard adopts whatever the worker leaves behind, detached or not (Linux: subreaper). It kills all of it when the
-worker ends or is ended, or when the process that owns the pool dies in any way. Messages are JSON with a length in
-front: nothing that a worker sends is ever unpickled.
+worker ends or is ended, or when the process that owns the pool dies in any way. A message is a line of JSON: nothing
+that a worker sends is ever unpickled.
 """
 
 import contextlib
@@ -25,7 +25,6 @@ import resource
 import select
 import shutil
 import signal
-import struct
 import subprocess
 import sys
 import tempfile
@@ -45,9 +44,8 @@ Failure = Literal["time limit", "memory", "error", "died"]
 IMPORT_LIMIT = 120.0  # seconds for a worker to start and import a task's module
 AHEAD = 32  # completions that a verifier is given at once if it judged the last ones in QUICK seconds each; else one
 QUICK = 0.02
-LONGEST_REPLY = 1 << 16  # bytes; a worker that sends more is ended
+LONGEST_REPLY = 1 << 16  # bytes of a line; a worker that sends more is ended
 DETAIL = 500  # characters of an error that are kept
-HEADER = struct.Struct(">I")  # length of the JSON that follows
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 
@@ -78,12 +76,6 @@ def no_verdict_at_all(verdicts: list[Verdict]) -> str:
     return f"none of {len(verdicts)} completions got a verdict; the first, {verdicts[0].reason}"
 
 
-def frame(message: dict) -> bytes:
-    """A message as it is sent: JSON with its length in front."""
-    data = json.dumps(message).encode()
-    return HEADER.pack(len(data)) + data
-
-
 # --- the pool, in the process that trains ---------------------------------------------------------------------------
 
 
@@ -93,7 +85,7 @@ class Item:
 
     key: Hashable
     task: str
-    message: bytes  # framed, as a worker reads it
+    message: bytes  # a line of JSON
 
 
 class VerifierPool:
@@ -109,7 +101,6 @@ class VerifierPool:
         self._changed = threading.Condition()  # held when _waiting changes, notified after it or at the close
         self._verdicts: queue.SimpleQueue[tuple[Hashable, Verdict]] = queue.SimpleQueue()
         self._closing, self._crash = threading.Event(), ""
-        self._folder = tempfile.mkdtemp(prefix="verifiers-")
         self._threads = [threading.Thread(target=self._serve, name="verifier", daemon=True) for _ in range(workers)]
         for thread in self._threads:
             thread.start()
@@ -122,13 +113,13 @@ class VerifierPool:
 
     def submit(self, items: list[tuple[Hashable, Problem, str]]) -> None:
         """Completions to be judged; their keys come back with the verdicts. Returns at once."""
-        framed = []
+        waiting = []
         for key, problem, completion in items:
-            message = frame({"problem": dataclasses.asdict(problem), "completion": completion})
-            framed.append(Item(key, problem.task, message))
+            message = json.dumps({"problem": dataclasses.asdict(problem), "completion": completion})
+            waiting.append(Item(key, problem.task, message.encode() + b"\n"))
         self.unfinished += len(items)
         with self._changed:
-            self._waiting.extend(framed)
+            self._waiting.extend(waiting)
             self._changed.notify_all()
 
     def results(self) -> list[tuple[Hashable, Verdict]]:
@@ -149,7 +140,6 @@ class VerifierPool:
             self._changed.notify_all()
         for thread in self._threads:
             thread.join()
-        remove(self._folder)
 
     # What follows runs in the pool's threads.
 
@@ -157,7 +147,7 @@ class VerifierPool:
         """One thread: has a verifier, and another when that has ended, until the pool is closed."""
         try:
             while not self._closing.is_set():
-                verifier = Verifier(self._folder, self.time_limit, self.memory_gib, self._closing)
+                verifier = Verifier(self.time_limit, self.memory_gib, self._closing)
                 try:
                     self._give_and_take(verifier)
                 finally:
@@ -199,9 +189,9 @@ class VerifierPool:
 class Verifier:
     """The pool's side of one verifier: its process, and the messages to it and from it."""
 
-    def __init__(self, parent_folder: str, time_limit: float, memory_gib: float, closing: threading.Event):
+    def __init__(self, time_limit: float, memory_gib: float, closing: threading.Event):
         self.time_limit, self.closing = time_limit, closing
-        self.folder = tempfile.mkdtemp(dir=parent_folder)  # its temporary files
+        self.folder = tempfile.mkdtemp(prefix="verifier-")  # its temporary files
         self.loaded: set[str] = set()  # tasks that it has imported
         self.outbox, self.inbox = bytearray(), bytearray()  # not written yet; read, and not a whole message
         environment = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
@@ -283,17 +273,14 @@ class Verifier:
         return poller.poll(1000 * seconds)
 
     def _whole_message(self) -> bytes | None:
-        """The first message that was read, without its length; None if it is not all there."""
-        if len(self.inbox) < HEADER.size:
+        """The first line that was read; None if its end is not there yet."""
+        line, newline, rest = self.inbox.partition(b"\n")
+        if len(line) > LONGEST_REPLY:
+            raise ValueError(f"it has {len(line)} bytes")
+        if not newline:
             return None
-        end = HEADER.size + HEADER.unpack_from(self.inbox)[0]
-        if end > LONGEST_REPLY:
-            raise ValueError(f"it has {end} bytes")
-        if len(self.inbox) < end:
-            return None
-        message = bytes(self.inbox[HEADER.size : end])
-        del self.inbox[:end]
-        return message
+        self.inbox = rest
+        return bytes(line)
 
     def end(self) -> int:
         """Kill the worker with all that it has started, and remove its files. Returns the exit status."""
@@ -347,10 +334,7 @@ def guard(parent: int, folder: str, memory_gib: float) -> int:
     if arrived == signal.SIGCHLD:  # the pool reads this end of file, and answers if it lives
         os.close(0)
         os.close(1)
-        arrived = signal.sigwait(news - {signal.SIGCHLD})
-    if arrived == signal.SIGHUP:  # the last of a dead pool's verifiers removes what is left of it
-        with contextlib.suppress(OSError):
-            os.rmdir(Path(folder).parent)
+        signal.sigwait(news - {signal.SIGCHLD})
     return status or 0
 
 
@@ -416,13 +400,13 @@ def work(memory_gib: float) -> None:
     loaded: set[str] = set()
 
     def reply(**message) -> None:
-        replies.write(frame(message))
+        replies.write(json.dumps(message).encode() + b"\n")
         replies.flush()
 
-    while len(header := requests.read(HEADER.size)) == HEADER.size:
+    for line in requests:
         failure, detail, score = None, "", 0.0
         try:
-            request = json.loads(requests.read(HEADER.unpack(header)[0]))
+            request = json.loads(line)
             problem = Problem(**request["problem"])
             task = importlib.import_module(problem.task)
             if problem.task not in loaded:
