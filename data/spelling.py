@@ -135,7 +135,7 @@ def cleaned(text: str) -> str:
 
 
 def closing_braces(text: str) -> dict[int, int]:
-    """Where each brace is closed, by where it opens. A brace behind a backslash is none."""
+    """For the place of each opening brace the place of its closing one. A brace behind a backslash is none."""
     closed_at, opened = {}, []
     for brace in re.finditer(r"\\.|[{}]", text, flags=re.DOTALL):
         if brace[0] == "{":

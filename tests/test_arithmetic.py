@@ -32,9 +32,8 @@ def test_the_warm_start_never_sees_a_validation_problem():
         assert not arithmetic.is_held_out(int(a), int(b))
 
 
-@pytest.mark.parametrize(
-    "completion, right",
-    [
+def test_verdicts():
+    for completion, right in [
         ("9+3+0=12;</think>12882", True),
         ("</think>12882", True),
         ("9+3+0=1" + make_base.TIME_IS_UP + "</think>12882", True),
@@ -45,10 +44,8 @@ def test_the_warm_start_never_sees_a_validation_problem():
         ("9+3</think>12882;", False),
         ("</think>", False),
         ("", False),
-    ],
-)
-def test_verdicts(completion, right):
-    assert arithmetic.score(Problem("4729+8153=", "12882", "data.tasks.arithmetic"), completion) is right
+    ]:
+        assert arithmetic.score(Problem("4729+8153=", "12882", arithmetic.__name__), completion) is right, completion
 
 
 def test_clean_traces_lead_to_the_sum_and_noisy_ones_to_what_they_say():
@@ -63,8 +60,8 @@ def test_clean_traces_lead_to_the_sum_and_noisy_ones_to_what_they_say():
         thinking, answer = make_base.trace(a, b, rng, wrong=0.3, ramble=0.5)
         steps = thinking.split(";")[:digits]
         results = [int(step.split("=")[1]) for step in steps]
-        told = sum(result % 10 * 10**i for i, result in enumerate(results)) + results[-1] // 10 * 10**digits
-        assert int(answer) == told
+        sum_of_results = sum(result % 10 * 10**i for i, result in enumerate(results)) + results[-1] // 10 * 10**digits
+        assert int(answer) == sum_of_results
         for step, carry in zip(steps[1:], results):  # a mistake is built on
             assert step.split("=")[0].split("+")[2] == str(carry // 10)
         wrong += answer != str(a + b)
@@ -103,10 +100,11 @@ def test_the_shipped_base_leaves_rl_something_to_do():
     folder = str(make_base.BASE_MODEL)
     model = load_model(folder, torch.device("cpu"), torch.float32)
     torch.manual_seed(0)
-    rates = make_base.pass_rates(model, load_tokenizer(folder), per_length=100, seed=5)
+    rates = make_base.pass_rates(model, load_tokenizer(folder), per_length=50, seed=5)
     assert 0.10 <= sum(rates) / len(rates) <= 0.35
 
 
+@pytest.mark.slow
 def test_making_a_base_is_deterministic_and_refuses_one_that_has_not_learned(tmp_path, monkeypatch):
     real = make_base.pass_rates
     monkeypatch.setattr(

@@ -1,8 +1,8 @@
-"""Programming problems with unit tests, in the forms of DeepCoder's data: the program's output is compared outside.
+"""Programming problems with unit tests, in the forms of DeepCoder's data.
 
-Of a completion counts the last fenced block after the last `</think>`. A test gives the program its standard input and
-compares what it writes, or calls one function and compares what it returns. Each test is a run of its own in the
-sandbox (sandbox.py); the wanted outputs never enter the process that runs the program.
+The program is the last fenced block after the last `</think>`. A test gives it its standard input and compares what it
+writes, or calls one function and compares what that returns. Each test is a run of its own in the sandbox (sandbox.py).
+Outputs are compared outside, so the wanted ones never enter the process that runs the program.
 """
 
 import json
@@ -22,9 +22,10 @@ STDIN_INSTRUCTION = (
 CALL_INSTRUCTION = "Write a Python function `{name}`. Put your whole code in one fenced block:\n```python\n{start}\n```"
 MOST_TESTS = 15  # of a problem: those with the longest inputs, as DeepCoder has it
 LONGEST_TEST = 200_000  # characters; longer ones are left out, unless there are no others
-SECONDS = 10.0  # of one test, or less where the verifier's time is nearly over
+SECONDS = 10.0  # of one test, or less if the verifier's time is nearly over
 SHARE_OF_TIME = 0.9  # of the verifier's time limit, for all tests: a slow program is a wrong answer, not a failure
 
+# Runs in the sandbox: the program as `__main__`, or the function that is named as an argument and its result as JSON.
 RUNNER = """
 import json, os, sys, types
 module = types.ModuleType("__main__" if len(sys.argv) == 1 else "program")
@@ -54,8 +55,8 @@ else:
 def problem(text: str, tests, starter_code: str = "") -> Problem:
     """The prompt for a problem, and its tests in one form. Raises ValueError for tests in a form that is not known."""
     function, cases = read_tests(tests)
-    size = lambda case: len(json.dumps(case))  # noqa: E731
-    usual = [case for case in cases if size(case) <= LONGEST_TEST] or [min(cases, key=size)]
+    shortest_first = sorted(cases, key=lambda case: len(json.dumps(case)))
+    usual = [case for case in cases if len(json.dumps(case)) <= LONGEST_TEST] or shortest_first[:1]
     cases = sorted(usual, key=lambda case: len(json.dumps(case[0])), reverse=True)[:MOST_TESTS]
     if function is None:
         instruction = STDIN_INSTRUCTION
@@ -108,7 +109,7 @@ def read_tests(tests) -> tuple[str | None, list]:
 
 
 def joined(lines) -> str:
-    """Standard input or output: a text, or a list of lines."""
+    """Standard input or output as a text; a file may hold a list of lines."""
     return "\n".join(map(str, lines)) if isinstance(lines, list) else str(lines)
 
 
@@ -137,29 +138,31 @@ def passes(folder: Path, function: str | None, given, wanted: list, deadline: fl
         return False
     arguments = ["-c", RUNNER] + ([function] if function is not None else [])
     stdin = (given if function is None else json.dumps(given)).encode(errors="surrogatepass")
-    longest = 10_000 + 4 * max(len(json.dumps(one)) for one in wanted)
+    longest = 10_000 + 4 * max(len(json.dumps(output)) for output in wanted)
     outcome = sandbox.run(arguments, folder, stdin, seconds, longest)
     if outcome.end != "exit" or outcome.status != 0:
         return False
     text = outcome.output.decode(errors="replace")
     if function is None:
-        return any(same_text(text, one) for one in wanted)
+        return any(same_text(text, output) for output in wanted)
     try:
-        returned = json.loads(text)
-        return any(same_value(returned["returned"], one) for one in wanted)
+        returned = json.loads(text)["returned"]
+        return any(same_value(returned, output) for output in wanted)
     except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
         return False
 
 
 def same_text(written: str, wanted: str) -> bool:
-    """Equal line by line and word by word, but for blank lines at the end; decimal fractions up to rounding."""
-    lines, others = ([line.split() for line in text.rstrip().splitlines()] for text in (written, wanted))
-    return [len(words) for words in lines] == [len(words) for words in others] and all(
-        same_word(a, b) for words, other in zip(lines, others) for a, b in zip(words, other)
+    """Whether two texts have the same words on the same lines. Blank lines at the end do not count."""
+    lines, wanted_lines = ([line.split() for line in text.rstrip().splitlines()] for text in (written, wanted))
+    return len(lines) == len(wanted_lines) and all(
+        len(words) == len(wanted_words) and all(map(same_word, words, wanted_words))
+        for words, wanted_words in zip(lines, wanted_lines)
     )
 
 
 def same_word(written: str, wanted: str) -> bool:
+    """Whether two words are the same; decimal fractions up to rounding."""
     number = r"[+-]?\d{1,40}(\.\d{1,40})?([eE][+-]?\d{1,3})?"
     if written == wanted:
         return True
@@ -169,7 +172,7 @@ def same_word(written: str, wanted: str) -> bool:
 
 
 def same_value(returned, wanted) -> bool:
-    """Equal as JSON; fractions up to rounding."""
+    """Whether two values of JSON are the same; fractions up to rounding."""
     if isinstance(returned, list) and isinstance(wanted, list):
         return len(returned) == len(wanted) and all(same_value(a, b) for a, b in zip(returned, wanted))
     if isinstance(wanted, float) and isinstance(returned, (int, float)) and not isinstance(returned, bool):
