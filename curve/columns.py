@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 MOST_POINTS = 2000  # of a curve. More are averaged: a fit takes seconds and memory by the point, and no plot shows more
-MOST_VALUES = 1000  # different texts that a column keeps. A column of more values does not tell groups of records apart
+MOST_TEXTS = 1000  # different texts that a column keeps. A column of more does not tell groups of records apart
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ class Column:
         if re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+) ?%", text):
             self.in_percent = True
             return float(text.rstrip(" %")) / 100, 0
-        if text[:80] not in self.texts and len(self.texts) >= MOST_VALUES:
+        if text[:80] not in self.texts and len(self.texts) >= MOST_TEXTS:
             text = "..."
         return np.nan, self.texts.setdefault(text[:80], len(self.texts) + 1)
 
@@ -232,15 +232,11 @@ class Table:
         return codes
 
     def values(self, name: str, rows: np.ndarray) -> list[str]:
-        """The different values of a column in these rows as texts, in their order, without the numbers if many
-        differ."""
-        codes, first_rows = np.unique(self.codes(name)[rows], return_index=True)
-        texts = ["", *self.columns[name].texts]
-        values = {texts[code]: i for code, i in zip(codes, first_rows) if code}
-        numbers, first_rows = np.unique(self.numbers(name)[rows], return_index=True)
-        if len(numbers) <= MOST_VALUES:
-            values |= {str(number).removesuffix(".0"): i for number, i in zip(numbers, first_rows) if number == number}
-        return sorted(values, key=values.get)
+        """The different values of a column in these rows as texts, in the order in which they come."""
+        texts = [None, *self.columns[name].texts]
+        pairs = zip(self.codes(name)[rows].tolist(), self.numbers(name)[rows].tolist())
+        values = dict.fromkeys(texts[code] if code else number for code, number in pairs if code or number == number)
+        return [value if isinstance(value, str) else str(value).removesuffix(".0") for value in values]
 
     def equals(self, name: str, value: str) -> np.ndarray:
         """By row whether a column has this value, which is written as in a log."""
