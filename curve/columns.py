@@ -173,6 +173,8 @@ class Column:
 
     def parse(self, text: str) -> tuple[float, int]:
         """The number and the code of a value."""
+        if text in self.texts:
+            return np.nan, self.texts[text]
         try:
             return float(text), 0
         except ValueError:
@@ -182,9 +184,8 @@ class Column:
         if re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+) ?%", text):
             self.in_percent = True
             return float(text.rstrip(" %")) / 100, 0
-        if text[:80] not in self.texts and len(self.texts) >= MOST_TEXTS:
-            text = "..."
-        return np.nan, self.texts.setdefault(text[:80], len(self.texts) + 1)
+        text = text[:80] if len(self.texts) < MOST_TEXTS else "..."
+        return np.nan, self.texts.setdefault(text, len(self.texts) + 1)
 
 
 class Table:
