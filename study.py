@@ -182,8 +182,8 @@ def train_all(folder: Path, runs: dict[Path, tuple[Settings, list[str]]], jobs: 
     waiting = [path for path in runs if path not in done]
     running: dict[Path, subprocess.Popen] = {}
     failed: dict[Path, int] = {}  # exit status
-    signals: list[int] = []  # that have come
-    passed_on = 0  # how many of them the runs have got
+    signals: list[int] = []  # that have come, ...
+    passed_on = 0  # ... and how many of them the runs have got
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores it
             signal.signal(number, lambda number, _: signals.append(number))
@@ -192,11 +192,10 @@ def train_all(folder: Path, runs: dict[Path, tuple[Settings, list[str]]], jobs: 
         for process in running.values():
             process.send_signal(signal.SIGINT)
 
-    def steps_made() -> int:  # a run that has ended has no more to make, whatever ended it
-        return sum(
-            settings.steps if path in done or path in failed else min(last_line(path).get("step", 0), settings.steps)
-            for path, (settings, _) in runs.items()
-        )
+    def steps_made() -> int:
+        steps = {path: min(last_line(path).get("step", 0), settings.steps) for path, (settings, _) in runs.items()}
+        steps |= {path: runs[path][0].steps for path in (*done, *failed)}  # a run that has ended has no more to make
+        return sum(steps.values())
 
     total = sum(settings.steps for settings, _ in runs.values())
     with contextlib.closing(Progress(folder.name, total, steps_made())) as progress, contextlib.ExitStack() as stack:
@@ -303,16 +302,14 @@ def forecast_table(reports: list[dict]) -> str:
     rows, sizes, inside = [], [], []
     for run in reports:
         half = run["baselines"]["held_out"]
-        if "error" in half:
-            rows.append([run["name"], "-", "-", half["error"], *["-"] * 4])
-            continue
-        low, high = half["interval"]
-        errors = [half[name] - half["came"] for name in FORECASTERS]
-        sizes.append(np.abs(errors))
-        inside.append(low <= half["came"] <= high)
-        forecast = with_interval(half["sigmoid"], low, high)
-        row = [run["name"], f"{half['fit_to']:.3g}", f"{half['came']:.3f}", forecast, "yes" if inside[-1] else "no"]
-        rows.append([*row, *(f"{error:+.3f}" for error in errors)])
+        cells = ["-", "-", half.get("error"), *["-"] * 4]
+        if "error" not in half:
+            errors = [half[name] - half["came"] for name in FORECASTERS]
+            sizes.append(np.abs(errors))
+            inside.append(half["interval"][0] <= half["came"] <= half["interval"][1])
+            cells = [f"{half['fit_to']:.3g}", f"{half['came']:.3f}", with_interval(half["sigmoid"], *half["interval"])]
+            cells += ["yes" if inside[-1] else "no", *(f"{error:+.3f}" for error in errors)]
+        rows.append([run["name"], *cells])
     header = ["run", "fitted up to", "came", "sigmoid", "inside", "error of the sigmoid", "of the power law",
               "of the last value"]  # fmt: skip
     text = markdown(header, rows)
@@ -393,17 +390,15 @@ def main(arguments: list[str]) -> int:
     if stopped_by:
         print(f"\nstopped by {signal.Signals(stopped_by).name}; the same command goes on", file=sys.stderr)
         return 128 + stopped_by
-    errors = []
+    for path, status in failed.items():
+        last = Path(f"{path}.txt").read_text().strip().rpartition("\n")[2]
+        print(f"error: {path} failed with status {status}: {last} ({path}.txt has all)", file=sys.stderr)
     try:
         print(make_tables(folder, Fitting()))
     except ValueError as error:
-        errors.append(str(error))
-    for path, status in failed.items():
-        last = Path(f"{path}.txt").read_text().strip().rpartition("\n")[2]
-        errors.append(f"{path} failed with status {status}: {last} ({path}.txt has all)")
-    for error in errors:
         print(f"error: {error}", file=sys.stderr)
-    return 1 if errors else 0
+        return 1
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -60,8 +60,7 @@ class Comparison:
     """What is known of two variants beside each other."""
 
     variants: tuple[str, str]  # names
-    # What the verdict is about: the ceiling; the efficiency; neither, since the winner is steeper but later; none: no
-    # difference is shown; unknown: the ceiling of one is not identified, so nothing is compared.
+    # none: no difference is shown; unknown: a ceiling is not identified, so nothing is compared
     kind: Literal["ceiling", "efficiency", "steeper but later", "none", "unknown"]
     winner: str | None  # the variant that the verdict names
     verdict: str  # in a few words
@@ -126,12 +125,13 @@ def compare(variants: tuple[str, str], groups: Sequence[list[Fit]]) -> Compariso
     tried = tuple(efficiency(counted, A) for A in (common, common - MARGIN, min(common + MARGIN, 1.0)))
     steeper, later = sure_direction([at.B_ratio for at in tried]), sure_direction([at.C_mid_ratio for at in tried])
     winner = variants[0] if (steeper or -later) > 0 else variants[1]
-    kind, verdict = "efficiency", f"{winner} is more efficient"
-    if steeper * later > 0:
-        kind = "steeper but later"
-        verdict = f"{winner} rises more steeply but later: neither is more efficient all along"
-    elif not steeper and not later:
+    if not steeper and not later:
         kind, winner, verdict = "none", None, "no difference that this data shows"
+    elif steeper * later > 0:
+        verdict = f"{winner} rises more steeply but later: neither is more efficient all along"
+        kind = "steeper but later"
+    else:
+        kind, verdict = "efficiency", f"{winner} is more efficient"
     numbers = f"the ceilings differ by {with_interval(gap, low, high, '+.3f')}"
     if no_ceiling:
         numbers = f"not all runs of {' and '.join(no_ceiling)} show a ceiling, and no other lies surely below it"

@@ -22,35 +22,27 @@ MARKERS = "os^Dv"  # of the first seed, the second, ...
 FORMATS = (".png", ".pdf", ".svg")
 # Of the columns of our own logs.
 COMPUTE_UNITS = {"compute_flops": "FLOPs", "compute_tokens": "sampled tokens", "compute_device_hours": "device-hours"}
+HIDDEN = "_"  # the legend leaves out what begins so
 MOST_BARS = 200  # points; of more, error bars would be a second band
 
 
-def plot_runs(
-    path: Path,
-    runs: Sequence[Run],
-    predict: Sequence[float] = (),
-    with_power_law: bool = False,
-    held_out: bool = False,
-    title: str | None = None,
-    width: float = 8,
-) -> None:
-    """Draw runs: a single one in detail, several as curves. Forecasts reach to the last of `predict`. held_out: also
-    the forecast of the later points from the first half of the compute, if that can be fitted."""
+def plot_runs(path: Path, runs: Sequence[Run], predict=(), with_power_law=False, held_out=False, title=None, width=8):
+    """Draw runs: a single one in detail, several as curves. Forecasts reach to the last compute of `predict`. held_out:
+    also the forecast of the later points from the first half of the compute, if that can be fitted."""
     figure, (axes,) = _new_figure(1, width)
     alone = len(runs) == 1
-    shown = "" if alone else "_"  # the legend leaves out what begins with _
+    hidden = "" if alone else HIDDEN
     for i, (series, fit) in enumerate(runs):
         color = f"C{i % 10}"
         _draw_run(axes, series, fit, color, details=alone, predict=predict)
         if with_power_law:
-            C = np.geomspace(fit.x[fit.x > 0][0], _end(series, fit, predict), 100)
-            own_color = "C1" if alone else color
-            axes.plot(C, power_law(C, *fit.power_law), ":", color=own_color, label=f"{shown}power law")
+            C, law_color = np.geomspace(fit.x[fit.x > 0][0], _end(series, fit, predict), 100), "C1" if alone else color
+            axes.plot(C, power_law(C, *fit.power_law), ":", color=law_color, label=f"{hidden}power law")
         if held_out and (early := _first_half(series, fit)):
-            C, own_color = np.geomspace(early.C_max, series.x[-1], 50), "C4" if alone else color
-            label = f"{shown}forecast from the points up to {early.C_max:.3g}"
-            axes.plot(C, early.predict(C), "-.", color=own_color, label=label)
-            axes.fill_between(C, *early.band(C), color=own_color, alpha=0.25, lw=0)
+            C, early_color = np.geomspace(early.C_max, series.x[-1], 50), "C4" if alone else color
+            label = f"{hidden}forecast from the points up to {early.C_max:.3g}"
+            axes.plot(C, early.predict(C), "-.", color=early_color, label=label)
+            axes.fill_between(C, *early.band(C), color=early_color, alpha=0.25, lw=0)
     if title is None:
         series, fit = runs[0]
         title = series.name if fit.identified else f"{series.name}\n{fit.warnings[0]}"
@@ -59,13 +51,7 @@ def plot_runs(
     _save(path, figure)
 
 
-def plot_compare(
-    path: Path,
-    variants: dict[str, list[Run]],
-    comparisons: list[Comparison],
-    title: str | None = None,
-    width: float = 13,
-) -> None:
+def plot_compare(path: Path, variants: dict[str, list[Run]], comparisons: list[Comparison], title=None, width=13):
     """Draw variants by name: their curves, and if ceilings are not told apart the lines whose slope is the efficiency,
     log F(R) = B log C (A.8)."""
     alike = {name for comparison in comparisons if comparison.efficiency for name in comparison.variants}
@@ -122,7 +108,7 @@ def _first_half(series: Series, fit: Fit) -> Fit | None:
 def _draw_run(axes, series: Series, fit: Fit, color: str, details=False, predict=(), marker="o") -> None:
     """Points, curve, band, and the forecast to 4 times the last compute or to the last of `predict`. With details, the
     legend explains all of it."""
-    hidden = "" if details else "_"  # the legend leaves out what begins with _
+    hidden = "" if details else HIDDEN
     fitted, shown = np.isin(series.x, fit.x), series.x > 0
     for points, fill, text in ((shown & fitted, color, "points fitted"), (shown & ~fitted, "w", "left out")):
         if points.any():
