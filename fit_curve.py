@@ -55,8 +55,8 @@ from curve.report import describe, report
 class Fitting:
     """How logs are read and fitted."""
 
-    x: str | None = None  # the column of compute; by default guessed, and said
-    y: str | None = None  # the column of the pass rate, or several with commas, or all; by default guessed, and said
+    x: str | None = None  # the column of compute; by default guessed, and printed
+    y: str | None = None  # the column of the pass rate, or several with commas, or all; by default guessed, and printed
     where: str | None = None  # only the records with COLUMN=VALUE; several with commas
     percent: bool = False  # the pass rate is in percent
     fit_from: float = 0.0  # leave out the points before this compute
@@ -132,7 +132,7 @@ def named_logs(options: Options) -> list[tuple[str, str]]:
 
 def fit_logs(logs: Sequence[tuple[str, str | Path]], fitting: Fitting) -> tuple[dict[str, list[Run]], list[str]]:
     """By variant the fitted runs of these logs, (variant, path) each; and why the others cannot be fitted. A curve
-    without a variant is one of its own, named as the run."""
+    whose variant is "" is a variant by itself, with the name of its run."""
     variants, unfit = {}, []
     how = fitting.r0, fitting.fit_from, fitting.fit_to, fitting.method
     for variant, path in logs:

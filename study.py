@@ -117,14 +117,14 @@ def flags(changes: dict) -> list[str]:
 
 def runs_to_train(study: Study, common: list[str]) -> dict[Path, tuple[Settings, list[str]]]:
     """The runs of a study, first all variants with the first seed: by folder their settings, and the flags of train.py
-    that give them. common: flags for all runs. ValueError if a run is not possible, or if its folder holds another."""
+    that give them. common: flags for all runs. ValueError if a run cannot be, or if its folder holds another."""
     common_flags = {argument.split("=")[0] for argument in common}
     for single in ("--seed", "--resume", "--from-step"):
         if single in common_flags:
             raise ValueError(f"{single} is for one run: a study has --seeds, and goes on by itself")
     if study.jobs < 1:
         raise ValueError(f"--jobs must be at least 1, not {study.jobs}")
-    variants, names = {}, {}  # settings and flags by variant; the variant by what is trained
+    variants, names = {}, {}  # by variant its settings and flags; by what is trained its variant
     for variant, changes in read_study(study.study).items():
         for argument in common_flags & {*map(flag, changes)}:
             raise ValueError(f"variant {variant!r} of {study.study} has its own {argument}: it is no flag for all runs")
@@ -157,7 +157,7 @@ def runs_to_train(study: Study, common: list[str]) -> dict[Path, tuple[Settings,
 
 
 def finished(folder: Path, settings: Settings) -> bool:
-    """Whether the run in this folder has come to its end, and would have with these settings."""
+    """Whether the run in this folder has ended, and would have ended with these settings too."""
     if last_line(folder).get("kind") != "end":
         return False
     before = read_settings(folder)

@@ -1,9 +1,6 @@
 """Several runs of one variant, and the paper's comparison of two variants (Khatri et al., arXiv 2510.13786, A.8).
 
 A variant is whatever is compared: a recipe, or a value of a setting. It comes as the list of the Fits of its seeds.
-
-    1. one variant     which of its seeds count, and their mean with its interval
-    2. two variants    `compare`: ceilings first, and if they are not told apart the efficiency
 """
 
 from collections.abc import Sequence
@@ -15,7 +12,7 @@ from scipy.special import stdtrit  # quantiles of Student's t; scipy.stats is sl
 
 from curve.fit import MARGIN, Fit, with_interval
 
-# --- 1. One variant -----------------------------------------------------------------------------------------------
+# --- one variant --------------------------------------------------------------------------------------------------
 
 
 def standing(fits: list[Fit]) -> list[Fit]:
@@ -52,7 +49,7 @@ def asymptote_of(fits: list[Fit]) -> str:
     return f"not identified by {sum(not fit.identified for fit in counted)} of {len(counted)} runs{fell}"
 
 
-# --- 2. Two variants ----------------------------------------------------------------------------------------------
+# --- two variants -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -94,11 +91,10 @@ class Efficiency:
 def compare(variants: tuple[str, str], groups: Sequence[list[Fit]]) -> Comparison:
     """The paper's comparison of two variants, by name, each with the list of its Fits.
 
-    Asymptotes come first. They are told apart if they are further apart than the margin, than the scatter of the seeds
-    explains, and than their intervals reach towards each other. The A of a run that shows no ceiling below 1 may be
-    anywhere in its interval; then they must be told apart wherever it is. If they are not, B and C_mid are fitted again
-    with A held at the mean of all runs, and at .02 above and below. A difference counts if it is sure at all three.
-    Runs that are not `standing` are left out.
+    Asymptotes come first. They must be further apart than the margin, than the scatter of the seeds explains, and than
+    their intervals reach towards each other. If a run shows no ceiling below 1, this must hold for every A in its
+    interval. If asymptotes are not told apart, B and C_mid are fitted again with A held at the mean of all runs, and at
+    .02 above and below. A difference counts if it is sure at all three. Runs that are not `standing` are left out.
     """
     counted = [standing(fits) for fits in groups]
     fell = {
@@ -142,15 +138,15 @@ def compare(variants: tuple[str, str], groups: Sequence[list[Fit]]) -> Compariso
 
 
 def difference_of_ceilings(one: list[Fit], other: list[Fit]) -> tuple[float, float, float]:
-    """The mean A of one variant less that of another, and its 95 % interval (low, high).
+    """The mean A of one variant less the mean A of another: (gap, low, high) with its 95 % interval.
 
-    The interval of A of a run is longer above than below. So the low end is found with the halves that face each other
-    if `one` is the higher: its lower halves and the upper halves of the other. The high end is found the other way. A
-    run that shows no ceiling counts with that end of its interval as its A, and the smaller gap is returned.
+    The interval of A of a run is longer above than below. So the low end comes from the lower halves of the intervals
+    of `one` and the upper halves of the other, and the high end from the opposite halves. A run that shows no ceiling
+    has no A of its own: there the end of its interval stands for A, and the smaller of the two gaps is returned.
     """
 
     def gap_and_reach(ends: tuple[int, int]) -> tuple[float, float]:
-        """The difference of the means, and how far both intervals reach there; ends: 0 is the low end, 1 the high."""
+        """The difference of the means, and how far both intervals reach; ends: which of (low, high) for each."""
         quantities, reach = [], 0.0
         for fits, end in zip((one, other), ends):
             bounds = np.array([fit.interval["A"][end] for fit in fits])
@@ -166,11 +162,11 @@ def difference_of_ceilings(one: list[Fit], other: list[Fit]) -> tuple[float, flo
 
 
 def difference(one: tuple, other: tuple) -> tuple[float, float]:
-    """The mean of a quantity of one variant less that of another, and the half-width of its 95 % interval. A quantity
-    is (values, errors, degrees of freedom), each with one entry for each seed.
+    """The difference of the means of two variants, and the half-width of its 95 % interval. A variant comes as (values,
+    errors, degrees of freedom), each with one entry for each seed.
 
-    Seeds of both are taken to scatter alike (Student): two or three seeds do not show a scatter of their own. If one
-    variant has a single run, each has an error of its own (Welch): that of its seeds, or of the fit of its only run.
+    Both are assumed to scatter alike (Student), since two or three seeds do not show how much they scatter. If one has
+    a single run, each has an error of its own (Welch): from its seeds, or from the fit of its only run.
     """
     n, m = len(one[0]), len(other[0])
     if n > 1 and m > 1:

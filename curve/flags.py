@@ -1,6 +1,6 @@
 """Command-line flags out of a dataclass: a field is a flag, and the comment beside it is the help.
 
-The flags are parsed once, into a dictionary of what was said. What they leave out is then filled in.
+The flags are parsed once, into a dictionary of the values that were given. The others are then filled in.
 """
 
 import argparse
@@ -19,13 +19,13 @@ HELP = {"-h", "--help"}
 
 
 def read_flags(kind: type, arguments: list[str], default=None, description: str | None = None, others: bool = False):
-    """An instance of the dataclass `kind` with what the flags say. A field that is a dataclass itself has the flags of
-    its fields. A field without a default takes what is no flag, wherever it stands.
+    """An instance of the dataclass `kind` with the values that the flags give. If a field is a dataclass itself, its
+    fields are flags too. A field without a default takes the arguments that are no flags, wherever they stand.
 
-    default: an instance, for what the flags leave out; or a function that returns one, given an instance that holds
-    what the flags say and the defaults of the fields. With `others`, returns a pair: the instance, and the arguments
-    that `kind` has no flag for. ValueError, in one sentence with the valid values or the nearest flag, if there is no
-    such flag or value. `--help` prints the help, with the defaults that the other flags bring, and exits.
+    default: an instance with the values of all other fields. Or a function that makes this instance: it is given one
+    that holds the values of the flags and the defaults of the fields. With `others`, returns a pair: the instance, and
+    the arguments that `kind` has no flag for. ValueError, in one sentence with the valid values or the nearest flag, if
+    there is no such flag or value. `--help` prints the help, with the defaults that the other flags bring, and exits.
     """
     parser = _parser(kind, description)
     namespace, unknown = parser.parse_known_intermixed_args([text for text in arguments if text not in HELP])
@@ -48,15 +48,15 @@ def flag(field: str) -> str:
     return f"--{field.replace('_', '-')}"
 
 
-def _filled(kind: type, said: dict, default=None):
-    """The instance that holds what was said, by field, and for the other fields what `default` holds."""
+def _filled(kind: type, given: dict, default=None):
+    """The instance with the values that were given, by field, and for the other fields the values of `default`."""
     values = {}
     for field in dataclasses.fields(kind):
         value = getattr(default, field.name, field.default)
         if dataclasses.is_dataclass(field.type):
-            value = _filled(field.type, said, value)
+            value = _filled(field.type, given, value)
         else:
-            value = said.get(field.name, value)
+            value = given.get(field.name, value)
         if value is dataclasses.MISSING:
             raise ValueError(f"{field.name.upper()} is missing; --help lists all")
         values[field.name] = tuple(value) if isinstance(value, list) else value
@@ -67,11 +67,11 @@ def _filled(kind: type, said: dict, default=None):
 
 
 def _parser(kind: type, description: str | None, default=None) -> argparse.ArgumentParser:
-    """The parser of the flags of `kind`; its help shows what `default` holds."""
+    """The parser of the flags of `kind`; its help shows the values of `default`."""
     parser = argparse.ArgumentParser(
         description=description or inspect.getdoc(kind),
         allow_abbrev=False,
-        argument_default=argparse.SUPPRESS,  # so that the namespace holds what was said, and nothing else
+        argument_default=argparse.SUPPRESS,  # so that the namespace holds the flags that were given alone
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.error = _raise

@@ -20,7 +20,7 @@ from curve.fit import Fit, Run, fit_sigmoid, power_law
 
 MARKERS = "os^Dv"  # of the first seed, the second, ...
 FORMATS = (".png", ".pdf", ".svg")
-# Of the columns of our own logs.
+# What the columns of our own logs count.
 COMPUTE_UNITS = {"compute_flops": "FLOPs", "compute_tokens": "sampled tokens", "compute_device_hours": "device-hours"}
 HIDDEN = "_"  # the legend leaves out what begins so
 MOST_BARS = 200  # points; of more, error bars would be a second band
@@ -140,8 +140,8 @@ def _draw_run(axes, series: Series, fit: Fit, color: str, details=False, predict
 
 
 def _draw_variant(axes, name: str, runs: list[Run], fits: list[Fit], color: str) -> None:
-    """The points of all seeds, each with a marker of its own, and the mean of the curves `fits`. Its band is a 95 %
-    t-interval; of two seeds it lies between their curves, since two bound no mean, and of one it is the curve's own. A
+    """The points of all seeds, a marker for each seed, and the mean of the curves `fits`. Its band is a 95 % t-interval.
+    Two seeds are too few for that: the band then lies between their curves. One seed has the band of its curve. The
     forecast is drawn only if every seed identifies A."""
     for (series, _), marker in zip(runs, cycle(MARKERS)):
         later = series.x > 0

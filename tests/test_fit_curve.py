@@ -17,7 +17,7 @@ from curve import least_squares, plots
 from curve.columns import Series
 from curve.comparison import asymptote_of, compare
 from curve.fit import allowed_excess, fit_sigmoid, power_law, sigmoid
-from curve.flags import flag, run_command
+from curve.flags import flag, read_flags, run_command
 from curve.forecast import held_out, outlook
 from curve.least_squares import fit_power_law
 from curve.report import describe, report
@@ -445,6 +445,25 @@ def test_percent_is_converted_when_said(capsys, tmp_path):
     x, y = run_of()
     status, text, _ = command(write_csv(tmp_path / "p.csv", x, 100 * y), "--percent", capsys=capsys)
     assert status == 0 and f"{fit_sigmoid(x, y).A:.3f}" in text
+
+
+@dataclasses.dataclass(frozen=True)
+class Meal:
+    cheap: bool = False  # from the menu of the day
+    dish: str = "soup"  # what is eaten
+    price: float = 9.5  # in francs
+
+
+def test_one_reading_of_flags_with_defaults_that_depend_on_what_they_say(capsys):
+    def menu(chosen):
+        return Meal(price=5.0 if chosen.cheap else 20.0)
+
+    assert read_flags(Meal, [], menu) == Meal(False, "soup", 20.0)
+    assert read_flags(Meal, ["--cheap", "--dish", "rice"], menu) == Meal(True, "rice", 5.0)
+    assert read_flags(Meal, ["--cheap", "--price", "7"], menu).price == 7.0
+    with pytest.raises(SystemExit):
+        read_flags(Meal, ["--help", "--cheap"], menu)
+    assert re.search(r"--price X +in francs \(default: 5.0\)", capsys.readouterr().out)
 
 
 def test_bad_arguments_are_refused(capsys, tmp_path):
