@@ -11,10 +11,10 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-import steps
 import torch
 import torch.multiprocessing as multiprocessing
 from common import SIZES, groups_of, peak_memory, random_model
+from steps import CPU, settings, train_rank
 
 import loss
 from generate import make_engine
@@ -75,7 +75,7 @@ def train(rank: int, queue, name: str, ranks: int, tokens: int, checkpointing: b
     peaks, Record.log_step = [], lambda *arguments: peaks.append(peak_memory())
     chosen = dict(trainers=ranks, tokens_per_micro_batch=tokens, gradient_checkpointing=checkpointing)
     batches = [groups_of(ranks * tokens, 256) for _ in range(2)]  # each rank has a micro-batch
-    steps.train_rank(rank, steps.settings(steps=2, **chosen), name, batches, folder / "run", parameters)
+    train_rank(rank, settings(steps=2, **chosen), name, batches, folder / "run", parameters)
     if rank == 0:
         queue.put(peaks[-1] - parameters.flat.nbytes / ranks / 2**30)
     if ranks > 1:
@@ -107,7 +107,7 @@ def measure_plan() -> None:
             ("25.7M", 1, 2048, False), ("25.7M", 1, 2048, True), ("134M", 1, 2048, False), ("134M", 1, 2048, True),
             ("134M", 1, 4096, True), ("134M", 2, 2048, True),
         ]:  # fmt: skip
-            parameters = SharedParameters(load_model(models[size], steps.CPU, torch.float32), ranks)
+            parameters = SharedParameters(load_model(models[size], CPU, torch.float32), ranks)
             with tempfile.TemporaryDirectory() as folder:
                 arguments = (models[size], ranks, tokens, checkpointing, parameters, Path(folder))
                 measured = measure(train, *arguments, processes=ranks)

@@ -99,13 +99,13 @@ def test_a_run_goes_on_after_all_else_that_can_go_wrong_beside_the_trainer(tmp_p
         data__tasks__arithmetic=faulty_reward(reward_raises=RAISES, reward_hangs=HANGS),
         loss=faulty_loss(call=4),
     )
-    flags = ["--steps", "10", "--validation-every", "5", "--wait-timeout", "20", "--verifier-time-limit", "2"]
+    flags = ["--steps", "10", "--validation-every", "5", "--wait-timeout", "30", "--verifier-time-limit", "2"]
     run = RealRun(folder, *flags)
     run.end_well()
     printed = run.text()
     check_log(run.folder, steps=10, validation_every=5)
     assert "RuntimeError: it broke" in printed and "(1 of --max-restarts 3)" in printed
-    assert "silent for 20 s (--wait-timeout)" in printed and "(2 of --max-restarts 3)" in printed
+    assert "silent for 30 s (--wait-timeout)" in printed and "(2 of --max-restarts 3)" in printed
     assert sum(line.get("verifier_failures", 0) for line in log(run.folder)) == 2
     assert printed.count("no verdict on") == 1
     skipped = [line for line in log(run.folder, "train") if line["skipped"]]
