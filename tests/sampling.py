@@ -78,7 +78,7 @@ def generator(settings: EngineSettings, shared: SharedParameters, daemon=True):
     process = context.Process(target=generate.generator_process, args=(settings, shared, work, reports), daemon=daemon)
     process.start()
     try:
-        report = reports.get(timeout=120)
+        report = reports.get(timeout=300)
         assert report.error is None and report.slots == settings.slots
         yield process, work, reports
     finally:

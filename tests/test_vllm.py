@@ -13,7 +13,7 @@ from sampling import DEVICE, decoding, needs_vllm, samples_takes_updates_validat
 from machinery.engine import EngineSettings
 from machinery.model import load_tokenizer
 
-pytestmark = needs_vllm
+pytestmark = [needs_vllm, pytest.mark.slow]
 ROOT = Path(__file__).parent.parent
 
 
