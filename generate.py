@@ -85,13 +85,13 @@ class SlotCache(Cache):
         self.keys: list[Tensor] = []  # per layer [S, heads, T, head size], made at the first prompt
         self.values: list[Tensor] = []
         self.slots_n: Tensor | None = None  # 0 to n - 1
-        self.positions_n: Tensor | None = None  # where the live slots write next
+        self.positions_n: Tensor | None = None  # at which the live slots write next
         self.width = 0  # positions that the model is given
 
     def fill(self, slots: list[int], source: DynamicCache, rows: list[int]) -> None:
         """Copy the prompts' keys and values, as a plain forward left them in rows of `source`, to slots."""
         if not self.keys:
-            for layer in source.layers:  # the heads of values may have another size than those of keys
+            for layer in source.layers:  # heads of keys and heads of values may differ in size
                 for stored, given in ((self.keys, layer.keys), (self.values, layer.values)):
                     stored.append(given.new_zeros(self.slots, given.shape[1], self.length, given.shape[3]))
         for i, layer in enumerate(source.layers):
@@ -105,7 +105,7 @@ class SlotCache(Cache):
             stored[to, :, :width] = stored[slots, :, :width]
 
     def place(self, positions_n: Tensor, longest: int) -> int:
-        """Say where the first n slots write next. Returns how many positions the model will be given.
+        """Choose the positions at which the first n slots write next. Returns how many the model will be given.
 
         If more than half of the cache is in use, the model gets all of it: a CPU reads memory that lies in one piece
         several times as fast as pieces with gaps between, and masked positions cost less than that.

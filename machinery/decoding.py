@@ -112,8 +112,8 @@ def make_decoding(
 
 
 def end_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Ids that end a completion: the tokenizer's EOS and those of the model's generation_config.json, since chat models
-    often have two, of a turn and of a text. ValueError if there is none."""
+    """Ids that end a completion: the EOS of the tokenizer, and the EOS in the model's generation_config.json. Chat
+    models often have two, one for a turn and one for a text. ValueError if there is none."""
     try:
         configured = GenerationConfig.from_pretrained(tokenizer.name_or_path).eos_token_id
     except OSError:  # the model has no such file

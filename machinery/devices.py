@@ -10,7 +10,7 @@ if TYPE_CHECKING:  # settings.py imports this file
 
 
 def split_devices(settings: "Settings", gpus: int) -> tuple[list[tuple[str, ...]], list[str]]:
-    """The devices of each generator, and the device of each trainer, on a machine with so many GPUs.
+    """The devices of each generator, and the device of each trainer, on a machine with this number of GPUs.
 
     Without a GPU all are CPU processes. One GPU does both. Of several, generators have the first and trainers the last;
     one in five trains by default, as in the paper. CUDA_VISIBLE_DEVICES says which GPUs there are. ValueError if they

@@ -95,7 +95,7 @@ def choose_engine(engine: str, device: str) -> str:
 
 
 def refuse_split(engine: str, devices: int, heads: int) -> None:
-    """ValueError if a model with so many attention heads cannot be split over so many devices."""
+    """ValueError if a model with this number of attention heads cannot be split over this number of devices."""
     if devices > 1 and engine != "vllm":
         raise ValueError(f"only vLLM splits a model over several GPUs (--tensor-parallel), and the engine is {engine}")
     if heads % devices:
@@ -162,7 +162,7 @@ class Completions:
             ("num_sampled", np.int64),  # of them; the others were forced
             ("closed_at", np.int64),  # sampled tokens when thinking ended, -1 while it goes on
             ("thinking_budget", np.int64),
-            ("phrase_place", np.int64),  # of the next token in `phrase`; at its end if nothing is to be forced
+            ("phrase_place", np.int64),  # of the next forced token in `phrase`; at the end if there is none
             ("interrupted", bool),
             ("began", np.float64),  # time.monotonic()
         ]
@@ -206,8 +206,8 @@ class Completions:
         return ended, truncated
 
     def _interrupt_or_truncate(self, slots: np.ndarray) -> np.ndarray:
-        """Interrupt the thinking of those of these slots that have reached their budget: the phrase is forced from now
-        on. Returns which of the slots are truncated, bool [n]."""
+        """Interrupt thinking that has reached its budget: from now on the phrase is forced. Returns which of these
+        slots are truncated, bool [n]."""
         interrupt, truncate = loss.interrupt_or_truncate(
             self.decoding.length_control,
             self.progress["num_sampled"][slots],

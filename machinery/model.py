@@ -112,5 +112,5 @@ def refuse_too_long(model: PreTrainedModel, decoding: Decoding) -> None:
 
 
 def first_learning_rate(parameters: int) -> float:
-    """A learning rate to begin with, for a model of so many parameters: 7.5e-05 for 1M, 3.1e-06 for 600M."""
+    """A learning rate to begin with, by the number of parameters: 7.5e-05 for 1M, 3.1e-06 for 600M."""
     return float(f"{0.075 / math.sqrt(parameters):.2g}")

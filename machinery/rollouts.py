@@ -111,7 +111,7 @@ class Group:
 
 
 class Batch:
-    """A batch of groups as tensors: P groups of G completions each, on the CPU, to be trained on at this step."""
+    """A batch of groups as tensors: P groups of G completions each, on the CPU, for this optimizer step."""
 
     def __init__(self, groups: list[Group], step: int):
         self.groups = groups

@@ -1,7 +1,7 @@
 """Every setting with its meaning, its type and its default; how flags become settings; which settings are refused.
 
-A setting has the value of its flag. Without the flag it has that of the run that --resume goes on with, or else that of
-the recipe (loss.py) or of the preset that suits the data (`PRESETS`).
+A setting has the value of its flag. Without the flag its value comes from the run that --resume goes on with, or else
+from the recipe (loss.py) or from the preset that suits the data (`PRESETS`).
 """
 
 import dataclasses
@@ -143,8 +143,8 @@ PRESETS = {
     ),
 }  # fmt: skip
 
-# What may be another when a run is resumed: settings that say where and how often, and not what is computed; and
-# --least-prompts, so that a run that ran out of prompts can go on from before.
+# What may change when a run is resumed: on which devices it runs, how often it writes, but not what it computes. And
+# --least-prompts, so that a run that ran out of prompts can go on.
 MAY_CHANGE = {
     "resume", "from_step", "steps", "validation_every", "checkpoint_every", "keep_checkpoints", "track", "engine",
     "tensor_parallel", "generators", "trainers", "slots", "generator_memory", "tokens_per_micro_batch",

@@ -39,8 +39,8 @@ class VllmEngine(Engine):
         """`NoEngine`, with vLLM's reason, if it cannot run this model on this machine."""
         prepare_environment(settings)
         self.decoding, self.slots = settings.decoding, settings.slots
-        # If vLLM's cache has room, all that it is given begins in the very next step: new prompts of so many tokens,
-        # and a token, or an interruption, of each slot.
+        # With this limit on the tokens of new prompts, all that vLLM is given begins in the very next step, if its
+        # cache has room. A step has tokens for these prompts, and for a token or an interruption of each slot.
         self.prompt_tokens = max(8192, settings.decoding.longest)
         self.engine = make_llm_engine(settings, self.prompt_tokens)
         self.parameters: SharedParameters | None = None  # those that the workers have been given
@@ -198,7 +198,7 @@ def make_llm_engine(settings: EngineSettings, prompt_tokens: int):
 
 def prepare_environment(settings: EngineSettings) -> None:
     """Set what vLLM reads from the environment when it is imported. What the user has set stays."""
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine is in this process, to be driven step by step
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine is in this process, and does one step a call
     wanted = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
     if settings.devices[0] == "cpu":
         # Nothing is compiled, and threads are not pinned to cores that the trainer may be on.
