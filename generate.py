@@ -114,7 +114,7 @@ class SlotCache(Cache):
         self.width = self.length if 2 * longest > self.length else longest
         return self.width
 
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs):
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_, **__):
         """Called by a layer: store the keys and values of this step, return all that the live slots have."""
         keys, values = self.keys[layer_idx], self.values[layer_idx]
         keys[self.slots_n, :, self.positions_n] = key_states[:, :, 0]
@@ -122,7 +122,7 @@ class SlotCache(Cache):
         n = len(self.positions_n)
         return keys[:n, :, : self.width], values[:n, :, : self.width]
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
+    def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
         """0: positions are given explicitly."""
         return 0
 

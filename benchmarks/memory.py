@@ -40,7 +40,7 @@ def measure(function: Callable, *arguments, processes: int = 1) -> float:
 # --- logits -----------------------------------------------------------------------------------------------------------
 
 
-def logits(rank: int, queue, tokens: int, chunk: int) -> None:
+def logits(_, queue, tokens: int, chunk: int) -> None:
     torch.manual_seed(0)
     hidden = torch.randn(tokens, 1024, requires_grad=True)
     head = torch.randn(VOCABULARY, 1024, requires_grad=True)
@@ -72,7 +72,7 @@ def train(rank: int, queue, name: str, ranks: int, tokens: int, checkpointing: b
     """Two steps of a rank; rank 0 has its peak without its part of the buffer of parameters."""
     if ranks > 1:
         trainer.join_ranks(rank, ["cpu"] * ranks, str(folder / "meeting-place"))
-    peaks, Record.log_step = [], lambda *arguments: peaks.append(peak_memory())
+    peaks, Record.log_step = [], lambda *_: peaks.append(peak_memory())
     chosen = dict(trainers=ranks, tokens_per_micro_batch=tokens, gradient_checkpointing=checkpointing)
     batches = [groups_of(ranks * tokens, 256) for _ in range(2)]  # each rank has a micro-batch
     train_rank(rank, settings(steps=2, **chosen), name, batches, folder / "run", parameters)
@@ -83,7 +83,7 @@ def train(rank: int, queue, name: str, ranks: int, tokens: int, checkpointing: b
         os._exit(0)
 
 
-def sample(rank: int, queue, name: str, slots: int) -> None:
+def sample(_, queue, name: str, slots: int) -> None:
     """A generator's slots, all filled to the full length."""
     decoding = make_decoding(load_tokenizer(name), Sampling(thinking_budget=(200, 200), answer_budget=24))
     decoding = dataclasses.replace(decoding, eos=())

@@ -111,7 +111,7 @@ def _add_fields(parser: argparse.ArgumentParser, kind: type, default) -> None:
 class _OnOff(argparse.Action):
     """--name sets True, --no-name False."""
 
-    def __call__(self, parser, namespace, values, name=None) -> None:
+    def __call__(self, _, namespace, __, name=None) -> None:
         setattr(namespace, self.dest, name == self.option_strings[0])
 
 

@@ -1,6 +1,7 @@
 """Records of JSONL, JSON, CSV and Parquet files, from a path or from the Hugging Face hub; and the problem in each."""
 
 import csv
+import itertools
 import json
 import math
 import os
@@ -72,12 +73,12 @@ def read_records(path: Path) -> Iterator[tuple[str, dict]]:
     readers = {".jsonl": read_jsonl, ".json": read_json, ".csv": read_csv, ".parquet": read_parquet}
     if path.suffix not in readers:
         raise ValueError(f"{path} is not a file of records; the endings known are {', '.join(FORMATS)}")
-    number = 0
-    for number, (place, record) in enumerate(readers[path.suffix](path), start=1):
+    place = None
+    for place, record in readers[path.suffix](path):
         if not isinstance(record, dict):
             raise ValueError(f"{path}, {place}: a record must be an object with named columns, not {record!r:.60}")
         yield f"{path}, {place}", record
-    if number == 0:
+    if place is None:
         raise ValueError(f"{path} holds no record")
 
 
@@ -126,11 +127,10 @@ def read_csv(path: Path) -> Iterator[tuple[str, dict]]:
 def read_parquet(path: Path) -> Iterator[tuple[str, dict]]:
     import pyarrow.parquet
 
-    number = 0
     try:
-        for batch in pyarrow.parquet.ParquetFile(path).iter_batches(batch_size=64):
-            for number, record in enumerate(batch.to_pylist(), start=number + 1):
-                yield f"record {number}", record
+        batches = pyarrow.parquet.ParquetFile(path).iter_batches(batch_size=64)
+        records = itertools.chain.from_iterable(batch.to_pylist() for batch in batches)
+        yield from ((f"record {number}", record) for number, record in enumerate(records, start=1))
     except (pyarrow.ArrowException, OSError) as error:
         raise ValueError(f"{path} is not a Parquet file: {error}") from None
 

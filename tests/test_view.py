@@ -79,7 +79,10 @@ class Words:
         return "".join(self.texts[i] for i in ids)
 
 
-def made_run(folder, texts=("a", "b", "c", "d"), groups=3, completions=4, tokens=40, recipe=loss.Recipe(), spread=0.3):
+SCALERL = loss.Recipe()
+
+
+def made_run(folder, texts=("a", "b", "c", "d"), groups=3, completions=4, tokens=40, recipe=SCALERL, spread=0.3):
     """A folder with all that view.py reads, of a run of one group a step with such texts; and the tensors of all its
     tokens that loss.py has, [B, T]."""
     folder.mkdir(parents=True)
