@@ -47,7 +47,7 @@ def evaluated(folder: Path, model: str) -> dict:
     path = folder / f"{model}.evaluation"
     command = ["--evaluate", "--model", str(folder / model), "--data", str(folder / "my.jsonl"), "--log", str(path)]
     command += ["--defaults", "toy", "--prompt-budget", "40", "--thinking-budget", "10", "10"]
-    assert run_generate([*command, "--problems", "40", "--samples", "4"]) == 0
+    assert run_generate([*command, "--problems", "20", "--samples", "4"]) == 0
     return json.loads(path.read_text())
 
 
