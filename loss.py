@@ -344,17 +344,15 @@ def cispo(recipe: Recipe, advantages_B1: Tensor, log_rho_BT: Tensor, logprobs_BT
     return rho_BT.clamp(max=recipe.eps_max) * advantages_B1 * logprobs_BT, rho_BT > recipe.eps_max
 
 
-def clipped_ratio(
-    recipe: Recipe, advantages_B1: Tensor, log_ratios_BT: Tensor, logprobs_BT: Tensor, sampled_BT: Tensor
-):
+def clipped_ratio(recipe: Recipe, advantages_B1: Tensor, log_ratio_BT: Tensor, logprobs_BT: Tensor, sampled_BT: Tensor):
     """min(rho A, clip(rho, 1 - eps_low, 1 + eps_high) A): rho cut from above where A >= 0, from below where A < 0.
     Where A is 0 nothing counts as clipped."""
     eps_low, eps_high = LOSSES[recipe.loss].clip
     lower = math.log(1 - (eps_low if recipe.eps_low is None else recipe.eps_low))
     upper = math.log(1 + (eps_high if recipe.eps_high is None else recipe.eps_high))
     # The cut comes before exp, which overflows above 88: the gradient of what is thrown away would be infinity times 0.
-    cut_BT = torch.where(advantages_B1 >= 0, log_ratios_BT.clamp(max=upper), log_ratios_BT.clamp(min=lower))
-    return cut_BT.exp() * advantages_B1, (cut_BT != log_ratios_BT) & (advantages_B1 != 0)
+    cut_BT = torch.where(advantages_B1 >= 0, log_ratio_BT.clamp(max=upper), log_ratio_BT.clamp(min=lower))
+    return cut_BT.exp() * advantages_B1, (cut_BT != log_ratio_BT) & (advantages_B1 != 0)
 
 
 def sequence_log_ratios(log_rho_BT: Tensor, sampled_BT: Tensor) -> Tensor:
@@ -362,12 +360,12 @@ def sequence_log_ratios(log_rho_BT: Tensor, sampled_BT: Tensor) -> Tensor:
     return log_rho_BT.sum(1, keepdim=True) / sampled_BT.sum(1, keepdim=True).clamp(min=1)
 
 
-def clipped_sequence_ratio(
+def clipped_sequence(
     recipe: Recipe, advantages_B1: Tensor, log_rho_BT: Tensor, logprobs_BT: Tensor, sampled_BT: Tensor
 ):
     """min(s A, clip(s, 1 - eps_low, 1 + eps_high) A): one ratio for a sequence, s = exp(mean_t log rho_t)."""
-    log_ratios_BT = sequence_log_ratios(log_rho_BT, sampled_BT).expand_as(log_rho_BT)
-    return clipped_ratio(recipe, advantages_B1, log_ratios_BT, logprobs_BT, sampled_BT)
+    log_ratio_BT = sequence_log_ratios(log_rho_BT, sampled_BT).expand_as(log_rho_BT)
+    return clipped_ratio(recipe, advantages_B1, log_ratio_BT, logprobs_BT, sampled_BT)
 
 
 # Newer than the paper, with the constants of their authors.
@@ -404,7 +402,7 @@ LOSSES = {
     "cispo": Loss(cispo, "sg(min(rho, eps_max)) A log pi_train"),
     "dapo": Loss(clipped_ratio, "min(rho A, clip(rho, 1 - eps_low, 1 + eps_high) A)", clip=(0.2, 0.26)),
     "grpo": Loss(clipped_ratio, "min(rho A, clip(rho, 1 - eps_low, 1 + eps_high) A)", clip=(0.2, 0.2)),
-    "gspo": Loss(clipped_sequence_ratio, "min(s A, clip(s, 1 - eps_low, 1 + eps_high) A)", clip=(4e-3, 5e-3)),
+    "gspo": Loss(clipped_sequence, "min(s A, clip(s, 1 - eps_low, 1 + eps_high) A)", clip=(4e-3, 5e-3)),
     "icepop": Loss(icepop, "sg(rho if 0.5 <= rho <= 5 else 0) A log pi_train"),
     "sapo": Loss(sapo, "(4 / tau) sigmoid(tau (rho - 1)) A with tau = 1 if A > 0, else 1.05"),
     "dppo": Loss(dppo, "sg(min(rho, 20)) A log pi_train if (pi_train - pi_gen) sign(A) <= 0.2, else 0"),
