@@ -140,7 +140,7 @@ def _draw_run(axes, series: Series, fit: Fit, color: str, details=False, predict
 
 
 def _draw_variant(axes, name: str, runs: list[Run], fits: list[Fit], color: str) -> None:
-    """The points of all seeds, a marker for each seed, and the mean of the curves `fits`. Its band is a 95 % t-interval.
+    """The points of all seeds, a marker for each, and the mean of the curves `fits`. Its band is a 95 % t-interval.
     Two seeds are too few for that: the band then lies between their curves. One seed has the band of its curve. The
     forecast is drawn only if every seed identifies A."""
     for (series, _), marker in zip(runs, cycle(MARKERS)):
