@@ -30,15 +30,9 @@ from torch.utils.checkpoint import checkpoint
 # --- 1. The recipe (sec. 4, A.16) ---------------------------------------------------------------------------------
 
 Axis = Literal[
-    "asynchrony",
-    "loss",
-    "aggregation",
-    "advantage_norm",
-    "fp32_logits",
-    "zero_variance_filter",
-    "no_positive_resampling",
-    "length_control",
-]
+    "asynchrony", "loss", "aggregation", "advantage_norm", "fp32_logits", "zero_variance_filter",
+    "no_positive_resampling", "length_control",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -67,33 +61,16 @@ _BASE = Recipe(
     recipe="base", asynchrony="ppo-8", loss="dapo", aggregation="sample", advantage_norm="prompt", fp32_logits=False,
     zero_variance_filter=False, no_positive_resampling=False,
 )  # fmt: skip
-_80_FOR_48 = 80 / 48  # recipes that filter without ScaleRL's other parts had 80 prompts a batch, not 48 (A.16)
+# Recipes that filter without ScaleRL's other parts had 80 prompts a batch, not 48 (A.16).
+_FILTERED = dataclasses.replace(_BASE, aggregation="prompt", zero_variance_filter=True, batch_factor=80 / 48)
 
 RECIPES = {
     "scalerl": Recipe(),
     "base": _BASE,
     "grpo": dataclasses.replace(_BASE, recipe="grpo", loss="grpo"),
-    "dapo": dataclasses.replace(
-        _BASE, recipe="dapo", aggregation="prompt", zero_variance_filter=True, batch_factor=_80_FOR_48
-    ),
-    "magistral": dataclasses.replace(
-        _BASE,
-        recipe="magistral",
-        asynchrony="pipeline-8",
-        aggregation="prompt",
-        advantage_norm="batch",
-        zero_variance_filter=True,
-        batch_factor=_80_FOR_48,
-    ),
-    "minimax": dataclasses.replace(
-        _BASE,
-        recipe="minimax",
-        loss="cispo",
-        aggregation="prompt",
-        fp32_logits=True,
-        zero_variance_filter=True,
-        batch_factor=_80_FOR_48,
-    ),
+    "dapo": dataclasses.replace(_FILTERED, recipe="dapo"),
+    "magistral": dataclasses.replace(_FILTERED, recipe="magistral", asynchrony="pipeline-8", advantage_norm="batch"),
+    "minimax": dataclasses.replace(_FILTERED, recipe="minimax", loss="cispo", fp32_logits=True),
 }
 
 

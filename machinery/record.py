@@ -104,10 +104,6 @@ class Record:
         self.compute.started = time.monotonic()
         self.progress = Progress("training", self.settings.steps, step)
 
-    def waited_for_groups(self, began: float, ended: float) -> None:
-        """Note between which clock readings the trainer waited for its batch."""
-        self.waited = (began, ended)
-
     def log_step(self, step: int, batch: Batch, totals: Totals, worth: dict[str, Tensor], figures: dict) -> None:
         """Log a step: what it has computed, its completions, and what has happened since the line before. worth: of
         each completion its reward, advantage and weight, [P, G] each. figures: further columns."""

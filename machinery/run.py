@@ -176,7 +176,7 @@ class Run:
         """The groups to train on at this step. None if every prompt is retired, or if the run ends."""
         began = time.monotonic()
         groups = everyone(self.feed.batch(step))
-        self.record.waited_for_groups(began, time.monotonic())
+        self.record.waited = began, time.monotonic()
         return groups
 
     def wants_validation(self, step: int, at_the_end: bool = False) -> bool:

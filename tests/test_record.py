@@ -60,7 +60,7 @@ def new_record(folder, model, devices=1, generators=1, **changes):
 
 def log_a_step(record, step, waited=0.0, totals=None):
     """Have a record log a step that has computed nothing, or these totals."""
-    record.waited_for_groups(0.0, waited)
+    record.waited = 0.0, waited
     batch = Batch(batch_of_groups(), FIRST)
     worth = dict.fromkeys(("reward", "advantage", "weight"), 2 * batch.scores_PG - 1)
     record.log_step(step, batch, totals or Totals(FIRST), worth, {"skipped": 0})
