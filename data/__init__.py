@@ -8,8 +8,8 @@ A task is a module of data/tasks/ that judges completions. It has one function, 
                                                        `number` is how many are wanted, and a task may have fewer
 
     tasks/arithmetic.py     makes its own problems: additions, the default of train.py
-    tasks/mathematics.py    a final answer in \\boxed{}; its problems are records of files; expressions.py reads answers
-    tasks/programming.py    a program that must pass tests; its problems are records of files; it runs in sandbox.py
+    tasks/mathematics.py    a final answer in \\boxed{}, for records of files; spelling.py and expressions.py read it
+    tasks/programming.py    a program that must pass tests, for records of files; sandbox.py runs it
 
 The other files serve all tasks. load.py makes problems of what --data says, and holds some out; records.py reads files
 and data sets of the hub; verify.py calls `score` in a process that may hang or crash without harm.

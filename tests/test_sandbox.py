@@ -280,7 +280,7 @@ def test_hostile_programs_are_wrong_and_harm_nothing(outside, tmp_path, monkeypa
             all_refused = programming.problem("Try.", [{"input": "", "output": "\n".join(programs)}])
             tried.append((row, all_refused, group(programs, start), True))
     tried += [(name, CALLED, start + program, False) for name, program in CALLED_PROGRAMS.items()]
-    with VerifierPool(4, time_limit=5, memory_gib=0.5) as pool:
+    with VerifierPool(4, time_limit=4, memory_gib=0.5) as pool:
         for name, problem, program, _ in tried:
             right = "print(42)" if problem is not CALLED else "def add(a, b): return a + b"
             pool.submit([(name, problem, block(program))])
