@@ -196,7 +196,7 @@ def test_a_mistake_of_rank_0_shows_its_traceback_and_how_to_resume(tmp_path, mon
     hint = "; python train.py --resume runs/saved goes on from the last checkpoint"
     for name, message in (("none", ""), ("saved", hint)):
         with pytest.raises(RuntimeError, match=f"^the run has failed, as said above{message}$") as failed:
-            train.main(["--name", name, *TINY])
+            steps.run_train(["--name", name, *TINY])
         assert isinstance(failed.value.__cause__, IndexError)
 
 

@@ -321,7 +321,7 @@ def test_10_without_the_bound_a_batch_takes_what_it_should_wait_for(patched):
     waits = dict(done=[3], unfinished=[2], step=4, asynchrony="pipeline-2", prompts=1)
     assert loss.choose_batch(**waits) is None
     assert broken.choose_batch(**waits) == [0]
-    assert broken.groups_ahead("pipeline-1", 16, 5, 5) > loss.groups_ahead("pipeline-1", 16, 5, 5)
+    assert broken.groups_ahead("pipeline-1", 16, 5) > loss.groups_ahead("pipeline-1", 16, 5)
 
 
 def test_10_half_written_parameters_are_called_whole(patched):
