@@ -52,10 +52,10 @@ def logits(_, queue, tokens: int, chunk: int) -> None:
     queue.put(peak_memory() - before)
 
 
-def measure_logits() -> None:
+def measure_logits(numbers: list[int]) -> None:
     print(f"\nGiB added by fp32 logits, vocabulary {VOCABULARY:,}, hidden size 1,024, forward and backward\n")
     print("tokens   chunks of 2048   at once   ratio   logits alone, once")
-    for tokens in (2048, 4096, 8192):
+    for tokens in numbers:
         chunked, at_once = measure(logits, tokens, 2048), float("nan")
         try:
             at_once = measure(logits, tokens, tokens)
@@ -123,9 +123,13 @@ def measure_plan() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parts = {"logits": measure_logits, "plan": measure_plan}
-    parser.add_argument("part", choices=parts)
-    parts[parser.parse_args().part]()
+    parser.add_argument("part", choices=["logits", "plan"])
+    parser.add_argument("--tokens", type=int, nargs="+", default=[2048, 4096, 8192], help="logits: of how many tokens")
+    options = parser.parse_args()
+    if options.part == "logits":
+        measure_logits(options.tokens)
+    else:
+        measure_plan()
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 """What stands around the loop of train.py: a run is opened here, and ended here.
 
-    settings, start, model, parameters, run = open_run(settings, ...)     everything is checked before a process starts
-    with run.until_its_end():                                              failures are noted, processes are ended
-        train(0, settings, start, parameters, model, run)                  the loop (train.py)
-        run.leave_results(...)                                             model/, curve.png, the page, the last lines
-    exit(run.exit_status())
+settings, start, model, parameters, run = open_run(settings, ...)     everything is checked before a process starts
+with run.until_its_end():                                              failures are noted, processes are ended
+    train(0, settings, start, parameters, model, run)                  the loop (train.py)
+    run.leave_results(...)                                             model/, curve.png, the page, the last lines
+exit(run.exit_status())
 """
 
 import contextlib
