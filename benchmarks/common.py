@@ -75,7 +75,7 @@ def random_model(folder: Path, size: Size) -> str:
     """Save a Llama with random weights and the default task's tokenizer; returns the folder."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from machinery.make_base import make_tokenizer
+    from docs.make_base import make_tokenizer
 
     tokenizer = make_tokenizer()
     config = LlamaConfig(

@@ -18,10 +18,10 @@ import torch
 from common import SIZES, default_requests, random_model, run_training, seconds, training_seconds
 
 from data.tasks import arithmetic
+from docs.make_base import BASE_MODEL
 from generate import TorchEngine, make_engine
 from machinery.decoding import make_decoding
 from machinery.engine import EngineSettings, sample_all
-from machinery.make_base import BASE_MODEL
 from machinery.model import load_model, load_tokenizer
 from machinery.rollouts import SharedParameters
 from machinery.settings import Settings

@@ -30,8 +30,8 @@ import transformers
 from common import ROOT, Size, groups_of, random_model, run_python, run_training
 from faults import RealRun, last_step
 
+from docs.make_base import BASE_MODEL
 from machinery import ranks, trainer
-from machinery.make_base import BASE_MODEL
 from machinery.model import load_model, load_shapes
 from machinery.plan import Shape, trainer_bytes
 from machinery.policy import micro_batches

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from common import SIZES, random_model, seconds
 
-from machinery.make_base import BASE_MODEL
+from docs.make_base import BASE_MODEL
 from machinery.model import load_model
 from machinery.rollouts import SharedParameters
 

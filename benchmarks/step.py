@@ -10,11 +10,11 @@ import torch
 from common import default_requests, seconds
 
 import loss
+from docs.make_base import BASE_MODEL
 from generate import TorchEngine
 from machinery.compute import matmul_parameters
 from machinery.decoding import make_decoding
 from machinery.engine import sample_all
-from machinery.make_base import BASE_MODEL
 from machinery.model import load_model, load_tokenizer
 from machinery.policy import micro_batches
 from machinery.settings import Settings

@@ -15,7 +15,7 @@ import torch
 from common import run_training, training_seconds
 
 from data.tasks import arithmetic
-from machinery.make_base import BASE_MODEL
+from docs.make_base import BASE_MODEL
 
 
 def seconds_to(validations: list[dict], pass_rate: float) -> float:

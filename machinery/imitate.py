@@ -8,7 +8,7 @@ Then `python train.py --model FOLDER` goes on from there. Each record is a probl
 gets the problem as train.py would word it, and learns to go on with the solution and its EOS; only their tokens count
 in the loss. A tenth of the problems is held out: among them are all that train.py holds out of the same file.
 
-The function `imitate` also makes the base model of the default task (make_base.py).
+The function `imitate` also makes the base model of the default task (docs/make_base.py).
 """
 
 import math

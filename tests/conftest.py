@@ -70,7 +70,7 @@ def make_models(parent, head_dim):
     """Folders of tiny random models by kind, with the arithmetic task's tokenizer."""
     from transformers import DeepseekV3Config, Glm4MoeLiteConfig, LlamaConfig, Qwen3Config, Qwen3MoeConfig
 
-    from machinery.make_base import make_tokenizer
+    from docs.make_base import make_tokenizer
 
     tokenizer = make_tokenizer()
     common = sizes(tokenizer)

@@ -8,7 +8,7 @@ import torch
 from data import Problem
 from data.load import load_task
 from data.tasks import arithmetic
-from machinery import make_base
+from docs import make_base
 from machinery.model import load_model, load_tokenizer
 
 

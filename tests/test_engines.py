@@ -28,6 +28,7 @@ from sampling import (
 
 import generate
 import loss
+from docs.make_base import make_tokenizer
 from machinery import vllm_engine
 from machinery.decoding import render
 from machinery.engine import (
@@ -39,7 +40,6 @@ from machinery.engine import (
     refuse_split,
     sample_all,
 )
-from machinery.make_base import make_tokenizer
 from machinery.model import load_tokenizer
 from machinery.rollouts import Request
 from machinery.settings import Settings

@@ -18,12 +18,12 @@ import loss
 from data import Problem
 from data.load import Source
 from data.verify import Verdict
+from docs.make_base import make_tokenizer
 from loss import Recipe
 from machinery.decoding import make_decoding
 from machinery.engine import EngineSettings
 from machinery.feed import Feed, PromptOrder, Prompts
 from machinery.generators import Generator, GeneratorFailed, discard, read_reports, start_generator
-from machinery.make_base import make_tokenizer
 from machinery.rollouts import Report, Rollout
 from machinery.settings import Settings
 

@@ -36,12 +36,12 @@ from curve.flags import flag, run_command
 from data import Problem
 from data.tasks.mathematics import INSTRUCTION
 from data.verify import VerifierPool
+from docs.make_base import make_tokenizer
 from generate import TorchEngine
 from machinery import vllm_engine
 from machinery.decoding import completion_texts, decode_all, make_decoding, marked_text, render, render_all
 from machinery.engine import EngineSettings, sample_all
 from machinery.evaluation import judge_all
-from machinery.make_base import make_tokenizer
 from machinery.model import load_model, load_tokenizer, model_path, put_on_device, refuse_too_long
 from machinery.rollouts import Report, Request, Rollout, SharedParameters, Work
 from machinery.settings import GenerateCommand, Sampling

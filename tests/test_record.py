@@ -17,6 +17,7 @@ from steps import CPU, FIRST, GivenGroups, batch_of_groups, lines, run_train, se
 
 import train
 from curve.flags import run_command
+from docs.make_base import BASE_MODEL
 from loss import Recipe
 from machinery import compute as compute_module
 from machinery import record as record_module
@@ -26,7 +27,6 @@ from machinery.compute import Compute, matmul_parameters
 from machinery.feed import Feed
 from machinery.files import json_lines
 from machinery.folder import lock_folder, write_config
-from machinery.make_base import BASE_MODEL
 from machinery.model import load_model
 from machinery.processes import Stop
 from machinery.record import Record

@@ -6,7 +6,7 @@
 Each step adds two digits and the carry, from the right, and writes two digits: the new carry and the sum's digit.
 One wrong step spoils the rest, so the pass rate falls steeply with the number of digits, and chance is ~0 from three
 digits on: a policy improves by making each step reliable, as in real reasoning traces. The model that RL starts from
-(`data/arithmetic_base/`, shipped) is made by machinery/make_base.py.
+(`data/arithmetic_base/`, shipped) is made by docs/make_base.py.
 """
 
 import random

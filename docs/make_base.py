@@ -3,8 +3,8 @@
 Supervised learning on traces: first clean ones, until the model can add numbers of every length, then noisy ones, which
 teach mistakes and rambling for RL to remove. If the model has not learned the algorithm first, RL depends on luck.
 
-    python -m machinery.make_base                    # makes data/arithmetic_base again: about three minutes on one core
-    python -m machinery.make_base --out /tmp/base --seed 1
+    python -m docs.make_base                    # makes data/arithmetic_base again: about three minutes on one core
+    python -m docs.make_base --out /tmp/base --seed 1
 """
 
 import math
