@@ -6,7 +6,6 @@ docs/measured.md. What the plan says fits has a quarter to spare.
 """
 
 import os
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +14,6 @@ import torch
 from transformers import PreTrainedModel
 
 import loss
-from data.load import KNOWN, files_of, parse_spec, task_names
 from machinery.compute import flops, matmul_parameters
 from machinery.decoding import make_decoding
 from machinery.devices import devices_here, devices_paid, trunk_dtype
@@ -30,7 +28,6 @@ Row = tuple[str, str, str]  # of the table: name, figure, words
 MARGIN = 1.25  # how far the arithmetic may be off
 PROCESS = 0.5 * 2**30  # bytes of Python and its libraries; on a GPU of CUDA's context
 FRAGMENTS = 0.3 * 2**30  # the most bytes that a CPU's allocator keeps between a trainer's tensors of many sizes
-LOWERS = "--trainers --tokens-per-micro-batch --gradient-checkpointing --slots --generator-memory --tensor-parallel"
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
@@ -40,10 +37,9 @@ class Shape:
     """What a model's memory depends on. Widths are numbers of a token in one layer."""
 
     def __init__(self, model: PreTrainedModel):
-        config, head = model.config, model.get_output_embeddings().weight
+        config, head, layers = model.config, model.get_output_embeddings().weight, layers_and_rest(model)[0]
         get = lambda name: getattr(config, name, None)
         count = lambda module: sum(parameter.numel() for parameter in module.parameters())
-        layers = layers_and_rest(model)[0]
         self.parameters, self.layers = count(model), len(layers)
         self.layer = max(map(count, layers))  # parameters of the largest layer
         self.table = head.numel()  # parameters of the embedding, and of the head
@@ -51,9 +47,8 @@ class Shape:
         self.heads, self.vocabulary, self.hidden = config.num_attention_heads, config.vocab_size, config.hidden_size
         head_size = get("qk_head_dim") or get("head_dim") or self.hidden // self.heads
         self.query = self.heads * head_size  # width of all heads' queries
-        # Width of keys and values, or of what they are computed from.
-        self.cached = 2 * (get("num_key_value_heads") or self.heads) * head_size
-        if get("kv_lora_rank"):
+        self.cached = 2 * (get("num_key_value_heads") or self.heads) * head_size  # width of keys and values
+        if get("kv_lora_rank"):  # or of what they are computed from
             self.cached = config.kv_lora_rank + config.qk_rope_head_dim
         # Width inside the feed-forward part; of a mixture, of the experts that a token is sent to.
         experts = (get("num_experts_per_tok") or 0) * (get("moe_intermediate_size") or 0)
@@ -66,13 +61,12 @@ def trainer_bytes(
     """Bytes of each rank of the trainer at its peak, in the backward, by cause. tokens: of a micro-batch, in sequences
     of `length` tokens. The fp32 head and embedding are gathered while in use, and so is the head's gradient."""
     width, kind = dtype.itemsize, torch.device(device).type
-    uses_fsdp = ranks > 1 or dtype != torch.float32
+    uses_fsdp, tables = ranks > 1 or dtype != torch.float32, 2 if shape.tied else 3
     one_layer = tokens * width * (8 * shape.hidden + 4 * shape.query + 4 * shape.mlp)
     if kind == "cpu":  # the attention there makes scores of all pairs of positions
         one_layer += tokens * width * shape.heads * length
     kept = tokens * width * shape.hidden if checkpointing else one_layer  # of each layer, for the backward
     activations = shape.layers * kept + checkpointing * one_layer
-    tables = 2 if shape.tied else 3
     fragments = min(FRAGMENTS, activations + 8 * shape.parameters / ranks) if kind == "cpu" else 0
     return {
         "parameters": 4 * shape.parameters / ranks,
@@ -90,9 +84,8 @@ def generator_bytes(
 ) -> dict[str, float]:
     """Bytes of a generator, on all its devices together, by cause. slots: sequences at once, of `length` tokens, with
     prompts of `prompts` tokens; share: the bytes that vLLM may take, whose rest is its cache."""
-    width = dtype.itemsize
+    width, fp32_head = dtype.itemsize, 4 * shape.table if dtype.itemsize < 4 else 0
     token_bytes = shape.layers * shape.cached * width  # in the cache
-    fp32_head = 4 * shape.table if width < 4 else 0
     parts = {"weights": shape.parameters * width + fp32_head, "process": PROCESS}
     if engine == "vllm":
         step_tokens = max(8192, length) + slots  # of its largest step
@@ -103,9 +96,6 @@ def generator_bytes(
     return parts | {"keys and values": slots * length * token_bytes}
 
 
-# --- who needs what ---------------------------------------------------------------------------------------------------
-
-
 class Needs:
     """Which device needs what with these settings, in bytes, for sequences of at most `length` tokens. ValueError if
     there are too few devices."""
@@ -113,19 +103,16 @@ class Needs:
     def __init__(self, command: TrainCommand, shape: Shape, length: int):
         self.generators, self.trainers = devices_here(command)
         first, last = self.generators[0], self.trainers[0]
-        available = memory_of_a_device(command, last)
+        available, dtype = memory_of_a_device(command, last), trunk_dtype(command, last)
         shared = bool({*first} & {*self.trainers})
         settings = engine_settings(replace(command, engine="torch"), first, command.model, None, shared)
         elsewhere = command.gpus and command.engine != "torch"  # we take it that another machine has vLLM
         self.engine = "vllm" if elsewhere else choose_engine(command.engine, first[0])
         share = CPU_CACHE if first[0] == "cpu" else settings.memory * available * len(first)
-        self.tokens, dtype = max(command.tokens_per_micro_batch, length), trunk_dtype(command, last)
-        self.trainer = trainer_bytes(
-            shape, len(self.trainers), self.tokens, length, dtype, last, command.gradient_checkpointing
-        )
-        self.generator = generator_bytes(
-            shape, self.engine, settings.slots, length, command.prompt_budget, dtype, share
-        )
+        self.tokens, checkpointing = max(command.tokens_per_micro_batch, length), command.gradient_checkpointing
+        self.trainer = trainer_bytes(shape, len(self.trainers), self.tokens, length, dtype, last, checkpointing)
+        prompts = command.prompt_budget
+        self.generator = generator_bytes(shape, self.engine, command.slots, length, prompts, dtype, share)
         cache_of_a_sequence = shape.layers * shape.cached * dtype.itemsize * length
         self.sequences = self.generator["keys and values"] / cache_of_a_sequence  # of full length, in a generator
         self.devices: dict[str, tuple[float, float, str]] = {}  # for each: planned, available, whether it fits
@@ -150,77 +137,45 @@ def memory_of_a_device(command: TrainCommand, device: str) -> float:
     return command.gpu_memory * 1e9 if command.gpu_memory else torch.cuda.get_device_properties(0).total_memory
 
 
-# --- work -------------------------------------------------------------------------------------------------------------
-
-
-def earlier_run(folder: Path) -> tuple[float, float, float]:
-    """What the log of a run says for others like it: mean sampled tokens of a completion, the share of groups that were
-    trained on, and FLOPs a second of a device. ValueError if the run has made no step."""
-    try:
-        steps = [line for _, line in json_lines(folder / "log.jsonl") if line["kind"] == "train"]
-        completion = np.mean([line["completion_length"] for line in steps])
-        trained = 1 - np.mean([line["zero_variance_fraction"] for line in steps])
-        return completion, trained, steps[-1]["compute_flops"] / steps[-1]["compute_device_hours"] / 3600
-    except (OSError, LookupError, ValueError):
-        raise ValueError(f"--plan {folder}: it holds no run that has made a step") from None
-
-
-def work(command: TrainCommand, need: Needs, parameters: int, length: int) -> list[Row]:
-    """Tokens and FLOPs of the run, and its hours at the speed of an earlier run. parameters: those that each token is
-    multiplied with."""
-    completion, trained, speed, assumed = (length - command.prompt_budget) / 2, 1.0, None, ", half of the most"
-    if isinstance(command.plan, Path):
-        (completion, trained, speed), assumed = earlier_run(command.plan), ""
-    prompt = command.prompt_budget / 2
-    groups = command.steps * command.groups_per_step
-    completions = groups * command.completions_per_prompt
-    validations = 1 + -(-command.steps // command.validation_every)
-    of_a_validation = len(command.data) * command.validation_problems * command.validation_samples
-    validation_tokens = validations * of_a_validation * completion
-    sampled = completions * completion
-    training_flops = flops(parameters, sampled + groups * prompt, completions * (completion + prompt) * trained)
-    rows = [
-        ("sampled tokens", f"{sampled:.2e}", f"{completions:,} completions of {completion:,.0f} tokens{assumed}"),
-        ("  for validations", f"{validation_tokens:.2e}", f"{validations} of {of_a_validation:,} completions"),
-        ("FLOPs", f"{training_flops:.2e}", f"{trained:.0%} of the groups are trained on; without attention's scores"),
-    ]
-    if speed:
-        devices = devices_paid(need.generators, need.trainers)
-        hours = (training_flops + flops(parameters, validation_tokens, 0)) / speed / devices / 3600
-        words = f"with {devices} devices at {speed:.1e} FLOPs/s each, as in {command.plan}"
-        rows.append(("hours", f"{hours:,.{0 if hours > 10 else 3}f}", words))
-    return rows
-
-
 # --- the plan ---------------------------------------------------------------------------------------------------------
 
 
 def plan(command: TrainCommand) -> str:
     """The text of the plan. ValueError, in one sentence, for settings that cannot be."""
-    for spec in map(parse_spec, command.data):
-        if spec.name not in {*KNOWN, *task_names()} and "/" not in spec.name:
-            files_of(spec, "train")  # ValueError if there is no such file
     model = load_shapes(command.model)
     shape, length = Shape(model), longest(command, model)
     need = Needs(command, shape, length)
     refuse_split(need.engine, command.tensor_parallel, shape.heads)
     size = f"{command.model}: {shape.parameters:,} parameters"
-    rows = [("model", "", f"{size}; a prompt and its completion have at most {length:,} tokens")]
-    rows += [*memory_rows(command, need), *room_rows(command, need, shape.parameters)]
-    rows += work(command, need, matmul_parameters(model), length)
+    rows = [
+        ("model", "", f"{size}; a prompt and its completion have at most {length:,} tokens"),
+        *memory_rows(command, need, shape.parameters),
+        *work_rows(command, need, matmul_parameters(model), length),
+    ]
     first, second = (max(len(row[i]) for row in rows) for i in (0, 1))
     lines = [f"{name:{first}}  {figure:>{second}}  {words}".rstrip() for name, figure, words in rows]
     last = "Nothing was started. Memory may be off by a quarter: what is said to fit has that much room."
     return "\n".join([*lines, last])
 
 
-def memory_rows(command: TrainCommand, need: Needs) -> list[Row]:
-    """Who does what, and the memory that it takes."""
-    room = f"{need.sequences:,.0f} sequences of full length, {2 * need.sequences:,.0f} of half"
+def longest(command: TrainCommand, model: PreTrainedModel) -> int:
+    """The most tokens that a prompt and its completion can have. If there is a tokenizer to ask, ValueError for markers
+    or budgets that this model cannot have."""
+    folder = Path(command.model)
+    if (folder / "config.json").exists() and not (folder / "tokenizer_config.json").exists():
+        return command.prompt_budget + command.thinking_budget[1] + command.answer_budget  # and a few for the phrase
+    decoding = make_decoding(load_tokenizer(model_path(command.model)), command, command.recipe.length_control)
+    refuse_too_long(model, decoding)
+    return decoding.longest
+
+
+def memory_rows(command: TrainCommand, need: Needs, parameters: int) -> list[Row]:
+    """Who does what, the memory that it takes beside what there is, and the room for files."""
     notes = {
         "activations": f"{need.tokens:,} tokens" + ", gradient checkpointing" * command.gradient_checkpointing,
         "gathered by FSDP": "the fp32 head, the embedding, two layers",
-        "keys and values": f"{room}; --slots {command.slots}",
+        "keys and values": f"{need.sequences:,.0f} sequences of full length, {2 * need.sequences:,.0f} of half;"
+        f" --slots {command.slots}",
         "process": "Python and its libraries" if need.trainers[0] == "cpu" else "CUDA itself",
     }
     rows = []
@@ -231,40 +186,49 @@ def memory_rows(command: TrainCommand, need: Needs) -> list[Row]:
         rows.append((who, "GiB", f"{len(devices)}: {' '.join(devices)}"))
         rows += [(f"  {name}", GiB(size), notes.get(name, "")) for name, size in parts.items() if size]
         rows.append(("  sum", GiB(sum(parts.values())), ""))
-    return rows
-
-
-def room_rows(command: TrainCommand, need: Needs, parameters: int) -> list[Row]:
-    """What is planned beside what there is: devices, shared memory and disk."""
-    rows = [("what there is", "GiB", "planned")]
+    rows.append(("what there is", "GiB", "planned"))
     for planned, available, verdict in dict.fromkeys(need.devices.values()):
         alike = [name for name, device in need.devices.items() if device == (planned, available, verdict)]
         name = f"  {alike[0]}" + (f" to {alike[-1]}" if alike[1:] else "")
         rows.append((name, GiB(available), f"{GiB(planned)}: {verdict}"))
     if any(verdict != "fits" for *_, verdict in need.devices.values()):
-        rows.append(("  lowered by", "", LOWERS))
+        flags = "--trainers --tokens-per-micro-batch --gradient-checkpointing"
+        rows.append(("  lowered by", "", f"{flags} --slots --generator-memory --tensor-parallel"))
     buffer, checkpoint, keep = 4 * parameters, 12 * parameters, command.keep_checkpoints
-    files = f"{keep} checkpoints of {GiB(checkpoint)}, one in the making, model"
-    for name, place, size, words in (
-        ("  /dev/shm", "/dev/shm", buffer, "the parameters on their way"),
-        ("  disk", ".", (keep + 1) * checkpoint + buffer, files),
-    ):
-        free = shutil.disk_usage(place).free if command.gpus is None and Path(place).exists() else None
-        verdict = "" if free is None else ": fits" if size < free else ": DOES NOT FIT"
-        rows.append((name, "" if free is None else GiB(free), f"{GiB(size)}{verdict}; {words}"))
+    checkpoints = f"{keep} checkpoints of {GiB(checkpoint)}, one in the making, model"
+    rows.append(("  /dev/shm", "", f"{GiB(buffer)}; the parameters on their way"))
+    return [*rows, ("  disk", "", f"{GiB((keep + 1) * checkpoint + buffer)}; {checkpoints}")]
+
+
+def work_rows(command: TrainCommand, need: Needs, parameters: int, length: int) -> list[Row]:
+    """Tokens and FLOPs of the run, and its hours at the speed of an earlier run. parameters: those that each token is
+    multiplied with. ValueError if the earlier run has made no step."""
+    completion, trained, assumed = (length - command.prompt_budget) / 2, 1.0, ", half of the most"
+    if isinstance(command.plan, Path):
+        try:
+            steps = [line for _, line in json_lines(command.plan / "log.jsonl") if line["kind"] == "train"]
+            completion, assumed = np.mean([line["completion_length"] for line in steps]), ""
+            trained = 1 - np.mean([line["zero_variance_fraction"] for line in steps])
+            speed = steps[-1]["compute_flops"] / steps[-1]["compute_device_hours"] / 3600
+        except (OSError, LookupError, ValueError):
+            raise ValueError(f"--plan {command.plan}: it holds no run that has made a step") from None
+    prompt, groups = command.prompt_budget / 2, command.steps * command.groups_per_step
+    completions = groups * command.completions_per_prompt
+    validations = 1 + -(-command.steps // command.validation_every)
+    of_a_validation = len(command.data) * command.validation_problems * command.validation_samples
+    validation_tokens, sampled = validations * of_a_validation * completion, completions * completion
+    training_flops = flops(parameters, sampled + groups * prompt, completions * (completion + prompt) * trained)
+    rows = [
+        ("sampled tokens", f"{sampled:.2e}", f"{completions:,} completions of {completion:,.0f} tokens{assumed}"),
+        ("  for validations", f"{validation_tokens:.2e}", f"{validations} of {of_a_validation:,} completions"),
+        ("FLOPs", f"{training_flops:.2e}", f"{trained:.0%} of the groups are trained on; without attention's scores"),
+    ]
+    if isinstance(command.plan, Path):
+        devices = devices_paid(need.generators, need.trainers)
+        hours = (training_flops + flops(parameters, validation_tokens, 0)) / speed / devices / 3600
+        words = f"with {devices} devices at {speed:.1e} FLOPs/s each, as in {command.plan}"
+        rows.append(("hours", f"{hours:,.{0 if hours > 10 else 3}f}", words))
     return rows
-
-
-def longest(command: TrainCommand, model: PreTrainedModel) -> int:
-    """The most tokens that a prompt and its completion can have. If there is a tokenizer to ask, ValueError for markers
-    or budgets that this model cannot have."""
-    folder = Path(command.model)
-    if (folder / "config.json").exists() and not (folder / "tokenizer_config.json").exists():
-        return command.prompt_budget + command.thinking_budget[1] + command.answer_budget  # and a few for the phrase
-    tokenizer = load_tokenizer(model_path(command.model))
-    decoding = make_decoding(tokenizer, command, command.recipe.length_control, command.recipe.fp32_logits)
-    refuse_too_long(model, decoding)
-    return decoding.longest
 
 
 def GiB(size: float) -> str:

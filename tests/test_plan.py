@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +10,7 @@ from plans import ROOT, make_models, table
 from steps import run_train
 from test_settings import refusal
 
-import train
+from machinery.feed import Feed
 from machinery.folder import write_config
 from machinery.model import load_model, load_shapes
 from machinery.plan import Needs, Shape, generator_bytes, trainer_bytes
@@ -24,7 +23,7 @@ EIGHT = ["--plan", "--data", "polaris", "--gpu-memory", "80", "--gpus", "8"]
 def here(tmp_path, monkeypatch):
     """A folder to stand in, with real models' config.json; no process may be started."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(train.Feed, "start", lambda *_: pytest.fail("processes were started"))
+    monkeypatch.setattr(Feed, "start", lambda *_: pytest.fail("processes were started"))
     make_models(tmp_path)
     return tmp_path
 
@@ -48,7 +47,7 @@ def test_the_plan_of_the_default_run_starts_and_writes_nothing(here, capsys):
     assert row(text, "a trainer").endswith("1: cpu") and row(text, "a generator (torch)").endswith("1: cpu")
     assert "512 sequences of full length" in row(text, "keys and values")
     assert "81,920 completions" in row(text, "sampled tokens") and "21 of 2,048" in row(text, "for validations")
-    assert "fits" in row(text, "cpu") and "fits" in row(text, "disk") and "lowered by" not in text
+    assert "fits" in row(text, "cpu") and "the parameters" in row(text, "/dev/shm") and "lowered by" not in text
     assert "hours" not in text  # nothing says how fast this machine is
 
 
@@ -76,16 +75,9 @@ def test_what_cannot_be_planned_is_one_sentence(here, capsys, monkeypatch):
         ([*EIGHT, "--model", "no/such/model"], "--model no/such/model: there is no such folder"),
         ([*EIGHT, "--model", "Qwen/Qwen3-8B", "--tensor-parallel", "3"], "cannot be split over 3 GPUs"),
         (["--plan", "--thinking-budget", "300", "400"], "the model holds 256"),
-        (["--plan", "--data", "algebra"], "--data algebra: there is no such file or folder"),
         (["--plan", "runs/nowhere"], "--plan runs/nowhere: it holds no run that has made a step"),
     ):
         assert message in refusal(flags, capsys), flags
-
-
-def test_a_disk_that_is_too_small_is_said(here, capsys, monkeypatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=10**6))
-    text = planned(["--plan"], capsys)
-    assert "DOES NOT FIT" in row(text, "disk") and "; the parameters" in row(text, "/dev/shm")
 
 
 def test_hours_are_those_of_an_earlier_run(here, capsys):
