@@ -1,7 +1,6 @@
 """Look inside a run: its rollouts, token by token, on one page that any browser opens, without a network.
 
-    python view.py runs/NAME                # makes runs/NAME/rollouts.html, as a run does at its end
-    python view.py runs/NAME --follow       # makes it again and again, while the run goes on
+    python view.py runs/NAME        # makes runs/NAME/rollouts.html, as a run does at its end; also while it goes on
 
 The page has the curve, a timeline, groups with their completions, each token with what the loss made of it, and a
 problem at every validation. It shows what the run has left in rollouts.jsonl (docs/rollouts.md) and log.jsonl, and what
@@ -14,7 +13,6 @@ import hashlib
 import json
 import math
 import re
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,18 +37,11 @@ class View:
     """What the command takes."""
 
     run: Path  # the folder of a run
-    follow: bool = False  # make the page again while the run goes on, until it has ended or Ctrl-C
 
 
 def main(arguments: list[str]) -> int:
     """The command. Returns 0; ValueError, in one sentence, if the folder holds no run, or one with nothing to show."""
-    view = read_flags(View, arguments, description=__doc__)
-    began = time.monotonic()
-    print(f"{write_page(view.run)}: open it in a browser")
-    while view.follow and not any(line["kind"] == "end" for _, line in json_lines(view.run / "log.jsonl")):
-        time.sleep(max(5.0, 20 * (time.monotonic() - began)))  # 20 times what the page took: the run needs the cores
-        began = time.monotonic()
-        write_page(view.run)
+    print(f"{write_page(read_flags(View, arguments, description=__doc__).run)}: open it in a browser")
     return 0
 
 

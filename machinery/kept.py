@@ -7,7 +7,7 @@ every key. A run writes the file and never reads it. view.py makes a page of it.
 import functools
 import itertools
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,7 @@ from data.load import Source
 from data.verify import Verdict
 from machinery.files import append_whole, json_lines, six_digits
 from machinery.rollouts import Batch, Group, Rollout
+from machinery.screen import warn
 from machinery.settings import Settings
 
 KEPT_STEPS = 40  # of a run, about
@@ -27,17 +28,11 @@ MOST_BYTES = 64 * 2**20  # of the file
 LONGEST_ANSWER = 2000  # characters; the answer of a programming problem holds all its tests
 LONGEST_CHARACTER = 64  # tokens; if so many make no character, more will not
 
-# --- which are kept ---------------------------------------------------------------------------------------------------
-
-
-def every(settings: Settings) -> int:
-    """Steps from one that is kept to the next."""
-    return max(1, settings.steps // KEPT_STEPS)
-
 
 def kept_groups(settings: Settings, step: int, groups: list[Group]) -> list[int]:
     """Which groups of the batch of this step: --rollouts-kept of them, spread evenly from the oldest to the newest."""
-    number = min(settings.rollouts_kept, len(groups)) if step % every(settings) == 0 else 0
+    kept_step = step % max(1, settings.steps // KEPT_STEPS) == 0
+    number = min(settings.rollouts_kept, len(groups)) if kept_step else 0
     return [i * len(groups) // number for i in range(number)]
 
 
@@ -45,9 +40,6 @@ def kept_rows(settings: Settings, step: int, groups: list[Group]) -> set[int]:
     """The rollouts of these groups, as rows of the batch."""
     size = settings.completions_per_prompt
     return {p * size + i for p in kept_groups(settings, step, groups) for i in range(size)}
-
-
-# --- a completion -----------------------------------------------------------------------------------------------------
 
 
 def token_texts(tokenizer: PreTrainedTokenizerBase, text_of: Callable[[int], str], ids: list[int]) -> list[str]:
@@ -72,7 +64,7 @@ def run_lengths(values: np.ndarray) -> list[list]:
     return [[value, len(list(same))] for value, same in itertools.groupby(values.tolist())]
 
 
-def at_sampled(values: Iterable[float], sampled: np.ndarray) -> list[float | None]:
+def at_sampled(values: np.ndarray, sampled: np.ndarray) -> list[float | None]:
     """The values of the sampled tokens, with six digits, at their places among all tokens; None at forced tokens, and
     for a value that is not finite."""
     following = iter(values)
@@ -80,18 +72,8 @@ def at_sampled(values: Iterable[float], sampled: np.ndarray) -> list[float | Non
 
 
 def verdict_in_words(verdict: Verdict) -> str:
-    """right, wrong, a score in between, or the kind of failure if there is no verdict."""
+    """Right, wrong, a score in between, or the kind of failure."""
     return verdict.failure or {0: "wrong", 1: "right"}.get(verdict.score, f"{verdict.score:.2f}")
-
-
-def fate(rollout: Rollout, usable: bool, zero_variance: bool) -> str:
-    """What became of a completion in training."""
-    if not usable:
-        return "truncated" if rollout.truncated else "no verdict"
-    return "zero variance" if zero_variance else "trained"
-
-
-# --- the file ---------------------------------------------------------------------------------------------------------
 
 
 class KeptRollouts:
@@ -101,14 +83,13 @@ class KeptRollouts:
     def __init__(self, folder: Path, settings: Settings, tokenizer: PreTrainedTokenizerBase, sources: list[Source]):
         self.path, self.settings, self.tokenizer, self.sources = folder / "rollouts.jsonl", settings, tokenizer, sources
         self.text_of = functools.lru_cache(2**16)(lambda token: tokenizer.decode([token]))
-        self.every = every(settings)
 
     def restore(self, step: int | None) -> None:
         """Drop the lines of later steps than this one, since these steps come again. None: drop all."""
         if step is None:
             self.path.unlink(missing_ok=True)
         elif self.path.exists():
-            self._keep_only(lambda line: line["step"] <= step)
+            write_whole(self.path, "".join(text for text, line in json_lines(self.path) if line["step"] <= step))
 
     def add_times(self, step: int, waited: tuple[float, float], events: list[tuple], run_began: float) -> None:
         """Add the times of a step: in which the trainer waited for it, and what the generators have reported."""
@@ -121,15 +102,15 @@ class KeptRollouts:
         """Add the groups of a step that are kept. worth: of each completion its reward, advantage and weight, [P, G].
         tokens: of each row trained on, the trainer's log-probabilities and the entropies at its sampled tokens."""
         lines = []
-        for p in kept_groups(self.settings, step, batch.groups) if step % self.every == 0 else []:
+        for p in kept_groups(self.settings, step, batch.groups):
             group, usable_G, rewards_G = batch.groups[p], batch.usable_PG[p], worth["reward"][p]
-            zero_variance = bool(loss.zero_variance(rewards_G[None], usable_G[None]))
+            fate = "zero variance" if loss.zero_variance(rewards_G[None], usable_G[None]) else "trained"
             line = self._line("group", step, group, run_began)
             line["mean_reward"] = rewards_G[usable_G].mean().item() if usable_G.any() else None
             line["retired"] = self.settings.recipe.no_positive_resampling and loss.retires(group.pass_rate)
             for i, completion in enumerate(line["completions"]):
                 rollout = group.rollouts[i]
-                completion["became"] = fate(rollout, bool(usable_G[i]), zero_variance)
+                completion["became"] = fate if usable_G[i] else "truncated" if rollout.truncated else "no verdict"
                 completion |= {name: six_digits(values_PG[p, i].item()) for name, values_PG in worth.items()}
                 for name, values in tokens.get(p * len(usable_G) + i, {}).items():
                     completion[name] = at_sampled(values, rollout.sampled)
@@ -143,7 +124,6 @@ class KeptRollouts:
             self._add([self._line("validation", step, group, run_began) for group in kept])
 
     def _line(self, kind: str, step: int, group: Group, run_began: float) -> dict:
-        """What is kept of any group."""
         prompt = group.requests[0].prompt_ids
         return {
             "kind": kind,
@@ -160,7 +140,6 @@ class KeptRollouts:
         }
 
     def _completion(self, rollout: Rollout, verdict: Verdict, run_began: float) -> dict:
-        """What is kept of any completion."""
         ids, sampled = rollout.tokens.tolist(), rollout.sampled
         return {
             "ids": ids,
@@ -178,14 +157,7 @@ class KeptRollouts:
         }
 
     def _add(self, lines: list[dict]) -> None:
-        """Add lines. When the file has become too large, the groups and validations of every second step are dropped;
-        times stay."""
-        if not lines:
-            return
-        append_whole(self.path, "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
-        while self.path.stat().st_size > MOST_BYTES and self.every <= self.settings.steps:
-            self.every *= 2
-            self._keep_only(lambda line: line["kind"] == "times" or line["step"] % self.every == 0)
-
-    def _keep_only(self, wanted: Callable[[dict], bool]) -> None:
-        write_whole(self.path, "".join(text for text, line in json_lines(self.path) if wanted(line)))
+        if self.path.exists() and self.path.stat().st_size > MOST_BYTES:
+            warn("rollouts", f"{self.path} has more than {MOST_BYTES >> 20} MiB: no more rollouts are kept")
+        elif lines:
+            append_whole(self.path, "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))

@@ -155,13 +155,11 @@ def test_a_resumed_run_drops_later_lines_and_half_a_line(tmp_path):
     assert not (tmp_path / "rollouts.jsonl").exists()
 
 
-def test_a_file_that_grows_too_large_is_thinned_out_and_keeps_whole_lines(tmp_path, monkeypatch):
+def test_a_file_that_is_full_gets_no_more_and_a_warning_says_so(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(kept, "MOST_BYTES", 2500)
-    kept_rollouts = writer(tmp_path, rollouts_kept=1, steps=50)
+    kept_rollouts = writer(tmp_path, rollouts_kept=1)
     for step in range(50):
         kept_rollouts.add_validation(step, [SimpleNamespace(source=0)], 0.0)
-        assert (tmp_path / "rollouts.jsonl").stat().st_size <= 2500
-    kept_rollouts.add_batch(49, SimpleNamespace(groups=[None]), {}, {}, 0.0)  # of a step in between: nothing
-    left = [step for _, step in steps_of(tmp_path)]
-    assert left[:5] == [0, 8, 16, 24, 32] and left[-1] == 49 and kept_rollouts.every == 8
-    assert left[5:] == [*range(left[5], 50)]  # the newest are all there, until it is thinned out again
+    left = steps_of(tmp_path)
+    assert 10 < len(left) < 25 and left == [("validation", step) for step in range(len(left))]
+    assert capsys.readouterr().err.count("no more rollouts are kept") == 1

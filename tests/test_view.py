@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -333,7 +332,7 @@ def test_a_page_that_would_be_too_large_has_the_first_completions_and_says_so(tm
 
 
 def test_a_run_that_has_only_begun_has_a_page(tmp_path, open_page):
-    """No fit yet, no step, no group that was trained on; as --follow meets it, in the middle of a line."""
+    """No fit yet, no step, no group that was trained on; in the middle of a line."""
     made_run(tmp_path / "run", groups=1)
     lines = (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "run" / "rollouts.jsonl").write_text(lines[1] + lines[0][:100])
@@ -351,22 +350,6 @@ def test_neither_transformers_nor_vllm_is_needed(tmp_path):
     program = f"import sys; sys.modules.update(dict.fromkeys({unwanted})); import view; view.main(sys.argv[1:])"
     subprocess.run([sys.executable, "-c", program, str(tmp_path / "run")], cwd=ROOT, check=True)
     assert (tmp_path / "run" / "rollouts.html").exists()
-
-
-def test_follow_makes_the_page_again_until_the_run_has_ended(tmp_path, monkeypatch, capsys):
-    made_run(tmp_path / "run", groups=1)
-    made = []
-
-    def sleep(seconds):
-        assert seconds >= 5
-        made.append((tmp_path / "run" / "rollouts.html").stat().st_ino)
-        if len(made) == 2:
-            with open(tmp_path / "run" / "log.jsonl", "a") as log:
-                log.write(json.dumps({"kind": "end", "step": 1, "reason": "All steps are made"}) + "\n")
-
-    monkeypatch.setattr(view, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=sleep))
-    assert view.main([str(tmp_path / "run"), "--follow"]) == 0
-    assert len({*made}) == 2 and "rollouts.html" in capsys.readouterr().out
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
