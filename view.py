@@ -40,7 +40,7 @@ class View:
 
 
 def main(arguments: list[str]) -> int:
-    """The command. Returns 0; ValueError, in one sentence, if the folder holds no run, or one with nothing to show."""
+    """The command. Returns 0; ValueError, in one sentence, if the folder holds no run, or nothing to show."""
     print(f"{write_page(read_flags(View, arguments, description=__doc__).run)}: open it in a browser")
     return 0
 
@@ -94,18 +94,11 @@ def read_run(run: Path, most_bytes: int) -> dict:
         "times": times,
         "completions": sum(len(line["completions"]) for line in lines),
     }  # fmt: skip
-    page["lines"] = shortened(lines, most_bytes - len(as_json(page)))
-    return page
-
-
-def shortened(lines: list[dict], most_bytes: int) -> list[dict]:
-    """The groups and validations, all with the same share of their completions if they are too large for a page: the
-    first ones, and at least one."""
-    share = most_bytes / len(as_json(lines))
-    if share >= 1:
-        return lines
-    first = lambda completions: completions[: max(1, int(share * len(completions)))]
-    return [line | {"completions": first(line["completions"])} for line in lines]
+    share = (most_bytes - len(as_json(page))) / len(as_json(lines))
+    if share < 1:  # too large: of each group and validation the same share of its completions, and at least one
+        for line in lines:
+            line["completions"] = line["completions"][: max(1, int(share * len(line["completions"])))]
+    return page | {"lines": lines}
 
 
 def with_terms(recipe: loss.Recipe, line: dict) -> dict:
@@ -139,7 +132,7 @@ def with_terms(recipe: loss.Recipe, line: dict) -> dict:
 
 
 def curves(run: Path, log: list[dict]) -> list[dict]:
-    """The pass rate of each source at each validation, and if there is a fit of it, the fit that train.py makes."""
+    """The pass rate of each source at each validation, with the fit that train.py makes, if there is one."""
     validations = [line for line in log if line["kind"] == "validation"]
     columns = [column for column in (validations or [{}])[0] if column.startswith("pass_rate/")] or ["pass_rate"]
     return [curve(run, column, validations, len(columns)) for column in columns]

@@ -90,7 +90,7 @@ def _add_fields(parser: argparse.ArgumentParser, kind: type, default) -> None:
         words, types, number = _words_types_number(field.type)
         help = comments[field.name].replace("%", "%%")
         if field.default is dataclasses.MISSING:
-            several = {"nargs": "*", "default": []} if number else {"nargs": "?"}
+            several = {"nargs": "*", "default": []} if number else {"nargs": "?", "default": dataclasses.MISSING}
             metavar = field.name.upper().rstrip("S")
             parser.add_argument(field.name, type=types[0], metavar=metavar, help=help, **several)
             continue

@@ -1,6 +1,8 @@
 """Whether a model and its data fit, before anything is trained (generate.py --check): a problem as the model gets it,
 what ends a completion, the budgets, and the verdict on the reference answer."""
 
+from collections.abc import Iterator
+
 import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -55,10 +57,8 @@ def thinking(tokenizer: PreTrainedTokenizerBase, decoding: Decoding, settings: S
     if decoding.length_control != "interruption":
         return f"{begins}; nothing interrupts it (--length-control {decoding.length_control})"
     low, high = settings.thinking_budget
-    return (
-        f"{begins}; it ends at {marker}, or after {low} to {high} tokens (--thinking-budget), when"
-        f" {len(decoding.phrase)} more are forced: {tokenizer.decode(decoding.phrase)!r}"
-    )
+    forced = f"{len(decoding.phrase)} more are forced: {tokenizer.decode(decoding.phrase)!r}"
+    return f"{begins}; it ends at {marker}, or after {low} to {high} tokens (--thinking-budget), when {forced}"
 
 
 def unwritable(tokenizer: PreTrainedTokenizerBase, text: str) -> list[str]:
@@ -67,25 +67,21 @@ def unwritable(tokenizer: PreTrainedTokenizerBase, text: str) -> list[str]:
     return [f"! the tokenizer has no tokens for {''.join(sorted(lost))!r}: the model never sees them"] if lost else []
 
 
-def unfit_ends(tokenizer: PreTrainedTokenizerBase, decoding: Decoding, ids: list[int]) -> list[str]:
+def unfit_ends(tokenizer: PreTrainedTokenizerBase, decoding: Decoding, ids: list[int]) -> Iterator[str]:
     """Lines about a prompt that ends with an end token, and about a chat template that ends a reply with another."""
-    lines = []
     if ids[-1] in decoding.eos:
-        lines.append(f"! the prompt ends with {tokenizer.decode(ids[-1:])!r}: the model is told that all has been said")
+        yield f"! the prompt ends with {tokenizer.decode(ids[-1:])!r}: the model is told that all has been said"
     if tokenizer.chat_template:
         turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "reply"}]
-        after = tokenizer.apply_chat_template(turns, tokenize=False).rpartition("reply")[2]
-        if after.strip() and not any(tokenizer.decode([token]) in after for token in decoding.eos):
-            lines.append(
-                f"! the chat template ends a reply with {after.strip()!r}, and that is no end token: name it as"
-                " eos_token_id in generation_config.json"
-            )
-    return lines
+        after = tokenizer.apply_chat_template(turns, tokenize=False).rpartition("reply")[2].strip()
+        if after and not any(tokenizer.decode([token]) in after for token in decoding.eos):
+            wanted = "name it as eos_token_id in generation_config.json"
+            yield f"! the chat template ends a reply with {after!r}, and that is no end token: {wanted}"
 
 
 def reference(
     tokenizer: PreTrainedTokenizerBase, decoding: Decoding, settings: Sampling, problem: Problem, ids: list[int]
-) -> list[str]:
+) -> Iterator[str]:
     """Lines about the verdict on the reference answer, as it stands or in a box. It is judged as a completion is."""
     for text in (problem.answer, f"\\boxed{{{problem.answer}}}"):
         marker = [decoding.end_of_thinking] if decoding.thinks and decoding.end_of_thinking >= 0 else []
@@ -97,12 +93,12 @@ def reference(
             break
     if not verdict.correct:
         how = "as it stands and in a box; if the task wants it in another form, try that by hand"
-        message = f"! the reference {problem.answer!r} gets {verdict.score:g}, not 1, {how}"
-        return [message, *unwritable(tokenizer, text)]
-    lines = [f"reference  {text!r} is judged right; it takes {len(tokens) + 1} tokens"]
+        yield f"! the reference {problem.answer!r} gets {verdict.score:g}, not 1, {how}"
+        yield from unwritable(tokenizer, text)
+        return
+    yield f"reference  {text!r} is judged right; it takes {len(tokens) + 1} tokens"
     if decoding.length_control == "interruption" and len(tokens) + 1 > decoding.answer_budget:
-        lines.append(f"! that is more than --answer-budget {decoding.answer_budget}: it would be cut off")
-    return lines
+        yield f"! that is more than --answer-budget {decoding.answer_budget}: it would be cut off"
 
 
 def given_rollout(prompt_ids: list[int], tokens: list[int], sampled: list[bool] | None = None) -> Rollout:

@@ -56,11 +56,9 @@ def pass_at_k(scores_PN: np.ndarray, k: int) -> tuple[float, float, float]:
     the mean of the best score over all choices of k completions: with c correct ones the unbiased estimate
     1 - C(N - c, k) / C(N, k) (Chen et al. 2021, arXiv 2107.03374). pass@1 is mean@N. The interval is over problems, as
     if they were drawn at random: Wilson's, for the number of trials that the scatter between problems is worth. It
-    stays within [0, 1]. ValueError for k above N, and if there is nothing to judge.
+    stays within [0, 1].
     """
     problems, samples = scores_PN.shape
-    if problems == 0 or not 1 <= k <= samples:
-        raise ValueError(f"pass@{k} wants at least one problem and {k} completions of each, not {problems} x {samples}")
     choices = math.comb(samples, k)
     share_with_best_N = [math.comb(i, k - 1) / choices for i in range(samples)]  # of the choices, those whose best is i
     value_P = np.sort(scores_PN, axis=1) @ share_with_best_N
@@ -84,22 +82,13 @@ def report_evaluation(model: str, path: str, source: Source, figures: dict, samp
         f" interrupted {figures['interrupted']:.3f}, truncated {figures['truncated']:.3f},"
         f" without a verdict {figures['verifier_failures']}"
     )
-    if log is not None:
-        line = {"data": source.name, "model": model, **checkpoint_compute(Path(path)), **figures}
-        with open(log, "a") as file:
-            file.write(json.dumps(line) + "\n")
-
-
-def checkpoint_compute(model: Path) -> dict:
-    """Step and compute of a checkpoint's model folder, as train.py writes them down; nothing for other folders."""
-    state = model.parent / "state.json"
-    if not state.exists():
-        return {}
-    stored = json.loads(state.read_text())
-    compute = stored["compute"]
-    return {
-        "step": stored["step"],
-        "compute_device_hours": compute["device_seconds"] / 3600,
-        "compute_tokens": compute["tokens"],
-        "compute_flops": compute["flops"],
-    }
+    if log is None:
+        return
+    line, state = {"data": source.name, "model": model}, Path(path).parent / "state.json"
+    if state.exists():  # of a checkpoint
+        stored = json.loads(state.read_text())
+        compute = stored["compute"]
+        line |= {"step": stored["step"], "compute_device_hours": compute["device_seconds"] / 3600}
+        line |= {"compute_tokens": compute["tokens"], "compute_flops": compute["flops"]}
+    with open(log, "a") as file:
+        file.write(json.dumps(line | figures) + "\n")

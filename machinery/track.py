@@ -1,6 +1,5 @@
 """Send what log.jsonl gets to a tracker of experiments (--track), beside the log, which has it all."""
 
-import importlib
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
@@ -26,14 +25,19 @@ class Tracker:
         if self.name is None:
             return
         try:
-            self.send = self.send or (self._tensorboard if self.name == "tensorboard" else self._like_wandb)()
+            self.send = self.send or self._start()
             numbers = {f"{line['kind']}/{key}": value for key, value in line.items() if type(value) in (int, float)}
             self.send(numbers, line["step"])
         except Exception as error:  # of whatever kind: the run is worth more than its tracker
             warn("tracker", f"--track {self.name} has failed, and gets nothing more ({type(error).__name__}: {error})")
             self.name = None
 
-    def _tensorboard(self) -> Callable[[dict, int], None]:
+    def _start(self) -> Callable[[dict, int], None]:
+        """Start the tracker, and return what sends numbers to it."""
+        if self.name != "tensorboard":
+            module = importlib.import_module(self.name)  # wandb, or trackio, which has the same calls
+            module.init(project="scalerl", name=self.folder.name, config=self.config)
+            return lambda numbers, step: module.log(numbers, step=step)
         from torch.utils.tensorboard import SummaryWriter
 
         writer = SummaryWriter(self.folder / "tensorboard")
@@ -44,8 +48,3 @@ class Tracker:
             writer.flush()
 
         return send
-
-    def _like_wandb(self) -> Callable[[dict, int], None]:
-        module = importlib.import_module(self.name)  # wandb, or trackio, which has the same calls
-        module.init(project="scalerl", name=self.folder.name, config=self.config)
-        return lambda numbers, step: module.log(numbers, step=step)
