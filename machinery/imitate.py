@@ -7,8 +7,6 @@ completions that all fail.
 Then `python train.py --model FOLDER` goes on from there. Each record is a problem with a worked solution. The model
 gets the problem as train.py would word it, and learns to go on with the solution and its EOS; only their tokens count
 in the loss. A tenth of the problems is held out: among them are all that train.py holds out of the same file.
-
-The function `imitate` also makes the base model of the default task (docs/make_base.py).
 """
 
 import math
@@ -17,7 +15,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import safetensors
 import torch
 import transformers
 from torch import Tensor
@@ -47,9 +44,8 @@ def imitate(
     learning rate falls to a tenth. tokens: in one forward and backward, padding included."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.01)
     warmup = min(50, steps // 10 + 1)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min((step + 1) / warmup, 1 - 0.9 * step / steps)
-    )
+    factor = lambda step: min((step + 1) / warmup, 1 - 0.9 * step / steps)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
     progress = Progress("imitation", steps)
     for step, batch in enumerate(batches, start=1):
         loss = 0.0
@@ -104,7 +100,13 @@ def main(arguments: list[str]) -> int:
     """The command. Returns 0; ValueError or OSError, in one sentence, for flags or data that cannot be."""
     transformers.utils.logging.disable_progress_bar()
     command = read_flags(Command, arguments, description=__doc__)
-    refuse_wrong_flags(command)
+    for name, value in vars(command).items():
+        if value is None and name in ("model", "data", "out"):
+            raise ValueError(f"{flag(name)} is missing; wanted are --model, --data and --out")
+        if type(value) in (int, float) and value <= 0 and name != "seed":
+            raise ValueError(f"{flag(name)} is {value}; it must be above 0")
+    if command.out.is_file() or (command.out.is_dir() and any(command.out.iterdir())):
+        raise ValueError(f"--out {command.out} is there already: name a folder that is new or empty")
     (source,) = load_data([command.data], None, None, instruction=command.instruction, wanted="solution")
     for note in source.notes:
         say(f"{source.name}: {note}")
@@ -116,44 +118,23 @@ def main(arguments: list[str]) -> int:
     train = examples(source.train, tokenizer, command, longest)
     held_out = examples(source.validation, tokenizer, command, longest)[:MOST_MEASURED]
     if not train or not held_out:
-        raise ValueError(
-            f"--data {command.data}: no {'held-out problem' if train else 'problem'} has at most {longest} tokens"
-            " with its solution: raise --longest, or take a model that holds more"
-        )
+        kind = "held-out problem" if train else "problem"
+        raise ValueError(f"--data {command.data}: no {kind} has at most {longest} tokens with its solution: --longest")
     ids, learned = train[0]
     prompt, solution = (tokenizer.decode(part) for part in (ids[: learned.index(True)], ids[learned.index(True) :]))
     say(f"The first record; what stands in [[ ]] is learned:\n{prompt}[[{solution}]]")
 
     learning_rate = command.learning_rate or model.num_parameters() ** -0.5
     steps, tokens = command.epochs * math.ceil(len(train) / command.batch_size), command.tokens_per_micro_batch
-    try:
-        with whole_folder(command.out) as folder:
-            before = mean_loss(model, held_out, tokens)
-            imitate(model, batches(train, command), steps, learning_rate, tokens)
-            after = mean_loss(model, held_out, tokens)
-            model.save_pretrained(folder)
-            tokenizer.save_pretrained(folder)
-    except torch.OutOfMemoryError as error:
-        raise ValueError(f"{str(error).partition('. ')[0]}: lower --tokens-per-micro-batch or --longest") from error
-    except safetensors.SafetensorError as error:  # raised when the disk is full
-        raise OSError(f"{command.out}: {error}") from error
-    print(
-        f"held-out loss {before:.3f} before, {after:.3f} after {steps} steps, in nats a token of {len(held_out)}"
-        f" solutions; learning rate {learning_rate:.2g}"
-    )
+    with whole_folder(command.out) as folder:
+        before = mean_loss(model, held_out, tokens)
+        imitate(model, batches(train, command), steps, learning_rate, tokens)
+        after = mean_loss(model, held_out, tokens)
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    words = f"{steps} steps, in nats a token of {len(held_out)} solutions; learning rate {learning_rate:.2g}"
+    print(f"held-out loss {before:.3f} before, {after:.3f} after {words}")
     return 0
-
-
-def refuse_wrong_flags(command: Command) -> None:
-    """ValueError, naming the flag, for one that is missing or has a value that cannot be."""
-    for name in ("model", "data", "out"):
-        if getattr(command, name) is None:
-            raise ValueError(f"{flag(name)} is missing; wanted are --model, --data and --out")
-    for name, value in vars(command).items():
-        if type(value) in (int, float) and (value < 0 or (value == 0 and name != "seed")):
-            raise ValueError(f"{flag(name)} is {value}; it must be {'at least 0' if name == 'seed' else 'above 0'}")
-    if command.out.exists() and not (command.out.is_dir() and not any(command.out.iterdir())):
-        raise ValueError(f"--out {command.out} is there already: name a folder that is new or empty")
 
 
 def examples(
@@ -161,7 +142,7 @@ def examples(
 ) -> list[Example]:
     """The problems with their solutions as the model learns them: the prompt as a generator gets it, the solution, and
     the EOS. Those of more than `longest` tokens are left out, and the user is told."""
-    fitting, too_long, left_open = [], [], 0
+    fitting, left_open = [], 0
     end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else end_tokens(tokenizer)[0]
     for problem in problems:
         prompt = render(tokenizer, problem.prompt, command.thinking, command.system)
@@ -170,18 +151,11 @@ def examples(
         left_open += not after_thinking(tokenizer.decode(prompt[-8:]) + problem.answer).strip()
         if len(prompt) + len(solution) <= longest:
             fitting.append((prompt + solution, [False] * len(prompt) + [True] * len(solution)))
-        else:
-            too_long.append(problem.prompt)
-    if too_long:
-        say(
-            f"{len(too_long)} of {len(problems)} records have more than {longest} tokens and are left out, the first:"
-            f" {too_long[0][:60]!r}"
-        )
+    if len(fitting) < len(problems):
+        say(f"{len(problems) - len(fitting)} of {len(problems)} records are left out: more than {longest} tokens")
     if left_open:
-        say(
-            f"warning: {left_open} of {len(problems)} solutions do not close the thinking that was opened: a task"
-            " reads what follows </think>, and would find no answer"
-        )
+        effect = "a task reads what follows </think>, and would find no answer"
+        say(f"warning: {left_open} of {len(problems)} solutions do not close the thinking that was opened: {effect}")
     return fitting
 
 

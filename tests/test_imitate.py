@@ -5,14 +5,10 @@ import io
 import json
 import random
 import re
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import backwards
 import pytest
-import safetensors
 import torch
 from faults import ROOT, Script, log
 from sampling import run_generate
@@ -27,6 +23,7 @@ from machinery.run import open_run
 from machinery.settings import parse
 
 CPU = (torch.device("cpu"), torch.float32)
+RAGGED = [([1, 2, 3, 4, 5], [False] * 3 + [True] * 2), ([6, 7, 8], [False, True, True]), ([9, 4], [False, True])]
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +95,7 @@ def test_the_prompt_is_that_of_a_generator_and_the_solution_ends(chat_models, tm
     rows = [{"problem": f" {i}+1? ", "worked": f"{i}</think>\\boxed{{{i + 1}}}", "answer": i + 1} for i in range(20)]
     programs = [{"problem": row["problem"], "worked": row["worked"], "tests": TESTS} for row in rows]
     brief, system = ["--instruction", "Be brief."], ["--system", "You add."]
-    cases = [(rows, []), (rows, brief), (rows, system), (rows, ["--no-thinking"]), (programs, []), (programs, brief)]
+    cases = [(rows, brief), (rows, system), (rows, ["--no-thinking"]), (programs, [])]
     for records, flags in cases:
         Path("my.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
         shared = ["--model", "model", "--data", "my.jsonl,solution=worked", *flags]
@@ -123,7 +120,7 @@ def prompts_of_a_run(flags) -> dict[str, list[int]]:
     for validation, of_source in ((False, source.train), (True, source.validation)):
         for i in range(len(of_source)):
             group = feed._group(0, 0, i, 0, feed.generators[0], (0,), validation)
-            prompts[group.problem.prompt] = group.requests[0].prompt
+            prompts[group.problem.prompt] = group.requests[0].prompt_ids
     return prompts
 
 
@@ -141,21 +138,19 @@ def test_what_a_run_holds_out_is_not_learned(folder):
 
 def test_only_the_solution_counts_however_a_batch_is_padded_and_cut(folder):
     model = load_model(str(folder / "warm"), *CPU)
-    ragged = [([1, 2, 3, 4, 5], [False] * 3 + [True] * 2), ([6, 7, 8], [False, True, True]), ([9, 4], [False, True])]
     expected = 0.0
-    for ids, learned in ragged:
+    for ids, learned in RAGGED:
         logprobs = model(torch.tensor([ids])).logits[0].log_softmax(-1)
         expected -= sum(logprobs[t - 1, ids[t]].item() for t in range(len(ids)) if learned[t])
     for tokens in (1, 10, 100):
-        assert mean_loss(model, ragged, tokens) == pytest.approx(expected / 5, rel=1e-5)
+        assert mean_loss(model, RAGGED, tokens) == pytest.approx(expected / 5, rel=1e-5)
 
 
 def test_one_step_is_the_same_in_micro_batches(folder):
-    ragged = [([1, 2, 3, 4, 5], [False] * 3 + [True] * 2), ([6, 7, 8], [False, True, True]), ([9, 4], [False, True])]
     after = []
     for tokens in (5, 100):
         model = load_model(str(folder / "warm"), *CPU)
-        imitate.imitate(model, [ragged], 1, 1e-3, tokens)
+        imitate.imitate(model, [RAGGED], 1, 1e-3, tokens)
         after.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
     start = torch.cat([p.detach().flatten() for p in load_model(str(folder / "warm"), *CPU).parameters()])
     moved = (after[1] - start).norm()
@@ -176,7 +171,7 @@ def test_what_is_too_long_is_left_out_and_said(folder, tmp_path, monkeypatch, ca
     command = ["--model", str(folder / "random"), "--data", str(data), "--out", str(tmp_path / "out")]
     assert imitate.main([*command, "--longest", "100"]) == 0
     printed = capsys.readouterr().err
-    assert f"records have more than 100 tokens and are left out, the first: '{rows[7]['problem']}" in printed
+    assert "1 of 54 records are left out: more than 100 tokens" in printed
     assert "solutions do not close the thinking that was opened" in printed
 
 
@@ -215,34 +210,12 @@ def test_what_cannot_be_is_one_sentence(folder, tmp_path, monkeypatch, capsys):
         imitate.main(["--model", "m", "--data", "my.jsonl"])
 
 
-def test_what_fails_or_is_stopped_while_it_learns_leaves_no_folder(folder, tmp_path, monkeypatch):
-    command = ["--model", str(folder / "random"), "--data", str(folder / "my.jsonl"), "--out", str(tmp_path / "out")]
-    for error, message in (
-        (torch.OutOfMemoryError("CUDA out of memory. More."), r"^CUDA out of memory: lower --tokens-per-micro-batch"),
-        (safetensors.SafetensorError("No space left on device"), r"out: No space left on device$"),
-        (KeyboardInterrupt(), None),
-    ):
+def test_what_is_stopped_while_it_learns_leaves_no_folder(folder, tmp_path, monkeypatch):
+    def stopped(*_):
+        raise KeyboardInterrupt
 
-        def fails(*_, error=error):
-            raise error
-
-        monkeypatch.setattr(imitate, "imitate", fails)
-        with pytest.raises((ValueError, OSError, KeyboardInterrupt), match=message):
-            imitate.main(command)
-        assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_a_killed_command_leaves_no_folder_and_can_be_repeated(folder, tmp_path):
-    out, data = tmp_path / "out", backwards.write_records(tmp_path / "a.jsonl", 20)
-    usual = ["--model", str(folder / "random"), "--data", data, "--out", str(out)]
-    command = [sys.executable, "-m", "machinery.imitate", *usual, "--epochs", "50"]
-    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-    for line in process.stderr:
-        if line.startswith("imitation: step"):
-            break
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL and not out.exists()
-    assert imitate.main([*usual, "--epochs", "1"]) == 0
-    assert {path.name for path in tmp_path.iterdir()} == {"a.jsonl", "out"} and (out / "model.safetensors").exists()
+    monkeypatch.setattr(imitate, "imitate", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        command = ["--model", str(folder / "random"), "--data", str(folder / "my.jsonl")]
+        imitate.main([*command, "--out", str(tmp_path / "out")])
+    assert list(tmp_path.iterdir()) == []
