@@ -8,8 +8,6 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from machinery.rollouts import Rollout
 from machinery.settings import Sampling
 
-# --- prompts in token ids -------------------------------------------------------------------------------------------
-
 
 def render(
     tokenizer: PreTrainedTokenizerBase, prompt: str, thinking: bool = True, system: str | None = None
@@ -18,12 +16,10 @@ def render(
     model to go on. thinking: `enable_thinking` for the template; templates that know no such choice ignore it."""
     if tokenizer.chat_template is None:
         return tokenizer(prompt if system is None else f"{system}\n\n{prompt}").input_ids
-    messages = [{"role": "user", "content": prompt}]
-    if system is not None:
-        messages.insert(0, {"role": "system", "content": system})
-    return tokenizer.apply_chat_template(
-        messages, add_generation_prompt=True, enable_thinking=thinking, return_dict=True
-    )["input_ids"]
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    messages.append({"role": "user", "content": prompt})
+    options = {"add_generation_prompt": True, "enable_thinking": thinking, "return_dict": True}
+    return tokenizer.apply_chat_template(messages, **options)["input_ids"]
 
 
 def render_all(tokenizer: PreTrainedTokenizerBase, prompts: list[str], settings: Sampling) -> dict[str, list[int]]:
@@ -33,16 +29,12 @@ def render_all(tokenizer: PreTrainedTokenizerBase, prompts: list[str], settings:
     for prompt in prompts:
         ids = render(tokenizer, prompt, settings.thinking, settings.system)
         if len(ids) > settings.prompt_budget:
-            raise ValueError(
-                f"the prompt {prompt[:60]!r} has {len(ids)} tokens with the chat template; --prompt-budget is"
-                f" {settings.prompt_budget}"
-            )
+            length = f"{len(ids)} tokens with the chat template; --prompt-budget is {settings.prompt_budget}"
+            raise ValueError(f"the prompt {prompt[:60]!r} has {length}")
         other = text_of.setdefault(tuple(ids), prompt)
         if other != prompt:
-            raise ValueError(
-                f"--model {settings.model}: its chat template drops the prompt: {prompt[:40]!r} and {other[:40]!r}"
-                f" become the same {len(ids)} tokens"
-            )
+            same = f"{prompt[:40]!r} and {other[:40]!r} become the same {len(ids)} tokens"
+            raise ValueError(f"--model {settings.model}: its chat template drops the prompt: {same}")
         ids_of[prompt] = ids
     return ids_of
 
@@ -81,19 +73,16 @@ def make_decoding(
 ) -> Decoding:
     """The budgets and markers of the settings in ids of this tokenizer. ValueError if the tokenizer has no such marker,
     or if the phrase does not hold it."""
-    marker = tokenizer(settings.end_of_thinking, add_special_tokens=False).input_ids
+    end = settings.end_of_thinking
+    marker = tokenizer(end, add_special_tokens=False).input_ids
     phrase = tokenizer(settings.interruption_phrase, add_special_tokens=False).input_ids
     if length_control == "interruption":
         if len(marker) != 1:
-            raise ValueError(
-                f"--end-of-thinking {settings.end_of_thinking!r} is {len(marker)} tokens of this model; an interruption"
-                " wants exactly one (--length-control penalty wants none)"
-            )
+            wanted = "an interruption wants exactly one (--length-control penalty wants none)"
+            raise ValueError(f"--end-of-thinking {end!r} is {len(marker)} tokens of this model; {wanted}")
         if marker[0] not in phrase:
-            raise ValueError(
-                f"--interruption-phrase {settings.interruption_phrase!r} does not close thinking: it must hold"
-                f" {settings.end_of_thinking}"
-            )
+            text = settings.interruption_phrase
+            raise ValueError(f"--interruption-phrase {text!r} does not close thinking: it must hold {end}")
     marker_id = marker[0] if len(marker) == 1 else -1
     example = render(tokenizer, "", settings.thinking)
     last_marker = max((i for i, token in enumerate(example) if token == marker_id), default=None)
@@ -121,10 +110,7 @@ def end_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     configured = configured if isinstance(configured, list) else [configured]
     ids = {token for token in (tokenizer.eos_token_id, *configured) if token is not None}
     if not ids:
-        raise ValueError(
-            f"--model {tokenizer.name_or_path}: neither its tokenizer nor its generation_config.json has an EOS token,"
-            " so no completion could end"
-        )
+        raise ValueError(f"--model {tokenizer.name_or_path}: no completion could end, since it has no EOS token")
     return tuple(sorted(ids))
 
 

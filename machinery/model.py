@@ -1,4 +1,4 @@
-"""A causal language model as trainer and generator both see it: loaded or refused, and its size."""
+"""A causal language model as trainer and generator both see it: loaded or refused."""
 
 import math
 from pathlib import Path
@@ -9,8 +9,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from machinery.decoding import Decoding
 
 ROOT = Path(__file__).resolve().parent.parent  # where the scripts are, and the shipped model
-
-# --- loaded ---------------------------------------------------------------------------------------------------------
 
 
 def model_path(name: str) -> str:
@@ -35,10 +33,8 @@ def _load(kind, path: str, **options):
         reason = f"{type(error).__name__}: {(str(error).strip() or 'no reason given').splitlines()[0]}"
         if Path(path).is_dir():
             raise ValueError(f"--model {path}: what is in this folder could not be loaded ({reason})") from error
-        raise ValueError(
-            f"--model {path}: there is no such folder, and it could not be had from the model hub ({reason}): check the"
-            " name and the network, or download it elsewhere and give its folder"
-        ) from error
+        sentence = f"there is no such folder, and it could not be had from the model hub ({reason})"
+        raise ValueError(f"--model {path}: {sentence}: check the name and the network, or give a folder") from error
 
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
@@ -80,9 +76,6 @@ def load_shapes(name: str) -> PreTrainedModel:
     return model
 
 
-# --- refused --------------------------------------------------------------------------------------------------------
-
-
 def refuse_unusual(model: PreTrainedModel, path: str) -> None:
     """ValueError for a model with parts that the trainer's logits, or the generator's cache, would get wrong."""
     config = model.config
@@ -101,14 +94,9 @@ def refuse_too_long(model: PreTrainedModel, decoding: Decoding) -> None:
     """ValueError if the budgets together are longer than what the model can hold."""
     limit = getattr(model.config, "max_position_embeddings", None)
     if limit is not None and decoding.longest > limit:
-        raise ValueError(
-            f"the budgets for prompt, thinking, interruption and answer add up to {decoding.longest} tokens; the model"
-            f" holds {limit}: lower --thinking-budget or --prompt-budget, or take a larger --model (small budgets:"
-            " --defaults toy)"
-        )
-
-
-# --- its size -------------------------------------------------------------------------------------------------------
+        length = f"the budgets for prompt, thinking, interruption and answer add up to {decoding.longest} tokens"
+        advice = "lower --thinking-budget or --prompt-budget, or take a larger --model (small budgets: --defaults toy)"
+        raise ValueError(f"{length}; the model holds {limit}: {advice}")
 
 
 def first_learning_rate(parameters: int) -> float:

@@ -22,14 +22,11 @@ class Sampling:
 
     model: str = "data/arithmetic_base"  # folder or hub name of a transformers causal LM
     data: tuple[str, ...] = ("arithmetic",)  # tasks, data sets by name, files; with weights: polaris:3 deepcoder:1
-    # What the other flags start from: values for the toy, of the paper, or for a small model (1M to 600M) on one
-    # device; auto: toy for arithmetic, else paper.
-    defaults: Literal["auto", "toy", "paper", "small"] = "auto"
+    defaults: Literal["auto", "toy", "paper", "small"] = "auto"  # of other flags; auto: toy for arithmetic, else paper
     seed: int = 0  # of prompt order, thinking budgets and sampling; only ppo-K and pipeline-0 repeat themselves exactly
 
     prompt_budget: int = 16  # tokens, chat template included; paper: 2048; small: 512
-    # Sampled tokens until thinking is interrupted, drawn for each completion from this range. Paper: 10240 12288;
-    # small: 768 1024.
+    # Sampled tokens until thinking is interrupted, drawn from this range; paper: 10240 12288; small: 768 1024.
     thinking_budget: tuple[int, int] = (54, 58)
     answer_budget: int = 9  # sampled tokens after </think> or the interruption; paper: 2048; small: 256
     end_of_thinking: str = "</think>"  # one token of the model
@@ -62,8 +59,7 @@ class Settings(Sampling):
     train_prompts: int | None = 4000  # of each source, visited in epochs; None: all; paper: None; small: None
     prompts_per_step: int = 32  # groups in a batch; paper: 48; small: 16
     completions_per_prompt: int = 16  # size of a group
-    # Constant after the warm-up; None: by the model's size, .075 / sqrt(parameters). Paper: 5e-07; small: None.
-    learning_rate: float | None = 2e-4
+    learning_rate: float | None = 2e-4  # None: .075 / sqrt(parameters); paper: 5e-07; small: None
     warmup_steps: int = 10  # linear; paper: 100
     adam_betas: tuple[float, float] = (0.9, 0.95)
     adam_eps: float = 1e-15  # tiny, so that small gradients are not swallowed (A.3)
@@ -81,8 +77,7 @@ class Settings(Sampling):
 
     generators: int = 0  # processes that sample, each on --tensor-parallel GPUs; 0: one, or all GPUs left by trainers
     trainers: int = 0  # processes that share the model by FSDP, each on a GPU; 0: one, or a fifth of the GPUs
-    # Tokens in one forward and backward, padding included; with a GPU 32768 here too. Paper: 32768; small: 4096.
-    tokens_per_micro_batch: int = 4096
+    tokens_per_micro_batch: int = 4096  # in a forward, padding included; on a GPU 32768; paper: 32768; small: 4096
     compile: bool = False  # the trainer's layers, by torch.compile, which may take a minute; a CPU gains nothing by it
     gradient_checkpointing: bool = False  # layers are computed again in the backward: less memory; paper: True
     wait_timeout: float = 600.0  # seconds without a word from a generator until it is killed and replaced
@@ -98,8 +93,7 @@ class Settings(Sampling):
 class TrainCommand(Settings):
     """A training run, or with --plan what it would take."""
 
-    # Print what the run would take and start nothing; with runs/NAME also how long, at that run's speed.
-    plan: bool | Path = False
+    plan: bool | Path = False  # print what the run would take, start nothing; with runs/NAME: how long, at its speed
     gpus: int | None = None  # with --plan: GPUs of the machine it is for; by default those of this one
     gpu_memory: float | None = None  # with --plan: GB of each of them; by default that of this machine's
 
@@ -135,7 +129,7 @@ PRESETS = {
         steps=1000, clip_gradient=1.0, slots=256, tokens_per_micro_batch=32_768, gradient_checkpointing=True,
         verifiers=8,
     ),
-    # For a model of 1M to 600M parameters on one device (docs/your_own.md). All budgets together fit 2,048 positions.
+    # For 1M to 600M parameters on one device (docs/your_own.md). All budgets together fit 2,048 positions.
     "small": dict(
         prompts_per_step=16, learning_rate=None, prompt_budget=512, thinking_budget=(768, 1024), answer_budget=256,
         train_prompts=None, validation_every=20, validation_problems=64, steps=400, clip_gradient=1.0, slots=128,
@@ -143,8 +137,8 @@ PRESETS = {
     ),
 }  # fmt: skip
 
-# What may change when a run is resumed: on which devices it runs, how often it writes, but not what it computes. And
-# --least-prompts, so that a run that ran out of prompts can go on.
+# What may change when a run is resumed: devices and how often it writes, not what it computes. And --least-prompts, for
+# a run that ran out of prompts.
 MAY_CHANGE = {
     "resume", "from_step", "steps", "validation_every", "checkpoint_every", "keep_checkpoints", "track", "engine",
     "tensor_parallel", "generators", "trainers", "slots", "generator_memory", "tokens_per_micro_batch",
@@ -180,8 +174,8 @@ def parse(arguments: list[str], kind: type = Settings, description: str | None =
 
 
 def starting_values(chosen: Sampling) -> Sampling:
-    """The values that all other flags start from, when --resume, --recipe, --leave-out, --data, --defaults and, for
-    generate.py, --model are as chosen. ValueError if these do not go together."""
+    """The values of all flags that are not given. They follow from --resume, --recipe, --leave-out, --data, --defaults
+    and, for generate.py, --model. ValueError if these do not go together."""
     if getattr(chosen, "resume", None):
         return read_settings(chosen.resume)
     if not isinstance(chosen, Settings) and (run := run_of(Path(chosen.model))):
@@ -191,8 +185,7 @@ def starting_values(chosen: Sampling) -> Sampling:
     defaults = chosen.defaults
     if defaults == "auto":
         defaults = "paper" if {*chosen.data} - {"arithmetic"} else "toy"
-    fields = {field.name for field in dataclasses.fields(chosen)}
-    values = {name: value for name, value in PRESETS[defaults].items() if name in fields}
+    values = {name: value for name, value in PRESETS[defaults].items() if hasattr(chosen, name)}
     if isinstance(chosen, Settings):
         if gpus_here(chosen):  # with fewer tokens at once a GPU waits for the launches of its kernels
             values.setdefault("tokens_per_micro_batch", PRESETS["paper"]["tokens_per_micro_batch"])
@@ -225,10 +218,9 @@ def read_settings(folder: Path) -> Settings:
 # --- what is refused ------------------------------------------------------------------------------------------------
 
 # The least that a number may be. Of the others, whole numbers are at least 1, and the rest above 0.
-LEAST = {"completions_per_prompt": 2} | dict.fromkeys(
-    ("seed", "warmup_steps", "threads", "max_restarts", "generators", "trainers", "gpus", "weight_decay",
-     "stop_when_gain_below", "rollouts_kept", "eps_low", "least_prompts"), 0,
-)  # fmt: skip
+MAY_BE_0 = ("seed", "warmup_steps", "threads", "max_restarts", "generators", "trainers", "gpus", "weight_decay",
+            "stop_when_gain_below", "rollouts_kept", "eps_low", "least_prompts")  # fmt: skip
+LEAST = {"completions_per_prompt": 2} | dict.fromkeys(MAY_BE_0, 0)
 
 
 def refuse_impossible(settings: Sampling) -> None:
@@ -237,7 +229,7 @@ def refuse_impossible(settings: Sampling) -> None:
     for name, value in {**vars(settings), **of_the_recipe}.items():
         if type(value) in (int, float):
             least = LEAST.get(name, 1 if type(value) is int else None)
-            if value < (least or 0) or (least is None and value == 0):
+            if value <= 0 if least is None else value < least:
                 wanted = "above 0" if least is None else f"at least {least}"
                 raise ValueError(f"{flag(name)} is {value}; it must be {wanted}")
     if not 0 <= settings.thinking_budget[0] <= settings.thinking_budget[1]:
@@ -263,13 +255,8 @@ def refuse_impossible(settings: Sampling) -> None:
 def refuse_changes(before: Settings, now: Settings) -> None:
     """ValueError, naming the flags, if a resumed run would not be the same run."""
     old, new = ({**vars(each), **vars(each.recipe), "recipe": each.recipe.recipe} for each in (before, now))
-    changed = [
-        f"{flag(name)} (was {old[name]}, now {new[name]})"
-        for name in old
-        if old[name] != new[name] and name not in MAY_CHANGE
-    ]
-    if changed:
-        raise ValueError(
-            f"--resume goes on with the same run, in which these cannot change: {', '.join(changed)}; those that can:"
-            f" {', '.join(flag(name) for name in sorted(MAY_CHANGE - {'resume', 'from_step'}))}"
-        )
+    names = [name for name in old if old[name] != new[name] and name not in MAY_CHANGE]
+    if names:
+        changed = ", ".join(f"{flag(name)} (was {old[name]}, now {new[name]})" for name in names)
+        can = ", ".join(map(flag, sorted(MAY_CHANGE - {"resume", "from_step"})))
+        raise ValueError(f"--resume goes on with the same run. These cannot change: {changed}; those that can: {can}")

@@ -4,10 +4,7 @@ vLLM runs in the process of the generator and is driven step by step. It does th
 and the sampling, at temperature 1 from the whole distribution. The rest is decided here, between two of its steps: who
 is let in, when thinking is interrupted, which blocks of its prefix cache a request may hit. So the version of a token
 is the version in use at the step that returned it, and nothing runs ahead of that (async_scheduling is off).
-
-The cache is vLLM's own affair. When it is full, vLLM preempts a completion, and later computes its keys and values
-again with the newest parameters. The log-probabilities that were recorded when its tokens were sampled stay, and the
-importance ratio is taken against them.
+docs/node.md says what vLLM does when its cache is full.
 
 Parameters come out of the same shared memory as for TorchEngine, and only from there: each worker copies its part, cast
 and sharded, to its device. So the trainer writes and goes on. With vLLM's own weight transfer it would wait for all
@@ -31,8 +28,8 @@ CPU_CACHE = 2**30  # bytes of keys and values on a CPU; on a GPU vLLM takes what
 class VllmEngine(Engine):
     """Continuous batching by vLLM.
 
-    vLLM gets a completion in pieces: up to an interruption, and after it. Each piece is a request with a name of its
-    own, and so is one that is given to vLLM again after an update.
+    vLLM gets a completion in pieces: up to an interruption, and after it. Each piece is a request with its own name,
+    and so is one that is given to vLLM again after an update.
     """
 
     def __init__(self, settings: EngineSettings):
@@ -77,9 +74,7 @@ class VllmEngine(Engine):
         num_tokens = self.completions.progress["num_tokens"]
         unbegun = {name: slot for name, slot in self.slot_of.items() if num_tokens[slot] == 0}
         self.engine.abort_request([*unbegun])
-        for name, slot in unbegun.items():
-            del self.slot_of[name]
-            self.free.append(slot)
+        self.free += [self.slot_of.pop(name) for name in unbegun]
         again = [self.completions.requests[slot] for slot in unbegun.values()]
         self.waiting = deque(sorted([*again, *self.waiting], key=lambda request: not request.validation))
 
@@ -88,8 +83,7 @@ class VllmEngine(Engine):
         outputs = self.engine.step()
         if not outputs:
             return []
-        names = [output.request_id for output in outputs]
-        pieces = [output.outputs[0] for output in outputs]
+        names, pieces = [output.request_id for output in outputs], [output.outputs[0] for output in outputs]
         tokens = [piece.token_ids[0] for piece in pieces]
         logprobs = [piece.logprobs[0][token].logprob for piece, token in zip(pieces, tokens)]
         slots = np.array([self.slot_of[name] for name in names])
@@ -119,8 +113,8 @@ class VllmEngine(Engine):
         """Append the tokens that are forced now, if thinking was interrupted, and give vLLM all so far to go on with.
 
         With the salt it began with, an interrupted completion hits the full blocks that it has just left, keys and
-        values of older parameters among them: it goes on over its own past. Tokens that did not fill a block (up to 31
-        on a CPU, 15 on a GPU) are computed again, with the newest parameters.
+        values of older parameters among them: it goes on over its own past. Tokens that did not fill a block are
+        computed again, with the newest parameters.
         """
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
@@ -151,10 +145,9 @@ class VllmEngine(Engine):
 
 
 def make_llm_engine(settings: EngineSettings, prompt_tokens: int):
-    """vLLM's own engine, without parameters yet. `NoEngine`, with its reason, if vLLM refuses."""
+    """vLLM's own engine, without parameters yet. `NoEngine`, with vLLM's reason, if it refuses."""
     on_cpu, decoding = settings.devices[0] == "cpu", settings.decoding
-    block_size = 32 if on_cpu else 16  # tokens
-    head_dtype = "float32" if decoding.fp32_logits else "bfloat16"
+    block_size, head_dtype = 32 if on_cpu else 16, "float32" if decoding.fp32_logits else "bfloat16"
     try:
         from vllm import EngineArgs, LLMEngine
     except ImportError as error:
@@ -184,7 +177,11 @@ def make_llm_engine(settings: EngineSettings, prompt_tokens: int):
         )
         config = arguments.create_engine_config()
         if on_cpu:
-            _refuse_head_size(config.model_config.get_head_size())
+            from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+            size, sizes = config.model_config.get_head_size(), CPUAttentionBackend.get_supported_head_sizes()
+            if size not in sizes:
+                raise ValueError(f"on a CPU it takes heads of {', '.join(map(str, sizes))}; this model's have {size}")
         engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
     except Exception as error:  # of any kind: it depends on the model, the settings and the machine
         reason = _reason(error)
@@ -200,20 +197,11 @@ def prepare_environment(settings: EngineSettings) -> None:
     """Set what vLLM reads from the environment when it is imported. What the user has set stays."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine is in this process, and does one step a call
     wanted = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
-    if settings.devices[0] == "cpu":
-        # Nothing is compiled, and threads are not pinned to cores that the trainer may be on.
+    if settings.devices[0] == "cpu":  # nothing is compiled; threads are not pinned to cores that the trainer may be on
         wanted |= {"TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
         wanted["OMP_NUM_THREADS"] = str(settings.threads)
     for name, value in wanted.items():
         os.environ.setdefault(name, value)
-
-
-def _refuse_head_size(size: int) -> None:
-    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
-
-    sizes = CPUAttentionBackend.get_supported_head_sizes()
-    if size not in sizes:
-        raise ValueError(f"on a CPU it takes heads of {', '.join(map(str, sizes))}; this model's have {size}")
 
 
 def _reason(error: Exception) -> str:
@@ -242,8 +230,8 @@ def _reload_parameters(worker) -> None:
 
 
 def _keep_head_in_fp32(worker) -> None:
-    """Give the head a weight in fp32. vLLM's head_dtype is of the arithmetic alone: the weight stays in the trunk's
-    dtype, rounded to bf16. The trainer's weight does not, and a head in fp32 on one side only is worse than none."""
+    """Give the head a weight in fp32, as the trainer's. vLLM's head_dtype is of the arithmetic alone: its weight is
+    rounded to bf16, and a head in fp32 on one side only is worse than none."""
     from vllm.model_executor.layers.logits_processor import LogitsProcessor
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
     from vllm.model_executor.model_loader.reload.layerwise import record_metadata_for_reloading
