@@ -34,9 +34,6 @@ MOST_MEASURED = 256  # held-out problems whose loss is measured
 Example = tuple[list[int], list[bool]]  # token ids of prompt and solution, and which of them are learned
 
 
-# --- the loop -------------------------------------------------------------------------------------------------------
-
-
 def imitate(
     model: PreTrainedModel, batches: Iterable[list[Example]], steps: int, learning_rate: float, tokens: int = 4096
 ) -> None:
@@ -73,9 +70,6 @@ def loss_in_parts(model: PreTrainedModel, examples: list[Example], tokens: int) 
 def mean_loss(model: PreTrainedModel, examples: list[Example], tokens: int) -> float:
     """Mean cross entropy of the learned tokens, in nats."""
     return sum(part.item() for part in loss_in_parts(model, examples, tokens))
-
-
-# --- the command ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

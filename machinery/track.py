@@ -1,7 +1,6 @@
 """Send what log.jsonl gets to a tracker of experiments (--track), beside the log, which has it all."""
 
 import importlib.util
-from collections.abc import Callable
 from pathlib import Path
 
 from machinery.screen import warn
@@ -18,33 +17,30 @@ class Tracker:
 
     def __init__(self, name: str | None, folder: Path, config: dict):
         self.name, self.folder, self.config = name, folder, config
-        self.send: Callable[[dict, int], None] | None = None  # numbers by name, at a step; from the first line on
+        self.tracker = None  # tensorboard's writer, or the module of wandb or trackio; from the first line on
 
     def log(self, line: dict) -> None:
         """Send the numbers of a line of log.jsonl, as train/loss or validation/pass_rate."""
         if self.name is None:
             return
+        numbers = {f"{line['kind']}/{key}": value for key, value in line.items() if type(value) in (int, float)}
         try:
-            self.send = self.send or self._start()
-            numbers = {f"{line['kind']}/{key}": value for key, value in line.items() if type(value) in (int, float)}
-            self.send(numbers, line["step"])
+            self.tracker = self.tracker or self._start()
+            if self.name == "tensorboard":
+                for name, value in numbers.items():
+                    self.tracker.add_scalar(name, value, line["step"])
+                self.tracker.flush()
+            else:
+                self.tracker.log(numbers, step=line["step"])
         except Exception as error:  # of whatever kind: the run is worth more than its tracker
             warn("tracker", f"--track {self.name} has failed, and gets nothing more ({type(error).__name__}: {error})")
             self.name = None
 
-    def _start(self) -> Callable[[dict, int], None]:
-        """Start the tracker, and return what sends numbers to it."""
-        if self.name != "tensorboard":
-            module = importlib.import_module(self.name)  # wandb, or trackio, which has the same calls
-            module.init(project="scalerl", name=self.folder.name, config=self.config)
-            return lambda numbers, step: module.log(numbers, step=step)
-        from torch.utils.tensorboard import SummaryWriter
+    def _start(self):
+        if self.name == "tensorboard":
+            from torch.utils.tensorboard import SummaryWriter
 
-        writer = SummaryWriter(self.folder / "tensorboard")
-
-        def send(numbers: dict, step: int) -> None:
-            for name, value in numbers.items():
-                writer.add_scalar(name, value, step)
-            writer.flush()
-
-        return send
+            return SummaryWriter(self.folder / "tensorboard")
+        module = importlib.import_module(self.name)  # wandb, or trackio, which has the same calls
+        module.init(project="scalerl", name=self.folder.name, config=self.config)
+        return module

@@ -34,7 +34,6 @@ class VllmEngine(Engine):
 
     def __init__(self, settings: EngineSettings):
         """`NoEngine`, with vLLM's reason, if it cannot run this model on this machine."""
-        prepare_environment(settings)
         self.decoding, self.slots = settings.decoding, settings.slots
         # With this limit on the tokens of new prompts, all that vLLM is given begins in the very next step, if its
         # cache has room. A step has tokens for these prompts, and for a token or an interruption of each slot.
@@ -147,6 +146,14 @@ class VllmEngine(Engine):
 def make_llm_engine(settings: EngineSettings, prompt_tokens: int):
     """vLLM's own engine, without parameters yet. `NoEngine`, with vLLM's reason, if it refuses."""
     on_cpu, decoding = settings.devices[0] == "cpu", settings.decoding
+    # What vLLM reads from the environment when it is imported. What the user has set stays.
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine is in this process, and does one step a call
+    wanted = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
+    if on_cpu:  # nothing is compiled; threads are not pinned to cores that the trainer may be on
+        wanted |= {"TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+        wanted["OMP_NUM_THREADS"] = str(settings.threads)
+    for name, value in wanted.items():
+        os.environ.setdefault(name, value)
     block_size, head_dtype = 32 if on_cpu else 16, "float32" if decoding.fp32_logits else "bfloat16"
     try:
         from vllm import EngineArgs, LLMEngine
@@ -191,17 +198,6 @@ def make_llm_engine(settings: EngineSettings, prompt_tokens: int):
     if decoding.fp32_logits and settings.dtype != "float32":
         engine.collective_rpc(_keep_head_in_fp32)
     return engine
-
-
-def prepare_environment(settings: EngineSettings) -> None:
-    """Set what vLLM reads from the environment when it is imported. What the user has set stays."""
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine is in this process, and does one step a call
-    wanted = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
-    if settings.devices[0] == "cpu":  # nothing is compiled; threads are not pinned to cores that the trainer may be on
-        wanted |= {"TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-        wanted["OMP_NUM_THREADS"] = str(settings.threads)
-    for name, value in wanted.items():
-        os.environ.setdefault(name, value)
 
 
 def _reason(error: Exception) -> str:

@@ -59,10 +59,8 @@ def test_recipe_flags(tmp_path, monkeypatch):
     assert new_folder(parse(["--leave-out", "loss"])).name == "scalerl-without-loss-seed0"
     (tmp_path / "runs" / "scalerl-without-loss-seed0").mkdir(parents=True)
     assert new_folder(parse(["--leave-out", "loss"])).name == "scalerl-without-loss-seed0-2"
-    other = new_folder(
-        parse(["--data", "my/sums.jsonl:3,answer=b", "gsm8k", "--model", "Qwen/Qwen3-0.6B", "--loss", "dapo"])
-    )
-    assert other.name == "scalerl-loss-dapo-sums-gsm8k-Qwen3-0.6B-seed0"
+    other = ["--data", "my/sums.jsonl:3,answer=b", "gsm8k", "--model", "Qwen/Qwen3-0.6B", "--loss", "dapo"]
+    assert new_folder(parse(other)).name == "scalerl-loss-dapo-sums-gsm8k-Qwen3-0.6B-seed0"
     assert parse(["--no-zero-variance-filter"]).recipe.zero_variance_filter is False
     assert parse(["--recipe", "dapo", "--prompts-per-step", "48"]).groups_per_step == 80
     with pytest.raises(ValueError, match="cannot go with --recipe base"):
@@ -136,25 +134,27 @@ def test_the_budgets_of_a_small_model_fit_2048_positions_and_its_learning_rate_g
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "flags, named",
-    [
+def test_pitfall_18_unknown_flags_and_values_are_refused_with_the_valid_ones(capsys):
+    for flags, named in (
         (["--learning-rte", "1"], ["--learning-rte", "did you mean --learning-rate?"]),  # pitfall 18
         (["--slots", "abc"], ["--slots", "'abc'"]),
         (["--thinking-budget", "9"], ["--thinking-budget", "2 arguments"]),
         (["--loss", "ppo"], ["--loss", "'ppo'", "one of cispo, dapo, grpo, gspo"]),
         (["--leave-out", "kl"], ["--leave-out", "advantage_norm"]),
         (["stray"], ["stray"]),
-    ],
-)
-def test_pitfall_18_unknown_flags_and_values_are_refused_with_the_valid_ones(flags, named, capsys):
-    said = refusal(flags, capsys)
-    assert all(part in said for part in named), said
+    ):
+        said = refusal(flags, capsys)
+        assert all(part in said for part in named), said
 
 
-@pytest.mark.parametrize(
-    "flags, message",
-    [
+def test_bad_input_is_one_sentence_before_any_process_starts(capsys, tmp_path, monkeypatch):
+    taken = tmp_path / "runs" / "taken"
+    taken.mkdir(parents=True)
+    (taken / "log.jsonl").write_text("mine\n")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Feed, "start", lambda *_: pytest.fail("processes were started"))
+    for flags, message in (
         (["--model", "no/such/model"], "--model no/such/model: there is no such folder"),
         (["--model", "here"], "--model here: the folder holds no model"),
         (["--model", "data"], "--model data: the folder holds no model"),  # beside the script
@@ -169,42 +169,20 @@ def test_pitfall_18_unknown_flags_and_values_are_refused_with_the_valid_ones(fla
         (["--train-prompts", "10"], "a step takes 32 prompts"),
         (["--name", "taken"], "holds another run"),
         (["--learning-rate", "-1"], "--learning-rate is -1.0; it must be above 0"),
-        (
-            ["--eps-high", "0.3"],
-            "--eps-high does nothing with --loss cispo, which reads --eps-max",
-        ),
-        (["--eps-low", "0.1"], "--eps-low does nothing with --loss cispo, which reads --eps-max"),
-        (
-            ["--loss", "sapo", "--eps-max", "4"],
-            "--eps-max does nothing with --loss sapo, which reads neither it nor any",
-        ),
-        (
-            ["--recipe", "base", "--eps-max", "4"],
-            "--eps-max does nothing with --loss dapo, which reads --eps-low",
-        ),
+        (["--eps-high", "0.3"], "--eps-high does nothing with --loss cispo, which reads --eps-max"),
+        (["--loss", "sapo", "--eps-max", "4"], "--eps-max does nothing with --loss sapo, which reads neither it nor"),
+        (["--recipe", "base", "--eps-max", "4"], "--eps-max does nothing with --loss dapo, which reads --eps-low"),
         (["--eps-max", "-1"], "--eps-max is -1.0; it must be above 0"),
         (["--loss", "dapo", "--eps-high", "0"], "--eps-high is 0.0; it must be above 0"),
         (["--least-prompts", "9", "--recipe", "base"], "--least-prompts does nothing with --no-no-positive-resampling"),
         (["--loss", "gspo", "--eps-low", "1"], "--eps-low is 1.0; it must be at least 0 and below 1"),
         (["--resume", "nowhere"], "error: nowhere: the folder holds no run"),
         (["--resume", "runs"], "error: runs: the folder holds no run"),
-    ],
-)
-def test_bad_input_is_one_sentence_before_any_process_starts(flags, message, capsys, tmp_path, monkeypatch):
-    taken = tmp_path / "runs" / "taken"
-    taken.mkdir(parents=True)
-    (taken / "log.jsonl").write_text("mine\n")
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(Feed, "start", lambda *_: pytest.fail("processes were started"))
-    assert message in refusal(flags, capsys)
+    ):
+        assert message in refusal(flags, capsys), flags
     assert (taken / "log.jsonl").read_text() == "mine\n"
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["taken"]
-
-
-def test_clips_go_with_their_losses():
     assert parse(["--loss", "gspo", "--eps-low", "0.01", "--eps-high", "0.02"]).recipe.eps_high == 0.02
-    assert parse(["--eps-max", "4"]).recipe.eps_max == 4
 
 
 # --- devices ----------------------------------------------------------------------------------------------------------
