@@ -58,7 +58,7 @@ def write_page(run: Path) -> Path:
 
 
 def as_json(data) -> str:
-    """JSON that cannot end the element of HTML that it stands in. All of it is ASCII."""
+    """JSON in ASCII that cannot end the element of HTML that it stands in."""
     return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
@@ -126,9 +126,6 @@ def with_terms(recipe: loss.Recipe, line: dict) -> dict:
         completion["clipped"] = clipped_BT[row].nonzero().flatten().tolist()
         completion["s"] = six_digits(ratios_B1[row].item())  # its name in the formula of gspo
     return line
-
-
-# --- the curve --------------------------------------------------------------------------------------------------------
 
 
 def curves(run: Path, log: list[dict]) -> list[dict]:

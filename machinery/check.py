@@ -30,7 +30,7 @@ def check_fit(
     if interrupts:
         limit = f"{decoding.answer_budget} tokens of answer (--answer-budget)"
     positions = getattr(model.config, "max_position_embeddings", None) or "any number"
-    lines = [
+    return [
         f"model      {settings.model}: {shape}, {model.num_parameters():,} parameters, {template}",
         f"problem    the first of {source.name}, judged by {problem.task.replace('.', '/')}.py; the model gets",
         *(f"  | {line}" for line in tokenizer.decode(ids).split("\n")),
@@ -41,10 +41,8 @@ def check_fit(
         *unfit_ends(tokenizer, decoding, ids),
         f"length     {len(ids)} tokens of prompt (--prompt-budget {decoding.prompt_budget}); {decoding.longest} in all"
         f" at most, and the model holds {positions}",
+        *reference(tokenizer, decoding, settings, problem, ids),
     ]
-    if problem.task == programming.__name__:
-        return [*lines, "reference  programs are judged by their tests, and the data hold no program to try"]
-    return [*lines, *reference(tokenizer, decoding, settings, problem, ids)]
 
 
 def thinking(tokenizer: PreTrainedTokenizerBase, decoding: Decoding, settings: Sampling, ids: list[int]) -> str:
@@ -83,6 +81,9 @@ def reference(
     tokenizer: PreTrainedTokenizerBase, decoding: Decoding, settings: Sampling, problem: Problem, ids: list[int]
 ) -> Iterator[str]:
     """Lines about the verdict on the reference answer, as it stands or in a box. It is judged as a completion is."""
+    if problem.task == programming.__name__:
+        yield "reference  programs are judged by their tests, and the data hold no program to try"
+        return
     for text in (problem.answer, f"\\boxed{{{problem.answer}}}"):
         marker = [decoding.end_of_thinking] if decoding.thinks and decoding.end_of_thinking >= 0 else []
         tokens = tokenizer(text, add_special_tokens=False).input_ids

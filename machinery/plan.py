@@ -1,8 +1,7 @@
 """What a run would take, before anything is started or written: `python train.py --plan`.
 
-Memory of each device, disk, tokens and FLOPs, from the settings and the model's config.json alone; with --plan
-runs/NAME also hours, at the speed of that run. It is arithmetic, compared with what was measured on CPUs in
-docs/measured.md. What the plan says fits has a quarter to spare.
+All of it is arithmetic on the settings and the model's config.json. docs/measured.md compares it with what was measured
+on CPUs. What the plan says fits has a quarter to spare.
 """
 
 import os
@@ -41,8 +40,7 @@ class Shape:
         get = lambda name: getattr(config, name, None)
         count = lambda module: sum(parameter.numel() for parameter in module.parameters())
         self.parameters, self.layers = count(model), len(layers)
-        self.layer = max(map(count, layers))  # parameters of the largest layer
-        self.table = head.numel()  # parameters of the embedding, and of the head
+        self.layer, self.table = max(map(count, layers)), head.numel()  # parameters of the largest layer; of the head
         self.tied = head is model.get_input_embeddings().weight  # embedding and head are one
         self.heads, self.vocabulary, self.hidden = config.num_attention_heads, config.vocab_size, config.hidden_size
         head_size = get("qk_head_dim") or get("head_dim") or self.hidden // self.heads
@@ -147,11 +145,8 @@ def plan(command: TrainCommand) -> str:
     need = Needs(command, shape, length)
     refuse_split(need.engine, command.tensor_parallel, shape.heads)
     size = f"{command.model}: {shape.parameters:,} parameters"
-    rows = [
-        ("model", "", f"{size}; a prompt and its completion have at most {length:,} tokens"),
-        *memory_rows(command, need, shape.parameters),
-        *work_rows(command, need, matmul_parameters(model), length),
-    ]
+    rows = [("model", "", f"{size}; a prompt and its completion have at most {length:,} tokens")]
+    rows += memory_rows(command, need, shape.parameters) + work_rows(command, need, matmul_parameters(model), length)
     first, second = (max(len(row[i]) for row in rows) for i in (0, 1))
     lines = [f"{name:{first}}  {figure:>{second}}  {words}".rstrip() for name, figure, words in rows]
     last = "Nothing was started. Memory may be off by a quarter: what is said to fit has that much room."
@@ -178,11 +173,10 @@ def memory_rows(command: TrainCommand, need: Needs, parameters: int) -> list[Row
         f" --slots {command.slots}",
         "process": "Python and its libraries" if need.trainers[0] == "cpu" else "CUDA itself",
     }
-    rows = []
+    rows, generators = [], [",".join(names) for names in need.generators]
     for who, devices, parts in (
-        ("a trainer", need.trainers, need.trainer),
-        (f"a generator ({need.engine})", [",".join(names) for names in need.generators], need.generator),
-    ):
+        ("a trainer", need.trainers, need.trainer), (f"a generator ({need.engine})", generators, need.generator)
+    ):  # fmt: skip
         rows.append((who, "GiB", f"{len(devices)}: {' '.join(devices)}"))
         rows += [(f"  {name}", GiB(size), notes.get(name, "")) for name, size in parts.items() if size]
         rows.append(("  sum", GiB(sum(parts.values())), ""))

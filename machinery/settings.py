@@ -1,7 +1,7 @@
 """Every setting with its meaning, its type and its default; how flags become settings; which settings are refused.
 
-A setting has the value of its flag. Without the flag its value comes from the run that --resume goes on with, or else
-from the recipe (loss.py) or from the preset that suits the data (`PRESETS`).
+A setting has the value of its flag. Without the flag its value is that of the run that --resume names, or else of the
+recipe (loss.py) or of the preset that suits the data (`PRESETS`).
 """
 
 import dataclasses
@@ -158,10 +158,8 @@ OF_ITS_RUN = (
 
 def parse(arguments: list[str], kind: type = Settings, description: str | None = None):
     """The settings, of type `kind`, that the flags say. `--help` prints the help and exits. ValueError, in one
-    sentence, for flags and values that are impossible.
-
-    The flags are read twice: first to learn which values they start from, then over these.
-    """
+    sentence, for flags and values that are impossible."""
+    # The flags are read twice: first to learn which values they start from, then over these.
     chosen = read_flags(kind, [argument for argument in arguments if argument not in ("-h", "--help")], kind())
     start = starting_values(chosen)
     settings = read_flags(kind, arguments, start, description)
@@ -182,9 +180,8 @@ def starting_values(chosen: Sampling) -> Sampling:
         stored = read_settings(run)
         values = {name: getattr(stored, name) for name in OF_ITS_RUN} | {"model": chosen.model}
         return type(chosen)(**values, length_control=stored.recipe.length_control)
-    defaults = chosen.defaults
-    if defaults == "auto":
-        defaults = "paper" if {*chosen.data} - {"arithmetic"} else "toy"
+    suited = "paper" if {*chosen.data} - {"arithmetic"} else "toy"
+    defaults = suited if chosen.defaults == "auto" else chosen.defaults
     values = {name: value for name, value in PRESETS[defaults].items() if hasattr(chosen, name)}
     if isinstance(chosen, Settings):
         if gpus_here(chosen):  # with fewer tokens at once a GPU waits for the launches of its kernels

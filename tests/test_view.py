@@ -6,8 +6,6 @@ import math
 import os
 import re
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -203,8 +201,6 @@ def test_the_page_of_a_real_run_has_the_run_s_own_numbers(tmp_path, open_page):
         assert line["answer"] in facts and line["prompt"] in facts
     clocks = [(its["began"], its["ended"]) for line in groups for its in line["completions"]]
     assert all(0 <= began < ended <= log[-1]["wall_seconds"] for began, ended in clocks)
-    events = [event for line in kept if line["kind"] == "times" for event in line["generators"]]
-    assert any(event[3] for event in events) and all(event[1] <= event[2] for event in events)
 
 
 def lines_of(path):
@@ -280,10 +276,9 @@ def test_each_part_is_there_and_reacts_to_clicks_and_keys(made, open_page, width
     kept = [line for line in lines_of(made / "rollouts.jsonl") if line["kind"] == "validation"]
     page.select_option("#which", str(kept[1]["group"]))
     page.locator("#nth").fill("2")
-    assert page.locator("#problem-rows tr").nth(1).locator("td").last.inner_text() == "".join(
-        kept[1]["completions"][1]["texts"]
-    )
-    page.locator("#problem-rows tr").nth(1).locator("button").nth(1).click()
+    row = page.locator("#problem-rows tr").nth(1)
+    assert row.locator("td").last.inner_text() == "".join(kept[1]["completions"][1]["texts"])
+    row.locator("button").nth(1).click()
     assert opened() == ["validation", kept[1]["step"], 1]
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
@@ -309,9 +304,8 @@ def test_a_hostile_completion_harms_nothing(tmp_path, open_page):
     assert page.title() == "run: rollouts" and page.locator("img, #run ~ script ~ script").count() == 0
     assert page.locator("#tokens span").count() == 5000
     shown = page.locator("#tokens").text_content()
-    assert (
-        marks in shown and "⟨202e⟩" in shown and "⟨d800⟩" in shown and not re.search("[\u202e\u2066\ufeff\x00]", shown)
-    )
+    assert marks in shown and "⟨202e⟩" in shown and "⟨d800⟩" in shown
+    assert not re.search("[\u202e\u2066\ufeff\x00]", shown)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     page.evaluate("document.body.append(Object.assign(document.createElement('script'), {text: 'document.title = 1'}))")
     assert page.title() == "run: rollouts" and "Content Security Policy" in open_page.messages.pop()
@@ -340,16 +334,6 @@ def test_a_run_that_has_only_begun_has_a_page(tmp_path, open_page):
     view.write_page(tmp_path / "run")
     page = open_page(tmp_path / "run")
     assert page.locator("#choose option").count() == 1 and "no fit" in page.locator("#fits").text_content()
-
-
-@pytest.mark.slow
-def test_neither_transformers_nor_vllm_is_needed(tmp_path):
-    """Nor any other package but those of loss.py and of the fit: a page can be made where the run is looked at."""
-    made_run(tmp_path / "run", groups=1)
-    unwanted = ("transformers", "vllm", "tokenizers", "safetensors", "tqdm")
-    program = f"import sys; sys.modules.update(dict.fromkeys({unwanted})); import view; view.main(sys.argv[1:])"
-    subprocess.run([sys.executable, "-c", program, str(tmp_path / "run")], cwd=ROOT, check=True)
-    assert (tmp_path / "run" / "rollouts.html").exists()
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
