@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 MOST_POINTS = 2000  # of a curve. More are averaged: a fit takes seconds and memory by the point, and no plot shows more
-MOST_TEXTS = 1000  # different texts that a column keeps. A column of more does not tell groups of records apart
 
 
 @dataclass(frozen=True)
@@ -32,10 +31,7 @@ class Series:
 
 
 def check_curve(x: np.ndarray, y: np.ndarray, place: Callable[[int], str] = lambda i: f"point {i + 1}") -> None:
-    """ValueError unless x is compute that increases and y the pass rate there. It names the first point that is wrong.
-
-    place: gives the name of a point, by its number from 0.
-    """
+    """ValueError, which names the first wrong point, unless x is compute that increases and y the pass rate there."""
     if x.shape != y.shape or x.ndim != 1 or not len(x):
         raise ValueError(f"x and y must be two lists of the same length, got shapes {x.shape} and {y.shape}")
     with np.errstate(invalid="ignore"):
@@ -50,9 +46,6 @@ def check_curve(x: np.ndarray, y: np.ndarray, place: Callable[[int], str] = lamb
         if broken.any():
             i = int(broken.argmax())
             raise ValueError(f"{place(i)}: {message.format(x=x[i], y=y[i], before=x[i - 1])}")
-
-
-# --- what the name of a column says ---------------------------------------------------------------------------------
 
 
 def _word(words: str) -> re.Pattern:
@@ -105,18 +98,14 @@ TRAINING = _word(r"train|training|rollouts?|critic|actor|env")
 KINDS_OF_RECORD = ("kind", "type", "split", "mode", "phase", "stage", "event")
 # These columns say to which of several curves a record belongs.
 GROUPS = re.compile(
-    r"algo(rithm)?|method|recipe|run(_?(id|name))?|exp(eriment)?|seed|trial|(data_?)?set|data_source|task|benchmark"
-    r"|env(ironment)?|model|policy|variant|setting|group|metric|tag|key",
-    re.I,
-)
+    r"(?i)algo(rithm)?|method|recipe|run(_?(id|name))?|exp(eriment)?|seed|trial|(data_?)?set|data_source|task|benchmark"
+    r"|env(ironment)?|model|policy|variant|setting|group|metric|tag|key")  # fmt: skip
 # The columns with the cost of one step, which --x seconds and --x tokens add up. The first pattern that matches counts.
 COSTS = {
-    "seconds": (
-        r"timing(_s)?/step|perf/time_per_step|time/(step|total)|step_(time|seconds)",  # verl, tinker
-        r"timing(_s)?/(?!testing|save|.*valid).*",  # verl until 2024: the parts of a step
-    ),
+    "seconds": (r"timing(_s)?/step|perf/time_per_step|time/(step|total)|step_(time|seconds)",  # verl, tinker
+                r"timing(_s)?/(?!testing|save|.*valid).*"),  # verl until 2024: the parts of a step
     "tokens": (r"perf/total_num_tokens", r"(.*/)?num_tokens|env/all/total_ac_tokens"),
-}
+}  # fmt: skip
 
 
 def _plain(name: str) -> str:
@@ -129,123 +118,86 @@ def _compute_rank(name: str) -> int | None:
     return next((i for i, pattern in enumerate(COMPUTE) if re.fullmatch(pattern, name, re.I)), None)
 
 
-def _is_excluded(name: str) -> bool:
-    """Whether a name is neither compute nor a pass rate."""
-    return _compute_rank(name) is None and not NEVER.isdisjoint(re.split(r"[^a-z0-9]+", _plain(name)))
-
-
 def _pass_rate_rank(name: str, source: str) -> tuple[int, ...]:
-    """The rank of a column as the pass rate. Ranks are compared as tuples, and the lowest is the likeliest.
+    """The rank of a column as the pass rate: the lowest tuple is the likeliest, and () is none. source: what records.
 
-    The first number is 0 if the column was measured in validations, 2 if in training, and 1 if nothing says which. The
-    others are the places of its words in MEASURES; a column without any is no pass rate. source: what the records are.
-    """
-    name = _plain(name)
-    measures = [i for i, measure in enumerate(MEASURES) if measure.search(name)]
-    if VALIDATION.search(f"{source} {name}"):
-        if not measures and re.fullmatch(r"[^/]+/[^/]+", name):  # eval/aime
+    First comes 0 for a column of validations, 2 for one of training, 1 if nothing says which; then the places of its
+    words in MEASURES. If there are none, only --y takes the column."""
+    plain = _plain(name)
+    if _compute_rank(name) is not None or not NEVER.isdisjoint(re.split(r"[^a-z0-9]+", plain)):
+        return ()
+    measures = [i for i, measure in enumerate(MEASURES) if measure.search(plain)]
+    if VALIDATION.search(f"{source} {plain}"):
+        if not measures and re.fullmatch(r"[^/]+/[^/]+", plain):  # eval/aime
             measures = [len(MEASURES)]
         return 0, *measures
-    is_training = TRAINING.search(f"{source} {name}") or (measures and measures[0] in REWARDS)
+    is_training = TRAINING.search(f"{source} {plain}") or (measures and measures[0] in REWARDS)
     return 2 if is_training else 1, *measures
 
 
-# --- tables ---------------------------------------------------------------------------------------------------------
-
-
-class Column:
-    """The values of one column, 14 bytes each: rows[k] is the row of the k-th value.
-
-    numbers[k] is the value if it is a number. A text is kept once, in `texts` with its code, which counts from 1: then
-    codes[k] is that code, and numbers[k] is NaN. The code of a number is 0.
-    """
-
-    def __init__(self):
-        self.rows, self.numbers, self.codes = array("i"), array("d"), array("H")
-        self.texts: dict[str, int] = {}
-        self.in_percent = False  # whether a value was written with %, and is divided by 100
-
-    def add(self, row: int, value: object) -> None:
-        number, code = (value, 0) if type(value) is float else self.parse(str(value).strip())
-        self.rows.append(row)
-        self.numbers.append(number)
-        self.codes.append(code)
-
-    def parse(self, text: str) -> tuple[float, int]:
-        """The number and the code of a value."""
-        if text in self.texts:
-            return np.nan, self.texts[text]
-        try:
-            return float(text), 0
-        except ValueError:
-            pass
-        if text.lower() in ("na", "n/a", "#n/a", "null", "none", "-"):
-            return np.nan, 0
-        if re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+) ?%", text):
-            self.in_percent = True
-            return float(text.rstrip(" %")) / 100, 0
-        text = text[:80] if len(self.texts) < MOST_TEXTS else "..."
-        return np.nan, self.texts.setdefault(text, len(self.texts) + 1)
-
-
 class Table:
-    """The rows of a log, kept by column.
+    """The rows of a log by column: of each value its row, its number (NaN for a text), and its code in `texts` or 0.
 
     lines: by row its line in the file, or -3 for the third record of a JSON document. chosen: a mask of the rows that
-    are read. source: what these records are, such as "eval". names: the columns that have a value in a chosen row.
-    notes: what was left out of the file.
+    are read. names: the columns with a value in them. source: what they are, such as "eval". notes: what was left out.
     """
 
-    def __init__(self, file: str, rows: Iterable[tuple[int, dict]], notes: list[str]):
-        self.file, self.notes, self.source = file, notes, ""
-        self.lines, self.columns = array("q"), defaultdict(Column)
+    def __init__(self, rows: Iterable[tuple[int, dict]], notes: list[str]):
+        self.notes, self.source = notes, ""
+        self.lines, self.columns = array("q"), defaultdict(lambda: (array("i"), array("d"), array("i")))
+        self.texts: dict[str, int] = {}
+        self.in_percent = set()  # columns with values such as 62%, which are divided by 100
         for line, values in rows:
             for name, value in values.items():
                 if value is not None and value != "" and name:
-                    self.columns[name].add(len(self.lines), value)
+                    column = self.columns[name]
+                    number, code = (value, 0) if type(value) is float else self._parse(name, str(value).strip()[:80])
+                    column[0].append(len(self.lines))
+                    column[1].append(number)
+                    column[2].append(code)
             self.lines.append(line)
         self.chosen, self.names = np.ones(len(self.lines), bool), [*self.columns]
 
-    def choose(self, name: str, value: str) -> None:
-        """Leave out all rows without this value in this column."""
-        self.chosen = self.chosen & self.equals(name, value)
-        self.names = [name for name in self.columns if len(self.rows(name))]
+    def _parse(self, name: str, text: str) -> tuple[float, int]:
+        """The number and the code of a text in this column."""
+        if text in self.texts or text.lower() in ("", "na", "n/a", "#n/a", "null", "none", "-"):
+            return np.nan, self.texts.get(text, 0)
+        try:
+            number = float(text.removesuffix("%"))
+        except ValueError:
+            return np.nan, self.texts.setdefault(text, len(self.texts) + 1)
+        if text.endswith("%"):
+            self.in_percent.add(name)
+            number /= 100
+        return number, 0
 
     def place(self, row: int) -> str:
-        line = self.lines[row]
-        return f"{self.file}, {f'line {line}' if line > 0 else f'record {-line}'}"
+        return f"line {self.lines[row]}" if self.lines[row] > 0 else f"record {-self.lines[row]}"
 
     def rows(self, name: str) -> np.ndarray:
         """The chosen rows that have a value in this column, be it NaN."""
-        rows = np.asarray(self.columns[name].rows)
+        rows = np.asarray(self.columns[name][0])
         return rows[self.chosen[rows]]
 
     def numbers(self, name: str) -> np.ndarray:
         """The numbers of a column by row, NaN if there is none."""
         numbers = np.full(len(self.lines), np.nan)
-        numbers[np.asarray(self.columns[name].rows)] = self.columns[name].numbers
+        numbers[np.asarray(self.columns[name][0])] = self.columns[name][1]
         return numbers
 
-    def codes(self, name: str) -> np.ndarray:
-        """The codes of a column's texts by row, 0 if there is none."""
-        codes = np.zeros(len(self.lines), int)
-        codes[np.asarray(self.columns[name].rows)] = self.columns[name].codes
-        return codes
+    def groups(self, name: str, chosen: np.ndarray) -> dict[str, list[int]]:
+        """By value of a column, as a text, the rows of the mask `chosen` that have it."""
+        groups, texts, is_chosen = defaultdict(list), ["", *self.texts], chosen.tolist()
+        for row, number, code in zip(*self.columns[name]):
+            if is_chosen[row] and (code or number == number):  # not NaN
+                groups[texts[code] or str(number).removesuffix(".0")].append(row)
+        return groups
 
-    def values(self, name: str, rows: np.ndarray) -> list[str]:
-        """The different values of a column in these rows as texts, in the order in which they come."""
-        texts = [None, *self.columns[name].texts]
-        pairs = zip(self.codes(name)[rows].tolist(), self.numbers(name)[rows].tolist())
-        values = dict.fromkeys(texts[code] if code else number for code, number in pairs if code or number == number)
-        return [value if isinstance(value, str) else str(value).removesuffix(".0") for value in values]
-
-    def equals(self, name: str, value: str) -> np.ndarray:
-        """By row whether a column has this value, which is written as in a log."""
-        number, code = self.columns[name].parse(value)
-        return self.codes(name) == code if code else self.numbers(name) == number
-
-
-# --- which records --------------------------------------------------------------------------------------------------
+    def choose(self, rows: list[int]) -> None:
+        """Leave out all other rows."""
+        self.chosen = np.zeros(len(self.lines), bool)
+        self.chosen[rows] = True
+        self.names = [name for name in self.columns if len(self.rows(name))]
 
 
 @np.errstate(all="ignore")  # NaN is a missing value, and check_curve names the place of an infinity
@@ -253,44 +205,34 @@ def read_curves(
     table: Table, name: str, x: str | None, y: str | None, where: str | None, percent: bool
 ) -> list[Series]:
     """The curves in a table: one, or one for each column that `y` names. The arguments are those of `read_log`."""
-    _choose_records(table, where)
-    if not table.names:
-        raise ValueError(f"{table.file}: no column has a value: expected a table with names, or a JSON object a line")
-    columns = _pass_rates(table, y)
-    guessed = " and ".join(flag for flag, column in (("--x", x), ("--y", y)) if column is None)
-    several = len(columns) > 1 or y == "all"
-    return [_series(table, column if several else name, x, column, percent, guessed) for column in columns]
-
-
-def _choose_records(table: Table, where: str | None) -> None:
-    """Choose the rows that `where` names, and of those the validations, if a column tells them from other records."""
     kinds = {}  # by column what the records are
     for condition in where.split(",") if where else ():
         column, _, value = condition.partition("=")
-        if not value:
-            raise ValueError(f"--where {condition}: expected COLUMN=VALUE, such as type=eval")
         _require_column(table, column, "--where")
-        values = table.values(column, table.chosen)
-        table.choose(column, value)
-        if not table.chosen.any():
-            raise ValueError(f"{table.file}: no record has {condition}; {column} can be {_listed(values)}")
+        if value not in (groups := table.groups(column, table.chosen)):
+            raise ValueError(f"no record has {condition}: {column} can be {_listed([*groups])}")
+        table.choose(groups[value])
         kinds[column] = value
     for column in KINDS_OF_RECORD:
         if column in table.names and column not in kinds:
-            values = table.values(column, table.chosen)
-            trained = [value for value in values if TRAINING.search(_plain(value))]
-            validations = [value for value in values if VALIDATION.search(_plain(value)) and value not in trained]
+            groups = table.groups(column, table.chosen)
+            trained = [value for value in groups if TRAINING.search(_plain(value))]
+            validations = [value for value in groups if VALIDATION.search(_plain(value)) and value not in trained]
             if len(validations) > 1:
                 choices = " or ".join(f"--where {column}={value}" for value in validations)
-                raise ValueError(f"{table.file}: which records are the validations? say {choices}")
+                raise ValueError(f"which records are the validations? say {choices}")
             for value in validations:
-                table.choose(column, value)
+                table.choose(groups[value])
             if validations or trained:
                 kinds[column] = " and ".join(validations or trained)
     table.source = " and ".join(kinds.values())
 
-
-# --- which columns --------------------------------------------------------------------------------------------------
+    if not table.names:
+        raise ValueError("no column has a value: expected a table with names, or a JSON object a line")
+    columns = _pass_rates(table, y)
+    guessed = " and ".join(flag for flag, column in (("--x", x), ("--y", y)) if column is None)
+    several = len(columns) > 1 or y == "all"
+    return [_series(table, column if several else name, x, column, percent, guessed) for column in columns]
 
 
 def _listed(names: list[str]) -> str:
@@ -302,7 +244,7 @@ def _require_column(table: Table, name: str, flag: str) -> None:
     if name not in table.names:
         near = difflib.get_close_matches(name, table.names, 1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise ValueError(f"{table.file}: no column {name!r} with values{hint}; {flag} can name: {_listed(table.names)}")
+        raise ValueError(f"no column {name!r} with values{hint}; {flag} can name: {_listed(table.names)}")
 
 
 def _pass_rates(table: Table, y: str | None) -> list[str]:
@@ -312,29 +254,25 @@ def _pass_rates(table: Table, y: str | None) -> list[str]:
         for name in names:
             _require_column(table, name, "--y")
         return names
-    candidates = [name for name in table.names if _compute_rank(name) is None and not _is_excluded(name)]
-    numbers = {name: table.numbers(name)[table.rows(name)] for name in candidates}
-    ranks = {name: rank for name in candidates if len(rank := _pass_rate_rank(name, table.source)) > 1}
-    likely = [name for name in ranks if ranks[name] == min(ranks.values())]
-    likely = likely or [name for name in candidates if np.isfinite(numbers[name]).any()]  # a column a run, or unknown
+    ranks = {name: rank for name in table.names if (rank := _pass_rate_rank(name, table.source))}
+    named = {name: rank for name, rank in ranks.items() if len(rank) > 1}
+    numbers = {name: table.numbers(name)[table.rows(name)] for name in ranks}
+    likely = [name for name in named if named[name] == min(named.values())]
+    likely = likely or [name for name in ranks if np.isfinite(numbers[name]).any()]  # a column a run, or unknown
     if not likely:
-        names = _listed(table.names)
-        raise ValueError(f"{table.file}: no column is named like a pass rate: name it with --y of: {names}")
+        raise ValueError(f"no column is named like a pass rate: name it with --y of: {_listed(table.names)}")
     if len(likely) == 1 or y == "all":
         return likely
     ranges = []
     for name in likely:
         low, high = np.fmin.reduce(numbers[name]), np.fmax.reduce(numbers[name])
         ranges.append(f"{name} ({low:.3g} to {high:.3g}{'' if 0 <= low and high <= 1 else ': no pass rate'})")
-    raise ValueError(f"{table.file}: which column is the pass rate? name it with --y (or all): {_listed(ranges)}")
+    raise ValueError(f"which column is the pass rate? name it with --y (or all): {_listed(ranges)}")
 
 
 def _counters(table: Table, y: str, rows: np.ndarray) -> list[str]:
-    """The columns of compute, the best name first.
-
-    A column is left out if it has a value in few of these rows, or few different ones, as max_steps has. All come back
-    if none would be left.
-    """
+    """The columns of compute, the best name first. If possible, those with few values in these rows, or few different
+    ones, as max_steps has, are left out."""
     names = sorted((name for name in table.names if name != y and _compute_rank(name) is not None), key=_compute_rank)
     known = []
     for name in names:
@@ -347,52 +285,26 @@ def _counters(table: Table, y: str, rows: np.ndarray) -> list[str]:
 def _best_compute(table: Table, counters: list[str], rows: np.ndarray) -> str:
     """The best counter that increases over these rows. ValueError if there is no counter, or two are equally likely."""
     if not counters:
-        compute, names = "compute (steps, tokens, hours, FLOPs)", _listed(table.names)
-        raise ValueError(f"{table.file}: no column is named like {compute}: name it with --x of: {names}")
+        names = _listed(table.names)
+        raise ValueError(f"no column is named like compute (steps, tokens, hours, FLOPs): name it with --x of: {names}")
     values = {name: table.numbers(name)[rows] for name in counters}
     rising = [name for name in counters if (np.diff(values[name][np.isfinite(values[name])]) > 0).all()]
     best, *others = [name for name in rising if _compute_rank(name) == _compute_rank(rising[0])] or counters[:1]
-    for name in others:
-        same_but_for_the_unit = np.allclose(values[best] * values[name][-1], values[name] * values[best][-1], rtol=1e-3)
-        if not same_but_for_the_unit:
-            raise ValueError(f"{table.file}: which column is the compute, {best!r} or {name!r}? name it with --x")
+    for name in others:  # two that differ by their unit give the same curve
+        if not np.allclose(values[best] * values[name][-1], values[name] * values[best][-1], rtol=1e-3):
+            raise ValueError(f"which column is the compute, {best!r} or {name!r}? name it with --x")
     return best
-
-
-# --- the points of a curve ------------------------------------------------------------------------------------------
 
 
 def _series(table: Table, name: str, x: str | None, y: str, percent: bool, guessed: str) -> Series:
     """The curve of the pass rate y. x, percent: as in `read_log`. guessed: the flags that were not given, in words."""
-    rows, compute, x, left_out = _points(table, x, y)
-    pass_rate = table.numbers(y)[rows] / (100 if percent and not table.columns[y].in_percent else 1)
-    check_curve(compute, pass_rate, lambda i: table.place(rows[i]))
-
-    note = f"read: x = {x}, y = {y}, {len(rows)} points"
-    note += f", from the {table.source} records" if table.source else ""
-    note += f"; left out: {', '.join(left_out)}" if left_out else ""
-    examples = table.numbers("num_examples")[rows] if "num_examples" in table.names else np.full(len(rows), np.nan)
-    num_examples = None if np.isnan(examples).all() else float(np.nanmean(examples))
-    if len(rows) > MOST_POINTS:
-        compute, pass_rate = thin(compute, pass_rate)
-        num_examples = num_examples and num_examples * len(rows) / len(compute)
-        note += f"; neighbours averaged into {len(compute)}"
-    usable = [other for other in table.names if not table.columns[other].texts and not _is_excluded(other)]
-    others = [other for other in usable if other not in (x, y)]
-    note += f"; {guessed} can name others: {_listed(others)}" if others and guessed else ""
-    notes = [note, *table.notes]
-    if _pass_rate_rank(y, table.source)[0] == 2:
-        notes.append(f"! {y} is measured in training, and is no validation: on other problems the run may do otherwise")
-    return Series(name, compute, pass_rate, x, y, num_examples, tuple(notes))
-
-
-def _points(table: Table, x: str | None, y: str) -> tuple[np.ndarray, np.ndarray, str, list[str]]:
-    """The rows of the curve's points, their compute, the column of the compute, and what was left out, in words."""
-    rows = _rows_of_numbers(table, y)
+    rows, _, codes = (np.asarray(part) for part in table.columns[y])
+    texts = np.flatnonzero(table.chosen[rows] & (codes > 0))
+    if len(texts):
+        text = [*table.texts][codes[texts[0]] - 1]
+        raise ValueError(f"{table.place(rows[texts[0]])}: {y} = {text[:40]!r} is not a number: mend or remove it")
+    rows = table.rows(y)
     nan = np.isnan(table.numbers(y)[rows])
-    if 2 * nan.sum() > len(rows):
-        place = table.place(rows[nan.argmax()])
-        raise ValueError(f"{place}: {y} is NaN in {nan.sum()} of {len(rows)} lines: name another column with --y")
     rows = rows[~nan]
 
     counters = _counters(table, y, rows)
@@ -407,55 +319,61 @@ def _points(table: Table, x: str | None, y: str) -> tuple[np.ndarray, np.ndarray
         compute = _summed_costs(table, x, step)[rows]
     else:
         _require_column(table, x, "--x")
-        _rows_of_numbers(table, x)
         compute = table.numbers(x)[rows]
     missing = np.isnan(compute)
     if missing.all():
-        raise ValueError(f"{table.file}: no line has a value of {x!r} and of {y!r}")
-    counts = {
-        "with NaN": nan.sum(),
-        f"whose {step} comes again later, as in a resumed run": repeated,
-        f"without {x}": missing.sum(),
-    }
+        raise ValueError(f"no line has a value of {x!r} and of {y!r}")
+    rows, compute = rows[~missing], compute[~missing]
+    pass_rate = table.numbers(y)[rows] / (100 if percent and y not in table.in_percent else 1)
+    check_curve(compute, pass_rate, lambda i: table.place(rows[i]))
+
+    note = f"read: x = {x}, y = {y}, {len(rows)} points"
+    note += f", from the {table.source} records" if table.source else ""
+    repeats = f"whose {step} comes again later, as in a resumed run"
+    counts = {"with NaN": nan.sum(), repeats: repeated, f"without {x}": missing.sum()}
     left_out = [f"{count} {reason}" for reason, count in counts.items() if count]
-    return rows[~missing], compute[~missing], x, left_out
-
-
-def _rows_of_numbers(table: Table, name: str) -> np.ndarray:
-    """The chosen rows that have a value in this column. ValueError, with the place of the first, if one is a text."""
-    rows = table.rows(name)
-    texts = rows[table.codes(name)[rows] > 0]
-    if len(texts):
-        (text,) = table.values(name, texts[:1])
-        raise ValueError(f"{table.place(texts[0])}: {name} = {text[:40]!r} is not a number: mend or remove it")
-    return rows
+    note += f"; left out: {', '.join(left_out)}" if left_out else ""
+    num_examples = None
+    if "num_examples" in table.names and np.isfinite(examples := table.numbers("num_examples")[rows]).any():
+        num_examples = float(np.nanmean(examples))
+    if len(rows) > MOST_POINTS:  # the first, which may give R0, and means of neighbours, equally many in each
+        starts = np.append(0, np.arange(1, len(rows), -(-(len(rows) - 1) // (MOST_POINTS - 1))))
+        sizes = np.diff(np.append(starts, len(rows)))
+        compute, pass_rate = (np.add.reduceat(values, starts) / sizes for values in (compute, pass_rate))
+        num_examples = num_examples and num_examples * len(rows) / len(compute)
+        note += f"; neighbours averaged into {len(compute)}"
+    usable = [column for column in table.names if _compute_rank(column) is not None or _pass_rate_rank(column, "")]
+    others = [column for column in usable if column not in (x, y) and not any(table.columns[column][2])]
+    note += f"; {guessed} can name others: {_listed(others)}" if others and guessed else ""
+    notes = [note, *table.notes]
+    if _pass_rate_rank(y, table.source)[:1] == (2,):
+        notes.append(f"! {y} is measured in training, and is no validation: on other problems the run may do otherwise")
+    return Series(name, compute, pass_rate, x, y, num_examples, tuple(notes))
 
 
 def _refuse_several_curves(table: Table, step: str, y: str, rows: np.ndarray) -> None:
     """ValueError if these rows are of several runs. It names the column that tells them apart."""
-    steps, pass_rates = table.numbers(step)[rows], table.numbers(y)[rows]
-    goes_back = (np.diff(steps) <= 0).any()
+    steps, pass_rates = table.numbers(step), table.numbers(y)[rows]
+    changes = np.diff(steps[rows])
+    chosen = np.isin(np.arange(len(steps)), rows)
     for column in table.names:
         is_group = GROUPS.fullmatch(column)
-        if column in (step, y) or not (goes_back or is_group):
-            continue
-        groups = table.values(column, rows)
-        if 1 < len(groups) <= len(rows) // 2:
-            runs = (steps[table.equals(column, group)[rows]] for group in groups)
-            if is_group or all((np.diff(run) > 0).all() for run in runs):
-                curves = f"several curves under each other, by {column}: {_listed(groups)}"
-                raise ValueError(f"{table.file}: {curves}; choose one with --where {column}={groups[0]}")
-    differ = np.flatnonzero((np.diff(steps) == 0) & (np.diff(pass_rates) != 0))
+        if column not in (step, y) and (is_group or (changes <= 0).any()):
+            groups = table.groups(column, chosen)
+            runs = (steps[group] for group in groups.values())
+            if 1 < len(groups) <= len(rows) // 2 and (is_group or all((np.diff(run) > 0).all() for run in runs)):
+                curves = f"several curves under each other, by {column}: {_listed([*groups])}"
+                raise ValueError(f"{curves}; choose one with --where {column}={next(iter(groups))}")
+    differ = np.flatnonzero((changes == 0) & (np.diff(pass_rates) != 0))
     if len(differ) > max(1, len(rows) // 10):
-        values = f"{step} = {steps[differ[0]]:g} has several values of {y}"
-        raise ValueError(f"{table.place(rows[differ[0] + 1])}: {values}: choose with --where COLUMN=VALUE")
+        row = rows[differ[0] + 1]
+        values = f"{step} = {steps[row]:g} has several values of {y}"
+        raise ValueError(f"{table.place(row)}: {values}: choose with --where COLUMN=VALUE")
 
 
 def _last_of_each(steps: np.ndarray) -> np.ndarray:
-    """The places of the points that count if the run was resumed: after them no step is the same or an earlier one.
-
-    All points count if the steps go back to a step that is new, since no resumed run does that.
-    """
+    """The places of the points that count if the run was resumed: after them no step is the same or an earlier one. All
+    count if the steps go back to a step that is new, since no resumed run does that."""
     _, first = np.unique(steps, return_index=True)
     back = np.flatnonzero(np.diff(steps) < 0) + 1
     if np.isin(back, first).any():
@@ -469,18 +387,10 @@ def _summed_costs(table: Table, unit: str, step: str) -> np.ndarray:
     matches = ([name for name in table.columns if re.fullmatch(pattern, name, re.I)] for pattern in COSTS[unit])
     parts = next(filter(None, matches), None)
     if not parts:
-        raise ValueError(f"{table.file}: no column says what a step costs in {unit}: name another with --x")
+        raise ValueError(f"no column says what a step costs in {unit}: name another with --x")
     costs = np.array([table.numbers(name) for name in parts])
     rows = np.flatnonzero(~np.isnan(costs).all(axis=0))
     rows = rows[_last_of_each(table.numbers(step)[rows])]
     counted = np.zeros(len(table.lines))
     counted[rows] = np.nansum(costs[:, rows], axis=0)
     return np.cumsum(counted)
-
-
-def thin(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """At most MOST_POINTS points: the first, which may give R0, and means of neighbours, equally many in each."""
-    neighbours = -(-(len(x) - 1) // (MOST_POINTS - 1))
-    starts = np.append(0, np.arange(1, len(x), neighbours))
-    counts = np.diff(np.append(starts, len(x)))
-    return np.add.reduceat(x, starts) / counts, np.add.reduceat(y, starts) / counts
