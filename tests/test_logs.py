@@ -26,8 +26,8 @@ from kinds_of_logs import (
     write,
 )
 
-from curve.columns import MOST_POINTS, Series, check_curve, thin
-from curve.logs import read_log, read_table, runs_in
+from curve.columns import MOST_POINTS, Series
+from curve.logs import read_log, runs_in
 
 ROOT = Path(__file__).parent.parent
 
@@ -48,12 +48,10 @@ def test_reads_every_kind(tmp_path):
     for name, source, content, flags, x, y in KINDS:
         series = read_log(write(tmp_path, name, content()), **flags)[0]
         assert (series.x_name, series.y_name) == (x, y), source
-        factor = 0.9 if name.endswith(":14b") else 1
-        kept = slice(None, None, 2) if name.endswith(":14b") else slice(None)
-        assert series.y[kept] == pytest.approx([factor * rate for rate in RATES], abs=1.1e-4), source
+        assert series.y == pytest.approx(RATES, abs=1.1e-4), source
         costs = {"compute_flops": 1e9, "epoch": 0.01, "seconds": 50}
         expected = np.array(STEPS) * costs.get(x, 1) if x != "tokens" else 1900 * np.arange(1, 12)
-        assert np.allclose(series.x[kept], expected), source
+        assert np.allclose(series.x, expected), source
         assert f"read: x = {x}, y = " in series.notes[0] and f"{len(series.x)} points" in series.notes[0], source
 
 
@@ -82,12 +80,10 @@ def test_a_run_is_read_out_of_the_file_that_holds_all_runs_of_a_study(tmp_path):
         (series,) = read_log(path)
         assert series.name == "base-seed0" and series.y == pytest.approx(np.array(RATES) / 2)
         assert "from the validation records" in series.notes[0]
-    assert "compute_flops" in read_table(tmp_path / "base-seed0" / "log.jsonl").names
-    with pytest.raises(ValueError, match=r"runs.jsonl: no run 'base-seed1': it has scalerl-seed0, base-seed0"):
+    with pytest.raises(ValueError, match=r"base-seed1: no such run in runs.jsonl, which has scalerl-seed0, base-seed0"):
         read_log(tmp_path / "base-seed1")
-    file = write(tmp_path, "scalerl-seed0/log.jsonl", logs["base-seed0"])  # a folder that is there comes first
-    for path in (file, file.parent):
-        assert read_log(path)[0].name == "scalerl-seed0" and read_log(path)[0].y[0] == RATES[0] / 2
+    write(tmp_path, "scalerl-seed0/log.jsonl", logs["base-seed0"])  # a folder that is there comes first
+    assert read_log(tmp_path / "scalerl-seed0")[0].y[0] == RATES[0] / 2
 
 
 def test_runs_of_a_wide_table_have_steps_of_their_own(tmp_path):
@@ -105,17 +101,12 @@ def test_stray_bytes_in_a_console_log(tmp_path):
     for s, r in CURVE:
         content += f"\x1b[36m(Runner)\x1b[0m step:{s} - val/acc:np.float64({r}) - perf/x:nan\n".encode() + b"\x85\xff\n"
     assert read(tmp_path, content).y == pytest.approx(RATES)
-    dated = table([("time", "step", "acc"), *((f"2026-01-01 00:{s:02}", s, r) for s, r in CURVE)])
-    assert read(tmp_path, dated).x_name == "step"
 
 
 def test_a_half_written_last_line_is_left_out(tmp_path):
     series = read(tmp_path, GOOD + b'{"step": 700, "pa')
     assert series.y == pytest.approx(RATES) and any("line 12 is cut off" in note for note in series.notes)
     assert "line 12: no valid JSON" in refusal(tmp_path, GOOD + b'{"step": 700, "pa\n' + GOOD)
-
-
-# --- which records --------------------------------------------------------------------------------------------------
 
 
 def test_validations_are_taken_and_where_decides_otherwise(tmp_path):
@@ -127,7 +118,6 @@ def test_validations_are_taken_and_where_decides_otherwise(tmp_path):
     assert "measured in training" in rollouts.notes[1]
     assert "type can be eval, rollout, train" in refusal(tmp_path, content, where="type=evil")
     assert "did you mean 'type'" in refusal(tmp_path, content, where="typ=eval")
-    assert "expected COLUMN=VALUE" in refusal(tmp_path, content, where="eval")
     both = [["algorithm", "seed", "step", "acc"], *([a, i, s, r / i] for a in "ab" for i in (1, 2) for s, r in CURVE)]
     assert read(tmp_path, table(both), where="algorithm=b,seed=2").y == pytest.approx(np.array(RATES) / 2)
 
@@ -138,13 +128,9 @@ def test_curves_under_each_other_are_never_joined(tmp_path):
         message = f"by {group}: {values[0]}, {values[1]}; choose one with --where {group}={values[0]}"
         assert message in refusal(tmp_path, content)
         assert read(tmp_path, content, where=f"{group}={values[1]}").y == pytest.approx(RATES), group
-    mixed = table([["seed", "step", "acc"], *([seed, s, r] for seed in (7, "v2.0") for s, r in CURVE)])
-    assert "by seed: 7, v2.0;" in refusal(tmp_path, mixed)  # a number and a text in one column
     later = table([["dataset", "step", "acc"], *([name, s + 5 * (name == "b"), r] for s, r in CURVE for name in "ab")])
     assert "several curves" in refusal(tmp_path, later)  # no step twice, and yet two curves
 
-
-# --- which columns --------------------------------------------------------------------------------------------------
 
 # The column that is taken, and after the colon the other columns, which hold something else.
 CHOICES = """
@@ -155,6 +141,7 @@ CHOICES = """
     val-core/x/acc/mean@8: val-core/x/acc/best@8/mean val-core/x/acc/std@8 val-core/x/reward/mean@8
     acc: best_acc acc_std acc_max loss_acc     | evalAccuracy: reward        | val/test_score/x: critic/score/mean
     eval/avg@16: eval/pass@8                   | sampled_pass_at_1: parseable_rate truncation_rate
+    eval/default_pass1: eval/default_pass8 train/reward
 """
 
 
@@ -168,10 +155,8 @@ def test_the_better_name_is_taken(tmp_path):
 
 
 def test_names_of_compute(tmp_path):
-    names = "train_flops total_flos gpu_hours num_tokens seconds training_step grpo_step step iteration episode epoch"
-    for compute in names.split():
-        content = table([["acc", "epoch_", compute], *((r, 7, s + 1) for s, r in CURVE)])
-        assert read(tmp_path, content).x_name == compute
+    for compute in "train_flops total_flos gpu_hours num_tokens seconds grpo_step iteration episode epoch".split():
+        assert read(tmp_path, table([["acc", compute], *((r, s + 1) for s, r in CURVE)])).x_name == compute
 
 
 def test_what_is_never_a_pass_rate(tmp_path):
@@ -196,9 +181,8 @@ def test_equally_likely_columns_are_both_named_and_none_is_taken(tmp_path):
 
 
 def test_a_limit_on_steps_is_no_count_of_them(tmp_path):
-    content = json_lines({"max_steps": 100, "warmup_step": 5, "num_tokens": 7 * s, "acc": r} for s, r in CURVE)
+    content = json_lines({"max_steps": 100, "num_tokens": 7 * s, "acc": r} for s, r in CURVE)
     assert read(tmp_path, content).x_name == "num_tokens"
-    assert read(tmp_path, table([("my_step", "acc"), *CURVE])).x_name == "my_step"
 
 
 def test_tokens_of_a_step_are_no_compute_until_they_are_asked_for(tmp_path):
@@ -208,9 +192,6 @@ def test_tokens_of_a_step_are_no_compute_until_they_are_asked_for(tmp_path):
     verl = json_lines({"step": s, "perf/total_num_tokens": 100, "val/acc": r} for s, r in CURVE)
     assert list(read(tmp_path, verl, x="tokens").x) == list(range(100, 1200, 100))
     assert "no column says what a step costs in seconds" in refusal(tmp_path, verl, x="seconds")
-
-
-# --- which points ---------------------------------------------------------------------------------------------------
 
 
 def test_a_resumed_run_counts_once(tmp_path):
@@ -257,21 +238,12 @@ def test_many_points_stream_and_are_averaged(tmp_path):
     assert most_bytes < 200 * n
 
 
-def test_thinning_keeps_means():
-    for n in (MOST_POINTS, MOST_POINTS + 1, 2 * MOST_POINTS, 12_345):
-        x, y = np.arange(n, dtype=float), np.linspace(0.2, 0.8, n)
-        thin_x, thin_y = thin(x, y)
-        assert len(thin_x) <= MOST_POINTS and (np.diff(thin_x) > 0).all(), n
-        assert (thin_x[0], thin_y[0]) == (0, 0.2) and np.allclose(thin_y, 0.2 + 0.6 * thin_x / (n - 1)), n
-
-
-def test_the_noise_of_averaged_validations_is_smaller(tmp_path):
-    rows = [(s, 0.5, 100) for s in range(1 + 3 * (MOST_POINTS - 1))]
+def test_averaged_points_keep_the_first_and_have_less_noise(tmp_path):
+    n = 1 + 3 * (MOST_POINTS - 1)
+    rows = [(s, 0.2 + 0.6 * s / n, 100) for s in range(n)]
     series = read(tmp_path, table([("step", "acc", "num_examples"), *rows]))
     assert len(series.x) == MOST_POINTS and series.num_examples == pytest.approx(300, rel=1e-3)
-
-
-# --- bytes ----------------------------------------------------------------------------------------------------------
+    assert (series.x[0], series.y[0]) == (0, 0.2) and np.allclose(series.y, 0.2 + 0.6 * series.x / n)
 
 
 def test_standard_input(monkeypatch):
@@ -287,30 +259,9 @@ def test_encodings(tmp_path):
         assert read(tmp_path, GOOD.decode().encode(encoding)).y == pytest.approx(RATES), encoding
 
 
-def test_a_library_that_is_missing_is_named(tmp_path, monkeypatch):
-    for name in [name for name in sys.modules if name.partition(".")[0] == "tensorboard"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "tensorboard", None)
-    assert "pip install tensorboard" in refusal(tmp_path, b"\x18" + bytes(11) + b"\x09brain.Event:2")
-
-
-def test_a_file_that_cannot_be_opened_is_named(tmp_path):
-    write(tmp_path, "log", GOOD)
-    with pytest.raises(OSError, match="Not a directory.*log/more"):
-        read_log(tmp_path / "log" / "more")
-
-
 def test_the_tables_of_the_docs_are_those_that_come(tmp_path):
     text = (ROOT / "docs" / "formats.md").read_text()
     assert table_of_kinds(tmp_path) in text and table_of_broken(tmp_path) in text
-
-
-def test_check_curve_names_the_point():
-    with pytest.raises(ValueError, match="point 3: x = 1 after 2"):
-        check_curve(np.array([0, 2.0, 1]), np.array([0, 0.5, 0.5]))
-
-
-# --- wherever Python runs -------------------------------------------------------------------------------------------
 
 
 def test_fitting_needs_no_more_than_numpy_scipy_and_matplotlib_on_any_system():
