@@ -16,16 +16,11 @@ The pass rate R after compute C is a sigmoid in log C (Khatri et al., arXiv 2510
 
 What happens, in this order:
 
-    1. read       a log of any format becomes a table (curve/logs.py); two of its columns become the points (C, R) of a
-                  curve (curve/columns.py)
-    2. fit        A, B and C_mid of least squares, with R0 held at the first point (`fit_sigmoid` in curve/fit.py; how
-                  the least is found is in curve/least_squares.py)
-    3. intervals  of the curves that fit about as well; wider if neighbouring points err alike (`allowed_excess` in
-                  curve/fit.py, `profile_over_A` in curve/least_squares.py)
-    4. judge      what the data does not carry is not reported: a run that has barely passed its middle has no asymptote
-                  (`judge` in curve/fit.py)
-    5. forecast   at more compute, beside a power law and the last value; and how all three would have done from the
-                  first half (curve/forecast.py)
+    1. read       a log becomes a table (curve/logs.py), and two of its columns a curve's points (curve/columns.py)
+    2. fit        A, B and C_mid of least squares, with R0 held at the first point (curve/fit.py)
+    3. intervals  of the curves that fit about as well; wider if neighbouring points err alike (curve/least_squares.py)
+    4. judge      what the data does not carry is not reported, such as an asymptote after half a rise (curve/fit.py)
+    5. forecast   at more compute, beside a power law and the last value; and from the first half (curve/forecast.py)
     6. compare    the mean of several seeds; two variants, ceilings first, then efficiency (A.8; curve/comparison.py)
     7. report     in words (curve/report.py), as a picture (curve/plots.py), as JSON
 
@@ -33,7 +28,6 @@ docs/fitting.md says how to read what comes out.
 """
 
 import json
-import os
 import re
 import signal
 from collections.abc import Sequence
@@ -50,6 +44,14 @@ from curve.logs import read_log
 from curve.plots import FORMATS, plot_compare, plot_runs
 from curve.report import describe, report
 
+FIRST_COMMANDS = """In the folder of this file, these commands work at once:
+
+  python fit_curve.py data/examples/simulated.csv --predict 1e16
+  python fit_curve.py docs/study/loo/scalerl-seed0/log.jsonl --plot fit.png
+  python fit_curve.py --compare docs/study/recipes/dapo-seed2 docs/study/recipes/grpo-seed2
+
+then: python fit_curve.py YOUR_LOG. `--help` has all flags. numpy, scipy and matplotlib are all that must be installed."""
+
 
 @dataclass(frozen=True)
 class Fitting:
@@ -62,7 +64,6 @@ class Fitting:
     fit_from: float = 0.0  # leave out the points before this compute
     fit_to: float = float("inf")  # leave out the points after this compute
     r0: Literal["first", "free"] | float = "first"  # pass rate before training: the first point, fitted, or this value
-    method: Literal["varpro", "paper"] = "varpro"  # least squares, or the published grid
     predict: tuple[float, ...] = ()  # forecast at these computes
     json: Path | None = None  # write all results to this file
 
@@ -77,29 +78,12 @@ class Options(Fitting):
     plot: Path | None = None  # draw the curves into this file: .png, .pdf or .svg
     title: str | None = None  # of the picture
     label: str | None = None  # names of the runs, with commas, instead of those of their files
-    width: float | None = None  # of the picture, in inches
-    power_law: bool = False  # the picture has the power law, too
     held_out: bool = False  # the picture has the forecast of the later points from the first half of the compute
-
-
-def first_commands() -> str:
-    """Three commands that work from the present folder, for those who come without a log."""
-    home = Path(os.path.relpath(Path(__file__).parent))
-    script, study = home / "fit_curve.py", home / "docs/study"
-    if not study.exists():  # pip has installed the command alone
-        return "Name a log: fit-curve YOUR_LOG --plot fit.png. `--help` has all flags."
-    return f"""These commands work at once:
-
-  python {script} {home / "data/examples/simulated.csv"} --predict 1e16
-  python {script} {study}/loo/scalerl-seed0/log.jsonl --plot fit.png
-  python {script} --compare {study}/recipes/dapo-seed2 {study}/recipes/grpo-seed2
-
-then: python {script} YOUR_LOG. `--help` has all flags. numpy, scipy and matplotlib are all that must be installed."""
 
 
 def read_options(arguments: list[str]) -> Options:
     """The options of the command. ValueError, in one sentence, for what cannot be."""
-    options = read_flags(Options, arguments, description=f"{__doc__}\n{first_commands()}")
+    options = read_flags(Options, arguments, description=f"{__doc__}\n{FIRST_COMMANDS}")
     if not options.logs:
         raise ValueError("no log is named; for example: python fit_curve.py data/examples/simulated.csv")
     if options.seeds and options.compare:
@@ -111,8 +95,6 @@ def read_options(arguments: list[str]) -> Options:
             raise ValueError(f"{target}: there is no such folder to write to")
     if options.plot and options.plot.suffix.lower() not in FORMATS:
         raise ValueError(f"--plot {options.plot}: the name must end in {', '.join(FORMATS)}")
-    if options.width is not None and not 2 <= options.width <= 40:
-        raise ValueError(f"--width {options.width:g}: expected 2 to 40 inches")
     if options.label and options.compare:
         raise ValueError("--label names runs; the variants of --compare are named by NAME=LOG")
     return options
@@ -134,11 +116,10 @@ def fit_logs(logs: Sequence[tuple[str, str | Path]], fitting: Fitting) -> tuple[
     """By variant the fitted runs of these logs, (variant, path) each; and why the others cannot be fitted. A curve
     whose variant is "" is a variant by itself, with the name of its run."""
     variants, unfit = {}, []
-    how = fitting.r0, fitting.fit_from, fitting.fit_to, fitting.method
     for variant, path in logs:
         for series in read_log(path, fitting.x, fitting.y, fitting.percent, fitting.where):
             try:
-                fit = fit_sigmoid(series.x, series.y, *how, series.num_examples)
+                fit = fit_sigmoid(series.x, series.y, fitting.r0, fitting.fit_from, fitting.fit_to, series.num_examples)
             except ValueError as error:
                 run = "" if series.name in str(path) else f"{series.name}: "
                 unfit.append(f"{path}: {run}{error}")
@@ -156,7 +137,7 @@ def write_json(path: Path, results: dict) -> None:
 def main(arguments: list[str]) -> int:
     """The command. Returns the exit status 0; ValueError or OSError, in one sentence, for what cannot be."""
     if not arguments:
-        print(first_commands())
+        print(FIRST_COMMANDS)
         return 0
     options = read_options(arguments)
     variants, unfit = fit_logs(named_logs(options), options)
@@ -187,11 +168,10 @@ def main(arguments: list[str]) -> int:
         paragraphs += [f"{' and '.join(pair.variants)}: {pair.sentence}" for pair in comparisons]
         paragraphs += [f"left out, since it cannot be fitted: {reason}" for reason in unfit]
 
-    look = {"title": options.title} | ({"width": options.width} if options.width else {})
     if options.plot and options.compare:
-        plot_compare(options.plot, variants, comparisons, **look)
+        plot_compare(options.plot, variants, comparisons, options.title)
     elif options.plot:
-        plot_runs(options.plot, runs, options.predict, options.power_law, options.held_out, **look)
+        plot_runs(options.plot, runs, options.predict, options.held_out, options.title)
     if options.json:
         write_json(options.json, results)
     print("\n\n".join(paragraphs))

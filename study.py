@@ -12,7 +12,6 @@ Each run is `train.py` in a process of its own, with the folder runs/STUDY/VARIA
 seeds.png are made from the logs alone.
 """
 
-import contextlib
 import dataclasses
 import difflib
 import itertools
@@ -175,13 +174,12 @@ def start_run(folder: Path, arguments: list[str]) -> subprocess.Popen:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, **both)
 
 
-def train_all(folder: Path, runs: dict[Path, tuple[Settings, list[str]]], jobs: int) -> tuple[dict[Path, int], int]:
-    """Train all runs that are not finished, `jobs` at once. Returns the exit status of each that failed, and the signal
-    that stopped them, or 0."""
-    done = {path for path, (settings, _) in runs.items() if finished(path, settings)}
-    waiting = [path for path in runs if path not in done]
+def train_all(folder: Path, runs: dict[Path, tuple[Settings, list[str]]], jobs: int) -> tuple[int, int]:
+    """Train all runs that are not finished, `jobs` at once. Returns how many failed, and the signal that stopped the
+    study, or 0. The first signal stops the runs, each with a checkpoint; a second one stops them at once."""
+    waiting = [path for path, (settings, _) in runs.items() if not finished(path, settings)]
     running: dict[Path, subprocess.Popen] = {}
-    failed: dict[Path, int] = {}  # exit status
+    done, failed = len(runs) - len(waiting), 0
     signals: list[int] = []  # that have come, ...
     passed_on = 0  # ... and how many of them the runs have got
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -193,32 +191,32 @@ def train_all(folder: Path, runs: dict[Path, tuple[Settings, list[str]]], jobs: 
             process.send_signal(signal.SIGINT)
 
     def steps_made() -> int:
-        steps = {path: min(last_line(path).get("step", 0), settings.steps) for path, (settings, _) in runs.items()}
-        steps |= {path: runs[path][0].steps for path in (*done, *failed)}  # a run that has ended has no more to make
-        return sum(steps.values())
+        return sum(min(last_line(path).get("step", 0), settings.steps) for path, (settings, _) in runs.items())
 
-    total = sum(settings.steps for settings, _ in runs.values())
-    with contextlib.closing(Progress(folder.name, total, steps_made())) as progress, contextlib.ExitStack() as stack:
-        stack.callback(stop_runs)  # after an error; otherwise none is running at the end
+    progress = Progress(folder.name, sum(settings.steps for settings, _ in runs.values()), steps_made())
+    try:
         while running or (waiting and not signals):
             while waiting and not signals and len(running) < jobs:
                 path = waiting.pop(0)
                 running[path] = start_run(path, runs[path][1])
-            while passed_on < len(signals):
+            if passed_on < len(signals):
                 say("Stopping the runs at once." if passed_on else "Stopping the runs, each with a checkpoint.")
                 stop_runs()
-                passed_on += 1
+                passed_on = len(signals)
             time.sleep(0.5)
             for path in [path for path, process in running.items() if process.poll() is not None]:
                 status = running.pop(path).returncode
-                if status == 0:
-                    done.add(path)
-                elif not signals:
-                    failed[path] = status
-                    say(f"{path} failed with status {status}; its output is in {path}.txt")
-            text = f"{len(done)} of {len(runs)} runs done" + (f", {len(failed)} failed" if failed else "")
+                done += status == 0
+                if status and not signals:
+                    failed += 1
+                    reason = Path(f"{path}.txt").read_text().strip().rpartition("\n")[2]
+                    say(f"error: {path} failed with status {status}: {reason} ({path}.txt has all)")
+            text = f"{done} of {len(runs)} runs done" + (f", {failed} failed" if failed else "")
             text += f"; now {', '.join(path.name for path in running)}" if running else ""
             progress.show(steps_made(), text)
+    finally:
+        stop_runs()  # after an error; otherwise none is running
+        progress.close()
     return failed, signals[0] if signals else 0
 
 
@@ -229,18 +227,14 @@ def train_all(folder: Path, runs: dict[Path, tuple[Settings, list[str]]], jobs: 
 def runs_in(folder: Path) -> list[tuple[str, Path]]:
     """(variant, run folder) of each run of a study: of each VARIANT-seedN/log.jsonl, or of each run in its runs.jsonl
     (docs/pack.py). They come in natural order, but `scalerl` first. ValueError if there is none."""
-
-    def order(run: tuple[str, Path]) -> tuple:
-        return run[0] != "scalerl", [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", run[1].name)]
-
-    folders = {path.parent for path in folder.glob("*/log.jsonl")}
+    names = {path.parent.name for path in folder.glob("*/log.jsonl")}
     if (folder / RUNS).exists():
-        folders |= {folder / name for name in packed_runs(folder)}
-    named = [(re.fullmatch(r"(.+)-seed\d+", path.name), path) for path in folders]
-    runs = sorted([(match[1], path) for match, path in named if match], key=order)
+        names |= set(packed_runs(folder))
+    runs = [(match[1], folder / match[0]) for name in names if (match := re.fullmatch(r"(.+)-seed\d+", name))]
     if not runs:
         raise ValueError(f"{folder} holds no study: no run in it is named VARIANT-seedN and has a log.jsonl")
-    return runs
+    pieces = lambda name: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+    return sorted(runs, key=lambda run: (run[0] != "scalerl", pieces(run[1].name)))
 
 
 def make_tables(folder: Path, fitting: Fitting) -> str:
@@ -254,9 +248,9 @@ def make_tables(folder: Path, fitting: Fitting) -> str:
     fits = {variant: [fit for _, fit in runs] for variant, runs in variants.items()}
     first, *others = fits
     comparisons = [compare((other, first), (fits[other], fits[first])) for other in others]
-    compute = f"Compute is {runs[0][0].x_name}."
+    intervals = "In brackets, 95 % intervals: of a variant by t over its seeds, of a run by its fit."
     text = "\n\n".join([
-        f"{compute} In brackets, 95 % intervals: of a variant by t over its seeds, of a run by its fit.",
+        f"Compute is {runs[0][0].x_name}. {intervals}",
         f"### Variants\n\n{variants_table(fits, comparisons)}",
         f"### Forecasts from the first half of the compute\n\n{forecast_table(reports)}",
         f"### Seeds\n\n{seeds_table(fits)}",
@@ -271,48 +265,49 @@ def make_tables(folder: Path, fitting: Fitting) -> str:
     return text + "\n"
 
 
-def markdown(header: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table."""
-    return "\n".join(f"| {' | '.join(row)} |" for row in [header, ["---"] * len(header), *rows])
+def markdown(columns: list[str], rows: list[dict]) -> str:
+    """A Markdown table of rows, each with its cells by column. A cell that a row lacks is "-"."""
+    cells = [[str(row.get(column, "-")) for column in columns] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [columns, ["---"] * len(columns), *cells])
 
 
 def variants_table(fits: dict[str, list[Fit]], comparisons: list[Comparison]) -> str:
     """The leave-one-out table (Fig. 7): each variant beside the first."""
     first, rows = next(iter(fits)), []
+    gap, common = f"A less that of {first}", f"B at common A, and that of {first}"
     for (variant, seeds), comparison in zip(fits.items(), [None, *comparisons]):
-        counted = standing(seeds)
-        known = all(fit.identified for fit in counted)
-        means = [f"{np.mean([getattr(fit, name) for fit in counted]):.3g}" if known else "-" for name in ("B", "C_mid")]
-        gap, efficiency, verdict = "-", ["-"] * 3, "(the others are compared with it)"
-        if comparison:
-            verdict = comparison.verdict
-            if comparison.A_difference:
-                gap = with_interval(*comparison.A_difference, "+.3f")
-            for at in comparison.efficiency[:1]:
-                ratios = (with_interval(*ratio, ".2f") for ratio in (at.B_ratio, at.C_mid_ratio))
-                efficiency = ["{:.2f}, {:.2f}".format(*at.B), *ratios]
-        rows.append([variant, str(len(seeds)), asymptote_of(seeds), *means, gap, *efficiency, verdict])
-    header = ["variant", "runs", "A", "B", "C_mid", f"A less that of {first}",
-              f"B at common A, and that of {first}", "ratio of B", "ratio of C_mid", "verdict"]  # fmt: skip
-    return markdown(header, rows)
+        row = {"variant": variant, "runs": len(seeds), "A": asymptote_of(seeds)}
+        row["verdict"] = comparison.verdict if comparison else "(the others are compared with it)"
+        if all(fit.identified for fit in standing(seeds)):
+            row |= {name: f"{np.mean([getattr(fit, name) for fit in standing(seeds)]):.3g}" for name in ("B", "C_mid")}
+        if comparison and comparison.A_difference:
+            row[gap] = with_interval(*comparison.A_difference, "+.3f")
+        if comparison and comparison.efficiency:
+            held = comparison.efficiency[0]
+            row |= {common: "{:.2f}, {:.2f}".format(*held.B), "ratio of B": with_interval(*held.B_ratio, ".2f"),
+                    "ratio of C_mid": with_interval(*held.C_mid_ratio, ".2f")}  # fmt: skip
+        rows.append(row)
+    columns = ["variant", "runs", "A", "B", "C_mid", gap, common, "ratio of B", "ratio of C_mid", "verdict"]
+    return markdown(columns, rows)
 
 
 def forecast_table(reports: list[dict]) -> str:
     """Each run fitted on the first half of its compute, against what came; then the sizes of the errors."""
     rows, sizes, inside = [], [], []
+    error_columns = ["error of the sigmoid", "of the power law", "of the last value"]
     for run in reports:
         half = run["baselines"]["held_out"]
-        cells = ["-", "-", half.get("error"), *["-"] * 4]
+        row = {"run": run["name"], "sigmoid": half.get("error")}
         if "error" not in half:
             errors = [half[name] - half["came"] for name in FORECASTERS]
             sizes.append(np.abs(errors))
             inside.append(half["interval"][0] <= half["came"] <= half["interval"][1])
-            cells = [f"{half['fit_to']:.3g}", f"{half['came']:.3f}", with_interval(half["sigmoid"], *half["interval"])]
-            cells += ["yes" if inside[-1] else "no", *(f"{error:+.3f}" for error in errors)]
-        rows.append([run["name"], *cells])
-    header = ["run", "fitted up to", "came", "sigmoid", "inside", "error of the sigmoid", "of the power law",
-              "of the last value"]  # fmt: skip
-    text = markdown(header, rows)
+            row |= {"fitted up to": f"{half['fit_to']:.3g}", "came": f"{half['came']:.3f}",
+                    "sigmoid": with_interval(half["sigmoid"], *half["interval"]),
+                    "inside": "yes" if inside[-1] else "no",
+                    **{column: f"{error:+.3f}" for column, error in zip(error_columns, errors)}}  # fmt: skip
+        rows.append(row)
+    text = markdown(["run", "fitted up to", "came", "sigmoid", "inside", *error_columns], rows)
     if sizes:
         medians = "sigmoid {:.3f}, power law {:.3f}, last value {:.3f}".format(*np.median(sizes, axis=0))
         text += (
@@ -324,14 +319,13 @@ def forecast_table(reports: list[dict]) -> str:
 
 def seeds_table(fits: dict[str, list[Fit]]) -> str:
     """A of every seed, and the error margin that follows (Fig. 8a)."""
-    most = max(map(len, fits.values()))
-    rows, squares, degrees = [], 0.0, 0
+    rows, squares, degrees, most = [], 0.0, 0, max(map(len, fits.values()))
     for variant, seeds in fits.items():
         cells = ["fell" if f.fell else f"{f.A:.3f}" if f.identified else f"> {f.interval['A'][0]:.3f}" for f in seeds]
+        rows.append({"A of": variant, **{f"run {i}": cell for i, cell in enumerate(cells, 1)}})
         A = [fit.A for fit in seeds if fit.identified and not fit.fell]
-        half_range = f"{np.ptp(A) / 2:.3f}" if len(A) > 1 else "-"
-        rows.append([variant, *cells, *["-"] * (most - len(cells)), half_range])
         if len(A) > 1:
+            rows[-1]["half of the range"] = f"{np.ptp(A) / 2:.3f}"
             squares, degrees = squares + len(A) * np.var(A), degrees + len(A) - 1
     text = markdown(["A of", *(f"run {i + 1}" for i in range(most)), "half of the range"], rows)
     if degrees:
@@ -349,14 +343,15 @@ def runs_table(folder: Path, runs: list[Run]) -> str:
     """Every run with its fit, what it has cost, and the kinds of its warnings."""
     forms, rows = {"A": ".3f", "B": ".2f", "C_mid": ".3g"}, []
     for series, fit in runs:
+        row = {"run": series.name, "before": f"{series.y[0]:.3f}", "after": f"{series.y[-1]:.3f}"}
+        row |= {"C_max/C_mid": f"{fit.reach:.1f}", "rms": f"{fit.rms:.4f}"}
+        if fit.identified:
+            row |= {name: with_interval(getattr(fit, name), *fit.interval[name], form) for name, form in forms.items()}
         table = read_table(folder / series.name / "log.jsonl")
-        row = [series.name, f"{series.y[0]:.3f}", f"{series.y[-1]:.3f}"]
-        for name, form in forms.items():
-            row.append(with_interval(getattr(fit, name), *fit.interval[name], form) if fit.identified else "-")
-        row += [f"{fit.reach:.1f}", f"{fit.rms:.4f}"]
-        for name in COMPUTE_UNITS:
-            row.append(f"{table.numbers(name)[table.rows(name)][-1]:.3g}" if name in table.names else "-")
-        rows.append([*row, "; ".join(warning.kind for warning in fit.warnings) or "-"])
+        for name in COMPUTE_UNITS.keys() & table.names:
+            row[COMPUTE_UNITS[name]] = f"{table.numbers(name)[table.rows(name)][-1]:.3g}"
+        row["warnings"] = "; ".join(warning.kind for warning in fit.warnings) or "-"
+        rows.append(row)
     return markdown(["run", "before", "after", *forms, "C_max/C_mid", "rms", *COMPUTE_UNITS.values(), "warnings"], rows)
 
 
@@ -390,9 +385,6 @@ def main(arguments: list[str]) -> int:
     if stopped_by:
         print(f"\nstopped by {signal.Signals(stopped_by).name}; the same command goes on", file=sys.stderr)
         return 128 + stopped_by
-    for path, status in failed.items():
-        last = Path(f"{path}.txt").read_text().strip().rpartition("\n")[2]
-        print(f"error: {path} failed with status {status}: {last} ({path}.txt has all)", file=sys.stderr)
     try:
         print(make_tables(folder, Fitting()))
     except ValueError as error:

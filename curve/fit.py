@@ -150,14 +150,12 @@ def with_interval(value: float, low: float, high: float, form: str = ".3f") -> s
     return f"{value:{form}} [{low:{form}}, {high:{form}}]"
 
 
-def fit_sigmoid(
-    x, y, r0: str | float = "first", fit_from=0.0, fit_to=np.inf, method="varpro", num_examples: float | None = None
-) -> Fit:
+def fit_sigmoid(x, y, r0: str | float = "first", fit_from=0.0, fit_to=np.inf, num_examples: float | None = None) -> Fit:
     """The sigmoid of least squares through compute x (n,), increasing, and pass rate y (n,) in [0, 1].
 
     r0: "first" (the first point is the pass rate before training; it gives R0, and its x may be 0), "free" (fitted), or
-    the value. Points with fit_from <= x <= fit_to are fitted. method: "varpro", or "paper" for the published grid.
-    num_examples: answers in one validation. ValueError if there is no curve to fit.
+    the value. Points with fit_from <= x <= fit_to are fitted. num_examples: answers in one validation. ValueError if
+    there is no curve to fit.
     """
     x, y = np.asarray(x, float), np.asarray(y, float)
     check_curve(x, y)
@@ -179,11 +177,7 @@ def fit_sigmoid(
     if np.ptp(y) == 0:
         raise ValueError(f"the pass rate is {y[0]:g} at all {n} points: a constant has no curve to fit")
 
-    find = least_squares.paper_grid if method == "paper" else least_squares.variable_projection
-    theta, squares = find(x, y, R0)
-    if method == "paper":
-        warnings += warnings_of_the_grid(theta[0], np.exp(theta[2]))
-
+    theta, squares = least_squares.variable_projection(x, y, R0)
     # The second fit: one point and one parameter more, so as many degrees of freedom.
     x_all, y_all = (np.append(0, x), np.append(R0, y)) if r0 == "first" else (x, y)
     R0_free = r0 in ("first", "free")
@@ -191,7 +185,7 @@ def fit_sigmoid(
     residual = least_squares.curve_and_gradient(x_all, best[None])[0][0] - y_all
     lag_1, correlation = lag_one_correlation(residual, parameters)
     excess = allowed_excess(least, n - parameters, correlation)
-    if method != "paper" and squares > least + excess:  # the first fit is not in the 95 % region of the second
+    if squares > least + excess:  # the first fit is not in the 95 % region of the second
         if r0 == "first":
             off = f"the first point, {R0:.3f}, is further off the curve than chance explains"
             warnings.append(FitWarning("R0 is fitted", off))
@@ -225,18 +219,6 @@ def allowed_excess(squares: float, degrees: int, correlation: float) -> float:
     to better than 1e-6.
     """
     return max(squares / degrees, 1e-12) * stdtrit(degrees, 0.975) ** 2 * (1 + correlation) / (1 - correlation)
-
-
-def warnings_of_the_grid(A: float, C_mid: float) -> list[FitWarning]:
-    """What to know of a fit by the published grid."""
-    step = least_squares.PAPER_C_MID[1] - least_squares.PAPER_C_MID[0]
-    steps = f"C_mid comes in steps of {step:.0f} ({step / C_mid:.0%} of it), A in steps of .005"
-    warnings = [FitWarning("the published grid snaps", steps)]
-    for name, value, grid in (("C_mid", C_mid, least_squares.PAPER_C_MID), ("A", A, least_squares.PAPER_A)):
-        if np.isclose(value, grid[[0, -1]]).any():
-            on_edge = f"{name} = {value:.4g} is on the edge of the published grid: look beyond it"
-            warnings.insert(0, FitWarning("edge of the grid", on_edge))
-    return warnings
 
 
 # --- 3. Verdicts: what the data does not carry --------------------------------------------------------------------

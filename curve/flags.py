@@ -1,7 +1,4 @@
-"""Command-line flags out of a dataclass: a field is a flag, and the comment beside it is the help.
-
-The flags are parsed once, into a dictionary of the values that were given. The others are then filled in.
-"""
+"""Command-line flags out of a dataclass: a field is a flag, and the comment beside it is the help."""
 
 import argparse
 import contextlib
@@ -16,6 +13,7 @@ from pathlib import Path
 from typing import Literal, get_args, get_origin
 
 HELP = {"-h", "--help"}
+TYPE_NAMES = {str: "TEXT", int: "N", float: "X", Path: "PATH"}  # of the types of values, as the help shows them
 
 
 def read_flags(kind: type, arguments: list[str], default=None, description: str | None = None, others: bool = False):
@@ -55,8 +53,7 @@ def _filled(kind: type, given: dict, default=None):
         value = getattr(default, field.name, field.default)
         if dataclasses.is_dataclass(field.type):
             value = _filled(field.type, given, value)
-        else:
-            value = given.get(field.name, value)
+        value = given.get(field.name, value)
         if value is dataclasses.MISSING:
             raise ValueError(f"{field.name.upper()} is missing; --help lists all")
         values[field.name] = tuple(value) if isinstance(value, list) else value
@@ -80,6 +77,10 @@ def _parser(kind: type, description: str | None, default=None) -> argparse.Argum
     return parser
 
 
+def _raise(message: str):
+    raise ValueError(message.removeprefix("argument "))
+
+
 def _add_fields(parser: argparse.ArgumentParser, kind: type, default) -> None:
     group, comments = parser.add_argument_group(kind.__name__), _comments(kind)
     for field in dataclasses.fields(kind):
@@ -87,25 +88,29 @@ def _add_fields(parser: argparse.ArgumentParser, kind: type, default) -> None:
         if dataclasses.is_dataclass(field.type):
             _add_fields(parser, field.type, value)
             continue
-        words, types, number = _words_types_number(field.type)
-        help = comments[field.name].replace("%", "%%")
-        if field.default is dataclasses.MISSING:
-            several = {"nargs": "*", "default": []} if number else {"nargs": "?", "default": dataclasses.MISSING}
+        members, help = _members(field.type), comments[field.name].replace("%", "%%")
+        if value is dataclasses.MISSING:
+            several = (
+                {"nargs": "*", "default": []} if ... in members else {"nargs": "?", "default": dataclasses.MISSING}
+            )
             metavar = field.name.upper().rstrip("S")
-            parser.add_argument(field.name, type=types[0], metavar=metavar, help=help, **several)
+            parser.add_argument(field.name, type=members[0], metavar=metavar, help=help, **several)
             continue
-        if field.default is not None and type(None) in get_args(field.type):
-            words.append("None")
         shown = " ".join(map(str, value)) if isinstance(value, tuple) else value
         help += f" (default: {shown})" if value not in (None, ()) else ""
         if field.type is bool:
             names = flag(field.name), flag(f"no_{field.name}")
             group.add_argument(*names, dest=field.name, action=_OnOff, nargs=0, help=help)
-        else:
-            type_names = {str: "TEXT", int: "N", float: "X", Path: "PATH"}
-            how = {"type": _reader(words, types), "nargs": number, "const": True if number == "?" else None}
-            how["metavar"] = "|".join([*words, *(type_names[kind] for kind in types)])
-            group.add_argument(flag(field.name), dest=field.name, help=help, **how)
+            continue
+        words = [member for member in members if isinstance(member, str)]
+        words += ["None"] if type(None) in members and field.default is not None else []
+        types = [member for member in members if member in TYPE_NAMES]
+        number = "?" if bool in members else "+" if ... in members else None
+        if number is None and get_origin(field.type) is tuple:
+            number = len(get_args(field.type))
+        how = {"type": _reader(words, types), "nargs": number, "const": True if number == "?" else None}
+        metavar = "|".join([*words, *(TYPE_NAMES[one] for one in types)])
+        group.add_argument(flag(field.name), dest=field.name, metavar=metavar, help=help, **how)
 
 
 class _OnOff(argparse.Action):
@@ -126,20 +131,12 @@ def _comments(kind: type) -> dict[str, str]:
     return comments
 
 
-def _raise(message: str):
-    raise ValueError(message.removeprefix("argument "))
-
-
-def _words_types_number(kind) -> tuple[list[str], list[type], str | int | None]:
-    """What a field can hold, except None: words of a Literal, types, and how many (argparse's nargs). If it can hold a
-    bool or another type, the flag without a value is True."""
-    number = "?" if bool in get_args(kind) else None
-    if get_origin(kind) is tuple:
-        number = "+" if ... in get_args(kind) else len(get_args(kind))
-    kinds = [kind] if get_origin(kind) in (None, Literal) else get_args(kind)
-    words = [word for one in kinds if get_origin(one) is Literal for word in get_args(one)]
-    types = [one for one in kinds if get_origin(one) is None and one not in (type(None), bool, ...)]
-    return words, list(dict.fromkeys(types)), number
+def _members(kind) -> list:
+    """What a field can hold, once each: the words of a Literal, and types. `...` stands for as many as there are."""
+    if get_origin(kind) is Literal:
+        return list(get_args(kind))
+    parts = [_members(part) for part in get_args(kind)] or [[kind]]
+    return list(dict.fromkeys(member for part in parts for member in part))
 
 
 def _reader(words: list[str], types: list[type]):

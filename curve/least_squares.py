@@ -16,8 +16,6 @@ Array = np.ndarray
 Interval = tuple[float, float]  # (low, high), 95 %
 
 B_RANGE = 0.05, 30.0
-PAPER_A = np.linspace(0.450, 0.800, 71)  # the published grid, ...
-PAPER_C_MID = np.linspace(100, 40000, 100)  # ... whose compute is in GPU-hours
 
 # --- descent: downhill from many curves at once -------------------------------------------------------------------
 
@@ -74,15 +72,11 @@ def descend(x: Array, y: Array, theta: Array, free: list[int], steps: int = 50) 
 # --- best curves (A.4) --------------------------------------------------------------------------------------------
 
 
-def all_pairs(*columns) -> Array:
-    """The curves (k, 4) with every combination of these values of A, log B, log C_mid and R0."""
-    return np.stack(np.meshgrid(*columns, indexing="ij"), -1).reshape(-1, 4)
-
-
 def starting_grid(x: Array) -> tuple[Array, Array]:
     """Curves (504, 4) from 0 to 1, one for each pair of 18 B and 28 C_mid, and their values (504, n)."""
     first, last = np.log(x[x > 0][[0, -1]])
-    theta = all_pairs([1.0], np.linspace(-1.9, 2.7, 18), np.linspace(first - 1, last + 4, 28), [0.0])
+    columns = [1.0], np.linspace(-1.9, 2.7, 18), np.linspace(first - 1, last + 4, 28), [0.0]
+    theta = np.stack(np.meshgrid(*columns, indexing="ij"), -1).reshape(-1, 4)
     return theta, curve_and_gradient(x, theta)[0]
 
 
@@ -116,16 +110,6 @@ def polish(x: Array, y: Array, theta: Array, R0_free: bool) -> tuple[Array, floa
         curves[:, 0] = np.clip(curves[:, 0], 0, 1)
         curves, squares, _ = descend(x, y, curves, others)
     return curves[0], squares[0]
-
-
-def paper_grid(x: Array, y: Array, R0: float | None) -> tuple[Array, float]:
-    """The same by the paper's own procedure: for each A and C_mid of its grid the B of least squares, then the best of
-    all. ValueError if R0 is None, or if compute cannot be GPU-hours."""
-    if R0 is None or x[-1] < PAPER_C_MID[0] or x[0] > PAPER_C_MID[-1]:
-        grid = f"C_mid from {PAPER_C_MID[0]:g} to {PAPER_C_MID[-1]:g} GPU-hours"
-        raise ValueError(f"the published grid has {grid}: it needs compute in these, and an R0 that is not free")
-    curves, squares, _ = descend(x, y, all_pairs(PAPER_A, [0.0], np.log(PAPER_C_MID), [R0]), [1])
-    return curves[squares.argmin()], squares.min()
 
 
 def fit_power_law(x: Array, y: Array) -> tuple[float, float, float]:

@@ -1,11 +1,12 @@
 """Draw fitted runs: one in detail, several side by side, variants against each other, the seeds of each variant.
 
 The suffix of the file is its format (FORMATS). A figure is written whole or not at all. `title` replaces the title that
-the figure would have; `width` is in inches.
+the figure would have.
 """
 
 import textwrap
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
@@ -16,7 +17,7 @@ from scipy.special import stdtrit  # quantiles of Student's t; scipy.stats is sl
 from curve.columns import Series
 from curve.comparison import Comparison, asymptote_of, standing
 from curve.files import whole_file
-from curve.fit import Fit, Run, fit_sigmoid, power_law
+from curve.fit import Fit, Run, fit_sigmoid
 
 MARKERS = "os^Dv"  # of the first seed, the second, ...
 FORMATS = (".png", ".pdf", ".svg")
@@ -26,23 +27,20 @@ HIDDEN = "_"  # the legend leaves out what begins so
 MOST_BARS = 200  # points; of more, error bars would be a second band
 
 
-def plot_runs(path: Path, runs: Sequence[Run], predict=(), with_power_law=False, held_out=False, title=None, width=8):
+def plot_runs(path: Path, runs: Sequence[Run], predict=(), held_out=False, title: str | None = None) -> None:
     """Draw runs: a single one in detail, several as curves. Forecasts reach to the last compute of `predict`. held_out:
     also the forecast of the later points from the first half of the compute, if that can be fitted."""
-    figure, (axes,) = _new_figure(1, width)
+    figure, (axes,) = _new_figure(1)
     alone = len(runs) == 1
-    hidden = "" if alone else HIDDEN
     for i, (series, fit) in enumerate(runs):
-        color = f"C{i % 10}"
-        _draw_run(axes, series, fit, color, details=alone, predict=predict)
-        if with_power_law:
-            C, law_color = np.geomspace(fit.x[fit.x > 0][0], _end(series, fit, predict), 100), "C1" if alone else color
-            axes.plot(C, power_law(C, *fit.power_law), ":", color=law_color, label=f"{hidden}power law")
-        if held_out and (early := _first_half(series, fit)):
-            C, early_color = np.geomspace(early.C_max, series.x[-1], 50), "C4" if alone else color
-            label = f"{hidden}forecast from the points up to {early.C_max:.3g}"
-            axes.plot(C, early.predict(C), "-.", color=early_color, label=label)
-            axes.fill_between(C, *early.band(C), color=early_color, alpha=0.25, lw=0)
+        _draw_run(axes, series, fit, f"C{i % 10}", details=alone, predict=predict)
+        if held_out:
+            with suppress(ValueError):  # the report says why there is none
+                early = fit_sigmoid(series.x, series.y, fit.r0, fit.x[0], fit.C_max / 2)
+                C, color = np.geomspace(early.C_max, series.x[-1], 50), "C4" if alone else f"C{i % 10}"
+                label = f"{'' if alone else HIDDEN}forecast from the points up to {early.C_max:.3g}"
+                axes.plot(C, early.predict(C), "-.", color=color, label=label)
+                axes.fill_between(C, *early.band(C), color=color, alpha=0.25, lw=0)
     if title is None:
         series, fit = runs[0]
         title = series.name if fit.identified else f"{series.name}\n{fit.warnings[0]}"
@@ -51,11 +49,11 @@ def plot_runs(path: Path, runs: Sequence[Run], predict=(), with_power_law=False,
     _save(path, figure)
 
 
-def plot_compare(path: Path, variants: dict[str, list[Run]], comparisons: list[Comparison], title=None, width=13):
+def plot_compare(path: Path, variants: dict[str, list[Run]], comparisons: list[Comparison], title=None) -> None:
     """Draw variants by name: their curves, and if ceilings are not told apart the lines whose slope is the efficiency,
     log F(R) = B log C (A.8)."""
     alike = {name for comparison in comparisons if comparison.efficiency for name in comparison.variants}
-    figure, panels = _new_figure(2 if alike else 1, width if alike else min(width, 8))
+    figure, panels = _new_figure(2 if alike else 1)
     counted = {name: standing([fit for _, fit in runs]) for name, runs in variants.items()}
     common = float(np.mean([fit.A for name in alike for fit in counted[name]] or np.nan))
     for i, (name, runs) in enumerate(variants.items()):
@@ -77,7 +75,7 @@ def plot_compare(path: Path, variants: dict[str, list[Run]], comparisons: list[C
 
 def plot_seeds(path: Path, variants: dict[str, list[Run]]) -> None:
     """Draw variants by name, a panel each: every seed with its own curve (Fig. 8a)."""
-    figure, panels = _new_figure(len(variants), 8 if len(variants) == 1 else 13)
+    figure, panels = _new_figure(len(variants))
     for axes, (name, runs) in zip(panels, variants.items()):
         for i, ((series, fit), marker) in enumerate(zip(runs, cycle(MARKERS))):
             seed = replace(series, name=series.name.removeprefix(f"{name}-"))
@@ -90,19 +88,6 @@ def plot_seeds(path: Path, variants: dict[str, list[Run]]) -> None:
 
 
 # --- on one panel -------------------------------------------------------------------------------------------------
-
-
-def _end(series: Series, fit: Fit, predict: Sequence[float]) -> float:
-    """The compute at which the curve of a run ends on its panel."""
-    return max(4 * fit.C_max, 1.2 * series.x[-1], *(1.2 * C for C in predict))
-
-
-def _first_half(series: Series, fit: Fit) -> Fit | None:
-    """The fit of the points up to half of the compute; None if there is none, which the report says."""
-    try:
-        return fit_sigmoid(series.x, series.y, fit.r0, fit.x[0], fit.C_max / 2)
-    except ValueError:
-        return None
 
 
 def _draw_run(axes, series: Series, fit: Fit, color: str, details=False, predict=(), marker="o") -> None:
@@ -118,7 +103,7 @@ def _draw_run(axes, series: Series, fit: Fit, color: str, details=False, predict
         half = 1.96 * np.sqrt(y * (1 - y) / series.num_examples)
         text = f"{hidden}95 % of {series.num_examples:.0f} answers"
         axes.errorbar(x, y, half, fmt="none", ecolor=color, elinewidth=0.7, alpha=0.6, label=text)
-    end = _end(series, fit, predict)
+    end = max(4 * fit.C_max, 1.2 * series.x[-1], *(1.2 * C for C in predict))
     past, future = np.geomspace(fit.x[fit.x > 0][0] / 1.5, fit.C_max, 100), np.geomspace(fit.C_max, end, 50)
     both = np.append(past, future)
     name = f"{series.name}: {'collapsed' if fit.collapsed else f'A {fit.asymptote}'}"
@@ -176,12 +161,13 @@ def _draw_efficiency(axes, name: str, fits: list[Fit], A: float, color: str) -> 
 # --- figures ------------------------------------------------------------------------------------------------------
 
 
-def _new_figure(panels: int, width: float):
+def _new_figure(panels: int):
     """A figure and its panels, at most three beside each other."""
     from matplotlib.figure import Figure  # here, so that a fit without a plot starts fast
 
     rows = -(-panels // 3)
     columns = -(-panels // rows)
+    width = 8 if panels == 1 else 13
     figure = Figure(figsize=(width, 1), layout="constrained")  # the legends decide the height
     return figure, figure.subplots(rows, columns, squeeze=False).flatten()
 
@@ -200,17 +186,12 @@ def _finish(axes, runs: Sequence[Series], title: str) -> None:
     axes.set_title("\n".join(title_lines), fontsize=10)
     axes.tick_params(axis="x", which="minor", labelsize=6)
     axes.grid(alpha=0.25)
-    columns = max((n for n in range(1, len(texts) + 1) if _legend_width(texts, n) < width - 0.2), default=1)
+    columns = int(max(1, (width - 0.2) / (0.55 + 0.06 * max(map(len, texts), default=0))))  # about, in inches
     height = min(4.4, max(2.4, 0.6 * width)) + 0.17 * (-(-len(texts) // columns) + len(title_lines))
     figure.set_figheight(max(figure.get_figheight(), grid.nrows * height))
     if texts:
         below = axes.transAxes + ScaledTranslation(-0.55, -0.5, figure.dpi_scale_trans)  # inches
         axes.legend(fontsize=8, ncols=columns, loc="upper left", bbox_to_anchor=(0, 0), bbox_transform=below)
-
-
-def _legend_width(texts: list[str], columns: int) -> float:
-    """About how many inches a legend takes."""
-    return sum(0.55 + 0.06 * max(map(len, part)) for part in np.array_split(texts, columns))
 
 
 def _save(path: Path, figure) -> None:

@@ -159,12 +159,9 @@ OF_ITS_RUN = (
 def parse(arguments: list[str], kind: type = Settings, description: str | None = None):
     """The settings, of type `kind`, that the flags say. `--help` prints the help and exits. ValueError, in one
     sentence, for flags and values that are impossible."""
-    # The flags are read twice: first to learn which values they start from, then over these.
-    chosen = read_flags(kind, [argument for argument in arguments if argument not in ("-h", "--help")], kind())
-    start = starting_values(chosen)
-    settings = read_flags(kind, arguments, start, description)
+    settings = read_flags(kind, arguments, starting_values, description)
     if getattr(settings, "resume", None):
-        refuse_changes(start, settings)
+        refuse_changes(read_settings(settings.resume), settings)
     elif getattr(settings, "from_step", None):
         raise ValueError("--from-step names a checkpoint of the run that --resume names; there is no --resume")
     refuse_impossible(settings)
