@@ -31,7 +31,7 @@ import json
 import re
 import signal
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import Literal
@@ -50,7 +50,7 @@ FIRST_COMMANDS = """In the folder of this file, these commands work at once:
   python fit_curve.py docs/study/loo/scalerl-seed0/log.jsonl --plot fit.png
   python fit_curve.py --compare docs/study/recipes/dapo-seed2 docs/study/recipes/grpo-seed2
 
-then: python fit_curve.py YOUR_LOG. `--help` has all flags. numpy, scipy and matplotlib are all that must be installed."""
+then: python fit_curve.py YOUR_LOG. `--help` has all flags. They need numpy, scipy and matplotlib alone."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,6 @@ class Options(Fitting):
     seeds: bool = False  # the logs are seeds of one variant
     compare: bool = False  # the logs are variants, which are compared two by two
     plot: Path | None = None  # draw the curves into this file: .png, .pdf or .svg
-    title: str | None = None  # of the picture
-    label: str | None = None  # names of the runs, with commas, instead of those of their files
-    held_out: bool = False  # the picture has the forecast of the later points from the first half of the compute
 
 
 def read_options(arguments: list[str]) -> Options:
@@ -95,8 +92,6 @@ def read_options(arguments: list[str]) -> Options:
             raise ValueError(f"{target}: there is no such folder to write to")
     if options.plot and options.plot.suffix.lower() not in FORMATS:
         raise ValueError(f"--plot {options.plot}: the name must end in {', '.join(FORMATS)}")
-    if options.label and options.compare:
-        raise ValueError("--label names runs; the variants of --compare are named by NAME=LOG")
     return options
 
 
@@ -144,12 +139,6 @@ def main(arguments: list[str]) -> int:
     if unfit and not (options.compare and len(variants) > 1):
         raise ValueError(unfit[0])
     runs = [run for runs in variants.values() for run in runs]
-    if options.label:
-        names = options.label.split(",")
-        if len(names) != len(runs):
-            raise ValueError(f"--label has {len(names)} names for {len(runs)} runs")
-        runs = [(replace(series, name=name), fit) for name, (series, fit) in zip(names, runs)]
-
     results = {"runs": [report(*run, options.predict) for run in runs]}
     paragraphs = [f"{run[0].name}\n{describe(*run, numbers)}" for run, numbers in zip(runs, results["runs"])]
     if options.seeds:
@@ -169,9 +158,9 @@ def main(arguments: list[str]) -> int:
         paragraphs += [f"left out, since it cannot be fitted: {reason}" for reason in unfit]
 
     if options.plot and options.compare:
-        plot_compare(options.plot, variants, comparisons, options.title)
+        plot_compare(options.plot, variants, comparisons)
     elif options.plot:
-        plot_runs(options.plot, runs, options.predict, options.held_out, options.title)
+        plot_runs(options.plot, runs, options.predict)
     if options.json:
         write_json(options.json, results)
     print("\n\n".join(paragraphs))

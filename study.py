@@ -12,6 +12,7 @@ Each run is `train.py` in a process of its own, with the folder runs/STUDY/VARIA
 seeds.png are made from the logs alone.
 """
 
+import contextlib
 import dataclasses
 import difflib
 import itertools
@@ -98,8 +99,8 @@ def read_study(study: str) -> dict[str, dict]:
             raise ValueError(f"{study}: {variant!r} cannot name a folder: letters, digits, _ . + - only")
         for name in changes.keys() - known:
             near = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {near[0]}?" if near else f"it can set {', '.join(sorted(known))}"
-            raise ValueError(f"{study}: {variant} sets {name!r}, which a study cannot; {hint}")
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ValueError(f"{study}: {variant} sets {name!r}, which a study cannot{hint}")
     return variants
 
 
@@ -123,7 +124,7 @@ def runs_to_train(study: Study, common: list[str]) -> dict[Path, tuple[Settings,
             raise ValueError(f"{single} is for one run: a study has --seeds, and goes on by itself")
     if study.jobs < 1:
         raise ValueError(f"--jobs must be at least 1, not {study.jobs}")
-    variants, names = {}, {}  # by variant its settings and flags; by what is trained its variant
+    variants = {}  # by variant its settings and flags
     for variant, changes in read_study(study.study).items():
         for argument in common_flags & {*map(flag, changes)}:
             raise ValueError(f"variant {variant!r} of {study.study} has its own {argument}: it is no flag for all runs")
@@ -133,9 +134,6 @@ def runs_to_train(study: Study, common: list[str]) -> dict[Path, tuple[Settings,
         except ValueError as error:
             raise ValueError(f"variant {variant!r} of {study.study}: {error}") from None
         variants[variant] = settings, arguments
-        trained = repr(replace(settings, recipe=replace(settings.recipe, recipe="scalerl", leave_out=None)))
-        if names.setdefault(trained, variant) != variant:
-            raise ValueError(f"{study.study}: {names[trained]!r} and {variant!r} would be the same runs twice")
     runs, parent = {}, study.name or Path(study.study).stem
     if (Path("runs") / parent / "config.json").exists():
         raise ValueError(f"runs/{parent} holds a run, not a study; choose another --name")
@@ -174,50 +172,45 @@ def start_run(folder: Path, arguments: list[str]) -> subprocess.Popen:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, **both)
 
 
-def train_all(folder: Path, runs: dict[Path, tuple[Settings, list[str]]], jobs: int) -> tuple[int, int]:
-    """Train all runs that are not finished, `jobs` at once. Returns how many failed, and the signal that stopped the
-    study, or 0. The first signal stops the runs, each with a checkpoint; a second one stops them at once."""
+def train_all(folder: Path, runs: dict[Path, tuple[Settings, list[str]]], jobs: int) -> int:
+    """Train all runs that are not finished, `jobs` at once. Returns how many failed. SystemExit after a signal: the
+    first stops the runs, each with a checkpoint, and a second one stops them at once."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores it
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
     waiting = [path for path, (settings, _) in runs.items() if not finished(path, settings)]
     running: dict[Path, subprocess.Popen] = {}
     done, failed = len(runs) - len(waiting), 0
-    signals: list[int] = []  # that have come, ...
-    passed_on = 0  # ... and how many of them the runs have got
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores it
-            signal.signal(number, lambda number, _: signals.append(number))
-
-    def stop_runs() -> None:
-        for process in running.values():
-            process.send_signal(signal.SIGINT)
 
     def steps_made() -> int:
         return sum(min(last_line(path).get("step", 0), settings.steps) for path, (settings, _) in runs.items())
 
     progress = Progress(folder.name, sum(settings.steps for settings, _ in runs.values()), steps_made())
     try:
-        while running or (waiting and not signals):
-            while waiting and not signals and len(running) < jobs:
+        while running or waiting:
+            while waiting and len(running) < jobs:
                 path = waiting.pop(0)
                 running[path] = start_run(path, runs[path][1])
-            if passed_on < len(signals):
-                say("Stopping the runs at once." if passed_on else "Stopping the runs, each with a checkpoint.")
-                stop_runs()
-                passed_on = len(signals)
             time.sleep(0.5)
             for path in [path for path, process in running.items() if process.poll() is not None]:
                 status = running.pop(path).returncode
-                done += status == 0
-                if status and not signals:
-                    failed += 1
+                done, failed = done + (status == 0), failed + (status != 0)
+                if status != 0:
                     reason = Path(f"{path}.txt").read_text().strip().rpartition("\n")[2]
                     say(f"error: {path} failed with status {status}: {reason} ({path}.txt has all)")
             text = f"{done} of {len(runs)} runs done" + (f", {failed} failed" if failed else "")
             text += f"; now {', '.join(path.name for path in running)}" if running else ""
             progress.show(steps_made(), text)
     finally:
-        stop_runs()  # after an error; otherwise none is running
         progress.close()
-    return failed, signals[0] if signals else 0
+        while left := [process for process in running.values() if process.poll() is None]:
+            with contextlib.suppress(SystemExit):  # a second signal
+                say("Stopping the runs; the same command goes on.")
+                for process in left:
+                    process.send_signal(signal.SIGINT)
+                for process in left:
+                    process.wait()
+    return failed
 
 
 # --- the tables ---------------------------------------------------------------------------------------------------
@@ -367,24 +360,19 @@ class Tables:
 
 
 def main(arguments: list[str]) -> int:
-    """The command. Returns the exit status: 0; 1 if a run failed; 130 after Ctrl-C, 143 after SIGTERM."""
+    """The command. Returns the exit status: 0, or 1 if a run failed. (It is 130 after Ctrl-C, 143 after SIGTERM.)"""
     if arguments[:1] == ["tables"]:
         options = read_flags(Tables, arguments[1:])
         print(make_tables(options.folder, options.fitting))
         return 0
     if not arguments or (arguments[0].startswith("-") and not {"-h", "--help"} & {*arguments}):
-        raise ValueError(
-            f"what comes first is the study: {', '.join(STUDIES)}, a JSON file of variants, or tables FOLDER"
-        )
+        raise ValueError(f"what comes first is the study: {', '.join(STUDIES)}, a JSON file, or tables FOLDER")
     study, common = read_flags(Study, arguments, description=__doc__, others=True)
     runs = runs_to_train(study, common)
     folder = next(iter(runs)).parent
     folder.mkdir(parents=True, exist_ok=True)
     with lock_folder(folder):
-        failed, stopped_by = train_all(folder, runs, study.jobs)
-    if stopped_by:
-        print(f"\nstopped by {signal.Signals(stopped_by).name}; the same command goes on", file=sys.stderr)
-        return 128 + stopped_by
+        failed = train_all(folder, runs, study.jobs)
     try:
         print(make_tables(folder, Fitting()))
     except ValueError as error:

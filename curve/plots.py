@@ -1,12 +1,10 @@
 """Draw fitted runs: one in detail, several side by side, variants against each other, the seeds of each variant.
 
-The suffix of the file is its format (FORMATS). A figure is written whole or not at all. `title` replaces the title that
-the figure would have.
+The suffix of the file is its format (FORMATS). A figure is written whole or not at all.
 """
 
 import textwrap
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
@@ -17,7 +15,7 @@ from scipy.special import stdtrit  # quantiles of Student's t; scipy.stats is sl
 from curve.columns import Series
 from curve.comparison import Comparison, asymptote_of, standing
 from curve.files import whole_file
-from curve.fit import Fit, Run, fit_sigmoid
+from curve.fit import Fit, Run
 
 MARKERS = "os^Dv"  # of the first seed, the second, ...
 FORMATS = (".png", ".pdf", ".svg")
@@ -27,29 +25,19 @@ HIDDEN = "_"  # the legend leaves out what begins so
 MOST_BARS = 200  # points; of more, error bars would be a second band
 
 
-def plot_runs(path: Path, runs: Sequence[Run], predict=(), held_out=False, title: str | None = None) -> None:
-    """Draw runs: a single one in detail, several as curves. Forecasts reach to the last compute of `predict`. held_out:
-    also the forecast of the later points from the first half of the compute, if that can be fitted."""
+def plot_runs(path: Path, runs: Sequence[Run], predict: Sequence[float] = ()) -> None:
+    """Draw runs: a single one in detail, several as curves. Forecasts reach to the last compute of `predict`."""
     figure, (axes,) = _new_figure(1)
-    alone = len(runs) == 1
+    alone, title = len(runs) == 1, "points, fitted curves, forecasts (dashed)"
     for i, (series, fit) in enumerate(runs):
         _draw_run(axes, series, fit, f"C{i % 10}", details=alone, predict=predict)
-        if held_out:
-            with suppress(ValueError):  # the report says why there is none
-                early = fit_sigmoid(series.x, series.y, fit.r0, fit.x[0], fit.C_max / 2)
-                C, color = np.geomspace(early.C_max, series.x[-1], 50), "C4" if alone else f"C{i % 10}"
-                label = f"{'' if alone else HIDDEN}forecast from the points up to {early.C_max:.3g}"
-                axes.plot(C, early.predict(C), "-.", color=color, label=label)
-                axes.fill_between(C, *early.band(C), color=color, alpha=0.25, lw=0)
-    if title is None:
-        series, fit = runs[0]
+    if alone:
         title = series.name if fit.identified else f"{series.name}\n{fit.warnings[0]}"
-        title = title if alone else "points, fitted curves, forecasts (dashed)"
     _finish(axes, [series for series, _ in runs], title)
     _save(path, figure)
 
 
-def plot_compare(path: Path, variants: dict[str, list[Run]], comparisons: list[Comparison], title=None) -> None:
+def plot_compare(path: Path, variants: dict[str, list[Run]], comparisons: list[Comparison]) -> None:
     """Draw variants by name: their curves, and if ceilings are not told apart the lines whose slope is the efficiency,
     log F(R) = B log C (A.8)."""
     alike = {name for comparison in comparisons if comparison.efficiency for name in comparison.variants}
@@ -66,10 +54,9 @@ def plot_compare(path: Path, variants: dict[str, list[Run]], comparisons: list[C
         _finish(panels[1], every, f"efficiency, with A held at {common:.3f}: the slope is B, height 1 is at C_mid")
         panels[1].axhline(1, color="0.45", lw=1, ls=":")
         panels[1].set(yscale="log", ylabel="gain reached / gain left,\n(R - R0) / (A - R)")
-    if title is None:
+    if len(comparisons) < 4:
         verdicts = [f"{' and '.join(comparison.variants)}: {comparison.verdict}" for comparison in comparisons]
-        title = "\n".join(verdicts) if len(verdicts) < 4 else ""
-    figure.suptitle(title, fontsize=11, wrap=True)
+        figure.suptitle("\n".join(verdicts), fontsize=11, wrap=True)
     _save(path, figure)
 
 

@@ -113,15 +113,6 @@ def test_a_study_is_interrupted_goes_on_and_finds_itself_finished(tmp_path, monk
     assert "plain-seed0 holds another run" in error and "--learning-rate (was 0.0002, now 0.001)" in error
 
 
-def test_a_run_is_train_py_with_its_output_beside_its_folder(tmp_path):
-    assert study.start_run(tmp_path / "one", ["--help"]).wait(timeout=60) == 0
-    (tmp_path / "two").mkdir()
-    (tmp_path / "two" / "config.json").write_text("{}")
-    assert study.start_run(tmp_path / "two", []).wait(timeout=60) == 2  # it wants to go on with that run
-    assert "--learning-rate" in (tmp_path / "one.txt").read_text()
-    assert f"{tmp_path}/two: its config.json is not one of this program" in (tmp_path / "two.txt").read_text()
-
-
 @pytest.mark.parametrize("number, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_is_passed_on_to_all_runs_and_no_other_is_started(number, status, tmp_path, monkeypatch, capsys):
     """With processes in place of the runs that end at once, when they are interrupted."""
@@ -256,21 +247,6 @@ def test_a_study_is_not_written_into_the_folder_of_a_run(tmp_path, monkeypatch, 
     for flags in (["mine.json"], ["loo", "--name", "mine"]):
         assert status_of(*flags) == 2 and "runs/mine holds a run, not a study" in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "runs" / "mine").iterdir()] == ["config.json"]
-
-
-def test_variants_that_would_be_the_same_runs_twice_are_refused(capsys):
-    """As --loss dapo makes of ScaleRL and of ScaleRL without its loss."""
-    assert status_of("loo", "--loss", "dapo") == 2
-    assert "'scalerl' and 'without-loss' would be the same runs twice" in capsys.readouterr().err
-
-
-def test_flags_set_what_the_fields_say():
-    values = {"fp32_logits": False, "no_positive_resampling": True, "adam_betas": [0.8, 0.9], "train_prompts": None,
-              "data": ["arithmetic"], "loss": "gspo", "learning_rate": 1e-3}  # fmt: skip
-    settings = parse(study.flags(values))
-    parsed = {**vars(settings), **vars(settings.recipe)}
-    for name, value in values.items():
-        assert parsed[name] == (tuple(value) if isinstance(value, list) else value)
 
 
 # --- tables -------------------------------------------------------------------------------------------------------
@@ -429,15 +405,6 @@ def test_a_run_that_may_still_climb_is_not_ended(seed):
     }
     for name, curve in curves.items():
         assert ends_at(*run_of(**dict(R0=0.1, n=31, last=1000.0) | curve, seed=seed), 0.02) is None, name
-
-
-def test_the_upper_end_of_the_gain_decides_at_two_validations():
-    x, y = run_of(A=0.9, B=2.0, C_mid=30.0, n=31, last=1000.0)
-    before, now = (fit_sigmoid(x[:end], y[:end]).gain()[2] for end in (30, 31))
-    assert now < before and fit_sigmoid(x, y).gain()[0] < now - 1e-6
-    assert levelled_off(x, y, before + 1e-6)
-    assert not levelled_off(x, np.full(31, 0.3), 1.0) and not levelled_off(x, np.where(x > 800, 0.2, y), 1.0)
-    assert not levelled_off(x, y, (now + before) / 2) and not levelled_off(x, y, now - 1e-6)
 
 
 def test_intervals_of_a_gain_and_of_a_forecast_hold_the_truth():
