@@ -70,8 +70,6 @@ class Fitting:
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Fitting):
-    """What the command takes: its logs, how to fit them, and what to make of them."""
-
     logs: tuple[str, ...]  # LOG, FILE:COLUMN or -; with --compare variants, [NAME=]LOG[,LOG...]: seeds with commas
     seeds: bool = False  # the logs are seeds of one variant
     compare: bool = False  # the logs are variants, which are compared two by two
@@ -87,9 +85,6 @@ def read_options(arguments: list[str]) -> Options:
         raise ValueError("choose one: --seeds of one variant, or --compare, where commas join the seeds of a variant")
     if not all(C > 0 for C in options.predict):
         raise ValueError("--predict: compute must be positive")
-    for target in (options.plot, options.json):
-        if target is not None and not target.parent.is_dir():
-            raise ValueError(f"{target}: there is no such folder to write to")
     if options.plot and options.plot.suffix.lower() not in FORMATS:
         raise ValueError(f"--plot {options.plot}: the name must end in {', '.join(FORMATS)}")
     return options
@@ -125,7 +120,6 @@ def fit_logs(logs: Sequence[tuple[str, str | Path]], fitting: Fitting) -> tuple[
 
 
 def write_json(path: Path, results: dict) -> None:
-    """Write reports and comparisons; dataclasses become objects with their fields."""
     write_whole(path, json.dumps(results, indent=1, allow_nan=False, default=asdict) + "\n")
 
 
@@ -143,10 +137,8 @@ def main(arguments: list[str]) -> int:
     paragraphs = [f"{run[0].name}\n{describe(*run, numbers)}" for run, numbers in zip(runs, results["runs"])]
     if options.seeds:
         results["seeds"] = mean_of_seeds([fit for _, fit in runs])
-        text = "not all identify A, so there is none for the variant"
-        if results["seeds"]:
-            means = [f"{name} {with_interval(*mean, '.4g')}" for name, mean in results["seeds"].items()]
-            text = f"mean and 95 % t-interval: {', '.join(means)}"
+        means = [f"{name} {with_interval(*mean, '.4g')}" for name, mean in (results["seeds"] or {}).items()]
+        text = f"mean and 95 % t-interval: {', '.join(means)}" if means else "not all identify A, so none is given"
         paragraphs.append(f"{len(runs)} seeds: {text}")
     if options.compare:
         if len(variants) < 2:
@@ -169,8 +161,8 @@ def main(arguments: list[str]) -> int:
 
 def command() -> None:
     """What `python fit_curve.py` runs, and `fit-curve` after `pip install .`."""
-    if hasattr(signal, "SIGPIPE"):  # not on Windows
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `fit_curve.py .. | head` ends quietly
+    if hasattr(signal, "SIGPIPE"):  # not on Windows; `fit_curve.py .. | head` then ends quietly
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     run_command(main)
 
 

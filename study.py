@@ -50,9 +50,7 @@ from machinery.settings import Settings, parse, read_settings, refuse_changes
 
 @dataclass(frozen=True)
 class Study:
-    """Train several variants over seeds, and make tables and figures of them all. Every other flag of train.py applies
-    to each run. What is finished is not trained again, and what was interrupted goes on: after a Ctrl-C or a failure
-    give the same command again."""
+    """Train several variants over seeds. What is finished is not trained again, and what was interrupted goes on."""
 
     # loo, recipes, asynchrony, losses, batch, groups, or a JSON file: {"NAME": {"learning_rate": 4e-4}, ...}
     study: str
@@ -98,9 +96,8 @@ def read_study(study: str) -> dict[str, dict]:
         if not re.fullmatch(r"[\w.+-]+", variant):
             raise ValueError(f"{study}: {variant!r} cannot name a folder: letters, digits, _ . + - only")
         for name in changes.keys() - known:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise ValueError(f"{study}: {variant} sets {name!r}, which a study cannot{hint}")
+            near = "".join(f"; did you mean {word}?" for word in difflib.get_close_matches(name, known, 1))
+            raise ValueError(f"{study}: {variant} sets {name!r}, which a study cannot{near}")
     return variants
 
 
@@ -108,16 +105,14 @@ def flags(changes: dict) -> list[str]:
     """The flags of train.py that set these fields."""
     arguments = []
     for name, value in changes.items():
-        if isinstance(value, bool):
-            arguments.append(flag(name if value else f"no_{name}"))
-        else:
-            arguments += [flag(name), *map(str, value if isinstance(value, list) else [value])]
+        values = [] if isinstance(value, bool) else value if isinstance(value, list) else [value]
+        arguments += [flag(f"no_{name}" if value is False else name), *map(str, values)]
     return arguments
 
 
 def runs_to_train(study: Study, common: list[str]) -> dict[Path, tuple[Settings, list[str]]]:
-    """The runs of a study, first all variants with the first seed: by folder their settings, and the flags of train.py
-    that give them. common: flags for all runs. ValueError if a run cannot be, or if its folder holds another."""
+    """The runs of a study by folder: settings, and the flags of train.py that give them. common: flags
+    for all runs. ValueError if a run cannot be, or if its folder holds another."""
     common_flags = {argument.split("=")[0] for argument in common}
     for single in ("--seed", "--resume", "--from-step"):
         if single in common_flags:
@@ -168,8 +163,8 @@ def start_run(folder: Path, arguments: list[str]) -> subprocess.Popen:
     if (folder / "config.json").exists():
         command += ["--resume", str(folder)]
     with open(f"{folder}.txt", "a") as output:
-        both = {"stdout": output, "stderr": subprocess.STDOUT}
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, **both)
+        streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
+        return subprocess.Popen(command, start_new_session=True, **streams)
 
 
 def train_all(folder: Path, runs: dict[Path, tuple[Settings, list[str]]], jobs: int) -> int:
@@ -231,8 +226,8 @@ def runs_in(folder: Path) -> list[tuple[str, Path]]:
 
 
 def make_tables(folder: Path, fitting: Fitting) -> str:
-    """Fit all runs of a study, write tables.md, compare.png and seeds.png into its folder, and return the tables.
-    ValueError if no run can be fitted; those that cannot are named below the tables."""
+    """Fit all runs of a study, write tables.md, compare.png and seeds.png into its folder, and return the tables. Runs
+    that cannot be fitted are named below them; ValueError if none can."""
     variants, unfit = fit_logs(runs_in(folder), fitting)
     if not variants:
         raise ValueError(unfit[0])
@@ -244,10 +239,10 @@ def make_tables(folder: Path, fitting: Fitting) -> str:
     intervals = "In brackets, 95 % intervals: of a variant by t over its seeds, of a run by its fit."
     text = "\n\n".join([
         f"Compute is {runs[0][0].x_name}. {intervals}",
-        f"### Variants\n\n{variants_table(fits, comparisons)}",
-        f"### Forecasts from the first half of the compute\n\n{forecast_table(reports)}",
-        f"### Seeds\n\n{seeds_table(fits)}",
-        f"### Runs\n\n{runs_table(folder, runs)}",
+        "### Variants", variants_table(fits, comparisons),
+        "### Forecasts from the first half of the compute", forecast_table(reports),
+        "### Seeds", seeds_table(fits),
+        "### Runs", runs_table(folder, runs),
         *(f"Not fitted: {reason}" for reason in unfit),
     ])  # fmt: skip
     write_whole(folder / "tables.md", text + "\n")
@@ -373,11 +368,7 @@ def main(arguments: list[str]) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     with lock_folder(folder):
         failed = train_all(folder, runs, study.jobs)
-    try:
-        print(make_tables(folder, Fitting()))
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    print(make_tables(folder, Fitting()))
     return 1 if failed else 0
 
 

@@ -64,9 +64,7 @@ class Comparison:
     numbers: str  # behind the verdict, in words
     fell: dict[str, str]  # by variant how many of its runs fell, and are left out, such as "1 of 3"
     A_difference: tuple[float, float, float] | None = None  # (gap, low, high), if all runs identify A
-    efficiency: tuple[
-        "Efficiency", ...
-    ] = ()  # with A held at the mean, below and above, if ceilings are not told apart
+    efficiency: tuple["Efficiency", ...] = ()  # with A held at the mean, below, above, if ceilings are not told apart
 
     @property
     def sentence(self) -> str:
@@ -89,19 +87,17 @@ class Efficiency:
 
 
 def compare(variants: tuple[str, str], groups: Sequence[list[Fit]]) -> Comparison:
-    """The paper's comparison of two variants, by name, each with the list of its Fits.
+    """The paper's comparison of two variants, by name, each with the list of its Fits, of which those `standing` count.
 
     Asymptotes come first. They must be further apart than the margin, than the scatter of the seeds explains, and than
     their intervals reach towards each other. If a run shows no ceiling below 1, this must hold for every A in its
-    interval. If asymptotes are not told apart, B and C_mid are fitted again with A held at the mean of all runs, and at
-    .02 above and below. A difference counts if it is sure at all three. Runs that are not `standing` are left out.
+    interval. Otherwise B and C_mid are fitted again with A held at the mean of all runs, and at .02 above and below. A
+    difference counts if it is sure at all three.
     """
-    counted = [standing(fits) for fits in groups]
-    fell = {
-        variant: f"{len(fits) - len(kept)} of {len(fits)}"
-        for variant, fits, kept in zip(variants, groups, counted)
-        if len(fits) > len(kept)
-    }
+    counted, fell = [standing(fits) for fits in groups], {}
+    for variant, fits, kept in zip(variants, groups, counted):
+        if len(fits) > len(kept):
+            fell[variant] = f"{len(fits) - len(kept)} of {len(fits)}"
     unknown = [variant for variant, fits in zip(variants, counted) if not all(fit.comparable for fit in fits)]
     if unknown:
         verdict = f"no difference that this data shows: it does not identify A of {' and '.join(unknown)}"
@@ -119,7 +115,11 @@ def compare(variants: tuple[str, str], groups: Sequence[list[Fit]]) -> Compariso
 
     common = float(np.mean([fit.A for fits in counted for fit in fits]))
     tried = tuple(efficiency(counted, A) for A in (common, common - MARGIN, min(common + MARGIN, 1.0)))
-    steeper, later = sure_direction([at.B_ratio for at in tried]), sure_direction([at.C_mid_ratio for at in tried])
+    # 1 if all ratios are surely above 1, -1 if all are surely below, otherwise 0
+    steeper, later = (
+        int(all(low > 1 for _, low, _ in ratios)) - int(all(high < 1 for _, _, high in ratios))
+        for ratios in ([at.B_ratio for at in tried], [at.C_mid_ratio for at in tried])
+    )
     winner = variants[0] if (steeper or -later) > 0 else variants[1]
     if not steeper and not later:
         kind, winner, verdict = "none", None, "no difference that this data shows"
@@ -145,8 +145,7 @@ def difference_of_ceilings(one: list[Fit], other: list[Fit]) -> tuple[float, flo
     has no A of its own: there the end of its interval stands for A, and the smaller of the two gaps is returned.
     """
 
-    def gap_and_reach(ends: tuple[int, int]) -> tuple[float, float]:
-        """The difference of the means, and how far both intervals reach; ends: which of (low, high) for each."""
+    def gap_and_reach(ends: tuple[int, int]) -> tuple[float, float]:  # ends: 0 for the low one, 1 for the high one
         quantities, reach = [], 0.0
         for fits, end in zip((one, other), ends):
             bounds = np.array([fit.interval["A"][end] for fit in fits])
@@ -162,12 +161,9 @@ def difference_of_ceilings(one: list[Fit], other: list[Fit]) -> tuple[float, flo
 
 
 def difference(one: tuple, other: tuple) -> tuple[float, float]:
-    """The difference of the means of two variants, and the half-width of its 95 % interval. A variant comes as (values,
-    errors, degrees of freedom), each with one entry for each seed.
-
-    Both are assumed to scatter alike (Student), since two or three seeds do not show how much they scatter. If one has
-    a single run, each has an error of its own (Welch): from its seeds, or from the fit of its only run.
-    """
+    """The difference of the means of two variants, (values, errors, degrees of freedom) by seed, and the half-width of
+    its 95 % interval. Both are assumed to scatter alike (Student), since two or three seeds do not show how much. If
+    one has a single run, each has an error of its own (Welch): from its seeds, or from the fit of its only run."""
     n, m = len(one[0]), len(other[0])
     if n > 1 and m > 1:
         degrees = n + m - 2
@@ -194,9 +190,3 @@ def efficiency(groups: Sequence[list[Fit]], A: float) -> Efficiency:
         means.append(tuple(float(np.exp(np.mean(values))) for values in logs))
         ratios.append(tuple(float(np.exp(log)) for log in (log_ratio, log_ratio - half, log_ratio + half)))
     return Efficiency(A, *means, *ratios)
-
-
-def sure_direction(ratios: list[tuple[float, float, float]]) -> int:
-    """1 if all these (ratio, low, high) are surely above 1; -1 if all are surely below; otherwise 0."""
-    directions = {int(low > 1) - int(high < 1) for _, low, high in ratios}
-    return directions.pop() if len(directions) == 1 else 0

@@ -2,10 +2,6 @@
 
 fit_curve.py has the equation and the meaning of A, B, C_mid and R0; curve/least_squares.py has the numerics.
 
-    1. the two curves       the sigmoid, and the power law that it is measured against
-    2. a fit                `fit_sigmoid` makes a Fit; a Fit answers for the curve and for its intervals
-    3. verdicts             `judge` says whether A is identified, and warns
-
 Dimensions: n points of a run, m values of compute, k sums of them.
 """
 
@@ -36,9 +32,8 @@ def power_law(C, A: float, D: float, B: float) -> Array:
 
 # --- 2. A fit -----------------------------------------------------------------------------------------------------
 # Each run is fitted twice. A, B and C_mid come from a fit that holds R0 at the first validation, as the paper does. But
-# that validation is a measurement as noisy as the others, and an error in it moves A. So the intervals come from a
-# second fit, in which R0 is free and the first validation is one more point, at compute 0. With `--r0 free` R0 is free
-# in both fits; with `--r0 VALUE` it is known, and both hold it.
+# that validation is as noisy as the others, and an error in it moves A. So the intervals come from a second fit, in
+# which R0 is free and the first validation is one more point. `--r0 free` frees R0 in both; `--r0 VALUE` holds it.
 
 
 @dataclass(frozen=True)
@@ -94,7 +89,7 @@ class Fit:
 
     @property
     def gain_made(self) -> float:
-        """The part of the gain from R0 to A that the data shows, (R(C_max) - R0) / (A - R0)."""
+        """The part of the gain that the data shows, (R(C_max) - R0) / (A - R0)."""
         return float(1 / (1 + self.reach**-self.B))
 
     @property
@@ -193,31 +188,26 @@ def fit_sigmoid(x, y, r0: str | float = "first", fit_from=0.0, fit_to=np.inf, nu
     A, B, C_mid, R0 = map(float, (theta[0], *np.exp(theta[1:3]), theta[3]))
     interval, profile = least_squares.profile_over_A(x_all, y_all, best, theta, excess, R0_free)
 
-    interval = {"R0": (R0, R0)} | interval
     squares, rms = float(squares), float(np.sqrt(squares / (n - parameters)))
     noise = float(np.sqrt(np.mean(y * (1 - y)) / num_examples)) if num_examples else None
+    interval = {"R0": (R0, R0)} | interval
     return judge(Fit(A, B, C_mid, R0, interval, squares, rms, lag_1, correlation, noise, r0, x, y, profile, warnings))
 
 
 def lag_one_correlation(residual: Array, parameters: int) -> tuple[float, float]:
-    """Correlation of neighbouring residuals (n,), and the same corrected for its bias.
-
-    A smooth curve soaks up slow noise, so residuals look less correlated than the noise is, by about p (1 + 3 r) / n
-    for p parameters: p times the bias that Kendall (1954) gives for a fitted mean.
-    """
+    """Correlation of neighbouring residuals (n,), and the same corrected for its bias. A smooth curve soaks up slow
+    noise, so residuals look less correlated than the noise is, by about p (1 + 3 r) / n for p parameters: p times the
+    bias that Kendall (1954) gives for a fitted mean."""
     n, p = len(residual), parameters
     raw = residual[1:] @ residual[:-1] / max(residual @ residual, 1e-300)
     return float(raw), float(np.clip((n * raw + p) / max(n - 3 * p, n / 2), 0, 0.9))
 
 
 def allowed_excess(squares: float, degrees: int, correlation: float) -> float:
-    """How far above the least squared error a curve may lie and still be in the 95 % interval.
-
-    s^2 t^2 is the profile-likelihood bound for independent noise; (1 + r) / (1 - r) is how much more the mean of noise
-    with neighbour correlation r varies. Without that factor such intervals hold the truth much less than 95 % of the
-    time (`python benchmarks/fit.py` shows it). degrees: points less fitted parameters. No pass rate is known
-    to better than 1e-6.
-    """
+    """How far above the least squared error a curve may lie and still be in the 95 % interval. s^2 t^2 is the
+    profile-likelihood bound for independent noise; (1 + r) / (1 - r) is how much more the mean of noise with neighbour
+    correlation r varies (`python benchmarks/fit.py`). degrees: points less fitted parameters. No pass rate is known to
+    better than 1e-6."""
     return max(squares / degrees, 1e-12) * stdtrit(degrees, 0.975) ** 2 * (1 + correlation) / (1 - correlation)
 
 
@@ -251,36 +241,29 @@ def judge(fit: Fit) -> Fit:
         (high - low > abs(gain), UNKNOWN, f"its interval [{low:.3f}, {high:.3f}] is wider than the whole gain"),
         (fit.gain_made < SAFE_GAIN_MADE, SHORT, f"{made} {100 * SAFE_GAIN_MADE:.0f} %: each point moves A"),
     ]
-    about_A = holding(rules_for_A)[:1]
+    about_A = [FitWarning(*warning) for holds, *warning in rules_for_A if holds][:1]
     kind = about_A[0].kind if about_A else None
 
     declined = bool(peak - end > max(0.2 * (peak - fit.R0), 4 * jump))
     late = fit.x >= fit.C_max / 4
     flat = is_flat(fit.x[late], fit.y[late], fit.correlation)
     since = f"since x = {fit.x[late][0]:.4g} ({late.sum()} points)"
-    late_start = fit.x[0] > fit.C_mid
     on_bound = not least_squares.B_RANGE[0] * 1.01 < fit.B < least_squares.B_RANGE[1] / 1.01
     drifts = fit.correlation > 0.6 and n > 10
     noise = fit.noise or np.nan  # no comparison with nan holds
-    noise_is = f"the noise of a validation ({noise:.4f})"
     rules = [
         (declined, "decline", f"{fall}, so A lies below the peak"),
         (flat, "flat", f"no gain {since}: the run is at A, or has stalled"),
-        (late_start, "late start", "half of the gain came before the first fitted point: B and C_mid lean on R0 alone"),
+        (fit.x[0] > fit.C_mid, "late start", "half of the gain came before the first point: B and C_mid lean on R0"),
         (n < 6, "few points", f"only {n} points: the intervals lean on {n - 3} degree(s) of freedom"),
         (on_bound, "B is on its bound", f"B = {fit.B:.3g}: the rise is a step between points, or has no shape yet"),
         (drifts, "drift", f"corrected correlation of the residuals {fit.correlation:.2f}: a slow movement is missed"),
-        (fit.rms > 2 * noise, "scatter", f"{fit.rms:.4f} is more than twice {noise_is}: less smooth than a sigmoid"),
-        (gain < 4 * noise, "small gain", f"it is below 4 times {noise_is}: use more examples"),
+        (fit.rms > 2 * noise, "scatter", f"{fit.rms:.4f} is more than twice the noise of a validation ({noise:.4f})"),
+        (gain < 4 * noise, "small gain", f"below 4 times the noise of a validation ({noise:.4f}): use more examples"),
     ]
-    warnings = about_A + holding(rules) + fit.warnings
+    warnings = about_A + [FitWarning(*warning) for holds, *warning in rules if holds] + fit.warnings
     identified, no_ceiling = kind in (None, SHORT), kind == NO_CEILING
     return replace(fit, identified=identified, no_ceiling=no_ceiling, fell=declined, warnings=warnings)
-
-
-def holding(rules: list[tuple[bool, str, str]]) -> list[FitWarning]:
-    """The warnings that hold, of (whether it holds, kind, text)."""
-    return [FitWarning(kind, text) for holds, kind, text in rules if holds]
 
 
 def is_flat(x: Array, y: Array, correlation: float) -> bool:

@@ -29,9 +29,8 @@ def read_flags(kind: type, arguments: list[str], default=None, description: str 
     namespace, unknown = parser.parse_known_intermixed_args([text for text in arguments if text not in HELP])
     if unknown and not others:
         near = difflib.get_close_matches(unknown[0].split("=")[0], parser._option_string_actions, 1)
-        is_flag = unknown[0].startswith("-")
-        wrong = f"there is no flag {unknown[0]}" if is_flag else f"{unknown[0]!r} belongs to no flag"
-        _raise(wrong + (f"; did you mean {near[0]}?" if near else "; --help lists all"))
+        hint = f"did you mean {near[0]}?" if near else "--help lists all"
+        _raise(f"there is no flag for {unknown[0]}; {hint}")
     if callable(default):
         default = default(_filled(kind, vars(namespace)))
     if not HELP.isdisjoint(arguments):
@@ -113,9 +112,7 @@ def _add_fields(parser: argparse.ArgumentParser, kind: type, default) -> None:
         group.add_argument(flag(field.name), dest=field.name, metavar=metavar, help=help, **how)
 
 
-class _OnOff(argparse.Action):
-    """--name sets True, --no-name False."""
-
+class _OnOff(argparse.Action):  # --name sets True, --no-name False
     def __call__(self, _, namespace, __, name=None) -> None:
         setattr(namespace, self.dest, name == self.option_strings[0])
 
@@ -149,8 +146,7 @@ def _reader(words: list[str], types: list[type]):
             with contextlib.suppress(ValueError):
                 return one(text)
         valid = [*words, *({int: "a whole number", float: "a number"}[one] for one in types)]
-        wanted = f"one of {', '.join(valid)}" if valid[1:] else valid[0]
-        raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not {'one of ' * (len(valid) > 1)}{', '.join(valid)}")
 
     return read
 

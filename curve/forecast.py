@@ -18,13 +18,10 @@ def forecasts(fit: Fit, C) -> dict[str, float]:
 
 def held_out(x, y, r0: str | float = "first", fit_to: float | None = None, fit_from=0.0) -> dict:
     """The mean of the last three points (`came`), and its forecasts from the points with compute <= fit_to, by default
-    half of the last. If the sigmoid holds, `came` lies in `interval` with 95 %: the interval of the curve, widened by
-    the scatter of three points around it.
-
-    x, y, r0, fit_from are as in `fit_sigmoid`. ValueError if the first part cannot be fitted.
-    """
+    half of the last. `interval` should hold `came` with 95 %: that of the curve, widened by the scatter of the three.
+    The arguments are as in `fit_sigmoid`. ValueError if the first part cannot be fitted."""
     x, y = np.asarray(x, float), np.asarray(y, float)
-    fit_to = x[-1] / 2 if fit_to is None else fit_to
+    fit_to = float(x[-1] / 2 if fit_to is None else fit_to)
     early = fit_sigmoid(x, y, r0, fit_from, fit_to)
     last = slice(max(len(x) - 3, np.sum(x <= fit_to)), None)
     forecast, n = forecasts(early, x[last]), len(x[last])
@@ -32,19 +29,13 @@ def held_out(x, y, r0: str | float = "first", fit_to: float | None = None, fit_f
     low, high = early.interval_of(np.full((1, n), 1 / n), x[last])
     scatter = stdtrit(len(early.x) - 3, 0.975) * early.rms / np.sqrt(n)
     ends = curve - np.hypot(curve - low[0], scatter), curve + np.hypot(high[0] - curve, scatter)
-    return {
-        "fit_to": float(fit_to),
-        "n_points": len(early.x),
-        "came": float(y[last].mean()),
-        **forecast,
-        "interval": np.clip(ends, 0, 1).tolist(),
-    }
+    measured = {"fit_to": fit_to, "n_points": len(early.x), "came": float(y[last].mean())}
+    return measured | forecast | {"interval": np.clip(ends, 0, 1).tolist()}
 
 
 def levelled_off(x, y, least_gain: float) -> bool:
     """Whether twice the compute would surely buy less than `least_gain`: A is identified, and the 95 % interval of the
-    gain ends below it. This must hold at the last point and at the one before, since a question that is asked at every
-    point is more often answered wrongly."""
+    gain ends below it. It must hold at the last two points, since a question asked often is answered wrongly once."""
     if len(x) < LEAST_TO_STOP:
         return False
     try:

@@ -38,12 +38,9 @@ def limits(x: Array) -> tuple[Array, Array]:
 
 
 def descend(x: Array, y: Array, theta: Array, free: list[int], steps: int = 50) -> tuple[Array, Array, Array]:
-    """The curves of least squares downhill from k curves theta (k, 4), by Levenberg-Marquardt, all k at once.
-
-    Returns the curves (k, 4), their squared errors (k,), and J'J (k, f, f), half of the curvature of the squared error
-    in the free parameters. With steps=0 no curve moves. (scipy.optimize.least_squares finds the same curves one at a
-    time. That takes ten times as long for the forty curves behind an interval.)
-    """
+    """The curves of least squares downhill from k curves theta (k, 4), by Levenberg-Marquardt, all k at once (SciPy
+    finds them one at a time, which takes ten times as long). Returns the curves (k, 4), their squared errors (k,), and
+    J'J (k, f, f), half of the curvature of the squared error in the free parameters. With steps=0 no curve moves."""
     theta, (low, high) = theta.copy(), limits(x)
 
     def evaluate(theta):
@@ -90,11 +87,9 @@ def lines(z: Array, y: Array, base: float | None = None) -> tuple[Array, Array]:
 
 
 def variable_projection(x: Array, y: Array, R0: float | None) -> tuple[Array, float]:
-    """The sigmoid of least squares with A in [0, 1]: theta (4,) and its squared error.
-
-    With B and C_mid held, the curve is a straight line in the part of the gain that is reached, and the best line has a
-    closed form. So a grid over B and C_mid finds the right valley, and `polish` walks to its bottom.
-    """
+    """The sigmoid of least squares with A in [0, 1]: theta (4,) and its squared error. With B and C_mid held, the curve
+    is a straight line in the part of the gain that is reached, and the best line has a closed form. So a grid over B
+    and C_mid finds the right valley, and `polish` walks to its bottom."""
     theta, g = starting_grid(x)
     base, gain = lines(g, y, R0)
     theta[:, 0], theta[:, 3] = np.clip(base + gain, 0, 1), base

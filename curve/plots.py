@@ -92,12 +92,12 @@ def _draw_run(axes, series: Series, fit: Fit, color: str, details=False, predict
         axes.errorbar(x, y, half, fmt="none", ecolor=color, elinewidth=0.7, alpha=0.6, label=text)
     end = max(4 * fit.C_max, 1.2 * series.x[-1], *(1.2 * C for C in predict))
     past, future = np.geomspace(fit.x[fit.x > 0][0] / 1.5, fit.C_max, 100), np.geomspace(fit.C_max, end, 50)
-    both = np.append(past, future)
     name = f"{series.name}: {'collapsed' if fit.collapsed else f'A {fit.asymptote}'}"
     axes.plot(past, fit.predict(past), color=color, label="fitted curve" if details else name)
     if fit.collapsed:  # then there is nothing to expect
         return
     axes.plot(future, fit.predict(future), "--", color=color, label=f"{hidden}forecast")
+    both = np.append(past, future)
     axes.fill_between(both, *fit.band(both), color=color, alpha=0.18, lw=0, label=f"{hidden}95 % interval")
     if not details:
         return
@@ -112,9 +112,8 @@ def _draw_run(axes, series: Series, fit: Fit, color: str, details=False, predict
 
 
 def _draw_variant(axes, name: str, runs: list[Run], fits: list[Fit], color: str) -> None:
-    """The points of all seeds, a marker for each, and the mean of the curves `fits`. Its band is a 95 % t-interval.
-    Two seeds are too few for that: the band then lies between their curves. One seed has the band of its curve. The
-    forecast is drawn only if every seed identifies A."""
+    """The points of all seeds, a marker for each, and the mean of the curves `fits`. Its band is a 95 % t-interval, or
+    lies between the curves of two seeds. The forecast is drawn only if every seed identifies A."""
     for (series, _), marker in zip(runs, cycle(MARKERS)):
         later = series.x > 0
         axes.plot(series.x[later], series.y[later], marker, ms=3.5, color=color, alpha=0.45, mew=0)
@@ -171,14 +170,12 @@ def _finish(axes, runs: Sequence[Series], title: str) -> None:
     width, texts = figure.get_figwidth() / grid.ncols, axes.get_legend_handles_labels()[1]
     title_lines = [part for line in title.split("\n") for part in textwrap.wrap(line, int(12 * width - 8))]
     axes.set_title("\n".join(title_lines), fontsize=10)
-    axes.tick_params(axis="x", which="minor", labelsize=6)
     axes.grid(alpha=0.25)
-    columns = int(max(1, (width - 0.2) / (0.55 + 0.06 * max(map(len, texts), default=0))))  # about, in inches
-    height = min(4.4, max(2.4, 0.6 * width)) + 0.17 * (-(-len(texts) // columns) + len(title_lines))
+    columns = int(max(1, (width - 0.2) / (0.55 + 0.06 * max(map(len, texts)))))  # about, in inches
+    height = min(4.4, 0.6 * width) + 0.17 * (-(-len(texts) // columns) + len(title_lines))
     figure.set_figheight(max(figure.get_figheight(), grid.nrows * height))
-    if texts:
-        below = axes.transAxes + ScaledTranslation(-0.55, -0.5, figure.dpi_scale_trans)  # inches
-        axes.legend(fontsize=8, ncols=columns, loc="upper left", bbox_to_anchor=(0, 0), bbox_transform=below)
+    below = axes.transAxes + ScaledTranslation(-0.55, -0.5, figure.dpi_scale_trans)  # inches
+    axes.legend(fontsize=8, ncols=columns, loc="upper left", bbox_to_anchor=(0, 0), bbox_transform=below)
 
 
 def _save(path: Path, figure) -> None:

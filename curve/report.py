@@ -37,12 +37,11 @@ def report(series: Series, fit: Fit, predict: Sequence[float] = ()) -> dict:
 
 def describe(series: Series, fit: Fit, report: dict) -> str:
     """The report of one run in words, without its name."""
-    asked = {"first": "the first point, before training", "free": "fitted"}.get(fit.r0, "given")
-    source = asked if fit.r0 != "first" or fit.R0 == series.y[0] else "fitted"
+    source = {"first": "the first point, before training", "free": "fitted"}.get(fit.r0, "given")
+    source = "fitted" if fit.r0 == "first" and fit.R0 != series.y[0] else source
     meaning = {"A": "asymptote", "B": "exponent", "C_mid": f"{series.x_name} at half the gain", "R0": source}
     window = f"{series.x_name} {fit.x[0]:.4g} to {fit.C_max:.4g}"
-    lines = [f"curve       {len(fit.x)} of {len(series.x)} points fitted, {window}"]
-    lines += [f"  {note}" for note in series.notes]
+    lines = [f"curve       {len(fit.x)} of {len(series.x)} points fitted, {window}", *(f"  {n}" for n in series.notes)]
     for name, text in meaning.items():
         low, high = fit.interval[name]
         value = "not identified" if report[name] is None else f"{report[name]:.4g}"

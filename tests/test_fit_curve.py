@@ -154,14 +154,6 @@ def test_intervals_hold_the_truth_over_many_draws():
     assert plain <= A - 3  # without the correction the interval is too narrow
 
 
-def test_band_holds_the_curve_and_ends_at_the_interval_of_A():
-    f = fit_sigmoid(*run_of())
-    C = np.geomspace(10, 1e9, 50)
-    low, high = f.band(C)
-    assert np.all(low <= f.predict(C)) and np.all(f.predict(C) <= high) and low.shape == C.shape
-    assert np.allclose([low[-1], high[-1]], f.interval["A"], atol=1e-3)
-
-
 # --- what the data does not carry -----------------------------------------------------------------------------------
 
 
@@ -333,18 +325,6 @@ def test_how_a_log_was_read_is_said_and_columns_can_be_named(capsys, tmp_path):
     assert [run["name"] for run in runs] == ["accuracy", "other"] and runs[0]["points"][3] == [3, y[3]]
 
 
-def test_records_are_chosen_by_where(capsys, tmp_path):
-    (x, y), (_, z) = run_of(), run_of(A=0.55, seed=5)
-    path, alone = tmp_path / "long.csv", write_csv(tmp_path / "alone.csv", x, z, "x,acc")
-    path.write_text("algorithm,x,acc\n" + "".join(f"ppo,{a},{b}\ngrpo,{a},{c}\n" for a, b, c in zip(x, y, z)))
-    status, text, error = command(path, capsys=capsys)
-    assert status == 2 and not text and "by algorithm: ppo, grpo; choose one with --where algorithm=ppo" in error
-    (_, text, _), (_, other, _) = (
-        command(*log, capsys=capsys) for log in ([path, "--where", "algorithm=grpo"], [alone])
-    )
-    assert "from the grpo records" in text and text.splitlines()[3:7] == other.splitlines()[3:7]
-
-
 def test_bad_arguments_are_refused(capsys, tmp_path):
     log = write_csv(tmp_path / "log.csv", *run_of())
     cases = [
@@ -360,7 +340,7 @@ def test_bad_arguments_are_refused(capsys, tmp_path):
         (["{log}", "--compare"], "two variants"),
         (["{log}", "--seeds"], "two runs"),
         (["{log}", "--seeds", "--compare"], "choose one"),
-        (["{log}", "--plot", "no/such/folder.png"], "no such folder"),
+        (["{log}", "--plot", "no/such/folder.png"], "No such file"),
         (["{log}", "--plot", "picture.jpg"], "must end in .png, .pdf, .svg"),
     ]
     for arguments, words in cases:
