@@ -22,7 +22,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -111,37 +111,34 @@ def flags(changes: dict) -> list[str]:
 
 
 def runs_to_train(study: Study, common: list[str]) -> dict[Path, tuple[Settings, list[str]]]:
-    """The runs of a study by folder: settings, and the flags of train.py that give them. common: flags
-    for all runs. ValueError if a run cannot be, or if its folder holds another."""
+    """The runs of a study by folder: settings, and the flags of train.py that give them. common: flags for all runs.
+    ValueError if a run cannot be, or if its folder holds another."""
     common_flags = {argument.split("=")[0] for argument in common}
     for single in ("--seed", "--resume", "--from-step"):
         if single in common_flags:
             raise ValueError(f"{single} is for one run: a study has --seeds, and goes on by itself")
     if study.jobs < 1:
         raise ValueError(f"--jobs must be at least 1, not {study.jobs}")
-    variants = {}  # by variant its settings and flags
-    for variant, changes in read_study(study.study).items():
+    runs, parent = {}, study.name or Path(study.study).stem
+    if (Path("runs") / parent / "config.json").exists():
+        raise ValueError(f"runs/{parent} holds a run, not a study; choose another --name")
+    for seed, (variant, changes) in itertools.product(study.seeds, read_study(study.study).items()):
         for argument in common_flags & {*map(flag, changes)}:
             raise ValueError(f"variant {variant!r} of {study.study} has its own {argument}: it is no flag for all runs")
+        name = f"{parent}/{variant}-seed{seed}"
+        folder, changes = Path("runs") / name, changes | {"name": name, "seed": seed}
         arguments = ["--keep-checkpoints", "1", "--rollouts-kept", "0", *common, *flags(changes)]
         try:
             settings = parse(arguments)
         except ValueError as error:
             raise ValueError(f"variant {variant!r} of {study.study}: {error}") from None
-        variants[variant] = settings, arguments
-    runs, parent = {}, study.name or Path(study.study).stem
-    if (Path("runs") / parent / "config.json").exists():
-        raise ValueError(f"runs/{parent} holds a run, not a study; choose another --name")
-    for seed, (variant, (settings, arguments)) in itertools.product(study.seeds, variants.items()):
-        name = f"{parent}/{variant}-seed{seed}"
-        run, folder = replace(settings, name=name, seed=seed), Path("runs") / name
         if (folder / "config.json").exists():
             try:
-                refuse_changes(read_settings(folder), run)
+                refuse_changes(read_settings(folder), settings)
             except ValueError as error:
                 raise ValueError(f"{folder} holds another run; choose another --name. {error}") from None
-        threads = run.threads or max(1, cpu_threads(run) // study.jobs)
-        runs[folder] = run, arguments + flags({"name": name, "seed": seed, "threads": threads})
+        threads = settings.threads or max(1, cpu_threads(settings) // study.jobs)
+        runs[folder] = settings, [*arguments, "--threads", str(threads)]
     return runs
 
 

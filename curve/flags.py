@@ -51,8 +51,9 @@ def _filled(kind: type, given: dict, default=None):
     for field in dataclasses.fields(kind):
         value = getattr(default, field.name, field.default)
         if dataclasses.is_dataclass(field.type):
-            value = _filled(field.type, given, value)
-        value = given.get(field.name, value)
+            value = _filled(field.type, given, value)  # there may be a flag of the same name in it
+        else:
+            value = given.get(field.name, value)
         if value is dataclasses.MISSING:
             raise ValueError(f"{field.name.upper()} is missing; --help lists all")
         values[field.name] = tuple(value) if isinstance(value, list) else value
