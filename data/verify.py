@@ -32,7 +32,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -41,10 +41,10 @@ from data import Problem
 
 Failure = Literal["time limit", "memory", "error", "died"]
 
-IMPORT_LIMIT = 120.0  # seconds for a worker to start and import a task's module
+IMPORT_LIMIT = 120.0  # seconds for a worker to start, read a completion, and import its task's module
 AHEAD = 32  # completions that a verifier is given at once if it judged the last ones in QUICK seconds each; else one
 QUICK = 0.02
-LONGEST_REPLY = 1 << 16  # bytes of a line; a worker that sends more is ended
+LONGEST_REPLY = 1 << 16  # bytes of a line, about; a worker that sends more is ended
 DETAIL = 500  # characters of an error that are kept
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
@@ -79,15 +79,6 @@ def no_verdict_at_all(verdicts: list[Verdict]) -> str:
 # --- the pool, in the process that trains ---------------------------------------------------------------------------
 
 
-@dataclass
-class Item:
-    """One completion to be judged."""
-
-    key: Hashable
-    task: str
-    message: bytes  # a line of JSON
-
-
 class VerifierPool:
     """Processes that judge completions. `submit`, `results` and `unfinished` are for one thread."""
 
@@ -97,7 +88,7 @@ class VerifierPool:
             raise ValueError(f"a pool of {workers} verifiers, {time_limit} s and {memory_gib} GiB: all must be above 0")
         self.time_limit, self.memory_gib = time_limit, memory_gib
         self.unfinished = 0  # submitted, and not returned by results()
-        self._waiting: deque[Item] = deque()  # submitted, and not given to a verifier
+        self._waiting: deque[tuple[Hashable, bytes]] = deque()  # not given to a verifier: keys and lines of JSON
         self._changed = threading.Condition()  # held when _waiting changes, notified after it or at the close
         self._verdicts: queue.SimpleQueue[tuple[Hashable, Verdict]] = queue.SimpleQueue()
         self._closing, self._crash = threading.Event(), ""
@@ -115,8 +106,7 @@ class VerifierPool:
         """Completions to be judged; their keys come back with the verdicts. Returns at once."""
         waiting = []
         for key, problem, completion in items:
-            message = json.dumps({"problem": dataclasses.asdict(problem), "completion": completion})
-            waiting.append(Item(key, problem.task, message.encode() + b"\n"))
+            waiting.append((key, json.dumps([dataclasses.asdict(problem), completion]).encode() + b"\n"))
         self.unfinished += len(items)
         with self._changed:
             self._waiting.extend(waiting)
@@ -124,10 +114,7 @@ class VerifierPool:
 
     def results(self) -> list[tuple[Hashable, Verdict]]:
         """The verdicts there are now, each once, in the order in which they were reached."""
-        verdicts = []
-        with contextlib.suppress(queue.Empty):
-            while True:
-                verdicts.append(self._verdicts.get_nowait())
+        verdicts = [self._verdicts.get_nowait() for _ in range(self._verdicts.qsize())]
         self.unfinished -= len(verdicts)
         if not verdicts and (self._crash or self._closing.is_set()):
             raise RuntimeError(f"the verifiers are closed, or a thread of theirs has failed:\n{self._crash}")
@@ -160,15 +147,15 @@ class VerifierPool:
         items, ahead = deque(), 1
         try:
             while items := self._next_items(ahead):
-                if verifier.has_ended():  # while it had nothing to do: no completion is to blame
+                if verifier.wait(seconds=0):  # it has ended while it had nothing to do: no completion is to blame
                     return
                 number, began = len(items), time.monotonic()
-                verifier.send(items)
+                verifier.outbox += b"".join(line for _, line in items)
                 while items:
-                    verdict = verifier.next_verdict(items[0].task)
+                    verdict = verifier.next_verdict()
                     if self._closing.is_set():
                         return
-                    self._verdicts.put((items.popleft().key, verdict))
+                    self._verdicts.put((items.popleft()[0], verdict))
                     if verdict.failure not in (None, "error"):
                         return
                 ahead = AHEAD if time.monotonic() - began < QUICK * number else 1
@@ -177,7 +164,7 @@ class VerifierPool:
                 self._waiting.extendleft(reversed(items))
                 self._changed.notify_all()
 
-    def _next_items(self, most: int) -> deque[Item]:
+    def _next_items(self, most: int) -> deque[tuple[Hashable, bytes]]:
         """Waits for completions. A small batch is for all verifiers. Empty when the pool is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closing.is_set())
@@ -192,67 +179,56 @@ class Verifier:
     def __init__(self, time_limit: float, memory_gib: float, closing: threading.Event):
         self.time_limit, self.closing = time_limit, closing
         self.folder = tempfile.mkdtemp(prefix="verifier-")  # its temporary files
-        self.loaded: set[str] = set()  # tasks that it has imported
         self.outbox, self.inbox = bytearray(), bytearray()  # not written yet; read, and not a whole message
-        environment = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
-        environment |= {"TMPDIR": self.folder, "SCORE_SECONDS": str(time_limit)}
+        one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         self.process = subprocess.Popen(
             [sys.executable, "-m", "data.verify", str(os.getpid()), self.folder, str(memory_gib)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             cwd=Path(__file__).parent.parent,
-            env={**os.environ, **environment},
+            env=os.environ | one_thread | {"TMPDIR": self.folder, "SCORE_SECONDS": str(time_limit)},
             process_group=0,  # no Ctrl-C; one that is stopped goes on when its parent dies, and ends (exit(3))
             bufsize=0,
         )
         for pipe in (self.process.stdin, self.process.stdout):
             os.set_blocking(pipe.fileno(), False)
 
-    def send(self, items: Sequence[Item]) -> None:
-        """Completions to be judged. They are written while `next_verdict` waits."""
-        for item in items:
-            self.outbox += item.message
-
-    def next_verdict(self, task: str) -> Verdict:
-        """The verdict on the first completion that was sent and not judged, which is one of this task. Waits for it, at
-        most until the time limit. With a failure other than "error" this verifier is of no use any more."""
+    def next_verdict(self) -> Verdict:
+        """The verdict on the first completion in `outbox` that has none. Waits for it, at most until the time limit.
+        With a failure other than "error" this verifier is of no use any more."""
+        late = f"its task was not imported after {IMPORT_LIMIT:.0f} s"
         try:
-            reply = self._reply(self.time_limit if task in self.loaded else IMPORT_LIMIT)
-            if task not in self.loaded and "loaded" in reply:
-                self.loaded.add(task)
+            reply = self._reply(IMPORT_LIMIT)
+            if reply == "begins":
+                late = ""
                 reply = self._reply(self.time_limit)
-            score, failure, detail = reply["score"], reply["failure"], reply["detail"]
-            is_verdict = failure in (None, "memory", "error") and type(score) is float and 0 <= score <= 1
-            if not is_verdict or (score and failure):
+            score, failure, detail = reply
+            if failure not in (None, "memory", "error") or type(score) is not float or not 0 <= score <= 1:
                 raise ValueError("no verdict")
             return Verdict(score, failure, str(detail)[:DETAIL])
         except TimeoutError:
-            detail = "" if task in self.loaded else f"importing {task} took {IMPORT_LIMIT:.0f} s"
-            return Verdict(0.0, "time limit", detail)
+            return Verdict(0.0, "time limit", late)
         except EOFError:
             status = self.end()
-            signalled = not 0 <= status <= 128
-            detail = f"signal {-status if status < 0 else status - 128}" if signalled else f"exit {status}"
+            detail = f"exit {status}" if 0 <= status <= 128 else f"signal {max(-status, status - 128)}"
             return Verdict(0.0, "died", detail)
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             return Verdict(0.0, "died", f"its reply is not one: {error!r}"[:DETAIL])
-
-    def has_ended(self) -> bool:
-        """Whether it has closed its pipe, or has written what nobody asked for."""
-        return bool(self._ready_pipes(seconds=0))
 
     def _reply(self, seconds: float):
         """Its next message, whatever it is. Raises TimeoutError if it takes longer, EOFError if the worker has ended or
         the pool is closing, and ValueError if no worker sends this."""
         deadline = time.monotonic() + seconds
-        while (message := self._whole_message()) is None:
+        while b"\n" not in self.inbox:
             remaining = deadline - time.monotonic()
+            if len(self.inbox) > LONGEST_REPLY:
+                raise ValueError(f"it has {len(self.inbox)} bytes")
             if remaining <= 0:
                 raise TimeoutError
             if self.closing.is_set():
                 raise EOFError
-            self._ready_pipes(min(remaining, 0.1))
+            self.wait(min(remaining, 0.1))
             time.sleep(0.001)  # so that many answers cost one awakening
             with contextlib.suppress(BlockingIOError, BrokenPipeError):  # if it is dead, its other pipe will tell
                 while self.outbox:
@@ -262,25 +238,16 @@ class Verifier:
                 if not data:
                     raise EOFError
                 self.inbox += data
-        return json.loads(message)
+        line, _, self.inbox = self.inbox.partition(b"\n")
+        return json.loads(line)
 
-    def _ready_pipes(self, seconds: float) -> list:
-        """Waits until it has written, or can read what waits for it."""
+    def wait(self, seconds: float) -> bool:
+        """Waits until it has written or ended, or can read what waits for it. Returns whether it has."""
         poller = select.poll()
         poller.register(self.process.stdout, select.POLLIN)
         if self.outbox:
             poller.register(self.process.stdin, select.POLLOUT)
-        return poller.poll(1000 * seconds)
-
-    def _whole_message(self) -> bytes | None:
-        """The first line that was read; None if its end is not there yet."""
-        line, newline, rest = self.inbox.partition(b"\n")
-        if len(line) > LONGEST_REPLY:
-            raise ValueError(f"it has {len(line)} bytes")
-        if not newline:
-            return None
-        self.inbox = rest
-        return bytes(line)
+        return bool(poller.poll(1000 * seconds))
 
     def end(self) -> int:
         """Kill the worker with all that it has started, and remove its files. Returns the exit status."""
@@ -298,11 +265,9 @@ class Verifier:
 
 def remove(folder: str) -> None:
     """Remove a folder that hostile hands may have filled: unreadable folders, or a path too deep to recurse into."""
-    if not os.path.lexists(folder):
-        return
-    try:
+    with contextlib.suppress(OSError, RecursionError):
         shutil.rmtree(folder)
-    except (OSError, RecursionError):
+    if os.path.lexists(folder):
         subprocess.run(["chmod", "-R", "u+rwx", folder], stderr=subprocess.DEVNULL)
         subprocess.run(["rm", "-rf", folder], stderr=subprocess.DEVNULL)
 
@@ -324,26 +289,9 @@ def guard(parent: int, folder: str, memory_gib: float) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, news)  # taken by sigwait: no handler can come in between
     if not die_with(parent, by=signal.SIGHUP):
         os.kill(os.getpid(), signal.SIGHUP)
-    worker = fork_worker(memory_gib)
-    status, arrived = None, signal.SIGCHLD
-    while status is None and arrived == signal.SIGCHLD:
-        arrived = signal.sigwait(news)
-        status = reap(worker)
-    kill_children()
-    remove(folder)
-    if arrived == signal.SIGCHLD:  # the pool reads this end of file, and answers if it lives
-        os.close(0)
-        os.close(1)
-        signal.sigwait(news - {signal.SIGCHLD})
-    return status or 0
-
-
-def fork_worker(memory_gib: float) -> int:
-    """Start the worker. What it leaves behind becomes a child of this process. Returns its process id."""
-    if sys.platform == "linux":
+    if sys.platform == "linux":  # what the worker leaves behind becomes a child of this process
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
-    guard_pid = os.getpid()
-    worker = os.fork()
+    guard_pid, worker = os.getpid(), os.fork()
     if worker == 0:
         try:
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -352,30 +300,24 @@ def fork_worker(memory_gib: float) -> int:
                 os._exit(0)
         finally:
             os._exit(1)  # whatever it was, this is not the guard
-    return worker
-
-
-def reap(worker: int) -> int | None:
-    """Wait for the children that have ended, adopted ones too. Returns the worker's exit status, 128 and more for a
-    signal; None while the worker runs."""
-    child = -1
-    while child not in (0, worker):
-        child, code = os.waitpid(-1, os.WNOHANG)
-    if child == 0:
-        return None
-    code = os.waitstatus_to_exitcode(code)
-    return 128 - code if code < 0 else code
-
-
-def kill_children() -> None:
-    """Kill the children of this process until there are none; what they leave behind becomes a child."""
-    while True:
-        for child in children(os.getpid()):
-            os.kill(child, signal.SIGKILL)
-        try:
+    child = status = 0
+    arrived = signal.SIGCHLD
+    while child != worker and arrived == signal.SIGCHLD:
+        arrived, child = signal.sigwait(news), -1
+        while child not in (0, worker):  # adopted ones too
+            child, status = os.waitpid(-1, os.WNOHANG)
+    with contextlib.suppress(ChildProcessError):  # until there are none; what they leave behind becomes a child
+        while True:
+            for descendant in children(os.getpid()):
+                os.kill(descendant, signal.SIGKILL)
             os.waitpid(-1, 0)
-        except ChildProcessError:
-            return
+    remove(folder)
+    if arrived == signal.SIGCHLD:  # the pool reads this end of file, and answers if it lives
+        os.close(0)
+        os.close(1)
+        signal.sigwait(news - {signal.SIGCHLD})
+    code = os.waitstatus_to_exitcode(status)
+    return 128 - code if code < 0 else code
 
 
 def children(pid: int) -> list[int]:
@@ -388,8 +330,8 @@ def children(pid: int) -> list[int]:
 
 
 def work(memory_gib: float) -> None:
-    """Judge what comes on standard input, until it ends. A task may print and read what it likes: its own standard
-    input and output are /dev/null."""
+    """Judge what comes on standard input, until it ends. Each completion is answered by "begins" and by its verdict. A
+    task may print and read what it likes: its own standard input and output are /dev/null."""
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
@@ -397,22 +339,19 @@ def work(memory_gib: float) -> None:
     if sys.platform == "linux":
         resource.setrlimit(resource.RLIMIT_AS, (int(memory_gib * 2**30),) * 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    loaded: set[str] = set()
 
-    def reply(**message) -> None:
+    def reply(message) -> None:
         replies.write(json.dumps(message).encode() + b"\n")
         replies.flush()
 
     for line in requests:
         failure, detail, score = None, "", 0.0
         try:
-            request = json.loads(line)
-            problem = Problem(**request["problem"])
+            fields, completion = json.loads(line)
+            problem = Problem(**fields)
             task = importlib.import_module(problem.task)
-            if problem.task not in loaded:
-                loaded.add(problem.task)
-                reply(loaded=problem.task)
-            given = task.score(problem, request["completion"])
+            reply("begins")
+            given = task.score(problem, completion)
             if type(given).__module__ == "numpy" and hasattr(given, "item"):
                 given = given.item()
             if type(given) not in (bool, int, float) or not 0 <= given <= 1:
@@ -422,7 +361,7 @@ def work(memory_gib: float) -> None:
             failure = "memory"
         except BaseException as error:  # SystemExit too
             failure, detail = "error", error_in_words(error, problem.task)[:DETAIL]
-        reply(score=score, failure=failure, detail=detail)
+        reply([score, failure, detail])
         if failure == "memory":  # what is left of it is too little for the next
             return
 
