@@ -30,8 +30,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
-NUMBER_OF_FILES = 64
-NUMBER_OF_THREADS = 64
+NUMBER_OF_FILES, NUMBER_OF_THREADS = 64, 64
 PR_SET_PDEATHSIG, PR_GET_SECCOMP, PR_SET_SECCOMP = 1, 21, 22  # prctl(2)
 PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 24, 38
 
@@ -89,8 +88,7 @@ def read_output(process: subprocess.Popen, listeners: list[int], deadline: float
             for key, events in selector.select(remaining if is_open else min(0.002, remaining)):
                 if key.fileobj is not process.stdout:
                     if events == selectors.EVENT_READ:  # writable too: its threads have ended
-                        threads = os.listdir(f"/proc/{process.pid}/task")
-                        answer_clone(key.fd, len(threads) < NUMBER_OF_THREADS)
+                        answer_clone(key.fd, process.pid)
                     continue
                 chunks.append(os.read(key.fd, 1 << 16))
                 length += len(chunks[-1])
@@ -102,10 +100,10 @@ def read_output(process: subprocess.Popen, listeners: list[int], deadline: float
     return b"".join(chunks), "exit"
 
 
-def answer_clone(listener: int, may_have: bool) -> None:
+def answer_clone(listener: int, pid: int) -> None:
     """The program asks for a thread, and waits in the kernel: let it have one, or fail with EAGAIN."""
     request = bytearray(80)  # struct seccomp_notif; the first 8 bytes are its identity
-    error, go_on = (0, 1) if may_have else (-errno.EAGAIN, 0)
+    error, go_on = (0, 1) if len(os.listdir(f"/proc/{pid}/task")) < NUMBER_OF_THREADS else (-errno.EAGAIN, 0)
     with contextlib.suppress(OSError):  # killed meanwhile
         fcntl.ioctl(listener, SECCOMP_RECEIVE, request)
         fcntl.ioctl(listener, SECCOMP_ANSWER, request[:8] + struct.pack("=qiI", 0, error, go_on))
@@ -120,10 +118,8 @@ def require_sandbox() -> None:
         except (OSError, subprocess.SubprocessError) as error:
             raise ValueError(f"programs cannot be judged here, the sandbox cannot be entered: {error}") from None
     if outcome.output.strip() != b"42":
-        raise ValueError(
-            f"programs cannot be judged here: in the sandbox, Python ended with status {outcome.status} and said"
-            f" {outcome.output!r:.80}. It can read {sys.prefix}, {sys.base_prefix} and {', '.join(READABLE[:3])} only"
-        )
+        readable = f"{sys.prefix}, {sys.base_prefix} and {', '.join(READABLE[:3])}"
+        raise ValueError(f"programs cannot be judged here: Python fails in the sandbox, which can read {readable} only")
 
 
 def missing() -> list[str]:
@@ -136,18 +132,13 @@ def missing() -> list[str]:
             "no seccomp (Linux on x86-64 has it): a program can use the network, start processes that outlive it,"
             " and send signals"
         )
-    elif not limits_threads():
+        return gaps
+    program = f"import _thread, time\nfor _ in range({NUMBER_OF_THREADS}): _thread.start_new_thread(time.sleep, (60,))"
+    with tempfile.TemporaryDirectory() as folder:
+        outcome = run(["-c", program], Path(folder), b"", seconds=60, longest_output=100)
+    if outcome.status == 0:  # one more than it may have, and none is refused
         gaps.append("no limit of threads (Linux 5.5 or newer has it): a program can leave none to other processes")
     return gaps
-
-
-@lru_cache
-def limits_threads() -> bool:
-    """Whether a program that starts one thread more than it may have is refused it."""
-    start = f"for _ in range({NUMBER_OF_THREADS}): _thread.start_new_thread(time.sleep, (60,))"
-    with tempfile.TemporaryDirectory() as folder:
-        outcome = run(["-c", f"import _thread, time\n{start}"], Path(folder), b"", seconds=60, longest_output=100)
-    return outcome.status != 0
 
 
 # --- confinement ----------------------------------------------------------------------------------------------------
@@ -159,15 +150,15 @@ def confinement(ruleset: int | None, seconds: float, channel: socket.socket):
     libc, parent = ctypes.CDLL(None, use_errno=True), os.getpid()
     program, threads = seccomp_filter(), clone_filter()
 
+    def limit(kind: int, value: int) -> None:
+        resource.setrlimit(kind, (value, value))
+
     def enter() -> None:
-        for limit, value in (
-            (resource.RLIMIT_CPU, int(seconds) + 2),
-            (resource.RLIMIT_FSIZE, 0),  # pipes are no files
-            (resource.RLIMIT_CORE, 0),
-        ):
-            resource.setrlimit(limit, (value, value))
+        limit(resource.RLIMIT_CPU, int(seconds) + 2)
+        limit(resource.RLIMIT_FSIZE, 0)  # pipes are no files
+        limit(resource.RLIMIT_CORE, 0)
         if sys.platform != "linux":
-            resource.setrlimit(resource.RLIMIT_NOFILE, (NUMBER_OF_FILES, NUMBER_OF_FILES))
+            limit(resource.RLIMIT_NOFILE, NUMBER_OF_FILES)
             return
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
@@ -183,7 +174,7 @@ def confinement(ruleset: int | None, seconds: float, channel: socket.socket):
         elif threads is not None and ctypes.get_errno() != errno.EINVAL:  # which kernels say that cannot ask
             raise OSError("seccomp refuses a listener")
         # Only now, since the listener is one more file, beside all that this process has open.
-        resource.setrlimit(resource.RLIMIT_NOFILE, (NUMBER_OF_FILES, NUMBER_OF_FILES))
+        limit(resource.RLIMIT_NOFILE, NUMBER_OF_FILES)
         if program is not None and libc.prctl(PR_SET_SECCOMP, 2, ctypes.byref(program), 0, 0) != 0:
             raise OSError("seccomp refuses")
 
@@ -239,21 +230,18 @@ def landlock_ruleset(folder: str):
 # The numbers are those of x86-64. On other machines there is no filter.
 
 ALLOWED = {  # with any arguments
-    "read": 0, "readv": 19, "pread64": 17, "write": 1, "writev": 20, "lseek": 8,
-    "open": 2, "openat": 257, "close": 3, "close_range": 436, "dup": 32, "dup2": 33, "dup3": 292, "getdents64": 217,
-    "getcwd": 79,
+    "read": 0, "readv": 19, "pread64": 17, "write": 1, "writev": 20, "lseek": 8, "open": 2, "openat": 257, "close": 3,
+    "close_range": 436, "dup": 32, "dup2": 33, "dup3": 292, "getdents64": 217, "getcwd": 79,
     "stat": 4, "lstat": 6, "fstat": 5, "newfstatat": 262, "statx": 332, "access": 21, "faccessat": 269,
     "faccessat2": 439, "readlink": 89, "readlinkat": 267,
     "poll": 7, "ppoll": 271, "select": 23, "pselect6": 270, "epoll_create1": 291, "epoll_ctl": 233, "epoll_wait": 232,
     "epoll_pwait": 281, "recvfrom": 45,
     "brk": 12, "mmap": 9, "munmap": 11, "mprotect": 10, "mremap": 25, "madvise": 28,
     "execve": 59, "exit": 60, "exit_group": 231, "set_tid_address": 218, "set_robust_list": 273, "rseq": 334,
-    "sched_yield": 24,
-    "rt_sigaction": 13, "rt_sigprocmask": 14, "rt_sigreturn": 15, "sigaltstack": 131, "restart_syscall": 219,
-    "alarm": 37, "setitimer": 38,
+    "sched_yield": 24, "rt_sigaction": 13, "rt_sigprocmask": 14, "rt_sigreturn": 15, "sigaltstack": 131,
+    "restart_syscall": 219, "alarm": 37, "setitimer": 38,
     "time": 201, "gettimeofday": 96, "nanosleep": 35, "times": 100, "getrusage": 98, "sysinfo": 99, "uname": 63,
-    "getrandom": 318,
-    "getpid": 39, "gettid": 186, "getuid": 102, "geteuid": 107, "getgid": 104, "getegid": 108,
+    "getrandom": 318, "getpid": 39, "gettid": 186, "getuid": 102, "geteuid": 107, "getgid": 104, "getegid": 108,
 }  # fmt: skip
 CLOCKS = tuple(range(12))  # clock_gettime(2); larger ones are the processor time of another process
 CHECKED = {  # further ones: the number, and for arguments by position the values that are right
@@ -280,14 +268,14 @@ ALLOW, ASK, REFUSE, NO_SUCH_CALL, KILL = 0x7FFF0000, 0x7FC00000, 0x00050001, 0x0
 
 
 class SeccompFilter(ctypes.Structure):
-    """struct sock_fprog: how many instructions of 8 bytes, and where."""
-
-    _fields_ = [("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p)]
+    _fields_ = [("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p)]  # struct sock_fprog
 
 
-def instruction(operation: int, number: int, if_equal: int = 0, if_not: int = 0) -> bytes:
-    """One instruction. if_equal, if_not: after EQUAL, how many instructions are skipped."""
-    return struct.pack("=HBBI", operation, if_equal, if_not, number)
+def assembled(instructions: list[tuple[int, ...]]) -> SeccompFilter:
+    """A filter of instructions: operation, number, and after EQUAL how many are skipped if it is equal and if not."""
+    instructions = [(*instruction, 0, 0)[:4] for instruction in instructions]
+    code = b"".join(struct.pack("=HBBI", operation, *skip, number) for operation, number, *skip in instructions)
+    return SeccompFilter(len(instructions), code)
 
 
 @lru_cache
@@ -296,27 +284,22 @@ def seccomp_filter() -> SeccompFilter | None:
     is_known = sys.platform == "linux" and platform.machine() == "x86_64"
     if not is_known or ctypes.CDLL(None).prctl(PR_GET_SECCOMP) < 0:
         return None
-    code = instruction(LOAD, ARCHITECTURE_AT) + instruction(EQUAL, X86_64, if_equal=1) + instruction(RETURN, KILL)
-    code += instruction(LOAD, NUMBER_AT)
+    code = [(LOAD, ARCHITECTURE_AT), (EQUAL, X86_64, 1), (RETURN, KILL), (LOAD, NUMBER_AT)]
     for number in ALLOWED.values():
-        code += instruction(EQUAL, number, if_not=1) + instruction(RETURN, ALLOW)
+        code += [(EQUAL, number, 0, 1), (RETURN, ALLOW)]
     for name, (number, arguments) in CHECKED.items():
-        refusal, check = NO_SUCH_CALL if name in NOT_THERE else REFUSE, b""
+        check = []
         for position, values in arguments.items():
-            check += instruction(LOAD, ARGUMENTS_AT + 8 * position)
-            for i, value in enumerate(values):  # one of the values skips the others and the refusal
-                check += instruction(EQUAL, value, if_equal=len(values) - i)
-            check += instruction(RETURN, refusal)
-        check += instruction(RETURN, ALLOW)
-        code += instruction(EQUAL, number, if_not=len(check) // 8) + check
-    code += instruction(RETURN, REFUSE)
-    return SeccompFilter(len(code) // 8, code)
+            check.append((LOAD, ARGUMENTS_AT + 8 * position))
+            # One of the values skips the others and the refusal.
+            check += [(EQUAL, value, len(values) - i) for i, value in enumerate(values)]
+            check.append((RETURN, NO_SUCH_CALL if name in NOT_THERE else REFUSE))
+        code += [(EQUAL, number, 0, len(check) + 1), *check, (RETURN, ALLOW)]
+    return assembled([*code, (RETURN, REFUSE)])
 
 
 def clone_filter() -> SeccompFilter | None:
     """A second one, which has the verifier asked for each thread. What the first refuses, the kernel refuses itself."""
     if seccomp_filter() is None:
         return None
-    code = instruction(LOAD, NUMBER_AT) + instruction(EQUAL, CHECKED["clone"][0], if_not=1) + instruction(RETURN, ASK)
-    code += instruction(RETURN, ALLOW)
-    return SeccompFilter(len(code) // 8, code)
+    return assembled([(LOAD, NUMBER_AT), (EQUAL, CHECKED["clone"][0], 0, 1), (RETURN, ASK), (RETURN, ALLOW)])
