@@ -55,14 +55,13 @@ else:
 def problem(text: str, tests, starter_code: str = "") -> Problem:
     """The prompt for a problem, and its tests in one form. Raises ValueError for tests in a form that is not known."""
     function, cases = read_tests(tests)
-    shortest_first = sorted(cases, key=lambda case: len(json.dumps(case)))
-    usual = [case for case in cases if len(json.dumps(case)) <= LONGEST_TEST] or shortest_first[:1]
-    cases = sorted(usual, key=lambda case: len(json.dumps(case[0])), reverse=True)[:MOST_TESTS]
-    if function is None:
-        instruction = STDIN_INSTRUCTION
-    else:
+    length = lambda case: len(json.dumps(case))
+    usual = [case for case in cases if length(case) <= LONGEST_TEST] or [min(cases, key=length)]
+    longest = sorted(usual, key=lambda case: length(case[0]), reverse=True)[:MOST_TESTS]
+    instruction = STDIN_INSTRUCTION
+    if function is not None:
         instruction = CALL_INSTRUCTION.format(name=function, start=starter_code or f"def {function}(...):")
-    answer = json.dumps({"function": function, "tests": cases})
+    answer = json.dumps({"function": function, "tests": longest})
     return Problem(f"{text.strip()}\n\n{instruction}", answer, task="data.tasks.programming")
 
 
@@ -76,8 +75,7 @@ def read_tests(tests) -> tuple[str | None, list]:
                           "metadata": {"func_name": ...}}, ...]
         codeforces      [{"input": ..., "output": ...}, ...]
     """
-    if isinstance(tests, str):
-        tests = json.loads(tests)
+    tests = json.loads(tests) if isinstance(tests, str) else tests
     if isinstance(tests, dict):
         inputs, outputs, name = tests.get("inputs", []), tests.get("outputs", []), tests.get("fn_name")
         if len(inputs) != len(outputs):
@@ -95,8 +93,9 @@ def read_tests(tests) -> tuple[str | None, list]:
         if test.get("testtype") == "stdin" or test.get("type") == "stdin_stdout":
             name = None
         names.add(name)
-        if name is None:
-            cases.append([joined(given), [joined(wanted)]])
+        if name is None:  # texts, or lists of lines
+            given, wanted = ("\n".join(map(str, x)) if isinstance(x, list) else str(x) for x in (given, wanted))
+            cases.append([given, [wanted]])
         elif test.get("testtype") == "functional":
             cases.append([[json.loads(line) for line in given.splitlines() if line.strip()], [json.loads(wanted)]])
         else:
@@ -108,27 +107,19 @@ def read_tests(tests) -> tuple[str | None, list]:
     return names.pop(), cases
 
 
-def joined(lines) -> str:
-    """Standard input or output as a text; a file may hold a list of lines."""
-    return "\n".join(map(str, lines)) if isinstance(lines, list) else str(lines)
-
-
 def score(problem: Problem, completion: str) -> bool:
-    """Whether the program passes all tests."""
+    """Whether the program, the last fenced block after the thinking, passes all tests."""
     sandbox.require_sandbox()
-    program, tests = last_block(after_thinking(completion)), json.loads(problem.answer)
-    if program is None:
+    fenced = r"^```[^\n`]*\n(.*?)^```"
+    blocks = re.findall(fenced, after_thinking(completion), flags=re.MULTILINE | re.DOTALL)
+    if not blocks:
         return False
+    answer = json.loads(problem.answer)
     deadline = time.monotonic() + SHARE_OF_TIME * float(os.environ.get("SCORE_SECONDS", SECONDS))
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "program.py").write_text(program, encoding="utf-8", errors="surrogatepass")
-        return all(passes(Path(folder), tests["function"], given, wanted, deadline) for given, wanted in tests["tests"])
-
-
-def last_block(text: str) -> str | None:
-    """The content of the last fenced block; None without one."""
-    blocks = re.findall(r"^```[^\n`]*\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
-    return blocks[-1] if blocks else None
+        Path(folder, "program.py").write_text(blocks[-1], encoding="utf-8", errors="surrogatepass")
+        tests = answer["tests"]
+        return all(passes(Path(folder), answer["function"], given, wanted, deadline) for given, wanted in tests)
 
 
 def passes(folder: Path, function: str | None, given, wanted: list, deadline: float) -> bool:
@@ -155,9 +146,8 @@ def passes(folder: Path, function: str | None, given, wanted: list, deadline: fl
 def same_text(written: str, wanted: str) -> bool:
     """Whether two texts have the same words on the same lines. Blank lines at the end do not count."""
     lines, wanted_lines = ([line.split() for line in text.rstrip().splitlines()] for text in (written, wanted))
-    return len(lines) == len(wanted_lines) and all(
-        len(words) == len(wanted_words) and all(map(same_word, words, wanted_words))
-        for words, wanted_words in zip(lines, wanted_lines)
+    return list(map(len, lines)) == list(map(len, wanted_lines)) and all(
+        all(map(same_word, *pair)) for pair in zip(lines, wanted_lines)
     )
 
 
