@@ -13,7 +13,6 @@ import pkgutil
 import random
 import re
 import unicodedata
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -42,13 +41,9 @@ KNOWN = {
     "math500": Known("HuggingFaceH4/MATH-500", train=None, test="test"),
     "aime24": Known("math-ai/aime24", train=None, test="test"),
     "aime25": Known("math-ai/aime25", train=None, test="test"),
-    "deepcoder": Known(
-        "agentica-org/DeepCoder-Preview-Dataset",
-        ("primeintellect", "taco", "lcbv5", "codeforces"),
-        test="test",
-        task=programming.__name__,
-    ),
-}
+    "deepcoder": Known("agentica-org/DeepCoder-Preview-Dataset", ("primeintellect", "taco", "lcbv5", "codeforces"),
+                       test="test", task=programming.__name__),
+}  # fmt: skip
 OPTIONS = {
     "problem": "column of the problem",
     "answer": "column of the answer",
@@ -141,14 +136,12 @@ def load_data(
             raise ValueError(f"{spec.name} is a task, which has no worked solutions: give a file that has them")
         else:
             sources.append(made_source(spec, train_problems or MADE_PROBLEMS, validation_problems, seed))
-    times = Counter()
-    for source in sources:
-        times[source.name] += 1
-        if times[source.name] > 1:
-            source.name += f"-{times[source.name]}"  # a second gsm8k is gsm8k-2
+    names = [source.name for source in sources]
     held_out = [problem for source in sources for problem in source.validation]
-    for source in sources:
-        source.train = without(source.train, held_out, source.notes)
+    for i, source in enumerate(sources):
+        if source.name in names[:i]:
+            source.name += f"-{names[: i + 1].count(source.name)}"  # a second gsm8k is gsm8k-2
+        leave_out(held_out, source)
         if train_problems is not None and len(source.train) > train_problems:
             rng = random.Random(f"{source.name} {seed}")
             source.train = [source.train[i] for i in sorted(rng.sample(range(len(source.train)), train_problems))]
@@ -222,14 +215,15 @@ def read_source(spec: Spec, validation_problems: int | None, wanted: str = "answ
     """Problems of files. Held out are those of the option `validation`, or a part that the text of each decides."""
     known = KNOWN.get(spec.name)
     problems, notes = read_problems(spec, "train" if known is None else known.train, wanted)
-    name = spec.name if known else Path(spec.name).name
+    source = Source(spec.name if known else Path(spec.name).name, spec.weight, problems, [], notes)
     if "validation" in spec.options:
         columns = {key: column for key, column in spec.options.items() if key in records.LIKELY_COLUMNS}
         validation_spec = Spec(spec.options["validation"], 1.0, columns, spec.instruction)
         validation, more_notes = read_problems(validation_spec, "validation", wanted)
-        notes += [note for note in more_notes if note not in notes]
-        train = without(problems, validation, notes)
-        return Source(name, spec.weight, train, validation[:validation_problems], notes)
+        source.validation = validation[:validation_problems]
+        source.notes += [note for note in more_notes if note not in notes]
+        leave_out(validation, source)
+        return source
     if len(problems) < 2:
         raise ValueError(f"{spec.name} has one problem only: there is none left to hold out")
     most = max(1, len(problems) // HELD_OUT_SHARE)
@@ -239,36 +233,34 @@ def read_source(spec: Spec, validation_problems: int | None, wanted: str = "answ
     # The smallest checksums: the same problems whatever else the file holds, whatever its order.
     ranked = sorted(problems, key=lambda problem: hashlib.sha256(text_key(problem.prompt).encode()).digest())
     held_out = set(ranked[:number])
-    train = [problem for problem in problems if problem not in held_out]
-    return Source(name, spec.weight, train, ranked[:number], notes)
+    source.train, source.validation = [problem for problem in problems if problem not in held_out], ranked[:number]
+    return source
 
 
-def without(problems: list[Problem], held_out: list[Problem], notes: list[str]) -> list[Problem]:
-    """The problems that are not held out, by `text_key`. A note tells how many were left out."""
-    keys = {text_key(problem.prompt) for problem in held_out}
-    kept = [problem for problem in problems if text_key(problem.prompt) not in keys]
-    if len(kept) < len(problems):
-        notes.append(f"{len(problems) - len(kept)} training problems are held out elsewhere too, and were left out")
-    return kept
+def leave_out(held_out: list[Problem], source: Source) -> None:
+    """Take the problems that are held out away from what is trained on, by `text_key`. A note tells how many."""
+    keys, number = {text_key(problem.prompt) for problem in held_out}, len(source.train)
+    source.train = [problem for problem in source.train if text_key(problem.prompt) not in keys]
+    if repeated := number - len(source.train):
+        source.notes.append(f"{repeated} training problems are held out elsewhere too, and were left out")
 
 
 def files_of(spec: Spec, split: str) -> list[Path]:
     """The files of records of a source: of the part that its options name, or of `split`. Raises ValueError if there
     are none, and names what is known."""
-    known, options = KNOWN.get(spec.name), spec.options
-    if known is None and not Path(spec.name).expanduser().exists() and "/" not in spec.name:
+    known = KNOWN.get(spec.name, Known(spec.name))
+    if spec.name not in KNOWN and not Path(spec.name).expanduser().exists() and "/" not in spec.name:
         makers = [name for name in task_names() if hasattr(load_task(name), "problems")]
-        raise ValueError(
-            f"--data {spec.name}: there is no such file or folder, and no data set or task of that name; known are"
-            f" {', '.join([*KNOWN, *makers])}"
-        )
-    subsets = tuple(options["subset"].split("+")) if "subset" in options else (known.subsets if known else ())
-    return records.find_files(known.repository if known else spec.name, subsets, options.get("split", split))
+        wrong = f"--data {spec.name}: there is no such file or folder, and no data set or task of that name"
+        raise ValueError(f"{wrong}; known are {', '.join([*KNOWN, *makers])}")
+    subsets = tuple(spec.options["subset"].split("+")) if "subset" in spec.options else known.subsets
+    return records.find_files(known.repository, subsets, spec.options.get("split", split))
 
 
 def read_problems(spec: Spec, split: str, wanted: str = "answer") -> tuple[list[Problem], list[str]]:
     """The problems of all files of a source, each once; and notes to be printed."""
-    first: dict[str, tuple[str, Problem]] = {}  # by its text, with its file and line or record
+    problems: dict[str, Problem] = {}  # by text
+    places: dict[str, str] = {}  # by text too: file, and line or record
     notes, repeated, unusable = [], [], []
     for path in files_of(spec, split):
         columns = None
@@ -285,23 +277,21 @@ def read_problems(spec: Spec, split: str, wanted: str = "answer") -> tuple[list[
                 unusable.append(f"{place}: {error}")  # nobody here can mend it
                 continue
             key = text_key(problem.prompt)
-            if key in first:
-                repeated.append(f"{place} repeats {first[key][0]}")
+            if key in problems:
+                repeated.append(f"{place} repeats {places[key]}")
             else:
-                first[key] = (place, problem)
-    if len(unusable) > MOST_UNUSABLE * (len(first) + len(repeated) + len(unusable)):
+                problems[key], places[key] = problem, place
+    if len(unusable) > MOST_UNUSABLE * (len(problems) + len(repeated) + len(unusable)):
         raise ValueError(f"{len(unusable)} records of {spec.name} cannot be used; {unusable[0]}")
     if unusable:
         notes.append(f"{len(unusable)} records cannot be used and were left out, the first: {unusable[0]}")
-    problems = [problem for _, problem in first.values()]
-    if any(problem.task == programming.__name__ for problem in problems):
+    if any(problem.task == programming.__name__ for problem in problems.values()):
         sandbox.require_sandbox()
-        notes += [
-            f"WARNING, programs of the model run with less than full confinement: {gap}" for gap in sandbox.missing()
-        ]
+        warning = "WARNING, programs of the model run with less than full confinement: "
+        notes += [warning + gap for gap in sandbox.missing()]
     if repeated:
         notes.append(f"{len(repeated)} repeated problems were left out, the first: {repeated[0]}")
-    return problems, notes
+    return list(problems.values()), notes
 
 
 def text_key(text: str) -> str:

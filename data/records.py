@@ -3,8 +3,6 @@
 import csv
 import itertools
 import json
-import math
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -40,9 +38,8 @@ def find_files(place: str, subsets: tuple[str, ...] = (), split: str = "train") 
         below_root = file.relative_to(root)
         if below_root.parts[0][0] != "." and (not subsets or below_root.parts[0] in subsets):
             words[file] = set(re.split("[^a-z0-9]+", str(below_root).lower()))
-    files = list(words)
-    if any({"train", "validation", "test"} & words[file] for file in files):
-        files = [file for file in files if split in words[file]]
+    says_split = {"train", "validation", "test"} & set().union(*words.values())
+    files = [file for file in words if split in words[file] or not says_split]
     if not files:
         below = f" below {', '.join(subsets)}" if subsets else ""
         raise ValueError(f"{place} has no file of records{below} for {split}: {', '.join(FORMATS)} are looked for")
@@ -58,12 +55,10 @@ def download(name: str, subsets: tuple[str, ...]) -> Path:
     try:
         return Path(huggingface_hub.snapshot_download(name, repo_type="dataset", allow_patterns=patterns))
     except Exception as error:  # of many libraries: the hub's, HTTP's, the file system's
-        offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0") else ""
         reason = (str(error) or type(error).__name__).strip().splitlines()[0]
         raise ValueError(
-            f"the data set {name} could not be had from the hub{offline}: {reason:.200}. If the hub is out of reach,"
-            " download the data set elsewhere and give its folder or file instead of the name, or set HF_HOME to a"
-            " cache that holds it"
+            f"the data set {name} could not be had from the hub: {reason:.200}. If the hub is out of reach, download"
+            " the data set elsewhere and give its folder instead of its name, or set HF_HOME to a cache that holds it"
         ) from None
 
 
@@ -118,10 +113,8 @@ def read_csv(path: Path) -> Iterator[tuple[str, dict]]:
                 if record.get(""):
                     raise ValueError(f"{path}, line {reader.line_num}: more cells than columns")
                 yield f"line {reader.line_num}", record
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{path}, after line {reader.line_num} is not UTF-8: {error.reason}") from None
-        except csv.Error as error:
-            raise ValueError(f"{path}, after line {reader.line_num} is not CSV: {error}") from None
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise ValueError(f"{path}, after line {reader.line_num} is not CSV in UTF-8: {error}") from None
 
 
 def read_parquet(path: Path) -> Iterator[tuple[str, dict]]:
@@ -143,23 +136,21 @@ def choose_columns(
 ) -> tuple[dict[str, str], str]:
     """Which columns hold the problem, the tests if there are any, and the answer (if there are no tests) or the worked
     solution, as the options say or as is likely; and a note of what was guessed. ValueError for a missing column."""
-    columns, guesses = {}, []
+    columns = {}
     for key in ("problem", "tests", wanted):
         if (key == "tests" and "answer" in options) or (key == "answer" and "tests" in columns):
             continue
-        if key in options and options[key] not in record:
-            raise ValueError(f"{place}: there is no column {options[key]!r}; the columns are {', '.join(record)}")
-        likely = [column for column in LIKELY_COLUMNS[key] if column in record]
-        if key in options:
-            columns[key] = options[key]
-        elif likely:
-            columns[key] = likely[0]
-            guesses.append(f"{key}={likely[0]}")
+        likely = (options[key],) if key in options else LIKELY_COLUMNS[key]
+        present = [column for column in likely if column in record]
+        known = f"the columns are {', '.join(record)}"
+        if present:
+            columns[key] = present[0]
+        elif key in options:
+            raise ValueError(f"{place}: there is no column {options[key]!r}; {known}")
         elif key != "tests":
-            raise ValueError(
-                f"{place}: which column is the {key}? The columns are {', '.join(record)}; name one by adding"
-                f" ,{key}=COLUMN to the argument of --data"
-            )
+            how = f"name one by adding ,{key}=COLUMN to the argument of --data"
+            raise ValueError(f"{place}: which column is the {key}? {known}; {how}")
+    guesses = [f"{key}={column}" for key, column in columns.items() if key not in options]
     return columns, f"columns guessed: {', '.join(guesses)}; for others add ,NAME=COLUMN" if guesses else ""
 
 
@@ -171,9 +162,7 @@ def make_problem(record: dict, columns: dict[str, str], instruction: str | None 
         if value is None or value == [] or (isinstance(value, str) and not value.strip()):
             raise ValueError(f"nothing stands in column {columns[key]!r}")
         if isinstance(value, str) and re.search("[\ud800-\udfff]", value):
-            raise ValueError(
-                f"column {columns[key]!r} holds half of a character (a lone surrogate): no tokenizer can read it"
-            )
+            raise ValueError(f"column {columns[key]!r} holds half of a character, a lone surrogate")
         if key in ("problem", "solution") and not isinstance(value, str):
             raise ValueError(f"column {columns[key]!r} holds no text but {value!r:.60}")
     if "tests" in values:
@@ -190,7 +179,8 @@ def text_of(answer) -> str:
     """An answer as a text; a file may hold a text, a number, or a list of one of them. ValueError for all else."""
     if isinstance(answer, list) and len(answer) == 1:
         answer = answer[0]
-    is_number = type(answer) is int or (isinstance(answer, float) and math.isfinite(answer))
-    if not is_number and not isinstance(answer, str):
+    if isinstance(answer, float) and answer.is_integer():
+        answer = int(answer)
+    if type(answer) not in (str, int, float) or str(answer) in ("nan", "inf", "-inf"):
         raise ValueError(f"an answer is a text or a number, not {answer!r:.60}")
-    return str(int(answer)) if isinstance(answer, float) and answer.is_integer() else str(answer)
+    return str(answer)
