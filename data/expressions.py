@@ -36,23 +36,14 @@ GREEK = set(
 )
 FAMILIES = {  # an answer may use all functions of a family if the wanted one uses one of them
     **dict.fromkeys(r"\sin \cos \tan \cot \sec \csc \sinh \cosh \tanh".split(), "trigonometry"),
-    **dict.fromkeys(r"\arcsin \arccos \arctan".split(), "inverse"),
-    **dict.fromkeys(r"\ln \log".split(), "log"),
-    r"\exp": "e",
-}
+    **dict.fromkeys(r"\arcsin \arccos \arctan".split(), "inverse"), r"\ln": "log", r"\log": "log", r"\exp": "e",
+}  # fmt: skip
 VALUES = {
-    "+": lambda *terms: sum(terms),
-    "-": lambda x: -x,
-    "*": lambda *factors: prod(factors),
-    "/": lambda x, y: x / y,
-    ":": lambda x, y: x / y,
-    "|": abs,
-    "!": mp.factorial,
-    r"\lfloor": mp.floor,
-    r"\lceil": mp.ceil,
-    r"\binom": mp.binomial,
+    "+": lambda *terms: sum(terms), "*": lambda *factors: prod(factors), "-": lambda x: -x,
+    "/": lambda x, y: x / y, ":": lambda x, y: x / y, "|": abs, "!": mp.factorial,
+    r"\lfloor": mp.floor, r"\lceil": mp.ceil, r"\binom": mp.binomial,
     **{name: getattr(mp, name[1:].replace("arc", "a")) for name in FAMILIES},
-}
+}  # fmt: skip
 CLOSING = {"(": ")]", "[": ")]", "{": "}", "|": "|", r"\{": [r"\}"], r"\lfloor": [r"\rfloor"], r"\lceil": [r"\rceil"]}
 STARTS_FACTOR = {"{", "(", "[", r"\frac", r"\sqrt", r"\pi", r"\binom", *GREEK, *FAMILIES}  # without a sign before it
 REALS = ("()", ("-", ("constant", r"\infty")), ("constant", r"\infty"))
@@ -63,8 +54,8 @@ def read(text: str) -> tuple:
     """The tree of an answer. Several answers with commas between them are a list, and so are the two of ±. Raises one
     of FAULTS for what is no expression."""
     items, tokens = [], TOKEN.findall(text)
-    both = {r"\pm", r"\mp"}.intersection(tokens)
-    for signs in ({r"\pm": "+", r"\mp": "-"}, {r"\pm": "-", r"\mp": "+"})[: 1 + bool(both)]:
+    both = bool({r"\pm", r"\mp"}.intersection(tokens))
+    for signs in ({r"\pm": "+", r"\mp": "-"}, {r"\pm": "-", r"\mp": "+"})[: 1 + both]:
         reader = Reader([signs.get(token, token) for token in tokens])
         items += reader.items()
         if reader.next:
@@ -118,15 +109,12 @@ class Reader:
                 factors.append(self.signed())
             elif not of_function and self.take("/"):
                 factors = [joined("/", joined("*", *factors), self.signed())]
-            elif self.starts_factor() and not (of_function and self.next in FAMILIES):
-                factors.append(self.power())
             else:
-                return joined("*", *factors)
-
-    def starts_factor(self) -> bool:
-        """Whether the next token is a factor that needs no sign before it. A number is none."""
-        token = self.next
-        return token in STARTS_FACTOR or token.isalpha() or token[:1] == '"' or token == "|" and "|" not in self.open
+                word = self.next.isalpha() or self.next[:1] == '"'  # a number does not start a factor without a sign
+                starts_factor = word or self.next in STARTS_FACTOR or self.next == "|" and "|" not in self.open
+                if not starts_factor or of_function and self.next in FAMILIES:
+                    return joined("*", *factors)
+                factors.append(self.power())
 
     def signed(self) -> tuple:
         minus, tree = self.take("+", "-") == "-", self.power()
@@ -178,9 +166,16 @@ class Reader:
             base = [] if token != r"\log" else [self.argument()] if self.take("_") else [number(10)]
             tree = (token, self.atom() if self.next in ("(", "{") else self.product(of_function=True), *base)
             return joined("^", tree, exponent) if exponent else tree
-        if token == r"\matrix":
-            return self.matrix()
-        raise ValueError(f"{token!r} is not known")
+        if token != r"\matrix":
+            raise ValueError(f"{token!r} is not known")
+        rows = [[self.level()]]
+        while not self.take(r"\endmatrix"):
+            if self.take("&", r"\\", needed=True) == "&":
+                rows[-1].append(self.level())
+            elif self.next != r"\endmatrix":
+                rows.append([self.level()])
+        is_column = all(len(row) == 1 for row in rows) and len(rows) > 1  # a vector, as (1, 2) is
+        return ("()", *(row[0] for row in rows)) if is_column else ("matrix", *(("row", *row) for row in rows))
 
     def number(self, digits: str) -> tuple:
         """A literal: 12, 1.5e6, 0.1\\overline{6}, or the mixed number 3\\frac{1}{2}."""
@@ -203,20 +198,8 @@ class Reader:
         items = self.items()
         brackets = opening + self.take(*CLOSING[opening], needed=True)
         self.open.pop()
-        if brackets in ("()", "[]", "{}") and len(items) == 1:
-            return items[0]
-        return ({r"\{": "set", "(": brackets, "[": brackets}.get(opening, opening), *items)
-
-    def matrix(self) -> tuple:
-        """Rows of cells; one column is a vector, as (1, 2) is."""
-        rows = [[self.level()]]
-        while not self.take(r"\endmatrix"):
-            if self.take("&", r"\\", needed=True) == "&":
-                rows[-1].append(self.level())
-            elif self.next != r"\endmatrix":
-                rows.append([self.level()])
-        is_column = all(len(row) == 1 for row in rows) and len(rows) > 1
-        return ("()", *(row[0] for row in rows)) if is_column else ("matrix", *(("row", *row) for row in rows))
+        kind = {r"\{": "set", "(": brackets, "[": brackets}.get(opening, opening)
+        return items[0] if brackets in ("()", "[]", "{}") and len(items) == 1 else (kind, *items)
 
 
 def number(value: Fraction | int, form: str = "digits", decimals: int = 0) -> tuple:
@@ -238,9 +221,6 @@ def joined(sign: str, *parts: tuple) -> tuple:
     return (sign, *parts) if len(parts) > 1 else parts[0]
 
 
-# --- what a tree stands for -------------------------------------------------------------------------------------------
-
-
 def parts_of(tree: tuple) -> tuple:
     """The trees below a tree; below x = 5 only the 5."""
     if tree[0] in ("number", "name", "constant"):
@@ -256,12 +236,10 @@ def operations(tree: tuple) -> set[str]:
     """The operations of a tree, which decide whether an answer is written in an accepted way. A number has none. "* of
     numbers" is another operation than "*", so that a wanted 2 * x does not allow 2 * 3."""
     kind, parts = tree[0], parts_of(tree)
+    if kind in ("name", "number", "constant"):
+        return {"letter"} if kind == "name" else {"trivial power of ten", "e", "i", r"\pi"}.intersection(tree)
     operations_of_parts = [operations(part) for part in parts]
     all_operations = set().union(*operations_of_parts)
-    if kind == "name":
-        return {"letter"}
-    if kind in ("number", "constant"):
-        return {"trivial power of ten", "e", "i", r"\pi"}.intersection(tree)
     if kind == "^" and parts[1][0] == "number" and parts[1][1].denominator != 1:
         return all_operations | {"root"}
     if kind in ("+", "*", "-", "/", "^") and tree != REALS[1]:
@@ -283,7 +261,7 @@ def value(tree: tuple, point: dict):
     kind, parts = tree[0], parts_of(tree)
     if kind == "number":
         if max(abs(tree[1].numerator), tree[1].denominator) > LARGEST_FRACTION:
-            raise ValueError("a number has too many digits")
+            raise ValueError("too many digits")
         return mp.mpf(tree[1].numerator) / tree[1].denominator
     if kind in ("name", "constant"):
         return point[tree[1]] if kind == "name" else +CONSTANTS[tree[1]]

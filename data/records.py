@@ -20,9 +20,6 @@ LIKELY_COLUMNS = {  # guessed in this order
 }
 
 
-# --- files ----------------------------------------------------------------------------------------------------------
-
-
 def find_files(place: str, subsets: tuple[str, ...] = (), split: str = "train") -> list[Path]:
     """The files of records at a place: a file, a folder, or a data set of the hub, which is downloaded or taken from
     its cache. Of a folder or data set: those below the folders `subsets`, if any are named, and those whose path says
@@ -126,9 +123,6 @@ def read_parquet(path: Path) -> Iterator[tuple[str, dict]]:
         yield from ((f"record {number}", record) for number, record in enumerate(records, start=1))
     except (pyarrow.ArrowException, OSError) as error:
         raise ValueError(f"{path} is not a Parquet file: {error}") from None
-
-
-# --- one record -----------------------------------------------------------------------------------------------------
 
 
 def choose_columns(

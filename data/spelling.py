@@ -9,27 +9,18 @@ import unicodedata
 from functools import lru_cache
 
 SPELLED = {  # one spelling: the others, with spaces between them
-    "-": "− – — ‒ ﹣",
-    "*": r"\times \cdot \ast × · ⋅ ∙ • ∗",
-    "/": "∕ ⁄",
-    "=": r"\approx ≈ ≃",
-    "<": r"\lt", ">": r"\gt", r"\pm": "±", r"\infty": "∞", r"\in": "∈", r"\cup": "∪", r"\angle": "∠",
-    r"\le": r"<= \leq \leqslant ≤ ⩽",
-    r"\ge": r">= \geq \geqslant ≥ ⩾",
-    r"\ne": r"!= \neq ≠",
-    r"\emptyset": r"∅ \varnothing",
-    r"\setminus": r"\backslash",
-    "|": r"\lvert \rvert",
-    "(": r"\langle ⟨ 〈", ")": r"\rangle ⟩ 〉",
-    r"\{": r"\lbrace", r"\}": r"\rbrace",
+    # signs
+    "-": "− – — ‒ ﹣", "*": r"\times \cdot \ast × · ⋅ ∙ • ∗", "/": "∕ ⁄", r"\pm": "±", "=": r"\approx ≈ ≃", "<": r"\lt",
+    ">": r"\gt", r"\le": r"<= \leq \leqslant ≤ ⩽", r"\ge": r">= \geq \geqslant ≥ ⩾", r"\ne": r"!= \neq ≠",
+    r"\in": "∈", r"\cup": "∪", r"\setminus": r"\backslash", ", ": r"\lor \vee",
+    # brackets and quotes
+    "(": r"\langle ⟨ 〈", ")": r"\rangle ⟩ 〉", r"\{": r"\lbrace", r"\}": r"\rbrace", "|": r"\lvert \rvert",
     '"': "“ ” „", "'": "’ ‘",
-    r"^\circ": r"° \degree",
-    r"\frac": r"\dfrac \tfrac \cfrac",
-    r"\binom": r"\dbinom \tbinom",
-    **dict(zip(r"\alpha \beta \theta \lambda \pi \phi \omega".split(), "αβθλπφω")),
-    "¤": r"\$",  # money; a dollar sign alone stands around mathematics
-    ' "%" ': r"% \%",
-    ", ": r"\lor \vee",
+    # commands, names and units; a dollar sign alone stands around mathematics, one with a backslash is money
+    r"\frac": r"\dfrac \tfrac \cfrac", r"\binom": r"\dbinom \tbinom", r"\emptyset": r"∅ \varnothing",
+    r"\infty": "∞", r"\angle": "∠", **dict(zip(r"\alpha \beta \theta \lambda \pi \phi \omega".split(), "αβθλπφω")),
+    r"^\circ": r"° \degree", "¤": r"\$", ' "%" ': r"% \%",
+    # what only spaces or sizes
     " ": r"\, \; \: \> \( \) \[ \] \quad \qquad \thinspace",
     "": r"\! \left \right \big \Big \bigg \Bigg \bigl \bigr \Bigl \Bigr \displaystyle \textstyle \limits \nolimits",
 }  # fmt: skip
@@ -40,22 +31,24 @@ SIGN = r"\\[a-zA-Z]+|\\.|[<>!]=|[^\w\s]|[^\W\d_a-zA-Z]"  # what may be one of th
 
 TEXT = r"\\(?:text[a-z]*|math(?:rm|bf|it|sf|tt|normal)|mbox|operatorname\*?) ?"
 WORDS = r"(?!(?:e|i|or|and) *\})([^\W\d_][^\d\\\"${}]*?)"  # in braces; e and i are numbers
+TEXTS = [
+    (rf"{TEXT}\{{ *{WORDS} *\}}", r' "\1" '),
+    (rf"{TEXT}\{{([^{{}}]*)\}}", r" \1 "),
+]  # "cm" of \text{cm}, but 5 of \text{5}
 MATRIX = r"\{(?:[pbB]|small)?(?:matrix|array)\}"
 GROUPS_OF_THREE = (
     r"(?<![\d.,])(?<!\d )\d{1,3}(?:"
     r"(?:,\d{3})+(?![^([]*[])]|[^{]*\\\})"  # 1,234,567, but within brackets commas separate numbers
     r"|(?: \d{3})+)(?!,?\d| \d)"  # 1 234 567
 )
+POWERS = dict(thousand=3, million=6, billion=9, trillion=12)
 REWRITTEN = [  # patterns, and what is written instead; one after the other
     (r"(?<!\\)\\ |(?<!~)~(?!~)|\s+", " "),  # a space of LaTeX, or any white space
     (r"\\\{ ?\\\}", r"\\emptyset "),
     (r"\\mathbb ?\{? ?R ?\}?", r"\\reals "),
     (rf"\\begin ?{MATRIX}(?: ?\{{[clr| ]*\}})?", r"\\matrix "),
     (rf"\\end ?{MATRIX}", r"\\endmatrix "),
-    (rf"{TEXT}\{{ *{WORDS} *\}}", r' "\1" '),  # \text{cm} is "cm"
-    (rf"{TEXT}\{{([^{{}}]*)\}}", r" \1 "),  # \text{5} is 5
-    (rf"{TEXT}\{{ *{WORDS} *\}}", r' "\1" '),  # both again, for \text{\textbf{cm}}
-    (rf"{TEXT}\{{([^{{}}]*)\}}", r" \1 "),
+    *2 * TEXTS,  # twice, for \text{\textbf{cm}}
     (rf"{TEXT}(?=\{{)", ""),
     (r"(?<![\\a-zA-Z])(sqrt|sin|cos|tan|log|ln|exp|pi)(?![a-zA-Z])", r"\\\1 "),  # in plain text
     (r"\binfinity\b", r"\\infty "),
@@ -68,38 +61,25 @@ REWRITTEN = [  # patterns, and what is written instead; one after the other
     (r"(?<=\d)\{,\}(?=\d)", ","),  # 12{,}345
     (r"(?<![\d.^_])(\d+) +(\d+) ?/ ?(\d+)(?![\d.])", r"\1\\frac{\2}{\3}"),  # 3 1/2
     (GROUPS_OF_THREE, lambda digits: re.sub("[ ,]", "", digits[0])),
-    (r'(?<=\d) *("?)thousand(?![a-z]) ?', r"*10^{3} \1"),
-    (r'(?<=\d) *("?)million(?![a-z]) ?', r"*10^{6} \1"),
-    (r'(?<=\d) *("?)billion(?![a-z]) ?', r"*10^{9} \1"),
-    (r'(?<=\d) *("?)trillion(?![a-z]) ?', r"*10^{12} \1"),
+    *((rf'(?<=\d) *("?){word}(?![a-z]) ?', rf"*10^{{{power}}} \1") for word, power in POWERS.items()),
     (r"^ ?\\\{ ?[a-z] ?(?:\\in ?\\reals *)?(?:\\mid|\\vert|[|:])(.*)\\\}$", r"\1"),  # \{x | x > 2\} is x > 2
     (r'\\frac ?\{ ?("[^"]*") ?\} ?\{ ?("[^"]*") ?\}', r"\1/\2"),  # metres by seconds
     (" +", " "),
 ]
 WRAPPED = [  # what stands around an answer, or before or behind it; the answer is the group
-    r"\*(.+)\*",
-    "`([^`]+)`",
-    '"([^"]*)"',
-    r"(?:\\(?:boxed|fbox) ?)?\{(.*)\}",
-    "=(.*)",
-    r"(.*[^.])[.,;:]",
-    r"(.*)\\\\",
-]
+    r"\*(.+)\*", "`([^`]+)`", '"([^"]*)"', r"(?:\\(?:boxed|fbox) ?)?\{(.*)\}", "=(.*)", r"(.*[^.])[.,;:]", r"(.*)\\\\",
+]  # fmt: skip
 BASES = dict(two=2, three=3, four=4, five=5, six=6, seven=7, eight=8, nine=9, ten=10, twelve=12, sixteen=16)
 UNITS = {  # one spelling: the others, in the singular
-    # lengths
+    # lengths, masses and volumes
     "mm": "millimeter millimetre", "cm": "centimeter centimetre", "m": "meter metre", "km": "kilometer kilometre",
-    "in": "inch inches", "ft": "foot feet", "yd": "yard", "mi": "mile",
-    # masses and volumes
-    "mg": "milligram", "g": "gram", "kg": "kilogram", "oz": "ounce", "lb": "lbs pound £",
-    "ml": "milliliter millilitre", "l": "liter litre",
-    # times and speeds
+    "in": "inch inches", "ft": "foot feet", "yd": "yard", "mi": "mile", "mg": "milligram", "g": "gram",
+    "kg": "kilogram", "oz": "ounce", "lb": "lbs pound £", "ml": "milliliter millilitre", "l": "liter litre",
+    # times, speeds and money
     "s": "sec second", "min": "minute", "h": "hr hour", "day": "", "year": "", "mi/h": "mph", "km/h": "kph kmh",
-    # money
     "$": "¤ dollar usd", "€": "euro eur", "¢": "cent", "¥": "yen", "₹": "rupee",
-    # angles, temperatures, shares and things
+    # angles, temperatures, shares, things, and parts of units
     "°": "degree deg", "rad": "radian", "°c": "celsius", "°f": "fahrenheit", "%": "percent", "": "unit",
-    # parts of units
     "^2": "square sq", "^3": "cubic", "/": "per",
 }  # fmt: skip
 UNIT_OF = {word: unit for unit, others in UNITS.items() for word in (unit, *others.split()) if word}
@@ -187,10 +167,8 @@ def without_unit(text: str) -> tuple[str, str]:
         is_known, shortest = all(one_unit(word) in UNITS for word in words), min(map(len, words), default=1)
         is_text = not re.search("[a-zA-Z]", re.sub('"[^"]*"', "", unit))
         is_behind_number = re.fullmatch(r"[-\d./]+|-?\d*\\frac\{\d+\}\{\d+\}", before) and unit[0] == " "
-        if is_text or is_behind_number:
-            is_unit = is_known or shortest > (1 if is_text else 2)
-        else:
-            is_unit = is_known and shortest > 1
+        marked = is_text or is_behind_number
+        is_unit = is_known or shortest > (1 if is_text else 2) if marked else is_known and shortest > 1
         if is_unit and not NO_UNIT.intersection(words) and not re.search(r"[\\,]", unit):
             text = re.sub(rf"{re.escape(unit.strip())} ?(?=,)", "", before)
             units |= {one_unit(unit)} - {""}

@@ -16,7 +16,6 @@ that a worker sends is ever unpickled.
 
 import contextlib
 import ctypes
-import dataclasses
 import importlib
 import json
 import os
@@ -33,7 +32,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -60,7 +59,6 @@ class Verdict:
 
     @property
     def correct(self) -> bool:
-        """Whether it is wholly right."""
         return self.score == 1
 
     @property
@@ -79,7 +77,7 @@ def no_verdict_at_all(verdicts: list[Verdict]) -> str:
 # --- the pool, in the process that trains ---------------------------------------------------------------------------
 
 
-class VerifierPool:
+class VerifierPool(contextlib.AbstractContextManager):
     """Processes that judge completions. `submit`, `results` and `unfinished` are for one thread."""
 
     def __init__(self, workers: int, time_limit: float, memory_gib: float):
@@ -96,9 +94,6 @@ class VerifierPool:
         for thread in self._threads:
             thread.start()
 
-    def __enter__(self) -> "VerifierPool":
-        return self
-
     def __exit__(self, *_) -> None:
         self.close()
 
@@ -106,7 +101,7 @@ class VerifierPool:
         """Completions to be judged; their keys come back with the verdicts. Returns at once."""
         waiting = []
         for key, problem, completion in items:
-            waiting.append((key, json.dumps([dataclasses.asdict(problem), completion]).encode() + b"\n"))
+            waiting.append((key, json.dumps([asdict(problem), completion]).encode() + b"\n"))
         self.unfinished += len(items)
         with self._changed:
             self._waiting.extend(waiting)
@@ -191,8 +186,8 @@ class Verifier:
             process_group=0,  # no Ctrl-C; one that is stopped goes on when its parent dies, and ends (exit(3))
             bufsize=0,
         )
-        for pipe in (self.process.stdin, self.process.stdout):
-            os.set_blocking(pipe.fileno(), False)
+        os.set_blocking(self.process.stdin.fileno(), False)
+        os.set_blocking(self.process.stdout.fileno(), False)
 
     def next_verdict(self) -> Verdict:
         """The verdict on the first completion in `outbox` that has none. Waits for it, at most until the time limit.
@@ -275,27 +270,22 @@ def remove(folder: str) -> None:
 # --- the verifier, a process of its own -----------------------------------------------------------------------------
 
 
-def die_with(parent: int, by: signal.Signals) -> bool:
-    """On Linux, this process gets the signal when the thread that started it ends. Returns whether the parent lives."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, by)
-    return os.getppid() == parent
-
-
 def guard(parent: int, folder: str, memory_gib: float) -> int:
     """Start the worker and wait until it ends, until the parent wants it to end, or until the parent dies. Then kill
     all that is left and remove its files. Returns the worker's exit status, 128 and more for a signal."""
     news = {signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP}  # a child has ended; the parent wants the end, or has died
     signal.pthread_sigmask(signal.SIG_BLOCK, news)  # taken by sigwait: no handler can come in between
-    if not die_with(parent, by=signal.SIGHUP):
+    prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else lambda *_: None
+    prctl(PR_SET_CHILD_SUBREAPER, 1)  # what the worker leaves behind becomes a child of this process
+    prctl(PR_SET_PDEATHSIG, signal.SIGHUP)  # when the thread that started this process ends
+    if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGHUP)
-    if sys.platform == "linux":  # what the worker leaves behind becomes a child of this process
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     guard_pid, worker = os.getpid(), os.fork()
     if worker == 0:
         try:
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
-            if die_with(guard_pid, by=signal.SIGKILL):
+            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() == guard_pid:
                 work(memory_gib)
                 os._exit(0)
         finally:

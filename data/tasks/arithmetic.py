@@ -33,13 +33,11 @@ def draw(rng: random.Random, digits: int, held_out: bool) -> tuple[int, int]:
 def problems(split: str, number: int, seed: int = 0) -> list[Problem]:
     """`number` distinct problems, at most 100,000; lengths 1 to 6 in turn (of one digit there are 81 in all, so they
     run out first)."""
-    number = min(number, 100_000)
-    rng = random.Random(f"{split} {seed}")
-    distinct: dict[tuple[int, int], None] = {}
-    for i in range(100 * number):
-        if len(distinct) == number:
-            break
+    number, rng = min(number, 100_000), random.Random(f"{split} {seed}")
+    distinct, i = {}, 0  # the keys are in order
+    while len(distinct) < number and i < 100 * number:
         distinct[draw(rng, i % MAX_DIGITS + 1, held_out=split == "validation")] = None
+        i += 1
     return [Problem(prompt=f"{a}+{b}=", answer=str(a + b), task="data.tasks.arithmetic") for a, b in distinct]
 
 

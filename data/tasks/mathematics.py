@@ -19,12 +19,8 @@ HEDGED = r"(?<![A-Za-z\\])[A-Z](?![A-Za-z])|\b(?:not|nor|neither|wrong|incorrect
 _, LOWEST, HIGHEST = REALS  # the ends of an interval without bounds
 
 
-# --- the answer in a completion ---------------------------------------------------------------------------------------
-
-
 def worded(text: str, instruction: str | None = None) -> str:
-    """A problem as the model gets it, with an instruction behind it: INSTRUCTION, unless the text itself asks for a
-    box."""
+    """A problem as the model gets it. The instruction behind it is INSTRUCTION, unless the text asks for a box."""
     if instruction is None:
         instruction = "" if "\\boxed" in text else INSTRUCTION
     return f"{text.strip()}\n\n{instruction}".strip()
@@ -55,20 +51,22 @@ def last_boxed(text: str) -> str | None:
     space or dollar sign. None if there is no box, or if its braces do not close."""
     closed_at, content, end = closing_braces(text), None, 0
     for box in re.finditer(r"\\(?:boxed|fbox)\s*(\{|[^\s${}]*)", text):
-        if box.start() < end:  # in another
-            continue
-        content = box[1]
-        if content == "{":
+        if box.start() >= end and box[1] == "{":
             end = closed_at.get(box.end() - 1, 0)
             content = text[box.end() : end] if end else None
+        elif box.start() >= end:  # in no other
+            content = box[1]
     return content
 
 
 def copied(problem: Problem, answer: str) -> bool:
     """Whether the answer is an expression or inequality of the problem that has still to be worked out, and is not
     written as the wanted answer is."""
-    given, wanted = squeezed(cleaned(answer)), squeezed(cleaned(problem.answer))
-    if given == wanted or as_words(given):
+    given = squeezed(cleaned(answer))
+    start = r"(?<![\d.^])\b" if given[:1].isalnum() else r"(?<![\d.^])"
+    if given == squeezed(cleaned(problem.answer)) or as_words(given):
+        return False
+    if not re.search(rf"{start}{re.escape(given)}(?![\w^])", squeezed(cleaned(problem.prompt))):
         return False
     try:
         tree = read(given)
@@ -77,12 +75,7 @@ def copied(problem: Problem, answer: str) -> bool:
         return False
     to_solve = tree[0] == "relation" and not set(tree[1]) <= {"=", r"\in"}
     to_reduce = tree[0] == "number" and tree[2] in ("unreduced", "power of ten")
-    start = r"(?<![\d.^])\b" if given[0].isalnum() else r"(?<![\d.^])"
-    is_in_problem = re.search(rf"{start}{re.escape(given)}(?![\w^])", squeezed(cleaned(problem.prompt)))
-    return bool(is_in_problem and (to_solve or to_reduce or to_carry_out))
-
-
-# --- two answers, as texts --------------------------------------------------------------------------------------------
+    return bool(to_solve or to_reduce or to_carry_out)
 
 
 def equal(reference: str, answer: str) -> bool:
@@ -120,18 +113,14 @@ def same_quantity(wanted: str, given: str) -> bool:
     are_numbers = wanted_tree[0] == given_tree[0] == "number"
     if wanted_unit == "%":  # 25 and 0.25 are right for 25 %
         return same(wanted_tree, given_tree) or are_numbers and same(percent(wanted_tree), given_tree)
-    if not are_numbers:
-        return False
-    may_ask_for_percent = abs(wanted_tree[1]) > 1  # 25 % is right for 25, and for 0.25
-    return same(wanted_tree, percent(given_tree)) or may_ask_for_percent and same(wanted_tree, given_tree)
+    # 25 % is right for 25, if the problem may ask for percent, and for 0.25.
+    as_it_stands = are_numbers and abs(wanted_tree[1]) > 1 and same(wanted_tree, given_tree)
+    return as_it_stands or are_numbers and same(wanted_tree, percent(given_tree))
 
 
 def percent(tree: tuple) -> tuple:
     """A number divided by 100. If it has decimals, it has two more."""
     return ("number", tree[1] / 100, tree[2], tree[3] + 2 if tree[3] else 0)
-
-
-# --- what a tree means ------------------------------------------------------------------------------------------------
 
 
 def meaning(tree: tuple) -> tuple:
@@ -202,9 +191,6 @@ def may_use(wanted: tuple, given: tuple) -> bool:
         allowed |= {"-", "*", "/"} | ({"/ of numbers"} if "^ of numbers" in allowed else set())
     known = letters(wanted) | (letters(wanted[1]) if wanted[0] == "named" else set())
     return operations(given) <= allowed and letters(given) <= known
-
-
-# --- two trees --------------------------------------------------------------------------------------------------------
 
 
 def same(wanted: tuple, given: tuple) -> bool:
