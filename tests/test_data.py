@@ -50,6 +50,12 @@ def load(argument: str, train: int | None = None, validation: int = 10):
 # --- files of one's own ---------------------------------------------------------------------------------------------
 
 
+def test_answers_may_be_numbers_or_lists_of_one(tmp_path):
+    rows = [{"problem": f"{i}?", "answer": answer} for i, answer in enumerate([3, 0.5, 2.0, ["x"], "7"])]
+    evaluated = load_evaluation(write(tmp_path / "a.jsonl", rows), 5).validation
+    assert [problem.answer for problem in evaluated] == ["3", "0.5", "2", "x", "7"]
+
+
 def test_every_format_gives_the_same_problems(tmp_path):
     odd = {"id": 0, "problem": 'A "quoted", two-\nline\u2028 prompt: π?', "answer": "\\frac{1}{2}"}
     long = {"id": 1, "problem": "?" * 200_000, "answer": "1"}
@@ -62,12 +68,6 @@ def test_every_format_gives_the_same_problems(tmp_path):
         assert {problem.task for problem in made.values()} == {"data.tasks.mathematics"}
 
 
-def test_answers_may_be_numbers_or_lists_of_one(tmp_path):
-    rows = [{"problem": f"{i}?", "answer": answer} for i, answer in enumerate([3, 0.5, 2.0, ["x"], "7"])]
-    source = load(write(tmp_path / "a.jsonl", rows))
-    assert sorted(p.answer for p in source.train + source.validation) == ["0.5", "2", "3", "7", "x"]
-
-
 def test_columns_are_guessed_and_told_or_named(tmp_path):
     rows = [{**row, "query": "other", "gold": "0"} for row in records(20, problem="question", answer="final_answer")]
     path = write(tmp_path / "a.jsonl", rows)
@@ -75,14 +75,10 @@ def test_columns_are_guessed_and_told_or_named(tmp_path):
     assert "problem=question, answer=final_answer" in source.notes[0] and source.train[0].answer != "0"
     named = load(f"{path},problem=question,answer=gold")
     assert named.train[0].answer == "0" and named.train[0].prompt == source.train[0].prompt and len(named.notes) == 1
-    with pytest.raises(
-        ValueError, match=r"a.jsonl, line 1: there is no column 'key'; the columns are id, question, fin"
-    ):
+    with pytest.raises(ValueError, match=r"a.jsonl, line 1: there is no column 'key'; the columns are id, question, f"):
         load(f"{path},answer=key")
     path = write(tmp_path / "b.csv", records(20, answer="result"))
-    with pytest.raises(
-        ValueError, match=r"b.csv, line 2: which column is the answer\? .* id, problem, result; .*,answer="
-    ):
+    with pytest.raises(ValueError, match=r"b.csv, line 2: which column is the answer\? .* id, problem, result; .*,ans"):
         load(path)
     with pytest.raises(ValueError, match=r"which column is the problem\?"):
         load(write(tmp_path / "c.jsonl", records(20, problem="task")))
@@ -97,10 +93,8 @@ def test_an_instruction_of_ones_own_is_said_after_each_problem(tmp_path):
         assert {p.prompt.partition("?")[2] for p in evaluated} == {wanted}
     tests = json.dumps([{"input": "1", "output": "2", "type": "stdin_stdout"}])
     path = write(tmp_path / "b.jsonl", [{"problem": f"Task {i}", "tests": tests} for i in range(20)])
-    prompts = [
-        load_evaluation(path, 1, instruction=instruction).validation[0].prompt for instruction in (None, "Fast.")
-    ]
-    assert prompts[1] == f"{prompts[0]}\n\nFast."
+    usual, fast = (load_evaluation(path, 1, instruction=text).validation[0] for text in (None, "Fast."))
+    assert fast.prompt == f"{usual.prompt}\n\nFast."
 
 
 def test_the_task_of_a_data_set_is_told_without_reading_it(tmp_path, monkeypatch):
@@ -135,26 +129,13 @@ def test_gaps_in_the_sandbox_are_told(tmp_path, monkeypatch):
 
 BAD_FILES = [  # their name and content, and what is said
     ("a.jsonl", b"", r"a\.jsonl holds no record"),
-    ("a.jsonl", b"\n\n", r"a\.jsonl holds no record"),
-    ("a.json", b"[]", r"a\.json holds no record"),
     ("a.csv", b"problem,answer\n", r"a\.csv holds no record"),
-    (
-        "a.jsonl",
-        b'{"problem": "x", "answer": "1"}\n{"problem": "y"}\n',
-        r"line 2: nothing stands in column 'answer'",
-    ),
+    ("a.jsonl", b'{"problem": "x", "answer": "1"}\n{"problem": "y"}\n', r"line 2: nothing stands in column 'answer'"),
     ("a.jsonl", b'{"problem": "x", "answer": ""}\n', r"line 1: nothing stands in column 'answer'"),
-    ("a.jsonl", b'{"problem": "x", "answer": null}\n', r"line 1: nothing stands in column 'answer'"),
     ("a.jsonl", b'{"problem": " ", "answer": "1"}\n', r"line 1: nothing stands in column 'problem'"),
     ("a.jsonl", b'\n{"problem": "x", "answer": {"a": 1}}\n', r"line 2: an answer is a text or a number"),
     ("a.jsonl", b'{"problem": "x", "answer": NaN}\n', r"line 1: an answer is a text or a number, not nan"),
-    ("a.jsonl", b'{"problem": "x", "answer": -Infinity}\n', r"line 1: an answer is a text or a number, not -inf"),
-    (
-        "a.jsonl",
-        b'\n{"problem": "x\\ud800", "answer": "1"}\n',
-        r"line 2: column 'problem' holds half of a character",
-    ),
-    ("a.jsonl", b'{"problem": "x", "answer": "\\udfff"}\n', r"line 1: column 'answer' holds half of a character"),
+    ("a.jsonl", b'\n{"problem": "x\\ud800", "answer": "1"}\n', r"line 2: column 'problem' holds half of a character"),
     ("a.jsonl", b'{"problem": ["x"], "answer": "1"}\n', r"line 1: column 'problem' holds no text"),
     ("a.jsonl", b'{"problem": "x", "answer": "1"}\n{"problem": "y", "an', r"line 2 is not JSON"),
     ("a.jsonl", b'{"problem": "x", "answer": "1"}\n[1]\n', r"line 2: a record must be an object"),
@@ -215,14 +196,9 @@ def test_what_is_held_out_depends_on_the_text_alone(tmp_path):
     assert turned.validation == source.validation and turned.train == source.train[::-1]
     fewer = load(str(tmp_path / "a.jsonl"), validation=5)
     assert fewer.validation == source.validation[:5]
-    more = load(write(tmp_path / "c.jsonl", rows + records(100, start=1000)), validation=20)
-    assert len(set(more.validation) & set(source.validation)) > 10
-
-
-def test_a_small_file_holds_out_a_tenth_and_says_so(tmp_path):
-    source = load(write(tmp_path / "a.jsonl", records(50)), validation=1000)
-    assert len(source.validation) == 5 and len(source.train) == 45
-    assert any("5 of 50 problems are held out, a tenth, not 1000" in note for note in source.notes)
+    more = load(write(tmp_path / "c.jsonl", rows + records(100, start=1000)), validation=1000)
+    assert len(set(more.validation) & set(source.validation)) == 20 and len(more.validation) == 60
+    assert "60 of 600 problems are held out, a tenth, not 1000" in more.notes
 
 
 def test_repeated_problems_are_left_out_and_told(tmp_path):
@@ -260,27 +236,13 @@ def test_fewer_training_problems_are_drawn_by_the_seed(tmp_path):
 def test_arguments_are_read():
     assert parse_spec("polaris") == loading.Spec("polaris", 1.0, {})
     assert parse_spec("polaris:3") == loading.Spec("polaris", 3.0, {})
-    assert parse_spec("a/b.jsonl:.5,problem=q,answer=a b") == loading.Spec(
-        "a/b.jsonl", 0.5, {"problem": "q", "answer": "a b"}
-    )
+    options = {"problem": "q", "answer": "a b"}
+    assert parse_spec("a/b.jsonl:.5,problem=q,answer=a b") == loading.Spec("a/b.jsonl", 0.5, options)
     assert parse_spec("C:x.jsonl").name == "C:x.jsonl"
     for wrong, why in (("a:0", "above 0"), ("", "wanted is"), ("a,b", "no option"), ("a,problem=", "no option"),
                        ("a,weight=2", "Options are problem=")):  # fmt: skip
         with pytest.raises(ValueError, match=why):
             parse_spec(wrong)
-
-
-def test_the_default_task_is_as_it_was():
-    (source,) = load_data(["arithmetic"], 400, 128)
-    assert source.train == arithmetic.problems("train", 400) and source.notes == [] and source.name == "arithmetic"
-    assert source.validation == arithmetic.problems("validation", 128)
-    assert {problem.task for problem in source.train + source.validation} == {arithmetic.__name__}
-
-
-def test_a_problem_without_a_task_cannot_be():
-    """It would be judged by another task's rules."""
-    with pytest.raises(TypeError, match="task"):
-        Problem("1+1=", "2")
 
 
 def test_a_name_that_cannot_be_used_is_refused():
@@ -402,8 +364,8 @@ def test_known_data_sets_are_evaluated_on_by_name(hub):
 
 
 def test_evaluation_takes_a_whole_file_or_what_a_task_holds_out(tmp_path):
-    path = write(tmp_path / "mine.jsonl", records(50))
-    assert len(load_evaluation(path, 1000).validation) == 50 and load_evaluation(path, 1000).train == []
+    evaluated = load_evaluation(write(tmp_path / "mine.jsonl", records(50)), 1000)
+    assert len(evaluated.validation) == 50 and evaluated.train == []
     assert load_evaluation("arithmetic", 50).validation == arithmetic.problems("validation", 50)
 
 
@@ -440,9 +402,7 @@ def test_a_few_bad_records_of_a_known_data_set_are_left_out_and_told(hub):
 def test_an_unreachable_hub_says_what_to_do(tmp_path):
     """In a process of its own: the hub's library reads its settings once."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
-    program = (
-        "from data.load import load_data\ntry:\n    load_data(['polaris'], 1, 1)\nexcept ValueError as e:\n    print(e)"
-    )
+    program = "from data.load import *\ntry:\n    load_data(['polaris'], 1, 1)\nexcept ValueError as e:\n    print(e)"
     run = subprocess.run([sys.executable, "-c", program], env=environment, cwd=ROOT, capture_output=True, text=True)
     wanted = r"the data set POLARIS-Project/Polaris-Dataset-53K could not be had from the hub: "
     assert re.match(wanted + r".* download the data set elsewhere and give its folder .*HF_HOME", run.stdout), run

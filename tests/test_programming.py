@@ -151,8 +151,7 @@ HONEST = {  # each reads 41 and 1, and writes 42
         "import csv, sys\nfor row in csv.reader(sys.stdin, delimiter=' '): print(sum(map(int, row)))",
     "selects standard input": "import select, sys\nassert select.select([sys.stdin], [], [], 1)[0]\n"
         "print(sum(map(int, sys.stdin.readline().split())))",
-    "print without end": "print(4, end='')\nprint(2, end='')",
-    "print with flush": "print(42, flush=True)",
+    "print without end": "print(4, end='')\nprint(2, end='')", "print with flush": "print(42, flush=True)",
     "sys.stdout.write": "import sys\nsys.stdout.write('42')",
     "sys.stdout.buffer": "import sys\nsys.stdout.buffer.write(b'42\\n')\nsys.stdout.flush()",
     "os.write": "import os\nos.write(1, b'42\\n')",
@@ -162,8 +161,7 @@ HONEST = {  # each reads 41 and 1, and writes 42
         "atexit.register(lambda: os.write(1, sys.stdout.getvalue().encode()))\nprint(42)",
     "redirected output": "import contextlib, io\nwith contextlib.redirect_stdout(io.StringIO()) as text: print(42)\n"
         "print(text.getvalue())",
-    "exit()": "print(42)\nexit()",
-    "sys.exit()": "import sys\nprint(42)\nsys.exit(0)",
+    "exit()": "print(42)\nexit()", "sys.exit()": "import sys\nprint(42)\nsys.exit(0)",
     "os._exit(0)": "import os\nprint(42, flush=True)\nos._exit(0)",
     "main()": "def main():\n    a, b = map(int, input().split())\n    print(a + b)\n"
         "if __name__ == '__main__':\n    main()",
@@ -237,10 +235,8 @@ HONEST_FUNCTIONS = {  # the same, called
     "a class with a memory": "class Solution:\n    def __init__(self): self.seen = {}\n"
         "    def add(self, a, b):\n        self.seen[a] = b\n        return sum(self.seen.items(), ())[0] + b",
     "recursion": "def add(a, b): return a if b == 0 else add(a + 1, b - 1)",
-    "a cache": "@cache\ndef add(a, b): return a + b",
-    "a lambda": "add = lambda a, b: a + b",
-    "a program that runs by itself too":
-        "def add(a, b): return a + b\nif __name__ == '__main__': print(add(*input()))",
+    "a cache": "@cache\ndef add(a, b): return a + b", "a lambda": "add = lambda a, b: a + b",
+    "a program that runs by itself too": "def add(a, b): return a + b\nif __name__ == '__main__': print(add(*input()))",
     "a dataclass": "from __future__ import annotations\nfrom dataclasses import dataclass\n@dataclass\nclass Pair:\n"
         "    a: int\n    b: int\ndef add(a, b): return sum(vars(Pair(a, b)).values())",
     "import __main__": "import __main__\nx = 1\ndef add(a, b): return a + __main__.x",

@@ -223,21 +223,18 @@ def test_none_of_several_completions_with_a_verdict_is_said_with_the_first_reaso
 def test_a_task_that_is_not_there_is_an_error_of_each_completion():
     with VerifierPool(1, time_limit=10, memory_gib=1) as pool:
         verdicts = judge(pool, [(Problem("", "", "no_such_task"), "")] * 3)
-    assert {(verdict.failure, verdict.detail) for verdict in verdicts.values()} == {
-        ("error", "ModuleNotFoundError: No module named 'no_such_task'")
-    }
+    error = Verdict(0.0, "error", "ModuleNotFoundError: No module named 'no_such_task'")
+    assert list(verdicts.values()) == [error] * 3
 
 
 def test_giant_and_odd_completions_arrive_whole(task):
     odd = "\x00\ud800 \u2028 " + "π" * 10
     problem = Problem("", "x" * 5_000_000, "data.tasks.arithmetic")
     with VerifierPool(2, time_limit=60, memory_gib=2) as pool:
-        items = [
-            (problem, "</think>" + problem.answer),
-            (problem, odd),
-            (Problem("", odd, "data.tasks.arithmetic"), "</think>" + odd),
-        ]
-        verdicts = judge(pool, items)
+        odd_problem = Problem("", odd, "data.tasks.arithmetic")
+        verdicts = judge(
+            pool, [(problem, "</think>" + problem.answer), (problem, odd), (odd_problem, "</think>" + odd)]
+        )
     assert [verdicts[i].correct for i in range(3)] == [True, False, True]
 
 
