@@ -256,8 +256,7 @@ def on_numbers(operations: set[str]) -> bool:
 
 
 def value(tree: tuple, point: dict):
-    """The value of a tree where each letter has the value that `point` gives it: a real or complex number of mpmath.
-    Raises one of FAULTS if there is none or if it is too large."""
+    """The value of a tree at a point (a number for each letter). Raises one of FAULTS if there is none, or a large one."""
     kind, parts = tree[0], parts_of(tree)
     if kind == "number":
         if max(abs(tree[1].numerator), tree[1].denominator) > LARGEST_FRACTION:

@@ -89,11 +89,10 @@ def parse_spec(text: str, instruction: str | None = None) -> Spec:
             known = "; ".join(f"{key}= {meaning}" for key, meaning in OPTIONS.items())
             raise ValueError(f"--data {text}: {pair!r} is no option. Options are {known}")
         options[key] = value
-    match = re.fullmatch(r"(.+):(\d*\.?\d+)", name)
-    name, weight = (match[1], float(match[2])) if match else (name, 1.0)
-    if not name or not weight > 0:
+    name, weight = re.fullmatch(r"(.*?)(?::(\d*\.?\d+))?", name, flags=re.DOTALL).groups("1")
+    if not name or not float(weight) > 0:
         raise ValueError(f"--data {text}: wanted is NAME or NAME:WEIGHT, with a weight above 0")
-    return Spec(name, weight, options, instruction)
+    return Spec(name, float(weight), options, instruction)
 
 
 def task_names() -> list[str]:
@@ -105,9 +104,6 @@ def load_task(name: str):
     if name not in task_names():
         raise ValueError(f"no task is called {name!r}; the tasks in data/tasks/ are: {', '.join(task_names())}")
     return importlib.import_module(f"data.tasks.{name}")
-
-
-# --- all sources ----------------------------------------------------------------------------------------------------
 
 
 def load_data(
@@ -151,9 +147,8 @@ def load_data(
 
 
 def load_evaluation(argument: str, number: int, seed: int = 0, instruction: str | None = None) -> Source:
-    """At most `number` problems to evaluate on, as a source without training problems. They are all those of a file, or
-    of the test part of a known data set. Of a task, or of a data set without a test part, they are those that training
-    holds out."""
+    """At most `number` problems to evaluate on: of a file, of the test part of a known data set, or else of what
+    training holds out. The source has no training problems."""
     spec = parse_spec(argument, instruction)
     known = KNOWN.get(spec.name)
     if known is None and spec.name in task_names():
@@ -166,8 +161,7 @@ def load_evaluation(argument: str, number: int, seed: int = 0, instruction: str 
 
 
 def task_of(argument: str) -> str:
-    """The module that judges the problems of an argument of --data. Reads the first record of a file, and nothing of a
-    known data set. Raises ValueError as `load_evaluation` does."""
+    """The module that judges the problems of an argument of --data. Reads no more than the first record of a file."""
     spec = parse_spec(argument)
     if spec.name in KNOWN:
         return KNOWN[spec.name].task
@@ -180,12 +174,9 @@ def task_of(argument: str) -> str:
 
 def next_source(weights: Sequence[float], handed_out: Sequence[int]) -> int:
     """Which source the next prompt comes from, by the number of prompts that each has given so far. Any stretch of
-    prompts has the sources in proportion to their weights, to within one prompt. A weight of 0 is never chosen."""
+    prompts has the sources in proportion to their weights, to within one prompt."""
     candidates = [i for i, weight in enumerate(weights) if weight > 0]
     return min(candidates, key=lambda i: (handed_out[i] + 1) / weights[i])
-
-
-# --- one source -----------------------------------------------------------------------------------------------------
 
 
 def made_source(spec: Spec, train_problems: int, validation_problems: int, seed: int) -> Source:
@@ -246,8 +237,7 @@ def leave_out(held_out: list[Problem], source: Source) -> None:
 
 
 def files_of(spec: Spec, split: str) -> list[Path]:
-    """The files of records of a source: of the part that its options name, or of `split`. Raises ValueError if there
-    are none, and names what is known."""
+    """The files of the part of a source that its options name, or of `split`. Raises ValueError if there are none."""
     known = KNOWN.get(spec.name, Known(spec.name))
     if spec.name not in KNOWN and not Path(spec.name).expanduser().exists() and "/" not in spec.name:
         makers = [name for name in task_names() if hasattr(load_task(name), "problems")]

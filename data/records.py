@@ -62,7 +62,7 @@ def download(name: str, subsets: tuple[str, ...]) -> Path:
 def read_records(path: Path) -> Iterator[tuple[str, dict]]:
     """Each record of a file with its place ("my.jsonl, line 3"). Raises ValueError, with the place, for what cannot be
     read, and for a file with no record."""
-    readers = {".jsonl": read_jsonl, ".json": read_json, ".csv": read_csv, ".parquet": read_parquet}
+    readers = {".jsonl": read_json, ".json": read_json, ".csv": read_csv, ".parquet": read_parquet}
     if path.suffix not in readers:
         raise ValueError(f"{path} is not a file of records; the endings known are {', '.join(FORMATS)}")
     place = None
@@ -74,31 +74,27 @@ def read_records(path: Path) -> Iterator[tuple[str, dict]]:
         raise ValueError(f"{path} holds no record")
 
 
-def read_jsonl(path: Path) -> Iterator[tuple[str, dict]]:
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, start=1):
-            if line.strip():
-                yield f"line {number}", parse_json(line, path, number)
-
-
 def read_json(path: Path) -> Iterator[tuple[str, dict]]:
-    records = parse_json(path.read_bytes(), path, 1)
-    if not isinstance(records, list):
-        raise ValueError(f"{path} holds no list of records, but a {type(records).__name__}")
-    for number, record in enumerate(records, start=1):
-        yield f"record {number}", record
-
-
-def parse_json(data: bytes, path: Path, line: int):
-    """The value of JSON text that begins in this line of the file."""
-    try:
-        return json.loads(data.decode())
-    except UnicodeDecodeError as error:
-        line += data[: error.start].count(b"\n")
-        raise ValueError(f"{path}, line {line} is not UTF-8: {error.reason}") from None
-    except (ValueError, RecursionError) as error:
-        line += getattr(error, "lineno", 1) - 1
-        raise ValueError(f"{path}, line {line} is not JSON: {getattr(error, 'msg', error)}") from None
+    """JSON, a list of records; or JSONL, a record a line."""
+    is_jsonl = path.suffix == ".jsonl"
+    with open(path, "rb") as file:
+        for number, data in enumerate(file if is_jsonl else [file.read()], start=1):
+            if is_jsonl and not data.strip():
+                continue
+            try:
+                value = json.loads(data.decode())
+            except UnicodeDecodeError as error:
+                line = number + data[: error.start].count(b"\n")
+                raise ValueError(f"{path}, line {line} is not UTF-8: {error.reason}") from None
+            except (ValueError, RecursionError) as error:
+                line = number + getattr(error, "lineno", 1) - 1
+                raise ValueError(f"{path}, line {line} is not JSON: {getattr(error, 'msg', error)}") from None
+            if is_jsonl:
+                yield f"line {number}", value
+            elif not isinstance(value, list):
+                raise ValueError(f"{path} holds no list of records, but a {type(value).__name__}")
+            else:
+                yield from ((f"record {number}", record) for number, record in enumerate(value, start=1))
 
 
 def read_csv(path: Path) -> Iterator[tuple[str, dict]]:
@@ -125,11 +121,9 @@ def read_parquet(path: Path) -> Iterator[tuple[str, dict]]:
         raise ValueError(f"{path} is not a Parquet file: {error}") from None
 
 
-def choose_columns(
-    place: str, record: dict, options: dict[str, str], wanted: str = "answer"
-) -> tuple[dict[str, str], str]:
-    """Which columns hold the problem, the tests if there are any, and the answer (if there are no tests) or the worked
-    solution, as the options say or as is likely; and a note of what was guessed. ValueError for a missing column."""
+def choose_columns(place: str, record: dict, options: dict, wanted: str = "answer") -> tuple[dict[str, str], str]:
+    """Which columns hold the problem, and the tests, the answer or the worked solution, as the options say or as is
+    likely; and a note of what was guessed. ValueError for a missing column."""
     columns = {}
     for key in ("problem", "tests", wanted):
         if (key == "tests" and "answer" in options) or (key == "answer" and "tests" in columns):
@@ -149,8 +143,7 @@ def choose_columns(
 
 
 def make_problem(record: dict, columns: dict[str, str], instruction: str | None = None) -> Problem:
-    """The problem of a record. instruction: said after it, in mathematics instead of the usual one. Raises ValueError
-    if a column holds nothing, or nothing of a known form."""
+    """The problem of a record. Raises ValueError if a column holds nothing, or nothing of a known form."""
     values = {key: record.get(column) for key, column in columns.items()}
     for key, value in values.items():
         if value is None or value == [] or (isinstance(value, str) and not value.strip()):

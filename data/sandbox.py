@@ -52,14 +52,10 @@ def run(arguments: list[str], folder: Path, stdin: bytes, seconds: float, longes
     with ours, theirs, open(folder / "stdin", "rb") as source, landlock_ruleset(str(folder)) as ruleset:
         process = subprocess.Popen(
             [sys.executable, "-I", "-B", *arguments],
-            stdin=source,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            cwd=folder,
+            stdin=source, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=folder, start_new_session=True,
             env={"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"},  # numpy would start a thread for each core
-            start_new_session=True,
             preexec_fn=confinement(ruleset, seconds, theirs),
-        )
+        )  # fmt: skip
         theirs.close()  # the child has closed its own: what it has sent is all there is
         listeners = socket.recv_fds(ours, 1, 1)[1]
     try:
@@ -75,8 +71,8 @@ def run(arguments: list[str], folder: Path, stdin: bytes, seconds: float, longes
 
 
 def read_output(process: subprocess.Popen, listeners: list[int], deadline: float, longest: int) -> tuple[bytes, str]:
-    """What the process writes until it ends, at most until the deadline and at most `longest` bytes; and how it ended.
-    A process that closes its standard output has not ended. When it asks for a thread, it is answered."""
+    """What the process writes until it ends, until the deadline or to `longest` bytes; and how it ended. A process that
+    closes its standard output has not ended. When it asks for a thread, it is answered."""
     chunks, length, is_open = [], 0, True
     with selectors.DefaultSelector() as selector:
         for source in (process.stdout, *listeners):
@@ -128,11 +124,7 @@ def missing() -> list[str]:
     if landlock_version() == 0:
         gaps.append("no Landlock (Linux 5.13 or newer has it): a program can read and change the files of this user")
     if seccomp_filter() is None:
-        gaps.append(
-            "no seccomp (Linux on x86-64 has it): a program can use the network, start processes that outlive it,"
-            " and send signals"
-        )
-        return gaps
+        return [*gaps, "no seccomp (Linux on x86-64 has it): a program can use the network, processes and signals"]
     program = f"import _thread, time\nfor _ in range({NUMBER_OF_THREADS}): _thread.start_new_thread(time.sleep, (60,))"
     with tempfile.TemporaryDirectory() as folder:
         outcome = run(["-c", program], Path(folder), b"", seconds=60, longest_output=100)
@@ -146,7 +138,7 @@ def missing() -> list[str]:
 
 def confinement(ruleset: int | None, seconds: float, channel: socket.socket):
     """A function that confines the process that calls it. It runs between fork and exec, so it only makes system calls.
-    If the kernel can ask before each thread, it sends through the channel the listener that answers."""
+    It sends the listener, which answers when a thread starts, through the channel."""
     libc, parent = ctypes.CDLL(None, use_errno=True), os.getpid()
     program, threads = seccomp_filter(), clone_filter()
 

@@ -6,12 +6,10 @@
 
 A verifier is two processes: a guard, `python -m data.verify`, and the worker that it forks. The worker imports the
 task's module (no torch) and calls `score`. A thread of the pool sends it completions, measures their time, and starts
-another verifier if this one hangs or dies. That costs the one completion it was at, which is counted as a failure and
-never taken for wrong in silence. The completions behind it go to another verifier.
+another verifier if this one hangs or dies. That costs one completion, which is counted as a failure and not as wrong.
 
-The guard adopts whatever the worker leaves behind, detached or not (Linux: subreaper). It kills all of it when the
-worker ends or is ended, or when the process that owns the pool dies in any way. A message is a line of JSON: nothing
-that a worker sends is ever unpickled.
+The guard adopts whatever the worker leaves behind, detached or not (Linux: subreaper), and kills it when the worker
+ends, or the process that owns the pool. A message is a line of JSON: nothing that a worker sends is ever unpickled.
 """
 
 import contextlib
@@ -63,7 +61,7 @@ class Verdict:
 
     @property
     def reason(self) -> str:
-        """Why there is no verdict, in words."""
+        """Why there is no verdict."""
         return f"{self.failure}: {self.detail}" if self.detail else str(self.failure)
 
 
@@ -178,14 +176,11 @@ class Verifier:
         one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         self.process = subprocess.Popen(
             [sys.executable, "-m", "data.verify", str(os.getpid()), self.folder, str(memory_gib)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            cwd=Path(__file__).parent.parent,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0,
             env=os.environ | one_thread | {"TMPDIR": self.folder, "SCORE_SECONDS": str(time_limit)},
+            cwd=Path(__file__).parent.parent,
             process_group=0,  # no Ctrl-C; one that is stopped goes on when its parent dies, and ends (exit(3))
-            bufsize=0,
-        )
+        )  # fmt: skip
         os.set_blocking(self.process.stdin.fileno(), False)
         os.set_blocking(self.process.stdout.fileno(), False)
 
@@ -303,8 +298,7 @@ def guard(parent: int, folder: str, memory_gib: float) -> int:
             os.waitpid(-1, 0)
     remove(folder)
     if arrived == signal.SIGCHLD:  # the pool reads this end of file, and answers if it lives
-        os.close(0)
-        os.close(1)
+        os.closerange(0, 2)
         signal.sigwait(news - {signal.SIGCHLD})
     code = os.waitstatus_to_exitcode(status)
     return 128 - code if code < 0 else code
@@ -320,27 +314,21 @@ def children(pid: int) -> list[int]:
 
 
 def work(memory_gib: float) -> None:
-    """Judge what comes on standard input, until it ends. Each completion is answered by "begins" and by its verdict. A
-    task may print and read what it likes: its own standard input and output are /dev/null."""
-    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    nothing = os.open(os.devnull, os.O_RDWR)
+    """Judge what comes on standard input, until it ends. Each completion is answered by "begins" and by its verdict."""
+    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "w")
+    nothing = os.open(os.devnull, os.O_RDWR)  # a task may print and read what it likes
     os.dup2(nothing, 0)
     os.dup2(nothing, 1)
     if sys.platform == "linux":
         resource.setrlimit(resource.RLIMIT_AS, (int(memory_gib * 2**30),) * 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-    def reply(message) -> None:
-        replies.write(json.dumps(message).encode() + b"\n")
-        replies.flush()
-
     for line in requests:
         failure, detail, score = None, "", 0.0
         try:
             fields, completion = json.loads(line)
             problem = Problem(**fields)
             task = importlib.import_module(problem.task)
-            reply("begins")
+            print(json.dumps("begins"), file=replies, flush=True)
             given = task.score(problem, completion)
             if type(given).__module__ == "numpy" and hasattr(given, "item"):
                 given = given.item()
@@ -351,7 +339,7 @@ def work(memory_gib: float) -> None:
             failure = "memory"
         except BaseException as error:  # SystemExit too
             failure, detail = "error", error_in_words(error, problem.task)[:DETAIL]
-        reply([score, failure, detail])
+        print(json.dumps([score, failure, detail]), file=replies, flush=True)
         if failure == "memory":  # what is left of it is too little for the next
             return
 

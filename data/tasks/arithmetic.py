@@ -31,8 +31,7 @@ def draw(rng: random.Random, digits: int, held_out: bool) -> tuple[int, int]:
 
 
 def problems(split: str, number: int, seed: int = 0) -> list[Problem]:
-    """`number` distinct problems, at most 100,000; lengths 1 to 6 in turn (of one digit there are 81 in all, so they
-    run out first)."""
+    """`number` distinct problems, at most 100,000; lengths 1 to 6 in turn (those of one digit run out first)."""
     number, rng = min(number, 100_000), random.Random(f"{split} {seed}")
     distinct, i = {}, 0  # the keys are in order
     while len(distinct) < number and i < 100 * number:

@@ -60,8 +60,7 @@ def last_boxed(text: str) -> str | None:
 
 
 def copied(problem: Problem, answer: str) -> bool:
-    """Whether the answer is an expression or inequality of the problem that has still to be worked out, and is not
-    written as the wanted answer is."""
+    """Whether the answer is a part of the problem that has still to be worked out, and not the wanted text itself."""
     given = squeezed(cleaned(answer))
     start = r"(?<![\d.^])\b" if given[:1].isalnum() else r"(?<![\d.^])"
     if given == squeezed(cleaned(problem.answer)) or as_words(given):

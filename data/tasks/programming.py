@@ -146,9 +146,8 @@ def passes(folder: Path, function: str | None, given, wanted: list, deadline: fl
 def same_text(written: str, wanted: str) -> bool:
     """Whether two texts have the same words on the same lines. Blank lines at the end do not count."""
     lines, wanted_lines = ([line.split() for line in text.rstrip().splitlines()] for text in (written, wanted))
-    return list(map(len, lines)) == list(map(len, wanted_lines)) and all(
-        all(map(same_word, *pair)) for pair in zip(lines, wanted_lines)
-    )
+    same_shape = list(map(len, lines)) == list(map(len, wanted_lines))
+    return same_shape and all(all(map(same_word, *pair)) for pair in zip(lines, wanted_lines))
 
 
 def same_word(written: str, wanted: str) -> bool:
