@@ -256,7 +256,7 @@ def on_numbers(operations: set[str]) -> bool:
 
 
 def value(tree: tuple, point: dict):
-    """The value of a tree at a point (a number for each letter). Raises one of FAULTS if there is none, or a large one."""
+    """The value of a tree with the numbers of `point` for its letters. Raises one of FAULTS if there is none."""
     kind, parts = tree[0], parts_of(tree)
     if kind == "number":
         if max(abs(tree[1].numerator), tree[1].denominator) > LARGEST_FRACTION:

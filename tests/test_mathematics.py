@@ -26,31 +26,22 @@ COMPLETIONS = [  # to a problem whose answer is 17
     (r"So</think>The answer is \boxed{17}.", True),
     (r"\boxed{17}", True),  # of a model that does not think
     (r"\boxed{17}</think>So it is 17.", False),  # a box in the thinking is no answer
-    (r"\boxed{18}</think>\boxed{17}", True),
-    (r"</think>\boxed{18}</think>\boxed{17}", True),
-    (r"</think>\boxed{17}</think>\boxed{18}", False),
-    (r"</think>\boxed{17}</think>", False),
+    (r"\boxed{18}</think>\boxed{17}", True), (r"</think>\boxed{18}</think>\boxed{17}", True),
+    (r"</think>\boxed{17}</think>\boxed{18}", False), (r"</think>\boxed{17}</think>", False),
     (r"</think>\boxed{17} or \boxed{18}", False),  # several boxes: the last
     (r"</think>\boxed{16} \boxed{18} \boxed{17}", True),
     (r"</think>\boxed{17} \boxed{", False),  # the last is not closed
     (r"</think>\boxed{\boxed{17}}", True),
     (r"</think>\boxed{18, \boxed{17}}", False),  # the outer box counts
-    (r"</think>\boxed{\boxed{18} \boxed{17}}", False),
-    (r"<think>So</think>\boxed{17}", True),
+    (r"</think>\boxed{\boxed{18} \boxed{17}}", False), (r"<think>So</think>\boxed{17}", True),
     (r"<think>So \boxed{17}", False),  # thinking that was never closed
     (r"<think>So</think>\boxed{18}<think>\boxed{17}", False),
     ("</think>\\boxed{17\ud800}", False),  # half a character of UTF-16
-    ("\ud800</think>\ud800\\boxed{17}\ud800", True),
-    (r"</think>\boxed{\text{So } 17}", False),
-    (r"</think>\boxed 17 is it", True),
-    (r"</think>$\boxed17$", True),
-    (r"</think>\fbox{17}", True),
-    (r"</think>\boxed{}", False),
-    (r"</think>\boxed", False),
-    (r"</think>17", False),
-    (r"</think>#### 17", False),
+    ("\ud800</think>\ud800\\boxed{17}\ud800", True), (r"</think>\boxed{\text{So } 17}", False),
+    (r"</think>\boxed 17 is it", True), (r"</think>$\boxed17$", True), (r"</think>\fbox{17}", True),
+    (r"</think>\boxed{}", False), (r"</think>\boxed", False), (r"</think>17", False), (r"</think>#### 17", False),
     ("", False),
-]
+]  # fmt: skip
 
 
 def test_only_the_last_box_after_the_thinking_counts():

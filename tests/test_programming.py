@@ -77,18 +77,14 @@ COMPLETIONS = [  # and whether they are right
     ("```python\nprint(42)\n```</think>That was it.", False),  # only what comes after the thinking
     ("print(42)", False),
     ("```python\nprint(42)", False),  # not closed
-    ("", False),
-    (block("import sys; sys.stdin.read(); print('42\\n\\n')"), True),
-    (block("print(42); raise SystemExit(0)"), True),
-    (block("print(42); raise SystemExit(3)"), False),
-    (block("print(42, 42)"), False),
-    (block("print('42\\n42')"), False),
-    (block("print(42.0)"), False),
+    ("", False), (block("import sys; sys.stdin.read(); print('42\\n\\n')"), True),
+    (block("print(42); raise SystemExit(0)"), True), (block("print(42); raise SystemExit(3)"), False),
+    (block("print(42, 42)"), False), (block("print('42\\n42')"), False), (block("print(42.0)"), False),
     (block("print(4); print(2)"), False),
     (block("from __future__ import annotations\nprint(List and math.floor(42.5))"), True),  # as judges have it
     (block("x = '\ud800'\nprint(42)"), False),  # a lone surrogate
     (block("import os\nos.write(1, '\\ud800'.encode(errors='surrogatepass'))"), False),
-]
+]  # fmt: skip
 
 
 def test_verdicts_on_a_program():
