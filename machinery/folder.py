@@ -2,14 +2,12 @@
 
 import dataclasses
 import fcntl
+import importlib.metadata
 import json
 import os
 import platform
 from pathlib import Path
 from typing import TextIO
-
-import torch
-import transformers
 
 import loss
 from curve.files import write_whole
@@ -42,7 +40,7 @@ def new_folder(settings: Settings) -> Path:
 
 def write_config(folder: Path, settings: Settings) -> None:
     """Write config.json: all settings, and the versions of Python, torch and transformers."""
-    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+    versions = {package: importlib.metadata.version(package) for package in ("torch", "transformers")}
     versions["python"] = platform.python_version()
     stored = dataclasses.asdict(dataclasses.replace(settings, resume=None, from_step=None))
     write_whole(folder / "config.json", json.dumps({**stored, "versions": versions}, indent=2) + "\n")
