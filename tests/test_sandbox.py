@@ -150,7 +150,6 @@ CANNOT = {  # what a program cannot do, as docs/data.md has it: programs that pr
         "queue's end": "answer(libc.msgctl(SHARED[2], 0, 0))", "named queue's end": "answer(libc.mq_unlink(QUEUE))",
     },
     "go on after its time, or have more than its memory, its output, 64 open files or 64 threads": {
-        "endless loop": "while True: pass",
         "forks without end": "while True:\n    try: os.fork()\n    except OSError: pass",
         "that ignores signals":
             "import signal\nfor s in (1, 2, 3, 15, 24): signal.signal(s, signal.SIG_IGN)\nwhile True: pass",
@@ -193,7 +192,7 @@ CALLED_PROGRAMS = {  # the last of these for programs that define a function
         "        if name != 'program.py' and '42' in open(name).read(): return 42",
     "a giant result": "def add(a, b): return 'x' * 10**8",
     "a deep result": "def add(a, b):\n    x = []\n    for _ in range(10**5): x = [x]\n    return x",
-    "no function": "def sub(a, b): return 42", "an endless loop": "def add(a, b):\n    while True: pass",
+    "no function": "def sub(a, b): return 42",
     "an exception": "def add(a, b): raise ValueError(42)",
 }  # fmt: skip
 

@@ -109,13 +109,13 @@ def read_tests(tests) -> tuple[str | None, list]:
 
 def score(problem: Problem, completion: str) -> bool:
     """Whether the program, the last fenced block after the thinking, passes all tests."""
-    sandbox.require_sandbox()
+    deadline = time.monotonic() + SHARE_OF_TIME * float(os.environ.get("SCORE_SECONDS", SECONDS))
+    sandbox.require_sandbox()  # which takes time too
     fenced = r"^```[^\n`]*\n(.*?)^```"
     blocks = re.findall(fenced, after_thinking(completion), flags=re.MULTILINE | re.DOTALL)
     if not blocks:
         return False
     answer = json.loads(problem.answer)
-    deadline = time.monotonic() + SHARE_OF_TIME * float(os.environ.get("SCORE_SECONDS", SECONDS))
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "program.py").write_text(blocks[-1], encoding="utf-8", errors="surrogatepass")
         tests = answer["tests"]
