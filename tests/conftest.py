@@ -1,6 +1,7 @@
 """Small real models for the tests: random ones of several kinds."""
 
 import os
+import sys
 
 import pytest
 import torch
@@ -41,6 +42,17 @@ def fail_if_skipped_in_ci(report):
         if not reason.startswith("even in CI: "):
             report.outcome, report.longrepr = "failed", f"skipped in CI, where nothing may be missing: {reason}"
     return report
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_group_is_left():
+    """An engine of vLLM in this process makes a group of ranks. The trainer in another file would shard over it."""
+    yield
+    if "vllm" in sys.modules:
+        from vllm.distributed.parallel_state import destroy_distributed_environment, destroy_model_parallel
+
+        destroy_model_parallel()
+        destroy_distributed_environment()
 
 
 @pytest.fixture
