@@ -316,7 +316,8 @@ class Loss(NamedTuple):
 
 
 def cispo(recipe: Recipe, advantages_B1: Tensor, log_rho_BT: Tensor, logprobs_BT: Tensor, sampled_BT: Tensor):
-    """sg(min(rho, eps_max)) A log pi_train; no gradient flows through sg. The cap counts as a clip for any A."""
+    """sg(min(rho, eps_max)) A log pi_train; no gradient flows through sg. A capped token keeps its gradient, with the
+    factor eps_max. The log counts it as clipped, whatever its A."""
     rho_BT = log_rho_BT.detach().exp()
     return rho_BT.clamp(max=recipe.eps_max) * advantages_B1 * logprobs_BT, rho_BT > recipe.eps_max
 

@@ -234,7 +234,8 @@ the optimizer's step.
 
 The same batch and the same parameters, with one part of the recipe changed.
 
-**Losses.** A clip that decides for a token takes its gradient away; CISPO's cap does not.
+**Losses.** A clip that decides for a token takes its gradient away. CISPO's cap does not: it limits the
+factor of the gradient.
 
 {table(["", "term of a token"], formulas)}
 
