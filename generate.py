@@ -35,7 +35,7 @@ from curve.flags import errors_as_sentences, run_command
 from machinery.settings import GenerateCommand, parse
 
 if __name__ == "__main__":
-    with errors_as_sentences():  # --help and wrong flags are answered before most of these seconds
+    with errors_as_sentences():  # before the slow imports, so that --help and wrong flags are answered fast
         command = parse(sys.argv[1:], GenerateCommand, description=__doc__)
 
 import numpy as np
@@ -107,8 +107,8 @@ class SlotCache(Cache):
     def place(self, positions_n: Tensor, longest: int) -> int:
         """Choose the positions at which the first n slots write next. Returns how many the model will be given.
 
-        If more than half of the cache is in use, the model gets all of it: a CPU reads memory that lies in one piece
-        several times as fast as pieces with gaps between, and masked positions cost less than that.
+        If more than half of the cache is in use, the model gets all of it. A CPU reads contiguous memory several times
+        faster, and that saves more than the masked positions cost.
         """
         self.positions_n, self.slots_n = positions_n, torch.arange(len(positions_n), device=positions_n.device)
         self.width = self.length if 2 * longest > self.length else longest
@@ -319,8 +319,8 @@ def _generate(settings: EngineSettings, parameters: SharedParameters, work: queu
     reports.put(Report(slots=engine.slots))
     busy, reported, events = 0.0, time.monotonic(), []
     while True:
-        # 1. First take all the work, then the parameters: so no token is sampled with parameters older than the version
-        #    of its group.
+        # 1. First take all the work, then the parameters. The trainer has read the version of a group before it sent
+        # the    work, so no token is sampled with parameters older than that.
         waits, began = engine.unfinished == 0, time.monotonic()
         while (message := _next_work(work, wait=engine.unfinished == 0)) is not None:
             if message.stop:

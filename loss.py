@@ -96,7 +96,7 @@ def parse_asynchrony(asynchrony: str) -> tuple[str, int]:
 
 def most_off_policy(asynchrony: str) -> int:
     """The most optimizer steps that may lie between sampling a token and training on it. PipelineRL-k: k.
-    PPO-off-policy-k: k - 1, since it makes k steps on what one version has sampled."""
+    PPO-off-policy-k: k - 1. One version samples the data of k steps, and the last of them comes k - 1 steps later."""
     kind, k = parse_asynchrony(asynchrony)
     return k if kind == "pipeline" else k - 1
 
@@ -119,8 +119,9 @@ def choose_batch(done: list[int], unfinished: list[int], step: int, asynchrony: 
     done, unfinished: for each group under way, the version of the parameters when it was handed out. No token of a
     group is older than its version. `prompts` groups make a batch.
 
-    PipelineRL-k takes the oldest finished groups, but only if every group that is left can still be trained in time: a
-    group of version v at step v + k at the latest. For example with k = 2 and one group in a batch:
+    PipelineRL-k takes the oldest finished groups. It waits if that would make a group that stays behind too late: a
+    group of version v must be trained by step v + k. The same was asked at the step before, so no group of the batch
+    itself is too late. For example with k = 2 and one group in a batch:
 
         group   version   its last step
         A       2         4
@@ -128,8 +129,8 @@ def choose_batch(done: list[int], unfinished: list[int], step: int, asynchrony: 
         C       3         5
 
     At step 3, B is finished and A is not: B is trained, since A still has step 4. At step 4, C is finished and A is
-    not: the batch waits, since A would be too old at step 5. Every wait ends: A is being sampled, and that needs
-    nothing more from the trainer.
+    not: the batch waits, since A would be too old at step 5. The wait cannot last for ever: the generator can finish A
+    without the trainer.
     PPO-off-policy-k takes nothing before everything handed out is finished.
     """
     kind, k = parse_asynchrony(asynchrony)
@@ -159,8 +160,8 @@ def interrupt_or_truncate(length_control: str, sampled, closed_at, thinking_budg
     """Whether a completion is interrupted or truncated now: (interrupt, truncate), each bool.
 
     sampled: tokens sampled so far. closed_at: how many there were when thinking ended, by `</think>` or by an
-    interruption; negative while thinking goes on. All are ints or integer arrays of one shape. Ask only about
-    completions that have not ended: after its EOS a completion is finished, with or without `</think>`.
+    interruption; negative while thinking goes on. All are ints or integer arrays of one shape. Do not call this for a
+    completion that has its EOS.
 
     interruption: if thinking reaches its budget, the phrase is appended. Its tokens are forced: they are context, and
     have no ratio, no weight and no place in the length. The answer has a budget of its own, counted from the end of
@@ -182,8 +183,8 @@ def rewards(scores_PG: Tensor, lengths_PG: Tensor, length_control: str, max_leng
 
         clip((L_max - |y|) / L_cache - 1, -1, 0)
 
-    which is 0 up to L_max - L_cache tokens and -1 at L_max. A completion with a score between 0 and 1 gets the score
-    times that. scores_PG: float32, 0 is wrong and 1 is correct; lengths_PG: |y|, sampled tokens; max_length: L_max;
+    which is 0 up to L_max - L_cache tokens and -1 at L_max. It is multiplied by the score, so a wrong completion gets
+    none. scores_PG: float32, 0 is wrong and 1 is correct; lengths_PG: |y|, sampled tokens; max_length: L_max;
     penalty_length: L_cache. Returns float32 [P, G].
     """
     rewards_PG = 2 * scores_PG - 1
@@ -198,8 +199,8 @@ def rewards(scores_PG: Tensor, lengths_PG: Tensor, length_control: str, max_leng
 
 def head_logits(hidden_ND: Tensor, head_VD: Tensor, fp32: bool) -> Tensor:
     """Logits [N, V], float32. With fp32 the matmul itself is done in fp32, with the present fp32 weights of the head.
-    To cast the result of a bf16 matmul would change nothing, and a stored copy of the head would be stale after the
-    next update."""
+    Casting after a bf16 matmul is useless: the precision is lost by then. A stored fp32 copy of the head would be out
+    of date after the next update."""
     dtype = torch.float32 if fp32 else torch.bfloat16
     return F.linear(hidden_ND.to(dtype), head_VD.to(dtype)).float()
 
@@ -249,8 +250,8 @@ def retires(pass_rate: float) -> bool:
 
 
 def zero_variance(rewards_PG: Tensor, usable_PG: Tensor) -> Tensor:
-    """[P] bool: groups whose usable rewards are all equal, or that have none. Decided by max == min: the standard
-    deviation of equal numbers can come out as a rounding error above zero, and to divide by that gives thousands."""
+    """[P] bool: groups whose usable rewards are all equal, or that have none. Decided by maximum and minimum: the
+    standard deviation of equal rewards may be 1e-8 instead of 0, and dividing by it would give huge advantages."""
     highest_P = rewards_PG.masked_fill(~usable_PG, -torch.inf).amax(1)
     lowest_P = rewards_PG.masked_fill(~usable_PG, torch.inf).amin(1)
     return highest_P <= lowest_P
@@ -328,7 +329,7 @@ def clipped_ratio(recipe: Recipe, advantages_B1: Tensor, log_ratio_BT: Tensor, l
     eps_low, eps_high = LOSSES[recipe.loss].clip
     lower = math.log(1 - (eps_low if recipe.eps_low is None else recipe.eps_low))
     upper = math.log(1 + (eps_high if recipe.eps_high is None else recipe.eps_high))
-    # The cut comes before exp, which overflows above 88: the gradient of what is thrown away would be infinity times 0.
+    # The cut comes before exp. Otherwise exp overflows above 88, and the branch that is not used gives a NaN gradient.
     cut_BT = torch.where(advantages_B1 >= 0, log_ratio_BT.clamp(max=upper), log_ratio_BT.clamp(min=lower))
     return cut_BT.exp() * advantages_B1, (cut_BT != log_ratio_BT) & (advantages_B1 != 0)
 
@@ -414,7 +415,7 @@ def token_terms(
 # --- 8. Aggregation (sec. 3.2, A.2) -------------------------------------------------------------------------------
 
 
-AGGREGATIONS = {  # a token's weight is 1 divided by this number of its completion
+AGGREGATIONS = {  # the weight of a token is 1 / the entry of its completion
     "sample": lambda lengths_PG, counted_PG: counted_PG.sum() * lengths_PG,
     "prompt": lambda lengths_PG, counted_PG: (lengths_PG.sum(1) > 0).sum() * lengths_PG.sum(1, keepdim=True),
     "token": lambda lengths_PG, counted_PG: lengths_PG.sum(),

@@ -17,8 +17,9 @@ The algorithm is `train`, at the end of this file: a loop of optimizer steps, th
       -> every few steps held-out problems are sampled with the parameters of that step alone
       -> at the end the paper's sigmoid is fitted to those pass rates (curve/)
 
-Rank 0 of the trainer is this process. Each generator is a process of its own, and so is each other rank. Every wait
-ends when the other side is dead or silent. Every few steps a checkpoint is written, and --resume goes on from it.
+Rank 0 of the trainer is this process. Each generator is a process of its own, and so is each other rank. No process
+waits for ever: if the other one dies or is silent, the wait is given up. Every few steps a checkpoint is written, and
+--resume goes on from it.
 
 `step` counts the optimizer steps made so far, and is the version of the parameters too: the loop trains the parameters
 of version `step` and makes those of version `step + 1`.
@@ -39,7 +40,7 @@ from curve.flags import errors_as_sentences, run_command
 from machinery.settings import TrainCommand, parse
 
 if __name__ == "__main__":
-    with errors_as_sentences():  # --help and wrong flags are answered before most of these seconds
+    with errors_as_sentences():  # before the slow imports, so that --help and wrong flags are answered fast
         command = parse(sys.argv[1:], TrainCommand, description=__doc__)
 
 import torch
@@ -146,7 +147,7 @@ def train(
             value, sums = loss.policy_loss(
                 r, logprobs_BT, m.generator_logprobs_BT, m.sampled_BT, advantages_R[m.rows_B], weights_R[m.rows_B]
             )
-            (value * ranks).backward()  # FSDP averages gradients over the ranks; the weights want their sum
+            (value * ranks).backward()  # FSDP divides by the number of ranks, but our weights need the sum
             totals.add(m, value.detach(), sums, logprobs_BT.detach(), entropies_N)
         totals.over_ranks()
         norm = 0.0

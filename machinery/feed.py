@@ -23,7 +23,7 @@ from machinery.rollouts import Group, Rollout, SharedParameters, Work
 from machinery.screen import say, warn
 from machinery.settings import Settings
 
-TRAINING, VALIDATION = 0, 1  # in seeds: the noise of the one is not that of the other
+TRAINING, VALIDATION = 0, 1  # part of each seed, so that the two have different noise
 
 # --- prompts ----------------------------------------------------------------------------------------------------------
 
@@ -114,7 +114,7 @@ class Feed:
         sources = prompts.sources
         self.orders = [PromptOrder(len(source.train), settings.seed, settings.recipe) for source in sources]
         self.handed_out = [0] * len(sources)  # groups handed out so far, by source
-        # Groups that a stop of the run has lost, which are handed out first: number, source, index of the problem.
+        # Groups that were under way at the checkpoint, and are handed out first: number, source, index of the problem.
         self.to_repeat: deque[tuple[int, int, int]] = deque()
         self.under_way: dict[int, Group] = {}  # by number: handed out, and not trained on yet
         self.validating: dict[int, Group] = {}  # by number: the groups of a validation that is under way
@@ -230,7 +230,7 @@ class Feed:
                 generator.work.put(work)
 
     def _next_prompt(self) -> tuple[int, int, int] | None:
-        """Number, source and index of the problem of the next group. Groups that a stop has lost come first. None: no
+        """Number, source and index of the problem of the next group. Groups of the checkpoint come first. None: no
         source has a prompt left."""
         if self.to_repeat:
             return self.to_repeat.popleft()
@@ -340,8 +340,8 @@ class Feed:
 
     def _replace(self, generator: Generator, failure: GeneratorFailed) -> None:
         """Start another generator in place of one that has failed, and give it the requests that had not come back. It
-        begins them from their first token. Raises the failure if too many have been replaced, or if the run has not
-        begun yet: then the next would fail too."""
+        begins them from their first token. Raises the failure if too many were replaced, or if not all generators have
+        been ready once: then a new one would fail in the same way."""
         most = self.settings.max_restarts
         if self.restarts == most or not self.ready:
             raise failure

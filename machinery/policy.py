@@ -22,8 +22,8 @@ from machinery.rollouts import Rollout
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Some sequences of a batch. A model that is fed token t predicts token t + 1. So column t of each tensor [B, T]
-    holds the token that is fed, t, and all that is known of the token that is predicted, t + 1."""
+    """Some sequences of a batch. A model that is fed token t predicts token t + 1. So column t of the inputs is token
+    t, and column t of all other tensors [B, T] is about token t + 1."""
 
     inputs_BT: Tensor  # int64: the token that is fed
     targets_BT: Tensor  # int64: the token that is predicted
@@ -40,7 +40,7 @@ def micro_batches(
     padding included, or a single sequence. Sequences of like length come together.
 
     FSDP wants all ranks to call the model together, so all ranks get the same number of micro-batches. A rank with
-    fewer sequences gets some in which no token counts as sampled: they add nothing to the loss.
+    fewer gets the shortest sequence again, with no token marked as sampled: it adds nothing to the loss.
     """
     longest_first = sorted(rows, key=lambda row: -rollouts[row].length)
     shares = [cut(rollouts, longest_first[i::ranks], tokens, device) for i in range(ranks)]  # dealt out like cards
@@ -54,7 +54,7 @@ def micro_batches(
 
 
 def cut(rollouts: list[Rollout], longest_first: list[int], tokens: int, device: torch.device) -> list[list[int]]:
-    """The rows of each micro-batch: as many as fit into `tokens` when all are as wide as the first, at least one."""
+    """The rows of each micro-batch: as many as have rows x (width of the longest) <= `tokens`, but at least one."""
     batches: list[list[int]] = []
     for row in longest_first:
         if not batches or (len(batches[-1]) + 1) * width(rollouts[batches[-1][0]], device) > tokens:
@@ -75,12 +75,12 @@ def micro_batch(rollouts: list[Rollout], rows: list[int], device: torch.device) 
     ids = np.zeros((len(rows), max(width(rollouts[row], device) for row in rows) + 1), np.int64)
     sampled, logprobs, versions = np.zeros(ids.shape, bool), np.zeros(ids.shape, np.float32), np.zeros_like(ids)
     for i, rollout in enumerate(rollouts[row] for row in rows):
-        prompt, end = len(rollout.request.prompt_ids), rollout.length
-        ids[i, :prompt] = rollout.request.prompt_ids
-        ids[i, prompt:end] = rollout.tokens
-        sampled[i, prompt:end] = rollout.sampled
-        logprobs[i, prompt:end] = rollout.logprobs
-        versions[i, prompt:end] = rollout.versions
+        start, end = len(rollout.request.prompt_ids), rollout.length  # of the completion
+        ids[i, :start] = rollout.request.prompt_ids
+        ids[i, start:end] = rollout.tokens
+        sampled[i, start:end] = rollout.sampled
+        logprobs[i, start:end] = rollout.logprobs
+        versions[i, start:end] = rollout.versions
     shifted = (ids[:, :-1], ids[:, 1:], sampled[:, 1:], logprobs[:, 1:], versions[:, 1:], np.array(rows))
     return MicroBatch(*(torch.tensor(array, device=device) for array in shifted))
 

@@ -1,7 +1,6 @@
 """The log of a run, on rank 0: runs/NAME/log.jsonl, one flat object a line. docs/log.md explains every column.
 
-What belongs to a line is written elsewhere at the same time: some rollouts (machinery/kept.py), samples.txt, the
-progress bar, a tracker.
+With each line more is written: some rollouts (machinery/kept.py), samples.txt, the progress bar, a tracker.
 """
 
 import contextlib
@@ -158,8 +157,8 @@ class Record:
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """Stop the clock of training during a validation. What the generators do for training meanwhile still counts as
-        compute: it is not free."""
+        """Stop the clock of training during a validation. The time in which generators go on sampling for training is
+        added to the compute."""
         began, busy = time.monotonic(), self.feed.busy_seconds
         yield
         devices = self.settings.tensor_parallel
@@ -189,7 +188,7 @@ class Record:
         self.show(step)
 
     def checkpoint_before_fall(self) -> Path | None:
-        """If the pass rate has fallen, the newest checkpoint that is not after its best validation."""
+        """If the pass rate has fallen, the newest checkpoint that is not after the run's best validation."""
         peak = fell_from(self.validations)
         earlier = [path for path in checkpoints(self.folder) if peak and step_of(path) <= peak["step"]]
         return earlier[-1] if earlier else None

@@ -248,8 +248,8 @@ class Run:
 
     @contextlib.contextmanager
     def until_its_end(self) -> Iterator[None]:
-        """Note what goes wrong in this block, and end all processes after it. A mistake of the program goes on, as a
-        RuntimeError with its traceback."""
+        """Note what goes wrong in this block, and end all processes after it. An unexpected exception is raised again,
+        as a RuntimeError."""
         self.stop.listen()
         try:
             yield
