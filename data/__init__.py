@@ -28,6 +28,6 @@ class Problem:
 
 
 def after_thinking(completion: str) -> str:
-    """The text after the last `</think>`: nothing if thinking was opened and not closed, all if there was none."""
+    """The text after the last `</think>`: nothing if thinking is open at the end, all of it if there is no thinking."""
     answer = completion.rpartition("</think>")[2]
     return "" if "<think>" in answer else answer

@@ -19,9 +19,9 @@ from math import prod
 import mpmath
 
 DEEPEST = 20  # brackets within each other
-LARGEST_ARGUMENT = 1000  # of functions that grow or turn, and of powers of ten
-MOST_DIGITS = 300  # of a power; two values that agree in so many are the same
-LARGEST_FRACTION = 10 ** (MOST_DIGITS // 2 - 10)  # above and below; no such fraction is so near to a root or to pi
+LARGEST_ARGUMENT = 1000  # of functions that grow or oscillate, and of powers of ten
+MOST_DIGITS = 300  # of a power; two values that agree in so many digits are the same
+LARGEST_FRACTION = 10 ** (MOST_DIGITS // 2 - 10)  # above and below; no such fraction agrees with a root or pi
 mp = mpmath.MPContext()
 mp.dps = MOST_DIGITS + 50
 FAULTS = (ArithmeticError, ValueError, TypeError, RecursionError)  # what reading and computing may raise
@@ -51,8 +51,7 @@ LEAVES = {r"\emptyset": ("set",), r"\reals": REALS, **{name: ("constant", name) 
 
 
 def read(text: str) -> tuple:
-    """The tree of an answer. Several answers with commas between them are a list, and so are the two of ±. Raises one
-    of FAULTS for what is no expression."""
+    """The tree of an answer; several with commas, or the two of ±, are a list. Raises one of FAULTS for other texts."""
     items, tokens = [], TOKEN.findall(text)
     both = bool({r"\pm", r"\mp"}.intersection(tokens))
     for signs in ({r"\pm": "+", r"\mp": "-"}, {r"\pm": "-", r"\mp": "+"})[: 1 + both]:
@@ -75,7 +74,7 @@ class Reader:
         return self.tokens[self.at] if self.at < len(self.tokens) else ""
 
     def take(self, *wanted: str, needed: bool = False) -> str:
-        """The next token if it is one of these; if not, '' or a ValueError."""
+        """Take the next token if it is one of these. If it is not: '', or a ValueError if one is needed."""
         token = self.next if self.next in wanted else ""
         if needed and not token:
             raise ValueError(f"{' or '.join(wanted)} was wanted, {self.next!r} is there")
@@ -95,7 +94,7 @@ class Reader:
         parts, signs = [self.level(level + 1)], []
         while self.next in LEVELS[level]:
             signs.append(self.next)
-            self.at += self.next not in ("+", "-")  # which are read with the term
+            self.at += self.next not in ("+", "-")  # + and - are read with the term
             parts.append(self.level(level + 1))
         if not signs:
             return parts[0]
@@ -128,7 +127,7 @@ class Reader:
         return ("!", tree) if self.take("!") else tree
 
     def argument(self, digits: bool = True) -> tuple:
-        """The argument of a command or of ^: a group in braces, or one token; of a number one digit unless `digits`."""
+        """The argument of a command or of ^: a group in braces, or one token. Without `digits` only one digit."""
         if not digits and self.next.isdigit():
             self.tokens[self.at : self.at + 1] = self.next
         return self.signed() if self.next == "-" else self.atom()
@@ -222,7 +221,7 @@ def joined(sign: str, *parts: tuple) -> tuple:
 
 
 def parts_of(tree: tuple) -> tuple:
-    """The trees below a tree; below x = 5 only the 5."""
+    """The trees below a tree. Below x = 5 there is only the 5."""
     if tree[0] in ("number", "name", "constant"):
         return ()
     return tree[2:] if tree[0] in ("relation", "named") else tree[1:]
@@ -278,7 +277,7 @@ def value(tree: tuple, point: dict):
 
 
 def values_at_points(*trees: tuple):
-    """Yields the values of the trees at points: each letter is a number drawn by chance, with either sign."""
+    """Yields the values of the trees at points: each letter is a random number, positive or negative."""
     names, rng = sorted(set().union(*map(letters, trees))), random.Random(0)
     for signs in [(1, 1), (-1, 1), (1, -1), (-1, -1)][: 4 if names else 1]:
         size = {name: mp.mpf(rng.randint(1, 999)) / rng.randint(100, 999) for name in names}

@@ -53,9 +53,10 @@ OPTIONS = {
     "split": "train, validation or test, where file names say it",
     "validation": "a file of its own to be held out, instead of a part of this one",
 }
-MADE_PROBLEMS = 100_000  # that a task is asked for when train_problems is None
-MOST_UNUSABLE = 0.05  # share of a known data set's records that may be left out; of your own files none is
+MADE_PROBLEMS = 100_000  # a task makes so many if train_problems is None
+MOST_UNUSABLE = 0.05  # share of a known data set's records that may be left out; in your own files none may be
 HELD_OUT_SHARE = 10  # at most one distinct problem in so many is held out
+SEED = 0  # of all draws here, so that runs with different --seed have the same problems
 
 
 @dataclass(frozen=True)
@@ -107,20 +108,16 @@ def load_task(name: str):
 
 
 def load_data(
-    arguments: Sequence[str],
-    train_problems: int | None,
-    validation_problems: int | None,
-    seed: int = 0,
-    instruction: str | None = None,
-    wanted: str = "answer",
-) -> list[Source]:
+    arguments: Sequence[str], train_problems: int | None, validation_problems: int | None,
+    instruction: str | None = None, wanted: str = "answer",
+) -> list[Source]:  # fmt: skip
     """The problems of all arguments of --data.
 
-    train_problems: at most so many of each source, drawn by `seed`; None: all, and MADE_PROBLEMS of a task that makes
-    its own. validation_problems: so many of each source are held out, but at most a tenth of a file; None: a tenth.
-    Which ones depends on their text alone. A problem that one source holds out is in no source's training problems.
-    instruction: said after each problem of a file. wanted: "answer", or "solution" to have the worked solution in
-    `Problem.answer`. Raises ValueError, with file and line or record, for anything that cannot be used.
+    train_problems: at most so many of each source; None: all, or MADE_PROBLEMS of a task that makes its own.
+    validation_problems: so many of each source are held out, but at most a tenth of a file; None: a tenth. Their texts
+    alone decide which. A problem that one source holds out is in no source's training problems. instruction: said after
+    each problem of a file. wanted: "answer", or "solution" if `Problem.answer` shall hold the worked solution. Raises
+    ValueError, with file and line or record, for anything that cannot be used.
     """
     sources = []
     for spec in [parse_spec(argument, instruction) for argument in arguments]:
@@ -131,7 +128,7 @@ def load_data(
         elif wanted == "solution":
             raise ValueError(f"{spec.name} is a task, which has no worked solutions: give a file that has them")
         else:
-            sources.append(made_source(spec, train_problems or MADE_PROBLEMS, validation_problems, seed))
+            sources.append(made_source(spec, train_problems or MADE_PROBLEMS, validation_problems))
     names = [source.name for source in sources]
     held_out = [problem for source in sources for problem in source.validation]
     for i, source in enumerate(sources):
@@ -139,24 +136,24 @@ def load_data(
             source.name += f"-{names[: i + 1].count(source.name)}"  # a second gsm8k is gsm8k-2
         leave_out(held_out, source)
         if train_problems is not None and len(source.train) > train_problems:
-            rng = random.Random(f"{source.name} {seed}")
+            rng = random.Random(f"{source.name} {SEED}")
             source.train = [source.train[i] for i in sorted(rng.sample(range(len(source.train)), train_problems))]
         if not source.train:
             raise ValueError(f"--data {source.name}: no training problem is left")
     return sources
 
 
-def load_evaluation(argument: str, number: int, seed: int = 0, instruction: str | None = None) -> Source:
-    """At most `number` problems to evaluate on: of a file, of the test part of a known data set, or else of what
-    training holds out. The source has no training problems."""
+def load_evaluation(argument: str, number: int, instruction: str | None = None) -> Source:
+    """At most `number` problems to evaluate on: from a file, from the test part of a known data set, or else from the
+    problems that training holds out. The source has no training problems."""
     spec = parse_spec(argument, instruction)
     known = KNOWN.get(spec.name)
     if known is None and spec.name in task_names():
-        return replace(made_source(spec, 1, number, seed), train=[])
+        return replace(made_source(spec, 1, number), train=[])
     if known is not None and known.test is None and "split" not in spec.options:
         return replace(read_source(spec, number), train=[])
     problems, notes = read_problems(spec, "test" if known is None else known.test)
-    chosen = sorted(random.Random(seed).sample(range(len(problems)), min(number, len(problems))))
+    chosen = sorted(random.Random(SEED).sample(range(len(problems)), min(number, len(problems))))
     return Source(spec.name, 1.0, [], [problems[i] for i in chosen], notes)
 
 
@@ -173,13 +170,13 @@ def task_of(argument: str) -> str:
 
 
 def next_source(weights: Sequence[float], handed_out: Sequence[int]) -> int:
-    """Which source the next prompt comes from, by the number of prompts that each has given so far. Any stretch of
-    prompts has the sources in proportion to their weights, to within one prompt."""
+    """The source of the next prompt. handed_out: the prompts that each source has given so far. Any stretch of prompts
+    has the sources in proportion to their weights, to within one prompt."""
     candidates = [i for i, weight in enumerate(weights) if weight > 0]
     return min(candidates, key=lambda i: (handed_out[i] + 1) / weights[i])
 
 
-def made_source(spec: Spec, train_problems: int, validation_problems: int, seed: int) -> Source:
+def made_source(spec: Spec, train_problems: int, validation_problems: int) -> Source:
     """Problems of a task that makes its own. Raises ValueError, with the call, if the task raises or makes none."""
     task = load_task(spec.name)
     if not hasattr(task, "problems"):
@@ -188,9 +185,9 @@ def made_source(spec: Spec, train_problems: int, validation_problems: int, seed:
         raise ValueError(f"--data {spec.name} takes no options: it makes its own problems")
     source = Source(spec.name, spec.weight, [], [])
     for split, number in (("train", train_problems), ("validation", validation_problems)):
-        call = f"{task.__file__}: problems({split!r}, {number}, {seed})"
+        call = f"{task.__file__}: problems({split!r}, {number}, {SEED})"
         try:
-            problems = task.problems(split, number, seed)
+            problems = task.problems(split, number, SEED)
         except Exception as error:
             raised = error_in_words(error, task.__name__)
             raise ValueError(f"{call} raised {raised}. A task that has fewer problems returns those it has") from error
@@ -203,7 +200,7 @@ def made_source(spec: Spec, train_problems: int, validation_problems: int, seed:
 
 
 def read_source(spec: Spec, validation_problems: int | None, wanted: str = "answer") -> Source:
-    """Problems of files. Held out are those of the option `validation`, or a part that the text of each decides."""
+    """Problems of files. The option `validation` names the held-out ones; without it their texts decide."""
     known = KNOWN.get(spec.name)
     problems, notes = read_problems(spec, "train" if known is None else known.train, wanted)
     source = Source(spec.name if known else Path(spec.name).name, spec.weight, problems, [], notes)
@@ -221,7 +218,7 @@ def read_source(spec: Spec, validation_problems: int | None, wanted: str = "answ
     number = most if validation_problems is None else min(validation_problems, most)
     if number < (validation_problems or 0):
         notes.append(f"{number} of {len(problems)} problems are held out, a tenth, not {validation_problems}")
-    # The smallest checksums: the same problems whatever else the file holds, whatever its order.
+    # Those with the smallest checksums: the order of the file, and its other problems, hardly matter.
     ranked = sorted(problems, key=lambda problem: hashlib.sha256(text_key(problem.prompt).encode()).digest())
     held_out = set(ranked[:number])
     source.train, source.validation = [problem for problem in problems if problem not in held_out], ranked[:number]
@@ -229,7 +226,7 @@ def read_source(spec: Spec, validation_problems: int | None, wanted: str = "answ
 
 
 def leave_out(held_out: list[Problem], source: Source) -> None:
-    """Take the problems that are held out away from what is trained on, by `text_key`. A note tells how many."""
+    """Remove held-out problems, by `text_key`, from the training problems of a source. A note says how many."""
     keys, number = {text_key(problem.prompt) for problem in held_out}, len(source.train)
     source.train = [problem for problem in source.train if text_key(problem.prompt) not in keys]
     if repeated := number - len(source.train):
@@ -250,7 +247,7 @@ def files_of(spec: Spec, split: str) -> list[Path]:
 def read_problems(spec: Spec, split: str, wanted: str = "answer") -> tuple[list[Problem], list[str]]:
     """The problems of all files of a source, each once; and notes to be printed."""
     problems: dict[str, Problem] = {}  # by text
-    places: dict[str, str] = {}  # by text too: file, and line or record
+    places: dict[str, str] = {}  # by text: file, and line or record
     notes, repeated, unusable = [], [], []
     for path in files_of(spec, split):
         columns = None
@@ -285,5 +282,5 @@ def read_problems(spec: Spec, split: str, wanted: str = "answer") -> tuple[list[
 
 
 def text_key(text: str) -> str:
-    """What two problems have in common that differ only in case, spacing and the like."""
+    """A key that is the same for texts that differ only in case, spacing and the like."""
     return re.sub(r"[\s$]+", "", unicodedata.normalize("NFKC", text).casefold())

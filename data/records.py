@@ -22,8 +22,8 @@ LIKELY_COLUMNS = {  # guessed in this order
 
 def find_files(place: str, subsets: tuple[str, ...] = (), split: str = "train") -> list[Path]:
     """The files of records at a place: a file, a folder, or a data set of the hub, which is downloaded or taken from
-    its cache. Of a folder or data set: those below the folders `subsets`, if any are named, and those whose path says
-    `split`, if any does. Raises ValueError if there are none, and if the hub cannot be reached."""
+    its cache. In a folder or data set, only files below the folders `subsets` count, if any are named, and only files
+    whose path says `split`, if any path does. Raises ValueError if none is left, or if the hub cannot be reached."""
     path = Path(place).expanduser()
     if path.is_file():
         return [path]
@@ -48,7 +48,7 @@ def download(name: str, subsets: tuple[str, ...]) -> Path:
     import huggingface_hub
 
     folders = [f"{subset}/" for subset in subsets] or [""]
-    patterns = [f"{folder}*{suffix}" for folder in folders for suffix in FORMATS]  # * is for folders too
+    patterns = [f"{folder}*{suffix}" for folder in folders for suffix in FORMATS]  # * also matches folders
     try:
         return Path(huggingface_hub.snapshot_download(name, repo_type="dataset", allow_patterns=patterns))
     except Exception as error:  # of many libraries: the hub's, HTTP's, the file system's
@@ -60,8 +60,7 @@ def download(name: str, subsets: tuple[str, ...]) -> Path:
 
 
 def read_records(path: Path) -> Iterator[tuple[str, dict]]:
-    """Each record of a file with its place ("my.jsonl, line 3"). Raises ValueError, with the place, for what cannot be
-    read, and for a file with no record."""
+    """Each record of a file with its place ("my.jsonl, line 3"). ValueError if one cannot be read, or there is none."""
     readers = {".jsonl": read_json, ".json": read_json, ".csv": read_csv, ".parquet": read_parquet}
     if path.suffix not in readers:
         raise ValueError(f"{path} is not a file of records; the endings known are {', '.join(FORMATS)}")
@@ -122,8 +121,8 @@ def read_parquet(path: Path) -> Iterator[tuple[str, dict]]:
 
 
 def choose_columns(place: str, record: dict, options: dict, wanted: str = "answer") -> tuple[dict[str, str], str]:
-    """Which columns hold the problem, and the tests, the answer or the worked solution, as the options say or as is
-    likely; and a note of what was guessed. ValueError for a missing column."""
+    """The columns of the problem, and of the tests, the answer or the worked solution. The options name them, or they
+    are guessed, and a note says so. ValueError for a missing column."""
     columns = {}
     for key in ("problem", "tests", wanted):
         if (key == "tests" and "answer" in options) or (key == "answer" and "tests" in columns):
@@ -143,7 +142,7 @@ def choose_columns(place: str, record: dict, options: dict, wanted: str = "answe
 
 
 def make_problem(record: dict, columns: dict[str, str], instruction: str | None = None) -> Problem:
-    """The problem of a record. Raises ValueError if a column holds nothing, or nothing of a known form."""
+    """The problem of a record. Raises ValueError if a column is empty, or if its form is not known."""
     values = {key: record.get(column) for key, column in columns.items()}
     for key, value in values.items():
         if value is None or value == [] or (isinstance(value, str) and not value.strip()):
@@ -153,17 +152,17 @@ def make_problem(record: dict, columns: dict[str, str], instruction: str | None 
         if key in ("problem", "solution") and not isinstance(value, str):
             raise ValueError(f"column {columns[key]!r} holds no text but {value!r:.60}")
     if "tests" in values:
-        made = programming.problem(values["problem"], values["tests"], record.get("starter_code") or "")
-        made = made if instruction is None else replace(made, prompt=f"{made.prompt}\n\n{instruction}")
+        problem = programming.problem(values["problem"], values["tests"], record.get("starter_code") or "")
+        problem = problem if instruction is None else replace(problem, prompt=f"{problem.prompt}\n\n{instruction}")
     elif "answer" in values:
-        made = mathematics.problem(values["problem"], text_of(values["answer"]), instruction)
+        problem = mathematics.problem(values["problem"], text_of(values["answer"]), instruction)
     else:
-        made = Problem(mathematics.worded(values["problem"], instruction), "", mathematics.__name__)
-    return replace(made, answer=values["solution"]) if "solution" in values else made
+        problem = Problem(mathematics.worded(values["problem"], instruction), "", mathematics.__name__)
+    return replace(problem, answer=values["solution"]) if "solution" in values else problem
 
 
 def text_of(answer) -> str:
-    """An answer as a text; a file may hold a text, a number, or a list of one of them. ValueError for all else."""
+    """The text of an answer, which may be a text, a number, or a list of one of these. ValueError for all others."""
     if isinstance(answer, list) and len(answer) == 1:
         answer = answer[0]
     if isinstance(answer, float) and answer.is_integer():

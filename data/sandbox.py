@@ -47,16 +47,16 @@ class Outcome:
 def run(arguments: list[str], folder: Path, stdin: bytes, seconds: float, longest_output: int) -> Outcome:
     """Run `python -I -B ARGUMENTS` confined, in `folder`, which it can read. Address space is limited as it is for
     this process; the environment is empty; standard error is thrown away."""
-    (folder / "stdin").write_bytes(stdin)  # a file: no pipe to be filled while another is emptied
+    (folder / "stdin").write_bytes(stdin)  # a file, since a full pipe would block
     ours, theirs = socket.socketpair()
     with ours, theirs, open(folder / "stdin", "rb") as source, landlock_ruleset(str(folder)) as ruleset:
         process = subprocess.Popen(
             [sys.executable, "-I", "-B", *arguments],
             stdin=source, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=folder, start_new_session=True,
-            env={"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"},  # numpy would start a thread for each core
+            env={"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"},  # else numpy starts a thread for each core
             preexec_fn=confinement(ruleset, seconds, theirs),
         )  # fmt: skip
-        theirs.close()  # the child has closed its own: what it has sent is all there is
+        theirs.close()  # the child has closed it too: nothing more can come
         listeners = socket.recv_fds(ours, 1, 1)[1]
     try:
         output, end = read_output(process, listeners, time.monotonic() + seconds, longest_output)
@@ -128,7 +128,7 @@ def missing() -> list[str]:
     program = f"import _thread, time\nfor _ in range({NUMBER_OF_THREADS}): _thread.start_new_thread(time.sleep, (60,))"
     with tempfile.TemporaryDirectory() as folder:
         outcome = run(["-c", program], Path(folder), b"", seconds=60, longest_output=100)
-    if outcome.status == 0:  # one more than it may have, and none is refused
+    if outcome.status == 0:  # it started one thread too many, and none was refused
         gaps.append("no limit of threads (Linux 5.5 or newer has it): a program can leave none to other processes")
     return gaps
 
@@ -154,7 +154,7 @@ def confinement(ruleset: int | None, seconds: float, channel: socket.socket):
             return
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
-            os._exit(1)  # it has died meanwhile
+            os._exit(1)  # the parent has died meanwhile
         for capability in range(64):  # of root; others have none
             libc.prctl(PR_CAPBSET_DROP, capability)
         libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
@@ -163,7 +163,7 @@ def confinement(ruleset: int | None, seconds: float, channel: socket.socket):
         listener = libc.syscall(SECCOMP, 1, 8, ctypes.byref(threads)) if threads is not None else -1
         if listener >= 0:
             channel.sendmsg([b"-"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", listener))])
-        elif threads is not None and ctypes.get_errno() != errno.EINVAL:  # which kernels say that cannot ask
+        elif threads is not None and ctypes.get_errno() != errno.EINVAL:  # older kernels, which cannot ask, say EINVAL
             raise OSError("seccomp refuses a listener")
         # Only now, since the listener is one more file, beside all that this process has open.
         limit(resource.RLIMIT_NOFILE, NUMBER_OF_FILES)
@@ -177,7 +177,7 @@ def confinement(ruleset: int | None, seconds: float, channel: socket.socket):
 
 LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446
 EXECUTE, READ_FILE, READ_DIR = 1 << 0, 1 << 2, 1 << 3
-ABSTRACT_SOCKETS, SIGNALS = 1 << 0, 1 << 1  # from version 6: only those of processes under the same rules
+ABSTRACT_SOCKETS, SIGNALS = 1 << 0, 1 << 1  # from version 6: only to processes under the same rules
 ALL_ACCESS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1}  # by version; from 5: 16 bits
 READABLE = ("/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime", "/dev/null", "/dev/zero", "/dev/urandom")
 
@@ -221,7 +221,7 @@ def landlock_ruleset(folder: str):
 # seccomp (seccomp(2)): a filter in classic BPF looks at the number and the first arguments of each system call.
 # The numbers are those of x86-64. On other machines there is no filter.
 
-ALLOWED = {  # with any arguments
+ALLOWED = {  # with all arguments
     "read": 0, "readv": 19, "pread64": 17, "write": 1, "writev": 20, "lseek": 8, "open": 2, "openat": 257, "close": 3,
     "close_range": 436, "dup": 32, "dup2": 33, "dup3": 292, "getdents64": 217, "getcwd": 79,
     "stat": 4, "lstat": 6, "fstat": 5, "newfstatat": 262, "statx": 332, "access": 21, "faccessat": 269,
@@ -236,12 +236,12 @@ ALLOWED = {  # with any arguments
     "getrandom": 318, "getpid": 39, "gettid": 186, "getuid": 102, "geteuid": 107, "getgid": 104, "getegid": 108,
 }  # fmt: skip
 CLOCKS = tuple(range(12))  # clock_gettime(2); larger ones are the processor time of another process
-CHECKED = {  # further ones: the number, and for arguments by position the values that are right
+CHECKED = {  # allowed with some arguments only: the number, and the allowed values by position of the argument
     "fcntl": (72, {1: (0, 1, 2, 3, 1030)}),  # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC
     "ioctl": (16, {1: (0x5401, 0x802C542A, 0x5413,  # TCGETS, TCGETS2, TIOCGWINSZ: is it a terminal, how large
                        0x5451, 0x5450, 0x5421)}),  # FIOCLEX, FIONCLEX, FIONBIO
     "clone": (56, {0: (0x3D0F00, 0x7D0F00)}),  # what glibc and musl start a thread with; no process
-    "clone3": (435, {0: ()}),  # its flags cannot be seen
+    "clone3": (435, {0: ()}),  # a filter cannot see its flags
     "futex": (202, {1: (0, 1, 128, 129, 131, 9, 137, 265, 393)}),  # wait and wake; FUTEX_LOCK_PI names a process
     "prlimit64": (302, {0: (0,)}), "sched_getaffinity": (204, {0: (0,)}),  # of this process
     "clock_gettime": (228, {0: CLOCKS}), "clock_getres": (229, {0: CLOCKS}), "clock_nanosleep": (230, {0: CLOCKS}),
@@ -249,7 +249,7 @@ CHECKED = {  # further ones: the number, and for arguments by position the value
     # asyncio wakes itself through a pair of sockets. Streams know each other only; datagrams would reach other sockets.
     "socketpair": (53, {0: (1,), 1: (0x80001,)}), "sendto": (44, {5: (0,)}),  # to no address
 }  # fmt: skip
-NOT_THERE = ("clone3", "sched_getaffinity")  # refused as a call that this kernel lacks: the C library does without them
+NOT_THERE = ("clone3", "sched_getaffinity")  # refused as if the kernel lacked them: the C library does without
 
 SECCOMP = 317  # the number of seccomp(2)
 SECCOMP_RECEIVE, SECCOMP_ANSWER = 0xC0502100, 0xC0182101  # ioctls of the listener
@@ -291,7 +291,7 @@ def seccomp_filter() -> SeccompFilter | None:
 
 
 def clone_filter() -> SeccompFilter | None:
-    """A second one, which has the verifier asked for each thread. What the first refuses, the kernel refuses itself."""
+    """A second filter: the kernel asks the verifier for each thread, unless the first filter refuses it."""
     if seccomp_filter() is None:
         return None
     return assembled([(LOAD, NUMBER_AT), (EQUAL, CHECKED["clone"][0], 0, 1), (RETURN, ASK), (RETURN, ALLOW)])

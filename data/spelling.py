@@ -24,10 +24,10 @@ SPELLED = {  # one spelling: the others, with spaces between them
     " ": r"\, \; \: \> \( \) \[ \] \quad \qquad \thinspace",
     "": r"\! \left \right \big \Big \bigg \Bigg \bigl \bigr \Bigl \Bigr \displaystyle \textstyle \limits \nolimits",
 }  # fmt: skip
-SPELLINGS = {  # each of the others: the one; a space ends the name of a command
-    other: one + " " if one[-1:].isalpha() else one for one, others in SPELLED.items() for other in others.split()
+SPELLINGS = {  # another spelling: the one; a space ends the name of a command
+    other: sign + " " if sign[-1:].isalpha() else sign for sign, others in SPELLED.items() for other in others.split()
 }
-SIGN = r"\\[a-zA-Z]+|\\.|[<>!]=|[^\w\s]|[^\W\d_a-zA-Z]"  # what may be one of them
+SIGN = r"\\[a-zA-Z]+|\\.|[<>!]=|[^\w\s]|[^\W\d_a-zA-Z]"  # a sign that SPELLINGS may have
 
 TEXT = r"\\(?:text[a-z]*|math(?:rm|bf|it|sf|tt|normal)|mbox|operatorname\*?) ?"
 WORDS = r"(?!(?:e|i|or|and) *\})([^\W\d_][^\d\\\"${}]*?)"  # in braces; e and i are numbers
@@ -126,7 +126,7 @@ def closing_braces(text: str) -> dict[int, int]:
 
 
 def squeezed(text: str) -> str:
-    """The text without spaces, but for those between words."""
+    """The text without spaces, except between words."""
     return re.sub(r" (?!\w)|(?<!\w) ", "", text)
 
 
@@ -138,7 +138,7 @@ def as_choice(text: str) -> tuple[str, str]:
 
 
 def as_words(text: str) -> str:
-    """What is compared of a sentence, of a word, or of letters alone such as ABCD; '' for anything else."""
+    """The words that are compared, if the text is a sentence, a word, or letters such as ABCD; '' for other texts."""
     text = text.replace('"', " ").strip().casefold()
     is_sentence = re.fullmatch(r"[^\W\d_][\w ,.'()/&:!?-]*", text) and re.search(r"[^\W\d_]{3}", text)
     is_letters = re.fullmatch(r"[^\W\d_]+(?:[ ,]+[^\W\d_]+)*", text) and len(text) > 1
@@ -146,7 +146,7 @@ def as_words(text: str) -> str:
 
 
 def as_time_or_base(text: str) -> tuple[str, str]:
-    """A time and its half of the day, a or p; or digits and their base. '' for a half or a base that is not said."""
+    """A time and a or p for its half of the day, or digits and their base. An unknown half or base is ''."""
     if time := re.fullmatch(r'0?(\d{1,2})(?::([0-5]\d))? ?(?:"?([ap])\.? ?m\.?"?)?', text.casefold()):
         return (f"{time[1]}:{time[2] or '00'}", time[3] or "") if time[2] or time[3] else (text, "")
     based = re.fullmatch(r'([0-9A-F]+) ?_ ?\{? ?"?(\w+)"? ?\}?', text)

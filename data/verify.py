@@ -39,7 +39,7 @@ from data import Problem
 Failure = Literal["time limit", "memory", "error", "died"]
 
 IMPORT_LIMIT = 120.0  # seconds for a worker to start, read a completion, and import its task's module
-AHEAD = 32  # completions that a verifier is given at once if it judged the last ones in QUICK seconds each; else one
+AHEAD = 32  # completions that a verifier gets at once if it judged the last ones in QUICK seconds each; else one
 QUICK = 0.02
 LONGEST_REPLY = 1 << 16  # bytes of a line, about; a worker that sends more is ended
 DETAIL = 500  # characters of an error that are kept
@@ -66,7 +66,7 @@ class Verdict:
 
 
 def no_verdict_at_all(verdicts: list[Verdict]) -> str:
-    """A sentence if there is no verdict on any of these completions; '' if there is one, or no completion."""
+    """A sentence if none of these completions has a verdict; '' if one has, or if there are no completions."""
     if not verdicts or any(verdict.failure is None for verdict in verdicts):
         return ""
     return f"none of {len(verdicts)} completions got a verdict; the first, {verdicts[0].reason}"
@@ -84,7 +84,7 @@ class VerifierPool(contextlib.AbstractContextManager):
             raise ValueError(f"a pool of {workers} verifiers, {time_limit} s and {memory_gib} GiB: all must be above 0")
         self.time_limit, self.memory_gib = time_limit, memory_gib
         self.unfinished = 0  # submitted, and not returned by results()
-        self._waiting: deque[tuple[Hashable, bytes]] = deque()  # not given to a verifier: keys and lines of JSON
+        self._waiting: deque[tuple[Hashable, bytes]] = deque()  # keys and lines of JSON that no verifier has
         self._changed = threading.Condition()  # held when _waiting changes, notified after it or at the close
         self._verdicts: queue.SimpleQueue[tuple[Hashable, Verdict]] = queue.SimpleQueue()
         self._closing, self._crash = threading.Event(), ""
@@ -124,7 +124,7 @@ class VerifierPool(contextlib.AbstractContextManager):
     # What follows runs in the pool's threads.
 
     def _serve(self) -> None:
-        """One thread: has a verifier, and another when that has ended, until the pool is closed."""
+        """A thread: it has a verifier, and a new one when that has ended, until the pool is closed."""
         try:
             while not self._closing.is_set():
                 verifier = Verifier(self.time_limit, self.memory_gib, self._closing)
@@ -219,8 +219,8 @@ class Verifier:
             if self.closing.is_set():
                 raise EOFError
             self.wait(min(remaining, 0.1))
-            time.sleep(0.001)  # so that many answers cost one awakening
-            with contextlib.suppress(BlockingIOError, BrokenPipeError):  # if it is dead, its other pipe will tell
+            time.sleep(0.001)  # then one awakening reads many answers
+            with contextlib.suppress(BlockingIOError, BrokenPipeError):  # if it has died, reading tells
                 while self.outbox:
                     del self.outbox[: os.write(self.process.stdin.fileno(), self.outbox)]
             with contextlib.suppress(BlockingIOError):
@@ -232,7 +232,7 @@ class Verifier:
         return json.loads(line)
 
     def wait(self, seconds: float) -> bool:
-        """Waits until it has written or ended, or can read what waits for it. Returns whether it has."""
+        """Wait until it has written, has ended, or can read more of `outbox`. Returns whether one of these is true."""
         poller = select.poll()
         poller.register(self.process.stdout, select.POLLIN)
         if self.outbox:
@@ -284,7 +284,7 @@ def guard(parent: int, folder: str, memory_gib: float) -> int:
                 work(memory_gib)
                 os._exit(0)
         finally:
-            os._exit(1)  # whatever it was, this is not the guard
+            os._exit(1)  # whatever has happened, the worker must not go on as a guard
     child = status = 0
     arrived = signal.SIGCHLD
     while child != worker and arrived == signal.SIGCHLD:
@@ -316,9 +316,9 @@ def children(pid: int) -> list[int]:
 def work(memory_gib: float) -> None:
     """Judge what comes on standard input, until it ends. Each completion is answered by "begins" and by its verdict."""
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "w")
-    nothing = os.open(os.devnull, os.O_RDWR)  # a task may print and read what it likes
-    os.dup2(nothing, 0)
-    os.dup2(nothing, 1)
+    nowhere = os.open(os.devnull, os.O_RDWR)  # a task may print and read what it likes
+    os.dup2(nowhere, 0)
+    os.dup2(nowhere, 1)
     if sys.platform == "linux":
         resource.setrlimit(resource.RLIMIT_AS, (int(memory_gib * 2**30),) * 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -329,18 +329,18 @@ def work(memory_gib: float) -> None:
             problem = Problem(**fields)
             task = importlib.import_module(problem.task)
             print(json.dumps("begins"), file=replies, flush=True)
-            given = task.score(problem, completion)
-            if type(given).__module__ == "numpy" and hasattr(given, "item"):
-                given = given.item()
-            if type(given) not in (bool, int, float) or not 0 <= given <= 1:
-                raise TypeError(f"{problem.task}.score returned {given!r:.80}, not True, False or a number from 0 to 1")
-            score = float(given)
+            value = task.score(problem, completion)
+            if type(value).__module__ == "numpy" and hasattr(value, "item"):
+                value = value.item()
+            if type(value) not in (bool, int, float) or not 0 <= value <= 1:
+                raise TypeError(f"{problem.task}.score returned {value!r:.80}, not True, False or a number from 0 to 1")
+            score = float(value)
         except MemoryError:
             failure = "memory"
         except BaseException as error:  # SystemExit too
             failure, detail = "error", error_in_words(error, problem.task)[:DETAIL]
         print(json.dumps([score, failure, detail]), file=replies, flush=True)
-        if failure == "memory":  # what is left of it is too little for the next
+        if failure == "memory":  # there may be too little left for the next one
             return
 
 

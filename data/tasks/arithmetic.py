@@ -18,12 +18,12 @@ MAX_DIGITS = 6
 
 
 def is_held_out(a: int, b: int) -> bool:
-    """One problem in ten belongs to validation, for good: a checksum decides, so nothing has to be remembered."""
+    """Whether a problem is in the tenth for validation. A checksum decides, so every run holds out the same ones."""
     return zlib.crc32(f"{a}+{b}".encode()) % 10 == 0
 
 
 def draw(rng: random.Random, digits: int, held_out: bool) -> tuple[int, int]:
-    """Two numbers of `digits` digits each, from the validation part or from the rest."""
+    """Two numbers of `digits` digits each, held out for validation or not."""
     while True:
         a, b = (rng.randint(10 ** (digits - 1), 10**digits - 1) for _ in range(2))
         if is_held_out(a, b) == held_out:
@@ -41,6 +41,6 @@ def problems(split: str, number: int, seed: int = 0) -> list[Problem]:
 
 
 def score(problem: Problem, completion: str) -> bool:
-    """Right when exactly one `</think>` is there and what follows it is the sum, digit for digit."""
+    """Whether there is exactly one `</think>`, and the sum, digit for digit, follows it."""
     parts = completion.split("</think>")
     return len(parts) == 2 and parts[1] == problem.answer

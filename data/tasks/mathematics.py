@@ -41,7 +41,7 @@ def problem(text: str, answer: str, instruction: str | None = None) -> Problem:
 
 
 def score(problem: Problem, completion: str) -> bool:
-    """Whether the last box after the thinking holds the answer, and no part of the problem that evaluates to it."""
+    """Whether the last box after the thinking holds the answer, and not a part of the problem that evaluates to it."""
     answer = last_boxed(after_thinking(completion))
     return answer is not None and equal(problem.answer, answer) and not copied(problem, answer)
 
@@ -60,7 +60,7 @@ def last_boxed(text: str) -> str | None:
 
 
 def copied(problem: Problem, answer: str) -> bool:
-    """Whether the answer is a part of the problem that has still to be worked out, and not the wanted text itself."""
+    """Whether the answer is a part of the problem that is not worked out yet, and not the wanted text itself."""
     given = squeezed(cleaned(answer))
     start = r"(?<![\d.^])\b" if given[:1].isalnum() else r"(?<![\d.^])"
     if given == squeezed(cleaned(problem.answer)) or as_words(given):
@@ -118,7 +118,7 @@ def same_quantity(wanted: str, given: str) -> bool:
 
 
 def percent(tree: tuple) -> tuple:
-    """A number divided by 100. If it has decimals, it has two more."""
+    """A number divided by 100. If it had decimals, it gets two more."""
     return ("number", tree[1] / 100, tree[2], tree[3] + 2 if tree[3] else 0)
 
 
@@ -181,8 +181,8 @@ def is_name(tree: tuple) -> bool:
 
 
 def may_use(wanted: tuple, given: tuple) -> bool:
-    """Whether the wanted answer has all operations and letters of the one that is given. With letters all arithmetic is
-    allowed. With any other operation, such as a root, products and quotients are."""
+    """Whether the wanted answer has all operations and letters of the given one. If it has letters, all arithmetic is
+    allowed. If it has another operation, such as a root, products and quotients are allowed."""
     allowed = operations(wanted)
     if "letter" in allowed:
         allowed |= {"+", "-", "*", "/", "^"}
@@ -212,7 +212,7 @@ def same(wanted: tuple, given: tuple) -> bool:
         return not left_over
     if len(kinds) == 1 and kinds <= {"()", "[]", "(]", "[)", "matrix", "row"}:
         return len(wanted) == len(given) and all(map(same, wanted[1:], given[1:]))
-    if kinds == {"number"}:  # a decimal with two places or more may be given with more of them
+    if kinds == {"number"}:  # a decimal with two or more places may be answered with more
         difference = abs(wanted[1] - given[1])
         return difference == 0 or wanted[3] >= 2 and difference * 2 * 10 ** wanted[3] <= 1
     return all(close(*pair) for pair in values_at_points(wanted, given))

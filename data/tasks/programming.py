@@ -20,12 +20,12 @@ STDIN_INSTRUCTION = (
     " Put the whole program in one fenced block:\n```python\n# your program\n```"
 )
 CALL_INSTRUCTION = "Write a Python function `{name}`. Put your whole code in one fenced block:\n```python\n{start}\n```"
-MOST_TESTS = 15  # of a problem: those with the longest inputs, as DeepCoder has it
-LONGEST_TEST = 200_000  # characters; longer ones are left out, unless there are no others
-SECONDS = 10.0  # of one test, or less if the verifier's time is nearly over
+MOST_TESTS = 15  # of a problem; the longest inputs count, as in DeepCoder
+LONGEST_TEST = 200_000  # characters; longer tests are left out, unless all are longer
+SECONDS = 10.0  # the most for one test; less if the verifier's time is nearly over
 SHARE_OF_TIME = 0.9  # of the verifier's time limit, for all tests: a slow program is a wrong answer, not a failure
 
-# Runs in the sandbox: the program as `__main__`, or the function that is named as an argument and its result as JSON.
+# This runs in the sandbox: the program as `__main__`, or the function that an argument names; its result is JSON.
 RUNNER = """
 import json, os, sys, types
 module = types.ModuleType("__main__" if len(sys.argv) == 1 else "program")
@@ -40,7 +40,7 @@ if len(sys.argv) == 1:
     exec(program, names)
 else:
     results = os.dup(1)
-    os.dup2(2, 1)  # nowhere: what it prints is no result
+    os.dup2(2, 1)  # what the program prints is no result, and is lost
     arguments = json.load(sys.stdin)
     exec(program, names)
     owner = names["Solution"]() if "Solution" in names else None
@@ -151,7 +151,7 @@ def same_text(written: str, wanted: str) -> bool:
 
 
 def same_word(written: str, wanted: str) -> bool:
-    """Whether two words are the same; decimal fractions up to rounding."""
+    """Whether two words are the same. Decimal fractions may differ by rounding."""
     number = r"[+-]?\d{1,40}(\.\d{1,40})?([eE][+-]?\d{1,3})?"
     if written == wanted:
         return True
@@ -161,7 +161,7 @@ def same_word(written: str, wanted: str) -> bool:
 
 
 def same_value(returned, wanted) -> bool:
-    """Whether two values of JSON are the same; fractions up to rounding."""
+    """Whether two values of JSON are the same. Fractions may differ by rounding."""
     if isinstance(returned, list) and isinstance(wanted, list):
         return len(returned) == len(wanted) and all(same_value(a, b) for a, b in zip(returned, wanted))
     if isinstance(wanted, float) and isinstance(returned, (int, float)) and not isinstance(returned, bool):
