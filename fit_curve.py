@@ -18,8 +18,8 @@ What happens, in this order:
 
     1. read       a log becomes a table (curve/logs.py), and two of its columns a curve's points (curve/columns.py)
     2. fit        A, B and C_mid of least squares, with R0 held at the first point (curve/fit.py)
-    3. intervals  of the curves that fit about as well; wider if neighbouring points err alike (curve/least_squares.py)
-    4. judge      what the data does not carry is not reported, such as an asymptote after half a rise (curve/fit.py)
+    3. intervals  over the curves that fit about as well; wider if neighbours correlate (curve/least_squares.py)
+    4. judge      what the data does not show is not reported, such as an asymptote after half a rise (curve/fit.py)
     5. forecast   at more compute, beside a power law and the last value; and from the first half (curve/forecast.py)
     6. compare    the mean of several seeds; two variants, ceilings first, then efficiency (A.8; curve/comparison.py)
     7. report     in words (curve/report.py), as a picture (curve/plots.py), as JSON
@@ -38,7 +38,7 @@ from typing import Literal
 
 from curve.comparison import compare, mean_of_seeds
 from curve.files import write_whole
-from curve.fit import Run, fit_sigmoid, with_interval
+from curve.fit import FittedRun, fit_sigmoid, with_interval
 from curve.flags import read_flags, run_command
 from curve.logs import read_log
 from curve.plots import FORMATS, plot_compare, plot_runs
@@ -77,7 +77,7 @@ class Options(Fitting):
 
 
 def read_options(arguments: list[str]) -> Options:
-    """The options of the command. ValueError, in one sentence, for what cannot be."""
+    """The options of the command. ValueError, in one sentence, for impossible options."""
     options = read_flags(Options, arguments, description=f"{__doc__}\n{FIRST_COMMANDS}")
     if not options.logs:
         raise ValueError("no log is named; for example: python fit_curve.py data/examples/simulated.csv")
@@ -91,7 +91,7 @@ def read_options(arguments: list[str]) -> Options:
 
 
 def named_logs(options: Options) -> list[tuple[str, str]]:
-    """(variant, path) of each log named; a log without a variant has "" there."""
+    """(variant, path) of each log; the variant is "" if the log has none."""
     logs = []
     for argument in options.logs:
         variant, paths = "", [argument]
@@ -102,9 +102,9 @@ def named_logs(options: Options) -> list[tuple[str, str]]:
     return logs
 
 
-def fit_logs(logs: Sequence[tuple[str, str | Path]], fitting: Fitting) -> tuple[dict[str, list[Run]], list[str]]:
-    """By variant the fitted runs of these logs, (variant, path) each; and why the others cannot be fitted. A curve
-    whose variant is "" is a variant by itself, with the name of its run."""
+def fit_logs(logs: Sequence[tuple[str, str | Path]], fitting: Fitting) -> tuple[dict[str, list[FittedRun]], list[str]]:
+    """The fitted runs of these logs, (variant, path) each, by variant; and the reasons why others cannot be fitted. A
+    run whose variant is "" is a variant by itself."""
     variants, unfit = {}, []
     for variant, path in logs:
         for series in read_log(path, fitting.x, fitting.y, fitting.percent, fitting.where):
@@ -124,7 +124,7 @@ def write_json(path: Path, results: dict) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """The command. Returns the exit status 0; ValueError or OSError, in one sentence, for what cannot be."""
+    """The command. Returns the exit status 0; ValueError or OSError, in one sentence, for wrong options or logs."""
     if not arguments:
         print(FIRST_COMMANDS)
         return 0
@@ -144,9 +144,9 @@ def main(arguments: list[str]) -> int:
         if len(variants) < 2:
             raise ValueError("--compare needs two variants; for a folder of runs: python study.py tables FOLDER")
         fits = {name: [fit for _, fit in runs] for name, runs in variants.items()}
-        comparisons = [compare(two, [fits[name] for name in two]) for two in combinations(fits, 2)]
+        comparisons = [compare(pair, [fits[name] for name in pair]) for pair in combinations(fits, 2)]
         results |= {"comparisons": comparisons, "left_out": unfit}
-        paragraphs += [f"{' and '.join(pair.variants)}: {pair.sentence}" for pair in comparisons]
+        paragraphs += [f"{' and '.join(each.variants)}: {each.sentence}" for each in comparisons]
         paragraphs += [f"left out, since it cannot be fitted: {reason}" for reason in unfit]
 
     if options.plot and options.compare:

@@ -31,11 +31,10 @@ from scipy.special import chdtri, stdtrit  # quantiles of chi^2 and of Student's
 import loss
 from curve.comparison import Comparison, asymptote_of, compare, standing
 from curve.files import write_whole
-from curve.fit import Fit, Run, with_interval
+from curve.fit import Fit, FittedRun, with_interval
 from curve.flags import flag, read_flags, run_command
 from curve.forecast import FORECASTERS
-from curve.logs import RUNS, read_table
-from curve.logs import runs_in as packed_runs
+from curve.logs import RUNS, packed_runs, read_table
 from curve.plots import COMPUTE_UNITS, plot_compare, plot_seeds
 from curve.report import report
 from fit_curve import Fitting, fit_logs, write_json
@@ -112,7 +111,7 @@ def flags(changes: dict) -> list[str]:
 
 def runs_to_train(study: Study, common: list[str]) -> dict[Path, tuple[Settings, list[str]]]:
     """The runs of a study by folder: settings, and the flags of train.py that give them. common: flags for all runs.
-    ValueError if a run cannot be, or if its folder holds another."""
+    ValueError if a run is impossible, or if its folder holds another run."""
     common_flags = {argument.split("=")[0] for argument in common}
     for single in ("--seed", "--resume", "--from-step"):
         if single in common_flags:
@@ -154,8 +153,8 @@ def finished(folder: Path, settings: Settings) -> bool:
 
 
 def start_run(folder: Path, arguments: list[str]) -> subprocess.Popen:
-    """A run in a process of its own, which goes on if it was interrupted. Its output is in FOLDER.txt. The signals of
-    the terminal do not reach it: the study passes them on."""
+    """Start a run in a process of its own, or go on with it if it was interrupted. Its output is in FOLDER.txt. The
+    signals of the terminal do not reach it: the study passes them on."""
     command = [sys.executable, str(Path(__file__).with_name("train.py")), *arguments]
     if (folder / "config.json").exists():
         command += ["--resume", str(folder)]
@@ -195,12 +194,12 @@ def train_all(folder: Path, runs: dict[Path, tuple[Settings, list[str]]], jobs: 
             progress.show(steps_made(), text)
     finally:
         progress.close()
-        while left := [process for process in running.values() if process.poll() is None]:
+        while alive := [process for process in running.values() if process.poll() is None]:
             with contextlib.suppress(SystemExit):  # a second signal
                 say("Stopping the runs; the same command goes on.")
-                for process in left:
+                for process in alive:
                     process.send_signal(signal.SIGINT)
-                for process in left:
+                for process in alive:
                     process.wait()
     return failed
 
@@ -209,7 +208,7 @@ def train_all(folder: Path, runs: dict[Path, tuple[Settings, list[str]]], jobs: 
 # `fits` holds the fits of each variant by its name. All variants are compared with the first.
 
 
-def runs_in(folder: Path) -> list[tuple[str, Path]]:
+def runs_of_study(folder: Path) -> list[tuple[str, Path]]:
     """(variant, run folder) of each run of a study: of each VARIANT-seedN/log.jsonl, or of each run in its runs.jsonl
     (docs/pack.py). They come in natural order, but `scalerl` first. ValueError if there is none."""
     names = {path.parent.name for path in folder.glob("*/log.jsonl")}
@@ -225,7 +224,7 @@ def runs_in(folder: Path) -> list[tuple[str, Path]]:
 def make_tables(folder: Path, fitting: Fitting) -> str:
     """Fit all runs of a study, write tables.md, compare.png and seeds.png into its folder, and return the tables. Runs
     that cannot be fitted are named below them; ValueError if none can."""
-    variants, unfit = fit_logs(runs_in(folder), fitting)
+    variants, unfit = fit_logs(runs_of_study(folder), fitting)
     if not variants:
         raise ValueError(unfit[0])
     runs = [run for runs in variants.values() for run in runs]
@@ -277,18 +276,18 @@ def variants_table(fits: dict[str, list[Fit]], comparisons: list[Comparison]) ->
 
 
 def forecast_table(reports: list[dict]) -> str:
-    """Each run fitted on the first half of its compute, against what came; then the sizes of the errors."""
+    """Forecasts from the first half of each run, beside what came, and the median errors."""
     rows, sizes, inside = [], [], []
     error_columns = ["error of the sigmoid", "of the power law", "of the last value"]
     for run in reports:
-        half = run["baselines"]["held_out"]
-        row = {"run": run["name"], "sigmoid": half.get("error")}
-        if "error" not in half:
-            errors = [half[name] - half["came"] for name in FORECASTERS]
+        test = run["baselines"]["held_out"]
+        row = {"run": run["name"], "sigmoid": test.get("error")}
+        if "error" not in test:
+            errors = [test[name] - test["came"] for name in FORECASTERS]
             sizes.append(np.abs(errors))
-            inside.append(half["interval"][0] <= half["came"] <= half["interval"][1])
-            row |= {"fitted up to": f"{half['fit_to']:.3g}", "came": f"{half['came']:.3f}",
-                    "sigmoid": with_interval(half["sigmoid"], *half["interval"]),
+            inside.append(test["interval"][0] <= test["came"] <= test["interval"][1])
+            row |= {"fitted up to": f"{test['fit_to']:.3g}", "came": f"{test['came']:.3f}",
+                    "sigmoid": with_interval(test["sigmoid"], *test["interval"]),
                     "inside": "yes" if inside[-1] else "no",
                     **{column: f"{error:+.3f}" for column, error in zip(error_columns, errors)}}  # fmt: skip
         rows.append(row)
@@ -324,8 +323,8 @@ def seeds_table(fits: dict[str, list[Fit]]) -> str:
     return text
 
 
-def runs_table(folder: Path, runs: list[Run]) -> str:
-    """Every run with its fit, what it has cost, and the kinds of its warnings."""
+def runs_table(folder: Path, runs: list[FittedRun]) -> str:
+    """Every run with its fit, its compute, and the kinds of its warnings."""
     forms, rows = {"A": ".3f", "B": ".2f", "C_mid": ".3g"}, []
     for series, fit in runs:
         row = {"run": series.name, "before": f"{series.y[0]:.3f}", "after": f"{series.y[-1]:.3f}"}

@@ -1,10 +1,10 @@
-"""Look inside a run: its rollouts, token by token, on one page that any browser opens, without a network.
+"""Look inside a run: its rollouts, token by token, on one page that any browser opens offline.
 
     python view.py runs/NAME        # makes runs/NAME/rollouts.html, as a run does at its end; also while it goes on
 
 The page has the curve, a timeline, groups with their completions, each token with what the loss made of it, and a
-problem at every validation. It shows what the run has left in rollouts.jsonl (docs/rollouts.md) and log.jsonl, and what
-the functions of loss.py make of these numbers. machinery/view.html says how it is shown.
+problem at every validation. The numbers come from the run's rollouts.jsonl (docs/rollouts.md) and log.jsonl, and from
+the functions of loss.py. machinery/view.html is the page without them.
 """
 
 import base64
@@ -34,8 +34,6 @@ MOST_BYTES = 10_000_000  # of the page
 
 @dataclass(frozen=True)
 class View:
-    """What the command takes."""
-
     run: Path  # the folder of a run
 
 
@@ -62,9 +60,6 @@ def as_json(data) -> str:
     return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
-# --- what the page is made of -----------------------------------------------------------------------------------------
-
-
 def read_run(run: Path, most_bytes: int) -> dict:
     """All that the page shows, in JSON of about so many bytes at most. ValueError as in `main`."""
     recipe, path = read_settings(run).recipe, run / "rollouts.jsonl"
@@ -80,7 +75,7 @@ def read_run(run: Path, most_bytes: int) -> dict:
         except Exception as error:  # of whatever kind: the file is broken
             raise ValueError(f"{path}, line {number}: not as a run writes it ({error!r}): remove it") from None
     entry = loss.LOSSES[recipe.loss]
-    constants = dict(zip(("eps_low", "eps_high"), entry.clip or ()))  # a recipe that has None has these
+    constants = dict(zip(("eps_low", "eps_high"), entry.clip or ()))  # they stand for a None in the recipe
     constants |= {name: value for name, value in vars(recipe).items() if type(value) is float}
     page = {
         "name": run.resolve().name,
@@ -95,15 +90,14 @@ def read_run(run: Path, most_bytes: int) -> dict:
         "completions": sum(len(line["completions"]) for line in lines),
     }  # fmt: skip
     share = (most_bytes - len(as_json(page))) / len(as_json(lines))
-    if share < 1:  # too large: of each group and validation the same share of its completions, and at least one
+    if share < 1:  # too large: each line keeps the same share of its completions, and at least one
         for line in lines:
             line["completions"] = line["completions"][: max(1, int(share * len(line["completions"])))]
     return page | {"lines": lines}
 
 
 def with_terms(recipe: loss.Recipe, line: dict) -> dict:
-    """A group that was trained on, with what loss.py makes of each token: log_rho, terms, and the places of the tokens
-    that are clipped. A line of another kind as it is."""
+    """A line of rollouts.jsonl. A group that was trained on gets log_rho, terms, and the places of clipped tokens."""
     trained = [completion for completion in line.get("completions", ()) if completion.get("trainer_logprobs")]
     if not trained:
         return line
@@ -136,7 +130,7 @@ def curves(run: Path, log: list[dict]) -> list[dict]:
 
 
 def curve(run: Path, column: str, validations: list[dict], sources: int) -> dict:
-    """One curve: points [step, compute, pass rate], and of the fit its line [compute, pass rate, low, high], the
+    """One curve: its points [step, compute, pass rate]; and the fit: its line [compute, pass rate, low, high], the
     compute at which the forecast begins, and its report in words."""
     points = [[line["step"], line["compute_flops"], line[column]] for line in validations]
     try:

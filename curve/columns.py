@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-MOST_POINTS = 2000  # of a curve. More are averaged: a fit takes seconds and memory by the point, and no plot shows more
+MOST_POINTS = 2000  # of a curve. More are averaged: each point costs a fit time and memory, and no plot shows so many
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Series:
 
 
 def check_curve(x: np.ndarray, y: np.ndarray, place: Callable[[int], str] = lambda i: f"point {i + 1}") -> None:
-    """ValueError, which names the first wrong point, unless x is compute that increases and y the pass rate there."""
+    """ValueError, naming the first wrong point, unless compute x (n,) increases and pass rates y (n,) are in [0, 1]."""
     if x.shape != y.shape or x.ndim != 1 or not len(x):
         raise ValueError(f"x and y must be two lists of the same length, got shapes {x.shape} and {y.shape}")
     with np.errstate(invalid="ignore"):
@@ -109,7 +109,7 @@ COSTS = {
 
 
 def _plain(name: str) -> str:
-    """A name in lower case, its words parted, without the run that W&B writes before it: "a - evalAcc" is eval_acc."""
+    """A name in lower case with _ between words, without the run that W&B puts before it: "a - evalAcc" is eval_acc."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name.rpartition(" - ")[2]).lower()
 
 
@@ -119,10 +119,10 @@ def _compute_rank(name: str) -> int | None:
 
 
 def _pass_rate_rank(name: str, source: str) -> tuple[int, ...]:
-    """The rank of a column as the pass rate: the lowest tuple is the likeliest, and () is none. source: what records.
+    """How likely a column is the pass rate: the lowest tuple is the likeliest, and () is no pass rate.
 
-    First comes 0 for a column of validations, 2 for one of training, 1 if nothing says which; then the places of its
-    words in MEASURES. If there are none, only --y takes the column."""
+    source: the kind of the records. The tuple begins with 0 for a validation, 2 for training, and 1 if nothing says
+    which. Then come the places of its words in MEASURES. Without such a word only --y can choose the column."""
     plain = _plain(name)
     if _compute_rank(name) is not None or not NEVER.isdisjoint(re.split(r"[^a-z0-9]+", plain)):
         return ()
@@ -136,10 +136,10 @@ def _pass_rate_rank(name: str, source: str) -> tuple[int, ...]:
 
 
 class Table:
-    """The rows of a log by column: of each value its row, its number (NaN for a text), and its code in `texts` or 0.
+    """The values of a log by column. Each has its row, its number (NaN for a text), and its code in `texts` (0: none).
 
-    lines: by row its line in the file, or -3 for the third record of a JSON document. chosen: a mask of the rows that
-    are read. names: the columns with a value in them. source: what they are, such as "eval". notes: what was left out.
+    lines: the line of each row in the file; -3 is the third record of a JSON document. chosen: a mask of the rows that
+    are read. names: the columns with a value in these rows. source: the kind of these rows, such as "eval".
     """
 
     def __init__(self, rows: Iterable[tuple[int, dict]], notes: list[str]):
@@ -159,7 +159,6 @@ class Table:
         self.chosen, self.names = np.ones(len(self.lines), bool), [*self.columns]
 
     def _parse(self, name: str, text: str) -> tuple[float, int]:
-        """The number and the code of a text in this column."""
         if text in self.texts or text.lower() in ("", "na", "n/a", "#n/a", "null", "none", "-"):
             return np.nan, self.texts.get(text, 0)
         try:
@@ -175,7 +174,7 @@ class Table:
         return f"line {self.lines[row]}" if self.lines[row] > 0 else f"record {-self.lines[row]}"
 
     def rows(self, name: str) -> np.ndarray:
-        """The chosen rows that have a value in this column, be it NaN."""
+        """The chosen rows that have a value in this column. The value may be NaN."""
         rows = np.asarray(self.columns[name][0])
         return rows[self.chosen[rows]]
 
@@ -186,7 +185,7 @@ class Table:
         return numbers
 
     def groups(self, name: str, chosen: np.ndarray) -> dict[str, list[int]]:
-        """By value of a column, as a text, the rows of the mask `chosen` that have it."""
+        """The rows of the mask `chosen`, by their value in a column, as a text."""
         groups, texts, is_chosen = defaultdict(list), ["", *self.texts], chosen.tolist()
         for row, number, code in zip(*self.columns[name]):
             if is_chosen[row] and (code or number == number):  # not NaN
@@ -194,7 +193,7 @@ class Table:
         return groups
 
     def choose(self, rows: list[int]) -> None:
-        """Leave out all other rows."""
+        """Choose these rows alone."""
         self.chosen = np.zeros(len(self.lines), bool)
         self.chosen[rows] = True
         self.names = [name for name in self.columns if len(self.rows(name))]
@@ -240,7 +239,6 @@ def _listed(names: list[str]) -> str:
 
 
 def _require_column(table: Table, name: str, flag: str) -> None:
-    """ValueError unless a chosen row has a value in this column."""
     if name not in table.names:
         near = difflib.get_close_matches(name, table.names, 1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
@@ -258,7 +256,7 @@ def _pass_rates(table: Table, y: str | None) -> list[str]:
     named = {name: rank for name, rank in ranks.items() if len(rank) > 1}
     numbers = {name: table.numbers(name)[table.rows(name)] for name in ranks}
     likely = [name for name in named if named[name] == min(named.values())]
-    likely = likely or [name for name in ranks if np.isfinite(numbers[name]).any()]  # a column a run, or unknown
+    likely = likely or [name for name in ranks if np.isfinite(numbers[name]).any()]  # each is a run, or unknown
     if not likely:
         raise ValueError(f"no column is named like a pass rate: name it with --y of: {_listed(table.names)}")
     if len(likely) == 1 or y == "all":
@@ -271,15 +269,15 @@ def _pass_rates(table: Table, y: str | None) -> list[str]:
 
 
 def _counters(table: Table, y: str, rows: np.ndarray) -> list[str]:
-    """The columns of compute, the best name first. If possible, those with few values in these rows, or few different
-    ones, as max_steps has, are left out."""
+    """The columns of compute, the best name first. Columns with few values in these rows, or with few different ones
+    (max_steps), are left out, unless all are such."""
     names = sorted((name for name in table.names if name != y and _compute_rank(name) is not None), key=_compute_rank)
-    known = []
+    filled = []
     for name in names:
         values = table.numbers(name)[rows]
         if np.isfinite(values).mean() > 0.9 and len(np.unique(values)) >= min(len(rows), 2 + len(rows) // 10):
-            known.append(name)
-    return known or names
+            filled.append(name)
+    return filled or names
 
 
 def _best_compute(table: Table, counters: list[str], rows: np.ndarray) -> str:
@@ -290,7 +288,7 @@ def _best_compute(table: Table, counters: list[str], rows: np.ndarray) -> str:
     values = {name: table.numbers(name)[rows] for name in counters}
     rising = [name for name in counters if (np.diff(values[name][np.isfinite(values[name])]) > 0).all()]
     best, *others = [name for name in rising if _compute_rank(name) == _compute_rank(rising[0])] or counters[:1]
-    for name in others:  # two that differ by their unit give the same curve
+    for name in others:  # two columns in different units give the same curve
         if not np.allclose(values[best] * values[name][-1], values[name] * values[best][-1], rtol=1e-3):
             raise ValueError(f"which column is the compute, {best!r} or {name!r}? name it with --x")
     return best
@@ -336,7 +334,7 @@ def _series(table: Table, name: str, x: str | None, y: str, percent: bool, guess
     num_examples = None
     if "num_examples" in table.names and np.isfinite(examples := table.numbers("num_examples")[rows]).any():
         num_examples = float(np.nanmean(examples))
-    if len(rows) > MOST_POINTS:  # the first, which may give R0, and means of neighbours, equally many in each
+    if len(rows) > MOST_POINTS:  # the first may give R0; the others become means of neighbours
         starts = np.append(0, np.arange(1, len(rows), -(-(len(rows) - 1) // (MOST_POINTS - 1))))
         sizes = np.diff(np.append(starts, len(rows)))
         compute, pass_rate = (np.add.reduceat(values, starts) / sizes for values in (compute, pass_rate))
@@ -352,7 +350,7 @@ def _series(table: Table, name: str, x: str | None, y: str, percent: bool, guess
 
 
 def _refuse_several_curves(table: Table, step: str, y: str, rows: np.ndarray) -> None:
-    """ValueError if these rows are of several runs. It names the column that tells them apart."""
+    """ValueError, naming the column that tells the runs apart, if these rows are from several runs."""
     steps, pass_rates = table.numbers(step), table.numbers(y)[rows]
     changes = np.diff(steps[rows])
     chosen = np.isin(np.arange(len(steps)), rows)
@@ -372,8 +370,8 @@ def _refuse_several_curves(table: Table, step: str, y: str, rows: np.ndarray) ->
 
 
 def _last_of_each(steps: np.ndarray) -> np.ndarray:
-    """The places of the points that count if the run was resumed: after them no step is the same or an earlier one. All
-    count if the steps go back to a step that is new, since no resumed run does that."""
+    """The indices of the points that count in a resumed run: no later point has the same step or a lower one. If the
+    steps go back to a step that is new, all points count, since no resumed run does that."""
     _, first = np.unique(steps, return_index=True)
     back = np.flatnonzero(np.diff(steps) < 0) + 1
     if np.isin(back, first).any():
@@ -383,7 +381,7 @@ def _last_of_each(steps: np.ndarray) -> np.ndarray:
 
 
 def _summed_costs(table: Table, unit: str, step: str) -> np.ndarray:
-    """By row the seconds or tokens of all steps up to it. A step that a resumed run made again counts once."""
+    """The seconds or tokens of all steps up to each row. A step that a resumed run made again counts once."""
     matches = ([name for name in table.columns if re.fullmatch(pattern, name, re.I)] for pattern in COSTS[unit])
     parts = next(filter(None, matches), None)
     if not parts:

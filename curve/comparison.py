@@ -12,11 +12,9 @@ from scipy.special import stdtrit  # quantiles of Student's t; scipy.stats is sl
 
 from curve.fit import MARGIN, Fit, with_interval
 
-# --- one variant --------------------------------------------------------------------------------------------------
-
 
 def standing(fits: list[Fit]) -> list[Fit]:
-    """The seeds that count: those whose pass rate did not fall, since no sigmoid falls. If all fell, all of them."""
+    """The seeds that count: a seed whose pass rate fell does not, since no sigmoid falls. If all fell, all count."""
     return [fit for fit in fits if not fit.fell] or fits
 
 
@@ -49,9 +47,6 @@ def asymptote_of(fits: list[Fit]) -> str:
     return f"not identified by {sum(not fit.identified for fit in counted)} of {len(counted)} runs{fell}"
 
 
-# --- two variants -------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Comparison:
     """What is known of two variants beside each other."""
@@ -61,10 +56,10 @@ class Comparison:
     kind: Literal["ceiling", "efficiency", "steeper but later", "none", "unknown"]
     winner: str | None  # the variant that the verdict names
     verdict: str  # in a few words
-    numbers: str  # behind the verdict, in words
-    fell: dict[str, str]  # by variant how many of its runs fell, and are left out, such as "1 of 3"
+    numbers: str  # the reasons for the verdict, in words
+    fell: dict[str, str]  # by variant: how many runs fell and are left out, such as "1 of 3"
     A_difference: tuple[float, float, float] | None = None  # (gap, low, high), if all runs identify A
-    efficiency: tuple["Efficiency", ...] = ()  # with A held at the mean, below, above, if ceilings are not told apart
+    efficiency: tuple["Efficiency", ...] = ()  # with A held at three values, if ceilings are not told apart
 
     @property
     def sentence(self) -> str:
@@ -76,8 +71,8 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Efficiency:
-    """B and C_mid of two variants with the asymptote of both held at A: geometric means over the seeds, and their
-    ratios (ratio, low, high), the first variant over the second, with a 95 % interval."""
+    """B and C_mid of two variants with both asymptotes held at A: geometric means over the seeds, and the ratio of the
+    first variant to the second with its 95 % interval: (ratio, low, high)."""
 
     A: float
     B: tuple[float, float]
@@ -87,12 +82,12 @@ class Efficiency:
 
 
 def compare(variants: tuple[str, str], groups: Sequence[list[Fit]]) -> Comparison:
-    """The paper's comparison of two variants, by name, each with the list of its Fits, of which those `standing` count.
+    """The paper's comparison of two variants: their names, and the list of Fits of each. `standing` Fits count.
 
-    Asymptotes come first. They must be further apart than the margin, than the scatter of the seeds explains, and than
-    their intervals reach towards each other. If a run shows no ceiling below 1, this must hold for every A in its
-    interval. Otherwise B and C_mid are fitted again with A held at the mean of all runs, and at .02 above and below. A
-    difference counts if it is sure at all three.
+    Asymptotes come first. Their difference must exceed the margin, the scatter of the seeds, and the intervals of the
+    fits. If a run shows no ceiling below 1, this must hold for every A in its interval. Otherwise B and C_mid are
+    fitted again with A held at the mean of all runs, .02 below it and .02 above it. A difference counts if it is sure
+    at all three values.
     """
     counted, fell = [standing(fits) for fits in groups], {}
     for variant, fits, kept in zip(variants, groups, counted):
@@ -137,22 +132,22 @@ def compare(variants: tuple[str, str], groups: Sequence[list[Fit]]) -> Compariso
     return Comparison(variants, kind, winner, verdict, numbers, fell, A_difference, tried)
 
 
-def difference_of_ceilings(one: list[Fit], other: list[Fit]) -> tuple[float, float, float]:
-    """The mean A of one variant less the mean A of another: (gap, low, high) with its 95 % interval.
+def difference_of_ceilings(first: list[Fit], second: list[Fit]) -> tuple[float, float, float]:
+    """The mean A of the first variant minus the mean A of the second, with its 95 % interval: (gap, low, high).
 
-    The interval of A of a run is longer above than below. So the low end comes from the lower halves of the intervals
-    of `one` and the upper halves of the other, and the high end from the opposite halves. A run that shows no ceiling
-    has no A of its own: there the end of its interval stands for A, and the smaller of the two gaps is returned.
+    The interval of a run's A is longer above A than below. So the low end uses the lower halves of the first variant's
+    intervals and the upper halves of the second's, and the high end uses the opposite halves. A run without a ceiling
+    has no A: the end of its interval replaces A, and the smaller of the two gaps is returned.
     """
 
     def gap_and_reach(ends: tuple[int, int]) -> tuple[float, float]:  # ends: 0 for the low one, 1 for the high one
         quantities, reach = [], 0.0
-        for fits, end in zip((one, other), ends):
+        for fits, end in zip((first, second), ends):
             bounds = np.array([fit.interval["A"][end] for fit in fits])
             A = [fit.A if fit.identified else bound for fit, bound in zip(fits, bounds)]
             halves, degrees = np.abs(A - bounds), [len(fit.x) - 3 for fit in fits]
             quantities.append((A, halves / stdtrit(degrees, 0.975), degrees))
-            reach += np.linalg.norm(halves) / len(fits)  # the half interval of their mean, by the fits alone
+            reach += np.linalg.norm(halves) / len(fits)  # half the interval of the mean of A, from the fits alone
         gap, half = difference(*quantities)
         return gap, float(max(half, reach))
 
@@ -160,26 +155,25 @@ def difference_of_ceilings(one: list[Fit], other: list[Fit]) -> tuple[float, flo
     return (least if least > 0 else most), least - below, most + above
 
 
-def difference(one: tuple, other: tuple) -> tuple[float, float]:
-    """The difference of the means of two variants, (values, errors, degrees of freedom) by seed, and the half-width of
-    its 95 % interval. Both are assumed to scatter alike (Student), since two or three seeds do not show how much. If
-    one has a single run, each has an error of its own (Welch): from its seeds, or from the fit of its only run."""
-    n, m = len(one[0]), len(other[0])
+def difference(first: tuple, second: tuple) -> tuple[float, float]:
+    """The difference of the means of two variants, and half of its 95 % interval. A variant is three lists over its
+    seeds: values, errors, degrees of freedom. We assume that both scatter alike (Student), since two or three seeds
+    show little. If one has a single run, each has its own error (Welch): from its seeds, or from its only fit."""
+    n, m = len(first[0]), len(second[0])
     if n > 1 and m > 1:
         degrees = n + m - 2
-        variance = (n * np.var(one[0]) + m * np.var(other[0])) / degrees * (1 / n + 1 / m)
+        variance = (n * np.var(first[0]) + m * np.var(second[0])) / degrees * (1 / n + 1 / m)
     else:
         (a, degrees_a), (b, degrees_b) = (
             (np.var(values, ddof=1) / len(values), len(values) - 1) if len(values) > 1 else (errors[0] ** 2, degrees[0])
-            for values, errors, degrees in (one, other)
+            for values, errors, degrees in (first, second)
         )
         variance = a + b + 1e-300
         degrees = max(1, variance**2 / (a**2 / degrees_a + b**2 / degrees_b + 1e-300))
-    return float(np.mean(one[0]) - np.mean(other[0])), float(stdtrit(degrees, 0.975) * np.sqrt(variance))
+    return float(np.mean(first[0]) - np.mean(second[0])), float(stdtrit(degrees, 0.975) * np.sqrt(variance))
 
 
 def efficiency(groups: Sequence[list[Fit]], A: float) -> Efficiency:
-    """The Efficiency of two variants at this A."""
     held = [[fit.efficiency_at(A) for fit in fits] for fits in groups]
     degrees = [[len(fit.x) - 2 for fit in fits] for fits in groups]
     means, ratios = [], []

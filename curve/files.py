@@ -19,6 +19,5 @@ def whole_file(target: Path) -> Iterator[Path]:
 
 
 def write_whole(target: Path, text: str) -> None:
-    """Write a text into `target`, whole or not at all."""
     with whole_file(target) as partial:
         partial.write_text(text, encoding="utf-8")

@@ -1,8 +1,8 @@
-"""The fit of one run: the sigmoid of least squares, the 95 % intervals, and warnings of what the data does not carry.
+"""The fit of one run: the sigmoid of least squares, 95 % intervals, and warnings about what the data does not show.
 
 fit_curve.py has the equation and the meaning of A, B, C_mid and R0; curve/least_squares.py has the numerics.
 
-Dimensions: n points of a run, m values of compute, k sums of them.
+Dimensions: n points of a run, m values of compute, k weighted sums of the curve at these.
 """
 
 from dataclasses import dataclass, field, replace
@@ -38,7 +38,7 @@ def power_law(C, A: float, D: float, B: float) -> Array:
 
 @dataclass(frozen=True)
 class FitWarning:
-    """Something that the data does not carry, or that makes the fit doubtful."""
+    """Something that the data does not show, or that makes the fit doubtful."""
 
     kind: str  # in a few words, for a table
     text: str  # the numbers, and what follows from them
@@ -49,8 +49,8 @@ class FitWarning:
 
 @dataclass(frozen=True)
 class Fit:
-    """A fitted curve, and what is known about it. If A is not identified, then A, B and C_mid only describe the line
-    that is drawn, and all that is known of A is that it exceeds the low end of its interval."""
+    """A fitted curve, and what is known about it. If A is not identified, A, B and C_mid only describe the line that
+    is drawn, and A is only known to exceed the low end of its interval."""
 
     A: float
     B: float
@@ -59,22 +59,22 @@ class Fit:
     interval: dict[str, Interval]  # 95 %, of A, B, C_mid and R0
     squares: float  # sum of the squared residuals
     rms: float  # of the residuals, per degree of freedom
-    lag_1: float  # correlation of neighbouring residuals, ...
-    correlation: float  # ... and the same corrected for bias, which widens the intervals
+    lag_1: float  # correlation of neighbouring residuals
+    correlation: float  # lag_1 corrected for bias; it widens the intervals
     noise: float | None  # binomial standard deviation of one validation, if the number of answers is known
     r0: str | float  # where R0 comes from: "first", "free" or its value
     x: Array = field(repr=False)  # (n,) the points fitted
     y: Array = field(repr=False)
     profile: Profile = field(repr=False)
     warnings: list[FitWarning]  # the most important first
-    identified: bool = False  # whether the data carries A, and with it B and C_mid
+    identified: bool = False  # whether the data determines A, and with it B and C_mid
     no_ceiling: bool = False  # the data passes the middle of its rise, but A is on its bound 1
-    fell: bool = False  # the pass rate came down from its peak, which no sigmoid does, ...
-    collapsed: bool = False  # ... and so far that no part of the fit means anything
+    fell: bool = False  # the pass rate came down from its peak, which no sigmoid does
+    collapsed: bool = False  # it came down so far that the fit means nothing
 
     @property
     def comparable(self) -> bool:
-        """Whether the data carries B and C_mid once A is held."""
+        """Whether the data determines B and C_mid once A is held."""
         return self.identified or self.no_ceiling
 
     @property
@@ -110,7 +110,7 @@ class Fit:
         return sigmoid(C, self.A, self.B, self.C_mid, self.R0)
 
     def interval_of(self, weights: Array, C: Array) -> tuple[Array, Array]:
-        """95 % interval (low, high), each (k,), of the sums weights (k, m) @ R(C) of the curve at compute C (m,)."""
+        """95 % intervals (low, high), each (k,), of k sums of the curve at compute C (m,): weights (k, m) @ R(C)."""
         value, gradient = least_squares.curve_and_gradient(C, self.profile.theta)
         gradient = gradient[:, self.profile.free].transpose(0, 2, 1)
         return self.profile.interval(value @ weights.T, weights @ gradient)
@@ -122,7 +122,7 @@ class Fit:
         return np.clip(low, 0, 1).reshape(C.shape), np.clip(high, 0, 1).reshape(C.shape)
 
     def gain(self) -> tuple[float, float, float]:
-        """What twice the compute would buy: the curve there less the curve at C_max, and its 95 % interval."""
+        """The gain from twice the compute, R(2 C_max) - R(C_max), and its 95 % interval."""
         C = self.C_max * np.array([1, 2])
         low, high = self.interval_of(np.array([[-1, 1]]), C)
         return float(np.diff(self.predict(C))[0]), float(low[0]), float(high[0])
@@ -137,7 +137,7 @@ class Fit:
         return theta[0, 1:3], np.sqrt(variance * np.diag(least_squares.inverse(JJ[0])))
 
 
-Run = tuple[Series, Fit]
+FittedRun = tuple[Series, Fit]
 
 
 def with_interval(value: float, low: float, high: float, form: str = ".3f") -> str:
@@ -195,37 +195,37 @@ def fit_sigmoid(x, y, r0: str | float = "first", fit_from=0.0, fit_to=np.inf, nu
 
 
 def lag_one_correlation(residual: Array, parameters: int) -> tuple[float, float]:
-    """Correlation of neighbouring residuals (n,), and the same corrected for its bias. A smooth curve soaks up slow
-    noise, so residuals look less correlated than the noise is, by about p (1 + 3 r) / n for p parameters: p times the
-    bias that Kendall (1954) gives for a fitted mean."""
+    """Correlation of neighbouring residuals (n,), and the same corrected for its bias. The fitted curve follows slow
+    noise, so residuals are less correlated than the noise, by about p (1 + 3 r) / n for p parameters: p times the bias
+    that Kendall (1954) gives for a fitted mean."""
     n, p = len(residual), parameters
     raw = residual[1:] @ residual[:-1] / max(residual @ residual, 1e-300)
     return float(raw), float(np.clip((n * raw + p) / max(n - 3 * p, n / 2), 0, 0.9))
 
 
 def allowed_excess(squares: float, degrees: int, correlation: float) -> float:
-    """How far above the least squared error a curve may lie and still be in the 95 % interval. s^2 t^2 is the
-    profile-likelihood bound for independent noise; (1 + r) / (1 - r) is how much more the mean of noise with neighbour
-    correlation r varies (`python benchmarks/fit.py`). degrees: points less fitted parameters. No pass rate is known to
-    better than 1e-6."""
+    """A curve is in the 95 % interval if its squared error exceeds the least one by at most this. s^2 t^2 is the
+    profile-likelihood bound for independent noise. A correlation r of neighbours makes the variance of their mean
+    (1 + r) / (1 - r) times as large (`python benchmarks/fit.py`). degrees: points minus fitted parameters."""
+    # 1e-12: no pass rate is known to better than 1e-6
     return max(squares / degrees, 1e-12) * stdtrit(degrees, 0.975) ** 2 * (1 + correlation) / (1 - correlation)
 
 
-# --- 3. Verdicts: what the data does not carry --------------------------------------------------------------------
+# --- 3. Verdicts: what the data does not show ---------------------------------------------------------------------
 
 # Limits by simulation, `python benchmarks/fit.py`: within them the interval of A holds it.
-LEAST_GAIN_MADE = 0.7  # the part of the gain below which no asymptote is reported, ...
-SAFE_GAIN_MADE = 0.8  # ... and below which it comes with a warning
-MOST_SCATTER = 0.01  # rms / sqrt(points), of the gain: more can make a rise look finished that is not
+LEAST_GAIN_MADE = 0.7  # below this part of the gain no asymptote is reported
+SAFE_GAIN_MADE = 0.8  # below this part it comes with a warning
+MOST_SCATTER = 0.01  # rms / sqrt(points), as a part of the gain: with more, an unfinished rise can look finished
 UNKNOWN, NO_CEILING, SHORT = "A is not identified", "A is on its bound 1", "short"  # kinds of warnings that decide
 
 
 def judge(fit: Fit) -> Fit:
-    """The same Fit with its verdicts (from `identified` on), and with warnings before those that it has."""
+    """The Fit with its verdicts (the fields from `identified` on) and with all warnings."""
     n, gain, (low, high) = len(fit.x), fit.A - fit.R0, fit.interval["A"]
     level = np.convolve(fit.y, np.ones(3) / 3, "valid")  # means of three neighbours
     peak, end, peak_x = level.max(), level[-1], fit.x[level.argmax() + 1]
-    jump = np.median(np.abs(np.diff(fit.y))) / 0.954  # standard deviation of one point, blind to slow movement
+    jump = np.median(np.abs(np.diff(fit.y))) / 0.954  # standard deviation of one point; slow movement does not count
     fall = f"the pass rate fell from {peak:.3f} around x = {peak_x:.4g} to {end:.3f}, and a sigmoid cannot"
     if peak - end > max(0.5 * (peak - min(fit.R0, end)), 4 * jump):
         collapse = FitWarning("collapse", f"{fall}, so this fit means nothing: try --fit-to {peak_x:.4g}")
@@ -233,7 +233,7 @@ def judge(fit: Fit) -> Fit:
 
     made, floor = f"only {100 * fit.gain_made:.0f} % of the gain is made, less than", f"only A > {low:.3f}"
     few = fit.rms / np.sqrt(n) > MOST_SCATTER * gain
-    rules_for_A = [  # the first that holds; A is identified if none does, or if the run is only short
+    rules_for_A = [  # the first that holds counts; A is identified if it is SHORT, or if none holds
         (gain < 2 * fit.rms, "no rise", f"nothing above R0 = {fit.R0:.3f} stands out of the scatter ({fit.rms:.3f})"),
         (fit.gain_made < LEAST_GAIN_MADE, UNKNOWN, f"{made} {100 * LEAST_GAIN_MADE:.0f} %: the data shows {floor}"),
         (fit.A > 0.9999 and low < 0.95, NO_CEILING, f"the data shows no ceiling, {floor}"),
@@ -267,7 +267,7 @@ def judge(fit: Fit) -> Fit:
 
 
 def is_flat(x: Array, y: Array, correlation: float) -> bool:
-    """Whether these last points show no gain: a line through them over log x neither rises surely nor rises much."""
+    """Whether these last points show no gain: over log x, the rise of a line through them is neither sure nor large."""
     if len(x) < 6:
         return False
     (slope, _), covariance = np.polyfit(np.log(x), y, 1, cov=True)

@@ -1,4 +1,4 @@
-"""Command-line flags out of a dataclass: a field is a flag, and the comment beside it is the help."""
+"""Command-line flags from a dataclass: a field is a flag, and the comment beside it is the help."""
 
 import argparse
 import contextlib
@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Literal, get_args, get_origin
 
 HELP = {"-h", "--help"}
-TYPE_NAMES = {str: "TEXT", int: "N", float: "X", Path: "PATH"}  # of the types of values, as the help shows them
+TYPE_NAMES = {str: "TEXT", int: "N", float: "X", Path: "PATH"}  # as the help shows them
 
 
 def read_flags(kind: type, arguments: list[str], default=None, description: str | None = None, others: bool = False):
     """An instance of the dataclass `kind` with the values that the flags give. If a field is a dataclass itself, its
     fields are flags too. A field without a default takes the arguments that are no flags, wherever they stand.
 
-    default: an instance with the values of all other fields. Or a function that makes this instance: it is given one
-    that holds the values of the flags and the defaults of the fields. With `others`, returns a pair: the instance, and
-    the arguments that `kind` has no flag for. ValueError, in one sentence with the valid values or the nearest flag, if
-    there is no such flag or value. `--help` prints the help, with the defaults that the other flags bring, and exits.
+    default: an instance with the values of all other fields; or a function that makes it from the instance with the
+    values of the flags and the defaults of the fields. With `others`, returns a pair: the instance, and the arguments
+    that `kind` has no flag for. ValueError, in one sentence with the valid values or the nearest flag, if there is no
+    such flag or value. `--help` prints the help, with the defaults that follow from the other flags, and exits.
     """
     parser = _parser(kind, description)
     namespace, unknown = parser.parse_known_intermixed_args([text for text in arguments if text not in HELP])
@@ -46,7 +46,7 @@ def flag(field: str) -> str:
 
 
 def _filled(kind: type, given: dict, default=None):
-    """The instance with the values that were given, by field, and for the other fields the values of `default`."""
+    """An instance with the given values; the other fields have the values of `default`."""
     values = {}
     for field in dataclasses.fields(kind):
         value = getattr(default, field.name, field.default)
@@ -60,15 +60,11 @@ def _filled(kind: type, given: dict, default=None):
     return kind(**values)
 
 
-# --- the parser ---------------------------------------------------------------------------------------------------
-
-
 def _parser(kind: type, description: str | None, default=None) -> argparse.ArgumentParser:
-    """The parser of the flags of `kind`; its help shows the values of `default`."""
     parser = argparse.ArgumentParser(
         description=description or inspect.getdoc(kind),
         allow_abbrev=False,
-        argument_default=argparse.SUPPRESS,  # so that the namespace holds the flags that were given alone
+        argument_default=argparse.SUPPRESS,  # so the namespace holds only the flags that were given
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.error = _raise
@@ -96,8 +92,8 @@ def _add_fields(parser: argparse.ArgumentParser, kind: type, default) -> None:
             metavar = field.name.upper().rstrip("S")
             parser.add_argument(field.name, type=members[0], metavar=metavar, help=help, **several)
             continue
-        shown = " ".join(map(str, value)) if isinstance(value, tuple) else value
-        help += f" (default: {shown})" if value not in (None, ()) else ""
+        default_text = " ".join(map(str, value)) if isinstance(value, tuple) else value
+        help += f" (default: {default_text})" if value not in (None, ()) else ""
         if field.type is bool:
             names = flag(field.name), flag(f"no_{field.name}")
             group.add_argument(*names, dest=field.name, action=_OnOff, nargs=0, help=help)
@@ -109,7 +105,7 @@ def _add_fields(parser: argparse.ArgumentParser, kind: type, default) -> None:
         if number is None and get_origin(field.type) is tuple:
             number = len(get_args(field.type))
         how = {"type": _reader(words, types), "nargs": number, "const": True if number == "?" else None}
-        metavar = "|".join([*words, *(TYPE_NAMES[one] for one in types)])
+        metavar = "|".join([*words, *(TYPE_NAMES[value_type] for value_type in types)])
         group.add_argument(flag(field.name), dest=field.name, metavar=metavar, help=help, **how)
 
 
@@ -121,7 +117,7 @@ class _OnOff(argparse.Action):  # --name sets True, --no-name False
 def _comments(kind: type) -> dict[str, str]:
     """The comment of each field: beside it, or in the lines above."""
     comments, above = {}, ""
-    for line in "".join(inspect.getsource(one) for one in kind.__mro__[:-1]).splitlines():
+    for line in "".join(inspect.getsource(cls) for cls in kind.__mro__[:-1]).splitlines():
         if field := re.match(r" {4}(\w+): [^#]*(?:# (.*))?$", line):
             comments.setdefault(field[1], field[2] or above.strip())
         comment = re.match(r" {4}# (.*)", line)
@@ -130,7 +126,7 @@ def _comments(kind: type) -> dict[str, str]:
 
 
 def _members(kind) -> list:
-    """What a field can hold, once each: the words of a Literal, and types. `...` stands for as many as there are."""
+    """The words of a Literal and the types that a field can hold, each once. `...` stands for any number of them."""
     if get_origin(kind) is Literal:
         return list(get_args(kind))
     parts = [_members(part) for part in get_args(kind)] or [[kind]]
@@ -143,16 +139,13 @@ def _reader(words: list[str], types: list[type]):
     def read(text: str):
         if text in words:
             return None if text == "None" else text
-        for one in types:
+        for convert in types:
             with contextlib.suppress(ValueError):
-                return one(text)
-        valid = [*words, *({int: "a whole number", float: "a number"}[one] for one in types)]
+                return convert(text)
+        valid = [*words, *({int: "a whole number", float: "a number"}[value_type] for value_type in types)]
         raise argparse.ArgumentTypeError(f"{text!r} is not {'one of ' * (len(valid) > 1)}{', '.join(valid)}")
 
     return read
-
-
-# --- a command ----------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager

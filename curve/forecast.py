@@ -1,4 +1,4 @@
-"""What a fit says of more compute, beside the baselines that it has to beat."""
+"""What a fit predicts for more compute, beside the baselines that it has to beat."""
 
 import numpy as np
 from scipy.special import stdtrit  # quantiles of Student's t; scipy.stats is slow to import
@@ -7,19 +7,19 @@ from curve.columns import Series
 from curve.fit import Fit, fit_sigmoid, power_law
 
 FORECASTERS = ("sigmoid", "power_law", "last_value")  # the sigmoid, and its baselines
-LEAST_TO_STOP = 10  # with fewer points no run is said to have levelled off
+LEAST_TO_STOP = 10  # points; with fewer no run counts as levelled off
 
 
 def forecasts(fit: Fit, C) -> dict[str, float]:
-    """By forecaster the mean pass rate over compute C, an array or a number."""
+    """The mean pass rate over compute C, an array or a number, by forecaster."""
     values = fit.predict(C), power_law(C, *fit.power_law), fit.y[-1]
     return {name: float(np.mean(value)) for name, value in zip(FORECASTERS, values)}
 
 
 def held_out(x, y, r0: str | float = "first", fit_to: float | None = None, fit_from=0.0) -> dict:
     """The mean of the last three points (`came`), and its forecasts from the points with compute <= fit_to, by default
-    half of the last. `interval` should hold `came` with 95 %: that of the curve, widened by the scatter of the three.
-    The arguments are as in `fit_sigmoid`. ValueError if the first part cannot be fitted."""
+    half of the last compute. `interval` is the 95 % interval of the curve, widened by the scatter of three points. The
+    arguments are as in `fit_sigmoid`. ValueError if the early points cannot be fitted."""
     x, y = np.asarray(x, float), np.asarray(y, float)
     fit_to = float(x[-1] / 2 if fit_to is None else fit_to)
     early = fit_sigmoid(x, y, r0, fit_from, fit_to)
@@ -35,7 +35,7 @@ def held_out(x, y, r0: str | float = "first", fit_to: float | None = None, fit_f
 
 def levelled_off(x, y, least_gain: float) -> bool:
     """Whether twice the compute would surely buy less than `least_gain`: A is identified, and the 95 % interval of the
-    gain ends below it. It must hold at the last two points, since a question asked often is answered wrongly once."""
+    gain ends below it. It must hold at the last two points: a test that is made often passes once by chance."""
     if len(x) < LEAST_TO_STOP:
         return False
     try:

@@ -38,9 +38,9 @@ def limits(x: Array) -> tuple[Array, Array]:
 
 
 def descend(x: Array, y: Array, theta: Array, free: list[int], steps: int = 50) -> tuple[Array, Array, Array]:
-    """The curves of least squares downhill from k curves theta (k, 4), by Levenberg-Marquardt, all k at once (SciPy
-    finds them one at a time, which takes ten times as long). Returns the curves (k, 4), their squared errors (k,), and
-    J'J (k, f, f), half of the curvature of the squared error in the free parameters. With steps=0 no curve moves."""
+    """Levenberg-Marquardt from k curves theta (k, 4), all at once: SciPy fits one at a time, which takes ten times as
+    long. Returns the curves of least squares (k, 4), their squared errors (k,), and J'J (k, f, f), half of the
+    curvature of the squared error in the free parameters. With steps=0 no curve moves."""
     theta, (low, high) = theta.copy(), limits(x)
 
     def evaluate(theta):
@@ -78,8 +78,7 @@ def starting_grid(x: Array) -> tuple[Array, Array]:
 
 
 def lines(z: Array, y: Array, base: float | None = None) -> tuple[Array, Array]:
-    """(base, slope), each (k,), of the straight lines base + slope * z of least squares; z (k, n), y (n,). With `base`
-    only the slope is fitted."""
+    """(base, slope), each (k,), of the lines of least squares y (n,) = base + slope z (k, n). A given base is kept."""
     z0, y0 = (z.mean(1), y.mean()) if base is None else (np.zeros(len(z)), base)  # a point on each line
     centred = z - z0[:, None]
     slope = centred @ (y - y0) / ((centred**2).sum(1) + 1e-300)
@@ -99,17 +98,16 @@ def variable_projection(x: Array, y: Array, R0: float | None) -> tuple[Array, fl
 
 def polish(x: Array, y: Array, theta: Array, R0_free: bool) -> tuple[Array, float]:
     """The curve of least squares (4,) with A in [0, 1], downhill from theta (4,), and its squared error."""
-    others = [1, 2, 3] if R0_free else [1, 2]
-    curves, squares, _ = descend(x, y, theta[None], [0, *others])
+    without_A = [1, 2, 3] if R0_free else [1, 2]
+    curves, squares, _ = descend(x, y, theta[None], [0, *without_A])
     if not 0 <= curves[0, 0] <= 1:  # then the best curve has A on its bound
         curves[:, 0] = np.clip(curves[:, 0], 0, 1)
-        curves, squares, _ = descend(x, y, curves, others)
+        curves, squares, _ = descend(x, y, curves, without_A)
     return curves[0], squares[0]
 
 
 def fit_power_law(x: Array, y: Array) -> tuple[float, float, float]:
-    """(A, D, B) of the power law of least squares with A <= 1; x (n,) > 0, y (n,). With B held it is a straight line:
-    only B is searched."""
+    """(A, D, B) of the power law of least squares with A <= 1; x (n,) > 0. For each B it is a line: B is searched."""
     log_B, scale = np.linspace(np.log(1e-3), np.log(10), 200), x[-1]
     for _ in range(4):  # each round looks closer around the best B of the round before
         z = (x / scale) ** -np.exp(log_B)[:, None]
@@ -135,13 +133,13 @@ class Profile:
     and stands for an ellipse of curves around it, whose squared errors use up the rest of the excess."""
 
     theta: Array  # (k, 4) the best curves with A held at values across its interval, and last the curve reported
-    left: Array  # (k,) the rest of the excess, which the curve itself does not use
+    left: Array  # (k,) the part of the excess that the curve itself does not use
     inverse_JJ: Array  # (k, f, f) the shape of the ellipse, in the free parameters
     free: list[int]  # all but A
 
     def interval(self, value: Array, gradient: Array) -> tuple[Array, Array]:
-        """(low, high) of any function of a curve: its lowest and highest value over all ellipses. It comes as its value
-        (k, ...) at each of these curves, and its gradient (k, ..., f) by their free parameters."""
+        """(low, high) of a function of a curve: its lowest and highest value over all ellipses. value (k, ...): the
+        function at each of the k curves. gradient (k, ..., f): its derivatives by the free parameters."""
         variance = np.einsum("k...i,kij,k...j->k...", gradient, self.inverse_JJ, gradient)
         left = self.left.reshape(-1, *[1] * (value.ndim - 1))
         half = np.sqrt(np.maximum(left * variance, 0))
@@ -153,9 +151,9 @@ def profile_over_A(
 ) -> tuple[dict[str, Interval], Profile]:
     """The 95 % intervals of A, B, C_mid and a free R0, by name, and the Profile behind them.
 
-    A is moved away from the best curve, to both sides, and at each A the other parameters are fitted again. On each
-    side the interval of A ends at the A at which the squared error has grown by `excess`. `best` is the curve (4,) of
-    least squares. `estimate` (4,) is the curve that is reported; if its A lies further out, the interval ends there.
+    A moves away from the best curve to both sides, and at each A the other parameters are fitted again. On each side
+    the interval of A ends when the squared error has grown by `excess`. best: the curve (4,) of least squares.
+    estimate: the curve (4,) that is reported; if its A lies further out, the interval ends there.
     """
     best_A, best_R0, free = best[0], best[3], [1, 2, 3] if R0_free else [1, 2]
     _, (least,), (JJ,) = descend(x, y, best[None], [0, *free], steps=0)
@@ -171,9 +169,9 @@ def profile_over_A(
         start[:, 0], start[:, 3] = A, best_R0
         return descend(x, y, start, free, steps=12)[:2]
 
-    # Both ends of A. The root of the growth rises about in proportion to the distance from the best A. If it did so
-    # exactly, it would reach its limit at the distance `straight`. Fifteen distances around this one and beyond are
-    # tried, up to the bound (an A at which the curve would turn over, or 0 or 1). The crossing is interpolated.
+    # Both ends of A. The root of the growth is about proportional to the distance from the best A, so it reaches its
+    # limit near the distance `straight`. Fifteen distances around this one and beyond are tried, up to the bound: 0, 1,
+    # or R0, at which the curve would turn over. The crossing is interpolated.
     straight = np.sqrt(inverse(JJ)[0, 0] * excess) + 1e-9
     ends = []
     for side, bound in zip((-1, 1), (best_R0, 1.0) if best_A > best_R0 else (0.0, best_R0)):
@@ -182,7 +180,7 @@ def profile_over_A(
         far = near[-1] + (room - near[-1]) * np.array([0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1])
         A = best_A + side * np.append(near, far)
         distance = np.sqrt(np.maximum(best_at(A)[1] - least, 0))
-        beyond = np.flatnonzero(distance > np.sqrt(excess))  # never the first of them, which is `best` itself
+        beyond = np.flatnonzero(distance > np.sqrt(excess))  # never 0: the first distance is 0, at `best`
         if beyond.size:
             crossing = slice(beyond[0] - 1, beyond[0] + 1)
             bound = np.interp(np.sqrt(excess), distance[crossing], A[crossing])
@@ -194,7 +192,7 @@ def profile_over_A(
     profile = Profile(curves, left, inverse(JJ), free)
     intervals = {"A": (float(min(ends[0], estimate[0])), float(max(ends[1], estimate[0])))}
     for column, name in zip(free, ("B", "C_mid", "R0")):
-        gradient = np.tile(np.eye(4)[column, free], (len(curves), 1))  # of the parameter itself
+        gradient = np.tile(np.eye(4)[column, free], (len(curves), 1))  # a parameter is a function of itself
         low, high = np.clip(profile.interval(curves[:, column], gradient), *(limit[column] for limit in limits(x)))
         intervals[name] = (float(low), float(high)) if name == "R0" else (float(np.exp(low)), float(np.exp(high)))
     return intervals, profile

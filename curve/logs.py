@@ -25,7 +25,7 @@ from curve.columns import Series, Table, read_curves
 
 Row = tuple[int, dict]  # the line in the file (-3: the third record of a document), and the values by column
 
-# The log of a folder is the first of these: ours, TRL's, prime-rl's, that of TRL's last checkpoint, TensorBoard's.
+# The log of a folder is the first of these: ours, TRL's, prime-rl's, the one in TRL's last checkpoint, TensorBoard's.
 LOG_NAMES = ("log.jsonl", "trainer_state.json", "metrics.jsonl", "checkpoint-*/trainer_state.json",
              "events.out.tfevents*")  # fmt: skip
 RUNS = "runs.jsonl"  # the logs of all runs of a study in one file
@@ -50,7 +50,7 @@ parse_json = json.JSONDecoder(parse_int=float).decode  # float: an integer may h
 def read_log(
     path: str | os.PathLike, x: str | None = None, y: str | None = None, percent: bool = False, where: str | None = None
 ) -> list[Series]:
-    """The curves in a log: one, or one for each column that y names.
+    """The curves in a log: one, or one for each column that `y` names.
 
     path: a file, "-" for standard input, the folder of a run, or FILE:COLUMN. x, y: the columns of compute and pass
     rate, guessed if None; y may be several names with commas, or "all", and each is a curve. percent: the rate is in
@@ -89,12 +89,12 @@ def _log_in(folder: Path) -> Path:
     raise ValueError(f"{folder}: no {' and no '.join(LOG_NAMES)} in this folder: name the file of the log")
 
 
-def runs_in(study: Path) -> dict[str, bytes]:
-    """By name the logs in study/runs.jsonl. Its lines are {"run": "NAME", ...}, where ... is a line of a log.jsonl."""
+def packed_runs(study: Path) -> dict[str, bytes]:
+    """The logs in study/runs.jsonl, by run. Its lines are {"run": "NAME", ...} with a line of a log.jsonl for `...`."""
     runs = defaultdict(bytes)
     for line in (study / RUNS).read_bytes().splitlines(keepends=True):
-        run, _, rest = line.removeprefix(b'{"run": "').partition(b'", ')
-        runs[run.decode()] += b"{" + rest
+        run, _, fields = line.removeprefix(b'{"run": "').partition(b'", ')
+        runs[run.decode()] += b"{" + fields
     return dict(runs)
 
 
@@ -102,7 +102,7 @@ def _open(log: Path) -> io.BufferedIOBase:
     """The bytes of a log, unpacked, which can be read again and again. A run may lie in the RUNS file of its study."""
     folder = log.parent if log.name == "log.jsonl" else log
     if not folder.exists() and (folder.parent / RUNS).exists():
-        runs = runs_in(folder.parent)
+        runs = packed_runs(folder.parent)
         if folder.name not in runs:
             raise ValueError(f"no such run in {RUNS}, which has {', '.join(runs)}")
         return io.BytesIO(runs[folder.name])
@@ -164,7 +164,7 @@ def _json_lines(text: io.TextIOWrapper, notes: list[str]) -> Iterator[Row]:
 
 
 def _flat(record: dict, prefix: str = "") -> dict:
-    """The numbers and texts of a record; those of a record in it as eval/acc, but `data` and `metrics` add no name."""
+    """The numbers and texts of a record. A record in it adds its name, as in eval/acc, unless it is data or metrics."""
     flat = {}
     for name, value in record.items():
         if isinstance(value, dict):
@@ -179,9 +179,9 @@ def _console_lines(text: io.TextIOWrapper, start: re.Pattern, pair: re.Pattern) 
     for i, line in _lines(text):
         begin = start.search(line)
         if begin and (pairs := pair.findall(line := line[begin.start() : 100_000])):
-            rest = pair.sub(" ", line)
-            values = {name.lower(): value for name, value in COUNTED.findall(rest)}
-            values |= {"kind": kind[1].lower()} if (kind := KIND.search(rest)) else {}
+            outside = pair.sub(" ", line)
+            values = {name.lower(): value for name, value in COUNTED.findall(outside)}
+            values |= {"kind": kind[1].lower()} if (kind := KIND.search(outside)) else {}
             row = {}
             for name, value in pairs:
                 name = re.sub("^test_score", "val/test_score", name)  # verl's first validation
@@ -191,7 +191,6 @@ def _console_lines(text: io.TextIOWrapper, start: re.Pattern, pair: re.Pattern) 
 
 
 def _table_lines(text: io.TextIOWrapper, delimiter: str) -> Iterator[Row]:
-    """The rows under a line of column names."""
     text.seek(0)
     table = csv.DictReader(text, delimiter=delimiter, skipinitialspace=True)
     names = [name for name in table.fieldnames if name]

@@ -15,17 +15,17 @@ from scipy.special import stdtrit  # quantiles of Student's t; scipy.stats is sl
 from curve.columns import Series
 from curve.comparison import Comparison, asymptote_of, standing
 from curve.files import whole_file
-from curve.fit import Fit, Run
+from curve.fit import Fit, FittedRun
 
 MARKERS = "os^Dv"  # of the first seed, the second, ...
 FORMATS = (".png", ".pdf", ".svg")
 # What the columns of our own logs count.
 COMPUTE_UNITS = {"compute_flops": "FLOPs", "compute_tokens": "sampled tokens", "compute_device_hours": "device-hours"}
-HIDDEN = "_"  # the legend leaves out what begins so
-MOST_BARS = 200  # points; of more, error bars would be a second band
+HIDDEN = "_"  # the legend leaves out a label that begins with it
+MOST_BARS = 200  # of more points, error bars would look like a second band
 
 
-def plot_runs(path: Path, runs: Sequence[Run], predict: Sequence[float] = ()) -> None:
+def plot_runs(path: Path, runs: Sequence[FittedRun], predict: Sequence[float] = ()) -> None:
     """Draw runs: a single one in detail, several as curves. Forecasts reach to the last compute of `predict`."""
     figure, (axes,) = _new_figure(1)
     alone, title = len(runs) == 1, "points, fitted curves, forecasts (dashed)"
@@ -37,20 +37,19 @@ def plot_runs(path: Path, runs: Sequence[Run], predict: Sequence[float] = ()) ->
     _save(path, figure)
 
 
-def plot_compare(path: Path, variants: dict[str, list[Run]], comparisons: list[Comparison]) -> None:
-    """Draw variants by name: their curves, and if ceilings are not told apart the lines whose slope is the efficiency,
-    log F(R) = B log C (A.8)."""
-    alike = {name for comparison in comparisons if comparison.efficiency for name in comparison.variants}
-    figure, panels = _new_figure(2 if alike else 1)
+def plot_compare(path: Path, variants: dict[str, list[FittedRun]], comparisons: list[Comparison]) -> None:
+    """Draw the curves of variants; if ceilings are not told apart, also lines whose slope is the efficiency B (A.8)."""
+    same_ceiling = {name for comparison in comparisons if comparison.efficiency for name in comparison.variants}
+    figure, panels = _new_figure(2 if same_ceiling else 1)
     counted = {name: standing([fit for _, fit in runs]) for name, runs in variants.items()}
-    common = float(np.mean([fit.A for name in alike for fit in counted[name]] or np.nan))
+    common = float(np.mean([fit.A for name in same_ceiling for fit in counted[name]] or np.nan))
     for i, (name, runs) in enumerate(variants.items()):
         _draw_variant(panels[0], name, runs, counted[name], f"C{i % 10}")
-        if name in alike:
+        if name in same_ceiling:
             _draw_efficiency(panels[1], name, counted[name], common, f"C{i % 10}")
     every = [series for runs in variants.values() for series, _ in runs]
     _finish(panels[0], every, "points (a marker for each seed), mean of the fitted curves, forecasts (dashed)")
-    if alike:
+    if same_ceiling:
         _finish(panels[1], every, f"efficiency, with A held at {common:.3f}: the slope is B, height 1 is at C_mid")
         panels[1].axhline(1, color="0.45", lw=1, ls=":")
         panels[1].set(yscale="log", ylabel="gain reached / gain left,\n(R - R0) / (A - R)")
@@ -60,7 +59,7 @@ def plot_compare(path: Path, variants: dict[str, list[Run]], comparisons: list[C
     _save(path, figure)
 
 
-def plot_seeds(path: Path, variants: dict[str, list[Run]]) -> None:
+def plot_seeds(path: Path, variants: dict[str, list[FittedRun]]) -> None:
     """Draw variants by name, a panel each: every seed with its own curve (Fig. 8a)."""
     figure, panels = _new_figure(len(variants))
     for axes, (name, runs) in zip(panels, variants.items()):
@@ -74,12 +73,8 @@ def plot_seeds(path: Path, variants: dict[str, list[Run]]) -> None:
     _save(path, figure)
 
 
-# --- on one panel -------------------------------------------------------------------------------------------------
-
-
 def _draw_run(axes, series: Series, fit: Fit, color: str, details=False, predict=(), marker="o") -> None:
-    """Points, curve, band, and the forecast to 4 times the last compute or to the last of `predict`. With details, the
-    legend explains all of it."""
+    """Points, curve, band, and a forecast to 4 times the last compute or the last `predict`. details: a full legend."""
     hidden = "" if details else HIDDEN
     fitted, shown = np.isin(series.x, fit.x), series.x > 0
     for points, fill, text in ((shown & fitted, color, "points fitted"), (shown & ~fitted, "w", "left out")):
@@ -94,7 +89,7 @@ def _draw_run(axes, series: Series, fit: Fit, color: str, details=False, predict
     past, future = np.geomspace(fit.x[fit.x > 0][0] / 1.5, fit.C_max, 100), np.geomspace(fit.C_max, end, 50)
     name = f"{series.name}: {'collapsed' if fit.collapsed else f'A {fit.asymptote}'}"
     axes.plot(past, fit.predict(past), color=color, label="fitted curve" if details else name)
-    if fit.collapsed:  # then there is nothing to expect
+    if fit.collapsed:  # then there is no forecast
         return
     axes.plot(future, fit.predict(future), "--", color=color, label=f"{hidden}forecast")
     both = np.append(past, future)
@@ -111,7 +106,7 @@ def _draw_run(axes, series: Series, fit: Fit, color: str, details=False, predict
     axes.axhline(fit.R0, color="0.45", lw=1, ls=":", label=f"R0 {fit.R0:.3f}: before training")
 
 
-def _draw_variant(axes, name: str, runs: list[Run], fits: list[Fit], color: str) -> None:
+def _draw_variant(axes, name: str, runs: list[FittedRun], fits: list[Fit], color: str) -> None:
     """The points of all seeds, a marker for each, and the mean of the curves `fits`. Its band is a 95 % t-interval, or
     lies between the curves of two seeds. The forecast is drawn only if every seed identifies A."""
     for (series, _), marker in zip(runs, cycle(MARKERS)):
@@ -142,9 +137,6 @@ def _draw_efficiency(axes, name: str, fits: list[Fit], A: float, color: str) -> 
     B, C_mid = np.exp(np.mean([fit.efficiency_at(A)[0] for fit in fits], axis=0))
     x = fits[0].x
     axes.plot(x, (x / C_mid) ** B, color=color, label=f"{name}: slope B {B:.2f}, C_mid {C_mid:.3g}")
-
-
-# --- figures ------------------------------------------------------------------------------------------------------
 
 
 def _new_figure(panels: int):

@@ -12,10 +12,10 @@ from curve.forecast import FORECASTERS, forecasts, held_out
 
 def report(series: Series, fit: Fit, predict: Sequence[float] = ()) -> dict:
     """All that is known about one run, as --json writes it. A, B and C_mid are None if A is not identified."""
-    try:  # with --fit-to the points beyond are the ones held out
-        half = held_out(series.x, series.y, fit.r0, fit.C_max if fit.C_max < series.x[-1] else None, fit.x[0])
+    try:  # with --fit-to, the points beyond it are held out
+        test = held_out(series.x, series.y, fit.r0, fit.C_max if fit.C_max < series.x[-1] else None, fit.x[0])
     except ValueError as error:
-        half = {"error": str(error)}
+        test = {"error": str(error)}
     computes = [*predict, 2 * fit.C_max]
     return {
         "name": series.name,
@@ -31,7 +31,7 @@ def report(series: Series, fit: Fit, predict: Sequence[float] = ()) -> dict:
         "points": np.stack([series.x, series.y], 1).tolist(),
         "fit_window": [float(fit.x[0]), fit.C_max],
         "forecast": [forecasts(fit, C) | {"x": C, "interval": np.ravel(fit.band(C)).tolist()} for C in computes],
-        "baselines": {"power_law": dict(zip("ADB", fit.power_law)), "held_out": half},
+        "baselines": {"power_law": dict(zip("ADB", fit.power_law)), "held_out": test},
     }
 
 
@@ -49,15 +49,15 @@ def describe(series: Series, fit: Fit, report: dict) -> str:
     residuals = f"rms {fit.rms:.4f}, correlation of neighbours {fit.lag_1:.2f}"
     noise = f"; noise of a validation {fit.noise:.4f}" if fit.noise else ""
     lines.append(f"  C_max/C_mid {fit.reach:.2g} ({100 * fit.gain_made:.0f} % of gain); residuals: {residuals}{noise}")
-    for at in report["forecast"]:
-        curve = with_interval(at["sigmoid"], *at["interval"])
-        baselines = f"power law {at['power_law']:.3f}, last value {at['last_value']:.3f}"
-        lines.append(f"  forecast at {at['x']:.4g}: {curve} ({baselines})")
-    half = report["baselines"]["held_out"]
-    if "error" in half:
-        lines.append(f"  no held-out test: {half['error']}")
+    for forecast in report["forecast"]:
+        curve = with_interval(forecast["sigmoid"], *forecast["interval"])
+        baselines = f"power law {forecast['power_law']:.3f}, last value {forecast['last_value']:.3f}"
+        lines.append(f"  forecast at {forecast['x']:.4g}: {curve} ({baselines})")
+    test = report["baselines"]["held_out"]
+    if "error" in test:
+        lines.append(f"  no held-out test: {test['error']}")
     else:
-        came = half["came"]
-        errors = [f"{name.replace('_', ' ')} {half[name]:.3f} ({half[name] - came:+.3f})" for name in FORECASTERS]
-        lines.append(f"  held out, fitted up to {half['fit_to']:.4g}: {came:.3f} came; {', '.join(errors)}")
+        came = test["came"]
+        errors = [f"{name.replace('_', ' ')} {test[name]:.3f} ({test[name] - came:+.3f})" for name in FORECASTERS]
+        lines.append(f"  held out, fitted up to {test['fit_to']:.4g}: {came:.3f} came; {', '.join(errors)}")
     return "\n".join(lines + [f"  ! {warning}" for warning in fit.warnings])

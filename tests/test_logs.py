@@ -27,7 +27,7 @@ from kinds_of_logs import (
 )
 
 from curve.columns import MOST_POINTS, Series
-from curve.logs import read_log, runs_in
+from curve.logs import packed_runs, read_log
 
 ROOT = Path(__file__).parent.parent
 
@@ -75,7 +75,7 @@ def test_a_run_is_read_out_of_the_file_that_holds_all_runs_of_a_study(tmp_path):
         logs[run] = json_lines(records)
     packed = [json.dumps({"run": run} | json.loads(line)) for run in logs for line in logs[run].splitlines()]
     write(tmp_path, "runs.jsonl", "".join(f"{line}\n" for line in packed).encode())
-    assert runs_in(tmp_path) == logs
+    assert packed_runs(tmp_path) == logs
     for path in (tmp_path / "base-seed0", tmp_path / "base-seed0" / "log.jsonl"):
         (series,) = read_log(path)
         assert series.name == "base-seed0" and series.y == pytest.approx(np.array(RATES) / 2)

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from curve.logs import read_log, read_table, runs_in
+from curve.logs import packed_runs, read_log, read_table
 from docs import pack
 
 VALIDATION = {"step": 0, "pass_rate": 0.25, "pass_rate/aime": 0.1, "num_examples": 8, "compute_flops": 1.5e11,
@@ -37,7 +37,7 @@ def packed(study, monkeypatch, *flags: str):
 
 def test_a_packed_log_has_what_fits_and_tables_need(study, monkeypatch):
     folder = packed(study, monkeypatch)
-    runs = {name: [json.loads(line) for line in log.splitlines()] for name, log in runs_in(folder).items()}
+    runs = {name: [json.loads(line) for line in log.splitlines()] for name, log in packed_runs(folder).items()}
     assert [*runs] == ["base-seed0", "scalerl-seed0"]
     for lines in runs.values():
         assert [line["kind"] for line in lines] == ["validation", "warning", "validation"]
@@ -49,7 +49,9 @@ def test_a_packed_log_has_what_fits_and_tables_need(study, monkeypatch):
 
 def test_columns_of_training_are_kept_if_they_are_named(study, monkeypatch):
     folder = packed(study, monkeypatch, "--train", "kl_estimate", "entropy")
-    (line,) = (line for line in map(json.loads, runs_in(folder)["base-seed0"].splitlines()) if line["kind"] == "train")
+    (line,) = (
+        line for line in map(json.loads, packed_runs(folder)["base-seed0"].splitlines()) if line["kind"] == "train"
+    )
     assert line == {"kind": "train", "step": 1, "kl_estimate": 0.123457, "entropy": None}
     assert "loss" not in read_table(folder / "base-seed0" / "log.jsonl").names
 

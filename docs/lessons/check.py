@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from curve.logs import runs_in
+from curve.logs import packed_runs
 from docs.walkthrough import table
 
 FOLDER = Path(__file__).resolve().parent
@@ -252,7 +252,7 @@ def lesson_02() -> str:
 
 def published_runs() -> str:
     """The published runs of lesson 6 at some of their steps."""
-    published = runs_in(ROOT / "docs" / "study" / "asynchrony")
+    published = packed_runs(ROOT / "docs" / "study" / "asynchrony")
     logs = [Log(published[f"ppo-1-seed{seed}"]) for seed in SEEDS]
     columns = {
         "groups without variance": lambda log, a, b: f"{log['zero_variance_fraction'][a - 1 : b].mean():.2f}",
