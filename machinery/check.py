@@ -103,14 +103,8 @@ def reference(
 
 
 def given_rollout(prompt_ids: list[int], tokens: list[int], sampled: list[bool] | None = None) -> Rollout:
-    """A completion of these tokens, as if these of them had been sampled, or else all."""
+    """A rollout of these tokens. sampled: which of them count as sampled; None: all."""
     T = len(tokens)
-    return Rollout(
-        request=Request(group=0, index=0, prompt_ids=prompt_ids, thinking_budget=T, seed=(0,)),
-        tokens=np.array(tokens, np.int32),
-        sampled=np.array([True] * T if sampled is None else sampled),
-        logprobs=np.zeros(T, np.float32),
-        versions=np.zeros(T, np.int32),
-        interrupted=False,
-        truncated=False,
-    )
+    request = Request(group=0, index=0, prompt_ids=prompt_ids, thinking_budget=T, seed=(0,))
+    arrays = np.array(tokens, np.int32), np.array([True] * T if sampled is None else sampled)
+    return Rollout(request, *arrays, np.zeros(T, np.float32), np.zeros(T, np.int32), interrupted=False, truncated=False)

@@ -22,8 +22,7 @@ def step_of(checkpoint: Path) -> int:
 
 
 def checkpoint_of(folder: Path, step: int | None) -> Path | None:
-    """The checkpoint of a run to go on from: the one of this step; if step is None, the newest, or None if there is
-    none at all. ValueError if there is none of this step."""
+    """The checkpoint of this step, or ValueError; if step is None, the newest one, or None if the run has none."""
     by_step = {step_of(checkpoint): checkpoint for checkpoint in checkpoints(folder)}
     if step is not None and step not in by_step:
         steps = ", ".join(map(str, by_step)) or "none"
@@ -32,22 +31,16 @@ def checkpoint_of(folder: Path, step: int | None) -> Path | None:
 
 
 def write_checkpoint(
-    folder: Path,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    parameters: dict[str, Tensor],
-    moments: dict[str, Tensor],
-    state: dict,
-    keep: int,
-    kept_too: Path | None = None,
-) -> None:
-    """Add the checkpoint of state["step"], then remove all but the newest `keep` and `kept_too`. What is written does
-    not depend on the number of ranks. OSError if it cannot be written; then the earlier ones are as they were."""
+    folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, parameters: dict[str, Tensor],
+    moments: dict[str, Tensor], state: dict, keep: int, kept_too: Path | None = None,
+) -> None:  # fmt: skip
+    """Add the checkpoint of state["step"], then remove all but the newest `keep` and `kept_too`. The files do not
+    depend on the number of ranks. OSError if it cannot be written; then all earlier ones are still there."""
     with whole_folder(folder / "checkpoints" / f"step-{state['step']:06d}") as checkpoint:
         try:
             model.save_pretrained(checkpoint / "model", state_dict=parameters)
             safetensors.torch.save_file(moments, checkpoint / "optimizer.safetensors")
-        except safetensors.SafetensorError as error:  # so safetensors reports a full disk
+        except safetensors.SafetensorError as error:  # its way to report a full disk
             raise OSError(f"{checkpoint}: {error}") from error
         tokenizer.save_pretrained(checkpoint / "model")
         (checkpoint / "state.json").write_text(json.dumps(state))
@@ -57,8 +50,7 @@ def write_checkpoint(
 
 
 def read_state(checkpoint: Path) -> dict:
-    """The state.json of a checkpoint: the step, the feed's state and the record's. ValueError, naming the checkpoint,
-    if it is damaged."""
+    """The state.json of a checkpoint: the step, the states of feed and record. ValueError if it is damaged."""
     try:
         with safetensors.safe_open(checkpoint / "optimizer.safetensors", "pt"):
             return json.loads((checkpoint / "state.json").read_text())

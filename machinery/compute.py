@@ -9,8 +9,8 @@ from machinery.rollouts import Group
 
 
 def matmul_parameters(model: PreTrainedModel) -> int:
-    """How many parameters a token is multiplied with. The embedding table counts only if it is the head too. Of a
-    mixture of experts only those experts count that a token is sent to."""
+    """How many parameters a token is multiplied with. The embedding table counts only if it is also the head. In a
+    mixture of experts, only the experts of one token count."""
     config, embedding, head = model.config, model.get_input_embeddings().weight, model.get_output_embeddings().weight
     names = ("num_experts", "num_local_experts", "n_routed_experts")
     experts = next((getattr(config, name) for name in names if getattr(config, name, None)), 1)
@@ -23,8 +23,7 @@ def matmul_parameters(model: PreTrainedModel) -> int:
 
 
 def flops(parameters: int, generated: float, trained: float) -> float:
-    """FLOPs of so many generated and so many trained tokens: 2 x parameters a token in a forward, 4 x in a backward.
-    Attention is left out."""
+    """FLOPs of generated and trained tokens, without attention: 2 x parameters a token forward, 4 x backward."""
     return 2 * parameters * generated + 6 * parameters * trained
 
 
@@ -36,7 +35,7 @@ class Compute:
     parameters: int  # `matmul_parameters`
     tokens: int = 0  # sampled tokens of the groups that were trained on
     flops: float = 0.0
-    device_seconds: float = 0.0  # of the run before this process, and of generators that train on during validations
+    device_seconds: float = 0.0  # before this process; and of generators that sample for training in a validation
     started: float | None = None  # clock reading at the first step
     paused: float = 0.0  # seconds of validation since then
     ended: float | None = None  # clock reading when training was over
@@ -48,8 +47,8 @@ class Compute:
         return now - (self.started or now) - self.paused
 
     def add(self, groups: list[Group], trained_tokens: int) -> None:
-        """Count a batch. All of it was generated; a prompt is computed once for its group. trained_tokens: the sampled
-        tokens that were trained on, since filtered groups are not."""
+        """Count a batch. All of it was generated, each prompt once for its group. trained_tokens: the sampled tokens
+        that were trained on; filtered groups are not."""
         rollouts = [rollout for group in groups for rollout in group.rollouts.values()]
         batch_tokens = sum(int(rollout.sampled.sum()) for rollout in rollouts)
         self.tokens += batch_tokens

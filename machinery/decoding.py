@@ -1,4 +1,4 @@
-"""From text to token ids and back: the chat template, how completions end, their budgets in tokens, their texts."""
+"""From text to token ids and back: the chat template, ends and budgets of completions, and their texts."""
 
 import itertools
 from dataclasses import dataclass
@@ -31,15 +31,12 @@ def render_all(tokenizer: PreTrainedTokenizerBase, prompts: list[str], settings:
         if len(ids) > settings.prompt_budget:
             length = f"{len(ids)} tokens with the chat template; --prompt-budget is {settings.prompt_budget}"
             raise ValueError(f"the prompt {prompt[:60]!r} has {length}")
-        other = text_of.setdefault(tuple(ids), prompt)
-        if other != prompt:
-            same = f"{prompt[:40]!r} and {other[:40]!r} become the same {len(ids)} tokens"
+        earlier = text_of.setdefault(tuple(ids), prompt)
+        if earlier != prompt:
+            same = f"{prompt[:40]!r} and {earlier[:40]!r} become the same {len(ids)} tokens"
             raise ValueError(f"--model {settings.model}: its chat template drops the prompt: {same}")
         ids_of[prompt] = ids
     return ids_of
-
-
-# --- budgets and ends in token ids ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -47,8 +44,8 @@ class Decoding:
     """What all completions of a run have in common."""
 
     eos: tuple[int, ...]  # ids that end a completion
-    end_of_thinking: int  # id of </think>; -1: the model has none, and nothing is interrupted
-    thinks: bool  # False: the prompt ends with thinking closed, so that all is answer
+    end_of_thinking: int  # id of </think>; -1 if the model has none: then nothing is interrupted
+    thinks: bool  # False if the prompt closes thinking: then all is answer
     phrase: tuple[int, ...]  # ids of the interruption phrase
     prompt_budget: int  # tokens
     thinking_budget: int  # sampled tokens, the most that a request may have
@@ -71,8 +68,7 @@ class Decoding:
 def make_decoding(
     tokenizer: PreTrainedTokenizerBase, settings: Sampling, length_control: str = "interruption", fp32: bool = True
 ) -> Decoding:
-    """The budgets and markers of the settings in ids of this tokenizer. ValueError if the tokenizer has no such marker,
-    or if the phrase does not hold it."""
+    """The budgets and markers in ids of this tokenizer. ValueError if it has no such marker, or the phrase has not."""
     end = settings.end_of_thinking
     marker = tokenizer(end, add_special_tokens=False).input_ids
     phrase = tokenizer(settings.interruption_phrase, add_special_tokens=False).input_ids
@@ -114,13 +110,9 @@ def end_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     return tuple(sorted(ids))
 
 
-# --- completions in text --------------------------------------------------------------------------------------------
-
-
 def completion_texts(tokenizer: PreTrainedTokenizerBase, decoding: Decoding, rollouts: list[Rollout]) -> list[str]:
-    """The text of each rollout that a task judges: without its EOS, with forced tokens. Tasks read `<think>` and
-    `</think>`, whatever marks thinking for this model. Many chat templates open thinking in the prompt; then `<think>`
-    is put before the completion."""
+    """The text of each rollout, as a task judges it: without EOS, with forced tokens, with `<think>` and `</think>` for
+    the model's own markers. If the prompt opens thinking, as many chat templates do, the text begins with `<think>`."""
     completions = [rollout.tokens.tolist() for rollout in rollouts]
     texts = decode_all(tokenizer, [ids[:-1] if ids[-1] in decoding.eos else ids for ids in completions])
     if decoding.end_of_thinking < 0:
@@ -135,14 +127,14 @@ def completion_texts(tokenizer: PreTrainedTokenizerBase, decoding: Decoding, rol
 
 
 def decode_all(tokenizer: PreTrainedTokenizerBase, completions: list[list[int]]) -> list[str]:
-    """`tokenizer.decode` of each; by a tokenizer in Rust on all cores, since one takes 5 ms for 14,000 tokens."""
+    """`tokenizer.decode` of each. A tokenizer in Rust uses all cores: one takes 5 ms for 14,000 tokens."""
     if tokenizer.is_fast and not tokenizer.clean_up_tokenization_spaces:
         return tokenizer.backend_tokenizer.decode_batch(completions, skip_special_tokens=False)
     return [tokenizer.decode(ids) for ids in completions]
 
 
 def marked_text(tokenizer: PreTrainedTokenizerBase, rollout: Rollout) -> str:
-    """The completion with its EOS, forced tokens in [[ ]]."""
+    """The text of a rollout with its EOS, and with forced tokens in [[ ]]."""
     pieces = []
     for sampled, places in itertools.groupby(range(len(rollout.tokens)), key=lambda i: rollout.sampled[i]):
         piece = tokenizer.decode(rollout.tokens[[*places]].tolist())

@@ -13,34 +13,34 @@ def split_devices(settings: "Settings", gpus: int) -> tuple[list[tuple[str, ...]
     """The devices of each generator, and the device of each trainer, on a machine with this number of GPUs.
 
     Without a GPU all are CPU processes. One GPU does both. Of several, generators have the first and trainers the last;
-    one in five trains by default, as in the paper. CUDA_VISIBLE_DEVICES says which GPUs there are. ValueError if they
+    one in five trains by default, as in the paper. CUDA_VISIBLE_DEVICES says which GPUs there are. ValueError if there
     are too few.
     """
-    each = settings.tensor_parallel
+    gpus_each = settings.tensor_parallel
     if gpus == 0:
-        if each > 1:
-            raise ValueError(f"--tensor-parallel {each} wants as many GPUs, and there is none")
+        if gpus_each > 1:
+            raise ValueError(f"--tensor-parallel {gpus_each} wants as many GPUs, and there is none")
         return [("cpu",)] * (settings.generators or 1), ["cpu"] * (settings.trainers or 1)
-    if gpus == 1 and settings.generators <= 1 and settings.trainers <= 1 and each == 1:
+    if gpus == 1 and settings.generators <= 1 and settings.trainers <= 1 and gpus_each == 1:
         return [("cuda:0",)], ["cuda:0"]
-    trainers = settings.trainers or max(1, min(gpus // 5, gpus - settings.generators * each))
-    generators = settings.generators or max(1, (gpus - trainers) // each)
-    if generators * each + trainers > gpus:
+    trainers = settings.trainers or max(1, min(gpus // 5, gpus - settings.generators * gpus_each))
+    generators = settings.generators or max(1, (gpus - trainers) // gpus_each)
+    if generators * gpus_each + trainers > gpus:
         raise ValueError(
-            f"--generators {generators} with --tensor-parallel {each} and --trainers {trainers} want"
-            f" {generators * each + trainers} GPUs; there are {gpus} (CUDA_VISIBLE_DEVICES)"
+            f"--generators {generators} with --tensor-parallel {gpus_each} and --trainers {trainers} want"
+            f" {generators * gpus_each + trainers} GPUs; there are {gpus} (CUDA_VISIBLE_DEVICES)"
         )
     names = [f"cuda:{i}" for i in range(gpus)]
-    return [tuple(names[i * each : (i + 1) * each]) for i in range(generators)], names[gpus - trainers :]
+    return [tuple(names[i * gpus_each : (i + 1) * gpus_each]) for i in range(generators)], names[gpus - trainers :]
 
 
 def devices_here(settings: "Settings") -> tuple[list[tuple[str, ...]], list[str]]:
-    """`split_devices` of this machine, or of the one that --plan is asked about."""
+    """`split_devices` for this machine, or for the machine that --plan is about."""
     return split_devices(settings, gpus_here(settings))
 
 
 def gpus_here(settings: "Sampling") -> int:
-    """How many GPUs this machine has, or the one that --plan is asked about."""
+    """How many GPUs this machine has, or the machine that --plan is about."""
     gpus = getattr(settings, "gpus", None)
     return torch.cuda.device_count() if gpus is None else gpus
 

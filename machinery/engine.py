@@ -1,4 +1,4 @@
-"""What both engines share: their calls, their settings, the queue before their slots, and the completions in the slots.
+"""What both engines share: their calls, their settings, the queue, and the completions in their slots.
 
 A slot is a place for one completion while it is sampled.
 """
@@ -20,7 +20,7 @@ from machinery.settings import Sampling
 
 
 class Engine(Protocol):
-    """What samples completions, many at once. `TorchEngine` (generate.py) can be read, and needs only torch;
+    """An engine samples many completions at once. `TorchEngine` (generate.py) can be read, and needs only torch;
     `VllmEngine` (machinery/vllm_engine.py) is for GPUs."""
 
     slots: int  # how many completions can be in flight
@@ -30,11 +30,10 @@ class Engine(Protocol):
         """Queue completions to sample; those for a validation go before the others."""
 
     def update(self, parameters: SharedParameters) -> None:
-        """Take over the newest parameters, between two steps. What is in flight goes on with them."""
+        """Take over the newest parameters, between two steps. Completions in flight go on with them."""
 
     def step(self) -> list[Rollout]:
-        """Let requests into free slots, and add one token to each completion in flight. Returns the rollouts that
-        ended with it."""
+        """Let requests into free slots, add a token to each completion in flight, and return those that have ended."""
 
     @property
     def in_flight(self) -> list[Request]:
@@ -45,14 +44,12 @@ class Engine(Protocol):
         """How many requests have not come back yet."""
 
 
-# --- what an engine is made of --------------------------------------------------------------------------------------
-
 INSTALL_VLLM = "`pip install -r requirements-vllm.txt` brings it; --engine torch needs none"
 
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """What is needed to make an engine."""
+    """All that an engine is made from."""
 
     model: str  # folder or hub name
     devices: tuple[str, ...]  # more than one: the model is split over them (vLLM's tensor parallelism)
@@ -81,7 +78,7 @@ def engine_settings(
 
 
 class NoEngine(ValueError):
-    """There can be no engine with these settings on this machine; the message is a sentence for the user."""
+    """No engine runs with these settings on this machine. The message is a sentence for the user."""
 
 
 def choose_engine(engine: str, device: str) -> str:
@@ -102,23 +99,19 @@ def refuse_split(engine: str, devices: int, heads: int) -> None:
         raise ValueError(f"{heads} attention heads of a model cannot be split over {devices} GPUs (--tensor-parallel)")
 
 
-# --- requests, and the queue ----------------------------------------------------------------------------------------
-
-
 def make_requests(
     group: int, prompt_ids: list[int], completions: int, thinking_budget: tuple[int, int], decoding: Decoding,
     seed: tuple[int, ...], validation: bool = False,
 ) -> list[Request]:  # fmt: skip
     """Requests for the completions of one prompt. Each has its own noise, and its own thinking budget in this range."""
     low, high = thinking_budget if decoding.length_control == "interruption" else (decoding.thinking_budget,) * 2
-    # numpy ignores zeros at the end of a seed. The 1 keeps the seed of the budgets apart from that of any noise.
+    # numpy ignores zeros at the end of a seed. The 1 makes the budgets' seed differ from every seed of noise.
     budgets = np.random.default_rng((*seed, 0, 0, 1)).integers(low, high, size=completions, endpoint=True)
     return [Request(group, i, prompt_ids, int(budget), (*seed, i), validation) for i, budget in enumerate(budgets)]
 
 
 def queue_up(waiting: deque[Request], requests: list[Request], decoding: Decoding) -> None:
-    """Put requests in the queue of an engine, those for a validation before all others. ValueError for one beyond the
-    budgets that the engine was made for."""
+    """Queue requests, those for a validation before all others. ValueError if one exceeds the engine's budgets."""
     for request in requests:
         if not 1 <= len(request.prompt_ids) <= decoding.prompt_budget:
             raise ValueError(f"a prompt has {len(request.prompt_ids)} tokens; the budget is {decoding.prompt_budget}")
@@ -132,7 +125,7 @@ def queue_up(waiting: deque[Request], requests: list[Request], decoding: Decodin
 
 
 def sample_all(engine: Engine, requests: list[Request], progress: bool = False) -> list[Rollout]:
-    """Sample these requests, with the parameters as they are, until all have ended; in the order of the requests."""
+    """The rollouts of these requests, in their order, all sampled with the present parameters."""
     engine.add(requests)
     rollouts = {}
     with tqdm(total=len(requests), desc="sampling", unit="completion", leave=False, disable=not progress) as bar:
@@ -143,14 +136,11 @@ def sample_all(engine: Engine, requests: list[Request], progress: bool = False) 
     return [rollouts[(request.group, request.index)] for request in requests]
 
 
-# --- the completions in the slots -----------------------------------------------------------------------------------
-
-
 class Completions:
     """The completions in the S slots of an engine: how far each has come, and the tokens that it has so far.
 
     The policy chooses a token, unless thinking was interrupted and the phrase is not complete: then the next token is
-    forced. `forced_tokens` says which slots that are; the engine appends what it says in place of a sampled token.
+    forced. The engine appends what `forced_tokens` returns, instead of a sampled token.
     """
 
     def __init__(self, slots: int, decoding: Decoding):
@@ -159,7 +149,7 @@ class Completions:
         self.requests: list[Request | None] = [None] * slots
         fields = [
             ("num_tokens", np.int64),  # so far
-            ("num_sampled", np.int64),  # of them; the others were forced
+            ("num_sampled", np.int64),  # sampled ones; the others were forced
             ("closed_at", np.int64),  # sampled tokens when thinking ended, -1 while it goes on
             ("thinking_budget", np.int64),
             ("phrase_place", np.int64),  # of the next forced token in `phrase`; at the end if there is none
@@ -206,15 +196,10 @@ class Completions:
         return ended, truncated
 
     def _interrupt_or_truncate(self, slots: np.ndarray) -> np.ndarray:
-        """Interrupt thinking that has reached its budget: from now on the phrase is forced. Returns which of these
-        slots are truncated, bool [n]."""
-        interrupt, truncate = loss.interrupt_or_truncate(
-            self.decoding.length_control,
-            self.progress["num_sampled"][slots],
-            self.progress["closed_at"][slots],
-            self.progress["thinking_budget"][slots],
-            self.decoding.answer_budget,
-        )
+        """Interrupt thinking that has reached its budget, by forcing the phrase. Returns a mask of truncated slots."""
+        decoding, places = self.decoding, ("num_sampled", "closed_at", "thinking_budget")
+        counts = (self.progress[name][slots] for name in places)
+        interrupt, truncate = loss.interrupt_or_truncate(decoding.length_control, *counts, decoding.answer_budget)
         interrupted = slots[interrupt]
         self.progress["closed_at"][interrupted] = self.progress["num_sampled"][interrupted]
         self.progress["interrupted"][interrupted] = True
@@ -222,7 +207,7 @@ class Completions:
         return truncate
 
     def move(self, to: np.ndarray, slots: np.ndarray) -> None:
-        """Copy slots over others."""
+        """Copy these slots to the slots `to`."""
         self.progress[to] = self.progress[slots]
         self.written[to] = self.written[slots]
         for old, new in zip(slots, to):

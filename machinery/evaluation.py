@@ -13,11 +13,11 @@ from data.load import Source
 from data.verify import Verdict, VerifierPool, no_verdict_at_all
 from machinery.rollouts import Rollout
 
-Z = 1.959964  # of the normal distribution, for 95 %
+Z = 1.959964  # the normal distribution has 95 % within plus and minus this
 
 
 def judge_all(pool: VerifierPool, problems: list[Problem], rollouts: list[Rollout], texts: list[str]) -> list[Verdict]:
-    """A verdict on each rollout, in order. A truncated one is wrong. ValueError if none of the others got a verdict."""
+    """The verdict on each rollout, in order; a truncated one is wrong. ValueError if no other one got a verdict."""
     verdicts = {i: Verdict(False) for i, rollout in enumerate(rollouts) if rollout.truncated}
     pool.submit([(i, problems[r.request.group], texts[i]) for i, r in enumerate(rollouts) if i not in verdicts])
     with tqdm(total=pool.unfinished, desc="judging", unit="completion", leave=False, disable=None) as bar:
@@ -60,10 +60,10 @@ def pass_at_k(scores_PN: np.ndarray, k: int) -> tuple[float, float, float]:
     """
     problems, samples = scores_PN.shape
     choices = math.comb(samples, k)
-    share_with_best_N = [math.comb(i, k - 1) / choices for i in range(samples)]  # of the choices, those whose best is i
+    share_with_best_N = [math.comb(i, k - 1) / choices for i in range(samples)]  # of the choices whose best is i
     value_P = np.sort(scores_PN, axis=1) @ share_with_best_N
     mean = float(value_P.mean())
-    with_two_P = np.append(value_P, [0.0, 1.0])  # one that failed, one that was solved: all alike have a scatter too
+    with_two_P = np.append(value_P, [0.0, 1.0])  # one failed and one solved problem, so that equal problems scatter too
     trials = problems * with_two_P.mean() * (1 - with_two_P.mean()) / with_two_P.var(ddof=1)
     middle = (mean + Z**2 / (2 * trials)) / (1 + Z**2 / trials)
     half = Z * math.sqrt(mean * (1 - mean) / trials + Z**2 / (4 * trials**2)) / (1 + Z**2 / trials)
@@ -75,8 +75,8 @@ def report_evaluation(model: str, path: str, source: Source, figures: dict, samp
     print(f"{source.name}: {figures['problems']} problems, {samples} completions of each")
     for name in (name.removesuffix("_low") for name in figures if name.endswith("_low")):
         value, low, high = (figures[column] for column in (name, f"{name}_low", f"{name}_high"))
-        shown = f"mean@{samples}" if name == "pass_rate" else name
-        print(f"  {shown:9} {value:.3f}   95 % [{low:.3f}, {high:.3f}]")
+        label = f"mean@{samples}" if name == "pass_rate" else name
+        print(f"  {label:9} {value:.3f}   95 % [{low:.3f}, {high:.3f}]")
     print(
         f"  length    {figures['length_mean']:.1f} sampled tokens (95th percentile {figures['length_95th_percent']});"
         f" interrupted {figures['interrupted']:.3f}, truncated {figures['truncated']:.3f},"

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, lines of JSON, and a folder that one process uses at a time."""
+"""Lines of JSON, and lines and folders that are written whole or not at all."""
 
 import contextlib
 import json
@@ -12,7 +12,7 @@ from pathlib import Path
 def append_whole(target: Path, text: str) -> None:
     """Add a text to a file, at once. OSError if it cannot be written; then the file is as it was."""
     data = text.encode()
-    with open(target, "ab", buffering=0) as file:  # a buffer would be written again at the end
+    with open(target, "ab", buffering=0) as file:  # after an error, a buffer would be written again
         end = file.tell()
         try:
             while data:
@@ -23,24 +23,23 @@ def append_whole(target: Path, text: str) -> None:
 
 
 def six_digits(value: float) -> float | None:
-    """As numbers of many tokens are stored; None for what is not finite, which JSON does not have."""
+    """A number rounded to six digits; None if it is not finite, since JSON has no such numbers."""
     return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
 def json_lines(path: Path) -> Iterator[tuple[str, dict]]:
-    """The lines of a file that has an object of JSON in each: as text, and as object. The last is left out where it is
-    cut off, or is being written. ValueError, naming file and line, for one that is broken."""
+    """The lines of a file with one JSON object in each: as text, and as object. The last line is left out if it is cut
+    off or still being written. ValueError, naming file and line, for a broken one."""
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
                 return
             try:
-                text, found = line.decode(), json.loads(line)
-                found["kind"], found["step"]
+                text, record = line.decode(), json.loads(line)
+                record["kind"], record["step"]
             except (ValueError, TypeError, KeyError, RecursionError):
-                what = "this is no line that a run has written: remove it"
-                raise ValueError(f"{path}, line {number}: {what}") from None
-            yield text, found
+                raise ValueError(f"{path}, line {number}: this is no line that a run has written: remove it") from None
+            yield text, record
 
 
 def last_line(folder: Path) -> dict:
@@ -54,7 +53,7 @@ def last_line(folder: Path) -> dict:
 
 @contextlib.contextmanager
 def whole_folder(target: Path) -> Iterator[Path]:
-    """A folder to write into, which takes the place of `target` once all of it is on disk. OSError if it cannot."""
+    """A folder to write into. It replaces `target` once all of it is on disk. OSError if it cannot."""
     partial = target.with_name(f"{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:

@@ -16,7 +16,7 @@ from machinery.settings import Settings
 
 
 def new_folder(settings: Settings) -> Path:
-    """The folder of a new run; it is not made yet. ValueError if --name names one that holds something."""
+    """The path of a new run's folder. ValueError if --name names a folder that is not empty."""
     if settings.name is not None:
         folder = Path("runs") / settings.name
         if folder.exists() and (not folder.is_dir() or {path.name for path in folder.iterdir()} - {"lock"}):
@@ -47,8 +47,7 @@ def write_config(folder: Path, settings: Settings) -> None:
 
 
 def lock_folder(folder: Path) -> TextIO:
-    """Lock a folder. The lock is held until the returned file is closed, or the process ends in any way. ValueError if
-    another process holds it."""
+    """Lock a folder until the returned file closes or the process ends. ValueError if another process has it."""
     file = open(folder / "lock", "a+")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -35,8 +35,8 @@ class Generator:
 
 @contextlib.contextmanager
 def only_visible(gpus: list[int]) -> Iterator[None]:
-    """Processes that are started in this block see only these GPUs of ours. The variable must be set before they start:
-    CUDA reads it once, at the first call in a process, and an import may make that call."""
+    """Processes that start in this block see only these of our GPUs. The variable must be set before they start: CUDA
+    reads it once, at the first call in a process, and an import may make that call."""
     ours = os.environ.get("CUDA_VISIBLE_DEVICES")
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(ours.split(",")[gpu] if ours else str(gpu) for gpu in gpus)
     yield
@@ -47,8 +47,7 @@ def only_visible(gpus: list[int]) -> Iterator[None]:
 
 def start_generator(number: int, process: Callable, engine: EngineSettings, parameters: SharedParameters) -> Generator:
     """Start a generator: process(engine, parameters, work, reports) in a process of its own. Its first report says that
-    it is ready. It sees only the GPUs of its engine, under the names cuda:0, cuda:1 and so on, so it can use no other.
-    """
+    it is ready. It sees only the GPUs of its engine, under the names cuda:0, cuda:1 and so on."""
     context = multiprocessing.get_context("spawn")
     work, reports = context.Queue(), context.Queue()
     gpus = [torch.device(device).index for device in engine.devices if device != "cpu"]
@@ -59,7 +58,7 @@ def start_generator(number: int, process: Callable, engine: EngineSettings, para
         name=f"generator {number} on {','.join(engine.devices)}",
         daemon=len(engine.devices) == 1,  # a daemon may have no processes of its own, which vLLM has for several GPUs
     )
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: Ctrl-C is for the trainer, from the start
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the child inherits this: Ctrl-C is for the trainer
     with only_visible(gpus):
         child.start()
     signal.signal(signal.SIGINT, handler)
@@ -100,7 +99,7 @@ def read_reports(generator: Generator, timeout: float) -> list[Report]:
 
 
 def discard(generator: Generator) -> None:
-    """Kill what is left of a generator and let go of its queues."""
+    """Kill a generator, if it lives, and close its queues."""
     generator.process.kill()
     generator.process.join()
     for end in (generator.work, generator.reports):

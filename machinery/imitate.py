@@ -1,12 +1,12 @@
-"""Supervised learning of worked solutions: a warm start for a model that never succeeds, since RL learns nothing from
-completions that all fail.
+"""Supervised learning of worked solutions: a warm start for a model that never succeeds, because RL learns nothing if
+all completions fail.
 
     python -m machinery.imitate --model M --data my.jsonl --out FOLDER
     python -m machinery.imitate --model M --data my.csv,problem=question,solution=worked --out FOLDER --epochs 10
 
 Then `python train.py --model FOLDER` goes on from there. Each record is a problem with a worked solution. The model
 gets the problem as train.py would word it, and learns to go on with the solution and its EOS; only their tokens count
-in the loss. A tenth of the problems is held out: among them are all that train.py holds out of the same file.
+in the loss. A tenth of the problems is held out, including all that train.py holds out of the same file.
 """
 
 import math
@@ -58,7 +58,7 @@ def imitate(
 
 
 def loss_in_parts(model: PreTrainedModel, examples: list[Example], tokens: int) -> Iterator[Tensor]:
-    """The mean cross entropy of the learned tokens, in nats: one part for each micro-batch; their sum is the mean."""
+    """The mean cross entropy of the learned tokens, in nats, as a sum: one part for each micro-batch."""
     rollouts = [given_rollout(ids[:1], ids[1:], learned[1:]) for ids, learned in examples]
     count = sum(int(rollout.sampled.sum()) for rollout in rollouts)
     for batch in micro_batches(rollouts, [*range(len(rollouts))], tokens, model.device, 0, 1):
@@ -91,7 +91,7 @@ class Command:
 
 
 def main(arguments: list[str]) -> int:
-    """The command. Returns 0; ValueError or OSError, in one sentence, for flags or data that cannot be."""
+    """The command. Returns 0; ValueError or OSError, in one sentence, for wrong flags or data."""
     transformers.utils.logging.disable_progress_bar()
     command = read_flags(Command, arguments, description=__doc__)
     for name, value in vars(command).items():

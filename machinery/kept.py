@@ -37,17 +37,17 @@ def kept_groups(settings: Settings, step: int, groups: list[Group]) -> list[int]
 
 
 def kept_rows(settings: Settings, step: int, groups: list[Group]) -> set[int]:
-    """The rollouts of these groups, as rows of the batch."""
+    """The rows of the batch that hold the completions of the kept groups."""
     size = settings.completions_per_prompt
     return {p * size + i for p in kept_groups(settings, step, groups) for i in range(size)}
 
 
 def token_texts(tokenizer: PreTrainedTokenizerBase, text_of: Callable[[int], str], ids: list[int]) -> list[str]:
-    """The text of each token; joined, they are the decoded text. If several tokens make one character, the last of them
+    """The text of each token; joined, these are the decoded text. If several tokens make one character, the last one
     has it, and the others have ''. text_of: decodes one token."""
-    alone = [text_of(token) for token in ids]
-    if "".join(alone) == tokenizer.decode(ids):
-        return alone
+    texts = [text_of(token) for token in ids]
+    if "".join(texts) == tokenizer.decode(ids):
+        return texts
     texts, start, shown = [], 0, 0  # ids[:shown] have their texts; those from `start` on are decoded again, as context
     for end in range(1, len(ids) + 1):
         before, now = tokenizer.decode(ids[start:shown]), tokenizer.decode(ids[start:end])
@@ -65,8 +65,7 @@ def run_lengths(values: np.ndarray) -> list[list]:
 
 
 def at_sampled(values: np.ndarray, sampled: np.ndarray) -> list[float | None]:
-    """The values of the sampled tokens, with six digits, at their places among all tokens; None at forced tokens, and
-    for a value that is not finite."""
+    """The values of sampled tokens, with six digits; None for forced tokens and for values that are not finite."""
     following = iter(values)
     return [six_digits(next(following)) if flag else None for flag in sampled]
 
@@ -77,22 +76,21 @@ def verdict_in_words(verdict: Verdict) -> str:
 
 
 class KeptRollouts:
-    """rollouts.jsonl in the folder of a run; with --rollouts-kept 0 there is none. All its times are counted from
-    `run_began`, a clock reading."""
+    """rollouts.jsonl of a run, unless --rollouts-kept is 0. Its times count from the clock reading run_began."""
 
     def __init__(self, folder: Path, settings: Settings, tokenizer: PreTrainedTokenizerBase, sources: list[Source]):
         self.path, self.settings, self.tokenizer, self.sources = folder / "rollouts.jsonl", settings, tokenizer, sources
         self.text_of = functools.lru_cache(2**16)(lambda token: tokenizer.decode([token]))
 
     def restore(self, step: int | None) -> None:
-        """Drop the lines of later steps than this one, since these steps come again. None: drop all."""
+        """Drop the lines of all steps after this one, since they come again. None: drop all lines."""
         if step is None:
             self.path.unlink(missing_ok=True)
         elif self.path.exists():
             write_whole(self.path, "".join(text for text, line in json_lines(self.path) if line["step"] <= step))
 
     def add_times(self, step: int, waited: tuple[float, float], events: list[tuple], run_began: float) -> None:
-        """Add the times of a step: in which the trainer waited for it, and what the generators have reported."""
+        """Add the times of a step: `waited`, in which the trainer waited for groups, and the generators' events."""
         if self.settings.rollouts_kept:
             since = lambda clock: round(clock - run_began, 3)
             events = [[generator, since(start), since(end), version] for generator, start, end, version in events]

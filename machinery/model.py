@@ -1,4 +1,4 @@
-"""A causal language model as trainer and generator both see it: loaded or refused."""
+"""A causal language model is loaded or refused, the same for trainer and generator."""
 
 import math
 from pathlib import Path
@@ -8,7 +8,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from machinery.decoding import Decoding
 
-ROOT = Path(__file__).resolve().parent.parent  # where the scripts are, and the shipped model
+ROOT = Path(__file__).resolve().parent.parent  # the folder of the scripts and of the shipped model
 
 
 def model_path(name: str) -> str:
@@ -18,7 +18,7 @@ def model_path(name: str) -> str:
     folder = beside_scripts if beside_scripts.is_dir() and not Path(name).exists() else Path(name)
     is_path = folder.is_absolute() or name.startswith("./") or len(folder.parts) > 2
     if not folder.exists() and (is_path or Path(folder.parts[0]).is_dir()):
-        raise ValueError(f"--model {name}: there is no such folder")  # and no hub needs to be asked
+        raise ValueError(f"--model {name}: there is no such folder")
     if folder.is_dir() and not (folder / "tokenizer_config.json").exists():
         hint = f"; did you mean {folder / 'model'}?" if (folder / "model").is_dir() else ""
         raise ValueError(f"--model {name}: the folder holds no model{hint}")
@@ -26,7 +26,7 @@ def model_path(name: str) -> str:
 
 
 def _load(kind, path: str, **options):
-    """What transformers loads; ValueError, in one sentence, for whatever a broken folder or the hub make it raise."""
+    """Load with transformers. Whatever it raises becomes a ValueError in one sentence."""
     try:
         return kind.from_pretrained(path, trust_remote_code=False, **options)  # no code that lies in the folder is run
     except Exception as error:
@@ -52,8 +52,8 @@ def load_model(path: str, device: torch.device, dtype: torch.dtype, fp32_head: b
 
 
 def put_on_device(model: PreTrainedModel, device: torch.device, dtype: torch.dtype, fp32_head: bool) -> PreTrainedModel:
-    """This model, which is on the CPU in fp32, on a device with a trunk in `dtype`. With fp32_head the weight of the LM
-    head stays in fp32 (and is no longer tied)."""
+    """Move a model in fp32 from the CPU to a device, with its trunk in `dtype`. With fp32_head the weight of the LM
+    head stays in fp32, and is no longer tied."""
     head = model.get_output_embeddings()
     if fp32_head and dtype != torch.float32:
         head.weight = torch.nn.Parameter(head.weight.detach())
@@ -77,7 +77,7 @@ def load_shapes(name: str) -> PreTrainedModel:
 
 
 def refuse_unusual(model: PreTrainedModel, path: str) -> None:
-    """ValueError for a model with parts that the trainer's logits, or the generator's cache, would get wrong."""
+    """ValueError for a model with parts that the trainer's logits or the generator's cache do not support."""
     config = model.config
     factors = ("final_logit_softcapping", "logits_scaling", "logit_scale")
     unusual = [name for name in factors if getattr(config, name, None) not in (None, 1, 1.0)]
@@ -91,7 +91,7 @@ def refuse_unusual(model: PreTrainedModel, path: str) -> None:
 
 
 def refuse_too_long(model: PreTrainedModel, decoding: Decoding) -> None:
-    """ValueError if the budgets together are longer than what the model can hold."""
+    """ValueError if all budgets together exceed the positions of the model."""
     limit = getattr(model.config, "max_position_embeddings", None)
     if limit is not None and decoding.longest > limit:
         length = f"the budgets for prompt, thinking, interruption and answer add up to {decoding.longest} tokens"

@@ -1,7 +1,7 @@
 """What a run would take, before anything is started or written: `python train.py --plan`.
 
-All of it is arithmetic on the settings and the model's config.json. docs/measured.md compares it with what was measured
-on CPUs. What the plan says fits has a quarter to spare.
+All of it is arithmetic on the settings and the model's config.json. docs/measured.md compares it with measurements on
+CPUs. If the plan says that something fits, a quarter of the memory is to spare.
 """
 
 import os
@@ -29,11 +29,8 @@ PROCESS = 0.5 * 2**30  # bytes of Python and its libraries; on a GPU of CUDA's c
 FRAGMENTS = 0.3 * 2**30  # the most bytes that a CPU's allocator keeps between a trainer's tensors of many sizes
 
 
-# --- memory -----------------------------------------------------------------------------------------------------------
-
-
 class Shape:
-    """What a model's memory depends on. Widths are numbers of a token in one layer."""
+    """The sizes that a model's memory depends on. A width is how many numbers a token has in one layer."""
 
     def __init__(self, model: PreTrainedModel):
         config, head, layers = model.config, model.get_output_embeddings().weight, layers_and_rest(model)[0]
@@ -46,9 +43,9 @@ class Shape:
         head_size = get("qk_head_dim") or get("head_dim") or self.hidden // self.heads
         self.query = self.heads * head_size  # width of all heads' queries
         self.cached = 2 * (get("num_key_value_heads") or self.heads) * head_size  # width of keys and values
-        if get("kv_lora_rank"):  # or of what they are computed from
+        if get("kv_lora_rank"):  # or the width of what they are computed from
             self.cached = config.kv_lora_rank + config.qk_rope_head_dim
-        # Width inside the feed-forward part; of a mixture, of the experts that a token is sent to.
+        # Width inside the feed-forward part; in a mixture, of the experts that a token is sent to.
         experts = (get("num_experts_per_tok") or 0) * (get("moe_intermediate_size") or 0)
         self.mlp = max(get("intermediate_size") or 4 * self.hidden, experts)
 
@@ -95,8 +92,7 @@ def generator_bytes(
 
 
 class Needs:
-    """Which device needs what with these settings, in bytes, for sequences of at most `length` tokens. ValueError if
-    there are too few devices."""
+    """The bytes that each device needs, for sequences of at most `length` tokens. ValueError for too few devices."""
 
     def __init__(self, command: TrainCommand, shape: Shape, length: int):
         self.generators, self.trainers = devices_here(command)
@@ -104,7 +100,7 @@ class Needs:
         available, dtype = memory_of_a_device(command, last), trunk_dtype(command, last)
         shared = bool({*first} & {*self.trainers})
         settings = engine_settings(replace(command, engine="torch"), first, command.model, None, shared)
-        elsewhere = command.gpus and command.engine != "torch"  # we take it that another machine has vLLM
+        elsewhere = command.gpus and command.engine != "torch"  # another machine is assumed to have vLLM
         self.engine = "vllm" if elsewhere else choose_engine(command.engine, first[0])
         share = CPU_CACHE if first[0] == "cpu" else settings.memory * available * len(first)
         self.tokens, checkpointing = max(command.tokens_per_micro_batch, length), command.gradient_checkpointing
@@ -113,7 +109,7 @@ class Needs:
         self.generator = generator_bytes(shape, self.engine, command.slots, length, prompts, dtype, share)
         cache_of_a_sequence = shape.layers * shape.cached * dtype.itemsize * length
         self.sequences = self.generator["keys and values"] / cache_of_a_sequence  # of full length, in a generator
-        self.devices: dict[str, tuple[float, float, str]] = {}  # for each: planned, available, whether it fits
+        self.devices: dict[str, tuple[float, float, str]] = {}  # planned, available, whether it fits
         for device in dict.fromkeys([*sum(self.generators, ()), *self.trainers]):
             trains = self.trainers.count(device) * sum(self.trainer.values())
             samples = sum(names.count(device) for names in self.generators) * sum(self.generator.values()) / len(first)
@@ -133,9 +129,6 @@ def memory_of_a_device(command: TrainCommand, device: str) -> float:
     if command.gpu_memory is None and not torch.cuda.is_available():
         raise ValueError("--gpus wants --gpu-memory too: there is no GPU here to ask")
     return command.gpu_memory * 1e9 if command.gpu_memory else torch.cuda.get_device_properties(0).total_memory
-
-
-# --- the plan ---------------------------------------------------------------------------------------------------------
 
 
 def plan(command: TrainCommand) -> str:
@@ -165,7 +158,7 @@ def longest(command: TrainCommand, model: PreTrainedModel) -> int:
 
 
 def memory_rows(command: TrainCommand, need: Needs, parameters: int) -> list[Row]:
-    """Who does what, the memory that it takes beside what there is, and the room for files."""
+    """Who works on which device, the memory needed and available, and the room for files."""
     notes = {
         "activations": f"{need.tokens:,} tokens" + ", gradient checkpointing" * command.gradient_checkpointing,
         "gathered by FSDP": "the fp32 head, the embedding, two layers",
@@ -226,5 +219,4 @@ def work_rows(command: TrainCommand, need: Needs, parameters: int, length: int) 
 
 
 def GiB(size: float) -> str:
-    """A number of bytes, as the plan says it."""
     return f"{size / 2**30:,.1f}" if size >= 2**26 else f"{size / 2**30:.1g}"

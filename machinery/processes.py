@@ -12,16 +12,15 @@ ending = threading.Event()  # set when this process ends its children itself
 
 
 def end_children() -> None:
-    """Kill all processes that this one has started. They ignore SIGTERM, which Python sends them at its end, and it
-    would wait for them for ever."""
+    """Kill all child processes. They ignore the SIGTERM that Python sends at its end, and it would wait for ever."""
     ending.set()
     for child in multiprocessing.active_children():
         child.kill()
 
 
 class Stop:
-    """Ctrl-C or SIGTERM: the first ends the run where it can be saved, the second at once. What comes within a second
-    is the same one: `timeout` and job schedulers signal a process and then its group."""
+    """Ctrl-C or SIGTERM: the first ends the run when it can be saved, the second ends it at once. A signal within a
+    second is the same one: `timeout` and job schedulers signal a process and then its group."""
 
     def __init__(self):
         self.number, self.at = 0, 0.0  # of the signal; clock reading when it came
@@ -29,15 +28,15 @@ class Stop:
 
     @property
     def name(self) -> str:
-        """What the user calls the signal."""
+        """The signal, as the user knows it."""
         return "Ctrl-C" if self.number == signal.SIGINT else signal.Signals(self.number).name
 
     def asked(self) -> bool:
-        """Whether the run is to end."""
+        """Whether a signal has asked the run to end."""
         return self.number > 0
 
     def listen(self) -> None:
-        """Heed the signals from now on."""
+        """Handle the signals from now on."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._on_signal)
 
@@ -51,8 +50,8 @@ class Stop:
 
 
 def belong_to_the_run() -> None:
-    """What each process does first that the trainer has started: it ends when the trainer dies, wherever its main
-    thread is; and it leaves Ctrl-C and SIGTERM, which reach whole groups of processes, to the trainer."""
+    """A process that the trainer has started calls this first. It then ends when the trainer dies, even if its main
+    thread is busy. It ignores Ctrl-C and SIGTERM, which reach whole groups of processes: the trainer handles them."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_the_parent, daemon=True).start()

@@ -87,7 +87,7 @@ def _other_rank(number: int, devices: list[str], meeting_place: str, train: Call
     join_ranks(number + 1, devices, meeting_place)
     train(number + 1, *arguments)
     end_ranks()
-    os._exit(0)  # at once: during Python's own ending one of gloo's threads may still run, and abort the process
+    os._exit(0)  # at once: if Python ends slowly, one of gloo's threads may abort the process
 
 
 def end_ranks() -> None:
@@ -97,8 +97,7 @@ def end_ranks() -> None:
 
 
 def _watch(others, hint: Callable[[], str]) -> None:
-    """If another rank fails, end this process, and with it all that belong to the run: the main thread may be waiting
-    for that rank, and would wait for ever."""
+    """If another rank fails, end this process and the whole run: the main thread might wait for that rank for ever."""
     try:
         while not others.join():
             pass

@@ -5,14 +5,14 @@ from machinery.feed import Feed
 
 
 class Rates:
-    """Counts from one training line of the log to the next. Time of validations is left out."""
+    """Counts from one training line of the log to the next, without the time of validations."""
 
     def __init__(self, compute: Compute, feed: Feed):
         self.compute, self.feed = compute, feed
         self.last = {"seconds": 0.0, "busy": 0.0, "tokens": 0}  # what `_counters` said at the last line
         self.waited = 0.0  # seconds that the trainer has waited for groups, in this process
         self.generated = 0.0  # seconds that a generator was busy on average, in this process
-        self.unlogged_busy = 0.0  # the part of them that no line of the log has counted yet
+        self.unlogged_busy = 0.0  # the part of `generated` that no line of the log has counted yet
         self.speeds = ""  # of the last line, in words
 
     def columns(self, batch_tokens: int, waited: float) -> dict:
@@ -22,7 +22,7 @@ class Rates:
         change = {name: value - self.last[name] for name, value in now.items()}
         self.last = now
         self.waited += waited
-        # A generator's report may cover more time than this line does. The rest is counted in the next line.
+        # A report may cover more time than this line does. The next line counts what is left.
         self.generated += change["busy"] / generators
         self.unlogged_busy += change["busy"] / generators
         busy = min(self.unlogged_busy, change["seconds"])
@@ -38,12 +38,12 @@ class Rates:
         }
 
     def skip_generation(self) -> None:
-        """Leave out of the next line what the generators have done until now."""
+        """Count in the next line only what the generators do from now on."""
         now = self._counters()
         self.last |= {"busy": now["busy"], "tokens": now["tokens"]}
 
     def idle(self) -> str:
-        """Who has waited how long so far, as shares of the time of training."""
+        """How long trainer and generators have waited so far, as shares of the time of training."""
         seconds = max(self.compute.seconds, 1e-9)
         generators = max(0.0, 1 - self.generated / seconds)
         return f"trainer {self.waited / seconds:.2f}, generators {generators:.2f} of the time"

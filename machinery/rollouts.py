@@ -21,8 +21,6 @@ from transformers import PreTrainedModel
 from data import Problem
 from data.verify import Verdict
 
-# --- what crosses the queues ----------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class Request:
@@ -70,15 +68,12 @@ class Report:
     completions for a validation are sampled too, `busy_seconds` counts only the share of those for training."""
 
     rollouts: list[Rollout] = field(default_factory=list)
-    busy_seconds: float = 0.0  # in the engine; the rest of the time is spent waiting for work
+    busy_seconds: float = 0.0  # in the engine; the generator has waited for work the other time
     sampled_tokens: int = 0  # of these rollouts, for training
     # What the engine did beside sampling: from when, until when, and the version it took over; None: it had no work.
     events: list[tuple[float, float, int | None]] = field(default_factory=list)
     slots: int | None = None  # of the engine; only in the first report, which says that the generator is ready
     error: str | None = None  # a traceback, or a sentence for the user: the generator has ended
-
-
-# --- what the trainer makes of them ---------------------------------------------------------------------------------
 
 
 @dataclass
@@ -126,9 +121,6 @@ class Batch:
         self.ages_N = step - np.concatenate([rollout.versions[rollout.sampled] for rollout in self.rollouts])
 
 
-# --- the way of the parameters --------------------------------------------------------------------------------------
-
-
 class SharedParameters:
     """The newest parameters of the trainer, in shared memory, float32. Each of the trainer's ranks writes its shard
     (`publish` in train.py); any number of generators read.
@@ -151,14 +143,14 @@ class SharedParameters:
         self.written_R = torch.full((ranks,), -1).share_memory_()
 
     def views(self) -> dict[str, Tensor]:
-        """The parameters in shared memory, by name."""
+        """The parameters by name, as views of the shared memory."""
         pieces = self.flat.split([shape.numel() for shape in self.shapes.values()])
         return {name: piece.view(shape) for (name, shape), piece in zip(self.shapes.items(), pieces)}
 
     def on(self, device: torch.device, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
         """These parameters by name, each copied to the device when its turn comes; at the end all copies are made. They
-        stay in fp32: a copy to a GPU that casts would cast on the CPU first, so the caller casts. An unknown name is
-        the head of a reader whose model is not tied; it gets the weight that is the head here."""
+        stay in fp32, and the caller casts: a copy to a GPU would cast on the CPU first. An unknown name is the head of
+        a reader whose model is not tied; it gets the weight that is the head here."""
         views = self.views()
         for name in names:
             yield name, views.get(name, views[self.head_name]).to(device, non_blocking=True)

@@ -23,8 +23,7 @@ def warn(about: str, text: str) -> bool:
 
 
 class Progress:
-    """A progress bar of steps. In a file, or on a terminal that cannot move back (TERM=dumb), it is about fifty lines
-    instead."""
+    """A progress bar of steps. In a file, or on a terminal without cursor (TERM=dumb), it is about fifty lines."""
 
     def __init__(self, about: str, total: int, done: int = 0):
         self.about, self.total, self.last_line = about, total, done
@@ -43,5 +42,4 @@ class Progress:
             say(f"{self.about}: step {done} of {self.total}, {text}")
 
     def close(self) -> None:
-        """Leave the bar as it is."""
         self.bar.close()

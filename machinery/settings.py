@@ -1,7 +1,7 @@
-"""Every setting with its meaning, its type and its default; how flags become settings; which settings are refused.
+"""Every setting with its meaning, type and default; how flags become settings; which settings are refused.
 
-A setting has the value of its flag. Without the flag its value is that of the run that --resume names, or else of the
-recipe (loss.py) or of the preset that suits the data (`PRESETS`).
+A setting has the value of its flag. Without the flag it comes from the run that --resume names, or else from the recipe
+(loss.py) or from the preset that suits the data (`PRESETS`).
 """
 
 import dataclasses
@@ -98,7 +98,7 @@ class TrainCommand(Settings):
     gpu_memory: float | None = None  # with --plan: GB of each of them; by default that of this machine's
 
     def of_the_run(self) -> Settings:
-        """The settings without those of --plan. ValueError for one of those, which would do nothing."""
+        """The settings without the flags of --plan. ValueError if one of these flags is given: it would do nothing."""
         for name in ("gpus", "gpu_memory"):
             if getattr(self, name) is not None:
                 raise ValueError(f"{flag(name)} is for --plan alone; a run takes the machine that it is on")
@@ -137,8 +137,7 @@ PRESETS = {
     ),
 }  # fmt: skip
 
-# What may change when a run is resumed: devices and how often it writes, not what it computes. And --least-prompts, for
-# a run that ran out of prompts.
+# A resumed run may change these: devices, how often it writes, and --least-prompts, if it has run out of prompts.
 MAY_CHANGE = {
     "resume", "from_step", "steps", "validation_every", "checkpoint_every", "keep_checkpoints", "track", "engine",
     "tensor_parallel", "generators", "trainers", "slots", "generator_memory", "tokens_per_micro_batch",
@@ -146,7 +145,7 @@ MAY_CHANGE = {
     "rollouts_kept", "least_prompts",
 }  # fmt: skip
 
-# What generate.py takes from the run that made its model, if no flag says otherwise.
+# generate.py takes these from the run that made its model, if no flag says otherwise.
 OF_ITS_RUN = (
     "data", "defaults", "prompt_budget", "thinking_budget", "answer_budget", "end_of_thinking", "interruption_phrase",
     "thinking", "instruction", "system",
@@ -191,7 +190,7 @@ def starting_values(chosen: Sampling) -> Sampling:
 
 
 def run_of(model: Path) -> Path | None:
-    """The folder of the run that has made this model: RUN/model, or RUN/checkpoints/STEP/model; None for others."""
+    """RUN, if this model is RUN/model or RUN/checkpoints/STEP/model; else None."""
     return next((folder for folder in [*model.absolute().parents][:3] if (folder / "log.jsonl").exists()), None)
 
 
@@ -211,7 +210,7 @@ def read_settings(folder: Path) -> Settings:
 
 # --- what is refused ------------------------------------------------------------------------------------------------
 
-# The least that a number may be. Of the others, whole numbers are at least 1, and the rest above 0.
+# The least value of a number. All other whole numbers are at least 1, and all other numbers above 0.
 MAY_BE_0 = ("seed", "warmup_steps", "threads", "max_restarts", "generators", "trainers", "gpus", "weight_decay",
             "stop_when_gain_below", "rollouts_kept", "eps_low", "least_prompts")  # fmt: skip
 LEAST = {"completions_per_prompt": 2} | dict.fromkeys(MAY_BE_0, 0)

@@ -10,8 +10,7 @@ from machinery.ranks import from_all_ranks
 
 
 class Totals:
-    """Sums over the sampled tokens that a step has trained on. For the rollouts that are kept (machinery/kept.py) also
-    the values of each token."""
+    """Sums over the sampled tokens that a step has trained on; of kept rollouts (kept.py) the values of each token."""
 
     def __init__(self, step: int, kept_rows: set[int] = frozenset()):
         self.step = step  # the version of the parameters that are trained
@@ -35,21 +34,17 @@ class Totals:
             self.sums[f"tokens_age_{age}"] += len(of_age_N)
         for name, tensor in new_sums.items():
             self.sums[name] += tensor.item()
-        self._keep(m, logprobs_BT, entropies_N)
-
-    def _keep(self, m: MicroBatch, logprobs_BT: Tensor, entropies_N: Tensor) -> None:
-        """Keep log pi_train and the entropy of each sampled token in the kept rows of this micro-batch."""
         if not self.kept_rows:
             return
         entropies_BT = torch.zeros_like(logprobs_BT).masked_scatter(m.sampled_BT, entropies_N)
         for i, row in enumerate(m.rows_B.tolist()):
             at_T = m.sampled_BT[i]
-            if row in self.kept_rows and at_T.any():  # in a micro-batch of an idle rank nothing counts as sampled
+            if row in self.kept_rows and at_T.any():  # an idle rank has a micro-batch without sampled tokens
                 columns = {"trainer_logprobs": logprobs_BT[i, at_T], "entropies": entropies_BT[i, at_T]}
                 self.tokens[row] = {name: values_N.tolist() for name, values_N in columns.items()}
 
     def over_ranks(self) -> None:
-        """Add up what all ranks have. After this all have the same."""
+        """Add up the totals of all ranks. After this call all ranks have the same."""
         every_sums, every_max, every_tokens = zip(*from_all_ranks((self.sums, self.ratio_max, self.tokens)))
         names = {name for sums in every_sums for name in sums}
         self.sums |= {name: sum(sums[name] for sums in every_sums) for name in sorted(names)}

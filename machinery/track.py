@@ -1,4 +1,4 @@
-"""Send what log.jsonl gets to a tracker of experiments (--track), beside the log, which has it all."""
+"""Send the lines of log.jsonl also to a tracker of experiments (--track)."""
 
 import importlib.util
 from pathlib import Path
@@ -7,7 +7,6 @@ from machinery.screen import warn
 
 
 def refuse_missing_tracker(name: str | None) -> None:
-    """ValueError if the tracker is not installed."""
     if name is not None and importlib.util.find_spec(name) is None:
         raise ValueError(f"--track {name}: it is not installed; `pip install {name}` brings it")
 

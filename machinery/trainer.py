@@ -52,8 +52,7 @@ def shard(policy: Policy, device_type: str, dtype: torch.dtype) -> None:
     mesh = init_device_mesh(device_type, (dist.get_world_size(),))
     precision = MixedPrecisionPolicy(param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32)
     head = policy.model.get_output_embeddings().weight
-    layers, rest = layers_and_rest(policy.model)
-    for part in [*layers, *rest]:
+    for part in sum(layers_and_rest(policy.model), []):
         parameters = list(part.parameters())
         if parameters and all(parameter is not head for parameter in parameters):
             fully_shard(part, mesh=mesh, mp_policy=precision)
@@ -94,17 +93,13 @@ def update_size(optimizer: torch.optim.AdamW) -> float:
     return (gathered(sum(updates)) / gathered(sum(parameters))).sqrt().item()
 
 
-# --- tensors of all ranks, for checkpoints --------------------------------------------------------------------------
-
-
 def gathered(tensor: Tensor) -> Tensor:
-    """All of a tensor, if FSDP has sharded it; any other tensor as it is."""
+    """The whole tensor, also if FSDP has sharded it."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def gather(policy: Policy, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """On rank 0: all parameters, and all moments of the optimizer, by name and gathered. Other ranks take part, and get
-    two empty dicts."""
+    """All parameters, and all moments of the optimizer, by name. Every rank calls this; rank 0 gets the tensors."""
     parameters, moments, (rank, ranks) = {}, {}, rank_and_ranks()
     for name, parameter in policy.model.named_parameters():
         tensors = {name: parameter.detach()}

@@ -6,9 +6,8 @@ is let in, when thinking is interrupted, which blocks of its prefix cache a requ
 is the version in use at the step that returned it, and nothing runs ahead of that (async_scheduling is off).
 docs/node.md says what vLLM does when its cache is full.
 
-Parameters come out of the same shared memory as for TorchEngine, and only from there: each worker copies its part, cast
-and sharded, to its device. So the trainer writes and goes on. With vLLM's own weight transfer it would wait for all
-generators: in NCCL's broadcast, or until they have copied the live parameters that CUDA IPC lends out.
+Parameters come from the same shared memory as for TorchEngine: each worker copies its part, cast and sharded, to its
+device. So the trainer writes and goes on. With vLLM's own weight transfer it would wait for all generators.
 """
 
 import os
@@ -39,14 +38,13 @@ class VllmEngine(Engine):
         # cache has room. A step has tokens for these prompts, and for a token or an interruption of each slot.
         self.prompt_tokens = max(8192, settings.decoding.longest)
         self.engine = make_llm_engine(settings, self.prompt_tokens)
-        self.parameters: SharedParameters | None = None  # those that the workers have been given
+        self.parameters: SharedParameters | None = None  # the ones that the workers have
         self.version = 0
         self.waiting: deque[Request] = deque()
         self.completions = Completions(settings.slots, settings.decoding)
         self.free = list(range(settings.slots))  # slots
         self.slot_of: dict[str, int] = {}  # of each piece in flight, by vLLM's name for it
-        # vLLM shares the blocks of its prefix cache only between requests with the same salt: here the version that the
-        # completion in a slot began with.
+        # Requests share blocks of vLLM's prefix cache only if they have the same salt: the version at their beginning.
         self.salts: list[str] = [""] * settings.slots
         self.pieces = 0  # given to vLLM so far
 
@@ -69,13 +67,13 @@ class VllmEngine(Engine):
             self.parameters = parameters
         self.version = parameters.read(lambda: self.engine.collective_rpc(_reload_parameters))
         # A completion without a token has waited for room in vLLM's cache. It is given to vLLM again, with a new salt.
-        # Else it could begin over what others have left of its prompt there: keys and values of older parameters.
+        # With the old one it could hit blocks of its prompt that hold keys and values of older parameters.
         num_tokens = self.completions.progress["num_tokens"]
         unbegun = {name: slot for name, slot in self.slot_of.items() if num_tokens[slot] == 0}
         self.engine.abort_request([*unbegun])
         self.free += [self.slot_of.pop(name) for name in unbegun]
-        again = [self.completions.requests[slot] for slot in unbegun.values()]
-        self.waiting = deque(sorted([*again, *self.waiting], key=lambda request: not request.validation))
+        requests = [self.completions.requests[slot] for slot in unbegun.values()]
+        self.waiting = deque(sorted([*requests, *self.waiting], key=lambda request: not request.validation))
 
     def step(self) -> list[Rollout]:
         self._admit()
@@ -109,23 +107,23 @@ class VllmEngine(Engine):
             self._submit(slot)
 
     def _submit(self, slot: int) -> None:
-        """Append the tokens that are forced now, if thinking was interrupted, and give vLLM all so far to go on with.
+        """Append the forced tokens, if thinking was interrupted, and give vLLM all tokens so far as a prompt.
 
-        With the salt it began with, an interrupted completion hits the full blocks that it has just left, keys and
-        values of older parameters among them: it goes on over its own past. Tokens that did not fill a block are
-        computed again, with the newest parameters.
+        An interrupted completion keeps its salt. So it finds the full blocks of its own past in the prefix cache, with
+        keys and values of older parameters. Tokens that did not fill a block are computed again, with the newest
+        parameters.
         """
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        one = np.array([slot])
-        while (forced := self.completions.forced_tokens(one)) >= 0:
-            self.completions.append(one, forced, np.zeros(1), self.version)
+        slots = np.array([slot])
+        while (forced := self.completions.forced_tokens(slots)) >= 0:
+            self.completions.append(slots, forced, np.zeros(1), self.version)
         request, progress = self.completions.requests[slot], self.completions.progress[slot]
         count, thinking = int(progress["num_tokens"]), 0 if progress["interrupted"] else request.thinking_budget
         sampling = SamplingParams(
             temperature=1.0,
-            # Noise of its own for each piece: the same seed again would give the answer the noise of the thinking.
+            # Each piece has its own noise: with one seed the answer would get the noise of the thinking.
             seed=int(np.random.default_rng((*request.seed, count)).integers(2**62)),
             logprobs=0,
             max_tokens=thinking + self.decoding.answer_budget,
@@ -138,9 +136,6 @@ class VllmEngine(Engine):
         name, self.pieces = str(self.pieces), self.pieces + 1
         self.engine.add_request(name, {"prompt_token_ids": ids, "cache_salt": self.salts[slot]}, sampling)
         self.slot_of[name] = slot
-
-
-# --- how it is made ---------------------------------------------------------------------------------------------------
 
 
 def make_llm_engine(settings: EngineSettings, prompt_tokens: int):

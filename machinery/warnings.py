@@ -1,4 +1,4 @@
-"""What often comes before a run goes wrong, read off the lines of its log. docs/findings.md says how each was found."""
+"""Warnings of what often comes before a run goes wrong. docs/findings.md says how each was found."""
 
 import math
 from pathlib import Path
@@ -11,7 +11,7 @@ FLAT_STEPS = 5  # steps in a row without any variance in the rewards
 DRIFT = 2.0  # KL of a step, divided by the entropy: above this in two of three steps, most runs fell soon after
 MISMATCH_TOO_LARGE = 0.05  # nats: an on-policy ratio that is off by 5 % on average is more than numerics
 
-Warnings = dict[str, str]  # what each is about, and its text
+Warnings = dict[str, str]  # texts, by what they are about
 
 
 def step_warnings(lines: list[dict], prompts_left: int, groups_per_step: int, samples: Path) -> Warnings:
@@ -24,7 +24,7 @@ def step_warnings(lines: list[dict], prompts_left: int, groups_per_step: int, sa
             f" ending, and are left out; instabilities often follow above {loss.TRUNCATED_TOO_OFTEN:.0%}: raise"
             " --answer-budget or --thinking-budget"
         )
-    if sum(has_drifted(line) for line in lines[-3:]) >= 2:
+    if sum((line["kl_estimate"] or 0) > DRIFT * (line["entropy"] or math.inf) for line in lines[-3:]) >= 2:
         warnings["drift"] = (
             "in two of the last three steps the policy was further from the one that had sampled the batch than"
             f" {DRIFT:g} times its entropy (kl_estimate in the log); the pass rate often falls soon after: the"
@@ -90,13 +90,7 @@ def fell_from(validations: list[dict]) -> dict | None:
     return best if best["pass_rate"] - last["pass_rate"] > least else None
 
 
-def has_drifted(line: dict) -> bool:
-    """Whether the policy was far from the one that had sampled the batch of this training line."""
-    return (line["kl_estimate"] or 0) > DRIFT * (line["entropy"] or math.inf)
-
-
 def in_a_row(lines: list[dict], number: int, holds) -> bool:
-    """Whether something holds for so many last lines."""
     return len(lines) >= number and all(holds(line) for line in lines[-number:])
 
 
