@@ -1,15 +1,14 @@
-"""Which device does what, how many CPU threads a process has, and what a model computes in."""
+"""Which device does what, how many CPU threads a process has, and what a model computes in.
+
+`settings` are those of machinery/settings.py, which imports this file.
+"""
 
 import os
-from typing import TYPE_CHECKING
 
 import torch
 
-if TYPE_CHECKING:  # settings.py imports this file
-    from machinery.settings import Sampling, Settings
 
-
-def split_devices(settings: "Settings", gpus: int) -> tuple[list[tuple[str, ...]], list[str]]:
+def split_devices(settings, gpus: int) -> tuple[list[tuple[str, ...]], list[str]]:
     """The devices of each generator, and the device of each trainer, on a machine with this number of GPUs.
 
     Without a GPU all are CPU processes. One GPU does both. Of several, generators have the first and trainers the last;
@@ -34,12 +33,12 @@ def split_devices(settings: "Settings", gpus: int) -> tuple[list[tuple[str, ...]
     return [tuple(names[i * gpus_each : (i + 1) * gpus_each]) for i in range(generators)], names[gpus - trainers :]
 
 
-def devices_here(settings: "Settings") -> tuple[list[tuple[str, ...]], list[str]]:
+def devices_here(settings) -> tuple[list[tuple[str, ...]], list[str]]:
     """`split_devices` for this machine, or for the machine that --plan is about."""
     return split_devices(settings, gpus_here(settings))
 
 
-def gpus_here(settings: "Sampling") -> int:
+def gpus_here(settings) -> int:
     """How many GPUs this machine has, or the machine that --plan is about."""
     gpus = getattr(settings, "gpus", None)
     return torch.cuda.device_count() if gpus is None else gpus
@@ -51,7 +50,7 @@ def devices_paid(generators: list[tuple[str, ...]], trainers: list[str]) -> int:
     return names.count("cpu") + len({*names} - {"cpu"})
 
 
-def cpu_threads(settings: "Sampling") -> int:
+def cpu_threads(settings) -> int:
     """CPU threads of each process: --threads, or the cores divided by the processes of the run."""
     is_run = hasattr(settings, "generators")  # generate.py is one process
     processes = sum(map(len, devices_here(settings))) if is_run else 1
@@ -59,7 +58,7 @@ def cpu_threads(settings: "Sampling") -> int:
     return settings.threads or max(1, cores // processes)
 
 
-def trunk_dtype(settings: "Sampling", device: str) -> torch.dtype:
+def trunk_dtype(settings, device: str) -> torch.dtype:
     """The dtype that the trunk of the model computes in on this device."""
     if settings.dtype != "auto":
         return getattr(torch, settings.dtype)
