@@ -142,7 +142,9 @@ def train(
 
         # 3. one optimizer step: gradients add up over this rank's micro-batches, and over the ranks
         totals = Totals(step, kept_rows(s, step + 1, groups))
-        for m in micro_batches(batch.rollouts, counted_rows, s.tokens_per_micro_batch, device, rank, ranks):
+        for m in micro_batches(
+            batch.rollouts, counted_rows, s.tokens_per_micro_batch, device, rank, ranks, s.share_prompts
+        ):
             logprobs_BT, entropies_N = policy(m, r.fp32_logits)
             value, sums = loss.policy_loss(
                 r, logprobs_BT, m.generator_logprobs_BT, m.sampled_BT, advantages_R[m.rows_B], weights_R[m.rows_B]

@@ -81,7 +81,7 @@ def main() -> None:
     stage("rank 0: the batch, handed to other ranks", lambda: pickle.loads(pickle.dumps(groups)))
     batch = stage("each rank: the batch", lambda: Batch(groups, 50))
     every, device = list(range(len(rollouts))), torch.device("cpu")
-    stage("all ranks together: micro-batches", lambda: [0 for _ in micro_batches(rollouts, every, 32_768, device)])
+    stage("one rank: micro-batches", lambda: [0 for _ in micro_batches(rollouts, every, 32_768, device, 0, 1)])
     stage("rank 0: the log", lambda: (completion_columns(groups), Compute(1, 1).add(groups, 1), batch.ages_N.mean()))
 
 

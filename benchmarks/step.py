@@ -30,7 +30,7 @@ def main(repeats: int = 5) -> None:
     policy, ones = make_policy(settings, model, device), torch.ones(len(rollouts))
 
     def step() -> None:
-        for m in micro_batches(rollouts, list(range(len(rollouts))), settings.tokens_per_micro_batch, device):
+        for m in micro_batches(rollouts, list(range(len(rollouts))), settings.tokens_per_micro_batch, device, 0, 1):
             logprobs_BT, _ = policy(m, recipe.fp32_logits)
             advantages_B = weights_B = ones[m.rows_B]  # any: the arithmetic is the same
             value, _ = loss.policy_loss(

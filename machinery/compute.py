@@ -46,18 +46,14 @@ class Compute:
         now = self.ended or time.monotonic()
         return now - (self.started or now) - self.paused
 
-    def add(self, groups: list[Group], trained_tokens: int) -> None:
-        """Count a batch. All of it was generated, each prompt once for its group. trained_tokens: the sampled tokens
-        that were trained on; filtered groups are not."""
+    def add(self, groups: list[Group], fed: int) -> None:
+        """Count a batch. All of it was generated, each prompt once for its group. fed: the tokens that the trainer's
+        trunk was fed, which are none of filtered groups."""
         rollouts = [rollout for group in groups for rollout in group.rollouts.values()]
-        batch_tokens = sum(int(rollout.sampled.sum()) for rollout in rollouts)
-        self.tokens += batch_tokens
+        self.tokens += sum(int(rollout.sampled.sum()) for rollout in rollouts)
         completions = sum(len(rollout.tokens) for rollout in rollouts)
-        prompts_once = sum(len(group.requests[0].prompt_ids) for group in groups)
-        prompts_each = sum(len(rollout.request.prompt_ids) for rollout in rollouts)
-        generated = completions + prompts_once
-        trained = (completions + prompts_each) * trained_tokens / batch_tokens
-        self.flops += flops(self.parameters, generated, trained)
+        prompts = sum(len(group.requests[0].prompt_ids) for group in groups)
+        self.flops += flops(self.parameters, completions + prompts, fed)
 
     def columns(self) -> dict:
         """The three measures, as columns of the log."""

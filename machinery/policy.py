@@ -3,7 +3,11 @@
     rollouts of a batch -> micro_batches: sequences of like length together, padded on the right, shifted by one
                         -> Policy: trunk, then the head where a sampled token is predicted -> log pi_train, entropy
 
-Dimensions as in loss.py: B sequences in a micro-batch, T positions, N sampled tokens, D hidden size.
+A prompt is the same for all completions of its group. If it pays, a micro-batch holds groups, and the trunk is fed
+each prompt once; the completions are fed after that, and attend to the prompt's keys and values.
+
+Dimensions as in loss.py: B sequences in a micro-batch, T positions, N sampled tokens, D hidden size. And P distinct
+prompts in a micro-batch, L positions of a shared prompt.
 """
 
 from collections.abc import Iterator
@@ -12,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 import loss
 from machinery.rollouts import Rollout
@@ -23,7 +27,8 @@ from machinery.rollouts import Rollout
 @dataclass(frozen=True)
 class MicroBatch:
     """Some sequences of a batch. A model that is fed token t predicts token t + 1. So column t of the inputs is token
-    t, and column t of all other tensors [B, T] is about token t + 1."""
+    t, and column t of the tensors [B, T] below them is about token t + 1. Token 0 is the first of the prompt; with
+    shared prompts it is the last, and all tokens before it stand in `shared` alone."""
 
     inputs_BT: Tensor  # int64: the token that is fed
     targets_BT: Tensor  # int64: the token that is predicted
@@ -31,58 +36,113 @@ class MicroBatch:
     generator_logprobs_BT: Tensor  # float32: log pi_gen of the target, recorded when it was sampled
     versions_BT: Tensor  # int64: version of the parameters that sampled the target
     rows_B: Tensor  # int64: the place of each sequence among the rollouts of the batch
+    fed: int  # tokens that the trunk is fed, without padding
+    shared: "SharedPrompts | None" = None
+
+
+@dataclass(frozen=True)
+class SharedPrompts:
+    """The distinct prompts of a micro-batch, each of which is fed once."""
+
+    ids_PL: Tensor  # int64: whole prompts, padded on the right
+    prompt_B: Tensor  # int64: the prompt of each sequence
+    lengths_B: Tensor  # int64: of this prompt, without padding
 
 
 def micro_batches(
-    rollouts: list[Rollout], rows: list[int], tokens: int, device: torch.device, rank: int, ranks: int
-) -> Iterator[MicroBatch]:
+    rollouts: list[Rollout], rows: list[int], tokens: int, device: torch.device, rank: int, ranks: int,
+    share_prompts: bool = False,
+) -> Iterator[MicroBatch]:  # fmt: skip
     """The micro-batches of one rank: its share of these rows of the rollouts. Each has at most `tokens` positions,
-    padding included, or a single sequence. Sequences of like length come together.
+    padding included, or a single sequence. Sequences of like length come together. With share_prompts those of one
+    prompt do, and the prompt is fed once, if fewer positions are fed in this way: sequences of unlike length cost
+    padding.
 
-    FSDP wants all ranks to call the model together, so all ranks get the same number of micro-batches. A rank with
-    fewer gets the shortest sequence again, with no token marked as sampled: it adds nothing to the loss.
+    FSDP wants all ranks to call the model together, so all ranks get the same number of micro-batches, and all share
+    prompts or none does. A rank with fewer gets the shortest sequence again, with no token marked as sampled: it adds
+    nothing to the loss.
     """
-    longest_first = sorted(rows, key=lambda row: -rollouts[row].length)
-    shares = [cut(rollouts, longest_first[i::ranks], tokens, device) for i in range(ranks)]  # dealt out like cards
+    one_by_one = [[row] for row in sorted(rows, key=lambda row: -rollouts[row].length)]
+    ways = [(False, one_by_one)]
+    if share_prompts:
+        of_a_prompt: dict[tuple[int, ...], list[int]] = {}
+        for (row,) in one_by_one:
+            of_a_prompt.setdefault(tuple(rollouts[row].request.prompt_ids), []).append(row)
+        ways += [(True, one_by_one), (True, [*of_a_prompt.values()])]
+    dealt = [(shared, deal(rollouts, hands, tokens, device, ranks, shared)) for shared, hands in ways]
+    shared, shares = min(dealt, key=lambda way: most_fed(rollouts, *way, device))
     for i in range(max(map(len, shares))):
         if i < len(shares[rank]):
-            yield micro_batch(rollouts, shares[rank][i], device)
+            yield micro_batch(rollouts, shares[rank][i], device, shared)
         else:
-            idle = micro_batch(rollouts, longest_first[-1:], device)
+            idle = micro_batch(rollouts, [min(rows, key=lambda row: rollouts[row].length)], device, shared)
             idle.sampled_BT.fill_(False)
             yield idle
 
 
-def cut(rollouts: list[Rollout], longest_first: list[int], tokens: int, device: torch.device) -> list[list[int]]:
-    """The rows of each micro-batch: as many as have rows x (width of the longest) <= `tokens`, but at least one."""
-    batches: list[list[int]] = []
-    for row in longest_first:
-        if not batches or (len(batches[-1]) + 1) * width(rollouts[batches[-1][0]], device) > tokens:
-            batches.append([])
-        batches[-1].append(row)
-    return batches
+def deal(
+    rollouts: list[Rollout], hands: list[list[int]], tokens: int, device: torch.device, ranks: int, shared: bool
+) -> list[list[list[int]]]:
+    """The rows of each micro-batch of each rank, who are dealt these hands of rows in turn. A micro-batch gets as many
+    rows as have rows x (L + T) <= `tokens`, but at least one; so sharing takes no more memory."""
+    shares: list[list[list[int]]] = [[] for _ in range(ranks)]
+    for i, batches in enumerate(shares):
+        widest = (0, 0)
+        for row in sum(hands[i::ranks], []):
+            own = widths(rollouts[row], device, shared)
+            widest = tuple(map(max, widest, own))
+            if not batches or (len(batches[-1]) + 1) * sum(widest) > tokens:
+                batches.append([])
+                widest = own
+            batches[-1].append(row)
+    return shares
 
 
-def width(rollout: Rollout, device: torch.device) -> int:
-    """How many positions the trunk is fed: all tokens but the last. On a GPU this is rounded up to a multiple of 64:
-    attention there (cuDNN's) plans about 30 ms for each new shape, and nearly every length is new."""
-    fed = rollout.length - 1
-    return -(-fed // 64) * 64 if device.type == "cuda" else fed
+def most_fed(rollouts: list[Rollout], shared: bool, shares: list[list[list[int]]], device: torch.device) -> int:
+    """How many positions the rank that has most to do feeds to the trunk, padding included. The others wait for it."""
+    fed = [0] * len(shares)
+    for i, batches in enumerate(shares):
+        for rows in batches:
+            L, T = map(max, zip(*(widths(rollouts[row], device, shared) for row in rows)))
+            fed[i] += len(rows) * T + L * len({tuple(rollouts[row].request.prompt_ids) for row in rows})
+    return max(fed)
 
 
-def micro_batch(rollouts: list[Rollout], rows: list[int], device: torch.device) -> MicroBatch:
-    """The tensors of these rows of the rollouts. Padding is on the right, where a causal model never looks."""
-    ids = np.zeros((len(rows), max(width(rollouts[row], device) for row in rows) + 1), np.int64)
+def widths(rollout: Rollout, device: torch.device, shared: bool) -> tuple[int, int]:
+    """The widths L and T that this rollout wants. T: all tokens but the last, or with a shared prompt its last token
+    and all of the completion but the last. On a GPU they are rounded up to a multiple of 64: attention there (cuDNN's)
+    plans about 30 ms for each new shape, and nearly every length is new."""
+    of_prompt, rest = 0, rollout.length - 1
+    if shared:
+        of_prompt, rest = len(rollout.request.prompt_ids), max(2, len(rollout.tokens))  # 2: something is fed after it
+    multiple = 64 if device.type == "cuda" else 1
+    return -(-of_prompt // multiple) * multiple, -(-rest // multiple) * multiple
+
+
+def micro_batch(rollouts: list[Rollout], rows: list[int], device: torch.device, shared: bool = False) -> MicroBatch:
+    """The tensors of these rows of the rollouts. Padding is on the right, where a causal model never looks; from the
+    padding of shared prompts `Policy` hides it."""
+    L, T = map(max, zip(*(widths(rollouts[row], device, shared) for row in rows)))
+    ids = np.zeros((len(rows), T + 1), np.int64)
     sampled, logprobs, versions = np.zeros(ids.shape, bool), np.zeros(ids.shape, np.float32), np.zeros_like(ids)
     for i, rollout in enumerate(rollouts[row] for row in rows):
-        start, end = len(rollout.request.prompt_ids), rollout.length  # of the completion
-        ids[i, :start] = rollout.request.prompt_ids
+        start = 1 if shared else len(rollout.request.prompt_ids)  # of the completion
+        end = start + len(rollout.tokens)
+        ids[i, :start] = rollout.request.prompt_ids[-start:]
         ids[i, start:end] = rollout.tokens
         sampled[i, start:end] = rollout.sampled
         logprobs[i, start:end] = rollout.logprobs
         versions[i, start:end] = rollout.versions
-    shifted = (ids[:, :-1], ids[:, 1:], sampled[:, 1:], logprobs[:, 1:], versions[:, 1:], np.array(rows))
-    return MicroBatch(*(torch.tensor(array, device=device) for array in shifted))
+    to_device = lambda *arrays: [torch.tensor(array, device=device) for array in arrays]
+    m = to_device(ids[:, :-1], ids[:, 1:], sampled[:, 1:], logprobs[:, 1:], versions[:, 1:], np.array(rows))
+    if not shared:
+        return MicroBatch(*m, sum(rollouts[row].length - 1 for row in rows))
+    prompts = [tuple(rollouts[row].request.prompt_ids) for row in rows]
+    distinct = list(dict.fromkeys(prompts))
+    ids_PL = np.array([prompt + (0,) * (L - len(prompt)) for prompt in distinct])
+    prompt_B, lengths_B = [distinct.index(prompt) for prompt in prompts], [len(prompt) for prompt in prompts]
+    fed = sum(map(len, distinct)) + sum(len(rollouts[row].tokens) - 1 for row in rows)
+    return MicroBatch(*m, fed, SharedPrompts(*to_device(ids_PL, np.array(prompt_B), np.array(lengths_B))))
 
 
 # --- the policy -----------------------------------------------------------------------------------------------------
@@ -98,7 +158,7 @@ class Policy(torch.nn.Module):
     def forward(self, m: MicroBatch, fp32_logits: bool) -> tuple[Tensor, Tensor]:
         """log pi_train of the sampled targets [B, T] (differentiable; 0 at all other places), and the policy's entropy
         at the sampled targets [N], in nats. Both are float32."""
-        hidden_BTD = self.model.base_model(input_ids=m.inputs_BT, use_cache=False).last_hidden_state
+        hidden_BTD = self.hidden_after_prompts(m) if m.shared else self.trunk(m.inputs_BT, use_cache=False)
         logprobs_N, entropies_N = loss.sampled_logprobs(
             hidden_BTD[m.sampled_BT],
             self.model.get_output_embeddings().weight,
@@ -107,3 +167,24 @@ class Policy(torch.nn.Module):
         )
         logprobs_BT = torch.zeros(m.sampled_BT.shape, device=logprobs_N.device)
         return logprobs_BT.masked_scatter(m.sampled_BT, logprobs_N), entropies_N
+
+    def trunk(self, inputs: Tensor, **options) -> Tensor:
+        """The last hidden states of the model without its head, [..., D]."""
+        return self.model.base_model(input_ids=inputs, **options).last_hidden_state
+
+    def hidden_after_prompts(self, m: MicroBatch) -> Tensor:
+        """The hidden states [B, T, D] of all inputs, each prompt computed once: first the prompts, then the completions
+        over their keys and values. Gradients of the copies of a prompt's keys and values add up."""
+        L, T = m.shared.ids_PL.shape[1], m.inputs_BT.shape[1]
+        cache = DynamicCache()
+        prompts_PLD = self.trunk(m.shared.ids_PL, past_key_values=cache, use_cache=True)
+        cache.batch_select_indices(m.shared.prompt_B)
+        lengths_B1, places_K = m.shared.lengths_B[:, None], torch.arange(L + T - 1, device=m.inputs_BT.device)
+        rest_BTD = self.trunk(
+            m.inputs_BT[:, 1:],
+            past_key_values=cache,
+            position_ids=lengths_B1 + places_K[: T - 1],
+            attention_mask=(places_K < lengths_B1) | (places_K >= L),  # [B, K]: no padding of a prompt
+        )
+        last_B1D = prompts_PLD[m.shared.prompt_B, m.shared.lengths_B - 1][:, None]
+        return torch.cat([last_B1D, rest_BTD], 1)

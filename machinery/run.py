@@ -89,8 +89,16 @@ def open_run(
         engine_settings(settings, devices, model_path(settings.model), decoding, one_gpu) for devices in generators
     ]
     refuse_split(engines[0].engine, settings.tensor_parallel, model.config.num_attention_heads)
-    if engines[0].engine == "torch":
+    if settings.share_prompts and settings.gradient_checkpointing:
+        say("Prompts are not shared: with --gradient-checkpointing a layer would add its keys twice to their cache.")
+        settings = dataclasses.replace(settings, share_prompts=False)
+    try:
         refuse_wrong_over_slots(model, settings.model)
+    except ValueError as error:
+        if engines[0].engine == "torch":
+            raise
+        say(f"Prompts are not shared: {error}")
+        settings = dataclasses.replace(settings, share_prompts=False)
 
     if settings.defaults != "toy":
         say(f"The settings start from --defaults {settings.defaults}; config.json has them all.")

@@ -79,6 +79,7 @@ class Settings(Sampling):
     trainers: int = 0  # processes that share the model by FSDP, each on a GPU; 0: one, or a fifth of the GPUs
     tokens_per_micro_batch: int = 4096  # in a forward, padding included; on a GPU 32768; paper: 32768; small: 4096
     compile: bool = False  # the trainer's layers, by torch.compile, which may take a minute; a CPU gains nothing by it
+    share_prompts: bool = True  # the trainer computes a prompt once for its group, when that is less work
     gradient_checkpointing: bool = False  # layers are computed again in the backward: less memory; paper: True
     wait_timeout: float = 600.0  # seconds without a word from a generator until it is killed and replaced
     max_restarts: int = 3  # generators replaced in a run until it gives up
@@ -141,8 +142,8 @@ PRESETS = {
 MAY_CHANGE = {
     "resume", "from_step", "steps", "validation_every", "checkpoint_every", "keep_checkpoints", "track", "engine",
     "tensor_parallel", "generators", "trainers", "slots", "generator_memory", "tokens_per_micro_batch",
-    "gradient_checkpointing", "compile", "threads", "verifiers", "wait_timeout", "max_restarts", "stop_when_gain_below",
-    "rollouts_kept", "least_prompts",
+    "gradient_checkpointing", "share_prompts", "compile", "threads", "verifiers", "wait_timeout", "max_restarts",
+    "stop_when_gain_below", "rollouts_kept", "least_prompts",
 }  # fmt: skip
 
 # generate.py takes these from the run that made its model, if no flag says otherwise.

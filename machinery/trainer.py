@@ -66,7 +66,7 @@ def numerics_mismatch(policy: Policy, rollouts: list[Rollout], settings: Setting
     (sec. 3.2, fp32 logits). Every rank calls this with the same rollouts."""
     total, largest, tokens = 0.0, 0.0, 0
     rows, budget = list(range(len(rollouts))), settings.tokens_per_micro_batch
-    for m in micro_batches(rollouts, rows, budget, policy.model.device, *rank_and_ranks()):
+    for m in micro_batches(rollouts, rows, budget, policy.model.device, *rank_and_ranks(), settings.share_prompts):
         logprobs_BT, _ = policy(m, settings.recipe.fp32_logits)
         differences_N = (logprobs_BT - m.generator_logprobs_BT)[m.sampled_BT].abs()
         if len(differences_N):

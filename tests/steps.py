@@ -36,6 +36,7 @@ def run_train(arguments: list[str]) -> int:
 
 def settings(steps: int = 1, **changes) -> Settings:
     """Of a run of so many steps, on one thread of the CPU."""
+    changes.setdefault("share_prompts", not changes.get("gradient_checkpointing"))  # as run.open_run does
     given = {"steps": FIRST + steps, "validation_every": 10**6, "checkpoint_every": 10**6, "threads": 1, **changes}
     return Settings(prompts_per_step=3, completions_per_prompt=4, **given)
 

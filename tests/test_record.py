@@ -143,12 +143,12 @@ def test_compute_is_two_flops_a_token_generated_and_six_a_token_trained():
     rollouts = [rollout for group in groups for rollout in group.rollouts.values()]
     sampled = sum(int(rollout.sampled.sum()) for rollout in rollouts)
     completions = sum(len(rollout.tokens) for rollout in rollouts)
-    # A prompt is read once for all its completions, and trained with each.
+    # A prompt is read once for all its completions.
     prompts = sum(len(group.requests[0].prompt_ids) for group in groups)
-    compute.add(groups, trained_tokens=0)
+    compute.add(groups, fed=0)
     assert compute.tokens == sampled and compute.flops == 20 * (completions + prompts)
-    compute.add(groups, trained_tokens=sampled)
-    assert compute.flops == pytest.approx(2 * 20 * (completions + prompts) + 60 * (completions + 4 * prompts))
+    compute.add(groups, fed=7)
+    assert compute.flops == 2 * 20 * (completions + prompts) + 60 * 7
 
 
 # --- the log ----------------------------------------------------------------------------------------------------------

@@ -228,6 +228,7 @@ def test_a_chat_model_trains_on_mathematics_and_programs_together(tmp_path, chat
         assert line["pass_rate/sums.jsonl"] == line["pass_rate/programs.jsonl"] == line["pass_rate"] == 0
         assert line["verifier_failures"] == 0 and line["mismatch_mean"] < 0.05
     assert printed.count("reached their token limit without ending") == 1  # said once, and the run goes on
+    assert printed.count("Prompts are not shared: with --gradient-checkpointing") == 1
     assert all(line["truncated_fraction"] > 0.1 for line in log(folder, "train"))
     state = json.loads((checkpoints(folder)[-1] / "state.json").read_text())
     assert state["handed_out"] == [9, 3]

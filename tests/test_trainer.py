@@ -264,6 +264,57 @@ def test_pitfall_11_sequences_of_a_micro_batch_have_the_logprobs_of_sequences_on
         assert (left - logprobs[alone.sampled_BT]).abs().max() > 1e-3
 
 
+def groups_with_long_prompts(number=4, seed=0):
+    """Groups with prompts of 12 to 20 tokens, two of one prompt, and completions of 1 to 9."""
+    rng, groups = np.random.default_rng(seed), []
+    prompts = [rng.integers(18, size=n).tolist() for n in rng.integers(12, 20, size=number - 1)]
+    for i, prompt in enumerate([prompts[0], *prompts]):
+        members = [rollout(i, j, prompt, rng.integers(18, size=1 + (i + 3 * j) % 9)) for j in range(4)]
+        groups.append(make_group(i, members, [True, False, False, i > 1]))
+    return groups
+
+
+@pytest.mark.parametrize("tokens", [10_000, 90])
+@pytest.mark.parametrize("kind", ["llama-grouped-tied", "qwen3", "qwen3-moe", "deepseek-v3", "glm4-moe-lite"])
+def test_shared_prompts_give_the_same_logprobs_and_gradients(models, kind, tokens):
+    """With part groups too, and with the attention of CPUs and of GPUs. Fewer tokens are fed."""
+    rollouts = [r for group in groups_with_long_prompts() for r in group.rollouts.values()]
+    fed = []
+    for share, attention in ((False, "eager"), (True, "eager"), (True, "sdpa")):
+        model = load_model(models[kind], CPU, torch.float32)
+        model.set_attn_implementation(attention)
+        logprobs, weights = {}, torch.rand(len(rollouts), 40, generator=torch.Generator().manual_seed(0))
+        batches = list(micro_batches(rollouts, list(range(len(rollouts))), tokens, CPU, 0, 1, share))
+        for m in batches:
+            assert (m.shared is not None) == share
+            logprobs_BT, _ = Policy(model)(m, True)
+            for i, row in enumerate(m.rows_B.tolist()):
+                logprobs[row] = logprobs_BT[i, m.sampled_BT[i]]
+        sum((logprobs[row] * weights[row, : len(logprobs[row])]).sum() for row in logprobs).backward()
+        fed.append(sum(m.fed for m in batches))
+        gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+        if not share:
+            expected = logprobs, gradients
+        for row, values in expected[0].items():
+            torch.testing.assert_close(logprobs[row], values, atol=1e-5, rtol=0)
+        for name, values in expected[1].items():
+            torch.testing.assert_close(gradients[name], values, atol=1e-5 * values.abs().max().item(), rtol=1e-4)
+    assert fed[1] == fed[2] < 0.7 * fed[0]
+
+
+def test_prompts_are_shared_only_if_fewer_positions_are_fed():
+    """Not if completions of unlike length would have to be padded for it; and sequences of like length may be of
+    several prompts."""
+
+    def are_shared(prompt, lengths, tokens):
+        rollouts = [rollout(0, i, prompt, [1] * length) for i, length in enumerate(lengths)]
+        return {m.shared is not None for m in micro_batches(rollouts, [*range(len(rollouts))], tokens, CPU, 0, 1, True)}
+
+    assert are_shared([1] * 30, [10] * 4, 10_000) == {True}
+    assert are_shared([1] * 2, [100, 90, 80, 10], 100) == {False}  # one in each micro-batch
+    assert are_shared([1] * 30, [100, 90, 80, 10], 100) == {False}
+
+
 def test_micro_batches_keep_to_their_budget():
     rollouts = [rollout(0, i, [1, 2], list(range(3, 5 + i))) for i in range(9)]
     batches = all_micro_batches(rollouts, 30)
@@ -388,7 +439,8 @@ def test_gradients_of_a_bf16_trunk_are_those_of_the_fp32_parameters(models, tmp_
     """They come back in fp32, close to those of fp32 arithmetic, and the same when layers are computed again."""
     variants = {
         "exact": {},
-        "plain": {"dtype": "bfloat16"},
+        "plain": {"dtype": "bfloat16", "share_prompts": False},
+        "shared": {"dtype": "bfloat16"},
         "again": {"dtype": "bfloat16", "gradient_checkpointing": True},
     }
     found = {
@@ -398,7 +450,8 @@ def test_gradients_of_a_bf16_trunk_are_those_of_the_fp32_parameters(models, tmp_
     for name, gradient in found["exact"].items():
         assert found["plain"][name].dtype == torch.float32
         torch.testing.assert_close(found["plain"][name], found["again"][name])
-        assert 0 < (found["plain"][name] - gradient).norm() < 0.2 * gradient.norm()
+        for bf16 in ("plain", "shared"):
+            assert 0 < (found[bf16][name] - gradient).norm() < 0.2 * gradient.norm()
     assert all(values.dtype == torch.float32 for values in stored(tmp_path / "plain").values())
 
 
@@ -433,6 +486,20 @@ def test_a_generator_with_other_parameters_is_noticed(models, tmp_path, monkeypa
     assert capsys.readouterr().err.count("generator and trainer differ") == 1
 
 
+@pytest.mark.parametrize("changes", [dict(recipe=loss.Recipe(loss="gspo")), dict(recipe=loss.RECIPES["base"]), {}])
+def test_a_step_with_shared_prompts_is_the_step_without(models, tmp_path, changes):
+    """Loss and gradient of the whole step; compute says what was fed."""
+    found = {}
+    for share in (False, True):
+        chosen, folder = settings(share_prompts=share, **EXACT, **changes), tmp_path / str(share)
+        _, (gradient,) = train_on(chosen, models["qwen3"], [groups_with_long_prompts()[1:]], folder)
+        found[share] = *lines(folder, "train"), gradient
+    assert found[True][0]["loss"] == pytest.approx(found[False][0]["loss"], abs=1e-5)
+    assert found[True][0]["compute_flops"] < 0.8 * found[False][0]["compute_flops"]
+    for name, values in found[False][1].items():
+        torch.testing.assert_close(found[True][1][name], values, atol=1e-5, rtol=1e-4)
+
+
 # --- several ranks ----------------------------------------------------------------------------------------------------
 
 # Tied heads and experts, more micro-batches than ranks and fewer. (In bf16 a row is rounded otherwise beside others.)
@@ -441,12 +508,14 @@ CASES = {
     "gspo": ("qwen3", dict(tokens_per_micro_batch=60, gradient_checkpointing=True, recipe=loss.Recipe(loss="gspo"))),
     "experts": ("qwen3-moe", dict(tokens_per_micro_batch=10_000)),
     "bf16": ("llama", dict(tokens_per_micro_batch=1, dtype="bfloat16")),
+    "shared prompts": ("qwen3", dict(tokens_per_micro_batch=120)),
 }
 
 
 def case(name, ranks=1):
     """Settings of two steps, and the batches."""
-    return settings(steps=2, trainers=ranks, **CASES[name][1]), [batch_of_groups(0), batch_of_groups(1)]
+    make_batch = partial(groups_with_long_prompts, 3) if name == "shared prompts" else batch_of_groups
+    return settings(steps=2, trainers=ranks, **CASES[name][1]), [make_batch(seed=0), make_batch(seed=1)]
 
 
 def one_of(rank, ranks, meeting_place, models, folder, shared):
@@ -466,14 +535,14 @@ def on_ranks(ranks, cases, models, folder):
     return shared
 
 
-def same_course(ours, theirs, rel=1e-4):
-    """Assert that two runs were the same, by their logs: all but what tells of time."""
+def same_course(ours, theirs, rel=1e-4, but=()):
+    """Assert that two runs were the same, by their logs: all but what tells of time, and columns with these words."""
     for kind in ("train", "validation"):
         assert len(lines(ours, kind)) == len(lines(theirs, kind)) > 0
         for one, other in zip(lines(ours, kind), lines(theirs, kind)):
             assert one.keys() == other.keys()
             for name in one:
-                if not any(word in name for word in ("kind", "seconds", "hours", "idle", "per_second")):
+                if not any(word in name for word in ("kind", "seconds", "hours", "idle", "per_second", *but)):
                     assert other[name] == pytest.approx(one[name], rel=rel, abs=1e-5), name
     logprobs = [
         [completion.get("trainer_logprobs") for _, line in json_lines(folder / "rollouts.jsonl")
@@ -508,7 +577,8 @@ def test_pitfall_5_losses_and_gradients_are_the_same_with_one_and_several_ranks(
             assert other["loss"] == pytest.approx(first["loss"], rel=1e-4)
             assert other["gradient_norm"] == pytest.approx(first["gradient_norm"], rel=1e-2)
         else:
-            same_course(one, several)
+            # A prompt is fed once for each micro-batch, so FLOPs depend on how a batch is cut.
+            same_course(one, several, but=["flops"] if name == "shared prompts" else [])
             for key, values in numbers.items():
                 if key.endswith("/exp_avg"):
                     assert (values - others[key]).abs().max() < 1e-5, key
