@@ -3,7 +3,6 @@
 The suffix of the file is its format (FORMATS). A figure is written whole or not at all.
 """
 
-import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import cycle
@@ -22,7 +21,6 @@ FORMATS = (".png", ".pdf", ".svg")
 # What the columns of our own logs count.
 COMPUTE_UNITS = {"compute_flops": "FLOPs", "compute_tokens": "sampled tokens", "compute_device_hours": "device-hours"}
 HIDDEN = "_"  # the legend leaves out a label that begins with it
-MOST_BARS = 200  # of more points, error bars would look like a second band
 
 
 def plot_runs(path: Path, runs: Sequence[FittedRun], predict: Sequence[float] = ()) -> None:
@@ -30,7 +28,7 @@ def plot_runs(path: Path, runs: Sequence[FittedRun], predict: Sequence[float] = 
     figure, (axes,) = _new_figure(1)
     alone, title = len(runs) == 1, "points, fitted curves, forecasts (dashed)"
     for i, (series, fit) in enumerate(runs):
-        _draw_run(axes, series, fit, f"C{i % 10}", details=alone, predict=predict)
+        _draw_run(axes, series, fit, f"C{i}", details=alone, predict=predict)
     if alone:
         title = series.name if fit.identified else f"{series.name}\n{fit.warnings[0]}"
     _finish(axes, [series for series, _ in runs], title)
@@ -38,24 +36,15 @@ def plot_runs(path: Path, runs: Sequence[FittedRun], predict: Sequence[float] = 
 
 
 def plot_compare(path: Path, variants: dict[str, list[FittedRun]], comparisons: list[Comparison]) -> None:
-    """Draw the curves of variants; if ceilings are not told apart, also lines whose slope is the efficiency B (A.8)."""
-    same_ceiling = {name for comparison in comparisons if comparison.efficiency for name in comparison.variants}
-    figure, panels = _new_figure(2 if same_ceiling else 1)
-    counted = {name: standing([fit for _, fit in runs]) for name, runs in variants.items()}
-    common = float(np.mean([fit.A for name in same_ceiling for fit in counted[name]] or np.nan))
+    """Draw the curves of variants, and above them the verdicts of three comparisons at most."""
+    figure, (axes,) = _new_figure(1)
     for i, (name, runs) in enumerate(variants.items()):
-        _draw_variant(panels[0], name, runs, counted[name], f"C{i % 10}")
-        if name in same_ceiling:
-            _draw_efficiency(panels[1], name, counted[name], common, f"C{i % 10}")
-    every = [series for runs in variants.values() for series, _ in runs]
-    _finish(panels[0], every, "points (a marker for each seed), mean of the fitted curves, forecasts (dashed)")
-    if same_ceiling:
-        _finish(panels[1], every, f"efficiency, with A held at {common:.3f}: the slope is B, height 1 is at C_mid")
-        panels[1].axhline(1, color="0.45", lw=1, ls=":")
-        panels[1].set(yscale="log", ylabel="gain reached / gain left,\n(R - R0) / (A - R)")
+        _draw_variant(axes, name, runs, f"C{i}")
+    title = "points (a marker for each seed), mean of the fitted curves, forecasts (dashed)"
     if len(comparisons) < 4:
         verdicts = [f"{' and '.join(comparison.variants)}: {comparison.verdict}" for comparison in comparisons]
-        figure.suptitle("\n".join(verdicts), fontsize=11, wrap=True)
+        title = "\n".join([*verdicts, title])
+    _finish(axes, [series for runs in variants.values() for series, _ in runs], title)
     _save(path, figure)
 
 
@@ -65,7 +54,7 @@ def plot_seeds(path: Path, variants: dict[str, list[FittedRun]]) -> None:
     for axes, (name, runs) in zip(panels, variants.items()):
         for i, ((series, fit), marker) in enumerate(zip(runs, cycle(MARKERS))):
             seed = replace(series, name=series.name.removeprefix(f"{name}-"))
-            _draw_run(axes, seed, fit, f"C{i % 10}", marker=marker)
+            _draw_run(axes, seed, fit, f"C{i}", marker=marker)
         _finish(axes, [series for series, _ in runs], name)
         axes.set_ylim(0, 1)
     for axes in panels[len(variants) :]:
@@ -80,7 +69,7 @@ def _draw_run(axes, series: Series, fit: Fit, color: str, details=False, predict
     for points, fill, text in ((shown & fitted, color, "points fitted"), (shown & ~fitted, "w", "left out")):
         if points.any():
             axes.plot(series.x[points], series.y[points], marker, ms=4, color=color, mfc=fill, label=hidden + text)
-    if series.num_examples and shown.sum() <= MOST_BARS:
+    if series.num_examples:
         x, y = series.x[shown], series.y[shown]
         half = 1.96 * np.sqrt(y * (1 - y) / series.num_examples)
         text = f"{hidden}95 % of {series.num_examples:.0f} answers"
@@ -106,13 +95,14 @@ def _draw_run(axes, series: Series, fit: Fit, color: str, details=False, predict
     axes.axhline(fit.R0, color="0.45", lw=1, ls=":", label=f"R0 {fit.R0:.3f}: before training")
 
 
-def _draw_variant(axes, name: str, runs: list[FittedRun], fits: list[Fit], color: str) -> None:
-    """The points of all seeds, a marker for each, and the mean of the curves `fits`. Its band is a 95 % t-interval, or
-    lies between the curves of two seeds. The forecast is drawn only if every seed identifies A."""
+def _draw_variant(axes, name: str, runs: list[FittedRun], color: str) -> None:
+    """The points of all seeds, a marker for each, and the mean curve of those that count. Its band is a 95 %
+    t-interval, or lies between the curves of two seeds. The forecast is drawn only if every seed identifies A."""
     for (series, _), marker in zip(runs, cycle(MARKERS)):
         later = series.x > 0
         axes.plot(series.x[later], series.y[later], marker, ms=3.5, color=color, alpha=0.45, mew=0)
     axes.plot([], [], color=color, label=f"{name}: A {asymptote_of([fit for _, fit in runs])}")
+    fits = standing([fit for _, fit in runs])
     start, end = min(fit.x[fit.x > 0][0] for fit in fits), min(fit.C_max for fit in fits)
     parts = [(np.geomspace(start, end, 100), "-")]
     if all(fit.identified for fit in fits):
@@ -128,46 +118,30 @@ def _draw_variant(axes, name: str, runs: list[FittedRun], fits: list[Fit], color
             axes.fill_between(C, np.maximum(low, 0), np.minimum(high, 1), color=color, alpha=0.12, lw=0)
 
 
-def _draw_efficiency(axes, name: str, fits: list[Fit], A: float, color: str) -> None:
-    """The points of all seeds as F(R) = (R - R0) / (A - R), with A held, and the line (C / C_mid)^B through them."""
-    for fit, marker in zip(fits, cycle(MARKERS)):
-        inside = (fit.y > fit.R0) & (fit.y < A)
-        x, y = fit.x[inside], fit.y[inside]
-        axes.plot(x, (y - fit.R0) / (A - y), marker, ms=3.5, color=color, alpha=0.45, mew=0)
-    B, C_mid = np.exp(np.mean([fit.efficiency_at(A)[0] for fit in fits], axis=0))
-    x = fits[0].x
-    axes.plot(x, (x / C_mid) ** B, color=color, label=f"{name}: slope B {B:.2f}, C_mid {C_mid:.3g}")
-
-
 def _new_figure(panels: int):
     """A figure and its panels, at most three beside each other."""
     from matplotlib.figure import Figure  # here, so that a fit without a plot starts fast
 
     rows = -(-panels // 3)
     columns = -(-panels // rows)
-    width = 8 if panels == 1 else 13
-    figure = Figure(figsize=(width, 1), layout="constrained")  # the legends decide the height
+    figure = Figure(figsize=(8 if panels == 1 else 13, 1), layout="constrained")  # the legends decide the height
     return figure, figure.subplots(rows, columns, squeeze=False).flatten()
 
 
 def _finish(axes, runs: Sequence[Series], title: str) -> None:
     """Labels, title, and the legend below the panel, where it covers no curve."""
-    from matplotlib.transforms import ScaledTranslation
-
     x_names, y_names = {series.x_name.lower() for series in runs}, {series.y_name for series in runs}
     compute = "" if len(x_names) > 1 else f" ({COMPUTE_UNITS.get(runs[0].x_name, runs[0].x_name)})"
     pass_rate = "" if len(y_names) > 1 or y_names == {"pass_rate"} else f" ({runs[0].y_name})"
     axes.set(xlabel=f"compute{compute}", ylabel=f"pass rate{pass_rate}", xscale="log")
-    figure, grid = axes.figure, axes.get_subplotspec().get_gridspec()
-    width, texts = figure.get_figwidth() / grid.ncols, axes.get_legend_handles_labels()[1]
-    title_lines = [part for line in title.split("\n") for part in textwrap.wrap(line, int(12 * width - 8))]
-    axes.set_title("\n".join(title_lines), fontsize=10)
+    axes.set_title(title, fontsize=10, wrap=True)
     axes.grid(alpha=0.25)
-    columns = int(max(1, (width - 0.2) / (0.55 + 0.06 * max(map(len, texts)))))  # about, in inches
-    height = min(4.4, 0.6 * width) + 0.17 * (-(-len(texts) // columns) + len(title_lines))
-    figure.set_figheight(max(figure.get_figheight(), grid.nrows * height))
-    below = axes.transAxes + ScaledTranslation(-0.55, -0.5, figure.dpi_scale_trans)  # inches
-    axes.legend(fontsize=8, ncols=columns, loc="upper left", bbox_to_anchor=(0, 0), bbox_transform=below)
+    figure, grid = axes.figure, axes.get_subplotspec().get_gridspec()
+    labels = axes.get_legend_handles_labels()[1]
+    columns = 2 if grid.ncols == 1 and max(map(len, labels)) < 60 else 1
+    lines = title.count("\n") + len(labels) / columns
+    axes.legend(fontsize=8, ncols=columns, loc="upper left", bbox_to_anchor=(0, -0.15))
+    figure.set_figheight(max(figure.get_figheight(), grid.nrows * (4.4 + 0.2 * lines)))  # inches
 
 
 def _save(path: Path, figure) -> None:

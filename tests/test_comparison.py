@@ -112,5 +112,5 @@ def test_a_collapse_draws_nothing_that_it_does_not_show():
         assert not axes.collections
         assert not any(word in labels for word in ("asymptote", "interval", "above", "forecast"))
     axes = Figure().subplots()
-    plots._draw_variant(axes, "variant", [(fallen, f)], [f], "C0")
+    plots._draw_variant(axes, "variant", [(fallen, f)], "C0")
     assert not axes.collections
