@@ -29,7 +29,6 @@ docs/fitting.md says how to read what comes out.
 
 import json
 import re
-import signal
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
@@ -41,7 +40,7 @@ from curve.files import write_whole
 from curve.fit import FittedRun, fit_sigmoid, with_interval
 from curve.flags import read_flags, run_command
 from curve.logs import read_log
-from curve.plots import FORMATS, plot_compare, plot_runs
+from curve.plots import plot_compare, plot_runs
 from curve.report import describe, report
 
 FIRST_COMMANDS = """In the folder of this file, these commands work at once:
@@ -85,8 +84,6 @@ def read_options(arguments: list[str]) -> Options:
         raise ValueError("choose one: --seeds of one variant, or --compare, where commas join the seeds of a variant")
     if not all(C > 0 for C in options.predict):
         raise ValueError("--predict: compute must be positive")
-    if options.plot and options.plot.suffix.lower() not in FORMATS:
-        raise ValueError(f"--plot {options.plot}: the name must end in {', '.join(FORMATS)}")
     return options
 
 
@@ -161,8 +158,6 @@ def main(arguments: list[str]) -> int:
 
 def command() -> None:
     """What `python fit_curve.py` runs, and `fit-curve` after `pip install .`."""
-    if hasattr(signal, "SIGPIPE"):  # not on Windows; `fit_curve.py .. | head` then ends quietly
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     run_command(main)
 
 

@@ -268,8 +268,8 @@ def variants_table(fits: dict[str, list[Fit]], comparisons: list[Comparison]) ->
             row[gap] = with_interval(*comparison.A_difference, "+.3f")
         if comparison and comparison.efficiency:
             held = comparison.efficiency[0]
-            row |= {common: "{:.2f}, {:.2f}".format(*held.B), "ratio of B": with_interval(*held.B_ratio, ".2f"),
-                    "ratio of C_mid": with_interval(*held.C_mid_ratio, ".2f")}  # fmt: skip
+            row[common] = "{:.2f}, {:.2f}".format(*held["B"])
+            row |= {f"ratio of {name}": with_interval(*held[f"{name}_ratio"], ".2f") for name in ("B", "C_mid")}
         rows.append(row)
     columns = ["variant", "runs", "A", "B", "C_mid", gap, common, "ratio of B", "ratio of C_mid", "verdict"]
     return markdown(columns, rows)
@@ -369,6 +369,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["tables"]:
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `study.py tables .. | head` ends quietly
     run_command(main)

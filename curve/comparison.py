@@ -59,7 +59,7 @@ class Comparison:
     numbers: str  # the reasons for the verdict, in words
     fell: dict[str, str]  # by variant: how many runs fell and are left out, such as "1 of 3"
     A_difference: tuple[float, float, float] | None = None  # (gap, low, high), if all runs identify A
-    efficiency: tuple["Efficiency", ...] = ()  # with A held at three values, if ceilings are not told apart
+    efficiency: tuple[dict, ...] = ()  # of `efficiency_at`, at three A, if ceilings are not told apart
 
     @property
     def sentence(self) -> str:
@@ -67,18 +67,6 @@ class Comparison:
         fell = [f"{number} runs of {variant} fell, and are left out" for variant, number in self.fell.items()]
         reasons = "; ".join(filter(None, [self.numbers, *fell]))
         return f"{self.verdict} ({reasons})" if reasons else self.verdict
-
-
-@dataclass(frozen=True)
-class Efficiency:
-    """B and C_mid of two variants with both asymptotes held at A: geometric means over the seeds, and the ratio of the
-    first variant to the second with its 95 % interval: (ratio, low, high)."""
-
-    A: float
-    B: tuple[float, float]
-    C_mid: tuple[float, float]
-    B_ratio: tuple[float, float, float]
-    C_mid_ratio: tuple[float, float, float]
 
 
 def compare(variants: tuple[str, str], groups: Sequence[list[Fit]]) -> Comparison:
@@ -109,12 +97,8 @@ def compare(variants: tuple[str, str], groups: Sequence[list[Fit]]) -> Compariso
         return Comparison(variants, "ceiling", higher, verdict, numbers, fell, A_difference)
 
     common = float(np.mean([fit.A for fits in counted for fit in fits]))
-    tried = tuple(efficiency(counted, A) for A in (common, common - MARGIN, min(common + MARGIN, 1.0)))
-    # 1 if all ratios are surely above 1, -1 if all are surely below, otherwise 0
-    steeper, later = (
-        int(all(low > 1 for _, low, _ in ratios)) - int(all(high < 1 for _, _, high in ratios))
-        for ratios in ([at.B_ratio for at in tried], [at.C_mid_ratio for at in tried])
-    )
+    held = tuple(efficiency_at(A, *counted) for A in (common, common - MARGIN, min(common + MARGIN, 1.0)))
+    steeper, later = (surely_above_1([at[ratio] for at in held]) for ratio in ("B_ratio", "C_mid_ratio"))
     winner = variants[0] if (steeper or -later) > 0 else variants[1]
     if not steeper and not later:
         kind, winner, verdict = "none", None, "no difference that this data shows"
@@ -127,9 +111,15 @@ def compare(variants: tuple[str, str], groups: Sequence[list[Fit]]) -> Compariso
     if no_ceiling:
         numbers = f"not all runs of {' and '.join(no_ceiling)} show a ceiling, and no other lies surely below it"
     numbers += f"; with A held at {common:.3f}"
-    for name, values, ratio in (("B", tried[0].B, tried[0].B_ratio), ("C_mid", tried[0].C_mid, tried[0].C_mid_ratio)):
-        numbers += ", {} {:.4g} and {:.4g}, ratio {}".format(name, *values, with_interval(*ratio, ".2f"))
-    return Comparison(variants, kind, winner, verdict, numbers, fell, A_difference, tried)
+    for name in ("B", "C_mid"):
+        ratio = with_interval(*held[0][f"{name}_ratio"], ".2f")
+        numbers += ", {} {:.4g} and {:.4g}, ratio {}".format(name, *held[0][name], ratio)
+    return Comparison(variants, kind, winner, verdict, numbers, fell, A_difference, held)
+
+
+def surely_above_1(ratios: list[tuple[float, float, float]]) -> int:
+    """1 if all these ratios, (ratio, low, high) each, are surely above 1, -1 if all are surely below, otherwise 0."""
+    return int(all(low > 1 for _, low, _ in ratios)) - int(all(high < 1 for _, _, high in ratios))
 
 
 def difference_of_ceilings(first: list[Fit], second: list[Fit]) -> tuple[float, float, float]:
@@ -173,14 +163,17 @@ def difference(first: tuple, second: tuple) -> tuple[float, float]:
     return float(np.mean(first[0]) - np.mean(second[0])), float(stdtrit(degrees, 0.975) * np.sqrt(variance))
 
 
-def efficiency(groups: Sequence[list[Fit]], A: float) -> Efficiency:
+def efficiency_at(A: float, *groups: list[Fit]) -> dict:
+    """B and C_mid of two variants with both asymptotes held at A: for "B" and for "C_mid" the geometric means over the
+    seeds of each, and for "B_ratio" and "C_mid_ratio" the ratio of the first variant to the second with its 95 %
+    interval, (ratio, low, high)."""
     held = [[fit.efficiency_at(A) for fit in fits] for fits in groups]
     degrees = [[len(fit.x) - 2 for fit in fits] for fits in groups]
-    means, ratios = [], []
-    for i in (0, 1):  # log B, log C_mid
+    found = {"A": A}
+    for i, name in enumerate(("B", "C_mid")):  # the order of `Fit.efficiency_at`
         logs = [[values[i] for values, _ in fits] for fits in held]
         errors = [[errors[i] for _, errors in fits] for fits in held]
-        log_ratio, half = difference(*zip(logs, errors, degrees))
-        means.append(tuple(float(np.exp(np.mean(values))) for values in logs))
-        ratios.append(tuple(float(np.exp(log)) for log in (log_ratio, log_ratio - half, log_ratio + half)))
-    return Efficiency(A, *means, *ratios)
+        ratio, half = difference(*zip(logs, errors, degrees))
+        found[name] = tuple(float(np.exp(np.mean(values))) for values in logs)
+        found[f"{name}_ratio"] = tuple(float(np.exp(log)) for log in (ratio, ratio - half, ratio + half))
+    return found

@@ -86,11 +86,9 @@ def _add_fields(parser: argparse.ArgumentParser, kind: type, default) -> None:
             continue
         members, help = _members(field.type), comments[field.name].replace("%", "%%")
         if value is dataclasses.MISSING:
-            several = (
-                {"nargs": "*", "default": []} if ... in members else {"nargs": "?", "default": dataclasses.MISSING}
-            )
-            metavar = field.name.upper().rstrip("S")
-            parser.add_argument(field.name, type=members[0], metavar=metavar, help=help, **several)
+            number, nothing = ("*", []) if ... in members else ("?", argparse.SUPPRESS)
+            how = {"type": members[0], "nargs": number, "default": nothing}
+            parser.add_argument(field.name, metavar=field.name.upper().rstrip("S"), help=help, **how)
             continue
         default_text = " ".join(map(str, value)) if isinstance(value, tuple) else value
         help += f" (default: {default_text})" if value not in (None, ()) else ""

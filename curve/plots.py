@@ -1,6 +1,7 @@
 """Draw fitted runs: one in detail, several side by side, variants against each other, the seeds of each variant.
 
-The suffix of the file is its format (FORMATS). A figure is written whole or not at all.
+The suffix of the file is its format: .png, .pdf, .svg, or another of matplotlib. A figure is written whole or not at
+all.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,6 @@ from curve.files import whole_file
 from curve.fit import Fit, FittedRun
 
 MARKERS = "os^Dv"  # of the first seed, the second, ...
-FORMATS = (".png", ".pdf", ".svg")
 # What the columns of our own logs count.
 COMPUTE_UNITS = {"compute_flops": "FLOPs", "compute_tokens": "sampled tokens", "compute_device_hours": "device-hours"}
 HIDDEN = "_"  # the legend leaves out a label that begins with it
