@@ -7,6 +7,7 @@ no curve.
 
 import difflib
 import re
+import sys
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -136,7 +137,7 @@ def _pass_rate_rank(name: str, source: str) -> tuple[int, ...]:
 
 
 class Table:
-    """The values of a log by column. Each has its row, its number (NaN for a text), and its code in `texts` (0: none).
+    """The values of a log by column: the rows that have one, and their numbers. A text is NaN, and stands in `texts`.
 
     lines: the line of each row in the file; -3 is the third record of a JSON document. chosen: a mask of the rows that
     are read. names: the columns with a value in these rows. source: the kind of these rows, such as "eval".
@@ -144,31 +145,29 @@ class Table:
 
     def __init__(self, rows: Iterable[tuple[int, dict]], notes: list[str]):
         self.notes, self.source = notes, ""
-        self.lines, self.columns = array("q"), defaultdict(lambda: (array("i"), array("d"), array("i")))
-        self.texts: dict[str, int] = {}
+        self.lines, self.columns = array("q"), defaultdict(lambda: (array("i"), array("d")))
+        self.texts: dict[str, dict[int, str]] = defaultdict(dict)  # by column and row
         self.in_percent = set()  # columns with values such as 62%, which are divided by 100
         for line, values in rows:
             for name, value in values.items():
                 if value is not None and value != "" and name:
-                    column = self.columns[name]
-                    number, code = (value, 0) if type(value) is float else self._parse(name, str(value).strip()[:80])
-                    column[0].append(len(self.lines))
-                    column[1].append(number)
-                    column[2].append(code)
+                    number = value if type(value) is float else self._parse(name, str(value).strip()[:80])
+                    self.columns[name][0].append(len(self.lines))
+                    self.columns[name][1].append(number)
             self.lines.append(line)
         self.chosen, self.names = np.ones(len(self.lines), bool), [*self.columns]
 
-    def _parse(self, name: str, text: str) -> tuple[float, int]:
-        if text in self.texts or text.lower() in ("", "na", "n/a", "#n/a", "null", "none", "-"):
-            return np.nan, self.texts.get(text, 0)
+    def _parse(self, name: str, text: str) -> float:
         try:
             number = float(text.removesuffix("%"))
         except ValueError:
-            return np.nan, self.texts.setdefault(text, len(self.texts) + 1)
+            if text.lower() not in ("", "na", "n/a", "#n/a", "null", "none", "-"):
+                self.texts[name][len(self.lines)] = sys.intern(text)  # one copy of each text
+            return np.nan
         if text.endswith("%"):
             self.in_percent.add(name)
             number /= 100
-        return number, 0
+        return number
 
     def place(self, row: int) -> str:
         return f"line {self.lines[row]}" if self.lines[row] > 0 else f"record {-self.lines[row]}"
@@ -184,12 +183,12 @@ class Table:
         numbers[np.asarray(self.columns[name][0])] = self.columns[name][1]
         return numbers
 
-    def groups(self, name: str, chosen: np.ndarray) -> dict[str, list[int]]:
-        """The rows of the mask `chosen`, by their value in a column, as a text."""
-        groups, texts, is_chosen = defaultdict(list), ["", *self.texts], chosen.tolist()
-        for row, number, code in zip(*self.columns[name]):
-            if is_chosen[row] and (code or number == number):  # not NaN
-                groups[texts[code] or str(number).removesuffix(".0")].append(row)
+    def groups(self, name: str, rows: Iterable[int]) -> dict[str, list[int]]:
+        """These rows by their value in a column, as a text. Rows without a value are left out."""
+        groups, numbers, texts = defaultdict(list), self.numbers(name), self.texts.get(name, {})
+        for row in rows:
+            if row in texts or numbers[row] == numbers[row]:  # not NaN
+                groups[texts.get(row) or str(numbers[row]).removesuffix(".0")].append(row)
         return groups
 
     def choose(self, rows: list[int]) -> None:
@@ -208,13 +207,13 @@ def read_curves(
     for condition in where.split(",") if where else ():
         column, _, value = condition.partition("=")
         _require_column(table, column, "--where")
-        if value not in (groups := table.groups(column, table.chosen)):
+        if value not in (groups := table.groups(column, table.rows(column))):
             raise ValueError(f"no record has {condition}: {column} can be {_listed([*groups])}")
         table.choose(groups[value])
         kinds[column] = value
     for column in KINDS_OF_RECORD:
         if column in table.names and column not in kinds:
-            groups = table.groups(column, table.chosen)
+            groups = table.groups(column, table.rows(column))
             trained = [value for value in groups if TRAINING.search(_plain(value))]
             validations = [value for value in groups if VALIDATION.search(_plain(value)) and value not in trained]
             if len(validations) > 1:
@@ -229,8 +228,7 @@ def read_curves(
     if not table.names:
         raise ValueError("no column has a value: expected a table with names, or a JSON object a line")
     columns = _pass_rates(table, y)
-    guessed = " and ".join(flag for flag, column in (("--x", x), ("--y", y)) if column is None)
-    several = len(columns) > 1 or y == "all"
+    several, guessed = len(columns) > 1 or y == "all", x is None or y is None
     return [_series(table, column if several else name, x, column, percent, guessed) for column in columns]
 
 
@@ -294,15 +292,13 @@ def _best_compute(table: Table, counters: list[str], rows: np.ndarray) -> str:
     return best
 
 
-def _series(table: Table, name: str, x: str | None, y: str, percent: bool, guessed: str) -> Series:
-    """The curve of the pass rate y. x, percent: as in `read_log`. guessed: the flags that were not given, in words."""
-    rows, _, codes = (np.asarray(part) for part in table.columns[y])
-    texts = np.flatnonzero(table.chosen[rows] & (codes > 0))
-    if len(texts):
-        text = [*table.texts][codes[texts[0]] - 1]
-        raise ValueError(f"{table.place(rows[texts[0]])}: {y} = {text[:40]!r} is not a number: mend or remove it")
-    rows = table.rows(y)
-    nan = np.isnan(table.numbers(y)[rows])
+def _series(table: Table, name: str, x: str | None, y: str, percent: bool, guessed: bool) -> Series:
+    """The curve of the pass rate y. x, percent: as in `read_log`. guessed: whether x or y was not given there."""
+    for row, text in table.texts.get(y, {}).items():
+        if table.chosen[row]:
+            raise ValueError(f"{table.place(row)}: {y} = {text[:40]!r} is not a number: mend or remove it")
+    rows, pass_rate = table.rows(y), table.numbers(y)
+    nan = np.isnan(pass_rate[rows])
     rows = rows[~nan]
 
     counters = _counters(table, y, rows)
@@ -314,15 +310,15 @@ def _series(table: Table, name: str, x: str | None, y: str, percent: bool, guess
 
     x = x or _best_compute(table, counters, rows)
     if x in COSTS and x not in table.names:
-        compute = _summed_costs(table, x, step)[rows]
+        compute = _summed_costs(table, x, step)
     else:
         _require_column(table, x, "--x")
-        compute = table.numbers(x)[rows]
-    missing = np.isnan(compute)
+        compute = table.numbers(x)
+    missing = np.isnan(compute[rows])
     if missing.all():
         raise ValueError(f"no line has a value of {x!r} and of {y!r}")
-    rows, compute = rows[~missing], compute[~missing]
-    pass_rate = table.numbers(y)[rows] / (100 if percent and y not in table.in_percent else 1)
+    rows = rows[~missing]
+    compute, pass_rate = compute[rows], pass_rate[rows] / (100 if percent and y not in table.in_percent else 1)
     check_curve(compute, pass_rate, lambda i: table.place(rows[i]))
 
     note = f"read: x = {x}, y = {y}, {len(rows)} points"
@@ -331,9 +327,9 @@ def _series(table: Table, name: str, x: str | None, y: str, percent: bool, guess
     counts = {"with NaN": nan.sum(), repeats: repeated, f"without {x}": missing.sum()}
     left_out = [f"{count} {reason}" for reason, count in counts.items() if count]
     note += f"; left out: {', '.join(left_out)}" if left_out else ""
-    num_examples = None
-    if "num_examples" in table.names and np.isfinite(examples := table.numbers("num_examples")[rows]).any():
-        num_examples = float(np.nanmean(examples))
+    examples = table.numbers("num_examples")[rows]
+    examples = examples[np.isfinite(examples)]
+    num_examples = float(examples.mean()) if len(examples) else None
     if len(rows) > MOST_POINTS:  # the first may give R0; the others become means of neighbours
         starts = np.append(0, np.arange(1, len(rows), -(-(len(rows) - 1) // (MOST_POINTS - 1))))
         sizes = np.diff(np.append(starts, len(rows)))
@@ -341,8 +337,8 @@ def _series(table: Table, name: str, x: str | None, y: str, percent: bool, guess
         num_examples = num_examples and num_examples * len(rows) / len(compute)
         note += f"; neighbours averaged into {len(compute)}"
     usable = [column for column in table.names if _compute_rank(column) is not None or _pass_rate_rank(column, "")]
-    others = [column for column in usable if column not in (x, y) and not any(table.columns[column][2])]
-    note += f"; {guessed} can name others: {_listed(others)}" if others and guessed else ""
+    others = [column for column in usable if column not in (x, y) and column not in table.texts]
+    note += f"; --x and --y can name others: {_listed(others)}" if others and guessed else ""
     notes = [note, *table.notes]
     if _pass_rate_rank(y, table.source)[:1] == (2,):
         notes.append(f"! {y} is measured in training, and is no validation: on other problems the run may do otherwise")
@@ -353,11 +349,10 @@ def _refuse_several_curves(table: Table, step: str, y: str, rows: np.ndarray) ->
     """ValueError, naming the column that tells the runs apart, if these rows are from several runs."""
     steps, pass_rates = table.numbers(step), table.numbers(y)[rows]
     changes = np.diff(steps[rows])
-    chosen = np.isin(np.arange(len(steps)), rows)
     for column in table.names:
         is_group = GROUPS.fullmatch(column)
         if column not in (step, y) and (is_group or (changes <= 0).any()):
-            groups = table.groups(column, chosen)
+            groups = table.groups(column, rows.tolist())
             runs = (steps[group] for group in groups.values())
             if 1 < len(groups) <= len(rows) // 2 and (is_group or all((np.diff(run) > 0).all() for run in runs)):
                 curves = f"several curves under each other, by {column}: {_listed([*groups])}"
