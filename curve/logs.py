@@ -9,14 +9,12 @@ other, so that a large file streams. Then curve/columns.py chooses the columns o
 """
 
 import csv
-import gzip
 import io
 import json
 import os
 import re
 import sys
 import tempfile
-import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -75,7 +73,7 @@ def read_table(log: Path) -> Table:
     try:
         with _open(log) as binary:
             return Table(_rows(binary, notes), notes)
-    except (EOFError, zlib.error, gzip.BadGzipFile, json.JSONDecodeError, csv.Error, RecursionError) as error:
+    except (json.JSONDecodeError, csv.Error, RecursionError) as error:
         raise ValueError(f"broken, cut off or nested too deeply ({error}): mend it, or write JSON lines") from None
 
 
@@ -99,7 +97,7 @@ def packed_runs(study: Path) -> dict[str, bytes]:
 
 
 def _open(log: Path) -> io.BufferedIOBase:
-    """The bytes of a log, unpacked, which can be read again and again. A run may lie in the RUNS file of its study."""
+    """The bytes of a log, which can be read again and again. A run may lie in the RUNS file of its study."""
     folder = log.parent if log.name == "log.jsonl" else log
     if not folder.exists() and (folder.parent / RUNS).exists():
         runs = packed_runs(folder.parent)
@@ -107,11 +105,7 @@ def _open(log: Path) -> io.BufferedIOBase:
             raise ValueError(f"no such run in {RUNS}, which has {', '.join(runs)}")
         return io.BytesIO(runs[folder.name])
     binary = sys.stdin.buffer if str(log) == "-" else open(log, "rb")
-    if binary is sys.stdin.buffer or not binary.seekable():
-        binary = io.BytesIO(binary.read())
-    is_packed = binary.read(2) == b"\x1f\x8b"
-    binary.seek(0)
-    return gzip.open(binary) if is_packed else binary
+    return binary if binary.seekable() else io.BytesIO(binary.read())
 
 
 def _rows(binary: io.BufferedIOBase, notes: list[str]) -> Iterable[Row]:
@@ -212,7 +206,7 @@ def _event_rows(binary: io.BufferedIOBase) -> Iterator[Row]:
     except ImportError:
         raise ValueError("these are TensorBoard's events: pip install tensorboard, which reads them") from None
     rows = {}
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # the file may be packed, or a pipe
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # the log may be a pipe
         copy = Path(folder) / "events"
         copy.write_bytes(binary.read())
         for event in EventFileLoader(str(copy)).Load():
