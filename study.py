@@ -13,8 +13,6 @@ seeds.png are made from the logs alone.
 """
 
 import contextlib
-import dataclasses
-import difflib
 import itertools
 import json
 import re
@@ -80,7 +78,7 @@ STUDIES = {
 
 
 def read_study(study: str) -> dict[str, dict]:
-    """The changes of each variant of a study, by name. ValueError, naming variant and field, if it is not a study."""
+    """The changes of each variant of a study, by name. ValueError if it is not a study."""
     if study in STUDIES:
         return STUDIES[study]
     try:
@@ -89,14 +87,9 @@ def read_study(study: str) -> dict[str, dict]:
         raise ValueError(f"{study}: neither {', '.join(STUDIES)}, tables nor a JSON file ({error})") from None
     if not (isinstance(variants, dict) and variants and all(isinstance(fields, dict) for fields in variants.values())):
         raise ValueError(f'{study}: the file must hold {{"NAME": {{"field": value, ...}}, ...}}')
-    known = {field.name for kind in (Settings, loss.Recipe) for field in dataclasses.fields(kind)}
-    known -= {"name", "seed", "resume", "from_step"}  # which the study itself sets
-    for variant, changes in variants.items():
+    for variant in variants:
         if not re.fullmatch(r"[\w.+-]+", variant):
             raise ValueError(f"{study}: {variant!r} cannot name a folder: letters, digits, _ . + - only")
-        for name in changes.keys() - known:
-            near = "".join(f"; did you mean {word}?" for word in difflib.get_close_matches(name, known, 1))
-            raise ValueError(f"{study}: {variant} sets {name!r}, which a study cannot{near}")
     return variants
 
 
@@ -113,16 +106,16 @@ def runs_to_train(study: Study, common: list[str]) -> dict[Path, tuple[Settings,
     """The runs of a study by folder: settings, and the flags of train.py that give them. common: flags for all runs.
     ValueError if a run is impossible, or if its folder holds another run."""
     common_flags = {argument.split("=")[0] for argument in common}
-    for single in ("--seed", "--resume", "--from-step"):
-        if single in common_flags:
-            raise ValueError(f"{single} is for one run: a study has --seeds, and goes on by itself")
     if study.jobs < 1:
         raise ValueError(f"--jobs must be at least 1, not {study.jobs}")
     runs, parent = {}, study.name or Path(study.study).stem
     if (Path("runs") / parent / "config.json").exists():
         raise ValueError(f"runs/{parent} holds a run, not a study; choose another --name")
     for seed, (variant, changes) in itertools.product(study.seeds, read_study(study.study).items()):
-        for argument in common_flags & {*map(flag, changes)}:
+        own_flags = {*map(flag, changes)}
+        for single in {"--name", "--seed", "--resume", "--from-step"} & (common_flags | own_flags):
+            raise ValueError(f"{single} is for one run: a study names its runs, has --seeds, and goes on by itself")
+        for argument in common_flags & own_flags:
             raise ValueError(f"variant {variant!r} of {study.study} has its own {argument}: it is no flag for all runs")
         name = f"{parent}/{variant}-seed{seed}"
         folder, changes = Path("runs") / name, changes | {"name": name, "seed": seed}
