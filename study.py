@@ -27,7 +27,7 @@ import numpy as np
 from scipy.special import chdtri, stdtrit  # quantiles of chi^2 and of Student's t
 
 import loss
-from curve.comparison import Comparison, asymptote_of, compare, standing
+from curve.comparison import Comparison, asymptote_of, compare
 from curve.files import write_whole
 from curve.fit import Fit, FittedRun, with_interval
 from curve.flags import flag, read_flags, run_command
@@ -255,8 +255,6 @@ def variants_table(fits: dict[str, list[Fit]], comparisons: list[Comparison]) ->
     for (variant, seeds), comparison in zip(fits.items(), [None, *comparisons]):
         row = {"variant": variant, "runs": len(seeds), "A": asymptote_of(seeds)}
         row["verdict"] = comparison.verdict if comparison else "(the others are compared with it)"
-        if all(fit.identified for fit in standing(seeds)):
-            row |= {name: f"{np.mean([getattr(fit, name) for fit in standing(seeds)]):.3g}" for name in ("B", "C_mid")}
         if comparison and comparison.A_difference:
             row[gap] = with_interval(*comparison.A_difference, "+.3f")
         if comparison and comparison.efficiency:
@@ -264,31 +262,30 @@ def variants_table(fits: dict[str, list[Fit]], comparisons: list[Comparison]) ->
             row[common] = "{:.2f}, {:.2f}".format(*held["B"])
             row |= {f"ratio of {name}": with_interval(*held[f"{name}_ratio"], ".2f") for name in ("B", "C_mid")}
         rows.append(row)
-    columns = ["variant", "runs", "A", "B", "C_mid", gap, common, "ratio of B", "ratio of C_mid", "verdict"]
-    return markdown(columns, rows)
+    return markdown(["variant", "runs", "A", gap, common, "ratio of B", "ratio of C_mid", "verdict"], rows)
 
 
 def forecast_table(reports: list[dict]) -> str:
     """Forecasts from the first half of each run, beside what came, and the median errors."""
-    rows, sizes, inside = [], [], []
+    rows, sizes, inside = [], [], 0
     error_columns = ["error of the sigmoid", "of the power law", "of the last value"]
     for run in reports:
         test = run["baselines"]["held_out"]
-        row = {"run": run["name"], "sigmoid": test.get("error")}
-        if "error" not in test:
-            errors = [test[name] - test["came"] for name in FORECASTERS]
-            sizes.append(np.abs(errors))
-            inside.append(test["interval"][0] <= test["came"] <= test["interval"][1])
-            row |= {"fitted up to": f"{test['fit_to']:.3g}", "came": f"{test['came']:.3f}",
-                    "sigmoid": with_interval(test["sigmoid"], *test["interval"]),
-                    "inside": "yes" if inside[-1] else "no",
-                    **{column: f"{error:+.3f}" for column, error in zip(error_columns, errors)}}  # fmt: skip
-        rows.append(row)
-    text = markdown(["run", "fitted up to", "came", "sigmoid", "inside", *error_columns], rows)
+        if "error" in test:
+            rows.append({"run": run["name"], "sigmoid": test["error"]})
+            continue
+        came, (low, high) = test["came"], test["interval"]
+        errors = [test[name] - came for name in FORECASTERS]
+        sizes.append(np.abs(errors))
+        inside += low <= came <= high
+        row = {"run": run["name"], "fitted up to": f"{test['fit_to']:.3g}", "came": f"{came:.3f}"}
+        row["sigmoid"] = with_interval(test["sigmoid"], low, high)
+        rows.append(row | {column: f"{error:+.3f}" for column, error in zip(error_columns, errors)})
+    text = markdown(["run", "fitted up to", "came", "sigmoid", *error_columns], rows)
     if sizes:
         medians = "sigmoid {:.3f}, power law {:.3f}, last value {:.3f}".format(*np.median(sizes, axis=0))
         text += (
-            f"\n\nMedian error: {medians}. {sum(inside)} of {len(inside)} came inside their 95 % interval"
+            f"\n\nMedian error: {medians}. {inside} of {len(sizes)} came inside their 95 % interval"
             " (that of the curve, widened by the scatter of the last three points, whose mean came)."
         )
     return text
@@ -301,10 +298,9 @@ def seeds_table(fits: dict[str, list[Fit]]) -> str:
         cells = ["fell" if f.fell else f"{f.A:.3f}" if f.identified else f"> {f.interval['A'][0]:.3f}" for f in seeds]
         rows.append({"A of": variant, **{f"run {i}": cell for i, cell in enumerate(cells, 1)}})
         A = [fit.A for fit in seeds if fit.identified and not fit.fell]
-        if len(A) > 1:
-            rows[-1]["half of the range"] = f"{np.ptp(A) / 2:.3f}"
+        if A:
             squares, degrees = squares + len(A) * np.var(A), degrees + len(A) - 1
-    text = markdown(["A of", *(f"run {i + 1}" for i in range(most)), "half of the range"], rows)
+    text = markdown(["A of", *(f"run {i + 1}" for i in range(most))], rows)
     if degrees:
         s, t = np.sqrt(squares / degrees), stdtrit(degrees, 0.975)
         low, high = s * np.sqrt(degrees / chdtri(degrees, [0.025, 0.975]))
