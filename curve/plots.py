@@ -5,7 +5,6 @@ all.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 
@@ -20,22 +19,20 @@ from curve.fit import Fit, FittedRun
 MARKERS = "os^Dv"  # of the first seed, the second, ...
 # What the columns of our own logs count.
 COMPUTE_UNITS = {"compute_flops": "FLOPs", "compute_tokens": "sampled tokens", "compute_device_hours": "device-hours"}
-HIDDEN = "_"  # the legend leaves out a label that begins with it
 
 
 def plot_runs(path: Path, runs: Sequence[FittedRun], predict: Sequence[float] = ()) -> None:
-    """Draw runs: a single one in detail, several as curves. Forecasts reach to the last compute of `predict`."""
+    """Draw runs: several as variants, a single one in detail, with a forecast to the last compute of `predict`."""
+    if len(runs) > 1:
+        return plot_compare(path, {series.name: [(series, fit)] for series, fit in runs}, [])
     figure, (axes,) = _new_figure(1)
-    alone, title = len(runs) == 1, "points, fitted curves, forecasts (dashed)"
-    for i, (series, fit) in enumerate(runs):
-        _draw_run(axes, series, fit, f"C{i}", details=alone, predict=predict)
-    if alone:
-        title = series.name if fit.identified else f"{series.name}\n{fit.warnings[0]}"
-    _finish(axes, [series for series, _ in runs], title)
+    ((series, fit),) = runs
+    _draw_run(axes, series, fit, predict)
+    _finish(axes, [series], series.name if fit.identified else f"{series.name}\n{fit.warnings[0]}")
     _save(path, figure)
 
 
-def plot_compare(path: Path, variants: dict[str, list[FittedRun]], comparisons: list[Comparison]) -> None:
+def plot_compare(path: Path, variants: dict[str, list[FittedRun]], comparisons: Sequence[Comparison]) -> None:
     """Draw the curves of variants, and above them the verdicts of three comparisons at most."""
     figure, (axes,) = _new_figure(1)
     for i, (name, runs) in enumerate(variants.items()):
@@ -52,9 +49,8 @@ def plot_seeds(path: Path, variants: dict[str, list[FittedRun]]) -> None:
     """Draw variants by name, a panel each: every seed with its own curve (Fig. 8a)."""
     figure, panels = _new_figure(len(variants))
     for axes, (name, runs) in zip(panels, variants.items()):
-        for i, ((series, fit), marker) in enumerate(zip(runs, cycle(MARKERS))):
-            seed = replace(series, name=series.name.removeprefix(f"{name}-"))
-            _draw_run(axes, seed, fit, f"C{i}", marker=marker)
+        for i, (series, fit) in enumerate(runs):
+            _draw_variant(axes, series.name.removeprefix(f"{name}-"), [(series, fit)], f"C{i}")
         _finish(axes, [series for series, _ in runs], name)
         axes.set_ylim(0, 1)
     for axes in panels[len(variants) :]:
@@ -62,29 +58,25 @@ def plot_seeds(path: Path, variants: dict[str, list[FittedRun]]) -> None:
     _save(path, figure)
 
 
-def _draw_run(axes, series: Series, fit: Fit, color: str, details=False, predict=(), marker="o") -> None:
-    """Points, curve, band, and a forecast to 4 times the last compute or the last `predict`. details: a full legend."""
-    hidden = "" if details else HIDDEN
+def _draw_run(axes, series: Series, fit: Fit, predict: Sequence[float]) -> None:
+    """Points, curve, band, and a forecast to 4 times the last compute or the last `predict`."""
     fitted, shown = np.isin(series.x, fit.x), series.x > 0
-    for points, fill, text in ((shown & fitted, color, "points fitted"), (shown & ~fitted, "w", "left out")):
+    for points, fill, text in ((shown & fitted, "C0", "points fitted"), (shown & ~fitted, "w", "left out")):
         if points.any():
-            axes.plot(series.x[points], series.y[points], marker, ms=4, color=color, mfc=fill, label=hidden + text)
+            axes.plot(series.x[points], series.y[points], "o", ms=4, color="C0", mfc=fill, label=text)
     if series.num_examples:
         x, y = series.x[shown], series.y[shown]
         half = 1.96 * np.sqrt(y * (1 - y) / series.num_examples)
-        text = f"{hidden}95 % of {series.num_examples:.0f} answers"
-        axes.errorbar(x, y, half, fmt="none", ecolor=color, elinewidth=0.7, alpha=0.6, label=text)
+        text = f"95 % of {series.num_examples:.0f} answers"
+        axes.errorbar(x, y, half, fmt="none", ecolor="C0", elinewidth=0.7, alpha=0.6, label=text)
     end = max(4 * fit.C_max, 1.2 * series.x[-1], *(1.2 * C for C in predict))
     past, future = np.geomspace(fit.x[fit.x > 0][0] / 1.5, fit.C_max, 100), np.geomspace(fit.C_max, end, 50)
-    name = f"{series.name}: {'collapsed' if fit.collapsed else f'A {fit.asymptote}'}"
-    axes.plot(past, fit.predict(past), color=color, label="fitted curve" if details else name)
+    axes.plot(past, fit.predict(past), color="C0", label="fitted curve")
     if fit.collapsed:  # then there is no forecast
         return
-    axes.plot(future, fit.predict(future), "--", color=color, label=f"{hidden}forecast")
+    axes.plot(future, fit.predict(future), "--", color="C0", label="forecast")
     both = np.append(past, future)
-    axes.fill_between(both, *fit.band(both), color=color, alpha=0.18, lw=0, label=f"{hidden}95 % interval")
-    if not details:
-        return
+    axes.fill_between(both, *fit.band(both), color="C0", alpha=0.18, lw=0, label="95 % interval")
     axes.axvspan(fit.C_max, end, color="0.5", alpha=0.1, lw=0, label="beyond the data fitted")
     if fit.identified:
         axes.axhline(fit.A, color="C3", lw=1, label=f"asymptote A {fit.asymptote}")

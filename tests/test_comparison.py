@@ -105,12 +105,11 @@ def test_a_collapse_draws_nothing_that_it_does_not_show():
     fallen = Series("run", x, np.where(x > 400, 0.0, y))
     f = fit_sigmoid(fallen.x, fallen.y)
     assert f.collapsed and f.fell and not f.identified and outlook(fallen) == "collapsed"
-    for details in (True, False):
-        axes = Figure().subplots()
-        plots._draw_run(axes, fallen, f, "C0", details)
-        labels = " ".join(str(artist.get_label()) for artist in (*axes.lines, *axes.collections))
-        assert not axes.collections
-        assert not any(word in labels for word in ("asymptote", "interval", "above", "forecast"))
+    axes = Figure().subplots()
+    plots._draw_run(axes, fallen, f, ())
+    labels = " ".join(str(artist.get_label()) for artist in (*axes.lines, *axes.collections))
+    assert not axes.collections
+    assert not any(word in labels for word in ("asymptote", "interval", "above", "forecast"))
     axes = Figure().subplots()
     plots._draw_variant(axes, "variant", [(fallen, f)], "C0")
     assert not axes.collections
