@@ -2,7 +2,7 @@
 
     python fit_curve.py runs/NAME                                          # a run of ours
     python fit_curve.py log.csv --x gpu_hours --y pass_rate --predict 1e5 --plot fit.png
-    python fit_curve.py seed0.csv seed1.csv seed2.csv --seeds              # several seeds of one variant
+    python fit_curve.py --compare seed0.csv,seed1.csv,seed2.csv            # several seeds of one variant
     python fit_curve.py --compare base=b0.csv,b1.csv scalerl=s0.csv,s1.csv --plot compare.png
 
 The pass rate R after compute C is a sigmoid in log C (Khatri et al., arXiv 2510.13786, sec. 2.1):
@@ -35,9 +35,9 @@ from itertools import combinations
 from pathlib import Path
 from typing import Literal
 
-from curve.comparison import compare, mean_of_seeds
+from curve.comparison import asymptote_of, compare
 from curve.files import write_whole
-from curve.fit import FittedRun, fit_sigmoid, with_interval
+from curve.fit import FittedRun, fit_sigmoid
 from curve.flags import read_flags, run_command
 from curve.logs import read_log
 from curve.plots import plot_compare, plot_runs
@@ -70,21 +70,8 @@ class Fitting:
 @dataclass(frozen=True, kw_only=True)
 class Options(Fitting):
     logs: tuple[str, ...]  # LOG, FILE:COLUMN or -; with --compare variants, [NAME=]LOG[,LOG...]: seeds with commas
-    seeds: bool = False  # the logs are seeds of one variant
     compare: bool = False  # the logs are variants, which are compared two by two
     plot: Path | None = None  # draw the curves into this file: .png, .pdf or .svg
-
-
-def read_options(arguments: list[str]) -> Options:
-    """The options of the command. ValueError, in one sentence, for impossible options."""
-    options = read_flags(Options, arguments, description=f"{__doc__}\n{FIRST_COMMANDS}")
-    if not options.logs:
-        raise ValueError("no log is named; for example: python fit_curve.py data/examples/simulated.csv")
-    if options.seeds and options.compare:
-        raise ValueError("choose one: --seeds of one variant, or --compare, where commas join the seeds of a variant")
-    if not all(C > 0 for C in options.predict):
-        raise ValueError("--predict: compute must be positive")
-    return options
 
 
 def named_logs(options: Options) -> list[tuple[str, str]]:
@@ -125,24 +112,23 @@ def main(arguments: list[str]) -> int:
     if not arguments:
         print(FIRST_COMMANDS)
         return 0
-    options = read_options(arguments)
+    options = read_flags(Options, arguments, description=f"{__doc__}\n{FIRST_COMMANDS}")
+    if not options.logs:
+        raise ValueError("no log is named; for example: python fit_curve.py data/examples/simulated.csv")
+    if not all(C > 0 for C in options.predict):
+        raise ValueError("--predict: compute must be positive")
     variants, unfit = fit_logs(named_logs(options), options)
     if unfit and not (options.compare and len(variants) > 1):
         raise ValueError(unfit[0])
     runs = [run for runs in variants.values() for run in runs]
     results = {"runs": [report(*run, options.predict) for run in runs]}
     paragraphs = [f"{run[0].name}\n{describe(*run, numbers)}" for run, numbers in zip(runs, results["runs"])]
-    if options.seeds:
-        results["seeds"] = mean_of_seeds([fit for _, fit in runs])
-        means = [f"{name} {with_interval(*mean, '.4g')}" for name, mean in (results["seeds"] or {}).items()]
-        text = f"mean and 95 % t-interval: {', '.join(means)}" if means else "not all identify A, so none is given"
-        paragraphs.append(f"{len(runs)} seeds: {text}")
     if options.compare:
-        if len(variants) < 2:
-            raise ValueError("--compare needs two variants; for a folder of runs: python study.py tables FOLDER")
         fits = {name: [fit for _, fit in runs] for name, runs in variants.items()}
         comparisons = [compare(pair, [fits[name] for name in pair]) for pair in combinations(fits, 2)]
-        results |= {"comparisons": comparisons, "left_out": unfit}
+        asymptotes = {name: asymptote_of(seeds) for name, seeds in fits.items()}
+        results |= {"asymptotes": asymptotes, "comparisons": comparisons, "left_out": unfit}
+        paragraphs += [f"{name}: A {text}, from {len(fits[name])} run(s)" for name, text in asymptotes.items()]
         paragraphs += [f"{' and '.join(each.variants)}: {each.sentence}" for each in comparisons]
         paragraphs += [f"left out, since it cannot be fitted: {reason}" for reason in unfit]
 

@@ -11,7 +11,6 @@ import base64
 import dataclasses
 import hashlib
 import json
-import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,52 +101,47 @@ def with_terms(recipe: loss.Recipe, line: dict) -> dict:
     if not trained:
         return line
     shape = len(trained), max(len(completion["ids"]) for completion in trained)
-    logprobs_BT, generator_BT = torch.full(shape, math.nan), torch.full(shape, math.nan)
+    logprobs_BT, generator_BT = torch.full(shape, np.nan), torch.full(shape, np.nan)
     for row, completion in enumerate(trained):
         for tensor_BT, name in ((logprobs_BT, "trainer_logprobs"), (generator_BT, "generator_logprobs")):
-            values = [math.nan if value is None else value for value in completion[name]]
-            tensor_BT[row, : len(values)] = torch.tensor(values)
+            values = np.array(completion[name], float)  # a null becomes NaN
+            tensor_BT[row, : len(values)] = torch.from_numpy(values)
     sampled_BT = logprobs_BT.isfinite() & generator_BT.isfinite()
     advantages_B = torch.tensor([float(completion["advantage"]) for completion in trained])
     inputs = logprobs_BT.nan_to_num(), generator_BT.nan_to_num(), sampled_BT, advantages_B
     terms_BT, log_rho_BT, clipped_BT = loss.token_terms(recipe, *inputs)
     ratios_B1 = loss.sequence_log_ratios(log_rho_BT, sampled_BT).exp()
     for row, completion in enumerate(trained):
-        sampled_T = sampled_BT[row, : len(completion["ids"])]
         for name, tensor_BT in (("log_rho", log_rho_BT), ("terms", terms_BT)):
-            pairs = zip(tensor_BT[row].tolist(), sampled_T.tolist())
-            completion[name] = [six_digits(value) if sampled else None for value, sampled in pairs]
+            values_BT = tensor_BT.masked_fill(~sampled_BT, np.nan)  # which six_digits makes a null
+            completion[name] = [six_digits(value) for value in values_BT[row, : len(completion["ids"])].tolist()]
         completion["clipped"] = clipped_BT[row].nonzero().flatten().tolist()
         completion["s"] = six_digits(ratios_B1[row].item())  # its name in the formula of gspo
     return line
 
 
 def curves(run: Path, log: list[dict]) -> list[dict]:
-    """The pass rate of each source at each validation, with the fit that train.py makes, if there is one."""
+    """The curve of each source: at each validation its points [step, compute, pass rate]; and of the fit that train.py
+    makes, if there is one: its line [compute, pass rate, low, high], the compute at which the forecast begins, and its
+    report in words."""
     validations = [line for line in log if line["kind"] == "validation"]
     columns = [column for column in (validations or [{}])[0] if column.startswith("pass_rate/")] or ["pass_rate"]
-    return [curve(run, column, validations, len(columns)) for column in columns]
-
-
-def curve(run: Path, column: str, validations: list[dict], sources: int) -> dict:
-    """One curve: its points [step, compute, pass rate]; and the fit: its line [compute, pass rate, low, high], the
-    compute at which the forecast begins, and its report in words."""
-    points = [[line["step"], line["compute_flops"], line[column]] for line in validations]
-    try:
-        (series,) = read_log(run / "log.jsonl", "compute_flops", column)
-        # If there are several sources, the log does not say how many answers each has.
-        fit = fit_sigmoid(series.x, series.y, num_examples=series.num_examples if sources == 1 else None)
-    except ValueError as error:
-        return {"name": column, "points": points, "line": [], "words": f"no fit: {error}"}
-    C = np.geomspace(fit.x[fit.x > 0][0] / 1.5, 2 * fit.C_max, 120)
-    return {
-        "name": column,
-        "points": points,
-        "line": np.stack([C, fit.predict(C), *fit.band(C)], 1).tolist(),
-        "until": fit.C_max,
-        "A": fit.A if fit.identified else None,
-        "words": describe(series, fit, report(series, fit)),
-    }
+    found = []
+    for column in columns:
+        points = [[line["step"], line["compute_flops"], line[column]] for line in validations]
+        try:
+            (series,) = read_log(run / "log.jsonl", "compute_flops", column)
+            # If there are several sources, the log does not say how many answers each has.
+            fit = fit_sigmoid(series.x, series.y, num_examples=series.num_examples if len(columns) == 1 else None)
+        except ValueError as error:
+            found.append({"name": column, "points": points, "line": [], "words": f"no fit: {error}"})
+            continue
+        C = np.geomspace(fit.x[fit.x > 0][0] / 1.5, 2 * fit.C_max, 120)
+        line = np.stack([C, fit.predict(C), *fit.band(C)], 1).tolist()
+        words = describe(series, fit, report(series, fit))
+        A = fit.A if fit.identified else None
+        found.append({"name": column, "points": points, "line": line, "until": fit.C_max, "A": A, "words": words})
+    return found
 
 
 if __name__ == "__main__":

@@ -33,8 +33,6 @@ class Series:
 
 def check_curve(x: np.ndarray, y: np.ndarray, place: Callable[[int], str] = lambda i: f"point {i + 1}") -> None:
     """ValueError, naming the first wrong point, unless compute x (n,) increases and pass rates y (n,) are in [0, 1]."""
-    if x.shape != y.shape or x.ndim != 1 or not len(x):
-        raise ValueError(f"x and y must be two lists of the same length, got shapes {x.shape} and {y.shape}")
     with np.errstate(invalid="ignore"):
         advice = "if it is in percent, say --percent" if 1.5 < y.max() <= 100 else "name another column with --y"
         rules = (

@@ -18,30 +18,16 @@ def standing(fits: list[Fit]) -> list[Fit]:
     return [fit for fit in fits if not fit.fell] or fits
 
 
-def mean_of_seeds(fits: list[Fit]) -> dict[str, tuple[float, float, float]] | None:
-    """(mean, low, high) of A, B, C_mid and R0 over seeds that were fitted alone, with 95 % t-intervals. None if a seed
-    does not identify A; ValueError for a single seed."""
-    if len(fits) < 2:
-        raise ValueError("--seeds needs the logs of two runs or more")
-    if not all(fit.identified for fit in fits):
-        return None
-    means = {}
-    for name in ("A", "B", "C_mid", "R0"):
-        values = [getattr(fit, name) for fit in fits]
-        mean = float(np.mean(values))
-        half = float(stdtrit(len(fits) - 1, 0.975) * np.std(values, ddof=1) / np.sqrt(len(fits)))
-        means[name] = mean, mean - half, mean + half
-    return means
-
-
 def asymptote_of(fits: list[Fit]) -> str:
-    """A of a variant as text: with its 95 % interval if all its seeds identify it, otherwise seed by seed."""
+    """A of a variant as text: the mean with a 95 % t-interval if all its seeds identify A, otherwise seed by seed."""
     counted = standing(fits)
     fell = f"; {len(fits) - len(counted)} of {len(fits)} fell" if len(fits) > len(counted) else ""
     if len(counted) == 1:
         return counted[0].asymptote + fell
-    if means := mean_of_seeds(counted):
-        return with_interval(*means["A"]) + fell
+    if all(fit.identified for fit in counted):
+        A = [fit.A for fit in counted]
+        half = stdtrit(len(A) - 1, 0.975) * np.std(A, ddof=1) / np.sqrt(len(A))
+        return with_interval(np.mean(A), np.mean(A) - half, np.mean(A) + half) + fell
     if all(fit.comparable for fit in counted):
         return ", ".join(f"{fit.A:.3f}" if fit.identified else fit.asymptote for fit in counted) + fell
     return f"not identified by {sum(not fit.identified for fit in counted)} of {len(counted)} runs{fell}"

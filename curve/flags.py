@@ -86,7 +86,7 @@ def _add_fields(parser: argparse.ArgumentParser, kind: type, default) -> None:
             continue
         members, help = _members(field.type), comments[field.name].replace("%", "%%")
         if value is dataclasses.MISSING:
-            number, nothing = ("*", []) if ... in members else ("?", argparse.SUPPRESS)
+            number, nothing = ("*", []) if ... in members else ("?", dataclasses.MISSING)
             how = {"type": members[0], "nargs": number, "default": nothing}
             parser.add_argument(field.name, metavar=field.name.upper().rstrip("S"), help=help, **how)
             continue

@@ -5,18 +5,15 @@ all.
 """
 
 from collections.abc import Sequence
-from itertools import cycle
 from pathlib import Path
 
 import numpy as np
-from scipy.special import stdtrit  # quantiles of Student's t; scipy.stats is slow to import
 
 from curve.columns import Series
 from curve.comparison import Comparison, asymptote_of, standing
 from curve.files import whole_file
 from curve.fit import Fit, FittedRun
 
-MARKERS = "os^Dv"  # of the first seed, the second, ...
 # What the columns of our own logs count.
 COMPUTE_UNITS = {"compute_flops": "FLOPs", "compute_tokens": "sampled tokens", "compute_device_hours": "device-hours"}
 
@@ -37,7 +34,7 @@ def plot_compare(path: Path, variants: dict[str, list[FittedRun]], comparisons: 
     figure, (axes,) = _new_figure(1)
     for i, (name, runs) in enumerate(variants.items()):
         _draw_variant(axes, name, runs, f"C{i}")
-    title = "points (a marker for each seed), mean of the fitted curves, forecasts (dashed)"
+    title = "points of all seeds, mean of the fitted curves, forecasts (dashed)"
     if len(comparisons) < 4:
         verdicts = [f"{' and '.join(comparison.variants)}: {comparison.verdict}" for comparison in comparisons]
         title = "\n".join([*verdicts, title])
@@ -88,11 +85,11 @@ def _draw_run(axes, series: Series, fit: Fit, predict: Sequence[float]) -> None:
 
 
 def _draw_variant(axes, name: str, runs: list[FittedRun], color: str) -> None:
-    """The points of all seeds, a marker for each, and the mean curve of those that count. Its band is a 95 %
-    t-interval, or lies between the curves of two seeds. The forecast is drawn only if every seed identifies A."""
-    for (series, _), marker in zip(runs, cycle(MARKERS)):
+    """The points of all seeds, and the mean curve of those that count. Its band lies between the curves of the seeds;
+    that of a single seed is its 95 % interval. The forecast is drawn only if every seed identifies A."""
+    for series, _ in runs:
         later = series.x > 0
-        axes.plot(series.x[later], series.y[later], marker, ms=3.5, color=color, alpha=0.45, mew=0)
+        axes.plot(series.x[later], series.y[later], "o", ms=3.5, color=color, alpha=0.45, mew=0)
     axes.plot([], [], color=color, label=f"{name}: A {asymptote_of([fit for _, fit in runs])}")
     fits = standing([fit for _, fit in runs])
     start, end = min(fit.x[fit.x > 0][0] for fit in fits), min(fit.C_max for fit in fits)
@@ -102,12 +99,9 @@ def _draw_variant(axes, name: str, runs: list[FittedRun], color: str) -> None:
     for C, style in parts:
         curves = np.array([fit.predict(C) for fit in fits])
         low, high = fits[0].band(C) if len(fits) == 1 else (curves.min(0), curves.max(0))
-        if len(fits) > 2:
-            half = stdtrit(len(fits) - 1, 0.975) * curves.std(0, ddof=1) / np.sqrt(len(fits))
-            low, high = curves.mean(0) - half, curves.mean(0) + half
         axes.plot(C, curves.mean(0), style, color=color)
         if not any(fit.collapsed for fit in fits):
-            axes.fill_between(C, np.maximum(low, 0), np.minimum(high, 1), color=color, alpha=0.12, lw=0)
+            axes.fill_between(C, low, high, color=color, alpha=0.12, lw=0)
 
 
 def _new_figure(panels: int):

@@ -281,13 +281,14 @@ def test_runs_that_fell_are_counted_and_left_out_of_a_comparison():
 
 def test_seeds_are_fitted_alone_and_pooled_by_t(capsys, tmp_path):
     paths = [write_csv(tmp_path / f"s{s}.csv", *run_of(seed=s)) for s in range(4)]
-    status, text, _ = command(*paths, "--seeds", "--json", tmp_path / "o.json", capsys=capsys)
+    one = f"mine={','.join(map(str, paths))}"
+    status, text, _ = command("--compare", one, "--json", tmp_path / "o.json", capsys=capsys)
     results = json.loads((tmp_path / "o.json").read_text())
-    values = np.array([run["A"] for run in results["runs"]])
-    mean, low, high = results["seeds"]["A"]
-    assert status == 0 and mean == pytest.approx(values.mean())
-    assert high - mean == pytest.approx(3.182446 * values.std(ddof=1) / 2)  # t of 3 degrees of freedom
-    assert "4 seeds" in text
+    A = np.array([run["A"] for run in results["runs"]])
+    half = 3.182446 * A.std(ddof=1) / 2  # t of 3 degrees of freedom
+    asymptote = f"{A.mean():.3f} [{A.mean() - half:.3f}, {A.mean() + half:.3f}]"
+    assert status == 0 and results["asymptotes"] == {"mine": asymptote} and not results["comparisons"]
+    assert text.endswith(f"mine: A {asymptote}, from 4 run(s)\n")
 
 
 def test_compare_command_with_seeds_names_and_plot(drawn, capsys, tmp_path):
@@ -300,7 +301,7 @@ def test_compare_command_with_seeds_names_and_plot(drawn, capsys, tmp_path):
     assert status == 0 and "new raises the ceiling" in text and plot.read_bytes()[:4] == b"\x89PNG"
     (pair,) = json.loads(out.read_text())["comparisons"]
     assert pair["variants"] == ["new", "old"] and (pair["kind"], pair["winner"]) == ("ceiling", "new")
-    # The bands of two seeds lie between their curves: a t-interval of two would open and close like a bow tie.
+    # The bands lie between the curves of the seeds: a t-interval of two would open and close like a bow tie.
     for band in drawn[0].axes[0].collections:
         low_and_high = band.get_paths()[0].vertices
         assert all(np.ptp(low_and_high[low_and_high[:, 0] == x, 1]) < 0.05 for x in low_and_high[1:-1, 0])
@@ -329,7 +330,7 @@ def test_bad_arguments_are_refused(capsys, tmp_path):
     log = write_csv(tmp_path / "log.csv", *run_of())
     cases = [
         (["missing.csv"], "No such file or directory: 'missing.csv'"),
-        (["--seeds"], "no log is named"),
+        (["--compare"], "no log is named"),
         (["{log}", "--x", "flop"], "no column 'flop'"),
         (["{log}", "--y", "pass_rat"], "did you mean 'pass_rate'"),
         (["{log}", "--predikt", "3"], "did you mean --predict?"),
@@ -337,9 +338,6 @@ def test_bad_arguments_are_refused(capsys, tmp_path):
         (["{log}", "--r0", "-1"], "R0 = -1"),
         (["{log}", "--predict", "-3"], "must be positive"),
         (["{log}", "--fit-from", "1e9"], "only 0 of 41 points"),
-        (["{log}", "--compare"], "two variants"),
-        (["{log}", "--seeds"], "two runs"),
-        (["{log}", "--seeds", "--compare"], "choose one"),
         (["{log}", "--plot", "no/such/folder.png"], "No such file"),
         (["{log}", "--plot", "picture.xyz"], "'xyz' is not supported (supported formats: "),
     ]
