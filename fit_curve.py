@@ -1,9 +1,9 @@
 """Fit the ScaleRL curve to the log of any RL run, and say how far to trust it.
 
-    python fit_curve.py runs/NAME                                          # a run of ours
-    python fit_curve.py log.csv --x gpu_hours --y pass_rate --predict 1e5 --plot fit.png
-    python fit_curve.py --compare seed0.csv,seed1.csv,seed2.csv            # several seeds of one variant
-    python fit_curve.py --compare base=b0.csv,b1.csv scalerl=s0.csv,s1.csv --plot compare.png
+    python fit_curve.py data/examples/simulated.csv --predict 1e16 --plot fit.png
+    python fit_curve.py docs/study/loo/scalerl-seed0                       # a run of ours; also runs/NAME
+    python fit_curve.py --compare docs/study/recipes/dapo-seed2 docs/study/recipes/grpo-seed2
+    python fit_curve.py --compare base=b0.csv,b1.csv scalerl=s0.csv,s1.csv --x gpu_hours --y pass_rate
 
 The pass rate R after compute C is a sigmoid in log C (Khatri et al., arXiv 2510.13786, sec. 2.1):
 
@@ -42,14 +42,6 @@ from curve.flags import read_flags, run_command
 from curve.logs import read_log
 from curve.plots import plot_compare, plot_runs
 from curve.report import describe, report
-
-FIRST_COMMANDS = """In the folder of this file, these commands work at once:
-
-  python fit_curve.py data/examples/simulated.csv --predict 1e16
-  python fit_curve.py docs/study/loo/scalerl-seed0/log.jsonl --plot fit.png
-  python fit_curve.py --compare docs/study/recipes/dapo-seed2 docs/study/recipes/grpo-seed2
-
-then: python fit_curve.py YOUR_LOG. `--help` has all flags. They need numpy, scipy and matplotlib alone."""
 
 
 @dataclass(frozen=True)
@@ -109,10 +101,7 @@ def write_json(path: Path, results: dict) -> None:
 
 def main(arguments: list[str]) -> int:
     """The command. Returns the exit status 0; ValueError or OSError, in one sentence, for wrong options or logs."""
-    if not arguments:
-        print(FIRST_COMMANDS)
-        return 0
-    options = read_flags(Options, arguments, description=f"{__doc__}\n{FIRST_COMMANDS}")
+    options = read_flags(Options, arguments, description=__doc__)
     if not options.logs:
         raise ValueError("no log is named; for example: python fit_curve.py data/examples/simulated.csv")
     if not all(C > 0 for C in options.predict):

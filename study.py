@@ -182,9 +182,8 @@ def train_all(folder: Path, runs: dict[Path, tuple[Settings, list[str]]], jobs: 
                 if status != 0:
                     reason = Path(f"{path}.txt").read_text().strip().rpartition("\n")[2]
                     say(f"error: {path} failed with status {status}: {reason} ({path}.txt has all)")
-            text = f"{done} of {len(runs)} runs done" + (f", {failed} failed" if failed else "")
-            text += f"; now {', '.join(path.name for path in running)}" if running else ""
-            progress.show(steps_made(), text)
+            now = ", ".join(path.name for path in running)
+            progress.show(steps_made(), f"{done} of {len(runs)} runs done, {failed} failed; now {now}")
     finally:
         progress.close()
         while alive := [process for process in running.values() if process.poll() is None]:
