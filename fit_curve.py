@@ -121,7 +121,7 @@ def main(arguments: list[str]) -> int:
         paragraphs += [f"{' and '.join(each.variants)}: {each.sentence}" for each in comparisons]
         paragraphs += [f"left out, since it cannot be fitted: {reason}" for reason in unfit]
 
-    if options.plot and len(variants) > 1:
+    if options.plot and len(runs) > 1:
         plot_compare(options.plot, variants, results.get("comparisons", []))
     elif options.plot:
         plot_runs(options.plot, runs, options.predict)
