@@ -5,8 +5,9 @@
         for key, verdict in pool.results(): ...             # what there is by now; never blocks
 
 A verifier is two processes: a guard, `python -m data.verify`, and the worker that it forks. The worker imports the
-task's module (no torch) and calls `score`. A thread of the pool sends it completions, measures their time, and starts
-another verifier if this one hangs or dies. That costs one completion, which is counted as a failure and not as wrong.
+task's module (no torch) and calls `score`. A thread of the pool sends it one completion after the other, measures their
+time, and starts another verifier if this one hangs or dies. That costs one completion, which is counted as a failure
+and not as wrong.
 
 The guard adopts whatever the worker leaves behind, detached or not (Linux: subreaper), and kills it when the worker
 ends, or the process that owns the pool. A message is a line of JSON: nothing that a worker sends is ever unpickled.
@@ -19,16 +20,14 @@ import json
 import os
 import queue
 import resource
-import select
-import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import Hashable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -39,8 +38,6 @@ from data import Problem
 Failure = Literal["time limit", "memory", "error", "died"]
 
 IMPORT_LIMIT = 120.0  # seconds for a worker to start, read a completion, and import its task's module
-AHEAD = 32  # completions that a verifier gets at once if it judged the last ones in QUICK seconds each; else one
-QUICK = 0.02
 LONGEST_REPLY = 1 << 16  # bytes of a line, about; a worker that sends more is ended
 DETAIL = 500  # characters of an error that are kept
 
@@ -84,11 +81,11 @@ class VerifierPool(contextlib.AbstractContextManager):
             raise ValueError(f"a pool of {workers} verifiers, {time_limit} s and {memory_gib} GiB: all must be above 0")
         self.time_limit, self.memory_gib = time_limit, memory_gib
         self.unfinished = 0  # submitted, and not returned by results()
-        self._waiting: deque[tuple[Hashable, bytes]] = deque()  # keys and lines of JSON that no verifier has
-        self._changed = threading.Condition()  # held when _waiting changes, notified after it or at the close
+        self._waiting: queue.SimpleQueue[tuple[Hashable, bytes]] = queue.SimpleQueue()  # keys and lines of JSON
         self._verdicts: queue.SimpleQueue[tuple[Hashable, Verdict]] = queue.SimpleQueue()
-        self._closing, self._crash = threading.Event(), ""
-        self._threads = [threading.Thread(target=self._serve, name="verifier", daemon=True) for _ in range(workers)]
+        self._verifiers: dict[int, Verifier] = {}  # of each thread, the latest
+        self._closing, self._crash = False, ""
+        self._threads = [threading.Thread(target=self._serve, args=[i], daemon=True) for i in range(workers)]
         for thread in self._threads:
             thread.start()
 
@@ -97,109 +94,92 @@ class VerifierPool(contextlib.AbstractContextManager):
 
     def submit(self, items: list[tuple[Hashable, Problem, str]]) -> None:
         """Completions to be judged; their keys come back with the verdicts. Returns at once."""
-        waiting = []
-        for key, problem, completion in items:
-            waiting.append((key, json.dumps([asdict(problem), completion]).encode() + b"\n"))
         self.unfinished += len(items)
-        with self._changed:
-            self._waiting.extend(waiting)
-            self._changed.notify_all()
+        for key, problem, completion in items:
+            self._waiting.put((key, json.dumps([asdict(problem), completion]).encode() + b"\n"))
 
     def results(self) -> list[tuple[Hashable, Verdict]]:
         """The verdicts there are now, each once, in the order in which they were reached."""
+        if self._crash or self._closing:
+            raise RuntimeError(f"the verifiers are closed, or a thread of theirs has failed:\n{self._crash}")
         verdicts = [self._verdicts.get_nowait() for _ in range(self._verdicts.qsize())]
         self.unfinished -= len(verdicts)
-        if not verdicts and (self._crash or self._closing.is_set()):
-            raise RuntimeError(f"the verifiers are closed, or a thread of theirs has failed:\n{self._crash}")
         return verdicts
 
     def close(self) -> None:
         """End all verifiers and everything that they have started. Verdicts not taken by now are lost."""
-        with self._changed:
-            self._closing.set()
-            self._changed.notify_all()
+        self._closing = True
+        for _ in self._threads:
+            self._waiting.put(("", b""))  # wakes a thread that waits for a completion
+        for verifier in list(self._verifiers.values()):
+            verifier.process.terminate()  # wakes a thread that waits for a verdict
         for thread in self._threads:
             thread.join()
 
-    # What follows runs in the pool's threads.
-
-    def _serve(self) -> None:
-        """A thread: it has a verifier, and a new one when that has ended, until the pool is closed."""
+    def _serve(self, number: int) -> None:
+        """What a thread of the pool does: it has a verifier, and another one when that has ended, until the close."""
         try:
-            while not self._closing.is_set():
-                verifier = Verifier(self.time_limit, self.memory_gib, self._closing)
+            while not self._closing:
+                verifier = self._verifiers[number] = Verifier(self.time_limit, self.memory_gib)
                 try:
-                    self._give_and_take(verifier)
+                    self._judge_with(verifier)
                 finally:
                     verifier.end()
         except Exception:
             self._crash = traceback.format_exc()
 
-    def _give_and_take(self, verifier: "Verifier") -> None:
-        """Give completions to a verifier and take its verdicts, until it ends or the pool is closed."""
-        items, ahead = deque(), 1
-        try:
-            while items := self._next_items(ahead):
-                if verifier.wait(seconds=0):  # it has ended while it had nothing to do: no completion is to blame
-                    return
-                number, began = len(items), time.monotonic()
-                verifier.outbox += b"".join(line for _, line in items)
-                while items:
-                    verdict = verifier.next_verdict()
-                    if self._closing.is_set():
-                        return
-                    self._verdicts.put((items.popleft()[0], verdict))
-                    if verdict.failure not in (None, "error"):
-                        return
-                ahead = AHEAD if time.monotonic() - began < QUICK * number else 1
-        finally:
-            with self._changed:
-                self._waiting.extendleft(reversed(items))
-                self._changed.notify_all()
-
-    def _next_items(self, most: int) -> deque[tuple[Hashable, bytes]]:
-        """Waits for completions. A small batch is for all verifiers. Empty when the pool is closed."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._closing.is_set())
-            share = -(-len(self._waiting) // len(self._threads))
-            number = 0 if self._closing.is_set() else min(share, most)
-            return deque(self._waiting.popleft() for _ in range(number))
+    def _judge_with(self, verifier: "Verifier") -> None:
+        """Give completions to a verifier, one by one, until it is of no use any more or the pool is closed."""
+        while True:
+            key, line = self._waiting.get()
+            if self._closing:
+                return
+            verdict = verifier.judge(line)
+            if verdict is None:
+                self._waiting.put((key, line))
+                return
+            self._verdicts.put((key, verdict))
+            if verdict.failure not in (None, "error"):
+                return
 
 
 class Verifier:
-    """The pool's side of one verifier: its process, and the messages to it and from it."""
+    """The pool's side of one verifier: its process, and the socket to it."""
 
-    def __init__(self, time_limit: float, memory_gib: float, closing: threading.Event):
-        self.time_limit, self.closing = time_limit, closing
+    def __init__(self, time_limit: float, memory_gib: float):
+        self.time_limit, self.has_judged = time_limit, False
         self.folder = tempfile.mkdtemp(prefix="verifier-")  # its temporary files
-        self.outbox, self.inbox = bytearray(), bytearray()  # not written yet; read, and not a whole message
+        self.socket, theirs = socket.socketpair()
+        self.inbox = b""  # read, and not a whole message
         one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "data.verify", str(os.getpid()), self.folder, str(memory_gib)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0,
-            env=os.environ | one_thread | {"TMPDIR": self.folder, "SCORE_SECONDS": str(time_limit)},
-            cwd=Path(__file__).parent.parent,
-            process_group=0,  # no Ctrl-C; one that is stopped goes on when its parent dies, and ends (exit(3))
-        )  # fmt: skip
-        os.set_blocking(self.process.stdin.fileno(), False)
-        os.set_blocking(self.process.stdout.fileno(), False)
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "data.verify", str(os.getpid()), self.folder, str(memory_gib)],
+                stdin=theirs, stdout=theirs, stderr=subprocess.DEVNULL, cwd=Path(__file__).parent.parent,
+                env=os.environ | one_thread | {"TMPDIR": self.folder, "SCORE_SECONDS": str(time_limit)},
+                process_group=0,  # no Ctrl-C; one that is stopped goes on when its parent dies, and ends (exit(3))
+            )  # fmt: skip
 
-    def next_verdict(self) -> Verdict:
-        """The verdict on the first completion in `outbox` that has none. Waits for it, at most until the time limit.
-        With a failure other than "error" this verifier is of no use any more."""
-        late = f"its task was not imported after {IMPORT_LIMIT:.0f} s"
+    def judge(self, line: bytes) -> Verdict | None:
+        """The verdict on a completion. Waits for it, at most until the time limit. With a failure other than "error"
+        this verifier is of no use any more. None if it had ended before: then no completion is to blame."""
+        begun = False
         try:
+            self.socket.settimeout(IMPORT_LIMIT)
+            self.socket.sendall(line)
             reply = self._reply(IMPORT_LIMIT)
-            if reply == "begins":
-                late = ""
+            if begun := reply == "begins":
                 reply = self._reply(self.time_limit)
             score, failure, detail = reply
             if failure not in (None, "memory", "error") or type(score) is not float or not 0 <= score <= 1:
                 raise ValueError("no verdict")
+            self.has_judged = True
             return Verdict(score, failure, str(detail)[:DETAIL])
         except TimeoutError:
-            return Verdict(0.0, "time limit", late)
-        except EOFError:
+            return Verdict(0.0, "time limit", "" if begun else f"its task was not imported after {IMPORT_LIMIT:.0f} s")
+        except (EOFError, OSError):
+            if self.has_judged and not begun:
+                return None
             status = self.end()
             detail = f"exit {status}" if 0 <= status <= 128 else f"signal {max(-status, status - 128)}"
             return Verdict(0.0, "died", detail)
@@ -207,43 +187,24 @@ class Verifier:
             return Verdict(0.0, "died", f"its reply is not one: {error!r}"[:DETAIL])
 
     def _reply(self, seconds: float):
-        """Its next message, whatever it is. Raises TimeoutError if it takes longer, EOFError if the worker has ended or
-        the pool is closing, and ValueError if no worker sends this."""
+        """Its next message, whatever it is. Raises TimeoutError if it takes longer, EOFError if the worker has ended,
+        and ValueError if no worker sends this."""
         deadline = time.monotonic() + seconds
         while b"\n" not in self.inbox:
-            remaining = deadline - time.monotonic()
             if len(self.inbox) > LONGEST_REPLY:
                 raise ValueError(f"it has {len(self.inbox)} bytes")
-            if remaining <= 0:
-                raise TimeoutError
-            if self.closing.is_set():
+            self.socket.settimeout(max(1e-6, deadline - time.monotonic()))
+            data = self.socket.recv(1 << 16)
+            if not data:
                 raise EOFError
-            self.wait(min(remaining, 0.1))
-            time.sleep(0.001)  # then one awakening reads many answers
-            with contextlib.suppress(BlockingIOError, BrokenPipeError):  # if it has died, reading tells
-                while self.outbox:
-                    del self.outbox[: os.write(self.process.stdin.fileno(), self.outbox)]
-            with contextlib.suppress(BlockingIOError):
-                data = os.read(self.process.stdout.fileno(), 1 << 16)
-                if not data:
-                    raise EOFError
-                self.inbox += data
+            self.inbox += data
         line, _, self.inbox = self.inbox.partition(b"\n")
         return json.loads(line)
 
-    def wait(self, seconds: float) -> bool:
-        """Wait until it has written, has ended, or can read more of `outbox`. Returns whether one of these is true."""
-        poller = select.poll()
-        poller.register(self.process.stdout, select.POLLIN)
-        if self.outbox:
-            poller.register(self.process.stdin, select.POLLOUT)
-        return bool(poller.poll(1000 * seconds))
-
     def end(self) -> int:
         """Kill the worker with all that it has started, and remove its files. Returns the exit status."""
-        self.process.stdin.close()
-        self.process.stdout.close()
-        self.process.send_signal(signal.SIGTERM)  # the guard kills the rest
+        self.socket.close()
+        self.process.terminate()  # the guard kills the rest
         try:
             self.process.wait(timeout=10)
         except subprocess.TimeoutExpired:
@@ -254,9 +215,7 @@ class Verifier:
 
 
 def remove(folder: str) -> None:
-    """Remove a folder that hostile hands may have filled: unreadable folders, or a path too deep to recurse into."""
-    with contextlib.suppress(OSError, RecursionError):
-        shutil.rmtree(folder)
+    """Remove a folder that hostile hands may have filled: unreadable folders, or a path too deep for Python."""
     if os.path.lexists(folder):
         subprocess.run(["chmod", "-R", "u+rwx", folder], stderr=subprocess.DEVNULL)
         subprocess.run(["rm", "-rf", folder], stderr=subprocess.DEVNULL)

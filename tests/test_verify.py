@@ -167,10 +167,10 @@ FAILURES = {  # what the completion has the score do: the failure, and what its 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_failure_costs_its_own_completion_only_and_is_named(task, workers):
-    """Every kind of failure in one pool. One worker meets them one by one, with enough completions between them that
-    it is given many at once; two meet each kind twice, in any order."""
+    """Every kind of failure in one pool. One worker meets them one by one, with other completions between them; two
+    meet each kind twice, in any order."""
     if workers == 1:
-        texts = [text for failure in FAILURES for text in [*["right", "wrong"] * 20, failure]] + ["right", "wrong"]
+        texts = [text for failure in FAILURES for text in ("right", "wrong", failure)] + ["right", "wrong"]
     else:
         texts = [*FAILURES, *FAILURES, *["right", "wrong"] * 10]
         random.Random(0).shuffle(texts)
