@@ -10,7 +10,6 @@ my.csv:2,problem=q,answer=a   with options (OPTIONS)
 import hashlib
 import importlib
 import pkgutil
-import random
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -44,19 +43,11 @@ KNOWN = {
     "deepcoder": Known("agentica-org/DeepCoder-Preview-Dataset", ("primeintellect", "taco", "lcbv5", "codeforces"),
                        test="test", task=programming.__name__),
 }  # fmt: skip
-OPTIONS = {
-    "problem": "column of the problem",
-    "answer": "column of the answer",
-    "tests": "column of the unit tests; makes it a programming task",
-    "solution": "column of the worked solution, which machinery.imitate learns",
-    "subset": "folder within the folder or data set; several are joined by +",
-    "split": "train, validation or test, where file names say it",
-    "validation": "a file of its own to be held out, instead of a part of this one",
-}
+OPTIONS = ("problem", "answer", "tests", "solution", "subset", "split", "validation")  # docs/data.md has their meaning
 MADE_PROBLEMS = 100_000  # a task makes so many if train_problems is None
 MOST_UNUSABLE = 0.05  # share of a known data set's records that may be left out; in your own files none may be
 HELD_OUT_SHARE = 10  # at most one distinct problem in so many is held out
-SEED = 0  # of all draws here, so that runs with different --seed have the same problems
+SEED = 0  # of the tasks that make their problems, so that runs with different --seed have the same ones
 
 
 @dataclass(frozen=True)
@@ -67,6 +58,16 @@ class Spec:
     weight: float  # share of the prompts of each batch, relative to the others
     options: dict[str, str]
     instruction: str | None = None  # said after each problem of a file, instead of what its task says
+
+    @property
+    def is_task(self) -> bool:
+        """Whether this is a task that makes its own problems."""
+        return self.name not in KNOWN and self.name in task_names()
+
+    @property
+    def known(self) -> Known:
+        """Where the records are, and which parts are for what."""
+        return KNOWN.get(self.name, Known(self.name, test="test"))
 
 
 @dataclass
@@ -87,8 +88,8 @@ def parse_spec(text: str, instruction: str | None = None) -> Spec:
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if key not in OPTIONS or not equals or not value:
-            known = "; ".join(f"{key}= {meaning}" for key, meaning in OPTIONS.items())
-            raise ValueError(f"--data {text}: {pair!r} is no option. Options are {known}")
+            known = ", ".join(f"{key}=" for key in OPTIONS)
+            raise ValueError(f"--data {text}: {pair!r} is no option. Options are {known}; docs/data.md explains them")
         options[key] = value
     name, weight = re.fullmatch(r"(.*?)(?::(\d*\.?\d+))?", name, flags=re.DOTALL).groups("1")
     if not name or not float(weight) > 0:
@@ -98,13 +99,6 @@ def parse_spec(text: str, instruction: str | None = None) -> Spec:
 
 def task_names() -> list[str]:
     return sorted({module.name for module in pkgutil.iter_modules(tasks.__path__)})
-
-
-def load_task(name: str):
-    """The task module called `name`. Raises ValueError, naming the tasks there are, for any other name."""
-    if name not in task_names():
-        raise ValueError(f"no task is called {name!r}; the tasks in data/tasks/ are: {', '.join(task_names())}")
-    return importlib.import_module(f"data.tasks.{name}")
 
 
 def load_data(
@@ -121,23 +115,23 @@ def load_data(
     """
     sources = []
     for spec in [parse_spec(argument, instruction) for argument in arguments]:
-        if spec.name in KNOWN and KNOWN[spec.name].train is None:
-            raise ValueError(f"{spec.name} is for evaluation (generate.py --evaluate), not to be trained on")
-        if spec.name in KNOWN or spec.name not in task_names():
-            sources.append(read_source(spec, validation_problems, wanted))
-        elif wanted == "solution":
+        if spec.is_task and wanted == "solution":
             raise ValueError(f"{spec.name} is a task, which has no worked solutions: give a file that has them")
-        else:
+        if spec.known.train is None:
+            raise ValueError(f"{spec.name} is for evaluation (generate.py --evaluate), not to be trained on")
+        if spec.is_task:
             sources.append(made_source(spec, train_problems or MADE_PROBLEMS, validation_problems))
+        else:
+            sources.append(read_source(spec, validation_problems, wanted))
     names = [source.name for source in sources]
-    held_out = [problem for source in sources for problem in source.validation]
+    held_out = {text_key(problem.prompt) for source in sources for problem in source.validation}
     for i, source in enumerate(sources):
         if source.name in names[:i]:
             source.name += f"-{names[: i + 1].count(source.name)}"  # a second gsm8k is gsm8k-2
-        leave_out(held_out, source)
-        if train_problems is not None and len(source.train) > train_problems:
-            rng = random.Random(f"{source.name} {SEED}")
-            source.train = [source.train[i] for i in sorted(rng.sample(range(len(source.train)), train_problems))]
+        train = [problem for problem in source.train if text_key(problem.prompt) not in held_out]
+        if repeated := len(source.train) - len(train):
+            source.notes.append(f"{repeated} training problems are held out elsewhere too, and were left out")
+        source.train, source.validation = train[:train_problems], source.validation[:validation_problems]
         if not source.train:
             raise ValueError(f"--data {source.name}: no training problem is left")
     return sources
@@ -147,23 +141,21 @@ def load_evaluation(argument: str, number: int, instruction: str | None = None) 
     """At most `number` problems to evaluate on: from a file, from the test part of a known data set, or else from the
     problems that training holds out. The source has no training problems."""
     spec = parse_spec(argument, instruction)
-    known = KNOWN.get(spec.name)
-    if known is None and spec.name in task_names():
+    if spec.is_task:
         return replace(made_source(spec, 1, number), train=[])
-    if known is not None and known.test is None and "split" not in spec.options:
+    if spec.known.test is None and "split" not in spec.options:
         return replace(read_source(spec, number), train=[])
-    problems, notes = read_problems(spec, "test" if known is None else known.test)
-    chosen = sorted(random.Random(SEED).sample(range(len(problems)), min(number, len(problems))))
-    return Source(spec.name, 1.0, [], [problems[i] for i in chosen], notes)
+    problems, notes = read_problems(spec, spec.known.test)
+    return Source(spec.name, 1.0, [], problems[:number], notes)
 
 
 def task_of(argument: str) -> str:
     """The module that judges the problems of an argument of --data. Reads no more than the first record of a file."""
     spec = parse_spec(argument)
+    if spec.is_task:
+        return f"data.tasks.{spec.name}"
     if spec.name in KNOWN:
-        return KNOWN[spec.name].task
-    if spec.name in task_names():
-        return load_task(spec.name).__name__
+        return spec.known.task
     place, record = next(records.read_records(files_of(spec, "test")[0]))
     columns, _ = records.choose_columns(place, record, spec.options)
     return programming.__name__ if "tests" in columns else mathematics.__name__
@@ -178,7 +170,7 @@ def next_source(weights: Sequence[float], handed_out: Sequence[int]) -> int:
 
 def made_source(spec: Spec, train_problems: int, validation_problems: int) -> Source:
     """Problems of a task that makes its own. Raises ValueError, with the call, if the task raises or makes none."""
-    task = load_task(spec.name)
+    task = importlib.import_module(f"data.tasks.{spec.name}")
     if not hasattr(task, "problems"):
         raise ValueError(f"{spec.name} is a task without problems of its own: give it a file or a data set by name")
     if spec.options:
@@ -200,52 +192,39 @@ def made_source(spec: Spec, train_problems: int, validation_problems: int) -> So
 
 
 def read_source(spec: Spec, validation_problems: int | None, wanted: str = "answer") -> Source:
-    """Problems of files. The option `validation` names the held-out ones; without it their texts decide."""
-    known = KNOWN.get(spec.name)
-    problems, notes = read_problems(spec, "train" if known is None else known.train, wanted)
-    source = Source(spec.name if known else Path(spec.name).name, spec.weight, problems, [], notes)
+    """Problems of files. The option `validation` names the held-out ones; without it they are the first ones, by their
+    checksums. Raises ValueError if there is only one problem."""
+    problems, notes = read_problems(spec, spec.known.train, wanted)
+    source = Source(Path(spec.name).name, spec.weight, problems, [], notes)
     if "validation" in spec.options:
         columns = {key: column for key, column in spec.options.items() if key in records.LIKELY_COLUMNS}
-        validation_spec = Spec(spec.options["validation"], 1.0, columns, spec.instruction)
-        validation, more_notes = read_problems(validation_spec, "validation", wanted)
-        source.validation = validation[:validation_problems]
+        of_validation = replace(spec, name=spec.options["validation"], options=columns)
+        source.validation, more_notes = read_problems(of_validation, "validation", wanted)
         source.notes += [note for note in more_notes if note not in notes]
-        leave_out(validation, source)
         return source
     if len(problems) < 2:
         raise ValueError(f"{spec.name} has one problem only: there is none left to hold out")
     most = max(1, len(problems) // HELD_OUT_SHARE)
-    number = most if validation_problems is None else min(validation_problems, most)
-    if number < (validation_problems or 0):
+    number = min(validation_problems or most, most)
+    if validation_problems is not None and number < validation_problems:
         notes.append(f"{number} of {len(problems)} problems are held out, a tenth, not {validation_problems}")
-    # Those with the smallest checksums: the order of the file, and its other problems, hardly matter.
-    ranked = sorted(problems, key=lambda problem: hashlib.sha256(text_key(problem.prompt).encode()).digest())
-    held_out = set(ranked[:number])
-    source.train, source.validation = [problem for problem in problems if problem not in held_out], ranked[:number]
+    source.validation, source.train = problems[:number], problems[number:]
     return source
-
-
-def leave_out(held_out: list[Problem], source: Source) -> None:
-    """Remove held-out problems, by `text_key`, from the training problems of a source. A note says how many."""
-    keys, number = {text_key(problem.prompt) for problem in held_out}, len(source.train)
-    source.train = [problem for problem in source.train if text_key(problem.prompt) not in keys]
-    if repeated := number - len(source.train):
-        source.notes.append(f"{repeated} training problems are held out elsewhere too, and were left out")
 
 
 def files_of(spec: Spec, split: str) -> list[Path]:
     """The files of the part of a source that its options name, or of `split`. Raises ValueError if there are none."""
-    known = KNOWN.get(spec.name, Known(spec.name))
     if spec.name not in KNOWN and not Path(spec.name).expanduser().exists() and "/" not in spec.name:
-        makers = [name for name in task_names() if hasattr(load_task(name), "problems")]
+        makers = [name for name in task_names() if hasattr(importlib.import_module(f"data.tasks.{name}"), "problems")]
         wrong = f"--data {spec.name}: there is no such file or folder, and no data set or task of that name"
         raise ValueError(f"{wrong}; known are {', '.join([*KNOWN, *makers])}")
-    subsets = tuple(spec.options["subset"].split("+")) if "subset" in spec.options else known.subsets
-    return records.find_files(known.repository, subsets, spec.options.get("split", split))
+    subsets = tuple(spec.options["subset"].split("+")) if "subset" in spec.options else spec.known.subsets
+    return records.find_files(spec.known.repository, subsets, spec.options.get("split", split))
 
 
 def read_problems(spec: Spec, split: str, wanted: str = "answer") -> tuple[list[Problem], list[str]]:
-    """The problems of all files of a source, each once; and notes to be printed."""
+    """The problems of all files of a source, each once, and notes to be printed. The order is that of the checksums of
+    their texts: so the first ones are a random draw, whatever the order of the file and its other problems are."""
     problems: dict[str, Problem] = {}  # by text
     places: dict[str, str] = {}  # by text: file, and line or record
     notes, repeated, unusable = [], [], []
@@ -278,7 +257,8 @@ def read_problems(spec: Spec, split: str, wanted: str = "answer") -> tuple[list[
         notes += [warning + gap for gap in sandbox.missing()]
     if repeated:
         notes.append(f"{len(repeated)} repeated problems were left out, the first: {repeated[0]}")
-    return list(problems.values()), notes
+    order = sorted(problems, key=lambda text: hashlib.sha256(text.encode()).digest())
+    return [problems[text] for text in order], notes
 
 
 def text_key(text: str) -> str:

@@ -82,12 +82,9 @@ def read_json(path: Path) -> Iterator[tuple[str, dict]]:
                 continue
             try:
                 value = json.loads(data.decode())
-            except UnicodeDecodeError as error:
-                line = number + data[: error.start].count(b"\n")
-                raise ValueError(f"{path}, line {line} is not UTF-8: {error.reason}") from None
-            except (ValueError, RecursionError) as error:
-                line = number + getattr(error, "lineno", 1) - 1
-                raise ValueError(f"{path}, line {line} is not JSON: {getattr(error, 'msg', error)}") from None
+            except (ValueError, RecursionError) as error:  # with the line below the first one of `data`, if it is known
+                below = getattr(error, "lineno", 1) - 1 + data[: getattr(error, "start", 0)].count(b"\n")
+                raise ValueError(f"{path}, line {number + below} is not JSON in UTF-8: {error}") from None
             if is_jsonl:
                 yield f"line {number}", value
             elif not isinstance(value, list):

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from data import Problem
-from data.load import load_task
 from data.tasks import arithmetic
 from docs import make_base
 from machinery.model import load_model, load_tokenizer
@@ -117,9 +116,3 @@ def test_making_a_base_is_deterministic_and_refuses_one_that_has_not_learned(tmp
         assert make_base.make_base(tmp_path / name, clean_steps=4, noisy_steps=3) == [0.2]
     read = lambda name: (tmp_path / name / "model.safetensors").read_bytes()  # noqa: E731
     assert read("b") == read("c")
-
-
-def test_tasks_are_found_by_name():
-    assert load_task("arithmetic") is arithmetic
-    with pytest.raises(ValueError, match="no task is called 'algebra'; the tasks in data/tasks/ are: arithmetic"):
-        load_task("algebra")
