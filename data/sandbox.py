@@ -25,75 +25,64 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
 
 NUMBER_OF_FILES, NUMBER_OF_THREADS = 64, 64
 PR_SET_PDEATHSIG, PR_GET_SECCOMP, PR_SET_SECCOMP = 1, 21, 22  # prctl(2)
 PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 24, 38
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What a program did."""
-
-    output: bytes  # its standard output; cut short unless `end` is "exit"
-    end: Literal["exit", "time", "output"]  # by itself, or killed for exceeding its time or the length of its output
-    status: int  # exit status, negative for a signal
-
-
-def run(arguments: list[str], folder: Path, stdin: bytes, seconds: float, longest_output: int) -> Outcome:
-    """Run `python -I -B ARGUMENTS` confined, in `folder`, which it can read. Address space is limited as it is for
-    this process; the environment is empty; standard error is thrown away."""
-    (folder / "stdin").write_bytes(stdin)  # a file, since a full pipe would block
+def run(arguments: list[str], stdin: bytes, seconds: float, longest_output: int, source: str = "") -> bytes | None:
+    """Run `python -I -B ARGUMENTS` confined, in a folder of its own, where it can read `source` as program.py. Returns
+    its standard output; None if it did not end by itself in time, with status 0 and with at most so many bytes. Address
+    space is limited as it is for this process; the environment is empty; standard error is thrown away."""
     ours, theirs = socket.socketpair()
-    with ours, theirs, open(folder / "stdin", "rb") as source, landlock_ruleset(str(folder)) as ruleset:
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-B", *arguments],
-            stdin=source, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=folder, start_new_session=True,
-            env={"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"},  # else numpy starts a thread for each core
-            preexec_fn=confinement(ruleset, seconds, theirs),
-        )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder, ours, theirs, landlock_ruleset(folder) as ruleset:
+        Path(folder, "program.py").write_text(source, encoding="utf-8", errors="surrogatepass")
+        Path(folder, "stdin").write_bytes(stdin)  # a file, since a full pipe would block
+        with open(Path(folder, "stdin"), "rb") as file:
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-B", *arguments],
+                stdin=file, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=folder, start_new_session=True,
+                env={"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"},  # else numpy starts a thread for each core
+                preexec_fn=confinement(ruleset, seconds, theirs),
+            )  # fmt: skip
         theirs.close()  # the child has closed it too: nothing more can come
         listeners = socket.recv_fds(ours, 1, 1)[1]
-    try:
-        output, end = read_output(process, listeners, time.monotonic() + seconds, longest_output)
-    finally:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.stdout.close()
-        status = process.wait()
-        for listener in listeners:
-            os.close(listener)
-    return Outcome(output, end, status)
+        try:
+            output = read_output(process, listeners, time.monotonic() + seconds, longest_output)
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.stdout.close()
+            status = process.wait()
+            for listener in listeners:
+                os.close(listener)
+    return output if status == 0 else None
 
 
-def read_output(process: subprocess.Popen, listeners: list[int], deadline: float, longest: int) -> tuple[bytes, str]:
-    """What the process writes until it ends, until the deadline or to `longest` bytes; and how it ended. A process that
-    closes its standard output has not ended. When it asks for a thread, it is answered."""
-    chunks, length, is_open = [], 0, True
+def read_output(process: subprocess.Popen, listeners: list[int], deadline: float, longest: int) -> bytes | None:
+    """What the process writes until it ends; None if that is later than the deadline, or more than `longest` bytes. A
+    process that closes its standard output has not ended. When it asks for a thread, it is answered."""
+    output, is_open = bytearray(), True
     with selectors.DefaultSelector() as selector:
         for source in (process.stdout, *listeners):
             selector.register(source, selectors.EVENT_READ)
         while is_open or process.poll() is None:
             remaining = deadline - time.monotonic()
-            if remaining <= 0:
-                return b"".join(chunks), "time"
+            if remaining <= 0 or len(output) > longest:
+                return None
             for key, events in selector.select(remaining if is_open else min(0.002, remaining)):
-                if key.fileobj is not process.stdout:
-                    if events == selectors.EVENT_READ:  # writable too: its threads have ended
-                        answer_clone(key.fd, process.pid)
-                    continue
-                chunks.append(os.read(key.fd, 1 << 16))
-                length += len(chunks[-1])
-                if length > longest:
-                    return b"".join(chunks), "output"
-                if not chunks[-1]:
-                    is_open = False
-                    selector.unregister(process.stdout)
-    return b"".join(chunks), "exit"
+                if key.fileobj is process.stdout:
+                    data = os.read(key.fd, 1 << 16)
+                    output += data
+                    if not data:
+                        is_open = False
+                        selector.unregister(process.stdout)
+                elif events == selectors.EVENT_READ:  # writable too: its threads have ended
+                    answer_clone(key.fd, process.pid)
+    return bytes(output)
 
 
 def answer_clone(listener: int, pid: int) -> None:
@@ -108,12 +97,11 @@ def answer_clone(listener: int, pid: int) -> None:
 @lru_cache
 def require_sandbox() -> None:
     """Raises ValueError if Python itself does not run in the sandbox: then every program would be called wrong."""
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            outcome = run(["-c", "import json; print(6 * 7)"], Path(folder), b"", seconds=60, longest_output=100)
-        except (OSError, subprocess.SubprocessError) as error:
-            raise ValueError(f"programs cannot be judged here, the sandbox cannot be entered: {error}") from None
-    if outcome.output.strip() != b"42":
+    try:
+        output = run(["-c", "import json; print(6 * 7)"], b"", seconds=60, longest_output=100)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ValueError(f"programs cannot be judged here, the sandbox cannot be entered: {error}") from None
+    if output != b"42\n":
         readable = f"{sys.prefix}, {sys.base_prefix} and {', '.join(READABLE[:3])}"
         raise ValueError(f"programs cannot be judged here: Python fails in the sandbox, which can read {readable} only")
 
@@ -126,9 +114,7 @@ def missing() -> list[str]:
     if seccomp_filter() is None:
         return [*gaps, "no seccomp (Linux on x86-64 has it): a program can use the network, processes and signals"]
     program = f"import _thread, time\nfor _ in range({NUMBER_OF_THREADS}): _thread.start_new_thread(time.sleep, (60,))"
-    with tempfile.TemporaryDirectory() as folder:
-        outcome = run(["-c", program], Path(folder), b"", seconds=60, longest_output=100)
-    if outcome.status == 0:  # it started one thread too many, and none was refused
+    if run(["-c", program], b"", seconds=60, longest_output=100) is not None:  # one thread too many, and none refused
         gaps.append("no limit of threads (Linux 5.5 or newer has it): a program can leave none to other processes")
     return gaps
 

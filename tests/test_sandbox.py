@@ -294,7 +294,7 @@ def programs_below(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("wanted, open_files", [(64, 0), (65, 0), (2500, 0), (65, 2 * sandbox.NUMBER_OF_FILES)])
-def test_a_program_has_at_most_64_threads(tmp_path, wanted, open_files):
+def test_a_program_has_at_most_64_threads(wanted, open_files):
     """Also if the process that starts it has more files open than a program may have."""
     program = f"""
 import os, _thread, threading, time
@@ -311,12 +311,12 @@ finally:
     with contextlib.ExitStack() as files:
         for _ in range(open_files):
             files.enter_context(open(os.devnull))
-        outcome = sandbox.run(["-c", program], tmp_path, b"", seconds=60, longest_output=100)
-    assert outcome.output.split() == [b"%d" % min(wanted, 64)]
+        output = sandbox.run(["-c", program], b"", seconds=60, longest_output=100)
+    assert output.split() == [b"%d" % min(wanted, 64)]
 
 
 @pytest.mark.skipif(sandbox.landlock_version() < 6, reason="even in CI: Landlock wants Linux 6.12 for this")
-def test_landlock_alone_keeps_signals_and_abstract_sockets_inside(tmp_path, monkeypatch):
+def test_landlock_alone_keeps_signals_and_abstract_sockets_inside(monkeypatch):
     monkeypatch.setattr(sandbox, "seccomp_filter", lambda: None)
     name = f"\0test-{os.getpid()}"
     program = f"""
@@ -330,8 +330,8 @@ for call in (lambda: os.kill({os.getpid()}, 0), lambda: socket.socket(socket.AF_
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(name)
         server.listen()
-        outcome = sandbox.run(["-c", program], tmp_path, b"", seconds=60, longest_output=100)
-    assert outcome.output.split() == [b"refused", b"refused", b"done"]
+        output = sandbox.run(["-c", program], b"", seconds=60, longest_output=100)
+    assert output.split() == [b"refused", b"refused", b"done"]
 
 
 def test_no_number_of_a_system_call_stands_twice():

@@ -9,9 +9,7 @@ import json
 import math
 import os
 import re
-import tempfile
 import time
-from pathlib import Path
 
 from data import Problem, after_thinking, sandbox
 
@@ -116,13 +114,10 @@ def score(problem: Problem, completion: str) -> bool:
     if not blocks:
         return False
     answer = json.loads(problem.answer)
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "program.py").write_text(blocks[-1], encoding="utf-8", errors="surrogatepass")
-        tests = answer["tests"]
-        return all(passes(Path(folder), answer["function"], given, wanted, deadline) for given, wanted in tests)
+    return all(passes(blocks[-1], answer["function"], given, wanted, deadline) for given, wanted in answer["tests"])
 
 
-def passes(folder: Path, function: str | None, given, wanted: list, deadline: float) -> bool:
+def passes(program: str, function: str | None, given, wanted: list, deadline: float) -> bool:
     """One test: whether the program ends in time, with status 0, and its output is one of those wanted."""
     seconds = min(SECONDS, deadline - time.monotonic())
     if seconds <= 0:
@@ -130,10 +125,10 @@ def passes(folder: Path, function: str | None, given, wanted: list, deadline: fl
     arguments = ["-c", RUNNER] + ([function] if function is not None else [])
     stdin = (given if function is None else json.dumps(given)).encode(errors="surrogatepass")
     longest = 10_000 + 4 * max(len(json.dumps(output)) for output in wanted)
-    outcome = sandbox.run(arguments, folder, stdin, seconds, longest)
-    if outcome.end != "exit" or outcome.status != 0:
+    output = sandbox.run(arguments, stdin, seconds, longest, source=program)
+    if output is None:
         return False
-    text = outcome.output.decode(errors="replace")
+    text = output.decode(errors="replace")
     if function is None:
         return any(same_text(text, output) for output in wanted)
     try:
