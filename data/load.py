@@ -18,7 +18,6 @@ from pathlib import Path
 
 from data import Problem, records, sandbox, tasks
 from data.tasks import mathematics, programming
-from data.verify import error_in_words
 
 
 @dataclass(frozen=True)
@@ -169,7 +168,7 @@ def next_source(weights: Sequence[float], handed_out: Sequence[int]) -> int:
 
 
 def made_source(spec: Spec, train_problems: int, validation_problems: int) -> Source:
-    """Problems of a task that makes its own. Raises ValueError, with the call, if the task raises or makes none."""
+    """Problems of a task that makes its own. Raises ValueError, with the call, if it makes none."""
     task = importlib.import_module(f"data.tasks.{spec.name}")
     if not hasattr(task, "problems"):
         raise ValueError(f"{spec.name} is a task without problems of its own: give it a file or a data set by name")
@@ -177,14 +176,9 @@ def made_source(spec: Spec, train_problems: int, validation_problems: int) -> So
         raise ValueError(f"--data {spec.name} takes no options: it makes its own problems")
     source = Source(spec.name, spec.weight, [], [])
     for split, number in (("train", train_problems), ("validation", validation_problems)):
-        call = f"{task.__file__}: problems({split!r}, {number}, {SEED})"
-        try:
-            problems = task.problems(split, number, SEED)
-        except Exception as error:
-            raised = error_in_words(error, task.__name__)
-            raise ValueError(f"{call} raised {raised}. A task that has fewer problems returns those it has") from error
+        problems = task.problems(split, number, SEED)
         if not problems:
-            raise ValueError(f"{call} returned no problem")
+            raise ValueError(f"{task.__file__}: problems({split!r}, {number}, {SEED}) returned no problem")
         if len(problems) < number:
             source.notes.append(f"{number} problems for {split} were asked for, and there are {len(problems)}")
         setattr(source, split, problems)
@@ -226,7 +220,6 @@ def read_problems(spec: Spec, split: str, wanted: str = "answer") -> tuple[list[
     """The problems of all files of a source, each once, and notes to be printed. The order is that of the checksums of
     their texts: so the first ones are a random draw, whatever the order of the file and its other problems are."""
     problems: dict[str, Problem] = {}  # by text
-    places: dict[str, str] = {}  # by text: file, and line or record
     notes, repeated, unusable = [], [], []
     for path in files_of(spec, split):
         columns = None
@@ -242,11 +235,8 @@ def read_problems(spec: Spec, split: str, wanted: str = "answer") -> tuple[list[
                     raise ValueError(f"{place}: {error}") from None
                 unusable.append(f"{place}: {error}")  # nobody here can mend it
                 continue
-            key = text_key(problem.prompt)
-            if key in problems:
-                repeated.append(f"{place} repeats {places[key]}")
-            else:
-                problems[key], places[key] = problem, place
+            if problems.setdefault(text_key(problem.prompt), problem) is not problem:
+                repeated.append(place)
     if len(unusable) > MOST_UNUSABLE * (len(problems) + len(repeated) + len(unusable)):
         raise ValueError(f"{len(unusable)} records of {spec.name} cannot be used; {unusable[0]}")
     if unusable:

@@ -76,9 +76,7 @@ class VerifierPool(contextlib.AbstractContextManager):
     """Processes that judge completions. `submit`, `results` and `unfinished` are for one thread."""
 
     def __init__(self, workers: int, time_limit: float, memory_gib: float):
-        """time_limit: seconds, memory_gib: GiB of address space, both for one completion."""
-        if workers < 1 or not time_limit > 0 or not memory_gib > 0:
-            raise ValueError(f"a pool of {workers} verifiers, {time_limit} s and {memory_gib} GiB: all must be above 0")
+        """time_limit: seconds, memory_gib: GiB of address space, both for one completion. All are above 0."""
         self.time_limit, self.memory_gib = time_limit, memory_gib
         self.unfinished = 0  # submitted, and not returned by results()
         self._waiting: queue.SimpleQueue[tuple[Hashable, bytes]] = queue.SimpleQueue()  # keys and lines of JSON
@@ -289,9 +287,7 @@ def work(memory_gib: float) -> None:
             task = importlib.import_module(problem.task)
             print(json.dumps("begins"), file=replies, flush=True)
             value = task.score(problem, completion)
-            if type(value).__module__ == "numpy" and hasattr(value, "item"):
-                value = value.item()
-            if type(value) not in (bool, int, float) or not 0 <= value <= 1:
+            if not hasattr(value, "__float__") or not 0 <= float(value) <= 1:  # numbers of numpy have it too
                 raise TypeError(f"{problem.task}.score returned {value!r:.80}, not True, False or a number from 0 to 1")
             score = float(value)
         except MemoryError:

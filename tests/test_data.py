@@ -163,22 +163,10 @@ def test_a_file_that_cannot_be_used_is_refused_with_its_place(tmp_path):
         assert str(tmp_path / name) in str(error.value), (name, content)
 
 
-@pytest.mark.parametrize(
-    "body, message",
-    [
-        ("import random; return random.Random(seed).sample(range(10), number)",
-         r"few\.py: problems\('train', 50, 0\) raised ValueError: Sample larger .*few\.py, line 3\)\. A task that has"),
-        ("return []", r"few\.py: problems\('train', 50, 0\) returned no problem"),
-    ],
-)  # fmt: skip
-def test_a_task_that_cannot_make_its_problems_is_named_with_the_call(tmp_path, monkeypatch, body, message):
-    folder = tmp_path / "data" / "tasks"
-    folder.mkdir(parents=True)
-    monkeypatch.setattr(tasks, "__path__", [*tasks.__path__, str(folder)])
-    (folder / "few.py").write_text(f"from data import Problem\ndef problems(split, number, seed=0):\n    {body}\n")
-    monkeypatch.delitem(sys.modules, "data.tasks.few", raising=False)
-    with pytest.raises(ValueError, match=message):
-        load("few", 50)
+def test_a_task_that_makes_no_problem_is_named_with_the_call(monkeypatch):
+    monkeypatch.setattr(arithmetic, "problems", lambda *_: [])
+    with pytest.raises(ValueError, match=r"arithmetic\.py: problems\('train', 50, 0\) returned no problem"):
+        load("arithmetic", 50)
 
 
 def test_a_task_with_fewer_problems_than_asked_for_is_told(monkeypatch):
@@ -207,7 +195,7 @@ def test_repeated_problems_are_left_out_and_told(tmp_path):
     rows += [{**rows[3], "problem": "  what IS 3 +\n1? "}, {**rows[4], "answer": "9"}]
     source = load(write(tmp_path / "a.jsonl", rows))
     assert len(source.train) + len(source.validation) == 50
-    assert any(re.search(r"2 repeated .*line 51 repeats .*a\.jsonl, line 4", note) for note in source.notes)
+    assert any(re.search(r"2 repeated .* the first: .*a\.jsonl, line 51", note) for note in source.notes)
     assert {p.answer for p in source.train + source.validation} == {str(i + 1) for i in range(50)}, "the first counts"
     assert loading.text_key("x-1") != loading.text_key("x+1")
 

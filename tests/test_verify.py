@@ -51,11 +51,6 @@ def last_words(marker):
     detached(marker)
     return True
 
-class Chameleon(float):
-    """It says that it equals whatever it is compared with."""
-    __eq__ = lambda self, other: True
-    __hash__ = None
-
 def of_numpy(name):
     import numpy
     return getattr(numpy, name)(1)
@@ -63,7 +58,7 @@ def of_numpy(name):
 actions = {
     "right": lambda _: True, "wrong": lambda _: False, "one": lambda _: 1, "a float": lambda _: 1.0,
     "numpy.bool_": lambda _: of_numpy("bool_"), "numpy.float32": lambda _: of_numpy("float32"),
-    "chameleon": lambda _: Chameleon(0.5), "two thirds": lambda _: 2 / 3, "too much": lambda _: 1.5,
+    "two thirds": lambda _: 2 / 3, "too much": lambda _: 1.5,
     "no number": lambda _: float("nan"), "raise": lambda _: 1 / 0, "exit": lambda _: sys.exit(0),
     "os._exit": lambda _: os._exit(0), "loop": lambda _: stop_ignored(), "sleep": lambda _: time.sleep(600),
     "memory": lambda _: [bytearray(1 << 24) for _ in range(10**6)], "recursion": lambda x: actions["recursion"](x),
@@ -147,7 +142,6 @@ FAILURES = {  # what the completion has the score do: the failure, and what its 
     "exit": ("error", "SystemExit"),
     "recursion": ("error", "RecursionError"),
     "neither": ("error", "hostile_task.score returned 'yes', not True, False or a number"),
-    "chameleon": ("error", "not True, False or a number from 0 to 1"),
     "too much": ("error", "hostile_task.score returned 1.5, not True, False or a number from 0 to 1"),
     "no number": ("error", "score returned nan, not"),
     "no such action": ("error", "KeyError"),
@@ -299,9 +293,3 @@ def test_a_verifier_that_dies_while_it_has_nothing_to_do_costs_no_completion(tas
         time.sleep(0.5)  # the guard cleans up first
         assert judge(pool, [task("right")])[0] == Verdict(1.0)
         assert not is_running(guard)
-
-
-def test_a_pool_that_cannot_be_is_refused():
-    for wrong in ((0, 1, 1), (1, 0, 1), (1, 1, 0), (1, float("nan"), 1)):
-        with pytest.raises(ValueError, match="must be above 0"):
-            VerifierPool(*wrong)
