@@ -134,12 +134,8 @@ class Reader:
 
     def raw(self) -> str:
         """An argument as text."""
-        start, is_group = self.at, self.next == "{"
-        while is_group and self.next not in ("", "}"):
-            self.at += 1
-        self.at += 1
-        if self.at > len(self.tokens):
-            raise ValueError("an argument is missing or not closed")
+        start = self.at
+        self.argument()
         return "".join(self.tokens[start : self.at]).strip("{}")
 
     def atom(self) -> tuple:
