@@ -115,37 +115,28 @@ class VerifierPool(contextlib.AbstractContextManager):
             thread.join()
 
     def _serve(self, number: int) -> None:
-        """What a thread of the pool does: it has a verifier, and another one when that has ended, until the close."""
+        """What a thread of the pool does: it has a verifier, and another one when that has failed, until the close."""
         try:
             while not self._closing:
                 verifier = self._verifiers[number] = Verifier(self.time_limit, self.memory_gib)
-                try:
-                    self._judge_with(verifier)
-                finally:
-                    verifier.end()
+                failure = None
+                while failure in (None, "error"):
+                    key, line = self._waiting.get()
+                    if self._closing:
+                        break
+                    verdict = verifier.judge(line)
+                    failure = verdict.failure
+                    self._verdicts.put((key, verdict))
+                verifier.end()
         except Exception:
             self._crash = traceback.format_exc()
-
-    def _judge_with(self, verifier: "Verifier") -> None:
-        """Give completions to a verifier, one by one, until it is of no use any more or the pool is closed."""
-        while True:
-            key, line = self._waiting.get()
-            if self._closing:
-                return
-            verdict = verifier.judge(line)
-            if verdict is None:
-                self._waiting.put((key, line))
-                return
-            self._verdicts.put((key, verdict))
-            if verdict.failure not in (None, "error"):
-                return
 
 
 class Verifier:
     """The pool's side of one verifier: its process, and the socket to it."""
 
     def __init__(self, time_limit: float, memory_gib: float):
-        self.time_limit, self.has_judged = time_limit, False
+        self.time_limit = time_limit
         self.folder = tempfile.mkdtemp(prefix="verifier-")  # its temporary files
         self.socket, theirs = socket.socketpair()
         self.inbox = b""  # read, and not a whole message
@@ -158,9 +149,9 @@ class Verifier:
                 process_group=0,  # no Ctrl-C; one that is stopped goes on when its parent dies, and ends (exit(3))
             )  # fmt: skip
 
-    def judge(self, line: bytes) -> Verdict | None:
+    def judge(self, line: bytes) -> Verdict:
         """The verdict on a completion. Waits for it, at most until the time limit. With a failure other than "error"
-        this verifier is of no use any more. None if it had ended before: then no completion is to blame."""
+        this verifier is of no use any more."""
         begun = False
         try:
             self.socket.settimeout(IMPORT_LIMIT)
@@ -171,13 +162,10 @@ class Verifier:
             score, failure, detail = reply
             if failure not in (None, "memory", "error") or type(score) is not float or not 0 <= score <= 1:
                 raise ValueError("no verdict")
-            self.has_judged = True
             return Verdict(score, failure, str(detail)[:DETAIL])
         except TimeoutError:
             return Verdict(0.0, "time limit", "" if begun else f"its task was not imported after {IMPORT_LIMIT:.0f} s")
         except (EOFError, OSError):
-            if self.has_judged and not begun:
-                return None
             status = self.end()
             detail = f"exit {status}" if 0 <= status <= 128 else f"signal {max(-status, status - 128)}"
             return Verdict(0.0, "died", detail)
