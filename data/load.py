@@ -208,12 +208,13 @@ def read_source(spec: Spec, validation_problems: int | None, wanted: str = "answ
 
 def files_of(spec: Spec, split: str) -> list[Path]:
     """The files of the part of a source that its options name, or of `split`. Raises ValueError if there are none."""
-    if spec.name not in KNOWN and not Path(spec.name).expanduser().exists() and "/" not in spec.name:
-        makers = [name for name in task_names() if hasattr(importlib.import_module(f"data.tasks.{name}"), "problems")]
-        wrong = f"--data {spec.name}: there is no such file or folder, and no data set or task of that name"
-        raise ValueError(f"{wrong}; known are {', '.join([*KNOWN, *makers])}")
+    place = spec.known.repository
+    is_on_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", place) and not place.endswith(records.FORMATS)
+    if not is_on_hub and not Path(place).expanduser().exists():
+        wrong = f"--data {place}: there is no such file or folder, and no data set (OWNER/NAME) or task of that name"
+        raise ValueError(f"{wrong}; known are {', '.join([*KNOWN, *task_names()])}")
     subsets = tuple(spec.options["subset"].split("+")) if "subset" in spec.options else spec.known.subsets
-    return records.find_files(spec.known.repository, subsets, spec.options.get("split", split))
+    return records.find_files(place, subsets, spec.options.get("split", split))
 
 
 def read_problems(spec: Spec, split: str, wanted: str = "answer") -> tuple[list[Problem], list[str]]:

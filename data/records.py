@@ -27,8 +27,6 @@ def find_files(place: str, subsets: tuple[str, ...] = (), split: str = "train") 
     path = Path(place).expanduser()
     if path.is_file():
         return [path]
-    if not path.is_dir() and (not re.fullmatch(r"[\w.-]+/[\w.-]+", place) or path.suffix in FORMATS):
-        raise ValueError(f"{place} is no file, no folder, and no name of a data set on the hub (OWNER/NAME)")
     root = path if path.is_dir() else download(place, subsets)
     words = {}  # of the path of each file
     for file in sorted(file for file in root.rglob("*") if file.suffix in FORMATS and file.is_file()):
@@ -82,9 +80,10 @@ def read_json(path: Path) -> Iterator[tuple[str, dict]]:
                 continue
             try:
                 value = json.loads(data.decode())
-            except (ValueError, RecursionError) as error:  # with the line below the first one of `data`, if it is known
-                below = getattr(error, "lineno", 1) - 1 + data[: getattr(error, "start", 0)].count(b"\n")
-                raise ValueError(f"{path}, line {number + below} is not JSON in UTF-8: {error}") from None
+            except (ValueError, RecursionError) as error:
+                line = number + getattr(error, "lineno", 1) - 1 + data[: getattr(error, "start", 0)].count(b"\n")
+                reason = getattr(error, "msg", error)
+                raise ValueError(f"{path}, line {line} is not JSON in UTF-8: {reason}") from None
             if is_jsonl:
                 yield f"line {number}", value
             elif not isinstance(value, list):

@@ -236,11 +236,11 @@ def test_arguments_are_read():
 
 def test_a_name_that_cannot_be_used_is_refused():
     for argument, message in [
-        ("algebra", "no such file or folder, and no data set or task .* known are polaris, .*, arithmetic"),
+        ("algebra", "no such file or folder, and no data set .*; known are polaris, .*, arithmetic"),
         ("aime24", "for evaluation"),
         ("mathematics", "without problems of its own"),
         ("arithmetic,problem=x", "takes no options"),
-        ("no/such/file.jsonl", "is no file, no folder"),
+        ("no/such/file.jsonl", "no such file or folder"),
     ]:
         with pytest.raises(ValueError, match=message):
             load(argument)
