@@ -8,16 +8,14 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 import loss
 from machinery.compute import flops, matmul_parameters
 from machinery.decoding import make_decoding
-from machinery.devices import devices_here, devices_paid, trunk_dtype
+from machinery.devices import devices_here, trunk_dtype
 from machinery.engine import choose_engine, engine_settings, refuse_split
-from machinery.files import json_lines
 from machinery.model import load_shapes, load_tokenizer, model_path, refuse_too_long
 from machinery.settings import TrainCommand
 from machinery.trainer import layers_and_rest
@@ -139,7 +137,7 @@ def plan(command: TrainCommand) -> str:
     refuse_split(need.engine, command.tensor_parallel, shape.heads)
     size = f"{command.model}: {shape.parameters:,} parameters"
     rows = [("model", "", f"{size}; a prompt and its completion have at most {length:,} tokens")]
-    rows += memory_rows(command, need, shape.parameters) + work_rows(command, need, matmul_parameters(model), length)
+    rows += memory_rows(command, need, shape.parameters) + work_rows(command, matmul_parameters(model), length)
     first, second = (max(len(row[i]) for row in rows) for i in (0, 1))
     lines = [f"{name:{first}}  {figure:>{second}}  {words}".rstrip() for name, figure, words in rows]
     last = "Nothing was started. Memory may be off by a quarter: what is said to fit has that much room."
@@ -187,35 +185,22 @@ def memory_rows(command: TrainCommand, need: Needs, parameters: int) -> list[Row
     return [*rows, ("  disk", "", f"{GiB((keep + 1) * checkpoint + buffer)}; {checkpoints}")]
 
 
-def work_rows(command: TrainCommand, need: Needs, parameters: int, length: int) -> list[Row]:
-    """Tokens and FLOPs of the run, and its hours at the speed of an earlier run. parameters: those that each token is
-    multiplied with. ValueError if the earlier run has made no step."""
-    completion, trained, assumed = (length - command.prompt_budget) / 2, 1.0, ", half of the most"
-    if isinstance(command.plan, Path):
-        try:
-            steps = [line for _, line in json_lines(command.plan / "log.jsonl") if line["kind"] == "train"]
-            completion, assumed = np.mean([line["completion_length"] for line in steps]), ""
-            trained = 1 - np.mean([line["zero_variance_fraction"] for line in steps])
-            speed = steps[-1]["compute_flops"] / steps[-1]["compute_device_hours"] / 3600
-        except (OSError, LookupError, ValueError):
-            raise ValueError(f"--plan {command.plan}: it holds no run that has made a step") from None
-    prompt, groups = command.prompt_budget / 2, command.steps * command.groups_per_step
+def work_rows(command: TrainCommand, parameters: int, length: int) -> list[Row]:
+    """Tokens and FLOPs of the run, if prompts and completions have half of the most tokens. parameters: those that each
+    token is multiplied with. length: the most tokens of a prompt and its completion."""
+    prompt, completion = command.prompt_budget / 2, (length - command.prompt_budget) / 2
+    groups = command.steps * command.groups_per_step
     completions = groups * command.completions_per_prompt
     validations = 1 + -(-command.steps // command.validation_every)
     of_a_validation = len(command.data) * command.validation_problems * command.validation_samples
-    validation_tokens, sampled = validations * of_a_validation * completion, completions * completion
-    training_flops = flops(parameters, sampled + groups * prompt, completions * (completion + prompt) * trained)
-    rows = [
-        ("sampled tokens", f"{sampled:.2e}", f"{completions:,} completions of {completion:,.0f} tokens{assumed}"),
+    sampled, validation_tokens = completions * completion, validations * of_a_validation * completion
+    training_flops = flops(parameters, sampled + groups * prompt, completions * (completion + prompt))
+    of_a_completion = f"{completion:,.0f} tokens, half of the most"
+    return [
+        ("sampled tokens", f"{sampled:.2e}", f"{completions:,} completions of {of_a_completion}"),
         ("  for validations", f"{validation_tokens:.2e}", f"{validations} of {of_a_validation:,} completions"),
-        ("FLOPs", f"{training_flops:.2e}", f"{trained:.0%} of the groups are trained on; without attention's scores"),
+        ("FLOPs", f"{training_flops:.2e}", "all groups are trained on; without attention's scores"),
     ]
-    if isinstance(command.plan, Path):
-        devices = devices_paid(need.generators, need.trainers)
-        hours = (training_flops + flops(parameters, validation_tokens, 0)) / speed / devices / 3600
-        words = f"with {devices} devices at {speed:.1e} FLOPs/s each, as in {command.plan}"
-        rows.append(("hours", f"{hours:,.{0 if hours > 10 else 3}f}", words))
-    return rows
 
 
 def GiB(size: float) -> str:

@@ -78,7 +78,6 @@ class Settings(Sampling):
     generators: int = 0  # processes that sample, each on --tensor-parallel GPUs; 0: one, or all GPUs left by trainers
     trainers: int = 0  # processes that share the model by FSDP, each on a GPU; 0: one, or a fifth of the GPUs
     tokens_per_micro_batch: int = 4096  # in a forward, padding included; on a GPU 32768; paper: 32768; small: 4096
-    compile: bool = False  # the trainer's layers, by torch.compile, which may take a minute; a CPU gains nothing by it
     share_prompts: bool = True  # the trainer computes a prompt once for its group, when that is less work
     gradient_checkpointing: bool = False  # layers are computed again in the backward: less memory; paper: True
     wait_timeout: float = 600.0  # seconds without a word from a generator until it is killed and replaced
@@ -94,7 +93,7 @@ class Settings(Sampling):
 class TrainCommand(Settings):
     """A training run, or with --plan what it would take."""
 
-    plan: bool | Path = False  # print what the run would take, start nothing; with runs/NAME: how long, at its speed
+    plan: bool = False  # print what the run would take, and start nothing
     gpus: int | None = None  # with --plan: GPUs of the machine it is for; by default those of this one
     gpu_memory: float | None = None  # with --plan: GB of each of them; by default that of this machine's
 
@@ -142,7 +141,7 @@ PRESETS = {
 MAY_CHANGE = {
     "resume", "from_step", "steps", "validation_every", "checkpoint_every", "keep_checkpoints", "track", "engine",
     "tensor_parallel", "generators", "trainers", "slots", "generator_memory", "tokens_per_micro_batch",
-    "gradient_checkpointing", "share_prompts", "compile", "threads", "verifiers", "wait_timeout", "max_restarts",
+    "gradient_checkpointing", "share_prompts", "threads", "verifiers", "wait_timeout", "max_restarts",
     "stop_when_gain_below", "rollouts_kept", "least_prompts",
 }  # fmt: skip
 

@@ -29,8 +29,6 @@ def make_policy(settings: Settings, model: PreTrainedModel, device: torch.device
     if not dist.is_initialized():
         model.to(device)
     for layer in layers_and_rest(model)[0]:
-        if settings.compile:
-            layer.forward = torch.compile(layer.forward, dynamic=True)  # micro-batches have any length
         if settings.gradient_checkpointing:
             layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
     policy, dtype = Policy(model), trunk_dtype(settings, str(device))

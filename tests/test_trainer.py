@@ -638,17 +638,6 @@ def test_adamw_is_fused_on_a_gpu_and_goes_on_from_the_moments_of_any_checkpoint(
         torch.testing.assert_close(stored(tmp_path / "fused")[key], values, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.slow
-def test_compiled_layers_compute_what_others_do(models, tmp_path):
-    chosen, batches = settings(steps=2, tokens_per_micro_batch=1), [batch_of_groups(0), batch_of_groups(1)]
-    for name, compiled in (("eager", False), ("compiled", True)):
-        train_on(dataclasses.replace(chosen, compile=compiled), models["qwen3"], batches, tmp_path / name)
-    same_course(tmp_path / "eager", tmp_path / "compiled", rel=1e-5)
-    found = stored(tmp_path / "compiled")
-    for key, values in stored(tmp_path / "eager").items():
-        torch.testing.assert_close(found[key], values, rtol=0.0, atol=1e-5 * values.abs().max().item())
-
-
 def test_a_version_is_complete_when_every_rank_has_written_its_part(models):
     model = load_model(models["llama"], CPU, torch.float32)
     shared = SharedParameters(model, ranks=2)
