@@ -25,8 +25,6 @@ from machinery.settings import Settings
 
 TRAINING, VALIDATION = 0, 1  # part of each seed, so that the two have different noise
 
-# --- prompts ----------------------------------------------------------------------------------------------------------
-
 
 class PromptOrder:
     """Which problem of a source comes next: in each epoch all in a new random order, but for those that are retired."""
@@ -81,9 +79,6 @@ class Prompts:
     ids: dict[str, list[int]]  # token ids by the text of the prompt, chat template included
     tokenizer: PreTrainedTokenizerBase
     decoding: Decoding
-
-
-# --- the feed ---------------------------------------------------------------------------------------------------------
 
 
 class Feed:
@@ -212,22 +207,31 @@ class Feed:
         # A generator gets as many groups as its slots hold, and its share of one batch more. Further groups would only
         # grow old in its queue.
         share = settings.groups_per_step // len(self.generators) + 1
-        works: list[Work] = [Work() for _ in self.generators]
+        sampled = [group.generator for group in self.under_way.values() if len(group.rollouts) < len(group.requests)]
+        groups = [sampled.count(generator.number) for generator in self.generators]  # that each has not sent back
+        new: list[Group] = []
         while len(self.under_way) < ahead:
-            generator = min(self.generators, key=lambda generator: generator.groups / generator.slots)
-            if kind == "pipeline" and generator.groups >= generator.slots // settings.completions_per_prompt + share:
+            generator = min(self.generators, key=lambda generator: groups[generator.number] / generator.slots)
+            room = generator.slots // settings.completions_per_prompt + share
+            if kind == "pipeline" and groups[generator.number] >= room:
                 break
             following = self._next_prompt()
             if following is None:
                 break
             number, source, problem_index = following
             seed = (settings.seed, TRAINING, number)
-            group = self._group(number, source, problem_index, version, generator, seed, validation=False)
-            self.under_way[number] = group
-            works[generator.number].requests.extend(group.requests)
-        for generator, work in zip(self.generators, works):
-            if work.requests:
-                generator.work.put(work)
+            new.append(self._group(number, source, problem_index, version, generator, seed, validation=False))
+            self.under_way[number] = new[-1]
+            groups[generator.number] += 1
+        self._send(new)
+
+    def _send(self, groups: list[Group]) -> None:
+        """Send each generator the requests of its groups that have not come back."""
+        for generator in self.generators:
+            own = [group for group in groups if group.generator == generator.number]
+            requests = [request for group in own for request in group.requests if request.index not in group.rollouts]
+            if requests:
+                generator.work.put(Work(requests))
 
     def _next_prompt(self) -> tuple[int, int, int] | None:
         """Number, source and index of the problem of the next group. Groups of the checkpoint come first. None: no
@@ -249,7 +253,6 @@ class Feed:
         completions = settings.validation_samples if validation else settings.completions_per_prompt
         ids, budget = self.prompts.ids[problem.prompt], settings.thinking_budget
         requests = make_requests(number, ids, completions, budget, self.prompts.decoding, seed, validation)
-        generator.groups += 1
         return Group(number, source, problem_index, problem, version, generator.number, requests)
 
     # Validations
@@ -261,10 +264,8 @@ class Feed:
         for i, (source, problem_index) in enumerate(held_out):
             generator, seed = self.generators[i % len(self.generators)], (self.settings.seed, VALIDATION, step, i)
             self.validating[i] = self._group(i, source, problem_index, step, generator, seed, validation=True)
-        for generator in self.generators:
-            groups = [group for group in self.validating.values() if group.generator == generator.number]
-            generator.work.put(Work([request for group in groups for request in group.requests]))
         groups, go_on = list(self.validating.values()), True
+        self._send(groups)
         while go_on and not all(group.finished for group in groups):
             go_on = self._take_in()
         self.validating = {}
@@ -297,8 +298,7 @@ class Feed:
                 self.busy_seconds += report.busy_seconds
                 self.sampled_tokens += report.sampled_tokens
                 self.events += [(generator.number, *event) for event in report.events]
-            if rollouts := [rollout for report in reports for rollout in report.rollouts]:
-                self._submit(rollouts)
+                self._submit(report.rollouts)
             came |= bool(reports)
         return came
 
@@ -330,8 +330,6 @@ class Feed:
             request = rollout.request
             group = self._groups(request.validation)[request.group]
             group.rollouts[request.index] = rollout
-            if len(group.rollouts) == len(group.requests):
-                self.generators[group.generator].groups -= 1
             if rollout.truncated:
                 group.verdicts[request.index] = Verdict(False)
             else:
@@ -349,10 +347,7 @@ class Feed:
         say(f"warning: {failure}\nIt is replaced ({self.restarts} of --max-restarts {most}).")
         discard(generator)
         new = self._start(generator.number)
-        new.groups, new.slots = generator.groups, generator.slots
+        new.slots = generator.slots
         self.generators[generator.number] = new
-        for groups in (self.validating, self.under_way):
-            lost = [group for group in groups.values() if group.generator == generator.number]
-            requests = [r for group in lost for r in group.requests if r.index not in group.rollouts]
-            if requests:
-                new.work.put(Work(requests))
+        groups = [*self.validating.values(), *self.under_way.values()]
+        self._send([group for group in groups if group.generator == generator.number])

@@ -6,7 +6,7 @@ import os
 import queue
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -30,19 +30,6 @@ class Generator:
     reports: multiprocessing.Queue
     heard: float  # clock reading when it was started, or when its last report came
     slots: int = 0  # of its engine; 0 until it has reported that it is ready
-    groups: int = 0  # groups that were handed out to it and have not come back
-
-
-@contextlib.contextmanager
-def only_visible(gpus: list[int]) -> Iterator[None]:
-    """Processes that start in this block see only these of our GPUs. The variable must be set before they start: CUDA
-    reads it once, at the first call in a process, and an import may make that call."""
-    ours = os.environ.get("CUDA_VISIBLE_DEVICES")
-    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(ours.split(",")[gpu] if ours else str(gpu) for gpu in gpus)
-    yield
-    del os.environ["CUDA_VISIBLE_DEVICES"]
-    if ours is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ours
 
 
 def start_generator(number: int, process: Callable, engine: EngineSettings, parameters: SharedParameters) -> Generator:
@@ -58,10 +45,15 @@ def start_generator(number: int, process: Callable, engine: EngineSettings, para
         name=f"generator {number} on {','.join(engine.devices)}",
         daemon=len(engine.devices) == 1,  # a daemon may have no processes of its own, which vLLM has for several GPUs
     )
+    # CUDA reads this variable once, at the first call in a process, and an import of the child may make that call.
+    ours = os.environ.get("CUDA_VISIBLE_DEVICES")
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(ours.split(",")[gpu] if ours else str(gpu) for gpu in gpus)
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the child inherits this: Ctrl-C is for the trainer
-    with only_visible(gpus):
-        child.start()
+    child.start()
     signal.signal(signal.SIGINT, handler)
+    os.environ.pop("CUDA_VISIBLE_DEVICES")
+    if ours is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ours
     # Each end of a pipe must be open in one process only. If the other side dies, even in the middle of a message,
     # reading then meets an end of file, and writing an error. Otherwise both would wait for ever.
     reports._writer.close()
@@ -75,20 +67,14 @@ def read_reports(generator: Generator, timeout: float) -> list[Report]:
     for `timeout` seconds: it should report every few seconds."""
     reports = []
     alive = generator.process.is_alive()  # asked before reading: the last reports of a dead generator still count
-    while True:
-        try:
+    with contextlib.suppress(queue.Empty, EOFError, OSError):  # the latter two while it dies: the next call says so
+        while True:
             reports.append(generator.reports.get_nowait())
-        except queue.Empty:
-            break
-        except (EOFError, OSError):  # it has died: its end of the queue is closed
-            generator.process.join()
-            alive = False
-            break
-        generator.heard, generator.slots = time.monotonic(), reports[-1].slots or generator.slots
-        if reports[-1].error is not None:
-            raise GeneratorFailed(f"{generator.process.name} failed:\n{reports[-1].error}")
+            generator.heard, generator.slots = time.monotonic(), reports[-1].slots or generator.slots
+            if reports[-1].error is not None:
+                raise GeneratorFailed(f"{generator.process.name} failed:\n{reports[-1].error}")
     if reports:
-        return reports  # if it has died, the next call says so
+        return reports
     if not alive:
         code = generator.process.exitcode
         how = f"by signal {-code}" if code < 0 else f"with status {code}"

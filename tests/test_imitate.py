@@ -115,7 +115,7 @@ def prompts_of_a_run(flags) -> dict[str, list[int]]:
     """The ids that a generator of train.py gets for each problem, by the problem's prompt."""
     budgets = ["--prompt-budget", "500", "--thinking-budget", "20", "20", "--prompts-per-step", "4"]
     feed = open_run(parse([*flags, "--defaults", "small", *budgets]), None, lambda *_: None)[-1].feed
-    feed.generators = [type("Generator", (), {"number": 0, "groups": 0})()]
+    feed.generators = [type("Generator", (), {"number": 0})()]
     (source,), prompts = feed.prompts.sources, {}
     for validation, of_source in ((False, source.train), (True, source.validation)):
         for i in range(len(of_source)):
