@@ -25,10 +25,6 @@ def check_fit(
     ids = render_all(tokenizer, [problem.prompt], settings)[problem.prompt]
     shape, template = type(model).__name__, "its chat template" if tokenizer.chat_template else "no chat template"
     ends = ", ".join(f"{tokenizer.decode([token])!r} ({token})" for token in decoding.eos)
-    interrupts = decoding.length_control == "interruption"
-    limit = f"{decoding.thinking_budget + decoding.answer_budget} tokens in all (--thinking-budget and --answer-budget)"
-    if interrupts:
-        limit = f"{decoding.answer_budget} tokens of answer (--answer-budget)"
     positions = getattr(model.config, "max_position_embeddings", None) or "any number"
     return [
         f"model      {settings.model}: {shape}, {model.num_parameters():,} parameters, {template}",
@@ -36,8 +32,7 @@ def check_fit(
         *(f"  | {line}" for line in tokenizer.decode(ids).split("\n")),
         *unwritable(tokenizer, problem.prompt),
         f"thinking   {thinking(tokenizer, decoding, settings, ids)}",
-        *(unwritable(tokenizer, settings.interruption_phrase) if interrupts else ()),
-        f"ends with  {ends}, or after {limit}",
+        f"ends with  {ends}, or after {decoding.longest_completion} tokens (--thinking-budget and --answer-budget)",
         *unfit_ends(tokenizer, decoding, ids),
         f"length     {len(ids)} tokens of prompt (--prompt-budget {decoding.prompt_budget}); {decoding.longest} in all"
         f" at most, and the model holds {positions}",
@@ -55,8 +50,8 @@ def thinking(tokenizer: PreTrainedTokenizerBase, decoding: Decoding, settings: S
     if decoding.length_control != "interruption":
         return f"{begins}; nothing interrupts it (--length-control {decoding.length_control})"
     low, high = settings.thinking_budget
-    forced = f"{len(decoding.phrase)} more are forced: {tokenizer.decode(decoding.phrase)!r}"
-    return f"{begins}; it ends at {marker}, or after {low} to {high} tokens (--thinking-budget), when {forced}"
+    phrase = tokenizer.decode(decoding.phrase)
+    return f"{begins}; it ends at {marker}, or after {low} to {high} tokens (--thinking-budget) by {phrase!r}"
 
 
 def unwritable(tokenizer: PreTrainedTokenizerBase, text: str) -> list[str]:
@@ -79,27 +74,24 @@ def unfit_ends(tokenizer: PreTrainedTokenizerBase, decoding: Decoding, ids: list
 
 def reference(
     tokenizer: PreTrainedTokenizerBase, decoding: Decoding, settings: Sampling, problem: Problem, ids: list[int]
-) -> Iterator[str]:
+) -> list[str]:
     """Lines about the verdict on the reference answer, as it stands or in a box. It is judged as a completion is."""
     if problem.task == programming.__name__:
-        yield "reference  programs are judged by their tests, and the data hold no program to try"
-        return
-    for text in (problem.answer, f"\\boxed{{{problem.answer}}}"):
-        marker = [decoding.end_of_thinking] if decoding.thinks and decoding.end_of_thinking >= 0 else []
-        tokens = tokenizer(text, add_special_tokens=False).input_ids
-        rollout = given_rollout(ids, marker + tokens + [decoding.eos[0]])
-        with VerifierPool(1, settings.verifier_time_limit, settings.verifier_memory) as pool:
-            verdict = judge_all(pool, [problem], [rollout], completion_texts(tokenizer, decoding, [rollout]))[0]
+        return ["reference  programs are judged by their tests, and the data hold no program to try"]
+    marker = [decoding.end_of_thinking] if decoding.thinks and decoding.end_of_thinking >= 0 else []
+    texts = [problem.answer, f"\\boxed{{{problem.answer}}}"]
+    answers = [tokenizer(text, add_special_tokens=False).input_ids + [decoding.eos[0]] for text in texts]
+    rollouts = [given_rollout(ids, marker + answer) for answer in answers]
+    with VerifierPool(1, settings.verifier_time_limit, settings.verifier_memory) as pool:
+        verdicts = judge_all(pool, [problem], rollouts, completion_texts(tokenizer, decoding, rollouts))
+    for text, answer, verdict in zip(texts, answers, verdicts):
         if verdict.correct:
-            break
-    if not verdict.correct:
-        how = "as it stands and in a box; if the task wants it in another form, try that by hand"
-        yield f"! the reference {problem.answer!r} gets {verdict.score:g}, not 1, {how}"
-        yield from unwritable(tokenizer, text)
-        return
-    yield f"reference  {text!r} is judged right; it takes {len(tokens) + 1} tokens"
-    if decoding.length_control == "interruption" and len(tokens) + 1 > decoding.answer_budget:
-        yield f"! that is more than --answer-budget {decoding.answer_budget}: it would be cut off"
+            lines = [f"reference  {text!r} is judged right; it takes {len(answer)} tokens"]
+            if decoding.length_control == "interruption" and len(answer) > decoding.answer_budget:
+                lines.append(f"! that is more than --answer-budget {decoding.answer_budget}: it would be cut off")
+            return lines
+    wrong = f"! the reference {problem.answer!r} is judged wrong, as it stands and in a box; if the task wants it in"
+    return [f"{wrong} another form, try that by hand", *unwritable(tokenizer, texts[1])]
 
 
 def given_rollout(prompt_ids: list[int], tokens: list[int], sampled: list[bool] | None = None) -> Rollout:

@@ -55,7 +55,7 @@ def test_what_does_not_fit_is_named_and_the_status_is_1(check, tmp_path):
         (dict(flags=["--answer-budget", "9"]), "! that is more than --answer-budget 9: it would be cut off"),
         (dict(template=PLAIN, ends="<|endoftext|>"), "! the chat template ends a reply with '<|im_end|>', and that is"),
         (dict(template=TURN.replace("\n{% endfor", "{% endfor")), "! the prompt ends with '<|im_end|>'"),
-        (dict(answer="no \\unknown{answer"), "! the reference 'no \\\\unknown{answer' gets 0, not 1"),
+        (dict(answer="no \\unknown{answer"), "! the reference 'no \\\\unknown{answer' is judged wrong"),
     ):
         flags = changes.pop("flags", [])
         status, printed = check(*flags, **changes)
