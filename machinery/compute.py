@@ -1,10 +1,11 @@
-"""What training has cost: FLOPs, sampled tokens and device-hours (sec. 2.1 of the paper)."""
+"""What training has cost (sec. 2.1 of the paper), who waits for whom, and how many tokens a second are handled."""
 
 import time
 from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
+from machinery.feed import Feed
 from machinery.rollouts import Group
 
 
@@ -55,6 +56,11 @@ class Compute:
         prompts = sum(len(group.requests[0].prompt_ids) for group in groups)
         self.flops += flops(self.parameters, completions + prompts, fed)
 
+    def restore(self, columns: dict) -> None:
+        """Go on from these columns, which a checkpoint holds."""
+        self.device_seconds = columns["compute_device_hours"] * 3600
+        self.tokens, self.flops = columns["compute_tokens"], columns["compute_flops"]
+
     def columns(self) -> dict:
         """The three measures, as columns of the log."""
         return {
@@ -62,3 +68,45 @@ class Compute:
             "compute_tokens": self.tokens,
             "compute_flops": self.flops,
         }
+
+
+class Rates:
+    """Counts from one training line of the log to the next, without the time of validations."""
+
+    def __init__(self, compute: Compute, feed: Feed):
+        self.compute, self.feed = compute, feed
+        # At the last line: seconds of training, seconds that all generators were busy, tokens that they had sampled.
+        self.seconds, self.busy, self.tokens = 0.0, 0.0, 0
+        self.waited = 0.0  # seconds that the trainer has waited for groups, in this process
+        self.generated = 0.0  # seconds that a generator was busy on average, in this process
+        self.unlogged_busy = 0.0  # the part of `generated` that no line of the log has counted yet
+
+    def columns(self, batch_tokens: int, waited: float) -> dict:
+        """Log columns of what has happened since the last line. batch_tokens: sampled tokens of the batch that was
+        trained on, filtered groups included. waited: seconds that the trainer has waited for it."""
+        now, generators = self.compute.seconds, len(self.feed.engines)
+        seconds, self.seconds = now - self.seconds, now
+        busy, tokens = self.feed.busy_seconds - self.busy, self.feed.sampled_tokens - self.tokens
+        self.skip_generation()
+        self.waited += waited
+        # A report may cover more time than this line does. The next line counts what is left.
+        self.generated += busy / generators
+        self.unlogged_busy += busy / generators
+        logged = min(self.unlogged_busy, seconds)
+        self.unlogged_busy -= logged
+        return {
+            "trainer_idle_fraction": waited / seconds,
+            "generator_idle_fraction": 1 - logged / seconds,
+            "generator_tokens_per_second": generators * tokens / busy if busy else None,
+            "trainer_tokens_per_second": batch_tokens / max(seconds - waited, 1e-9),
+        }
+
+    def skip_generation(self) -> None:
+        """Count in the next line only what the generators do from now on."""
+        self.busy, self.tokens = self.feed.busy_seconds, self.feed.sampled_tokens
+
+    def idle(self) -> str:
+        """How long trainer and generators have waited so far, as shares of the time of training."""
+        seconds = max(self.compute.seconds, 1e-9)
+        generators = max(0.0, 1 - self.generated / seconds)
+        return f"trainer {self.waited / seconds:.2f}, generators {generators:.2f} of the time"

@@ -87,8 +87,6 @@ def report_evaluation(model: str, path: str, source: Source, figures: dict, samp
     line, state = {"data": source.name, "model": model}, Path(path).parent / "state.json"
     if state.exists():  # of a checkpoint
         stored = json.loads(state.read_text())
-        compute = stored["compute"]
-        line |= {"step": stored["step"], "compute_device_hours": compute["device_seconds"] / 3600}
-        line |= {"compute_tokens": compute["tokens"], "compute_flops": compute["flops"]}
+        line |= {"step": stored["step"], **stored["compute"]}
     with open(log, "a") as file:
         file.write(json.dumps(line | figures) + "\n")

@@ -44,10 +44,8 @@ def json_lines(path: Path) -> Iterator[tuple[str, dict]]:
 
 def last_line(folder: Path) -> dict:
     """The newest line in the log of a run, which may be writing it; {} if there is none."""
-    try:
-        lines = (folder / "log.jsonl").read_text().split("\n")[:-1]
-    except OSError:
-        lines = []
+    log = folder / "log.jsonl"
+    lines = log.read_text().split("\n")[:-1] if log.exists() else []
     return json.loads(lines[-1]) if lines else {}
 
 

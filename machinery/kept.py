@@ -76,34 +76,37 @@ def verdict_in_words(verdict: Verdict) -> str:
 
 
 class KeptRollouts:
-    """rollouts.jsonl of a run, unless --rollouts-kept is 0. Its times count from the clock reading run_began."""
+    """rollouts.jsonl of a run, unless --rollouts-kept is 0."""
 
     def __init__(self, folder: Path, settings: Settings, tokenizer: PreTrainedTokenizerBase, sources: list[Source]):
         self.path, self.settings, self.tokenizer, self.sources = folder / "rollouts.jsonl", settings, tokenizer, sources
+        self.run_began = 0.0  # clock reading that all times count from
         self.text_of = functools.lru_cache(2**16)(lambda token: tokenizer.decode([token]))
 
-    def restore(self, step: int | None) -> None:
-        """Drop the lines of all steps after this one, since they come again. None: drop all lines."""
+    def restore(self, step: int | None, run_began: float) -> None:
+        """Drop the lines of all steps after this one, since they come again. None: drop all lines. run_began: clock
+        reading that all times count from."""
+        self.run_began = run_began
         if step is None:
             self.path.unlink(missing_ok=True)
         elif self.path.exists():
             write_whole(self.path, "".join(text for text, line in json_lines(self.path) if line["step"] <= step))
 
-    def add_times(self, step: int, waited: tuple[float, float], events: list[tuple], run_began: float) -> None:
+    def add_times(self, step: int, waited: tuple[float, float], events: list[tuple]) -> None:
         """Add the times of a step: `waited`, in which the trainer waited for groups, and the generators' events."""
         if self.settings.rollouts_kept:
-            since = lambda clock: round(clock - run_began, 3)
-            events = [[generator, since(start), since(end), version] for generator, start, end, version in events]
-            self._add([{"kind": "times", "step": step, "waited": [*map(since, waited)], "generators": events}])
+            waited = [self._seconds(clock) for clock in waited]
+            events = [[n, self._seconds(start), self._seconds(end), version] for n, start, end, version in events]
+            self._add([{"kind": "times", "step": step, "waited": waited, "generators": events}])
 
-    def add_batch(self, step: int, batch: Batch, worth: dict[str, Tensor], tokens: dict, run_began: float) -> None:
+    def add_batch(self, step: int, batch: Batch, worth: dict[str, Tensor], tokens: dict) -> None:
         """Add the groups of a step that are kept. worth: of each completion its reward, advantage and weight, [P, G].
         tokens: of each row trained on, the trainer's log-probabilities and the entropies at its sampled tokens."""
         lines = []
         for p in kept_groups(self.settings, step, batch.groups):
             group, usable_G, rewards_G = batch.groups[p], batch.usable_PG[p], worth["reward"][p]
             fate = "zero variance" if loss.zero_variance(rewards_G[None], usable_G[None]) else "trained"
-            line = self._line("group", step, group, run_began)
+            line = self._line("group", step, group)
             line["mean_reward"] = rewards_G[usable_G].mean().item() if usable_G.any() else None
             line["retired"] = self.settings.recipe.no_positive_resampling and loss.retires(group.pass_rate)
             for i, completion in enumerate(line["completions"]):
@@ -115,13 +118,13 @@ class KeptRollouts:
             lines.append(line)
         self._add(lines)
 
-    def add_validation(self, step: int, groups: list[Group], run_began: float) -> None:
+    def add_validation(self, step: int, groups: list[Group]) -> None:
         """Add the first --rollouts-kept problems of each source, the same at every validation."""
         for source in range(len(self.sources)):
             kept = [group for group in groups if group.source == source][: self.settings.rollouts_kept]
-            self._add([self._line("validation", step, group, run_began) for group in kept])
+            self._add([self._line("validation", step, group) for group in kept])
 
-    def _line(self, kind: str, step: int, group: Group, run_began: float) -> dict:
+    def _line(self, kind: str, step: int, group: Group) -> dict:
         prompt = group.requests[0].prompt_ids
         return {
             "kind": kind,
@@ -134,10 +137,10 @@ class KeptRollouts:
             "generator": group.generator,
             "handed_out": group.version,
             "pass_rate": group.pass_rate,
-            "completions": [self._completion(*judged, run_began) for judged in group.judged()],
+            "completions": [self._completion(*judged) for judged in group.judged()],
         }
 
-    def _completion(self, rollout: Rollout, verdict: Verdict, run_began: float) -> dict:
+    def _completion(self, rollout: Rollout, verdict: Verdict) -> dict:
         ids, sampled = rollout.tokens.tolist(), rollout.sampled
         return {
             "ids": ids,
@@ -145,14 +148,17 @@ class KeptRollouts:
             "sampled": run_lengths(sampled),
             "versions": run_lengths(rollout.versions),
             "generator_logprobs": at_sampled(rollout.logprobs[sampled], sampled),
-            "began": round(rollout.began - run_began, 3),
-            "ended": round(rollout.ended - run_began, 3),
+            "began": self._seconds(rollout.began),
+            "ended": self._seconds(rollout.ended),
             "interrupted": rollout.interrupted,
             "truncated": rollout.truncated,
             "score": float(verdict.score),
             "verdict": verdict_in_words(verdict),
             "detail": verdict.detail,
         }
+
+    def _seconds(self, clock: float) -> float:
+        return round(clock - self.run_began, 3)
 
     def _add(self, lines: list[dict]) -> None:
         if self.path.exists() and self.path.stat().st_size > MOST_BYTES:

@@ -19,13 +19,12 @@ from curve.columns import Series
 from curve.files import write_whole
 from curve.forecast import outlook
 from machinery.checkpoints import checkpoints, step_of
-from machinery.compute import Compute
+from machinery.compute import Compute, Rates
 from machinery.decoding import marked_text
 from machinery.devices import devices_here
 from machinery.feed import Feed
 from machinery.files import append_whole, json_lines
 from machinery.kept import KeptRollouts, verdict_in_words
-from machinery.rates import Rates
 from machinery.rollouts import Batch, Group
 from machinery.screen import Progress, say, warn
 from machinery.settings import Settings
@@ -60,24 +59,21 @@ class Record:
 
     def state(self) -> dict:
         """All that `restore` needs, for a checkpoint."""
-        seconds = self.compute.columns()["compute_device_hours"] * 3600
-        compute = {"tokens": self.compute.tokens, "flops": self.compute.flops, "device_seconds": seconds}
-        return {"compute": compute, "wall_seconds": time.monotonic() - self.began}
+        return {"compute": self.compute.columns(), "wall_seconds": time.monotonic() - self.began}
 
     def restore(self, state: dict | None) -> None:
         """Go on from a checkpoint, or from the beginning without one. Lines of later steps are dropped from the log:
         those steps will come again."""
         log, kept = self.folder / "log.jsonl", []
         if state is not None:
-            for name, value in state["compute"].items():
-                setattr(self.compute, name, value)
+            self.compute.restore(state["compute"])
             self.began = time.monotonic() - state["wall_seconds"]
             before = [(text, line) for text, line in json_lines(log) if line["step"] <= state["step"]]
             kept = [text for text, line in before if line["kind"] != "end"]
             self.validations = [line for _, line in before if line["kind"] == "validation"]
             self.last_steps = [line for _, line in before if line["kind"] == "train"][-REMEMBERED:]
         write_whole(log, "".join(kept))
-        self.rollouts.restore(state and state["step"])
+        self.rollouts.restore(state and state["step"], self.began)
 
     def log(self, line: dict) -> None:
         """Add a line to log.jsonl, at once. JSON has no NaN and no infinity: they become null."""
@@ -128,8 +124,8 @@ class Record:
         self.log(line)
         self.last_steps = [*self.last_steps, line][-REMEMBERED:]
         events, self.feed.events = self.feed.events, []
-        self.rollouts.add_times(step, self.waited, events, self.began)
-        self.rollouts.add_batch(step, batch, worth, totals.tokens, self.began)
+        self.rollouts.add_times(step, self.waited, events)
+        self.rollouts.add_batch(step, batch, worth, totals.tokens)
         prompts_left, samples = sum(order.left for order in self.feed.orders), self.folder / "samples.txt"
         self.warn(step, step_warnings(self.last_steps, prompts_left, self.settings.groups_per_step, samples))
         self.failure = step_failure(self.last_steps)
@@ -141,7 +137,7 @@ class Record:
         words += self.outlooks
         if self.last_steps:
             words.append(f"off-policy {self.last_steps[-1]['off_policyness_mean']:.1f}")
-        self.progress.show(step, ", ".join(filter(None, [*words, self.rates.speeds])))
+        self.progress.show(step, ", ".join(filter(None, words)))
 
     def end(self, step: int, reason: str) -> None:
         """Stop the clock of training. The log gets the reason why the run is over, if it came to its end."""
@@ -178,7 +174,7 @@ class Record:
             **(compute if step else dict.fromkeys(compute, 0)),
         }
         self._write_samples(step, groups)
-        self.rollouts.add_validation(step, groups, self.began)
+        self.rollouts.add_validation(step, groups)
         self.validations.append(line)
         self.log(line)
         checkpoint = self.checkpoint_before_fall()

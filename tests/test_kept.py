@@ -134,7 +134,7 @@ def writer(folder, **changes):
     """A writer whose groups are lines of a hundred bytes."""
     one_source = [SimpleNamespace(name="one")]
     kept_rollouts = KeptRollouts(folder, dataclasses.replace(settings(), **changes), None, one_source)
-    kept_rollouts._line = lambda kind, step, group, began: {"kind": kind, "step": step, "text": "x" * 100}
+    kept_rollouts._line = lambda kind, step, group: {"kind": kind, "step": step, "text": "x" * 100}
     return kept_rollouts
 
 
@@ -144,14 +144,15 @@ def steps_of(folder):
 
 def test_a_resumed_run_drops_later_lines_and_half_a_line(tmp_path):
     kept_rollouts = writer(tmp_path, rollouts_kept=1)
+    kept_rollouts.restore(None, 0.5)
     for step in (0, 1, 2):
-        kept_rollouts.add_validation(step, [SimpleNamespace(source=0)] * 3, 0.0)
-        kept_rollouts.add_times(step, (0.0, 1.0), [(0, 1.0, 2.0, None), (0, 2.0, 3.0, step)], 0.5)
+        kept_rollouts.add_validation(step, [SimpleNamespace(source=0)] * 3)
+        kept_rollouts.add_times(step, (0.0, 1.0), [(0, 1.0, 2.0, None), (0, 2.0, 3.0, step)])
     append_whole(tmp_path / "rollouts.jsonl", '{"kind": "valid')
-    kept_rollouts.restore(1)
+    kept_rollouts.restore(1, 0.5)
     assert steps_of(tmp_path) == [("validation", 0), ("times", 0), ("validation", 1), ("times", 1)]
     assert lines_of(tmp_path)[1]["generators"] == [[0, 0.5, 1.5, None], [0, 1.5, 2.5, 0]]
-    kept_rollouts.restore(None)
+    kept_rollouts.restore(None, 0.5)
     assert not (tmp_path / "rollouts.jsonl").exists()
 
 
@@ -159,7 +160,7 @@ def test_a_file_that_is_full_gets_no_more_and_a_warning_says_so(tmp_path, monkey
     monkeypatch.setattr(kept, "MOST_BYTES", 2500)
     kept_rollouts = writer(tmp_path, rollouts_kept=1)
     for step in range(50):
-        kept_rollouts.add_validation(step, [SimpleNamespace(source=0)], 0.0)
+        kept_rollouts.add_validation(step, [SimpleNamespace(source=0)])
     left = steps_of(tmp_path)
     assert 10 < len(left) < 25 and left == [("validation", step) for step in range(len(left))]
     assert capsys.readouterr().err.count("no more rollouts are kept") == 1
