@@ -31,10 +31,8 @@ def _load(kind, path: str, **options):
         return kind.from_pretrained(path, trust_remote_code=False, **options)  # no code that lies in the folder is run
     except Exception as error:
         reason = f"{type(error).__name__}: {(str(error).strip() or 'no reason given').splitlines()[0]}"
-        if Path(path).is_dir():
-            raise ValueError(f"--model {path}: what is in this folder could not be loaded ({reason})") from error
-        sentence = f"there is no such folder, and it could not be had from the model hub ({reason})"
-        raise ValueError(f"--model {path}: {sentence}: check the name and the network, or give a folder") from error
+        advice = "" if Path(path).is_dir() else "; there is no such folder: check the name on the hub and the network"
+        raise ValueError(f"--model {path}: it could not be loaded ({reason}){advice}") from error
 
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
@@ -42,13 +40,13 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     return _load(AutoTokenizer, path)
 
 
-def load_model(path: str, device: torch.device, dtype: torch.dtype, fp32_head: bool = False) -> PreTrainedModel:
-    """A causal LM from a folder or by hub name, on a device as `put_on_device` says. ValueError, in one sentence, if it
-    cannot be loaded or is not supported."""
+def load_model(path: str, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
+    """A causal LM from a folder or by hub name, on a device. ValueError, in one sentence, if it cannot be loaded or is
+    not supported."""
     # Plain matmuls and a softmax are the fastest attention for one query a sequence on a CPU.
     model = _load(AutoModelForCausalLM, path, dtype=torch.float32, attn_implementation="eager")
     refuse_unusual(model, path)
-    return put_on_device(model, device, dtype, fp32_head)
+    return put_on_device(model, device, dtype, fp32_head=False)
 
 
 def put_on_device(model: PreTrainedModel, device: torch.device, dtype: torch.dtype, fp32_head: bool) -> PreTrainedModel:

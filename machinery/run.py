@@ -48,8 +48,6 @@ from machinery.trainer import gather, numerics_mismatch
 
 COMPARED = 64  # completions of a validation whose log-probabilities trainer and generator compare
 
-# --- opened -----------------------------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class Start:
@@ -133,9 +131,6 @@ def read_sources(settings: Settings) -> list[Source]:
             f"a step takes {settings.groups_per_step} prompts, but there are {prompts} to train on"
             f" (--train-prompts {settings.train_prompts}): lower --prompts-per-step"
         )
-    fewest = min(len(source.train) for source in sources)
-    if settings.recipe.least_prompts > fewest:
-        raise ValueError(f"--least-prompts is {settings.recipe.least_prompts}; a source has {fewest} prompts in all")
     return sources
 
 
@@ -152,9 +147,6 @@ def find_start(settings: Settings) -> tuple[Path, TextIO | None, Start, dict | N
     if state["step"] >= settings.steps and (folder / "model").is_dir():
         raise ValueError(f"{folder} is finished, at step {state['step']}; give a larger --steps to go on")
     return folder, lock, Start(state["step"], str(checkpoint / "model"), checkpoint / "optimizer.safetensors"), state
-
-
-# --- in the loop, and at the end --------------------------------------------------------------------------------------
 
 
 class Run:
@@ -345,28 +337,21 @@ class OtherRank:
     def __init__(self, settings: Settings):
         self.settings = settings
 
-    def begin(self, *_) -> None:
-        """Rank 0 starts the generators."""
-
-    def goes_on(self, *_) -> bool:
+    def answer(self, *_, **__):
+        """What the same call returns on rank 0."""
         return everyone(None)
 
-    def batch(self, *_) -> list[Group] | None:
-        return everyone(None)
+    goes_on = batch = wants_validation = end = answer
 
-    def wants_validation(self, *_, **__) -> bool:
-        return everyone(None)
+    def nothing(self, *_) -> None:
+        """Rank 0 alone starts the generators and writes the log."""
+
+    begin = log_step = nothing
 
     def validate(self, _, policy: Policy) -> None:
         compared: list[Rollout] = everyone(None)
         if compared:
             numerics_mismatch(policy, compared, self.settings)
 
-    def log_step(self, *_) -> None:
-        """Rank 0 writes the log."""
-
     def save(self, _, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
         gather(policy, optimizer)
-
-    def end(self, *_) -> bool:
-        return everyone(None)

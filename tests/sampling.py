@@ -35,9 +35,9 @@ def run_generate(arguments: list[str]) -> int:
     return generate.main(parse(arguments, GenerateCommand, generate.__doc__))
 
 
-def load(folder, dtype=torch.float32, fp32_head=False):
-    """The model in a folder and its tokenizer."""
-    return load_model(folder, CPU, dtype, fp32_head), load_tokenizer(folder)
+def load(folder):
+    """The model in a folder, in fp32, and its tokenizer."""
+    return load_model(folder, CPU, torch.float32), load_tokenizer(folder)
 
 
 def decoding(tokenizer, **changes) -> Decoding:

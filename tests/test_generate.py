@@ -311,7 +311,7 @@ def test_models_that_cannot_be_used_are_refused_in_one_sentence(models, tmp_path
     with pytest.raises(ValueError, match="'123456789' has 10 tokens with the chat template; --prompt-budget is 8"):
         render_all(tokenizer, ["1+1=", "123456789"], Sampling(prompt_budget=8))
     tokenizer.chat_template = "<think>"
-    with pytest.raises(ValueError, match="drops the prompt: '1' and '2' become the same 1 tokens"):
+    with pytest.raises(ValueError, match="drops the prompt: two have the same tokens"):
         render_all(tokenizer, ["2", "1"], Sampling())
 
 
@@ -323,7 +323,7 @@ def test_a_model_is_loaded_once_whatever_the_engine_computes_in(models, monkeypa
     kind = models["llama-grouped-tied"]
     exact = load_it(kind, dtype=torch.float32)
     for fp32_head in (True, False):
-        model = load_model(kind, CPU, torch.bfloat16, fp32_head)
+        model = put_on_device(load_model(kind, CPU, torch.float32), CPU, torch.bfloat16, fp32_head)
         rounded = dict(load_it(kind, dtype=torch.bfloat16).state_dict())
         if fp32_head:
             rounded["lm_head.weight"] = exact.lm_head.weight
