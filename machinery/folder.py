@@ -11,7 +11,6 @@ from typing import TextIO
 
 import loss
 from curve.files import write_whole
-from data.load import parse_spec
 from machinery.settings import Settings
 
 
@@ -28,11 +27,6 @@ def new_folder(settings: Settings) -> Path:
     for part in dataclasses.fields(recipe):
         if getattr(recipe, part.name) != getattr(start, part.name):
             name += f"-{part.name}-{getattr(recipe, part.name)}"
-    defaults = Settings()
-    if settings.data != defaults.data:
-        name += "-" + "-".join(Path(parse_spec(source).name).stem for source in settings.data)
-    if settings.model != defaults.model:
-        name += f"-{Path(settings.model).name}"
     name += f"-seed{settings.seed}"
     candidates = [Path("runs") / name, *(Path("runs") / f"{name}-{i}" for i in range(2, 10_000))]
     return next(folder for folder in candidates if not folder.exists())

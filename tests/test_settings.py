@@ -59,8 +59,6 @@ def test_recipe_flags(tmp_path, monkeypatch):
     assert new_folder(parse(["--leave-out", "loss"])).name == "scalerl-without-loss-seed0"
     (tmp_path / "runs" / "scalerl-without-loss-seed0").mkdir(parents=True)
     assert new_folder(parse(["--leave-out", "loss"])).name == "scalerl-without-loss-seed0-2"
-    other = ["--data", "my/sums.jsonl:3,answer=b", "gsm8k", "--model", "Qwen/Qwen3-0.6B", "--loss", "dapo"]
-    assert new_folder(parse(other)).name == "scalerl-loss-dapo-sums-gsm8k-Qwen3-0.6B-seed0"
     assert parse(["--no-zero-variance-filter"]).recipe.zero_variance_filter is False
     assert parse(["--recipe", "dapo", "--prompts-per-step", "48"]).groups_per_step == 80
     with pytest.raises(ValueError, match="cannot go with --recipe base"):
