@@ -191,14 +191,11 @@ def work_rows(command: TrainCommand, parameters: int, length: int) -> list[Row]:
     prompt, completion = command.prompt_budget / 2, (length - command.prompt_budget) / 2
     groups = command.steps * command.groups_per_step
     completions = groups * command.completions_per_prompt
-    validations = 1 + -(-command.steps // command.validation_every)
-    of_a_validation = len(command.data) * command.validation_problems * command.validation_samples
-    sampled, validation_tokens = completions * completion, validations * of_a_validation * completion
+    sampled = completions * completion
     training_flops = flops(parameters, sampled + groups * prompt, completions * (completion + prompt))
-    of_a_completion = f"{completion:,.0f} tokens, half of the most"
+    words = f"{completions:,} completions of {completion:,.0f} tokens, half of the most; without validations"
     return [
-        ("sampled tokens", f"{sampled:.2e}", f"{completions:,} completions of {of_a_completion}"),
-        ("  for validations", f"{validation_tokens:.2e}", f"{validations} of {of_a_validation:,} completions"),
+        ("sampled tokens", f"{sampled:.2e}", words),
         ("FLOPs", f"{training_flops:.2e}", "all groups are trained on; without attention's scores"),
     ]
 
