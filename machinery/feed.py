@@ -82,16 +82,9 @@ class Prompts:
 
 
 class Feed:
-    """Prompts out, whole judged groups in.
-
-        feed.start()                        starts generators and verifiers; feed.close() ends them
-        groups = feed.batch(step)           the groups to train on at this step
-        feed.retire(groups)                 solved prompts do not come again
-        groups = feed.validate(step)        held-out problems, sampled with the parameters of this step alone
-
-    `batch` and `validate` return None if the run was asked to stop, or if it cannot go on; then `failure` says why. No
-    token was sampled by parameters older than its group's version.
-    """
+    """Prompts out, whole judged groups in: `batch` has those to train on at a step, `validate` those of the held-out
+    problems. Both return None if the run was asked to stop, or if it cannot go on; then `failure` says why. No token
+    was sampled by parameters older than its group's version."""
 
     def __init__(
         self,
@@ -115,7 +108,6 @@ class Feed:
         self.validating: dict[int, Group] = {}  # by number: the groups of a validation that is under way
         self.generators: list[Generator] = []
         self.verifiers: VerifierPool | None = None
-        self.ready = False  # whether all generators have been ready once
         self.restarts = 0  # generators replaced in this process; a resumed run counts from 0 again
         self.failure = ""  # why the run cannot go on
         self.busy_seconds, self.sampled_tokens = 0.0, 0  # of all generators, for training, in this process
@@ -125,12 +117,9 @@ class Feed:
         """All that `restore` needs, for a checkpoint. Groups under way are not stored: a resumed run samples them
         again, with its own parameters. Every random draw follows from the seed and the number of a group, an epoch or a
         step, so there is no random state to store."""
-        return {
-            "orders": [order.state() for order in self.orders],
-            "handed_out": self.handed_out,
-            "to_repeat": [(group.number, group.source, group.problem_index) for group in self.under_way.values()]
-            + list(self.to_repeat),
-        }
+        under_way = [(group.number, group.source, group.problem_index) for group in self.under_way.values()]
+        orders = [order.state() for order in self.orders]
+        return {"orders": orders, "handed_out": self.handed_out, "to_repeat": [*under_way, *self.to_repeat]}
 
     def restore(self, state: dict) -> None:
         """Go on from this state."""
@@ -146,7 +135,6 @@ class Feed:
         self.generators = [self._start(number) for number in range(len(self.engines))]
         while not all(generator.slots for generator in self.generators) and self._take_in():
             pass
-        self.ready = True
 
     def _start(self, number: int) -> Generator:
         return start_generator(number, self.process, self.engines[number], self.parameters)
@@ -178,11 +166,9 @@ class Feed:
                 return groups if self._judged(groups) else None
             if not unfinished and self.exhausted:
                 return None
-            if not unfinished:
-                raise RuntimeError(
-                    f"no group is under way but {len(done)} finished ones, too few for step {step}, and nothing was"
-                    f" handed out, though prompts are left: the work in flight was miscounted ({self.state()})"
-                )
+            if not unfinished:  # to wait would be for ever
+                too_few = f"no group is under way but {len(done)} finished ones, too few for step {step}"
+                raise RuntimeError(f"{too_few}, though prompts are left: the work in flight was miscounted")
             go_on = self._take_in()
         return None
 
@@ -341,7 +327,7 @@ class Feed:
         begins them from their first token. Raises the failure if too many were replaced, or if not all generators have
         been ready once: then a new one would fail in the same way."""
         most = self.settings.max_restarts
-        if self.restarts == most or not self.ready:
+        if self.restarts == most or not all(generator.slots for generator in self.generators):
             raise failure
         self.restarts += 1
         say(f"warning: {failure}\nIt is replaced ({self.restarts} of --max-restarts {most}).")

@@ -1,11 +1,5 @@
-"""What stands around the loop of train.py: a run is opened here, and ended here.
-
-settings, start, model, parameters, run = open_run(settings, ...)     everything is checked before a process starts
-with run.until_its_end():                                              failures are noted, processes are ended
-    train(0, settings, start, parameters, model, run)                  the loop (train.py)
-    run.leave_results(...)                                             model/, curve.png, the page, the last lines
-exit(run.exit_status())
-"""
+"""What stands around the loop of train.py. `open_run` checks everything before a process starts. `Run` has the loop's
+calls, and ends the run: with its results, with the processes, and with the reason if something failed."""
 
 import contextlib
 import dataclasses

@@ -225,7 +225,7 @@ class StandInFeed(Feed):
         if state is not None:
             self.restore(json.loads(json.dumps(state)))
         self.generators = [self._start(number) for number in range(generators)]
-        self.verifiers, self.ready = Judges(solved), True
+        self.verifiers = Judges(solved)
 
     def _start(self, number):
         process = StandIn(self.parameters, self.rng)
