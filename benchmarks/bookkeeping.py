@@ -19,8 +19,8 @@ from transformers import PreTrainedTokenizerFast
 from machinery.compute import Compute
 from machinery.decoding import completion_texts, make_decoding
 from machinery.engine import Completions
+from machinery.evaluation import completion_columns
 from machinery.policy import micro_batches
-from machinery.record import completion_columns
 from machinery.rollouts import Batch, Report, Request
 from machinery.settings import PRESETS, Settings
 
@@ -82,7 +82,8 @@ def main() -> None:
     batch = stage("each rank: the batch", lambda: Batch(groups, 50))
     every, device = list(range(len(rollouts))), torch.device("cpu")
     stage("one rank: micro-batches", lambda: [0 for _ in micro_batches(rollouts, every, 32_768, device, 0, 1)])
-    stage("rank 0: the log", lambda: (completion_columns(groups), Compute(1, 1).add(groups, 1), batch.ages_N.mean()))
+    judged = [pair for group in groups for pair in group.judged()]
+    stage("rank 0: the log", lambda: (completion_columns(judged), Compute(1, 1).add(groups, 1), batch.ages_N.mean()))
 
 
 if __name__ == "__main__":

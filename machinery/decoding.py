@@ -23,8 +23,7 @@ def render(
 
 
 def render_all(tokenizer: PreTrainedTokenizerBase, prompts: list[str], settings: Sampling) -> dict[str, list[int]]:
-    """Token ids of all prompts, by their text. ValueError for a prompt that is longer than its budget, and for a chat
-    template that makes the same ids of two prompts."""
+    """Token ids of all prompts, by their text. ValueError for one above its budget, and for two with the same ids."""
     ids_of = {prompt: render(tokenizer, prompt, settings.thinking, settings.system) for prompt in prompts}
     for prompt, ids in ids_of.items():
         if len(ids) > settings.prompt_budget:

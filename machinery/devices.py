@@ -9,11 +9,11 @@ import torch
 
 
 def split_devices(settings, gpus: int) -> tuple[list[tuple[str, ...]], list[str]]:
-    """The devices of each generator, and the device of each trainer, on a machine with this number of GPUs.
+    """The devices of each generator, and the device of each trainer, on a machine with this number of GPUs. ValueError
+    if there are too few.
 
     Without a GPU all are CPU processes. One GPU does both. Of several, generators have the first and trainers the last;
-    one in five trains by default, as in the paper. CUDA_VISIBLE_DEVICES says which GPUs there are. ValueError if there
-    are too few.
+    one in five trains by default, as in the paper.
     """
     gpus_each = settings.tensor_parallel
     if gpus == 0:
@@ -42,12 +42,6 @@ def gpus_here(settings) -> int:
     """How many GPUs this machine has, or the machine that --plan is about."""
     gpus = getattr(settings, "gpus", None)
     return torch.cuda.device_count() if gpus is None else gpus
-
-
-def devices_paid(generators: list[tuple[str, ...]], trainers: list[str]) -> int:
-    """How many devices these are: every CPU process counts, and a GPU that does both counts once."""
-    names = [*sum(generators, ()), *trainers]
-    return names.count("cpu") + len({*names} - {"cpu"})
 
 
 def cpu_threads(settings) -> int:

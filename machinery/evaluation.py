@@ -34,18 +34,21 @@ def judge_all(pool: VerifierPool, problems: list[Problem], rollouts: list[Rollou
 def evaluation_figures(rollouts: list[Rollout], verdicts: list[Verdict], samples: int) -> dict[str, float | str]:
     """What --evaluate prints and logs; each problem has `samples` completions. pass_rate is mean@samples."""
     scores_PN = np.array([verdict.score for verdict in verdicts]).reshape(-1, samples)
-    lengths = [int(rollout.sampled.sum()) for rollout in rollouts]
     figures = {"num_examples": len(rollouts), "problems": len(scores_PN)}
     for k in sorted({1, *(2**i for i in range(2, 10, 2) if 2**i < samples), samples}):
         value, low, high = pass_at_k(scores_PN, k)
         name = "pass_rate" if k == 1 else f"pass@{k}"
         figures |= {name: round(value, 4), f"{name}_low": round(low, 4), f"{name}_high": round(high, 4)}
-    return figures | {
-        "length_mean": round(float(np.mean(lengths)), 1),
-        "length_95th_percent": int(np.percentile(lengths, 95)),
-        "interrupted": round(float(np.mean([rollout.interrupted for rollout in rollouts])), 4),
-        "truncated": round(float(np.mean([rollout.truncated for rollout in rollouts])), 4),
-        "verifier_failures": sum(verdict.failure is not None for verdict in verdicts),
+    return figures | completion_columns([*zip(rollouts, verdicts)])
+
+
+def completion_columns(judged: list[tuple[Rollout, Verdict]]) -> dict:
+    """Log columns of completions: of a batch, of a validation, or of an evaluation."""
+    return {
+        "completion_length": float(np.mean([rollout.sampled.sum() for rollout, _ in judged])),
+        "interrupted_fraction": float(np.mean([rollout.interrupted for rollout, _ in judged])),
+        "truncated_fraction": float(np.mean([rollout.truncated for rollout, _ in judged])),
+        "verifier_failures": sum(verdict.failure is not None for _, verdict in judged),
     }
 
 
@@ -78,8 +81,8 @@ def report_evaluation(model: str, path: str, source: Source, figures: dict, samp
         label = f"mean@{samples}" if name == "pass_rate" else name
         print(f"  {label:9} {value:.3f}   95 % [{low:.3f}, {high:.3f}]")
     print(
-        f"  length    {figures['length_mean']:.1f} sampled tokens (95th percentile {figures['length_95th_percent']});"
-        f" interrupted {figures['interrupted']:.3f}, truncated {figures['truncated']:.3f},"
+        f"  length    {figures['completion_length']:.1f} sampled tokens;"
+        f" interrupted {figures['interrupted_fraction']:.3f}, truncated {figures['truncated_fraction']:.3f},"
         f" without a verdict {figures['verifier_failures']}"
     )
     if log is None:

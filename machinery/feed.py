@@ -114,9 +114,8 @@ class Feed:
         self.events: list[tuple] = []  # (generator, *event of its reports) since the record took the last ones
 
     def state(self) -> dict:
-        """All that `restore` needs, for a checkpoint. Groups under way are not stored: a resumed run samples them
-        again, with its own parameters. Every random draw follows from the seed and the number of a group, an epoch or a
-        step, so there is no random state to store."""
+        """All that `restore` needs, for a checkpoint. Groups under way are sampled again by a resumed run. Every random
+        draw follows from the seed and the number of a group, an epoch or a step, so no random state is stored."""
         under_way = [(group.number, group.source, group.problem_index) for group in self.under_way.values()]
         orders = [order.state() for order in self.orders]
         return {"orders": orders, "handed_out": self.handed_out, "to_repeat": [*under_way, *self.to_repeat]}
@@ -190,8 +189,7 @@ class Feed:
             return
         version = self.parameters.version  # generators sample what is handed out now with this version or a newer one
         ahead = loss.groups_ahead(asynchrony, settings.groups_per_step, step)
-        # A generator gets as many groups as its slots hold, and its share of one batch more. Further groups would only
-        # grow old in its queue.
+        # A generator gets the groups that its slots hold, and its share of one batch more. Others would grow old there.
         share = settings.groups_per_step // len(self.generators) + 1
         sampled = [group.generator for group in self.under_way.values() if len(group.rollouts) < len(group.requests)]
         groups = [sampled.count(generator.number) for generator in self.generators]  # that each has not sent back
@@ -220,8 +218,7 @@ class Feed:
                 generator.work.put(Work(requests))
 
     def _next_prompt(self) -> tuple[int, int, int] | None:
-        """Number, source and index of the problem of the next group. Groups of the checkpoint come first. None: no
-        source has a prompt left."""
+        """Number, source and problem of the next group, those of the checkpoint first. None: no prompt is left."""
         if self.to_repeat:
             return self.to_repeat.popleft()
         weights = [source.weight if order.left else 0.0 for order, source in zip(self.orders, self.prompts.sources)]
@@ -260,9 +257,8 @@ class Feed:
     # What comes back
 
     def _take_in(self, wait: bool = True) -> bool:
-        """Put the rollouts and verdicts that have come into their groups; with `wait`, wait until some have come.
-        Returns False if the run ends. No wait is for ever: a silent generator is replaced after --wait-timeout, a
-        verifier after --verifier-time-limit."""
+        """Put the rollouts and verdicts that have come into their groups; with `wait`, wait until some have come. No
+        wait is for ever: silent generators and verifiers are replaced. Returns False if the run ends."""
         try:
             while not (self._read_reports() | self._read_verdicts()) and wait and not self.stop_asked():
                 time.sleep(0.002)
@@ -299,8 +295,7 @@ class Feed:
         return bool(verdicts)
 
     def _judged(self, groups: list[Group]) -> bool:
-        """Whether any completion of these finished groups got a verdict. Otherwise the run ends: a task that cannot
-        judge teaches nothing."""
+        """Whether any completion of these groups got a verdict. Otherwise the run ends: its task cannot judge."""
         verdicts = [verdict for group in groups for rollout, verdict in group.judged() if not rollout.truncated]
         self.failure = no_verdict_at_all(verdicts)
         return not self.failure

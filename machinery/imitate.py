@@ -112,8 +112,7 @@ def main(arguments: list[str]) -> int:
     train = examples(source.train, tokenizer, command, longest)
     held_out = examples(source.validation, tokenizer, command, longest)[:MOST_MEASURED]
     if not train or not held_out:
-        kind = "held-out problem" if train else "problem"
-        raise ValueError(f"--data {command.data}: no {kind} has at most {longest} tokens with its solution: --longest")
+        raise ValueError(f"--data {command.data}: no problem has at most {longest} tokens with its solution: --longest")
     ids, learned = train[0]
     prompt, solution = (tokenizer.decode(part) for part in (ids[: learned.index(True)], ids[learned.index(True) :]))
     say(f"The first record; what stands in [[ ]] is learned:\n{prompt}[[{solution}]]")

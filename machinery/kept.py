@@ -84,8 +84,7 @@ class KeptRollouts:
         self.text_of = functools.lru_cache(2**16)(lambda token: tokenizer.decode([token]))
 
     def restore(self, step: int | None, run_began: float) -> None:
-        """Drop the lines of all steps after this one, since they come again. None: drop all lines. run_began: clock
-        reading that all times count from."""
+        """Drop the lines of all steps after this one, since they come again; if it is None, all lines."""
         self.run_began = run_began
         if step is None:
             self.path.unlink(missing_ok=True)

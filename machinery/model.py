@@ -41,8 +41,7 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
 
 
 def load_model(path: str, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
-    """A causal LM from a folder or by hub name, on a device. ValueError, in one sentence, if it cannot be loaded or is
-    not supported."""
+    """A causal LM from a folder or the hub, on a device. ValueError if it cannot be loaded or is not supported."""
     # Plain matmuls and a softmax are the fastest attention for one query a sequence on a CPU.
     model = _load(AutoModelForCausalLM, path, dtype=torch.float32, attn_implementation="eager")
     refuse_unusual(model, path)

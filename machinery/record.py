@@ -22,6 +22,7 @@ from machinery.checkpoints import checkpoints, step_of
 from machinery.compute import Compute, Rates
 from machinery.decoding import marked_text
 from machinery.devices import devices_here
+from machinery.evaluation import completion_columns
 from machinery.feed import Feed
 from machinery.files import append_whole, json_lines
 from machinery.kept import KeptRollouts, verdict_in_words
@@ -62,8 +63,7 @@ class Record:
         return {"compute": self.compute.columns(), "wall_seconds": time.monotonic() - self.began}
 
     def restore(self, state: dict | None) -> None:
-        """Go on from a checkpoint, or from the beginning without one. Lines of later steps are dropped from the log:
-        those steps will come again."""
+        """Go on from a checkpoint, or else from the beginning. The log drops later steps, which will come again."""
         log, kept = self.folder / "log.jsonl", []
         if state is not None:
             self.compute.restore(state["compute"])
@@ -114,7 +114,7 @@ class Record:
             **totals.columns(),
             "off_policyness_mean": float(batch.ages_N.mean()),
             "off_policyness_max": int(batch.ages_N.max()),
-            **completion_columns(batch.groups),
+            **completion_columns([pair for group in batch.groups for pair in group.judged()]),
             "groups_waiting": sum(group.finished for group in self.feed.under_way.values()),
             "prompts_retired": sum(len(order.retired) for order in self.feed.orders),
             "epoch": min(order.epoch for order in self.feed.orders),
@@ -142,8 +142,7 @@ class Record:
     def end(self, step: int, reason: str) -> None:
         """Stop the clock of training. The log gets the reason why the run is over, if it came to its end."""
         self.compute.ended = time.monotonic()
-        if self.progress is not None:
-            self.progress.close()
+        self.progress.close()
         if reason:
             self.log({"kind": "end", "step": step, "reason": reason})
             if step < self.settings.steps:
@@ -169,7 +168,7 @@ class Record:
             "kind": "validation",
             "step": step,
             **self._pass_rates(groups),
-            **completion_columns(groups),
+            **completion_columns([pair for group in groups for pair in group.judged()]),
             **mismatch,
             **(compute if step else dict.fromkeys(compute, 0)),
         }
@@ -230,14 +229,3 @@ class Record:
             num_examples = len(source.validation) * self.settings.validation_samples
             curves.append(Series(name, x, y, "compute_flops", column, num_examples))
         return curves
-
-
-def completion_columns(groups: list[Group]) -> dict:
-    """Log columns of completions, of a batch or of a validation."""
-    judged = [pair for group in groups for pair in group.judged()]
-    return {
-        "completion_length": float(np.mean([rollout.sampled.sum() for rollout, _ in judged])),
-        "interrupted_fraction": float(np.mean([rollout.interrupted for rollout, _ in judged])),
-        "truncated_fraction": float(np.mean([rollout.truncated for rollout, _ in judged])),
-        "verifier_failures": sum(verdict.failure is not None for _, verdict in judged),
-    }

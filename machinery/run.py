@@ -23,7 +23,7 @@ from data.load import Source, load_data
 from machinery.checkpoints import checkpoint_of, checkpoints, read_state, step_of, write_checkpoint
 from machinery.compute import Compute, matmul_parameters
 from machinery.decoding import make_decoding, render_all
-from machinery.devices import devices_here, devices_paid
+from machinery.devices import devices_here
 from machinery.engine import engine_settings, refuse_split
 from machinery.feed import Feed, Prompts
 from machinery.files import whole_folder
@@ -99,7 +99,9 @@ def open_run(
     write_config(folder, settings)
     parameters, stop = SharedParameters(model, len(trainers)), Stop()
     feed = Feed(settings, prompts, engines, parameters, generator_process, stop.asked)
-    compute = Compute(devices_paid(generators, trainers), matmul_parameters(model))
+    names = [*sum(generators, ()), *trainers]
+    devices = names.count("cpu") + len({*names} - {"cpu"})  # each CPU process is one; a GPU that does both is one
+    compute = Compute(devices, matmul_parameters(model))
     record = Record(settings, folder, compute, feed)
     if settings.resume:
         say(f"{folder}: going on from step {start.step}")
@@ -205,8 +207,7 @@ class Run:
         write_checkpoint(self.folder, policy.model, tokenizer, parameters, moments, state, keep, before_fall)
 
     def end(self, step: int) -> bool:
-        """Stop the clock of training, and log why the run is over if it came to its end. Returns whether there is
-        something to save."""
+        """Stop the clock of training, and log why a run is over. Returns whether there is something to save."""
         self.record.end(step, "" if self.over() else self.why_ended(step))
         return everyone(self.record.last_validation >= 0)
 
@@ -222,8 +223,7 @@ class Run:
         return self.stop.asked() or bool(self.failure)
 
     def has_levelled_off(self, step: int) -> bool:
-        """Whether --stop-when-gain-below ends the run here, at a validation. With several sources, the curves of all
-        must have levelled off."""
+        """Whether --stop-when-gain-below ends the run here, since the curves of all sources have levelled off."""
         least = self.settings.stop_when_gain_below
         if not least or self.record.last_validation < step:
             return False
@@ -242,8 +242,7 @@ class Run:
 
     @contextlib.contextmanager
     def until_its_end(self) -> Iterator[None]:
-        """Note what goes wrong in this block, and end all processes after it. An unexpected exception is raised again,
-        as a RuntimeError."""
+        """Note what goes wrong in this block, and end all processes after it. RuntimeError for the unexpected."""
         self.stop.listen()
         try:
             yield
@@ -325,8 +324,7 @@ class Run:
 
 
 class OtherRank:
-    """The loop's calls on a rank that is not rank 0. They wait for rank 0's answer, take part in what all ranks do
-    together, and do nothing else."""
+    """The loop's calls on any other rank: they get rank 0's answer, and take part in what all ranks do together."""
 
     def __init__(self, settings: Settings):
         self.settings = settings

@@ -79,8 +79,7 @@ def validation_warnings(validations: list[dict], folder: Path, checkpoint_step: 
 
 
 def fell_from(validations: list[dict]) -> dict | None:
-    """The validation with the highest pass rate, if the last one lies far below it: by more than a fifth of the gain,
-    and by more than chance. Otherwise None."""
+    """The best validation, if the last lies below it by more than a fifth of the gain and than chance; else None."""
     if not validations:
         return None
     first, last = validations[0], validations[-1]

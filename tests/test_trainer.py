@@ -27,7 +27,7 @@ from machinery.checkpoints import checkpoints
 from machinery.decoding import make_decoding
 from machinery.engine import sample_all
 from machinery.files import json_lines
-from machinery.model import load_model, load_tokenizer
+from machinery.model import load_model, load_tokenizer, put_on_device
 from machinery.policy import Policy, micro_batches
 from machinery.rollouts import Request, SharedParameters
 from machinery.run import Start
@@ -466,7 +466,7 @@ def test_pitfall_3_generator_and_trainer_agree_with_fp32_logits_on_both_sides(mo
     wanted = [Request(0, i, [1, 2, 3], 30, (0, i)) for i in range(16)]
 
     def mismatch(head_of_generator):
-        model = load_model(models[kind], CPU, torch.bfloat16, head_of_generator)
+        model = put_on_device(load_model(models[kind], CPU, torch.float32), CPU, torch.bfloat16, head_of_generator)
         decoding = make_decoding(tokenizer, chosen, fp32=head_of_generator)
         rollouts = sample_all(TorchEngine(model, decoding, 16), wanted)
         return trainer.numerics_mismatch(policy, rollouts, chosen)["mismatch_mean"]

@@ -103,9 +103,11 @@ def made_run(folder, texts=("a", "b", "c", "d"), groups=3, completions=4, tokens
         kept = {i: {"trainer_logprobs": logprobs[i][its.sampled], "entropies": -its.logprobs[its.sampled]}
                 for i, its in enumerate(rollouts)}  # fmt: skip
         worth = {"reward": rewards, "advantage": advantages, "weight": weights}
-        writer.add_batch(step, batch, worth, kept, 0.0)
-        writer.add_validation(step, [group], -0.4)
-        writer.add_times(step, (step - 1.0, step - 0.8), [(0, step - 0.9, step - 0.85, step - 1)], 0.0)
+        writer.add_batch(step, batch, worth, kept)
+        writer.run_began = -0.4  # so that a validation is later than its batch
+        writer.add_validation(step, [group])
+        writer.run_began = 0.0
+        writer.add_times(step, (step - 1.0, step - 0.8), [(0, step - 0.9, step - 0.85, step - 1)])
         log += [{"kind": "train", "step": step, "wall_seconds": step - 0.1, "parameters_seconds": 0.01, "skipped": 0},
                 validation(step)]  # fmt: skip
         numbers = [np.stack([getattr(its, name) for its in rollouts]) for name in ("logprobs", "sampled")]
