@@ -223,9 +223,8 @@ class Record:
         x = np.array([line["compute_flops"] for line in self.validations])
         curves = []
         for source in self.sources:
-            column = f"pass_rate/{source.name}" if several else "pass_rate"
+            name, column = (source.name, f"pass_rate/{source.name}") if several else (self.folder.name, "pass_rate")
             y = np.array([line[column] for line in self.validations])
-            name = source.name if several else self.folder.name
             num_examples = len(source.validation) * self.settings.validation_samples
             curves.append(Series(name, x, y, "compute_flops", column, num_examples))
         return curves

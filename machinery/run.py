@@ -284,15 +284,20 @@ class Run:
             return
         with whole_folder(self.folder / "model") as folder:
             shutil.copytree(checkpoints(self.folder)[-1] / "model", folder, dirs_exist_ok=True)
-        fitted, curves = [], []
-        for series in self.record.series():
+        fitted, lines = [], []
+        for source, series in zip(self.record.sources, self.record.series()):
+            of_source = f" of {source.name}" if len(self.record.sources) > 1 else ""
+            lines.append(
+                f"pass rate   {series.y[0]:.3f} before, {series.y[-1]:.3f} after {self.record.last_validation} steps"
+                f" (mean@{self.settings.validation_samples} of {len(source.validation)} held-out problems{of_source})"
+            )
             try:
                 fit = fit_sigmoid(series.x, series.y, num_examples=series.num_examples)
             except ValueError as error:
-                curves.append(f"curve       no fit: {error}")
+                lines.append(f"curve       no fit: {error}")
                 continue
             fitted.append((series, fit))
-            curves.append(describe(series, fit, report(series, fit)))
+            lines.append(describe(series, fit, report(series, fit)))
         if fitted:
             plot_runs(self.folder / "curve.png", fitted)
         if (self.folder / "rollouts.jsonl").exists():
@@ -300,27 +305,16 @@ class Run:
                 write_page(self.folder)
             except ValueError as error:  # a page is no reason to call a run failed
                 say(f"no page: {error}")
-        print(self.summary(curves))
-
-    def summary(self, curves: list[str]) -> str:
-        """The last lines on the screen. curves: the report on the curve of each source."""
-        record, last, lines = self.record, self.record.validations[-1], []
-        for source, series, curve in zip(record.sources, record.series(), curves):
-            of_source = f" of {source.name}" if len(record.sources) > 1 else ""
-            lines.append(
-                f"pass rate   {series.y[0]:.3f} before, {series.y[-1]:.3f} after {last['step']} steps"
-                f" (mean@{self.settings.validation_samples} of {len(source.validation)} held-out problems{of_source})"
-            )
-            lines.append(curve)
+        last = self.record.validations[-1]
         files = sorted(path.name + "/" * path.is_dir() for path in self.folder.iterdir())
-        return "\n".join([
-            *lines,
+        lines += [
             f"compute     {last['compute_device_hours']:.3f} device-hours, {last['compute_tokens'] / 1e6:.2f} M sampled"
-            f" tokens, {last['compute_flops']:.2e} FLOPs; {time.monotonic() - record.began:.0f} s with start and"
+            f" tokens, {last['compute_flops']:.2e} FLOPs; {time.monotonic() - self.record.began:.0f} s with start and"
             " validation",
-            f"idle        {record.rates.idle()}",
+            f"idle        {self.record.rates.idle()}",
             f"files       {self.folder}/: {' '.join(files)}",
-        ])  # fmt: skip
+        ]
+        print("\n".join(lines))
 
 
 class OtherRank:

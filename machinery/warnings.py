@@ -11,11 +11,9 @@ FLAT_STEPS = 5  # steps in a row without any variance in the rewards
 DRIFT = 2.0  # KL of a step, divided by the entropy: above this in two of three steps, most runs fell soon after
 MISMATCH_TOO_LARGE = 0.05  # nats: an on-policy ratio that is off by 5 % on average is more than numerics
 
-Warnings = dict[str, str]  # texts, by what they are about
 
-
-def step_warnings(lines: list[dict], prompts_left: int, groups_per_step: int, samples: Path) -> Warnings:
-    """The warnings after a step. lines: the last training lines of the log, REMEMBERED at most, the newest at the end.
+def step_warnings(lines: list[dict], prompts_left: int, groups_per_step: int, samples: Path) -> dict[str, str]:
+    """The warnings after a step, by what they are about. lines: the last training lines of the log, at most REMEMBERED.
     prompts_left: prompts that are not retired. samples: the file that shows completions."""
     now, step, warnings = lines[-1], lines[-1]["step"], {}
     if now["truncated_fraction"] > loss.TRUNCATED_TOO_OFTEN:
@@ -58,8 +56,8 @@ def step_failure(lines: list[dict]) -> str:
     )
 
 
-def validation_warnings(validations: list[dict], folder: Path, checkpoint_step: int | None) -> Warnings:
-    """The warnings after a validation, from all validation lines of the log. folder: of the run. checkpoint_step: of
+def validation_warnings(validations: list[dict], folder: Path, checkpoint_step: int | None) -> dict[str, str]:
+    """The same after a validation, from all validation lines of the log. folder: of the run. checkpoint_step: of
     the newest checkpoint from before a fall, if there is one."""
     now, warnings = validations[-1], {}
     if now["mismatch_mean"] > MISMATCH_TOO_LARGE:
