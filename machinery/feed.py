@@ -189,7 +189,7 @@ class Feed:
             return
         version = self.parameters.version  # generators sample what is handed out now with this version or a newer one
         ahead = loss.groups_ahead(asynchrony, settings.groups_per_step, step)
-        # A generator gets the groups that its slots hold, and its share of one batch more. Others would grow old there.
+        # A generator gets what its slots hold, and its share of one batch more. The rest would grow old in its queue.
         share = settings.groups_per_step // len(self.generators) + 1
         sampled = [group.generator for group in self.under_way.values() if len(group.rollouts) < len(group.requests)]
         groups = [sampled.count(generator.number) for generator in self.generators]  # that each has not sent back

@@ -242,7 +242,7 @@ class Run:
 
     @contextlib.contextmanager
     def until_its_end(self) -> Iterator[None]:
-        """Note what goes wrong in this block, and end all processes after it. RuntimeError for the unexpected."""
+        """Note what goes wrong in this block, and end all processes after it. RuntimeError after any other error."""
         self.stop.listen()
         try:
             yield
