@@ -99,12 +99,12 @@ def _add_fields(parser: argparse.ArgumentParser, kind: type, default) -> None:
         words = [member for member in members if isinstance(member, str)]
         words += ["None"] if type(None) in members and field.default is not None else []
         types = [member for member in members if member in TYPE_NAMES]
-        number = "?" if bool in members else "+" if ... in members else None
+        number = "+" if ... in members else None
         if number is None and get_origin(field.type) is tuple:
             number = len(get_args(field.type))
-        how = {"type": _reader(words, types), "nargs": number, "const": True if number == "?" else None}
         metavar = "|".join([*words, *(TYPE_NAMES[value_type] for value_type in types)])
-        group.add_argument(flag(field.name), dest=field.name, metavar=metavar, help=help, **how)
+        reader = _reader(words, types)
+        group.add_argument(flag(field.name), dest=field.name, metavar=metavar, help=help, type=reader, nargs=number)
 
 
 class _OnOff(argparse.Action):  # --name sets True, --no-name False

@@ -15,7 +15,7 @@ The other files serve all tasks. load.py makes problems of what --data says, and
 and data sets of the hub; verify.py calls `score` in a process that may hang or crash without harm.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class Problem:
     prompt: str  # the user's turn, before the model's chat template
     answer: str  # the reference that `score` compares with
     task: str  # the module whose `score` judges it, for example data.tasks.arithmetic
+    metadata: dict = field(default_factory=dict, hash=False)  # what else `score` needs, as JSON can hold it
 
 
 def after_thinking(completion: str) -> str:

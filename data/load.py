@@ -1,6 +1,7 @@
 """The loader: from the arguments of --data to the problems of each source, with the held-out ones apart.
 
 arithmetic                    a task that makes its own problems
+gym:word_sorting,max_words=3  a task with a family of problems, and options of its own
 polaris, gsm8k, deepcoder     data sets that are known here (KNOWN)
 my.jsonl, folder, owner/name  records of your own: JSONL, JSON, CSV or Parquet; columns are guessed, or named
 polaris:3 deepcoder:1         several, with weights
@@ -9,6 +10,7 @@ my.csv:2,problem=q,answer=a   with options (OPTIONS)
 
 import hashlib
 import importlib
+import inspect
 import pkgutil
 import re
 import unicodedata
@@ -43,7 +45,7 @@ KNOWN = {
                        test="test", task=programming.__name__),
 }  # fmt: skip
 OPTIONS = ("problem", "answer", "tests", "solution", "subset", "split", "validation")  # docs/data.md has their meaning
-MADE_PROBLEMS = 100_000  # a task makes so many if train_problems is None
+MADE_PROBLEMS, MADE_HELD_OUT = 100_000, 64  # a task makes so many if nothing says how many
 MOST_UNUSABLE = 0.05  # share of a known data set's records that may be left out; in your own files none may be
 HELD_OUT_SHARE = 10  # at most one distinct problem in so many is held out
 SEED = 0  # of the tasks that make their problems, so that runs with different --seed have the same ones
@@ -53,7 +55,7 @@ SEED = 0  # of the tasks that make their problems, so that runs with different -
 class Spec:
     """One argument of --data: NAME[:WEIGHT][,OPTION=VALUE]..."""
 
-    name: str  # task, known data set, file, folder or OWNER/NAME on the hub
+    name: str  # task, TASK:FAMILY, known data set, file, folder or OWNER/NAME on the hub
     weight: float  # share of the prompts of each batch, relative to the others
     options: dict[str, str]
     instruction: str | None = None  # said after each problem of a file, instead of what its task says
@@ -61,7 +63,13 @@ class Spec:
     @property
     def is_task(self) -> bool:
         """Whether this is a task that makes its own problems."""
-        return self.name not in KNOWN and self.name in task_names()
+        return self.name not in KNOWN and self.task_and_family[0] in task_names()
+
+    @property
+    def task_and_family(self) -> tuple[str, str]:
+        """The name split at the colon."""
+        task, _, family = self.name.partition(":")
+        return task, family
 
     @property
     def known(self) -> Known:
@@ -86,14 +94,17 @@ def parse_spec(text: str, instruction: str | None = None) -> Spec:
     options = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
-        if key not in OPTIONS or not equals or not value:
-            known = ", ".join(f"{key}=" for key in OPTIONS)
-            raise ValueError(f"--data {text}: {pair!r} is no option. Options are {known}; docs/data.md explains them")
+        if not key or not equals or not value:
+            raise ValueError(f"--data {text}: {pair!r} is no option; wanted is OPTION=VALUE")
         options[key] = value
     name, weight = re.fullmatch(r"(.*?)(?::(\d*\.?\d+))?", name, flags=re.DOTALL).groups("1")
     if not name or not float(weight) > 0:
         raise ValueError(f"--data {text}: wanted is NAME or NAME:WEIGHT, with a weight above 0")
-    return Spec(name, float(weight), options, instruction)
+    spec = Spec(name, float(weight), options, instruction)
+    if unknown := [] if spec.is_task else [key for key in options if key not in OPTIONS]:
+        known = ", ".join(f"{key}=" for key in OPTIONS)
+        raise ValueError(f"--data {text}: {unknown[0]!r} is no option. They are {known}; docs/data.md explains them")
+    return spec
 
 
 def task_names() -> list[str]:
@@ -114,12 +125,13 @@ def load_data(
     """
     sources = []
     for spec in [parse_spec(argument, instruction) for argument in arguments]:
-        if spec.is_task and wanted == "solution":
-            raise ValueError(f"{spec.name} is a task, which has no worked solutions: give a file that has them")
         if spec.known.train is None:
             raise ValueError(f"{spec.name} is for evaluation (generate.py --evaluate), not to be trained on")
         if spec.is_task:
-            sources.append(made_source(spec, train_problems or MADE_PROBLEMS, validation_problems))
+            sources.append(made_source(spec, train_problems or MADE_PROBLEMS, validation_problems or MADE_HELD_OUT))
+            problem = sources[-1].train[0]
+            if wanted == "solution" and importlib.import_module(problem.task).score(problem, problem.answer) != 1:
+                raise ValueError(f"{spec.name}: its answers are no whole completions: give a file of solutions")
         else:
             sources.append(read_source(spec, validation_problems, wanted))
     names = [source.name for source in sources]
@@ -152,7 +164,7 @@ def task_of(argument: str) -> str:
     """The module that judges the problems of an argument of --data. Reads no more than the first record of a file."""
     spec = parse_spec(argument)
     if spec.is_task:
-        return f"data.tasks.{spec.name}"
+        return f"data.tasks.{spec.task_and_family[0]}"
     if spec.name in KNOWN:
         return spec.known.task
     place, record = next(records.read_records(files_of(spec, "test")[0]))
@@ -168,17 +180,27 @@ def next_source(weights: Sequence[float], handed_out: Sequence[int]) -> int:
 
 
 def made_source(spec: Spec, train_problems: int, validation_problems: int) -> Source:
-    """Problems of a task that makes its own. Raises ValueError, with the call, if it makes none."""
-    task = importlib.import_module(f"data.tasks.{spec.name}")
+    """Problems of a task that makes its own, each once. Its function `problems` gets the family, the options and the
+    instruction as arguments, if it has such. Raises ValueError, with the call, if it makes none."""
+    name, family = spec.task_and_family
+    task = importlib.import_module(f"data.tasks.{name}")
     if not hasattr(task, "problems"):
         raise ValueError(f"{spec.name} is a task without problems of its own: give it a file or a data set by name")
-    if spec.options:
-        raise ValueError(f"--data {spec.name} takes no options: it makes its own problems")
+    given = spec.options | ({"family": family} if family else {})
+    parameters = inspect.signature(task.problems).parameters
+    if not any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values()):
+        if unknown := [key for key in given if key not in parameters]:
+            raise ValueError(f"--data {spec.name}: the task takes no {' and no '.join(unknown)}")
+    if "instruction" in parameters:
+        given["instruction"] = spec.instruction
     source = Source(spec.name, spec.weight, [], [])
     for split, number in (("train", train_problems), ("validation", validation_problems)):
-        problems = task.problems(split, number, SEED)
+        made = task.problems(split, number, SEED, **given)
+        problems = [*{text_key(problem.prompt): problem for problem in made}.values()]
         if not problems:
             raise ValueError(f"{task.__file__}: problems({split!r}, {number}, {SEED}) returned no problem")
+        if repeated := len(made) - len(problems):
+            source.notes.append(f"{repeated} of {len(made)} problems for {split} repeat another, and were left out")
         if len(problems) < number:
             source.notes.append(f"{number} problems for {split} were asked for, and there are {len(problems)}")
         setattr(source, split, problems)

@@ -48,12 +48,13 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 class Verdict:
     """What became of one completion."""
 
-    score: float  # from 0 for a wrong one to 1 for a right one, as its task says; 0 if there is no verdict
+    score: float  # as its task says: 1 if it is right, below if it is wrong or right in part; 0 without a verdict
     failure: Failure | None = None  # why there is no verdict
     detail: str = ""  # of a failure: the error with its place, the signal or the exit status
 
     @property
     def correct(self) -> bool:
+        """Whether it counts as solved. The pass rate is the share of these; the reward is made of the score."""
         return self.score == 1
 
     @property

@@ -33,7 +33,7 @@ def judge_all(pool: VerifierPool, problems: list[Problem], rollouts: list[Rollou
 
 def evaluation_figures(rollouts: list[Rollout], verdicts: list[Verdict], samples: int) -> dict[str, float | str]:
     """What --evaluate prints and logs; each problem has `samples` completions. pass_rate is mean@samples."""
-    scores_PN = np.array([verdict.score for verdict in verdicts]).reshape(-1, samples)
+    scores_PN = np.array([float(verdict.correct) for verdict in verdicts]).reshape(-1, samples)
     figures = {"num_examples": len(rollouts), "problems": len(scores_PN)}
     for k in sorted({1, *(2**i for i in range(2, 10, 2) if 2**i < samples), samples}):
         value, low, high = pass_at_k(scores_PN, k)

@@ -30,7 +30,7 @@ from machinery.model import load_model, load_tokenizer, model_path
 from machinery.policy import Policy, micro_batches
 from machinery.screen import Progress, say
 
-MOST_MEASURED = 256  # held-out problems whose loss is measured
+MOST_MEASURED = 64  # held-out problems whose loss is measured
 Example = tuple[list[int], list[bool]]  # token ids of prompt and solution, and which of them are learned
 
 
@@ -79,6 +79,7 @@ class Command:
     model: str | None = None  # folder or hub name of a transformers causal LM with full attention
     data: str | None = None  # a file, folder or data set with worked solutions: an argument of train.py's --data
     out: Path | None = None  # folder for the model that comes out, new or empty
+    records: int | None = None  # learn from the first of them only; None: all
     epochs: int = 3  # times that each solution is learned
     batch_size: int = 32  # solutions in an optimizer step
     learning_rate: float | None = None  # the highest, after the warm-up; by default 1 / sqrt(parameters): 1e-3 for 1M
@@ -101,7 +102,7 @@ def main(arguments: list[str]) -> int:
             raise ValueError(f"{flag(name)} is {value}; it must be above 0")
     if command.out.is_file() or (command.out.is_dir() and any(command.out.iterdir())):
         raise ValueError(f"--out {command.out} is there already: name a folder that is new or empty")
-    (source,) = load_data([command.data], None, None, instruction=command.instruction, wanted="solution")
+    (source,) = load_data([command.data], command.records, None, instruction=command.instruction, wanted="solution")
     for note in source.notes:
         say(f"{source.name}: {note}")
     path = model_path(command.model)

@@ -107,7 +107,7 @@ class Record:
         line = {
             "kind": "train",
             "step": step,
-            "pass_rate": batch.scores_PG.mean().item(),
+            "pass_rate": (batch.scores_PG == 1).float().mean().item(),
             "reward_mean": worth["reward"].mean().item(),
             "zero_variance_fraction": zero_variance_P.float().mean().item(),
             **figures,

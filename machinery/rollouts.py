@@ -97,8 +97,8 @@ class Group:
 
     @property
     def pass_rate(self) -> float:
-        """Mean score of the completions, the share that is correct; one that has no verdict or is truncated has 0."""
-        return sum(verdict.score for verdict in self.verdicts.values()) / len(self.requests)
+        """The share of the completions that is correct; one that has no verdict or is truncated is not."""
+        return sum(verdict.correct for verdict in self.verdicts.values()) / len(self.requests)
 
     def judged(self) -> list[tuple[Rollout, Verdict]]:
         """The completions with their verdicts, by index."""

@@ -229,7 +229,7 @@ def test_arguments_are_read():
     assert parse_spec("a/b.jsonl:.5,problem=q,answer=a b") == loading.Spec("a/b.jsonl", 0.5, options)
     assert parse_spec("C:x.jsonl").name == "C:x.jsonl"
     for wrong, why in (("a:0", "above 0"), ("", "wanted is"), ("a,b", "no option"), ("a,problem=", "no option"),
-                       ("a,weight=2", "Options are problem=")):  # fmt: skip
+                       ("a,weight=2", "They are problem=")):  # fmt: skip
         with pytest.raises(ValueError, match=why):
             parse_spec(wrong)
 
@@ -239,7 +239,7 @@ def test_a_name_that_cannot_be_used_is_refused():
         ("algebra", "no such file or folder, and no data set .*; known are polaris, .*, arithmetic"),
         ("aime24", "for evaluation"),
         ("mathematics", "without problems of its own"),
-        ("arithmetic,problem=x", "takes no options"),
+        ("arithmetic,problem=x", "takes no problem"),
         ("no/such/file.jsonl", "no such file or folder"),
     ]:
         with pytest.raises(ValueError, match=message):

@@ -451,7 +451,7 @@ def test_the_command_prints_completions_and_mean_at_k(capsys, tmp_path):
         (["--evaluate", "--samples", "0"], "--samples is 0; it must be at least 1"),
         (["--evaluate", "--slot", "3"], "--slot.*; did you mean --slots"),
         (["--evaluate", "--engine", "tensorrt"], "auto.*torch.*vllm"),
-        (["--evaluate", "--data", "nothing"], "no such file or folder, and no data set or task"),
+        (["--evaluate", "--data", "nothing"], "no such file or folder, and no data set .OWNER.NAME. or task"),
     ],
 )
 def test_what_the_command_cannot_do_is_one_line_and_status_2(capsys, arguments, message):

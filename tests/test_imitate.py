@@ -180,7 +180,7 @@ def test_what_cannot_be_is_one_sentence(folder, tmp_path, monkeypatch, capsys):
         (["--data", "empty.jsonl"], "empty.jsonl holds no record"),
         (["--data", "numbers.jsonl"], "numbers.jsonl, line 1: column 'solution' holds no text but 7"),
         (["--data", "nothing.jsonl"], "there is no such file"),
-        (["--data", "arithmetic"], "arithmetic is a task, which has no worked solutions"),
+        (["--data", "arithmetic"], "arithmetic: its answers are no whole completions: give a file of solutions"),
         (["--data", "aime24"], "aime24 is for evaluation"),
         (["--longest", "5"], "no problem has at most 5 tokens"),
         (["--out", "full"], "--out full is there already: name a folder that is new or empty"),

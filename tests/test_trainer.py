@@ -171,13 +171,14 @@ def test_steps_without_any_variance_one_after_the_other_are_said_once(models, tm
 
 
 def test_graded_scores_are_rewards_in_between(models, tmp_path):
-    """A half is worth half of a right answer, in the reward and in the pass rate; a group of halves has no variance."""
+    """A half is worth half of a right answer in the reward; the pass rate counts right ones alone. A group of halves
+    has no variance."""
     groups = batch_of_groups()
     for group, scores in zip(groups, ((1.0, 0.5, 0.0, 0.5), (0.5, 0.5, 0.5, 0.5), (0.25, 0.0, 0.25, 0.0))):
         group.verdicts = {i: Verdict(score) for i, score in enumerate(scores)}
     train_on(settings(), models["llama"], [groups], tmp_path)
     (line,) = lines(tmp_path, "train")
-    assert line["pass_rate"] == pytest.approx(4.5 / 12) and line["reward_mean"] == pytest.approx(2 * 4.5 / 12 - 1)
+    assert line["pass_rate"] == pytest.approx(1 / 12) and line["reward_mean"] == pytest.approx(2 * 4.5 / 12 - 1)
     assert line["zero_variance_fraction"] == pytest.approx(1 / 3) and line["loss"] != 0
 
 

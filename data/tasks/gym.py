@@ -1,0 +1,77 @@
+"""Problems of reasoning-gym, a package with a hundred families of problems and their verifiers.
+
+    python train.py --data gym:word_sorting,max_words=3 --model YOUR/MODEL       # `pip install reasoning-gym` brings it
+
+What follows the colon is the family; the options are those of its configuration. What stands in the last <answer>
+</answer> is judged or, without them, all that follows the thinking.
+"""
+
+import functools
+import json
+
+from data import Problem, after_thinking
+
+FAR = 1_000_000_000  # more problems than anyone asks for
+INSTRUCTION = "Reply with the answer and nothing else."
+
+
+def problems(
+    split: str, number: int, seed: int = 0, family: str = "", instruction: str | None = None, graded: str = "false",
+    **options: str,
+) -> list[Problem]:  # fmt: skip
+    """Problems of a family, as its own generator makes them. Two that are alike may come; the loader leaves one out.
+
+    graded: with "true" the score is what the family gives for a part of the answer too; else it is 0 or 1. ValueError
+    for a family or an option that reasoning-gym does not know, and for a family whose problems cannot be judged here.
+    """
+    gym = reasoning_gym()
+    if family not in gym.factory.DATASETS:
+        raise ValueError(f"reasoning-gym has no family {family!r}; it has {', '.join(sorted(gym.factory.DATASETS))}")
+    values = {name: value_of(text) for name, text in options.items()}
+    # The problem at place i is made from seed + i, so the two splits must lie far from each other.
+    first = seed + FAR * (split == "validation")
+    try:
+        dataset = gym.create_dataset(family, size=number, seed=first, **values)
+    except (TypeError, ValueError, AssertionError) as error:
+        raise ValueError(f"reasoning-gym's {family} does not take {options}: {error}") from None
+    made = []
+    for entry in dataset:
+        metadata = {"family": family, "graded": graded == "true", "entry": entry["metadata"]}
+        prompt = f"{entry['question']}\n\n{INSTRUCTION if instruction is None else instruction}".strip()
+        made.append(Problem(prompt, str(entry["answer"]), __name__, json.loads(json.dumps(metadata, default=str))))
+    if made[0].answer != "None" and score(made[0], made[0].answer) != 1:
+        raise ValueError(f"reasoning-gym's {family}: its answers cannot be judged from their text alone")
+    return made
+
+
+def score(problem: Problem, completion: str) -> float:
+    """What the family's verifier gives for the answer; only a whole 1, unless the problem is graded."""
+    text = after_thinking(completion)
+    if "<answer>" in text:
+        text = text.rpartition("<answer>")[2].partition("</answer>")[0]
+    entry = {"question": problem.prompt, "answer": problem.answer, "metadata": problem.metadata["entry"]}
+    points = float(verifier(problem.metadata["family"])(text.strip(), entry))
+    return points if problem.metadata["graded"] else float(points == 1)
+
+
+def value_of(text: str) -> bool | int | float | str:
+    """The value of an option."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+@functools.cache
+def verifier(family: str):
+    """The function of a family that judges an answer."""
+    return reasoning_gym().get_score_answer_fn(family)
+
+
+def reasoning_gym():
+    """The package. ValueError if it is not installed."""
+    try:
+        import reasoning_gym
+    except ImportError:
+        raise ValueError("--data gym: reasoning-gym is not installed; `pip install reasoning-gym` brings it") from None
+    return reasoning_gym
