@@ -133,10 +133,23 @@ class Record:
 
     def show(self, step: int) -> None:
         """Move the progress bar."""
-        words = [f"pass rate {self.validations[-1]['pass_rate']:.3f}"] if self.validations else []
+        words = []
+        if self.validations:
+            rates = {
+                name.removeprefix("pass_rate/"): rate for name, rate in self.validations[-1].items() if "pass_" in name
+            }
+            rates = {name: rate for name, rate in rates.items() if len(rates) == 1 or name != "pass_rate"}
+            words.append("last validation: " + ", ".join(f"{name} {rate:.3f}" for name, rate in rates.items()))
         words += self.outlooks
         if self.last_steps:
-            words.append(f"off-policy {self.last_steps[-1]['off_policyness_mean']:.1f}")
+            now, first = self.last_steps[-1], self.last_steps[0]
+            words.append(f"batch {now['pass_rate']:.3f}")
+            words.append(f"{now['groups_counted']} of {self.settings.groups_per_step} groups count")
+            words.append(f"off-policy {now['off_policyness_mean']:.1f}")
+            if now is not first:
+                hours = now["compute_device_hours"] - first["compute_device_hours"]
+                seconds = 3600 * hours / self.compute.devices / (now["step"] - first["step"])
+                words.append(f"{seconds:.{0 if seconds > 10 else 1}f} s a step")
         self.progress.show(step, ", ".join(filter(None, words)))
 
     def end(self, step: int, reason: str) -> None:

@@ -39,6 +39,7 @@ from machinery.settings import Settings
 from machinery.totals import Totals
 from machinery.track import refuse_missing_tracker
 from machinery.trainer import gather, numerics_mismatch
+from machinery.warnings import few_groups_count
 
 COMPARED = 64  # completions of a validation whose log-probabilities trainer and generator compare
 
@@ -298,6 +299,8 @@ class Run:
                 continue
             fitted.append((series, fit))
             lines.append(describe(series, fit, report(series, fit)))
+        if few_groups_count(self.record.last_steps, self.settings.groups_per_step):
+            lines.append("! hardly any group counted at the end: a curve that is flat there may be that of a shortcut")
         if fitted:
             plot_runs(self.folder / "curve.png", fitted)
         if (self.folder / "rollouts.jsonl").exists():

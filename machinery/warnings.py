@@ -5,8 +5,9 @@ from pathlib import Path
 
 import loss
 
-REMEMBERED = 5  # training lines that `step_warnings` looks at
+REMEMBERED = 10  # training lines that `step_warnings` looks at
 MOST_SKIPPED = 5  # steps in a row that were not finite; then the run ends
+FEW_GROUPS = 0.25  # the share of the groups of a batch; if no more count in REMEMBERED steps, steps are mostly noise
 FLAT_STEPS = 5  # steps in a row without any variance in the rewards
 DRIFT = 2.0  # KL of a step, divided by the entropy: above this in two of three steps, most runs fell soon after
 MISMATCH_TOO_LARGE = 0.05  # nats: an on-policy ratio that is off by 5 % on average is more than numerics
@@ -41,9 +42,22 @@ def step_warnings(lines: list[dict], prompts_left: int, groups_per_step: int, sa
             " for the model, or its answers are not found in what it writes; near 1 they are too easy."
             f" {samples} shows completions with their verdicts"
         )
+    elif few_groups_count(lines, groups_per_step):
+        warnings["few groups"] = (
+            f"in each of the last {REMEMBERED} steps at most {FEW_GROUPS:.0%} of the groups counted: all completions of"
+            " the others got the same reward, so few prompts decide where a step goes. More --prompts-per-step, larger"
+            " groups (--completions-per-prompt), or data that are solved now and then help; a smaller K of --asynchrony"
+            " too, if the policy moves fast"
+        )
     if now["skipped"]:
         warnings["not finite"] = f"{not_finite(step)}. The step is skipped, and counted as `skipped` in the log"
     return warnings
+
+
+def few_groups_count(lines: list[dict], groups_per_step: int) -> bool:
+    """Whether hardly any group of the last steps counted, although the problems are not solved."""
+    few = lambda line: line["groups_counted"] <= FEW_GROUPS * groups_per_step and line["pass_rate"] < loss.RETIRE_AT
+    return in_a_row(lines, REMEMBERED, few)
 
 
 def step_failure(lines: list[dict]) -> str:

@@ -5,6 +5,7 @@ import dataclasses
 import math
 import os
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -32,6 +33,7 @@ from machinery.policy import Policy, micro_batches
 from machinery.rollouts import Request, SharedParameters
 from machinery.run import Start
 from machinery.settings import Settings
+from machinery.warnings import step_warnings
 
 EXACT = dict(clip_gradient=math.inf)  # gradients as they are
 
@@ -180,6 +182,15 @@ def test_graded_scores_are_rewards_in_between(models, tmp_path):
     (line,) = lines(tmp_path, "train")
     assert line["pass_rate"] == pytest.approx(1 / 12) and line["reward_mean"] == pytest.approx(2 * 4.5 / 12 - 1)
     assert line["zero_variance_fraction"] == pytest.approx(1 / 3) and line["loss"] != 0
+
+
+def test_a_warning_comes_when_few_groups_count_for_ten_steps_unless_most_problems_are_solved():
+    line = {"step": 9, "truncated_fraction": 0, "kl_estimate": 0, "entropy": 1, "zero_variance_fraction": 0.75,
+            "skipped": 0, "pass_rate": 0.4, "groups_counted": 2}  # fmt: skip
+    about = lambda lines: [*step_warnings(lines, 100, 8, Path("samples.txt"))]
+    assert about([line] * 9) == [] and about([line] * 10) == ["few groups"]
+    for change in ({"groups_counted": 3}, {"pass_rate": 0.95}):
+        assert about([line] * 5 + [line | change] + [line] * 4) == []
 
 
 @pytest.mark.parametrize("asynchrony, oldest", [("pipeline-8", 8), ("pipeline-0", 0), ("ppo-3", 2)])
