@@ -51,7 +51,7 @@ from data.load import load_evaluation, task_of
 from data.tasks.mathematics import worded
 from data.verify import VerifierPool
 from machinery.check import check_fit
-from machinery.decoding import Decoding, completion_texts, make_decoding, marked_text, render_all
+from machinery.decoding import Decoding, completion_texts, make_decoding, marked_text, quoted, render_all
 from machinery.engine import (
     Completions,
     Engine,
@@ -177,7 +177,7 @@ class TorchEngine(Engine):
         return self._release(ended | truncated, truncated)
 
     def _sample(self, n: int) -> tuple[np.ndarray, np.ndarray]:
-        """One token for each live slot and its log-probability: temperature 1, the whole distribution."""
+        """One token for each live slot and its log-probability, from the whole distribution."""
         inputs = torch.from_numpy(np.stack([self.last_token[:n], self.position[:n]])).to(self.device)
         width = self.cache.place(inputs[1], longest=int(self.position[:n].max()) + 1)
         unseen_nT = torch.arange(width, device=self.device) > inputs[1][:, None]
@@ -191,12 +191,18 @@ class TorchEngine(Engine):
             use_cache=True,
         ).last_hidden_state[:, 0]
         head_VD = self.model.get_output_embeddings().weight
-        logprobs_nV = torch.log_softmax(loss.head_logits(hidden_nD, head_VD, self.decoding.fp32_logits), -1)
+        logits_nV, temperature = (
+            loss.head_logits(hidden_nD, head_VD, self.decoding.fp32_logits),
+            self.decoding.temperature,
+        )
+        logprobs_nV = torch.log_softmax(logits_nV / (temperature or 1.0), -1)
         # Inverse transform sampling: the first token at which the cumulative probability passes the noise.
         cumulative_nV = logprobs_nV.double().exp().cumsum(-1)
         noise = self.noise[np.arange(n), self.completions.progress["num_sampled"][:n]]
         noise_n = torch.from_numpy(noise).to(self.device)
         tokens_n1 = torch.searchsorted(cumulative_nV, noise_n[:, None] * cumulative_nV[:, -1:], right=True)
+        if temperature == 0:
+            tokens_n1 = logprobs_nV.argmax(-1, keepdim=True)
         logprobs_n1 = logprobs_nV.gather(-1, tokens_n1)
         return tokens_n1[:, 0].cpu().numpy(), logprobs_n1[:, 0].cpu().numpy()
 
@@ -380,6 +386,7 @@ def main(command: GenerateCommand) -> int:
     path = model_path(command.model)
     tokenizer = load_tokenizer(path)
     decoding = make_decoding(tokenizer, command, command.length_control)
+    decoding = dataclasses.replace(decoding, temperature=command.temperature)
     devices = tuple(f"cuda:{i}" for i in range(torch.cuda.device_count()))[: command.tensor_parallel] or ("cpu",)
     settings = engine_settings(command, devices, path, decoding)
     model = load_model(path, torch.device("cpu"), torch.float32)
@@ -414,7 +421,8 @@ def main(command: GenerateCommand) -> int:
             task = task_of(command.data[0])
             prompt = worded(command.prompt, command.instruction) if task == worded.__module__ else command.prompt
             for rollout in sample([Problem(prompt, "", task)]):
-                print(prompt + marked_text(tokenizer, rollout))
+                print(quoted("prompt", prompt))
+                print(quoted("reply", marked_text(tokenizer, rollout)))
         for source in sources:
             rollouts = sample(source.validation)
             texts = completion_texts(tokenizer, decoding, rollouts)
@@ -422,6 +430,11 @@ def main(command: GenerateCommand) -> int:
                 verdicts = judge_all(pool, source.validation, rollouts, texts)
             figures = evaluation_figures(rollouts, verdicts, samples)
             report_evaluation(command.model, path, source, figures, samples, command.log)
+            for wanted in (True, False):
+                by_problem = {r.request.group: r for r, verdict in zip(rollouts, verdicts) if verdict.correct == wanted}
+                for rollout in [*by_problem.values()][: command.show]:
+                    print(quoted("prompt", source.validation[rollout.request.group].prompt))
+                    print(quoted("right" if wanted else "wrong", marked_text(tokenizer, rollout)))
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise ValueError(out_of_memory(error)) from None
     return 0

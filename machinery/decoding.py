@@ -47,6 +47,7 @@ class Decoding:
     answer_budget: int  # sampled tokens
     length_control: str  # as in loss.Recipe
     fp32_logits: bool  # as in loss.Recipe
+    temperature: float = 1.0  # of training; generate.py takes others, 0 is the likeliest token
 
     @property
     def longest_completion(self) -> int:
@@ -126,6 +127,11 @@ def decode_all(tokenizer: PreTrainedTokenizerBase, completions: list[list[int]])
     if tokenizer.is_fast and not tokenizer.clean_up_tokenization_spaces:
         return tokenizer.backend_tokenizer.decode_batch(completions, skip_special_tokens=False)
     return [tokenizer.decode(ids) for ids in completions]
+
+
+def quoted(name: str, text: str) -> str:
+    """A text of any number of lines, told apart from others by a name and a bar on its left."""
+    return "\n".join(f"{name if i == 0 else '':8}| {line}" for i, line in enumerate(text.split("\n")))
 
 
 def marked_text(tokenizer: PreTrainedTokenizerBase, rollout: Rollout) -> str:

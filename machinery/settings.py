@@ -114,6 +114,8 @@ class GenerateCommand(Sampling):
     check: bool = False  # print a problem as the model gets it, what ends it, budgets, the reference's verdict
     problems: int = 128  # the most of each data set
     samples: int | None = None  # completions of each; 16 with --evaluate, 1 with --prompt
+    temperature: float = 1.0  # of sampling, 1 as in training; 0 takes the likeliest token
+    show: int = 2  # with --evaluate: print so many right and so many wrong completions
     length_control: Literal["interruption", "penalty"] = "interruption"  # penalty: nothing is interrupted
     log: Path | None = None  # a JSONL file that figures are added to; of a checkpoint with its step and compute
 
@@ -212,7 +214,7 @@ def read_settings(folder: Path) -> Settings:
 
 # The least value of a number. All other whole numbers are at least 1, and all other numbers above 0.
 MAY_BE_0 = ("seed", "warmup_steps", "threads", "max_restarts", "generators", "trainers", "gpus", "weight_decay",
-            "stop_when_gain_below", "rollouts_kept", "eps_low", "least_prompts")  # fmt: skip
+            "stop_when_gain_below", "rollouts_kept", "eps_low", "least_prompts", "temperature", "show")  # fmt: skip
 LEAST = {"completions_per_prompt": 2} | dict.fromkeys(MAY_BE_0, 0)
 
 

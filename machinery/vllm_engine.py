@@ -122,7 +122,7 @@ class VllmEngine(Engine):
         request, progress = self.completions.requests[slot], self.completions.progress[slot]
         count, thinking = int(progress["num_tokens"]), 0 if progress["interrupted"] else request.thinking_budget
         sampling = SamplingParams(
-            temperature=1.0,
+            temperature=self.decoding.temperature,
             # Each piece has its own noise: with one seed the answer would get the noise of the thinking.
             seed=int(np.random.default_rng((*request.seed, count)).integers(2**62)),
             logprobs=0,

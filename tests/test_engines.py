@@ -182,6 +182,22 @@ def test_without_fp32_logits_the_head_is_in_bf16_even_over_a_trunk_in_fp32(engin
     assert mismatch[0] < 5e-4 < 2e-3 < mismatch[1]
 
 
+def test_at_temperature_0_the_likeliest_tokens_come_and_at_a_half_the_sharper_distribution_is_recorded(engines):
+    engine, model, tokenizer, _ = engines("llama", temperature=0.0)
+    for rollout in sample_all(engine, requests(tokenizer, PROMPTS[:3], 2, thinking=0)):
+        ids = torch.tensor([rollout.request.prompt_ids + rollout.tokens.tolist()])
+        likeliest_T = model(input_ids=ids).logits[0, len(rollout.request.prompt_ids) - 1 : -1].argmax(-1).numpy()
+        assert (likeliest_T == rollout.tokens)[rollout.sampled].all()
+    engine, _, _, _ = engines("llama", temperature=0.5)
+    for rollout in sample_all(engine, requests(tokenizer, PROMPTS[:3], 2)):
+        ids = torch.tensor([rollout.request.prompt_ids + rollout.tokens.tolist()])
+        logprobs_TV = torch.log_softmax(
+            2 * model(input_ids=ids).logits[0, len(rollout.request.prompt_ids) - 1 : -1], -1
+        )
+        recorded_T = logprobs_TV.gather(-1, torch.tensor(rollout.tokens, dtype=torch.int64)[:, None])[:, 0].detach()
+        np.testing.assert_allclose(recorded_T[rollout.sampled], rollout.logprobs[rollout.sampled], atol=1e-4)
+
+
 def test_thinking_budgets_do_not_follow_the_noise_of_their_completions():
     """With budgets out of the stream of the first completion's noise, that noise would say how long it may think."""
     rules = decoding(make_tokenizer())

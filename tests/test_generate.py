@@ -229,7 +229,7 @@ def test_a_prompt_is_worded_as_the_data_are_and_follows_the_system_prompt(chat_m
     about += ["--prompt-budget", "200", "--thinking-budget", "2", "3", "--prompt", "7+8?"]
     for more, wanted in (([], INSTRUCTION), (["--instruction", "Be brief."], "Be brief.")):
         assert run_generate([*about, *more]) == 0
-        assert capsys.readouterr().out.startswith(f"7+8?\n\n{wanted}")
+        assert capsys.readouterr().out.startswith(f"prompt  | 7+8?\n        | \n        | {wanted}")
     tokenizer = load_tokenizer(chat_models["qwen3"])
     asked = tokenizer.decode(render(tokenizer, "hi", system="You add."))
     assert asked.startswith("<|im_start|>system\nYou add.<|im_end|>\n<|im_start|>user\nhi<|im_end|>")
@@ -433,7 +433,9 @@ def test_pitfall_12_an_exception_in_a_generator_travels_with_its_traceback(model
 def test_the_command_prints_completions_and_mean_at_k(capsys, tmp_path):
     assert run_generate(["--prompt", "4729+8153=", "--samples", "3"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 3 and all(line.startswith("4729+8153=") for line in lines)
+    assert lines[::2] == ["prompt  | 4729+8153="] * 3 and all(line.startswith("reply   | ") for line in lines[1::2])
+    assert run_generate(["--prompt", "4729+8153=", "--samples", "9", "--temperature", "0"]) == 0
+    assert len({*capsys.readouterr().out.splitlines()}) == 2  # every reply is the likeliest one
     log = tmp_path / "evaluations.jsonl"
     assert run_generate(["--evaluate", "--problems", "5", "--samples", "4", "--log", str(log)]) == 0
     printed = capsys.readouterr().out
@@ -441,6 +443,9 @@ def test_the_command_prints_completions_and_mean_at_k(capsys, tmp_path):
     assert "5 problems, 4 completions of each" in printed and f"mean@4    {figures['pass_rate']:.3f}" in printed
     assert figures["num_examples"] == 20 and figures["pass@4"] >= figures["pass_rate"] > 0
     assert figures["pass@4_low"] <= figures["pass@4"] <= figures["pass@4_high"]
+    assert printed.count("\nright   | ") == 2 and printed.count("\nwrong   | ") == 2
+    assert run_generate(["--evaluate", "--problems", "2", "--samples", "2", "--show", "0"]) == 0
+    assert " | " not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -485,6 +490,6 @@ def test_the_script_runs_from_any_folder_and_its_waiting_threads_leave_the_cores
     done = subprocess.run(
         command, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "OMP_DISPLAY_ENV": "true"}
     )
-    assert done.returncode == 0 and done.stdout.startswith("1+1=") and done.stdout.count("\n") == 1, done.stderr
+    assert done.returncode == 0 and done.stdout.startswith("prompt  | 1+1=\nreply   | "), done.stderr
     assert "OMP_WAIT_POLICY = 'PASSIVE'" in done.stderr
     assert list(tmp_path.iterdir()) == []
