@@ -274,8 +274,11 @@ def refuse_wrong_over_slots(model: PreTrainedModel, name: str) -> None:
         eos=(), end_of_thinking=-1, thinks=True, phrase=(), prompt_budget=len(ids), thinking_budget=0, answer_budget=1,
         length_control="penalty", fp32_logits=True,
     )  # fmt: skip
+    attention = model.config._attn_implementation
     try:
+        model.set_attn_implementation("eager")  # which every model has
         plain_D = model.base_model(input_ids=torch.tensor([ids], device=model.device)).last_hidden_state[0, -1]
+        model.set_attn_implementation(attention)
         engine = TorchEngine(model, decoding, slots=2)
         engine.add([Request(0, i, ids[: len(ids) - i], 0, (0,)) for i in range(2)])
         engine._admit()

@@ -4,7 +4,17 @@ import math
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from torch import Tensor
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.masking_utils import eager_mask
 
 from machinery.decoding import Decoding
 
@@ -42,9 +52,11 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
 
 def load_model(path: str, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
     """A causal LM from a folder or the hub, on a device. ValueError if it cannot be loaded or is not supported."""
-    # Plain matmuls and a softmax are the fastest attention for one query a sequence on a CPU.
     model = _load(AutoModelForCausalLM, path, dtype=torch.float32, attn_implementation="eager")
     refuse_unusual(model, path)
+    heads, key_heads = (getattr(model.config, f"num_{of}_heads", None) for of in ("attention", "key_value"))
+    if key_heads not in (None, heads):
+        model.set_attn_implementation("grouped")
     return put_on_device(model, device, dtype, fp32_head=False)
 
 
@@ -60,6 +72,24 @@ def put_on_device(model: PreTrainedModel, device: torch.device, dtype: torch.dty
     if device.type == "cuda":
         model.set_attn_implementation("sdpa")
     return model.to(device).eval()
+
+
+def grouped_attention(
+    _, query_BHTD: Tensor, key_BGKD: Tensor, value_BGKD: Tensor, mask_B1TK: Tensor | None, scaling, **__
+):
+    """What transformers calls "eager" attention: plain matmuls and a softmax, the fastest for one query a sequence on a
+    CPU. Where several heads of queries share keys and values, "eager" copies them for each head, which takes most of a
+    step of the engine. Here these heads are rows of one matmul. H heads of queries, G of keys, K keys."""
+    (B, H, T, D), G = query_BHTD.shape, key_BGKD.shape[1]
+    rows = query_BHTD.reshape(B, G, H // G * T, D)
+    scores = (rows @ key_BGKD.transpose(2, 3) * scaling).view(B, H, T, -1)
+    weights = torch.softmax(scores if mask_B1TK is None else scores + mask_B1TK, -1, dtype=torch.float32).to(rows.dtype)
+    values = (weights.view(B, G, H // G * T, -1) @ value_BGKD).view(B, H, T, -1)
+    return values.transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register("grouped", grouped_attention)
+AttentionMaskInterface.register("grouped", eager_mask)
 
 
 def load_shapes(name: str) -> PreTrainedModel:

@@ -289,10 +289,10 @@ def groups_with_long_prompts(number=4, seed=0):
 @pytest.mark.parametrize("tokens", [10_000, 90])
 @pytest.mark.parametrize("kind", ["llama-grouped-tied", "qwen3", "qwen3-moe", "deepseek-v3", "glm4-moe-lite"])
 def test_shared_prompts_give_the_same_logprobs_and_gradients(models, kind, tokens):
-    """With part groups too, and with the attention of CPUs and of GPUs. Fewer tokens are fed."""
+    """With part groups too, and with the attentions of CPUs and of GPUs. Fewer tokens are fed."""
     rollouts = [r for group in groups_with_long_prompts() for r in group.rollouts.values()]
     fed = []
-    for share, attention in ((False, "eager"), (True, "eager"), (True, "sdpa")):
+    for share, attention in ((False, "eager"), (True, "eager"), (True, "grouped"), (True, "sdpa")):
         model = load_model(models[kind], CPU, torch.float32)
         model.set_attn_implementation(attention)
         logprobs, weights = {}, torch.rand(len(rollouts), 40, generator=torch.Generator().manual_seed(0))
@@ -311,7 +311,7 @@ def test_shared_prompts_give_the_same_logprobs_and_gradients(models, kind, token
             torch.testing.assert_close(logprobs[row], values, atol=1e-5, rtol=0)
         for name, values in expected[1].items():
             torch.testing.assert_close(gradients[name], values, atol=1e-5 * values.abs().max().item(), rtol=1e-4)
-    assert fed[1] == fed[2] < 0.7 * fed[0]
+    assert fed[1] == fed[2] == fed[3] < 0.7 * fed[0]
 
 
 def test_prompts_are_shared_only_if_fewer_positions_are_fed():
