@@ -105,10 +105,10 @@ class SlotCache(Cache):
             stored[to, :, :width] = stored[slots, :, :width]
 
     def place(self, positions_n: Tensor, longest: int) -> int:
-        """Choose the positions at which the first n slots write next. Returns how many the model will be given.
+        """Set the positions at which the first n slots write next. Returns how many positions the model will be given.
 
-        If more than half of the cache is in use, the model gets all of it. A CPU reads contiguous memory several times
-        faster, and that saves more than the masked positions cost.
+        If the longest completion reaches beyond half of its slot, the model gets whole slots. A CPU reads contiguous
+        memory several times faster, and that saves more than the masked positions cost.
         """
         self.positions_n, self.slots_n = positions_n, torch.arange(len(positions_n), device=positions_n.device)
         self.width = self.length if 2 * longest > self.length else longest
@@ -145,7 +145,9 @@ class TorchEngine(Engine):
         self.completions = Completions(slots, decoding)
         self.last_token = np.zeros(slots, np.int64)  # the model reads it next
         self.position = np.zeros(slots, np.int64)  # of this token
-        self.noise = np.zeros((slots, decoding.thinking_budget + decoding.answer_budget))  # uniform, one per sample
+        self.noise = np.zeros(
+            (slots, decoding.thinking_budget + decoding.answer_budget)
+        )  # uniform, one per sampled token
         self.cache = SlotCache(slots, decoding.longest)
 
     @property
@@ -329,7 +331,7 @@ def _generate(settings: EngineSettings, parameters: SharedParameters, work: queu
     busy, reported, events = 0.0, time.monotonic(), []
     while True:
         # 1. First take all the work, then the parameters. The trainer has read the version of a group before it sent
-        # the    work, so no token is sampled with parameters older than that.
+        # the work, so no token is sampled with parameters older than that.
         waits, began = engine.unfinished == 0, time.monotonic()
         while (message := _next_work(work, wait=engine.unfinished == 0)) is not None:
             if message.stop:

@@ -81,7 +81,7 @@ def leave_one_out(axis: Axis) -> Recipe:
 
 
 # --- 2. Asynchrony (sec. 3.1, A.11) -------------------------------------------------------------------------------
-# Version v of the parameters is what v optimizer steps have made; step s trains the parameters of version s.
+# Version v of the parameters is what v optimizer steps have made, skipped ones included. Step s trains version s.
 
 
 def parse_asynchrony(asynchrony: str) -> tuple[str, int]:
@@ -104,8 +104,8 @@ def most_off_policy(asynchrony: str) -> int:
 def groups_ahead(asynchrony: str, prompts: int, step: int) -> int:
     """How many groups may be under way (handed out, not yet trained on) at this step. A batch has `prompts` groups.
 
-    PipelineRL-k: (k + 1) x prompts. They are trained oldest first, so a group that is handed out now waits for at most
-    k batches, and is trained at step + k at the latest.
+    PipelineRL-k: (k + 1) x prompts. Of the finished groups the oldest are trained first, and `choose_batch` waits for
+    one that would be too late. So a group that is handed out now is trained at step + k at the latest.
     PPO-off-policy-k: k x prompts, handed out together before each k-th step. A run that was stopped between two of
     these steps, and resumed, hands out only the groups of the steps that are left.
     """
@@ -144,7 +144,8 @@ def choose_batch(done: list[int], unfinished: list[int], step: int, asynchrony: 
 
 
 def publishes(asynchrony: str, version: int) -> bool:
-    """Whether the parameters of this version go to the generators: every version, or with PPO every k-th."""
+    """Whether the parameters of this version go to the generators: every version, or with PPO every k-th. A validation
+    publishes its own version too."""
     kind, k = parse_asynchrony(asynchrony)
     return kind == "pipeline" or version % k == 0
 
@@ -313,7 +314,7 @@ class Loss(NamedTuple):
 
     term: Callable[..., tuple[Tensor, Tensor]]  # returns the term [B, T], and a bool [B, T]: whether a clip decided it
     formula: str  # what `term` computes; view.py puts numbers into it
-    clip: tuple[float, float] | None = None  # (eps_low, eps_high) where Recipe has None
+    clip: tuple[float, float] | None = None  # (eps_low, eps_high), used where Recipe has None
 
 
 def cispo(recipe: Recipe, advantages_B1: Tensor, log_rho_BT: Tensor, logprobs_BT: Tensor, sampled_BT: Tensor):
@@ -415,7 +416,7 @@ def token_terms(
 # --- 8. Aggregation (sec. 3.2, A.2) -------------------------------------------------------------------------------
 
 
-AGGREGATIONS = {  # the weight of a token is 1 / the entry of its completion
+AGGREGATIONS = {  # what 1 is divided by, for each completion: the quotient is the weight of its tokens
     "sample": lambda lengths_PG, counted_PG: counted_PG.sum() * lengths_PG,
     "prompt": lambda lengths_PG, counted_PG: (lengths_PG.sum(1) > 0).sum() * lengths_PG.sum(1, keepdim=True),
     "token": lambda lengths_PG, counted_PG: lengths_PG.sum(),
@@ -452,8 +453,8 @@ def policy_loss(
     """loss = -sum_{i,t} w_i term_{i,t} over the sampled tokens of a micro-batch; micro-batches add up to the batch.
 
     No KL term, no entropy bonus, no value model. Also returns sums over this micro-batch's sampled tokens, for the
-    log: the ratio rho of each token, whatever the loss; its square; its maximum; the clipped tokens; and the KL
-    estimate rho - 1 - log rho of pi_gen from pi_train.
+    log: the ratio rho of each token, whatever the loss; its square; its maximum; the clipped tokens; and the
+    estimate rho - 1 - log rho of KL(pi_gen || pi_train).
     """
     terms_BT, log_rho_BT, clipped_BT = token_terms(recipe, logprobs_BT, generator_logprobs_BT, sampled_BT, advantages_B)
     loss = -(weights_B[:, None] * terms_BT).sum()

@@ -17,12 +17,12 @@ The algorithm is `train`, at the end of this file: a loop of optimizer steps, th
       -> every few steps held-out problems are sampled with the parameters of that step alone
       -> at the end the paper's sigmoid is fitted to those pass rates (curve/)
 
-Rank 0 of the trainer is this process. Each generator is a process of its own, and so is each other rank. No process
-waits for ever: if the other one dies or is silent, the wait is given up. Every few steps a checkpoint is written, and
---resume goes on from it.
+Rank 0 of the trainer is this process. Each generator is a process of its own, and so is each other rank. A generator or
+a verifier that dies or is silent is replaced. If a rank dies, the run ends. Every few steps a checkpoint is written,
+and --resume goes on from it.
 
-`step` counts the optimizer steps made so far, and is the version of the parameters too: the loop trains the parameters
-of version `step` and makes those of version `step + 1`.
+`step` counts the passes of the loop made so far, and is the version of the parameters too: the loop trains the
+parameters of version `step` and makes those of version `step + 1`. They are the same if the step is skipped.
 
 Dimensions: P prompts in a batch, G completions per prompt, R = P x G rollouts, B sequences in a micro-batch, T tokens
 of a sequence, N any number of tokens.
@@ -111,7 +111,8 @@ def train(
         read_moments(policy, optimizer, start.moments)
     if device.type == "cuda":
         parameters.pin()
-    step, saved = start.step, start.step if start.moments else -1
+    step = start.step
+    saved = step if start.moments else -1  # the step of the last checkpoint; -1: there is none
 
     publish(policy, parameters, step, rank)
     run.begin(step)
@@ -141,7 +142,7 @@ def train(
         counted_rows = counted_PG.flatten().nonzero().flatten().tolist()
 
         # 3. one optimizer step: gradients add up over this rank's micro-batches, and over the ranks
-        totals = Totals(step, kept_rows(s, step + 1, groups))
+        totals = Totals(step, kept_rows(s, step + 1, groups))  # the log calls this update step + 1
         for m in micro_batches(
             batch.rollouts, counted_rows, s.tokens_per_micro_batch, device, rank, ranks, s.share_prompts
         ):
@@ -169,7 +170,7 @@ def train(
         step += 1
         copying = publish(policy, parameters, step, rank) if loss.publishes(r.asynchrony, step) else 0.0
 
-        # 5. write down what has happened, validate, save
+        # 5. retire solved prompts, write down what has happened, validate, save
         run.log_step(
             step,
             batch,

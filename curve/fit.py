@@ -204,9 +204,10 @@ def lag_one_correlation(residual: Array, parameters: int) -> tuple[float, float]
 
 
 def allowed_excess(squares: float, degrees: int, correlation: float) -> float:
-    """A curve is in the 95 % interval if its squared error exceeds the least one by at most this. s^2 t^2 is the
-    profile-likelihood bound for independent noise. A correlation r of neighbours makes the variance of their mean
-    (1 + r) / (1 - r) times as large (`python benchmarks/fit.py`). degrees: points minus fitted parameters."""
+    """A curve is in the 95 % interval if its squared error exceeds the least one by at most this. For independent noise
+    the profile-likelihood bound is s^2 t^2: s^2 is the error per degree of freedom, t Student's 97.5 % quantile. A
+    correlation r of neighbours makes the variance of their mean (1 + r) / (1 - r) times as large (`python
+    benchmarks/fit.py`). degrees: points minus fitted parameters."""
     # 1e-12: no pass rate is known to better than 1e-6
     return max(squares / degrees, 1e-12) * stdtrit(degrees, 0.975) ** 2 * (1 + correlation) / (1 - correlation)
 

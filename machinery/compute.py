@@ -36,7 +36,7 @@ class Compute:
     parameters: int  # `matmul_parameters`
     tokens: int = 0  # sampled tokens of the groups that were trained on
     flops: float = 0.0
-    device_seconds: float = 0.0  # before this process; and of generators that sample for training in a validation
+    device_seconds: float = 0.0  # of earlier processes; and of generators that sample for training in a validation
     started: float | None = None  # clock reading at the first step
     paused: float = 0.0  # seconds of validation since then
     ended: float | None = None  # clock reading when training was over

@@ -20,8 +20,8 @@ from machinery.settings import Sampling
 
 
 class Engine(Protocol):
-    """An engine samples many completions at once. `TorchEngine` (generate.py) can be read, and needs only torch;
-    `VllmEngine` (machinery/vllm_engine.py) is for GPUs."""
+    """An engine samples many completions at once. `TorchEngine` (generate.py) is short enough to study, and needs only
+    torch; `VllmEngine` (machinery/vllm_engine.py) is for GPUs."""
 
     slots: int  # how many completions can be in flight
     version: int  # of the parameters in use
@@ -44,7 +44,7 @@ class Engine(Protocol):
         """How many requests have not come back yet."""
 
 
-INSTALL_VLLM = "`pip install -r requirements-vllm.txt` brings it; --engine torch needs none"
+INSTALL_VLLM = "`pip install -r requirements-vllm.txt` brings it; --engine torch does not need it"
 
 
 @dataclass(frozen=True)

@@ -191,8 +191,8 @@ class Feed:
         ahead = loss.groups_ahead(asynchrony, settings.groups_per_step, step)
         # A generator gets what its slots hold, and its share of one batch more. The rest would grow old in its queue.
         share = settings.groups_per_step // len(self.generators) + 1
-        sampled = [group.generator for group in self.under_way.values() if len(group.rollouts) < len(group.requests)]
-        groups = [sampled.count(generator.number) for generator in self.generators]  # that each has not sent back
+        busy = [group.generator for group in self.under_way.values() if len(group.rollouts) < len(group.requests)]
+        groups = [busy.count(generator.number) for generator in self.generators]  # that each has not sent back
         new: list[Group] = []
         while len(self.under_way) < ahead:
             generator = min(self.generators, key=lambda generator: groups[generator.number] / generator.slots)

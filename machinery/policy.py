@@ -27,8 +27,8 @@ from machinery.rollouts import Rollout
 @dataclass(frozen=True)
 class MicroBatch:
     """Some sequences of a batch. A model that is fed token t predicts token t + 1. So column t of the inputs is token
-    t, and column t of the tensors [B, T] below them is about token t + 1. Token 0 is the first of the prompt; with
-    shared prompts it is the last, and all tokens before it stand in `shared` alone."""
+    t, and column t of the next four is about token t + 1. Token 0 is the first of the prompt. With shared prompts it is
+    the last, which is fed with the prompt in `shared`, and only the later columns are fed after it."""
 
     inputs_BT: Tensor  # int64: the token that is fed
     targets_BT: Tensor  # int64: the token that is predicted
@@ -54,54 +54,56 @@ def micro_batches(
     share_prompts: bool = False,
 ) -> Iterator[MicroBatch]:  # fmt: skip
     """The micro-batches of one rank: its share of these rows of the rollouts. Each has at most `tokens` positions,
-    padding included, or a single sequence. Sequences of like length come together. With share_prompts those of one
-    prompt do, and the prompt is fed once, if fewer positions are fed in this way: sequences of unlike length cost
-    padding.
+    padding included, or a single sequence.
+
+    Sequences of like length come together. With share_prompts two other plans are made, in which prompts are shared:
+    one in the same order, and one with all rows of a prompt together. The plan that feeds the fewest positions is used.
 
     FSDP wants all ranks to call the model together, so all ranks get the same number of micro-batches, and all share
     prompts or none does. A rank with fewer gets the shortest sequence again, with no token marked as sampled: it adds
     nothing to the loss.
     """
-    one_by_one = [[row] for row in sorted(rows, key=lambda row: -rollouts[row].length)]
-    ways = [(False, one_by_one)]
+    singles = [[row] for row in sorted(rows, key=lambda row: -rollouts[row].length)]
+    plans = [(False, cut(rollouts, singles, tokens, device, ranks, shared=False))]
     if share_prompts:
         of_a_prompt: dict[tuple[int, ...], list[int]] = {}
-        for (row,) in one_by_one:
+        for (row,) in singles:
             of_a_prompt.setdefault(tuple(rollouts[row].request.prompt_ids), []).append(row)
-        ways += [(True, one_by_one), (True, [*of_a_prompt.values()])]
-    dealt = [(shared, deal(rollouts, hands, tokens, device, ranks, shared)) for shared, hands in ways]
-    shared, shares = min(dealt, key=lambda way: most_fed(rollouts, *way, device))
-    for i in range(max(map(len, shares))):
-        if i < len(shares[rank]):
-            yield micro_batch(rollouts, shares[rank][i], device, shared)
+        for together in (singles, [*of_a_prompt.values()]):
+            plans.append((True, cut(rollouts, together, tokens, device, ranks, shared=True)))
+    shared, cuts = min(plans, key=lambda plan: most_fed(rollouts, *plan, device))
+    for i in range(max(map(len, cuts))):
+        if i < len(cuts[rank]):
+            yield micro_batch(rollouts, cuts[rank][i], device, shared)
         else:
             idle = micro_batch(rollouts, [min(rows, key=lambda row: rollouts[row].length)], device, shared)
             idle.sampled_BT.fill_(False)
             yield idle
 
 
-def deal(
-    rollouts: list[Rollout], hands: list[list[int]], tokens: int, device: torch.device, ranks: int, shared: bool
+def cut(
+    rollouts: list[Rollout], together: list[list[int]], tokens: int, device: torch.device, ranks: int, shared: bool
 ) -> list[list[list[int]]]:
-    """The rows of each micro-batch of each rank, who are dealt these hands of rows in turn. A micro-batch gets as many
-    rows as have rows x (L + T) <= `tokens`, but at least one; so sharing takes no more memory."""
-    shares: list[list[list[int]]] = [[] for _ in range(ranks)]
-    for i, batches in enumerate(shares):
+    """For each rank, the rows of each micro-batch. Rank i gets every ranks-th list of rows in `together`. Rows are
+    added to a micro-batch while rows x (L + T) <= `tokens`; it has at least one. So a prompt counts for each of its
+    rows, and sharing takes no more memory."""
+    cuts: list[list[list[int]]] = [[] for _ in range(ranks)]
+    for i, batches in enumerate(cuts):
         widest = (0, 0)
-        for row in sum(hands[i::ranks], []):
+        for row in sum(together[i::ranks], []):
             own = widths(rollouts[row], device, shared)
             widest = tuple(map(max, widest, own))
             if not batches or (len(batches[-1]) + 1) * sum(widest) > tokens:
                 batches.append([])
                 widest = own
             batches[-1].append(row)
-    return shares
+    return cuts
 
 
-def most_fed(rollouts: list[Rollout], shared: bool, shares: list[list[list[int]]], device: torch.device) -> int:
+def most_fed(rollouts: list[Rollout], shared: bool, cuts: list[list[list[int]]], device: torch.device) -> int:
     """How many positions the rank that has most to do feeds to the trunk, padding included. The others wait for it."""
-    fed = [0] * len(shares)
-    for i, batches in enumerate(shares):
+    fed = [0] * len(cuts)
+    for i, batches in enumerate(cuts):
         for rows in batches:
             L, T = map(max, zip(*(widths(rollouts[row], device, shared) for row in rows)))
             fed[i] += len(rows) * T + L * len({tuple(rollouts[row].request.prompt_ids) for row in rows})
@@ -114,7 +116,7 @@ def widths(rollout: Rollout, device: torch.device, shared: bool) -> tuple[int, i
     plans about 30 ms for each new shape, and nearly every length is new."""
     of_prompt, rest = 0, rollout.length - 1
     if shared:
-        of_prompt, rest = len(rollout.request.prompt_ids), max(2, len(rollout.tokens))  # 2: something is fed after it
+        of_prompt, rest = len(rollout.request.prompt_ids), max(2, len(rollout.tokens))  # 2: all ranks feed something
     multiple = 64 if device.type == "cuda" else 1
     return -(-of_prompt // multiple) * multiple, -(-rest // multiple) * multiple
 

@@ -85,7 +85,7 @@ class Group:
     problem_index: int  # place of the problem in that source
     problem: Problem
     version: int  # of the parameters when it was handed out: no token is older
-    generator: int
+    generator: int  # the number of the generator that samples it
     requests: list[Request]
     rollouts: dict[int, Rollout] = field(default_factory=dict)  # by their index, as they come back
     verdicts: dict[int, Verdict] = field(default_factory=dict)  # by index too, as they come from the verifiers

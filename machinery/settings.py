@@ -78,7 +78,7 @@ class Settings(Sampling):
     generators: int = 0  # processes that sample, each on --tensor-parallel GPUs; 0: one, or all GPUs left by trainers
     trainers: int = 0  # processes that share the model by FSDP, each on a GPU; 0: one, or a fifth of the GPUs
     tokens_per_micro_batch: int = 4096  # in a forward, padding included; on a GPU 32768; paper: 32768; small: 4096
-    share_prompts: bool = True  # the trainer computes a prompt once for its group, when that is less work
+    share_prompts: bool = True  # the trainer computes a prompt once in a micro-batch, where that is less work
     gradient_checkpointing: bool = False  # layers are computed again in the backward: less memory; paper: True
     wait_timeout: float = 600.0  # seconds without a word from a generator until it is killed and replaced
     max_restarts: int = 3  # generators replaced in a run until it gives up
