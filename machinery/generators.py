@@ -35,9 +35,9 @@ class Generator:
 def start_generator(number: int, process: Callable, engine: EngineSettings, parameters: SharedParameters) -> Generator:
     """Start a generator: process(engine, parameters, work, reports) in a process of its own. Its first report says that
     it is ready. It sees only the GPUs of its engine, under the names cuda:0, cuda:1 and so on."""
-    context = multiprocessing.get_context("spawn")
-    work, reports = context.Queue(), context.Queue()
     gpus = [torch.device(device).index for device in engine.devices if device != "cpu"]
+    context = multiprocessing.get_context("spawn" if gpus else "forkserver")  # CUDA does not survive a fork
+    work, reports = context.Queue(), context.Queue()
     seen_as = tuple(f"cuda:{i}" for i in range(len(gpus))) or engine.devices
     child = context.Process(
         target=process,

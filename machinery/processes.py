@@ -1,6 +1,7 @@
 """How processes of a run begin, and how the user ends them."""
 
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import signal
 import threading
@@ -9,6 +10,13 @@ import time
 from machinery.screen import say
 
 ending = threading.Event()  # set when this process ends its children itself
+
+
+def import_for_generators() -> None:
+    """Start a process that imports what generators need, while this one still imports its own. Generators on CPUs are
+    forked from it, and so start at once."""
+    multiprocessing.set_forkserver_preload(["machinery.forked"])
+    multiprocessing.forkserver.ensure_running()
 
 
 def end_children() -> None:

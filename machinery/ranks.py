@@ -96,6 +96,12 @@ def end_ranks() -> None:
         dist.destroy_process_group()
 
 
+def give_way_to_a_dead_rank() -> None:
+    """After an error, wait a moment if there are other ranks. If one has died, `_watch` ends this process meanwhile."""
+    if rank_and_ranks()[1] > 1:
+        time.sleep(2.0)
+
+
 def _watch(others, hint: Callable[[], str]) -> None:
     """If another rank fails, end this process and the whole run: the main thread might wait for that rank for ever."""
     try:

@@ -135,11 +135,9 @@ class Record:
         """Move the progress bar."""
         words = []
         if self.validations:
-            rates = {
-                name.removeprefix("pass_rate/"): rate for name, rate in self.validations[-1].items() if "pass_" in name
-            }
-            rates = {name: rate for name, rate in rates.items() if len(rates) == 1 or name != "pass_rate"}
-            words.append("last validation: " + ", ".join(f"{name} {rate:.3f}" for name, rate in rates.items()))
+            last = self.validations[-1]
+            rates = [f"{name[10:]} {rate:.3f}" for name, rate in last.items() if name.startswith("pass_rate/")]
+            words.append(f"last validation {', '.join(rates) or format(last['pass_rate'], '.3f')}")
         words += self.outlooks
         if self.last_steps:
             now, first = self.last_steps[-1], self.last_steps[0]

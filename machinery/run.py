@@ -31,7 +31,7 @@ from machinery.folder import lock_folder, new_folder, write_config
 from machinery.model import first_learning_rate, load_model, load_tokenizer, model_path, refuse_too_long
 from machinery.policy import Policy
 from machinery.processes import Stop
-from machinery.ranks import everyone
+from machinery.ranks import everyone, give_way_to_a_dead_rank
 from machinery.record import Record
 from machinery.rollouts import Batch, Group, Rollout, SharedParameters
 from machinery.screen import say
@@ -255,6 +255,7 @@ class Run:
         except OSError as error:
             self.error = f"the run's folder cannot be written: {error}"
         except Exception as error:
+            give_way_to_a_dead_rank()
             raise RuntimeError(f"the run has failed, as said above{self.hint()}") from error
         finally:
             self.feed.close()

@@ -141,7 +141,8 @@ class RealRun:
 
     def children(self) -> list[int]:
         """Process ids of the trainer's other ranks and then of the generators, in the order of their start."""
-        return self.processes("spawn_main")
+        _, *generators = self.processes("multiprocessing.forkserver") or [0]  # the first is what they are forked from
+        return self.processes("spawn_main") + generators
 
     def verifiers(self) -> list[int]:
         return self.processes("data.verify")

@@ -63,7 +63,7 @@ def log_a_step(record, step, waited=0.0, totals=None):
     record.waited = 0.0, waited
     batch = Batch(batch_of_groups(), FIRST)
     worth = dict.fromkeys(("reward", "advantage", "weight"), 2 * batch.scores_PG - 1)
-    record.log_step(step, batch, totals or Totals(FIRST), worth, {"skipped": 0})
+    record.log_step(step, batch, totals or Totals(FIRST), worth, {"skipped": 0, "groups_counted": 3})
 
 
 # --- the clock and compute --------------------------------------------------------------------------------------------

