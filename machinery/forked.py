@@ -1,7 +1,5 @@
-"""What the process imports that generators are forked from (`import_for_generators` in processes.py)."""
+"""What the process imports first that generators are forked from (`import_for_generators` in processes.py)."""
 
 import signal
 
 signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it reaches whole groups of processes: the trainer handles it
-
-import generate  # noqa: E402, F401

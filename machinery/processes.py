@@ -15,7 +15,7 @@ ending = threading.Event()  # set when this process ends its children itself
 def import_for_generators() -> None:
     """Start a process that imports what generators need, while this one still imports its own. Generators on CPUs are
     forked from it, and so start at once."""
-    multiprocessing.set_forkserver_preload(["machinery.forked"])
+    multiprocessing.set_forkserver_preload(["machinery.forked", "generate"])
     multiprocessing.forkserver.ensure_running()
 
 
