@@ -193,10 +193,8 @@ class TorchEngine(Engine):
             use_cache=True,
         ).last_hidden_state[:, 0]
         head_VD = self.model.get_output_embeddings().weight
-        logits_nV, temperature = (
-            loss.head_logits(hidden_nD, head_VD, self.decoding.fp32_logits),
-            self.decoding.temperature,
-        )
+        logits_nV = loss.head_logits(hidden_nD, head_VD, self.decoding.fp32_logits)
+        temperature = self.decoding.temperature
         logprobs_nV = torch.log_softmax(logits_nV / (temperature or 1.0), -1)
         # Inverse transform sampling: the first token at which the cumulative probability passes the noise.
         cumulative_nV = logprobs_nV.double().exp().cumsum(-1)
@@ -286,8 +284,10 @@ def refuse_wrong_over_slots(model: PreTrainedModel, name: str) -> None:
         engine._admit()
         hidden = []
         handle = model.base_model.register_forward_hook(lambda _, __, output: hidden.append(output.last_hidden_state))
-        engine._sample(2)
-        handle.remove()
+        try:
+            engine._sample(2)
+        finally:
+            handle.remove()
         error = ((hidden[0][0, 0] - plain_D).norm() / plain_D.norm()).item()
         reason = "" if error < 0.05 else f"its hidden state is off by {error:.0%}"
     except Exception as error:  # of whatever kind this model raises in a place that is not made for it
@@ -436,7 +436,11 @@ def main(command: GenerateCommand) -> int:
             figures = evaluation_figures(rollouts, verdicts, samples)
             report_evaluation(command.model, path, source, figures, samples, command.log)
             for wanted in (True, False):
-                by_problem = {r.request.group: r for r, verdict in zip(rollouts, verdicts) if verdict.correct == wanted}
+                by_problem = {
+                    rollout.request.group: rollout
+                    for rollout, verdict in zip(rollouts, verdicts)
+                    if verdict.correct == wanted and verdict.failure is None and not rollout.truncated
+                }
                 for rollout in [*by_problem.values()][: command.show]:
                     print(quoted("prompt", source.validation[rollout.request.group].prompt))
                     print(quoted("right" if wanted else "wrong", marked_text(tokenizer, rollout)))

@@ -37,6 +37,7 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the seconds of imports leaves no traceback
 
 from curve.flags import errors_as_sentences, run_command
+from machinery.devices import gpus_here
 from machinery.processes import import_for_generators
 from machinery.screen import say
 from machinery.settings import TrainCommand, parse
@@ -45,7 +46,7 @@ if __name__ == "__main__":
     with errors_as_sentences():  # before the slow imports, so that --help and wrong flags are answered fast
         command = parse(sys.argv[1:], TrainCommand, description=__doc__)
     say("reading the libraries, the data and the model")
-    if not command.plan:
+    if not command.plan and not gpus_here(command):
         import_for_generators()
 
 import torch

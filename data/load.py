@@ -187,6 +187,8 @@ def made_source(spec: Spec, train_problems: int, validation_problems: int) -> So
     if not hasattr(task, "problems"):
         raise ValueError(f"{spec.name} is a task without problems of its own: give it a file or a data set by name")
     given = spec.options | ({"family": family} if family else {})
+    if taken := [key for key in ("split", "number", "seed", "instruction") if key in given]:
+        raise ValueError(f"--data {spec.name}: {taken[0]} is no option of a task")
     parameters = inspect.signature(task.problems).parameters
     if not any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values()):
         if unknown := [key for key in given if key not in parameters]:
@@ -195,7 +197,12 @@ def made_source(spec: Spec, train_problems: int, validation_problems: int) -> So
         given["instruction"] = spec.instruction
     source = Source(spec.name, spec.weight, [], [])
     for split, number in (("train", train_problems), ("validation", validation_problems)):
-        made = task.problems(split, number, SEED, **given)
+        try:
+            made = task.problems(split, number, SEED, **given)
+        except ValueError:  # the task's own sentence
+            raise
+        except Exception as error:
+            raise ValueError(f"{task.__file__}: problems({split!r}, {number}, {SEED}) raised {error!r}") from error
         problems = [*{text_key(problem.prompt): problem for problem in made}.values()]
         if not problems:
             raise ValueError(f"{task.__file__}: problems({split!r}, {number}, {SEED}) returned no problem")

@@ -2,4 +2,5 @@
 
 import signal
 
-signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it reaches whole groups of processes: the trainer handles it
+for number in (signal.SIGINT, signal.SIGTERM):  # they reach whole groups of processes: the trainer handles them
+    signal.signal(number, signal.SIG_IGN)

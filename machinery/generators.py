@@ -45,10 +45,10 @@ def start_generator(number: int, process: Callable, engine: EngineSettings, para
         name=f"generator {number} on {','.join(engine.devices)}",
         daemon=len(engine.devices) == 1,  # a daemon may have no processes of its own, which vLLM has for several GPUs
     )
-    # CUDA reads this variable once, at the first call in a process, and an import of the child may make that call.
+    # Only for a spawned child. CUDA reads this variable once, at the first call in a process, perhaps in an import.
     ours = os.environ.get("CUDA_VISIBLE_DEVICES")
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(ours.split(",")[gpu] if ours else str(gpu) for gpu in gpus)
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the child inherits this: Ctrl-C is for the trainer
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a spawned child inherits this: Ctrl-C is for the trainer
     child.start()
     signal.signal(signal.SIGINT, handler)
     os.environ.pop("CUDA_VISIBLE_DEVICES")

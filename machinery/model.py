@@ -106,7 +106,7 @@ def load_shapes(name: str) -> PreTrainedModel:
 def refuse_unusual(model: PreTrainedModel, path: str) -> None:
     """ValueError for a model with parts that the trainer's logits or the generator's cache do not support."""
     config = model.config
-    factors = ("final_logit_softcapping", "logits_scaling", "logit_scale")
+    factors = ("final_logit_softcapping", "attn_logit_softcapping", "logits_scaling", "logit_scale")
     unusual = [name for name in factors if getattr(config, name, None) not in (None, 1, 1.0)]
     if getattr(model.get_output_embeddings(), "bias", None) is not None:
         unusual.append("a bias in the LM head")

@@ -27,8 +27,9 @@ from machinery.rollouts import Rollout
 @dataclass(frozen=True)
 class MicroBatch:
     """Some sequences of a batch. A model that is fed token t predicts token t + 1. So column t of the inputs is token
-    t, and column t of the next four is about token t + 1. Token 0 is the first of the prompt. With shared prompts it is
-    the last, which is fed with the prompt in `shared`, and only the later columns are fed after it."""
+    t, and column t of the next four is about token t + 1. Token 0 is the first of the prompt. With shared prompts
+    column 0 is the last token of the prompt. It is fed with the prompt in `shared`, and only the columns after it are
+    fed then."""
 
     inputs_BT: Tensor  # int64: the token that is fed
     targets_BT: Tensor  # int64: the token that is predicted
@@ -106,7 +107,7 @@ def most_fed(rollouts: list[Rollout], shared: bool, cuts: list[list[list[int]]],
     for i, batches in enumerate(cuts):
         for rows in batches:
             L, T = map(max, zip(*(widths(rollouts[row], device, shared) for row in rows)))
-            fed[i] += len(rows) * T + L * len({tuple(rollouts[row].request.prompt_ids) for row in rows})
+            fed[i] += len(rows) * (T - shared) + L * len({tuple(rollouts[row].request.prompt_ids) for row in rows})
     return max(fed)
 
 
@@ -114,11 +115,11 @@ def widths(rollout: Rollout, device: torch.device, shared: bool) -> tuple[int, i
     """The widths L and T that this rollout wants. T: all tokens but the last, or with a shared prompt its last token
     and all of the completion but the last. On a GPU they are rounded up to a multiple of 64: attention there (cuDNN's)
     plans about 30 ms for each new shape, and nearly every length is new."""
-    of_prompt, rest = 0, rollout.length - 1
+    of_prompt, fed = 0, rollout.length - 1
     if shared:
-        of_prompt, rest = len(rollout.request.prompt_ids), max(2, len(rollout.tokens))  # 2: all ranks feed something
+        of_prompt, fed = len(rollout.request.prompt_ids), max(1, len(rollout.tokens) - 1)  # 1: all ranks feed something
     multiple = 64 if device.type == "cuda" else 1
-    return -(-of_prompt // multiple) * multiple, -(-rest // multiple) * multiple
+    return -(-of_prompt // multiple) * multiple, -(-fed // multiple) * multiple + shared  # and the prompt's last token
 
 
 def micro_batch(rollouts: list[Rollout], rows: list[int], device: torch.device, shared: bool = False) -> MicroBatch:
@@ -181,11 +182,12 @@ class Policy(torch.nn.Module):
         cache = DynamicCache()
         prompts_PLD = self.trunk(m.shared.ids_PL, past_key_values=cache, use_cache=True)
         cache.batch_select_indices(m.shared.prompt_B)
+        limit = getattr(self.model.config, "max_position_embeddings", None) or L + T
         lengths_B1, places_K = m.shared.lengths_B[:, None], torch.arange(L + T - 1, device=m.inputs_BT.device)
         rest_BTD = self.trunk(
             m.inputs_BT[:, 1:],
             past_key_values=cache,
-            position_ids=lengths_B1 + places_K[: T - 1],
+            position_ids=(lengths_B1 + places_K[: T - 1]).clamp(max=limit - 1),  # only padding lies beyond
             attention_mask=(places_K < lengths_B1) | (places_K >= L),  # [B, K]: no padding of a prompt
         )
         last_B1D = prompts_PLD[m.shared.prompt_B, m.shared.lengths_B - 1][:, None]

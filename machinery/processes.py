@@ -1,11 +1,13 @@
 """How processes of a run begin, and how the user ends them."""
 
+import contextlib
 import multiprocessing
 import multiprocessing.forkserver
 import os
 import signal
 import threading
 import time
+from pathlib import Path
 
 from machinery.screen import say
 
@@ -16,7 +18,8 @@ def import_for_generators() -> None:
     """Start a process that imports what generators need, while this one still imports its own. Generators on CPUs are
     forked from it, and so start at once."""
     multiprocessing.set_forkserver_preload(["machinery.forked", "generate"])
-    multiprocessing.forkserver.ensure_running()
+    with contextlib.chdir(Path(__file__).parent.parent):  # it imports from the folder that it starts in
+        multiprocessing.forkserver.ensure_running()
 
 
 def end_children() -> None:

@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> int:
     except Exception as error:  # of many libraries
         raise ValueError(f"{file} could not be read ({type(error).__name__}: {error})") from error
     config = copy.deepcopy(packed.config)
-    del config.quantization_config  # transformers does not save a model that has one
+    vars(config).pop("quantization_config", None)  # transformers does not save a model that has one
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     model.load_state_dict(packed.state_dict())
     model.generation_config = packed.generation_config

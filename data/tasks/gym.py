@@ -25,6 +25,8 @@ def problems(
     for a family or an option that reasoning-gym does not know, and for a family whose problems cannot be judged here.
     """
     gym = reasoning_gym()
+    if graded not in ("true", "false"):
+        raise ValueError(f"--data gym: graded is true or false, not {graded}")
     if family not in gym.factory.DATASETS:
         raise ValueError(f"reasoning-gym has no family {family!r}; it has {', '.join(sorted(gym.factory.DATASETS))}")
     values = {name: value_of(text) for name, text in options.items()}
@@ -36,7 +38,7 @@ def problems(
         raise ValueError(f"reasoning-gym's {family} does not take {options}: {error}") from None
     made = []
     for entry in dataset:
-        metadata = {"family": family, "graded": graded == "true", "entry": entry["metadata"]}
+        metadata = {"family": family, "options": values, "graded": graded == "true", "entry": entry["metadata"]}
         prompt = f"{entry['question']}\n\n{INSTRUCTION if instruction is None else instruction}".strip()
         made.append(Problem(prompt, str(entry["answer"]), __name__, json.loads(json.dumps(metadata, default=str))))
     if made[0].answer != "None" and score(made[0], made[0].answer) != 1:
@@ -50,7 +52,8 @@ def score(problem: Problem, completion: str) -> float:
     if "<answer>" in text:
         text = text.rpartition("<answer>")[2].partition("</answer>")[0]
     entry = {"question": problem.prompt, "answer": problem.answer, "metadata": problem.metadata["entry"]}
-    points = float(verifier(problem.metadata["family"])(text.strip(), entry))
+    judge = verifier(problem.metadata["family"], json.dumps(problem.metadata["options"]))
+    points = float(judge(text.strip(), entry))
     return points if problem.metadata["graded"] else float(points == 1)
 
 
@@ -63,9 +66,9 @@ def value_of(text: str) -> bool | int | float | str:
 
 
 @functools.cache
-def verifier(family: str):
-    """The function of a family that judges an answer."""
-    return reasoning_gym().get_score_answer_fn(family)
+def verifier(family: str, options: str):
+    """The function that judges an answer: of a family with these options, in JSON."""
+    return reasoning_gym().create_dataset(family, size=1, **json.loads(options)).score_answer
 
 
 def reasoning_gym():
