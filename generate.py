@@ -145,9 +145,8 @@ class TorchEngine(Engine):
         self.completions = Completions(slots, decoding)
         self.last_token = np.zeros(slots, np.int64)  # the model reads it next
         self.position = np.zeros(slots, np.int64)  # of this token
-        self.noise = np.zeros(
-            (slots, decoding.thinking_budget + decoding.answer_budget)
-        )  # uniform, one per sampled token
+        # Uniform, one for each token that is sampled.
+        self.noise = np.zeros((slots, decoding.thinking_budget + decoding.answer_budget))
         self.cache = SlotCache(slots, decoding.longest)
 
     @property

@@ -21,10 +21,8 @@ from machinery.policy import Policy, micro_batches
 from machinery.rollouts import Request, Rollout
 from machinery.settings import Sampling
 
-SHAPES = {
-    "short": (46, 8, 2),
-    "as GSM8K": (120, 60, 1),
-}  # tokens of prompt and completion, prompts; 16 completions each
+# Tokens of a prompt and of a completion, and prompts, with 16 completions each.
+SHAPES = {"short": (46, 8, 2), "as GSM8K": (120, 60, 1)}
 CPU = torch.device("cpu")
 
 

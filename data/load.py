@@ -197,15 +197,16 @@ def made_source(spec: Spec, train_problems: int, validation_problems: int) -> So
         given["instruction"] = spec.instruction
     source = Source(spec.name, spec.weight, [], [])
     for split, number in (("train", train_problems), ("validation", validation_problems)):
+        call = f"{task.__file__}: problems({split!r}, {number}, {SEED})"
         try:
             made = task.problems(split, number, SEED, **given)
         except ValueError:  # the task's own sentence
             raise
         except Exception as error:
-            raise ValueError(f"{task.__file__}: problems({split!r}, {number}, {SEED}) raised {error!r}") from error
+            raise ValueError(f"{call} raised {error!r}") from error
         problems = [*{text_key(problem.prompt): problem for problem in made}.values()]
         if not problems:
-            raise ValueError(f"{task.__file__}: problems({split!r}, {number}, {SEED}) returned no problem")
+            raise ValueError(f"{call} returned no problem")
         if repeated := len(made) - len(problems):
             source.notes.append(f"{repeated} of {len(made)} problems for {split} repeat another, and were left out")
         if len(problems) < number:

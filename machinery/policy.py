@@ -92,11 +92,11 @@ def cut(
     for i, batches in enumerate(cuts):
         widest = (0, 0)
         for row in sum(together[i::ranks], []):
-            own = widths(rollouts[row], device, shared)
-            widest = tuple(map(max, widest, own))
+            of_row = widths(rollouts[row], device, shared)
+            widest = tuple(map(max, widest, of_row))
             if not batches or (len(batches[-1]) + 1) * sum(widest) > tokens:
                 batches.append([])
-                widest = own
+                widest = of_row
             batches[-1].append(row)
     return cuts
 
@@ -107,7 +107,8 @@ def most_fed(rollouts: list[Rollout], shared: bool, cuts: list[list[list[int]]],
     for i, batches in enumerate(cuts):
         for rows in batches:
             L, T = map(max, zip(*(widths(rollouts[row], device, shared) for row in rows)))
-            fed[i] += len(rows) * (T - shared) + L * len({tuple(rollouts[row].request.prompt_ids) for row in rows})
+            prompts = {tuple(rollouts[row].request.prompt_ids) for row in rows} if shared else ()
+            fed[i] += len(rows) * (T - shared) + len(prompts) * L
     return max(fed)
 
 
@@ -141,10 +142,10 @@ def micro_batch(rollouts: list[Rollout], rows: list[int], device: torch.device, 
     if not shared:
         return MicroBatch(*m, sum(rollouts[row].length - 1 for row in rows))
     prompts = [tuple(rollouts[row].request.prompt_ids) for row in rows]
-    distinct = list(dict.fromkeys(prompts))
-    ids_PL = np.array([prompt + (0,) * (L - len(prompt)) for prompt in distinct])
-    prompt_B, lengths_B = [distinct.index(prompt) for prompt in prompts], [len(prompt) for prompt in prompts]
-    fed = sum(map(len, distinct)) + sum(len(rollouts[row].tokens) - 1 for row in rows)
+    place = {prompt: p for p, prompt in enumerate(dict.fromkeys(prompts))}  # of each distinct prompt
+    ids_PL = np.array([prompt + (0,) * (L - len(prompt)) for prompt in place])
+    prompt_B, lengths_B = [place[prompt] for prompt in prompts], [len(prompt) for prompt in prompts]
+    fed = sum(map(len, place)) + sum(len(rollouts[row].tokens) - 1 for row in rows)
     return MicroBatch(*m, fed, SharedPrompts(*to_device(ids_PL, np.array(prompt_B), np.array(lengths_B))))
 
 

@@ -136,8 +136,10 @@ class Record:
         words = []
         if self.validations:
             last = self.validations[-1]
-            rates = [f"{name[10:]} {rate:.3f}" for name, rate in last.items() if name.startswith("pass_rate/")]
-            words.append(f"last validation {', '.join(rates) or format(last['pass_rate'], '.3f')}")
+            rates = [f"{last['pass_rate']:.3f}"]
+            if len(self.sources) > 1:
+                rates = [f"{source.name} {last[f'pass_rate/{source.name}']:.3f}" for source in self.sources]
+            words.append(f"last validation {', '.join(rates)}")
         words += self.outlooks
         if self.last_steps:
             now, first = self.last_steps[-1], self.last_steps[0]

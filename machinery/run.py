@@ -82,15 +82,18 @@ def open_run(
         engine_settings(settings, devices, model_path(settings.model), decoding, one_gpu) for devices in generators
     ]
     refuse_split(engines[0].engine, settings.tensor_parallel, model.config.num_attention_heads)
-    if settings.share_prompts and settings.gradient_checkpointing:
-        say("Prompts are not shared: with --gradient-checkpointing a layer would add its keys twice to their cache.")
-        settings = dataclasses.replace(settings, share_prompts=False)
-    try:
-        refuse_wrong_over_slots(model, settings.model)
-    except ValueError as error:
-        if engines[0].engine == "torch":
-            raise
-        say(f"Prompts are not shared: {error}")
+    not_shared = ""
+    if settings.gradient_checkpointing:
+        not_shared = "with --gradient-checkpointing a layer would add its keys twice to their cache"
+    if engines[0].engine == "torch" or (settings.share_prompts and not not_shared):
+        try:
+            refuse_wrong_over_slots(model, settings.model)
+        except ValueError as error:
+            if engines[0].engine == "torch":
+                raise
+            not_shared = str(error)
+    if settings.share_prompts and not_shared:
+        say(f"Prompts are not shared: {not_shared}.")
         settings = dataclasses.replace(settings, share_prompts=False)
 
     if settings.defaults != "toy":

@@ -6,7 +6,6 @@ Weights that the file holds in a few bits become fp32 numbers. Nothing else chan
 rounding has lost.
 """
 
-import copy
 from pathlib import Path
 
 import torch
@@ -31,9 +30,8 @@ def main(arguments: list[str]) -> int:
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     except Exception as error:  # of many libraries
         raise ValueError(f"{file} could not be read ({type(error).__name__}: {error})") from error
-    config = copy.deepcopy(packed.config)
-    vars(config).pop("quantization_config", None)  # transformers does not save a model that has one
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    vars(packed.config).pop("quantization_config", None)  # transformers does not save a model that has one
+    model = AutoModelForCausalLM.from_config(packed.config, dtype=torch.float32)
     model.load_state_dict(packed.state_dict())
     model.generation_config = packed.generation_config
     refuse_unusual(model, str(file))
