@@ -19,6 +19,7 @@ Dimensions: S slots of the engine, n <= S of them live, T positions, D hidden si
 """
 
 import dataclasses
+import importlib
 import os
 import queue
 import signal
@@ -48,7 +49,6 @@ from transformers.cache_utils import Cache
 import loss
 from data import Problem
 from data.load import load_evaluation, task_of
-from data.tasks.mathematics import worded
 from data.verify import VerifierPool
 from machinery.check import check_fit
 from machinery.decoding import Decoding, completion_texts, make_decoding, marked_text, quoted, render_all
@@ -423,7 +423,8 @@ def main(command: GenerateCommand) -> int:
 
         if command.prompt:
             task = task_of(command.data[0])
-            prompt = worded(command.prompt, command.instruction) if task == worded.__module__ else command.prompt
+            worded = getattr(importlib.import_module(task), "worded", lambda text, _: text)  # as in training
+            prompt = worded(command.prompt, command.instruction)
             for rollout in sample([Problem(prompt, "", task)]):
                 print(quoted("prompt", prompt))
                 print(quoted("reply", marked_text(tokenizer, rollout)))

@@ -1,11 +1,12 @@
 """Data: where problems come from, and how a completion is judged.
 
-A task is a module of data/tasks/ that judges completions. It has one function, or two if it makes its own problems:
+A task is a module of data/tasks/ that judges completions. Of these functions it must have the first:
 
     score(problem, completion)    -> bool              or a number from 0 to 1; the completion is its whole text, with
                                                        the forced tokens, from `<think>` on if the prompt ends with it
     problems(split, number, seed) -> list[Problem]     `split` is "train" or "validation"; the two never overlap;
                                                        `number` is how many are wanted, and a task may have fewer
+    worded(text, instruction)     -> str               what the model gets of a problem's text (generate.py --prompt)
 
     tasks/arithmetic.py     makes its own problems: additions, the default of train.py
     tasks/mathematics.py    a final answer in \\boxed{}, for records of files; spelling.py and expressions.py read it

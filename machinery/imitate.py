@@ -88,6 +88,7 @@ class Command:
     instruction: str | None = None  # said after each problem, as in train.py
     system: str | None = None  # a system prompt, as in train.py
     thinking: bool = True  # what the chat template is told as enable_thinking, as in train.py
+    threads: int = 0  # CPU threads; 0: one for each core
     seed: int = 0  # of the order of the solutions
 
 
@@ -98,7 +99,7 @@ def main(arguments: list[str]) -> int:
     for name, value in vars(command).items():
         if value is None and name in ("model", "data", "out"):
             raise ValueError(f"{flag(name)} is missing; wanted are --model, --data and --out")
-        if type(value) in (int, float) and value <= 0 and name != "seed":
+        if type(value) in (int, float) and value <= 0 and name not in ("seed", "threads"):
             raise ValueError(f"{flag(name)} is {value}; it must be above 0")
     if command.out.is_file() or (command.out.is_dir() and any(command.out.iterdir())):
         raise ValueError(f"--out {command.out} is there already: name a folder that is new or empty")
@@ -107,6 +108,8 @@ def main(arguments: list[str]) -> int:
         say(f"{source.name}: {note}")
     path = model_path(command.model)
     tokenizer = load_tokenizer(path)
+    if command.threads:
+        torch.set_num_threads(command.threads)
     model = load_model(path, torch.device("cuda" if torch.cuda.is_available() else "cpu"), torch.float32)
     model.set_attn_implementation("sdpa")
     longest = min(command.longest, getattr(model.config, "max_position_embeddings", None) or command.longest)

@@ -22,13 +22,16 @@ class Sampling:
 
     model: str = "data/arithmetic_base"  # folder or hub name of a transformers causal LM
     data: tuple[str, ...] = ("arithmetic",)  # tasks, data sets by name, files; with weights: polaris:3 deepcoder:1
-    defaults: Literal["auto", "toy", "paper", "small"] = "auto"  # of other flags; auto: toy for arithmetic, else paper
+    # Of other flags; auto: toy for arithmetic, short for gym, else paper.
+    defaults: Literal["auto", "toy", "paper", "small", "short"] = "auto"
     seed: int = 0  # of prompt order, thinking budgets and sampling; only ppo-K and pipeline-0 repeat themselves exactly
 
-    prompt_budget: int = 16  # tokens, chat template included; paper: 2048; small: 512
-    # Sampled tokens until thinking is interrupted, drawn from this range; paper: 10240 12288; small: 768 1024.
+    prompt_budget: int = 16  # tokens, chat template included; paper: 2048; small: 512; short: 192
+    # Sampled tokens until thinking is interrupted, drawn from this range; paper: 10240 12288;
+    # small: 768 1024; short: 24 24.
     thinking_budget: tuple[int, int] = (54, 58)
-    answer_budget: int = 9  # sampled tokens after </think> or the interruption; paper: 2048; small: 256
+    answer_budget: int = 9  # sampled tokens after </think> or the interruption; paper: 2048; small: 256; short: 8
+    max_length: int | None = None  # sampled tokens in all: sets both budgets, and --length-control penalty
     end_of_thinking: str = "</think>"  # one token of the model
     interruption_phrase: str = loss.INTERRUPTION_PHRASE  # forced when thinking reaches its budget
     instruction: str | None = None  # said after each problem of a file; by default in mathematics: box the answer
@@ -38,7 +41,7 @@ class Sampling:
     engine: Literal["auto", "torch", "vllm"] = "auto"  # auto: vLLM if it is installed and there is a GPU
     tensor_parallel: int = 1  # GPUs of one generator, which vLLM splits the model over
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of the trunk; auto: bfloat16 on a GPU, float32 on a CPU
-    slots: int = 512  # sequences that a generator decodes at once; paper: 256; small: 128
+    slots: int = 512  # sequences that a generator decodes at once; paper: 256; small: 128; short: 96
     generator_memory: float | None = None  # share of a GPU that vLLM takes; by default .9, or .4 beside a trainer
     threads: int = 0  # CPU threads of each process; 0: the cores, shared evenly (with more, all become far slower)
     verifiers: int = 1  # processes that judge completions; paper: 8; small: 2
@@ -55,23 +58,23 @@ class Settings(Sampling):
     resume: Path | None = None  # folder of a run to go on with; a flag that would make it another run is refused
     from_step: int | None = None  # of the checkpoint to resume from, later ones are removed; None: the newest
 
-    steps: int = 160  # optimizer steps; paper: 1000; small: 400
+    steps: int = 160  # optimizer steps; paper: 1000; small: 400; short: 60
     train_prompts: int | None = 4000  # of each source, visited in epochs; None: all; paper: None; small: None
-    prompts_per_step: int = 32  # groups in a batch; paper: 48; small: 16
+    prompts_per_step: int = 32  # groups in a batch; paper: 48; small: 16; short: 16
     completions_per_prompt: int = 16  # size of a group
-    learning_rate: float | None = 2e-4  # None: .075 / sqrt(parameters); paper: 5e-07; small: None
-    warmup_steps: int = 10  # linear; paper: 100
+    learning_rate: float | None = 2e-4  # None: .075 / sqrt(parameters); paper: 5e-07; small: None; short: None
+    warmup_steps: int = 10  # linear; paper: 100; short: 5
     adam_betas: tuple[float, float] = (0.9, 0.95)
     adam_eps: float = 1e-15  # tiny, so that small gradients are not swallowed (A.3)
     weight_decay: float = 0.01
-    clip_gradient: float = 0.3  # norm; paper: 1.0; small: 1.0
+    clip_gradient: float = 0.3  # norm; paper: 1.0; small: 1.0; short: 1.0
 
-    validation_every: int = 8  # steps; paper: 100; small: 20
+    validation_every: int = 8  # steps; paper: 100; small: 20; short: 6
     validation_problems: int = 128  # held out, the same each time; paper: 1000; small: 64
-    validation_samples: int = 16  # completions of each: the pass rate is mean@this
+    validation_samples: int = 16  # completions of each: the pass rate is mean@this; short: 2
     stop_when_gain_below: float = 0.0  # end when twice the compute surely buys less pass rate (95 %); 0: never
     checkpoint_every: int = 20  # steps; also at the end, on Ctrl-C and on SIGTERM
-    keep_checkpoints: int = 2  # the newest
+    keep_checkpoints: int = 2  # the newest; short: 1
     track: Literal["tensorboard", "wandb", "trackio"] | None = None  # a tracker, if installed, gets what the log gets
     rollouts_kept: int = 2  # groups of every n-th step, and problems of each validation, for view.py; 0: none
 
@@ -120,6 +123,12 @@ class GenerateCommand(Sampling):
     log: Path | None = None  # a JSONL file that figures are added to; of a checkpoint with its step and compute
 
 
+def length_in_all(tokens: int) -> dict:
+    """The settings if a completion has one budget: nothing is interrupted, and the last quarter costs reward."""
+    quarter = tokens // 4
+    return dict(thinking_budget=(tokens - quarter,) * 2, answer_budget=quarter, length_control="penalty")
+
+
 # What --defaults sets beside the values above, which are the toy's.
 PRESETS = {
     "toy": {},
@@ -137,6 +146,12 @@ PRESETS = {
         train_prompts=None, validation_every=20, validation_problems=64, steps=400, clip_gradient=1.0, slots=128,
         tokens_per_micro_batch=4096, verifiers=2,
     ),
+    # For models of 1M to 600M parameters that answer in a few words, without </think> (docs/real_model.md).
+    "short": dict(
+        prompts_per_step=16, learning_rate=None, warmup_steps=5, prompt_budget=192, **length_in_all(32),
+        asynchrony="pipeline-2", validation_every=6, validation_samples=2, steps=60,
+        clip_gradient=1.0, slots=96, keep_checkpoints=1,
+    ),
 }  # fmt: skip
 
 # A resumed run may change these: devices, how often it writes, and --least-prompts, if it has run out of prompts.
@@ -149,8 +164,8 @@ MAY_CHANGE = {
 
 # generate.py takes these from the run that made its model, if no flag says otherwise.
 OF_ITS_RUN = (
-    "data", "defaults", "prompt_budget", "thinking_budget", "answer_budget", "end_of_thinking", "interruption_phrase",
-    "thinking", "instruction", "system",
+    "data", "defaults", "prompt_budget", "thinking_budget", "answer_budget", "max_length", "end_of_thinking",
+    "interruption_phrase", "thinking", "instruction", "system",
 )  # fmt: skip
 
 
@@ -178,16 +193,20 @@ def starting_values(chosen: Sampling) -> Sampling:
         stored = read_settings(run)
         values = {name: getattr(stored, name) for name in OF_ITS_RUN} | {"model": chosen.model}
         return type(chosen)(**values, length_control=stored.recipe.length_control)
-    suited = "paper" if {*chosen.data} - {"arithmetic"} else "toy"
+    tasks = {argument.partition(":")[0] for argument in chosen.data}
+    suited = "toy" if tasks == {"arithmetic"} else "short" if tasks == {"gym"} else "paper"
     defaults = suited if chosen.defaults == "auto" else chosen.defaults
-    values = {name: value for name, value in PRESETS[defaults].items() if hasattr(chosen, name)}
+    preset = PRESETS[defaults] | (length_in_all(chosen.max_length) if chosen.max_length else {})
+    values = {name: value for name, value in preset.items() if hasattr(chosen, name)}
     if isinstance(chosen, Settings):
         if gpus_here(chosen):  # with fewer tokens at once a GPU waits for the launches of its kernels
             values.setdefault("tokens_per_micro_batch", PRESETS["paper"]["tokens_per_micro_batch"])
         axis, recipe = chosen.recipe.leave_out, chosen.recipe.recipe
         if axis and recipe != "scalerl":
             raise ValueError(f"--leave-out takes an axis out of scalerl; it cannot go with --recipe {recipe}")
-        values["recipe"] = loss.leave_one_out(axis) if axis else loss.RECIPES[recipe]
+        recipe = loss.leave_one_out(axis) if axis else loss.RECIPES[recipe]
+        changed = [name for name in preset if hasattr(recipe, name) and getattr(recipe, name) == getattr(Recipe, name)]
+        values["recipe"] = dataclasses.replace(recipe, **{name: preset[name] for name in changed})
     return type(chosen)(**values, defaults=defaults)  # never auto: config.json says which it was
 
 
@@ -215,7 +234,7 @@ def read_settings(folder: Path) -> Settings:
 # The least value of a number. All other whole numbers are at least 1, and all other numbers above 0.
 MAY_BE_0 = ("seed", "warmup_steps", "threads", "max_restarts", "generators", "trainers", "gpus", "weight_decay",
             "stop_when_gain_below", "rollouts_kept", "eps_low", "least_prompts", "temperature", "show")  # fmt: skip
-LEAST = {"completions_per_prompt": 2} | dict.fromkeys(MAY_BE_0, 0)
+LEAST = {"completions_per_prompt": 2, "max_length": 4} | dict.fromkeys(MAY_BE_0, 0)
 
 
 def refuse_impossible(settings: Sampling) -> None:
@@ -229,6 +248,8 @@ def refuse_impossible(settings: Sampling) -> None:
                 raise ValueError(f"{flag(name)} is {value}; it must be {wanted}")
     if not 0 <= settings.thinking_budget[0] <= settings.thinking_budget[1]:
         raise ValueError(f"--thinking-budget is a range LOW HIGH with 0 <= LOW <= HIGH, not {settings.thinking_budget}")
+    if settings.max_length and settings.thinking_budget[1] + settings.answer_budget != settings.max_length:
+        raise ValueError("--max-length sets both budgets: it goes with neither --thinking-budget nor --answer-budget")
     if (settings.generator_memory or 0) > 1:
         raise ValueError(f"--generator-memory is a share, at most 1, not {settings.generator_memory}")
     if isinstance(settings, Settings):

@@ -39,11 +39,16 @@ def problems(
     made = []
     for entry in dataset:
         metadata = {"family": family, "options": values, "graded": graded == "true", "entry": entry["metadata"]}
-        prompt = f"{entry['question']}\n\n{INSTRUCTION if instruction is None else instruction}".strip()
-        made.append(Problem(prompt, str(entry["answer"]), __name__, json.loads(json.dumps(metadata, default=str))))
+        metadata = json.loads(json.dumps(metadata, default=str))
+        made.append(Problem(worded(entry["question"], instruction), str(entry["answer"]), __name__, metadata))
     if made[0].answer != "None" and score(made[0], made[0].answer) != 1:
         raise ValueError(f"reasoning-gym's {family}: its answers cannot be judged from their text alone")
     return made
+
+
+def worded(question: str, instruction: str | None = None) -> str:
+    """The user's turn. instruction: instead of INSTRUCTION."""
+    return f"{question}\n\n{INSTRUCTION if instruction is None else instruction}".strip()
 
 
 def score(problem: Problem, completion: str) -> float:
