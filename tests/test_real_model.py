@@ -21,24 +21,24 @@ def test_smollm2_is_unpacked_taught_and_trained(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (file,) = Path(PACKAGE.submodule_search_locations[0]).glob("*.gguf")
     assert unpack.main([str(file), "raw"]) == 0
-    budgets = ["--length-control", "penalty", "--prompt-budget", "128", "--thinking-budget", "0", "0"]
-    asked = ["--prompt", "What is the capital of France?", "--temperature", "0", "--answer-budget", "16"]
-    assert run_generate(["--model", "raw", *budgets, *asked]) == 0
+    asked = ["--prompt", "What is the capital of France?", "--temperature", "0", "--max-length", "16"]
+    assert run_generate(["--model", "raw", "--defaults", "short", *asked]) == 0
     assert "reply   | The capital of France is Paris.<|im_end|>" in capsys.readouterr().out
     assert imitate.main(["--model", "raw", "--data", TASK, "--records", "8", "--epochs", "1", "--batch-size", "4",
                          "--out", "taught"]) == 0  # fmt: skip
     assert "after 2 steps" in capsys.readouterr().out
     run_train([
-        "--model", "taught", "--data", TASK, "--defaults", "small", *budgets[:4], "--thinking-budget", "12", "12",
-        "--answer-budget", "4", "--steps", "2", "--prompts-per-step", "2", "--completions-per-prompt", "4", "--slots",
-        "8", "--train-prompts", "20", "--validation-problems", "2", "--validation-samples", "2", "--validation-every",
-        "2", "--asynchrony", "pipeline-1", "--name", "smollm2",
+        "--model", "taught", "--data", TASK, "--max-length", "16", "--steps", "2", "--prompts-per-step", "2",
+        "--completions-per-prompt", "4", "--train-prompts", "20", "--validation-problems", "2", "--validation-every",
+        "2", "--name", "smollm2",
     ])  # fmt: skip
     lines = [json.loads(line) for line in Path("runs/smollm2/log.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if line["kind"] == "train"] == [1, 2]
     validations = [line for line in lines if line["kind"] == "validation"]
     assert [line["step"] for line in validations] == [0, 2] and all(v["mismatch_mean"] < 0.01 for v in validations)
-    assert json.loads(Path("runs/smollm2/config.json").read_text())["learning_rate"] == 6.5e-6  # of its size
+    config = json.loads(Path("runs/smollm2/config.json").read_text())
+    assert config["learning_rate"] == 6.5e-6 and config["thinking_budget"] == [12, 12] and config["slots"] == 96
+    assert config["defaults"] == "short" and config["recipe"]["length_control"] == "penalty"
 
 
 def test_what_cannot_be_unpacked_is_one_sentence(tmp_path):

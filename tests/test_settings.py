@@ -130,6 +130,19 @@ def test_the_budgets_of_a_small_model_fit_2048_positions_and_its_learning_rate_g
     assert parse(["--defaults", "small", "--learning-rate", "1e-5"]).learning_rate == 1e-5
 
 
+def test_max_length_is_one_number_for_the_whole_completion():
+    short = parse(["--data", "gym:gcd"])
+    assert (short.thinking_budget, short.answer_budget, short.recipe.length_control) == ((24, 24), 8, "penalty")
+    assert (short.defaults, short.recipe.asynchrony) == ("short", "pipeline-2")
+    eight = parse(["--data", "gym:gcd", "--max-length", "8", "--leave-out", "asynchrony"])
+    assert (eight.thinking_budget, eight.answer_budget, eight.recipe.asynchrony) == ((6, 6), 2, "ppo-8")
+    command = parse(["--max-length", "8", "--evaluate"], GenerateCommand)
+    assert (command.thinking_budget, command.answer_budget, command.length_control) == ((6, 6), 2, "penalty")
+    for flags in (["--thinking-budget", "4", "4"], ["--answer-budget", "3"]):
+        with pytest.raises(ValueError, match="--max-length sets both budgets"):
+            parse(["--max-length", "8", *flags])
+
+
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
