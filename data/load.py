@@ -88,6 +88,12 @@ class Source:
     notes: list[str] = field(default_factory=list)  # printed: columns that were guessed, problems left out
 
 
+def fingerprint(source: Source) -> str:
+    """A checksum of the problems in their order. A checkpoint holds indices of them, which mean nothing for others."""
+    texts = [(problem.prompt, problem.answer) for problem in (*source.train, *source.validation)]
+    return hashlib.sha256(repr((len(source.train), texts)).encode()).hexdigest()
+
+
 def parse_spec(text: str, instruction: str | None = None) -> Spec:
     """Reads NAME[:WEIGHT][,OPTION=VALUE]... Raises ValueError, naming the options, for any other text."""
     name, *pairs = text.split(",")

@@ -14,7 +14,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 import loss
-from data.load import Source, next_source
+from data.load import Source, fingerprint, next_source
 from data.verify import Verdict, VerifierPool, no_verdict_at_all
 from machinery.decoding import Decoding, completion_texts
 from machinery.engine import EngineSettings, make_requests
@@ -23,20 +23,21 @@ from machinery.rollouts import Group, Rollout, SharedParameters, Work
 from machinery.screen import say, warn
 from machinery.settings import Settings
 
-TRAINING, VALIDATION = 0, 1  # part of each seed, so that the two have different noise
+TRAINING, VALIDATION, ORDER = 0, 1, 2  # the second number of each seed, so that no two draws have the same noise
+FEW_VERDICTS = 4  # a batch that wants no more verdicts than this may miss all of them by chance
 
 
 class PromptOrder:
     """Which problem of a source comes next: in each epoch all in a new random order, but for those that are retired."""
 
-    def __init__(self, number: int, seed: int, recipe: loss.Recipe):
-        self.number, self.seed, self.recipe = number, seed, recipe
+    def __init__(self, number: int, seed: int, recipe: loss.Recipe, source: int = 0):
+        self.number, self.seed, self.recipe, self.source = number, seed, recipe, source
         self.epoch, self.cursor = 0, 0
         self.order = self._shuffled()
         self.retired: set[int] = set()
 
     def _shuffled(self) -> np.ndarray:
-        return np.random.default_rng((self.seed, self.epoch)).permutation(self.number)
+        return np.random.default_rng((self.seed, ORDER, self.source, self.epoch)).permutation(self.number)
 
     @property
     def left(self) -> int:
@@ -99,9 +100,9 @@ class Feed:
         says whether the user wants the run to end."""
         self.settings, self.prompts, self.engines, self.parameters = settings, prompts, engines, parameters
         self.process, self.stop_asked = process, stop_asked
-        sources = prompts.sources
-        self.orders = [PromptOrder(len(source.train), settings.seed, settings.recipe) for source in sources]
-        self.handed_out = [0] * len(sources)  # groups handed out so far, by source
+        numbers = [len(source.train) for source in prompts.sources]
+        self.orders = [PromptOrder(n, settings.seed, settings.recipe, source) for source, n in enumerate(numbers)]
+        self.handed_out = [0] * len(numbers)  # groups handed out so far, by source
         # Groups that were under way at the checkpoint, and are handed out first: number, source, index of the problem.
         self.to_repeat: deque[tuple[int, int, int]] = deque()
         self.under_way: dict[int, Group] = {}  # by number: handed out, and not trained on yet
@@ -117,8 +118,12 @@ class Feed:
         """All that `restore` needs, for a checkpoint. Groups under way are sampled again by a resumed run. Every random
         draw follows from the seed and the number of a group, an epoch or a step, so no random state is stored."""
         under_way = [(group.number, group.source, group.problem_index) for group in self.under_way.values()]
-        orders = [order.state() for order in self.orders]
-        return {"orders": orders, "handed_out": self.handed_out, "to_repeat": [*under_way, *self.to_repeat]}
+        return {
+            "data": [fingerprint(source) for source in self.prompts.sources],
+            "orders": [order.state() for order in self.orders],
+            "handed_out": self.handed_out,
+            "to_repeat": [*under_way, *self.to_repeat],
+        }
 
     def restore(self, state: dict) -> None:
         """Go on from this state."""
@@ -300,9 +305,10 @@ class Feed:
         return bool(verdicts)
 
     def _judged(self, groups: list[Group]) -> bool:
-        """Whether any completion of these groups got a verdict. Otherwise the run ends: its task cannot judge."""
+        """Whether any completion of these groups got a verdict. Otherwise the run ends: its task cannot judge. It goes on
+        if only a few wanted one."""
         verdicts = [verdict for group in groups for rollout, verdict in group.judged() if not rollout.truncated]
-        self.failure = no_verdict_at_all(verdicts)
+        self.failure = no_verdict_at_all(verdicts) if len(verdicts) > FEW_VERDICTS else ""
         return not self.failure
 
     def _groups(self, validation: bool) -> dict[int, Group]:

@@ -19,7 +19,7 @@ from curve.fit import fit_sigmoid
 from curve.forecast import levelled_off
 from curve.plots import plot_runs
 from curve.report import describe, report
-from data.load import Source, load_data
+from data.load import Source, fingerprint, load_data
 from machinery.checkpoints import checkpoint_of, checkpoints, read_state, step_of, write_checkpoint
 from machinery.compute import Compute, matmul_parameters
 from machinery.decoding import make_decoding, render_all
@@ -64,6 +64,12 @@ def open_run(
     refuse_missing_tracker(settings.track)
     sources = read_sources(settings)
     folder, lock, start, state = find_start(settings)
+    if state is not None and state.get("data") != [fingerprint(source) for source in sources]:
+        raise ValueError(
+            f"--resume {folder}: the problems of --data {' '.join(settings.data)} are not those of its checkpoint, which"
+            f" says by number which are solved: put the old data back, or train its model in a new run: --model"
+            f" {start.model}"
+        )
 
     tokenizer = load_tokenizer(model_path(settings.model))
     recipe = settings.recipe

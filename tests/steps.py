@@ -12,7 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import train
 from data import Problem
-from data.load import Source
+from data.load import Source, fingerprint, load_data
 from data.verify import Verdict
 from machinery.checkpoints import checkpoints
 from machinery.compute import Compute
@@ -85,6 +85,12 @@ class GivenGroups(Feed):
         prompts = Prompts([Source("given", 1.0, [problem] * 100, [problem])], {}, load_tokenizer(folder), None)
         super().__init__(chosen, prompts, [SimpleNamespace(devices=("cpu",))], parameters, None, lambda: False)
         self.batches = list(batches)
+
+    def state(self) -> dict:
+        """As if the batches were of the data that the settings name."""
+        s = self.settings
+        sources = load_data(s.data, s.train_prompts, s.validation_problems)
+        return super().state() | {"data": [fingerprint(source) for source in sources]}
 
     def start(self) -> None:
         self.generators = [SimpleNamespace(slots=1)]

@@ -39,6 +39,17 @@ def test_every_prompt_comes_once_an_epoch_in_a_new_order():
     assert [again.next() for _ in range(10)] == epochs[0] != [other.next() for _ in range(10)]
 
 
+def test_no_two_draws_of_a_run_have_the_same_noise():
+    """Two sources of one size have orders of their own, and no order is drawn as the noise of a completion is, though
+    numpy ignores zeros at the end of a seed."""
+    orders = [PromptOrder(100, 0, Recipe(), source).order.tolist() for source in (0, 1)]
+    assert orders[0] != orders[1]
+    feed = StandInFeed("ppo-1", numbers=(100,))
+    feed._hand_out(0)
+    noise = np.random.default_rng(feed.under_way[0].requests[0].seed).permutation(100).tolist()
+    assert noise not in orders
+
+
 @pytest.mark.parametrize("resampling_off", [True, False])
 def test_no_positive_resampling_removes_solved_prompts_for_good(resampling_off):
     order = PromptOrder(4, seed=0, recipe=Recipe(no_positive_resampling=resampling_off))
@@ -305,10 +316,16 @@ def test_a_batch_is_nothing_when_every_prompt_is_retired():
     assert feed.exhausted and feed.batch(2) is None and not feed.failure
 
 
-@pytest.mark.parametrize("failing, over", [(lambda i: True, True), (lambda i: i > 0, False)])
-def test_a_batch_or_a_validation_without_any_verdict_ends_the_run_and_says_why(failing, over):
+@pytest.mark.parametrize(
+    "failing, truncated, over",
+    [(lambda i: True, 0, True), (lambda i: i > 0, 0, False), (lambda i: True, 4, False)],
+    ids=["all", "all but one", "two, and the others are truncated"],
+)
+def test_a_batch_or_a_validation_without_any_verdict_ends_the_run_and_says_why(failing, truncated, over, monkeypatch):
     feed = StandInFeed("ppo-1")
-    submit = feed.verifiers.submit
+    submit, rollout = feed.verifiers.submit, StandIn.rollout
+    cut = lambda self, r: dataclasses.replace(rollout(self, r), truncated=2 * r.group + r.index < 2 * truncated - r.group)
+    monkeypatch.setattr(StandIn, "rollout", cut)
 
     def fail(items):
         submit(items)

@@ -1,5 +1,6 @@
 """What a run writes down: its clock and its compute, the log, checkpoints, and what happens when the disk is full."""
 
+import contextlib
 import dataclasses
 import errno
 import json
@@ -17,6 +18,7 @@ from steps import CPU, FIRST, GivenGroups, batch_of_groups, lines, run_train, se
 
 import train
 from curve.flags import run_command
+from data.tasks import arithmetic
 from docs.make_base import BASE_MODEL
 from loss import Recipe
 from machinery import compute as compute_module
@@ -188,32 +190,34 @@ def test_compute_goes_on_counting_when_a_run_is_resumed(models, tmp_path, clock)
 # --- a disk that is full ----------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def no_file_above():
-    """Files of this process cannot grow above so many bytes: writing to them fails as on a full disk."""
+@contextlib.contextmanager
+def no_file_above(size):
+    """In this block no file of this process can grow above so many bytes: writing fails as on a full disk. The block
+    holds nothing but the write, since pytest has files of its own in this process."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize("room", [0, 1, 20, 60, 100])
-def test_a_full_disk_leaves_no_half_a_line_in_the_log(models, tmp_path, no_file_above, room):
+def test_a_full_disk_leaves_no_half_a_line_in_the_log(models, tmp_path, room):
     record, _ = new_record(tmp_path, models["llama"])
     record.log({"kind": "train", "step": 1})
     before = (tmp_path / "log.jsonl").read_bytes()
-    no_file_above(len(before) + room)
-    with pytest.raises(OSError):
+    with pytest.raises(OSError), no_file_above(len(before) + room):
         record.log({"kind": "train", "step": 2, "text": "x" * 60})
     assert (tmp_path / "log.jsonl").read_bytes() == before
 
 
-def test_a_checkpoint_that_cannot_be_written_leaves_the_ones_before(models, tmp_path, no_file_above):
+def test_a_checkpoint_that_cannot_be_written_leaves_the_ones_before(models, tmp_path):
     train_on(settings(), models["llama"], [batch_of_groups()], tmp_path)
     before = stored(tmp_path)
-    no_file_above(20_000)
     model = load_model(models["llama"], CPU, torch.float32)
     parameters = dict(model.named_parameters())
-    with pytest.raises(OSError, match="File too large"):
+    with pytest.raises(OSError, match="File too large"), no_file_above(20_000):
         write_checkpoint(tmp_path, model, None, parameters, {}, {"step": FIRST + 9}, keep=1)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [f"step-{FIRST + 1:06d}"]
     assert all(torch.equal(values, before[name]) for name, values in stored(tmp_path).items())
@@ -252,6 +256,16 @@ def test_a_folder_that_cannot_be_written_ends_the_run_in_words(resumable, capsys
     assert run_train(RESUME) == 1
     said = capsys.readouterr().err
     assert "error: the run's folder cannot be written: [Errno 28] No space left on device" in said and HINT in said
+
+
+def test_data_that_have_changed_since_the_checkpoint_are_refused(resumable, monkeypatch, capsys):
+    resumable(AssertionError("processes were started"))
+    problems = arithmetic.problems
+    monkeypatch.setattr(arithmetic, "problems", lambda *arguments: problems(*arguments)[::-1])
+    with pytest.raises(SystemExit) as refused:
+        run_command(run_train, RESUME)
+    said = capsys.readouterr().err
+    assert refused.value.code == 2 and "the problems of --data arithmetic are not those of its checkpoint" in said
 
 
 def test_a_folder_that_cannot_be_made_or_is_in_use_is_refused_before_anything_starts(resumable, tmp_path, capsys):

@@ -51,10 +51,12 @@ def test_in_80_columns_the_bar_keeps_what_matters(terminal, monkeypatch):
     progress.close()
 
 
-def test_a_dumb_terminal_and_a_file_get_lines(terminal, monkeypatch):
+@pytest.mark.parametrize("term, rows", [("dumb", 24), ("xterm", 0)])
+def test_a_terminal_without_cursor_or_size_and_a_file_get_lines(terminal, monkeypatch, term, rows):
     file, written = terminal
+    fcntl.ioctl(file, termios.TIOCSWINSZ, struct.pack("HHHH", rows, 80, 0, 0))
     monkeypatch.setattr(sys, "stderr", file)
-    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("TERM", term)
     Progress("training", 3).show(3, TEXT)
     assert written("\n") == f"training: step 3 of 3, {TEXT}\r\n"  # the terminal's own way to end a line
     monkeypatch.setattr(sys, "stderr", file := io.StringIO())
