@@ -66,9 +66,8 @@ def open_run(
     folder, lock, start, state = find_start(settings)
     if state is not None and state.get("data") != [fingerprint(source) for source in sources]:
         raise ValueError(
-            f"--resume {folder}: the problems of --data {' '.join(settings.data)} are not those of its checkpoint, which"
-            f" says by number which are solved: put the old data back, or train its model in a new run: --model"
-            f" {start.model}"
+            f"--resume {folder}: the problems of --data {' '.join(settings.data)} are not those that its checkpoint was"
+            f" made with: put the old data back, or train its model in a new run: --model {start.model}"
         )
 
     tokenizer = load_tokenizer(model_path(settings.model))

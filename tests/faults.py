@@ -32,9 +32,10 @@ def project(folder: Path, **faults: str) -> Path:
     return folder
 
 
-def apply(page: str, file: Path) -> None:
-    """Make the changes to a file that a page of docs/ shows as diffs."""
-    for change in re.findall(r"(?s)```diff\n(.*?)```", (ROOT / "docs" / page).read_text()):
+def apply(page: str, folder: Path) -> None:
+    """Make the changes to files of a project that a page of docs/ shows as diffs, each with the name of its file."""
+    for name, change in re.findall(r"(?s)```diff\n@@ (\S+) @@\n(.*?)```", (ROOT / "docs" / page).read_text()):
+        file = folder / name
         old, new = ("".join(re.findall(rf"(?m)^[{sign} ](.*\n)", change)) for sign in "-+")
         text = file.read_text()
         assert text.count(old) == 1, f"{file} has not exactly once:\n{old}"

@@ -319,12 +319,12 @@ def test_a_batch_is_nothing_when_every_prompt_is_retired():
 @pytest.mark.parametrize(
     "failing, truncated, over",
     [(lambda i: True, 0, True), (lambda i: i > 0, 0, False), (lambda i: True, 4, False)],
-    ids=["all", "all but one", "two, and the others are truncated"],
+    ids=["all", "all but one", "all but four truncated ones"],
 )
 def test_a_batch_or_a_validation_without_any_verdict_ends_the_run_and_says_why(failing, truncated, over, monkeypatch):
     feed = StandInFeed("ppo-1")
     submit, rollout = feed.verifiers.submit, StandIn.rollout
-    cut = lambda self, r: dataclasses.replace(rollout(self, r), truncated=2 * r.group + r.index < 2 * truncated - r.group)
+    cut = lambda self, r: dataclasses.replace(rollout(self, r), truncated=2 * r.group + r.index < truncated)
     monkeypatch.setattr(StandIn, "rollout", cut)
 
     def fail(items):

@@ -16,6 +16,7 @@ import pytest
 import steps
 import test_loss
 import torch
+from faults import apply, project
 
 import loss
 import study
@@ -24,7 +25,7 @@ from curve.fit import fit_sigmoid
 from curve.logs import read_log
 from data.tasks import arithmetic
 from docs.lessons import check
-from machinery import rollouts, trainer
+from machinery import policy, rollouts, trainer
 from machinery.decoding import make_decoding, render
 from machinery.engine import make_requests, sample_all
 from machinery.feed import PromptOrder
@@ -352,3 +353,31 @@ def test_10_without_the_cursor_prompts_come_twice(patched):
         resumed.restore(order.state())
         repeated.append({*before} & {resumed.next() for _ in range(5)})
     assert repeated[0] == set() and len(repeated[1]) == 5
+
+
+def test_the_changes_of_your_own_md_are_as_it_says_and_as_ruff_wants_them(models, tmp_path, monkeypatch):
+    """The entropy bonus is in the loss and in the gradient, and the KL to the model that the settings name is above 0.
+    With means over tokens the weighted mean of the entropy is the logged one."""
+    apply("your_own.md", project(tmp_path))
+    for command in (["check"], ["format", "--check"]):
+        flags = ["--config", ROOT / "pyproject.toml", tmp_path / "loss.py", tmp_path / "train.py"]
+        subprocess.run([sys.executable, "-m", "ruff", *command, *flags], check=True)
+    changed = {}
+    for name in ("loss", "train"):
+        monkeypatch.setitem(sys.modules, "loss", changed.get("loss", loss))
+        spec = importlib.util.spec_from_file_location(f"changed_{name}", tmp_path / f"{name}.py")
+        changed[name] = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(changed[name])
+    found = {}
+    for reference in (None, models["llama"], models["qwen3"]):
+        if reference:
+            monkeypatch.setattr(steps.train, "train", changed["train"].train)
+            monkeypatch.setattr(policy, "loss", changed["loss"])
+        chosen = steps.settings(recipe=loss.Recipe(aggregation="token"), model=reference or MODEL)
+        folder = tmp_path / str(len(found))
+        _, (gradients,) = steps.train_on(chosen, models["llama"], [steps.batch_of_groups()], folder)
+        found[reference] = steps.lines(folder, "train")[0], gradients
+    (plain, without), (same, with_bonus), (other, _) = found.values()
+    assert same["loss"] == pytest.approx(plain["loss"] - 0.001 * plain["entropy"], rel=1e-4)
+    assert any(not torch.allclose(without[name], with_bonus[name], rtol=1e-4) for name in without)
+    assert other["loss"] > same["loss"] + 1e-4
