@@ -50,7 +50,7 @@ import loss
 from data import Problem
 from data.load import load_evaluation, task_of
 from data.verify import VerifierPool
-from machinery.check import check_fit
+from machinery.check import check_fit, unwritable
 from machinery.decoding import Decoding, completion_texts, make_decoding, marked_text, quoted, render_all
 from machinery.engine import (
     Completions,
@@ -394,7 +394,8 @@ def main(command: GenerateCommand) -> int:
     devices = tuple(f"cuda:{i}" for i in range(torch.cuda.device_count()))[: command.tensor_parallel] or ("cpu",)
     settings = engine_settings(command, devices, path, decoding)
     model = load_model(path, torch.device("cpu"), torch.float32)
-    refuse_too_long(model, decoding)
+    if not command.check:  # which shows the problem first
+        refuse_too_long(model, decoding)
     refuse_split(settings.engine, command.tensor_parallel, model.config.num_attention_heads)
     if settings.engine == "torch":
         refuse_wrong_over_slots(model, path)
@@ -425,6 +426,8 @@ def main(command: GenerateCommand) -> int:
             task = task_of(command.data[0])
             worded = getattr(importlib.import_module(task), "worded", lambda text, _: text)  # as in training
             prompt = worded(command.prompt, command.instruction)
+            for line in unwritable(tokenizer, prompt):
+                print(line, file=sys.stderr)
             for rollout in sample([Problem(prompt, "", task)]):
                 print(quoted("prompt", prompt))
                 print(quoted("reply", marked_text(tokenizer, rollout)))

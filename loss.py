@@ -199,9 +199,9 @@ def rewards(scores_PG: Tensor, lengths_PG: Tensor, length_control: str, max_leng
 
 
 def head_logits(hidden_ND: Tensor, head_VD: Tensor, fp32: bool) -> Tensor:
-    """Logits [N, V], float32. With fp32 the matmul itself is done in fp32, with the present fp32 weights of the head.
-    Casting after a bf16 matmul is useless: the precision is lost by then. A stored fp32 copy of the head would be out
-    of date after the next update."""
+    """Logits [N, V], float32. With fp32 the matmul itself is done in fp32, with the present fp32 weights of the head: a
+    stored copy would be out of date after the next update. Casting after a bf16 matmul is useless, since the precision
+    is lost by then. Without fp32 the matmul alone is in bf16; the softmax is always in fp32."""
     dtype = torch.float32 if fp32 else torch.bfloat16
     return F.linear(hidden_ND.to(dtype), head_VD.to(dtype)).float()
 
@@ -245,7 +245,7 @@ def retires(pass_rate: float) -> bool:
 
     The pass rate is over all completions of the visit. One that was truncated, or that got no verdict, counts as not
     solved here, although the advantages leave it out. To see a solved prompt again costs little; an unsolved prompt
-    that is retired is lost for good.
+    that is retired is lost for good. Groups of a retired prompt that are under way already are trained.
     """
     return pass_rate >= RETIRE_AT
 

@@ -93,9 +93,12 @@ def read_json(path: Path) -> Iterator[tuple[str, dict]]:
 
 
 def read_csv(path: Path) -> Iterator[tuple[str, dict]]:
+    """CSV. The separator is the one of comma, semicolon and tab that the first line has most often."""
     csv.field_size_limit(2**30)
+    with open(path, "rb") as file:
+        header = file.readline().decode(errors="replace")
     with open(path, newline="", encoding="utf-8-sig") as file:
-        reader = csv.DictReader(file, strict=True, restkey="")
+        reader = csv.DictReader(file, delimiter=max(",;\t", key=header.count), strict=True, restkey="")
         try:
             for record in reader:
                 if record.get(""):
@@ -119,20 +122,21 @@ def read_parquet(path: Path) -> Iterator[tuple[str, dict]]:
 def choose_columns(place: str, record: dict, options: dict, wanted: str = "answer") -> tuple[dict[str, str], str]:
     """The columns of the problem, and of the tests, the answer or the worked solution. The options name them, or they
     are guessed, and a note says so. ValueError for a missing column."""
-    columns = {}
+    columns, missing, known = {}, [], f"the columns are {', '.join(record)}"
     for key in ("problem", "tests", wanted):
         if (key == "tests" and "answer" in options) or (key == "answer" and "tests" in columns):
             continue
         likely = (options[key],) if key in options else LIKELY_COLUMNS[key]
         present = [column for column in likely if column in record]
-        known = f"the columns are {', '.join(record)}"
         if present:
             columns[key] = present[0]
         elif key in options:
             raise ValueError(f"{place}: there is no column {options[key]!r}; {known}")
         elif key != "tests":
-            how = f"name one by adding ,{key}=COLUMN to the argument of --data"
-            raise ValueError(f"{place}: which column is the {key}? {known}; {how}")
+            missing.append(key)
+    if missing:
+        how = f"add {''.join(f',{key}=COLUMN' for key in missing)} to the argument of --data"
+        raise ValueError(f"{place}: which column is the {', and which the '.join(missing)}? {known}; {how}")
     guesses = [f"{key}={column}" for key, column in columns.items() if key not in options]
     return columns, f"columns guessed: {', '.join(guesses)}; for others add ,NAME=COLUMN" if guesses else ""
 

@@ -10,7 +10,7 @@ from data import Problem
 from data.load import Source
 from data.tasks import programming
 from data.verify import VerifierPool
-from machinery.decoding import Decoding, completion_texts, render_all
+from machinery.decoding import Decoding, completion_texts, render
 from machinery.evaluation import judge_all
 from machinery.rollouts import Request, Rollout
 from machinery.settings import Sampling
@@ -20,12 +20,13 @@ def check_fit(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, decoding: Decoding, settings: Sampling, source: Source
 ) -> list[str]:
     """The lines to print about a model and the first held-out problem of a source. A line that starts with `!` says
-    what does not fit. ValueError if the prompt is longer than its budget."""
+    what does not fit."""
     problem = source.validation[0]
-    ids = render_all(tokenizer, [problem.prompt], settings)[problem.prompt]
+    prompts = [render(tokenizer, each.prompt, settings.thinking, settings.system) for each in source.validation]
+    ids, most = prompts[0], max(map(len, prompts))
     shape, template = type(model).__name__, "its chat template" if tokenizer.chat_template else "no chat template"
     ends = ", ".join(f"{tokenizer.decode([token])!r} ({token})" for token in decoding.eos)
-    positions = getattr(model.config, "max_position_embeddings", None) or "any number"
+    positions = getattr(model.config, "max_position_embeddings", None)
     return [
         f"model      {settings.model}: {shape}, {model.num_parameters():,} parameters, {template}",
         f"problem    the first of {source.name}, judged by {problem.task.replace('.', '/')}.py; the model gets",
@@ -34,8 +35,9 @@ def check_fit(
         f"thinking   {thinking(tokenizer, decoding, settings, ids)}",
         f"ends with  {ends}, or after {decoding.longest_completion} tokens (--thinking-budget and --answer-budget)",
         *unfit_ends(tokenizer, decoding, ids),
-        f"length     {len(ids)} tokens of prompt (--prompt-budget {decoding.prompt_budget}); {decoding.longest} in all"
-        f" at most, and the model holds {positions}",
+        f"length     {len(ids)} tokens of prompt, {most} of the longest of {len(prompts)}; {decoding.longest} in all at"
+        f" most, and the model holds {positions or 'any number'}",
+        *unfit_budgets(decoding, most, positions),
         *reference(tokenizer, decoding, settings, problem, ids),
     ]
 
@@ -57,7 +59,9 @@ def thinking(tokenizer: PreTrainedTokenizerBase, decoding: Decoding, settings: S
 def unwritable(tokenizer: PreTrainedTokenizerBase, text: str) -> list[str]:
     """A line about the characters of a text that are lost in the tokenizer."""
     lost = {*text} - {*tokenizer.decode(tokenizer(text, add_special_tokens=False).input_ids)} - {*" \n\t"}
-    return [f"! the tokenizer has no tokens for {''.join(sorted(lost))!r}: the model never sees them"] if lost else []
+    shipped = "(the shipped model reads sums only; --model names another)"
+    never = f"! the tokenizer has no tokens for {''.join(sorted(lost))!r}: the model never sees them {shipped}"
+    return [never] if lost else []
 
 
 def unfit_ends(tokenizer: PreTrainedTokenizerBase, decoding: Decoding, ids: list[int]) -> Iterator[str]:
@@ -70,6 +74,22 @@ def unfit_ends(tokenizer: PreTrainedTokenizerBase, decoding: Decoding, ids: list
         if after and not any(tokenizer.decode([token]) in after for token in decoding.eos):
             wanted = "name it as eos_token_id in generation_config.json"
             yield f"! the chat template ends a reply with {after!r}, and that is no end token: {wanted}"
+
+
+def unfit_budgets(decoding: Decoding, most: int, positions: int | None) -> Iterator[str]:
+    """A line about budgets that the longest prompt or the model does not fit, with others that fit. most: tokens of the
+    longest prompt. positions: that the model holds; None: any number."""
+    if most <= decoding.prompt_budget and decoding.longest <= (positions or decoding.longest):
+        return
+    sampled = decoding.thinking_budget + decoding.answer_budget
+    room = min(sampled, (positions or decoding.longest + most) - most - (decoding.longest_completion - sampled))
+    answer = room * decoding.answer_budget // sampled
+    if answer < 1:
+        yield f"! the {positions} positions of this model have no room for a prompt of {most} tokens and a completion"
+        return
+    low, high = 3 * (room - answer) // 4, room - answer
+    flags = f"--prompt-budget {most} --thinking-budget {low} {high} --answer-budget {answer}"
+    yield f"! these budgets do not fit, for the prompts or for the model. Such would fit both: {flags}"
 
 
 def reference(

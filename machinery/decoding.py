@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
+from data.tasks.mathematics import INSTRUCTION
 from machinery.rollouts import Rollout
 from machinery.settings import Sampling
 
@@ -23,12 +24,15 @@ def render(
 
 
 def render_all(tokenizer: PreTrainedTokenizerBase, prompts: list[str], settings: Sampling) -> dict[str, list[int]]:
-    """Token ids of all prompts, by their text. ValueError for one above its budget, and for two with the same ids."""
+    """Token ids of all prompts, by their text. ValueError if the longest is above its budget, and for two with the
+    same ids."""
     ids_of = {prompt: render(tokenizer, prompt, settings.thinking, settings.system) for prompt in prompts}
-    for prompt, ids in ids_of.items():
-        if len(ids) > settings.prompt_budget:
-            length = f"{len(ids)} tokens with the chat template; --prompt-budget is {settings.prompt_budget}"
-            raise ValueError(f"the prompt {prompt[:60]!r} has {length}")
+    longest, budget = max(prompts, key=lambda prompt: len(ids_of[prompt])), settings.prompt_budget
+    if (most := len(ids_of[longest])) > budget:
+        said = INSTRUCTION if settings.instruction is None else settings.instruction
+        ours = f", {len(tokenizer(said).input_ids)} of them the instruction's" if longest.endswith(said or "?") else ""
+        length = f"{most} tokens with the chat template{ours}; --prompt-budget is {budget}"
+        raise ValueError(f"the prompt {longest[:60]!r} has {length}: --prompt-budget {most} would be enough for all")
     if len({tuple(ids) for ids in ids_of.values()}) < len(ids_of):
         raise ValueError(f"--model {settings.model}: its chat template drops the prompt: two have the same tokens")
     return ids_of

@@ -305,7 +305,7 @@ class Feed:
         return bool(verdicts)
 
     def _judged(self, groups: list[Group]) -> bool:
-        """Whether any completion of these groups got a verdict, or only few wanted one. Otherwise the run ends: its task
+        """Whether any completion of these groups got a verdict, or few wanted one. Otherwise the run ends: its task
         cannot judge."""
         verdicts = [verdict for group in groups for rollout, verdict in group.judged() if not rollout.truncated]
         self.failure = no_verdict_at_all(verdicts) if len(verdicts) > FEW_VERDICTS else ""

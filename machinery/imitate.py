@@ -131,6 +131,7 @@ def main(arguments: list[str]) -> int:
         tokenizer.save_pretrained(folder)
     words = f"{steps} steps, in nats a token of {len(held_out)} solutions; learning rate {learning_rate:.2g}"
     print(f"held-out loss {before:.3f} before, {after:.3f} after {words}")
+    print(f"files {command.out}; next: python train.py --model {command.out} --data {command.data}")
     return 0
 
 

@@ -23,15 +23,17 @@ ROOT = Path(__file__).resolve().parent.parent  # the folder of the scripts and o
 
 def model_path(name: str) -> str:
     """Where --model NAME is: a folder, seen from the working directory or from the scripts, or else a name on the hub.
-    ValueError for a folder that holds no model."""
+    ValueError for a folder that holds no model, or no tokenizer."""
     beside_scripts = ROOT / name
     folder = beside_scripts if beside_scripts.is_dir() and not Path(name).exists() else Path(name)
     is_path = folder.is_absolute() or name.startswith("./") or len(folder.parts) > 2
     if not folder.exists() and (is_path or Path(folder.parts[0]).is_dir()):
         raise ValueError(f"--model {name}: there is no such folder")
     if folder.is_dir() and not (folder / "tokenizer_config.json").exists():
-        hint = f"; did you mean {folder / 'model'}?" if (folder / "model").is_dir() else ""
-        raise ValueError(f"--model {name}: the folder holds no model{hint}")
+        missing = "tokenizer (tokenizer.save_pretrained writes it)" if (folder / "config.json").exists() else "model"
+        if (folder / "model").is_dir():  # a run, whose config.json is another
+            missing = f"model; did you mean {folder / 'model'}?"
+        raise ValueError(f"--model {name}: the folder holds no {missing}")
     return str(folder)
 
 

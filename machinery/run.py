@@ -20,6 +20,7 @@ from curve.forecast import levelled_off
 from curve.plots import plot_runs
 from curve.report import describe, report
 from data.load import Source, fingerprint, load_data
+from machinery.check import unwritable
 from machinery.checkpoints import checkpoint_of, checkpoints, read_state, step_of, write_checkpoint
 from machinery.compute import Compute, matmul_parameters
 from machinery.decoding import make_decoding, render_all
@@ -74,6 +75,8 @@ def open_run(
     recipe = settings.recipe
     decoding = make_decoding(tokenizer, settings, recipe.length_control, recipe.fp32_logits)
     texts = [problem.prompt for source in sources for problem in source.train + source.validation]
+    if settings.model == Settings.model and (lost := unwritable(tokenizer, "".join({*"".join(texts)}))):
+        raise ValueError(lost[0].removeprefix("! "))
     prompts = Prompts(sources, render_all(tokenizer, texts, settings), tokenizer, decoding)
     model = load_model(start.model, torch.device("cpu"), torch.float32)
     refuse_too_long(model, decoding)
@@ -326,6 +329,8 @@ class Run:
             f"idle        {self.record.rates.idle()}",
             f"files       {self.folder}/: {' '.join(files)}",
         ]
+        if "rollouts.html" in files:
+            lines.append(f"next        open {self.folder}/rollouts.html in a browser")
         print("\n".join(lines))
 
 

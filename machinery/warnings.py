@@ -39,7 +39,8 @@ def step_warnings(lines: list[dict], prompts_left: int, groups_per_step: int, sa
         warnings["flat"] = (
             f"in each of the last {FLAT_STEPS} steps all completions of a prompt got the same reward: there is nothing"
             f" to learn from. The pass rate of this step is {now['pass_rate']:.2f}: near 0 the problems are too hard"
-            " for the model, or its answers are not found in what it writes; near 1 they are too easy."
+            " for the model (docs/your_own.md: imitate first), or its answers are not found in what it writes; near 1"
+            " they are too easy."
             f" {samples} shows completions with their verdicts"
         )
     elif few_groups_count(lines, groups_per_step):

@@ -63,6 +63,17 @@ def test_what_does_not_fit_is_named_and_the_status_is_1(check, tmp_path):
         shutil.rmtree(tmp_path / "model")
 
 
+def test_budgets_that_are_proposed_fit(check, tmp_path):
+    """First the prompt is longer than its budget; then all budgets are more than the 1,024 positions of the model."""
+    for flags in (["--prompt-budget", "99"], ["--thinking-budget", "900", "2000"]):
+        status, printed = check(*flags)
+        assert status == 1 and "What is 1 + 1?" in printed and "\n! these budgets do not fit" in printed
+        shutil.rmtree(tmp_path / "model")
+        status, printed = check(*printed.split("would fit both: ")[1].split("\n")[0].split())
+        assert status == 0 and "\n!" not in printed
+        shutil.rmtree(tmp_path / "model")
+
+
 def test_characters_that_the_tokenizer_drops_are_named(tmp_path, capsys):
     data = tmp_path / "my.jsonl"
     data.write_text('{"problem": "What is 1+1?", "answer": "2"}\n')

@@ -81,8 +81,18 @@ def test_columns_are_guessed_and_told_or_named(tmp_path):
     path = write(tmp_path / "b.csv", records(20, answer="result"))
     with pytest.raises(ValueError, match=r"b.csv, line 2: which column is the answer\? .* id, problem, result; .*,ans"):
         load(path)
-    with pytest.raises(ValueError, match=r"which column is the problem\?"):
-        load(write(tmp_path / "c.jsonl", records(20, problem="task")))
+    path = write(tmp_path / "c.jsonl", records(20, problem="task", answer="result"))
+    with pytest.raises(ValueError, match=r"is the problem, and which the answer\?.* ,problem=COLUMN,answer=COLUMN"):
+        load(path)
+
+
+@pytest.mark.parametrize("separator", [";", "\t"])
+def test_a_csv_may_have_semicolons_or_tabs(tmp_path, separator):
+    lines = [["problem", "answer"], *([f"What is {i}, plus 1?", str(i + 1)] for i in range(20))]
+    path = tmp_path / "a.csv"
+    path.write_text("".join(separator.join(line) + "\n" for line in lines))
+    source = load(str(path))
+    assert {problem.answer for problem in source.train + source.validation} == {str(i + 1) for i in range(20)}
 
 
 def test_an_instruction_of_ones_own_is_said_after_each_problem(tmp_path):

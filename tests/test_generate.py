@@ -293,6 +293,9 @@ def test_models_that_cannot_be_used_are_refused_in_one_sentence(models, tmp_path
     (tmp_path / "run" / "config.json").write_text("{}")
     with pytest.raises(ValueError, match="did you mean .*run/model?"):
         model_path(str(tmp_path / "run"))
+    (tmp_path / "run" / "model" / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match="holds no tokenizer"):
+        model_path(str(tmp_path / "run" / "model"))
     broken = tmp_path / "broken"
     broken.mkdir()
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
@@ -308,8 +311,8 @@ def test_models_that_cannot_be_used_are_refused_in_one_sentence(models, tmp_path
         make_decoding(tokenizer, Sampling(end_of_thinking="12"))
     with pytest.raises(ValueError, match="does not close thinking"):
         make_decoding(tokenizer, Sampling(interruption_phrase=""))
-    with pytest.raises(ValueError, match="'123456789' has 10 tokens with the chat template; --prompt-budget is 8"):
-        render_all(tokenizer, ["1+1=", "123456789"], Sampling(prompt_budget=8))
+    with pytest.raises(ValueError, match="'1234.6789' has 10 tokens with .*, 5 of them the instruction's; .*budget 10"):
+        render_all(tokenizer, ["1+1=", "1234+6789"], Sampling(prompt_budget=8, instruction="+6789"))
     tokenizer.chat_template = "<think>"
     with pytest.raises(ValueError, match="drops the prompt: two have the same tokens"):
         render_all(tokenizer, ["2", "1"], Sampling())

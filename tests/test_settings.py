@@ -166,7 +166,13 @@ def test_bad_input_is_one_sentence_before_any_process_starts(capsys, tmp_path, m
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Feed, "start", lambda *_: pytest.fail("processes were started"))
+    words = "".join(f'{{"problem": "Spell word number {i}", "answer": "{i}"}}\n' for i in range(20))
+    (tmp_path / "words.jsonl").write_text(words)
     for flags, message in (
+        (
+            "--data words.jsonl,problem=problem,answer=answer --prompts-per-step 4 --validation-problems 2".split(),
+            "the shipped model reads sums only; --model names another",
+        ),
         (["--model", "no/such/model"], "--model no/such/model: there is no such folder"),
         (["--model", "here"], "--model here: the folder holds no model"),
         (["--model", "data"], "--model data: the folder holds no model"),  # beside the script
