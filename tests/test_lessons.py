@@ -191,6 +191,23 @@ def test_01_the_pencil_and_the_fit_agree(patched, monkeypatch, capsys):
         assert B == pytest.approx(fitted.B, rel=0.2) and C_mid == pytest.approx(fitted.C_mid, rel=0.1)
 
 
+def test_01_the_notebook_runs_and_says_what_the_lesson_says(monkeypatch, capsys):
+    cells = json.loads((FOLDER / "01-a-curve-by-hand.ipynb").read_text())["cells"]
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(FOLDER)  # as Jupyter does
+    names = {}
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            assert not cell["outputs"]
+            exec("".join(cell["source"]), names)
+    printed = capsys.readouterr().out
+    assert "A 0.694, 95 % [0.680, 0.712]; B 2.03" in printed  # the figures of the lesson
+    assert "10 validations: A is known, 0.665 [0.643, 0.696]; it ended at 0.688" in printed
+    rms = [float(value) for value in re.findall(r"residuals ([\d.]+)", printed)]  # for three values of A
+    assert min(rms) == rms[1]
+
+
 def test_02_on_policy_all_ratios_are_1_and_all_losses_have_one_gradient(patched):
     walkthrough = patched("02-on-policy.patch", "docs/walkthrough.py")
     batch, policy, _ = walkthrough.one_batch()

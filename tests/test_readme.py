@@ -77,3 +77,11 @@ def test_pip_installs_the_same_by_extras_as_by_requirements():
         lines = (ROOT / file).read_text().replace("-r requirements.txt", "scalerl[train]").split()
         assert sorted(extras[name]) == sorted(lines), file
     assert {*extras["curve"]} <= {*extras["train"]}
+
+
+def test_the_warnings_that_are_explained_are_those_of_the_program():
+    code = "".join(path.read_text() for path in sorted((ROOT / "machinery").glob("*.py")))
+    said = re.sub(r'"\s*\n\s*f?"', "", code)
+    table = (ROOT / "docs" / "help.md").read_text().split("| warning | meaning |")[1]
+    words = re.findall(r"(?m)^\| ([^|-]+) \|", table)
+    assert len(words) == 11 and not [each for each in words if each not in said]
