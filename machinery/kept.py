@@ -24,6 +24,7 @@ from machinery.screen import warn
 from machinery.settings import Settings
 
 KEPT_STEPS = 40  # of a run, about
+KEPT_PROBLEMS = 6  # of each source, at a validation
 MOST_BYTES = 64 * 2**20  # of the file
 LONGEST_ANSWER = 2000  # characters; the answer of a programming problem holds all its tests
 LONGEST_CHARACTER = 64  # tokens; if so many make no character, more will not
@@ -118,9 +119,14 @@ class KeptRollouts:
         self._add(lines)
 
     def add_validation(self, step: int, groups: list[Group]) -> None:
-        """Add the first --rollouts-kept problems of each source, the same at every validation."""
+        """Add KEPT_PROBLEMS of each source, or --rollouts-kept if that is more, from the shortest prompt to the longest.
+        They are the same at every validation."""
+        number = max(KEPT_PROBLEMS, self.settings.rollouts_kept) if self.settings.rollouts_kept else 0
         for source in range(len(self.sources)):
-            kept = [group for group in groups if group.source == source][: self.settings.rollouts_kept]
+            by_length = [group for group in groups if group.source == source]
+            by_length.sort(key=lambda group: len(group.problem.prompt))
+            n = min(number, len(by_length))
+            kept = [by_length[i * (len(by_length) - 1) // max(1, n - 1)] for i in range(n)]
             self._add([self._line("validation", step, group) for group in kept])
 
     def _line(self, kind: str, step: int, group: Group) -> dict:

@@ -76,7 +76,7 @@ class Settings(Sampling):
     checkpoint_every: int = 20  # steps; also at the end, on Ctrl-C and on SIGTERM
     keep_checkpoints: int = 2  # the newest; short: 1
     track: Literal["tensorboard", "wandb", "trackio"] | None = None  # a tracker, if installed, gets what the log gets
-    rollouts_kept: int = 2  # groups of every n-th step, and problems of each validation, for view.py; 0: none
+    rollouts_kept: int = 2  # groups of every n-th step, for view.py, and 6 problems of a validation, or more; 0: none
 
     generators: int = 0  # processes that sample, each on --tensor-parallel GPUs; 0: one, or all GPUs left by trainers
     trainers: int = 0  # processes that share the model by FSDP, each on a GPU; 0: one, or a fifth of the GPUs

@@ -93,11 +93,19 @@ def test_what_is_kept_of_a_step_is_what_the_step_has_computed(models, tmp_path):
                 np.testing.assert_allclose(known, values[rollout.sampled], atol=1e-4)
 
 
-def test_validations_keep_the_first_problems_of_each_source_and_times_every_step(models, tmp_path):
+def test_of_a_validation_six_problems_are_kept_from_the_shortest_to_the_longest(tmp_path):
+    kept_rollouts, prompts = writer(tmp_path, rollouts_kept=1), []
+    kept_rollouts._line = lambda kind, step, group: prompts.append(len(group.problem.prompt)) or {"kind": kind}
+    problems = [SimpleNamespace(prompt="?" * n) for n in (*range(40, 20, -1), *range(20))]
+    kept_rollouts.add_validation(0, [SimpleNamespace(source=0, problem=problem) for problem in problems])
+    assert prompts == [0, 7, 15, 24, 32, 40]
+
+
+def test_validations_keep_the_same_problems_and_times_every_step(models, tmp_path):
     chosen = settings(steps=2, validation_every=1, rollouts_kept=2)
     train_on(chosen, models["llama"], [batch_of_groups(), batch_of_groups(1)], tmp_path)
     validations = [(line["step"], line["group"]) for line in lines_of(tmp_path, "validation")]
-    assert validations == [(FIRST + step, problem) for step in (0, 1, 2) for problem in (0, 1)]
+    assert validations == [(FIRST + step, problem) for step in (0, 1, 2) for problem in (0, 1, 2)]
     assert all("reward" not in its for line in lines_of(tmp_path, "validation") for its in line["completions"])
     times = lines_of(tmp_path, "times")
     assert [line["step"] for line in times] == [FIRST + 1, FIRST + 2]
@@ -146,7 +154,7 @@ def test_a_resumed_run_drops_later_lines_and_half_a_line(tmp_path):
     kept_rollouts = writer(tmp_path, rollouts_kept=1)
     kept_rollouts.restore(None, 0.5)
     for step in (0, 1, 2):
-        kept_rollouts.add_validation(step, [SimpleNamespace(source=0)] * 3)
+        kept_rollouts.add_validation(step, [SimpleNamespace(source=0, problem=SimpleNamespace(prompt="?"))])
         kept_rollouts.add_times(step, (0.0, 1.0), [(0, 1.0, 2.0, None), (0, 2.0, 3.0, step)])
     append_whole(tmp_path / "rollouts.jsonl", '{"kind": "valid')
     kept_rollouts.restore(1, 0.5)
@@ -160,7 +168,7 @@ def test_a_file_that_is_full_gets_no_more_and_a_warning_says_so(tmp_path, monkey
     monkeypatch.setattr(kept, "MOST_BYTES", 2500)
     kept_rollouts = writer(tmp_path, rollouts_kept=1)
     for step in range(50):
-        kept_rollouts.add_validation(step, [SimpleNamespace(source=0)])
+        kept_rollouts.add_validation(step, [SimpleNamespace(source=0, problem=SimpleNamespace(prompt="?"))])
     left = steps_of(tmp_path)
     assert 10 < len(left) < 25 and left == [("validation", step) for step in range(len(left))]
     assert capsys.readouterr().err.count("no more rollouts are kept") == 1

@@ -194,7 +194,7 @@ def test_the_page_of_a_real_run_has_the_run_s_own_numbers(tmp_path, open_page):
         step, rate = re.match(r"step (\d+): pass rate ([\d.]+)", label).groups()
         assert int(step) == line["step"] and float(rate) == pytest.approx(line["pass_rate"], rel=1e-3)
     groups = [line for line in kept if line["kind"] != "times"]
-    assert page.locator("#choose option").count() == len(groups) == 4 * 3 + 3 * 3
+    assert page.locator("#choose option").count() == len(groups) == 4 * 3 + 3 * 6
     for line in (groups[3], groups[-1]):
         page.select_option("#choose", str(groups.index(line)))
         cards = page.locator(".card .raw").all_text_contents()
@@ -227,6 +227,13 @@ def test_each_part_is_there_and_reacts_to_clicks_and_keys(made, open_page, width
     window = lambda: page.evaluate("[lanes.from, lanes.to]")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert all(page.locator(f"#{part}").is_visible() for part in PARTS)
+
+    # It opens at the token whose ratio is furthest from 1.
+    of = page.evaluate("""() => {
+        const all = run.lines.flatMap((line) => line.completions.flatMap((one) => one.log_rho ?? [])).map(Math.abs);
+        return [Math.max(...all), Math.abs(run.lines[state.line].completions[state.completion].log_rho[state.token])];
+    }""")
+    assert of[0] == of[1] > 0
 
     # 1. The curve: a click, and Enter, on a validation.
     page.locator("#plot circle").nth(2).click()
