@@ -119,8 +119,8 @@ class KeptRollouts:
         self._add(lines)
 
     def add_validation(self, step: int, groups: list[Group]) -> None:
-        """Add KEPT_PROBLEMS of each source, or --rollouts-kept if that is more, from the shortest prompt to the longest.
-        They are the same at every validation."""
+        """Add KEPT_PROBLEMS of each source, or --rollouts-kept if it is more, from the shortest prompt to the longest,
+        the same at every validation."""
         number = max(KEPT_PROBLEMS, self.settings.rollouts_kept) if self.settings.rollouts_kept else 0
         for source in range(len(self.sources)):
             by_length = [group for group in groups if group.source == source]

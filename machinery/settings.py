@@ -22,7 +22,7 @@ class Sampling:
 
     model: str = "data/arithmetic_base"  # folder or hub name of a transformers causal LM
     data: tuple[str, ...] = ("arithmetic",)  # tasks, data sets by name, files; with weights: polaris:3 deepcoder:1
-    # Of other flags; auto: toy for arithmetic, short for gym, else paper.
+    # For flags not given; auto: toy for arithmetic, short for gym, else paper.
     defaults: Literal["auto", "toy", "paper", "small", "short"] = "auto"
     seed: int = 0  # of prompt order, thinking budgets and sampling; only ppo-K and pipeline-0 repeat themselves exactly
 
