@@ -77,19 +77,15 @@ def unfit_ends(tokenizer: PreTrainedTokenizerBase, decoding: Decoding, ids: list
 
 
 def unfit_budgets(decoding: Decoding, most: int, positions: int | None) -> Iterator[str]:
-    """A line about budgets that the longest prompt or the model does not fit, with others that fit. most: tokens of the
+    """A line with budgets that fit, if the present ones fit the longest prompt or the model not. most: tokens of the
     longest prompt. positions: that the model holds; None: any number."""
-    if most <= decoding.prompt_budget and decoding.longest <= (positions or decoding.longest):
-        return
-    sampled = decoding.thinking_budget + decoding.answer_budget
-    room = min(sampled, (positions or decoding.longest + most) - most - (decoding.longest_completion - sampled))
-    answer = room * decoding.answer_budget // sampled
-    if answer < 1:
-        yield f"! the {positions} positions of this model have no room for a prompt of {most} tokens and a completion"
-        return
-    low, high = 3 * (room - answer) // 4, room - answer
-    flags = f"--prompt-budget {most} --thinking-budget {low} {high} --answer-budget {answer}"
-    yield f"! these budgets do not fit, for the prompts or for the model. Such would fit both: {flags}"
+    if most > decoding.prompt_budget or decoding.longest > (positions or decoding.longest):
+        sampled = decoding.thinking_budget + decoding.answer_budget
+        room = min(sampled, (positions or decoding.longest + most) - most - (decoding.longest_completion - sampled))
+        answer = room * decoding.answer_budget // sampled
+        flags = f"--thinking-budget {3 * (room - answer) // 4} {room - answer} --answer-budget {answer}"
+        fit = f"such would fit both: --prompt-budget {most} {flags}" if answer > 0 else "the model is too small for it"
+        yield f"! these budgets do not fit, for the prompts or for the model; {fit}"
 
 
 def reference(

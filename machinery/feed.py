@@ -117,13 +117,9 @@ class Feed:
     def state(self) -> dict:
         """All that `restore` needs, for a checkpoint. Groups under way are sampled again by a resumed run. Every random
         draw follows from the seed and the number of a group, an epoch or a step, so no random state is stored."""
-        under_way = [(group.number, group.source, group.problem_index) for group in self.under_way.values()]
-        return {
-            "data": [fingerprint(source) for source in self.prompts.sources],
-            "orders": [order.state() for order in self.orders],
-            "handed_out": self.handed_out,
-            "to_repeat": [*under_way, *self.to_repeat],
-        }
+        begun = [(group.number, group.source, group.problem_index) for group in self.under_way.values()]
+        data, orders = [fingerprint(s) for s in self.prompts.sources], [order.state() for order in self.orders]
+        return {"data": data, "orders": orders, "handed_out": self.handed_out, "to_repeat": [*begun, *self.to_repeat]}
 
     def restore(self, state: dict) -> None:
         """Go on from this state."""

@@ -123,10 +123,9 @@ class KeptRollouts:
         the same at every validation."""
         number = max(KEPT_PROBLEMS, self.settings.rollouts_kept) if self.settings.rollouts_kept else 0
         for source in range(len(self.sources)):
-            by_length = [group for group in groups if group.source == source]
-            by_length.sort(key=lambda group: len(group.problem.prompt))
-            n = min(number, len(by_length))
-            kept = [by_length[i * (len(by_length) - 1) // max(1, n - 1)] for i in range(n)]
+            own = sorted((g for g in groups if g.source == source), key=lambda group: len(group.problem.prompt))
+            n = min(number, len(own))
+            kept = [own[i * (len(own) - 1) // max(1, n - 1)] for i in range(n)]
             self._add([self._line("validation", step, group) for group in kept])
 
     def _line(self, kind: str, step: int, group: Group) -> dict:
