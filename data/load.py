@@ -90,8 +90,10 @@ class Source:
 
 def fingerprint(source: Source) -> str:
     """A checksum of the problems in their order. A checkpoint holds indices of them, which mean nothing for others."""
-    texts = [(problem.prompt, problem.answer) for problem in (*source.train, *source.validation)]
-    return hashlib.sha256(repr((len(source.train), texts)).encode()).hexdigest()
+    checksum = hashlib.sha256(str(len(source.train)).encode())
+    for problem in (*source.train, *source.validation):
+        checksum.update(repr((problem.prompt, problem.answer)).encode())
+    return checksum.hexdigest()
 
 
 def parse_spec(text: str, instruction: str | None = None) -> Spec:

@@ -59,9 +59,8 @@ def thinking(tokenizer: PreTrainedTokenizerBase, decoding: Decoding, settings: S
 def unwritable(tokenizer: PreTrainedTokenizerBase, text: str) -> list[str]:
     """A line about the characters of a text that are lost in the tokenizer."""
     lost = {*text} - {*tokenizer.decode(tokenizer(text, add_special_tokens=False).input_ids)} - {*" \n\t"}
-    shipped = "(the shipped model reads sums only; --model names another)"
-    never = f"! the tokenizer has no tokens for {''.join(sorted(lost))!r}: the model never sees them {shipped}"
-    return [never] if lost else []
+    never = "the model never sees them (the shipped model reads sums only; --model names another)"
+    return [f"! the tokenizer has no tokens for {''.join(sorted(lost))!r}: {never}"] if lost else []
 
 
 def unfit_ends(tokenizer: PreTrainedTokenizerBase, decoding: Decoding, ids: list[int]) -> Iterator[str]:
@@ -77,8 +76,8 @@ def unfit_ends(tokenizer: PreTrainedTokenizerBase, decoding: Decoding, ids: list
 
 
 def unfit_budgets(decoding: Decoding, most: int, positions: int | None) -> Iterator[str]:
-    """A line with budgets that fit, if the present ones fit the longest prompt or the model not. most: tokens of the
-    longest prompt. positions: that the model holds; None: any number."""
+    """A line with budgets that fit, if the present ones do not fit the longest prompt or the model. most: tokens of
+    that prompt. positions: that the model holds; None: any number."""
     if most > decoding.prompt_budget or decoding.longest > (positions or decoding.longest):
         sampled = decoding.thinking_budget + decoding.answer_budget
         room = min(sampled, (positions or decoding.longest + most) - most - (decoding.longest_completion - sampled))

@@ -24,13 +24,12 @@ def render(
 
 
 def render_all(tokenizer: PreTrainedTokenizerBase, prompts: list[str], settings: Sampling) -> dict[str, list[int]]:
-    """Token ids of all prompts, by their text. ValueError if the longest is above its budget, and for two with the
-    same ids."""
+    """Token ids of all prompts, by their text. ValueError if one is above its budget, or if two have the same ids."""
     ids_of = {prompt: render(tokenizer, prompt, settings.thinking, settings.system) for prompt in prompts}
     longest, budget = max(prompts, key=lambda prompt: len(ids_of[prompt])), settings.prompt_budget
     if (most := len(ids_of[longest])) > budget:
-        said = INSTRUCTION if settings.instruction is None else settings.instruction
-        ours = f", {len(tokenizer(said).input_ids)} of them the instruction's" if longest.endswith(said or "?") else ""
+        end = INSTRUCTION if settings.instruction is None else settings.instruction
+        ours = f", {len(tokenizer(end).input_ids)} of them the instruction's" if end and longest.endswith(end) else ""
         length = f"{most} tokens with the chat template{ours}; --prompt-budget is {budget}"
         raise ValueError(f"the prompt {longest[:60]!r} has {length}: --prompt-budget {most} would be enough for all")
     if len({tuple(ids) for ids in ids_of.values()}) < len(ids_of):

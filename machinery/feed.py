@@ -100,6 +100,7 @@ class Feed:
         says whether the user wants the run to end."""
         self.settings, self.prompts, self.engines, self.parameters = settings, prompts, engines, parameters
         self.process, self.stop_asked = process, stop_asked
+        self.data = [fingerprint(source) for source in prompts.sources]
         numbers = [len(source.train) for source in prompts.sources]
         self.orders = [PromptOrder(n, settings.seed, settings.recipe, source) for source, n in enumerate(numbers)]
         self.handed_out = [0] * len(numbers)  # groups handed out so far, by source
@@ -118,8 +119,8 @@ class Feed:
         """All that `restore` needs, for a checkpoint. Groups under way are sampled again by a resumed run. Every random
         draw follows from the seed and the number of a group, an epoch or a step, so no random state is stored."""
         begun = [(group.number, group.source, group.problem_index) for group in self.under_way.values()]
-        data, orders = [fingerprint(s) for s in self.prompts.sources], [order.state() for order in self.orders]
-        return {"data": data, "orders": orders, "handed_out": self.handed_out, "to_repeat": [*begun, *self.to_repeat]}
+        orders, to_repeat = [order.state() for order in self.orders], [*begun, *self.to_repeat]
+        return {"data": self.data, "orders": orders, "handed_out": self.handed_out, "to_repeat": to_repeat}
 
     def restore(self, state: dict) -> None:
         """Go on from this state."""

@@ -23,13 +23,12 @@ def warn(about: str, text: str) -> bool:
 
 
 class Progress:
-    """A progress bar of steps. In a file, or on a terminal without cursor (TERM=dumb) or size (docker exec -t), it is
-    about fifty lines."""
+    """A progress bar of steps. In a file, or on a terminal without cursor or size, it is about fifty lines."""
 
     def __init__(self, about: str, total: int, done: int = 0):
         self.about, self.total, self.last_line = about, total, done
         size = os.get_terminal_size(sys.stderr.fileno()) if sys.stderr.isatty() else (0, 0)
-        plain = 0 in size or os.environ.get("TERM") == "dumb"  # tqdm draws no bar on a terminal of 0 rows
+        plain = 0 in size or os.environ.get("TERM") == "dumb"  # docker exec -t: 0 rows
         # A line that is too long loses its end, so what matters stands first.
         shape = "{n_fmt}/{total_fmt} {bar} {elapsed}<{remaining}{postfix}"
         self.bar = tqdm(total=total, initial=done, dynamic_ncols=True, bar_format=shape, disable=plain)
