@@ -80,6 +80,8 @@ def test_characters_that_the_tokenizer_drops_are_named(tmp_path, capsys):
     assert run_generate(["--check", "--data", f"{data},split=test", "--defaults", "toy", "--prompt-budget", "150"]) == 1
     printed = capsys.readouterr().out
     assert "\n! the tokenizer has no tokens for '" in printed and "W" in printed.split("no tokens for")[1].split(":")[0]
+    assert run_generate(["--prompt", "1+1?"]) == 0
+    assert "! the tokenizer has no tokens for '?': the model never sees them (the shipped" in capsys.readouterr().err
 
 
 def test_a_program_has_no_reference_to_try(chat_models, tmp_path, capsys):

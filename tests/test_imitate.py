@@ -57,6 +57,7 @@ def test_a_model_that_never_succeeds_does_so_now_and_then_and_ends(folder):
     assert after["pass_rate"] > 0.05 and max(after["truncated_fraction"], after["interrupted_fraction"]) < 0.05
     printed = (folder / "printed.txt").read_text()
     losses = re.search(r"held-out loss ([\d.]+) before, ([\d.]+) after 136 steps, .* of (\d+) solutions", printed)
+    assert re.search(r"next: python train.py --model \S+warm --data \S+my.jsonl\n", printed)
     assert float(losses[1]) > 2 and float(losses[2]) < 0.8 and int(losses[3]) > 50
     assert re.search(r"<\|assistant\|><think>\[\[\d{3}</think>\\boxed{\d{3}}<\|end\|>\]\]", printed)
 

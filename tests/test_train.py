@@ -64,6 +64,7 @@ def test_a_whole_short_run(tmp_path):
         "compute  ",
         "idle        trainer 0.",
         "files  ",
+        "next        open runs/run/rollouts.html in a browser",
     ):
         assert text in printed
     trained = load_model(str(folder / "model"), CPU, torch.float32)
