@@ -62,7 +62,7 @@ from machinery.model import load_model
 from machinery.plan import plan
 from machinery.policy import Policy, micro_batches
 from machinery.processes import end_children
-from machinery.ranks import end_ranks, start_other_ranks, wait_for_ranks
+from machinery.ranks import other_ranks, wait_for_ranks
 from machinery.rollouts import Batch, SharedParameters
 from machinery.run import OtherRank, Run, Start, open_run
 from machinery.settings import Settings
@@ -79,9 +79,8 @@ def main(command: TrainCommand) -> int:
         return 0
     settings, start, model, parameters, run = open_run(command.of_the_run(), generator_process, refuse_wrong_over_slots)
     with run.until_its_end():
-        start_other_ranks(settings, train, (settings, start, parameters), run.hint)
-        train(0, settings, start, parameters, model, run)
-        end_ranks()
+        with other_ranks(settings, train, (settings, start, parameters), run.hint):
+            train(0, settings, start, parameters, model, run)
         run.leave_results(view.write_page)
     return run.exit_status()
 

@@ -195,30 +195,29 @@ def micro_batch_sizes(machine: Machine) -> dict:
     and the peak of its memory beside the plan."""
     device, length, on_gpu = torch.device(machine.device), machine.size(1024, 32), machine.device != "cpu"
     settings = Settings(gradient_checkpointing=True)
-    ranks.start_other_ranks(settings, lambda: None, (), "")
-    policy = trainer.make_policy(settings, load_model(machine.model(), CPU, torch.float32), device)
-    optimizer = torch.optim.AdamW(policy.parameters(), fused=on_gpu)
-    rollouts = [rollout for group in groups_of(32 * length, length) for rollout in group.rollouts.values()]
+    with ranks.other_ranks(settings, None, (), None):
+        policy = trainer.make_policy(settings, load_model(machine.model(), CPU, torch.float32), device)
+        optimizer = torch.optim.AdamW(policy.parameters(), fused=on_gpu)
+        rollouts = [rollout for group in groups_of(32 * length, length) for rollout in group.rollouts.values()]
 
-    def step(tokens: int) -> None:
-        for batch in micro_batches(rollouts, [*range(len(rollouts))], tokens, device, 0, 1):
-            logprobs, _ = policy(batch, True)
-            logprobs.sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        def step(tokens: int) -> None:
+            for batch in micro_batches(rollouts, [*range(len(rollouts))], tokens, device, 0, 1):
+                logprobs, _ = policy(batch, True)
+                logprobs.sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
 
-    speeds = []
-    if on_gpu:
-        torch.cuda.reset_peak_memory_stats()
-    for tokens in (4 * length, 32 * length):
-        step(tokens)
-        speeds.append(32 * length / min(machine.seconds(lambda: step(tokens)) for _ in range(2)))
-    figures = {"speed_ratio": speeds[1] / speeds[0], "trainer_speed": speeds[1]}
-    if on_gpu:
-        shape = Shape(load_shapes(machine.model()))
-        plan = trainer_bytes(shape, 1, 32 * length, length, torch.bfloat16, machine.device, True)
-        figures["memory"] = torch.cuda.max_memory_allocated() / (sum(plan.values()) - plan["process"])
-    ranks.end_ranks()
+        speeds = []
+        if on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+        for tokens in (4 * length, 32 * length):
+            step(tokens)
+            speeds.append(32 * length / min(machine.seconds(lambda: step(tokens)) for _ in range(2)))
+        figures = {"speed_ratio": speeds[1] / speeds[0], "trainer_speed": speeds[1]}
+        if on_gpu:
+            shape = Shape(load_shapes(machine.model()))
+            plan = trainer_bytes(shape, 1, 32 * length, length, torch.bfloat16, machine.device, True)
+            figures["memory"] = torch.cuda.max_memory_allocated() / (sum(plan.values()) - plan["process"])
     return figures
 
 

@@ -12,17 +12,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 from common import SIZES, groups_of, peak_memory, random_model
 from steps import CPU, settings, train_rank
 
 import loss
 from generate import make_engine
-from machinery import trainer
 from machinery.decoding import make_decoding
 from machinery.engine import EngineSettings, sample_all
 from machinery.model import load_model, load_shapes, load_tokenizer
 from machinery.plan import Shape, generator_bytes, trainer_bytes
+from machinery.ranks import end_ranks, join_ranks
 from machinery.record import Record
 from machinery.rollouts import Request, SharedParameters
 from machinery.settings import Sampling
@@ -71,7 +72,7 @@ def measure_logits(numbers: list[int]) -> None:
 def train(rank: int, queue, name: str, ranks: int, tokens: int, checkpointing: bool, parameters, folder: Path) -> None:
     """Two steps of a rank; rank 0 has its peak without its part of the buffer of parameters."""
     if ranks > 1:
-        trainer.join_ranks(rank, ["cpu"] * ranks, str(folder / "meeting-place"))
+        join_ranks(rank, ["cpu"] * ranks, dist.FileStore(str(folder / "meeting-place"), ranks))
     peaks, Record.log_step = [], lambda *_: peaks.append(peak_memory())
     chosen = dict(trainers=ranks, tokens_per_micro_batch=tokens, gradient_checkpointing=checkpointing)
     batches = [groups_of(ranks * tokens, 256) for _ in range(2)]  # each rank has a micro-batch
@@ -79,7 +80,7 @@ def train(rank: int, queue, name: str, ranks: int, tokens: int, checkpointing: b
     if rank == 0:
         queue.put(peaks[-1] - parameters.flat.nbytes / ranks / 2**30)
     if ranks > 1:
-        trainer.end_ranks()
+        end_ranks()
         os._exit(0)
 
 

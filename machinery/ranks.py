@@ -3,12 +3,13 @@
 Every rank runs the same loop (train.py) and gets the same groups. Rank 0 is the process that the user has started.
 """
 
+import contextlib
 import os
+import socket
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 
 import torch
@@ -48,13 +49,16 @@ def wait_for_ranks() -> None:
     from_all_ranks(None)
 
 
-def join_ranks(rank: int, devices: list[str], meeting_place: str) -> None:
-    """Make this process one of the trainer's ranks. They meet at a file, so no port is needed."""
+HERE = "127.0.0.1"  # all ranks are on this machine, and nothing else can reach their store
+
+
+def join_ranks(rank: int, devices: list[str], store: dist.Store) -> None:
+    """Make this process one of the trainer's ranks, which meet in this store."""
     if devices[rank].startswith("cuda"):
         torch.cuda.set_device(devices[rank])  # first of all: otherwise some allocations go to GPU 0
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if devices[rank].startswith("cuda") else "gloo",
-        store=dist.FileStore(meeting_place, len(devices)),
+        store=store,
         rank=rank,
         world_size=len(devices),
         timeout=timedelta(days=30),  # rank 0 may wait long for generators; `_watch` sees when a rank has died
@@ -62,29 +66,39 @@ def join_ranks(rank: int, devices: list[str], meeting_place: str) -> None:
     dist.barrier()
 
 
-def start_other_ranks(settings: Settings, train: Callable, arguments: tuple, hint: Callable[[], str]) -> None:
-    """Start the trainer's other ranks, each a process that calls train(rank, *arguments), and make this one rank 0.
+@contextlib.contextmanager
+def other_ranks(settings: Settings, train: Callable, arguments: tuple, hint: Callable[[], str]) -> Iterator[None]:
+    """In this block there are the trainer's other ranks, each a process that calls train(rank, *arguments), and this
+    process is rank 0. At its end all have ended.
 
     If one of them fails, all end, with its traceback and with what `hint` returns then. A single rank needs no process
     group in fp32. In bf16 it has one: FSDP keeps the parameters in fp32 and computes in bf16.
+
+    The store is in this process, and lives as long as the ranks do. gloo needs it at the start alone. NCCL writes to it
+    at the first collective of a GPU, and asks it now and then until the ranks end.
     """
     devices = devices_here(settings)[1]
     if len(devices) == 1 and trunk_dtype(settings, devices[0]) == torch.float32:
+        yield
         return
-    with tempfile.TemporaryDirectory(prefix="trainers-") as folder:
-        meeting_place = os.path.join(folder, "meeting-place")
-        if len(devices) > 1:
-            others = multiprocessing.spawn(
-                _other_rank, (devices, meeting_place, train, arguments), len(devices) - 1, join=False, daemon=True
-            )
-            threading.Thread(target=_watch, args=(others, hint), daemon=True).start()
-        join_ranks(0, devices, meeting_place)
+    listening = socket.create_server((HERE, 0))  # at any free port
+    port = listening.getsockname()[1]
+    store = dist.TCPStore(HERE, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
+    others = multiprocessing.spawn(
+        _other_rank, (devices, port, train, arguments), len(devices) - 1, join=False, daemon=True
+    )
+    watching = threading.Thread(target=_watch, args=(others, hint), daemon=True)
+    watching.start()
+    join_ranks(0, devices, store)
+    yield
+    end_ranks()
+    watching.join(60)  # seconds, in which nothing should take one
 
 
-def _other_rank(number: int, devices: list[str], meeting_place: str, train: Callable, arguments: tuple) -> None:
+def _other_rank(number: int, devices: list[str], port: int, train: Callable, arguments: tuple) -> None:
     belong_to_the_run()
     transformers.utils.logging.disable_progress_bar()
-    join_ranks(number + 1, devices, meeting_place)
+    join_ranks(number + 1, devices, dist.TCPStore(HERE, port))
     train(number + 1, *arguments)
     end_ranks()
     os._exit(0)  # at once: if Python ends slowly, one of gloo's threads may abort the process

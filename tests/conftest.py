@@ -1,5 +1,6 @@
 """Small real models for the tests: random ones of several kinds."""
 
+import contextlib
 import os
 import sys
 
@@ -57,7 +58,7 @@ def no_group_is_left():
 
 @pytest.fixture
 def group_of_one():
-    """A group of one rank, as start_other_ranks makes it for bf16: FSDP computes in bf16 over it. An engine of vLLM in
+    """A group of one rank, as other_ranks makes it for bf16: FSDP computes in bf16 over it. An engine of vLLM in
     this process may have made one already."""
     import torch.distributed as dist
 
@@ -65,12 +66,9 @@ def group_of_one():
     from machinery.settings import Settings
 
     mine = not dist.is_initialized()
-    if mine:
-        ranks.start_other_ranks(Settings(dtype="bfloat16"), None, (), "")
-    assert dist.get_world_size() == 1
-    yield
-    if mine:
-        dist.destroy_process_group()
+    with ranks.other_ranks(Settings(dtype="bfloat16"), None, (), None) if mine else contextlib.nullcontext():
+        assert dist.get_world_size() == 1
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import math
 import os
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -532,7 +533,7 @@ def case(name, ranks=1):
 
 def one_of(rank, ranks, meeting_place, models, folder, shared):
     """A process that is this rank in all of these cases, one after the other."""
-    ranks_module.join_ranks(rank, ["cpu"] * ranks, meeting_place)
+    ranks_module.join_ranks(rank, ["cpu"] * ranks, dist.FileStore(meeting_place, ranks))
     for name, parameters in shared.items():
         chosen, batches = case(name, ranks)
         train_rank(rank, chosen, models[CASES[name][0]], batches, folder / name, parameters)
@@ -599,14 +600,28 @@ def test_pitfall_5_losses_and_gradients_are_the_same_with_one_and_several_ranks(
             assert torch.equal(view, others[key])
 
 
+def set_and_wait(rank):
+    """As NCCL does, but not gloo, at the first collective of a GPU."""
+    store = dist.distributed_c10d._get_default_store()
+    store.set_timeout(timedelta(seconds=9))
+    store.set(f"of rank {rank}", "")
+    store.wait([f"of rank {other}" for other in range(dist.get_world_size())])
+
+
+@pytest.mark.parametrize("changes", [dict(dtype="bfloat16"), dict(trainers=2)])
+def test_the_store_of_the_ranks_is_there_until_they_end(changes):
+    with ranks_module.other_ranks(settings(**changes), set_and_wait, (), None):
+        set_and_wait(0)
+    assert not dist.is_initialized()
+
+
 def test_a_rank_takes_its_gpu_before_anything_else(monkeypatch):
     """Whatever asks for no GPU in particular, nccl's threads among it, would otherwise be on the first."""
     calls = []
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: calls.append(device))
     monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: calls.append("group"))
-    monkeypatch.setattr(dist, "FileStore", lambda *_: None)
     monkeypatch.setattr(dist, "barrier", lambda: calls.append("barrier"))
-    ranks_module.join_ranks(1, ["cuda:6", "cuda:7"], "meet")
+    ranks_module.join_ranks(1, ["cuda:6", "cuda:7"], None)
     assert calls == ["cuda:7", "group", "barrier"]
 
 
