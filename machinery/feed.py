@@ -11,12 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from transformers import PreTrainedTokenizerBase
 
 import loss
 from data.load import Source, fingerprint, next_source
 from data.verify import Verdict, VerifierPool, no_verdict_at_all
 from machinery.decoding import Decoding, completion_texts
+from machinery.devices import devices_here
 from machinery.engine import EngineSettings, make_requests
 from machinery.generators import Generator, GeneratorFailed, discard, read_reports, start_generator
 from machinery.rollouts import Group, Rollout, SharedParameters, Work
@@ -134,8 +136,7 @@ class Feed:
         settings = self.settings
         self.verifiers = VerifierPool(settings.verifiers, settings.verifier_time_limit, settings.verifier_memory)
         self.generators = [self._start(number) for number in range(len(self.engines))]
-        while not all(generator.slots for generator in self.generators) and self._take_in():
-            pass
+        self._take_in()
 
     def _start(self, number: int) -> Generator:
         return start_generator(number, self.process, self.engines[number], self.parameters)
@@ -264,10 +265,14 @@ class Feed:
     # What comes back
 
     def _take_in(self, wait: bool = True) -> bool:
-        """Put the rollouts and verdicts that have come into their groups; with `wait`, wait until some have come. No
-        wait is for ever: silent generators and verifiers are replaced. Returns False if the run ends."""
+        """Put the rollouts and verdicts that have come into their groups; with `wait`, wait until some have come. While
+        a generator has no slots yet, wait for it. No wait is for ever: silent generators and verifiers are replaced.
+        Returns False if the run ends."""
         try:
-            while not (self._read_reports() | self._read_verdicts()) and wait and not self.stop_asked():
+            while not self.stop_asked():
+                came = self._read_reports() | self._read_verdicts()
+                if (came or not wait) and all(generator.slots for generator in self.generators):
+                    break
                 time.sleep(0.002)
         except GeneratorFailed as failure:
             self.failure = str(failure)
@@ -328,15 +333,21 @@ class Feed:
     def _replace(self, generator: Generator, failure: GeneratorFailed) -> None:
         """Start another generator in place of one that has failed, and give it the requests that had not come back. It
         begins them from their first token. Raises the failure if too many were replaced, or if not all generators have
-        been ready once: then a new one would fail in the same way."""
+        been ready once: then a new one would fail in the same way.
+
+        On a GPU that trains too, the trainer gives back what it does not use, and waits until the new one is ready, as
+        at the start: vLLM wants its whole share to be free, and fails if free memory grows while it starts."""
         most = self.settings.max_restarts
-        if self.restarts == most or not all(generator.slots for generator in self.generators):
+        if self.restarts == most or not (self.restarts or all(generator.slots for generator in self.generators)):
             raise failure
         self.restarts += 1
         say(f"warning: {failure}\nIt is replaced ({self.restarts} of --max-restarts {most}).")
         discard(generator)
+        trains_too = {*self.engines[generator.number].devices} & {*devices_here(self.settings)[1]} - {"cpu"}
+        if trains_too:
+            torch.cuda.empty_cache()
         new = self._start(generator.number)
-        new.slots = generator.slots
+        new.slots = 0 if trains_too else generator.slots
         self.generators[generator.number] = new
         groups = [*self.validating.values(), *self.under_way.values()]
         self._send([group for group in groups if group.generator == generator.number])

@@ -13,8 +13,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 import loss
+import machinery.feed
 from data import Problem
 from data.load import Source
 from data.verify import Verdict
@@ -189,7 +191,8 @@ class StandIn:
         self.requests.sort(key=lambda request: not request.validation)
         number = self.rng.randint(1, 5)
         done, self.requests = self.requests[:number], self.requests[number:]
-        return Report([self.rollout(request) for request in done], busy_seconds=0.5, sampled_tokens=len(done))
+        rollouts = [self.rollout(request) for request in done]
+        return Report(rollouts, busy_seconds=0.5, sampled_tokens=len(done), slots=8)
 
     def rollout(self, request):
         versions = np.full(2, self.parameters.version, np.int32)
@@ -231,7 +234,8 @@ class StandInFeed(Feed):
         ids = {p.prompt: [1, 2] for source in sources for p in source.train + source.validation}
         prompts = Prompts(sources, ids, tokenizer, make_decoding(tokenizer, chosen))
         parameters = SimpleNamespace(version=version)
-        super().__init__(chosen, prompts, [None] * generators, parameters, None, lambda: False)
+        engines = [SimpleNamespace(devices=("cpu",))] * generators
+        super().__init__(chosen, prompts, engines, parameters, None, lambda: False)
         self.rng = random.Random(seed)
         if state is not None:
             self.restore(json.loads(json.dumps(state)))
@@ -389,6 +393,30 @@ def test_what_a_generator_has_not_finished_is_done_by_the_one_that_replaces_it(c
     feed.stop_asked = lambda: next(calls) > 1000
     groups = feed.validate(8)
     assert groups and all(group.finished for group in groups) and feed.restarts == 2
+
+
+@pytest.mark.parametrize("device", ["cuda:0", "cuda:1", "cpu"])
+def test_where_one_gpu_does_both_the_trainer_makes_room_for_a_new_generator_and_waits(monkeypatch, device):
+    feed, given_back = StandInFeed("pipeline-2", generators=1, max_restarts=2), []
+    feed.engines = [SimpleNamespace(devices=(device,))]
+    monkeypatch.setattr(machinery.feed, "devices_here", lambda _: (None, ["cpu" if device == "cpu" else "cuda:0"]))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given_back.append(feed.generators[0].process.dead))
+    make_steps(feed, 0, 2)
+    feed._hand_out(2)
+    start = feed._start
+
+    def fails_once(number):
+        new = start(number)
+        new.process.dead = feed.restarts == 1
+        return new
+
+    feed._start, feed.generators[0].process.dead = fails_once, True
+    assert feed._take_in(wait=False)
+    if device == "cuda:0":  # it has reported; the second had never been ready, and was replaced all the same
+        assert given_back == [True, True] and feed.restarts == 2 and feed.generators[0].slots == 8
+    else:
+        assert given_back == [] and feed.restarts == 1
+    make_steps(feed, 2, 4)
 
 
 def test_generators_that_fail_too_often_end_the_run():
