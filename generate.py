@@ -88,7 +88,7 @@ class SlotCache(Cache):
         self.positions_n: Tensor | None = None  # at which the live slots write next
         self.width = 0  # positions that the model is given
 
-    def fill(self, slots: list[int], source: DynamicCache, rows: list[int]) -> None:
+    def fill(self, slots_n: Tensor, source: DynamicCache, rows_n: Tensor) -> None:
         """Copy the prompts' keys and values, as a plain forward left them in rows of `source`, to slots."""
         if not self.keys:
             for layer in source.layers:  # heads of keys and heads of values may differ in size
@@ -96,13 +96,13 @@ class SlotCache(Cache):
                     stored.append(given.new_zeros(self.slots, given.shape[1], self.length, given.shape[3]))
         for i, layer in enumerate(source.layers):
             width = layer.keys.shape[2]
-            self.keys[i][slots, :, :width] = layer.keys[rows]
-            self.values[i][slots, :, :width] = layer.values[rows]
+            self.keys[i][slots_n, :, :width] = layer.keys[rows_n]
+            self.values[i][slots_n, :, :width] = layer.values[rows_n]
 
-    def move(self, to: list[int], slots: list[int], width: int) -> None:
+    def move(self, to_n: Tensor, slots_n: Tensor, width: int) -> None:
         """Copy the first `width` positions of slots over others."""
         for stored in (*self.keys, *self.values):
-            stored[to, :, :width] = stored[slots, :, :width]
+            stored[to_n, :, :width] = stored[slots_n, :, :width]
 
     def place(self, positions_n: Tensor, longest: int) -> int:
         """Set the positions at which the first n slots write next. Returns how many positions the model will be given.
@@ -234,8 +234,9 @@ class TorchEngine(Engine):
             ids = torch.tensor([(list(ids[:-1]) + [0] * width)[:width] for ids in batch], device=self.device)
             cache = DynamicCache()
             self.model.base_model(input_ids=ids, past_key_values=cache, use_cache=True)
-            rows = [i for i, ids in enumerate(batch) for _ in prompts[ids]]
-            self.cache.fill([slot for ids in batch for slot in prompts[ids]], cache, rows)
+            copies = [(slot, row) for row, ids in enumerate(batch) for slot in prompts[ids]]
+            slots_n, rows_n = torch.tensor(copies, device=self.device).T
+            self.cache.fill(slots_n, cache, rows_n)
 
     def _release(self, finished: np.ndarray, truncated: np.ndarray) -> list[Rollout]:
         """Take the finished completions out of their slots and close the gaps with the last live ones."""
@@ -247,7 +248,8 @@ class TorchEngine(Engine):
             self.completions.move(gaps, movers)
             for array in (self.last_token, self.position, self.noise):
                 array[gaps] = array[movers]
-            self.cache.move(gaps.tolist(), movers.tolist(), int(self.position[gaps].max()))
+            to_n, slots_n = torch.from_numpy(np.stack([gaps, movers])).to(self.device)
+            self.cache.move(to_n, slots_n, int(self.position[gaps].max()))
         self.live = left
         return rollouts
 

@@ -128,7 +128,7 @@ def reads(machine: Machine) -> dict:
 def tests(machine: Machine) -> dict:
     """Of each file "all pass", or what pytest's last line says. The engines are on the device; several ranks are tested
     on CPUs only."""
-    chosen = {"engine_tests": ("engines", "not vllm"), "trainer_tests": ("trainer", "not three_ranks")}
+    chosen = {"engine_tests": ("engines", "not vllm"), "trainer_tests": ("trainer", "not ranks")}
     chosen |= {"vllm_tests": ("engines", "vllm"), "vllm_processes": ("vllm", "moe or short_run")} if HAS_VLLM else {}
     if machine.small:
         chosen = {"engine_tests": ("engines", "beyond_the_budgets"), "trainer_tests": ("trainer", "to_their_budget")}

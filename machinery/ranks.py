@@ -49,7 +49,7 @@ def wait_for_ranks() -> None:
     from_all_ranks(None)
 
 
-HERE = "127.0.0.1"  # all ranks are on this machine, and nothing else can reach their store
+HERE = "127.0.0.1"  # all ranks are on this machine, and no other machine reaches their store
 
 
 def join_ranks(rank: int, devices: list[str], store: dist.Store) -> None:
@@ -91,7 +91,7 @@ def other_ranks(settings: Settings, train: Callable, arguments: tuple, hint: Cal
     watching.start()
     join_ranks(0, devices, store)
     yield
-    end_ranks()
+    dist.destroy_process_group()
     watching.join(60)  # seconds, in which nothing should take one
 
 
@@ -100,14 +100,8 @@ def _other_rank(number: int, devices: list[str], port: int, train: Callable, arg
     transformers.utils.logging.disable_progress_bar()
     join_ranks(number + 1, devices, dist.TCPStore(HERE, port))
     train(number + 1, *arguments)
-    end_ranks()
+    dist.destroy_process_group()
     os._exit(0)  # at once: if Python ends slowly, one of gloo's threads may abort the process
-
-
-def end_ranks() -> None:
-    """Leave the group of ranks, if there is one."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def give_way_to_a_dead_rank() -> None:

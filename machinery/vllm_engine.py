@@ -21,6 +21,9 @@ import torch
 from machinery.engine import INSTALL_VLLM, Completions, Engine, EngineSettings, NoEngine, queue_up
 from machinery.rollouts import Request, Rollout, SharedParameters
 
+# Bytes for each number of the head that vLLM cannot know of when it sizes its cache: the head in fp32, which is made
+# later; and at each update one that is copied to the device, and one that it is loaded into.
+UNMEASURED = 3 * 4
 CPU_CACHE = 2**30  # bytes of keys and values on a CPU; on a GPU vLLM takes what its share of the memory leaves
 
 
@@ -152,6 +155,7 @@ def make_llm_engine(settings: EngineSettings, prompt_tokens: int):
     block_size, head_dtype = 32 if on_cpu else 16, "float32" if decoding.fp32_logits else "bfloat16"
     try:
         from vllm import EngineArgs, LLMEngine
+        from vllm.platforms import current_platform
     except ImportError as error:
         raise NoEngine(f"--engine vllm: vLLM cannot be imported ({_reason(error)}); {INSTALL_VLLM}") from error
     try:
@@ -184,6 +188,10 @@ def make_llm_engine(settings: EngineSettings, prompt_tokens: int):
             size, sizes = config.model_config.get_head_size(), CPUAttentionBackend.get_supported_head_sizes()
             if size not in sizes:
                 raise ValueError(f"on a CPU it takes heads of {', '.join(map(str, sizes))}; this model's have {size}")
+        else:
+            head = config.model_config.get_vocab_size() * config.model_config.get_hidden_size()
+            total = current_platform.get_device_total_memory()
+            config.cache_config.gpu_memory_utilization -= UNMEASURED * head / total
         engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
     except Exception as error:  # of any kind: it depends on the model, the settings and the machine
         reason = _reason(error)

@@ -5,7 +5,11 @@ import os
 import sys
 
 import pytest
-import torch
+
+if "SCALERL_TEST_DEVICE" not in os.environ:
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the tests are of a machine without a GPU, before torch looks for one
+
+import torch  # noqa: E402
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is downloaded, so nothing waits for a hub
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each of the processes would compile all modules again
