@@ -83,7 +83,8 @@ def main() -> None:
     every, device = list(range(len(rollouts))), torch.device("cpu")
     stage("one rank: micro-batches", lambda: [0 for _ in micro_batches(rollouts, every, 32_768, device, 0, 1)])
     judged = [pair for group in groups for pair in group.judged()]
-    stage("rank 0: the log", lambda: (completion_columns(judged), Compute(1, 1).add(groups, 1), batch.ages_N.mean()))
+    count = Compute(1, 1, 1).add
+    stage("rank 0: the log", lambda: (completion_columns(judged), count(groups, 1, 1), batch.ages_N.mean()))
 
 
 if __name__ == "__main__":

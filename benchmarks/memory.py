@@ -23,7 +23,7 @@ from machinery.decoding import make_decoding
 from machinery.engine import EngineSettings, sample_all
 from machinery.model import load_model, load_shapes, load_tokenizer
 from machinery.plan import Shape, generator_bytes, trainer_bytes
-from machinery.ranks import end_ranks, join_ranks
+from machinery.ranks import join_ranks
 from machinery.record import Record
 from machinery.rollouts import Request, SharedParameters
 from machinery.settings import Sampling
@@ -80,7 +80,7 @@ def train(rank: int, queue, name: str, ranks: int, tokens: int, checkpointing: b
     if rank == 0:
         queue.put(peaks[-1] - parameters.flat.nbytes / ranks / 2**30)
     if ranks > 1:
-        end_ranks()
+        dist.destroy_process_group()
         os._exit(0)
 
 

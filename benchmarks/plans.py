@@ -1,10 +1,15 @@
-"""What `train.py --plan` says of real models on GPUs of 80 GB: the table of docs/node.md, and the plan that it shows.
+"""What `train.py --plan` says of real models: the tables of docs/node.md, and the plan that it shows.
 
 python benchmarks/plans.py
+python benchmarks/plans.py --traced    # the plan beside the memory that torch traces, as tests/traced.py does
 """
 
+import argparse
 import contextlib
 import json
+import os
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -22,6 +27,10 @@ MODELS = {
                             num_attention_heads=16, num_key_value_heads=8, head_dim=128, tie_word_embeddings=True),
     "Qwen/Qwen2.5-1.5B": dict(model_type="qwen2", hidden_size=1536, intermediate_size=8960, num_hidden_layers=28,
                               num_attention_heads=12, num_key_value_heads=2, tie_word_embeddings=True),
+    "Qwen/Qwen3-1.7B": dict(model_type="qwen3", hidden_size=2048, intermediate_size=6144, num_hidden_layers=28,
+                            num_attention_heads=16, num_key_value_heads=8, head_dim=128, tie_word_embeddings=True),
+    "Qwen/Qwen3-4B": dict(model_type="qwen3", hidden_size=2560, intermediate_size=9728, num_hidden_layers=36,
+                          num_attention_heads=32, num_key_value_heads=8, head_dim=128, tie_word_embeddings=True),
     "Qwen/Qwen3-8B": dict(model_type="qwen3", hidden_size=4096, intermediate_size=12_288, num_hidden_layers=36,
                           num_attention_heads=32, num_key_value_heads=8, head_dim=128, tie_word_embeddings=False),
 }  # fmt: skip
@@ -33,6 +42,11 @@ ROWS = [
     ("Qwen/Qwen3-8B", "--gpus 8"),
     ("Qwen/Qwen3-8B", "--gpus 8 --trainers 4"),
     ("Qwen/Qwen3-8B", "--gpus 8 --trainers 4 --engine torch --slots 16"),
+]
+MEMORIES = (24, 48, 80, 141)  # GB
+TRACED = [  # model, trainers, gradient checkpointing
+    *((f"Qwen/Qwen3-{size}", ranks, True) for size, ranks in (("0.6B", 1), ("1.7B", 1), ("4B", 2), ("8B", 4))),
+    ("Qwen/Qwen3-0.6B", 1, False),
 ]
 SHOWN = "--plan --model Qwen/Qwen3-8B --data polaris --gpus 8 --gpu-memory 80"  # the plan that docs/node.md shows
 
@@ -69,10 +83,62 @@ def table(folder: Path) -> list[str]:
     return lines
 
 
+def largest(folder: Path) -> list[str]:
+    """The lines of a table: the largest Qwen3 whose full training fits on so many GPUs of one memory, as the paper's
+    settings have it, and the number of trainers for it."""
+    lines = ["| GPUs | " + " | ".join(f"of {memory} GB" for memory in MEMORIES) + " |", "|---|---|---|---|---|"]
+    models = {name: load_shapes(str(folder / name)) for name in MODELS if "Qwen3" in name}
+    for gpus in (1, 2, 4, 8):
+        found = []
+        for memory in MEMORIES:
+            fits = [
+                f"{name.split('-')[-1]}, `--trainers {trainers}`"
+                for name, model in models.items()
+                for trainers in range(max(1, gpus - 1), 0, -1)
+                if all_fits(folder / name, model, f"--gpus {gpus} --gpu-memory {memory} --trainers {trainers}")
+            ]
+            found.append(fits[-1] if fits else "none")
+        lines.append(f"| {gpus} | " + " | ".join(found) + " |")
+    return lines
+
+
+def all_fits(folder: Path, model, flags: str) -> bool:
+    """Whether the plan says of each device that it fits."""
+    command = parse(["--plan", "--data", "polaris", "--model", str(folder), *flags.split()], TrainCommand)
+    need = Needs(command, Shape(model), 16_384)
+    return all(verdict == "fits" for *_, verdict in need.devices.values())
+
+
+def traced() -> list[str]:
+    """The lines of a table: the peak of a step beside the plan, without the process, in GiB."""
+    lines = ["| model | trainers | gradient checkpointing | traced | planned |", "|---|---|---|---|---|"]
+    for name, trainers, checkpointing in TRACED:
+        config = json.dumps(MODELS[name] | QWEN)
+        command = [
+            ROOT / "tests" / "traced.py",
+            config,
+            "--trainers",
+            str(trainers),
+            *["--checkpointing"] * checkpointing,
+        ]
+        environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'pretended'}"}
+        found = json.loads(subprocess.check_output([sys.executable, *command], env=environment))
+        how = "yes" if checkpointing else "no"
+        sizes = [f"{found[kind] / 2**30:.1f}" for kind in ("traced", "planned")]
+        lines.append(f"| {name.split('/')[1]} | {trainers} | {how} | {sizes[0]} | {sizes[1]} |")
+        print(lines[-1], file=sys.stderr)
+    return lines
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--traced", action="store_true")
+    if parser.parse_args().traced:
+        print(*traced(), sep="\n")
+        return
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         make_models(Path(folder))
-        print(*table(Path(folder)), "", sep="\n")
+        print(*table(Path(folder)), "", *largest(Path(folder)), "", sep="\n")
         train.main(parse(SHOWN.split(), TrainCommand))
 
 

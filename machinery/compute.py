@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from transformers import PreTrainedModel
 
 from machinery.feed import Feed
-from machinery.rollouts import Group
+from machinery.rollouts import Group, tokens_and_pairs
 
 
 def matmul_parameters(model: PreTrainedModel) -> int:
@@ -23,9 +23,18 @@ def matmul_parameters(model: PreTrainedModel) -> int:
     return total
 
 
-def flops(parameters: int, generated: float, trained: float) -> float:
-    """FLOPs of generated and trained tokens, without attention: 2 x parameters a token forward, 4 x backward."""
-    return 2 * parameters * generated + 6 * parameters * trained
+def attention_width(model: PreTrainedModel) -> int:
+    """How many numbers a pair of positions is multiplied with, a token's and one that it attends to: the keys and the
+    values of all heads, in all layers."""
+    config, keys = model.config, head_size(model)
+    values = getattr(config, "v_head_dim", None) or keys
+    return config.num_hidden_layers * config.num_attention_heads * (keys + values)
+
+
+def head_size(model: PreTrainedModel) -> int:
+    """The size of a head of queries."""
+    get, heads = lambda name: getattr(model.config, name, None), model.config.num_attention_heads
+    return get("qk_head_dim") or get("head_dim") or model.config.hidden_size // heads
 
 
 @dataclass
@@ -34,6 +43,7 @@ class Compute:
 
     devices: int  # of generators and trainers: each CPU process is one; a GPU that does both is one
     parameters: int  # `matmul_parameters`
+    attention: int  # `attention_width`
     tokens: int = 0  # sampled tokens of the groups that were trained on
     flops: float = 0.0
     device_seconds: float = 0.0  # of earlier processes; and of generators that sample for training in a validation
@@ -47,14 +57,16 @@ class Compute:
         now = self.ended or time.monotonic()
         return now - (self.started or now) - self.paused
 
-    def add(self, groups: list[Group], fed: int) -> None:
-        """Count a batch. All of it was generated, each prompt once for its group. fed: the tokens that the trainer's
-        trunk was fed, which are none of filtered groups."""
+    def add(self, groups: list[Group], fed: int, pairs: int) -> None:
+        """Count a batch. All of it was generated, each prompt once for its group. fed, pairs: the tokens that the
+        trainer's trunk was fed, and their pairs; filtered groups have none. A token or a pair takes 2 FLOPs for each
+        number that it is multiplied with, and twice as many more in the backward."""
         rollouts = [rollout for group in groups for rollout in group.rollouts.values()]
         self.tokens += sum(int(rollout.sampled.sum()) for rollout in rollouts)
-        completions = sum(len(rollout.tokens) for rollout in rollouts)
-        prompts = sum(len(group.requests[0].prompt_ids) for group in groups)
-        self.flops += flops(self.parameters, completions + prompts, fed)
+        parts = [(len(group.requests[0].prompt_ids), 0) for group in groups]
+        parts += [(len(rollout.tokens), len(rollout.request.prompt_ids)) for rollout in rollouts]
+        tokens, sampling_pairs = tokens_and_pairs(parts)
+        self.flops += 2 * self.parameters * (tokens + 3 * fed) + 2 * self.attention * (sampling_pairs + 3 * pairs)
 
     def restore(self, columns: dict) -> None:
         """Go on from these columns, which a checkpoint holds."""

@@ -12,14 +12,14 @@ import torch
 from transformers import PreTrainedModel
 
 import loss
-from machinery.compute import flops, matmul_parameters
+from machinery.compute import head_size
 from machinery.decoding import make_decoding
 from machinery.devices import devices_here, trunk_dtype
 from machinery.engine import choose_engine, engine_settings, refuse_split
 from machinery.model import load_shapes, load_tokenizer, model_path, refuse_too_long
 from machinery.settings import TrainCommand
 from machinery.trainer import layers_and_rest
-from machinery.vllm_engine import CPU_CACHE
+from machinery.vllm_engine import CPU_CACHE, UNMEASURED
 
 Row = tuple[str, str, str]  # of the table: name, figure, words
 MARGIN = 1.25  # how far the arithmetic may be off
@@ -38,9 +38,10 @@ class Shape:
         self.layer, self.table = max(map(count, layers)), head.numel()  # parameters of the largest layer; of the head
         self.tied = head is model.get_input_embeddings().weight  # embedding and head are one
         self.heads, self.vocabulary, self.hidden = config.num_attention_heads, config.vocab_size, config.hidden_size
-        head_size = get("qk_head_dim") or get("head_dim") or self.hidden // self.heads
-        self.query = self.heads * head_size  # width of all heads' queries
-        self.cached = 2 * (get("num_key_value_heads") or self.heads) * head_size  # width of keys and values
+        self.query = self.heads * head_size(model)  # width of all heads' queries
+        self.cached = 2 * (get("num_key_value_heads") or self.heads) * head_size(model)  # width of keys and values
+        norms = any(name.endswith("q_norm.weight") for name, _ in layers[0].named_parameters())
+        self.normed = norms * (self.query + self.cached // 2)  # width of queries and keys, if each head has a norm
         if get("kv_lora_rank"):  # or the width of what they are computed from
             self.cached = config.kv_lora_rank + config.qk_rope_head_dim
         # Width inside the feed-forward part; in a mixture, of the experts that a token is sent to.
@@ -55,11 +56,13 @@ def trainer_bytes(
     of `length` tokens. The fp32 head and embedding are gathered while in use, and so is the head's gradient."""
     width, kind = dtype.itemsize, torch.device(device).type
     uses_fsdp, tables = ranks > 1 or dtype != torch.float32, 2 if shape.tied else 3
-    one_layer = tokens * width * (8 * shape.hidden + 4 * shape.query + 4 * shape.mlp)
+    one_layer = tokens * width * (8 * shape.hidden + 4 * shape.query + 3 * shape.normed + 4 * shape.mlp)
     if kind == "cpu":  # the attention there makes scores of all pairs of positions
         one_layer += tokens * width * shape.heads * length
     kept = tokens * width * shape.hidden if checkpointing else one_layer  # of each layer, for the backward
-    activations = shape.layers * kept + checkpointing * one_layer
+    logits = 3 * 4 * min(tokens, loss.CHUNK) * shape.vocabulary  # of a chunk: logits, softmax, gradient
+    again = checkpointing * one_layer  # on a GPU a layer that is computed again takes the room that logits have left
+    activations = shape.layers * kept + (again if kind == "cpu" else max(0, again - logits))
     fragments = min(FRAGMENTS, activations + 8 * shape.parameters / ranks) if kind == "cpu" else 0
     return {
         "parameters": 4 * shape.parameters / ranks,
@@ -67,7 +70,7 @@ def trainer_bytes(
         "moments": 8 * shape.parameters / ranks,
         "gathered by FSDP": uses_fsdp * (2 * width * shape.layer + 4 * tables * shape.table),
         "activations": activations,
-        "logits": 3 * 4 * min(tokens, loss.CHUNK) * shape.vocabulary,  # of a chunk: logits, softmax, gradient
+        "logits": logits,
         "process": PROCESS + fragments,
     }
 
@@ -83,7 +86,8 @@ def generator_bytes(
     if engine == "vllm":
         step_tokens = max(8192, length) + slots  # of its largest step
         parts["in passing"] = step_tokens * 2 * shape.mlp * width + 12 * slots * shape.vocabulary
-        return parts | {"keys and values": max(0.0, share - sum(parts.values()))}
+        parts["in passing"] += UNMEASURED * shape.table - fp32_head
+        return parts | {"keys and values": max(0.0, share + PROCESS - sum(parts.values()))}  # CUDA is not in the share
     prompt_tokens = min(16_384, slots * prompts)  # computed at once
     parts["in passing"] = slots * shape.vocabulary * (4 + 4 + 8 + 8) + prompt_tokens * token_bytes
     return parts | {"keys and values": slots * length * token_bytes}
@@ -101,10 +105,11 @@ class Needs:
         elsewhere = command.gpus and command.engine != "torch"  # another machine is assumed to have vLLM
         self.engine = "vllm" if elsewhere else choose_engine(command.engine, first[0])
         share = CPU_CACHE if first[0] == "cpu" else settings.memory * available * len(first)
-        self.tokens, checkpointing = max(command.tokens_per_micro_batch, length), command.gradient_checkpointing
+        checkpointing = command.gradient_checkpointing
+        of_a_rank = -(-command.groups_per_step * command.completions_per_prompt // len(self.trainers)) * length
+        self.tokens = max(length, min(command.tokens_per_micro_batch, of_a_rank))  # of the largest micro-batch
         self.trainer = trainer_bytes(shape, len(self.trainers), self.tokens, length, dtype, last, checkpointing)
-        prompts = command.prompt_budget
-        self.generator = generator_bytes(shape, self.engine, command.slots, length, prompts, dtype, share)
+        self.generator = generator_bytes(shape, self.engine, command.slots, length, command.prompt_budget, dtype, share)
         cache_of_a_sequence = shape.layers * shape.cached * dtype.itemsize * length
         self.sequences = self.generator["keys and values"] / cache_of_a_sequence  # of full length, in a generator
         self.devices: dict[str, tuple[float, float, str]] = {}  # planned, available, whether it fits
@@ -136,8 +141,8 @@ def plan(command: TrainCommand) -> str:
     need = Needs(command, shape, length)
     refuse_split(need.engine, command.tensor_parallel, shape.heads)
     size = f"{command.model}: {shape.parameters:,} parameters"
-    rows = [("model", "", f"{size}; a prompt and its completion have at most {length:,} tokens")]
-    rows += memory_rows(command, need, shape.parameters) + work_rows(command, matmul_parameters(model), length)
+    model_row = ("model", "", f"{size}; a prompt and its completion have at most {length:,} tokens")
+    rows = [model_row, *memory_rows(command, need, shape.parameters)]
     first, second = (max(len(row[i]) for row in rows) for i in (0, 1))
     lines = [f"{name:{first}}  {figure:>{second}}  {words}".rstrip() for name, figure, words in rows]
     last = "Nothing was started. Memory may be off by a quarter: what is said to fit has that much room."
@@ -183,21 +188,6 @@ def memory_rows(command: TrainCommand, need: Needs, parameters: int) -> list[Row
     checkpoints = f"{keep} checkpoints of {GiB(checkpoint)}, one in the making, model"
     rows.append(("  /dev/shm", "", f"{GiB(buffer)}; the parameters on their way"))
     return [*rows, ("  disk", "", f"{GiB((keep + 1) * checkpoint + buffer)}; {checkpoints}")]
-
-
-def work_rows(command: TrainCommand, parameters: int, length: int) -> list[Row]:
-    """Tokens and FLOPs of the run, if prompts and completions have half of the most tokens. parameters: those that each
-    token is multiplied with. length: the most tokens of a prompt and its completion."""
-    prompt, completion = command.prompt_budget / 2, (length - command.prompt_budget) / 2
-    groups = command.steps * command.groups_per_step
-    completions = groups * command.completions_per_prompt
-    sampled = completions * completion
-    training_flops = flops(parameters, sampled + groups * prompt, completions * (completion + prompt))
-    words = f"{completions:,} completions of {completion:,.0f} tokens, half of the most; without validations"
-    return [
-        ("sampled tokens", f"{sampled:.2e}", words),
-        ("FLOPs", f"{training_flops:.2e}", "all groups are trained on; without attention's scores"),
-    ]
 
 
 def GiB(size: float) -> str:

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 import loss
-from machinery.rollouts import Rollout
+from machinery.rollouts import Rollout, tokens_and_pairs
 
 # --- micro-batches --------------------------------------------------------------------------------------------------
 
@@ -38,6 +38,7 @@ class MicroBatch:
     versions_BT: Tensor  # int64: version of the parameters that sampled the target
     rows_B: Tensor  # int64: the place of each sequence among the rollouts of the batch
     fed: int  # tokens that the trunk is fed, without padding
+    pairs: int  # of a token that is fed and one that it attends to
     shared: "SharedPrompts | None" = None
 
 
@@ -140,13 +141,15 @@ def micro_batch(rollouts: list[Rollout], rows: list[int], device: torch.device, 
     to_device = lambda *arrays: [torch.tensor(array, device=device) for array in arrays]
     m = to_device(ids[:, :-1], ids[:, 1:], sampled[:, 1:], logprobs[:, 1:], versions[:, 1:], np.array(rows))
     if not shared:
-        return MicroBatch(*m, sum(rollouts[row].length - 1 for row in rows))
+        return MicroBatch(*m, *tokens_and_pairs([(rollouts[row].length - 1, 0) for row in rows]))
     prompts = [tuple(rollouts[row].request.prompt_ids) for row in rows]
     place = {prompt: p for p, prompt in enumerate(dict.fromkeys(prompts))}  # of each distinct prompt
     ids_PL = np.array([prompt + (0,) * (L - len(prompt)) for prompt in place])
     prompt_B, lengths_B = [place[prompt] for prompt in prompts], [len(prompt) for prompt in prompts]
-    fed = sum(map(len, place)) + sum(len(rollouts[row].tokens) - 1 for row in rows)
-    return MicroBatch(*m, fed, SharedPrompts(*to_device(ids_PL, np.array(prompt_B), np.array(lengths_B))))
+    parts = [(len(prompt), 0) for prompt in place]
+    parts += [(len(rollouts[row].tokens) - 1, length) for row, length in zip(rows, lengths_B)]
+    shared_prompts = SharedPrompts(*to_device(ids_PL, np.array(prompt_B), np.array(lengths_B)))
+    return MicroBatch(*m, *tokens_and_pairs(parts), shared_prompts)
 
 
 # --- the policy -----------------------------------------------------------------------------------------------------

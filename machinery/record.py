@@ -102,7 +102,7 @@ class Record:
     def log_step(self, step: int, batch: Batch, totals: Totals, worth: dict[str, Tensor], figures: dict) -> None:
         """Log a step: what it has computed, its completions, and what has happened since the line before. worth: of
         each completion its reward, advantage and weight, [P, G] each. figures: further columns."""
-        self.compute.add(batch.groups, int(totals.sums["fed"]))
+        self.compute.add(batch.groups, int(totals.sums["fed"]), int(totals.sums["pairs"]))
         zero_variance_P = loss.zero_variance(worth["reward"], batch.usable_PG)
         line = {
             "kind": "train",

@@ -54,6 +54,12 @@ class Rollout:
         return len(self.request.prompt_ids) + len(self.tokens)
 
 
+def tokens_and_pairs(parts: list[tuple[int, int]]) -> tuple[int, int]:
+    """What the work of a model grows with, for parts of sequences: their tokens, and their pairs of a token and one
+    that it attends to, itself among them. A part is its number of tokens and that of the tokens before it."""
+    return sum(n for n, _ in parts), sum(n * before + n * (n + 1) // 2 for n, before in parts)
+
+
 @dataclass(frozen=True)
 class Work:
     """Trainer to generator."""

@@ -22,7 +22,7 @@ from curve.report import describe, report
 from data.load import Source, fingerprint, load_data
 from machinery.check import unwritable
 from machinery.checkpoints import checkpoint_of, checkpoints, read_state, step_of, write_checkpoint
-from machinery.compute import Compute, matmul_parameters
+from machinery.compute import Compute, attention_width, matmul_parameters
 from machinery.decoding import make_decoding, render_all
 from machinery.devices import devices_here
 from machinery.engine import engine_settings, refuse_split
@@ -113,7 +113,7 @@ def open_run(
     feed = Feed(settings, prompts, engines, parameters, generator_process, stop.asked)
     names = [*sum(generators, ()), *trainers]
     devices = names.count("cpu") + len({*names} - {"cpu"})  # each CPU process is one; a GPU that does both is one
-    compute = Compute(devices, matmul_parameters(model))
+    compute = Compute(devices, matmul_parameters(model), attention_width(model))
     record = Record(settings, folder, compute, feed)
     if settings.resume:
         say(f"{folder}: going on from step {start.step}")

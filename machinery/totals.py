@@ -26,7 +26,9 @@ class Totals:
         new_sums = {"loss": value, "entropy": entropies_N.sum(), **sums}
         self.ratio_max = max(self.ratio_max, new_sums.pop("ratio_max").item())
         self.sums["tokens"] += len(entropies_N)
-        self.sums["fed"] += m.fed if len(entropies_N) else 0  # an idle rank computes what nobody needs
+        if len(entropies_N):  # an idle rank computes what nobody needs
+            self.sums["fed"] += m.fed
+            self.sums["pairs"] += m.pairs
         ages_N = self.step - m.versions_BT[m.sampled_BT]
         log_ratios_N = (logprobs_BT - m.generator_logprobs_BT)[m.sampled_BT].abs()
         for age in ages_N.unique().tolist():

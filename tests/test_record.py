@@ -15,6 +15,7 @@ import pytest
 import safetensors.torch
 import torch
 from steps import CPU, FIRST, GivenGroups, batch_of_groups, lines, run_train, settings, stored, train_on, train_rank
+from torch.utils.flop_counter import FlopCounterMode
 
 import train
 from curve.flags import run_command
@@ -25,7 +26,7 @@ from machinery import compute as compute_module
 from machinery import record as record_module
 from machinery import screen
 from machinery.checkpoints import checkpoints, write_checkpoint
-from machinery.compute import Compute, matmul_parameters
+from machinery.compute import Compute, attention_width, matmul_parameters
 from machinery.feed import Feed
 from machinery.files import json_lines
 from machinery.folder import lock_folder, write_config
@@ -54,7 +55,7 @@ def new_record(folder, model, devices=1, generators=1, **changes):
     parameters = SharedParameters(load_model(model, CPU, torch.float32))
     feed = GivenGroups(chosen, [], parameters, model)
     feed.engines *= generators
-    record = Record(chosen, folder, Compute(devices, 1000), feed)
+    record = Record(chosen, folder, Compute(devices, 1000, 10), feed)
     record.restore(None)
     record.progress = Progress("training", 1000)
     return record, feed
@@ -140,17 +141,31 @@ def test_flops_count_the_parameters_that_a_token_meets(models):
     assert matmul_parameters(tied) == sum(parameter.numel() for parameter in tied.parameters())
 
 
-def test_compute_is_two_flops_a_token_generated_and_six_a_token_trained():
-    compute, groups = Compute(1, parameters=10), batch_of_groups()
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "qwen3-moe", "deepseek-v3"])
+def test_flops_of_attention_are_those_that_torch_counts(models, kind):
+    """In the attention of CPUs, which multiplies all pairs of positions, also those that are hidden then."""
+    model, length = load_model(models[kind], CPU, torch.float32), 24
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(input_ids=torch.zeros(1, length, dtype=torch.int64))
+    counted = counter.get_flop_counts()["Global"][torch.ops.aten.bmm]
+    assert 2 * attention_width(model) * length**2 == counted > 0
+
+
+def test_compute_is_two_flops_a_number_for_what_is_generated_and_six_for_what_is_trained_on():
+    compute, groups = Compute(1, parameters=10, attention=3), batch_of_groups()
     rollouts = [rollout for group in groups for rollout in group.rollouts.values()]
     sampled = sum(int(rollout.sampled.sum()) for rollout in rollouts)
     completions = sum(len(rollout.tokens) for rollout in rollouts)
     # A prompt is read once for all its completions.
     prompts = sum(len(group.requests[0].prompt_ids) for group in groups)
-    compute.add(groups, fed=0)
-    assert compute.tokens == sampled and compute.flops == 20 * (completions + prompts)
-    compute.add(groups, fed=7)
-    assert compute.flops == 2 * 20 * (completions + prompts) + 60 * 7
+    pairs = sum(r.length * (r.length + 1) // 2 for r in rollouts)
+    for group in groups:
+        prompt = len(group.requests[0].prompt_ids)
+        pairs -= (len(group.rollouts) - 1) * prompt * (prompt + 1) // 2
+    compute.add(groups, fed=0, pairs=0)
+    assert compute.tokens == sampled and compute.flops == 20 * (completions + prompts) + 6 * pairs
+    compute.add(groups, fed=7, pairs=5)
+    assert compute.flops == 2 * (20 * (completions + prompts) + 6 * pairs) + 60 * 7 + 18 * 5
 
 
 # --- the log ----------------------------------------------------------------------------------------------------------
@@ -178,7 +193,7 @@ def test_a_resumed_run_drops_what_the_log_tells_of_later_steps_and_half_a_line(m
 def test_compute_goes_on_counting_when_a_run_is_resumed(models, tmp_path, clock):
     record, _ = new_record(tmp_path, models["llama"], devices=2)
     record.compute.started, clock.now = 100.0, 150.0
-    record.compute.add(batch_of_groups(), 10)
+    record.compute.add(batch_of_groups(), 10, 10)
     state = json.loads(json.dumps(record.state()))
     again, _ = new_record(tmp_path, models["llama"], devices=3)
     again.restore({**state, "step": 0})
