@@ -211,8 +211,8 @@ CHUNK = 2048  # tokens whose logits exist at a time
 
 def _chunk_logprobs(hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, fp32: bool) -> tuple[Tensor, Tensor]:
     logprobs_NV = torch.log_softmax(head_logits(hidden_ND, head_VD, fp32), dim=-1)
-    entropy_N = -(logprobs_NV.detach().exp() * logprobs_NV.detach()).sum(-1)
-    return logprobs_NV.gather(-1, targets_N[:, None]).squeeze(-1), entropy_N
+    logprobs_N = logprobs_NV.gather(-1, targets_N[:, None]).squeeze(-1)
+    return logprobs_N, -(logprobs_NV.detach().exp() * logprobs_NV.detach()).sum(-1)
 
 
 def sampled_logprobs(
@@ -222,7 +222,7 @@ def sampled_logprobs(
 
     hidden_ND: the output of the trunk (the model without its head) at the positions that predict targets_N. The logits
     exist for `chunk` tokens at a time only: with a vocabulary of 150,000 the fp32 logits of a whole batch would fill
-    the memory before anything else. The backward computes them again.
+    the memory before anything else. The backward computes them again, but not the entropy, which comes last.
     """
     pieces = [
         checkpoint(_chunk_logprobs, hidden, head_VD, targets, fp32, use_reentrant=False)

@@ -6,6 +6,7 @@ from typing import get_args
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import loss
 from loss import RECIPES, Recipe
@@ -152,6 +153,20 @@ def test_sampled_logprobs_entropy_and_gradient_match_a_plain_softmax_at_any_chun
         torch.testing.assert_close(entropies, -(plain.exp() * plain).sum(-1).detach())
         torch.testing.assert_close(h2.grad, h1.grad)
         torch.testing.assert_close(w2.grad, w1.grad)
+
+
+def test_the_entropy_is_not_computed_again_in_the_backward():
+    class Calls(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            called.append(function)
+            return function(*args, **(kwargs or {}))
+
+    called, head = [], torch.randn(50, 8, requires_grad=True)
+    with Calls():
+        logprobs, _ = loss.sampled_logprobs(torch.randn(32, 8), head, torch.zeros(32, dtype=torch.int64), True, 16)
+        logprobs.sum().backward()
+    softmax, exp = torch.ops.aten._log_softmax.default, torch.ops.aten.exp.default
+    assert (called.count(softmax), called.count(exp)) == (4, 2)  # of two chunks
 
 
 def test_pitfall_4_the_logits_of_all_tokens_never_exist_at_once(monkeypatch):
