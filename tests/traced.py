@@ -99,6 +99,7 @@ def flash_attention(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, sca
 
 def make_it_fakeable(memory: Memory, trainers: int) -> None:
     """Answer or go around what fake tensors cannot do."""
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     gpus.answer_for_cuda(8)
     torch.nn.functional.scaled_dot_product_attention = flash_attention
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=trainers)
