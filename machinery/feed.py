@@ -333,9 +333,9 @@ class Feed:
     def _replace(self, generator: Generator, failure: GeneratorFailed) -> None:
         """Start another generator in place of one that has failed, and give it the requests that had not come back. It
         begins them from their first token. Raises the failure if too many were replaced, or if not all generators have
-        been ready once: then a new one would fail in the same way. On a GPU that trains too, the trainer gives back what
-        it does not use, and waits until the new one is ready, as at the start: vLLM wants its whole share to be free,
-        and fails if free memory grows while it starts."""
+        been ready once: then a new one would fail in the same way. On a GPU that trains too, the trainer gives back
+        what it does not use, and waits until the new one is ready, as at the start: vLLM wants its whole share to be
+        free, and fails if free memory grows while it starts."""
         most = self.settings.max_restarts
         if self.restarts == most or not (self.restarts or all(generator.slots for generator in self.generators)):
             raise failure
