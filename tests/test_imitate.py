@@ -176,7 +176,7 @@ def test_what_cannot_be_is_one_sentence(folder, tmp_path, monkeypatch, capsys):
     usual = ["--model", str(folder / "random"), "--data", str(folder / "my.jsonl"), "--out", "out"]
     monkeypatch.setattr(imitate, "imitate", lambda *_: pytest.fail("it was trained"))
     for flags, message in (
-        (["--data", "a.jsonl"], "a.jsonl, line 1: which column is the solution? the columns are problem, worked; name"),
+        (["--data", "a.jsonl"], "a.jsonl, line 1: which column is the solution? the columns are problem, worked; add"),
         (["--data", "a.jsonl,solution=gold"], "line 1: there is no column 'gold'; the columns are problem, worked"),
         (["--data", "empty.jsonl"], "empty.jsonl holds no record"),
         (["--data", "numbers.jsonl"], "numbers.jsonl, line 1: column 'solution' holds no text but 7"),
