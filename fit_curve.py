@@ -35,7 +35,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Literal
 
-from curve.comparison import asymptote_of, compare
+from curve.comparison import SEED_SCATTER, asymptote_of, compare
 from curve.files import write_whole
 from curve.fit import FittedRun, fit_sigmoid
 from curve.flags import read_flags, run_command
@@ -55,6 +55,8 @@ class Fitting:
     fit_from: float = 0.0  # leave out the points before this compute
     fit_to: float = float("inf")  # leave out the points after this compute
     r0: Literal["first", "free"] | float = "first"  # pass rate before training: the first point, fitted, or this value
+    # compared runs: the standard deviation between seeds that is expected, of A, and of log B and log C_mid
+    seed_scatter: tuple[float, float] = SEED_SCATTER
     predict: tuple[float, ...] = ()  # forecast at these computes
     json: Path | None = None  # write all results to this file
 
@@ -104,8 +106,10 @@ def main(arguments: list[str]) -> int:
     options = read_flags(Options, arguments, description=__doc__)
     if not options.logs:
         raise ValueError("no log is named; for example: python fit_curve.py data/examples/simulated.csv")
-    if not all(C > 0 for C in options.predict):
-        raise ValueError("--predict: compute must be positive")
+    if not all(0 < C < float("inf") for C in options.predict):
+        raise ValueError("--predict: compute must be positive and finite")
+    if not all(0 <= value < float("inf") for value in options.seed_scatter):
+        raise ValueError("--seed-scatter: two standard deviations, which are never negative")
     variants, unfit = fit_logs(named_logs(options), options)
     if unfit and not (options.compare and len(variants) > 1):
         raise ValueError(unfit[0])
@@ -114,7 +118,9 @@ def main(arguments: list[str]) -> int:
     paragraphs = [f"{run[0].name}\n{describe(*run, numbers)}" for run, numbers in zip(runs, results["runs"])]
     if options.compare:
         fits = {name: [fit for _, fit in runs] for name, runs in variants.items()}
-        comparisons = [compare(pair, [fits[name] for name in pair]) for pair in combinations(fits, 2)]
+        comparisons = [
+            compare(pair, [fits[name] for name in pair], options.seed_scatter) for pair in combinations(fits, 2)
+        ]
         asymptotes = {name: asymptote_of(seeds) for name, seeds in fits.items()}
         results |= {"asymptotes": asymptotes, "comparisons": comparisons, "left_out": unfit}
         paragraphs += [f"{name}: A {text}, from {len(fits[name])} run(s)" for name, text in asymptotes.items()]

@@ -223,7 +223,7 @@ def make_tables(folder: Path, fitting: Fitting) -> str:
     reports = [report(*run, fitting.predict) for run in runs]
     fits = {variant: [fit for _, fit in runs] for variant, runs in variants.items()}
     first, *others = fits
-    comparisons = [compare((other, first), (fits[other], fits[first])) for other in others]
+    comparisons = [compare((other, first), (fits[other], fits[first]), fitting.seed_scatter) for other in others]
     intervals = "In brackets, 95 % intervals: of a variant by t over its seeds, of a run by its fit."
     text = "\n\n".join([
         f"Compute is {runs[0][0].x_name}. {intervals}",
@@ -257,7 +257,7 @@ def variants_table(fits: dict[str, list[Fit]], comparisons: list[Comparison]) ->
         if comparison and comparison.A_difference:
             row[gap] = with_interval(*comparison.A_difference, "+.3f")
         if comparison and comparison.efficiency:
-            held = comparison.efficiency[0]
+            held = comparison.efficiency
             row[common] = "{:.2f}, {:.2f}".format(*held["B"])
             row |= {f"ratio of {name}": with_interval(*held[f"{name}_ratio"], ".2f") for name in ("B", "C_mid")}
         rows.append(row)

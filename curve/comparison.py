@@ -1,6 +1,10 @@
-"""Several runs of one variant, and the paper's comparison of two variants (Khatri et al., arXiv 2510.13786, A.8).
+"""Several runs of one variant, and the comparison of two variants (after Khatri et al., arXiv 2510.13786, A.8).
 
 A variant is whatever is compared: a recipe, or a value of a setting. It comes as the list of the Fits of its seeds.
+
+A claim must exceed the scatter of seeds. A variant with one run shows none, and two or three runs show little. So a
+default is weighed against the seeds that are there, as if it came from DEFAULT_WEIGHT more of them (a moderated t-test;
+Smyth 2004, doi 10.2202/1544-6115.1027).
 """
 
 from collections.abc import Sequence
@@ -11,6 +15,10 @@ import numpy as np
 from scipy.special import stdtrit  # quantiles of Student's t; scipy.stats is slow to import
 
 from curve.fit import MARGIN, Fit, with_interval
+
+SEED_SCATTER = 0.01, 0.05  # standard deviations between seeds: of A, and of log B and log C_mid (docs/measured.md)
+DEFAULT_WEIGHT = 10  # the degrees of freedom that the default counts as
+QUANTILE = 1 - 0.05 / 6  # so the three intervals, of A, B and C_mid, hold together with 95 %
 
 
 def standing(fits: list[Fit]) -> list[Fit]:
@@ -27,7 +35,7 @@ def asymptote_of(fits: list[Fit]) -> str:
     if all(fit.identified for fit in counted):
         A = [fit.A for fit in counted]
         half = stdtrit(len(A) - 1, 0.975) * np.std(A, ddof=1) / np.sqrt(len(A))
-        return with_interval(np.mean(A), np.mean(A) - half, np.mean(A) + half) + fell
+        return with_interval(np.mean(A), max(np.mean(A) - half, 0), min(np.mean(A) + half, 1)) + fell
     if all(fit.comparable for fit in counted):
         return ", ".join(f"{fit.A:.3f}" if fit.identified else fit.asymptote for fit in counted) + fell
     return f"not identified by {sum(not fit.identified for fit in counted)} of {len(counted)} runs{fell}"
@@ -35,17 +43,19 @@ def asymptote_of(fits: list[Fit]) -> str:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is known of two variants beside each other."""
+    """What is known of two variants beside each other. All intervals in it hold together with 95 %."""
 
     variants: tuple[str, str]  # names
     # none: no difference is shown; unknown: a ceiling is not identified, so nothing is compared
-    kind: Literal["ceiling", "efficiency", "steeper but later", "none", "unknown"]
+    kind: Literal[
+        "ceiling", "efficiency", "ceiling or efficiency", "steeper but later", "quicker but lower", "none", "unknown"
+    ]
     winner: str | None  # the variant that the verdict names
     verdict: str  # in a few words
     numbers: str  # the reasons for the verdict, in words
     fell: dict[str, str]  # by variant: how many runs fell and are left out, such as "1 of 3"
     A_difference: tuple[float, float, float] | None = None  # (gap, low, high), if all runs identify A
-    efficiency: tuple[dict, ...] = ()  # of `efficiency_at`, at three A, if ceilings are not told apart
+    efficiency: dict | None = None  # of `efficiency_between`, if ceilings are not told apart
 
     @property
     def sentence(self) -> str:
@@ -55,13 +65,16 @@ class Comparison:
         return f"{self.verdict} ({reasons})" if reasons else self.verdict
 
 
-def compare(variants: tuple[str, str], groups: Sequence[list[Fit]]) -> Comparison:
-    """The paper's comparison of two variants: their names, and the list of Fits of each. `standing` Fits count.
+def compare(
+    variants: tuple[str, str], groups: Sequence[list[Fit]], scatter: tuple[float, float] = SEED_SCATTER
+) -> Comparison:
+    """The comparison of two variants: their names, and the list of Fits of each. `standing` Fits count. scatter: the
+    standard deviation between seeds, of A, and of log B and log C_mid.
 
-    Asymptotes come first. Their difference must exceed the margin, the scatter of the seeds, and the intervals of the
-    fits. If a run shows no ceiling below 1, this must hold for every A in its interval. Otherwise B and C_mid are
-    fitted again with A held at the mean of all runs, .02 below it and .02 above it. A difference counts if it is sure
-    at all three values.
+    Asymptotes come first: they differ if the interval of their difference is beyond 0, and the difference is at least
+    MARGIN. Otherwise B and C_mid are fitted again with A held at the mean of all runs, .02 below it and .02 above it.
+    A difference counts if it is sure at all three. It is one of efficiency if it is also sure between the most unequal
+    ceilings that the data allows; otherwise the ceilings may make it.
     """
     counted, fell = [standing(fits) for fits in groups], {}
     for variant, fits, kept in zip(variants, groups, counted):
@@ -73,93 +86,105 @@ def compare(variants: tuple[str, str], groups: Sequence[list[Fit]]) -> Compariso
         return Comparison(variants, "unknown", None, verdict, "", fell)
 
     no_ceiling = [variant for variant, fits in zip(variants, counted) if not all(fit.identified for fit in fits)]
-    gap, low, high = difference_of_ceilings(*counted)
-    A_difference = None if no_ceiling else (gap, low, high)
-    if abs(gap) >= MARGIN and (low > 0 or high < 0):
-        higher, lower = variants if gap > 0 else variants[::-1]
-        above = with_interval(*(gap, low, high) if gap > 0 else (-gap, -high, -low))
+    gap, low, high = difference_of_ceilings(*counted, scatter[0])
+    A_difference, higher = None if no_ceiling else (gap, low, high), beyond(0, (gap, low, high))
+    if higher and abs(gap) >= MARGIN:
+        winner, loser = variants[::higher]
+        above = with_interval(abs(gap), *sorted((higher * low, higher * high)))
         above = f"at least {max(low, -high):.3f}" if no_ceiling else above
-        verdict, numbers = f"{higher} raises the ceiling", f"its A lies {above} above that of {lower}"
-        return Comparison(variants, "ceiling", higher, verdict, numbers, fell, A_difference)
+        verdict, numbers = f"{winner} raises the ceiling", f"its A lies {above} above that of {loser}"
+        return Comparison(variants, "ceiling", winner, verdict, numbers, fell, A_difference)
 
-    common = float(np.mean([fit.A for fits in counted for fit in fits]))
-    held = tuple(efficiency_at(A, *counted) for A in (common, common - MARGIN, min(common + MARGIN, 1.0)))
-    steeper, later = (surely_above_1([at[ratio] for at in held]) for ratio in ("B_ratio", "C_mid_ratio"))
-    winner = variants[0] if (steeper or -later) > 0 else variants[1]
-    if not steeper and not later:
+    A = float(np.mean([fit.A for fits in counted for fit in fits]))
+    at = efficiency_at([(A, A), (A - MARGIN, A - MARGIN), (A + MARGIN, A + MARGIN)], counted, scatter[1])
+    unequal = efficiency_at([(A + gap / 2, A - gap / 2) for gap in (low, high)], counted, scatter[1])
+    steeper, sooner = signs = beyond(1, at["B_ratio"]), -beyond(1, at["C_mid_ratio"])
+    still = beyond(1, unequal["B_ratio"]), -beyond(1, unequal["C_mid_ratio"])
+    winner = variants[0] if (steeper or sooner) > 0 else variants[1]
+    if not any(signs):
         kind, winner, verdict = "none", None, "no difference that this data shows"
-    elif steeper * later > 0:
-        verdict = f"{winner} rises more steeply but later: neither is more efficient all along"
+    elif steeper == -sooner:
         kind = "steeper but later"
+        verdict = f"{winner} rises more steeply but later: neither is more efficient all along"
+    elif not any(sign and sign == other for sign, other in zip(signs, still)):
+        kind, verdict = "ceiling or efficiency", f"{winner} is ahead in ceiling or efficiency: this data cannot tell"
+    elif higher == -(steeper or sooner):
+        kind, verdict = "quicker but lower", f"{winner} is more efficient, but its ceiling is lower"
     else:
         kind, verdict = "efficiency", f"{winner} is more efficient"
+
     numbers = f"the ceilings differ by {with_interval(gap, low, high, '+.3f')}"
+    numbers += f", and less than {MARGIN} does not count" if higher else ""
     if no_ceiling:
         numbers = f"not all runs of {' and '.join(no_ceiling)} show a ceiling, and no other lies surely below it"
-    numbers += f"; with A held at {common:.3f}"
+    numbers += f"; with A held at {A:.3f}"
     for name in ("B", "C_mid"):
-        ratio = with_interval(*held[0][f"{name}_ratio"], ".2f")
-        numbers += ", {} {:.4g} and {:.4g}, ratio {}".format(name, *held[0][name], ratio)
-    return Comparison(variants, kind, winner, verdict, numbers, fell, A_difference, held)
+        ratio = with_interval(*at[f"{name}_ratio"], ".2f")
+        numbers += ", {} {:.4g} and {:.4g}, ratio {}".format(name, *at[name], ratio)
+    if min(map(len, counted)) < 3 and kind in ("none", "ceiling or efficiency"):
+        shrink = half_interval(3, 3) / half_interval(*map(len, counted))
+        _, least, most = at["C_mid_ratio"]
+        needed = max(MARGIN, shrink * (high - low) / 2), (most / least) ** (shrink / 2)
+        numbers += "; three seeds of each would show ceilings {:.3f} apart, or a C_mid ratio of {:.2f}".format(*needed)
+    return Comparison(variants, kind, winner, verdict, numbers, fell, A_difference, at)
 
 
-def surely_above_1(ratios: list[tuple[float, float, float]]) -> int:
-    """1 if all these ratios, (ratio, low, high) each, are surely above 1, -1 if all are surely below, otherwise 0."""
-    return int(all(low > 1 for _, low, _ in ratios)) - int(all(high < 1 for _, _, high in ratios))
+def beyond(value: float, interval: tuple[float, float, float]) -> int:
+    """1 if all of an interval (middle, low, high) lies above a value, -1 if all lies below it, otherwise 0."""
+    _, low, high = interval
+    return int(low > value) - int(high < value)
 
 
-def difference_of_ceilings(first: list[Fit], second: list[Fit]) -> tuple[float, float, float]:
-    """The mean A of the first variant minus the mean A of the second, with its 95 % interval: (gap, low, high).
+def difference_of_ceilings(first: list[Fit], second: list[Fit], scatter: float) -> tuple[float, float, float]:
+    """The mean A of the first variant minus the mean A of the second, with its interval: (gap, low, high).
 
     The interval of a run's A is longer above A than below. So the low end uses the lower halves of the first variant's
     intervals and the upper halves of the second's, and the high end uses the opposite halves. A run without a ceiling
     has no A: the end of its interval replaces A, and the smaller of the two gaps is returned.
     """
 
-    def gap_and_reach(ends: tuple[int, int]) -> tuple[float, float]:  # ends: 0 for the low one, 1 for the high one
-        quantities, reach = [], 0.0
+    def gap_and_half(ends: tuple[int, int]) -> tuple[float, float]:  # ends: 0 for the low one, 1 for the high one
+        sides = []
         for fits, end in zip((first, second), ends):
             bounds = np.array([fit.interval["A"][end] for fit in fits])
-            A = [fit.A if fit.identified else bound for fit, bound in zip(fits, bounds)]
-            halves, degrees = np.abs(A - bounds), [len(fit.x) - 3 for fit in fits]
-            quantities.append((A, halves / stdtrit(degrees, 0.975), degrees))
-            reach += np.linalg.norm(halves) / len(fits)  # half the interval of the mean of A, from the fits alone
-        gap, half = difference(*quantities)
-        return gap, float(max(half, reach))
+            A = np.array([fit.A if fit.identified else bound for fit, bound in zip(fits, bounds)])
+            sides.append((A, np.abs(A - bounds) / stdtrit(np.inf, 0.975)))
+        return difference(*sides, scatter)
 
-    (least, below), (most, above) = gap_and_reach((0, 1)), gap_and_reach((1, 0))  # one gap if all show a ceiling
+    (least, below), (most, above) = gap_and_half((0, 1)), gap_and_half((1, 0))  # one gap if all show a ceiling
     return (least if least > 0 else most), least - below, most + above
 
 
-def difference(first: tuple, second: tuple) -> tuple[float, float]:
-    """The difference of the means of two variants, and half of its 95 % interval. A variant is three lists over its
-    seeds: values, errors, degrees of freedom. We assume that both scatter alike (Student), since two or three seeds
-    show little. If one has a single run, each has its own error (Welch): from its seeds, or from its only fit."""
-    n, m = len(first[0]), len(second[0])
-    if n > 1 and m > 1:
-        degrees = n + m - 2
-        variance = (n * np.var(first[0]) + m * np.var(second[0])) / degrees * (1 / n + 1 / m)
-    else:
-        (a, degrees_a), (b, degrees_b) = (
-            (np.var(values, ddof=1) / len(values), len(values) - 1) if len(values) > 1 else (errors[0] ** 2, degrees[0])
-            for values, errors, degrees in (first, second)
-        )
-        variance = a + b + 1e-300
-        degrees = max(1, variance**2 / (a**2 / degrees_a + b**2 / degrees_b + 1e-300))
-    return float(np.mean(first[0]) - np.mean(second[0])), float(stdtrit(degrees, 0.975) * np.sqrt(variance))
+def difference(first: tuple, second: tuple, scatter: float) -> tuple[float, float]:
+    """The difference of the means of two variants, and half of its interval. A variant is two arrays over its seeds:
+    values, and the standard errors of their fits. We expect that seeds vary by the scatter and by these errors. What
+    they show may be `factor` times as much, which counts for both variants, since so few seeds show little."""
+    expected = [scatter**2 + np.mean(np.square(errors)) for _, errors in (first, second)]
+    n, m = (len(values) for values, _ in (first, second))
+    seen = n * np.var(first[0]) / expected[0] + m * np.var(second[0]) / expected[1]
+    factor = (DEFAULT_WEIGHT + seen) / (DEFAULT_WEIGHT + n + m - 2)
+    half = half_interval(n, m, *(factor * variance for variance in expected))
+    return float(np.mean(first[0]) - np.mean(second[0])), half
 
 
-def efficiency_at(A: float, *groups: list[Fit]) -> dict:
-    """B and C_mid of two variants with both asymptotes held at A: for "B" and for "C_mid" the geometric means over the
-    seeds of each, and for "B_ratio" and "C_mid_ratio" the ratio of the first variant to the second with its 95 %
-    interval, (ratio, low, high)."""
-    held = [[fit.efficiency_at(A) for fit in fits] for fits in groups]
-    degrees = [[len(fit.x) - 2 for fit in fits] for fits in groups]
-    found = {"A": A}
-    for i, name in enumerate(("B", "C_mid")):  # the order of `Fit.efficiency_at`
-        logs = [[values[i] for values, _ in fits] for fits in held]
-        errors = [[errors[i] for _, errors in fits] for fits in held]
-        ratio, half = difference(*zip(logs, errors, degrees))
-        found[name] = tuple(float(np.exp(np.mean(values))) for values in logs)
-        found[f"{name}_ratio"] = tuple(float(np.exp(log)) for log in (ratio, ratio - half, ratio + half))
+def half_interval(n: int, m: int, first: float = 1.0, second: float = 1.0) -> float:
+    """Half the interval of the difference of two means, over n and m seeds whose variances are `first` and `second`."""
+    return float(stdtrit(DEFAULT_WEIGHT + n + m - 2, QUANTILE) * np.sqrt(first / n + second / m))
+
+
+def efficiency_at(held: Sequence[tuple[float, float]], groups: Sequence[list[Fit]], scatter: float) -> dict:
+    """B and C_mid of two variants whose asymptotes are held at a pair of values. "B" and "C_mid": the geometric means
+    over the seeds of each, at the first pair. "B_ratio" and "C_mid_ratio": the ratio of the first variant to the second
+    there, and the lowest and the highest end of its intervals at all pairs: (ratio, low, high)."""
+    found, ratios = {"A": held[0][0]}, {"B": [], "C_mid": []}
+    for pair in held:
+        fits = [[fit.efficiency_at(A) for fit in group] for A, group in zip(pair, groups)]
+        for i, (name, rows) in enumerate(ratios.items()):  # the order of `Fit.efficiency_at`
+            sides = [tuple(np.array([each[j][i] for each in group]) for j in (0, 1)) for group in fits]
+            found.setdefault(name, tuple(float(np.exp(values.mean())) for values, _ in sides))
+            ratio, half = difference(*sides, scatter)
+            rows.append(np.exp([ratio, ratio - half, ratio + half]))
+    for name, rows in ratios.items():
+        middle, low, high = zip(*rows)
+        found[f"{name}_ratio"] = float(middle[0]), float(min(low)), float(max(high))
     return found

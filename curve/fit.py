@@ -65,6 +65,7 @@ class Fit:
     r0: str | float  # where R0 comes from: "first", "free" or its value
     x: Array = field(repr=False)  # (n,) the points fitted
     y: Array = field(repr=False)
+    points: tuple[Array, Array] = field(repr=False)  # x and y of the second fit, which may begin with compute 0
     profile: Profile = field(repr=False)
     warnings: list[FitWarning]  # the most important first
     identified: bool = False  # whether the data determines A, and with it B and C_mid
@@ -128,13 +129,14 @@ class Fit:
         return float(np.diff(self.predict(C))[0]), float(low[0]), float(high[0])
 
     def efficiency_at(self, A: float) -> tuple[Array, Array]:
-        """log B and log C_mid (2,) of these points with the asymptote held at A (A.8), and their standard errors (2,),
-        widened for correlation as the intervals are."""
-        degrees = len(self.x) - 2
-        start = np.array([[A, np.log(self.B), np.log(self.C_mid), self.R0]])
-        theta, squares, JJ = least_squares.descend(self.x, self.y, start, [1, 2])
-        variance = allowed_excess(squares[0], degrees, self.correlation) / stdtrit(degrees, 0.975) ** 2
-        return theta[0, 1:3], np.sqrt(variance * np.diag(least_squares.inverse(JJ[0])))
+        """log B and log C_mid (2,) of these points with the asymptote held at A <= 1 (A.8), and their standard errors
+        (2,), widened for correlation as the intervals are. R0 is free if the intervals have it free."""
+        x, y = self.points
+        start, free = np.array([[min(A, 1.0), np.log(self.B), np.log(self.C_mid), self.R0]]), self.profile.free
+        theta, squares, JJ = least_squares.descend(x, y, start, free)
+        excess = allowed_excess(squares[0], len(x) - len(free), self.correlation)
+        errors = np.sqrt(excess * np.diag(least_squares.inverse(JJ[0]))) / stdtrit(np.inf, 0.975)
+        return theta[0, 1:3], errors[:2]
 
 
 FittedRun = tuple[Series, Fit]
@@ -191,7 +193,9 @@ def fit_sigmoid(x, y, r0: str | float = "first", fit_from=0.0, fit_to=np.inf, nu
     squares, rms = float(squares), float(np.sqrt(squares / (n - parameters)))
     noise = float(np.sqrt(np.mean(y * (1 - y)) / num_examples)) if num_examples else None
     interval = {"R0": (R0, R0)} | interval
-    return judge(Fit(A, B, C_mid, R0, interval, squares, rms, lag_1, correlation, noise, r0, x, y, profile, warnings))
+    points = x_all, y_all
+    fit = Fit(A, B, C_mid, R0, interval, squares, rms, lag_1, correlation, noise, r0, x, y, points, profile, warnings)
+    return judge(fit)
 
 
 def lag_one_correlation(residual: Array, parameters: int) -> tuple[float, float]:

@@ -255,7 +255,7 @@ def test_runs_that_show_no_ceiling_are_compared_in_efficiency_alone():
     assert lost and all(f.comparable and f.A == pytest.approx(1.0, abs=1e-4) for f in lost)
     result = compare(["slow", "quick"], [slow, fits(60.0)])
     assert result.kind == "efficiency" and result.winner == "quick" and "not all runs of slow" in result.sentence
-    assert result.A_difference is None and result.efficiency[0]["C_mid_ratio"][0] == pytest.approx(100 / 60, rel=0.1)
+    assert result.A_difference is None and result.efficiency["C_mid_ratio"][0] == pytest.approx(100 / 60, rel=0.1)
     capped = [fit_sigmoid(*run_of(A=0.8, B=1.5, C_mid=100.0, R0=0.1, noise=0.02, seed=seed)) for seed in range(3)]
     result = compare(["slow", "capped"], [slow, capped])
     assert result.sentence.startswith("slow raises the ceiling (its A lies at least") and not result.efficiency
