@@ -52,6 +52,7 @@ class Fitting:
     y: str | None = None  # the column of the pass rate, or several with commas, or all; by default guessed, and printed
     where: str | None = None  # only the records with COLUMN=VALUE; several with commas
     percent: bool = False  # the pass rate is in percent
+    mean: bool = False  # average the rows of one step, such as several problems or seeds under each other
     fit_from: float = 0.0  # leave out the points before this compute
     fit_to: float = float("inf")  # leave out the points after this compute
     r0: Literal["first", "free"] | float = "first"  # pass rate before training: the first point, fitted, or this value
@@ -85,7 +86,7 @@ def fit_logs(logs: Sequence[tuple[str, str | Path]], fitting: Fitting) -> tuple[
     run whose variant is "" is a variant by itself."""
     variants, unfit = {}, []
     for variant, path in logs:
-        for series in read_log(path, fitting.x, fitting.y, fitting.percent, fitting.where):
+        for series in read_log(path, fitting.x, fitting.y, fitting.percent, fitting.where, fitting.mean):
             try:
                 fit = fit_sigmoid(series.x, series.y, fitting.r0, fitting.fit_from, fitting.fit_to, series.num_examples)
             except ValueError as error:

@@ -1,8 +1,8 @@
 """Choose the columns of compute and pass rate in the table of a log, and make curves of them.
 
-A column is chosen by its name. The lists below say what frameworks call these columns, the best name first. If two
-columns are equally likely, none is taken, and the error names both: a wrong curve with plausible numbers is worse than
-no curve.
+A column is chosen by its name. The lists below say what frameworks call these columns, the best name first. If no name
+is known, or two columns are equally likely, none is taken, and the error names them: a wrong curve with plausible
+numbers is worse than no curve.
 """
 
 import difflib
@@ -31,67 +31,74 @@ class Series:
     notes: tuple[str, ...] = ()  # how the log was read; a warning begins with !
 
 
-def check_curve(x: np.ndarray, y: np.ndarray, place: Callable[[int], str] = lambda i: f"point {i + 1}") -> None:
-    """ValueError, naming the first wrong point, unless compute x (n,) increases and pass rates y (n,) are in [0, 1]."""
+def check_curve(
+    x: np.ndarray, y: np.ndarray, place: Callable[[int], str] = lambda i: f"point {i + 1}", names: tuple = ("x", "y")
+) -> None:
+    """ValueError, naming the first wrong point and its column, unless compute x (n,) increases and pass rates y (n,)
+    are in [0, 1]."""
+    x_name, y_name = names
     with np.errstate(invalid="ignore"):
-        advice = "if it is in percent, say --percent" if 1.5 < y.max() <= 100 else "name another column with --y"
+        advice = "if it is in percent, say --percent" if 20 < y.max() <= 100 else "name another column with --y"
         rules = (
-            (~np.isfinite(x + y), "x = {x:g}, y = {y:g}: not finite; remove the line"),
-            (x < 0, "x = {x:g}: compute is never negative"),
-            (np.diff(x, prepend=-1) <= 0, "x = {x:g} after {before:g}: x must increase; sort the log by it"),
-            ((y < 0) | (y > 1), "y = {y:g} is no pass rate, not in [0, 1]: " + advice),
+            (~np.isfinite(x + y), "{x_name} = {x:g}, {y_name} = {y:g}: not finite; remove the line"),
+            (x < 0, "{x_name} = {x:g}: compute is never negative"),
+            (np.diff(x, prepend=-1) <= 0, "{x_name} = {x:g} after {before:g}: it must increase; sort the log by it"),
+            ((y < 0) | (y > 1), "{y_name} = {y:g} is no pass rate, not in [0, 1]: " + advice),
         )
     for broken, message in rules:
         if broken.any():
             i = int(broken.argmax())
-            raise ValueError(f"{place(i)}: {message.format(x=x[i], y=y[i], before=x[i - 1])}")
+            values = {"x": x[i], "y": y[i], "before": x[i - 1], "x_name": x_name, "y_name": y_name}
+            raise ValueError(f"{place(i)}: {message.format(**values)}")
 
 
-def _word(words: str) -> re.Pattern:
-    return re.compile(rf"(?<![a-z0-9])({words})(?![a-z0-9])")
-
-
-# Names of compute, the best first. The whole name must match.
-COMPUTE = (
-    r"(compute_|train_|total_)?(flops|flos)",  # this project, transformers
-    r".*(gpu|device|accelerator)[ _-]?hours.*",
-    r"compute.*",
-    r"((.*/)?(num|total|cumulative|sampled)_(input_)?)?tokens(_seen)?",  # TRL
-    r"(wall_?)?(seconds|clock|hours)",
-    r"(.*[/_])?(global|train|training|trainer|grpo|ppo|rl|checkpoint)_?steps?",  # OpenRLHF, the user's step in W&B
-    r"(.*/)?steps?",  # verl, prime-rl, tinker, TRL, TensorBoard
-    r"_step",  # W&B's own, which counts its calls
-    r"(.*/)?(optimizer_?steps?|iterations?|updates?|((total|num)_)?timesteps)",  # Stable-Baselines, RLlib
-    r"(.*/)?(num_)?episodes?",
-    r"relative[ _]time.*|_runtime",  # W&B
-    r"(.*/)?epochs?",
-    r".*[/_ -]steps?",
-    r"x",
-)
+# What compute is called, a line for each kind, the best first. Only the last part of a path counts.
+COMPUTE = tuple(line.split() for line in """
+    compute_flops train_flops total_flops flops compute_flos total_flos flos
+    compute_device_hours device_hours gpu_hours accelerator_hours
+    compute_tokens compute
+    num_tokens total_tokens cumulative_tokens sampled_tokens num_input_tokens num_input_tokens_seen tokens_seen tokens
+    seconds wall_seconds wall_clock wall_time_seconds clock hours time_total_s
+    global_step train_step training_step trainer_step grpo_step ppo_step rl_step checkpoint_step
+    step
+    _step
+    timesteps_total total_timesteps num_timesteps timestep env_step frame
+    optimizer_step training_iteration iteration update
+    epoch
+    episode num_episodes
+    relative_time relative_time_process relative_time_wall _runtime
+    x
+""".strip().splitlines())  # fmt: skip
 STEP = re.compile(r"(.*[/_])?steps?|(.*/)?(iterations?|updates?)", re.I)  # a resumed run repeats its values
 
 # Words in the names of pass rates, the best first. All words of a name count: acc/mean@8 comes before reward/mean@8.
-MEASURES = [
-    _word(r"pass[_ ]?rates?"),  # this project
-    _word(r"(mean|avg|average)@\d+|pass[_@ ]?(at_?)?1"),  # verl, prime-rl, OpenRLHF
-    _word(r"acc|accuracy|correct|correctness|success|solved?|exact_match"),  # verl, TRL, tinker
-    _word(r"scores?"),  # verl until 2024
-    _word(r"rewards?"),
-    _word(r"y|value"),
-    _word(r"(pass|best|maj|majority|cons)[_@]?(at_?)?[\dk]+"),
-    _word(r"aux|best"),
-]
-REWARDS = (3, 4)  # a name whose best word is one of these is from training, unless it says validation
-# A column whose name has one of these words is no pass rate. --y can still name it.
-NEVER = frozenset(
-    "format formatted length lengths len std stdev stderr var sem min max median loss losses lr learning kl entropy "
-    "time timing second seconds hours runtime token tokens grad gradient norm clip clipped clipfrac ratio frac "
-    "fraction advantage advantages penalty temperature memory gib num number count epoch epochs step steps turn "
-    "turns lower upper low high ci err error errors ppl perplexity coef coeff beta size sample samples prompt "
-    "prompts".split()
+MEASURES = tuple(line.split() for line in """
+    passrate
+    mean@n pass@one
+    acc accuracy correct correctness success solve solved exactmatch
+    aime aime24 aime25 aime2024 aime2025 amc gpqa gsm8k humaneval livecodebench math math500 mbpp minerva mmlu olympiad
+    score scores
+    reward rewards
+    best@n
+    aux best
+""".strip().splitlines())  # fmt: skip
+REWARDS = (4, 5)  # a name with one of these is from training, unless it says validation
+RANK = {word: rank for rank, words in enumerate(MEASURES) for word in words}
+# What these words add to a measure does not change what it is. A word that is not known makes another quantity of it.
+ADDED = set("mean avg average total rate overall all default final answer sampled greedy is func fn function episode "
+            "default core agent of per".split())  # fmt: skip
+VALIDATION = set("val valid validation eval evaluation evaluate test dev heldout".split())
+TRAINING = set("train training rollout rollouts critic actor env".split())
+# These parts of a path hold no pass rate, whatever stands before them.
+NEVER = set("std stdev stderr var sem min max median count format length len loss kl entropy time".split())
+SPELLINGS = (  # of words that hold a number or a space
+    (r"pass[_ ]?rates?", "passrate"),
+    (r"(mean|avg|average)@\d+", "mean@n"),
+    (r"pass[_@ ]?(at_?)?1(?!\d)", "pass@one"),
+    (r"(pass|best|maj|majority|cons)[_@]?(at_?)?\d+k?", "best@n"),
+    (r"exact_match", "exactmatch"),
+    (r"held_out", "heldout"),
 )
-VALIDATION = _word(r"val|valid|validation|eval|evaluation|evaluate|test|dev|held_?out")
-TRAINING = _word(r"train|training|rollouts?|critic|actor|env")
 
 # These columns say whether a record is from training or from a validation.
 KINDS_OF_RECORD = ("kind", "type", "split", "mode", "phase", "stage", "event")
@@ -107,31 +114,42 @@ COSTS = {
 }  # fmt: skip
 
 
-def _plain(name: str) -> str:
-    """A name in lower case with _ between words, without the run that W&B puts before it: "a - evalAcc" is eval_acc."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name.rpartition(" - ")[2]).lower()
+def _parts(name: str) -> list[list[str]]:
+    """The words of each part of a path, in lower case, without the run that W&B puts before it: "a - evalAcc/mean" is
+    [[eval, acc], [mean]]."""
+    plain = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name.rpartition(" - ")[2]).lower()
+    for spelling, word in SPELLINGS:
+        plain = re.sub(rf"(?<![a-z0-9]){spelling}(?![a-z0-9])", word, plain)
+    return [re.findall("[a-z0-9@]+", part) for part in plain.split("/")]
+
+
+def _says(words: set[str], name: str) -> bool:
+    """Whether one of these words is in a name."""
+    return any(word in words for part in _parts(name) for word in part)
 
 
 def _compute_rank(name: str) -> int | None:
     """The place of a name in COMPUTE: 0 is the best. None if it is no name of compute."""
-    return next((i for i, pattern in enumerate(COMPUTE) if re.fullmatch(pattern, name, re.I)), None)
+    last = re.sub("[^a-z0-9]+", "_", name.rpartition("/")[2].lower()).rstrip("_")
+    return next((rank for rank, names in enumerate(COMPUTE) if last in names or last.removesuffix("s") in names), None)
 
 
 def _pass_rate_rank(name: str, source: str) -> tuple[int, ...]:
-    """How likely a column is the pass rate: the lowest tuple is the likeliest, and () is no pass rate.
+    """How likely a column is the pass rate: the lowest tuple is the likeliest, and () is no name of a pass rate.
 
     source: the kind of the records. The tuple begins with 0 for a validation, 2 for training, and 1 if nothing says
-    which. Then come the places of its words in MEASURES. Without such a word only --y can choose the column."""
-    plain = _plain(name)
-    if _compute_rank(name) is not None or not NEVER.isdisjoint(re.split(r"[^a-z0-9]+", plain)):
-        return ()
-    measures = [i for i, measure in enumerate(MEASURES) if measure.search(plain)]
-    if VALIDATION.search(f"{source} {plain}"):
-        if not measures and re.fullmatch(r"[^/]+/[^/]+", plain):  # eval/aime
-            measures = [len(MEASURES)]
-        return 0, *measures
-    is_training = TRAINING.search(f"{source} {plain}") or (measures and measures[0] in REWARDS)
-    return 2 if is_training else 1, *measures
+    which. Then come the places of its words in MEASURES. The part of the name that holds them must have no unknown word
+    (failure_rate, reward_hacking_rate), and so must the parts after a reward, which say what is rewarded."""
+    parts = _parts(name)
+    ranks = {len(MEASURES)} if parts in ([["y"]], [["value"]]) else set()  # nothing but the value
+    known = RANK.keys() | ADDED | VALIDATION | TRAINING
+    for part in parts:
+        if known.issuperset(part):
+            ranks |= {RANK[word] for word in part if word in RANK}
+        elif RANK["reward"] in ranks or not NEVER.isdisjoint(part):
+            return ()
+    trained = _says(TRAINING, f"{source}/{name}") or not ranks.isdisjoint(REWARDS)
+    return (0 if _says(VALIDATION, f"{source}/{name}") else 2 if trained else 1, *sorted(ranks)) if ranks else ()
 
 
 class Table:
@@ -198,7 +216,7 @@ class Table:
 
 @np.errstate(all="ignore")  # NaN is a missing value, and check_curve names the place of an infinity
 def read_curves(
-    table: Table, name: str, x: str | None, y: str | None, where: str | None, percent: bool
+    table: Table, name: str, x: str | None, y: str | None, where: str | None, percent: bool, mean: bool
 ) -> list[Series]:
     """The curves in a table: one, or one for each column that `y` names. The arguments are those of `read_log`."""
     kinds = {}  # by column what the records are
@@ -212,8 +230,8 @@ def read_curves(
     for column in KINDS_OF_RECORD:
         if column in table.names and column not in kinds:
             groups = table.groups(column, table.rows(column))
-            trained = [value for value in groups if TRAINING.search(_plain(value))]
-            validations = [value for value in groups if VALIDATION.search(_plain(value)) and value not in trained]
+            trained = [value for value in groups if _says(TRAINING, value)]
+            validations = [value for value in groups if _says(VALIDATION, value) and value not in trained]
             if len(validations) > 1:
                 choices = " or ".join(f"--where {column}={value}" for value in validations)
                 raise ValueError(f"which records are the validations? say {choices}")
@@ -227,7 +245,7 @@ def read_curves(
         raise ValueError("no column has a value: expected a table with names, or a JSON object a line")
     columns = _pass_rates(table, y)
     several, guessed = len(columns) > 1 or y == "all", x is None or y is None
-    return [_series(table, column if several else name, x, column, percent, guessed) for column in columns]
+    return [_series(table, column if several else name, x, column, percent, mean, guessed) for column in columns]
 
 
 def _listed(names: list[str]) -> str:
@@ -248,20 +266,23 @@ def _pass_rates(table: Table, y: str | None) -> list[str]:
         for name in names:
             _require_column(table, name, "--y")
         return names
-    ranks = {name: rank for name in table.names if (rank := _pass_rate_rank(name, table.source))}
-    named = {name: rank for name, rank in ranks.items() if len(rank) > 1}
-    numbers = {name: table.numbers(name)[table.rows(name)] for name in ranks}
-    likely = [name for name in named if named[name] == min(named.values())]
-    likely = likely or [name for name in ranks if np.isfinite(numbers[name]).any()]  # each is a run, or unknown
-    if not likely:
-        raise ValueError(f"no column is named like a pass rate: name it with --y of: {_listed(table.names)}")
-    if len(likely) == 1 or y == "all":
+    numbers = {name: table.numbers(name)[table.chosen] for name in table.names}
+    numbers = {name: values for name, values in numbers.items() if np.isfinite(values).any()}  # texts are no candidates
+    ranks = {name: rank for name in numbers if (rank := _pass_rate_rank(name, table.source))}
+    likely = [name for name in ranks if ranks[name] == min(ranks.values())]
+    alike = lambda one, other: np.array_equal(numbers[one], numbers[other], equal_nan=True)
+    likely = [name for i, name in enumerate(likely) if not any(alike(name, other) for other in likely[:i])]
+    question = "which column is the pass rate?" if likely else "no column is named like a pass rate:"
+    if len(likely) == 1:
+        return likely
+    likely = likely or [name for name in numbers if _compute_rank(name) is None]
+    if y == "all" and likely:
         return likely
     ranges = []
     for name in likely:
         low, high = np.fmin.reduce(numbers[name]), np.fmax.reduce(numbers[name])
         ranges.append(f"{name} ({low:.3g} to {high:.3g}{'' if 0 <= low and high <= 1 else ': no pass rate'})")
-    raise ValueError(f"which column is the pass rate? name it with --y (or all): {_listed(ranges)}")
+    raise ValueError(f"{question} name it with --y (or all): {_listed(ranges)}")
 
 
 def _counters(table: Table, y: str, rows: np.ndarray) -> list[str]:
@@ -290,8 +311,8 @@ def _best_compute(table: Table, counters: list[str], rows: np.ndarray) -> str:
     return best
 
 
-def _series(table: Table, name: str, x: str | None, y: str, percent: bool, guessed: bool) -> Series:
-    """The curve of the pass rate y. x, percent: as in `read_log`. guessed: whether x or y was not given there."""
+def _series(table: Table, name: str, x: str | None, y: str, percent: bool, mean: bool, guessed: bool) -> Series:
+    """The curve of the pass rate y. x, percent, mean: as in `read_log`. guessed: whether x or y was not given there."""
     for row, text in table.texts.get(y, {}).items():
         if table.chosen[row]:
             raise ValueError(f"{table.place(row)}: {y} = {text[:40]!r} is not a number: mend or remove it")
@@ -302,9 +323,15 @@ def _series(table: Table, name: str, x: str | None, y: str, percent: bool, guess
     counters = _counters(table, y, rows)
     step = next((name for name in counters if STEP.fullmatch(name)), x if x in table.names else None)
     step = step or _best_compute(table, counters, rows)
-    _refuse_several_curves(table, step, y, rows)
-    last = _last_of_each(table.numbers(step)[rows])
-    repeated, rows = len(rows) - len(last), rows[last]
+    repeated, averaged = 0, 0
+    if mean:
+        _, first, group = np.unique(table.numbers(step)[rows], return_index=True, return_inverse=True)
+        pass_rate[rows[first]] = np.bincount(group, pass_rate[rows]) / np.bincount(group)
+        averaged, rows = len(rows), rows[first]
+    else:
+        _refuse_several_curves(table, step, y, rows)
+        last = _last_of_each(table.numbers(step)[rows])
+        repeated, rows = len(rows) - len(last), rows[last]
 
     x = x or _best_compute(table, counters, rows)
     if x in COSTS and x not in table.names:
@@ -317,17 +344,18 @@ def _series(table: Table, name: str, x: str | None, y: str, percent: bool, guess
         raise ValueError(f"no line has a value of {x!r} and of {y!r}")
     rows = rows[~missing]
     compute, pass_rate = compute[rows], pass_rate[rows] / (100 if percent and y not in table.in_percent else 1)
-    check_curve(compute, pass_rate, lambda i: table.place(rows[i]))
+    check_curve(compute, pass_rate, lambda i: table.place(rows[i]), (x, y))
 
     note = f"read: x = {x}, y = {y}, {len(rows)} points"
     note += f", from the {table.source} records" if table.source else ""
+    note += f", each the mean of all with its {step} ({averaged} in all)" if averaged else ""
     repeats = f"whose {step} comes again later, as in a resumed run"
     counts = {"with NaN": nan.sum(), repeats: repeated, f"without {x}": missing.sum()}
     left_out = [f"{count} {reason}" for reason, count in counts.items() if count]
     note += f"; left out: {', '.join(left_out)}" if left_out else ""
     examples = table.numbers("num_examples")[rows]
     examples = examples[np.isfinite(examples)]
-    num_examples = float(examples.mean()) if len(examples) else None
+    num_examples = float(examples.mean()) * max(averaged / len(rows), 1) if len(examples) else None
     if len(rows) > MOST_POINTS:  # the first may give R0; the others become means of neighbours
         starts = np.append(0, np.arange(1, len(rows), -(-(len(rows) - 1) // (MOST_POINTS - 1))))
         sizes = np.diff(np.append(starts, len(rows)))
@@ -359,7 +387,7 @@ def _refuse_several_curves(table: Table, step: str, y: str, rows: np.ndarray) ->
     if len(differ) > max(1, len(rows) // 10):
         row = rows[differ[0] + 1]
         values = f"{step} = {steps[row]:g} has several values of {y}"
-        raise ValueError(f"{table.place(row)}: {values}: choose with --where COLUMN=VALUE")
+        raise ValueError(f"{table.place(row)}: {values}: choose with --where COLUMN=VALUE, or average them with --mean")
 
 
 def _last_of_each(steps: np.ndarray) -> np.ndarray:

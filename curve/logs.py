@@ -10,6 +10,7 @@ other, so that a large file streams. Then curve/columns.py chooses the columns o
 
 import csv
 import io
+import itertools
 import json
 import os
 import re
@@ -23,9 +24,10 @@ from curve.columns import Series, Table, read_curves
 
 Row = tuple[int, dict]  # the line in the file (-3: the third record of a document), and the values by column
 
-# The log of a folder is the first of these: ours, TRL's, prime-rl's, the one in TRL's last checkpoint, TensorBoard's.
-LOG_NAMES = ("log.jsonl", "trainer_state.json", "metrics.jsonl", "checkpoint-*/trainer_state.json",
-             "events.out.tfevents*")  # fmt: skip
+# The log of a folder is the first of these: ours, TRL's, prime-rl's, W&B's, RLlib's and Stable-Baselines', the one in
+# TRL's last checkpoint, TensorBoard's.
+LOG_NAMES = ("log.jsonl", "trainer_state.json", "metrics.jsonl", "wandb-history.jsonl", "progress.csv",
+             "checkpoint-*/trainer_state.json", "events.out.tfevents*")  # fmt: skip
 RUNS = "runs.jsonl"  # the logs of all runs of a study in one file
 
 # Names with numbers, as console logs print them: 'reward': 0.5 or reward=0.5.
@@ -41,18 +43,25 @@ CONSOLES = (
 # What else a line says: its step, and whether it is from training or from a validation.
 COUNTED = re.compile(r"\b(step|iteration|episode|update|epoch)\s*[=:#]?\s*\[?(\d+)(?![\d.]*%)", re.I)
 KIND = re.compile(r"(?<![\w/.-])(train|training|eval|evaluation|val|valid|validation|test)(?![\w/.-])", re.I)
+BOX_LINE = re.compile(r"\| *([^|\s]+) *\| *([^|\s]*) *\|\s*")  # | name | value |
 CELL = re.compile(r'[\s"]*[-+]?[\d.,]+(e[-+]?\d+)?[\s%"]*', re.I)  # a number in a table
 parse_json = json.JSONDecoder(parse_int=float).decode  # float: an integer may have any length
 
 
 def read_log(
-    path: str | os.PathLike, x: str | None = None, y: str | None = None, percent: bool = False, where: str | None = None
+    path: str | os.PathLike,
+    x: str | None = None,
+    y: str | None = None,
+    percent: bool = False,
+    where: str | None = None,
+    mean: bool = False,
 ) -> list[Series]:
     """The curves in a log: one, or one for each column that `y` names.
 
     path: a file, "-" for standard input, the folder of a run, or FILE:COLUMN. x, y: the columns of compute and pass
     rate, guessed if None; y may be several names with commas, or "all", and each is a curve. percent: the rate is in
-    percent. where: which records, as COLUMN=VALUE with commas. ValueError, with file and line, if there is no curve.
+    percent. where: which records, as COLUMN=VALUE with commas. mean: the rows of one step are averaged. ValueError,
+    with file and line, if there is no curve.
     """
     text, column = os.fspath(path), None
     if ":" in text and not os.path.exists(text) and os.path.exists(text.rpartition(":")[0]):
@@ -61,7 +70,7 @@ def read_log(
     of_a_folder = any(log.absolute().match(pattern) for pattern in LOG_NAMES)
     name = "standard input" if text == "-" else log.absolute().parent.name if of_a_folder else log.name
     try:
-        return read_curves(read_table(log), column or name, x, column or y, where, percent)
+        return read_curves(read_table(log), column or name, x, column or y, where, percent, mean)
     except ValueError as error:
         has_place = str(error).startswith(("line", "record"))
         raise ValueError(f"{log}{', ' if has_place else ': '}{error}") from None
@@ -131,6 +140,8 @@ def _rows(binary: io.BufferedIOBase, notes: list[str]) -> Iterable[Row]:
         document = parse_json(text.read())  # a list of records, trainer_state.json, or a single record
         records = document.get("log_history", [document]) if isinstance(document, dict) else document
         return ((-i, _flat(record)) for i, record in enumerate(records, 1) if isinstance(record, dict))
+    if next(_box_rows(text), None):
+        return _box_rows(text)
     delimiter = max(",\t;|", key=first.count)
     is_table = 0 < first.count(delimiter) == second.count(delimiter)
     if not (is_table and any(map(CELL.fullmatch, second.split(delimiter)))):
@@ -141,9 +152,9 @@ def _rows(binary: io.BufferedIOBase, notes: list[str]) -> Iterable[Row]:
 
 
 def _lines(text: io.TextIOWrapper) -> Iterator[tuple[int, str]]:
-    """The lines of a text from its start that are not empty, numbered from 1."""
+    """The lines of a text from its start that are neither empty nor comments, numbered from 1."""
     text.seek(0)
-    return ((i, line) for i, line in enumerate(text, 1) if not line.isspace())
+    return ((i, line) for i, line in enumerate(text, 1) if not line.isspace() and not line.startswith("#"))
 
 
 def _json_lines(text: io.TextIOWrapper, notes: list[str]) -> Iterator[Row]:
@@ -184,18 +195,33 @@ def _console_lines(text: io.TextIOWrapper, start: re.Pattern, pair: re.Pattern) 
             yield i, values | row
 
 
+def _box_rows(text: io.TextIOWrapper) -> Iterator[Row]:
+    """The boxes that OpenAI's and Stable-Baselines print, `| name | value |` a line: a row for each."""
+    box, prefix = {}, ""
+    for i, line in _lines(text):
+        name, value = match.groups() if (match := BOX_LINE.fullmatch(line)) else ("", "")
+        if name.endswith("/") and not value:
+            prefix = name
+        elif name:
+            box[name if "/" in name else prefix + name] = value
+        elif box:
+            yield i, box
+            box, prefix = {}, ""
+
+
 def _table_lines(text: io.TextIOWrapper, delimiter: str) -> Iterator[Row]:
+    skipped = next(_lines(text))[0] - 1  # comments, as in Stable-Baselines' monitor
     text.seek(0)
-    table = csv.DictReader(text, delimiter=delimiter, skipinitialspace=True)
+    table = csv.DictReader(itertools.islice(text, skipped, None), delimiter=delimiter, skipinitialspace=True)
     names = [name for name in table.fieldnames if name]
     if any(map(CELL.fullmatch, names[:1])) or len(set(names)) < len(names):
         raise ValueError("line 1: a number or a name twice where column names are expected: write a line like x,y")
     for row in table:
         if None in row:
-            raise ValueError(f"line {table.line_num}: more values than the {len(names)} names: mend the line")
+            raise ValueError(f"line {skipped + table.line_num}: more values than the {len(names)} names: mend the line")
         if delimiter == ";":  # decimal commas
             row = {name: re.sub(r"^([-+]?\d*),(\d+ ?%?)$", r"\1.\2", cell or "") for name, cell in row.items()}
-        yield table.line_num, row
+        yield skipped + table.line_num, row
 
 
 def _event_rows(binary: io.BufferedIOBase) -> Iterator[Row]:

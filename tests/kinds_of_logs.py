@@ -97,6 +97,13 @@ def history():
                "train": {"reward": 0.4}, "eval": {"success_rate": rate, "mean_len": 80.0}}  # fmt: skip
 
 
+def boxes():
+    yield "env_name: FetchPush-v1"
+    for step, rate in CURVE:
+        yield from ("-" * 30, f"| epoch            | {step / 100} |", f"| test/success_rate | {rate} |")
+        yield from ("| train/           |  |", "|    success_rate  | 0.5 |", "-" * 30)
+
+
 LONG = [["algorithm", "checkpoint_step", "sampled_pass_at_1", "format_valid_rate"],
         *([algorithm, s, r, 0.9] for algorithm in ("ppo", "grpo") for s, r in CURVE)]  # fmt: skip
 WIDE = [["Step", "0.6b", "14b"], *([step, 0.9 * rate, rate] for step, rate in CURVE)]
@@ -135,6 +142,10 @@ KINDS = [
     ("trl.log", "TRL and Unsloth, console", lambda: lines(["Loading: 100%|##| 2/2", *map(str, trl(step=False))]),
      {}, "epoch", "eval_rewards/accuracy_reward/mean"),
     ("tb/events.out.tfevents.1.host.2.0", "TensorBoard", lambda: events(TRAINING), {}, "step", "train/reward"),
+    ("one_reward.jsonl", "TRL with one reward function", lambda: json_lines(
+        {"step": s, "reward": r, "rewards/mine": r, "reward_std": 0.1} for s, r in CURVE), {}, "step", "reward"),
+    ("boxes.txt", "OpenAI's baselines and Stable-Baselines, console", lambda: lines(boxes()), {}, "epoch",
+     "test/success_rate"),
     ("wide.csv:14b", "a column for each run, one of them", lambda: table(WIDE), {}, "Step", "14b"),
     ("history.jsonl", "W&B, history of a run", lambda: json_lines(history()), {}, "trainer/global_step",
      "eval/success_rate"),
@@ -172,6 +183,10 @@ BROKEN = {
         {"step": s, "split": split, "acc": r} for s, r in CURVE for split in ("train", "val", "test")),
     "two algorithms": lambda: table(LONG),
     "three values a step, unnamed": lambda: table([PLAIN[0], *((s, r * f) for s, r in CURVE for f in (1, 0.9, 0.8))]),
+    "rewards of episodes (RLlib)": lambda: table([["timesteps_total", "episode_reward_mean", "info/cur_kl"],
+                                                   *([s, 10 * r, r] for s, r in CURVE)]),
+    "lengths of episodes (monitor of Stable-Baselines)":
+        lambda: b'#{"env_id": "Fetch"}\nr,l,t\n-50.0,50,2.7\n-49.0,50,2.8\n',
     "no compute": lambda: b"acc,other\n" + b"".join(b"0.%d,1\n" % i for i in range(9)),
     "JSON that is cut off": lambda: json.dumps({"log_history": [*trl()]}, indent=1).encode()[:-200],
     "a broken line in the middle": lambda: GOOD + b'{"step": 110, "pa\n' + GOOD,

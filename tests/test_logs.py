@@ -131,6 +131,13 @@ def test_curves_under_each_other_are_never_joined(tmp_path):
     assert "several curves" in refusal(tmp_path, later)  # no step twice, and yet two curves
 
 
+def test_rows_of_one_step_are_averaged_when_told(tmp_path):
+    rows = [("step", "acc", "num_examples"), *((s, r * f, 10) for s, r in CURVE for f in (1.1, 0.9, 1.0))]
+    series = read(tmp_path, table(rows), mean=True)
+    assert list(series.x) == STEPS and series.y == pytest.approx(RATES)
+    assert "11 points, each the mean of all with its step (33 in all)" in series.notes[0] and series.num_examples == 30
+
+
 # The column that is taken, and after the colon the other columns, which hold something else.
 CHOICES = """
     eval/aime: step train/reward loss          | eval/success_rate: eval/mean_reward reward
@@ -154,12 +161,17 @@ def test_the_better_name_is_taken(tmp_path):
 
 
 def test_names_of_compute(tmp_path):
-    for compute in "train_flops total_flos gpu_hours num_tokens seconds grpo_step iteration episode epoch".split():
+    names = "train_flops total_flos gpu_hours num_tokens seconds grpo_step iteration episode epoch timesteps_total"
+    for compute in f"{names} training_iteration Timestep frame".split():
         assert read(tmp_path, table([["acc", compute], *((r, s + 1) for s, r in CURVE)])).x_name == compute
 
 
 def test_what_is_never_a_pass_rate(tmp_path):
-    names = "format_accuracy acc_std val/acc_min val/acc_max eval_loss lr kl entropy eval_time reward/format len"
+    names = (
+        "format_accuracy acc_std val/acc_min val/acc_max eval_loss lr kl entropy eval_time reward/format len"
+        " alpha_value gpu_util perf/mfu exploration_rate dropout eval/failure_rate"
+        " eval/reward_hacking_rate rewards/mine critic/value"
+    )
     for column in names.split():
         content = table([["step", column], *CURVE])
         assert "no column is named like a pass rate" in refusal(tmp_path, content), column
