@@ -65,6 +65,7 @@ class Fitting:
 @dataclass(frozen=True, kw_only=True)
 class Options(Fitting):
     logs: tuple[str, ...]  # LOG, FILE:COLUMN or -; with --compare variants, [NAME=]LOG[,LOG...]: seeds with commas
+    verbose: bool = False  # all of each run that is compared, and minor warnings
     compare: bool = False  # the logs are variants, which are compared two by two
     plot: Path | None = None  # draw the curves into this file: .png, .pdf or .svg
 
@@ -77,6 +78,8 @@ def named_logs(options: Options) -> list[tuple[str, str]]:
         if options.compare and not Path(argument).exists():
             name, text = re.fullmatch(r"(?:([^=,/]+)=)?(.*)", argument).groups()
             variant, paths = name or (text if "," in text else ""), text.split(",")
+        if "" in paths:
+            raise ValueError(f"{argument!r} names no log, where one is expected: write NAME=LOG,LOG")
         logs += [(variant, path) for path in paths]
     return logs
 
@@ -86,7 +89,12 @@ def fit_logs(logs: Sequence[tuple[str, str | Path]], fitting: Fitting) -> tuple[
     run whose variant is "" is a variant by itself."""
     variants, unfit = {}, []
     for variant, path in logs:
-        for series in read_log(path, fitting.x, fitting.y, fitting.percent, fitting.where, fitting.mean):
+        try:
+            curves = read_log(path, fitting.x, fitting.y, fitting.percent, fitting.where, fitting.mean)
+        except (ValueError, OSError) as error:
+            unfit.append(str(error))
+            continue
+        for series in curves:
             try:
                 fit = fit_sigmoid(series.x, series.y, fitting.r0, fitting.fit_from, fitting.fit_to, series.num_examples)
             except ValueError as error:
@@ -112,21 +120,23 @@ def main(arguments: list[str]) -> int:
     if not all(0 <= value < float("inf") for value in options.seed_scatter):
         raise ValueError("--seed-scatter: two standard deviations, which are never negative")
     variants, unfit = fit_logs(named_logs(options), options)
-    if unfit and not (options.compare and len(variants) > 1):
+    if unfit and len(variants) < (2 if options.compare else 1):
         raise ValueError(unfit[0])
     runs = [run for runs in variants.values() for run in runs]
-    results = {"runs": [report(*run, options.predict) for run in runs]}
-    paragraphs = [f"{run[0].name}\n{describe(*run, numbers)}" for run, numbers in zip(runs, results["runs"])]
+    results = {"runs": [report(*run, options.predict) for run in runs], "left_out": unfit}
+    brief = options.compare and len(runs) > 2 and not options.verbose
+    described = [] if brief else zip(runs, results["runs"])
+    paragraphs = [f"{run[0].name}\n{describe(*run, numbers, options.verbose)}" for run, numbers in described]
     if options.compare:
         fits = {name: [fit for _, fit in runs] for name, runs in variants.items()}
         comparisons = [
             compare(pair, [fits[name] for name in pair], options.seed_scatter) for pair in combinations(fits, 2)
         ]
         asymptotes = {name: asymptote_of(seeds) for name, seeds in fits.items()}
-        results |= {"asymptotes": asymptotes, "comparisons": comparisons, "left_out": unfit}
+        results |= {"asymptotes": asymptotes, "comparisons": comparisons}
         paragraphs += [f"{name}: A {text}, from {len(fits[name])} run(s)" for name, text in asymptotes.items()]
         paragraphs += [f"{' and '.join(each.variants)}: {each.sentence}" for each in comparisons]
-        paragraphs += [f"left out, since it cannot be fitted: {reason}" for reason in unfit]
+    paragraphs += [f"left out, since it gives no curve: {reason}" for reason in unfit]
 
     if options.plot and len(runs) > 1:
         plot_compare(options.plot, variants, results.get("comparisons", []))

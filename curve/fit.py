@@ -43,6 +43,11 @@ class FitWarning:
     kind: str  # in a few words, for a table
     text: str  # the numbers, and what follows from them
 
+    @property
+    def is_minor(self) -> bool:
+        """Whether it foretells no error of A: good runs have it, and the intervals know of it."""
+        return self.kind in ("flat", "few points", "drift", "scatter", "small gain", "R0 is not from before training")
+
     def __str__(self) -> str:
         return f"{self.kind}: {self.text}"
 
@@ -258,8 +263,7 @@ def judge(fit: Fit) -> Fit:
     noise = fit.noise or np.nan  # no comparison with nan holds
     rules = [
         (declined, "decline", f"{fall}, so A lies below the peak"),
-        (flat, "flat", f"no gain {since}: the run is at A, or has stalled"),
-        (fit.x[0] > fit.C_mid, "late start", "half of the gain came before the first point: B and C_mid lean on R0"),
+        (flat and kind != UNKNOWN, "flat", f"no gain {since}: the run is at A, or has stalled"),
         (n < 6, "few points", f"only {n} points: the intervals lean on {n - 3} degree(s) of freedom"),
         (on_bound, "B is on its bound", f"B = {fit.B:.3g}: the rise is a step between points, or has no shape yet"),
         (drifts, "drift", f"corrected correlation of the residuals {fit.correlation:.2f}: a slow movement is missed"),

@@ -128,7 +128,7 @@ def test_a_run_that_cannot_be_fitted_is_named_and_left_out(capsys, tmp_path):
         verdict, left_out = text.strip().split("\n\n")[-2:]
         assert status == 0 and verdict == without.strip().split("\n\n")[-1]
         assert (
-            left_out.startswith("left out, since it cannot be fitted: ") and "bad.csv: the pass rate is 0.3" in left_out
+            left_out.startswith("left out, since it gives no curve: ") and "bad.csv: the pass rate is 0.3" in left_out
         )
     status, text, error = command("--compare", pair[0], "bad=DIR/bad.csv")  # nothing is left to compare with
     assert status == 2 and "bad.csv: the pass rate is 0.3" in error and not text
