@@ -8,8 +8,8 @@
 
 A study compares variants of a run. A file of your own names them, with the fields of Settings (machinery/settings.py)
 and Recipe (loss.py) that each changes: {"small": {"prompts_per_step": 16}, "gspo": {"loss": "gspo", "eps_high": 0.01}}.
-Each run is `train.py` in a process of its own, with the folder runs/STUDY/VARIANT-seedN. tables.md, compare.png and
-seeds.png are made from the logs alone.
+Each run is `train.py` in a process of its own, with the folder runs/STUDY/VARIANT-seedN. tables.md and compare.png
+are made from the logs alone.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ from curve.fit import Fit, FittedRun, with_interval
 from curve.flags import flag, read_flags, run_command
 from curve.forecast import FORECASTERS
 from curve.logs import RUNS, packed_runs, read_table
-from curve.plots import COMPUTE_UNITS, plot_compare, plot_seeds
+from curve.plots import COMPUTE_UNITS, plot_compare
 from curve.report import report
 from fit_curve import Fitting, fit_logs, write_json
 from machinery.devices import cpu_threads
@@ -214,8 +214,8 @@ def runs_of_study(folder: Path) -> list[tuple[str, Path]]:
 
 
 def make_tables(folder: Path, fitting: Fitting) -> str:
-    """Fit all runs of a study, write tables.md, compare.png and seeds.png into its folder, and return the tables. Runs
-    that cannot be fitted are named below them; ValueError if none can."""
+    """Fit all runs of a study, write tables.md and compare.png into its folder, and return the tables. Runs that cannot
+    be fitted are named below them; ValueError if none can."""
     variants, unfit = fit_logs(runs_of_study(folder), fitting)
     if not variants:
         raise ValueError(unfit[0])
@@ -235,7 +235,6 @@ def make_tables(folder: Path, fitting: Fitting) -> str:
     ])  # fmt: skip
     write_whole(folder / "tables.md", text + "\n")
     plot_compare(folder / "compare.png", variants, comparisons)
-    plot_seeds(folder / "seeds.png", variants)
     if fitting.json:
         write_json(fitting.json, {"runs": reports, "comparisons": comparisons})
     return text + "\n"

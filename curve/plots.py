@@ -1,4 +1,4 @@
-"""Draw fitted runs: one in detail, several side by side, variants against each other, the seeds of each variant.
+"""Draw fitted runs: one in detail, or variants against each other.
 
 The suffix of the file is its format: .png, .pdf, .svg, or another of matplotlib. A figure is written whole or not at
 all.
@@ -22,16 +22,15 @@ def plot_runs(path: Path, runs: Sequence[FittedRun], predict: Sequence[float] = 
     """Draw runs: several as variants, a single one in detail, with a forecast to the last compute of `predict`."""
     if len(runs) > 1:
         return plot_compare(path, {series.name: [(series, fit)] for series, fit in runs}, [])
-    figure, (axes,) = _new_figure(1)
-    ((series, fit),) = runs
+    axes, ((series, fit),) = _new_axes(), runs
     _draw_run(axes, series, fit, predict)
     _finish(axes, [series], series.name if fit.identified else f"{series.name}\n{fit.warnings[0]}")
-    _save(path, figure)
+    _save(path, axes.figure)
 
 
 def plot_compare(path: Path, variants: dict[str, list[FittedRun]], comparisons: Sequence[Comparison]) -> None:
     """Draw the curves of variants, and above them the verdicts of three comparisons at most."""
-    figure, (axes,) = _new_figure(1)
+    axes = _new_axes()
     for i, (name, runs) in enumerate(variants.items()):
         _draw_variant(axes, name, runs, f"C{i}")
     title = "points of all seeds, mean of the fitted curves, forecasts (dashed)"
@@ -39,20 +38,7 @@ def plot_compare(path: Path, variants: dict[str, list[FittedRun]], comparisons: 
         verdicts = [f"{' and '.join(comparison.variants)}: {comparison.verdict}" for comparison in comparisons]
         title = "\n".join([*verdicts, title])
     _finish(axes, [series for runs in variants.values() for series, _ in runs], title)
-    _save(path, figure)
-
-
-def plot_seeds(path: Path, variants: dict[str, list[FittedRun]]) -> None:
-    """Draw variants by name, a panel each: every seed with its own curve (Fig. 8a)."""
-    figure, panels = _new_figure(len(variants))
-    for axes, (name, runs) in zip(panels, variants.items()):
-        for i, (series, fit) in enumerate(runs):
-            _draw_variant(axes, series.name.removeprefix(f"{name}-"), [(series, fit)], f"C{i}")
-        _finish(axes, [series for series, _ in runs], name)
-        axes.set_ylim(0, 1)
-    for axes in panels[len(variants) :]:
-        axes.remove()
-    _save(path, figure)
+    _save(path, axes.figure)
 
 
 def _draw_run(axes, series: Series, fit: Fit, predict: Sequence[float]) -> None:
@@ -104,30 +90,25 @@ def _draw_variant(axes, name: str, runs: list[FittedRun], color: str) -> None:
             axes.fill_between(C, low, high, color=color, alpha=0.12, lw=0)
 
 
-def _new_figure(panels: int):
-    """A figure and its panels, at most three beside each other."""
+def _new_axes():
     from matplotlib.figure import Figure  # here, so that a fit without a plot starts fast
 
-    rows = -(-panels // 3)
-    columns = -(-panels // rows)
-    figure = Figure(figsize=(8 if panels == 1 else 13, 1), layout="constrained")  # the legends decide the height
-    return figure, figure.subplots(rows, columns, squeeze=False).flatten()
+    return Figure(figsize=(8, 1), layout="constrained").subplots()  # the legend decides the height
 
 
 def _finish(axes, runs: Sequence[Series], title: str) -> None:
-    """Labels, title, and the legend below the panel, where it covers no curve."""
+    """Labels, title, and the legend below the axes, where it covers no curve."""
     x_names, y_names = {series.x_name.lower() for series in runs}, {series.y_name for series in runs}
     compute = "" if len(x_names) > 1 else f" ({COMPUTE_UNITS.get(runs[0].x_name, runs[0].x_name)})"
     pass_rate = "" if len(y_names) > 1 or y_names == {"pass_rate"} else f" ({runs[0].y_name})"
     axes.set(xlabel=f"compute{compute}", ylabel=f"pass rate{pass_rate}", xscale="log")
     axes.set_title(title, fontsize=10, wrap=True)
     axes.grid(alpha=0.25)
-    figure, grid = axes.figure, axes.get_subplotspec().get_gridspec()
     labels = axes.get_legend_handles_labels()[1]
-    columns = 2 if grid.ncols == 1 and max(map(len, labels)) < 60 else 1
+    columns = 2 if max(map(len, labels)) < 60 else 1
     lines = title.count("\n") + len(labels) / columns
     axes.legend(fontsize=8, ncols=columns, loc="upper left", bbox_to_anchor=(0, -0.15))
-    figure.set_figheight(max(figure.get_figheight(), grid.nrows * (4.4 + 0.2 * lines)))  # inches
+    axes.figure.set_figheight(4.4 + 0.2 * lines)  # inches
 
 
 def _save(path: Path, figure) -> None:

@@ -99,7 +99,7 @@ def test_a_study_is_interrupted_goes_on_and_finds_itself_finished(tmp_path, monk
         assert "going on from step" in (place / f"{folder.name}.txt").read_text()
     tables = (place / "tables.md").read_text()
     assert all(f"| {name} |" in tables for name in runs) and tables in capsys.readouterr().out
-    assert all((place / name).read_bytes()[:4] == b"\x89PNG" for name in ("compare.png", "seeds.png"))
+    assert (place / "compare.png").read_bytes()[:4] == b"\x89PNG"
 
     # Everything is finished: the command again starts nothing, and makes the tables.
     monkeypatch.setattr(study, "start_run", lambda *_: pytest.fail("a finished run was started"))
@@ -314,7 +314,7 @@ def test_tables_hold_what_the_logs_say(stored, capsys):
     margin = re.search(r"variant: ([.\d]+) \[([.\d]+), ([.\d]+)\], from 7 degrees", text).groups()
     assert float(margin[0]) == pytest.approx(np.sqrt((spread**2).sum() / 7), abs=6e-5)
 
-    assert sorted(path.name for path in folder.iterdir() if path.is_file()) == ["compare.png", "seeds.png", "tables.md"]
+    assert sorted(path.name for path in folder.iterdir() if path.is_file()) == ["compare.png", "tables.md"]
 
 
 PUBLISHED = ROOT / "docs" / "study"
@@ -330,7 +330,6 @@ PUBLISHED = ROOT / "docs" / "study"
 def test_the_published_tables_are_made_of_the_published_logs(name, tmp_path, monkeypatch):
     """The same words, and the same numbers but for the last digit, which another machine may round otherwise."""
     monkeypatch.setattr(study, "plot_compare", lambda *_: None)  # drawing takes most of the time, and is tested above
-    monkeypatch.setattr(study, "plot_seeds", lambda *_: None)
     folder = PUBLISHED / name
     shutil.copytree(folder, tmp_path / name, ignore=lambda _, names: [n for n in names if n.endswith((".md", ".png"))])
     assert status_of("tables", str(tmp_path / name)) == 0
