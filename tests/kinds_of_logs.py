@@ -35,24 +35,6 @@ def lines(texts) -> bytes:
     return "".join(f"{text}\n" for text in texts).encode()
 
 
-def events(rows) -> bytes:
-    """The bytes of an event file of TensorBoard: (step, {tag: value}) each."""
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.compat.proto.summary_pb2 import Summary
-    from tensorboard.summary.writer.record_writer import RecordWriter
-
-    class Kept(io.BytesIO):
-        def flush(self): ...
-
-    file = Kept()
-    writer = RecordWriter(file)
-    writer.write(Event(wall_time=1.7e9, file_version="brain.Event:2").SerializeToString())
-    for step, tags in rows:
-        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in tags.items()]
-        writer.write(Event(wall_time=1.7e9 + step, step=step, summary=Summary(value=values)).SerializeToString())
-    return file.getvalue()
-
-
 def typed():
     for step, rate in CURVE:
         yield {"type": "eval", "grpo_step": step, "optimizer_step": step, "num_examples": 1024, "reward": rate,
@@ -107,7 +89,6 @@ def boxes():
 LONG = [["algorithm", "checkpoint_step", "sampled_pass_at_1", "format_valid_rate"],
         *([algorithm, s, r, 0.9] for algorithm in ("ppo", "grpo") for s, r in CURVE)]  # fmt: skip
 WIDE = [["Step", "0.6b", "14b"], *([step, 0.9 * rate, rate] for step, rate in CURVE)]
-TRAINING = [(s, {"train/reward": r, "train/loss": 0.1, "train/reward_std": 0.1}) for s, r in CURVE]
 PLAIN = [("step", "pass_rate"), *CURVE]
 
 # The name of the file, where such files come from, its bytes, the flags that it needs, and the columns that are read.
@@ -118,8 +99,7 @@ KINDS = [
      {}, "compute_flops", "pass_rate"),
     ("typed.jsonl", "own scripts: records of several types", lambda: json_lines(typed()), {}, "grpo_step",
      "answer_accuracy"),
-    ("verl.log", "verl, console of 2024, over time", lambda: lines(verl_console()), {"x": "seconds"}, "seconds",
-     "val/test_score/openai/gsm8k"),
+    ("verl.log", "verl, console of 2024", lambda: lines(verl_console()), {}, "step", "val/test_score/openai/gsm8k"),
     ("verl2.log", "verl, console of 2025", lambda: lines(verl_newer()), {}, "step",
      "val-core/openai/gsm8k/reward/mean@1"),
     ("verl.jsonl", "verl, its `file` logger", lambda: json_lines(
@@ -141,11 +121,10 @@ KINDS = [
      {}, "step", "eval_rewards/accuracy_reward/mean"),
     ("trl.log", "TRL and Unsloth, console", lambda: lines(["Loading: 100%|##| 2/2", *map(str, trl(step=False))]),
      {}, "epoch", "eval_rewards/accuracy_reward/mean"),
-    ("tb/events.out.tfevents.1.host.2.0", "TensorBoard", lambda: events(TRAINING), {}, "step", "train/reward"),
+    ("tensorboard.csv", "TensorBoard, a scalar downloaded as CSV",
+     lambda: table([["Wall time", "Step", "Value"], *([1.7e9 + s, s, r] for s, r in CURVE)]), {}, "Step", "Value"),
     ("one_reward.jsonl", "TRL with one reward function", lambda: json_lines(
         {"step": s, "reward": r, "rewards/mine": r, "reward_std": 0.1} for s, r in CURVE), {}, "step", "reward"),
-    ("boxes.txt", "OpenAI's baselines and Stable-Baselines, console", lambda: lines(boxes()), {}, "epoch",
-     "test/success_rate"),
     ("wide.csv:14b", "a column for each run, one of them", lambda: table(WIDE), {}, "Step", "14b"),
     ("history.jsonl", "W&B, history of a run", lambda: json_lines(history()), {}, "trainer/global_step",
      "eval/success_rate"),
@@ -192,6 +171,8 @@ BROKEN = {
     "a broken line in the middle": lambda: GOOD + b'{"step": 110, "pa\n' + GOOD,
     "100,000 brackets": lambda: b"[" * 100_000,
     "a console line of 10 MB": lambda: b"".join(b"a=%d " % i for i in range(1_000_000)),
+    "boxes (OpenAI's baselines, Stable-Baselines)": lambda: lines(boxes()),
+    "events of TensorBoard": lambda: b"\x18" + bytes(8) + b"...brain.Event:2" + bytes(9),
     "a pickle": lambda: pickle.dumps(CURVE),
 }  # fmt: skip
 

@@ -16,7 +16,6 @@ from kinds_of_logs import (
     PLAIN,
     RATES,
     STEPS,
-    events,
     json_lines,
     table,
     table_of_broken,
@@ -59,10 +58,6 @@ def test_a_folder_is_read_by_the_log_in_it(tmp_path):
         history = [{"step": s, "eval_accuracy": r} for s, r in CURVE if s <= step]
         write(tmp_path, f"run/checkpoint-{step}/trainer_state.json", json.dumps({"log_history": history}).encode())
     assert len(read_log(tmp_path / "run")[0].x) == len(STEPS)  # 100 comes after 90
-    for host in "ab":
-        write(tmp_path, f"two/events.out.tfevents.{host}", b"")
-    with pytest.raises(ValueError, match="several logs"):
-        read_log(tmp_path / "two")
     with pytest.raises(ValueError, match="name the file"):
         read_log(tmp_path)
 
@@ -184,11 +179,26 @@ def test_equally_likely_columns_are_both_named_and_none_is_taken(tmp_path):
     curves = read_log(tmp_path / "log", y="eval/aime,eval/math")
     assert [series.name for series in curves] == ["eval/aime", "eval/math"] and curves[1].y[0] == 0.1
     assert [series.name for series in read_log(tmp_path / "log", y="all")] == ["eval/aime", "eval/math"]
-    steps = table([("train_step", "rl_step", "acc"), *((s, s * s, r) for s, r in CURVE)])
-    assert "'train_step' or 'rl_step'" in refusal(tmp_path, steps)
+
+
+def test_the_pass_rate_of_all_sources_is_taken_and_those_of_one_can_be_named(tmp_path):
+    of = ("pass_rate/gym:a", "pass_rate/gym:b")
+    content = json_lines(
+        {"step": s, "pass_rate": r, of[0]: r - 0.1, of[1]: r + 0.1, "num_examples": 256, "num_examples/gym:a": 128}
+        for s, r in CURVE
+    )
+    series = read(tmp_path, content)
+    assert (series.y_name, series.num_examples) == ("pass_rate", 256)
+    assert f"--x and --y can name others: {', '.join(of)}" in series.notes[0]
+    assert read(tmp_path, content, y=of[0]).num_examples == 128
+    assert [series.y_name for series in read_log(tmp_path / "log", y="all")] == ["pass_rate", *of]
+
+
+def test_the_better_compute_is_taken_and_the_other_can_be_named(tmp_path):
+    steps = table([("rl_step", "train_step", "acc"), *((s * s, s, r) for s, r in CURVE)])
+    assert (series := read(tmp_path, steps)).x_name == "train_step"
+    assert "--x and --y can name others: rl_step" in series.notes[0]
     assert read(tmp_path, steps, x="rl_step").x[-1] == 10_000
-    twice = table([("train_step", "rl_step", "acc"), *((s, 2 * s, r) for s, r in CURVE)])
-    assert read(tmp_path, twice).x_name == "train_step"  # one is twice the other: the curve is the same
 
 
 def test_a_limit_on_steps_is_no_count_of_them(tmp_path):
@@ -206,13 +216,13 @@ def test_tokens_of_a_step_are_no_compute_until_they_are_asked_for(tmp_path):
 
 
 def test_a_resumed_run_counts_once(tmp_path):
-    """The run is resumed at 50. The steps after 50 were made twice, and count once in steps and in seconds."""
+    """The run is resumed at 50. The steps after 50 were made twice: they are one point, and have cost twice."""
     lines = [{"step": s, "timing_s/step": 7, "val/acc": 0.0 if s >= 50 else r} for s, r in CURVE if s < 80]
     lines += [{"step": s, "timing_s/step": 7, "val/acc": r} for s, r in CURVE if s >= 50]
     series = read(tmp_path, json_lines(lines))
     assert list(series.x) == STEPS and series.y == pytest.approx(RATES)
     assert "left out: 3 whose step comes again later" in series.notes[0]
-    assert list(read(tmp_path, json_lines(lines), x="seconds").x) == list(range(7, 84, 7))
+    assert list(read(tmp_path, json_lines(lines), x="seconds").x) == [*range(7, 36, 7), *range(63, 105, 7)]
     again = [{"step": s, "loss": i, "val/acc": r} for i, (s, r) in enumerate(CURVE[:4] + CURVE[2:6] + CURVE[5:])]
     assert read(tmp_path, json_lines(again)).y == pytest.approx(RATES)  # twice, and once without a step in between
     twice = [{"step": s, "val/acc": r} for s, r in [*CURVE, (100, 0.7)]]  # the last validation is made again
@@ -258,10 +268,9 @@ def test_averaged_points_keep_the_first_and_have_less_noise(tmp_path):
 
 
 def test_standard_input(monkeypatch):
-    for content in (GOOD, events((s, {"acc": r}) for s, r in CURVE)):
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
-        (series,) = read_log("-")
-        assert series.name == "standard input" and series.y == pytest.approx(RATES)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(GOOD)))
+    (series,) = read_log("-")
+    assert series.name == "standard input" and series.y == pytest.approx(RATES)
 
 
 def test_encodings(tmp_path):
