@@ -53,16 +53,12 @@ class Comparison:
     winner: str | None  # the variant that the verdict names
     verdict: str  # in a few words
     numbers: str  # the reasons for the verdict, in words
-    fell: dict[str, str]  # by variant: how many runs fell and are left out, such as "1 of 3"
     A_difference: tuple[float, float, float] | None = None  # (gap, low, high), if all runs identify A
     efficiency: dict | None = None  # of `efficiency_between`, if ceilings are not told apart
 
     @property
     def sentence(self) -> str:
-        """The verdict with the numbers, and with the runs that are left out."""
-        fell = [f"{number} runs of {variant} fell, and are left out" for variant, number in self.fell.items()]
-        reasons = "; ".join(filter(None, [self.numbers, *fell]))
-        return f"{self.verdict} ({reasons})" if reasons else self.verdict
+        return f"{self.verdict} ({self.numbers})" if self.numbers else self.verdict
 
 
 def compare(
@@ -76,14 +72,11 @@ def compare(
     A difference counts if it is sure at all three. It is one of efficiency if it is also sure between the most unequal
     ceilings that the data allows; otherwise the ceilings may make it.
     """
-    counted, fell = [standing(fits) for fits in groups], {}
-    for variant, fits, kept in zip(variants, groups, counted):
-        if len(fits) > len(kept):
-            fell[variant] = f"{len(fits) - len(kept)} of {len(fits)}"
+    counted = [standing(fits) for fits in groups]
     unknown = [variant for variant, fits in zip(variants, counted) if not all(fit.comparable for fit in fits)]
     if unknown:
         verdict = f"no difference that this data shows: it does not identify A of {' and '.join(unknown)}"
-        return Comparison(variants, "unknown", None, verdict, "", fell)
+        return Comparison(variants, "unknown", None, verdict, "")
 
     no_ceiling = [variant for variant, fits in zip(variants, counted) if not all(fit.identified for fit in fits)]
     gap, low, high = difference_of_ceilings(*counted, scatter[0])
@@ -93,7 +86,7 @@ def compare(
         above = with_interval(abs(gap), *sorted((higher * low, higher * high)))
         above = f"at least {max(low, -high):.3f}" if no_ceiling else above
         verdict, numbers = f"{winner} raises the ceiling", f"its A lies {above} above that of {loser}"
-        return Comparison(variants, "ceiling", winner, verdict, numbers, fell, A_difference)
+        return Comparison(variants, "ceiling", winner, verdict, numbers, A_difference)
 
     A = float(np.mean([fit.A for fits in counted for fit in fits]))
     at = efficiency_at([(A, A), (A - MARGIN, A - MARGIN), (A + MARGIN, A + MARGIN)], counted, scatter[1])
@@ -126,7 +119,7 @@ def compare(
         _, least, most = at["C_mid_ratio"]
         needed = max(MARGIN, shrink * (high - low) / 2), (most / least) ** (shrink / 2)
         numbers += "; three seeds of each would show ceilings {:.3f} apart, or a C_mid ratio of {:.2f}".format(*needed)
-    return Comparison(variants, kind, winner, verdict, numbers, fell, A_difference, at)
+    return Comparison(variants, kind, winner, verdict, numbers, A_difference, at)
 
 
 def beyond(value: float, interval: tuple[float, float, float]) -> int:

@@ -43,11 +43,6 @@ class FitWarning:
     kind: str  # in a few words, for a table
     text: str  # the numbers, and what follows from them
 
-    @property
-    def is_minor(self) -> bool:
-        """Whether it foretells no error of A: good runs have it, and the intervals know of it."""
-        return self.kind in ("flat", "few points", "drift", "scatter", "small gain", "R0 is not from before training")
-
     def __str__(self) -> str:
         return f"{self.kind}: {self.text}"
 
@@ -165,9 +160,6 @@ def fit_sigmoid(x, y, r0: str | float = "first", fit_from=0.0, fit_to=np.inf, nu
     if R0 is not None and not 0 <= R0 <= 1:
         raise ValueError(f"R0 = {R0:g} is no pass rate, which lies in [0, 1]")
     warnings = []
-    if r0 == "first" and x[0] > 0:
-        late = f"R0 = {R0:.3f} is the first point, at x = {x[0]:.4g}: --r0 can say better"
-        warnings.append(FitWarning("R0 is not from before training", late))
     fitted = (x >= fit_from) & (x <= fit_to)
     if r0 == "first" or (R0 is not None and x[0] == 0):  # at compute 0 every curve is at R0: nothing to fit
         fitted[0] = False
@@ -255,30 +247,12 @@ def judge(fit: Fit) -> Fit:
     kind = about_A[0].kind if about_A else None
 
     declined = bool(peak - end > max(0.2 * (peak - fit.R0), 4 * jump))
-    late = fit.x >= fit.C_max / 4
-    flat = is_flat(fit.x[late], fit.y[late], fit.correlation)
-    since = f"since x = {fit.x[late][0]:.4g} ({late.sum()} points)"
     on_bound = not least_squares.B_RANGE[0] * 1.01 < fit.B < least_squares.B_RANGE[1] / 1.01
-    drifts = fit.correlation > 0.6 and n > 10
-    noise = fit.noise or np.nan  # no comparison with nan holds
     rules = [
         (declined, "decline", f"{fall}, so A lies below the peak"),
-        (flat and kind != UNKNOWN, "flat", f"no gain {since}: the run is at A, or has stalled"),
         (n < 6, "few points", f"only {n} points: the intervals lean on {n - 3} degree(s) of freedom"),
         (on_bound, "B is on its bound", f"B = {fit.B:.3g}: the rise is a step between points, or has no shape yet"),
-        (drifts, "drift", f"corrected correlation of the residuals {fit.correlation:.2f}: a slow movement is missed"),
-        (fit.rms > 2 * noise, "scatter", f"{fit.rms:.4f} is more than twice the noise of a validation ({noise:.4f})"),
-        (gain < 4 * noise, "small gain", f"below 4 times the noise of a validation ({noise:.4f}): use more examples"),
     ]
     warnings = about_A + [FitWarning(*warning) for holds, *warning in rules if holds] + fit.warnings
     identified, no_ceiling = kind in (None, SHORT), kind == NO_CEILING
     return replace(fit, identified=identified, no_ceiling=no_ceiling, fell=declined, warnings=warnings)
-
-
-def is_flat(x: Array, y: Array, correlation: float) -> bool:
-    """Whether these last points show no gain: over log x, the rise of a line through them is neither sure nor large."""
-    if len(x) < 6:
-        return False
-    (slope, _), covariance = np.polyfit(np.log(x), y, 1, cov=True)
-    error = np.sqrt(covariance[0, 0] * (1 + correlation) / (1 - correlation))
-    return bool(slope < 2 * error and slope * np.log(x[-1] / x[0]) < MARGIN / 2)

@@ -93,8 +93,7 @@ def _add_fields(parser: argparse.ArgumentParser, kind: type, default) -> None:
         default_text = " ".join(map(str, value)) if isinstance(value, tuple) else value
         help += f" (default: {default_text})" if value not in (None, ()) else ""
         if field.type is bool:
-            names = flag(field.name), flag(f"no_{field.name}")
-            group.add_argument(*names, dest=field.name, action=_OnOff, nargs=0, help=help)
+            group.add_argument(flag(field.name), action=argparse.BooleanOptionalAction, help=help)
             continue
         words = [member for member in members if isinstance(member, str)]
         words += ["None"] if type(None) in members and field.default is not None else []
@@ -105,11 +104,6 @@ def _add_fields(parser: argparse.ArgumentParser, kind: type, default) -> None:
         metavar = "|".join([*words, *(TYPE_NAMES[value_type] for value_type in types)])
         reader = _reader(words, types)
         group.add_argument(flag(field.name), dest=field.name, metavar=metavar, help=help, type=reader, nargs=number)
-
-
-class _OnOff(argparse.Action):  # --name sets True, --no-name False
-    def __call__(self, _, namespace, __, name=None) -> None:
-        setattr(namespace, self.dest, name == self.option_strings[0])
 
 
 def _comments(kind: type) -> dict[str, str]:
