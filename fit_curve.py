@@ -89,12 +89,7 @@ def fit_logs(logs: Sequence[tuple[str, str | Path]], fitting: Fitting) -> tuple[
     run whose variant is "" is a variant by itself."""
     variants, unfit = {}, []
     for variant, path in logs:
-        try:
-            curves = read_log(path, fitting.x, fitting.y, fitting.percent, fitting.where, fitting.mean)
-        except (ValueError, OSError) as error:
-            unfit.append(str(error))
-            continue
-        for series in curves:
+        for series in read_log(path, fitting.x, fitting.y, fitting.percent, fitting.where, fitting.mean):
             try:
                 fit = fit_sigmoid(series.x, series.y, fitting.r0, fitting.fit_from, fitting.fit_to, series.num_examples)
             except ValueError as error:
