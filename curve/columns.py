@@ -74,12 +74,12 @@ STEP = re.compile(r"(.*[/_])?steps?|(.*/)?(iterations?|updates?)", re.I)  # a re
 # Words in the names of pass rates, the best first. All words of a name count: acc/mean@8 comes before reward/mean@8.
 MEASURES = tuple(line.split() for line in """
     passrate
-    mean@n pass@one
+    meanofn passone
     acc accuracy correct correctness success solve solved exactmatch
     aime aime24 aime25 aime2024 aime2025 amc gpqa gsm8k humaneval livecodebench math math500 mbpp minerva mmlu olympiad
     score scores
     reward rewards
-    best@n
+    bestofn
     aux best
 """.strip().splitlines())  # fmt: skip
 REWARDS = (4, 5)  # a name with one of these is from training, unless it says validation
@@ -93,9 +93,9 @@ TRAINING = set("train training rollout rollouts critic actor env".split())
 NEVER = set("std stdev stderr var sem min max median count format length len loss kl entropy time".split())
 SPELLINGS = (  # of words that hold a number or a space
     (r"pass[_ ]?rates?", "passrate"),
-    (r"(mean|avg|average)@\d+", "mean@n"),
-    (r"pass[_@ ]?(at_?)?1(?!\d)", "pass@one"),
-    (r"(pass|best|maj|majority|cons)[_@]?(at_?)?\d+k?", "best@n"),
+    (r"(mean|avg|average)@\d+", "meanofn"),
+    (r"pass[_@ ]?(at_?)?1(?!\d)", "passone"),
+    (r"(pass|best|maj|majority|cons)[_@]?(at_?)?\d+k?", "bestofn"),
     (r"exact_match", "exactmatch"),
     (r"held_out", "heldout"),
 )
@@ -119,7 +119,7 @@ def _parts(name: str) -> list[list[str]]:
     plain = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name.rpartition(" - ")[2]).lower()
     for spelling, word in SPELLINGS:
         plain = re.sub(rf"(?<![a-z0-9]){spelling}(?![a-z0-9])", word, plain)
-    return [re.findall("[a-z0-9@]+", part) for part in plain.split("/")]
+    return [re.findall("[a-z0-9]+", part) for part in plain.split("/")]
 
 
 def _says(words: set[str], name: str) -> bool:
