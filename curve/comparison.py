@@ -17,7 +17,7 @@ from scipy.special import stdtrit  # quantiles of Student's t; scipy.stats is sl
 from curve.fit import MARGIN, Fit, with_interval
 
 SEED_SCATTER = 0.01, 0.05  # standard deviations between seeds: of A, and of log B and log C_mid (docs/measured.md)
-DEFAULT_WEIGHT = 10  # the degrees of freedom that the default counts as
+DEFAULT_WEIGHT = 6  # the degrees of freedom that the default counts as
 QUANTILE = 1 - 0.05 / 6  # so the three intervals, of A, B and C_mid, hold together with 95 %
 
 
@@ -152,8 +152,8 @@ def difference(first: tuple, second: tuple, scatter: float) -> tuple[float, floa
     """The difference of the means of two variants, and half of its interval. A variant is two arrays over its seeds:
     values, and the standard errors of their fits. We expect that seeds vary by the scatter and by these errors. What
     they show may be `factor` times as much, which counts for both variants, since so few seeds show little."""
-    expected = [scatter**2 + np.mean(np.square(errors)) for _, errors in (first, second)]
     n, m = (len(values) for values, _ in (first, second))
+    expected = [scatter**2 + np.mean(np.square(errors)) for _, errors in (first, second)]
     seen = n * np.var(first[0]) / expected[0] + m * np.var(second[0]) / expected[1]
     factor = (DEFAULT_WEIGHT + seen) / (DEFAULT_WEIGHT + n + m - 2)
     half = half_interval(n, m, *(factor * variance for variance in expected))
@@ -168,12 +168,14 @@ def half_interval(n: int, m: int, first: float = 1.0, second: float = 1.0) -> fl
 def efficiency_at(held: Sequence[tuple[float, float]], groups: Sequence[list[Fit]], scatter: float) -> dict:
     """B and C_mid of two variants whose asymptotes are held at a pair of values. "B" and "C_mid": the geometric means
     over the seeds of each, at the first pair. "B_ratio" and "C_mid_ratio": the ratio of the first variant to the second
-    there, and the lowest and the highest end of its intervals at all pairs: (ratio, low, high)."""
+    there, and the lowest and the highest end of its intervals at all pairs: (ratio, low, high). The errors of the fits
+    count only for a variant with one run: with A held they are too wide, and several seeds show how runs vary."""
     found, ratios = {"A": held[0][0]}, {"B": [], "C_mid": []}
+    alone = min(map(len, groups)) == 1
     for pair in held:
         fits = [[fit.efficiency_at(A) for fit in group] for A, group in zip(pair, groups)]
         for i, (name, rows) in enumerate(ratios.items()):  # the order of `Fit.efficiency_at`
-            sides = [tuple(np.array([each[j][i] for each in group]) for j in (0, 1)) for group in fits]
+            sides = [(np.array([log[i] for log, _ in fit]), np.array([alone * e[i] for _, e in fit])) for fit in fits]
             found.setdefault(name, tuple(float(np.exp(values.mean())) for values, _ in sides))
             ratio, half = difference(*sides, scatter)
             rows.append(np.exp([ratio, ratio - half, ratio + half]))

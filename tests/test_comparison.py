@@ -36,7 +36,7 @@ def test_a_ceiling_is_not_raised_against_its_own_interval():
         assert compare(("one", "two"), fits).kind != "ceiling"
     gap, low, high = compare(("slow", "quick"), ([slow], [quick])).A_difference
     errors = [np.hypot(np.hypot(*facing) / 1.959964, 0.01 * np.sqrt(2)) for facing in ((0.147, 0.006), (0.015, 0.005))]
-    t = 2.869952  # 10 degrees of freedom, three intervals at once
+    t = 3.287455  # 6 degrees of freedom, three intervals at once
     assert (gap, low, high) == pytest.approx((0.130, 0.130 - t * errors[0], 0.130 + t * errors[1]), abs=1e-5)
     capped = with_A(f, 0.75, 0.745, 0.76)  # below the whole interval
     sentence = compare(("slow", "capped"), ([slow], [capped])).sentence
