@@ -169,13 +169,13 @@ def efficiency_at(held: Sequence[tuple[float, float]], groups: Sequence[list[Fit
     """B and C_mid of two variants whose asymptotes are held at a pair of values. "B" and "C_mid": the geometric means
     over the seeds of each, at the first pair. "B_ratio" and "C_mid_ratio": the ratio of the first variant to the second
     there, and the lowest and the highest end of its intervals at all pairs: (ratio, low, high). The errors of the fits
-    count only for a variant with one run: with A held they are too wide, and several seeds show how runs vary."""
+    count only for a variant with one or two runs: with A held they are too wide, and three show how runs vary."""
     found, ratios = {"A": held[0][0]}, {"B": [], "C_mid": []}
-    alone = min(map(len, groups)) == 1
+    few = min(map(len, groups)) < 3
     for pair in held:
         fits = [[fit.efficiency_at(A) for fit in group] for A, group in zip(pair, groups)]
         for i, (name, rows) in enumerate(ratios.items()):  # the order of `Fit.efficiency_at`
-            sides = [(np.array([log[i] for log, _ in fit]), np.array([alone * e[i] for _, e in fit])) for fit in fits]
+            sides = [(np.array([log[i] for log, _ in fit]), np.array([few * e[i] for _, e in fit])) for fit in fits]
             found.setdefault(name, tuple(float(np.exp(values.mean())) for values, _ in sides))
             ratio, half = difference(*sides, scatter)
             rows.append(np.exp([ratio, ratio - half, ratio + half]))
