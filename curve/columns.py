@@ -1,7 +1,7 @@
 """Choose the columns of compute and pass rate in the table of a log, and make curves of them.
 
 A column is chosen by its name. The lists below say what frameworks call these columns, the best name first. If no name
-is known, or two columns are equally likely, none is taken, and the error names them: a wrong curve with plausible
+is known, or two pass rates are equally likely, none is taken, and the error names them: a wrong curve with plausible
 numbers is worse than no curve.
 """
 
@@ -52,52 +52,43 @@ def check_curve(
             raise ValueError(f"{place(i)}: {message.format(**values)}")
 
 
-# What compute is called, a line for each kind, the best first. Only the last part of a path counts.
-COMPUTE = tuple(line.split() for line in """
+# What compute is called, the best first. Only the last part of a path counts.
+COMPUTE = """
     compute_flops train_flops total_flops flops compute_flos total_flos flos
     compute_device_hours device_hours gpu_hours accelerator_hours
     compute_tokens compute
     num_tokens total_tokens cumulative_tokens sampled_tokens num_input_tokens num_input_tokens_seen tokens_seen tokens
     seconds wall_seconds wall_clock wall_time_seconds clock hours time_total_s
-    global_step train_step training_step trainer_step grpo_step ppo_step rl_step checkpoint_step
-    step
-    _step
+    global_step train_step training_step trainer_step grpo_step ppo_step rl_step checkpoint_step step _step
     timesteps_total total_timesteps num_timesteps timestep env_step frame
-    optimizer_step training_iteration iteration update
-    epoch
-    episode num_episodes
-    relative_time relative_time_process relative_time_wall _runtime
-    x
-""".strip().splitlines())  # fmt: skip
+    optimizer_step training_iteration iteration update epoch episode num_episodes
+    relative_time relative_time_process relative_time_wall _runtime x
+""".split()
 STEP = re.compile(r"(.*[/_])?steps?|(.*/)?(iterations?|updates?)", re.I)  # a resumed run repeats its values
 
 # Words in the names of pass rates, the best first. All words of a name count: acc/mean@8 comes before reward/mean@8.
 MEASURES = tuple(line.split() for line in """
     passrate
     meanofn passone
-    acc accuracy correct correctness success solve solved exactmatch
+    acc accuracy correct correctness success solve solved match
     aime aime24 aime25 aime2024 aime2025 amc gpqa gsm8k humaneval livecodebench math math500 mbpp minerva mmlu olympiad
     score scores
     reward rewards
-    bestofn
-    aux best
 """.strip().splitlines())  # fmt: skip
 REWARDS = (4, 5)  # a name with one of these is from training, unless it says validation
 RANK = {word: rank for rank, words in enumerate(MEASURES) for word in words}
 # What these words add to a measure does not change what it is. A word that is not known makes another quantity of it.
 ADDED = set("mean avg average total rate overall all default final answer sampled greedy is func fn function episode "
-            "default core agent of per".split())  # fmt: skip
-VALIDATION = set("val valid validation eval evaluation evaluate test dev heldout".split())
+            "default core agent of per exact out".split())  # fmt: skip
+VALIDATION = set("val valid validation eval evaluation evaluate test dev held heldout".split())
 TRAINING = set("train training rollout rollouts critic actor env".split())
-# These parts of a path hold no pass rate, whatever stands before them.
-NEVER = set("std stdev stderr var sem min max median count format length len loss kl entropy time".split())
+# A part of a path with one of these is no pass rate, whatever stands before it.
+NEVER = set("std stdev stderr var sem min max median count format length len loss kl entropy time "
+            "best worst maj majority cons aux".split())  # fmt: skip
 SPELLINGS = (  # of words that hold a number or a space
     (r"pass[_ ]?rates?", "passrate"),
     (r"(mean|avg|average)@\d+", "meanofn"),
     (r"pass[_@ ]?(at_?)?1(?!\d)", "passone"),
-    (r"(pass|best|maj|majority|cons)[_@]?(at_?)?\d+k?", "bestofn"),
-    (r"exact_match", "exactmatch"),
-    (r"held_out", "heldout"),
 )
 
 # These columns say whether a record is from training or from a validation.
@@ -130,7 +121,7 @@ def _says(words: set[str], name: str) -> bool:
 def _compute_rank(name: str) -> int | None:
     """The place of a name in COMPUTE: 0 is the best. None if it is no name of compute."""
     last = re.sub("[^a-z0-9]+", "_", name.rpartition("/")[2].lower()).rstrip("_")
-    return next((rank for rank, names in enumerate(COMPUTE) if last in names or last.removesuffix("s") in names), None)
+    return next((rank for rank, known in enumerate(COMPUTE) if known in (last, last.removesuffix("s"))), None)
 
 
 def _pass_rate_rank(name: str, source: str) -> tuple[int, ...]:
@@ -271,16 +262,15 @@ def _pass_rates(table: Table, y: str | None) -> list[str]:
     likely = [name for name in ranks if ranks[name] == min(ranks.values())]
     alike = lambda one, other: np.array_equal(numbers[one], numbers[other], equal_nan=True)
     likely = [name for i, name in enumerate(likely) if not any(alike(name, other) for other in likely[:i])]
-    question = "which column is the pass rate?" if likely else "no column is named like a pass rate:"
+    if "pass_rate" in likely and y != "all":  # of all sources in a log of ours; pass_rate/SOURCE is of one
+        likely = ["pass_rate"]
     if len(likely) == 1:
         return likely
+    question = "which column is the pass rate?" if likely else "no column is named like a pass rate:"
     likely = likely or [name for name in numbers if _compute_rank(name) is None]
     if y == "all" and likely:
         return likely
-    ranges = []
-    for name in likely:
-        low, high = np.fmin.reduce(numbers[name]), np.fmax.reduce(numbers[name])
-        ranges.append(f"{name} ({low:.3g} to {high:.3g}{'' if 0 <= low and high <= 1 else ': no pass rate'})")
+    ranges = [f"{name} ({np.fmin.reduce(numbers[name]):.3g} to {np.fmax.reduce(numbers[name]):.3g})" for name in likely]
     raise ValueError(f"{question} name it with --y (or all): {_listed(ranges)}")
 
 

@@ -23,10 +23,10 @@ from curve.columns import Series, Table, read_curves
 
 Row = tuple[int, dict]  # the line in the file (-3: the third record of a document), and the values by column
 
-# The log of a folder is the first of these: ours, TRL's, prime-rl's, W&B's, RLlib's and Stable-Baselines', the one in
-# TRL's last checkpoint, TensorBoard's.
+# The log of a folder is the first of these: ours, TRL's, prime-rl's, W&B's, RLlib's and Stable-Baselines', and the one
+# in TRL's last checkpoint.
 LOG_NAMES = ("log.jsonl", "trainer_state.json", "metrics.jsonl", "wandb-history.jsonl", "progress.csv",
-             "checkpoint-*/trainer_state.json", "events.out.tfevents*")  # fmt: skip
+             "checkpoint-*/trainer_state.json")  # fmt: skip
 RUNS = "runs.jsonl"  # the logs of all runs of a study in one file
 
 # Names with numbers, as console logs print them: 'reward': 0.5 or reward=0.5.
@@ -42,7 +42,7 @@ CONSOLES = (
 # What else a line says: its step, and whether it is from training or from a validation.
 COUNTED = re.compile(r"\b(step|iteration|episode|update|epoch)\s*[=:#]?\s*\[?(\d+)(?![\d.]*%)", re.I)
 KIND = re.compile(r"(?<![\w/.-])(train|training|eval|evaluation|val|valid|validation|test)(?![\w/.-])", re.I)
-BOX_LINE = re.compile(r"\| *([^|\s]+) *\| *([^|\s]*) *\|\s*")  # | name | value |
+BOX_LINE = re.compile(r"\| *\S+ *\| *\S* *\|\s*")  # | name | value |
 CELL = re.compile(r'[\s"]*[-+]?[\d.,]+(e[-+]?\d+)?[\s%"]*', re.I)  # a number in a table
 parse_json = json.JSONDecoder(parse_int=float).decode  # float: an integer may have any length
 
@@ -136,8 +136,8 @@ def _rows(binary: io.BufferedIOBase, notes: list[str]) -> Iterable[Row]:
         document = parse_json(text.read())  # a list of records, trainer_state.json, or a single record
         records = document.get("log_history", [document]) if isinstance(document, dict) else document
         return ((-i, _flat(record)) for i, record in enumerate(records, 1) if isinstance(record, dict))
-    if next(_box_rows(text), None):
-        return _box_rows(text)
+    if any(BOX_LINE.fullmatch(line) for _, line in itertools.islice(_lines(text), 100)):
+        raise ValueError("boxes on a console are not read: name the progress.csv that the same run writes")
     delimiter = max(",\t;|", key=first.count)
     is_table = 0 < first.count(delimiter) == second.count(delimiter)
     if not (is_table and any(map(CELL.fullmatch, second.split(delimiter)))):
@@ -191,20 +191,6 @@ def _console_lines(text: io.TextIOWrapper, start: re.Pattern, pair: re.Pattern) 
             yield i, values | row
 
 
-def _box_rows(text: io.TextIOWrapper) -> Iterator[Row]:
-    """The boxes that OpenAI's and Stable-Baselines print, `| name | value |` a line: a row for each."""
-    box, prefix = {}, ""
-    for i, line in _lines(text):
-        name, value = match.groups() if (match := BOX_LINE.fullmatch(line)) else ("", "")
-        if name.endswith("/") and not value:
-            prefix = name
-        elif name:
-            box[name if "/" in name else prefix + name] = value
-        elif box:
-            yield i, box
-            box, prefix = {}, ""
-
-
 def _table_lines(text: io.TextIOWrapper, delimiter: str) -> Iterator[Row]:
     skipped = next(_lines(text))[0] - 1  # comments, as in Stable-Baselines' monitor
     text.seek(0)
@@ -218,22 +204,3 @@ def _table_lines(text: io.TextIOWrapper, delimiter: str) -> Iterator[Row]:
         if delimiter == ";":  # decimal commas
             row = {name: re.sub(r"^([-+]?\d*),(\d+ ?%?)$", r"\1.\2", cell or "") for name, cell in row.items()}
         yield skipped + table.line_num, row
-
-
-def _event_rows(binary: io.BufferedIOBase) -> Iterator[Row]:
-    """The scalars of TensorBoard's events: a row for each step."""
-    try:
-        from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
-        from tensorboard.util.tensor_util import make_ndarray
-    except ImportError:
-        raise ValueError("these are TensorBoard's events: pip install tensorboard, which reads them") from None
-    rows = {}
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # the log may be a pipe
-        copy = Path(folder) / "events"
-        copy.write_bytes(binary.read())
-        for event in EventFileLoader(str(copy)).Load():
-            for value in event.summary.value:
-                number = make_ndarray(value.tensor)
-                if number.size == 1 and number.dtype.kind == "f":
-                    rows.setdefault(event.step, {"step": event.step})[value.tag] = float(number.item())
-    return ((-i, rows[step]) for i, step in enumerate(sorted(rows), 1))

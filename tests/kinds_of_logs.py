@@ -121,11 +121,10 @@ KINDS = [
      {}, "step", "eval_rewards/accuracy_reward/mean"),
     ("trl.log", "TRL and Unsloth, console", lambda: lines(["Loading: 100%|##| 2/2", *map(str, trl(step=False))]),
      {}, "epoch", "eval_rewards/accuracy_reward/mean"),
-    ("tb/events.out.tfevents.1.host.2.0", "TensorBoard", lambda: events(TRAINING), {}, "step", "train/reward"),
+    ("tensorboard.csv", "TensorBoard, a scalar downloaded as CSV",
+     lambda: table([["Wall time", "Step", "Value"], *([1.7e9 + s, s, r] for s, r in CURVE)]), {}, "Step", "Value"),
     ("one_reward.jsonl", "TRL with one reward function", lambda: json_lines(
         {"step": s, "reward": r, "rewards/mine": r, "reward_std": 0.1} for s, r in CURVE), {}, "step", "reward"),
-    ("boxes.txt", "OpenAI's baselines and Stable-Baselines, console", lambda: lines(boxes()), {}, "epoch",
-     "test/success_rate"),
     ("wide.csv:14b", "a column for each run, one of them", lambda: table(WIDE), {}, "Step", "14b"),
     ("history.jsonl", "W&B, history of a run", lambda: json_lines(history()), {}, "trainer/global_step",
      "eval/success_rate"),
