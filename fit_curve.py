@@ -65,7 +65,7 @@ class Fitting:
 @dataclass(frozen=True, kw_only=True)
 class Options(Fitting):
     logs: tuple[str, ...]  # LOG, FILE:COLUMN or -; with --compare variants, [NAME=]LOG[,LOG...]: seeds with commas
-    verbose: bool = False  # all of each run that is compared, and minor warnings
+    verbose: bool = False  # all of each run that is compared
     compare: bool = False  # the logs are variants, which are compared two by two
     plot: Path | None = None  # draw the curves into this file: .png, .pdf or .svg
 
@@ -126,7 +126,7 @@ def main(arguments: list[str]) -> int:
     results = {"runs": [report(*run, options.predict) for run in runs], "left_out": unfit}
     brief = options.compare and len(runs) > 2 and not options.verbose
     described = [] if brief else zip(runs, results["runs"])
-    paragraphs = [f"{run[0].name}\n{describe(*run, numbers, options.verbose)}" for run, numbers in described]
+    paragraphs = [f"{run[0].name}\n{describe(*run, numbers)}" for run, numbers in described]
     if options.compare:
         fits = {name: [fit for _, fit in runs] for name, runs in variants.items()}
         comparisons = [

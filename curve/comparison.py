@@ -86,7 +86,7 @@ def compare(
         above = with_interval(abs(gap), *sorted((higher * low, higher * high)))
         above = f"at least {max(low, -high):.3f}" if no_ceiling else above
         verdict, numbers = f"{winner} raises the ceiling", f"its A lies {above} above that of {loser}"
-        return Comparison(variants, "ceiling", winner, verdict, numbers, fell, A_difference)
+        return Comparison(variants, "ceiling", winner, verdict, numbers, A_difference)
 
     A = float(np.mean([fit.A for fits in counted for fit in fits]))
     at = efficiency_at([(A, A), (A - MARGIN, A - MARGIN), (A + MARGIN, A + MARGIN)], counted, scatter[1])
@@ -119,7 +119,7 @@ def compare(
         _, least, most = at["C_mid_ratio"]
         needed = max(MARGIN, shrink * (high - low) / 2), (most / least) ** (shrink / 2)
         numbers += "; three seeds of each would show ceilings {:.3f} apart, or a C_mid ratio of {:.2f}".format(*needed)
-    return Comparison(variants, kind, winner, verdict, numbers, fell, A_difference, at)
+    return Comparison(variants, kind, winner, verdict, numbers, A_difference, at)
 
 
 def beyond(value: float, interval: tuple[float, float, float]) -> int:

@@ -43,11 +43,6 @@ class FitWarning:
     kind: str  # in a few words, for a table
     text: str  # the numbers, and what follows from them
 
-    @property
-    def is_minor(self) -> bool:
-        """Whether it foretells no error of A: good runs have it, and the intervals know of it."""
-        return self.kind in ("flat", "few points", "drift", "scatter", "small gain", "R0 is not from before training")
-
     def __str__(self) -> str:
         return f"{self.kind}: {self.text}"
 
@@ -255,7 +250,6 @@ def judge(fit: Fit) -> Fit:
     on_bound = not least_squares.B_RANGE[0] * 1.01 < fit.B < least_squares.B_RANGE[1] / 1.01
     rules = [
         (declined, "decline", f"{fall}, so A lies below the peak"),
-        (flat and kind != UNKNOWN, "flat", f"no gain {since}: the run is at A, or has stalled"),
         (n < 6, "few points", f"only {n} points: the intervals lean on {n - 3} degree(s) of freedom"),
         (on_bound, "B is on its bound", f"B = {fit.B:.3g}: the rise is a step between points, or has no shape yet"),
     ]

@@ -24,8 +24,7 @@ def plot_runs(path: Path, runs: Sequence[FittedRun], predict: Sequence[float] = 
         return plot_compare(path, {series.name: [(series, fit)] for series, fit in runs}, [])
     axes, ((series, fit),) = _new_axes(), runs
     _draw_run(axes, series, fit, predict)
-    _finish(axes, [series], series.name if fit.identified else f"{series.name}\n{fit.warnings[0]}")
-    _save(path, axes.figure)
+    _write(path, axes, [series], series.name if fit.identified else f"{series.name}\n{fit.warnings[0]}")
 
 
 def plot_compare(path: Path, variants: dict[str, list[FittedRun]], comparisons: Sequence[Comparison]) -> None:
@@ -37,8 +36,7 @@ def plot_compare(path: Path, variants: dict[str, list[FittedRun]], comparisons: 
     if len(comparisons) < 4:
         verdicts = [f"{' and '.join(comparison.variants)}: {comparison.verdict}" for comparison in comparisons]
         title = "\n".join([*verdicts, title])
-    _finish(axes, [series for runs in variants.values() for series, _ in runs], title)
-    _save(path, axes.figure)
+    _write(path, axes, [series for runs in variants.values() for series, _ in runs], title)
 
 
 def _draw_run(axes, series: Series, fit: Fit, predict: Sequence[float]) -> None:
@@ -95,8 +93,10 @@ def _new_axes():
     return Figure(figsize=(8, 1), layout="constrained").subplots()  # the legend decides the height
 
 
-def _finish(axes, runs: Sequence[Series], title: str) -> None:
-    """Labels, title, and the legend below the axes, where it covers no curve."""
+def _write(path: Path, axes, runs: Sequence[Series], title: str) -> None:
+    """Write the figure, with labels, a title, and the legend below the axes, where it covers no curve."""
+    from matplotlib import rc_context
+
     x_names, y_names = {series.x_name.lower() for series in runs}, {series.y_name for series in runs}
     compute = "" if len(x_names) > 1 else f" ({COMPUTE_UNITS.get(runs[0].x_name, runs[0].x_name)})"
     pass_rate = "" if len(y_names) > 1 or y_names == {"pass_rate"} else f" ({runs[0].y_name})"
@@ -108,10 +108,5 @@ def _finish(axes, runs: Sequence[Series], title: str) -> None:
     lines = title.count("\n") + len(labels) / columns
     axes.legend(fontsize=8, ncols=columns, loc="upper left", bbox_to_anchor=(0, -0.15))
     axes.figure.set_figheight(4.4 + 0.2 * lines)  # inches
-
-
-def _save(path: Path, figure) -> None:
-    from matplotlib import rc_context
-
     with whole_file(path) as partial, rc_context({"pdf.fonttype": 42, "svg.fonttype": "none"}):  # text stays text
         axes.figure.savefig(partial, format=path.suffix[1:].lower(), dpi=110)

@@ -35,9 +35,10 @@ def report(series: Series, fit: Fit, predict: Sequence[float] = ()) -> dict:
     }
 
 
-def describe(series: Series, fit: Fit, report: dict, verbose: bool = False) -> str:
-    """The report of one run in words, without its name. Minor warnings come with `verbose` alone."""
-    source = {"first": "the first point, before training", "free": "fitted"}.get(fit.r0, "given")
+def describe(series: Series, fit: Fit, report: dict) -> str:
+    """The report of one run in words, without its name."""
+    first = "the first point" + (", before training" if series.x[0] == 0 else ", in training: --r0 can say better")
+    source = {"first": first, "free": "fitted"}.get(fit.r0, "given")
     source = "fitted" if fit.r0 == "first" and fit.R0 != series.y[0] else source
     meaning = {"A": "asymptote", "B": "exponent", "C_mid": f"{series.x_name} at half the gain", "R0": source}
     window = f"{series.x_name} {fit.x[0]:.4g} to {fit.C_max:.4g}"
@@ -60,4 +61,4 @@ def describe(series: Series, fit: Fit, report: dict, verbose: bool = False) -> s
         came = test["came"]
         errors = [f"{name.replace('_', ' ')} {test[name]:.3f} ({test[name] - came:+.3f})" for name in FORECASTERS]
         lines.append(f"  held out, fitted up to {test['fit_to']:.4g}: {came:.3f} came; {', '.join(errors)}")
-    return "\n".join(lines + [f"  ! {warning}" for warning in fit.warnings if verbose or not warning.is_minor])
+    return "\n".join(lines + [f"  ! {warning}" for warning in fit.warnings])
