@@ -224,12 +224,11 @@ def make_tables(folder: Path, fitting: Fitting) -> str:
     fits = {variant: [fit for _, fit in runs] for variant, runs in variants.items()}
     first, *others = fits
     comparisons = [compare((other, first), (fits[other], fits[first]), fitting.seed_scatter) for other in others]
-    intervals = "In brackets, 95 % intervals: of a variant by t over its seeds, of a run by its fit."
     text = "\n\n".join([
-        f"Compute is {runs[0][0].x_name}. {intervals}",
+        f"Compute is {runs[0][0].x_name}. In brackets, 95 % intervals: of a variant by its seeds, of a run by its fit.",
         "### Variants", variants_table(fits, comparisons),
         "### Forecasts from the first half of the compute", forecast_table(reports),
-        "### Seeds", seeds_table(fits),
+        "### Seeds", seeds_margin(fits),
         "### Runs", runs_table(folder, runs),
         *(f"Not fitted: {reason}" for reason in unfit),
     ])  # fmt: skip
@@ -277,44 +276,35 @@ def forecast_table(reports: list[dict]) -> str:
         sizes.append(np.abs(errors))
         inside += low <= came <= high
         row = {"run": run["name"], "fitted up to": f"{test['fit_to']:.3g}", "came": f"{came:.3f}"}
-        row["sigmoid"] = with_interval(test["sigmoid"], low, high)
+        row |= {"sigmoid": with_interval(test["sigmoid"], low, high)}
         rows.append(row | {column: f"{error:+.3f}" for column, error in zip(error_columns, errors)})
     text = markdown(["run", "fitted up to", "came", "sigmoid", *error_columns], rows)
     if sizes:
         medians = "sigmoid {:.3f}, power law {:.3f}, last value {:.3f}".format(*np.median(sizes, axis=0))
-        text += (
-            f"\n\nMedian error: {medians}. {inside} of {len(sizes)} came inside their 95 % interval"
-            " (that of the curve, widened by the scatter of the last three points, whose mean came)."
-        )
+        text += f"\n\nMedian error: {medians}. {inside} of {len(sizes)} came inside their 95 % interval."
     return text
 
 
-def seeds_table(fits: dict[str, list[Fit]]) -> str:
-    """A of every seed, and the error margin that follows (Fig. 8a)."""
-    rows, squares, degrees, most = [], 0.0, 0, max(map(len, fits.values()))
-    for variant, seeds in fits.items():
-        cells = ["fell" if f.fell else f"{f.A:.3f}" if f.identified else f"> {f.interval['A'][0]:.3f}" for f in seeds]
-        rows.append({"A of": variant, **{f"run {i}": cell for i, cell in enumerate(cells, 1)}})
-        A = [fit.A for fit in seeds if fit.identified and not fit.fell]
-        if A:
-            squares, degrees = squares + len(A) * np.var(A), degrees + len(A) - 1
-    text = markdown(["A of", *(f"run {i + 1}" for i in range(most))], rows)
-    if degrees:
-        s, t = np.sqrt(squares / degrees), stdtrit(degrees, 0.975)
-        low, high = s * np.sqrt(degrees / chdtri(degrees, [0.025, 0.975]))
-        text += (
-            f"\n\nStandard deviation of A between the seeds of a variant: {with_interval(s, low, high, '.4f')}, from"
-            f" {degrees} degrees of freedom. So A of one run lies within {t * s:.3f} of that of its variant, and two"
-            f" variants of {most} runs are told apart from {t * s * np.sqrt(2 / most):.3f} on (95 %)."
-        )
-    return text
+def seeds_margin(fits: dict[str, list[Fit]]) -> str:
+    """The error margin of A that follows from the seeds of all variants (Fig. 8a)."""
+    counted = [[fit.A for fit in seeds if fit.identified and not fit.fell] for seeds in fits.values()]
+    degrees, most = sum(len(A) - 1 for A in counted if A), max(map(len, fits.values()))
+    if not degrees:
+        return "No two seeds of a variant identify A."
+    s, t = np.sqrt(sum(len(A) * np.var(A) for A in counted if A) / degrees), stdtrit(degrees, 0.975)
+    low, high = s * np.sqrt(degrees / chdtri(degrees, [0.025, 0.975]))
+    return (
+        f"Standard deviation of A between the seeds of a variant: {with_interval(s, low, high, '.4f')}, from"
+        f" {degrees} degrees of freedom. So A of one run lies within {t * s:.3f} of that of its variant, and two"
+        f" variants of {most} runs are told apart from {t * s * np.sqrt(2 / most):.3f} on (95 %)."
+    )
 
 
 def runs_table(folder: Path, runs: list[FittedRun]) -> str:
     """Every run with its fit, its compute, and the kinds of its warnings."""
-    forms, rows = {"A": ".3f", "B": ".2f", "C_mid": ".3g"}, []
+    forms, rows = {"B": ".2f", "C_mid": ".3g"}, []
     for series, fit in runs:
-        row = {"run": series.name, "before": f"{series.y[0]:.3f}", "after": f"{series.y[-1]:.3f}"}
+        row = {"run": series.name, "before": f"{series.y[0]:.3f}", "after": f"{series.y[-1]:.3f}", "A": fit.asymptote}
         row |= {"C_max/C_mid": f"{fit.reach:.1f}", "rms": f"{fit.rms:.4f}"}
         if fit.identified:
             row |= {name: with_interval(getattr(fit, name), *fit.interval[name], form) for name, form in forms.items()}
@@ -323,7 +313,8 @@ def runs_table(folder: Path, runs: list[FittedRun]) -> str:
             row[COMPUTE_UNITS[name]] = f"{table.numbers(name)[table.rows(name)][-1]:.3g}"
         row["warnings"] = "; ".join(warning.kind for warning in fit.warnings) or "-"
         rows.append(row)
-    return markdown(["run", "before", "after", *forms, "C_max/C_mid", "rms", *COMPUTE_UNITS.values(), "warnings"], rows)
+    columns = ["run", "before", "after", "A", *forms, "C_max/C_mid", "rms", *COMPUTE_UNITS.values(), "warnings"]
+    return markdown(columns, rows)
 
 
 # --- the command --------------------------------------------------------------------------------------------------
