@@ -42,7 +42,7 @@ CONSOLES = (
 # What else a line says: its step, and whether it is from training or from a validation.
 COUNTED = re.compile(r"\b(step|iteration|episode|update|epoch)\s*[=:#]?\s*\[?(\d+)(?![\d.]*%)", re.I)
 KIND = re.compile(r"(?<![\w/.-])(train|training|eval|evaluation|val|valid|validation|test)(?![\w/.-])", re.I)
-BOX_LINE = re.compile(r"\| *\S+ *\| *\S* *\|\s*")  # | name | value |
+BOX_LINE = re.compile(r"\| *[^|\s]+ *\| *[^|\s]* *\|\s*")  # | name | value |
 CELL = re.compile(r'[\s"]*[-+]?[\d.,]+(e[-+]?\d+)?[\s%"]*', re.I)  # a number in a table
 parse_json = json.JSONDecoder(parse_int=float).decode  # float: an integer may have any length
 
@@ -137,7 +137,7 @@ def _rows(binary: io.BufferedIOBase, notes: list[str]) -> Iterable[Row]:
         records = document.get("log_history", [document]) if isinstance(document, dict) else document
         return ((-i, _flat(record)) for i, record in enumerate(records, 1) if isinstance(record, dict))
     if any(BOX_LINE.fullmatch(line) for _, line in itertools.islice(_lines(text), 100)):
-        raise ValueError("boxes on a console are not read: name the progress.csv that the same run writes")
+        raise ValueError("boxes on a console are not read: let the run write progress.csv, and name that")
     delimiter = max(",\t;|", key=first.count)
     is_table = 0 < first.count(delimiter) == second.count(delimiter)
     if not (is_table and any(map(CELL.fullmatch, second.split(delimiter)))):

@@ -37,7 +37,7 @@ def report(series: Series, fit: Fit, predict: Sequence[float] = ()) -> dict:
 
 def describe(series: Series, fit: Fit, report: dict) -> str:
     """The report of one run in words, without its name."""
-    first = "the first point" + (", before training" if series.x[0] == 0 else ", in training: --r0 can say better")
+    first = "the first point, " + (f"at {series.x[0]:.4g}: --r0 can say better" if series.x[0] else "before training")
     source = {"first": first, "free": "fitted"}.get(fit.r0, "given")
     source = "fitted" if fit.r0 == "first" and fit.R0 != series.y[0] else source
     meaning = {"A": "asymptote", "B": "exponent", "C_mid": f"{series.x_name} at half the gain", "R0": source}

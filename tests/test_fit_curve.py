@@ -105,7 +105,7 @@ def test_fit_window_and_source_of_R0():
     free = fit_sigmoid(x, y, "free")
     assert len(free.x) == len(x) and free.interval["R0"][0] < 0.2 < free.interval["R0"][1] and free.R0 != y[0]
     late = Series("late", x[1:], y[1:]), fit_sigmoid(x[1:], y[1:])
-    assert "the first point, in training: --r0 can say better" in describe(*late, report(*late))
+    assert "the first point, at 15: --r0 can say better" in describe(*late, report(*late))
 
 
 def test_the_window_hardly_moves_A_of_the_sigmoid_but_that_of_the_power_law():
