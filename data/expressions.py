@@ -9,12 +9,13 @@ of its kind and its parts:
     ("matrix", ("row", ...), ...)
     ("relation", signs, tree, tree, ...)                                       a < b = c, the signs before the trees
     ("named", name, tree)                                                      x = 5, once mathematics.py understands it
+    ("named", name, tree, "inequality")                                        x > 5
 """
 
 import random
 import re
 from fractions import Fraction
-from math import prod
+from math import gcd, prod
 
 import mpmath
 
@@ -28,7 +29,7 @@ FAULTS = (ArithmeticError, ValueError, TypeError, RecursionError)  # what readin
 
 NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3}(?![\w.]))?"
 TOKEN = re.compile(rf'{NUMBER}|\\[a-zA-Z]+|\\.|"[^"]*"|\S')  # a number, \sqrt, \{, "cm", or any other sign
-LEVELS = [("=", "<", ">", r"\le", r"\ge", r"\ne", r"\in"), (r"\cup",), (r"\setminus",), (":",), ("+", "-")]
+LEVELS = [("=", r"\approx", "<", ">", r"\le", r"\ge", r"\ne", r"\in"), (r"\cup",), (r"\setminus",), (":",), ("+", "-")]
 CONSTANTS = {"e": mp.e, "i": mp.j, r"\pi": mp.pi, r"\infty": mp.inf}
 GREEK = set(
     r"\alpha \beta \gamma \delta \epsilon \varepsilon \theta \lambda \mu \nu \rho \sigma \tau \phi \varphi \chi \psi"
@@ -59,6 +60,8 @@ def read(text: str) -> tuple:
         items += reader.items()
         if reader.next:
             raise ValueError(f"{reader.next!r} is too much")
+    if both and {item[0] for item in items} == {"set"}:
+        return ("set", *dict.fromkeys(items[0][1:] + items[1][1:]))
     items = list(dict.fromkeys(items)) if both else items
     return items[0] if len(items) == 1 else ("list", *items)
 
@@ -109,7 +112,9 @@ class Reader:
             elif not of_function and self.take("/"):
                 factors = [joined("/", joined("*", *factors), self.signed())]
             else:
-                word = self.next.isalpha() or self.next[:1] == '"'  # a number does not start a factor without a sign
+                word = self.next.isalpha() or self.next[:1] == '"'
+                if self.next[:1].isdigit():  # n2^k and 2^n 3^k, but no other number starts a factor without a sign
+                    word = factors[-1][0] in ("name", "^") and self.tokens[self.at + 1 : self.at + 2] == ["^"]
                 starts_factor = word or self.next in STARTS_FACTOR or self.next == "|" and "|" not in self.open
                 if not starts_factor or of_function and self.next in FAMILIES:
                     return joined("*", *factors)
@@ -155,7 +160,8 @@ class Reader:
             return joined(token.replace(r"\frac", "/"), self.argument(digits=False), self.argument(digits=False))
         if token == r"\sqrt":
             degree = self.atom() if self.next == "[" else number(2)
-            return ("^", self.argument(), joined("/", number(1), degree))
+            inverse = joined("/", number(1), degree)
+            return ("^", self.argument(), number(inverse[1], "root") if inverse[0] == "number" else inverse)
         if token in FAMILIES:
             exponent = self.argument() if self.take("^") else None
             base = [] if token != r"\log" else [self.argument()] if self.take("_") else [number(10)]
@@ -178,12 +184,12 @@ class Reader:
         decimals = len(mantissa.partition(".")[2]) - int(exponent or 0)
         if "." in digits and self.take(r"\overline", r"\bar", r"\dot"):
             period = self.raw()
-            return number(value + Fraction(int(period), 10 ** len(period) - 1) / 10**decimals, "fraction")
+            return number(value + Fraction(int(period), 10 ** len(period) - 1) / 10**decimals, "repeating")
         literal = number(value, "digits", decimals if "." in digits else 0)
         if self.next == r"\frac" and digits.isdigit():
             part = self.atom()
             is_mixed = part[0] == "number" and 0 < part[1] < 1
-            return number(value + part[1], "fraction") if is_mixed else ("*", literal, part)
+            return number(value + part[1], "mixed") if is_mixed else ("*", literal, part)
         return literal
 
     def bracket(self, opening: str) -> tuple:
@@ -220,7 +226,7 @@ def parts_of(tree: tuple) -> tuple:
     """The trees below a tree. Below x = 5 there is only the 5."""
     if tree[0] in ("number", "name", "constant"):
         return ()
-    return tree[2:] if tree[0] in ("relation", "named") else tree[1:]
+    return {"relation": tree[2:], "named": tree[2:3]}.get(tree[0], tree[1:])
 
 
 def letters(tree: tuple) -> set[str]:
@@ -231,8 +237,11 @@ def operations(tree: tuple) -> set[str]:
     """The operations of a tree, which decide whether an answer is written in an accepted way. A number has none. "* of
     numbers" is another operation than "*", so that a wanted 2 * x does not allow 2 * 3."""
     kind, parts = tree[0], parts_of(tree)
-    if kind in ("name", "number", "constant"):
-        return {"letter"} if kind == "name" else {"trivial power of ten", "e", "i", r"\pi"}.intersection(tree)
+    if kind == "name":
+        return {"letter"}
+    if kind in ("number", "constant"):
+        is_division = tree[2:3] == ("unreduced",) and tree[1].denominator == 1  # 10/2
+        return {"/ of numbers"} if is_division else {"trivial power of ten", "e", "i", r"\pi"}.intersection(tree)
     operations_of_parts = [operations(part) for part in parts]
     all_operations = set().union(*operations_of_parts)
     if kind == "^" and parts[1][0] == "number" and parts[1][1].denominator != 1:
@@ -243,6 +252,69 @@ def operations(tree: tuple) -> set[str]:
             all_operations.add(f"{kind} of numbers")
         return all_operations | ({kind} if numbers < len(parts) else set())
     return all_operations | ({FAMILIES.get(kind, kind)} if kind in VALUES else set())
+
+
+def form(tree: tuple) -> tuple:
+    """How a tree is written, but for the order of terms and factors, brackets, the name of a value, and factors of 1. Of
+    two trees with the same value and different forms one may be a task that leads to the other: 42/98 and 3/7,
+    2x + 3x and 5x, x^2 - 1 and (x - 1)(x + 1)."""
+    kind, parts = tree[0], parts_of(tree)
+    if kind == "named":
+        return (*tree[3:], form(tree[2])) if tree[3:] else form(tree[2])
+    if kind in ("number", "name", "constant"):
+        return tree[:3]
+    if kind in ("+", "*", "/", "-", "^"):
+        return ("*", *form_of_term(tree))
+    forms = [form(part) for part in parts]
+    if kind in ("list", "set", r"\cup") or kind == "relation" and set(tree[1]) == {"="}:
+        forms.sort(key=repr)
+    return ("set" if kind == "list" else kind, tree[1] if kind == "relation" else "", *forms)
+
+
+def form_of_term(tree: tuple) -> tuple:
+    """The minus signs of a term, its numbers above and below, whether they can be reduced, and its other factors."""
+    items = list(factors(tree))
+    minus = sum(item == "-" for item, _ in items)
+    above, below = (prod(item for item, power in items if type(item) is int and power == side) for side in (1, -1))
+    common, others = gcd(above, below), sorted((item for item in items if type(item[0]) is tuple), key=repr)
+    above, below, unreduced = above // common, below // common, bool(common > 1 and others)
+    if len(others) > 1 or above > 1:  # 2(3 - x) is -2(x - 3)
+        for i, (item, power) in enumerate(others):
+            if item[0] == "+" and item[1][0] == 1:
+                others[i] = ("+", *((1 - sign, *term) if sign < 2 else (sign, *term) for sign, *term in item[1:])), power
+                minus = 1 - minus if minus < 2 else minus
+    elif below > 1 and others and others[0][0][0] == "+" and others[0][1] == 1:  # (x + 1)/2 is x/2 + 1/2
+        terms = []
+        for sign, up, down, is_unreduced, *rest in others[0][0][1:]:
+            common = gcd(up, below)
+            terms.append((sign, up // common, down * below // common, is_unreduced or bool(common > 1 and rest[0]), *rest))
+        others, below = [(sum_of(terms), 1)], 1
+    return minus, above, below, unreduced, tuple(others)
+
+
+def sum_of(terms) -> tuple:
+    return ("+", *sorted(terms, key=lambda term: repr(term[1:])))
+
+
+def factors(tree: tuple, power: int = 1):
+    """Yields the factors of a term, each with the power 1 or -1: "-" for a sign, whole numbers, and forms."""
+    kind, parts = tree[0], parts_of(tree)
+    if kind in ("*", "/"):
+        for i, part in enumerate(parts):
+            yield from factors(part, -power if kind == "/" and i else power)
+    elif kind == "-" or kind == "number" and tree[1] < 0:
+        yield "-", 1
+        yield from factors(parts[0] if parts else ("number", -tree[1], *tree[2:]), power)
+    elif kind == "number" and tree[2] != "unreduced":
+        yield tree[1].numerator, power
+        yield tree[1].denominator, -power
+    elif kind == "+":
+        yield sum_of(map(form_of_term, parts)), power
+    elif kind == "^" and parts[0][0] == "+" and parts[1][0] == "number" and parts[1][1] in range(1, 10):
+        for _ in range(int(parts[1][1])):  # (x + 1)^2 is (x + 1)(x + 1)
+            yield from factors(parts[0], power)
+    else:
+        yield (("^", *map(form, parts)) if kind == "^" else form(tree)), power
 
 
 def on_numbers(operations: set[str]) -> bool:
@@ -264,8 +336,11 @@ def value(tree: tuple, point: dict):
         base, exponent = values
         if base != 0 and abs(exponent * mpmath.log10(abs(base))) > MOST_DIGITS:  # the logarithm in few digits is quick
             raise ValueError("a power is too large")
-        odd = parts[1][0] == "number" and parts[1][1].numerator % 2 == parts[1][1].denominator % 2 == 1
-        return -mp.power(-base, exponent) if odd and mp.im(base) == 0 > mp.re(base) else mp.power(base, exponent)
+        if parts[1][0] == "number" and (degree := parts[1][1].denominator) > 1 and mp.im(base) == 0 > mp.re(base):
+            if degree % 2 == 0 and point:
+                raise ArithmeticError("a root of a negative number")
+            return mp.power(-base, exponent) * (-1) ** parts[1][1].numerator if degree % 2 else mp.power(base, exponent)
+        return mp.power(base, exponent)
     grows = kind[0] in "!\\" and kind not in (r"\ln", r"\log")
     if kind not in VALUES or grows and max(map(abs, values)) > LARGEST_ARGUMENT:
         raise ValueError(f"{kind} has no value here, or one that is too large")
@@ -273,12 +348,17 @@ def value(tree: tuple, point: dict):
 
 
 def values_at_points(*trees: tuple):
-    """Yields the values of the trees at points: each letter is a random number, positive or negative."""
+    """Yields the values of the trees at points: each letter is a random number, positive or negative. Negative ones are
+    left out if a root has no value there."""
     names, rng = sorted(set().union(*map(letters, trees))), random.Random(0)
     for signs in [(1, 1), (-1, 1), (1, -1), (-1, -1)][: 4 if names else 1]:
         size = {name: mp.mpf(rng.randint(1, 999)) / rng.randint(100, 999) for name in names}
         point = {name: signs[i % 2] * size[name] for i, name in enumerate(names)}
-        yield tuple(value(tree, point) for tree in trees)
+        try:
+            yield tuple(value(tree, point) for tree in trees)
+        except ArithmeticError:
+            if signs == (1, 1):
+                raise
 
 
 def close(a, b) -> bool:

@@ -10,19 +10,19 @@ from functools import lru_cache
 
 SPELLED = {  # one spelling: the others, with spaces between them
     # signs
-    "-": "− – — ‒ ﹣", "*": r"\times \cdot \ast × · ⋅ ∙ • ∗", "/": "∕ ⁄", r"\pm": "±", "=": r"\approx ≈ ≃", "<": r"\lt",
+    "-": "− – — ‒ ﹣", "*": r"\times \cdot \ast × · ⋅ ∙ • ∗", "/": "∕ ⁄", r"\pm": "±", r"\approx": "≈ ≃", "<": r"\lt",
     ">": r"\gt", r"\le": r"<= \leq \leqslant ≤ ⩽", r"\ge": r">= \geq \geqslant ≥ ⩾", r"\ne": r"!= \neq ≠",
     r"\in": "∈", r"\cup": "∪", r"\setminus": r"\backslash", ", ": r"\lor \vee",
     # brackets and quotes
-    "(": r"\langle ⟨ 〈", ")": r"\rangle ⟩ 〉", r"\{": r"\lbrace", r"\}": r"\rbrace", "|": r"\lvert \rvert",
+    "(": r"\langle ⟨ 〈", ")": r"\rangle ⟩ 〉", r"\{": r"\lbrace", r"\}": r"\rbrace", "|": r"\lvert \rvert \vert \mid",
     '"': "“ ” „", "'": "’ ‘",
     # commands, names and units; a dollar sign alone stands around mathematics, one with a backslash is money
-    r"\frac": r"\dfrac \tfrac \cfrac", r"\binom": r"\dbinom \tbinom", r"\emptyset": r"∅ \varnothing",
+    r"\frac": r"\dfrac \tfrac \cfrac \nicefrac \sfrac", r"\binom": r"\dbinom \tbinom", r"\emptyset": r"∅ \varnothing",
     r"\infty": "∞", r"\angle": "∠", **dict(zip(r"\alpha \beta \theta \lambda \pi \phi \omega".split(), "αβθλπφω")),
     r"^\circ": r"° \degree", "¤": r"\$", ' "%" ': r"% \%",
     # what only spaces or sizes
     " ": r"\, \; \: \> \( \) \[ \] \quad \qquad \thinspace",
-    "": r"\! \left \right \big \Big \bigg \Bigg \bigl \bigr \Bigl \Bigr \displaystyle \textstyle \limits \nolimits",
+    "": r"\left \right \middle \big \Big \bigg \Bigg \bigl \bigr \Bigl \Bigr \displaystyle \textstyle \limits \nolimits",
 }  # fmt: skip
 SPELLINGS = {  # another spelling: the one; a space ends the name of a command
     other: sign + " " if sign[-1:].isalpha() else sign for sign, others in SPELLED.items() for other in others.split()
@@ -44,15 +44,22 @@ GROUPS_OF_THREE = (
 POWERS = dict(thousand=3, million=6, billion=9, trillion=12)
 REWRITTEN = [  # patterns, and what is written instead; one after the other
     (r"(?<!\\)\\ |(?<!~)~(?!~)|\s+", " "),  # a space of LaTeX, or any white space
+    (r"(?<=,)\\! *|\\!|\\phantom ?\{[^{}]*\}", ""),
+    (r"\\\\ ?\[[^]\\]*(?:pt|em|ex|mm)\]", r"\\\\"),  # the distance of two lines
+    (r"\{([^{}]*)\\over(?![a-z]) ?([^{}]*)\}", r"\\frac{\1}{\2}"),
     (r"\\\{ ?\\\}", r"\\emptyset "),
-    (r"\\mathbb ?\{? ?R ?\}?", r"\\reals "),
+    (r"\\mathbb ?\{? ?R ?\}?(?: ?-(?= ?\\\{))?", lambda reals: r"\reals " + r"\setminus " * ("-" in reals[0])),
     (rf"\\begin ?{MATRIX}(?: ?\{{[clr| ]*\}})?", r"\\matrix "),
     (rf"\\end ?{MATRIX}", r"\\endmatrix "),
     *2 * TEXTS,  # twice, for \text{\textbf{cm}}
     (rf"{TEXT}(?=\{{)", ""),
     (r"(?<![\\a-zA-Z])(sqrt|sin|cos|tan|log|ln|exp|pi)(?![a-zA-Z])", r"\\\1 "),  # in plain text
     (r"\binfinity\b", r"\\infty "),
-    (r",? ?\b(?:or|and)\b ?", ", "),
+    (r'(?i)^[" ]*no (?:real )?solutions?[". ]*$', r"\\emptyset "),
+    (r'(?i)^[" ]*all real(?:s| numbers)[". ]*$', r"\\reals "),
+    (r'(?i)^[" ]*(?:DNE|undefined)[". ]*$', "does not exist"),
+    (r'(?<=\d) ?(?:\^ ?)?\{? ?"?(?:st|nd|rd|th)(?![a-z])"? ?\}?', ' "th" '),  # 12^{th}
+    (r",? *\b(?:or|and)\b *", ", "),
     (r"\^ ?\{? ?\\circ(?![a-zA-Z]) ?\}?", ' "°" '),  # 90^\circ is 90 "°"
     (r'"°" *"?([CF])(?![a-z])"?', r'"°\1"'),
     (r"^ ?\\(?:angle|triangle|overline|vec) ?\{?([a-zA-Z]+)\}? ?=", r'"\1" ='),  # \angle ABC = 90
@@ -62,7 +69,7 @@ REWRITTEN = [  # patterns, and what is written instead; one after the other
     (r"(?<![\d.^_])(\d+) +(\d+) ?/ ?(\d+)(?![\d.])", r"\1\\frac{\2}{\3}"),  # 3 1/2
     (GROUPS_OF_THREE, lambda digits: re.sub("[ ,]", "", digits[0])),
     *((rf'(?<=\d) *("?){word}(?![a-z]) ?', rf"*10^{{{power}}} \1") for word, power in POWERS.items()),
-    (r"^ ?\\\{ ?[a-z] ?(?:\\in ?\\reals *)?(?:\\mid|\\vert|[|:])(.*)\\\}$", r"\1"),  # \{x | x > 2\} is x > 2
+    (r"^ *\\\{ *[a-z] *(?:\\in *\\reals *)?[|:](.*)\\\} *$", r"\1"),  # \{x | x > 2\} is x > 2
     (r'\\frac ?\{ ?("[^"]*") ?\} ?\{ ?("[^"]*") ?\}', r"\1/\2"),  # metres by seconds
     (" +", " "),
 ]
@@ -79,16 +86,16 @@ UNITS = {  # one spelling: the others, in the singular
     "s": "sec second", "min": "minute", "h": "hr hour", "day": "", "year": "", "mi/h": "mph", "km/h": "kph kmh",
     "$": "¤ dollar usd", "€": "euro eur", "¢": "cent", "¥": "yen", "₹": "rupee",
     # angles, temperatures, shares, things, and parts of units
-    "°": "degree deg", "rad": "radian", "°c": "celsius", "°f": "fahrenheit", "%": "percent", "": "unit",
+    "°": "degree deg", "rad": "radian", "°c": "celsius", "°f": "fahrenheit", "%": "percent percentage pct", "": "unit",
     "^2": "square sq", "^3": "cubic", "/": "per",
 }  # fmt: skip
 UNIT_OF = {word: unit for unit, others in UNITS.items() for word in (unit, *others.split()) if word}
 NO_UNIT = set(  # words behind a number which say that the number alone is not the answer
     "not isnt is are was were be if than more less least most fewer wrong incorrect false maybe either neither nor"
     " but plus minus times squared cubed factorial mod modulo gcd lcm over choose root to through until between about"
-    " dozen dozens score half halves third thirds quarter fourth fourths fifth fifths sixth sixths eighth eighths"
+    " dozen dozens score gross pair pairs couple lakh lakhs lac crore crores half halves third thirds quarter fourth fourths fifth fifths sixth sixths eighth eighths"
     " tenth tenths hundred hundredth hundredths thousandth thousandths one two three four five six seven eight nine"
-    " ten zero pi double twice triple instead rather except unless possibly alternatively th st nd rd rounded"
+    " ten zero pi double twice triple instead rather except unless possibly alternatively rounded"
     " approximately negative below base roughly estimated".split()
 )
 
@@ -140,7 +147,8 @@ def as_choice(text: str) -> tuple[str, str]:
 def as_words(text: str) -> str:
     """The words that are compared, if the text is a sentence, a word, or letters such as ABCD; '' for other texts."""
     text = text.replace('"', " ").strip().casefold()
-    is_sentence = re.fullmatch(r"[^\W\d_][\w ,.'()/&:!?-]*", text) and re.search(r"[^\W\d_]{3}", text)
+    is_sentence = re.fullmatch(r"(?!.*(?:\b[a-z][/-]|[/-][a-z]\b))[^\W\d_][\w ,.'()/&:!?-]*", text)  # abc-d is none
+    is_sentence = is_sentence and re.search(r"[^\W\d_]{3}", text)
     is_letters = re.fullmatch(r"[^\W\d_]+(?:[ ,]+[^\W\d_]+)*", text) and len(text) > 1
     return re.sub(r"(?<!\d)[^\w,]|[^\w,](?!\d)", "", text) if is_sentence or is_letters else ""
 
@@ -149,9 +157,9 @@ def as_time_or_base(text: str) -> tuple[str, str]:
     """A time and a or p for its half of the day, or digits and their base. An unknown half or base is ''."""
     if time := re.fullmatch(r'0?(\d{1,2})(?::([0-5]\d))? ?(?:"?([ap])\.? ?m\.?"?)?', text.casefold()):
         return (f"{time[1]}:{time[2] or '00'}", time[3] or "") if time[2] or time[3] else (text, "")
-    based = re.fullmatch(r'([0-9A-F]+) ?_ ?\{? ?"?(\w+)"? ?\}?', text)
+    based = re.fullmatch(r'(-?[0-9A-F]+) ?_ ?\{? ?"?(\w+)"? ?\}?', text)
     base = str(BASES.get(based[2], based[2])) if based else ""
-    is_based = base.isdigit() and int(base) <= 16 and all(int(digit, 16) < int(base) for digit in based[1])
+    is_based = base.isdigit() and int(base) <= 16 and all(int(digit, 16) < int(base) for digit in based[1].strip("-"))
     return (based[1], base) if is_based else (text, "")
 
 

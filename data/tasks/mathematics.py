@@ -8,14 +8,17 @@ wrong. spelling.py gives an answer one spelling, and expressions.py reads it.
 """
 
 import re
+from functools import lru_cache
 
 from data import Problem, after_thinking
-from data.expressions import FAULTS, REALS, close, letters, on_numbers, operations, read, values_at_points
+from data.expressions import FAULTS, REALS, close, form, letters, on_numbers, operations, read, values_at_points
 from data.spelling import as_choice, as_time_or_base, as_words, cleaned, closing_braces, squeezed, without_unit
 
 INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
 LONGEST_ANSWER = 1000  # characters; what is longer is only compared as text
 HEDGED = r"(?<![A-Za-z\\])[A-Z](?![A-Za-z])|\b(?:not|nor|neither|wrong|incorrect)\b"  # behind the letter of a choice
+LINES = r"\\\\(?![a-zA-Z])|&|\\(?:begin|end) ?\{[^}]*\}(?:\{[^}]*\})?|\\text[a-z]* ?\{[^}]*\}|[.:?] *$|\n"  # in mathematics
+WORDS = r"(?<![\\\w^{}(*/+-])[a-zA-Z]{2,}(?: an?(?= ))?(?![\w^{}(*/+-])|[.:?!](?!\d)|\n"  # around mathematics
 _, LOWEST, HIGHEST = REALS  # the ends of an interval without bounds
 
 
@@ -60,21 +63,27 @@ def last_boxed(text: str) -> str | None:
 
 
 def copied(problem: Problem, answer: str) -> bool:
-    """Whether the answer is a part of the problem that is not worked out yet, and not the wanted text itself."""
-    given = squeezed(cleaned(answer))
-    start = r"(?<![\d.^])\b" if given[:1].isalnum() else r"(?<![\d.^])"
-    if given == squeezed(cleaned(problem.answer)) or as_words(given):
-        return False
-    if not re.search(rf"{start}{re.escape(given)}(?![\w^])", squeezed(cleaned(problem.prompt))):
-        return False
+    """Whether the problem asks for a form that the answer does not have. It does if an expression of the problem is equal
+    to the wanted answer in another form: a task to carry out, such as x^2 - 1 for (x - 1)(x + 1)."""
+    wanted = form_of(problem.answer)
+    return bool(wanted and form_of(answer) != wanted and has_task(problem.prompt, problem.answer))
+
+
+@lru_cache(maxsize=1000)
+def has_task(prompt: str, answer: str) -> bool:
+    """Whether a text has an expression that is equal to the answer in another form."""
+    pieces = re.split(r"\$+|\\[()\[\]]", prompt)  # mathematics, and what is around it
+    pieces = [part for piece in pieces for split in (LINES, WORDS) for part in re.split(split, piece)]
+    pieces = {part.strip(" .,;:?") for piece in pieces for part in (piece, *re.split("[=,;]", piece))}
+    return any(form_of(piece) not in (None, form_of(answer)) and equal(answer, piece) for piece in pieces)
+
+
+def form_of(text: str) -> tuple | None:
+    """The form of an answer; None for words, and for what cannot be read."""
     try:
-        tree = read(given)
-        to_carry_out = operations(meaning(tree)) - {"letter"}
-    except FAULTS:  # with a unit
-        return False
-    to_solve = tree[0] == "relation" and not set(tree[1]) <= {"=", r"\in"}
-    to_reduce = tree[0] == "number" and tree[2] in ("unreduced", "power of ten")
-    return bool(to_solve or to_reduce or to_carry_out)
+        return form(meaning(read(without_unit(as_choice(cleaned(text))[1])[0])))
+    except FAULTS:
+        return None
 
 
 def equal(reference: str, answer: str) -> bool:
@@ -133,31 +142,39 @@ def meaning(tree: tuple) -> tuple:
     if kind not in ("list", "set"):
         return tree
     items = [meaning(item) for item in tree[1:]]
-    names = {item[1] for item in items if item[0] == "named"}
+    names = list(dict.fromkeys(item[1] for item in items if item[0] == "named"))
     if not names:
         return (kind, *items)
     values = [item[2] if item[0] == "named" else item for item in items]
     without_index = {("name", re.sub(r"_\d+$", "", name[1])) if name[0] == "name" else name for name in names}
     if len(without_index) == 1:  # x = 1 or x = 2; x < 1 or x > 2
         joins = any(part[0] == "relation" and part[1] != ("=",) for part in tree[1:])
-        return ("named", *without_index, (r"\cup" if joins else kind, *values))
+        return ("named", *without_index, (r"\cup" if joins else kind, *values), *["inequality"] * joins)
     if len(names) < len(items):
-        raise ValueError("some have the same name")
-    return ("()", *(item[2] for item in sorted(items, key=lambda item: repr(item[1]))))  # x = 1, y = 2
+        raise ValueError("some have the same name, or none")
+    return ("named", ("list", *names), ("()", *values))  # x = 1, y = 2
 
 
 def meaning_of_relation(signs: tuple, parts: tuple) -> tuple:
     """What a relation says of its name, as "named"; the relation itself if it is not solved for a name."""
+    if r"\approx" in signs:
+        at = signs.index(r"\approx")
+        worked_out = not is_name(parts[at])  # x = 1/3 ≈ 0.333 says 1/3, and x ≈ 0.333 is x = 0.333
+        if worked_out and not rounds(parts[at], parts[at + 1]):
+            raise ValueError("another number is said to be about the same")
+        signs, parts = ("=",) * (at if worked_out else 1), parts[: at + 2 - worked_out]
+        if not signs:
+            return meaning(parts[0])
     if set(signs) == {"="}:
         if is_name(parts[-1]) and not is_name(parts[0]):
             parts = parts[::-1]
         named, value = is_name(parts[0]), meaning(parts[-1])
-        steps = [on_numbers(operations(step)) and same(value, step) for step in parts[named:-1]]
-        if all(steps) and parts[0][1] not in letters(value):  # x = 6/2 = 3
+        if all(same(value, step) for step in parts[named:-1]) and parts[0][1] not in letters(value):  # x = 6/2 = 3
             return ("named", parts[0], value) if named else value
     if signs in ((r"\in",), (r"\ne",)) and is_name(parts[0]):
-        values = parts[1] if signs[0] == r"\in" else (r"\setminus", REALS, ("set", parts[1]))
-        return ("named", parts[0], meaning(values))
+        if signs[0] == r"\in":
+            return ("named", parts[0], meaning(parts[1]))
+        return ("named", parts[0], meaning((r"\setminus", REALS, ("set", parts[1]))), "inequality")
     if set(signs) <= {">", r"\ge"}:
         signs, parts = tuple({">": "<", r"\ge": r"\le"}[sign] for sign in signs[::-1]), parts[::-1]
     if set(signs) <= {"<", r"\le"}:
@@ -166,24 +183,25 @@ def meaning_of_relation(signs: tuple, parts: tuple) -> tuple:
             signs = ("<", *signs) if below else (*signs, "<")
             parts = (LOWEST, *parts) if below else (*parts, HIGHEST)
         if len(parts) == 3 and is_name(parts[1]) and letters(parts[1]).isdisjoint(letters(("list", *parts[::2]))):
-            return ("named", parts[1], ("[("[signs[0] == "<"] + "])"[signs[1] == "<"], *parts[::2]))
+            brackets = "[("[signs[0] == "<"] + "])"[signs[1] == "<"]
+            return ("named", parts[1], (brackets, *parts[::2]), "inequality")
     return ("relation", signs, *parts)
 
 
 def is_name(tree: tuple) -> bool:
-    """x, x_1, f(3), P(A), AB, |AB|, (x, y)"""
-    if tree[0] in ("()", "|"):
-        return all(is_name(part) and (tree[0] == "()" or part[0] == "*") for part in tree[1:])
+    """x, x_1, f(3), f'(1), P(A), AB, |AB|, (x, y), a + b, AB:CD"""
+    if tree[0] in ("()", "|", "+", "-", ":", "/"):
+        return all(is_name(part) and (tree[0] != "|" or part[0] == "*") for part in tree[1:])
     if tree[0] == "*":
         of_capitals = all(part[0] == "name" and part[1][:1].isupper() for part in tree[1:])
-        return of_capitals or len(tree) == 3 and tree[1][0] == "name" and tree[1][1] in "fghFGHP"
+        return of_capitals or len(tree) == 3 and tree[1][0] == "name" and tree[1][1].strip("'") in "fghFGHP"
     return tree[0] == "name"
 
 
 def may_use(wanted: tuple, given: tuple) -> bool:
     """Whether the wanted answer has all operations and letters of the given one. If it has letters, all arithmetic is
     allowed. If it has another operation, such as a root, products and quotients are allowed."""
-    allowed = operations(wanted)
+    allowed = operations(wanted) | (operations(wanted[1]) if wanted[0] == "named" and wanted[1][0] == "+" else set())
     if "letter" in allowed:
         allowed |= {"+", "-", "*", "/", "^"}
     elif allowed:
@@ -197,10 +215,17 @@ def same(wanted: tuple, given: tuple) -> bool:
     kinds = {wanted[0], given[0]}
     if wanted == given:
         return True
+    if kinds == {"named"} and wanted[1][0] in ("list", "()") and set(wanted[1][1:]) == set(given[1][1:]):
+        return same(wanted[2], in_order(given, wanted[1]))
     if "relation" in kinds or kinds == {"named"} and wanted[1] != given[1]:
         return kinds <= {"relation", "named"} and same_equation(wanted, given)
     if "named" in kinds:
-        return same(*(tree[2] if tree[0] == "named" else tree for tree in (wanted, given)))
+        if given[0] == "named" and given[1][0] == "list":  # y = 2, x = 1 for (1, 2)
+            given = in_order(given, sorted(given[1][1:], key=repr))
+        elif wanted[0] == "named" and wanted[1][0] == "list" and given[0] == "list":  # 1, 2 for x = 1, y = 2
+            given = ("()", *given[1:])
+        is_equation = wanted[0] == "named" and wanted[1][0] == "+"  # of a + b = 5
+        return not is_equation and same(*(tree[2] if tree[0] == "named" else tree for tree in (wanted, given)))
     if kinds & {"list", "set"} or kinds == {r"\cup"}:  # in any order
         groups = {"list", "set"} if r"\cup" not in kinds else {r"\cup"}
         left_over, items = [list(tree[1:]) if tree[0] in groups else [tree] for tree in (wanted, given)]
@@ -213,9 +238,22 @@ def same(wanted: tuple, given: tuple) -> bool:
     if len(kinds) == 1 and kinds <= {"()", "[]", "(]", "[)", "matrix", "row"}:
         return len(wanted) == len(given) and all(map(same, wanted[1:], given[1:]))
     if kinds == {"number"}:  # a decimal with two or more places may be answered with more
-        difference = abs(wanted[1] - given[1])
-        return difference == 0 or wanted[3] >= 2 and difference * 2 * 10 ** wanted[3] <= 1
+        return wanted[1] == given[1] or wanted[3] >= 2 and rounds(given, wanted)
     return all(close(*pair) for pair in values_at_points(wanted, given))
+
+
+def in_order(named: tuple, names) -> tuple:
+    """The values of x = 1, y = 2 or (x, y) = (1, 2) in the order of these names."""
+    if named[2][0] != "()":
+        raise ValueError("several names, and one value")
+    values = dict(zip(named[1][1:], named[2][1:], strict=True))
+    return ("()", *(values[name] for name in names if name in values))
+
+
+def rounds(exact: tuple, decimal: tuple) -> bool:
+    """Whether a decimal is the other value, rounded to its places."""
+    ((value, rounded),) = values_at_points(exact, decimal)
+    return decimal[0] == "number" and bool(abs(value - rounded) * 2 * 10 ** decimal[3] <= 1)
 
 
 def same_equation(wanted: tuple, given: tuple) -> bool:
