@@ -15,7 +15,7 @@ of its kind and its parts:
 import random
 import re
 from fractions import Fraction
-from math import gcd, prod
+from math import prod
 
 import mpmath
 
@@ -255,49 +255,25 @@ def operations(tree: tuple) -> set[str]:
 
 
 def form(tree: tuple) -> tuple:
-    """How a tree is written, but for the order of terms and factors, brackets, the name of a value, and factors of 1. Of
-    two trees with the same value and different forms one may be a task that leads to the other: 42/98 and 3/7,
-    2x + 3x and 5x, x^2 - 1 and (x - 1)(x + 1)."""
+    """How a tree is written, but for brackets, the order of terms and factors, and the name of a value. Of two trees with
+    one value but two forms, one is a task that leads to the other: 2x + 3x and 5x, x^2 - 1 and (x - 1)(x + 1)."""
     kind, parts = tree[0], parts_of(tree)
-    if kind == "named":
-        return (*tree[3:], form(tree[2])) if tree[3:] else form(tree[2])
     if kind in ("number", "name", "constant"):
         return tree[:3]
-    if kind in ("+", "*", "/", "-", "^"):
-        return ("*", *form_of_term(tree))
+    if kind in ("*", "/", "-"):
+        items = list(factors(tree))
+        above, below = (prod(item for item, power in items if type(item) is int and power == side) for side in (1, -1))
+        return ("*", above, below, *sorted((item for item in items if type(item[0]) is not int), key=repr))
     forms = [form(part) for part in parts]
-    if kind in ("list", "set", r"\cup") or kind == "relation" and set(tree[1]) == {"="}:
+    if kind == "named":
+        return (*tree[3:], *forms) if tree[3:] else forms[0]
+    if kind in ("list", "set", "+", r"\cup") or kind == "relation" and set(tree[1]) == {"="}:
         forms.sort(key=repr)
     return ("set" if kind == "list" else kind, tree[1] if kind == "relation" else "", *forms)
 
 
-def form_of_term(tree: tuple) -> tuple:
-    """The minus signs of a term, its numbers above and below, whether they can be reduced, and its other factors."""
-    items = list(factors(tree))
-    minus = sum(item == "-" for item, _ in items)
-    above, below = (prod(item for item, power in items if type(item) is int and power == side) for side in (1, -1))
-    common, others = gcd(above, below), sorted((item for item in items if type(item[0]) is tuple), key=repr)
-    above, below, unreduced = above // common, below // common, bool(common > 1 and others)
-    if len(others) > 1 or above > 1:  # 2(3 - x) is -2(x - 3)
-        for i, (item, power) in enumerate(others):
-            if item[0] == "+" and item[1][0] == 1:
-                others[i] = ("+", *((1 - sign, *term) if sign < 2 else (sign, *term) for sign, *term in item[1:])), power
-                minus = 1 - minus if minus < 2 else minus
-    elif below > 1 and others and others[0][0][0] == "+" and others[0][1] == 1:  # (x + 1)/2 is x/2 + 1/2
-        terms = []
-        for sign, up, down, is_unreduced, *rest in others[0][0][1:]:
-            common = gcd(up, below)
-            terms.append((sign, up // common, down * below // common, is_unreduced or bool(common > 1 and rest[0]), *rest))
-        others, below = [(sum_of(terms), 1)], 1
-    return minus, above, below, unreduced, tuple(others)
-
-
-def sum_of(terms) -> tuple:
-    return ("+", *sorted(terms, key=lambda term: repr(term[1:])))
-
-
 def factors(tree: tuple, power: int = 1):
-    """Yields the factors of a term, each with the power 1 or -1: "-" for a sign, whole numbers, and forms."""
+    """Yields the factors of a tree with their power, 1 or -1: "-" for a minus sign, whole numbers, and forms."""
     kind, parts = tree[0], parts_of(tree)
     if kind in ("*", "/"):
         for i, part in enumerate(parts):
@@ -308,13 +284,8 @@ def factors(tree: tuple, power: int = 1):
     elif kind == "number" and tree[2] != "unreduced":
         yield tree[1].numerator, power
         yield tree[1].denominator, -power
-    elif kind == "+":
-        yield sum_of(map(form_of_term, parts)), power
-    elif kind == "^" and parts[0][0] == "+" and parts[1][0] == "number" and parts[1][1] in range(1, 10):
-        for _ in range(int(parts[1][1])):  # (x + 1)^2 is (x + 1)(x + 1)
-            yield from factors(parts[0], power)
     else:
-        yield (("^", *map(form, parts)) if kind == "^" else form(tree)), power
+        yield form(tree), power
 
 
 def on_numbers(operations: set[str]) -> bool:
