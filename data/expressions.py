@@ -14,6 +14,7 @@ of its kind and its parts:
 
 import random
 import re
+from contextlib import suppress
 from fractions import Fraction
 from math import prod
 
@@ -209,15 +210,15 @@ def number(value: Fraction | int, form: str = "digits", decimals: int = 0) -> tu
 
 def joined(sign: str, *parts: tuple) -> tuple:
     """The tree of parts with a sign between them. It is a number if people write numbers so: as a fraction, 10^6, or
-    1.5 * 10^6. A trivial power, 10^0 or 10^1, counts as an operation, but 4.2 * 10^1 is a number."""
+    1.5 * 10^6."""
     forms = [part[2] if part[0] == "number" else "" for part in parts]
     if sign == "/" and forms == ["digits", "digits"]:
         value, below = parts[0][1] / parts[1][1], abs(parts[1][1])
         return number(value, "fraction" if value.denominator == below != 1 else "unreduced")
     if sign == "^" and parts[0] == number(10) and forms[1] and abs(exponent := parts[1][1]) <= LARGEST_ARGUMENT:
         if exponent.denominator == 1:
-            return number(10**exponent, "power of ten" if exponent not in (0, 1) else "trivial power of ten")
-    if sign == "*" and forms[0] == "digits" and forms[1:] in (["power of ten"], ["trivial power of ten"]):
+            return number(10**exponent, "power of ten")
+    if sign == "*" and forms == ["digits", "power of ten"]:
         return number(parts[0][1] * parts[1][1], "power of ten")
     return (sign, *parts) if len(parts) > 1 else parts[0]
 
@@ -237,26 +238,22 @@ def operations(tree: tuple) -> set[str]:
     """The operations of a tree, which decide whether an answer is written in an accepted way. A number has none. "* of
     numbers" is another operation than "*", so that a wanted 2 * x does not allow 2 * 3."""
     kind, parts = tree[0], parts_of(tree)
-    if kind == "name":
-        return {"letter"}
-    if kind in ("number", "constant"):
+    if not parts:
         is_division = tree[2:3] == ("unreduced",) and tree[1].denominator == 1  # 10/2
-        return {"/ of numbers"} if is_division else {"trivial power of ten", "e", "i", r"\pi"}.intersection(tree)
-    operations_of_parts = [operations(part) for part in parts]
-    all_operations = set().union(*operations_of_parts)
+        return {"letter"} if kind == "name" else {"/ of numbers"} if is_division else {"e", "i", r"\pi"} & {*tree[1:2]}
+    of_parts = [operations(part) for part in parts]
     if kind == "^" and parts[1][0] == "number" and parts[1][1].denominator != 1:
-        return all_operations | {"root"}
-    if kind in ("+", "*", "-", "/", "^") and tree != REALS[1]:
-        numbers = sum(map(on_numbers, operations_of_parts))
-        if numbers == len(parts) or kind in ("+", "*") and numbers > 1:
-            all_operations.add(f"{kind} of numbers")
-        return all_operations | ({kind} if numbers < len(parts) else set())
-    return all_operations | ({FAMILIES.get(kind, kind)} if kind in VALUES else set())
+        kind = "root"
+    elif kind in ("+", "*", "-", "/", "^") and tree != REALS[1]:
+        numbers = sum(all(operation.endswith("of numbers") for operation in some) for some in of_parts)
+        others = {f"{kind} of numbers"} if numbers == len(parts) or kind in ("+", "*") and numbers > 1 else set()
+        return others.union({kind} if numbers < len(parts) else (), *of_parts)
+    return set().union({FAMILIES.get(kind, kind)} if kind in VALUES or kind == "root" else (), *of_parts)
 
 
 def form(tree: tuple) -> tuple:
-    """How a tree is written, but for brackets, the order of terms and factors, and the name of a value. Of two trees with
-    one value but two forms, one is a task that leads to the other: 2x + 3x and 5x, x^2 - 1 and (x - 1)(x + 1)."""
+    """How a tree is written, but for brackets, the order of terms and factors, and the name of a value. Of two trees
+    with one value but two forms, one is a task that leads to the other: 2x + 3x and 5x, x^2 - 1 and (x - 1)(x + 1)."""
     kind, parts = tree[0], parts_of(tree)
     if kind in ("number", "name", "constant"):
         return tree[:3]
@@ -288,11 +285,6 @@ def factors(tree: tuple, power: int = 1):
         yield form(tree), power
 
 
-def on_numbers(operations: set[str]) -> bool:
-    """Whether a tree with these operations has neither letters, roots nor constants."""
-    return all(operation.endswith("of numbers") for operation in operations)
-
-
 def value(tree: tuple, point: dict):
     """The value of a tree with the numbers of `point` for its letters. Raises one of FAULTS if there is none."""
     kind, parts = tree[0], parts_of(tree)
@@ -307,10 +299,11 @@ def value(tree: tuple, point: dict):
         base, exponent = values
         if base != 0 and abs(exponent * mpmath.log10(abs(base))) > MOST_DIGITS:  # the logarithm in few digits is quick
             raise ValueError("a power is too large")
-        if parts[1][0] == "number" and (degree := parts[1][1].denominator) > 1 and mp.im(base) == 0 > mp.re(base):
-            if degree % 2 == 0 and point:
-                raise ArithmeticError("a root of a negative number")
-            return mp.power(-base, exponent) * (-1) ** parts[1][1].numerator if degree % 2 else mp.power(base, exponent)
+        if mp.im(base) == 0 > mp.re(base):
+            if parts[1][0] == "number" and parts[1][1].denominator % 2:  # an odd root
+                return (-1) ** parts[1][1].numerator * mp.power(-base, exponent)
+            if point:
+                raise ArithmeticError("there is no real value")
         return mp.power(base, exponent)
     grows = kind[0] in "!\\" and kind not in (r"\ln", r"\log")
     if kind not in VALUES or grows and max(map(abs, values)) > LARGEST_ARGUMENT:
@@ -325,11 +318,8 @@ def values_at_points(*trees: tuple):
     for signs in [(1, 1), (-1, 1), (1, -1), (-1, -1)][: 4 if names else 1]:
         size = {name: mp.mpf(rng.randint(1, 999)) / rng.randint(100, 999) for name in names}
         point = {name: signs[i % 2] * size[name] for i, name in enumerate(names)}
-        try:
+        with suppress(*[ArithmeticError] * (-1 in signs)):
             yield tuple(value(tree, point) for tree in trees)
-        except ArithmeticError:
-            if signs == (1, 1):
-                raise
 
 
 def close(a, b) -> bool:

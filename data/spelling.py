@@ -22,7 +22,7 @@ SPELLED = {  # one spelling: the others, with spaces between them
     r"^\circ": r"° \degree", "¤": r"\$", ' "%" ': r"% \%",
     # what only spaces or sizes
     " ": r"\, \; \: \> \( \) \[ \] \quad \qquad \thinspace",
-    "": r"\left \right \middle \big \Big \bigg \Bigg \bigl \bigr \Bigl \Bigr \displaystyle \textstyle \limits \nolimits",
+    "": r"\left \right \middle \big \Big \bigg \Bigg \bigl \bigr \Bigl \Bigr \displaystyle \limits \nolimits",
 }  # fmt: skip
 SPELLINGS = {  # another spelling: the one; a space ends the name of a command
     other: sign + " " if sign[-1:].isalpha() else sign for sign, others in SPELLED.items() for other in others.split()
@@ -93,7 +93,8 @@ UNIT_OF = {word: unit for unit, others in UNITS.items() for word in (unit, *othe
 NO_UNIT = set(  # words behind a number which say that the number alone is not the answer
     "not isnt is are was were be if than more less least most fewer wrong incorrect false maybe either neither nor"
     " but plus minus times squared cubed factorial mod modulo gcd lcm over choose root to through until between about"
-    " dozen dozens score gross pair pairs couple lakh lakhs lac crore crores half halves third thirds quarter fourth fourths fifth fifths sixth sixths eighth eighths"
+    " dozen dozens score gross pair pairs couple lakh lakhs crore crores half halves third thirds quarter fourth"
+    " fourths fifth fifths sixth sixths eighth eighths"
     " tenth tenths hundred hundredth hundredths thousandth thousandths one two three four five six seven eight nine"
     " ten zero pi double twice triple instead rather except unless possibly alternatively rounded"
     " approximately negative below base roughly estimated".split()

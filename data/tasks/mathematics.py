@@ -11,14 +11,16 @@ import re
 from functools import lru_cache
 
 from data import Problem, after_thinking
-from data.expressions import FAULTS, REALS, close, form, letters, on_numbers, operations, read, values_at_points
+from data.expressions import FAULTS, REALS, close, form, letters, operations, read, values_at_points
 from data.spelling import as_choice, as_time_or_base, as_words, cleaned, closing_braces, squeezed, without_unit
 
 INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
 LONGEST_ANSWER = 1000  # characters; what is longer is only compared as text
 HEDGED = r"(?<![A-Za-z\\])[A-Z](?![A-Za-z])|\b(?:not|nor|neither|wrong|incorrect)\b"  # behind the letter of a choice
-LINES = r"\\\\(?![a-zA-Z])|&|\\(?:begin|end) ?\{[^}]*\}(?:\{[^}]*\})?|\\text[a-z]* ?\{[^}]*\}|[.:?] *$|\n"  # in mathematics
-WORDS = r"(?<![\\\w^{}(*/+-])[a-zA-Z]{2,}(?: an?(?= ))?(?![\w^{}(*/+-])|[.:?!](?!\d)|\n"  # around mathematics
+BETWEEN = (  # formulas of a problem: dollars, brackets, lines, text and words
+    r"\$+|\\[()\[\]]|\\\\(?![a-zA-Z])|[&\n]|\\(?:begin|end|text[a-z]*) ?\{[^}]*\}(?:\{[^}]*\})?|[.:?!](?!\d)"
+    r"|(?<![\\\w^{}(*/+-])[a-zA-Z]{2,}(?: an?(?= ))?(?![\w^{}(*/+-])"
+)
 _, LOWEST, HIGHEST = REALS  # the ends of an interval without bounds
 
 
@@ -63,8 +65,8 @@ def last_boxed(text: str) -> str | None:
 
 
 def copied(problem: Problem, answer: str) -> bool:
-    """Whether the problem asks for a form that the answer does not have. It does if an expression of the problem is equal
-    to the wanted answer in another form: a task to carry out, such as x^2 - 1 for (x - 1)(x + 1)."""
+    """Whether the problem asks for a form that the answer does not have. It does if an expression of the problem is
+    equal to the wanted answer in another form: a task to carry out, such as x^2 - 1 for (x - 1)(x + 1)."""
     wanted = form_of(problem.answer)
     return bool(wanted and form_of(answer) != wanted and has_task(problem.prompt, problem.answer))
 
@@ -72,9 +74,7 @@ def copied(problem: Problem, answer: str) -> bool:
 @lru_cache(maxsize=1000)
 def has_task(prompt: str, answer: str) -> bool:
     """Whether a text has an expression that is equal to the answer in another form."""
-    pieces = re.split(r"\$+|\\[()\[\]]", prompt)  # mathematics, and what is around it
-    pieces = [part for piece in pieces for split in (LINES, WORDS) for part in re.split(split, piece)]
-    pieces = {part.strip(" .,;:?") for piece in pieces for part in (piece, *re.split("[=,;]", piece))}
+    pieces = {part for piece in re.split(BETWEEN, prompt) for part in (piece, *re.split("[=,;]", piece))}
     return any(form_of(piece) not in (None, form_of(answer)) and equal(answer, piece) for piece in pieces)
 
 
@@ -118,17 +118,16 @@ def same_quantity(wanted: str, given: str) -> bool:
         return False
     if wanted_unit == given_unit or "%" not in (wanted_unit, given_unit):
         return same(wanted_tree, given_tree)
-    are_numbers = wanted_tree[0] == given_tree[0] == "number"
-    if wanted_unit == "%":  # 25 and 0.25 are right for 25 %
-        return same(wanted_tree, given_tree) or are_numbers and same(percent(wanted_tree), given_tree)
-    # 25 % is right for 25, if the problem may ask for percent, and for 0.25.
-    as_it_stands = are_numbers and abs(wanted_tree[1]) > 1 and same(wanted_tree, given_tree)
-    return as_it_stands or are_numbers and same(wanted_tree, percent(given_tree))
+    # 25 and 0.25 are right for 25 %. 25 % is right for 0.25, and for 25: the problem may ask for percent.
+    as_it_stands = wanted_unit == "%" or wanted_tree[0] == "number" and abs(wanted_tree[1]) > 1
+    in_percent = (percent(wanted_tree), given_tree) if wanted_unit == "%" else (wanted_tree, percent(given_tree))
+    return as_it_stands and same(wanted_tree, given_tree) or same(*in_percent)
 
 
 def percent(tree: tuple) -> tuple:
-    """A number divided by 100. If it had decimals, it gets two more."""
-    return ("number", tree[1] / 100, tree[2], tree[3] + 2 if tree[3] else 0)
+    """A number divided by 100. If it had decimals, it gets two more. A ValueError for other trees."""
+    kind, number, form, decimals = tree
+    return (kind, number / 100, form, decimals + 2 if decimals else 0)
 
 
 def meaning(tree: tuple) -> tuple:
@@ -142,7 +141,7 @@ def meaning(tree: tuple) -> tuple:
     if kind not in ("list", "set"):
         return tree
     items = [meaning(item) for item in tree[1:]]
-    names = list(dict.fromkeys(item[1] for item in items if item[0] == "named"))
+    names = {item[1] for item in items if item[0] == "named"}
     if not names:
         return (kind, *items)
     values = [item[2] if item[0] == "named" else item for item in items]
@@ -152,24 +151,21 @@ def meaning(tree: tuple) -> tuple:
         return ("named", *without_index, (r"\cup" if joins else kind, *values), *["inequality"] * joins)
     if len(names) < len(items):
         raise ValueError("some have the same name, or none")
-    return ("named", ("list", *names), ("()", *values))  # x = 1, y = 2
+    pairs = sorted(zip((item[1] for item in items), values), key=repr)  # x = 1, y = 2
+    return ("named", *(("()", *side) for side in zip(*pairs)))
 
 
 def meaning_of_relation(signs: tuple, parts: tuple) -> tuple:
     """What a relation says of its name, as "named"; the relation itself if it is not solved for a name."""
-    if r"\approx" in signs:
-        at = signs.index(r"\approx")
-        worked_out = not is_name(parts[at])  # x = 1/3 ≈ 0.333 says 1/3, and x ≈ 0.333 is x = 0.333
-        if worked_out and not rounds(parts[at], parts[at + 1]):
-            raise ValueError("another number is said to be about the same")
-        signs, parts = ("=",) * (at if worked_out else 1), parts[: at + 2 - worked_out]
-        if not signs:
-            return meaning(parts[0])
-    if set(signs) == {"="}:
+    if set(signs) <= {"=", r"\approx"}:
         if is_name(parts[-1]) and not is_name(parts[0]):
             parts = parts[::-1]
-        named, value = is_name(parts[0]), meaning(parts[-1])
-        if all(same(value, step) for step in parts[named:-1]) and parts[0][1] not in letters(value):  # x = 6/2 = 3
+        named = is_name(parts[0])
+        steps, signs = list(parts[named:]), signs[named:]
+        while r"\approx" in signs and rounds(*steps[-2:]):  # x = 1/3 ≈ 0.333 says 1/3
+            steps, signs = steps[:-1], signs[:-1]
+        value = meaning(steps[-1])
+        if all(same(value, step) for step in steps[:-1]) and parts[0][1] not in letters(value):  # x = 6/2 = 3
             return ("named", parts[0], value) if named else value
     if signs in ((r"\in",), (r"\ne",)) and is_name(parts[0]):
         if signs[0] == r"\in":
@@ -215,16 +211,15 @@ def same(wanted: tuple, given: tuple) -> bool:
     kinds = {wanted[0], given[0]}
     if wanted == given:
         return True
-    if kinds == {"named"} and wanted[1][0] in ("list", "()") and set(wanted[1][1:]) == set(given[1][1:]):
-        return same(wanted[2], in_order(given, wanted[1]))
+    if kinds == {"named"} and wanted[1][0] == given[1][0] == "()":  # b = 1, a = 2 for (a, b) = (2, 1)
+        pairs = [[("named", *pair) for pair in zip(tree[1][1:], tree[2][1:], strict=True)] for tree in (wanted, given)]
+        return same(*(("list", *some) for some in pairs))
     if "relation" in kinds or kinds == {"named"} and wanted[1] != given[1]:
         return kinds <= {"relation", "named"} and same_equation(wanted, given)
     if "named" in kinds:
-        if given[0] == "named" and given[1][0] == "list":  # y = 2, x = 1 for (1, 2)
-            given = in_order(given, sorted(given[1][1:], key=repr))
-        elif wanted[0] == "named" and wanted[1][0] == "list" and given[0] == "list":  # 1, 2 for x = 1, y = 2
+        if wanted[0] == "named" and (wanted[1][0], given[0]) == ("()", "list"):  # 1, 2 for x = 1, y = 2
             given = ("()", *given[1:])
-        is_equation = wanted[0] == "named" and wanted[1][0] == "+"  # of a + b = 5
+        is_equation = wanted[0] == "named" and wanted[1][0] == "+"  # a + b = 5
         return not is_equation and same(*(tree[2] if tree[0] == "named" else tree for tree in (wanted, given)))
     if kinds & {"list", "set"} or kinds == {r"\cup"}:  # in any order
         groups = {"list", "set"} if r"\cup" not in kinds else {r"\cup"}
@@ -240,14 +235,6 @@ def same(wanted: tuple, given: tuple) -> bool:
     if kinds == {"number"}:  # a decimal with two or more places may be answered with more
         return wanted[1] == given[1] or wanted[3] >= 2 and rounds(given, wanted)
     return all(close(*pair) for pair in values_at_points(wanted, given))
-
-
-def in_order(named: tuple, names) -> tuple:
-    """The values of x = 1, y = 2 or (x, y) = (1, 2) in the order of these names."""
-    if named[2][0] != "()":
-        raise ValueError("several names, and one value")
-    values = dict(zip(named[1][1:], named[2][1:], strict=True))
-    return ("()", *(values[name] for name in names if name in values))
 
 
 def rounds(exact: tuple, decimal: tuple) -> bool:
