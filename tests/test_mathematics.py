@@ -4,9 +4,8 @@ import random
 import time
 
 import pytest
-from answers import PAIRS
+from answers import PAIRS, TASKS
 
-from data import Problem
 from data.tasks.mathematics import equal, last_boxed, problem, score
 from data.verify import VerifierPool
 
@@ -74,14 +73,18 @@ def test_the_answer_is_found_in_a_worked_solution():
     assert problem(r"What? Use \boxed{}.", "1").prompt == r"What? Use \boxed{}.", "it is not asked for again"
 
 
-def test_a_task_that_is_copied_from_the_problem_is_no_answer():
-    simplify = problem(r"Simplify $\sqrt{8} + x^0 - 1$, then $\frac{6}{4}$, and $2 < x$.", r"2\sqrt2")
-    assert not score(simplify, r"</think>\boxed{\sqrt{8}}") and score(simplify, r"</think>\boxed{\sqrt 2 \cdot 2}")
-    assert equal(r"2\sqrt2", r"\sqrt{8}") and score(problem("What?", r"2\sqrt2"), r"</think>\boxed{\sqrt{8}}")
-    for wanted, task in [("1.5", r"\frac{6}{4}"), (r"(2,\infty)", "2 < x")]:
-        assert equal(wanted, task) and not score(Problem(simplify.prompt, wanted, simplify.task), rf"\boxed{{{task}}}")
-    for wanted in ("x^0", r"\frac64", "x>2"):  # the wanted answer may stand in the problem
-        assert score(Problem(simplify.prompt, wanted, simplify.task), rf"\boxed{{{wanted}}}")
+@pytest.mark.parametrize("text, wanted, right, wrong", TASKS)
+def test_an_answer_has_the_form_that_the_problem_asks_for(text, wanted, right, wrong):
+    for answer in [wanted, *right, *wrong]:
+        verdict = score(problem(text, wanted), rf"</think>\boxed{{{answer}}}")
+        assert verdict is (answer not in wrong), answer
+        assert equal(wanted, answer) or answer in wrong, "without the problem"
+
+
+def test_the_wanted_answer_may_stand_in_the_problem():
+    for wanted in ("x^0", r"\frac64", "x>2"):
+        text = r"Simplify $x^0$, then $\frac{6}{4}$, and $2 < x$."
+        assert score(problem(text, wanted), rf"\boxed{{{wanted}}}")
 
 
 def test_hostile_answers_cost_nobody_a_verdict():

@@ -18,7 +18,7 @@ INSTRUCTION = "Please reason step by step, and put your final answer within \\bo
 LONGEST_ANSWER = 1000  # characters; what is longer is only compared as text
 HEDGED = r"(?<![A-Za-z\\])[A-Z](?![A-Za-z])|\b(?:not|nor|neither|wrong|incorrect)\b"  # behind the letter of a choice
 BETWEEN = (  # formulas of a problem: dollars, brackets, lines, text and words
-    r"\$+|\\[()\[\]]|\\\\(?![a-zA-Z])|[&\n]|\\(?:begin|end|text[a-z]*) ?\{[^}]*\}(?:\{[^}]*\})?|[.:?!](?!\d)"
+    r"\$+|\\[()\[\]]|\\\\(?![a-zA-Z])|[&\n]|\\(?:begin|end|text[a-z]*) ?\{[^}]*\}(?:\{[^}]*\})?|[.:?!](?=[\s$]|$)"
     r"|(?<![\\\w^{}(*/+-])[a-zA-Z]{2,}(?: an?(?= ))?(?![\w^{}(*/+-])"
 )
 _, LOWEST, HIGHEST = REALS  # the ends of an interval without bounds
@@ -94,6 +94,7 @@ def equal(reference: str, answer: str) -> bool:
     wanted, given = cleaned(reference), cleaned(answer)
     if squeezed(wanted) == squeezed(given) or not given:
         return bool(given)
+    wanted = wanted.rpartition(r"\approx")[2].strip()  # a wanted answer that is said to be about 0.33 is rounded
     (wanted_letter, wanted_rest), (given_letter, given_rest) = as_choice(wanted), as_choice(given)
     if wanted_letter and given_letter and not (wanted_rest and given_rest):
         return wanted_letter == given_letter and not re.search(HEDGED, given_rest)
