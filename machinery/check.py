@@ -10,7 +10,7 @@ from data import Problem
 from data.load import Source
 from data.tasks import programming
 from data.verify import VerifierPool
-from machinery.decoding import Decoding, completion_texts, render
+from machinery.decoding import Decoding, completion_texts, render_all, visible
 from machinery.evaluation import judge_all
 from machinery.rollouts import Request, Rollout
 from machinery.settings import Sampling
@@ -30,7 +30,7 @@ def check_fit(
     return [
         f"model      {settings.model}: {shape}, {model.num_parameters():,} parameters, {template}",
         f"problem    the first of {source.name}, judged by {problem.task.replace('.', '/')}.py; the model gets",
-        *(f"  | {line}" for line in tokenizer.decode(ids).split("\n")),
+        *(f"  | {line}" for line in visible(tokenizer.decode(ids)).split("\n")),
         *unwritable(tokenizer, problem.prompt),
         f"thinking   {thinking(tokenizer, decoding, settings, ids)}",
         f"ends with  {ends}, or after {decoding.longest_completion} tokens (--thinking-budget and --answer-budget)",

@@ -134,7 +134,12 @@ def decode_all(tokenizer: PreTrainedTokenizerBase, completions: list[list[int]])
 
 def quoted(name: str, text: str) -> str:
     """A text of any number of lines, told apart from others by a name and a bar on its left."""
-    return "\n".join(f"{name if i == 0 else '':8}| {line}" for i, line in enumerate(text.split("\n")))
+    return "\n".join(f"{name if i == 0 else '':8}| {line}" for i, line in enumerate(visible(text).split("\n")))
+
+
+def visible(text: str) -> str:
+    """The text with its control characters as \\x1b or \\u202e: a terminal shows them, and obeys none."""
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
 
 
 def marked_text(tokenizer: PreTrainedTokenizerBase, rollout: Rollout) -> str:

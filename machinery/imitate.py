@@ -24,7 +24,7 @@ from curve.flags import flag, read_flags, run_command
 from data import Problem, after_thinking
 from data.load import load_data
 from machinery.check import given_rollout
-from machinery.decoding import end_tokens, render
+from machinery.decoding import end_tokens, render, visible
 from machinery.files import whole_folder
 from machinery.model import load_model, load_tokenizer, model_path
 from machinery.policy import Policy, micro_batches
@@ -119,7 +119,7 @@ def main(arguments: list[str]) -> int:
         raise ValueError(f"--data {command.data}: no problem has at most {longest} tokens with its solution: --longest")
     ids, learned = train[0]
     prompt, solution = (tokenizer.decode(part) for part in (ids[: learned.index(True)], ids[learned.index(True) :]))
-    say(f"The first record; what stands in [[ ]] is learned:\n{prompt}[[{solution}]]")
+    say(visible(f"The first record; what stands in [[ ]] is learned:\n{prompt}[[{solution}]]"))
 
     learning_rate = command.learning_rate or model.num_parameters() ** -0.5
     steps, tokens = command.epochs * math.ceil(len(train) / command.batch_size), command.tokens_per_micro_batch

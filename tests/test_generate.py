@@ -39,7 +39,7 @@ from data.verify import VerifierPool
 from docs.make_base import make_tokenizer
 from generate import TorchEngine
 from machinery import vllm_engine
-from machinery.decoding import completion_texts, decode_all, make_decoding, marked_text, render, render_all
+from machinery.decoding import completion_texts, decode_all, make_decoding, marked_text, quoted, render, render_all
 from machinery.engine import EngineSettings, sample_all
 from machinery.evaluation import judge_all
 from machinery.model import load_model, load_tokenizer, model_path, put_on_device, refuse_too_long
@@ -272,6 +272,10 @@ def test_a_completion_is_printed_with_its_end_and_with_forced_tokens_marked(mode
     assert marked_text(tokenizer, rollout_of(tokenizer, "1+2</think>3")) == "1+2</think>3<eos>"
     sampled = np.array([True, True, False, False, True, True])
     assert marked_text(tokenizer, rollout_of(tokenizer, "1+2=3", sampled=sampled)) == "1+[[2=]]3<eos>"
+
+
+def test_a_terminal_shows_the_control_characters_of_a_model_and_obeys_none():
+    assert quoted("reply", "a\x1b[2J\r\u202eb\n\tπ") == "reply   | a\\x1b[2J\\r\\u202eb\n        | \tπ"
 
 
 def test_pitfall_9_ids_go_through_end_to_end(models):
