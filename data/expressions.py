@@ -186,7 +186,7 @@ class Reader:
         if "." in digits and self.take(r"\overline", r"\bar", r"\dot"):
             period = self.raw()
             return number(value + Fraction(int(period), 10 ** len(period) - 1) / 10**decimals, "repeating")
-        literal = number(value, "digits", decimals if "." in digits else 0)
+        literal = number(value, "power of ten" if exponent else "digits", decimals if "." in digits else 0)
         if self.next == r"\frac" and digits.isdigit():
             part = self.atom()
             is_mixed = part[0] == "number" and 0 < part[1] < 1

@@ -65,7 +65,7 @@ REWRITTEN = [  # patterns, and what is written instead; one after the other
     (r"^ ?\\(?:angle|triangle|overline|vec) ?\{?([a-zA-Z]+)\}? ?=", r'"\1" ='),  # \angle ABC = 90
     (r"^([^$]*)\$([^$]*)$", r"\1¤\2"),  # one dollar sign is money
     (r"\$", " "),  # several stand around mathematics
-    (r"(?<=\d)\{,\}(?=\d)", ","),  # 12{,}345
+    (r"(?<=\d)\{([,:])\}(?=\d)", r"\1"),  # 12{,}345
     (r"(?<![\d.^_])(\d+) +(\d+) ?/ ?(\d+)(?![\d.])", r"\1\\frac{\2}{\3}"),  # 3 1/2
     (GROUPS_OF_THREE, lambda digits: re.sub("[ ,]", "", digits[0])),
     *((rf'(?<=\d) *("?){word}(?![a-z]) ?', rf"*10^{{{power}}} \1") for word, power in POWERS.items()),

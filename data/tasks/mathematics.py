@@ -21,6 +21,7 @@ BETWEEN = (  # formulas of a problem: dollars, brackets, lines, text and words
     r"\$+|\\[()\[\]]|\\\\(?![a-zA-Z])|[&\n]|\\(?:begin|end|text[a-z]*) ?\{[^}]*\}(?:\{[^}]*\})?|[.:?!](?=[\s$]|$)"
     r"|(?<![\\\w^{}(*/+-])[a-zA-Z]{2,}(?: an?(?= ))?(?![\w^{}(*/+-])"
 )
+WITHIN = r"[=,;+]|(?<![a-z\\])[a-z](?![a-z])"  # sides, items, terms and coefficients
 _, LOWEST, HIGHEST = REALS  # the ends of an interval without bounds
 
 
@@ -74,7 +75,7 @@ def copied(problem: Problem, answer: str) -> bool:
 @lru_cache(maxsize=1000)
 def has_task(prompt: str, answer: str) -> bool:
     """Whether a text has an expression that is equal to the answer in another form."""
-    pieces = {part for piece in re.split(BETWEEN, prompt) for part in (piece, *re.split("[=,;]", piece))}
+    pieces = {part for piece in re.split(BETWEEN, prompt) for part in (piece, *re.split(WITHIN, piece))}
     return any(form_of(piece) not in (None, form_of(answer)) and equal(answer, piece) for piece in pieces)
 
 
@@ -162,9 +163,9 @@ def meaning_of_relation(signs: tuple, parts: tuple) -> tuple:
         if is_name(parts[-1]) and not is_name(parts[0]):
             parts = parts[::-1]
         named = is_name(parts[0])
-        steps, signs = list(parts[named:]), signs[named:]
-        while r"\approx" in signs and rounds(*steps[-2:]):  # x = 1/3 ≈ 0.333 says 1/3
-            steps, signs = steps[:-1], signs[:-1]
+        steps = parts[named:]
+        while r"\approx" in signs[named:] and len(steps) > 1 and rounds(*steps[-2:]):  # x = 1/3 ≈ 0.333 says 1/3
+            steps = steps[:-1]
         value = meaning(steps[-1])
         if all(same(value, step) for step in steps[:-1]) and parts[0][1] not in letters(value):  # x = 6/2 = 3
             return ("named", parts[0], value) if named else value
@@ -239,9 +240,9 @@ def same(wanted: tuple, given: tuple) -> bool:
 
 
 def rounds(exact: tuple, decimal: tuple) -> bool:
-    """Whether a decimal is the other value, rounded to its places."""
+    """Whether a decimal is the other value, rounded to its places. ValueError if the value depends on letters."""
     ((value, rounded),) = values_at_points(exact, decimal)
-    return decimal[0] == "number" and bool(abs(value - rounded) * 2 * 10 ** decimal[3] <= 1)
+    return decimal[0] == "number" and bool(abs(value - rounded) * 2 * 10 ** decimal[3] < 1.000001)  # 0.5 may go down
 
 
 def same_equation(wanted: tuple, given: tuple) -> bool:
