@@ -17,11 +17,11 @@ from data.spelling import as_choice, as_time_or_base, as_words, cleaned, closing
 INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
 LONGEST_ANSWER = 1000  # characters; what is longer is only compared as text
 HEDGED = r"(?<![A-Za-z\\])[A-Z](?![A-Za-z])|\b(?:not|nor|neither|wrong|incorrect)\b"  # behind the letter of a choice
-BETWEEN = (  # formulas of a problem: dollars, brackets, lines, text and words
+LINES = (  # between the formulas of a problem: dollars, brackets, lines, text, ends of sentences
     r"\$+|\\[()\[\]]|\\\\(?![a-zA-Z])|[&\n]|\\(?:begin|end|text[a-z]*) ?\{[^}]*\}(?:\{[^}]*\})?|[.:?!](?=[\s$]|$)"
-    r"|(?<![\\\w^{}(*/+-])[a-zA-Z]{2,}(?: an?(?= ))?(?![\w^{}(*/+-])"
 )
-WITHIN = r"[=,;+]|(?<![a-z\\])[a-z](?![a-z])"  # sides, items, terms and coefficients
+WORDS = r"(?<![\\\w^{}(*/+-])[a-zA-Z]{2,}(?: an?(?= ))?(?![\w^{}(*/+-])"  # the same where there are no dollars
+SIDES, TERMS = "[=,;]", r"[=,;+]|(?<![a-z\\])[a-z](?![a-z])"  # between the parts of a formula
 _, LOWEST, HIGHEST = REALS  # the ends of an interval without bounds
 
 
@@ -75,7 +75,8 @@ def copied(problem: Problem, answer: str) -> bool:
 @lru_cache(maxsize=1000)
 def has_task(prompt: str, answer: str) -> bool:
     """Whether a text has an expression that is equal to the answer in another form."""
-    pieces = {part for piece in re.split(BETWEEN, prompt) for part in (piece, *re.split(WITHIN, piece))}
+    pieces = [*re.split(LINES, prompt), *re.split(f"{LINES}|{WORDS}", prompt)]
+    pieces = {part for piece in pieces for at in (SIDES, TERMS) for part in (piece, *re.split(at, piece))}
     return any(form_of(piece) not in (None, form_of(answer)) and equal(answer, piece) for piece in pieces)
 
 
