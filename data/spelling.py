@@ -27,6 +27,7 @@ SPELLED = {  # one spelling: the others, with spaces between them
 SPELLINGS = {  # another spelling: the one; a space ends the name of a command
     other: sign + " " if sign[-1:].isalpha() else sign for sign, others in SPELLED.items() for other in others.split()
 }
+ESCAPED_TWICE = r"(?<!\\)\\\\(?=(?:[dt]?frac|sqrt|left|right|pi|infty|text|cdot)(?![a-z]))"  # \\frac
 SIGN = r"\\[a-zA-Z]+|\\.|[<>!]=|[^\w\s]|[^\W\d_a-zA-Z]"  # a sign that SPELLINGS may have
 
 TEXT = r"\\(?:text[a-z]*|math(?:rm|bf|it|sf|tt|normal)|mbox|operatorname\*?) ?"
@@ -58,7 +59,7 @@ REWRITTEN = [  # patterns, and what is written instead; one after the other
     (r'(?i)^[" ]*no (?:real )?solutions?[". ]*$', r"\\emptyset "),
     (r'(?i)^[" ]*all real(?:s| numbers)[". ]*$', r"\\reals "),
     (r'(?i)^[" ]*(?:DNE|undefined)[". ]*$', "does not exist"),
-    (r'(?<=\d) ?(?:\^ ?)?\{? ?"?(?:st|nd|rd|th)(?![a-z])"? ?\}?', ' "th" '),  # 12^{th}
+    (r'(?<=\d) ?(?:\^ ?\{? ?"?(?:st|nd|rd|th)(?![a-z])"? ?\}?|th\b)', ' "th" '),  # 12^{th}
     (r",? *\b(?:or|and)\b *", ", "),
     (r"\^ ?\{? ?\\circ(?![a-zA-Z]) ?\}?", ' "°" '),  # 90^\circ is 90 "°"
     (r'"°" *"?([CF])(?![a-z])"?', r'"°\1"'),
@@ -109,6 +110,7 @@ def cleaned(text: str) -> str:
     text = re.sub(r"(?=[¼-¾⅐-⅞])", " ", text).replace("ℝ", r"\reals ")  # 3½ is no 31/2
     text = re.sub(r"√ ?(\d+|[a-z])", r"\\sqrt{\1}", text).replace("√", r"\sqrt ")
     text = "".join(c for c in unicodedata.normalize("NFKC", text) if unicodedata.category(c) != "Cf")  # of no width
+    text = re.sub(ESCAPED_TWICE, r"\\", text)
     text = re.sub(SIGN, lambda sign: SPELLINGS.get(sign[0], sign[0]), text)
     for pattern, replacement in REWRITTEN:
         text = re.sub(pattern, replacement, text)

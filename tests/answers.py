@@ -15,7 +15,8 @@ PAIRS = {
 "numbers as people write them": pairs(right=[
     ("5", "5", "same"), ("5", "5,", "comma"), ("5", "5.", "full stop"), ("5", "**5**", "bold"), ("5", "*5*", "italic"),
     ("5", "`5`", "code"), ("5", '"5"', "quotes"), ("5", "$5$", "dollars"), ("5", r"\(5\)", "delimiters"),
-    ("5", "{5}", "braces"), ("5", "(5)", "parentheses"), ("5", r"\text{5}", "text"), ("5", r"\mathbf{5}", "bold"),
+    ("5", "{5}", "braces"), ("5", "(5)", "parentheses"), ("5", r"\text{5}", "text"),
+    (r"3\sqrt2", r"3\\sqrt{2}", "escaped twice"), ("5", r"\mathbf{5}", "bold"),
     ("5", r"\,5\ ", "spaces"), ("5", "5.0", "zero decimals"), ("5", "05", "leading zero"), ("5", "+5", "plus"),
     ("-5", "–5", "en dash"), ("-5", "−5", "minus sign"), ("-5", "- 5", "space"), ("5", "５", "wide digit"),
     ("5", "\u200b5", "zero width"), ("12345", "12,345", "comma"), ("12345", "12 345", "space"),
