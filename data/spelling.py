@@ -18,7 +18,9 @@ SPELLED = {  # one spelling: the others, with spaces between them
     '"': "“ ” „", "'": "’ ‘",
     # commands, names and units; a dollar sign alone stands around mathematics, one with a backslash is money
     r"\frac": r"\dfrac \tfrac \cfrac \nicefrac \sfrac", r"\binom": r"\dbinom \tbinom", r"\emptyset": r"∅ \varnothing",
-    r"\infty": "∞", r"\angle": "∠", **dict(zip(r"\alpha \beta \theta \lambda \pi \phi \omega".split(), "αβθλπφω")),
+    r"\infty": "∞", r"\angle": "∠", r"\pi": "π", "ε": r"\epsilon \varepsilon", "φ": r"\phi \varphi",
+    **dict(zip("αβγδθλμρστψω", r"\alpha \beta \gamma \delta \theta \lambda \mu \rho \sigma \tau \psi \omega".split())),
+    **dict(zip("ΓΔΘΛΣΦΩl", r"\Gamma \Delta \Theta \Lambda \Sigma \Phi \Omega \ell".split())),
     r"^\circ": r"° \degree", "¤": r"\$", ' "%" ': r"% \%",
     # what only spaces or sizes
     " ": r"\, \; \: \> \( \) \[ \] \quad \qquad \thinspace",
