@@ -1,7 +1,7 @@
 r"""The accepted ways of writing an answer, as tables, and one spelling for all of them.
 
 `cleaned` applies the tables SPELLED, REWRITTEN and WRAPPED, and returns ASCII and LaTeX, with words in double quotes.
-The other functions take apart what expressions.py does not read: choices, sentences, times, bases and units.
+The other functions take apart what expressions.py does not read: choices, sentences and units.
 """
 
 import re
@@ -29,7 +29,6 @@ SPELLED = {  # one spelling: the others, with spaces between them
 SPELLINGS = {  # another spelling: the one; a space ends the name of a command
     other: sign + " " if sign[-1:].isalpha() else sign for sign, others in SPELLED.items() for other in others.split()
 }
-ESCAPED_TWICE = r"(?<!\\)\\\\(?=(?:[dt]?frac|sqrt|left|right|pi|infty|text|cdot)(?![a-z]))"  # \\frac
 SIGN = r"\\[a-zA-Z]+|\\.|[<>!]=|[^\w\s]|[^\W\d_a-zA-Z]"  # a sign that SPELLINGS may have
 
 TEXT = r"\\(?:text[a-z]*|math(?:rm|bf|it|sf|tt|normal)|mbox|operatorname\*?) ?"
@@ -61,10 +60,11 @@ REWRITTEN = [  # patterns, and what is written instead; one after the other
     (r'(?i)^[" ]*no (?:real )?solutions?[". ]*$', r"\\emptyset "),
     (r'(?i)^[" ]*all real(?:s| numbers)[". ]*$', r"\\reals "),
     (r'(?i)^[" ]*(?:DNE|undefined)[". ]*$', "does not exist"),
-    (r'(?<=\d) ?(?:\^ ?\{? ?"?(?:st|nd|rd|th)(?![a-z])"? ?\}?|th\b)', ' "th" '),  # 12^{th}
+    (r"^ *(-?\d+) ?_ ?\{? ?(\d+) ?\}?[. ]*$", r'\1 "base \2"'),  # the base is a unit
+    (r'(?i)(?<=\d) *"? *([ap])\.? ?m\b\.?[" ]*$', r' "\1m"'),  # and so is p.m.
+    (r"^ *(\d+):00\b", r"\1"),
     (r",? *\b(?:or|and)\b *", ", "),
     (r"\^ ?\{? ?\\circ(?![a-zA-Z]) ?\}?", ' "°" '),  # 90^\circ is 90 "°"
-    (r'"°" *"?([CF])(?![a-z])"?', r'"°\1"'),
     (r"^ ?\\(?:angle|triangle|overline|vec) ?\{?([a-zA-Z]+)\}? ?=", r'"\1" ='),  # \angle ABC = 90
     (r"^([^$]*)\$([^$]*)$", r"\1¤\2"),  # one dollar sign is money
     (r"\$", " "),  # several stand around mathematics
@@ -73,13 +73,11 @@ REWRITTEN = [  # patterns, and what is written instead; one after the other
     (GROUPS_OF_THREE, lambda digits: re.sub("[ ,]", "", digits[0])),
     *((rf'(?<=\d) *("?){word}(?![a-z]) ?', rf"*10^{{{power}}} \1") for word, power in POWERS.items()),
     (r"^ *\\\{ *[a-z] *(?:\\in *\\reals *)?[|:](.*)\\\} *$", r"\1"),  # \{x | x > 2\} is x > 2
-    (r'\\frac ?\{ ?("[^"]*") ?\} ?\{ ?("[^"]*") ?\}', r"\1/\2"),  # metres by seconds
     (" +", " "),
 ]
 WRAPPED = [  # what stands around an answer, or before or behind it; the answer is the group
     r"\*(.+)\*", "`([^`]+)`", '"([^"]*)"', r"(?:\\(?:boxed|fbox) ?)?\{(.*)\}", "=(.*)", r"(.*[^.])[.,;:]", r"(.*)\\\\",
 ]  # fmt: skip
-BASES = dict(two=2, three=3, four=4, five=5, six=6, seven=7, eight=8, nine=9, ten=10, twelve=12, sixteen=16)
 UNITS = {  # one spelling: the others, in the singular
     # lengths, masses and volumes
     "mm": "millimeter millimetre", "cm": "centimeter centimetre", "m": "meter metre", "km": "kilometer kilometre",
@@ -89,7 +87,7 @@ UNITS = {  # one spelling: the others, in the singular
     "s": "sec second", "min": "minute", "h": "hr hour", "day": "", "year": "", "mi/h": "mph", "km/h": "kph kmh",
     "$": "¤ dollar usd", "€": "euro eur", "¢": "cent", "¥": "yen", "₹": "rupee",
     # angles, temperatures, shares, things, and parts of units
-    "°": "degree deg", "rad": "radian", "°c": "celsius", "°f": "fahrenheit", "%": "percent percentage pct", "": "unit",
+    "°": "degree deg", "rad": "radian", "c": "celsius", "f": "fahrenheit", "%": "percent percentage pct", "": "unit",
     "^2": "square sq", "^3": "cubic", "/": "per",
 }  # fmt: skip
 UNIT_OF = {word: unit for unit, others in UNITS.items() for word in (unit, *others.split()) if word}
@@ -100,7 +98,7 @@ NO_UNIT = set(  # words behind a number which say that the number alone is not t
     " fourths fifth fifths sixth sixths eighth eighths"
     " tenth tenths hundred hundredth hundredths thousandth thousandths one two three four five six seven eight nine"
     " ten zero pi double twice triple instead rather except unless possibly alternatively rounded"
-    " approximately negative below base roughly estimated".split()
+    " approximately negative below roughly estimated".split()
 )
 
 
@@ -112,7 +110,7 @@ def cleaned(text: str) -> str:
     text = re.sub(r"(?=[¼-¾⅐-⅞])", " ", text).replace("ℝ", r"\reals ")  # 3½ is no 31/2
     text = re.sub(r"√ ?(\d+|[a-z])", r"\\sqrt{\1}", text).replace("√", r"\sqrt ")
     text = "".join(c for c in unicodedata.normalize("NFKC", text) if unicodedata.category(c) != "Cf")  # of no width
-    text = re.sub(ESCAPED_TWICE, r"\\", text)
+    text = re.sub(r"(?<!\\)\\\\(?=[dt]?frac|sqrt|left|right|pi|infty|text|cdot)", r"\\", text)  # escaped twice
     text = re.sub(SIGN, lambda sign: SPELLINGS.get(sign[0], sign[0]), text)
     for pattern, replacement in REWRITTEN:
         text = re.sub(pattern, replacement, text)
@@ -158,16 +156,6 @@ def as_words(text: str) -> str:
     return re.sub(r"(?<!\d)[^\w,]|[^\w,](?!\d)", "", text) if is_sentence or is_letters else ""
 
 
-def as_time_or_base(text: str) -> tuple[str, str]:
-    """A time and a or p for its half of the day, or digits and their base. An unknown half or base is ''."""
-    if time := re.fullmatch(r'0?(\d{1,2})(?::([0-5]\d))? ?(?:"?([ap])\.? ?m\.?"?)?', text.casefold()):
-        return (f"{time[1]}:{time[2] or '00'}", time[3] or "") if time[2] or time[3] else (text, "")
-    based = re.fullmatch(r'(-?[0-9A-F]+) ?_ ?\{? ?"?(\w+)"? ?\}?', text)
-    base = str(BASES.get(based[2], based[2])) if based else ""
-    is_based = base.isdigit() and int(base) <= 16 and all(int(digit, 16) < int(base) for digit in based[1].strip("-"))
-    return (based[1], base) if is_based else (text, "")
-
-
 def without_unit(text: str) -> tuple[str, str]:
     """The text without its unit, and the unit in one spelling, '' for none. Letters may be variables, and words may say
     anything: a unit is known, or it is said to be text, or it stands behind a number. Raises ValueError for two."""
@@ -176,7 +164,7 @@ def without_unit(text: str) -> tuple[str, str]:
     word = r'(?:"[^"]*"|(?<![a-zA-Z\\])[a-zA-Z]+|¢)\.?(?: ?\^ ?\{?-?\d\}?)?'
     if match := re.fullmatch(rf"(.*?[^\s/])( *(?:{word})(?:[ /]*(?:{word}))*)", text):
         before, unit = match.groups()
-        words = re.findall(r"°?[^\W\d_]+", unit.casefold())
+        words = re.findall(r"[^\W\d_]+", unit.casefold())
         is_known, shortest = all(one_unit(word) in UNITS for word in words), min(map(len, words), default=1)
         is_text = not re.search("[a-zA-Z]", re.sub('"[^"]*"', "", unit))
         is_behind_number = re.fullmatch(r"[-\d./]+|-?\d*\\frac\{\d+\}\{\d+\}", before) and unit[0] == " "
@@ -193,5 +181,5 @@ def without_unit(text: str) -> tuple[str, str]:
 def one_unit(unit: str) -> str:
     """A unit in one spelling: square meters, sq m and m^2 are all m^2."""
     unit = re.sub(r"\b(square|sq|cubic)\b\.? +([^\W\d_]+)", r"\2 \1", re.sub('[".{}]', "", unit.casefold()))
-    words = [(word, word.removesuffix("s") if len(word) > 2 else word) for word in re.findall(r"°?[^\W\d_]+|\S", unit)]
+    words = [(word, word.removesuffix("s") if len(word) > 2 else word) for word in re.findall(r"[^\W\d_]+|\S", unit)]
     return "".join(UNIT_OF.get(word, UNIT_OF.get(singular, singular)) for word, singular in words)

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from data import Problem, after_thinking
 from data.expressions import FAULTS, REALS, close, form, letters, operations, read, values_at_points
-from data.spelling import as_choice, as_time_or_base, as_words, cleaned, closing_braces, squeezed, without_unit
+from data.spelling import as_choice, as_words, cleaned, closing_braces, squeezed, without_unit
 
 INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
 LONGEST_ANSWER = 1000  # characters; what is longer is only compared as text
@@ -104,9 +104,6 @@ def equal(reference: str, answer: str) -> bool:
         return (not wanted_letter or given_letter in ("", wanted_letter)) and equal(wanted_rest, given_rest)
     if as_words(wanted):
         return as_words(wanted) == as_words(given)
-    (wanted_digits, wanted_mark), (given_digits, given_mark) = as_time_or_base(wanted), as_time_or_base(given)
-    if wanted_mark or given_mark:
-        return wanted_digits == given_digits and wanted_mark in ("", given_mark)
     try:
         return same_quantity(wanted, given)
     except FAULTS:
@@ -188,9 +185,9 @@ def meaning_of_relation(signs: tuple, parts: tuple) -> tuple:
 
 
 def is_name(tree: tuple) -> bool:
-    """x, x_1, f(3), f'(1), P(A), AB, |AB|, (x, y), a + b, AB:CD"""
-    if tree[0] in ("()", "|", "+", "-", ":", "/"):
-        return all(is_name(part) and (tree[0] != "|" or part[0] == "*") for part in tree[1:])
+    """x, x_1, f(3), f'(1), P(A), AB, (x, y), AB:CD"""
+    if tree[0] in ("()", ":"):
+        return all(map(is_name, tree[1:]))
     if tree[0] == "*":
         of_capitals = all(part[0] == "name" and part[1][:1].isupper() for part in tree[1:])
         return of_capitals or len(tree) == 3 and tree[1][0] == "name" and tree[1][1].strip("'") in "fghFGHP"
@@ -200,7 +197,7 @@ def is_name(tree: tuple) -> bool:
 def may_use(wanted: tuple, given: tuple) -> bool:
     """Whether the wanted answer has all operations and letters of the given one. If it has letters, all arithmetic is
     allowed. If it has another operation, such as a root, products and quotients are allowed."""
-    allowed = operations(wanted) | (operations(wanted[1]) if wanted[0] == "named" and wanted[1][0] == "+" else set())
+    allowed = operations(wanted)
     if "letter" in allowed:
         allowed |= {"+", "-", "*", "/", "^"}
     elif allowed:
@@ -214,16 +211,10 @@ def same(wanted: tuple, given: tuple) -> bool:
     kinds = {wanted[0], given[0]}
     if wanted == given:
         return True
-    if kinds == {"named"} and wanted[1][0] == given[1][0] == "()":  # b = 1, a = 2 for (a, b) = (2, 1)
-        pairs = [[("named", *pair) for pair in zip(tree[1][1:], tree[2][1:], strict=True)] for tree in (wanted, given)]
-        return same(*(("list", *some) for some in pairs))
     if "relation" in kinds or kinds == {"named"} and wanted[1] != given[1]:
         return kinds <= {"relation", "named"} and same_equation(wanted, given)
     if "named" in kinds:
-        if wanted[0] == "named" and (wanted[1][0], given[0]) == ("()", "list"):  # 1, 2 for x = 1, y = 2
-            given = ("()", *given[1:])
-        is_equation = wanted[0] == "named" and wanted[1][0] == "+"  # a + b = 5
-        return not is_equation and same(*(tree[2] if tree[0] == "named" else tree for tree in (wanted, given)))
+        return same(*(tree[2] if tree[0] == "named" else tree for tree in (wanted, given)))
     if kinds & {"list", "set"} or kinds == {r"\cup"}:  # in any order
         groups = {"list", "set"} if r"\cup" not in kinds else {r"\cup"}
         left_over, items = [list(tree[1:]) if tree[0] in groups else [tree] for tree in (wanted, given)]
