@@ -29,7 +29,7 @@ FAULTS = (ArithmeticError, ValueError, TypeError, RecursionError)  # what readin
 
 NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3}(?![\w.]))?"
 TOKEN = re.compile(rf'{NUMBER}|\\[a-zA-Z]+|\\.|"[^"]*"|\S')  # a number, \sqrt, \{, "cm", or any other sign
-LEVELS = [("=", r"\approx", "<", ">", r"\le", r"\ge", r"\ne", r"\in"), (r"\cup",), (r"\setminus",), (":",), ("+", "-")]
+LEVELS = [("=", r"\approx", "<", ">", r"\le", r"\ge", r"\ne", r"\in"), (r"\cup",), (":",), ("+", "-")]
 CONSTANTS = {"e": mp.e, "i": mp.j, r"\pi": mp.pi, r"\infty": mp.inf}
 FAMILIES = {  # an answer may use all functions of a family if the wanted one uses one of them
     **dict.fromkeys(r"\sin \cos \tan \cot \sec \csc \sinh \cosh \tanh".split(), "trigonometry"),
@@ -50,15 +50,14 @@ LEAVES = {r"\emptyset": ("set",), r"\reals": REALS, **{name: ("constant", name) 
 def read(text: str) -> tuple:
     """The tree of an answer; several with commas, or the two of ±, are a list. Raises one of FAULTS for other texts."""
     items, tokens = [], TOKEN.findall(text)
-    both = bool({r"\pm", r"\mp"}.intersection(tokens))
+    both = r"\pm" in tokens or r"\mp" in tokens
     for signs in ({r"\pm": "+", r"\mp": "-"}, {r"\pm": "-", r"\mp": "+"})[: 1 + both]:
         reader = Reader([signs.get(token, token) for token in tokens])
         items += reader.items()
         if reader.next:
             raise ValueError(f"{reader.next!r} is too much")
-    if both and {item[0] for item in items} == {"set"}:
-        return ("set", *dict.fromkeys(items[0][1:] + items[1][1:]))
-    items = list(dict.fromkeys(items)) if both else items
+    if both:  # 1 \pm 2 in a set or a list
+        items = list(dict.fromkeys(part for item in items for part in (item[1:] if item[0] == "set" else [item])))
     return items[0] if len(items) == 1 else ("list", *items)
 
 
@@ -208,8 +207,9 @@ def joined(sign: str, *parts: tuple) -> tuple:
     1.5 * 10^6."""
     forms = [part[2] if part[0] == "number" else "" for part in parts]
     if sign == "/" and forms == ["digits", "digits"]:
-        value, below = parts[0][1] / parts[1][1], abs(parts[1][1])
-        return number(value, "fraction" if value.denominator == below != 1 else "unreduced")
+        value = parts[0][1] / parts[1][1]
+        if value.denominator != 1:  # 10/2 is a task
+            return number(value, "fraction" if value.denominator == abs(parts[1][1]) else "unreduced")
     if sign == "^" and parts[0] == number(10) and forms[1] and abs(exponent := parts[1][1]) <= LARGEST_ARGUMENT:
         if exponent.denominator == 1:
             return number(10**exponent, "power of ten")
@@ -234,8 +234,7 @@ def operations(tree: tuple) -> set[str]:
     numbers" is another operation than "*", so that a wanted 2 * x does not allow 2 * 3."""
     kind, parts = tree[0], parts_of(tree)
     if not parts:
-        is_division = tree[2:3] == ("unreduced",) and tree[1].denominator == 1  # 10/2
-        return {"letter"} if kind == "name" else {"/ of numbers"} if is_division else {"e", "i", r"\pi"} & {*tree[1:2]}
+        return {"letter"} if kind == "name" else {"e", "i", r"\pi"} & {*tree[1:2]}
     of_parts = [operations(part) for part in parts]
     if kind == "^" and parts[1][0] == "number" and parts[1][1].denominator != 1:
         kind = "root"
@@ -265,14 +264,12 @@ def form(tree: tuple) -> tuple:
 
 
 def factors(tree: tuple, power: int = 1):
-    """Yields the factors of a tree with their power, 1 or -1: "-" for a minus sign, whole numbers, and forms."""
+    """Yields the factors of a tree with their power, 1 or -1: whole numbers, -1 for a minus sign, and forms."""
     kind, parts = tree[0], parts_of(tree)
-    if kind in ("*", "/"):
+    if kind in ("*", "/", "-"):
+        yield -1 if kind == "-" else 1, 1
         for i, part in enumerate(parts):
             yield from factors(part, -power if kind == "/" and i else power)
-    elif kind == "-" or kind == "number" and tree[1] < 0:
-        yield "-", 1
-        yield from factors(parts[0] if parts else ("number", -tree[1], *tree[2:]), power)
     elif kind == "number" and tree[2] != "unreduced":
         yield tree[1].numerator, power
         yield tree[1].denominator, -power

@@ -11,8 +11,8 @@ from functools import lru_cache
 SPELLED = {  # one spelling: the others, with spaces between them
     # signs
     "-": "− – — ‒ ﹣", "*": r"\times \cdot \ast × · ⋅ ∙ • ∗", "/": "∕ ⁄", r"\pm": "±", r"\approx": "≈ ≃", "<": r"\lt",
-    ">": r"\gt", r"\le": r"<= \leq \leqslant ≤ ⩽", r"\ge": r">= \geq \geqslant ≥ ⩾", r"\ne": r"!= \neq ≠",
-    r"\in": "∈", r"\cup": "∪", r"\setminus": r"\backslash", ", ": r"\lor \vee",
+    ">": r"\gt", r"\le": r"<= \leq \leqslant ≤ ⩽", r"\ge": r">= \geq \geqslant ≥ ⩾",
+    r"\ne": r"!= \neq ≠", r"\in": "∈", r"\cup": "∪", ", ": r"\lor \vee",
     # brackets and quotes
     "(": r"\langle ⟨ 〈", ")": r"\rangle ⟩ 〉", r"\{": r"\lbrace", r"\}": r"\rbrace", "|": r"\lvert \rvert \vert \mid",
     '"': "“ ” „", "'": "’ ‘",
@@ -33,10 +33,7 @@ SIGN = r"\\[a-zA-Z]+|\\.|[<>!]=|[^\w\s]|[^\W\d_a-zA-Z]"  # a sign that SPELLINGS
 
 TEXT = r"\\(?:text[a-z]*|math(?:rm|bf|it|sf|tt|normal)|mbox|operatorname\*?) ?"
 WORDS = r"(?!(?:e|i|or|and) *\})([^\W\d_][^\d\\\"${}]*?)"  # in braces; e and i are numbers
-TEXTS = [
-    (rf"{TEXT}\{{ *{WORDS} *\}}", r' "\1" '),
-    (rf"{TEXT}\{{([^{{}}]*)\}}", r" \1 "),
-]  # "cm" of \text{cm}, but 5 of \text{5}
+TEXTS = [(rf"{TEXT}\{{ *{WORDS} *\}}", r' "\1" '), (rf"{TEXT}\{{([^{{}}]*)\}}", r" \1 ")]  # "cm", but 5 of \text{5}
 MATRIX = r"\{(?:[pbB]|small)?(?:matrix|array)\}"
 GROUPS_OF_THREE = (
     r"(?<![\d.,])(?<!\d )\d{1,3}(?:"
@@ -46,20 +43,16 @@ GROUPS_OF_THREE = (
 POWERS = dict(thousand=3, million=6, billion=9, trillion=12)
 REWRITTEN = [  # patterns, and what is written instead; one after the other
     (r"(?<!\\)\\ |(?<!~)~(?!~)|\s+", " "),  # a space of LaTeX, or any white space
-    (r"(?<=,)\\! *|\\!|\\phantom ?\{[^{}]*\}", ""),
-    (r"\\\\ ?\[[^]\\]*(?:pt|em|ex|mm)\]", r"\\\\"),  # the distance of two lines
-    (r"\{([^{}]*)\\over(?![a-z]) ?([^{}]*)\}", r"\\frac{\1}{\2}"),
+    (r"(?<=,)\\! *|\\!", ""),
     (r"\\\{ ?\\\}", r"\\emptyset "),
-    (r"\\mathbb ?\{? ?R ?\}?(?: ?-(?= ?\\\{))?", lambda reals: r"\reals " + r"\setminus " * ("-" in reals[0])),
+    (r"\\mathbb ?\{? ?R ?\}?", r"\\reals "),
     (rf"\\begin ?{MATRIX}(?: ?\{{[clr| ]*\}})?", r"\\matrix "),
     (rf"\\end ?{MATRIX}", r"\\endmatrix "),
     *2 * TEXTS,  # twice, for \text{\textbf{cm}}
     (rf"{TEXT}(?=\{{)", ""),
     (r"(?<![\\a-zA-Z])(sqrt|sin|cos|tan|log|ln|exp|pi)(?![a-zA-Z])", r"\\\1 "),  # in plain text
-    (r"\binfinity\b", r"\\infty "),
     (r'(?i)^[" ]*no (?:real )?solutions?[". ]*$', r"\\emptyset "),
     (r'(?i)^[" ]*all real(?:s| numbers)[". ]*$', r"\\reals "),
-    (r'(?i)^[" ]*(?:DNE|undefined)[". ]*$', "does not exist"),
     (r"^ *(-?\d+) ?_ ?\{? ?(\d+) ?\}?[. ]*$", r'\1 "base \2"'),  # the base is a unit
     (r'(?i)(?<=\d) *"? *([ap])\.? ?m\b\.?[" ]*$', r' "\1m"'),  # and so is p.m.
     (r"^ *(\d+):00\b", r"\1"),

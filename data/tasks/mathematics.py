@@ -135,9 +135,6 @@ def meaning(tree: tuple) -> tuple:
     kind = tree[0]
     if kind == "relation":
         return meaning_of_relation(tree[1], tree[2:])
-    if kind == r"\setminus" and tree[1] == REALS and tree[2][0] == "set":  # all numbers but some
-        ends = [LOWEST, *sorted(tree[2][1:], key=lambda number: number[1]), HIGHEST]
-        return (r"\cup", *(("()", low, high) for low, high in zip(ends, ends[1:])))
     if kind not in ("list", "set"):
         return tree
     items = [meaning(item) for item in tree[1:]]
@@ -167,10 +164,8 @@ def meaning_of_relation(signs: tuple, parts: tuple) -> tuple:
         value = meaning(steps[-1])
         if all(same(value, step) for step in steps[:-1]) and parts[0][1] not in letters(value):  # x = 6/2 = 3
             return ("named", parts[0], value) if named else value
-    if signs in ((r"\in",), (r"\ne",)) and is_name(parts[0]):
-        if signs[0] == r"\in":
-            return ("named", parts[0], meaning(parts[1]))
-        return ("named", parts[0], meaning((r"\setminus", REALS, ("set", parts[1]))), "inequality")
+    if signs == (r"\in",) and is_name(parts[0]):
+        return ("named", parts[0], meaning(parts[1]))
     if set(signs) <= {">", r"\ge"}:
         signs, parts = tuple({">": "<", r"\ge": r"\le"}[sign] for sign in signs[::-1]), parts[::-1]
     if set(signs) <= {"<", r"\le"}:
