@@ -6,10 +6,9 @@ of its kind and its parts:
     ("number", value, form, decimals)  ("name", "x")  ("constant", r"\pi")     leaves; `value` is a Fraction
     ("+", tree, ...)  ("-", tree)  ("/", tree, tree)  (r"\sin", tree)  ...     operations and functions
     ("list", ...)  ("set", ...)  ("()", ...)  ("[)", ...)  (r"\cup", ...)      collections, by their brackets
-    ("matrix", ("row", ...), ...)
+    (r"\matrix", (r"\\", ("&", tree, ...), ...))                              rows and their cells
     ("relation", signs, tree, tree, ...)                                       a < b = c, the signs before the trees
-    ("named", name, tree)                                                      x = 5, once mathematics.py understands it
-    ("named", name, tree, "inequality")                                        x > 5
+    ("named", name, tree)  ("named", name, tree, "inequality")                 x = 5 and x > 5, by mathematics.py
 """
 
 import random
@@ -29,7 +28,8 @@ FAULTS = (ArithmeticError, ValueError, TypeError, RecursionError)  # what readin
 
 NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3}(?![\w.]))?"
 TOKEN = re.compile(rf'{NUMBER}|\\[a-zA-Z]+|\\.|"[^"]*"|\S')  # a number, \sqrt, \{, "cm", or any other sign
-LEVELS = [("=", r"\approx", "<", ">", r"\le", r"\ge", r"\ne", r"\in"), (r"\cup",), (":",), ("+", "-")]
+RELATIONS = ("=", r"\approx", "<", ">", r"\le", r"\ge", r"\ne", r"\in")
+LEVELS = [(r"\\",), ("&",), RELATIONS, (r"\cup",), (":",), ("+", "-")]
 CONSTANTS = {"e": mp.e, "i": mp.j, r"\pi": mp.pi, r"\infty": mp.inf}
 FAMILIES = {  # an answer may use all functions of a family if the wanted one uses one of them
     **dict.fromkeys(r"\sin \cos \tan \cot \sec \csc \sinh \cosh \tanh".split(), "trigonometry"),
@@ -41,7 +41,8 @@ VALUES = {
     r"\lfloor": mp.floor, r"\lceil": mp.ceil, r"\binom": mp.binomial,
     **{name: getattr(mp, name[1:].replace("arc", "a")) for name in FAMILIES},
 }  # fmt: skip
-CLOSING = {"(": ")]", "[": ")]", "{": "}", "|": "|", r"\{": [r"\}"], r"\lfloor": [r"\rfloor"], r"\lceil": [r"\rceil"]}
+CLOSING = {"(": ")]", "[": ")]", "{": "}", "|": "|", r"\{": [r"\}"], r"\lfloor": [r"\rfloor"], r"\lceil": [r"\rceil"],
+           r"\matrix": [r"\endmatrix"]}  # fmt: skip
 STARTS_FACTOR = {"{", "(", "[", r"\frac", r"\sqrt", r"\pi", r"\binom", *FAMILIES}  # without a sign before it
 REALS = ("()", ("-", ("constant", r"\infty")), ("constant", r"\infty"))
 LEAVES = {r"\emptyset": ("set",), r"\reals": REALS, **{name: ("constant", name) for name in CONSTANTS}}
@@ -96,7 +97,7 @@ class Reader:
             parts.append(self.level(level + 1))
         if not signs:
             return parts[0]
-        return ("relation", tuple(signs), *parts) if level == 0 else (signs[0].replace("-", "+"), *parts)
+        return ("relation", tuple(signs), *parts) if signs[0] in RELATIONS else (signs[0].replace("-", "+"), *parts)
 
     def product(self, of_function: bool = False) -> tuple:
         """Factors. The argument of a function without brackets ends before the next function or sign."""
@@ -162,16 +163,7 @@ class Reader:
             base = [] if token != r"\log" else [self.argument()] if self.take("_") else [number(10)]
             tree = (token, self.atom() if self.next in ("(", "{") else self.product(of_function=True), *base)
             return joined("^", tree, exponent) if exponent else tree
-        if token != r"\matrix":
-            raise ValueError(f"{token!r} is not known")
-        rows = [[self.level()]]
-        while not self.take(r"\endmatrix"):
-            if self.take("&", r"\\", needed=True) == "&":
-                rows[-1].append(self.level())
-            elif self.next != r"\endmatrix":
-                rows.append([self.level()])
-        is_column = all(len(row) == 1 for row in rows) and len(rows) > 1  # a vector, as (1, 2) is
-        return ("()", *(row[0] for row in rows)) if is_column else ("matrix", *(("row", *row) for row in rows))
+        raise ValueError(f"{token!r} is not known")
 
     def number(self, digits: str) -> tuple:
         """A literal: 12, 1.5e6, 0.1\\overline{6}, or the mixed number 3\\frac{1}{2}."""
@@ -194,6 +186,8 @@ class Reader:
         items = self.items()
         brackets = opening + self.take(*CLOSING[opening], needed=True)
         self.open.pop()
+        if opening == r"\matrix" and items[0][0] == r"\\" and "&" not in [row[0] for row in items[0][1:]]:
+            return ("()", *items[0][1:])  # a column is a vector
         kind = {r"\{": "set", "(": brackets, "[": brackets}.get(opening, opening)
         return items[0] if brackets in ("()", "[]", "{}") and len(items) == 1 else (kind, *items)
 

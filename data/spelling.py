@@ -40,14 +40,13 @@ GROUPS_OF_THREE = (
     r"(?:,\d{3})+(?![^([]*[])]|[^{]*\\\})"  # 1,234,567, but within brackets commas separate numbers
     r"|(?: \d{3})+)(?!,?\d| \d)"  # 1 234 567
 )
-POWERS = dict(thousand=3, million=6, billion=9, trillion=12)
 REWRITTEN = [  # patterns, and what is written instead; one after the other
     (r"(?<!\\)\\ |(?<!~)~(?!~)|\s+", " "),  # a space of LaTeX, or any white space
     (r"(?<=,)\\! *|\\!", ""),
     (r"\\\{ ?\\\}", r"\\emptyset "),
     (r"\\mathbb ?\{? ?R ?\}?", r"\\reals "),
     (rf"\\begin ?{MATRIX}(?: ?\{{[clr| ]*\}})?", r"\\matrix "),
-    (rf"\\end ?{MATRIX}", r"\\endmatrix "),
+    (rf"(?:\\\\)? *\\end ?{MATRIX}", r"\\endmatrix "),
     *2 * TEXTS,  # twice, for \text{\textbf{cm}}
     (rf"{TEXT}(?=\{{)", ""),
     (r"(?<![\\a-zA-Z])(sqrt|sin|cos|tan|log|ln|exp|pi)(?![a-zA-Z])", r"\\\1 "),  # in plain text
@@ -64,7 +63,6 @@ REWRITTEN = [  # patterns, and what is written instead; one after the other
     (r"(?<=\d)\{([,:])\}(?=\d)", r"\1"),  # 12{,}345
     (r"(?<![\d.^_])(\d+) +(\d+) ?/ ?(\d+)(?![\d.])", r"\1\\frac{\2}{\3}"),  # 3 1/2
     (GROUPS_OF_THREE, lambda digits: re.sub("[ ,]", "", digits[0])),
-    *((rf'(?<=\d) *("?){word}(?![a-z]) ?', rf"*10^{{{power}}} \1") for word, power in POWERS.items()),
     (r"^ *\\\{ *[a-z] *(?:\\in *\\reals *)?[|:](.*)\\\} *$", r"\1"),  # \{x | x > 2\} is x > 2
     (" +", " "),
 ]
@@ -85,13 +83,11 @@ UNITS = {  # one spelling: the others, in the singular
 }  # fmt: skip
 UNIT_OF = {word: unit for unit, others in UNITS.items() for word in (unit, *others.split()) if word}
 NO_UNIT = set(  # words behind a number which say that the number alone is not the answer
-    "not isnt is are was were be if than more less least most fewer wrong incorrect false maybe either neither nor"
-    " but plus minus times squared cubed factorial mod modulo gcd lcm over choose root to through until between about"
-    " dozen dozens score gross pair pairs couple lakh lakhs crore crores half halves third thirds quarter fourth"
-    " fourths fifth fifths sixth sixths eighth eighths"
-    " tenth tenths hundred hundredth hundredths thousandth thousandths one two three four five six seven eight nine"
-    " ten zero pi double twice triple instead rather except unless possibly alternatively rounded"
-    " approximately negative below roughly estimated".split()
+    "not isnt is are was were be if than more less least most fewer wrong incorrect maybe either neither nor but plus"
+    " minus times squared cubed factorial mod over choose root to through until between about dozen score gross pair"
+    " couple lakh crore thousand million billion trillion half halves third quarter fourth fifth sixth eighth tenth"
+    " hundred hundredth thousandth one two three four five six seven eight nine ten zero pi double twice triple rather"
+    " except unless possibly rounded approximately negative below roughly".split()
 )
 
 
@@ -128,11 +124,6 @@ def closing_braces(text: str) -> dict[int, int]:
     return closed_at
 
 
-def squeezed(text: str) -> str:
-    """The text without spaces, except between words."""
-    return re.sub(r" (?!\w)|(?<!\w) ", "", text)
-
-
 def as_choice(text: str) -> tuple[str, str]:
     """The letter of a multiple choice, '' for none, and the text behind it: D, (D) 12, D. 12."""
     pattern = r"(?:(?i:option|choice|answer) ?:? ?)?(?:\(([A-Z])\)|([A-Z])(?=[.):](?: |$)|$))[.):, ]*(.*)"
@@ -163,7 +154,11 @@ def without_unit(text: str) -> tuple[str, str]:
         is_behind_number = re.fullmatch(r"[-\d./]+|-?\d*\\frac\{\d+\}\{\d+\}", before) and unit[0] == " "
         marked = is_text or is_behind_number
         is_unit = is_known or shortest > (1 if is_text else 2) if marked else is_known and shortest > 1
-        if is_unit and not NO_UNIT.intersection(words) and not re.search(r"[\\,]", unit):
+        if (
+            is_unit
+            and not NO_UNIT.intersection(words + [word.rstrip("s") for word in words])
+            and not re.search(r"[\\,]", unit)
+        ):
             text = re.sub(rf"{re.escape(unit.strip())} ?(?=,)", "", before)
             units |= {one_unit(unit)} - {""}
     if len(units) > 1 or "%%" in units:

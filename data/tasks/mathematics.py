@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from data import Problem, after_thinking
 from data.expressions import FAULTS, REALS, close, form, letters, operations, read, values_at_points
-from data.spelling import as_choice, as_words, cleaned, closing_braces, squeezed, without_unit
+from data.spelling import as_choice, as_words, cleaned, closing_braces, without_unit
 
 INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
 LONGEST_ANSWER = 1000  # characters; what is longer is only compared as text
@@ -57,11 +57,9 @@ def last_boxed(text: str) -> str | None:
     space or dollar sign. None if there is no box, or if its braces do not close."""
     closed_at, content, end = closing_braces(text), None, 0
     for box in re.finditer(r"\\(?:boxed|fbox)\s*(\{|[^\s${}]*)", text):
-        if box.start() >= end and box[1] == "{":
-            end = closed_at.get(box.end() - 1, 0)
-            content = text[box.end() : end] if end else None
-        elif box.start() >= end:  # in no other
-            content = box[1]
+        if box.start() >= end:  # in no other
+            end = closed_at.get(box.end() - 1, 0) if box[1] == "{" else end
+            content = box[1] if box[1] != "{" else text[box.end() : end] if end else None
     return content
 
 
@@ -94,8 +92,8 @@ def equal(reference: str, answer: str) -> bool:
     if max(len(reference), len(answer)) > LONGEST_ANSWER:
         return reference.strip() == answer.strip()
     wanted, given = cleaned(reference), cleaned(answer)
-    if squeezed(wanted) == squeezed(given) or not given:
-        return bool(given)
+    if not given or len({re.sub(r" (?!\w)|(?<!\w) ", "", text) for text in (wanted, given)}) == 1:
+        return bool(given)  # the same, but for spaces that are not between words
     wanted = wanted.rpartition(r"\approx")[2].strip()  # a wanted answer that is said to be about 0.33 is rounded
     (wanted_letter, wanted_rest), (given_letter, given_rest) = as_choice(wanted), as_choice(given)
     if wanted_letter and given_letter and not (wanted_rest and given_rest):
@@ -219,7 +217,7 @@ def same(wanted: tuple, given: tuple) -> bool:
                 return False
             left_over.remove(match)
         return not left_over
-    if len(kinds) == 1 and kinds <= {"()", "[]", "(]", "[)", "matrix", "row"}:
+    if len(kinds) == 1 and kinds <= {"()", "[]", "(]", "[)", r"\matrix", r"\\", "&"}:
         return len(wanted) == len(given) and all(map(same, wanted[1:], given[1:]))
     if kinds == {"number"}:  # a decimal with two or more places may be answered with more
         return wanted[1] == given[1] or wanted[3] >= 2 and rounds(given, wanted)
@@ -234,12 +232,9 @@ def rounds(exact: tuple, decimal: tuple) -> bool:
 
 def same_equation(wanted: tuple, given: tuple) -> bool:
     """Whether one equation is a multiple of the other. Both must have the same letters, at least two."""
-    sides = []
-    for tree in (wanted, given):
-        signs, left, right = (("=",), *tree[1:]) if tree[0] == "named" else (tree[1], tree[2], tree[-1])
-        if signs != ("=",):
-            return False
-        sides.append(("+", left, ("-", right)))
+    if not all(tree[1] == ("=",) or tree[0] == "named" and not tree[3:] for tree in (wanted, given)):
+        return False
+    sides = [("+", tree[-2], ("-", tree[-1])) for tree in (wanted, given)]
     if letters(sides[0]) != letters(sides[1]) or len(letters(sides[0])) < 2 and wanted[0] == "named":
         return False
     pairs = list(values_at_points(*sides))
