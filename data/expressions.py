@@ -29,7 +29,7 @@ FAULTS = (ArithmeticError, ValueError, TypeError, RecursionError)  # what readin
 NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3}(?![\w.]))?"
 TOKEN = re.compile(rf'{NUMBER}|\\[a-zA-Z]+|\\.|"[^"]*"|\S')  # a number, \sqrt, \{, "cm", or any other sign
 RELATIONS = ("=", r"\approx", "<", ">", r"\le", r"\ge", r"\ne", r"\in")
-LEVELS = [(r"\\",), ("&",), RELATIONS, (r"\cup",), (":",), ("+", "-")]
+LEVELS = [(",", ";"), (r"\\",), ("&",), RELATIONS, (r"\cup",), (":",), ("+", "-")]
 CONSTANTS = {"e": mp.e, "i": mp.j, r"\pi": mp.pi, r"\infty": mp.inf}
 FAMILIES = {  # an answer may use all functions of a family if the wanted one uses one of them
     **dict.fromkeys(r"\sin \cos \tan \cot \sec \csc \sinh \cosh \tanh".split(), "trigonometry"),
@@ -72,19 +72,15 @@ class Reader:
     def next(self) -> str:
         return self.tokens[self.at] if self.at < len(self.tokens) else ""
 
-    def take(self, *wanted: str, needed: bool = False) -> str:
-        """Take the next token if it is one of these. If it is not: '', or a ValueError if one is needed."""
+    def take(self, *wanted: str) -> str:
+        """Take the next token if it is one of these; '' if it is not."""
         token = self.next if self.next in wanted else ""
-        if needed and not token:
-            raise ValueError(f"{' or '.join(wanted)} was wanted, {self.next!r} is there")
         self.at += bool(token)
         return token
 
     def items(self) -> list:
-        items = [self.level()]
-        while self.take(",", ";"):
-            items.append(self.level())
-        return items
+        tree = self.level()
+        return [*tree[1:]] if tree[0] in LEVELS[0] else [tree]
 
     def level(self, level: int = 0) -> tuple:
         """Parts with signs of this level of LEVELS between them. Signs of later levels bind more."""
@@ -181,10 +177,10 @@ class Reader:
 
     def bracket(self, opening: str) -> tuple:
         self.open.append(opening)
-        if len(self.open) > DEEPEST:
-            raise ValueError("brackets are nested too deep")
-        items = self.items()
-        brackets = opening + self.take(*CLOSING[opening], needed=True)
+        items = self.items() if len(self.open) <= DEEPEST else []
+        brackets = opening + self.take(*CLOSING[opening])
+        if opening == brackets:
+            raise ValueError(f"no end of {opening!r}, or too many brackets in each other")
         self.open.pop()
         if opening == r"\matrix" and items[0][0] == r"\\" and "&" not in [row[0] for row in items[0][1:]]:
             return ("()", *items[0][1:])  # a column is a vector
@@ -243,7 +239,7 @@ def form(tree: tuple) -> tuple:
     """How a tree is written, but for brackets, the order of terms and factors, and the name of a value. Of two trees
     with one value but two forms, one is a task that leads to the other: 2x + 3x and 5x, x^2 - 1 and (x - 1)(x + 1)."""
     kind, parts = tree[0], parts_of(tree)
-    if kind in ("number", "name", "constant"):
+    if not parts:
         return tree[:3]
     if kind in ("*", "/", "-"):
         items = list(factors(tree))

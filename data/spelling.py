@@ -19,8 +19,7 @@ SPELLED = {  # one spelling: the others, with spaces between them
     # commands, names and units; a dollar sign alone stands around mathematics, one with a backslash is money
     r"\frac": r"\dfrac \tfrac \cfrac \nicefrac \sfrac", r"\binom": r"\dbinom \tbinom", r"\emptyset": r"∅ \varnothing",
     r"\infty": "∞", r"\angle": "∠", r"\pi": "π", "ε": r"\epsilon \varepsilon", "φ": r"\phi \varphi",
-    **dict(zip("αβγδθλμρστψω", r"\alpha \beta \gamma \delta \theta \lambda \mu \rho \sigma \tau \psi \omega".split())),
-    **dict(zip("ΓΔΘΛΣΦΩl", r"\Gamma \Delta \Theta \Lambda \Sigma \Phi \Omega \ell".split())),
+    **dict(zip("αβγδΔθλμρσωl", r"\alpha \beta \gamma \delta \Delta \theta \lambda \mu \rho \sigma \omega \ell".split())),
     r"^\circ": r"° \degree", "¤": r"\$", ' "%" ': r"% \%",
     # what only spaces or sizes
     " ": r"\, \; \: \> \( \) \[ \] \quad \qquad \thinspace",
@@ -70,16 +69,12 @@ WRAPPED = [  # what stands around an answer, or before or behind it; the answer 
     r"\*(.+)\*", "`([^`]+)`", '"([^"]*)"', r"(?:\\(?:boxed|fbox) ?)?\{(.*)\}", "=(.*)", r"(.*[^.])[.,;:]", r"(.*)\\\\",
 ]  # fmt: skip
 UNITS = {  # one spelling: the others, in the singular
-    # lengths, masses and volumes
     "mm": "millimeter millimetre", "cm": "centimeter centimetre", "m": "meter metre", "km": "kilometer kilometre",
-    "in": "inch inches", "ft": "foot feet", "yd": "yard", "mi": "mile", "mg": "milligram", "g": "gram",
-    "kg": "kilogram", "oz": "ounce", "lb": "lbs pound £", "ml": "milliliter millilitre", "l": "liter litre",
-    # times, speeds and money
-    "s": "sec second", "min": "minute", "h": "hr hour", "day": "", "year": "", "mi/h": "mph", "km/h": "kph kmh",
-    "$": "¤ dollar usd", "€": "euro eur", "¢": "cent", "¥": "yen", "₹": "rupee",
-    # angles, temperatures, shares, things, and parts of units
-    "°": "degree deg", "rad": "radian", "c": "celsius", "f": "fahrenheit", "%": "percent percentage pct", "": "unit",
-    "^2": "square sq", "^3": "cubic", "/": "per",
+    "in": "inch inches", "ft": "foot feet", "yd": "yard", "mi": "mile", "g": "gram", "kg": "kilogram", "oz": "ounce",
+    "lb": "lbs pound £", "ml": "milliliter millilitre", "l": "liter litre", "s": "sec second", "min": "minute",
+    "h": "hr hour", "day": "", "year": "", "mi/h": "mph", "km/h": "kph kmh", "$": "¤ dollar usd", "€": "euro eur",
+    "¢": "cent", "°": "degree deg", "rad": "radian", "c": "celsius", "f": "fahrenheit", "%": "percent percentage pct",
+    "": "unit", "^2": "square sq", "^3": "cubic", "/": "per",  # parts of units
 }  # fmt: skip
 UNIT_OF = {word: unit for unit, others in UNITS.items() for word in (unit, *others.split()) if word}
 NO_UNIT = set(  # words behind a number which say that the number alone is not the answer
@@ -95,7 +90,6 @@ NO_UNIT = set(  # words behind a number which say that the number alone is not t
 def cleaned(text: str) -> str:
     """The text in one spelling: ASCII and LaTeX, words in double quotes, without what only wraps or spaces it."""
     text = re.sub(r"[⁰¹²³⁴-⁹⁻]+", lambda digits: f"^{{{unicodedata.normalize('NFKC', digits[0])}}}", text)
-    text = re.sub(r"[₀-₉]+", lambda digits: f"_{{{unicodedata.normalize('NFKC', digits[0])}}}", text)
     text = re.sub(r"(?=[¼-¾⅐-⅞])", " ", text).replace("ℝ", r"\reals ")  # 3½ is no 31/2
     text = re.sub(r"√ ?(\d+|[a-z])", r"\\sqrt{\1}", text).replace("√", r"\sqrt ")
     text = "".join(c for c in unicodedata.normalize("NFKC", text) if unicodedata.category(c) != "Cf")  # of no width

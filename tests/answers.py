@@ -119,7 +119,7 @@ PAIRS = {
     (r"90^\circ", "90", "left out"), (r"90^\circ", "90°", "sign"), (r"90^\circ", "90 degrees", "in words"),
     (r"30^\circ, 60^\circ", "60, 30", "left out"), (r"3\text{ pm}", "3:00 PM", "time"),
     (r"3\text{ pm}", "3 p.m.", "time"), ("3:00", "3:00 pm", "time"), ("12:30", "12:30", "time"),
-    (r"28\%", "28 pct", "in words"), 
+    (r"28\%", "28 pct", "in words"),
     ("-221_3", "-221_{3}", "base"),
     ("1011_2", "1011_{2}", "base"), ("1011", "1011_2", "base"),
 ], wrong=[
@@ -128,7 +128,7 @@ PAIRS = {
     (r"\$18", "£18", "currency"), (r"90^\circ", r"\frac{\pi}{2}", "radians"), ("2", "2x", "a letter"),
     ("5", "5m", "a letter"), ("5", "5k", "a letter"), ("5", "5 lakh", "100,000"), ("60", r"5 \text{ dozen}", "dozen"),
     (r"8\text{ cm}\times3\text{ cm}", "24", "a size"), ("5", r"5 \text{ dozen}", "dozen"),
-    (r"3\text{ pm}", r"3\text{ am}", "half of the day"), 
+    (r"3\text{ pm}", r"3\text{ am}", "half of the day"),
     ("12:30", "12:45", "time"), ("7:05", "7:50", "time"), ("1011_2", "1011_3", "base"),
     ("1011_2", "11", "another base"), ("11", "1011_2", "converted"),
 ]),

@@ -11,7 +11,7 @@ import re
 from functools import lru_cache
 
 from data import Problem, after_thinking
-from data.expressions import FAULTS, REALS, close, form, letters, operations, read, values_at_points
+from data.expressions import FAULTS, REALS, close, form, letters, number, operations, read, values_at_points
 from data.spelling import as_choice, as_words, cleaned, closing_braces, without_unit
 
 INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
@@ -114,18 +114,13 @@ def same_quantity(wanted: str, given: str) -> bool:
     wanted_tree, given_tree = meaning(read(wanted)), meaning(read(given))
     if "" != wanted_unit != given_unit != "" or not may_use(wanted_tree, given_tree):
         return False
+    trees = [(wanted_tree, wanted_unit), (given_tree, given_unit)]
     if wanted_unit == given_unit or "%" not in (wanted_unit, given_unit):
         return same(wanted_tree, given_tree)
     # 25 and 0.25 are right for 25 %. 25 % is right for 0.25, and for 25: the problem may ask for percent.
     as_it_stands = wanted_unit == "%" or wanted_tree[0] == "number" and abs(wanted_tree[1]) > 1
-    in_percent = (percent(wanted_tree), given_tree) if wanted_unit == "%" else (wanted_tree, percent(given_tree))
-    return as_it_stands and same(wanted_tree, given_tree) or same(*in_percent)
-
-
-def percent(tree: tuple) -> tuple:
-    """A number divided by 100. If it had decimals, it gets two more. A ValueError for other trees."""
-    kind, number, form, decimals = tree
-    return (kind, number / 100, form, decimals + 2 if decimals else 0)
+    values = [("/", tree, number(100)) if unit == "%" else tree for tree, unit in trees]
+    return as_it_stands and same(wanted_tree, given_tree) or same(*values)
 
 
 def meaning(tree: tuple) -> tuple:
