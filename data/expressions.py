@@ -18,7 +18,6 @@ from math import prod
 
 import mpmath
 
-DEEPEST = 20  # brackets within each other
 LARGEST_ARGUMENT = 1000  # of functions that grow or oscillate, and of powers of ten
 MOST_DIGITS = 300  # of a power; two values that agree in so many digits are the same
 LARGEST_FRACTION = 10 ** (MOST_DIGITS // 2 - 10)  # above and below; no such fraction agrees with a root or pi
@@ -177,15 +176,14 @@ class Reader:
 
     def bracket(self, opening: str) -> tuple:
         self.open.append(opening)
-        items = self.items() if len(self.open) <= DEEPEST else []
-        brackets = opening + self.take(*CLOSING[opening])
-        if opening == brackets:
-            raise ValueError(f"no end of {opening!r}, or too many brackets in each other")
+        items, closing = self.items(), self.take(*CLOSING[opening])
+        if not closing:
+            raise ValueError(f"{opening!r} is not closed")
         self.open.pop()
         if opening == r"\matrix" and items[0][0] == r"\\" and "&" not in [row[0] for row in items[0][1:]]:
             return ("()", *items[0][1:])  # a column is a vector
-        kind = {r"\{": "set", "(": brackets, "[": brackets}.get(opening, opening)
-        return items[0] if brackets in ("()", "[]", "{}") and len(items) == 1 else (kind, *items)
+        kind = {r"\{": "set", "(": "(" + closing, "[": "[" + closing}.get(opening, opening)
+        return items[0] if kind in ("()", "[]", "{") and len(items) == 1 else (kind, *items)
 
 
 def number(value: Fraction | int, form: str = "digits", decimals: int = 0) -> tuple:
@@ -281,9 +279,8 @@ def value(tree: tuple, point: dict):
         base, exponent = values
         if base != 0 and abs(exponent * mpmath.log10(abs(base))) > MOST_DIGITS:  # the logarithm in few digits is quick
             raise ValueError("a power is too large")
-        if mp.im(base) == 0 > mp.re(base):
-            if parts[1][0] == "number" and parts[1][1].denominator % 2:  # an odd root
-                return (-1) ** parts[1][1].numerator * mp.power(-base, exponent)
+        if mp.im(base) == 0 > mp.re(base) and parts[1][0] == "number" and parts[1][1].denominator % 2:  # an odd root
+            return (-1) ** parts[1][1].numerator * mp.power(-base, exponent)
         return mp.power(base, exponent)
     grows = kind[0] in "!\\" and kind not in (r"\ln", r"\log")
     if kind not in VALUES or grows and max(map(abs, values)) > LARGEST_ARGUMENT:

@@ -19,7 +19,7 @@ SPELLED = {  # one spelling: the others, with spaces between them
     # commands, names and units; a dollar sign alone stands around mathematics, one with a backslash is money
     r"\frac": r"\dfrac \tfrac \cfrac \nicefrac \sfrac", r"\binom": r"\dbinom \tbinom", r"\emptyset": r"∅ \varnothing",
     r"\infty": "∞", r"\angle": "∠", r"\pi": "π", "ε": r"\epsilon \varepsilon", "φ": r"\phi \varphi",
-    **dict(zip("αβγδΔθλμρσωl", r"\alpha \beta \gamma \delta \Delta \theta \lambda \mu \rho \sigma \omega \ell".split())),
+    **dict(zip("αβγδΔθλμρσω", r"\alpha \beta \gamma \delta \Delta \theta \lambda \mu \rho \sigma \omega".split())),
     r"^\circ": r"° \degree", "¤": r"\$", ' "%" ': r"% \%",
     # what only spaces or sizes
     " ": r"\, \; \: \> \( \) \[ \] \quad \qquad \thinspace",
@@ -34,11 +34,7 @@ TEXT = r"\\(?:text[a-z]*|math(?:rm|bf|it|sf|tt|normal)|mbox|operatorname\*?) ?"
 WORDS = r"(?!(?:e|i|or|and) *\})([^\W\d_][^\d\\\"${}]*?)"  # in braces; e and i are numbers
 TEXTS = [(rf"{TEXT}\{{ *{WORDS} *\}}", r' "\1" '), (rf"{TEXT}\{{([^{{}}]*)\}}", r" \1 ")]  # "cm", but 5 of \text{5}
 MATRIX = r"\{(?:[pbB]|small)?(?:matrix|array)\}"
-GROUPS_OF_THREE = (
-    r"(?<![\d.,])(?<!\d )\d{1,3}(?:"
-    r"(?:,\d{3})+(?![^([]*[])]|[^{]*\\\})"  # 1,234,567, but within brackets commas separate numbers
-    r"|(?: \d{3})+)(?!,?\d| \d)"  # 1 234 567
-)
+THOUSANDS = r"(?:,\d{3})+(?![^([]*[])]|[^{]*\\\})|(?: \d{3})+"  # within brackets commas separate numbers
 REWRITTEN = [  # patterns, and what is written instead; one after the other
     (r"(?<!\\)\\ |(?<!~)~(?!~)|\s+", " "),  # a space of LaTeX, or any white space
     (r"(?<=,)\\! *|\\!", ""),
@@ -61,7 +57,7 @@ REWRITTEN = [  # patterns, and what is written instead; one after the other
     (r"\$", " "),  # several stand around mathematics
     (r"(?<=\d)\{([,:])\}(?=\d)", r"\1"),  # 12{,}345
     (r"(?<![\d.^_])(\d+) +(\d+) ?/ ?(\d+)(?![\d.])", r"\1\\frac{\2}{\3}"),  # 3 1/2
-    (GROUPS_OF_THREE, lambda digits: re.sub("[ ,]", "", digits[0])),
+    (rf"(?<![\d.,])(?<!\d )\d{{1,3}}(?:{THOUSANDS})(?!,?\d| \d)", lambda digits: re.sub("[ ,]", "", digits[0])),
     (r"^ *\\\{ *[a-z] *(?:\\in *\\reals *)?[|:](.*)\\\} *$", r"\1"),  # \{x | x > 2\} is x > 2
     (" +", " "),
 ]
@@ -128,8 +124,8 @@ def as_choice(text: str) -> tuple[str, str]:
 def as_words(text: str) -> str:
     """The words that are compared, if the text is a sentence, a word, or letters such as ABCD; '' for other texts."""
     text = text.replace('"', " ").strip().casefold()
-    is_sentence = re.fullmatch(r"(?!.*(?:\b[a-z][/-]|[/-][a-z]\b))[^\W\d_][\w ,.'()/&:!?-]*", text)  # abc-d is none
-    is_sentence = is_sentence and re.search(r"[^\W\d_]{3}", text)
+    is_formula = re.search(r"\b[a-z][/-]|[/-][a-z]\b", text)  # abc-d
+    is_sentence = re.fullmatch(r"(?=.*[^\W\d_]{3})[^\W\d_][\w ,.'()/&:!?-]*", text) and not is_formula
     is_letters = re.fullmatch(r"[^\W\d_]+(?:[ ,]+[^\W\d_]+)*", text) and len(text) > 1
     return re.sub(r"(?<!\d)[^\w,]|[^\w,](?!\d)", "", text) if is_sentence or is_letters else ""
 
@@ -148,11 +144,8 @@ def without_unit(text: str) -> tuple[str, str]:
         is_behind_number = re.fullmatch(r"[-\d./]+|-?\d*\\frac\{\d+\}\{\d+\}", before) and unit[0] == " "
         marked = is_text or is_behind_number
         is_unit = is_known or shortest > (1 if is_text else 2) if marked else is_known and shortest > 1
-        if (
-            is_unit
-            and not NO_UNIT.intersection(words + [word.rstrip("s") for word in words])
-            and not re.search(r"[\\,]", unit)
-        ):
+        is_more = NO_UNIT.intersection(words + [word.removesuffix("s") for word in words])
+        if is_unit and not is_more and not re.search(r"[\\,]", unit):
             text = re.sub(rf"{re.escape(unit.strip())} ?(?=,)", "", before)
             units |= {one_unit(unit)} - {""}
     if len(units) > 1 or "%%" in units:

@@ -110,17 +110,16 @@ def equal(reference: str, answer: str) -> bool:
 
 def same_quantity(wanted: str, given: str) -> bool:
     """Whether two answers that are not words have the same unit and the same meaning."""
-    (wanted, wanted_unit), (given, given_unit) = without_unit(wanted), without_unit(given)
-    wanted_tree, given_tree = meaning(read(wanted)), meaning(read(given))
-    if "" != wanted_unit != given_unit != "" or not may_use(wanted_tree, given_tree):
+    texts, units = zip(without_unit(wanted), without_unit(given))
+    trees = [meaning(read(text)) for text in texts]
+    if units[0] != units[1] and "" not in units or not may_use(*trees):
         return False
-    trees = [(wanted_tree, wanted_unit), (given_tree, given_unit)]
-    if wanted_unit == given_unit or "%" not in (wanted_unit, given_unit):
-        return same(wanted_tree, given_tree)
+    if units[0] == units[1] or "%" not in units:
+        return same(*trees)
     # 25 and 0.25 are right for 25 %. 25 % is right for 0.25, and for 25: the problem may ask for percent.
-    as_it_stands = wanted_unit == "%" or wanted_tree[0] == "number" and abs(wanted_tree[1]) > 1
-    values = [("/", tree, number(100)) if unit == "%" else tree for tree, unit in trees]
-    return as_it_stands and same(wanted_tree, given_tree) or same(*values)
+    as_it_stands = units[0] == "%" or trees[0][0] == "number" and abs(trees[0][1]) > 1
+    values = [("/", tree, number(100)) if unit == "%" else tree for tree, unit in zip(trees, units)]
+    return as_it_stands and same(*trees) or same(*values)
 
 
 def meaning(tree: tuple) -> tuple:
