@@ -20,7 +20,6 @@ import mpmath
 
 LARGEST_ARGUMENT = 1000  # of functions that grow or oscillate, and of powers of ten
 MOST_DIGITS = 300  # of a power; two values that agree in so many digits are the same
-LARGEST_FRACTION = 10 ** (MOST_DIGITS // 2 - 10)  # above and below; no such fraction agrees with a root or pi
 mp = mpmath.MPContext()
 mp.dps = MOST_DIGITS + 50
 FAULTS = (ArithmeticError, ValueError, TypeError, RecursionError)  # what reading and computing may raise
@@ -269,8 +268,6 @@ def value(tree: tuple, point: dict):
     """The value of a tree with the numbers of `point` for its letters. Raises one of FAULTS if there is none."""
     kind, parts = tree[0], parts_of(tree)
     if kind == "number":
-        if max(abs(tree[1].numerator), tree[1].denominator) > LARGEST_FRACTION:
-            raise ValueError("too many digits")
         return mp.mpf(tree[1].numerator) / tree[1].denominator
     if kind in ("name", "constant"):
         return point[tree[1]] if kind == "name" else +CONSTANTS[tree[1]]
@@ -279,8 +276,6 @@ def value(tree: tuple, point: dict):
         base, exponent = values
         if base != 0 and abs(exponent * mpmath.log10(abs(base))) > MOST_DIGITS:  # the logarithm in few digits is quick
             raise ValueError("a power is too large")
-        if mp.im(base) == 0 > mp.re(base) and parts[1][0] == "number" and parts[1][1].denominator % 2:  # an odd root
-            return (-1) ** parts[1][1].numerator * mp.power(-base, exponent)
         return mp.power(base, exponent)
     grows = kind[0] in "!\\" and kind not in (r"\ln", r"\log")
     if kind not in VALUES or grows and max(map(abs, values)) > LARGEST_ARGUMENT:

@@ -25,9 +25,8 @@ SPELLED = {  # one spelling: the others, with spaces between them
     " ": r"\, \; \: \> \( \) \[ \] \quad \qquad \thinspace",
     "": r"\left \right \middle \big \Big \bigg \Bigg \bigl \bigr \Bigl \Bigr \displaystyle \limits \nolimits",
 }  # fmt: skip
-SPELLINGS = {  # another spelling: the one; a space ends the name of a command
-    other: sign + " " if sign[-1:].isalpha() else sign for sign, others in SPELLED.items() for other in others.split()
-}
+# Another spelling: the one. A space ends the name of a command.
+SPELLINGS = {other: sign + " " * sign[-1:].isalpha() for sign, others in SPELLED.items() for other in others.split()}
 SIGN = r"\\[a-zA-Z]+|\\.|[<>!]=|[^\w\s]|[^\W\d_a-zA-Z]"  # a sign that SPELLINGS may have
 
 TEXT = r"\\(?:text[a-z]*|math(?:rm|bf|it|sf|tt|normal)|mbox|operatorname\*?) ?"
@@ -64,13 +63,12 @@ REWRITTEN = [  # patterns, and what is written instead; one after the other
 WRAPPED = [  # what stands around an answer, or before or behind it; the answer is the group
     r"\*(.+)\*", "`([^`]+)`", '"([^"]*)"', r"(?:\\(?:boxed|fbox) ?)?\{(.*)\}", "=(.*)", r"(.*[^.])[.,;:]", r"(.*)\\\\",
 ]  # fmt: skip
-UNITS = {  # one spelling: the others, in the singular
+UNITS = {  # one spelling: the others, in the singular; the last are parts of units
     "mm": "millimeter millimetre", "cm": "centimeter centimetre", "m": "meter metre", "km": "kilometer kilometre",
-    "in": "inch inches", "ft": "foot feet", "yd": "yard", "mi": "mile", "g": "gram", "kg": "kilogram", "oz": "ounce",
-    "lb": "lbs pound £", "ml": "milliliter millilitre", "l": "liter litre", "s": "sec second", "min": "minute",
-    "h": "hr hour", "day": "", "year": "", "mi/h": "mph", "km/h": "kph kmh", "$": "¤ dollar usd", "€": "euro eur",
-    "¢": "cent", "°": "degree deg", "rad": "radian", "c": "celsius", "f": "fahrenheit", "%": "percent percentage pct",
-    "": "unit", "^2": "square sq", "^3": "cubic", "/": "per",  # parts of units
+    "in": "inch inches", "ft": "foot feet", "mi": "mile", "g": "gram", "kg": "kilogram", "lb": "lbs pound £",
+    "ml": "milliliter millilitre", "l": "liter litre", "s": "sec second", "min": "minute", "h": "hr hour", "day": "",
+    "year": "", "mi/h": "mph", "km/h": "kph kmh", "$": "¤ dollar usd", "€": "euro eur", "¢": "cent", "c": "celsius",
+    "°": "degree deg", "%": "percent percentage pct", "": "unit", "^2": "square sq", "^3": "cubic", "/": "per",
 }  # fmt: skip
 UNIT_OF = {word: unit for unit, others in UNITS.items() for word in (unit, *others.split()) if word}
 NO_UNIT = set(  # words behind a number which say that the number alone is not the answer

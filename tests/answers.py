@@ -2,8 +2,6 @@ r"""Pairs of a wanted answer and one that is given, by category, each with its v
 
 The rule: right is the wanted answer in another accepted way of writing, wrong is a task that evaluates to it."""
 
-from math import isqrt
-
 
 def pairs(right: list, wrong: list) -> list[tuple]:
     """The wanted answer, the one that is given, whether it is right, and why."""
@@ -265,8 +263,6 @@ PAIRS = {
     (r"e^{x}", r"e^{e^{e^{e^{x}}}}", "too large"), ("n!", "(((n!)!)!)!", "too large"),
     (r"\sin x", r"\sin(10^{900}x)", "too large"), ("2^n", "2^{2^{2^{2^{n+9}}}}", "too large"),
     (r"\sqrt2", r"\sqrt{" * 18 + "2" + "}" * 18, "value"), ("1,2,3,x", "x^x+" * 240 + "x", "many powers"),
-    (r"\sqrt2", f"1.{isqrt(2 * 10**900) % 10**450}", "rounded"),
-    (r"\sqrt2", f"{isqrt(2 * 10**900)}/{10**450}", "rounded"),
 ]),
 }
 
