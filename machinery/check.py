@@ -10,7 +10,7 @@ from data import Problem
 from data.load import Source
 from data.tasks import programming
 from data.verify import VerifierPool
-from machinery.decoding import Decoding, completion_texts, render_all, visible
+from machinery.decoding import Decoding, completion_texts, render, visible
 from machinery.evaluation import judge_all
 from machinery.rollouts import Request, Rollout
 from machinery.settings import Sampling
