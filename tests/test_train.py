@@ -90,7 +90,7 @@ def kept_lines(folder):
     kept = [line for _, line in json_lines(folder / "rollouts.jsonl") if line["kind"] != "times"]
     for completion in (completion for line in kept for completion in line["completions"]):
         assert 0 < completion.pop("began") < completion.pop("ended")
-    assert len({(line["kind"], line["step"], line["group"]) for line in kept}) == len(kept) == (8 + 5) * 2
+    assert len({(line["kind"], line["step"], line["group"]) for line in kept}) == len(kept) == 8 * 2 + 5 * 6
     return kept
 
 
