@@ -1,0 +1,79 @@
+"""Sampled tokens a second of training a real model end to end: train.py beside TRL's GRPOTrainer, on the same prompts,
+batches and two cores.
+
+    python benchmarks/real_model.py MODEL     # a folder, as `python -m machinery.unpack` makes it; a quarter of an hour
+
+`pip install reasoning-gym trl` brings what it needs. Each completion goes on to the budget or to its end; no group is
+filtered out, so that both train on all that was sampled.
+"""
+
+import sys
+import tempfile
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+from common import run_training, training_seconds
+
+from data.load import load_data
+from data.tasks import gym
+
+# Data, tokens of a completion, prompts a step; with 16 completions each.
+SHAPES = [("gym:chain_sum,min_terms=2,max_terms=2", 8, 4), ("gym:gsm_symbolic", 60, 2)]
+
+
+def ours(model: str, data: str, tokens: int, prompts: int, steps: int, folder: Path) -> float:
+    """Tokens a second of train.py, from the second step on."""
+    lines, _ = run_training(
+        folder, f"ours-{tokens}", "--model", model, "--data", data, "--defaults", "small", "--train-prompts", 400,
+        "--length-control", "penalty", "--prompt-budget", 320, "--thinking-budget", tokens // 2, tokens // 2,
+        "--answer-budget", tokens // 2, "--prompts-per-step", prompts, "--asynchrony", "pipeline-2", "--steps", steps,
+        "--validation-every", 1000, "--validation-problems", 4, "--validation-samples", 1, "--slots", 16 * prompts,
+        "--verifiers", 1, "--no-zero-variance-filter",
+    )  # fmt: skip
+    first, last = lines[0], lines[-1]
+    seconds = training_seconds(last) - training_seconds(first)
+    return (last["compute_tokens"] - first["compute_tokens"]) / seconds
+
+
+def theirs(model: str, data: str, tokens: int, prompts: int, steps: int, folder: Path) -> tuple[float, float]:
+    """Tokens a second of TRL's GRPOTrainer, from the second step on, and the mean tokens of a prompt."""
+    import datasets
+    import trl
+
+    (source,) = load_data([data], 400, 16)
+    problems, calls = {problem.prompt: problem for problem in source.train}, []
+
+    def reward(prompts, completions, completion_ids, **_):
+        sampled = sum(len(ids) for ids in completion_ids)
+        calls.append((time.perf_counter(), sampled))
+        return [2 * gym.score(problems[p[-1]["content"]], c[0]["content"]) - 1 for p, c in zip(prompts, completions)]
+
+    config = trl.GRPOConfig(
+        output_dir=str(folder / "trl"), per_device_train_batch_size=16, gradient_accumulation_steps=prompts, seed=0,
+        num_generations=16, max_completion_length=tokens, max_steps=steps, learning_rate=6.5e-6, beta=0.0,
+        loss_type="cispo", epsilon_high=5.0, temperature=1.0, use_cpu=True, bf16=False, gradient_checkpointing=False,
+        report_to=[], save_strategy="no", disable_tqdm=True, logging_steps=1000,
+    )  # fmt: skip
+    prompts = datasets.Dataset.from_list([{"prompt": [{"role": "user", "content": prompt}]} for prompt in problems])
+    trainer = trl.GRPOTrainer(model=model, reward_funcs=reward, args=config, train_dataset=prompts)
+    trainer.train()
+    ids = [trainer.processing_class.apply_chat_template(p["prompt"], return_dict=False) for p in prompts]
+    (start, _), (end, _) = calls[0], calls[-1]
+    return sum(sampled for _, sampled in calls[:-1]) / (end - start), sum(map(len, ids)) / len(ids)
+
+
+def main(model: str) -> None:
+    torch.set_num_threads(2)
+    print(f"{model}, 16 completions of each prompt; sampled tokens/s of training, TRL {version('trl')}\n")
+    print("completion   prompt   prompts a step   train.py   TRL   ratio")
+    for data, tokens, prompts in SHAPES:
+        with tempfile.TemporaryDirectory() as folder:
+            mine = ours(model, data, tokens, prompts, 8, Path(folder))
+            other, prompt = theirs(model, data, tokens, prompts, 3, Path(folder))
+        print(f"{tokens:10} {prompt:8.0f} {prompts:16} {mine:10.1f} {other:5.1f} {mine / other:7.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
