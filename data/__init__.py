@@ -10,6 +10,7 @@ A task is a module of data/tasks/ that judges completions. Of these functions it
 
     tasks/arithmetic.py     makes its own problems: additions, the default of train.py
     tasks/mathematics.py    a final answer in \\boxed{}, for records of files; spelling.py and expressions.py read it
+    tasks/gym.py            makes problems of reasoning-gym, a package with a hundred families and their verifiers
     tasks/programming.py    a program that must pass tests, for records of files; sandbox.py runs it
 
 The other files serve all tasks. load.py makes problems of what --data says, and holds some out; records.py reads files
