@@ -55,6 +55,37 @@ def training_seconds(line: dict, devices: int = 2) -> float:
     return 3600 * line["compute_device_hours"] / devices
 
 
+def run_trl(
+    folder: Path, model: str, prompts: list, score: Callable, micro_batch: int, micro_batches: int, tokens: int,
+    steps: int, **config,
+) -> list[tuple[float, int]]:  # fmt: skip
+    """Train with TRL's GRPOTrainer and CISPO on this CPU, 16 completions of at most `tokens` tokens of a prompt.
+    Returns for each step its time and the tokens sampled until then. ImportError without trl.
+
+    prompts: texts, or lists of messages. score: of a prompt and a completion, as TRL has them, from 0 to 1.
+    micro_batch, micro_batches: completions in a forward, and how many forwards make a step. config: more of GRPOConfig.
+    """
+    import datasets
+    import trl
+
+    calls = []
+
+    def reward(prompts, completions, completion_ids, **_):
+        sampled = sum(len(ids) for ids in completion_ids)
+        calls.append((time.perf_counter(), sampled + (calls[-1][1] if calls else 0)))
+        return [2.0 * score(*pair) - 1 for pair in zip(prompts, completions)]
+
+    config = trl.GRPOConfig(
+        output_dir=str(folder / "trl"), per_device_train_batch_size=micro_batch, num_generations=16,
+        gradient_accumulation_steps=micro_batches, max_completion_length=tokens, max_steps=steps, beta=0.0,
+        loss_type="cispo", epsilon_high=5.0, temperature=1.0, use_cpu=True, bf16=False, gradient_checkpointing=False,
+        report_to=[], save_strategy="no", disable_tqdm=True, logging_steps=1000, shuffle_dataset=True, **config,
+    )  # fmt: skip
+    rows = datasets.Dataset.from_list([{"prompt": prompt} for prompt in prompts])
+    trl.GRPOTrainer(model=model, reward_funcs=reward, args=config, train_dataset=rows).train()
+    return calls
+
+
 class Size(NamedTuple):
     """The shape of a random Llama with attention heads of 64."""
 

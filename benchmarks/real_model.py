@@ -9,15 +9,16 @@ filtered out, so that both train on all that was sampled.
 
 import sys
 import tempfile
-import time
 from importlib.metadata import version
 from pathlib import Path
 
 import torch
-from common import run_training, training_seconds
+from common import run_training, run_trl, training_seconds
 
 from data.load import load_data
 from data.tasks import gym
+from machinery.decoding import render
+from machinery.model import load_tokenizer
 
 # Data, tokens of a completion, prompts a step; with 16 completions each.
 SHAPES = [("gym:chain_sum,min_terms=2,max_terms=2", 8, 4), ("gym:gsm_symbolic", 60, 2)]
@@ -39,29 +40,14 @@ def ours(model: str, data: str, tokens: int, prompts: int, steps: int, folder: P
 
 def theirs(model: str, data: str, tokens: int, prompts: int, steps: int, folder: Path) -> tuple[float, float]:
     """Tokens a second of TRL's GRPOTrainer, from the second step on, and the mean tokens of a prompt."""
-    import datasets
-    import trl
-
     (source,) = load_data([data], 400, 16)
-    problems, calls = {problem.prompt: problem for problem in source.train}, []
-
-    def reward(prompts, completions, completion_ids, **_):
-        sampled = sum(len(ids) for ids in completion_ids)
-        calls.append((time.perf_counter(), sampled))
-        return [2 * gym.score(problems[p[-1]["content"]], c[0]["content"]) - 1 for p, c in zip(prompts, completions)]
-
-    config = trl.GRPOConfig(
-        output_dir=str(folder / "trl"), per_device_train_batch_size=16, gradient_accumulation_steps=prompts, seed=0,
-        num_generations=16, max_completion_length=tokens, max_steps=steps, learning_rate=6.5e-6, beta=0.0,
-        loss_type="cispo", epsilon_high=5.0, temperature=1.0, use_cpu=True, bf16=False, gradient_checkpointing=False,
-        report_to=[], save_strategy="no", disable_tqdm=True, logging_steps=1000,
-    )  # fmt: skip
-    prompts = datasets.Dataset.from_list([{"prompt": [{"role": "user", "content": prompt}]} for prompt in problems])
-    trainer = trl.GRPOTrainer(model=model, reward_funcs=reward, args=config, train_dataset=prompts)
-    trainer.train()
-    ids = [trainer.processing_class.apply_chat_template(p["prompt"], return_dict=False) for p in prompts]
-    (start, _), (end, _) = calls[0], calls[-1]
-    return sum(sampled for _, sampled in calls[:-1]) / (end - start), sum(map(len, ids)) / len(ids)
+    problems, tokenizer = {problem.prompt: problem for problem in source.train}, load_tokenizer(model)
+    score = lambda prompt, completion: gym.score(problems[prompt[-1]["content"]], completion[0]["content"])
+    messages = [[{"role": "user", "content": prompt}] for prompt in problems]
+    calls = run_trl(folder, model, messages, score, 16, prompts, tokens, steps, seed=0, learning_rate=6.5e-6)
+    (start, first), (end, last) = calls[0], calls[-1]
+    lengths = [len(render(tokenizer, prompt)) for prompt in problems]
+    return (last - first) / (end - start), sum(lengths) / len(lengths)
 
 
 def main(model: str) -> None:

@@ -7,12 +7,11 @@ The comparison with TRL needs `pip install trl`; without it that part says so.
 
 import argparse
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
 import torch
-from common import run_training, training_seconds
+from common import run_training, run_trl, training_seconds
 
 from data.tasks import arithmetic
 from docs.make_base import BASE_MODEL
@@ -71,34 +70,21 @@ def compare_with_trl(seeds: list[int], runs: list[list[dict]], lengths: list[int
     lengths: over how many of the first steps.
     """
     try:
-        import datasets
         import trl
     except ImportError as error:
         print(f"\nTRL is left out: {error}; `pip install trl` brings it")
         return
     torch.set_num_threads(2)
     problems = {problem.prompt + "<think>": problem for problem in arithmetic.problems("train", 4000)}
-    calls = []  # of the run at hand: (time, sampled tokens so far)
-
-    def reward(prompts, completions, completion_ids, **_):
-        tokens = sum(len(ids) for ids in completion_ids)
-        calls.append((time.perf_counter(), tokens + (calls[-1][1] if calls else 0)))
-        return [1.0 if arithmetic.score(problems[p], c) else -1.0 for p, c in zip(prompts, completions)]
-
+    score = lambda prompt, completion: arithmetic.score(problems[prompt], completion)
     print("\nsampled tokens/s of training end to end, two cores, steps of 32 x 16 completions\n")
     print(f"seed   steps   train.py (PipelineRL-8)   TRL {trl.__version__} GRPOTrainer   ratio")
     ratios = {steps: [] for steps in lengths}
     for seed, lines in zip(seeds, runs):
-        calls.clear()
-        config = trl.GRPOConfig(
-            output_dir=str(folder / "trl"), per_device_train_batch_size=128, gradient_accumulation_steps=4, seed=seed,
-            num_generations=16, max_completion_length=58 + 9, max_steps=max(lengths), learning_rate=2e-4, beta=0.0,
-            loss_type="cispo", epsilon_high=5.0, temperature=1.0, use_cpu=True, bf16=False,
-            gradient_checkpointing=False, report_to=[], save_strategy="no", disable_tqdm=True, logging_steps=1000,
-            shuffle_dataset=True,
+        calls = run_trl(
+            folder, str(BASE_MODEL), [*problems], score, 128, 4, tokens=58 + 9, steps=max(lengths), seed=seed,
+            learning_rate=2e-4,
         )  # fmt: skip
-        prompts = datasets.Dataset.from_list([{"prompt": prompt} for prompt in problems])
-        trl.GRPOTrainer(model=str(BASE_MODEL), reward_funcs=reward, args=config, train_dataset=prompts).train()
         for steps in lengths:
             (start, first), (end, last) = calls[0], calls[steps - 1]
             ours = lines[steps - 1]["compute_tokens"] / training_seconds(lines[steps - 1])
