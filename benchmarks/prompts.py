@@ -1,7 +1,7 @@
 """What it saves to compute a prompt once for its group: forward and backward of the trainer, and the engine, on a real
 model with prompts and completions of given lengths. One thread.
 
-    python benchmarks/prompts.py MODEL        # a folder, for example what `python -m machinery.unpack` has made
+    python benchmarks/prompts.py MODEL        # a folder, for example what `python -m docs.unpack` has made
 
 Beside the engine stands `generate` of transformers, which computes the prompt for each completion.
 """

@@ -1,7 +1,7 @@
 """Sampled tokens a second of training a real model end to end: train.py beside TRL's GRPOTrainer, on the same prompts,
 batches and two cores.
 
-    python benchmarks/real_model.py MODEL     # a folder, as `python -m machinery.unpack` makes it; a quarter of an hour
+    python benchmarks/real_model.py MODEL     # a folder, as `python -m docs.unpack` makes it; a quarter of an hour
 
 `pip install reasoning-gym trl` brings what it needs. Each completion goes on to the budget or to its end; no group is
 filtered out, so that both train on all that was sampled.

