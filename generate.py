@@ -59,7 +59,6 @@ from machinery.engine import (
     NoEngine,
     engine_settings,
     make_requests,
-    queue_up,
     refuse_split,
     sample_all,
 )
@@ -152,13 +151,6 @@ class TorchEngine(Engine):
     @property
     def in_flight(self) -> list[Request]:
         return self.completions.requests[: self.live]
-
-    @property
-    def unfinished(self) -> int:
-        return len(self.waiting) + self.live
-
-    def add(self, requests: list[Request]) -> None:
-        queue_up(self.waiting, requests, self.decoding)
 
     def update(self, parameters: SharedParameters) -> None:
         self.version = parameters.read_into(self.model)

@@ -25,9 +25,23 @@ class Engine(Protocol):
 
     slots: int  # how many completions can be in flight
     version: int  # of the parameters in use
+    decoding: Decoding
+    waiting: deque[Request]  # requests without a slot
 
     def add(self, requests: list[Request]) -> None:
-        """Queue completions to sample; those for a validation go before the others."""
+        """Queue completions to sample; those for a validation go before the others. ValueError if one exceeds the
+        engine's budgets."""
+        for request in requests:
+            if not 1 <= len(request.prompt_ids) <= self.decoding.prompt_budget:
+                budget = self.decoding.prompt_budget
+                raise ValueError(f"a prompt has {len(request.prompt_ids)} tokens; the budget is {budget}")
+            if request.thinking_budget > self.decoding.thinking_budget:
+                raise ValueError(
+                    f"a request has a thinking budget of {request.thinking_budget} tokens; the engine was made for"
+                    f" {self.decoding.thinking_budget}"
+                )
+        self.waiting.extendleft(request for request in reversed(requests) if request.validation)
+        self.waiting.extend(request for request in requests if not request.validation)
 
     def update(self, parameters: SharedParameters) -> None:
         """Take over the newest parameters, between two steps. Completions in flight go on with them."""
@@ -42,6 +56,7 @@ class Engine(Protocol):
     @property
     def unfinished(self) -> int:
         """How many requests have not come back yet."""
+        return len(self.waiting) + len(self.in_flight)
 
 
 INSTALL_VLLM = "`pip install -r requirements-vllm.txt` brings it; --engine torch does not need it"
@@ -108,20 +123,6 @@ def make_requests(
     # numpy ignores zeros at the end of a seed. The 1 makes the budgets' seed differ from every seed of noise.
     budgets = np.random.default_rng((*seed, 0, 0, 1)).integers(low, high, size=completions, endpoint=True)
     return [Request(group, i, prompt_ids, int(budget), (*seed, i), validation) for i, budget in enumerate(budgets)]
-
-
-def queue_up(waiting: deque[Request], requests: list[Request], decoding: Decoding) -> None:
-    """Queue requests, those for a validation before all others. ValueError if one exceeds the engine's budgets."""
-    for request in requests:
-        if not 1 <= len(request.prompt_ids) <= decoding.prompt_budget:
-            raise ValueError(f"a prompt has {len(request.prompt_ids)} tokens; the budget is {decoding.prompt_budget}")
-        if request.thinking_budget > decoding.thinking_budget:
-            raise ValueError(
-                f"a request has a thinking budget of {request.thinking_budget} tokens; the engine was made for"
-                f" {decoding.thinking_budget}"
-            )
-    waiting.extendleft(request for request in reversed(requests) if request.validation)
-    waiting.extend(request for request in requests if not request.validation)
 
 
 def sample_all(engine: Engine, requests: list[Request], progress: bool = False) -> list[Rollout]:

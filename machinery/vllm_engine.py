@@ -18,7 +18,7 @@ from multiprocessing.reduction import ForkingPickler
 import numpy as np
 import torch
 
-from machinery.engine import INSTALL_VLLM, Completions, Engine, EngineSettings, NoEngine, queue_up
+from machinery.engine import INSTALL_VLLM, Completions, Engine, EngineSettings, NoEngine
 from machinery.rollouts import Request, Rollout, SharedParameters
 
 # Bytes for each number of the head that vLLM cannot know of when it sizes its cache: the head in fp32, which is made
@@ -54,13 +54,6 @@ class VllmEngine(Engine):
     @property
     def in_flight(self) -> list[Request]:
         return [self.completions.requests[slot] for slot in self.slot_of.values()]
-
-    @property
-    def unfinished(self) -> int:
-        return len(self.waiting) + len(self.slot_of)
-
-    def add(self, requests: list[Request]) -> None:
-        queue_up(self.waiting, requests, self.decoding)
 
     def update(self, parameters: SharedParameters) -> None:
         if parameters is not self.parameters:  # a handle can be opened once, so each worker has one of its own
