@@ -18,7 +18,8 @@ TYPE_NAMES = {str: "TEXT", int: "N", float: "X", Path: "PATH"}  # as the help sh
 
 def read_flags(kind: type, arguments: list[str], default=None, description: str | None = None, others: bool = False):
     """An instance of the dataclass `kind` with the values that the flags give. If a field is a dataclass itself, its
-    fields are flags too. A field without a default takes the arguments that are no flags, wherever they stand.
+    fields are flags too. A field without a default takes the arguments that are no flags, wherever they stand. The help
+    shows a field's metadata: its values under other names than "default".
 
     default: an instance with the values of all other fields; or a function that makes it from the instance with the
     values of the flags and the defaults of the fields. With `others`, returns a pair: the instance, and the arguments
@@ -90,8 +91,9 @@ def _add_fields(parser: argparse.ArgumentParser, kind: type, default) -> None:
             how = {"type": members[0], "nargs": number, "default": nothing}
             parser.add_argument(field.name, metavar=field.name.upper().rstrip("S"), help=help, **how)
             continue
-        default_text = " ".join(map(str, value)) if isinstance(value, tuple) else value
-        help += f" (default: {default_text})" if value not in (None, ()) else ""
+        in_words = lambda value: " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        help += "".join(f"; {name}: {in_words(other)}" for name, other in field.metadata.items())
+        help += f" (default: {in_words(value)})" if value not in (None, ()) else ""
         if field.type is bool:
             group.add_argument(flag(field.name), action=argparse.BooleanOptionalAction, help=help)
             continue

@@ -4,9 +4,8 @@ A setting has the value of its flag. Without the flag it comes from the run that
 (loss.py) or from the preset that suits the data (`PRESETS`).
 """
 
-import dataclasses
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +13,11 @@ import loss
 from curve.flags import flag, read_flags
 from loss import Recipe
 from machinery.devices import devices_here, gpus_here
+
+
+def presets(toy, **others):
+    """A field with the value `toy`, and with the others if --defaults is one of these names."""
+    return field(default=toy, metadata=others)
 
 
 @dataclass(frozen=True)
@@ -26,11 +30,11 @@ class Sampling:
     defaults: Literal["auto", "toy", "paper", "small", "short"] = "auto"
     seed: int = 0  # of prompt order, thinking budgets and sampling; only ppo-K and pipeline-0 repeat themselves exactly
 
-    prompt_budget: int = 16  # tokens, chat template included; paper: 2048; small: 512; short: 192
-    # Sampled tokens until thinking is interrupted, drawn from this range; paper: 10240 12288;
-    # small: 768 1024; short: 24 24.
-    thinking_budget: tuple[int, int] = (54, 58)
-    answer_budget: int = 9  # sampled tokens after </think> or the interruption; paper: 2048; small: 256; short: 8
+    prompt_budget: int = presets(16, paper=loss.PROMPT_BUDGET, small=512, short=192)  # tokens, chat template included
+    # sampled tokens until thinking is interrupted, drawn from this range
+    thinking_budget: tuple[int, int] = presets((54, 58), paper=loss.THINKING_BUDGET, small=(768, 1024), short=(24, 24))
+    # sampled tokens after </think> or the interruption
+    answer_budget: int = presets(9, paper=loss.ANSWER_BUDGET, small=256, short=8)
     max_length: int | None = None  # sampled tokens in all: sets both budgets, and --length-control penalty
     end_of_thinking: str = "</think>"  # one token of the model
     interruption_phrase: str = loss.INTERRUPTION_PHRASE  # forced when thinking reaches its budget
@@ -41,10 +45,10 @@ class Sampling:
     engine: Literal["auto", "torch", "vllm"] = "auto"  # auto: vLLM if it is installed and there is a GPU
     tensor_parallel: int = 1  # GPUs of one generator, which vLLM splits the model over
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of the trunk; auto: bfloat16 on a GPU, float32 on a CPU
-    slots: int = 512  # sequences that a generator decodes at once; paper: 256; small: 128; short: 96
+    slots: int = presets(512, paper=256, small=128, short=96)  # sequences that a generator decodes at once
     generator_memory: float | None = None  # share of a GPU that vLLM takes; by default .9, or .4 beside a trainer
     threads: int = 0  # CPU threads of each process; 0: the cores, shared evenly (with more, all become far slower)
-    verifiers: int = 1  # processes that judge completions; paper: 8; small: 2
+    verifiers: int = presets(1, paper=8, small=2)  # processes that judge completions
     verifier_time_limit: float = 30.0  # seconds for one completion; then its verifier is killed and replaced
     verifier_memory: float = 4.0  # GiB that a verifier may take
 
@@ -58,31 +62,35 @@ class Settings(Sampling):
     resume: Path | None = None  # folder of a run to go on with; a flag that would make it another run is refused
     from_step: int | None = None  # of the checkpoint to resume from, later ones are removed; None: the newest
 
-    steps: int = 160  # optimizer steps; paper: 1000; small: 400; short: 60
-    train_prompts: int | None = 4000  # of each source, visited in epochs; None: all; paper: None; small: None
-    prompts_per_step: int = 32  # groups in a batch; paper: 48; small: 16; short: 16
+    steps: int = presets(160, paper=1000, small=400, short=60)  # optimizer steps
+    # of each source, visited in epochs; None: all
+    train_prompts: int | None = presets(4000, paper=None, small=None)
+    prompts_per_step: int = presets(32, paper=48, small=16, short=16)  # groups in a batch
     completions_per_prompt: int = 16  # size of a group
-    learning_rate: float | None = 2e-4  # None: .075 / sqrt(parameters); paper: 5e-07; small: None; short: None
-    warmup_steps: int = 10  # linear; paper: 100; short: 5
+    # None: .075 / sqrt(parameters)
+    learning_rate: float | None = presets(2e-4, paper=5e-7, small=None, short=None)
+    warmup_steps: int = presets(10, paper=100, short=5)  # linear
     adam_betas: tuple[float, float] = (0.9, 0.95)
     adam_eps: float = 1e-15  # tiny, so that small gradients are not swallowed (A.3)
     weight_decay: float = 0.01
-    clip_gradient: float = 0.3  # norm; paper: 1.0; small: 1.0; short: 1.0
+    clip_gradient: float = presets(0.3, paper=1.0, small=1.0, short=1.0)  # norm
 
-    validation_every: int = 8  # steps; paper: 100; small: 20; short: 6
-    validation_problems: int = 128  # held out, the same each time; paper: 1000; small: 64
-    validation_samples: int = 16  # completions of each: the pass rate is mean@this; short: 2
+    validation_every: int = presets(8, paper=100, small=20, short=6)  # steps
+    validation_problems: int = presets(128, paper=1000, small=64)  # held out, the same each time
+    validation_samples: int = presets(16, short=2)  # completions of each: the pass rate is mean@this
     stop_when_gain_below: float = 0.0  # end when twice the compute surely buys less pass rate (95 %); 0: never
     checkpoint_every: int = 20  # steps; also at the end, on Ctrl-C and on SIGTERM
-    keep_checkpoints: int = 2  # the newest; short: 1
+    keep_checkpoints: int = presets(2, short=1)  # the newest
     track: Literal["tensorboard", "wandb", "trackio"] | None = None  # a tracker, if installed, gets what the log gets
     rollouts_kept: int = 2  # groups of every n-th step, for view.py, and 6 problems of a validation, or more; 0: none
 
     generators: int = 0  # processes that sample, each on --tensor-parallel GPUs; 0: one, or all GPUs left by trainers
     trainers: int = 0  # processes that share the model by FSDP, each on a GPU; 0: one, or a fifth of the GPUs
-    tokens_per_micro_batch: int = 4096  # in a forward, padding included; on a GPU 32768; paper: 32768; small: 4096
+    # in a forward, padding included; on a GPU 32768
+    tokens_per_micro_batch: int = presets(4096, paper=32_768, small=4096)
     share_prompts: bool = True  # the trainer computes a prompt once in a micro-batch, where that is less work
-    gradient_checkpointing: bool = False  # layers are computed again in the backward: less memory; paper: True
+    # layers are computed again in the backward: less memory
+    gradient_checkpointing: bool = presets(False, paper=True)
     wait_timeout: float = 600.0  # seconds without a word from a generator until it is killed and replaced
     max_restarts: int = 3  # generators replaced in a run until it gives up
 
@@ -105,7 +113,7 @@ class TrainCommand(Settings):
         for name in ("gpus", "gpu_memory"):
             if getattr(self, name) is not None:
                 raise ValueError(f"{flag(name)} is for --plan alone; a run takes the machine that it is on")
-        return Settings(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Settings)})
+        return Settings(**{part.name: getattr(self, part.name) for part in fields(Settings)})
 
 
 @dataclass(frozen=True)
@@ -123,36 +131,15 @@ class GenerateCommand(Sampling):
     log: Path | None = None  # a JSONL file that figures are added to; of a checkpoint with its step and compute
 
 
-def length_in_all(tokens: int) -> dict:
-    """The settings if a completion has one budget: nothing is interrupted, and the last quarter costs reward."""
-    quarter = tokens // 4
-    return dict(thinking_budget=(tokens - quarter,) * 2, answer_budget=quarter, length_control="penalty")
-
-
-# What --defaults sets beside the values above, which are the toy's.
+# What --defaults sets. `toy` suits the arithmetic task on two CPU cores. `paper` is what the paper trained with (sec.
+# 2, A.3); it leaves steps, clip_gradient, slots, tokens_per_micro_batch, gradient_checkpointing and verifiers open.
+# `small` is for models of 1M to 600M parameters on one device (docs/your_own.md): all budgets fit 2,048 positions.
+# `short` is for such models if they answer in a few words, without </think> (docs/real_model.md).
 PRESETS = {
-    "toy": {},
-    # What the paper trained with (sec. 2, A.3), and in the last two lines what it leaves open.
-    "paper": dict(
-        prompts_per_step=48, learning_rate=5e-7, warmup_steps=100, prompt_budget=loss.PROMPT_BUDGET,
-        thinking_budget=loss.THINKING_BUDGET, answer_budget=loss.ANSWER_BUDGET, train_prompts=None,
-        validation_every=100, validation_problems=1000,
-        steps=1000, clip_gradient=1.0, slots=256, tokens_per_micro_batch=32_768, gradient_checkpointing=True,
-        verifiers=8,
-    ),
-    # For 1M to 600M parameters on one device (docs/your_own.md). All budgets together fit 2,048 positions.
-    "small": dict(
-        prompts_per_step=16, learning_rate=None, prompt_budget=512, thinking_budget=(768, 1024), answer_budget=256,
-        train_prompts=None, validation_every=20, validation_problems=64, steps=400, clip_gradient=1.0, slots=128,
-        tokens_per_micro_batch=4096, verifiers=2,
-    ),
-    # For models of 1M to 600M parameters that answer in a few words, without </think> (docs/real_model.md).
-    "short": dict(
-        prompts_per_step=16, learning_rate=None, warmup_steps=5, prompt_budget=192, **length_in_all(32),
-        asynchrony="pipeline-2", validation_every=6, validation_samples=2, steps=60,
-        clip_gradient=1.0, slots=96, keep_checkpoints=1,
-    ),
-}  # fmt: skip
+    name: {part.name: part.metadata[name] for part in fields(Settings) if name in part.metadata}
+    for name in ("toy", "paper", "small", "short")
+}
+PRESETS["short"] |= {"asynchrony": "pipeline-2", "length_control": "penalty"}  # of the recipe
 
 # A resumed run may change these: devices, how often it writes, and --least-prompts, if it has run out of prompts.
 MAY_CHANGE = {
@@ -196,7 +183,10 @@ def starting_values(chosen: Sampling) -> Sampling:
     tasks = {argument.partition(":")[0] for argument in chosen.data}
     suited = "toy" if tasks == {"arithmetic"} else "short" if tasks == {"gym"} else "paper"
     defaults = suited if chosen.defaults == "auto" else chosen.defaults
-    preset = PRESETS[defaults] | (length_in_all(chosen.max_length) if chosen.max_length else {})
+    preset = dict(PRESETS[defaults])
+    if chosen.max_length:  # nothing is interrupted, and the last quarter costs reward
+        preset["answer_budget"], preset["length_control"] = chosen.max_length // 4, "penalty"
+        preset["thinking_budget"] = (chosen.max_length - preset["answer_budget"],) * 2
     values = {name: value for name, value in preset.items() if hasattr(chosen, name)}
     if isinstance(chosen, Settings):
         if gpus_here(chosen):  # with fewer tokens at once a GPU waits for the launches of its kernels
@@ -206,7 +196,7 @@ def starting_values(chosen: Sampling) -> Sampling:
             raise ValueError(f"--leave-out takes an axis out of scalerl; it cannot go with --recipe {recipe}")
         recipe = loss.leave_one_out(axis) if axis else loss.RECIPES[recipe]
         changed = [name for name in preset if hasattr(recipe, name) and getattr(recipe, name) == getattr(Recipe, name)]
-        values["recipe"] = dataclasses.replace(recipe, **{name: preset[name] for name in changed})
+        values["recipe"] = replace(recipe, **{name: preset[name] for name in changed})
     return type(chosen)(**values, defaults=defaults)  # never auto: config.json says which it was
 
 
