@@ -161,7 +161,7 @@ class TorchEngine(Engine):
         if self.live == 0:
             return []
         slots = np.arange(self.live)
-        tokens, logprobs = self._sample(self.live)
+        tokens, logprobs = self._sample(self._hidden(self.live))
         forced = self.completions.forced_tokens(slots)  # of the phrase, if thinking was interrupted; else -1
         tokens = np.where(forced < 0, tokens, forced)
         ended, truncated = self.completions.append(slots, tokens, logprobs, self.version)
@@ -169,26 +169,31 @@ class TorchEngine(Engine):
         self.position[slots] += 1
         return self._release(ended | truncated, truncated)
 
-    def _sample(self, n: int) -> tuple[np.ndarray, np.ndarray]:
-        """One token for each live slot and its log-probability, from the whole distribution."""
+    def _hidden(self, n: int) -> Tensor:
+        """The last hidden states of the live slots' newest tokens, [n, D] in the dtype of the trunk."""
         inputs = torch.from_numpy(np.stack([self.last_token[:n], self.position[:n]])).to(self.device)
         width = self.cache.place(inputs[1], longest=int(self.position[:n].max()) + 1)
         unseen_nT = torch.arange(width, device=self.device) > inputs[1][:, None]
         mask = torch.zeros(n, 1, 1, width, dtype=self.model.dtype, device=self.device)
         mask.masked_fill_(unseen_nT[:, None, None], torch.finfo(self.model.dtype).min)
-        hidden_nD = self.model.base_model(
+        output = self.model.base_model(
             input_ids=inputs[0][:, None],
             position_ids=inputs[1][:, None],
             attention_mask=mask,
             past_key_values=self.cache,
             use_cache=True,
-        ).last_hidden_state[:, 0]
+        )
+        return output.last_hidden_state[:, 0]
+
+    def _sample(self, hidden_nD: Tensor) -> tuple[np.ndarray, np.ndarray]:
+        """One token for each live slot and its log-probability, from the whole distribution."""
         head_VD = self.model.get_output_embeddings().weight
         logits_nV = loss.head_logits(hidden_nD, head_VD, self.decoding.fp32_logits)
         temperature = self.decoding.temperature
         logprobs_nV = torch.log_softmax(logits_nV / (temperature or 1.0), -1)
         # Inverse transform sampling: the first token at which the cumulative probability passes the noise.
         cumulative_nV = logprobs_nV.double().exp().cumsum(-1)
+        n = len(hidden_nD)
         noise = self.noise[np.arange(n), self.completions.progress["num_sampled"][:n]]
         noise_n = torch.from_numpy(noise).to(self.device)
         tokens_n1 = torch.searchsorted(cumulative_nV, noise_n[:, None] * cumulative_nV[:, -1:], right=True)
@@ -275,13 +280,7 @@ def refuse_wrong_over_slots(model: PreTrainedModel, name: str) -> None:
         engine = TorchEngine(model, decoding, slots=2)
         engine.add([Request(0, i, ids[: len(ids) - i], 0, (0,)) for i in range(2)])
         engine._admit()
-        hidden = []
-        handle = model.base_model.register_forward_hook(lambda _, __, output: hidden.append(output.last_hidden_state))
-        try:
-            engine._sample(2)
-        finally:
-            handle.remove()
-        error = ((hidden[0][0, 0] - plain_D).norm() / plain_D.norm()).item()
+        error = ((engine._hidden(2)[0] - plain_D).norm() / plain_D.norm()).item()
         reason = "" if error < 0.05 else f"its hidden state is off by {error:.0%}"
     except Exception as error:  # of whatever kind this model raises in a place that is not made for it
         reason = f"{type(error).__name__}: {(str(error) or 'no reason given').splitlines()[0]}"
