@@ -154,7 +154,6 @@ class Completions:
             ("closed_at", np.int64),  # sampled tokens when thinking ended, -1 while it goes on
             ("thinking_budget", np.int64),
             ("phrase_place", np.int64),  # of the next forced token in `phrase`; at the end if there is none
-            ("interrupted", bool),
             ("began", np.float64),  # time.monotonic()
         ]
         self.progress = np.zeros(slots, np.dtype(fields, align=True))
@@ -203,7 +202,6 @@ class Completions:
         interrupt, truncate = loss.interrupt_or_truncate(decoding.length_control, *counts, decoding.answer_budget)
         interrupted = slots[interrupt]
         self.progress["closed_at"][interrupted] = self.progress["num_sampled"][interrupted]
-        self.progress["interrupted"][interrupted] = True
         self.progress["phrase_place"][interrupted] = 0
         return truncate
 
@@ -221,7 +219,7 @@ class Completions:
         return Rollout(
             request=self.requests[slot],
             **arrays,
-            interrupted=bool(self.progress["interrupted"][slot]),
+            interrupted=not arrays["sampled"].all(),  # the phrase is all that is ever forced
             truncated=truncated,
             began=float(self.progress["began"][slot]),
             ended=time.monotonic(),

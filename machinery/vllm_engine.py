@@ -116,7 +116,8 @@ class VllmEngine(Engine):
         while (forced := self.completions.forced_tokens(slots)) >= 0:
             self.completions.append(slots, forced, np.zeros(1), self.version)
         request, progress = self.completions.requests[slot], self.completions.progress[slot]
-        count, thinking = int(progress["num_tokens"]), 0 if progress["interrupted"] else request.thinking_budget
+        count = int(progress["num_tokens"])
+        thinking = request.thinking_budget if count == progress["num_sampled"] else 0  # forced ones have ended it
         sampling = SamplingParams(
             temperature=self.decoding.temperature,
             # Each piece has its own noise: with one seed the answer would get the noise of the thinking.
