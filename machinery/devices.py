@@ -8,14 +8,14 @@ import os
 import torch
 
 
-def split_devices(settings, gpus: int) -> tuple[list[tuple[str, ...]], list[str]]:
-    """The devices of each generator, and the device of each trainer, on a machine with this number of GPUs. ValueError
-    if there are too few.
+def devices_here(settings) -> tuple[list[tuple[str, ...]], list[str]]:
+    """The devices of each generator, and the device of each trainer, on this machine, or on the one that --plan is
+    about. ValueError if it has too few GPUs.
 
     Without a GPU all are CPU processes. One GPU does both. Of several, generators have the first and trainers the last;
     one in five trains by default, as in the paper.
     """
-    gpus_each = settings.tensor_parallel
+    gpus, gpus_each = gpus_here(settings), settings.tensor_parallel
     if gpus == 0:
         if gpus_each > 1:
             raise ValueError(f"--tensor-parallel {gpus_each} wants as many GPUs, and there is none")
@@ -31,11 +31,6 @@ def split_devices(settings, gpus: int) -> tuple[list[tuple[str, ...]], list[str]
         )
     names = [f"cuda:{i}" for i in range(gpus)]
     return [tuple(names[i * gpus_each : (i + 1) * gpus_each]) for i in range(generators)], names[gpus - trainers :]
-
-
-def devices_here(settings) -> tuple[list[tuple[str, ...]], list[str]]:
-    """`split_devices` for this machine, or for the machine that --plan is about."""
-    return split_devices(settings, gpus_here(settings))
 
 
 def gpus_here(settings) -> int:

@@ -11,11 +11,11 @@ from steps import run_train
 import loss
 from curve.flags import flag, run_command
 from machinery import settings as settings_module
-from machinery.devices import split_devices
+from machinery.devices import devices_here
 from machinery.feed import Feed
 from machinery.folder import new_folder, write_config
 from machinery.model import first_learning_rate
-from machinery.settings import PRESETS, GenerateCommand, Sampling, Settings, parse, starting_values
+from machinery.settings import PRESETS, GenerateCommand, Sampling, Settings, TrainCommand, parse, starting_values
 
 
 def refusal(arguments, capsys):
@@ -221,7 +221,7 @@ def test_generators_have_the_first_gpus_and_trainers_the_last():
         (8, {"tensor_parallel": 2, "generators": 2, "trainers": 4}, ["01", "23"], "4567"),
     ):
         expected = ([names(digits) for digits in generators], [name for digits in trainers for name in names(digits)])
-        assert split_devices(Settings(**counts), gpus) == expected, (gpus, counts)
+        assert devices_here(TrainCommand(**counts, gpus=gpus)) == expected, (gpus, counts)
 
 
 def test_more_gpus_than_there_are_is_refused():
@@ -232,4 +232,4 @@ def test_more_gpus_than_there_are_is_refused():
         (4, {"generators": 4}, "want 5 GPUs; there are 4 (CUDA_VISIBLE_DEVICES)"),
     ):
         with pytest.raises(ValueError, match=re.escape(words)):
-            split_devices(Settings(**counts), gpus)
+            devices_here(TrainCommand(**counts, gpus=gpus))
