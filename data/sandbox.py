@@ -38,7 +38,7 @@ def run(arguments: list[str], stdin: bytes, seconds: float, longest_output: int,
     its standard output; None if it did not end by itself in time, with status 0 and with at most so many bytes. Address
     space is limited as it is for this process; the environment is empty; standard error is thrown away."""
     ours, theirs = socket.socketpair()
-    with tempfile.TemporaryDirectory() as folder, ours, theirs, landlock_ruleset(folder) as ruleset:
+    with tempfile.TemporaryDirectory() as folder, ours, theirs:
         Path(folder, "program.py").write_text(source, encoding="utf-8", errors="surrogatepass")
         Path(folder, "stdin").write_bytes(stdin)  # a file, since a full pipe would block
         with open(Path(folder, "stdin"), "rb") as file:
@@ -46,7 +46,7 @@ def run(arguments: list[str], stdin: bytes, seconds: float, longest_output: int,
                 [sys.executable, "-I", "-B", *arguments],
                 stdin=file, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=folder, start_new_session=True,
                 env={"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"},  # else numpy starts a thread for each core
-                preexec_fn=confinement(ruleset, seconds, theirs),
+                preexec_fn=confinement(folder, seconds, theirs),
             )  # fmt: skip
         theirs.close()  # the child has closed it too: nothing more can come
         listeners = socket.recv_fds(ours, 1, 1)[1]
@@ -124,10 +124,10 @@ def missing() -> list[str]:
 # --- confinement ----------------------------------------------------------------------------------------------------
 
 
-def confinement(ruleset: int | None, seconds: float, channel: socket.socket):
+def confinement(folder: str, seconds: float, channel: socket.socket):
     """A function that confines the process that calls it. It runs between fork and exec, so it only makes system calls.
     It sends the listener, which answers when a thread starts, through the channel."""
-    libc, parent = ctypes.CDLL(None, use_errno=True), os.getpid()
+    libc, parent, landlock = ctypes.CDLL(None, use_errno=True), os.getpid(), landlock_version()
     program, threads = seccomp_filter(), clone_filter()
 
     def limit(kind: int, value: int) -> None:
@@ -143,8 +143,8 @@ def confinement(ruleset: int | None, seconds: float, channel: socket.socket):
         for capability in range(64):  # of root; others have none
             libc.prctl(PR_CAPBSET_DROP, capability)
         libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-        if ruleset is not None and libc.syscall(LANDLOCK_RESTRICT_SELF, ruleset, 0) != 0:
-            raise OSError("Landlock refuses")  # Popen raises, and nothing is run
+        if landlock > 0:
+            restrict_files(libc, landlock, folder)
         listener = libc.syscall(SECCOMP, 1, 8, ctypes.byref(threads)) if threads is not None else -1
         if listener >= 0:
             channel.sendmsg([b"-"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", listener))])
@@ -172,33 +172,19 @@ def landlock_version() -> int:
     return max(0, ctypes.CDLL(None, use_errno=True).syscall(LANDLOCK_CREATE_RULESET, None, 0, 1))
 
 
-@contextlib.contextmanager
-def landlock_ruleset(folder: str):
-    """File descriptor of a ruleset: Python and `folder` can be read, and nothing else. None without Landlock."""
-    version = landlock_version()
-    if version == 0:
-        yield None
-        return
-    libc = ctypes.CDLL(None, use_errno=True)
+def restrict_files(libc: ctypes.CDLL, version: int, folder: str) -> None:
+    """From now on this process can read Python and `folder`, and no other file. The descriptors close at its exec."""
     scoped = ABSTRACT_SOCKETS | SIGNALS if version >= 6 else 0
     handled = struct.pack("=QQQ", ALL_ACCESS.get(version, (1 << 16) - 1), 0, scoped)  # files, network, scoped
     ruleset = libc.syscall(LANDLOCK_CREATE_RULESET, handled, len(handled), 0)
-    if ruleset < 0:
-        raise OSError(ctypes.get_errno(), "Landlock refuses a ruleset")
     python = {sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix}
-    for path in (*READABLE, *python, folder):
-        if not os.path.exists(path):
-            continue
+    for path in filter(os.path.exists, (*READABLE, *python, folder)):
         access = EXECUTE | READ_FILE | (READ_DIR if os.path.isdir(path) else 0)
-        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        added = libc.syscall(LANDLOCK_ADD_RULE, ruleset, 1, struct.pack("=Qi", access, descriptor), 0)
-        os.close(descriptor)
-        if added != 0:
-            raise OSError(ctypes.get_errno(), f"Landlock refuses a rule for {path}")
-    try:
-        yield ruleset
-    finally:
-        os.close(ruleset)
+        rule = struct.pack("=Qi", access, os.open(path, os.O_PATH | os.O_CLOEXEC))
+        if libc.syscall(LANDLOCK_ADD_RULE, ruleset, 1, rule, 0) != 0:
+            raise OSError("Landlock refuses a rule")  # Popen raises, and nothing is run
+    if libc.syscall(LANDLOCK_RESTRICT_SELF, ruleset, 0) != 0:
+        raise OSError("Landlock refuses")
 
 
 # seccomp (seccomp(2)): a filter in classic BPF looks at the number and the first arguments of each system call.
