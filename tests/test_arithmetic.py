@@ -1,6 +1,7 @@
 """The default task: problems, verdicts, traces, and the base model."""
 
 import random
+import zlib
 
 import pytest
 import torch
@@ -28,7 +29,7 @@ def test_the_warm_start_never_sees_a_validation_problem():
     for i in range(3000):
         ids, _ = make_base.example(tokenizer, rng, noisy=i % 2 == 0)
         a, b = tokenizer.decode(ids).split("=")[0].split("+")
-        assert not arithmetic.is_held_out(int(a), int(b))
+        assert zlib.crc32(f"{a}+{b}".encode()) % 10 != 0
 
 
 def test_verdicts():

@@ -17,16 +17,12 @@ from data import Problem
 MAX_DIGITS = 6
 
 
-def is_held_out(a: int, b: int) -> bool:
-    """Whether a problem is in the tenth for validation. A checksum decides, so every run holds out the same ones."""
-    return zlib.crc32(f"{a}+{b}".encode()) % 10 == 0
-
-
 def draw(rng: random.Random, digits: int, held_out: bool) -> tuple[int, int]:
-    """Two numbers of `digits` digits each, held out for validation or not."""
+    """Two numbers of `digits` digits each, out of the tenth that is held out for validation, or out of the others. A
+    checksum decides, so every run holds out the same ones."""
     while True:
         a, b = (rng.randint(10 ** (digits - 1), 10**digits - 1) for _ in range(2))
-        if is_held_out(a, b) == held_out:
+        if (zlib.crc32(f"{a}+{b}".encode()) % 10 == 0) == held_out:
             return a, b
 
 
