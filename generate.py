@@ -89,14 +89,11 @@ class SlotCache(Cache):
 
     def fill(self, slots_n: Tensor, source: DynamicCache, rows_n: Tensor) -> None:
         """Copy the prompts' keys and values, as a plain forward left them in rows of `source`, to slots."""
-        if not self.keys:
-            for layer in source.layers:  # heads of keys and heads of values may differ in size
-                for stored, given in ((self.keys, layer.keys), (self.values, layer.values)):
+        for i, layer in enumerate(source.layers):  # heads of keys and heads of values may differ in size
+            for stored, given in ((self.keys, layer.keys), (self.values, layer.values)):
+                if len(stored) == i:  # these are the first prompts
                     stored.append(given.new_zeros(self.slots, given.shape[1], self.length, given.shape[3]))
-        for i, layer in enumerate(source.layers):
-            width = layer.keys.shape[2]
-            self.keys[i][slots_n, :, :width] = layer.keys[rows_n]
-            self.values[i][slots_n, :, :width] = layer.values[rows_n]
+                stored[i][slots_n, :, : given.shape[2]] = given[rows_n]
 
     def move(self, to_n: Tensor, slots_n: Tensor, width: int) -> None:
         """Copy the first `width` positions of slots over others."""
