@@ -130,13 +130,10 @@ def confinement(folder: str, seconds: float, channel: socket.socket):
     libc, parent, landlock = ctypes.CDLL(None, use_errno=True), os.getpid(), landlock_version()
     program, threads = seccomp_filter(), clone_filter()
 
-    def limit(kind: int, value: int) -> None:
-        resource.setrlimit(kind, (value, value))
-
     def enter() -> None:
-        limit(resource.RLIMIT_CPU, int(seconds) + 2)
-        limit(resource.RLIMIT_FSIZE, 0)  # pipes are no files
-        limit(resource.RLIMIT_CORE, 0)
+        resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 2,) * 2)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # pipes are no files
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)  # the parent has died meanwhile
@@ -151,7 +148,7 @@ def confinement(folder: str, seconds: float, channel: socket.socket):
         elif threads is not None and ctypes.get_errno() != errno.EINVAL:  # older kernels, which cannot ask, say EINVAL
             raise OSError("seccomp refuses a listener")
         # Only now, since the listener is one more file, beside all that this process has open.
-        limit(resource.RLIMIT_NOFILE, NUMBER_OF_FILES)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (NUMBER_OF_FILES, NUMBER_OF_FILES))
         if program is not None and libc.prctl(PR_SET_SECCOMP, 2, ctypes.byref(program), 0, 0) != 0:
             raise OSError("seccomp refuses")
 
