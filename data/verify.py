@@ -243,9 +243,6 @@ def guard(parent: int, folder: str, memory_gib: float) -> int:
                 os.kill(descendant, signal.SIGKILL)
             os.waitpid(-1, 0)
     remove(folder)
-    if arrived == signal.SIGCHLD:  # the pool reads this end of file, and answers if it lives
-        os.closerange(0, 2)
-        signal.sigwait(news - {signal.SIGCHLD})
     code = os.waitstatus_to_exitcode(status)
     return 128 - code if code < 0 else code
 
