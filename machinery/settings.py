@@ -176,8 +176,10 @@ def starting_values(chosen: Sampling) -> Sampling:
     and, for generate.py, --model. ValueError if these do not go together."""
     if getattr(chosen, "resume", None):
         return read_settings(chosen.resume)
-    if not isinstance(chosen, Settings) and (run := run_of(Path(chosen.model))):
-        stored = read_settings(run)
+    folders = Path(chosen.model).absolute().parents[:3]  # the run's if it is RUN/model, or RUN/checkpoints/STEP/model
+    runs = [folder for folder in folders if (folder / "log.jsonl").exists()]
+    if runs and not isinstance(chosen, Settings):
+        stored = read_settings(runs[0])
         values = {name: getattr(stored, name) for name in OF_ITS_RUN} | {"model": chosen.model}
         return type(chosen)(**values, length_control=stored.recipe.length_control)
     tasks = {argument.partition(":")[0] for argument in chosen.data}
@@ -198,11 +200,6 @@ def starting_values(chosen: Sampling) -> Sampling:
         changed = [name for name in preset if hasattr(recipe, name) and getattr(recipe, name) == getattr(Recipe, name)]
         values["recipe"] = replace(recipe, **{name: preset[name] for name in changed})
     return type(chosen)(**values, defaults=defaults)  # never auto: config.json says which it was
-
-
-def run_of(model: Path) -> Path | None:
-    """RUN, if this model is RUN/model or RUN/checkpoints/STEP/model; else None."""
-    return next((folder for folder in [*model.absolute().parents][:3] if (folder / "log.jsonl").exists()), None)
 
 
 def read_settings(folder: Path) -> Settings:
