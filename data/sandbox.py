@@ -63,26 +63,25 @@ def run(arguments: list[str], stdin: bytes, seconds: float, longest_output: int,
 
 
 def read_output(process: subprocess.Popen, listeners: list[int], deadline: float, longest: int) -> bytes | None:
-    """What the process writes until it ends; None if that is later than the deadline, or more than `longest` bytes. A
-    process that closes its standard output has not ended. When it asks for a thread, it is answered."""
-    output, is_open = bytearray(), True
+    """What the process writes until it ends; None if that is later than the deadline, or more than `longest` bytes.
+    When it asks for a thread, it is answered, unless it has closed its standard output."""
+    output, data = b"", None
     with selectors.DefaultSelector() as selector:
         for source in (process.stdout, *listeners):
             selector.register(source, selectors.EVENT_READ)
-        while is_open or process.poll() is None:
+        while data != b"":
             remaining = deadline - time.monotonic()
             if remaining <= 0 or len(output) > longest:
                 return None
-            for key, events in selector.select(remaining if is_open else min(0.002, remaining)):
+            for key, events in selector.select(remaining):
                 if key.fileobj is process.stdout:
                     data = os.read(key.fd, 1 << 16)
                     output += data
-                    if not data:
-                        is_open = False
-                        selector.unregister(process.stdout)
                 elif events == selectors.EVENT_READ:  # writable too: its threads have ended
                     answer_clone(key.fd, process.pid)
-    return bytes(output)
+    with contextlib.suppress(subprocess.TimeoutExpired):  # if it has not ended, it is killed: that is no status 0
+        process.wait(max(0.0, deadline - time.monotonic()))
+    return output
 
 
 def answer_clone(listener: int, pid: int) -> None:
