@@ -25,21 +25,10 @@ class Engine(Protocol):
 
     slots: int  # how many completions can be in flight
     version: int  # of the parameters in use
-    decoding: Decoding
     waiting: deque[Request]  # requests without a slot
 
     def add(self, requests: list[Request]) -> None:
-        """Queue completions to sample; those for a validation go before the others. ValueError if one exceeds the
-        engine's budgets."""
-        for request in requests:
-            if not 1 <= len(request.prompt_ids) <= self.decoding.prompt_budget:
-                budget = self.decoding.prompt_budget
-                raise ValueError(f"a prompt has {len(request.prompt_ids)} tokens; the budget is {budget}")
-            if request.thinking_budget > self.decoding.thinking_budget:
-                raise ValueError(
-                    f"a request has a thinking budget of {request.thinking_budget} tokens; the engine was made for"
-                    f" {self.decoding.thinking_budget}"
-                )
+        """Queue completions to sample; those for a validation go before the others."""
         self.waiting.extendleft(request for request in reversed(requests) if request.validation)
         self.waiting.extend(request for request in requests if not request.validation)
 

@@ -328,15 +328,6 @@ def test_with_the_length_penalty_nothing_is_forced(engines):
     assert 0 < sum(rollout.truncated for rollout in rollouts) < len(rollouts)
 
 
-def test_requests_beyond_the_budgets_are_refused(engines):
-    engine, *_ = engines()
-    with pytest.raises(ValueError, match="41 tokens; the budget is 40"):
-        engine.add([Request(0, 0, [1] * 41, 5, (0,))])
-    with pytest.raises(ValueError, match="thinking budget of 31"):
-        engine.add([Request(0, 0, [1], 31, (0,))])
-    assert engine.unfinished == 0
-
-
 # --- vLLM alone -------------------------------------------------------------------------------------------------------
 
 
