@@ -35,8 +35,6 @@ from typing import Literal
 
 from data import Problem
 
-Failure = Literal["time limit", "memory", "error", "died"]
-
 IMPORT_LIMIT = 120.0  # seconds for a worker to start, read a completion, and import its task's module
 LONGEST_REPLY = 1 << 16  # bytes of a line, about; a worker that sends more is ended
 DETAIL = 500  # characters of an error that are kept
@@ -49,7 +47,7 @@ class Verdict:
     """What became of one completion."""
 
     score: float  # as its task says: 1 if it is right, below if it is wrong or right in part; 0 without a verdict
-    failure: Failure | None = None  # why there is no verdict
+    failure: Literal["time limit", "memory", "error", "died"] | None = None  # why there is no verdict
     detail: str = ""  # of a failure: the error with its place, the signal or the exit status
 
     @property
