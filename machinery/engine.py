@@ -136,7 +136,7 @@ class Completions:
     def __init__(self, slots: int, decoding: Decoding):
         self.decoding = decoding
         self.phrase = np.array([*decoding.phrase, -1])  # after its last token the policy chooses again
-        self.requests: list[Request | None] = [None] * slots
+        self.requests = np.full(slots, None)  # or the Request
         fields = [
             ("num_tokens", np.int64),  # so far
             ("num_sampled", np.int64),  # sampled ones; the others were forced
@@ -196,10 +196,8 @@ class Completions:
 
     def move(self, to: np.ndarray, slots: np.ndarray) -> None:
         """Copy these slots to the slots `to`."""
-        self.progress[to] = self.progress[slots]
-        self.written[to] = self.written[slots]
-        for old, new in zip(slots, to):
-            self.requests[new] = self.requests[old]
+        for array in (self.requests, self.progress, self.written):
+            array[to] = array[slots]
 
     def rollout(self, slot: int, truncated: bool) -> Rollout:
         """The completion in a slot, which has ended."""
