@@ -147,7 +147,7 @@ class TorchEngine(Engine):
 
     @property
     def in_flight(self) -> list[Request]:
-        return self.completions.requests[: self.live]
+        return self.completions.requests[: self.live].tolist()
 
     def update(self, parameters: SharedParameters) -> None:
         self.version = parameters.read_into(self.model)
@@ -299,7 +299,6 @@ def generator_process(
     """Sample what comes through `work`, with the newest parameters, until told to stop. Any exception is sent to the
     trainer, with its traceback unless it is `NoEngine` or memory is full. When the trainer dies, the process ends."""
     belong_to_the_run()
-    work._writer.close()  # only the trainer writes here: when it dies in the middle of a message, reading ends
     try:
         _generate(settings, parameters, work, reports)
     except BaseException as error:
@@ -353,8 +352,6 @@ def _next_work(work: queue.Queue, wait: bool) -> Work | None:
         return work.get(timeout=1.0) if wait else work.get_nowait()
     except queue.Empty:
         return None
-    except EOFError:  # the trainer has died
-        return Work(stop=True)
 
 
 def out_of_memory(error: BaseException) -> str:

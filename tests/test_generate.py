@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import io
 import json
 import os
 import queue
@@ -389,7 +388,7 @@ class Script:
     """The queue for work, read in the generator's own thread: some requests, and the end when all have come back."""
 
     def __init__(self, wanted):
-        self.works, self._writer = [Work(wanted)], io.BytesIO()
+        self.works = [Work(wanted)]
 
     def get_nowait(self):
         if not self.works:
