@@ -9,6 +9,7 @@ import re
 import signal
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Literal, get_args, get_origin
 
@@ -104,7 +105,7 @@ def _add_fields(parser: argparse.ArgumentParser, kind: type, default) -> None:
         if number is None and get_origin(field.type) is tuple:
             number = len(get_args(field.type))
         metavar = "|".join([*words, *(TYPE_NAMES[value_type] for value_type in types)])
-        reader = _reader(words, types)
+        reader = partial(_read, words=words, types=types)
         group.add_argument(flag(field.name), dest=field.name, metavar=metavar, help=help, type=reader, nargs=number)
 
 
@@ -127,19 +128,15 @@ def _members(kind) -> list:
     return list(dict.fromkeys(member for part in parts for member in part))
 
 
-def _reader(words: list[str], types: list[type]):
-    """The function that reads a text as one of these words, or else as one of these types."""
-
-    def read(text: str):
-        if text in words:
-            return None if text == "None" else text
-        for convert in types:
-            with contextlib.suppress(ValueError):
-                return convert(text)
-        valid = [*words, *({int: "a whole number", float: "a number"}[value_type] for value_type in types)]
-        raise argparse.ArgumentTypeError(f"{text!r} is not {'one of ' * (len(valid) > 1)}{', '.join(valid)}")
-
-    return read
+def _read(text: str, words: list[str], types: list[type]):
+    """The value of a text that is one of these words, or else of one of these types."""
+    if text in words:
+        return None if text == "None" else text
+    for convert in types:
+        with contextlib.suppress(ValueError):
+            return convert(text)
+    valid = [*words, *({int: "a whole number", float: "a number"}[value_type] for value_type in types)]
+    raise argparse.ArgumentTypeError(f"{text!r} is not {'one of ' * (len(valid) > 1)}{', '.join(valid)}")
 
 
 @contextlib.contextmanager
