@@ -46,9 +46,9 @@ def holds(interval, value) -> bool:
 def coverage(draws: int) -> None:
     print(
         f"\nHow often do 95 % intervals hold the truth? Percent of {draws} simulated runs; noise .01,\n"
-        "C_max/C_mid 4, forecast at twice the last compute, gain of twice the compute, held-out test (what came).\n"
+        "C_max/C_mid 4, forecast at twice the last compute, held-out test (what came).\n"
         "Width: median width of the interval of A. r: mean correlation of neighbouring residuals, raw and corrected\n\n"
-        "points  correlation   A without correction     A     B  C_mid  forecast  gain  held out   width"
+        "points  correlation   A without correction     A     B  C_mid  forecast  held out   width"
         "         r  corrected"
     )
     for points, correlation in itertools.product((20, 40, 75), (0.0, 0.3, 0.6, 0.8)):
@@ -60,14 +60,13 @@ def coverage(draws: int) -> None:
                 holds(plain_interval(x, y), TRUTH["A"]),
                 *(holds(fit.interval[name], TRUTH[name]) for name in ("A", "B", "C_mid")),
                 holds(fit.band(later), sigmoid(later, **TRUTH)),
-                holds(fit.gain()[1:], np.diff(sigmoid([x[-1], later], **TRUTH))[0]),
                 holds(test["interval"], test["came"]),
             ])  # fmt: skip
             figures.append((np.diff(fit.interval["A"])[0], fit.lag_1, fit.correlation))
-        plain, A, B, C_mid, forecast, gain, test = 100 * np.mean(held, axis=0)
+        plain, A, B, C_mid, forecast, test = 100 * np.mean(held, axis=0)
         width, (_, raw, corrected) = np.median(figures, axis=0)[0], np.mean(figures, axis=0)
         print(
-            f"{points:6}{correlation:13.1f}{plain:23.0f}{A:6.0f}{B:6.0f}{C_mid:7.0f}{forecast:10.0f}{gain:6.0f}"
+            f"{points:6}{correlation:13.1f}{plain:23.0f}{A:6.0f}{B:6.0f}{C_mid:7.0f}{forecast:10.0f}"
             f"{test:10.0f}{width:8.3f}{raw:10.2f}{corrected:11.2f}",
             flush=True,
         )

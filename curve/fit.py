@@ -122,12 +122,6 @@ class Fit:
         low, high = self.interval_of(np.eye(C.size), C.ravel())
         return np.clip(low, 0, 1).reshape(C.shape), np.clip(high, 0, 1).reshape(C.shape)
 
-    def gain(self) -> tuple[float, float, float]:
-        """The gain from twice the compute, R(2 C_max) - R(C_max), and its 95 % interval."""
-        C = self.C_max * np.array([1, 2])
-        low, high = self.interval_of(np.array([[-1, 1]]), C)
-        return float(np.diff(self.predict(C))[0]), float(low[0]), float(high[0])
-
     def efficiency_at(self, A: float) -> tuple[Array, Array]:
         """log B and log C_mid (2,) of these points with the asymptote held at A <= 1 (A.8), and their standard errors
         (2,), widened for correlation as the intervals are. R0 is free if the intervals have it free."""

@@ -7,7 +7,6 @@ from curve.columns import Series
 from curve.fit import Fit, fit_sigmoid, power_law
 
 FORECASTERS = ("sigmoid", "power_law", "last_value")  # the sigmoid, and its baselines
-LEAST_TO_STOP = 10  # points; with fewer no run counts as levelled off
 
 
 def forecasts(fit: Fit, C) -> dict[str, float]:
@@ -33,18 +32,6 @@ def held_out(x, y, r0: str | float = "first", fit_to: float | None = None, fit_f
     return measured | forecast | {"interval": np.clip(ends, 0, 1).tolist()}
 
 
-def levelled_off(x, y, least_gain: float) -> bool:
-    """Whether twice the compute would surely buy less than `least_gain`: A is identified, and the 95 % interval of the
-    gain ends below it. It must hold at the last two points: a test that is made often passes once by chance."""
-    if len(x) < LEAST_TO_STOP:
-        return False
-    try:
-        fits = [fit_sigmoid(x[:end], y[:end]) for end in (len(x) - 1, len(x))]
-    except ValueError:  # nothing has moved yet
-        return False
-    return all(fit.identified and fit.gain()[2] < least_gain for fit in fits)
-
-
 def outlook(series: Series) -> str:
     """Where a run is going, in a few words for its progress bar; "" if there are too few points to say."""
     if len(series.x) <= 6:
@@ -56,4 +43,5 @@ def outlook(series: Series) -> str:
     low, high = fit.interval["A"]
     if not fit.identified:
         return "collapsed" if fit.collapsed else f"A > {low:.2f}"
-    return f"A {fit.A:.2f} [{low:.2f}, {high:.2f}], 2x compute {fit.gain()[0]:+.2f}"
+    gain = fit.predict(2 * fit.C_max) - fit.predict(fit.C_max)
+    return f"A {fit.A:.2f} [{low:.2f}, {high:.2f}], 2x compute {gain:+.2f}"

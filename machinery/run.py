@@ -16,7 +16,6 @@ from transformers import PreTrainedModel
 
 import loss
 from curve.fit import fit_sigmoid
-from curve.forecast import levelled_off
 from curve.plots import plot_runs
 from curve.report import describe, report
 from data.load import Source, fingerprint, load_data
@@ -178,7 +177,7 @@ class Run:
 
     def goes_on(self, step: int) -> bool:
         """Whether another step is made."""
-        return everyone(step < self.settings.steps and not (self.over() or self.has_levelled_off(step)))
+        return everyone(step < self.settings.steps and not self.over())
 
     def batch(self, step: int) -> list[Group] | None:
         """The groups to train on at this step. None if every prompt is retired, or if the run ends."""
@@ -220,7 +219,9 @@ class Run:
 
     def end(self, step: int) -> bool:
         """Stop the clock of training, and log why a run is over. Returns whether there is something to save."""
-        self.record.end(step, "" if self.over() else self.why_ended(step))
+        retired = f"Every prompt has been retired (pass rate >= {loss.RETIRE_AT})"
+        reason = "All steps are made" if step >= self.settings.steps else retired
+        self.record.end(step, "" if self.over() else reason)
         return everyone(self.record.last_validation >= 0)
 
     # Why it ends
@@ -233,22 +234,6 @@ class Run:
     def over(self) -> bool:
         """Whether the run ends early: the user has stopped it, or something failed."""
         return self.stop.asked() or bool(self.failure)
-
-    def has_levelled_off(self, step: int) -> bool:
-        """Whether --stop-when-gain-below ends the run here, since the curves of all sources have levelled off."""
-        least = self.settings.stop_when_gain_below
-        if not least or self.record.last_validation < step:
-            return False
-        return all(levelled_off(series.x, series.y, least) for series in self.record.series())
-
-    def why_ended(self, step: int) -> str:
-        """Why a run is over that was neither stopped nor failed."""
-        if step >= self.settings.steps:
-            return "All steps are made"
-        if self.feed.exhausted:
-            return f"Every prompt has been retired (pass rate >= {loss.RETIRE_AT})"
-        least = self.settings.stop_when_gain_below
-        return f"Twice the compute would surely raise the pass rate by less than {least} (--stop-when-gain-below)"
 
     # After the loop
 

@@ -208,7 +208,8 @@ def test_the_outlook_while_a_run_goes_on():
     x, y = run_of(A=0.9, last=600.0)
     f = fit_sigmoid(x, y)
     low, high = f.interval["A"]
-    assert outlook(Series("run", x, y)) == f"A {f.A:.2f} [{low:.2f}, {high:.2f}], 2x compute {f.gain()[0]:+.2f}"
+    words = f"A {f.A:.2f} [{low:.2f}, {high:.2f}], 2x compute {f.predict(1200.0) - f.predict(600.0):+.2f}"
+    assert outlook(Series("run", x, y)) == words
     early = fit_sigmoid(x[:9], y[:9])
     assert not early.identified and outlook(Series("run", x[:9], y[:9])) == f"A > {early.interval['A'][0]:.2f}"
     assert outlook(Series("run", x[:6], y[:6])) == outlook(Series("run", x, np.full(41, 0.3))) == ""

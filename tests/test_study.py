@@ -1,4 +1,4 @@
-"""Studies: many runs from one command, their tables and figures, and runs that end when more compute buys nothing."""
+"""Studies: many runs from one command, their tables and figures."""
 
 import dataclasses
 import json
@@ -14,17 +14,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import steps
 from faults import ROOT, TINY, check_log, last_step, log
 from test_fit_curve import run_of
 
 import loss
 import study
-from curve.fit import fit_sigmoid, sigmoid
+from curve.fit import fit_sigmoid
 from curve.flags import run_command
-from curve.forecast import LEAST_TO_STOP, held_out, levelled_off
+from curve.forecast import held_out
 from machinery.files import last_line
-from machinery.folder import write_config
 from machinery.settings import parse, read_settings
 
 VARIANTS = {"plain": {}, "other": {"aggregation": "token", "thinking_budget": [50, 52]}}
@@ -154,22 +152,6 @@ def test_a_failed_run_is_reported_and_the_others_go_on(tmp_path, monkeypatch, ca
     error, tables = capsys.readouterr().err, (tmp_path / "runs/two/tables.md").read_text()
     assert "error: runs/two/other-seed0 failed with status 3: this is why" in error and error.count("error:") == 1
     assert "| other-seed1 |" in tables
-
-
-def test_a_run_that_has_levelled_off_ends_and_says_why(models, tmp_path, monkeypatch, capsys):
-    """At the fourth validation, by a curve that is said to be level there; how that is told is tested below."""
-    monkeypatch.setattr("machinery.run.levelled_off", lambda x, y, least_gain: least_gain == 0.05 and len(x) == 4)
-    chosen = steps.settings(steps=20, validation_every=1, stop_when_gain_below=0.05)
-    write_config(tmp_path, chosen)
-    steps.train_on(chosen, models["llama"], [steps.batch_of_groups() for _ in range(20)], tmp_path)
-    assert [line["step"] - steps.FIRST for line in log(tmp_path, "train")] == [1, 2, 3]
-    *_, end = log(tmp_path)
-    assert end["kind"] == "end" and end["step"] == steps.FIRST + 3 and "less than 0.05" in end["reason"]
-    assert f"{end['reason']}: training ends." in capsys.readouterr().err
-    assert checkpoints(tmp_path) == [f"step-{steps.FIRST + 3:06d}"]
-    assert study.finished(tmp_path, chosen)  # for a study, as long as these are the same
-    assert not study.finished(tmp_path, dataclasses.replace(chosen, stop_when_gain_below=0.01))
-    assert not study.finished(tmp_path, dataclasses.replace(chosen, steps=30))
 
 
 # --- what is refused ----------------------------------------------------------------------------------------------
@@ -359,47 +341,14 @@ def test_a_folder_that_is_no_study_is_refused(tmp_path, capsys):
     assert str(tmp_path) in capsys.readouterr().err and not (tmp_path / "tables.md").exists()
 
 
-# --- forecasts while a run goes on --------------------------------------------------------------------------------
+# --- forecasts ----------------------------------------------------------------------------------------------------
 
 
-def ends_at(x: np.ndarray, y: np.ndarray, least_gain: float) -> int | None:
-    """After how many validations --stop-when-gain-below would have ended this run."""
-    return next((n for n in range(1, len(x) + 1) if levelled_off(x[:n], y[:n], least_gain)), None)
-
-
-def test_a_run_that_has_levelled_off_is_ended_in_time():
-    curve = dict(A=0.9, B=2.0, C_mid=100.0, R0=0.1)
-    for seed in range(2):
-        x, y = run_of(**curve, n=31, last=3000.0, noise=0.01, seed=seed)
-        n = ends_at(x, y, 0.02)
-        gain = sigmoid(2 * x, **curve) - sigmoid(x, **curve)
-        assert n >= LEAST_TO_STOP and gain[n - 1] < 0.02, seed
-        assert ends_at(x, y, 0.005) is None or ends_at(x, y, 0.005) > n, seed
-
-
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_run_that_may_still_climb_is_not_ended(seed):
-    curves = {
-        "rises slowly to the end": dict(A=0.9, B=1.0, C_mid=300.0),
-        "flat at first, then rises": dict(A=0.9, B=3.0, C_mid=1500.0),
-        "correlated": dict(A=0.9, B=2.0, C_mid=800.0, correlation=0.5),
-        "nothing has moved yet": dict(A=0.1, noise=0.008),
-        "too early to say": dict(A=0.9, B=2.0, C_mid=30.0, n=LEAST_TO_STOP - 1),
-    }
-    for name, curve in curves.items():
-        assert ends_at(*run_of(**dict(R0=0.1, n=31, last=1000.0) | curve, seed=seed), 0.02) is None, name
-
-
-def test_intervals_of_a_gain_and_of_a_forecast_hold_the_truth():
-    """25 runs: the gain of doubling lies in its interval, and what came in that of the held-out test, about 95 of 100
-    times; the chance of less than 20 is below 1 in 1000 if it is so (benchmarks/fit.py has more)."""
-    curve, gains, forecasts = dict(A=0.7, B=1.8, C_mid=100.0, R0=0.2), 0, 0
-    truth = np.diff(sigmoid([600.0, 1200.0], **curve))[0]
+def test_intervals_of_a_forecast_hold_the_truth():
+    """25 runs: what came lies in the interval of the held-out test about 95 of 100 times; the chance of less than 20 is
+    below 1 in 1000 if it is so (benchmarks/fit.py has more)."""
+    inside = 0
     for seed in range(25):
-        x, y = run_of(**curve, seed=seed)
-        gain, low, high = fit_sigmoid(x, y).gain()
-        assert low <= gain <= high and high - low < 0.1
-        held = held_out(x, y)
-        gains += low <= truth <= high
-        forecasts += held["interval"][0] <= held["came"] <= held["interval"][1]
-    assert gains >= 20 and forecasts >= 20
+        held = held_out(*run_of(A=0.7, B=1.8, C_mid=100.0, R0=0.2, seed=seed))
+        inside += held["interval"][0] <= held["came"] <= held["interval"][1]
+    assert inside >= 20
