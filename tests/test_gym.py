@@ -42,18 +42,19 @@ def test_the_verifier_has_the_options_too():
     assert [gym.score(problem, problem.answer) for problem in problems] == [1] * 8
 
 
-def test_a_part_of_the_answer_counts_only_if_the_problems_are_graded():
-    for graded, least in (("false", 0), ("true", 0.001)):
-        (problem,) = gym.problems("train", 1, 0, "word_sorting", graded=graded, min_words="2", max_words="2")
-        first, second = problem.answer.split(", ")
-        assert least <= gym.score(problem, f"{second}, {first}") <= 500 * least
-        assert gym.score(problem, problem.answer) == 1
+def test_a_part_of_the_answer_does_not_count():
+    (problem,) = gym.problems("train", 1, 0, "word_sorting", min_words="2", max_words="2")
+    first, second = problem.answer.split(", ")
+    text = f"{second}, {first}"
+    entry = {"question": problem.prompt, "answer": problem.answer, "metadata": problem.metadata["entry"]}
+    assert 0 < gym.verifier("word_sorting", json.dumps(problem.metadata["options"]))(text, entry) < 1
+    assert gym.score(problem, text) == 0 and gym.score(problem, problem.answer) == 1
 
 
 @pytest.mark.parametrize("argument, message", [
     ("gym:nosuch", "has no family 'nosuch'; it has ab, "), ("gym", "has no family ''"),
     ("gym:products,digits=1", "products does not take {'digits': '1'}: .*unexpected keyword argument 'digits'"),
-    ("gym:products,graded=yes", "graded is true or false, not yes"), ("gym:products,seed=1", "seed is no option"),
+    ("gym:products,graded=true", "products does not take {'graded'"), ("gym:products,seed=1", "seed is no option"),
     ("gym:products,max_digits=many", "products does not take"), ("gym:arc_agi", "cannot be judged from their text"),
 ])  # fmt: skip
 def test_what_cannot_be_had_is_named(argument, message):
@@ -63,7 +64,7 @@ def test_what_cannot_be_had_is_named(argument, message):
 
 def test_it_is_judged_in_the_verifiers_and_a_family_that_raises_is_a_failure_of_its_own():
     problems = gym.problems("train", 2, 0, "gcd")
-    gone = {"family": "gone", "options": {}, "graded": False, "entry": {}}
+    gone = {"family": "gone", "options": {}, "entry": {}}
     problems.append(Problem("?", "1", gym.__name__, gone))
     with VerifierPool(1, 60.0, 4.0) as pool:
         pool.submit([(i, problem, problem.answer) for i, problem in enumerate(problems)])

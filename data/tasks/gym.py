@@ -16,17 +16,12 @@ INSTRUCTION = "Reply with the answer and nothing else."
 
 
 def problems(
-    split: str, number: int, seed: int = 0, family: str = "", instruction: str | None = None, graded: str = "false",
-    **options: str,
-) -> list[Problem]:  # fmt: skip
+    split: str, number: int, seed: int = 0, family: str = "", instruction: str | None = None, **options: str
+) -> list[Problem]:
     """Problems of a family, as its own generator makes them. Two that are alike may come; the loader leaves one out.
-
-    graded: with "true" the score is what the family gives for a part of the answer too; else it is 0 or 1. ValueError
-    for a family or an option that reasoning-gym does not know, and for a family whose problems cannot be judged here.
-    """
+    ValueError for a family or an option that reasoning-gym does not know, and for a family whose problems cannot be
+    judged here."""
     gym = reasoning_gym()
-    if graded not in ("true", "false"):
-        raise ValueError(f"--data gym: graded is true or false, not {graded}")
     if family not in gym.factory.DATASETS:
         raise ValueError(f"reasoning-gym has no family {family!r}; it has {', '.join(sorted(gym.factory.DATASETS))}")
     values = {name: value_of(text) for name, text in options.items()}
@@ -38,10 +33,10 @@ def problems(
         raise ValueError(f"reasoning-gym's {family} does not take {options}: {error}") from None
     made = []
     for entry in dataset:
-        metadata = {"family": family, "options": values, "graded": graded == "true", "entry": entry["metadata"]}
+        metadata = {"family": family, "options": values, "entry": entry["metadata"]}
         metadata = json.loads(json.dumps(metadata, default=str))
         made.append(Problem(worded(entry["question"], instruction), str(entry["answer"]), __name__, metadata))
-    if made[0].answer != "None" and score(made[0], made[0].answer) != 1:
+    if made[0].answer != "None" and not score(made[0], made[0].answer):
         raise ValueError(f"reasoning-gym's {family}: its answers cannot be judged from their text alone")
     return made
 
@@ -51,15 +46,14 @@ def worded(question: str, instruction: str | None = None) -> str:
     return f"{question}\n\n{INSTRUCTION if instruction is None else instruction}".strip()
 
 
-def score(problem: Problem, completion: str) -> float:
-    """What the family's verifier gives for the answer; only a whole 1, unless the problem is graded."""
+def score(problem: Problem, completion: str) -> bool:
+    """Whether the family's verifier gives the answer a whole 1: some give less than 1 for a part of it."""
     text = after_thinking(completion)
     if "<answer>" in text:
         text = text.rpartition("<answer>")[2].partition("</answer>")[0]
     entry = {"question": problem.prompt, "answer": problem.answer, "metadata": problem.metadata["entry"]}
     judge = verifier(problem.metadata["family"], json.dumps(problem.metadata["options"]))
-    points = float(judge(text.strip(), entry))
-    return points if problem.metadata["graded"] else float(points == 1)
+    return float(judge(text.strip(), entry)) == 1
 
 
 def value_of(text: str) -> bool | int | float | str:
