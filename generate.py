@@ -390,6 +390,8 @@ def main(command: GenerateCommand) -> int:
     if command.check:
         lines = [line for source in sources for line in check_fit(model, tokenizer, decoding, command, source)]
         print("\n".join(lines))
+        render_all(tokenizer, [problem.prompt for source in sources for problem in source.validation], command)
+        refuse_too_long(model, decoding)
         return int(any(line.startswith("!") for line in lines))
 
     samples = command.samples or (1 if command.prompt else 16)

@@ -37,7 +37,6 @@ def check_fit(
         *unfit_ends(tokenizer, decoding, ids),
         f"length     {len(ids)} tokens of prompt, {most} of the longest of {len(prompts)}; {decoding.longest} in all at"
         f" most, and the model holds {positions or 'any number'}",
-        *unfit_budgets(decoding, most, positions),
         *reference(tokenizer, decoding, settings, problem, ids),
     ]
 
@@ -73,18 +72,6 @@ def unfit_ends(tokenizer: PreTrainedTokenizerBase, decoding: Decoding, ids: list
         if after and not any(tokenizer.decode([token]) in after for token in decoding.eos):
             wanted = "name it as eos_token_id in generation_config.json"
             yield f"! the chat template ends a reply with {after!r}, and that is no end token: {wanted}"
-
-
-def unfit_budgets(decoding: Decoding, most: int, positions: int | None) -> Iterator[str]:
-    """A line with budgets that fit, if the present ones do not fit the longest prompt or the model. most: tokens of
-    that prompt. positions: that the model holds; None: any number."""
-    if most > decoding.prompt_budget or decoding.longest > (positions or decoding.longest):
-        sampled = decoding.thinking_budget + decoding.answer_budget
-        room = min(sampled, (positions or decoding.longest + most) - most - (decoding.longest_completion - sampled))
-        answer = room * decoding.answer_budget // sampled
-        flags = f"--thinking-budget {3 * (room - answer) // 4} {room - answer} --answer-budget {answer}"
-        fit = f"such would fit both: --prompt-budget {most} {flags}" if answer > 0 else "the model is too small for it"
-        yield f"! these budgets do not fit, for the prompts or for the model; {fit}"
 
 
 def reference(
