@@ -87,8 +87,7 @@ class Rates:
 
     def __init__(self, compute: Compute, feed: Feed):
         self.compute, self.feed = compute, feed
-        # At the last line: seconds of training, seconds that all generators were busy, tokens that they had sampled.
-        self.seconds, self.busy, self.tokens = 0.0, 0.0, 0
+        self.seconds = 0.0  # of training, at the last line
         self.waited = 0.0  # seconds that the trainer has waited for groups, in this process
         self.generated = 0.0  # seconds that a generator was busy on average, in this process
         self.unlogged_busy = 0.0  # the part of `generated` that no line of the log has counted yet
@@ -98,8 +97,8 @@ class Rates:
         trained on, filtered groups included. waited: seconds that the trainer has waited for it."""
         now, generators = self.compute.seconds, len(self.feed.engines)
         seconds, self.seconds = now - self.seconds, now
-        busy, tokens = self.feed.busy_seconds - self.busy, self.feed.sampled_tokens - self.tokens
-        self.skip_generation()
+        busy, tokens = self.feed.busy_seconds, self.feed.sampled_tokens
+        self.feed.busy_seconds, self.feed.sampled_tokens = 0.0, 0
         self.waited += waited
         # A report may cover more time than this line does. The next line counts what is left.
         self.generated += busy / generators
@@ -112,10 +111,6 @@ class Rates:
             "generator_tokens_per_second": generators * tokens / busy if busy else None,
             "trainer_tokens_per_second": batch_tokens / max(seconds - waited, 1e-9),
         }
-
-    def skip_generation(self) -> None:
-        """Count in the next line only what the generators do from now on."""
-        self.busy, self.tokens = self.feed.busy_seconds, self.feed.sampled_tokens
 
     def idle(self) -> str:
         """How long trainer and generators have waited so far, as shares of the time of training."""

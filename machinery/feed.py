@@ -114,8 +114,9 @@ class Feed:
         self.verifiers: VerifierPool | None = None
         self.restarts = 0  # generators replaced in this process; a resumed run counts from 0 again
         self.failure = ""  # why the run cannot go on
-        self.busy_seconds, self.sampled_tokens = 0.0, 0  # of all generators, for training, in this process
-        self.events: list[tuple] = []  # (generator, *event of its reports) since the record took the last ones
+        # Since the record took the last ones: what all generators have done for training; (generator, *event).
+        self.busy_seconds, self.sampled_tokens = 0.0, 0
+        self.events: list[tuple] = []
 
     def state(self) -> dict:
         """All that `restore` needs, for a checkpoint. Groups under way are sampled again by a resumed run. Every random

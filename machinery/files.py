@@ -8,6 +8,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from curve.files import write_whole
+
 
 def append_whole(target: Path, text: str) -> None:
     """Add a text to a file, at once. OSError if it cannot be written; then the file is as it was."""
@@ -40,6 +42,16 @@ def json_lines(path: Path) -> Iterator[tuple[str, dict]]:
             except (ValueError, TypeError, KeyError, RecursionError):
                 raise ValueError(f"{path}, line {number}: this is no line that a run has written: remove it") from None
             yield text, record
+
+
+def drop_later(path: Path, step: int) -> list[dict]:
+    """Drop the lines of all steps after this one, since they come again, and the line of the end. Returns the lines
+    that are left; [] if there is no file. ValueError as in `json_lines`."""
+    if not path.exists():
+        return []
+    left = [(text, line) for text, line in json_lines(path) if line["step"] <= step and line["kind"] != "end"]
+    write_whole(path, "".join(text for text, _ in left))
+    return [line for _, line in left]
 
 
 def last_line(folder: Path) -> dict:

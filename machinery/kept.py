@@ -15,10 +15,9 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 import loss
-from curve.files import write_whole
 from data.load import Source
 from data.verify import Verdict
-from machinery.files import append_whole, json_lines, six_digits
+from machinery.files import append_whole, six_digits
 from machinery.rollouts import Batch, Group, Rollout
 from machinery.screen import warn
 from machinery.settings import Settings
@@ -81,16 +80,8 @@ class KeptRollouts:
 
     def __init__(self, folder: Path, settings: Settings, tokenizer: PreTrainedTokenizerBase, sources: list[Source]):
         self.path, self.settings, self.tokenizer, self.sources = folder / "rollouts.jsonl", settings, tokenizer, sources
-        self.run_began = 0.0  # clock reading that all times count from
+        self.run_began = 0.0  # clock reading that all times count from; the record says it
         self.text_of = functools.lru_cache(2**16)(lambda token: tokenizer.decode([token]))
-
-    def restore(self, step: int | None, run_began: float) -> None:
-        """Drop the lines of all steps after this one, since they come again; if it is None, all lines."""
-        self.run_began = run_began
-        if step is None:
-            self.path.unlink(missing_ok=True)
-        elif self.path.exists():
-            write_whole(self.path, "".join(text for text, line in json_lines(self.path) if line["step"] <= step))
 
     def add_times(self, step: int, waited: tuple[float, float], events: list[tuple]) -> None:
         """Add the times of a step: `waited`, in which the trainer waited for groups, and the generators' events."""

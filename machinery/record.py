@@ -24,7 +24,7 @@ from machinery.decoding import marked_text
 from machinery.devices import devices_here
 from machinery.evaluation import completion_columns
 from machinery.feed import Feed
-from machinery.files import append_whole, json_lines
+from machinery.files import append_whole, drop_later
 from machinery.kept import KeptRollouts, verdict_in_words
 from machinery.rollouts import Batch, Group
 from machinery.screen import Progress, say, warn
@@ -63,17 +63,17 @@ class Record:
         return {"compute": self.compute.columns(), "wall_seconds": time.monotonic() - self.began}
 
     def restore(self, state: dict | None) -> None:
-        """Go on from a checkpoint, or else from the beginning. The log drops later steps, which will come again."""
-        log, kept = self.folder / "log.jsonl", []
+        """Go on from a checkpoint, or else from the beginning."""
+        step = -1
         if state is not None:
+            step = state["step"]
             self.compute.restore(state["compute"])
             self.began = time.monotonic() - state["wall_seconds"]
-            before = [(text, line) for text, line in json_lines(log) if line["step"] <= state["step"]]
-            kept = [text for text, line in before if line["kind"] != "end"]
-            self.validations = [line for _, line in before if line["kind"] == "validation"]
-            self.last_steps = [line for _, line in before if line["kind"] == "train"][-REMEMBERED:]
-        write_whole(log, "".join(kept))
-        self.rollouts.restore(state and state["step"], self.began)
+        lines = drop_later(self.folder / "log.jsonl", step)
+        self.validations = [line for line in lines if line["kind"] == "validation"]
+        self.last_steps = [line for line in lines if line["kind"] == "train"][-REMEMBERED:]
+        self.rollouts.run_began = self.began
+        drop_later(self.rollouts.path, step)
 
     def log(self, line: dict) -> None:
         """Add a line to log.jsonl, at once. JSON has no NaN and no infinity: they become null."""
@@ -166,13 +166,12 @@ class Record:
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
         """Stop the clock of training during a validation. The time in which generators go on sampling for training is
-        added to the compute."""
-        began, busy = time.monotonic(), self.feed.busy_seconds
+        added to the compute, and to the rates of no step."""
+        began, busy, tokens = time.monotonic(), self.feed.busy_seconds, self.feed.sampled_tokens
         yield
-        devices = self.settings.tensor_parallel
-        self.compute.device_seconds += (self.feed.busy_seconds - busy) * devices
+        self.compute.device_seconds += (self.feed.busy_seconds - busy) * self.settings.tensor_parallel
         self.compute.paused += time.monotonic() - began
-        self.rates.skip_generation()
+        self.feed.busy_seconds, self.feed.sampled_tokens = busy, tokens
 
     def log_validation(self, step: int, groups: list[Group], mismatch: dict[str, float]) -> None:
         """Log a validation. The validation of step 0 gives R0, at compute 0."""

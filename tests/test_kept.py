@@ -11,7 +11,7 @@ from steps import CPU, FIRST, batch_of_groups, settings, train_on
 import loss
 from data.verify import Verdict
 from machinery import kept
-from machinery.files import append_whole, json_lines
+from machinery.files import append_whole, drop_later, json_lines
 from machinery.kept import KeptRollouts, at_sampled, kept_groups, kept_rows, run_lengths, token_texts
 from machinery.model import load_model, load_tokenizer
 from machinery.totals import Totals
@@ -152,16 +152,15 @@ def steps_of(folder):
 
 def test_a_resumed_run_drops_later_lines_and_half_a_line(tmp_path):
     kept_rollouts = writer(tmp_path, rollouts_kept=1)
-    kept_rollouts.restore(None, 0.5)
+    kept_rollouts.run_began = 0.5
     for step in (0, 1, 2):
         kept_rollouts.add_validation(step, [SimpleNamespace(source=0, problem=SimpleNamespace(prompt="?"))])
         kept_rollouts.add_times(step, (0.0, 1.0), [(0, 1.0, 2.0, None), (0, 2.0, 3.0, step)])
     append_whole(tmp_path / "rollouts.jsonl", '{"kind": "valid')
-    kept_rollouts.restore(1, 0.5)
+    assert drop_later(tmp_path / "rollouts.jsonl", 1) == lines_of(tmp_path)
     assert steps_of(tmp_path) == [("validation", 0), ("times", 0), ("validation", 1), ("times", 1)]
     assert lines_of(tmp_path)[1]["generators"] == [[0, 0.5, 1.5, None], [0, 1.5, 2.5, 0]]
-    kept_rollouts.restore(None, 0.5)
-    assert not (tmp_path / "rollouts.jsonl").exists()
+    assert drop_later(tmp_path / "rollouts.jsonl", -1) == steps_of(tmp_path) == []
 
 
 def test_a_file_that_is_full_gets_no_more_and_a_warning_says_so(tmp_path, monkeypatch, capsys):

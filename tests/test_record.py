@@ -101,7 +101,7 @@ def test_a_gpu_that_does_both_is_one_device_and_processes_on_a_cpu_count_each(
 def test_what_is_sampled_for_training_during_a_validation_counts_as_compute(models, tmp_path, clock, gpus_each):
     """The clock of training stands meanwhile, but generators that go on with what is under way are not free."""
     record, feed = new_record(tmp_path, models["llama"], devices=3, tensor_parallel=gpus_each)
-    record.compute.started, clock.now, feed.busy_seconds = 100.0, 110.0, 7.0
+    record.compute.started, clock.now, feed.busy_seconds = 100.0, 110.0, 5.5
     before = record.compute.columns()["compute_device_hours"] * 3600
     with record.pause():
         clock.now += 20.0
@@ -110,13 +110,14 @@ def test_what_is_sampled_for_training_during_a_validation_counts_as_compute(mode
     clock.now += 1.0
     log_a_step(record, 1)
     (line,) = lines(tmp_path, "train")
-    assert line["generator_idle_fraction"] == 1 - 0.0  # what was busy in the validation is not of this step
+    # The step takes 11 seconds of training. What was busy in the validation is not of this step.
+    assert line["generator_idle_fraction"] == 1 - 5.5 / 11
 
 
 def test_idle_time_of_the_generators_adds_up_though_their_reports_come_in_lumps(models, tmp_path, clock):
     record, feed = new_record(tmp_path, models["llama"], generators=2)
     record.compute.started = clock.now
-    for step, busy in enumerate([0.0, 0.0, 5.0, 5.0, 10.0], 1):  # of both; a step takes a second
+    for step, busy in enumerate([0.0, 0.0, 5.0, 0.0, 5.0], 1):  # of both; a step takes a second
         clock.now += 1.0
         feed.busy_seconds = busy
         log_a_step(record, step, waited=0.25)
