@@ -96,27 +96,22 @@ def read_run(run: Path, most_bytes: int) -> dict:
 
 
 def with_terms(recipe: loss.Recipe, line: dict) -> dict:
-    """A line of rollouts.jsonl. A group that was trained on gets log_rho, terms, and the places of clipped tokens."""
-    trained = [completion for completion in line.get("completions", ()) if completion.get("trainer_logprobs")]
-    if not trained:
-        return line
-    shape = len(trained), max(len(completion["ids"]) for completion in trained)
-    logprobs_BT, generator_BT = torch.full(shape, np.nan), torch.full(shape, np.nan)
-    for row, completion in enumerate(trained):
-        for tensor_BT, name in ((logprobs_BT, "trainer_logprobs"), (generator_BT, "generator_logprobs")):
-            values = np.array(completion[name], float)  # a null becomes NaN
-            tensor_BT[row, : len(values)] = torch.from_numpy(values)
-    sampled_BT = logprobs_BT.isfinite() & generator_BT.isfinite()
-    advantages_B = torch.tensor([float(completion["advantage"]) for completion in trained])
-    inputs = logprobs_BT.nan_to_num(), generator_BT.nan_to_num(), sampled_BT, advantages_B
-    terms_BT, log_rho_BT, clipped_BT = loss.token_terms(recipe, *inputs)
-    ratios_B1 = loss.sequence_log_ratios(log_rho_BT, sampled_BT).exp()
-    for row, completion in enumerate(trained):
-        for name, tensor_BT in (("log_rho", log_rho_BT), ("terms", terms_BT)):
-            values_BT = tensor_BT.masked_fill(~sampled_BT, np.nan)  # which six_digits makes a null
-            completion[name] = [six_digits(value) for value in values_BT[row, : len(completion["ids"])].tolist()]
-        completion["clipped"] = clipped_BT[row].nonzero().flatten().tolist()
-        completion["s"] = six_digits(ratios_B1[row].item())  # its name in the formula of gspo
+    """A line of rollouts.jsonl. A completion that was trained on gets log_rho, terms, and its clipped places."""
+    for completion in line.get("completions", ()):
+        if not completion.get("trainer_logprobs"):
+            continue
+        names = ("trainer_logprobs", "generator_logprobs")
+        logprobs_1T, generator_1T = (torch.from_numpy(np.array([completion[name]], np.float32)) for name in names)
+        sampled_1T = logprobs_1T.isfinite() & generator_1T.isfinite()  # a null has become NaN
+        advantages_1 = torch.tensor([float(completion["advantage"])])
+        inputs = logprobs_1T.nan_to_num(), generator_1T.nan_to_num(), sampled_1T, advantages_1
+        terms_1T, log_rho_1T, clipped_1T = loss.token_terms(recipe, *inputs)
+        for name, values_1T in (("log_rho", log_rho_1T), ("terms", terms_1T)):
+            values_T = values_1T.masked_fill(~sampled_1T, np.nan)[0]  # which six_digits makes a null
+            completion[name] = [six_digits(value) for value in values_T.tolist()]
+        completion["clipped"] = clipped_1T[0].nonzero().flatten().tolist()
+        ratio = loss.sequence_log_ratios(log_rho_1T, sampled_1T).exp()
+        completion["s"] = six_digits(ratio.item())  # its name in the formula of gspo
     return line
 
 
@@ -138,9 +133,9 @@ def curves(run: Path, log: list[dict]) -> list[dict]:
             continue
         C = np.geomspace(fit.x[fit.x > 0][0] / 1.5, 2 * fit.C_max, 120)
         line = np.stack([C, fit.predict(C), *fit.band(C)], 1).tolist()
-        words = describe(series, fit, report(series, fit))
-        A = fit.A if fit.identified else None
-        found.append({"name": column, "points": points, "line": line, "until": fit.C_max, "A": A, "words": words})
+        numbers = report(series, fit)
+        drawn = {"line": line, "until": fit.C_max, "A": numbers["A"]}
+        found.append({"name": column, "points": points, **drawn, "words": describe(series, fit, numbers)})
     return found
 
 

@@ -69,7 +69,9 @@ class Record:
             step = state["step"]
             self.compute.restore(state["compute"])
             self.began = time.monotonic() - state["wall_seconds"]
-        lines = drop_later(self.folder / "log.jsonl", step)
+        log = self.folder / "log.jsonl"
+        log.touch()
+        lines = drop_later(log, step)
         self.validations = [line for line in lines if line["kind"] == "validation"]
         self.last_steps = [line for line in lines if line["kind"] == "train"][-REMEMBERED:]
         self.rollouts.run_began = self.began
@@ -188,9 +190,7 @@ class Record:
         self.rollouts.add_validation(step, groups)
         self.validations.append(line)
         self.log(line)
-        checkpoint = self.checkpoint_before_fall()
-        checkpoint_step = None if checkpoint is None else step_of(checkpoint)
-        self.warn(step, validation_warnings(self.validations, self.folder, checkpoint_step))
+        self.warn(step, validation_warnings(self.validations, self.checkpoint_before_fall()))
         self.outlooks = [outlook(series) for series in self.series()]
         self.show(step)
 

@@ -2,7 +2,6 @@
 
 import collections
 
-import torch
 from torch import Tensor
 
 from machinery.policy import MicroBatch
@@ -23,12 +22,13 @@ class Totals:
         self, m: MicroBatch, value: Tensor, sums: dict[str, Tensor], logprobs_BT: Tensor, entropies_N: Tensor
     ) -> None:
         """Add a micro-batch: its loss and the sums that loss.policy_loss returns, log pi_train, and the entropies."""
+        if not len(entropies_N):  # an idle rank has a micro-batch without sampled tokens
+            return
         new_sums = {"loss": value, "entropy": entropies_N.sum(), **sums}
         self.ratio_max = max(self.ratio_max, new_sums.pop("ratio_max").item())
         self.sums["tokens"] += len(entropies_N)
-        if len(entropies_N):  # an idle rank computes what nobody needs
-            self.sums["fed"] += m.fed
-            self.sums["pairs"] += m.pairs
+        self.sums["fed"] += m.fed
+        self.sums["pairs"] += m.pairs
         ages_N = self.step - m.versions_BT[m.sampled_BT]
         log_ratios_N = (logprobs_BT - m.generator_logprobs_BT)[m.sampled_BT].abs()
         for age in ages_N.unique().tolist():
@@ -37,14 +37,11 @@ class Totals:
             self.sums[f"tokens_age_{age}"] += len(of_age_N)
         for name, tensor in new_sums.items():
             self.sums[name] += tensor.item()
-        if not self.kept_rows:
-            return
-        entropies_BT = torch.zeros_like(logprobs_BT).masked_scatter(m.sampled_BT, entropies_N)
-        for i, row in enumerate(m.rows_B.tolist()):
-            at_T = m.sampled_BT[i]
-            if row in self.kept_rows and at_T.any():  # an idle rank has a micro-batch without sampled tokens
-                columns = {"trainer_logprobs": logprobs_BT[i, at_T], "entropies": entropies_BT[i, at_T]}
-                self.tokens[row] = {name: values_N.tolist() for name, values_N in columns.items()}
+        lengths = m.sampled_BT.sum(1).tolist()
+        values = zip(logprobs_BT[m.sampled_BT].split(lengths), entropies_N.split(lengths))
+        for row, (logprobs_T, entropies_T) in zip(m.rows_B.tolist(), values):
+            if row in self.kept_rows:
+                self.tokens[row] = {"trainer_logprobs": logprobs_T.tolist(), "entropies": entropies_T.tolist()}
 
     def over_ranks(self) -> None:
         """Add up the totals of all ranks. After this call all ranks have the same."""

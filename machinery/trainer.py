@@ -62,19 +62,15 @@ def numerics_mismatch(policy: Policy, rollouts: list[Rollout], settings: Setting
     """Mean and maximum of |log pi_train - log pi_gen| over the sampled tokens of these rollouts, in nats. The present
     parameters sampled all of them, so pi_train and pi_gen are the same policy, and the difference is numerics alone
     (sec. 3.2, fp32 logits). Every rank calls this with the same rollouts."""
-    total, largest, tokens = 0.0, 0.0, 0
+    differences = []
     rows, budget = list(range(len(rollouts))), settings.tokens_per_micro_batch
     for m in micro_batches(rollouts, rows, budget, policy.model.device, *rank_and_ranks(), settings.share_prompts):
         logprobs_BT, _ = policy(m, settings.recipe.fp32_logits)
-        differences_N = (logprobs_BT - m.generator_logprobs_BT)[m.sampled_BT].abs()
-        if len(differences_N):
-            total += differences_N.sum().item()
-            largest = max(largest, differences_N.max().item())
-            tokens += len(differences_N)
+        differences.append((logprobs_BT - m.generator_logprobs_BT)[m.sampled_BT].abs().cpu())
     if isinstance(policy, FSDPModule):
         policy.reshard()  # a backward does this; until then the head's parameter is another object
-    totals, maxima, counted = zip(*from_all_ranks((total, largest, tokens)))
-    return {"mismatch_mean": sum(totals) / sum(counted), "mismatch_max": max(maxima)}
+    differences_N = torch.cat(from_all_ranks(torch.cat(differences)))
+    return {"mismatch_mean": differences_N.mean().item(), "mismatch_max": differences_N.max().item()}
 
 
 @torch.no_grad()

@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 
 import loss
+from machinery.checkpoints import step_of
 
 REMEMBERED = 10  # training lines that `step_warnings` looks at
 MOST_SKIPPED = 5  # steps in a row that were not finite; then the run ends
@@ -71,9 +72,9 @@ def step_failure(lines: list[dict]) -> str:
     )
 
 
-def validation_warnings(validations: list[dict], folder: Path, checkpoint_step: int | None) -> dict[str, str]:
-    """The same after a validation, from all validation lines of the log. folder: of the run. checkpoint_step: of
-    the newest checkpoint from before a fall, if there is one."""
+def validation_warnings(validations: list[dict], checkpoint: Path | None) -> dict[str, str]:
+    """The same after a validation, from all validation lines of the log. checkpoint: the newest one from before a fall,
+    if there is one."""
     now, warnings = validations[-1], {}
     if now["mismatch_mean"] > MISMATCH_TOO_LARGE:
         warnings["mismatch"] = (
@@ -85,8 +86,8 @@ def validation_warnings(validations: list[dict], folder: Path, checkpoint_step: 
             f"the pass rate has fallen from {peak['pass_rate']:.3f} at step {peak['step']} to {now['pass_rate']:.3f} at"
             f" step {now['step']}"
         )
-        if checkpoint_step is not None:
-            command = f"python train.py --resume {folder} --from-step {checkpoint_step}"
+        if checkpoint is not None:
+            command = f"python train.py --resume {checkpoint.parent.parent} --from-step {step_of(checkpoint)}"
             warnings["fall"] += f"; once the run is stopped, {command} goes on from before the fall"
     return warnings
 

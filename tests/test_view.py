@@ -363,7 +363,7 @@ def test_what_cannot_be_shown_is_refused_in_one_sentence(tmp_path, capsys):
     run = tmp_path / "run"
     made_run(run)
     whole = (run / "rollouts.jsonl").read_text()
-    for number, broken in ((1, '{"kind": "gro'), (2, "[]"), (3, whole.splitlines()[0].replace('"ids"', '"tokens"'))):
+    for number, broken in ((1, '{"kind": "gro'), (2, "[]"), (3, whole.splitlines()[0].replace('"advantage"', '"A"'))):
         lines = whole.splitlines()
         lines[number - 1] = broken
         (run / "rollouts.jsonl").write_text("\n".join(lines) + "\n")
