@@ -117,7 +117,6 @@ def train(
     if device.type == "cuda":
         parameters.pin()
     step = start.step
-    saved = step if start.moments else -1  # the step of the last checkpoint; -1: there is none
 
     publish(policy, parameters, step, rank)
     run.begin(step)
@@ -195,11 +194,10 @@ def train(
             run.validate(step, policy)
         if step % s.checkpoint_every == 0:
             run.save(step, policy, optimizer)
-            saved = step
     if run.wants_validation(step, at_the_end=True):
         publish(policy, parameters, step, rank)
         run.validate(step, policy)
-    if run.end(step) and saved < step:
+    if run.end(step):
         run.save(step, policy, optimizer)
 
 

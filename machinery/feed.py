@@ -32,11 +32,11 @@ FEW_VERDICTS = 4  # a batch that wants no more verdicts than this may miss all o
 class PromptOrder:
     """Which problem of a source comes next: in each epoch all in a new random order, but for those that are retired."""
 
-    def __init__(self, number: int, seed: int, recipe: loss.Recipe, source: int = 0):
+    def __init__(self, number: int, seed: int, recipe: loss.Recipe, source=0, epoch=0, cursor=0, retired=()):
+        """epoch, cursor, retired: the `state` to go on from."""
         self.number, self.seed, self.recipe, self.source = number, seed, recipe, source
-        self.epoch, self.cursor = 0, 0
+        self.epoch, self.cursor, self.retired = epoch, cursor, {*retired}
         self.order = self._shuffled()
-        self.retired: set[int] = set()
 
     def _shuffled(self) -> np.ndarray:
         return np.random.default_rng((self.seed, ORDER, self.source, self.epoch)).permutation(self.number)
@@ -65,13 +65,8 @@ class PromptOrder:
             self.retired.clear()
 
     def state(self) -> dict:
-        """All that `restore` needs, for a checkpoint. The order follows from seed and epoch."""
+        """All that a new PromptOrder goes on from, for a checkpoint. The order follows from seed and epoch."""
         return {"epoch": self.epoch, "cursor": self.cursor, "retired": sorted(self.retired)}
-
-    def restore(self, state: dict) -> None:
-        """Go on from this state."""
-        self.epoch, self.cursor, self.retired = state["epoch"], state["cursor"], set(state["retired"])
-        self.order = self._shuffled()
 
 
 @dataclass(frozen=True)
@@ -97,17 +92,22 @@ class Feed:
         parameters: SharedParameters,
         process: Callable,
         stop_asked: Callable[[], bool],
+        state: dict | None = None,
     ):
         """engines: the settings of each generator's engine. process: the function that a generator runs. stop_asked:
-        says whether the user wants the run to end."""
+        says whether the user wants the run to end. state: of a checkpoint to go on from."""
         self.settings, self.prompts, self.engines, self.parameters = settings, prompts, engines, parameters
         self.process, self.stop_asked = process, stop_asked
         self.data = [fingerprint(source) for source in prompts.sources]
         numbers = [len(source.train) for source in prompts.sources]
-        self.orders = [PromptOrder(n, settings.seed, settings.recipe, source) for source, n in enumerate(numbers)]
-        self.handed_out = [0] * len(numbers)  # groups handed out so far, by source
+        state = state or {"orders": [{}] * len(numbers), "handed_out": [0] * len(numbers), "to_repeat": []}
+        self.orders = [
+            PromptOrder(number, settings.seed, settings.recipe, source, **stored)
+            for source, (number, stored) in enumerate(zip(numbers, state["orders"]))
+        ]
+        self.handed_out: list[int] = state["handed_out"]  # groups handed out so far, by source
         # Groups that were under way at the checkpoint, and are handed out first: number, source, index of the problem.
-        self.to_repeat: deque[tuple[int, int, int]] = deque()
+        self.to_repeat = deque(state["to_repeat"])
         self.under_way: dict[int, Group] = {}  # by number: handed out, and not trained on yet
         self.validating: dict[int, Group] = {}  # by number: the groups of a validation that is under way
         self.generators: list[Generator] = []
@@ -119,18 +119,11 @@ class Feed:
         self.events: list[tuple] = []
 
     def state(self) -> dict:
-        """All that `restore` needs, for a checkpoint. Groups under way are sampled again by a resumed run. Every random
+        """All that a new Feed goes on from, for a checkpoint. Groups under way are sampled again then. Every random
         draw follows from the seed and the number of a group, an epoch or a step, so no random state is stored."""
         begun = [(group.number, group.source, group.problem_index) for group in self.under_way.values()]
         orders, to_repeat = [order.state() for order in self.orders], [*begun, *self.to_repeat]
         return {"data": self.data, "orders": orders, "handed_out": self.handed_out, "to_repeat": to_repeat}
-
-    def restore(self, state: dict) -> None:
-        """Go on from this state."""
-        for order, stored in zip(self.orders, state["orders"]):
-            order.restore(stored)
-        self.handed_out = state["handed_out"]
-        self.to_repeat = deque(tuple(group) for group in state["to_repeat"])
 
     def start(self) -> None:
         """Start the processes and wait until all generators are ready."""

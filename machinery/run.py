@@ -109,7 +109,7 @@ def open_run(
     lock = lock or lock_folder(folder)
     write_config(folder, settings)
     parameters, stop = SharedParameters(model, len(trainers)), Stop()
-    feed = Feed(settings, prompts, engines, parameters, generator_process, stop.asked)
+    feed = Feed(settings, prompts, engines, parameters, generator_process, stop.asked, state)
     names = [*sum(generators, ()), *trainers]
     devices = names.count("cpu") + len({*names} - {"cpu"})  # each CPU process is one; a GPU that does both is one
     compute = Compute(devices, matmul_parameters(model), attention_width(model))
@@ -118,8 +118,6 @@ def open_run(
         say(f"{folder}: going on from step {start.step}")
         for later in [path for path in checkpoints(folder) if step_of(path) > start.step]:
             shutil.rmtree(later)
-    if state is not None:
-        feed.restore(state)
     record.restore(state)
     return settings, start, model, parameters, Run(settings, folder, lock, feed, record, stop)
 
@@ -218,11 +216,12 @@ class Run:
         write_checkpoint(self.folder, policy.model, tokenizer, parameters, moments, state, keep, before_fall)
 
     def end(self, step: int) -> bool:
-        """Stop the clock of training, and log why a run is over. Returns whether there is something to save."""
+        """Stop the clock of training, and log why a run is over. Returns whether a checkpoint is missing."""
         retired = f"Every prompt has been retired (pass rate >= {loss.RETIRE_AT})"
         reason = "All steps are made" if step >= self.settings.steps else retired
         self.record.end(step, "" if self.over() else reason)
-        return everyone(self.record.last_validation >= 0)
+        saved = any(step_of(checkpoint) == step for checkpoint in checkpoints(self.folder))
+        return everyone(self.record.last_validation >= 0 and not saved)
 
     # Why it ends
 

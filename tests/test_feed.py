@@ -84,8 +84,7 @@ def test_a_prompt_once_solved_stays_retired_whatever_a_later_visit_says_and_when
     order = PromptOrder(8, seed=0, recipe=Recipe())
     order.retire_if_solved(3, 0.95)
     order.retire_if_solved(3, 0.8)
-    resumed = PromptOrder(8, seed=0, recipe=Recipe())
-    resumed.restore(json.loads(json.dumps(order.state())))
+    resumed = PromptOrder(8, seed=0, recipe=Recipe(), **json.loads(json.dumps(order.state())))
     for one in (order, resumed):
         assert 3 not in [one.next() for _ in range(21)]
 
@@ -96,8 +95,7 @@ def test_the_order_of_prompts_goes_on_where_it_was():
     for visit in range(17):
         prompt = alone.next()
         alone.retire_if_solved(prompt, 1.0 if visit % 3 == 0 else 0.5)
-    resumed = PromptOrder(12, seed=3, recipe=Recipe())
-    resumed.restore(json.loads(json.dumps(alone.state())))
+    resumed = PromptOrder(12, seed=3, recipe=Recipe(), **json.loads(json.dumps(alone.state())))
     assert resumed.retired == alone.retired and alone.retired
     assert [resumed.next() for _ in range(20)] == [alone.next() for _ in range(20)]
 
@@ -235,10 +233,8 @@ class StandInFeed(Feed):
         prompts = Prompts(sources, ids, tokenizer, make_decoding(tokenizer, chosen))
         parameters = SimpleNamespace(version=version)
         engines = [SimpleNamespace(devices=("cpu",))] * generators
-        super().__init__(chosen, prompts, engines, parameters, None, lambda: False)
+        super().__init__(chosen, prompts, engines, parameters, None, lambda: False, json.loads(json.dumps(state)))
         self.rng = random.Random(seed)
-        if state is not None:
-            self.restore(json.loads(json.dumps(state)))
         self.generators = [self._start(number) for number in range(generators)]
         self.verifiers = Judges(solved)
 
