@@ -20,7 +20,7 @@ What happens, in this order:
     2. fit        A, B and C_mid of least squares, with R0 held at the first point (curve/fit.py)
     3. intervals  over the curves that fit about as well; wider if neighbours correlate (curve/least_squares.py)
     4. judge      what the data does not show is not reported, such as an asymptote after half a rise (curve/fit.py)
-    5. forecast   at more compute, beside a power law and the last value; and from the first half (curve/forecast.py)
+    5. forecast   at more compute, beside a power law and the last value; and from the first half (curve/report.py)
     6. compare    the mean of several seeds; two variants, ceilings first, then efficiency (A.8; curve/comparison.py)
     7. report     in words (curve/report.py), as a picture (curve/plots.py), as JSON
 

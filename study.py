@@ -31,10 +31,9 @@ from curve.comparison import Comparison, asymptote_of, compare
 from curve.files import write_whole
 from curve.fit import Fit, FittedRun, with_interval
 from curve.flags import flag, read_flags, run_command
-from curve.forecast import FORECASTERS
 from curve.logs import RUNS, packed_runs, read_table
 from curve.plots import COMPUTE_UNITS, plot_compare
-from curve.report import report
+from curve.report import FORECASTERS, report
 from fit_curve import Fitting, fit_logs, write_json
 from machinery.devices import cpu_threads
 from machinery.files import last_line

@@ -35,7 +35,6 @@ class Stop:
 
     def __init__(self):
         self.number, self.at = 0, 0.0  # of the signal; clock reading when it came
-        self.can_save = False  # whether there is something to save: training has begun
 
     @property
     def name(self) -> str:
@@ -54,8 +53,7 @@ class Stop:
     def _on_signal(self, number: int, _) -> None:
         if not self.asked():
             self.number, self.at = number, time.monotonic()
-            saved = "Stopping after this step, with a checkpoint. Once more stops at once, without."
-            say(saved if self.can_save else "Stopping. Once more stops at once.")
+            say("Stopping after this step, with a checkpoint if training has begun. Once more stops at once, without.")
         elif time.monotonic() - self.at > 1.0:
             raise KeyboardInterrupt
 

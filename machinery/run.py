@@ -171,7 +171,6 @@ class Run:
         """Start the generators, and the clock of training."""
         self.feed.start()
         self.record.begin(step)
-        self.stop.can_save = True
 
     def goes_on(self, step: int) -> bool:
         """Whether another step is made."""
