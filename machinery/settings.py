@@ -75,9 +75,9 @@ class Settings(Sampling):
     weight_decay: float = 0.01
     clip_gradient: float = presets(0.3, paper=1.0, small=1.0, short=1.0)  # norm
 
-    validation_every: int = 8  # steps; paper: 100; small: 20; short: 6
-    validation_problems: int = 128  # held out, the same each time; paper: 1000; small: 64
-    validation_samples: int = 16  # completions of each: the pass rate is mean@this; short: 2
+    validation_every: int = presets(8, paper=100, small=20, short=6)  # steps
+    validation_problems: int = presets(128, paper=1000, small=64)  # held out, the same each time
+    validation_samples: int = presets(16, short=2)  # completions of each: the pass rate is mean@this
     checkpoint_every: int = 20  # steps; also at the end, on Ctrl-C and on SIGTERM
     keep_checkpoints: int = presets(2, short=1)  # the newest
     track: Literal["tensorboard", "wandb", "trackio"] | None = None  # a tracker, if installed, gets what the log gets
