@@ -148,11 +148,9 @@ def same_text(written: str, wanted: str) -> bool:
 def same_word(written: str, wanted: str) -> bool:
     """Whether two words are the same. Decimal fractions may differ by rounding."""
     number = r"[+-]?\d{1,40}(\.\d{1,40})?([eE][+-]?\d{1,3})?"
-    if written == wanted:
-        return True
-    if "." not in wanted or not re.fullmatch(number, wanted) or not re.fullmatch(number, written):
-        return False
-    return math.isclose(float(written), float(wanted), rel_tol=1e-6, abs_tol=1e-9)
+    if "." in wanted and re.fullmatch(number, wanted) and re.fullmatch(number, written):
+        return math.isclose(float(written), float(wanted), rel_tol=1e-6, abs_tol=1e-9)
+    return written == wanted
 
 
 def same_value(returned, wanted) -> bool:
