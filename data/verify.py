@@ -230,9 +230,8 @@ def guard(parent: int, folder: str, memory_gib: float) -> int:
         finally:
             os._exit(1)  # whatever has happened, the worker must not go on as a guard
     child = status = 0
-    arrived = signal.SIGCHLD
-    while child != worker and arrived == signal.SIGCHLD:
-        arrived, child = signal.sigwait(news), -1
+    while child != worker and signal.sigwait(news) == signal.SIGCHLD:
+        child = -1
         while child not in (0, worker):  # adopted ones too
             child, status = os.waitpid(-1, os.WNOHANG)
     with contextlib.suppress(ChildProcessError):  # until there are none; what they leave behind becomes a child
