@@ -136,7 +136,7 @@ class Completions:
     def __init__(self, slots: int, decoding: Decoding):
         self.decoding = decoding
         self.phrase = np.array([*decoding.phrase, -1])  # after its last token the policy chooses again
-        self.requests = np.full(slots, None)  # or the Request
+        self.requests = np.full(slots, None)  # objects: the Request in each slot
         fields = [
             ("num_tokens", np.int64),  # so far
             ("num_sampled", np.int64),  # sampled ones; the others were forced
