@@ -39,15 +39,23 @@ SAMPLED_PROBLEMS, SAMPLES_SHOWN = 6, 2  # validation problems of a source in sam
 class Record:
     """Writes the log of a run, and knows what its lines have said."""
 
-    def __init__(self, settings: Settings, folder: Path, compute: Compute, feed: Feed):
+    def __init__(self, settings: Settings, folder: Path, compute: Compute, feed: Feed, state: dict | None = None):
+        """state: of a checkpoint to go on from. The files lose the lines of later steps, which will come again."""
         self.settings, self.folder, self.compute, self.feed = settings, folder, compute, feed
         self.sources = feed.prompts.sources
         self.rollouts = KeptRollouts(folder, settings, feed.prompts.tokenizer, self.sources)
         self.tracker = Tracker(settings.track, folder, dataclasses.asdict(settings))
         self.rates = Rates(compute, feed)
-        self.began = time.monotonic()
-        self.validations: list[dict] = []  # the validation lines of the log
-        self.last_steps: list[dict] = []  # its last training lines
+        if state is not None:
+            compute.restore(state["compute"])
+        state = state or {"step": -1, "wall_seconds": 0.0}
+        self.began = self.rollouts.run_began = time.monotonic() - state["wall_seconds"]
+        log = folder / "log.jsonl"
+        log.touch()
+        lines = drop_later(log, state["step"])
+        drop_later(self.rollouts.path, state["step"])
+        self.validations = [line for line in lines if line["kind"] == "validation"]
+        self.last_steps = [line for line in lines if line["kind"] == "train"][-REMEMBERED:]
         self.waited = (0.0, 0.0)  # clock readings between which the trainer waited for the last batch
         self.progress: Progress | None = None
         self.outlooks: list[str] = []  # where the curve of each source is going, in words for the bar
@@ -59,23 +67,8 @@ class Record:
         return self.validations[-1]["step"] if self.validations else -1
 
     def state(self) -> dict:
-        """All that `restore` needs, for a checkpoint."""
+        """All that a new Record goes on from, for a checkpoint; run.py adds the step."""
         return {"compute": self.compute.columns(), "wall_seconds": time.monotonic() - self.began}
-
-    def restore(self, state: dict | None) -> None:
-        """Go on from a checkpoint, or else from the beginning."""
-        step = -1
-        if state is not None:
-            step = state["step"]
-            self.compute.restore(state["compute"])
-            self.began = time.monotonic() - state["wall_seconds"]
-        log = self.folder / "log.jsonl"
-        log.touch()
-        lines = drop_later(log, step)
-        self.validations = [line for line in lines if line["kind"] == "validation"]
-        self.last_steps = [line for line in lines if line["kind"] == "train"][-REMEMBERED:]
-        self.rollouts.run_began = self.began
-        drop_later(self.rollouts.path, step)
 
     def log(self, line: dict) -> None:
         """Add a line to log.jsonl, at once. JSON has no NaN and no infinity: they become null."""
@@ -135,14 +128,9 @@ class Record:
 
     def show(self, step: int) -> None:
         """Move the progress bar."""
-        words = []
-        if self.validations:
-            last = self.validations[-1]
-            rates = [f"{last['pass_rate']:.3f}"]
-            if len(self.sources) > 1:
-                rates = [f"{source.name} {last[f'pass_rate/{source.name}']:.3f}" for source in self.sources]
-            words.append(f"last validation {', '.join(rates)}")
-        words += self.outlooks
+        curves = self.series() if self.validations else []
+        rates = [f"{series.name} " * (len(curves) > 1) + f"{series.y[-1]:.3f}" for series in curves]
+        words = [f"last validation {', '.join(rates)}" if rates else "", *self.outlooks]
         if self.last_steps:
             now, first = self.last_steps[-1], self.last_steps[0]
             words.append(f"batch {now['pass_rate']:.3f}")

@@ -113,9 +113,8 @@ def train_rank(rank: int, chosen: Settings, name: str, batches: list, folder: Pa
         model = model or load_model(name, CPU, torch.float32)
         parameters = parameters or SharedParameters(model)
         feed = GivenGroups(chosen, batches, parameters, name)
-        run = Run(chosen, folder, None, feed, Record(chosen, folder, Compute(1, 1000, 10), feed), Stop())
         folder.mkdir(parents=True, exist_ok=True)
-        run.record.restore(None)
+        run = Run(chosen, folder, None, feed, Record(chosen, folder, Compute(1, 1000, 10), feed), Stop())
     train.train(rank, chosen, Start(FIRST, name, None), parameters, model, run)
     return run
 

@@ -49,14 +49,13 @@ def clock(monkeypatch):
     return stand_in
 
 
-def new_record(folder, model, devices=1, generators=1, **changes):
+def new_record(folder, model, devices=1, generators=1, state=None, **changes):
     """A record and its feed, which has so many generators."""
     chosen = settings(rollouts_kept=0, **changes)
     parameters = SharedParameters(load_model(model, CPU, torch.float32))
     feed = GivenGroups(chosen, [], parameters, model)
     feed.engines *= generators
-    record = Record(chosen, folder, Compute(devices, 1000, 10), feed)
-    record.restore(None)
+    record = Record(chosen, folder, Compute(devices, 1000, 10), feed, state)
     record.progress = Progress("training", 1000)
     return record, feed
 
@@ -178,7 +177,7 @@ def test_a_resumed_run_drops_what_the_log_tells_of_later_steps_and_half_a_line(m
         record.log({"kind": kind, "step": step, "value": float("nan")})
     state = json.loads(json.dumps(record.state()))
     (tmp_path / "log.jsonl").open("a").write('{"kind": "train", "st')
-    record.restore({**state, "step": 2})
+    record, _ = new_record(tmp_path, models["llama"], state={**state, "step": 2})
     kept = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [(line["kind"], line["step"]) for line in kept] == [
         ("validation", 0),
@@ -187,7 +186,7 @@ def test_a_resumed_run_drops_what_the_log_tells_of_later_steps_and_half_a_line(m
         ("validation", 2),
     ]
     assert all(line["value"] is None for line in kept) and [line["step"] for line in record.validations] == [0, 2]
-    record.restore(None)
+    new_record(tmp_path, models["llama"])
     assert (tmp_path / "log.jsonl").read_text() == ""
 
 
@@ -196,8 +195,7 @@ def test_compute_goes_on_counting_when_a_run_is_resumed(models, tmp_path, clock)
     record.compute.started, clock.now = 100.0, 150.0
     record.compute.add(batch_of_groups(), 10, 10)
     state = json.loads(json.dumps(record.state()))
-    again, _ = new_record(tmp_path, models["llama"], devices=3)
-    again.restore({**state, "step": 0})
+    again, _ = new_record(tmp_path, models["llama"], devices=3, state={**state, "step": 0})
     assert again.compute.columns() == record.compute.columns()
     again.compute.started, clock.now = 150.0, 160.0
     assert again.compute.columns()["compute_device_hours"] * 3600 == 2 * 50 + 3 * 10
