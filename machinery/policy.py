@@ -28,7 +28,7 @@ from machinery.rollouts import Rollout, tokens_and_pairs
 class MicroBatch:
     """Some sequences of a batch. A model that is fed token t predicts token t + 1. So column t of the inputs is token
     t, and column t of the next four is about token t + 1. Token 0 is the first of the prompt. With shared prompts
-    column 0 is the last token of the prompt. It is fed with the prompt in `shared`, and only the columns after it are
+    column 0 is the last token of the prompt. It is fed with the prompt in prompts_PL, and only the columns after it are
     fed then."""
 
     inputs_BT: Tensor  # int64: the token that is fed
@@ -39,16 +39,10 @@ class MicroBatch:
     rows_B: Tensor  # int64: the place of each sequence among the rollouts of the batch
     fed: int  # tokens that the trunk is fed, without padding
     pairs: int  # of a token that is fed and one that it attends to
-    shared: "SharedPrompts | None" = None
-
-
-@dataclass(frozen=True)
-class SharedPrompts:
-    """The distinct prompts of a micro-batch, each of which is fed once."""
-
-    ids_PL: Tensor  # int64: whole prompts, padded on the right
-    prompt_B: Tensor  # int64: the prompt of each sequence
-    lengths_B: Tensor  # int64: of this prompt, without padding
+    # Only with shared prompts: each distinct prompt is fed once.
+    prompts_PL: Tensor | None = None  # int64: whole prompts, padded on the right
+    prompt_B: Tensor | None = None  # int64: the prompt of each sequence
+    lengths_B: Tensor | None = None  # int64: of that prompt, without padding
 
 
 def micro_batches(
@@ -144,12 +138,11 @@ def micro_batch(rollouts: list[Rollout], rows: list[int], device: torch.device, 
         return MicroBatch(*m, *tokens_and_pairs([(rollouts[row].length - 1, 0) for row in rows]))
     prompts = [tuple(rollouts[row].request.prompt_ids) for row in rows]
     place = {prompt: p for p, prompt in enumerate(dict.fromkeys(prompts))}  # of each distinct prompt
-    ids_PL = np.array([prompt + (0,) * (L - len(prompt)) for prompt in place])
+    prompts_PL = np.array([prompt + (0,) * (L - len(prompt)) for prompt in place])
     prompt_B, lengths_B = [place[prompt] for prompt in prompts], [len(prompt) for prompt in prompts]
     parts = [(len(prompt), 0) for prompt in place]
     parts += [(len(rollouts[row].tokens) - 1, length) for row, length in zip(rows, lengths_B)]
-    shared_prompts = SharedPrompts(*to_device(ids_PL, np.array(prompt_B), np.array(lengths_B)))
-    return MicroBatch(*m, *tokens_and_pairs(parts), shared_prompts)
+    return MicroBatch(*m, *tokens_and_pairs(parts), *to_device(prompts_PL, np.array(prompt_B), np.array(lengths_B)))
 
 
 # --- the policy -----------------------------------------------------------------------------------------------------
@@ -165,7 +158,8 @@ class Policy(torch.nn.Module):
     def forward(self, m: MicroBatch, fp32_logits: bool) -> tuple[Tensor, Tensor]:
         """log pi_train of the sampled targets [B, T] (differentiable; 0 at all other places), and the policy's entropy
         at the sampled targets [N], in nats. Both are float32."""
-        hidden_BTD = self.hidden_after_prompts(m) if m.shared else self.trunk(m.inputs_BT, use_cache=False)
+        shared = m.prompts_PL is not None
+        hidden_BTD = self.hidden_after_prompts(m) if shared else self.trunk(m.inputs_BT, use_cache=False)
         logprobs_N, entropies_N = loss.sampled_logprobs(
             hidden_BTD[m.sampled_BT],
             self.model.get_output_embeddings().weight,
@@ -182,17 +176,17 @@ class Policy(torch.nn.Module):
     def hidden_after_prompts(self, m: MicroBatch) -> Tensor:
         """The hidden states [B, T, D] of all inputs, each prompt computed once: first the prompts, then the completions
         over their keys and values. Gradients of the copies of a prompt's keys and values add up."""
-        L, T = m.shared.ids_PL.shape[1], m.inputs_BT.shape[1]
+        L, T = m.prompts_PL.shape[1], m.inputs_BT.shape[1]
         cache = DynamicCache()
-        prompts_PLD = self.trunk(m.shared.ids_PL, past_key_values=cache, use_cache=True)
-        cache.batch_select_indices(m.shared.prompt_B)
+        prompts_PLD = self.trunk(m.prompts_PL, past_key_values=cache, use_cache=True)
+        cache.batch_select_indices(m.prompt_B)
         limit = getattr(self.model.config, "max_position_embeddings", None) or L + T
-        lengths_B1, places_K = m.shared.lengths_B[:, None], torch.arange(L + T - 1, device=m.inputs_BT.device)
+        lengths_B1, places_K = m.lengths_B[:, None], torch.arange(L + T - 1, device=m.inputs_BT.device)
         rest_BTD = self.trunk(
             m.inputs_BT[:, 1:],
             past_key_values=cache,
             position_ids=(lengths_B1 + places_K[: T - 1]).clamp(max=limit - 1),  # only padding lies beyond
             attention_mask=(places_K < lengths_B1) | (places_K >= L),  # [B, K]: no padding of a prompt
         )
-        last_B1D = prompts_PLD[m.shared.prompt_B, m.shared.lengths_B - 1][:, None]
+        last_B1D = prompts_PLD[m.prompt_B, m.lengths_B - 1][:, None]
         return torch.cat([last_B1D, rest_BTD], 1)

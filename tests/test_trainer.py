@@ -299,7 +299,7 @@ def test_shared_prompts_give_the_same_logprobs_and_gradients(models, kind, token
         logprobs, weights = {}, torch.rand(len(rollouts), 40, generator=torch.Generator().manual_seed(0))
         batches = list(micro_batches(rollouts, list(range(len(rollouts))), tokens, CPU, 0, 1, share))
         for m in batches:
-            assert (m.shared is not None) == share
+            assert (m.prompts_PL is not None) == share
             logprobs_BT, _ = Policy(model)(m, True)
             for i, row in enumerate(m.rows_B.tolist()):
                 logprobs[row] = logprobs_BT[i, m.sampled_BT[i]]
@@ -321,7 +321,9 @@ def test_prompts_are_shared_only_if_fewer_positions_are_fed():
 
     def are_shared(prompt, lengths, tokens):
         rollouts = [rollout(0, i, prompt, [1] * length) for i, length in enumerate(lengths)]
-        return {m.shared is not None for m in micro_batches(rollouts, [*range(len(rollouts))], tokens, CPU, 0, 1, True)}
+        return {
+            m.prompts_PL is not None for m in micro_batches(rollouts, [*range(len(rollouts))], tokens, CPU, 0, 1, True)
+        }
 
     assert are_shared([1] * 30, [10] * 4, 10_000) == {True}
     assert are_shared([1] * 2, [100, 90, 80, 10], 100) == {False}  # one in each micro-batch
