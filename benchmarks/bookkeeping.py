@@ -66,13 +66,13 @@ def main() -> None:
     rollouts = [rollout for group in groups for rollout in group.rollouts.values()]
 
     steps = min(2000, length)
-    slots, tokens, sampled = np.arange(SLOTS), np.full(SLOTS, 3), np.ones(SLOTS, bool)
+    slots, tokens = np.arange(SLOTS), np.full(SLOTS, 3)
     books = Completions(SLOTS, decoding)
     for slot in slots:
         books.begin(slot, Request(0, slot, [3], 12_288, (0,)))
     stage(
         f"generators: books, {SLOTS} in flight (from {steps:,} tokens of each)",
-        lambda: [books.append(slots, tokens, np.zeros(SLOTS), sampled, 0) for _ in range(steps)],
+        lambda: [books.append(slots, tokens, np.zeros(SLOTS), 0) for _ in range(steps)],
         times=len(rollouts) * length / SLOTS / steps,
     )
     reports = stage("generators: pickled reports", lambda: [pickle.dumps(Report([rollout])) for rollout in rollouts])
