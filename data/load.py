@@ -292,4 +292,4 @@ def read_problems(spec: Spec, split: str, wanted: str = "answer") -> tuple[list[
 
 def text_key(text: str) -> str:
     """A key that is the same for texts that differ only in case, spacing and the like."""
-    return re.sub(r"[\s$]+", "", unicodedata.normalize("NFKC", text).casefold())
+    return "".join(unicodedata.normalize("NFKC", text).casefold().replace("$", "").split())

@@ -111,12 +111,18 @@ def read_csv(path: Path) -> Iterator[tuple[str, dict]]:
 def read_parquet(path: Path) -> Iterator[tuple[str, dict]]:
     import pyarrow.parquet
 
+    left = 2**28 + 200 * path.stat().st_size  # bytes of rows: a file holds once what comes often
     try:
-        batches = pyarrow.parquet.ParquetFile(path).iter_batches(batch_size=64)
-        records = itertools.chain.from_iterable(batch.to_pylist() for batch in batches)
-        yield from ((f"record {number}", record) for number, record in enumerate(records, start=1))
-    except (pyarrow.ArrowException, OSError) as error:
-        raise ValueError(f"{path} is not a Parquet file: {error}") from None
+        numbers = itertools.count(1)
+        for batch in pyarrow.parquet.ParquetFile(path).iter_batches(batch_size=64):
+            columns = [c.dictionary_decode() if isinstance(c, pyarrow.DictionaryArray) else c for c in batch.columns]
+            left -= sum(column.nbytes for column in columns)
+            if left < 0 or any(" dictionary<" in str(column.type) for column in columns):
+                raise ValueError("its rows are more than 200 times as large as the file, or have lists of categories")
+            records = pyarrow.RecordBatch.from_arrays(columns, batch.schema.names).to_pylist()
+            yield from ((f"record {number}", record) for record, number in zip(records, numbers))
+    except Exception as error:  # of many kinds, by what the columns hold
+        raise ValueError(f"{path} is no Parquet file that can be read: {error}") from None
 
 
 def choose_columns(place: str, record: dict, options: dict, wanted: str = "answer") -> tuple[dict[str, str], str]:

@@ -159,7 +159,7 @@ BAD_FILES = [  # their name and content, and what is said
     ("a.csv", b"problem,answer\nx,1\ny,1,2\n", r"line 3: more cells than columns"),
     ("a.csv", b'problem,answer\nx,"1\n', r"after line 1 is not CSV"),
     ("a.csv", b"problem,answer\nx,1\n\xff,2\n", r"a\.csv.* is not CSV in UTF-8"),
-    ("a.parquet", b"not parquet", r"a\.parquet is not a Parquet file"),
+    ("a.parquet", b"not parquet", r"a\.parquet is no Parquet file that can be read"),
     ("a.txt", b"x", r"a\.txt is not a file of records; the endings known are \.jsonl"),
     ("a.jsonl", b'{"problem": "x", "answer": "1"}\n', r"one problem only"),
 ]
@@ -171,6 +171,25 @@ def test_a_file_that_cannot_be_used_is_refused_with_its_place(tmp_path):
         with pytest.raises(ValueError, match=message) as error:
             load(str(tmp_path / name))
         assert str(tmp_path / name) in str(error.value), (name, content)
+
+
+@pytest.mark.parametrize("rows_in_a_list", [1, 300])
+def test_a_small_parquet_file_with_far_larger_rows_is_refused(tmp_path, rows_in_a_list):
+    """A category is stored once; it is read as often as it comes, in a column or in lists."""
+    few, long = (pyarrow.array(["x" * length] * 2).dictionary_encode() for length in (9, 2**20))
+    for categories, size in ((few, 2), (long, 300)):
+        column = categories.take(pyarrow.array([0] * size))
+        if rows_in_a_list > 1:
+            column = pyarrow.ListArray.from_arrays(pyarrow.array([0, size, size], pyarrow.int32()), column)
+        rows = {"problem": [str(i) for i in range(len(column))], "answer": ["1"] * len(column), "solution": column}
+        pyarrow.parquet.write_table(pyarrow.table(rows), tmp_path / "a.parquet", compression="zstd")
+        assert (tmp_path / "a.parquet").stat().st_size < 10_000
+        if size == 2 and rows_in_a_list == 1:
+            (source,) = load_data([str(tmp_path / "a.parquet")], None, 1, wanted="solution")
+            assert source.train[0].answer == "x" * 9
+        else:
+            with pytest.raises(ValueError, match="rows are more than 200 times as large as the file"):
+                load(str(tmp_path / "a.parquet"))
 
 
 def test_a_task_that_makes_no_problem_is_named_with_the_call(monkeypatch):
