@@ -260,7 +260,7 @@ def work(memory_gib: float) -> None:
     os.dup2(nowhere, 0)
     os.dup2(nowhere, 1)
     if sys.platform == "linux":
-        resource.setrlimit(resource.RLIMIT_AS, (int(memory_gib * 2**30),) * 2)
+        resource.setrlimit(resource.RLIMIT_AS, (int(min(memory_gib * 2**30, sys.maxsize)),) * 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for line in requests:
         failure, detail, score = None, "", 0.0

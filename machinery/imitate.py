@@ -99,7 +99,7 @@ def main(arguments: list[str]) -> int:
     for name, value in vars(command).items():
         if value is None and name in ("model", "data", "out"):
             raise ValueError(f"{flag(name)} is missing; wanted are --model, --data and --out")
-        if type(value) in (int, float) and value <= 0 and name not in ("seed", "threads"):
+        if type(value) in (int, float) and not value > 0 and name not in ("seed", "threads"):
             raise ValueError(f"{flag(name)} is {value}; it must be above 0")
     if command.out.is_file() or (command.out.is_dir() and any(command.out.iterdir())):
         raise ValueError(f"--out {command.out} is there already: name a folder that is new or empty")

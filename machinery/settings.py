@@ -229,7 +229,7 @@ def refuse_impossible(settings: Sampling) -> None:
     for name, value in {**vars(settings), **of_the_recipe}.items():
         if type(value) in (int, float):
             least = LEAST.get(name, 1 if type(value) is int else None)
-            if value <= 0 if least is None else value < least:
+            if not (value > 0 if least is None else value >= least):  # nan is neither
                 wanted = "above 0" if least is None else f"at least {least}"
                 raise ValueError(f"{flag(name)} is {value}; it must be {wanted}")
     if not 0 <= settings.thinking_budget[0] <= settings.thinking_budget[1]:

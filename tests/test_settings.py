@@ -184,6 +184,7 @@ def test_bad_input_is_one_sentence_before_any_process_starts(capsys, tmp_path, m
         (["--train-prompts", "10"], "a step takes 32 prompts"),
         (["--name", "taken"], "holds another run"),
         (["--learning-rate", "-1"], "--learning-rate is -1.0; it must be above 0"),
+        (["--verifier-memory", "nan"], "--verifier-memory is nan; it must be above 0"),
         (["--eps-high", "0.3"], "--eps-high does nothing with --loss cispo, which reads --eps-max"),
         (["--loss", "sapo", "--eps-max", "4"], "--eps-max does nothing with --loss sapo, which reads neither it nor"),
         (["--recipe", "base", "--eps-max", "4"], "--eps-max does nothing with --loss dapo, which reads --eps-low"),
