@@ -18,7 +18,7 @@ import loss
 from curve.fit import fit_sigmoid
 from curve.plots import plot_runs
 from curve.report import describe, report
-from data.load import Source, fingerprint, load_data
+from data.load import Source, load_data
 from machinery.check import unwritable
 from machinery.checkpoints import checkpoint_of, checkpoints, read_state, step_of, write_checkpoint
 from machinery.compute import Compute, attention_width, matmul_parameters
@@ -64,15 +64,9 @@ def open_run(
     refuse_missing_tracker(settings.track)
     sources = read_sources(settings)
     folder, lock, start, state = find_start(settings)
-    if state is not None and state.get("data") != [fingerprint(source) for source in sources]:
-        raise ValueError(
-            f"--resume {folder}: the problems of --data {' '.join(settings.data)} are not those that its checkpoint was"
-            f" made with: put the old data back, or train its model in a new run: --model {start.model}"
-        )
-
-    tokenizer = load_tokenizer(model_path(settings.model))
-    recipe = settings.recipe
-    decoding = make_decoding(tokenizer, settings, recipe.length_control, recipe.fp32_logits)
+    path = model_path(settings.model)
+    tokenizer = load_tokenizer(path)
+    decoding = make_decoding(tokenizer, settings, settings.recipe.length_control, settings.recipe.fp32_logits)
     texts = [problem.prompt for source in sources for problem in source.train + source.validation]
     if settings.model == Settings.model and (lost := unwritable(tokenizer, "".join({*"".join(texts)}))):
         raise ValueError(lost[0].removeprefix("! "))
@@ -85,13 +79,10 @@ def open_run(
     generators, trainers = devices_here(settings)
     one_gpu = bool({*generators[0]} & {*trainers})  # it samples and trains
     # Engines are made of the run's first model, which stays where it is; their parameters come from the trainer.
-    engines = [
-        engine_settings(settings, devices, model_path(settings.model), decoding, one_gpu) for devices in generators
-    ]
+    engines = [engine_settings(settings, devices, path, decoding, one_gpu) for devices in generators]
     refuse_split(engines[0].engine, settings.tensor_parallel, model.config.num_attention_heads)
-    not_shared = ""
-    if settings.gradient_checkpointing:
-        not_shared = "with --gradient-checkpointing a layer would add its keys twice to their cache"
+    twice = "with --gradient-checkpointing a layer would add its keys twice to their cache"
+    not_shared = twice if settings.gradient_checkpointing else ""
     if engines[0].engine == "torch" or (settings.share_prompts and not not_shared):
         try:
             refuse_wrong_over_slots(model, settings.model)
@@ -103,11 +94,22 @@ def open_run(
         say(f"Prompts are not shared: {not_shared}.")
         settings = dataclasses.replace(settings, share_prompts=False)
 
+    parameters, stop = SharedParameters(model, len(trainers)), Stop()
+    feed = Feed(settings, prompts, engines, parameters, generator_process, stop.asked)
+    if state is not None and state.get("data") != feed.data:
+        raise ValueError(
+            f"--resume {folder}: the problems of --data {' '.join(settings.data)} are not those that its checkpoint was"
+            f" made with: put the old data back, or train its model in a new run: --model {start.model}"
+        )
     if settings.defaults != "toy":
         say(f"The settings start from --defaults {settings.defaults}; config.json has them all.")
     folder.mkdir(parents=True, exist_ok=True)
     lock = lock or lock_folder(folder)
     write_config(folder, settings)
+    names = [*sum(generators, ()), *trainers]
+    devices = names.count("cpu") + len({*names} - {"cpu"})  # each CPU process is one; a GPU that does both is one
+    compute = Compute(devices, matmul_parameters(model), attention_width(model))
+    record = Record(settings, folder, compute, feed)
     if settings.resume:
         say(f"{folder}: going on from step {start.step}")
         for later in [path for path in checkpoints(folder) if step_of(path) > start.step]:
@@ -123,9 +125,7 @@ def open_run(
 
 def read_sources(settings: Settings) -> list[Source]:
     """The problems of the run, by source. ValueError if they are too few for a step."""
-    sources = load_data(
-        settings.data, settings.train_prompts, settings.validation_problems, instruction=settings.instruction
-    )
+    sources = load_data(settings.data, settings.train_prompts, settings.validation_problems, settings.instruction)
     for source in sources:
         for note in source.notes:
             say(f"{source.name}: {note}")
@@ -141,12 +141,11 @@ def read_sources(settings: Settings) -> list[Source]:
 def find_start(settings: Settings) -> tuple[Path, TextIO | None, Start, dict | None]:
     """The folder of the run and its start. Of a run that --resume names also the folder's lock and, if there is a
     checkpoint to go on from, its state. ValueError if another process uses the folder, or if the run is finished."""
-    if not settings.resume:
-        return new_folder(settings), None, Start(0, model_path(settings.model), None), None
-    folder, lock = settings.resume, lock_folder(settings.resume)
-    checkpoint = checkpoint_of(folder, settings.from_step)
+    folder, lock, checkpoint = settings.resume, None, None
+    if folder:
+        lock, checkpoint = lock_folder(folder), checkpoint_of(folder, settings.from_step)
     if checkpoint is None:
-        return folder, lock, Start(0, model_path(settings.model), None), None
+        return folder or new_folder(settings), lock, Start(0, model_path(settings.model), None), None
     state = read_state(checkpoint)
     if state["step"] >= settings.steps and (folder / "model").is_dir():
         raise ValueError(f"{folder} is finished, at step {state['step']}; give a larger --steps to go on")
