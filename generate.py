@@ -64,7 +64,7 @@ from machinery.engine import (
 )
 from machinery.evaluation import evaluation_figures, judge_all, report_evaluation
 from machinery.model import load_model, load_tokenizer, model_path, put_on_device, refuse_too_long
-from machinery.processes import belong_to_the_run
+from machinery.processes import belong_to_the_run, in_one_sentence
 from machinery.rollouts import Report, Request, Rollout, SharedParameters, Work
 from machinery.vllm_engine import VllmEngine
 
@@ -270,22 +270,22 @@ def refuse_wrong_over_slots(model: PreTrainedModel, name: str) -> None:
         length_control="penalty", fp32_logits=True,
     )  # fmt: skip
     attention = model.config._attn_implementation
-    try:
+    with in_one_sentence(name, "it cannot be sampled token by token over slots of a cache; --engine vllm may know it"):
         model.set_attn_implementation("eager")  # which every model has
         plain_D = model.base_model(input_ids=torch.tensor([ids], device=model.device)).last_hidden_state[0, -1]
         model.set_attn_implementation(attention)
         engine = TorchEngine(model, decoding, slots=2)
         engine.add([Request(0, i, ids[: len(ids) - i], 0, (0,)) for i in range(2)])
         engine._admit()
-        error = ((engine._hidden(2)[0] - plain_D).norm() / plain_D.norm()).item()
-        reason = "" if error < 0.05 else f"its hidden state is off by {error:.0%}"
-    except Exception as error:  # of whatever kind this model raises in a place that is not made for it
-        reason = f"{type(error).__name__}: {(str(error) or 'no reason given').splitlines()[0]}"
-    if reason:
-        raise ValueError(
-            f"--model {name}: a model of type {model.config.model_type} cannot be sampled token by token over slots of"
-            f" a cache ({reason}); --engine vllm may know it"
-        )
+        hidden = []
+        handle = model.base_model.register_forward_hook(lambda _, __, output: hidden.append(output.last_hidden_state))
+        try:
+            engine._sample(2)
+        finally:
+            handle.remove()
+        error = ((hidden[0][0, 0] - plain_D).norm() / plain_D.norm()).item()
+        if not error < 0.05:  # nor NaN
+            raise ValueError(f"its hidden state is off by {error:.0%}")
 
 
 # --- 2. The process -------------------------------------------------------------------------------------------------

@@ -141,11 +141,11 @@ def _read(text: str, words: list[str], types: list[type]):
 
 @contextlib.contextmanager
 def errors_as_sentences() -> Iterator[None]:
-    """Errors that the user can mend, ValueError and OSError, are printed as one sentence; the exit status is then 2."""
+    """ValueError, OSError and MemoryError are printed as one sentence; the exit status is then 2."""
     try:
         yield
-    except (ValueError, OSError) as error:
-        print("error:", *str(error).splitlines(), file=sys.stderr)
+    except (ValueError, OSError, MemoryError) as error:
+        print("error:", *(str(error) or "out of memory").splitlines(), file=sys.stderr)
         sys.exit(2)
 
 

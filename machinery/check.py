@@ -10,7 +10,7 @@ from data import Problem
 from data.load import Source
 from data.tasks import programming
 from data.verify import VerifierPool
-from machinery.decoding import Decoding, completion_texts, render, visible
+from machinery.decoding import Decoding, completion_texts, in_template, render, visible
 from machinery.evaluation import judge_all
 from machinery.rollouts import Request, Rollout
 from machinery.settings import Sampling
@@ -68,7 +68,7 @@ def unfit_ends(tokenizer: PreTrainedTokenizerBase, decoding: Decoding, ids: list
         yield f"! the prompt ends with {tokenizer.decode(ids[-1:])!r}: the model is told that all has been said"
     if tokenizer.chat_template:
         turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "reply"}]
-        after = tokenizer.apply_chat_template(turns, tokenize=False).rpartition("reply")[2].strip()
+        after = in_template(tokenizer, turns).rpartition("reply")[2].strip()
         if after and not any(tokenizer.decode([token]) in after for token in decoding.eos):
             wanted = "name it as eos_token_id in generation_config.json"
             yield f"! the chat template ends a reply with {after!r}, and that is no end token: {wanted}"

@@ -1,11 +1,13 @@
 """From text to token ids and back: the chat template, ends and budgets of completions, and their texts."""
 
+import contextlib
 import itertools
 from dataclasses import dataclass
 
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from data.tasks.mathematics import INSTRUCTION
+from data.tasks import gym, mathematics
+from machinery.processes import in_one_sentence
 from machinery.rollouts import Rollout
 from machinery.settings import Sampling
 
@@ -19,8 +21,17 @@ def render(
         return tokenizer(prompt if system is None else f"{system}\n\n{prompt}").input_ids
     messages = [] if system is None else [{"role": "system", "content": system}]
     messages.append({"role": "user", "content": prompt})
-    options = {"add_generation_prompt": True, "enable_thinking": thinking, "return_dict": True}
-    return tokenizer.apply_chat_template(messages, **options)["input_ids"]
+    text = in_template(tokenizer, messages, add_generation_prompt=True, enable_thinking=thinking)
+    return tokenizer(text, add_special_tokens=False).input_ids
+
+
+def in_template(tokenizer: PreTrainedTokenizerBase, messages: list[dict], **options) -> str:
+    """The messages in the model's chat template, a program of its maker. ValueError if it fails or takes too much."""
+    with in_one_sentence(tokenizer.name_or_path, "its chat template cannot be used", limited=True):
+        text = tokenizer.apply_chat_template(messages, tokenize=False, **options)
+        if len(text.encode()) > 100_000 + 10 * sum(len(message["content"].encode()) for message in messages):
+            raise ValueError(f"it makes {len(text):,} characters of a prompt")
+    return text
 
 
 def render_all(tokenizer: PreTrainedTokenizerBase, prompts: list[str], settings: Sampling) -> dict[str, list[int]]:
@@ -28,8 +39,9 @@ def render_all(tokenizer: PreTrainedTokenizerBase, prompts: list[str], settings:
     ids_of = {prompt: render(tokenizer, prompt, settings.thinking, settings.system) for prompt in prompts}
     longest, budget = max(prompts, key=lambda prompt: len(ids_of[prompt])), settings.prompt_budget
     if (most := len(ids_of[longest])) > budget:
-        end = INSTRUCTION if settings.instruction is None else settings.instruction
-        ours = f", {len(tokenizer(end).input_ids)} of them the instruction's" if end and longest.endswith(end) else ""
+        said = [end for end in (settings.instruction, mathematics.INSTRUCTION, gym.INSTRUCTION) if end]
+        end = next(filter(longest.endswith, said), "")
+        ours = f", {len(tokenizer(end).input_ids)} of them the instruction's" if end else ""
         length = f"{most} tokens with the chat template{ours}; --prompt-budget is {budget}"
         raise ValueError(f"the prompt {longest[:60]!r} has {length}: --prompt-budget {most} would be enough for all")
     if len({tuple(ids) for ids in ids_of.values()}) < len(ids_of):
@@ -98,12 +110,12 @@ def make_decoding(
 def end_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """Ids that end a completion: the EOS of the tokenizer, and the EOS in the model's generation_config.json. Chat
     models often have two, one for a turn and one for a text. ValueError if there is none."""
-    try:
-        configured = GenerationConfig.from_pretrained(tokenizer.name_or_path).eos_token_id
-    except OSError:  # the model has no such file
-        configured = None
-    configured = configured if isinstance(configured, list) else [configured]
-    ids = {token for token in (tokenizer.eos_token_id, *configured) if token is not None}
+    configured = None
+    with in_one_sentence(tokenizer.name_or_path, "its generation_config.json cannot be used"):
+        with contextlib.suppress(OSError):  # the model has no such file
+            configured = GenerationConfig.from_pretrained(tokenizer.name_or_path).eos_token_id
+        configured = configured if isinstance(configured, list) else [configured]
+        ids = {int(token) for token in (tokenizer.eos_token_id, *configured) if token is not None}
     if not ids:
         raise ValueError(f"--model {tokenizer.name_or_path}: no completion could end, since it has no EOS token")
     return tuple(sorted(ids))

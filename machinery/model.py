@@ -4,19 +4,13 @@ import math
 from pathlib import Path
 
 import torch
+import transformers
 from torch import Tensor
-from transformers import (
-    AttentionInterface,
-    AttentionMaskInterface,
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.masking_utils import eager_mask
 
 from machinery.decoding import Decoding
+from machinery.processes import in_one_sentence
 
 ROOT = Path(__file__).resolve().parent.parent  # the folder of the scripts and of the shipped model
 
@@ -37,25 +31,23 @@ def model_path(name: str) -> str:
     return str(folder)
 
 
-def _load(kind, path: str, **options):
-    """Load with transformers. Whatever it raises becomes a ValueError in one sentence."""
-    try:
-        return kind.from_pretrained(path, trust_remote_code=False, **options)  # no code that lies in the folder is run
-    except Exception as error:
-        reason = f"{type(error).__name__}: {(str(error).strip() or 'no reason given').splitlines()[0]}"
-        advice = "" if Path(path).is_dir() else "; there is no such folder: check the name on the hub and the network"
-        raise ValueError(f"--model {path}: it could not be loaded ({reason}){advice}") from error
-
-
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model folder or hub name. ValueError, in one sentence, if it cannot be loaded."""
-    return _load(AutoTokenizer, path)
+    """The tokenizer of a model folder or hub name. ValueError, in one sentence, if it cannot be loaded or used."""
+    with in_one_sentence(path):
+        file = Path(path) / "tokenizer.json"
+        if file.exists() and file.read_text().count('"single_word"') > 100_000:  # added tokens, which take 6 s
+            raise ValueError("it has more than 100,000 added tokens")
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=False)  # runs no code in there
+        tokenizer("1")  # some fail only here
+    return tokenizer
 
 
 def load_model(path: str, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
     """A causal LM from a folder or the hub, on a device. ValueError if it cannot be loaded or is not supported."""
-    model = _load(AutoModelForCausalLM, path, dtype=torch.float32, attn_implementation="eager")
-    refuse_unusual(model, path)
+    load_shapes(path)
+    options = {"trust_remote_code": False, "dtype": torch.float32, "attn_implementation": "eager"}
+    with in_one_sentence(path):
+        model = transformers.AutoModelForCausalLM.from_pretrained(path, **options)
     heads, key_heads = (getattr(model.config, f"num_{of}_heads", None) for of in ("attention", "key_value"))
     if key_heads not in (None, heads):
         model.set_attn_implementation("grouped")
@@ -90,17 +82,19 @@ def grouped_attention(
     return values.transpose(1, 2).contiguous(), None
 
 
-AttentionInterface.register("grouped", grouped_attention)
-AttentionMaskInterface.register("grouped", eager_mask)
+transformers.AttentionInterface.register("grouped", grouped_attention)
+transformers.AttentionMaskInterface.register("grouped", eager_mask)
 
 
 def load_shapes(name: str) -> PreTrainedModel:
     """A causal LM without its weights: on torch's meta device, by its config.json alone, out of a folder or from the
     hub. ValueError, in one sentence, if it cannot be loaded or is not supported."""
     path = name if (Path(name) / "config.json").exists() else model_path(name)
-    config = _load(AutoConfig, path)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    with in_one_sentence(path), torch.device("meta"):
+        config = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
+        if not 1 <= getattr(config.get_text_config(), "num_hidden_layers", 1) <= 1000:  # which take 5 s
+            raise ValueError("it has no layers, or more than 1,000")
+        model = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     refuse_unusual(model, path)
     return model
 

@@ -6,7 +6,9 @@ import json
 import os
 import queue
 import re
+import resource
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -33,6 +35,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import generate
 from curve.flags import flag, run_command
 from data import Problem
+from data.tasks import gym
 from data.tasks.mathematics import INSTRUCTION
 from data.verify import VerifierPool
 from docs.make_base import make_tokenizer
@@ -41,7 +44,7 @@ from machinery import vllm_engine
 from machinery.decoding import completion_texts, decode_all, make_decoding, marked_text, quoted, render, render_all
 from machinery.engine import EngineSettings, sample_all
 from machinery.evaluation import judge_all
-from machinery.model import load_model, load_tokenizer, model_path, put_on_device, refuse_too_long
+from machinery.model import load_model, load_shapes, load_tokenizer, model_path, put_on_device, refuse_too_long
 from machinery.rollouts import Report, Request, Rollout, SharedParameters, Work
 from machinery.settings import GenerateCommand, Sampling
 
@@ -316,9 +319,53 @@ def test_models_that_cannot_be_used_are_refused_in_one_sentence(models, tmp_path
         make_decoding(tokenizer, Sampling(interruption_phrase=""))
     with pytest.raises(ValueError, match="'1234.6789' has 10 tokens with .*, 5 of them the instruction's; .*budget 10"):
         render_all(tokenizer, ["1+1=", "1234+6789"], Sampling(prompt_budget=8, instruction="+6789"))
+    words = len(tokenizer(gym.INSTRUCTION).input_ids)
+    with pytest.raises(ValueError, match=f"{words} of them the instruction's"):
+        render_all(tokenizer, [gym.worded("1+1=")], Sampling(prompt_budget=8))
     tokenizer.chat_template = "<think>"
     with pytest.raises(ValueError, match="drops the prompt: two have the same tokens"):
         render_all(tokenizer, ["2", "1"], Sampling())
+
+
+@pytest.mark.parametrize(
+    "file, change, message",
+    [
+        ("config.json", {"num_hidden_layers": 20_000}, "could not be loaded .*no layers, or more than 1,000"),
+        ("config.json", {"hidden_act": "none"}, r"could not be loaded \(KeyError: 'none'\)"),
+        ("tokenizer.json", {"added_tokens": [{"single_word": False}] * 100_001}, "more than 100,000 added tokens"),
+        ("tokenizer_config.json", {"model_max_length": "many"}, r"could not be loaded \(TypeError"),
+        ("generation_config.json", {"eos_token_id": "abc"}, r"its generation_config.json cannot be used \(ValueError"),
+    ],
+)
+def test_a_broken_or_giant_file_of_a_model_is_refused_at_once_in_one_sentence(models, tmp_path, file, change, message):
+    folder = Path(shutil.copytree(models["llama"], tmp_path / "model"))
+    (folder / file).write_text(json.dumps(json.loads((folder / file).read_text()) | change))
+    with pytest.raises(ValueError, match=rf"^--model \S+: .*{message}"):
+        load_shapes(str(folder))
+        make_decoding(load_tokenizer(str(folder)), Sampling())
+
+
+@pytest.mark.parametrize(
+    "template, reason",
+    [
+        (
+            "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+            "RuntimeError: .*ten seconds",
+        ),
+        ("{{ messages[0].content * 10**10 }}", "MemoryError"),
+        ("{{ messages[0].content * 10**6 }}", "ValueError: it makes 4,000,000 characters of a prompt"),
+        ("{{ 1 + 'a' }}", "TypeError"),
+        ("{% for %}", "TemplateSyntaxError"),
+        ("{{ raise_exception('no system') }}", "TemplateError: no system"),
+    ],
+)
+def test_a_chat_template_that_fails_or_takes_too_much_is_refused(models, monkeypatch, template, reason):
+    monkeypatch.setattr(signal, "alarm", lambda seconds: signal.setitimer(signal.ITIMER_REAL, seconds / 5))
+    tokenizer, limits = load_tokenizer(models["llama"]), resource.getrlimit(resource.RLIMIT_AS)
+    tokenizer.chat_template = template
+    with pytest.raises(ValueError, match=rf"^--model \S+: its chat template cannot be used \({reason}"):
+        render(tokenizer, "1+1=")
+    assert resource.getrlimit(resource.RLIMIT_AS) == limits and signal.getitimer(signal.ITIMER_REAL)[0] == 0
 
 
 def test_a_model_is_loaded_once_whatever_the_engine_computes_in(models, monkeypatch):
