@@ -95,7 +95,7 @@ def open_run(
         settings = dataclasses.replace(settings, share_prompts=False)
 
     parameters, stop = SharedParameters(model, len(trainers)), Stop()
-    feed = Feed(settings, prompts, engines, parameters, generator_process, stop.asked)
+    feed = Feed(settings, prompts, engines, parameters, generator_process, stop.asked, state)
     if state is not None and state.get("data") != feed.data:
         raise ValueError(
             f"--resume {folder}: the problems of --data {' '.join(settings.data)} are not those that its checkpoint was"
@@ -106,16 +106,10 @@ def open_run(
     folder.mkdir(parents=True, exist_ok=True)
     lock = lock or lock_folder(folder)
     write_config(folder, settings)
-    names = [*sum(generators, ()), *trainers]
-    devices = names.count("cpu") + len({*names} - {"cpu"})  # each CPU process is one; a GPU that does both is one
-    compute = Compute(devices, matmul_parameters(model), attention_width(model))
-    record = Record(settings, folder, compute, feed)
     if settings.resume:
         say(f"{folder}: going on from step {start.step}")
         for later in [path for path in checkpoints(folder) if step_of(path) > start.step]:
             shutil.rmtree(later)
-    parameters, stop = SharedParameters(model, len(trainers)), Stop()
-    feed = Feed(settings, prompts, engines, parameters, generator_process, stop.asked, state)
     names = [*sum(generators, ()), *trainers]
     devices = names.count("cpu") + len({*names} - {"cpu"})  # each CPU process is one; a GPU that does both is one
     compute = Compute(devices, matmul_parameters(model), attention_width(model))
