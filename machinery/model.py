@@ -47,7 +47,9 @@ def load_model(path: str, device: torch.device, dtype: torch.dtype) -> PreTraine
     load_shapes(path)
     options = {"trust_remote_code": False, "dtype": torch.float32, "attn_implementation": "eager"}
     with in_one_sentence(path):
-        model = transformers.AutoModelForCausalLM.from_pretrained(path, **options)
+        model, found = transformers.AutoModelForCausalLM.from_pretrained(path, output_loading_info=True, **options)
+        if found["missing_keys"]:  # transformers would draw them at random
+            raise ValueError(f"its files lack {len(found['missing_keys'])} weights, {min(found['missing_keys'])} first")
     heads, key_heads = (getattr(model.config, f"num_{of}_heads", None) for of in ("attention", "key_value"))
     if key_heads not in (None, heads):
         model.set_attn_implementation("grouped")

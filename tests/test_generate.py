@@ -44,7 +44,7 @@ from machinery import vllm_engine
 from machinery.decoding import completion_texts, decode_all, make_decoding, marked_text, quoted, render, render_all
 from machinery.engine import EngineSettings, sample_all
 from machinery.evaluation import judge_all
-from machinery.model import load_model, load_shapes, load_tokenizer, model_path, put_on_device, refuse_too_long
+from machinery.model import load_model, load_tokenizer, model_path, put_on_device, refuse_too_long
 from machinery.rollouts import Report, Request, Rollout, SharedParameters, Work
 from machinery.settings import GenerateCommand, Sampling
 
@@ -331,6 +331,7 @@ def test_models_that_cannot_be_used_are_refused_in_one_sentence(models, tmp_path
     "file, change, message",
     [
         ("config.json", {"num_hidden_layers": 20_000}, "could not be loaded .*no layers, or more than 1,000"),
+        ("config.json", {"num_hidden_layers": 9}, r"its files lack \d+ weights, model.layers.\S+ first"),
         ("config.json", {"hidden_act": "none"}, r"could not be loaded \(KeyError: 'none'\)"),
         ("tokenizer.json", {"added_tokens": [{"single_word": False}] * 100_001}, "more than 100,000 added tokens"),
         ("tokenizer_config.json", {"model_max_length": "many"}, r"could not be loaded \(TypeError"),
@@ -341,7 +342,7 @@ def test_a_broken_or_giant_file_of_a_model_is_refused_at_once_in_one_sentence(mo
     folder = Path(shutil.copytree(models["llama"], tmp_path / "model"))
     (folder / file).write_text(json.dumps(json.loads((folder / file).read_text()) | change))
     with pytest.raises(ValueError, match=rf"^--model \S+: .*{message}"):
-        load_shapes(str(folder))
+        load_model(str(folder), torch.device("cpu"), torch.float32)
         make_decoding(load_tokenizer(str(folder)), Sampling())
 
 
