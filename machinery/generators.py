@@ -54,8 +54,8 @@ def start_generator(number: int, process: Callable, engine: EngineSettings, para
     os.environ.pop("CUDA_VISIBLE_DEVICES")
     if ours is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ours
-    # Each end of a pipe must be open in one process only. If the other side dies, even in the middle of a message,
-    # reading then meets an end of file, and writing an error. Otherwise both would wait for ever.
+    # The trainer keeps its own end of each pipe only. If the generator dies, even in the middle of a message, reading
+    # then meets an end of file, and writing an error. Otherwise both would wait for ever.
     reports._writer.close()
     work._reader.close()
     work._ignore_epipe = True
