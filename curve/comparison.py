@@ -89,8 +89,8 @@ def compare(
         return Comparison(variants, "ceiling", winner, verdict, numbers, A_difference)
 
     A = float(np.mean([fit.A for fits in counted for fit in fits]))
-    at = efficiency_at([(A, A), (A - MARGIN, A - MARGIN), (A + MARGIN, A + MARGIN)], counted, scatter[1])
-    unequal = efficiency_at([(A + gap / 2, A - gap / 2) for gap in (low, high)], counted, scatter[1])
+    at = efficiency_at([(A, A), (A - MARGIN, A - MARGIN), (A + MARGIN, A + MARGIN)], counted, scatter)
+    unequal = efficiency_at([(A + gap / 2, A - gap / 2) for gap in (low, high)], counted, scatter)
     steeper, sooner = signs = beyond(1, at["B_ratio"]), -beyond(1, at["C_mid_ratio"])
     still = beyond(1, unequal["B_ratio"]), -beyond(1, unequal["C_mid_ratio"])
     winner = variants[0] if (steeper or sooner) > 0 else variants[1]
@@ -165,21 +165,22 @@ def half_interval(n: int, m: int, first: float = 1.0, second: float = 1.0) -> fl
     return float(stdtrit(DEFAULT_WEIGHT + n + m - 2, QUANTILE) * np.sqrt(first / n + second / m))
 
 
-def efficiency_at(held: Sequence[tuple[float, float]], groups: Sequence[list[Fit]], scatter: float) -> dict:
+def efficiency_at(held: Sequence[tuple[float, float]], groups: Sequence[list[Fit]], scatter: tuple) -> dict:
     """B and C_mid of two variants whose asymptotes are held at a pair of values. "B" and "C_mid": the geometric means
     over the seeds of each, at the first pair. "B_ratio" and "C_mid_ratio": the ratio of the first variant to the second
-    there, and the lowest and the highest end of its intervals at all pairs: (ratio, low, high). The errors of the fits
-    count only for a variant with one or two runs: with A held they are too wide, and three show how runs vary."""
-    found, ratios = {"A": held[0][0]}, {"B": [], "C_mid": []}
-    few = min(map(len, groups)) < 3
-    for pair in held:
-        fits = [[fit.efficiency_at(A) for fit in group] for A, group in zip(pair, groups)]
-        for i, (name, rows) in enumerate(ratios.items()):  # the order of `Fit.efficiency_at`
-            sides = [(np.array([log[i] for log, _ in fit]), np.array([few * e[i] for _, e in fit])) for fit in fits]
-            found.setdefault(name, tuple(float(np.exp(values.mean())) for values, _ in sides))
-            ratio, half = difference(*sides, scatter)
-            rows.append(np.exp([ratio, ratio - half, ratio + half]))
-    for name, rows in ratios.items():
-        middle, low, high = zip(*rows)
-        found[f"{name}_ratio"] = float(middle[0]), float(min(low)), float(max(high))
+    there, and the lowest and the highest end of its intervals at all pairs: (ratio, low, high).
+
+    scatter: as in `compare`. The A of seeds scatters, so with A held their B and C_mid scatter too, as far as they
+    follow the held A. The errors of the fits count only for a variant with one or two runs: with A held they are too
+    wide, and three show how runs vary."""
+    few, sides = min(map(len, groups)) < 3, []
+    for A, fits in zip(np.transpose(held), groups):  # logs and errors: [pairs, seeds, 2], of B and C_mid
+        logs, errors = np.array([[fit.efficiency_at(value) for fit in fits] for value in A]).transpose(2, 0, 1, 3)
+        sides.append((logs, np.hypot(few * errors, scatter[0] * np.ptp(logs, 0) / np.ptp(A))))
+    found = {"A": held[0][0]}
+    for i, name in enumerate(("B", "C_mid")):
+        found[name] = tuple(float(np.exp(logs[0, :, i].mean())) for logs, _ in sides)
+        pairs = [[(logs[k, :, i], errors[k, :, i]) for logs, errors in sides] for k in range(len(held))]
+        middle, half = np.transpose([difference(*pair, scatter[1]) for pair in pairs])
+        found[f"{name}_ratio"] = tuple(map(float, np.exp([middle[0], min(middle - half), max(middle + half)])))
     return found

@@ -85,6 +85,12 @@ def test_the_expected_scatter_decides_as_long_as_seeds_do_not():
     alike = [replace(fit, A=A) for fit, A in zip(one * 3, (0.70, 0.75, 0.80))]  # they scatter more than expected
     widths = [np.ptp(compare(("one", "two"), (fits, two * 3)).A_difference[1:]) for fits in (one * 3, alike)]
     assert widths[1] > 1.5 * widths[0]
+    small = [fit_sigmoid(*run_of(random, A=0.4, noise=0.002)) for _ in range(3)]  # with a small gain B follows A
+    widths = [
+        np.ptp(compare(("one", "two"), (small, small), scatter).efficiency["B_ratio"][1:])
+        for scatter in ((0.0, 0.05), (0.01, 0.05))
+    ]
+    assert widths[1] > 1.2 * widths[0]
 
 
 def test_a_verdict_is_what_its_intervals_say():

@@ -225,7 +225,7 @@ def test_verdicts():
     cases = [
         (dict(A=0.75), dict(A=0.65), "ceiling", "one", "one raises the ceiling"),
         (dict(A=0.65), dict(A=0.75), "ceiling", "two", "two raises the ceiling"),
-        (dict(B=1.4, noise=0.004), dict(B=2.6, noise=0.004), "efficiency", "two", "two is more efficient"),
+        (dict(B=1.2, noise=0.002), dict(B=2.8, noise=0.002), "efficiency", "two", "two is more efficient"),
         (dict(C_mid=60.0), dict(C_mid=110.0), "efficiency", "one", "one is more efficient"),
         (dict(A=0.7), dict(A=0.71), "none", None, "no difference that this data shows"),
         (dict(last=100.0), dict(), "unknown", None, "does not identify A of one"),
