@@ -67,7 +67,7 @@ class Fit:
     y: Array = field(repr=False)
     points: tuple[Array, Array] = field(repr=False)  # x and y of the second fit, which may begin with compute 0
     profile: Profile = field(repr=False)
-    warnings: list[FitWarning]  # the most important first
+    warnings: list[FitWarning] = field(default_factory=list)  # the most important first
     identified: bool = False  # whether the data determines A, and with it B and C_mid
     no_ceiling: bool = False  # the data passes the middle of its rise, but A is on its bound 1
     fell: bool = False  # the pass rate came down from its peak, which no sigmoid does
@@ -153,7 +153,6 @@ def fit_sigmoid(x, y, r0: str | float = "first", fit_from=0.0, fit_to=np.inf, nu
     R0 = None if r0 == "free" else float(y[0] if r0 == "first" else r0)
     if R0 is not None and not 0 <= R0 <= 1:
         raise ValueError(f"R0 = {R0:g} is no pass rate, which lies in [0, 1]")
-    warnings = []
     fitted = (x >= fit_from) & (x <= fit_to)
     if r0 == "first" or (R0 is not None and x[0] == 0):  # at compute 0 every curve is at R0: nothing to fit
         fitted[0] = False
@@ -174,9 +173,6 @@ def fit_sigmoid(x, y, r0: str | float = "first", fit_from=0.0, fit_to=np.inf, nu
     lag_1, correlation = lag_one_correlation(residual, parameters)
     excess = allowed_excess(least, n - parameters, correlation)
     if squares > least + excess:  # the first fit is not in the 95 % region of the second
-        if r0 == "first":
-            off = f"the first point, {R0:.3f}, is further off the curve than chance explains"
-            warnings.append(FitWarning("R0 is fitted", off))
         theta, squares = best, least
     A, B, C_mid, R0 = map(float, (theta[0], *np.exp(theta[1:3]), theta[3]))
     interval, profile = least_squares.profile_over_A(x_all, y_all, best, theta, excess, R0_free)
@@ -185,7 +181,7 @@ def fit_sigmoid(x, y, r0: str | float = "first", fit_from=0.0, fit_to=np.inf, nu
     noise = float(np.sqrt(np.mean(y * (1 - y)) / num_examples)) if num_examples else None
     interval = {"R0": (R0, R0)} | interval
     points = x_all, y_all
-    fit = Fit(A, B, C_mid, R0, interval, squares, rms, lag_1, correlation, noise, r0, x, y, points, profile, warnings)
+    fit = Fit(A, B, C_mid, R0, interval, squares, rms, lag_1, correlation, noise, r0, x, y, points, profile)
     return judge(fit)
 
 
@@ -225,7 +221,7 @@ def judge(fit: Fit) -> Fit:
     fall = f"the pass rate fell from {peak:.3f} around x = {peak_x:.4g} to {end:.3f}, and a sigmoid cannot"
     if peak - end > max(0.5 * (peak - min(fit.R0, end)), 4 * jump):
         collapse = FitWarning("collapse", f"{fall}, so this fit means nothing: try --fit-to {peak_x:.4g}")
-        return replace(fit, fell=True, collapsed=True, warnings=[collapse, *fit.warnings])
+        return replace(fit, fell=True, collapsed=True, warnings=[collapse])
 
     made, floor = f"only {100 * fit.gain_made:.0f} % of the gain is made, less than", f"only A > {low:.3f}"
     few = fit.rms / np.sqrt(n) > MOST_SCATTER * gain
@@ -239,14 +235,14 @@ def judge(fit: Fit) -> Fit:
     ]
     about_A = [FitWarning(*warning) for holds, *warning in rules_for_A if holds][:1]
     kind = about_A[0].kind if about_A else None
+    identified, no_ceiling = kind in (None, SHORT), kind == NO_CEILING
 
     declined = bool(peak - end > max(0.2 * (peak - fit.R0), 4 * jump))
     on_bound = not least_squares.B_RANGE[0] * 1.01 < fit.B < least_squares.B_RANGE[1] / 1.01
     rules = [
-        (declined, "decline", f"{fall}, so A lies below the peak"),
+        (declined, "decline", f"{fall}: try --fit-to {peak_x:.4g}"),
         (n < 6, "few points", f"only {n} points: the intervals lean on {n - 3} degree(s) of freedom"),
-        (on_bound, "B is on its bound", f"B = {fit.B:.3g}: the rise is a step between points, or has no shape yet"),
+        (on_bound and identified, "B is on its bound", f"B = {fit.B:.3g}: the rise is a step between points"),
     ]
-    warnings = about_A + [FitWarning(*warning) for holds, *warning in rules if holds] + fit.warnings
-    identified, no_ceiling = kind in (None, SHORT), kind == NO_CEILING
+    warnings = about_A + [FitWarning(*warning) for holds, *warning in rules if holds]
     return replace(fit, identified=identified, no_ceiling=no_ceiling, fell=declined, warnings=warnings)

@@ -64,7 +64,8 @@ def describe(series: Series, fit: Fit, report: dict) -> str:
     """The report of one run in words, without its name."""
     first = "the first point, " + (f"at {series.x[0]:.4g}: --r0 can say better" if series.x[0] else "before training")
     source = {"first": first, "free": "fitted"}.get(fit.r0, "given")
-    source = "fitted" if fit.r0 == "first" and fit.R0 != series.y[0] else source
+    if fit.r0 == "first" and fit.R0 != series.y[0]:
+        source = f"fitted: the first point, {series.y[0]:.3f}, is further off the curve than chance explains"
     meaning = {"A": "asymptote", "B": "exponent", "C_mid": f"{series.x_name} at half the gain", "R0": source}
     window = f"{series.x_name} {fit.x[0]:.4g} to {fit.C_max:.4g}"
     lines = [f"curve       {len(fit.x)} of {len(series.x)} points fitted, {window}", *(f"  {n}" for n in series.notes)]

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
+from curve.columns import Series
 from curve.fit import fit_sigmoid, sigmoid
+from curve.report import describe, report
 
 X = np.linspace(0, 600, 13)
 PLAIN = {  # shapes that fit almost exactly, or are at their end at once
@@ -55,5 +57,6 @@ def test_a_first_point_off_the_curve_does_not_give_R0():
     y[0] = 0.4156
     f = fit_sigmoid(x, y)
     assert f.R0 == pytest.approx(0.5, abs=0.01) and f.interval["R0"][0] > 0.4156
-    assert "R0 is fitted: the first point, 0.416" in " ".join(map(str, f.warnings))
+    series = Series("run", x, y)
+    assert not f.warnings and "fitted: the first point, 0.416" in describe(series, f, report(series, f))
     require_estimates_inside(f)
