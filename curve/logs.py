@@ -194,13 +194,14 @@ def _console_lines(text: io.TextIOWrapper, start: re.Pattern, pair: re.Pattern) 
 def _table_lines(text: io.TextIOWrapper, delimiter: str) -> Iterator[Row]:
     skipped = next(_lines(text))[0] - 1  # comments, as in Stable-Baselines' monitor
     text.seek(0)
-    table = csv.DictReader(itertools.islice(text, skipped, None), delimiter=delimiter, skipinitialspace=True)
-    names = [name for name in table.fieldnames if name]
+    table = csv.reader(itertools.islice(text, skipped, None), delimiter=delimiter, skipinitialspace=True)
+    header = next(table)
+    names = [name for name in header if name]
     if any(map(CELL.fullmatch, names[:1])) or len(set(names)) < len(names):
         raise ValueError("line 1: a number or a name twice where column names are expected: write a line like x,y")
-    for row in table:
-        if None in row:
+    for cells in table:
+        if len(cells) > len(header):
             raise ValueError(f"line {skipped + table.line_num}: more values than the {len(names)} names: mend the line")
         if delimiter == ";":  # decimal commas
-            row = {name: re.sub(r"^([-+]?\d*),(\d+ ?%?)$", r"\1.\2", cell or "") for name, cell in row.items()}
-        yield skipped + table.line_num, row
+            cells = [re.sub(r"^([-+]?\d*),(\d+ ?%?)$", r"\1.\2", cell) for cell in cells]
+        yield skipped + table.line_num, dict(zip(header, cells))
