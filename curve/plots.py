@@ -102,6 +102,7 @@ def _write(path: Path, axes, runs: Sequence[Series], title: str) -> None:
     pass_rate = "" if len(y_names) > 1 or y_names == {"pass_rate"} else f" ({runs[0].y_name})"
     axes.set(xlabel=f"compute{compute}", ylabel=f"pass rate{pass_rate}", xscale="log")
     axes.set_title(title, fontsize=10, wrap=True)
+    axes.xaxis.set_major_formatter("{x:g}")  # as the report prints compute, and faster than 10 with an exponent
     axes.grid(alpha=0.25)
     labels = axes.get_legend_handles_labels()[1]
     columns = 2 if max(map(len, labels)) < 60 else 1
