@@ -1,7 +1,8 @@
 """How far the fit can be trusted, by simulated runs, and how fast it is.
 
-    python benchmarks/fit.py               # 400 runs a line
-    python benchmarks/fit.py --draws 50    # quicker and rougher
+    python benchmarks/fit.py                             # 400 runs a line
+    python benchmarks/fit.py --draws 50                  # quicker and rougher
+    python benchmarks/fit.py --parts verdicts --seed 1   # one part, on other runs
 
 The parts of it: how often the intervals hold the truth, how often a verdict is wrong, which runs identify A, and the
 speed of a fit.
@@ -43,7 +44,7 @@ def holds(interval, value) -> bool:
     return interval[0] <= value <= interval[1]
 
 
-def coverage(draws: int) -> None:
+def coverage(draws: int, seed: int) -> None:
     print(
         f"\nHow often do 95 % intervals hold the truth? Percent of {draws} simulated runs; noise .01,\n"
         "C_max/C_mid 4, forecast at twice the last compute, held-out test (what came).\n"
@@ -52,7 +53,7 @@ def coverage(draws: int) -> None:
         "         r  corrected"
     )
     for points, correlation in itertools.product((20, 40, 75), (0.0, 0.3, 0.6, 0.8)):
-        random, held, figures = np.random.default_rng(0), [], []
+        random, held, figures = np.random.default_rng(seed), [], []
         for _ in range(draws):
             x, y = simulate(random, points, 4, 0.01, correlation)
             fit, test, later = fit_sigmoid(x, y), held_out(x, y), 2 * x[-1]
@@ -72,7 +73,7 @@ def coverage(draws: int) -> None:
         )
 
 
-def verdicts(draws: int) -> None:
+def verdicts(draws: int, seed: int) -> None:
     print(
         f"\nHow often is a verdict wrong? Percent of {draws} runs in pairs of variants. 40 points up to 6 C_mid;\n"
         "the paper's curve of ScaleRL (gain .21), or A .7, B 1.8, R0 .2 (gain .5). Seeds scatter by .0075 in A and\n"
@@ -90,7 +91,7 @@ def verdicts(draws: int) -> None:
     }
     half = {"A": 0.7, "B": 1.8, "C_mid": 100.0, "R0": 0.2}
     for truth, noise in [(TRUTH, 0.003), (TRUTH, 0.005), (TRUTH, 0.01), (half, 0.005), (half, 0.01), (half, 0.02)]:
-        random = np.random.default_rng(0)
+        random = np.random.default_rng(seed)
 
         def pool(A, times, points, reach):
             fits = []
@@ -126,13 +127,14 @@ def verdicts(draws: int) -> None:
             )
 
 
-def identification(runs: int) -> None:
+def identification(draws: int, seed: int) -> None:
+    runs = 15 * draws
     print(
         f"\nWhich part of the gain must a run show? {runs} simulated runs: A from .4 to .95, R0 .2 below it at\n"
         "least, B from .6 to 3, noise .003 to .03, correlation 0, .3 or .6, 20, 40 or 75 points, .35 to .99 of the\n"
         "gain made. Left out: intervals wider than the gain, no ceiling below 1, no rise\n"
     )
-    random, rows = np.random.default_rng(0), []
+    random, rows = np.random.default_rng(seed), []
     for _ in range(runs):
         A, made, points = random.uniform(0.4, 0.95), random.uniform(0.35, 0.99), random.choice([20, 40, 75])
         B, noise = np.exp(random.uniform(np.log([0.6, 0.003]), np.log([3, 0.03])))
@@ -156,8 +158,8 @@ def identification(runs: int) -> None:
             print(f"{name:19}{chosen.sum():9}{shares}{errors}", flush=True)
 
 
-def speed() -> None:
-    x, y = simulate(np.random.default_rng(0), 75, 6, 0.01)
+def speed(_draws: int, seed: int) -> None:
+    x, y = simulate(np.random.default_rng(seed), 75, 6, 0.01)
     R0, later_x, later_y = y[0], x[1:], y[1:]
     median = lambda work, repeats: np.median([common.seconds(work) for _ in range(repeats)])
     fast = median(lambda: least_squares.variable_projection(later_x, later_y, R0), 200)
@@ -172,11 +174,12 @@ def speed() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=400, help="simulated runs a line")
-    draws = parser.parse_args().draws
-    coverage(draws)
-    verdicts(draws)
-    identification(15 * draws)
-    speed()
+    parser.add_argument("--seed", type=int, default=0, help="of the simulated runs")
+    parts = {part.__name__: part for part in (coverage, verdicts, identification, speed)}
+    parser.add_argument("--parts", nargs="+", choices=parts, default=[*parts], help="what to simulate")
+    options = parser.parse_args()
+    for name in options.parts:
+        parts[name](options.draws, options.seed)
 
 
 if __name__ == "__main__":
