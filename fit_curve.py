@@ -20,9 +20,9 @@ What happens, in this order:
     2. fit        A, B and C_mid of least squares, with R0 held at the first point (curve/fit.py)
     3. intervals  over the curves that fit about as well; wider if neighbours correlate (curve/least_squares.py)
     4. judge      what the data does not show is not reported, such as an asymptote after half a rise (curve/fit.py)
-    5. forecast   at more compute, beside a power law and the last value; and from the first half (curve/report.py)
-    6. compare    the mean of several seeds; two variants, ceilings first, then efficiency (A.8; curve/comparison.py)
-    7. report     in words (curve/report.py), as a picture (curve/plots.py), as JSON
+    5. forecast   at more compute, beside a power law and the last value; and from the first half (curve/forecast.py)
+    6. compare    each variant with the first: ceilings, then efficiency (A.8; curve/comparison.py)
+    7. report     in words and as a table (curve/report.py), as a picture (curve/plots.py), as JSON
 
 docs/fitting.md says how to read what comes out.
 """
@@ -31,42 +31,39 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import combinations
 from pathlib import Path
 from typing import Literal
 
-from curve.comparison import SEED_SCATTER, asymptote_of, compare
+from curve.columns import Reading
+from curve.comparison import SEED_SCATTER, compare_with_first
 from curve.files import write_whole
 from curve.fit import FittedRun, fit_sigmoid
 from curve.flags import read_flags, run_command
 from curve.logs import read_log
-from curve.plots import plot_compare, plot_runs
-from curve.report import describe, report
+from curve.plots import plot_variants
+from curve.report import caption, describe, markdown, report, variants_table, write_table
 
 
 @dataclass(frozen=True)
 class Fitting:
     """How logs are read and fitted."""
 
-    x: str | None = None  # the column of compute; by default guessed, and printed
-    y: str | None = None  # the column of the pass rate, or several with commas, or all; by default guessed, and printed
-    where: str | None = None  # only the records with COLUMN=VALUE; several with commas
-    percent: bool = False  # the pass rate is in percent
-    mean: bool = False  # average the rows of one step, such as several problems or seeds under each other
+    reading: Reading = Reading()
     fit_from: float = 0.0  # leave out the points before this compute
     fit_to: float = float("inf")  # leave out the points after this compute
     r0: Literal["first", "free"] | float = "first"  # pass rate before training: the first point, fitted, or this value
     # compared runs: the standard deviation between seeds that is expected, of A, and of log B and log C_mid
     seed_scatter: tuple[float, float] = SEED_SCATTER
-    predict: tuple[float, ...] = ()  # forecast at these computes
-    json: Path | None = None  # write all results to this file
+    predict: tuple[float, ...] = ()  # forecast at these computes; tables have the first
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Fitting):
     logs: tuple[str, ...]  # LOG, FILE:COLUMN or -; with --compare variants, [NAME=]LOG[,LOG...]: seeds with commas
-    verbose: bool = False  # all of each run that is compared
-    compare: bool = False  # the logs are variants, which are compared two by two
+    compare: bool = False  # the logs are variants, and each is compared with the first
+    verbose: bool = False  # with --compare, all of each run, and the reasons for each verdict
+    json: Path | None = None  # write all results to this file
+    table: Path | None = None  # write the table of the variants to this file: .md, .csv or .tex
     plot: Path | None = None  # draw the curves into this file: .png, .pdf or .svg
 
 
@@ -90,7 +87,7 @@ def fit_logs(logs: Sequence[tuple[str, str | Path]], fitting: Fitting) -> tuple[
     variants, unfit = {}, []
     for variant, path in logs:
         try:
-            curves = read_log(path, fitting.x, fitting.y, fitting.percent, fitting.where, fitting.mean)
+            curves = read_log(path, **vars(fitting.reading))
         except (ValueError, OSError) as error:
             unfit.append(str(error))
             continue
@@ -106,10 +103,6 @@ def fit_logs(logs: Sequence[tuple[str, str | Path]], fitting: Fitting) -> tuple[
     return variants, unfit
 
 
-def write_json(path: Path, results: dict) -> None:
-    write_whole(path, json.dumps(results, indent=1, allow_nan=False, default=asdict) + "\n")
-
-
 def main(arguments: list[str]) -> int:
     """The command. Returns the exit status 0; ValueError or OSError, in one sentence, for wrong options or logs."""
     options = read_flags(Options, arguments, description=__doc__)
@@ -123,27 +116,26 @@ def main(arguments: list[str]) -> int:
     if unfit and len(variants) < (2 if options.compare else 1):
         raise ValueError(unfit[0])
     runs = [run for runs in variants.values() for run in runs]
-    results = {"runs": [report(*run, options.predict) for run in runs], "left_out": unfit}
-    brief = options.compare and len(runs) > 2 and not options.verbose
-    described = [] if brief else zip(runs, results["runs"])
-    paragraphs = [f"{run[0].name}\n{describe(*run, numbers)}" for run, numbers in described]
+    reports = [report(*run, options.predict) for run in runs]
+    comparisons = compare_with_first(variants, options.seed_scatter) if options.compare else []
+    rows = variants_table(variants, comparisons, *options.predict[:1])
+
+    paragraphs = []
+    if not options.compare or options.verbose:
+        paragraphs += [f"{run[0].name}\n{describe(*run, numbers)}" for run, numbers in zip(runs, reports)]
     if options.compare:
-        fits = {name: [fit for _, fit in runs] for name, runs in variants.items()}
-        comparisons = [
-            compare(pair, [fits[name] for name in pair], options.seed_scatter) for pair in combinations(fits, 2)
-        ]
-        asymptotes = {name: asymptote_of(seeds) for name, seeds in fits.items()}
-        results |= {"asymptotes": asymptotes, "comparisons": comparisons}
-        paragraphs += [f"{name}: A {text}, from {len(fits[name])} run(s)" for name, text in asymptotes.items()]
+        paragraphs.append(f"{caption(runs)}\n\n{markdown(rows)}")
+    if options.verbose or len(comparisons) == 1:
         paragraphs += [f"{' and '.join(each.variants)}: {each.sentence}" for each in comparisons]
     paragraphs += [f"left out, since it gives no curve: {reason}" for reason in unfit]
 
-    if options.plot and len(runs) > 1:
-        plot_compare(options.plot, variants, results.get("comparisons", []))
-    elif options.plot:
-        plot_runs(options.plot, runs, options.predict)
+    if options.table:
+        write_table(options.table, rows)
+    if options.plot:
+        plot_variants(options.plot, variants, comparisons, options.predict)
     if options.json:
-        write_json(options.json, results)
+        results = {"runs": reports, "variants": rows, "comparisons": comparisons, "left_out": unfit}
+        write_whole(options.json, json.dumps(results, indent=1, allow_nan=False, default=asdict) + "\n")
     print("\n\n".join(paragraphs))
     return 0
 

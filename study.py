@@ -24,17 +24,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from scipy.special import chdtri, stdtrit  # quantiles of chi^2 and of Student's t
 
 import loss
-from curve.comparison import Comparison, asymptote_of, compare
+from curve.comparison import compare_with_first
 from curve.files import write_whole
-from curve.fit import Fit, FittedRun, with_interval
+from curve.fit import FittedRun, with_interval
 from curve.flags import flag, read_flags, run_command
 from curve.logs import RUNS, packed_runs, read_table
-from curve.plots import COMPUTE_UNITS, plot_compare
-from curve.report import FORECASTERS, report
-from fit_curve import Fitting, fit_logs, write_json
+from curve.plots import COMPUTE_UNITS, plot_variants
+from curve.report import caption, markdown, report, variants_table
+from fit_curve import Fitting, fit_logs
 from machinery.devices import cpu_threads
 from machinery.files import last_line
 from machinery.folder import lock_folder
@@ -193,7 +192,6 @@ def train_all(folder: Path, runs: dict[Path, tuple[Settings, list[str]]], jobs: 
 
 
 # --- the tables ---------------------------------------------------------------------------------------------------
-# `fits` holds the fits of each variant by its name. All variants are compared with the first.
 
 
 def runs_of_study(folder: Path) -> list[tuple[str, Path]]:
@@ -216,101 +214,42 @@ def make_tables(folder: Path, fitting: Fitting) -> str:
     if not variants:
         raise ValueError(unfit[0])
     runs = [run for runs in variants.values() for run in runs]
-    reports = [report(*run, fitting.predict) for run in runs]
-    fits = {variant: [fit for _, fit in runs] for variant, runs in variants.items()}
-    first, *others = fits
-    comparisons = [compare((other, first), (fits[other], fits[first]), fitting.seed_scatter) for other in others]
+    comparisons = compare_with_first(variants, fitting.seed_scatter)
     text = "\n\n".join([
-        f"Compute is {runs[0][0].x_name}. In brackets, 95 % intervals: of a variant by its seeds, of a run by its fit.",
-        "### Variants", variants_table(fits, comparisons),
-        "### Forecasts from the first half of the compute", forecast_table(reports),
-        "### Seeds", seeds_margin(fits),
+        caption(runs),
+        "### Variants", markdown(variants_table(variants, comparisons, *fitting.predict[:1])),
         "### Runs", runs_table(folder, runs),
         *(f"Not fitted: {reason}" for reason in unfit),
     ])  # fmt: skip
     write_whole(folder / "tables.md", text + "\n")
-    plot_compare(folder / "compare.png", variants, comparisons)
-    if fitting.json:
-        write_json(fitting.json, {"runs": reports, "comparisons": comparisons})
+    plot_variants(folder / "compare.png", variants, comparisons)
     return text + "\n"
 
 
-def markdown(columns: list[str], rows: list[dict]) -> str:
-    """A Markdown table of rows, each with its cells by column. A cell that a row lacks is "-"."""
-    cells = [[str(row.get(column, "-")) for column in columns] for row in rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in [columns, ["---"] * len(columns), *cells])
-
-
-def variants_table(fits: dict[str, list[Fit]], comparisons: list[Comparison]) -> str:
-    """The leave-one-out table (Fig. 7): each variant beside the first."""
-    first, rows = next(iter(fits)), []
-    gap, common = f"A less that of {first}", f"B at common A, and that of {first}"
-    for (variant, seeds), comparison in zip(fits.items(), [None, *comparisons]):
-        row = {"variant": variant, "runs": len(seeds), "A": asymptote_of(seeds)}
-        row["verdict"] = comparison.verdict if comparison else "(the others are compared with it)"
-        if comparison and comparison.A_difference:
-            row[gap] = with_interval(*comparison.A_difference, "+.3f")
-        if comparison and comparison.efficiency:
-            held = comparison.efficiency
-            row[common] = "{:.2f}, {:.2f}".format(*held["B"])
-            row |= {f"ratio of {name}": with_interval(*held[f"{name}_ratio"], ".2f") for name in ("B", "C_mid")}
-        rows.append(row)
-    return markdown(["variant", "runs", "A", gap, common, "ratio of B", "ratio of C_mid", "verdict"], rows)
-
-
-def forecast_table(reports: list[dict]) -> str:
-    """Forecasts from the first half of each run, beside what came, and the median errors."""
-    rows, sizes, inside = [], [], 0
-    error_columns = ["error of the sigmoid", "of the power law", "of the last value"]
-    for run in reports:
-        test = run["baselines"]["held_out"]
-        if "error" in test:
-            rows.append({"run": run["name"], "sigmoid": test["error"]})
-            continue
-        came, (low, high) = test["came"], test["interval"]
-        errors = [test[name] - came for name in FORECASTERS]
-        sizes.append(np.abs(errors))
-        inside += low <= came <= high
-        row = {"run": run["name"], "fitted up to": f"{test['fit_to']:.3g}", "came": f"{came:.3f}"}
-        row |= {"sigmoid": with_interval(test["sigmoid"], low, high)}
-        rows.append(row | {column: f"{error:+.3f}" for column, error in zip(error_columns, errors)})
-    text = markdown(["run", "fitted up to", "came", "sigmoid", *error_columns], rows)
-    if sizes:
-        medians = "sigmoid {:.3f}, power law {:.3f}, last value {:.3f}".format(*np.median(sizes, axis=0))
-        text += f"\n\nMedian error: {medians}. {inside} of {len(sizes)} came inside their 95 % interval."
-    return text
-
-
-def seeds_margin(fits: dict[str, list[Fit]]) -> str:
-    """The error margin of A that follows from the seeds of all variants (Fig. 8a)."""
-    counted = [[fit.A for fit in seeds if fit.identified and not fit.fell] for seeds in fits.values()]
-    degrees, most = sum(len(A) - 1 for A in counted if A), max(map(len, fits.values()))
-    if not degrees:
-        return "No two seeds of a variant identify A."
-    s, t = np.sqrt(sum(len(A) * np.var(A) for A in counted if A) / degrees), stdtrit(degrees, 0.975)
-    low, high = s * np.sqrt(degrees / chdtri(degrees, [0.025, 0.975]))
-    return (
-        f"Standard deviation of A between the seeds of a variant: {with_interval(s, low, high, '.4f')}, from"
-        f" {degrees} degrees of freedom. So A of one run lies within {t * s:.3f} of that of its variant, and two"
-        f" variants of {most} runs are told apart from {t * s * np.sqrt(2 / most):.3f} on (95 %)."
-    )
-
-
 def runs_table(folder: Path, runs: list[FittedRun]) -> str:
-    """Every run with its fit, its compute, and the kinds of its warnings."""
-    forms, rows = {"B": ".2f", "C_mid": ".3g"}, []
-    for series, fit in runs:
-        row = {"run": series.name, "before": f"{series.y[0]:.3f}", "after": f"{series.y[-1]:.3f}", "A": fit.asymptote}
+    """Each run with its fit, its compute, the forecast from its first half beside what came, and the kinds of its
+    warnings. Below it the median errors of the forecasts."""
+    rows, errors, inside = [], [], 0
+    for alone, (series, fit) in zip(variants_table({run[0].name: [run] for run in runs}), runs):
+        row = {"run": alone.pop("variant"), "before": f"{series.y[0]:.3f}"} | alone
+        del row["runs"]
         row |= {"C_max/C_mid": f"{fit.reach:.1f}", "rms": f"{fit.rms:.4f}"}
-        if fit.identified:
-            row |= {name: with_interval(getattr(fit, name), *fit.interval[name], form) for name, form in forms.items()}
         table = read_table(folder / series.name / "log.jsonl")
-        for name in COMPUTE_UNITS.keys() & table.names:
-            row[COMPUTE_UNITS[name]] = f"{table.numbers(name)[table.rows(name)][-1]:.3g}"
-        row["warnings"] = "; ".join(warning.kind for warning in fit.warnings) or "-"
-        rows.append(row)
-    columns = ["run", "before", "after", "A", *forms, "C_max/C_mid", "rms", *COMPUTE_UNITS.values(), "warnings"]
-    return markdown(columns, rows)
+        for name, unit in COMPUTE_UNITS.items():
+            row[unit] = f"{table.numbers(name)[table.rows(name)][-1]:.3g}" if name in table.names else "-"
+        test = report(series, fit)["baselines"]["held_out"]
+        row |= {"forecast from half": test.get("error"), "came": "-"}
+        if "error" not in test:
+            row["forecast from half"] = with_interval(test["sigmoid"], *test["interval"])
+            row["came"] = f"{test['came']:.3f}"
+            errors.append([abs(test[name] - test["came"]) for name in FORECASTERS])
+            inside += test["interval"][0] <= test["came"] <= test["interval"][1]
+        rows.append(row | {"warnings": "; ".join(warning.kind for warning in fit.warnings) or "-"})
+    if not errors:
+        return markdown(rows)
+    medians = "sigmoid {:.3f}, power law {:.3f}, last value {:.3f}".format(*np.median(errors, axis=0))
+    came = f"{inside} of {len(errors)} came inside their 95 % interval."
+    return f"{markdown(rows)}\n\nMedian error of the forecasts from half of the compute: {medians}. {came}"
 
 
 # --- the command --------------------------------------------------------------------------------------------------

@@ -125,7 +125,7 @@ def curves(run: Path, log: list[dict]) -> list[dict]:
     for column in columns:
         points = [[line["step"], line["compute_flops"], line[column]] for line in validations]
         try:
-            (series,) = read_log(run / "log.jsonl", "compute_flops", column)
+            (series,) = read_log(run / "log.jsonl", x="compute_flops", y=column)
             # If there are several sources, the log does not say how many answers each has.
             fit = fit_sigmoid(series.x, series.y, num_examples=series.num_examples if len(columns) == 1 else None)
         except ValueError as error:

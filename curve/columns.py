@@ -31,6 +31,17 @@ class Series:
     notes: tuple[str, ...] = ()  # how the log was read; a warning begins with !
 
 
+@dataclass(frozen=True)
+class Reading:
+    """Which records and columns of a log are read."""
+
+    x: str | None = None  # the column of compute; by default guessed, and printed
+    y: str | None = None  # the column of the pass rate, or several with commas, or all; by default guessed, and printed
+    where: str | None = None  # only the records with COLUMN=VALUE; several with commas
+    percent: bool = False  # the pass rate is in percent
+    mean: bool = False  # average the rows of one step, such as several problems or seeds under each other
+
+
 def check_curve(
     x: np.ndarray, y: np.ndarray, place: Callable[[int], str] = lambda i: f"point {i + 1}", names: tuple = ("x", "y")
 ) -> None:
@@ -97,11 +108,6 @@ KINDS_OF_RECORD = ("kind", "type", "split", "mode", "phase", "stage", "event")
 GROUPS = re.compile(
     r"(?i)algo(rithm)?|method|recipe|run(_?(id|name))?|exp(eriment)?|seed|trial|(data_?)?set|data_source|task|benchmark"
     r"|env(ironment)?|model|policy|variant|setting|group|metric|tag|key")  # fmt: skip
-# The columns with the cost of one step (verl, tinker), which --x seconds and --x tokens add up.
-COSTS = {
-    "seconds": ("timing_s/step", "perf/time_per_step", "time/total"),
-    "tokens": ("perf/total_num_tokens", "env/all/total_ac_tokens"),
-}
 
 
 def _parts(name: str) -> list[list[str]]:
@@ -205,12 +211,10 @@ class Table:
 
 
 @np.errstate(all="ignore")  # NaN is a missing value, and check_curve names the place of an infinity
-def read_curves(
-    table: Table, name: str, x: str | None, y: str | None, where: str | None, percent: bool, mean: bool
-) -> list[Series]:
-    """The curves in a table: one, or one for each column that `y` names. The arguments are those of `read_log`."""
+def read_curves(table: Table, name: str, reading: Reading) -> list[Series]:
+    """The curves in a table: one, or one for each column that `reading.y` names."""
     kinds = {}  # by column what the records are
-    for condition in where.split(",") if where else ():
+    for condition in reading.where.split(",") if reading.where else ():
         column, _, value = condition.partition("=")
         _require_column(table, column, "--where")
         if value not in (groups := table.groups(column, table.rows(column))):
@@ -233,9 +237,9 @@ def read_curves(
 
     if not table.names:
         raise ValueError("no column has a value: expected a table with names, or a JSON object a line")
-    columns = _pass_rates(table, y)
-    several, guessed = len(columns) > 1 or y == "all", x is None or y is None
-    return [_series(table, column if several else name, x, column, percent, mean, guessed) for column in columns]
+    columns = _pass_rates(table, reading.y)
+    several = len(columns) > 1 or reading.y == "all"
+    return [_series(table, column if several else name, column, reading) for column in columns]
 
 
 def _listed(names: list[str]) -> str:
@@ -291,8 +295,8 @@ def _best_compute(table: Table, counters: list[str], rows: np.ndarray) -> str:
     return next(rising, counters[0])
 
 
-def _series(table: Table, name: str, x: str | None, y: str, percent: bool, mean: bool, guessed: bool) -> Series:
-    """The curve of the pass rate y. x, percent, mean: as in `read_log`. guessed: whether x or y was not given there."""
+def _series(table: Table, name: str, y: str, reading: Reading) -> Series:
+    """The curve of the pass rate y."""
     for row, text in table.texts.get(y, {}).items():
         if table.chosen[row]:
             raise ValueError(f"{table.place(row)}: {y} = {text[:40]!r} is not a number: mend or remove it")
@@ -300,11 +304,11 @@ def _series(table: Table, name: str, x: str | None, y: str, percent: bool, mean:
     nan = np.isnan(pass_rate[rows])
     rows = rows[~nan]
 
-    counters = _counters(table, y, rows)
+    counters, x = _counters(table, y, rows), reading.x
     step = next((name for name in counters if STEP.fullmatch(name)), x if x in table.names else None)
     step = step or _best_compute(table, counters, rows)
     repeated, averaged = 0, 0
-    if mean:
+    if reading.mean:
         _, first, group = np.unique(table.numbers(step)[rows], return_index=True, return_inverse=True)
         pass_rate[rows[first]] = np.bincount(group, pass_rate[rows]) / np.bincount(group)
         averaged, rows = len(rows), rows[first]
@@ -314,16 +318,13 @@ def _series(table: Table, name: str, x: str | None, y: str, percent: bool, mean:
         repeated, rows = len(rows) - len(last), rows[last]
 
     x = x or _best_compute(table, counters, rows)
-    if x in COSTS and x not in table.names:
-        compute = _summed_costs(table, x)
-    else:
-        _require_column(table, x, "--x")
-        compute = table.numbers(x)
+    _require_column(table, x, "--x")
+    compute = table.numbers(x)
     missing = np.isnan(compute[rows])
     if missing.all():
         raise ValueError(f"no line has a value of {x!r} and of {y!r}")
     rows = rows[~missing]
-    compute, pass_rate = compute[rows], pass_rate[rows] / (100 if percent and y not in table.in_percent else 1)
+    compute, pass_rate = compute[rows], pass_rate[rows] / (100 if reading.percent and y not in table.in_percent else 1)
     check_curve(compute, pass_rate, lambda i: table.place(rows[i]), (x, y))
 
     note = f"read: x = {x}, y = {y}, {len(rows)} points"
@@ -343,9 +344,6 @@ def _series(table: Table, name: str, x: str | None, y: str, percent: bool, mean:
         compute, pass_rate = (np.add.reduceat(values, starts) / sizes for values in (compute, pass_rate))
         num_examples = num_examples and num_examples * len(rows) / len(compute)
         note += f"; neighbours averaged into {len(compute)}"
-    usable = [column for column in table.names if _compute_rank(column) is not None or _pass_rate_rank(column, "")]
-    others = [column for column in usable if column not in (x, y) and column not in table.texts]
-    note += f"; --x and --y can name others: {_listed(others)}" if others and guessed else ""
     notes = [note, *table.notes]
     if _pass_rate_rank(y, table.source)[:1] == (2,):
         notes.append(f"! {y} is measured in training, and is no validation: on other problems the run may do otherwise")
@@ -380,11 +378,3 @@ def _last_of_each(steps: np.ndarray) -> np.ndarray:
         return np.arange(len(steps))
     lowest_later = np.fmin.accumulate(steps[::-1])[::-1]
     return np.flatnonzero(~np.append(steps[:-1] >= lowest_later[1:], False))
-
-
-def _summed_costs(table: Table, unit: str) -> np.ndarray:
-    """The seconds or tokens of all steps up to each row."""
-    name = next((name for name in COSTS[unit] if name in table.columns), None)
-    if not name:
-        raise ValueError(f"no column says what a step costs in {unit}: name another with --x")
-    return np.cumsum(np.nan_to_num(table.numbers(name)))

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 from scipy.special import stdtrit  # quantiles of Student's t; scipy.stats is slow to import
 
-from curve.fit import MARGIN, Fit, with_interval
+from curve.fit import MARGIN, Fit, FittedRun, with_interval
 
 SEED_SCATTER = 0.01, 0.05  # standard deviations between seeds: of A, and of log B and log C_mid (docs/measured.md)
 DEFAULT_WEIGHT = 6  # the degrees of freedom that the default counts as
@@ -26,6 +26,15 @@ def standing(fits: list[Fit]) -> list[Fit]:
     return [fit for fit in fits if not fit.fell] or fits
 
 
+def mean_of(values: Sequence, interval: Sequence) -> tuple:
+    """(mean, low, high) of the values of seeds, with the 95 % t-interval. A single one has the interval of its fit."""
+    mean, n = np.mean(values), len(values)
+    if n == 1:
+        return mean, *interval
+    half = stdtrit(n - 1, 0.975) * np.std(values, ddof=1) / np.sqrt(n)
+    return mean, mean - half, mean + half
+
+
 def asymptote_of(fits: list[Fit]) -> str:
     """A of a variant as text: the mean with a 95 % t-interval if all its seeds identify A, otherwise seed by seed."""
     counted = standing(fits)
@@ -33,9 +42,7 @@ def asymptote_of(fits: list[Fit]) -> str:
     if len(counted) == 1:
         return counted[0].asymptote + fell
     if all(fit.identified for fit in counted):
-        A = [fit.A for fit in counted]
-        half = stdtrit(len(A) - 1, 0.975) * np.std(A, ddof=1) / np.sqrt(len(A))
-        return with_interval(np.mean(A), max(np.mean(A) - half, 0), min(np.mean(A) + half, 1)) + fell
+        return with_interval(*np.clip(mean_of([fit.A for fit in counted], counted[0].interval["A"]), 0, 1)) + fell
     if all(fit.comparable for fit in counted):
         return ", ".join(f"{fit.A:.3f}" if fit.identified else fit.asymptote for fit in counted) + fell
     return f"not identified by {sum(not fit.identified for fit in counted)} of {len(counted)} runs{fell}"
@@ -59,6 +66,13 @@ class Comparison:
     @property
     def sentence(self) -> str:
         return f"{self.verdict} ({self.numbers})" if self.numbers else self.verdict
+
+
+def compare_with_first(variants: dict[str, list[FittedRun]], scatter: tuple[float, float]) -> list[Comparison]:
+    """The comparison of each variant with the first, which is the second of its pair."""
+    fits = {variant: [fit for _, fit in runs] for variant, runs in variants.items()}
+    first, *others = fits
+    return [compare((other, first), (fits[other], fits[first]), scatter) for other in others]
 
 
 def compare(

@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from curve.columns import Series, Table, read_curves
+from curve.columns import Reading, Series, Table, read_curves
 
 Row = tuple[int, dict]  # the line in the file (-3: the third record of a document), and the values by column
 
@@ -47,29 +47,21 @@ CELL = re.compile(r'[\s"]*[-+]?[\d.,]+(e[-+]?\d+)?[\s%"]*', re.I)  # a number in
 parse_json = json.JSONDecoder(parse_int=float).decode  # float: an integer may have any length
 
 
-def read_log(
-    path: str | os.PathLike,
-    x: str | None = None,
-    y: str | None = None,
-    percent: bool = False,
-    where: str | None = None,
-    mean: bool = False,
-) -> list[Series]:
+def read_log(path: str | os.PathLike, **choices) -> list[Series]:
     """The curves in a log: one, or one for each column that `y` names.
 
-    path: a file, "-" for standard input, the folder of a run, or FILE:COLUMN. x, y: the columns of compute and pass
-    rate, guessed if None; y may be several names with commas, or "all", and each is a curve. percent: the rate is in
-    percent. where: which records, as COLUMN=VALUE with commas. mean: the rows of one step are averaged. ValueError,
-    with file and line, if there is no curve.
+    path: a file, "-" for standard input, the folder of a run, or FILE:COLUMN. choices: the fields of `Reading`.
+    ValueError, with file and line, if there is no curve.
     """
     text, column = os.fspath(path), None
     if ":" in text and not os.path.exists(text) and os.path.exists(text.rpartition(":")[0]):
         text, _, column = text.rpartition(":")
+        choices["y"] = column
     log = _log_in(Path(text)) if os.path.isdir(text) else Path(text)
     of_a_folder = any(log.absolute().match(pattern) for pattern in LOG_NAMES)
     name = "standard input" if text == "-" else log.absolute().parent.name if of_a_folder else log.name
     try:
-        return read_curves(read_table(log), column or name, x, column or y, where, percent, mean)
+        return read_curves(read_table(log), column or name, Reading(**choices))
     except ValueError as error:
         raise ValueError(f"{log}: {error}") from None
 

@@ -18,25 +18,31 @@ from curve.fit import Fit, FittedRun
 COMPUTE_UNITS = {"compute_flops": "FLOPs", "compute_tokens": "sampled tokens", "compute_device_hours": "device-hours"}
 
 
-def plot_runs(path: Path, runs: Sequence[FittedRun], predict: Sequence[float] = ()) -> None:
-    """Draw runs: several as variants, a single one in detail, with a forecast to the last compute of `predict`."""
-    if len(runs) > 1:
-        return plot_compare(path, {series.name: [(series, fit)] for series, fit in runs}, [])
-    axes, ((series, fit),) = _new_axes(), runs
-    _draw_run(axes, series, fit, predict)
-    _write(path, axes, [series], series.name if fit.identified else f"{series.name}\n{fit.warnings[0]}")
+def plot_variants(
+    path: Path,
+    variants: dict[str, list[FittedRun]],
+    comparisons: Sequence[Comparison] = (),
+    predict: Sequence[float] = (),
+) -> None:
+    """Draw the curves of variants, and beside their names the verdicts. A single run is drawn in detail, with a
+    forecast to the last compute of `predict`."""
+    from matplotlib.figure import Figure  # here, so that a fit without a plot starts fast
 
-
-def plot_compare(path: Path, variants: dict[str, list[FittedRun]], comparisons: Sequence[Comparison]) -> None:
-    """Draw the curves of variants, and above them the verdicts of three comparisons at most."""
-    axes = _new_axes()
-    for i, (name, runs) in enumerate(variants.items()):
-        _draw_variant(axes, name, runs, f"C{i}")
-    title = "points of all seeds, mean of the fitted curves, forecasts (dashed)"
-    if len(comparisons) < 4:
-        verdicts = [f"{' and '.join(comparison.variants)}: {comparison.verdict}" for comparison in comparisons]
-        title = "\n".join([*verdicts, title])
-    _write(path, axes, [series for runs in variants.values() for series, _ in runs], title)
+    runs = [run for runs in variants.values() for run in runs]
+    axes = Figure(figsize=(8, 1), layout="constrained").subplots()  # the legend decides the height
+    if len(runs) == 1:
+        ((series, fit),) = runs
+        _draw_run(axes, series, fit, predict)
+        title = series.name if fit.identified else f"{series.name}\n{fit.warnings[0]}"
+    else:
+        verdicts = {comparison.variants[0]: f"; {comparison.verdict}" for comparison in comparisons}
+        for i, (name, seeds) in enumerate(variants.items()):
+            label = f"{name}: A {asymptote_of([fit for _, fit in seeds])}{verdicts.get(name, '')}"
+            _draw_variant(axes, label, seeds, f"C{i}")
+        lacking = sum(series.x[0] == 0 for series, _ in runs)
+        points = f"points of all seeds (but {lacking} at compute 0)" if lacking else "points of all seeds"
+        title = f"{points}, mean of the fitted curves, forecasts (dashed)"
+    _write(path, axes, [series for series, _ in runs], title)
 
 
 def _draw_run(axes, series: Series, fit: Fit, predict: Sequence[float]) -> None:
@@ -67,13 +73,13 @@ def _draw_run(axes, series: Series, fit: Fit, predict: Sequence[float]) -> None:
     axes.axhline(fit.R0, color="0.45", lw=1, ls=":", label=f"R0 {fit.R0:.3f}: before training")
 
 
-def _draw_variant(axes, name: str, runs: list[FittedRun], color: str) -> None:
+def _draw_variant(axes, label: str, runs: list[FittedRun], color: str) -> None:
     """The points of all seeds, and the mean curve of those that count. Its band lies between the curves of the seeds;
     that of a single seed is its 95 % interval. The forecast is drawn only if every seed identifies A."""
     for series, _ in runs:
         later = series.x > 0
         axes.plot(series.x[later], series.y[later], "o", ms=3.5, color=color, alpha=0.45, mew=0)
-    axes.plot([], [], color=color, label=f"{name}: A {asymptote_of([fit for _, fit in runs])}")
+    axes.plot([], [], color=color, label=label)
     fits = standing([fit for _, fit in runs])
     start, end = min(fit.x[fit.x > 0][0] for fit in fits), min(fit.C_max for fit in fits)
     parts = [(np.geomspace(start, end, 100), "-")]
@@ -85,12 +91,6 @@ def _draw_variant(axes, name: str, runs: list[FittedRun], color: str) -> None:
         axes.plot(C, curves.mean(0), style, color=color)
         if not any(fit.collapsed for fit in fits):
             axes.fill_between(C, low, high, color=color, alpha=0.12, lw=0)
-
-
-def _new_axes():
-    from matplotlib.figure import Figure  # here, so that a fit without a plot starts fast
-
-    return Figure(figsize=(8, 1), layout="constrained").subplots()  # the legend decides the height
 
 
 def _write(path: Path, axes, runs: Sequence[Series], title: str) -> None:

@@ -1,38 +1,24 @@
-"""The report on one run, as numbers and in words: its fit, and what that predicts beside the baselines to beat."""
+"""What is said of fitted runs: numbers and words for each, and a table of variants.
 
+A row of a table is a dict with a text for each column, and all rows of a table have the same columns.
+"""
+
+import csv
+import io
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 import numpy as np
 from scipy.special import stdtrit  # quantiles of Student's t; scipy.stats is slow to import
 
 from curve.columns import Series
-from curve.fit import Fit, fit_sigmoid, power_law, with_interval
+from curve.comparison import Comparison, asymptote_of, mean_of, standing
+from curve.files import write_whole
+from curve.fit import Fit, FittedRun, with_interval
+from curve.forecast import FORECASTERS, forecasts, held_out
 
-FORECASTERS = ("sigmoid", "power_law", "last_value")  # the sigmoid, and its baselines
-
-
-def forecasts(fit: Fit, C) -> dict[str, float]:
-    """The mean pass rate over compute C, an array or a number, by forecaster."""
-    values = fit.predict(C), power_law(C, *fit.power_law), fit.y[-1]
-    return {name: float(np.mean(value)) for name, value in zip(FORECASTERS, values)}
-
-
-def held_out(x, y, r0: str | float = "first", fit_to: float | None = None, fit_from=0.0) -> dict:
-    """The mean of the last three points (`came`), and its forecasts from the points with compute <= fit_to, by default
-    half of the last compute. `interval` is the 95 % interval of the curve, widened by the scatter of three points. The
-    arguments are as in `fit_sigmoid`. ValueError if the early points cannot be fitted."""
-    x, y = np.asarray(x, float), np.asarray(y, float)
-    fit_to = float(x[-1] / 2 if fit_to is None else fit_to)
-    early = fit_sigmoid(x, y, r0, fit_from, fit_to)
-    last = slice(max(len(x) - 3, np.sum(x <= fit_to)), None)
-    forecast, n = forecasts(early, x[last]), len(x[last])
-    curve = forecast["sigmoid"]
-    low, high = early.interval_of(np.full((1, n), 1 / n), x[last])
-    scatter = stdtrit(len(early.x) - 3, 0.975) * early.rms / np.sqrt(n)
-    ends = curve - np.hypot(curve - low[0], scatter), curve + np.hypot(high[0] - curve, scatter)
-    measured = {"fit_to": fit_to, "n_points": len(early.x), "came": float(y[last].mean())}
-    return measured | forecast | {"interval": np.clip(ends, 0, 1).tolist()}
+Row = dict[str, str]
 
 
 def report(series: Series, fit: Fit, predict: Sequence[float] = ()) -> dict:
@@ -90,16 +76,64 @@ def describe(series: Series, fit: Fit, report: dict) -> str:
     return "\n".join(lines + [f"  ! {warning}" for warning in fit.warnings])
 
 
-def outlook(series: Series) -> str:
-    """Where a run is going, in a few words for its progress bar; "" if there are too few points to say."""
-    if len(series.x) <= 6:
-        return ""
-    try:
-        fit = fit_sigmoid(series.x, series.y)
-    except ValueError:  # nothing has moved yet
-        return ""
-    low, high = fit.interval["A"]
-    if not fit.identified:
-        return "collapsed" if fit.collapsed else f"A > {low:.2f}"
-    gain = fit.predict(2 * fit.C_max) - fit.predict(fit.C_max)
-    return f"A {fit.A:.2f} [{low:.2f}, {high:.2f}], 2x compute {gain:+.2f}"
+def variants_table(
+    variants: dict[str, list[FittedRun]], comparisons: Sequence[Comparison] = (), C: float | None = None
+) -> list[Row]:
+    """A row for each variant, with the verdict of its comparison. A, B, C_mid and the forecast at compute C (by default
+    twice the last of all runs) are those of the `standing` Fits. "-" stands for what is not identified. An interval is
+    over the seeds; that of a single run is of its fit."""
+    C = C or 2 * max(fit.C_max for runs in variants.values() for _, fit in runs)
+    compared = {comparison.variants[0]: comparison for comparison in comparisons}
+    rows = []
+    for variant, runs in variants.items():
+        fits = [fit for _, fit in runs]
+        row = {"variant": variant, "runs": str(len(fits)), "A": asymptote_of(fits)}
+        fits = standing(fits)
+        known = all(fit.identified for fit in fits)
+        for name, form in {"B": ".2f", "C_mid": ".3g"}.items():
+            logs = mean_of(np.log([getattr(fit, name) for fit in fits]), np.log(fits[0].interval[name]))
+            row[name] = with_interval(*np.exp(logs), form) if known else "-"
+        row["last value"] = f"{np.mean([series.y[-1] for series, _ in runs]):.3f}"
+        forecast = mean_of([fit.predict(C) for fit in fits], fits[0].band(C))
+        row[f"forecast at {C:.4g}"] = with_interval(*np.clip(forecast, 0, 1)) if known else "-"
+        if compared:
+            comparison = compared.get(variant)
+            held = comparison.efficiency if comparison else None
+            for name in ("B", "C_mid"):
+                row[f"ratio of {name}"] = with_interval(*held[f"{name}_ratio"], ".2f") if held else "-"
+            row["verdict"] = comparison.verdict if comparison else "(the others are compared with it)"
+        rows.append(row)
+    return rows
+
+
+def caption(runs: Sequence[FittedRun]) -> str:
+    """What the tables of these runs are about: columns, intervals, and what was warned of when the logs were read."""
+    columns = dict.fromkeys(f"{series.y_name} over {series.x_name}" for series, _ in runs)
+    warnings = dict.fromkeys(note for series, _ in runs for note in series.notes if note.startswith("!"))
+    text = f"Read: {', '.join(columns)}. In brackets, 95 % intervals: of a variant by its seeds, of a run by its fit."
+    return "\n".join([text, *warnings])
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """A Markdown table that can also be read as it is."""
+    lines = [[*rows[0]], *([*row.values()] for row in rows)]
+    widths = [max(map(len, cells)) for cells in zip(*lines)]
+    lines.insert(1, ["-" * width for width in widths])
+    return "\n".join(f"| {' | '.join(map(str.ljust, line, widths))} |" for line in lines)
+
+
+def write_table(path: Path, rows: Sequence[Row]) -> None:
+    """Write a table as Markdown, CSV, or a tabular of LaTeX, by the suffix. ValueError if it is another one."""
+    lines = [[*rows[0]], *([*row.values()] for row in rows)]
+    if path.suffix == ".md":
+        text = markdown(rows)
+    elif path.suffix == ".csv":
+        csv.writer(table := io.StringIO(), lineterminator="\n").writerows(lines)
+        text = table.getvalue().strip()
+    elif path.suffix == ".tex":
+        escaped = str.maketrans({character: rf"\{character}" for character in "&%$#_{}"} | {">": "$>$"})
+        body = [" & ".join(cell.translate(escaped) for cell in line) + r" \\" for line in lines]
+        text = "\n".join([rf"\begin{{tabular}}{{{'l' * len(rows[0])}}}", *body, r"\end{tabular}"])
+    else:
+        raise ValueError(f"{path}: a table is written as .md, .csv or .tex")
+    write_whole(path, text + "\n")

@@ -16,7 +16,8 @@ from transformers import PreTrainedModel
 
 import loss
 from curve.fit import fit_sigmoid
-from curve.plots import plot_runs
+from curve.forecast import levelled_off
+from curve.plots import plot_variants
 from curve.report import describe, report
 from data.load import Source, load_data
 from machinery.check import unwritable
@@ -289,7 +290,7 @@ class Run:
         if few_groups_count(self.record.last_steps, self.settings.groups_per_step):
             lines.append("! hardly any group counted at the end: a curve that is flat there may be that of a shortcut")
         if fitted:
-            plot_runs(self.folder / "curve.png", fitted)
+            plot_variants(self.folder / "curve.png", {run[0].name: [run] for run in fitted})
         if (self.folder / "rollouts.jsonl").exists():
             try:
                 write_page(self.folder)

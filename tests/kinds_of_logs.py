@@ -112,10 +112,10 @@ KINDS = [
     ("pairs.log", "console lines of key=value", lambda: lines(
         f"[{kind}] step={s} loss=0.1 acc={rate}" for s, r in CURVE for kind, rate in (("train", 0.5), ("eval", r))),
      {}, "step", "acc"),
-    ("tinker/metrics.jsonl", "tinker, over tokens", lambda: json_lines(
+    ("tinker/metrics.jsonl", "tinker", lambda: json_lines(
         {"step": s, "optim/lr": 1e-4, "env/all/total_ac_tokens": 1900, "env/all/reward/total": r - 0.02,
          "env/all/format": 0.8, "env/all/correct": r, "env/all/by_group/frac_all_good": 0.2, "time/total": 9.6}
-        for s, r in CURVE), {"x": "tokens"}, "tokens", "env/all/correct"),
+        for s, r in CURVE), {}, "step", "env/all/correct"),
     ("run/checkpoint-100/trainer_state.json", "TRL and transformers", lambda: json.dumps(
         {"best_metric": None, "log_history": [*trl()], "stateful_callbacks": {}}, indent=2).encode(),
      {}, "step", "eval_rewards/accuracy_reward/mean"),

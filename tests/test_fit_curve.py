@@ -1,5 +1,6 @@
 """fit_curve.py: the curve, its intervals, what it refuses to say, and every kind of log."""
 
+import csv
 import dataclasses
 import json
 import os
@@ -14,7 +15,7 @@ import pytest
 
 import fit_curve
 from curve import least_squares, plots
-from curve.columns import Series
+from curve.columns import Reading, Series
 from curve.comparison import asymptote_of, compare
 from curve.fit import allowed_excess, fit_sigmoid, sigmoid
 from curve.flags import flag, run_command
@@ -281,8 +282,9 @@ def test_seeds_are_fitted_alone_and_pooled_by_t(capsys, tmp_path):
     A = np.array([run["A"] for run in results["runs"]])
     half = 3.182446 * A.std(ddof=1) / 2  # t of 3 degrees of freedom
     asymptote = f"{A.mean():.3f} [{A.mean() - half:.3f}, {A.mean() + half:.3f}]"
-    assert status == 0 and results["asymptotes"] == {"mine": asymptote} and not results["comparisons"]
-    assert text.endswith(f"mine: A {asymptote}, from 4 run(s)\n")
+    (row,) = results["variants"]
+    assert status == 0 and (row["runs"], row["A"]) == ("4", asymptote) and not results["comparisons"]
+    assert "Read: pass_rate over compute_flops." in text and " ".join(["| mine    | 4    |", asymptote]) in text
 
 
 def test_compare_command_with_seeds_names_and_plot(drawn, capsys, tmp_path):
@@ -294,11 +296,43 @@ def test_compare_command_with_seeds_names_and_plot(drawn, capsys, tmp_path):
     status, text, _ = command("--compare", f"new={new}", f"old={old}", "--plot", plot, "--json", out, capsys=capsys)
     assert status == 0 and "new raises the ceiling" in text and plot.read_bytes()[:4] == b"\x89PNG"
     (pair,) = json.loads(out.read_text())["comparisons"]
-    assert pair["variants"] == ["new", "old"] and (pair["kind"], pair["winner"]) == ("ceiling", "new")
+    assert pair["variants"] == ["old", "new"] and (pair["kind"], pair["winner"]) == ("ceiling", "new")
+    axes = drawn[0].axes[0]  # it says what is decided, and which points are not drawn
+    assert axes.get_title().startswith("points of all seeds (but 4 at compute 0)")
+    assert [text.get_text().endswith("; new raises the ceiling") for text in axes.get_legend().texts] == [False, True]
     # The bands lie between the curves of the seeds: a t-interval of two would open and close like a bow tie.
     for band in drawn[0].axes[0].collections:
         low_and_high = band.get_paths()[0].vertices
         assert all(np.ptp(low_and_high[low_and_high[:, 0] == x, 1]) < 0.05 for x in low_and_high[1:-1, 0])
+
+
+def test_one_table_of_many_runs(capsys, tmp_path):
+    """Nine runs of three variants, of which one does not identify A: a row each, printed and in three formats."""
+    curves = {"a_1": dict(A=0.75), "b": dict(A=0.65), "c": dict(A=0.75, last=90.0)}
+    names = [
+        f"{name}=" + ",".join(str(write_csv(tmp_path / f"{name}{s}.csv", *run_of(**curve, seed=s))) for s in range(3))
+        for name, curve in curves.items()
+    ]
+    arguments = ["--compare", *names, "--predict", 1000]
+    files = [tmp_path / f"table.{suffix}" for suffix in ("md", "csv", "tex")]
+    for file in files:
+        status, text, _ = command(*arguments, "--table", file, capsys=capsys)
+        assert status == 0 and text.count("\n") == 7
+    table, verbose = files[0].read_text(), command(*arguments, "--verbose", capsys=capsys)[1]
+    assert text.endswith(table) and table in verbose
+    assert verbose.count("points fitted") == 9 and "b and a_1: a_1 raises the ceiling (its A lies" in verbose
+    heads, (first, second, third) = (rows := [*csv.reader(files[1].read_text().splitlines())])[0], rows[1:]
+    assert heads[:7] == ["variant", "runs", "A", "B", "C_mid", "last value", "forecast at 1000"]
+    fits = [fit_sigmoid(*run_of(A=0.75, seed=s)) for s in range(3)]
+    half = 4.302653 / np.sqrt(3) * np.std([forecast := np.array([f.predict(1000) for f in fits])], ddof=1)  # t of 2
+    assert first[6] == f"{forecast.mean():.3f} [{forecast.mean() - half:.3f}, {forecast.mean() + half:.3f}]"
+    assert first[4].startswith(f"{np.exp(np.mean(np.log([f.C_mid for f in fits]))):.3g} [")
+    assert second[-1] == "a_1 raises the ceiling" and third[2:5] == ["not identified by 3 of 3 runs", "-", "-"]
+    lines = files[2].read_text().splitlines()
+    assert lines[0] == r"\begin{tabular}{llllllllll}" and lines[-1] == r"\end{tabular}"
+    assert lines[2].startswith(r"a\_1 & 3 & ") and all(line.count(" & ") == 9 for line in lines[1:-1])
+    status, text, error = command(*arguments, "--table", tmp_path / "table.xls", capsys=capsys)
+    assert status == 2 and "table.xls: a table is written as .md, .csv or .tex" in error and not text
 
 
 # --- reading: test_logs.py has the kinds of logs --------------------------------------------------------------------
@@ -310,13 +344,13 @@ def test_how_a_log_was_read_is_said_and_columns_can_be_named(capsys, tmp_path):
     rows = "".join(f"{i},{a},{b},{b / 2}\n" for i, (a, b) in enumerate(zip(x, y)))
     path.write_text("step,gpu_hours,accuracy,other\n" + rows)
     status, text, _ = command(path, capsys=capsys)
-    said = "  read: x = gpu_hours, y = accuracy, 20 points; --x and --y can name others: step\n"
+    said = "  read: x = gpu_hours, y = accuracy, 20 points\n"
     assert status == 0 and text.startswith("two.csv\ncurve       19 of 20 points fitted, gpu_hours ") and said in text
     described = describe(*(its := (Series("two.csv", x, y), fit_sigmoid(x, y))), report(*its))
     assert described.startswith("curve ") and "two.csv" not in described  # train.py has said whose it is
     status, text, _ = command(path, "--x", "step", "--y", "accuracy,other", "--json", tmp_path / "o", capsys=capsys)
     runs = json.loads((tmp_path / "o").read_text())["runs"]
-    assert status == 0 and text.count("  read: x = step, y = ") == 2 and "can name" not in text
+    assert status == 0 and text.count("  read: x = step, y = ") == 2
     assert [run["name"] for run in runs] == ["accuracy", "other"] and runs[0]["points"][3] == [3, y[3]]
 
 
@@ -427,5 +461,6 @@ def test_the_commands_of_the_help_work_with_numpy_scipy_and_matplotlib_alone(tmp
         done = run(*shlex.split(line))
         assert done.returncode == 0 and " A " in done.stdout, done.stderr
     assert (tmp_path / "fit.png").read_bytes()[:4] == b"\x89PNG"
-    flags = {flag(field.name) for field in dataclasses.fields(fit_curve.Options)} - {"--logs"}
+    fields = [*dataclasses.fields(fit_curve.Options), *dataclasses.fields(Reading)]
+    flags = {flag(field.name) for field in fields} - {"--logs", "--reading"}
     assert flags <= set(re.findall(r"(?m)^  (--[\w-]+)", help.stdout))
