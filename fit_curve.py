@@ -35,35 +35,32 @@ from pathlib import Path
 from typing import Literal
 
 from curve.columns import Reading
-from curve.comparison import SEED_SCATTER, compare_with_first
+from curve.comparison import SEED_SCATTER, compare_with_first, fit_together
 from curve.files import write_whole
 from curve.fit import FittedRun, fit_sigmoid
 from curve.flags import read_flags, run_command
-from curve.logs import read_log
+from curve.logs import read_log, runs_of_study
 from curve.plots import plot_variants
 from curve.report import caption, describe, markdown, report, variants_table, write_table
 
 
 @dataclass(frozen=True)
-class Fitting:
-    """How logs are read and fitted."""
+class Options:
+    """How logs are fitted and compared."""
 
+    # LOG, FILE:COLUMN or -; with --compare variants, [NAME=]LOG[,LOG...]: seeds with commas; or the folder of a study
+    logs: tuple[str, ...]
     reading: Reading = Reading()
     fit_from: float = 0.0  # leave out the points before this compute
     fit_to: float = float("inf")  # leave out the points after this compute
     r0: Literal["first", "free"] | float = "first"  # pass rate before training: the first point, fitted, or this value
+    predict: tuple[float, ...] = ()  # forecast at these computes; tables have the first
+    compare: bool = False  # the logs are variants, and each is compared with the first
     # compared runs: the standard deviation between seeds that is expected, of A, and of log B and log C_mid
     seed_scatter: tuple[float, float] = SEED_SCATTER
-    predict: tuple[float, ...] = ()  # forecast at these computes; tables have the first
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options(Fitting):
-    logs: tuple[str, ...]  # LOG, FILE:COLUMN or -; with --compare variants, [NAME=]LOG[,LOG...]: seeds with commas
-    compare: bool = False  # the logs are variants, and each is compared with the first
     verbose: bool = False  # with --compare, all of each run, and the reasons for each verdict
     json: Path | None = None  # write all results to this file
-    table: Path | None = None  # write the table of the variants to this file: .md, .csv or .tex
+    table: Path | None = None  # write the table of the variants to this file: .md (with one of the runs), .csv or .tex
     plot: Path | None = None  # draw the curves into this file: .png, .pdf or .svg
 
 
@@ -71,6 +68,9 @@ def named_logs(options: Options) -> list[tuple[str, str]]:
     """(variant, path) of each log; the variant is "" if the log has none."""
     logs = []
     for argument in options.logs:
+        if options.compare and (runs := runs_of_study(Path(argument))):
+            logs += runs
+            continue
         variant, paths = "", [argument]
         if options.compare and not Path(argument).exists():
             name, text = re.fullmatch(r"(?:([^=,/]+)=)?(.*)", argument).groups()
@@ -81,19 +81,19 @@ def named_logs(options: Options) -> list[tuple[str, str]]:
     return logs
 
 
-def fit_logs(logs: Sequence[tuple[str, str | Path]], fitting: Fitting) -> tuple[dict[str, list[FittedRun]], list[str]]:
+def fit_logs(logs: Sequence[tuple[str, str | Path]], options: Options) -> tuple[dict[str, list[FittedRun]], list[str]]:
     """The fitted runs of these logs, (variant, path) each, by variant; and the reasons why others cannot be fitted. A
     run whose variant is "" is a variant by itself."""
     variants, unfit = {}, []
     for variant, path in logs:
         try:
-            curves = read_log(path, **vars(fitting.reading))
+            curves = read_log(path, **vars(options.reading))
         except (ValueError, OSError) as error:
             unfit.append(str(error))
             continue
         for series in curves:
             try:
-                fit = fit_sigmoid(series.x, series.y, fitting.r0, fitting.fit_from, fitting.fit_to, series.num_examples)
+                fit = fit_sigmoid(series.x, series.y, options.r0, options.fit_from, options.fit_to, series.num_examples)
             except ValueError as error:
                 run = "" if series.name in str(path) else f"{series.name}: "
                 unfit.append(f"{path}: {run}{error}")
@@ -113,12 +113,14 @@ def main(arguments: list[str]) -> int:
     if not all(0 <= value < float("inf") for value in options.seed_scatter):
         raise ValueError("--seed-scatter: two standard deviations, which are never negative")
     variants, unfit = fit_logs(named_logs(options), options)
-    if unfit and len(variants) < (2 if options.compare else 1):
+    if not variants:
         raise ValueError(unfit[0])
     runs = [run for runs in variants.values() for run in runs]
     reports = [report(*run, options.predict) for run in runs]
+    variants = {variant: fit_together(seeds) for variant, seeds in variants.items()}
     comparisons = compare_with_first(variants, options.seed_scatter) if options.compare else []
     rows = variants_table(variants, comparisons, *options.predict[:1])
+    left_out = [f"left out, since it gives no curve: {reason}" for reason in unfit]
 
     paragraphs = []
     if not options.compare or options.verbose:
@@ -127,10 +129,10 @@ def main(arguments: list[str]) -> int:
         paragraphs.append(f"{caption(runs)}\n\n{markdown(rows)}")
     if options.verbose or len(comparisons) == 1:
         paragraphs += [f"{' and '.join(each.variants)}: {each.sentence}" for each in comparisons]
-    paragraphs += [f"left out, since it gives no curve: {reason}" for reason in unfit]
+    paragraphs += left_out
 
     if options.table:
-        write_table(options.table, rows)
+        write_table(options.table, rows, runs, left_out)
     if options.plot:
         plot_variants(options.plot, variants, comparisons, options.predict)
     if options.json:

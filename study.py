@@ -20,20 +20,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
+import fit_curve
 import loss
-from curve.comparison import compare_with_first
-from curve.files import write_whole
-from curve.fit import FittedRun, with_interval
 from curve.flags import flag, read_flags, run_command
-from curve.logs import RUNS, packed_runs, read_table
-from curve.plots import COMPUTE_UNITS, plot_variants
-from curve.report import caption, markdown, report, variants_table
-from fit_curve import Fitting, fit_logs
 from machinery.devices import cpu_threads
 from machinery.files import last_line
 from machinery.folder import lock_folder
@@ -191,84 +184,19 @@ def train_all(folder: Path, runs: dict[Path, tuple[Settings, list[str]]], jobs: 
     return failed
 
 
-# --- the tables ---------------------------------------------------------------------------------------------------
-
-
-def runs_of_study(folder: Path) -> list[tuple[str, Path]]:
-    """(variant, run folder) of each run of a study: of each VARIANT-seedN/log.jsonl, or of each run in its runs.jsonl
-    (docs/pack.py). They come in natural order, but `scalerl` first. ValueError if there is none."""
-    names = {path.parent.name for path in folder.glob("*/log.jsonl")}
-    if (folder / RUNS).exists():
-        names |= set(packed_runs(folder))
-    runs = [(match[1], folder / match[0]) for name in names if (match := re.fullmatch(r"(.+)-seed\d+", name))]
-    if not runs:
-        raise ValueError(f"{folder} holds no study: no run in it is named VARIANT-seedN and has a log.jsonl")
-    pieces = lambda name: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
-    return sorted(runs, key=lambda run: (run[0] != "scalerl", pieces(run[1].name)))
-
-
-def make_tables(folder: Path, fitting: Fitting) -> str:
-    """Fit all runs of a study, write tables.md and compare.png into its folder, and return the tables. Runs that cannot
-    be fitted are named below them; ValueError if none can."""
-    variants, unfit = fit_logs(runs_of_study(folder), fitting)
-    if not variants:
-        raise ValueError(unfit[0])
-    runs = [run for runs in variants.values() for run in runs]
-    comparisons = compare_with_first(variants, fitting.seed_scatter)
-    text = "\n\n".join([
-        caption(runs),
-        "### Variants", markdown(variants_table(variants, comparisons, *fitting.predict[:1])),
-        "### Runs", runs_table(folder, runs),
-        *(f"Not fitted: {reason}" for reason in unfit),
-    ])  # fmt: skip
-    write_whole(folder / "tables.md", text + "\n")
-    plot_variants(folder / "compare.png", variants, comparisons)
-    return text + "\n"
-
-
-def runs_table(folder: Path, runs: list[FittedRun]) -> str:
-    """Each run with its fit, its compute, the forecast from its first half beside what came, and the kinds of its
-    warnings. Below it the median errors of the forecasts."""
-    rows, errors, inside = [], [], 0
-    for alone, (series, fit) in zip(variants_table({run[0].name: [run] for run in runs}), runs):
-        row = {"run": alone.pop("variant"), "before": f"{series.y[0]:.3f}"} | alone
-        del row["runs"]
-        row |= {"C_max/C_mid": f"{fit.reach:.1f}", "rms": f"{fit.rms:.4f}"}
-        table = read_table(folder / series.name / "log.jsonl")
-        for name, unit in COMPUTE_UNITS.items():
-            row[unit] = f"{table.numbers(name)[table.rows(name)][-1]:.3g}" if name in table.names else "-"
-        test = report(series, fit)["baselines"]["held_out"]
-        row |= {"forecast from half": test.get("error"), "came": "-"}
-        if "error" not in test:
-            row["forecast from half"] = with_interval(test["sigmoid"], *test["interval"])
-            row["came"] = f"{test['came']:.3f}"
-            errors.append([abs(test[name] - test["came"]) for name in FORECASTERS])
-            inside += test["interval"][0] <= test["came"] <= test["interval"][1]
-        rows.append(row | {"warnings": "; ".join(warning.kind for warning in fit.warnings) or "-"})
-    if not errors:
-        return markdown(rows)
-    medians = "sigmoid {:.3f}, power law {:.3f}, last value {:.3f}".format(*np.median(errors, axis=0))
-    came = f"{inside} of {len(errors)} came inside their 95 % interval."
-    return f"{markdown(rows)}\n\nMedian error of the forecasts from half of the compute: {medians}. {came}"
-
-
 # --- the command --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Tables:
-    """Make the tables and figures of a study again, from its logs."""
-
-    folder: Path  # with a VARIANT-seedN/log.jsonl a run
-    fitting: Fitting = Fitting()  # how logs are read and fitted
+def make_tables(folder: Path, flags: Sequence[str] = ()) -> int:
+    """Fit and compare all runs of a study, and write tables.md and compare.png into its folder. flags: of fit_curve."""
+    files = ["--table", str(folder / "tables.md"), "--plot", str(folder / "compare.png")]
+    return fit_curve.main(["--compare", str(folder), *files, *flags])
 
 
 def main(arguments: list[str]) -> int:
     """The command. Returns the exit status: 0, or 1 if a run failed. (It is 130 after Ctrl-C, 143 after SIGTERM.)"""
-    if arguments[:1] == ["tables"]:
-        options = read_flags(Tables, arguments[1:])
-        print(make_tables(options.folder, options.fitting))
-        return 0
+    if arguments[:1] == ["tables"] and len(arguments) > 1:
+        return make_tables(Path(arguments[1]), arguments[2:])
     if not arguments or (arguments[0].startswith("-") and not {"-h", "--help"} & {*arguments}):
         raise ValueError(f"what comes first is the study: {', '.join(STUDIES)}, a JSON file, or tables FOLDER")
     study, common = read_flags(Study, arguments, description=__doc__, others=True)
@@ -277,7 +205,7 @@ def main(arguments: list[str]) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     with lock_folder(folder):
         failed = train_all(folder, runs, study.jobs)
-    print(make_tables(folder, Fitting()))
+    make_tables(folder)
     return 1 if failed else 0
 
 

@@ -8,13 +8,13 @@ Smyth 2004, doi 10.2202/1544-6115.1027).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 from scipy.special import stdtrit  # quantiles of Student's t; scipy.stats is slow to import
 
-from curve.fit import MARGIN, Fit, FittedRun, with_interval
+from curve.fit import LEAST_GAIN_MADE, MARGIN, Fit, FittedRun, with_interval
 
 SEED_SCATTER = 0.01, 0.05  # standard deviations between seeds: of A, and of log B and log C_mid (docs/measured.md)
 DEFAULT_WEIGHT = 6  # the degrees of freedom that the default counts as
@@ -24,6 +24,32 @@ QUANTILE = 1 - 0.05 / 6  # so the three intervals, of A, B and C_mid, hold toget
 def standing(fits: list[Fit]) -> list[Fit]:
     """The seeds that count: a seed whose pass rate fell does not, since no sigmoid falls. If all fell, all count."""
     return [fit for fit in fits if not fit.fell] or fits
+
+
+def fit_together(runs: list[FittedRun]) -> list[FittedRun]:
+    """The seeds of a variant. If not all that stand identify A, they get one A: that at which the sum of their squared
+    errors is least, while each has its own B, C_mid and R0. As for a single run, this A counts only if it is not on its
+    bound, if its interval is narrower than the gain, and if enough of the gain is made (`python benchmarks/seeds.py`).
+    """
+    fits = [fit for _, fit in runs if not fit.fell]
+    if len(fits) < 2 or all(fit.identified for fit in fits):
+        return runs
+    low, high = zip(*(fit.interval["A"] for fit in fits))
+    A = np.linspace(min(low), max(high), 201)
+    squares = sum(fit.held_at(A)[1] for fit in fits)
+    allowed = squares.min() + np.mean([fit.profile.left.max() for fit in fits])  # at the best curve all is left
+    one, ends = A[squares.argmin()], A[squares <= allowed][[0, -1]]
+    pooled, made = [], []
+    for series, fit in runs:
+        if not fit.fell:
+            B, C_mid, R0 = fit.held_at([one])[0][0, 1:]
+            found = {"A": one, "B": np.exp(B), "C_mid": np.exp(C_mid), "R0": R0, "interval": fit.interval | {"A": ends}}
+            fit = replace(fit, **found, identified=True, together=True)
+            made.append(fit.gain_made)
+        pooled.append((series, fit))
+    gain = one - np.mean([fit.R0 for fit in fits])
+    enough = np.mean(made) >= LEAST_GAIN_MADE and min(made) >= 0.5 and np.ptp(ends) < gain and one < 0.9999
+    return pooled if enough else runs
 
 
 def mean_of(values: Sequence, interval: Sequence) -> tuple:
@@ -39,7 +65,7 @@ def asymptote_of(fits: list[Fit]) -> str:
     """A of a variant as text: the mean with a 95 % t-interval if all its seeds identify A, otherwise seed by seed."""
     counted = standing(fits)
     fell = f"; {len(fits) - len(counted)} of {len(fits)} fell" if len(fits) > len(counted) else ""
-    if len(counted) == 1:
+    if len(counted) == 1 or counted[0].together:
         return counted[0].asymptote + fell
     if all(fit.identified for fit in counted):
         return with_interval(*np.clip(mean_of([fit.A for fit in counted], counted[0].interval["A"]), 0, 1)) + fell
@@ -153,6 +179,7 @@ def difference_of_ceilings(first: list[Fit], second: list[Fit], scatter: float) 
     def gap_and_half(ends: tuple[int, int]) -> tuple[float, float]:  # ends: 0 for the low one, 1 for the high one
         sides = []
         for fits, end in zip((first, second), ends):
+            fits = fits[:1] if fits[0].together else fits  # they have one A, which counts as that of one run
             bounds = np.array([fit.interval["A"][end] for fit in fits])
             A = np.array([fit.A if fit.identified else bound for fit, bound in zip(fits, bounds)])
             sides.append((A, np.abs(A - bounds) / stdtrit(np.inf, 0.975)))

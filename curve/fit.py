@@ -72,6 +72,7 @@ class Fit:
     no_ceiling: bool = False  # the data passes the middle of its rise, but A is on its bound 1
     fell: bool = False  # the pass rate came down from its peak, which no sigmoid does
     collapsed: bool = False  # it came down so far that the fit means nothing
+    together: bool = False  # A and its interval are of all seeds: `fit_together` in curve/comparison.py
 
     @property
     def comparable(self) -> bool:
@@ -98,7 +99,7 @@ class Fit:
         """A as text: with its interval, or what it exceeds."""
         low, high = self.interval["A"]
         if self.identified:
-            return with_interval(self.A, low, high)
+            return with_interval(self.A, low, high) + " of all seeds together" * self.together
         return f"> {low:.3f}" if self.no_ceiling else "not identified"
 
     @property
@@ -122,13 +123,24 @@ class Fit:
         low, high = self.interval_of(np.eye(C.size), C.ravel())
         return np.clip(low, 0, 1).reshape(C.shape), np.clip(high, 0, 1).reshape(C.shape)
 
+    def gain(self) -> tuple[float, float, float]:
+        """The gain from twice the compute, R(2 C_max) - R(C_max), and its 95 % interval."""
+        C = self.C_max * np.array([1, 2])
+        low, high = self.interval_of(np.array([[-1, 1]]), C)
+        return float(np.diff(self.predict(C))[0]), float(low[0]), float(high[0])
+
+    def held_at(self, A: Array) -> tuple[Array, Array, Array]:
+        """The best curves (k, 4) of these points with the asymptote held at A (k,) <= 1, their squared errors (k,), and
+        J'J (k, f, f), as in `least_squares.descend`. R0 is free if the intervals have it free."""
+        start = np.tile([0, np.log(self.B), np.log(self.C_mid), self.R0], (len(A), 1))
+        start[:, 0] = np.minimum(A, 1)
+        return least_squares.descend(*self.points, start, self.profile.free)
+
     def efficiency_at(self, A: float) -> tuple[Array, Array]:
-        """log B and log C_mid (2,) of these points with the asymptote held at A <= 1 (A.8), and their standard errors
-        (2,), widened for correlation as the intervals are. R0 is free if the intervals have it free."""
-        x, y = self.points
-        start, free = np.array([[min(A, 1.0), np.log(self.B), np.log(self.C_mid), self.R0]]), self.profile.free
-        theta, squares, JJ = least_squares.descend(x, y, start, free)
-        excess = allowed_excess(squares[0], len(x) - len(free), self.correlation)
+        """log B and log C_mid (2,) with the asymptote held at A <= 1 (A.8), and their standard errors (2,), widened for
+        correlation as the intervals are."""
+        theta, squares, JJ = self.held_at([A])
+        excess = allowed_excess(squares[0], len(self.points[0]) - len(self.profile.free), self.correlation)
         errors = np.sqrt(excess * np.diag(least_squares.inverse(JJ[0]))) / stdtrit(np.inf, 0.975)
         return theta[0, 1:3], errors[:2]
 

@@ -93,6 +93,17 @@ def packed_runs(study: Path) -> dict[str, bytes]:
     return dict(runs)
 
 
+def runs_of_study(folder: Path) -> list[tuple[str, Path]]:
+    """(variant, run folder) of each run of a study: of each VARIANT-seedN/log.jsonl, or of each run in its runs.jsonl
+    (docs/pack.py). They come in natural order, but `scalerl` first."""
+    names = {path.parent.name for path in folder.glob("*/log.jsonl")}
+    if (folder / RUNS).exists():
+        names |= set(packed_runs(folder))
+    runs = [(match[1], folder / match[0]) for name in names if (match := re.fullmatch(r"(.+)-seed\d+", name))]
+    pieces = lambda name: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+    return sorted(runs, key=lambda run: (run[0] != "scalerl", pieces(run[1].name)))
+
+
 def _open(log: Path) -> io.BufferedIOBase:
     """The bytes of a log, which can be read again and again. A run may lie in the RUNS file of its study."""
     folder = log.parent if log.name == "log.jsonl" else log

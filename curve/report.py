@@ -80,8 +80,8 @@ def variants_table(
     variants: dict[str, list[FittedRun]], comparisons: Sequence[Comparison] = (), C: float | None = None
 ) -> list[Row]:
     """A row for each variant, with the verdict of its comparison. A, B, C_mid and the forecast at compute C (by default
-    twice the last of all runs) are those of the `standing` Fits. "-" stands for what is not identified. An interval is
-    over the seeds; that of a single run is of its fit."""
+    twice the last of all runs) are those of the `standing` Fits. "-" stands for what a seed does not identify by
+    itself. An interval is over the seeds; that of a single run is of its fit."""
     C = C or 2 * max(fit.C_max for runs in variants.values() for _, fit in runs)
     compared = {comparison.variants[0]: comparison for comparison in comparisons}
     rows = []
@@ -89,7 +89,7 @@ def variants_table(
         fits = [fit for _, fit in runs]
         row = {"variant": variant, "runs": str(len(fits)), "A": asymptote_of(fits)}
         fits = standing(fits)
-        known = all(fit.identified for fit in fits)
+        known = all(fit.identified and not fit.together for fit in fits)
         for name, form in {"B": ".2f", "C_mid": ".3g"}.items():
             logs = mean_of(np.log([getattr(fit, name) for fit in fits]), np.log(fits[0].interval[name]))
             row[name] = with_interval(*np.exp(logs), form) if known else "-"
@@ -114,6 +114,29 @@ def caption(runs: Sequence[FittedRun]) -> str:
     return "\n".join([text, *warnings])
 
 
+def runs_table(runs: Sequence[FittedRun]) -> str:
+    """Each run with its fit, the forecast from its first half beside what came, and the kinds of its warnings. Below it
+    the median errors of the forecasts."""
+    rows, errors, inside = [], [], 0
+    for row, (series, fit) in zip(variants_table({i: [run] for i, run in enumerate(runs)}), runs):
+        del row["variant"], row["runs"]
+        row = {"run": series.name, "before": f"{series.y[0]:.3f}"} | row
+        row |= {"C_max": f"{fit.C_max:.3g}", "C_max/C_mid": f"{fit.reach:.1f}", "rms": f"{fit.rms:.4f}"}
+        row |= {"forecast from half": "-", "came": "-"}
+        test = report(series, fit)["baselines"]["held_out"]
+        if "error" not in test:
+            row["forecast from half"] = with_interval(test["sigmoid"], *test["interval"])
+            row["came"] = f"{test['came']:.3f}"
+            errors.append([abs(test[name] - test["came"]) for name in FORECASTERS])
+            inside += test["interval"][0] <= test["came"] <= test["interval"][1]
+        rows.append(row | {"warnings": "; ".join(warning.kind for warning in fit.warnings) or "-"})
+    if not errors:
+        return markdown(rows)
+    medians = "sigmoid {:.3f}, power law {:.3f}, last value {:.3f}".format(*np.median(errors, axis=0))
+    came = f"{inside} of {len(errors)} came inside their 95 % interval."
+    return f"{markdown(rows)}\n\nMedian error of the forecasts from half of the compute: {medians}. {came}"
+
+
 def markdown(rows: Sequence[Row]) -> str:
     """A Markdown table that can also be read as it is."""
     lines = [[*rows[0]], *([*row.values()] for row in rows)]
@@ -122,11 +145,13 @@ def markdown(rows: Sequence[Row]) -> str:
     return "\n".join(f"| {' | '.join(map(str.ljust, line, widths))} |" for line in lines)
 
 
-def write_table(path: Path, rows: Sequence[Row]) -> None:
-    """Write a table as Markdown, CSV, or a tabular of LaTeX, by the suffix. ValueError if it is another one."""
+def write_table(path: Path, rows: Sequence[Row], runs: Sequence[FittedRun], left_out: Sequence[str]) -> None:
+    """Write a table of variants as CSV, as a tabular of LaTeX, or as Markdown with the table of their runs and what was
+    left out: by the suffix. ValueError if it is another one."""
     lines = [[*rows[0]], *([*row.values()] for row in rows)]
     if path.suffix == ".md":
-        text = markdown(rows)
+        tables = ["### Variants", markdown(rows), "### Runs", runs_table(runs)]
+        text = "\n\n".join([caption(runs), *tables, *left_out])
     elif path.suffix == ".csv":
         csv.writer(table := io.StringIO(), lineterminator="\n").writerows(lines)
         text = table.getvalue().strip()

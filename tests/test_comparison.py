@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 import fit_curve
 from curve import plots
 from curve.columns import Series
-from curve.comparison import compare
+from curve.comparison import asymptote_of, compare, fit_together
 from curve.fit import fit_sigmoid, sigmoid
 from curve.flags import run_command
 from curve.report import outlook
@@ -113,6 +113,30 @@ def test_a_verdict_is_what_its_intervals_say():
     assert {"ceiling or efficiency", "none"} <= kinds
 
 
+def test_seeds_that_do_not_all_identify_A_get_one_A():
+    """Three runs to two thirds of their gain: none or one identifies A, and together they do, each with its C_mid."""
+    random, errors, widths, inside = np.random.default_rng(0), [], [], 0
+    for _ in range(8):
+        runs = [(Series("", *(run := run_of(random, last=last))), fit_sigmoid(*run)) for last in (150.0, 160.0, 250.0)]
+        pooled = [fit for _, fit in fit_together(runs)]
+        if not pooled[0].together:
+            continue
+        low, high = pooled[0].interval["A"]
+        inside += low <= 0.7 <= high
+        errors.append(abs(pooled[0].A - 0.7))
+        widths.append((high - low) / min(np.ptp(fit.interval["A"]) for _, fit in runs))
+        assert len({fit.A for fit in pooled}) == 1 < len({fit.C_mid for fit in pooled})
+        assert asymptote_of(pooled) == f"{pooled[0].A:.3f} [{low:.3f}, {high:.3f}] of all seeds together"
+        other = [fit_sigmoid(*run_of(random, A=0.5)) for _ in range(3)]
+        assert compare(("one", "two"), ([fit for _, fit in runs], other)).kind == "unknown"
+        assert compare(("one", "two"), (pooled, other)).winner == "one"
+    assert len(errors) >= 4 and inside >= len(errors) - 1 and np.median(errors) < 0.03 and np.median(widths) < 1
+    early = [(Series("", *(run := run_of(random, last=60.0))), fit_sigmoid(*run)) for _ in range(3)]
+    assert fit_together(early) == early  # a quarter of the gain says nothing, however many seeds there are
+    alone = [(Series("", *(run := run_of(random))), fit_sigmoid(*run)) for _ in range(3)]
+    assert fit_together(alone) == alone and all(fit.identified for _, fit in alone)
+
+
 def test_a_run_that_cannot_be_fitted_is_named_and_left_out(capsys, tmp_path):
     random = np.random.default_rng(0)
     curves = {"a0": run_of(random), "a1": run_of(random), "b0": run_of(random, A=0.5), "b1": run_of(random, A=0.5)}
@@ -136,7 +160,7 @@ def test_a_run_that_cannot_be_fitted_is_named_and_left_out(capsys, tmp_path):
         assert (
             left_out.startswith("left out, since it gives no curve: ") and "bad.csv: the pass rate is 0.3" in left_out
         )
-    status, text, error = command("--compare", pair[0], "bad=DIR/bad.csv")  # nothing is left to compare with
+    status, text, error = command("--compare", "bad=DIR/bad.csv")  # nothing is left
     assert status == 2 and "bad.csv: the pass rate is 0.3" in error and not text
 
 

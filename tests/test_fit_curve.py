@@ -319,7 +319,8 @@ def test_one_table_of_many_runs(capsys, tmp_path):
         status, text, _ = command(*arguments, "--table", file, capsys=capsys)
         assert status == 0 and text.count("\n") == 7
     table, verbose = files[0].read_text(), command(*arguments, "--verbose", capsys=capsys)[1]
-    assert text.endswith(table) and table in verbose
+    table = table.partition("### Variants\n\n")[2].partition("\n\n### Runs\n\n")[0]
+    assert text.endswith(f"{table}\n") and table in verbose
     assert verbose.count("points fitted") == 9 and "b and a_1: a_1 raises the ceiling (its A lies" in verbose
     heads, (first, second, third) = (rows := [*csv.reader(files[1].read_text().splitlines())])[0], rows[1:]
     assert heads[:7] == ["variant", "runs", "A", "B", "C_mid", "last value", "forecast at 1000"]

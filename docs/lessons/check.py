@@ -145,7 +145,7 @@ def study_table(lesson: str) -> str:
     lines = re.search(r"(?m)(^\|.*\n)+", (study / "tables.md").read_text())[0].splitlines()
     rows = []
     for line in lines[2:]:
-        variant, number, A, *_, B_ratio, C_mid_ratio, verdict = line.strip("| ").split(" | ")
+        variant, number, A, *_, B_ratio, C_mid_ratio, verdict = map(str.strip, line.strip("|").split("|"))
         logs = [Log(path.read_text()) for path in sorted(study.glob(f"{variant}-seed*/log.jsonl"))]
         rows.append([variant, number, ", ".join(map(last_pass_rate, logs)), A, B_ratio, C_mid_ratio, verdict])
     return table(["variant", "runs", "last pass rates", "A", "ratio of B", "ratio of C_mid", "verdict"], rows)
