@@ -40,7 +40,7 @@ def line(name: str, variants: list[list]) -> None:
 def together(draws: int = 900) -> None:
     """Print how often the interval of an A that all seeds share holds the mean A of the variant."""
     print(
-        f"\nSeeds fitted together, of {draws} simulated variants: A from .4 to .95, R0 .2 below it at least, B .8 to 3,\n"
+        f"\nSeeds fitted together, of {draws} simulated variants: A from .4 to .95, R0 .2 below or lower, B .8 to 3,\n"
         "2, 3 or 5 seeds that scatter by .0075 in A and 5 % in B and C_mid, 12, 20 or 40 points up to 50 to 97 % of\n"
         "the gain, noise .003 to .03, correlation 0 or .4\n"
     )

@@ -159,7 +159,6 @@ class Table:
         self.notes, self.source = notes, ""
         self.lines, self.columns = array("q"), defaultdict(lambda: (array("i"), array("d")))
         self.texts: dict[str, dict[int, str]] = defaultdict(dict)  # by column and row
-        self.in_percent = set()  # columns with values such as 62%, which are divided by 100
         for line, values in rows:
             for name, value in values.items():
                 if value is not None and value != "" and name:
@@ -171,15 +170,11 @@ class Table:
 
     def _parse(self, name: str, text: str) -> float:
         try:
-            number = float(text.removesuffix("%"))
+            return float(text)
         except ValueError:
             if text.lower() not in ("", "na", "n/a", "#n/a", "null", "none", "-"):
                 self.texts[name][len(self.lines)] = sys.intern(text)  # one copy of each text
             return np.nan
-        if text.endswith("%"):
-            self.in_percent.add(name)
-            number /= 100
-        return number
 
     def place(self, row: int) -> str:
         return f"line {self.lines[row]}" if self.lines[row] > 0 else f"record {-self.lines[row]}"
@@ -324,7 +319,7 @@ def _series(table: Table, name: str, y: str, reading: Reading) -> Series:
     if missing.all():
         raise ValueError(f"no line has a value of {x!r} and of {y!r}")
     rows = rows[~missing]
-    compute, pass_rate = compute[rows], pass_rate[rows] / (100 if reading.percent and y not in table.in_percent else 1)
+    compute, pass_rate = compute[rows], pass_rate[rows] / (100 if reading.percent else 1)
     check_curve(compute, pass_rate, lambda i: table.place(rows[i]), (x, y))
 
     note = f"read: x = {x}, y = {y}, {len(rows)} points"

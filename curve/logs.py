@@ -17,6 +17,7 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 from curve.columns import Reading, Series, Table, read_curves
@@ -27,6 +28,7 @@ Row = tuple[int, dict]  # the line in the file (-3: the third record of a docume
 # in TRL's last checkpoint.
 LOG_NAMES = ("log.jsonl", "trainer_state.json", "metrics.jsonl", "wandb-history.jsonl", "progress.csv",
              "checkpoint-*/trainer_state.json")  # fmt: skip
+LONGEST_LINE = 50_000_000  # characters. A longer line is read in pieces
 RUNS = "runs.jsonl"  # the logs of all runs of a study in one file
 
 # Names with numbers, as console logs print them: 'reward': 0.5 or reward=0.5.
@@ -78,7 +80,7 @@ def read_table(log: Path) -> Table:
 
 def _log_in(folder: Path) -> Path:
     for pattern in LOG_NAMES:
-        logs = sorted(folder.glob(pattern), key=lambda log: (len(str(log)), log))
+        logs = sorted(filter(Path.is_file, folder.glob(pattern)), key=lambda log: (len(str(log)), log))
         if logs:
             return logs[-1]
     raise ValueError(f"{folder}: no {' and no '.join(LOG_NAMES)} in this folder: name the file of the log")
@@ -139,6 +141,8 @@ def _rows(binary: io.BufferedIOBase, notes: list[str]) -> Iterable[Row]:
         document = parse_json(text.read())  # a list of records, trainer_state.json, or a single record
         records = document.get("log_history", [document]) if isinstance(document, dict) else document
         return ((-i, _flat(record)) for i, record in enumerate(records, 1) if isinstance(record, dict))
+    if len(first) == LONGEST_LINE:
+        raise ValueError(f"the first line has more than {LONGEST_LINE:,} characters: this is no log")
     if any(BOX_LINE.fullmatch(line) for _, line in itertools.islice(_lines(text), 100)):
         raise ValueError("boxes on a console are not read: let the run write progress.csv, and name that")
     delimiter = max(",\t;|", key=first.count)
@@ -153,7 +157,8 @@ def _rows(binary: io.BufferedIOBase, notes: list[str]) -> Iterable[Row]:
 def _lines(text: io.TextIOWrapper) -> Iterator[tuple[int, str]]:
     """The lines of a text from its start that are neither empty nor comments, numbered from 1."""
     text.seek(0)
-    return ((i, line) for i, line in enumerate(text, 1) if not line.isspace() and not line.startswith("#"))
+    numbered = enumerate(iter(partial(text.readline, LONGEST_LINE), ""), 1)
+    return ((i, line) for i, line in numbered if not line.isspace() and not line.startswith("#"))
 
 
 def _json_lines(text: io.TextIOWrapper, notes: list[str]) -> Iterator[Row]:

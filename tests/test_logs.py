@@ -24,6 +24,7 @@ from kinds_of_logs import (
     write,
 )
 
+from curve import logs
 from curve.columns import MOST_POINTS, Series
 from curve.logs import packed_runs, read_log
 
@@ -57,6 +58,7 @@ def test_a_folder_is_read_by_the_log_in_it(tmp_path):
         history = [{"step": s, "eval_accuracy": r} for s, r in CURVE if s <= step]
         write(tmp_path, f"run/checkpoint-{step}/trainer_state.json", json.dumps({"log_history": history}).encode())
     assert len(read_log(tmp_path / "run")[0].x) == len(STEPS)  # 100 comes after 90
+    (tmp_path / "log.jsonl").mkdir()  # no log
     with pytest.raises(ValueError, match="name the file"):
         read_log(tmp_path)
 
@@ -230,11 +232,12 @@ def test_missing_values_leave_out_their_points(tmp_path):
     assert "left out: 1 with NaN, 1 without x" in series.notes[0]
 
 
-def test_percent_signs_are_read_once(tmp_path):
-    content = table([PLAIN[0], *((s, f"{100 * r:.2f} %") for s, r in CURVE)])
-    assert read(tmp_path, content).y == pytest.approx(RATES)
-    assert read(tmp_path, content, percent=True).y == pytest.approx(RATES)
-    assert "'..%' is not a number" in refusal(tmp_path, b"step,acc\n1,..%\n2,5%\n")
+def test_a_line_that_is_none_is_refused_before_it_fills_the_memory(tmp_path, monkeypatch):
+    """A line of any length would be held three times: 600 MB took 1.8 GB."""
+    monkeypatch.setattr(logs, "LONGEST_LINE", 1000)
+    assert "the first line has more than 1,000 characters" in refusal(tmp_path, b"a" * 5000)
+    document = json.dumps([{"step": s, "acc": r} for s, r in CURVE * 5]).encode()
+    assert len(document) > 1000 and read(tmp_path, document).y == pytest.approx(RATES)  # a document may be one line
 
 
 def test_many_points_stream_and_are_averaged(tmp_path):
