@@ -284,6 +284,8 @@ def test_seeds_are_fitted_alone_and_pooled_by_t(capsys, tmp_path):
     asymptote = f"{A.mean():.3f} [{A.mean() - half:.3f}, {A.mean() + half:.3f}]"
     (row,) = results["variants"]
     assert status == 0 and (row["runs"], row["A"]) == ("4", asymptote) and not results["comparisons"]
+    near_1 = asymptote_of(group(range(2), A=0.99, C_mid=50.0, noise=0.02))
+    assert near_1.endswith(", 1.000]")  # a t-interval of two would go far beyond
     assert "Read: pass_rate over compute_flops." in text and " ".join(["| mine    | 4    |", asymptote]) in text
 
 
