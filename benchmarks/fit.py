@@ -17,7 +17,7 @@ import numpy as np
 from curve import least_squares
 from curve.comparison import compare
 from curve.fit import LEAST_GAIN_MADE, MOST_SCATTER, allowed_excess, fit_sigmoid, sigmoid
-from curve.report import held_out
+from curve.forecast import held_out
 
 TRUTH = {"A": 0.61, "B": 1.92, "C_mid": 2542.0, "R0": 0.40}  # ScaleRL, table 1 of the paper
 

@@ -17,8 +17,8 @@ import numpy as np
 
 from curve.columns import Series
 from curve.fit import fit_sigmoid
+from curve.forecast import FORECASTERS, held_out
 from curve.logs import packed_runs, read_log
-from curve.report import FORECASTERS, held_out
 
 MATH = "ShibukiZero/assignment5-alignment", "73a0f46", "artifacts/experiments/main/ch7"
 GSM8K = "josancamon19/rl-scaling-laws", "cc6c4ee", "results"

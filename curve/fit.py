@@ -123,12 +123,6 @@ class Fit:
         low, high = self.interval_of(np.eye(C.size), C.ravel())
         return np.clip(low, 0, 1).reshape(C.shape), np.clip(high, 0, 1).reshape(C.shape)
 
-    def gain(self) -> tuple[float, float, float]:
-        """The gain from twice the compute, R(2 C_max) - R(C_max), and its 95 % interval."""
-        C = self.C_max * np.array([1, 2])
-        low, high = self.interval_of(np.array([[-1, 1]]), C)
-        return float(np.diff(self.predict(C))[0]), float(low[0]), float(high[0])
-
     def held_at(self, A: Array) -> tuple[Array, Array, Array]:
         """The best curves (k, 4) of these points with the asymptote held at A (k,) <= 1, their squared errors (k,), and
         J'J (k, f, f), as in `least_squares.descend`. R0 is free if the intervals have it free."""

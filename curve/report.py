@@ -10,7 +10,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
-from scipy.special import stdtrit  # quantiles of Student's t; scipy.stats is slow to import
 
 from curve.columns import Series
 from curve.comparison import Comparison, asymptote_of, mean_of, standing

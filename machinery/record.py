@@ -17,7 +17,7 @@ from torch import Tensor
 import loss
 from curve.columns import Series
 from curve.files import write_whole
-from curve.report import outlook
+from curve.forecast import outlook
 from machinery.checkpoints import checkpoints, step_of
 from machinery.compute import Compute, Rates
 from machinery.decoding import marked_text

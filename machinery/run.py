@@ -16,7 +16,6 @@ from transformers import PreTrainedModel
 
 import loss
 from curve.fit import fit_sigmoid
-from curve.forecast import levelled_off
 from curve.plots import plot_variants
 from curve.report import describe, report
 from data.load import Source, load_data

@@ -12,7 +12,7 @@ from curve.columns import Series
 from curve.comparison import asymptote_of, compare, fit_together
 from curve.fit import fit_sigmoid, sigmoid
 from curve.flags import run_command
-from curve.report import outlook
+from curve.forecast import outlook
 
 
 def run_of(random, A=0.7, B=1.8, C_mid=100.0, R0=0.2, n=41, last=600.0, noise=0.01):

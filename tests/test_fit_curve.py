@@ -19,8 +19,9 @@ from curve.columns import Reading, Series
 from curve.comparison import asymptote_of, compare
 from curve.fit import allowed_excess, fit_sigmoid, sigmoid
 from curve.flags import flag, run_command
+from curve.forecast import held_out, outlook
 from curve.least_squares import fit_power_law
-from curve.report import describe, held_out, outlook, report
+from curve.report import describe, report
 
 SCRIPT = Path(fit_curve.__file__)
 # Table 1 of the paper: C_mid in GPU-hours, B, A; and R0, about .40 for the 8B model and .51 for Scout

@@ -22,7 +22,7 @@ import loss
 import study
 from curve.fit import fit_sigmoid
 from curve.flags import run_command
-from curve.report import held_out
+from curve.forecast import held_out
 from machinery.files import last_line
 from machinery.settings import parse, read_settings
 

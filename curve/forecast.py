@@ -1,0 +1,47 @@
+"""What a fit predicts for more compute, beside the baselines that it has to beat."""
+
+import numpy as np
+from scipy.special import stdtrit  # quantiles of Student's t; scipy.stats is slow to import
+
+from curve.columns import Series
+from curve.fit import Fit, fit_sigmoid, power_law
+
+FORECASTERS = ("sigmoid", "power_law", "last_value")  # the sigmoid, and its baselines
+
+
+def forecasts(fit: Fit, C) -> dict[str, float]:
+    """The mean pass rate over compute C, an array or a number, by forecaster."""
+    values = fit.predict(C), power_law(C, *fit.power_law), fit.y[-1]
+    return {name: float(np.mean(value)) for name, value in zip(FORECASTERS, values)}
+
+
+def held_out(x, y, r0: str | float = "first", fit_to: float | None = None, fit_from=0.0) -> dict:
+    """The mean of the last three points (`came`), and its forecasts from the points with compute <= fit_to, by default
+    half of the last compute. `interval` is the 95 % interval of the curve, widened by the scatter of three points. The
+    arguments are as in `fit_sigmoid`. ValueError if the early points cannot be fitted."""
+    x, y = np.asarray(x, float), np.asarray(y, float)
+    fit_to = float(x[-1] / 2 if fit_to is None else fit_to)
+    early = fit_sigmoid(x, y, r0, fit_from, fit_to)
+    last = slice(max(len(x) - 3, np.sum(x <= fit_to)), None)
+    forecast, n = forecasts(early, x[last]), len(x[last])
+    curve = forecast["sigmoid"]
+    low, high = early.interval_of(np.full((1, n), 1 / n), x[last])
+    scatter = stdtrit(len(early.x) - 3, 0.975) * early.rms / np.sqrt(n)
+    ends = curve - np.hypot(curve - low[0], scatter), curve + np.hypot(high[0] - curve, scatter)
+    measured = {"fit_to": fit_to, "n_points": len(early.x), "came": float(y[last].mean())}
+    return measured | forecast | {"interval": np.clip(ends, 0, 1).tolist()}
+
+
+def outlook(series: Series) -> str:
+    """Where a run is going, in a few words for its progress bar; "" if there are too few points to say."""
+    if len(series.x) <= 6:
+        return ""
+    try:
+        fit = fit_sigmoid(series.x, series.y)
+    except ValueError:  # nothing has moved yet
+        return ""
+    low, high = fit.interval["A"]
+    if not fit.identified:
+        return "collapsed" if fit.collapsed else f"A > {low:.2f}"
+    gain = fit.predict(2 * fit.C_max) - fit.predict(fit.C_max)
+    return f"A {fit.A:.2f} [{low:.2f}, {high:.2f}], 2x compute {gain:+.2f}"
