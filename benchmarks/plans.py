@@ -1,4 +1,4 @@
-"""What `train.py --plan` says of real models: the tables of docs/node.md, and the plan that it shows.
+"""What `train.py --plan` says of real models: the table of docs/node.md, and the plan that it shows.
 
 python benchmarks/plans.py
 python benchmarks/plans.py --traced    # the plan beside the memory that torch traces, as tests/traced.py does
@@ -17,22 +17,18 @@ from common import ROOT  # noqa: F401  (it puts the project on the path)
 
 import train
 from machinery.model import load_shapes
-from machinery.plan import Needs, Shape, longest
+from machinery.plan import QWEN3, Needs, Shape, longest
 from machinery.settings import TrainCommand, parse
 
-# The config.json of real models; nothing of them is downloaded.
-QWEN = {"vocab_size": 151_936, "max_position_embeddings": 40_960}
+# What is in the config.json of real models; nothing of them is downloaded.
+QWEN = dict(vocab_size=151_936, max_position_embeddings=40_960)
 MODELS = {
-    "Qwen/Qwen3-0.6B": dict(model_type="qwen3", hidden_size=1024, intermediate_size=3072, num_hidden_layers=28,
-                            num_attention_heads=16, num_key_value_heads=8, head_dim=128, tie_word_embeddings=True),
+    f"Qwen/Qwen3-{size}": dict(model_type="qwen3", num_key_value_heads=8, head_dim=128,
+                               tie_word_embeddings=size != "8B", **QWEN, **sizes)
+    for size, sizes in QWEN3.items()
+} | {
     "Qwen/Qwen2.5-1.5B": dict(model_type="qwen2", hidden_size=1536, intermediate_size=8960, num_hidden_layers=28,
-                              num_attention_heads=12, num_key_value_heads=2, tie_word_embeddings=True),
-    "Qwen/Qwen3-1.7B": dict(model_type="qwen3", hidden_size=2048, intermediate_size=6144, num_hidden_layers=28,
-                            num_attention_heads=16, num_key_value_heads=8, head_dim=128, tie_word_embeddings=True),
-    "Qwen/Qwen3-4B": dict(model_type="qwen3", hidden_size=2560, intermediate_size=9728, num_hidden_layers=36,
-                          num_attention_heads=32, num_key_value_heads=8, head_dim=128, tie_word_embeddings=True),
-    "Qwen/Qwen3-8B": dict(model_type="qwen3", hidden_size=4096, intermediate_size=12_288, num_hidden_layers=36,
-                          num_attention_heads=32, num_key_value_heads=8, head_dim=128, tie_word_embeddings=False),
+                              num_attention_heads=12, num_key_value_heads=2, tie_word_embeddings=True, **QWEN)
 }  # fmt: skip
 ROWS = [
     ("Qwen/Qwen3-0.6B", "--gpus 1"),
@@ -43,7 +39,6 @@ ROWS = [
     ("Qwen/Qwen3-8B", "--gpus 8 --trainers 4"),
     ("Qwen/Qwen3-8B", "--gpus 8 --trainers 4 --engine torch --slots 16"),
 ]
-MEMORIES = (24, 48, 80, 141)  # GB
 TRACED = [  # model, trainers, gradient checkpointing
     *((f"Qwen/Qwen3-{size}", ranks, True) for size, ranks in (("0.6B", 1), ("1.7B", 1), ("4B", 2), ("8B", 4))),
     ("Qwen/Qwen3-0.6B", 1, False),
@@ -56,7 +51,7 @@ def make_models(folder: Path) -> None:
     config.json and nothing else."""
     for name, config in MODELS.items():
         (folder / name).mkdir(parents=True)
-        (folder / name / "config.json").write_text(json.dumps(config | QWEN))
+        (folder / name / "config.json").write_text(json.dumps(config))
 
 
 def table(folder: Path) -> list[str]:
@@ -74,46 +69,20 @@ def table(folder: Path) -> list[str]:
         need = Needs(command, Shape(model), longest(command, model))
         trainer, generator, sequences = need.trainer, need.generator, need.sequences
         states = GiB(*(trainer[part] for part in ("parameters", "gradients", "moments")))
-        fits = all(verdict == "fits" for *_, verdict in need.devices.values())
         lines.append(
             f"| {name.split('/')[1]} | `{flags}` | {states} | {GiB(trainer['activations'])} |"
             f" {GiB(trainer['logits'])} | {GiB(*trainer.values())} | {GiB(generator['weights'])} |"
-            f" {GiB(generator['keys and values'])} | {sequences:.0f}, {2 * sequences:.0f} | {'yes' if fits else 'no'} |"
+            f" {GiB(generator['keys and values'])} | {sequences:.0f}, {2 * sequences:.0f} |"
+            f" {'yes' if need.fits else 'no'} |"
         )
     return lines
-
-
-def largest(folder: Path) -> list[str]:
-    """The lines of a table: the largest Qwen3 whose full training fits on so many GPUs of one memory, as the paper's
-    settings have it, and the number of trainers for it."""
-    lines = ["| GPUs | " + " | ".join(f"of {memory} GB" for memory in MEMORIES) + " |", "|---|---|---|---|---|"]
-    models = {name: load_shapes(str(folder / name)) for name in MODELS if "Qwen3" in name}
-    for gpus in (1, 2, 4, 8):
-        found = []
-        for memory in MEMORIES:
-            fits = [
-                f"{name.split('-')[-1]}, `--trainers {trainers}`"
-                for name, model in models.items()
-                for trainers in range(max(1, gpus - 1), 0, -1)
-                if all_fits(folder / name, model, f"--gpus {gpus} --gpu-memory {memory} --trainers {trainers}")
-            ]
-            found.append(fits[-1] if fits else "none")
-        lines.append(f"| {gpus} | " + " | ".join(found) + " |")
-    return lines
-
-
-def all_fits(folder: Path, model, flags: str) -> bool:
-    """Whether the plan says of each device that it fits."""
-    command = parse(["--plan", "--data", "polaris", "--model", str(folder), *flags.split()], TrainCommand)
-    need = Needs(command, Shape(model), 16_384)
-    return all(verdict == "fits" for *_, verdict in need.devices.values())
 
 
 def traced() -> list[str]:
     """The lines of a table: the peak of a step beside the plan, without the process, in GiB."""
     lines = ["| model | trainers | gradient checkpointing | traced | planned |", "|---|---|---|---|---|"]
     for name, trainers, checkpointing in TRACED:
-        config = json.dumps(MODELS[name] | QWEN)
+        config = json.dumps(MODELS[name])
         command = [
             ROOT / "tests" / "traced.py",
             config,
@@ -138,7 +107,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         make_models(Path(folder))
-        print(*table(Path(folder)), "", *largest(Path(folder)), "", sep="\n")
+        print(*table(Path(folder)), "", sep="\n")
         train.main(parse(SHOWN.split(), TrainCommand))
 
 

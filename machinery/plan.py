@@ -9,22 +9,28 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 import loss
 from machinery.compute import head_size
 from machinery.decoding import make_decoding
-from machinery.devices import devices_here, trunk_dtype
+from machinery.devices import devices_here, gpus_here, trunk_dtype
 from machinery.engine import choose_engine, engine_settings, refuse_split
 from machinery.model import load_shapes, load_tokenizer, model_path, refuse_too_long
 from machinery.settings import TrainCommand
 from machinery.trainer import layers_and_rest
 from machinery.vllm_engine import CPU_CACHE, UNMEASURED
 
-Row = tuple[str, str, str]  # of the table: name, figure, words
 MARGIN = 1.25  # how far the arithmetic may be off
 PROCESS = 0.5 * 2**30  # bytes of Python and its libraries; on a GPU of CUDA's context
 FRAGMENTS = 0.3 * 2**30  # the most bytes that a CPU's allocator keeps between a trainer's tensors of many sizes
+
+QWEN3 = {  # the models that `largest` tries, in this order
+    "8B": dict(hidden_size=4096, intermediate_size=12_288, num_hidden_layers=36, num_attention_heads=32),
+    "4B": dict(hidden_size=2560, intermediate_size=9728, num_hidden_layers=36, num_attention_heads=32),
+    "1.7B": dict(hidden_size=2048, intermediate_size=6144, num_hidden_layers=28, num_attention_heads=16),
+    "0.6B": dict(hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16),
+}
 
 
 class Shape:
@@ -121,6 +127,7 @@ class Needs:
             if trains + samples > available or (samples and self.sequences < 1):
                 verdict = "DOES NOT FIT"
             self.devices[device] = trains + samples, available, verdict
+        self.fits = all(verdict == "fits" for *_, verdict in self.devices.values())
 
 
 def memory_of_a_device(command: TrainCommand, device: str) -> float:
@@ -143,10 +150,23 @@ def plan(command: TrainCommand) -> str:
     size = f"{command.model}: {shape.parameters:,} parameters"
     model_row = ("model", "", f"{size}; a prompt and its completion have at most {length:,} tokens")
     rows = [model_row, *memory_rows(command, need, shape.parameters)]
+    rows += [("largest that fits", "", largest(command, length))] if gpus_here(command) else []
     first, second = (max(len(row[i]) for row in rows) for i in (0, 1))
     lines = [f"{name:{first}}  {figure:>{second}}  {words}".rstrip() for name, figure, words in rows]
     last = "Nothing was started. Memory may be off by a quarter: what is said to fit has that much room."
     return "\n".join([*lines, last])
+
+
+def largest(command: TrainCommand, length: int) -> str:
+    """The largest Qwen3 whose training fits on these GPUs, and the flags for it; the others are those of the run."""
+    for size, sizes in QWEN3.items():
+        with torch.device("meta"):
+            model = Qwen3ForCausalLM(Qwen3Config(**sizes, num_key_value_heads=8, tie_word_embeddings=size != "8B"))
+        for trainers in range(1, max(2, gpus_here(command) - command.tensor_parallel + 1)):
+            tried = replace(command, generators=0, trainers=trainers, gradient_checkpointing=True)
+            if Needs(tried, Shape(model), length).fits:
+                return f"Qwen3-{size}: --model Qwen/Qwen3-{size} --trainers {trainers} --gradient-checkpointing"
+    return "none of Qwen3-0.6B to 8B"
 
 
 def longest(command: TrainCommand, model: PreTrainedModel) -> int:
@@ -160,8 +180,8 @@ def longest(command: TrainCommand, model: PreTrainedModel) -> int:
     return decoding.longest
 
 
-def memory_rows(command: TrainCommand, need: Needs, parameters: int) -> list[Row]:
-    """Who works on which device, the memory needed and available, and the room for files."""
+def memory_rows(command: TrainCommand, need: Needs, parameters: int) -> list[tuple[str, str, str]]:
+    """Rows of a name, a figure and words: who works on which device, memory needed and available, room for files."""
     notes = {
         "activations": f"{need.tokens:,} tokens" + ", gradient checkpointing" * command.gradient_checkpointing,
         "gathered by FSDP": "the fp32 head, the embedding, two layers",
@@ -181,7 +201,7 @@ def memory_rows(command: TrainCommand, need: Needs, parameters: int) -> list[Row
         alike = [name for name, device in need.devices.items() if device == (planned, available, verdict)]
         name = f"  {alike[0]}" + (f" to {alike[-1]}" if alike[1:] else "")
         rows.append((name, GiB(available), f"{GiB(planned)}: {verdict}"))
-    if any(verdict != "fits" for *_, verdict in need.devices.values()):
+    if not need.fits:
         flags = "--trainers --tokens-per-micro-batch --gradient-checkpointing"
         rows.append(("  lowered by", "", f"{flags} --slots --generator-memory --tensor-parallel"))
     buffer, checkpoint, keep = 4 * parameters, 12 * parameters, command.keep_checkpoints

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from plans import ROOT, largest, make_models, table
+from plans import ROOT, make_models, table
 from steps import run_train
 from test_settings import refusal
 
@@ -49,6 +49,7 @@ def test_the_plan_of_the_default_run_starts_and_writes_nothing(here, capsys):
     assert "142,016 parameters" in row(text, "model") and "85 tokens" in row(text, "model")
     assert row(text, "a trainer").endswith("1: cpu") and row(text, "a generator (torch)").endswith("1: cpu")
     assert "512 sequences of full length" in row(text, "keys and values")
+    assert "largest" not in text
     assert "fits" in row(text, "cpu") and "the parameters" in row(text, "/dev/shm") and "lowered by" not in text
 
 
@@ -57,11 +58,15 @@ def test_a_machine_that_is_not_here_and_which_flags_help(here, capsys):
     assert row(text, "a generator (vllm)").endswith("7: " + " ".join(f"cuda:{i}" for i in range(7)))
     assert row(text, "cuda:7").endswith("DOES NOT FIT") and row(text, "cuda:0 to cuda:6").endswith("fits")
     assert "--trainers" in row(text, "lowered by")
+    assert row(text, "largest that fits").endswith("--model Qwen/Qwen3-8B --trainers 4 --gradient-checkpointing")
     helped = planned([*EIGHT, "--model", "Qwen/Qwen3-8B", "--trainers", "4"], capsys)
     assert "DOES NOT" not in helped and "lowered by" not in helped
     for slots, verdict in (("256", "DOES NOT FIT"), ("16", "fits")):
         flags = ["--model", "Qwen/Qwen3-8B", "--trainers", "4", "--engine", "torch", "--slots", slots]
         assert row(planned([*EIGHT, *flags], capsys), "cuda:0 to cuda:3").endswith(verdict)
+    for memory, wanted in (("24", "none"), ("48", "0.6B --trainers 1"), ("141", "1.7B --trainers 1")):
+        alone = ["--plan", "--data", "polaris", "--model", "Qwen/Qwen3-8B", "--gpus", "1", "--gpu-memory", memory]
+        assert wanted in row(planned(alone, capsys), "largest that fits")
 
 
 def test_what_cannot_be_planned_is_one_sentence(here, capsys, monkeypatch):
@@ -130,7 +135,7 @@ def test_one_gpu_for_both_adds_up(here):
 
 def test_the_table_of_the_docs_is_what_the_command_says(here, capsys):
     text = (ROOT / "docs" / "node.md").read_text()
-    for line in [*table(here), *largest(here)]:
+    for line in table(here):
         assert line in text
     command, shown = re.search(r"```\n(python train.py --plan .*)\n```\n\n```\n([^`]*)```", text).groups()
     assert planned(command.split()[2:], capsys) == shown
