@@ -17,6 +17,8 @@ The policy chose the "sampled" tokens; "forced" tokens (the phrase of an interru
 """
 
 import dataclasses
+import functools
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -46,7 +48,7 @@ class Recipe:
     aggregation: Literal["sample", "prompt", "token"] = "prompt"  # what is averaged first
     advantage_norm: Literal["prompt", "batch", "none", "mean"] = "batch"  # what the centred rewards are divided by
     mask_sequences: bool = False  # leave out wrong completions that have become unlikely (DeepSeek-V3.2)
-    fp32_logits: bool = True  # LM head and log-softmax in fp32, in the generator and the trainer; off: head in bf16
+    fp32_logits: bool | Literal["split"] = True  # LM head in fp32 on both sides; split: by matmuls in bf16; off: bf16
     zero_variance_filter: bool = True  # drop groups whose rewards are all equal
     no_positive_resampling: bool = True  # a prompt once solved with a pass rate >= 0.9 does not come again
     least_prompts: int = 0  # with fewer left than this, all solved prompts come again (not in the paper); 0: never
@@ -198,25 +200,46 @@ def rewards(scores_PG: Tensor, lengths_PG: Tensor, length_control: str, max_leng
 # --- 4. Logits (sec. 3.2) -----------------------------------------------------------------------------------------
 
 
-def head_logits(hidden_ND: Tensor, head_VD: Tensor, fp32: bool) -> Tensor:
+def head_logits(hidden_ND: Tensor, head_VD: Tensor, fp32: bool | str) -> Tensor:
     """Logits [N, V], float32. With fp32 the matmul itself is done in fp32, with the present fp32 weights of the head: a
     stored copy would be out of date after the next update. Casting after a bf16 matmul is useless, since the precision
-    is lost by then. Without fp32 the matmul alone is in bf16; the softmax is always in fp32."""
+    is lost by then. "split" is `SplitMatmul`. Without fp32 the matmul alone is in bf16. The softmax is in fp32."""
+    if fp32 == "split":
+        return SplitMatmul.apply(hidden_ND, head_VD)
     dtype = torch.float32 if fp32 else torch.bfloat16
     return F.linear(hidden_ND.to(dtype), head_VD.to(dtype)).float()
+
+
+class SplitMatmul(torch.autograd.Function):
+    """left @ right.T, nearly as in fp32, by matmuls in bf16, for a GPU's tensor cores. A matrix in fp32 is the sum of a
+    large one and a small one in bf16, but for 2^-17 of each number. The product of two small ones is left out."""
+
+    @staticmethod
+    def forward(ctx, left: Tensor, right: Tensor) -> Tensor:
+        ctx.save_for_backward(left, right)
+        in_two = lambda x: [x] if x.dtype == torch.bfloat16 else [large := x.bfloat16(), (x - large).bfloat16()]
+        # A CPU multiplies the same numbers in fp32. The call for a GPU has run on pretended GPUs only.
+        matmul = lambda a, b: torch.mm(a, b.T, out_dtype=torch.float32) if a.is_cuda else a.float() @ b.float().T
+        pairs = [*itertools.product(in_two(left), in_two(right))][:3]
+        return functools.reduce(Tensor.add_, (matmul(*pair) for pair in pairs))
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        (left, right), matmul = ctx.saved_tensors, SplitMatmul.apply
+        return matmul(gradient, right.T).to(left.dtype), matmul(gradient.T, left.T)
 
 
 CHUNK = 2048  # tokens whose logits exist at a time
 
 
-def _chunk_logprobs(hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, fp32: bool) -> tuple[Tensor, Tensor]:
+def _chunk_logprobs(hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, fp32: bool | str) -> tuple[Tensor, Tensor]:
     logprobs_NV = torch.log_softmax(head_logits(hidden_ND, head_VD, fp32), dim=-1)
     logprobs_N = logprobs_NV.gather(-1, targets_N[:, None]).squeeze(-1)
     return logprobs_N, -(logprobs_NV.detach().exp() * logprobs_NV.detach()).sum(-1)
 
 
 def sampled_logprobs(
-    hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, fp32: bool, chunk: int = CHUNK
+    hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, fp32: bool | str, chunk: int = CHUNK
 ) -> tuple[Tensor, Tensor]:
     """log pi_train of the target tokens [N] (differentiable), and the policy's entropy there [N], in nats.
 

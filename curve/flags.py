@@ -101,12 +101,13 @@ def _add_fields(parser: argparse.ArgumentParser, kind: type, default) -> None:
         words = [member for member in members if isinstance(member, str)]
         words += ["None"] if type(None) in members and field.default is not None else []
         types = [member for member in members if member in TYPE_NAMES]
-        number = "+" if ... in members else None
-        if number is None and get_origin(field.type) is tuple:
-            number = len(get_args(field.type))
+        size = len(get_args(field.type)) if get_origin(field.type) is tuple else None
+        number = "+" if ... in members else "?" if bool in members else size
+        if bool in members:  # on, off or a word: --fp32-logits, --no-fp32-logits, --fp32-logits split
+            group.add_argument(flag(f"no_{field.name}"), dest=field.name, action="store_false", help="off")
         metavar = "|".join([*words, *(TYPE_NAMES[value_type] for value_type in types)])
-        reader = partial(_read, words=words, types=types)
-        group.add_argument(flag(field.name), dest=field.name, metavar=metavar, help=help, type=reader, nargs=number)
+        how = {"type": _reader(words, types), "nargs": number, "const": True if number == "?" else None}
+        group.add_argument(flag(field.name), dest=field.name, metavar=metavar, help=help, **how)
 
 
 def _comments(kind: type) -> dict[str, str]:

@@ -61,7 +61,7 @@ class Decoding:
     thinking_budget: int  # sampled tokens, the most that a request may have
     answer_budget: int  # sampled tokens
     length_control: str  # as in loss.Recipe
-    fp32_logits: bool  # as in loss.Recipe
+    fp32_logits: bool | str  # as in loss.Recipe
     temperature: float = 1.0  # of training; generate.py takes others, 0 is the likeliest token
 
     @property
@@ -77,8 +77,9 @@ class Decoding:
 
 
 def make_decoding(
-    tokenizer: PreTrainedTokenizerBase, settings: Sampling, length_control: str = "interruption", fp32: bool = True
-) -> Decoding:
+    tokenizer: PreTrainedTokenizerBase, settings: Sampling, length_control: str = "interruption",
+    fp32: bool | str = True,
+) -> Decoding:  # fmt: skip
     """The budgets and markers in ids of this tokenizer. ValueError if it has no such marker, or the phrase has not."""
     end = settings.end_of_thinking
     marker = tokenizer(end, add_special_tokens=False).input_ids

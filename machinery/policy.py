@@ -155,7 +155,7 @@ class Policy(torch.nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, m: MicroBatch, fp32_logits: bool) -> tuple[Tensor, Tensor]:
+    def forward(self, m: MicroBatch, fp32_logits: bool | str) -> tuple[Tensor, Tensor]:
         """log pi_train of the sampled targets [B, T] (differentiable; 0 at all other places), and the policy's entropy
         at the sampled targets [N], in nats. Both are float32."""
         shared = m.prompts_PL is not None

@@ -156,7 +156,7 @@ def test_a_request_is_sampled_alike_in_other_company(engines):
     assert same(alone, apart) < 0.2
 
 
-@pytest.mark.parametrize("fp32_logits", [True, False])
+@pytest.mark.parametrize("fp32_logits", [True, "split", False])
 def test_pitfall_3_generator_and_trainer_agree_over_a_trunk_in_bf16(engines, group_of_one, fp32_logits):
     """The head is in fp32 on both sides, or in bf16 on both. What vLLM rounds otherwise in the trunk is below .05 in
     the mean and 1 at most on these models (weights of .3, far above real ones)."""

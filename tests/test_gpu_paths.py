@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from plans import MODELS, QWEN, ROOT
+from plans import MODELS, ROOT
 
 pytestmark = [
     pytest.mark.slow,
@@ -35,9 +35,12 @@ def test_pretended_gpus_do_not_mix():
     assert run(2, "-c", "import torch; assert (torch.ones(2, device='cuda') + 1).tolist() == [2, 2]").returncode == 0
 
 
-@pytest.mark.parametrize("gpus, flags", [(1, []), (3, ["--trainers", "2", "--gradient-checkpointing"])])
+@pytest.mark.parametrize(
+    "gpus, flags", [(1, []), (3, ["--trainers", "2", "--gradient-checkpointing", "--fp32-logits", "split"])]
+)
 def test_a_whole_run_mixes_no_devices(tmp_path, gpus, flags):
-    """One GPU for both sides, with shared prompts; or a generator and two trainers. In bf16, with checkpoints."""
+    """One GPU for both sides, with shared prompts; or a generator and two trainers, with a split head. In bf16,
+    with checkpoints."""
     sizes = ["--steps", "2", "--prompts-per-step", "4", "--completions-per-prompt", "4", "--validation-problems", "6",
              "--validation-samples", "2", "--slots", "32", "--checkpoint-every", "2"]  # fmt: skip
     done = run(gpus, ROOT / "train.py", "--engine", "torch", "--name", "run", *sizes, *flags, folder=tmp_path)
@@ -50,12 +53,12 @@ def test_a_whole_run_mixes_no_devices(tmp_path, gpus, flags):
 
 
 @pytest.mark.parametrize(
-    "flags", [["--trainers", "4"], ["--checkpointing"], ["--trainers", "4", "--checkpointing"], []]
+    "flags", ["", "--trainers 4", "--checkpointing", "--trainers 4 --checkpointing", "--checkpointing --split"]
 )
 def test_the_plan_is_what_torch_traces(flags):
     """Of four layers as those of Qwen3-0.6B, for two sequences of 14,336 tokens, within 15 %."""
-    config = json.dumps(MODELS["Qwen/Qwen3-0.6B"] | QWEN | {"num_hidden_layers": 4})
-    done = run(None, ROOT / "tests" / "traced.py", config, *flags)
+    config = json.dumps(MODELS["Qwen/Qwen3-0.6B"] | {"num_hidden_layers": 4})
+    done = run(None, ROOT / "tests" / "traced.py", config, *flags.split())
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["planned"] == pytest.approx(found["traced"], rel=0.15)

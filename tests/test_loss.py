@@ -191,6 +191,25 @@ def test_pitfall_3_fp32_logits_are_computed_in_fp32_and_not_cast_after_a_bf16_ma
     torch.testing.assert_close(off, (hidden @ head.bfloat16().T).float())  # the negative control: a cast after it
 
 
+@pytest.mark.parametrize("dtype, rounded", [(torch.float32, 0.0), (torch.bfloat16, 1e-3)])
+def test_pitfall_3_split_logits_agree_with_fp32(dtype, rounded):
+    """With logits whose standard deviation is 3. Gradients of hidden states in bf16 are rounded, a few otherwise."""
+    torch.manual_seed(0)
+    hidden, head, targets = torch.randn(60, 1024).to(dtype), 0.1 * torch.randn(2000, 1024), torch.randint(2000, (60,))
+
+    def found(fp32):
+        h, w = hidden.clone().requires_grad_(), head.clone().requires_grad_()
+        logprobs, _ = loss.sampled_logprobs(h, w, targets, fp32, chunk=40)
+        logprobs.sum().backward()
+        return logprobs.detach(), h.grad.float(), w.grad
+
+    on, split, off = found(True), found("split"), found(False)
+    error = lambda i, logits: ((logits[i] - on[i]).norm() / on[i].norm()).item()
+    assert (split[0] - on[0]).abs().max() < 5e-5 < 5e-3 < (off[0] - on[0]).abs().max()
+    assert error(1, split) < max(1e-4, rounded) < 2e-3 < error(1, off)
+    assert error(2, split) < 1e-4 < 2e-3 < error(2, off)
+
+
 def test_pitfall_3_the_head_is_never_a_stale_copy():
     head, hidden = torch.randn(5, 4), torch.randn(3, 4)
     before = loss.head_logits(hidden, head, True)

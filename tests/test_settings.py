@@ -60,6 +60,10 @@ def test_recipe_flags(tmp_path, monkeypatch):
     (tmp_path / "runs" / "scalerl-without-loss-seed0").mkdir(parents=True)
     assert new_folder(parse(["--leave-out", "loss"])).name == "scalerl-without-loss-seed0-2"
     assert parse(["--no-zero-variance-filter"]).recipe.zero_variance_filter is False
+    heads = {"--fp32-logits": True, "--no-fp32-logits": False, "--fp32-logits split": "split"}
+    assert {flags: parse([*flags.split(), "--seed", "3"]).recipe.fp32_logits for flags in heads} == heads
+    with pytest.raises(ValueError, match="--fp32-logits: 'bf16' is not split"):
+        parse(["--fp32-logits", "bf16"])
     assert parse(["--recipe", "dapo", "--prompts-per-step", "48"]).groups_per_step == 80
     with pytest.raises(ValueError, match="cannot go with --recipe base"):
         parse(["--recipe", "base", "--leave-out", "loss"])

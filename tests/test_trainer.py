@@ -471,7 +471,7 @@ def test_gradients_of_a_bf16_trunk_are_those_of_the_fp32_parameters(models, tmp_
     assert all(values.dtype == torch.float32 for values in stored(tmp_path / "plain").values())
 
 
-@pytest.mark.parametrize("fp32_logits", [True, False])
+@pytest.mark.parametrize("fp32_logits", [True, "split", False])
 @pytest.mark.parametrize("kind", ["llama", "llama-grouped-tied"])
 def test_pitfall_3_generator_and_trainer_agree_with_fp32_logits_on_both_sides(models, group_of_one, kind, fp32_logits):
     """On-policy mismatch of a bf16 trunk, through the same code on both sides; fp32 heads leave less of it."""

@@ -118,7 +118,7 @@ def make_it_fakeable(memory: Memory, trainers: int) -> None:
         module.is_tracing = lambda *_: False
 
 
-def traced(config, trainers: int, checkpointing: bool, sequences: int, tokens: int) -> int:
+def traced(config, trainers: int, checkpointing: bool, fp32_logits, sequences: int, tokens: int) -> int:
     """The bytes of this rank at the peak of the second step, of two micro-batches. All but 256 tokens of each sequence
     were sampled."""
     memory, device = Memory(), torch.device("cuda:0")
@@ -138,7 +138,7 @@ def traced(config, trainers: int, checkpointing: bool, sequences: int, tokens: i
                 for _ in range(2):
                     inputs = (integers_BT(), integers_BT(), integers_BT().bool(), integers_BT().float(), integers_BT())
                     m = MicroBatch(*inputs, integers_BT()[:, 0], fed=0, pairs=0)
-                    logprobs_BT, _ = policy(m, True)
+                    logprobs_BT, _ = policy(m, fp32_logits)
                     worth = (m.generator_logprobs_BT, m.sampled_BT, weights_B, weights_B)
                     loss.policy_loss(loss.Recipe(), logprobs_BT, *worth)[0].backward()
                     del logprobs_BT
@@ -154,6 +154,7 @@ def main() -> None:
     parser.add_argument("config", type=json.loads)
     parser.add_argument("--trainers", type=int, default=1)
     parser.add_argument("--checkpointing", action="store_true")
+    parser.add_argument("--split", action="store_true", help="--fp32-logits split")
     parser.add_argument("--sequences", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=14_336, help="of each sequence")
     options = parser.parse_args()
@@ -163,7 +164,8 @@ def main() -> None:
     tokens = options.sequences * options.tokens
     plan = trainer_bytes(shape, options.trainers, tokens, options.tokens, torch.bfloat16, "cuda", options.checkpointing)
     planned = sum(plan.values()) - plan["process"]
-    found = traced(config, options.trainers, options.checkpointing, options.sequences, options.tokens)
+    how = (options.trainers, options.checkpointing, "split" if options.split else True)
+    found = traced(config, *how, options.sequences, options.tokens)
     print(json.dumps({"traced": found, "planned": planned}))
     sys.stdout.flush()
     os._exit(0)  # at once: autograd's threads would meet an interpreter that is gone

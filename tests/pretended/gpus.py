@@ -154,6 +154,8 @@ def dispatch(func, args, kwargs):
     inner = [inner_of(a) for a in flat]
     if func.overloadpacket is aten.histc:  # a CPU has none of int32
         inner[0] = inner[0].float()
+    if func is aten.mm.dtype:  # nor a product of bf16 in fp32
+        return GpuTensor(inner[0].float() @ inner[1].float(), index)
     new_args, new_kwargs = tree_unflatten(inner, shape)
     out = func(*new_args, **new_kwargs)
     owners = {id(a.inner): a for a in on_gpus} | {id(a): a for a in flat if type(a) is torch.Tensor}
