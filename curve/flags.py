@@ -106,11 +106,8 @@ def _add_fields(parser: argparse.ArgumentParser, kind: type, default) -> None:
         if bool in members:  # on, off or a word: --fp32-logits, --no-fp32-logits, --fp32-logits split
             group.add_argument(flag(f"no_{field.name}"), dest=field.name, action="store_false", help="off")
         metavar = "|".join([*words, *(TYPE_NAMES[value_type] for value_type in types)])
-        how = {
-            "type": partial(_read, words=words, types=types),
-            "nargs": number,
-            "const": True if number == "?" else None,
-        }
+        reader = partial(_read, words=words, types=types)
+        how = {"type": reader, "nargs": number, "const": True if number == "?" else None}
         group.add_argument(flag(field.name), dest=field.name, metavar=metavar, help=help, **how)
 
 
