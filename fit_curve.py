@@ -40,7 +40,7 @@ from curve.files import write_whole
 from curve.fit import FittedRun, fit_sigmoid
 from curve.flags import read_flags, run_command
 from curve.logs import read_log, runs_of_study
-from curve.plots import plot_variants
+from curve.plots import plot_diagnosis, plot_variants
 from curve.report import caption, describe, markdown, report, variants_table, write_table
 
 
@@ -62,6 +62,7 @@ class Options:
     json: Path | None = None  # write all results to this file
     table: Path | None = None  # write the table of the variants to this file: .md (with one of the runs), .csv or .tex
     plot: Path | None = None  # draw the curves into this file: .png, .pdf or .svg
+    diagnose: Path | None = None  # draw what A of the first run rests on: its profile, residuals, and parts of the run
 
 
 def named_logs(options: Options) -> list[tuple[str, str]]:
@@ -135,6 +136,8 @@ def main(arguments: list[str]) -> int:
         write_table(options.table, rows, runs, left_out)
     if options.plot:
         plot_variants(options.plot, variants, comparisons, options.predict)
+    if options.diagnose:
+        plot_diagnosis(options.diagnose, *runs[0])
     if options.json:
         results = {"runs": reports, "variants": rows, "comparisons": comparisons, "left_out": unfit}
         write_whole(options.json, json.dumps(results, indent=1, allow_nan=False, default=asdict) + "\n")

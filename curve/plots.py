@@ -4,6 +4,7 @@ The suffix of the file is its format: .png, .pdf, .svg, or another of matplotlib
 all.
 """
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import numpy as np
 from curve.columns import Series
 from curve.comparison import Comparison, asymptote_of, standing
 from curve.files import whole_file
-from curve.fit import Fit, FittedRun
+from curve.fit import Fit, FittedRun, fit_sigmoid
 
 # What the columns of our own logs count.
 COMPUTE_UNITS = {"compute_flops": "FLOPs", "compute_tokens": "sampled tokens", "compute_device_hours": "device-hours"}
@@ -43,6 +44,33 @@ def plot_variants(
         points = f"points of all seeds (but {lacking} at compute 0)" if lacking else "points of all seeds"
         title = f"{points}, mean of the fitted curves, forecasts (dashed)"
     _write(path, axes, [series for series, _ in runs], title)
+
+
+def plot_diagnosis(path: Path, series: Series, fit: Fit) -> None:
+    """Draw what A of a run rests on: the squared error with A held, the residuals, and A of fits to a part of it."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(15, 4.4), layout="constrained")
+    profile, residuals, windows = figure.subplots(1, 3)
+    low, high = fit.interval["A"]
+    A = np.linspace(max(1.5 * low - 0.5 * high, 0), min(1.5 * high - 0.5 * low, 1), 100)
+    squares = fit.held_at(A)[1]
+    profile.plot(A, (squares - squares.min()) / fit.profile.left.max())
+    profile.axvspan(low, high, alpha=0.15)
+    residuals.plot(fit.x, fit.y - fit.predict(fit.x), "o-", ms=4, lw=0.6)
+    residuals.axhspan(-fit.rms, fit.rms, alpha=0.15)
+    for C in fit.x[:: max(len(fit.x) // 25, 1)]:
+        for color, window in (("C0", (0, C)), ("C1", (C, np.inf))):
+            with contextlib.suppress(ValueError):  # too few points
+                part = fit_sigmoid(series.x, series.y, fit.r0, *window)
+                windows.plot([C, C], part.interval["A"], color, lw=0.8)
+                windows.plot(C, part.A, "o", ms=5, color=color, mfc=color if part.identified else "w")
+    profile.set(title="growth of the squared error with A held\n(1: the end of the 95 % interval)", xlabel="A")
+    residuals.set(title=f"pass rate less curve\n(band: rms {fit.rms:.4f})", xlabel=series.x_name)
+    windows.set(
+        title="A of the points up to here (blue), from here on\n(orange); hollow: not identified", xlabel=series.x_name
+    )
+    _save(path, figure)
 
 
 def _draw_run(axes, series: Series, fit: Fit, predict: Sequence[float]) -> None:
@@ -95,8 +123,6 @@ def _draw_variant(axes, label: str, runs: list[FittedRun], color: str) -> None:
 
 def _write(path: Path, axes, runs: Sequence[Series], title: str) -> None:
     """Write the figure, with labels, a title, and the legend below the axes, where it covers no curve."""
-    from matplotlib import rc_context
-
     x_names, y_names = {series.x_name.lower() for series in runs}, {series.y_name for series in runs}
     compute = "" if len(x_names) > 1 else f" ({COMPUTE_UNITS.get(runs[0].x_name, runs[0].x_name)})"
     pass_rate = "" if len(y_names) > 1 or y_names == {"pass_rate"} else f" ({runs[0].y_name})"
@@ -109,5 +135,11 @@ def _write(path: Path, axes, runs: Sequence[Series], title: str) -> None:
     lines = title.count("\n") + len(labels) / columns
     axes.legend(fontsize=8, ncols=columns, loc="upper left", bbox_to_anchor=(0, -0.15))
     axes.figure.set_figheight(4.4 + 0.2 * lines)  # inches
+    _save(path, axes.figure)
+
+
+def _save(path: Path, figure) -> None:
+    from matplotlib import rc_context
+
     with whole_file(path) as partial, rc_context({"pdf.fonttype": 42, "svg.fonttype": "none"}):  # text stays text
-        axes.figure.savefig(partial, format=path.suffix[1:].lower(), dpi=110)
+        figure.savefig(partial, format=path.suffix[1:].lower(), dpi=110)

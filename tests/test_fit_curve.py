@@ -435,6 +435,20 @@ def test_pictures(drawn, capsys, tmp_path):
     assert "A 0.7" in (tmp_path / "p.svg").read_text()  # text stays text
 
 
+def test_the_diagnosis_shows_what_A_rests_on(monkeypatch, tmp_path):
+    x, y = run_of(n=21)
+    fit, figures = fit_sigmoid(x, y), []
+    monkeypatch.setattr(plots, "_save", lambda _, figure: figures.append(figure))
+    plots.plot_diagnosis(tmp_path / "d.png", Series("run", x, y), fit)
+    profile, residuals, windows = figures[0].axes
+    A, growth = profile.lines[0].get_data()
+    assert np.interp(fit.interval["A"], A, growth) == pytest.approx([1, 1], abs=0.02) and growth.min() == 0
+    assert residuals.lines[0].get_ydata() == pytest.approx(fit.y - fit.predict(fit.x))
+    points = [line.get_data() for line in windows.lines if line.get_marker() == "o"]
+    assert points[0] == ([x[1]], [fit.A]) and points[-1] == ([x[-1]], [fit.A])  # both are fits to the whole run
+    assert ([x[10]], [fit_sigmoid(x, y, fit_to=x[10]).A]) in points
+
+
 def test_importing_is_light():
     code = "import sys, fit_curve; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=SCRIPT.parent, capture_output=True, text=True)
