@@ -39,9 +39,9 @@ from curve.comparison import SEED_SCATTER, compare_with_first, fit_together
 from curve.files import write_whole
 from curve.fit import FittedRun, fit_sigmoid
 from curve.flags import read_flags, run_command
-from curve.logs import read_log, runs_of_study
-from curve.plots import plot_diagnosis, plot_variants
-from curve.report import caption, describe, markdown, report, variants_table, write_table
+from curve.logs import read_joined, read_log
+from curve.plots import plot_compare, plot_runs
+from curve.report import describe, report
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,14 @@ class Options:
     seed_scatter: tuple[float, float] = SEED_SCATTER
     verbose: bool = False  # with --compare, all of each run, and the reasons for each verdict
     json: Path | None = None  # write all results to this file
-    table: Path | None = None  # write the table of the variants to this file: .md (with one of the runs), .csv or .tex
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Fitting):
+    logs: tuple[str, ...]  # LOG, FILE:COLUMN or -; with --compare variants, [NAME=]LOG[,LOG...]: seeds with commas
+    verbose: bool = False  # all of each run that is compared
+    join: bool = False  # two logs are one run: ours, then that of the engine that export.py took it to
+    compare: bool = False  # the logs are variants, which are compared two by two
     plot: Path | None = None  # draw the curves into this file: .png, .pdf or .svg
     diagnose: Path | None = None  # draw what A of the first run rests on: its profile, residuals, and parts of the run
 
@@ -84,11 +91,12 @@ def named_logs(options: Options) -> list[tuple[str, str]]:
 
 def fit_logs(logs: Sequence[tuple[str, str | Path]], options: Options) -> tuple[dict[str, list[FittedRun]], list[str]]:
     """The fitted runs of these logs, (variant, path) each, by variant; and the reasons why others cannot be fitted. A
-    run whose variant is "" is a variant by itself."""
+    run whose variant is "" is a variant by itself. A tuple of two paths is one run."""
     variants, unfit = {}, []
     for variant, path in logs:
+        read = read_joined if isinstance(path, tuple) else read_log
         try:
-            curves = read_log(path, **vars(options.reading))
+            curves = read(path, fitting.x, fitting.y, fitting.percent, fitting.where, fitting.mean)
         except (ValueError, OSError) as error:
             unfit.append(str(error))
             continue
@@ -113,8 +121,8 @@ def main(arguments: list[str]) -> int:
         raise ValueError("--predict: compute must be positive and finite")
     if not all(0 <= value < float("inf") for value in options.seed_scatter):
         raise ValueError("--seed-scatter: two standard deviations, which are never negative")
-    variants, unfit = fit_logs(named_logs(options), options)
-    if not variants:
+    variants, unfit = fit_logs([("", options.logs)] if options.join else named_logs(options), options)
+    if unfit and len(variants) < (2 if options.compare else 1):
         raise ValueError(unfit[0])
     runs = [run for runs in variants.values() for run in runs]
     reports = [report(*run, options.predict) for run in runs]

@@ -9,6 +9,7 @@ other, so that a large file streams. Then curve/columns.py chooses the columns o
 """
 
 import csv
+import dataclasses
 import io
 import itertools
 import json
@@ -16,11 +17,12 @@ import os
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from curve.columns import Reading, Series, Table, read_curves
+import numpy as np
+
+from curve.columns import Series, Table, read_curves
 
 Row = tuple[int, dict]  # the line in the file (-3: the third record of a document), and the values by column
 
@@ -58,14 +60,32 @@ def read_log(path: str | os.PathLike, **choices) -> list[Series]:
     text, column = os.fspath(path), None
     if ":" in text and not os.path.exists(text) and os.path.exists(text.rpartition(":")[0]):
         text, _, column = text.rpartition(":")
-        choices["y"] = column
-    log = _log_in(Path(text)) if os.path.isdir(text) else Path(text)
+    log = _log_in(Path(text))
     of_a_folder = any(log.absolute().match(pattern) for pattern in LOG_NAMES)
     name = "standard input" if text == "-" else log.absolute().parent.name if of_a_folder else log.name
     try:
         return read_curves(read_table(log), column or name, Reading(**choices))
     except ValueError as error:
         raise ValueError(f"{log}: {error}") from None
+
+
+def read_joined(logs: Sequence[str], x: str | None, *reading) -> list[Series]:
+    """The curve of one run in two logs: ours, then that of the engine that export.py took it to. Compute is sampled
+    tokens, which the second log counts from 0. x and `reading` are the arguments of `read_log` for it. ValueError if
+    there are not two logs, or if the second has no point after its start."""
+    if len(logs) != 2:
+        raise ValueError(f"--join takes two logs, ours and then the engine's, not {len(logs)}")
+    (ours,) = read_log(logs[0], "compute_tokens", "pass_rate")
+    (theirs,) = read_log(logs[1], x or "tokens", *reading)
+    end = np.nanmax(
+        read_table(_log_in(Path(logs[0]))).numbers("compute_tokens")
+    )  # it may have trained on after a point
+    later = theirs.x > 0  # at 0 it measures the model that ours ended with
+    if not later.any():
+        raise ValueError(f"{logs[1]}: no pass rate after its start, so there is nothing to join")
+    notes = (*ours.notes, f"joined with {later.sum()} points of {logs[1]}", *theirs.notes)
+    x, y = np.append(ours.x, end + theirs.x[later]), np.append(ours.y, theirs.y[later])
+    return [dataclasses.replace(ours, x=x, y=y, notes=notes)]
 
 
 def read_table(log: Path) -> Table:
@@ -79,6 +99,9 @@ def read_table(log: Path) -> Table:
 
 
 def _log_in(folder: Path) -> Path:
+    """The log in a folder; any other path is that of a log."""
+    if not folder.is_dir():
+        return folder
     for pattern in LOG_NAMES:
         logs = sorted(filter(Path.is_file, folder.glob(pattern)), key=lambda log: (len(str(log)), log))
         if logs:

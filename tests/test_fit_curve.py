@@ -411,6 +411,37 @@ def drawn(monkeypatch):
     return figures
 
 
+THEIRS = {  # of a pass rate and the tokens of a step, as each engine logs them
+    "trainer_state.json": lambda r, tokens: [{"tokens_of_step": tokens}, {"eval_pass_rate": r}],
+    "verl.jsonl": lambda r, tokens: [{"data": {"val-core/scalerl/acc/mean@16": r, "actor/tokens_of_step": tokens,
+                                               "perf/total_num_tokens": 999}}],
+    "metrics.jsonl": lambda r, tokens: [{"progress/output_tokens": tokens, "progress/total_tokens": 99},
+                                        {"eval/held-out/all/agent/avg@16": r}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", THEIRS)
+def test_two_logs_of_a_run_are_joined(name, capsys, tmp_path):
+    """Ours has trained up to 700 tokens, and measured up to 600. Theirs measures that model again, then trains on."""
+    ours = [{"kind": "validation", "pass_rate": 0.1 + i / 50, "compute_tokens": 100 * i} for i in range(0, 7, 2)]
+    ours.append({"kind": "train", "pass_rate": 0.9, "compute_tokens": 700})
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in ours))
+    theirs = [{"step": i} | line for i in range(5) for line in THEIRS[name](0.3 + i / 20, 50 if i else None)]
+    text = "\n".join(map(json.dumps, theirs)) + "\n"
+    (tmp_path / name).write_text(json.dumps({"log_history": theirs}) if name == "trainer_state.json" else text)
+    logs = ["--join", tmp_path, tmp_path / name]
+    status, out, errors = command(*logs, "--json", tmp_path / "fit.json", capsys=capsys)
+    assert status == 0 and "joined with 4 points of" in out, errors
+    (fitted,) = json.loads((tmp_path / "fit.json").read_text())["runs"]
+    x, y = zip(*fitted["points"])
+    assert x == (0, 200, 400, 600, 750, 800, 850, 900)
+    assert y == pytest.approx([0.1, 0.14, 0.18, 0.22, 0.35, 0.4, 0.45, 0.5])
+    assert "takes two logs, ours and then the engine's, not 1" in command(*logs[:2], capsys=capsys)[2]
+    assert "no column 'pass_rate'" in command("--join", *logs[:0:-1], capsys=capsys)[2]
+    (tmp_path / name).write_text('{"step": 0, "actor/tokens_of_step": 0, "val/acc": 0.5}\n')
+    assert "no pass rate after its start" in command(*logs, capsys=capsys)[2]
+
+
 def test_pictures(drawn, capsys, tmp_path):
     """The suffix is the format, a log is drawn with its error bars, and several share the names of their axes."""
     (x, y), (_, z) = run_of(), run_of(A=0.55, seed=5)
