@@ -5,6 +5,7 @@ import re
 import tomllib
 from pathlib import Path
 
+import export
 import fit_curve
 import study
 import view
@@ -47,14 +48,14 @@ def test_a_link_to_a_function_names_its_file():
 
 
 def test_all_flags_that_pages_name_exist():
-    kinds = (TrainCommand, Recipe, GenerateCommand, imitate.Command, study.Study, fit_curve.Options, Reading,
-             view.View)  # fmt: skip
+    kinds = (TrainCommand, Recipe, GenerateCommand, imitate.Command, study.Study, fit_curve.Options, fit_curve.Fitting,
+             view.View, export.Options)  # fmt: skip
     fields = [field.name for kind in kinds for field in dataclasses.fields(kind)]
     known = {"--help", "--no", "--all", *map(flag, fields), *(flag(f"no_{field}") for field in fields)}
     for script in CODE:
         if {"benchmarks", "docs"} & {*script.relative_to(ROOT).parts}:
             known |= {*re.findall(r'"(--[\w-]+)"', script.read_text())}
-    pip_and_git = {"--no-deps", "--no-build-isolation"}
+    pip_and_git = {"--no-deps", "--no-build-isolation", "--nproc_per_node"}
     for path, text in PAGES.items():
         for name in {*re.findall(r"(?<![\w-])--[a-z][\w-]*[a-z0-9]", text)} - pip_and_git:
             assert name in known, f"{path.name} names {name}, which no command has"
