@@ -39,9 +39,9 @@ from curve.comparison import SEED_SCATTER, compare_with_first, fit_together
 from curve.files import write_whole
 from curve.fit import FittedRun, fit_sigmoid
 from curve.flags import read_flags, run_command
-from curve.logs import read_joined, read_log
-from curve.plots import plot_compare, plot_runs
-from curve.report import describe, report
+from curve.logs import read_joined, read_log, runs_of_study
+from curve.plots import plot_diagnosis, plot_variants
+from curve.report import caption, describe, markdown, report, variants_table, write_table
 
 
 @dataclass(frozen=True)
@@ -55,25 +55,21 @@ class Options:
     fit_to: float = float("inf")  # leave out the points after this compute
     r0: Literal["first", "free"] | float = "first"  # pass rate before training: the first point, fitted, or this value
     predict: tuple[float, ...] = ()  # forecast at these computes; tables have the first
+    join: bool = False  # two logs are one run: ours, then that of the engine that export.py took it to
     compare: bool = False  # the logs are variants, and each is compared with the first
     # compared runs: the standard deviation between seeds that is expected, of A, and of log B and log C_mid
     seed_scatter: tuple[float, float] = SEED_SCATTER
     verbose: bool = False  # with --compare, all of each run, and the reasons for each verdict
     json: Path | None = None  # write all results to this file
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options(Fitting):
-    logs: tuple[str, ...]  # LOG, FILE:COLUMN or -; with --compare variants, [NAME=]LOG[,LOG...]: seeds with commas
-    verbose: bool = False  # all of each run that is compared
-    join: bool = False  # two logs are one run: ours, then that of the engine that export.py took it to
-    compare: bool = False  # the logs are variants, which are compared two by two
+    table: Path | None = None  # write the table of the variants to this file: .md (with one of the runs), .csv or .tex
     plot: Path | None = None  # draw the curves into this file: .png, .pdf or .svg
     diagnose: Path | None = None  # draw what A of the first run rests on: its profile, residuals, and parts of the run
 
 
 def named_logs(options: Options) -> list[tuple[str, str]]:
-    """(variant, path) of each log; the variant is "" if the log has none."""
+    """(variant, path) of each log; the variant is "" if the log has none. Logs that are joined are one, a tuple."""
+    if options.join:
+        return [("", options.logs)]
     logs = []
     for argument in options.logs:
         if options.compare and (runs := runs_of_study(Path(argument))):
@@ -91,12 +87,11 @@ def named_logs(options: Options) -> list[tuple[str, str]]:
 
 def fit_logs(logs: Sequence[tuple[str, str | Path]], options: Options) -> tuple[dict[str, list[FittedRun]], list[str]]:
     """The fitted runs of these logs, (variant, path) each, by variant; and the reasons why others cannot be fitted. A
-    run whose variant is "" is a variant by itself. A tuple of two paths is one run."""
+    run whose variant is "" is a variant by itself."""
     variants, unfit = {}, []
     for variant, path in logs:
-        read = read_joined if isinstance(path, tuple) else read_log
         try:
-            curves = read(path, fitting.x, fitting.y, fitting.percent, fitting.where, fitting.mean)
+            curves = (read_joined if options.join else read_log)(path, **vars(options.reading))
         except (ValueError, OSError) as error:
             unfit.append(str(error))
             continue
@@ -121,8 +116,8 @@ def main(arguments: list[str]) -> int:
         raise ValueError("--predict: compute must be positive and finite")
     if not all(0 <= value < float("inf") for value in options.seed_scatter):
         raise ValueError("--seed-scatter: two standard deviations, which are never negative")
-    variants, unfit = fit_logs([("", options.logs)] if options.join else named_logs(options), options)
-    if unfit and len(variants) < (2 if options.compare else 1):
+    variants, unfit = fit_logs(named_logs(options), options)
+    if not variants:
         raise ValueError(unfit[0])
     runs = [run for runs in variants.values() for run in runs]
     reports = [report(*run, options.predict) for run in runs]

@@ -108,12 +108,6 @@ KINDS_OF_RECORD = ("kind", "type", "split", "mode", "phase", "stage", "event")
 GROUPS = re.compile(
     r"(?i)algo(rithm)?|method|recipe|run(_?(id|name))?|exp(eriment)?|seed|trial|(data_?)?set|data_source|task|benchmark"
     r"|env(ironment)?|model|policy|variant|setting|group|metric|tag|key")  # fmt: skip
-# The columns with the cost of one step (export.py, prime-rl, verl, tinker), which --x seconds and --x tokens add up.
-COSTS = {
-    "seconds": ("timing_s/step", "perf/time_per_step", "time/total"),
-    "tokens": ("tokens_of_step", "actor/tokens_of_step", "progress/output_tokens", "perf/total_num_tokens",
-               "env/all/total_ac_tokens"),
-}  # fmt: skip
 
 
 def _parts(name: str) -> list[list[str]]:

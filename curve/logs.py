@@ -18,11 +18,12 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from curve.columns import Series, Table, read_curves
+from curve.columns import Reading, Series, Table, read_curves
 
 Row = tuple[int, dict]  # the line in the file (-3: the third record of a document), and the values by column
 
@@ -32,6 +33,8 @@ LOG_NAMES = ("log.jsonl", "trainer_state.json", "metrics.jsonl", "wandb-history.
              "checkpoint-*/trainer_state.json")  # fmt: skip
 LONGEST_LINE = 50_000_000  # characters. A longer line is read in pieces
 RUNS = "runs.jsonl"  # the logs of all runs of a study in one file
+# The sampled tokens of one step, where export.py has taken a run: in TRL, verl and prime-rl.
+TOKENS_OF_STEP = ("tokens_of_step", "actor/tokens_of_step", "progress/output_tokens")
 
 # Names with numbers, as console logs print them: 'reward': 0.5 or reward=0.5.
 _NUMBER = r"(?:\w+(?:\.\w+)*\()?'?([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?+%?|nan|[-+]?inf)"  # also np.float64(0.5)
@@ -60,6 +63,7 @@ def read_log(path: str | os.PathLike, **choices) -> list[Series]:
     text, column = os.fspath(path), None
     if ":" in text and not os.path.exists(text) and os.path.exists(text.rpartition(":")[0]):
         text, _, column = text.rpartition(":")
+        choices["y"] = column
     log = _log_in(Path(text))
     of_a_folder = any(log.absolute().match(pattern) for pattern in LOG_NAMES)
     name = "standard input" if text == "-" else log.absolute().parent.name if of_a_folder else log.name
@@ -69,22 +73,27 @@ def read_log(path: str | os.PathLike, **choices) -> list[Series]:
         raise ValueError(f"{log}: {error}") from None
 
 
-def read_joined(logs: Sequence[str], x: str | None, *reading) -> list[Series]:
-    """The curve of one run in two logs: ours, then that of the engine that export.py took it to. Compute is sampled
-    tokens, which the second log counts from 0. x and `reading` are the arguments of `read_log` for it. ValueError if
-    there are not two logs, or if the second has no point after its start."""
+def read_joined(logs: Sequence[str], **choices) -> list[Series]:
+    """The curve of one run in two logs: ours, then the log of the engine that export.py took it to. Compute is sampled
+    tokens: those of the second log come after all of ours. choices: the fields of `Reading` for the second log.
+    ValueError if there are not two logs, or if the second has no point after its start."""
     if len(logs) != 2:
         raise ValueError(f"--join takes two logs, ours and then the engine's, not {len(logs)}")
-    (ours,) = read_log(logs[0], "compute_tokens", "pass_rate")
-    (theirs,) = read_log(logs[1], x or "tokens", *reading)
-    end = np.nanmax(
-        read_table(_log_in(Path(logs[0]))).numbers("compute_tokens")
-    )  # it may have trained on after a point
+    (ours,) = read_log(logs[0], x="compute_tokens", y="pass_rate")
+    before = np.nanmax(read_table(_log_in(Path(logs[0]))).numbers("compute_tokens"))  # to the end, not the last point
+    log = _log_in(Path(logs[1]))
+    table = read_table(log)
+    of_step = next((name for name in TOKENS_OF_STEP if name in table.columns), None)
+    if of_step is None:
+        raise ValueError(f"{log}: no column says how many tokens a step has sampled ({', '.join(TOKENS_OF_STEP)})")
+    table.columns["tokens"] = np.arange(len(table.lines)), np.cumsum(np.nan_to_num(table.numbers(of_step)))
+    table.names.append("tokens")
+    (theirs,) = read_curves(table, log.name, Reading(**choices | {"x": choices["x"] or "tokens"}))
     later = theirs.x > 0  # at 0 it measures the model that ours ended with
     if not later.any():
-        raise ValueError(f"{logs[1]}: no pass rate after its start, so there is nothing to join")
-    notes = (*ours.notes, f"joined with {later.sum()} points of {logs[1]}", *theirs.notes)
-    x, y = np.append(ours.x, end + theirs.x[later]), np.append(ours.y, theirs.y[later])
+        raise ValueError(f"{log}: no pass rate after its start, so there is nothing to join")
+    notes = (*ours.notes, f"joined with {later.sum()} points of {log}", *theirs.notes)
+    x, y = np.append(ours.x, before + theirs.x[later]), np.append(ours.y, theirs.y[later])
     return [dataclasses.replace(ours, x=x, y=y, notes=notes)]
 
 

@@ -48,7 +48,7 @@ def test_a_link_to_a_function_names_its_file():
 
 
 def test_all_flags_that_pages_name_exist():
-    kinds = (TrainCommand, Recipe, GenerateCommand, imitate.Command, study.Study, fit_curve.Options, fit_curve.Fitting,
+    kinds = (TrainCommand, Recipe, GenerateCommand, imitate.Command, study.Study, fit_curve.Options, Reading,
              view.View, export.Options)  # fmt: skip
     fields = [field.name for kind in kinds for field in dataclasses.fields(kind)]
     known = {"--help", "--no", "--all", *map(flag, fields), *(flag(f"no_{field}") for field in fields)}
