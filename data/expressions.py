@@ -13,6 +13,7 @@ of its kind and its parts:
 
 import random
 import re
+from contextlib import suppress
 from fractions import Fraction
 from math import prod
 
@@ -22,10 +23,12 @@ LARGEST_ARGUMENT = 1000  # of functions that grow or oscillate, and of powers of
 MOST_DIGITS = 300  # of a power; two values that agree in so many digits are the same
 mp = mpmath.MPContext()
 mp.dps = MOST_DIGITS + 50
-FAULTS = (ArithmeticError, ValueError, TypeError, RecursionError)  # what reading and computing may raise
+FAULTS = (ArithmeticError, LookupError, ValueError, TypeError, RecursionError)  # what reading and computing may raise
 
 NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3}(?![\w.]))?"
-TOKEN = re.compile(rf'{NUMBER}|\\[a-zA-Z]+|\\.|"[^"]*"|\S')  # a number, \sqrt, \{, "cm", or any other sign
+REPEATING = r"(\d*\.(\d*))\\(?:overline|bar|dot) ?\{?(\d+)\}?"  # 0.1\overline{6}
+NAME = r"[^\W\d_](?:'|_ ?(?:\w|\{[^{}]*\}))*"  # x, f', x_1
+TOKEN = re.compile(rf'{REPEATING}|{NUMBER}|\\[a-zA-Z]+|\\.|"[^"]*"|{NAME}|\S')  # or \sqrt, \{, "cm", or any other sign
 RELATIONS = ("=", r"\approx", "<", ">", r"\le", r"\ge", r"\ne", r"\in")
 LEVELS = [(",", ";"), (r"\\",), ("&",), RELATIONS, (r"\cup",), (":",), ("+", "-")]
 CONSTANTS = {"e": mp.e, "i": mp.j, r"\pi": mp.pi, r"\infty": mp.inf}
@@ -35,7 +38,7 @@ FAMILIES = {  # an answer may use all functions of a family if the wanted one us
 }  # fmt: skip
 VALUES = {
     "+": lambda *terms: sum(terms), "*": lambda *factors: prod(factors), "-": lambda x: -x,
-    "/": lambda x, y: x / y, ":": lambda x, y: x / y, "|": abs, "!": mp.factorial,
+    "/": lambda x, y: x / y, ":": lambda x, y: x / y, "^": mp.power, "|": abs, "!": mp.factorial,
     r"\lfloor": mp.floor, r"\lceil": mp.ceil, r"\binom": mp.binomial,
     **{name: getattr(mp, name[1:].replace("arc", "a")) for name in FAMILIES},
 }  # fmt: skip
@@ -48,7 +51,7 @@ LEAVES = {r"\emptyset": ("set",), r"\reals": REALS, **{name: ("constant", name) 
 
 def read(text: str) -> tuple:
     """The tree of an answer; several with commas, or the two of ±, are a list. Raises one of FAULTS for other texts."""
-    items, tokens = [], TOKEN.findall(text)
+    items, tokens = [], [match[0] for match in TOKEN.finditer(text)]
     both = r"\pm" in tokens or r"\mp" in tokens
     for signs in ({r"\pm": "+", r"\mp": "-"}, {r"\pm": "-", r"\mp": "+"})[: 1 + both]:
         reader = Reader([signs.get(token, token) for token in tokens])
@@ -61,20 +64,18 @@ def read(text: str) -> tuple:
 
 
 class Reader:
-    """Recursive descent: each method reads what its name says, from the next token on, and returns its tree."""
+    """Recursive descent: each method reads what its name says from the first tokens, and returns its tree."""
 
     def __init__(self, tokens: list[str]):
-        self.tokens, self.at, self.open = tokens, 0, []
+        self.tokens, self.open = [*tokens, ""], []
 
     @property
     def next(self) -> str:
-        return self.tokens[self.at] if self.at < len(self.tokens) else ""
+        return self.tokens[0]
 
     def take(self, *wanted: str) -> str:
         """Take the next token if it is one of these; '' if it is not."""
-        token = self.next if self.next in wanted else ""
-        self.at += bool(token)
-        return token
+        return self.tokens.pop(0) if self.next in wanted else ""
 
     def items(self) -> list:
         tree = self.level()
@@ -86,8 +87,7 @@ class Reader:
             return self.product()
         parts, signs = [self.level(level + 1)], []
         while self.next in LEVELS[level]:
-            signs.append(self.next)
-            self.at += self.next not in ("+", "-")  # + and - are read with the term
+            signs.append(self.next if self.next in ("+", "-") else self.take(self.next))  # a term has its sign
             parts.append(self.level(level + 1))
         if not signs:
             return parts[0]
@@ -95,82 +95,72 @@ class Reader:
 
     def product(self, of_function: bool = False) -> tuple:
         """Factors. The argument of a function without brackets ends before the next function or sign."""
-        factors = [self.signed()]
+        tree = factor = self.power()
         while True:
-            if not of_function and self.take("*"):
-                factors.append(self.signed())
-            elif not of_function and self.take("/"):
-                factors = [joined("/", joined("*", *factors), self.signed())]
-            else:
-                word = self.next.isalpha() or self.next[:1] == '"'
-                if self.next[:1].isdigit():  # n2^k and 2^n 3^k, but no other number starts a factor without a sign
-                    word = factors[-1][0] in ("name", "^") and self.tokens[self.at + 1 : self.at + 2] == ["^"]
-                starts_factor = word or self.next in STARTS_FACTOR or self.next == "|" and "|" not in self.open
-                if not starts_factor or of_function and self.next in FAMILIES:
-                    return joined("*", *factors)
-                factors.append(self.power())
+            sign = "" if of_function else self.take("*", "/")
+            if not sign and not self.starts_factor(factor[0]) or of_function and self.next in FAMILIES:
+                return tree
+            factor = self.power()
+            tree = divided(tree, factor) if sign == "/" else ("*", *(tree[1:] if tree[0] == "*" else [tree]), factor)
 
-    def signed(self) -> tuple:
-        minus, tree = self.take("+", "-") == "-", self.power()
-        is_literal = tree[0] == "number" and tree[1] >= 0
-        return tree if not minus else ("number", -tree[1], *tree[2:]) if is_literal else ("-", tree)
+    def starts_factor(self, before: str) -> bool:
+        """Whether the next token starts a factor without a sign. Digits do so in n2^k, 2^n 3^k and (x + 2)6."""
+        if self.next[:1].isdigit():
+            return before == "+" or before in ("name", "^") and self.tokens[1] == "^"
+        is_bar = self.next == "|" and "|" not in self.open
+        return self.next[:1].isalpha() or self.next[:1] == '"' or self.next in STARTS_FACTOR or is_bar
 
     def power(self) -> tuple:
+        """A power, or a number with !, and the sign before it."""
+        if sign := self.take("+", "-"):
+            tree = self.power()
+            is_literal = tree[0] == "number" and tree[1] >= 0
+            return tree if sign == "+" else ("number", -tree[1], *tree[2:]) if is_literal else ("-", tree)
         tree = self.atom()
         if self.take("^"):
-            tree = joined("^", tree, self.argument())
+            tree = ("^", tree, self.argument())
         return ("!", tree) if self.take("!") else tree
 
-    def argument(self, digits: bool = True) -> tuple:
-        """The argument of a command or of ^: a group in braces, or one token. Without `digits` only one digit."""
-        if not digits and self.next.isdigit():
-            self.tokens[self.at : self.at + 1] = self.next
-        return self.signed() if self.next == "-" else self.atom()
-
-    def raw(self) -> str:
-        """An argument as text."""
-        start = self.at
-        self.argument()
-        return "".join(self.tokens[start : self.at]).strip("{}")
+    def argument(self) -> tuple:
+        """The argument of a command or of ^: a group in braces, or one token."""
+        return self.power() if self.next == "-" else self.atom()
 
     def atom(self) -> tuple:
-        token, self.at = self.next, self.at + 1
+        token = self.tokens.pop(0)
         if re.match(r"\.?\d", token):
             return self.number(token)
         if token in LEAVES:
             return LEAVES[token]
-        if token.isalpha() or token[:1] == '"':
-            name = token.strip('"').casefold() if len(token) > 3 else token.strip('"')
-            while mark := self.take("'", "_"):
-                name += mark + (self.raw() if mark == "_" else "")
-            return ("name", name)
+        if re.match(r'[^\W\d_]|"', token):
+            return ("name", re.sub(r'[{} "]', "", token.casefold() if len(token) > 3 and token[0] == '"' else token))
         if token in CLOSING:
             return self.bracket(token)
         if token in (r"\frac", r"\binom"):
-            return joined(token.replace(r"\frac", "/"), self.argument(digits=False), self.argument(digits=False))
+            parts = self.argument(), self.argument()
+            return divided(*parts) if token == r"\frac" else (token, *parts)
         if token == r"\sqrt":
             degree = self.atom() if self.next == "[" else number(2)
-            inverse = joined("/", number(1), degree)
+            inverse = divided(number(1), degree)
             return ("^", self.argument(), number(inverse[1], "root") if inverse[0] == "number" else inverse)
         if token in FAMILIES:
             exponent = self.argument() if self.take("^") else None
             base = [] if token != r"\log" else [self.argument()] if self.take("_") else [number(10)]
             tree = (token, self.atom() if self.next in ("(", "{") else self.product(of_function=True), *base)
-            return joined("^", tree, exponent) if exponent else tree
+            return ("^", tree, exponent) if exponent else tree
         raise ValueError(f"{token!r} is not known")
 
     def number(self, digits: str) -> tuple:
         """A literal: 12, 1.5e6, 0.1\\overline{6}, or the mixed number 3\\frac{1}{2}."""
-        value, (mantissa, _, exponent) = Fraction(digits), digits.lower().partition("e")
+        if match := re.fullmatch(REPEATING, digits):
+            ninths = Fraction(int(match[3]), 10 ** len(match[3]) - 1)
+            return number(Fraction(match[1]) + ninths / 10 ** len(match[2]), "repeating")
+        mantissa, _, exponent = digits.lower().partition("e")
         decimals = len(mantissa.partition(".")[2]) - int(exponent or 0)
-        if "." in digits and self.take(r"\overline", r"\bar", r"\dot"):
-            period = self.raw()
-            return number(value + Fraction(int(period), 10 ** len(period) - 1) / 10**decimals, "repeating")
-        literal = number(value, "power of ten" if exponent else "digits", decimals if "." in digits else 0)
+        literal = number(Fraction(digits), "power of ten" if exponent else "digits", decimals if "." in digits else 0)
         if self.next == r"\frac" and digits.isdigit():
             part = self.atom()
             is_mixed = part[0] == "number" and 0 < part[1] < 1
-            return number(value + part[1], "mixed") if is_mixed else ("*", literal, part)
+            return number(literal[1] + part[1], "mixed") if is_mixed else ("*", literal, part)
         return literal
 
     def bracket(self, opening: str) -> tuple:
@@ -189,20 +179,13 @@ def number(value: Fraction | int, form: str = "digits", decimals: int = 0) -> tu
     return ("number", Fraction(value), form, decimals)
 
 
-def joined(sign: str, *parts: tuple) -> tuple:
-    """The tree of parts with a sign between them. It is a number if people write numbers so: as a fraction, 10^6, or
-    1.5 * 10^6."""
-    forms = [part[2] if part[0] == "number" else "" for part in parts]
-    if sign == "/" and forms == ["digits", "digits"]:
-        value = parts[0][1] / parts[1][1]
+def divided(above: tuple, below: tuple) -> tuple:
+    """The tree of a division; a number if people write numbers so: as a fraction."""
+    if [above[0], *above[2:3], below[0], *below[2:3]] == 2 * ["number", "digits"]:
+        value = above[1] / below[1]
         if value.denominator != 1:  # 10/2 is a task
-            return number(value, "fraction" if value.denominator == abs(parts[1][1]) else "unreduced")
-    if sign == "^" and parts[0] == number(10) and forms[1] and abs(exponent := parts[1][1]) <= LARGEST_ARGUMENT:
-        if exponent.denominator == 1:
-            return number(10**exponent, "power of ten")
-    if sign == "*" and forms == ["digits", "power of ten"]:
-        return number(parts[0][1] * parts[1][1], "power of ten")
-    return (sign, *parts) if len(parts) > 1 else parts[0]
+            return number(value, "fraction" if value.denominator == abs(below[1]) else "unreduced")
+    return ("/", above, below)
 
 
 def parts_of(tree: tuple) -> tuple:
@@ -221,11 +204,11 @@ def operations(tree: tuple) -> set[str]:
     numbers" is another operation than "*", so that a wanted 2 * x does not allow 2 * 3."""
     kind, parts = tree[0], parts_of(tree)
     if not parts:
-        return {"letter"} if kind == "name" else {"e", "i", r"\pi"} & {*tree[1:2]}
+        return {"letter"} if kind == "name" else CONSTANTS.keys() & tree[1:2]
     of_parts = [operations(part) for part in parts]
     if kind == "^" and parts[1][0] == "number" and parts[1][1].denominator != 1:
         kind = "root"
-    elif kind in ("+", "*", "-", "/", "^") and tree != REALS[1]:
+    elif kind in ("+", "*", "-", "/", "^"):
         numbers = sum(all(operation.endswith("of numbers") for operation in some) for some in of_parts)
         others = {f"{kind} of numbers"} if numbers == len(parts) or kind in ("+", "*") and numbers > 1 else set()
         return others.union({kind} if numbers < len(parts) else (), *of_parts)
@@ -276,20 +259,28 @@ def value(tree: tuple, point: dict):
         base, exponent = values
         if base != 0 and abs(exponent * mpmath.log10(abs(base))) > MOST_DIGITS:  # the logarithm in few digits is quick
             raise ValueError("a power is too large")
-        return mp.power(base, exponent)
+        if mp.re(base) < 0 and parts[1][0] == "number" and parts[1][1].denominator % 2:  # -2 is the cube root of -8
+            return (-1) ** parts[1][1].numerator * mp.power(-base, exponent)
     grows = kind[0] in "!\\" and kind not in (r"\ln", r"\log")
     if kind not in VALUES or grows and max(map(abs, values)) > LARGEST_ARGUMENT:
         raise ValueError(f"{kind} has no value here, or one that is too large")
-    return VALUES[kind](*values)
+    result = VALUES[kind](*values)
+    if mp.im(result) and not any(map(mp.im, values)) and letters(tree):
+        raise ArithmeticError("there is no real value")
+    return result
 
 
 def values_at_points(*trees: tuple):
-    """Yields the values of the trees at two points, or once if there are no letters. Each letter is a random complex
-    number near a positive one: so roots have values, and |x| is not x."""
+    """Yields the values of the trees at random points, or once if there are no letters. At the first point letters are
+    complex numbers near positive ones: so roots have values. At the others some are negative: so x is neither |x| nor
+    the root of x^2. A point is left out if there is no real value."""
     names, rng = sorted(set().union(*map(letters, trees))), random.Random(0)
-    for _ in range(2 if names else 1):
-        point = {name: mp.mpc(rng.randint(100, 999), rng.randint(1, 99)) / rng.randint(100, 999) for name in names}
-        yield tuple(value(tree, point) for tree in trees)
+    point = {name: mp.mpc(rng.randint(100, 999), rng.randint(1, 99)) / rng.randint(100, 999) for name in names}
+    yield tuple(value(tree, point) for tree in trees)
+    for signs in [(-1, -1), (-1, 1), (1, -1)] * bool(names):
+        point = {name: signs[i % 2] * abs(point[name]) for i, name in enumerate(names)}
+        with suppress(*FAULTS):
+            yield tuple(value(tree, point) for tree in trees)
 
 
 def close(a, b) -> bool:

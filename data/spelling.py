@@ -1,7 +1,7 @@
 r"""The accepted ways of writing an answer, as tables, and one spelling for all of them.
 
-`cleaned` applies the tables SPELLED, REWRITTEN and WRAPPED, and returns ASCII and LaTeX, with words in double quotes.
-The other functions take apart what expressions.py does not read: choices, sentences and units.
+`cleaned` applies the rules of REWRITTEN, one after the other. It returns ASCII, LaTeX and Greek letters, with words and
+units in double quotes. The other functions take apart what expressions.py does not read: choices, sentences and units.
 """
 
 import re
@@ -10,106 +10,105 @@ from functools import lru_cache
 
 SPELLED = {  # one spelling: the others, with spaces between them
     # signs
-    "-": "− – — ‒ ﹣", "*": r"\times \cdot \ast × · ⋅ ∙ • ∗", "/": "∕ ⁄", r"\pm": "±", r"\approx": "≈ ≃", "<": r"\lt",
-    ">": r"\gt", r"\le": r"<= \leq \leqslant ≤ ⩽", r"\ge": r">= \geq \geqslant ≥ ⩾",
-    r"\ne": r"!= \neq ≠", r"\in": "∈", r"\cup": "∪", ", ": r"\lor \vee",
+    "-": r"− – — ‒ ﹣ \setminus \backslash", "*": r"\times \cdot \ast × · ⋅ ∙ • ∗", "/": "∕ ⁄", r"\pm": "±",
+    r"\approx": "≈ ≃", "<": r"\lt", ">": r"\gt", r"\le": r"<= \leq \leqslant ≤ ⩽", r"\ge": r">= \geq \geqslant ≥ ⩾",
+    r"\ne": r"!= \neq ≠", r"\in": "∈", r"\cup": "∪", ", ": r"\lor \vee", r"\infty": r"∞ \infinity",
     # brackets and quotes
     "(": r"\langle ⟨ 〈", ")": r"\rangle ⟩ 〉", r"\{": r"\lbrace", r"\}": r"\rbrace", "|": r"\lvert \rvert \vert \mid",
-    '"': "“ ” „", "'": "’ ‘",
+    '"': "“ ” „", "'": "’ ‘ ′",
     # commands, names and units; a dollar sign alone stands around mathematics, one with a backslash is money
     r"\frac": r"\dfrac \tfrac \cfrac \nicefrac \sfrac", r"\binom": r"\dbinom \tbinom", r"\emptyset": r"∅ \varnothing",
-    r"\infty": "∞", r"\angle": "∠", r"\pi": "π", "ε": r"\epsilon \varepsilon", "φ": r"\phi \varphi",
-    **dict(zip("αβγδΔθλμρσω", r"\alpha \beta \gamma \delta \Delta \theta \lambda \mu \rho \sigma \omega".split())),
-    r"^\circ": r"° \degree", "¤": r"\$", ' "%" ': r"% \%",
-    # what only spaces or sizes
+    r"\pi": "π", r"\sqrt": "√", r"\reals": "ℝ", "ε": r"\epsilon \varepsilon", "φ": r"\phi \varphi",
+    **dict(zip("αβγδηθκλμξρστψωΔΓΩℓ", r"\alpha \beta \gamma \delta \eta \theta \kappa \lambda \mu \xi \rho \sigma \tau"
+               r" \psi \omega \Delta \Gamma \Omega \ell".split())), ' "deg" ': r"° \degree", "¤": r"\$", "%": r"\%",
     " ": r"\, \; \: \> \( \) \[ \] \quad \qquad \thinspace",
-    "": r"\left \right \middle \big \Big \bigg \Bigg \bigl \bigr \Bigl \Bigr \displaystyle \limits \nolimits",
 }  # fmt: skip
 # Another spelling: the one. A space ends the name of a command.
 SPELLINGS = {other: sign + " " * sign[-1:].isalpha() for sign, others in SPELLED.items() for other in others.split()}
-SIGN = r"\\[a-zA-Z]+|\\.|[<>!]=|[^\w\s]|[^\W\d_a-zA-Z]"  # a sign that SPELLINGS may have
+SIGN = r"\\[a-zA-Z]+|\\.|[<>]=|(?<!\d)!=|[^\w\s]|[^\W\d_a-zA-Z]"  # a sign that SPELLINGS may have; 5!=120
 
-TEXT = r"\\(?:text[a-z]*|math(?:rm|bf|it|sf|tt|normal)|mbox|operatorname\*?) ?"
-WORDS = r"(?!(?:e|i|or|and) *\})([^\W\d_][^\d\\\"${}]*?)"  # in braces; e and i are numbers
-TEXTS = [(rf"{TEXT}\{{ *{WORDS} *\}}", r' "\1" '), (rf"{TEXT}\{{([^{{}}]*)\}}", r" \1 ")]  # "cm", but 5 of \text{5}
-MATRIX = r"\{(?:[pbB]|small)?(?:matrix|array)\}"
-THOUSANDS = r"(?:,\d{3})+(?![^([]*[])]|[^{]*\\\})|(?: \d{3})+"  # within brackets commas separate numbers
-REWRITTEN = [  # patterns, and what is written instead; one after the other
-    (r"(?<!\\)\\ |(?<!~)~(?!~)|\s+", " "),  # a space of LaTeX, or any white space
-    (r"(?<=,)\\! *|\\!", ""),
-    (r"\\\{ ?\\\}", r"\\emptyset "),
-    (r"\\mathbb ?\{? ?R ?\}?", r"\\reals "),
-    (rf"\\begin ?{MATRIX}(?: ?\{{[clr| ]*\}})?", r"\\matrix "),
-    (rf"(?:\\\\)? *\\end ?{MATRIX}", r"\\endmatrix "),
-    *2 * TEXTS,  # twice, for \text{\textbf{cm}}
-    (rf"{TEXT}(?=\{{)", ""),
-    (r"(?<![\\a-zA-Z])(sqrt|sin|cos|tan|log|ln|exp|pi)(?![a-zA-Z])", r"\\\1 "),  # in plain text
-    (r'(?i)^[" ]*no (?:real )?solutions?[". ]*$', r"\\emptyset "),
-    (r'(?i)^[" ]*all real(?:s| numbers)[". ]*$', r"\\reals "),
-    (r"^ *(-?\d+) ?_ ?\{? ?(\d+) ?\}?[. ]*$", r'\1 "base \2"'),  # the base is a unit
-    (r'(?i)(?<=\d) *"? *([ap])\.? ?m\b\.?[" ]*$', r' "\1m"'),  # and so is p.m.
-    (r"^ *(\d+):00\b", r"\1"),
-    (r",? *\b(?:or|and)\b *", ", "),
-    (r"\^ ?\{? ?\\circ(?![a-zA-Z]) ?\}?", ' "°" '),  # 90^\circ is 90 "°"
-    (r"^ ?\\(?:angle|triangle|overline|vec) ?\{?([a-zA-Z]+)\}? ?=", r'"\1" ='),  # \angle ABC = 90
-    (r"^([^$]*)\$([^$]*)$", r"\1¤\2"),  # one dollar sign is money
-    (r"\$", " "),  # several stand around mathematics
-    (r"(?<=\d)\{([,:])\}(?=\d)", r"\1"),  # 12{,}345
-    (r"(?<![\d.^_])(\d+) +(\d+) ?/ ?(\d+)(?![\d.])", r"\1\\frac{\2}{\3}"),  # 3 1/2
-    (rf"(?<![\d.,])(?<!\d )\d{{1,3}}(?:{THOUSANDS})(?!,?\d| \d)", lambda digits: re.sub("[ ,]", "", digits[0])),
-    (r"^ *\\\{ *[a-z] *(?:\\in *\\reals *)?[|:](.*)\\\} *$", r"\1"),  # \{x | x > 2\} is x > 2
-    (" +", " "),
-]
-WRAPPED = [  # what stands around an answer, or before or behind it; the answer is the group
-    r"\*(.+)\*", "`([^`]+)`", '"([^"]*)"', r"(?:\\(?:boxed|fbox) ?)?\{(.*)\}", "=(.*)", r"(.*[^.])[.,;:]", r"(.*)\\\\",
-]  # fmt: skip
 UNITS = {  # one spelling: the others, in the singular; the last are parts of units
-    "mm": "millimeter millimetre", "cm": "centimeter centimetre", "m": "meter metre", "km": "kilometer kilometre",
-    "in": "inch inches", "ft": "foot feet", "mi": "mile", "g": "gram", "kg": "kilogram", "lb": "lbs pound £",
-    "ml": "milliliter millilitre", "l": "liter litre", "s": "sec second", "min": "minute", "h": "hr hour", "day": "",
-    "year": "", "mi/h": "mph", "km/h": "kph kmh", "$": "¤ dollar usd", "€": "euro eur", "¢": "cent", "c": "celsius",
-    "°": "degree deg", "%": "percent percentage pct", "": "unit", "^2": "square sq", "^3": "cubic", "/": "per",
+    "mm": "millimeter", "cm": "centimeter", "m": "meter metre", "km": "kilometer kilometre", "in": "inch inches",
+    "ft": "foot feet", "yd": "yard", "mi": "mile", "g": "gram", "kg": "kilogram", "lb": "pound £", "oz": "ounce",
+    "ml": "milliliter", "l": "liter litre", "s": "sec second", "min": "minute", "h": "hr hour", "year": "yr",
+    "mi/h": "mph", "$": "¤ dollar usd", "€": "euro eur", "¢": "cent", "rad": "radian", "c": "celsius", "/": "per",
+    "deg": "degree circ", "%": "percent percentage pct", "": "unit st nd rd th", "^2": "square sq", "^3": "cubic",
 }  # fmt: skip
 UNIT_OF = {word: unit for unit, others in UNITS.items() for word in (unit, *others.split()) if word}
 NO_UNIT = set(  # words behind a number which say that the number alone is not the answer
     "not isnt is are was were be if than more less least most fewer wrong incorrect maybe either neither nor but plus"
     " minus times squared cubed factorial mod over choose root to through until between about dozen score gross pair"
     " couple lakh crore thousand million billion trillion half halves third quarter fourth fifth sixth eighth tenth"
-    " hundred hundredth thousandth one two three four five six seven eight nine ten zero pi double twice triple rather"
-    " except unless possibly rounded approximately negative below roughly".split()
+    " hundred hundredth thousandth double twice triple rather except unless possibly rounded approximately negative"
+    " below roughly or so".split()
 )
+
+TEXT = r"\\(?:text[a-z]*|math(?:rm|bf|it|sf|tt|normal)|mbox|operatorname\*?) ?"
+WORDS = r"(?!(?:e|i|or|and) *\})([^\W\d_][^\d\\\"${}]*?)"  # in braces; e and i are numbers
+MATRIX = r"\{(?:[pbB]|small)?(?:matrix|array)\}"
+GROUP = r"((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)"  # with braces in braces
+THOUSANDS = r"(?:,\d{3})+(?![^([]*[])]|[^{]*\\\})|(?: \d{3})+"  # within brackets commas separate numbers
+KNOWN = f"(?:{'|'.join(filter(str.isalpha, UNIT_OF))})s?"
+UNIT = r'"[^"]*"(?= *(?:$|[,;)\]}]|\\\}))|[¤€£¥₹¢]'  # behind what it belongs to
+POWER = r"(?![a-z])\.?(?: ?\^ ?\{?-?\d\}?)?[ /]*"
+REWRITTEN = [  # patterns, and what is written instead; one after the other
+    # characters, commands, words
+    (r"(?<!\\)\\\\(?=[a-z]{2})", r"\\"),  # escaped twice
+    (r"\\! *|\\(?:left|right|middle|[bB]igg?[lr]?|displaystyle|limits|nolimits|boxed|fbox)(?![a-zA-Z])", ""),
+    (SIGN, lambda sign: SPELLINGS.get(sign[0], sign[0])),
+    (r"[⁰¹²³⁴-⁹⁻]+", lambda digits: f"^{{{unicodedata.normalize('NFKC', digits[0])}}}"),
+    (r"(?=[¼-¾⅐-⅞])", " "),  # 3½ is no 31/2
+    (r"[^\x00-\x7f]", lambda c: unicodedata.normalize("NFKC", c[0]) * (unicodedata.category(c[0]) != "Cf")),  # no width
+    (r"(?<!\\)\\ |(?<!~)~(?!~)|\s+", " "),  # a space of LaTeX, or any white space
+    (r"\\\{ ?\\\}", r"\\emptyset "),
+    (r"\\mathbb ?\{? ?R ?\}?", r"\\reals "),
+    (rf"\\begin ?{MATRIX}(?: ?\{{[clr| ]*\}})?", r"\\matrix "),
+    (rf"(?:\\\\)? *\\end ?{MATRIX}", r"\\endmatrix "),
+    (r"(?<=\\\\) ?\[-?[\d.]+ ?[a-z]{2}\]|\\phantom ?\{[^{}]*\}", ""),  # \\[4pt]
+    (rf"\{{{GROUP}\\over(?![a-z]){GROUP}\}}", r"\\frac{\1}{\2}"),
+    (rf"{TEXT}\{{ *{WORDS} *\}}", r' "\1" '),  # "cm"
+    (rf"{TEXT}(?:\{{([^{{}}]*)\}}|(?=\{{))", r" \1 "),  # but 5 of \text{5}
+    (r"(?<![\\a-zA-Z])(sqrt|sin|cos|tan|log|ln|exp|pi|infinity)(?![a-zA-Z])", r"\\\1 "),  # in plain text
+    (r'(?i)^[" ]*no (?:real )?solutions?[". ]*$', r"\\emptyset "),
+    (r'(?i)^[" ]*all real(?:s| numbers)[". ]*$', r"\\reals "),
+    (r'(?i)^[" ]*(?:DNE|does not exist)[". ]*$', "undefined"),
+    (r",? *\b(?:or|and)\b *", ", "),
+    # numbers and sets
+    (r"^([^$]*)\$([^$]*)$", r"\1¤\2"),  # one dollar sign is money
+    (r"\$", " "),  # several stand around mathematics
+    (r"(?<=\d)\{([,:])\}(?=\d)", r"\1"),  # 12{,}345
+    (r"(?<![\d.^_])(\d+) +(\d+) ?/ ?(\d+)(?![\d.])", r"\1\\frac{\2}{\3}"),  # 3 1/2
+    (r"\\(frac|binom) ?(\d) ?(\d)", r"\\\1{\2}{\3}"),  # \frac12
+    (r"((?<![\d.^}a-zA-Z])[\d.]+ ?\* ?)?(?<![\d.])10 ?\^ ?(-?\d{1,3}|\{ ?-?\d{1,3} ?\})(?![\d.])",  # 1.5 * 10^6
+     lambda power: f"{(power[1] or '1').strip(' *')}e{power[2].strip('{ }')} "),
+    (rf"(?<![\d.,])(?<!\d )\d{{1,3}}(?:{THOUSANDS})(?!,?\d| \d)", lambda digits: re.sub("[ ,]", "", digits[0])),
+    (r"^ *\\\{ *[a-z] *(?:\\in *\\reals *)?[|:](.*)\\\} *$", r"\1"),  # \{x | x > 2\} is x > 2
+    # units
+    (r"^ *\(?(-?\d+)\)? ?_ ?\{? ?(\d+) ?\}?[. ]*$", r'\1 "base \2"'),
+    (r'(?i)(?<=\d) *"? *([ap])\.? ?m\b\.?[" ]*$', r' "\1m"'),
+    (r"^ *(\d+):00\b", r"\1"),
+    (r'\^ ?\{? ?[\\"]?(circ|deg|st|nd|rd|th)(?![a-z])"? ?\}?', r' "\1"'),  # 90^\circ, 12^{th}
+    (r'(?<!")%', ' "%" '),
+    (rf"(?i)^([-\d./]+|-?\d*\\frac\{{\d+\}}\{{\d+\}}) +((?:(?:{KNOWN}|[a-z]{{3,}}){POWER})+)$", r'\1 "\2"'),  # 5 apples
+    (rf"(?i)(?<![\\a-z\"])((?:(?=[a-z]{{2}}){KNOWN}{POWER})+)(?=$|,)", r' "\1"'),  # 5\pi cm
+    (r'"\.? ?\^ ?\{?(-?\d)\}?', r'^\1"'),  # "cm"^2
+    (r'\\frac ?\{ ?"([^"]*)" ?\}\{ ?"([^"]*)" ?\}', r'"\1/\2"'),
+    (r'(?<=[a-z\d]) *" ?(/?) ?"(?=[a-z])', r" \1 "),  # "km" / "h"
+    # what stands around an answer, or before or behind it
+    (r'^ ?(?:"[^"]*"|\\(?:angle|triangle|overline|vec|det) ?\{?[a-zA-Z]+\}?) ?=', ""),
+    (r"^ +| +$|(?<= ) +", ""),
+    (r'^(?:\*\*?([^*]+)\*\*?|`([^`]+)`|"([^"]*)")$', r"\1\2\3"),
+    (rf"^\{{{GROUP}\}}$", r"\1"),
+    (r"^= *|(?<=[^. ]) *(?:[.,;:]|\\\\)$", ""),
+]  # fmt: skip
 
 
 @lru_cache(maxsize=1000)
 def cleaned(text: str) -> str:
-    """The text in one spelling: ASCII and LaTeX, words in double quotes, without what only wraps or spaces it."""
-    text = re.sub(r"[⁰¹²³⁴-⁹⁻]+", lambda digits: f"^{{{unicodedata.normalize('NFKC', digits[0])}}}", text)
-    text = re.sub(r"(?=[¼-¾⅐-⅞])", " ", text).replace("ℝ", r"\reals ")  # 3½ is no 31/2
-    text = re.sub(r"√ ?(\d+|[a-z])", r"\\sqrt{\1}", text).replace("√", r"\sqrt ")
-    text = "".join(c for c in unicodedata.normalize("NFKC", text) if unicodedata.category(c) != "Cf")  # of no width
-    text = re.sub(r"(?<!\\)\\\\(?=[dt]?frac|sqrt|left|right|pi|infty|text|cdot)", r"\\", text)  # escaped twice
-    text = re.sub(SIGN, lambda sign: SPELLINGS.get(sign[0], sign[0]), text)
-    for pattern, replacement in REWRITTEN:
+    """The text in one spelling, without what only wraps or spaces it."""
+    for pattern, replacement in 2 * REWRITTEN:  # twice, for \text{\textbf{cm}} and **"5"**
         text = re.sub(pattern, replacement, text)
-    before = None
-    while text != before:
-        before = text = text.strip()
-        for pattern in WRAPPED:
-            match = re.fullmatch(pattern, text)
-            if match and closing_braces(text).get(match.start(1) - 1, len(text) - 1) == len(text) - 1:
-                text = match[1].strip()
-    return text
-
-
-def closing_braces(text: str) -> dict[int, int]:
-    """For the place of each opening brace the place of its closing one. A brace behind a backslash is none."""
-    closed_at, opened = {}, []
-    for brace in re.finditer(r"\\.|[{}]", text, flags=re.DOTALL):
-        if brace[0] == "{":
-            opened.append(brace.start())
-        elif brace[0] == "}" and opened:
-            closed_at[opened.pop()] = brace.start()
-    return closed_at
+    return text.strip()
 
 
 def as_choice(text: str) -> tuple[str, str]:
@@ -128,31 +127,10 @@ def as_words(text: str) -> str:
     return re.sub(r"(?<!\d)[^\w,]|[^\w,](?!\d)", "", text) if is_sentence or is_letters else ""
 
 
-def without_unit(text: str) -> tuple[str, str]:
-    """The text without its unit, and the unit in one spelling, '' for none. Letters may be variables, and words may say
-    anything: a unit is known, or it is said to be text, or it stands behind a number. Raises ValueError for two."""
-    units = {one_unit(symbol) for symbol in re.findall("[¤€£¥₹]", text)}
-    text = re.sub("[¤€£¥₹]", "", text).strip()
-    word = r'(?:"[^"]*"|(?<![a-zA-Z\\])[a-zA-Z]+|¢)\.?(?: ?\^ ?\{?-?\d\}?)?'
-    if match := re.fullmatch(rf"(.*?[^\s/])( *(?:{word})(?:[ /]*(?:{word}))*)", text):
-        before, unit = match.groups()
-        words = re.findall(r"[^\W\d_]+", unit.casefold())
-        is_known, shortest = all(one_unit(word) in UNITS for word in words), min(map(len, words), default=1)
-        is_text = not re.search("[a-zA-Z]", re.sub('"[^"]*"', "", unit))
-        is_behind_number = re.fullmatch(r"[-\d./]+|-?\d*\\frac\{\d+\}\{\d+\}", before) and unit[0] == " "
-        marked = is_text or is_behind_number
-        is_unit = is_known or shortest > (1 if is_text else 2) if marked else is_known and shortest > 1
-        is_more = NO_UNIT.intersection(words + [word.removesuffix("s") for word in words])
-        if is_unit and not is_more and not re.search(r"[\\,]", unit):
-            text = re.sub(rf"{re.escape(unit.strip())} ?(?=,)", "", before)
-            units |= {one_unit(unit)} - {""}
-    if len(units) > 1 or "%%" in units:
-        raise ValueError("two units")
-    return text.strip(), "".join(units)
-
-
 def one_unit(unit: str) -> str:
-    """A unit in one spelling: square meters, sq m and m^2 are all m^2."""
+    """A unit in one spelling: square meters, sq m and m^2 are all m^2. Raises ValueError for a word that is no unit."""
     unit = re.sub(r"\b(square|sq|cubic)\b\.? +([^\W\d_]+)", r"\2 \1", re.sub('[".{}]', "", unit.casefold()))
     words = [(word, word.removesuffix("s") if len(word) > 2 else word) for word in re.findall(r"[^\W\d_]+|\S", unit)]
+    if NO_UNIT.intersection(sum(words, ())):
+        raise ValueError("no unit")
     return "".join(UNIT_OF.get(word, UNIT_OF.get(singular, singular)) for word, singular in words)

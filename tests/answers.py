@@ -28,7 +28,8 @@ PAIRS = {
     (r"\frac72", "3½", "mixed"), (r"3\frac{1}{2}", "7/2", "mixed"), (r"\frac12", "1/2", "slash"),
     (r"\frac12", "0.5", "decimal"), (r"\frac12", ".5", "decimal"), (r"\frac12", r"\dfrac{2}{4}", "not reduced"),
     (r"-\frac12", r"\frac{-1}{2}", "sign above"), (r"-\frac12", r"\frac{1}{-2}", "sign below"),
-    ("0", "-0", "zero"),
+    ("0", "-0", "zero"), (r"\frac12", r"{1\over2}", "over"), (r"\frac{x^2}2", r"{x^{2}\over 2}", "over"),
+    ("12", "12th", "ordinal"), ("12", r"12^{\text{th}}\text{ grade}", "ordinal"),
 ], wrong=[
     ("5", "-5", "sign"), ("5", "--5", "two signs"), ("12345", "12, 345", "a list"), ("12345", "(12,345)", "a pair"),
     ("12345", "12.345", "a point"), ("12", r"1\,2", "no group of three"),
@@ -54,7 +55,7 @@ PAIRS = {
 ]),
 "tasks that evaluate to the answer": pairs(right=[
     (r"\cos 2\approx-0.42", "-0.416", "the gold is rounded"), ("5", "2+3=5", "worked out"),
-    (r"\frac13", r"\frac13 \approx 0.333", "and rounded"),
+    (r"\frac13", r"\frac13 \approx 0.333", "and rounded"), ("120", "5!=120", "worked out"),
     ("5", "x=10/2=5", "worked out"),
 ], wrong=[
     ("2", r"2^{100} \mod 7", "mod"), ("2", r"2^{100} \bmod 7", "mod"), ("338350", r"\sum_{k=1}^{100} k^2", "sum"),
@@ -88,7 +89,8 @@ PAIRS = {
     ("5!", "120", "a number"), (r"\binom52", "10", "a number"), (r"\log_2 8", "3", "a number"),
     (r"\ln 8", r"3\ln 2", "logarithm"), ("2+3i", "3i+2", "order"), ("e^2", "e^{2}", "braces"),
     ("e^2", r"\exp(2)", "exponential"), ("0.1+0.2", "0.3", "a number"), (r"|{-3}|", "3", "a number"),
-    (r"\infty", "∞", "unicode"),
+    (r"\infty", "∞", "unicode"), (r"-\sqrt[3]{2}", r"\sqrt[3]{-2}", "below 0"), (r"\sqrt[3]{-x}", r"-\sqrt[3]x", "odd"),
+    ("4^{2/3}", r"(-4)^{2/3}", "even above odd"),
 ], wrong=[
     (r"\sqrt2", r"\sqrt{1+1}", "sum"), (r"2\sqrt2", r"2\sqrt3", "value"), (r"\sqrt2", r"-\sqrt2", "sign"),
     (r"\sqrt{2}", r"\sqrt[3]{2}", "degree"), (r"6\sqrt2", r"2\cdot3\sqrt2", "product of numbers"),
@@ -98,6 +100,7 @@ PAIRS = {
     ("262537412640768744", r"e^{\pi\sqrt{163}}", "a task, and nearly"),
     (r"e^{\pi\sqrt{163}}", "262537412640768744", "nearly"), ("0", r"\frac{0}{0}", "no number"),
     ("1", r"\frac{\infty}{\infty}", "no number"), (r"\infty", r"-\infty", "sign"), (r"\infty", "5", "finite"),
+    (r"\sqrt{x^2}", "x", "below 0"), (r"\sqrt{x^2y^2}", "xy", "below 0"),
 ]),
 "percent and ratios": pairs(right=[
     (r"25\%", "25%", "sign"), (r"25\%", "25", "left out"), (r"25\%", "0.25", "value"), (r"25\%", r"\frac14", "value"),
@@ -119,7 +122,8 @@ PAIRS = {
     (r"3\text{ pm}", "3 p.m.", "time"), ("3:00", "3:00 pm", "time"), ("12:30", "12:30", "time"),
     (r"28\%", "28 pct", "in words"),
     ("-221_3", "-221_{3}", "base"),
-    ("1011_2", "1011_{2}", "base"), ("1011", "1011_2", "base"),
+    ("1011_2", "1011_{2}", "base"), ("1011_2", "(1011)_2", "base"), ("1011", "1011_2", "base"),
+    (r"3\sqrt2\text{ yards}", r"3\sqrt2\text{ yd}", "in words"), (r"5\frac{\text{m}}{\text{s}}", "5 m/s", "a fraction"),
 ], wrong=[
     (r"5 \text{ cm}", "5 m", "unit"), (r"5 \text{ cm}^2", r"5 \text{ cm}", "unit"),
     (r"1 \text{ hour}", r"60\text{ minutes}", "converted"), ("18 euros", r"\$18", "currency"),
@@ -128,7 +132,7 @@ PAIRS = {
     (r"8\text{ cm}\times3\text{ cm}", "24", "a size"), ("5", r"5 \text{ dozen}", "dozen"),
     (r"3\text{ pm}", r"3\text{ am}", "half of the day"),
     ("12:30", "12:45", "time"), ("7:05", "7:50", "time"), ("1011_2", "1011_3", "base"),
-    ("1011_2", "11", "another base"), ("11", "1011_2", "converted"),
+    ("2516_8", "2516", "no base"), ("1011_2", "11", "another base"), ("11", "1011_2", "converted"),
 ]),
 "several answers": pairs(right=[
     ("5", "5=5", "the same"),
@@ -162,7 +166,9 @@ PAIRS = {
     (r"1\pm\sqrt2", r"x = 1 \pm \sqrt{2}", "named"), ("(1,2)", r"\left(1, 2\right)", "size"),
     ("(1,2)", "(x,y)=(1,2)", "named"), ("(1,2)", "x=1, y=2", "named"), ("(1,2)", "y=2, x=1", "named"),
     ("(m,b)=(1,2)", "(1,2)", "no names"),
-    ("1,2,3", r"1, 2, \text{ and } 3", "and"),
+    ("1,2,3", r"1, 2, \text{ and } 3", "and"), ("(m,b)=(1,2)", "b=2, m=1", "order"), ("(1,2)", "m=1, b=2", "named"),
+    ("x=5, p=-2", "5, -2", "no names"), ("AB=4,CD=5", "4, 5", "no names"),
+    (r"\begin{pmatrix}-1\\2\end{pmatrix}", r"\begin{pmatrix}-1\\[4pt]\phantom{-}2\end{pmatrix}", "layout"),
     ("x=1,y=2", "(1,2)", "named"), (r"(\frac12,3)", "(0.5,3)", "decimal"), ("(1,2),(3,4)", "(3,4), (1,2)", "any order"),
     ("(1,2)", r"\begin{pmatrix}1\\2\end{pmatrix}", "column"), (r"\begin{pmatrix}1\\2\end{pmatrix}", "(1,2)", "column"),
     ("(1,2)", r"\langle 1,2\rangle", "vector"),
@@ -172,6 +178,7 @@ PAIRS = {
     ("1,2", "x=1,y=2", "a pair"), (r"\{1,2\}", r"\{1,3\}", "value"), ("(1,2)", "1, 2", "no pair"),
     ("1,2", "(1,2)", "a pair"), ("(1,2)", "(2,1)", "order"), ("(1,2)", "[1,2]", "brackets"),
     ("(1,2)", r"\{1,2\}", "a set"), ("(1,2)", "x=2, y=1", "value"), ("(m,b)=(1,2)", "m=2, b=1", "value"),
+    ("(1,2)", "m=2, b=1", "order"),
     ("(1,2)", "(1,2,3)", "one too many"),
     ("(1,2)", "(1, 1+1)", "sum"), ("(1,2)", r"\begin{pmatrix}2\\1\end{pmatrix}", "order"),
     (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{pmatrix}1&3\\2&4\end{pmatrix}", "transposed"),
@@ -186,6 +193,8 @@ PAIRS = {
     ("[1,2]", r"1\le x\le2", "solved"), ("[1,2]", r"2\ge x\ge 1", "solved"),
     (r"(-\infty,2)\cup(3,\infty)", r"(3,\infty)\cup(-\infty,2)", "any order"),
     (r"(-\infty,2)\cup(3,\infty)", r"x<2\text{ or }x>3", "solved"),
+    (r"(-\infty,2)\cup(2,\infty)", r"\mathbb{R}-\{2\}", "all but one"), (r"x\ne2", r"\mathbb{R}\setminus\{2\}", "set"),
+    (r"(-\infty,2)\cup(2,\infty)", r"x\neq2", "all but one"), (r"-2 \le x \le 7", r"-2 \\le x \\le 7", "escaped twice"),
     (r"(-\infty,\infty)", r"\mathbb{R}", "all"), ("[1,2]", r"1 \leq x \leq 2.", "full stop"),
 ], wrong=[
     ("[2,3)", "(2,3]", "brackets"), ("(-1,1]", "[-1,1)", "brackets"), (r"(2,\infty)", r"[2,\infty)", "bracket"),
@@ -197,7 +206,9 @@ PAIRS = {
 "equations and letters": pairs(right=[
     ("5", "x=5", "named"), ("5", "x = 5.", "named"), ("5", "n=5", "named"), ("5", "5=x", "named"),
     ("x=5", "5", "no name"), ("x=5", "x=5", "same"), ("5", "f(3)=5", "named"), ("5", "f'(3)=5", "named"),
-    ("A:B=1", "1", "named"), ("5", r"\text{Area}=5", "named"),
+    ("A:B=1", "1", "named"), ("5", r"\text{Area}=5", "named"), ("5", "m+n=5", "named"), ("5", "|z|=5", "named"),
+    ("|AB|=1", "1", "named"), (r"\frac{NO}{BO}=2", "2", "named"), (r"\frac12", r"P(A|B)=\frac12", "named"),
+    ("5", r"(f\circ g)(2)=5", "named"), ("120", r"\angle ABC=120^\circ", "named"), ("x+y=5", "y=5-x", "solved"),
     ("5", "AB=5", "named"), ("5", r"x\approx5", "named"), ("y=2x+1", "2x+1", "no name"), ("2x+1", "y=2x+1", "named"),
     ("2x+1", "f(x)=2x+1", "named"), ("y=3x", "3x-y=0", "a line"), ("x^2+y^2=4", "x^2+y^2-4=0", "a circle"),
     ("x^2+2x+1", "(x+1)^2", "letters"), ("x^2+2x+1", "1+x^2+2x", "order"), (r"\frac ab", "a/b", "slash"),
@@ -209,7 +220,7 @@ PAIRS = {
     ("x=5", "y=5", "another letter"), ("x+y=5", "5", "an equation"), ("abc/d", "abc-d", "sign"),
     ("5", "2x=10", "not solved"), ("x=5", "2x=10", "not solved"),
     ("5", "x-5=0", "not solved"), ("5", "x^2=25", "not solved"), ("10", "2x=10", "of the problem"),
-    ("5", "x+3=8", "of the problem"), ("5", "xy=5", "of the problem"), ("5", "x=2+3", "sum"),
+    ("5", "x+3=8", "of the problem"), ("5", "x=2+3", "sum"),
     ("2x+1", "x=2x+1", "another equation"), ("x^2+y^2=4", "x^2+y^2=2", "value"), ("y=3x", "y=2x", "value"),
     ("x^2+2x+1", "(x-1)^2", "value"), ("6x", r"2\cdot3x", "product of numbers"),
     (r"\frac{n(n+1)}2", r"\sum_{k=1}^n k", "sum"), (r"\frac{n(n+1)}2", r"\binom{n+1}2", "binomial"),
@@ -225,6 +236,7 @@ PAIRS = {
     ("Yes", "Yes.", "full stop"), (r"\text{Evelyn}", "Evelyn", "text"),
     (r"\text{no solution}", "No solution", "case"), (r"\text{no solution}", r"\emptyset", "sign"),
     ("Alice and Bob", r"\text{Alice}\text{ and }\text{Bob}", "text"),
+    ("DNE", r"\text{does not exist}", "in words"), ("undefined", "DNE", "in words"),
 ], wrong=[
     ("ABCD", "DCBA", "order"), ("A, B, C", "C, B, A", "order"), ("BAC", "CAB", "order"),
     ("D", "(D) is wrong", "denied"), ("D", "C", "another"), ("D", r"\textbf{(C)}\ 12", "another"),
@@ -289,6 +301,7 @@ TASKS = [
     ("Write $x>4$ as an interval.", r"(4,\infty)", [r"x\in(4,\infty)"], ["x>4", "4<x", r"\{x\mid x>4\}"]),
     ("Write $[-2,3)$ with signs.", r"-2\le x<3", [r"3>x\ge-2"], ["[-2,3)"]),
     (r"Write with one logarithm: $\ln a+\ln b$", r"\ln(ab)", [r"\ln(ba)"], [r"\ln b+\ln a"]),
+    ("If $g(x)=3$, what is $g(2)$?", "3", ["g(2)=3", "x=3"], ["g(x)=3", "(3=g(x))", "y=g(x)=3"]),  # an equation copied
     ("What is it?", r"\frac34", [r"\frac68", "0.75"], []),  # nothing says in what form
 ]
 # fmt: on

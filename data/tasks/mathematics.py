@@ -12,14 +12,13 @@ from functools import lru_cache
 
 from data import Problem, after_thinking
 from data.expressions import FAULTS, REALS, close, form, letters, number, operations, read, values_at_points
-from data.spelling import as_choice, as_words, cleaned, closing_braces, without_unit
+from data.spelling import UNIT, as_choice, as_words, cleaned, one_unit
 
 INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
 LONGEST_ANSWER = 1000  # characters; what is longer is only compared as text
 HEDGED = r"(?<![A-Za-z\\])[A-Z](?![A-Za-z])|\b(?:not|nor|neither|wrong|incorrect)\b"  # behind the letter of a choice
-LINES = (  # between the formulas of a problem: dollars, brackets, lines, text, ends of sentences
-    r"\$+|\\[()\[\]]|\\\\(?![a-zA-Z])|[&\n]|\\(?:begin|end|text[a-z]*) ?\{[^}]*\}(?:\{[^}]*\})?|[.:?!](?=[\s$]|$)"
-)
+# Between the formulas of a problem: dollars, brackets, lines, text, ends of sentences.
+LINES = r"\$+|\\[()\[\]]|\\\\(?![a-zA-Z])|[&\n]|\\(?:begin|end|text[a-z]*) ?(?:\{[^}]*\}){1,2}|[.:?!](?=[\s$]|$)"
 WORDS = r"(?<![\\\w^{}(*/+-])[a-zA-Z]{2,}(?: an?(?= ))?(?![\w^{}(*/+-])"  # the same where there are no dollars
 SIDES, TERMS = "[=,;]", r"[=,;+]|(?<![a-z\\])[a-z](?![a-z])"  # between the parts of a formula
 _, LOWEST, HIGHEST = REALS  # the ends of an interval without bounds
@@ -55,33 +54,46 @@ def score(problem: Problem, completion: str) -> bool:
 def last_boxed(text: str) -> str | None:
     """The content of the last \\boxed{} or \\fbox{} that is in no other. A box without braces ends before the next
     space or dollar sign. None if there is no box, or if its braces do not close."""
-    closed_at, content, end = closing_braces(text), None, 0
-    for box in re.finditer(r"\\(?:boxed|fbox)\s*(\{|[^\s${}]*)", text):
-        if box.start() >= end:  # in no other
-            end = closed_at.get(box.end() - 1, 0) if box[1] == "{" else end
-            content = box[1] if box[1] != "{" else text[box.end() : end] if end else None
+    content, opened = None, []
+    for part in re.finditer(r"\\\\?(?:boxed|fbox)\s*(\{|[^\s${}]*)|\\.|[{}]", text, flags=re.DOTALL):
+        if "{" in (part[0], part[1]):
+            opened.append(part)
+            content = None if part[1] else content
+        elif part[0] == "}" and opened:
+            opening = opened.pop()
+            content = text[opening.end() : part.start()] if opening[1] else content
+        elif part[1] is not None:
+            content = part[1]
     return content
 
 
 def copied(problem: Problem, answer: str) -> bool:
-    """Whether the problem asks for a form that the answer does not have. It does if an expression of the problem is
-    equal to the wanted answer in another form: a task to carry out, such as x^2 - 1 for (x - 1)(x + 1)."""
-    wanted = form_of(problem.answer)
-    return bool(wanted and form_of(answer) != wanted and has_task(problem.prompt, problem.answer))
+    """Whether the answer is an equation of the problem, or has not the form that the problem asks for. It asks for one
+    if a formula in it is equal to the wanted answer in another form: a task to carry out, as x^2 - 1 for (x-1)(x+1)."""
+    wanted, given, asked = form_of(problem.answer), form_of(answer), (problem.answer, problem.prompt)
+    formulas = formulas_equal_to(*asked) if given != wanted or "=" in answer else []
+    is_task = wanted and given != wanted and any(form_of(formula) not in (None, wanted) for formula in formulas)
+    equations = [sides(formula) for formula in formulas if "=" not in problem.answer]
+    return bool(is_task) or any(len(equation) > 1 and equation <= sides(answer) for equation in equations)
 
 
 @lru_cache(maxsize=1000)
-def has_task(prompt: str, answer: str) -> bool:
-    """Whether a text has an expression that is equal to the answer in another form."""
-    pieces = [*re.split(LINES, prompt), *re.split(f"{LINES}|{WORDS}", prompt)]
+def formulas_equal_to(answer: str, text: str) -> list[str]:
+    """The formulas in a text, and their parts, that are right answers as they stand."""
+    pieces = [*re.split(LINES, text), *re.split(f"{LINES}|{WORDS}", text)]
     pieces = {part for piece in pieces for at in (SIDES, TERMS) for part in (piece, *re.split(at, piece))}
-    return any(form_of(piece) not in (None, form_of(answer)) and equal(answer, piece) for piece in pieces)
+    return [piece for piece in pieces if equal(answer, piece)]
+
+
+def sides(equation: str) -> set[str]:
+    """The sides of an equation without spaces, brackets and words."""
+    return set(re.sub(r'"[^"]*"|[\s(){}[\]]', "", cleaned(equation)).split("="))
 
 
 def form_of(text: str) -> tuple | None:
     """The form of an answer; None for words, and for what cannot be read."""
     try:
-        return form(meaning(read(without_unit(as_choice(cleaned(text))[1])[0])))
+        return form(understood(as_choice(cleaned(text))[1])[0])
     except FAULTS:
         return None
 
@@ -110,9 +122,10 @@ def equal(reference: str, answer: str) -> bool:
 
 def same_quantity(wanted: str, given: str) -> bool:
     """Whether two answers that are not words have the same unit and the same meaning."""
-    texts, units = zip(without_unit(wanted), without_unit(given))
-    trees = [meaning(read(text)) for text in texts]
-    if units[0] != units[1] and "" not in units or not may_use(*trees):
+    if "=" not in wanted:  # m + n = 5, |z| = 5
+        given = re.sub(r"^(?=(?:[^=]*?[a-zA-Z|]){2})(?:[^\d=<>,]|\(\d+\))*=", "", given)
+    trees, units = zip(understood(wanted), understood(given))
+    if units[0] != units[1] and ("" not in units or units[0].startswith("base")) or not may_use(*trees):
         return False
     if units[0] == units[1] or "%" not in units:
         return same(*trees)
@@ -122,15 +135,24 @@ def same_quantity(wanted: str, given: str) -> bool:
     return as_it_stands and same(*trees) or same(*values)
 
 
+def understood(text: str) -> tuple[tuple, str]:
+    """The meaning of a cleaned text, and its unit, '' for none. Raises one of FAULTS if it has none, or two units."""
+    (unit,) = {one_unit(unit) for unit in re.findall(UNIT, text)} - {""} or {""}
+    return meaning(read(re.sub(UNIT, "", text))), unit
+
+
 def meaning(tree: tuple) -> tuple:
     """The tree with x = 5 as a named 5, and x > 2 as a named interval; also in lists."""
     kind = tree[0]
     if kind == "relation":
         return meaning_of_relation(tree[1], tree[2:])
+    if kind == "+" and tree[1] == REALS and tree[2][0] == "-" and tree[2][1][0] == "set":  # all numbers but some
+        ends = [LOWEST, *sorted(tree[2][1][1:], key=lambda number: number[1]), HIGHEST]
+        return (r"\cup", *(("()", *pair) for pair in zip(ends, ends[1:])))
     if kind not in ("list", "set"):
         return tree
     items = [meaning(item) for item in tree[1:]]
-    names = {item[1] for item in items if item[0] == "named"}
+    names = [item[1] for item in items if item[0] == "named"]
     if not names:
         return (kind, *items)
     values = [item[2] if item[0] == "named" else item for item in items]
@@ -138,9 +160,7 @@ def meaning(tree: tuple) -> tuple:
     if len(without_index) == 1:  # x = 1 or x = 2; x < 1 or x > 2
         joins = any(part[0] == "relation" and part[1] != ("=",) for part in tree[1:])
         return ("named", *without_index, (r"\cup" if joins else kind, *values), *["inequality"] * joins)
-    if len(names) < len(items):
-        raise ValueError("some have the same name, or none")
-    pairs = sorted(zip((item[1] for item in items), values), key=repr)  # x = 1, y = 2
+    pairs = sorted(zip(names, values, strict=True), key=lambda pair: "yz".find(str(pair[0][1])))
     return ("named", *(("()", *side) for side in zip(*pairs)))
 
 
@@ -156,8 +176,9 @@ def meaning_of_relation(signs: tuple, parts: tuple) -> tuple:
         value = meaning(steps[-1])
         if all(same(value, step) for step in steps[:-1]) and parts[0][1] not in letters(value):  # x = 6/2 = 3
             return ("named", parts[0], value) if named else value
-    if signs == (r"\in",) and is_name(parts[0]):
-        return ("named", parts[0], meaning(parts[1]))
+    if signs in ((r"\in",), (r"\ne",)) and is_name(parts[0]):
+        values = parts[1] if signs == (r"\in",) else ("+", REALS, ("-", ("set", parts[1])))
+        return ("named", parts[0], meaning(values), *["inequality"] * (signs == (r"\ne",)))
     if set(signs) <= {">", r"\ge"}:
         signs, parts = tuple({">": "<", r"\ge": r"\le"}[sign] for sign in signs[::-1]), parts[::-1]
     if set(signs) <= {"<", r"\le"}:
@@ -172,8 +193,8 @@ def meaning_of_relation(signs: tuple, parts: tuple) -> tuple:
 
 
 def is_name(tree: tuple) -> bool:
-    """x, x_1, f(3), f'(1), P(A), AB, (x, y), AB:CD"""
-    if tree[0] in ("()", ":"):
+    """x, x_1, f(3), f'(1), P(A), AB, |AB|, (x, y), AB:CD, AB/CD"""
+    if tree[0] in ("()", ":", "/") or tree[0] == "|" and tree[1][0] == "*":
         return all(map(is_name, tree[1:]))
     if tree[0] == "*":
         of_capitals = all(part[0] == "name" and part[1][:1].isupper() for part in tree[1:])
@@ -198,19 +219,20 @@ def same(wanted: tuple, given: tuple) -> bool:
     kinds = {wanted[0], given[0]}
     if wanted == given:
         return True
+    if kinds == {"named"} and wanted[1][0] == given[1][0] == "()" and wanted[1] != given[1]:  # y = 2, x = 1
+        in_order = tuple(given[2][given[1].index(name)] for name in wanted[1])
+        return len(wanted[1]) == len(given[1]) and same(wanted[2], in_order)
     if "relation" in kinds or kinds == {"named"} and wanted[1] != given[1]:
         return kinds <= {"relation", "named"} and same_equation(wanted, given)
     if "named" in kinds:
+        if wanted[0] == "named" and (wanted[1][0], given[0]) == ("()", "list"):  # 1, 2 for x = 1, y = 2
+            given = ("()", *given[1:])
         return same(*(tree[2] if tree[0] == "named" else tree for tree in (wanted, given)))
     if kinds & {"list", "set"} or kinds == {r"\cup"}:  # in any order
         groups = {"list", "set"} if r"\cup" not in kinds else {r"\cup"}
-        left_over, items = [list(tree[1:]) if tree[0] in groups else [tree] for tree in (wanted, given)]
-        for item in items:
-            match = next((candidate for candidate in left_over if same(candidate, item)), ())
-            if not match:
-                return False
-            left_over.remove(match)
-        return not left_over
+        wanted, given = (tree[1:] if tree[0] in groups else (tree,) for tree in (wanted, given))
+        matches = [[same(item, candidate) for item in wanted] for candidate in given]
+        return len(wanted) == len(given) and all(map(any, [*matches, *zip(*matches)]))
     if len(kinds) == 1 and kinds <= {"()", "[]", "(]", "[)", r"\matrix", r"\\", "&"}:
         return len(wanted) == len(given) and all(map(same, wanted[1:], given[1:]))
     if kinds == {"number"}:  # a decimal with two or more places may be answered with more
