@@ -31,7 +31,7 @@ NAME = r"[^\W\d_](?:'|_ ?(?:\w|\{[^{}]*\}))*"  # x, f', x_1
 TOKEN = re.compile(rf'{REPEATING}|{NUMBER}|\\[a-zA-Z]+|\\.|"[^"]*"|{NAME}|\S')  # or \sqrt, \{, "cm", or any other sign
 RELATIONS = ("=", r"\approx", "<", ">", r"\le", r"\ge", r"\ne", r"\in")
 LEVELS = [(",", ";"), (r"\\",), ("&",), RELATIONS, (r"\cup",), (":",), ("+", "-")]
-CONSTANTS = {"e": mp.e, "i": mp.j, r"\pi": mp.pi, r"\infty": mp.inf}
+CONSTANTS = {"e": mp.e, "i": mp.j, r"\pi": mp.pi, r"\infty": mp.inf, '"deg"': mp.degree}
 FAMILIES = {  # an answer may use all functions of a family if the wanted one uses one of them
     **dict.fromkeys(r"\sin \cos \tan \cot \sec \csc \sinh \cosh \tanh".split(), "trigonometry"),
     **dict.fromkeys(r"\arcsin \arccos \arctan".split(), "inverse"), r"\ln": "log", r"\log": "log", r"\exp": "e",
@@ -156,7 +156,8 @@ class Reader:
             return number(Fraction(match[1]) + ninths / 10 ** len(match[2]), "repeating")
         mantissa, _, exponent = digits.lower().partition("e")
         decimals = len(mantissa.partition(".")[2]) - int(exponent or 0)
-        literal = number(Fraction(digits), "power of ten" if exponent else "digits", decimals if "." in digits else 0)
+        form = "digits" if not exponent else "power of ten" if re.match(r"\d(?!\d)", digits) else "unreduced"
+        literal = number(Fraction(digits), form, decimals if "." in digits else 0)
         if self.next == r"\frac" and digits.isdigit():
             part = self.atom()
             is_mixed = part[0] == "number" and 0 < part[1] < 1

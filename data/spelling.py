@@ -10,7 +10,7 @@ from functools import lru_cache
 
 SPELLED = {  # one spelling: the others, with spaces between them
     # signs
-    "-": r"− – — ‒ ﹣ \setminus \backslash", "*": r"\times \cdot \ast × · ⋅ ∙ • ∗", "/": "∕ ⁄", r"\pm": "±",
+    "-": r"− – — ‒ ﹣ \setminus \backslash", "*": r"\times \cdot \ast × · ⋅ ∙ • ∗", "/": r"∕ ⁄ ÷ \div", r"\pm": "±",
     r"\approx": "≈ ≃", "<": r"\lt", ">": r"\gt", r"\le": r"<= \leq \leqslant ≤ ⩽", r"\ge": r">= \geq \geqslant ≥ ⩾",
     r"\ne": r"!= \neq ≠", r"\in": "∈", r"\cup": "∪", ", ": r"\lor \vee", r"\infty": r"∞ \infinity",
     # brackets and quotes
@@ -25,7 +25,6 @@ SPELLED = {  # one spelling: the others, with spaces between them
 }  # fmt: skip
 # Another spelling: the one. A space ends the name of a command.
 SPELLINGS = {other: sign + " " * sign[-1:].isalpha() for sign, others in SPELLED.items() for other in others.split()}
-SIGN = r"\\[a-zA-Z]+|\\.|[<>]=|(?<!\d)!=|[^\w\s]|[^\W\d_a-zA-Z]"  # a sign that SPELLINGS may have; 5!=120
 
 UNITS = {  # one spelling: the others, in the singular; the last are parts of units
     "mm": "millimeter", "cm": "centimeter", "m": "meter metre", "km": "kilometer kilometre", "in": "inch inches",
@@ -40,10 +39,10 @@ NO_UNIT = set(  # words behind a number which say that the number alone is not t
     " minus times squared cubed factorial mod over choose root to through until between about dozen score gross pair"
     " couple lakh crore thousand million billion trillion half halves third quarter fourth fifth sixth eighth tenth"
     " hundred hundredth thousandth double twice triple rather except unless possibly rounded approximately negative"
-    " below roughly or so".split()
+    " below roughly or so ten".split()
 )
 
-TEXT = r"\\(?:text[a-z]*|math(?:rm|bf|it|sf|tt|normal)|mbox|operatorname\*?) ?"
+TEXT = r"\\(?:text[a-z]*|math(?:rm|bf|it|sf|tt|normal)|mbox|operatorname\*?|boldsymbol|underline) ?"
 WORDS = r"(?!(?:e|i|or|and) *\})([^\W\d_][^\d\\\"${}]*?)"  # in braces; e and i are numbers
 MATRIX = r"\{(?:[pbB]|small)?(?:matrix|array)\}"
 GROUP = r"((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)"  # with braces in braces
@@ -54,8 +53,8 @@ POWER = r"(?![a-z])\.?(?: ?\^ ?\{?-?\d\}?)?[ /]*"
 REWRITTEN = [  # patterns, and what is written instead; one after the other
     # characters, commands, words
     (r"(?<!\\)\\\\(?=[a-z]{2})", r"\\"),  # escaped twice
-    (r"\\! *|\\(?:left|right|middle|[bB]igg?[lr]?|displaystyle|limits|nolimits|boxed|fbox)(?![a-zA-Z])", ""),
-    (SIGN, lambda sign: SPELLINGS.get(sign[0], sign[0])),
+    (r"\\! *|\\(?:left|right|middle|[bB]igg?[lr]?|displaystyle|(?:no)?limits|bf|rm|boxed|fbox)(?![a-zA-Z])\.?", ""),
+    (r"\\[a-zA-Z]+|\\.|[<>]=|(?<!\d)!=|[^\w\s]|[^\W\d_a-zA-Z]", lambda c: SPELLINGS.get(c[0], c[0])),  # not 5!=120
     (r"[⁰¹²³⁴-⁹⁻]+", lambda digits: f"^{{{unicodedata.normalize('NFKC', digits[0])}}}"),
     (r"(?=[¼-¾⅐-⅞])", " "),  # 3½ is no 31/2
     (r"[^\x00-\x7f]", lambda c: unicodedata.normalize("NFKC", c[0]) * (unicodedata.category(c[0]) != "Cf")),  # no width
@@ -79,12 +78,12 @@ REWRITTEN = [  # patterns, and what is written instead; one after the other
     (r"(?<=\d)\{([,:])\}(?=\d)", r"\1"),  # 12{,}345
     (r"(?<![\d.^_])(\d+) +(\d+) ?/ ?(\d+)(?![\d.])", r"\1\\frac{\2}{\3}"),  # 3 1/2
     (r"\\(frac|binom) ?(\d) ?(\d)", r"\\\1{\2}{\3}"),  # \frac12
-    (r"((?<![\d.^}a-zA-Z])[\d.]+ ?\* ?)?(?<![\d.])10 ?\^ ?(-?\d{1,3}|\{ ?-?\d{1,3} ?\})(?![\d.])",  # 1.5 * 10^6
-     lambda power: f"{(power[1] or '1').strip(' *')}e{power[2].strip('{ }')} "),
+    (r"((?<![\d.^}a-zA-Z])[\d.]+ ?[*x] ?)?(?<![\d.])10 ?\^ ?(-?\d{1,3}|\{ ?-?\d{1,3} ?\})(?![\d.])",  # 1.5 * 10^6
+     lambda power: f"{(power[1] or '1').strip(' *x')}e{power[2].strip('{ }')} "),
     (rf"(?<![\d.,])(?<!\d )\d{{1,3}}(?:{THOUSANDS})(?!,?\d| \d)", lambda digits: re.sub("[ ,]", "", digits[0])),
     (r"^ *\\\{ *[a-z] *(?:\\in *\\reals *)?[|:](.*)\\\} *$", r"\1"),  # \{x | x > 2\} is x > 2
     # units
-    (r"^ *\(?(-?\d+)\)? ?_ ?\{? ?(\d+) ?\}?[. ]*$", r'\1 "base \2"'),
+    (r"^ *\(?(-?\d+)\)? ?_ ?[{(]* ?(\d+) ?[)}]*[. ]*$", r'\1 "base \2"'),
     (r'(?i)(?<=\d) *"? *([ap])\.? ?m\b\.?[" ]*$', r' "\1m"'),
     (r"^ *(\d+):00\b", r"\1"),
     (r'\^ ?\{? ?[\\"]?(circ|deg|st|nd|rd|th)(?![a-z])"? ?\}?', r' "\1"'),  # 90^\circ, 12^{th}
@@ -95,11 +94,12 @@ REWRITTEN = [  # patterns, and what is written instead; one after the other
     (r'\\frac ?\{ ?"([^"]*)" ?\}\{ ?"([^"]*)" ?\}', r'"\1/\2"'),
     (r'(?<=[a-z\d]) *" ?(/?) ?"(?=[a-z])', r" \1 "),  # "km" / "h"
     # what stands around an answer, or before or behind it
-    (r'^ ?(?:"[^"]*"|\\(?:angle|triangle|overline|vec|det) ?\{?[a-zA-Z]+\}?) ?=', ""),
+    (r'^ ?(?:"[^"]*"|\\(?:angle|triangle|overline|vec|det) ?\{?[a-zA-Z]+\}?|[a-z]\^\{-1\} ?\([a-z]\)) ?=', ""),
+    (r"^[A-Z] ?(?=\([^()]*,[^()]*\)$)", ""),  # M(3,6)
     (r"^ +| +$|(?<= ) +", ""),
     (r'^(?:\*\*?([^*]+)\*\*?|`([^`]+)`|"([^"]*)")$', r"\1\2\3"),
     (rf"^\{{{GROUP}\}}$", r"\1"),
-    (r"^= *|(?<=[^. ]) *(?:[.,;:]|\\\\)$", ""),
+    (r"^(?:=|\\approx) *|(?<=[^. ]) *(?:[.,;:]|\\\\)$", ""),
 ]  # fmt: skip
 
 

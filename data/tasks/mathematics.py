@@ -70,8 +70,8 @@ def last_boxed(text: str) -> str | None:
 def copied(problem: Problem, answer: str) -> bool:
     """Whether the answer is an equation of the problem, or has not the form that the problem asks for. It asks for one
     if a formula in it is equal to the wanted answer in another form: a task to carry out, as x^2 - 1 for (x-1)(x+1)."""
-    wanted, given, asked = form_of(problem.answer), form_of(answer), (problem.answer, problem.prompt)
-    formulas = formulas_equal_to(*asked) if given != wanted or "=" in answer else []
+    wanted, given = form_of(problem.answer), form_of(answer)
+    formulas = formulas_equal_to(problem.answer, problem.prompt) if given != wanted or "=" in answer else []
     is_task = wanted and given != wanted and any(form_of(formula) not in (None, wanted) for formula in formulas)
     equations = [sides(formula) for formula in formulas if "=" not in problem.answer]
     return bool(is_task) or any(len(equation) > 1 and equation <= sides(answer) for equation in equations)
@@ -81,13 +81,13 @@ def copied(problem: Problem, answer: str) -> bool:
 def formulas_equal_to(answer: str, text: str) -> list[str]:
     """The formulas in a text, and their parts, that are right answers as they stand."""
     pieces = [*re.split(LINES, text), *re.split(f"{LINES}|{WORDS}", text)]
-    pieces = {part for piece in pieces for at in (SIDES, TERMS) for part in (piece, *re.split(at, piece))}
+    pieces = {part for piece in pieces for at in ("[,;]", SIDES, TERMS) for part in (piece, *re.split(at, piece))}
     return [piece for piece in pieces if equal(answer, piece)]
 
 
 def sides(equation: str) -> set[str]:
-    """The sides of an equation without spaces, brackets and words."""
-    return set(re.sub(r'"[^"]*"|[\s(){}[\]]', "", cleaned(equation)).split("="))
+    """The sides of an equation without spaces, brackets, words and .0."""
+    return set(re.sub(r'"[^"]*"|\.0+\b|[\s(){}[\]]', "", cleaned(equation)).split("="))
 
 
 def form_of(text: str) -> tuple | None:
@@ -123,7 +123,7 @@ def equal(reference: str, answer: str) -> bool:
 def same_quantity(wanted: str, given: str) -> bool:
     """Whether two answers that are not words have the same unit and the same meaning."""
     if "=" not in wanted:  # m + n = 5, |z| = 5
-        given = re.sub(r"^(?=(?:[^=]*?[a-zA-Z|]){2})(?:[^\d=<>,]|\(\d+\))*=", "", given)
+        given = re.sub(r"^(?=[^=]*?[^\W\d_][^=]*?(?:[^\W\d_]|[|(]))(?:[^\d=<>,]|[(_^{]-?\d+)*=", "", given)
     trees, units = zip(understood(wanted), understood(given))
     if units[0] != units[1] and ("" not in units or units[0].startswith("base")) or not may_use(*trees):
         return False
@@ -219,9 +219,8 @@ def same(wanted: tuple, given: tuple) -> bool:
     kinds = {wanted[0], given[0]}
     if wanted == given:
         return True
-    if kinds == {"named"} and wanted[1][0] == given[1][0] == "()" and wanted[1] != given[1]:  # y = 2, x = 1
-        in_order = tuple(given[2][given[1].index(name)] for name in wanted[1])
-        return len(wanted[1]) == len(given[1]) and same(wanted[2], in_order)
+    if kinds == {"named"} and wanted[1][0] == "()" and {*wanted[1]} == {*given[1]}:  # y = 2, x = 1 for x = 1, y = 2
+        return same(wanted[2], tuple(given[2][given[1].index(name)] for name in wanted[1]))
     if "relation" in kinds or kinds == {"named"} and wanted[1] != given[1]:
         return kinds <= {"relation", "named"} and same_equation(wanted, given)
     if "named" in kinds:
