@@ -104,9 +104,9 @@ class Reader:
             tree = divided(tree, factor) if sign == "/" else ("*", *(tree[1:] if tree[0] == "*" else [tree]), factor)
 
     def starts_factor(self, before: str) -> bool:
-        """Whether the next token starts a factor without a sign. Digits do so in n2^k, 2^n 3^k and (x + 2)6."""
+        """Whether the next token starts a factor without a sign. Digits do so in n2^k, 2^n 3 and (x + 2)6."""
         if self.next[:1].isdigit():
-            return before == "+" or before in ("name", "^") and self.tokens[1] == "^"
+            return before in ("+", "^") or before == "name" and self.tokens[1] == "^"
         is_bar = self.next == "|" and "|" not in self.open
         return self.next[:1].isalpha() or self.next[:1] == '"' or self.next in STARTS_FACTOR or is_bar
 

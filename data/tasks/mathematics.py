@@ -19,8 +19,9 @@ LONGEST_ANSWER = 1000  # characters; what is longer is only compared as text
 HEDGED = r"(?<![A-Za-z\\])[A-Z](?![A-Za-z])|\b(?:not|nor|neither|wrong|incorrect)\b"  # behind the letter of a choice
 # Between the formulas of a problem: dollars, brackets, lines, text, ends of sentences.
 LINES = r"\$+|\\[()\[\]]|\\\\(?![a-zA-Z])|[&\n]|\\(?:begin|end|text[a-z]*) ?(?:\{[^}]*\}){1,2}|[.:?!](?=[\s$]|$)"
-WORDS = r"(?<![\\\w^{}(*/+-])[a-zA-Z]{2,}(?: an?(?= ))?(?![\w^{}(*/+-])"  # the same where there are no dollars
+WORDS = r"(?<![\\\w^{}(*/+-])(?!or\b|and\b)[a-zA-Z]{2,}(?: an?(?= ))?(?![\w^{}(*/+-])"  # and if dollars are left out
 SIDES, TERMS = "[=,;]", r"[=,;+]|(?<![a-z\\])[a-z](?![a-z])"  # between the parts of a formula
+NAMED = r"(?i)^(?=[^=]*?[a-zα-ω][^=]*?([a-zα-ω|(]|{-1))(?:[^\d=<>,(]|\([^()=<>]*\)|[_^{]-?\d+)*="  # m + n =, |z| =
 _, LOWEST, HIGHEST = REALS  # the ends of an interval without bounds
 
 
@@ -80,14 +81,14 @@ def copied(problem: Problem, answer: str) -> bool:
 @lru_cache(maxsize=1000)
 def formulas_equal_to(answer: str, text: str) -> list[str]:
     """The formulas in a text, and their parts, that are right answers as they stand."""
-    pieces = [*re.split(LINES, text), *re.split(f"{LINES}|{WORDS}", text)]
+    pieces = [*re.split(LINES, text), *re.split(f"{LINES}|{WORDS}", text.replace("$", " "))]
     pieces = {part for piece in pieces for at in ("[,;]", SIDES, TERMS) for part in (piece, *re.split(at, piece))}
     return [piece for piece in pieces if equal(answer, piece)]
 
 
 def sides(equation: str) -> set[str]:
-    """The sides of an equation without spaces, brackets, words and .0."""
-    return set(re.sub(r'"[^"]*"|\.0+\b|[\s(){}[\]]', "", cleaned(equation)).split("="))
+    """The sides of an equation in letters and digits: without spaces, brackets, fractions, words and .0."""
+    return set(re.sub(r'"[^"]*"|\.0+\b|\\frac|[\s(){}[\]/*]', "", cleaned(equation)).split("="))
 
 
 def form_of(text: str) -> tuple | None:
@@ -122,8 +123,7 @@ def equal(reference: str, answer: str) -> bool:
 
 def same_quantity(wanted: str, given: str) -> bool:
     """Whether two answers that are not words have the same unit and the same meaning."""
-    if "=" not in wanted:  # m + n = 5, |z| = 5
-        given = re.sub(r"^(?=[^=]*?[^\W\d_][^=]*?(?:[^\W\d_]|[|(]))(?:[^\d=<>,]|[(_^{]-?\d+)*=", "", given)
+    given = given if "=" in wanted else re.sub(NAMED, "", given)
     trees, units = zip(understood(wanted), understood(given))
     if units[0] != units[1] and ("" not in units or units[0].startswith("base")) or not may_use(*trees):
         return False
@@ -232,8 +232,8 @@ def same(wanted: tuple, given: tuple) -> bool:
         wanted, given = (tree[1:] if tree[0] in groups else (tree,) for tree in (wanted, given))
         matches = [[same(item, candidate) for item in wanted] for candidate in given]
         return len(wanted) == len(given) and all(map(any, [*matches, *zip(*matches)]))
-    if len(kinds) == 1 and kinds <= {"()", "[]", "(]", "[)", r"\matrix", r"\\", "&"}:
-        return len(wanted) == len(given) and all(map(same, wanted[1:], given[1:]))
+    if kinds & {"()", "[]", "(]", "[)", r"\matrix", r"\\", "&"}:
+        return (wanted[0], len(wanted)) == (given[0], len(given)) and all(map(same, wanted[1:], given[1:]))
     if kinds == {"number"}:  # a decimal with two or more places may be answered with more
         return wanted[1] == given[1] or wanted[3] >= 2 and rounds(given, wanted)
     return all(close(*pair) for pair in values_at_points(wanted, given))
