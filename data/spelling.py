@@ -42,7 +42,7 @@ NO_UNIT = set(  # words behind a number which say that the number alone is not t
     " below roughly or so ten".split()
 )
 
-TEXT = r"\\(?:text[a-z]*|math(?:rm|bf|it|sf|tt|normal)|mbox|operatorname\*?|boldsymbol|underline) ?"
+TEXT = r"\\(?:text[a-z]*|math(?:rm|bf|it|sf|tt|normal)|mbox|operatorname\*?|boldsymbol) ?"
 WORDS = r"(?!(?:e|i|or|and) *\})([^\W\d_][^\d\\\"${}]*?)"  # in braces; e and i are numbers
 MATRIX = r"\{(?:[pbB]|small)?(?:matrix|array)\}"
 GROUP = r"((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)"  # with braces in braces
@@ -53,7 +53,7 @@ POWER = r"(?![a-z])\.?(?: ?\^ ?\{?-?\d\}?)?[ /]*"
 REWRITTEN = [  # patterns, and what is written instead; one after the other
     # characters, commands, words
     (r"(?<!\\)\\\\(?=[a-z]{2})", r"\\"),  # escaped twice
-    (r"\\! *|\\(?:left|right|middle|[bB]igg?[lr]?|displaystyle|(?:no)?limits|bf|rm|boxed|fbox)(?![a-zA-Z])\.?", ""),
+    (r"\\! *|\\(?:left|right|middle|[bB]ig[glr]*|[a-z]+style|(?:no)?limits|bf|underline|boxed|fbox)(?![a-zA-Z])\.?", ""),
     (r"\\[a-zA-Z]+|\\.|[<>]=|(?<!\d)!=|[^\w\s]|[^\W\d_a-zA-Z]", lambda c: SPELLINGS.get(c[0], c[0])),  # not 5!=120
     (r"[⁰¹²³⁴-⁹⁻]+", lambda digits: f"^{{{unicodedata.normalize('NFKC', digits[0])}}}"),
     (r"(?=[¼-¾⅐-⅞])", " "),  # 3½ is no 31/2
@@ -72,6 +72,7 @@ REWRITTEN = [  # patterns, and what is written instead; one after the other
     (r'(?i)^[" ]*all real(?:s| numbers)[". ]*$', r"\\reals "),
     (r'(?i)^[" ]*(?:DNE|does not exist)[". ]*$', "undefined"),
     (r",? *\b(?:or|and)\b *", ", "),
+    (r'(?<=\d) *"? *\bto\b *"? *(?=\d)', ":"),
     # numbers and sets
     (r"^([^$]*)\$([^$]*)$", r"\1¤\2"),  # one dollar sign is money
     (r"\$", " "),  # several stand around mathematics
@@ -96,10 +97,9 @@ REWRITTEN = [  # patterns, and what is written instead; one after the other
     # what stands around an answer, or before or behind it
     (r'^ ?(?:"[^"]*"|\\(?:angle|triangle|overline|vec|det) ?\{?[a-zA-Z]+\}?|[a-z]\^\{-1\} ?\([a-z]\)) ?=', ""),
     (r"^[A-Z] ?(?=\([^()]*,[^()]*\)$)", ""),  # M(3,6)
-    (r"^ +| +$|(?<= ) +", ""),
+    (r"^(?: |=|\\approx)+| +$|(?<= ) +|(?<=[^. ]) *(?:[.,;:]|\\\\) *$", ""),
     (r'^(?:\*\*?([^*]+)\*\*?|`([^`]+)`|"([^"]*)")$', r"\1\2\3"),
     (rf"^\{{{GROUP}\}}$", r"\1"),
-    (r"^(?:=|\\approx) *|(?<=[^. ]) *(?:[.,;:]|\\\\)$", ""),
 ]  # fmt: skip
 
 

@@ -21,7 +21,7 @@ HEDGED = r"(?<![A-Za-z\\])[A-Z](?![A-Za-z])|\b(?:not|nor|neither|wrong|incorrect
 LINES = r"\$+|\\[()\[\]]|\\\\(?![a-zA-Z])|[&\n]|\\(?:begin|end|text[a-z]*) ?(?:\{[^}]*\}){1,2}|[.:?!](?=[\s$]|$)"
 WORDS = r"(?<![\\\w^{}(*/+-])(?!or\b|and\b)[a-zA-Z]{2,}(?: an?(?= ))?(?![\w^{}(*/+-])"  # and if dollars are left out
 SIDES, TERMS = "[=,;]", r"[=,;+]|(?<![a-z\\])[a-z](?![a-z])"  # between the parts of a formula
-NAMED = r"(?i)^(?=[^=]*?[a-zα-ω][^=]*?([a-zα-ω|(]|{-1))(?:[^\d=<>,(]|\([^()=<>]*\)|[_^{]-?\d+)*="  # m + n =, |z| =
+NAMED = r"(?i)^(?=[^=]*?[a-zα-ω][^=]*?([a-zα-ω|(]|{-1))(?:[^\d=<>,(]|(?<![+-])\([^()=<>]*\)|[_^{]-?\d+)*="  # m + n =
 _, LOWEST, HIGHEST = REALS  # the ends of an interval without bounds
 
 
