@@ -156,7 +156,7 @@ class Reader:
             return number(Fraction(match[1]) + ninths / 10 ** len(match[2]), "repeating")
         mantissa, _, exponent = digits.lower().partition("e")
         decimals = len(mantissa.partition(".")[2]) - int(exponent or 0)
-        form = "digits" if not exponent else "power of ten" if re.match(r"\d(?!\d)", digits) else "unreduced"
+        form = "digits" if not exponent else "power of ten" if re.match(r"[1-9](?!\d)", digits) else "unreduced"
         literal = number(Fraction(digits), form, decimals if "." in digits else 0)
         if self.next == r"\frac" and digits.isdigit():
             part = self.atom()

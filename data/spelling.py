@@ -20,8 +20,8 @@ SPELLED = {  # one spelling: the others, with spaces between them
     r"\frac": r"\dfrac \tfrac \cfrac \nicefrac \sfrac", r"\binom": r"\dbinom \tbinom", r"\emptyset": r"∅ \varnothing",
     r"\pi": "π", r"\sqrt": "√", r"\reals": "ℝ", "ε": r"\epsilon \varepsilon", "φ": r"\phi \varphi",
     **dict(zip("αβγδηθκλμξρστψωΔΓΩℓ", r"\alpha \beta \gamma \delta \eta \theta \kappa \lambda \mu \xi \rho \sigma \tau"
-               r" \psi \omega \Delta \Gamma \Omega \ell".split())), ' "deg" ': r"° \degree", "¤": r"\$", "%": r"\%",
-    " ": r"\, \; \: \> \( \) \[ \] \quad \qquad \thinspace",
+               r" \psi \omega \Delta \Gamma \Omega \ell".split())), ' "deg" ': r"° \degree \circ", "¤": r"\$",
+    "%": r"\%", " ": r"\, \; \: \> \( \) \[ \] \quad \qquad \thinspace",
 }  # fmt: skip
 # Another spelling: the one. A space ends the name of a command.
 SPELLINGS = {other: sign + " " * sign[-1:].isalpha() for sign, others in SPELLED.items() for other in others.split()}
@@ -31,7 +31,7 @@ UNITS = {  # one spelling: the others, in the singular; the last are parts of un
     "ft": "foot feet", "yd": "yard", "mi": "mile", "g": "gram", "kg": "kilogram", "lb": "pound £", "oz": "ounce",
     "ml": "milliliter", "l": "liter litre", "s": "sec second", "min": "minute", "h": "hr hour", "year": "yr",
     "mi/h": "mph", "$": "¤ dollar usd", "€": "euro eur", "¢": "cent", "rad": "radian", "c": "celsius", "/": "per",
-    "deg": "degree circ", "%": "percent percentage pct", "": "unit st nd rd th", "^2": "square sq", "^3": "cubic",
+    "deg": "degree", "%": "percent percentage pct", "": "unit st nd rd th", "^2": "square sq", "^3": "cubic",
 }  # fmt: skip
 UNIT_OF = {word: unit for unit, others in UNITS.items() for word in (unit, *others.split()) if word}
 NO_UNIT = set(  # words behind a number which say that the number alone is not the answer
@@ -53,7 +53,7 @@ POWER = r"(?![a-z])\.?(?: ?\^ ?\{?-?\d\}?)?[ /]*"
 REWRITTEN = [  # patterns, and what is written instead; one after the other
     # characters, commands, words
     (r"(?<!\\)\\\\(?=[a-z]{2})", r"\\"),  # escaped twice
-    (r"\\! *|\\(?:left|right|middle|[bB]ig[glr]*|[a-z]+style|(?:no)?limits|bf|underline|boxed|fbox)(?![a-zA-Z])\.?", ""),
+    (r"\\! *|\\(?:left|right|middle|[bB]ig[glr]*|[a-z]+style|(no)?limits|bf|underline|boxed|fbox)(?![a-zA-Z])\.?", ""),
     (r"\\[a-zA-Z]+|\\.|[<>]=|(?<!\d)!=|[^\w\s]|[^\W\d_a-zA-Z]", lambda c: SPELLINGS.get(c[0], c[0])),  # not 5!=120
     (r"[⁰¹²³⁴-⁹⁻]+", lambda digits: f"^{{{unicodedata.normalize('NFKC', digits[0])}}}"),
     (r"(?=[¼-¾⅐-⅞])", " "),  # 3½ is no 31/2
@@ -87,7 +87,8 @@ REWRITTEN = [  # patterns, and what is written instead; one after the other
     (r"^ *\(?(-?\d+)\)? ?_ ?[{(]* ?(\d+) ?[)}]*[. ]*$", r'\1 "base \2"'),
     (r'(?i)(?<=\d) *"? *([ap])\.? ?m\b\.?[" ]*$', r' "\1m"'),
     (r"^ *(\d+):00\b", r"\1"),
-    (r'\^ ?\{? ?[\\"]?(circ|deg|st|nd|rd|th)(?![a-z])"? ?\}?', r' "\1"'),  # 90^\circ, 12^{th}
+    (r'\^ ?\{? ?"?(deg|st|nd|rd|th)(?![a-z])"? ?\}?', r' "\1"'),  # 90^\circ, 12^{th}
+    (r'"deg" *"?([CF])\b"?', r'"deg \1"'),
     (r'(?<!")%', ' "%" '),
     (rf"(?i)^([-\d./]+|-?\d*\\frac\{{\d+\}}\{{\d+\}}) +((?:(?:{KNOWN}|[a-z]{{3,}}){POWER})+)$", r'\1 "\2"'),  # 5 apples
     (rf"(?i)(?<![\\a-z\"])((?:(?=[a-z]{{2}}){KNOWN}{POWER})+)(?=$|,)", r' "\1"'),  # 5\pi cm
@@ -121,8 +122,7 @@ def as_choice(text: str) -> tuple[str, str]:
 def as_words(text: str) -> str:
     """The words that are compared, if the text is a sentence, a word, or letters such as ABCD; '' for other texts."""
     text = text.replace('"', " ").strip().casefold()
-    is_formula = re.search(r"\b[a-z][/-]|[/-][a-z]\b", text)  # abc-d
-    is_sentence = re.fullmatch(r"(?=.*[^\W\d_]{3})[^\W\d_][\w ,.'()/&:!?-]*", text) and not is_formula
+    is_sentence = re.fullmatch(r"(?=.*[^\W\d_]{3})(?!.*(?:\b[a-z][/-]|[/-][a-z]\b))[^\W\d_][\w ,.'()/&:!?-]*", text)
     is_letters = re.fullmatch(r"[^\W\d_]+(?:[ ,]+[^\W\d_]+)*", text) and len(text) > 1
     return re.sub(r"(?<!\d)[^\w,]|[^\w,](?!\d)", "", text) if is_sentence or is_letters else ""
 

@@ -124,6 +124,8 @@ PAIRS = {
     ("-221_3", "-221_{3}", "base"),
     ("1011_2", "1011_{2}", "base"), ("1011_2", "(1011)_2", "base"), ("1011", "1011_2", "base"),
     (r"3\sqrt2\text{ yards}", r"3\sqrt2\text{ yd}", "in words"), (r"5\frac{\text{m}}{\text{s}}", "5 m/s", "a fraction"),
+    (r"-5^\circ\text{C}", "-5°C", "sign"), (r"-5^\circ\text{C}", "-5 degrees Celsius", "in words"),
+    ("4:9", "4 to 9", "ratio"),
 ], wrong=[
     (r"5 \text{ cm}", "5 m", "unit"), (r"5 \text{ cm}^2", r"5 \text{ cm}", "unit"),
     (r"1 \text{ hour}", r"60\text{ minutes}", "converted"), ("18 euros", r"\$18", "currency"),
@@ -193,6 +195,7 @@ PAIRS = {
     ("[1,2]", r"1\le x\le2", "solved"), ("[1,2]", r"2\ge x\ge 1", "solved"),
     (r"(-\infty,2)\cup(3,\infty)", r"(3,\infty)\cup(-\infty,2)", "any order"),
     (r"(-\infty,2)\cup(3,\infty)", r"x<2\text{ or }x>3", "solved"),
+    (r"(-\infty,2)\cup[3,\infty)", r"[3,\infty)\cup(-\infty,2)", "any order"),
     (r"(-\infty,2)\cup(2,\infty)", r"\mathbb{R}-\{2\}", "all but one"), (r"x\ne2", r"\mathbb{R}\setminus\{2\}", "set"),
     (r"(-\infty,2)\cup(2,\infty)", r"x\neq2", "all but one"), (r"-2 \le x \le 7", r"-2 \\le x \\le 7", "escaped twice"),
     (r"(-\infty,\infty)", r"\mathbb{R}", "all"), ("[1,2]", r"1 \leq x \leq 2.", "full stop"),
@@ -301,6 +304,9 @@ TASKS = [
     ("Write $x>4$ as an interval.", r"(4,\infty)", [r"x\in(4,\infty)"], ["x>4", "4<x", r"\{x\mid x>4\}"]),
     ("Write $[-2,3)$ with signs.", r"-2\le x<3", [r"3>x\ge-2"], ["[-2,3)"]),
     (r"Write with one logarithm: $\ln a+\ln b$", r"\ln(ab)", [r"\ln(ba)"], [r"\ln b+\ln a"]),
+    ("Write 9300 in scientific notation.", r"9.3\times10^3", ["9.3*10^{3}"], ["9300", r"93\times10^2"]),
+    ("Write $x<-2$ or $x\\ge3$ as intervals.", r"(-\infty,-2)\cup[3,\infty)", [r"[3,\infty)\cup(-\infty,-2)"],
+     [r"x\ge3\text{ or }x<-2"]),
     ("If $g(x)=3$, what is $g(2)$?", "3", ["g(2)=3", "x=3"], ["g(x)=3", "(3=g(x))", "y=g(x)=3"]),  # an equation copied
     ("What is it?", r"\frac34", [r"\frac68", "0.75"], []),  # nothing says in what form
 ]
