@@ -19,7 +19,7 @@ from math import prod
 
 import mpmath
 
-LARGEST_ARGUMENT = 1000  # of functions that grow or oscillate, and of powers of ten
+LARGEST_ARGUMENT = 1000  # of functions that grow or oscillate
 MOST_DIGITS = 300  # of a power; two values that agree in so many digits are the same
 mp = mpmath.MPContext()
 mp.dps = MOST_DIGITS + 50
@@ -182,7 +182,7 @@ def number(value: Fraction | int, form: str = "digits", decimals: int = 0) -> tu
 
 def divided(above: tuple, below: tuple) -> tuple:
     """The tree of a division; a number if people write numbers so: as a fraction."""
-    if [above[0], *above[2:3], below[0], *below[2:3]] == 2 * ["number", "digits"]:
+    if all(part[0] == "number" and part[2] == "digits" for part in (above, below)):
         value = above[1] / below[1]
         if value.denominator != 1:  # 10/2 is a task
             return number(value, "fraction" if value.denominator == abs(below[1]) else "unreduced")

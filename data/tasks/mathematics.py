@@ -17,9 +17,9 @@ from data.spelling import UNIT, as_choice, as_words, cleaned, one_unit
 INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
 LONGEST_ANSWER = 1000  # characters; what is longer is only compared as text
 HEDGED = r"(?<![A-Za-z\\])[A-Z](?![A-Za-z])|\b(?:not|nor|neither|wrong|incorrect)\b"  # behind the letter of a choice
-# Between the formulas of a problem: dollars, brackets, lines, text, ends of sentences.
+# Between the formulas of a problem: dollars, brackets, lines, text, ends of sentences; words, if dollars are left out.
 LINES = r"\$+|\\[()\[\]]|\\\\(?![a-zA-Z])|[&\n]|\\(?:begin|end|text[a-z]*) ?(?:\{[^}]*\}){1,2}|[.:?!](?=[\s$]|$)"
-WORDS = r"(?<![\\\w^{}(*/+-])(?!or\b|and\b)[a-zA-Z]{2,}(?: an?(?= ))?(?![\w^{}(*/+-])"  # and if dollars are left out
+WORDS = r"(?<![\\\w^{}(*/+-])(?!or\b|and\b)[a-zA-Z]{2,}(?: an?(?= ))?(?![\w^{}(*/+-])"
 SIDES, TERMS = "[=,;]", r"[=,;+]|(?<![a-z\\])[a-z](?![a-z])"  # between the parts of a formula
 NAMED = r"(?i)^(?=[^=]*?[a-zα-ω][^=]*?([a-zα-ω|(]|{-1))(?:[^\d=<>,(]|(?<![+-])\([^()=<>]*\)|[_^{]-?\d+)*="  # m + n =
 _, LOWEST, HIGHEST = REALS  # the ends of an interval without bounds
