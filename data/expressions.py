@@ -127,7 +127,7 @@ class Reader:
 
     def atom(self) -> tuple:
         token = self.tokens.pop(0)
-        if re.match(r"\.?\d", token):
+        if re.match(r"\d|\..", token):
             return self.number(token)
         if token in LEAVES:
             return LEAVES[token]
@@ -153,7 +153,7 @@ class Reader:
         """A literal: 12, 1.5e6, 0.1\\overline{6}, or the mixed number 3\\frac{1}{2}."""
         if match := re.fullmatch(REPEATING, digits):
             ninths = Fraction(int(match[3]), 10 ** len(match[3]) - 1)
-            return number(Fraction(match[1]) + ninths / 10 ** len(match[2]), "repeating")
+            return number(Fraction(f"0{match[1]}") + ninths / 10 ** len(match[2]), "repeating")
         mantissa, _, exponent = digits.lower().partition("e")
         decimals = len(mantissa.partition(".")[2]) - int(exponent or 0)
         form = "digits" if not exponent else "power of ten" if re.match(r"[1-9](?!\d)", digits) else "unreduced"

@@ -36,7 +36,7 @@ UNITS = {  # one spelling: the others, in the singular; the last are parts of un
 UNIT_OF = {word: unit for unit, others in UNITS.items() for word in (unit, *others.split()) if word}
 NO_UNIT = set(  # words behind a number which say that the number alone is not the answer
     "not isnt is are was were be if than more less least most fewer wrong incorrect maybe either neither nor but plus"
-    " minus times squared cubed factorial mod over choose root to through until between about dozen score gross pair"
+    " minus squared cubed factorial mod over choose root to through until between about dozen score gross pair"
     " couple lakh crore thousand million billion trillion half halves third quarter fourth fifth sixth eighth tenth"
     " hundred hundredth thousandth double twice triple rather except unless possibly rounded approximately negative"
     " below roughly or so ten".split()
