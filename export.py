@@ -4,7 +4,7 @@
     python export.py runs/NAME --to verl --out FOLDER --from-the-start   # the same recipe, from the run's first model
 
 FOLDER can be copied to any machine. It holds the model, the problems, the log so far, the engine's configuration, a
-README.md with the commands, and thin shells at the engine's extension points (machinery/export/). They call copies of
+README.md with the commands, and thin shells at the engine's extension points (docs/elsewhere/). They call copies of
 loss.py and data/, so that the arithmetic and the verdicts stay ours. docs/elsewhere.md says which engine is for whom.
 """
 
@@ -28,7 +28,7 @@ from machinery.run import read_sources
 from machinery.settings import Settings, read_settings
 
 ROOT = Path(__file__).resolve().parent
-TEMPLATES = ROOT / "machinery" / "export"
+TEMPLATES = ROOT / "docs" / "elsewhere"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +99,7 @@ def main(arguments: list[str]) -> int:
         (folder / "log.jsonl").write_text("".join(lines))
         shutil.copy(ROOT / "loss.py", folder)
         for package in ("curve", "data", "machinery"):
-            no_code = shutil.ignore_patterns("__pycache__", "export", "*_base", "examples")
+            no_code = shutil.ignore_patterns("__pycache__", "*_base", "examples")
             shutil.copytree(ROOT / package, folder / package, ignore=no_code)
         for part in ("train", "validation"):
             rows = [row_of(problem, settings.system) for source in sources for problem in getattr(source, part)]

@@ -190,6 +190,7 @@ trainer.save_state()
     assert len(tokens) == 20 and all(64 * 5 < count < 64 * 67 for count in tokens)
     assert len(pass_rates) == 3 and 0.05 < pass_rates[0] < pass_rates[-1], pass_rates
     logs = str(out / "log.jsonl"), str(out / "trained" / "trainer_state.json")
-    (((series, _),),) = fit_curve.fit_logs([("", logs)], fit_curve.Fitting())[0].values()
+    options = fit_curve.Options(logs=logs, join=True)
+    (((series, _),),) = fit_curve.fit_logs(fit_curve.named_logs(options), options)[0].values()
     assert series.x.tolist() == [0, 200, 400, 400 + sum(tokens[:10]), 400 + sum(tokens)]
     assert series.y[-2:].tolist() == pass_rates[1:]

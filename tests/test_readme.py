@@ -17,6 +17,7 @@ from machinery.settings import GenerateCommand, TrainCommand
 
 ROOT = Path(__file__).parent.parent
 PAGES = {path: path.read_text() for path in (*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md")))}
+PAGES = {path: text for path, text in PAGES.items() if "elsewhere" not in path.parts}  # other engines' own pages
 CODE = [path for path in ROOT.rglob("*.py") if not {"runs", ".venv"} & {*path.relative_to(ROOT).parts}]
 
 
