@@ -295,5 +295,5 @@ def test_ctrl_c_before_the_first_step_leaves_the_name_free(tmp_path, monkeypatch
         for number, handler in handlers.items():
             signal.signal(number, handler)
     error = capsys.readouterr().err
-    assert "stopped by Ctrl-C\n" in error and "checkpoint" not in error
+    assert "stopped by Ctrl-C\n" in error and "--resume" not in error
     assert not (tmp_path / "runs" / "mine").exists() and not multiprocessing.active_children()
