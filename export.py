@@ -47,7 +47,7 @@ def warnings_of(engine: str, settings: Settings) -> list[str]:
     values = asdict(settings) | asdict(settings.recipe)
     tables = tomllib.loads((TEMPLATES / "not_carried.toml").read_text())
     return [
-        f"{flag(part)} {values[part]}: {text}"
+        f"{flag(part)} {values[part]}; there: {text}"
         for part, (carried, text) in (tables["all"] | tables[engine]).items()
         if not re.fullmatch(carried, str(values[part]))
     ]
@@ -64,7 +64,7 @@ def values_of(settings: Settings, steps: int, longest: int) -> dict[str, str]:
         "longest_completion": longest - settings.prompt_budget,
         "micro_batch": max(settings.tokens_per_micro_batch, longest),
         "beta1": beta1, "beta2": beta2, "age": age, "versions": age + 1,
-        "head_dtype": "float32" if recipe.fp32_logits else "model",
+        "head_dtype": "float32" if recipe.fp32_logits else "model", "fp32_head": bool(recipe.fp32_logits),
     }  # fmt: skip
     return {name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items()}
 
@@ -80,8 +80,8 @@ def row_of(problem: Problem, system: str | None) -> dict:
 def main(arguments: list[str]) -> int:
     """The command. Returns the exit status 0; ValueError or OSError, in one sentence, if the run cannot be exported."""
     options = read_flags(Options, arguments, description=__doc__)
-    if options.out.exists():
-        raise ValueError(f"--out {options.out} exists; choose another folder, or move it away")
+    if options.out.exists() or options.steps < 0:
+        raise ValueError(f"--out {options.out} is a folder that is not there yet, and --steps at least 0")
     settings = read_settings(options.run)
     checkpoint = None if options.from_the_start else checkpoint_of(options.run, None)
     step = read_state(checkpoint)["step"] if checkpoint else 0
@@ -89,7 +89,8 @@ def main(arguments: list[str]) -> int:
     longest = make_decoding(load_tokenizer(str(model)), settings, settings.recipe.length_control).longest
     values = values_of(settings, options.steps or settings.steps - step or settings.steps, longest)
     warnings = warnings_of(options.to, settings)
-    values |= {"run": str(options.run), "warnings": "\n".join(f"- {text}" for text in warnings) or "Nothing."}
+    differs = "\n".join(f"- {text}" for text in warnings) or "Nothing."
+    values |= {"run": str(options.run), "step": str(step), "warnings": differs}
     sources = read_sources(settings)
 
     with whole_folder(options.out) as folder:
@@ -97,7 +98,8 @@ def main(arguments: list[str]) -> int:
         shutil.copy(options.run / "config.json", folder)
         lines = [text for text, line in json_lines(options.run / "log.jsonl") if line["step"] <= step]
         (folder / "log.jsonl").write_text("".join(lines))
-        shutil.copy(ROOT / "loss.py", folder)
+        for file in ("loss.py", "requirements.txt"):
+            shutil.copy(ROOT / file, folder)
         for package in ("curve", "data", "machinery"):
             no_code = shutil.ignore_patterns("__pycache__", "*_base", "examples")
             shutil.copytree(ROOT / package, folder / package, ignore=no_code)

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -73,8 +74,8 @@ def test_the_folder_has_all_that_an_engine_needs(engine, run, tmp_path, capsys):
     for text in (out / "README.md", out / name):
         assert not re.search(r"\$[a-z{](?!oc\.env|trainer)", text.read_text()), "a placeholder is left"
     said = capsys.readouterr().out
-    assert "! --no-positive-resampling True: solved prompts come again" in said
-    assert ("--length-control interruption: n" in said) == (engine != "trl")
+    assert "! --no-positive-resampling True; there: solved prompts come again" in said
+    assert ("--length-control interruption; there: n" in said) == (engine != "trl")
     train, held_out = read_lines(out / "train.jsonl"), read_lines(out / "validation.jsonl")
     assert (len(train), len(held_out)) == (400, 32)
     assert not {row["prompt"] for row in train} & {row["prompt"] for row in held_out}
@@ -128,13 +129,25 @@ def test_each_part_that_is_not_carried_over_is_named():
     assert several == {engine: ["--data", *parts] for engine, parts in left.items()}
 
 
+def test_a_split_head_is_one_in_fp32_there(run, tmp_path, capsys):
+    mine = Path(shutil.copytree(run, tmp_path / "run"))
+    settings = json.loads((mine / "config.json").read_text())
+    settings["recipe"]["fp32_logits"] = "split"
+    (mine / "config.json").write_text(json.dumps(settings))
+    for engine, (name, parse, _) in CONFIGS.items():
+        export.main([str(mine), "--to", engine, "--out", str(tmp_path / engine)])
+        config = parse((tmp_path / engine / name).read_text())
+        assert engine != "trl" or config["cast_lm_head_to_fp32"] is True
+        assert "! --fp32-logits split; there: " in capsys.readouterr().out
+
+
 def test_a_system_prompt_is_in_verls_messages():
     (system, user) = export.row_of(Problem("1+2=", "3", "data.tasks.arithmetic"), "Add.")["messages"]
     assert (system, user) == ({"role": "system", "content": "Add."}, {"role": "user", "content": "1+2="})
 
 
 def test_wrong_commands_say_what_to_do(run, tmp_path):
-    with pytest.raises(ValueError, match="exists; choose another folder"):
+    with pytest.raises(ValueError, match="is a folder that is not there yet, and --steps at least 0"):
         export.main([str(run), "--out", str(tmp_path)])
     with pytest.raises(ValueError, match="holds no run"):
         export.main([str(tmp_path), "--out", str(tmp_path / "new")])
