@@ -79,7 +79,7 @@ def read_json(path: Path) -> Iterator[tuple[str, dict]]:
             if is_jsonl and not data.strip():
                 continue
             try:
-                value = json.loads(data.decode())
+                value = json.loads(data.rstrip().decode())
             except (ValueError, RecursionError) as error:
                 line = number + getattr(error, "lineno", 1) - 1 + data[: getattr(error, "start", 0)].count(b"\n")
                 reason = getattr(error, "msg", error)

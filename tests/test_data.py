@@ -150,6 +150,7 @@ BAD_FILES = [  # their name and content, and what is said
     ("a.jsonl", b'{"problem": ["x"], "answer": "1"}\n', r"line 1: column 'problem' holds no text"),
     ("a.jsonl", b'{"problem": "x", "answer": "1"}\n{"problem": "y", "an', r"line 2 is not JSON"),
     ("a.jsonl", b'{"problem": "x", "answer": "1"}\n[1]\n', r"line 2: a record must be an object"),
+    ("a.jsonl", b'{"problem": "x", \n{"problem": "y", "answer": "1"}\n', r"line 1 is not JSON in UTF-8"),
     ("a.jsonl", b'{"problem": "x", "answer": "1"}\n{"problem": "\xff", "answer": "1"}', r"line 2 is not JSON in UTF-8"),
     ("a.jsonl", b"[" * 100_000, r"line 1 is not JSON"),
     ("a.json", b'[{"problem": "x",\n"answer": "\xff"}]', r"line 2 is not JSON in UTF-8"),
