@@ -15,9 +15,11 @@ from machinery.settings import Settings
 
 
 def new_folder(settings: Settings) -> Path:
-    """The path of a new run's folder. ValueError if --name names a folder that is not empty."""
+    """The path of a new run's folder. ValueError if --name names one outside runs/ or not empty."""
     if settings.name is not None:
         folder = Path("runs") / settings.name
+        if ".." in folder.parts or Path(settings.name).is_absolute():
+            raise ValueError(f"--name {settings.name}: a run's folder lies in runs/; give a name without ..")
         if folder.exists() and (not folder.is_dir() or {path.name for path in folder.iterdir()} - {"lock"}):
             raise ValueError(f"{folder} holds another run; choose another --name, or move it away")
         return folder

@@ -187,6 +187,7 @@ def test_bad_input_is_one_sentence_before_any_process_starts(capsys, tmp_path, m
         (["--trainers", "-1"], "--trainers is -1; it must be at least 0"),
         (["--train-prompts", "10"], "a step takes 32 prompts"),
         (["--name", "taken"], "holds another run"),
+        (["--name", "../taken"], "lies in runs/"),
         (["--learning-rate", "-1"], "--learning-rate is -1.0; it must be above 0"),
         (["--verifier-memory", "nan"], "--verifier-memory is nan; it must be above 0"),
         (["--eps-high", "0.3"], "--eps-high does nothing with --loss cispo, which reads --eps-max"),
