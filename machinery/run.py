@@ -295,12 +295,12 @@ class Run:
                 write_page(self.folder)
             except ValueError as error:  # a page is no reason to call a run failed
                 say(f"no page: {error}")
-        last = self.record.validations[-1]
+        spent, step = self.record.compute.columns(), (self.record.last_steps or [{"step": 0}])[-1]["step"]
         files = sorted(path.name + "/" * path.is_dir() for path in self.folder.iterdir())
         lines += [
-            f"compute     {last['compute_device_hours']:.3f} device-hours, {last['compute_tokens'] / 1e6:.2f} M sampled"
-            f" tokens, {last['compute_flops']:.2e} FLOPs; {time.monotonic() - self.record.began:.0f} s with start and"
-            " validation",
+            f"compute     {step} steps, {spent['compute_device_hours']:.3f} device-hours,"
+            f" {spent['compute_tokens'] / 1e6:.2f} M sampled tokens, {spent['compute_flops']:.2e} FLOPs;"
+            f" {time.monotonic() - self.record.began:.0f} s with start and validation",
             f"idle        {self.record.rates.idle()}",
             f"files       {self.folder}/: {' '.join(files)}",
         ]
