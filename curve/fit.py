@@ -229,7 +229,7 @@ def judge(fit: Fit) -> Fit:
         collapse = FitWarning("collapse", f"{fall}, so this fit means nothing: try --fit-to {peak_x:.4g}")
         return replace(fit, fell=True, collapsed=True, warnings=[collapse])
 
-    made, floor = f"only {100 * fit.gain_made:.0f} % of the gain is made, less than", f"only A > {low:.3f}"
+    made, floor = f"only {int(100 * fit.gain_made)} % of the gain is made, less than", f"only A > {low:.3f}"
     few = fit.rms / np.sqrt(n) > MOST_SCATTER * gain
     rules_for_A = [  # the first that holds counts; A is identified if it is SHORT, or if none holds
         (gain < 2 * fit.rms, "no rise", f"nothing above R0 = {fit.R0:.3f} stands out of the scatter ({fit.rms:.3f})"),

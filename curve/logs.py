@@ -79,8 +79,11 @@ def read_joined(logs: Sequence[str], **choices) -> list[Series]:
     ValueError if there are not two logs, or if the second has no point after its start."""
     if len(logs) != 2:
         raise ValueError(f"--join takes two logs, ours and then the engine's, not {len(logs)}")
+    table = read_table(_log_in(Path(logs[0])))
+    if "compute_tokens" not in table.columns:
+        raise ValueError(f"{logs[0]}: this is no log of ours; --join takes ours first, and then the engine's")
+    before = np.nanmax(table.numbers("compute_tokens"))  # to the end, not the last point
     (ours,) = read_log(logs[0], x="compute_tokens", y="pass_rate")
-    before = np.nanmax(read_table(_log_in(Path(logs[0]))).numbers("compute_tokens"))  # to the end, not the last point
     log = _log_in(Path(logs[1]))
     table = read_table(log)
     of_step = next((name for name in TOKENS_OF_STEP if name in table.columns), None)

@@ -66,7 +66,7 @@ def plot_diagnosis(path: Path, series: Series, fit: Fit) -> None:
                 windows.plot([C, C], part.interval["A"], color, lw=0.8)
                 windows.plot(C, part.A, "o", ms=5, color=color, mfc=color if part.identified else "w")
     profile.set(title="growth of the squared error with A held\n(1: the end of the 95 % interval)", xlabel="A")
-    residuals.set(title=f"pass rate minus curve\n(band: rms {fit.rms:.4f})", xlabel=series.x_name)
+    residuals.set(title=f"{series.name}: pass rate minus curve\n(band: rms {fit.rms:.4f})", xlabel=series.x_name)
     windows.set(
         title="A of the points up to here (blue), from here on\n(orange); hollow: not identified", xlabel=series.x_name
     )

@@ -437,7 +437,7 @@ def test_two_logs_of_a_run_are_joined(name, capsys, tmp_path):
     assert x == (0, 200, 400, 600, 750, 800, 850, 900)
     assert y == pytest.approx([0.1, 0.14, 0.18, 0.22, 0.35, 0.4, 0.45, 0.5])
     assert "takes two logs, ours and then the engine's, not 1" in command(*logs[:2], capsys=capsys)[2]
-    assert "no column 'pass_rate'" in command("--join", *logs[:0:-1], capsys=capsys)[2]
+    assert "this is no log of ours" in command("--join", *logs[:0:-1], capsys=capsys)[2]
     (tmp_path / name).write_text('{"step": 0, "actor/tokens_of_step": 0, "val/acc": 0.5}\n')
     assert "no pass rate after its start" in command(*logs, capsys=capsys)[2]
 
