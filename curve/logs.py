@@ -54,11 +54,11 @@ CELL = re.compile(r'[\s"]*[-+]?[\d.,]+(e[-+]?\d+)?[\s%"]*', re.I)  # a number in
 parse_json = json.JSONDecoder(parse_int=float).decode  # float: an integer may have any length
 
 
-def read_log(path: str | os.PathLike, **choices) -> list[Series]:
+def read_log(path: str | os.PathLike, table: Table | None = None, **choices) -> list[Series]:
     """The curves in a log: one, or one for each column that `y` names.
 
-    path: a file, "-" for standard input, the folder of a run, or FILE:COLUMN. choices: the fields of `Reading`.
-    ValueError, with file and line, if there is no curve.
+    path: a file, "-" for standard input, the folder of a run, or FILE:COLUMN. table: of this log, if it has been read.
+    choices: the fields of `Reading`. ValueError, with file and line, if there is no curve.
     """
     text, column = os.fspath(path), None
     if ":" in text and not os.path.exists(text) and os.path.exists(text.rpartition(":")[0]):
@@ -68,7 +68,7 @@ def read_log(path: str | os.PathLike, **choices) -> list[Series]:
     of_a_folder = any(log.absolute().match(pattern) for pattern in LOG_NAMES)
     name = "standard input" if text == "-" else log.absolute().parent.name if of_a_folder else log.name
     try:
-        return read_curves(read_table(log), column or name, Reading(**choices))
+        return read_curves(table or read_table(log), column or name, Reading(**choices))
     except ValueError as error:
         raise ValueError(f"{log}: {error}") from None
 
@@ -83,7 +83,7 @@ def read_joined(logs: Sequence[str], **choices) -> list[Series]:
     if "compute_tokens" not in table.columns:
         raise ValueError(f"{logs[0]}: this is no log of ours; --join takes ours first, and then the engine's")
     before = np.nanmax(table.numbers("compute_tokens"))  # to the end, not the last point
-    (ours,) = read_log(logs[0], x="compute_tokens", y="pass_rate")
+    (ours,) = read_log(logs[0], table, x="compute_tokens", y="pass_rate")
     log = _log_in(Path(logs[1]))
     table = read_table(log)
     of_step = next((name for name in TOKENS_OF_STEP if name in table.columns), None)
@@ -91,7 +91,7 @@ def read_joined(logs: Sequence[str], **choices) -> list[Series]:
         raise ValueError(f"{log}: no column says how many tokens a step has sampled ({', '.join(TOKENS_OF_STEP)})")
     table.columns["tokens"] = np.arange(len(table.lines)), np.cumsum(np.nan_to_num(table.numbers(of_step)))
     table.names.append("tokens")
-    (theirs,) = read_curves(table, log.name, Reading(**choices | {"x": choices["x"] or "tokens"}))
+    (theirs,) = read_log(log, table, **choices | {"x": choices["x"] or "tokens"})
     later = theirs.x > 0  # at 0 it measures the model that ours ended with
     if not later.any():
         raise ValueError(f"{log}: no pass rate after its start, so there is nothing to join")
