@@ -80,8 +80,10 @@ def row_of(problem: Problem, system: str | None) -> dict:
 def main(arguments: list[str]) -> int:
     """The command. Returns the exit status 0; ValueError or OSError, in one sentence, if the run cannot be exported."""
     options = read_flags(Options, arguments, description=__doc__)
-    if options.out.exists() or options.steps < 0:
-        raise ValueError(f"--out {options.out} is a folder that is not there yet, and --steps at least 0")
+    if options.out.exists():
+        raise ValueError(f"--out {options.out} exists; choose another folder, or move it away")
+    if options.steps < 0:
+        raise ValueError(f"--steps is {options.steps}; it must be at least 0")
     settings = read_settings(options.run)
     checkpoint = None if options.from_the_start else checkpoint_of(options.run, None)
     step = read_state(checkpoint)["step"] if checkpoint else 0

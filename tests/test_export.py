@@ -147,8 +147,10 @@ def test_a_system_prompt_is_in_verls_messages():
 
 
 def test_wrong_commands_say_what_to_do(run, tmp_path):
-    with pytest.raises(ValueError, match="is a folder that is not there yet, and --steps at least 0"):
+    with pytest.raises(ValueError, match="exists; choose another folder"):
         export.main([str(run), "--out", str(tmp_path)])
+    with pytest.raises(ValueError, match="--steps is -3; it must be at least 0"):
+        export.main([str(run), "--out", str(tmp_path / "new"), "--steps", "-3"])
     with pytest.raises(ValueError, match="holds no run"):
         export.main([str(tmp_path), "--out", str(tmp_path / "new")])
     assert not (tmp_path / "new").exists()
