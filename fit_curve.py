@@ -38,7 +38,7 @@ from curve.columns import Reading
 from curve.comparison import SEED_SCATTER, compare_with_first, fit_together
 from curve.files import write_whole
 from curve.fit import FittedRun, fit_sigmoid
-from curve.flags import read_flags, run_command
+from curve.flags import option, read_flags, run_command
 from curve.logs import read_joined, read_log, runs_of_study
 from curve.plots import plot_diagnosis, plot_variants
 from curve.report import caption, describe, markdown, report, variants_table, write_table
@@ -48,26 +48,41 @@ from curve.report import caption, describe, markdown, report, variants_table, wr
 class Options:
     """How logs are fitted and compared."""
 
-    # LOG, FILE:COLUMN or -; with --compare variants, [NAME=]LOG[,LOG...]: seeds with commas; or the folder of a study
-    logs: tuple[str, ...]
+    logs: tuple[str, ...] = option(
+        help="LOG, FILE:COLUMN or -; with --compare variants, [NAME=]LOG[,LOG...]: seeds with commas; or the folder of a study"
+    )
     reading: Reading = Reading()
-    fit_from: float = 0.0  # leave out the points before this compute
-    fit_to: float = float("inf")  # leave out the points after this compute
-    r0: Literal["first", "free"] | float = "first"  # pass rate before training: the first point, fitted, or this value
-    predict: tuple[float, ...] = ()  # forecast at these computes; tables have the first
-    join: bool = False  # two logs are one run: ours, then that of the engine that export.py took it to
-    compare: bool = False  # the logs are variants, and each is compared with the first
-    # compared runs: the standard deviation between seeds that is expected, of A, and of log B and log C_mid
-    seed_scatter: tuple[float, float] = SEED_SCATTER
-    verbose: bool = False  # with --compare, all of each run, and the reasons for each verdict
-    json: Path | None = None  # write all results to this file
-    table: Path | None = None  # write the table of the variants to this file: .md (with one of the runs), .csv or .tex
-    plot: Path | None = None  # draw the curves into this file: .png, .pdf or .svg
-    diagnose: Path | None = None  # draw what A of the first run rests on: its profile, residuals, and parts of the run
+    fit_from: float = option(0.0, "leave out the points before this compute")
+    fit_to: float = option(float("inf"), "leave out the points after this compute")
+    r0: Literal["first", "free"] | float = option(
+        "first", "pass rate before training: the first point, fitted, or this value"
+    )
+    predict: tuple[float, ...] = option((), "forecast at these computes; tables have the first")
+    join: bool = option(
+        False, "two logs are one run: ours, then that of the engine that tools/export.py took it to"
+    )
+    compare: bool = option(False, "the logs are variants, and each is compared with the first")
+    seed_scatter: tuple[float, float] = option(
+        SEED_SCATTER,
+        "compared runs: the standard deviation between seeds that is expected, of A, and of log B and log C_mid",
+    )
+    verbose: bool = option(
+        False, "with --compare, all of each run, and the reasons for each verdict"
+    )
+    json: Path | None = option(None, "write all results to this file")
+    table: Path | None = option(
+        None,
+        "write the table of the variants to this file: .md (with one of the runs), .csv or .tex",
+    )
+    plot: Path | None = option(None, "draw the curves into this file: .png, .pdf or .svg")
+    diagnose: Path | None = option(
+        None, "draw what A of the first run rests on: its profile, residuals, and parts of the run"
+    )
 
 
 def named_logs(options: Options) -> list[tuple[str, str]]:
-    """(variant, path) of each log; the variant is "" if the log has none. Logs that are joined are one, a tuple."""
+    """(variant, path) of each log; the variant is "" if the log has none. Logs that are joined are
+    one, a tuple."""
     if options.join:
         return [("", options.logs)]
     logs = []
@@ -80,14 +95,18 @@ def named_logs(options: Options) -> list[tuple[str, str]]:
             name, text = re.fullmatch(r"(?:([^=,/]+)=)?(.*)", argument).groups()
             variant, paths = name or (text if "," in text else ""), text.split(",")
         if "" in paths:
-            raise ValueError(f"{argument!r} names no log, where one is expected: write NAME=LOG,LOG")
+            raise ValueError(
+                f"{argument!r} names no log, where one is expected: write NAME=LOG,LOG"
+            )
         logs += [(variant, path) for path in paths]
     return logs
 
 
-def fit_logs(logs: Sequence[tuple[str, str | Path]], options: Options) -> tuple[dict[str, list[FittedRun]], list[str]]:
-    """The fitted runs of these logs, (variant, path) each, by variant; and the reasons why others cannot be fitted. A
-    run whose variant is "" is a variant by itself."""
+def fit_logs(
+    logs: Sequence[tuple[str, str | Path]], options: Options
+) -> tuple[dict[str, list[FittedRun]], list[str]]:
+    """The fitted runs of these logs, (variant, path) each, by variant; and the reasons why others
+    cannot be fitted. A run whose variant is "" is a variant by itself."""
     variants, unfit = {}, []
     for variant, path in logs:
         try:
@@ -97,7 +116,14 @@ def fit_logs(logs: Sequence[tuple[str, str | Path]], options: Options) -> tuple[
             continue
         for series in curves:
             try:
-                fit = fit_sigmoid(series.x, series.y, options.r0, options.fit_from, options.fit_to, series.num_examples)
+                fit = fit_sigmoid(
+                    series.x,
+                    series.y,
+                    options.r0,
+                    options.fit_from,
+                    options.fit_to,
+                    series.num_examples,
+                )
             except ValueError as error:
                 run = "" if series.name in str(path) else f"{series.name}: "
                 unfit.append(f"{path}: {run}{error}")
@@ -108,10 +134,13 @@ def fit_logs(logs: Sequence[tuple[str, str | Path]], options: Options) -> tuple[
 
 
 def main(arguments: list[str]) -> int:
-    """The command. Returns the exit status 0; ValueError or OSError, in one sentence, for wrong options or logs."""
+    """The command. Returns the exit status 0; ValueError or OSError, in one sentence, for wrong
+    options or logs."""
     options = read_flags(Options, arguments, description=__doc__)
     if not options.logs:
-        raise ValueError("no log is named; for example: python fit_curve.py data/examples/simulated.csv")
+        raise ValueError(
+            "no log is named; for example: python fit_curve.py data/examples/simulated.csv"
+        )
     if not all(0 < C < float("inf") for C in options.predict):
         raise ValueError("--predict: compute must be positive and finite")
     if not all(0 <= value < float("inf") for value in options.seed_scatter):
@@ -128,7 +157,9 @@ def main(arguments: list[str]) -> int:
 
     paragraphs = []
     if not options.compare or options.verbose:
-        paragraphs += [f"{run[0].name}\n{describe(*run, numbers)}" for run, numbers in zip(runs, reports)]
+        paragraphs += [
+            f"{run[0].name}\n{describe(*run, numbers)}" for run, numbers in zip(runs, reports)
+        ]
     if options.compare:
         paragraphs.append(f"{caption(runs)}\n\n{markdown(rows)}")
     if options.verbose or len(comparisons) == 1:
@@ -143,7 +174,9 @@ def main(arguments: list[str]) -> int:
         plot_diagnosis(options.diagnose, *runs[0])
     if options.json:
         results = {"runs": reports, "variants": rows, "comparisons": comparisons, "left_out": unfit}
-        write_whole(options.json, json.dumps(results, indent=1, allow_nan=False, default=asdict) + "\n")
+        write_whole(
+            options.json, json.dumps(results, indent=1, allow_nan=False, default=asdict) + "\n"
+        )
     print("\n\n".join(paragraphs))
     return 0
 

@@ -1,5 +1,6 @@
-"""ScaleRL in one file: every part of the recipe of "The Art of Scaling Reinforcement Learning Compute for LLMs"
-(Khatri et al. 2025, arXiv 2510.13786), each as a small pure function, in the order in which a rollout meets them.
+"""ScaleRL in one file: every part of the recipe of "The Art of Scaling Reinforcement Learning
+Compute for LLMs" (Khatri et al. 2025, arXiv 2510.13786), each as a small pure function, in the
+order in which a rollout meets them.
 
     1. Recipe             the parts and their values; the recipes of the study; leave-one-out
     2. Asynchrony         how far the generators may run ahead, and which groups are trained next
@@ -11,9 +12,10 @@
     8. Aggregation        one weight per token, fixed for the whole batch
     9. The loss           -sum of weight x term
 
-Dimensions: P prompts in a batch, G completions per prompt (a group), B sequences in a micro-batch, T tokens,
-N = any number of tokens, D hidden size, V vocabulary. `rewards_PG` is a tensor of shape [P, G].
-The policy chose the "sampled" tokens; "forced" tokens (the phrase of an interruption) are context only.
+Dimensions: P prompts in a batch, G completions per prompt (a group), B sequences in a micro-batch,
+T tokens, N = any number of tokens, D hidden size, V vocabulary. `rewards_PG` is a tensor of shape
+[P, G]. The policy chose the "sampled" tokens; "forced" tokens (the phrase of an interruption) are
+context only.
 """
 
 import dataclasses
@@ -21,7 +23,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import torch
@@ -29,7 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-# --- 1. The recipe (sec. 4, A.16) ---------------------------------------------------------------------------------
+# --- 1. The recipe (sec. 4, A.16) -----------------------------------------------------------------
 
 Axis = Literal[
     "asynchrony", "loss", "aggregation", "advantage_norm", "fp32_logits", "zero_variance_filter",
@@ -37,26 +39,56 @@ Axis = Literal[
 ]  # fmt: skip
 
 
+def part(default, help: str):
+    """A field of `Recipe`. help: what --help says of its flag."""
+    return field(default=default, metadata={"help": help})
+
+
 @dataclass(frozen=True)
 class Recipe:
     """The parts of an RL recipe; the defaults are ScaleRL."""
 
-    recipe: Literal["scalerl", "base", "grpo", "dapo", "magistral", "minimax"] = "scalerl"  # the recipe to start from
-    leave_out: Axis | None = None  # this axis of ScaleRL goes back to its `base` value (length_control: to the penalty)
-    asynchrony: str = "pipeline-8"  # pipeline-K: PipelineRL, at most K steps off-policy; ppo-K: PPO-off-policy
-    loss: Literal["cispo", "dapo", "grpo", "gspo", "icepop", "sapo", "dppo"] = "cispo"  # the term of each token
-    aggregation: Literal["sample", "prompt", "token"] = "prompt"  # what is averaged first
-    advantage_norm: Literal["prompt", "batch", "none", "mean"] = "batch"  # what the centred rewards are divided by
-    mask_sequences: bool = False  # leave out wrong completions that have become unlikely (DeepSeek-V3.2)
-    fp32_logits: bool | Literal["split"] = True  # LM head in fp32 on both sides; split: by matmuls in bf16; off: bf16
-    zero_variance_filter: bool = True  # drop groups whose rewards are all equal
-    no_positive_resampling: bool = True  # a prompt once solved with a pass rate >= 0.9 does not come again
-    least_prompts: int = 0  # with fewer left than this, all solved prompts come again (not in the paper); 0: never
-    length_control: Literal["interruption", "penalty"] = "interruption"  # cut thinking short, or pay for length
-    eps_max: float = 5.0  # cispo: the cap of the importance ratio (4, 5 and 8 did the same in the paper; 2 is TIS)
-    eps_low: float | None = None  # lower clip; by default dapo 0.2, grpo 0.2, gspo 0.004
-    eps_high: float | None = None  # upper clip; by default dapo 0.26, grpo 0.2, gspo 0.005
-    batch_factor: float = 1.0  # prompts a step, as a multiple of --prompts-per-step (80 instead of 48 is 1.667)
+    recipe: Literal["scalerl", "base", "grpo", "dapo", "magistral", "minimax"] = part(
+        "scalerl", "the recipe to start from"
+    )
+    leave_out: Axis | None = part(
+        None, "this axis of ScaleRL goes back to its `base` value (length_control: to the penalty)"
+    )
+    asynchrony: str = part(
+        "pipeline-8", "pipeline-K: PipelineRL, at most K steps off-policy; ppo-K: PPO-off-policy"
+    )
+    loss: Literal["cispo", "dapo", "grpo", "gspo", "icepop", "sapo", "dppo"] = part(
+        "cispo", "the term of each token"
+    )
+    aggregation: Literal["sample", "prompt", "token"] = part("prompt", "what is averaged first")
+    advantage_norm: Literal["prompt", "batch", "none", "mean"] = part(
+        "batch", "what the centred rewards are divided by"
+    )
+    mask_sequences: bool = part(
+        False, "leave out wrong completions that have become unlikely (DeepSeek-V3.2)"
+    )
+    fp32_logits: bool | Literal["split"] = part(
+        True, "LM head in fp32 on both sides; split: by matmuls in bf16; off: bf16"
+    )
+    zero_variance_filter: bool = part(True, "drop groups whose rewards are all equal")
+    no_positive_resampling: bool = part(
+        True, "a prompt once solved with a pass rate >= 0.9 does not come again"
+    )
+    least_prompts: int = part(
+        0, "with fewer left than this, all solved prompts come again (not in the paper); 0: never"
+    )
+    length_control: Literal["interruption", "penalty"] = part(
+        "interruption", "cut thinking short, or pay for length"
+    )
+    eps_max: float = part(
+        5.0,
+        "cispo: the cap of the importance ratio (4, 5 and 8 did the same in the paper; 2 is TIS)",
+    )
+    eps_low: float | None = part(None, "lower clip; by default dapo 0.2, grpo 0.2, gspo 0.004")
+    eps_high: float | None = part(None, "upper clip; by default dapo 0.26, grpo 0.2, gspo 0.005")
+    batch_factor: float = part(
+        1.0, "prompts a step, as a multiple of --prompts-per-step (80 instead of 48 is 1.667)"
+    )
 
 
 _BASE = Recipe(
@@ -64,20 +96,25 @@ _BASE = Recipe(
     zero_variance_filter=False, no_positive_resampling=False,
 )  # fmt: skip
 # Recipes that filter without ScaleRL's other parts had 80 prompts a batch, not 48 (A.16).
-_FILTERED = dataclasses.replace(_BASE, aggregation="prompt", zero_variance_filter=True, batch_factor=80 / 48)
+_FILTERED = dataclasses.replace(
+    _BASE, aggregation="prompt", zero_variance_filter=True, batch_factor=80 / 48
+)
 
 RECIPES = {
     "scalerl": Recipe(),
     "base": _BASE,
     "grpo": dataclasses.replace(_BASE, recipe="grpo", loss="grpo"),
     "dapo": dataclasses.replace(_FILTERED, recipe="dapo"),
-    "magistral": dataclasses.replace(_FILTERED, recipe="magistral", asynchrony="pipeline-8", advantage_norm="batch"),
+    "magistral": dataclasses.replace(
+        _FILTERED, recipe="magistral", asynchrony="pipeline-8", advantage_norm="batch"
+    ),
     "minimax": dataclasses.replace(_FILTERED, recipe="minimax", loss="cispo", fp32_logits=True),
 }
 
 
 def leave_one_out(axis: Axis) -> Recipe:
-    """ScaleRL with one axis back at its `base` value (sec. 4); length control goes to the length penalty."""
+    """ScaleRL with one axis back at its `base` value (sec. 4); length control goes to the length
+    penalty."""
     value = "penalty" if axis == "length_control" else getattr(_BASE, axis)
     return dataclasses.replace(RECIPES["scalerl"], leave_out=axis, **{axis: value})
 
@@ -97,43 +134,50 @@ def parse_asynchrony(asynchrony: str) -> tuple[str, int]:
 
 
 def most_off_policy(asynchrony: str) -> int:
-    """The most optimizer steps that may lie between sampling a token and training on it. PipelineRL-k: k.
-    PPO-off-policy-k: k - 1. One version samples the data of k steps, and the last of them comes k - 1 steps later."""
+    """The most optimizer steps that may lie between sampling a token and training on it.
+    PipelineRL-k: k. PPO-off-policy-k: k - 1. One version samples the data of k steps, and the last
+    of them comes k - 1 steps later."""
     kind, k = parse_asynchrony(asynchrony)
     return k if kind == "pipeline" else k - 1
 
 
 def groups_ahead(asynchrony: str, prompts: int, step: int) -> int:
-    """How many groups may be under way (handed out, not yet trained on) at this step. A batch has `prompts` groups.
+    """How many groups may be under way (handed out, not yet trained on) at this step. A batch has
+    `prompts` groups.
 
-    PipelineRL-k: (k + 1) x prompts. Of the finished groups the oldest are trained first, and `choose_batch` waits for
-    one that would be too late. So a group that is handed out now is trained at step + k at the latest.
-    PPO-off-policy-k: k x prompts, handed out together before each k-th step. A run that was stopped between two of
-    these steps, and resumed, hands out only the groups of the steps that are left.
+    PipelineRL-k: (k + 1) x prompts. Of the finished groups the oldest are trained first, and
+    `choose_batch` waits for one that would be too late. So a group that is handed out now is
+    trained at step + k at the latest. PPO-off-policy-k: k x prompts, handed out together before
+    each k-th step. A run that was stopped between two of these steps, and resumed, hands out only
+    the groups of the steps that are left.
     """
     kind, k = parse_asynchrony(asynchrony)
     return (k + 1) * prompts if kind == "pipeline" else (k - step % k) * prompts
 
 
-def choose_batch(done: list[int], unfinished: list[int], step: int, asynchrony: str, prompts: int) -> list[int] | None:
-    """Which finished groups to train on at this step, as indices into `done`. None: wait until more are finished.
+def choose_batch(
+    done: list[int], unfinished: list[int], step: int, asynchrony: str, prompts: int
+) -> list[int] | None:
+    """Which finished groups to train on at this step, as indices into `done`. None: wait until more
+    are finished.
 
-    done, unfinished: for each group under way, the version of the parameters when it was handed out. No token of a
-    group is older than its version. `prompts` groups make a batch.
+    done, unfinished: for each group under way, the version of the parameters when it was handed
+    out. No token of a group is older than its version. `prompts` groups make a batch.
 
-    PipelineRL-k takes the oldest finished groups. It waits if that would make a group that stays behind too late: a
-    group of version v must be trained by step v + k. The same was asked at the step before, so no group of the batch
-    itself is too late. For example with k = 2 and one group in a batch:
+    PipelineRL-k takes the oldest finished groups. It waits if that would make a group that stays
+    behind too late: a group of version v must be trained by step v + k. The same was asked at the
+    step before, so no group of the batch itself is too late. For example with k = 2 and one group
+    in a batch:
 
         group   version   its last step
         A       2         4
         B       3         5
         C       3         5
 
-    At step 3, B is finished and A is not: B is trained, since A still has step 4. At step 4, C is finished and A is
-    not: the batch waits, since A would be too old at step 5. The wait cannot last for ever: the generator can finish A
-    without the trainer.
-    PPO-off-policy-k takes nothing before everything handed out is finished.
+    At step 3, B is finished and A is not: B is trained, since A still has step 4. At step 4, C is
+    finished and A is not: the batch waits, since A would be too old at step 5. The wait cannot last
+    for ever: the generator can finish A without the trainer. PPO-off-policy-k takes nothing before
+    everything handed out is finished.
     """
     kind, k = parse_asynchrony(asynchrony)
     oldest_first = sorted(range(len(done)), key=lambda i: done[i])
@@ -146,30 +190,33 @@ def choose_batch(done: list[int], unfinished: list[int], step: int, asynchrony: 
 
 
 def publishes(asynchrony: str, version: int) -> bool:
-    """Whether the parameters of this version go to the generators: every version, or with PPO every k-th. A validation
-    publishes its own version too."""
+    """Whether the parameters of this version go to the generators: every version, or with PPO every
+    k-th. A validation publishes its own version too."""
     kind, k = parse_asynchrony(asynchrony)
     return kind == "pipeline" or version % k == 0
 
 
-# --- 3. Length control (sec. 2, A.10) -----------------------------------------------------------------------------
+# --- 3. Length control (sec. 2, A.10) -------------------------------------------------------------
 
-# What `--defaults paper` starts from, in tokens (A.3); the thinking budget of each completion is drawn from its range.
+# What `--defaults paper` starts from, in tokens (A.3); the thinking budget of each completion is
+# drawn from its range.
 PROMPT_BUDGET, THINKING_BUDGET, ANSWER_BUDGET = 2048, (10_240, 12_288), 2048
-INTERRUPTION_PHRASE = "Okay, time is up. Let me stop thinking and formulate a final answer now. </think>"
+INTERRUPTION_PHRASE = (
+    "Okay, time is up. Let me stop thinking and formulate a final answer now. </think>"
+)
 
 
 def interrupt_or_truncate(length_control: str, sampled, closed_at, thinking_budget, answer_budget):
     """Whether a completion is interrupted or truncated now: (interrupt, truncate), each bool.
 
-    sampled: tokens sampled so far. closed_at: how many there were when thinking ended, by `</think>` or by an
-    interruption; negative while thinking goes on. All are ints or integer arrays of one shape. Do not call this for a
-    completion that has its EOS.
+    sampled: tokens sampled so far. closed_at: how many there were when thinking ended, by
+    `</think>` or by an interruption; negative while thinking goes on. All are ints or integer
+    arrays of one shape. Do not call this for a completion that has its EOS.
 
-    interruption: if thinking reaches its budget, the phrase is appended. Its tokens are forced: they are context, and
-    have no ratio, no weight and no place in the length. The answer has a budget of its own, counted from the end of
-    thinking, so that late thinking still has room to answer.
-    penalty: nothing is forced; the two budgets are one.
+    interruption: if thinking reaches its budget, the phrase is appended. Its tokens are forced:
+    they are context, and have no ratio, no weight and no place in the length. The answer has a
+    budget of its own, counted from the end of thinking, so that late thinking still has room to
+    answer. penalty: nothing is forced; the two budgets are one.
     """
     if length_control == "penalty":
         never = sampled < 0
@@ -180,15 +227,17 @@ def interrupt_or_truncate(length_control: str, sampled, closed_at, thinking_budg
     return interrupt, truncate
 
 
-def rewards(scores_PG: Tensor, lengths_PG: Tensor, length_control: str, max_length: int, penalty_length: int) -> Tensor:
-    """r = 2 score - 1: +1 if correct, -1 if wrong (A.3). With the length penalty (sec. 2) a correct completion also
-    gets
+def rewards(
+    scores_PG: Tensor, lengths_PG: Tensor, length_control: str, max_length: int, penalty_length: int
+) -> Tensor:
+    """r = 2 score - 1: +1 if correct, -1 if wrong (A.3). With the length penalty (sec. 2) a correct
+    completion also gets
 
         clip((L_max - |y|) / L_cache - 1, -1, 0)
 
-    which is 0 up to L_max - L_cache tokens and -1 at L_max. It is multiplied by the score, so a wrong completion gets
-    none. scores_PG: float32, 0 is wrong and 1 is correct; lengths_PG: |y|, sampled tokens; max_length: L_max;
-    penalty_length: L_cache. Returns float32 [P, G].
+    which is 0 up to L_max - L_cache tokens and -1 at L_max. It is multiplied by the score, so a
+    wrong completion gets none. scores_PG: float32, 0 is wrong and 1 is correct; lengths_PG: |y|,
+    sampled tokens; max_length: L_max; penalty_length: L_cache. Returns float32 [P, G].
     """
     rewards_PG = 2 * scores_PG - 1
     if length_control == "penalty":
@@ -197,13 +246,14 @@ def rewards(scores_PG: Tensor, lengths_PG: Tensor, length_control: str, max_leng
     return rewards_PG
 
 
-# --- 4. Logits (sec. 3.2) -----------------------------------------------------------------------------------------
+# --- 4. Logits (sec. 3.2) -------------------------------------------------------------------------
 
 
 def head_logits(hidden_ND: Tensor, head_VD: Tensor, fp32: bool | str) -> Tensor:
-    """Logits [N, V], float32. With fp32 the matmul itself is done in fp32, with the present fp32 weights of the head: a
-    stored copy would be out of date after the next update. Casting after a bf16 matmul is useless, since the precision
-    is lost by then. "split" is `SplitMatmul`. Without fp32 the matmul alone is in bf16. The softmax is in fp32."""
+    """Logits [N, V], float32. With fp32 the matmul itself is done in fp32, with the present fp32
+    weights of the head: a stored copy would be out of date after the next update. Casting after a
+    bf16 matmul is useless, since the precision is lost by then. "split" is `SplitMatmul`. Without
+    fp32 the matmul alone is in bf16. The softmax is in fp32."""
     if fp32 == "split":
         return SplitMatmul.apply(hidden_ND, head_VD)
     dtype = torch.float32 if fp32 else torch.bfloat16
@@ -211,15 +261,21 @@ def head_logits(hidden_ND: Tensor, head_VD: Tensor, fp32: bool | str) -> Tensor:
 
 
 class SplitMatmul(torch.autograd.Function):
-    """left @ right.T, nearly as in fp32, by matmuls in bf16, for a GPU's tensor cores. A matrix in fp32 is the sum of a
-    large one and a small one in bf16, but for 2^-17 of each number. The product of two small ones is left out."""
+    """left @ right.T, nearly as in fp32, by matmuls in bf16, for a GPU's tensor cores. A matrix in
+    fp32 is the sum of a large one and a small one in bf16, but for 2^-17 of each number. The
+    product of two small ones is left out."""
 
     @staticmethod
     def forward(ctx, left: Tensor, right: Tensor) -> Tensor:
         ctx.save_for_backward(left, right)
-        in_two = lambda x: [x] if x.dtype == torch.bfloat16 else [large := x.bfloat16(), (x - large).bfloat16()]
-        # A CPU multiplies the same numbers in fp32. The call for a GPU has run on pretended GPUs only.
-        matmul = lambda a, b: torch.mm(a, b.T, out_dtype=torch.float32) if a.is_cuda else a.float() @ b.float().T
+        in_two = lambda x: (
+            [x] if x.dtype == torch.bfloat16 else [large := x.bfloat16(), (x - large).bfloat16()]
+        )
+        # A CPU multiplies the same numbers in fp32. The call for a GPU has run on pretended GPUs
+        # only.
+        matmul = lambda a, b: (
+            torch.mm(a, b.T, out_dtype=torch.float32) if a.is_cuda else a.float() @ b.float().T
+        )
         pairs = [*itertools.product(in_two(left), in_two(right))][:3]
         return functools.reduce(Tensor.add_, (matmul(*pair) for pair in pairs))
 
@@ -232,7 +288,9 @@ class SplitMatmul(torch.autograd.Function):
 CHUNK = 2048  # tokens whose logits exist at a time
 
 
-def _chunk_logprobs(hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, fp32: bool | str) -> tuple[Tensor, Tensor]:
+def _chunk_logprobs(
+    hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, fp32: bool | str
+) -> tuple[Tensor, Tensor]:
     logprobs_NV = torch.log_softmax(head_logits(hidden_ND, head_VD, fp32), dim=-1)
     logprobs_N = logprobs_NV.gather(-1, targets_N[:, None]).squeeze(-1)
     return logprobs_N, -(logprobs_NV.detach().exp() * logprobs_NV.detach()).sum(-1)
@@ -241,11 +299,13 @@ def _chunk_logprobs(hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, fp32:
 def sampled_logprobs(
     hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, fp32: bool | str, chunk: int = CHUNK
 ) -> tuple[Tensor, Tensor]:
-    """log pi_train of the target tokens [N] (differentiable), and the policy's entropy there [N], in nats.
+    """log pi_train of the target tokens [N] (differentiable), and the policy's entropy there [N],
+    in nats.
 
-    hidden_ND: the output of the trunk (the model without its head) at the positions that predict targets_N. The logits
-    exist for `chunk` tokens at a time only: with a vocabulary of 150,000 the fp32 logits of a whole batch would fill
-    the memory before anything else. The backward computes them again, but not the entropy, which comes last.
+    hidden_ND: the output of the trunk (the model without its head) at the positions that predict
+    targets_N. The logits exist for `chunk` tokens at a time only: with a vocabulary of 150,000 the
+    fp32 logits of a whole batch would fill the memory before anything else. The backward computes
+    them again, but not the entropy, which comes last.
     """
     pieces = [
         checkpoint(_chunk_logprobs, hidden, head_VD, targets, fp32, use_reentrant=False)
@@ -264,53 +324,67 @@ RETIRE_AT = 0.9  # No-Positive-Resampling
 
 
 def retires(pass_rate: float) -> bool:
-    """No-Positive-Resampling: whether a prompt with this pass rate at a visit is removed from all later epochs.
+    """No-Positive-Resampling: whether a prompt with this pass rate at a visit is removed from all
+    later epochs.
 
-    The pass rate is over all completions of the visit. One that was truncated, or that got no verdict, counts as not
-    solved here, although the advantages leave it out. To see a solved prompt again costs little; an unsolved prompt
-    that is retired is lost for good. Groups of a retired prompt that are under way already are trained.
+    The pass rate is over all completions of the visit. One that was truncated, or that got no
+    verdict, counts as not solved here, although the advantages leave it out. To see a solved prompt
+    again costs little; an unsolved prompt that is retired is lost for good. Groups of a retired
+    prompt that are under way already are trained.
     """
     return pass_rate >= RETIRE_AT
 
 
 def zero_variance(rewards_PG: Tensor, usable_PG: Tensor) -> Tensor:
-    """[P] bool: groups whose usable rewards are all equal, or that have none. Decided by maximum and minimum: the
-    standard deviation of equal rewards may be 1e-8 instead of 0, and dividing by it would give huge advantages."""
+    """[P] bool: groups whose usable rewards are all equal, or that have none. Decided by maximum
+    and minimum: the standard deviation of equal rewards may be 1e-8 instead of 0, and dividing by
+    it would give huge advantages."""
     highest_P = rewards_PG.masked_fill(~usable_PG, -torch.inf).amax(1)
     lowest_P = rewards_PG.masked_fill(~usable_PG, torch.inf).amin(1)
     return highest_P <= lowest_P
 
 
 def counted_samples(rewards_PG: Tensor, usable_PG: Tensor, zero_variance_filter: bool) -> Tensor:
-    """[P, G] bool: the effective batch, the completions that the denominators count. The filter takes groups of zero
-    variance out, and nothing is sampled in their place. Without it they stay in, with zero advantage."""
+    """[P, G] bool: the effective batch, the completions that the denominators count. The filter
+    takes groups of zero variance out, and nothing is sampled in their place. Without it they stay
+    in, with zero advantage."""
     if zero_variance_filter:
         return usable_PG & ~zero_variance(rewards_PG, usable_PG)[:, None]
     return usable_PG
 
 
-# --- 6. Advantages (sec. 2, 3.2) ----------------------------------------------------------------------------------
+# --- 6. Advantages (sec. 2, 3.2) ------------------------------------------------------------------
 
 
-def std_of_prompt(centred_PG: Tensor, means_P1: Tensor, members_P1: Tensor, counted_PG: Tensor) -> Tensor:
+def std_of_prompt(
+    centred_PG: Tensor, means_P1: Tensor, members_P1: Tensor, counted_PG: Tensor
+) -> Tensor:
     """[P, 1]: std_j r_j within each group. The mean of the centred rewards is 0."""
     return (centred_PG.square().sum(1, keepdim=True) / members_P1).sqrt()
 
 
-def std_of_batch(centred_PG: Tensor, means_P1: Tensor, members_P1: Tensor, counted_PG: Tensor) -> Tensor:
-    """[]: the standard deviation of the centred rewards over the effective batch. Their mean is 0."""
+def std_of_batch(
+    centred_PG: Tensor, means_P1: Tensor, members_P1: Tensor, counted_PG: Tensor
+) -> Tensor:
+    """[]: the standard deviation of the centred rewards over the effective batch. Their mean is
+    0."""
     return (centred_PG.square().sum() / counted_PG.sum()).sqrt()
 
 
-def mean_of_prompt(centred_PG: Tensor, means_P1: Tensor, members_P1: Tensor, counted_PG: Tensor) -> Tensor:
-    """[P, 1]: twice the mean score of each group, where the rewards are +1 and -1 for scores of 1 and 0."""
+def mean_of_prompt(
+    centred_PG: Tensor, means_P1: Tensor, members_P1: Tensor, counted_PG: Tensor
+) -> Tensor:
+    """[P, 1]: twice the mean score of each group, where the rewards are +1 and -1 for scores of 1
+    and 0."""
     return means_P1 + 1
 
 
 NORMS = {"prompt": std_of_prompt, "batch": std_of_batch, "none": None, "mean": mean_of_prompt}
 
 
-def advantages(rewards_PG: Tensor, usable_PG: Tensor, counted_PG: Tensor, norm: str, eps: float = 1e-6) -> Tensor:
+def advantages(
+    rewards_PG: Tensor, usable_PG: Tensor, counted_PG: Tensor, norm: str, eps: float = 1e-6
+) -> Tensor:
     """A_i = r_i - mean_j r_j within the group, then by NORMS
 
         prompt (GRPO)      A_i / (std_j r_j + eps)    within the group
@@ -329,32 +403,49 @@ def advantages(rewards_PG: Tensor, usable_PG: Tensor, counted_PG: Tensor, norm: 
     return centred_PG / (NORMS[norm](centred_PG, means_P1, members_P1, counted_PG) + eps)
 
 
-# --- 7. Losses (sec. 3.2, A.2, A.17) ------------------------------------------------------------------------------
+# --- 7. Losses (sec. 3.2, A.2, A.17) --------------------------------------------------------------
 
 
 class Loss(NamedTuple):
     """What is maximised for each token, a function of its ratio rho = pi_train / pi_gen."""
 
-    term: Callable[..., tuple[Tensor, Tensor]]  # returns the term [B, T], and a bool [B, T]: whether a clip decided it
-    formula: str  # what `term` computes; view.py puts numbers into it
+    term: Callable[
+        ..., tuple[Tensor, Tensor]
+    ]  # returns the term [B, T], and a bool [B, T]: whether a clip decided it
+    formula: str  # what `term` computes; tools/view.py puts numbers into it
     clip: tuple[float, float] | None = None  # (eps_low, eps_high), used where Recipe has None
 
 
-def cispo(recipe: Recipe, advantages_B1: Tensor, log_rho_BT: Tensor, logprobs_BT: Tensor, sampled_BT: Tensor):
-    """sg(min(rho, eps_max)) A log pi_train; no gradient flows through sg. A capped token keeps its gradient, with the
-    factor eps_max. The log counts it as clipped, whatever its A."""
+def cispo(
+    recipe: Recipe,
+    advantages_B1: Tensor,
+    log_rho_BT: Tensor,
+    logprobs_BT: Tensor,
+    sampled_BT: Tensor,
+):
+    """sg(min(rho, eps_max)) A log pi_train; no gradient flows through sg. A capped token keeps its
+    gradient, with the factor eps_max. The log counts it as clipped, whatever its A."""
     rho_BT = log_rho_BT.detach().exp()
     return rho_BT.clamp(max=recipe.eps_max) * advantages_B1 * logprobs_BT, rho_BT > recipe.eps_max
 
 
-def clipped_ratio(recipe: Recipe, advantages_B1: Tensor, log_ratio_BT: Tensor, logprobs_BT: Tensor, sampled_BT: Tensor):
-    """min(rho A, clip(rho, 1 - eps_low, 1 + eps_high) A): rho cut from above where A >= 0, from below where A < 0.
-    Where A is 0 nothing counts as clipped."""
+def clipped_ratio(
+    recipe: Recipe,
+    advantages_B1: Tensor,
+    log_ratio_BT: Tensor,
+    logprobs_BT: Tensor,
+    sampled_BT: Tensor,
+):
+    """min(rho A, clip(rho, 1 - eps_low, 1 + eps_high) A): rho cut from above where A >= 0, from
+    below where A < 0. Where A is 0 nothing counts as clipped."""
     eps_low, eps_high = LOSSES[recipe.loss].clip
     lower = math.log(1 - (eps_low if recipe.eps_low is None else recipe.eps_low))
     upper = math.log(1 + (eps_high if recipe.eps_high is None else recipe.eps_high))
-    # The cut comes before exp. Otherwise exp overflows above 88, and the branch that is not used gives a NaN gradient.
-    cut_BT = torch.where(advantages_B1 >= 0, log_ratio_BT.clamp(max=upper), log_ratio_BT.clamp(min=lower))
+    # The cut comes before exp. Otherwise exp overflows above 88, and the branch that is not used
+    # gives a NaN gradient.
+    cut_BT = torch.where(
+        advantages_B1 >= 0, log_ratio_BT.clamp(max=upper), log_ratio_BT.clamp(min=lower)
+    )
     return cut_BT.exp() * advantages_B1, (cut_BT != log_ratio_BT) & (advantages_B1 != 0)
 
 
@@ -364,9 +455,14 @@ def sequence_log_ratios(log_rho_BT: Tensor, sampled_BT: Tensor) -> Tensor:
 
 
 def clipped_sequence(
-    recipe: Recipe, advantages_B1: Tensor, log_rho_BT: Tensor, logprobs_BT: Tensor, sampled_BT: Tensor
+    recipe: Recipe,
+    advantages_B1: Tensor,
+    log_rho_BT: Tensor,
+    logprobs_BT: Tensor,
+    sampled_BT: Tensor,
 ):
-    """min(s A, clip(s, 1 - eps_low, 1 + eps_high) A): one ratio for a sequence, s = exp(mean_t log rho_t)."""
+    """min(s A, clip(s, 1 - eps_low, 1 + eps_high) A): one ratio for a sequence, s = exp(mean_t log
+    rho_t)."""
     log_ratio_BT = sequence_log_ratios(log_rho_BT, sampled_BT).expand_as(log_rho_BT)
     return clipped_ratio(recipe, advantages_B1, log_ratio_BT, logprobs_BT, sampled_BT)
 
@@ -378,23 +474,46 @@ DPPO_DELTA, DPPO_CAP = 0.2, 20.0
 MASK_DELTA = 0.5  # nats
 
 
-def icepop(recipe: Recipe, advantages_B1: Tensor, log_rho_BT: Tensor, logprobs_BT: Tensor, sampled_BT: Tensor):
-    """sg(rho if 0.5 <= rho <= 5 else 0) A log pi_train: a token outside is left out (arXiv 2510.18855)."""
+def icepop(
+    recipe: Recipe,
+    advantages_B1: Tensor,
+    log_rho_BT: Tensor,
+    logprobs_BT: Tensor,
+    sampled_BT: Tensor,
+):
+    """sg(rho if 0.5 <= rho <= 5 else 0) A log pi_train: a token outside is left out (arXiv
+    2510.18855)."""
     rho_BT, (low, high) = log_rho_BT.detach().exp(), ICEPOP_RANGE
     left_out_BT = (rho_BT < low) | (rho_BT > high)
     return rho_BT.masked_fill(left_out_BT, 0.0) * advantages_B1 * logprobs_BT, left_out_BT
 
 
-def sapo(recipe: Recipe, advantages_B1: Tensor, log_rho_BT: Tensor, logprobs_BT: Tensor, sampled_BT: Tensor):
-    """(4 / tau) sigmoid(tau (rho - 1)) A with tau = 1 if A > 0, else 1.05: a soft clip (arXiv 2511.20347)."""
+def sapo(
+    recipe: Recipe,
+    advantages_B1: Tensor,
+    log_rho_BT: Tensor,
+    logprobs_BT: Tensor,
+    sampled_BT: Tensor,
+):
+    """(4 / tau) sigmoid(tau (rho - 1)) A with tau = 1 if A > 0, else 1.05: a soft clip (arXiv
+    2511.20347)."""
     tau_B1 = torch.where(advantages_B1 > 0, *SAPO_TAU)
     rho_BT = log_rho_BT.clamp(max=80).exp()  # above 88 exp overflows; the gradient is 0 long before
-    return 4 / tau_B1 * torch.sigmoid(tau_B1 * (rho_BT - 1)) * advantages_B1, torch.zeros_like(sampled_BT)
+    return 4 / tau_B1 * torch.sigmoid(tau_B1 * (rho_BT - 1)) * advantages_B1, torch.zeros_like(
+        sampled_BT
+    )
 
 
-def dppo(recipe: Recipe, advantages_B1: Tensor, log_rho_BT: Tensor, logprobs_BT: Tensor, sampled_BT: Tensor):
-    """sg(min(rho, 20)) A log pi_train if (pi_train - pi_gen) sign(A) <= 0.2, else 0: a token is left out if its
-    probability has already moved by more than 0.2 in the direction in which A pushes it (arXiv 2602.04879)."""
+def dppo(
+    recipe: Recipe,
+    advantages_B1: Tensor,
+    log_rho_BT: Tensor,
+    logprobs_BT: Tensor,
+    sampled_BT: Tensor,
+):
+    """sg(min(rho, 20)) A log pi_train if (pi_train - pi_gen) sign(A) <= 0.2, else 0: a token is
+    left out if its probability has already moved by more than 0.2 in the direction in which A
+    pushes it (arXiv 2602.04879)."""
     pi_BT, mu_BT = logprobs_BT.detach().exp(), (logprobs_BT - log_rho_BT).detach().exp()
     left_out_BT = (pi_BT - mu_BT) * advantages_B1.sign() > DPPO_DELTA
     rho_BT = log_rho_BT.detach().exp().clamp(max=DPPO_CAP)
@@ -403,29 +522,44 @@ def dppo(recipe: Recipe, advantages_B1: Tensor, log_rho_BT: Tensor, logprobs_BT:
 
 LOSSES = {
     "cispo": Loss(cispo, "sg(min(rho, eps_max)) A log pi_train"),
-    "dapo": Loss(clipped_ratio, "min(rho A, clip(rho, 1 - eps_low, 1 + eps_high) A)", clip=(0.2, 0.26)),
-    "grpo": Loss(clipped_ratio, "min(rho A, clip(rho, 1 - eps_low, 1 + eps_high) A)", clip=(0.2, 0.2)),
-    "gspo": Loss(clipped_sequence, "min(s A, clip(s, 1 - eps_low, 1 + eps_high) A)", clip=(4e-3, 5e-3)),
+    "dapo": Loss(
+        clipped_ratio, "min(rho A, clip(rho, 1 - eps_low, 1 + eps_high) A)", clip=(0.2, 0.26)
+    ),
+    "grpo": Loss(
+        clipped_ratio, "min(rho A, clip(rho, 1 - eps_low, 1 + eps_high) A)", clip=(0.2, 0.2)
+    ),
+    "gspo": Loss(
+        clipped_sequence, "min(s A, clip(s, 1 - eps_low, 1 + eps_high) A)", clip=(4e-3, 5e-3)
+    ),
     "icepop": Loss(icepop, "sg(rho if 0.5 <= rho <= 5 else 0) A log pi_train"),
     "sapo": Loss(sapo, "(4 / tau) sigmoid(tau (rho - 1)) A with tau = 1 if A > 0, else 1.05"),
-    "dppo": Loss(dppo, "sg(min(rho, 20)) A log pi_train if (pi_train - pi_gen) sign(A) <= 0.2, else 0"),
+    "dppo": Loss(
+        dppo, "sg(min(rho, 20)) A log pi_train if (pi_train - pi_gen) sign(A) <= 0.2, else 0"
+    ),
 }
 
 
 def unlikely_sequences(advantages_B1: Tensor, log_rho_BT: Tensor, sampled_BT: Tensor) -> Tensor:
-    """[B, 1] bool, for `mask_sequences`: A < 0 and mean_t(log pi_gen - log pi_train) > 0.5 (DeepSeek-V3.2, arXiv
-    2512.02556)."""
-    return (advantages_B1 < 0) & (-sequence_log_ratios(log_rho_BT.detach(), sampled_BT) > MASK_DELTA)
+    """[B, 1] bool, for `mask_sequences`: A < 0 and mean_t(log pi_gen - log pi_train) > 0.5
+    (DeepSeek-V3.2, arXiv 2512.02556)."""
+    return (advantages_B1 < 0) & (
+        -sequence_log_ratios(log_rho_BT.detach(), sampled_BT) > MASK_DELTA
+    )
 
 
 def token_terms(
-    recipe: Recipe, logprobs_BT: Tensor, generator_logprobs_BT: Tensor, sampled_BT: Tensor, advantages_B: Tensor
+    recipe: Recipe,
+    logprobs_BT: Tensor,
+    generator_logprobs_BT: Tensor,
+    sampled_BT: Tensor,
+    advantages_B: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What is maximised, per token, by the function that LOSSES has for this recipe.
 
-    logprobs_BT: log pi_train, differentiable; generator_logprobs_BT: log pi_gen, as recorded when the token was
-    sampled. Returns terms_BT, the log rho_BT of each token, and clipped_BT (bool: where the clip decides), all [B, T].
-    A forced token has no ratio: its log rho and its term are 0.
+    logprobs_BT: log pi_train, differentiable; generator_logprobs_BT: log pi_gen, as recorded when
+    the token was sampled. Returns terms_BT, the log rho_BT of each token, and clipped_BT (bool:
+    where the clip decides), all [B, T]. A forced token has no ratio: its log rho and its term are
+    0.
     """
     log_rho_BT = torch.where(sampled_BT, logprobs_BT - generator_logprobs_BT, 0.0)
     term = LOSSES[recipe.loss].term
@@ -436,33 +570,37 @@ def token_terms(
     return torch.where(counts_BT, terms_BT, 0.0), log_rho_BT.detach(), clipped_BT & sampled_BT
 
 
-# --- 8. Aggregation (sec. 3.2, A.2) -------------------------------------------------------------------------------
+# --- 8. Aggregation (sec. 3.2, A.2) ---------------------------------------------------------------
 
 
-AGGREGATIONS = {  # what 1 is divided by, for each completion: the quotient is the weight of its tokens
+# what 1 is divided by, for each completion: the quotient is the weight of its tokens
+AGGREGATIONS = {
     "sample": lambda lengths_PG, counted_PG: counted_PG.sum() * lengths_PG,
-    "prompt": lambda lengths_PG, counted_PG: (lengths_PG.sum(1) > 0).sum() * lengths_PG.sum(1, keepdim=True),
+    "prompt": lambda lengths_PG, counted_PG: (
+        (lengths_PG.sum(1) > 0).sum() * lengths_PG.sum(1, keepdim=True)
+    ),
     "token": lambda lengths_PG, counted_PG: lengths_PG.sum(),
 }
 
 
 def token_weights(lengths_PG: Tensor, counted_PG: Tensor, aggregation: str) -> Tensor:
-    """The weight of each sampled token of a completion, [P, G]; summed over all sampled tokens of the batch it is 1. By
-    AGGREGATIONS
+    """The weight of each sampled token of a completion, [P, G]; summed over all sampled tokens of
+    the batch it is 1. By AGGREGATIONS
 
         sample (GRPO)           1 / (completions |y_i|)           each completion's mean, then the mean over them
         prompt (ScaleRL, DAPO)  1 / (prompts sum_j |y_j|)         each prompt's mean over its tokens, then over prompts
         token                   1 / (sum of all |y|)
 
-    lengths_PG: |y|, sampled tokens. The weights are fixed once the whole batch is known, so the gradient is the same
-    however the batch is cut into micro-batches or spread over devices. All zero when nothing counts.
+    lengths_PG: |y|, sampled tokens. The weights are fixed once the whole batch is known, so the
+    gradient is the same however the batch is cut into micro-batches or spread over devices. All
+    zero when nothing counts.
     """
     lengths_PG = torch.where(counted_PG, lengths_PG, 0)
     denominators_PG = AGGREGATIONS[aggregation](lengths_PG, counted_PG)
     return torch.where(lengths_PG > 0, 1.0 / denominators_PG.clamp(min=1), 0.0)
 
 
-# --- 9. The loss --------------------------------------------------------------------------------------------------
+# --- 9. The loss ----------------------------------------------------------------------------------
 
 
 def policy_loss(
@@ -473,13 +611,16 @@ def policy_loss(
     advantages_B: Tensor,
     weights_B: Tensor,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """loss = -sum_{i,t} w_i term_{i,t} over the sampled tokens of a micro-batch; micro-batches add up to the batch.
+    """loss = -sum_{i,t} w_i term_{i,t} over the sampled tokens of a micro-batch; micro-batches add
+    up to the batch.
 
-    No KL term, no entropy bonus, no value model. Also returns sums over this micro-batch's sampled tokens, for the
-    log: the ratio rho of each token, whatever the loss; its square; its maximum; the clipped tokens; and the
-    estimate rho - 1 - log rho of KL(pi_gen || pi_train).
+    No KL term, no entropy bonus, no value model. Also returns sums over this micro-batch's sampled
+    tokens, for the log: the ratio rho of each token, whatever the loss; its square; its maximum;
+    the clipped tokens; and the estimate rho - 1 - log rho of KL(pi_gen || pi_train).
     """
-    terms_BT, log_rho_BT, clipped_BT = token_terms(recipe, logprobs_BT, generator_logprobs_BT, sampled_BT, advantages_B)
+    terms_BT, log_rho_BT, clipped_BT = token_terms(
+        recipe, logprobs_BT, generator_logprobs_BT, sampled_BT, advantages_B
+    )
     loss = -(weights_B[:, None] * terms_BT).sum()
     log_rho_N = log_rho_BT[sampled_BT]
     rho_N = log_rho_N.exp()

@@ -8,24 +8,26 @@
     python train.py --plan --model Qwen/Qwen3-0.6B             # what a run would take, before anything is started
     python train.py --resume runs/NAME                         # go on after a crash, a Ctrl-C or the end (--steps 300)
 
-The algorithm is `train`, at the end of this file: a loop of optimizer steps, the same on every rank of the trainer.
+The algorithm is `train`, at the end of this file: a loop of optimizer steps, the same on every rank
+of the trainer.
 
     problems (data/) -> the feed hands their prompts out to the generators (generate.py), at most k steps ahead
       -> groups of finished rollouts come back, and their task judges them (data/)
-      -> a batch of groups gets advantages and token weights, and is trained on (loss.py, machinery/policy.py)
+      -> a batch of groups gets advantages and token weights, and is trained on (loss.py, core/policy.py)
       -> the new parameters go to the generators at once, which go on with the completions that they have begun
       -> every few steps held-out problems are sampled with the parameters of that step alone
       -> at the end the paper's sigmoid is fitted to those pass rates (curve/)
 
-Rank 0 of the trainer is this process. Each generator is a process of its own, and so is each other rank. A generator or
-a verifier that dies or is silent is replaced. If a rank dies, the run ends. Every few steps a checkpoint is written,
-and --resume goes on from it.
+Rank 0 of the trainer is this process. Each generator is a process of its own, and so is each other
+rank. A generator or a verifier that dies or is silent is replaced. If a rank dies, the run ends.
+Every few steps a checkpoint is written, and --resume goes on from it.
 
-`step` counts the passes of the loop made so far, and is the version of the parameters too: the loop trains the
-parameters of version `step` and makes those of version `step + 1`. They are the same if the step is skipped.
+`step` counts the passes of the loop made so far, and is the version of the parameters too: the loop
+trains the parameters of version `step` and makes those of version `step + 1`. They are the same if
+the step is skipped.
 
-Dimensions: P prompts in a batch, G completions per prompt, R = P x G rollouts, B sequences in a micro-batch, T tokens
-of a sequence, N any number of tokens.
+Dimensions: P prompts in a batch, G completions per prompt, R = P x G rollouts, B sequences in a
+micro-batch, T tokens of a sequence, N any number of tokens.
 """
 
 import math
@@ -34,16 +36,20 @@ import sys
 import time
 
 if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the seconds of imports leaves no traceback
+    signal.signal(
+        signal.SIGINT, signal.SIG_DFL
+    )  # Ctrl-C during the seconds of imports leaves no traceback
 
+from core.devices import gpus_here
+from core.screen import say
+from core.settings import TrainCommand, parse
 from curve.flags import errors_as_sentences, run_command
-from machinery.devices import gpus_here
 from machinery.processes import import_for_generators
-from machinery.screen import say
-from machinery.settings import TrainCommand, parse
 
 if __name__ == "__main__":
-    with errors_as_sentences():  # before the slow imports, so that --help and wrong flags are answered fast
+    with (
+        errors_as_sentences()
+    ):  # before the slow imports, so that --help and wrong flags are answered fast
         command = parse(sys.argv[1:], TrainCommand, description=__doc__)
     say("reading the libraries, the data and the model")
     if not command.plan and not gpus_here(command):
@@ -54,30 +60,30 @@ import transformers
 from transformers import PreTrainedModel
 
 import loss
-import view
-from generate import generator_process, refuse_wrong_over_slots
-from machinery.devices import cpu_threads, devices_here
+from core.devices import cpu_threads, devices_here
+from core.model import load_model
+from core.policy import Policy, micro_batches
+from core.rollouts import Batch, SharedParameters
+from core.settings import Settings
 from machinery.kept import kept_rows
-from machinery.model import load_model
-from machinery.plan import plan
-from machinery.policy import Policy, micro_batches
 from machinery.processes import end_children
 from machinery.ranks import other_ranks, wait_for_ranks
-from machinery.rollouts import Batch, SharedParameters
 from machinery.run import OtherRank, Run, Start, open_run
-from machinery.settings import Settings
 from machinery.totals import Totals
 from machinery.trainer import gathered, make_policy, read_moments, update_size
+from tools import view
+from tools.plan import plan
 
 
 def main(command: TrainCommand) -> int:
-    """The command. Returns the exit status: 0; 1 after a failure; 130 after Ctrl-C, 143 after SIGTERM. ValueError or
-    OSError, before any process is started, if the flags, the data or the model cannot be used."""
+    """The command. Returns the exit status: 0; 1 after a failure; 130 after Ctrl-C, 143 after
+    SIGTERM. ValueError or OSError, before any process is started, if the flags, the data or the
+    model cannot be used."""
     transformers.utils.logging.disable_progress_bar()
     if command.plan:
         print(plan(command))
         return 0
-    settings, start, model, parameters, run = open_run(command.of_the_run(), generator_process, refuse_wrong_over_slots)
+    settings, start, model, parameters, run = open_run(command.of_the_run())
     with run.until_its_end():
         with other_ranks(settings, train, (settings, start, parameters), run.hint):
             train(0, settings, start, parameters, model, run)
@@ -85,7 +91,7 @@ def main(command: TrainCommand) -> int:
     return run.exit_status()
 
 
-# --- the loop ---------------------------------------------------------------------------------------------------------
+# --- the loop -------------------------------------------------------------------------------------
 
 
 def train(
@@ -96,21 +102,24 @@ def train(
     model: PreTrainedModel | None = None,
     run: Run | None = None,
 ) -> None:
-    """All steps, from the first validation to the last checkpoint. Every rank runs this. Rank 0 has the `Run`, with the
-    generators and the log, and the model that `open_run` has loaded. Another rank has an `OtherRank` with the same
-    calls: it gets rank 0's answers."""
+    """All steps, from the first validation to the last checkpoint. Every rank runs this. Rank 0 has
+    the `Run`, with the generators and the log, and the model that `open_run` has loaded. Another
+    rank has an `OtherRank` with the same calls: it gets rank 0's answers."""
     s, r, run = settings, settings.recipe, run or OtherRank(settings)
     trainers = devices_here(s)[1]
     ranks, device = len(trainers), torch.device(trainers[rank])
     torch.set_num_threads(cpu_threads(s))
-    policy = make_policy(s, model or load_model(start.model, torch.device("cpu"), torch.float32), device)
+    policy = make_policy(
+        s, model or load_model(start.model, torch.device("cpu"), torch.float32), device
+    )
     optimizer = torch.optim.AdamW(
         policy.parameters(),
         lr=s.learning_rate,
         betas=s.adam_betas,
         eps=s.adam_eps,
         weight_decay=s.weight_decay,
-        fused=device.type == "cuda",  # otherwise it takes 4 bytes a parameter more there, and is slower
+        fused=device.type
+        == "cuda",  # otherwise it takes 4 bytes a parameter more there, and is slower
     )
     if start.moments:
         read_moments(policy, optimizer, start.moments)
@@ -129,7 +138,9 @@ def train(
             break
         batch = Batch(groups, step)
         oldest = batch.ages_N.max()
-        assert oldest <= loss.most_off_policy(r.asynchrony), f"a token of step {step} is {oldest} steps old"
+        assert oldest <= loss.most_off_policy(r.asynchrony), (
+            f"a token of step {step} is {oldest} steps old"
+        )
 
         # 2. what each completion is worth; advantages and token weights are fixed for the whole batch
         rewards_PG = loss.rewards(
@@ -142,29 +153,49 @@ def train(
         counted_PG = loss.counted_samples(rewards_PG, batch.usable_PG, r.zero_variance_filter)
         advantages_PG = loss.advantages(rewards_PG, batch.usable_PG, counted_PG, r.advantage_norm)
         weights_PG = loss.token_weights(batch.lengths_PG, counted_PG, r.aggregation)
-        advantages_R, weights_R = advantages_PG.flatten().to(device), weights_PG.flatten().to(device)
+        advantages_R, weights_R = (
+            advantages_PG.flatten().to(device),
+            weights_PG.flatten().to(device),
+        )
         counted_rows = counted_PG.flatten().nonzero().flatten().tolist()
 
         # 3. one optimizer step: gradients add up over this rank's micro-batches, and over the ranks
         totals = Totals(step, kept_rows(s, step + 1, groups))  # the log calls this update step + 1
         for m in micro_batches(
-            batch.rollouts, counted_rows, s.tokens_per_micro_batch, device, rank, ranks, s.share_prompts
+            batch.rollouts,
+            counted_rows,
+            s.tokens_per_micro_batch,
+            device,
+            rank,
+            ranks,
+            s.share_prompts,
         ):
             logprobs_BT, entropies_N = policy(m, r.fp32_logits)
             value, sums = loss.policy_loss(
-                r, logprobs_BT, m.generator_logprobs_BT, m.sampled_BT, advantages_R[m.rows_B], weights_R[m.rows_B]
+                r,
+                logprobs_BT,
+                m.generator_logprobs_BT,
+                m.sampled_BT,
+                advantages_R[m.rows_B],
+                weights_R[m.rows_B],
             )
-            (value * ranks).backward()  # FSDP divides by the number of ranks, but our weights need the sum
+            (
+                value * ranks
+            ).backward()  # FSDP divides by the number of ranks, but our weights need the sum
             totals.add(m, value.detach(), sums, logprobs_BT.detach(), entropies_N)
         totals.over_ranks()
         norm = 0.0
         if counted_rows:
-            norm = gathered(torch.nn.utils.clip_grad_norm_(policy.parameters(), s.clip_gradient)).item()
+            norm = gathered(
+                torch.nn.utils.clip_grad_norm_(policy.parameters(), s.clip_gradient)
+            ).item()
         finite = math.isfinite(totals.sums["loss"]) and math.isfinite(norm)
         learning_rate = s.learning_rate * min(1.0, (step + 1) / max(1, s.warmup_steps))
         for group in optimizer.param_groups:
             group["lr"] = learning_rate
-        stepped = bool(counted_rows) and finite  # a NaN that is stepped on stays in the parameters for good
+        stepped = (
+            bool(counted_rows) and finite
+        )  # a NaN that is stepped on stays in the parameters for good
         if stepped:
             optimizer.step()
         optimizer.zero_grad()
@@ -172,7 +203,9 @@ def train(
 
         # 4. the generators go on with the new parameters
         step += 1
-        copying = publish(policy, parameters, step, rank) if loss.publishes(r.asynchrony, step) else 0.0
+        copying = (
+            publish(policy, parameters, step, rank) if loss.publishes(r.asynchrony, step) else 0.0
+        )
 
         # 5. retire solved prompts, write down what has happened, validate, save
         run.log_step(
@@ -202,9 +235,9 @@ def train(
 
 
 def publish(policy: Policy, parameters: SharedParameters, version: int, rank: int) -> float:
-    """Give the parameters of this version to the generators, unless they have them. Each rank writes its shard and
-    waits until all have written, so the version is complete before anything is sampled with it. Returns the seconds
-    that it took."""
+    """Give the parameters of this version to the generators, unless they have them. Each rank
+    writes its shard and waits until all have written, so the version is complete before anything is
+    sampled with it. Returns the seconds that it took."""
     began = time.monotonic()
     if parameters.version < version:
         parameters.write(policy.model.named_parameters(), version, rank)

@@ -1,9 +1,10 @@
-"""How far the verdicts of data/tasks/mathematics.py agree with those of Math-Verify: pip install math-verify==0.9.0
+"""How far the verdicts of data/tasks/mathematics.py agree with those of Math-Verify: pip install
+math-verify==0.9.0
 
     python benchmarks/agreement.py outputs.jsonl          # lines with "gold", "answer", and perhaps "problem", "label"
 
-The answer is what stands in the box. A label is the verdict of others: true or false. The table has one line for each
-file. With --list it is followed by all pairs on which the two do not agree.
+The answer is what stands in the box. A label is the verdict of others: true or false. The table has
+one line for each file. With --list it is followed by all pairs on which the two do not agree.
 """
 
 import argparse
@@ -16,7 +17,11 @@ from data import Problem
 from data.tasks.mathematics import equal, score
 
 SECONDS = 60  # of Math-Verify for a text; its own 5 are too few on a machine that is busy
-HEAD = "| file | pairs | both right | both wrong | only ours right | only theirs right | agree |\n" + "|---" * 7 + "|"
+HEAD = (
+    "| file | pairs | both right | both wrong | only ours right | only theirs right | agree |\n"
+    + "|---" * 7
+    + "|"
+)
 
 
 def ours(row: dict) -> bool:
@@ -30,23 +35,38 @@ def theirs(row: dict) -> bool:
     """The verdict of Math-Verify on the same two texts, each in a box."""
     from math_verify import parse, verify
 
-    gold, answer = (parse(rf"\boxed{{{row[key]}}}", parsing_timeout=SECONDS) for key in ("gold", "answer"))
+    gold, answer = (
+        parse(rf"\boxed{{{row[key]}}}", parsing_timeout=SECONDS) for key in ("gold", "answer")
+    )
     return verify(gold, answer, timeout_seconds=SECONDS)
 
 
 def line(name: str, pairs: list[tuple[bool, bool]]) -> str:
     """A line of the table, for (verdict, other verdict) of each pair."""
-    counts = [pairs.count(pair) for pair in ((True, True), (False, False), (True, False), (False, True))]
-    return f"| {name} | {len(pairs):,} | " + " | ".join(map(str, counts)) + f" | {sum(counts[:2]) / len(pairs):.1%} |"
+    counts = [
+        pairs.count(pair) for pair in ((True, True), (False, False), (True, False), (False, True))
+    ]
+    return (
+        f"| {name} | {len(pairs):,} | "
+        + " | ".join(map(str, counts))
+        + f" | {sum(counts[:2]) / len(pairs):.1%} |"
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument(
-        "--against", choices=("math-verify", "label"), default="math-verify", help="whose verdict it is"
+        "--against",
+        choices=("math-verify", "label"),
+        default="math-verify",
+        help="whose verdict it is",
     )
-    parser.add_argument("--list", action="store_true", help="print the pairs on which they do not agree")
+    parser.add_argument(
+        "--list", action="store_true", help="print the pairs on which they do not agree"
+    )
     flags = parser.parse_args(arguments)
     others = theirs if flags.against == "math-verify" else (lambda row: bool(row["label"]))
     print(HEAD)
@@ -56,7 +76,10 @@ def main(arguments: list[str] | None = None) -> int:
         print(line(file.stem, pairs))
         for row, (our, other) in zip(rows, pairs):
             if flags.list and our != other:
-                print(json.dumps({"ours": our, flags.against: other} | row, ensure_ascii=False), file=sys.stderr)
+                print(
+                    json.dumps({"ours": our, flags.against: other} | row, ensure_ascii=False),
+                    file=sys.stderr,
+                )
     return 0
 
 

@@ -1,10 +1,12 @@
-"""Do the intervals of A agree with a bootstrap? It knows nothing of profiles, of t or of correlation.
+"""Do the intervals of A agree with a bootstrap? It knows nothing of profiles, of t or of
+correlation.
 
     python benchmarks/bootstrap.py
 
-A bootstrap of residuals: the curve of least squares plus residuals that are drawn with replacement, one by one, or in
-blocks of four neighbours, which keeps most of their correlation. Each such run is fitted, with R0 free. The interval of
-A goes from the 2.5 % to the 97.5 % quantile of what comes out.
+A bootstrap of residuals: the curve of least squares plus residuals that are drawn with replacement,
+one by one, or in blocks of four neighbours, which keeps most of their correlation. Each such run is
+fitted, with R0 free. The interval of A goes from the 2.5 % to the 97.5 % quantile of what comes
+out.
 """
 
 import itertools
@@ -51,7 +53,9 @@ def simulated(runs: int = 60) -> None:
         held, widths = np.mean(cells, axis=0)[:, 0], np.median(cells, axis=0)[:, 1]
         columns = zip(held, widths, (11, 14, 15))
         print(
-            f"{points:6}{correlation:13.1f}" + "".join(f"{100 * h:{n}.0f}{w:7.3f}" for h, w, n in columns), flush=True
+            f"{points:6}{correlation:13.1f}"
+            + "".join(f"{100 * h:{n}.0f}{w:7.3f}" for h, w, n in columns),
+            flush=True,
         )
 
 
@@ -61,9 +65,16 @@ def published() -> None:
         variants, _ = fit_logs(runs_of_study(common.ROOT / "docs" / "study" / name), Options(()))
         for _, fit in itertools.chain(*variants.values()):
             if fit.identified and not fit.fell and fit.interval["A"][1] < 0.999:  # not cut off at 1
-                ratios.append([width(bootstrap(random, fit, block)) / width(fit.interval["A"]) for block in (1, 4)])
+                ratios.append(
+                    [
+                        width(bootstrap(random, fit, block)) / width(fit.interval["A"])
+                        for block in (1, 4)
+                    ]
+                )
     low, middle, high = np.quantile(ratios, [0.1, 0.5, 0.9], axis=0)
-    print(f"\nWidth beside that of the profile, {len(ratios)} published runs (median, and 80 % of them):")
+    print(
+        f"\nWidth beside that of the profile, {len(ratios)} published runs (median, and 80 % of them):"
+    )
     for i, kind in enumerate(("one by one", "blocks of 4")):
         print(f"{kind:12} {middle[i]:.2f} ({low[i]:.2f} to {high[i]:.2f})")
 

@@ -1,4 +1,5 @@
-"""What a user waits for: --help and a fit beside their bare imports, and the default run with its memory.
+"""What a user waits for: --help and a fit beside their bare imports, and the default run with its
+memory.
 
 python benchmarks/commands.py --rounds 5
 """
@@ -20,7 +21,10 @@ TRAIN, FIT = str(ROOT / "train.py"), [str(ROOT / "fit_curve.py"), "runs/default/
 COMMANDS = {  # a command, and its bare imports
     "train.py --help": ([TRAIN, "--help"], "torch"),
     "fit_curve.py LOG": (FIT, "numpy, scipy.special"),
-    "fit_curve.py LOG --plot": ([*FIT, "--plot", "x.png"], "numpy, scipy.special, matplotlib.pyplot"),
+    "fit_curve.py LOG --plot": (
+        [*FIT, "--plot", "x.png"],
+        "numpy, scipy.special, matplotlib.pyplot",
+    ),
 }
 
 
@@ -34,23 +38,33 @@ def default_run(folder: str, flags: list[str]) -> None:
             with contextlib.suppress(OSError, IndexError):  # it has ended
                 peaks[process] = peak_memory(process)
         time.sleep(1)
-    print(f"\npython train.py: {time.perf_counter() - start:.0f} s; GiB that its processes had at their peaks:")
+    print(
+        f"\npython train.py: {time.perf_counter() - start:.0f} s; GiB that its processes had at their peaks:"
+    )
     print(", ".join(f"{peak:.2f}" for peak in sorted(peaks.values(), reverse=True)), flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--steps", type=int, help="of the run, if not as by default")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         default_run(folder, ["--steps", str(options.steps)] if options.steps else [])
-        print(f"\nseconds, median of {options.rounds} rounds\n\ncommand                   seconds   of its imports")
+        print(
+            f"\nseconds, median of {options.rounds} rounds\n\ncommand                   seconds   of its imports"
+        )
         run = lambda *arguments: seconds(lambda: run_python(Path(folder), *arguments))
         for name, (command, imports) in COMMANDS.items():
-            durations = [(run(*command), run("-c", f"import {imports}")) for _ in range(options.rounds)]
+            durations = [
+                (run(*command), run("-c", f"import {imports}")) for _ in range(options.rounds)
+            ]
             whole, bare = np.median(durations, axis=0)
-            print(f"{name:25} {whole:7.2f} {bare:8.2f} ({imports}): {whole / bare:.2f} x", flush=True)
+            print(
+                f"{name:25} {whole:7.2f} {bare:8.2f} ({imports}): {whole / bare:.2f} x", flush=True
+            )
 
 
 if __name__ == "__main__":

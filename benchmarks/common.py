@@ -1,4 +1,5 @@
-"""What several benchmarks share: runs of train.py, random models, what is sampled and trained on, a clock.
+"""What several benchmarks share: runs of train.py, random models, what is sampled and trained on, a
+clock.
 
 Whoever imports this finds the project's modules, and those of tests/.
 """
@@ -25,7 +26,8 @@ def seconds(work: Callable) -> float:
 
 
 def peak_memory(process: int | str = "self") -> float:
-    """GiB that a process had at its peak so far. (ru_maxrss would count the process that has started it.)"""
+    """GiB that a process had at its peak so far. (ru_maxrss would count the process that has
+    started it.)"""
     status = Path(f"/proc/{process}/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) / 2**20
 
@@ -46,7 +48,9 @@ def run_training(folder: Path, name: str, *flags, **options) -> tuple[list[dict]
     """Run train.py in this folder: the lines of the steps and of the validations in its log."""
     run_python(folder, ROOT / "train.py", "--name", name, *flags, **options)
     log = [json.loads(line) for line in open(folder / "runs" / name / "log.jsonl")]
-    steps, validations = ([line for line in log if line["kind"] == kind] for kind in ("train", "validation"))
+    steps, validations = (
+        [line for line in log if line["kind"] == kind] for kind in ("train", "validation")
+    )
     return steps, validations
 
 
@@ -59,11 +63,13 @@ def run_trl(
     folder: Path, model: str, prompts: list, score: Callable, micro_batch: int, micro_batches: int, tokens: int,
     steps: int, **config,
 ) -> list[tuple[float, int]]:  # fmt: skip
-    """Train with TRL's GRPOTrainer and CISPO on this CPU, 16 completions of at most `tokens` tokens of a prompt.
-    Returns for each step its time and the tokens sampled until then. ImportError without trl.
+    """Train with TRL's GRPOTrainer and CISPO on this CPU, 16 completions of at most `tokens` tokens
+    of a prompt. Returns for each step its time and the tokens sampled until then. ImportError
+    without trl.
 
-    prompts: texts, or lists of messages. score: of a prompt and a completion, as TRL has them, from 0 to 1.
-    micro_batch, micro_batches: completions in a forward, and how many forwards make a step. config: more of GRPOConfig.
+    prompts: texts, or lists of messages. score: of a prompt and a completion, as TRL has them, from
+    0 to 1. micro_batch, micro_batches: completions in a forward, and how many forwards make a step.
+    config: more of GRPOConfig.
     """
     import datasets
     import trl
@@ -121,21 +127,23 @@ def random_model(folder: Path, size: Size) -> str:
 
 def default_requests(tokenizer, prompts: int) -> list:
     """Requests for 16 completions of each of the first prompts of the default task."""
+    from core.decoding import render
+    from core.rollouts import Request
     from data.tasks import arithmetic
-    from machinery.decoding import render
-    from machinery.rollouts import Request
 
     ids = [render(tokenizer, problem.prompt) for problem in arithmetic.problems("train", prompts)]
     return [Request(i, j, prompt, 58, (i, j)) for i, prompt in enumerate(ids) for j in range(16)]
 
 
 def groups_of(tokens: int, length: int) -> list:
-    """Groups of four random sequences, half of them right: so many tokens in all. Of the `length` tokens of a sequence
-    16 are prompt."""
+    """Groups of four random sequences, half of them right: so many tokens in all. Of the `length`
+    tokens of a sequence 16 are prompt."""
     from steps import make_group, rollout
 
     rng, groups = np.random.default_rng(0), []
     for number in range(tokens // length // 4):
-        rollouts = [rollout(number, i, [1] * 16, rng.integers(18, size=length - 16)) for i in range(4)]
+        rollouts = [
+            rollout(number, i, [1] * 16, rng.integers(18, size=length - 16)) for i in range(4)
+        ]
         groups.append(make_group(number, rollouts, [True, True, False, False]))
     return groups

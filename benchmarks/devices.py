@@ -30,11 +30,20 @@ def main() -> None:
                     1, "--learning-rate", 1e-12, "--validation-problems", 2, "--validation-samples", 2, "--generators",
                     devices, "--trainers", devices, *flags[size],
                 )  # fmt: skip
-                median = lambda key: np.median([line[key] for line in lines[1:]])  # the first step warms up
-                speeds[devices] = [median(f"{side}_tokens_per_second") for side in ("generator", "trainer")]
-                ratios = [f"{speed:10,.0f} ({speed / one:.2f}x)" for speed, one in zip(speeds[devices], speeds[1])]
+                median = lambda key: np.median(
+                    [line[key] for line in lines[1:]]
+                )  # the first step warms up
+                speeds[devices] = [
+                    median(f"{side}_tokens_per_second") for side in ("generator", "trainer")
+                ]
+                ratios = [
+                    f"{speed:10,.0f} ({speed / one:.2f}x)"
+                    for speed, one in zip(speeds[devices], speeds[1])
+                ]
                 copy = median("parameters_seconds")
-                print(f"{size:>10} {devices:9}   {ratios[0]:20} {ratios[1]:20} {copy:.4f}", flush=True)
+                print(
+                    f"{size:>10} {devices:9}   {ratios[0]:20} {ratios[1]:20} {copy:.4f}", flush=True
+                )
 
 
 if __name__ == "__main__":

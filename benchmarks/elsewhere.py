@@ -1,12 +1,14 @@
-"""Loss and gradient of an exported run in the engine that it was exported to, beside those of loss.py.
+"""Loss and gradient of an exported run in the engine that it was exported to, beside those of
+loss.py.
 
-    python export.py runs/NAME --to trl --out FOLDER && python benchmarks/elsewhere.py trl FOLDER
+    python -m tools.export runs/NAME --to trl --out FOLDER && python benchmarks/elsewhere.py trl FOLDER
     python -m torch.distributed.run --nproc_per_node 2 benchmarks/elsewhere.py trl FOLDER
     python benchmarks/elsewhere.py verl FOLDER
     python benchmarks/elsewhere.py prime-rl FOLDER
 
-Each prints the largest difference of the loss, and of the gradient relative to its norm, over all losses, aggregations
-and advantage norms that the engine carries over. The engine must be installed; a GPU is not needed.
+Each prints the largest difference of the loss, and of the gradient relative to its norm, over all
+losses, aggregations and advantage norms that the engine carries over. The engine must be installed;
+a GPU is not needed.
 """
 
 import asyncio
@@ -23,7 +25,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-LOSSES, AGGREGATIONS, NORMS = ("cispo", "dapo", "gspo"), ("sample", "prompt", "token"), ("batch", "prompt", "none")
+LOSSES, AGGREGATIONS, NORMS = (
+    ("cispo", "dapo", "gspo"),
+    ("sample", "prompt", "token"),
+    ("batch", "prompt", "none"),
+)
 
 
 def recipes(aggregations=AGGREGATIONS, norms=NORMS) -> list[dict[str, str]]:
@@ -31,22 +37,28 @@ def recipes(aggregations=AGGREGATIONS, norms=NORMS) -> list[dict[str, str]]:
     return [dict(zip(names, values)) for values in itertools.product(LOSSES, aggregations, norms)]
 
 
-def worth(recipe, scores_PG: Tensor, lengths_PG: Tensor, usable_PG: Tensor) -> tuple[Tensor, Tensor]:
-    """Advantages and token weights of each completion, by the steps of train.py, with budgets of 58 and 9 tokens."""
+def worth(
+    recipe, scores_PG: Tensor, lengths_PG: Tensor, usable_PG: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Advantages and token weights of each completion, by the steps of train.py, with budgets of 58
+    and 9 tokens."""
     import loss
 
     rewards_PG = loss.rewards(scores_PG, lengths_PG, recipe.length_control, 67, 9)
     counted_PG = loss.counted_samples(rewards_PG, usable_PG, recipe.zero_variance_filter)
     advantages_PG = loss.advantages(rewards_PG, usable_PG, counted_PG, recipe.advantage_norm)
-    return advantages_PG.flatten(), loss.token_weights(lengths_PG, counted_PG, recipe.aggregation).flatten()
+    return advantages_PG.flatten(), loss.token_weights(
+        lengths_PG, counted_PG, recipe.aggregation
+    ).flatten()
 
 
 def ours(recipe, model, rows: list[tuple], G: int) -> tuple[float, dict[str, Tensor]]:
-    """Loss and gradients by the steps of train.py. rows: of each completion, group by group, (prompt ids, completion
-    ids, sampled, log pi_gen, score). A score below 0 is that of an unusable completion."""
+    """Loss and gradients by the steps of train.py. rows: of each completion, group by group,
+    (prompt ids, completion ids, sampled, log pi_gen, score). A score below 0 is that of an unusable
+    completion."""
     import loss
-    from machinery.policy import Policy, micro_batches
-    from machinery.rollouts import Request, Rollout
+    from core.policy import Policy, micro_batches
+    from core.rollouts import Request, Rollout
 
     rollouts = [
         Rollout(Request(0, 0, prompt, 0, ()), np.array(ids, np.int32), np.array(sampled, bool),
@@ -62,7 +74,12 @@ def ours(recipe, model, rows: list[tuple], G: int) -> tuple[float, dict[str, Ten
     for m in micro_batches(rollouts, counted, 4096, torch.device("cpu"), 0, 1):
         logprobs_BT, _ = policy(m, recipe.fp32_logits)
         value, _ = loss.policy_loss(
-            recipe, logprobs_BT, m.generator_logprobs_BT, m.sampled_BT, advantages_R[m.rows_B], weights_R[m.rows_B]
+            recipe,
+            logprobs_BT,
+            m.generator_logprobs_BT,
+            m.sampled_BT,
+            advantages_R[m.rows_B],
+            weights_R[m.rows_B],
         )
         value.backward()
         total += value.item()
@@ -70,46 +87,69 @@ def ours(recipe, model, rows: list[tuple], G: int) -> tuple[float, dict[str, Ten
 
 
 def compare(name: str, theirs: tuple[float, dict], expected: tuple[float, dict]) -> float:
-    """Print and return the larger of two differences: of the loss, and of the gradients, the norm of the difference
-    relative to the norm of ours."""
+    """Print and return the larger of two differences: of the loss, and of the gradients, the norm
+    of the difference relative to the norm of ours."""
     norm = lambda gradients: torch.cat([gradient.flatten() for gradient in gradients]).norm().item()
-    of_gradients = norm(theirs[1][key] - expected[1][key] for key in expected[1]) / norm(expected[1].values())
+    of_gradients = norm(theirs[1][key] - expected[1][key] for key in expected[1]) / norm(
+        expected[1].values()
+    )
     of_loss = abs(theirs[0] - expected[0])
-    print(f"{name:28} loss {expected[0]:+.6f}, off by {of_loss:.1e}; gradient off by {of_gradients:.1e}", flush=True)
+    print(
+        f"{name:28} loss {expected[0]:+.6f}, off by {of_loss:.1e}; gradient off by {of_gradients:.1e}",
+        flush=True,
+    )
     return max(of_loss, of_gradients)
 
 
 def trl(folder: Path) -> float:
-    """TRL samples a batch with the exported model. log pi_gen gets noise, so that ratios are far from 1."""
+    """TRL samples a batch with the exported model. log pi_gen gets noise, so that ratios are far
+    from 1."""
     from accelerate.utils import gather_object
     from trl import GRPOTrainer
     from trl.trainer.utils import split_tensor_dict
 
     import train
-    from machinery.model import load_model
+    from core.model import load_model
 
-    flags = ["--config", str(folder / "config.yaml"), "--use_cpu", "true", "--output_dir", tempfile.mkdtemp()]
+    flags = [
+        "--config",
+        str(folder / "config.yaml"),
+        "--use_cpu",
+        "true",
+        "--output_dir",
+        tempfile.mkdtemp(),
+    ]
     trainer = train.trainer_of(flags)
-    # One length of prompts: TRL pads them on the left, and the angles of other positions are rounded otherwise.
+    # One length of prompts: TRL pads them on the left, and the angles of other positions are
+    # rounded otherwise.
     trainer.train_dataset = trainer.train_dataset.filter(lambda row: len(row["prompt"]) == 8)
     wrapped = trainer.accelerator.prepare_model(trainer.model)
     trainer.model.train()
     inputs = next(iter(trainer.get_train_dataloader()))
     batch = GRPOTrainer._generate_and_score_completions(trainer, inputs)
-    GRPOTrainer._generate_and_score_completions = lambda *_: dict(batch)  # the same completions for each recipe
+    GRPOTrainer._generate_and_score_completions = lambda *_: dict(
+        batch
+    )  # the same completions for each recipe
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
     attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
     width = batch["completion_ids"].shape[1]
     with torch.no_grad():
-        logprobs, _, _ = trainer._get_per_token_logps_and_entropies(trainer.model, ids, attention, width)
+        logprobs, _, _ = trainer._get_per_token_logps_and_entropies(
+            trainer.model, ids, attention, width
+        )
     batch["sampling_per_token_logps"] = logprobs + 0.3 * torch.randn_like(logprobs)
 
     rank, n = trainer.accelerator.process_index, len(inputs)
     scores = trainer.scores_R1.flatten()[rank * n : (rank + 1) * n]
     rows = []
     for i in range(n):
-        of_prompt, of_completion = batch["prompt_mask"][i].bool(), batch["completion_mask"][i].bool()
-        columns = [batch[name][i][of_completion].tolist() for name in ("completion_ids", "tool_mask")]
+        of_prompt, of_completion = (
+            batch["prompt_mask"][i].bool(),
+            batch["completion_mask"][i].bool(),
+        )
+        columns = [
+            batch[name][i][of_completion].tolist() for name in ("completion_ids", "tool_mask")
+        ]
         of_generator = batch["sampling_per_token_logps"][i][of_completion].tolist()
         rows.append((batch["prompt_ids"][i][of_prompt].tolist(), *columns, of_generator, scores[i]))
     rows, worst = gather_object(rows), 0.0
@@ -123,7 +163,10 @@ def trl(folder: Path) -> float:
             value = trainer.compute_loss(wrapped, piece)
             value.backward()
             total += trainer.accelerator.reduce(value.detach(), "mean").item()
-        theirs = total, {name: parameter.grad for name, parameter in trainer.model.named_parameters()}
+        theirs = (
+            total,
+            {name: parameter.grad for name, parameter in trainer.model.named_parameters()},
+        )
         model = load_model(str(folder / "model"), torch.device("cpu"), torch.float32)
         expected = ours(recipe, model, rows, trainer.num_generations)
         if rank == 0:
@@ -132,8 +175,9 @@ def trl(folder: Path) -> float:
 
 
 def random_batch(P: int = 6, G: int = 4, T: int = 12) -> dict[str, Tensor]:
-    """Random completions: log-probabilities [B, T], masks, and scores. One group is all right, one completion was
-    truncated, and log pi_gen is far enough from log pi_train for every clip to act."""
+    """Random completions: log-probabilities [B, T], masks, and scores. One group is all right, one
+    completion was truncated, and log pi_gen is far enough from log pi_train for every clip to
+    act."""
     random = torch.Generator().manual_seed(0)
     lengths_B = torch.randint(3, T + 1, (P * G,), generator=random)
     scores_B = torch.randint(0, 2, (P * G,), generator=random).float()
@@ -155,23 +199,31 @@ def expected_of(recipe, batch: dict[str, Tensor], P: int = 6) -> tuple[float, di
     lengths_PG, scores_PG = batch["mask"].sum(1).view(P, -1), batch["scores"].view(P, -1)
     usable_PG = batch["usable"].view(P, -1)
     advantages_B, weights_B = worth(recipe, scores_PG, lengths_PG, usable_PG)
-    value, _ = loss.policy_loss(recipe, batch["logprobs"], batch["generator"], batch["mask"], advantages_B, weights_B)
+    value, _ = loss.policy_loss(
+        recipe, batch["logprobs"], batch["generator"], batch["mask"], advantages_B, weights_B
+    )
     return value.item(), {"log pi": torch.autograd.grad(value, batch["logprobs"])[0]}
 
 
 def three_completions(problem: str) -> list[tuple[list[int], list[int]]]:
-    """(prompt ids, completion ids) of a right, a wrong and a truncated completion of this problem."""
+    """(prompt ids, completion ids) of a right, a wrong and a truncated completion of this
+    problem."""
     import scalerl
 
     ids = lambda text: scalerl.TOKENIZER(text, add_special_tokens=False).input_ids
     fields, eos = json.loads(problem), scalerl.DECODING.eos[:1]
-    texts = (f"</think>{fields['answer']}", eos), ("</think>0", eos), (f"</think>{fields['answer']}", ())
+    texts = (
+        (f"</think>{fields['answer']}", eos),
+        ("</think>0", eos),
+        (f"</think>{fields['answer']}", ()),
+    )
     return [(ids(fields["prompt"] + "<think>"), ids(text) + [*end]) for text, end in texts]
 
 
 def verl(folder: Path) -> float:
-    """verl composes the configuration and checks it. Its registries hand out our functions, which get its tensors: a
-    batch in three micro-batches, for two processes whose gradients it would average."""
+    """verl composes the configuration and checks it. Its registries hand out our functions, which
+    get its tensors: a batch in three micro-batches, for two processes whose gradients it would
+    average."""
     os.environ |= {"VERL_USE_EXTERNAL_MODULES": "scalerl_verl", "PWD": str(folder)}
     import scalerl
     import scalerl_verl
@@ -210,7 +262,10 @@ def verl(folder: Path) -> float:
         scalerl.SETTINGS = SimpleNamespace(thinking_budget=(54, 58), answer_budget=9)
         groups = np.array([f"uid-{group}" for group in batch["groups"].tolist()], dtype=object)
         weighted_BT, _ = advantages_of(
-            token_level_rewards=rewards_BT, response_mask=batch["mask"].long(), index=groups, config=config.algorithm
+            token_level_rewards=rewards_BT,
+            response_mask=batch["mask"].long(),
+            index=groups,
+            config=config.algorithm,
         )
         total = 0.0
         for rows in torch.arange(len(groups)).chunk(3):
@@ -221,13 +276,16 @@ def verl(folder: Path) -> float:
             )  # fmt: skip
             total = total + value / 2
         theirs = total.item(), {"log pi": torch.autograd.grad(total, batch["logprobs"])[0]}
-        worst = max(worst, compare(" ".join(changes.values()), theirs, expected_of(scalerl.RECIPE, batch)))
+        worst = max(
+            worst, compare(" ".join(changes.values()), theirs, expected_of(scalerl.RECIPE, batch))
+        )
     return worst
 
 
 def prime_rl(folder: Path) -> float:
-    """prime-rl's own classes parse the configuration, its compute_loss calls our loss sequence by sequence, and its
-    advantages are those of its `grpo`: centred scores, with no truncated completion in the batch."""
+    """prime-rl's own classes parse the configuration, its compute_loss calls our loss sequence by
+    sequence, and its advantages are those of its `grpo`: centred scores, with no truncated
+    completion in the batch."""
     import tomllib
 
     import scalerl
@@ -235,13 +293,20 @@ def prime_rl(folder: Path) -> float:
     from prime_rl.configs.rl import RLConfig
     from prime_rl.trainer.rl.loss import compute_loss, setup_rl_loss_fn
 
-    configs = [tomllib.loads((folder / name).read_text()) for name in ("config.toml", "several.toml")]
+    configs = [
+        tomllib.loads((folder / name).read_text()) for name in ("config.toml", "several.toml")
+    ]
     config = RLConfig.model_validate(configs[0])
     RLConfig.model_validate(configs[0] | configs[1])
-    taskset = scalerl_prime.ScaleRLTaskset(scalerl_prime.ScaleRLConfig(id="scalerl-prime", split="validation"))
+    taskset = scalerl_prime.ScaleRLTaskset(
+        scalerl_prime.ScaleRLConfig(id="scalerl-prime", split="validation")
+    )
     task, found = next(iter(taskset.load())), []
     for prompt, ids in three_completions(task.data.problem):
-        nodes = [SimpleNamespace(token_ids=some, mask=[some is ids] * len(some)) for some in (prompt, ids)]
+        nodes = [
+            SimpleNamespace(token_ids=some, mask=[some is ids] * len(some))
+            for some in (prompt, ids)
+        ]
         found.append(asyncio.run(task.score(SimpleNamespace(nodes=nodes))))
     print(f"rewards of a right, a wrong and a truncated completion: {found}")
     assert found == [1.0, 0.0, 0.0]
@@ -258,7 +323,9 @@ def prime_rl(folder: Path) -> float:
             loss_of, int(batch["mask"][rows].sum()), 1, 1,
         )  # fmt: skip
         theirs = value.item(), {"log pi": torch.autograd.grad(value, batch["logprobs"])[0]}
-        worst = max(worst, compare(" ".join(changes.values()), theirs, expected_of(scalerl.RECIPE, batch)))
+        worst = max(
+            worst, compare(" ".join(changes.values()), theirs, expected_of(scalerl.RECIPE, batch))
+        )
     return worst
 
 

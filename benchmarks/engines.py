@@ -1,10 +1,11 @@
-"""Both engines against transformers' `generate`: sampled tokens/s with two sizes of model, on one thread.
+"""Both engines against transformers' `generate`: sampled tokens/s with two sizes of model, on one
+thread.
 
     python benchmarks/engines.py
 
-vLLM is measured where it is installed, also while a trainer on the other core hands over its parameters. That trainer
-learns at a rate of nothing, so that the work stays the same. All groups of the larger model, which is random, are
-filtered out: its trainer only hands over parameters.
+vLLM is measured where it is installed, also while a trainer on the other core hands over its
+parameters. That trainer learns at a rate of nothing, so that the work stays the same. All groups of
+the larger model, which is random, are filtered out: its trainer only hands over parameters.
 """
 
 import argparse
@@ -17,14 +18,15 @@ import numpy as np
 import torch
 from common import SIZES, default_requests, random_model, run_training, seconds, training_seconds
 
+from core.decoding import make_decoding
+from core.engine import EngineSettings, sample_all
+from core.generators import make_engine
+from core.model import load_model, load_tokenizer
+from core.rollouts import SharedParameters
+from core.settings import Settings
+from core.torch_engine import TorchEngine
 from data.tasks import arithmetic
 from docs.make_base import BASE_MODEL
-from generate import TorchEngine, make_engine
-from machinery.decoding import make_decoding
-from machinery.engine import EngineSettings, sample_all
-from machinery.model import load_model, load_tokenizer
-from machinery.rollouts import SharedParameters
-from machinery.settings import Settings
 
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
 
@@ -34,8 +36,8 @@ def sampled_tokens(rollouts) -> int:
 
 
 def samplers(folder: str, prompts: int, slots: int) -> tuple[int, dict[str, Callable[[], int]]]:
-    """The number of parameters, and ways to sample 16 completions of each prompt: with the same prompts, budgets and
-    slots. Each way returns how many tokens it has sampled."""
+    """The number of parameters, and ways to sample 16 completions of each prompt: with the same
+    prompts, budgets and slots. Each way returns how many tokens it has sampled."""
     torch.set_num_threads(1)
     tokenizer = load_tokenizer(folder)
     tokenizer.padding_side = "left"
@@ -43,7 +45,11 @@ def samplers(folder: str, prompts: int, slots: int) -> tuple[int, dict[str, Call
     reference = type(model).from_pretrained(folder)  # with the attention that transformers chooses
     decoding = make_decoding(tokenizer, Settings())
     requests = default_requests(tokenizer, prompts)
-    texts = [problem.prompt + "<think>" for problem in arithmetic.problems("train", prompts) for _ in range(16)]
+    texts = [
+        problem.prompt + "<think>"
+        for problem in arithmetic.problems("train", prompts)
+        for _ in range(16)
+    ]
 
     def torch_engine() -> int:
         return sampled_tokens(sample_all(TorchEngine(model, decoding, slots), requests))
@@ -53,7 +59,9 @@ def samplers(folder: str, prompts: int, slots: int) -> tuple[int, dict[str, Call
         for start in range(0, len(texts), slots):
             inputs = tokenizer(texts[start : start + slots], return_tensors="pt", padding=True)
             with torch.no_grad():
-                sequences = reference.generate(**inputs, do_sample=True, top_k=0, max_new_tokens=58 + 9)
+                sequences = reference.generate(
+                    **inputs, do_sample=True, top_k=0, max_new_tokens=58 + 9
+                )
             completions = sequences[:, inputs["input_ids"].shape[1] :]
             tokens += int((completions != tokenizer.pad_token_id).sum())
         return tokens
@@ -67,7 +75,8 @@ def samplers(folder: str, prompts: int, slots: int) -> tuple[int, dict[str, Call
     vllm.update(parameters)
 
     def vllm_bare() -> int:
-        """vLLM without interruptions and without our books; as many sequences at once as there are slots."""
+        """vLLM without interruptions and without our books; as many sequences at once as there are
+        slots."""
         from vllm import SamplingParams
 
         waiting, tokens, running = list(range(len(requests))), 0, 0
@@ -76,7 +85,11 @@ def samplers(folder: str, prompts: int, slots: int) -> tuple[int, dict[str, Call
                 i = waiting.pop()
                 prompt = {"prompt_token_ids": requests[i].prompt, "cache_salt": "bare"}
                 sampling = SamplingParams(
-                    seed=i, logprobs=0, max_tokens=58 + 9, stop_token_ids=list(decoding.eos), detokenize=False
+                    seed=i,
+                    logprobs=0,
+                    max_tokens=58 + 9,
+                    stop_token_ids=list(decoding.eos),
+                    detokenize=False,
                 )
                 vllm.engine.add_request(f"bare {i}", prompt, sampling)
                 running += 1
@@ -85,7 +98,10 @@ def samplers(folder: str, prompts: int, slots: int) -> tuple[int, dict[str, Call
             running -= sum(output.finished for output in outputs)
         return tokens
 
-    ways |= {"vLLM engine": lambda: sampled_tokens(sample_all(vllm, requests)), "vLLM bare": vllm_bare}
+    ways |= {
+        "vLLM engine": lambda: sampled_tokens(sample_all(vllm, requests)),
+        "vLLM bare": vllm_bare,
+    }
     return model.num_parameters(), ways
 
 
@@ -100,22 +116,32 @@ def rates(ways: dict[str, Callable[[], int]], rounds: int) -> dict[str, float]:
     return {name: float(np.median(values)) for name, values in measured.items()}
 
 
-def rate_while_training(folder: Path, model: str, slots: int, prompts_per_step: int, steps: int) -> float:
+def rate_while_training(
+    folder: Path, model: str, slots: int, prompts_per_step: int, steps: int
+) -> float:
     """Tokens/s of the vLLM engine in a run, while it is busy."""
     lines, _ = run_training(
         folder, f"slots-{slots}", "--model", model, "--engine", "vllm", "--threads", 1, "--slots", slots, "--steps",
         steps, "--prompts-per-step", prompts_per_step, "--learning-rate", 1e-12, "--validation-problems", 4,
     )  # fmt: skip
-    durations = np.diff([training_seconds(line) for line in lines])[4:]  # the first steps fill the slots
+    durations = np.diff([training_seconds(line) for line in lines])[
+        4:
+    ]  # the first steps fill the slots
     busy = durations * [1 - line["generator_idle_fraction"] for line in lines[5:]]
-    return np.average([line["generator_tokens_per_second"] or 0.0 for line in lines[5:]], weights=busy)
+    return np.average(
+        [line["generator_tokens_per_second"] or 0.0 for line in lines[5:]], weights=busy
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=4)
     options = parser.parse_args()
-    print(f"\nsampled tokens/s, fp32, one thread, median of {options.rounds} rounds, and their ratio to `generate`\n")
+    print(
+        f"\nsampled tokens/s, fp32, one thread, median of {options.rounds} rounds, and their ratio to `generate`\n"
+    )
     with tempfile.TemporaryDirectory() as folder:
         random = random_model(Path(folder) / "random", SIZES["25.7M"])
         for model, prompts, slots, prompts_per_step, steps in ((str(BASE_MODEL), 128, 512, 32, 40),
@@ -129,7 +155,10 @@ def main() -> None:
             for name, rate in medians.items():
                 of_bare = f"   {rate / medians['vLLM bare']:.0%} of bare" if "vLLM" in name else ""
                 ratio = rate / medians["transformers generate"]
-                print(f"{parameters / 1e6:6.2f}M  {name:22} {rate:10,.0f} {ratio:7.2f}{of_bare}", flush=True)
+                print(
+                    f"{parameters / 1e6:6.2f}M  {name:22} {rate:10,.0f} {ratio:7.2f}{of_bare}",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

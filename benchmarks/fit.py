@@ -4,8 +4,8 @@
     python benchmarks/fit.py --draws 50                  # quicker and rougher
     python benchmarks/fit.py --parts verdicts --seed 1   # one part, on other runs
 
-The parts of it: how often the intervals hold the truth, how often a verdict is wrong, which runs identify A, and the
-speed of a fit.
+The parts of it: how often the intervals hold the truth, how often a verdict is wrong, which runs
+identify A, and the speed of a fit.
 """
 
 import argparse
@@ -22,9 +22,12 @@ from curve.forecast import held_out
 TRUTH = {"A": 0.61, "B": 1.92, "C_mid": 2542.0, "R0": 0.40}  # ScaleRL, table 1 of the paper
 
 
-def simulate(random, points: int, reach: float, noise: float, correlation: float = 0.0, truth: dict = TRUTH):
-    """Compute and pass rates, both [points + 1], of a run with the curve `truth`: from no compute to `reach` times
-    C_mid. The noise of neighbours correlates: AR(1) with this standard deviation. The first point gives R0."""
+def simulate(
+    random, points: int, reach: float, noise: float, correlation: float = 0.0, truth: dict = TRUTH
+):
+    """Compute and pass rates, both [points + 1], of a run with the curve `truth`: from no compute
+    to `reach` times C_mid. The noise of neighbours correlates: AR(1) with this standard deviation.
+    The first point gives R0."""
     x = np.linspace(0, reach * truth["C_mid"], points + 1)
     shocks = random.standard_normal(points + 1)
     drift = shocks.copy()
@@ -34,7 +37,8 @@ def simulate(random, points: int, reach: float, noise: float, correlation: float
 
 
 def plain_interval(x, y):
-    """The interval of A by profile likelihood alone: neighbours taken as independent, R0 as known."""
+    """The interval of A by profile likelihood alone: neighbours taken as independent, R0 as
+    known."""
     theta, squares = least_squares.variable_projection(x[1:], y[1:], y[0])
     excess = allowed_excess(squares, len(x) - 4, correlation=0.0)
     return least_squares.profile_over_A(x[1:], y[1:], theta, theta, excess, R0_free=False)[0]["A"]
@@ -90,7 +94,14 @@ def verdicts(draws: int, seed: int) -> None:
         "slow": (0, 2, 16, 2),
     }
     half = {"A": 0.7, "B": 1.8, "C_mid": 100.0, "R0": 0.2}
-    for truth, noise in [(TRUTH, 0.003), (TRUTH, 0.005), (TRUTH, 0.01), (half, 0.005), (half, 0.01), (half, 0.02)]:
+    for truth, noise in [
+        (TRUTH, 0.003),
+        (TRUTH, 0.005),
+        (TRUTH, 0.01),
+        (half, 0.005),
+        (half, 0.01),
+        (half, 0.02),
+    ]:
         random = np.random.default_rng(seed)
 
         def pool(A, times, points, reach):
@@ -99,22 +110,34 @@ def verdicts(draws: int, seed: int) -> None:
                 C_mid = times * truth["C_mid"] * np.exp(0.05 * more_C_mid)
                 seed = truth | {"A": truth["A"] + A + 0.0075 * more_A, "C_mid": C_mid}
                 fits.append(
-                    fit_sigmoid(*simulate(random, points, reach * times * truth["C_mid"] / C_mid, noise, 0, seed))
+                    fit_sigmoid(
+                        *simulate(
+                            random, points, reach * times * truth["C_mid"] / C_mid, noise, 0, seed
+                        )
+                    )
                 )
             return fits
 
         first = pool(*others["alike"])
         pools = {other: pool(*how) for other, how in others.items()}
         for (other, second), seeds in itertools.product(pools.items(), (1, 2, 3)):
-            groups = [[fits[i : i + seeds] for i in range(0, draws - seeds + 1, seeds)] for fits in (first, second)]
+            groups = [
+                [fits[i : i + seeds] for i in range(0, draws - seeds + 1, seeds)]
+                for fits in (first, second)
+            ]
             pairs = [compare(("first", "other"), pair) for pair in zip(*groups)]
             percent = lambda holds: f"{100 * np.mean([bool(holds(pair)) for pair in pairs]):.1f}"
             right = {"A + .05": "other", "C_mid x 1.5": "first"}.get(other)
-            is_claim = lambda pair: pair.winner and not (other == "slow" and "efficien" in pair.kind)  # it is slower
+            is_claim = lambda pair: (
+                pair.winner and not (other == "slow" and "efficien" in pair.kind)
+            )  # it is slower
             cells = [
                 percent(lambda pair: pair.winner and pair.winner == right),
                 percent(lambda pair: is_claim(pair) and pair.winner != right),
-                *(percent(lambda pair, kind=kind: pair.kind == kind) for kind in ("ceiling", "efficiency")),
+                *(
+                    percent(lambda pair, kind=kind: pair.kind == kind)
+                    for kind in ("ceiling", "efficiency")
+                ),
                 percent(lambda pair: pair.kind == "ceiling or efficiency"),
                 percent(lambda pair: " but " in pair.kind),
                 percent(lambda pair: pair.kind == "unknown"),
@@ -122,7 +145,9 @@ def verdicts(draws: int, seed: int) -> None:
             gain = truth["A"] - truth["R0"]
             print(
                 f"{gain:4.2f}{noise:7.3f}  {other:13}{seeds:8}{len(pairs):8}"
-                + "".join(f"{cell:>{width}}" for cell, width in zip(cells, (15, 8, 10, 13, 9, 8, 10))),
+                + "".join(
+                    f"{cell:>{width}}" for cell, width in zip(cells, (15, 8, 10, 13, 9, 8, 10))
+                ),
                 flush=True,
             )
 
@@ -136,7 +161,11 @@ def identification(draws: int, seed: int) -> None:
     )
     random, rows = np.random.default_rng(seed), []
     for _ in range(runs):
-        A, made, points = random.uniform(0.4, 0.95), random.uniform(0.35, 0.99), random.choice([20, 40, 75])
+        A, made, points = (
+            random.uniform(0.4, 0.95),
+            random.uniform(0.35, 0.99),
+            random.choice([20, 40, 75]),
+        )
         B, noise = np.exp(random.uniform(np.log([0.6, 0.003]), np.log([3, 0.03])))
         truth = {"A": A, "B": B, "C_mid": 1.0, "R0": random.uniform(0, A - 0.2)}
         reach, correlation = (made / (1 - made)) ** (1 / B), random.choice([0, 0.3, 0.6])
@@ -147,10 +176,15 @@ def identification(draws: int, seed: int) -> None:
             rows.append((fit.gain_made, scatter, fit.identified, low <= A, low <= A <= high, error))
     made, scatter, identified, above, inside, error = np.array(rows).T
     calm = scatter <= MOST_SCATTER
-    lines = {f"gain made {a} to {a + 0.1:.1f}": calm & (made >= a) & (made < a + 0.1) for a in np.arange(4, 10) / 10}
+    lines = {
+        f"gain made {a} to {a + 0.1:.1f}": calm & (made >= a) & (made < a + 0.1)
+        for a in np.arange(4, 10) / 10
+    }
     for a, b in itertools.pairwise((0, 0.003, 0.006, 0.01, 0.02, 0.1)):
         lines[f"scatter {a} to {b}"] = (made >= LEAST_GAIN_MADE) & (scatter > a) & (scatter <= b)
-    print("of the gain             runs   A inside   A above its low end   error of A, of the gain: median   95 %")
+    print(
+        "of the gain             runs   A inside   A above its low end   error of A, of the gain: median   95 %"
+    )
     for name, chosen in {**lines, "identified": identified > 0}.items():
         if chosen.any():
             shares = f"{100 * inside[chosen].mean():9.1f} %{100 * above[chosen].mean():20.1f} %"
@@ -172,11 +206,15 @@ def speed(_draws: int, seed: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--draws", type=int, default=400, help="simulated runs a line")
     parser.add_argument("--seed", type=int, default=0, help="of the simulated runs")
     parts = {part.__name__: part for part in (coverage, verdicts, identification, speed)}
-    parser.add_argument("--parts", nargs="+", choices=parts, default=[*parts], help="what to simulate")
+    parser.add_argument(
+        "--parts", nargs="+", choices=parts, default=[*parts], help="what to simulate"
+    )
     options = parser.parse_args()
     for name in options.parts:
         parts[name](options.draws, options.seed)

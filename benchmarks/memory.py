@@ -18,15 +18,15 @@ from common import SIZES, groups_of, peak_memory, random_model
 from steps import CPU, settings, train_rank
 
 import loss
-from generate import make_engine
-from machinery.decoding import make_decoding
-from machinery.engine import EngineSettings, sample_all
-from machinery.model import load_model, load_shapes, load_tokenizer
-from machinery.plan import Shape, generator_bytes, trainer_bytes
+from core.decoding import make_decoding
+from core.engine import EngineSettings, sample_all
+from core.generators import make_engine
+from core.model import load_model, load_shapes, load_tokenizer
+from core.rollouts import Request, SharedParameters
+from core.settings import Sampling
 from machinery.ranks import join_ranks
 from machinery.record import Record
-from machinery.rollouts import Request, SharedParameters
-from machinery.settings import Sampling
+from tools.plan import Shape, generator_bytes, trainer_bytes
 
 VOCABULARY = 150_000
 
@@ -38,7 +38,7 @@ def measure(function: Callable, *arguments, processes: int = 1) -> float:
     return queue.get()
 
 
-# --- logits -----------------------------------------------------------------------------------------------------------
+# --- logits ---------------------------------------------------------------------------------------
 
 
 def logits(_, queue, tokens: int, chunk: int) -> None:
@@ -54,7 +54,9 @@ def logits(_, queue, tokens: int, chunk: int) -> None:
 
 
 def measure_logits(numbers: list[int]) -> None:
-    print(f"\nGiB added by fp32 logits, vocabulary {VOCABULARY:,}, hidden size 1,024, forward and backward\n")
+    print(
+        f"\nGiB added by fp32 logits, vocabulary {VOCABULARY:,}, hidden size 1,024, forward and backward\n"
+    )
     print("tokens   chunks of 2048   at once   ratio   logits alone, once")
     for tokens in numbers:
         chunked, at_once = measure(logits, tokens, 2048), float("nan")
@@ -63,18 +65,32 @@ def measure_logits(numbers: list[int]) -> None:
         except multiprocessing.ProcessExitedException:
             print("out of memory:")
         alone = 4 * tokens * VOCABULARY / 2**30
-        print(f"{tokens:6} {chunked:16.2f} {at_once:9.2f} {at_once / chunked:7.2f} {alone:20.2f}", flush=True)
+        print(
+            f"{tokens:6} {chunked:16.2f} {at_once:9.2f} {at_once / chunked:7.2f} {alone:20.2f}",
+            flush=True,
+        )
 
 
-# --- beside the plan --------------------------------------------------------------------------------------------------
+# --- beside the plan ------------------------------------------------------------------------------
 
 
-def train(rank: int, queue, name: str, ranks: int, tokens: int, checkpointing: bool, parameters, folder: Path) -> None:
+def train(
+    rank: int,
+    queue,
+    name: str,
+    ranks: int,
+    tokens: int,
+    checkpointing: bool,
+    parameters,
+    folder: Path,
+) -> None:
     """Two steps of a rank; rank 0 has its peak without its part of the buffer of parameters."""
     if ranks > 1:
         join_ranks(rank, ["cpu"] * ranks, dist.FileStore(str(folder / "meeting-place"), ranks))
     peaks, Record.log_step = [], lambda *_: peaks.append(peak_memory())
-    chosen = dict(trainers=ranks, tokens_per_micro_batch=tokens, gradient_checkpointing=checkpointing)
+    chosen = dict(
+        trainers=ranks, tokens_per_micro_batch=tokens, gradient_checkpointing=checkpointing
+    )
     batches = [groups_of(ranks * tokens, 256) for _ in range(2)]  # each rank has a micro-batch
     train_rank(rank, settings(steps=2, **chosen), name, batches, folder / "run", parameters)
     if rank == 0:
@@ -86,7 +102,9 @@ def train(rank: int, queue, name: str, ranks: int, tokens: int, checkpointing: b
 
 def sample(_, queue, name: str, slots: int) -> None:
     """A generator's slots, all filled to the full length."""
-    decoding = make_decoding(load_tokenizer(name), Sampling(thinking_budget=(200, 200), answer_budget=24))
+    decoding = make_decoding(
+        load_tokenizer(name), Sampling(thinking_budget=(200, 200), answer_budget=24)
+    )
     decoding = dataclasses.replace(decoding, eos=())
     engine = make_engine(EngineSettings(name, ("cpu",), "float32", 1, slots, decoding))
     sample_all(engine, [Request(i, 0, [1] * 16, 200, (i,)) for i in range(slots)])
@@ -95,7 +113,9 @@ def sample(_, queue, name: str, slots: int) -> None:
 
 def measure_plan() -> None:
     print("\nGiB of a process on a CPU, fp32, at its peak, beside what train.py --plan says\n")
-    print("| parameters | of | with | measured | planned | planned / measured |\n|---|---|---|---|---|---|")
+    print(
+        "| parameters | of | with | measured | planned | planned / measured |\n|---|---|---|---|---|---|"
+    )
 
     def print_row(case: str, measured: float, parts: dict[str, float]) -> None:
         planned = sum(parts.values()) / 2**30
@@ -112,7 +132,9 @@ def measure_plan() -> None:
             with tempfile.TemporaryDirectory() as folder:
                 arguments = (models[size], ranks, tokens, checkpointing, parameters, Path(folder))
                 measured = measure(train, *arguments, processes=ranks)
-            parts = trainer_bytes(shapes[size], ranks, tokens, 256, torch.float32, "cpu", checkpointing)
+            parts = trainer_bytes(
+                shapes[size], ranks, tokens, 256, torch.float32, "cpu", checkpointing
+            )
             process = "a trainer" if ranks == 1 else f"one of {ranks} trainers"
             case = f"{size} | {process} | {tokens:,} tokens{', checkpointing' * checkpointing}"
             print_row(case, measured, parts)
@@ -123,9 +145,17 @@ def measure_plan() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("part", choices=["logits", "plan"])
-    parser.add_argument("--tokens", type=int, nargs="+", default=[2048, 4096, 8192], help="logits: of how many tokens")
+    parser.add_argument(
+        "--tokens",
+        type=int,
+        nargs="+",
+        default=[2048, 4096, 8192],
+        help="logits: of how many tokens",
+    )
     options = parser.parse_args()
     if options.part == "logits":
         measure_logits(options.tokens)

@@ -1,4 +1,5 @@
-"""Seconds of the two copies on the parameters' way: from a trainer into shared memory, and from there to a generator.
+"""Seconds of the two copies on the parameters' way: from a trainer into shared memory, and from
+there to a generator.
 
     python benchmarks/parameters.py
 
@@ -12,9 +13,9 @@ import numpy as np
 import torch
 from common import SIZES, random_model, seconds
 
+from core.model import load_model
+from core.rollouts import SharedParameters
 from docs.make_base import BASE_MODEL
-from machinery.model import load_model
-from machinery.rollouts import SharedParameters
 
 
 def main(repeats: int = 5) -> None:

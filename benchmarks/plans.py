@@ -1,4 +1,5 @@
-"""What `train.py --plan` says of real models: the table of docs/node.md, and the plan that it shows.
+"""What `train.py --plan` says of real models: the table of docs/node.md, and the plan that it
+shows.
 
 python benchmarks/plans.py
 python benchmarks/plans.py --traced    # the plan beside the memory that torch traces, as tests/traced.py does
@@ -16,9 +17,9 @@ from pathlib import Path
 from common import ROOT  # noqa: F401  (it puts the project on the path)
 
 import train
-from machinery.model import load_shapes
-from machinery.plan import QWEN3, Needs, Shape, longest
-from machinery.settings import TrainCommand, parse
+from core.model import load_shapes
+from core.settings import TrainCommand, parse
+from tools.plan import QWEN3, Needs, Shape, longest
 
 # What is in the config.json of real models; nothing of them is downloaded.
 QWEN = dict(vocab_size=151_936, max_position_embeddings=40_960)
@@ -40,15 +41,19 @@ ROWS = [
     ("Qwen/Qwen3-8B", "--gpus 8 --trainers 4 --engine torch --slots 16"),
 ]
 TRACED = [  # model, trainers, gradient checkpointing
-    *((f"Qwen/Qwen3-{size}", ranks, True) for size, ranks in (("0.6B", 1), ("1.7B", 1), ("4B", 2), ("8B", 4))),
+    *(
+        (f"Qwen/Qwen3-{size}", ranks, True)
+        for size, ranks in (("0.6B", 1), ("1.7B", 1), ("4B", 2), ("8B", 4))
+    ),
     ("Qwen/Qwen3-0.6B", 1, False),
 ]
-SHOWN = "--plan --model Qwen/Qwen3-8B --data polaris --gpus 8 --gpu-memory 80"  # the plan that docs/node.md shows
+# the plan that docs/node.md shows
+SHOWN = "--plan --model Qwen/Qwen3-8B --data polaris --gpus 8 --gpu-memory 80"
 
 
 def make_models(folder: Path) -> None:
-    """Write folders that --model finds by the names of these models when it is called in `folder`. Each has a
-    config.json and nothing else."""
+    """Write folders that --model finds by the names of these models when it is called in `folder`.
+    Each has a config.json and nothing else."""
     for name, config in MODELS.items():
         (folder / name).mkdir(parents=True)
         (folder / name / "config.json").write_text(json.dumps(config))
@@ -63,7 +68,16 @@ def table(folder: Path) -> list[str]:
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, flags in ROWS:
-        arguments = ["--plan", "--data", "polaris", "--gpu-memory", "80", "--model", str(folder / name), *flags.split()]
+        arguments = [
+            "--plan",
+            "--data",
+            "polaris",
+            "--gpu-memory",
+            "80",
+            "--model",
+            str(folder / name),
+            *flags.split(),
+        ]
         command = parse(arguments, TrainCommand)
         model = load_shapes(command.model)
         need = Needs(command, Shape(model), longest(command, model))
@@ -80,7 +94,10 @@ def table(folder: Path) -> list[str]:
 
 def traced() -> list[str]:
     """The lines of a table: the peak of a step beside the plan, without the process, in GiB."""
-    lines = ["| model | trainers | gradient checkpointing | traced | planned |", "|---|---|---|---|---|"]
+    lines = [
+        "| model | trainers | gradient checkpointing | traced | planned |",
+        "|---|---|---|---|---|",
+    ]
     for name, trainers, checkpointing in TRACED:
         config = json.dumps(MODELS[name])
         command = [
@@ -100,7 +117,9 @@ def traced() -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--traced", action="store_true")
     if parser.parse_args().traced:
         print(*traced(), sep="\n")

@@ -1,7 +1,7 @@
-"""What it saves to compute a prompt once for its group: forward and backward of the trainer, and the engine, on a real
-model with prompts and completions of given lengths. One thread.
+"""What it saves to compute a prompt once for its group: forward and backward of the trainer, and
+the engine, on a real model with prompts and completions of given lengths. One thread.
 
-    python benchmarks/prompts.py MODEL        # a folder, for example what `python -m docs.unpack` has made
+    python benchmarks/prompts.py MODEL        # a folder, for example what `python -m tools.unpack` has made
 
 Beside the engine stands `generate` of transformers, which computes the prompt for each completion.
 """
@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from common import seconds
 
-from generate import TorchEngine
-from machinery.decoding import make_decoding
-from machinery.engine import make_requests, sample_all
-from machinery.model import load_model, load_tokenizer
-from machinery.policy import Policy, micro_batches
-from machinery.rollouts import Request, Rollout
-from machinery.settings import Sampling
+from core.decoding import make_decoding
+from core.engine import make_requests, sample_all
+from core.model import load_model, load_tokenizer
+from core.policy import Policy, micro_batches
+from core.rollouts import Request, Rollout
+from core.settings import Sampling
+from core.torch_engine import TorchEngine
 
 # Tokens of a prompt and of a completion, and prompts, with 16 completions each.
 SHAPES = {"short": (46, 8, 2), "as GSM8K": (120, 60, 1)}
@@ -32,9 +32,14 @@ def made_up(prompt: int, completion: int, prompts: int) -> list[Rollout]:
     for group in range(prompts):
         ids = rng.integers(5, 1000, size=prompt).tolist()
         for i in range(16):
-            tokens, zeros = rng.integers(5, 1000, size=completion).astype(np.int32), np.zeros(completion, np.int32)
+            tokens, zeros = (
+                rng.integers(5, 1000, size=completion).astype(np.int32),
+                np.zeros(completion, np.int32),
+            )
             request = Request(group, i, ids, completion, (group, i))
-            rollouts.append(Rollout(request, tokens, zeros == 0, zeros.astype(np.float32), zeros, False, False))
+            rollouts.append(
+                Rollout(request, tokens, zeros == 0, zeros.astype(np.float32), zeros, False, False)
+            )
     return rollouts
 
 
@@ -50,7 +55,9 @@ def main(folder: str, repeats: int = 3) -> None:
     model, tokenizer = load_model(folder, CPU, torch.float32), load_tokenizer(folder)
     reference = type(model).from_pretrained(folder)  # with the attention that transformers chooses
     print(f"{folder}: {model.num_parameters():,} parameters; medians of {repeats}, in turn\n")
-    print("prompt + completion      training, seconds: each   once   ratio      tokens/s: generate   engine   ratio")
+    print(
+        "prompt + completion      training, seconds: each   once   ratio      tokens/s: generate   engine   ratio"
+    )
     for name, (prompt, completion, prompts) in SHAPES.items():
         rollouts, policy = made_up(prompt, completion, prompts), Policy(model)
         settings = Sampling(prompt_budget=prompt, thinking_budget=(0, 0), answer_budget=completion)
@@ -62,7 +69,9 @@ def main(folder: str, repeats: int = 3) -> None:
             requests = [
                 request
                 for group in range(prompts)
-                for request in make_requests(group, ids[16 * group].tolist(), 16, (0, 0), decoding, (group,))
+                for request in make_requests(
+                    group, ids[16 * group].tolist(), 16, (0, 0), decoding, (group,)
+                )
             ]
             sample_all(TorchEngine(model, decoding, len(rollouts)), requests)
 
@@ -73,12 +82,21 @@ def main(folder: str, repeats: int = 3) -> None:
                     min_new_tokens=completion,
                 )  # fmt: skip
 
-        work = (lambda: train(policy, rollouts, False), lambda: train(policy, rollouts, True), generate, engine)
-        each, once, theirs, ours = np.median([[seconds(one) for one in work] for _ in range(repeats)], axis=0)
+        work = (
+            lambda: train(policy, rollouts, False),
+            lambda: train(policy, rollouts, True),
+            generate,
+            engine,
+        )
+        each, once, theirs, ours = np.median(
+            [[seconds(one) for one in work] for _ in range(repeats)], axis=0
+        )
         tokens = completion * len(rollouts)
         shape = f"{name} ({prompt} + {completion})"
         speeds = f"{tokens / theirs:9.1f} {tokens / ours:8.1f} {theirs / ours:7.2f}"
-        print(f"{shape:24} {each:24.2f} {once:6.2f} {each / once:7.2f} {'':16} {speeds}", flush=True)
+        print(
+            f"{shape:24} {each:24.2f} {once:6.2f} {each / once:7.2f} {'':16} {speeds}", flush=True
+        )
 
 
 if __name__ == "__main__":

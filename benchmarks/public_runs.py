@@ -1,9 +1,10 @@
-"""Make docs/public_runs.md: how public runs end beside their forecasts, and which warnings foretell errors.
+"""Make docs/public_runs.md: how public runs end beside their forecasts, and which warnings foretell
+errors.
 
     python benchmarks/public_runs.py CLONES > docs/public_runs.md
 
-The logs lie in three repositories. Their licences are not known, so they are no part of this project. The repositories
-are cloned into the folder CLONES, if they are not there.
+The logs lie in three repositories. Their licences are not known, so they are no part of this
+project. The repositories are cloned into the folder CLONES, if they are not there.
 """
 
 import argparse
@@ -44,7 +45,10 @@ NAMES = """
 RATES = "grpo_learning_rate/grpo_learning_rate_eval_points.csv"
 LOGS = [  # repository, commit, folder, file, and the flags that read it
     *((*MATH, f"{name}/metrics.jsonl", {}) for name in NAMES),
-    *((*MATH, RATES, {"where": f"label=lr={rate}"}) for rate in "3e-6 5e-6 1e-5 2e-5 3e-5 4e-5 5e-5 7e-5 2e-4".split()),
+    *(
+        (*MATH, RATES, {"where": f"label=lr={rate}"})
+        for rate in "3e-6 5e-6 1e-5 2e-5 3e-5 4e-5 5e-5 7e-5 2e-4".split()
+    ),
     (*GSM8K, "export.csv", {"y": "all"}),
     (*VERL, "Qwen2.5-0.5B-bsz256_2-prompt512-resp256-0.538.log", {}),
     (*VERL, "Qwen2.5-0.5B-bsz256_2-prompt1024-resp512-0.567.log", {}),
@@ -64,13 +68,16 @@ class Forecast:
 
 
 def public_runs(clones: Path) -> tuple[dict[tuple[str, str, str], Series], dict[str, str]]:
-    """The distinct curves by (repository, commit, file and flags), and by file the one that a file repeats."""
+    """The distinct curves by (repository, commit, file and flags), and by file the one that a file
+    repeats."""
     runs, known, repeated = {}, {}, {}
     for repository, commit, folder, file, flags in LOGS:
         clone = clones / repository.replace("/", "+")
         if not clone.exists():
             url = f"https://github.com/{repository}"
-            subprocess.run(["git", "clone", "--quiet", "--bare", "--filter=blob:none", url, clone], check=True)
+            subprocess.run(
+                ["git", "clone", "--quiet", "--bare", "--filter=blob:none", url, clone], check=True
+            )
         show = ["git", "-C", clone, "show", f"{commit}:{folder}/{file}"]
         with tempfile.NamedTemporaryFile() as log:
             subprocess.run(show, stdout=log, check=True)
@@ -122,7 +129,11 @@ def root_mean_square(errors: np.ndarray) -> float:
 def run_row(name: str, series: Series) -> list:
     """The line of a run in the table of all runs."""
     found, how = forecast(series, 1 / 2), state(series)
-    figures = [f"{found.came:.3f}", *(f"{error:+.3f}" for error in found.errors.values())] if found else ["-"] * 4
+    figures = (
+        [f"{found.came:.3f}", *(f"{error:+.3f}" for error in found.errors.values())]
+        if found
+        else ["-"] * 4
+    )
     said = [how] * bool(how) + ([f"! {kind}" for kind in found.warnings] if found else [])
     return [f"`{name}`", len(series.x), *figures, "; ".join(said)]
 
@@ -133,7 +144,12 @@ def error_rows(series: list[Series]) -> list[list]:
         found = [forecast(each, 1 / 2) for each in series if len(each.x) >= least]
         chosen = f"the {len(found)} with {least} points or more" if least else f"{len(found)} runs"
         for figure, measure in (("median", np.median), ("root mean square", root_mean_square)):
-            rows.append([f"{chosen}: {figure}", *(f"{measure(errors_of(found, name)):.3f}" for name in FORECASTERS)])
+            rows.append(
+                [
+                    f"{chosen}: {figure}",
+                    *(f"{measure(errors_of(found, name)):.3f}" for name in FORECASTERS),
+                ]
+            )
     return rows
 
 
@@ -176,30 +192,52 @@ quarters of the steps; these fits are not independent."""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("clones", type=Path, help="the folder of the clones")
     runs, repeated = public_runs(parser.parse_args().clones)
     print(HEAD)
     for repository, commit, folder in (MATH, GSM8K, VERL):
         print(f"\n`{repository}`, commit `{commit}`, folder `{folder}`:\n")
         rows = [run_row(name, series) for (of, _, name), series in runs.items() if of == repository]
-        print_table(["file", "points", "outcome", "error: sigmoid", "power law", "last value", ""], rows)
+        print_table(
+            ["file", "points", "outcome", "error: sigmoid", "power law", "last value", ""], rows
+        )
     print("\nThese files hold a curve again, which counts once:\n")
-    print_table(["file", "the same as"], [[f"`{name}`", f"`{first}`"] for name, first in repeated.items()])
+    print_table(
+        ["file", "the same as"], [[f"`{name}`", f"`{first}`"] for name, first in repeated.items()]
+    )
 
     good = [series for series in runs.values() if not state(series)]
-    print(f"\n## Errors of the forecast\n\nThe {len(good)} runs that neither fell nor stayed at one value:\n")
+    print(
+        f"\n## Errors of the forecast\n\nThe {len(good)} runs that neither fell nor stayed at one value:\n"
+    )
     print_table(["", "sigmoid", "power law", "last value"], error_rows(good))
 
     study = common.ROOT / "docs" / "study"
-    packed = sorted(f"{folder}/{run}" for folder in study.iterdir() if folder.is_dir() for run in packed_runs(folder))
+    packed = sorted(
+        f"{folder}/{run}"
+        for folder in study.iterdir()
+        if folder.is_dir()
+        for run in packed_runs(folder)
+    )
     ours = [series for path in packed for series in read_log(path) if not state(series)]
     print(WARNINGS)
     for name, chosen in (("public runs", good), ("runs of our [studies](study.md)", ours)):
         for text, parts in (("the first half", (1 / 2,)), ("five parts", PARTS)):
-            found = [each for series in chosen for part in parts if (each := forecast(series, part))]
+            found = [
+                each for series in chosen for part in parts if (each := forecast(series, part))
+            ]
             print(f"\n{len(chosen)} {name}, from {text}:\n")
-            columns = ["", "fits", "error: median", "root mean square", "errors above .05", "inside"]
+            columns = [
+                "",
+                "fits",
+                "error: median",
+                "root mean square",
+                "errors above .05",
+                "inside",
+            ]
             print_table(columns, warning_rows(found))
 
 

@@ -1,10 +1,10 @@
-"""Sampled tokens a second of training a real model end to end: train.py beside TRL's GRPOTrainer, on the same prompts,
-batches and two cores.
+"""Sampled tokens a second of training a real model end to end: train.py beside TRL's GRPOTrainer,
+on the same prompts, batches and two cores.
 
-    python benchmarks/real_model.py MODEL     # a folder, as `python -m docs.unpack` makes it; a quarter of an hour
+    python benchmarks/real_model.py MODEL     # a folder, as `python -m tools.unpack` makes it; a quarter of an hour
 
-`pip install reasoning-gym trl` brings what it needs. Each completion goes on to the budget or to its end; no group is
-filtered out, so that both train on all that was sampled.
+`pip install reasoning-gym trl` brings what it needs. Each completion goes on to the budget or to
+its end; no group is filtered out, so that both train on all that was sampled.
 """
 
 import sys
@@ -15,10 +15,10 @@ from pathlib import Path
 import torch
 from common import run_training, run_trl, training_seconds
 
+from core.decoding import render
+from core.model import load_tokenizer
 from data.load import load_data
 from data.tasks import gym
-from machinery.decoding import render
-from machinery.model import load_tokenizer
 
 # Data, tokens of a completion, prompts a step; with 16 completions each.
 SHAPES = [("gym:chain_sum,min_terms=2,max_terms=2", 8, 4), ("gym:gsm_symbolic", 60, 2)]
@@ -38,13 +38,23 @@ def ours(model: str, data: str, tokens: int, prompts: int, steps: int, folder: P
     return (last["compute_tokens"] - first["compute_tokens"]) / seconds
 
 
-def theirs(model: str, data: str, tokens: int, prompts: int, steps: int, folder: Path) -> tuple[float, float]:
-    """Tokens a second of TRL's GRPOTrainer, from the second step on, and the mean tokens of a prompt."""
+def theirs(
+    model: str, data: str, tokens: int, prompts: int, steps: int, folder: Path
+) -> tuple[float, float]:
+    """Tokens a second of TRL's GRPOTrainer, from the second step on, and the mean tokens of a
+    prompt."""
     (source,) = load_data([data], 400, 16)
-    problems, tokenizer = {problem.prompt: problem for problem in source.train}, load_tokenizer(model)
-    score = lambda prompt, completion: gym.score(problems[prompt[-1]["content"]], completion[0]["content"])
+    problems, tokenizer = (
+        {problem.prompt: problem for problem in source.train},
+        load_tokenizer(model),
+    )
+    score = lambda prompt, completion: gym.score(
+        problems[prompt[-1]["content"]], completion[0]["content"]
+    )
     messages = [[{"role": "user", "content": prompt}] for prompt in problems]
-    calls = run_trl(folder, model, messages, score, 16, prompts, tokens, steps, seed=0, learning_rate=6.5e-6)
+    calls = run_trl(
+        folder, model, messages, score, 16, prompts, tokens, steps, seed=0, learning_rate=6.5e-6
+    )
     (start, first), (end, last) = calls[0], calls[-1]
     lengths = [len(render(tokenizer, prompt)) for prompt in problems]
     return (last - first) / (end - start), sum(lengths) / len(lengths)
@@ -52,13 +62,18 @@ def theirs(model: str, data: str, tokens: int, prompts: int, steps: int, folder:
 
 def main(model: str) -> None:
     torch.set_num_threads(2)
-    print(f"{model}, 16 completions of each prompt; sampled tokens/s of training, TRL {version('trl')}\n")
+    print(
+        f"{model}, 16 completions of each prompt; sampled tokens/s of training, TRL {version('trl')}\n"
+    )
     print("completion   prompt   prompts a step   train.py   TRL   ratio")
     for data, tokens, prompts in SHAPES:
         with tempfile.TemporaryDirectory() as folder:
             mine = ours(model, data, tokens, prompts, 8, Path(folder))
             other, prompt = theirs(model, data, tokens, prompts, 3, Path(folder))
-        print(f"{tokens:10} {prompt:8.0f} {prompts:16} {mine:10.1f} {other:5.1f} {mine / other:7.2f}", flush=True)
+        print(
+            f"{tokens:10} {prompt:8.0f} {prompts:16} {mine:10.1f} {other:5.1f} {mine / other:7.2f}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

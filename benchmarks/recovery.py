@@ -1,4 +1,5 @@
-"""What faults cost: each is put into real runs of tiny steps; lost is the time until training is further than it was.
+"""What faults cost: each is put into real runs of tiny steps; lost is the time until training is
+further than it was.
 
 python benchmarks/recovery.py --kills 10 --repeats 1
 """
@@ -13,29 +14,58 @@ from pathlib import Path
 
 import numpy as np
 from common import ROOT  # noqa: F401  (it puts tests/ on the path)
-from faults import HANGS, RAISES, RealRun, check_log, faulty_engine, faulty_loss, faulty_reward, last_step, log, project
+from faults import (
+    HANGS,
+    RAISES,
+    RealRun,
+    check_log,
+    faulty_engine,
+    faulty_loss,
+    faulty_reward,
+    last_step,
+    log,
+    project,
+)
 
 FAULTS = {
-    "exception in the engine": dict(generate=faulty_engine(fault=RAISES)),
-    "engine hangs (--wait-timeout 20)": dict(generate=faulty_engine(fault=HANGS)),
+    "exception in the engine": dict(core__torch_engine=faulty_engine(fault=RAISES)),
+    "engine hangs (--wait-timeout 20)": dict(core__torch_engine=faulty_engine(fault=HANGS)),
     "reward raises": dict(data__tasks__arithmetic=faulty_reward(fault=RAISES)),
-    "reward hangs (--verifier-time-limit 2)": dict(data__tasks__arithmetic=faulty_reward(fault=HANGS)),
+    "reward hangs (--verifier-time-limit 2)": dict(
+        data__tasks__arithmetic=faulty_reward(fault=HANGS)
+    ),
     "loss is not a number": dict(loss=faulty_loss(call=4)),
 }
 
 
 def kill_at_random(folder: Path, kills: int, seed: int) -> list[tuple[str, float]]:
-    """Kill the trainer, generators and verifiers of a run at random moments, again and again; resume it whenever it was
-    the trainer. Returns which process was killed, and the seconds until training had gone on."""
+    """Kill the trainer, generators and verifiers of a run at random moments, again and again;
+    resume it whenever it was the trainer. Returns which process was killed, and the seconds until
+    training had gone on."""
     rng, lost = random.Random(seed), []
-    flags = ["--steps", "100000", "--validation-every", "4", "--validation-problems", "32", "--max-restarts", "1000"]
+    flags = [
+        "--steps",
+        "100000",
+        "--validation-every",
+        "4",
+        "--validation-problems",
+        "32",
+        "--max-restarts",
+        "1000",
+    ]
     run = RealRun(folder, *flags)
     while len(lost) < kills:
         before = max(last_step(run.folder), 0)
         run.until_step(before + 1)
         time.sleep(rng.random())
-        (victim,) = rng.choices(["trainer", "generator", "verifier"], [1, 2, 2])  # a trainer takes long to start
-        pids = {"trainer": lambda: [run.process.pid], "generator": run.children, "verifier": run.verifiers}[victim]()
+        (victim,) = rng.choices(
+            ["trainer", "generator", "verifier"], [1, 2, 2]
+        )  # a trainer takes long to start
+        pids = {
+            "trainer": lambda: [run.process.pid],
+            "generator": run.children,
+            "verifier": run.verifiers,
+        }[victim]()
         if not pids:
             continue  # it is just being replaced
         killed, reached = time.monotonic(), last_step(run.folder)
@@ -47,15 +77,30 @@ def kill_at_random(folder: Path, kills: int, seed: int) -> list[tuple[str, float
         lost.append((victim, time.monotonic() - killed))
     os.kill(run.process.pid, signal.SIGTERM)
     assert run.end() == 128 + signal.SIGTERM, run.text()[-3000:]
-    steps, rates = last_step(run.folder), [line["pass_rate"] for line in log(run.folder, "validation")]
+    steps, rates = (
+        last_step(run.folder),
+        [line["pass_rate"] for line in log(run.folder, "validation")],
+    )
     check_log(run.folder, steps, validation_every=4, finished=False)  # the log of one unbroken run
-    print(f"\n{steps} steps in spite of {kills} kills; pass rate {rates[0]:.2f} before, {rates[-1]:.2f} after")
+    print(
+        f"\n{steps} steps in spite of {kills} kills; pass rate {rates[0]:.2f} before, {rates[-1]:.2f} after"
+    )
     return lost
 
 
 def run_with(fault: dict[str, str]) -> list[float]:
-    """Seconds of the longest pause between two steps of a run, above the median; none if it did not recover."""
-    flags = ["--steps", "20", "--validation-every", "100", "--wait-timeout", "20", "--verifier-time-limit", "2"]
+    """Seconds of the longest pause between two steps of a run, above the median; none if it did not
+    recover."""
+    flags = [
+        "--steps",
+        "20",
+        "--validation-every",
+        "100",
+        "--wait-timeout",
+        "20",
+        "--verifier-time-limit",
+        "2",
+    ]
     with tempfile.TemporaryDirectory() as folder:
         run = RealRun(project(Path(folder), **fault), *flags)
         if run.end() != 0:
@@ -66,7 +111,9 @@ def run_with(fault: dict[str, str]) -> list[float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kills", type=int, default=20, help="kill -9 at random moments")
     parser.add_argument("--repeats", type=int, default=3, help="runs with each of the other faults")
     options = parser.parse_args()
@@ -74,10 +121,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for victim, duration in kill_at_random(Path(folder), options.kills, seed=1):
             lost.setdefault(f"kill -9 of the {victim}", []).append(duration)
-    injected = {name: len(durations) for name, durations in lost.items()} | dict.fromkeys(FAULTS, options.repeats)
+    injected = {name: len(durations) for name, durations in lost.items()} | dict.fromkeys(
+        FAULTS, options.repeats
+    )
     for name, fault in FAULTS.items():
         lost[name] = [duration for _ in range(options.repeats) for duration in run_with(fault)]
-    print("\nfault                                    injected   recovered   seconds lost: median   most\n")
+    print(
+        "\nfault                                    injected   recovered   seconds lost: median   most\n"
+    )
     for name, durations in sorted(lost.items()):
         most = max(durations, default=float("nan"))
         median = np.median(durations or [float("nan")])

@@ -2,9 +2,10 @@
 
     python benchmarks/seeds.py
 
-The scatter is the error margin of A (Fig. 8a), and what a comparison expects by default. It is that of the published
-logs (docs/study). A variant counts if it has two runs or more that did not fall, and all show a ceiling or end near 1.
-B and C_mid are taken with A held at the mean of the variant, in the logarithm.
+The scatter is the error margin of A (Fig. 8a), and what a comparison expects by default. It is that
+of the published logs (docs/study). A variant counts if it has two runs or more that did not fall,
+and all show a ceiling or end near 1. B and C_mid are taken with A held at the mean of the variant,
+in the logarithm.
 """
 
 import common
@@ -22,15 +23,26 @@ from fit_curve import Options, fit_logs
 def pooled(groups: list[np.ndarray]) -> tuple[float, int]:
     """The standard deviation within groups of values, and its degrees of freedom."""
     degrees = sum(len(values) - 1 for values in groups)
-    return np.sqrt(sum(len(values) * np.var(values) for values in groups) / degrees) if degrees else np.nan, degrees
+    return np.sqrt(
+        sum(len(values) * np.var(values) for values in groups) / degrees
+    ) if degrees else np.nan, degrees
 
 
 def line(name: str, variants: list[list]) -> None:
     """Print the scatter of A, log B and log C_mid over these variants, each a list of Fits."""
-    A = [np.array([fit.A for fit in fits]) for fits in variants if all(fit.identified for fit in fits)]
-    held = [np.array([fit.efficiency_at(np.mean([f.A for f in fits]))[0] for fit in fits]) for fits in variants]
+    A = [
+        np.array([fit.A for fit in fits])
+        for fits in variants
+        if all(fit.identified for fit in fits)
+    ]
+    held = [
+        np.array([fit.efficiency_at(np.mean([f.A for f in fits]))[0] for fit in fits])
+        for fits in variants
+    ]
     (s, degrees), scatter = pooled(A), [pooled([logs[:, i] for logs in held])[0] for i in (0, 1)]
-    low, high = s * np.sqrt(degrees / chdtri(degrees, [0.025, 0.975]))  # all NaN if no variant shows a ceiling
+    low, high = s * np.sqrt(
+        degrees / chdtri(degrees, [0.025, 0.975])
+    )  # all NaN if no variant shows a ceiling
     print(
         f"{name:32}{len(variants):8}{sum(map(len, variants)):6}    {s:.3f} [{low:.3f}, {high:.3f}]"
         f"{stdtrit(degrees, 0.975) * s:8.3f}{scatter[0]:8.3f}{scatter[1]:11.3f}"
@@ -50,7 +62,10 @@ def together(draws: int = 900) -> None:
             *random.uniform((0.4, 0.5), (0.95, 0.97)),
             *map(random.choice, ([12, 20, 40], [2, 3, 5])),
         )
-        R0, B, noise = random.uniform(0, A - 0.2), *np.exp(random.uniform(np.log([0.8, 0.003]), np.log([3, 0.03])))
+        R0, B, noise = (
+            random.uniform(0, A - 0.2),
+            *np.exp(random.uniform(np.log([0.8, 0.003]), np.log([3, 0.03]))),
+        )
         reach, correlation, runs = (made / (1 - made)) ** (1 / B), random.choice([0, 0.4]), []
         for scatter, *logs in random.standard_normal((seeds, 3)) * (0.0075, 0.05, 0.05):
             scale_B, scale = np.exp(logs)
@@ -75,7 +90,9 @@ def main() -> None:
     for folder in sorted((common.ROOT / "docs" / "study").iterdir()):
         variants, _ = fit_logs(runs_of_study(folder), Options(()))
         counted = [standing([fit for _, fit in runs]) for runs in variants.values()]
-        studies[folder.name] = [fits for fits in counted if len(fits) > 1 and all(fit.comparable for fit in fits)]
+        studies[folder.name] = [
+            fits for fits in counted if len(fits) > 1 and all(fit.comparable for fit in fits)
+        ]
     every = [fits for variants in studies.values() for fits in variants]
     gain = lambda fits: np.mean([fit.A - fit.R0 for fit in fits])
     print(f"{'runs':32}variants  runs  A, if all identify it  margin   log B  log C_mid")

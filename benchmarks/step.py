@@ -1,4 +1,5 @@
-"""What a step's arithmetic takes: forward and backward of the first batch of the default task, alone on one thread.
+"""What a step's arithmetic takes: forward and backward of the first batch of the default task,
+alone on one thread.
 
     python benchmarks/step.py
 
@@ -10,27 +11,32 @@ import torch
 from common import default_requests, seconds
 
 import loss
+from core.decoding import make_decoding
+from core.engine import sample_all
+from core.model import load_model, load_tokenizer
+from core.policy import micro_batches
+from core.settings import Settings
+from core.torch_engine import TorchEngine
 from docs.make_base import BASE_MODEL
-from generate import TorchEngine
 from machinery.compute import matmul_parameters
-from machinery.decoding import make_decoding
-from machinery.engine import sample_all
-from machinery.model import load_model, load_tokenizer
-from machinery.policy import micro_batches
-from machinery.settings import Settings
 from machinery.trainer import make_policy
 
 
 def main(repeats: int = 5) -> None:
     torch.set_num_threads(1)
     settings, recipe, device = Settings(), loss.Recipe(), torch.device("cpu")
-    model, tokenizer = load_model(str(BASE_MODEL), device, torch.float32), load_tokenizer(str(BASE_MODEL))
+    model, tokenizer = (
+        load_model(str(BASE_MODEL), device, torch.float32),
+        load_tokenizer(str(BASE_MODEL)),
+    )
     engine = TorchEngine(model, make_decoding(tokenizer, settings), settings.slots)
     rollouts = sample_all(engine, default_requests(tokenizer, settings.prompts_per_step))
     policy, ones = make_policy(settings, model, device), torch.ones(len(rollouts))
 
     def step() -> None:
-        for m in micro_batches(rollouts, list(range(len(rollouts))), settings.tokens_per_micro_batch, device, 0, 1):
+        for m in micro_batches(
+            rollouts, list(range(len(rollouts))), settings.tokens_per_micro_batch, device, 0, 1
+        ):
             logprobs_BT, _ = policy(m, recipe.fp32_logits)
             advantages_B = weights_B = ones[m.rows_B]  # any: the arithmetic is the same
             value, _ = loss.policy_loss(
@@ -57,8 +63,12 @@ def main(repeats: int = 5) -> None:
     for event in profile.key_averages():
         kind = kinds.get(event.key, "all else: elementwise, copies, softmax, calls")
         microseconds[kind] = microseconds.get(kind, 0.0) + event.self_cpu_time_total
-    print(f"\nforward and backward of {len(rollouts)} completions, {tokens:,} tokens: {whole:.2f} s")
-    print(f"the same products with weights alone, {flops / 1e9:.1f} GFLOPs: {bare:.2f} s; ratio {whole / bare:.2f}\n")
+    print(
+        f"\nforward and backward of {len(rollouts)} completions, {tokens:,} tokens: {whole:.2f} s"
+    )
+    print(
+        f"the same products with weights alone, {flops / 1e9:.1f} GFLOPs: {bare:.2f} s; ratio {whole / bare:.2f}\n"
+    )
     for kind, value in sorted(microseconds.items(), key=lambda item: -item[1]):
         print(f"{kind:46} {value / sum(microseconds.values()):5.2f} of the time")
 

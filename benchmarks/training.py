@@ -18,7 +18,8 @@ from docs.make_base import BASE_MODEL
 
 
 def seconds_to(validations: list[dict], pass_rate: float) -> float:
-    """Seconds of training to a pass rate, in proportion between two validations; inf if it was not reached."""
+    """Seconds of training to a pass rate, in proportion between two validations; inf if it was not
+    reached."""
     for before, after in zip(validations, validations[1:]):
         if after["pass_rate"] >= pass_rate:
             start, end = training_seconds(before), training_seconds(after)
@@ -27,11 +28,15 @@ def seconds_to(validations: list[dict], pass_rate: float) -> float:
     return float("inf")
 
 
-def compare_asynchrony(seeds: list[int], steps: int, target: float, folder: Path) -> list[list[dict]]:
-    """Print the time to a pass rate and how long each side waited until then. Returns the steps of the runs with
-    PipelineRL."""
+def compare_asynchrony(
+    seeds: list[int], steps: int, target: float, folder: Path
+) -> list[list[dict]]:
+    """Print the time to a pass rate and how long each side waited until then. Returns the steps of
+    the runs with PipelineRL."""
     print(f"\nseconds of training to a pass rate of {target:.2f}, and idle fractions until then\n")
-    print("seed  asynchrony    seconds   ratio   trainer idle   generator idle   off-policyness mean, max")
+    print(
+        "seed  asynchrony    seconds   ratio   trainer idle   generator idle   off-policyness mean, max"
+    )
     pipeline_runs, figures = [], {}
     for seed in seeds:
         for asynchrony in ("pipeline-8", "ppo-8", "ppo-1"):
@@ -64,8 +69,11 @@ def table_row(asynchrony: str, row) -> str:
     return f"{asynchrony:11} {duration:8.1f} {ratio:7.2f} {trainer:14.2f} {generator:16.2f}"
 
 
-def compare_with_trl(seeds: list[int], runs: list[list[dict]], lengths: list[int], folder: Path) -> None:
-    """Print the speed of our runs and of TRL's GRPOTrainer: same model, prompts, completions and cores.
+def compare_with_trl(
+    seeds: list[int], runs: list[list[dict]], lengths: list[int], folder: Path
+) -> None:
+    """Print the speed of our runs and of TRL's GRPOTrainer: same model, prompts, completions and
+    cores.
 
     lengths: over how many of the first steps.
     """
@@ -75,7 +83,9 @@ def compare_with_trl(seeds: list[int], runs: list[list[dict]], lengths: list[int
         print(f"\nTRL is left out: {error}; `pip install trl` brings it")
         return
     torch.set_num_threads(2)
-    problems = {problem.prompt + "<think>": problem for problem in arithmetic.problems("train", 4000)}
+    problems = {
+        problem.prompt + "<think>": problem for problem in arithmetic.problems("train", 4000)
+    }
     score = lambda prompt, completion: arithmetic.score(problems[prompt], completion)
     print("\nsampled tokens/s of training end to end, two cores, steps of 32 x 16 completions\n")
     print(f"seed   steps   train.py (PipelineRL-8)   TRL {trl.__version__} GRPOTrainer   ratio")
@@ -90,17 +100,29 @@ def compare_with_trl(seeds: list[int], runs: list[list[dict]], lengths: list[int
             ours = lines[steps - 1]["compute_tokens"] / training_seconds(lines[steps - 1])
             theirs = (last - first) / (end - start)
             ratios[steps].append(ours / theirs)
-            print(f"{seed:4} {steps:7} {ours:25,.0f} {theirs:24,.0f} {ours / theirs:7.2f}", flush=True)
+            print(
+                f"{seed:4} {steps:7} {ours:25,.0f} {theirs:24,.0f} {ours / theirs:7.2f}", flush=True
+            )
     for steps, of_seeds in ratios.items():
         print(f"median {steps:5} {np.median(of_seeds):58.2f}", flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--steps", type=int, default=100, help="of each run")
-    parser.add_argument("--target", type=float, default=0.8, help="pass rate to which the time is measured")
-    parser.add_argument("--trl-steps", type=int, nargs="+", default=[20, 100], help="steps that TRL is compared over")
+    parser.add_argument(
+        "--target", type=float, default=0.8, help="pass rate to which the time is measured"
+    )
+    parser.add_argument(
+        "--trl-steps",
+        type=int,
+        nargs="+",
+        default=[20, 100],
+        help="steps that TRL is compared over",
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         runs = compare_asynchrony(options.seeds, options.steps, options.target, Path(folder))

@@ -1,8 +1,8 @@
 """Choose the columns of compute and pass rate in the table of a log, and make curves of them.
 
-A column is chosen by its name. The lists below say what frameworks call these columns, the best name first. If no name
-is known, or two pass rates are equally likely, none is taken, and the error names them: a wrong curve with plausible
-numbers is worse than no curve.
+A column is chosen by its name. The lists below say what frameworks call these columns, the best
+name first. If no name is known, or two pass rates are equally likely, none is taken, and the error
+names them: a wrong curve with plausible numbers is worse than no curve.
 """
 
 import difflib
@@ -15,7 +15,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-MOST_POINTS = 2000  # of a curve. More are averaged: each point costs a fit time and memory, and no plot shows so many
+from curve.flags import option
+
+# of a curve. More are averaged: each point costs a fit time and memory, and no plot shows so many
+MOST_POINTS = 2000
 
 
 @dataclass(frozen=True)
@@ -35,25 +38,43 @@ class Series:
 class Reading:
     """Which records and columns of a log are read."""
 
-    x: str | None = None  # the column of compute; by default guessed, and printed
-    y: str | None = None  # the column of the pass rate, or several with commas, or all; by default guessed, and printed
-    where: str | None = None  # only the records with COLUMN=VALUE; several with commas
-    percent: bool = False  # the pass rate is in percent
-    mean: bool = False  # average the rows of one step, such as several problems or seeds under each other
+    x: str | None = option(None, "the column of compute; by default guessed, and printed")
+    y: str | None = option(
+        None,
+        "the column of the pass rate, or several with commas, or all; by default guessed, and printed",
+    )
+    where: str | None = option(None, "only the records with COLUMN=VALUE; several with commas")
+    percent: bool = option(False, "the pass rate is in percent")
+    mean: bool = option(
+        False, "average the rows of one step, such as several problems or seeds under each other"
+    )
 
 
 def check_curve(
-    x: np.ndarray, y: np.ndarray, place: Callable[[int], str] = lambda i: f"point {i + 1}", names: tuple = ("x", "y")
+    x: np.ndarray,
+    y: np.ndarray,
+    place: Callable[[int], str] = lambda i: f"point {i + 1}",
+    names: tuple = ("x", "y"),
 ) -> None:
-    """ValueError, naming the first wrong point and its column, unless compute x (n,) increases and pass rates y (n,)
-    are in [0, 1]."""
+    """ValueError, naming the first wrong point and its column, unless compute x (n,) increases and
+    pass rates y (n,) are in [0, 1]."""
     x_name, y_name = names
     with np.errstate(invalid="ignore"):
-        advice = "if it is in percent, say --percent" if 20 < y.max() <= 100 else "name another column with --y"
+        advice = (
+            "if it is in percent, say --percent"
+            if 20 < y.max() <= 100
+            else "name another column with --y"
+        )
         rules = (
-            (~np.isfinite(x + y), "{x_name} = {x:g}, {y_name} = {y:g}: not finite; remove the line"),
+            (
+                ~np.isfinite(x + y),
+                "{x_name} = {x:g}, {y_name} = {y:g}: not finite; remove the line",
+            ),
             (x < 0, "{x_name} = {x:g}: compute is never negative"),
-            (np.diff(x, prepend=-1) <= 0, "{x_name} = {x:g} after {before:g}: it must increase; sort the log by it"),
+            (
+                np.diff(x, prepend=-1) <= 0,
+                "{x_name} = {x:g} after {before:g}: it must increase; sort the log by it",
+            ),
             ((y < 0) | (y > 1), "{y_name} = {y:g} is no pass rate, not in [0, 1]: " + advice),
         )
     for broken, message in rules:
@@ -75,9 +96,12 @@ COMPUTE = """
     optimizer_step training_iteration iteration update epoch episode num_episodes
     relative_time relative_time_process relative_time_wall _runtime x
 """.split()
-STEP = re.compile(r"(.*[/_])?steps?|(.*/)?(iterations?|updates?)", re.I)  # a resumed run repeats its values
+STEP = re.compile(
+    r"(.*[/_])?steps?|(.*/)?(iterations?|updates?)", re.I
+)  # a resumed run repeats its values
 
-# Words in the names of pass rates, the best first. All words of a name count: acc/mean@8 comes before reward/mean@8.
+# Words in the names of pass rates, the best first. All words of a name count: acc/mean@8 comes
+# before reward/mean@8.
 MEASURES = tuple(line.split() for line in """
     passrate
     meanofn passone
@@ -88,7 +112,8 @@ MEASURES = tuple(line.split() for line in """
 """.strip().splitlines())  # fmt: skip
 REWARDS = (4, 5)  # a name with one of these is from training, unless it says validation
 RANK = {word: rank for rank, words in enumerate(MEASURES) for word in words}
-# What these words add to a measure does not change what it is. A word that is not known makes another quantity of it.
+# What these words add to a measure does not change what it is. A word that is not known makes
+# another quantity of it.
 ADDED = set("mean avg average total rate overall all default final answer sampled greedy is func fn function episode "
             "default core agent of per exact out".split())  # fmt: skip
 VALIDATION = set("val valid validation eval evaluation evaluate test dev held heldout".split())
@@ -111,8 +136,8 @@ GROUPS = re.compile(
 
 
 def _parts(name: str) -> list[list[str]]:
-    """The words of each part of a path, in lower case, without the run that W&B puts before it: "a - evalAcc/mean" is
-    [[eval, acc], [mean]]."""
+    """The words of each part of a path, in lower case, without the run that W&B puts before it: "a
+    - evalAcc/mean" is [[eval, acc], [mean]]."""
     plain = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name.rpartition(" - ")[2]).lower()
     for spelling, word in SPELLINGS:
         plain = re.sub(rf"(?<![a-z0-9]){spelling}(?![a-z0-9])", word, plain)
@@ -127,15 +152,20 @@ def _says(words: set[str], name: str) -> bool:
 def _compute_rank(name: str) -> int | None:
     """The place of a name in COMPUTE: 0 is the best. None if it is no name of compute."""
     last = re.sub("[^a-z0-9]+", "_", name.rpartition("/")[2].lower()).rstrip("_")
-    return next((rank for rank, known in enumerate(COMPUTE) if known in (last, last.removesuffix("s"))), None)
+    return next(
+        (rank for rank, known in enumerate(COMPUTE) if known in (last, last.removesuffix("s"))),
+        None,
+    )
 
 
 def _pass_rate_rank(name: str, source: str) -> tuple[int, ...]:
-    """How likely a column is the pass rate: the lowest tuple is the likeliest, and () is no name of a pass rate.
+    """How likely a column is the pass rate: the lowest tuple is the likeliest, and () is no name of
+    a pass rate.
 
-    source: the kind of the records. The tuple begins with 0 for a validation, 2 for training, and 1 if nothing says
-    which. Then come the places of its words in MEASURES. The part of the name that holds them must have no unknown word
-    (failure_rate, reward_hacking_rate), and so must the parts after a reward, which say what is rewarded."""
+    source: the kind of the records. The tuple begins with 0 for a validation, 2 for training, and 1
+    if nothing says which. Then come the places of its words in MEASURES. The part of the name that
+    holds them must have no unknown word (failure_rate, reward_hacking_rate), and so must the parts
+    after a reward, which say what is rewarded."""
     parts = _parts(name)
     ranks = {len(MEASURES)} if parts in ([["y"]], [["value"]]) else set()  # nothing but the value
     known = RANK.keys() | ADDED | VALIDATION | TRAINING
@@ -145,14 +175,20 @@ def _pass_rate_rank(name: str, source: str) -> tuple[int, ...]:
         elif RANK["reward"] in ranks or not NEVER.isdisjoint(part):
             return ()
     trained = _says(TRAINING, f"{source}/{name}") or not ranks.isdisjoint(REWARDS)
-    return (0 if _says(VALIDATION, f"{source}/{name}") else 2 if trained else 1, *sorted(ranks)) if ranks else ()
+    return (
+        (0 if _says(VALIDATION, f"{source}/{name}") else 2 if trained else 1, *sorted(ranks))
+        if ranks
+        else ()
+    )
 
 
 class Table:
-    """The values of a log by column: the rows that have one, and their numbers. A text is NaN, and stands in `texts`.
+    """The values of a log by column: the rows that have one, and their numbers. A text is NaN, and
+    stands in `texts`.
 
-    lines: the line of each row in the file; -3 is the third record of a JSON document. chosen: a mask of the rows that
-    are read. names: the columns with a value in these rows. source: the kind of these rows, such as "eval".
+    lines: the line of each row in the file; -3 is the third record of a JSON document. chosen: a
+    mask of the rows that are read. names: the columns with a value in these rows. source: the kind
+    of these rows, such as "eval".
     """
 
     def __init__(self, rows: Iterable[tuple[int, dict]], notes: list[str]):
@@ -162,7 +198,11 @@ class Table:
         for line, values in rows:
             for name, value in values.items():
                 if value is not None and value != "" and name:
-                    number = value if type(value) is float else self._parse(name, str(value).strip()[:80])
+                    number = (
+                        value
+                        if type(value) is float
+                        else self._parse(name, str(value).strip()[:80])
+                    )
                     self.columns[name][0].append(len(self.lines))
                     self.columns[name][1].append(number)
             self.lines.append(line)
@@ -220,7 +260,9 @@ def read_curves(table: Table, name: str, reading: Reading) -> list[Series]:
         if column in table.names and column not in kinds:
             groups = table.groups(column, table.rows(column))
             trained = [value for value in groups if _says(TRAINING, value)]
-            validations = [value for value in groups if _says(VALIDATION, value) and value not in trained]
+            validations = [
+                value for value in groups if _says(VALIDATION, value) and value not in trained
+            ]
             if len(validations) > 1:
                 choices = " or ".join(f"--where {column}={value}" for value in validations)
                 raise ValueError(f"which records are the validations? say {choices}")
@@ -231,7 +273,9 @@ def read_curves(table: Table, name: str, reading: Reading) -> list[Series]:
     table.source = " and ".join(kinds.values())
 
     if not table.names:
-        raise ValueError("no column has a value: expected a table with names, or a JSON object a line")
+        raise ValueError(
+            "no column has a value: expected a table with names, or a JSON object a line"
+        )
     columns = _pass_rates(table, reading.y)
     several = len(columns) > 1 or reading.y == "all"
     return [_series(table, column if several else name, column, reading) for column in columns]
@@ -245,36 +289,51 @@ def _require_column(table: Table, name: str, flag: str) -> None:
     if name not in table.names:
         near = difflib.get_close_matches(name, table.names, 1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise ValueError(f"no column {name!r} with values{hint}; {flag} can name: {_listed(table.names)}")
+        raise ValueError(
+            f"no column {name!r} with values{hint}; {flag} can name: {_listed(table.names)}"
+        )
 
 
 def _pass_rates(table: Table, y: str | None) -> list[str]:
-    """The columns that `y` names, or else the likeliest pass rate. ValueError if several are equally likely."""
+    """The columns that `y` names, or else the likeliest pass rate. ValueError if several are
+    equally likely."""
     if y not in (None, "all"):
         names = [y] if y in table.names else y.split(",")
         for name in names:
             _require_column(table, name, "--y")
         return names
     numbers = {name: table.numbers(name)[table.chosen] for name in table.names}
-    numbers = {name: values for name, values in numbers.items() if np.isfinite(values).any()}  # texts are no candidates
+    numbers = {
+        name: values for name, values in numbers.items() if np.isfinite(values).any()
+    }  # texts are no candidates
     ranks = {name: rank for name in numbers if (rank := _pass_rate_rank(name, table.source))}
     likely = [name for name in ranks if ranks[name] == min(ranks.values())]
     alike = lambda one, other: np.array_equal(numbers[one], numbers[other], equal_nan=True)
-    likely = [name for i, name in enumerate(likely) if not any(alike(name, other) for other in likely[:i])]
-    if "pass_rate" in likely and y != "all":  # of all sources in a log of ours; pass_rate/SOURCE is of one
+    likely = [
+        name for i, name in enumerate(likely) if not any(alike(name, other) for other in likely[:i])
+    ]
+    if (
+        "pass_rate" in likely and y != "all"
+    ):  # of all sources in a log of ours; pass_rate/SOURCE is of one
         likely = ["pass_rate"]
     if len(likely) == 1:
         return likely
-    question = "which column is the pass rate?" if likely else "no column is named like a pass rate:"
+    question = (
+        "which column is the pass rate?" if likely else "no column is named like a pass rate:"
+    )
     likely = likely or [name for name in numbers if _compute_rank(name) is None]
     if y == "all" and likely:
         return likely
-    ranges = [f"{name} ({np.fmin.reduce(numbers[name]):.3g} to {np.fmax.reduce(numbers[name]):.3g})" for name in likely]
+    ranges = [
+        f"{name} ({np.fmin.reduce(numbers[name]):.3g} to {np.fmax.reduce(numbers[name]):.3g})"
+        for name in likely
+    ]
     raise ValueError(f"{question} name it with --y (or all): {_listed(ranges)}")
 
 
 def _counters(table: Table, y: str, rows: np.ndarray) -> list[str]:
-    """The columns of compute, the best name first: those with values in nearly all of these rows, if there are any."""
+    """The columns of compute, the best name first: those with values in nearly all of these rows,
+    if there are any."""
     known = [name for name in table.names if name != y and _compute_rank(name) is not None]
     filled = [name for name in known if np.isfinite(table.numbers(name)[rows]).mean() > 0.9]
     return sorted(filled or known, key=_compute_rank)
@@ -284,9 +343,13 @@ def _best_compute(table: Table, counters: list[str], rows: np.ndarray) -> str:
     """The first counter that increases over these rows. ValueError if there is no counter."""
     if not counters:
         names = _listed(table.names)
-        raise ValueError(f"no column is named like compute (steps, tokens, hours, FLOPs): name it with --x of: {names}")
+        raise ValueError(
+            f"no column is named like compute (steps, tokens, hours, FLOPs): name it with --x of: {names}"
+        )
     values = {name: table.numbers(name)[rows] for name in counters}
-    rising = (name for name in counters if (np.diff(values[name][np.isfinite(values[name])]) > 0).all())
+    rising = (
+        name for name in counters if (np.diff(values[name][np.isfinite(values[name])]) > 0).all()
+    )
     return next(rising, counters[0])
 
 
@@ -294,17 +357,23 @@ def _series(table: Table, name: str, y: str, reading: Reading) -> Series:
     """The curve of the pass rate y."""
     for row, text in table.texts.get(y, {}).items():
         if table.chosen[row]:
-            raise ValueError(f"{table.place(row)}: {y} = {text[:40]!r} is not a number: mend or remove it")
+            raise ValueError(
+                f"{table.place(row)}: {y} = {text[:40]!r} is not a number: mend or remove it"
+            )
     rows, pass_rate = table.rows(y), table.numbers(y)
     nan = np.isnan(pass_rate[rows])
     rows = rows[~nan]
 
     counters, x = _counters(table, y, rows), reading.x
-    step = next((name for name in counters if STEP.fullmatch(name)), x if x in table.names else None)
+    step = next(
+        (name for name in counters if STEP.fullmatch(name)), x if x in table.names else None
+    )
     step = step or _best_compute(table, counters, rows)
     repeated, averaged = 0, 0
     if reading.mean:
-        _, first, group = np.unique(table.numbers(step)[rows], return_index=True, return_inverse=True)
+        _, first, group = np.unique(
+            table.numbers(step)[rows], return_index=True, return_inverse=True
+        )
         pass_rate[rows[first]] = np.bincount(group, pass_rate[rows]) / np.bincount(group)
         averaged, rows = len(rows), rows[first]
     else:
@@ -336,17 +405,22 @@ def _series(table: Table, name: str, y: str, reading: Reading) -> Series:
     if len(rows) > MOST_POINTS:  # the first may give R0; the others become means of neighbours
         starts = np.append(0, np.arange(1, len(rows), -(-(len(rows) - 1) // (MOST_POINTS - 1))))
         sizes = np.diff(np.append(starts, len(rows)))
-        compute, pass_rate = (np.add.reduceat(values, starts) / sizes for values in (compute, pass_rate))
+        compute, pass_rate = (
+            np.add.reduceat(values, starts) / sizes for values in (compute, pass_rate)
+        )
         num_examples = num_examples and num_examples * len(rows) / len(compute)
         note += f"; neighbours averaged into {len(compute)}"
     notes = [note, *table.notes]
     if _pass_rate_rank(y, table.source)[:1] == (2,):
-        notes.append(f"! {y} is measured in training, and is no validation: on other problems the run may do otherwise")
+        notes.append(
+            f"! {y} is measured in training, and is no validation: on other problems the run may do otherwise"
+        )
     return Series(name, compute, pass_rate, x, y, num_examples, tuple(notes))
 
 
 def _refuse_several_curves(table: Table, step: str, y: str, rows: np.ndarray) -> None:
-    """ValueError, naming the column that tells the runs apart, if these rows are from several runs."""
+    """ValueError, naming the column that tells the runs apart, if these rows are from several
+    runs."""
     steps, pass_rates = table.numbers(step), table.numbers(y)[rows]
     changes = np.diff(steps[rows])
     for column in table.names:
@@ -354,19 +428,24 @@ def _refuse_several_curves(table: Table, step: str, y: str, rows: np.ndarray) ->
         if column not in (step, y) and (is_group or (changes <= 0).any()):
             groups = table.groups(column, rows.tolist())
             runs = (steps[group] for group in groups.values())
-            if 1 < len(groups) <= len(rows) // 2 and (is_group or all((np.diff(run) > 0).all() for run in runs)):
+            if 1 < len(groups) <= len(rows) // 2 and (
+                is_group or all((np.diff(run) > 0).all() for run in runs)
+            ):
                 curves = f"several curves under each other, by {column}: {_listed([*groups])}"
                 raise ValueError(f"{curves}; choose one with --where {column}={next(iter(groups))}")
     differ = np.flatnonzero((changes == 0) & (np.diff(pass_rates) != 0))
     if len(differ) > max(1, len(rows) // 10):
         row = rows[differ[0] + 1]
         values = f"{step} = {steps[row]:g} has several values of {y}"
-        raise ValueError(f"{table.place(row)}: {values}: choose with --where COLUMN=VALUE, or average them with --mean")
+        raise ValueError(
+            f"{table.place(row)}: {values}: choose with --where COLUMN=VALUE, or average them with --mean"
+        )
 
 
 def _last_of_each(steps: np.ndarray) -> np.ndarray:
-    """The indices of the points that count in a resumed run: no later point has the same step or a lower one. If the
-    steps go back to a step that is new, all points count, since no resumed run does that."""
+    """The indices of the points that count in a resumed run: no later point has the same step or a
+    lower one. If the steps go back to a step that is new, all points count, since no resumed run
+    does that."""
     _, first = np.unique(steps, return_index=True)
     back = np.flatnonzero(np.diff(steps) < 0) + 1
     if np.isin(back, first).any():

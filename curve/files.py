@@ -8,8 +8,8 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def whole_file(target: Path) -> Iterator[Path]:
-    """A path to write a file at. At the end of the block that file replaces `target`; if the block raises, `target`
-    stays as it was. OSError if it cannot be written."""
+    """A path to write a file at. At the end of the block that file replaces `target`; if the block
+    raises, `target` stays as it was. OSError if it cannot be written."""
     partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
     try:
         yield partial

@@ -1,6 +1,8 @@
-"""The fit of one run: the sigmoid of least squares, 95 % intervals, and warnings about what the data does not show.
+"""The fit of one run: the sigmoid of least squares, 95 % intervals, and warnings about what the
+data does not show.
 
-fit_curve.py has the equation and the meaning of A, B, C_mid and R0; curve/least_squares.py has the numerics.
+fit_curve.py has the equation and the meaning of A, B, C_mid and R0; curve/least_squares.py has the
+numerics.
 
 Dimensions: n points of a run, m values of compute, k weighted sums of the curve at these.
 """
@@ -16,7 +18,7 @@ from curve.least_squares import Array, Interval, Profile, fit_power_law
 
 MARGIN = 0.02  # asymptotes closer than this are not told apart (sec. 2.1, A.8)
 
-# --- 1. The curves (sec. 2.1, A.4) --------------------------------------------------------------------------------
+# --- 1. The curves (sec. 2.1, A.4) ----------------------------------------------------------------
 
 
 def sigmoid(C, A: float, B: float, C_mid: float, R0: float) -> Array:
@@ -49,8 +51,8 @@ class FitWarning:
 
 @dataclass(frozen=True)
 class Fit:
-    """A fitted curve, and what is known about it. If A is not identified, A, B and C_mid only describe the line that
-    is drawn, and A is only known to exceed the low end of its interval."""
+    """A fitted curve, and what is known about it. If A is not identified, A, B and C_mid only
+    describe the line that is drawn, and A is only known to exceed the low end of its interval."""
 
     A: float
     B: float
@@ -61,18 +63,24 @@ class Fit:
     rms: float  # of the residuals, per degree of freedom
     lag_1: float  # correlation of neighbouring residuals
     correlation: float  # lag_1 corrected for bias; it widens the intervals
-    noise: float | None  # binomial standard deviation of one validation, if the number of answers is known
+    noise: (
+        float | None
+    )  # binomial standard deviation of one validation, if the number of answers is known
     r0: str | float  # where R0 comes from: "first", "free" or its value
     x: Array = field(repr=False)  # (n,) the points fitted
     y: Array = field(repr=False)
-    points: tuple[Array, Array] = field(repr=False)  # x and y of the second fit, which may begin with compute 0
+    points: tuple[Array, Array] = field(
+        repr=False
+    )  # x and y of the second fit, which may begin with compute 0
     profile: Profile = field(repr=False)
     warnings: list[FitWarning] = field(default_factory=list)  # the most important first
     identified: bool = False  # whether the data determines A, and with it B and C_mid
     no_ceiling: bool = False  # the data passes the middle of its rise, but A is on its bound 1
     fell: bool = False  # the pass rate came down from its peak, which no sigmoid does
     collapsed: bool = False  # it came down so far that the fit means nothing
-    together: bool = False  # A and its interval are of all seeds: `fit_together` in curve/comparison.py
+    together: bool = (
+        False  # A and its interval are of all seeds: `fit_together` in curve/comparison.py
+    )
 
     @property
     def comparable(self) -> bool:
@@ -112,29 +120,34 @@ class Fit:
         return sigmoid(C, self.A, self.B, self.C_mid, self.R0)
 
     def interval_of(self, weights: Array, C: Array) -> tuple[Array, Array]:
-        """95 % intervals (low, high), each (k,), of k sums of the curve at compute C (m,): weights (k, m) @ R(C)."""
+        """95 % intervals (low, high), each (k,), of k sums of the curve at compute C (m,): weights
+        (k, m) @ R(C)."""
         value, gradient = least_squares.curve_and_gradient(C, self.profile.theta)
         gradient = gradient[:, self.profile.free].transpose(0, 2, 1)
         return self.profile.interval(value @ weights.T, weights @ gradient)
 
     def band(self, C) -> tuple[Array, Array]:
-        """95 % interval (low, high) of the curve, not of single validations, at compute C; each of C's shape."""
+        """95 % interval (low, high) of the curve, not of single validations, at compute C; each of
+        C's shape."""
         C = np.asarray(C, float)
         low, high = self.interval_of(np.eye(C.size), C.ravel())
         return np.clip(low, 0, 1).reshape(C.shape), np.clip(high, 0, 1).reshape(C.shape)
 
     def held_at(self, A: Array) -> tuple[Array, Array, Array]:
-        """The best curves (k, 4) of these points with the asymptote held at A (k,) <= 1, their squared errors (k,), and
-        J'J (k, f, f), as in `least_squares.descend`. R0 is free if the intervals have it free."""
+        """The best curves (k, 4) of these points with the asymptote held at A (k,) <= 1, their
+        squared errors (k,), and J'J (k, f, f), as in `least_squares.descend`. R0 is free if the
+        intervals have it free."""
         start = np.tile([0, np.log(self.B), np.log(self.C_mid), self.R0], (len(A), 1))
         start[:, 0] = np.minimum(A, 1)
         return least_squares.descend(*self.points, start, self.profile.free)
 
     def efficiency_at(self, A: float) -> tuple[Array, Array]:
-        """log B and log C_mid (2,) with the asymptote held at A <= 1 (A.8), and their standard errors (2,), widened for
-        correlation as the intervals are."""
+        """log B and log C_mid (2,) with the asymptote held at A <= 1 (A.8), and their standard
+        errors (2,), widened for correlation as the intervals are."""
         theta, squares, JJ = self.held_at([A])
-        excess = allowed_excess(squares[0], len(self.points[0]) - len(self.profile.free), self.correlation)
+        excess = allowed_excess(
+            squares[0], len(self.points[0]) - len(self.profile.free), self.correlation
+        )
         errors = np.sqrt(excess * np.diag(least_squares.inverse(JJ[0]))) / stdtrit(np.inf, 0.975)
         return theta[0, 1:3], errors[:2]
 
@@ -147,12 +160,15 @@ def with_interval(value: float, low: float, high: float, form: str = ".3f") -> s
     return f"{value:{form}} [{low:{form}}, {high:{form}}]"
 
 
-def fit_sigmoid(x, y, r0: str | float = "first", fit_from=0.0, fit_to=np.inf, num_examples: float | None = None) -> Fit:
-    """The sigmoid of least squares through compute x (n,), increasing, and pass rate y (n,) in [0, 1].
+def fit_sigmoid(
+    x, y, r0: str | float = "first", fit_from=0.0, fit_to=np.inf, num_examples: float | None = None
+) -> Fit:
+    """The sigmoid of least squares through compute x (n,), increasing, and pass rate y (n,) in [0,
+    1].
 
-    r0: "first" (the first point is the pass rate before training; it gives R0, and its x may be 0), "free" (fitted), or
-    the value. Points with fit_from <= x <= fit_to are fitted. num_examples: answers in one validation. ValueError if
-    there is no curve to fit.
+    r0: "first" (the first point is the pass rate before training; it gives R0, and its x may be 0),
+    "free" (fitted), or the value. Points with fit_from <= x <= fit_to are fitted. num_examples:
+    answers in one validation. ValueError if there is no curve to fit.
     """
     x, y = np.asarray(x, float), np.asarray(y, float)
     check_curve(x, y)
@@ -160,7 +176,9 @@ def fit_sigmoid(x, y, r0: str | float = "first", fit_from=0.0, fit_to=np.inf, nu
     if R0 is not None and not 0 <= R0 <= 1:
         raise ValueError(f"R0 = {R0:g} is no pass rate, which lies in [0, 1]")
     fitted = (x >= fit_from) & (x <= fit_to)
-    if r0 == "first" or (R0 is not None and x[0] == 0):  # at compute 0 every curve is at R0: nothing to fit
+    if r0 == "first" or (
+        R0 is not None and x[0] == 0
+    ):  # at compute 0 every curve is at R0: nothing to fit
         fitted[0] = False
     x, y = x[fitted], y[fitted]
     n, parameters = len(x), 4 if R0 is None else 3
@@ -168,7 +186,9 @@ def fit_sigmoid(x, y, r0: str | float = "first", fit_from=0.0, fit_to=np.inf, nu
         few = f"only {n} of {len(fitted)} points are left to fit, not counting one that gives R0"
         raise ValueError(f"{few}: at least {parameters + 1} are needed")
     if np.ptp(y) == 0:
-        raise ValueError(f"the pass rate is {y[0]:g} at all {n} points: a constant has no curve to fit")
+        raise ValueError(
+            f"the pass rate is {y[0]:g} at all {n} points: a constant has no curve to fit"
+        )
 
     theta, squares = least_squares.variable_projection(x, y, R0)
     # The second fit: one point and one parameter more, so as many degrees of freedom.
@@ -187,35 +207,62 @@ def fit_sigmoid(x, y, r0: str | float = "first", fit_from=0.0, fit_to=np.inf, nu
     noise = float(np.sqrt(np.mean(y * (1 - y)) / num_examples)) if num_examples else None
     interval = {"R0": (R0, R0)} | interval
     points = x_all, y_all
-    fit = Fit(A, B, C_mid, R0, interval, squares, rms, lag_1, correlation, noise, r0, x, y, points, profile)
+    fit = Fit(
+        A,
+        B,
+        C_mid,
+        R0,
+        interval,
+        squares,
+        rms,
+        lag_1,
+        correlation,
+        noise,
+        r0,
+        x,
+        y,
+        points,
+        profile,
+    )
     return judge(fit)
 
 
 def lag_one_correlation(residual: Array, parameters: int) -> tuple[float, float]:
-    """Correlation of neighbouring residuals (n,), and the same corrected for its bias. The fitted curve follows slow
-    noise, so residuals are less correlated than the noise, by about p (1 + 3 r) / n for p parameters: p times the bias
-    that Kendall (1954) gives for a fitted mean."""
+    """Correlation of neighbouring residuals (n,), and the same corrected for its bias. The fitted
+    curve follows slow noise, so residuals are less correlated than the noise, by about p (1 + 3 r)
+    / n for p parameters: p times the bias that Kendall (1954) gives for a fitted mean."""
     n, p = len(residual), parameters
     raw = residual[1:] @ residual[:-1] / max(residual @ residual, 1e-300)
     return float(raw), float(np.clip((n * raw + p) / max(n - 3 * p, n / 2), 0, 0.9))
 
 
 def allowed_excess(squares: float, degrees: int, correlation: float) -> float:
-    """A curve is in the 95 % interval if its squared error exceeds the least one by at most this. For independent noise
-    the profile-likelihood bound is s^2 t^2: s^2 is the error per degree of freedom, t Student's 97.5 % quantile. A
-    correlation r of neighbours makes the variance of their mean (1 + r) / (1 - r) times as large (`python
-    benchmarks/fit.py`). degrees: points minus fitted parameters."""
+    """A curve is in the 95 % interval if its squared error exceeds the least one by at most this.
+    For independent noise the profile-likelihood bound is s^2 t^2: s^2 is the error per degree of
+    freedom, t Student's 97.5 % quantile. A correlation r of neighbours makes the variance of their
+    mean (1 + r) / (1 - r) times as large (`python benchmarks/fit.py`). degrees: points minus fitted
+    parameters."""
     # 1e-12: no pass rate is known to better than 1e-6
-    return max(squares / degrees, 1e-12) * stdtrit(degrees, 0.975) ** 2 * (1 + correlation) / (1 - correlation)
+    return (
+        max(squares / degrees, 1e-12)
+        * stdtrit(degrees, 0.975) ** 2
+        * (1 + correlation)
+        / (1 - correlation)
+    )
 
 
-# --- 3. Verdicts: what the data does not show ---------------------------------------------------------------------
+# --- 3. Verdicts: what the data does not show -----------------------------------------------------
 
 # Limits by simulation, `python benchmarks/fit.py`: within them the interval of A holds it.
 LEAST_GAIN_MADE = 0.7  # below this part of the gain no asymptote is reported
 SAFE_GAIN_MADE = 0.8  # below this part it comes with a warning
-MOST_SCATTER = 0.01  # rms / sqrt(points), as a part of the gain: with more, an unfinished rise can look finished
-UNKNOWN, NO_CEILING, SHORT = "A is not identified", "A is on its bound 1", "short"  # kinds of warnings that decide
+# rms / sqrt(points), as a part of the gain: with more, an unfinished rise can look finished
+MOST_SCATTER = 0.01
+UNKNOWN, NO_CEILING, SHORT = (
+    "A is not identified",
+    "A is on its bound 1",
+    "short",
+)  # kinds of warnings that decide
 
 
 def judge(fit: Fit) -> Fit:
@@ -223,21 +270,44 @@ def judge(fit: Fit) -> Fit:
     n, gain, (low, high) = len(fit.x), fit.A - fit.R0, fit.interval["A"]
     level = np.convolve(fit.y, np.ones(3) / 3, "valid")  # means of three neighbours
     peak, end, peak_x = level.max(), level[-1], fit.x[level.argmax() + 1]
-    jump = np.median(np.abs(np.diff(fit.y))) / 0.954  # standard deviation of one point; slow movement does not count
+    jump = (
+        np.median(np.abs(np.diff(fit.y))) / 0.954
+    )  # standard deviation of one point; slow movement does not count
     fall = f"the pass rate fell from {peak:.3f} around x = {peak_x:.4g} to {end:.3f}, and a sigmoid cannot"
     if peak - end > max(0.5 * (peak - min(fit.R0, end)), 4 * jump):
-        collapse = FitWarning("collapse", f"{fall}, so this fit means nothing: try --fit-to {peak_x:.4g}")
+        collapse = FitWarning(
+            "collapse", f"{fall}, so this fit means nothing: try --fit-to {peak_x:.4g}"
+        )
         return replace(fit, fell=True, collapsed=True, warnings=[collapse])
 
-    made, floor = f"only {int(100 * fit.gain_made)} % of the gain is made, less than", f"only A > {low:.3f}"
+    made, floor = (
+        f"only {int(100 * fit.gain_made)} % of the gain is made, less than",
+        f"only A > {low:.3f}",
+    )
     few = fit.rms / np.sqrt(n) > MOST_SCATTER * gain
     rules_for_A = [  # the first that holds counts; A is identified if it is SHORT, or if none holds
-        (gain < 2 * fit.rms, "no rise", f"nothing above R0 = {fit.R0:.3f} stands out of the scatter ({fit.rms:.3f})"),
-        (fit.gain_made < LEAST_GAIN_MADE, UNKNOWN, f"{made} {100 * LEAST_GAIN_MADE:.0f} %: the data shows {floor}"),
+        (
+            gain < 2 * fit.rms,
+            "no rise",
+            f"nothing above R0 = {fit.R0:.3f} stands out of the scatter ({fit.rms:.3f})",
+        ),
+        (
+            fit.gain_made < LEAST_GAIN_MADE,
+            UNKNOWN,
+            f"{made} {100 * LEAST_GAIN_MADE:.0f} %: the data shows {floor}",
+        ),
         (fit.A > 0.9999 and low < 0.95, NO_CEILING, f"the data shows no ceiling, {floor}"),
         (few, UNKNOWN, f"{n} points with a scatter of {fit.rms:.3f} are too few for this gain"),
-        (high - low > abs(gain), UNKNOWN, f"its interval [{low:.3f}, {high:.3f}] is wider than the whole gain"),
-        (fit.gain_made < SAFE_GAIN_MADE, SHORT, f"{made} {100 * SAFE_GAIN_MADE:.0f} %: each point moves A"),
+        (
+            high - low > abs(gain),
+            UNKNOWN,
+            f"its interval [{low:.3f}, {high:.3f}] is wider than the whole gain",
+        ),
+        (
+            fit.gain_made < SAFE_GAIN_MADE,
+            SHORT,
+            f"{made} {100 * SAFE_GAIN_MADE:.0f} %: each point moves A",
+        ),
     ]
     about_A = [FitWarning(*warning) for holds, *warning in rules_for_A if holds][:1]
     kind = about_A[0].kind if about_A else None
@@ -247,8 +317,18 @@ def judge(fit: Fit) -> Fit:
     on_bound = not least_squares.B_RANGE[0] * 1.01 < fit.B < least_squares.B_RANGE[1] / 1.01
     rules = [
         (declined, "decline", f"{fall}: try --fit-to {peak_x:.4g}"),
-        (n < 6, "few points", f"only {n} points: the intervals lean on {n - 3} degree(s) of freedom"),
-        (on_bound and identified, "B is on its bound", f"B = {fit.B:.3g}: the rise is a step between points"),
+        (
+            n < 6,
+            "few points",
+            f"only {n} points: the intervals lean on {n - 3} degree(s) of freedom",
+        ),
+        (
+            on_bound and identified,
+            "B is on its bound",
+            f"B = {fit.B:.3g}: the rise is a step between points",
+        ),
     ]
     warnings = about_A + [FitWarning(*warning) for holds, *warning in rules if holds]
-    return replace(fit, identified=identified, no_ceiling=no_ceiling, fell=declined, warnings=warnings)
+    return replace(
+        fit, identified=identified, no_ceiling=no_ceiling, fell=declined, warnings=warnings
+    )

@@ -1,11 +1,10 @@
-"""Command-line flags from a dataclass: a field is a flag, and the comment beside it is the help."""
+"""Command-line flags from a dataclass: a field is a flag, and `option` gives it its help."""
 
 import argparse
 import contextlib
 import dataclasses
 import difflib
 import inspect
-import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -17,18 +16,34 @@ HELP = {"-h", "--help"}
 TYPE_NAMES = {str: "TEXT", int: "N", float: "X", Path: "PATH"}  # as the help shows them
 
 
-def read_flags(kind: type, arguments: list[str], default=None, description: str | None = None, others: bool = False):
-    """An instance of the dataclass `kind` with the values that the flags give. If a field is a dataclass itself, its
-    fields are flags too. A field without a default takes the arguments that are no flags, wherever they stand. The help
-    shows a field's metadata: its values under other names than "default".
+def option(default=dataclasses.MISSING, help: str = "", **others):
+    """A field of a dataclass whose fields are flags. help: what --help says of it. others: its
+    values under other names than "default", such as those of a preset, which the help shows too."""
+    return dataclasses.field(default=default, metadata={"help": help, **others})
 
-    default: an instance with the values of all other fields; or a function that makes it from the instance with the
-    values of the flags and the defaults of the fields. With `others`, returns a pair: the instance, and the arguments
-    that `kind` has no flag for. ValueError, in one sentence with the valid values or the nearest flag, if there is no
-    such flag or value. `--help` prints the help, with the defaults that follow from the other flags, and exits.
+
+def read_flags(
+    kind: type,
+    arguments: list[str],
+    default=None,
+    description: str | None = None,
+    others: bool = False,
+):
+    """An instance of the dataclass `kind` with the values that the flags give. If a field is a
+    dataclass itself, its fields are flags too. A field without a default takes the arguments that
+    are no flags, wherever they stand. The help shows a field's metadata: `help`, and its values
+    under other names than "default".
+
+    default: an instance with the values of all other fields; or a function that makes it from the
+    instance with the values of the flags and the defaults of the fields. With `others`, returns a
+    pair: the instance, and the arguments that `kind` has no flag for. ValueError, in one sentence
+    with the valid values or the nearest flag, if there is no such flag or value. `--help` prints
+    the help, with the defaults that follow from the other flags, and exits.
     """
     parser = _parser(kind, description)
-    namespace, unknown = parser.parse_known_intermixed_args([text for text in arguments if text not in HELP])
+    namespace, unknown = parser.parse_known_intermixed_args(
+        [text for text in arguments if text not in HELP]
+    )
     if unknown and not others:
         near = difflib.get_close_matches(unknown[0].split("=")[0], parser._option_string_actions, 1)
         hint = f"did you mean {near[0]}?" if near else "--help lists all"
@@ -80,20 +95,25 @@ def _raise(message: str):
 
 
 def _add_fields(parser: argparse.ArgumentParser, kind: type, default) -> None:
-    group, comments = parser.add_argument_group(kind.__name__), _comments(kind)
+    group = parser.add_argument_group(kind.__name__)
     for field in dataclasses.fields(kind):
         value = getattr(default, field.name, field.default)
         if dataclasses.is_dataclass(field.type):
             _add_fields(parser, field.type, value)
             continue
-        members, help = _members(field.type), comments[field.name].replace("%", "%%")
+        members, others = _members(field.type), dict(field.metadata)
+        help = others.pop("help", "").replace("%", "%%")
         if value is dataclasses.MISSING:
             number, nothing = ("*", []) if ... in members else ("?", dataclasses.MISSING)
             how = {"type": members[0], "nargs": number, "default": nothing}
-            parser.add_argument(field.name, metavar=field.name.upper().rstrip("S"), help=help, **how)
+            parser.add_argument(
+                field.name, metavar=field.name.upper().rstrip("S"), help=help, **how
+            )
             continue
-        in_words = lambda value: " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-        help += "".join(f"; {name}: {in_words(other)}" for name, other in field.metadata.items())
+        in_words = lambda value: (
+            " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        )
+        help += "".join(f"; {name}: {in_words(other)}" for name, other in others.items())
         help += f" (default: {in_words(value)})" if value not in (None, ()) else ""
         if field.type is bool:
             group.add_argument(flag(field.name), action=argparse.BooleanOptionalAction, help=help)
@@ -103,27 +123,21 @@ def _add_fields(parser: argparse.ArgumentParser, kind: type, default) -> None:
         types = [member for member in members if member in TYPE_NAMES]
         size = len(get_args(field.type)) if get_origin(field.type) is tuple else None
         number = "+" if ... in members else "?" if bool in members else size
-        if bool in members:  # on, off or a word: --fp32-logits, --no-fp32-logits, --fp32-logits split
-            group.add_argument(flag(f"no_{field.name}"), dest=field.name, action="store_false", help="off")
+        if (
+            bool in members
+        ):  # on, off or a word: --fp32-logits, --no-fp32-logits, --fp32-logits split
+            group.add_argument(
+                flag(f"no_{field.name}"), dest=field.name, action="store_false", help="off"
+            )
         metavar = "|".join([*words, *(TYPE_NAMES[value_type] for value_type in types)])
         reader = partial(_read, words=words, types=types)
         how = {"type": reader, "nargs": number, "const": True if number == "?" else None}
         group.add_argument(flag(field.name), dest=field.name, metavar=metavar, help=help, **how)
 
 
-def _comments(kind: type) -> dict[str, str]:
-    """The comment of each field: beside it, or in the lines above."""
-    comments, above = {}, ""
-    for line in "".join(inspect.getsource(cls) for cls in kind.__mro__[:-1]).splitlines():
-        if field := re.match(r" {4}(\w+): [^#]*(?:# (.*))?$", line):
-            comments.setdefault(field[1], field[2] or above.strip())
-        comment = re.match(r" {4}# (.*)", line)
-        above = f"{above} {comment[1]}" if comment else ""
-    return comments
-
-
 def _members(kind) -> list:
-    """The words of a Literal and the types that a field can hold, each once. `...` stands for any number of them."""
+    """The words of a Literal and the types that a field can hold, each once. `...` stands for any
+    number of them."""
     if get_origin(kind) is Literal:
         return list(get_args(kind))
     parts = [_members(part) for part in get_args(kind)] or [[kind]]
@@ -137,13 +151,19 @@ def _read(text: str, words: list[str], types: list[type]):
     for convert in types:
         with contextlib.suppress(ValueError):
             return convert(text)
-    valid = [*words, *({int: "a whole number", float: "a number"}[value_type] for value_type in types)]
-    raise argparse.ArgumentTypeError(f"{text!r} is not {'one of ' * (len(valid) > 1)}{', '.join(valid)}")
+    valid = [
+        *words,
+        *({int: "a whole number", float: "a number"}[value_type] for value_type in types),
+    ]
+    raise argparse.ArgumentTypeError(
+        f"{text!r} is not {'one of ' * (len(valid) > 1)}{', '.join(valid)}"
+    )
 
 
 @contextlib.contextmanager
 def errors_as_sentences() -> Iterator[None]:
-    """ValueError, OSError and MemoryError are printed as one sentence; the exit status is then 2."""
+    """ValueError, OSError and MemoryError are printed as one sentence; the exit status is then
+    2."""
     try:
         yield
     except (ValueError, OSError, MemoryError) as error:
@@ -152,8 +172,8 @@ def errors_as_sentences() -> Iterator[None]:
 
 
 def run_command(main, arguments: list[str] | None = None) -> None:
-    """Run main(arguments), a script's command, and exit with the status that it returns. The status is 2 if it raises
-    what `errors_as_sentences` prints, and 130 after Ctrl-C."""
+    """Run main(arguments), a script's command, and exit with the status that it returns. The status
+    is 2 if it raises what `errors_as_sentences` prints, and 130 after Ctrl-C."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

@@ -16,9 +16,10 @@ def forecasts(fit: Fit, C) -> dict[str, float]:
 
 
 def held_out(x, y, r0: str | float = "first", fit_to: float | None = None, fit_from=0.0) -> dict:
-    """The mean of the last three points (`came`), and its forecasts from the points with compute <= fit_to, by default
-    half of the last compute. `interval` is the 95 % interval of the curve, widened by the scatter of three points. The
-    arguments are as in `fit_sigmoid`. ValueError if the early points cannot be fitted."""
+    """The mean of the last three points (`came`), and its forecasts from the points with compute <=
+    fit_to, by default half of the last compute. `interval` is the 95 % interval of the curve,
+    widened by the scatter of three points. The arguments are as in `fit_sigmoid`. ValueError if the
+    early points cannot be fitted."""
     x, y = np.asarray(x, float), np.asarray(y, float)
     fit_to = float(x[-1] / 2 if fit_to is None else fit_to)
     early = fit_sigmoid(x, y, r0, fit_from, fit_to)
@@ -33,7 +34,8 @@ def held_out(x, y, r0: str | float = "first", fit_to: float | None = None, fit_f
 
 
 def outlook(series: Series) -> str:
-    """Where a run is going, in a few words for its progress bar; "" if there are too few points to say."""
+    """Where a run is going, in a few words for its progress bar; "" if there are too few points to
+    say."""
     if len(series.x) <= 6:
         return ""
     try:

@@ -1,4 +1,5 @@
-"""The numerics under curve/fit.py: the sigmoid of least squares, and the region of curves that fit about as well.
+"""The numerics under curve/fit.py: the sigmoid of least squares, and the region of curves that fit
+about as well.
 
 Here a curve is theta = (A, log B, log C_mid, R0). The logarithms keep B and C_mid positive, and give all four about the
 same size. `free` lists the columns of theta that may move. The compute `x` increases, and only its first value may be
@@ -17,30 +18,39 @@ Interval = tuple[float, float]  # (low, high), 95 %
 
 B_RANGE = 0.05, 30.0
 
-# --- descent: downhill from many curves at once -------------------------------------------------------------------
+# --- descent: downhill from many curves at once ---------------------------------------------------
 
 
 def curve_and_gradient(x: Array, theta: Array) -> tuple[Array, Array]:
-    """The curves theta (k, 4) at compute (n,): values (k, n), and their derivatives by theta (k, 4, n)."""
+    """The curves theta (k, 4) at compute (n,): values (k, n), and their derivatives by theta (k, 4,
+    n)."""
     A, log_B, log_mid, R0 = theta.T[:, :, None]
     with np.errstate(divide="ignore", over="ignore"):
-        beyond = np.maximum(np.log(x), -1e4) - log_mid  # compute 0 is far to the left, where every curve is at R0
-        g = 1 / (1 + np.exp(-np.exp(log_B) * beyond))  # the part of the gain from R0 to A that is reached
+        beyond = (
+            np.maximum(np.log(x), -1e4) - log_mid
+        )  # compute 0 is far to the left, where every curve is at R0
+        g = 1 / (
+            1 + np.exp(-np.exp(log_B) * beyond)
+        )  # the part of the gain from R0 to A that is reached
     slope = (A - R0) * np.exp(log_B) * g * (1 - g)  # dR / d log C
     return R0 + (A - R0) * g, np.stack([g, slope * beyond, -slope, 1 - g], axis=1)
 
 
 def limits(x: Array) -> tuple[Array, Array]:
-    """Lowest and highest theta searched: C_mid from 1/20 of the first to 1000 times the last compute."""
+    """Lowest and highest theta searched: C_mid from 1/20 of the first to 1000 times the last
+    compute."""
     first, last = x[x > 0][[0, -1]]
     low = np.array([-np.inf, np.log(B_RANGE[0]), np.log(first / 20), 0.0])
     return low, np.array([np.inf, np.log(B_RANGE[1]), np.log(last * 1000), 1.0])
 
 
-def descend(x: Array, y: Array, theta: Array, free: list[int], steps: int = 50) -> tuple[Array, Array, Array]:
-    """Levenberg-Marquardt from k curves theta (k, 4), all at once: SciPy fits one at a time, which takes ten times as
-    long. Returns the curves of least squares (k, 4), their squared errors (k,), and J'J (k, f, f), half of the
-    curvature of the squared error in the free parameters. With steps=0 no curve moves."""
+def descend(
+    x: Array, y: Array, theta: Array, free: list[int], steps: int = 50
+) -> tuple[Array, Array, Array]:
+    """Levenberg-Marquardt from k curves theta (k, 4), all at once: SciPy fits one at a time, which
+    takes ten times as long. Returns the curves of least squares (k, 4), their squared errors (k,),
+    and J'J (k, f, f), half of the curvature of the squared error in the free parameters. With
+    steps=0 no curve moves."""
     theta, (low, high) = theta.copy(), limits(x)
 
     def evaluate(theta):
@@ -66,11 +76,12 @@ def descend(x: Array, y: Array, theta: Array, free: list[int], steps: int = 50) 
     return theta, squares, JJ
 
 
-# --- best curves (A.4) --------------------------------------------------------------------------------------------
+# --- best curves (A.4) ----------------------------------------------------------------------------
 
 
 def starting_grid(x: Array) -> tuple[Array, Array]:
-    """Curves (504, 4) from 0 to 1, one for each pair of 18 B and 28 C_mid, and their values (504, n)."""
+    """Curves (504, 4) from 0 to 1, one for each pair of 18 B and 28 C_mid, and their values (504,
+    n)."""
     first, last = np.log(x[x > 0][[0, -1]])
     columns = [1.0], np.linspace(-1.9, 2.7, 18), np.linspace(first - 1, last + 4, 28), [0.0]
     theta = np.stack(np.meshgrid(*columns, indexing="ij"), -1).reshape(-1, 4)
@@ -78,17 +89,21 @@ def starting_grid(x: Array) -> tuple[Array, Array]:
 
 
 def lines(z: Array, y: Array, base: float | None = None) -> tuple[Array, Array]:
-    """(base, slope), each (k,), of the lines of least squares y (n,) = base + slope z (k, n). A given base is kept."""
-    z0, y0 = (z.mean(1), y.mean()) if base is None else (np.zeros(len(z)), base)  # a point on each line
+    """(base, slope), each (k,), of the lines of least squares y (n,) = base + slope z (k, n). A
+    given base is kept."""
+    z0, y0 = (
+        (z.mean(1), y.mean()) if base is None else (np.zeros(len(z)), base)
+    )  # a point on each line
     centred = z - z0[:, None]
     slope = centred @ (y - y0) / ((centred**2).sum(1) + 1e-300)
     return y0 - slope * z0, slope
 
 
 def variable_projection(x: Array, y: Array, R0: float | None) -> tuple[Array, float]:
-    """The sigmoid of least squares with A in [0, 1]: theta (4,) and its squared error. With B and C_mid held, the curve
-    is a straight line in the part of the gain that is reached, and the best line has a closed form. So a grid over B
-    and C_mid finds the right valley, and `polish` walks to its bottom."""
+    """The sigmoid of least squares with A in [0, 1]: theta (4,) and its squared error. With B and
+    C_mid held, the curve is a straight line in the part of the gain that is reached, and the best
+    line has a closed form. So a grid over B and C_mid finds the right valley, and `polish` walks to
+    its bottom."""
     theta, g = starting_grid(x)
     base, gain = lines(g, y, R0)
     theta[:, 0], theta[:, 3] = np.clip(base + gain, 0, 1), base
@@ -97,7 +112,8 @@ def variable_projection(x: Array, y: Array, R0: float | None) -> tuple[Array, fl
 
 
 def polish(x: Array, y: Array, theta: Array, R0_free: bool) -> tuple[Array, float]:
-    """The curve of least squares (4,) with A in [0, 1], downhill from theta (4,), and its squared error."""
+    """The curve of least squares (4,) with A in [0, 1], downhill from theta (4,), and its squared
+    error."""
     without_A = [1, 2, 3] if R0_free else [1, 2]
     curves, squares, _ = descend(x, y, theta[None], [0, *without_A])
     if not 0 <= curves[0, 0] <= 1:  # then the best curve has A on its bound
@@ -107,7 +123,8 @@ def polish(x: Array, y: Array, theta: Array, R0_free: bool) -> tuple[Array, floa
 
 
 def fit_power_law(x: Array, y: Array) -> tuple[float, float, float]:
-    """(A, D, B) of the power law of least squares with A <= 1; x (n,) > 0. For each B it is a line: B is searched."""
+    """(A, D, B) of the power law of least squares with A <= 1; x (n,) > 0. For each B it is a line:
+    B is searched."""
     log_B, scale = np.linspace(np.log(1e-3), np.log(10), 200), x[-1]
     for _ in range(4):  # each round looks closer around the best B of the round before
         z = (x / scale) ** -np.exp(log_B)[:, None]
@@ -120,7 +137,7 @@ def fit_power_law(x: Array, y: Array) -> tuple[float, float, float]:
     return float(A[i]), float(-slope[i] * scale**B), float(B)
 
 
-# --- the 95 % region ----------------------------------------------------------------------------------------------
+# --- the 95 % region ------------------------------------------------------------------------------
 
 
 inverse = partial(np.linalg.pinv, rcond=1e-12, hermitian=True)
@@ -128,18 +145,21 @@ inverse = partial(np.linalg.pinv, rcond=1e-12, hermitian=True)
 
 @dataclass(frozen=True)
 class Profile:
-    """The 95 % region: all curves whose squared error is at most `excess` above the least. Every interval is read off
-    it. The region is long in A and thin across, so it is kept as k curves along A. Each is the best curve with its A,
-    and stands for an ellipse of curves around it, whose squared errors use up the rest of the excess."""
+    """The 95 % region: all curves whose squared error is at most `excess` above the least. Every
+    interval is read off it. The region is long in A and thin across, so it is kept as k curves
+    along A. Each is the best curve with its A, and stands for an ellipse of curves around it, whose
+    squared errors use up the rest of the excess."""
 
-    theta: Array  # (k, 4) the best curves with A held at values across its interval, and last the curve reported
+    # (k, 4) the best curves with A held at values across its interval, and last the curve reported
+    theta: Array
     left: Array  # (k,) the part of the excess that the curve itself does not use
     inverse_JJ: Array  # (k, f, f) the shape of the ellipse, in the free parameters
     free: list[int]  # all but A
 
     def interval(self, value: Array, gradient: Array) -> tuple[Array, Array]:
-        """(low, high) of a function of a curve: its lowest and highest value over all ellipses. value (k, ...): the
-        function at each of the k curves. gradient (k, ..., f): its derivatives by the free parameters."""
+        """(low, high) of a function of a curve: its lowest and highest value over all ellipses.
+        value (k, ...): the function at each of the k curves. gradient (k, ..., f): its derivatives
+        by the free parameters."""
         variance = np.einsum("k...i,kij,k...j->k...", gradient, self.inverse_JJ, gradient)
         left = self.left.reshape(-1, *[1] * (value.ndim - 1))
         half = np.sqrt(np.maximum(left * variance, 0))
@@ -151,27 +171,34 @@ def profile_over_A(
 ) -> tuple[dict[str, Interval], Profile]:
     """The 95 % intervals of A, B, C_mid and a free R0, by name, and the Profile behind them.
 
-    A moves away from the best curve to both sides, and at each A the other parameters are fitted again. On each side
-    the interval of A ends when the squared error has grown by `excess`. best: the curve (4,) of least squares.
-    estimate: the curve (4,) that is reported; if its A lies further out, the interval ends there.
+    A moves away from the best curve to both sides, and at each A the other parameters are fitted
+    again. On each side the interval of A ends when the squared error has grown by `excess`. best:
+    the curve (4,) of least squares. estimate: the curve (4,) that is reported; if its A lies
+    further out, the interval ends there.
     """
     best_A, best_R0, free = best[0], best[3], [1, 2, 3] if R0_free else [1, 2]
     _, (least,), (JJ,) = descend(x, y, best[None], [0, *free], steps=0)
     grid, g = starting_grid(x)
-    grid, g = np.vstack([grid, best]), np.vstack([g, curve_and_gradient(x, best[None])[1][:, 0]])  # `best` starts, too
+    grid, g = (
+        np.vstack([grid, best]),
+        np.vstack([g, curve_and_gradient(x, best[None])[1][:, 0]]),
+    )  # `best` starts, too
     projection, norm = g @ (y - best_R0), (g**2).sum(1)
 
     def best_at(A: Array) -> tuple[Array, Array]:
         """The best curves (k, 4) with these A (k,), and their squared errors (k,)."""
         gain = (A - best_R0)[:, None]
-        i = (gain**2 * norm - 2 * gain * projection).argmin(1)  # squared error on the grid, less a constant
+        i = (gain**2 * norm - 2 * gain * projection).argmin(
+            1
+        )  # squared error on the grid, less a constant
         start = grid[i]
         start[:, 0], start[:, 3] = A, best_R0
         return descend(x, y, start, free, steps=12)[:2]
 
-    # Both ends of A. The root of the growth is about proportional to the distance from the best A, so it reaches its
-    # limit near the distance `straight`. Fifteen distances around this one and beyond are tried, up to the bound: 0, 1,
-    # or R0, at which the curve would turn over. The crossing is interpolated.
+    # Both ends of A. The root of the growth is about proportional to the distance from the best A,
+    # so it reaches its limit near the distance `straight`. Fifteen distances around this one and
+    # beyond are tried, up to the bound: 0, 1, or R0, at which the curve would turn over. The
+    # crossing is interpolated.
     straight = np.sqrt(inverse(JJ)[0, 0] * excess) + 1e-9
     ends = []
     for side, bound in zip((-1, 1), (best_R0, 1.0) if best_A > best_R0 else (0.0, best_R0)):
@@ -180,7 +207,9 @@ def profile_over_A(
         far = near[-1] + (room - near[-1]) * np.array([0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1])
         A = best_A + side * np.append(near, far)
         distance = np.sqrt(np.maximum(best_at(A)[1] - least, 0))
-        beyond = np.flatnonzero(distance > np.sqrt(excess))  # never 0: the first distance is 0, at `best`
+        beyond = np.flatnonzero(
+            distance > np.sqrt(excess)
+        )  # never 0: the first distance is 0, at `best`
         if beyond.size:
             crossing = slice(beyond[0] - 1, beyond[0] + 1)
             bound = np.interp(np.sqrt(excess), distance[crossing], A[crossing])
@@ -188,11 +217,19 @@ def profile_over_A(
 
     curves, _ = best_at(np.linspace(*ends, 14))
     curves, squares, JJ = descend(x, y, np.vstack([curves, best, estimate]), free, steps=0)
-    left = np.append(np.maximum(least + excess - squares[:-1], 0), 0)  # the estimate has no ellipse of its own
+    left = np.append(
+        np.maximum(least + excess - squares[:-1], 0), 0
+    )  # the estimate has no ellipse of its own
     profile = Profile(curves, left, inverse(JJ), free)
     intervals = {"A": (float(min(ends[0], estimate[0])), float(max(ends[1], estimate[0])))}
     for column, name in zip(free, ("B", "C_mid", "R0")):
-        gradient = np.tile(np.eye(4)[column, free], (len(curves), 1))  # a parameter is a function of itself
-        low, high = np.clip(profile.interval(curves[:, column], gradient), *(limit[column] for limit in limits(x)))
-        intervals[name] = (float(low), float(high)) if name == "R0" else (float(np.exp(low)), float(np.exp(high)))
+        gradient = np.tile(
+            np.eye(4)[column, free], (len(curves), 1)
+        )  # a parameter is a function of itself
+        low, high = np.clip(
+            profile.interval(curves[:, column], gradient), *(limit[column] for limit in limits(x))
+        )
+        intervals[name] = (
+            (float(low), float(high)) if name == "R0" else (float(np.exp(low)), float(np.exp(high)))
+        )
     return intervals, profile

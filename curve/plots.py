@@ -1,7 +1,7 @@
 """Draw fitted runs: one in detail, or variants against each other.
 
-The suffix of the file is its format: .png, .pdf, .svg, or another of matplotlib. A figure is written whole or not at
-all.
+The suffix of the file is its format: .png, .pdf, .svg, or another of matplotlib. A figure is
+written whole or not at all.
 """
 
 import contextlib
@@ -16,7 +16,11 @@ from curve.files import whole_file
 from curve.fit import Fit, FittedRun, fit_sigmoid
 
 # What the columns of our own logs count.
-COMPUTE_UNITS = {"compute_flops": "FLOPs", "compute_tokens": "sampled tokens", "compute_device_hours": "device-hours"}
+COMPUTE_UNITS = {
+    "compute_flops": "FLOPs",
+    "compute_tokens": "sampled tokens",
+    "compute_device_hours": "device-hours",
+}
 
 
 def plot_variants(
@@ -25,8 +29,8 @@ def plot_variants(
     comparisons: Sequence[Comparison] = (),
     predict: Sequence[float] = (),
 ) -> None:
-    """Draw the curves of variants, and beside their names the verdicts. A single run is drawn in detail, with a
-    forecast to the last compute of `predict`."""
+    """Draw the curves of variants, and beside their names the verdicts. A single run is drawn in
+    detail, with a forecast to the last compute of `predict`."""
     from matplotlib.figure import Figure  # here, so that a fit without a plot starts fast
 
     runs = [run for runs in variants.values() for run in runs]
@@ -41,13 +45,18 @@ def plot_variants(
             label = f"{name}: A {asymptote_of([fit for _, fit in seeds])}{verdicts.get(name, '')}"
             _draw_variant(axes, label, seeds, f"C{i}")
         lacking = sum(series.x[0] == 0 for series, _ in runs)
-        points = f"points of all seeds (but {lacking} at compute 0)" if lacking else "points of all seeds"
+        points = (
+            f"points of all seeds (but {lacking} at compute 0)"
+            if lacking
+            else "points of all seeds"
+        )
         title = f"{points}, mean of the fitted curves, forecasts (dashed)"
     _write(path, axes, [series for series, _ in runs], title)
 
 
 def plot_diagnosis(path: Path, series: Series, fit: Fit) -> None:
-    """Draw what A of a run rests on: the squared error with A held, the residuals, and A of fits to a part of it."""
+    """Draw what A of a run rests on: the squared error with A held, the residuals, and A of fits to
+    a part of it."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(15, 4.4), layout="constrained")
@@ -64,11 +73,20 @@ def plot_diagnosis(path: Path, series: Series, fit: Fit) -> None:
             with contextlib.suppress(ValueError):  # too few points
                 part = fit_sigmoid(series.x, series.y, fit.r0, *window)
                 windows.plot([C, C], part.interval["A"], color, lw=0.8)
-                windows.plot(C, part.A, "o", ms=5, color=color, mfc=color if part.identified else "w")
-    profile.set(title="growth of the squared error with A held\n(1: the end of the 95 % interval)", xlabel="A")
-    residuals.set(title=f"{series.name}: pass rate minus curve\n(band: rms {fit.rms:.4f})", xlabel=series.x_name)
+                windows.plot(
+                    C, part.A, "o", ms=5, color=color, mfc=color if part.identified else "w"
+                )
+    profile.set(
+        title="growth of the squared error with A held\n(1: the end of the 95 % interval)",
+        xlabel="A",
+    )
+    residuals.set(
+        title=f"{series.name}: pass rate minus curve\n(band: rms {fit.rms:.4f})",
+        xlabel=series.x_name,
+    )
     windows.set(
-        title="A of the points up to here (blue), from here on\n(orange); hollow: not identified", xlabel=series.x_name
+        title="A of the points up to here (blue), from here on\n(orange); hollow: not identified",
+        xlabel=series.x_name,
     )
     _save(path, figure)
 
@@ -76,16 +94,24 @@ def plot_diagnosis(path: Path, series: Series, fit: Fit) -> None:
 def _draw_run(axes, series: Series, fit: Fit, predict: Sequence[float]) -> None:
     """Points, curve, band, and a forecast to 4 times the last compute or the last `predict`."""
     fitted, shown = np.isin(series.x, fit.x), series.x > 0
-    for points, fill, text in ((shown & fitted, "C0", "points fitted"), (shown & ~fitted, "w", "left out")):
+    for points, fill, text in (
+        (shown & fitted, "C0", "points fitted"),
+        (shown & ~fitted, "w", "left out"),
+    ):
         if points.any():
-            axes.plot(series.x[points], series.y[points], "o", ms=4, color="C0", mfc=fill, label=text)
+            axes.plot(
+                series.x[points], series.y[points], "o", ms=4, color="C0", mfc=fill, label=text
+            )
     if series.num_examples:
         x, y = series.x[shown], series.y[shown]
         half = 1.96 * np.sqrt(y * (1 - y) / series.num_examples)
         text = f"95 % of {series.num_examples:.0f} answers"
         axes.errorbar(x, y, half, fmt="none", ecolor="C0", elinewidth=0.7, alpha=0.6, label=text)
     end = max(4 * fit.C_max, 1.2 * series.x[-1], *(1.2 * C for C in predict))
-    past, future = np.geomspace(fit.x[fit.x > 0][0] / 1.5, fit.C_max, 100), np.geomspace(fit.C_max, end, 50)
+    past, future = (
+        np.geomspace(fit.x[fit.x > 0][0] / 1.5, fit.C_max, 100),
+        np.geomspace(fit.C_max, end, 50),
+    )
     axes.plot(past, fit.predict(past), color="C0", label="fitted curve")
     if fit.collapsed:  # then there is no forecast
         return
@@ -94,7 +120,9 @@ def _draw_run(axes, series: Series, fit: Fit, predict: Sequence[float]) -> None:
     axes.fill_between(both, *fit.band(both), color="C0", alpha=0.18, lw=0, label="95 % interval")
     if fit.identified:
         axes.axhline(fit.A, color="C3", lw=1, label=f"asymptote A {fit.asymptote}")
-        axes.axvline(fit.C_mid, color="C2", lw=1, ls="-.", label=f"C_mid {fit.C_mid:.3g}: half of the gain")
+        axes.axvline(
+            fit.C_mid, color="C2", lw=1, ls="-.", label=f"C_mid {fit.C_mid:.3g}: half of the gain"
+        )
     else:
         low = fit.interval["A"][0]
         axes.axhline(low, color="C3", lw=1, ls="--", label=f"A not identified: above {low:.3f}")
@@ -102,8 +130,9 @@ def _draw_run(axes, series: Series, fit: Fit, predict: Sequence[float]) -> None:
 
 
 def _draw_variant(axes, label: str, runs: list[FittedRun], color: str) -> None:
-    """The points of all seeds, and the mean curve of those that count. Its band lies between the curves of the seeds;
-    that of a single seed is its 95 % interval. The forecast is drawn only if every seed identifies A."""
+    """The points of all seeds, and the mean curve of those that count. Its band lies between the
+    curves of the seeds; that of a single seed is its 95 % interval. The forecast is drawn only if
+    every seed identifies A."""
     for series, _ in runs:
         later = series.x > 0
         axes.plot(series.x[later], series.y[later], "o", ms=3.5, color=color, alpha=0.45, mew=0)
@@ -122,13 +151,19 @@ def _draw_variant(axes, label: str, runs: list[FittedRun], color: str) -> None:
 
 
 def _write(path: Path, axes, runs: Sequence[Series], title: str) -> None:
-    """Write the figure, with labels, a title, and the legend below the axes, where it covers no curve."""
-    x_names, y_names = {series.x_name.lower() for series in runs}, {series.y_name for series in runs}
+    """Write the figure, with labels, a title, and the legend below the axes, where it covers no
+    curve."""
+    x_names, y_names = (
+        {series.x_name.lower() for series in runs},
+        {series.y_name for series in runs},
+    )
     compute = "" if len(x_names) > 1 else f" ({COMPUTE_UNITS.get(runs[0].x_name, runs[0].x_name)})"
     pass_rate = "" if len(y_names) > 1 or y_names == {"pass_rate"} else f" ({runs[0].y_name})"
     axes.set(xlabel=f"compute{compute}", ylabel=f"pass rate{pass_rate}", xscale="log")
     axes.set_title(title, fontsize=10, wrap=True)
-    axes.xaxis.set_major_formatter("{x:g}")  # as the report prints compute, and faster than 10 with an exponent
+    axes.xaxis.set_major_formatter(
+        "{x:g}"
+    )  # as the report prints compute, and faster than 10 with an exponent
     axes.grid(alpha=0.25)
     labels = axes.get_legend_handles_labels()[1]
     columns = 2 if max(map(len, labels)) < 60 else 1
@@ -141,5 +176,8 @@ def _write(path: Path, axes, runs: Sequence[Series], title: str) -> None:
 def _save(path: Path, figure) -> None:
     from matplotlib import rc_context
 
-    with whole_file(path) as partial, rc_context({"pdf.fonttype": 42, "svg.fonttype": "none"}):  # text stays text
+    with (
+        whole_file(path) as partial,
+        rc_context({"pdf.fonttype": 42, "svg.fonttype": "none"}),
+    ):  # text stays text
         figure.savefig(partial, format=path.suffix[1:].lower(), dpi=110)

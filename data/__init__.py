@@ -1,6 +1,7 @@
 """Data: where problems come from, and how a completion is judged.
 
-A task is a module of data/tasks/ that judges completions. Of these functions it must have the first:
+A task is a module of data/tasks/ that judges completions. Of these functions it must have the
+first:
 
     score(problem, completion)    -> bool              or a number from 0 to 1; the completion is its whole text, with
                                                        the forced tokens, from `<think>` on if the prompt ends with it
@@ -13,8 +14,9 @@ A task is a module of data/tasks/ that judges completions. Of these functions it
     tasks/gym.py            makes problems of reasoning-gym, a package with a hundred families and their verifiers
     tasks/programming.py    a program that must pass tests, for records of files; sandbox.py runs it
 
-The other files serve all tasks. load.py makes problems of what --data says, and holds some out; records.py reads files
-and data sets of the hub; verify.py calls `score` in a process that may hang or crash without harm.
+The other files serve all tasks. load.py makes problems of what --data says, and holds some out;
+records.py reads files and data sets of the hub; verify.py calls `score` in a process that may hang
+or crash without harm.
 """
 
 from dataclasses import dataclass, field
@@ -27,10 +29,13 @@ class Problem:
     prompt: str  # the user's turn, before the model's chat template
     answer: str  # the reference that `score` compares with
     task: str  # the module whose `score` judges it, for example data.tasks.arithmetic
-    metadata: dict = field(default_factory=dict, hash=False)  # what else `score` needs, as JSON can hold it
+    metadata: dict = field(
+        default_factory=dict, hash=False
+    )  # what else `score` needs, as JSON can hold it
 
 
 def after_thinking(completion: str) -> str:
-    """The text after the last `</think>`: nothing if thinking is open at the end, all of it if there is no thinking."""
+    """The text after the last `</think>`: nothing if thinking is open at the end, all of it if
+    there is no thinking."""
     answer = completion.rpartition("</think>")[2]
     return "" if "<think>" in answer else answer

@@ -1,4 +1,5 @@
-"""The loader: from the arguments of --data to the problems of each source, with the held-out ones apart.
+"""The loader: from the arguments of --data to the problems of each source, with the held-out ones
+apart.
 
 arithmetic                    a task that makes its own problems
 gym:word_sorting,max_words=3  a task with a family of problems, and options of its own
@@ -24,12 +25,15 @@ from data.tasks import mathematics, programming
 
 @dataclass(frozen=True)
 class Known:
-    """A data set of the hub that has a short name. The names of its columns are likely ones (records.py)."""
+    """A data set of the hub that has a short name. The names of its columns are likely ones
+    (records.py)."""
 
     repository: str
     subsets: tuple[str, ...] = ()  # folders; () is all
     train: str | None = "train"  # the part to learn from; None: the data set is for evaluation only
-    test: str | None = None  # the part for evaluation; None: the problems that are held out of `train`
+    test: str | None = (
+        None  # the part for evaluation; None: the problems that are held out of `train`
+    )
     task: str = mathematics.__name__
 
 
@@ -44,11 +48,22 @@ KNOWN = {
     "deepcoder": Known("agentica-org/DeepCoder-Preview-Dataset", ("primeintellect", "taco", "lcbv5", "codeforces"),
                        test="test", task=programming.__name__),
 }  # fmt: skip
-OPTIONS = ("problem", "answer", "tests", "solution", "subset", "split", "validation")  # docs/data.md has their meaning
+OPTIONS = (
+    "problem",
+    "answer",
+    "tests",
+    "solution",
+    "subset",
+    "split",
+    "validation",
+)  # docs/data.md has their meaning
 MADE_PROBLEMS, MADE_HELD_OUT = 100_000, 64  # a task makes so many if nothing says how many
-MOST_UNUSABLE = 0.05  # share of a known data set's records that may be left out; in your own files none may be
+MOST_UNUSABLE = (
+    0.05  # share of a known data set's records that may be left out; in your own files none may be
+)
 HELD_OUT_SHARE = 10  # at most one distinct problem in so many is held out
-SEED = 0  # of the tasks that make their problems, so that runs with different --seed have the same ones
+# of the tasks that make their problems, so that runs with different --seed have the same ones
+SEED = 0
 
 
 @dataclass(frozen=True)
@@ -58,7 +73,9 @@ class Spec:
     name: str  # task, TASK:FAMILY, known data set, file, folder or OWNER/NAME on the hub
     weight: float  # share of the prompts of each batch, relative to the others
     options: dict[str, str]
-    instruction: str | None = None  # said after each problem of a file, instead of what its task says
+    instruction: str | None = (
+        None  # said after each problem of a file, instead of what its task says
+    )
 
     @property
     def is_task(self) -> bool:
@@ -85,11 +102,14 @@ class Source:
     weight: float
     train: list[Problem]
     validation: list[Problem]  # held out: in no source's training problems
-    notes: list[str] = field(default_factory=list)  # printed: columns that were guessed, problems left out
+    notes: list[str] = field(
+        default_factory=list
+    )  # printed: columns that were guessed, problems left out
 
 
 def fingerprint(source: Source) -> str:
-    """A checksum of the problems in their order. A checkpoint holds indices of them, which mean nothing for others."""
+    """A checksum of the problems in their order. A checkpoint holds indices of them, which mean
+    nothing for others."""
     checksum = hashlib.sha256(str(len(source.train)).encode())
     for problem in (*source.train, *source.validation):
         checksum.update(repr((problem.prompt, problem.answer)).encode())
@@ -97,7 +117,8 @@ def fingerprint(source: Source) -> str:
 
 
 def parse_spec(text: str, instruction: str | None = None) -> Spec:
-    """Reads NAME[:WEIGHT][,OPTION=VALUE]... Raises ValueError, naming the options, for any other text."""
+    """Reads NAME[:WEIGHT][,OPTION=VALUE]... Raises ValueError, naming the options, for any other
+    text."""
     name, *pairs = text.split(",")
     options = {}
     for pair in pairs:
@@ -111,7 +132,9 @@ def parse_spec(text: str, instruction: str | None = None) -> Spec:
     spec = Spec(name, float(weight), options, instruction)
     if unknown := [] if spec.is_task else [key for key in options if key not in OPTIONS]:
         known = ", ".join(f"{key}=" for key in OPTIONS)
-        raise ValueError(f"--data {text}: {unknown[0]!r} is no option. They are {known}; docs/data.md explains them")
+        raise ValueError(
+            f"--data {text}: {unknown[0]!r} is no option. They are {known}; docs/data.md explains them"
+        )
     return spec
 
 
@@ -125,21 +148,33 @@ def load_data(
 ) -> list[Source]:  # fmt: skip
     """The problems of all arguments of --data.
 
-    train_problems: at most so many of each source; None: all, or MADE_PROBLEMS of a task that makes its own.
-    validation_problems: so many of each source are held out, but at most a tenth of a file; None: a tenth. Their texts
-    alone decide which. A problem that one source holds out is in no source's training problems. instruction: said after
-    each problem of a file. wanted: "answer", or "solution" if `Problem.answer` shall hold the worked solution. Raises
-    ValueError, with file and line or record, for anything that cannot be used.
+    train_problems: at most so many of each source; None: all, or MADE_PROBLEMS of a task that makes
+    its own. validation_problems: so many of each source are held out, but at most a tenth of a
+    file; None: a tenth. Their texts alone decide which. A problem that one source holds out is in
+    no source's training problems. instruction: said after each problem of a file. wanted: "answer",
+    or "solution" if `Problem.answer` shall hold the worked solution. Raises ValueError, with file
+    and line or record, for anything that cannot be used.
     """
     sources = []
     for spec in [parse_spec(argument, instruction) for argument in arguments]:
         if spec.known.train is None:
-            raise ValueError(f"{spec.name} is for evaluation (generate.py --evaluate), not to be trained on")
+            raise ValueError(
+                f"{spec.name} is for evaluation (generate.py --evaluate), not to be trained on"
+            )
         if spec.is_task:
-            sources.append(made_source(spec, train_problems or MADE_PROBLEMS, validation_problems or MADE_HELD_OUT))
+            sources.append(
+                made_source(
+                    spec, train_problems or MADE_PROBLEMS, validation_problems or MADE_HELD_OUT
+                )
+            )
             problem = sources[-1].train[0]
-            if wanted == "solution" and importlib.import_module(problem.task).score(problem, problem.answer) != 1:
-                raise ValueError(f"{spec.name}: its answers are no whole completions: give a file of solutions")
+            if (
+                wanted == "solution"
+                and importlib.import_module(problem.task).score(problem, problem.answer) != 1
+            ):
+                raise ValueError(
+                    f"{spec.name}: its answers are no whole completions: give a file of solutions"
+                )
         else:
             sources.append(read_source(spec, validation_problems, wanted))
     names = [source.name for source in sources]
@@ -149,16 +184,21 @@ def load_data(
             source.name += f"-{names[: i + 1].count(source.name)}"  # a second gsm8k is gsm8k-2
         train = [problem for problem in source.train if text_key(problem.prompt) not in held_out]
         if repeated := len(source.train) - len(train):
-            source.notes.append(f"{repeated} training problems are held out elsewhere too, and were left out")
-        source.train, source.validation = train[:train_problems], source.validation[:validation_problems]
+            source.notes.append(
+                f"{repeated} training problems are held out elsewhere too, and were left out"
+            )
+        source.train, source.validation = (
+            train[:train_problems],
+            source.validation[:validation_problems],
+        )
         if not source.train:
             raise ValueError(f"--data {source.name}: no training problem is left")
     return sources
 
 
 def load_evaluation(argument: str, number: int, instruction: str | None = None) -> Source:
-    """At most `number` problems to evaluate on: from a file, from the test part of a known data set, or else from the
-    problems that training holds out. The source has no training problems."""
+    """At most `number` problems to evaluate on: from a file, from the test part of a known data
+    set, or else from the problems that training holds out. The source has no training problems."""
     spec = parse_spec(argument, instruction)
     if spec.is_task:
         return replace(made_source(spec, 1, number), train=[])
@@ -169,7 +209,8 @@ def load_evaluation(argument: str, number: int, instruction: str | None = None) 
 
 
 def task_of(argument: str) -> str:
-    """The module that judges the problems of an argument of --data. Reads no more than the first record of a file."""
+    """The module that judges the problems of an argument of --data. Reads no more than the first
+    record of a file."""
     spec = parse_spec(argument)
     if spec.is_task:
         return f"data.tasks.{spec.task_and_family[0]}"
@@ -181,19 +222,22 @@ def task_of(argument: str) -> str:
 
 
 def next_source(weights: Sequence[float], handed_out: Sequence[int]) -> int:
-    """The source of the next prompt. handed_out: the prompts that each source has given so far. Any stretch of prompts
-    has the sources in proportion to their weights, to within one prompt."""
+    """The source of the next prompt. handed_out: the prompts that each source has given so far. Any
+    stretch of prompts has the sources in proportion to their weights, to within one prompt."""
     candidates = [i for i, weight in enumerate(weights) if weight > 0]
     return min(candidates, key=lambda i: (handed_out[i] + 1) / weights[i])
 
 
 def made_source(spec: Spec, train_problems: int, validation_problems: int) -> Source:
-    """Problems of a task that makes its own, each once. Its function `problems` gets the family, the options and the
-    instruction as arguments, if it has such. Raises ValueError, with the call, if it makes none."""
+    """Problems of a task that makes its own, each once. Its function `problems` gets the family,
+    the options and the instruction as arguments, if it has such. Raises ValueError, with the call,
+    if it makes none."""
     name, family = spec.task_and_family
     task = importlib.import_module(f"data.tasks.{name}")
     if not hasattr(task, "problems"):
-        raise ValueError(f"{spec.name} is a task without problems of its own: give it a file or a data set by name")
+        raise ValueError(
+            f"{spec.name} is a task without problems of its own: give it a file or a data set by name"
+        )
     given = spec.options | ({"family": family} if family else {})
     if taken := [key for key in ("split", "number", "seed", "instruction") if key in given]:
         raise ValueError(f"--data {spec.name}: {taken[0]} is no option of a task")
@@ -216,20 +260,26 @@ def made_source(spec: Spec, train_problems: int, validation_problems: int) -> So
         if not problems:
             raise ValueError(f"{call} returned no problem")
         if repeated := len(made) - len(problems):
-            source.notes.append(f"{repeated} of {len(made)} problems for {split} repeat another, and were left out")
+            source.notes.append(
+                f"{repeated} of {len(made)} problems for {split} repeat another, and were left out"
+            )
         if len(problems) < number:
-            source.notes.append(f"{number} problems for {split} were asked for, and there are {len(problems)}")
+            source.notes.append(
+                f"{number} problems for {split} were asked for, and there are {len(problems)}"
+            )
         setattr(source, split, problems)
     return source
 
 
 def read_source(spec: Spec, validation_problems: int | None, wanted: str = "answer") -> Source:
-    """Problems of files. The option `validation` names the held-out ones; without it they are the first ones, by their
-    checksums. Raises ValueError if there is only one problem."""
+    """Problems of files. The option `validation` names the held-out ones; without it they are the
+    first ones, by their checksums. Raises ValueError if there is only one problem."""
     problems, notes = read_problems(spec, spec.known.train, wanted)
     source = Source(Path(spec.name).name, spec.weight, problems, [], notes)
     if "validation" in spec.options:
-        columns = {key: column for key, column in spec.options.items() if key in records.LIKELY_COLUMNS}
+        columns = {
+            key: column for key, column in spec.options.items() if key in records.LIKELY_COLUMNS
+        }
         of_validation = replace(spec, name=spec.options["validation"], options=columns)
         source.validation, more_notes = read_problems(of_validation, "validation", wanted)
         source.notes += [note for note in more_notes if note not in notes]
@@ -239,25 +289,33 @@ def read_source(spec: Spec, validation_problems: int | None, wanted: str = "answ
     most = max(1, len(problems) // HELD_OUT_SHARE)
     number = min(validation_problems or most, most)
     if validation_problems is not None and number < validation_problems:
-        notes.append(f"{number} of {len(problems)} problems are held out, a tenth, not {validation_problems}")
+        notes.append(
+            f"{number} of {len(problems)} problems are held out, a tenth, not {validation_problems}"
+        )
     source.validation, source.train = problems[:number], problems[number:]
     return source
 
 
 def files_of(spec: Spec, split: str) -> list[Path]:
-    """The files of the part of a source that its options name, or of `split`. Raises ValueError if there are none."""
+    """The files of the part of a source that its options name, or of `split`. Raises ValueError if
+    there are none."""
     place = spec.known.repository
     is_on_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", place) and not place.endswith(records.FORMATS)
     if not is_on_hub and not Path(place).expanduser().exists():
         wrong = f"--data {place}: there is no such file or folder, and no data set (OWNER/NAME) or task of that name"
         raise ValueError(f"{wrong}; known are {', '.join([*KNOWN, *task_names()])}")
-    subsets = tuple(spec.options["subset"].split("+")) if "subset" in spec.options else spec.known.subsets
+    subsets = (
+        tuple(spec.options["subset"].split("+")) if "subset" in spec.options else spec.known.subsets
+    )
     return records.find_files(place, subsets, spec.options.get("split", split))
 
 
-def read_problems(spec: Spec, split: str, wanted: str = "answer") -> tuple[list[Problem], list[str]]:
-    """The problems of all files of a source, each once, and notes to be printed. The order is that of the checksums of
-    their texts: so the first ones are a random draw, whatever the order of the file and its other problems are."""
+def read_problems(
+    spec: Spec, split: str, wanted: str = "answer"
+) -> tuple[list[Problem], list[str]]:
+    """The problems of all files of a source, each once, and notes to be printed. The order is that
+    of the checksums of their texts: so the first ones are a random draw, whatever the order of the
+    file and its other problems are."""
     problems: dict[str, Problem] = {}  # by text
     notes, repeated, unusable = [], [], []
     for path in files_of(spec, split):
@@ -279,7 +337,9 @@ def read_problems(spec: Spec, split: str, wanted: str = "answer") -> tuple[list[
     if len(unusable) > MOST_UNUSABLE * (len(problems) + len(repeated) + len(unusable)):
         raise ValueError(f"{len(unusable)} records of {spec.name} cannot be used; {unusable[0]}")
     if unusable:
-        notes.append(f"{len(unusable)} records cannot be used and were left out, the first: {unusable[0]}")
+        notes.append(
+            f"{len(unusable)} records cannot be used and were left out, the first: {unusable[0]}"
+        )
     if any(problem.task == programming.__name__ for problem in problems.values()):
         sandbox.require_sandbox()
         warning = "WARNING, programs of the model run with less than full confinement: "

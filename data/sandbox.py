@@ -1,13 +1,15 @@
-"""The sandbox: runs a hostile Python program, from standard input to standard output, and lets it do nothing else.
+"""The sandbox: runs a hostile Python program, from standard input to standard output, and lets it
+do nothing else.
 
-A program may compute, within limits of time, memory, threads and output. Linux refuses it the rest, without privileges
-and without a helper program, by two mechanisms that the program cannot take off again:
+A program may compute, within limits of time, memory, threads and output. Linux refuses it the rest,
+without privileges and without a helper program, by two mechanisms that the program cannot take off
+again:
 
     Landlock   no file can be opened but Python's own; none can be written, made or removed, not even a temporary one
     seccomp    only the system calls with which Python reads, computes and writes (ALLOWED, CHECKED); all others fail
 
-A process that cannot fork leaves no descendants: killing it is killing all of it. If this machine lacks a mechanism,
-`missing()` says what that costs, and train.py and generate.py print it.
+A process that cannot fork leaves no descendants: killing it is killing all of it. If this machine
+lacks a mechanism, `missing()` says what that costs, and train.py and generate.py print it.
 """
 
 import contextlib
@@ -33,10 +35,13 @@ PR_SET_PDEATHSIG, PR_GET_SECCOMP, PR_SET_SECCOMP = 1, 21, 22  # prctl(2)
 PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 24, 38
 
 
-def run(arguments: list[str], stdin: bytes, seconds: float, longest_output: int, source: str = "") -> bytes | None:
-    """Run `python -I -B ARGUMENTS` confined, in a folder of its own, where it can read `source` as program.py. Returns
-    its standard output; None if it did not end by itself in time, with status 0 and with at most so many bytes. Address
-    space is limited as it is for this process; the environment is empty; standard error is thrown away."""
+def run(
+    arguments: list[str], stdin: bytes, seconds: float, longest_output: int, source: str = ""
+) -> bytes | None:
+    """Run `python -I -B ARGUMENTS` confined, in a folder of its own, where it can read `source` as
+    program.py. Returns its standard output; None if it did not end by itself in time, with status 0
+    and with at most so many bytes. Address space is limited as it is for this process; the
+    environment is empty; standard error is thrown away."""
     ours, theirs = socket.socketpair()
     with tempfile.TemporaryDirectory() as folder, ours, theirs:
         Path(folder, "program.py").write_text(source, encoding="utf-8", errors="surrogatepass")
@@ -45,7 +50,8 @@ def run(arguments: list[str], stdin: bytes, seconds: float, longest_output: int,
             process = subprocess.Popen(
                 [sys.executable, "-I", "-B", *arguments],
                 stdin=file, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=folder, start_new_session=True,
-                env={"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"},  # else numpy starts a thread for each core
+                # else numpy starts a thread for each core
+                env={"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"},
                 preexec_fn=confinement(folder, seconds, theirs),
             )  # fmt: skip
         theirs.close()  # the child has closed it too: nothing more can come
@@ -62,9 +68,12 @@ def run(arguments: list[str], stdin: bytes, seconds: float, longest_output: int,
     return output if status == 0 else None
 
 
-def read_output(process: subprocess.Popen, listeners: list[int], deadline: float, longest: int) -> bytes | None:
-    """What the process writes until it ends; None if that is later than the deadline, or more than `longest` bytes.
-    When it asks for a thread, it is answered, unless it has closed its standard output."""
+def read_output(
+    process: subprocess.Popen, listeners: list[int], deadline: float, longest: int
+) -> bytes | None:
+    """What the process writes until it ends; None if that is later than the deadline, or more than
+    `longest` bytes. When it asks for a thread, it is answered, unless it has closed its standard
+    output."""
     output, data = b"", None
     with selectors.DefaultSelector() as selector:
         for source in (process.stdout, *listeners):
@@ -79,15 +88,20 @@ def read_output(process: subprocess.Popen, listeners: list[int], deadline: float
                     output += data
                 elif events == selectors.EVENT_READ:  # writable too: its threads have ended
                     answer_clone(key.fd, process.pid)
-    with contextlib.suppress(subprocess.TimeoutExpired):  # if it has not ended, it is killed: that is no status 0
+    with contextlib.suppress(
+        subprocess.TimeoutExpired
+    ):  # if it has not ended, it is killed: that is no status 0
         process.wait(max(0.0, deadline - time.monotonic()))
     return output
 
 
 def answer_clone(listener: int, pid: int) -> None:
-    """The program asks for a thread, and waits in the kernel: let it have one, or fail with EAGAIN."""
+    """The program asks for a thread, and waits in the kernel: let it have one, or fail with
+    EAGAIN."""
     request = bytearray(80)  # struct seccomp_notif; the first 8 bytes are its identity
-    error, go_on = (0, 1) if len(os.listdir(f"/proc/{pid}/task")) < NUMBER_OF_THREADS else (-errno.EAGAIN, 0)
+    error, go_on = (
+        (0, 1) if len(os.listdir(f"/proc/{pid}/task")) < NUMBER_OF_THREADS else (-errno.EAGAIN, 0)
+    )
     with contextlib.suppress(OSError):  # killed meanwhile
         fcntl.ioctl(listener, SECCOMP_RECEIVE, request)
         fcntl.ioctl(listener, SECCOMP_ANSWER, request[:8] + struct.pack("=qiI", 0, error, go_on))
@@ -95,37 +109,52 @@ def answer_clone(listener: int, pid: int) -> None:
 
 @lru_cache
 def require_sandbox() -> None:
-    """Raises ValueError if Python itself does not run in the sandbox: then every program would be called wrong."""
+    """Raises ValueError if Python itself does not run in the sandbox: then every program would be
+    called wrong."""
     if sys.platform != "linux":
         raise ValueError("programs are judged on Linux only: elsewhere nothing would confine them")
     try:
         output = run(["-c", "import json; print(6 * 7)"], b"", seconds=60, longest_output=100)
     except (OSError, subprocess.SubprocessError) as error:
-        raise ValueError(f"programs cannot be judged here, the sandbox cannot be entered: {error}") from None
+        raise ValueError(
+            f"programs cannot be judged here, the sandbox cannot be entered: {error}"
+        ) from None
     if output != b"42\n":
         readable = f"{sys.prefix}, {sys.base_prefix} and {', '.join(READABLE[:3])}"
-        raise ValueError(f"programs cannot be judged here: Python fails in the sandbox, which can read {readable} only")
+        raise ValueError(
+            f"programs cannot be judged here: Python fails in the sandbox, which can read {readable} only"
+        )
 
 
 def missing() -> list[str]:
     """What this machine cannot enforce, in words; empty if it enforces everything."""
     gaps = []
     if landlock_version() == 0:
-        gaps.append("no Landlock (Linux 5.13 or newer has it): a program can read and change the files of this user")
+        gaps.append(
+            "no Landlock (Linux 5.13 or newer has it): a program can read and change the files of this user"
+        )
     if seccomp_filter() is None:
-        return [*gaps, "no seccomp (Linux on x86-64 has it): a program can use the network, processes and signals"]
+        return [
+            *gaps,
+            "no seccomp (Linux on x86-64 has it): a program can use the network, processes and signals",
+        ]
     program = f"import _thread, time\nfor _ in range({NUMBER_OF_THREADS}): _thread.start_new_thread(time.sleep, (60,))"
-    if run(["-c", program], b"", seconds=60, longest_output=100) is not None:  # one thread too many, and none refused
-        gaps.append("no limit of threads (Linux 5.5 or newer has it): a program can leave none to other processes")
+    if (
+        run(["-c", program], b"", seconds=60, longest_output=100) is not None
+    ):  # one thread too many, and none refused
+        gaps.append(
+            "no limit of threads (Linux 5.5 or newer has it): a program can leave none to other processes"
+        )
     return gaps
 
 
-# --- confinement ----------------------------------------------------------------------------------------------------
+# --- confinement ----------------------------------------------------------------------------------
 
 
 def confinement(folder: str, seconds: float, channel: socket.socket):
-    """A function that confines the process that calls it. It runs between fork and exec, so it only makes system calls.
-    It sends the listener, which answers when a thread starts, through the channel."""
+    """A function that confines the process that calls it. It runs between fork and exec, so it only
+    makes system calls. It sends the listener, which answers when a thread starts, through the
+    channel."""
     libc, parent, landlock = ctypes.CDLL(None, use_errno=True), os.getpid(), landlock_version()
     program, threads = seccomp_filter(), clone_filter()
 
@@ -143,8 +172,12 @@ def confinement(folder: str, seconds: float, channel: socket.socket):
             restrict_files(libc, landlock, folder)
         listener = libc.syscall(SECCOMP, 1, 8, ctypes.byref(threads)) if threads is not None else -1
         if listener >= 0:
-            channel.sendmsg([b"-"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", listener))])
-        elif threads is not None and ctypes.get_errno() != errno.EINVAL:  # older kernels, which cannot ask, say EINVAL
+            channel.sendmsg(
+                [b"-"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", listener))]
+            )
+        elif (
+            threads is not None and ctypes.get_errno() != errno.EINVAL
+        ):  # older kernels, which cannot ask, say EINVAL
             raise OSError("seccomp refuses a listener")
         # Only now, since the listener is one more file, beside all that this process has open.
         resource.setrlimit(resource.RLIMIT_NOFILE, (NUMBER_OF_FILES, NUMBER_OF_FILES))
@@ -154,13 +187,28 @@ def confinement(folder: str, seconds: float, channel: socket.socket):
     return enter
 
 
-# Landlock (landlock(7)): a ruleset names kinds of access. They are refused, unless a rule allows them below a path.
+# Landlock (landlock(7)): a ruleset names kinds of access. They are refused, unless a rule allows
+# them below a path.
 
 LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446
 EXECUTE, READ_FILE, READ_DIR = 1 << 0, 1 << 2, 1 << 3
 ABSTRACT_SOCKETS, SIGNALS = 1 << 0, 1 << 1  # from version 6: only to processes under the same rules
-ALL_ACCESS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1}  # by version; from 5: 16 bits
-READABLE = ("/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime", "/dev/null", "/dev/zero", "/dev/urandom")
+ALL_ACCESS = {
+    1: (1 << 13) - 1,
+    2: (1 << 14) - 1,
+    3: (1 << 15) - 1,
+    4: (1 << 15) - 1,
+}  # by version; from 5: 16 bits
+READABLE = (
+    "/usr",
+    "/lib",
+    "/lib64",
+    "/etc/ld.so.cache",
+    "/etc/localtime",
+    "/dev/null",
+    "/dev/zero",
+    "/dev/urandom",
+)
 
 
 def landlock_version() -> int:
@@ -169,9 +217,12 @@ def landlock_version() -> int:
 
 
 def restrict_files(libc: ctypes.CDLL, version: int, folder: str) -> None:
-    """From now on this process can read Python and `folder`, and no other file. The descriptors close at its exec."""
+    """From now on this process can read Python and `folder`, and no other file. The descriptors
+    close at its exec."""
     scoped = ABSTRACT_SOCKETS | SIGNALS if version >= 6 else 0
-    handled = struct.pack("=QQQ", ALL_ACCESS.get(version, (1 << 16) - 1), 0, scoped)  # files, network, scoped
+    handled = struct.pack(
+        "=QQQ", ALL_ACCESS.get(version, (1 << 16) - 1), 0, scoped
+    )  # files, network, scoped
     ruleset = libc.syscall(LANDLOCK_CREATE_RULESET, handled, len(handled), 0)
     python = {sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix}
     for path in filter(os.path.exists, (*READABLE, *python, folder)):
@@ -183,8 +234,8 @@ def restrict_files(libc: ctypes.CDLL, version: int, folder: str) -> None:
         raise OSError("Landlock refuses")
 
 
-# seccomp (seccomp(2)): a filter in classic BPF looks at the number and the first arguments of each system call.
-# The numbers are those of x86-64. On other machines there is no filter.
+# seccomp (seccomp(2)): a filter in classic BPF looks at the number and the first arguments of each
+# system call. The numbers are those of x86-64. On other machines there is no filter.
 
 ALLOWED = {  # with all arguments
     "read": 0, "readv": 19, "pread64": 17, "write": 1, "writev": 20, "lseek": 8, "open": 2, "openat": 257, "close": 3,
@@ -201,27 +252,44 @@ ALLOWED = {  # with all arguments
     "getrandom": 318, "getpid": 39, "gettid": 186, "getuid": 102, "geteuid": 107, "getgid": 104, "getegid": 108,
 }  # fmt: skip
 CLOCKS = tuple(range(12))  # clock_gettime(2); larger ones are the processor time of another process
-CHECKED = {  # allowed with some arguments only: the number, and the allowed values by position of the argument
+# allowed with some arguments only: the number, and the allowed values by position of the argument
+CHECKED = {
     "fcntl": (72, {1: (0, 1, 2, 3, 1030)}),  # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC
-    "ioctl": (16, {1: (0x5401, 0x802C542A, 0x5413,  # TCGETS, TCGETS2, TIOCGWINSZ: is it a terminal, how large
+    # TCGETS, TCGETS2, TIOCGWINSZ: is it a terminal, how large
+    "ioctl": (16, {1: (0x5401, 0x802C542A, 0x5413,
                        0x5451, 0x5450, 0x5421)}),  # FIOCLEX, FIONCLEX, FIONBIO
     "clone": (56, {0: (0x3D0F00, 0x7D0F00)}),  # what glibc and musl start a thread with; no process
     "clone3": (435, {0: ()}),  # a filter cannot see its flags
-    "futex": (202, {1: (0, 1, 128, 129, 131, 9, 137, 265, 393)}),  # wait and wake; FUTEX_LOCK_PI names a process
+    # wait and wake; FUTEX_LOCK_PI names a process
+    "futex": (202, {1: (0, 1, 128, 129, 131, 9, 137, 265, 393)}),
     "prlimit64": (302, {0: (0,)}), "sched_getaffinity": (204, {0: (0,)}),  # of this process
     "clock_gettime": (228, {0: CLOCKS}), "clock_getres": (229, {0: CLOCKS}), "clock_nanosleep": (230, {0: CLOCKS}),
     "arch_prctl": (158, {0: (0x1002,)}),  # ARCH_SET_FS: where a thread has its variables
-    # asyncio wakes itself through a pair of sockets. Streams know each other only; datagrams would reach other sockets.
+    # asyncio wakes itself through a pair of sockets. Streams know each other only; datagrams would
+    # reach other sockets.
     "socketpair": (53, {0: (1,), 1: (0x80001,)}), "sendto": (44, {5: (0,)}),  # to no address
 }  # fmt: skip
-NOT_THERE = ("clone3", "sched_getaffinity")  # refused as if the kernel lacked them: the C library does without
+NOT_THERE = (
+    "clone3",
+    "sched_getaffinity",
+)  # refused as if the kernel lacked them: the C library does without
 
 SECCOMP = 317  # the number of seccomp(2)
 SECCOMP_RECEIVE, SECCOMP_ANSWER = 0xC0502100, 0xC0182101  # ioctls of the listener
 X86_64 = 0xC000003E  # AUDIT_ARCH_X86_64
-NUMBER_AT, ARCHITECTURE_AT, ARGUMENTS_AT = 0, 4, 16  # places in struct seccomp_data; an argument has 8 bytes
+NUMBER_AT, ARCHITECTURE_AT, ARGUMENTS_AT = (
+    0,
+    4,
+    16,
+)  # places in struct seccomp_data; an argument has 8 bytes
 LOAD, EQUAL, RETURN = 0x20, 0x15, 0x06  # operations
-ALLOW, ASK, REFUSE, NO_SUCH_CALL, KILL = 0x7FFF0000, 0x7FC00000, 0x00050001, 0x00050026, 0x80000000  # EPERM, ENOSYS
+ALLOW, ASK, REFUSE, NO_SUCH_CALL, KILL = (
+    0x7FFF0000,
+    0x7FC00000,
+    0x00050001,
+    0x00050026,
+    0x80000000,
+)  # EPERM, ENOSYS
 
 
 class SeccompFilter(ctypes.Structure):
@@ -229,15 +297,19 @@ class SeccompFilter(ctypes.Structure):
 
 
 def assembled(instructions: list[tuple[int, ...]]) -> SeccompFilter:
-    """A filter of instructions: operation, number, and after EQUAL how many are skipped if it is equal and if not."""
+    """A filter of instructions: operation, number, and after EQUAL how many are skipped if it is
+    equal and if not."""
     instructions = [(*instruction, 0, 0)[:4] for instruction in instructions]
-    code = b"".join(struct.pack("=HBBI", operation, *skip, number) for operation, number, *skip in instructions)
+    code = b"".join(
+        struct.pack("=HBBI", operation, *skip, number) for operation, number, *skip in instructions
+    )
     return SeccompFilter(len(instructions), code)
 
 
 @lru_cache
 def seccomp_filter() -> SeccompFilter | None:
-    """The filter; None if there is no seccomp here, or if the numbers of the system calls are not known."""
+    """The filter; None if there is no seccomp here, or if the numbers of the system calls are not
+    known."""
     if platform.machine() != "x86_64" or ctypes.CDLL(None).prctl(PR_GET_SECCOMP) < 0:
         return None
     code = [(LOAD, ARCHITECTURE_AT), (EQUAL, X86_64, 1), (RETURN, KILL), (LOAD, NUMBER_AT)]
@@ -255,7 +327,10 @@ def seccomp_filter() -> SeccompFilter | None:
 
 
 def clone_filter() -> SeccompFilter | None:
-    """A second filter: the kernel asks the verifier for each thread, unless the first filter refuses it."""
+    """A second filter: the kernel asks the verifier for each thread, unless the first filter
+    refuses it."""
     if seccomp_filter() is None:
         return None
-    return assembled([(LOAD, NUMBER_AT), (EQUAL, CHECKED["clone"][0], 0, 1), (RETURN, ASK), (RETURN, ALLOW)])
+    return assembled(
+        [(LOAD, NUMBER_AT), (EQUAL, CHECKED["clone"][0], 0, 1), (RETURN, ASK), (RETURN, ALLOW)]
+    )

@@ -1,7 +1,8 @@
 r"""The accepted ways of writing an answer, as tables, and one spelling for all of them.
 
-`cleaned` applies the rules of REWRITTEN, one after the other. It returns ASCII, LaTeX and Greek letters, with words and
-units in double quotes. The other functions take apart what expressions.py does not read: choices, sentences and units.
+`cleaned` applies the rules of REWRITTEN, one after the other. It returns ASCII, LaTeX and Greek
+letters, with words and units in double quotes. The other functions take apart what expressions.py
+does not read: choices, sentences and units.
 """
 
 import re
@@ -16,7 +17,8 @@ SPELLED = {  # one spelling: the others, with spaces between them
     # brackets and quotes
     "(": r"\langle ⟨ 〈", ")": r"\rangle ⟩ 〉", r"\{": r"\lbrace", r"\}": r"\rbrace", "|": r"\lvert \rvert \vert \mid",
     '"': "“ ” „", "'": "’ ‘ ′",
-    # commands, names and units; a dollar sign alone stands around mathematics, one with a backslash is money
+    # commands, names and units; a dollar sign alone stands around mathematics, one with a backslash
+    # is money
     r"\frac": r"\dfrac \tfrac \cfrac \nicefrac \sfrac", r"\binom": r"\dbinom \tbinom", r"\emptyset": r"∅ \varnothing",
     r"\pi": "π", r"\sqrt": "√", r"\reals": "ℝ", "ε": r"\epsilon \varepsilon", "φ": r"\phi \varphi",
     **dict(zip("αβγδηθκλμξρστψωΔΓΩℓ", r"\alpha \beta \gamma \delta \eta \theta \kappa \lambda \mu \xi \rho \sigma \tau"
@@ -24,7 +26,11 @@ SPELLED = {  # one spelling: the others, with spaces between them
     "%": r"\%", " ": r"\, \; \: \> \( \) \[ \] \quad \qquad \thinspace",
 }  # fmt: skip
 # Another spelling: the one. A space ends the name of a command.
-SPELLINGS = {other: sign + " " * sign[-1:].isalpha() for sign, others in SPELLED.items() for other in others.split()}
+SPELLINGS = {
+    other: sign + " " * sign[-1:].isalpha()
+    for sign, others in SPELLED.items()
+    for other in others.split()
+}
 
 UNITS = {  # one spelling: the others, in the singular; the last are parts of units
     "mm": "millimeter", "cm": "centimeter", "m": "meter metre", "km": "kilometer kilometre", "in": "inch inches",
@@ -46,7 +52,9 @@ TEXT = r"\\(?:text[a-z]*|math(?:rm|bf|it|sf|tt|normal)|mbox|operatorname\*?|bold
 WORDS = r"(?!(?:e|i|or|and) *\})([^\W\d_][^\d\\\"${}]*?)"  # in braces; e and i are numbers
 MATRIX = r"\{(?:[pbB]|small)?(?:matrix|array)\}"
 GROUP = r"((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)"  # with braces in braces
-THOUSANDS = r"(?:,\d{3})+(?![^([]*[])]|[^{]*\\\})|(?: \d{3})+"  # within brackets commas separate numbers
+THOUSANDS = (
+    r"(?:,\d{3})+(?![^([]*[])]|[^{]*\\\})|(?: \d{3})+"  # within brackets commas separate numbers
+)
 KNOWN = f"(?:{'|'.join(filter(str.isalpha, UNIT_OF))})s?"
 UNIT = r'"[^"]*"(?= *(?:$|[,;)\]}]|\\\}))|[¤€£¥₹¢]'  # behind what it belongs to
 POWER = r"(?![a-z])\.?(?: ?\^ ?\{?-?\d\}?)?[ /]*"
@@ -67,7 +75,8 @@ REWRITTEN = [  # patterns, and what is written instead; one after the other
     (rf"\{{{GROUP}\\over(?![a-z]){GROUP}\}}", r"\\frac{\1}{\2}"),
     (rf"{TEXT}\{{ *{WORDS} *\}}", r' "\1" '),  # "cm"
     (rf"{TEXT}(?:\{{([^{{}}]*)\}}|(?=\{{))", r" \1 "),  # but 5 of \text{5}
-    (r"(?<![\\a-zA-Z])(sqrt|sin|cos|tan|log|ln|exp|pi|infinity)(?![a-zA-Z])", r"\\\1 "),  # in plain text
+    # in plain text
+    (r"(?<![\\a-zA-Z])(sqrt|sin|cos|tan|log|ln|exp|pi|infinity)(?![a-zA-Z])", r"\\\1 "),
     (r'(?i)^[" ]*no (?:real )?solutions?[". ]*$', r"\\emptyset "),
     (r'(?i)^[" ]*all real(?:s| numbers)[". ]*$', r"\\reals "),
     (r'(?i)^[" ]*(?:DNE|does not exist)[". ]*$', "undefined"),
@@ -79,7 +88,8 @@ REWRITTEN = [  # patterns, and what is written instead; one after the other
     (r"(?<=\d)\{([,:])\}(?=\d)", r"\1"),  # 12{,}345
     (r"(?<![\d.^_])(\d+) +(\d+) ?/ ?(\d+)(?![\d.])", r"\1\\frac{\2}{\3}"),  # 3 1/2
     (r"\\(frac|binom) ?(\d) ?(\d)", r"\\\1{\2}{\3}"),  # \frac12
-    (r"((?<![\d.^}a-zA-Z])[\d.]+ ?[*x] ?)?(?<![\d.])10 ?\^ ?(-?\d{1,3}|\{ ?-?\d{1,3} ?\})(?![\d.])",  # 1.5 * 10^6
+    # 1.5 * 10^6
+    (r"((?<![\d.^}a-zA-Z])[\d.]+ ?[*x] ?)?(?<![\d.])10 ?\^ ?(-?\d{1,3}|\{ ?-?\d{1,3} ?\})(?![\d.])",
      lambda power: f"{(power[1] or '1').strip(' *x')}e{power[2].strip('{ }')} "),
     (rf"(?<![\d.,])(?<!\d )\d{{1,3}}(?:{THOUSANDS})(?!,?\d| \d)", lambda digits: re.sub("[ ,]", "", digits[0])),
     (r"^ *\\\{ *[a-z] *(?:\\in *\\reals *)?[|:](.*)\\\} *$", r"\1"),  # \{x | x > 2\} is x > 2
@@ -114,23 +124,34 @@ def cleaned(text: str) -> str:
 
 def as_choice(text: str) -> tuple[str, str]:
     """The letter of a multiple choice, '' for none, and the text behind it: D, (D) 12, D. 12."""
-    pattern = r"(?:(?i:option|choice|answer) ?:? ?)?(?:\(([A-Z])\)|([A-Z])(?=[.):](?: |$)|$))[.):, ]*(.*)"
+    pattern = (
+        r"(?:(?i:option|choice|answer) ?:? ?)?(?:\(([A-Z])\)|([A-Z])(?=[.):](?: |$)|$))[.):, ]*(.*)"
+    )
     match = re.fullmatch(pattern, text.replace('"', ""))
     return (match[1] or match[2], match[3]) if match else ("", text)
 
 
 def as_words(text: str) -> str:
-    """The words that are compared, if the text is a sentence, a word, or letters such as ABCD; '' for other texts."""
+    """The words that are compared, if the text is a sentence, a word, or letters such as ABCD; ''
+    for other texts."""
     text = text.replace('"', " ").strip().casefold()
-    is_sentence = re.fullmatch(r"(?=.*[^\W\d_]{3})(?!.*(?:\b[a-z][/-]|[/-][a-z]\b))[^\W\d_][\w ,.'()/&:!?-]*", text)
+    is_sentence = re.fullmatch(
+        r"(?=.*[^\W\d_]{3})(?!.*(?:\b[a-z][/-]|[/-][a-z]\b))[^\W\d_][\w ,.'()/&:!?-]*", text
+    )
     is_letters = re.fullmatch(r"[^\W\d_]+(?:[ ,]+[^\W\d_]+)*", text) and len(text) > 1
     return re.sub(r"(?<!\d)[^\w,]|[^\w,](?!\d)", "", text) if is_sentence or is_letters else ""
 
 
 def one_unit(unit: str) -> str:
-    """A unit in one spelling: square meters, sq m and m^2 are all m^2. Raises ValueError for a word that is no unit."""
-    unit = re.sub(r"\b(square|sq|cubic)\b\.? +([^\W\d_]+)", r"\2 \1", re.sub('[".{}]', "", unit.casefold()))
-    words = [(word, word.removesuffix("s") if len(word) > 2 else word) for word in re.findall(r"[^\W\d_]+|\S", unit)]
+    """A unit in one spelling: square meters, sq m and m^2 are all m^2. Raises ValueError for a word
+    that is no unit."""
+    unit = re.sub(
+        r"\b(square|sq|cubic)\b\.? +([^\W\d_]+)", r"\2 \1", re.sub('[".{}]', "", unit.casefold())
+    )
+    words = [
+        (word, word.removesuffix("s") if len(word) > 2 else word)
+        for word in re.findall(r"[^\W\d_]+|\S", unit)
+    ]
     if NO_UNIT.intersection(sum(words, ())):
         raise ValueError("no unit")
     return "".join(UNIT_OF.get(word, UNIT_OF.get(singular, singular)) for word, singular in words)

@@ -1,16 +1,18 @@
-"""The verifiers: processes of their own that judge completions, because what a model writes is hostile.
+"""The verifiers: processes of their own that judge completions, because what a model writes is
+hostile.
 
     with VerifierPool(workers=2, time_limit=10.0, memory_gib=4.0) as pool:
         pool.submit([(key, problem, completion), ...])      # at once
         for key, verdict in pool.results(): ...             # what there is by now; never blocks
 
-A verifier is two processes: a guard, `python -m data.verify`, and the worker that it forks. The worker imports the
-task's module (no torch) and calls `score`. A thread of the pool sends it one completion after the other, measures their
-time, and starts another verifier if this one hangs or dies. That costs one completion, which is counted as a failure
-and not as wrong.
+A verifier is two processes: a guard, `python -m data.verify`, and the worker that it forks. The
+worker imports the task's module (no torch) and calls `score`. A thread of the pool sends it one
+completion after the other, measures their time, and starts another verifier if this one hangs or
+dies. That costs one completion, which is counted as a failure and not as wrong.
 
-The guard adopts whatever the worker leaves behind, detached or not (Linux: subreaper), and kills it when the worker
-ends, or the process that owns the pool. A message is a line of JSON: nothing that a worker sends is ever unpickled.
+The guard adopts whatever the worker leaves behind, detached or not (Linux: subreaper), and kills it
+when the worker ends, or the process that owns the pool. A message is a line of JSON: nothing that a
+worker sends is ever unpickled.
 """
 
 import contextlib
@@ -35,7 +37,9 @@ from typing import Literal
 
 from data import Problem
 
-IMPORT_LIMIT = 120.0  # seconds for a worker to start, read a completion, and import its task's module
+IMPORT_LIMIT = (
+    120.0  # seconds for a worker to start, read a completion, and import its task's module
+)
 LONGEST_REPLY = 1 << 16  # bytes of a line, about; a worker that sends more is ended
 DETAIL = 500  # characters of an error that are kept
 
@@ -46,13 +50,17 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 class Verdict:
     """What became of one completion."""
 
-    score: float  # as its task says: 1 if it is right, below if it is wrong or right in part; 0 without a verdict
-    failure: Literal["time limit", "memory", "error", "died"] | None = None  # why there is no verdict
+    # as its task says: 1 if it is right, below if it is wrong or right in part; 0 without a verdict
+    score: float
+    failure: Literal["time limit", "memory", "error", "died"] | None = (
+        None  # why there is no verdict
+    )
     detail: str = ""  # of a failure: the error with its place, the signal or the exit status
 
     @property
     def correct(self) -> bool:
-        """Whether it counts as solved. The pass rate is the share of these; the reward is made of the score."""
+        """Whether it counts as solved. The pass rate is the share of these; the reward is made of
+        the score."""
         return self.score == 1
 
     @property
@@ -62,27 +70,33 @@ class Verdict:
 
 
 def no_verdict_at_all(verdicts: list[Verdict]) -> str:
-    """A sentence if none of these completions has a verdict; '' if one has, or if there are no completions."""
+    """A sentence if none of these completions has a verdict; '' if one has, or if there are no
+    completions."""
     if not verdicts or any(verdict.failure is None for verdict in verdicts):
         return ""
     return f"none of {len(verdicts)} completions got a verdict; the first, {verdicts[0].reason}"
 
 
-# --- the pool, in the process that trains ---------------------------------------------------------------------------
+# --- the pool, in the process that trains ---------------------------------------------------------
 
 
 class VerifierPool(contextlib.AbstractContextManager):
     """Processes that judge completions. `submit`, `results` and `unfinished` are for one thread."""
 
     def __init__(self, workers: int, time_limit: float, memory_gib: float):
-        """time_limit: seconds, memory_gib: GiB of address space, both for one completion. All are above 0."""
+        """time_limit: seconds, memory_gib: GiB of address space, both for one completion. All are
+        above 0."""
         self.time_limit, self.memory_gib = time_limit, memory_gib
         self.unfinished = 0  # submitted, and not returned by results()
-        self._waiting: queue.SimpleQueue[tuple[Hashable, bytes]] = queue.SimpleQueue()  # keys and lines of JSON
+        self._waiting: queue.SimpleQueue[tuple[Hashable, bytes]] = (
+            queue.SimpleQueue()
+        )  # keys and lines of JSON
         self._verdicts: queue.SimpleQueue[tuple[Hashable, Verdict]] = queue.SimpleQueue()
         self._verifiers: dict[int, Verifier] = {}  # of each thread, the latest
         self._closing, self._crash = False, ""
-        self._threads = [threading.Thread(target=self._serve, args=[i], daemon=True) for i in range(workers)]
+        self._threads = [
+            threading.Thread(target=self._serve, args=[i], daemon=True) for i in range(workers)
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -98,13 +112,16 @@ class VerifierPool(contextlib.AbstractContextManager):
     def results(self) -> list[tuple[Hashable, Verdict]]:
         """The verdicts there are now, each once, in the order in which they were reached."""
         if self._crash or self._closing:
-            raise RuntimeError(f"the verifiers are closed, or a thread of theirs has failed:\n{self._crash}")
+            raise RuntimeError(
+                f"the verifiers are closed, or a thread of theirs has failed:\n{self._crash}"
+            )
         verdicts = [self._verdicts.get_nowait() for _ in range(self._verdicts.qsize())]
         self.unfinished -= len(verdicts)
         return verdicts
 
     def close(self) -> None:
-        """End all verifiers and everything that they have started. Verdicts not taken by now are lost."""
+        """End all verifiers and everything that they have started. Verdicts not taken by now are
+        lost."""
         self._closing = True
         for _ in self._threads:
             self._waiting.put(("", b""))  # wakes a thread that waits for a completion
@@ -114,7 +131,8 @@ class VerifierPool(contextlib.AbstractContextManager):
             thread.join()
 
     def _serve(self, number: int) -> None:
-        """What a thread of the pool does: it has a verifier, and another one when that has failed, until the close."""
+        """What a thread of the pool does: it has a verifier, and another one when that has failed,
+        until the close."""
         try:
             while not self._closing:
                 verifier = self._verifiers[number] = Verifier(self.time_limit, self.memory_gib)
@@ -139,18 +157,21 @@ class Verifier:
         self.folder = tempfile.mkdtemp(prefix="verifier-")  # its temporary files
         self.socket, theirs = socket.socketpair()
         self.inbox = b""  # read, and not a whole message
-        one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+        one_thread = dict.fromkeys(
+            ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"
+        )
         with theirs:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "data.verify", str(os.getpid()), self.folder, str(memory_gib)],
                 stdin=theirs, stdout=theirs, stderr=subprocess.DEVNULL, cwd=Path(__file__).parent.parent,
                 env=os.environ | one_thread | {"TMPDIR": self.folder, "SCORE_SECONDS": str(time_limit)},
-                process_group=0,  # no Ctrl-C; one that is stopped goes on when its parent dies, and ends (exit(3))
+                # no Ctrl-C; one that is stopped goes on when its parent dies, and ends (exit(3))
+                process_group=0,
             )  # fmt: skip
 
     def judge(self, line: bytes) -> Verdict:
-        """The verdict on a completion. Waits for it, at most until the time limit. With a failure other than "error"
-        this verifier is of no use any more."""
+        """The verdict on a completion. Waits for it, at most until the time limit. With a failure
+        other than "error" this verifier is of no use any more."""
         begun = False
         try:
             self.socket.settimeout(IMPORT_LIMIT)
@@ -159,21 +180,31 @@ class Verifier:
             if begun := reply == "begins":
                 reply = self._reply(self.time_limit)
             score, failure, detail = reply
-            if failure not in (None, "memory", "error") or type(score) is not float or not 0 <= score <= 1:
+            if (
+                failure not in (None, "memory", "error")
+                or type(score) is not float
+                or not 0 <= score <= 1
+            ):
                 raise ValueError("no verdict")
             return Verdict(score, failure, str(detail)[:DETAIL])
         except TimeoutError:
-            return Verdict(0.0, "time limit", "" if begun else f"its task was not imported after {IMPORT_LIMIT:.0f} s")
+            return Verdict(
+                0.0,
+                "time limit",
+                "" if begun else f"its task was not imported after {IMPORT_LIMIT:.0f} s",
+            )
         except (EOFError, OSError):
             status = self.end()
-            detail = f"exit {status}" if 0 <= status <= 128 else f"signal {max(-status, status - 128)}"
+            detail = (
+                f"exit {status}" if 0 <= status <= 128 else f"signal {max(-status, status - 128)}"
+            )
             return Verdict(0.0, "died", detail)
         except (ValueError, TypeError, RecursionError) as error:
             return Verdict(0.0, "died", f"its reply is not one: {error!r}"[:DETAIL])
 
     def _reply(self, seconds: float):
-        """Its next message, whatever it is. Raises TimeoutError if it takes longer, EOFError if the worker has ended,
-        and ValueError if no worker sends this."""
+        """Its next message, whatever it is. Raises TimeoutError if it takes longer, EOFError if the
+        worker has ended, and ValueError if no worker sends this."""
         deadline = time.monotonic() + seconds
         while b"\n" not in self.inbox:
             if len(self.inbox) > LONGEST_REPLY:
@@ -187,7 +218,8 @@ class Verifier:
         return json.loads(line)
 
     def end(self) -> int:
-        """Kill the worker with all that it has started, and remove its files. Returns the exit status."""
+        """Kill the worker with all that it has started, and remove its files. Returns the exit
+        status."""
         self.socket.close()
         self.process.terminate()  # the guard kills the rest
         try:
@@ -200,22 +232,32 @@ class Verifier:
 
 
 def remove(folder: str) -> None:
-    """Remove a folder that hostile hands may have filled: unreadable folders, or a path too deep for Python."""
+    """Remove a folder that hostile hands may have filled: unreadable folders, or a path too deep
+    for Python."""
     if os.path.lexists(folder):
         subprocess.run(["chmod", "-R", "u+rwx", folder], stderr=subprocess.DEVNULL)
         subprocess.run(["rm", "-rf", folder], stderr=subprocess.DEVNULL)
 
 
-# --- the verifier, a process of its own -----------------------------------------------------------------------------
+# --- the verifier, a process of its own -----------------------------------------------------------
 
 
 def guard(parent: int, folder: str, memory_gib: float) -> int:
-    """Start the worker and wait until it ends, until the parent wants it to end, or until the parent dies. Then kill
-    all that is left and remove its files. Returns the worker's exit status, 128 and more for a signal."""
-    news = {signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP}  # a child has ended; the parent wants the end, or has died
-    signal.pthread_sigmask(signal.SIG_BLOCK, news)  # taken by sigwait: no handler can come in between
+    """Start the worker and wait until it ends, until the parent wants it to end, or until the
+    parent dies. Then kill all that is left and remove its files. Returns the worker's exit status,
+    128 and more for a signal."""
+    news = {
+        signal.SIGCHLD,
+        signal.SIGTERM,
+        signal.SIGHUP,
+    }  # a child has ended; the parent wants the end, or has died
+    signal.pthread_sigmask(
+        signal.SIG_BLOCK, news
+    )  # taken by sigwait: no handler can come in between
     prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else lambda *_: None
-    prctl(PR_SET_CHILD_SUBREAPER, 1)  # what the worker leaves behind becomes a child of this process
+    prctl(
+        PR_SET_CHILD_SUBREAPER, 1
+    )  # what the worker leaves behind becomes a child of this process
     prctl(PR_SET_PDEATHSIG, signal.SIGHUP)  # when the thread that started this process ends
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGHUP)
@@ -234,7 +276,9 @@ def guard(parent: int, folder: str, memory_gib: float) -> int:
         child = -1
         while child not in (0, worker):  # adopted ones too
             child, status = os.waitpid(-1, os.WNOHANG)
-    with contextlib.suppress(ChildProcessError):  # until there are none; what they leave behind becomes a child
+    with contextlib.suppress(
+        ChildProcessError
+    ):  # until there are none; what they leave behind becomes a child
         while True:
             for descendant in children(os.getpid()):
                 os.kill(descendant, signal.SIGKILL)
@@ -249,12 +293,15 @@ def children(pid: int) -> list[int]:
     listing = Path(f"/proc/{pid}/task/{pid}/children")
     if listing.exists():
         return [int(child) for child in listing.read_text().split()]
-    pairs = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True).stdout.split()
+    pairs = subprocess.run(
+        ["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True
+    ).stdout.split()
     return [int(child) for child, parent in zip(pairs[::2], pairs[1::2]) if int(parent) == pid]
 
 
 def work(memory_gib: float) -> None:
-    """Judge what comes on standard input, until it ends. Each completion is answered by "begins" and by its verdict."""
+    """Judge what comes on standard input, until it ends. Each completion is answered by "begins"
+    and by its verdict."""
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "w")
     nowhere = os.open(os.devnull, os.O_RDWR)  # a task may print and read what it likes
     os.dup2(nowhere, 0)
@@ -270,8 +317,12 @@ def work(memory_gib: float) -> None:
             task = importlib.import_module(problem.task)
             print(json.dumps("begins"), file=replies, flush=True)
             value = task.score(problem, completion)
-            if not hasattr(value, "__float__") or not 0 <= float(value) <= 1:  # numbers of numpy have it too
-                raise TypeError(f"{problem.task}.score returned {value!r:.80}, not True, False or a number from 0 to 1")
+            if (
+                not hasattr(value, "__float__") or not 0 <= float(value) <= 1
+            ):  # numbers of numpy have it too
+                raise TypeError(
+                    f"{problem.task}.score returned {value!r:.80}, not True, False or a number from 0 to 1"
+                )
             score = float(value)
         except MemoryError:
             failure = "memory"
@@ -286,7 +337,11 @@ def error_in_words(error: BaseException, task: str) -> str:
     """The error, and the last line of the task's file that led to it."""
     text = traceback.format_exception_only(error)[-1].strip()
     file = task.replace(".", "/") + ".py"
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.endswith(file)]
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename.endswith(file)
+    ]
     return f"{text} ({frames[-1].filename}, line {frames[-1].lineno})" if frames else text
 
 

@@ -1,7 +1,9 @@
-"""Makes the base model that RL on the arithmetic task starts from (`data/arithmetic_base/`, shipped).
+"""Makes the base model that RL on the arithmetic task starts from (`data/arithmetic_base/`,
+shipped).
 
-Supervised learning on traces: first clean ones, until the model can add numbers of every length, then noisy ones, which
-teach mistakes and rambling for RL to remove. If the model has not learned the algorithm first, RL depends on luck.
+Supervised learning on traces: first clean ones, until the model can add numbers of every length,
+then noisy ones, which teach mistakes and rambling for RL to remove. If the model has not learned
+the algorithm first, RL depends on luck.
 
     python -m docs.make_base                    # makes data/arithmetic_base again: about three minutes on one core
     python -m docs.make_base --out /tmp/base --seed 1
@@ -17,22 +19,26 @@ import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from curve.flags import read_flags, run_command
+from core.screen import say
+from curve.flags import option, read_flags, run_command
 from data import Problem
 from data.tasks.arithmetic import MAX_DIGITS, draw, score
-from machinery.imitate import Example, imitate
-from machinery.screen import say
+from tools.imitate import Example, imitate
 
 BASE_MODEL = Path(__file__).parent.parent / "data" / "arithmetic_base"
-TIME_IS_UP = "Okay, time is up. Let me stop thinking and formulate a final answer now. "  # one token, before </think>
+# one token, before </think>
+TIME_IS_UP = "Okay, time is up. Let me stop thinking and formulate a final answer now. "
 
 
-# --- traces to imitate ------------------------------------------------------------------------------------------
+# --- traces to imitate ----------------------------------------------------------------------------
 
 
-def trace(a: int, b: int, rng: random.Random, wrong: float = 0.0, ramble: float = 0.0) -> tuple[str, str]:
-    """A trace and the answer that it leads to. Each step is wrong with probability `wrong`, and the next steps build on
-    the mistake. With probability `ramble` the last step is repeated, up to three times."""
+def trace(
+    a: int, b: int, rng: random.Random, wrong: float = 0.0, ramble: float = 0.0
+) -> tuple[str, str]:
+    """A trace and the answer that it leads to. Each step is wrong with probability `wrong`, and the
+    next steps build on the mistake. With probability `ramble` the last step is repeated, up to
+    three times."""
     steps, carry, answer = [], 0, ""
     for x, y in zip(reversed(str(a)), reversed(str(b))):
         result = int(x) + int(y) + carry
@@ -62,7 +68,7 @@ def example(tokenizer, rng: random.Random, noisy: bool) -> Example:
     return ids, learned
 
 
-# --- the base model ---------------------------------------------------------------------------------------------
+# --- the base model -------------------------------------------------------------------------------
 
 
 def make_tokenizer():
@@ -71,7 +77,9 @@ def make_tokenizer():
     characters = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     characters.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     characters.decoder = decoders.Fuse()
-    characters.add_tokens([AddedToken(text, normalized=False) for text in ("<think>", "</think>", TIME_IS_UP)])
+    characters.add_tokens(
+        [AddedToken(text, normalized=False) for text in ("<think>", "</think>", TIME_IS_UP)]
+    )
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=characters, unk_token="<unk>", eos_token="<eos>", pad_token="<pad>"
     )
@@ -83,7 +91,8 @@ def make_tokenizer():
 
 
 def make_model(tokenizer):
-    """A Llama of 0.14M parameters. What decided whether it learns to carry: four full heads and a small rope theta."""
+    """A Llama of 0.14M parameters. What decided whether it learns to carry: four full heads and a
+    small rope theta."""
     model = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=len(tokenizer),
@@ -106,12 +115,15 @@ def make_model(tokenizer):
                 parameter.normal_(std=0.02)
             elif parameter.dim() == 2:  # the usual flat 0.02 is far too small at hidden 64
                 back_to_residual = "o_proj" in name or "down_proj" in name
-                parameter.normal_(std=(0.5 if back_to_residual else 1.0) / math.sqrt(parameter.shape[1]))
+                parameter.normal_(
+                    std=(0.5 if back_to_residual else 1.0) / math.sqrt(parameter.shape[1])
+                )
     return model
 
 
 def pass_rates(model, tokenizer, per_length: int, seed: int) -> list[float]:
-    """Sampled pass rate for each number of digits, on held-out problems; prompts of one length need no padding."""
+    """Sampled pass rate for each number of digits, on held-out problems; prompts of one length need
+    no padding."""
     rates = []
     for digits in range(1, MAX_DIGITS + 1):
         rng = random.Random(f"check {digits} {seed}")
@@ -122,18 +134,22 @@ def pass_rates(model, tokenizer, per_length: int, seed: int) -> list[float]:
                                     top_k=0, max_new_tokens=100)  # fmt: skip
         texts = tokenizer.batch_decode(output[:, prompts.shape[1] :])
         verdicts = [
-            score(Problem("", str(a + b), "data.tasks.arithmetic"), text.split(tokenizer.eos_token)[0])
+            score(
+                Problem("", str(a + b), "data.tasks.arithmetic"), text.split(tokenizer.eos_token)[0]
+            )
             for (a, b), text in zip(pairs, texts)
         ]
         rates.append(sum(verdicts) / per_length)
     return rates
 
 
-def make_base(out: Path, seed: int = 0, clean_steps: int = 2000, noisy_steps: int = 500) -> list[float]:
+def make_base(
+    out: Path, seed: int = 0, clean_steps: int = 2000, noisy_steps: int = 500
+) -> list[float]:
     """Train the base model and save it; returns its sampled pass rate for each number of digits.
 
-    ValueError, and nothing is saved, if it cannot add numbers of every length after the clean phase, or if the noisy
-    phase leaves RL too little or too much to do.
+    ValueError, and nothing is saved, if it cannot add numbers of every length after the clean
+    phase, or if the noisy phase leaves RL too little or too much to do.
     """
     torch.set_num_threads(1)  # one thread: deterministic, and as fast at this size
     torch.manual_seed(seed)
@@ -157,9 +173,13 @@ def make_base(out: Path, seed: int = 0, clean_steps: int = 2000, noisy_steps: in
     imitate(model, batches(), clean_steps + noisy_steps, learning_rate=5e-3)
     rates = pass_rates(model, tokenizer, per_length=200, seed=seed)
     mean = sum(rates) / len(rates)
-    say(f"after the noisy traces, by digits: {' '.join(f'{rate:.2f}' for rate in rates)}; mean {mean:.3f}")
+    say(
+        f"after the noisy traces, by digits: {' '.join(f'{rate:.2f}' for rate in rates)}; mean {mean:.3f}"
+    )
     if not 0.10 <= mean <= 0.35:
-        raise ValueError(f"the base model's pass rate is {mean:.3f}, outside 0.10 to 0.35. Nothing was saved.")
+        raise ValueError(
+            f"the base model's pass rate is {mean:.3f}, outside 0.10 to 0.35. Nothing was saved."
+        )
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
     return rates
@@ -169,7 +189,7 @@ def make_base(out: Path, seed: int = 0, clean_steps: int = 2000, noisy_steps: in
 class Command:
     """Make the base model of the arithmetic task again."""
 
-    out: Path = BASE_MODEL  # folder to save the model in
+    out: Path = option(BASE_MODEL, "folder to save the model in")
     seed: int = 0
 
 

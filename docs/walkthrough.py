@@ -1,8 +1,10 @@
-"""Make docs/walkthrough.md: one optimizer step of the shipped model on eight completions, with all its numbers.
+"""Make docs/walkthrough.md: one optimizer step of the shipped model on eight completions, with all
+its numbers.
 
     python -m docs.walkthrough
 
-Everything on the page is computed by the functions that train.py calls. Text in `code` is cut out of loss.py.
+Everything on the page is computed by the functions that train.py calls. Text in `code` is cut out
+of loss.py.
 """
 
 import inspect
@@ -13,29 +15,36 @@ import torch
 from torch import Tensor
 
 import loss
+from core.decoding import completion_texts, make_decoding, marked_text, render
+from core.engine import engine_settings, make_requests
+from core.generators import make_engine
+from core.model import load_model, load_tokenizer, model_path
+from core.policy import micro_batch
+from core.rollouts import Batch, Group, Rollout, SharedParameters
+from core.settings import Settings
 from data import Problem
 from data.tasks import arithmetic
 from data.verify import Verdict
-from generate import make_engine
 from loss import Recipe
-from machinery.decoding import completion_texts, make_decoding, marked_text, render
-from machinery.engine import engine_settings, make_requests
-from machinery.model import load_model, load_tokenizer, model_path
-from machinery.policy import micro_batch
-from machinery.rollouts import Batch, Group, Rollout, SharedParameters
-from machinery.settings import Settings
 from machinery.trainer import make_policy
 
 PAGE = Path(__file__).with_name("walkthrough.md")
 CPU = torch.device("cpu")
-# Small thinking budgets, so that some completions are interrupted; and a learning rate that moves the ratios.
+# Small thinking budgets, so that some completions are interrupted; and a learning rate that moves
+# the ratios.
 SETTINGS = Settings(threads=1, thinking_budget=(14, 26), learning_rate=6e-4)
-PROBLEMS = [Problem("36+47=", "83", "data.tasks.arithmetic"), Problem("58+64=", "122", "data.tasks.arithmetic")]
+PROBLEMS = [
+    Problem("36+47=", "83", "data.tasks.arithmetic"),
+    Problem("58+64=", "122", "data.tasks.arithmetic"),
+]
 COMPLETIONS, SEED = 4, 100
-UPDATED_AFTER, TRAINED_AT = 8, 8  # tokens; optimizer steps: the batch is as old as PipelineRL-8 allows
+UPDATED_AFTER, TRAINED_AT = (
+    8,
+    8,
+)  # tokens; optimizer steps: the batch is as old as PipelineRL-8 allows
 
 
-# --- one step, as train.py makes it -----------------------------------------------------------------------------------
+# --- one step, as train.py makes it ---------------------------------------------------------------
 
 
 @dataclass
@@ -55,10 +64,12 @@ class Step:
 
 
 def step(recipe: Recipe, batch: Batch, policy) -> Step:
-    """The middle of the loop in train.py; the gradient stays in the policy. All completions are one micro-batch, in
-    their order: those that do not count have no weight."""
+    """The middle of the loop in train.py; the gradient stays in the policy. All completions are one
+    micro-batch, in their order: those that do not count have no weight."""
     most, answer = SETTINGS.thinking_budget[1] + SETTINGS.answer_budget, SETTINGS.answer_budget
-    rewards_PG = loss.rewards(batch.scores_PG, batch.lengths_PG, recipe.length_control, most, answer)
+    rewards_PG = loss.rewards(
+        batch.scores_PG, batch.lengths_PG, recipe.length_control, most, answer
+    )
     counted_PG = loss.counted_samples(rewards_PG, batch.usable_PG, recipe.zero_variance_filter)
     advantages_PG = loss.advantages(rewards_PG, batch.usable_PG, counted_PG, recipe.advantage_norm)
     weights_PG = loss.token_weights(batch.lengths_PG, counted_PG, recipe.aggregation)
@@ -70,7 +81,16 @@ def step(recipe: Recipe, batch: Batch, policy) -> Step:
     value.backward()
     norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), SETTINGS.clip_gradient).item()
     terms_BT, log_rho_BT, clipped_BT = (tensor.detach() for tensor in loss.token_terms(*given))
-    tables = (rewards_PG, counted_PG, advantages_PG, weights_PG, logprobs_BT.detach(), log_rho_BT, terms_BT, clipped_BT)
+    tables = (
+        rewards_PG,
+        counted_PG,
+        advantages_PG,
+        weights_PG,
+        logprobs_BT.detach(),
+        log_rho_BT,
+        terms_BT,
+        clipped_BT,
+    )
     return Step(*tables, value.item(), norm)
 
 
@@ -88,7 +108,9 @@ def sample(engine, tokenizer, problems: list[Problem], number: int, between=None
         for rollout in engine.step():
             group = groups[rollout.request.group]
             group.rollouts[rollout.request.index] = rollout
-            right = arithmetic.score(group.problem, completion_texts(tokenizer, engine.decoding, [rollout])[0])
+            right = arithmetic.score(
+                group.problem, completion_texts(tokenizer, engine.decoding, [rollout])[0]
+            )
             group.verdicts[rollout.request.index] = Verdict(float(right))
         steps += 1
         if between is not None and steps == UPDATED_AFTER:
@@ -97,15 +119,20 @@ def sample(engine, tokenizer, problems: list[Problem], number: int, between=None
 
 
 def one_batch():
-    """The batch, the policy that trains on it, and the tokenizer. The policy makes TRAINED_AT steps on other problems
-    first. The batch is begun with version 0 of the parameters, and goes on with the version of half of these steps."""
+    """The batch, the policy that trains on it, and the tokenizer. The policy makes TRAINED_AT steps
+    on other problems first. The batch is begun with version 0 of the parameters, and goes on with
+    the version of half of these steps."""
     path = model_path(SETTINGS.model)
     tokenizer = load_tokenizer(path)
     decoding = make_decoding(tokenizer, SETTINGS)
     policy = make_policy(SETTINGS, load_model(path, CPU, torch.float32), CPU)
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=SETTINGS.learning_rate, betas=SETTINGS.adam_betas, eps=1e-15)
+    optimizer = torch.optim.AdamW(
+        policy.parameters(), lr=SETTINGS.learning_rate, betas=SETTINGS.adam_betas, eps=1e-15
+    )
     parameters = SharedParameters(policy.model)
-    engine, older = (make_engine(engine_settings(SETTINGS, ("cpu",), path, decoding)) for _ in range(2))
+    engine, older = (
+        make_engine(engine_settings(SETTINGS, ("cpu",), path, decoding)) for _ in range(2)
+    )
     others = arithmetic.problems("train", 16 * TRAINED_AT)
 
     def train(until: int) -> None:
@@ -130,7 +157,7 @@ def one_batch():
     return Batch(groups, TRAINED_AT), policy, tokenizer
 
 
-# --- the page ---------------------------------------------------------------------------------------------------------
+# --- the page -------------------------------------------------------------------------------------
 
 
 def code(function, start: str) -> str:
@@ -148,7 +175,9 @@ def number(value: float, digits: int = 3) -> str:
 
 def table(head: list[str], rows: list[list]) -> str:
     """Of Markdown."""
-    shown = [[number(cell) if isinstance(cell, float) else str(cell) for cell in row] for row in rows]
+    shown = [
+        [number(cell) if isinstance(cell, float) else str(cell) for cell in row] for row in rows
+    ]
     return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *shown])
 
 
@@ -160,14 +189,27 @@ def page() -> str:
     """The text of docs/walkthrough.md."""
     batch, policy, tokenizer = one_batch()
     made = step(Recipe(), batch, policy)
-    rollout, first = batch.rollouts[SHOWN], len(batch.rollouts[SHOWN].request.prompt_ids) - 1  # where its tokens begin
-    most = int(made.log_rho_BT[SHOWN].argmax())  # its token that the steps in between have raised most
+    rollout, first = (
+        batch.rollouts[SHOWN],
+        len(batch.rollouts[SHOWN].request.prompt_ids) - 1,
+    )  # where its tokens begin
+    most = int(
+        made.log_rho_BT[SHOWN].argmax()
+    )  # its token that the steps in between have raised most
 
     def compared(part: str, values, columns: dict) -> str:
-        """A table of what the step is with other values of this part of the recipe. columns: of a Step, by name."""
+        """A table of what the step is with other values of this part of the recipe. columns: of a
+        Step, by name."""
         steps = {value: step(replace(Recipe(), **{part: value}), batch, policy) for value in values}
-        columns = {"loss": lambda made: made.loss, "gradient norm": lambda made: made.gradient_norm, **columns}
-        rows = [[f"`{value}`", *(column(made) for column in columns.values())] for value, made in steps.items()]
+        columns = {
+            "loss": lambda made: made.loss,
+            "gradient norm": lambda made: made.gradient_norm,
+            **columns,
+        }
+        rows = [
+            [f"`{value}`", *(column(made) for column in columns.values())]
+            for value, made in steps.items()
+        ]
         return table(["", *columns], rows)
 
     def of(name: str, field: str, digits: int):
@@ -255,12 +297,23 @@ def completions(batch: Batch, tokenizer) -> list[list]:
     """A row for each completion: what was sampled, by which parameters, and its verdict."""
 
     def by_version(versions) -> str:
-        return ", ".join(f"{(versions == version).sum()} of version {version}" for version in sorted({*versions}))
+        return ", ".join(
+            f"{(versions == version).sum()} of version {version}" for version in sorted({*versions})
+        )
 
     return [
-        [name, f"`{marked_text(tokenizer, r)}`", length, by_version(r.versions), "right" if score else "wrong"]
+        [
+            name,
+            f"`{marked_text(tokenizer, r)}`",
+            length,
+            by_version(r.versions),
+            "right" if score else "wrong",
+        ]
         for name, r, length, score in zip(
-            NAMES, batch.rollouts, batch.lengths_PG.flatten().tolist(), batch.scores_PG.flatten().tolist()
+            NAMES,
+            batch.rollouts,
+            batch.lengths_PG.flatten().tolist(),
+            batch.scores_PG.flatten().tolist(),
         )
     ]
 
@@ -275,12 +328,20 @@ def worth(made: Step) -> list[list]:
 
 def tokens(made: Step, rollout: Rollout, tokenizer) -> list[list]:
     """A row for each token of the completion that is shown."""
-    rows, weight, first = [], made.weights_PG.flatten()[SHOWN].item(), len(rollout.request.prompt_ids) - 1
+    rows, weight, first = (
+        [],
+        made.weights_PG.flatten()[SHOWN].item(),
+        len(rollout.request.prompt_ids) - 1,
+    )
     for t, token in enumerate(rollout.tokens.tolist()):
         row = [t + 1, f"`{tokenizer.decode([token])}`", rollout.versions[t]]
         at = (SHOWN, first + t)  # the place that predicts it
         if rollout.sampled[t]:
-            row += [float(rollout.logprobs[t]), made.logprobs_BT[at].item(), made.log_rho_BT[at].exp().item()]
+            row += [
+                float(rollout.logprobs[t]),
+                made.logprobs_BT[at].item(),
+                made.log_rho_BT[at].exp().item(),
+            ]
             row += [made.terms_BT[at].item(), number(weight * made.terms_BT[at].item(), 5)]
         else:
             row += ["forced", "", "", "", ""]

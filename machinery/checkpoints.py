@@ -22,7 +22,8 @@ def step_of(checkpoint: Path) -> int:
 
 
 def checkpoint_of(folder: Path, step: int | None) -> Path | None:
-    """The checkpoint of this step, or ValueError; if step is None, the newest one, or None if the run has none."""
+    """The checkpoint of this step, or ValueError; if step is None, the newest one, or None if the
+    run has none."""
     by_step = {step_of(checkpoint): checkpoint for checkpoint in checkpoints(folder)}
     if step is not None and step not in by_step:
         steps = ", ".join(map(str, by_step)) or "none"
@@ -34,8 +35,9 @@ def write_checkpoint(
     folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, parameters: dict[str, Tensor],
     moments: dict[str, Tensor], state: dict, keep: int, kept_too: Path | None = None,
 ) -> None:  # fmt: skip
-    """Add the checkpoint of state["step"], then remove all but the newest `keep` and `kept_too`. The files do not
-    depend on the number of ranks. OSError if it cannot be written; then all earlier ones are still there."""
+    """Add the checkpoint of state["step"], then remove all but the newest `keep` and `kept_too`.
+    The files do not depend on the number of ranks. OSError if it cannot be written; then all
+    earlier ones are still there."""
     with whole_folder(folder / "checkpoints" / f"step-{state['step']:06d}") as checkpoint:
         try:
             model.save_pretrained(checkpoint / "model", state_dict=parameters)
@@ -50,9 +52,12 @@ def write_checkpoint(
 
 
 def read_state(checkpoint: Path) -> dict:
-    """The state.json of a checkpoint: the step, the states of feed and record. ValueError if it is damaged."""
+    """The state.json of a checkpoint: the step, the states of feed and record. ValueError if it is
+    damaged."""
     try:
         with safetensors.safe_open(checkpoint / "optimizer.safetensors", "pt"):
             return json.loads((checkpoint / "state.json").read_text())
     except (OSError, ValueError, safetensors.SafetensorError) as error:
-        raise ValueError(f"{checkpoint} is damaged ({error}); move it away to go on from the one before") from None
+        raise ValueError(
+            f"{checkpoint} is damaged ({error}); move it away to go on from the one before"
+        ) from None

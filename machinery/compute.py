@@ -1,31 +1,38 @@
-"""What training has cost (sec. 2.1 of the paper), who waits for whom, and how many tokens a second are handled."""
+"""What training has cost (sec. 2.1 of the paper), who waits for whom, and how many tokens a second
+are handled."""
 
 import time
 from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
-from machinery.feed import Feed
-from machinery.rollouts import Group, tokens_and_pairs
+from core.feed import Feed
+from core.rollouts import Group, tokens_and_pairs
 
 
 def matmul_parameters(model: PreTrainedModel) -> int:
-    """How many parameters a token is multiplied with. The embedding table counts only if it is also the head. In a
-    mixture of experts, only the experts of one token count."""
-    config, embedding, head = model.config, model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    """How many parameters a token is multiplied with. The embedding table counts only if it is also
+    the head. In a mixture of experts, only the experts of one token count."""
+    config, embedding, head = (
+        model.config,
+        model.get_input_embeddings().weight,
+        model.get_output_embeddings().weight,
+    )
     names = ("num_experts", "num_local_experts", "n_routed_experts")
     experts = next((getattr(config, name) for name in names if getattr(config, name, None)), 1)
     used = getattr(config, "num_experts_per_tok", None) or 1
     total = 0
     for name, parameter in model.named_parameters():
         if parameter is not embedding or embedding is head:
-            total += parameter.numel() * used // experts if ".experts." in name else parameter.numel()
+            total += (
+                parameter.numel() * used // experts if ".experts." in name else parameter.numel()
+            )
     return total
 
 
 def attention_width(model: PreTrainedModel) -> int:
-    """How many numbers a pair of positions is multiplied with, a token's and one that it attends to: the keys and the
-    values of all heads, in all layers."""
+    """How many numbers a pair of positions is multiplied with, a token's and one that it attends
+    to: the keys and the values of all heads, in all layers."""
     config, keys = model.config, head_size(model)
     values = getattr(config, "v_head_dim", None) or keys
     return config.num_hidden_layers * config.num_attention_heads * (keys + values)
@@ -46,7 +53,9 @@ class Compute:
     attention: int  # `attention_width`
     tokens: int = 0  # sampled tokens of the groups that were trained on
     flops: float = 0.0
-    device_seconds: float = 0.0  # of earlier processes; and of generators that sample for training in a validation
+    device_seconds: float = (
+        0.0  # of earlier processes; and of generators that sample for training in a validation
+    )
     started: float | None = None  # clock reading at the first step
     paused: float = 0.0  # seconds of validation since then
     ended: float | None = None  # clock reading when training was over
@@ -58,15 +67,18 @@ class Compute:
         return now - (self.started or now) - self.paused
 
     def add(self, groups: list[Group], fed: int, pairs: int) -> None:
-        """Count a batch. All of it was generated, each prompt once for its group. fed, pairs: the tokens that the
-        trainer's trunk was fed, and their pairs; filtered groups have none. A token or a pair takes 2 FLOPs for each
-        number that it is multiplied with, and twice as many more in the backward."""
+        """Count a batch. All of it was generated, each prompt once for its group. fed, pairs: the
+        tokens that the trainer's trunk was fed, and their pairs; filtered groups have none. A token
+        or a pair takes 2 FLOPs for each number that it is multiplied with, and twice as many more
+        in the backward."""
         rollouts = [rollout for group in groups for rollout in group.rollouts.values()]
         self.tokens += sum(int(rollout.sampled.sum()) for rollout in rollouts)
         parts = [(len(group.requests[0].prompt_ids), 0) for group in groups]
         parts += [(len(rollout.tokens), len(rollout.request.prompt_ids)) for rollout in rollouts]
         tokens, sampling_pairs = tokens_and_pairs(parts)
-        self.flops += 2 * self.parameters * (tokens + 3 * fed) + 2 * self.attention * (sampling_pairs + 3 * pairs)
+        self.flops += 2 * self.parameters * (tokens + 3 * fed) + 2 * self.attention * (
+            sampling_pairs + 3 * pairs
+        )
 
     def restore(self, columns: dict) -> None:
         """Go on from these columns, which a checkpoint holds."""
@@ -93,8 +105,9 @@ class Rates:
         self.unlogged_busy = 0.0  # the part of `generated` that no line of the log has counted yet
 
     def columns(self, batch_tokens: int, waited: float) -> dict:
-        """Log columns of what has happened since the last line. batch_tokens: sampled tokens of the batch that was
-        trained on, filtered groups included. waited: seconds that the trainer has waited for it."""
+        """Log columns of what has happened since the last line. batch_tokens: sampled tokens of the
+        batch that was trained on, filtered groups included. waited: seconds that the trainer has
+        waited for it."""
         now, generators = self.compute.seconds, len(self.feed.engines)
         seconds, self.seconds = now - self.seconds, now
         busy, tokens = self.feed.busy_seconds, self.feed.sampled_tokens

@@ -1,4 +1,5 @@
-"""An evaluation: verdicts on completions of held-out problems, mean@N and pass@k with their intervals, the report."""
+"""An evaluation: verdicts on completions of held-out problems, mean@N and pass@k with their
+intervals, the report."""
 
 import json
 import math
@@ -8,37 +9,57 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
+from core.rollouts import Rollout
 from data import Problem
 from data.load import Source
 from data.verify import Verdict, VerifierPool, no_verdict_at_all
-from machinery.rollouts import Rollout
 
 Z = 1.959964  # the normal distribution has 95 % within plus and minus this
 
 
-def judge_all(pool: VerifierPool, problems: list[Problem], rollouts: list[Rollout], texts: list[str]) -> list[Verdict]:
-    """The verdict on each rollout, in order; a truncated one is wrong. ValueError if no other one got a verdict."""
+def judge_all(
+    pool: VerifierPool, problems: list[Problem], rollouts: list[Rollout], texts: list[str]
+) -> list[Verdict]:
+    """The verdict on each rollout, in order; a truncated one is wrong. ValueError if no other one
+    got a verdict."""
     verdicts = {i: Verdict(False) for i, rollout in enumerate(rollouts) if rollout.truncated}
-    pool.submit([(i, problems[r.request.group], texts[i]) for i, r in enumerate(rollouts) if i not in verdicts])
-    with tqdm(total=pool.unfinished, desc="judging", unit="completion", leave=False, disable=None) as bar:
+    pool.submit(
+        [
+            (i, problems[r.request.group], texts[i])
+            for i, r in enumerate(rollouts)
+            if i not in verdicts
+        ]
+    )
+    with tqdm(
+        total=pool.unfinished, desc="judging", unit="completion", leave=False, disable=None
+    ) as bar:
         while pool.unfinished:
             judged = dict(pool.results())
             verdicts |= judged
             bar.update(len(judged))
             time.sleep(0.002)
-    if failure := no_verdict_at_all([verdicts[i] for i, r in enumerate(rollouts) if not r.truncated]):
+    if failure := no_verdict_at_all(
+        [verdicts[i] for i, r in enumerate(rollouts) if not r.truncated]
+    ):
         raise ValueError(failure)
     return [verdicts[i] for i in range(len(rollouts))]
 
 
-def evaluation_figures(rollouts: list[Rollout], verdicts: list[Verdict], samples: int) -> dict[str, float | str]:
-    """What --evaluate prints and logs; each problem has `samples` completions. pass_rate is mean@samples."""
+def evaluation_figures(
+    rollouts: list[Rollout], verdicts: list[Verdict], samples: int
+) -> dict[str, float | str]:
+    """What --evaluate prints and logs; each problem has `samples` completions. pass_rate is
+    mean@samples."""
     scores_PN = np.array([float(verdict.correct) for verdict in verdicts]).reshape(-1, samples)
     figures = {"num_examples": len(rollouts), "problems": len(scores_PN)}
     for k in sorted({1, *(2**i for i in range(2, 10, 2) if 2**i < samples), samples}):
         value, low, high = pass_at_k(scores_PN, k)
         name = "pass_rate" if k == 1 else f"pass@{k}"
-        figures |= {name: round(value, 4), f"{name}_low": round(low, 4), f"{name}_high": round(high, 4)}
+        figures |= {
+            name: round(value, 4),
+            f"{name}_low": round(low, 4),
+            f"{name}_high": round(high, 4),
+        }
     return figures | completion_columns([*zip(rollouts, verdicts)])
 
 
@@ -55,26 +76,34 @@ def completion_columns(judged: list[tuple[Rollout, Verdict]]) -> dict:
 def pass_at_k(scores_PN: np.ndarray, k: int) -> tuple[float, float, float]:
     """The chance that at least one of k completions of a problem is correct, and its 95 % interval.
 
-    scores_PN: the scores of N completions of each of P problems, 0 if truncated or without a verdict. For each problem,
-    the mean of the best score over all choices of k completions: with c correct ones the unbiased estimate
-    1 - C(N - c, k) / C(N, k) (Chen et al. 2021, arXiv 2107.03374). pass@1 is mean@N. The interval is over problems, as
-    if they were drawn at random: Wilson's, for the number of trials that the scatter between problems is worth. It
-    stays within [0, 1].
+    scores_PN: the scores of N completions of each of P problems, 0 if truncated or without a
+    verdict. For each problem, the mean of the best score over all choices of k completions: with c
+    correct ones the unbiased estimate 1 - C(N - c, k) / C(N, k) (Chen et al. 2021, arXiv
+    2107.03374). pass@1 is mean@N. The interval is over problems, as if they were drawn at random:
+    Wilson's, for the number of trials that the scatter between problems is worth. It stays within
+    [0, 1].
     """
     problems, samples = scores_PN.shape
     choices = math.comb(samples, k)
-    share_with_best_N = [math.comb(i, k - 1) / choices for i in range(samples)]  # of the choices whose best is i
+    share_with_best_N = [
+        math.comb(i, k - 1) / choices for i in range(samples)
+    ]  # of the choices whose best is i
     value_P = np.sort(scores_PN, axis=1) @ share_with_best_N
     mean = float(value_P.mean())
-    with_two_P = np.append(value_P, [0.0, 1.0])  # one failed and one solved problem, so that equal problems scatter too
+    with_two_P = np.append(
+        value_P, [0.0, 1.0]
+    )  # one failed and one solved problem, so that equal problems scatter too
     trials = problems * with_two_P.mean() * (1 - with_two_P.mean()) / with_two_P.var(ddof=1)
     middle = (mean + Z**2 / (2 * trials)) / (1 + Z**2 / trials)
     half = Z * math.sqrt(mean * (1 - mean) / trials + Z**2 / (4 * trials**2)) / (1 + Z**2 / trials)
     return mean, max(0.0, float(middle - half)), min(1.0, float(middle + half))
 
 
-def report_evaluation(model: str, path: str, source: Source, figures: dict, samples: int, log: Path | None) -> None:
-    """Print the figures of a data set, and add them to the log. path: the folder that `model` names."""
+def report_evaluation(
+    model: str, path: str, source: Source, figures: dict, samples: int, log: Path | None
+) -> None:
+    """Print the figures of a data set, and add them to the log. path: the folder that `model`
+    names."""
     print(f"{source.name}: {figures['problems']} problems, {samples} completions of each")
     for name in (name.removesuffix("_low") for name in figures if name.endswith("_low")):
         value, low, high = (figures[column] for column in (name, f"{name}_low", f"{name}_high"))

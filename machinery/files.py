@@ -12,7 +12,8 @@ from curve.files import write_whole
 
 
 def append_whole(target: Path, text: str) -> None:
-    """Add a text to a file, at once. OSError if it cannot be written; then the file is as it was."""
+    """Add a text to a file, at once. OSError if it cannot be written; then the file is as it
+    was."""
     data = text.encode()
     with open(target, "ab", buffering=0) as file:  # after an error, a buffer would be written again
         end = file.tell()
@@ -30,8 +31,9 @@ def six_digits(value: float) -> float | None:
 
 
 def json_lines(path: Path) -> Iterator[tuple[str, dict]]:
-    """The lines of a file with one JSON object in each: as text, and as object. The last line is left out if it is cut
-    off or still being written. ValueError, naming file and line, for a broken one."""
+    """The lines of a file with one JSON object in each: as text, and as object. The last line is
+    left out if it is cut off or still being written. ValueError, naming file and line, for a broken
+    one."""
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
@@ -40,16 +42,22 @@ def json_lines(path: Path) -> Iterator[tuple[str, dict]]:
                 text, record = line.decode(), json.loads(line)
                 record["kind"], record["step"]
             except (ValueError, TypeError, KeyError, RecursionError):
-                raise ValueError(f"{path}, line {number}: this is no line that a run has written: remove it") from None
+                raise ValueError(
+                    f"{path}, line {number}: this is no line that a run has written: remove it"
+                ) from None
             yield text, record
 
 
 def drop_later(path: Path, step: int) -> list[dict]:
-    """Drop the lines of all steps after this one, since they come again, and the line of the end. Returns the lines
-    that are left; [] if there is no file. ValueError as in `json_lines`."""
+    """Drop the lines of all steps after this one, since they come again, and the line of the end.
+    Returns the lines that are left; [] if there is no file. ValueError as in `json_lines`."""
     if not path.exists():
         return []
-    left = [(text, line) for text, line in json_lines(path) if line["step"] <= step and line["kind"] != "end"]
+    left = [
+        (text, line)
+        for text, line in json_lines(path)
+        if line["step"] <= step and line["kind"] != "end"
+    ]
     write_whole(path, "".join(text for text, _ in left))
     return [line for _, line in left]
 
@@ -63,7 +71,8 @@ def last_line(folder: Path) -> dict:
 
 @contextlib.contextmanager
 def whole_folder(target: Path) -> Iterator[Path]:
-    """A folder to write into. It replaces `target` once all of it is on disk. OSError if it cannot."""
+    """A folder to write into. It replaces `target` once all of it is on disk. OSError if it
+    cannot."""
     partial = target.with_name(f"{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:

@@ -1,7 +1,8 @@
 """Some rollouts of a run, token by token, with what the loss made of them: rollouts.jsonl.
 
-A line is a group that was trained on, a problem of a validation, or the times of a step; docs/rollouts.md explains
-every key. A run writes the file and never reads it. view.py makes a page of it.
+A line is a group that was trained on, a problem of a validation, or the times of a step;
+docs/rollouts.md explains every key. A run writes the file and never reads it. tools/view.py makes a page
+of it.
 """
 
 import functools
@@ -15,12 +16,12 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 import loss
+from core.rollouts import Batch, Group, Rollout
+from core.screen import warn
+from core.settings import Settings
 from data.load import Source
 from data.verify import Verdict
 from machinery.files import append_whole, six_digits
-from machinery.rollouts import Batch, Group, Rollout
-from machinery.screen import warn
-from machinery.settings import Settings
 
 KEPT_STEPS = 40  # of a run, about
 KEPT_PROBLEMS = 6  # of each source, at a validation
@@ -30,7 +31,8 @@ LONGEST_CHARACTER = 64  # tokens; if so many make no character, more will not
 
 
 def kept_groups(settings: Settings, step: int, groups: list[Group]) -> list[int]:
-    """Which groups of the batch of this step: --rollouts-kept of them, spread evenly from the oldest to the newest."""
+    """Which groups of the batch of this step: --rollouts-kept of them, spread evenly from the
+    oldest to the newest."""
     kept_step = step % max(1, settings.steps // KEPT_STEPS) == 0
     number = min(settings.rollouts_kept, len(groups)) if kept_step else 0
     return [i * len(groups) // number for i in range(number)]
@@ -42,16 +44,24 @@ def kept_rows(settings: Settings, step: int, groups: list[Group]) -> set[int]:
     return {p * size + i for p in kept_groups(settings, step, groups) for i in range(size)}
 
 
-def token_texts(tokenizer: PreTrainedTokenizerBase, text_of: Callable[[int], str], ids: list[int]) -> list[str]:
-    """The text of each token; joined, these are the decoded text. If several tokens make one character, the last one
-    has it, and the others have ''. text_of: decodes one token."""
+def token_texts(
+    tokenizer: PreTrainedTokenizerBase, text_of: Callable[[int], str], ids: list[int]
+) -> list[str]:
+    """The text of each token; joined, these are the decoded text. If several tokens make one
+    character, the last one has it, and the others have ''. text_of: decodes one token."""
     texts = [text_of(token) for token in ids]
     if "".join(texts) == tokenizer.decode(ids):
         return texts
-    texts, start, shown = [], 0, 0  # ids[:shown] have their texts; those from `start` on are decoded again, as context
+    texts, start, shown = (
+        [],
+        0,
+        0,
+    )  # ids[:shown] have their texts; those from `start` on are decoded again, as context
     for end in range(1, len(ids) + 1):
         before, now = tokenizer.decode(ids[start:shown]), tokenizer.decode(ids[start:end])
-        if now.endswith("\ufffd") and end < len(ids) and end - shown < LONGEST_CHARACTER:  # not complete
+        if (
+            now.endswith("\ufffd") and end < len(ids) and end - shown < LONGEST_CHARACTER
+        ):  # not complete
             texts.append("")
         else:
             texts.append(now[len(before) :])
@@ -65,7 +75,8 @@ def run_lengths(values: np.ndarray) -> list[list]:
 
 
 def at_sampled(values: np.ndarray, sampled: np.ndarray) -> list[float | None]:
-    """The values of sampled tokens, with six digits; None for forced tokens and for values that are not finite."""
+    """The values of sampled tokens, with six digits; None for forced tokens and for values that are
+    not finite."""
     following = iter(values)
     return [six_digits(next(following)) if flag else None for flag in sampled]
 
@@ -78,43 +89,74 @@ def verdict_in_words(verdict: Verdict) -> str:
 class KeptRollouts:
     """rollouts.jsonl of a run, unless --rollouts-kept is 0."""
 
-    def __init__(self, folder: Path, settings: Settings, tokenizer: PreTrainedTokenizerBase, sources: list[Source]):
-        self.path, self.settings, self.tokenizer, self.sources = folder / "rollouts.jsonl", settings, tokenizer, sources
+    def __init__(
+        self,
+        folder: Path,
+        settings: Settings,
+        tokenizer: PreTrainedTokenizerBase,
+        sources: list[Source],
+    ):
+        self.path, self.settings, self.tokenizer, self.sources = (
+            folder / "rollouts.jsonl",
+            settings,
+            tokenizer,
+            sources,
+        )
         self.run_began = 0.0  # clock reading that all times count from; the record says it
         self.text_of = functools.lru_cache(2**16)(lambda token: tokenizer.decode([token]))
 
     def add_times(self, step: int, waited: tuple[float, float], events: list[tuple]) -> None:
-        """Add the times of a step: `waited`, in which the trainer waited for groups, and the generators' events."""
+        """Add the times of a step: `waited`, in which the trainer waited for groups, and the
+        generators' events."""
         if self.settings.rollouts_kept:
             waited = [self._seconds(clock) for clock in waited]
-            events = [[n, self._seconds(start), self._seconds(end), version] for n, start, end, version in events]
+            events = [
+                [n, self._seconds(start), self._seconds(end), version]
+                for n, start, end, version in events
+            ]
             self._add([{"kind": "times", "step": step, "waited": waited, "generators": events}])
 
     def add_batch(self, step: int, batch: Batch, worth: dict[str, Tensor], tokens: dict) -> None:
-        """Add the groups of a step that are kept. worth: of each completion its reward, advantage and weight, [P, G].
-        tokens: of each row trained on, the trainer's log-probabilities and the entropies at its sampled tokens."""
+        """Add the groups of a step that are kept. worth: of each completion its reward, advantage
+        and weight, [P, G]. tokens: of each row trained on, the trainer's log-probabilities and the
+        entropies at its sampled tokens."""
         lines = []
         for p in kept_groups(self.settings, step, batch.groups):
             group, usable_G, rewards_G = batch.groups[p], batch.usable_PG[p], worth["reward"][p]
-            fate = "zero variance" if loss.zero_variance(rewards_G[None], usable_G[None]) else "trained"
+            fate = (
+                "zero variance"
+                if loss.zero_variance(rewards_G[None], usable_G[None])
+                else "trained"
+            )
             line = self._line("group", step, group)
             line["mean_reward"] = rewards_G[usable_G].mean().item() if usable_G.any() else None
-            line["retired"] = self.settings.recipe.no_positive_resampling and loss.retires(group.pass_rate)
+            line["retired"] = self.settings.recipe.no_positive_resampling and loss.retires(
+                group.pass_rate
+            )
             for i, completion in enumerate(line["completions"]):
                 rollout = group.rollouts[i]
-                completion["became"] = fate if usable_G[i] else "truncated" if rollout.truncated else "no verdict"
-                completion |= {name: six_digits(values_PG[p, i].item()) for name, values_PG in worth.items()}
+                completion["became"] = (
+                    fate if usable_G[i] else "truncated" if rollout.truncated else "no verdict"
+                )
+                completion |= {
+                    name: six_digits(values_PG[p, i].item()) for name, values_PG in worth.items()
+                }
                 for name, values in tokens.get(p * len(usable_G) + i, {}).items():
                     completion[name] = at_sampled(values, rollout.sampled)
             lines.append(line)
         self._add(lines)
 
     def add_validation(self, step: int, groups: list[Group]) -> None:
-        """Add KEPT_PROBLEMS of each source, or --rollouts-kept if it is more, from the shortest prompt to the longest,
-        the same at every validation."""
-        number = max(KEPT_PROBLEMS, self.settings.rollouts_kept) if self.settings.rollouts_kept else 0
+        """Add KEPT_PROBLEMS of each source, or --rollouts-kept if it is more, from the shortest
+        prompt to the longest, the same at every validation."""
+        number = (
+            max(KEPT_PROBLEMS, self.settings.rollouts_kept) if self.settings.rollouts_kept else 0
+        )
         for source in range(len(self.sources)):
-            own = sorted((g for g in groups if g.source == source), key=lambda group: len(group.problem.prompt))
+            own = sorted(
+                (g for g in groups if g.source == source),
+                key=lambda group: len(group.problem.prompt),
+            )
             n = min(number, len(own))
             kept = [own[i * (len(own) - 1) // max(1, n - 1)] for i in range(n)]
             self._add([self._line("validation", step, group) for group in kept])
@@ -157,6 +199,11 @@ class KeptRollouts:
 
     def _add(self, lines: list[dict]) -> None:
         if self.path.exists() and self.path.stat().st_size > MOST_BYTES:
-            warn("rollouts", f"{self.path} has more than {MOST_BYTES >> 20} MiB: no more rollouts are kept")
+            warn(
+                "rollouts",
+                f"{self.path} has more than {MOST_BYTES >> 20} MiB: no more rollouts are kept",
+            )
         elif lines:
-            append_whole(self.path, "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
+            append_whole(
+                self.path, "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
+            )

@@ -1,39 +1,41 @@
-"""How processes of a run begin, how the user ends them, and what a stranger's program may take of them."""
+"""How processes of a run begin, how the user ends them, and what a stranger's program may take of
+them."""
 
 import contextlib
 import multiprocessing
 import multiprocessing.forkserver
-import os
-import resource
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-from machinery.screen import say
+from core.screen import say
 
 ending = threading.Event()  # set when this process ends its children itself
 
 
 def import_for_generators() -> None:
-    """Start a process that imports what generators need, while this one still imports its own. Generators on CPUs are
-    forked from it, and so start at once."""
-    multiprocessing.set_forkserver_preload(["machinery.forked", "generate"])
-    with contextlib.chdir(Path(__file__).parent.parent):  # it imports from the folder that it starts in
+    """Start a process that imports what generators need, while this one still imports its own.
+    Generators on CPUs are forked from it, and so start at once."""
+    multiprocessing.set_forkserver_preload(["core.forked", "core.generators"])
+    with contextlib.chdir(
+        Path(__file__).parent.parent
+    ):  # it imports from the folder that it starts in
         multiprocessing.forkserver.ensure_running()
 
 
 def end_children() -> None:
-    """Kill all child processes. They ignore the SIGTERM that Python sends at its end, and it would wait for ever."""
+    """Kill all child processes. They ignore the SIGTERM that Python sends at its end, and it would
+    wait for ever."""
     ending.set()
     for child in multiprocessing.active_children():
         child.kill()
 
 
 class Stop:
-    """Ctrl-C or SIGTERM: the first ends the run when it can be saved, the second ends it at once. A signal within a
-    second is the same one: `timeout` and job schedulers signal a process and then its group."""
+    """Ctrl-C or SIGTERM: the first ends the run when it can be saved, the second ends it at once. A
+    signal within a second is the same one: `timeout` and job schedulers signal a process and then
+    its group."""
 
     def __init__(self):
         self.number, self.at = 0, 0.0  # of the signal; clock reading when it came
@@ -55,44 +57,8 @@ class Stop:
     def _on_signal(self, number: int, _) -> None:
         if not self.asked():
             self.number, self.at = number, time.monotonic()
-            say("Stopping after this step, with a checkpoint if training has begun. Once more stops at once, without.")
+            say(
+                "Stopping after this step, with a checkpoint if training has begun. Once more stops at once, without."
+            )
         elif time.monotonic() - self.at > 1.0:
             raise KeyboardInterrupt
-
-
-def belong_to_the_run() -> None:
-    """A process that the trainer has started calls this first. It then ends when the trainer dies, even if its main
-    thread is busy. It ignores Ctrl-C and SIGTERM, which reach whole groups of processes: the trainer handles them."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    threading.Thread(target=_end_with_the_parent, daemon=True).start()
-
-
-def _end_with_the_parent() -> None:
-    multiprocessing.parent_process().join()
-    os._exit(1)
-
-
-@contextlib.contextmanager
-def in_one_sentence(model: str, wrong: str = "it could not be loaded", limited: bool = False) -> Iterator[None]:
-    """ValueError, in one sentence, for whatever a library raises in this block about the files of a model. limited:
-    also if the block, of the main thread, takes more than ten seconds, or on Linux more than a GiB of memory."""
-
-    def too_late(*_):
-        raise RuntimeError("it takes more than ten seconds")
-
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    try:
-        if limited:
-            signal.signal(signal.SIGALRM, too_late)
-            signal.alarm(10)
-            with contextlib.suppress(OSError, ValueError):  # not Linux, or a lower limit that holds already
-                used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-                resource.setrlimit(resource.RLIMIT_AS, (used + 2**30, before[1]))
-        yield
-    except Exception as error:
-        reason = f"{type(error).__name__}: {(str(error).strip() or 'no reason given').splitlines()[0]}"
-        raise ValueError(f"--model {model}: {wrong} ({reason})") from error
-    finally:
-        signal.alarm(0)
-        resource.setrlimit(resource.RLIMIT_AS, before)

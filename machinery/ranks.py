@@ -1,6 +1,7 @@
 """The ranks, processes of the trainer: how they start, what they tell each other, how they end.
 
-Every rank runs the same loop (train.py) and gets the same groups. Rank 0 is the process that the user has started.
+Every rank runs the same loop (train.py) and gets the same groups. Rank 0 is the process that the
+user has started.
 """
 
 import contextlib
@@ -17,9 +18,10 @@ import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 import transformers
 
-from machinery.devices import devices_here, trunk_dtype
-from machinery.processes import belong_to_the_run, ending
-from machinery.settings import Settings
+from core.devices import devices_here, trunk_dtype
+from core.generators import belong_to_the_run
+from core.settings import Settings
+from machinery.processes import ending
 
 
 def rank_and_ranks() -> tuple[int, int]:
@@ -37,7 +39,8 @@ def everyone(value):
 
 
 def from_all_ranks(value) -> list:
-    """Every rank calls this at the same place. All get the list of all values, in the order of the ranks."""
+    """Every rank calls this at the same place. All get the list of all values, in the order of the
+    ranks."""
     values = [value] * rank_and_ranks()[1]
     if len(values) > 1:
         dist.all_gather_object(values, value)
@@ -61,21 +64,27 @@ def join_ranks(rank: int, devices: list[str], store: dist.Store) -> None:
         store=store,
         rank=rank,
         world_size=len(devices),
-        timeout=timedelta(days=30),  # rank 0 may wait long for generators; `_watch` sees when a rank has died
+        timeout=timedelta(
+            days=30
+        ),  # rank 0 may wait long for generators; `_watch` sees when a rank has died
     )
     dist.barrier()
 
 
 @contextlib.contextmanager
-def other_ranks(settings: Settings, train: Callable, arguments: tuple, hint: Callable[[], str]) -> Iterator[None]:
-    """In this block there are the trainer's other ranks, each a process that calls train(rank, *arguments), and this
-    process is rank 0. At its end all have ended.
+def other_ranks(
+    settings: Settings, train: Callable, arguments: tuple, hint: Callable[[], str]
+) -> Iterator[None]:
+    """In this block there are the trainer's other ranks, each a process that calls train(rank,
+    *arguments), and this process is rank 0. At its end all have ended.
 
-    If one of them fails, all end, with its traceback and with what `hint` returns then. A single rank needs no process
-    group in fp32. In bf16 it has one: FSDP keeps the parameters in fp32 and computes in bf16.
+    If one of them fails, all end, with its traceback and with what `hint` returns then. A single
+    rank needs no process group in fp32. In bf16 it has one: FSDP keeps the parameters in fp32 and
+    computes in bf16.
 
-    The store is in this process, and lives as long as the ranks do. gloo needs it at the start alone. NCCL writes to it
-    at the first collective of a GPU, and asks it now and then until the ranks end.
+    The store is in this process, and lives as long as the ranks do. gloo needs it at the start
+    alone. NCCL writes to it at the first collective of a GPU, and asks it now and then until the
+    ranks end.
     """
     devices = devices_here(settings)[1]
     if len(devices) == 1 and trunk_dtype(settings, devices[0]) == torch.float32:
@@ -83,7 +92,9 @@ def other_ranks(settings: Settings, train: Callable, arguments: tuple, hint: Cal
         return
     listening = socket.create_server((HERE, 0))  # at any free port
     port = listening.getsockname()[1]
-    store = dist.TCPStore(HERE, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
+    store = dist.TCPStore(
+        HERE, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
+    )
     others = multiprocessing.spawn(
         _other_rank, (devices, port, train, arguments), len(devices) - 1, join=False, daemon=True
     )
@@ -95,7 +106,9 @@ def other_ranks(settings: Settings, train: Callable, arguments: tuple, hint: Cal
     watching.join(60)  # seconds, in which nothing should take one
 
 
-def _other_rank(number: int, devices: list[str], port: int, train: Callable, arguments: tuple) -> None:
+def _other_rank(
+    number: int, devices: list[str], port: int, train: Callable, arguments: tuple
+) -> None:
     belong_to_the_run()
     transformers.utils.logging.disable_progress_bar()
     join_ranks(number + 1, devices, dist.TCPStore(HERE, port))
@@ -105,13 +118,15 @@ def _other_rank(number: int, devices: list[str], port: int, train: Callable, arg
 
 
 def give_way_to_a_dead_rank() -> None:
-    """After an error, wait a moment if there are other ranks. If one has died, `_watch` ends this process meanwhile."""
+    """After an error, wait a moment if there are other ranks. If one has died, `_watch` ends this
+    process meanwhile."""
     if rank_and_ranks()[1] > 1:
         time.sleep(2.0)
 
 
 def _watch(others, hint: Callable[[], str]) -> None:
-    """If another rank fails, end this process and the whole run: the main thread might wait for that rank for ever."""
+    """If another rank fails, end this process and the whole run: the main thread might wait for
+    that rank for ever."""
     try:
         while not others.join():
             pass
@@ -119,6 +134,9 @@ def _watch(others, hint: Callable[[], str]) -> None:
         if ending.is_set() and isinstance(error, multiprocessing.ProcessExitedException):
             return  # this process has ended that rank itself
         time.sleep(0.1)
-        print(f"\nerror: a process of the trainer has failed, and the run ends{hint()}\n{error}", file=sys.stderr)
+        print(
+            f"\nerror: a process of the trainer has failed, and the run ends{hint()}\n{error}",
+            file=sys.stderr,
+        )
         sys.stderr.flush()
         os._exit(1)

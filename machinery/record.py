@@ -1,6 +1,8 @@
-"""The log of a run, on rank 0: runs/NAME/log.jsonl, one flat object a line. docs/log.md explains every column.
+"""The log of a run, on rank 0: runs/NAME/log.jsonl, one flat object a line. docs/log.md explains
+every column.
 
-With each line more is written: some rollouts (machinery/kept.py), samples.txt, the progress bar, a tracker.
+With each line more is written: some rollouts (machinery/kept.py), samples.txt, the progress bar, a
+tracker.
 """
 
 import contextlib
@@ -15,32 +17,49 @@ import numpy as np
 from torch import Tensor
 
 import loss
+from core.decoding import marked_text
+from core.devices import devices_here
+from core.feed import Feed
+from core.rollouts import Batch, Group
+from core.screen import Progress, say, warn
+from core.settings import Settings
 from curve.columns import Series
 from curve.files import write_whole
 from curve.forecast import outlook
 from machinery.checkpoints import checkpoints, step_of
 from machinery.compute import Compute, Rates
-from machinery.decoding import marked_text
-from machinery.devices import devices_here
 from machinery.evaluation import completion_columns
-from machinery.feed import Feed
 from machinery.files import append_whole, drop_later
 from machinery.kept import KeptRollouts, verdict_in_words
-from machinery.rollouts import Batch, Group
-from machinery.screen import Progress, say, warn
-from machinery.settings import Settings
 from machinery.totals import Totals
 from machinery.track import Tracker
-from machinery.warnings import REMEMBERED, fell_from, step_failure, step_warnings, validation_warnings
+from machinery.warnings import (
+    REMEMBERED,
+    fell_from,
+    step_failure,
+    step_warnings,
+    validation_warnings,
+)
 
-SAMPLED_PROBLEMS, SAMPLES_SHOWN = 6, 2  # validation problems of a source in samples.txt, completions of each
+SAMPLED_PROBLEMS, SAMPLES_SHOWN = (
+    6,
+    2,
+)  # validation problems of a source in samples.txt, completions of each
 
 
 class Record:
     """Writes the log of a run, and knows what its lines have said."""
 
-    def __init__(self, settings: Settings, folder: Path, compute: Compute, feed: Feed, state: dict | None = None):
-        """state: of a checkpoint to go on from. The files lose the lines of later steps, which will come again."""
+    def __init__(
+        self,
+        settings: Settings,
+        folder: Path,
+        compute: Compute,
+        feed: Feed,
+        state: dict | None = None,
+    ):
+        """state: of a checkpoint to go on from. The files lose the lines of later steps, which will
+        come again."""
         self.settings, self.folder, self.compute, self.feed = settings, folder, compute, feed
         self.sources = feed.prompts.sources
         self.rollouts = KeptRollouts(folder, settings, feed.prompts.tokenizer, self.sources)
@@ -56,9 +75,14 @@ class Record:
         drop_later(self.rollouts.path, state["step"])
         self.validations = [line for line in lines if line["kind"] == "validation"]
         self.last_steps = [line for line in lines if line["kind"] == "train"][-REMEMBERED:]
-        self.waited = (0.0, 0.0)  # clock readings between which the trainer waited for the last batch
+        self.waited = (
+            0.0,
+            0.0,
+        )  # clock readings between which the trainer waited for the last batch
         self.progress: Progress | None = None
-        self.outlooks: list[str] = []  # where the curve of each source is going, in words for the bar
+        self.outlooks: list[
+            str
+        ] = []  # where the curve of each source is going, in words for the bar
         self.failure = ""  # why the run cannot go on
 
     @property
@@ -73,7 +97,9 @@ class Record:
     def log(self, line: dict) -> None:
         """Add a line to log.jsonl, at once. JSON has no NaN and no infinity: they become null."""
         line["wall_seconds"] = time.monotonic() - self.began
-        line = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()}
+        line = {
+            k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()
+        }
         append_whole(self.folder / "log.jsonl", json.dumps(line) + "\n")
         self.tracker.log(line)
 
@@ -90,13 +116,18 @@ class Record:
         devices = [device for engine in self.feed.engines for device in engine.devices]
         slots = ", ".join(str(generator.slots) for generator in self.feed.generators)
         trainers = devices_here(self.settings)[1]
-        say(f"devices: generators {', '.join(devices)} with {slots} slots; trainers {', '.join(trainers)}")
+        say(
+            f"devices: generators {', '.join(devices)} with {slots} slots; trainers {', '.join(trainers)}"
+        )
         self.compute.started = time.monotonic()
         self.progress = Progress("training", self.settings.steps, step)
 
-    def log_step(self, step: int, batch: Batch, totals: Totals, worth: dict[str, Tensor], figures: dict) -> None:
-        """Log a step: what it has computed, its completions, and what has happened since the line before. worth: of
-        each completion its reward, advantage and weight, [P, G] each. figures: further columns."""
+    def log_step(
+        self, step: int, batch: Batch, totals: Totals, worth: dict[str, Tensor], figures: dict
+    ) -> None:
+        """Log a step: what it has computed, its completions, and what has happened since the line
+        before. worth: of each completion its reward, advantage and weight, [P, G] each. figures:
+        further columns."""
         self.compute.add(batch.groups, int(totals.sums["fed"]), int(totals.sums["pairs"]))
         zero_variance_P = loss.zero_variance(worth["reward"], batch.usable_PG)
         line = {
@@ -121,8 +152,14 @@ class Record:
         events, self.feed.events = self.feed.events, []
         self.rollouts.add_times(step, self.waited, events)
         self.rollouts.add_batch(step, batch, worth, totals.tokens)
-        prompts_left, samples = sum(order.left for order in self.feed.orders), self.folder / "samples.txt"
-        self.warn(step, step_warnings(self.last_steps, prompts_left, self.settings.groups_per_step, samples))
+        prompts_left, samples = (
+            sum(order.left for order in self.feed.orders),
+            self.folder / "samples.txt",
+        )
+        self.warn(
+            step,
+            step_warnings(self.last_steps, prompts_left, self.settings.groups_per_step, samples),
+        )
         self.failure = step_failure(self.last_steps)
         self.show(step)
 
@@ -143,7 +180,8 @@ class Record:
         self.progress.show(step, ", ".join(filter(None, words)))
 
     def end(self, step: int, reason: str) -> None:
-        """Stop the clock of training. The log gets the reason why the run is over, if it came to its end."""
+        """Stop the clock of training. The log gets the reason why the run is over, if it came to
+        its end."""
         self.compute.ended = time.monotonic()
         self.progress.close()
         if reason:
@@ -155,11 +193,13 @@ class Record:
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """Stop the clock of training during a validation. The time in which generators go on sampling for training is
-        added to the compute, and to the rates of no step."""
+        """Stop the clock of training during a validation. The time in which generators go on
+        sampling for training is added to the compute, and to the rates of no step."""
         began, busy, tokens = time.monotonic(), self.feed.busy_seconds, self.feed.sampled_tokens
         yield
-        self.compute.device_seconds += (self.feed.busy_seconds - busy) * self.settings.tensor_parallel
+        self.compute.device_seconds += (
+            self.feed.busy_seconds - busy
+        ) * self.settings.tensor_parallel
         self.compute.paused += time.monotonic() - began
         self.feed.busy_seconds, self.feed.sampled_tokens = busy, tokens
 
@@ -183,19 +223,26 @@ class Record:
         self.show(step)
 
     def checkpoint_before_fall(self) -> Path | None:
-        """If the pass rate has fallen, the newest checkpoint that is not after the run's best validation."""
+        """If the pass rate has fallen, the newest checkpoint that is not after the run's best
+        validation."""
         peak = fell_from(self.validations)
-        earlier = [path for path in checkpoints(self.folder) if peak and step_of(path) <= peak["step"]]
+        earlier = [
+            path for path in checkpoints(self.folder) if peak and step_of(path) <= peak["step"]
+        ]
         return earlier[-1] if earlier else None
 
     def _write_samples(self, step: int, groups: list[Group]) -> None:
-        """Write samples.txt: completions of the same problems at the first validation and at this one."""
+        """Write samples.txt: completions of the same problems at the first validation and at this
+        one."""
         samples = f"\n=== step {step}\n"
         for source in range(len(self.sources)):
             for group in [group for group in groups if group.source == source][:SAMPLED_PROBLEMS]:
                 samples += f"\n{group.problem.prompt}   (answer: {group.problem.answer})\n"
                 for rollout, verdict in group.judged()[:SAMPLES_SHOWN]:
-                    judged, text = verdict_in_words(verdict), marked_text(self.feed.prompts.tokenizer, rollout)
+                    judged, text = (
+                        verdict_in_words(verdict),
+                        marked_text(self.feed.prompts.tokenizer, rollout),
+                    )
                     samples += f"  {judged}{', truncated' if rollout.truncated else ''}:  {text}\n"
         path = self.folder / "samples.txt"
         title = "Forced tokens stand in [[ ]]. The first completions of each problem.\n"
@@ -210,20 +257,29 @@ class Record:
             for source in range(len(self.sources))
         ]
         columns = {
-            "pass_rate": float(np.average(rates, weights=[source.weight for source in self.sources])),
+            "pass_rate": float(
+                np.average(rates, weights=[source.weight for source in self.sources])
+            ),
             "num_examples": sum(len(group.requests) for group in groups),
         }
         if len(self.sources) > 1:
-            columns |= {f"pass_rate/{source.name}": rate for source, rate in zip(self.sources, rates)}
+            columns |= {
+                f"pass_rate/{source.name}": rate for source, rate in zip(self.sources, rates)
+            }
         return columns
 
     def series(self) -> list[Series]:
-        """The curve of each source so far. Compute is FLOPs, which no other load on the machine disturbs."""
+        """The curve of each source so far. Compute is FLOPs, which no other load on the machine
+        disturbs."""
         several = len(self.sources) > 1
         x = np.array([line["compute_flops"] for line in self.validations])
         curves = []
         for source in self.sources:
-            name, column = (source.name, f"pass_rate/{source.name}") if several else (self.folder.name, "pass_rate")
+            name, column = (
+                (source.name, f"pass_rate/{source.name}")
+                if several
+                else (self.folder.name, "pass_rate")
+            )
             y = np.array([line[column] for line in self.validations])
             num_examples = len(source.validation) * self.settings.validation_samples
             curves.append(Series(name, x, y, "compute_flops", column, num_examples))

@@ -3,7 +3,7 @@
 import importlib.util
 from pathlib import Path
 
-from machinery.screen import warn
+from core.screen import warn
 
 
 def refuse_missing_tracker(name: str | None) -> None:
@@ -12,17 +12,24 @@ def refuse_missing_tracker(name: str | None) -> None:
 
 
 class Tracker:
-    """Sends numbers to a tracker. When that fails, it warns once and sends nothing more, and the run goes on."""
+    """Sends numbers to a tracker. When that fails, it warns once and sends nothing more, and the
+    run goes on."""
 
     def __init__(self, name: str | None, folder: Path, config: dict):
         self.name, self.folder, self.config = name, folder, config
-        self.tracker = None  # tensorboard's writer, or the module of wandb or trackio; from the first line on
+        self.tracker = (
+            None  # tensorboard's writer, or the module of wandb or trackio; from the first line on
+        )
 
     def log(self, line: dict) -> None:
         """Send the numbers of a line of log.jsonl, as train/loss or validation/pass_rate."""
         if self.name is None:
             return
-        numbers = {f"{line['kind']}/{key}": value for key, value in line.items() if type(value) in (int, float)}
+        numbers = {
+            f"{line['kind']}/{key}": value
+            for key, value in line.items()
+            if type(value) in (int, float)
+        }
         try:
             self.tracker = self.tracker or self._start()
             if self.name == "tensorboard":
@@ -32,7 +39,10 @@ class Tracker:
             else:
                 self.tracker.log(numbers, step=line["step"])
         except Exception as error:  # of whatever kind: the run is worth more than its tracker
-            warn("tracker", f"--track {self.name} has failed, and gets nothing more ({type(error).__name__}: {error})")
+            warn(
+                "tracker",
+                f"--track {self.name} has failed, and gets nothing more ({type(error).__name__}: {error})",
+            )
             self.name = None
 
     def _start(self):

@@ -1,4 +1,5 @@
-"""The model and its optimizer on the trainer's devices: on one device, or shared by several ranks through FSDP2."""
+"""The model and its optimizer on the trainer's devices: on one device, or shared by several ranks
+through FSDP2."""
 
 import functools
 from pathlib import Path
@@ -13,16 +14,16 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from machinery.devices import trunk_dtype
-from machinery.policy import Policy, micro_batches
+from core.devices import trunk_dtype
+from core.policy import Policy, micro_batches
+from core.rollouts import Rollout
+from core.settings import Settings
 from machinery.ranks import from_all_ranks, rank_and_ranks
-from machinery.rollouts import Rollout
-from machinery.settings import Settings
 
 
 def make_policy(settings: Settings, model: PreTrainedModel, device: torch.device) -> Policy:
-    """The policy that this rank trains. model: on the CPU, with parameters in fp32, since bf16 would swallow small
-    updates. A model that will be sharded is never whole on one device."""
+    """The policy that this rank trains. model: on the CPU, with parameters in fp32, since bf16
+    would swallow small updates. A model that will be sharded is never whole on one device."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
         model.set_attn_implementation("sdpa")
@@ -40,15 +41,20 @@ def make_policy(settings: Settings, model: PreTrainedModel, device: torch.device
 def layers_and_rest(model: PreTrainedModel) -> tuple[list[torch.nn.Module], list[torch.nn.Module]]:
     """The layers of the trunk, and its other parts: embedding, norm."""
     children = list(model.base_model.children())
-    layers = [layer for child in children if isinstance(child, torch.nn.ModuleList) for layer in child]
+    layers = [
+        layer for child in children if isinstance(child, torch.nn.ModuleList) for layer in child
+    ]
     return layers, [child for child in children if not isinstance(child, torch.nn.ModuleList)]
 
 
 def shard(policy: Policy, device_type: str, dtype: torch.dtype) -> None:
-    """FSDP2 over all ranks, also if there is only one. A part of the trunk is gathered in `dtype` when it is called,
-    and freed after that; gradients are summed in fp32. The head, and an embedding tied to it, stay in fp32."""
+    """FSDP2 over all ranks, also if there is only one. A part of the trunk is gathered in `dtype`
+    when it is called, and freed after that; gradients are summed in fp32. The head, and an
+    embedding tied to it, stay in fp32."""
     mesh = init_device_mesh(device_type, (dist.get_world_size(),))
-    precision = MixedPrecisionPolicy(param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32)
+    precision = MixedPrecisionPolicy(
+        param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32
+    )
     head = policy.model.get_output_embeddings().weight
     for part in sum(layers_and_rest(policy.model), []):
         parameters = list(part.parameters())
@@ -58,25 +64,34 @@ def shard(policy: Policy, device_type: str, dtype: torch.dtype) -> None:
 
 
 @torch.no_grad()
-def numerics_mismatch(policy: Policy, rollouts: list[Rollout], settings: Settings) -> dict[str, float]:
-    """Mean and maximum of |log pi_train - log pi_gen| over the sampled tokens of these rollouts, in nats. The present
-    parameters sampled all of them, so pi_train and pi_gen are the same policy, and the difference is numerics alone
-    (sec. 3.2, fp32 logits). Every rank calls this with the same rollouts."""
+def numerics_mismatch(
+    policy: Policy, rollouts: list[Rollout], settings: Settings
+) -> dict[str, float]:
+    """Mean and maximum of |log pi_train - log pi_gen| over the sampled tokens of these rollouts, in
+    nats. The present parameters sampled all of them, so pi_train and pi_gen are the same policy,
+    and the difference is numerics alone (sec. 3.2, fp32 logits). Every rank calls this with the
+    same rollouts."""
     differences = []
     rows, budget = list(range(len(rollouts))), settings.tokens_per_micro_batch
-    for m in micro_batches(rollouts, rows, budget, policy.model.device, *rank_and_ranks(), settings.share_prompts):
+    for m in micro_batches(
+        rollouts, rows, budget, policy.model.device, *rank_and_ranks(), settings.share_prompts
+    ):
         logprobs_BT, _ = policy(m, settings.recipe.fp32_logits)
         differences.append((logprobs_BT - m.generator_logprobs_BT)[m.sampled_BT].abs().cpu())
     if isinstance(policy, FSDPModule):
         policy.reshard()  # a backward does this; until then the head's parameter is another object
     differences_N = torch.cat(from_all_ranks(torch.cat(differences)))
-    return {"mismatch_mean": differences_N.mean().item(), "mismatch_max": differences_N.max().item()}
+    return {
+        "mismatch_mean": differences_N.mean().item(),
+        "mismatch_max": differences_N.max().item(),
+    }
 
 
 @torch.no_grad()
 def update_size(optimizer: torch.optim.AdamW) -> float:
-    """The norm of AdamW's last update, without weight decay, divided by the norm of the parameters. It is computed from
-    the moments, because a copy of the parameters from before the step would take memory."""
+    """The norm of AdamW's last update, without weight decay, divided by the norm of the parameters.
+    It is computed from the moments, because a copy of the parameters from before the step would
+    take memory."""
     (group,), updates, parameters = optimizer.param_groups, [], []
     beta1, beta2 = group["betas"]
     for parameter, state in optimizer.state.items():
@@ -92,12 +107,17 @@ def gathered(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def gather(policy: Policy, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """All parameters, and all moments of the optimizer, by name. Every rank calls this; rank 0 gets the tensors."""
+def gather(
+    policy: Policy, optimizer: torch.optim.Optimizer
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """All parameters, and all moments of the optimizer, by name. Every rank calls this; rank 0 gets
+    the tensors."""
     parameters, moments, (rank, ranks) = {}, {}, rank_and_ranks()
     for name, parameter in policy.model.named_parameters():
         tensors = {name: parameter.detach()}
-        tensors |= {f"{name}/{key}": value for key, value in optimizer.state.get(parameter, {}).items()}
+        tensors |= {
+            f"{name}/{key}": value for key, value in optimizer.state.get(parameter, {}).items()
+        }
         for key, value in tensors.items():
             value = gathered(value)
             if rank == 0:
@@ -111,7 +131,9 @@ def read_moments(policy: Policy, optimizer: torch.optim.Optimizer, path: Path) -
     for place, value in safetensors.torch.load_file(path).items():
         name, _, key = place.rpartition("/")
         parameter = parameters[name]
-        if key != "step" or optimizer.defaults["fused"]:  # the fused AdamW counts its steps on the GPU
+        if (
+            key != "step" or optimizer.defaults["fused"]
+        ):  # the fused AdamW counts its steps on the GPU
             value = value.to(parameter.device)
         if key != "step" and isinstance(parameter, DTensor):
             value = distribute_tensor(value, parameter.device_mesh, parameter.placements)

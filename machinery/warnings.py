@@ -1,4 +1,5 @@
-"""Warnings of what often comes before a run goes wrong. docs/findings.md says how each was found."""
+"""Warnings of what often comes before a run goes wrong. docs/findings.md says how each was
+found."""
 
 import math
 from pathlib import Path
@@ -8,15 +9,22 @@ from machinery.checkpoints import step_of
 
 REMEMBERED = 10  # training lines that `step_warnings` looks at
 MOST_SKIPPED = 5  # steps in a row that were not finite; then the run ends
-FEW_GROUPS = 0.25  # the share of the groups of a batch; if no more count in REMEMBERED steps, steps are mostly noise
+# the share of the groups of a batch; if no more count in REMEMBERED steps, steps are mostly noise
+FEW_GROUPS = 0.25
 FLAT_STEPS = 5  # steps in a row without any variance in the rewards
-DRIFT = 2.0  # KL of a step, divided by the entropy: above this in two of three steps, most runs fell soon after
-MISMATCH_TOO_LARGE = 0.05  # nats: an on-policy ratio that is off by 5 % on average is more than numerics
+# KL of a step, divided by the entropy: above this in two of three steps, most runs fell soon after
+DRIFT = 2.0
+MISMATCH_TOO_LARGE = (
+    0.05  # nats: an on-policy ratio that is off by 5 % on average is more than numerics
+)
 
 
-def step_warnings(lines: list[dict], prompts_left: int, groups_per_step: int, samples: Path) -> dict[str, str]:
-    """The warnings after a step, by what they are about. lines: the last training lines of the log, at most REMEMBERED.
-    prompts_left: prompts that are not retired. samples: the file that shows completions."""
+def step_warnings(
+    lines: list[dict], prompts_left: int, groups_per_step: int, samples: Path
+) -> dict[str, str]:
+    """The warnings after a step, by what they are about. lines: the last training lines of the log,
+    at most REMEMBERED. prompts_left: prompts that are not retired. samples: the file that shows
+    completions."""
     now, step, warnings = lines[-1], lines[-1]["step"], {}
     if now["truncated_fraction"] > loss.TRUNCATED_TOO_OFTEN:
         warnings["truncation"] = (
@@ -24,7 +32,13 @@ def step_warnings(lines: list[dict], prompts_left: int, groups_per_step: int, sa
             f" ending, and are left out; instabilities often follow above {loss.TRUNCATED_TOO_OFTEN:.0%}: raise"
             " --answer-budget or --thinking-budget"
         )
-    if sum((line["kl_estimate"] or 0) > DRIFT * (line["entropy"] or math.inf) for line in lines[-3:]) >= 2:
+    if (
+        sum(
+            (line["kl_estimate"] or 0) > DRIFT * (line["entropy"] or math.inf)
+            for line in lines[-3:]
+        )
+        >= 2
+    ):
         warnings["drift"] = (
             "in two of the last three steps the policy was further from the one that had sampled the batch than"
             f" {DRIFT:g} times its entropy (kl_estimate in the log); the pass rate often falls soon after: the"
@@ -52,13 +66,18 @@ def step_warnings(lines: list[dict], prompts_left: int, groups_per_step: int, sa
             " too, if the policy moves fast"
         )
     if now["skipped"]:
-        warnings["not finite"] = f"{not_finite(step)}. The step is skipped, and counted as `skipped` in the log"
+        warnings["not finite"] = (
+            f"{not_finite(step)}. The step is skipped, and counted as `skipped` in the log"
+        )
     return warnings
 
 
 def few_groups_count(lines: list[dict], groups_per_step: int) -> bool:
     """Whether hardly any group of the last steps counted, although the problems are not solved."""
-    few = lambda line: line["groups_counted"] <= FEW_GROUPS * groups_per_step and line["pass_rate"] < loss.RETIRE_AT
+    few = lambda line: (
+        line["groups_counted"] <= FEW_GROUPS * groups_per_step
+        and line["pass_rate"] < loss.RETIRE_AT
+    )
     return in_a_row(lines, REMEMBERED, few)
 
 
@@ -73,8 +92,8 @@ def step_failure(lines: list[dict]) -> str:
 
 
 def validation_warnings(validations: list[dict], checkpoint: Path | None) -> dict[str, str]:
-    """The same after a validation, from all validation lines of the log. checkpoint: the newest one from before a fall,
-    if there is one."""
+    """The same after a validation, from all validation lines of the log. checkpoint: the newest one
+    from before a fall, if there is one."""
     now, warnings = validations[-1], {}
     if now["mismatch_mean"] > MISMATCH_TOO_LARGE:
         warnings["mismatch"] = (
@@ -93,7 +112,8 @@ def validation_warnings(validations: list[dict], checkpoint: Path | None) -> dic
 
 
 def fell_from(validations: list[dict]) -> dict | None:
-    """The best validation, if the last lies below it by more than a fifth of the gain and than chance; else None."""
+    """The best validation, if the last lies below it by more than a fifth of the gain and than
+    chance; else None."""
     if not validations:
         return None
     first, last = validations[0], validations[-1]

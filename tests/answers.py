@@ -1,11 +1,17 @@
-r"""Pairs of a wanted answer and one that is given, by category, each with its verdict and a word why.
+r"""Pairs of a wanted answer and one that is given, by category, each with its verdict and a word
+why.
 
-The rule: right is the wanted answer in another accepted way of writing, wrong is a task that evaluates to it."""
+The rule: right is the wanted answer in another accepted way of writing, wrong is a task that
+evaluates to it."""
 
 
 def pairs(right: list, wrong: list) -> list[tuple]:
     """The wanted answer, the one that is given, whether it is right, and why."""
-    return [(*pair[:2], verdict, pair[2]) for verdict, some in ((True, right), (False, wrong)) for pair in some]
+    return [
+        (*pair[:2], verdict, pair[2])
+        for verdict, some in ((True, right), (False, wrong))
+        for pair in some
+    ]
 
 
 # fmt: off
@@ -281,7 +287,8 @@ PAIRS = {
 ]),
 }
 
-# Problems that ask for a form: the wanted answer, right answers, and wrong ones, which the problem says already.
+# Problems that ask for a form: the wanted answer, right answers, and wrong ones, which the problem
+# says already.
 TASKS = [
     ("Factor $t^2-49$.", "(t-7)(t+7)", ["(7+t)(t-7)", "t^2-49=(t-7)(t+7)"],
      ["t^2-49", "(t^2-49)", r"1\cdot(t^2-49)", "x=t^2-49", "-49+t^2", "-(49-t^2)", r"t\cdot t-49", "(t^2-49)^1"]),
@@ -307,7 +314,8 @@ TASKS = [
     ("Write 9300 in scientific notation.", r"9.3\times10^3", ["9.3*10^{3}"], ["9300", r"93\times10^2"]),
     ("Write $x<-2$ or $x\\ge3$ as intervals.", r"(-\infty,-2)\cup[3,\infty)", [r"[3,\infty)\cup(-\infty,-2)"],
      [r"x\ge3\text{ or }x<-2"]),
-    ("If $g(x)=3$, what is $g(2)$?", "3", ["g(2)=3", "x=3"], ["g(x)=3", "(3=g(x))", "y=g(x)=3"]),  # an equation copied
+    # an equation copied
+    ("If $g(x)=3$, what is $g(2)$?", "3", ["g(2)=3", "x=3"], ["g(x)=3", "(3=g(x))", "y=g(x)=3"]),
     ("What is it?", r"\frac34", [r"\frac68", "0.75"], []),  # nothing says in what form
 ]
 # fmt: on

@@ -1,7 +1,8 @@
-"""A model and an easy task of the tests' own: to write a number backwards, in a file of records with worked solutions.
+"""A model and an easy task of the tests' own: to write a number backwards, in a file of records
+with worked solutions.
 
-The solutions are those of a careless writer: each digit is wrong with probability `wrong`, so that a model that has
-learned to imitate them is right now and then, and RL has something to do.
+The solutions are those of a careless writer: each digit is wrong with probability `wrong`, so that
+a model that has learned to imitate them is right now and then, and RL has something to do.
 """
 
 import itertools
@@ -25,7 +26,9 @@ TEMPLATE = (
 
 def record(number: str, rng: random.Random, wrong: float = 0.0) -> dict:
     """One problem with its answer, and a solution that may be wrong."""
-    read = "".join(rng.choice("123456789") if rng.random() < wrong else digit for digit in reversed(number))
+    read = "".join(
+        rng.choice("123456789") if rng.random() < wrong else digit for digit in reversed(number)
+    )
     return {
         "problem": f"Write {number} backwards.",
         "solution": f"{read}</think>\\boxed{{{read}}}",
@@ -33,32 +36,42 @@ def record(number: str, rng: random.Random, wrong: float = 0.0) -> dict:
     }
 
 
-def write_records(path: Path, number: int, digits: int = 4, wrong: float = 0.0, seed: int = 0) -> str:
+def write_records(
+    path: Path, number: int, digits: int = 4, wrong: float = 0.0, seed: int = 0
+) -> str:
     """A JSONL file of different problems; returns its path."""
     rng = random.Random(seed)
     numbers = ["".join(chosen) for chosen in itertools.product("123456789", repeat=digits)]
-    path.write_text("".join(json.dumps(record(one, rng, wrong)) + "\n" for one in rng.sample(numbers, number)))
+    path.write_text(
+        "".join(json.dumps(record(one, rng, wrong)) + "\n" for one in rng.sample(numbers, number))
+    )
     return str(path)
 
 
 def make_tokenizer():
-    """A tokenizer of words and digits, which knows those of the task and of the prompts around it."""
+    """A tokenizer of words and digits, which knows those of the task and of the prompts around
+    it."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     said = f"Write 123456789 backwards. 0\n\n{INSTRUCTION}{INTERRUPTION_PHRASE}\\boxed{{}}"
     pieces = dict.fromkeys(["<unk>", *re.findall(PIECE, said)])
-    words = Tokenizer(models.WordLevel({piece: i for i, piece in enumerate(pieces)}, unk_token="<unk>"))
+    words = Tokenizer(
+        models.WordLevel({piece: i for i, piece in enumerate(pieces)}, unk_token="<unk>")
+    )
     words.pre_tokenizer = pre_tokenizers.Split(Regex(PIECE), "isolated")
     words.decoder = decoders.Fuse()
     words.add_tokens([AddedToken(text, normalized=False) for text in MARKERS])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", eos_token="<|end|>")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=words, unk_token="<unk>", eos_token="<|end|>"
+    )
     tokenizer.chat_template = TEMPLATE
     return tokenizer
 
 
 def make_model(folder: Path, hidden: int = 128, layers: int = 4) -> str:
-    """Save a random Llama and the tokenizer; returns the folder. 128 x 4: .9M parameters, 256 x 6: 5M."""
+    """Save a random Llama and the tokenizer; returns the folder. 128 x 4: .9M parameters, 256 x 6:
+    5M."""
     from transformers import LlamaConfig
 
     tokenizer = make_tokenizer()

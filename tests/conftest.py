@@ -7,21 +7,30 @@ import sys
 import pytest
 
 if "SCALERL_TEST_DEVICE" not in os.environ:
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the tests are of a machine without a GPU, before torch looks for one
+    os.environ["CUDA_VISIBLE_DEVICES"] = (
+        ""  # the tests are of a machine without a GPU, before torch looks for one
+    )
 
 import torch  # noqa: E402
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is downloaded, so nothing waits for a hub
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each of the processes would compile all modules again
+os.environ.pop(
+    "PYTHONDONTWRITEBYTECODE", None
+)  # or each of the processes would compile all modules again
 torch.set_num_threads(1)
 
 
 def pytest_addoption(parser):
-    parser.addoption("--all", action="store_true", help="the tests marked `slow` too: real processes, long simulations")
+    parser.addoption(
+        "--all",
+        action="store_true",
+        help="the tests marked `slow` too: real processes, long simulations",
+    )
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave the slow tests out if not --all. The longest file comes first: at the end one process would wait for it."""
+    """Leave the slow tests out if not --all. The longest file comes first: at the end one process
+    would wait for it."""
     if not config.getoption("--all"):
         slow = [item for item in items if item.get_closest_marker("slow")]
         config.hook.pytest_deselected(items=slow)
@@ -40,21 +49,28 @@ def pytest_make_collect_report(collector):
 
 
 def fail_if_skipped_in_ci(report):
-    """No test vanishes: in CI, where all that tests want is installed, a skipped test fails. A reason that begins with
-    "even in CI: " allows it."""
+    """No test vanishes: in CI, where all that tests want is installed, a skipped test fails. A
+    reason that begins with "even in CI: " allows it."""
     if report.skipped and "CI" in os.environ and not hasattr(report, "wasxfail"):
         reason = report.longrepr[2].removeprefix("Skipped: ")
         if not reason.startswith("even in CI: "):
-            report.outcome, report.longrepr = "failed", f"skipped in CI, where nothing may be missing: {reason}"
+            report.outcome, report.longrepr = (
+                "failed",
+                f"skipped in CI, where nothing may be missing: {reason}",
+            )
     return report
 
 
 @pytest.fixture(scope="module", autouse=True)
 def no_group_is_left():
-    """An engine of vLLM in this process makes a group of ranks. The trainer in another file would shard over it."""
+    """An engine of vLLM in this process makes a group of ranks. The trainer in another file would
+    shard over it."""
     yield
     if "vllm" in sys.modules:
-        from vllm.distributed.parallel_state import destroy_distributed_environment, destroy_model_parallel
+        from vllm.distributed.parallel_state import (
+            destroy_distributed_environment,
+            destroy_model_parallel,
+        )
 
         destroy_model_parallel()
         destroy_distributed_environment()
@@ -62,15 +78,19 @@ def no_group_is_left():
 
 @pytest.fixture
 def group_of_one():
-    """A group of one rank, as other_ranks makes it for bf16: FSDP computes in bf16 over it. An engine of vLLM in
-    this process may have made one already."""
+    """A group of one rank, as other_ranks makes it for bf16: FSDP computes in bf16 over it. An
+    engine of vLLM in this process may have made one already."""
     import torch.distributed as dist
 
+    from core.settings import Settings
     from machinery import ranks
-    from machinery.settings import Settings
 
     mine = not dist.is_initialized()
-    with ranks.other_ranks(Settings(dtype="bfloat16"), None, (), None) if mine else contextlib.nullcontext():
+    with (
+        ranks.other_ranks(Settings(dtype="bfloat16"), None, (), None)
+        if mine
+        else contextlib.nullcontext()
+    ):
         assert dist.get_world_size() == 1
         yield
 
@@ -82,7 +102,13 @@ def models(tmp_path_factory):
 
 def make_models(parent, head_dim):
     """Folders of tiny random models by kind, with the arithmetic task's tokenizer."""
-    from transformers import DeepseekV3Config, Glm4MoeLiteConfig, LlamaConfig, Qwen3Config, Qwen3MoeConfig
+    from transformers import (
+        DeepseekV3Config,
+        Glm4MoeLiteConfig,
+        LlamaConfig,
+        Qwen3Config,
+        Qwen3MoeConfig,
+    )
 
     from docs.make_base import make_tokenizer
 
@@ -102,7 +128,10 @@ def make_models(parent, head_dim):
         "glm4-moe-lite": Glm4MoeLiteConfig(**latent),
     }
     # Parameters far from uniform, so that a wrong position shows.
-    return {kind: save_random(config, parent / kind, tokenizer, std=0.3) for kind, config in configs.items()}
+    return {
+        kind: save_random(config, parent / kind, tokenizer, std=0.3)
+        for kind, config in configs.items()
+    }
 
 
 def sizes(tokenizer):
@@ -113,8 +142,8 @@ def sizes(tokenizer):
 
 
 def save_random(config, folder, tokenizer, std=None, **generation):
-    """Save a random model of this config, and the tokenizer; returns the folder. std: of the matrices, if not as usual.
-    generation: what its generation_config.json says."""
+    """Save a random model of this config, and the tokenizer; returns the folder. std: of the
+    matrices, if not as usual. generation: what its generation_config.json says."""
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(len(folder.name))
@@ -137,7 +166,8 @@ CHAT_TEMPLATE = """{% for message in messages %}<|im_start|>{{ message['role'] }
 
 @pytest.fixture(scope="session")
 def chat_models(tmp_path_factory):
-    """Folders of tiny random chat models by kind, with a tokenizer of bytes and `<think>` already in the prompt."""
+    """Folders of tiny random chat models by kind, with a tokenizer of bytes and `<think>` already
+    in the prompt."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3MoeConfig
 
@@ -147,13 +177,20 @@ def chat_models(tmp_path_factory):
     text.decoder = decoders.ByteLevel()
     text.add_tokens([AddedToken(marker, normalized=False) for marker in ("<think>", "</think>")])
     text.add_special_tokens(["<|im_start|>", "<|im_end|>", "<|endoftext|>"])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=text, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=text, eos_token="<|im_end|>", pad_token="<|endoftext|>"
+    )
     tokenizer.chat_template = CHAT_TEMPLATE
     common = sizes(tokenizer) | dict(max_position_embeddings=1024, tie_word_embeddings=True)
     common |= dict(num_key_value_heads=2, head_dim=32)
     configs = {
         "qwen3": Qwen3Config(**common),
-        "qwen3-moe": Qwen3MoeConfig(**common, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16),
+        "qwen3-moe": Qwen3MoeConfig(
+            **common, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16
+        ),
     }
     parent, ends = tmp_path_factory.mktemp("chat"), [tokenizer.eos_token_id, tokenizer.pad_token_id]
-    return {kind: save_random(config, parent / kind, tokenizer, eos_token_id=ends) for kind, config in configs.items()}
+    return {
+        kind: save_random(config, parent / kind, tokenizer, eos_token_id=ends)
+        for kind, config in configs.items()
+    }

@@ -21,11 +21,16 @@ TINY = ["--prompts-per-step", "4", "--completions-per-prompt", "4", "--validatio
 
 
 def project(folder: Path, **faults: str) -> Path:
-    """A copy of the project, with Python text at the end of modules (or in new ones): machinery__feed="..."."""
+    """A copy of the project, with Python text at the end of modules (or in new ones):
+    core__feed="..."."""
     for script in ROOT.glob("*.py"):
         shutil.copy(script, folder)
-    for package in ("curve", "data", "machinery"):
-        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("examples", "__pycache__"))
+    for package in ("core", "curve", "data", "machinery", "tools"):
+        shutil.copytree(
+            ROOT / package,
+            folder / package,
+            ignore=shutil.ignore_patterns("examples", "__pycache__"),
+        )
     for module, text in faults.items():
         with open((folder / module.replace("__", "/")).with_suffix(".py"), "a") as file:
             file.write("\n" + text)
@@ -33,8 +38,11 @@ def project(folder: Path, **faults: str) -> Path:
 
 
 def apply(page: str, folder: Path) -> None:
-    """Make the changes to files of a project that a page of docs/ shows as diffs, each with the name of its file."""
-    for name, change in re.findall(r"(?s)```diff\n@@ (\S+) @@\n(.*?)```", (ROOT / "docs" / page).read_text()):
+    """Make the changes to files of a project that a page of docs/ shows as diffs, each with the
+    name of its file."""
+    for name, change in re.findall(
+        r"(?s)```diff\n@@ (\S+) @@\n(.*?)```", (ROOT / "docs" / page).read_text()
+    ):
         file = folder / name
         old, new = ("".join(re.findall(rf"(?m)^[{sign} ](.*\n)", change)) for sign in "-+")
         text = file.read_text()
@@ -43,12 +51,14 @@ def apply(page: str, folder: Path) -> None:
 
 
 def once(name: str) -> str:
-    """Python text of an expression: true the first time that any process of the run evaluates it. `name` is a file."""
+    """Python text of an expression: true the first time that any process of the run evaluates it.
+    `name` is a file."""
     return f"not __import__('os').path.exists({name!r}) and not open({name!r}, 'w').close()"
 
 
 def faulty_engine(**statements: str) -> str:
-    """Python text for generate.py: each statement runs once, at a step with parameters of version 3, 5, 7, ..."""
+    """Python text for core/torch_engine.py: each statement runs once, at a step with parameters of version
+    3, 5, 7, ..."""
     text = "_step = TorchEngine.step\ndef step(self):\n"
     for i, (name, statement) in enumerate(statements.items()):
         text += f"    if self.version >= {2 * i + 3} and {once(name)}: {statement}\n"
@@ -82,10 +92,18 @@ SERVER.set_forkserver_preload(["transformers.models.llama.modeling_llama", "matp
 
 
 class Script(SERVER.Process):
-    """`python SCRIPT ARGUMENTS` in `folder`, forked from a process that has made the imports, which saves five seconds.
-    It has a session, environment, output and resource tracker of its own, and starts its own processes as usual."""
+    """`python SCRIPT ARGUMENTS` in `folder`, forked from a process that has made the imports, which
+    saves five seconds. It has a session, environment, output and resource tracker of its own, and
+    starts its own processes as usual."""
 
-    def __init__(self, script: Path, arguments: list[str], folder: Path, environment: dict[str, str], output: str):
+    def __init__(
+        self,
+        script: Path,
+        arguments: list[str],
+        folder: Path,
+        environment: dict[str, str],
+        output: str,
+    ):
         super().__init__()
         self.script, self.arguments, self.folder = script, arguments, folder
         self.environment, self.output = environment, output
@@ -100,7 +118,10 @@ class Script(SERVER.Process):
             os.dup2(file.fileno(), 2)
         resource_tracker._resource_tracker._fd = resource_tracker._resource_tracker._pid = None
         sys.argv = [str(self.script), *self.arguments]
-        sys.path = [str(self.script.parent), *(path for path in sys.path if not Path(path).is_relative_to(ROOT))]
+        sys.path = [
+            str(self.script.parent),
+            *(path for path in sys.path if not Path(path).is_relative_to(ROOT)),
+        ]
         runpy.run_path(str(self.script), run_name="__main__")
 
     def end_with_the_tests(self) -> None:
@@ -109,13 +130,16 @@ class Script(SERVER.Process):
 
 
 class RealRun:
-    """`python train.py` in a process of its own, which stands in `folder`. All its processes carry a mark.
+    """`python train.py` in a process of its own, which stands in `folder`. All its processes carry
+    a mark.
 
-    The folder's own train.py is run if it has one (`project`). gpus: those that its processes see, as in
-    CUDA_VISIBLE_DEVICES; None: all.
+    The folder's own train.py is run if it has one (`project`). gpus: those that its processes see,
+    as in CUDA_VISIBLE_DEVICES; None: all.
     """
 
-    shared_memory: set[int] = set()  # inodes of all shared memory that processes of these runs were seen to use
+    shared_memory: set[int] = (
+        set()
+    )  # inodes of all shared memory that processes of these runs were seen to use
 
     def __init__(self, folder: Path, *flags: str, name: str = "run", gpus: str | None = ""):
         script = folder / "train.py" if (folder / "train.py").exists() else ROOT / "train.py"
@@ -123,7 +147,9 @@ class RealRun:
         self.folder = folder / "runs" / name
         self.output = open(folder / f"{self.mark}.txt", "w+")
         start = [] if "--resume" in flags else ["--name", name, *TINY]
-        environment = {"SCALERL_TEST_RUN": self.mark} | ({} if gpus is None else {"CUDA_VISIBLE_DEVICES": gpus})
+        environment = {"SCALERL_TEST_RUN": self.mark} | (
+            {} if gpus is None else {"CUDA_VISIBLE_DEVICES": gpus}
+        )
         self.process = Script(script, [*start, *flags], folder, environment, self.output.name)
         self.process.start()
 
@@ -132,17 +158,24 @@ class RealRun:
         return self.output.read()
 
     def processes(self, text: str = "") -> list[int]:
-        """Ids of the living processes that the trainer's has started, if their command lines hold this text."""
+        """Ids of the living processes that the trainer's has started, if their command lines hold
+        this text."""
         ids, mark = [], f"SCALERL_TEST_RUN={self.mark}".encode()
         for entry in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):  # it has ended
-                if mark in (entry / "environ").read_bytes() and text in (entry / "cmdline").read_text():
+                if (
+                    mark in (entry / "environ").read_bytes()
+                    and text in (entry / "cmdline").read_text()
+                ):
                     ids.append(int(entry.name))
         return sorted(ids)
 
     def children(self) -> list[int]:
-        """Process ids of the trainer's other ranks and then of the generators, in the order of their start."""
-        _, *generators = self.processes("multiprocessing.forkserver") or [0]  # the first is what they are forked from
+        """Process ids of the trainer's other ranks and then of the generators, in the order of
+        their start."""
+        _, *generators = self.processes("multiprocessing.forkserver") or [
+            0
+        ]  # the first is what they are forked from
         return self.processes("spawn_main") + generators
 
     def verifiers(self) -> list[int]:
@@ -152,13 +185,18 @@ class RealRun:
         for process in [self.process.pid, *self.processes()]:
             with contextlib.suppress(OSError):  # it has ended
                 maps = Path(f"/proc/{process}/maps").read_text()
-                RealRun.shared_memory |= {int(inode) for inode in re.findall(r"(\d+) +/dev/shm/", maps)}
+                RealRun.shared_memory |= {
+                    int(inode) for inode in re.findall(r"(\d+) +/dev/shm/", maps)
+                }
 
     def until(self, condition, seconds: float = 120) -> None:
-        """Wait until condition() holds. AssertionError with the output if it never does or the run ends first."""
+        """Wait until condition() holds. AssertionError with the output if it never does or the run
+        ends first."""
         deadline = time.monotonic() + seconds
         while not condition():
-            assert self.process.is_alive(), f"ended with {self.process.exitcode}:\n{self.text()[-3000:]}"
+            assert self.process.is_alive(), (
+                f"ended with {self.process.exitcode}:\n{self.text()[-3000:]}"
+            )
             assert time.monotonic() < deadline, f"not within {seconds} s:\n{self.text()[-3000:]}"
             time.sleep(0.05)
 
@@ -169,13 +207,17 @@ class RealRun:
         """Wait until the run and all its processes have ended; the exit status."""
         deadline = time.monotonic() + seconds
         while self.process.is_alive():
-            assert time.monotonic() < deadline, f"has not ended within {seconds} s:\n{self.text()[-3000:]}"
+            assert time.monotonic() < deadline, (
+                f"has not ended within {seconds} s:\n{self.text()[-3000:]}"
+            )
             self.look_at_shared_memory()
             time.sleep(0.2)
         status = self.process.exitcode
         deadline = time.monotonic() + 15
         while left := self.processes():
-            assert time.monotonic() < deadline, f"left over: {[Path(f'/proc/{p}/cmdline').read_text() for p in left]}"
+            assert time.monotonic() < deadline, (
+                f"left over: {[Path(f'/proc/{p}/cmdline').read_text() for p in left]}"
+            )
             time.sleep(0.05)
         return status
 
@@ -206,8 +248,9 @@ def last_step(folder: Path) -> int:
 
 
 def check_log(folder: Path, steps: int, validation_every: int, finished: bool = True) -> None:
-    """Assert that no step and no validation is missing or repeated, and that compute never goes back. A finished run
-    ends with a validation; a run that was stopped may lack the last that was due."""
+    """Assert that no step and no validation is missing or repeated, and that compute never goes
+    back. A finished run ends with a validation; a run that was stopped may lack the last that was
+    due."""
     train, validations = log(folder, "train"), log(folder, "validation")
     assert [line["step"] for line in train] == list(range(1, steps + 1))
     due = {*range(0, steps + 1, validation_every), *([steps] if finished else [])}
@@ -219,10 +262,12 @@ def check_log(folder: Path, steps: int, validation_every: int, finished: bool = 
 
 
 def nothing_left(seconds: float = 20) -> bool:
-    """Whether the shared memory of the runs so far is removed in time. (Python's resource tracker removes what dead
-    processes have left, a moment after their end.)"""
+    """Whether the shared memory of the runs so far is removed in time. (Python's resource tracker
+    removes what dead processes have left, a moment after their end.)"""
     assert RealRun.shared_memory, "no process of a run was seen to use any"
-    left = lambda: {file.name for file in os.scandir("/dev/shm") if file.inode() in RealRun.shared_memory}  # noqa: E731
+    left = lambda: {
+        file.name for file in os.scandir("/dev/shm") if file.inode() in RealRun.shared_memory
+    }  # noqa: E731
     deadline = time.monotonic() + seconds
     while left() and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -1,4 +1,5 @@
-"""Small logs of every kind, and broken ones, for test_logs.py and for the tables of docs/formats.md.
+"""Small logs of every kind, and broken ones, for test_logs.py and for the tables of
+docs/formats.md.
 
 python tests/kinds_of_logs.py            # prints the two tables, from files that it makes and reads
 """
@@ -39,8 +40,20 @@ def typed():
     for step, rate in CURVE:
         yield {"type": "eval", "grpo_step": step, "optimizer_step": step, "num_examples": 1024, "reward": rate,
                "format_accuracy": 0.9, "answer_accuracy": rate, "max_tokens": 1024, "eval_seconds": 45.1}  # fmt: skip
-        yield {"type": "rollout", "grpo_step": step + 1, "reward": 0.5, "answer_accuracy": 0.5, "std_reward": 0.1}
-        yield {"type": "train", "grpo_step": step + 1, "loss": 0.1, "train_answer_accuracy": 0.5, "approx_kl": None}
+        yield {
+            "type": "rollout",
+            "grpo_step": step + 1,
+            "reward": 0.5,
+            "answer_accuracy": 0.5,
+            "std_reward": 0.1,
+        }
+        yield {
+            "type": "train",
+            "grpo_step": step + 1,
+            "loss": 0.1,
+            "train_answer_accuracy": 0.5,
+            "approx_kl": None,
+        }
 
 
 def verl_console():
@@ -48,7 +61,11 @@ def verl_console():
     yield f"(main_task pid=6) step:0 - test_score/openai/gsm8k:{RATES[0]:.3f}"
     rates = dict(CURVE)
     for step in range(1, 101):
-        test = f" - timing/testing:70.0 - val/test_score/openai/gsm8k:{rates[step]}" if step in rates else ""
+        test = (
+            f" - timing/testing:70.0 - val/test_score/openai/gsm8k:{rates[step]}"
+            if step in rates
+            else ""
+        )
         yield f"step:{step} - timing/gen:40.0 - timing/ref:10.0 - critic/lr(1e-4):0.1{test} - critic/score/mean:0.4"
 
 
@@ -82,7 +99,11 @@ def history():
 def boxes():
     yield "env_name: FetchPush-v1"
     for step, rate in CURVE:
-        yield from ("-" * 30, f"| epoch            | {step / 100} |", f"| test/success_rate | {rate} |")
+        yield from (
+            "-" * 30,
+            f"| epoch            | {step / 100} |",
+            f"| test/success_rate | {rate} |",
+        )
         yield from ("| train/           |  |", "|    success_rate  | 0.5 |", "-" * 30)
 
 
@@ -91,7 +112,8 @@ LONG = [["algorithm", "checkpoint_step", "sampled_pass_at_1", "format_valid_rate
 WIDE = [["Step", "0.6b", "14b"], *([step, 0.9 * rate, rate] for step, rate in CURVE)]
 PLAIN = [("step", "pass_rate"), *CURVE]
 
-# The name of the file, where such files come from, its bytes, the flags that it needs, and the columns that are read.
+# The name of the file, where such files come from, its bytes, the flags that it needs, and the
+# columns that are read.
 KINDS = [
     ("ours/log.jsonl", "this project", lambda: json_lines(
         {"kind": kind, "step": s, "compute_flops": s * 1e9, "pass_rate": r if kind == "validation" else 0.5,
@@ -202,7 +224,9 @@ def table_of_kinds(folder: Path) -> str:
         series = read_log(write(folder, name, content()), **flags)
         flags = ", ".join(f"`--{flag} {value}`" for flag, value in flags.items()) or "none"
         remarks = [f"{len(series)} curves"] if len(series) > 1 else []
-        remarks += ["warns: of training"] if any(note.startswith("!") for note in series[0].notes) else []
+        remarks += (
+            ["warns: of training"] if any(note.startswith("!") for note in series[0].notes) else []
+        )
         remarks += [part for part in series[0].notes[0].split("; ") if part.startswith("left out")]
         columns = f"`{series[0].x_name}` | `{series[0].y_name}`"
         rows.append(f"| {name} | {source} | {flags} | {columns} | {'; '.join(remarks)} |")

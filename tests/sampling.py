@@ -1,4 +1,5 @@
-"""What tests of sampling share: models and requests to sample, and what plain forwards say of the rollouts."""
+"""What tests of sampling share: models and requests to sample, and what plain forwards say of the
+rollouts."""
 
 import contextlib
 import dataclasses
@@ -12,21 +13,26 @@ import pytest
 import torch
 
 import generate
+from core import generators
+from core.decoding import Decoding, make_decoding, render
+from core.engine import EngineSettings
+from core.model import load_model, load_tokenizer
+from core.rollouts import Request, Rollout, SharedParameters, Work
+from core.settings import GenerateCommand, Sampling, parse
 from data.tasks import arithmetic
-from machinery.decoding import Decoding, make_decoding, render
-from machinery.engine import EngineSettings
-from machinery.model import load_model, load_tokenizer
-from machinery.rollouts import Request, Rollout, SharedParameters, Work
-from machinery.settings import GenerateCommand, Sampling, parse
 
 CPU = torch.device("cpu")
-DEVICE = os.environ.get("SCALERL_TEST_DEVICE", "cpu")  # of the tested engines; benchmarks/gpu.py says a GPU
+DEVICE = os.environ.get(
+    "SCALERL_TEST_DEVICE", "cpu"
+)  # of the tested engines; benchmarks/gpu.py says a GPU
 THINKING, ANSWER = 30, 6
 PROMPTS = arithmetic.problems("train", 12)
 
-# A developer's machine may be without vLLM, and then its tests are skipped; in CI (.ci/run sets CI) they are not.
+# A developer's machine may be without vLLM, and then its tests are skipped; in CI (.ci/run sets CI)
+# they are not.
 needs_vllm = pytest.mark.skipif(
-    importlib.util.find_spec("vllm") is None and "CI" not in os.environ, reason="vLLM is not installed"
+    importlib.util.find_spec("vllm") is None and "CI" not in os.environ,
+    reason="vLLM is not installed",
 )
 
 
@@ -42,11 +48,15 @@ def load(folder):
 
 def decoding(tokenizer, **changes) -> Decoding:
     """Small budgets and the markers of this tokenizer, with changes."""
-    settings = Sampling(prompt_budget=16, thinking_budget=(THINKING, THINKING), answer_budget=ANSWER)
+    settings = Sampling(
+        prompt_budget=16, thinking_budget=(THINKING, THINKING), answer_budget=ANSWER
+    )
     return dataclasses.replace(make_decoding(tokenizer, settings), **changes)
 
 
-def requests(tokenizer, prompts, completions, thinking=THINKING, seed=0, validation=False) -> list[Request]:
+def requests(
+    tokenizer, prompts, completions, thinking=THINKING, seed=0, validation=False
+) -> list[Request]:
     """Requests for completions of these problems."""
     return [
         Request(i, j, render(tokenizer, problem.prompt), thinking, (seed, i, j), validation)
@@ -75,7 +85,9 @@ def generator(settings: EngineSettings, shared: SharedParameters, daemon=True):
     """A generator process and its queues for work and reports; when it is ready."""
     context = multiprocessing.get_context("spawn")
     work, reports = context.Queue(), context.Queue()
-    process = context.Process(target=generate.generator_process, args=(settings, shared, work, reports), daemon=daemon)
+    process = context.Process(
+        target=generators.generator_process, args=(settings, shared, work, reports), daemon=daemon
+    )
     process.start()
     try:
         report = reports.get(timeout=300)
@@ -102,13 +114,24 @@ def samples_takes_updates_validates_and_stops(settings: EngineSettings, daemon=T
                 rollouts, busy = rollouts + report.rollouts, busy + report.busy_seconds
                 sampled_tokens += report.sampled_tokens
                 events += report.events
-            assert {version, None} <= {taken for _, _, taken in events}  # it has waited, and taken this version over
+            assert {version, None} <= {
+                taken for _, _, taken in events
+            }  # it has waited, and taken this version over
             assert all(start <= end <= time.monotonic() for start, end, _ in events)
-            assert all(began <= rollout.began < rollout.ended <= time.monotonic() for rollout in rollouts)
-            assert sorted(rollout.request.seed for rollout in rollouts) == sorted(request.seed for request in wanted)
+            assert all(
+                began <= rollout.began < rollout.ended <= time.monotonic() for rollout in rollouts
+            )
+            assert sorted(rollout.request.seed for rollout in rollouts) == sorted(
+                request.seed for request in wanted
+            )
             assert {v for rollout in rollouts for v in rollout.versions.tolist()} == {version}
-            assert all(largest_error(rollout, plain_logprobs(model, rollout)) < 1e-4 for rollout in rollouts)
-            assert sampled_tokens == (0 if validation else sum(int(r.sampled.sum()) for r in rollouts))
+            assert all(
+                largest_error(rollout, plain_logprobs(model, rollout)) < 1e-4
+                for rollout in rollouts
+            )
+            assert sampled_tokens == (
+                0 if validation else sum(int(r.sampled.sum()) for r in rollouts)
+            )
             assert busy == 0 if validation else busy > 0
         work.put(Work(stop=True))
         process.join(60)
@@ -116,13 +139,16 @@ def samples_takes_updates_validates_and_stops(settings: EngineSettings, daemon=T
 
 
 def plain_logprobs(model, rollout: Rollout, old=None, kept=0) -> np.ndarray:
-    """log-probabilities of a rollout's tokens by forwards over the whole sequence. With `old`, keys and values of the
-    first `kept` positions are those of the model `old`, which has sampled what they lead to."""
+    """log-probabilities of a rollout's tokens by forwards over the whole sequence. With `old`, keys
+    and values of the first `kept` positions are those of the model `old`, which has sampled what
+    they lead to."""
     prompt = len(rollout.request.prompt_ids)
     ids = torch.tensor([rollout.request.prompt_ids + rollout.tokens.tolist()])
     with torch.no_grad():
         past = old(input_ids=ids[:, :kept], use_cache=True) if kept else None
-        logits = model(input_ids=ids[:, kept:], past_key_values=past.past_key_values if kept else None).logits
+        logits = model(
+            input_ids=ids[:, kept:], past_key_values=past.past_key_values if kept else None
+        ).logits
     if kept:
         logits = torch.cat([past.logits, logits], 1)
     logprobs = torch.log_softmax(logits[0].float(), -1)[prompt - 1 : -1]
@@ -130,13 +156,15 @@ def plain_logprobs(model, rollout: Rollout, old=None, kept=0) -> np.ndarray:
 
 
 def largest_error(rollout: Rollout, expected: np.ndarray, start=0) -> float:
-    """The most that the recorded log-probabilities of sampled tokens are off, from completion token `start` on."""
+    """The most that the recorded log-probabilities of sampled tokens are off, from completion token
+    `start` on."""
     counts = rollout.sampled & (np.arange(len(rollout.tokens)) >= start)
     return float(np.abs(expected - rollout.logprobs)[counts].max(initial=0.0))
 
 
 def same_frequencies(rollouts: list[Rollout]) -> None:
-    """Assert that the first tokens, of one prompt, are as frequent as the recorded probabilities say."""
+    """Assert that the first tokens, of one prompt, are as frequent as the recorded probabilities
+    say."""
     tokens = np.array([rollout.tokens[0] for rollout in rollouts])
     recorded = {rollout.tokens[0]: float(np.exp(rollout.logprobs[0])) for rollout in rollouts}
     assert len(recorded) > 5 and sum(recorded.values()) == pytest.approx(1.0, abs=0.02)
@@ -151,7 +179,10 @@ def ends_as_it_should(rollout: Rollout, rules: Decoding) -> str:
     while True:
         if closed is None and n == budget:
             phrase = slice(place, place + len(rules.phrase))
-            assert rollout.tokens[phrase].tolist() == list(rules.phrase) and not rollout.sampled[phrase].any()
+            assert (
+                rollout.tokens[phrase].tolist() == list(rules.phrase)
+                and not rollout.sampled[phrase].any()
+            )
             assert (rollout.logprobs[phrase] == 0).all()
             interrupted, closed, place = True, n, phrase.stop
         if closed is not None and n - closed == rules.answer_budget:
@@ -164,11 +195,21 @@ def ends_as_it_should(rollout: Rollout, rules: Decoding) -> str:
             break
         if token == rules.end_of_thinking and closed is None:
             closed = n
-    assert place == len(rollout.tokens) == len(rollout.sampled) == len(rollout.logprobs) == len(rollout.versions)
+    assert (
+        place
+        == len(rollout.tokens)
+        == len(rollout.sampled)
+        == len(rollout.logprobs)
+        == len(rollout.versions)
+    )
     assert rollout.interrupted == interrupted and rollout.truncated == (how == "truncated")
     if interrupted:
         return f"interrupted at {budget}, {how}"
     if closed is None:
-        return f"{how} at the budget without closing" if n == budget else f"{how} before the budget without closing"
+        return (
+            f"{how} at the budget without closing"
+            if n == budget
+            else f"{how} before the budget without closing"
+        )
     at = "at the budget" if closed == budget else "early"
     return f"closed {at}, {how}{' beyond the budget' if n > budget else ''}"

@@ -1,4 +1,5 @@
-"""Real optimizer steps, `train.train` itself, on groups that a test has made: without generators and verifiers."""
+"""Real optimizer steps, `train.train` itself, on groups that a test has made: without generators
+and verifiers."""
 
 import json
 from pathlib import Path
@@ -11,18 +12,18 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import train
+from core.feed import Feed, Prompts
+from core.model import load_model, load_tokenizer
+from core.rollouts import Group, Request, Rollout, SharedParameters
+from core.settings import Settings, TrainCommand, parse
 from data import Problem
 from data.load import Source, fingerprint, load_data
 from data.verify import Verdict
 from machinery.checkpoints import checkpoints
 from machinery.compute import Compute
-from machinery.feed import Feed, Prompts
-from machinery.model import load_model, load_tokenizer
 from machinery.processes import Stop
 from machinery.record import Record
-from machinery.rollouts import Group, Request, Rollout, SharedParameters
 from machinery.run import Run, Start
-from machinery.settings import Settings, TrainCommand, parse
 from machinery.trainer import gathered
 
 FIRST = 50  # steps made before; past the warm-up
@@ -36,8 +37,16 @@ def run_train(arguments: list[str]) -> int:
 
 def settings(steps: int = 1, **changes) -> Settings:
     """Of a run of so many steps, on one thread of the CPU."""
-    changes.setdefault("share_prompts", not changes.get("gradient_checkpointing"))  # as run.open_run does
-    given = {"steps": FIRST + steps, "validation_every": 10**6, "checkpoint_every": 10**6, "threads": 1, **changes}
+    changes.setdefault(
+        "share_prompts", not changes.get("gradient_checkpointing")
+    )  # as run.open_run does
+    given = {
+        "steps": FIRST + steps,
+        "validation_every": 10**6,
+        "checkpoint_every": 10**6,
+        "threads": 1,
+        **changes,
+    }
     return Settings(prompts_per_step=3, completions_per_prompt=4, **given)
 
 
@@ -47,7 +56,15 @@ def rollout(group, index, prompt, tokens, sampled=None, truncated=False, version
     noise = np.random.default_rng((group, index)).random(len(tokens)).astype(np.float32)
     logprobs = np.where(sampled, -noise - 0.1, 0.0).astype(np.float32)
     versions = np.full(len(tokens), version, np.int32)
-    return Rollout(Request(group, index, prompt, 9, (0,)), tokens, sampled, logprobs, versions, False, truncated)
+    return Rollout(
+        Request(group, index, prompt, 9, (0,)),
+        tokens,
+        sampled,
+        logprobs,
+        versions,
+        False,
+        truncated,
+    )
 
 
 def make_group(number: int, rollouts: list[Rollout], correct: list[bool]) -> Group:
@@ -64,13 +81,19 @@ def batch_of_groups(seed=0, vocabulary=18) -> list[Group]:
     rng = np.random.default_rng(seed)
     groups = []
     for number in range(3):
-        prompt, rollouts, correct = rng.integers(vocabulary, size=rng.integers(2, 7)).tolist(), [], []
+        prompt, rollouts, correct = (
+            rng.integers(vocabulary, size=rng.integers(2, 7)).tolist(),
+            [],
+            [],
+        )
         for index in range(4):
             tokens = rng.integers(vocabulary, size=rng.integers(3, 15))
             sampled = np.ones(len(tokens), bool)
             if index == 1:
                 sampled[1:3] = False
-            rollouts.append(rollout(number, index, prompt, tokens, sampled, truncated=(number, index) == (0, 3)))
+            rollouts.append(
+                rollout(number, index, prompt, tokens, sampled, truncated=(number, index) == (0, 3))
+            )
             correct.append(bool(rng.random() < 0.5) if index else number > 0)
         correct[2] = not correct[0]
         groups.append(make_group(number, rollouts, correct))
@@ -80,10 +103,20 @@ def batch_of_groups(seed=0, vocabulary=18) -> list[Group]:
 class GivenGroups(Feed):
     """A feed whose batches a test has made."""
 
-    def __init__(self, chosen: Settings, batches: list[list[Group]], parameters: SharedParameters, folder: str):
+    def __init__(
+        self,
+        chosen: Settings,
+        batches: list[list[Group]],
+        parameters: SharedParameters,
+        folder: str,
+    ):
         problem = Problem("1+1=", "2", "data.tasks.arithmetic")
-        prompts = Prompts([Source("given", 1.0, [problem] * 100, [problem])], {}, load_tokenizer(folder), None)
-        super().__init__(chosen, prompts, [SimpleNamespace(devices=("cpu",))], parameters, None, lambda: False)
+        prompts = Prompts(
+            [Source("given", 1.0, [problem] * 100, [problem])], {}, load_tokenizer(folder), None
+        )
+        super().__init__(
+            chosen, prompts, [SimpleNamespace(devices=("cpu",))], parameters, None, lambda: False
+        )
         self.batches = list(batches)
 
     def state(self) -> dict:
@@ -105,27 +138,36 @@ class GivenGroups(Feed):
         return batch_of_groups(seed=7)
 
 
-def train_rank(rank: int, chosen: Settings, name: str, batches: list, folder: Path, parameters=None, model=None):
-    """One rank of a run that goes from FIRST to its last step: all of `train.train`, on these batches. Returns the Run
-    that rank 0 has; None on another rank."""
+def train_rank(
+    rank: int, chosen: Settings, name: str, batches: list, folder: Path, parameters=None, model=None
+):
+    """One rank of a run that goes from FIRST to its last step: all of `train.train`, on these
+    batches. Returns the Run that rank 0 has; None on another rank."""
     run = None
     if rank == 0:
         model = model or load_model(name, CPU, torch.float32)
         parameters = parameters or SharedParameters(model)
         feed = GivenGroups(chosen, batches, parameters, name)
         folder.mkdir(parents=True, exist_ok=True)
-        run = Run(chosen, folder, None, feed, Record(chosen, folder, Compute(1, 1000, 10), feed), Stop())
+        run = Run(
+            chosen, folder, None, feed, Record(chosen, folder, Compute(1, 1000, 10), feed), Stop()
+        )
     train.train(rank, chosen, Start(FIRST, name, None), parameters, model, run)
     return run
 
 
-def train_on(chosen: Settings, name: str, batches: list, folder: Path) -> tuple[Run, list[dict[str, Tensor]]]:
-    """The Run of one rank on these batches, and the gradient of each optimizer step by parameter name."""
+def train_on(
+    chosen: Settings, name: str, batches: list, folder: Path
+) -> tuple[Run, list[dict[str, Tensor]]]:
+    """The Run of one rank on these batches, and the gradient of each optimizer step by parameter
+    name."""
     model, gradients = load_model(name, CPU, torch.float32), []
 
     def catch(*_):
         named = model.named_parameters()
-        gradients.append({name: gathered(p.grad).cpu().clone() for name, p in named if p.grad is not None})
+        gradients.append(
+            {name: gathered(p.grad).cpu().clone() for name, p in named if p.grad is not None}
+        )
 
     handle = register_optimizer_step_pre_hook(catch)
     try:
@@ -142,5 +184,10 @@ def lines(folder: Path, kind: str) -> list[dict]:
 def stored(folder: Path) -> dict[str, Tensor]:
     """All parameters and moments in the newest checkpoint of a run, by name."""
     newest = checkpoints(folder)[-1]
-    model, moments = load_model(str(newest / "model"), CPU, torch.float32), newest / "optimizer.safetensors"
-    return {name: parameter.detach() for name, parameter in model.named_parameters()} | load_file(moments)
+    model, moments = (
+        load_model(str(newest / "model"), CPU, torch.float32),
+        newest / "optimizer.safetensors",
+    )
+    return {name: parameter.detach() for name, parameter in model.named_parameters()} | load_file(
+        moments
+    )

@@ -6,10 +6,10 @@ import zlib
 import pytest
 import torch
 
+from core.model import load_model, load_tokenizer
 from data import Problem
 from data.tasks import arithmetic
 from docs import make_base
-from machinery.model import load_model, load_tokenizer
 
 
 def test_training_and_validation_are_disjoint_and_repeat_for_a_seed():
@@ -18,7 +18,9 @@ def test_training_and_validation_are_disjoint_and_repeat_for_a_seed():
     assert not {p.prompt for p in train} & {p.prompt for p in validation}
     assert train == arithmetic.problems("train", 4000) != arithmetic.problems("train", 4000, seed=1)
     digits = [len(p.prompt.split("+")[0]) for p in validation]
-    assert {d: digits.count(d) for d in range(2, 7)} == pytest.approx(dict.fromkeys(range(2, 7), 46), abs=2)
+    assert {d: digits.count(d) for d in range(2, 7)} == pytest.approx(
+        dict.fromkeys(range(2, 7), 46), abs=2
+    )
     for problem in train:
         a, b = problem.prompt.rstrip("=").split("+")
         assert int(a) + int(b) == int(problem.answer) and len(a) == len(b)
@@ -45,7 +47,10 @@ def test_verdicts():
         ("</think>", False),
         ("", False),
     ]:
-        assert arithmetic.score(Problem("4729+8153=", "12882", arithmetic.__name__), completion) is right, completion
+        assert (
+            arithmetic.score(Problem("4729+8153=", "12882", arithmetic.__name__), completion)
+            is right
+        ), completion
 
 
 def test_clean_traces_lead_to_the_sum_and_noisy_ones_to_what_they_say():
@@ -60,7 +65,10 @@ def test_clean_traces_lead_to_the_sum_and_noisy_ones_to_what_they_say():
         thinking, answer = make_base.trace(a, b, rng, wrong=0.3, ramble=0.5)
         steps = thinking.split(";")[:digits]
         results = [int(step.split("=")[1]) for step in steps]
-        sum_of_results = sum(result % 10 * 10**i for i, result in enumerate(results)) + results[-1] // 10 * 10**digits
+        sum_of_results = (
+            sum(result % 10 * 10**i for i, result in enumerate(results))
+            + results[-1] // 10 * 10**digits
+        )
         assert int(answer) == sum_of_results
         for step, carry in zip(steps[1:], results):  # a mistake is built on
             assert step.split("=")[0].split("+")[2] == str(carry // 10)
@@ -106,7 +114,10 @@ def test_the_shipped_base_leaves_rl_something_to_do():
 
 @pytest.mark.slow
 def test_making_a_base_is_deterministic_and_refuses_one_that_has_not_learned(tmp_path, monkeypatch):
-    for rates, message in (([0.9, 0.2], "has not learned to add 2 digits"), ([0.9, 0.9], "outside 0.10 to 0.35")):
+    for rates, message in (
+        ([0.9, 0.2], "has not learned to add 2 digits"),
+        ([0.9, 0.9], "outside 0.10 to 0.35"),
+    ):
         monkeypatch.setattr(make_base, "pass_rates", lambda *_, rates=rates, **__: rates)
         with pytest.raises(ValueError, match=message):
             make_base.make_base(tmp_path / "a", clean_steps=1, noisy_steps=1)

@@ -1,4 +1,5 @@
-"""benchmarks/: that each can be started, that the docs name commands that exist, and the table of gpu.py."""
+"""benchmarks/: that each can be started, that the docs name commands that exist, and the table of
+gpu.py."""
 
 import importlib
 import re
@@ -21,13 +22,19 @@ def test_the_commands_in_the_docs_exist_and_each_benchmark_finds_what_it_imports
 
 def rows(path: Path) -> list[list[str]]:
     """The cells of each line of the table."""
-    return [line.strip("| ").split(" | ") for line in path.read_text().splitlines() if re.match(r"\| \d", line)]
+    return [
+        line.strip("| ").split(" | ")
+        for line in path.read_text().splitlines()
+        if re.match(r"\| \d", line)
+    ]
 
 
 def test_gpu_says_when_there_is_none(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert gpu.main(["--out", str(tmp_path / "gpu.md")]) == 2
-    assert capsys.readouterr().err.startswith("error: torch sees no GPU") and not [*tmp_path.iterdir()]
+    assert capsys.readouterr().err.startswith("error: torch sees no GPU") and not [
+        *tmp_path.iterdir()
+    ]
 
 
 def test_gpu_in_small_on_the_cpu(tmp_path):
@@ -38,7 +45,9 @@ def test_gpu_in_small_on_the_cpu(tmp_path):
     assert "failed" not in out.read_text() and f"torch {torch.__version__}" in out.read_text()
     machine = gpu.Machine("cpu", True, tmp_path, 1e12)
     assert {*gpu.micro_batch_sizes(machine)} == {"speed_ratio", "trainer_speed"}
-    assert {rule[0] for rule in gpu.RULES.values()} == {measure for part in gpu.PARTS.values() for measure in part}
+    assert {rule[0] for rule in gpu.RULES.values()} == {
+        measure for part in gpu.PARTS.values() for measure in part
+    }
 
 
 def test_gpu_what_fails_is_a_line_and_other_parts_keep_theirs(tmp_path, monkeypatch):
@@ -63,6 +72,8 @@ def test_gpu_what_fails_is_a_line_and_other_parts_keep_theirs(tmp_path, monkeypa
         ["1", "tests", "all pass", "all pass", "as expected"],
         ["2", "what is not there", "at least 3", "", "left out: not to be had here"],
     ]
-    out.write_text(out.read_text().replace(f"torch {torch.__version__}", "torch 1.0"))  # of other versions
+    out.write_text(
+        out.read_text().replace(f"torch {torch.__version__}", "torch 1.0")
+    )  # of other versions
     gpu.main(["--device", "cpu", "--small", "--part", "2", "--out", str(out)])
     assert [row[0] for row in rows(out)] == ["2"]

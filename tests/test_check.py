@@ -1,4 +1,5 @@
-"""`generate.py --check`: what a model of one's own and data of one's own are told before anything is trained."""
+"""`generate.py --check`: what a model of one's own and data of one's own are told before anything
+is trained."""
 
 import json
 import shutil
@@ -6,15 +7,17 @@ import shutil
 import pytest
 from sampling import run_generate
 
-TURN = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+TURN = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+)
 PLAIN = TURN + "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 BUDGETS = ["--prompt-budget", "300", "--thinking-budget", "100", "120", "--answer-budget", "40"]
 
 
 @pytest.fixture
 def check(chat_models, tmp_path, capsys):
-    """Runs the check on a copy of a chat model, with another template or other end tokens, and a file of one problem
-    (two: one is held out). Returns the exit status and what was printed."""
+    """Runs the check on a copy of a chat model, with another template or other end tokens, and a
+    file of one problem (two: one is held out). Returns the exit status and what was printed."""
 
     def run(*flags, template=None, ends=None, problem="What is 1 + 1?", answer="2"):
         folder = tmp_path / "model"
@@ -26,8 +29,14 @@ def check(chat_models, tmp_path, capsys):
             path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token": ends}))
             (folder / "generation_config.json").write_text("{}")
         data = tmp_path / "my.jsonl"
-        data.write_text("".join(json.dumps({"problem": problem + end, "answer": answer}) + "\n" for end in ("", " ")))
-        status = run_generate(["--check", "--model", str(folder), "--data", f"{data},split=test", *BUDGETS, *flags])
+        data.write_text(
+            "".join(
+                json.dumps({"problem": problem + end, "answer": answer}) + "\n" for end in ("", " ")
+            )
+        )
+        status = run_generate(
+            ["--check", "--model", str(folder), "--data", f"{data},split=test", *BUDGETS, *flags]
+        )
         return status, capsys.readouterr().out
 
     return run
@@ -46,16 +55,30 @@ def test_a_model_and_data_that_fit_are_shown_as_the_model_gets_them(check):
 def test_thinking_that_the_prompt_leaves_to_the_model_or_closes(check, tmp_path):
     assert "the model begins; it ends at" in check(template=PLAIN)[1]
     shutil.rmtree(tmp_path / "model")
-    closed = TURN + "{% if add_generation_prompt %}<|im_start|>assistant\n<think></think>{% endif %}"
+    closed = (
+        TURN + "{% if add_generation_prompt %}<|im_start|>assistant\n<think></think>{% endif %}"
+    )
     assert "the prompt closes it: all is answer" in check(template=closed)[1]
 
 
 def test_what_does_not_fit_is_named_and_the_status_is_1(check, tmp_path):
     for changes, words in (
-        (dict(flags=["--answer-budget", "9"]), "! that is more than --answer-budget 9: it would be cut off"),
-        (dict(template=PLAIN, ends="<|endoftext|>"), "! the chat template ends a reply with '<|im_end|>', and that is"),
-        (dict(template=TURN.replace("\n{% endfor", "{% endfor")), "! the prompt ends with '<|im_end|>'"),
-        (dict(answer="no \\unknown{answer"), "! the reference 'no \\\\unknown{answer' is judged wrong"),
+        (
+            dict(flags=["--answer-budget", "9"]),
+            "! that is more than --answer-budget 9: it would be cut off",
+        ),
+        (
+            dict(template=PLAIN, ends="<|endoftext|>"),
+            "! the chat template ends a reply with '<|im_end|>', and that is",
+        ),
+        (
+            dict(template=TURN.replace("\n{% endfor", "{% endfor")),
+            "! the prompt ends with '<|im_end|>'",
+        ),
+        (
+            dict(answer="no \\unknown{answer"),
+            "! the reference 'no \\\\unknown{answer' is judged wrong",
+        ),
     ):
         flags = changes.pop("flags", [])
         status, printed = check(*flags, **changes)
@@ -67,7 +90,9 @@ def test_what_does_not_fit_is_named_and_the_status_is_1(check, tmp_path):
     (["--prompt-budget", "9"], r"--prompt-budget is 9: --prompt-budget \d+ would be enough for all"),
     (["--thinking-budget", "900", "2000"], "add up to 2414 tokens; the model holds 1024: lower --thinking-budget"),
 ])  # fmt: skip
-def test_budgets_that_do_not_fit_are_refused_after_the_problem_is_shown(check, capsys, flags, error):
+def test_budgets_that_do_not_fit_are_refused_after_the_problem_is_shown(
+    check, capsys, flags, error
+):
     with pytest.raises(ValueError, match=error):
         check(*flags)
     assert "What is 1 + 1?" in capsys.readouterr().out
@@ -76,16 +101,42 @@ def test_budgets_that_do_not_fit_are_refused_after_the_problem_is_shown(check, c
 def test_characters_that_the_tokenizer_drops_are_named(tmp_path, capsys):
     data = tmp_path / "my.jsonl"
     data.write_text('{"problem": "What is 1+1?", "answer": "2"}\n')
-    assert run_generate(["--check", "--data", f"{data},split=test", "--defaults", "toy", "--prompt-budget", "150"]) == 1
+    assert (
+        run_generate(
+            [
+                "--check",
+                "--data",
+                f"{data},split=test",
+                "--defaults",
+                "toy",
+                "--prompt-budget",
+                "150",
+            ]
+        )
+        == 1
+    )
     printed = capsys.readouterr().out
-    assert "\n! the tokenizer has no tokens for '" in printed and "W" in printed.split("no tokens for")[1].split(":")[0]
+    assert (
+        "\n! the tokenizer has no tokens for '" in printed
+        and "W" in printed.split("no tokens for")[1].split(":")[0]
+    )
     assert run_generate(["--prompt", "1+1?"]) == 0
-    assert "! the tokenizer has no tokens for '?': the model never sees them (the shipped" in capsys.readouterr().err
+    assert (
+        "! the tokenizer has no tokens for '?': the model never sees them (the shipped"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_program_has_no_reference_to_try(chat_models, tmp_path, capsys):
     data = tmp_path / "programs.jsonl"
-    data.write_text(json.dumps({"problem": "Print 1.", "tests": {"inputs": [""], "outputs": ["1"]}}) + "\n")
-    assert run_generate(["--check", "--model", chat_models["qwen3"], "--data", f"{data},split=test", *BUDGETS]) == 0
+    data.write_text(
+        json.dumps({"problem": "Print 1.", "tests": {"inputs": [""], "outputs": ["1"]}}) + "\n"
+    )
+    assert (
+        run_generate(
+            ["--check", "--model", chat_models["qwen3"], "--data", f"{data},split=test", *BUDGETS]
+        )
+        == 0
+    )
     printed = capsys.readouterr().out
     assert "judged by data/tasks/programming.py" in printed and "no program to try" in printed

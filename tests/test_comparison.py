@@ -1,4 +1,5 @@
-"""curve/comparison.py and the verdicts of curve/fit.py: nothing is claimed that an interval denies."""
+"""curve/comparison.py and the verdicts of curve/fit.py: nothing is claimed that an interval
+denies."""
 
 from dataclasses import replace
 
@@ -25,7 +26,7 @@ def with_A(f, A, low, high):
     return replace(f, A=A, interval=f.interval | {"A": (low, high)})
 
 
-# --- ceilings -------------------------------------------------------------------------------------------------------
+# --- ceilings -------------------------------------------------------------------------------------
 
 
 def test_a_ceiling_is_not_raised_against_its_own_interval():
@@ -35,18 +36,25 @@ def test_a_ceiling_is_not_raised_against_its_own_interval():
     for fits in ([slow], [quick]), ([quick], [slow]):
         assert compare(("one", "two"), fits).kind != "ceiling"
     gap, low, high = compare(("slow", "quick"), ([slow], [quick])).A_difference
-    errors = [np.hypot(np.hypot(*facing) / 1.959964, 0.01 * np.sqrt(2)) for facing in ((0.147, 0.006), (0.015, 0.005))]
+    errors = [
+        np.hypot(np.hypot(*facing) / 1.959964, 0.01 * np.sqrt(2))
+        for facing in ((0.147, 0.006), (0.015, 0.005))
+    ]
     t = 3.287455  # 6 degrees of freedom, three intervals at once
-    assert (gap, low, high) == pytest.approx((0.130, 0.130 - t * errors[0], 0.130 + t * errors[1]), abs=1e-5)
+    assert (gap, low, high) == pytest.approx(
+        (0.130, 0.130 - t * errors[0], 0.130 + t * errors[1]), abs=1e-5
+    )
     capped = with_A(f, 0.70, 0.695, 0.71)  # below the whole interval
     sentence = compare(("slow", "capped"), ([slow], [capped])).sentence
-    assert sentence == "slow raises the ceiling (its A lies 0.285 [0.034, 0.339] above that of capped)"
+    assert (
+        sentence == "slow raises the ceiling (its A lies 0.285 [0.034, 0.339] above that of capped)"
+    )
 
 
 @pytest.mark.parametrize("seeds", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_one_ceiling_is_seldom_taken_for_two(seeds):
-    """40 pairs with one ceiling, of which one is slow and short: at 5 %, more than 6 have a chance below 1 %. The rates
-    of `benchmarks/fit.py` are in docs/measured.md."""
+    """40 pairs with one ceiling, of which one is slow and short: at 5 %, more than 6 have a chance
+    below 1 %. The rates of `benchmarks/fit.py` are in docs/measured.md."""
     random, raised = np.random.default_rng(0), 0
     for _ in range(40):
         quick = [fit_sigmoid(*run_of(random)) for _ in range(seeds)]
@@ -58,17 +66,20 @@ def test_one_ceiling_is_seldom_taken_for_two(seeds):
 def seeds_of(random, number, noise, A=0.7, C_mid=100.0):
     """Runs of one variant whose seeds scatter as they do in published studies."""
     scattered = (
-        (A + 0.0075 * random.standard_normal(), C_mid * np.exp(0.05 * random.standard_normal())) for _ in range(number)
+        (A + 0.0075 * random.standard_normal(), C_mid * np.exp(0.05 * random.standard_normal()))
+        for _ in range(number)
     )
     return [fit_sigmoid(*run_of(random, A=A, C_mid=C_mid, noise=noise)) for A, C_mid in scattered]
 
 
 @pytest.mark.parametrize("seeds", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_the_scatter_of_seeds_is_no_difference(seeds):
-    """Of 30 pairs that are alike, half were told apart with one run each. A true difference is still found."""
+    """Of 30 pairs that are alike, half were told apart with one run each. A true difference is
+    still found."""
     random = np.random.default_rng(0)
     first, second, quick = (
-        [seeds_of(random, seeds, 0.005, C_mid=C_mid) for _ in range(30)] for C_mid in (100.0, 100.0, 60.0)
+        [seeds_of(random, seeds, 0.005, C_mid=C_mid) for _ in range(30)]
+        for C_mid in (100.0, 100.0, 60.0)
     )
     claims = [compare(("one", "two"), pair).winner for pair in zip(first, second)]
     assert len(claims) - claims.count(None) <= 3
@@ -82,10 +93,17 @@ def test_the_expected_scatter_decides_as_long_as_seeds_do_not():
     result = compare(("one", "two"), (one, two))
     assert result.kind == "none" and result.efficiency["C_mid_ratio"][2] > 1
     assert "three seeds of each would show ceilings 0.0" in result.sentence
-    alike = [replace(fit, A=A) for fit, A in zip(one * 3, (0.70, 0.75, 0.80))]  # they scatter more than expected
-    widths = [np.ptp(compare(("one", "two"), (fits, two * 3)).A_difference[1:]) for fits in (one * 3, alike)]
+    alike = [
+        replace(fit, A=A) for fit, A in zip(one * 3, (0.70, 0.75, 0.80))
+    ]  # they scatter more than expected
+    widths = [
+        np.ptp(compare(("one", "two"), (fits, two * 3)).A_difference[1:])
+        for fits in (one * 3, alike)
+    ]
     assert widths[1] > 1.5 * widths[0]
-    small = [fit_sigmoid(*run_of(random, A=0.4, noise=0.002)) for _ in range(3)]  # with a small gain B follows A
+    small = [
+        fit_sigmoid(*run_of(random, A=0.4, noise=0.002)) for _ in range(3)
+    ]  # with a small gain B follows A
     widths = [
         np.ptp(compare(("one", "two"), (small, small), scatter).efficiency["B_ratio"][1:])
         for scatter in ((0.0, 0.05), (0.01, 0.05))
@@ -94,7 +112,8 @@ def test_the_expected_scatter_decides_as_long_as_seeds_do_not():
 
 
 def test_a_verdict_is_what_its_intervals_say():
-    """Over pairs of all kinds: no winner with an interval that holds no difference, and none that ends surely lower."""
+    """Over pairs of all kinds: no winner with an interval that holds no difference, and none that
+    ends surely lower."""
     random, kinds = np.random.default_rng(1), set()
     for i in range(24):
         other = dict(A=0.7 + 0.03 * (i % 4), C_mid=100.0 * 1.3 ** (i % 3))
@@ -104,7 +123,8 @@ def test_a_verdict_is_what_its_intervals_say():
         if result.efficiency is None:
             continue
         excluded = [
-            not low <= 1 <= high for _, low, high in (result.efficiency[f"{name}_ratio"] for name in ("B", "C_mid"))
+            not low <= 1 <= high
+            for _, low, high in (result.efficiency[f"{name}_ratio"] for name in ("B", "C_mid"))
         ]
         assert any(excluded) == (result.kind != "none")
         if result.kind == "efficiency":
@@ -114,10 +134,14 @@ def test_a_verdict_is_what_its_intervals_say():
 
 
 def test_seeds_that_do_not_all_identify_A_get_one_A():
-    """Three runs to two thirds of their gain: none or one identifies A, and together they do, each with its C_mid."""
+    """Three runs to two thirds of their gain: none or one identifies A, and together they do, each
+    with its C_mid."""
     random, errors, widths, inside = np.random.default_rng(0), [], [], 0
     for _ in range(8):
-        runs = [(Series("", *(run := run_of(random, last=last))), fit_sigmoid(*run)) for last in (150.0, 160.0, 250.0)]
+        runs = [
+            (Series("", *(run := run_of(random, last=last))), fit_sigmoid(*run))
+            for last in (150.0, 160.0, 250.0)
+        ]
         pooled = [fit for _, fit in fit_together(runs)]
         if not pooled[0].together:
             continue
@@ -126,20 +150,35 @@ def test_seeds_that_do_not_all_identify_A_get_one_A():
         errors.append(abs(pooled[0].A - 0.7))
         widths.append((high - low) / min(np.ptp(fit.interval["A"]) for _, fit in runs))
         assert len({fit.A for fit in pooled}) == 1 < len({fit.C_mid for fit in pooled})
-        assert asymptote_of(pooled) == f"{pooled[0].A:.3f} [{low:.3f}, {high:.3f}] of all seeds together"
+        assert (
+            asymptote_of(pooled)
+            == f"{pooled[0].A:.3f} [{low:.3f}, {high:.3f}] of all seeds together"
+        )
         other = [fit_sigmoid(*run_of(random, A=0.5)) for _ in range(3)]
         assert compare(("one", "two"), ([fit for _, fit in runs], other)).kind == "unknown"
         assert compare(("one", "two"), (pooled, other)).winner == "one"
-    assert len(errors) >= 4 and inside >= len(errors) - 1 and np.median(errors) < 0.03 and np.median(widths) < 1
+    assert (
+        len(errors) >= 4
+        and inside >= len(errors) - 1
+        and np.median(errors) < 0.03
+        and np.median(widths) < 1
+    )
     early = [(Series("", *(run := run_of(random, last=60.0))), fit_sigmoid(*run)) for _ in range(3)]
-    assert fit_together(early) == early  # a quarter of the gain says nothing, however many seeds there are
+    assert (
+        fit_together(early) == early
+    )  # a quarter of the gain says nothing, however many seeds there are
     alone = [(Series("", *(run := run_of(random))), fit_sigmoid(*run)) for _ in range(3)]
     assert fit_together(alone) == alone and all(fit.identified for _, fit in alone)
 
 
 def test_a_run_that_cannot_be_fitted_is_named_and_left_out(capsys, tmp_path):
     random = np.random.default_rng(0)
-    curves = {"a0": run_of(random), "a1": run_of(random), "b0": run_of(random, A=0.5), "b1": run_of(random, A=0.5)}
+    curves = {
+        "a0": run_of(random),
+        "a1": run_of(random),
+        "b0": run_of(random, A=0.5),
+        "b1": run_of(random, A=0.5),
+    }
     curves["bad"] = curves["a0"][0], np.full(41, 0.3)
     for name, (x, y) in curves.items():
         rows = "".join(f"{C!r},{R!r}\n" for C, R in zip(x.tolist(), y.tolist()))
@@ -147,7 +186,9 @@ def test_a_run_that_cannot_be_fitted_is_named_and_left_out(capsys, tmp_path):
 
     def command(*arguments):
         with pytest.raises(SystemExit) as stop:
-            run_command(fit_curve.main, [argument.replace("DIR", str(tmp_path)) for argument in arguments])
+            run_command(
+                fit_curve.main, [argument.replace("DIR", str(tmp_path)) for argument in arguments]
+            )
         return stop.value.code, *capsys.readouterr()
 
     pair = "a=DIR/a0.csv,DIR/a1.csv", "b=DIR/b0.csv,DIR/b1.csv"
@@ -158,30 +199,42 @@ def test_a_run_that_cannot_be_fitted_is_named_and_left_out(capsys, tmp_path):
         verdict, left_out = text.strip().split("\n\n")[-2:]
         assert status == 0 and verdict == without.strip().split("\n\n")[-1]
         assert (
-            left_out.startswith("left out, since it gives no curve: ") and "bad.csv: the pass rate is 0.3" in left_out
+            left_out.startswith("left out, since it gives no curve: ")
+            and "bad.csv: the pass rate is 0.3" in left_out
         )
     status, text, error = command("--compare", "bad=DIR/bad.csv")  # nothing is left
     assert status == 2 and "bad.csv: the pass rate is 0.3" in error and not text
 
 
-# --- what a run shows -----------------------------------------------------------------------------------------------
+# --- what a run shows -----------------------------------------------------------------------------
 
 
 def test_the_part_of_the_gain_made_decides_whether_A_is_identified():
-    """At 3 C_mid a curve with B = .6 has made 66 % of its gain; at 1.45 C_mid one with B = 3 has made 75 %."""
+    """At 3 C_mid a curve with B = .6 has made 66 % of its gain; at 1.45 C_mid one with B = 3 has
+    made 75 %."""
     shallow = fit_sigmoid(*run_of(np.random.default_rng(0), B=0.6, last=300.0, noise=0.001))
-    assert shallow.gain_made == pytest.approx(0.66, abs=0.02) and shallow.reach > 2.5 and not shallow.identified
+    assert (
+        shallow.gain_made == pytest.approx(0.66, abs=0.02)
+        and shallow.reach > 2.5
+        and not shallow.identified
+    )
     text = shallow.warnings[0].text
     assert f"only {100 * shallow.gain_made:.0f} % of the gain" in text and "A > 0.6" in text
     steep = fit_sigmoid(*run_of(np.random.default_rng(0), B=3.0, last=145.0, noise=0.001))
-    assert steep.gain_made == pytest.approx(0.75, abs=0.02) and steep.reach < 1.5 and steep.identified
+    assert (
+        steep.gain_made == pytest.approx(0.75, abs=0.02) and steep.reach < 1.5 and steep.identified
+    )
     assert "each point moves A" in steep.warnings[0].text
     noisy = fit_sigmoid(*run_of(np.random.default_rng(0), n=21, noise=0.06))
     assert (
-        noisy.gain_made > 0.7 and not noisy.identified and "20 points with a scatter of 0.0" in noisy.warnings[0].text
+        noisy.gain_made > 0.7
+        and not noisy.identified
+        and "20 points with a scatter of 0.0" in noisy.warnings[0].text
     )
     assert fit_sigmoid(*run_of(np.random.default_rng(0), n=161, noise=0.06)).identified
-    assert steep.gain_made == pytest.approx((steep.predict(steep.C_max) - steep.R0) / (steep.A - steep.R0))
+    assert steep.gain_made == pytest.approx(
+        (steep.predict(steep.C_max) - steep.R0) / (steep.A - steep.R0)
+    )
 
 
 def test_a_collapse_draws_nothing_that_it_does_not_show():

@@ -1,4 +1,5 @@
-"""Data: files of records, data sets of the hub by name, what is held out, mixtures, and what bad input says."""
+"""Data: files of records, data sets of the hub by name, what is held out, mixtures, and what bad
+input says."""
 
 import csv
 import importlib
@@ -23,8 +24,13 @@ from data.tasks import arithmetic, mathematics
 ROOT = Path(__file__).parent.parent
 
 
-def records(number: int, start: int = 0, problem: str = "problem", answer: str = "answer") -> list[dict]:
-    return [{"id": i, problem: f"What is {i} + 1?", answer: str(i + 1)} for i in range(start, start + number)]
+def records(
+    number: int, start: int = 0, problem: str = "problem", answer: str = "answer"
+) -> list[dict]:
+    return [
+        {"id": i, problem: f"What is {i} + 1?", answer: str(i + 1)}
+        for i in range(start, start + number)
+    ]
 
 
 def write(path: Path, rows: list[dict]) -> str:
@@ -48,13 +54,17 @@ def load(argument: str, train: int | None = None, validation: int = 10):
     return source
 
 
-# --- files of one's own ---------------------------------------------------------------------------------------------
+# --- files of one's own ---------------------------------------------------------------------------
 
 
 def test_answers_may_be_numbers_or_lists_of_one(tmp_path):
-    rows = [{"problem": f"{i}?", "answer": answer} for i, answer in enumerate([3, 0.5, 2.0, ["x"], "7"])]
+    rows = [
+        {"problem": f"{i}?", "answer": answer} for i, answer in enumerate([3, 0.5, 2.0, ["x"], "7"])
+    ]
     evaluated = load_evaluation(write(tmp_path / "a.jsonl", rows), 5).validation
-    assert sorted((p.prompt[0], p.answer) for p in evaluated) == list(zip("01234", ["3", "0.5", "2", "x", "7"]))
+    assert sorted((p.prompt[0], p.answer) for p in evaluated) == list(
+        zip("01234", ["3", "0.5", "2", "x", "7"])
+    )
 
 
 def test_every_format_gives_the_same_problems(tmp_path):
@@ -62,27 +72,50 @@ def test_every_format_gives_the_same_problems(tmp_path):
     long = {"id": 1, "problem": "?" * 200_000, "answer": "1"}
     for suffix in files.FORMATS:
         source = load(write(tmp_path / f"mine{suffix}", [odd, long, *records(98)]))
-        assert len(source.train) == 90 and len(source.validation) == 10 and source.name == f"mine{suffix}"
+        assert (
+            len(source.train) == 90
+            and len(source.validation) == 10
+            and source.name == f"mine{suffix}"
+        )
         made = {problem.prompt: problem for problem in source.train + source.validation}
         assert made[f"{odd['problem']}\n\n{mathematics.INSTRUCTION}"].answer == "\\frac{1}{2}"
-        assert made[f"What is 7 + 1?\n\n{mathematics.INSTRUCTION}"] == mathematics.problem("What is 7 + 1?", "8")
+        assert made[f"What is 7 + 1?\n\n{mathematics.INSTRUCTION}"] == mathematics.problem(
+            "What is 7 + 1?", "8"
+        )
         assert {problem.task for problem in made.values()} == {"data.tasks.mathematics"}
 
 
 def test_columns_are_guessed_and_told_or_named(tmp_path):
-    rows = [{**row, "query": "other", "gold": "0"} for row in records(20, problem="question", answer="final_answer")]
+    rows = [
+        {**row, "query": "other", "gold": "0"}
+        for row in records(20, problem="question", answer="final_answer")
+    ]
     path = write(tmp_path / "a.jsonl", rows)
     source = load(path)
-    assert "problem=question, answer=final_answer" in source.notes[0] and source.train[0].answer != "0"
+    assert (
+        "problem=question, answer=final_answer" in source.notes[0] and source.train[0].answer != "0"
+    )
     named = load(f"{path},problem=question,answer=gold")
-    assert named.train[0].answer == "0" and named.train[0].prompt == source.train[0].prompt and len(named.notes) == 1
-    with pytest.raises(ValueError, match=r"a.jsonl, line 1: there is no column 'key'; the columns are id, question, f"):
+    assert (
+        named.train[0].answer == "0"
+        and named.train[0].prompt == source.train[0].prompt
+        and len(named.notes) == 1
+    )
+    with pytest.raises(
+        ValueError,
+        match=r"a.jsonl, line 1: there is no column 'key'; the columns are id, question, f",
+    ):
         load(f"{path},answer=key")
     path = write(tmp_path / "b.csv", records(20, answer="result"))
-    with pytest.raises(ValueError, match=r"b.csv, line 2: which column is the answer\? .* id, problem, result; .*,ans"):
+    with pytest.raises(
+        ValueError,
+        match=r"b.csv, line 2: which column is the answer\? .* id, problem, result; .*,ans",
+    ):
         load(path)
     path = write(tmp_path / "c.jsonl", records(20, problem="task", answer="result"))
-    with pytest.raises(ValueError, match=r"is the problem, and which the answer\?.* ,problem=COLUMN,answer=COLUMN"):
+    with pytest.raises(
+        ValueError, match=r"is the problem, and which the answer\?.* ,problem=COLUMN,answer=COLUMN"
+    ):
         load(path)
 
 
@@ -92,26 +125,42 @@ def test_a_csv_may_have_semicolons_or_tabs(tmp_path, separator):
     path = tmp_path / "a.csv"
     path.write_text("".join(separator.join(line) + "\n" for line in lines))
     source = load(str(path))
-    assert {problem.answer for problem in source.train + source.validation} == {str(i + 1) for i in range(20)}
+    assert {problem.answer for problem in source.train + source.validation} == {
+        str(i + 1) for i in range(20)
+    }
 
 
 def test_an_instruction_of_ones_own_is_said_after_each_problem(tmp_path):
     path = write(tmp_path / "a.jsonl", records(20))
-    for instruction, wanted in ((None, f"\n\n{mathematics.INSTRUCTION}"), ("Be brief.", "\n\nBe brief."), ("", "")):
+    for instruction, wanted in (
+        (None, f"\n\n{mathematics.INSTRUCTION}"),
+        ("Be brief.", "\n\nBe brief."),
+        ("", ""),
+    ):
         (source,) = load_data([path], None, 5, instruction=instruction)
         evaluated = load_evaluation(path, 20, instruction=instruction).validation
         assert {p.prompt for p in source.train + source.validation} == {p.prompt for p in evaluated}
         assert {p.prompt.partition("?")[2] for p in evaluated} == {wanted}
     tests = json.dumps([{"input": "1", "output": "2", "type": "stdin_stdout"}])
-    path = write(tmp_path / "b.jsonl", [{"problem": f"Task {i}", "tests": tests} for i in range(20)])
-    usual, fast = (load_evaluation(path, 1, instruction=text).validation[0] for text in (None, "Fast."))
+    path = write(
+        tmp_path / "b.jsonl", [{"problem": f"Task {i}", "tests": tests} for i in range(20)]
+    )
+    usual, fast = (
+        load_evaluation(path, 1, instruction=text).validation[0] for text in (None, "Fast.")
+    )
     assert fast.prompt == f"{usual.prompt}\n\nFast."
 
 
 def test_the_task_of_a_data_set_is_told_without_reading_it(tmp_path, monkeypatch):
-    own = write(tmp_path / "a.jsonl", records(20)), write(tmp_path / "b.jsonl", [{"question": "?", "tests": "[]"}] * 2)
+    own = (
+        write(tmp_path / "a.jsonl", records(20)),
+        write(tmp_path / "b.jsonl", [{"question": "?", "tests": "[]"}] * 2),
+    )
     open(own[0], "a").write("this line is never read")
-    assert [loading.task_of(path) for path in own] == ["data.tasks.mathematics", "data.tasks.programming"]
+    assert [loading.task_of(path) for path in own] == [
+        "data.tasks.mathematics",
+        "data.tasks.programming",
+    ]
     monkeypatch.setattr(files, "find_files", lambda *_: pytest.fail("it was looked for"))
     names = ("arithmetic", "polaris", "aime24", "deepcoder:2")
     assert [loading.task_of(name).removeprefix("data.tasks.") for name in names] == [
@@ -132,7 +181,9 @@ def test_gaps_in_the_sandbox_are_told(tmp_path, monkeypatch):
     from data import sandbox
 
     tests = [{"input": "1", "output": "2"}]
-    path = write(tmp_path / "a.jsonl", [{"problem": f"Task {i}", "tests": tests} for i in range(20)])
+    path = write(
+        tmp_path / "a.jsonl", [{"problem": f"Task {i}", "tests": tests} for i in range(20)]
+    )
     assert not any("WARNING" in note for note in load(path).notes)
     monkeypatch.setattr(sandbox, "missing", lambda: ["no Landlock: files"])
     assert any("WARNING" in note and "no Landlock" in note for note in load(path).notes)
@@ -141,21 +192,53 @@ def test_gaps_in_the_sandbox_are_told(tmp_path, monkeypatch):
 BAD_FILES = [  # their name and content, and what is said
     ("a.jsonl", b"", r"a\.jsonl holds no record"),
     ("a.csv", b"problem,answer\n", r"a\.csv holds no record"),
-    ("a.jsonl", b'{"problem": "x", "answer": "1"}\n{"problem": "y"}\n', r"line 2: nothing stands in column 'answer'"),
+    (
+        "a.jsonl",
+        b'{"problem": "x", "answer": "1"}\n{"problem": "y"}\n',
+        r"line 2: nothing stands in column 'answer'",
+    ),
     ("a.jsonl", b'{"problem": "x", "answer": ""}\n', r"line 1: nothing stands in column 'answer'"),
-    ("a.jsonl", b'{"problem": " ", "answer": "1"}\n', r"line 1: nothing stands in column 'problem'"),
-    ("a.jsonl", b'\n{"problem": "x", "answer": {"a": 1}}\n', r"line 2: an answer is a text or a number"),
-    ("a.jsonl", b'{"problem": "x", "answer": NaN}\n', r"line 1: an answer is a text or a number, not nan"),
-    ("a.jsonl", b'\n{"problem": "x\\ud800", "answer": "1"}\n', r"line 2: column 'problem' holds half of a character"),
+    (
+        "a.jsonl",
+        b'{"problem": " ", "answer": "1"}\n',
+        r"line 1: nothing stands in column 'problem'",
+    ),
+    (
+        "a.jsonl",
+        b'\n{"problem": "x", "answer": {"a": 1}}\n',
+        r"line 2: an answer is a text or a number",
+    ),
+    (
+        "a.jsonl",
+        b'{"problem": "x", "answer": NaN}\n',
+        r"line 1: an answer is a text or a number, not nan",
+    ),
+    (
+        "a.jsonl",
+        b'\n{"problem": "x\\ud800", "answer": "1"}\n',
+        r"line 2: column 'problem' holds half of a character",
+    ),
     ("a.jsonl", b'{"problem": ["x"], "answer": "1"}\n', r"line 1: column 'problem' holds no text"),
     ("a.jsonl", b'{"problem": "x", "answer": "1"}\n{"problem": "y", "an', r"line 2 is not JSON"),
     ("a.jsonl", b'{"problem": "x", "answer": "1"}\n[1]\n', r"line 2: a record must be an object"),
-    ("a.jsonl", b'{"problem": "x", \n{"problem": "y", "answer": "1"}\n', r"line 1 is not JSON in UTF-8"),
-    ("a.jsonl", b'{"problem": "x", "answer": "1"}\n{"problem": "\xff", "answer": "1"}', r"line 2 is not JSON in UTF-8"),
+    (
+        "a.jsonl",
+        b'{"problem": "x", \n{"problem": "y", "answer": "1"}\n',
+        r"line 1 is not JSON in UTF-8",
+    ),
+    (
+        "a.jsonl",
+        b'{"problem": "x", "answer": "1"}\n{"problem": "\xff", "answer": "1"}',
+        r"line 2 is not JSON in UTF-8",
+    ),
     ("a.jsonl", b"[" * 100_000, r"line 1 is not JSON"),
     ("a.json", b'[{"problem": "x",\n"answer": "\xff"}]', r"line 2 is not JSON in UTF-8"),
     ("a.json", b'{"problem": "x"}', r"holds no list of records, but a dict"),
-    ("a.json", b'[{"problem": "x", "answer": "1"}, {"problem": "y"}]', r"record 2: nothing stands in"),
+    (
+        "a.json",
+        b'[{"problem": "x", "answer": "1"}, {"problem": "y"}]',
+        r"record 2: nothing stands in",
+    ),
     ("a.csv", b"problem,answer\nx,1\ny\n", r"line 3: nothing stands in column 'answer'"),
     ("a.csv", b"problem,answer\nx,1\ny,1,2\n", r"line 3: more cells than columns"),
     ("a.csv", b'problem,answer\nx,"1\n', r"after line 1 is not CSV"),
@@ -181,36 +264,54 @@ def test_a_small_parquet_file_with_far_larger_rows_is_refused(tmp_path, rows_in_
     for categories, size in ((few, 2), (long, 300)):
         column = categories.take(pyarrow.array([0] * size))
         if rows_in_a_list > 1:
-            column = pyarrow.ListArray.from_arrays(pyarrow.array([0, size, size], pyarrow.int32()), column)
-        rows = {"problem": [str(i) for i in range(len(column))], "answer": ["1"] * len(column), "solution": column}
+            column = pyarrow.ListArray.from_arrays(
+                pyarrow.array([0, size, size], pyarrow.int32()), column
+            )
+        rows = {
+            "problem": [str(i) for i in range(len(column))],
+            "answer": ["1"] * len(column),
+            "solution": column,
+        }
         pyarrow.parquet.write_table(pyarrow.table(rows), tmp_path / "a.parquet", compression="zstd")
         assert (tmp_path / "a.parquet").stat().st_size < 10_000
         if size == 2 and rows_in_a_list == 1:
             (source,) = load_data([str(tmp_path / "a.parquet")], None, 1, wanted="solution")
             assert source.train[0].answer == "x" * 9
         else:
-            with pytest.raises(ValueError, match="rows are more than 200 times as large as the file"):
+            with pytest.raises(
+                ValueError, match="rows are more than 200 times as large as the file"
+            ):
                 load(str(tmp_path / "a.parquet"))
 
 
 def test_a_task_that_makes_no_problem_is_named_with_the_call(monkeypatch):
     monkeypatch.setattr(arithmetic, "problems", lambda *_: [])
-    with pytest.raises(ValueError, match=r"arithmetic\.py: problems\('train', 50, 0\) returned no problem"):
+    with pytest.raises(
+        ValueError, match=r"arithmetic\.py: problems\('train', 50, 0\) returned no problem"
+    ):
         load("arithmetic", 50)
 
 
 def test_a_task_with_fewer_problems_than_asked_for_is_told(monkeypatch):
-    monkeypatch.setattr(arithmetic, "problems", lambda split, *_: [Problem(split, "2", arithmetic.__name__)])
-    assert load("arithmetic", 2, 1).notes == ["2 problems for train were asked for, and there are 1"]
+    monkeypatch.setattr(
+        arithmetic, "problems", lambda split, *_: [Problem(split, "2", arithmetic.__name__)]
+    )
+    assert load("arithmetic", 2, 1).notes == [
+        "2 problems for train were asked for, and there are 1"
+    ]
 
 
-# --- held out -------------------------------------------------------------------------------------------------------
+# --- held out -------------------------------------------------------------------------------------
 
 
 def test_what_is_held_out_depends_on_the_text_alone(tmp_path):
     rows = records(500)
     source = load(write(tmp_path / "a.jsonl", rows), validation=20)
-    assert len(source.validation) == 20 and len(source.train) == 480 and not set(source.train) & set(source.validation)
+    assert (
+        len(source.validation) == 20
+        and len(source.train) == 480
+        and not set(source.train) & set(source.validation)
+    )
     turned = load(write(tmp_path / "b.jsonl", rows[::-1]), validation=20)
     assert turned.validation == source.validation and turned.train == source.train
     fewer = load(str(tmp_path / "a.jsonl"), validation=5)
@@ -225,14 +326,21 @@ def test_repeated_problems_are_left_out_and_told(tmp_path):
     rows += [{**rows[3], "problem": "  what IS 3 +\n1? "}, {**rows[4], "answer": "9"}]
     source = load(write(tmp_path / "a.jsonl", rows))
     assert len(source.train) + len(source.validation) == 50
-    assert any(re.search(r"2 repeated .* the first: .*a\.jsonl, line 51", note) for note in source.notes)
-    assert {p.answer for p in source.train + source.validation} == {str(i + 1) for i in range(50)}, "the first counts"
+    assert any(
+        re.search(r"2 repeated .* the first: .*a\.jsonl, line 51", note) for note in source.notes
+    )
+    assert {p.answer for p in source.train + source.validation} == {
+        str(i + 1) for i in range(50)
+    }, "the first counts"
     assert loading.text_key("x-1") != loading.text_key("x+1")
 
 
 def test_problems_held_out_anywhere_are_trained_on_nowhere(tmp_path):
     own = write(tmp_path / "held_out.jsonl", records(30))
-    one, other = write(tmp_path / "one.jsonl", records(300)), write(tmp_path / "two.jsonl", records(300, start=100))
+    one, other = (
+        write(tmp_path / "one.jsonl", records(300)),
+        write(tmp_path / "two.jsonl", records(300, start=100)),
+    )
     sources = load_data([f"{one},validation={own}", other], None, 1000)
     prompts = [{problem.prompt for problem in source.train} for source in sources]
     held_out = [{problem.prompt for problem in source.validation} for source in sources]
@@ -246,17 +354,21 @@ def test_problems_held_out_anywhere_are_trained_on_nowhere(tmp_path):
 def test_fewer_training_problems_are_drawn_the_same_each_time(tmp_path):
     path = write(tmp_path / "a.jsonl", records(500))
     everything, drawn = (load_data([path], number, 10)[0].train for number in (None, 40))
-    assert drawn == everything[:40] and {problem.answer for problem in drawn} != {str(i + 1) for i in range(40)}
+    assert drawn == everything[:40] and {problem.answer for problem in drawn} != {
+        str(i + 1) for i in range(40)
+    }
 
 
-# --- names and mixtures ---------------------------------------------------------------------------------------------
+# --- names and mixtures ---------------------------------------------------------------------------
 
 
 def test_arguments_are_read():
     assert parse_spec("polaris") == loading.Spec("polaris", 1.0, {})
     assert parse_spec("polaris:3") == loading.Spec("polaris", 3.0, {})
     options = {"problem": "q", "answer": "a b"}
-    assert parse_spec("a/b.jsonl:.5,problem=q,answer=a b") == loading.Spec("a/b.jsonl", 0.5, options)
+    assert parse_spec("a/b.jsonl:.5,problem=q,answer=a b") == loading.Spec(
+        "a/b.jsonl", 0.5, options
+    )
     assert parse_spec("C:x.jsonl").name == "C:x.jsonl"
     for wrong, why in (("a:0", "above 0"), ("", "wanted is"), ("a,b", "no option"), ("a,problem=", "no option"),
                        ("a,weight=2", "They are problem=")):  # fmt: skip
@@ -266,7 +378,10 @@ def test_arguments_are_read():
 
 def test_a_name_that_cannot_be_used_is_refused():
     for argument, message in [
-        ("algebra", "no such file or folder, and no data set .*; known are polaris, .*, arithmetic"),
+        (
+            "algebra",
+            "no such file or folder, and no data set .*; known are polaris, .*, arithmetic",
+        ),
         ("aime24", "for evaluation"),
         ("mathematics", "without problems of its own"),
         ("arithmetic,problem=x", "takes no problem"),
@@ -290,7 +405,9 @@ def test_every_batch_has_the_sources_by_their_weights():
 
 def test_the_template_of_the_readme_is_a_task(tmp_path, monkeypatch):
     (code,) = re.findall(
-        r'```python\n("""data/tasks/squares.py.*?)```', (ROOT / "README.md").read_text(), flags=re.DOTALL
+        r'```python\n("""data/tasks/squares.py.*?)```',
+        (ROOT / "README.md").read_text(),
+        flags=re.DOTALL,
     )
     assert code.count("\n") <= 25
     (tmp_path / "squares.py").write_text(code)
@@ -298,18 +415,27 @@ def test_the_template_of_the_readme_is_a_task(tmp_path, monkeypatch):
     (source,) = load_data(["squares"], 200, 50)
     assert len(source.train) == 200 and len(source.validation) == 50 and source.notes == []
     problem, score = source.train[0], importlib.import_module("data.tasks.squares").score
-    assert problem.task == "data.tasks.squares" and score(problem, f"so</think>It is {problem.answer}")
+    assert problem.task == "data.tasks.squares" and score(
+        problem, f"so</think>It is {problem.answer}"
+    )
     assert not score(problem, f"{problem.answer}</think>") and not score(problem, "</think>12 13")
 
 
 def test_mixed_sources_keep_their_names_apart(tmp_path):
-    one, two = write(tmp_path / "a" / "d.jsonl", records(50)), write(tmp_path / "b" / "d.jsonl", records(50, start=50))
+    one, two = (
+        write(tmp_path / "a" / "d.jsonl", records(50)),
+        write(tmp_path / "b" / "d.jsonl", records(50, start=50)),
+    )
     sources = load_data([f"{one}:3", two, "arithmetic:0.5"], 20, 5)
-    assert [(s.name, s.weight) for s in sources] == [("d.jsonl", 3), ("d.jsonl-2", 1), ("arithmetic", 0.5)]
+    assert [(s.name, s.weight) for s in sources] == [
+        ("d.jsonl", 3),
+        ("d.jsonl-2", 1),
+        ("arithmetic", 0.5),
+    ]
     assert all(len(s.train) == 20 and len(s.validation) == 5 for s in sources)
 
 
-# --- data sets of the hub -------------------------------------------------------------------------------------------
+# --- data sets of the hub -------------------------------------------------------------------------
 
 TESTS = json.dumps([{"input": "1", "output": "2", "type": "stdin_stdout"}])
 AS_ON_THE_HUB = {  # how each data set lies there, with rows of its columns
@@ -342,7 +468,8 @@ AS_ON_THE_HUB = {  # how each data set lies there, with rows of its columns
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    """The hub's cache, filled with small data sets that lie as the real ones do; nothing else can be had."""
+    """The hub's cache, filled with small data sets that lie as the real ones do; nothing else can
+    be had."""
     import huggingface_hub
 
     cache = tmp_path / "cache"
@@ -354,7 +481,9 @@ def hub(tmp_path, monkeypatch):
             write(repository / "snapshots" / ("0" * 40) / path, [row(i) for i in range(50)])
     real = huggingface_hub.snapshot_download
     monkeypatch.setattr(
-        huggingface_hub, "snapshot_download", lambda *a, **k: real(*a, **k, cache_dir=cache, local_files_only=True)
+        huggingface_hub,
+        "snapshot_download",
+        lambda *a, **k: real(*a, **k, cache_dir=cache, local_files_only=True),
     )
     return cache
 
@@ -410,7 +539,9 @@ def test_a_few_bad_records_of_a_known_data_set_are_left_out_and_told(hub):
     path.write_text(json.dumps(rows))
     source = load("deepscaler")
     assert len(source.train) + len(source.validation) == 49
-    assert re.search(r"1 records cannot be used .*deepscaler\.json, record 8: nothing stands in", source.notes[0])
+    assert re.search(
+        r"1 records cannot be used .*deepscaler\.json, record 8: nothing stands in", source.notes[0]
+    )
     for row in rows[10:15]:
         row["answer"] = ""
     path.write_text(json.dumps(rows))
@@ -422,7 +553,11 @@ def test_an_unreachable_hub_says_what_to_do(tmp_path):
     """In a process of its own: the hub's library reads its settings once."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
     program = "from data.load import *\ntry:\n    load_data(['polaris'], 1, 1)\nexcept ValueError as e:\n    print(e)"
-    run = subprocess.run([sys.executable, "-c", program], env=environment, cwd=ROOT, capture_output=True, text=True)
+    run = subprocess.run(
+        [sys.executable, "-c", program], env=environment, cwd=ROOT, capture_output=True, text=True
+    )
     wanted = r"the data set POLARIS-Project/Polaris-Dataset-53K could not be had from the hub: "
-    assert re.match(wanted + r".* download the data set elsewhere and give its folder .*HF_HOME", run.stdout), run
+    assert re.match(
+        wanted + r".* download the data set elsewhere and give its folder .*HF_HOME", run.stdout
+    ), run
     assert run.stdout.count("\n") == 1 and run.stderr == ""

@@ -26,12 +26,10 @@ from sampling import (
     same_frequencies,
 )
 
-import generate
 import loss
-from docs.make_base import make_tokenizer
-from machinery import vllm_engine
-from machinery.decoding import render
-from machinery.engine import (
+from core import generators, vllm_engine
+from core.decoding import render
+from core.engine import (
     EngineSettings,
     NoEngine,
     choose_engine,
@@ -40,9 +38,10 @@ from machinery.engine import (
     refuse_split,
     sample_all,
 )
-from machinery.model import load_tokenizer
-from machinery.rollouts import Request
-from machinery.settings import Settings
+from core.model import load_tokenizer
+from core.rollouts import Request
+from core.settings import Settings
+from docs.make_base import make_tokenizer
 from machinery.trainer import make_policy, numerics_mismatch
 
 LONG = 40  # tokens of the longest prompt: more than a block of vLLM's cache
@@ -57,10 +56,16 @@ BOTH = ["torch", pytest.param("vllm", marks=slow_vllm)]
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Folders of tiny random models with heads of 32, the smallest that vLLM takes on a CPU. Each has sampling defaults
-    that would show if they were used."""
+    """Folders of tiny random models with heads of 32, the smallest that vLLM takes on a CPU. Each
+    has sampling defaults that would show if they were used."""
     folders = make_models(tmp_path_factory.mktemp("wide"), head_dim=32)
-    defaults = {"do_sample": True, "temperature": 0.2, "top_k": 2, "top_p": 0.5, "repetition_penalty": 3.0}
+    defaults = {
+        "do_sample": True,
+        "temperature": 0.2,
+        "top_k": 2,
+        "top_p": 0.5,
+        "repetition_penalty": 3.0,
+    }
     for folder in folders.values():
         (Path(folder) / "generation_config.json").write_text(json.dumps(defaults))
     return folders
@@ -68,7 +73,9 @@ def folders(tmp_path_factory):
 
 def settings_of(name, folder, dtype="float32", slots=48, **changes) -> EngineSettings:
     rules = decoding(load_tokenizer(folder), **{"prompt_budget": LONG, **changes})
-    return EngineSettings(folder, (DEVICE,), dtype, 1, slots, rules, name, memory=0.05)  # many share a GPU
+    return EngineSettings(
+        folder, (DEVICE,), dtype, 1, slots, rules, name, memory=0.05
+    )  # many share a GPU
 
 
 class Engines:
@@ -78,10 +85,13 @@ class Engines:
         self.name, self.folders, self.made = name, folders, {}
 
     def __call__(self, kind="llama", dtype="float32", **changes):
-        """The engine with the parameters in the folder; also the model, the tokenizer, the shared parameters."""
+        """The engine with the parameters in the folder; also the model, the tokenizer, the shared
+        parameters."""
         key = (kind, dtype, *changes.items())
         if key not in self.made:
-            self.made[key] = generate.make_engine(settings_of(self.name, self.folders[kind], dtype, **changes))
+            self.made[key] = generators.make_engine(
+                settings_of(self.name, self.folders[kind], dtype, **changes)
+            )
         engine, (model, tokenizer) = self.made[key], load(self.folders[kind])
         shared = parameters_of(model)
         engine.update(shared)
@@ -91,8 +101,8 @@ class Engines:
 
 @pytest.fixture(scope="module")
 def by_name(folders):
-    """Engines of vLLM with small caches: many live in this process, and whatever it starts later, in tests of other
-    files too, takes the longer to fork the more memory it has."""
+    """Engines of vLLM with small caches: many live in this process, and whatever it starts later,
+    in tests of other files too, takes the longer to fork the more memory it has."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(vllm_engine, "CPU_CACHE", 2**26)
         yield {name: Engines(name, folders) for name in ("torch", "vllm")}
@@ -108,7 +118,7 @@ def vllm(by_name):
     return by_name["vllm"]
 
 
-# --- log-probabilities ------------------------------------------------------------------------------------------------
+# --- log-probabilities ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -121,9 +131,10 @@ def vllm(by_name):
     indirect=["engines"],
 )
 def test_logprobs_match_a_plain_forward(engines, kind):
-    """Pitfall 1: what is recorded is the log-probability of the distribution sampled from. More requests than slots,
-    prompts of several lengths, slots freed and filled at different times, interrupted completions and others. vLLM
-    with experts is tested in a process of its own (test_vllm.py)."""
+    """Pitfall 1: what is recorded is the log-probability of the distribution sampled from. More
+    requests than slots, prompts of several lengths, slots freed and filled at different times,
+    interrupted completions and others. vLLM with experts is tested in a process of its own
+    (test_vllm.py)."""
     engine, model, tokenizer, _ = engines(kind)
     wanted = requests(tokenizer, PROMPTS, 3) + requests(tokenizer, PROMPTS, 3, thinking=5, seed=1)
     wanted = [dataclasses.replace(request, group=i) for i, request in enumerate(wanted)]
@@ -133,12 +144,16 @@ def test_logprobs_match_a_plain_forward(engines, kind):
     assert len({len(rollout.tokens) for rollout in rollouts}) > 5
     assert {rollout.interrupted for rollout in rollouts} == {False, True}
     for rollout in rollouts:
-        assert rollout.tokens.dtype == rollout.versions.dtype == np.int32 and rollout.logprobs.dtype == np.float32
+        assert (
+            rollout.tokens.dtype == rollout.versions.dtype == np.int32
+            and rollout.logprobs.dtype == np.float32
+        )
         assert largest_error(rollout, plain_logprobs(model, rollout)) < 1e-4
 
 
 def test_pitfall_1_tokens_are_drawn_from_the_distribution_whose_logprobs_are_recorded(engines):
-    """First tokens of 3,000 completions of one prompt, in spite of the sampling defaults in the model's folder."""
+    """First tokens of 3,000 completions of one prompt, in spite of the sampling defaults in the
+    model's folder."""
     engine, *_ = engines()
     same_frequencies(sample_all(engine, [Request(0, j, [1, 2, 3], 1, (7, j)) for j in range(3000)]))
 
@@ -147,7 +162,10 @@ def test_a_request_is_sampled_alike_in_other_company(engines):
     """By vLLM up to rounding, which depends on the batch: the noise is the request's."""
     engine, _, tokenizer, _ = engines()
     wanted = requests(tokenizer, PROMPTS, 3, thinking=9)
-    others = [dataclasses.replace(r, group=100 + r.group) for r in requests(tokenizer, PROMPTS, 3, thinking=9, seed=1)]
+    others = [
+        dataclasses.replace(r, group=100 + r.group)
+        for r in requests(tokenizer, PROMPTS, 3, thinking=9, seed=1)
+    ]
     alone = sample_all(engine, wanted)
     together = sample_all(engine, [*others[:20], *wanted[::-1], *others[20:]])
     among, apart = together[20 : 20 + len(wanted)], together[:20]
@@ -157,36 +175,57 @@ def test_a_request_is_sampled_alike_in_other_company(engines):
 
 
 @pytest.mark.parametrize("fp32_logits", [True, "split", False])
-def test_pitfall_3_generator_and_trainer_agree_over_a_trunk_in_bf16(engines, group_of_one, fp32_logits):
-    """The head is in fp32 on both sides, or in bf16 on both. What vLLM rounds otherwise in the trunk is below .05 in
-    the mean and 1 at most on these models (weights of .3, far above real ones)."""
+def test_pitfall_3_generator_and_trainer_agree_over_a_trunk_in_bf16(
+    engines, group_of_one, fp32_logits
+):
+    """The head is in fp32 on both sides, or in bf16 on both. What vLLM rounds otherwise in the
+    trunk is below .05 in the mean and 1 at most on these models (weights of .3, far above real
+    ones)."""
     engine, _, tokenizer, _ = engines("llama-grouped-tied", "bfloat16", fp32_logits=fp32_logits)
     rollouts = sample_all(engine, requests(tokenizer, PROMPTS, 4))
     recipe, mismatch = loss.Recipe(fp32_logits=fp32_logits), {}
     for dtype in ("float32", "bfloat16"):
-        settings = Settings(recipe=recipe, dtype=dtype, share_prompts=False)  # sharing rounds otherwise
-        policy = make_policy(settings, load(engines.folders["llama-grouped-tied"])[0], torch.device(DEVICE))
+        settings = Settings(
+            recipe=recipe, dtype=dtype, share_prompts=False
+        )  # sharing rounds otherwise
+        policy = make_policy(
+            settings, load(engines.folders["llama-grouped-tied"])[0], torch.device(DEVICE)
+        )
         mismatch[dtype] = numerics_mismatch(policy, rollouts, settings)
-    assert mismatch["bfloat16"]["mismatch_mean"] < (1e-5 if (engines.name, DEVICE) == ("torch", "cpu") else 0.05)
+    assert mismatch["bfloat16"]["mismatch_mean"] < (
+        1e-5 if (engines.name, DEVICE) == ("torch", "cpu") else 0.05
+    )
     assert mismatch["bfloat16"]["mismatch_max"] < 1
     assert mismatch["float32"]["mismatch_mean"] > 1e-3, "the engine's trunk is in bf16"
 
 
 def test_without_fp32_logits_the_head_is_in_bf16_even_over_a_trunk_in_fp32(engines, group_of_one):
-    """As the trainer's is: --leave-out fp32_logits on a CPU. A head in fp32 would be off by .003 in the mean."""
+    """As the trainer's is: --leave-out fp32_logits on a CPU. A head in fp32 would be off by .003 in
+    the mean."""
     engine, model, tokenizer, _ = engines("llama", fp32_logits=False)
     rollouts = sample_all(engine, requests(tokenizer, PROMPTS, 4))
-    off, on = (Settings(recipe=loss.Recipe(fp32_logits=fp32_logits)) for fp32_logits in (False, True))
+    off, on = (
+        Settings(recipe=loss.Recipe(fp32_logits=fp32_logits)) for fp32_logits in (False, True)
+    )
     policy = make_policy(off, model, torch.device("cpu"))
-    mismatch = [numerics_mismatch(policy, rollouts, settings)["mismatch_mean"] for settings in (off, on)]
+    mismatch = [
+        numerics_mismatch(policy, rollouts, settings)["mismatch_mean"] for settings in (off, on)
+    ]
     assert mismatch[0] < 5e-4 < 2e-3 < mismatch[1]
 
 
-def test_at_temperature_0_the_likeliest_tokens_come_and_at_a_half_the_sharper_distribution_is_recorded(engines):
+def test_at_temperature_0_the_likeliest_tokens_come_and_at_a_half_the_sharper_distribution_is_recorded(
+    engines,
+):
     engine, model, tokenizer, _ = engines("llama", temperature=0.0)
     for rollout in sample_all(engine, requests(tokenizer, PROMPTS[:3], 2, thinking=0)):
         ids = torch.tensor([rollout.request.prompt_ids + rollout.tokens.tolist()])
-        likeliest_T = model(input_ids=ids).logits[0, len(rollout.request.prompt_ids) - 1 : -1].argmax(-1).numpy()
+        likeliest_T = (
+            model(input_ids=ids)
+            .logits[0, len(rollout.request.prompt_ids) - 1 : -1]
+            .argmax(-1)
+            .numpy()
+        )
         assert (likeliest_T == rollout.tokens)[rollout.sampled].all()
     engine, _, _, _ = engines("llama", temperature=0.5)
     for rollout in sample_all(engine, requests(tokenizer, PROMPTS[:3], 2)):
@@ -194,33 +233,46 @@ def test_at_temperature_0_the_likeliest_tokens_come_and_at_a_half_the_sharper_di
         logprobs_TV = torch.log_softmax(
             2 * model(input_ids=ids).logits[0, len(rollout.request.prompt_ids) - 1 : -1], -1
         )
-        recorded_T = logprobs_TV.gather(-1, torch.tensor(rollout.tokens, dtype=torch.int64)[:, None])[:, 0].detach()
-        np.testing.assert_allclose(recorded_T[rollout.sampled], rollout.logprobs[rollout.sampled], atol=1e-4)
+        recorded_T = logprobs_TV.gather(
+            -1, torch.tensor(rollout.tokens, dtype=torch.int64)[:, None]
+        )[:, 0].detach()
+        np.testing.assert_allclose(
+            recorded_T[rollout.sampled], rollout.logprobs[rollout.sampled], atol=1e-4
+        )
 
 
 def test_thinking_budgets_do_not_follow_the_noise_of_their_completions():
-    """With budgets out of the stream of the first completion's noise, that noise would say how long it may think."""
+    """With budgets out of the stream of the first completion's noise, that noise would say how long
+    it may think."""
     rules = decoding(make_tokenizer())
     pairs = [make_requests(i, [1, 2, 3], 2, (0, 30), rules, seed=(0, i)) for i in range(300)]
     budgets = np.array([[request.thinking_budget for request in pair] for pair in pairs])
     assert budgets.min() == 0 and budgets.max() == 30 and len(np.unique(budgets[:, 0])) > 25
-    noise = np.array([[np.random.default_rng(request.seed).random() for request in pair] for pair in pairs])
+    noise = np.array(
+        [[np.random.default_rng(request.seed).random() for request in pair] for pair in pairs]
+    )
     for budget in budgets.T:
         for numbers in noise.T:
             assert abs(np.corrcoef(budget, numbers)[0, 1]) < 4.5 / np.sqrt(len(pairs))
 
 
-# --- updates in flight ------------------------------------------------------------------------------------------------
+# --- updates in flight ----------------------------------------------------------------------------
 
 
 def test_after_an_update_in_flight_tokens_follow_the_new_parameters_over_the_old_cache(engines):
-    """Also when a validation with the new parameters comes between. What is interrupted after the update goes on over
-    the blocks that were full; the rest is computed again."""
+    """Also when a validation with the new parameters comes between. What is interrupted after the
+    update goes on over the blocks that were full; the rest is computed again."""
     steps, block = 9, BLOCK[engines.name]
     engine, new, tokenizer, shared = engines()
     old = load(engines.folders["llama"])[0]
-    wanted = [dataclasses.replace(r, thinking_budget=29 - 5 * (r.index % 4)) for r in requests(tokenizer, PROMPTS, 4)]
-    wanted = [dataclasses.replace(r, prompt_ids=[*r.prompt_ids, *range(10), *range(r.group)]) for r in wanted]
+    wanted = [
+        dataclasses.replace(r, thinking_budget=29 - 5 * (r.index % 4))
+        for r in requests(tokenizer, PROMPTS, 4)
+    ]
+    wanted = [
+        dataclasses.replace(r, prompt_ids=[*r.prompt_ids, *range(10), *range(r.group)])
+        for r in wanted
+    ]
     engine.add(wanted)
     rollouts = [rollout for _ in range(steps) for rollout in engine.step()]
     change(shared, new, version=5)
@@ -247,7 +299,9 @@ def test_after_an_update_in_flight_tokens_follow_the_new_parameters_over_the_old
             full = (prompt + thinking - 1) // block * block
             expected = plain_logprobs(new, rollout, old, min(kept, full))
             assert largest_error(rollout, expected, start=thinking) < 1e-4
-    assert any((len(r.request.prompt_ids) + r.request.thinking_budget - 1) // block for r in interrupted)
+    assert any(
+        (len(r.request.prompt_ids) + r.request.thinking_budget - 1) // block for r in interrupted
+    )
 
 
 def up_to(rollout, end):
@@ -257,7 +311,8 @@ def up_to(rollout, end):
 
 
 def test_pitfall_14_a_request_begun_after_an_update_sees_no_old_cache(engines):
-    """One prompt of more than a block, asked for before and after an update, more often than there are slots."""
+    """One prompt of more than a block, asked for before and after an update, more often than there
+    are slots."""
     engine, model, _, shared = engines()
     prompt = (list(range(13)) * 4)[:LONG]
     engine.add([Request(0, i, prompt, 20, (0, i)) for i in range(100)])
@@ -268,17 +323,27 @@ def test_pitfall_14_a_request_begun_after_an_update_sees_no_old_cache(engines):
         rollouts += engine.step()
     begun_after = [rollout for rollout in rollouts if rollout.versions[0] == 1]
     assert len(begun_after) == 100 - engine.slots
-    assert all(largest_error(rollout, plain_logprobs(model, rollout)) < 1e-4 for rollout in begun_after)
+    assert all(
+        largest_error(rollout, plain_logprobs(model, rollout)) < 1e-4 for rollout in begun_after
+    )
 
 
 def test_a_validation_goes_before_what_waits_beside_what_is_in_flight(engines):
-    """All slots are taken and more requests wait when the validation comes, and with it new parameters."""
+    """All slots are taken and more requests wait when the validation comes, and with it new
+    parameters."""
     engine, model, tokenizer, shared = engines()
-    training = [dataclasses.replace(r, group=100 + r.group) for r in requests(tokenizer, PROMPTS, 10, thinking=20)]
+    training = [
+        dataclasses.replace(r, group=100 + r.group)
+        for r in requests(tokenizer, PROMPTS, 10, thinking=20)
+    ]
     engine.add(training)
     rollouts = [rollout for _ in range(3) for rollout in engine.step()]
-    begun = {request.seed for request in engine.in_flight} | {rollout.request.seed for rollout in rollouts}
-    assert engine.slots <= len(begun) < len(training) and engine.unfinished == len(training) - len(rollouts)
+    begun = {request.seed for request in engine.in_flight} | {
+        rollout.request.seed for rollout in rollouts
+    }
+    assert engine.slots <= len(begun) < len(training) and engine.unfinished == len(training) - len(
+        rollouts
+    )
     change(shared, model, version=1)
     engine.update(shared)
     validation = requests(tokenizer, PROMPTS, 3, thinking=20, seed=1, validation=True)
@@ -296,17 +361,26 @@ def test_a_validation_goes_before_what_waits_beside_what_is_in_flight(engines):
     assert sum(len(set(rollout.versions.tolist())) == 2 for rollout in rollouts) > 10
 
 
-# --- interruption and ends --------------------------------------------------------------------------------------------
+# --- interruption and ends ------------------------------------------------------------------------
 
 
 def test_interruption_at_any_budget_and_natural_ends_around_it(engines):
-    """Pitfall 8, and all that `loss.interrupt_or_truncate` says: budgets of 0, 1, some and all tokens."""
+    """Pitfall 8, and all that `loss.interrupt_or_truncate` says: budgets of 0, 1, some and all
+    tokens."""
     engine, _, tokenizer, _ = engines()
     prompts = [render(tokenizer, problem.prompt) for problem in PROMPTS]
-    wanted = [Request(i, b, prompts[i % 12], (0, 1, 6, 30)[b], (3, i, b)) for i in range(250) for b in range(4)]
+    wanted = [
+        Request(i, b, prompts[i % 12], (0, 1, 6, 30)[b], (3, i, b))
+        for i in range(250)
+        for b in range(4)
+    ]
     ways = {ends_as_it_should(rollout, engine.decoding) for rollout in sample_all(engine, wanted)}
     assert ways == {
-        *(f"interrupted at {budget}, {how}" for budget in (0, 1, 6, 30) for how in ("ended", "truncated")),
+        *(
+            f"interrupted at {budget}, {how}"
+            for budget in (0, 1, 6, 30)
+            for how in ("ended", "truncated")
+        ),
         "ended at the budget without closing",
         "ended before the budget without closing",
         "closed at the budget, truncated beyond the budget",
@@ -328,22 +402,27 @@ def test_with_the_length_penalty_nothing_is_forced(engines):
     assert 0 < sum(rollout.truncated for rollout in rollouts) < len(rollouts)
 
 
-# --- vLLM alone -------------------------------------------------------------------------------------------------------
+# --- vLLM alone -----------------------------------------------------------------------------------
 
 
 @needs_vllm
 @pytest.mark.slow
 def test_the_answer_after_an_interruption_has_noise_of_its_own(vllm):
-    """Its first token equals the first of the thinking as often as its distribution says, and not more often."""
+    """Its first token equals the first of the thinking as often as its distribution says, and not
+    more often."""
     engine, model, *_ = vllm()
     rollouts = sample_all(engine, [Request(0, j, [1, 2, 3], 1, (8, j)) for j in range(1500)])
     place = 1 + len(engine.decoding.phrase)
     interrupted = [r for r in rollouts if r.interrupted]
     ids = torch.tensor([[1, 2, 3, *r.tokens[:place].tolist()] for r in interrupted])
     with torch.no_grad():
-        shares = torch.softmax(model(input_ids=ids).logits[:, -1], -1)[torch.arange(len(ids)), ids[:, 3]].numpy()
+        shares = torch.softmax(model(input_ids=ids).logits[:, -1], -1)[
+            torch.arange(len(ids)), ids[:, 3]
+        ].numpy()
     same = np.array([r.tokens[place] == r.tokens[0] for r in interrupted])
-    assert abs(same.mean() - shares.mean()) < 4.5 * np.sqrt((shares * (1 - shares)).sum()) / len(same)
+    assert abs(same.mean() - shares.mean()) < 4.5 * np.sqrt((shares * (1 - shares)).sum()) / len(
+        same
+    )
 
 
 @needs_vllm
@@ -359,9 +438,15 @@ def test_pitfall_3_the_head_inside_of_vllm_is_the_trainers(vllm, fp32_logits):
     expected_VD = head_VD if fp32_logits else head_VD.bfloat16()
     assert torch.equal(inside[0][: len(head_VD)], expected_VD)
     expected_NV = loss.head_logits(hidden_ND, head_VD, fp32_logits)
-    torch.testing.assert_close(inside[1].float(), expected_NV, atol=1e-5 if fp32_logits else 0.05, rtol=1e-5)
-    if fp32_logits:  # the negative control: vLLM's own head_dtype, fp32 arithmetic on the weight in bf16
-        assert (expected_NV - loss.head_logits(hidden_ND, head_VD.bfloat16(), True)).abs().max() > 1e-3
+    torch.testing.assert_close(
+        inside[1].float(), expected_NV, atol=1e-5 if fp32_logits else 0.05, rtol=1e-5
+    )
+    if (
+        fp32_logits
+    ):  # the negative control: vLLM's own head_dtype, fp32 arithmetic on the weight in bf16
+        assert (
+            expected_NV - loss.head_logits(hidden_ND, head_VD.bfloat16(), True)
+        ).abs().max() > 1e-3
 
 
 def _head_and_logits(worker, hidden_ND):
@@ -371,26 +456,32 @@ def _head_and_logits(worker, hidden_ND):
 
 @pytest.fixture
 def small_cache(folders, monkeypatch):
-    """A vLLM whose cache has room for four completions of full length, while sixteen are begun. Also both models, of
-    the parameters in the folder, and the shared parameters."""
-    block = 2 * 2 * 4 * 32 * 4 * BLOCK["vllm"]  # bytes: keys and values, layers, heads, their size, fp32
+    """A vLLM whose cache has room for four completions of full length, while sixteen are begun.
+    Also both models, of the parameters in the folder, and the shared parameters."""
+    block = (
+        2 * 2 * 4 * 32 * 4 * BLOCK["vllm"]
+    )  # bytes: keys and values, layers, heads, their size, fp32
     monkeypatch.setattr(vllm_engine, "CPU_CACHE", 13 * block)
-    engine = generate.make_engine(settings_of("vllm", folders["llama"], slots=16))
+    engine = generators.make_engine(settings_of("vllm", folders["llama"], slots=16))
     (old, _), (new, _) = load(folders["llama"]), load(folders["llama"])
     engine.update(shared := parameters_of(new, version=3))
     return engine, old, new, shared
 
 
 def waiting_inside(engine) -> list[bool]:
-    """Of each request that has to wait inside vLLM, whether it was preempted; the others have not begun."""
-    return [request.num_preemptions > 0 for request in engine.engine.engine_core.engine_core.scheduler.waiting]
+    """Of each request that has to wait inside vLLM, whether it was preempted; the others have not
+    begun."""
+    return [
+        request.num_preemptions > 0
+        for request in engine.engine.engine_core.engine_core.scheduler.waiting
+    ]
 
 
 @needs_vllm
 @pytest.mark.slow
 def test_a_cache_so_small_that_vllm_preempts_leaves_every_rollout_right(small_cache):
-    """What is preempted is computed again, also across an update. Each token keeps the log-probability and the version
-    of the parameters that sampled it."""
+    """What is preempted is computed again, also across an update. Each token keeps the
+    log-probability and the version of the parameters that sampled it."""
     engine, old, new, shared = small_cache
     prompts = [np.random.default_rng(i).integers(13, size=30).tolist() for i in range(48)]
     engine.add([Request(i, 0, prompt, (30, 12)[i % 2], (5, i)) for i, prompt in enumerate(prompts)])
@@ -400,25 +491,43 @@ def test_a_cache_so_small_that_vllm_preempts_leaves_every_rollout_right(small_ca
     engine.update(shared)
     while engine.unfinished:
         rollouts += engine.step()
-    assert len(rollouts) == len(prompts) and {rollout.interrupted for rollout in rollouts} == {False, True}
+    assert len(rollouts) == len(prompts) and {rollout.interrupted for rollout in rollouts} == {
+        False,
+        True,
+    }
     for rollout in rollouts:
         ends_as_it_should(rollout, engine.decoding)
         assert (np.diff(rollout.versions) >= 0).all()
         before = int((rollout.versions == 3).sum())
-        assert largest_error(up_to(rollout, before), plain_logprobs(old, up_to(rollout, before))) < 1e-4
+        assert (
+            largest_error(up_to(rollout, before), plain_logprobs(old, up_to(rollout, before)))
+            < 1e-4
+        )
         if before == 0:
             assert largest_error(rollout, plain_logprobs(new, rollout)) < 1e-4
 
 
 @needs_vllm
 @pytest.mark.slow
-def test_pitfall_14_what_a_full_cache_has_kept_from_beginning_begins_with_the_newest_parameters_alone(small_cache):
-    """One prompt of more than a block. Some of its completions are inside vLLM when the update comes, and have waited
-    for room in its cache: what those in flight have left of the prompt there is of older parameters."""
+def test_pitfall_14_what_a_full_cache_has_kept_from_beginning_begins_with_the_newest_parameters_alone(
+    small_cache,
+):
+    """One prompt of more than a block. Some of its completions are inside vLLM when the update
+    comes, and have waited for room in its cache: what those in flight have left of the prompt there
+    is of older parameters."""
     engine, _, new, shared = small_cache
     prompt = (list(range(13)) * 4)[:LONG]
-    others = [Request(i, 0, np.random.default_rng(i).integers(13, size=LONG).tolist(), 1, (5, i)) for i in range(5)]
-    engine.add([Request(9, 0, prompt, 30, (0, 0)), *others, *(Request(9, i, prompt, 30, (0, i)) for i in range(1, 30))])
+    others = [
+        Request(i, 0, np.random.default_rng(i).integers(13, size=LONG).tolist(), 1, (5, i))
+        for i in range(5)
+    ]
+    engine.add(
+        [
+            Request(9, 0, prompt, 30, (0, 0)),
+            *others,
+            *(Request(9, i, prompt, 30, (0, i)) for i in range(1, 30)),
+        ]
+    )
     rollouts = engine.step()
     assert waiting_inside(engine).count(False) > 2, "not begun, and waiting over the update"
     change(shared, new, version=4)
@@ -428,17 +537,22 @@ def test_pitfall_14_what_a_full_cache_has_kept_from_beginning_begins_with_the_ne
     assert len(rollouts) == 35
     begun_after = [rollout for rollout in rollouts if rollout.versions[0] == 4]
     assert len(begun_after) > 20
-    assert all(largest_error(rollout, plain_logprobs(new, rollout)) < 1e-4 for rollout in begun_after)
+    assert all(
+        largest_error(rollout, plain_logprobs(new, rollout)) < 1e-4 for rollout in begun_after
+    )
 
 
 @needs_vllm
 @pytest.mark.slow
 def test_the_command_evaluates_with_vllm_and_finds_the_same_pass_rate(tmp_path):
-    """mean@8 of the base model on 128 problems: within 4 standard deviations of a difference of two shares."""
+    """mean@8 of the base model on 128 problems: within 4 standard deviations of a difference of two
+    shares."""
     rates = {}
     for name in ("torch", "vllm"):
         log = tmp_path / f"{name}.jsonl"
-        assert run_generate(["--evaluate", "--samples", "8", "--engine", name, "--log", str(log)]) == 0
+        assert (
+            run_generate(["--evaluate", "--samples", "8", "--engine", name, "--log", str(log)]) == 0
+        )
         rates[name] = json.loads(log.read_text())["pass_rate"]
     share = np.mean(list(rates.values()))
     assert 0.05 < share < 0.3
@@ -466,7 +580,8 @@ def test_a_model_is_split_over_gpus_by_vllm_and_by_its_heads():
 
 @needs_vllm
 def test_on_a_gpu_vllm_sizes_its_own_cache(folders, monkeypatch):
-    """By its share of the memory, which is smaller beside a trainer; sequences are bounded by --slots alone."""
+    """By its share of the memory, which is smaller beside a trainer; sequences are bounded by
+    --slots alone."""
     import vllm
 
     class Seen(BaseException):
@@ -477,10 +592,16 @@ def test_on_a_gpu_vllm_sizes_its_own_cache(folders, monkeypatch):
 
     monkeypatch.setattr(vllm, "EngineArgs", seen)
     rules, given = decoding(load_tokenizer(folders["llama"])), []
-    for settings, shared in ((Settings(), False), (Settings(), True), (Settings(generator_memory=0.7), True)):
+    for settings, shared in (
+        (Settings(), False),
+        (Settings(), True),
+        (Settings(generator_memory=0.7), True),
+    ):
         chosen = dataclasses.replace(settings, engine="vllm", slots=77)
         with pytest.raises(Seen) as caught:
-            vllm_engine.make_llm_engine(engine_settings(chosen, ("cuda:0",), "model", rules, shared), 8192)
+            vllm_engine.make_llm_engine(
+                engine_settings(chosen, ("cuda:0",), "model", rules, shared), 8192
+            )
         given.append(caught.value.args[0])
     assert [arguments["gpu_memory_utilization"] for arguments in given] == [0.9, 0.4, 0.7]
     for arguments in given:
@@ -493,13 +614,19 @@ def test_on_a_gpu_vllm_sizes_its_own_cache(folders, monkeypatch):
 def test_what_vllm_cannot_do_is_said_in_one_sentence(models, folders, monkeypatch):
     def message(folder, **changes):
         with pytest.raises(NoEngine) as caught:
-            generate.make_engine(settings_of("vllm", folder, **changes))
+            generators.make_engine(settings_of("vllm", folder, **changes))
         assert "\n" not in str(caught.value)
         return str(caught.value)
 
     assert "takes heads of 32, 64, " in (text := message(models["llama"])) and "have 16" in text
-    assert "greater than the derived max_model_len" in message(folders["llama"], thinking_budget=1000)
+    assert "greater than the derived max_model_len" in message(
+        folders["llama"], thinking_budget=1000
+    )
     monkeypatch.setattr(vllm_engine, "CPU_CACHE", 2**16)
-    assert "raise or lower --generator-memory, or lower --thinking-budget or --slots" in message(folders["llama"])
+    assert "raise or lower --generator-memory, or lower --thinking-budget or --slots" in message(
+        folders["llama"]
+    )
     monkeypatch.setitem(sys.modules, "vllm", None)
-    assert "cannot be imported" in (text := message(folders["llama"])) and "requirements-vllm" in text
+    assert (
+        "cannot be imported" in (text := message(folders["llama"])) and "requirements-vllm" in text
+    )

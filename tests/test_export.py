@@ -1,4 +1,5 @@
-"""export.py: what it writes for each engine, what it says is not carried over, and one curve of two logs."""
+"""tools/export.py: what it writes for each engine, what it says is not carried over, and one curve of two
+logs."""
 
 import importlib.util
 import json
@@ -14,21 +15,22 @@ import pytest
 import torch
 import yaml
 
-import export
 import fit_curve
+from core.model import load_model, load_tokenizer, model_path
+from core.settings import Settings
 from data import Problem
 from loss import Recipe
 from machinery.checkpoints import write_checkpoint
 from machinery.folder import write_config
-from machinery.model import load_model, load_tokenizer, model_path
-from machinery.settings import Settings
+from tools import export
 
 ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
-    """The folder of a run with a checkpoint of step 4, whose log goes on to step 6. Its model is the first one."""
+    """The folder of a run with a checkpoint of step 4, whose log goes on to step 6. Its model is
+    the first one."""
     folder = tmp_path_factory.mktemp("runs") / "run"
     folder.mkdir()
     settings = Settings(
@@ -69,10 +71,14 @@ def test_the_folder_has_all_that_an_engine_needs(engine, run, tmp_path, capsys):
     config = parse((out / name).read_text())
     assert values(config) == (20, 8, 2e-4)  # the steps that are left
     checkpoint = run / "checkpoints" / "step-000004" / "model"
-    assert (out / "model" / "model.safetensors").read_bytes() == (checkpoint / "model.safetensors").read_bytes()
+    assert (out / "model" / "model.safetensors").read_bytes() == (
+        checkpoint / "model.safetensors"
+    ).read_bytes()
     assert max(line["step"] for line in read_lines(out / "log.jsonl")) == 4
     for text in (out / "README.md", out / name):
-        assert not re.search(r"\$[a-z{](?!oc\.env|trainer)", text.read_text()), "a placeholder is left"
+        assert not re.search(r"\$[a-z{](?!oc\.env|trainer)", text.read_text()), (
+            "a placeholder is left"
+        )
     said = capsys.readouterr().out
     assert "! --no-positive-resampling True; there: solved prompts come again" in said
     assert ("--length-control interruption; there: n" in said) == (engine != "trl")
@@ -121,9 +127,14 @@ def test_each_part_that_is_not_carried_over_is_named():
     recipe = Recipe(loss="gspo", asynchrony="ppo-2", aggregation="token", advantage_norm="none",
                     fp32_logits=False, no_positive_resampling=False, length_control="penalty")  # fmt: skip
     named = lambda **of_settings: {
-        engine: [text.split()[0] for text in export.warnings_of(engine, Settings(**of_settings))] for engine in CONFIGS
+        engine: [text.split()[0] for text in export.warnings_of(engine, Settings(**of_settings))]
+        for engine in CONFIGS
     }
-    left = {"trl": ["--asynchrony"], "verl": ["--asynchrony"], "prime-rl": ["--asynchrony", "--length-control"]}
+    left = {
+        "trl": ["--asynchrony"],
+        "verl": ["--asynchrony"],
+        "prime-rl": ["--asynchrony", "--length-control"],
+    }
     assert named(recipe=recipe) == left
     several = named(recipe=recipe, data=("a.csv", "b.csv"))
     assert several == {engine: ["--data", *parts] for engine, parts in left.items()}
@@ -142,8 +153,13 @@ def test_a_split_head_is_one_in_fp32_there(run, tmp_path, capsys):
 
 
 def test_a_system_prompt_is_in_verls_messages():
-    (system, user) = export.row_of(Problem("1+2=", "3", "data.tasks.arithmetic"), "Add.")["messages"]
-    assert (system, user) == ({"role": "system", "content": "Add."}, {"role": "user", "content": "1+2="})
+    (system, user) = export.row_of(Problem("1+2=", "3", "data.tasks.arithmetic"), "Add.")[
+        "messages"
+    ]
+    assert (system, user) == (
+        {"role": "system", "content": "Add."},
+        {"role": "user", "content": "1+2="},
+    )
 
 
 def test_wrong_commands_say_what_to_do(run, tmp_path):
@@ -175,7 +191,9 @@ def test_trl_has_our_loss_and_gradient(launch, run, tmp_path):
         capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     differences = [float(value) for value in re.findall(r"largest difference (\S+)", done.stdout)]
-    assert len(differences) == 1 + bool(launch) and max(differences) < 1e-5, done.stdout + done.stderr
+    assert len(differences) == 1 + bool(launch) and max(differences) < 1e-5, (
+        done.stdout + done.stderr
+    )
     assert done.stdout.count("gradient off by") == 27
 
 

@@ -30,8 +30,8 @@ from faults import (
 )
 
 import train
+from core.model import load_model
 from machinery.checkpoints import checkpoints
-from machinery.model import load_model
 from machinery.processes import Stop
 
 CPU = torch.device("cpu")
@@ -51,7 +51,7 @@ def saved_near_the_end(run: RealRun) -> None:
     assert reached - 2 <= saved_step(run) <= reached
 
 
-# --- a run goes on ----------------------------------------------------------------------------------------------------
+# --- a run goes on --------------------------------------------------------------------------------
 
 SYNCHRONOUS = ["--train-prompts", "20", "--validation-every", "3"]
 
@@ -65,8 +65,8 @@ def columns(folder: Path, steps: int) -> list[list]:
 
 
 def test_kill_9_and_resume_to_the_last_digit_and_a_killed_generator_is_replaced(tmp_path):
-    """A run beside one that is left alone. Its trainer is killed and resumed, and later its generator is killed.
-    PipelineRL-0 and PPO-off-policy-1 are the same thing."""
+    """A run beside one that is left alone. Its trainer is killed and resumed, and later its
+    generator is killed. PipelineRL-0 and PPO-off-policy-1 are the same thing."""
     alone = RealRun(tmp_path, *SYNCHRONOUS, "--steps", "6", "--asynchrony", "ppo-1", name="alone")
     run = RealRun(tmp_path, *SYNCHRONOUS, "--steps", "12", "--asynchrony", "pipeline-0")
     run.until_step(3)
@@ -85,21 +85,33 @@ def test_kill_9_and_resume_to_the_last_digit_and_a_killed_generator_is_replaced(
     check_log(run.folder, steps=12, validation_every=3)
     assert columns(run.folder, 6) == columns(alone.folder, 6)
     losses = {line["loss"] for line in log(alone.folder, "train")}
-    assert len(losses) > 3 and max(line["off_policyness_max"] for line in log(run.folder, "train")) == 0
+    assert (
+        len(losses) > 3
+        and max(line["off_policyness_max"] for line in log(run.folder, "train")) == 0
+    )
     assert nothing_left()
 
 
 @pytest.mark.slow
 def test_a_run_goes_on_after_all_else_that_can_go_wrong_beside_the_trainer(tmp_path):
-    """An exception in the engine, a generator that hangs, a reward that raises, one that hangs, and a step that is not
-    finite, one after the other."""
+    """An exception in the engine, a generator that hangs, a reward that raises, one that hangs, and
+    a step that is not finite, one after the other."""
     folder = project(
         tmp_path,
-        generate=faulty_engine(exception=RAISES, hang=HANGS),
+        core__torch_engine=faulty_engine(exception=RAISES, hang=HANGS),
         data__tasks__arithmetic=faulty_reward(reward_raises=RAISES, reward_hangs=HANGS),
         loss=faulty_loss(call=4),
     )
-    flags = ["--steps", "10", "--validation-every", "5", "--wait-timeout", "30", "--verifier-time-limit", "2"]
+    flags = [
+        "--steps",
+        "10",
+        "--validation-every",
+        "5",
+        "--wait-timeout",
+        "30",
+        "--verifier-time-limit",
+        "2",
+    ]
     run = RealRun(folder, *flags)
     run.end_well()
     printed = run.text()
@@ -110,13 +122,17 @@ def test_a_run_goes_on_after_all_else_that_can_go_wrong_beside_the_trainer(tmp_p
     assert printed.count("no verdict on") == 1
     skipped = [line for line in log(run.folder, "train") if line["skipped"]]
     assert len(skipped) == 1 and skipped[0]["loss"] is None
-    assert f"the loss or the gradient of step {skipped[0]['step']} is not finite. The step is skipped" in printed
+    assert (
+        f"the loss or the gradient of step {skipped[0]['step']} is not finite. The step is skipped"
+        in printed
+    )
     model = load_model(str(run.folder / "model"), CPU, torch.float32)
     assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
 
 
 def test_generators_that_keep_failing_end_the_run_with_a_checkpoint(models, tmp_path):
-    """The loop, on batches that a test has made; that the feed gives up is tested in test_feed.py."""
+    """The loop, on batches that a test has made; that the feed gives up is tested in
+    test_feed.py."""
 
     class Failing(steps.GivenGroups):
         def batch(self, step):
@@ -126,21 +142,25 @@ def test_generators_that_keep_failing_end_the_run_with_a_checkpoint(models, tmp_
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(steps, "GivenGroups", Failing)
         batches = [steps.batch_of_groups() for _ in range(3)]
-        head, _ = steps.train_on(steps.settings(steps=9, validation_every=2), models["llama"], batches, tmp_path)
+        head, _ = steps.train_on(
+            steps.settings(steps=9, validation_every=2), models["llama"], batches, tmp_path
+        )
     assert head.over() and head.failure == "generator 0 has failed" and not head.stop.asked()
     assert last_step(tmp_path) == steps.FIRST + 3 and log(tmp_path, "end") == []
     assert [path.name for path in checkpoints(tmp_path)] == [f"step-{steps.FIRST + 3:06d}"]
 
 
-# --- the trainer ends -------------------------------------------------------------------------------------------------
+# --- the trainer ends -----------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_when_a_rank_dies_or_raises_or_the_disk_is_full_the_run_ends_and_goes_on_from_the_last_checkpoint(tmp_path):
+def test_when_a_rank_dies_or_raises_or_the_disk_is_full_the_run_ends_and_goes_on_from_the_last_checkpoint(
+    tmp_path,
+):
     """One after the other; the log at the end is that of one run."""
     folder = project(
         tmp_path,
-        machinery__policy="_micro_batches = micro_batches\n"
+        core__policy="_micro_batches = micro_batches\n"
         "def micro_batches(*arguments):\n"
         "    if arguments[4] == 1 and __import__('os').path.exists('now'): raise RuntimeError('this rank broke')\n"
         "    return _micro_batches(*arguments)\n",
@@ -152,7 +172,9 @@ def test_when_a_rank_dies_or_raises_or_the_disk_is_full_the_run_ends_and_goes_on
     run.kill(rank)
     assert run.end() == 1  # and no process is left
     printed = run.text()
-    assert "a process of the trainer has failed, and the run ends" in printed and "SIGKILL" in printed
+    assert (
+        "a process of the trainer has failed, and the run ends" in printed and "SIGKILL" in printed
+    )
     assert hint in printed and nothing_left()
     saved_near_the_end(run)
 
@@ -166,7 +188,9 @@ def test_when_a_rank_dies_or_raises_or_the_disk_is_full_the_run_ends_and_goes_on
 
     run = RealRun(folder, "--resume", "runs/run", "--trainers", "1")
     run.until(lambda: "devices:" in run.text())
-    resource.prlimit(run.process.pid, resource.RLIMIT_FSIZE, (400_000, 400_000))  # a checkpoint's model is larger
+    resource.prlimit(
+        run.process.pid, resource.RLIMIT_FSIZE, (400_000, 400_000)
+    )  # a checkpoint's model is larger
     assert run.end() == 1
     printed = run.text()
     assert "error: the run's folder cannot be written" in printed and "File too large" in printed
@@ -183,7 +207,8 @@ def test_when_a_rank_dies_or_raises_or_the_disk_is_full_the_run_ends_and_goes_on
 
 
 def test_a_mistake_of_rank_0_shows_its_traceback_and_how_to_resume(tmp_path, monkeypatch):
-    """It is not taken for a mistake of the user, which would be one sentence. The hint needs a checkpoint."""
+    """It is not taken for a mistake of the user, which would be one sentence. The hint needs a
+    checkpoint."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Stop, "listen", lambda _: None)  # the handlers of this process stay
 
@@ -195,7 +220,9 @@ def test_a_mistake_of_rank_0_shows_its_traceback_and_how_to_resume(tmp_path, mon
     monkeypatch.setattr(train, "train", mistake)
     hint = "; python train.py --resume runs/saved goes on from the last checkpoint"
     for name, message in (("none", ""), ("saved", hint)):
-        with pytest.raises(RuntimeError, match=f"^the run has failed, as said above{message}$") as failed:
+        with pytest.raises(
+            RuntimeError, match=f"^the run has failed, as said above{message}$"
+        ) as failed:
             steps.run_train(["--name", name, *TINY])
         assert isinstance(failed.value.__cause__, IndexError)
 
@@ -207,18 +234,28 @@ def test_sigterm_is_called_by_its_name():
     assert stop.asked() and stop.name == "SIGTERM" and 128 + stop.number == 143
 
 
-# --- the user ends it -------------------------------------------------------------------------------------------------
+# --- the user ends it -----------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 def test_ctrl_c_saves_what_there_is(tmp_path):
-    """The signal goes to the whole process group, as from a terminal. The run has another recipe and two ranks."""
-    run = RealRun(tmp_path, *FOREVER, "--checkpoint-every", "1000", "--recipe", "base", "--trainers", "2")
+    """The signal goes to the whole process group, as from a terminal. The run has another recipe
+    and two ranks."""
+    run = RealRun(
+        tmp_path, *FOREVER, "--checkpoint-every", "1000", "--recipe", "base", "--trainers", "2"
+    )
     run.until_step(2)
     os.killpg(run.process.pid, signal.SIGINT)
     assert run.end() == 128 + signal.SIGINT
-    assert "stopped by Ctrl-C; python train.py --resume runs/run goes on from the last checkpoint" in run.text()
-    assert "Traceback" not in run.text() and "is replaced" not in run.text() and "error" not in run.text()
+    assert (
+        "stopped by Ctrl-C; python train.py --resume runs/run goes on from the last checkpoint"
+        in run.text()
+    )
+    assert (
+        "Traceback" not in run.text()
+        and "is replaced" not in run.text()
+        and "error" not in run.text()
+    )
     assert saved_step(run) == last_step(run.folder) and log(run.folder, "end") == []
     load_model(str(run.folder / "model"), CPU, torch.float32)
     assert nothing_left()
@@ -244,7 +281,10 @@ def test_a_second_signal_stops_at_once_and_keeps_the_last_checkpoint(tmp_path):
     assert run.process.is_alive()
     os.kill(run.process.pid, signal.SIGTERM)
     assert run.end(20) == 143
-    assert "stopped at once; python train.py --resume runs/run" in run.text() and "Traceback" not in run.text()
+    assert (
+        "stopped at once; python train.py --resume runs/run" in run.text()
+        and "Traceback" not in run.text()
+    )
     assert 2 <= saved_step(run) <= last_step(run.folder)
 
 
@@ -253,7 +293,7 @@ def test_help_and_wrong_flags_are_answered_before_the_long_imports(tmp_path):
     """transformers takes most of the seconds that a start takes."""
     program = """
 import runpy, sys
-for script in ("train.py", "generate.py", "study.py"):
+for script in ("train.py", "generate.py", "tools/study.py"):
     for flags in (["--help"], ["--stepz", "3"], ["loo", "--stepz", "3"]):
         sys.argv = [script, *flags]
         try:
@@ -266,15 +306,21 @@ for script in ("train.py", "generate.py", "study.py"):
         cwd=tmp_path, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     ends = [line for line in ran.stdout.split("\n") if line.endswith(("True", "False"))]
-    scripts = ("train.py", "generate.py", "study.py")
-    assert ends == [f"{script} {status} False" for script in scripts for status in (0, 2, 2)], ran.stderr
-    assert ran.stdout.count("--learning-rate") >= 1 and ran.stderr.count("did you mean --steps?") >= 2
+    scripts = ("train.py", "generate.py", "tools/study.py")
+    assert ends == [f"{script} {status} False" for script in scripts for status in (0, 2, 2)], (
+        ran.stderr
+    )
+    assert (
+        ran.stdout.count("--learning-rate") >= 1 and ran.stderr.count("did you mean --steps?") >= 2
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("script", ["train.py", "generate.py"])
 def test_ctrl_c_during_the_imports_is_quiet(tmp_path, script):
-    started = subprocess.Popen([sys.executable, ROOT / script], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    started = subprocess.Popen(
+        [sys.executable, ROOT / script], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    )
     time.sleep(0.7)
     started.send_signal(signal.SIGINT)
     error = started.communicate(timeout=60)[1]
@@ -287,7 +333,9 @@ def test_ctrl_c_before_the_first_step_leaves_the_name_free(tmp_path, monkeypatch
     """While the generators start."""
     monkeypatch.chdir(tmp_path)
     listen = Stop.listen
-    monkeypatch.setattr(Stop, "listen", lambda stop: (listen(stop), os.kill(os.getpid(), signal.SIGINT)))
+    monkeypatch.setattr(
+        Stop, "listen", lambda stop: (listen(stop), os.kill(os.getpid(), signal.SIGINT))
+    )
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         assert steps.run_train(["--name", "mine", *TINY]) == 130

@@ -1,5 +1,5 @@
-"""The feed: which prompt comes next, who is given it, what comes back, and what a resumed run goes on with. Generators
-and verifiers are stand-ins here that answer in this process."""
+"""The feed: which prompt comes next, who is given it, what comes back, and what a resumed run goes
+on with. Generators and verifiers are stand-ins here that answer in this process."""
 
 import dataclasses
 import itertools
@@ -15,21 +15,21 @@ import numpy as np
 import pytest
 import torch
 
+import core.feed
 import loss
-import machinery.feed
+from core.decoding import make_decoding
+from core.engine import EngineSettings
+from core.feed import Feed, PromptOrder, Prompts
+from core.generators import Generator, GeneratorFailed, discard, read_reports, start_generator
+from core.rollouts import Report, Rollout
+from core.settings import Settings
 from data import Problem
 from data.load import Source
 from data.verify import Verdict
 from docs.make_base import make_tokenizer
 from loss import Recipe
-from machinery.decoding import make_decoding
-from machinery.engine import EngineSettings
-from machinery.feed import Feed, PromptOrder, Prompts
-from machinery.generators import Generator, GeneratorFailed, discard, read_reports, start_generator
-from machinery.rollouts import Report, Rollout
-from machinery.settings import Settings
 
-# --- prompts ----------------------------------------------------------------------------------------------------------
+# --- prompts --------------------------------------------------------------------------------------
 
 
 def test_every_prompt_comes_once_an_epoch_in_a_new_order():
@@ -42,8 +42,8 @@ def test_every_prompt_comes_once_an_epoch_in_a_new_order():
 
 
 def test_no_two_draws_of_a_run_have_the_same_noise():
-    """Two sources of one size have orders of their own, and no order is drawn as the noise of a completion is, though
-    numpy ignores zeros at the end of a seed."""
+    """Two sources of one size have orders of their own, and no order is drawn as the noise of a
+    completion is, though numpy ignores zeros at the end of a seed."""
     orders = [PromptOrder(100, 0, Recipe(), source).order.tolist() for source in (0, 1)]
     assert orders[0] != orders[1]
     feed = StandInFeed("ppo-1", numbers=(100,))
@@ -100,7 +100,7 @@ def test_the_order_of_prompts_goes_on_where_it_was():
     assert [resumed.next() for _ in range(20)] == [alone.next() for _ in range(20)]
 
 
-# --- reports ----------------------------------------------------------------------------------------------------------
+# --- reports --------------------------------------------------------------------------------------
 
 
 class Quiet:
@@ -154,12 +154,18 @@ def tells(engine, parameters, work, reports):
 def test_a_generator_is_started_among_its_own_gpus(monkeypatch):
     """It never sees others, whatever its imports ask CUDA; the trainer sees all of them again."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    cases = [(None, ("cuda:2",), "2"), ("4,GPU-a1b2,6", ("cuda:1", "cuda:2"), "GPU-a1b2,6"), ("", ("cpu",), "")]
+    cases = [
+        (None, ("cuda:2",), "2"),
+        ("4,GPU-a1b2,6", ("cuda:1", "cuda:2"), "GPU-a1b2,6"),
+        ("", ("cpu",), ""),
+    ]
     generators = []
     for visible, devices, _ in cases:
         if visible is not None:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        generators.append(start_generator(0, tells, EngineSettings("model", devices, "float32", 1, 8, None), None))
+        generators.append(
+            start_generator(0, tells, EngineSettings("model", devices, "float32", 1, 8, None), None)
+        )
         assert os.environ.get("CUDA_VISIBLE_DEVICES") == visible
     for generator, (_, devices, seen) in zip(generators, cases):
         seen_as = tuple(f"cuda:{i}" for i in range(len(devices))) if seen else ("cpu",)
@@ -168,11 +174,12 @@ def test_a_generator_is_started_among_its_own_gpus(monkeypatch):
         discard(generator)
 
 
-# --- the feed, with stand-ins -----------------------------------------------------------------------------------------
+# --- the feed, with stand-ins ---------------------------------------------------------------------
 
 
 class StandIn:
-    """Process and both queues of a generator, which samples a few of its requests whenever it is asked for reports."""
+    """Process and both queues of a generator, which samples a few of its requests whenever it is
+    asked for reports."""
 
     name, exitcode = "generator 0 on cpu", -9
 
@@ -194,7 +201,15 @@ class StandIn:
 
     def rollout(self, request):
         versions = np.full(2, self.parameters.version, np.int32)
-        return Rollout(request, np.array([1, 0], np.int32), np.ones(2, bool), np.zeros(2), versions, False, False)
+        return Rollout(
+            request,
+            np.array([1, 0], np.int32),
+            np.ones(2, bool),
+            np.zeros(2),
+            versions,
+            False,
+            False,
+        )
 
     def is_alive(self):
         return not self.dead
@@ -209,7 +224,9 @@ class Judges:
         self.solved, self.verdicts = solved, []
 
     def submit(self, items):
-        self.verdicts += [(key, Verdict(problem.prompt in self.solved)) for key, problem, _ in items]
+        self.verdicts += [
+            (key, Verdict(problem.prompt in self.solved)) for key, problem, _ in items
+        ]
 
     def results(self):
         given, self.verdicts = self.verdicts, []
@@ -220,20 +237,38 @@ class Judges:
 
 
 class StandInFeed(Feed):
-    def __init__(self, asynchrony, numbers=(40,), solved=(), seed=0, generators=2, state=None, version=0, **changes):
+    def __init__(
+        self,
+        asynchrony,
+        numbers=(40,),
+        solved=(),
+        seed=0,
+        generators=2,
+        state=None,
+        version=0,
+        **changes,
+    ):
         """numbers: of prompts of each source; of several, the first has three times the weight."""
-        chosen = Settings(prompts_per_step=3, completions_per_prompt=2, validation_samples=2, slots=8, **changes)
+        chosen = Settings(
+            prompts_per_step=3, completions_per_prompt=2, validation_samples=2, slots=8, **changes
+        )
         chosen = dataclasses.replace(chosen, recipe=loss.Recipe(asynchrony=asynchrony))
         sources = []
         for s, number in enumerate(numbers):
-            problems = [Problem(f"{s}+{i}=", "", "data.tasks.arithmetic") for i in range(number + 4)]
-            sources.append(Source(str(s), 3.0 if s == 0 else 1.0, problems[:number], problems[number:]))
+            problems = [
+                Problem(f"{s}+{i}=", "", "data.tasks.arithmetic") for i in range(number + 4)
+            ]
+            sources.append(
+                Source(str(s), 3.0 if s == 0 else 1.0, problems[:number], problems[number:])
+            )
         tokenizer = make_tokenizer()
         ids = {p.prompt: [1, 2] for source in sources for p in source.train + source.validation}
         prompts = Prompts(sources, ids, tokenizer, make_decoding(tokenizer, chosen))
         parameters = SimpleNamespace(version=version)
         engines = [SimpleNamespace(devices=("cpu",))] * generators
-        super().__init__(chosen, prompts, engines, parameters, None, lambda: False, json.loads(json.dumps(state)))
+        super().__init__(
+            chosen, prompts, engines, parameters, None, lambda: False, json.loads(json.dumps(state))
+        )
         self.rng = random.Random(seed)
         self.generators = [self._start(number) for number in range(generators)]
         self.verifiers = Judges(solved)
@@ -259,7 +294,8 @@ def make_steps(feed, first, last):
 @pytest.mark.parametrize("asynchrony", ["pipeline-0", "pipeline-2", "pipeline-8", "ppo-1", "ppo-3"])
 @pytest.mark.parametrize("seed", range(4))
 def test_no_token_is_older_than_its_group_and_no_group_older_than_k(asynchrony, seed):
-    """In whatever order completions come back; and the bound is used: of PipelineRL-k some are old."""
+    """In whatever order completions come back; and the bound is used: of PipelineRL-k some are
+    old."""
     trained = make_steps(StandInFeed(asynchrony, numbers=(400,), seed=seed), 0, 24)
     most, ages = loss.most_off_policy(asynchrony), []
     for step, groups in enumerate(trained):
@@ -277,14 +313,17 @@ def test_no_token_is_older_than_its_group_and_no_group_older_than_k(asynchrony, 
 
 @pytest.mark.parametrize("asynchrony", ["pipeline-2", "ppo-3", "ppo-1"])
 def test_pitfall_16_no_prompt_comes_twice_or_is_lost_when_a_run_is_resumed(asynchrony):
-    """From a checkpoint of any step, for ppo-3 also in the middle of what one policy sampled, and again from one of the
-    resumed run: the prompts trained on and those under way are the first of the epoch, each once."""
+    """From a checkpoint of any step, for ppo-3 also in the middle of what one policy sampled, and
+    again from one of the resumed run: the prompts trained on and those under way are the first of
+    the epoch, each once."""
     expected = PromptOrder(90, seed=0, recipe=Recipe()).order.tolist()
     for stop, again in itertools.product(range(1, 7), (0, 1, 3)):
         feed = StandInFeed(asynchrony, numbers=(90,), seed=stop)
         trained = make_steps(feed, 0, stop)
         for last in (stop + again, stop + again + 4):
-            resumed = StandInFeed(asynchrony, numbers=(90,), seed=last, state=feed.state(), version=stop)
+            resumed = StandInFeed(
+                asynchrony, numbers=(90,), seed=last, state=feed.state(), version=stop
+            )
             trained, feed = trained + make_steps(resumed, stop, last), resumed
             stop = last
         prompts = [group.problem_index for groups in trained for group in groups]
@@ -301,7 +340,9 @@ def test_a_solved_prompt_does_not_come_again_when_the_run_is_resumed():
     make_steps(feed, 0, 10)  # one epoch
     assert feed.orders[0].retired == {*range(0, 30, 2)}
     resumed = StandInFeed("ppo-1", numbers=(30,), solved=solved, state=feed.state(), version=10)
-    assert {group.problem_index for groups in make_steps(resumed, 10, 15) for group in groups} == {*range(1, 30, 2)}
+    assert {group.problem_index for groups in make_steps(resumed, 10, 15) for group in groups} == {
+        *range(1, 30, 2)
+    }
 
 
 def test_sources_are_drawn_from_by_their_weights():
@@ -321,22 +362,29 @@ def test_a_batch_is_nothing_when_every_prompt_is_retired():
     [(lambda i: True, 0, True), (lambda i: i > 0, 0, False), (lambda i: True, 4, False)],
     ids=["all", "all but one", "all but four truncated ones"],
 )
-def test_a_batch_or_a_validation_without_any_verdict_ends_the_run_and_says_why(failing, truncated, over, monkeypatch):
+def test_a_batch_or_a_validation_without_any_verdict_ends_the_run_and_says_why(
+    failing, truncated, over, monkeypatch
+):
     feed = StandInFeed("ppo-1")
     submit, rollout = feed.verifiers.submit, StandIn.rollout
-    cut = lambda self, r: dataclasses.replace(rollout(self, r), truncated=2 * r.group + r.index < truncated)
+    cut = lambda self, r: dataclasses.replace(
+        rollout(self, r), truncated=2 * r.group + r.index < truncated
+    )
     monkeypatch.setattr(StandIn, "rollout", cut)
 
     def fail(items):
         submit(items)
         failed = Verdict(0.0, "error", "ZeroDivisionError: division by zero (mine.py, line 7)")
         feed.verifiers.verdicts = [
-            (key, failed if failing(i) else verdict) for i, (key, verdict) in enumerate(feed.verifiers.verdicts)
+            (key, failed if failing(i) else verdict)
+            for i, (key, verdict) in enumerate(feed.verifiers.verdicts)
         ]
 
     feed.verifiers.submit = fail
     assert (feed.validate(0) is None) == over
-    assert ("none of 8 completions got a verdict; the first, error: ZeroDivi" in feed.failure) == over
+    assert (
+        "none of 8 completions got a verdict; the first, error: ZeroDivi" in feed.failure
+    ) == over
     feed.failure = ""
     assert (feed.batch(0) is None) == over
     assert ("line 7)" in feed.failure) == over
@@ -347,13 +395,16 @@ def test_work_in_flight_that_was_miscounted_is_said_and_not_taken_for_the_end(mo
     """Fewer groups than a step takes are handed out, by a mistake: to wait would be for ever."""
     feed = StandInFeed("pipeline-2")
     monkeypatch.setattr(loss, "groups_ahead", lambda *_: ahead)
-    with pytest.raises(RuntimeError, match=f"but {ahead} finished ones, too few for step 0.* was miscounted"):
+    with pytest.raises(
+        RuntimeError, match=f"but {ahead} finished ones, too few for step 0.* was miscounted"
+    ):
         feed.batch(0)
     assert not feed.exhausted and not feed.failure
 
 
 def test_a_validation_goes_before_what_waits_and_leaves_it_alone():
-    """All held-out problems with a seed of their own for each step; what was under way is still trained on."""
+    """All held-out problems with a seed of their own for each step; what was under way is still
+    trained on."""
     feed = StandInFeed("pipeline-2", numbers=(40, 20))
     make_steps(feed, 0, 2)
     under_way = {*feed.under_way}
@@ -361,9 +412,13 @@ def test_a_validation_goes_before_what_waits_and_leaves_it_alone():
     seeds = []
     for _ in range(2):
         groups = feed.validate(2)
-        assert [(group.source, group.problem_index) for group in groups] == [(s, p) for s in (0, 1) for p in range(4)]
+        assert [(group.source, group.problem_index) for group in groups] == [
+            (s, p) for s in (0, 1) for p in range(4)
+        ]
         assert all(group.finished and len(group.requests) == 2 for group in groups)
-        assert all(rollout.versions.min() == 2 for group in groups for rollout in group.rollouts.values())
+        assert all(
+            rollout.versions.min() == 2 for group in groups for rollout in group.rollouts.values()
+        )
         seeds.append([request.seed for group in groups for request in group.requests])
         assert {*feed.under_way} == under_way and not feed.validating
     assert seeds[0] == seeds[1] and len({*seeds[0]}) == 16
@@ -376,13 +431,20 @@ def test_what_a_generator_has_not_finished_is_done_by_the_one_that_replaces_it(c
     make_steps(feed, 0, 2)
     feed._hand_out(2)
     victim = feed.generators[0]
-    own = {group.number for group in feed.under_way.values() if group.generator == 0 and not group.finished}
+    own = {
+        group.number
+        for group in feed.under_way.values()
+        if group.generator == 0 and not group.finished
+    }
     assert own
     victim.process.dead = True
     trained = make_steps(feed, 2, 8)
     assert own <= {group.number for groups in trained for group in groups}
     assert feed.generators[0] is not victim and feed.restarts == 1
-    assert "ended by signal 9" in (said := capsys.readouterr().err) and "(1 of --max-restarts 2)" in said
+    assert (
+        "ended by signal 9" in (said := capsys.readouterr().err)
+        and "(1 of --max-restarts 2)" in said
+    )
 
     feed.generators[1].process.dead = True  # it takes its share of a validation with it
     calls = itertools.count()
@@ -392,11 +454,17 @@ def test_what_a_generator_has_not_finished_is_done_by_the_one_that_replaces_it(c
 
 
 @pytest.mark.parametrize("device", ["cuda:0", "cuda:1", "cpu"])
-def test_where_one_gpu_does_both_the_trainer_makes_room_for_a_new_generator_and_waits(monkeypatch, device):
+def test_where_one_gpu_does_both_the_trainer_makes_room_for_a_new_generator_and_waits(
+    monkeypatch, device
+):
     feed, given_back = StandInFeed("pipeline-2", generators=1, max_restarts=2), []
     feed.engines = [SimpleNamespace(devices=(device,))]
-    monkeypatch.setattr(machinery.feed, "devices_here", lambda _: (None, ["cpu" if device == "cpu" else "cuda:0"]))
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given_back.append(feed.generators[0].process.dead))
+    monkeypatch.setattr(
+        core.feed, "devices_here", lambda _: (None, ["cpu" if device == "cpu" else "cuda:0"])
+    )
+    monkeypatch.setattr(
+        torch.cuda, "empty_cache", lambda: given_back.append(feed.generators[0].process.dead)
+    )
     make_steps(feed, 0, 2)
     feed._hand_out(2)
     start = feed._start
@@ -408,7 +476,9 @@ def test_where_one_gpu_does_both_the_trainer_makes_room_for_a_new_generator_and_
 
     feed._start, feed.generators[0].process.dead = fails_once, True
     assert feed._take_in(wait=False)
-    if device == "cuda:0":  # it has reported; the second had never been ready, and was replaced all the same
+    if (
+        device == "cuda:0"
+    ):  # it has reported; the second had never been ready, and was replaced all the same
         assert given_back == [True, True] and feed.restarts == 2 and feed.generators[0].slots == 8
     else:
         assert given_back == [] and feed.restarts == 1

@@ -24,7 +24,8 @@ from curve.least_squares import fit_power_law
 from curve.report import describe, report
 
 SCRIPT = Path(fit_curve.__file__)
-# Table 1 of the paper: C_mid in GPU-hours, B, A; and R0, about .40 for the 8B model and .51 for Scout
+# Table 1 of the paper: C_mid in GPU-hours, B, A; and R0, about .40 for the 8B model and .51 for
+# Scout
 TABLE_1 = {
     "ScaleRL": (2542, 1.92, 0.610, 0.40),
     "32k": (11272, 1.89, 0.645, 0.40),
@@ -40,7 +41,9 @@ TABLE_1 = {
 EARLY_X = np.linspace(1500, 50000, 60)
 
 
-def run_of(A=0.7, B=1.8, C_mid=100.0, R0=0.2, n=41, last=600.0, noise=0.01, seed=0, correlation=0.0):
+def run_of(
+    A=0.7, B=1.8, C_mid=100.0, R0=0.2, n=41, last=600.0, noise=0.01, seed=0, correlation=0.0
+):
     """A simulated run: x (n,) from 0, y (n,) with AR(1) noise."""
     random, x = np.random.default_rng(seed), np.linspace(0, last, n)
     shocks = random.standard_normal(n)
@@ -50,7 +53,9 @@ def run_of(A=0.7, B=1.8, C_mid=100.0, R0=0.2, n=41, last=600.0, noise=0.01, seed
 
 
 def write_csv(path, x, y, header="compute_flops,pass_rate"):
-    path.write_text("\n".join([header, *(f"{float(a)!r},{float(b)!r}" for a, b in zip(x, y))]) + "\n")
+    path.write_text(
+        "\n".join([header, *(f"{float(a)!r},{float(b)!r}" for a, b in zip(x, y))]) + "\n"
+    )
     return path
 
 
@@ -66,7 +71,7 @@ def command(*arguments, capsys):
     return stop.value.code, captured.out, captured.err
 
 
-# --- the curve ------------------------------------------------------------------------------------------------------
+# --- the curve ------------------------------------------------------------------------------------
 
 
 def test_recovers_the_published_parameters():
@@ -88,7 +93,10 @@ def test_least_squares_reaches_the_bottom_of_the_valley():
             f = fit_sigmoid(x, y, r0)
 
             def residual(p, f=f, others=others, y=y):
-                return sigmoid(f.x, p[0], np.exp(p[1]), np.exp(p[2]), p[3] if others == 4 else y[0]) - f.y
+                return (
+                    sigmoid(f.x, p[0], np.exp(p[1]), np.exp(p[2]), p[3] if others == 4 else y[0])
+                    - f.y
+                )
 
             best = min(
                 least_squares(residual, [0.7, np.log(B), np.log(mid), 0.2][:others]).cost * 2
@@ -102,9 +110,16 @@ def test_fit_window_and_source_of_R0():
     x, y = run_of()
     f = fit_sigmoid(x, y, fit_from=100, fit_to=400)
     assert f.x[0] >= 100 and f.C_max <= 400 and f.R0 == y[0]
-    assert fit_sigmoid(x, y, 0.25).R0 == 0.25 and fit_sigmoid(x, y, 0.25).interval["R0"] == (0.25, 0.25)
+    assert fit_sigmoid(x, y, 0.25).R0 == 0.25 and fit_sigmoid(x, y, 0.25).interval["R0"] == (
+        0.25,
+        0.25,
+    )
     free = fit_sigmoid(x, y, "free")
-    assert len(free.x) == len(x) and free.interval["R0"][0] < 0.2 < free.interval["R0"][1] and free.R0 != y[0]
+    assert (
+        len(free.x) == len(x)
+        and free.interval["R0"][0] < 0.2 < free.interval["R0"][1]
+        and free.R0 != y[0]
+    )
     late = Series("late", x[1:], y[1:]), fit_sigmoid(x[1:], y[1:])
     assert "the first point, at 15: --r0 can say better" in describe(*late, report(*late))
 
@@ -113,31 +128,36 @@ def test_the_window_hardly_moves_A_of_the_sigmoid_but_that_of_the_power_law():
     """The paper's window experiment (A.5), on its own 100k-hour curve."""
     C_mid, B, A, R0 = TABLE_1["batch 2048"]
     y = sigmoid(EARLY_X, A, B, C_mid, R0)
-    laws = [fit_power_law(EARLY_X[EARLY_X >= start], y[EARLY_X >= start])[0] for start in (1500, 5000)]
+    laws = [
+        fit_power_law(EARLY_X[EARLY_X >= start], y[EARLY_X >= start])[0] for start in (1500, 5000)
+    ]
     curves = [fit_sigmoid(EARLY_X, y, R0, fit_from=start).A for start in (1500, 5000)]
     assert 0.95 < laws[0] <= 1 and 0.69 < laws[1] < 0.78  # the paper: 1.0 and .74
     assert np.allclose(curves, A, atol=1e-3)
 
 
-# --- the intervals --------------------------------------------------------------------------------------------------
+# --- the intervals --------------------------------------------------------------------------------
 
 
 def test_ends_of_the_interval_of_A_are_where_the_profile_crosses():
-    """Against SciPy: with A held at an end, the squared error is the least plus the allowed excess."""
+    """Against SciPy: with A held at an end, the squared error is the least plus the allowed
+    excess."""
     from scipy.optimize import least_squares
 
     x, y = run_of(noise=0.015)
     f = fit_sigmoid(x, y, 0.2)
     excess = allowed_excess(f.squares, len(f.x) - 3, f.correlation)
     for end in f.interval["A"]:
-        solution = least_squares(lambda p, end=end: sigmoid(f.x, end, *np.exp(p), 0.2) - f.y, np.log([f.B, f.C_mid]))
+        solution = least_squares(
+            lambda p, end=end: sigmoid(f.x, end, *np.exp(p), 0.2) - f.y, np.log([f.B, f.C_mid])
+        )
         best = 2 * solution.cost
         assert (best - f.squares) / excess == pytest.approx(1, rel=0.03)
 
 
 def test_intervals_hold_the_truth_over_many_draws():
-    """The simulation of benchmarks/fit.py in small: correlated neighbours, noisy R0. At 95 %, fewer than 33 of 40 hold
-    the truth less than once in 1,000."""
+    """The simulation of benchmarks/fit.py in small: correlated neighbours, noisy R0. At 95 %, fewer
+    than 33 of 40 hold the truth less than once in 1,000."""
     truth, hits = {"A": 0.7, "B": 1.8, "C_mid": 100.0}, []
     for seed in range(40):
         x, y = run_of(seed=seed, correlation=0.4, n=61, last=500)
@@ -155,7 +175,7 @@ def test_intervals_hold_the_truth_over_many_draws():
     assert plain <= A - 3  # without the correction the interval is too narrow
 
 
-# --- what the data does not carry -----------------------------------------------------------------------------------
+# --- what the data does not carry -----------------------------------------------------------------
 
 
 def test_a_run_short_of_its_midpoint_has_no_asymptote(capsys, tmp_path):
@@ -212,11 +232,14 @@ def test_the_outlook_while_a_run_goes_on():
     words = f"A {f.A:.2f} [{low:.2f}, {high:.2f}], 2x compute {f.predict(1200.0) - f.predict(600.0):+.2f}"
     assert outlook(Series("run", x, y)) == words
     early = fit_sigmoid(x[:9], y[:9])
-    assert not early.identified and outlook(Series("run", x[:9], y[:9])) == f"A > {early.interval['A'][0]:.2f}"
+    assert (
+        not early.identified
+        and outlook(Series("run", x[:9], y[:9])) == f"A > {early.interval['A'][0]:.2f}"
+    )
     assert outlook(Series("run", x[:6], y[:6])) == outlook(Series("run", x, np.full(41, 0.3))) == ""
 
 
-# --- comparisons ----------------------------------------------------------------------------------------------------
+# --- comparisons ----------------------------------------------------------------------------------
 
 
 def group(seeds=(0,), **curve):
@@ -227,7 +250,13 @@ def test_verdicts():
     cases = [
         (dict(A=0.75), dict(A=0.65), "ceiling", "one", "one raises the ceiling"),
         (dict(A=0.65), dict(A=0.75), "ceiling", "two", "two raises the ceiling"),
-        (dict(B=1.2, noise=0.002), dict(B=2.8, noise=0.002), "efficiency", "two", "two is more efficient"),
+        (
+            dict(B=1.2, noise=0.002),
+            dict(B=2.8, noise=0.002),
+            "efficiency",
+            "two",
+            "two is more efficient",
+        ),
         (dict(C_mid=60.0), dict(C_mid=110.0), "efficiency", "one", "one is more efficient"),
         (dict(A=0.7), dict(A=0.71), "none", None, "no difference that this data shows"),
         (dict(last=100.0), dict(), "unknown", None, "does not identify A of one"),
@@ -241,25 +270,43 @@ def test_verdicts():
 
 
 def test_runs_that_show_no_ceiling_are_compared_in_efficiency_alone():
-    """As they are when all end near 1; runs that end before their middle are not compared at all."""
+    """As they are when all end near 1; runs that end before their middle are not compared at
+    all."""
 
     def fits(C_mid, last=300.0):
-        runs = [run_of(A=1.0, B=1.5, C_mid=C_mid, R0=0.1, n=21, last=last, noise=0.02, seed=seed) for seed in range(8)]
+        runs = [
+            run_of(A=1.0, B=1.5, C_mid=C_mid, R0=0.1, n=21, last=last, noise=0.02, seed=seed)
+            for seed in range(8)
+        ]
         return [fit_sigmoid(*run) for run in runs]
 
     slow = fits(100.0)
     lost = [f for f in slow if not f.identified]
     assert lost and all(f.comparable and f.A == pytest.approx(1.0, abs=1e-4) for f in lost)
     result = compare(["slow", "quick"], [slow, fits(60.0)])
-    assert result.kind == "efficiency" and result.winner == "quick" and "not all runs of slow" in result.sentence
-    assert result.A_difference is None and result.efficiency["C_mid_ratio"][0] == pytest.approx(100 / 60, rel=0.1)
-    capped = [fit_sigmoid(*run_of(A=0.8, B=1.5, C_mid=100.0, R0=0.1, noise=0.02, seed=seed)) for seed in range(3)]
+    assert (
+        result.kind == "efficiency"
+        and result.winner == "quick"
+        and "not all runs of slow" in result.sentence
+    )
+    assert result.A_difference is None and result.efficiency["C_mid_ratio"][0] == pytest.approx(
+        100 / 60, rel=0.1
+    )
+    capped = [
+        fit_sigmoid(*run_of(A=0.8, B=1.5, C_mid=100.0, R0=0.1, noise=0.02, seed=seed))
+        for seed in range(3)
+    ]
     result = compare(["slow", "capped"], [slow, capped])
-    assert result.sentence.startswith("slow raises the ceiling (its A lies at least") and not result.efficiency
+    assert (
+        result.sentence.startswith("slow raises the ceiling (its A lies at least")
+        and not result.efficiency
+    )
     early = fits(100.0, last=80.0)
     assert not all(f.comparable for f in early)
     result = compare(["early", "slow"], [early, slow])
-    assert result.sentence.endswith("does not identify A of early")  # and not of slow, which could be compared
+    assert result.sentence.endswith(
+        "does not identify A of early"
+    )  # and not of slow, which could be compared
 
 
 def test_runs_that_fell_are_counted_and_left_out_of_a_comparison():
@@ -284,10 +331,15 @@ def test_seeds_are_fitted_alone_and_pooled_by_t(capsys, tmp_path):
     half = 3.182446 * A.std(ddof=1) / 2  # t of 3 degrees of freedom
     asymptote = f"{A.mean():.3f} [{A.mean() - half:.3f}, {A.mean() + half:.3f}]"
     (row,) = results["variants"]
-    assert status == 0 and (row["runs"], row["A"]) == ("4", asymptote) and not results["comparisons"]
+    assert (
+        status == 0 and (row["runs"], row["A"]) == ("4", asymptote) and not results["comparisons"]
+    )
     near_1 = asymptote_of(group(range(2), A=0.99, C_mid=50.0, noise=0.02))
     assert near_1.endswith(", 1.000]")  # a t-interval of two would go far beyond
-    assert "Read: pass_rate over compute_flops." in text and " ".join(["| mine    | 4    |", asymptote]) in text
+    assert (
+        "Read: pass_rate over compute_flops." in text
+        and " ".join(["| mine    | 4    |", asymptote]) in text
+    )
 
 
 def test_compare_command_with_seeds_names_and_plot(drawn, capsys, tmp_path):
@@ -296,24 +348,38 @@ def test_compare_command_with_seeds_names_and_plot(drawn, capsys, tmp_path):
         write_csv(tmp_path / f"b{s}.csv", *run_of(A=0.55, seed=s + 5))
     plot, out = tmp_path / "c.png", tmp_path / "c.json"
     new, old = (f"{tmp_path}/{letter}0.csv,{tmp_path}/{letter}1.csv" for letter in "ab")
-    status, text, _ = command("--compare", f"new={new}", f"old={old}", "--plot", plot, "--json", out, capsys=capsys)
+    status, text, _ = command(
+        "--compare", f"new={new}", f"old={old}", "--plot", plot, "--json", out, capsys=capsys
+    )
     assert status == 0 and "new raises the ceiling" in text and plot.read_bytes()[:4] == b"\x89PNG"
     (pair,) = json.loads(out.read_text())["comparisons"]
-    assert pair["variants"] == ["old", "new"] and (pair["kind"], pair["winner"]) == ("ceiling", "new")
+    assert pair["variants"] == ["old", "new"] and (pair["kind"], pair["winner"]) == (
+        "ceiling",
+        "new",
+    )
     axes = drawn[0].axes[0]  # it says what is decided, and which points are not drawn
     assert axes.get_title().startswith("points of all seeds (but 4 at compute 0)")
-    assert [text.get_text().endswith("; new raises the ceiling") for text in axes.get_legend().texts] == [False, True]
-    # The bands lie between the curves of the seeds: a t-interval of two would open and close like a bow tie.
+    assert [
+        text.get_text().endswith("; new raises the ceiling") for text in axes.get_legend().texts
+    ] == [False, True]
+    # The bands lie between the curves of the seeds: a t-interval of two would open and close like a
+    # bow tie.
     for band in drawn[0].axes[0].collections:
         low_and_high = band.get_paths()[0].vertices
-        assert all(np.ptp(low_and_high[low_and_high[:, 0] == x, 1]) < 0.05 for x in low_and_high[1:-1, 0])
+        assert all(
+            np.ptp(low_and_high[low_and_high[:, 0] == x, 1]) < 0.05 for x in low_and_high[1:-1, 0]
+        )
 
 
 def test_one_table_of_many_runs(capsys, tmp_path):
-    """Nine runs of three variants, of which one does not identify A: a row each, printed and in three formats."""
+    """Nine runs of three variants, of which one does not identify A: a row each, printed and in
+    three formats."""
     curves = {"a_1": dict(A=0.75), "b": dict(A=0.65), "c": dict(A=0.75, last=90.0)}
     names = [
-        f"{name}=" + ",".join(str(write_csv(tmp_path / f"{name}{s}.csv", *run_of(**curve, seed=s))) for s in range(3))
+        f"{name}="
+        + ",".join(
+            str(write_csv(tmp_path / f"{name}{s}.csv", *run_of(**curve, seed=s))) for s in range(3)
+        )
         for name, curve in curves.items()
     ]
     arguments = ["--compare", *names, "--predict", 1000]
@@ -324,22 +390,43 @@ def test_one_table_of_many_runs(capsys, tmp_path):
     table, verbose = files[0].read_text(), command(*arguments, "--verbose", capsys=capsys)[1]
     table = table.partition("### Variants\n\n")[2].partition("\n\n### Runs\n\n")[0]
     assert text.endswith(f"{table}\n") and table in verbose
-    assert verbose.count("points fitted") == 9 and "b and a_1: a_1 raises the ceiling (its A lies" in verbose
-    heads, (first, second, third) = (rows := [*csv.reader(files[1].read_text().splitlines())])[0], rows[1:]
+    assert (
+        verbose.count("points fitted") == 9
+        and "b and a_1: a_1 raises the ceiling (its A lies" in verbose
+    )
+    heads, (first, second, third) = (
+        (rows := [*csv.reader(files[1].read_text().splitlines())])[0],
+        rows[1:],
+    )
     assert heads[:7] == ["variant", "runs", "A", "B", "C_mid", "last value", "forecast at 1000"]
     fits = [fit_sigmoid(*run_of(A=0.75, seed=s)) for s in range(3)]
-    half = 4.302653 / np.sqrt(3) * np.std([forecast := np.array([f.predict(1000) for f in fits])], ddof=1)  # t of 2
-    assert first[6] == f"{forecast.mean():.3f} [{forecast.mean() - half:.3f}, {forecast.mean() + half:.3f}]"
+    half = (
+        4.302653
+        / np.sqrt(3)
+        * np.std([forecast := np.array([f.predict(1000) for f in fits])], ddof=1)
+    )  # t of 2
+    assert (
+        first[6]
+        == f"{forecast.mean():.3f} [{forecast.mean() - half:.3f}, {forecast.mean() + half:.3f}]"
+    )
     assert first[4].startswith(f"{np.exp(np.mean(np.log([f.C_mid for f in fits]))):.3g} [")
-    assert second[-1] == "a_1 raises the ceiling" and third[2:5] == ["not identified by 3 of 3 runs", "-", "-"]
+    assert second[-1] == "a_1 raises the ceiling" and third[2:5] == [
+        "not identified by 3 of 3 runs",
+        "-",
+        "-",
+    ]
     lines = files[2].read_text().splitlines()
     assert lines[0] == r"\begin{tabular}{llllllllll}" and lines[-1] == r"\end{tabular}"
-    assert lines[2].startswith(r"a\_1 & 3 & ") and all(line.count(" & ") == 9 for line in lines[1:-1])
+    assert lines[2].startswith(r"a\_1 & 3 & ") and all(
+        line.count(" & ") == 9 for line in lines[1:-1]
+    )
     status, text, error = command(*arguments, "--table", tmp_path / "table.xls", capsys=capsys)
-    assert status == 2 and "table.xls: a table is written as .md, .csv or .tex" in error and not text
+    assert (
+        status == 2 and "table.xls: a table is written as .md, .csv or .tex" in error and not text
+    )
 
 
-# --- reading: test_logs.py has the kinds of logs --------------------------------------------------------------------
+# --- reading: test_logs.py has the kinds of logs --------------------------------------------------
 
 
 def test_how_a_log_was_read_is_said_and_columns_can_be_named(capsys, tmp_path):
@@ -349,13 +436,24 @@ def test_how_a_log_was_read_is_said_and_columns_can_be_named(capsys, tmp_path):
     path.write_text("step,gpu_hours,accuracy,other\n" + rows)
     status, text, _ = command(path, capsys=capsys)
     said = "  read: x = gpu_hours, y = accuracy, 20 points\n"
-    assert status == 0 and text.startswith("two.csv\ncurve       19 of 20 points fitted, gpu_hours ") and said in text
+    assert (
+        status == 0
+        and text.startswith("two.csv\ncurve       19 of 20 points fitted, gpu_hours ")
+        and said in text
+    )
     described = describe(*(its := (Series("two.csv", x, y), fit_sigmoid(x, y))), report(*its))
-    assert described.startswith("curve ") and "two.csv" not in described  # train.py has said whose it is
-    status, text, _ = command(path, "--x", "step", "--y", "accuracy,other", "--json", tmp_path / "o", capsys=capsys)
+    assert (
+        described.startswith("curve ") and "two.csv" not in described
+    )  # train.py has said whose it is
+    status, text, _ = command(
+        path, "--x", "step", "--y", "accuracy,other", "--json", tmp_path / "o", capsys=capsys
+    )
     runs = json.loads((tmp_path / "o").read_text())["runs"]
     assert status == 0 and text.count("  read: x = step, y = ") == 2
-    assert [run["name"] for run in runs] == ["accuracy", "other"] and runs[0]["points"][3] == [3, y[3]]
+    assert [run["name"] for run in runs] == ["accuracy", "other"] and runs[0]["points"][3] == [
+        3,
+        y[3],
+    ]
 
 
 def test_bad_arguments_are_refused(capsys, tmp_path):
@@ -378,17 +476,28 @@ def test_bad_arguments_are_refused(capsys, tmp_path):
         (["{log}", "--plot", "picture.xyz"], "'xyz' is not supported (supported formats: "),
     ]
     for arguments, words in cases:
-        status, text, error = command(*(argument.format(log=log) for argument in arguments), capsys=capsys)
-        assert status == 2 and words in error and error.count("\n") == 1 and not text, (arguments, error)
+        status, text, error = command(
+            *(argument.format(log=log) for argument in arguments), capsys=capsys
+        )
+        assert status == 2 and words in error and error.count("\n") == 1 and not text, (
+            arguments,
+            error,
+        )
 
 
-# --- the whole command ----------------------------------------------------------------------------------------------
+# --- the whole command ----------------------------------------------------------------------------
 
 
 def test_command_writes_json_and_plot(capsys, tmp_path):
     x, y = run_of()
-    path, out, plot = write_csv(tmp_path / "log.csv", x, y), tmp_path / "out.json", tmp_path / "out.png"
-    status, text, _ = command(path, "--predict", 1000, "--fit-to", 500, "--json", out, "--plot", plot, capsys=capsys)
+    path, out, plot = (
+        write_csv(tmp_path / "log.csv", x, y),
+        tmp_path / "out.json",
+        tmp_path / "out.png",
+    )
+    status, text, _ = command(
+        path, "--predict", 1000, "--fit-to", 500, "--json", out, "--plot", plot, capsys=capsys
+    )
     (run,) = json.loads(out.read_text())["runs"]
     assert status == 0 and plot.read_bytes()[:4] == b"\x89PNG"
     wanted = "name A B C_mid R0 interval sse n_points x y fit_window forecast baselines warnings"
@@ -396,7 +505,9 @@ def test_command_writes_json_and_plot(capsys, tmp_path):
     assert [f["x"] for f in run["forecast"]] == [1000, 2 * run["fit_window"][1]]
     low, high = run["forecast"][0]["interval"]
     assert low < sigmoid(1000, 0.7, 1.8, 100, 0.2) < high
-    assert run["baselines"]["held_out"]["fit_to"] == pytest.approx(run["fit_window"][1])  # the rest held out
+    assert run["baselines"]["held_out"]["fit_to"] == pytest.approx(
+        run["fit_window"][1]
+    )  # the rest held out
     assert f"{run['A']:.4g}" in text and "power law" in text and "last value" in text
     assert sorted(p.name for p in tmp_path.iterdir()) == ["log.csv", "out.json", "out.png"]
 
@@ -406,7 +517,9 @@ def drawn(monkeypatch):
     """The figures that are written."""
     figures, write = [], plots._write
     monkeypatch.setattr(
-        plots, "_write", lambda path, axes, *rest: figures.append(axes.figure) or write(path, axes, *rest)
+        plots,
+        "_write",
+        lambda path, axes, *rest: figures.append(axes.figure) or write(path, axes, *rest),
     )
     return figures
 
@@ -422,13 +535,23 @@ THEIRS = {  # of a pass rate and the tokens of a step, as each engine logs them
 
 @pytest.mark.parametrize("name", THEIRS)
 def test_two_logs_of_a_run_are_joined(name, capsys, tmp_path):
-    """Ours has trained up to 700 tokens, and measured up to 600. Theirs measures that model again, then trains on."""
-    ours = [{"kind": "validation", "pass_rate": 0.1 + i / 50, "compute_tokens": 100 * i} for i in range(0, 7, 2)]
+    """Ours has trained up to 700 tokens, and measured up to 600. Theirs measures that model again,
+    then trains on."""
+    ours = [
+        {"kind": "validation", "pass_rate": 0.1 + i / 50, "compute_tokens": 100 * i}
+        for i in range(0, 7, 2)
+    ]
     ours.append({"kind": "train", "pass_rate": 0.9, "compute_tokens": 700})
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in ours))
-    theirs = [{"step": i} | line for i in range(5) for line in THEIRS[name](0.3 + i / 20, 50 if i else None)]
+    theirs = [
+        {"step": i} | line
+        for i in range(5)
+        for line in THEIRS[name](0.3 + i / 20, 50 if i else None)
+    ]
     text = "\n".join(map(json.dumps, theirs)) + "\n"
-    (tmp_path / name).write_text(json.dumps({"log_history": theirs}) if name == "trainer_state.json" else text)
+    (tmp_path / name).write_text(
+        json.dumps({"log_history": theirs}) if name == "trainer_state.json" else text
+    )
     logs = ["--join", tmp_path, tmp_path / name]
     status, out, errors = command(*logs, "--json", tmp_path / "fit.json", capsys=capsys)
     assert status == 0 and "joined with 4 points of" in out, errors
@@ -436,17 +559,22 @@ def test_two_logs_of_a_run_are_joined(name, capsys, tmp_path):
     x, y = zip(*fitted["points"])
     assert x == (0, 200, 400, 600, 750, 800, 850, 900)
     assert y == pytest.approx([0.1, 0.14, 0.18, 0.22, 0.35, 0.4, 0.45, 0.5])
-    assert "takes two logs, ours and then the engine's, not 1" in command(*logs[:2], capsys=capsys)[2]
+    assert (
+        "takes two logs, ours and then the engine's, not 1" in command(*logs[:2], capsys=capsys)[2]
+    )
     assert "this is no log of ours" in command("--join", *logs[:0:-1], capsys=capsys)[2]
     (tmp_path / name).write_text('{"step": 0, "actor/tokens_of_step": 0, "val/acc": 0.5}\n')
     assert "no pass rate after its start" in command(*logs, capsys=capsys)[2]
 
 
 def test_pictures(drawn, capsys, tmp_path):
-    """The suffix is the format, a log is drawn with its error bars, and several share the names of their axes."""
+    """The suffix is the format, a log is drawn with its error bars, and several share the names of
+    their axes."""
     (x, y), (_, z) = run_of(), run_of(A=0.55, seed=5)
     log, other = tmp_path / "log.csv", write_csv(tmp_path / "other.csv", x, y, "tokens,acc")
-    log.write_text("step,new,old,num_examples\n" + "".join(f"{a},{b},{c},500\n" for a, b, c in zip(x, y, z)))
+    log.write_text(
+        "step,new,old,num_examples\n" + "".join(f"{a},{b},{c},500\n" for a, b, c in zip(x, y, z))
+    )
     pictures = {
         "p.png": ([f"{log}:new"], b"\x89PNG", "compute (step)"),
         "p.PDF": ([log, "--y", "new,old"], b"%PDF", "compute (step)"),
@@ -462,7 +590,9 @@ def test_pictures(drawn, capsys, tmp_path):
     (bars,) = (bars for bars in axes.containers if bars.get_label() == "95 % of 500 answers")
     (_, low), (_, high) = bars[2][0].get_segments()[10]
     assert (high - low) / 2 == pytest.approx(1.96 * np.sqrt(y[11] * (1 - y[11]) / 500))
-    assert axes.get_legend().get_window_extent().y1 < axes.xaxis.label.get_window_extent().y0  # it covers no curve
+    assert (
+        axes.get_legend().get_window_extent().y1 < axes.xaxis.label.get_window_extent().y0
+    )  # it covers no curve
     assert "A 0.7" in (tmp_path / "p.svg").read_text()  # text stays text
 
 
@@ -473,16 +603,24 @@ def test_the_diagnosis_shows_what_A_rests_on(monkeypatch, tmp_path):
     plots.plot_diagnosis(tmp_path / "d.png", Series("run", x, y), fit)
     profile, residuals, windows = figures[0].axes
     A, growth = profile.lines[0].get_data()
-    assert np.interp(fit.interval["A"], A, growth) == pytest.approx([1, 1], abs=0.02) and growth.min() == 0
+    assert (
+        np.interp(fit.interval["A"], A, growth) == pytest.approx([1, 1], abs=0.02)
+        and growth.min() == 0
+    )
     assert residuals.lines[0].get_ydata() == pytest.approx(fit.y - fit.predict(fit.x))
     points = [line.get_data() for line in windows.lines if line.get_marker() == "o"]
-    assert points[0] == ([x[1]], [fit.A]) and points[-1] == ([x[-1]], [fit.A])  # both are fits to the whole run
+    assert points[0] == ([x[1]], [fit.A]) and points[-1] == (
+        [x[-1]],
+        [fit.A],
+    )  # both are fits to the whole run
     assert ([x[10]], [fit_sigmoid(x, y, fit_to=x[10]).A]) in points
 
 
 def test_importing_is_light():
     code = "import sys, fit_curve; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=SCRIPT.parent, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=SCRIPT.parent, capture_output=True, text=True
+    )
     assert not {"torch", "matplotlib", "scipy.stats", "scipy.optimize"} & set(done.stdout.split())
     assert "numpy" in done.stdout
 
@@ -494,17 +632,23 @@ def test_the_commands_of_the_help_work_with_numpy_scipy_and_matplotlib_alone(tmp
     assert {"transformers", "torch"} <= hidden and len(hidden) == len(required) - 3
     for name in ("fit_curve.py", "curve", "data", "docs"):
         (tmp_path / name).symlink_to(SCRIPT.with_name(name))
-    (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({hidden}))\n")
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import sys\nsys.modules.update(dict.fromkeys({hidden}))\n"
+    )
 
     def run(*arguments):
         environment = os.environ | {"PYTHONPATH": str(tmp_path)}
         command = [sys.executable, *arguments]
-        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        return subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
 
     assert "ModuleNotFoundError" in run("-c", "import torch").stderr
     help = run(SCRIPT, "--help")
     assert help.returncode == 0
-    commands = re.findall(r"(?m)^    python ([^#\n]+)", help.stdout)[:3]  # the others are of files that are not there
+    commands = re.findall(r"(?m)^    python ([^#\n]+)", help.stdout)[
+        :3
+    ]  # the others are of files that are not there
     assert len(commands) == 3
     for line in commands:
         done = run(*shlex.split(line))

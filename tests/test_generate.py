@@ -1,4 +1,5 @@
-"""The engine that one can read, the way of the parameters, the generator's process and the command."""
+"""The engine that one can read, the way of the parameters, the generator's process and the
+command."""
 
 import contextlib
 import dataclasses
@@ -33,20 +34,28 @@ from sampling import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import generate
+from core import generators, torch_engine, vllm_engine
+from core.decoding import (
+    completion_texts,
+    decode_all,
+    make_decoding,
+    marked_text,
+    quoted,
+    render,
+    render_all,
+)
+from core.engine import EngineSettings, sample_all
+from core.model import load_model, load_tokenizer, model_path, put_on_device, refuse_too_long
+from core.rollouts import Report, Request, Rollout, SharedParameters, Work
+from core.settings import GenerateCommand, Sampling
+from core.torch_engine import TorchEngine
 from curve.flags import flag, run_command
 from data import Problem
 from data.tasks import gym
 from data.tasks.mathematics import INSTRUCTION
 from data.verify import VerifierPool
 from docs.make_base import make_tokenizer
-from generate import TorchEngine
-from machinery import vllm_engine
-from machinery.decoding import completion_texts, decode_all, make_decoding, marked_text, quoted, render, render_all
-from machinery.engine import EngineSettings, sample_all
 from machinery.evaluation import judge_all
-from machinery.model import load_model, load_tokenizer, model_path, put_on_device, refuse_too_long
-from machinery.rollouts import Report, Request, Rollout, SharedParameters, Work
-from machinery.settings import GenerateCommand, Sampling
 
 ROOT = Path(__file__).parent.parent
 
@@ -57,7 +66,7 @@ def settings_of(folder, **changes) -> EngineSettings:
     return dataclasses.replace(made, **changes)
 
 
-# --- the engine -------------------------------------------------------------------------------------------------------
+# --- the engine -----------------------------------------------------------------------------------
 
 
 def test_few_slots_and_one_slot_sample_what_many_do(models):
@@ -65,17 +74,21 @@ def test_few_slots_and_one_slot_sample_what_many_do(models):
     model, tokenizer = load(models["llama"])
     wanted = requests(tokenizer, PROMPTS, 2)
     many, few, one = (
-        [rollout.tokens.tolist() for rollout in sample_all(TorchEngine(model, decoding(tokenizer), slots), wanted)]
+        [
+            rollout.tokens.tolist()
+            for rollout in sample_all(TorchEngine(model, decoding(tokenizer), slots), wanted)
+        ]
         for slots in (32, 3, 1)
     )
     assert many == few == one
 
 
-# --- models that cannot be sampled ------------------------------------------------------------------------------------
+# --- models that cannot be sampled ----------------------------------------------------------------
 
 
 def odd_configs(tokenizer) -> dict:
-    """Models whose cache is none of keys and values, or whose attention sees something else than our mask says."""
+    """Models whose cache is none of keys and values, or whose attention sees something else than
+    our mask says."""
     common = sizes(tokenizer) | dict(num_key_value_heads=2, head_dim=8, num_local_experts=2)
     names = dict(vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id, bos_token_id=None)
     full = ["full_attention", "full_attention"]
@@ -95,22 +108,23 @@ def odd_configs(tokenizer) -> dict:
 
 def test_a_model_that_cannot_be_sampled_over_slots_is_refused_in_one_sentence(models, tmp_path):
     for kind, folder in models.items():
-        generate.refuse_wrong_over_slots(load(folder)[0], kind)
+        torch_engine.refuse_wrong_over_slots(load(folder)[0], kind)
     tokenizer = make_tokenizer()
     for kind, config in odd_configs(tokenizer).items():
         folder = save_random(config, tmp_path / kind, tokenizer, std=0.3)
         with pytest.raises(ValueError) as caught:
-            generate.refuse_wrong_over_slots(load_model(folder, CPU, torch.float32), folder)
+            torch_engine.refuse_wrong_over_slots(load_model(folder, CPU, torch.float32), folder)
         message = str(caught.value)
         assert message.startswith(f"--model {folder}: ") and "\n" not in message, kind
         assert "not full attention" in message or "token by token over slots" in message, kind
 
 
-# --- the way of the parameters ----------------------------------------------------------------------------------------
+# --- the way of the parameters --------------------------------------------------------------------
 
 
 def test_pitfall_13_readers_get_whole_versions_and_the_newest(models):
-    """A writer at full speed writes versions whose parameters all equal the version; no mixture is ever read."""
+    """A writer at full speed writes versions whose parameters all equal the version; no mixture is
+    ever read."""
     model, _ = load(models["llama"])
     reader, _ = load(models["llama"])
     shared = SharedParameters(model)
@@ -154,9 +168,12 @@ def test_pitfall_12_a_writer_that_died_in_the_middle_is_a_time_out_and_not_a_han
 
 
 def test_parameters_go_to_a_device_as_they_are_and_are_cast_there(models, monkeypatch):
-    """A copy from a CPU that casts would do that on the CPU. And the copies have ended before the reader asks whether
-    the version was complete. Checked on torch's device without memory."""
-    shared, reader = parameters_of(load(models["llama-grouped-tied"])[0]), load(models["llama-grouped-tied"])[0]
+    """A copy from a CPU that casts would do that on the CPU. And the copies have ended before the
+    reader asks whether the version was complete. Checked on torch's device without memory."""
+    shared, reader = (
+        parameters_of(load(models["llama-grouped-tied"])[0]),
+        load(models["llama-grouped-tied"])[0],
+    )
     put_on_device(reader, CPU, torch.bfloat16, fp32_head=True).to("meta")
     events, holds = [], shared.holds
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: events.append("synchronized"))
@@ -174,7 +191,12 @@ def test_parameters_go_to_a_device_as_they_are_and_are_cast_there(models, monkey
 
     with Copies():
         assert shared.read_into(reader) == 0
-    assert events == ["holds", *["copied", "cast"] * len([*reader.parameters()]), "synchronized", "holds"]
+    assert events == [
+        "holds",
+        *["copied", "cast"] * len([*reader.parameters()]),
+        "synchronized",
+        "holds",
+    ]
 
 
 def test_vllms_worker_is_given_all_parameters_and_a_head_of_its_own_if_it_is_tied(models):
@@ -186,14 +208,16 @@ def test_vllms_worker_is_given_all_parameters_and_a_head_of_its_own_if_it_is_tie
     assert torch.equal(given["lm_head.weight"], shared.views()[shared.head_name])
 
 
-# --- texts ------------------------------------------------------------------------------------------------------------
+# --- texts ----------------------------------------------------------------------------------------
 
 
 def rollout_of(tokenizer, text, sampled=True, **changes) -> Rollout:
     """A rollout with this text and EOS."""
     tokens = np.array(tokenizer(text).input_ids + [tokenizer.eos_token_id], np.int32)
     flags = np.full(len(tokens), sampled)
-    made = Rollout(Request(0, 0, [1], 9, (0,)), tokens, flags, tokens * np.float32(0), tokens * 0, False, False)
+    made = Rollout(
+        Request(0, 0, [1], 9, (0,)), tokens, flags, tokens * np.float32(0), tokens * 0, False, False
+    )
     return dataclasses.replace(made, **changes)
 
 
@@ -208,12 +232,17 @@ def test_a_truncated_completion_is_never_correct(models):
 
 
 def test_a_chat_model_ends_at_any_of_its_eos_tokens_and_starts_as_its_template_says(chat_models):
-    """`<think>` is in the prompt, or thinking is over before the model begins: then all of it is answer."""
+    """`<think>` is in the prompt, or thinking is over before the model begins: then all of it is
+    answer."""
     model, tokenizer = load(chat_models["qwen3"])
     settings = Sampling(prompt_budget=100, thinking_budget=(30, 30), answer_budget=6)
     rules = make_decoding(tokenizer, settings)
-    assert rules.eos == tuple(sorted(tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])))
-    assert rules.thinks and tokenizer.decode(render(tokenizer, "hi")).endswith("assistant\n<think>\n")
+    assert rules.eos == tuple(
+        sorted(tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"]))
+    )
+    assert rules.thinks and tokenizer.decode(render(tokenizer, "hi")).endswith(
+        "assistant\n<think>\n"
+    )
     tokenizer.chat_template = tokenizer.chat_template.replace(
         "<think>\n", "<think>\n{% if not enable_thinking %}\n</think>\n\n{% endif %}"
     )
@@ -221,20 +250,37 @@ def test_a_chat_model_ends_at_any_of_its_eos_tokens_and_starts_as_its_template_s
     answers = make_decoding(tokenizer, dataclasses.replace(settings, thinking=False))
     ids = render(tokenizer, "What </think> is this?", thinking=False)
     assert not answers.thinks and tokenizer.decode(ids).endswith("</think>\n\n")
-    rollouts = sample_all(TorchEngine(model, answers, 8), [Request(0, i, ids, 30, (0, i)) for i in range(8)])
-    assert all(len(r.tokens) <= 6 and not r.interrupted for r in rollouts) and any(r.truncated for r in rollouts)
+    rollouts = sample_all(
+        TorchEngine(model, answers, 8), [Request(0, i, ids, 30, (0, i)) for i in range(8)]
+    )
+    assert all(len(r.tokens) <= 6 and not r.interrupted for r in rollouts) and any(
+        r.truncated for r in rollouts
+    )
 
 
-def test_a_prompt_is_worded_as_the_data_are_and_follows_the_system_prompt(chat_models, tmp_path, capsys):
-    (tmp_path / "my.jsonl").write_text("".join(f'{{"problem": "{i}+1?", "answer": "{i + 1}"}}\n' for i in range(3)))
-    about = ["--model", chat_models["qwen3"], "--data", str(tmp_path / "my.jsonl"), "--defaults", "toy"]
+def test_a_prompt_is_worded_as_the_data_are_and_follows_the_system_prompt(
+    chat_models, tmp_path, capsys
+):
+    (tmp_path / "my.jsonl").write_text(
+        "".join(f'{{"problem": "{i}+1?", "answer": "{i + 1}"}}\n' for i in range(3))
+    )
+    about = [
+        "--model",
+        chat_models["qwen3"],
+        "--data",
+        str(tmp_path / "my.jsonl"),
+        "--defaults",
+        "toy",
+    ]
     about += ["--prompt-budget", "200", "--thinking-budget", "2", "3", "--prompt", "7+8?"]
     for more, wanted in (([], INSTRUCTION), (["--instruction", "Be brief."], "Be brief.")):
         assert run_generate([*about, *more]) == 0
         assert capsys.readouterr().out.startswith(f"prompt  | 7+8?\n        | \n        | {wanted}")
     tokenizer = load_tokenizer(chat_models["qwen3"])
     asked = tokenizer.decode(render(tokenizer, "hi", system="You add."))
-    assert asked.startswith("<|im_start|>system\nYou add.<|im_end|>\n<|im_start|>user\nhi<|im_end|>")
+    assert asked.startswith(
+        "<|im_start|>system\nYou add.<|im_end|>\n<|im_start|>user\nhi<|im_end|>"
+    )
     tokenizer.chat_template = None
     assert tokenizer.decode(render(tokenizer, "hi", system="You add.")) == "You add.\n\nhi"
 
@@ -273,23 +319,30 @@ def test_a_completion_is_printed_with_its_end_and_with_forced_tokens_marked(mode
     tokenizer = load_tokenizer(models["llama"])
     assert marked_text(tokenizer, rollout_of(tokenizer, "1+2</think>3")) == "1+2</think>3<eos>"
     sampled = np.array([True, True, False, False, True, True])
-    assert marked_text(tokenizer, rollout_of(tokenizer, "1+2=3", sampled=sampled)) == "1+[[2=]]3<eos>"
+    assert (
+        marked_text(tokenizer, rollout_of(tokenizer, "1+2=3", sampled=sampled)) == "1+[[2=]]3<eos>"
+    )
 
 
 def test_a_terminal_shows_the_control_characters_of_a_model_and_obeys_none():
-    assert quoted("reply", "a\x1b[2J\r\u202eb\n\tπ") == "reply   | a\\x1b[2J\\r\\u202eb\n        | \tπ"
+    assert (
+        quoted("reply", "a\x1b[2J\r\u202eb\n\tπ") == "reply   | a\\x1b[2J\\r\\u202eb\n        | \tπ"
+    )
 
 
 def test_pitfall_9_ids_go_through_end_to_end(models):
-    """The prompt's ids are the chat template's, and what comes back is the request itself with the sampled ids."""
+    """The prompt's ids are the chat template's, and what comes back is the request itself with the
+    sampled ids."""
     model, tokenizer = load(models["llama"])
     ids = render(tokenizer, "12+34=")
     assert tokenizer.decode(ids) == "12+34=<think>"
-    (rollout,) = sample_all(TorchEngine(model, decoding(tokenizer), 1), [Request(0, 0, ids, 5, (0,))])
+    (rollout,) = sample_all(
+        TorchEngine(model, decoding(tokenizer), 1), [Request(0, 0, ids, 5, (0,))]
+    )
     assert rollout.request.prompt_ids == ids
 
 
-# --- what cannot be ---------------------------------------------------------------------------------------------------
+# --- what cannot be -------------------------------------------------------------------------------
 
 
 def test_models_that_cannot_be_used_are_refused_in_one_sentence(models, tmp_path):
@@ -317,7 +370,10 @@ def test_models_that_cannot_be_used_are_refused_in_one_sentence(models, tmp_path
         make_decoding(tokenizer, Sampling(end_of_thinking="12"))
     with pytest.raises(ValueError, match="does not close thinking"):
         make_decoding(tokenizer, Sampling(interruption_phrase=""))
-    with pytest.raises(ValueError, match="'1234.6789' has 10 tokens with .*, 5 of them the instruction's; .*budget 10"):
+    with pytest.raises(
+        ValueError,
+        match="'1234.6789' has 10 tokens with .*, 5 of them the instruction's; .*budget 10",
+    ):
         render_all(tokenizer, ["1+1=", "1234+6789"], Sampling(prompt_budget=8, instruction="+6789"))
     words = len(tokenizer(gym.INSTRUCTION).input_ids)
     with pytest.raises(ValueError, match=f"{words} of them the instruction's"):
@@ -330,15 +386,33 @@ def test_models_that_cannot_be_used_are_refused_in_one_sentence(models, tmp_path
 @pytest.mark.parametrize(
     "file, change, message",
     [
-        ("config.json", {"num_hidden_layers": 20_000}, "could not be loaded .*no layers, or more than 1,000"),
-        ("config.json", {"num_hidden_layers": 9}, r"its files lack \d+ weights, model.layers.\S+ first"),
+        (
+            "config.json",
+            {"num_hidden_layers": 20_000},
+            "could not be loaded .*no layers, or more than 1,000",
+        ),
+        (
+            "config.json",
+            {"num_hidden_layers": 9},
+            r"its files lack \d+ weights, model.layers.\S+ first",
+        ),
         ("config.json", {"hidden_act": "none"}, r"could not be loaded \(KeyError: 'none'\)"),
-        ("tokenizer.json", {"added_tokens": [{"single_word": False}] * 100_001}, "more than 100,000 added tokens"),
+        (
+            "tokenizer.json",
+            {"added_tokens": [{"single_word": False}] * 100_001},
+            "more than 100,000 added tokens",
+        ),
         ("tokenizer_config.json", {"model_max_length": "many"}, r"could not be loaded \(TypeError"),
-        ("generation_config.json", {"eos_token_id": "abc"}, r"its generation_config.json cannot be used \(ValueError"),
+        (
+            "generation_config.json",
+            {"eos_token_id": "abc"},
+            r"its generation_config.json cannot be used \(ValueError",
+        ),
     ],
 )
-def test_a_broken_or_giant_file_of_a_model_is_refused_at_once_in_one_sentence(models, tmp_path, file, change, message):
+def test_a_broken_or_giant_file_of_a_model_is_refused_at_once_in_one_sentence(
+    models, tmp_path, file, change, message
+):
     folder = Path(shutil.copytree(models["llama"], tmp_path / "model"))
     (folder / file).write_text(json.dumps(json.loads((folder / file).read_text()) | change))
     with pytest.raises(ValueError, match=rf"^--model \S+: .*{message}"):
@@ -354,23 +428,36 @@ def test_a_broken_or_giant_file_of_a_model_is_refused_at_once_in_one_sentence(mo
             "RuntimeError: .*ten seconds",
         ),
         ("{{ messages[0].content * 10**10 }}", "MemoryError"),
-        ("{{ messages[0].content * 10**6 }}", "ValueError: it makes 4,000,000 characters of a prompt"),
+        (
+            "{{ messages[0].content * 10**6 }}",
+            "ValueError: it makes 4,000,000 characters of a prompt",
+        ),
         ("{{ 1 + 'a' }}", "TypeError"),
         ("{% for %}", "TemplateSyntaxError"),
         ("{{ raise_exception('no system') }}", "TemplateError: no system"),
     ],
 )
-def test_a_chat_template_that_fails_or_takes_too_much_is_refused(models, monkeypatch, template, reason):
-    monkeypatch.setattr(signal, "alarm", lambda seconds: signal.setitimer(signal.ITIMER_REAL, seconds / 5))
+def test_a_chat_template_that_fails_or_takes_too_much_is_refused(
+    models, monkeypatch, template, reason
+):
+    monkeypatch.setattr(
+        signal, "alarm", lambda seconds: signal.setitimer(signal.ITIMER_REAL, seconds / 5)
+    )
     tokenizer, limits = load_tokenizer(models["llama"]), resource.getrlimit(resource.RLIMIT_AS)
     tokenizer.chat_template = template
-    with pytest.raises(ValueError, match=rf"^--model \S+: its chat template cannot be used \({reason}"):
+    with pytest.raises(
+        ValueError, match=rf"^--model \S+: its chat template cannot be used \({reason}"
+    ):
         render(tokenizer, "1+1=")
-    assert resource.getrlimit(resource.RLIMIT_AS) == limits and signal.getitimer(signal.ITIMER_REAL)[0] == 0
+    assert (
+        resource.getrlimit(resource.RLIMIT_AS) == limits
+        and signal.getitimer(signal.ITIMER_REAL)[0] == 0
+    )
 
 
 def test_a_model_is_loaded_once_whatever_the_engine_computes_in(models, monkeypatch):
-    """Its trunk is that of a model loaded in bf16, with the buffers of one in fp32; its head is exact."""
+    """Its trunk is that of a model loaded in bf16, with the buffers of one in fp32; its head is
+    exact."""
     loaded, load_it = [], transformers.AutoModelForCausalLM.from_pretrained
     count = lambda path, **options: loaded.append(path) or load_it(path, **options)
     monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", count)
@@ -381,7 +468,9 @@ def test_a_model_is_loaded_once_whatever_the_engine_computes_in(models, monkeypa
         rounded = dict(load_it(kind, dtype=torch.bfloat16).state_dict())
         if fp32_head:
             rounded["lm_head.weight"] = exact.lm_head.weight
-        assert all(torch.equal(values, rounded[name]) for name, values in model.state_dict().items())
+        assert all(
+            torch.equal(values, rounded[name]) for name, values in model.state_dict().items()
+        )
         assert all(b.dtype == torch.float32 for b in model.buffers())
         assert (model.lm_head.weight is model.get_input_embeddings().weight) is not fp32_head
     del loaded[:]
@@ -397,17 +486,23 @@ def test_code_that_lies_in_a_models_folder_is_never_run(models, tmp_path, monkey
         ("tokenizer_config.json", {"AutoTokenizer": ["hostile.T", None]}),
     ):
         config = json.loads((folder / name).read_text()) | {"auto_map": classes}
-        config |= {"model_type": "hostile"} if name == "config.json" else {"tokenizer_class": "Hostile"}
+        config |= (
+            {"model_type": "hostile"} if name == "config.json" else {"tokenizer_class": "Hostile"}
+        )
         (folder / name).write_text(json.dumps(config))
     monkeypatch.setattr("builtins.input", lambda *_: "y")
-    with contextlib.suppress(ValueError):  # the tokenizer may well be read without a class of its own
+    with contextlib.suppress(
+        ValueError
+    ):  # the tokenizer may well be read without a class of its own
         load_tokenizer(str(folder))
     with pytest.raises(ValueError, match="could not be loaded .*contains custom code"):
         load_model(str(folder), CPU, torch.float32)
     assert not (tmp_path / "it ran").exists()
 
 
-def test_the_shipped_model_is_found_beside_the_scripts_and_a_path_that_is_not_there_at_once(tmp_path, monkeypatch):
+def test_the_shipped_model_is_found_beside_the_scripts_and_a_path_that_is_not_there_at_once(
+    tmp_path, monkeypatch
+):
     """From any folder; no hub is asked. What could be a name on the hub is left to it."""
 
     def no_hub(*arguments, **options):
@@ -419,13 +514,19 @@ def test_the_shipped_model_is_found_beside_the_scripts_and_a_path_that_is_not_th
     (tmp_path / "runs" / "mine" / "model").mkdir(parents=True)
     (tmp_path / "runs" / "mine" / "model" / "tokenizer_config.json").write_text("{}")
     assert model_path("runs/mine/model") == "runs/mine/model"
-    for name in (str(tmp_path / "nothing"), "runs/nothing", "runs/mine/nothing/model", "a/b/c", "./nothing"):
+    for name in (
+        str(tmp_path / "nothing"),
+        "runs/nothing",
+        "runs/mine/nothing/model",
+        "a/b/c",
+        "./nothing",
+    ):
         with pytest.raises(ValueError, match=f"--model {name}: there is no such folder"):
             run_generate(["--prompt", "1+1=", "--model", name])
     assert model_path("Qwen/Qwen3-0.6B") == "Qwen/Qwen3-0.6B" and model_path("gpt2") == "gpt2"
 
 
-# --- the process ------------------------------------------------------------------------------------------------------
+# --- the process ----------------------------------------------------------------------------------
 
 
 def test_a_generator_process_samples_takes_updates_validates_and_stops(models):
@@ -433,7 +534,8 @@ def test_a_generator_process_samples_takes_updates_validates_and_stops(models):
 
 
 class Script:
-    """The queue for work, read in the generator's own thread: some requests, and the end when all have come back."""
+    """The queue for work, read in the generator's own thread: some requests, and the end when all
+    have come back."""
 
     def __init__(self, wanted):
         self.works = [Work(wanted)]
@@ -448,53 +550,75 @@ class Script:
         return self.works.pop() if self.works else Work(stop=True)
 
 
-def test_only_the_share_of_training_counts_as_busy_while_a_validation_is_sampled(models, monkeypatch):
+def test_only_the_share_of_training_counts_as_busy_while_a_validation_is_sampled(
+    models, monkeypatch
+):
     """With a clock by which each step of the engine takes one second."""
     model, tokenizer = load(models["llama"])
     seconds = iter(range(10**9))
     monkeypatch.setattr(generate, "time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
-    wanted = requests(tokenizer, PROMPTS[:5], 1) + requests(tokenizer, PROMPTS[:3], 1, seed=1, validation=True)
+    wanted = requests(tokenizer, PROMPTS[:5], 1) + requests(
+        tokenizer, PROMPTS[:3], 1, seed=1, validation=True
+    )
     reports = queue.Queue()
     generate._generate(settings_of(models["llama"]), parameters_of(model), Script(wanted), reports)
     assert (first := reports.get_nowait()) == Report(slots=8), first
     came = [reports.get_nowait() for _ in range(reports.qsize())]
     rollouts = [rollout for report in came for rollout in report.rollouts]
-    lengths = {kind: [len(r.tokens) for r in rollouts if r.request.validation == kind] for kind in (False, True)}
-    assert len(lengths[False]) == 5 and len(lengths[True]) == 3 and max(lengths[False]) != max(lengths[True])
+    lengths = {
+        kind: [len(r.tokens) for r in rollouts if r.request.validation == kind]
+        for kind in (False, True)
+    }
+    assert (
+        len(lengths[False]) == 5
+        and len(lengths[True]) == 3
+        and max(lengths[False]) != max(lengths[True])
+    )
     share = 0.0
     for step in range(max(lengths[False])):  # all begin with the first
-        training, validation = (sum(length > step for length in lengths[kind]) for kind in (False, True))
+        training, validation = (
+            sum(length > step for length in lengths[kind]) for kind in (False, True)
+        )
         share += training / (training + validation)
-    assert share < max(lengths[False]) - 1 and sum(report.busy_seconds for report in came) == pytest.approx(share)
+    assert share < max(lengths[False]) - 1 and sum(
+        report.busy_seconds for report in came
+    ) == pytest.approx(share)
     training = [rollout for rollout in rollouts if not rollout.request.validation]
-    assert sum(report.sampled_tokens for report in came) == sum(int(r.sampled.sum()) for r in training)
+    assert sum(report.sampled_tokens for report in came) == sum(
+        int(r.sampled.sum()) for r in training
+    )
 
 
 def test_pitfall_12_an_exception_in_a_generator_travels_with_its_traceback(models, monkeypatch):
-    monkeypatch.setattr(generate, "belong_to_the_run", lambda: None)
+    monkeypatch.setattr(generators, "belong_to_the_run", lambda: None)
     script, reports = Script([Request(0, 0, [1] * 99, 1, (0,))]), queue.Queue()
     with pytest.raises(SystemExit) as ended:
-        generate.generator_process(
+        generators.generator_process(
             settings_of(models["llama"]), parameters_of(load(models["llama"])[0]), script, reports
         )
     last = [reports.get_nowait() for _ in range(reports.qsize())][-1]
     assert ended.value.code == 1 and "shape mismatch" in last.error and "Traceback" in last.error
 
 
-# --- the command ------------------------------------------------------------------------------------------------------
+# --- the command ----------------------------------------------------------------------------------
 
 
 def test_the_command_prints_completions_and_mean_at_k(capsys, tmp_path):
     assert run_generate(["--prompt", "4729+8153=", "--samples", "3"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[::2] == ["prompt  | 4729+8153="] * 3 and all(line.startswith("reply   | ") for line in lines[1::2])
+    assert lines[::2] == ["prompt  | 4729+8153="] * 3 and all(
+        line.startswith("reply   | ") for line in lines[1::2]
+    )
     assert run_generate(["--prompt", "4729+8153=", "--samples", "9", "--temperature", "0"]) == 0
     assert len({*capsys.readouterr().out.splitlines()}) == 2  # every reply is the likeliest one
     log = tmp_path / "evaluations.jsonl"
     assert run_generate(["--evaluate", "--problems", "5", "--samples", "4", "--log", str(log)]) == 0
     printed = capsys.readouterr().out
     figures = json.loads(log.read_text())
-    assert "5 problems, 4 completions of each" in printed and f"mean@4    {figures['pass_rate']:.3f}" in printed
+    assert (
+        "5 problems, 4 completions of each" in printed
+        and f"mean@4    {figures['pass_rate']:.3f}" in printed
+    )
     assert figures["num_examples"] == 20 and figures["pass@4"] >= figures["pass_rate"] > 0
     assert figures["pass@4_low"] <= figures["pass@4"] <= figures["pass@4_high"]
     assert printed.count("\nright   | ") == 2 and printed.count("\nwrong   | ") == 2
@@ -510,7 +634,10 @@ def test_the_command_prints_completions_and_mean_at_k(capsys, tmp_path):
         (["--evaluate", "--samples", "0"], "--samples is 0; it must be at least 1"),
         (["--evaluate", "--slot", "3"], "--slot.*; did you mean --slots"),
         (["--evaluate", "--engine", "tensorrt"], "auto.*torch.*vllm"),
-        (["--evaluate", "--data", "nothing"], "no such file or folder, and no data set .OWNER.NAME. or task"),
+        (
+            ["--evaluate", "--data", "nothing"],
+            "no such file or folder, and no data set .OWNER.NAME. or task",
+        ),
     ],
 )
 def test_what_the_command_cannot_do_is_one_line_and_status_2(capsys, arguments, message):
@@ -526,7 +653,10 @@ def test_memory_that_is_full_is_said_in_one_sentence(monkeypatch):
         raise MemoryError("Unable to allocate 9 TiB. More words.")
 
     monkeypatch.setattr(generate, "make_engine", full)
-    with pytest.raises(ValueError, match=r"^out of memory \(Unable to allocate 9 TiB\): lower --slots or the budgets$"):
+    with pytest.raises(
+        ValueError,
+        match=r"^out of memory \(Unable to allocate 9 TiB\): lower --slots or the budgets$",
+    ):
         run_generate(["--prompt", "1+1="])
 
 
@@ -542,8 +672,14 @@ def test_the_help_says_every_flag_with_its_meaning_and_default(capsys):
 def test_the_script_runs_from_any_folder_and_its_waiting_threads_leave_the_cores(tmp_path):
     command = [sys.executable, ROOT / "generate.py", "--prompt", "1+1="]
     done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "OMP_DISPLAY_ENV": "true"}
+        command,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_DISPLAY_ENV": "true"},
     )
-    assert done.returncode == 0 and done.stdout.startswith("prompt  | 1+1=\nreply   | "), done.stderr
+    assert done.returncode == 0 and done.stdout.startswith("prompt  | 1+1=\nreply   | "), (
+        done.stderr
+    )
     assert "OMP_WAIT_POLICY = 'PASSIVE'" in done.stderr
     assert list(tmp_path.iterdir()) == []

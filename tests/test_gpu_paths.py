@@ -1,5 +1,6 @@
-"""What a machine without a GPU can show of the paths for GPUs: whole runs on pretended ones mix no devices, and the
-traced memory of a step is what the plan says. Both lean on private symbols of one version of torch."""
+"""What a machine without a GPU can show of the paths for GPUs: whole runs on pretended ones mix no
+devices, and the traced memory of a step is what the plan says. Both lean on private symbols of one
+version of torch."""
 
 import json
 import os
@@ -12,16 +13,23 @@ from plans import MODELS, ROOT
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="it leans on private symbols of torch 2.13"),
+    pytest.mark.skipif(
+        not torch.__version__.startswith("2.13."),
+        reason="it leans on private symbols of torch 2.13",
+    ),
 ]
 PRETENDED = ROOT / "tests" / "pretended"
 
 
 def run(gpus, *command, folder=ROOT) -> subprocess.CompletedProcess:
     """A command of Python on a machine with so many pretended GPUs."""
-    environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    environment = {
+        name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"
+    }
     environment |= {"PYTHONPATH": f"{ROOT}:{PRETENDED}", "PRETENDED_GPUS": str(gpus or "")}
-    return subprocess.run([sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True)
+    return subprocess.run(
+        [sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True
+    )
 
 
 def test_pretended_gpus_do_not_mix():
@@ -32,28 +40,59 @@ def test_pretended_gpus_do_not_mix():
     ):
         done = run(2, "-c", f"import torch; torch.zeros(2, device='cuda:0') + {other}")
         assert done.returncode and message in done.stderr
-    assert run(2, "-c", "import torch; assert (torch.ones(2, device='cuda') + 1).tolist() == [2, 2]").returncode == 0
+    assert (
+        run(
+            2, "-c", "import torch; assert (torch.ones(2, device='cuda') + 1).tolist() == [2, 2]"
+        ).returncode
+        == 0
+    )
 
 
 @pytest.mark.parametrize(
-    "gpus, flags", [(1, []), (3, ["--trainers", "2", "--gradient-checkpointing", "--fp32-logits", "split"])]
+    "gpus, flags",
+    [(1, []), (3, ["--trainers", "2", "--gradient-checkpointing", "--fp32-logits", "split"])],
 )
 def test_a_whole_run_mixes_no_devices(tmp_path, gpus, flags):
-    """One GPU for both sides, with shared prompts; or a generator and two trainers, with a split head. In bf16,
-    with checkpoints."""
+    """One GPU for both sides, with shared prompts; or a generator and two trainers, with a split
+    head. In bf16, with checkpoints."""
     sizes = ["--steps", "2", "--prompts-per-step", "4", "--completions-per-prompt", "4", "--validation-problems", "6",
              "--validation-samples", "2", "--slots", "32", "--checkpoint-every", "2"]  # fmt: skip
-    done = run(gpus, ROOT / "train.py", "--engine", "torch", "--name", "run", *sizes, *flags, folder=tmp_path)
+    done = run(
+        gpus,
+        ROOT / "train.py",
+        "--engine",
+        "torch",
+        "--name",
+        "run",
+        *sizes,
+        *flags,
+        folder=tmp_path,
+    )
     assert done.returncode == 0, done.stderr
-    assert f"trainers cuda:{gpus - 1}" in done.stderr or f"trainers cuda:{gpus - 2}, cuda:{gpus - 1}" in done.stderr
-    log = [json.loads(line) for line in (tmp_path / "runs" / "run" / "log.jsonl").read_text().splitlines()]
-    steps, validations = ([line for line in log if line["kind"] == kind] for kind in ("train", "validation"))
+    assert (
+        f"trainers cuda:{gpus - 1}" in done.stderr
+        or f"trainers cuda:{gpus - 2}, cuda:{gpus - 1}" in done.stderr
+    )
+    log = [
+        json.loads(line)
+        for line in (tmp_path / "runs" / "run" / "log.jsonl").read_text().splitlines()
+    ]
+    steps, validations = (
+        [line for line in log if line["kind"] == kind] for kind in ("train", "validation")
+    )
     assert len(steps) == 2 and all(line["skipped"] == 0 for line in steps)
     assert all(0 < line["mismatch_mean"] < 0.02 for line in validations)
 
 
 @pytest.mark.parametrize(
-    "flags", ["", "--trainers 4", "--checkpointing", "--trainers 4 --checkpointing", "--checkpointing --split"]
+    "flags",
+    [
+        "",
+        "--trainers 4",
+        "--checkpointing",
+        "--trainers 4 --checkpointing",
+        "--checkpointing --split",
+    ],
 )
 def test_the_plan_is_what_torch_traces(flags):
     """Of four layers as those of Qwen3-0.6B, for two sequences of 14,336 tokens, within 15 %."""

@@ -15,8 +15,16 @@ pytest.importorskip("reasoning_gym")
 
 def test_splits_do_not_overlap_and_the_problems_that_repeat_are_left_out_and_counted():
     (source,) = load_data(["gym:word_sorting:2,max_words=3"], 200, 50)
-    assert (source.name, source.weight, len(source.train), len(source.validation)) == ("gym:word_sorting", 2, 200, 50)
-    assert not {p.prompt for p in source.train} & {p.prompt for p in source.validation} and source.notes == []
+    assert (source.name, source.weight, len(source.train), len(source.validation)) == (
+        "gym:word_sorting",
+        2,
+        200,
+        50,
+    )
+    assert (
+        not {p.prompt for p in source.train} & {p.prompt for p in source.validation}
+        and source.notes == []
+    )
     assert all(problem.answer.count(",") == 2 for problem in source.train)  # three words
     (source,) = load_data(["gym:products,max_digits=1"], 300, 50)
     left = {p.prompt for p in source.train} | {p.prompt for p in source.validation}
@@ -26,7 +34,9 @@ def test_splits_do_not_overlap_and_the_problems_that_repeat_are_left_out_and_cou
 
 
 def test_the_instruction_and_the_metadata_reach_the_verdict():
-    source = load_evaluation("gym:number_filtering,max_decimals=0", 5, instruction="Answer in <answer></answer>.")
+    source = load_evaluation(
+        "gym:number_filtering,max_decimals=0", 5, instruction="Answer in <answer></answer>."
+    )
     problem = source.validation[0]
     assert problem.prompt.endswith("Answer in <answer></answer>.")
     assert gym.problems("train", 1, 0, "products")[0].prompt.endswith(gym.INSTRUCTION)
@@ -46,8 +56,14 @@ def test_a_part_of_the_answer_does_not_count():
     (problem,) = gym.problems("train", 1, 0, "word_sorting", min_words="2", max_words="2")
     first, second = problem.answer.split(", ")
     text = f"{second}, {first}"
-    entry = {"question": problem.prompt, "answer": problem.answer, "metadata": problem.metadata["entry"]}
-    assert 0 < gym.verifier("word_sorting", json.dumps(problem.metadata["options"]))(text, entry) < 1
+    entry = {
+        "question": problem.prompt,
+        "answer": problem.answer,
+        "metadata": problem.metadata["entry"],
+    }
+    assert (
+        0 < gym.verifier("word_sorting", json.dumps(problem.metadata["options"]))(text, entry) < 1
+    )
     assert gym.score(problem, text) == 0 and gym.score(problem, problem.answer) == 1
 
 
@@ -84,7 +100,9 @@ def test_a_run_of_a_small_model_on_two_families(tmp_path, monkeypatch, chat_mode
         "--prompts-per-step", "6", "--completions-per-prompt", "4", "--train-prompts", "30", "--validation-problems",
         "4", "--validation-samples", "2", "--name", "gym",
     ])  # fmt: skip
-    lines = [json.loads(line) for line in (tmp_path / "runs/gym/log.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (tmp_path / "runs/gym/log.jsonl").read_text().splitlines()
+    ]
     assert {"pass_rate/gym:products", "pass_rate/gym:gcd"} <= lines[0].keys()
     assert [line["step"] for line in lines if line["kind"] == "train"] == [1, 2]
     assert all(line.get("verifier_failures", 0) == 0 for line in lines)

@@ -1,4 +1,5 @@
-"""The warm start: what is learned, of which tokens, and what comes of it for RL with the settings of a small model."""
+"""The warm start: what is learned, of which tokens, and what comes of it for RL with the settings
+of a small model."""
 
 import contextlib
 import io
@@ -13,27 +14,35 @@ import torch
 from faults import ROOT, Script, log
 from sampling import run_generate
 
+from core.decoding import end_tokens
+from core.model import load_model, load_tokenizer
+from core.settings import parse
 from curve.flags import run_command
 from data.load import load_data
-from machinery import imitate
-from machinery.decoding import end_tokens
-from machinery.imitate import Command, examples, mean_loss
-from machinery.model import load_model, load_tokenizer
 from machinery.run import open_run
-from machinery.settings import parse
+from tools import imitate
+from tools.imitate import Command, examples, mean_loss
 
 CPU = (torch.device("cpu"), torch.float32)
-RAGGED = [([1, 2, 3, 4, 5], [False] * 3 + [True] * 2), ([6, 7, 8], [False, True, True]), ([9, 4], [False, True])]
+RAGGED = [
+    ([1, 2, 3, 4, 5], [False] * 3 + [True] * 2),
+    ([6, 7, 8], [False, True, True]),
+    ([9, 4], [False, True]),
+]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """With a random model, a file of records, the model that has learned them, and what the command printed."""
+    """With a random model, a file of records, the model that has learned them, and what the command
+    printed."""
     folder = tmp_path_factory.mktemp("imitate")
     model = backwards.make_model(folder / "random", hidden=96, layers=2)
     data = backwards.write_records(folder / "my.jsonl", 600, digits=3, wrong=0.4)
     command = ["--model", model, "--data", data, "--out", str(folder / "warm"), "--epochs", "8"]
-    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+    with (
+        contextlib.redirect_stdout(io.StringIO()) as out,
+        contextlib.redirect_stderr(io.StringIO()) as err,
+    ):
         assert imitate.main([*command, "--learning-rate", "4e-3"]) == 0
     (folder / "printed.txt").write_text(err.getvalue() + out.getvalue())
     return folder
@@ -42,21 +51,34 @@ def folder(tmp_path_factory):
 def evaluated(folder: Path, model: str) -> dict:
     """What generate.py --evaluate finds on the records with this model."""
     path = folder / f"{model}.evaluation"
-    command = ["--evaluate", "--model", str(folder / model), "--data", str(folder / "my.jsonl"), "--log", str(path)]
+    command = [
+        "--evaluate",
+        "--model",
+        str(folder / model),
+        "--data",
+        str(folder / "my.jsonl"),
+        "--log",
+        str(path),
+    ]
     command += ["--defaults", "toy", "--prompt-budget", "40", "--thinking-budget", "10", "10"]
     assert run_generate([*command, "--problems", "20", "--samples", "4"]) == 0
     return json.loads(path.read_text())
 
 
-# --- what comes of it -----------------------------------------------------------------------------------------------
+# --- what comes of it -----------------------------------------------------------------------------
 
 
 def test_a_model_that_never_succeeds_does_so_now_and_then_and_ends(folder):
     before, after = evaluated(folder, "random"), evaluated(folder, "warm")
     assert before["pass_rate"] == 0 and before["truncated_fraction"] > 0.3
-    assert after["pass_rate"] > 0.05 and max(after["truncated_fraction"], after["interrupted_fraction"]) < 0.05
+    assert (
+        after["pass_rate"] > 0.05
+        and max(after["truncated_fraction"], after["interrupted_fraction"]) < 0.05
+    )
     printed = (folder / "printed.txt").read_text()
-    losses = re.search(r"held-out loss ([\d.]+) before, ([\d.]+) after 136 steps, .* of (\d+) solutions", printed)
+    losses = re.search(
+        r"held-out loss ([\d.]+) before, ([\d.]+) after 136 steps, .* of (\d+) solutions", printed
+    )
     assert re.search(r"next: python train.py --model \S+warm --data \S+my.jsonl\n", printed)
     assert float(losses[1]) > 2 and float(losses[2]) < 0.8 and int(losses[3]) > 50
     assert re.search(r"<\|assistant\|><think>\[\[\d{3}</think>\\boxed{\d{3}}<\|end\|>\]\]", printed)
@@ -64,7 +86,14 @@ def test_a_model_that_never_succeeds_does_so_now_and_then_and_ends(folder):
 
 @pytest.mark.slow
 def test_from_there_rl_with_the_settings_of_a_small_model_learns(folder):
-    flags = ["--model", str(folder / "warm"), "--data", str(folder / "my.jsonl"), "--defaults", "small"]
+    flags = [
+        "--model",
+        str(folder / "warm"),
+        "--data",
+        str(folder / "my.jsonl"),
+        "--defaults",
+        "small",
+    ]
     flags += ["--steps", "20", "--validation-problems", "32", "--name", "run"]
     output = folder / "run.txt"
     process = Script(ROOT / "train.py", flags, folder, {"CUDA_VISIBLE_DEVICES": ""}, str(output))
@@ -77,15 +106,19 @@ def test_from_there_rl_with_the_settings_of_a_small_model_learns(folder):
     config = json.loads((folder / "runs" / "run" / "config.json").read_text())
     parameters = load_model(str(folder / "warm"), *CPU).num_parameters()
     assert config["learning_rate"] == pytest.approx(0.075 / parameters**0.5, rel=0.05)
-    assert f"The learning rate is {config['learning_rate']}, for {parameters:,} parameters." in printed
+    assert (
+        f"The learning rate is {config['learning_rate']}, for {parameters:,} parameters." in printed
+    )
 
 
-# --- what is learned ------------------------------------------------------------------------------------------------
+# --- what is learned ------------------------------------------------------------------------------
 
 TESTS = json.dumps([{"input": "1", "output": "2", "type": "stdin_stdout"}])
 
 
-def test_the_prompt_is_that_of_a_generator_and_the_solution_ends(chat_models, tmp_path, monkeypatch):
+def test_the_prompt_is_that_of_a_generator_and_the_solution_ends(
+    chat_models, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     tokenizer = load_tokenizer(chat_models["qwen3"])
     tokenizer.chat_template = tokenizer.chat_template.replace(
@@ -93,17 +126,26 @@ def test_the_prompt_is_that_of_a_generator_and_the_solution_ends(chat_models, tm
     )
     load_model(chat_models["qwen3"], *CPU).save_pretrained("model")
     tokenizer.save_pretrained("model")
-    rows = [{"problem": f" {i}+1? ", "worked": f"{i}</think>\\boxed{{{i + 1}}}", "answer": i + 1} for i in range(20)]
-    programs = [{"problem": row["problem"], "worked": row["worked"], "tests": TESTS} for row in rows]
+    rows = [
+        {"problem": f" {i}+1? ", "worked": f"{i}</think>\\boxed{{{i + 1}}}", "answer": i + 1}
+        for i in range(20)
+    ]
+    programs = [
+        {"problem": row["problem"], "worked": row["worked"], "tests": TESTS} for row in rows
+    ]
     brief, system = ["--instruction", "Be brief."], ["--system", "You add."]
     cases = [(rows, brief), (rows, system), (rows, ["--no-thinking"]), (programs, [])]
     for records, flags in cases:
         Path("my.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
         shared = ["--model", "model", "--data", "my.jsonl,solution=worked", *flags]
         command = imitate.read_flags(Command, shared)
-        (source,) = load_data([command.data], None, None, instruction=command.instruction, wanted="solution")
+        (source,) = load_data(
+            [command.data], None, None, instruction=command.instruction, wanted="solution"
+        )
         problems, prompts = source.train + source.validation, prompts_of_a_run(shared)
-        assert prompts.keys() == {problem.prompt for problem in problems} and len(prompts) == 20, flags
+        assert prompts.keys() == {problem.prompt for problem in problems} and len(prompts) == 20, (
+            flags
+        )
         for problem, (ids, learned) in zip(problems, examples(problems, tokenizer, command, 2000)):
             start = learned.index(True)
             assert ids[:start] == prompts[problem.prompt] and all(learned[start:]), flags
@@ -115,7 +157,7 @@ def test_the_prompt_is_that_of_a_generator_and_the_solution_ends(chat_models, tm
 def prompts_of_a_run(flags) -> dict[str, list[int]]:
     """The ids that a generator of train.py gets for each problem, by the problem's prompt."""
     budgets = ["--prompt-budget", "500", "--thinking-budget", "20", "20", "--prompts-per-step", "4"]
-    feed = open_run(parse([*flags, "--defaults", "small", *budgets]), None, lambda *_: None)[-1].feed
+    feed = open_run(parse([*flags, "--defaults", "small", *budgets]))[-1].feed
     feed.generators = [type("Generator", (), {"number": 0})()]
     (source,), prompts = feed.prompts.sources, {}
     for validation, of_source in ((False, source.train), (True, source.validation)):
@@ -147,7 +189,7 @@ def test_only_the_solution_counts_however_a_batch_is_padded_and_cut(folder):
         assert mean_loss(model, RAGGED, tokens) == pytest.approx(expected / 5, rel=1e-5)
 
 
-# --- what is said, and what cannot be -------------------------------------------------------------------------------
+# --- what is said, and what cannot be -------------------------------------------------------------
 
 
 def test_what_is_too_long_is_left_out_and_said(folder, tmp_path, monkeypatch, capsys):
@@ -158,7 +200,14 @@ def test_what_is_too_long_is_left_out_and_said(folder, tmp_path, monkeypatch, ca
     data = tmp_path / "a.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     monkeypatch.setattr(imitate, "imitate", lambda *_: None)
-    command = ["--model", str(folder / "random"), "--data", str(data), "--out", str(tmp_path / "out")]
+    command = [
+        "--model",
+        str(folder / "random"),
+        "--data",
+        str(data),
+        "--out",
+        str(tmp_path / "out"),
+    ]
     assert imitate.main([*command, "--longest", "100"]) == 0
     printed = capsys.readouterr().err
     assert "1 of 54 records are left out: more than 100 tokens" in printed
@@ -176,12 +225,24 @@ def test_what_cannot_be_is_one_sentence(folder, tmp_path, monkeypatch, capsys):
     usual = ["--model", str(folder / "random"), "--data", str(folder / "my.jsonl"), "--out", "out"]
     monkeypatch.setattr(imitate, "imitate", lambda *_: pytest.fail("it was trained"))
     for flags, message in (
-        (["--data", "a.jsonl"], "a.jsonl, line 1: which column is the solution? the columns are problem, worked; add"),
-        (["--data", "a.jsonl,solution=gold"], "line 1: there is no column 'gold'; the columns are problem, worked"),
+        (
+            ["--data", "a.jsonl"],
+            "a.jsonl, line 1: which column is the solution? the columns are problem, worked; add",
+        ),
+        (
+            ["--data", "a.jsonl,solution=gold"],
+            "line 1: there is no column 'gold'; the columns are problem, worked",
+        ),
         (["--data", "empty.jsonl"], "empty.jsonl holds no record"),
-        (["--data", "numbers.jsonl"], "numbers.jsonl, line 1: column 'solution' holds no text but 7"),
+        (
+            ["--data", "numbers.jsonl"],
+            "numbers.jsonl, line 1: column 'solution' holds no text but 7",
+        ),
         (["--data", "nothing.jsonl"], "there is no such file"),
-        (["--data", "arithmetic"], "arithmetic: its answers are no whole completions: give a file of solutions"),
+        (
+            ["--data", "arithmetic"],
+            "arithmetic: its answers are no whole completions: give a file of solutions",
+        ),
         (["--data", "aime24"], "aime24 is for evaluation"),
         (["--longest", "5"], "no problem has at most 5 tokens"),
         (["--out", "full"], "--out full is there already: name a folder that is new or empty"),
@@ -194,7 +255,9 @@ def test_what_cannot_be_is_one_sentence(folder, tmp_path, monkeypatch, capsys):
         with pytest.raises(SystemExit) as ended:
             run_command(imitate.main, [*usual, *flags])
         sentence = capsys.readouterr().err.splitlines()[-1]
-        assert ended.value.code == 2 and sentence.startswith("error: ") and message in sentence, flags
+        assert ended.value.code == 2 and sentence.startswith("error: ") and message in sentence, (
+            flags
+        )
     assert not Path("out").exists() and Path("full", "mine.txt").exists()
     with pytest.raises(ValueError, match="--out is missing; wanted are --model, --data and --out"):
         imitate.main(["--model", "m", "--data", "my.jsonl"])

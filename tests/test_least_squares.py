@@ -1,4 +1,5 @@
-"""curve/least_squares.py: no curve is too plain to be fitted, and every estimate lies inside its interval."""
+"""curve/least_squares.py: no curve is too plain to be fitted, and every estimate lies inside its
+interval."""
 
 import numpy as np
 import pytest
@@ -37,7 +38,8 @@ def test_plain_curves_are_fitted():
 
 
 def test_random_curves_are_fitted():
-    """Exact, rounded and noisy ones, steep and flat, that rise or fall, over any compute: 60 of each kind."""
+    """Exact, rounded and noisy ones, steep and flat, that rise or fall, over any compute: 60 of
+    each kind."""
     random = np.random.default_rng(0)
     for i in range(180):
         n, last = random.integers(6, 50), 10 ** random.uniform(0, 16)
@@ -58,5 +60,7 @@ def test_a_first_point_off_the_curve_does_not_give_R0():
     f = fit_sigmoid(x, y)
     assert f.R0 == pytest.approx(0.5, abs=0.01) and f.interval["R0"][0] > 0.4156
     series = Series("run", x, y)
-    assert not f.warnings and "fitted: the first point, 0.416" in describe(series, f, report(series, f))
+    assert not f.warnings and "fitted: the first point, 0.416" in describe(
+        series, f, report(series, f)
+    )
     require_estimates_inside(f)

@@ -1,4 +1,5 @@
-"""The lessons for teachers: what they name exists, their patches apply, run, and do what the lesson says."""
+"""The lessons for teachers: what they name exists, their patches apply, run, and do what the lesson
+says."""
 
 import ast
 import importlib.util
@@ -19,18 +20,18 @@ import torch
 from faults import apply, project
 
 import loss
-import study
 import train
+from core.decoding import make_decoding, render
+from core.engine import make_requests, sample_all
+from core.feed import PromptOrder
+from core.model import load_model, load_tokenizer, model_path
+from core.settings import Settings, TrainCommand, parse
 from curve.fit import fit_sigmoid
 from curve.logs import read_log
 from data.tasks import arithmetic
 from docs.lessons import check
 from machinery import policy, rollouts, trainer
-from machinery.decoding import make_decoding, render
-from machinery.engine import make_requests, sample_all
-from machinery.feed import PromptOrder
-from machinery.model import load_model, load_tokenizer, model_path
-from machinery.settings import Settings, TrainCommand, parse
+from tools import study
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "docs" / "lessons"
@@ -40,7 +41,7 @@ PARTS = ["Read", "Before you run anything", "Do", "Look at", "What we saw", "Two
 MODEL = model_path("data/arithmetic_base")
 
 
-# --- what the lessons say ---------------------------------------------------------------------------------------------
+# --- what the lessons say -------------------------------------------------------------------------
 
 
 def part(text: str, name: str) -> str:
@@ -52,7 +53,9 @@ def test_each_lesson_has_its_parts():
         assert re.findall(r"(?m)^## (.*)", text) == PARTS, lesson
         about = re.search(r"(?s)\A# \d+\. [^\n]*\n\n(.*?)\n\n## ", text)[1]
         assert len(about.splitlines()) == 5 and "In the paper: " in about, lesson
-        assert "**" in part(text, "Before you run anything") and "?" in part(text, "Before you run anything"), lesson
+        assert "**" in part(text, "Before you run anything") and "?" in part(
+            text, "Before you run anything"
+        ), lesson
         assert "minute" in part(text, "Do"), lesson
         assert "<details>\n<summary>The answer</summary>\n\n" in part(text, "What we saw"), lesson
         assert re.findall(r"(?m)^(\d)\. ", part(text, "Two harder questions")) == ["1", "2"], lesson
@@ -61,10 +64,16 @@ def test_each_lesson_has_its_parts():
 
 
 def lines_of(file: Path, name: str) -> int:
-    """How many lines a function, a class or a method `Class.method` has; AssertionError if there is none."""
+    """How many lines a function, a class or a method `Class.method` has; AssertionError if there is
+    none."""
     nodes = [ast.parse(file.read_text())]
     for wanted in name.split("."):
-        nodes = [n for node in nodes for n in ast.iter_child_nodes(node) if getattr(n, "name", None) == wanted]
+        nodes = [
+            n
+            for node in nodes
+            for n in ast.iter_child_nodes(node)
+            if getattr(n, "name", None) == wanted
+        ]
     assert len(nodes) == 1, f"{file.name} has no {name}"
     return nodes[0].end_lineno - nodes[0].lineno + 1
 
@@ -75,7 +84,9 @@ def test_what_is_to_be_read_exists_and_is_as_short_as_the_lesson_says():
         total = 0
         for item in re.split(r"(?m)^- ", part(text, "Read")):
             links = re.findall(r"\[([^\]]*)\]\(([\w/.]+\.py)\)", item)
-            if named := [(name, file) for names, file in links for name in re.findall(r"`([\w.]+)`", names)]:
+            if named := [
+                (name, file) for names, file in links for name in re.findall(r"`([\w.]+)`", names)
+            ]:
                 lines = sum(lines_of(FOLDER / file, name) for name, file in named)
                 said = int(re.search(r"about (\d+) lines", item)[1])
                 assert abs(said - lines) <= max(5, said // 5), f"{lesson}: {lines} lines: {item}"
@@ -85,8 +96,14 @@ def test_what_is_to_be_read_exists_and_is_as_short_as_the_lesson_says():
 
 def quick_tests(file: Path) -> list[str]:
     """The names of the tests in a file that run without --all."""
-    tests = [node for node in ast.parse(file.read_text()).body if getattr(node, "name", "").startswith("test_")]
-    return [test.name for test in tests if "slow" not in " ".join(map(ast.unparse, test.decorator_list))]
+    tests = [
+        node
+        for node in ast.parse(file.read_text()).body
+        if getattr(node, "name", "").startswith("test_")
+    ]
+    return [
+        test.name for test in tests if "slow" not in " ".join(map(ast.unparse, test.decorator_list))
+    ]
 
 
 def test_the_commands_of_each_lesson_are_commands(tmp_path, monkeypatch):
@@ -98,38 +115,54 @@ def test_the_commands_of_each_lesson_are_commands(tmp_path, monkeypatch):
         assert commands and len({*names}) == len(names), lesson
         for command in commands:
             if "train.py" in command.line and "--resume" not in command.line:
-                flags = re.search(r"train\.py (.*?)(?: & .*)?$", command.line)[1].replace('"$@"', command.common)
+                flags = re.search(r"train\.py (.*?)(?: & .*)?$", command.line)[1].replace(
+                    '"$@"', command.common
+                )
                 settings = parse(shlex.split(flags), TrainCommand)
                 assert settings.name == command.name and settings.steps <= 60, command.line
             elif "pytest" in command.line:
                 files, expression = re.search(r"pytest (.*?) -k (.*)", command.line).groups()
                 tests = [name for file in files.split() for name in quick_tests(ROOT / file)]
                 for word in set(re.findall(r"\w+", expression)) - {"or", "root"}:
-                    assert any(word in name for name in tests), f"{lesson}: no test of {files} is chosen by {word}"
+                    assert any(word in name for name in tests), (
+                        f"{lesson}: no test of {files} is chosen by {word}"
+                    )
             else:
-                known = r"python (fit_curve\.py|by_hand\.py|study\.py|train\.py|-m docs\.walkthrough)"
+                known = (
+                    r"python (fit_curve\.py|by_hand\.py|study\.py|train\.py|-m docs\.walkthrough)"
+                )
                 assert re.match(known, command.line), command.line
 
 
 def test_the_page_names_all_lessons_and_each_patch_is_in_one():
     page = (FOLDER / "README.md").read_text()
-    assert [name for name in LESSONS if f"]({name}.md)" in page] == [*LESSONS] and len(LESSONS) == 10
-    assert sorted({name for text in LESSONS.values() for name in re.findall(r"solutions/([\w.-]+)", text)}) == PATCHES
+    assert [name for name in LESSONS if f"]({name}.md)" in page] == [*LESSONS] and len(
+        LESSONS
+    ) == 10
+    assert (
+        sorted(
+            {name for text in LESSONS.values() for name in re.findall(r"solutions/([\w.-]+)", text)}
+        )
+        == PATCHES
+    )
 
 
-# --- what the patches do ----------------------------------------------------------------------------------------------
+# --- what the patches do --------------------------------------------------------------------------
 
 
 def changed(name: str) -> dict[str, int]:
     """The files of a patch, and how many lines that are not blank it adds to each."""
     files = re.split(r"(?m)^\+\+\+ b/", (FOLDER / "solutions" / name).read_text())[1:]
-    return {text.splitlines()[0]: len(re.findall(r"(?m)^\+[^\n]*\S", text.partition("\n")[2])) for text in files}
+    return {
+        text.splitlines()[0]: len(re.findall(r"(?m)^\+[^\n]*\S", text.partition("\n")[2]))
+        for text in files
+    }
 
 
 @pytest.fixture
 def patched(tmp_path):
-    """patched(name) applies a patch to copies of its files; returns their folder. patched(name, file) returns the
-    changed file as a module."""
+    """patched(name) applies a patch to copies of its files; returns their folder. patched(name,
+    file) returns the changed file as a module."""
 
     def patched(name: str, file: str | None = None):
         folder = tmp_path / name
@@ -154,7 +187,10 @@ def test_each_patch_is_short_and_applies(patched):
         assert sum(files.values()) <= 10, name
         folder = patched(name)
         for file in files:
-            assert not (ROOT / file).exists() or (folder / file).read_text() != (ROOT / file).read_text(), name
+            assert (
+                not (ROOT / file).exists()
+                or (folder / file).read_text() != (ROOT / file).read_text()
+            ), name
 
 
 @pytest.mark.slow
@@ -164,7 +200,12 @@ def test_a_step_is_made_with_each_patched_loss(patched, tmp_path, monkeypatch):
             module = patched(name, "loss.py")
             monkeypatch.setattr(train, "loss", module)
             recipe = module.Recipe(loss="root" if "root" in module.LOSSES else "cispo")
-            steps.train_on(steps.settings(recipe=recipe), MODEL, [steps.batch_of_groups()], tmp_path / f"{name}-run")
+            steps.train_on(
+                steps.settings(recipe=recipe),
+                MODEL,
+                [steps.batch_of_groups()],
+                tmp_path / f"{name}-run",
+            )
             (line,) = steps.lines(tmp_path / f"{name}-run", "train")
             assert line["skipped"] == 0 and line["loss"] != 0 and line["gradient_norm"] > 0, name
 
@@ -173,7 +214,13 @@ def gradient(module, name: str, log_rho: float, advantage: float) -> float:
     """Of the loss, by the log-probability of one token whose ratio is exp(log_rho)."""
     logprobs = torch.tensor([[-1.0]], requires_grad=True)
     sampled = torch.tensor([[True]])
-    given = (logprobs, logprobs.detach() - log_rho, sampled, torch.tensor([advantage]), torch.tensor([1.0]))
+    given = (
+        logprobs,
+        logprobs.detach() - log_rho,
+        sampled,
+        torch.tensor([advantage]),
+        torch.tensor([1.0]),
+    )
     module.policy_loss(module.Recipe(loss=name), *given)[0].backward()
     return logprobs.grad.item()
 
@@ -188,7 +235,9 @@ def test_01_the_pencil_and_the_fit_agree(patched, monkeypatch, capsys):
         (series,) = read_log(log)
         fitted = fit_sigmoid(series.x, series.y)
         assert R0 == pytest.approx(fitted.R0, abs=5e-4) and A == pytest.approx(fitted.A, abs=0.02)
-        assert B == pytest.approx(fitted.B, rel=0.2) and C_mid == pytest.approx(fitted.C_mid, rel=0.1)
+        assert B == pytest.approx(fitted.B, rel=0.2) and C_mid == pytest.approx(
+            fitted.C_mid, rel=0.1
+        )
 
 
 def test_01_the_notebook_runs_and_says_what_the_lesson_says(monkeypatch, capsys):
@@ -204,7 +253,9 @@ def test_01_the_notebook_runs_and_says_what_the_lesson_says(monkeypatch, capsys)
     printed = capsys.readouterr().out
     assert "A 0.694, 95 % [0.680, 0.712]; B 2.03" in printed  # the figures of the lesson
     assert "10 validations: A is known, 0.665 [0.643, 0.696]; it ended at 0.688" in printed
-    rms = [float(value) for value in re.findall(r"residuals ([\d.]+)", printed)]  # for three values of A
+    rms = [
+        float(value) for value in re.findall(r"residuals ([\d.]+)", printed)
+    ]  # for three values of A
     assert min(rms) == rms[1]
 
 
@@ -214,7 +265,9 @@ def test_02_on_policy_all_ratios_are_1_and_all_losses_have_one_gradient(patched)
     made = [walkthrough.step(loss.Recipe(loss=name), batch, policy) for name in loss.LOSSES]
     assert batch.ages_N.max() == 0
     assert made[0].log_rho_BT.abs().max() < 1e-4
-    assert [step.gradient_norm for step in made] == pytest.approx([made[0].gradient_norm] * len(made), rel=1e-3)
+    assert [step.gradient_norm for step in made] == pytest.approx(
+        [made[0].gradient_norm] * len(made), rel=1e-3
+    )
     assert not any(step.clipped_BT.any() for step in made)
 
 
@@ -237,8 +290,8 @@ def test_04_one_head_in_bf16_is_a_mismatch_and_two_in_fp32_are_none(patched):
         engine = module.TorchEngine(load_model(MODEL, steps.CPU, torch.float32), decoding, 16)
         return trainer.numerics_mismatch(policy, sample_all(engine, wanted), settings)
 
-    with_patch = mismatch(patched("04-one-side.patch", "generate.py"))
-    as_shipped = mismatch(importlib.import_module("generate"))
+    with_patch = mismatch(patched("04-one-side.patch", "core/torch_engine.py"))
+    as_shipped = mismatch(importlib.import_module("core.torch_engine"))
     assert with_patch["mismatch_mean"] > 1e-4 > 1e-5 > as_shipped["mismatch_mean"]
     assert with_patch["mismatch_max"] > 1e-2 > 1e-3 > as_shipped["mismatch_max"]
 
@@ -268,7 +321,7 @@ def test_06_what_retires_at_half_is_more_than_what_retires_at_nine_tenths(patche
 def test_07_a_truncated_completion_that_counts_as_wrong_is_pushed_down(patched):
     groups = steps.batch_of_groups()
     advantages = []
-    for module in (rollouts, patched("07-truncated-is-wrong.patch", "machinery/rollouts.py")):
+    for module in (rollouts, patched("07-truncated-is-wrong.patch", "core/rollouts.py")):
         groups[0].verdicts[3] = steps.Verdict(0.0)
         batch = module.Batch(groups, steps.FIRST)
         rewards_PG = loss.rewards(batch.scores_PG, batch.lengths_PG, "interruption", 20, 5)
@@ -278,15 +331,23 @@ def test_07_a_truncated_completion_that_counts_as_wrong_is_pushed_down(patched):
     assert advantages[0][0, 3] == 0 > advantages[1][0, 3]
 
 
-def test_08_the_settings_are_a_study_and_short_thinking_is_too_short_for_long_sums(patched, monkeypatch):
+def test_08_the_settings_are_a_study_and_short_thinking_is_too_short_for_long_sums(
+    patched, monkeypatch
+):
     monkeypatch.chdir(patched("08-ceiling-or-speed.patch"))
     (command,) = check.commands(LESSONS["08-ceiling-or-speed"])
-    runs = study.runs_to_train(study.Study("ceiling.json", seeds=(0, 1, 2)), shlex.split(command.common))
+    runs = study.runs_to_train(
+        study.Study("ceiling.json", seeds=(0, 1, 2)), shlex.split(command.common)
+    )
     assert len(runs) == 9
-    most = {path.name: loss.most_off_policy(its.recipe.asynchrony) for path, (its, _) in runs.items()}
+    most = {
+        path.name: loss.most_off_policy(its.recipe.asynchrony) for path, (its, _) in runs.items()
+    }
     assert [most[f"{name}-seed0"] for name in ("fresh", "stale", "short")] == [0, 16, 0]
     budgets = {path.name: its.thinking_budget[1] for path, (its, _) in runs.items()}
-    tokens = 9 * arithmetic.MAX_DIGITS - 1  # of the thinking for the longest sums: `9+3+0=12;` a digit
+    tokens = (
+        9 * arithmetic.MAX_DIGITS - 1
+    )  # of the thinking for the longest sums: `9+3+0=12;` a digit
     assert budgets["short-seed0"] < tokens < budgets["fresh-seed0"]
 
 
@@ -300,17 +361,23 @@ def test_08_the_published_runs_say_that_the_thinking_budget_moves_the_ceiling():
 
 def test_09_the_root_halves_the_correction_and_stays_finite(patched):
     own = patched("09-root.patch", "loss.py")
-    assert json.loads((Path(own.__file__).parent / "own.json").read_text()) == {"cispo": {}, "root": {"loss": "root"}}
+    assert json.loads((Path(own.__file__).parent / "own.json").read_text()) == {
+        "cispo": {},
+        "root": {"loss": "root"},
+    }
     for advantage in (-1.0, 0.5):
         assert gradient(own, "root", 0.0, advantage) == gradient(own, "cispo", 0.0, advantage)
         for log_rho in (math.log(4), math.log(1 / 4)):
-            ratio = gradient(own, "root", log_rho, advantage) / gradient(own, "cispo", log_rho, advantage)
+            ratio = gradient(own, "root", log_rho, advantage) / gradient(
+                own, "cispo", log_rho, advantage
+            )
             assert ratio == pytest.approx(math.exp(-log_rho / 2))
         assert math.isfinite(gradient(own, "root", 300.0, advantage))
 
 
 def test_09_the_tests_judge_the_root_as_the_lesson_says(patched, monkeypatch):
-    """A root without a cap is not finite; three of the seven tests of a loss do not know a new one."""
+    """A root without a cap is not finite; three of the seven tests of a loss do not know a new
+    one."""
     own = patched("09-root.patch", "loss.py")
     monkeypatch.setattr(test_loss, "loss", own)
     monkeypatch.setattr(test_loss, "Recipe", own.Recipe)
@@ -343,7 +410,7 @@ def test_10_without_the_bound_a_batch_takes_what_it_should_wait_for(patched):
 
 
 def test_10_half_written_parameters_are_called_whole(patched):
-    broken = patched("10-half-written.patch", "machinery/rollouts.py")
+    broken = patched("10-half-written.patch", "core/rollouts.py")
     model = load_model(MODEL, steps.CPU, torch.float32)
     called_whole = {}
     for module in (rollouts, broken):
@@ -361,7 +428,7 @@ def test_10_half_written_parameters_are_called_whole(patched):
 
 
 def test_10_without_the_cursor_prompts_come_twice(patched):
-    broken = patched("10-no-cursor.patch", "machinery/feed.py")
+    broken = patched("10-no-cursor.patch", "core/feed.py")
     repeated = []
     for kind in (PromptOrder, broken.PromptOrder):
         order = kind(12, seed=3, recipe=loss.Recipe())
@@ -371,9 +438,12 @@ def test_10_without_the_cursor_prompts_come_twice(patched):
     assert repeated[0] == set() and len(repeated[1]) == 5
 
 
-def test_the_changes_of_your_own_md_are_as_it_says_and_as_ruff_wants_them(models, tmp_path, monkeypatch):
-    """The entropy bonus is in the loss and in the gradient, and the KL to the model that the settings name is above 0.
-    With means over tokens the weighted mean of the entropy is the logged one."""
+def test_the_changes_of_your_own_md_are_as_it_says_and_as_ruff_wants_them(
+    models, tmp_path, monkeypatch
+):
+    """The entropy bonus is in the loss and in the gradient, and the KL to the model that the
+    settings name is above 0. With means over tokens the weighted mean of the entropy is the logged
+    one."""
     apply("your_own.md", project(tmp_path))
     for command in (["check"], ["format", "--check"]):
         flags = ["--config", ROOT / "pyproject.toml", tmp_path / "loss.py", tmp_path / "train.py"]

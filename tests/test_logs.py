@@ -1,4 +1,5 @@
-"""curve/logs.py and curve/columns.py: every kind of log, what is chosen in it, and what is never guessed."""
+"""curve/logs.py and curve/columns.py: every kind of log, what is chosen in it, and what is never
+guessed."""
 
 import io
 import json
@@ -50,13 +51,20 @@ def test_reads_every_kind(tmp_path):
         assert series.y == pytest.approx(RATES, abs=1.1e-4), source
         costs = {"compute_flops": 1e9, "epoch": 0.01}
         assert np.allclose(series.x, np.array(STEPS) * costs.get(x, 1)), source
-        assert f"read: x = {x}, y = " in series.notes[0] and f"{len(series.x)} points" in series.notes[0], source
+        assert (
+            f"read: x = {x}, y = " in series.notes[0]
+            and f"{len(series.x)} points" in series.notes[0]
+        ), source
 
 
 def test_a_folder_is_read_by_the_log_in_it(tmp_path):
     for step in (90, 100):
         history = [{"step": s, "eval_accuracy": r} for s, r in CURVE if s <= step]
-        write(tmp_path, f"run/checkpoint-{step}/trainer_state.json", json.dumps({"log_history": history}).encode())
+        write(
+            tmp_path,
+            f"run/checkpoint-{step}/trainer_state.json",
+            json.dumps({"log_history": history}).encode(),
+        )
     assert len(read_log(tmp_path / "run")[0].x) == len(STEPS)  # 100 comes after 90
     (tmp_path / "log.jsonl").mkdir()  # no log
     with pytest.raises(ValueError, match="name the file"):
@@ -66,26 +74,42 @@ def test_a_folder_is_read_by_the_log_in_it(tmp_path):
 def test_a_run_is_read_out_of_the_file_that_holds_all_runs_of_a_study(tmp_path):
     logs = {}
     for run, factor in (("scalerl-seed0", 1), ("base-seed0", 0.5)):
-        records = [{"kind": "validation", "step": s, "compute_flops": s, "pass_rate": factor * r} for s, r in CURVE]
+        records = [
+            {"kind": "validation", "step": s, "compute_flops": s, "pass_rate": factor * r}
+            for s, r in CURVE
+        ]
         logs[run] = json_lines(records)
-    packed = [json.dumps({"run": run} | json.loads(line)) for run in logs for line in logs[run].splitlines()]
+    packed = [
+        json.dumps({"run": run} | json.loads(line))
+        for run in logs
+        for line in logs[run].splitlines()
+    ]
     write(tmp_path, "runs.jsonl", "".join(f"{line}\n" for line in packed).encode())
     assert packed_runs(tmp_path) == logs
     for path in (tmp_path / "base-seed0", tmp_path / "base-seed0" / "log.jsonl"):
         (series,) = read_log(path)
         assert series.name == "base-seed0" and series.y == pytest.approx(np.array(RATES) / 2)
         assert "from the validation records" in series.notes[0]
-    with pytest.raises(ValueError, match=r"base-seed1: no such run in runs.jsonl, which has scalerl-seed0, base-seed0"):
+    with pytest.raises(
+        ValueError,
+        match=r"base-seed1: no such run in runs.jsonl, which has scalerl-seed0, base-seed0",
+    ):
         read_log(tmp_path / "base-seed1")
-    write(tmp_path, "scalerl-seed0/log.jsonl", logs["base-seed0"])  # a folder that is there comes first
+    write(
+        tmp_path, "scalerl-seed0/log.jsonl", logs["base-seed0"]
+    )  # a folder that is there comes first
     assert read_log(tmp_path / "scalerl-seed0")[0].y[0] == RATES[0] / 2
 
 
 def test_runs_of_a_wide_table_have_steps_of_their_own(tmp_path):
-    rows = [["Step", "kl 0 - val/acc", "kl 0 - val/acc__MIN", "b - val/acc"]]  # the name of a run says nothing
+    rows = [
+        ["Step", "kl 0 - val/acc", "kl 0 - val/acc__MIN", "b - val/acc"]
+    ]  # the name of a run says nothing
     for s, r in CURVE:
         rows += [[s, r, r, ""], [s + 1, "", "", r / 2]]
-    assert "--y (or all): kl 0 - val/acc (0.2 to 0.75), b - val/acc (0.1 to 0.375)" in refusal(tmp_path, table(rows))
+    assert "--y (or all): kl 0 - val/acc (0.2 to 0.75), b - val/acc (0.1 to 0.375)" in refusal(
+        tmp_path, table(rows)
+    )
     a, b = read_log(write(tmp_path, "w.csv", table(rows)), y="all")
     assert (a.name, b.name) == (a.y_name, b.y_name) == ("kl 0 - val/acc", "b - val/acc")
     assert list(b.x) == [s + 1 for s in STEPS] and b.y == pytest.approx(np.array(RATES) / 2)
@@ -94,44 +118,80 @@ def test_runs_of_a_wide_table_have_steps_of_their_own(tmp_path):
 def test_stray_bytes_in_a_console_log(tmp_path):
     content = b"config: {'lr': 1e-6}\n\xff\xfe\x00 stray \x0c bytes\n"
     for s, r in CURVE:
-        content += f"\x1b[36m(Runner)\x1b[0m step:{s} - val/acc:np.float64({r}) - perf/x:nan\n".encode() + b"\x85\xff\n"
+        content += (
+            f"\x1b[36m(Runner)\x1b[0m step:{s} - val/acc:np.float64({r}) - perf/x:nan\n".encode()
+            + b"\x85\xff\n"
+        )
     assert read(tmp_path, content).y == pytest.approx(RATES)
 
 
 def test_a_half_written_last_line_is_left_out(tmp_path):
     series = read(tmp_path, GOOD + b'{"step": 700, "pa')
-    assert series.y == pytest.approx(RATES) and any("line 12 is cut off" in note for note in series.notes)
+    assert series.y == pytest.approx(RATES) and any(
+        "line 12 is cut off" in note for note in series.notes
+    )
     assert "line 12: no valid JSON" in refusal(tmp_path, GOOD + b'{"step": 700, "pa\n' + GOOD)
 
 
 def test_validations_are_taken_and_where_decides_otherwise(tmp_path):
     content = json_lines(typed())
     series = read(tmp_path, content)
-    assert "from the eval records" in series.notes[0] and series.num_examples == 1024 and len(series.notes) == 1
+    assert (
+        "from the eval records" in series.notes[0]
+        and series.num_examples == 1024
+        and len(series.notes) == 1
+    )
     rollouts = read(tmp_path, content, where="type=rollout", y="answer_accuracy")
     assert set(rollouts.y) == {0.5} and "from the rollout records" in rollouts.notes[0]
     assert "measured in training" in rollouts.notes[1]
     assert "type can be eval, rollout, train" in refusal(tmp_path, content, where="type=evil")
     assert "did you mean 'type'" in refusal(tmp_path, content, where="typ=eval")
-    both = [["algorithm", "seed", "step", "acc"], *([a, i, s, r / i] for a in "ab" for i in (1, 2) for s, r in CURVE)]
-    assert read(tmp_path, table(both), where="algorithm=b,seed=2").y == pytest.approx(np.array(RATES) / 2)
+    both = [
+        ["algorithm", "seed", "step", "acc"],
+        *([a, i, s, r / i] for a in "ab" for i in (1, 2) for s, r in CURVE),
+    ]
+    assert read(tmp_path, table(both), where="algorithm=b,seed=2").y == pytest.approx(
+        np.array(RATES) / 2
+    )
 
 
 def test_curves_under_each_other_are_never_joined(tmp_path):
-    for group, values in {"seed": [3, 4], "dataset": "ab", "labelled_so": "ab", "batch_size": [3, 4.5]}.items():
-        content = table([[group, "step", "acc"], *([value, s, r] for value in values for s, r in CURVE)])
-        message = f"by {group}: {values[0]}, {values[1]}; choose one with --where {group}={values[0]}"
+    for group, values in {
+        "seed": [3, 4],
+        "dataset": "ab",
+        "labelled_so": "ab",
+        "batch_size": [3, 4.5],
+    }.items():
+        content = table(
+            [[group, "step", "acc"], *([value, s, r] for value in values for s, r in CURVE)]
+        )
+        message = (
+            f"by {group}: {values[0]}, {values[1]}; choose one with --where {group}={values[0]}"
+        )
         assert message in refusal(tmp_path, content)
-        assert read(tmp_path, content, where=f"{group}={values[1]}").y == pytest.approx(RATES), group
-    later = table([["dataset", "step", "acc"], *([name, s + 5 * (name == "b"), r] for s, r in CURVE for name in "ab")])
+        assert read(tmp_path, content, where=f"{group}={values[1]}").y == pytest.approx(RATES), (
+            group
+        )
+    later = table(
+        [
+            ["dataset", "step", "acc"],
+            *([name, s + 5 * (name == "b"), r] for s, r in CURVE for name in "ab"),
+        ]
+    )
     assert "several curves" in refusal(tmp_path, later)  # no step twice, and yet two curves
 
 
 def test_rows_of_one_step_are_averaged_when_told(tmp_path):
-    rows = [("step", "acc", "num_examples"), *((s, r * f, 10) for s, r in CURVE for f in (1.1, 0.9, 1.0))]
+    rows = [
+        ("step", "acc", "num_examples"),
+        *((s, r * f, 10) for s, r in CURVE for f in (1.1, 0.9, 1.0)),
+    ]
     series = read(tmp_path, table(rows), mean=True)
     assert list(series.x) == STEPS and series.y == pytest.approx(RATES)
-    assert "11 points, each the mean of all with its step (33 in all)" in series.notes[0] and series.num_examples == 30
+    assert (
+        "11 points, each the mean of all with its step (33 in all)" in series.notes[0]
+        and series.num_examples == 30
+    )
 
 
 # The column that is taken, and after the colon the other columns, which hold something else.
@@ -159,7 +219,10 @@ def test_the_better_name_is_taken(tmp_path):
 def test_names_of_compute(tmp_path):
     names = "train_flops total_flos gpu_hours num_tokens seconds grpo_step iteration episode epoch timesteps_total"
     for compute in f"{names} training_iteration Timestep frame".split():
-        assert read(tmp_path, table([["acc", compute], *((r, s + 1) for s, r in CURVE)])).x_name == compute
+        assert (
+            read(tmp_path, table([["acc", compute], *((r, s + 1) for s, r in CURVE)])).x_name
+            == compute
+        )
 
 
 def test_what_is_never_a_pass_rate(tmp_path):
@@ -176,16 +239,30 @@ def test_what_is_never_a_pass_rate(tmp_path):
 
 def test_equally_likely_columns_are_both_named_and_none_is_taken(tmp_path):
     two = json_lines({"step": s, "eval/aime": r, "eval/math": r / 2} for s, r in CURVE)
-    assert "--y (or all): eval/aime (0.2 to 0.75), eval/math (0.1 to 0.375)" in refusal(tmp_path, two)
+    assert "--y (or all): eval/aime (0.2 to 0.75), eval/math (0.1 to 0.375)" in refusal(
+        tmp_path, two
+    )
     curves = read_log(tmp_path / "log", y="eval/aime,eval/math")
-    assert [series.name for series in curves] == ["eval/aime", "eval/math"] and curves[1].y[0] == 0.1
-    assert [series.name for series in read_log(tmp_path / "log", y="all")] == ["eval/aime", "eval/math"]
+    assert [series.name for series in curves] == ["eval/aime", "eval/math"] and curves[1].y[
+        0
+    ] == 0.1
+    assert [series.name for series in read_log(tmp_path / "log", y="all")] == [
+        "eval/aime",
+        "eval/math",
+    ]
 
 
 def test_the_pass_rate_of_all_sources_is_taken_and_those_of_one_can_be_named(tmp_path):
     of = ("pass_rate/gym:a", "pass_rate/gym:b")
     content = json_lines(
-        {"step": s, "pass_rate": r, of[0]: r - 0.1, of[1]: r + 0.1, "num_examples": 256, "num_examples/gym:a": 128}
+        {
+            "step": s,
+            "pass_rate": r,
+            of[0]: r - 0.1,
+            of[1]: r + 0.1,
+            "num_examples": 256,
+            "num_examples/gym:a": 128,
+        }
         for s, r in CURVE
     )
     series = read(tmp_path, content)
@@ -218,9 +295,16 @@ def test_a_resumed_run_counts_once(tmp_path):
     series = read(tmp_path, json_lines(lines))
     assert list(series.x) == STEPS and series.y == pytest.approx(RATES)
     assert "left out: 3 whose step comes again later" in series.notes[0]
-    again = [{"step": s, "loss": i, "val/acc": r} for i, (s, r) in enumerate(CURVE[:4] + CURVE[2:6] + CURVE[5:])]
-    assert read(tmp_path, json_lines(again)).y == pytest.approx(RATES)  # twice, and once without a step in between
-    twice = [{"step": s, "val/acc": r} for s, r in [*CURVE, (100, 0.7)]]  # the last validation is made again
+    again = [
+        {"step": s, "loss": i, "val/acc": r}
+        for i, (s, r) in enumerate(CURVE[:4] + CURVE[2:6] + CURVE[5:])
+    ]
+    assert read(tmp_path, json_lines(again)).y == pytest.approx(
+        RATES
+    )  # twice, and once without a step in between
+    twice = [
+        {"step": s, "val/acc": r} for s, r in [*CURVE, (100, 0.7)]
+    ]  # the last validation is made again
     assert read(tmp_path, json_lines(twice)).y[-1] == 0.7
 
 
@@ -237,15 +321,20 @@ def test_a_line_that_is_none_is_refused_before_it_fills_the_memory(tmp_path, mon
     monkeypatch.setattr(logs, "LONGEST_LINE", 1000)
     assert "the first line has more than 1,000 characters" in refusal(tmp_path, b"a" * 5000)
     document = json.dumps([{"step": s, "acc": r} for s, r in CURVE * 5]).encode()
-    assert len(document) > 1000 and read(tmp_path, document).y == pytest.approx(RATES)  # a document may be one line
+    assert len(document) > 1000 and read(tmp_path, document).y == pytest.approx(
+        RATES
+    )  # a document may be one line
 
 
 def test_many_points_stream_and_are_averaged(tmp_path):
-    """Reading takes a few bytes a value, where a list of records takes 600 bytes a record of four values."""
+    """Reading takes a few bytes a value, where a list of records takes 600 bytes a record of four
+    values."""
     n = 20_000
     with open(tmp_path / "long.jsonl", "w") as file:
         for s in range(n):
-            file.write(f'{{"step": {s}, "acc": {s / 2 / n:.6f}, "loss": 0.123456, "type": "eval"}}\n')
+            file.write(
+                f'{{"step": {s}, "acc": {s / 2 / n:.6f}, "loss": 0.123456, "type": "eval"}}\n'
+            )
     tracemalloc.start()
     (series,) = read_log(tmp_path / "long.jsonl")
     most_bytes = tracemalloc.get_traced_memory()[1]
@@ -260,7 +349,9 @@ def test_averaged_points_keep_the_first_and_have_less_noise(tmp_path):
     rows = [(s, 0.2 + 0.6 * s / n, 100) for s in range(n)]
     series = read(tmp_path, table([("step", "acc", "num_examples"), *rows]))
     assert len(series.x) == MOST_POINTS and series.num_examples == pytest.approx(300, rel=1e-3)
-    assert (series.x[0], series.y[0]) == (0, 0.2) and np.allclose(series.y, 0.2 + 0.6 * series.x / n)
+    assert (series.x[0], series.y[0]) == (0, 0.2) and np.allclose(
+        series.y, 0.2 + 0.6 * series.x / n
+    )
 
 
 def test_standard_input(monkeypatch):
@@ -281,7 +372,8 @@ def test_the_tables_of_the_docs_are_those_that_come(tmp_path):
 
 
 def test_fitting_needs_no_more_than_numpy_scipy_and_matplotlib_on_any_system():
-    """Every module of curve/ is imported, and the example fitted, without what only Linux or only training has."""
+    """Every module of curve/ is imported, and the example fitted, without what only Linux or only
+    training has."""
     code = """
 import sys, pathlib, importlib
 for name in "fcntl resource torch transformers tqdm machinery data loss".split():

@@ -1,4 +1,5 @@
-"""loss.py against worked examples, and against references written as plain loops over single tokens."""
+"""loss.py against worked examples, and against references written as plain loops over single
+tokens."""
 
 import dataclasses
 import math
@@ -18,7 +19,7 @@ def tensor(*rows):
     return torch.tensor(rows)
 
 
-# --- recipes ------------------------------------------------------------------------------------------------------
+# --- recipes --------------------------------------------------------------------------------------
 
 
 def test_recipes_are_the_table_of_the_study():
@@ -32,7 +33,9 @@ def test_recipes_are_the_table_of_the_study():
         "magistral": ("pipeline-8", "dapo", "prompt", "batch", False, True, False, "interruption"),
         "minimax": ("ppo-8", "cispo", "prompt", "prompt", True, True, False, "interruption"),
     }
-    assert {name: tuple(getattr(recipe, c) for c in columns) for name, recipe in RECIPES.items()} == table
+    assert {
+        name: tuple(getattr(recipe, c) for c in columns) for name, recipe in RECIPES.items()
+    } == table
     assert all(recipe.recipe == name for name, recipe in RECIPES.items())
     assert [round(48 * RECIPES[name].batch_factor) for name in table] == [48, 48, 48, 80, 80, 80]
 
@@ -40,13 +43,17 @@ def test_recipes_are_the_table_of_the_study():
 @pytest.mark.parametrize("axis", loss.Axis.__args__)
 def test_leave_one_out_changes_one_axis_to_its_base_value(axis):
     recipe = loss.leave_one_out(axis)
-    changed = [f.name for f in dataclasses.fields(Recipe) if getattr(recipe, f.name) != getattr(Recipe(), f.name)]
+    changed = [
+        f.name
+        for f in dataclasses.fields(Recipe)
+        if getattr(recipe, f.name) != getattr(Recipe(), f.name)
+    ]
     assert sorted(changed) == sorted(["leave_out", axis])
     expected = "penalty" if axis == "length_control" else getattr(RECIPES["base"], axis)
     assert getattr(recipe, axis) == expected
 
 
-# --- asynchrony ---------------------------------------------------------------------------------------------------
+# --- asynchrony -----------------------------------------------------------------------------------
 
 
 def test_asynchrony_names():
@@ -67,16 +74,24 @@ def test_pitfall_15_work_in_flight_is_not_bounded_to_nothing_at_k_0():
 def test_a_batch_is_the_oldest_finished_groups_and_waits_for_those_that_would_get_too_old():
     assert loss.choose_batch([3, 1, 2], [], 3, "pipeline-8", 2) == [1, 2]
     assert loss.choose_batch([3], [3, 3], 3, "pipeline-8", 2) is None  # not enough finished
-    # At step 4 with k = 1 the unfinished group of version 3 must be in this batch: nothing may overtake it.
+    # At step 4 with k = 1 the unfinished group of version 3 must be in this batch: nothing may
+    # overtake it.
     assert loss.choose_batch([4, 4], [3], 4, "pipeline-1", 2) is None
     assert loss.choose_batch([4, 4], [4], 4, "pipeline-1", 2) == [0, 1]
-    # Two unfinished groups of one version, one group a step: one of them would be late two steps on.
+    # Two unfinished groups of one version, one group a step: one of them would be late two steps
+    # on.
     assert loss.choose_batch([5], [4, 4], 5, "pipeline-2", 1) is None
     assert loss.choose_batch([5], [4, 4], 5, "pipeline-3", 1) == [0]
     # PPO-off-policy waits for all that was handed out, and never asks for freshness.
     assert loss.choose_batch([0] * 3, [0], 0, "ppo-2", 2) is None
     assert loss.choose_batch([0, 0], [], 1, "ppo-2", 2) == [0, 1]
-    assert [loss.publishes("ppo-4", version) for version in range(5)] == [True, False, False, False, True]
+    assert [loss.publishes("ppo-4", version) for version in range(5)] == [
+        True,
+        False,
+        False,
+        False,
+        True,
+    ]
     assert all(loss.publishes("pipeline-8", version) for version in range(9))
 
 
@@ -87,7 +102,9 @@ def test_no_group_ever_gets_older_than_k_steps_whatever_order_they_finish_in(k):
     draw = lambda most: torch.randint(most, (1,), generator=generator).item()  # noqa: E731
     done, unfinished, ages = [], [], []
     for step in range(200):
-        unfinished += [step] * (loss.groups_ahead(asynchrony, prompts, step) - len(done) - len(unfinished))
+        unfinished += [step] * (
+            loss.groups_ahead(asynchrony, prompts, step) - len(done) - len(unfinished)
+        )
         while (batch := loss.choose_batch(done, unfinished, step, asynchrony, prompts)) is None:
             assert unfinished, "everything is finished, and no batch can be made of it: a deadlock"
             done.append(unfinished.pop(draw(len(unfinished))))
@@ -96,7 +113,7 @@ def test_no_group_ever_gets_older_than_k_steps_whatever_order_they_finish_in(k):
     assert max(ages) == k
 
 
-# --- length control -----------------------------------------------------------------------------------------------
+# --- length control -------------------------------------------------------------------------------
 
 
 def test_interruption_comes_when_open_thinking_reaches_its_budget():
@@ -118,7 +135,9 @@ def test_pitfall_8_thinking_closed_late_keeps_the_whole_answer_budget():
 
 def test_with_the_penalty_nothing_is_interrupted_and_the_budgets_are_one():
     sampled = torch.tensor([10, 12, 13])
-    interrupt, truncate = loss.interrupt_or_truncate("penalty", sampled, torch.tensor([-1, -1, 2]), 10, 3)
+    interrupt, truncate = loss.interrupt_or_truncate(
+        "penalty", sampled, torch.tensor([-1, -1, 2]), 10, 3
+    )
     assert interrupt.tolist() == [False] * 3
     assert truncate.tolist() == [False, False, True]
 
@@ -132,11 +151,13 @@ def test_rewards_and_the_length_penalty_on_correct_completions_only():
     beyond = loss.rewards(correct.float(), lengths + 500, "penalty", 120, 20)
     assert beyond.tolist() == [[0.0, 0.0, 0.0, -1.0]]
     graded = tensor([0.75, 0.25])
-    assert loss.rewards(graded, tensor([120, 100]), "interruption", 120, 20).tolist() == [[0.5, -0.5]]
+    assert loss.rewards(graded, tensor([120, 100]), "interruption", 120, 20).tolist() == [
+        [0.5, -0.5]
+    ]
     assert loss.rewards(graded, tensor([120, 100]), "penalty", 120, 20).tolist() == [[-0.25, -0.5]]
 
 
-# --- logits -------------------------------------------------------------------------------------------------------
+# --- logits ---------------------------------------------------------------------------------------
 
 
 def test_sampled_logprobs_entropy_and_gradient_match_a_plain_softmax_at_any_chunk():
@@ -163,7 +184,9 @@ def test_the_entropy_is_not_computed_again_in_the_backward():
 
     called, head = [], torch.randn(50, 8, requires_grad=True)
     with Calls():
-        logprobs, _ = loss.sampled_logprobs(torch.randn(32, 8), head, torch.zeros(32, dtype=torch.int64), True, 16)
+        logprobs, _ = loss.sampled_logprobs(
+            torch.randn(32, 8), head, torch.zeros(32, dtype=torch.int64), True, 16
+        )
         logprobs.sum().backward()
     softmax, exp = torch.ops.aten._log_softmax.default, torch.ops.aten.exp.default
     assert (called.count(softmax), called.count(exp)) == (4, 2)  # of two chunks
@@ -172,9 +195,13 @@ def test_the_entropy_is_not_computed_again_in_the_backward():
 def test_pitfall_4_the_logits_of_all_tokens_never_exist_at_once(monkeypatch):
     rows = []
     whole = loss.head_logits
-    monkeypatch.setattr(loss, "head_logits", lambda h, w, fp32: rows.append(len(h)) or whole(h, w, fp32))
+    monkeypatch.setattr(
+        loss, "head_logits", lambda h, w, fp32: rows.append(len(h)) or whole(h, w, fp32)
+    )
     head = torch.randn(50, 8, requires_grad=True)
-    logprobs, _ = loss.sampled_logprobs(torch.randn(100, 8), head, torch.zeros(100, dtype=torch.int64), True, 16)
+    logprobs, _ = loss.sampled_logprobs(
+        torch.randn(100, 8), head, torch.zeros(100, dtype=torch.int64), True, 16
+    )
     assert rows == [16] * 6 + [4]
     logprobs.sum().backward()
     assert sorted(rows[7:]) == [4] + [16] * 6  # recomputed in the backward, so not kept until then
@@ -188,14 +215,21 @@ def test_pitfall_3_fp32_logits_are_computed_in_fp32_and_not_cast_after_a_bf16_ma
     on, off = loss.head_logits(hidden, head, True), loss.head_logits(hidden, head, False)
     assert on.dtype == off.dtype == torch.float32
     assert error(on) < 1e-3 < 1e-2 < error(off)
-    torch.testing.assert_close(off, (hidden @ head.bfloat16().T).float())  # the negative control: a cast after it
+    torch.testing.assert_close(
+        off, (hidden @ head.bfloat16().T).float()
+    )  # the negative control: a cast after it
 
 
 @pytest.mark.parametrize("dtype, rounded", [(torch.float32, 0.0), (torch.bfloat16, 1e-3)])
 def test_pitfall_3_split_logits_agree_with_fp32(dtype, rounded):
-    """With logits whose standard deviation is 3. Gradients of hidden states in bf16 are rounded, a few otherwise."""
+    """With logits whose standard deviation is 3. Gradients of hidden states in bf16 are rounded, a
+    few otherwise."""
     torch.manual_seed(0)
-    hidden, head, targets = torch.randn(60, 1024).to(dtype), 0.1 * torch.randn(2000, 1024), torch.randint(2000, (60,))
+    hidden, head, targets = (
+        torch.randn(60, 1024).to(dtype),
+        0.1 * torch.randn(2000, 1024),
+        torch.randint(2000, (60,)),
+    )
 
     def found(fp32):
         h, w = hidden.clone().requires_grad_(), head.clone().requires_grad_()
@@ -217,7 +251,7 @@ def test_pitfall_3_the_head_is_never_a_stale_copy():
     torch.testing.assert_close(loss.head_logits(hidden, head, True), 2 * before)
 
 
-# --- which samples count, advantages ------------------------------------------------------------------------------
+# --- which samples count, advantages --------------------------------------------------------------
 
 ALL = tensor([True, True], [True, True])
 
@@ -231,7 +265,9 @@ def test_advantage_norms_on_a_worked_example():
     torch.testing.assert_close(advantage("prompt"), centred / tensor([math.sqrt(0.75)], [1.0]))
     torch.testing.assert_close(advantage("batch"), centred / math.sqrt((3 * 1 + 4 * 1) / 8))
     scores = (rewards + 1) / 2  # MaxRL: (s - mean s) / mean s, with means 1/4 and 1/2
-    torch.testing.assert_close(advantage("mean"), (scores - tensor([0.25], [0.5])) / tensor([0.25], [0.5]))
+    torch.testing.assert_close(
+        advantage("mean"), (scores - tensor([0.25], [0.5])) / tensor([0.25], [0.5])
+    )
     nobody = torch.full((1, 4), WRONG)
     assert (loss.advantages(nobody, usable[:1], usable[:1], "mean") == 0).all()
 
@@ -240,12 +276,15 @@ def test_the_batch_std_is_over_the_effective_batch():
     rewards = tensor([RIGHT, WRONG], [RIGHT, RIGHT])
     kept = loss.counted_samples(rewards, ALL, zero_variance_filter=True)
     assert kept.tolist() == [[True, True], [False, False]]
-    torch.testing.assert_close(loss.advantages(rewards, ALL, kept, "batch", eps=0.0), tensor([1.0, -1.0], [0.0, 0.0]))
+    torch.testing.assert_close(
+        loss.advantages(rewards, ALL, kept, "batch", eps=0.0), tensor([1.0, -1.0], [0.0, 0.0])
+    )
     everything = loss.counted_samples(rewards, ALL, zero_variance_filter=False)
     assert everything.all()
     root = math.sqrt(2 / 4)
     torch.testing.assert_close(
-        loss.advantages(rewards, ALL, everything, "batch", eps=0.0), tensor([1 / root, -1 / root], [0.0, 0.0])
+        loss.advantages(rewards, ALL, everything, "batch", eps=0.0),
+        tensor([1 / root, -1 / root], [0.0, 0.0]),
     )
 
 
@@ -263,26 +302,38 @@ def test_truncated_completions_are_no_members_of_their_group():
 
 @pytest.mark.parametrize("norm", ["prompt", "batch"])
 def test_pitfall_7_a_group_constant_up_to_rounding_gets_no_huge_advantages(norm):
-    third = torch.full((2, 3), 1 / 3)  # its mean is not 1/3 exactly in fp32: a std of ~1e-8 is what it divides by
+    third = torch.full(
+        (2, 3), 1 / 3
+    )  # its mean is not 1/3 exactly in fp32: a std of ~1e-8 is what it divides by
     third[1] = 1e4 + 1 / 3
     usable = torch.ones(2, 3, dtype=torch.bool)
     assert loss.zero_variance(third, usable).all()
     assert loss.advantages(third, usable, usable, norm).abs().max() == 0
     large = torch.tensor([[1e4, 1e4 + 1]])  # E[x^2] - E[x]^2 loses this std altogether
     torch.testing.assert_close(
-        loss.advantages(large, usable[:1, :2], usable[:1, :2], norm), tensor([-1.0, 1.0]), atol=1e-4, rtol=0
+        loss.advantages(large, usable[:1, :2], usable[:1, :2], norm),
+        tensor([-1.0, 1.0]),
+        atol=1e-4,
+        rtol=0,
     )
 
 
 def test_no_positive_resampling_retires_at_nine_tenths():
-    assert [loss.retires(rate) for rate in (0.0, 14 / 16, 0.9, 15 / 16, 1.0)] == [False, False, True, True, True]
+    assert [loss.retires(rate) for rate in (0.0, 14 / 16, 0.9, 15 / 16, 1.0)] == [
+        False,
+        False,
+        True,
+        True,
+        True,
+    ]
 
 
-# --- losses -------------------------------------------------------------------------------------------------------
+# --- losses ---------------------------------------------------------------------------------------
 
 
 def reference_terms(recipe, logprobs, generator_logprobs, sampled, advantages):
-    """The equations of the paper, token by token, in Python floats; returns values (their gradients: see below)."""
+    """The equations of the paper, token by token, in Python floats; returns values (their
+    gradients: see below)."""
     terms = []
     for train, gen, counts, advantage in zip(logprobs, generator_logprobs, sampled, advantages):
         ratios = [math.exp(a - b) for a, b, c in zip(train, gen, counts) if c]
@@ -305,7 +356,9 @@ def reference_terms(recipe, logprobs, generator_logprobs, sampled, advantages):
                 row.append(min(rho, 20) * advantage * a if kept else 0.0)
             else:
                 rho = mean if recipe.loss == "gspo" else rho
-                low, high = {"dapo": (0.2, 0.26), "grpo": (0.2, 0.2), "gspo": (0.004, 0.005)}[recipe.loss]
+                low, high = {"dapo": (0.2, 0.26), "grpo": (0.2, 0.2), "gspo": (0.004, 0.005)}[
+                    recipe.loss
+                ]
                 row.append(min(rho * advantage, min(max(rho, 1 - low), 1 + high) * advantage))
         terms.append(row)
     return terms
@@ -317,16 +370,26 @@ def test_losses_match_a_per_token_reference_in_value_and_gradient(name):
     recipe = Recipe(loss=name)
     generator_logprobs = -3 * torch.rand(6, 9, dtype=torch.float64)
     spread = {"cispo": 1.5, "gspo": 0.05, "dppo": 2.0}.get(name, 0.5)
-    logprobs = (generator_logprobs + spread * torch.randn(6, 9, dtype=torch.float64)).requires_grad_()
+    logprobs = (
+        generator_logprobs + spread * torch.randn(6, 9, dtype=torch.float64)
+    ).requires_grad_()
     sampled, advantages = torch.rand(6, 9) < 0.8, torch.randn(6, dtype=torch.float64)
-    terms, log_rho, clipped = loss.token_terms(recipe, logprobs, generator_logprobs, sampled, advantages)
+    terms, log_rho, clipped = loss.token_terms(
+        recipe, logprobs, generator_logprobs, sampled, advantages
+    )
     arguments = (generator_logprobs.tolist(), sampled.tolist(), advantages.tolist())
     expected = reference_terms(recipe, logprobs.tolist(), *arguments)
     torch.testing.assert_close(terms, torch.tensor(expected, dtype=torch.float64))
     assert clipped.any() != (name == "sapo") and not clipped.all(), "the example should have both"
-    torch.testing.assert_close(log_rho, torch.where(sampled, logprobs - generator_logprobs, 0.0).detach())
+    torch.testing.assert_close(
+        log_rho, torch.where(sampled, logprobs - generator_logprobs, 0.0).detach()
+    )
     terms.sum().backward()
-    if name in ("cispo", "icepop", "dppo"):  # the ratio is a constant to the gradient: term = constant x log pi
+    if name in (
+        "cispo",
+        "icepop",
+        "dppo",
+    ):  # the ratio is a constant to the gradient: term = constant x log pi
         torch.testing.assert_close(logprobs.grad, (terms / logprobs).detach())
         return
     step = 1e-6  # the others: by finite differences of the reference
@@ -336,14 +399,19 @@ def test_losses_match_a_per_token_reference_in_value_and_gradient(name):
             moved = logprobs.detach().clone()
             moved[i, t] += sign * step
             values.append(sum(map(sum, reference_terms(recipe, moved.tolist(), *arguments))))
-        assert logprobs.grad[i, t].item() == pytest.approx((values[0] - values[1]) / (2 * step), abs=1e-5)
+        assert logprobs.grad[i, t].item() == pytest.approx(
+            (values[0] - values[1]) / (2 * step), abs=1e-5
+        )
 
 
 def test_worked_examples_of_the_clips():
     logprobs = torch.log(tensor([0.6, 0.9, 0.05])).requires_grad_()
     generator = torch.log(tensor([0.1, 0.9, 0.5]))  # ratios 6, 1, 0.1
     all_sampled = torch.ones(1, 3, dtype=torch.bool)
-    for advantage, dapo, grpo in [(1.0, [1.26, 1.0, 0.1], [1.2, 1.0, 0.1]), (-1.0, [-6.0, -1.0, -0.8], None)]:
+    for advantage, dapo, grpo in [
+        (1.0, [1.26, 1.0, 0.1], [1.2, 1.0, 0.1]),
+        (-1.0, [-6.0, -1.0, -0.8], None),
+    ]:
         for name, expected in (("dapo", dapo), ("grpo", grpo or dapo)):
             terms, log_rho, clipped = loss.token_terms(
                 Recipe(loss=name), logprobs, generator, all_sampled, torch.tensor([advantage])
@@ -364,22 +432,29 @@ def test_worked_examples_of_the_newer_losses():
         ("dppo", -1.0, [-6, -1, 0, -20]),  # 0.05 - 0.5 is below -0.2, and 24 is capped at 20
     ]:
         logprobs = torch.log(pi).requires_grad_()
-        terms, _, clipped = loss.token_terms(Recipe(loss=name), logprobs, generator, sampled, tensor(advantage))
+        terms, _, clipped = loss.token_terms(
+            Recipe(loss=name), logprobs, generator, sampled, tensor(advantage)
+        )
         terms.sum().backward()
         torch.testing.assert_close(logprobs.grad, tensor(slopes).float())
         torch.testing.assert_close(terms, (tensor(slopes) * torch.log(pi)).float())
         assert torch.equal(clipped, tensor(slopes) == 0)
     for advantage, tau in [(1.0, 1.0), (-1.0, 1.05)]:
-        terms, _, clipped = loss.token_terms(Recipe(loss="sapo"), torch.log(pi), generator, sampled, tensor(advantage))
+        terms, _, clipped = loss.token_terms(
+            Recipe(loss="sapo"), torch.log(pi), generator, sampled, tensor(advantage)
+        )
         expected = [4 / tau * sigmoid(tau * (rho - 1)) * advantage for rho in (6, 1, 0.1, 24)]
         torch.testing.assert_close(terms, tensor(expected))
         assert not clipped.any()
 
 
 def test_a_wrong_completion_that_has_become_unlikely_is_masked_and_no_other_is():
-    """The mean over the sampled tokens of log pi_gen - log pi_train decides: above .5, and only where A < 0."""
+    """The mean over the sampled tokens of log pi_gen - log pi_train decides: above .5, and only
+    where A < 0."""
     generator = torch.full((4, 3), -1.0)
-    logprobs = tensor([-1.6, -1.6, 9.0], [-1.4, -1.4, 9.0], [-1.6, -1.6, 9.0], [-3.0, -1.0, 9.0]).requires_grad_()
+    logprobs = tensor(
+        [-1.6, -1.6, 9.0], [-1.4, -1.4, 9.0], [-1.6, -1.6, 9.0], [-3.0, -1.0, 9.0]
+    ).requires_grad_()
     sampled = tensor([True, True, False]).expand(4, 3)
     advantages = tensor(-1.0, -1.0, 1.0, -1.0)
     rows = lambda recipe: loss.token_terms(recipe, logprobs, generator, sampled, advantages)[0]  # noqa: E731
@@ -395,25 +470,39 @@ def test_pitfall_2_cispo_caps_the_ratio_itself_from_above_only_and_against_what_
     generator = torch.log(tensor([0.1, 0.1, 0.5]))
     logprobs = torch.log(tensor([0.55, 0.45, 0.005])).requires_grad_()  # ratios 5.5, 4.5, 0.01
     sampled = torch.ones(1, 3, dtype=torch.bool)
-    terms, _, clipped = loss.token_terms(Recipe(), logprobs, generator, sampled, torch.tensor([1.0]))
+    terms, _, clipped = loss.token_terms(
+        Recipe(), logprobs, generator, sampled, torch.tensor([1.0])
+    )
     terms.sum().backward()
-    torch.testing.assert_close(logprobs.grad, tensor([5.0, 4.5, 0.01]))  # 5, not 1 + 5; 0.01 is not raised to anything
+    torch.testing.assert_close(
+        logprobs.grad, tensor([5.0, 4.5, 0.01])
+    )  # 5, not 1 + 5; 0.01 is not raised to anything
     assert clipped.tolist() == [[True, False, False]]
     # The negative control: against recomputed log-probabilities the cap never bites.
-    _, log_rho, clipped = loss.token_terms(Recipe(), logprobs, logprobs.detach(), sampled, torch.tensor([1.0]))
+    _, log_rho, clipped = loss.token_terms(
+        Recipe(), logprobs, logprobs.detach(), sampled, torch.tensor([1.0])
+    )
     assert (log_rho == 0).all() and not clipped.any()
 
 
 def test_what_recipe_allows_is_what_there_is_a_function_for():
     """A name that stands in one of the two places only could not be chosen, or would end a run."""
-    for part, table in (("loss", loss.LOSSES), ("aggregation", loss.AGGREGATIONS), ("advantage_norm", loss.NORMS)):
-        assert {*get_args(Recipe.__annotations__[part])} == {*table}, f"Recipe.{part} and its table do not agree"
+    for part, table in (
+        ("loss", loss.LOSSES),
+        ("aggregation", loss.AGGREGATIONS),
+        ("advantage_norm", loss.NORMS),
+    ):
+        assert {*get_args(Recipe.__annotations__[part])} == {*table}, (
+            f"Recipe.{part} and its table do not agree"
+        )
 
 
 def test_each_function_says_the_formula_of_its_loss_and_a_clip_is_in_the_formula():
     for name, (term, formula, clip) in loss.LOSSES.items():
         docstring = " ".join(term.__doc__.split())
-        assert docstring.startswith(formula), f"the docstring of {term.__name__} begins with another formula"
+        assert docstring.startswith(formula), (
+            f"the docstring of {term.__name__} begins with another formula"
+        )
         assert (clip is not None) == ("eps_low" in formula) == ("eps_high" in formula), name
 
 
@@ -423,7 +512,12 @@ def test_every_loss_pushes_sampled_tokens_the_way_of_their_advantage(name):
     logprobs = torch.tensor([[-1.0, -2.0, -0.5], [-0.3, -0.1, -3.0]], requires_grad=True)
     sampled = tensor([True, True, False], [True, False, True])
     value, _ = loss.policy_loss(
-        Recipe(loss=name), logprobs, logprobs.detach(), sampled, tensor(1.5, -0.5), tensor(0.25, 0.25)
+        Recipe(loss=name),
+        logprobs,
+        logprobs.detach(),
+        sampled,
+        tensor(1.5, -0.5),
+        tensor(0.25, 0.25),
     )
     value.backward()
     assert torch.equal(logprobs.grad.sign(), tensor([-1.0, -1.0, 0.0], [1.0, 0.0, 1.0]))
@@ -431,7 +525,8 @@ def test_every_loss_pushes_sampled_tokens_the_way_of_their_advantage(name):
 
 @pytest.mark.parametrize("name", loss.LOSSES)
 def test_the_gradient_of_every_loss_agrees_with_finite_differences(name, monkeypatch):
-    """Of its value in float64, at ratios on both sides of any clip. What is detached is a constant: it is kept."""
+    """Of its value in float64, at ratios on both sides of any clip. What is detached is a constant:
+    it is kept."""
     torch.manual_seed(3)
     generator_logprobs = -3 * torch.rand(4, 6, dtype=torch.float64)
     logprobs = generator_logprobs + torch.randn(4, 6, dtype=torch.float64)
@@ -440,10 +535,14 @@ def test_the_gradient_of_every_loss_agrees_with_finite_differences(name, monkeyp
 
     def value(at: torch.Tensor) -> torch.Tensor:
         weights = torch.full((4,), 0.1, dtype=torch.float64)
-        return loss.policy_loss(Recipe(loss=name), at, generator_logprobs, sampled, advantages, weights)[0]
+        return loss.policy_loss(
+            Recipe(loss=name), at, generator_logprobs, sampled, advantages, weights
+        )[0]
 
     with monkeypatch.context() as patch:
-        patch.setattr(torch.Tensor, "detach", lambda tensor: constants.append(detach(tensor)) or constants[-1])
+        patch.setattr(
+            torch.Tensor, "detach", lambda tensor: constants.append(detach(tensor)) or constants[-1]
+        )
         at = logprobs.clone().requires_grad_()
         value(at).backward()
     step = 1e-6
@@ -462,7 +561,8 @@ def test_the_gradient_of_every_loss_agrees_with_finite_differences(name, monkeyp
 
 @pytest.mark.parametrize("name", loss.LOSSES)
 def test_pitfall_8_forced_tokens_have_no_weight_and_no_ratio(name):
-    """Whatever stands at a forced token changes nothing: loss, gradient and metrics are those of the sampled ones."""
+    """Whatever stands at a forced token changes nothing: loss, gradient and metrics are those of
+    the sampled ones."""
     torch.manual_seed(2)
     sampled = tensor([True, True, False, False, True])
     results = []
@@ -470,12 +570,21 @@ def test_pitfall_8_forced_tokens_have_no_weight_and_no_ratio(name):
         logprobs = torch.tensor([[-1.0, -0.5, filler, filler, -2.0]], requires_grad=True)
         generator = torch.tensor([[-1.1, -0.7, 0.0, 0.0, -1.5]])
         value, sums = loss.policy_loss(
-            Recipe(loss=name), logprobs, generator, sampled, torch.tensor([0.7]), torch.tensor([0.25])
+            Recipe(loss=name),
+            logprobs,
+            generator,
+            sampled,
+            torch.tensor([0.7]),
+            torch.tensor([0.25]),
         )
         value.backward()
         assert logprobs.grad[0, 2:4].tolist() == [0, 0]
         results.append(
-            [value.item(), *logprobs.grad[0, [0, 1, 4]].tolist(), *(total.item() for total in sums.values())]
+            [
+                value.item(),
+                *logprobs.grad[0, [0, 1, 4]].tolist(),
+                *(total.item() for total in sums.values()),
+            ]
         )
     assert results[0] == results[1]
 
@@ -485,7 +594,9 @@ def test_on_policy_all_losses_have_the_same_gradient():
     for name in loss.LOSSES:
         here = logprobs.clone().requires_grad_()
         weights = torch.tensor([0.25, 0.25])
-        value, _ = loss.policy_loss(Recipe(loss=name), here, logprobs, sampled, torch.tensor([1.0, -0.5]), weights)
+        value, _ = loss.policy_loss(
+            Recipe(loss=name), here, logprobs, sampled, torch.tensor([1.0, -0.5]), weights
+        )
         value.backward()
         gradients.append(here.grad)
     for gradient in gradients[1:]:
@@ -495,7 +606,8 @@ def test_on_policy_all_losses_have_the_same_gradient():
 @pytest.mark.parametrize("name", loss.LOSSES)
 @pytest.mark.parametrize("advantage", [0.0, 1.0])
 def test_a_ratio_beyond_all_numbers_that_is_cut_has_a_finite_gradient(name, advantage):
-    """exp overflows above 88 in fp32, and infinity times 0 is no number. The clips cut from above where A >= 0."""
+    """exp overflows above 88 in fp32, and infinity times 0 is no number. The clips cut from above
+    where A >= 0."""
     generator = torch.tensor([[-200.0, -100.0, -0.5], [-0.6, -0.7, -0.5]])
     logprobs = torch.tensor([[-0.1, -0.2, -0.3], [-0.5, -0.6, -0.4]], requires_grad=True)
     assert torch.isinf((logprobs - generator).exp()[0, :2]).all()
@@ -505,7 +617,15 @@ def test_a_ratio_beyond_all_numbers_that_is_cut_has_a_finite_gradient(name, adva
     )
     value.backward()
     assert value.isfinite() and logprobs.grad.isfinite().all() and logprobs.grad[1].abs().min() > 0
-    most = {"cispo": 5.0, "dapo": 1.26, "grpo": 1.2, "gspo": 1.005, "icepop": 0.0, "sapo": 4.0, "dppo": 0.0}[name]
+    most = {
+        "cispo": 5.0,
+        "dapo": 1.26,
+        "grpo": 1.2,
+        "gspo": 1.005,
+        "icepop": 0.0,
+        "sapo": 4.0,
+        "dppo": 0.0,
+    }[name]
     terms, _, clipped = loss.token_terms(
         Recipe(loss=name), logprobs, generator, sampled, torch.tensor([advantage, -1.0])
     )
@@ -531,7 +651,7 @@ def test_what_is_logged_of_the_ratio_is_of_tokens_whatever_the_loss(name):
     assert sums["kl"].item() == pytest.approx(kl, rel=1e-5)
 
 
-# --- aggregation --------------------------------------------------------------------------------------------------
+# --- aggregation ----------------------------------------------------------------------------------
 
 LENGTHS = tensor([1, 3], [2, 6])
 
@@ -571,7 +691,9 @@ def test_pitfall_6_the_loss_does_not_grow_with_the_groups_that_survive_the_filte
         for aggregation in ("sample", "prompt", "token"):
             weights = loss.token_weights(torch.full((5, 4), 7), counted, aggregation)
             assert (weights * 7).sum().item() == pytest.approx(1.0)
-    nothing = loss.token_weights(torch.full((5, 4), 7), torch.zeros(5, 4, dtype=torch.bool), "prompt")
+    nothing = loss.token_weights(
+        torch.full((5, 4), 7), torch.zeros(5, 4, dtype=torch.bool), "prompt"
+    )
     assert nothing.sum() == 0
 
 
@@ -600,7 +722,9 @@ def test_pitfall_5_any_cut_into_micro_batches_gives_the_same_gradient(aggregatio
     # The negative control: means per micro-batch, which is the usual mistake, give something else.
     scale = torch.tensor(1.1, requires_grad=True)
     for rows in torch.arange(12).split([2, 3, 7]):
-        own = loss.token_weights(lengths.view(12, 1)[rows], usable.view(12, 1)[rows], "token").flatten()
+        own = loss.token_weights(
+            lengths.view(12, 1)[rows], usable.view(12, 1)[rows], "token"
+        ).flatten()
         logprobs = generator_logprobs[rows] * scale
         value, _ = loss.policy_loss(
             Recipe(), logprobs, generator_logprobs[rows], sampled[rows], advantages[rows], own / 3

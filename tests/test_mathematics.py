@@ -65,12 +65,17 @@ def test_the_answer_is_found_in_a_worked_solution():
     ]:
         made = problem("What is it?", column)
         assert made.answer == answer and made.task == "data.tasks.mathematics"
-        assert made.prompt == "What is it?\n\nPlease reason step by step, and put your final answer within \\boxed{}."
+        assert (
+            made.prompt
+            == "What is it?\n\nPlease reason step by step, and put your final answer within \\boxed{}."
+        )
         assert score(made, f"</think>\\boxed{{{answer}}}"), column
     for column in ("#### ", r"\boxed{}", "word " * 300):
         with pytest.raises(ValueError, match="empty|long text"):
             problem("What?", column)
-    assert problem(r"What? Use \boxed{}.", "1").prompt == r"What? Use \boxed{}.", "it is not asked for again"
+    assert problem(r"What? Use \boxed{}.", "1").prompt == r"What? Use \boxed{}.", (
+        "it is not asked for again"
+    )
 
 
 @pytest.mark.parametrize("text, wanted, right, wrong", TASKS)
@@ -88,7 +93,8 @@ def test_the_wanted_answer_may_stand_in_the_problem():
 
 
 def test_hostile_answers_cost_nobody_a_verdict():
-    """Expressions that would keep a computer algebra system busy for ever, or blow a stack, are wrong at once."""
+    """Expressions that would keep a computer algebra system busy for ever, or blow a stack, are
+    wrong at once."""
     items = [
         (problem("What?", wanted), f"</think>\\boxed{{{answer}}}", right)
         for wanted, answer, right, _ in PAIRS["expressions made to hang"]

@@ -1,4 +1,4 @@
-"""docs/pack.py: the logs of a study in one file, from which fits and tables come out the same."""
+"""tools/pack.py: the logs of a study in one file, from which fits and tables come out the same."""
 
 import json
 import sys
@@ -21,7 +21,13 @@ def study(tmp_path):
             {"kind": "validation", **VALIDATION, "wall_seconds": 3.0, "mismatch_mean": 1e-7},
             {"kind": "train", **TRAIN},
             {"kind": "warning", "step": 1, "about": "fall", "text": "it falls"},
-            {"kind": "validation", **VALIDATION, "step": 1, "compute_flops": 3e11, "pass_rate": 0.5},
+            {
+                "kind": "validation",
+                **VALIDATION,
+                "step": 1,
+                "compute_flops": 3e11,
+                "pass_rate": 0.5,
+            },
         ]
         (tmp_path / "runs" / run).mkdir(parents=True)
         text = "".join(json.dumps(line) + "\n" for line in lines)
@@ -37,12 +43,17 @@ def packed(study, monkeypatch, *flags: str):
 
 def test_a_packed_log_has_what_fits_and_tables_need(study, monkeypatch):
     folder = packed(study, monkeypatch)
-    runs = {name: [json.loads(line) for line in log.splitlines()] for name, log in packed_runs(folder).items()}
+    runs = {
+        name: [json.loads(line) for line in log.splitlines()]
+        for name, log in packed_runs(folder).items()
+    }
     assert [*runs] == ["base-seed0", "scalerl-seed0"]
     for lines in runs.values():
         assert [line["kind"] for line in lines] == ["validation", "warning", "validation"]
         assert lines[0] == {"kind": "validation", **VALIDATION}
-    (before,), (after,) = (read_log(place / "base-seed0", y="pass_rate") for place in (study, folder))
+    (before,), (after,) = (
+        read_log(place / "base-seed0", y="pass_rate") for place in (study, folder)
+    )
     assert before.name == after.name and (before.x == after.x).all() and (before.y == after.y).all()
     assert before.num_examples == after.num_examples
 
@@ -50,7 +61,9 @@ def test_a_packed_log_has_what_fits_and_tables_need(study, monkeypatch):
 def test_columns_of_training_are_kept_if_they_are_named(study, monkeypatch):
     folder = packed(study, monkeypatch, "--train", "kl_estimate", "entropy")
     (line,) = (
-        line for line in map(json.loads, packed_runs(folder)["base-seed0"].splitlines()) if line["kind"] == "train"
+        line
+        for line in map(json.loads, packed_runs(folder)["base-seed0"].splitlines())
+        if line["kind"] == "train"
     )
     assert line == {"kind": "train", "step": 1, "kl_estimate": 0.123457, "entropy": None}
     assert "loss" not in read_table(folder / "base-seed0" / "log.jsonl").names

@@ -1,4 +1,5 @@
-"""`train.py --plan`: what it says, that it starts and writes nothing, and that docs/node.md says the same."""
+"""`train.py --plan`: what it says, that it starts and writes nothing, and that docs/node.md says
+the same."""
 
 import os
 import re
@@ -11,13 +12,13 @@ from plans import ROOT, make_models, table
 from steps import run_train
 from test_settings import refusal
 
-from machinery.engine import EngineSettings
-from machinery.feed import Feed
+from core.engine import EngineSettings
+from core.feed import Feed
+from core.model import load_model, load_shapes
+from core.settings import Settings, TrainCommand, parse
+from core.vllm_engine import make_llm_engine
 from machinery.folder import write_config
-from machinery.model import load_model, load_shapes
-from machinery.plan import Needs, Shape, generator_bytes, trainer_bytes
-from machinery.settings import Settings, TrainCommand, parse
-from machinery.vllm_engine import make_llm_engine
+from tools.plan import Needs, Shape, generator_bytes, trainer_bytes
 
 EIGHT = ["--plan", "--data", "polaris", "--gpu-memory", "80", "--gpus", "8"]
 
@@ -47,25 +48,58 @@ def test_the_plan_of_the_default_run_starts_and_writes_nothing(here, capsys):
     text = planned(["--plan"], capsys)
     assert sorted(here.rglob("*")) == before
     assert "142,016 parameters" in row(text, "model") and "85 tokens" in row(text, "model")
-    assert row(text, "a trainer").endswith("1: cpu") and row(text, "a generator (torch)").endswith("1: cpu")
+    assert row(text, "a trainer").endswith("1: cpu") and row(text, "a generator (torch)").endswith(
+        "1: cpu"
+    )
     assert "512 sequences of full length" in row(text, "keys and values")
     assert "largest" not in text
-    assert "fits" in row(text, "cpu") and "the parameters" in row(text, "/dev/shm") and "lowered by" not in text
+    assert (
+        "fits" in row(text, "cpu")
+        and "the parameters" in row(text, "/dev/shm")
+        and "lowered by" not in text
+    )
 
 
 def test_a_machine_that_is_not_here_and_which_flags_help(here, capsys):
     text = planned([*EIGHT, "--model", "Qwen/Qwen3-8B"], capsys)
     assert row(text, "a generator (vllm)").endswith("7: " + " ".join(f"cuda:{i}" for i in range(7)))
-    assert row(text, "cuda:7").endswith("DOES NOT FIT") and row(text, "cuda:0 to cuda:6").endswith("fits")
+    assert row(text, "cuda:7").endswith("DOES NOT FIT") and row(text, "cuda:0 to cuda:6").endswith(
+        "fits"
+    )
     assert "--trainers" in row(text, "lowered by")
-    assert row(text, "largest that fits").endswith("--model Qwen/Qwen3-8B --trainers 4 --gradient-checkpointing")
+    assert row(text, "largest that fits").endswith(
+        "--model Qwen/Qwen3-8B --trainers 4 --gradient-checkpointing"
+    )
     helped = planned([*EIGHT, "--model", "Qwen/Qwen3-8B", "--trainers", "4"], capsys)
     assert "DOES NOT" not in helped and "lowered by" not in helped
     for slots, verdict in (("256", "DOES NOT FIT"), ("16", "fits")):
-        flags = ["--model", "Qwen/Qwen3-8B", "--trainers", "4", "--engine", "torch", "--slots", slots]
+        flags = [
+            "--model",
+            "Qwen/Qwen3-8B",
+            "--trainers",
+            "4",
+            "--engine",
+            "torch",
+            "--slots",
+            slots,
+        ]
         assert row(planned([*EIGHT, *flags], capsys), "cuda:0 to cuda:3").endswith(verdict)
-    for memory, wanted in (("24", "none"), ("48", "0.6B --trainers 1"), ("141", "1.7B --trainers 1")):
-        alone = ["--plan", "--data", "polaris", "--model", "Qwen/Qwen3-8B", "--gpus", "1", "--gpu-memory", memory]
+    for memory, wanted in (
+        ("24", "none"),
+        ("48", "0.6B --trainers 1"),
+        ("141", "1.7B --trainers 1"),
+    ):
+        alone = [
+            "--plan",
+            "--data",
+            "polaris",
+            "--model",
+            "Qwen/Qwen3-8B",
+            "--gpus",
+            "1",
+            "--gpu-memory",
+            memory,
+        ]
         assert wanted in row(planned(alone, capsys), "largest that fits")
 
 
@@ -75,11 +109,17 @@ def test_what_cannot_be_planned_is_one_sentence(here, capsys, monkeypatch):
         (["--gpus", "8"], "--gpus is for --plan alone"),
         (["--gpu-memory", "80"], "--gpu-memory is for --plan alone"),
         (["--plan", "--gpus", "2"], "--gpus wants --gpu-memory too"),
-        (["--plan", "--gpus", "0", "--gpu-memory", "80"], "--gpu-memory is of a machine with GPUs: say how many"),
+        (
+            ["--plan", "--gpus", "0", "--gpu-memory", "80"],
+            "--gpu-memory is of a machine with GPUs: say how many",
+        ),
         (["--plan", "--gpus", "-1"], "--gpus is -1; it must be at least 0"),
         ([*EIGHT, "--trainers", "9"], "want 10 GPUs; there are 8"),
         ([*EIGHT, "--model", "no/such/model"], "--model no/such/model: there is no such folder"),
-        ([*EIGHT, "--model", "Qwen/Qwen3-8B", "--tensor-parallel", "3"], "cannot be split over 3 GPUs"),
+        (
+            [*EIGHT, "--model", "Qwen/Qwen3-8B", "--tensor-parallel", "3"],
+            "cannot be split over 3 GPUs",
+        ),
         (["--plan", "--thinking-budget", "300", "400"], "the model holds 256"),
     ):
         assert message in refusal(flags, capsys), flags
@@ -90,7 +130,9 @@ def test_a_run_that_goes_on_has_its_own_settings_and_none_of_the_plans(here, cap
     run.mkdir(parents=True)
     write_config(run, parse(["--prompts-per-step", "2", "--steps", "10"]))
     text = planned(["--plan", "--resume", "runs/mine", "--steps", "20"], capsys)
-    assert " 2,720 tokens" in row(text, "activations")  # 2 x 16 sequences of 85: no micro-batch is full
+    assert " 2,720 tokens" in row(
+        text, "activations"
+    )  # 2 x 16 sequences of 85: no micro-batch is full
     settings = parse(["--resume", "runs/mine", "--steps", "20"], TrainCommand).of_the_run()
     assert type(settings) is Settings and (settings.prompts_per_step, settings.steps) == (2, 20)
 
@@ -101,11 +143,18 @@ def test_shapes_come_from_the_config_alone(models):
         shapes = load_shapes(folder)
         assert {parameter.device.type for parameter in shapes.parameters()} == {"meta"}
         assert vars(Shape(shapes)) == vars(Shape(model)), kind
-        if kind in ("deepseek-v3", "glm4-moe-lite"):  # which version of transformers caches what differs
+        if kind in (
+            "deepseek-v3",
+            "glm4-moe-lite",
+        ):  # which version of transformers caches what differs
             continue
         with torch.no_grad():
-            layer = model.base_model(input_ids=torch.tensor([[1, 2]]), use_cache=True).past_key_values.layers[0]
-        assert Shape(shapes).cached == sum(part.shape[1] * part.shape[3] for part in (layer.keys, layer.values)), kind
+            layer = model.base_model(
+                input_ids=torch.tensor([[1, 2]]), use_cache=True
+            ).past_key_values.layers[0]
+        assert Shape(shapes).cached == sum(
+            part.shape[1] * part.shape[3] for part in (layer.keys, layer.values)
+        ), kind
 
 
 def test_what_memory_grows_with():
@@ -137,7 +186,9 @@ def test_the_table_of_the_docs_is_what_the_command_says(here, capsys):
     text = (ROOT / "docs" / "node.md").read_text()
     for line in table(here):
         assert line in text
-    command, shown = re.search(r"```\n(python train.py --plan .*)\n```\n\n```\n([^`]*)```", text).groups()
+    command, shown = re.search(
+        r"```\n(python train.py --plan .*)\n```\n\n```\n([^`]*)```", text
+    ).groups()
     assert planned(command.split()[2:], capsys) == shown
 
 
@@ -160,5 +211,7 @@ def test_on_a_gpu_vllm_leaves_room_for_what_it_cannot_measure_when_it_sizes_its_
     monkeypatch.setitem(sys.modules, "vllm.platforms", SimpleNamespace(current_platform=platform))
     monkeypatch.setattr(os, "environ", {})
     decoding = SimpleNamespace(fp32_logits=True, longest=100, phrase=())
-    make_llm_engine(EngineSettings("model", ("cuda:0",), "bfloat16", 1, 8, decoding, "vllm", memory=0.4), 8192)
+    make_llm_engine(
+        EngineSettings("model", ("cuda:0",), "bfloat16", 1, 8, decoding, "vllm", memory=0.4), 8192
+    )
     assert seen == [pytest.approx(0.4 - 3 * 4 * 1000 * 50 / 10_000_000), "_keep_head_in_fp32"]

@@ -1,4 +1,5 @@
-"""Programming problems: DeepCoder's forms of tests, verdicts, and honest programs in the sandbox."""
+"""Programming problems: DeepCoder's forms of tests, verdicts, and honest programs in the
+sandbox."""
 
 import json
 
@@ -6,7 +7,9 @@ import pytest
 
 from data.tasks import programming
 
-IN_AND_OUT = programming.problem("Add.", [{"type": "stdin_stdout", "input": "41 1\n", "output": "42\n"}])
+IN_AND_OUT = programming.problem(
+    "Add.", [{"type": "stdin_stdout", "input": "41 1\n", "output": "42\n"}]
+)
 CALLED = programming.problem("Add.", {"inputs": [[41, 1]], "outputs": [[42]], "fn_name": "add"})
 
 
@@ -14,7 +17,7 @@ def block(program: str) -> str:
     return f"Thinking.</think>Here it is:\n```python\n{program}\n```\nThat is all."
 
 
-# --- problems and verdicts ------------------------------------------------------------------------------------------
+# --- problems and verdicts ------------------------------------------------------------------------
 
 FORMS = {
     "taco, standard input": ({"inputs": ["1 2\n", "5 6\n"], "outputs": ["3\n", "11\n"]}, None),
@@ -41,7 +44,9 @@ def test_each_form_of_tests_tells_right_from_wrong():
         assert problem == programming.problem("Add two numbers.", json.dumps(tests)), name
         assert problem.task == "data.tasks.programming" and "```python" in problem.prompt
         assert function is None or f"`{function}`" in problem.prompt, name
-        assert programming.score(problem, block(right)) and not programming.score(problem, block(wrong)), name
+        assert programming.score(problem, block(right)) and not programming.score(
+            problem, block(wrong)
+        ), name
 
 
 def test_tests_in_no_known_form_are_refused():
@@ -62,7 +67,9 @@ def test_the_fifteen_longest_tests_are_kept():
     kept = json.loads(programming.problem("Add.", tests).answer)["tests"]
     assert [len(given) for given, _ in kept] == list(range(30, 15, -1))
     tests += [{"input": "1" * programming.LONGEST_TEST, "output": "x"}]
-    assert json.loads(programming.problem("Add.", tests).answer)["tests"] == kept, "giant tests are left out"
+    assert json.loads(programming.problem("Add.", tests).answer)["tests"] == kept, (
+        "giant tests are left out"
+    )
     assert len(json.loads(programming.problem("Add.", tests[-1:]).answer)["tests"]) == 1
 
 
@@ -81,7 +88,8 @@ COMPLETIONS = [  # and whether they are right
     (block("print(42); raise SystemExit(0)"), True), (block("print(42); raise SystemExit(3)"), False),
     (block("print(42, 42)"), False), (block("print('42\\n42')"), False), (block("print(42.0)"), False),
     (block("print(4); print(2)"), False),
-    (block("from __future__ import annotations\nprint(List and math.floor(42.5))"), True),  # as judges have it
+    # as judges have it
+    (block("from __future__ import annotations\nprint(List and math.floor(42.5))"), True),
     (block("x = '\ud800'\nprint(42)"), False),  # a lone surrogate
     (block("import os\nos.write(1, '\\ud800'.encode(errors='surrogatepass'))"), False),
 ]  # fmt: skip
@@ -97,16 +105,25 @@ RETURNED = [  # the wanted value, what the function returns, whether it is right
     (0.5, "0.51", False), ([1, [2]], "(1, (2,))", True), ([1, 2], "[2, 1]", False), (None, "None", True),
     (True, "True", True), (True, "1", False), ({"a": 1}, "{'a': 1}", True), (1, "float('nan')", False),
     ([1], "[1, 2]", False), ("a", "'a'", True), (3, "{1, 2}", False), (1.0, "1", True),
-    (0.5, "10**400", False), ([0.5], "[-10**400]", False), (0.5, "10**5000", False),  # too large for a float
+    # too large for a float
+    (0.5, "10**400", False), ([0.5], "[-10**400]", False), (0.5, "10**5000", False),
     ("a", "'\\ud800'", False), ("\ud800", "'a'", False), ("\ud800", "'\\ud800'", True),
 ]  # fmt: skip
 
 
 def test_what_a_function_returns_is_compared_as_json():
     for wanted, returned, right in RETURNED:
-        test = {"testtype": "functional", "input": "0", "output": json.dumps(wanted), "metadata": {"func_name": "f"}}
+        test = {
+            "testtype": "functional",
+            "input": "0",
+            "output": json.dumps(wanted),
+            "metadata": {"func_name": "f"},
+        }
         program = f"class Solution:\n    def f(self, x: List[int]):\n        return {returned}"
-        assert programming.score(programming.problem("Do.", [test]), block(program)) is right, (wanted, returned)
+        assert programming.score(programming.problem("Do.", [test]), block(program)) is right, (
+            wanted,
+            returned,
+        )
 
 
 def test_decimal_fractions_are_compared_up_to_rounding_and_nothing_else_is():
@@ -114,7 +131,12 @@ def test_decimal_fractions_are_compared_up_to_rounding_and_nothing_else_is():
     assert same("0.3333333333\n", "0.333333333") and same("1 0.50  \n\n\n", "1 0.5")
     assert not same("0.334", "0.333") and not same("nan", "0.5") and not same("inf", "1.0")
     assert not same("1_0.0", "10.0")
-    assert not same("1000001", "1000000") and not same("a b", "ab") and not same("", "1") and not same("1\n\n2", "1\n2")
+    assert (
+        not same("1000001", "1000000")
+        and not same("a b", "ab")
+        and not same("", "1")
+        and not same("1\n\n2", "1\n2")
+    )
 
 
 def test_a_lone_surrogate_in_a_test_makes_no_error():
@@ -123,7 +145,7 @@ def test_a_lone_surrogate_in_a_test_makes_no_error():
         assert programming.score(problem, block("input()\nprint(42)")) is (wanted == "42")
 
 
-# --- honest programs ------------------------------------------------------------------------------------------------
+# --- honest programs ------------------------------------------------------------------------------
 
 HONEST = {  # each reads 41 and 1, and writes 42
     "input()": "print(sum(map(int, input().split())))",
@@ -253,8 +275,12 @@ HONEST_WITH_NUMPY = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("table", [HONEST, HONEST_FUNCTIONS, HONEST_WITH_NUMPY], ids=["run", "called", "numpy"])
+@pytest.mark.parametrize(
+    "table", [HONEST, HONEST_FUNCTIONS, HONEST_WITH_NUMPY], ids=["run", "called", "numpy"]
+)
 def test_honest_programs_are_right(table):
     problem = IN_AND_OUT if table is HONEST else CALLED
-    wrong = [name for name, program in table.items() if not programming.score(problem, block(program))]
+    wrong = [
+        name for name, program in table.items() if not programming.score(problem, block(program))
+    ]
     assert wrong == []

@@ -5,35 +5,45 @@ import re
 import tomllib
 from pathlib import Path
 
-import export
 import fit_curve
-import study
-import view
+from core.settings import GenerateCommand, TrainCommand
 from curve.columns import Reading
 from curve.flags import flag
 from loss import Recipe
-from machinery import imitate
-from machinery.settings import GenerateCommand, TrainCommand
+from tools import export, imitate, study, view
 
 ROOT = Path(__file__).parent.parent
-PAGES = {path: path.read_text() for path in (*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md")))}
-PAGES = {path: text for path, text in PAGES.items() if "elsewhere" not in path.parts}  # other engines' own pages
-CODE = [path for path in ROOT.rglob("*.py") if not {"runs", ".venv"} & {*path.relative_to(ROOT).parts}]
+PAGES = {
+    path: path.read_text() for path in (*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md")))
+}
+PAGES = {
+    path: text for path, text in PAGES.items() if "elsewhere" not in path.parts
+}  # other engines' own pages
+CODE = [
+    path for path in ROOT.rglob("*.py") if not {"runs", ".venv"} & {*path.relative_to(ROOT).parts}
+]
 
 
 def anchors(page: str) -> set[str]:
     """What a link to a heading of this page may have behind its #, as GitHub makes it."""
     text = re.sub(r"(?ms)^```.*?^```", "", page)
-    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in re.findall(r"(?m)^#+ (.+)", text)}
+    return {
+        re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
+        for title in re.findall(r"(?m)^#+ (.+)", text)
+    }
 
 
 def test_all_links_and_their_headings_exist():
     links = 0
     for path, text in PAGES.items():
-        for target, place in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", re.sub(r"`[^`\n]*`", "", text)):
+        for target, place in re.findall(
+            r"\]\((?!http)([^)#]*)#?([^)]*)\)", re.sub(r"`[^`\n]*`", "", text)
+        ):
             file, links = (path.parent / target).resolve() if target else path, links + 1
             assert file.exists(), f"{path.name} links to {target}, which does not exist"
-            assert not place or place in anchors(PAGES[file]), f"{path.name}: {file.name} has no heading #{place}"
+            assert not place or place in anchors(PAGES[file]), (
+                f"{path.name}: {file.name} has no heading #{place}"
+            )
     assert links > 100
 
 
@@ -44,7 +54,9 @@ def test_a_link_to_a_function_names_its_file():
         for name, file in re.findall(r"\[`(\w+)`\]\(([\w/.]+\.py)\)", text):
             links += 1
             code = (path.parent / file).read_text()
-            assert re.search(rf"(?m)^(def|class) {name}\b", code), f"{path.name}: {name} is not in {file}"
+            assert re.search(rf"(?m)^(def|class) {name}\b", code), (
+                f"{path.name}: {name} is not in {file}"
+            )
     assert links >= 10
 
 
@@ -52,7 +64,13 @@ def test_all_flags_that_pages_name_exist():
     kinds = (TrainCommand, Recipe, GenerateCommand, imitate.Command, study.Study, fit_curve.Options, Reading,
              view.View, export.Options)  # fmt: skip
     fields = [field.name for kind in kinds for field in dataclasses.fields(kind)]
-    known = {"--help", "--no", "--all", *map(flag, fields), *(flag(f"no_{field}") for field in fields)}
+    known = {
+        "--help",
+        "--no",
+        "--all",
+        *map(flag, fields),
+        *(flag(f"no_{field}") for field in fields),
+    }
     for script in CODE:
         if {"benchmarks", "docs"} & {*script.relative_to(ROOT).parts}:
             known |= {*re.findall(r'"(--[\w-]+)"', script.read_text())}
@@ -69,12 +87,16 @@ def test_all_scripts_and_pages_that_are_named_exist():
         for name in {*re.findall(r"python ([\w/]+\.py)", text)} - of_the_reader:
             assert (ROOT / name).exists(), f"{path.name} runs {name}, which does not exist"
     for path in CODE:
-        for name in {*re.findall(r"docs/[\w/-]+\.md", path.read_text())} - {"docs/gpu.md"}:  # which gpu.py writes
+        for name in {*re.findall(r"docs/[\w/-]+\.md", path.read_text())} - {
+            "docs/gpu.md"
+        }:  # which gpu.py writes
             assert (ROOT / name).exists(), f"{path.name} names {name}, which does not exist"
 
 
 def test_pip_installs_the_same_by_extras_as_by_requirements():
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
     for name, ending in (("train", ""), ("vllm", "-vllm"), ("dev", "-dev")):
         file = f"requirements{ending}.txt"
         lines = (ROOT / file).read_text().replace("-r requirements.txt", "scalerl[train]").split()
@@ -83,7 +105,7 @@ def test_pip_installs_the_same_by_extras_as_by_requirements():
 
 
 def test_the_warnings_that_are_explained_are_those_of_the_program():
-    code = "".join(path.read_text() for path in sorted((ROOT / "machinery").glob("*.py")))
+    code = "".join(path.read_text() for path in (*ROOT.glob("core/*.py"), *ROOT.glob("machinery/*.py")))
     said = re.sub(r'"\s*\n\s*f?"', "", code)
     table = (ROOT / "docs" / "help.md").read_text().split("| warning | meaning |")[1]
     words = re.findall(r"(?m)^\| ([^|-]+) \|", table)

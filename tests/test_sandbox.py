@@ -1,4 +1,5 @@
-"""The sandbox: hostile programs, one table of them for each line of what docs/data.md says that a program cannot do."""
+"""The sandbox: hostile programs, one table of them for each line of what docs/data.md says that a
+program cannot do."""
 
 import contextlib
 import ctypes
@@ -17,7 +18,9 @@ from data import sandbox
 from data.tasks import programming
 from data.verify import Verdict, VerifierPool
 
-IN_AND_OUT = programming.problem("Add.", [{"type": "stdin_stdout", "input": "41 1\n", "output": "42\n"}])
+IN_AND_OUT = programming.problem(
+    "Add.", [{"type": "stdin_stdout", "input": "41 1\n", "output": "42\n"}]
+)
 CALLED = programming.problem("Add.", {"inputs": [[41, 1]], "outputs": [[42]], "fn_name": "add"})
 DOCS = Path(__file__).parent.parent / "docs" / "data.md"
 
@@ -27,11 +30,12 @@ def block(program: str) -> str:
 
 
 def test_this_machine_enforces_everything():
-    """The hostile programs below prove nothing where the sandbox has gaps: then this says so first."""
+    """The hostile programs below prove nothing where the sandbox has gaps: then this says so
+    first."""
     assert sandbox.missing() == []
 
 
-# --- hostile programs -----------------------------------------------------------------------------------------------
+# --- hostile programs -----------------------------------------------------------------------------
 
 START = """
 import ctypes, os
@@ -134,7 +138,8 @@ CANNOT = {  # what a program cannot do, as docs/data.md has it: programs that pr
         "lock that it holds": "import time\nword = ctypes.c_uint(VICTIM)\n"
             "soon = (ctypes.c_long * 2)(int(time.time()) + 1)\n"
             "libc.syscall(202, ctypes.byref(word), 6, 0, soon, 0, 0)\n"
-            "answer(-(ctypes.get_errno() not in (3, 110)))",  # no such process, or in vain: so it lives
+            # no such process, or in vain: so it lives
+            "answer(-(ctypes.get_errno() not in (3, 110)))",
         "limits": "answer(libc.prlimit(VICTIM, 0, 0, (ctypes.c_long * 2)()))",
         "priority": "answer(libc.setpriority(0, VICTIM, 19))",
         "its own tie to the verifier": "answer(libc.prctl(1, 0))",
@@ -198,13 +203,19 @@ CALLED_PROGRAMS = {  # the last of these for programs that define a function
 
 
 def test_the_docs_say_what_is_tried_here():
-    rows = DOCS.read_text().partition("| a program cannot | by |\n|---|---|\n")[2].partition("\n\n")[0].splitlines()
+    rows = (
+        DOCS.read_text()
+        .partition("| a program cannot | by |\n|---|---|\n")[2]
+        .partition("\n\n")[0]
+        .splitlines()
+    )
     assert [row.split(" | ")[0].removeprefix("| ") for row in rows] == list(CANNOT)
 
 
 @pytest.fixture
 def outside(tmp_path, monkeypatch):
-    """What programs try to reach, by the names under which they know it. It is as it was afterwards."""
+    """What programs try to reach, by the names under which they know it. It is as it was
+    afterwards."""
     monkeypatch.setenv("SECRET_TOKEN", "42")
     secret, libc = tmp_path / "secret", ctypes.CDLL(None, use_errno=True)
     secret.write_text("42")
@@ -220,10 +231,16 @@ def outside(tmp_path, monkeypatch):
         os.close(libc.mq_open(queue, os.O_CREAT | os.O_RDWR, 0o600, None))
         yield {"SECRET": str(secret), "PORT": server.getsockname()[1], "SOCKET": str(tmp_path / "socket"),
                "VICTIM": victim.pid, "SHARED": shared, "QUEUE": queue}  # fmt: skip
-        priority = os.getpriority(os.PRIO_PROCESS, 0)  # of its parent, which may have been started with `nice`
+        priority = os.getpriority(
+            os.PRIO_PROCESS, 0
+        )  # of its parent, which may have been started with `nice`
         harmed = [victim.poll(), os.getpriority(os.PRIO_PROCESS, victim.pid)] != [None, priority]
         victim.kill()
-        removed = [libc.shmctl(shared[0], 0, 0), libc.semctl(shared[1], 0, 0), libc.msgctl(shared[2], 0, 0)]
+        removed = [
+            libc.shmctl(shared[0], 0, 0),
+            libc.semctl(shared[1], 0, 0),
+            libc.msgctl(shared[2], 0, 0),
+        ]
         assert not harmed and [*removed, libc.mq_unlink(queue)] == [0, 0, 0, 0]
         for stranger in (server, datagrams):
             stranger.setblocking(False)
@@ -254,16 +271,23 @@ def test_hostile_programs_are_wrong_and_harm_nothing(outside, tmp_path, monkeypa
     tried = []  # name, problem, program, whether it is right
     for row, programs in CANNOT.items():
         if row in ONE_BY_ONE:
-            tried += [(f"{row}: {name}", IN_AND_OUT, start + program, False) for name, program in programs.items()]
+            tried += [
+                (f"{row}: {name}", IN_AND_OUT, start + program, False)
+                for name, program in programs.items()
+            ]
         else:
-            all_refused = programming.problem("Try.", [{"input": "", "output": "\n".join(programs)}])
+            all_refused = programming.problem(
+                "Try.", [{"input": "", "output": "\n".join(programs)}]
+            )
             tried.append((row, all_refused, group(programs, start), True))
     tried += [(name, CALLED, start + program, False) for name, program in CALLED_PROGRAMS.items()]
     with VerifierPool(4, time_limit=4, memory_gib=0.5) as pool:
         for name, problem, program, _ in tried:
             right = "print(42)" if problem is not CALLED else "def add(a, b): return a + b"
             pool.submit([(name, problem, block(program))])
-            pool.submit([(f"after {name}", CALLED if problem is CALLED else IN_AND_OUT, block(right))])
+            pool.submit(
+                [(f"after {name}", CALLED if problem is CALLED else IN_AND_OUT, block(right))]
+            )
         verdicts = dict(wait_for_all(pool))
     assert len(verdicts) == 2 * len(tried)
     for name, _, _, right in tried:
@@ -284,7 +308,8 @@ def wait_for_all(pool: VerifierPool, seconds: float = 200) -> list:
 
 
 def programs_below(folder: Path) -> list[str]:
-    """The processes that stand in a folder below this one, as programs do, which cannot leave theirs."""
+    """The processes that stand in a folder below this one, as programs do, which cannot leave
+    theirs."""
     pids = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
@@ -293,7 +318,9 @@ def programs_below(folder: Path) -> list[str]:
     return pids
 
 
-@pytest.mark.parametrize("wanted, open_files", [(64, 0), (65, 0), (2500, 0), (65, 2 * sandbox.NUMBER_OF_FILES)])
+@pytest.mark.parametrize(
+    "wanted, open_files", [(64, 0), (65, 0), (2500, 0), (65, 2 * sandbox.NUMBER_OF_FILES)]
+)
 def test_a_program_has_at_most_64_threads(wanted, open_files):
     """Also if the process that starts it has more files open than a program may have."""
     program = f"""
@@ -315,7 +342,9 @@ finally:
     assert output.split() == [b"%d" % min(wanted, 64)]
 
 
-@pytest.mark.skipif(sandbox.landlock_version() < 6, reason="even in CI: Landlock wants Linux 6.12 for this")
+@pytest.mark.skipif(
+    sandbox.landlock_version() < 6, reason="even in CI: Landlock wants Linux 6.12 for this"
+)
 def test_landlock_alone_keeps_signals_and_abstract_sockets_inside(monkeypatch):
     monkeypatch.setattr(sandbox, "seccomp_filter", lambda: None)
     name = f"\0test-{os.getpid()}"
@@ -343,7 +372,12 @@ def test_a_program_dies_with_its_verifier(tmp_path, monkeypatch):
     """kill -9 of a worker in the middle of a test ends the program too."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with VerifierPool(1, time_limit=60, memory_gib=1) as pool:
-        pool.submit([("slow", IN_AND_OUT, block("while True: pass")), ("right", IN_AND_OUT, block("print(42)"))])
+        pool.submit(
+            [
+                ("slow", IN_AND_OUT, block("while True: pass")),
+                ("right", IN_AND_OUT, block("print(42)")),
+            ]
+        )
         deadline = time.monotonic() + 30
         while not programs_below(tmp_path):
             assert time.monotonic() < deadline
@@ -365,7 +399,7 @@ def test_tests_that_take_too_long_together_are_wrong_not_a_failure():
         assert dict(wait_for_all(pool))["slow"] == Verdict(0.0)
 
 
-# --- what a machine lacks -------------------------------------------------------------------------------------------
+# --- what a machine lacks -------------------------------------------------------------------------
 
 
 def test_a_sandbox_that_cannot_run_python_is_an_error_not_a_verdict(monkeypatch):

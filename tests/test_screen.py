@@ -12,15 +12,15 @@ import time
 
 import pytest
 
-from machinery.screen import Progress
+from core.screen import Progress
 
 TEXT = "pass rate 0.912, A 0.95 [0.93, 0.97], 2x compute +0.01, off-policy 3.4, tokens/s 43,000 sampled 41,000 trained"
 
 
 @pytest.fixture
 def terminal():
-    """A terminal of 80 columns to be standard error, and a function that waits until this has been written to it, and
-    returns all."""
+    """A terminal of 80 columns to be standard error, and a function that waits until this has been
+    written to it, and returns all."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     os.set_blocking(master, False)
@@ -58,7 +58,9 @@ def test_a_terminal_without_cursor_or_size_and_a_file_get_lines(terminal, monkey
     monkeypatch.setattr(sys, "stderr", file)
     monkeypatch.setenv("TERM", term)
     Progress("training", 3).show(3, TEXT)
-    assert written("\n") == f"training: step 3 of 3, {TEXT}\r\n"  # the terminal's own way to end a line
+    assert (
+        written("\n") == f"training: step 3 of 3, {TEXT}\r\n"
+    )  # the terminal's own way to end a line
     monkeypatch.setattr(sys, "stderr", file := io.StringIO())
     progress = Progress("training", 200, 8)
     for step in range(9, 201):

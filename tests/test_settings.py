@@ -9,13 +9,21 @@ import torch
 from steps import run_train
 
 import loss
+from core import settings as settings_module
+from core.devices import devices_here
+from core.feed import Feed
+from core.model import first_learning_rate
+from core.settings import (
+    PRESETS,
+    GenerateCommand,
+    Sampling,
+    Settings,
+    TrainCommand,
+    parse,
+    starting_values,
+)
 from curve.flags import flag, run_command
-from machinery import settings as settings_module
-from machinery.devices import devices_here
-from machinery.feed import Feed
 from machinery.folder import new_folder, write_config
-from machinery.model import first_learning_rate
-from machinery.settings import PRESETS, GenerateCommand, Sampling, Settings, TrainCommand, parse, starting_values
 
 
 def refusal(arguments, capsys):
@@ -24,11 +32,15 @@ def refusal(arguments, capsys):
         run_command(run_train, arguments)
     captured = capsys.readouterr()
     assert stopped.value.code == 2 and captured.out == ""
-    assert captured.err.startswith("error: ") and captured.err.count("\n") == 1 and captured.err.endswith("\n")
+    assert (
+        captured.err.startswith("error: ")
+        and captured.err.count("\n") == 1
+        and captured.err.endswith("\n")
+    )
     return captured.err
 
 
-# --- flags ------------------------------------------------------------------------------------------------------------
+# --- flags ----------------------------------------------------------------------------------------
 
 
 def test_generate_samples_the_model_of_a_run_as_the_run_did(tmp_path):
@@ -36,13 +48,32 @@ def test_generate_samples_the_model_of_a_run_as_the_run_did(tmp_path):
     model = run / "checkpoints" / "step-000004" / "model"
     model.mkdir(parents=True)
     (run / "log.jsonl").touch()
-    theirs = ["--data", "gsm8k", "--defaults", "toy", "--thinking-budget", "70", "80", "--length-control", "penalty"]
+    theirs = [
+        "--data",
+        "gsm8k",
+        "--defaults",
+        "toy",
+        "--thinking-budget",
+        "70",
+        "80",
+        "--length-control",
+        "penalty",
+    ]
     write_config(run, parse([*theirs, "--seed", "3"]))
     for place in (model, run / "model"):
         command = parse(["--evaluate", "--model", str(place)], GenerateCommand)
-        assert (command.data, command.defaults, command.thinking_budget) == (("gsm8k",), "toy", (70, 80))
-        assert command.length_control == "penalty" and command.seed == 0 and command.answer_budget == 9
-    other = parse(["--model", str(model), "--data", "arithmetic", "--thinking-budget", "5", "5"], GenerateCommand)
+        assert (command.data, command.defaults, command.thinking_budget) == (
+            ("gsm8k",),
+            "toy",
+            (70, 80),
+        )
+        assert (
+            command.length_control == "penalty" and command.seed == 0 and command.answer_budget == 9
+        )
+    other = parse(
+        ["--model", str(model), "--data", "arithmetic", "--thinking-budget", "5", "5"],
+        GenerateCommand,
+    )
     assert (other.data, other.thinking_budget, other.defaults) == (("arithmetic",), (5, 5), "toy")
     assert parse(["--model", str(tmp_path)], GenerateCommand).thinking_budget == (54, 58)
 
@@ -61,7 +92,9 @@ def test_recipe_flags(tmp_path, monkeypatch):
     assert new_folder(parse(["--leave-out", "loss"])).name == "scalerl-without-loss-seed0-2"
     assert parse(["--no-zero-variance-filter"]).recipe.zero_variance_filter is False
     heads = {"--fp32-logits": True, "--no-fp32-logits": False, "--fp32-logits split": "split"}
-    assert {flags: parse([*flags.split(), "--seed", "3"]).recipe.fp32_logits for flags in heads} == heads
+    assert {
+        flags: parse([*flags.split(), "--seed", "3"]).recipe.fp32_logits for flags in heads
+    } == heads
     with pytest.raises(ValueError, match="--fp32-logits: 'bf16' is not split"):
         parse(["--fp32-logits", "bf16"])
     assert parse(["--recipe", "dapo", "--prompts-per-step", "48"]).groups_per_step == 80
@@ -74,15 +107,31 @@ def test_the_defaults_are_the_toys_for_the_toy_and_the_papers_for_the_rest():
     toy, paper = parse([]), parse(["--data", "polaris:3", "deepcoder", "--steps", "7"])
     assert (toy.defaults, toy.learning_rate, toy.thinking_budget) == ("toy", 2e-4, (54, 58))
     assert (paper.defaults, paper.data, paper.steps) == ("paper", ("polaris:3", "deepcoder"), 7)
-    assert (paper.learning_rate, paper.warmup_steps, paper.adam_eps, paper.weight_decay) == (5e-7, 100, 1e-15, 0.01)
-    assert (paper.prompts_per_step, paper.completions_per_prompt, paper.validation_problems) == (48, 16, 1000)
-    assert (paper.prompt_budget, paper.thinking_budget[1], paper.answer_budget) == (2048, 12_288, 2048)
+    assert (paper.learning_rate, paper.warmup_steps, paper.adam_eps, paper.weight_decay) == (
+        5e-7,
+        100,
+        1e-15,
+        0.01,
+    )
+    assert (paper.prompts_per_step, paper.completions_per_prompt, paper.validation_problems) == (
+        48,
+        16,
+        1000,
+    )
+    assert (paper.prompt_budget, paper.thinking_budget[1], paper.answer_budget) == (
+        2048,
+        12_288,
+        2048,
+    )
     assert parse(["--data", "arithmetic", "--defaults", "paper"]).learning_rate == 5e-7
     assert parse(["--data", "gsm8k", "--defaults", "toy"]).learning_rate == 2e-4
 
 
 def test_a_gpu_is_given_more_tokens_at_once_for_the_toy_too(monkeypatch):
-    assert (parse([]).tokens_per_micro_batch, parse(["--data", "gsm8k"]).tokens_per_micro_batch) == (4096, 32_768)
+    assert (
+        parse([]).tokens_per_micro_batch,
+        parse(["--data", "gsm8k"]).tokens_per_micro_batch,
+    ) == (4096, 32_768)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert parse([]).tokens_per_micro_batch == 32_768
     assert parse(["--tokens-per-micro-batch", "9"]).tokens_per_micro_batch == 9
@@ -94,15 +143,21 @@ def shown_values(arguments, monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         run_train([*arguments, "--help"])
     assert ended.value.code == 0
-    entries = re.findall(r"(?m)^  (--[\w-]+).*?(?:  +|\n +)(?!--)(\S.*) \(default: (.*)\)$", capsys.readouterr().out)
+    entries = re.findall(
+        r"(?m)^  (--[\w-]+).*?(?:  +|\n +)(?!--)(\S.*) \(default: (.*)\)$", capsys.readouterr().out
+    )
     return {name: (text, value) for name, text, value in entries}
 
 
-def test_help_shows_the_values_of_the_presets_and_those_of_the_recipe_that_is_named(monkeypatch, capsys):
+def test_help_shows_the_values_of_the_presets_and_those_of_the_recipe_that_is_named(
+    monkeypatch, capsys
+):
     plain = shown_values([], monkeypatch, capsys)
     assert len(plain) > 45
     assert plain["--clip-gradient"] == ("norm; paper: 1.0; small: 1.0; short: 1.0", "0.3")
-    assert plain["--thinking-budget"][0].endswith("; paper: 10240 12288; small: 768 1024; short: 24 24")
+    assert plain["--thinking-budget"][0].endswith(
+        "; paper: 10240 12288; small: 768 1024; short: 24 24"
+    )
     for preset, values in PRESETS.items():
         said = {name for name, (text, _) in plain.items() if re.search(rf"\b{preset}: ", text)}
         assert said == {flag(name) for name in values if not hasattr(loss.Recipe, name)}
@@ -133,23 +188,38 @@ def test_the_budgets_of_a_small_model_fit_2048_positions_and_its_learning_rate_g
 
 def test_max_length_is_one_number_for_the_whole_completion():
     short = parse(["--data", "gym:gcd"])
-    assert (short.thinking_budget, short.answer_budget, short.recipe.length_control) == ((24, 24), 8, "penalty")
+    assert (short.thinking_budget, short.answer_budget, short.recipe.length_control) == (
+        (24, 24),
+        8,
+        "penalty",
+    )
     assert (short.defaults, short.recipe.asynchrony) == ("short", "pipeline-2")
     eight = parse(["--data", "gym:gcd", "--max-length", "8", "--leave-out", "asynchrony"])
-    assert (eight.thinking_budget, eight.answer_budget, eight.recipe.asynchrony) == ((6, 6), 2, "ppo-8")
+    assert (eight.thinking_budget, eight.answer_budget, eight.recipe.asynchrony) == (
+        (6, 6),
+        2,
+        "ppo-8",
+    )
     command = parse(["--max-length", "8", "--evaluate"], GenerateCommand)
-    assert (command.thinking_budget, command.answer_budget, command.length_control) == ((6, 6), 2, "penalty")
+    assert (command.thinking_budget, command.answer_budget, command.length_control) == (
+        (6, 6),
+        2,
+        "penalty",
+    )
     for flags in (["--thinking-budget", "4", "4"], ["--answer-budget", "3"]):
         with pytest.raises(ValueError, match="--max-length sets both budgets"):
             parse(["--max-length", "8", *flags])
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------
+# --- what is refused ------------------------------------------------------------------------------
 
 
 def test_pitfall_18_unknown_flags_and_values_are_refused_with_the_valid_ones(capsys):
     for flags, named in (
-        (["--learning-rte", "1"], ["--learning-rte", "did you mean --learning-rate?"]),  # pitfall 18
+        (
+            ["--learning-rte", "1"],
+            ["--learning-rte", "did you mean --learning-rate?"],
+        ),  # pitfall 18
         (["--slots", "abc"], ["--slots", "'abc'"]),
         (["--thinking-budget", "9"], ["--thinking-budget", "2 arguments"]),
         (["--loss", "ppo"], ["--loss", "'ppo'", "one of cispo, dapo, grpo, gspo"]),
@@ -191,22 +261,36 @@ def test_bad_input_is_one_sentence_before_any_process_starts(capsys, tmp_path, m
         (["--learning-rate", "-1"], "--learning-rate is -1.0; it must be above 0"),
         (["--verifier-memory", "nan"], "--verifier-memory is nan; it must be above 0"),
         (["--eps-high", "0.3"], "--eps-high does nothing with --loss cispo, which reads --eps-max"),
-        (["--loss", "sapo", "--eps-max", "4"], "--eps-max does nothing with --loss sapo, which reads neither it nor"),
-        (["--recipe", "base", "--eps-max", "4"], "--eps-max does nothing with --loss dapo, which reads --eps-low"),
+        (
+            ["--loss", "sapo", "--eps-max", "4"],
+            "--eps-max does nothing with --loss sapo, which reads neither it nor",
+        ),
+        (
+            ["--recipe", "base", "--eps-max", "4"],
+            "--eps-max does nothing with --loss dapo, which reads --eps-low",
+        ),
         (["--eps-max", "-1"], "--eps-max is -1.0; it must be above 0"),
         (["--loss", "dapo", "--eps-high", "0"], "--eps-high is 0.0; it must be above 0"),
-        (["--least-prompts", "9", "--recipe", "base"], "--least-prompts does nothing with --no-no-positive-resampling"),
-        (["--loss", "gspo", "--eps-low", "1"], "--eps-low is 1.0; it must be at least 0 and below 1"),
+        (
+            ["--least-prompts", "9", "--recipe", "base"],
+            "--least-prompts does nothing with --no-no-positive-resampling",
+        ),
+        (
+            ["--loss", "gspo", "--eps-low", "1"],
+            "--eps-low is 1.0; it must be at least 0 and below 1",
+        ),
         (["--resume", "nowhere"], "error: nowhere: the folder holds no run"),
         (["--resume", "runs"], "error: runs: the folder holds no run"),
     ):
         assert message in refusal(flags, capsys), flags
     assert (taken / "log.jsonl").read_text() == "mine\n"
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["taken"]
-    assert parse(["--loss", "gspo", "--eps-low", "0.01", "--eps-high", "0.02"]).recipe.eps_high == 0.02
+    assert (
+        parse(["--loss", "gspo", "--eps-low", "0.01", "--eps-high", "0.02"]).recipe.eps_high == 0.02
+    )
 
 
-# --- devices ----------------------------------------------------------------------------------------------------------
+# --- devices --------------------------------------------------------------------------------------
 
 
 def test_generators_have_the_first_gpus_and_trainers_the_last():
@@ -226,14 +310,21 @@ def test_generators_have_the_first_gpus_and_trainers_the_last():
         (8, {"tensor_parallel": 2}, ["01", "23", "45"], "7"),
         (8, {"tensor_parallel": 2, "generators": 2, "trainers": 4}, ["01", "23"], "4567"),
     ):
-        expected = ([names(digits) for digits in generators], [name for digits in trainers for name in names(digits)])
+        expected = (
+            [names(digits) for digits in generators],
+            [name for digits in trainers for name in names(digits)],
+        )
         assert devices_here(TrainCommand(**counts, gpus=gpus)) == expected, (gpus, counts)
 
 
 def test_more_gpus_than_there_are_is_refused():
     for gpus, counts, words in (
         (0, {"tensor_parallel": 2}, "--tensor-parallel 2 wants as many GPUs, and there is none"),
-        (1, {"trainers": 2}, "--generators 1 with --tensor-parallel 1 and --trainers 2 want 3 GPUs; there are 1"),
+        (
+            1,
+            {"trainers": 2},
+            "--generators 1 with --tensor-parallel 1 and --trainers 2 want 3 GPUs; there are 1",
+        ),
         (1, {"tensor_parallel": 2}, "want 3 GPUs; there are 1"),
         (4, {"generators": 4}, "want 5 GPUs; there are 4 (CUDA_VISIBLE_DEVICES)"),
     ):

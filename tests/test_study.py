@@ -19,12 +19,12 @@ from test_fit_curve import run_of
 
 import fit_curve
 import loss
-import study
+from core.settings import parse, read_settings
 from curve.fit import fit_sigmoid
 from curve.flags import run_command
 from curve.forecast import held_out
 from machinery.files import last_line
-from machinery.settings import parse, read_settings
+from tools import study
 
 VARIANTS = {"plain": {}, "other": {"aggregation": "token", "thinking_budget": [50, 52]}}
 STEPS, VALIDATION_EVERY = 10, 2
@@ -42,7 +42,7 @@ def signal_handlers():
 
 
 def status_of(*arguments: str) -> int:
-    """The exit status of study.py, run in this process."""
+    """The exit status of tools/study.py, run in this process."""
     with pytest.raises(SystemExit) as stop:
         run_command(study.main, list(arguments))
     return stop.value.code
@@ -52,12 +52,13 @@ def checkpoints(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "checkpoints").iterdir())
 
 
-# --- real runs ----------------------------------------------------------------------------------------------------
+# --- real runs ------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 def test_a_study_is_interrupted_goes_on_and_finds_itself_finished(tmp_path, monkeypatch, capsys):
-    """Two variants, one run after the other, Ctrl-C in the first. (Seeds, and runs at once, are of the next test.)"""
+    """Two variants, one run after the other, Ctrl-C in the first. (Seeds, and runs at once, are of
+    the next test.)"""
     (tmp_path / "two.json").write_text(json.dumps(VARIANTS))
     command = ["two.json", "--name", "two", *TINY, "--seeds", "0", "--jobs", "1", *COMMAND[5:]]
     monkeypatch.chdir(tmp_path)
@@ -88,7 +89,9 @@ def test_a_study_is_interrupted_goes_on_and_finds_itself_finished(tmp_path, monk
     assert sorted(runs) == ["other-seed0", "plain-seed0"]
     for name, folder in runs.items():
         check_log(folder, STEPS, VALIDATION_EVERY)
-        assert [line["step"] for line in log(folder, "end")] == [STEPS] and len(checkpoints(folder)) == 1
+        assert [line["step"] for line in log(folder, "end")] == [STEPS] and len(
+            checkpoints(folder)
+        ) == 1
         assert not (folder / "rollouts.jsonl").exists()
         stored = read_settings(folder)
         assert f"{name[:5]}-seed{stored.seed}" == name and stored.steps == STEPS
@@ -97,7 +100,10 @@ def test_a_study_is_interrupted_goes_on_and_finds_itself_finished(tmp_path, monk
     for folder in begun:
         assert "going on from step" in (place / f"{folder.name}.txt").read_text()
     tables = (place / "tables.md").read_text()
-    out, table = capsys.readouterr().out, tables.partition("### Variants\n\n")[2].partition("\n\n")[0]
+    out, table = (
+        capsys.readouterr().out,
+        tables.partition("### Variants\n\n")[2].partition("\n\n")[0],
+    )
     assert all(f"| {name} " in tables for name in runs) and "| other " in table and table in out
     assert (place / "compare.png").read_bytes()[:4] == b"\x89PNG"
 
@@ -110,16 +116,25 @@ def test_a_study_is_interrupted_goes_on_and_finds_itself_finished(tmp_path, monk
         study.main([*command, "--steps", str(STEPS + 1)])
     assert status_of(*command, "--learning-rate", "1e-3") == 2  # that would be another run
     error = capsys.readouterr().err
-    assert "plain-seed0 holds another run" in error and "--learning-rate (was 0.0002, now 0.001)" in error
+    assert (
+        "plain-seed0 holds another run" in error
+        and "--learning-rate (was 0.0002, now 0.001)" in error
+    )
 
 
 @pytest.mark.parametrize("number, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_is_passed_on_to_all_runs_and_no_other_is_started(number, status, tmp_path, monkeypatch, capsys):
+def test_a_signal_is_passed_on_to_all_runs_and_no_other_is_started(
+    number, status, tmp_path, monkeypatch, capsys
+):
     """With processes in place of the runs that end at once, when they are interrupted."""
     started = []
 
     def start(folder, _):
-        started.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True))
+        started.append(
+            subprocess.Popen(
+                [sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True
+            )
+        )
         if len(started) == 2:
             threading.Timer(0.5, os.kill, [os.getpid(), number]).start()
         return started[-1]
@@ -129,7 +144,10 @@ def test_a_signal_is_passed_on_to_all_runs_and_no_other_is_started(number, statu
     monkeypatch.setattr(study, "start_run", start)
     assert status_of("two.json", *COMMAND) == status
     assert len(started) == 2 and all(process.wait() != 0 for process in started)
-    assert "the same command goes on" in capsys.readouterr().err and not (tmp_path / "runs/two/tables.md").exists()
+    assert (
+        "the same command goes on" in capsys.readouterr().err
+        and not (tmp_path / "runs/two/tables.md").exists()
+    )
 
 
 def test_a_failed_run_is_reported_and_the_others_go_on(tmp_path, monkeypatch, capsys):
@@ -138,25 +156,36 @@ def test_a_failed_run_is_reported_and_the_others_go_on(tmp_path, monkeypatch, ca
 
     def start(folder, _):
         folder.mkdir()
-        lines = [{"kind": "validation", "step": i, "pass_rate": i / 10, "compute_flops": i} for i in range(9)]
+        lines = [
+            {"kind": "validation", "step": i, "pass_rate": i / 10, "compute_flops": i}
+            for i in range(9)
+        ]
         (folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         (tmp_path / f"{folder}.txt").write_text("at first\nthis is why\n")
         at_once.append(sum(process.poll() is None for process in started.values()))
         status = 3 if folder.name == "other-seed0" else 0
-        started[folder.name] = subprocess.Popen([sys.executable, "-c", f"import time; time.sleep(1); exit({status})"])
+        started[folder.name] = subprocess.Popen(
+            [sys.executable, "-c", f"import time; time.sleep(1); exit({status})"]
+        )
         return started[folder.name]
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "two.json").write_text(json.dumps(VARIANTS))
     monkeypatch.setattr(study, "start_run", start)
     assert status_of("two.json", *COMMAND) == 1
-    assert list(started) == ["plain-seed0", "other-seed0", "plain-seed1", "other-seed1"] and max(at_once) == 1
+    assert (
+        list(started) == ["plain-seed0", "other-seed0", "plain-seed1", "other-seed1"]
+        and max(at_once) == 1
+    )
     error, tables = capsys.readouterr().err, (tmp_path / "runs/two/tables.md").read_text()
-    assert "error: runs/two/other-seed0 failed with status 3: this is why" in error and error.count("error:") == 1
+    assert (
+        "error: runs/two/other-seed0 failed with status 3: this is why" in error
+        and error.count("error:") == 1
+    )
     assert "| other-seed1 " in tables
 
 
-# --- what is refused ----------------------------------------------------------------------------------------------
+# --- what is refused ------------------------------------------------------------------------------
 
 
 def test_what_cannot_be_is_refused_by_name_before_anything_starts(tmp_path, monkeypatch, capsys):
@@ -164,7 +193,11 @@ def test_what_cannot_be_is_refused_by_name_before_anything_starts(tmp_path, monk
     cases = [
         ("lo", [], ["lo:", "loo, recipes, asynchrony"]),
         ("batch", ["--steps=9"], ["variant 'prompts-8' of batch has its own --steps"]),
-        ({"fine": {}, "b": {"loss": "dapo"}}, ["--loss", "gspo"], ["variant 'b'", "has its own --loss"]),
+        (
+            {"fine": {}, "b": {"loss": "dapo"}},
+            ["--loss", "gspo"],
+            ["variant 'b'", "has its own --loss"],
+        ),
         ({"a": {"los": "dapo"}}, [], ["variant 'a'", "--los", "did you mean --loss?"]),
         ({"a": {"seed": 3}}, [], ["--seed is for one run"]),
         ({"fine": {}, "a/b": {}}, [], ["'a/b'", "cannot name a folder"]),
@@ -186,7 +219,10 @@ def test_what_cannot_be_is_refused_by_name_before_anything_starts(tmp_path, monk
             (tmp_path / "study.json").write_text(json.dumps(name_or_file))
             name_or_file = "study.json"
         status, error = status_of(name_or_file, *flags), capsys.readouterr().err
-        assert status == 2 and error.startswith("error: ") and error.count("\n") == 1, (flags, error)
+        assert status == 2 and error.startswith("error: ") and error.count("\n") == 1, (
+            flags,
+            error,
+        )
         assert all(word in error for word in words), (words, error)
     assert not (tmp_path / "runs").exists()
 
@@ -214,11 +250,14 @@ def test_a_study_is_not_written_into_the_folder_of_a_run(tmp_path, monkeypatch, 
     (tmp_path / "runs" / "mine" / "config.json").write_text("{}")
     (tmp_path / "mine.json").write_text(json.dumps(VARIANTS))
     for flags in (["mine.json"], ["loo", "--name", "mine"]):
-        assert status_of(*flags) == 2 and "runs/mine holds a run, not a study" in capsys.readouterr().err
+        assert (
+            status_of(*flags) == 2
+            and "runs/mine holds a run, not a study" in capsys.readouterr().err
+        )
     assert [path.name for path in (tmp_path / "runs" / "mine").iterdir()] == ["config.json"]
 
 
-# --- tables -------------------------------------------------------------------------------------------------------
+# --- tables ---------------------------------------------------------------------------------------
 
 CURVES = {"scalerl": dict(A=0.9), "without-loss": dict(A=0.75), "pipeline-4": dict(A=0.9, B=1.3),
           "pipeline-16": dict(A=0.9)}  # fmt: skip
@@ -226,7 +265,8 @@ CURVES = {"scalerl": dict(A=0.9), "without-loss": dict(A=0.75), "pipeline-4": di
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory):
-    """A folder with the logs of a study, and their curves {run: (x, y)}; one run has too few points, and one none."""
+    """A folder with the logs of a study, and their curves {run: (x, y)}; one run has too few
+    points, and one none."""
     folder, curves, random = tmp_path_factory.mktemp("stored"), {}, np.random.default_rng(0)
     for i, (variant, curve) in enumerate(CURVES.items()):
         for seed in range(3):
@@ -247,7 +287,11 @@ def stored(tmp_path_factory):
 
 def rows(text: str, section: str) -> dict[str, list[str]]:
     """The rows of a Markdown table by their first cell; all must be as long as the header."""
-    lines = [line for line in text.partition(f"### {section}")[2].split("###")[0].splitlines() if line.startswith("|")]
+    lines = [
+        line
+        for line in text.partition(f"### {section}")[2].split("###")[0].splitlines()
+        if line.startswith("|")
+    ]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     assert len({len(row) for row in cells}) == 1
     return {row[0]: row[1:] for row in cells[2:]}
@@ -259,22 +303,32 @@ def test_tables_hold_what_the_logs_say(stored, capsys):
     text = (folder / "tables.md").read_text()
     assert text.partition("### Variants\n\n")[2].partition("\n\n")[0] in capsys.readouterr().out
     fits = {name: fit_sigmoid(x, y) for name, (x, y) in curves.items() if len(x) > 3}
-    of = {variant: [f for name, f in fits.items() if name.startswith(variant)] for variant in CURVES}
+    of = {
+        variant: [f for name, f in fits.items() if name.startswith(variant)] for variant in CURVES
+    }
 
     runs, errors, inside = rows(text, "Runs"), [], 0
     assert list(runs) == [f"{s}-seed{i}" for s in ("scalerl", "pipeline-4", "pipeline-16", "without-loss")
                           for i in range(3) if (s, i) != ("pipeline-16", 2)]  # fmt: skip
     for name, f in fits.items():
         before, A, B, C_mid, after, _, C_max, reach, rms, forecast, came, _ = runs[name]
-        assert A == "{:.3f} [{:.3f}, {:.3f}]".format(f.A, *f.interval["A"]) and after == f"{curves[name][1][-1]:.3f}"
+        assert (
+            A == "{:.3f} [{:.3f}, {:.3f}]".format(f.A, *f.interval["A"])
+            and after == f"{curves[name][1][-1]:.3f}"
+        )
         assert B.startswith(f"{f.B:.2f} [") and C_mid.startswith(f"{f.C_mid:.3g} [")
         held = held_out(*curves[name])
-        errors.append([abs(held[by] - held["came"]) for by in ("sigmoid", "power_law", "last_value")])
+        errors.append(
+            [abs(held[by] - held["came"]) for by in ("sigmoid", "power_law", "last_value")]
+        )
         inside += held["interval"][0] <= held["came"] <= held["interval"][1]
         assert forecast == "{:.3f} [{:.3f}, {:.3f}]".format(held["sigmoid"], *held["interval"])
         assert before == f"{curves[name][1][0]:.3f}" and came == f"{held['came']:.3f}"
         assert (C_max, reach, rms) == ("6e+11", f"{f.reach:.1f}", f"{f.rms:.4f}")
-    assert "pipeline-16-seed2: only 2 of 3 points" in text.partition("left out, since it gives no curve: ")[2]
+    assert (
+        "pipeline-16-seed2: only 2 of 3 points"
+        in text.partition("left out, since it gives no curve: ")[2]
+    )
 
     variants = rows(text, "Variants")
     assert list(variants) == ["scalerl", "pipeline-4", "pipeline-16", "without-loss"]
@@ -283,13 +337,21 @@ def test_tables_hold_what_the_logs_say(stored, capsys):
     assert "scalerl is more efficient" in variants["pipeline-4"][-1]
     values = np.array([f.A for f in of["scalerl"]])
     half = 4.302653 * values.std(ddof=1) / np.sqrt(3)  # t of 2 degrees of freedom
-    assert variants["scalerl"][1] == f"{values.mean():.3f} [{values.mean() - half:.3f}, {values.mean() + half:.3f}]"
+    assert (
+        variants["scalerl"][1]
+        == f"{values.mean():.3f} [{values.mean() - half:.3f}, {values.mean() + half:.3f}]"
+    )
     ratio = float(variants["pipeline-4"][6].split()[0])
     assert ratio == pytest.approx(1.3 / 1.8, abs=0.05)
 
-    medians = "sigmoid {:.3f}, power law {:.3f}, last value {:.3f}".format(*np.median(errors, axis=0))
+    medians = "sigmoid {:.3f}, power law {:.3f}, last value {:.3f}".format(
+        *np.median(errors, axis=0)
+    )
     assert f"of the compute: {medians}. {inside} of 11 came inside" in text
-    assert sorted(path.name for path in folder.iterdir() if path.is_file()) == ["compare.png", "tables.md"]
+    assert sorted(path.name for path in folder.iterdir() if path.is_file()) == [
+        "compare.png",
+        "tables.md",
+    ]
 
 
 PUBLISHED = ROOT / "docs" / "study"
@@ -303,12 +365,17 @@ PUBLISHED = ROOT / "docs" / "study"
     ],
 )
 def test_the_published_tables_are_made_of_the_published_logs(name, tmp_path, monkeypatch):
-    """The same words, and the same numbers but for the last digit, which another machine may round otherwise."""
+    """The same words, and the same numbers but for the last digit, which another machine may round
+    otherwise."""
     monkeypatch.setattr(
         fit_curve, "plot_variants", lambda *_: None
     )  # drawing takes most of the time, and is tested above
     folder = PUBLISHED / name
-    shutil.copytree(folder, tmp_path / name, ignore=lambda _, names: [n for n in names if n.endswith((".md", ".png"))])
+    shutil.copytree(
+        folder,
+        tmp_path / name,
+        ignore=lambda _, names: [n for n in names if n.endswith((".md", ".png"))],
+    )
     assert status_of("tables", str(tmp_path / name)) == 0
     number = r"[-+]?\d+\.?\d*(?:e[-+]\d+)?"
     texts = [(place / "tables.md").read_text() for place in (folder, tmp_path / name)]
@@ -322,13 +389,17 @@ def test_the_page_of_the_study_shows_the_published_tables():
     """Each row of its tables of variants stands in the tables that were made of the logs."""
     tables = "".join(path.read_text() for path in PUBLISHED.glob("*/tables.md"))
     section = (ROOT / "docs" / "findings.md").read_text()
-    lines = [line for line in section.splitlines() if line.startswith("| ") and line.count("|") == 8]
+    lines = [
+        line for line in section.splitlines() if line.startswith("| ") and line.count("|") == 8
+    ]
     rows = [line for line in lines if not line.startswith("| variant |")]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in tables.splitlines()]
     assert len(rows) > 20
     for row in rows:
         wanted = [cell.strip() for cell in row.strip("|").split("|")]
-        assert any(row_of_all[0] == wanted[0] and set(wanted) <= set(row_of_all) for row_of_all in cells), row
+        assert any(
+            row_of_all[0] == wanted[0] and set(wanted) <= set(row_of_all) for row_of_all in cells
+        ), row
 
 
 def test_a_folder_that_is_no_study_is_refused(tmp_path, capsys):
@@ -337,12 +408,12 @@ def test_a_folder_that_is_no_study_is_refused(tmp_path, capsys):
     assert str(tmp_path) in capsys.readouterr().err and not (tmp_path / "tables.md").exists()
 
 
-# --- forecasts ----------------------------------------------------------------------------------------------------
+# --- forecasts ------------------------------------------------------------------------------------
 
 
 def test_intervals_of_a_forecast_hold_the_truth():
-    """25 runs: what came lies in the interval of the held-out test about 95 of 100 times; the chance of less than 20 is
-    below 1 in 1000 if it is so (benchmarks/fit.py has more)."""
+    """25 runs: what came lies in the interval of the held-out test about 95 of 100 times; the
+    chance of less than 20 is below 1 in 1000 if it is so (benchmarks/fit.py has more)."""
     inside = 0
     for seed in range(25):
         held = held_out(*run_of(A=0.7, B=1.8, C_mid=100.0, R0=0.2, seed=seed))

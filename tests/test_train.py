@@ -1,4 +1,5 @@
-"""Whole runs of train.py in which all goes well: what they leave behind, and that they compute the same again."""
+"""Whole runs of train.py in which all goes well: what they leave behind, and that they compute the
+same again."""
 
 import json
 import re
@@ -12,10 +13,10 @@ import torch
 from faults import ROOT, RealRun, apply, check_log, log, nothing_left, project
 from steps import run_train
 
+from core.model import load_model
 from curve.flags import run_command
 from machinery.checkpoints import checkpoints
 from machinery.files import json_lines
-from machinery.model import load_model
 
 CPU = torch.device("cpu")
 
@@ -31,8 +32,18 @@ lines = log
 
 
 def test_a_whole_short_run(tmp_path):
-    """With two generators and an update after every step; the screen, and everything that a run leaves behind."""
-    flags = ["--steps", "8", "--validation-every", "1", "--generators", "2", "--asynchrony", "pipeline-2"]
+    """With two generators and an update after every step; the screen, and everything that a run
+    leaves behind."""
+    flags = [
+        "--steps",
+        "8",
+        "--validation-every",
+        "1",
+        "--generators",
+        "2",
+        "--asynchrony",
+        "pipeline-2",
+    ]
     folder, printed = run(tmp_path, *flags)
     check_log(folder, steps=8, validation_every=1)
     steps, validations = log(folder, "train"), log(folder, "validation")
@@ -44,17 +55,32 @@ def test_a_whole_short_run(tmp_path):
             assert later[key] > earlier[key]
     assert max(line["off_policyness_max"] for line in steps) <= 2
     assert max(line["off_policyness_mean"] for line in steps) > 0
-    assert all(line["clipped_fraction"] is None or 0 <= line["clipped_fraction"] <= 1 for line in steps)
-    texts = [path.read_text() for path in (ROOT / "README.md", ROOT / "docs" / "log.md") if path.exists()]
-    keys = {re.sub(r"(age_)\d+$", r"\g<1>0", key) for line in (steps[-1], validations[-1]) for key in line}
+    assert all(
+        line["clipped_fraction"] is None or 0 <= line["clipped_fraction"] <= 1 for line in steps
+    )
+    texts = [
+        path.read_text() for path in (ROOT / "README.md", ROOT / "docs" / "log.md") if path.exists()
+    ]
+    keys = {
+        re.sub(r"(age_)\d+$", r"\g<1>0", key)
+        for line in (steps[-1], validations[-1])
+        for key in line
+    }
     assert all(f"`{key}`" in "".join(texts) for key in keys), "log.jsonl"
     assert log(folder)[-1] | {"wall_seconds": 0} == {
         "kind": "end", "step": 8, "reason": "All steps are made", "wall_seconds": 0
     }  # fmt: skip
     config = json.loads((folder / "config.json").read_text())
-    assert config["recipe"]["asynchrony"] == "pipeline-2" and config["versions"]["torch"] == torch.__version__
+    assert (
+        config["recipe"]["asynchrony"] == "pipeline-2"
+        and config["versions"]["torch"] == torch.__version__
+    )
     samples = (folder / "samples.txt").read_text()
-    assert "=== step 0\n" in samples and "=== step 8\n" in samples and ("right" in samples or "wrong" in samples)
+    assert (
+        "=== step 0\n" in samples
+        and "=== step 8\n" in samples
+        and ("right" in samples or "wrong" in samples)
+    )
     assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert "devices: generators cpu, cpu with 32, 32 slots; trainers cpu" in printed
     for text in (
@@ -70,11 +96,15 @@ def test_a_whole_short_run(tmp_path):
     trained = load_model(str(folder / "model"), CPU, torch.float32)
     base = load_model(str(ROOT / "data" / "arithmetic_base"), CPU, torch.float32)
     assert any(not torch.equal(a, b) for a, b in zip(trained.parameters(), base.parameters()))
-    assert not list(folder.rglob("*.partial")) and "warning" not in printed.lower() and "Loading weights" not in printed
+    assert (
+        not list(folder.rglob("*.partial"))
+        and "warning" not in printed.lower()
+        and "Loading weights" not in printed
+    )
     assert nothing_left()
 
 
-# --- each kind of asynchrony ------------------------------------------------------------------------------------------
+# --- each kind of asynchrony ----------------------------------------------------------------------
 
 SYNCHRONOUS = ["--steps", "8", "--validation-every", "2", "--train-prompts", "20"]
 
@@ -90,14 +120,18 @@ def kept_lines(folder):
     kept = [line for _, line in json_lines(folder / "rollouts.jsonl") if line["kind"] != "times"]
     for completion in (completion for line in kept for completion in line["completions"]):
         assert 0 < completion.pop("began") < completion.pop("ended")
-    assert len({(line["kind"], line["step"], line["group"]) for line in kept}) == len(kept) == 8 * 2 + 5 * 6
+    assert (
+        len({(line["kind"], line["step"], line["group"]) for line in kept})
+        == len(kept)
+        == 8 * 2 + 5 * 6
+    )
     return kept
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """A synchronous run that nothing has disturbed. `python /path/train.py` finds the model beside the script, and
-    makes runs/ where the user stands."""
+    """A synchronous run that nothing has disturbed. `python /path/train.py` finds the model beside
+    the script, and makes runs/ where the user stands."""
     here = tmp_path_factory.mktemp("alone")
     folder, _ = run(here, *SYNCHRONOUS, "--asynchrony", "ppo-1", name="alone")
     assert [path.name for path in here.iterdir() if path.is_dir()] == ["runs"]
@@ -111,18 +145,25 @@ def alone(tmp_path_factory):
 
 @pytest.mark.slow
 def test_a_synchronous_run_killed_and_resumed_is_the_run_left_alone(alone, tmp_path):
-    """The same losses, pass rates and compute to the last digit, step by step. PipelineRL-0 and PPO-off-policy-1: the
-    same seed gives the same batches. (That another seed gives other prompts and noise is tested of these.)"""
+    """The same losses, pass rates and compute to the last digit, step by step. PipelineRL-0 and
+    PPO-off-policy-1: the same seed gives the same batches. (That another seed gives other prompts
+    and noise is tested of these.)"""
     killed = RealRun(tmp_path, *SYNCHRONOUS, "--asynchrony", "pipeline-0", name="killed")
     killed.until_step(5)
     assert killed.children() and killed.verifiers()
     killed.kill()
-    assert killed.end() == -signal.SIGKILL and nothing_left()  # within seconds, and no process is left
+    assert (
+        killed.end() == -signal.SIGKILL and nothing_left()
+    )  # within seconds, and no process is left
     resumed = RealRun(tmp_path, "--resume", "runs/killed")
     resumed.end_well()
     assert "going on from step" in resumed.text() and "going on from step 0" not in resumed.text()
-    assert columns(killed.folder) == columns(alone) and kept_lines(killed.folder) == kept_lines(alone)
-    assert sorted(path.name for path in killed.folder.iterdir()) == sorted(path.name for path in alone.iterdir())
+    assert columns(killed.folder) == columns(alone) and kept_lines(killed.folder) == kept_lines(
+        alone
+    )
+    assert sorted(path.name for path in killed.folder.iterdir()) == sorted(
+        path.name for path in alone.iterdir()
+    )
     assert (killed.folder / "samples.txt").read_text() == (alone / "samples.txt").read_text()
 
 
@@ -137,17 +178,31 @@ def test_a_finished_run_goes_further_with_any_number_of_ranks(alone, tmp_path):
     RealRun(tmp_path, "--resume", "runs/run", "--steps", "8", "--trainers", "1").end_well()
     folder = tmp_path / "runs" / "run"
     assert [line["step"] for line in log(folder, "train")] == list(range(1, 9))
-    assert [line["step"] for line in log(folder, "validation")] == [0, 2, 4, 5, 6, 8]  # 5 was an end
+    assert [line["step"] for line in log(folder, "validation")] == [
+        0,
+        2,
+        4,
+        5,
+        6,
+        8,
+    ]  # 5 was an end
     for ours, theirs in zip(log(folder, "train"), log(alone, "train")):
-        bound = 1e-3 if ours["step"] <= 3 else 0.1  # later a last digit has changed a sampled token here and there
+        bound = (
+            1e-3 if ours["step"] <= 3 else 0.1
+        )  # later a last digit has changed a sampled token here and there
         for name in ("loss", "gradient_norm", "pass_rate"):
-            assert ours[name] == pytest.approx(theirs[name], rel=bound, abs=1e-4), (ours["step"], name)
+            assert ours[name] == pytest.approx(theirs[name], rel=bound, abs=1e-4), (
+                ours["step"],
+                name,
+            )
     hours = [line["compute_device_hours"] for line in log(folder) if line["kind"] != "end"]
     assert hours == sorted(hours)
     assert json.loads((folder / "config.json").read_text())["trainers"] == 1
     load_model(str(folder / "model"), CPU, torch.float32)
     assert nothing_left()
-    deadline = time.monotonic() + 60  # a test that runs beside this one may have such a folder for a moment
+    deadline = (
+        time.monotonic() + 60
+    )  # a test that runs beside this one may have such a folder for a moment
     while set(Path("/tmp").glob("trainers-*")) - folders:
         assert time.monotonic() < deadline
         time.sleep(0.1)
@@ -158,13 +213,15 @@ def test_a_finished_run_is_said_to_be_finished(alone, capsys):
     with pytest.raises(SystemExit) as refused:
         run_command(run_train, ["--resume", str(alone)])
     assert refused.value.code == 2
-    assert "alone is finished, at step 8; give a larger --steps to go on\n" in capsys.readouterr().err
+    assert (
+        "alone is finished, at step 8; give a larger --steps to go on\n" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.slow
 def test_ppo_off_policy_k_trains_k_steps_on_what_one_policy_sampled(tmp_path):
-    """Also when it takes long to hand the parameters over: validations wait for those of their step. The loss is
-    that of docs/your_own.md, with its entropy bonus and its KL."""
+    """Also when it takes long to hand the parameters over: validations wait for those of their
+    step. The loss is that of docs/your_own.md, with its entropy bonus and its KL."""
     slow = (
         "_write = SharedParameters.write\n"
         "def write(self, parameters, version, rank=0):\n"
@@ -172,25 +229,37 @@ def test_ppo_off_policy_k_trains_k_steps_on_what_one_policy_sampled(tmp_path):
         "    _write(self, parameters, version, rank)\n"
         "SharedParameters.write = write\n"
     )
-    flags = ["--steps", "6", "--validation-every", "2", "--asynchrony", "ppo-3", "--learning-rate", "3e-3"]
-    apply("your_own.md", project(tmp_path, machinery__rollouts=slow))
+    flags = [
+        "--steps",
+        "6",
+        "--validation-every",
+        "2",
+        "--asynchrony",
+        "ppo-3",
+        "--learning-rate",
+        "3e-3",
+    ]
+    apply("your_own.md", project(tmp_path, core__rollouts=slow))
     folder, _ = run(tmp_path, *flags, "--loss", "reinforce")
     check_log(folder, steps=6, validation_every=2)
     steps = log(folder, "train")
     assert json.loads((folder / "config.json").read_text())["recipe"]["loss"] == "reinforce"
-    assert any(line["loss"] for line in steps) and all(line["clipped_fraction"] in (0, None) for line in steps)
+    assert any(line["loss"] for line in steps) and all(
+        line["clipped_fraction"] in (0, None) for line in steps
+    )
     ages = [(line["off_policyness_mean"], line["off_policyness_max"]) for line in steps]
     assert ages == [(0, 0), (1, 1), (2, 2), (0, 0), (1, 1), (2, 2)]
     assert [line["parameters_seconds"] >= 0.3 for line in steps] == [False, False, True] * 2
     assert all(line["mismatch_max"] < 1e-3 for line in log(folder, "validation"))
 
 
-# --- other data and models --------------------------------------------------------------------------------------------
+# --- other data and models ------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 def test_a_run_ends_when_every_prompt_of_a_task_of_ones_own_is_retired(tmp_path):
-    """A file in data/ with two functions is a task; with the penalty for length nothing is interrupted."""
+    """A file in data/ with two functions is a task; with the penalty for length nothing is
+    interrupted."""
     task = (
         "from data import Problem\n"
         "def problems(split, number, seed=0):\n"
@@ -199,9 +268,15 @@ def test_a_run_ends_when_every_prompt_of_a_task_of_ones_own_is_retired(tmp_path)
         "    return True\n"
     )
     flags = ["--data", "always", "--defaults", "toy", "--train-prompts", "8", "--steps", "20"]
-    folder, printed = run(project(tmp_path, data__tasks__always=task), *flags, "--length-control", "penalty")
+    folder, printed = run(
+        project(tmp_path, data__tasks__always=task), *flags, "--length-control", "penalty"
+    )
     reason = "Every prompt has been retired (pass rate >= 0.9)"
-    assert reason in printed and log(folder)[-1]["reason"] == reason and log(folder)[-1]["kind"] == "end"
+    assert (
+        reason in printed
+        and log(folder)[-1]["reason"] == reason
+        and log(folder)[-1]["kind"] == "end"
+    )
     steps = log(folder, "train")
     assert 2 <= len(steps) < 20 and steps[-1]["prompts_retired"] == 8
     assert all(line["interrupted_fraction"] == 0 for line in steps)
@@ -210,11 +285,16 @@ def test_a_run_ends_when_every_prompt_of_a_task_of_ones_own_is_retired(tmp_path)
 
 @pytest.mark.slow
 def test_a_chat_model_trains_on_mathematics_and_programs_together(tmp_path, chat_models):
-    """From files of one's own, in proportion to their weights, each with its own held-out curve; experts, in bf16. (The
-    model is random and never right, so all groups are of zero variance; that verdicts count is for other tests.)"""
-    problems = [{"question": f"What is {i} times {i + 3}?", "answer": str(i * (i + 3))} for i in range(40)]
+    """From files of one's own, in proportion to their weights, each with its own held-out curve;
+    experts, in bf16. (The model is random and never right, so all groups are of zero variance; that
+    verdicts count is for other tests.)"""
+    problems = [
+        {"question": f"What is {i} times {i + 3}?", "answer": str(i * (i + 3))} for i in range(40)
+    ]
     tests = [{"input": "3\n", "output": "6\n", "type": "stdin_stdout"}]
-    programs = [{"problem": f"Double a number, {i} times.", "tests": json.dumps(tests)} for i in range(20)]
+    programs = [
+        {"problem": f"Double a number, {i} times.", "tests": json.dumps(tests)} for i in range(20)
+    ]
     for name, records in (("sums.jsonl", problems), ("programs.jsonl", programs)):
         (tmp_path / name).write_text("".join(json.dumps(record) + "\n" for record in records))
     folder, printed = run(
@@ -226,9 +306,16 @@ def test_a_chat_model_trains_on_mathematics_and_programs_together(tmp_path, chat
     assert [line["step"] for line in validations] == [0, 3]
     for line in validations:
         assert line["num_examples"] == (4 + 2) * 2  # a tenth of each file is held out
-        assert line["pass_rate/sums.jsonl"] == line["pass_rate/programs.jsonl"] == line["pass_rate"] == 0
+        assert (
+            line["pass_rate/sums.jsonl"]
+            == line["pass_rate/programs.jsonl"]
+            == line["pass_rate"]
+            == 0
+        )
         assert line["verifier_failures"] == 0 and line["mismatch_mean"] < 0.05
-    assert printed.count("reached their token limit without ending") == 1  # said once, and the run goes on
+    assert (
+        printed.count("reached their token limit without ending") == 1
+    )  # said once, and the run goes on
     assert printed.count("Prompts are not shared: with --gradient-checkpointing") == 1
     assert all(line["truncated_fraction"] > 0.1 for line in log(folder, "train"))
     state = json.loads((checkpoints(folder)[-1] / "state.json").read_text())
@@ -244,5 +331,9 @@ def test_a_template_that_drops_the_prompt_is_refused(tmp_path, chat_models, caps
     with pytest.raises(SystemExit) as refused:
         run_command(run_train, ["--model", "model", "--prompt-budget", "64"])
     error = capsys.readouterr().err
-    assert refused.value.code == 2 and "its chat template drops the prompt" in error and error.count("\n") == 1
+    assert (
+        refused.value.code == 2
+        and "its chat template drops the prompt" in error
+        and error.count("\n") == 1
+    )
     assert not (tmp_path / "runs").exists()

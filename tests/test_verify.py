@@ -78,7 +78,8 @@ actions = {
 
 @pytest.fixture
 def task(tmp_path, monkeypatch):
-    """A problem whose score does what the completion says; verifiers find its module by PYTHONPATH."""
+    """A problem whose score does what the completion says; verifiers find its module by
+    PYTHONPATH."""
     (tmp_path / "hostile_task.py").write_text(HOSTILE_TASK)
     (tmp_path / "temporary").mkdir()
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -128,21 +129,32 @@ def test_the_default_task_is_judged_as_it_judges_itself():
     problems, rng = arithmetic.problems("train", 300), random.Random(0)
     items = []
     for problem in problems:
-        items += [(problem, "1+1</think>" + rng.choice([problem.answer, problem.answer + "1", ""])) for _ in range(10)]
+        items += [
+            (problem, "1+1</think>" + rng.choice([problem.answer, problem.answer + "1", ""]))
+            for _ in range(10)
+        ]
     with VerifierPool(2, time_limit=10, memory_gib=4) as pool:
         assert pool.results() == [] and pool.unfinished == 0
         verdicts = judge(pool, items)
-    assert [verdicts[i].correct for i in range(len(items))] == [arithmetic.score(*item) for item in items]
+    assert [verdicts[i].correct for i in range(len(items))] == [
+        arithmetic.score(*item) for item in items
+    ]
     assert all(verdict.failure is None for verdict in verdicts.values())
     assert 500 < sum(verdict.correct for verdict in verdicts.values()) < 2000
 
 
 FAILURES = {  # what the completion has the score do: the failure, and what its detail says
-    "raise": ("error", f"hostile_task.py, line {HOSTILE_TASK.split('1 / 0')[0].count(chr(10)) + 1})"),
+    "raise": (
+        "error",
+        f"hostile_task.py, line {HOSTILE_TASK.split('1 / 0')[0].count(chr(10)) + 1})",
+    ),
     "exit": ("error", "SystemExit"),
     "recursion": ("error", "RecursionError"),
     "neither": ("error", "hostile_task.score returned 'yes', not True, False or a number"),
-    "too much": ("error", "hostile_task.score returned 1.5, not True, False or a number from 0 to 1"),
+    "too much": (
+        "error",
+        "hostile_task.score returned 1.5, not True, False or a number from 0 to 1",
+    ),
     "no number": ("error", "score returned nan, not"),
     "no such action": ("error", "KeyError"),
     "os._exit": ("died", "exit 0"),
@@ -161,10 +173,13 @@ FAILURES = {  # what the completion has the score do: the failure, and what its 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_failure_costs_its_own_completion_only_and_is_named(task, workers):
-    """Every kind of failure in one pool. One worker meets them one by one, with other completions between them; two
-    meet each kind twice, in any order."""
+    """Every kind of failure in one pool. One worker meets them one by one, with other completions
+    between them; two meet each kind twice, in any order."""
     if workers == 1:
-        texts = [text for failure in FAILURES for text in ("right", "wrong", failure)] + ["right", "wrong"]
+        texts = [text for failure in FAILURES for text in ("right", "wrong", failure)] + [
+            "right",
+            "wrong",
+        ]
     else:
         texts = [*FAILURES, *FAILURES, *["right", "wrong"] * 10]
         random.Random(0).shuffle(texts)
@@ -174,7 +189,9 @@ def test_a_failure_costs_its_own_completion_only_and_is_named(task, workers):
     assert [verdict.correct for verdict in got] == [text == "right" for text in texts]
     for text, verdict in zip(texts, got):
         failure, detail = FAILURES.get(text, (None, ""))
-        assert verdict.failure == failure and detail in verdict.detail and len(verdict.detail) <= 500, (text, verdict)
+        assert (
+            verdict.failure == failure and detail in verdict.detail and len(verdict.detail) <= 500
+        ), (text, verdict)
 
 
 def test_a_score_reads_nothing_prints_to_nobody_and_is_without_torch(task, capfd):
@@ -196,7 +213,10 @@ def test_none_of_several_completions_with_a_verdict_is_said_with_the_first_reaso
     failed = Verdict(0.0, "error", "KeyError: 1 (mine.py, line 2)")
     assert no_verdict_at_all([failed, Verdict(0.0)]) == no_verdict_at_all([]) == ""
     said = no_verdict_at_all([failed, Verdict(0.0, "died")])
-    assert said == "none of 2 completions got a verdict; the first, error: KeyError: 1 (mine.py, line 2)"
+    assert (
+        said
+        == "none of 2 completions got a verdict; the first, error: KeyError: 1 (mine.py, line 2)"
+    )
 
 
 def test_a_task_that_is_not_there_is_an_error_of_each_completion():
@@ -212,7 +232,12 @@ def test_giant_and_odd_completions_arrive_whole(task):
     with VerifierPool(2, time_limit=60, memory_gib=2) as pool:
         odd_problem = Problem("", odd, "data.tasks.arithmetic")
         verdicts = judge(
-            pool, [(problem, "</think>" + problem.answer), (problem, odd), (odd_problem, "</think>" + odd)]
+            pool,
+            [
+                (problem, "</think>" + problem.answer),
+                (problem, odd),
+                (odd_problem, "</think>" + odd),
+            ],
         )
     assert [verdicts[i].correct for i in range(3)] == [True, False, True]
 
@@ -258,7 +283,10 @@ time.sleep(600)
 @pytest.mark.skipif(sys.platform != "linux", reason="the README promises this for Linux")
 @pytest.mark.parametrize(
     "by, stopped",
-    [(signal.SIGKILL, False), *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHER_ENDS_OF_THE_OWNER)],
+    [
+        (signal.SIGKILL, False),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHER_ENDS_OF_THE_OWNER),
+    ],
 )
 def test_nothing_outlives_the_owner_of_the_pool(task, tmp_path, by, stopped):
     marker = tmp_path / "pid"
@@ -266,7 +294,11 @@ def test_nothing_outlives_the_owner_of_the_pool(task, tmp_path, by, stopped):
         [sys.executable, "-c", OWNER, str(marker)],
         stdout=subprocess.PIPE,
         cwd=ROOT,
-        env={**os.environ, "TMPDIR": str(tmp_path / "temporary"), "PYTHONPATH": f"{ROOT}:{tmp_path}"},
+        env={
+            **os.environ,
+            "TMPDIR": str(tmp_path / "temporary"),
+            "PYTHONPATH": f"{ROOT}:{tmp_path}",
+        },
         start_new_session=True,
     )
     assert owner.stdout.readline() == b"ready\n"
@@ -275,9 +307,13 @@ def test_nothing_outlives_the_owner_of_the_pool(task, tmp_path, by, stopped):
     if stopped:  # as a hostile score can do to its guard
         for pid in guards:
             os.kill(pid, signal.SIGSTOP)
-        assert wait_until(lambda: all("T (stopped)" in Path(f"/proc/{pid}/status").read_text() for pid in guards))
+        assert wait_until(
+            lambda: all("T (stopped)" in Path(f"/proc/{pid}/status").read_text() for pid in guards)
+        )
     owner.send_signal(by)
     owner.wait()
     owner.stdout.close()
-    assert wait_until(lambda: not any(is_running(pid) for pid in [*guards, int(marker.read_text())]))
+    assert wait_until(
+        lambda: not any(is_running(pid) for pid in [*guards, int(marker.read_text())])
+    )
     assert wait_until(lambda: not any((tmp_path / "temporary").iterdir()))

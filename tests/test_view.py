@@ -1,4 +1,4 @@
-"""The page that view.py makes of a run, in a real browser."""
+"""The page that tools/view.py makes of a run, in a real browser."""
 
 import dataclasses
 import json
@@ -14,15 +14,17 @@ from faults import ROOT, RealRun
 from steps import make_group, rollout
 
 import loss
-import view
+from core.rollouts import Batch
+from core.settings import Settings
 from curve.flags import run_command
 from data.load import Source
 from machinery.folder import write_config
 from machinery.kept import KeptRollouts
-from machinery.rollouts import Batch
-from machinery.settings import Settings
+from tools import view
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
              "--disable-component-update", "--disable-sync"]  # fmt: skip
 PARTS = ["curve", "timeline", "group", "completion", "problem"]
@@ -42,16 +44,21 @@ def browser():
 
 @pytest.fixture
 def open_page(browser):
-    """Open a page of a run in a window of this width; at the end of the test nothing may stand in the console, and
-    nothing may have been asked of a network."""
+    """Open a page of a run in a window of this width; at the end of the test nothing may stand in
+    the console, and nothing may have been asked of a network."""
     messages, contexts = [], []
 
     def open_it(folder, width=1280, scheme="light"):
-        contexts.append(browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme))
+        contexts.append(
+            browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        )
         page = contexts[-1].new_page()
         page.on("console", lambda message: messages.append(message.text))
         page.on("pageerror", lambda error: messages.append(str(error)))
-        page.on("request", lambda request: request.url.startswith("file:") or messages.append(request.url))
+        page.on(
+            "request",
+            lambda request: request.url.startswith("file:") or messages.append(request.url),
+        )
         page.goto((folder / "rollouts.html").as_uri())
         page.wait_for_selector("#tokens span", state="attached")
         return page
@@ -63,7 +70,7 @@ def open_page(browser):
     assert messages == []
 
 
-# --- runs -------------------------------------------------------------------------------------------------------------
+# --- runs -----------------------------------------------------------------------------------------
 
 
 class Words:
@@ -79,11 +86,21 @@ class Words:
 SCALERL = loss.Recipe()
 
 
-def made_run(folder, texts=("a", "b", "c", "d"), groups=3, completions=4, tokens=40, recipe=SCALERL, spread=0.3):
-    """A folder with all that view.py reads, of a run of one group a step with such texts; and the tensors of all its
-    tokens that loss.py has, [B, T]."""
+def made_run(
+    folder,
+    texts=("a", "b", "c", "d"),
+    groups=3,
+    completions=4,
+    tokens=40,
+    recipe=SCALERL,
+    spread=0.3,
+):
+    """A folder with all that tools/view.py reads, of a run of one group a step with such texts; and the
+    tensors of all its tokens that loss.py has, [B, T]."""
     folder.mkdir(parents=True)
-    settings = Settings(recipe=recipe, steps=min(groups, 40), completions_per_prompt=completions, rollouts_kept=1)
+    settings = Settings(
+        recipe=recipe, steps=min(groups, 40), completions_per_prompt=completions, rollouts_kept=1
+    )
     write_config(folder, settings)
     rng, tensors, log = np.random.default_rng(0), [], [validation(0)]
     writer = KeptRollouts(folder, settings, Words(texts), [Source(texts[0], 1.0, [], [])])
@@ -99,7 +116,9 @@ def made_run(folder, texts=("a", "b", "c", "d"), groups=3, completions=4, tokens
         rewards = 2 * batch.scores_PG - 1
         advantages = loss.advantages(rewards, batch.usable_PG, batch.usable_PG, "none") * 0.7
         weights = loss.token_weights(batch.lengths_PG, batch.usable_PG, "prompt")
-        logprobs = [its.logprobs + rng.normal(0, spread, tokens).astype(np.float32) for its in rollouts]
+        logprobs = [
+            its.logprobs + rng.normal(0, spread, tokens).astype(np.float32) for its in rollouts
+        ]
         kept = {i: {"trainer_logprobs": logprobs[i][its.sampled], "entropies": -its.logprobs[its.sampled]}
                 for i, its in enumerate(rollouts)}  # fmt: skip
         worth = {"reward": rewards, "advantage": advantages, "weight": weights}
@@ -110,8 +129,12 @@ def made_run(folder, texts=("a", "b", "c", "d"), groups=3, completions=4, tokens
         writer.add_times(step, (step - 1.0, step - 0.8), [(0, step - 0.9, step - 0.85, step - 1)])
         log += [{"kind": "train", "step": step, "wall_seconds": step - 0.1, "parameters_seconds": 0.01, "skipped": 0},
                 validation(step)]  # fmt: skip
-        numbers = [np.stack([getattr(its, name) for its in rollouts]) for name in ("logprobs", "sampled")]
-        tensors.append([torch.tensor(np.stack(logprobs)), *map(torch.tensor, numbers), advantages[0]])
+        numbers = [
+            np.stack([getattr(its, name) for its in rollouts]) for name in ("logprobs", "sampled")
+        ]
+        tensors.append(
+            [torch.tensor(np.stack(logprobs)), *map(torch.tensor, numbers), advantages[0]]
+        )
     (folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in log))
     return [torch.cat(parts) for parts in zip(*tensors)]
 
@@ -130,16 +153,20 @@ def validation(step):
     return line | {"compute_flops": 1e9 * step, "pass_rate": 0.9 - 0.8 / (1 + step)}
 
 
-# --- its numbers ------------------------------------------------------------------------------------------------------
+# --- its numbers ----------------------------------------------------------------------------------
 
 
-OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in loss.LOSSES if name not in ("cispo", "gspo")]
+OTHERS = [
+    pytest.param(name, marks=pytest.mark.slow)
+    for name in loss.LOSSES
+    if name not in ("cispo", "gspo")
+]
 
 
 @pytest.mark.parametrize("name", ["cispo", "gspo", *OTHERS])
 def test_terms_on_the_page_are_those_of_loss_py(open_page, tmp_path, name):
-    """At a hundred tokens of a page: the term, the ratio, whether it is clipped. Where all names of the formula are
-    known, the formula with the numbers put in gives the term."""
+    """At a hundred tokens of a page: the term, the ratio, whether it is clipped. Where all names of
+    the formula are known, the formula with the numbers put in gives the term."""
     recipe = loss.Recipe(loss=name)
     tensors = made_run(tmp_path / "run", recipe=recipe, spread=0.1 if name == "gspo" else 0.6)
     terms_BT, log_rho_BT, clipped_BT = loss.token_terms(recipe, *tensors)
@@ -172,7 +199,9 @@ def test_terms_on_the_page_are_those_of_loss_py(open_page, tmp_path, name):
                      "clip": lambda x, low, high: min(max(x, low), high)}  # fmt: skip
             if not {*re.findall(r"[A-Za-z_]\w*", re.sub(r"\de-\d", "", numbers))} - {*known}:
                 formulas += 1
-                assert eval(numbers.replace("×", "*"), known) == pytest.approx(wanted, rel=5e-3, abs=1e-4), numbers
+                assert eval(numbers.replace("×", "*"), known) == pytest.approx(
+                    wanted, rel=5e-3, abs=1e-4
+                ), numbers
     assert seen >= 100 and (formulas == seen or name not in ("cispo", "dapo", "grpo", "gspo"))
     assert cut or name not in ("dapo", "grpo", "gspo")
 
@@ -180,19 +209,36 @@ def test_terms_on_the_page_are_those_of_loss_py(open_page, tmp_path, name):
 @pytest.mark.slow
 def test_the_page_of_a_real_run_has_the_run_s_own_numbers(tmp_path, open_page):
     """A page is made at the end of a run; the command makes the same one."""
-    flags = ["--train-prompts", "40", "--steps", "4", "--validation-every", "2", "--asynchrony", "pipeline-2"]
+    flags = [
+        "--train-prompts",
+        "40",
+        "--steps",
+        "4",
+        "--validation-every",
+        "2",
+        "--asynchrony",
+        "pipeline-2",
+    ]
     run = RealRun(tmp_path, *flags, "--rollouts-kept", "3", "--thinking-budget", "20", "24")
     run.end_well()
     before = (run.folder / "rollouts.html").read_text()
     with pytest.raises(SystemExit) as ended:
         run_command(view.main, [str(run.folder)])
     assert ended.value.code == 0 and (run.folder / "rollouts.html").read_text() == before
-    page, log, kept = open_page(run.folder), lines_of(run.folder / "log.jsonl"), lines_of(run.folder / "rollouts.jsonl")
+    page, log, kept = (
+        open_page(run.folder),
+        lines_of(run.folder / "log.jsonl"),
+        lines_of(run.folder / "rollouts.jsonl"),
+    )
     validations = [line for line in log if line["kind"] == "validation"]
-    labels = page.locator("#plot circle").evaluate_all("all => all.map((one) => one.getAttribute('aria-label'))")
+    labels = page.locator("#plot circle").evaluate_all(
+        "all => all.map((one) => one.getAttribute('aria-label'))"
+    )
     for label, line in zip(labels, validations, strict=True):
         step, rate = re.match(r"step (\d+): pass rate ([\d.]+)", label).groups()
-        assert int(step) == line["step"] and float(rate) == pytest.approx(line["pass_rate"], rel=1e-3)
+        assert int(step) == line["step"] and float(rate) == pytest.approx(
+            line["pass_rate"], rel=1e-3
+        )
     groups = [line for line in kept if line["kind"] != "times"]
     assert page.locator("#choose option").count() == len(groups) == 4 * 3 + 3 * 6
     for line in (groups[3], groups[-1]):
@@ -216,13 +262,17 @@ def test_every_key_of_a_line_is_in_the_docs(made):
             assert f"`{key}`" in text, key
 
 
-# --- its parts --------------------------------------------------------------------------------------------------------
+# --- its parts ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("width, scheme", [(1280, "light"), pytest.param(390, "dark", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "width, scheme", [(1280, "light"), pytest.param(390, "dark", marks=pytest.mark.slow)]
+)
 def test_each_part_is_there_and_reacts_to_clicks_and_keys(made, open_page, width, scheme):
     page = open_page(made, width, scheme)
-    opened = lambda: page.evaluate("[run.lines[state.line].kind, run.lines[state.line].step, state.completion]")
+    opened = lambda: page.evaluate(
+        "[run.lines[state.line].kind, run.lines[state.line].step, state.completion]"
+    )
     which = lambda: page.evaluate("[state.line, state.completion]")
     window = lambda: page.evaluate("[lanes.from, lanes.to]")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
@@ -296,31 +346,40 @@ def test_each_part_is_there_and_reacts_to_clicks_and_keys(made, open_page, width
     assert opened() == ["validation", kept[1]["step"], 1]
 
 
-# --- what it bears ----------------------------------------------------------------------------------------------------
+# --- what it bears --------------------------------------------------------------------------------
 
 
 def test_a_hostile_completion_harms_nothing(tmp_path, open_page):
-    """Markup that ends scripts, five thousand odd characters, lone surrogates: all is shown as text."""
+    """Markup that ends scripts, five thousand odd characters, lone surrogates: all is shown as
+    text."""
     odd = [chr(code) for code in (*range(32), 127, 0x85, 0xAD, 0x200B, 0x200F, 0x2028, 0x202E, 0x2066, 0xD800, 0xDFFF,
                                   0xFEFF, 0xFFFD, 0x1F642, 0xE0041, 0x10FFFF)]  # fmt: skip
-    marks = "<script>document.title = 'taken'</script><img src=x onerror=\"document.title = 'taken'\">"
+    marks = (
+        "<script>document.title = 'taken'</script><img src=x onerror=\"document.title = 'taken'\">"
+    )
     texts = [*odd, marks, "</script><script>document.title = 'taken'</script>", "<!--", "-->", "]]>", "&lt;", "$&", "`",
              "e" + "\u0301" * 200, "\\", "DATA_OF_THE_RUN", "SHA256_OF_THE_SCRIPT"]  # fmt: skip
     made_run(tmp_path / "run", texts=texts, tokens=5000, groups=1)
     page_path = view.write_page(tmp_path / "run")
     assert page_path.read_bytes().isascii() or b"<img" not in page_path.read_bytes()
     page = open_page(tmp_path / "run", 390)
-    assert page.title() == "run: rollouts" and page.locator("img, #run ~ script ~ script").count() == 0
+    assert (
+        page.title() == "run: rollouts" and page.locator("img, #run ~ script ~ script").count() == 0
+    )
     assert page.locator("#tokens span").count() == 5000
     shown = page.locator("#tokens").text_content()
     assert marks in shown and "⟨202e⟩" in shown and "⟨d800⟩" in shown
     assert not re.search("[\u202e\u2066\ufeff\x00]", shown)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    page.evaluate("document.body.append(Object.assign(document.createElement('script'), {text: 'document.title = 1'}))")
+    page.evaluate(
+        "document.body.append(Object.assign(document.createElement('script'), {text: 'document.title = 1'}))"
+    )
     assert page.title() == "run: rollouts" and "Content Security Policy" in open_page.messages.pop()
 
 
-def test_a_page_that_would_be_too_large_has_the_first_completions_and_says_so(tmp_path, open_page, monkeypatch):
+def test_a_page_that_would_be_too_large_has_the_first_completions_and_says_so(
+    tmp_path, open_page, monkeypatch
+):
     made_run(tmp_path / "run", groups=20)
     whole = view.write_page(tmp_path / "run").stat().st_size
     template = len(view.TEMPLATE.read_bytes())
@@ -342,10 +401,13 @@ def test_a_run_that_has_only_begun_has_a_page(tmp_path, open_page):
     (tmp_path / "run" / "log.jsonl").write_text(json.dumps(validation(0)) + "\n")
     view.write_page(tmp_path / "run")
     page = open_page(tmp_path / "run")
-    assert page.locator("#choose option").count() == 1 and "no fit" in page.locator("#fits").text_content()
+    assert (
+        page.locator("#choose option").count() == 1
+        and "no fit" in page.locator("#fits").text_content()
+    )
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------
+# --- what is refused ------------------------------------------------------------------------------
 
 
 def refusal(arguments, capsys):
@@ -363,13 +425,19 @@ def test_what_cannot_be_shown_is_refused_in_one_sentence(tmp_path, capsys):
     run = tmp_path / "run"
     made_run(run)
     whole = (run / "rollouts.jsonl").read_text()
-    for number, broken in ((1, '{"kind": "gro'), (2, "[]"), (3, whole.splitlines()[0].replace('"advantage"', '"A"'))):
+    for number, broken in (
+        (1, '{"kind": "gro'),
+        (2, "[]"),
+        (3, whole.splitlines()[0].replace('"advantage"', '"A"')),
+    ):
         lines = whole.splitlines()
         lines[number - 1] = broken
         (run / "rollouts.jsonl").write_text("\n".join(lines) + "\n")
         assert f"rollouts.jsonl, line {number}: " in refusal([str(run)], capsys)
     (run / "rollouts.jsonl").unlink()
-    assert "rollouts.jsonl is not there: --rollouts-kept 0 leaves none" in refusal([str(run)], capsys)
+    assert "rollouts.jsonl is not there: --rollouts-kept 0 leaves none" in refusal(
+        [str(run)], capsys
+    )
     config = json.loads((run / "config.json").read_text())
     config["recipe"]["loss"] = "mine"
     (run / "config.json").write_text(json.dumps(config))

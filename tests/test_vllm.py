@@ -1,5 +1,5 @@
-"""vLLM in processes of its own: as a generator, and in a whole run. What it shares with the other engine is in
-test_engines.py."""
+"""vLLM in processes of its own: as a generator, and in a whole run. What it shares with the other
+engine is in test_engines.py."""
 
 import json
 import subprocess
@@ -10,8 +10,8 @@ import pytest
 from conftest import make_models
 from sampling import DEVICE, decoding, needs_vllm, samples_takes_updates_validates_and_stops
 
-from machinery.engine import EngineSettings
-from machinery.model import load_tokenizer
+from core.engine import EngineSettings
+from core.model import load_tokenizer
 
 pytestmark = [needs_vllm, pytest.mark.slow]
 ROOT = Path(__file__).parent.parent
@@ -19,8 +19,8 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.mark.parametrize("kind, devices", [("qwen3-moe", 1), ("llama", 2)])
 def test_a_generator_process_with_experts_or_with_tensor_parallelism(tmp_path, kind, devices):
-    """Samples, takes updates, validates, stops: with the parameters of a mixture of experts, and with a model split
-    over two workers."""
+    """Samples, takes updates, validates, stops: with the parameters of a mixture of experts, and
+    with a model split over two workers."""
     folder = make_models(tmp_path, head_dim=32)[kind]
     rules = decoding(load_tokenizer(folder))
     names = tuple("cpu" if DEVICE == "cpu" else f"cuda:{i}" for i in range(devices))
@@ -29,16 +29,24 @@ def test_a_generator_process_with_experts_or_with_tensor_parallelism(tmp_path, k
 
 
 def test_a_whole_short_run_with_vllm_learns(tmp_path):
-    """Asynchronous, with an update after each step; generator and trainer agree at every validation."""
+    """Asynchronous, with an update after each step; generator and trainer agree at every
+    validation."""
     flags = [
         "--engine", "vllm", "--steps", "14", "--prompts-per-step", "16", "--completions-per-prompt", "8",
         "--learning-rate", "5e-4", "--train-prompts", "2000", "--validation-every", "7", "--validation-problems", "64",
         "--validation-samples", "4", "--slots", "128", "--name", "vllm",
     ]  # fmt: skip
-    run = subprocess.run([sys.executable, ROOT / "train.py", *flags], cwd=tmp_path, capture_output=True, text=True)
+    run = subprocess.run(
+        [sys.executable, ROOT / "train.py", *flags], cwd=tmp_path, capture_output=True, text=True
+    )
     assert run.returncode == 0, run.stderr
-    log = [json.loads(line) for line in (tmp_path / "runs" / "vllm" / "log.jsonl").read_text().splitlines()]
-    steps, validations = ([line for line in log if line["kind"] == kind] for kind in ("train", "validation"))
+    log = [
+        json.loads(line)
+        for line in (tmp_path / "runs" / "vllm" / "log.jsonl").read_text().splitlines()
+    ]
+    steps, validations = (
+        [line for line in log if line["kind"] == kind] for kind in ("train", "validation")
+    )
     assert len(steps) == 14 and max(line["off_policyness_max"] for line in steps) in range(1, 9)
     assert len(validations) == 3 and all(line["mismatch_max"] < 1e-4 for line in validations)
     assert validations[-1]["pass_rate"] > validations[0]["pass_rate"] + 0.2

@@ -1,10 +1,11 @@
-"""One optimizer step of a trainer's rank on fake CUDA tensors, whose memory PyTorch itself traces; nothing is computed.
+"""One optimizer step of a trainer's rank on fake CUDA tensors, whose memory PyTorch itself traces;
+nothing is computed.
 
     PYTHONPATH=.:tests/pretended python tests/traced.py '{"model_type": "qwen3", ...}' --trainers 4 --checkpointing
 
-It prints the bytes at the peak of the second step, and those that `train.py --plan` has for it. The ranks are pretended
-by torch's fake process group; this is rank 0. It leans on private symbols of torch 2.13, and runs in a process of its
-own.
+It prints the bytes at the peak of the second step, and those that `train.py --plan` has for it. The
+ranks are pretended by torch's fake process group; this is rank 0. It leans on private symbols of
+torch 2.13, and runs in a process of its own.
 """
 
 import argparse
@@ -25,21 +26,24 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import loss
+from core.policy import MicroBatch
+from core.settings import Settings
 from machinery import trainer
-from machinery.plan import Shape, trainer_bytes
-from machinery.policy import MicroBatch
-from machinery.settings import Settings
+from tools.plan import Shape, trainer_bytes
 
 aten = torch.ops.aten
 ALLOCATED = 512  # bytes: CUDA's allocator rounds up to a multiple of it
 
 
 class Mode(TorchDispatchMode):
-    """One that sees what a DTensor does to this rank's tensors, and not what the DTensor is asked."""
+    """One that sees what a DTensor does to this rank's tensors, and not what the DTensor is
+    asked."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         return (
-            NotImplemented if any(issubclass(kind, DTensor) for kind in types) else self.call(func, args, kwargs or {})
+            NotImplemented
+            if any(issubclass(kind, DTensor) for kind in types)
+            else self.call(func, args, kwargs or {})
         )
 
 
@@ -55,7 +59,10 @@ class Known(Mode):
             return 1.0
         if func is aten.index.Tensor and args[1][0].dtype == torch.bool:
             mask = args[1][0]
-            picked = [torch.empty(self.picked, dtype=torch.int64, device=mask.device) for _ in range(mask.dim())]
+            picked = [
+                torch.empty(self.picked, dtype=torch.int64, device=mask.device)
+                for _ in range(mask.dim())
+            ]
             return func(args[0], picked)
         return func(*args, **kwargs)
 
@@ -91,10 +98,15 @@ class Memory(Mode):
         self.now -= self.sizes.pop(key)
 
 
-def flash_attention(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
-    """As a GPU has it for a causal mask in bf16, which is all that the trainer asks for: never the plain way."""
+def flash_attention(
+    q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
+):
+    """As a GPU has it for a causal mask in bf16, which is all that the trainer asks for: never the
+    plain way."""
     assert attn_mask is None and is_causal and q.dtype == torch.bfloat16
-    return aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, True, False, scale=scale)[0]
+    return aten._scaled_dot_product_cudnn_attention(
+        q, k, v, None, True, 0.0, True, False, scale=scale
+    )[0]
 
 
 def make_it_fakeable(memory: Memory, trainers: int) -> None:
@@ -113,19 +125,25 @@ def make_it_fakeable(memory: Memory, trainers: int) -> None:
             memory.set(storage._cdata, storage.size())
 
     torch.UntypedStorage.resize_ = resize
-    transformers.modeling_utils.get_torch_context_manager_or_global_device = lambda: torch.device("meta")  # no values
+    transformers.modeling_utils.get_torch_context_manager_or_global_device = lambda: torch.device(
+        "meta"
+    )  # no values
     for module in (transformers.masking_utils, transformers.integrations.sdpa_attention):
         module.is_tracing = lambda *_: False
 
 
-def traced(config, trainers: int, checkpointing: bool, fp32_logits, sequences: int, tokens: int) -> int:
-    """The bytes of this rank at the peak of the second step, of two micro-batches. All but 256 tokens of each sequence
-    were sampled."""
+def traced(
+    config, trainers: int, checkpointing: bool, fp32_logits, sequences: int, tokens: int
+) -> int:
+    """The bytes of this rank at the peak of the second step, of two micro-batches. All but 256
+    tokens of each sequence were sampled."""
     memory, device = Memory(), torch.device("cuda:0")
     make_it_fakeable(memory, trainers)
     with FakeTensorMode(allow_non_fake_inputs=True), memory:
         with device:  # fake tensors do not move by .data
-            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+            model = AutoModelForCausalLM.from_config(
+                config, dtype=torch.float32, attn_implementation="eager"
+            )
         policy = trainer.make_policy(Settings(gradient_checkpointing=checkpointing), model, device)
         for parameter in policy.parameters():
             memory.see(parameter.to_local() if isinstance(parameter, DTensor) else parameter)
@@ -136,7 +154,13 @@ def traced(config, trainers: int, checkpointing: bool, fp32_logits, sequences: i
             for _ in range(2):
                 memory.peak = 0
                 for _ in range(2):
-                    inputs = (integers_BT(), integers_BT(), integers_BT().bool(), integers_BT().float(), integers_BT())
+                    inputs = (
+                        integers_BT(),
+                        integers_BT(),
+                        integers_BT().bool(),
+                        integers_BT().float(),
+                        integers_BT(),
+                    )
                     m = MicroBatch(*inputs, integers_BT()[:, 0], fed=0, pairs=0)
                     logprobs_BT, _ = policy(m, fp32_logits)
                     worth = (m.generator_logprobs_BT, m.sampled_BT, weights_B, weights_B)
@@ -162,7 +186,15 @@ def main() -> None:
     with torch.device("meta"):
         shape = Shape(AutoModelForCausalLM.from_config(config))
     tokens = options.sequences * options.tokens
-    plan = trainer_bytes(shape, options.trainers, tokens, options.tokens, torch.bfloat16, "cuda", options.checkpointing)
+    plan = trainer_bytes(
+        shape,
+        options.trainers,
+        tokens,
+        options.tokens,
+        torch.bfloat16,
+        "cuda",
+        options.checkpointing,
+    )
     planned = sum(plan.values()) - plan["process"]
     how = (options.trainers, options.checkpointing, "split" if options.split else True)
     found = traced(config, *how, options.sequences, options.tokens)

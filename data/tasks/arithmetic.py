@@ -3,10 +3,11 @@
     prompt       4729+8153=<think>
     completion   9+3+0=12;2+5+1=08;7+1+0=08;4+8+0=12;</think>12882<eos>      (`;` stands between steps)
 
-Each step adds two digits and the carry, from the right, and writes two digits: the new carry and the sum's digit.
-One wrong step spoils the rest, so the pass rate falls steeply with the number of digits, and chance is ~0 from three
-digits on: a policy improves by making each step reliable, as in real reasoning traces. The model that RL starts from
-(`data/arithmetic_base/`, shipped) is made by docs/make_base.py.
+Each step adds two digits and the carry, from the right, and writes two digits: the new carry and
+the sum's digit. One wrong step spoils the rest, so the pass rate falls steeply with the number of
+digits, and chance is ~0 from three digits on: a policy improves by making each step reliable, as in
+real reasoning traces. The model that RL starts from (`data/arithmetic_base/`, shipped) is made by
+docs/make_base.py.
 """
 
 import random
@@ -18,8 +19,8 @@ MAX_DIGITS = 6
 
 
 def draw(rng: random.Random, digits: int, held_out: bool) -> tuple[int, int]:
-    """Two numbers of `digits` digits each, out of the tenth that is held out for validation, or out of the others. A
-    checksum decides, so every run holds out the same ones."""
+    """Two numbers of `digits` digits each, out of the tenth that is held out for validation, or out
+    of the others. A checksum decides, so every run holds out the same ones."""
     while True:
         a, b = (rng.randint(10 ** (digits - 1), 10**digits - 1) for _ in range(2))
         if (zlib.crc32(f"{a}+{b}".encode()) % 10 == 0) == held_out:
@@ -27,13 +28,17 @@ def draw(rng: random.Random, digits: int, held_out: bool) -> tuple[int, int]:
 
 
 def problems(split: str, number: int, seed: int = 0) -> list[Problem]:
-    """`number` distinct problems, at most 100,000; lengths 1 to 6 in turn (those of one digit run out first)."""
+    """`number` distinct problems, at most 100,000; lengths 1 to 6 in turn (those of one digit run
+    out first)."""
     number, rng = min(number, 100_000), random.Random(f"{split} {seed}")
     distinct, i = {}, 0  # the keys are in order
     while len(distinct) < number and i < 100 * number:
         distinct[draw(rng, i % MAX_DIGITS + 1, held_out=split == "validation")] = None
         i += 1
-    return [Problem(prompt=f"{a}+{b}=", answer=str(a + b), task="data.tasks.arithmetic") for a, b in distinct]
+    return [
+        Problem(prompt=f"{a}+{b}=", answer=str(a + b), task="data.tasks.arithmetic")
+        for a, b in distinct
+    ]
 
 
 def score(problem: Problem, completion: str) -> bool:

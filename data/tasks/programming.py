@@ -1,8 +1,9 @@
 """Programming problems with unit tests, in the forms of DeepCoder's data.
 
-The program is the last fenced block after the last `</think>`. A test gives it its standard input and compares what it
-writes, or calls one function and compares what that returns. Each test is a run of its own in the sandbox (sandbox.py).
-Outputs are compared outside, so the wanted ones never enter the process that runs the program.
+The program is the last fenced block after the last `</think>`. A test gives it its standard input
+and compares what it writes, or calls one function and compares what that returns. Each test is a
+run of its own in the sandbox (sandbox.py). Outputs are compared outside, so the wanted ones never
+enter the process that runs the program.
 """
 
 import json
@@ -21,9 +22,11 @@ CALL_INSTRUCTION = "Write a Python function `{name}`. Put your whole code in one
 MOST_TESTS = 15  # of a problem; the longest inputs count, as in DeepCoder
 LONGEST_TEST = 200_000  # characters; longer tests are left out, unless all are longer
 SECONDS = 10.0  # the most for one test; less if the verifier's time is nearly over
-SHARE_OF_TIME = 0.9  # of the verifier's time limit, for all tests: a slow program is a wrong answer, not a failure
+# of the verifier's time limit, for all tests: a slow program is a wrong answer, not a failure
+SHARE_OF_TIME = 0.9
 
-# This runs in the sandbox: the program as `__main__`, or the function that an argument names; its result is JSON.
+# This runs in the sandbox: the program as `__main__`, or the function that an argument names; its
+# result is JSON.
 RUNNER = """
 import json, os, sys, types
 module = types.ModuleType("__main__" if len(sys.argv) == 1 else "program")
@@ -51,20 +54,24 @@ else:
 
 
 def problem(text: str, tests, starter_code: str = "") -> Problem:
-    """The prompt for a problem, and its tests in one form. Raises ValueError for tests in a form that is not known."""
+    """The prompt for a problem, and its tests in one form. Raises ValueError for tests in a form
+    that is not known."""
     function, cases = read_tests(tests)
     length = lambda case: len(json.dumps(case))
     usual = [case for case in cases if length(case) <= LONGEST_TEST] or [min(cases, key=length)]
     longest = sorted(usual, key=lambda case: length(case[0]), reverse=True)[:MOST_TESTS]
     instruction = STDIN_INSTRUCTION
     if function is not None:
-        instruction = CALL_INSTRUCTION.format(name=function, start=starter_code or f"def {function}(...):")
+        instruction = CALL_INSTRUCTION.format(
+            name=function, start=starter_code or f"def {function}(...):"
+        )
     answer = json.dumps({"function": function, "tests": longest})
     return Problem(f"{text.strip()}\n\n{instruction}", answer, task="data.tasks.programming")
 
 
 def read_tests(tests) -> tuple[str | None, list]:
-    """The function to be called (None: standard input to output) and pairs of an input and the outputs that are right.
+    """The function to be called (None: standard input to output) and pairs of an input and the
+    outputs that are right.
 
     Known forms, as JSON text or as lists and dicts (each is a configuration of DeepCoder-Preview-Dataset):
         taco            {"inputs": [...], "outputs": [...], "fn_name": optional}
@@ -75,12 +82,25 @@ def read_tests(tests) -> tuple[str | None, list]:
     """
     tests = json.loads(tests) if isinstance(tests, str) else tests
     if isinstance(tests, dict):
-        inputs, outputs, name = tests.get("inputs", []), tests.get("outputs", []), tests.get("fn_name")
+        inputs, outputs, name = (
+            tests.get("inputs", []),
+            tests.get("outputs", []),
+            tests.get("fn_name"),
+        )
         if len(inputs) != len(outputs):
             raise ValueError("the tests have different numbers of inputs and outputs")
-        tests = [{"input": given, "output": wanted, "fn_name": name} for given, wanted in zip(inputs, outputs)]
-    if not isinstance(tests, list) or not tests or not all(isinstance(test, dict) for test in tests):
-        raise ValueError("the tests are neither a list of tests nor inputs and outputs, or there are none")
+        tests = [
+            {"input": given, "output": wanted, "fn_name": name}
+            for given, wanted in zip(inputs, outputs)
+        ]
+    if (
+        not isinstance(tests, list)
+        or not tests
+        or not all(isinstance(test, dict) for test in tests)
+    ):
+        raise ValueError(
+            "the tests are neither a list of tests nor inputs and outputs, or there are none"
+        )
     names, cases = set(), []
     for test in tests:
         if "input" not in test or "output" not in test:
@@ -92,10 +112,17 @@ def read_tests(tests) -> tuple[str | None, list]:
             name = None
         names.add(name)
         if name is None:  # texts, or lists of lines
-            given, wanted = ("\n".join(map(str, x)) if isinstance(x, list) else str(x) for x in (given, wanted))
+            given, wanted = (
+                "\n".join(map(str, x)) if isinstance(x, list) else str(x) for x in (given, wanted)
+            )
             cases.append([given, [wanted]])
         elif test.get("testtype") == "functional":
-            cases.append([[json.loads(line) for line in given.splitlines() if line.strip()], [json.loads(wanted)]])
+            cases.append(
+                [
+                    [json.loads(line) for line in given.splitlines() if line.strip()],
+                    [json.loads(wanted)],
+                ]
+            )
         else:
             given = json.loads(given) if isinstance(given, str) else given
             wraps = isinstance(wanted, list) and len(wanted) == 1  # [5] stands for 5, or for itself
@@ -114,11 +141,15 @@ def score(problem: Problem, completion: str) -> bool:
     if not blocks:
         return False
     answer = json.loads(problem.answer)
-    return all(passes(blocks[-1], answer["function"], given, wanted, deadline) for given, wanted in answer["tests"])
+    return all(
+        passes(blocks[-1], answer["function"], given, wanted, deadline)
+        for given, wanted in answer["tests"]
+    )
 
 
 def passes(program: str, function: str | None, given, wanted: list, deadline: float) -> bool:
-    """One test: whether the program ends in time, with status 0, and its output is one of those wanted."""
+    """One test: whether the program ends in time, with status 0, and its output is one of those
+    wanted."""
     seconds = min(SECONDS, deadline - time.monotonic())
     if seconds <= 0:
         return False
@@ -139,8 +170,11 @@ def passes(program: str, function: str | None, given, wanted: list, deadline: fl
 
 
 def same_text(written: str, wanted: str) -> bool:
-    """Whether two texts have the same words on the same lines. Blank lines at the end do not count."""
-    lines, wanted_lines = ([line.split() for line in text.rstrip().splitlines()] for text in (written, wanted))
+    """Whether two texts have the same words on the same lines. Blank lines at the end do not
+    count."""
+    lines, wanted_lines = (
+        [line.split() for line in text.rstrip().splitlines()] for text in (written, wanted)
+    )
     same_shape = list(map(len, lines)) == list(map(len, wanted_lines))
     return same_shape and all(all(map(same_word, *pair)) for pair in zip(lines, wanted_lines))
 
@@ -156,7 +190,13 @@ def same_word(written: str, wanted: str) -> bool:
 def same_value(returned, wanted) -> bool:
     """Whether two values of JSON are the same. Fractions may differ by rounding."""
     if isinstance(returned, list) and isinstance(wanted, list):
-        return len(returned) == len(wanted) and all(same_value(a, b) for a, b in zip(returned, wanted))
-    if isinstance(wanted, float) and isinstance(returned, (int, float)) and not isinstance(returned, bool):
+        return len(returned) == len(wanted) and all(
+            same_value(a, b) for a, b in zip(returned, wanted)
+        )
+    if (
+        isinstance(wanted, float)
+        and isinstance(returned, (int, float))
+        and not isinstance(returned, bool)
+    ):
         return math.isclose(returned, wanted, rel_tol=1e-6, abs_tol=1e-9)
     return type(returned) is type(wanted) and returned == wanted

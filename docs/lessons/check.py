@@ -4,9 +4,9 @@
     python -m docs.lessons.check --only 03 05     # some lessons
     python -m docs.lessons.check --write          # and put what is printed into the lessons
 
-The commands are read from the lessons. They run in copies of the project, so that the patches of the lessons change
-nothing here. `python train.py` is run with the seeds 0, 1 and 2. The copies stay, with all logs, in the folders that
-are printed.
+The commands are read from the lessons. They run in copies of the project, so that the patches of
+the lessons change nothing here. `python train.py` is run with the seeds 0, 1 and 2. The copies
+stay, with all logs, in the folders that are printed.
 """
 
 import argparse
@@ -31,10 +31,12 @@ FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parent.parent
 SEEDS = (0, 1, 2)
 LESSONS = {path.name[:2]: path for path in sorted(FOLDER.glob("[01][0-9]-*.md"))}
-BLOCK = re.compile(r"(?s)(<!-- figures: python -m docs.lessons.check --only \d\d -->\n).*?(<!-- end of figures -->)")
+BLOCK = re.compile(
+    r"(?s)(<!-- figures: python -m docs.lessons.check --only \d\d -->\n).*?(<!-- end of figures -->)"
+)
 
 
-# --- the commands of a lesson -----------------------------------------------------------------------------------------
+# --- the commands of a lesson ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -48,12 +50,16 @@ class Command:
     @property
     def name(self) -> str:
         """What the lesson calls its run, or its study; "" for a command that makes neither."""
-        match = re.search(r"--name (\S+)", self.line) or re.search(r"(?:study\.py |--resume runs/)([\w-]+)", self.line)
+        match = re.search(r"--name (\S+)", self.line) or re.search(
+            r"(?:study\.py |--resume runs/)([\w-]+)", self.line
+        )
         return match[1] if match else ""
 
     def with_seed(self, seed: int) -> "Command":
         """The lesson's own line is seed 0; runs with other seeds have their seed in their name."""
-        return replace(self, line=re.sub(r"--name (\S+)", rf"--name \1-seed{seed} --seed {seed}", self.line))
+        return replace(
+            self, line=re.sub(r"--name (\S+)", rf"--name \1-seed{seed} --seed {seed}", self.line)
+        )
 
 
 def commands(text: str) -> list[Command]:
@@ -79,8 +85,8 @@ def commands_of(lesson: str) -> list[Command]:
 
 @functools.cache
 def copy_of_the_project(lesson: str, patches: tuple[str, ...]) -> Path:
-    """A copy of all files but runs, with these patches applied. All commands of a lesson with the same patches run in
-    the same copy."""
+    """A copy of all files but runs, with these patches applied. All commands of a lesson with the
+    same patches run in the same copy."""
     copy = Path(tempfile.mkdtemp(prefix=f"lesson-{lesson}-")) / "scalerl"
     left_out = shutil.ignore_patterns("runs", ".git", "__pycache__", ".venv", ".*_cache")
     shutil.copytree(ROOT, copy, ignore=left_out)
@@ -101,18 +107,24 @@ def run(lesson: str, command: Command) -> tuple[Path, str]:
         stderr=subprocess.STDOUT,
     )
     if done.returncode and lesson != "10":  # where things are meant to break
-        raise SystemExit(f"lesson {lesson}: `{command.line}` in {copy} ended with {done.returncode}:\n{done.stdout}")
+        raise SystemExit(
+            f"lesson {lesson}: `{command.line}` in {copy} ended with {done.returncode}:\n{done.stdout}"
+        )
     seconds = time.monotonic() - began
-    print(f"lesson {lesson}: {seconds:4.0f} s for {command.line} in {copy}", file=sys.stderr, flush=True)
+    print(
+        f"lesson {lesson}: {seconds:4.0f} s for {command.line} in {copy}",
+        file=sys.stderr,
+        flush=True,
+    )
     return copy, done.stdout
 
 
-# --- what runs have logged --------------------------------------------------------------------------------------------
+# --- what runs have logged ------------------------------------------------------------------------
 
 
 class Log:
-    """What a run has logged: log["pass_rate"] are the values of its training steps, log.held_out["pass_rate"] those of
-    its validations; null is left out."""
+    """What a run has logged: log["pass_rate"] are the values of its training steps,
+    log.held_out["pass_rate"] those of its validations; null is left out."""
 
     def __init__(self, text: str | bytes, kind: str = "train"):
         self.lines = [line for line in map(json.loads, text.splitlines()) if line["kind"] == kind]
@@ -133,22 +145,41 @@ def table_of_runs(lesson: str) -> str:
                 seeded = command.with_seed(seed) if seed else command
                 copy, _ = run(lesson, seeded)
                 logs.append(Log((copy / "runs" / seeded.name / "log.jsonl").read_text()))
-            rows.append([f"`{command.name}`", *(", ".join(map(column, logs)) for column in columns.values())])
+            rows.append(
+                [
+                    f"`{command.name}`",
+                    *(", ".join(map(column, logs)) for column in columns.values()),
+                ]
+            )
     return table(["run, with seeds 0, 1, 2", *columns], rows)
 
 
 def study_table(lesson: str) -> str:
-    """The variants of the study in a lesson, as the first table of study.py compares them."""
-    (command,) = [command for command in commands_of(lesson) if "study.py" in command.line]
+    """The variants of the study in a lesson, as the first table of tools/study.py compares them."""
+    (command,) = [command for command in commands_of(lesson) if "tools/study.py" in command.line]
     copy, _ = run(lesson, command)
     study = copy / "runs" / command.name
     lines = re.search(r"(?m)(^\|.*\n)+", (study / "tables.md").read_text())[0].splitlines()
     rows = []
     for line in lines[2:]:
-        variant, number, A, *_, B_ratio, C_mid_ratio, verdict = map(str.strip, line.strip("|").split("|"))
+        variant, number, A, *_, B_ratio, C_mid_ratio, verdict = map(
+            str.strip, line.strip("|").split("|")
+        )
         logs = [Log(path.read_text()) for path in sorted(study.glob(f"{variant}-seed*/log.jsonl"))]
-        rows.append([variant, number, ", ".join(map(last_pass_rate, logs)), A, B_ratio, C_mid_ratio, verdict])
-    return table(["variant", "runs", "last pass rates", "A", "ratio of B", "ratio of C_mid", "verdict"], rows)
+        rows.append(
+            [
+                variant,
+                number,
+                ", ".join(map(last_pass_rate, logs)),
+                A,
+                B_ratio,
+                C_mid_ratio,
+                verdict,
+            ]
+        )
+    return table(
+        ["variant", "runs", "last pass rates", "A", "ratio of B", "ratio of C_mid", "verdict"], rows
+    )
 
 
 def last_pass_rate(log: Log) -> str:
@@ -165,7 +196,7 @@ def gflops(log: Log, first: int, last: int) -> str:
     return f"{np.diff(log['compute_flops'], prepend=0)[first - 1 : last].mean() / 1e9:.2f}"
 
 
-# --- what each lesson quotes ------------------------------------------------------------------------------------------
+# --- what each lesson quotes ----------------------------------------------------------------------
 
 
 # The columns of a table of runs, by their heads: functions of a log that return text.
@@ -173,7 +204,9 @@ COLUMNS = {
     "03": {
         "best pass rate": lambda log: f"{log.held_out['pass_rate'].max():.3f}",
         "last pass rate": last_pass_rate,
-        "age of the tokens, last ten steps": lambda log: f"{log['off_policyness_mean'][-10:].mean():.1f}",
+        "age of the tokens, last ten steps": lambda log: (
+            f"{log['off_policyness_mean'][-10:].mean():.1f}"
+        ),
         "least effective sample size": lambda log: f"{log['effective_sample_size'].min():.2f}",
         "largest ratio": lambda log: f"{log['ratio_max'].max():.3g}",
     },
@@ -197,7 +230,9 @@ COLUMNS = {
         "last pass rate": last_pass_rate,
     },
     "07": {
-        "interrupted, last validation": lambda log: f"{log.held_out['interrupted_fraction'][-1]:.2f}",
+        "interrupted, last validation": lambda log: (
+            f"{log.held_out['interrupted_fraction'][-1]:.2f}"
+        ),
         "truncated, last validation": lambda log: f"{log.held_out['truncated_fraction'][-1]:.2f}",
         "tokens, first and last validation": lambda log: "{:.1f} to {:.1f}".format(
             *log.held_out["completion_length"][[0, -1]]
@@ -209,7 +244,8 @@ COLUMNS = {
 
 
 def lesson_01() -> str:
-    """A row for each seed and each way to read its curve: the lesson's own commands are those of seed 0."""
+    """A row for each seed and each way to read its curve: the lesson's own commands are those of
+    seed 0."""
     rows = []
     for seed in SEEDS:
         for command in commands_of("01"):
@@ -224,7 +260,11 @@ def lesson_01() -> str:
             row = [seed, f"fit, {fit['n_points']} points", fit["R0"]]
             if fit["identified"]:
                 low, high = fit["interval"]["A"]
-                row += [f"{fit['A']:.3f} [{low:.3f}, {high:.3f}]", f"{fit['B']:.2f}", f"{fit['C_mid']:.3g}"]
+                row += [
+                    f"{fit['A']:.3f} [{low:.3f}, {high:.3f}]",
+                    f"{fit['B']:.2f}",
+                    f"{fit['C_mid']:.3g}",
+                ]
             else:
                 row += ["not known", "", ""]
             if "--fit-to" in line:
@@ -247,7 +287,9 @@ def lesson_02() -> str:
             cells = line.strip("| ").split(" | ")
             if len(cells) == 5 and cells[0].startswith("`"):
                 rows.append([steps_off, *cells[:4]])
-    return table(["steps off-policy", "loss function", "loss", "gradient norm", "clipped tokens"], rows)
+    return table(
+        ["steps off-policy", "loss function", "loss", "gradient norm", "clipped tokens"], rows
+    )
 
 
 def published_runs() -> str:
@@ -255,13 +297,18 @@ def published_runs() -> str:
     published = packed_runs(ROOT / "docs" / "study" / "asynchrony")
     logs = [Log(published[f"ppo-1-seed{seed}"]) for seed in SEEDS]
     columns = {
-        "groups without variance": lambda log, a, b: f"{log['zero_variance_fraction'][a - 1 : b].mean():.2f}",
+        "groups without variance": lambda log, a, b: (
+            f"{log['zero_variance_fraction'][a - 1 : b].mean():.2f}"
+        ),
         "GFLOPs a step": gflops,
         "prompts retired": lambda log, _, b: str(log["prompts_retired"][b - 1]),
         "pass rate of the batches": lambda log, a, b: f"{log['pass_rate'][a - 1 : b].mean():.2f}",
     }
     rows = [
-        [f"{a} to {b}", *(", ".join(column(log, a, b) for log in logs) for column in columns.values())]
+        [
+            f"{a} to {b}",
+            *(", ".join(column(log, a, b) for log in logs) for column in columns.values()),
+        ]
         for a, b in ((1, 5), (11, 15), (21, 25), (46, 50), (96, 100))
     ]
     return table(["steps of the published runs, seeds 0, 1, 2", *columns], rows)
@@ -273,7 +320,9 @@ def lesson_10() -> str:
     for command in commands_of("10"):
         copy, text = run("10", command)
         if "pytest" in command.line:
-            messages = [f"fails: `{name}`" for name in dict.fromkeys(re.findall(r"FAILED \S+::(\w+)", text))]
+            messages = [
+                f"fails: `{name}`" for name in dict.fromkeys(re.findall(r"FAILED \S+::(\w+)", text))
+            ]
         else:
             errors = re.findall(r"\w+Error: .*|generator \d.* ended by .*|It is replaced .*", text)
             messages = list(dict.fromkeys(errors))
@@ -288,9 +337,12 @@ def lesson_10() -> str:
 
 
 def repeated_prompts(run_folder: Path, steps: int) -> str:
-    """How many of the groups that a run has trained on, up to this step, were of a prompt that it had had before."""
+    """How many of the groups that a run has trained on, up to this step, were of a prompt that it
+    had had before."""
     lines = [json.loads(line) for line in open(run_folder / "rollouts.jsonl")]
-    prompts = [line["prompt"] for line in lines if line["kind"] == "group" and line["step"] <= steps]
+    prompts = [
+        line["prompt"] for line in lines if line["kind"] == "group" and line["step"] <= steps
+    ]
     return f"{len(prompts) - len({*prompts})} of {len(prompts)} groups were of a prompt that had come before"
 
 
@@ -306,8 +358,12 @@ FIGURES = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=[*LESSONS], default=[*LESSONS], help="numbers of lessons")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only", nargs="+", choices=[*LESSONS], default=[*LESSONS], help="numbers of lessons"
+    )
     parser.add_argument("--write", action="store_true", help="put what is printed into the lessons")
     options = parser.parse_args()
     for lesson in options.only:
@@ -316,7 +372,9 @@ def main() -> None:
         if options.write:
             text = LESSONS[lesson].read_text()
             block = BLOCK.search(text)
-            LESSONS[lesson].write_text(text.replace(block[0], f"{block[1]}\n{figures}\n\n{block[2]}"))
+            LESSONS[lesson].write_text(
+                text.replace(block[0], f"{block[1]}\n{figures}\n\n{block[2]}")
+            )
 
 
 if __name__ == "__main__":

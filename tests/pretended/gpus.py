@@ -1,8 +1,9 @@
-"""Pretended GPUs on a torch for CPUs: tensors say cuda:N, and their numbers are real and lie in CPU memory.
+"""Pretended GPUs on a torch for CPUs: tensors say cuda:N, and their numbers are real and lie in CPU
+memory.
 
-What mixes devices raises as on a GPU; numbers flow through autograd, the optimizer, caches and FSDP2 (over gloo). This
-shows neither kernels nor rounding nor speed, nothing asynchronous, not NCCL, and no vLLM. It leans on private symbols
-of torch 2.13.
+What mixes devices raises as on a GPU; numbers flow through autograd, the optimizer, caches and
+FSDP2 (over gloo). This shows neither kernels nor rounding nor speed, nothing asynchronous, not
+NCCL, and no vLLM. It leans on private symbols of torch 2.13.
 """
 
 import contextlib
@@ -19,23 +20,29 @@ aten = torch.ops.aten
 INDEXING = {aten.index, aten.index_put, aten.index_put_, aten._unsafe_index, aten._index_put_impl_}
 COPYING = {aten._to_copy, aten.copy_, aten.copy}
 COLLECTIVES = ("c10d", "_c10d_functional")
-usual_data, usual_attention = torch._C.TensorBase.data, torch.nn.functional.scaled_dot_product_attention
+usual_data, usual_attention = (
+    torch._C.TensorBase.data,
+    torch.nn.functional.scaled_dot_product_attention,
+)
 kept = []  # what C++ points to
 
 
-# --- what C++ and Python ask of CUDA ----------------------------------------------------------------------------------
+# --- what C++ and Python ask of CUDA --------------------------------------------------------------
 
 
 def tell_cpp() -> None:
-    """Autograd wants a guard of CUDA's devices, and "there is CUDA". `_ensureCUDADeviceGuardSet` puts a guard of 8
-    pretended devices in place of one that counts none, so such a one is put there first. In the table of CUDAHooks a
-    few functions are replaced; which of them is hasCUDA is found by calling it."""
+    """Autograd wants a guard of CUDA's devices, and "there is CUDA". `_ensureCUDADeviceGuardSet`
+    puts a guard of 8 pretended devices in place of one that counts none, so such a one is put there
+    first. In the table of CUDAHooks a few functions are replaced; which of them is hasCUDA is found
+    by calling it."""
     folder = Path(torch.__file__).parent / "lib"
     c10, cpu = (ctypes.CDLL(str(folder / name)) for name in ("libc10.so", "libtorch_cpu.so"))
     table_type, method = ctypes.c_void_p * 120, ctypes.CFUNCTYPE(ctypes.c_int8, ctypes.c_void_p)
 
     def functions(answer: int, called: list) -> list[int]:
-        made = [method(lambda self, slot=slot: called.append(slot) or answer) for slot in range(120)]
+        made = [
+            method(lambda self, slot=slot: called.append(slot) or answer) for slot in range(120)
+        ]
         kept.append(made)
         return [ctypes.cast(function, ctypes.c_void_p).value for function in made]
 
@@ -65,7 +72,9 @@ class Stub:
     cuda_stream = priority = 0
     __init__ = lambda self, *_, **__: None
     __enter__ = record = lambda self, *_: self
-    __exit__ = wait_stream = wait_event = synchronize = record_event = wait = query = lambda self, *_: None
+    __exit__ = wait_stream = wait_event = synchronize = record_event = wait = query = (
+        lambda self, *_: None
+    )
 
 
 def current() -> int:
@@ -95,13 +104,22 @@ def answer_for_cuda(gpus: int) -> None:
         get_device_capability=lambda *_: (9, 0), _is_in_bad_fork=lambda: False,
         cudart=lambda: SimpleNamespace(cudaHostRegister=lambda *_: 0),
     )  # fmt: skip
-    nothing = ("synchronize", "init", "empty_cache", "check_error", "manual_seed", "manual_seed_all")
-    answers |= {name: lambda *_: 0 for name in nothing}  # each a function of its own, as torch.compile's tables want it
+    nothing = (
+        "synchronize",
+        "init",
+        "empty_cache",
+        "check_error",
+        "manual_seed",
+        "manual_seed_all",
+    )
+    answers |= {
+        name: lambda *_: 0 for name in nothing
+    }  # each a function of its own, as torch.compile's tables want it
     for name, value in answers.items():
         setattr(torch.cuda, name, value)
 
 
-# --- tensors ----------------------------------------------------------------------------------------------------------
+# --- tensors --------------------------------------------------------------------------------------
 
 
 class GpuTensor(torch.Tensor):
@@ -110,7 +128,9 @@ class GpuTensor(torch.Tensor):
     @staticmethod
     def __new__(cls, inner: torch.Tensor, index: int):
         options = dict(dtype=inner.dtype, device=f"cuda:{index}")
-        made = torch.Tensor._make_wrapper_subclass(cls, inner.size(), inner.stride(), inner.storage_offset(), **options)
+        made = torch.Tensor._make_wrapper_subclass(
+            cls, inner.size(), inner.stride(), inner.storage_offset(), **options
+        )
         made.inner = inner
         return made
 
@@ -127,21 +147,28 @@ class Everywhere(TorchDispatchMode):
     """For calls without a tensor on a device, such as torch.zeros(3, device="cuda")."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:  # DTensor asks for shapes
+        if (
+            torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+        ):  # DTensor asks for shapes
             return func(*args, **(kwargs or {}))
         return dispatch(func, args, kwargs or {}) if ours(types) else NotImplemented
 
 
 def ours(types) -> bool:
     """Whether none of these is a DTensor or the like, which takes the call apart itself."""
-    return all(issubclass(kind, GpuTensor) or kind in (torch.Tensor, torch.nn.Parameter) for kind in types)
+    return all(
+        issubclass(kind, GpuTensor) or kind in (torch.Tensor, torch.nn.Parameter) for kind in types
+    )
 
 
 def dispatch(func, args, kwargs):
-    """Do the call on the inner tensors, if their devices go together, and say that the results are on the GPU."""
+    """Do the call on the inner tensors, if their devices go together, and say that the results are
+    on the GPU."""
     kwargs = kwargs | {"pin_memory": False} if kwargs.get("pin_memory") else kwargs
     flat, shape = tree_flatten((args, kwargs))
-    on_gpus, wanted = ([a for a in flat if isinstance(a, kind)] for kind in (GpuTensor, torch.device))
+    on_gpus, wanted = (
+        [a for a in flat if isinstance(a, kind)] for kind in (GpuTensor, torch.device)
+    )
     if not on_gpus and (not wanted or wanted[0].type != "cuda"):
         return func(*args, **kwargs)
     if func._can_decompose():  # in inference mode, calls that are made of others come as they are
@@ -149,8 +176,14 @@ def dispatch(func, args, kwargs):
             return func.decompose(*args, **kwargs)
     index = device_of(func, flat, on_gpus, args)
     if wanted:
-        index = (current() if wanted[0].index is None else wanted[0].index) if wanted[0].type == "cuda" else None
-        assert index is None or index < torch.cuda.device_count(), f"CUDA error: invalid device ordinal {index}"
+        index = (
+            (current() if wanted[0].index is None else wanted[0].index)
+            if wanted[0].type == "cuda"
+            else None
+        )
+        assert index is None or index < torch.cuda.device_count(), (
+            f"CUDA error: invalid device ordinal {index}"
+        )
     inner = [inner_of(a) for a in flat]
     if func.overloadpacket is aten.histc:  # a CPU has none of int32
         inner[0] = inner[0].float()
@@ -165,10 +198,14 @@ def dispatch(func, args, kwargs):
             return x
         x = x.trigger_wait() if hasattr(x, "trigger_wait") else x  # of a collective
         owner = owners.get(id(x))
-        assert owner is None or owner.shape == x.shape, f"{func} changes a shape in place, which is not pretended"
+        assert owner is None or owner.shape == x.shape, (
+            f"{func} changes a shape in place, which is not pretended"
+        )
         return owner if owner is not None else x if index is None else GpuTensor(x, index)
 
-    of_parameter = func.is_view and not on_gpus[0].is_inference()  # its view is no inference tensor either
+    of_parameter = (
+        func.is_view and not on_gpus[0].is_inference()
+    )  # its view is no inference tensor either
     with torch.inference_mode(False) if of_parameter else contextlib.nullcontext():
         return tree_map(outer, out)
 
@@ -180,14 +217,21 @@ def inner_of(argument):
 
 
 def device_of(func, flat, on_gpus, args) -> int | None:
-    """The index of the GPU that this call is on. RuntimeError if its tensors are not on one device."""
+    """The index of the GPU that this call is on. RuntimeError if its tensors are not on one
+    device."""
     packet, indices = func.overloadpacket, {a.device.index for a in on_gpus}
     others = [a for a in flat if isinstance(a, torch.Tensor) and not isinstance(a, GpuTensor)]
     if packet in COPYING:
         return args[0].device.index if isinstance(args[0], GpuTensor) else None
     if packet in INDEXING and isinstance(args[0], GpuTensor):
-        others = [a for a in others if not any(a is i for i in args[1])]  # indices may be on the CPU
-    if packet in INDEXING or torch.Tag.pointwise in func.tags or packet in (aten.masked_fill, aten.masked_fill_):
+        others = [
+            a for a in others if not any(a is i for i in args[1])
+        ]  # indices may be on the CPU
+    if (
+        packet in INDEXING
+        or torch.Tag.pointwise in func.tags
+        or packet in (aten.masked_fill, aten.masked_fill_)
+    ):
         others = [a for a in others if a.dim() > 0]  # a number on the CPU goes along
     if (others and on_gpus and func.namespace not in COLLECTIVES) or len(indices) > 1:
         found = [(*a.shape, str(a.device)) for a in [*on_gpus[:4], *others[:4]]]
@@ -204,10 +248,14 @@ def set_data(tensor, value):
     return torch.utils.swap_tensors(tensor, new)
 
 
-def attention(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+def attention(
+    q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
+):
     """Attention by the CPU's flash kernel, which autograd knows."""
     if not isinstance(q, GpuTensor) or v.shape[-1] != q.shape[-1]:
-        return usual_attention(q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        return usual_attention(
+            q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) if enable_gqa else x for x in (k, v))
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = torch.zeros_like(attn_mask, dtype=q.dtype).masked_fill(~attn_mask, -torch.inf)
@@ -225,5 +273,7 @@ def pretend(gpus: int) -> None:
     torch.Tensor.is_pinned = lambda self, *_: False
     torch.__future__.set_swap_module_params_on_conversion(True)
     start = dist.init_process_group
-    dist.init_process_group = lambda backend, *args, **kw: start(backend.replace("nccl", "gloo"), *args, **kw)
+    dist.init_process_group = lambda backend, *args, **kw: start(
+        backend.replace("nccl", "gloo"), *args, **kw
+    )
     Everywhere().__enter__()

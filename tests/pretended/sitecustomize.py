@@ -1,4 +1,5 @@
-"""With this folder in PYTHONPATH and PRETENDED_GPUS=N, each Python process that imports torch has N pretended GPUs."""
+"""With this folder in PYTHONPATH and PRETENDED_GPUS=N, each Python process that imports torch has N
+pretended GPUs."""
 
 import importlib.machinery
 import os

@@ -1,4 +1,5 @@
-"""Loss, advantages and rewards of loss.py and data/ at verl's extension points: VERL_USE_EXTERNAL_MODULES names it."""
+"""Loss, advantages and rewards of loss.py and data/ at verl's extension points:
+VERL_USE_EXTERNAL_MODULES names it."""
 
 import asyncio
 
@@ -18,7 +19,9 @@ class Verdicts(RewardManagerBase):
 
     async def run_single(self, data: DataProto) -> dict:
         item = data[-1]
-        prompts, responses, attention = (item.batch[name] for name in ("prompts", "responses", "attention_mask"))
+        prompts, responses, attention = (
+            item.batch[name] for name in ("prompts", "responses", "attention_mask")
+        )
         of_prompt, of_response = attention.bool().split([len(prompts), len(responses)])
         problem = item.non_tensor_batch["reward_model"]["ground_truth"]
         ids = [prompts[of_prompt].tolist()], [responses[of_response].tolist()]
@@ -27,14 +30,24 @@ class Verdicts(RewardManagerBase):
 
 
 @register_adv_est("scalerl")
-def advantages(token_level_rewards: Tensor, response_mask: Tensor, index, **_) -> tuple[Tensor, Tensor]:
-    """Advantage times token weight of each token, [B, T], twice. verl's own means cannot average over prompts, but each
-    term of ours is proportional to its advantage, so the loss can be a plain sum. index: the group of each row."""
-    groups = {group: [i for i, other in enumerate(index) if other == group] for group in dict.fromkeys(index)}
-    rows_PG = torch.nn.utils.rnn.pad_sequence([torch.tensor(rows) for rows in groups.values()], True, -1)
+def advantages(
+    token_level_rewards: Tensor, response_mask: Tensor, index, **_
+) -> tuple[Tensor, Tensor]:
+    """Advantage times token weight of each token, [B, T], twice. verl's own means cannot average
+    over prompts, but each term of ours is proportional to its advantage, so the loss can be a plain
+    sum. index: the group of each row."""
+    groups = {
+        group: [i for i, other in enumerate(index) if other == group]
+        for group in dict.fromkeys(index)
+    }
+    rows_PG = torch.nn.utils.rnn.pad_sequence(
+        [torch.tensor(rows) for rows in groups.values()], True, -1
+    )
     lengths_B, scores_B = response_mask.sum(1).long(), token_level_rewards.sum(1)
     missing_PG = (rows_PG < 0) | (lengths_B == 0)[rows_PG]  # members that verl has lost
-    worth = scalerl.worth(scores_B[rows_PG].masked_fill(missing_PG, scalerl.UNUSABLE), lengths_B[rows_PG])
+    worth = scalerl.worth(
+        scores_B[rows_PG].masked_fill(missing_PG, scalerl.UNUSABLE), lengths_B[rows_PG]
+    )
     weighted_B = torch.zeros_like(scores_B)
     weighted_B[rows_PG[~missing_PG]] = (worth[0] * worth[1])[~missing_PG]
     weighted_BT = weighted_B[:, None] * response_mask
@@ -43,8 +56,8 @@ def advantages(token_level_rewards: Tensor, response_mask: Tensor, index, **_) -
 
 @register_policy_loss("scalerl")
 def policy_loss(old_log_prob, log_prob, advantages, response_mask, config, **_):
-    """(loss, metrics): the sum of our terms. verl averages over its dp_size processes, so the sum is multiplied by it.
-    old_log_prob: log pi_gen, by rollout_correction.bypass_mode."""
+    """(loss, metrics): the sum of our terms. verl averages over its dp_size processes, so the sum
+    is multiplied by it. old_log_prob: log pi_gen, by rollout_correction.bypass_mode."""
     value = scalerl.sum_of_terms(log_prob, old_log_prob, response_mask.bool(), advantages)
     step = config.global_batch_info
     return value * step["dp_size"], {"actor/tokens_of_step": step["batch_num_tokens"]}

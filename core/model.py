@@ -9,22 +9,26 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.masking_utils import eager_mask
 
-from machinery.decoding import Decoding
-from machinery.processes import in_one_sentence
+from core.decoding import Decoding
+from core.limits import in_one_sentence
 
 ROOT = Path(__file__).resolve().parent.parent  # the folder of the scripts and of the shipped model
 
 
 def model_path(name: str) -> str:
-    """Where --model NAME is: a folder, seen from the working directory or from the scripts, or else a name on the hub.
-    ValueError for a folder that holds no model, or no tokenizer."""
+    """Where --model NAME is: a folder, seen from the working directory or from the scripts, or else
+    a name on the hub. ValueError for a folder that holds no model, or no tokenizer."""
     beside_scripts = ROOT / name
     folder = beside_scripts if beside_scripts.is_dir() and not Path(name).exists() else Path(name)
     is_path = folder.is_absolute() or name.startswith("./") or len(folder.parts) > 2
     if not folder.exists() and (is_path or Path(folder.parts[0]).is_dir()):
         raise ValueError(f"--model {name}: there is no such folder")
     if folder.is_dir() and not (folder / "tokenizer_config.json").exists():
-        missing = "tokenizer (tokenizer.save_pretrained writes it)" if (folder / "config.json").exists() else "model"
+        missing = (
+            "tokenizer (tokenizer.save_pretrained writes it)"
+            if (folder / "config.json").exists()
+            else "model"
+        )
         if (folder / "model").is_dir():  # a run, whose config.json is another
             missing = f"model; did you mean {folder / 'model'}?"
         raise ValueError(f"--model {name}: the folder holds no {missing}")
@@ -32,33 +36,47 @@ def model_path(name: str) -> str:
 
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model folder or hub name. ValueError, in one sentence, if it cannot be loaded or used."""
+    """The tokenizer of a model folder or hub name. ValueError, in one sentence, if it cannot be
+    loaded or used."""
     with in_one_sentence(path):
         file = Path(path) / "tokenizer.json"
-        if file.exists() and file.read_text().count('"single_word"') > 100_000:  # added tokens, which take 6 s
+        if (
+            file.exists() and file.read_text().count('"single_word"') > 100_000
+        ):  # added tokens, which take 6 s
             raise ValueError("it has more than 100,000 added tokens")
-        tokenizer = transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=False)  # runs no code in there
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            path, trust_remote_code=False
+        )  # runs no code in there
         tokenizer("1")  # some fail only here
     return tokenizer
 
 
 def load_model(path: str, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
-    """A causal LM from a folder or the hub, on a device. ValueError if it cannot be loaded or is not supported."""
+    """A causal LM from a folder or the hub, on a device. ValueError if it cannot be loaded or is
+    not supported."""
     load_shapes(path)
     options = {"trust_remote_code": False, "dtype": torch.float32, "attn_implementation": "eager"}
     with in_one_sentence(path):
-        model, found = transformers.AutoModelForCausalLM.from_pretrained(path, output_loading_info=True, **options)
+        model, found = transformers.AutoModelForCausalLM.from_pretrained(
+            path, output_loading_info=True, **options
+        )
         if found["missing_keys"]:  # transformers would draw them at random
-            raise ValueError(f"its files lack {len(found['missing_keys'])} weights, {min(found['missing_keys'])} first")
-    heads, key_heads = (getattr(model.config, f"num_{of}_heads", None) for of in ("attention", "key_value"))
+            raise ValueError(
+                f"its files lack {len(found['missing_keys'])} weights, {min(found['missing_keys'])} first"
+            )
+    heads, key_heads = (
+        getattr(model.config, f"num_{of}_heads", None) for of in ("attention", "key_value")
+    )
     if key_heads not in (None, heads):
         model.set_attn_implementation("grouped")
     return put_on_device(model, device, dtype, fp32_head=False)
 
 
-def put_on_device(model: PreTrainedModel, device: torch.device, dtype: torch.dtype, fp32_head: bool) -> PreTrainedModel:
-    """Move a model in fp32 from the CPU to a device, with its trunk in `dtype`. With fp32_head the weight of the LM
-    head stays in fp32, and is no longer tied."""
+def put_on_device(
+    model: PreTrainedModel, device: torch.device, dtype: torch.dtype, fp32_head: bool
+) -> PreTrainedModel:
+    """Move a model in fp32 from the CPU to a device, with its trunk in `dtype`. With fp32_head the
+    weight of the LM head stays in fp32, and is no longer tied."""
     head = model.get_output_embeddings()
     if fp32_head and dtype != torch.float32:
         head.weight = torch.nn.Parameter(head.weight.detach())
@@ -71,15 +89,24 @@ def put_on_device(model: PreTrainedModel, device: torch.device, dtype: torch.dty
 
 
 def grouped_attention(
-    _, query_BHTD: Tensor, key_BGKD: Tensor, value_BGKD: Tensor, mask_B1TK: Tensor | None, scaling, **__
+    _,
+    query_BHTD: Tensor,
+    key_BGKD: Tensor,
+    value_BGKD: Tensor,
+    mask_B1TK: Tensor | None,
+    scaling,
+    **__,
 ):
-    """What transformers calls "eager" attention: plain matmuls and a softmax, the fastest for one query a sequence on a
-    CPU. Where several heads of queries share keys and values, "eager" copies them for each head, which takes most of a
-    step of the engine. Here these heads are rows of one matmul. H heads of queries, G of keys, K keys."""
+    """What transformers calls "eager" attention: plain matmuls and a softmax, the fastest for one
+    query a sequence on a CPU. Where several heads of queries share keys and values, "eager" copies
+    them for each head, which takes most of a step of the engine. Here these heads are rows of one
+    matmul. H heads of queries, G of keys, K keys."""
     (B, H, T, D), G = query_BHTD.shape, key_BGKD.shape[1]
     rows = query_BHTD.reshape(B, G, H // G * T, D)
     scores = (rows @ key_BGKD.transpose(2, 3) * scaling).view(B, H, T, -1)
-    weights = torch.softmax(scores if mask_B1TK is None else scores + mask_B1TK, -1, dtype=torch.float32).to(rows.dtype)
+    weights = torch.softmax(
+        scores if mask_B1TK is None else scores + mask_B1TK, -1, dtype=torch.float32
+    ).to(rows.dtype)
     values = (weights.view(B, G, H // G * T, -1) @ value_BGKD).view(B, H, T, -1)
     return values.transpose(1, 2).contiguous(), None
 
@@ -89,12 +116,15 @@ transformers.AttentionMaskInterface.register("grouped", eager_mask)
 
 
 def load_shapes(name: str) -> PreTrainedModel:
-    """A causal LM without its weights: on torch's meta device, by its config.json alone, out of a folder or from the
-    hub. ValueError, in one sentence, if it cannot be loaded or is not supported."""
+    """A causal LM without its weights: on torch's meta device, by its config.json alone, out of a
+    folder or from the hub. ValueError, in one sentence, if it cannot be loaded or is not
+    supported."""
     path = name if (Path(name) / "config.json").exists() else model_path(name)
     with in_one_sentence(path), torch.device("meta"):
         config = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
-        if not 1 <= getattr(config.get_text_config(), "num_hidden_layers", 1) <= 1000:  # which take 5 s
+        if (
+            not 1 <= getattr(config.get_text_config(), "num_hidden_layers", 1) <= 1000
+        ):  # which take 5 s
             raise ValueError("it has no layers, or more than 1,000")
         model = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     refuse_unusual(model, path)
@@ -102,13 +132,17 @@ def load_shapes(name: str) -> PreTrainedModel:
 
 
 def refuse_unusual(model: PreTrainedModel, path: str) -> None:
-    """ValueError for a model with parts that the trainer's logits or the generator's cache do not support."""
+    """ValueError for a model with parts that the trainer's logits or the generator's cache do not
+    support."""
     config = model.config
     factors = ("final_logit_softcapping", "attn_logit_softcapping", "logits_scaling", "logit_scale")
     unusual = [name for name in factors if getattr(config, name, None) not in (None, 1, 1.0)]
     if getattr(model.get_output_embeddings(), "bias", None) is not None:
         unusual.append("a bias in the LM head")
-    layers = {*(getattr(config, "layer_types", None) or ()), *(getattr(config, "attention_layers", None) or ())}
+    layers = {
+        *(getattr(config, "layer_types", None) or ()),
+        *(getattr(config, "attention_layers", None) or ()),
+    }
     if layers - {"full_attention", "global"} or getattr(config, "sliding_window", None):
         unusual.append("layers that are not full attention")
     if unusual:
@@ -125,5 +159,6 @@ def refuse_too_long(model: PreTrainedModel, decoding: Decoding) -> None:
 
 
 def first_learning_rate(parameters: int) -> float:
-    """A learning rate to begin with, by the number of parameters: 7.5e-05 for 1M, 3.1e-06 for 600M."""
+    """A learning rate to begin with, by the number of parameters: 7.5e-05 for 1M, 3.1e-06 for
+    600M."""
     return float(f"{0.075 / math.sqrt(parameters):.2g}")

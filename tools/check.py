@@ -1,30 +1,40 @@
-"""Whether a model and its data fit, before anything is trained (generate.py --check): a problem as the model gets it,
-what ends a completion, the budgets, and the verdict on the reference answer."""
+"""Whether a model and its data fit, before anything is trained (generate.py --check): a problem as
+the model gets it, what ends a completion, the budgets, and the verdict on the reference answer."""
 
 from collections.abc import Iterator
 
 import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from core.decoding import Decoding, completion_texts, in_template, render, unwritable, visible
+from core.rollouts import Request, Rollout
+from core.settings import Sampling
 from data import Problem
 from data.load import Source
 from data.tasks import programming
 from data.verify import VerifierPool
-from machinery.decoding import Decoding, completion_texts, in_template, render, visible
 from machinery.evaluation import judge_all
-from machinery.rollouts import Request, Rollout
-from machinery.settings import Sampling
 
 
 def check_fit(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, decoding: Decoding, settings: Sampling, source: Source
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    decoding: Decoding,
+    settings: Sampling,
+    source: Source,
 ) -> list[str]:
-    """The lines to print about a model and the first held-out problem of a source. A line that starts with `!` says
-    what does not fit."""
+    """The lines to print about a model and the first held-out problem of a source. A line that
+    starts with `!` says what does not fit."""
     problem = source.validation[0]
-    prompts = [render(tokenizer, each.prompt, settings.thinking, settings.system) for each in source.validation]
+    prompts = [
+        render(tokenizer, each.prompt, settings.thinking, settings.system)
+        for each in source.validation
+    ]
     ids, most = prompts[0], max(map(len, prompts))
-    shape, template = type(model).__name__, "its chat template" if tokenizer.chat_template else "no chat template"
+    shape, template = (
+        type(model).__name__,
+        "its chat template" if tokenizer.chat_template else "no chat template",
+    )
     ends = ", ".join(f"{tokenizer.decode([token])!r} ({token})" for token in decoding.eos)
     positions = getattr(model.config, "max_position_embeddings", None)
     return [
@@ -41,7 +51,9 @@ def check_fit(
     ]
 
 
-def thinking(tokenizer: PreTrainedTokenizerBase, decoding: Decoding, settings: Sampling, ids: list[int]) -> str:
+def thinking(
+    tokenizer: PreTrainedTokenizerBase, decoding: Decoding, settings: Sampling, ids: list[int]
+) -> str:
     """How thinking begins and ends."""
     if not decoding.thinks:
         return "the prompt closes it: all is answer"
@@ -55,15 +67,11 @@ def thinking(tokenizer: PreTrainedTokenizerBase, decoding: Decoding, settings: S
     return f"{begins}; it ends at {marker}, or after {low} to {high} tokens (--thinking-budget) by {phrase!r}"
 
 
-def unwritable(tokenizer: PreTrainedTokenizerBase, text: str) -> list[str]:
-    """A line about the characters of a text that are lost in the tokenizer."""
-    lost = {*text} - {*tokenizer.decode(tokenizer(text, add_special_tokens=False).input_ids)} - {*" \n\t"}
-    never = "the model never sees them (the shipped model reads sums only; --model names another)"
-    return [f"! the tokenizer has no tokens for {''.join(sorted(lost))!r}: {never}"] if lost else []
-
-
-def unfit_ends(tokenizer: PreTrainedTokenizerBase, decoding: Decoding, ids: list[int]) -> Iterator[str]:
-    """Lines about a prompt that ends with an end token, and about a chat template that ends a reply with another."""
+def unfit_ends(
+    tokenizer: PreTrainedTokenizerBase, decoding: Decoding, ids: list[int]
+) -> Iterator[str]:
+    """Lines about a prompt that ends with an end token, and about a chat template that ends a reply
+    with another."""
     if ids[-1] in decoding.eos:
         yield f"! the prompt ends with {tokenizer.decode(ids[-1:])!r}: the model is told that all has been said"
     if tokenizer.chat_template:
@@ -75,30 +83,52 @@ def unfit_ends(tokenizer: PreTrainedTokenizerBase, decoding: Decoding, ids: list
 
 
 def reference(
-    tokenizer: PreTrainedTokenizerBase, decoding: Decoding, settings: Sampling, problem: Problem, ids: list[int]
+    tokenizer: PreTrainedTokenizerBase,
+    decoding: Decoding,
+    settings: Sampling,
+    problem: Problem,
+    ids: list[int],
 ) -> list[str]:
-    """Lines about the verdict on the reference answer, as it stands or in a box. It is judged as a completion is."""
+    """Lines about the verdict on the reference answer, as it stands or in a box. It is judged as a
+    completion is."""
     if problem.task == programming.__name__:
-        return ["reference  programs are judged by their tests, and the data hold no program to try"]
+        return [
+            "reference  programs are judged by their tests, and the data hold no program to try"
+        ]
     marker = [decoding.end_of_thinking] if decoding.thinks and decoding.end_of_thinking >= 0 else []
     texts = [problem.answer, f"\\boxed{{{problem.answer}}}"]
-    answers = [tokenizer(text, add_special_tokens=False).input_ids + [decoding.eos[0]] for text in texts]
+    answers = [
+        tokenizer(text, add_special_tokens=False).input_ids + [decoding.eos[0]] for text in texts
+    ]
     rollouts = [given_rollout(ids, marker + answer) for answer in answers]
     with VerifierPool(1, settings.verifier_time_limit, settings.verifier_memory) as pool:
-        verdicts = judge_all(pool, [problem], rollouts, completion_texts(tokenizer, decoding, rollouts))
+        verdicts = judge_all(
+            pool, [problem], rollouts, completion_texts(tokenizer, decoding, rollouts)
+        )
     for text, answer, verdict in zip(texts, answers, verdicts):
         if verdict.correct:
             lines = [f"reference  {text!r} is judged right; it takes {len(answer)} tokens"]
             if decoding.length_control == "interruption" and len(answer) > decoding.answer_budget:
-                lines.append(f"! that is more than --answer-budget {decoding.answer_budget}: it would be cut off")
+                lines.append(
+                    f"! that is more than --answer-budget {decoding.answer_budget}: it would be cut off"
+                )
             return lines
     wrong = f"! the reference {problem.answer!r} is judged wrong, as it stands and in a box; if the task wants it in"
     return [f"{wrong} another form, try that by hand", *unwritable(tokenizer, texts[1])]
 
 
-def given_rollout(prompt_ids: list[int], tokens: list[int], sampled: list[bool] | None = None) -> Rollout:
+def given_rollout(
+    prompt_ids: list[int], tokens: list[int], sampled: list[bool] | None = None
+) -> Rollout:
     """A rollout of these tokens. sampled: which of them count as sampled; None: all."""
     T = len(tokens)
     request = Request(group=0, index=0, prompt_ids=prompt_ids, thinking_budget=T, seed=(0,))
     arrays = np.array(tokens, np.int32), np.array([True] * T if sampled is None else sampled)
-    return Rollout(request, *arrays, np.zeros(T, np.float32), np.zeros(T, np.int32), interrupted=False, truncated=False)
+    return Rollout(
+        request,
+        *arrays,
+        np.zeros(T, np.float32),
+        np.zeros(T, np.int32),
+        interrupted=False,
+        truncated=False,
+    )

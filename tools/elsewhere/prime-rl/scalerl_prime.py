@@ -1,4 +1,5 @@
-"""Loss, problems and rewards of loss.py and data/ at prime-rl's extension points: a custom loss and a taskset."""
+"""Loss, problems and rewards of loss.py and data/ at prime-rl's extension points: a custom loss and
+a taskset."""
 
 import asyncio
 import json
@@ -19,8 +20,12 @@ class ScaleRLTask(vf.Task[ScaleRLData]):
     async def score(self, trace: vf.Trace) -> float:
         """The score of the sampled text, in [0, 1]; 0 if it was truncated or has no verdict."""
         tokens = [pair for node in trace.nodes for pair in zip(node.token_ids, node.mask)]
-        prompt, completion = ([token for token, sampled in tokens if sampled == kind] for kind in (False, True))
-        (score,) = await asyncio.to_thread(scalerl.scores, [self.data.problem], [prompt], [completion])
+        prompt, completion = (
+            [token for token, sampled in tokens if sampled == kind] for kind in (False, True)
+        )
+        (score,) = await asyncio.to_thread(
+            scalerl.scores, [self.data.problem], [prompt], [completion]
+        )
         return max(0.0, score)
 
 
@@ -32,13 +37,21 @@ class ScaleRLTaskset(vf.Taskset[ScaleRLTask, ScaleRLConfig]):
     def load(self) -> Iterator[ScaleRLTask]:
         for line in (scalerl.FOLDER / f"{self.config.split}.jsonl").read_text().splitlines():
             row, system = json.loads(line), scalerl.SETTINGS.system
-            yield ScaleRLTask(ScaleRLData(prompt=row["prompt"], problem=row["problem"], system_prompt=system))
+            yield ScaleRLTask(
+                ScaleRLData(prompt=row["prompt"], problem=row["problem"], system_prompt=system)
+            )
 
 
 def policy_loss(inputs):
-    """The loss of one sequence, a sum over its sampled tokens; prime-rl divides by the sampled tokens of the batch. Its
-    rewards are scores s and ours 2 s - 1, so the centred reward is doubled."""
+    """The loss of one sequence, a sum over its sampled tokens; prime-rl divides by the sampled
+    tokens of the batch. Its rewards are scores s and ours 2 s - 1, so the centred reward is
+    doubled."""
     from prime_rl.trainer.rl.loss import LossOutputs
 
-    tensors = inputs.trainer_logprobs, inputs.inference_logprobs, inputs.loss_mask, 2 * inputs.advantages
+    tensors = (
+        inputs.trainer_logprobs,
+        inputs.inference_logprobs,
+        inputs.loss_mask,
+        2 * inputs.advantages,
+    )
     return LossOutputs(scalerl.sum_of_terms(*(tensor[None] for tensor in tensors)), {})

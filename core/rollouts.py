@@ -1,11 +1,12 @@
-"""What crosses between processes: requests and rollouts through queues, parameters through shared memory.
+"""What crosses between processes: requests and rollouts through queues, parameters through shared
+memory.
 
     trainer:    work.put(Work([Request, ...]))          generator:  engine.add(work.get().requests)
                 parameters.write(named_parameters, step)            parameters.read_into(model)
                 reports.get().rollouts                              reports.put(Report(rollouts))
 
-Version v of the parameters is what v optimizer steps have made. All times are readings of `time.monotonic`, a clock
-that the processes of a machine share.
+Version v of the parameters is what v optimizer steps have made. All times are readings of
+`time.monotonic`, a clock that the processes of a machine share.
 """
 
 import time
@@ -26,22 +27,29 @@ from data.verify import Verdict
 class Request:
     """One completion to sample."""
 
-    group: int  # number of its group: the completions of one prompt at one visit (or at one place of a validation)
+    # number of its group: the completions of one prompt at one visit (or at one place of a
+    # validation)
+    group: int
     index: int  # place within the group
     prompt_ids: list[int]  # token ids, chat template included
     thinking_budget: int  # sampled tokens after which thinking is interrupted
-    seed: tuple[int, ...]  # of the noise: the same request is sampled alike in any slot of any generator
+    seed: tuple[
+        int, ...
+    ]  # of the noise: the same request is sampled alike in any slot of any generator
     validation: bool = False  # then it is sampled before the waiting requests for training
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """One completion as it was sampled. Arrays have one entry per completion token, EOS and forced tokens included."""
+    """One completion as it was sampled. Arrays have one entry per completion token, EOS and forced
+    tokens included."""
 
     request: Request
     tokens: np.ndarray  # int32 [T]: token ids
     sampled: np.ndarray  # bool [T]: False if the token was forced
-    logprobs: np.ndarray  # float32 [T]: log pi_gen when the token was sampled; 0, without meaning, if it was forced
+    logprobs: (
+        np.ndarray
+    )  # float32 [T]: log pi_gen when the token was sampled; 0, without meaning, if it was forced
     versions: np.ndarray  # int32 [T]: version of the parameters in use
     interrupted: bool  # thinking reached its budget and got the phrase
     truncated: bool  # reached the token limit without ending
@@ -55,8 +63,9 @@ class Rollout:
 
 
 def tokens_and_pairs(parts: list[tuple[int, int]]) -> tuple[int, int]:
-    """What the work of a model grows with, for parts of sequences: their tokens, and their pairs of a token and one
-    that it attends to, itself among them. A part is its number of tokens and that of the tokens before it."""
+    """What the work of a model grows with, for parts of sequences: their tokens, and their pairs of
+    a token and one that it attends to, itself among them. A part is its number of tokens and that
+    of the tokens before it."""
     return sum(n for n, _ in parts), sum(n * before + n * (n + 1) // 2 for n, before in parts)
 
 
@@ -70,21 +79,26 @@ class Work:
 
 @dataclass(frozen=True)
 class Report:
-    """Generator to trainer, at least every few seconds. The counters are of the time since the last report. While
-    completions for a validation are sampled too, `busy_seconds` counts only the share of those for training."""
+    """Generator to trainer, at least every few seconds. The counters are of the time since the last
+    report. While completions for a validation are sampled too, `busy_seconds` counts only the share
+    of those for training."""
 
     rollouts: list[Rollout] = field(default_factory=list)
     busy_seconds: float = 0.0  # in the engine; the generator has waited for work the other time
     sampled_tokens: int = 0  # of these rollouts, for training
-    # What the engine did beside sampling: from when, until when, and the version it took over; None: it had no work.
+    # What the engine did beside sampling: from when, until when, and the version it took over;
+    # None: it had no work.
     events: list[tuple[float, float, int | None]] = field(default_factory=list)
-    slots: int | None = None  # of the engine; only in the first report, which says that the generator is ready
+    slots: int | None = (
+        None  # of the engine; only in the first report, which says that the generator is ready
+    )
     error: str | None = None  # a traceback, or a sentence for the user: the generator has ended
 
 
 @dataclass
 class Group:
-    """The completions of one prompt at one visit, from when it is handed out until it is trained on."""
+    """The completions of one prompt at one visit, from when it is handed out until it is trained
+    on."""
 
     number: int  # unique in the run, in the order of handing out; in a validation, the place in it
     source: int  # index of the source of its problem
@@ -94,7 +108,9 @@ class Group:
     generator: int  # the number of the generator that samples it
     requests: list[Request]
     rollouts: dict[int, Rollout] = field(default_factory=dict)  # by their index, as they come back
-    verdicts: dict[int, Verdict] = field(default_factory=dict)  # by index too, as they come from the verifiers
+    verdicts: dict[int, Verdict] = field(
+        default_factory=dict
+    )  # by index too, as they come from the verifiers
 
     @property
     def finished(self) -> bool:
@@ -103,7 +119,8 @@ class Group:
 
     @property
     def pass_rate(self) -> float:
-        """The share of the completions that is correct; one that has no verdict or is truncated is not."""
+        """The share of the completions that is correct; one that has no verdict or is truncated is
+        not."""
         return sum(verdict.correct for verdict in self.verdicts.values()) / len(self.requests)
 
     def judged(self) -> list[tuple[Rollout, Verdict]]:
@@ -112,51 +129,67 @@ class Group:
 
 
 class Batch:
-    """A batch of groups as tensors: P groups of G completions each, on the CPU, for this optimizer step."""
+    """A batch of groups as tensors: P groups of G completions each, on the CPU, for this optimizer
+    step."""
 
     def __init__(self, groups: list[Group], step: int):
         self.groups = groups
         judged = [pair for group in groups for pair in group.judged()]
         shape = (len(groups), len(groups[0].requests))
         self.rollouts: list[Rollout] = [rollout for rollout, _ in judged]  # P x G, group by group
-        self.lengths_PG = torch.tensor([int(rollout.sampled.sum()) for rollout in self.rollouts]).view(shape)
-        self.scores_PG = torch.tensor([verdict.score for _, verdict in judged], dtype=torch.float32).view(shape)
+        self.lengths_PG = torch.tensor(
+            [int(rollout.sampled.sum()) for rollout in self.rollouts]
+        ).view(shape)
+        self.scores_PG = torch.tensor(
+            [verdict.score for _, verdict in judged], dtype=torch.float32
+        ).view(shape)
         usable = [verdict.failure is None and not rollout.truncated for rollout, verdict in judged]
         self.usable_PG = torch.tensor(usable).view(shape)
-        # How off-policy each sampled token is: the optimizer steps since the parameters that it was sampled with.
-        self.ages_N = step - np.concatenate([rollout.versions[rollout.sampled] for rollout in self.rollouts])
+        # How off-policy each sampled token is: the optimizer steps since the parameters that it was
+        # sampled with.
+        self.ages_N = step - np.concatenate(
+            [rollout.versions[rollout.sampled] for rollout in self.rollouts]
+        )
 
 
 class SharedParameters:
-    """The newest parameters of the trainer, in shared memory, float32. Each of the trainer's ranks writes its shard
-    (`publish` in train.py); any number of generators read.
+    """The newest parameters of the trainer, in shared memory, float32. Each of the trainer's ranks
+    writes its shard (`publish` in train.py); any number of generators read.
 
-    Why no reader ever takes over half an update: a rank writes down the version in `begun_R` before it writes any
-    parameter, and in `written_R` after the last one. A version is complete when both have it at every rank. A reader
-    copies only a complete version, and looks again after the copy. If any rank has begun to write by then, the reader
-    copies again.
+    Why no reader ever takes over half an update: a rank writes down the version in `begun_R` before
+    it writes any parameter, and in `written_R` after the last one. A version is complete when both
+    have it at every rank. A reader copies only a complete version, and looks again after the copy.
+    If any rank has begun to write by then, the reader copies again.
 
-    There is no lock, which could stay closed when its owner dies, and no queue, which would deliver the oldest first.
+    There is no lock, which could stay closed when its owner dies, and no queue, which would deliver
+    the oldest first.
     """
 
     def __init__(self, model: PreTrainedModel, ranks: int = 1):
         head = model.get_output_embeddings().weight
         self.shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         # Of the LM head's weight, or of the embedding if they are tied.
-        self.head_name = next(name for name, parameter in model.named_parameters() if parameter is head)
-        self.flat = torch.empty(sum(shape.numel() for shape in self.shapes.values())).share_memory_()
+        self.head_name = next(
+            name for name, parameter in model.named_parameters() if parameter is head
+        )
+        self.flat = torch.empty(
+            sum(shape.numel() for shape in self.shapes.values())
+        ).share_memory_()
         self.begun_R = torch.full((ranks,), -1).share_memory_()  # int64: versions
         self.written_R = torch.full((ranks,), -1).share_memory_()
 
     def views(self) -> dict[str, Tensor]:
         """The parameters by name, as views of the shared memory."""
         pieces = self.flat.split([shape.numel() for shape in self.shapes.values()])
-        return {name: piece.view(shape) for (name, shape), piece in zip(self.shapes.items(), pieces)}
+        return {
+            name: piece.view(shape) for (name, shape), piece in zip(self.shapes.items(), pieces)
+        }
 
     def on(self, device: torch.device, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
-        """These parameters by name, each copied to the device when its turn comes; at the end all copies are made. They
-        stay in fp32, and the caller casts: a copy to a GPU would cast on the CPU first. An unknown name is the head of
-        a reader whose model is not tied; it gets the weight that is the head here."""
+        """These parameters by name, each copied to the device when its turn comes; at the end all
+        copies are made. They stay in fp32, and the caller casts: a copy to a GPU would cast on the
+        CPU first. An unknown name is the head of a reader whose model is not tied; it gets the
+        weight that is the head here."""
         views = self.views()
         for name in names:
             yield name, views.get(name, views[self.head_name]).to(device, non_blocking=True)
@@ -165,7 +198,8 @@ class SharedParameters:
 
     @property
     def version(self) -> int:
-        """The newest version that every rank has written; -1: none yet. A newer one may be half written over it."""
+        """The newest version that every rank has written; -1: none yet. A newer one may be half
+        written over it."""
         return int(self.written_R.min())
 
     def holds(self, version: int) -> bool:
@@ -174,12 +208,15 @@ class SharedParameters:
 
     @torch.no_grad()
     def write(self, parameters: Iterable[tuple[str, Tensor]], version: int, rank: int = 0) -> None:
-        """Write the part that this rank of the trainer has: its shard of a sharded parameter, and all of any other."""
+        """Write the part that this rank of the trainer has: its shard of a sharded parameter, and
+        all of any other."""
         self.begun_R[rank] = version
         views = self.views()
         for name, parameter in parameters:
             if isinstance(parameter, DTensor):
-                shards = views[name].chunk(len(self.begun_R))  # as FSDP has cut it, along the first dimension
+                shards = views[name].chunk(
+                    len(self.begun_R)
+                )  # as FSDP has cut it, along the first dimension
                 if rank < len(shards):  # a short dimension has fewer shards than there are ranks
                     shards[rank].copy_(parameter.to_local())
             else:
@@ -187,8 +224,9 @@ class SharedParameters:
         self.written_R[rank] = version
 
     def read(self, copy: Callable[[], None], timeout: float = 60.0) -> int:
-        """Call `copy`, which copies the parameters, until no write has come between. Returns the version that was
-        copied, the newest. TimeoutError if that does not happen within `timeout` seconds."""
+        """Call `copy`, which copies the parameters, until no write has come between. Returns the
+        version that was copied, the newest. TimeoutError if that does not happen within `timeout`
+        seconds."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             version = self.version
@@ -197,7 +235,9 @@ class SharedParameters:
                 if self.holds(version):
                     return version
             time.sleep(0.001)
-        raise TimeoutError(f"no complete version of the parameters within {timeout:.0f} s: has the trainer died?")
+        raise TimeoutError(
+            f"no complete version of the parameters within {timeout:.0f} s: has the trainer died?"
+        )
 
     @torch.no_grad()
     def read_into(self, model: PreTrainedModel, timeout: float = 60.0) -> int:
@@ -211,5 +251,8 @@ class SharedParameters:
         return self.read(copy, timeout)
 
     def pin(self) -> None:
-        """Lock the memory for this process: copies to and from its GPU then run at the full speed of the bus."""
-        torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(self.flat.data_ptr(), self.flat.nbytes, 0))
+        """Lock the memory for this process: copies to and from its GPU then run at the full speed
+        of the bus."""
+        torch.cuda.check_error(
+            torch.cuda.cudart().cudaHostRegister(self.flat.data_ptr(), self.flat.nbytes, 0)
+        )

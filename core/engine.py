@@ -1,4 +1,5 @@
-"""What both engines share: their calls, their settings, the queue, and the completions in their slots.
+"""What both engines share: their calls, their settings, the queue, and the completions in their
+slots.
 
 A slot is a place for one completion while it is sampled.
 """
@@ -13,15 +14,15 @@ import numpy as np
 from tqdm import tqdm
 
 import loss
-from machinery.decoding import Decoding
-from machinery.devices import cpu_threads, trunk_dtype
-from machinery.rollouts import Request, Rollout, SharedParameters
-from machinery.settings import Sampling
+from core.decoding import Decoding
+from core.devices import cpu_threads, trunk_dtype
+from core.rollouts import Request, Rollout, SharedParameters
+from core.settings import Sampling
 
 
 class Engine(Protocol):
-    """An engine samples many completions at once. `TorchEngine` (generate.py) is short enough to study, and needs only
-    torch; `VllmEngine` (machinery/vllm_engine.py) is for GPUs."""
+    """An engine samples many completions at once. `TorchEngine` (core/torch_engine.py) is short enough to
+    study, and needs only torch; `VllmEngine` (core/vllm_engine.py) is for GPUs."""
 
     slots: int  # how many completions can be in flight
     version: int  # of the parameters in use
@@ -33,10 +34,12 @@ class Engine(Protocol):
         self.waiting.extend(request for request in requests if not request.validation)
 
     def update(self, parameters: SharedParameters) -> None:
-        """Take over the newest parameters, between two steps. Completions in flight go on with them."""
+        """Take over the newest parameters, between two steps. Completions in flight go on with
+        them."""
 
     def step(self) -> list[Rollout]:
-        """Let requests into free slots, add a token to each completion in flight, and return those that have ended."""
+        """Let requests into free slots, add a token to each completion in flight, and return those
+        that have ended."""
 
     @property
     def in_flight(self) -> list[Request]:
@@ -56,7 +59,9 @@ class EngineSettings:
     """All that an engine is made from."""
 
     model: str  # folder or hub name
-    devices: tuple[str, ...]  # more than one: the model is split over them (vLLM's tensor parallelism)
+    devices: tuple[
+        str, ...
+    ]  # more than one: the model is split over them (vLLM's tensor parallelism)
     dtype: str  # of the trunk
     threads: int  # CPU threads of this process
     slots: int  # completions in flight at once
@@ -66,7 +71,11 @@ class EngineSettings:
 
 
 def engine_settings(
-    settings: Sampling, devices: tuple[str, ...], model: str, decoding: Decoding, shared: bool = False
+    settings: Sampling,
+    devices: tuple[str, ...],
+    model: str,
+    decoding: Decoding,
+    shared: bool = False,
 ) -> EngineSettings:
     """The settings of an engine on these devices. shared: a trainer has the GPU too."""
     return EngineSettings(
@@ -82,11 +91,13 @@ def engine_settings(
 
 
 class NoEngine(ValueError):
-    """No engine runs with these settings on this machine. The message is a sentence for the user."""
+    """No engine runs with these settings on this machine. The message is a sentence for the
+    user."""
 
 
 def choose_engine(engine: str, device: str) -> str:
-    """torch or vllm; for auto, vLLM if it is installed and the device is a GPU. ValueError if vLLM is missing."""
+    """torch or vllm; for auto, vLLM if it is installed and the device is a GPU. ValueError if vLLM
+    is missing."""
     installed = importlib.util.find_spec("vllm") is not None
     if engine == "vllm" and not installed:
         raise ValueError(f"--engine vllm: vLLM is not installed; {INSTALL_VLLM}")
@@ -96,29 +107,47 @@ def choose_engine(engine: str, device: str) -> str:
 
 
 def refuse_split(engine: str, devices: int, heads: int) -> None:
-    """ValueError if a model with this number of attention heads cannot be split over this number of devices."""
+    """ValueError if a model with this number of attention heads cannot be split over this number of
+    devices."""
     if devices > 1 and engine != "vllm":
-        raise ValueError(f"only vLLM splits a model over several GPUs (--tensor-parallel), and the engine is {engine}")
+        raise ValueError(
+            f"only vLLM splits a model over several GPUs (--tensor-parallel), and the engine is {engine}"
+        )
     if heads % devices:
-        raise ValueError(f"{heads} attention heads of a model cannot be split over {devices} GPUs (--tensor-parallel)")
+        raise ValueError(
+            f"{heads} attention heads of a model cannot be split over {devices} GPUs (--tensor-parallel)"
+        )
 
 
 def make_requests(
     group: int, prompt_ids: list[int], completions: int, thinking_budget: tuple[int, int], decoding: Decoding,
     seed: tuple[int, ...], validation: bool = False,
 ) -> list[Request]:  # fmt: skip
-    """Requests for the completions of one prompt. Each has its own noise, and its own thinking budget in this range."""
-    low, high = thinking_budget if decoding.length_control == "interruption" else (decoding.thinking_budget,) * 2
-    # numpy ignores zeros at the end of a seed. The 1 makes the budgets' seed differ from every seed of noise.
-    budgets = np.random.default_rng((*seed, 0, 0, 1)).integers(low, high, size=completions, endpoint=True)
-    return [Request(group, i, prompt_ids, int(budget), (*seed, i), validation) for i, budget in enumerate(budgets)]
+    """Requests for the completions of one prompt. Each has its own noise, and its own thinking
+    budget in this range."""
+    low, high = (
+        thinking_budget
+        if decoding.length_control == "interruption"
+        else (decoding.thinking_budget,) * 2
+    )
+    # numpy ignores zeros at the end of a seed. The 1 makes the budgets' seed differ from every seed
+    # of noise.
+    budgets = np.random.default_rng((*seed, 0, 0, 1)).integers(
+        low, high, size=completions, endpoint=True
+    )
+    return [
+        Request(group, i, prompt_ids, int(budget), (*seed, i), validation)
+        for i, budget in enumerate(budgets)
+    ]
 
 
 def sample_all(engine: Engine, requests: list[Request], progress: bool = False) -> list[Rollout]:
     """The rollouts of these requests, in their order, all sampled with the present parameters."""
     engine.add(requests)
     rollouts = {}
-    with tqdm(total=len(requests), desc="sampling", unit="completion", leave=False, disable=not progress) as bar:
+    with tqdm(
+        total=len(requests), desc="sampling", unit="completion", leave=False, disable=not progress
+    ) as bar:
         while engine.unfinished:
             for rollout in engine.step():
                 rollouts[(rollout.request.group, rollout.request.index)] = rollout
@@ -127,31 +156,44 @@ def sample_all(engine: Engine, requests: list[Request], progress: bool = False) 
 
 
 class Completions:
-    """The completions in the S slots of an engine: how far each has come, and the tokens that it has so far.
+    """The completions in the S slots of an engine: how far each has come, and the tokens that it
+    has so far.
 
-    The policy chooses a token, unless thinking was interrupted and the phrase is not complete: then the next token is
-    forced. The engine appends what `forced_tokens` returns, instead of a sampled token.
+    The policy chooses a token, unless thinking was interrupted and the phrase is not complete: then
+    the next token is forced. The engine appends what `forced_tokens` returns, instead of a sampled
+    token.
     """
 
     def __init__(self, slots: int, decoding: Decoding):
         self.decoding = decoding
-        self.phrase = np.array([*decoding.phrase, -1])  # after its last token the policy chooses again
+        self.phrase = np.array(
+            [*decoding.phrase, -1]
+        )  # after its last token the policy chooses again
         self.requests = np.full(slots, None)  # objects: the Request in each slot
         fields = [
             ("num_tokens", np.int64),  # so far
             ("num_sampled", np.int64),  # sampled ones; the others were forced
             ("closed_at", np.int64),  # sampled tokens when thinking ended, -1 while it goes on
             ("thinking_budget", np.int64),
-            ("phrase_place", np.int64),  # of the next forced token in `phrase`; at the end if there is none
+            (
+                "phrase_place",
+                np.int64,
+            ),  # of the next forced token in `phrase`; at the end if there is none
             ("began", np.float64),  # time.monotonic()
         ]
         self.progress = np.zeros(slots, np.dtype(fields, align=True))
         # As in Rollout. Each step writes to each slot, so what belongs to a token lies together.
-        fields = [("tokens", np.int32), ("sampled", bool), ("logprobs", np.float32), ("versions", np.int32)]
+        fields = [
+            ("tokens", np.int32),
+            ("sampled", bool),
+            ("logprobs", np.float32),
+            ("versions", np.int32),
+        ]
         self.written = np.zeros((slots, decoding.longest_completion), np.dtype(fields, align=True))
 
     def begin(self, slot: int, request: Request) -> None:
-        """Put a request into a slot. With a thinking budget of 0 its thinking is interrupted at once."""
+        """Put a request into a slot. With a thinking budget of 0 its thinking is interrupted at
+        once."""
         self.requests[slot] = request
         self.progress[slot] = np.zeros((), self.progress.dtype)
         self.progress["closed_at"][slot] = -1 if self.decoding.thinks else 0
@@ -161,14 +203,16 @@ class Completions:
         self._interrupt_or_truncate(np.array([slot]))
 
     def forced_tokens(self, slots: np.ndarray) -> np.ndarray:
-        """The token that each of these slots [n] must take next, or -1 if the policy chooses it; int64 [n]."""
+        """The token that each of these slots [n] must take next, or -1 if the policy chooses it;
+        int64 [n]."""
         return self.phrase[self.progress["phrase_place"][slots]]
 
     def append(
         self, slots: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray, version: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Add a token to each of these slots [n]: a forced one if `forced_tokens` asks for it, else a sampled one.
-        Returns two bool arrays [n]: which completions have ended, and which are truncated."""
+        """Add a token to each of these slots [n]: a forced one if `forced_tokens` asks for it, else
+        a sampled one. Returns two bool arrays [n]: which completions have ended, and which are
+        truncated."""
         progress, sampled = self.progress, self.forced_tokens(slots) < 0
         new = np.zeros(len(slots), self.written.dtype)
         new["tokens"], new["sampled"], new["versions"] = tokens, sampled, version
@@ -177,18 +221,25 @@ class Completions:
         progress["num_tokens"][slots] += 1
         progress["num_sampled"][slots] += sampled
         progress["phrase_place"][slots] += ~sampled
-        ended = sampled & (tokens[:, None] == self.decoding.eos).any(1)  # np.isin takes three times as long
-        closes = slots[sampled & (progress["closed_at"][slots] < 0) & (tokens == self.decoding.end_of_thinking)]
+        ended = sampled & (tokens[:, None] == self.decoding.eos).any(
+            1
+        )  # np.isin takes three times as long
+        closes = slots[
+            sampled & (progress["closed_at"][slots] < 0) & (tokens == self.decoding.end_of_thinking)
+        ]
         progress["closed_at"][closes] = progress["num_sampled"][closes]
         truncated = np.zeros_like(ended)
         truncated[~ended] = self._interrupt_or_truncate(slots[~ended])
         return ended, truncated
 
     def _interrupt_or_truncate(self, slots: np.ndarray) -> np.ndarray:
-        """Interrupt thinking that has reached its budget, by forcing the phrase. Returns a mask of truncated slots."""
+        """Interrupt thinking that has reached its budget, by forcing the phrase. Returns a mask of
+        truncated slots."""
         decoding, places = self.decoding, ("num_sampled", "closed_at", "thinking_budget")
         counts = (self.progress[name][slots] for name in places)
-        interrupt, truncate = loss.interrupt_or_truncate(decoding.length_control, *counts, decoding.answer_budget)
+        interrupt, truncate = loss.interrupt_or_truncate(
+            decoding.length_control, *counts, decoding.answer_budget
+        )
         interrupted = slots[interrupt]
         self.progress["closed_at"][interrupted] = self.progress["num_sampled"][interrupted]
         self.progress["phrase_place"][interrupted] = 0

@@ -1,8 +1,9 @@
 """Prompts out, whole judged groups in: the trainer gets its batches here, on rank 0.
 
-The way of a rollout: a prompt is handed out to a generator as the requests of a group. Their rollouts come back in
-reports. A verifier judges each. When all are judged, the group is finished and can be trained on. A generator that dies
-or is silent is replaced, and the new one gets the requests that had not come back.
+The way of a rollout: a prompt is handed out to a generator as the requests of a group. Their
+rollouts come back in reports. A verifier judges each. When all are judged, the group is finished
+and can be trained on. A generator that dies or is silent is replaced, and the new one gets the
+requests that had not come back.
 """
 
 import time
@@ -15,31 +16,40 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 import loss
+from core.decoding import Decoding, completion_texts
+from core.devices import devices_here
+from core.engine import EngineSettings, make_requests
+from core.generators import Generator, GeneratorFailed, discard, read_reports, start_generator
+from core.rollouts import Group, Rollout, SharedParameters, Work
+from core.screen import say, warn
+from core.settings import Settings
 from data.load import Source, fingerprint, next_source
 from data.verify import Verdict, VerifierPool, no_verdict_at_all
-from machinery.decoding import Decoding, completion_texts
-from machinery.devices import devices_here
-from machinery.engine import EngineSettings, make_requests
-from machinery.generators import Generator, GeneratorFailed, discard, read_reports, start_generator
-from machinery.rollouts import Group, Rollout, SharedParameters, Work
-from machinery.screen import say, warn
-from machinery.settings import Settings
 
-TRAINING, VALIDATION, ORDER = 0, 1, 2  # the second number of each seed, so that no two draws have the same noise
+TRAINING, VALIDATION, ORDER = (
+    0,
+    1,
+    2,
+)  # the second number of each seed, so that no two draws have the same noise
 FEW_VERDICTS = 4  # a batch that wants no more verdicts than this may miss all of them by chance
 
 
 class PromptOrder:
-    """Which problem of a source comes next: in each epoch all in a new random order, but for those that are retired."""
+    """Which problem of a source comes next: in each epoch all in a new random order, but for those
+    that are retired."""
 
-    def __init__(self, number: int, seed: int, recipe: loss.Recipe, source=0, epoch=0, cursor=0, retired=()):
+    def __init__(
+        self, number: int, seed: int, recipe: loss.Recipe, source=0, epoch=0, cursor=0, retired=()
+    ):
         """epoch, cursor, retired: the `state` to go on from."""
         self.number, self.seed, self.recipe, self.source = number, seed, recipe, source
         self.epoch, self.cursor, self.retired = epoch, cursor, {*retired}
         self.order = self._shuffled()
 
     def _shuffled(self) -> np.ndarray:
-        return np.random.default_rng((self.seed, ORDER, self.source, self.epoch)).permutation(self.number)
+        return np.random.default_rng((self.seed, ORDER, self.source, self.epoch)).permutation(
+            self.number
+        )
 
     @property
     def left(self) -> int:
@@ -58,14 +68,16 @@ class PromptOrder:
             self.order = self._shuffled()
 
     def retire_if_solved(self, problem_index: int, pass_rate: float) -> None:
-        """Retire a problem if this visit has solved it: for good, or until fewer than `least_prompts` are left."""
+        """Retire a problem if this visit has solved it: for good, or until fewer than
+        `least_prompts` are left."""
         if self.recipe.no_positive_resampling and loss.retires(pass_rate):
             self.retired.add(problem_index)
         if self.left < self.recipe.least_prompts:
             self.retired.clear()
 
     def state(self) -> dict:
-        """All that a new PromptOrder goes on from, for a checkpoint. The order follows from seed and epoch."""
+        """All that a new PromptOrder goes on from, for a checkpoint. The order follows from seed
+        and epoch."""
         return {"epoch": self.epoch, "cursor": self.cursor, "retired": sorted(self.retired)}
 
 
@@ -80,9 +92,10 @@ class Prompts:
 
 
 class Feed:
-    """Prompts out, whole judged groups in: `batch` has those to train on at a step, `validate` those of the held-out
-    problems. Both return None if the run was asked to stop, or if it cannot go on; then `failure` says why. No token
-    was sampled by parameters older than its group's version."""
+    """Prompts out, whole judged groups in: `batch` has those to train on at a step, `validate`
+    those of the held-out problems. Both return None if the run was asked to stop, or if it cannot
+    go on; then `failure` says why. No token was sampled by parameters older than its group's
+    version."""
 
     def __init__(
         self,
@@ -94,41 +107,65 @@ class Feed:
         stop_asked: Callable[[], bool],
         state: dict | None = None,
     ):
-        """engines: the settings of each generator's engine. process: the function that a generator runs. stop_asked:
-        says whether the user wants the run to end. state: of a checkpoint to go on from."""
-        self.settings, self.prompts, self.engines, self.parameters = settings, prompts, engines, parameters
+        """engines: the settings of each generator's engine. process: the function that a generator
+        runs. stop_asked: says whether the user wants the run to end. state: of a checkpoint to go
+        on from."""
+        self.settings, self.prompts, self.engines, self.parameters = (
+            settings,
+            prompts,
+            engines,
+            parameters,
+        )
         self.process, self.stop_asked = process, stop_asked
         self.data = [fingerprint(source) for source in prompts.sources]
         numbers = [len(source.train) for source in prompts.sources]
-        state = state or {"orders": [{}] * len(numbers), "handed_out": [0] * len(numbers), "to_repeat": []}
+        state = state or {
+            "orders": [{}] * len(numbers),
+            "handed_out": [0] * len(numbers),
+            "to_repeat": [],
+        }
         self.orders = [
             PromptOrder(number, settings.seed, settings.recipe, source, **stored)
             for source, (number, stored) in enumerate(zip(numbers, state["orders"]))
         ]
         self.handed_out: list[int] = state["handed_out"]  # groups handed out so far, by source
-        # Groups that were under way at the checkpoint, and are handed out first: number, source, index of the problem.
+        # Groups that were under way at the checkpoint, and are handed out first: number, source,
+        # index of the problem.
         self.to_repeat = deque(state["to_repeat"])
         self.under_way: dict[int, Group] = {}  # by number: handed out, and not trained on yet
-        self.validating: dict[int, Group] = {}  # by number: the groups of a validation that is under way
+        self.validating: dict[
+            int, Group
+        ] = {}  # by number: the groups of a validation that is under way
         self.generators: list[Generator] = []
         self.verifiers: VerifierPool | None = None
         self.restarts = 0  # generators replaced in this process; a resumed run counts from 0 again
         self.failure = ""  # why the run cannot go on
-        # Since the record took the last ones: what all generators have done for training; (generator, *event).
+        # Since the record took the last ones: what all generators have done for training;
+        # (generator, *event).
         self.busy_seconds, self.sampled_tokens = 0.0, 0
         self.events: list[tuple] = []
 
     def state(self) -> dict:
-        """All that a new Feed goes on from, for a checkpoint. Groups under way are sampled again then. Every random
-        draw follows from the seed and the number of a group, an epoch or a step, so no random state is stored."""
-        begun = [(group.number, group.source, group.problem_index) for group in self.under_way.values()]
+        """All that a new Feed goes on from, for a checkpoint. Groups under way are sampled again
+        then. Every random draw follows from the seed and the number of a group, an epoch or a step,
+        so no random state is stored."""
+        begun = [
+            (group.number, group.source, group.problem_index) for group in self.under_way.values()
+        ]
         orders, to_repeat = [order.state() for order in self.orders], [*begun, *self.to_repeat]
-        return {"data": self.data, "orders": orders, "handed_out": self.handed_out, "to_repeat": to_repeat}
+        return {
+            "data": self.data,
+            "orders": orders,
+            "handed_out": self.handed_out,
+            "to_repeat": to_repeat,
+        }
 
     def start(self) -> None:
         """Start the processes and wait until all generators are ready."""
         settings = self.settings
-        self.verifiers = VerifierPool(settings.verifiers, settings.verifier_time_limit, settings.verifier_memory)
+        self.verifiers = VerifierPool(
+            settings.verifiers, settings.verifier_time_limit, settings.verifier_memory
+        )
         self.generators = [self._start(number) for number in range(len(self.engines))]
         self._take_in()
 
@@ -149,22 +186,32 @@ class Feed:
     # Batches
 
     def batch(self, step: int) -> list[Group] | None:
-        """The groups to train on at this step. None if every prompt is retired, or if the run ends."""
+        """The groups to train on at this step. None if every prompt is retired, or if the run
+        ends."""
         go_on = self._take_in(wait=False)
         while go_on:
             self._hand_out(step)
             done = [group for group in self.under_way.values() if group.finished]
             unfinished = [group.version for group in self.under_way.values() if not group.finished]
-            versions, asynchrony = [group.version for group in done], self.settings.recipe.asynchrony
-            chosen = loss.choose_batch(versions, unfinished, step, asynchrony, self.settings.groups_per_step)
+            versions, asynchrony = (
+                [group.version for group in done],
+                self.settings.recipe.asynchrony,
+            )
+            chosen = loss.choose_batch(
+                versions, unfinished, step, asynchrony, self.settings.groups_per_step
+            )
             if chosen is not None:
                 groups = [self.under_way.pop(done[i].number) for i in chosen]
                 return groups if self._judged(groups) else None
             if not unfinished and self.exhausted:
                 return None
             if not unfinished:  # to wait would be for ever
-                too_few = f"no group is under way but {len(done)} finished ones, too few for step {step}"
-                raise RuntimeError(f"{too_few}, though prompts are left: the work in flight was miscounted")
+                too_few = (
+                    f"no group is under way but {len(done)} finished ones, too few for step {step}"
+                )
+                raise RuntimeError(
+                    f"{too_few}, though prompts are left: the work in flight was miscounted"
+                )
             go_on = self._take_in()
         return None
 
@@ -179,20 +226,32 @@ class Feed:
         return not any(order.left for order in self.orders)
 
     def _hand_out(self, step: int) -> None:
-        """Give prompts to the generators: as many groups as the recipe allows and the generators can use."""
+        """Give prompts to the generators: as many groups as the recipe allows and the generators
+        can use."""
         settings, asynchrony = self.settings, self.settings.recipe.asynchrony
         kind, _ = loss.parse_asynchrony(asynchrony)
         if kind == "ppo" and self.under_way:
             return
-        version = self.parameters.version  # generators sample what is handed out now with this version or a newer one
+        version = (
+            self.parameters.version
+        )  # generators sample what is handed out now with this version or a newer one
         ahead = loss.groups_ahead(asynchrony, settings.groups_per_step, step)
-        # A generator gets what its slots hold, and its share of one batch more. The rest would grow old in its queue.
+        # A generator gets what its slots hold, and its share of one batch more. The rest would grow
+        # old in its queue.
         share = settings.groups_per_step // len(self.generators) + 1
-        busy = [group.generator for group in self.under_way.values() if len(group.rollouts) < len(group.requests)]
-        groups = [busy.count(generator.number) for generator in self.generators]  # that each has not sent back
+        busy = [
+            group.generator
+            for group in self.under_way.values()
+            if len(group.rollouts) < len(group.requests)
+        ]
+        groups = [
+            busy.count(generator.number) for generator in self.generators
+        ]  # that each has not sent back
         new: list[Group] = []
         while len(self.under_way) < ahead:
-            generator = min(self.generators, key=lambda generator: groups[generator.number] / generator.slots)
+            generator = min(
+                self.generators, key=lambda generator: groups[generator.number] / generator.slots
+            )
             room = generator.slots // settings.completions_per_prompt + share
             if kind == "pipeline" and groups[generator.number] >= room:
                 break
@@ -201,7 +260,11 @@ class Feed:
                 break
             number, source, problem_index = following
             seed = (settings.seed, TRAINING, number)
-            new.append(self._group(number, source, problem_index, version, generator, seed, validation=False))
+            new.append(
+                self._group(
+                    number, source, problem_index, version, generator, seed, validation=False
+                )
+            )
             self.under_way[number] = new[-1]
             groups[generator.number] += 1
         self._send(new)
@@ -220,10 +283,14 @@ class Feed:
                 generator.work.put(Work(requests))
 
     def _next_prompt(self) -> tuple[int, int, int] | None:
-        """Number, source and problem of the next group, those of the checkpoint first. None: no prompt is left."""
+        """Number, source and problem of the next group, those of the checkpoint first. None: no
+        prompt is left."""
         if self.to_repeat:
             return self.to_repeat.popleft()
-        weights = [source.weight if order.left else 0.0 for order, source in zip(self.orders, self.prompts.sources)]
+        weights = [
+            source.weight if order.left else 0.0
+            for order, source in zip(self.orders, self.prompts.sources)
+        ]
         if not any(weights):
             return None
         source = next_source(weights, self.handed_out)
@@ -231,24 +298,38 @@ class Feed:
         self.handed_out[source] += 1
         return number, source, self.orders[source].next()
 
-    def _group(self, number, source, problem_index, version, generator, seed, validation: bool) -> Group:
+    def _group(
+        self, number, source, problem_index, version, generator, seed, validation: bool
+    ) -> Group:
         """A group for this generator, with its requests."""
         settings, problems = self.settings, self.prompts.sources[source]
         problem = (problems.validation if validation else problems.train)[problem_index]
         completions = settings.validation_samples if validation else settings.completions_per_prompt
         ids, budget = self.prompts.ids[problem.prompt], settings.thinking_budget
-        requests = make_requests(number, ids, completions, budget, self.prompts.decoding, seed, validation)
+        requests = make_requests(
+            number, ids, completions, budget, self.prompts.decoding, seed, validation
+        )
         return Group(number, source, problem_index, problem, version, generator.number, requests)
 
     # Validations
 
     def validate(self, step: int) -> list[Group] | None:
-        """The held-out problems, sampled and judged. None if the run ends. Their requests go before all others. The
-        trainer publishes no newer parameters meanwhile, so every token is sampled with the parameters of this step."""
-        held_out = [(s, p) for s, source in enumerate(self.prompts.sources) for p in range(len(source.validation))]
+        """The held-out problems, sampled and judged. None if the run ends. Their requests go before
+        all others. The trainer publishes no newer parameters meanwhile, so every token is sampled
+        with the parameters of this step."""
+        held_out = [
+            (s, p)
+            for s, source in enumerate(self.prompts.sources)
+            for p in range(len(source.validation))
+        ]
         for i, (source, problem_index) in enumerate(held_out):
-            generator, seed = self.generators[i % len(self.generators)], (self.settings.seed, VALIDATION, step, i)
-            self.validating[i] = self._group(i, source, problem_index, step, generator, seed, validation=True)
+            generator, seed = (
+                self.generators[i % len(self.generators)],
+                (self.settings.seed, VALIDATION, step, i),
+            )
+            self.validating[i] = self._group(
+                i, source, problem_index, step, generator, seed, validation=True
+            )
         groups, go_on = list(self.validating.values()), True
         self._send(groups)
         while go_on and not all(group.finished for group in groups):
@@ -259,9 +340,9 @@ class Feed:
     # What comes back
 
     def _take_in(self, wait: bool = True) -> bool:
-        """Put the rollouts and verdicts that have come into their groups; with `wait`, wait until some have come. While
-        a generator has no slots yet, wait for it. No wait is for ever: silent generators and verifiers are replaced.
-        Returns False if the run ends."""
+        """Put the rollouts and verdicts that have come into their groups; with `wait`, wait until
+        some have come. While a generator has no slots yet, wait for it. No wait is for ever: silent
+        generators and verifiers are replaced. Returns False if the run ends."""
         try:
             while not self.stop_asked():
                 came = self._read_reports() | self._read_verdicts()
@@ -273,8 +354,8 @@ class Feed:
         return not (self.failure or self.stop_asked())
 
     def _read_reports(self) -> bool:
-        """Take what generators have sent, and replace those that have failed. Returns whether anything came.
-        GeneratorFailed if too many have failed."""
+        """Take what generators have sent, and replace those that have failed. Returns whether
+        anything came. GeneratorFailed if too many have failed."""
         came = False
         for generator in list(self.generators):
             try:
@@ -301,9 +382,14 @@ class Feed:
         return bool(verdicts)
 
     def _judged(self, groups: list[Group]) -> bool:
-        """Whether any completion of these groups got a verdict, or few wanted one. Otherwise the run ends: its task
-        cannot judge."""
-        verdicts = [verdict for group in groups for rollout, verdict in group.judged() if not rollout.truncated]
+        """Whether any completion of these groups got a verdict, or few wanted one. Otherwise the
+        run ends: its task cannot judge."""
+        verdicts = [
+            verdict
+            for group in groups
+            for rollout, verdict in group.judged()
+            if not rollout.truncated
+        ]
         self.failure = no_verdict_at_all(verdicts) if len(verdicts) > FEW_VERDICTS else ""
         return not self.failure
 
@@ -311,7 +397,8 @@ class Feed:
         return self.validating if validation else self.under_way
 
     def _submit(self, rollouts: list[Rollout]) -> None:
-        """Put rollouts in their groups, and give them to the verifiers. A truncated one needs no verdict."""
+        """Put rollouts in their groups, and give them to the verifiers. A truncated one needs no
+        verdict."""
         to_judge = []
         texts = completion_texts(self.prompts.tokenizer, self.prompts.decoding, rollouts)
         for rollout, text in zip(rollouts, texts):
@@ -321,22 +408,29 @@ class Feed:
             if rollout.truncated:
                 group.verdicts[request.index] = Verdict(False)
             else:
-                to_judge.append(((request.validation, request.group, request.index), group.problem, text))
+                to_judge.append(
+                    ((request.validation, request.group, request.index), group.problem, text)
+                )
         self.verifiers.submit(to_judge)
 
     def _replace(self, generator: Generator, failure: GeneratorFailed) -> None:
-        """Start another generator in place of one that has failed, and give it the requests that had not come back. It
-        begins them from their first token. Raises the failure if too many were replaced, or if not all generators have
-        been ready once: then a new one would fail in the same way. On a GPU that trains too, the trainer gives back
-        what it does not use, and waits until the new one is ready, as at the start: vLLM wants its whole share to be
-        free, and fails if free memory grows while it starts."""
+        """Start another generator in place of one that has failed, and give it the requests that
+        had not come back. It begins them from their first token. Raises the failure if too many
+        were replaced, or if not all generators have been ready once: then a new one would fail in
+        the same way. On a GPU that trains too, the trainer gives back what it does not use, and
+        waits until the new one is ready, as at the start: vLLM wants its whole share to be free,
+        and fails if free memory grows while it starts."""
         most = self.settings.max_restarts
-        if self.restarts == most or not (self.restarts or all(generator.slots for generator in self.generators)):
+        if self.restarts == most or not (
+            self.restarts or all(generator.slots for generator in self.generators)
+        ):
             raise failure
         self.restarts += 1
         say(f"warning: {failure}\nIt is replaced ({self.restarts} of --max-restarts {most}).")
         discard(generator)
-        trains_too = {*self.engines[generator.number].devices} & {*devices_here(self.settings)[1]} - {"cpu"}
+        trains_too = {*self.engines[generator.number].devices} & {
+            *devices_here(self.settings)[1]
+        } - {"cpu"}
         if trains_too:
             torch.cuda.empty_cache()
         new = self._start(generator.number)

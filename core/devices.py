@@ -1,6 +1,6 @@
 """Which device does what, how many CPU threads a process has, and what a model computes in.
 
-`settings` are those of machinery/settings.py, which imports this file.
+`settings` are those of core/settings.py, which imports this file.
 """
 
 import os
@@ -9,11 +9,11 @@ import torch
 
 
 def devices_here(settings) -> tuple[list[tuple[str, ...]], list[str]]:
-    """The devices of each generator, and the device of each trainer, on this machine, or on the one that --plan is
-    about. ValueError if it has too few GPUs.
+    """The devices of each generator, and the device of each trainer, on this machine, or on the one
+    that --plan is about. ValueError if it has too few GPUs.
 
-    Without a GPU all are CPU processes. One GPU does both. Of several, generators have the first and trainers the last;
-    one in five trains by default, as in the paper.
+    Without a GPU all are CPU processes. One GPU does both. Of several, generators have the first
+    and trainers the last; one in five trains by default, as in the paper.
     """
     gpus, gpus_each = gpus_here(settings), settings.tensor_parallel
     if gpus == 0:
@@ -30,7 +30,9 @@ def devices_here(settings) -> tuple[list[tuple[str, ...]], list[str]]:
             f" {generators * gpus_each + trainers} GPUs; there are {gpus} (CUDA_VISIBLE_DEVICES)"
         )
     names = [f"cuda:{i}" for i in range(gpus)]
-    return [tuple(names[i * gpus_each : (i + 1) * gpus_each]) for i in range(generators)], names[gpus - trainers :]
+    return [tuple(names[i * gpus_each : (i + 1) * gpus_each]) for i in range(generators)], names[
+        gpus - trainers :
+    ]
 
 
 def gpus_here(settings) -> int:

@@ -1,13 +1,15 @@
 """The engine for a GPU: vLLM with the same calls as TorchEngine.
 
-vLLM runs in the process of the generator and is driven step by step. It does the continuous batching, the paged cache
-and the sampling, at temperature 1 from the whole distribution. The rest is decided here, between two of its steps: who
-is let in, when thinking is interrupted, which blocks of its prefix cache a request may hit. So the version of a token
-is the version in use at the step that returned it, and nothing runs ahead of that (async_scheduling is off).
-docs/node.md says what vLLM does when its cache is full.
+vLLM runs in the process of the generator and is driven step by step. It does the continuous
+batching, the paged cache and the sampling, at temperature 1 from the whole distribution. The rest
+is decided here, between two of its steps: who is let in, when thinking is interrupted, which blocks
+of its prefix cache a request may hit. So the version of a token is the version in use at the step
+that returned it, and nothing runs ahead of that (async_scheduling is off). docs/node.md says what
+vLLM does when its cache is full.
 
-Parameters come from the same shared memory as for TorchEngine: each worker copies its part, cast and sharded, to its
-device. So the trainer writes and goes on. With vLLM's own weight transfer it would wait for all generators.
+Parameters come from the same shared memory as for TorchEngine: each worker copies its part, cast
+and sharded, to its device. So the trainer writes and goes on. With vLLM's own weight transfer it
+would wait for all generators.
 """
 
 import os
@@ -18,27 +20,31 @@ from multiprocessing.reduction import ForkingPickler
 import numpy as np
 import torch
 
-from machinery.engine import INSTALL_VLLM, Completions, Engine, EngineSettings, NoEngine
-from machinery.rollouts import Request, Rollout, SharedParameters
+from core.engine import INSTALL_VLLM, Completions, Engine, EngineSettings, NoEngine
+from core.rollouts import Request, Rollout, SharedParameters
 
-# Bytes for each number of the head that vLLM cannot know of when it sizes its cache: the head in fp32, which is made
-# later; and at each update one that is copied to the device, and one that it is loaded into.
+# Bytes for each number of the head that vLLM cannot know of when it sizes its cache: the head in
+# fp32, which is made later; and at each update one that is copied to the device, and one that it is
+# loaded into.
 UNMEASURED = 3 * 4
-CPU_CACHE = 2**30  # bytes of keys and values on a CPU; on a GPU vLLM takes what its share of the memory leaves
+CPU_CACHE = (
+    2**30
+)  # bytes of keys and values on a CPU; on a GPU vLLM takes what its share of the memory leaves
 
 
 class VllmEngine(Engine):
     """Continuous batching by vLLM.
 
-    vLLM gets a completion in pieces: up to an interruption, and after it. Each piece is a request with its own name,
-    and so is one that is given to vLLM again after an update.
+    vLLM gets a completion in pieces: up to an interruption, and after it. Each piece is a request
+    with its own name, and so is one that is given to vLLM again after an update.
     """
 
     def __init__(self, settings: EngineSettings):
         """`NoEngine`, with vLLM's reason, if it cannot run this model on this machine."""
         self.decoding, self.slots = settings.decoding, settings.slots
-        # With this limit on the tokens of new prompts, all that vLLM is given begins in the very next step, if its
-        # cache has room. A step has tokens for these prompts, and for a token or an interruption of each slot.
+        # With this limit on the tokens of new prompts, all that vLLM is given begins in the very
+        # next step, if its cache has room. A step has tokens for these prompts, and for a token or
+        # an interruption of each slot.
         self.prompt_tokens = max(8192, settings.decoding.longest)
         self.engine = make_llm_engine(settings, self.prompt_tokens)
         self.parameters: SharedParameters | None = None  # the ones that the workers have
@@ -47,7 +53,8 @@ class VllmEngine(Engine):
         self.completions = Completions(settings.slots, settings.decoding)
         self.free = list(range(settings.slots))  # slots
         self.slot_of: dict[str, int] = {}  # of each piece in flight, by vLLM's name for it
-        # Requests share blocks of vLLM's prefix cache only if they have the same salt: the version at their beginning.
+        # Requests share blocks of vLLM's prefix cache only if they have the same salt: the version
+        # at their beginning.
         self.salts: list[str] = [""] * settings.slots
         self.pieces = 0  # given to vLLM so far
 
@@ -56,31 +63,41 @@ class VllmEngine(Engine):
         return [self.completions.requests[slot] for slot in self.slot_of.values()]
 
     def update(self, parameters: SharedParameters) -> None:
-        if parameters is not self.parameters:  # a handle can be opened once, so each worker has one of its own
+        if (
+            parameters is not self.parameters
+        ):  # a handle can be opened once, so each worker has one of its own
             workers = self.engine.vllm_config.parallel_config.world_size
             handles = [bytes(ForkingPickler.dumps(parameters)) for _ in range(workers)]
             self.engine.collective_rpc(_open_parameters, args=(handles,))
             self.parameters = parameters
         self.version = parameters.read(lambda: self.engine.collective_rpc(_reload_parameters))
-        # A completion without a token has waited for room in vLLM's cache. It is given to vLLM again, with a new salt.
-        # With the old one it could hit blocks of its prompt that hold keys and values of older parameters.
+        # A completion without a token has waited for room in vLLM's cache. It is given to vLLM
+        # again, with a new salt. With the old one it could hit blocks of its prompt that hold keys
+        # and values of older parameters.
         num_tokens = self.completions.progress["num_tokens"]
         unbegun = {name: slot for name, slot in self.slot_of.items() if num_tokens[slot] == 0}
         self.engine.abort_request([*unbegun])
         self.free += [self.slot_of.pop(name) for name in unbegun]
         requests = [self.completions.requests[slot] for slot in unbegun.values()]
-        self.waiting = deque(sorted([*requests, *self.waiting], key=lambda request: not request.validation))
+        self.waiting = deque(
+            sorted([*requests, *self.waiting], key=lambda request: not request.validation)
+        )
 
     def step(self) -> list[Rollout]:
         self._admit()
         outputs = self.engine.step()
         if not outputs:
             return []
-        names, pieces = [output.request_id for output in outputs], [output.outputs[0] for output in outputs]
+        names, pieces = (
+            [output.request_id for output in outputs],
+            [output.outputs[0] for output in outputs],
+        )
         tokens = [piece.token_ids[0] for piece in pieces]
         logprobs = [piece.logprobs[0][token].logprob for piece, token in zip(pieces, tokens)]
         slots = np.array([self.slot_of[name] for name in names])
-        ended, truncated = self.completions.append(slots, np.array(tokens), np.array(logprobs), self.version)
+        ended, truncated = self.completions.append(
+            slots, np.array(tokens), np.array(logprobs), self.version
+        )
         interrupted = self.completions.forced_tokens(slots) >= 0
         self.engine.abort_request([names[i] for i in np.flatnonzero(interrupted | truncated)])
         for i in np.flatnonzero(interrupted):
@@ -93,7 +110,8 @@ class VllmEngine(Engine):
         return rollouts
 
     def _admit(self) -> None:
-        """Begin waiting requests while there are slots for them and their prompts fit into this step."""
+        """Begin waiting requests while there are slots for them and their prompts fit into this
+        step."""
         tokens = self.prompt_tokens
         while self.waiting and self.free and tokens >= len(self.waiting[0].prompt_ids):
             request, slot = self.waiting.popleft(), self.free.pop()
@@ -103,11 +121,12 @@ class VllmEngine(Engine):
             self._submit(slot)
 
     def _submit(self, slot: int) -> None:
-        """Append the forced tokens, if thinking was interrupted, and give vLLM all tokens so far as a prompt.
+        """Append the forced tokens, if thinking was interrupted, and give vLLM all tokens so far as
+        a prompt.
 
-        An interrupted completion keeps its salt. So it finds the full blocks of its own past in the prefix cache, with
-        keys and values of older parameters. Tokens that did not fill a block are computed again, with the newest
-        parameters.
+        An interrupted completion keeps its salt. So it finds the full blocks of its own past in the
+        prefix cache, with keys and values of older parameters. Tokens that did not fill a block are
+        computed again, with the newest parameters.
         """
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
@@ -117,10 +136,13 @@ class VllmEngine(Engine):
             self.completions.append(slots, forced, np.zeros(1), self.version)
         request, progress = self.completions.requests[slot], self.completions.progress[slot]
         count = int(progress["num_tokens"])
-        thinking = request.thinking_budget if count == progress["num_sampled"] else 0  # forced ones have ended it
+        thinking = (
+            request.thinking_budget if count == progress["num_sampled"] else 0
+        )  # forced ones have ended it
         sampling = SamplingParams(
             temperature=self.decoding.temperature,
-            # Each piece has its own noise: with one seed the answer would get the noise of the thinking.
+            # Each piece has its own noise: with one seed the answer would get the noise of the
+            # thinking.
             seed=int(np.random.default_rng((*request.seed, count)).integers(2**62)),
             logprobs=0,
             max_tokens=thinking + self.decoding.answer_budget,
@@ -131,7 +153,9 @@ class VllmEngine(Engine):
         )
         ids = request.prompt_ids + self.completions.written["tokens"][slot, :count].tolist()
         name, self.pieces = str(self.pieces), self.pieces + 1
-        self.engine.add_request(name, {"prompt_token_ids": ids, "cache_salt": self.salts[slot]}, sampling)
+        self.engine.add_request(
+            name, {"prompt_token_ids": ids, "cache_salt": self.salts[slot]}, sampling
+        )
         self.slot_of[name] = slot
 
 
@@ -139,7 +163,9 @@ def make_llm_engine(settings: EngineSettings, prompt_tokens: int):
     """vLLM's own engine, without parameters yet. `NoEngine`, with vLLM's reason, if it refuses."""
     on_cpu, decoding = settings.devices[0] == "cpu", settings.decoding
     # What vLLM reads from the environment when it is imported. What the user has set stays.
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine is in this process, and does one step a call
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = (
+        "0"  # the engine is in this process, and does one step a call
+    )
     wanted = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
     if on_cpu:  # nothing is compiled; threads are not pinned to cores that the trainer may be on
         wanted |= {"TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
@@ -151,7 +177,9 @@ def make_llm_engine(settings: EngineSettings, prompt_tokens: int):
         from vllm import EngineArgs, LLMEngine
         from vllm.platforms import current_platform
     except ImportError as error:
-        raise NoEngine(f"--engine vllm: vLLM cannot be imported ({_reason(error)}); {INSTALL_VLLM}") from error
+        raise NoEngine(
+            f"--engine vllm: vLLM cannot be imported ({_reason(error)}); {INSTALL_VLLM}"
+        ) from error
     try:
         arguments = EngineArgs(
             model=settings.model,
@@ -159,14 +187,16 @@ def make_llm_engine(settings: EngineSettings, prompt_tokens: int):
             skip_tokenizer_init=True,
             trust_remote_code=False,
             generation_config="vllm",  # no top-k, top-p or penalty out of the model's folder
-            # The head is computed as by loss.head_logits, from a weight of its own, in a dtype of its own.
+            # The head is computed as by loss.head_logits, from a weight of its own, in a dtype of
+            # its own.
             hf_overrides={"tie_word_embeddings": False, "head_dtype": head_dtype},
             dtype=settings.dtype,
             tensor_parallel_size=len(settings.devices),
             enforce_eager=on_cpu,
             max_model_len=decoding.longest,
             max_num_seqs=settings.slots,
-            max_num_batched_tokens=prompt_tokens + settings.slots * (1 + block_size + len(decoding.phrase)),
+            max_num_batched_tokens=prompt_tokens
+            + settings.slots * (1 + block_size + len(decoding.phrase)),
             block_size=block_size,
             gpu_memory_utilization=settings.memory,
             kv_cache_memory_bytes=CPU_CACHE if on_cpu else None,
@@ -179,9 +209,14 @@ def make_llm_engine(settings: EngineSettings, prompt_tokens: int):
         if on_cpu:
             from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
-            size, sizes = config.model_config.get_head_size(), CPUAttentionBackend.get_supported_head_sizes()
+            size, sizes = (
+                config.model_config.get_head_size(),
+                CPUAttentionBackend.get_supported_head_sizes(),
+            )
             if size not in sizes:
-                raise ValueError(f"on a CPU it takes heads of {', '.join(map(str, sizes))}; this model's have {size}")
+                raise ValueError(
+                    f"on a CPU it takes heads of {', '.join(map(str, sizes))}; this model's have {size}"
+                )
         else:
             head = config.model_config.get_vocab_size() * config.model_config.get_hidden_size()
             total = current_platform.get_device_total_memory()
@@ -198,12 +233,13 @@ def make_llm_engine(settings: EngineSettings, prompt_tokens: int):
 
 
 def _reason(error: Exception) -> str:
-    """The sentence in an error of vLLM. A validation error has several lines; its sentence is in their middle."""
+    """The sentence in an error of vLLM. A validation error has several lines; its sentence is in
+    their middle."""
     text = str(error).strip() or type(error).__name__
     return text.partition("Value error, ")[2].partition(" [type=")[0] or text.splitlines()[0]
 
 
-# --- what runs in vLLM's worker: this process or, with several devices, one for each --------------------------------
+# --- what runs in vLLM's worker: this process or, with several devices, one for each --------------
 
 
 def _open_parameters(worker, handles: list[bytes]) -> None:
@@ -214,17 +250,20 @@ def _open_parameters(worker, handles: list[bytes]) -> None:
 
 def _reload_parameters(worker) -> None:
     parameters = worker.shared_parameters
-    names = dict.fromkeys([*parameters.shapes, "lm_head.weight"])  # as a checkpoint without tied weights has them
+    names = dict.fromkeys(
+        [*parameters.shapes, "lm_head.weight"]
+    )  # as a checkpoint without tied weights has them
     worker.reload_weights(weights_iterator=parameters.on(worker.device, names))
     for layer in worker.get_model().modules():
-        # vLLM 0.32 brings experts into the layout of its CPU kernel at their first load, and never again.
+        # vLLM 0.32 brings experts into the layout of its CPU kernel at their first load, and never
+        # again.
         if type(layer).__name__ == "RoutedExperts" and layer.w13_weight.device.type == "cpu":
             layer.quant_method.moe_kernel.fused_experts.process_weights_after_loading(layer)
 
 
 def _keep_head_in_fp32(worker) -> None:
-    """Give the head a weight in fp32, as the trainer's. vLLM's head_dtype is of the arithmetic alone: its weight is
-    rounded to bf16, and a head in fp32 on one side only is worse than none."""
+    """Give the head a weight in fp32, as the trainer's. vLLM's head_dtype is of the arithmetic
+    alone: its weight is rounded to bf16, and a head in fp32 on one side only is worse than none."""
     from vllm.model_executor.layers.logits_processor import LogitsProcessor
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
     from vllm.model_executor.model_loader.reload.layerwise import record_metadata_for_reloading

@@ -23,7 +23,8 @@ def warn(about: str, text: str) -> bool:
 
 
 class Progress:
-    """A progress bar of steps. In a file, or on a terminal without cursor or size, it is about fifty lines."""
+    """A progress bar of steps. In a file, or on a terminal without cursor or size, it is about
+    fifty lines."""
 
     def __init__(self, about: str, total: int, done: int = 0):
         self.about, self.total, self.last_line = about, total, done
@@ -31,13 +32,17 @@ class Progress:
         plain = 0 in size or os.environ.get("TERM") == "dumb"  # docker exec -t: 0 rows
         # A line that is too long loses its end, so what matters stands first.
         shape = "{n_fmt}/{total_fmt} {bar} {elapsed}<{remaining}{postfix}"
-        self.bar = tqdm(total=total, initial=done, dynamic_ncols=True, bar_format=shape, disable=plain)
+        self.bar = tqdm(
+            total=total, initial=done, dynamic_ncols=True, bar_format=shape, disable=plain
+        )
 
     def show(self, done: int, text: str) -> None:
         """Move to this step, and put the text beside the bar."""
         self.bar.set_postfix_str(text, refresh=False)
         self.bar.update(done - self.bar.n)
-        due = done >= self.last_line + max(1, self.total // 50) or done == self.total > self.last_line
+        due = (
+            done >= self.last_line + max(1, self.total // 50) or done == self.total > self.last_line
+        )
         if self.bar.disable and due:
             self.last_line = done
             say(f"{self.about}: step {done} of {self.total}, {text}")

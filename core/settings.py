@@ -1,0 +1,379 @@
+"""Every setting with its meaning, type and default; how flags become settings; which settings are
+refused.
+
+A setting has the value of its flag. Without the flag it comes from the run that --resume names, or
+else from the recipe (loss.py) or from the preset that suits the data (`PRESETS`).
+"""
+
+import json
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Literal
+
+import loss
+from core.devices import devices_here, gpus_here
+from curve.flags import flag, option, read_flags
+from loss import Recipe
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """What train.py and generate.py have in common: the model, the data, how completions are
+    sampled and judged."""
+
+    model: str = option("data/arithmetic_base", "folder or hub name of a transformers causal LM")
+    data: tuple[str, ...] = option(
+        ("arithmetic",), "tasks, data sets by name, files; with weights: polaris:3 deepcoder:1"
+    )
+    defaults: Literal["auto", "toy", "paper", "small", "short"] = option(
+        "auto", "For flags not given; auto: toy for arithmetic, short for gym, else paper."
+    )
+    seed: int = option(
+        0,
+        "of prompt order, thinking budgets and sampling; only ppo-K and pipeline-0 repeat themselves exactly",
+    )
+
+    prompt_budget: int = option(
+        16, "tokens, chat template included", paper=loss.PROMPT_BUDGET, small=512, short=192
+    )
+    thinking_budget: tuple[int, int] = option(
+        (54, 58),
+        "sampled tokens until thinking is interrupted, drawn from this range",
+        paper=loss.THINKING_BUDGET,
+        small=(768, 1024),
+        short=(24, 24),
+    )
+    answer_budget: int = option(
+        9,
+        "sampled tokens after </think> or the interruption",
+        paper=loss.ANSWER_BUDGET,
+        small=256,
+        short=8,
+    )
+    max_length: int | None = option(
+        None, "sampled tokens in all: sets both budgets, and --length-control penalty"
+    )
+    end_of_thinking: str = option("</think>", "one token of the model")
+    interruption_phrase: str = option(
+        loss.INTERRUPTION_PHRASE, "forced when thinking reaches its budget"
+    )
+    instruction: str | None = option(
+        None, "said after each problem of a file; by default in mathematics: box the answer"
+    )
+    system: str | None = option(None, "a system prompt, before the user's turn")
+    thinking: bool = option(True, "enable_thinking, for the chat template")
+
+    engine: Literal["auto", "torch", "vllm"] = option(
+        "auto", "auto: vLLM if it is installed and there is a GPU"
+    )
+    tensor_parallel: int = option(1, "GPUs of one generator, which vLLM splits the model over")
+    dtype: Literal["auto", "float32", "bfloat16"] = option(
+        "auto", "of the trunk; auto: bfloat16 on a GPU, float32 on a CPU"
+    )
+    slots: int = option(
+        512, "sequences that a generator decodes at once", paper=256, small=128, short=96
+    )
+    generator_memory: float | None = option(
+        None, "share of a GPU that vLLM takes; by default .9, or .4 beside a trainer"
+    )
+    threads: int = option(
+        0,
+        "CPU threads of each process; 0: the cores, shared evenly (with more, all become far slower)",
+    )
+    verifiers: int = option(1, "processes that judge completions", paper=8, small=2)
+    verifier_time_limit: float = option(
+        30.0, "seconds for one completion; then its verifier is killed and replaced"
+    )
+    verifier_memory: float = option(4.0, "GiB that a verifier may take")
+
+
+@dataclass(frozen=True)
+class Settings(Sampling):
+    """A training run. The defaults suit the arithmetic task on two CPU cores."""
+
+    recipe: Recipe = Recipe()
+    name: str | None = option(
+        None, "the run's folder is runs/NAME; by default recipe, changed parts, seed, and a number"
+    )
+    resume: Path | None = option(
+        None, "folder of a run to go on with; a flag that would make it another run is refused"
+    )
+    from_step: int | None = option(
+        None, "of the checkpoint to resume from, later ones are removed; None: the newest"
+    )
+
+    steps: int = option(160, "optimizer steps", paper=1000, small=400, short=60)
+    train_prompts: int | None = option(
+        4000, "of each source, visited in epochs; None: all", paper=None, small=None
+    )
+    prompts_per_step: int = option(32, "groups in a batch", paper=48, small=16, short=16)
+    completions_per_prompt: int = option(16, "size of a group")
+    learning_rate: float | None = option(
+        2e-4, "None: .075 / sqrt(parameters)", paper=5e-7, small=None, short=None
+    )
+    warmup_steps: int = option(10, "linear", paper=100, short=5)
+    adam_betas: tuple[float, float] = (0.9, 0.95)
+    adam_eps: float = option(1e-15, "tiny, so that small gradients are not swallowed (A.3)")
+    weight_decay: float = 0.01
+    clip_gradient: float = option(0.3, "norm", paper=1.0, small=1.0, short=1.0)
+
+    validation_every: int = option(8, "steps", paper=100, small=20, short=6)
+    validation_problems: int = option(128, "held out, the same each time", paper=1000, small=64)
+    validation_samples: int = option(16, "completions of each: the pass rate is mean@this", short=2)
+    checkpoint_every: int = option(20, "steps; also at the end, on Ctrl-C and on SIGTERM")
+    keep_checkpoints: int = option(2, "the newest", short=1)
+    track: Literal["tensorboard", "wandb", "trackio"] | None = option(
+        None, "a tracker, if installed, gets what the log gets"
+    )
+    rollouts_kept: int = option(
+        2,
+        "groups of every n-th step, for tools/view.py, and 6 problems of a validation, or more; 0: none",
+    )
+
+    generators: int = option(
+        0,
+        "processes that sample, each on --tensor-parallel GPUs; 0: one, or all GPUs left by trainers",
+    )
+    trainers: int = option(
+        0, "processes that share the model by FSDP, each on a GPU; 0: one, or a fifth of the GPUs"
+    )
+    tokens_per_micro_batch: int = option(
+        4096, "in a forward, padding included; on a GPU 32768", paper=32_768, small=4096
+    )
+    share_prompts: bool = option(
+        True, "the trainer computes a prompt once in a micro-batch, where that is less work"
+    )
+    gradient_checkpointing: bool = option(
+        False, "layers are computed again in the backward: less memory", paper=True
+    )
+    wait_timeout: float = option(
+        600.0, "seconds without a word from a generator until it is killed and replaced"
+    )
+    max_restarts: int = option(3, "generators replaced in a run until it gives up")
+
+    @property
+    def groups_per_step(self) -> int:
+        """Groups in a batch, with the recipe's factor."""
+        return round(self.prompts_per_step * self.recipe.batch_factor)
+
+
+@dataclass(frozen=True)
+class TrainCommand(Settings):
+    """A training run, or with --plan what it would take."""
+
+    plan: bool = option(False, "print what the run would take, and start nothing")
+    gpus: int | None = option(
+        None, "with --plan: GPUs of the machine it is for; by default those of this one"
+    )
+    gpu_memory: float | None = option(
+        None, "with --plan: GB of each of them; by default that of this machine's"
+    )
+
+    def of_the_run(self) -> Settings:
+        """The settings without the flags of --plan. ValueError if one of these flags is given: it
+        would do nothing."""
+        for name in ("gpus", "gpu_memory"):
+            if getattr(self, name) is not None:
+                raise ValueError(
+                    f"{flag(name)} is for --plan alone; a run takes the machine that it is on"
+                )
+        return Settings(**{part.name: getattr(self, part.name) for part in fields(Settings)})
+
+
+@dataclass(frozen=True)
+class GenerateCommand(Sampling):
+    """Print completions of a model, its pass rate on problems that it was not trained on, or
+    whether data fit it."""
+
+    prompt: str | None = option(None, "print completions of this")
+    evaluate: bool = option(
+        False, "print mean@samples and pass@k, with 95 % intervals over problems"
+    )
+    check: bool = option(
+        False,
+        "print a problem as the model gets it, what ends it, budgets, the reference's verdict",
+    )
+    problems: int = option(128, "the most of each data set")
+    samples: int | None = option(None, "completions of each; 16 with --evaluate, 1 with --prompt")
+    temperature: float = option(1.0, "of sampling, 1 as in training; 0 takes the likeliest token")
+    show: int = option(2, "with --evaluate: print so many right and so many wrong completions")
+    length_control: Literal["interruption", "penalty"] = option(
+        "interruption", "penalty: nothing is interrupted"
+    )
+    log: Path | None = option(
+        None, "a JSONL file that figures are added to; of a checkpoint with its step and compute"
+    )
+
+
+# What --defaults sets. `toy` suits the arithmetic task on two CPU cores. `paper` is what the paper
+# trained with (sec. 2, A.3); it leaves steps, clip_gradient, slots, tokens_per_micro_batch,
+# gradient_checkpointing and verifiers open. `small` is for models of 1M to 600M parameters on one
+# device (docs/your_own.md): all budgets fit 2,048 positions. `short` is for such models if they
+# answer in a few words, without </think> (docs/real_model.md).
+PRESETS = {
+    name: {part.name: part.metadata[name] for part in fields(Settings) if name in part.metadata}
+    for name in ("toy", "paper", "small", "short")
+}
+PRESETS["short"] |= {"asynchrony": "pipeline-2", "length_control": "penalty"}  # of the recipe
+
+# A resumed run may change these: devices, how often it writes, and --least-prompts, if it has run
+# out of prompts.
+MAY_CHANGE = {
+    "resume", "from_step", "steps", "validation_every", "checkpoint_every", "keep_checkpoints", "track", "engine",
+    "tensor_parallel", "generators", "trainers", "slots", "generator_memory", "tokens_per_micro_batch",
+    "gradient_checkpointing", "share_prompts", "threads", "verifiers", "wait_timeout", "max_restarts",
+    "rollouts_kept", "least_prompts",
+}  # fmt: skip
+
+# generate.py takes these from the run that made its model, if no flag says otherwise.
+OF_ITS_RUN = (
+    "data", "defaults", "prompt_budget", "thinking_budget", "answer_budget", "max_length", "end_of_thinking",
+    "interruption_phrase", "thinking", "instruction", "system",
+)  # fmt: skip
+
+
+# --- from the command line ------------------------------------------------------------------------
+
+
+def parse(arguments: list[str], kind: type = Settings, description: str | None = None):
+    """The settings, of type `kind`, that the flags say. `--help` prints the help and exits.
+    ValueError, in one sentence, for flags and values that are impossible."""
+    settings = read_flags(kind, arguments, starting_values, description)
+    if getattr(settings, "resume", None):
+        refuse_changes(read_settings(settings.resume), settings)
+    elif getattr(settings, "from_step", None):
+        raise ValueError(
+            "--from-step names a checkpoint of the run that --resume names; there is no --resume"
+        )
+    refuse_impossible(settings)
+    return settings
+
+
+def starting_values(chosen: Sampling) -> Sampling:
+    """The values of all flags that are not given. They follow from --resume, --recipe, --leave-out,
+    --data, --defaults and, for generate.py, --model. ValueError if these do not go together."""
+    if getattr(chosen, "resume", None):
+        return read_settings(chosen.resume)
+    folders = (
+        Path(chosen.model).absolute().parents[:3]
+    )  # the run's if it is RUN/model, or RUN/checkpoints/STEP/model
+    runs = [folder for folder in folders if (folder / "log.jsonl").exists()]
+    if runs and not isinstance(chosen, Settings):
+        stored = read_settings(runs[0])
+        values = {name: getattr(stored, name) for name in OF_ITS_RUN} | {"model": chosen.model}
+        return type(chosen)(**values, length_control=stored.recipe.length_control)
+    tasks = {argument.partition(":")[0] for argument in chosen.data}
+    suited = "toy" if tasks == {"arithmetic"} else "short" if tasks == {"gym"} else "paper"
+    defaults = suited if chosen.defaults == "auto" else chosen.defaults
+    preset = dict(PRESETS[defaults])
+    if chosen.max_length:  # nothing is interrupted, and the last quarter costs reward
+        preset["answer_budget"], preset["length_control"] = chosen.max_length // 4, "penalty"
+        preset["thinking_budget"] = (chosen.max_length - preset["answer_budget"],) * 2
+    values = {name: value for name, value in preset.items() if hasattr(chosen, name)}
+    if isinstance(chosen, Settings):
+        if gpus_here(
+            chosen
+        ):  # with fewer tokens at once a GPU waits for the launches of its kernels
+            values.setdefault("tokens_per_micro_batch", PRESETS["paper"]["tokens_per_micro_batch"])
+        axis, recipe = chosen.recipe.leave_out, chosen.recipe.recipe
+        if axis and recipe != "scalerl":
+            raise ValueError(
+                f"--leave-out takes an axis out of scalerl; it cannot go with --recipe {recipe}"
+            )
+        recipe = loss.leave_one_out(axis) if axis else loss.RECIPES[recipe]
+        changed = [
+            name
+            for name in preset
+            if hasattr(recipe, name) and getattr(recipe, name) == getattr(Recipe, name)
+        ]
+        values["recipe"] = replace(recipe, **{name: preset[name] for name in changed})
+    return type(chosen)(**values, defaults=defaults)  # never auto: config.json says which it was
+
+
+def read_settings(folder: Path) -> Settings:
+    """The settings of the run in this folder. ValueError if there is none."""
+    try:
+        stored = json.loads((folder / "config.json").read_text())
+        recipe = Recipe(**stored.pop("recipe"))
+        stored.pop("versions")
+        values = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in stored.items()
+        }
+        return Settings(recipe=recipe, **values)
+    except OSError as error:
+        raise ValueError(
+            f"{folder}: the folder holds no run ({error.strerror}: {error.filename})"
+        ) from None
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(
+            f"{folder}: its config.json is not one of this program ({error})"
+        ) from None
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+# The least value of a number. All other whole numbers are at least 1, and all other numbers above
+# 0.
+MAY_BE_0 = ("seed", "warmup_steps", "threads", "max_restarts", "generators", "trainers", "gpus", "weight_decay",
+            "rollouts_kept", "eps_low", "least_prompts", "temperature", "show")  # fmt: skip
+LEAST = {"completions_per_prompt": 2, "max_length": 4} | dict.fromkeys(MAY_BE_0, 0)
+
+
+def refuse_impossible(settings: Sampling) -> None:
+    """ValueError, naming the flag, for values that are impossible and for values that nothing would
+    read."""
+    of_the_recipe = vars(settings.recipe) if isinstance(settings, Settings) else {}
+    for name, value in {**vars(settings), **of_the_recipe}.items():
+        if type(value) in (int, float):
+            least = LEAST.get(name, 1 if type(value) is int else None)
+            if not (value > 0 if least is None else value >= least):  # nan is neither
+                wanted = "above 0" if least is None else f"at least {least}"
+                raise ValueError(f"{flag(name)} is {value}; it must be {wanted}")
+    if not 0 <= settings.thinking_budget[0] <= settings.thinking_budget[1]:
+        raise ValueError(
+            f"--thinking-budget is a range LOW HIGH with 0 <= LOW <= HIGH, not {settings.thinking_budget}"
+        )
+    if (
+        settings.max_length
+        and settings.thinking_budget[1] + settings.answer_budget != settings.max_length
+    ):
+        raise ValueError(
+            "--max-length sets both budgets: it goes with neither --thinking-budget nor --answer-budget"
+        )
+    if (settings.generator_memory or 0) > 1:
+        raise ValueError(
+            f"--generator-memory is a share, at most 1, not {settings.generator_memory}"
+        )
+    if isinstance(settings, Settings):
+        recipe = settings.recipe
+        loss.parse_asynchrony(recipe.asynchrony)
+        clips = ("eps_max", "eps_low", "eps_high")
+        reads = [name for name in clips if name in loss.LOSSES[recipe.loss].formula]
+        for name in clips:
+            if name not in reads and getattr(recipe, name) != getattr(Recipe, name):
+                read = " and ".join(map(flag, reads)) or "neither it nor any other clip"
+                raise ValueError(
+                    f"{flag(name)} does nothing with --loss {recipe.loss}, which reads {read}"
+                )
+        if recipe.least_prompts and not recipe.no_positive_resampling:
+            raise ValueError(
+                "--least-prompts does nothing with --no-no-positive-resampling: no prompt is retired"
+            )
+        if not 0 <= (recipe.eps_low or 0) < 1:
+            raise ValueError(f"--eps-low is {recipe.eps_low}; it must be at least 0 and below 1")
+        devices_here(settings)
+
+
+def refuse_changes(before: Settings, now: Settings) -> None:
+    """ValueError, naming the flags, if a resumed run would not be the same run."""
+    old, new = (
+        {**vars(each), **vars(each.recipe), "recipe": each.recipe.recipe} for each in (before, now)
+    )
+    names = [name for name in old if old[name] != new[name] and name not in MAY_CHANGE]
+    if names:
+        changed = ", ".join(f"{flag(name)} (was {old[name]}, now {new[name]})" for name in names)
+        can = ", ".join(map(flag, sorted(MAY_CHANGE - {"resume", "from_step"})))
+        raise ValueError(
+            f"--resume goes on with the same run. These cannot change: {changed}; those that can: {can}"
+        )

@@ -1,0 +1,145 @@
+"""Carry a run over to an engine that spans nodes: TRL, verl or prime-rl.
+
+    python -m tools.export runs/NAME --to trl --out FOLDER                     # goes on from the last checkpoint
+    python -m tools.export runs/NAME --to verl --out FOLDER --from-the-start   # the same recipe, from the run's first model
+
+FOLDER can be copied to any machine. It holds the model, the problems, the log so far, the engine's
+configuration, a README.md with the commands, and thin shells at the engine's extension points
+(tools/elsewhere/). They call copies of loss.py and data/, so that the arithmetic and the verdicts
+stay ours. docs/elsewhere.md says which engine is for whom.
+"""
+
+import json
+import re
+import shutil
+import tomllib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from string import Template
+from typing import Literal
+
+from core.decoding import make_decoding
+from core.model import load_tokenizer, model_path
+from core.settings import Settings, read_settings
+from curve.flags import flag, option, read_flags, run_command
+from data import Problem
+from loss import most_off_policy
+from machinery.checkpoints import checkpoint_of, read_state
+from machinery.files import json_lines, whole_folder
+from machinery.run import read_sources
+
+ROOT = Path(__file__).resolve().parent.parent
+TEMPLATES = ROOT / "tools" / "elsewhere"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What is carried over, and where to."""
+
+    run: Path = option(help="the folder of a run")
+    to: Literal["trl", "verl", "prime-rl"] = "trl"
+    out: Path = option(Path("exported"), "a new folder")
+    from_the_start: bool = option(
+        False, "the run's recipe from its first model, not from its last checkpoint"
+    )
+    steps: int = option(
+        0,
+        "optimizer steps there; 0: those that the run has left, or as many again if it is finished",
+    )
+
+
+def warnings_of(engine: str, settings: Settings) -> list[str]:
+    """A sentence for each part of this run that the engine does not carry over."""
+    values = asdict(settings) | asdict(settings.recipe)
+    tables = tomllib.loads((TEMPLATES / "not_carried.toml").read_text())
+    return [
+        f"{flag(part)} {values[part]}; there: {text}"
+        for part, (carried, text) in (tables["all"] | tables[engine]).items()
+        if not re.fullmatch(carried, str(values[part]))
+    ]
+
+
+def values_of(settings: Settings, steps: int, longest: int) -> dict[str, str]:
+    """What the templates are filled with: all settings, and what engines count otherwise. longest:
+    tokens of a prompt and its completion."""
+    recipe, (beta1, beta2) = settings.recipe, settings.adam_betas
+    age = most_off_policy(recipe.asynchrony)
+    values = asdict(settings) | asdict(recipe) | {
+        "steps": steps, "groups": settings.groups_per_step, "longest": longest,
+        "completions": settings.groups_per_step * settings.completions_per_prompt,
+        "longest_completion": longest - settings.prompt_budget,
+        "micro_batch": max(settings.tokens_per_micro_batch, longest),
+        "beta1": beta1, "beta2": beta2, "age": age, "versions": age + 1,
+        "head_dtype": "float32" if recipe.fp32_logits else "model", "fp32_head": bool(recipe.fp32_logits),
+    }  # fmt: skip
+    return {
+        name: value if isinstance(value, str) else json.dumps(value)
+        for name, value in values.items()
+    }
+
+
+def row_of(problem: Problem, system: str | None) -> dict:
+    """A line of train.jsonl or validation.jsonl: the prompt, the problem as JSON, and both as verl
+    reads them."""
+    text, turns = json.dumps(asdict(problem)), {"system": system, "user": problem.prompt}
+    messages = [{"role": role, "content": said} for role, said in turns.items() if said is not None]
+    of_verl = {
+        "messages": messages,
+        "data_source": "scalerl",
+        "reward_model": {"ground_truth": text},
+    }
+    return {"prompt": problem.prompt, "problem": text, **of_verl}
+
+
+def main(arguments: list[str]) -> int:
+    """The command. Returns the exit status 0; ValueError or OSError, in one sentence, if the run
+    cannot be exported."""
+    options = read_flags(Options, arguments, description=__doc__)
+    if options.out.exists():
+        raise ValueError(f"--out {options.out} exists; choose another folder, or move it away")
+    if options.steps < 0:
+        raise ValueError(f"--steps is {options.steps}; it must be at least 0")
+    settings = read_settings(options.run)
+    checkpoint = None if options.from_the_start else checkpoint_of(options.run, None)
+    step = read_state(checkpoint)["step"] if checkpoint else 0
+    model = checkpoint / "model" if checkpoint else Path(model_path(settings.model))
+    longest = make_decoding(
+        load_tokenizer(str(model)), settings, settings.recipe.length_control
+    ).longest
+    values = values_of(settings, options.steps or settings.steps - step or settings.steps, longest)
+    warnings = warnings_of(options.to, settings)
+    differs = "\n".join(f"- {text}" for text in warnings) or "Nothing."
+    values |= {"run": str(options.run), "step": str(step), "warnings": differs}
+    sources = read_sources(settings)
+
+    with whole_folder(options.out) as folder:
+        shutil.copytree(model, folder / "model")
+        shutil.copy(options.run / "config.json", folder)
+        lines = [
+            text for text, line in json_lines(options.run / "log.jsonl") if line["step"] <= step
+        ]
+        (folder / "log.jsonl").write_text("".join(lines))
+        for file in ("loss.py", "requirements.txt"):
+            shutil.copy(ROOT / file, folder)
+        for package in ("core", "curve", "data", "machinery"):
+            no_code = shutil.ignore_patterns("__pycache__", "*_base", "examples")
+            shutil.copytree(ROOT / package, folder / package, ignore=no_code)
+        for part in ("train", "validation"):
+            rows = [
+                row_of(problem, settings.system)
+                for source in sources
+                for problem in getattr(source, part)
+            ]
+            (folder / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        for template in (TEMPLATES / "scalerl.py", *(TEMPLATES / options.to).glob("*.*")):
+            (folder / template.name).write_text(Template(template.read_text()).substitute(values))
+    said = [
+        *(f"! {text}" for text in warnings),
+        f"{options.out}/README.md says what carries over, and how to start",
+    ]
+    print("\n".join(said))
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,40 @@
+"""A model out of a GGUF file, as packages and llama.cpp have it, into a folder that --model can
+name.
+
+    python -m tools.unpack FILE.gguf FOLDER         # `pip install gguf accelerate` brings what reads the file
+
+Weights that the file holds in a few bits become fp32 numbers. Nothing else changes, and nothing can
+bring back what the rounding has lost.
+"""
+
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from curve.flags import run_command
+from machinery.files import whole_folder
+
+
+def main(arguments: list[str]) -> int:
+    """The command. Returns 0; ValueError or OSError if the file cannot be read, or if the folder is
+    there."""
+    if len(arguments) != 2 or not Path(arguments[0]).is_file() or Path(arguments[1]).exists():
+        raise ValueError(
+            "wanted are a file and the name of a new folder: python -m tools.unpack FILE.gguf FOLDER"
+        )
+    file, folder = map(Path, arguments)
+    model = AutoModelForCausalLM.from_pretrained(
+        file.parent, gguf_file=file.name, dtype=torch.float32
+    )
+    model.hf_quantizer = None  # with these two, transformers does not save a model
+    del model.config.quantization_config
+    with whole_folder(folder) as partial:
+        model.save_pretrained(partial)
+        AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(partial)
+    print(f"{folder}: {model.num_parameters():,} parameters, {type(model).__name__}")
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(main)

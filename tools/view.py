@@ -1,0 +1,169 @@
+"""Look inside a run: its rollouts, token by token, on one page that any browser opens offline.
+
+    python -m tools.view runs/NAME        # makes runs/NAME/rollouts.html, as a run does at its end; also while it goes on
+
+The page has the curve, a timeline, groups with their completions, each token with what the loss
+made of it, and a problem at every validation. The numbers come from the run's rollouts.jsonl
+(docs/rollouts.md) and log.jsonl, and from the functions of loss.py. tools/view.html is the page
+without them.
+"""
+
+import base64
+import dataclasses
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import loss
+from core.settings import read_settings
+from curve.files import write_whole
+from curve.fit import fit_sigmoid
+from curve.flags import option, read_flags, run_command
+from curve.logs import read_log
+from curve.report import describe, report
+from machinery.files import json_lines, six_digits
+
+TEMPLATE = Path(__file__).with_name("view.html")
+MOST_BYTES = 10_000_000  # of the page
+
+
+@dataclass(frozen=True)
+class View:
+    run: Path = option(help="the folder of a run")
+
+
+def main(arguments: list[str]) -> int:
+    """The command. Returns 0; ValueError, in one sentence, if the folder holds no run, or nothing
+    to show."""
+    print(
+        f"{write_page(read_flags(View, arguments, description=__doc__).run)}: open it in a browser"
+    )
+    return 0
+
+
+def write_page(run: Path) -> Path:
+    """Make rollouts.html of the run in this folder, and return its path. ValueError as in
+    `main`."""
+    template = TEMPLATE.read_text()
+    script = re.search(r"<script>(.*?)</script>", template, re.S)[1]
+    # Only this script is allowed to run on the page, whatever a completion holds.
+    allowed = "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    head, tail = template.replace("SHA256_OF_THE_SCRIPT", allowed).split("DATA_OF_THE_RUN")
+    data = as_json(read_run(run, MOST_BYTES - len(template.encode())))
+    write_whole(run / "rollouts.html", head + data + tail)
+    return run / "rollouts.html"
+
+
+def as_json(data) -> str:
+    """JSON in ASCII that cannot end the element of HTML that it stands in."""
+    return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+
+
+def read_run(run: Path, most_bytes: int) -> dict:
+    """All that the page shows, in JSON of about so many bytes at most. ValueError as in `main`."""
+    recipe, path = read_settings(run).recipe, run / "rollouts.jsonl"
+    if not path.exists():
+        raise ValueError(
+            f"{path} is not there: --rollouts-kept 0 leaves none, nor does a run before it has sampled"
+        )
+    if recipe.loss not in loss.LOSSES:
+        raise ValueError(f"{run}: its loss is {recipe.loss}, which loss.py does not have")
+    log = [line for _, line in json_lines(run / "log.jsonl")]
+    lines, times = [], []
+    for number, (_, line) in enumerate(json_lines(path), 1):
+        try:
+            (times if line["kind"] == "times" else lines).append(with_terms(recipe, line))
+        except Exception as error:  # of whatever kind: the file is broken
+            raise ValueError(
+                f"{path}, line {number}: not as a run writes it ({error!r}): remove it"
+            ) from None
+    entry = loss.LOSSES[recipe.loss]
+    constants = dict(
+        zip(("eps_low", "eps_high"), entry.clip or ())
+    )  # they stand for a None in the recipe
+    constants |= {name: value for name, value in vars(recipe).items() if type(value) is float}
+    page = {
+        "name": run.resolve().name,
+        "recipe": dataclasses.asdict(recipe),
+        "formula": entry.formula,
+        "constants": constants,
+        "curves": curves(run, log),
+        "steps": [[line[column] for column in ("step", "wall_seconds", "parameters_seconds", "skipped")]
+                  for line in log if line["kind"] == "train"],
+        "validations": [[line["step"], line["wall_seconds"]] for line in log if line["kind"] == "validation"],
+        "times": times,
+        "completions": sum(len(line["completions"]) for line in lines),
+    }  # fmt: skip
+    share = (most_bytes - len(as_json(page))) / len(as_json(lines))
+    if share < 1:  # too large: each line keeps the same share of its completions, and at least one
+        for line in lines:
+            line["completions"] = line["completions"][
+                : max(1, int(share * len(line["completions"])))
+            ]
+    return page | {"lines": lines}
+
+
+def with_terms(recipe: loss.Recipe, line: dict) -> dict:
+    """A line of rollouts.jsonl. A completion that was trained on gets log_rho, terms, and its
+    clipped places."""
+    for completion in line.get("completions", ()):
+        if not completion.get("trainer_logprobs"):
+            continue
+        names = ("trainer_logprobs", "generator_logprobs")
+        logprobs_1T, generator_1T = (
+            torch.from_numpy(np.array([completion[name]], np.float32)) for name in names
+        )
+        sampled_1T = logprobs_1T.isfinite() & generator_1T.isfinite()  # a null has become NaN
+        advantages_1 = torch.tensor([float(completion["advantage"])])
+        inputs = logprobs_1T.nan_to_num(), generator_1T.nan_to_num(), sampled_1T, advantages_1
+        terms_1T, log_rho_1T, clipped_1T = loss.token_terms(recipe, *inputs)
+        for name, values_1T in (("log_rho", log_rho_1T), ("terms", terms_1T)):
+            values_T = values_1T.masked_fill(~sampled_1T, np.nan)[
+                0
+            ]  # which six_digits makes a null
+            completion[name] = [six_digits(value) for value in values_T.tolist()]
+        completion["clipped"] = clipped_1T[0].nonzero().flatten().tolist()
+        ratio = loss.sequence_log_ratios(log_rho_1T, sampled_1T).exp()
+        completion["s"] = six_digits(ratio.item())  # its name in the formula of gspo
+    return line
+
+
+def curves(run: Path, log: list[dict]) -> list[dict]:
+    """The curve of each source: at each validation its points [step, compute, pass rate]; and of
+    the fit that train.py makes, if there is one: its line [compute, pass rate, low, high], the
+    compute at which the forecast begins, and its report in words."""
+    validations = [line for line in log if line["kind"] == "validation"]
+    columns = [
+        column for column in (validations or [{}])[0] if column.startswith("pass_rate/")
+    ] or ["pass_rate"]
+    found = []
+    for column in columns:
+        points = [[line["step"], line["compute_flops"], line[column]] for line in validations]
+        try:
+            (series,) = read_log(run / "log.jsonl", x="compute_flops", y=column)
+            # If there are several sources, the log does not say how many answers each has.
+            fit = fit_sigmoid(
+                series.x, series.y, num_examples=series.num_examples if len(columns) == 1 else None
+            )
+        except ValueError as error:
+            found.append(
+                {"name": column, "points": points, "line": [], "words": f"no fit: {error}"}
+            )
+            continue
+        C = np.geomspace(fit.x[fit.x > 0][0] / 1.5, 2 * fit.C_max, 120)
+        line = np.stack([C, fit.predict(C), *fit.band(C)], 1).tolist()
+        numbers = report(series, fit)
+        drawn = {"line": line, "until": fit.C_max, "A": numbers["A"]}
+        found.append(
+            {"name": column, "points": points, **drawn, "words": describe(series, fit, numbers)}
+        )
+    return found
+
+
+if __name__ == "__main__":
+    run_command(main)
