@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from curve.logs import packed_runs, read_log, read_table
-from docs import pack
+from tools import pack
 
 VALIDATION = {"step": 0, "pass_rate": 0.25, "pass_rate/aime": 0.1, "num_examples": 8, "compute_flops": 1.5e11,
               "truncated_fraction": 0.0}  # fmt: skip

@@ -105,7 +105,9 @@ def test_pip_installs_the_same_by_extras_as_by_requirements():
 
 
 def test_the_warnings_that_are_explained_are_those_of_the_program():
-    code = "".join(path.read_text() for path in (*ROOT.glob("core/*.py"), *ROOT.glob("machinery/*.py")))
+    code = "".join(
+        path.read_text() for path in (*ROOT.glob("core/*.py"), *ROOT.glob("machinery/*.py"))
+    )
     said = re.sub(r'"\s*\n\s*f?"', "", code)
     table = (ROOT / "docs" / "help.md").read_text().split("| warning | meaning |")[1]
     words = re.findall(r"(?m)^\| ([^|-]+) \|", table)

