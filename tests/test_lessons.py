@@ -21,6 +21,7 @@ from faults import apply, project
 
 import loss
 import train
+from core import policy, rollouts
 from core.decoding import make_decoding, render
 from core.engine import make_requests, sample_all
 from core.feed import PromptOrder
@@ -30,7 +31,7 @@ from curve.fit import fit_sigmoid
 from curve.logs import read_log
 from data.tasks import arithmetic
 from docs.lessons import check
-from machinery import policy, rollouts, trainer
+from machinery import trainer
 from tools import study
 
 ROOT = Path(__file__).parent.parent

@@ -72,7 +72,7 @@ def test_all_flags_that_pages_name_exist():
         *(flag(f"no_{field}") for field in fields),
     }
     for script in CODE:
-        if {"benchmarks", "docs"} & {*script.relative_to(ROOT).parts}:
+        if {"benchmarks", "docs", "tools"} & {*script.relative_to(ROOT).parts}:
             known |= {*re.findall(r'"(--[\w-]+)"', script.read_text())}
     pip_and_git = {"--no-deps", "--no-build-isolation", "--nproc_per_node"}
     for path, text in PAGES.items():

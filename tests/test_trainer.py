@@ -33,6 +33,7 @@ from torch.utils._pytree import tree_leaves
 
 import loss
 import train
+from core import screen
 from core.decoding import make_decoding
 from core.engine import sample_all
 from core.model import load_model, load_tokenizer, put_on_device
@@ -42,7 +43,7 @@ from core.settings import Settings
 from core.torch_engine import TorchEngine
 from data.verify import Verdict
 from machinery import ranks as ranks_module
-from machinery import screen, trainer
+from machinery import trainer
 from machinery.checkpoints import checkpoints
 from machinery.files import json_lines
 from machinery.run import Start
