@@ -393,9 +393,9 @@ def test_09_the_tests_judge_the_root_as_the_lesson_says(patched, monkeypatch):
         with pytest.raises(KeyError, match="root"):
             beyond("root", advantage)
         with monkeypatch.context() as without_cap:
-            root = lambda recipe, A_B1, log_rho_BT, logprobs_BT, sampled_BT: (
-                (log_rho_BT.detach() / 2).exp() * A_B1 * logprobs_BT,
-                torch.zeros_like(sampled_BT),
+            root = lambda inputs: (
+                inputs.sg_rho_BT.sqrt() * inputs.advantages_B1 * inputs.logprobs_BT,
+                torch.zeros_like(inputs.sampled_BT),
             )
             without_cap.setitem(own.LOSSES, "root", own.LOSSES["root"]._replace(term=root))
             with pytest.raises(AssertionError, match="isfinite"):

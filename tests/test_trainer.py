@@ -107,7 +107,7 @@ def test_a_step_matches_a_plain_reference_one_completion_at_a_time(models, tmp_p
             if name == "cispo":
                 terms = ratios.clamp(max=5).detach() * scaled * logprobs
             else:
-                low, high = loss.LOSSES[name].clip
+                low, high = loss.LOSSES[name].constants.values()
                 if name == "gspo":
                     ratios = ratios.log().mean().exp().expand(len(ratios))
                 terms = torch.minimum(ratios * scaled, ratios.clamp(1 - low, 1 + high) * scaled)
@@ -270,7 +270,9 @@ def test_the_age_of_every_token_is_asserted_where_a_batch_is_trained(
         groups = batch_of_groups()
         groups[1].rollouts[3].versions[-1] = FIRST - age
         if age > oldest:
-            with pytest.raises(AssertionError, match=f"a token of step {FIRST} is {age} steps old"):
+            with pytest.raises(
+                AssertionError, match=f"a token of step {FIRST + 1} is {age} steps old"
+            ):
                 train_on(chosen, models["llama"], [groups], tmp_path / str(age))
             assert lines(tmp_path / str(age), "train") == []
         else:

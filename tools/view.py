@@ -82,16 +82,11 @@ def read_run(run: Path, most_bytes: int) -> dict:
             raise ValueError(
                 f"{path}, line {number}: not as a run writes it ({error!r}): remove it"
             ) from None
-    entry = loss.LOSSES[recipe.loss]
-    constants = dict(
-        zip(("eps_low", "eps_high"), entry.clip or ())
-    )  # they stand for a None in the recipe
-    constants |= {name: value for name, value in vars(recipe).items() if type(value) is float}
     page = {
         "name": run.resolve().name,
         "recipe": dataclasses.asdict(recipe),
-        "formula": entry.formula,
-        "constants": constants,
+        "formula": loss.LOSSES[recipe.loss].formula,
+        "constants": loss.constants(recipe),
         "curves": curves(run, log),
         "steps": [[line[column] for column in ("step", "wall_seconds", "parameters_seconds", "skipped")]
                   for line in log if line["kind"] == "train"],
