@@ -115,7 +115,7 @@ completions = [ids(f"</think>{answer}") + end, ids("</think>0") + end, ids(f"</t
 found = scalerl.scores([row["problem"]] * 4, [prompt] * 4, completions)
 assert found == [1, 0, scalerl.UNUSABLE, scalerl.UNUSABLE], found
 scores = torch.tensor([[1.0, 0, 0, 1, scalerl.UNUSABLE], [1, 1, 1, 1, 1]])
-advantages, weights = scalerl.worth(scores, torch.full((2, 5), 10))
+_, _, advantages, weights = scalerl.worth(scores, torch.full((2, 5), 10))
 assert torch.allclose(advantages, torch.tensor([[1.0, -1, -1, 1, 0], [0, 0, 0, 0, 0]]), atol=1e-4), advantages
 assert torch.allclose(weights.sum() * 10, torch.tensor(1.0)) and not weights[1].any() and not weights[0, 4]
 """
