@@ -17,7 +17,7 @@ import pytest
 import steps
 import test_loss
 import torch
-from faults import apply, project
+from faults import RealRun, apply, log, project
 
 import loss
 import train
@@ -146,6 +146,32 @@ def test_the_page_names_all_lessons_and_each_patch_is_in_one():
         )
         == PATCHES
     )
+
+
+# --- the page that comes first --------------------------------------------------------------------
+
+
+def test_the_one_page_trains_as_train_py_does(tmp_path, monkeypatch, capsys):
+    """Three steps of smaller batches, in which thinking is interrupted too."""
+    page = (FOLDER / "one_page.py").read_text()
+    assert len(page.splitlines()) <= 150
+    settings = "\nSTEPS, P, G = 20, 32, 16\n"
+    assert page.count(settings) == 1
+    script = tmp_path / "one_page.py"
+    script.write_text(page.replace(settings, "\nSTEPS, P, G = 3, 8, 8\n"))
+    flags = ["--asynchrony", "ppo-1", "--thinking-budget", "56", "56", "--steps", "3",
+             "--prompts-per-step", "8", "--completions-per-prompt", "8"]  # fmt: skip
+    run = RealRun(tmp_path, *flags, "--threads", "1")
+    monkeypatch.chdir(ROOT)
+    runpy.run_path(str(script))
+    printed = re.findall(r"step +\d+ +pass rate ([\d.]+) +loss (\S+)", capsys.readouterr().out)
+    run.end_well()
+    lines = log(run.folder, "train")
+    assert len(printed) == len(lines) == 3
+    for (pass_rate, page_loss), line in zip(printed, lines):
+        assert float(pass_rate) == pytest.approx(line["pass_rate"], abs=1e-3)
+        assert float(page_loss) == pytest.approx(line["loss"], abs=1e-5) and line["loss"] != 0
+    assert any(line["interrupted_fraction"] > 0 for line in lines)
 
 
 # --- what the patches do --------------------------------------------------------------------------
