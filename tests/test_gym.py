@@ -1,16 +1,28 @@
 """--data gym:FAMILY, on the real package."""
 
+import contextlib
 import json
+import time
 
 import pytest
 from steps import run_train
 
-from data import Problem
+from data import Problem, sandbox
 from data.load import load_data, load_evaluation, task_of
 from data.tasks import gym
 from data.verify import VerifierPool
 
 pytest.importorskip("reasoning_gym")
+
+
+def judged(pool: VerifierPool, items: list) -> dict:
+    """The verdicts on these completions, by their keys."""
+    pool.submit(items)
+    verdicts = {}
+    while pool.unfinished:
+        verdicts.update(pool.results())
+        time.sleep(0.01)
+    return verdicts
 
 
 def test_splits_do_not_overlap_and_the_problems_that_repeat_are_left_out_and_counted():
@@ -106,3 +118,88 @@ def test_a_run_of_a_small_model_on_two_families(tmp_path, monkeypatch, chat_mode
     assert {"pass_rate/gym:products", "pass_rate/gym:gcd"} <= lines[0].keys()
     assert [line["step"] for line in lines if line["kind"] == "train"] == [1, 2]
     assert all(line.get("verifier_failures", 0) == 0 for line in lines)
+
+
+# --- what a model writes is never run, and a constant never wins ----------------------------------
+
+
+def effects(file: str) -> list[str]:
+    """Answers that leave a file behind, if anybody runs them: as Python, in a list, after a sum."""
+    run = f"__import__('pathlib').Path({file!r}).touch()"
+    return [run, f"[{run}]", f"[[{run}]]", f"1+1 if {run} else 2", f"x*{run}"]
+
+
+def test_the_families_that_run_answers_are_known(tmp_path):
+    """The package's own verifiers, outside of the sandbox, in the version that is installed."""
+    running = {"composite"}  # it asks the verifiers of others
+    for family in gym.reasoning_gym().factory.DATASETS:
+        try:
+            (problem,) = gym.problems("train", 1, 0, family)
+        except ValueError:  # refused: arc_agi, rearc, composite
+            continue
+        judge = gym.verifier(family, "{}")
+        left = tmp_path / family
+        for text in effects(str(left)):
+            with contextlib.suppress(Exception):
+                judge(text, gym.entry_of(problem))
+        if left.exists():
+            running.add(family)
+    assert running == {*gym.RUN_ANSWERS}
+
+
+@pytest.mark.parametrize("family", [family for family in gym.RUN_ANSWERS if family != "composite"])
+@pytest.mark.parametrize("checked", [True, False])
+def test_no_answer_is_run(family, checked, tmp_path, monkeypatch):
+    """Neither with the check of what an answer may look like, nor by the sandbox alone."""
+    if not checked:
+        monkeypatch.delitem(gym.ALLOWED_ANSWERS, family)
+    left = tmp_path / "left"
+    takes_over = "__import__('sys').modules['data.tasks.mathematics'].__dict__.update(score=print)"
+    problems = gym.problems("train", 2, 0, family)
+    texts = [*effects(str(left)), takes_over, f"[{takes_over}]"]
+    with VerifierPool(1, 20, 4) as pool:
+        items = [((p, i), problem, f"</think>{text}") for p, problem in enumerate(problems)
+                 for i, text in enumerate(texts)]  # fmt: skip
+        right = Problem("", "4", "data.tasks.mathematics")
+        items += [("wrong", right, r"\boxed{5}"), ("right", right, r"\boxed{4}")]
+        items += [(("reference", p), problem, problem.answer) for p, problem in enumerate(problems)]
+        verdicts = judged(pool, items)
+    assert not left.exists()
+    assert not verdicts["wrong"].correct and verdicts["right"].correct
+    assert not any(verdicts[p, i].correct for p in range(2) for i in range(len(texts)))
+    assert all(verdict.failure is None for verdict in verdicts.values())
+    if family != "intermediate_integration":  # some of its references are the problem itself
+        assert all(verdicts["reference", p].correct for p in range(2))
+
+
+def test_an_answer_that_takes_for_ever_to_judge_is_wrong(monkeypatch):
+    monkeypatch.setenv("SCORE_SECONDS", "1")
+    (problem,) = gym.problems("train", 1, 0, "countdown")
+    assert gym.score(problem, "9**9**9**9") is False
+    assert gym.score(problem, problem.answer) is True
+
+
+def test_without_the_sandbox_the_families_that_run_answers_are_refused_by_name(monkeypatch):
+    monkeypatch.setattr(sandbox, "confines", lambda: False)
+    with pytest.raises(ValueError, match="countdown runs what the model writes as code"):
+        gym.problems("train", 1, 0, "countdown")
+    (problem,) = gym.problems("train", 1, 0, "word_sorting")
+    assert gym.score(problem, problem.answer)
+
+
+@pytest.mark.parametrize("family, answers", [
+    ("complex_arithmetic", ["nan", "inf", "nan+nanj"]),
+    ("puzzle24", ["6+6+6+6", "24"]),
+    ("game_of_life_halting", ["any", "yes", "0"]),
+    ("coin_flip", ["0", "0.", ".0", "0.0"]),
+    ("simple_integration", ["Integral({integrand}, {variable})", "Integral({integrand})"]),
+    ("intermediate_integration", ["Integral({integrand}, {variable})", "Integral({integrand})"]),
+])  # fmt: skip
+def test_a_constant_or_the_problem_itself_never_wins(family, answers):
+    problems = gym.problems("train", 25, 0, family)
+    right = sum(gym.score(problem, problem.answer) for problem in problems)
+    assert right >= (15 if family == "intermediate_integration" else 25)
+    for problem in problems:
+        values = {"integrand": "", "variable": ""} | problem.metadata["entry"]
+        wrong = [text.format(**values) for text in answers]
+        assert not any(gym.score(problem, text) for text in wrong if text != problem.answer)
