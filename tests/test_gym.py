@@ -90,7 +90,7 @@ def test_what_cannot_be_had_is_named(argument, message):
         load_data([argument], 5, 5)
 
 
-def test_it_is_judged_in_the_verifiers_and_a_family_that_raises_is_a_failure_of_its_own():
+def test_it_is_judged_in_the_verifiers_and_what_raises_is_wrong_with_its_traceback():
     problems = gym.problems("train", 2, 0, "gcd")
     gone = {"family": "gone", "options": {}, "entry": {}}
     problems.append(Problem("?", "1", gym.__name__, gone))
@@ -100,7 +100,7 @@ def test_it_is_judged_in_the_verifiers_and_a_family_that_raises_is_a_failure_of_
         while pool.unfinished:
             verdicts |= dict(pool.results())
     assert [verdicts[i].correct for i in range(3)] == [True, True, False]
-    assert verdicts[2].failure == "error" and "gone" in verdicts[2].detail
+    assert verdicts[2].failure is None and "'gone' not registered" in verdicts[2].detail
 
 
 @pytest.mark.slow
@@ -203,3 +203,13 @@ def test_a_constant_or_the_problem_itself_never_wins(family, answers):
         values = {"integrand": "", "variable": ""} | problem.metadata["entry"]
         wrong = [text.format(**values) for text in answers]
         assert not any(gym.score(problem, text) for text in wrong if text != problem.answer)
+
+
+def test_a_verifier_that_raises_on_an_answer_says_wrong():
+    (problem,) = gym.problems("train", 1, 0, "prime_factorization")
+    text = "two times three"
+    with VerifierPool(1, 60.0, 4.0) as pool:
+        verdicts = judged(pool, [("wrong", problem, text), ("right", problem, problem.answer)])
+    assert verdicts["right"].correct
+    assert verdicts["wrong"].failure is None and not verdicts["wrong"].correct
+    assert "Traceback" in verdicts["wrong"].detail and "ValueError" in verdicts["wrong"].detail

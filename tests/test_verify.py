@@ -144,19 +144,13 @@ def test_the_default_task_is_judged_as_it_judges_itself():
 
 
 FAILURES = {  # what the completion has the score do: the failure, and what its detail says
-    "raise": (
-        "error",
-        f"hostile_task.py, line {HOSTILE_TASK.split('1 / 0')[0].count(chr(10)) + 1})",
-    ),
-    "exit": ("error", "SystemExit"),
-    "recursion": ("error", "RecursionError"),
-    "neither": ("error", "hostile_task.score returned 'yes', not True, False or a number"),
-    "too much": (
-        "error",
-        "hostile_task.score returned 1.5, not True, False or a number from 0 to 1",
-    ),
-    "no number": ("error", "score returned nan, not"),
-    "no such action": ("error", "KeyError"),
+    "raise": (None, f'hostile_task.py", line {HOSTILE_TASK.split("1 / 0")[0].count(chr(10)) + 1},'),
+    "exit": (None, "SystemExit"),
+    "recursion": (None, "RecursionError"),
+    "neither": (None, "hostile_task.score returned 'yes', not True, False or a number"),
+    "too much": (None, "hostile_task.score returned 1.5, not True, False or a number from 0 to 1"),
+    "no number": (None, "score returned nan, not"),
+    "no such action": (None, "KeyError"),
     "os._exit": ("died", "exit 0"),
     "kill": ("died", "signal 9"),
     "kill the guard": ("died", "signal 9"),
@@ -189,8 +183,9 @@ def test_a_failure_costs_its_own_completion_only_and_is_named(task, workers):
     assert [verdict.correct for verdict in got] == [text == "right" for text in texts]
     for text, verdict in zip(texts, got):
         failure, detail = FAILURES.get(text, (None, ""))
+        assert detail or not verdict.detail or failure, (text, verdict)
         assert (
-            verdict.failure == failure and detail in verdict.detail and len(verdict.detail) <= 500
+            verdict.failure == failure and detail in verdict.detail and len(verdict.detail) <= 2000
         ), (text, verdict)
 
 
