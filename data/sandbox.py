@@ -1,6 +1,6 @@
 """The sandbox: what a model writes may compute here, and do nothing else.
 
-    run     a hostile Python program, from standard input to standard output, in a process of its own
+    run     a hostile Python program, from standard input to standard output, in its own process
     call    a function of ours on a hostile text, in a fork of this process
 
 Both may compute within limits of time, memory and output. Linux refuses them the rest, without
@@ -51,6 +51,7 @@ def run(
     program.py. Returns its standard output; None if it did not end by itself in time, with status 0
     and with at most so many bytes. Address space is limited as it is for this process; the
     environment is empty; standard error is thrown away."""
+    one_thread = {"OMP_NUM_THREADS": "1"}  # else numpy starts a thread for each core
     ours, theirs = socket.socketpair()
     with tempfile.TemporaryDirectory() as folder, ours, theirs:
         Path(folder, "program.py").write_text(source, encoding="utf-8", errors="surrogatepass")
@@ -58,11 +59,14 @@ def run(
         with open(Path(folder, "stdin"), "rb") as file:
             process = subprocess.Popen(
                 [sys.executable, "-I", "-B", *arguments],
-                stdin=file, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=folder, start_new_session=True,
-                # else numpy starts a thread for each core
-                env={"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"},
+                stdin=file,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                cwd=folder,
+                env=one_thread | {"PYTHONHASHSEED": "0"},
+                start_new_session=True,
                 preexec_fn=confinement(folder, seconds, theirs),
-            )  # fmt: skip
+            )
         theirs.close()  # the child has closed it too: nothing more can come
         listeners = socket.recv_fds(ours, 1, 1)[1]
         try:
@@ -97,9 +101,8 @@ def read_output(
                     output += data
                 elif events == selectors.EVENT_READ:  # writable too: its threads have ended
                     answer_clone(key.fd, process.pid)
-    with contextlib.suppress(
-        subprocess.TimeoutExpired
-    ):  # if it has not ended, it is killed: that is no status 0
+    # If it has not ended by then, it is killed: that is no status 0.
+    with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(max(0.0, deadline - time.monotonic()))
     return output
 
@@ -192,19 +195,16 @@ def require_sandbox() -> None:
     called wrong."""
     if sys.platform != "linux":
         raise ValueError("programs are judged on Linux only: elsewhere nothing would confine them")
+    cannot = "programs cannot be judged here"
     if not stat.S_ISCHR(os.stat(os.devnull).st_mode):
-        raise ValueError(f"programs cannot be judged here: {os.devnull} is no device any more")
+        raise ValueError(f"{cannot}: {os.devnull} is no device any more; make it again with mknod")
     try:
         output = run(["-c", "import json; print(6 * 7)"], b"", seconds=60, longest_output=100)
     except (OSError, subprocess.SubprocessError) as error:
-        raise ValueError(
-            f"programs cannot be judged here, the sandbox cannot be entered: {error}"
-        ) from None
+        raise ValueError(f"{cannot}, the sandbox cannot be entered: {error}") from None
     if output != b"42\n":
         readable = f"{sys.prefix}, {sys.base_prefix} and {', '.join(READABLE[:3])}"
-        raise ValueError(
-            f"programs cannot be judged here: Python fails in the sandbox, which can read {readable} only"
-        )
+        raise ValueError(f"{cannot}: Python fails in the sandbox, which can read {readable} only")
 
 
 @lru_cache
@@ -215,25 +215,32 @@ def confines() -> bool:
     return landlock_version() > 0 and seccomp_filter() is not None
 
 
+NO_LANDLOCK = (
+    "no Landlock (Linux 5.13 or newer has it): a program can read and change the files of this user"
+)
+NO_SECCOMP = (
+    "no seccomp (Linux on x86-64 has it): a program can use the network, processes and signals"
+)
+NO_LIMIT_OF_THREADS = (
+    "no limit of threads (Linux 5.5 or newer has it): a program can leave none to other processes"
+)
+# One thread more than is allowed: it must fail.
+TOO_MANY_THREADS = f"""
+import _thread, time
+for _ in range({NUMBER_OF_THREADS}):
+    _thread.start_new_thread(time.sleep, (60,))
+"""
+
+
 def missing() -> list[str]:
     """What this machine cannot enforce, in words; empty if it enforces everything."""
     gaps = []
     if landlock_version() == 0:
-        gaps.append(
-            "no Landlock (Linux 5.13 or newer has it): a program can read and change the files of this user"
-        )
+        gaps.append(NO_LANDLOCK)
     if seccomp_filter() is None:
-        return [
-            *gaps,
-            "no seccomp (Linux on x86-64 has it): a program can use the network, processes and signals",
-        ]
-    program = f"import _thread, time\nfor _ in range({NUMBER_OF_THREADS}): _thread.start_new_thread(time.sleep, (60,))"
-    if (
-        run(["-c", program], b"", seconds=60, longest_output=100) is not None
-    ):  # one thread too many, and none refused
-        gaps.append(
-            "no limit of threads (Linux 5.5 or newer has it): a program can leave none to other processes"
-        )
+        return [*gaps, NO_SECCOMP]
+    if run(["-c", TOO_MANY_THREADS], b"", seconds=60, longest_output=100) is not None:
+        gaps.append(NO_LIMIT_OF_THREADS)
     return gaps
 
 

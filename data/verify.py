@@ -53,12 +53,12 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 class Verdict:
     """What became of one completion."""
 
-    # As its task says: 1 if it is right, below if it is wrong or right in part; 0 without a verdict.
+    # As its task says: 1 if it is right, less if it is wrong or right in part; 0 without a verdict.
     score: float
     # Why there is no verdict. A task that raises on a text is no failure: the text is wrong.
     failure: Literal["time limit", "memory", "error", "died"] | None = None
-    # Of a failure: the error, the signal or the exit status. Without one: the traceback, if the task
-    # has raised.
+    # Of a failure: the error, the signal or the exit status. Without one: the traceback, if the
+    # task has raised.
     detail: str = ""
 
     @property
@@ -161,17 +161,21 @@ class Verifier:
         self.folder = tempfile.mkdtemp(prefix="verifier-")  # its temporary files
         self.socket, theirs = socket.socketpair()
         self.inbox = b""  # read, and not a whole message
-        one_thread = dict.fromkeys(
-            ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"
-        )
+        environment = os.environ | {"TMPDIR": self.folder, "SCORE_SECONDS": str(time_limit)}
+        for library in ("OMP", "OPENBLAS", "MKL"):
+            environment[f"{library}_NUM_THREADS"] = "1"
+        arguments = [str(os.getpid()), self.folder, str(memory_gib)]
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "data.verify", str(os.getpid()), self.folder, str(memory_gib)],
-                stdin=theirs, stdout=theirs, stderr=subprocess.DEVNULL, cwd=Path(__file__).parent.parent,
-                env=os.environ | one_thread | {"TMPDIR": self.folder, "SCORE_SECONDS": str(time_limit)},
-                # no Ctrl-C; one that is stopped goes on when its parent dies, and ends (exit(3))
+                [sys.executable, "-m", "data.verify", *arguments],
+                stdin=theirs,
+                stdout=theirs,
+                stderr=subprocess.DEVNULL,
+                cwd=Path(__file__).parent.parent,
+                env=environment,
+                # No Ctrl-C; one that is stopped goes on when its parent dies, and ends (exit(3)).
                 process_group=0,
-            )  # fmt: skip
+            )
 
     def judge(self, line: bytes) -> Verdict:
         """The verdict on a completion. Waits for it, at most until the time limit. With a failure

@@ -1,6 +1,7 @@
 """--data gym:FAMILY, on the real package."""
 
 import contextlib
+import dataclasses
 import json
 import time
 
@@ -52,8 +53,13 @@ def test_the_instruction_and_the_metadata_reach_the_verdict():
     problem = source.validation[0]
     assert problem.prompt.endswith("Answer in <answer></answer>.")
     assert gym.problems("train", 1, 0, "products")[0].prompt.endswith(gym.INSTRUCTION)
-    texts = [problem.answer, f" <think>7</think>\n{problem.answer}\n", f"It is <answer>{problem.answer}</answer>.",
-             f"It is {problem.answer}.", "<answer>7</answer>"]  # fmt: skip
+    texts = [
+        problem.answer,
+        f" <think>7</think>\n{problem.answer}\n",
+        f"It is <answer>{problem.answer}</answer>.",
+        f"It is {problem.answer}.",
+        "<answer>7</answer>",
+    ]
     assert [gym.score(problem, text) for text in texts] == [1, 1, 1, 0, 0]
     assert json.loads(json.dumps(problem.metadata)) == problem.metadata
 
@@ -79,12 +85,21 @@ def test_a_part_of_the_answer_does_not_count():
     assert gym.score(problem, text) == 0 and gym.score(problem, problem.answer) == 1
 
 
-@pytest.mark.parametrize("argument, message", [
-    ("gym:nosuch", "has no family 'nosuch'; it has ab, "), ("gym", "has no family ''"),
-    ("gym:products,digits=1", "products does not take {'digits': '1'}: .*unexpected keyword argument 'digits'"),
-    ("gym:products,graded=true", "products does not take {'graded'"), ("gym:products,seed=1", "seed is no option"),
-    ("gym:products,max_digits=many", "products does not take"), ("gym:arc_agi", "cannot be judged from their text"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "argument, message",
+    [
+        ("gym:nosuch", "has no family 'nosuch'; it has ab, "),
+        ("gym", "has no family ''"),
+        (
+            "gym:products,digits=1",
+            "products does not take {'digits': '1'}: .*unexpected keyword argument 'digits'",
+        ),
+        ("gym:products,graded=true", "products does not take {'graded'"),
+        ("gym:products,seed=1", "seed is no option"),
+        ("gym:products,max_digits=many", "products does not take"),
+        ("gym:arc_agi", "cannot be judged from their text"),
+    ],
+)
 def test_what_cannot_be_had_is_named(argument, message):
     with pytest.raises(ValueError, match=message):
         load_data([argument], 5, 5)
@@ -106,12 +121,40 @@ def test_it_is_judged_in_the_verifiers_and_what_raises_is_wrong_with_its_traceba
 @pytest.mark.slow
 def test_a_run_of_a_small_model_on_two_families(tmp_path, monkeypatch, chat_models):
     monkeypatch.chdir(tmp_path)
-    run_train([
-        "--model", chat_models["qwen3"], "--data", "gym:products:2", "gym:gcd", "--defaults", "toy", "--prompt-budget",
-        "200", "--thinking-budget", "4", "4", "--answer-budget", "4", "--length-control", "penalty", "--steps", "2",
-        "--prompts-per-step", "6", "--completions-per-prompt", "4", "--train-prompts", "30", "--validation-problems",
-        "4", "--validation-samples", "2", "--name", "gym",
-    ])  # fmt: skip
+    run_train(
+        [
+            "--model",
+            chat_models["qwen3"],
+            "--data",
+            "gym:products:2",
+            "gym:gcd",
+            "--defaults",
+            "toy",
+            "--prompt-budget",
+            "200",
+            "--thinking-budget",
+            "4",
+            "4",
+            "--answer-budget",
+            "4",
+            "--length-control",
+            "penalty",
+            "--steps",
+            "2",
+            "--prompts-per-step",
+            "6",
+            "--completions-per-prompt",
+            "4",
+            "--train-prompts",
+            "30",
+            "--validation-problems",
+            "4",
+            "--validation-samples",
+            "2",
+            "--name",
+            "gym",
+        ]
+    )
     lines = [
         json.loads(line) for line in (tmp_path / "runs/gym/log.jsonl").read_text().splitlines()
     ]
@@ -147,29 +190,39 @@ def test_the_families_that_run_answers_are_known(tmp_path):
     assert running == {*gym.RUN_ANSWERS}
 
 
-@pytest.mark.parametrize("family", [family for family in gym.RUN_ANSWERS if family != "composite"])
 @pytest.mark.parametrize("checked", [True, False])
-def test_no_answer_is_run(family, checked, tmp_path, monkeypatch):
+def test_no_answer_is_run(checked, tmp_path, monkeypatch):
     """Neither with the check of what an answer may look like, nor by the sandbox alone."""
-    if not checked:
-        monkeypatch.delitem(gym.ALLOWED_ANSWERS, family)
     left = tmp_path / "left"
     takes_over = "__import__('sys').modules['data.tasks.mathematics'].__dict__.update(score=print)"
-    problems = gym.problems("train", 2, 0, family)
     texts = [*effects(str(left)), takes_over, f"[{takes_over}]"]
+    sums = Problem("", "4", "data.tasks.mathematics")
+    items = []
+    for family in {*gym.RUN_ANSWERS} - {"composite"}:
+        (problem,) = gym.problems("train", 1, 0, family)
+        items += [((family, text), problem, f"</think>{text}") for text in texts]
+        items += [((family, "reference"), problem, problem.answer)]
+        items += [((family, "5"), sums, r"\boxed{5}"), ((family, "4"), sums, r"\boxed{4}")]
+    # A verifier imports this module in a process of its own.
+    (tmp_path / "unchecked.py").write_text(
+        "from data.tasks import gym\ngym.ALLOWED_ANSWERS.clear()\nscore = gym.score\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    if not checked:
+        items = [
+            (
+                key,
+                dataclasses.replace(problem, task=problem.task.replace(gym.__name__, "unchecked")),
+                text,
+            )
+            for key, problem, text in items
+        ]
     with VerifierPool(1, 20, 4) as pool:
-        items = [((p, i), problem, f"</think>{text}") for p, problem in enumerate(problems)
-                 for i, text in enumerate(texts)]  # fmt: skip
-        right = Problem("", "4", "data.tasks.mathematics")
-        items += [("wrong", right, r"\boxed{5}"), ("right", right, r"\boxed{4}")]
-        items += [(("reference", p), problem, problem.answer) for p, problem in enumerate(problems)]
         verdicts = judged(pool, items)
     assert not left.exists()
-    assert not verdicts["wrong"].correct and verdicts["right"].correct
-    assert not any(verdicts[p, i].correct for p in range(2) for i in range(len(texts)))
     assert all(verdict.failure is None for verdict in verdicts.values())
-    if family != "intermediate_integration":  # some of its references are the problem itself
-        assert all(verdicts["reference", p].correct for p in range(2))
+    right = {key for key, verdict in verdicts.items() if verdict.correct}
+    assert right == {key for key in verdicts if key[1] in ("reference", "4")}
 
 
 def test_an_answer_that_takes_for_ever_to_judge_is_wrong(monkeypatch):
@@ -187,14 +240,20 @@ def test_without_the_sandbox_the_families_that_run_answers_are_refused_by_name(m
     assert gym.score(problem, problem.answer)
 
 
-@pytest.mark.parametrize("family, answers", [
-    ("complex_arithmetic", ["nan", "inf", "nan+nanj"]),
-    ("puzzle24", ["6+6+6+6", "24"]),
-    ("game_of_life_halting", ["any", "yes", "0"]),
-    ("coin_flip", ["0", "0.", ".0", "0.0"]),
-    ("simple_integration", ["Integral({integrand}, {variable})", "Integral({integrand})"]),
-    ("intermediate_integration", ["Integral({integrand}, {variable})", "Integral({integrand})"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "family, answers",
+    [
+        ("complex_arithmetic", ["nan", "inf", "nan+nanj"]),
+        ("puzzle24", ["6+6+6+6", "24"]),
+        ("game_of_life_halting", ["any", "yes", "0"]),
+        ("coin_flip", ["0", "0.", ".0", "0.0"]),
+        ("simple_integration", ["Integral({integrand}, {variable})", "Integral({integrand})"]),
+        (
+            "intermediate_integration",
+            ["Integral({integrand}, {variable})", "Integral({integrand})"],
+        ),
+    ],
+)
 def test_a_constant_or_the_problem_itself_never_wins(family, answers):
     problems = gym.problems("train", 25, 0, family)
     right = sum(gym.score(problem, problem.answer) for problem in problems)

@@ -27,7 +27,7 @@ def score(problem, completion):
     return actions[completion](problem.answer)
 
 def detached(marker):
-    """A process in a session of its own whose parents are gone; it writes its id to the marker, then waits."""
+    """A process in a session of its own whose parents are gone; it writes its id to the marker."""
     program = f"import os; os.setsid(); os.fork() and os._exit(0);" \\
               f"open({marker!r}, 'w').write(str(os.getpid())); import time; time.sleep(600)"
     subprocess.run([sys.executable, "-c", program])
@@ -60,11 +60,13 @@ actions = {
     "numpy.bool_": lambda _: of_numpy("bool_"), "numpy.float32": lambda _: of_numpy("float32"),
     "two thirds": lambda _: 2 / 3, "too much": lambda _: 1.5,
     "no number": lambda _: float("nan"), "raise": lambda _: 1 / 0, "exit": lambda _: sys.exit(0),
-    "os._exit": lambda _: os._exit(0), "loop": lambda _: stop_ignored(), "sleep": lambda _: time.sleep(600),
-    "memory": lambda _: [bytearray(1 << 24) for _ in range(10**6)], "recursion": lambda x: actions["recursion"](x),
+    "os._exit": lambda _: os._exit(0), "loop": lambda _: stop_ignored(),
+    "sleep": lambda _: time.sleep(600), "recursion": lambda x: actions["recursion"](x),
+    "memory": lambda _: [bytearray(1 << 24) for _ in range(10**6)],
     "kill": lambda _: os.kill(os.getpid(), signal.SIGKILL),
     "kill the guard": lambda _: (os.kill(os.getppid(), signal.SIGKILL), time.sleep(600)),
-    "kill the group": lambda _: os.killpg(0, signal.SIGKILL), "crash": lambda _: __import__("ctypes").string_at(0),
+    "kill the group": lambda _: os.killpg(0, signal.SIGKILL),
+    "crash": lambda _: __import__("ctypes").string_at(0),
     "neither": lambda _: "yes", "giant reply": lambda _: write_on_every_pipe(b"x" * 10**6),
     "malformed reply": lambda _: write_on_every_pipe(b"\\0\\0\\0\\3{]}"),
     "close everything": lambda _: os.closerange(0, 64), "read": lambda _: sys.stdin.read() == "",
@@ -265,7 +267,8 @@ import sys, tempfile, time
 from data import Problem
 from data.verify import VerifierPool
 pool = VerifierPool(2, 600, 2)
-pool.submit([(i, Problem("", sys.argv[1], "hostile_task"), "last words") for i in range(2)])  # both have started
+problem = Problem("", sys.argv[1], "hostile_task")
+pool.submit([(i, problem, "last words") for i in range(2)])  # both have started
 while pool.unfinished:
     pool.results()
 pool.submit([(1, Problem("", "", "hostile_task"), "loop")])

@@ -1,6 +1,7 @@
 """Problems of reasoning-gym, a package with a hundred families of problems and their verifiers.
 
-    python train.py --data gym:word_sorting,max_words=3 --model YOUR/MODEL       # `pip install reasoning-gym` brings it
+    pip install reasoning-gym
+    python train.py --data gym:word_sorting,max_words=3 --model YOUR/MODEL
 
 What follows the colon is the family; the options are those of its configuration. What stands in the
 last <answer> </answer> is judged or, without them, all that follows the thinking.
@@ -47,9 +48,8 @@ def problems(
     and for a family whose problems cannot be judged here."""
     gym = reasoning_gym()
     if family not in gym.factory.DATASETS:
-        raise ValueError(
-            f"reasoning-gym has no family {family!r}; it has {', '.join(sorted(gym.factory.DATASETS))}"
-        )
+        families = ", ".join(sorted(gym.factory.DATASETS))
+        raise ValueError(f"reasoning-gym has no family {family!r}; it has {families}")
     values = {name: value_of(text) for name, text in options.items()}
     # The problem at place i is made from seed + i, so the two splits must lie far from each other.
     first = seed + FAR * (split == "validation")
