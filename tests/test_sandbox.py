@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -331,6 +332,53 @@ def test_hostile_programs_are_wrong_and_harm_nothing(outside, tmp_path, monkeypa
     assert failures == {}, "the sandbox bears them; no verifier had to be replaced"
     assert list((tmp_path / "temporary").iterdir()) == [], "files were left"
     assert programs_below(tmp_path) == [], "processes were left"
+
+
+@pytest.mark.parametrize("row", [row for row in CANNOT if row not in ONE_BY_ONE])
+def test_a_call_on_a_hostile_text_can_do_no_more_than_a_program(row, outside):
+    """Here the text is run by `exec` in a fork of this process, as a careless verifier does it."""
+    start = START + "\n".join(f"{name} = {value!r}" for name, value in outside.items()) + "\n"
+
+    def names_of_the_refused() -> list[str]:
+        names = []
+        exec(group(CANNOT[row], start), {"print": names.append})
+        return names
+
+    assert sandbox.call(names_of_the_refused, seconds=30) == [*CANNOT[row]]
+
+
+def test_a_call_starts_nothing_and_ends_in_time():
+    def start_thread() -> str:
+        threading.Thread(target=print).start()
+        return "started"
+
+    with pytest.raises(sandbox.RaisedInside, match="can't start new thread"):
+        sandbox.call(start_thread, 5)
+    with pytest.raises(sandbox.RaisedInside, match="PermissionError"):
+        sandbox.call(lambda: os.execv("/bin/true", ["true"]), 5)
+    began = time.monotonic()
+    for endless in (lambda: time.sleep(60), lambda: "x" * 10**6, lambda: os._exit(0), object):
+        with pytest.raises(TimeoutError):
+            sandbox.call(endless, 0.5)
+    assert time.monotonic() - began < 30
+    assert sandbox.call(lambda: {"of": [1, 2.5, None]}, 5) == {"of": [1, 2.5, None]}
+
+
+def test_what_a_call_changes_is_gone_with_it():
+    def take_over() -> float:
+        programming.score = lambda *_: True
+        return 1.0
+
+    before = programming.score
+    assert sandbox.call(take_over, 5) == 1.0 and programming.score is before
+
+
+def test_a_null_device_that_is_a_file_is_said(monkeypatch, tmp_path):
+    (tmp_path / "null").write_text("")
+    monkeypatch.setattr(os, "devnull", str(tmp_path / "null"))
+    sandbox.require_sandbox.cache_clear()
+    with pytest.raises(ValueError, match="null is no device any more"):
+        sandbox.require_sandbox()
 
 
 def wait_for_all(pool: VerifierPool, seconds: float = 200) -> list:
