@@ -13,6 +13,7 @@ from data.tasks import mathematics
 from data.verify import Verdict, VerifierPool
 
 CONSTANTS = ["", *map(str, range(10)), "yes", "no", "true", "false", "nan"]
+CONSTANTS += ["Yes", "No", "True", "False"]
 MOST_PROBLEMS = 200
 MANY = 0.2  # a cheap answer that is right for more than this share is named
 SECONDS = 5.0  # for all of it; then the problems that have been judged are enough
@@ -21,14 +22,18 @@ AT_ONCE = 10  # problems whose answers are judged together
 
 def cheap_answers(problem: Problem) -> dict[str, str]:
     """The text of each cheap answer to this problem, by what it is called."""
-    prompt = problem.prompt
-    words, numbers = prompt.split(), re.findall(r"-?\d+(?:\.\d+)?", prompt)
     answers = {repr(text): text for text in CONSTANTS}
-    answers["the problem's text"] = prompt
-    answers["its last line"] = prompt.rpartition("\n")[2]
-    answers["its last word"] = words[-1].strip(".?!") if words else ""
-    answers["its last number"] = numbers[-1] if numbers else ""
-    answers["all its numbers"] = " ".join(numbers)
+    whole = problem.prompt
+    question = whole.rpartition("\n\n")[0] or whole  # an instruction may stand behind it
+    for text, its in ((whole, "the prompt's"), (question, "the question's")):
+        words, numbers = text.split(), re.findall(r"-?\d+(?:\.\d+)?", text)
+        answers |= {
+            f"{its} text": text,
+            f"{its} last line": text.rpartition("\n")[2],
+            f"{its} last word": words[-1].strip(".?!") if words else "",
+            f"{its} last number": numbers[-1] if numbers else "",
+            f"{its} numbers": " ".join(numbers),
+        }
     return answers
 
 
