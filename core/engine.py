@@ -75,9 +75,9 @@ def engine_settings(
     devices: tuple[str, ...],
     model: str,
     decoding: Decoding,
-    shared: bool = False,
+    beside_trainer: bool = False,
 ) -> EngineSettings:
-    """The settings of an engine on these devices. shared: a trainer has the GPU too."""
+    """The settings of an engine on these devices. beside_trainer: a trainer has the GPU too."""
     return EngineSettings(
         model=model,
         devices=devices,
@@ -86,7 +86,7 @@ def engine_settings(
         slots=settings.slots,
         decoding=decoding,
         engine=choose_engine(settings.engine, devices[0]),
-        memory=settings.generator_memory or (0.4 if shared else 0.9),
+        memory=settings.generator_memory or (0.4 if beside_trainer else 0.9),
     )
 
 

@@ -44,7 +44,7 @@ class MicroBatch:
     # Only with shared prompts: each distinct prompt is fed once.
     prompts_PL: Tensor | None = None  # int64: whole prompts, padded on the right
     prompt_B: Tensor | None = None  # int64: the prompt of each sequence
-    lengths_B: Tensor | None = None  # int64: of that prompt, without padding
+    prompt_tokens_B: Tensor | None = None  # int64: of that prompt, without padding
 
 
 def micro_batches(
@@ -62,7 +62,7 @@ def micro_batches(
     micro-batches, and all share prompts or none does. A rank with fewer gets the shortest sequence
     again, with no token marked as sampled: it adds nothing to the loss.
     """
-    singles = [[row] for row in sorted(rows, key=lambda row: -rollouts[row].length)]
+    singles = [[row] for row in sorted(rows, key=lambda row: -rollouts[row].total_tokens)]
     plans = [(False, cut(rollouts, singles, tokens, device, ranks, shared=False))]
     if share_prompts:
         of_a_prompt: dict[tuple[int, ...], list[int]] = {}
@@ -76,7 +76,7 @@ def micro_batches(
             yield micro_batch(rollouts, cuts[rank][i], device, shared)
         else:
             idle = micro_batch(
-                rollouts, [min(rows, key=lambda row: rollouts[row].length)], device, shared
+                rollouts, [min(rows, key=lambda row: rollouts[row].total_tokens)], device, shared
             )
             idle.sampled_BT.fill_(False)
             yield idle
@@ -125,7 +125,7 @@ def widths(rollout: Rollout, device: torch.device, shared: bool) -> tuple[int, i
     prompt its last token and all of the completion but the last. On a GPU they are rounded up to a
     multiple of 64: attention there (cuDNN's) plans about 30 ms for each new shape, and nearly every
     length is new."""
-    of_prompt, fed = 0, rollout.length - 1
+    of_prompt, fed = 0, rollout.total_tokens - 1
     if shared:
         of_prompt, fed = (
             len(rollout.request.prompt_ids),
@@ -162,19 +162,24 @@ def micro_batch(
         ids[:, :-1], ids[:, 1:], sampled[:, 1:], logprobs[:, 1:], versions[:, 1:], np.array(rows)
     )
     if not shared:
-        return MicroBatch(*m, *tokens_and_pairs([(rollouts[row].length - 1, 0) for row in rows]))
+        return MicroBatch(
+            *m, *tokens_and_pairs([(rollouts[row].total_tokens - 1, 0) for row in rows])
+        )
     prompts = [tuple(rollouts[row].request.prompt_ids) for row in rows]
     place = {
         prompt: p for p, prompt in enumerate(dict.fromkeys(prompts))
     }  # of each distinct prompt
     prompts_PL = np.array([prompt + (0,) * (L - len(prompt)) for prompt in place])
-    prompt_B, lengths_B = [place[prompt] for prompt in prompts], [len(prompt) for prompt in prompts]
+    prompt_B, prompt_tokens_B = (
+        [place[prompt] for prompt in prompts],
+        [len(prompt) for prompt in prompts],
+    )
     parts = [(len(prompt), 0) for prompt in place]
-    parts += [(len(rollouts[row].tokens) - 1, length) for row, length in zip(rows, lengths_B)]
+    parts += [(len(rollouts[row].tokens) - 1, length) for row, length in zip(rows, prompt_tokens_B)]
     return MicroBatch(
         *m,
         *tokens_and_pairs(parts),
-        *to_device(prompts_PL, np.array(prompt_B), np.array(lengths_B)),
+        *to_device(prompts_PL, np.array(prompt_B), np.array(prompt_tokens_B)),
     )
 
 
@@ -218,18 +223,18 @@ class Policy(torch.nn.Module):
         prompts_PLD = self.trunk(m.prompts_PL, past_key_values=cache, use_cache=True)
         cache.batch_select_indices(m.prompt_B)
         limit = getattr(self.model.config, "max_position_embeddings", None) or L + T
-        lengths_B1, places_K = (
-            m.lengths_B[:, None],
+        prompt_tokens_B1, places_K = (
+            m.prompt_tokens_B[:, None],
             torch.arange(L + T - 1, device=m.inputs_BT.device),
         )
         rest_BTD = self.trunk(
             m.inputs_BT[:, 1:],
             past_key_values=cache,
-            position_ids=(lengths_B1 + places_K[: T - 1]).clamp(
+            position_ids=(prompt_tokens_B1 + places_K[: T - 1]).clamp(
                 max=limit - 1
             ),  # only padding lies beyond
-            attention_mask=(places_K < lengths_B1)
+            attention_mask=(places_K < prompt_tokens_B1)
             | (places_K >= L),  # [B, K]: no padding of a prompt
         )
-        last_B1D = prompts_PLD[m.prompt_B, m.lengths_B - 1][:, None]
+        last_B1D = prompts_PLD[m.prompt_B, m.prompt_tokens_B - 1][:, None]
         return torch.cat([last_B1D, rest_BTD], 1)

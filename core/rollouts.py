@@ -57,7 +57,7 @@ class Rollout:
     ended: float = 0.0
 
     @property
-    def length(self) -> int:
+    def total_tokens(self) -> int:
         """Tokens of prompt and completion."""
         return len(self.request.prompt_ids) + len(self.tokens)
 

@@ -349,7 +349,7 @@ def refuse_impossible(settings: Sampling) -> None:
         recipe = settings.recipe
         loss.parse_asynchrony(recipe.asynchrony)
         clips = ("eps_max", "eps_low", "eps_high")
-        reads = [name for name in clips if name in loss.LOSSES[recipe.loss].formula]
+        reads = loss.LOSSES[recipe.loss].reads
         for name in clips:
             if name not in reads and getattr(recipe, name) != getattr(Recipe, name):
                 read = " and ".join(map(flag, reads)) or "neither it nor any other clip"

@@ -556,12 +556,14 @@ def test_only_the_share_of_training_counts_as_busy_while_a_validation_is_sampled
     """With a clock by which each step of the engine takes one second."""
     model, tokenizer = load(models["llama"])
     seconds = iter(range(10**9))
-    monkeypatch.setattr(generate, "time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
+    monkeypatch.setattr(generators, "time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
     wanted = requests(tokenizer, PROMPTS[:5], 1) + requests(
         tokenizer, PROMPTS[:3], 1, seed=1, validation=True
     )
     reports = queue.Queue()
-    generate._generate(settings_of(models["llama"]), parameters_of(model), Script(wanted), reports)
+    generators._generate(
+        settings_of(models["llama"]), parameters_of(model), Script(wanted), reports
+    )
     assert (first := reports.get_nowait()) == Report(slots=8), first
     came = [reports.get_nowait() for _ in range(reports.qsize())]
     rollouts = [rollout for report in came for rollout in report.rollouts]

@@ -829,7 +829,7 @@ def test_adamw_is_fused_on_a_gpu_and_goes_on_from_the_moments_of_any_checkpoint(
     for device in ("cpu", "cuda:1"):
         monkeypatch.setattr(train, "devices_here", lambda _, device=device: ([], [device]))
         with pytest.raises(Seen):
-            train.train(0, settings(), Start(FIRST, models["llama"], None), None, model)
+            train.train(0, Start(settings(), FIRST, models["llama"], None, None))
     assert given == [False, True]
 
     policy = Policy(model.to("meta"))
