@@ -40,7 +40,6 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
         signal.SIGINT, signal.SIG_DFL
     )  # Ctrl-C during the seconds of imports leaves no traceback
 
-from core.devices import gpus_here
 from core.screen import say
 from core.settings import TrainCommand, parse
 from curve.flags import errors_as_sentences, run_command
@@ -52,7 +51,7 @@ if __name__ == "__main__":
     ):  # before the slow imports, so that --help and wrong flags are answered fast
         command = parse(sys.argv[1:], TrainCommand, description=__doc__)
     say("reading the libraries, the data and the model")
-    if not command.plan and not gpus_here(command):
+    if not command.plan and not command.gpus_here():
         import_for_generators()
 
 import torch

@@ -35,12 +35,13 @@ class PromptOrder:
     """Which problem of a source comes next: in each epoch all in a new random order, but for those
     that are retired."""
 
-    def __init__(
-        self, number: int, seed: int, recipe: loss.Recipe, source=0, epoch=0, cursor=0, retired=()
-    ):
-        """epoch, cursor, retired: the `state` to go on from."""
+    def __init__(self, number: int, seed: int, recipe: loss.Recipe, source=0, state=None):
+        """number: of its problems. source: its index. state: of a checkpoint to go on from."""
         self.number, self.seed, self.recipe, self.source = number, seed, recipe, source
-        self.epoch, self.cursor, self.retired = epoch, cursor, {*retired}
+        self.epoch, self.cursor, self.retired = 0, 0, set()
+        if state is not None:
+            self.epoch, self.cursor = state["epoch"], state["cursor"]
+            self.retired = {*state["retired"]}
         self.order = self._shuffled()
 
     def _shuffled(self) -> np.ndarray:
@@ -120,10 +121,11 @@ class Feed:
         self.data = [fingerprint(source) for source in prompts.sources]
         sources = prompts.sources
         if state is None:
-            zeros, orders = [0 for _ in sources], [{} for _ in sources]
-            state = {"orders": orders, "handed_out": zeros, "to_repeat": []}
+            nothing = [None for _ in sources]
+            state = {"orders": nothing, "handed_out": [0 for _ in sources], "to_repeat": []}
+        seed, recipe = settings.seed, settings.recipe
         self.orders = [
-            PromptOrder(len(source.train), settings.seed, settings.recipe, i, **state["orders"][i])
+            PromptOrder(len(source.train), seed, recipe, i, state["orders"][i])
             for i, source in enumerate(sources)
         ]
         self.handed_out: list[int] = state["handed_out"]  # groups handed out so far, by source

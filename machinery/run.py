@@ -77,13 +77,19 @@ def open_run(settings: Settings) -> "Run":
     refuse_missing_tracker(settings.track)
     sources = read_sources(settings)
     folder, lock, checkpoint = find_folder(settings)
-    state = None if checkpoint is None else read_state(checkpoint)
-    refuse_finished(folder, settings.steps, state)
+    first_model = newest_model = model_path(settings.model)
+    step, moments, state = 0, None, None
+    if checkpoint is not None:
+        state = read_state(checkpoint)
+        step, moments = state["step"], checkpoint / "optimizer.safetensors"
+        newest_model = str(checkpoint / "model")
+        if step >= settings.steps and (folder / "model").is_dir():
+            raise ValueError(
+                f"{folder} is finished, at step {step}; give a larger --steps to go on"
+            )
 
     # The model and its prompts. Engines are made of the run's first model, which stays where it is;
     # their parameters come from the trainer.
-    first_model = model_path(settings.model)
-    newest_model = first_model if checkpoint is None else str(checkpoint / "model")
     prompts = make_prompts(settings, first_model, sources)
     model = load_model(newest_model, torch.device("cpu"), torch.float32)
     refuse_too_long(model, prompts.decoding)
@@ -97,7 +103,12 @@ def open_run(settings: Settings) -> "Run":
     parameters = SharedParameters(model, len(trainers))
     stop = Stop()
     feed = Feed(settings, prompts, Workers(engines, parameters), stop.asked, state)
-    refuse_other_data(settings, newest_model, feed, state)
+    if state is not None and state.get("data") != feed.data:
+        raise ValueError(
+            f"--resume {folder}: the problems of --data {' '.join(settings.data)} are not those"
+            " that its checkpoint was made with: put the old data back, or train its model in a"
+            f" new run: --model {newest_model}"
+        )
     if settings.defaults != "toy":
         say(f"The settings start from --defaults {settings.defaults}; config.json has them all.")
 
@@ -105,15 +116,14 @@ def open_run(settings: Settings) -> "Run":
     folder.mkdir(parents=True, exist_ok=True)
     lock = lock or lock_folder(folder)
     write_config(folder, settings)
-    start = Start(settings, 0, newest_model, None, parameters)
-    if state is not None:
-        moments = checkpoint / "optimizer.safetensors"
-        start = dataclasses.replace(start, step=state["step"], moments=moments)
     if settings.resume:
-        say(f"{folder}: going on from step {start.step}")
-        remove_later_checkpoints(folder, start.step)
+        say(f"{folder}: going on from step {step}")
+        for later in checkpoints(folder):
+            if step_of(later) > step:
+                shutil.rmtree(later)
     compute = Compute(number_of_devices(settings), matmul_parameters(model), attention_width(model))
     record = Record(settings, folder, compute, feed, state)
+    start = Start(settings, step, newest_model, moments, parameters)
     return Run(start, model, feed, record, stop, lock)
 
 
@@ -141,14 +151,6 @@ def find_folder(settings: Settings) -> tuple[Path, TextIO | None, Path | None]:
         return new_folder(settings), None, None
     lock = lock_folder(settings.resume)
     return settings.resume, lock, checkpoint_of(settings.resume, settings.from_step)
-
-
-def refuse_finished(folder: Path, steps: int, state: dict | None) -> None:
-    """ValueError if the run in this folder has made all its steps. state: of its checkpoint."""
-    if state is not None and state["step"] >= steps and (folder / "model").is_dir():
-        raise ValueError(
-            f"{folder} is finished, at step {state['step']}; give a larger --steps to go on"
-        )
 
 
 def make_prompts(settings: Settings, model: str, sources: list[Source]) -> Prompts:
@@ -207,28 +209,11 @@ def with_prompts_shared_if_possible(
     return dataclasses.replace(settings, share_prompts=False)
 
 
-def refuse_other_data(settings: Settings, model: str, feed: Feed, state: dict | None) -> None:
-    """ValueError if a resumed run has other problems than before. state: of its checkpoint."""
-    if state is not None and state.get("data") != feed.data:
-        raise ValueError(
-            f"--resume {settings.resume}: the problems of --data {' '.join(settings.data)} are not"
-            " those that its checkpoint was made with: put the old data back, or train its model in"
-            f" a new run: --model {model}"
-        )
-
-
-def remove_later_checkpoints(folder: Path, step: int) -> None:
-    for checkpoint in checkpoints(folder):
-        if step_of(checkpoint) > step:
-            shutil.rmtree(checkpoint)
-
-
 def number_of_devices(settings: Settings) -> int:
     """Devices of generators and trainers. Each CPU process is one; a GPU that does both is one."""
     generators, trainers = devices_here(settings)
     names = [*sum(generators, ()), *trainers]
-    gpus = {*names} - {"cpu"}
-    return names.count("cpu") + len(gpus)
+    return len(names) if "cpu" in names else len({*names})
 
 
 # --- the run --------------------------------------------------------------------------------------

@@ -84,7 +84,7 @@ def test_a_prompt_once_solved_stays_retired_whatever_a_later_visit_says_and_when
     order = PromptOrder(8, seed=0, recipe=Recipe())
     order.retire_if_solved(3, 0.95)
     order.retire_if_solved(3, 0.8)
-    resumed = PromptOrder(8, seed=0, recipe=Recipe(), **json.loads(json.dumps(order.state())))
+    resumed = PromptOrder(8, seed=0, recipe=Recipe(), state=json.loads(json.dumps(order.state())))
     for one in (order, resumed):
         assert 3 not in [one.next() for _ in range(21)]
 
@@ -95,7 +95,7 @@ def test_the_order_of_prompts_goes_on_where_it_was():
     for visit in range(17):
         prompt = alone.next()
         alone.retire_if_solved(prompt, 1.0 if visit % 3 == 0 else 0.5)
-    resumed = PromptOrder(12, seed=3, recipe=Recipe(), **json.loads(json.dumps(alone.state())))
+    resumed = PromptOrder(12, seed=3, recipe=Recipe(), state=json.loads(json.dumps(alone.state())))
     assert resumed.retired == alone.retired and alone.retired
     assert [resumed.next() for _ in range(20)] == [alone.next() for _ in range(20)]
 

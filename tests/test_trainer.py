@@ -628,7 +628,7 @@ def test_pitfall_3_generator_and_trainer_agree_with_fp32_logits_on_both_sides(
         model = put_on_device(
             load_model(models[kind], CPU, torch.float32), CPU, torch.bfloat16, head_of_generator
         )
-        decoding = make_decoding(tokenizer, chosen, fp32=head_of_generator)
+        decoding = make_decoding(tokenizer, chosen, fp32_logits=head_of_generator)
         rollouts = sample_all(TorchEngine(model, decoding, 16), wanted)
         return trainer.numerics_mismatch(policy, rollouts, chosen)["mismatch_mean"]
 
