@@ -51,7 +51,7 @@ if __name__ == "__main__":
     ):  # before the slow imports, so that --help and wrong flags are answered fast
         command = parse(sys.argv[1:], TrainCommand, description=__doc__)
     say("reading the libraries, the data and the model")
-    if not command.plan and not command.gpus_here():
+    if not (command.plan or command.one_process or command.gpus_here()):
         import_for_generators()
 
 import torch

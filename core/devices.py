@@ -12,10 +12,13 @@ def devices_here(settings) -> tuple[list[tuple[str, ...]], list[str]]:
     """The devices of each generator, and the device of each trainer, on this machine, or on the one
     that --plan is about. ValueError if it has too few GPUs.
 
-    Without a GPU all are CPU processes. One GPU does both. Of several, generators have the first
-    and trainers the last; one in five trains by default, as in the paper.
+    Without a GPU all are CPU processes. One GPU does both, and --one-process uses one only. Of
+    several, generators have the first and trainers the last; one in five trains by default, as in
+    the paper.
     """
     gpus, gpus_each = settings.gpus_here(), settings.tensor_parallel
+    if settings.one_process:
+        gpus = min(gpus, 1)
     generators, trainers = settings.generators, settings.trainers
     if gpus == 0:
         if gpus_each > 1:

@@ -164,7 +164,7 @@ class Feed:
             settings.verifiers, settings.verifier_time_limit, settings.verifier_memory
         )
         self.generators = [self._start(number) for number in range(len(self.engines))]
-        self._take_in()
+        self._take_in(wait=False)
 
     def _start(self, number: int) -> Generator:
         return self.workers.start_generator(number, self.engines[number], self.parameters)

@@ -151,6 +151,11 @@ class Settings(Sampling):
     trainers: int = option(
         0, "processes that share the model by FSDP, each on a GPU; 0: one, or a fifth of the GPUs"
     )
+    one_process: bool = option(
+        False,
+        "generator and verifiers work in the trainer's process, by turns, with --asynchrony ppo-1:"
+        " breakpoint() works anywhere",
+    )
     tokens_per_micro_batch: int = option(
         4096, "in a forward, padding included; on a GPU 32768", paper=32_768, small=4096
     )
@@ -244,9 +249,9 @@ PRESETS["short"] |= {"asynchrony": "pipeline-2", "length_control": "penalty"}  #
 # out of prompts.
 MAY_CHANGE = {
     "resume", "from_step", "steps", "validation_every", "checkpoint_every", "keep_checkpoints",
-    "track", "engine", "tensor_parallel", "generators", "trainers", "slots", "generator_memory",
-    "tokens_per_micro_batch", "gradient_checkpointing", "share_prompts", "threads", "verifiers",
-    "wait_timeout", "max_restarts", "rollouts_kept", "least_prompts",
+    "track", "engine", "tensor_parallel", "generators", "trainers", "one_process", "slots",
+    "generator_memory", "tokens_per_micro_batch", "gradient_checkpointing", "share_prompts",
+    "threads", "verifiers", "wait_timeout", "max_restarts", "rollouts_kept", "least_prompts",
 }  # fmt: skip
 
 # generate.py takes these from the run that made its model, if no flag says otherwise.
@@ -383,6 +388,8 @@ def refuse_impossible(settings: Sampling) -> None:
         )
     if is_run:
         refuse_impossible_recipe(settings.recipe)
+        if settings.one_process:
+            refuse_processes(settings)
         devices_here(settings)
 
 
@@ -417,6 +424,21 @@ def refuse_impossible_recipe(recipe: Recipe) -> None:
         )
     if not 0 <= (recipe.eps_low or 0) < 1:
         raise ValueError(f"--eps-low is {recipe.eps_low}; it must be at least 0 and below 1")
+
+
+def refuse_processes(settings: Settings) -> None:
+    """ValueError for what does not go with --one-process."""
+    for name in ("generators", "trainers", "tensor_parallel"):
+        if getattr(settings, name) > 1:
+            raise ValueError(
+                f"--one-process has one generator and one trainer, on one device; {flag(name)} is"
+                f" {getattr(settings, name)}"
+            )
+    if settings.engine == "vllm":
+        raise ValueError(
+            "--one-process samples with --engine torch: vLLM makes a group of processes, which"
+            " would become the trainer's"
+        )
 
 
 def refuse_changes(before: Settings, now: Settings) -> None:

@@ -27,6 +27,7 @@ from core.model import (
     model_path,
     refuse_too_long,
 )
+from core.one_process import GeneratorHere, VerifierHere
 from core.policy import Policy
 from core.rollouts import Batch, Group, Rollout, SharedParameters
 from core.screen import say
@@ -88,6 +89,10 @@ def open_run(settings: Settings) -> "Run":
                 f"{folder} is finished, at step {step}; give a larger --steps to go on"
             )
 
+    asked = settings
+    if settings.one_process:
+        settings = by_turns(settings)
+
     # The model and its prompts. Engines are made of the run's first model, which stays where it is;
     # their parameters come from the trainer.
     prompts = make_prompts(settings, first_model, sources)
@@ -102,7 +107,10 @@ def open_run(settings: Settings) -> "Run":
     _, trainers = devices_here(settings)
     parameters = SharedParameters(model, len(trainers))
     stop = Stop()
-    feed = Feed(settings, prompts, Workers(engines, parameters), stop.asked, state)
+    workers = Workers(engines, parameters)
+    if settings.one_process:
+        workers = Workers(engines, parameters, GeneratorHere, VerifierHere)
+    feed = Feed(settings, prompts, workers, stop.asked, state)
     if state is not None and state.get("data") != feed.data:
         raise ValueError(
             f"--resume {folder}: the problems of --data {' '.join(settings.data)} are not those"
@@ -115,7 +123,9 @@ def open_run(settings: Settings) -> "Run":
     # Only now is anything written.
     folder.mkdir(parents=True, exist_ok=True)
     lock = lock or lock_folder(folder)
-    write_config(folder, settings)
+    # Without --one-process it would be resumed as it was asked for.
+    stored = dataclasses.replace(settings, recipe=asked.recipe, engine=asked.engine)
+    write_config(folder, stored)
     if settings.resume:
         say(f"{folder}: going on from step {step}")
         for later in checkpoints(folder):
@@ -125,6 +135,15 @@ def open_run(settings: Settings) -> "Run":
     record = Record(settings, folder, compute, feed, state)
     start = Start(settings, step, newest_model, moments, parameters)
     return Run(start, model, feed, record, stop, lock)
+
+
+def by_turns(settings: Settings) -> Settings:
+    """The settings as --one-process wants them: generator and trainer wait for each other."""
+    asynchrony = settings.recipe.asynchrony
+    if asynchrony != "ppo-1":
+        say(f"The run trains with --asynchrony ppo-1, not {asynchrony}, because of --one-process.")
+    recipe = dataclasses.replace(settings.recipe, asynchrony="ppo-1")
+    return dataclasses.replace(settings, recipe=recipe, engine="torch")
 
 
 def read_sources(settings: Settings) -> list[Source]:
@@ -211,6 +230,8 @@ def with_prompts_shared_if_possible(
 
 def number_of_devices(settings: Settings) -> int:
     """Devices of generators and trainers. Each CPU process is one; a GPU that does both is one."""
+    if settings.one_process:
+        return 1
     generators, trainers = devices_here(settings)
     names = [*sum(generators, ()), *trainers]
     return len(names) if "cpu" in names else len({*names})
@@ -333,18 +354,25 @@ class Run:
             yield
         except KeyboardInterrupt:
             self.stopped_at_once = True
-        except torch.OutOfMemoryError as error:
-            self.error = (
+        except Exception as error:
+            self.error = self._in_a_sentence(error)
+            if not self.error:
+                give_way_to_a_dead_rank()
+                raise RuntimeError(f"the run has failed, as said above{self.hint()}") from error
+        finally:
+            self.feed.close()
+
+    def _in_a_sentence(self, error: Exception) -> str:
+        """What went wrong, if it is known; else '', and the traceback says it. With --one-process
+        it may come out of a task, whose traceback is wanted."""
+        if isinstance(error, torch.OutOfMemoryError):
+            return (
                 f"{str(error).partition('. ')[0]}: lower --tokens-per-micro-batch or --slots, or"
                 " add --gradient-checkpointing or --trainers"
             )
-        except OSError as error:
-            self.error = f"the run's folder cannot be written: {error}"
-        except Exception as error:
-            give_way_to_a_dead_rank()
-            raise RuntimeError(f"the run has failed, as said above{self.hint()}") from error
-        finally:
-            self.feed.close()
+        if isinstance(error, OSError) and not self.settings.one_process:
+            return f"the run's folder cannot be written: {error}"
+        return ""
 
     def hint(self) -> str:
         """How to go on, to be put behind an error; '' as long as there is no checkpoint."""
