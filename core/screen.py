@@ -2,9 +2,13 @@
 
 import os
 import sys
+import threading
 
 from tqdm import tqdm
 
+# One process alone writes to the screen. For tqdm's own lock, which is for several, Python would
+# start one more process.
+tqdm.set_lock(threading.RLock())
 _warned: set[str] = set()
 
 

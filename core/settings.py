@@ -149,7 +149,7 @@ class Settings(Sampling):
         " trainers",
     )
     trainers: int = option(
-        0, "processes that share the model by FSDP, each on a GPU; 0: one, or a fifth of the GPUs"
+        0, "processes that split the model by FSDP, each on a GPU; 0: one, or a fifth of the GPUs"
     )
     one_process: bool = option(
         False,
