@@ -94,9 +94,8 @@ class Workers:
 
     engines: list[EngineSettings]  # of each generator
     parameters: SharedParameters  # that the generators sample with
-    start_generator: Callable[[int, EngineSettings, SharedParameters], Generator] = start_generator
-    # From the number of verifiers, the seconds for a completion, and the GiB for one.
-    start_verifiers: Callable[[int, float, float], VerifierPool] = VerifierPool
+    start_generator: Callable = start_generator  # of a number, its engine, and the parameters
+    start_verifiers: Callable = VerifierPool  # of their number, and the limits of a completion
 
 
 class Feed:
