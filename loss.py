@@ -414,6 +414,7 @@ class Loss(NamedTuple):
     ]  # returns the term [B, T], and a bool [B, T]: whether a clip decided it
     formula: str  # what `term` computes; tools/view.py puts numbers into it
     clip: tuple[float, float] | None = None  # (eps_low, eps_high), used where Recipe has None
+    reads: tuple[str, ...] = ()  # the fields of Recipe that `term` reads; others do nothing
 
 
 def cispo(
@@ -520,16 +521,26 @@ def dppo(
     return rho_BT.masked_fill(left_out_BT, 0.0) * advantages_B1 * logprobs_BT, left_out_BT
 
 
+CLIP = ("eps_low", "eps_high")
 LOSSES = {
-    "cispo": Loss(cispo, "sg(min(rho, eps_max)) A log pi_train"),
+    "cispo": Loss(cispo, "sg(min(rho, eps_max)) A log pi_train", reads=("eps_max",)),
     "dapo": Loss(
-        clipped_ratio, "min(rho A, clip(rho, 1 - eps_low, 1 + eps_high) A)", clip=(0.2, 0.26)
+        clipped_ratio,
+        "min(rho A, clip(rho, 1 - eps_low, 1 + eps_high) A)",
+        clip=(0.2, 0.26),
+        reads=CLIP,
     ),
     "grpo": Loss(
-        clipped_ratio, "min(rho A, clip(rho, 1 - eps_low, 1 + eps_high) A)", clip=(0.2, 0.2)
+        clipped_ratio,
+        "min(rho A, clip(rho, 1 - eps_low, 1 + eps_high) A)",
+        clip=(0.2, 0.2),
+        reads=CLIP,
     ),
     "gspo": Loss(
-        clipped_sequence, "min(s A, clip(s, 1 - eps_low, 1 + eps_high) A)", clip=(4e-3, 5e-3)
+        clipped_sequence,
+        "min(s A, clip(s, 1 - eps_low, 1 + eps_high) A)",
+        clip=(4e-3, 5e-3),
+        reads=CLIP,
     ),
     "icepop": Loss(icepop, "sg(rho if 0.5 <= rho <= 5 else 0) A log pi_train"),
     "sapo": Loss(sapo, "(4 / tau) sigmoid(tau (rho - 1)) A with tau = 1 if A > 0, else 1.05"),

@@ -40,7 +40,6 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
         signal.SIGINT, signal.SIG_DFL
     )  # Ctrl-C during the seconds of imports leaves no traceback
 
-from core.devices import gpus_here
 from core.screen import say
 from core.settings import TrainCommand, parse
 from curve.flags import errors_as_sentences, run_command
@@ -52,19 +51,16 @@ if __name__ == "__main__":
     ):  # before the slow imports, so that --help and wrong flags are answered fast
         command = parse(sys.argv[1:], TrainCommand, description=__doc__)
     say("reading the libraries, the data and the model")
-    if not command.plan and not gpus_here(command):
+    if not (command.plan or command.one_process or command.gpus_here()):
         import_for_generators()
 
 import torch
 import transformers
-from transformers import PreTrainedModel
 
 import loss
 from core.devices import cpu_threads, devices_here
-from core.model import load_model
 from core.policy import Policy, micro_batches
 from core.rollouts import Batch, SharedParameters
-from core.settings import Settings
 from machinery.kept import kept_rows
 from machinery.processes import end_children
 from machinery.ranks import other_ranks, wait_for_ranks
@@ -83,10 +79,10 @@ def main(command: TrainCommand) -> int:
     if command.plan:
         print(plan(command))
         return 0
-    settings, start, model, parameters, run = open_run(command.of_the_run())
+    run = open_run(command.of_the_run())
     with run.until_its_end():
-        with other_ranks(settings, train, (settings, start, parameters), run.hint):
-            train(0, settings, start, parameters, model, run)
+        with other_ranks(run.settings, train, (run.start,), run.hint):
+            train(0, run.start, run)
         run.leave_results(view.write_page)
     return run.exit_status()
 
@@ -94,24 +90,17 @@ def main(command: TrainCommand) -> int:
 # --- the loop -------------------------------------------------------------------------------------
 
 
-def train(
-    rank: int,
-    settings: Settings,
-    start: Start,
-    parameters: SharedParameters,
-    model: PreTrainedModel | None = None,
-    run: Run | None = None,
-) -> None:
+def train(rank: int, start: Start, run: Run | None = None) -> None:
     """All steps, from the first validation to the last checkpoint. Every rank runs this. Rank 0 has
-    the `Run`, with the generators and the log, and the model that `open_run` has loaded. Another
-    rank has an `OtherRank` with the same calls: it gets rank 0's answers."""
-    s, r, run = settings, settings.recipe, run or OtherRank(settings)
+    the `Run`, with the generators, the log and the model that `open_run` has loaded. Another rank
+    has an `OtherRank` with the same calls: it gets rank 0's answers, and loads the model itself."""
+    s, r, parameters = start.settings, start.settings.recipe, start.parameters
+    run = run or OtherRank(start)
     trainers = devices_here(s)[1]
     ranks, device = len(trainers), torch.device(trainers[rank])
     torch.set_num_threads(cpu_threads(s))
-    policy = make_policy(
-        s, model or load_model(start.model, torch.device("cpu"), torch.float32), device
-    )
+    # With several ranks, or in bf16, FSDP shards the model: it keeps fp32 and computes in bf16.
+    policy = make_policy(s, run.model, device)
     optimizer = torch.optim.AdamW(
         policy.parameters(),
         lr=s.learning_rate,
@@ -208,6 +197,7 @@ def train(
         )
 
         # 5. retire solved prompts, write down what has happened, validate, save
+        run.retire(groups)
         run.log_step(
             step,
             batch,

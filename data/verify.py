@@ -336,15 +336,20 @@ def work(memory_gib: float) -> None:
             return
 
 
+def score_of(task: ModuleType, problem: Problem, completion: str) -> float:
+    """The score of a completion. TypeError if the task returns no score; or what the task raises."""
+    value = task.score(problem, completion)
+    if not hasattr(value, "__float__") or not 0 <= float(value) <= 1:  # numpy's numbers have it
+        said = f"{problem.task}.score returned {value!r:.80}"
+        raise TypeError(f"{said}, not True, False or a number from 0 to 1")
+    return float(value)
+
+
 def judgement(task: ModuleType, problem: Problem, completion: str) -> tuple[float, str | None, str]:
     """Score, failure and detail of a completion, as in `Verdict`. If the task raises, or returns no
     score, the completion is wrong."""
     try:
-        value = task.score(problem, completion)
-        if not hasattr(value, "__float__") or not 0 <= float(value) <= 1:  # numpy's numbers have it
-            said = f"{problem.task}.score returned {value!r:.80}"
-            raise TypeError(f"{said}, not True, False or a number from 0 to 1")
-        return float(value), None, ""
+        return score_of(task, problem, completion), None, ""
     except MemoryError:
         return 0.0, "memory", ""
     except BaseException as error:  # SystemExit too

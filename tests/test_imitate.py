@@ -157,12 +157,12 @@ def test_the_prompt_is_that_of_a_generator_and_the_solution_ends(
 def prompts_of_a_run(flags) -> dict[str, list[int]]:
     """The ids that a generator of train.py gets for each problem, by the problem's prompt."""
     budgets = ["--prompt-budget", "500", "--thinking-budget", "20", "20", "--prompts-per-step", "4"]
-    feed = open_run(parse([*flags, "--defaults", "small", *budgets]))[-1].feed
+    feed = open_run(parse([*flags, "--defaults", "small", *budgets])).feed
     feed.generators = [type("Generator", (), {"number": 0})()]
     (source,), prompts = feed.prompts.sources, {}
     for validation, of_source in ((False, source.train), (True, source.validation)):
         for i in range(len(of_source)):
-            group = feed._group(0, 0, i, 0, feed.generators[0], (0,), validation)
+            group = feed._group(0, 0, i, feed.generators[0], (0,), validation)
             prompts[group.problem.prompt] = group.requests[0].prompt_ids
     return prompts
 

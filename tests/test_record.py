@@ -113,7 +113,7 @@ def test_a_gpu_that_does_both_is_one_device_and_processes_on_a_cpu_count_each(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(train.torch.cuda, "device_count", lambda: gpus)
     chosen = dataclasses.replace(parse([]), engine="torch", **counts)
-    assert open_run(chosen)[-1].record.compute.devices == devices
+    assert open_run(chosen).record.compute.devices == devices
 
 
 @pytest.mark.parametrize("gpus_each", [1, 2])
@@ -193,7 +193,7 @@ def test_compute_is_two_flops_a_number_for_what_is_generated_and_six_for_what_is
     completions = sum(len(rollout.tokens) for rollout in rollouts)
     # A prompt is read once for all its completions.
     prompts = sum(len(group.requests[0].prompt_ids) for group in groups)
-    pairs = sum(r.length * (r.length + 1) // 2 for r in rollouts)
+    pairs = sum(r.total_tokens * (r.total_tokens + 1) // 2 for r in rollouts)
     for group in groups:
         prompt = len(group.requests[0].prompt_ids)
         pairs -= (len(group.rollouts) - 1) * prompt * (prompt + 1) // 2
@@ -440,7 +440,7 @@ def test_a_run_goes_on_from_an_earlier_checkpoint_and_drops_what_came_later(
         assert words in capsys.readouterr().err and len(checkpoints(folder)) == 5 and not started
     with pytest.raises(SystemExit):
         run_command(run_train, ["--resume", "runs/fallen", "--from-step", str(FIRST + 2)])
-    ((_, _, start, *_),) = started
+    ((_, start, _),) = started
     assert start.step == FIRST + 2 and [path.name for path in checkpoints(folder)] == [
         f"step-{FIRST + 2:06d}"
     ]

@@ -628,7 +628,7 @@ def test_pitfall_3_generator_and_trainer_agree_with_fp32_logits_on_both_sides(
         model = put_on_device(
             load_model(models[kind], CPU, torch.float32), CPU, torch.bfloat16, head_of_generator
         )
-        decoding = make_decoding(tokenizer, chosen, fp32=head_of_generator)
+        decoding = make_decoding(tokenizer, chosen, fp32_logits=head_of_generator)
         rollouts = sample_all(TorchEngine(model, decoding, 16), wanted)
         return trainer.numerics_mismatch(policy, rollouts, chosen)["mismatch_mean"]
 
@@ -829,7 +829,7 @@ def test_adamw_is_fused_on_a_gpu_and_goes_on_from_the_moments_of_any_checkpoint(
     for device in ("cpu", "cuda:1"):
         monkeypatch.setattr(train, "devices_here", lambda _, device=device: ([], [device]))
         with pytest.raises(Seen):
-            train.train(0, settings(), Start(FIRST, models["llama"], None), None, model)
+            train.train(0, Start(settings(), FIRST, models["llama"], None, None))
     assert given == [False, True]
 
     policy = Policy(model.to("meta"))

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 import loss
 from core.decoding import make_decoding
-from core.devices import devices_here, gpus_here, trunk_dtype
+from core.devices import devices_here, trunk_dtype
 from core.engine import choose_engine, engine_settings, refuse_split
 from core.model import load_shapes, load_tokenizer, model_path, refuse_too_long
 from core.settings import TrainCommand
@@ -229,7 +229,7 @@ def plan(command: TrainCommand) -> str:
     size = f"{command.model}: {shape.parameters:,} parameters"
     model_row = ("model", "", f"{size}; a prompt and its completion have at most {length:,} tokens")
     rows = [model_row, *memory_rows(command, need, shape.parameters)]
-    rows += [("largest that fits", "", largest(command, length))] if gpus_here(command) else []
+    rows += [("largest that fits", "", largest(command, length))] if command.gpus_here() else []
     first, second = (max(len(row[i]) for row in rows) for i in (0, 1))
     lines = [
         f"{name:{first}}  {figure:>{second}}  {words}".rstrip() for name, figure, words in rows
@@ -246,7 +246,7 @@ def largest(command: TrainCommand, length: int) -> str:
             model = Qwen3ForCausalLM(
                 Qwen3Config(**sizes, num_key_value_heads=8, tie_word_embeddings=size != "8B")
             )
-        for trainers in range(1, max(2, gpus_here(command) - command.tensor_parallel + 1)):
+        for trainers in range(1, max(2, command.gpus_here() - command.tensor_parallel + 1)):
             tried = replace(command, generators=0, trainers=trainers, gradient_checkpointing=True)
             if Needs(tried, Shape(model), length).fits:
                 return f"Qwen3-{size}: --model Qwen/Qwen3-{size} --trainers {trainers} --gradient-checkpointing"
