@@ -108,7 +108,7 @@ def main() -> None:
     count = Compute(1, 1, 1).add
     stage(
         "rank 0: the log",
-        lambda: (completion_columns(judged), count(groups, 1, 1), batch.ages_N.mean()),
+        lambda: (completion_columns(judged), count(batch, 1, 1), batch.ages_N.mean()),
     )
 
 

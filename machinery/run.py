@@ -37,7 +37,14 @@ from curve.fit import fit_sigmoid
 from curve.plots import plot_variants
 from curve.report import describe, report
 from data.load import Source, load_data
-from machinery.checkpoints import checkpoint_of, checkpoints, read_state, step_of, write_checkpoint
+from machinery.checkpoints import (
+    checkpoint_of,
+    checkpoints,
+    read_state,
+    remove_old_checkpoints,
+    step_of,
+    write_checkpoint,
+)
 from machinery.compute import Compute, attention_width, matmul_parameters
 from machinery.files import whole_folder
 from machinery.folder import lock_folder, new_folder, write_config
@@ -252,11 +259,10 @@ class Run:
         """Write a checkpoint of this step. Parameters and moments are gathered from all ranks."""
         parameters, moments = gather(policy, optimizer)
         state = {"step": step, **self.feed.state(), **self.record.state()}
-        tokenizer, keep = self.feed.prompts.tokenizer, self.settings.keep_checkpoints
+        tokenizer = self.feed.prompts.tokenizer
+        write_checkpoint(self.folder, policy.model, tokenizer, parameters, moments, state)
         before_fall = self.record.checkpoint_before_fall()
-        write_checkpoint(
-            self.folder, policy.model, tokenizer, parameters, moments, state, keep, before_fall
-        )
+        remove_old_checkpoints(self.folder, self.settings.keep_checkpoints, before_fall)
 
     def end(self, step: int) -> bool:
         """Stop the clock of training, and log why a run is over. Returns whether a checkpoint is
