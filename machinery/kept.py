@@ -57,10 +57,8 @@ def token_texts(
     texts = [text_of(token) for token in ids]
     if "".join(texts) == tokenizer.decode(ids):
         return texts
-    texts = []
-    start = shown = (
-        0  # ids[:shown] have their texts; ids[start:shown] are decoded again, as context
-    )
+    # ids[:shown] have their texts. ids[start:shown] are decoded again, as context.
+    texts, start, shown = [], 0, 0
     for end in range(1, len(ids) + 1):
         before = tokenizer.decode(ids[start:shown])
         now = tokenizer.decode(ids[start:end])
@@ -114,10 +112,11 @@ class KeptRollouts:
         generators' events."""
         if self.settings.rollouts_kept:
             waited = [self._seconds(clock) for clock in waited]
-            events = [
-                [n, self._seconds(a), self._seconds(b), version] for n, a, b, version in events
-            ]
-            self._add([{"kind": "times", "step": step, "waited": waited, "generators": events}])
+            line = {"kind": "times", "step": step, "waited": waited, "generators": []}
+            for generator, start, end, version in events:
+                times = [self._seconds(start), self._seconds(end)]
+                line["generators"].append([generator, *times, version])
+            self._add([line])
 
     def add_batch(self, step: int, batch: Batch, worth: dict[str, Tensor], tokens: dict) -> None:
         """Add the groups of a step that are kept. worth: of each completion its reward, advantage

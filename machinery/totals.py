@@ -18,7 +18,7 @@ class Totals:
         self.step = step  # the version of the parameters that are trained
         self.kept_rows = kept_rows  # which rollouts of the batch are kept
         self.sums = Counter()  # ints and floats, by name
-        self.ratio_max = -math.inf
+        self.ratio_max = 0.0
         # By the row of a rollout that is kept and was trained on: lists of a value of each token.
         self.tokens = {}
 
@@ -34,19 +34,19 @@ class Totals:
         the entropies."""
         if not len(entropies_N):  # an idle rank has a micro-batch without sampled tokens
             return
-        new = {name: tensor.item() for name, tensor in sums.items()}
-        self.ratio_max = max(self.ratio_max, new.pop("ratio_max"))
-        new |= {"loss": value.item(), "entropy": entropies_N.sum().item()}
-        new |= {"tokens": len(entropies_N), "fed": m.fed, "pairs": m.pairs}
+        added = {name: tensor.item() for name, tensor in sums.items()}
+        self.ratio_max = max(self.ratio_max, added.pop("ratio_max"))
+        added |= {"loss": value.item(), "entropy": entropies_N.sum().item()}
+        added |= {"tokens": len(entropies_N), "fed": m.fed, "pairs": m.pairs}
         # How far the policy has moved, by how many steps old a token is.
         logprobs_N = logprobs_BT[m.sampled_BT]
         log_ratios_N = (logprobs_N - m.generator_logprobs_BT[m.sampled_BT]).abs()
         ages_N = self.step - m.versions_BT[m.sampled_BT]
         for age in ages_N.unique().tolist():
             of_age_N = log_ratios_N[ages_N == age]
-            new[f"tokens_age_{age}"] = len(of_age_N)
-            new[f"log_ratio_age_{age}"] = of_age_N.sum().item()
-        self.sums.update(new)
+            added[f"tokens_age_{age}"] = len(of_age_N)
+            added[f"log_ratio_age_{age}"] = of_age_N.sum().item()
+        self.sums.update(added)
 
         # The values of each token, if its rollout is kept.
         lengths = m.sampled_BT.sum(1).tolist()
@@ -70,12 +70,12 @@ class Totals:
 
     def columns(self) -> dict:
         """Columns of the log: the loss, and means over the tokens. If no token was trained on, the
-        means are not finite; the log has null for them."""
+        means are NaN, for which the log has null."""
         sums = self.sums
         tokens = sums["tokens"] or math.nan
         columns = {
-            "loss": sums["loss"],
-            "ratio_max": self.ratio_max,
+            "loss": sums["loss"] + 0.0,  # no int, and no -0.0
+            "ratio_max": self.ratio_max if sums["tokens"] else None,
             "ratio_mean": sums["ratio"] / tokens,
             "clipped_fraction": sums["clipped"] / tokens,
             "kl_estimate": sums["kl"] / tokens,

@@ -85,15 +85,9 @@ def numerics_mismatch(
     same rollouts, computes its share of them, and gets the figures of all."""
     differences = []
     rank, ranks = rank_and_ranks()
-    for m in micro_batches(
-        rollouts,
-        list(range(len(rollouts))),
-        settings.tokens_per_micro_batch,
-        policy.model.device,
-        rank,
-        ranks,
-        settings.share_prompts,
-    ):
+    rows, tokens = list(range(len(rollouts))), settings.tokens_per_micro_batch
+    device, share = policy.model.device, settings.share_prompts
+    for m in micro_batches(rollouts, rows, tokens, device, rank, ranks, share):
         logprobs_BT, _ = policy(m, settings.recipe.fp32_logits)
         differences.append((logprobs_BT - m.generator_logprobs_BT)[m.sampled_BT].abs().cpu())
     if isinstance(policy, FSDPModule):
