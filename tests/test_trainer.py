@@ -872,8 +872,12 @@ def test_a_version_is_complete_when_every_rank_has_written_its_part(models):
     model = load_model(models["llama"], CPU, torch.float32)
     shared = SharedParameters(model, ranks=2)
     shared.write(model.named_parameters(), 1, rank=0)
-    assert shared.version == -1 and not shared.holds(1)
+    assert shared.version == -1
+    assert not shared.holds(1)
     shared.write(model.named_parameters(), 1, rank=1)
-    assert shared.version == 1 and shared.holds(1)
+    assert shared.version == 1
+    assert shared.holds(1)
     shared.begun_R[1] = 2
-    assert shared.version == 1 and not shared.holds(1) and not shared.holds(2)
+    assert shared.version == 1
+    assert not shared.holds(1)
+    assert not shared.holds(2)
