@@ -16,14 +16,10 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-TINY = [
-    *("--prompts-per-step", "4"),
-    *("--completions-per-prompt", "4"),
-    *("--validation-problems", "6"),
-    *("--validation-samples", "2"),
-    *("--slots", "32"),
-    *("--checkpoint-every", "2"),
-]
+TINY = """
+    --prompts-per-step 4 --completions-per-prompt 4 --validation-problems 6
+    --validation-samples 2 --slots 32 --checkpoint-every 2
+""".split()
 
 
 def project(folder: Path, **faults: str) -> Path:

@@ -116,8 +116,8 @@ def test_a_run_goes_on_after_all_else_that_can_go_wrong_beside_the_trainer(tmp_p
         data__tasks__arithmetic=faulty_reward(reward_raises=RAISES, reward_hangs=HANGS),
         loss=faulty_loss(call=4),
     )
-    limits = ["--wait-timeout", "30", "--verifier-time-limit", "2"]
-    run = RealRun(folder, "--steps", "10", "--validation-every", "5", *limits)
+    flags = "--steps 10 --validation-every 5 --wait-timeout 30 --verifier-time-limit 2"
+    run = RealRun(folder, *flags.split())
     run.end_well()
     printed = run.text()
     check_log(run.folder, steps=10, validation_every=5)
@@ -270,8 +270,8 @@ def policy_loss(*arguments):
 def test_ctrl_c_saves_what_there_is(tmp_path):
     """The signal goes to the whole process group, as from a terminal. The run has another recipe
     and two ranks."""
-    flags = ["--checkpoint-every", "1000", "--recipe", "base", "--trainers", "2"]
-    run = RealRun(tmp_path, *FOREVER, *flags)
+    flags = "--checkpoint-every 1000 --recipe base --trainers 2"
+    run = RealRun(tmp_path, *FOREVER, *flags.split())
     run.until_step(2)
     os.killpg(run.process.pid, signal.SIGINT)
     assert run.end() == 128 + signal.SIGINT
