@@ -121,7 +121,8 @@ class Record:
         """Log a step: what it has computed, its completions, and what has happened since the line
         before. worth: of each completion its reward, advantage and weight, [P, G] each. figures:
         further columns."""
-        orders, (wait_began, wait_ended) = self.feed.orders, self.waited
+        orders = self.feed.orders
+        began, ended = self.waited
         judged = [pair for group in batch.groups for pair in group.judged()]
         self.compute.add(batch, totals.sums["fed"], totals.sums["pairs"])
         zero_variance_P = loss.zero_variance(worth["reward"], batch.usable_PG)
@@ -139,7 +140,7 @@ class Record:
             "groups_waiting": sum(group.finished for group in self.feed.under_way.values()),
             "prompts_retired": sum(len(order.retired) for order in orders),
             "epoch": min(order.epoch for order in orders),
-            **self.rates.columns(int(batch.lengths_PG.sum()), wait_ended - wait_began),
+            **self.rates.columns(int(batch.lengths_PG.sum()), ended - began),
             **self.compute.columns(),
         }
         self.log(line)

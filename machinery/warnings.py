@@ -2,7 +2,6 @@
 found."""
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import loss
@@ -129,7 +128,7 @@ def fell_from(validations: list[dict]) -> dict | None:
     return best if fall > max(0.2 * gain, chance) else None
 
 
-def in_a_row(lines: list[dict], number: int, holds: Callable[[dict], bool]) -> bool:
+def in_a_row(lines: list[dict], number: int, holds) -> bool:
     """Whether there are so many lines, and this holds for each of the last ones."""
     return len(lines) >= number and all(map(holds, lines[-number:]))
 
