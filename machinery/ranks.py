@@ -30,7 +30,8 @@ def rank_and_ranks() -> tuple[int, int]:
 
 
 def everyone(value):
-    """Every rank calls this at the same place. All get rank 0's value."""
+    """Rank 0's value, sent to all ranks. Every rank calls this at the same place; what the others
+    pass does not count. The value is pickled: whole groups of rollouts go through here."""
     if rank_and_ranks()[1] > 1:
         box = [value]
         dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))

@@ -225,7 +225,7 @@ class Run:
         """The groups to train on at this step. None if every prompt is retired, or if the run
         ends."""
         began = time.monotonic()
-        groups = everyone(self.feed.batch(step))
+        groups = everyone(self.feed.batch(step))  # whole groups of rollouts go to all ranks
         self.record.waited = began, time.monotonic()
         return groups
 
@@ -243,6 +243,7 @@ class Run:
         with self.record.pause():
             groups = self.feed.validate(step) or []
             rollouts = [rollout for group in groups for rollout in group.rollouts.values()]
+            # The other ranks get these completions, to compute their share of them.
             compared = everyone(rollouts[:: max(1, len(rollouts) // COMPARED)])
             if not compared:  # the run ends
                 return
