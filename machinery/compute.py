@@ -113,7 +113,7 @@ class Rates:
         self.seconds = 0.0  # of training, at the last line
         self.waited = 0.0  # seconds that the trainer has waited for groups, in this process
         self.generated = 0.0  # seconds that a generator was busy on average, in this process
-        self.logged = 0.0  # the part of `generated` that lines of the log have counted
+        self.unlogged_busy = 0.0  # the part of `generated` that no line of the log has counted yet
 
     def columns(self, batch_tokens: int, waited: float) -> dict:
         """Log columns of what has happened since the last line. batch_tokens: sampled tokens of the
@@ -126,8 +126,9 @@ class Rates:
         self.feed.busy_seconds, self.feed.sampled_tokens = 0.0, 0
         # A report may cover more time than this line does. The next line counts what is left.
         self.generated += busy / generators
-        logged = min(self.generated - self.logged, seconds)
-        self.logged += logged
+        self.unlogged_busy += busy / generators
+        logged = min(self.unlogged_busy, seconds)
+        self.unlogged_busy -= logged
         return {
             "trainer_idle_fraction": waited / seconds,
             "generator_idle_fraction": 1 - logged / seconds,

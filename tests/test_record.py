@@ -152,7 +152,7 @@ def test_idle_time_of_the_generators_adds_up_though_their_reports_come_in_lumps(
     idle = [line["generator_idle_fraction"] for line in lines(tmp_path, "train")]
     # The generators were busy for 5 of 5 seconds, of which 2 were logged late.
     assert idle == [1.0, 1.0, 0.0, 0.0, 0.0]
-    assert record.rates.generated - record.rates.logged == 2.0
+    assert record.rates.unlogged_busy == 2.0
     assert [line["trainer_idle_fraction"] for line in lines(tmp_path, "train")] == [0.25] * 5
     assert record.rates.idle() == "trainer 0.25, generators 0.00 of the time"
     clock.now += 5.0
