@@ -172,7 +172,7 @@ def train(rank: int, start: Start, run: Run | None = None) -> None:
                 value * ranks
             ).backward()  # FSDP divides by the number of ranks, but our weights need the sum
             totals.add(m, value.detach(), sums, logprobs_BT.detach(), entropies_N)
-        totals.over_ranks()
+        totals.over_ranks()  # all ranks get the sums of all, and decide alike whether to step
         norm = 0.0
         if counted_rows:
             norm = gathered(

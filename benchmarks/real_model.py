@@ -52,9 +52,9 @@ def theirs(
         problems[prompt[-1]["content"]], completion[0]["content"]
     )
     messages = [[{"role": "user", "content": prompt}] for prompt in problems]
-    calls = run_trl(
-        folder, model, messages, score, 16, prompts, tokens, steps, seed=0, learning_rate=6.5e-6
-    )
+    batch = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": prompts}
+    config = {"max_completion_length": tokens, "max_steps": steps, "learning_rate": 6.5e-6}
+    calls = run_trl(folder, model, messages, score, seed=0, **batch, **config)
     (start, first), (end, last) = calls[0], calls[-1]
     lengths = [len(render(tokenizer, prompt)) for prompt in problems]
     return (last - first) / (end - start), sum(lengths) / len(lengths)

@@ -32,7 +32,8 @@ def rank_and_ranks() -> tuple[int, int]:
 
 
 def from_rank_0(value):
-    """Every rank calls this at the same place. All get rank 0's value."""
+    """Rank 0's value, sent to all ranks. Every rank calls this at the same place; what the others
+    pass does not count. The value is pickled: whole groups of rollouts go through here."""
     _, ranks = rank_and_ranks()
     if ranks > 1:
         box = [value]

@@ -37,7 +37,14 @@ from curve.fit import fit_sigmoid
 from curve.plots import plot_variants
 from curve.report import describe, report
 from data.load import Source, load_data
-from machinery.checkpoints import checkpoint_of, checkpoints, read_state, step_of, write_checkpoint
+from machinery.checkpoints import (
+    checkpoint_of,
+    checkpoints,
+    read_state,
+    remove_old_checkpoints,
+    step_of,
+    write_checkpoint,
+)
 from machinery.compute import Compute, attention_width, matmul_parameters
 from machinery.files import whole_folder
 from machinery.folder import lock_folder, new_folder, write_config
@@ -277,7 +284,7 @@ class Run:
         """The groups to train on at this step. None if every prompt is retired, or if the run
         ends."""
         began = time.monotonic()
-        groups = from_rank_0(self.feed.batch(step))
+        groups = from_rank_0(self.feed.batch(step))  # whole groups of rollouts go to all ranks
         self.record.waited = began, time.monotonic()
         return groups
 
@@ -295,6 +302,7 @@ class Run:
             groups = self.feed.validate(step) or []
             rollouts = [rollout for group in groups for rollout in group.rollouts.values()]
             every_nth = max(1, len(rollouts) // COMPARED)
+            # The other ranks get these completions, to compute their share of them.
             compared = from_rank_0(rollouts[::every_nth])
             if not compared:  # the run ends
                 return
@@ -314,11 +322,10 @@ class Run:
         """Write a checkpoint of this step. Parameters and moments are gathered from all ranks."""
         parameters, moments = gather(policy, optimizer)
         state = {"step": step, **self.feed.state(), **self.record.state()}
-        tokenizer, keep = self.feed.prompts.tokenizer, self.settings.keep_checkpoints
+        tokenizer = self.feed.prompts.tokenizer
+        write_checkpoint(self.folder, policy.model, tokenizer, parameters, moments, state)
         before_fall = self.record.checkpoint_before_fall()
-        write_checkpoint(
-            self.folder, policy.model, tokenizer, parameters, moments, state, keep, before_fall
-        )
+        remove_old_checkpoints(self.folder, self.settings.keep_checkpoints, before_fall)
 
     def end(self, step: int) -> bool:
         """Stop the clock of training, and log why a run is over. Returns whether a checkpoint is

@@ -41,7 +41,7 @@ def run(tmp_path_factory) -> Path:
     path = model_path(settings.model)
     model = load_model(path, torch.device("cpu"), torch.float32)
     write_checkpoint(folder, model, load_tokenizer(path), dict(model.named_parameters()), {"m": torch.zeros(1)},
-                     {"step": 4}, 2)  # fmt: skip
+                     {"step": 4})  # fmt: skip
     lines = [
         {"kind": kind, "step": step, "pass_rate": 0.1 + step / 50, "compute_tokens": 100 * step}
         for step in range(7) for kind in ("train", "validation")[step == 0 : 1 + (step % 2 == 0)]
