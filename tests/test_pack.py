@@ -1,10 +1,10 @@
 """tools/pack.py: the logs of a study in one file, from which fits and tables come out the same."""
 
 import json
-import sys
 
 import pytest
 
+from curve.flags import run_command
 from curve.logs import packed_runs, read_log, read_table
 from tools import pack
 
@@ -35,14 +35,14 @@ def study(tmp_path):
     return tmp_path / "runs"
 
 
-def packed(study, monkeypatch, *flags: str):
-    monkeypatch.setattr(sys, "argv", ["pack", str(study), str(study.parent / "packed"), *flags])
-    pack.main()
-    return study.parent / "packed"
+def packed(study, *flags: str):
+    target = study.parent / "packed"
+    assert pack.main([str(study), str(target), *flags]) == 0
+    return target
 
 
-def test_a_packed_log_has_what_fits_and_tables_need(study, monkeypatch):
-    folder = packed(study, monkeypatch)
+def test_a_packed_log_has_what_fits_and_tables_need(study):
+    folder = packed(study)
     runs = {
         name: [json.loads(line) for line in log.splitlines()]
         for name, log in packed_runs(folder).items()
@@ -58,18 +58,16 @@ def test_a_packed_log_has_what_fits_and_tables_need(study, monkeypatch):
     assert before.num_examples == after.num_examples
 
 
-def test_columns_of_training_are_kept_if_they_are_named(study, monkeypatch):
-    folder = packed(study, monkeypatch, "--train", "kl_estimate", "entropy")
-    (line,) = (
-        line
-        for line in map(json.loads, packed_runs(folder)["base-seed0"].splitlines())
-        if line["kind"] == "train"
-    )
+def test_columns_of_training_are_kept_if_they_are_named(study):
+    folder = packed(study, "--train", "kl_estimate", "entropy")
+    lines = [json.loads(line) for line in packed_runs(folder)["base-seed0"].splitlines()]
+    (line,) = [line for line in lines if line["kind"] == "train"]
     assert line == {"kind": "train", "step": 1, "kl_estimate": 0.123457, "entropy": None}
     assert "loss" not in read_table(folder / "base-seed0" / "log.jsonl").names
 
 
-def test_a_folder_without_logs_is_refused(tmp_path, monkeypatch, capsys):
-    with pytest.raises(SystemExit):
-        packed(tmp_path / "nothing", monkeypatch)
+def test_a_folder_without_logs_is_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        run_command(pack.main, [str(tmp_path / "nothing"), str(tmp_path / "packed")])
+    assert ended.value.code == 2 and not (tmp_path / "packed").exists()
     assert "name the folder of a study" in capsys.readouterr().err

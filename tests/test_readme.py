@@ -2,15 +2,19 @@
 
 import dataclasses
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
+
+import pytest
 
 import fit_curve
 from core.settings import GenerateCommand, TrainCommand
 from curve.columns import Reading
 from curve.flags import flag
 from loss import Recipe
-from tools import export, imitate, study, view
+from tools import export, imitate, pack, study, view
 
 ROOT = Path(__file__).parent.parent
 PAGES = {
@@ -61,16 +65,15 @@ def test_a_link_to_a_function_names_its_file():
 
 
 def test_all_flags_that_pages_name_exist():
-    kinds = (TrainCommand, Recipe, GenerateCommand, imitate.Command, study.Study, fit_curve.Options, Reading,
-             view.View, export.Options)  # fmt: skip
-    fields = [field.name for kind in kinds for field in dataclasses.fields(kind)]
-    known = {
-        "--help",
-        "--no",
-        "--all",
-        *map(flag, fields),
-        *(flag(f"no_{field}") for field in fields),
-    }
+    kinds = [
+        *(TrainCommand, Recipe, GenerateCommand, fit_curve.Options, Reading),
+        *(imitate.Command, study.Study, view.View, export.Options, pack.Pack),
+    ]
+    known = {"--help", "--no", "--all"}
+    for kind in kinds:
+        for field in dataclasses.fields(kind):
+            known |= {flag(field.name), flag(f"no_{field.name}")}
+    # Other scripts name their flags to argparse.
     for script in CODE:
         if {"benchmarks", "docs", "tools"} & {*script.relative_to(ROOT).parts}:
             known |= {*re.findall(r'"(--[\w-]+)"', script.read_text())}
@@ -91,6 +94,35 @@ def test_all_scripts_and_pages_that_are_named_exist():
             "docs/gpu.md"
         }:  # which gpu.py writes
             assert (ROOT / name).exists(), f"{path.name} names {name}, which does not exist"
+
+
+def test_all_modules_that_are_run_by_name_exist():
+    """`python -m tools.study`, on pages and in code."""
+    named = set()
+    for path in (*PAGES, *CODE, ROOT / "tools" / "view.html"):
+        for room, name in re.findall(
+            r"python -m (tools|docs|machinery)\.([\w.]+)", path.read_text()
+        ):
+            module = ROOT / room / f"{name.replace('.', '/')}.py"
+            assert module.exists(), f"{path.name} runs {room}.{name}, which does not exist"
+            assert (room, name) not in OLD_NAMES, f"{path.name} runs {room}.{name}, an old name"
+            named.add(name)
+    assert {"study", "view", "export", "imitate", "pack", "unpack"} <= named
+
+
+# What a command was called before it stood in tools/, by the room of its file.
+OLD_NAMES = [("", "study"), ("", "view"), ("", "export"), ("machinery", "imitate"), ("docs", "pack"),
+             ("docs", "unpack")]  # fmt: skip
+
+
+@pytest.mark.parametrize("room, name", OLD_NAMES)
+def test_an_old_name_is_answered_with_the_new_one(room, name):
+    script = ["-m", f"{room}.{name}"] if room else [f"{name}.py"]
+    ended = subprocess.run(
+        [sys.executable, *script, "--any"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == f"error: this command has a new name: python -m tools.{name}\n"
 
 
 def test_pip_installs_the_same_by_extras_as_by_requirements():
