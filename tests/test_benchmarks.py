@@ -22,39 +22,47 @@ def test_the_commands_in_the_docs_exist_and_each_benchmark_finds_what_it_imports
 
 def rows(path: Path) -> list[list[str]]:
     """The cells of each line of the table."""
-    return [
-        line.strip("| ").split(" | ")
-        for line in path.read_text().splitlines()
-        if re.match(r"\| \d", line)
-    ]
+    lines = [line for line in path.read_text().splitlines() if re.match(r"\| \d", line)]
+    return [line.strip("| ").split(" | ") for line in lines]
 
 
 def test_gpu_says_when_there_is_none(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert gpu.main(["--out", str(tmp_path / "gpu.md")]) == 2
-    assert capsys.readouterr().err.startswith("error: torch sees no GPU") and not [
-        *tmp_path.iterdir()
-    ]
+    assert capsys.readouterr().err.startswith("error: torch sees no GPU")
+    assert [*tmp_path.iterdir()] == []
+
+
+def measured_in_small(out: Path, part: str) -> int:
+    """The exit status of a part on the CPU, with small sizes."""
+    return gpu.main(["--device", "cpu", "--small", "--part", part, "--out", str(out)])
 
 
 def test_gpu_in_small_on_the_cpu(tmp_path):
     """What it measures there means nothing."""
     out = tmp_path / "gpu.md"
-    assert gpu.main(["--device", "cpu", "--small", "--part", "1", "--out", str(out)]) == 0
+    assert measured_in_small(out, "1") == 0
     assert rows(out)[-1] == ["1", gpu.RULES["mixed_reads"][1], "0", "0", "as expected"]
     assert "failed" not in out.read_text() and f"torch {torch.__version__}" in out.read_text()
+
     machine = gpu.Machine("cpu", True, tmp_path, 1e12)
     assert {*gpu.micro_batch_sizes(machine)} == {"speed_ratio", "trainer_speed"}
-    assert {rule[0] for rule in gpu.RULES.values()} == {
-        measure for part in gpu.PARTS.values() for measure in part
-    }
+
+    # Each part measures what rules ask for, and nothing else.
+    asked = {rule[0] for rule in gpu.RULES.values()}
+    assert asked == {measure for part in gpu.PARTS.values() for measure in part}
 
 
 def test_gpu_what_fails_is_a_line_and_other_parts_keep_theirs(tmp_path, monkeypatch):
     def broken(machine):
         raise RuntimeError("it | broke\nhere")
 
-    high, none = (lambda machine: {"b": 3.0, "c": "all pass"}), (lambda machine: {})
+    def high(machine):
+        return {"b": 3.0, "c": "all pass"}
+
+    def none(machine):
+        return {}
+
     rules = {
         "a": (broken, "what breaks", 0, 1),
         "b": (high, "three", 0, 2),
@@ -65,15 +73,15 @@ def test_gpu_what_fails_is_a_line_and_other_parts_keep_theirs(tmp_path, monkeypa
     monkeypatch.setattr(gpu, "PARTS", {1: [broken, high], 2: [none], 3: [], 4: []})
     out = tmp_path / "gpu.md"
     for part in ("2", "1", "1"):
-        assert gpu.main(["--device", "cpu", "--small", "--part", part, "--out", str(out)]) == 0
+        assert measured_in_small(out, part) == 0
     assert rows(out) == [
         ["1", "what breaks", "0 to 1", "", "failed: RuntimeError: it / broke here"],
         ["1", "three", "0 to 2", "3", "not as expected"],
         ["1", "tests", "all pass", "all pass", "as expected"],
         ["2", "what is not there", "at least 3", "", "left out: not to be had here"],
     ]
-    out.write_text(
-        out.read_text().replace(f"torch {torch.__version__}", "torch 1.0")
-    )  # of other versions
-    gpu.main(["--device", "cpu", "--small", "--part", "2", "--out", str(out)])
+
+    # What was measured with other versions goes.
+    out.write_text(out.read_text().replace(f"torch {torch.__version__}", "torch 1.0"))
+    measured_in_small(out, "2")
     assert [row[0] for row in rows(out)] == ["2"]

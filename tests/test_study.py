@@ -112,7 +112,7 @@ def test_a_study_is_interrupted_goes_on_and_finds_itself_finished(tmp_path, monk
     assert "| other " in table and table in capsys.readouterr().out
     assert (place / "compare.png").read_bytes()[:4] == b"\x89PNG"
 
-    # Everything is finished: the command again starts nothing, and makes the tables.
+    # Everything is finished. The command again starts nothing, and makes the tables.
     monkeypatch.setattr(study, "start_run", lambda *_: pytest.fail("a finished run was started"))
     (place / "tables.md").unlink()
     assert status_of(*command) == 0
@@ -306,6 +306,7 @@ def test_tables_hold_what_the_logs_say(stored, capsys):
     assert table_of_variants(folder) in capsys.readouterr().out
     fits = {name: fit_sigmoid(x, y) for name, (x, y) in curves.items() if len(x) > 3}
 
+    # Each run stands in a row with its fit, and with what its first half has forecast.
     runs, errors, inside = rows(text, "Runs"), [], 0
     order = ("scalerl", "pipeline-4", "pipeline-16", "without-loss")
     wanted = [f"{variant}-seed{seed}" for variant in order for seed in range(3)]
@@ -327,11 +328,14 @@ def test_tables_hold_what_the_logs_say(stored, capsys):
     left_out = text.partition("left out, since it gives no curve: ")[2]
     assert "pipeline-16-seed2: only 2 of 3 points" in left_out
 
+    # The comparison finds what the curves were made with.
     variants = rows(text, "Variants")
     assert list(variants) == ["scalerl", "pipeline-4", "pipeline-16", "without-loss"]
     assert "scalerl raises the ceiling" in variants["without-loss"][-1]
     assert "no difference" in variants["pipeline-16"][-1] and variants["pipeline-16"][0] == "2"
     assert "scalerl is more efficient" in variants["pipeline-4"][-1]
+
+    # A of a variant is the mean over its seeds, with a t-interval.
     values = np.array([f.A for name, f in fits.items() if name.startswith("scalerl")])
     half = 4.302653 * values.std(ddof=1) / np.sqrt(3)  # t of 2 degrees of freedom
     mean = values.mean()
@@ -339,6 +343,7 @@ def test_tables_hold_what_the_logs_say(stored, capsys):
     ratio = float(variants["pipeline-4"][6].split()[0])
     assert ratio == pytest.approx(1.3 / 1.8, abs=0.05)
 
+    # The forecasts of all runs, in one sentence.
     sigmoid, power_law, last = np.median(errors, axis=0)
     medians = f"sigmoid {sigmoid:.3f}, power law {power_law:.3f}, last value {last:.3f}"
     assert f"of the compute: {medians}. {inside} of 11 came inside" in text
