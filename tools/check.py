@@ -26,8 +26,10 @@ def check_fit(
     """The lines to print about a model and the first held-out problem of a source. A line that
     starts with `!` says what does not fit."""
     template = "its chat template" if tokenizer.chat_template else "no chat template"
-    kind = f"{type(model).__name__}, {model.num_parameters():,} parameters, {template}"
-    yield f"model      {settings.model}: {kind}"
+    yield (
+        f"model      {settings.model}: {type(model).__name__},"
+        f" {model.num_parameters():,} parameters, {template}"
+    )
 
     # The first problem, as the model gets it.
     prompts = [
@@ -35,8 +37,10 @@ def check_fit(
         for problem in source.validation
     ]
     problem, ids = source.validation[0], prompts[0]
-    judge = f"{problem.task.replace('.', '/')}.py"
-    yield f"problem    the first of {source.name}, judged by {judge}; the model gets"
+    yield (
+        f"problem    the first of {source.name},"
+        f" judged by {problem.task.replace('.', '/')}.py; the model gets"
+    )
     for line in visible(tokenizer.decode(ids)).split("\n"):
         yield f"  | {line}"
     yield from unwritable(tokenizer, problem.prompt)
@@ -44,17 +48,19 @@ def check_fit(
     # What ends thinking, and what ends a completion.
     yield f"thinking   {thinking(tokenizer, decoding, settings, ids)}"
     ends = ", ".join(f"{tokenizer.decode([token])!r} ({token})" for token in decoding.eos)
-    limit = f"{decoding.longest_completion} tokens (--thinking-budget and --answer-budget)"
-    yield f"ends with  {ends}, or after {limit}"
+    yield (
+        f"ends with  {ends}, or after {decoding.longest_completion} tokens"
+        " (--thinking-budget and --answer-budget)"
+    )
     yield from unfit_ends(tokenizer, decoding, ids)
 
     # Whether all of it has room in the model.
-    prompt = (
-        f"{len(ids)} tokens of prompt, {max(map(len, prompts))} of the longest of {len(prompts)}"
-    )
+    longest = max(map(len, prompts))
     positions = getattr(model.config, "max_position_embeddings", None) or "any number"
-    room = f"{decoding.longest} in all at most, and the model holds {positions}"
-    yield f"length     {prompt}; {room}"
+    yield (
+        f"length     {len(ids)} tokens of prompt, {longest} of the longest of {len(prompts)};"
+        f" {decoding.longest} in all at most, and the model holds {positions}"
+    )
 
     yield from reference(tokenizer, decoding, settings, problem, ids)
 
@@ -71,9 +77,11 @@ def thinking(
     if decoding.length_control != "interruption":
         return f"{begins}; nothing interrupts it (--length-control {decoding.length_control})"
     low, high = settings.thinking_budget
-    budget = f"{low} to {high} tokens (--thinking-budget)"
     phrase = tokenizer.decode(decoding.phrase)
-    return f"{begins}; it ends at {marker}, or after {budget} by {phrase!r}"
+    return (
+        f"{begins}; it ends at {marker},"
+        f" or after {low} to {high} tokens (--thinking-budget) by {phrase!r}"
+    )
 
 
 def unfit_ends(
@@ -119,8 +127,10 @@ def reference(
         if verdict.correct:
             yield f"reference  {text!r} is judged right; it takes {len(answer)} tokens"
             if decoding.length_control == "interruption" and len(answer) > decoding.answer_budget:
-                budget = f"--answer-budget {decoding.answer_budget}"
-                yield f"! that is more than {budget}: it would be cut off"
+                yield (
+                    f"! that is more than --answer-budget {decoding.answer_budget}:"
+                    " it would be cut off"
+                )
             return
     yield (
         f"! the reference {problem.answer!r} is judged wrong, as it stands and in a box;"

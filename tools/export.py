@@ -53,11 +53,11 @@ def warnings_of(engine: str, settings: Settings) -> list[str]:
     """A sentence for each part of this run that the engine does not carry over."""
     values = asdict(settings) | asdict(settings.recipe)
     tables = tomllib.loads((TEMPLATES / "not_carried.toml").read_text())
-    sentences = []
-    for part, (carried, text) in (tables["all"] | tables[engine]).items():
-        if not re.fullmatch(carried, str(values[part])):
-            sentences.append(f"{flag(part)} {values[part]}; there: {text}")
-    return sentences
+    return [
+        f"{flag(part)} {values[part]}; there: {text}"
+        for part, (carried, text) in (tables["all"] | tables[engine]).items()
+        if not re.fullmatch(carried, str(values[part]))
+    ]
 
 
 def values_of(settings: Settings, steps: int, longest: int) -> dict[str, str]:
@@ -147,9 +147,10 @@ def main(arguments: list[str]) -> int:
 
         # The problems, and the shells of the engine with the values of this run.
         for part in ("train", "validation"):
-            problems = (problem for source in sources for problem in getattr(source, part))
-            rows = (json.dumps(row_of(problem, settings.system)) for problem in problems)
-            (folder / f"{part}.jsonl").write_text("".join(row + "\n" for row in rows))
+            with open(folder / f"{part}.jsonl", "w") as file:
+                for source in sources:
+                    for problem in getattr(source, part):
+                        file.write(json.dumps(row_of(problem, settings.system)) + "\n")
         for template in (TEMPLATES / "scalerl.py", *(TEMPLATES / options.to).glob("*.*")):
             (folder / template.name).write_text(Template(template.read_text()).substitute(values))
 

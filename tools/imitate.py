@@ -139,8 +139,10 @@ def main(arguments: list[str]) -> int:
     train = examples(source.train, tokenizer, command, longest)
     held_out = examples(source.validation, tokenizer, command, longest)[:MOST_MEASURED]
     if not train or not held_out:
-        short = f"no problem has at most {longest} tokens with its solution"
-        raise ValueError(f"--data {command.data}: {short}: --longest")
+        raise ValueError(
+            f"--data {command.data}: no problem has at most {longest} tokens with its solution:"
+            " --longest"
+        )
     ids, learned = train[0]
     start = learned.index(True)
     prompt, solution = tokenizer.decode(ids[:start]), tokenizer.decode(ids[start:])
@@ -156,8 +158,10 @@ def main(arguments: list[str]) -> int:
         after = mean_loss(model, held_out, tokens)
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-    of_what = f"in nats a token of {len(held_out)} solutions; learning rate {learning_rate:.2g}"
-    print(f"held-out loss {before:.3f} before, {after:.3f} after {steps} steps, {of_what}")
+    print(
+        f"held-out loss {before:.3f} before, {after:.3f} after {steps} steps,"
+        f" in nats a token of {len(held_out)} solutions; learning rate {learning_rate:.2g}"
+    )
     print(f"files {command.out}; next: python train.py --model {command.out} --data {command.data}")
     return 0
 
@@ -194,14 +198,15 @@ def examples(
         # The template may open the thinking at the end of the prompt.
         if not after_thinking(tokenizer.decode(prompt[-8:]) + problem.answer).strip():
             left_open += 1
-    of_all = f"of {len(problems)}"
     if len(fitting) < len(problems):
-        left_out = len(problems) - len(fitting)
-        say(f"{left_out} {of_all} records are left out: more than {longest} tokens")
+        say(
+            f"{len(problems) - len(fitting)} of {len(problems)} records are left out:"
+            f" more than {longest} tokens"
+        )
     if left_open:
         say(
-            f"warning: {left_open} {of_all} solutions do not close the thinking that was opened:"
-            " a task reads what follows </think>, and would find no answer"
+            f"warning: {left_open} of {len(problems)} solutions do not close the thinking that"
+            " was opened: a task reads what follows </think>, and would find no answer"
         )
     return fitting
 

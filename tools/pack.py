@@ -59,8 +59,9 @@ def main(arguments: list[str]) -> int:
     options = read_flags(Pack, arguments, description=__doc__)
     logs = sorted(options.study.glob("*/log.jsonl"))
     if not logs:
-        missing = "no RUN/log.jsonl in this folder: name the folder of a study"
-        raise ValueError(f"{options.study}: {missing}")
+        raise ValueError(
+            f"{options.study}: no RUN/log.jsonl in this folder: name the folder of a study"
+        )
     options.target.mkdir(parents=True, exist_ok=True)
     lines = [line for log in logs for line in packed(log, options.train)]
     write_whole(options.target / "runs.jsonl", "".join(lines))

@@ -5,7 +5,6 @@ with measurements on CPUs. If the plan says that something fits, a quarter of th
 spare.
 """
 
-import itertools
 import math
 import os
 from dataclasses import replace
@@ -57,7 +56,7 @@ class Shape:
         self.parameters = count_parameters(model)
         self.layers = len(layers)
         self.layer = max(map(count_parameters, layers))  # parameters of the largest layer
-        self.table = head.numel()  # parameters of the head; the embedding has as many
+        self.table = head.numel()  # parameters of the head, and of the embedding
         self.tied = head is model.get_input_embeddings().weight  # embedding and head are one
         self.heads = config.num_attention_heads
         self.vocabulary = config.vocab_size
@@ -92,7 +91,7 @@ def trainer_bytes(
     """Bytes of each rank of the trainer at its peak, in the backward, by cause. tokens: of a
     micro-batch, in sequences of `length` tokens. The fp32 head and embedding are gathered while in
     use, and so is the head's gradient."""
-    on_cpu = torch.device(device).type == "cpu"
+    on_cpu = device == "cpu"
     width = dtype.itemsize
     of_weights = 4 * shape.parameters / ranks
 
@@ -195,7 +194,7 @@ class Needs:
         # By device the bytes planned, the bytes available, and whether it fits. Only the arithmetic
         # may be off: vLLM keeps to its share.
         self.devices = {}
-        sampling_devices = list(itertools.chain(*self.generators))
+        sampling_devices = [name for names in self.generators for name in names]
         for device in dict.fromkeys([*sampling_devices, *self.trainers]):
             trains = self.trainers.count(device) * sum(self.trainer.values())
             samples = sampling_devices.count(device) * sum(self.generator.values()) / len(first)
@@ -232,11 +231,14 @@ def plan(command: TrainCommand) -> str:
     if gpus_here(command):
         rows.append(("largest that fits", "", largest(command, length)))
     name_width, figure_width = (max(len(row[i]) for row in rows) for i in (0, 1))
-    lines = []
-    for name, figure, words in rows:
-        lines.append(f"{name:{name_width}}  {figure:>{figure_width}}  {words}".rstrip())
-    room = "Memory may be off by a quarter: what is said to fit has that much room."
-    lines.append(f"Nothing was started. {room}")
+    lines = [
+        f"{name:{name_width}}  {figure:>{figure_width}}  {words}".rstrip()
+        for name, figure, words in rows
+    ]
+    lines.append(
+        "Nothing was started. Memory may be off by a quarter:"
+        " what is said to fit has that much room."
+    )
     return "\n".join(lines)
 
 
@@ -252,8 +254,7 @@ def largest(command: TrainCommand, length: int) -> str:
         for trainers in range(1, max(1, most_trainers) + 1):
             tried = replace(command, generators=0, trainers=trainers, gradient_checkpointing=True)
             if Needs(tried, shape, length).fits:
-                flags = f"--model Qwen/{name} --trainers {trainers} --gradient-checkpointing"
-                return f"{name}: {flags}"
+                return f"{name}: --model Qwen/{name} --trainers {trainers} --gradient-checkpointing"
     return "none of Qwen3-0.6B to 8B"
 
 
@@ -282,12 +283,12 @@ def memory_rows(command: TrainCommand, need: Needs, parameters: int) -> list[tup
         "process": "Python and its libraries" if need.trainers[0] == "cpu" else "CUDA itself",
     }
     rows = []
+    generators = [",".join(names) for names in need.generators]
     for who, devices, parts in (
         ("a trainer", need.trainers, need.trainer),
-        (f"a generator ({need.engine})", map(",".join, need.generators), need.generator),
+        (f"a generator ({need.engine})", generators, need.generator),
     ):
-        names = list(devices)
-        rows.append((who, "GiB", f"{len(names)}: {' '.join(names)}"))
+        rows.append((who, "GiB", f"{len(devices)}: {' '.join(devices)}"))
         for name, size in parts.items():
             if size:
                 rows.append((f"  {name}", GiB(size), notes.get(name, "")))
@@ -297,12 +298,15 @@ def memory_rows(command: TrainCommand, need: Needs, parameters: int) -> list[tup
     rows.append(("what there is", "GiB", "planned"))
     for alike in dict.fromkeys(need.devices.values()):
         names = [name for name, device in need.devices.items() if device == alike]
-        name = f"  {names[0]} to {names[-1]}" if len(names) > 1 else f"  {names[0]}"
+        name = f"{names[0]} to {names[-1]}" if len(names) > 1 else names[0]
         planned, available, verdict = alike
-        rows.append((name, GiB(available), f"{GiB(planned)}: {verdict}"))
+        rows.append((f"  {name}", GiB(available), f"{GiB(planned)}: {verdict}"))
     if not need.fits:
-        flags = "--trainers --tokens-per-micro-batch --gradient-checkpointing"
-        rows.append(("  lowered by", "", f"{flags} --slots --generator-memory --tensor-parallel"))
+        flags = (
+            "--trainers --tokens-per-micro-batch --gradient-checkpointing"
+            " --slots --generator-memory --tensor-parallel"
+        )
+        rows.append(("  lowered by", "", flags))
 
     # A parameter has 4 bytes on its way to generators and in the model, 12 in a checkpoint.
     buffer, checkpoint, keep = 4 * parameters, 12 * parameters, command.keep_checkpoints

@@ -23,7 +23,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,15 +88,17 @@ def read_study(study: str) -> dict[str, dict]:
     try:
         variants = json.loads(Path(study).read_text())
     except (OSError, ValueError) as error:
-        known = ", ".join(STUDIES)
-        raise ValueError(f"{study}: neither {known}, tables nor a JSON file ({error})") from None
+        raise ValueError(
+            f"{study}: neither {', '.join(STUDIES)}, tables nor a JSON file ({error})"
+        ) from None
     has_variants = isinstance(variants, dict) and variants
     if not has_variants or not all(isinstance(changes, dict) for changes in variants.values()):
         raise ValueError(f'{study}: the file must hold {{"NAME": {{"field": value, ...}}, ...}}')
     for variant in variants:
         if not re.fullmatch(r"[\w.+-]+", variant):
-            only = "letters, digits, _ . + - only"
-            raise ValueError(f"{study}: {variant!r} cannot name a folder: {only}")
+            raise ValueError(
+                f"{study}: {variant!r} cannot name a folder: letters, digits, _ . + - only"
+            )
     return variants
 
 
@@ -128,8 +129,10 @@ def runs_to_train(study: Study, common: list[str]) -> Runs:
         about = f"variant {variant!r} of {study.study}"
         own_flags = set(map(flag, changes))
         for single in {"--name", "--seed", "--resume", "--from-step"} & (common_flags | own_flags):
-            instead = "a study names its runs, has --seeds, and goes on by itself"
-            raise ValueError(f"{single} is for one run: {instead}")
+            raise ValueError(
+                f"{single} is for one run:"
+                " a study names its runs, has --seeds, and goes on by itself"
+            )
         for twice in common_flags & own_flags:
             raise ValueError(f"{about} has its own {twice}: it is no flag for all runs")
 
@@ -146,8 +149,9 @@ def runs_to_train(study: Study, common: list[str]) -> Runs:
             try:
                 refuse_changes(read_settings(folder), settings)
             except ValueError as error:
-                another = f"{folder} holds another run; choose another --name."
-                raise ValueError(f"{another} {error}") from None
+                raise ValueError(
+                    f"{folder} holds another run; choose another --name. {error}"
+                ) from None
 
         # Runs at once share the cores.
         threads = settings.threads or max(1, cpu_threads(settings) // study.jobs)
@@ -213,12 +217,12 @@ def train_all(name: str, runs: Runs, jobs: int) -> int:
                     done += 1
                     continue
                 failed += 1
-                output = f"{folder}.txt"
-                reason = Path(output).read_text().strip().rpartition("\n")[2]
-                say(f"error: {folder} failed with status {status}: {reason} ({output} has all)")
-            counts = f"{done} of {len(runs)} runs done, {failed} failed"
+                reason = Path(f"{folder}.txt").read_text().strip().rpartition("\n")[2]
+                say(f"error: {folder} failed with status {status}: {reason} ({folder}.txt has all)")
             now = ", ".join(folder.name for folder in running)
-            progress.show(steps_made(runs), f"{counts}; now {now}")
+            progress.show(
+                steps_made(runs), f"{done} of {len(runs)} runs done, {failed} failed; now {now}"
+            )
     finally:
         progress.close()
         stop(list(running.values()))
@@ -247,7 +251,7 @@ def stop(processes: list[subprocess.Popen]) -> None:
 # --- the command ----------------------------------------------------------------------------------
 
 
-def make_tables(folder: Path, flags: Sequence[str] = ()) -> int:
+def make_tables(folder: Path, flags: list[str]) -> int:
     """Fit and compare all runs of a study, and write tables.md and compare.png into its folder.
     flags: of fit_curve."""
     files = ["--table", str(folder / "tables.md"), "--plot", str(folder / "compare.png")]
@@ -261,15 +265,16 @@ def main(arguments: list[str]) -> int:
         return make_tables(Path(arguments[1]), arguments[2:])
     begins_with_study = arguments and not arguments[0].startswith("-")
     if not begins_with_study and {"-h", "--help"}.isdisjoint(arguments):
-        known = ", ".join(STUDIES)
-        raise ValueError(f"what comes first is the study: {known}, a JSON file, or tables FOLDER")
+        raise ValueError(
+            f"what comes first is the study: {', '.join(STUDIES)}, a JSON file, or tables FOLDER"
+        )
     study, common = read_flags(Study, arguments, description=__doc__, others=True)
     runs = runs_to_train(study, common)
     folder = next(iter(runs)).parent
     folder.mkdir(parents=True, exist_ok=True)
     with lock_folder(folder):
         failed = train_all(folder.name, runs, study.jobs)
-    make_tables(folder)
+    make_tables(folder, [])
     return 1 if failed else 0
 
 

@@ -21,8 +21,10 @@ def main(arguments: list[str]) -> int:
     """The command. Returns 0; ValueError or OSError if the file cannot be read, or if the folder is
     there."""
     if len(arguments) != 2 or not Path(arguments[0]).is_file() or Path(arguments[1]).exists():
-        command = "python -m tools.unpack FILE.gguf FOLDER"
-        raise ValueError(f"wanted are a file and the name of a new folder: {command}")
+        raise ValueError(
+            "wanted are a file and the name of a new folder:"
+            " python -m tools.unpack FILE.gguf FOLDER"
+        )
     file, folder = map(Path, arguments)
     model = AutoModelForCausalLM.from_pretrained(
         file.parent, gguf_file=file.name, dtype=torch.float32

@@ -56,8 +56,9 @@ def write_page(run: Path) -> Path:
     page = template.replace("SHA256_OF_THE_SCRIPT", f"sha256-{digest}")
     before, after = page.split("DATA_OF_THE_RUN")
     data = as_json(read_run(run, MOST_BYTES - len(template.encode())))
-    write_whole(run / "rollouts.html", before + data + after)
-    return run / "rollouts.html"
+    path = run / "rollouts.html"
+    write_whole(path, before + data + after)
+    return path
 
 
 def as_json(data) -> str:
@@ -75,8 +76,10 @@ def read_run(run: Path, most_bytes: int) -> dict:
     recipe = read_settings(run).recipe
     kept = run / "rollouts.jsonl"
     if not kept.exists():
-        why = "--rollouts-kept 0 leaves none, nor does a run before it has sampled"
-        raise ValueError(f"{kept} is not there: {why}")
+        raise ValueError(
+            f"{kept} is not there: --rollouts-kept 0 leaves none,"
+            " nor does a run before it has sampled"
+        )
     if recipe.loss not in loss.LOSSES:
         raise ValueError(f"{run}: its loss is {recipe.loss}, which loss.py does not have")
     log = [line for _, line in json_lines(run / "log.jsonl")]
@@ -88,8 +91,9 @@ def read_run(run: Path, most_bytes: int) -> dict:
             else:
                 rollouts.append(with_terms(recipe, line))
         except Exception as error:  # of whatever kind: the file is broken
-            broken = f"not as a run writes it ({error!r}): remove it"
-            raise ValueError(f"{kept}, line {number}: {broken}") from None
+            raise ValueError(
+                f"{kept}, line {number}: not as a run writes it ({error!r}): remove it"
+            ) from None
 
     # The numbers that the formula of the loss names. Its clip has constants of its own, which count
     # if the recipe has None.
