@@ -1,11 +1,12 @@
-"""benchmarks/: that each can be started, that the docs name commands that exist, and the table of
-gpu.py."""
+"""benchmarks/: that each can be started, that the docs name commands that exist, the table of
+gpu.py, and the counter of size.py."""
 
 import importlib
 import re
 from pathlib import Path
 
 import gpu
+import size
 import torch
 
 ROOT = Path(__file__).parent.parent
@@ -13,7 +14,8 @@ NAMES = {path.stem for path in (ROOT / "benchmarks").glob("*.py")}
 
 
 def test_the_commands_in_the_docs_exist_and_each_benchmark_finds_what_it_imports():
-    texts = [path.read_text() for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))]
+    pages = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md"))
+    texts = [path.read_text() for path in pages]
     named = set(re.findall(r"python benchmarks/(\w+)\.py", "".join(texts)))
     assert named == NAMES - {"common"}
     for name in sorted(NAMES):
@@ -85,3 +87,24 @@ def test_gpu_what_fails_is_a_line_and_other_parts_keep_theirs(tmp_path, monkeypa
     out.write_text(out.read_text().replace(f"torch {torch.__version__}", "torch 1.0"))
     measured_in_small(out, "2")
     assert [row[0] for row in rows(out)] == ["2"]
+
+
+def test_size_counts_tokens_and_names_what_is_too_large():
+    code = '"""A text."""\n\n# why\nx = f(1, "a")  # here\n'
+    assert size.tokens_of(code) == 9  # the docstring, x = f ( 1 , "a" )
+    short = 'def f(a, *, b):\n    """It\n    does."""\n    return a\n'
+    assert size.functions_of(short) == [("f", 1, 2)]
+
+    long = "def f(a, b, c, d, e, f, g, h):\n" + "    a = b\n" * 61
+    sources = {"core/a.py": long, "core/b.py": short, "tests/c.py": long, "train.py": code}
+    rooms, broken = size.measure(sources)
+    assert rooms["core"][1] == 66 and rooms["train.py"] == [9, 4]
+    assert broken == [
+        "core/a.py: the body of f has 61 lines",
+        "core/a.py: f has 8 arguments",
+    ]
+    dense = {"tests/a.py": code * 3, "data/a.py": "x = f(1, 2, 3)\n" * 9_000}
+    assert size.measure(dense)[1] == [
+        "data has 10.0 tokens a line",
+        "what a user runs has 90,000 tokens; it must stay below 84,000",
+    ]
