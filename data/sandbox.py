@@ -310,21 +310,22 @@ def landlock_version() -> int:
 
 
 def restrict_files(libc: ctypes.CDLL, version: int, folder: str) -> None:
-    """From now on this process can read Python and `folder`, and no other file. The descriptors
-    close at its exec."""
+    """From now on this process can read Python and `folder`, and no other file."""
+    files = ALL_ACCESS.get(version, ALL_ACCESS_FROM_5)
     scoped = ABSTRACT_SOCKETS | SIGNALS if version >= 6 else 0
-    handled = struct.pack(
-        "=QQQ", ALL_ACCESS.get(version, ALL_ACCESS_FROM_5), 0, scoped
-    )  # files, network, scoped
+    handled = struct.pack("=QQQ", files, 0, scoped)  # the second is the network: seccomp has it
     ruleset = libc.syscall(LANDLOCK_CREATE_RULESET, handled, len(handled), 0)
     python = {sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix}
     for path in filter(os.path.exists, (*READABLE, *python, folder)):
         access = EXECUTE | READ_FILE | (READ_DIR if os.path.isdir(path) else 0)
-        rule = struct.pack("=Qi", access, os.open(path, os.O_PATH | os.O_CLOEXEC))
+        below = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        rule = struct.pack("=Qi", access, below)
         if libc.syscall(LANDLOCK_ADD_RULE, ruleset, 1, rule, 0) != 0:
             raise OSError("Landlock refuses a rule")  # Popen raises, and nothing is run
+        os.close(below)
     if libc.syscall(LANDLOCK_RESTRICT_SELF, ruleset, 0) != 0:
         raise OSError("Landlock refuses")
+    os.close(ruleset)
 
 
 # seccomp (seccomp(2)): a filter in classic BPF looks at the number and the first arguments of each

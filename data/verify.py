@@ -323,6 +323,8 @@ def work(memory_gib: float) -> None:
             fields, completion = json.loads(line)
             problem = Problem(**fields)
             task = importlib.import_module(problem.task)
+            if hasattr(task, "get_ready"):  # what takes long, before the clock starts
+                task.get_ready(problem)
         except BaseException as error:
             failure = "error"
             detail = traceback.format_exception_only(error)[-1].strip()[:DETAIL]

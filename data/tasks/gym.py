@@ -11,11 +11,13 @@ in a fork of its own (`sandbox.call`), and those families have a check here that
 through (`ALLOWED_ANSWERS`).
 """
 
+import ast
 import functools
 import json
-import math
+import operator
 import os
 import re
+import time
 from collections.abc import Callable
 from fractions import Fraction
 
@@ -24,6 +26,7 @@ from data import Problem, after_thinking, sandbox
 FAR = 1_000_000_000  # more problems than anyone asks for
 INSTRUCTION = "Reply with the answer and nothing else."
 SECONDS = 10.0  # for a verdict, if the verifiers do not say how long they have
+LONGEST_ANSWER = 10_000  # characters, and twice those of the reference; a longer one is wrong
 SHARE_OF_TIME = 0.9  # of that time: an answer that takes too long to judge is wrong, no failure
 
 # These families run an answer as Python, or give it to sympy, which does. Without the sandbox they
@@ -65,7 +68,7 @@ def problems(
         prompt = worded(entry["question"], instruction)
         made.append(Problem(prompt, str(entry["answer"]), __name__, metadata))
     # The reference answer is the package's own text: no sandbox is needed for it.
-    judge = verifier(family, json.dumps(values))
+    judge = get_ready(made[0])
     if made[0].answer != "None" and float(judge(made[0].answer, entry_of(made[0]))) != 1:
         raise ValueError(
             f"reasoning-gym's {family}: its answers cannot be judged from their text alone"
@@ -81,20 +84,29 @@ def worded(question: str, instruction: str | None = None) -> str:
 def score(problem: Problem, completion: str) -> bool:
     """Whether the family's verifier gives the answer a whole 1: some give less than 1 for a part of
     it. It is asked in the sandbox; what it does not judge in time is wrong."""
+    deadline = time.monotonic() + SHARE_OF_TIME * float(os.environ.get("SCORE_SECONDS", SECONDS))
     text = answer_of(completion)
     family, entry = problem.metadata["family"], entry_of(problem)
+    if len(text) > LONGEST_ANSWER + 2 * len(problem.answer):
+        return False
     allowed = ALLOWED_ANSWERS.get(family)
     if allowed is not None and not allowed(text, entry):
         return False
-    judge = verifier(family, json.dumps(problem.metadata["options"]))
+    judge = get_ready(problem)
     if not sandbox.confines():
         refuse_without_sandbox(family)
         return float(judge(text, entry)) == 1
-    seconds = SHARE_OF_TIME * float(os.environ.get("SCORE_SECONDS", SECONDS))
     try:
+        seconds = max(0.0, deadline - time.monotonic())
         return sandbox.call(lambda: float(judge(text, entry)), seconds) == 1
     except TimeoutError:
         return False
+
+
+def get_ready(problem: Problem) -> Callable[[str, dict], float]:
+    """The package's verifier for this problem. A verifier process calls this before it starts the
+    clock, since the package takes seconds to import."""
+    return verifier(problem.metadata["family"], json.dumps(problem.metadata["options"]))
 
 
 def answer_of(completion: str) -> str:
@@ -123,69 +135,113 @@ def refuse_without_sandbox(family: str) -> None:
 # --- what an answer must look like before the package's verifier sees it -------------------------
 
 
-def is_arithmetic(text: str, _entry: dict) -> bool:
-    """Whether the text holds numbers, + - * / and brackets alone."""
-    return re.fullmatch(r"[\d\s.+\-*/()]*", text) is not None
+OPERATIONS = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+}  # fmt: skip
 
 
-def uses_each_number_once(text: str, entry: dict) -> bool:
-    """Whether an arithmetic text has exactly the numbers of the problem: the package only counts
-    them, so that 6+6+6+6 made 24 of any four."""
-    numbers = sorted(map(int, re.findall(r"\d+", text)))
-    return is_arithmetic(text, entry) and numbers == sorted(entry["metadata"]["numbers"])
+def exact_value(node: ast.AST) -> Fraction:
+    """The value of a sum of whole numbers. KeyError for any other operation: no ** and no //."""
+    if isinstance(node, ast.BinOp):
+        operation = OPERATIONS[type(node.op)]
+        return operation(exact_value(node.left), exact_value(node.right))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -exact_value(node.operand)
+    return Fraction(node.value)
+
+
+def makes_the_target(text: str, entry: dict) -> bool:
+    """Whether the text is a sum of the given numbers, each used once, with + - * / and brackets,
+    whose exact value is the target. The package takes 6+6+6+6 for any numbers, and 24.3 for 24."""
+    if not re.fullmatch(r"[0-9\s+\-*/()]*", text):
+        return False
+    metadata = entry["metadata"]
+    numbers = sorted(map(int, re.findall(r"\d{1,9}", text)))
+    if numbers != sorted(metadata["numbers"]):
+        return False
+    try:
+        value = exact_value(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, KeyError, AttributeError, ZeroDivisionError):
+        return False
+    return value == metadata.get("target", 24)
 
 
 NAME = r"[^\W\d]\w*"
 FUNCTIONS = {"sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "exp", "log",
-             "ln", "sqrt", "pi", "E", "C"}  # fmt: skip
+             "ln", "sqrt", "pi", "E", "C", "c", "K"}  # fmt: skip
 
 
 def is_formula(text: str, entry: dict) -> bool:
     """Whether the text holds arithmetic, the names of the reference answer, and functions that
     everybody knows: no Integral(...) of the problem itself, and no other Python."""
     known = FUNCTIONS | {*re.findall(NAME, entry["answer"])} - {"Integral"}
-    only_names_and_arithmetic = re.fullmatch(r"([\w\s+\-*/()]|\.(?=\d)|(?<=\d)\.)*", text)
-    return only_names_and_arithmetic is not None and {*re.findall(NAME, text)} <= known
+    only_names_and_arithmetic = re.fullmatch(r"[\w\s.+\-*/()]*", text) is not None
+    dot_without_digit = re.search(r"(?<!\d)\.(?!\d)|\.[^\W\d]", text) is not None
+    names = {*re.findall(NAME, text)}
+    return only_names_and_arithmetic and not dot_without_digit and names <= known
 
 
-def is_the_reference(text: str, entry: dict) -> bool:
-    """Whether the text is the reference answer, but for upper and lower case."""
-    return text.lower() == entry["answer"].strip().lower()
+def words(text: str) -> list[str]:
+    """The words and numbers of a text, in lower case, without what stands between them."""
+    return re.findall(r"-?\d+(?:\.\d+)?|\w+", text.lower())
+
+
+def has_the_words(text: str, entry: dict) -> bool:
+    """Whether the text has the words and numbers of the reference, in the same order."""
+    return words(text) == words(entry["answer"])
+
+
+def has_the_number(text: str, entry: dict) -> bool:
+    """Whether the only number of the text is that of the reference."""
+    numbers, wanted = (
+        re.findall(r"-?\d+(?:\.\d+)?", each.replace(",", "")) for each in (text, entry["answer"])
+    )
+    return list(map(float, numbers)) == list(map(float, wanted))
 
 
 def is_valid_board(text: str, entry: dict) -> bool:
+    """Whether the text is one of the boards that are right."""
     return text in entry["metadata"]["valid_answers"]
 
 
-def is_near_the_reference(text: str, entry: dict) -> bool:
-    """Whether the text is a number or a fraction within a hundredth of the reference: the package
-    compares beginnings, so that 0 was right for 0.27."""
+def is_the_probability(text: str, entry: dict) -> bool:
+    """Whether the text is the reference, or the reference rounded to two digits or more: the
+    package compares beginnings, so that 0 was right for 0.27."""
     decimal, fraction = r"\d{0,30}\.?\d{1,30}(e-?\d\d?)?", r"\d{1,30}/0*[1-9]\d{0,30}"
+    text = text.lower().removeprefix("+")
     if not re.fullmatch(f"{decimal}|{fraction}", text):
         return False
-    return math.isclose(Fraction(text), Fraction(entry["answer"]), rel_tol=0.01)
+    value, wanted = Fraction(text), Fraction(entry["answer"])
+    rounded = round(wanted, len(text.partition(".")[2]))
+    digits = re.sub(r"\D", "", text).lstrip("0")
+    return value == wanted or (value == rounded and len(digits) >= 2)
 
 
 def is_complex_number(text: str, _entry: dict) -> bool:
     """Whether the text is made of digits, signs and i: the package takes nan for any number."""
-    return re.fullmatch(r"[\d\s.+\-ij()]*", text) is not None
+    return re.fullmatch(r"[0-9\s.+\-ijIJ()]*", text) is not None
 
 
 ALLOWED_ANSWERS: dict[str, Callable[[str, dict], bool]] = {
     # These run answers. The first four give a whole 1 to the text of the reference alone.
-    "binary_matrix": is_the_reference,
-    "spiral_matrix": is_the_reference,
-    "string_insertion": is_the_reference,
+    "binary_matrix": has_the_words,
+    "spiral_matrix": has_the_words,
+    "string_insertion": has_the_words,
     "n_queens": is_valid_board,
-    "countdown": is_arithmetic,
-    "puzzle24": uses_each_number_once,
+    "countdown": makes_the_target,
+    "puzzle24": makes_the_target,
     "polynomial_multiplication": is_formula,
     "simple_integration": is_formula,
     "intermediate_integration": is_formula,
     # These give a 1 to answers that are wrong.
-    "coin_flip": is_near_the_reference,
+    "coin_flip": is_the_probability,
     "complex_arithmetic": is_complex_number,
-    "game_of_life_halting": is_the_reference,  # the package takes any word for True
+    "game_of_life_halting": has_the_words,  # any word was True
+    "game_of_life": has_the_words,  # rows behind the last one were not seen
+    "gsm_symbolic": has_the_number,  # the sign and a second number were not seen
+    "letter_jumble": has_the_words,  # words behind the last one were not seen
+    "number_sorting": has_the_words,  # NaN was any number
+    "word_sorting": has_the_words,  # words behind the last one were not seen
 }
 
 
