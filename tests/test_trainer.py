@@ -829,7 +829,6 @@ def test_adamw_is_fused_on_a_gpu(models, monkeypatch):
 
     monkeypatch.setattr(torch.optim, "AdamW", seen)
     monkeypatch.setattr(train, "make_policy", lambda settings, model, device: Policy(model))
-    model = load_model(models["llama"], CPU, torch.float32)
     for device in ("cpu", "cuda:1"):
         monkeypatch.setattr(train, "devices_here", lambda _, device=device: ([], [device]))
         with pytest.raises(Seen):
