@@ -10,7 +10,7 @@ order in which a rollout meets them.
     6. Advantages         four norms
     7. Losses             cispo, dapo, grpo, gspo, and newer ones: one term per token
     8. Aggregation        one weight per token, fixed for the whole batch
-    9. The loss           -sum of weight x term
+    9. What train.py calls: `worth` for a batch, `policy_loss` for each of its micro-batches
 
 Dimensions: P prompts in a batch, G completions per prompt (a group), B sequences in a micro-batch,
 T tokens, N = any number of tokens, D hidden size, V vocabulary. `rewards_PG` is a tensor of shape
@@ -19,8 +19,6 @@ context only.
 """
 
 import dataclasses
-import functools
-import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -92,9 +90,15 @@ class Recipe:
 
 
 _BASE = Recipe(
-    recipe="base", asynchrony="ppo-8", loss="dapo", aggregation="sample", advantage_norm="prompt", fp32_logits=False,
-    zero_variance_filter=False, no_positive_resampling=False,
-)  # fmt: skip
+    recipe="base",
+    asynchrony="ppo-8",
+    loss="dapo",
+    aggregation="sample",
+    advantage_norm="prompt",
+    fp32_logits=False,
+    zero_variance_filter=False,
+    no_positive_resampling=False,
+)
 # Recipes that filter without ScaleRL's other parts had 80 prompts a batch, not 48 (A.16).
 _FILTERED = dataclasses.replace(
     _BASE, aggregation="prompt", zero_variance_filter=True, batch_factor=80 / 48
@@ -119,8 +123,12 @@ def leave_one_out(axis: Axis) -> Recipe:
     return dataclasses.replace(RECIPES["scalerl"], leave_out=axis, **{axis: value})
 
 
-# --- 2. Asynchrony (sec. 3.1, A.11) -------------------------------------------------------------------------------
-# Version v of the parameters is what v optimizer steps have made, skipped ones included. Step s trains version s.
+# --- 2. Asynchrony (sec. 3.1, A.11) ---------------------------------------------------------------
+# Version 0 of the parameters is the model that RL starts from. Step s trains version s - 1 and
+# makes version s, also if the step is skipped. The log counts in the same way. If version v has
+# sampled a token, and version w is trained on it, the token is w - v steps off-policy. In this
+# section `version` is the version that is trained next. The version of a group is the one at which
+# the group was handed out: none of its tokens is older.
 
 
 def parse_asynchrony(asynchrony: str) -> tuple[str, int]:
@@ -128,65 +136,74 @@ def parse_asynchrony(asynchrony: str) -> tuple[str, int]:
     kind, _, k = asynchrony.partition("-")
     if kind not in ("pipeline", "ppo") or not k.isdecimal() or (kind == "ppo" and int(k) == 0):
         raise ValueError(
-            f"--asynchrony is {asynchrony!r}; valid are pipeline-K (K >= 0) and ppo-K (K >= 1), for example pipeline-8"
+            f"--asynchrony is {asynchrony!r}; valid are pipeline-K (K >= 0) and ppo-K (K >= 1),"
+            " for example pipeline-8"
         )
     return kind, int(k)
 
 
 def most_off_policy(asynchrony: str) -> int:
     """The most optimizer steps that may lie between sampling a token and training on it.
-    PipelineRL-k: k. PPO-off-policy-k: k - 1. One version samples the data of k steps, and the last
-    of them comes k - 1 steps later."""
+    PipelineRL-k: k. PPO-off-policy-k: k - 1. There one version samples the batches of k steps: the
+    first of these steps trains that version, and the last one is k - 1 steps later."""
     kind, k = parse_asynchrony(asynchrony)
     return k if kind == "pipeline" else k - 1
 
 
-def groups_ahead(asynchrony: str, prompts: int, step: int) -> int:
-    """How many groups may be under way (handed out, not yet trained on) at this step. A batch has
-    `prompts` groups.
+def groups_ahead(asynchrony: str, prompts: int, version: int) -> int:
+    """How many groups may be under way (handed out, not yet trained on) at this version. A batch
+    has `prompts` groups.
 
     PipelineRL-k: (k + 1) x prompts. Of the finished groups the oldest are trained first, and
-    `choose_batch` waits for one that would be too late. So a group that is handed out now is
-    trained at step + k at the latest. PPO-off-policy-k: k x prompts, handed out together before
-    each k-th step. A run that was stopped between two of these steps, and resumed, hands out only
+    `choose_batch` waits for a group that would get too old. So version + k is the last that is
+    trained on a group of this version. PPO-off-policy-k: k x prompts, handed out together at every
+    k-th version. A run that was stopped between two of these versions, and resumed, hands out only
     the groups of the steps that are left.
     """
     kind, k = parse_asynchrony(asynchrony)
-    return (k + 1) * prompts if kind == "pipeline" else (k - step % k) * prompts
+    if kind == "pipeline":
+        return (k + 1) * prompts
+    return (k - version % k) * prompts
 
 
 def choose_batch(
-    done: list[int], unfinished: list[int], step: int, asynchrony: str, prompts: int
+    done: list[int], unfinished: list[int], version: int, asynchrony: str, prompts: int
 ) -> list[int] | None:
-    """Which finished groups to train on at this step, as indices into `done`. None: wait until more
+    """Which finished groups to train this version on, as indices into `done`. None: wait until more
     are finished.
 
-    done, unfinished: for each group under way, the version of the parameters when it was handed
-    out. No token of a group is older than its version. `prompts` groups make a batch.
+    done, unfinished: for each group under way, the version at which it was handed out. `prompts`
+    groups make a batch.
 
-    PipelineRL-k takes the oldest finished groups. It waits if that would make a group that stays
-    behind too late: a group of version v must be trained by step v + k. The same was asked at the
-    step before, so no group of the batch itself is too late. For example with k = 2 and one group
-    in a batch:
+    PPO-off-policy-k waits until everything that was handed out is finished. PipelineRL-k takes the
+    oldest finished groups, unless a group that stays behind would get too old: version v + k is the
+    last that may be trained on a group of version v. The groups of the batch itself are never too
+    old, since at the version before they stayed behind, and this rule was kept. For example with
+    k = 2 and one group in a batch:
 
-        group   version   its last step
-        A       2         4
-        B       3         5
-        C       3         5
+        group   handed out at version   last version that may be trained on it
+        A       2                       4
+        B       3                       5
+        C       3                       5
 
-    At step 3, B is finished and A is not: B is trained, since A still has step 4. At step 4, C is
-    finished and A is not: the batch waits, since A would be too old at step 5. The wait cannot last
-    for ever: the generator can finish A without the trainer. PPO-off-policy-k takes nothing before
-    everything handed out is finished.
+    Version 3 is to be trained, B is finished and A is not: B is taken, since there is still version
+    4 for A. Then version 4 is to be trained, C is finished and A is not: the batch waits, since A
+    would be too old for version 5. The wait cannot last for ever: the generator can finish A
+    without the trainer.
     """
     kind, k = parse_asynchrony(asynchrony)
     oldest_first = sorted(range(len(done)), key=lambda i: done[i])
     batch, left = oldest_first[:prompts], oldest_first[prompts:]
-    if len(batch) < prompts or (kind == "ppo" and unfinished):
+    if len(batch) < prompts:
         return None
-    versions_left = sorted([done[i] for i in left] + unfinished)
-    too_old = any(step + 1 + i // prompts > version + k for i, version in enumerate(versions_left))
-    return None if kind == "pipeline" and too_old else batch
+    if kind == "ppo":
+        return None if unfinished else batch
+    # The groups that stay behind make the next batches, the oldest first.
+    for place, group_version in enumerate(sorted([done[i] for i in left] + unfinished)):
+        trained_version = version + 1 + place // prompts
+        if trained_version > group_version + k:
+            return None
+    return batch
 
 
 def publishes(asynchrony: str, version: int) -> bool:
@@ -221,9 +238,9 @@ def interrupt_or_truncate(length_control: str, sampled, closed_at, thinking_budg
     if length_control == "penalty":
         never = sampled < 0
         return never, sampled >= thinking_budget + answer_budget
-    open_ = closed_at < 0
-    interrupt = open_ & (sampled >= thinking_budget)
-    truncate = ~open_ & (sampled - closed_at >= answer_budget)
+    thinks = closed_at < 0
+    interrupt = thinks & (sampled >= thinking_budget)
+    truncate = ~thinks & (sampled - closed_at >= answer_budget)
     return interrupt, truncate
 
 
@@ -268,21 +285,36 @@ class SplitMatmul(torch.autograd.Function):
     @staticmethod
     def forward(ctx, left: Tensor, right: Tensor) -> Tensor:
         ctx.save_for_backward(left, right)
-        in_two = lambda x: (
-            [x] if x.dtype == torch.bfloat16 else [large := x.bfloat16(), (x - large).bfloat16()]
-        )
-        # A CPU multiplies the same numbers in fp32. The call for a GPU has run on pretended GPUs
-        # only.
-        matmul = lambda a, b: (
-            torch.mm(a, b.T, out_dtype=torch.float32) if a.is_cuda else a.float() @ b.float().T
-        )
-        pairs = [*itertools.product(in_two(left), in_two(right))][:3]
-        return functools.reduce(Tensor.add_, (matmul(*pair) for pair in pairs))
+        large_left, *small_left = in_bf16(left)
+        large_right, *small_right = in_bf16(right)
+        product = matmul_in_fp32(large_left, large_right)
+        for small in small_right:
+            product += matmul_in_fp32(large_left, small)
+        for small in small_left:
+            product += matmul_in_fp32(small, large_right)
+        return product
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        (left, right), matmul = ctx.saved_tensors, SplitMatmul.apply
-        return matmul(gradient, right.T).to(left.dtype), matmul(gradient.T, left.T)
+        left, right = ctx.saved_tensors
+        gradient_of_left = SplitMatmul.apply(gradient, right.T)
+        return gradient_of_left.to(left.dtype), SplitMatmul.apply(gradient.T, left.T)
+
+
+def in_bf16(x: Tensor) -> list[Tensor]:
+    """The large part of a matrix in bf16; then the small part, unless the matrix is in bf16."""
+    if x.dtype == torch.bfloat16:
+        return [x]
+    large = x.bfloat16()
+    return [large, (x - large).bfloat16()]
+
+
+def matmul_in_fp32(left: Tensor, right: Tensor) -> Tensor:
+    """left @ right.T of two matrices in bf16, summed in fp32. A CPU multiplies the same numbers in
+    fp32. The call for a GPU has run on pretended GPUs only."""
+    if left.is_cuda:
+        return torch.mm(left, right.T, out_dtype=torch.float32)
+    return left.float() @ right.float().T
 
 
 CHUNK = 2048  # tokens whose logits exist at a time
@@ -315,9 +347,10 @@ def sampled_logprobs(
     return torch.cat(logprobs), torch.cat(entropies)
 
 
-# --- 5. Which samples count (sec. 3.2, A.15) ----------------------------------------------------------------------
-# A completion is usable if it has ended by itself, within its token limit, and has a verdict. One that is not usable
-# (usable_PG is False) is no member of its group: it is in no mean, no standard deviation and no loss.
+# --- 5. Which samples count (sec. 3.2, A.15) ------------------------------------------------------
+# A completion is usable if it has ended by itself, within its token limit, and has a verdict. One
+# that is not usable (usable_PG is False) is no member of its group: it is in no mean, no standard
+# deviation and no loss.
 
 TRUNCATED_TOO_OFTEN = 0.10  # a run warns: in the study 10 to 15 % came before most instabilities
 RETIRE_AT = 0.9  # No-Positive-Resampling
@@ -356,25 +389,20 @@ def counted_samples(rewards_PG: Tensor, usable_PG: Tensor, zero_variance_filter:
 # --- 6. Advantages (sec. 2, 3.2) ------------------------------------------------------------------
 
 
-def std_of_prompt(
-    centred_PG: Tensor, means_P1: Tensor, members_P1: Tensor, counted_PG: Tensor
-) -> Tensor:
+def std_of_prompt(centred_PG, counted_PG, means_P1) -> Tensor:
     """[P, 1]: std_j r_j within each group. The mean of the centred rewards is 0."""
+    members_P1 = counted_PG.sum(1, keepdim=True).clamp(min=1)
     return (centred_PG.square().sum(1, keepdim=True) / members_P1).sqrt()
 
 
-def std_of_batch(
-    centred_PG: Tensor, means_P1: Tensor, members_P1: Tensor, counted_PG: Tensor
-) -> Tensor:
+def std_of_batch(centred_PG, counted_PG, means_P1) -> Tensor:
     """[]: the standard deviation of the centred rewards over the effective batch. Their mean is
     0."""
     return (centred_PG.square().sum() / counted_PG.sum()).sqrt()
 
 
-def mean_of_prompt(
-    centred_PG: Tensor, means_P1: Tensor, members_P1: Tensor, counted_PG: Tensor
-) -> Tensor:
-    """[P, 1]: twice the mean score of each group, where the rewards are +1 and -1 for scores of 1
+def mean_of_prompt(centred_PG, counted_PG, means_P1) -> Tensor:
+    """[P, 1]: twice the mean score of each group, since the rewards are +1 and -1 for scores of 1
     and 0."""
     return means_P1 + 1
 
@@ -387,10 +415,11 @@ def advantages(
 ) -> Tensor:
     """A_i = r_i - mean_j r_j within the group, then by NORMS
 
-        prompt (GRPO)      A_i / (std_j r_j + eps)    within the group
-        batch  (ScaleRL)   A_i / (std A + eps)        over the effective batch (counted_PG)
+        prompt (GRPO)      A_i / (std_j r_j + eps)       within the group
+        batch  (ScaleRL)   A_i / (std A + eps)           over the effective batch (counted_PG)
         none   (Dr. GRPO)  A_i
-        mean   (MaxRL)     A_i / (mean_j r_j + 1 + eps)    as (s_i - mean s) / mean s of scores s (arXiv 2602.02710)
+        mean   (MaxRL)     A_i / (mean_j r_j + 1 + eps)  that is (s_i - mean s) / mean s of the
+                                                         scores s (arXiv 2602.02710)
 
     Zero outside the effective batch and in groups without variance.
     """
@@ -400,54 +429,58 @@ def advantages(
     centred_PG = torch.where(varied_PG, rewards_PG - means_P1, 0.0)
     if NORMS[norm] is None or not counted_PG.any():
         return centred_PG
-    return centred_PG / (NORMS[norm](centred_PG, means_P1, members_P1, counted_PG) + eps)
+    return centred_PG / (NORMS[norm](centred_PG, counted_PG, means_P1) + eps)
 
 
 # --- 7. Losses (sec. 3.2, A.2, A.17) --------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class LossInputs:
+    """What the term of a loss is computed from, for the tokens of a micro-batch."""
+
+    logprobs_BT: Tensor  # log pi_train; gradients flow through it
+    log_rho_BT: Tensor  # log pi_train - log pi_gen, and 0 at forced tokens; gradients flow here too
+    advantages_B1: Tensor  # of the completion, for all its tokens
+    sampled_BT: Tensor  # bool: sampled, not forced
+    # The constants that the loss has in LOSSES; None: it has no such constant.
+    eps_max: float | None = None
+    eps_low: float | None = None
+    eps_high: float | None = None
+
+    @property
+    def sg_rho_BT(self) -> Tensor:
+        """The ratio as a constant: no gradient flows through it."""
+        return self.log_rho_BT.detach().exp()
+
+
 class Loss(NamedTuple):
     """What is maximised for each token, a function of its ratio rho = pi_train / pi_gen."""
 
-    term: Callable[
-        ..., tuple[Tensor, Tensor]
-    ]  # returns the term [B, T], and a bool [B, T]: whether a clip decided it
+    # Returns the term [B, T], and a bool [B, T]: whether a clip decided it.
+    term: Callable[[LossInputs], tuple[Tensor, Tensor]]
     formula: str  # what `term` computes; tools/view.py puts numbers into it
-    clip: tuple[float, float] | None = None  # (eps_low, eps_high), used where Recipe has None
-    reads: tuple[str, ...] = ()  # the fields of Recipe that `term` reads; others do nothing
+    constants: dict[str, float] = {}  # in the formula; a field of Recipe with this name comes first
 
 
-def cispo(
-    recipe: Recipe,
-    advantages_B1: Tensor,
-    log_rho_BT: Tensor,
-    logprobs_BT: Tensor,
-    sampled_BT: Tensor,
-):
+def cispo(inputs: LossInputs):
     """sg(min(rho, eps_max)) A log pi_train; no gradient flows through sg. A capped token keeps its
     gradient, with the factor eps_max. The log counts it as clipped, whatever its A."""
-    rho_BT = log_rho_BT.detach().exp()
-    return rho_BT.clamp(max=recipe.eps_max) * advantages_B1 * logprobs_BT, rho_BT > recipe.eps_max
+    rho_BT = inputs.sg_rho_BT
+    terms_BT = rho_BT.clamp(max=inputs.eps_max) * inputs.advantages_B1 * inputs.logprobs_BT
+    return terms_BT, rho_BT > inputs.eps_max
 
 
-def clipped_ratio(
-    recipe: Recipe,
-    advantages_B1: Tensor,
-    log_ratio_BT: Tensor,
-    logprobs_BT: Tensor,
-    sampled_BT: Tensor,
-):
+def clipped_ratio(inputs: LossInputs):
     """min(rho A, clip(rho, 1 - eps_low, 1 + eps_high) A): rho cut from above where A >= 0, from
     below where A < 0. Where A is 0 nothing counts as clipped."""
-    eps_low, eps_high = LOSSES[recipe.loss].clip
-    lower = math.log(1 - (eps_low if recipe.eps_low is None else recipe.eps_low))
-    upper = math.log(1 + (eps_high if recipe.eps_high is None else recipe.eps_high))
     # The cut comes before exp. Otherwise exp overflows above 88, and the branch that is not used
     # gives a NaN gradient.
-    cut_BT = torch.where(
-        advantages_B1 >= 0, log_ratio_BT.clamp(max=upper), log_ratio_BT.clamp(min=lower)
-    )
-    return cut_BT.exp() * advantages_B1, (cut_BT != log_ratio_BT) & (advantages_B1 != 0)
+    from_above_BT = inputs.log_rho_BT.clamp(max=math.log(1 + inputs.eps_high))
+    from_below_BT = inputs.log_rho_BT.clamp(min=math.log(1 - inputs.eps_low))
+    cut_BT = torch.where(inputs.advantages_B1 >= 0, from_above_BT, from_below_BT)
+    clipped_BT = (cut_BT != inputs.log_rho_BT) & (inputs.advantages_B1 != 0)
+    return cut_BT.exp() * inputs.advantages_B1, clipped_BT
 
 
 def sequence_log_ratios(log_rho_BT: Tensor, sampled_BT: Tensor) -> Tensor:
@@ -455,17 +488,12 @@ def sequence_log_ratios(log_rho_BT: Tensor, sampled_BT: Tensor) -> Tensor:
     return log_rho_BT.sum(1, keepdim=True) / sampled_BT.sum(1, keepdim=True).clamp(min=1)
 
 
-def clipped_sequence(
-    recipe: Recipe,
-    advantages_B1: Tensor,
-    log_rho_BT: Tensor,
-    logprobs_BT: Tensor,
-    sampled_BT: Tensor,
-):
+def clipped_sequence(inputs: LossInputs):
     """min(s A, clip(s, 1 - eps_low, 1 + eps_high) A): one ratio for a sequence, s = exp(mean_t log
     rho_t)."""
-    log_ratio_BT = sequence_log_ratios(log_rho_BT, sampled_BT).expand_as(log_rho_BT)
-    return clipped_ratio(recipe, advantages_B1, log_ratio_BT, logprobs_BT, sampled_BT)
+    log_s_B1 = sequence_log_ratios(inputs.log_rho_BT, inputs.sampled_BT)
+    log_s_BT = log_s_B1.expand_as(inputs.log_rho_BT)
+    return clipped_ratio(dataclasses.replace(inputs, log_rho_BT=log_s_BT))
 
 
 # Newer than the paper, with the constants of their authors.
@@ -475,87 +503,69 @@ DPPO_DELTA, DPPO_CAP = 0.2, 20.0
 MASK_DELTA = 0.5  # nats
 
 
-def icepop(
-    recipe: Recipe,
-    advantages_B1: Tensor,
-    log_rho_BT: Tensor,
-    logprobs_BT: Tensor,
-    sampled_BT: Tensor,
-):
+def icepop(inputs: LossInputs):
     """sg(rho if 0.5 <= rho <= 5 else 0) A log pi_train: a token outside is left out (arXiv
     2510.18855)."""
-    rho_BT, (low, high) = log_rho_BT.detach().exp(), ICEPOP_RANGE
+    low, high = ICEPOP_RANGE
+    rho_BT = inputs.sg_rho_BT
     left_out_BT = (rho_BT < low) | (rho_BT > high)
-    return rho_BT.masked_fill(left_out_BT, 0.0) * advantages_B1 * logprobs_BT, left_out_BT
+    kept_BT = rho_BT.masked_fill(left_out_BT, 0.0)
+    return kept_BT * inputs.advantages_B1 * inputs.logprobs_BT, left_out_BT
 
 
-def sapo(
-    recipe: Recipe,
-    advantages_B1: Tensor,
-    log_rho_BT: Tensor,
-    logprobs_BT: Tensor,
-    sampled_BT: Tensor,
-):
+def sapo(inputs: LossInputs):
     """(4 / tau) sigmoid(tau (rho - 1)) A with tau = 1 if A > 0, else 1.05: a soft clip (arXiv
     2511.20347)."""
-    tau_B1 = torch.where(advantages_B1 > 0, *SAPO_TAU)
-    rho_BT = log_rho_BT.clamp(max=80).exp()  # above 88 exp overflows; the gradient is 0 long before
-    return 4 / tau_B1 * torch.sigmoid(tau_B1 * (rho_BT - 1)) * advantages_B1, torch.zeros_like(
-        sampled_BT
-    )
+    tau_B1 = torch.where(inputs.advantages_B1 > 0, *SAPO_TAU)
+    # exp overflows above 88; the gradient is 0 long before.
+    rho_BT = inputs.log_rho_BT.clamp(max=80).exp()
+    terms_BT = 4 / tau_B1 * torch.sigmoid(tau_B1 * (rho_BT - 1)) * inputs.advantages_B1
+    return terms_BT, torch.zeros_like(inputs.sampled_BT)
 
 
-def dppo(
-    recipe: Recipe,
-    advantages_B1: Tensor,
-    log_rho_BT: Tensor,
-    logprobs_BT: Tensor,
-    sampled_BT: Tensor,
-):
+def dppo(inputs: LossInputs):
     """sg(min(rho, 20)) A log pi_train if (pi_train - pi_gen) sign(A) <= 0.2, else 0: a token is
     left out if its probability has already moved by more than 0.2 in the direction in which A
     pushes it (arXiv 2602.04879)."""
-    pi_BT, mu_BT = logprobs_BT.detach().exp(), (logprobs_BT - log_rho_BT).detach().exp()
-    left_out_BT = (pi_BT - mu_BT) * advantages_B1.sign() > DPPO_DELTA
-    rho_BT = log_rho_BT.detach().exp().clamp(max=DPPO_CAP)
-    return rho_BT.masked_fill(left_out_BT, 0.0) * advantages_B1 * logprobs_BT, left_out_BT
+    pi_train_BT = inputs.logprobs_BT.detach().exp()
+    pi_gen_BT = (inputs.logprobs_BT - inputs.log_rho_BT).detach().exp()
+    left_out_BT = (pi_train_BT - pi_gen_BT) * inputs.advantages_B1.sign() > DPPO_DELTA
+    kept_BT = inputs.sg_rho_BT.clamp(max=DPPO_CAP).masked_fill(left_out_BT, 0.0)
+    return kept_BT * inputs.advantages_B1 * inputs.logprobs_BT, left_out_BT
 
 
-CLIP = ("eps_low", "eps_high")
+# fmt: off
 LOSSES = {
-    "cispo": Loss(cispo, "sg(min(rho, eps_max)) A log pi_train", reads=("eps_max",)),
-    "dapo": Loss(
-        clipped_ratio,
-        "min(rho A, clip(rho, 1 - eps_low, 1 + eps_high) A)",
-        clip=(0.2, 0.26),
-        reads=CLIP,
-    ),
-    "grpo": Loss(
-        clipped_ratio,
-        "min(rho A, clip(rho, 1 - eps_low, 1 + eps_high) A)",
-        clip=(0.2, 0.2),
-        reads=CLIP,
-    ),
-    "gspo": Loss(
-        clipped_sequence,
-        "min(s A, clip(s, 1 - eps_low, 1 + eps_high) A)",
-        clip=(4e-3, 5e-3),
-        reads=CLIP,
-    ),
+    "cispo": Loss(cispo, "sg(min(rho, eps_max)) A log pi_train", {"eps_max": Recipe.eps_max}),
+    "dapo": Loss(clipped_ratio, "min(rho A, clip(rho, 1 - eps_low, 1 + eps_high) A)",
+                 {"eps_low": 0.2, "eps_high": 0.26}),
+    "grpo": Loss(clipped_ratio, "min(rho A, clip(rho, 1 - eps_low, 1 + eps_high) A)",
+                 {"eps_low": 0.2, "eps_high": 0.2}),
+    "gspo": Loss(clipped_sequence, "min(s A, clip(s, 1 - eps_low, 1 + eps_high) A)",
+                 {"eps_low": 4e-3, "eps_high": 5e-3}),
     "icepop": Loss(icepop, "sg(rho if 0.5 <= rho <= 5 else 0) A log pi_train"),
     "sapo": Loss(sapo, "(4 / tau) sigmoid(tau (rho - 1)) A with tau = 1 if A > 0, else 1.05"),
-    "dppo": Loss(
-        dppo, "sg(min(rho, 20)) A log pi_train if (pi_train - pi_gen) sign(A) <= 0.2, else 0"
-    ),
+    "dppo": Loss(dppo,
+                 "sg(min(rho, 20)) A log pi_train if (pi_train - pi_gen) sign(A) <= 0.2, else 0"),
 }
+# fmt: on
+
+
+def constants(recipe: Recipe) -> dict[str, float]:
+    """The constants in the formula of this recipe's loss: the recipe's own, or else those that
+    LOSSES has."""
+    values = dict(LOSSES[recipe.loss].constants)
+    for name in values:
+        if getattr(recipe, name) is not None:
+            values[name] = getattr(recipe, name)
+    return values
 
 
 def unlikely_sequences(advantages_B1: Tensor, log_rho_BT: Tensor, sampled_BT: Tensor) -> Tensor:
     """[B, 1] bool, for `mask_sequences`: A < 0 and mean_t(log pi_gen - log pi_train) > 0.5
     (DeepSeek-V3.2, arXiv 2512.02556)."""
-    return (advantages_B1 < 0) & (
-        -sequence_log_ratios(log_rho_BT.detach(), sampled_BT) > MASK_DELTA
-    )
+    fall_B1 = -sequence_log_ratios(log_rho_BT.detach(), sampled_BT)
+    return (advantages_B1 < 0) & (fall_B1 > MASK_DELTA)
 
 
 def token_terms(
@@ -573,24 +583,39 @@ def token_terms(
     0.
     """
     log_rho_BT = torch.where(sampled_BT, logprobs_BT - generator_logprobs_BT, 0.0)
-    term = LOSSES[recipe.loss].term
-    terms_BT, clipped_BT = term(recipe, advantages_B[:, None], log_rho_BT, logprobs_BT, sampled_BT)
+    advantages_B1 = advantages_B[:, None]
+    inputs = LossInputs(logprobs_BT, log_rho_BT, advantages_B1, sampled_BT, **constants(recipe))
+    terms_BT, clipped_BT = LOSSES[recipe.loss].term(inputs)
     counts_BT = sampled_BT
     if recipe.mask_sequences:
-        counts_BT = sampled_BT & ~unlikely_sequences(advantages_B[:, None], log_rho_BT, sampled_BT)
+        counts_BT = sampled_BT & ~unlikely_sequences(advantages_B1, log_rho_BT, sampled_BT)
     return torch.where(counts_BT, terms_BT, 0.0), log_rho_BT.detach(), clipped_BT & sampled_BT
 
 
 # --- 8. Aggregation (sec. 3.2, A.2) ---------------------------------------------------------------
 
 
-# what 1 is divided by, for each completion: the quotient is the weight of its tokens
+def tokens_of_samples(lengths_PG: Tensor, counted_PG: Tensor) -> Tensor:
+    """[P, G]: completions x |y_i|."""
+    return counted_PG.sum() * lengths_PG
+
+
+def tokens_of_prompts(lengths_PG: Tensor, counted_PG: Tensor) -> Tensor:
+    """[P, 1]: prompts x sum_j |y_j|."""
+    lengths_P1 = lengths_PG.sum(1, keepdim=True)
+    return (lengths_P1 > 0).sum() * lengths_P1
+
+
+def tokens_of_batch(lengths_PG: Tensor, counted_PG: Tensor) -> Tensor:
+    """[]: the sum of all |y|."""
+    return lengths_PG.sum()
+
+
+# What 1 is divided by: the quotient is the weight of each token of a completion.
 AGGREGATIONS = {
-    "sample": lambda lengths_PG, counted_PG: counted_PG.sum() * lengths_PG,
-    "prompt": lambda lengths_PG, counted_PG: (
-        (lengths_PG.sum(1) > 0).sum() * lengths_PG.sum(1, keepdim=True)
-    ),
-    "token": lambda lengths_PG, counted_PG: lengths_PG.sum(),
+    "sample": tokens_of_samples,
+    "prompt": tokens_of_prompts,
+    "token": tokens_of_batch,
 }
 
 
@@ -598,8 +623,9 @@ def token_weights(lengths_PG: Tensor, counted_PG: Tensor, aggregation: str) -> T
     """The weight of each sampled token of a completion, [P, G]; summed over all sampled tokens of
     the batch it is 1. By AGGREGATIONS
 
-        sample (GRPO)           1 / (completions |y_i|)           each completion's mean, then the mean over them
-        prompt (ScaleRL, DAPO)  1 / (prompts sum_j |y_j|)         each prompt's mean over its tokens, then over prompts
+        sample (GRPO)           1 / (completions |y_i|)    each completion's mean, then their mean
+        prompt (ScaleRL, DAPO)  1 / (prompts sum_j |y_j|)  each prompt's mean over its tokens, then
+                                                           the mean over prompts
         token                   1 / (sum of all |y|)
 
     lengths_PG: |y|, sampled tokens. The weights are fixed once the whole batch is known, so the
@@ -611,7 +637,38 @@ def token_weights(lengths_PG: Tensor, counted_PG: Tensor, aggregation: str) -> T
     return torch.where(lengths_PG > 0, 1.0 / denominators_PG.clamp(min=1), 0.0)
 
 
-# --- 9. The loss ----------------------------------------------------------------------------------
+# --- 9. What train.py calls -----------------------------------------------------------------------
+
+
+class Worth(NamedTuple):
+    """What each completion of a batch is worth, [P, G] each."""
+
+    rewards_PG: Tensor
+    counted_PG: Tensor  # bool: the effective batch
+    advantages_PG: Tensor
+    weights_PG: Tensor  # of each sampled token
+
+
+def worth(
+    recipe: Recipe,
+    scores_PG: Tensor,
+    lengths_PG: Tensor,
+    usable_PG: Tensor,
+    thinking_budget: int,
+    answer_budget: int,
+) -> Worth:
+    """Parts 3, 5, 6 and 8, once for the whole batch of an optimizer step.
+
+    scores_PG: float32 verdicts, 0 is wrong and 1 is correct; lengths_PG: sampled tokens; usable_PG:
+    see part 5. thinking_budget: the largest in the batch. With the length penalty a completion has
+    the tokens of both budgets, and the last `answer_budget` of them cost reward.
+    """
+    max_length = thinking_budget + answer_budget
+    rewards_PG = rewards(scores_PG, lengths_PG, recipe.length_control, max_length, answer_budget)
+    counted_PG = counted_samples(rewards_PG, usable_PG, recipe.zero_variance_filter)
+    advantages_PG = advantages(rewards_PG, usable_PG, counted_PG, recipe.advantage_norm)
+    weights_PG = token_weights(lengths_PG, counted_PG, recipe.aggregation)
+    return Worth(rewards_PG, counted_PG, advantages_PG, weights_PG)
 
 
 def policy_loss(

@@ -1,20 +1,20 @@
 """Train a language model with the ScaleRL recipe, and see its curve.
 
-    python train.py                                            # the default task, on two CPU cores
-    python train.py --recipe base --seed 1                     # another recipe of the study
-    python train.py --leave-out fp32_logits                    # ScaleRL but for one axis
-    python train.py --loss gspo --advantage-norm none          # any part on its own
-    python train.py --generators 6 --trainers 2                # on eight GPUs
-    python train.py --plan --model Qwen/Qwen3-0.6B             # what a run would take, before anything is started
-    python train.py --resume runs/NAME                         # go on after a crash, a Ctrl-C or the end (--steps 300)
+    python train.py                                      # the default task, on two CPU cores
+    python train.py --recipe base --seed 1               # another recipe of the study
+    python train.py --leave-out fp32_logits              # ScaleRL but for one axis
+    python train.py --loss gspo --advantage-norm none    # any part on its own
+    python train.py --generators 6 --trainers 2          # on eight GPUs
+    python train.py --plan --model Qwen/Qwen3-0.6B       # what a run would take; starts nothing
+    python train.py --resume runs/NAME                   # go on after a crash, a Ctrl-C or the end
 
 The algorithm is `train`, at the end of this file: a loop of optimizer steps, the same on every rank
 of the trainer.
 
-    problems (data/) -> the feed hands their prompts out to the generators (generate.py), at most k steps ahead
+    problems (data/) -> the feed hands their prompts out to the generators, at most k steps ahead
       -> groups of finished rollouts come back, and their task judges them (data/)
-      -> a batch of groups gets advantages and token weights, and is trained on (loss.py, core/policy.py)
-      -> the new parameters go to the generators at once, which go on with the completions that they have begun
+      -> a batch of groups gets advantages and token weights, and is trained on (loss.py)
+      -> the new parameters go to the generators at once, which go on with what they have begun
       -> every few steps held-out problems are sampled with the parameters of that step alone
       -> at the end the paper's sigmoid is fitted to those pass rates (curve/)
 
@@ -22,9 +22,9 @@ Rank 0 of the trainer is this process. Each generator is a process of its own, a
 rank. A generator or a verifier that dies or is silent is replaced. If a rank dies, the run ends.
 Every few steps a checkpoint is written, and --resume goes on from it.
 
-`step` counts the passes of the loop made so far, and is the version of the parameters too: the loop
-trains the parameters of version `step` and makes those of version `step + 1`. They are the same if
-the step is skipped.
+Steps and versions of the parameters are counted together, here and in the log. Version 0 is the
+model that RL starts from. Step s trains version s - 1 and makes version s. If it is skipped,
+version s is the same as version s - 1. A validation or a checkpoint of step s is of version s.
 
 Dimensions: P prompts in a batch, G completions per prompt, R = P x G rollouts, B sequences in a
 micro-batch, T tokens of a sequence, N any number of tokens.
@@ -35,20 +35,18 @@ import signal
 import sys
 import time
 
+# During the seconds of imports Ctrl-C ends the process, and leaves no traceback.
 if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(
-        signal.SIGINT, signal.SIG_DFL
-    )  # Ctrl-C during the seconds of imports leaves no traceback
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from core.screen import say
 from core.settings import TrainCommand, parse
 from curve.flags import errors_as_sentences, run_command
 from machinery.processes import import_for_generators
 
+# The flags are read before the slow imports, so that --help and wrong flags are answered fast.
 if __name__ == "__main__":
-    with (
-        errors_as_sentences()
-    ):  # before the slow imports, so that --help and wrong flags are answered fast
+    with errors_as_sentences():
         command = parse(sys.argv[1:], TrainCommand, description=__doc__)
     say("reading the libraries, the data and the model")
     if not (command.plan or command.one_process or command.gpus_here()):
@@ -79,8 +77,10 @@ def main(command: TrainCommand) -> int:
     if command.plan:
         print(plan(command))
         return 0
+    # Everything that can be checked is checked here, before a process is started.
     run = open_run(command.of_the_run())
     with run.until_its_end():
+        # The other ranks call `train` in processes of their own; here is rank 0.
         with other_ranks(run.settings, train, (run.start,), run.hint):
             train(0, run.start, run)
         run.leave_results(view.write_page)
@@ -94,134 +94,149 @@ def train(rank: int, start: Start, run: Run | None = None) -> None:
     """All steps, from the first validation to the last checkpoint. Every rank runs this. Rank 0 has
     the `Run`, with the generators, the log and the model that `open_run` has loaded. Another rank
     has an `OtherRank` with the same calls: it gets rank 0's answers, and loads the model itself."""
-    s, r, parameters = start.settings, start.settings.recipe, start.parameters
+    settings, parameters = start.settings, start.parameters
+    recipe = settings.recipe
     run = run or OtherRank(start)
-    trainers = devices_here(s)[1]
+    trainers = devices_here(settings)[1]
     ranks, device = len(trainers), torch.device(trainers[rank])
-    torch.set_num_threads(cpu_threads(s))
-    # With several ranks, or in bf16, FSDP shards the model: it keeps fp32 and computes in bf16.
-    policy = make_policy(s, run.model, device)
+    on_gpu = device.type == "cuda"
+    torch.set_num_threads(cpu_threads(settings))
+
+    # With several ranks, or in bf16, the model is sharded by FSDP: each rank keeps its part of the
+    # parameters, in fp32, and a layer is gathered, in bf16 if that is its dtype, while it is called.
+    policy = make_policy(settings, run.model, device)
+    # On a GPU AdamW is fused: otherwise it takes 4 bytes a parameter more, and is slower.
     optimizer = torch.optim.AdamW(
         policy.parameters(),
-        lr=s.learning_rate,
-        betas=s.adam_betas,
-        eps=s.adam_eps,
-        weight_decay=s.weight_decay,
-        fused=device.type
-        == "cuda",  # otherwise it takes 4 bytes a parameter more there, and is slower
+        lr=settings.learning_rate,
+        betas=settings.adam_betas,
+        eps=settings.adam_eps,
+        weight_decay=settings.weight_decay,
+        fused=on_gpu,
     )
     if start.moments:
         read_moments(policy, optimizer, start.moments)
-    if device.type == "cuda":
+    if on_gpu:
         parameters.pin()
-    step = start.step
 
-    publish(policy, parameters, step, rank)
-    run.begin(step)
-    if run.wants_validation(step):
-        run.validate(step, policy)
-    while run.goes_on(step):
-        # 1. whole groups, none of their tokens more than k steps old
-        groups = run.batch(step)
+    # The generators start with the parameters of the first version. A validation before the first
+    # step measures R0, where the curve begins.
+    version = start.step
+    publish(policy, parameters, version, rank)
+    run.begin(version)
+    if run.wants_validation(version):
+        run.validate(version, policy)
+
+    while run.goes_on(version):
+        # 1. A batch of whole groups. All ranks get the same one. None of its tokens is more than k
+        # steps old, which is asserted here, at the last place before they are used.
+        step = version + 1
+        groups = run.batch(version)
         if groups is None:  # every prompt is retired, or the run ends
             break
-        batch = Batch(groups, step)
+        batch = Batch(groups, version)
         oldest = batch.ages_N.max()
-        assert oldest <= loss.most_off_policy(r.asynchrony), (
+        assert oldest <= loss.most_off_policy(recipe.asynchrony), (
             f"a token of step {step} is {oldest} steps old"
         )
 
-        # 2. what each completion is worth; advantages and token weights are fixed for the whole batch
-        rewards_PG = loss.rewards(
+        # 2. What each completion is worth. Advantages and token weights are fixed for the whole
+        # batch, so the gradient does not depend on how the batch is cut below.
+        worth = loss.worth(
+            recipe,
             batch.scores_PG,
             batch.lengths_PG,
-            r.length_control,
-            max_length=s.thinking_budget[1] + s.answer_budget,
-            penalty_length=s.answer_budget,
+            batch.usable_PG,
+            settings.thinking_budget[1],
+            settings.answer_budget,
         )
-        counted_PG = loss.counted_samples(rewards_PG, batch.usable_PG, r.zero_variance_filter)
-        advantages_PG = loss.advantages(rewards_PG, batch.usable_PG, counted_PG, r.advantage_norm)
-        weights_PG = loss.token_weights(batch.lengths_PG, counted_PG, r.aggregation)
-        advantages_R, weights_R = (
-            advantages_PG.flatten().to(device),
-            weights_PG.flatten().to(device),
-        )
-        counted_rows = counted_PG.flatten().nonzero().flatten().tolist()
+        advantages_R = worth.advantages_PG.flatten().to(device)
+        weights_R = worth.weights_PG.flatten().to(device)
+        counted_rows = worth.counted_PG.flatten().nonzero().flatten().tolist()
 
-        # 3. one optimizer step: gradients add up over this rank's micro-batches, and over the ranks
-        totals = Totals(step, kept_rows(s, step + 1, groups))  # the log calls this update step + 1
-        for m in micro_batches(
+        # 3. The gradient. It adds up over this rank's micro-batches and over the ranks. FSDP
+        # divides by the number of ranks, but our weights need the sum.
+        totals = Totals(version, kept_rows(settings, step, groups))
+        for micro_batch in micro_batches(
             batch.rollouts,
             counted_rows,
-            s.tokens_per_micro_batch,
+            settings.tokens_per_micro_batch,
             device,
             rank,
             ranks,
-            s.share_prompts,
+            settings.share_prompts,
         ):
-            logprobs_BT, entropies_N = policy(m, r.fp32_logits)
-            value, sums = loss.policy_loss(
-                r,
+            logprobs_BT, entropies_N = policy(micro_batch, recipe.fp32_logits)
+            policy_loss, sums = loss.policy_loss(
+                recipe,
                 logprobs_BT,
-                m.generator_logprobs_BT,
-                m.sampled_BT,
-                advantages_R[m.rows_B],
-                weights_R[m.rows_B],
+                micro_batch.generator_logprobs_BT,
+                micro_batch.sampled_BT,
+                advantages_R[micro_batch.rows_B],
+                weights_R[micro_batch.rows_B],
             )
-            (
-                value * ranks
-            ).backward()  # FSDP divides by the number of ranks, but our weights need the sum
-            totals.add(m, value.detach(), sums, logprobs_BT.detach(), entropies_N)
+            (policy_loss * ranks).backward()
+            totals.add(micro_batch, policy_loss.detach(), sums, logprobs_BT.detach(), entropies_N)
         totals.over_ranks()  # all ranks get the sums of all, and decide alike whether to step
-        norm = 0.0
+
+        # 4. The optimizer step. Without a counted group there is no gradient. A NaN that is stepped
+        # on would stay in the parameters for good.
+        gradient_norm = 0.0
         if counted_rows:
-            norm = gathered(
-                torch.nn.utils.clip_grad_norm_(policy.parameters(), s.clip_gradient)
-            ).item()
-        finite = math.isfinite(totals.sums["loss"]) and math.isfinite(norm)
-        learning_rate = s.learning_rate * min(1.0, (step + 1) / max(1, s.warmup_steps))
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate
-        stepped = (
-            bool(counted_rows) and finite
-        )  # a NaN that is stepped on stays in the parameters for good
+            norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), settings.clip_gradient)
+            gradient_norm = gathered(norm).item()
+        finite = math.isfinite(totals.sums["loss"]) and math.isfinite(gradient_norm)
+        learning_rate = settings.learning_rate * min(1.0, step / max(1, settings.warmup_steps))
+        for parameter_group in optimizer.param_groups:
+            parameter_group["lr"] = learning_rate
+        stepped = bool(counted_rows) and finite
         if stepped:
             optimizer.step()
         optimizer.zero_grad()
-        moved = update_size(optimizer) if stepped else 0.0
+        relative_update = update_size(optimizer) if stepped else 0.0
 
-        # 4. the generators go on with the new parameters
-        step += 1
-        copying = (
-            publish(policy, parameters, step, rank) if loss.publishes(r.asynchrony, step) else 0.0
-        )
+        # 5. The generators get the new version, and go on with what they have begun.
+        version = step
+        copying_seconds = 0.0
+        if loss.publishes(recipe.asynchrony, version):
+            copying_seconds = publish(policy, parameters, version, rank)
 
-        # 5. retire solved prompts, write down what has happened, validate, save
+        # 6. The prompts that the batch has solved are in no later epoch. What has happened is
+        # written down.
         run.retire(groups)
         run.log_step(
             step,
             batch,
             totals,
-            {"reward": rewards_PG, "advantage": advantages_PG, "weight": weights_PG},
+            {
+                "reward": worth.rewards_PG,
+                "advantage": worth.advantages_PG,
+                "weight": worth.weights_PG,
+            },
             {
                 "skipped": int(not finite),
-                "gradient_norm": norm,
+                "gradient_norm": gradient_norm,
                 "learning_rate": learning_rate,
-                "update_size": moved,
-                "groups_counted": int(counted_PG.any(1).sum()),
-                "parameters_seconds": copying,
+                "update_size": relative_update,
+                "groups_counted": int(worth.counted_PG.any(1).sum()),
+                "parameters_seconds": copying_seconds,
             },
         )
-        if run.wants_validation(step):
-            publish(policy, parameters, step, rank)
-            run.validate(step, policy)
-        if step % s.checkpoint_every == 0:
-            run.save(step, policy, optimizer)
-    if run.wants_validation(step, at_the_end=True):
-        publish(policy, parameters, step, rank)
-        run.validate(step, policy)
-    if run.end(step):
-        run.save(step, policy, optimizer)
+
+        # 7. Validate and save, now and then. A validation is of this version alone, so the
+        # generators get it first, also where `publishes` has kept it back.
+        if run.wants_validation(version):
+            publish(policy, parameters, version, rank)
+            run.validate(version, policy)
+        if step % settings.checkpoint_every == 0:
+            run.save(version, policy, optimizer)
+
+    # The run ends with a validation and a checkpoint of the last version.
+    if run.wants_validation(version, at_the_end=True):
+        publish(policy, parameters, version, rank)
+        run.validate(version, policy)
+    if run.end(version):
+        run.save(version, policy, optimizer)
 
 
 def publish(policy: Policy, parameters: SharedParameters, version: int, rank: int) -> float:

@@ -1,7 +1,8 @@
 """Loss and gradient of an exported run in the engine that it was exported to, beside those of
 loss.py.
 
-    python -m tools.export runs/NAME --to trl --out FOLDER && python benchmarks/elsewhere.py trl FOLDER
+    python -m tools.export runs/NAME --to trl --out FOLDER
+    python benchmarks/elsewhere.py trl FOLDER
     python -m torch.distributed.run --nproc_per_node 2 benchmarks/elsewhere.py trl FOLDER
     python benchmarks/elsewhere.py verl FOLDER
     python benchmarks/elsewhere.py prime-rl FOLDER
@@ -25,31 +26,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-LOSSES, AGGREGATIONS, NORMS = (
-    ("cispo", "dapo", "gspo"),
-    ("sample", "prompt", "token"),
-    ("batch", "prompt", "none"),
-)
+LOSSES = ("cispo", "dapo", "gspo")
+AGGREGATIONS = ("sample", "prompt", "token")
+NORMS = ("batch", "prompt", "none")
+BUDGETS = (58, 9)  # of the thinking and of the answer, in tokens
 
 
 def recipes(aggregations=AGGREGATIONS, norms=NORMS) -> list[dict[str, str]]:
     names = ("loss", "aggregation", "advantage_norm")
     return [dict(zip(names, values)) for values in itertools.product(LOSSES, aggregations, norms)]
-
-
-def worth(
-    recipe, scores_PG: Tensor, lengths_PG: Tensor, usable_PG: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Advantages and token weights of each completion, by the steps of train.py, with budgets of 58
-    and 9 tokens."""
-    import loss
-
-    rewards_PG = loss.rewards(scores_PG, lengths_PG, recipe.length_control, 67, 9)
-    counted_PG = loss.counted_samples(rewards_PG, usable_PG, recipe.zero_variance_filter)
-    advantages_PG = loss.advantages(rewards_PG, usable_PG, counted_PG, recipe.advantage_norm)
-    return advantages_PG.flatten(), loss.token_weights(
-        lengths_PG, counted_PG, recipe.aggregation
-    ).flatten()
 
 
 def ours(recipe, model, rows: list[tuple], G: int) -> tuple[float, dict[str, Tensor]]:
@@ -60,44 +45,40 @@ def ours(recipe, model, rows: list[tuple], G: int) -> tuple[float, dict[str, Ten
     from core.policy import Policy, micro_batches
     from core.rollouts import Request, Rollout
 
-    rollouts = [
-        Rollout(Request(0, 0, prompt, 0, ()), np.array(ids, np.int32), np.array(sampled, bool),
-                np.array(logprobs, np.float32), np.zeros(len(ids), np.int32), False, False)
-        for prompt, ids, sampled, logprobs, _ in rows
-    ]  # fmt: skip
+    rollouts = []
+    for prompt, ids, sampled, logprobs, _ in rows:
+        arrays = np.array(ids, np.int32), np.array(sampled, bool), np.array(logprobs, np.float32)
+        versions = np.zeros(len(ids), np.int32)
+        rollouts.append(Rollout(Request(0, 0, prompt, 0, ()), *arrays, versions, False, False))
     lengths_PG = torch.tensor([int(rollout.sampled.sum()) for rollout in rollouts]).view(-1, G)
     scores_PG = torch.tensor([float(row[4]) for row in rows]).view(-1, G)
-    advantages_R, weights_R = worth(recipe, scores_PG, lengths_PG, scores_PG >= 0)
+    worth = loss.worth(recipe, scores_PG, lengths_PG, scores_PG >= 0, *BUDGETS)
+    advantages_R, weights_R = worth.advantages_PG.flatten(), worth.weights_PG.flatten()
     counted = weights_R.nonzero().flatten().tolist()
     policy, total = Policy(model), 0.0
     model.zero_grad()
     for m in micro_batches(rollouts, counted, 4096, torch.device("cpu"), 0, 1):
         logprobs_BT, _ = policy(m, recipe.fp32_logits)
-        value, _ = loss.policy_loss(
-            recipe,
-            logprobs_BT,
-            m.generator_logprobs_BT,
-            m.sampled_BT,
-            advantages_R[m.rows_B],
-            weights_R[m.rows_B],
+        of_rows = advantages_R[m.rows_B], weights_R[m.rows_B]
+        policy_loss, _ = loss.policy_loss(
+            recipe, logprobs_BT, m.generator_logprobs_BT, m.sampled_BT, *of_rows
         )
-        value.backward()
-        total += value.item()
+        policy_loss.backward()
+        total += policy_loss.item()
     return total, {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
 
 
 def compare(name: str, theirs: tuple[float, dict], expected: tuple[float, dict]) -> float:
     """Print and return the larger of two differences: of the loss, and of the gradients, the norm
     of the difference relative to the norm of ours."""
-    norm = lambda gradients: torch.cat([gradient.flatten() for gradient in gradients]).norm().item()
-    of_gradients = norm(theirs[1][key] - expected[1][key] for key in expected[1]) / norm(
-        expected[1].values()
-    )
-    of_loss = abs(theirs[0] - expected[0])
-    print(
-        f"{name:28} loss {expected[0]:+.6f}, off by {of_loss:.1e}; gradient off by {of_gradients:.1e}",
-        flush=True,
-    )
+    their_loss, their_gradients = theirs
+    our_loss, our_gradients = expected
+    their_flat = torch.cat([their_gradients[key].flatten() for key in our_gradients])
+    our_flat = torch.cat([our_gradients[key].flatten() for key in our_gradients])
+    of_loss = abs(their_loss - our_loss)
+    of_gradients = ((their_flat - our_flat).norm() / our_flat.norm()).item()
+    off = f"off by {of_loss:.1e}; gradient off by {of_gradients:.1e}"
+    print(f"{name:28} loss {our_loss:+.6f}, {off}", flush=True)
     return max(of_loss, of_gradients)
 
 
@@ -111,15 +92,8 @@ def trl(folder: Path) -> float:
     import train
     from core.model import load_model
 
-    flags = [
-        "--config",
-        str(folder / "config.yaml"),
-        "--use_cpu",
-        "true",
-        "--output_dir",
-        tempfile.mkdtemp(),
-    ]
-    trainer = train.trainer_of(flags)
+    out = ["--output_dir", tempfile.mkdtemp()]
+    trainer = train.trainer_of(["--config", str(folder / "config.yaml"), "--use_cpu", "true", *out])
     # One length of prompts: TRL pads them on the left, and the angles of other positions are
     # rounded otherwise.
     trainer.train_dataset = trainer.train_dataset.filter(lambda row: len(row["prompt"]) == 8)
@@ -127,9 +101,8 @@ def trl(folder: Path) -> float:
     trainer.model.train()
     inputs = next(iter(trainer.get_train_dataloader()))
     batch = GRPOTrainer._generate_and_score_completions(trainer, inputs)
-    GRPOTrainer._generate_and_score_completions = lambda *_: dict(
-        batch
-    )  # the same completions for each recipe
+    # The same completions for each recipe.
+    GRPOTrainer._generate_and_score_completions = lambda *_: dict(batch)
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
     attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
     width = batch["completion_ids"].shape[1]
@@ -143,15 +116,11 @@ def trl(folder: Path) -> float:
     scores = trainer.scores_R1.flatten()[rank * n : (rank + 1) * n]
     rows = []
     for i in range(n):
-        of_prompt, of_completion = (
-            batch["prompt_mask"][i].bool(),
-            batch["completion_mask"][i].bool(),
-        )
-        columns = [
-            batch[name][i][of_completion].tolist() for name in ("completion_ids", "tool_mask")
-        ]
-        of_generator = batch["sampling_per_token_logps"][i][of_completion].tolist()
-        rows.append((batch["prompt_ids"][i][of_prompt].tolist(), *columns, of_generator, scores[i]))
+        of_completion = batch["completion_mask"][i].bool()
+        names = ("completion_ids", "tool_mask", "sampling_per_token_logps")
+        columns = [batch[name][i][of_completion].tolist() for name in names]
+        prompt = batch["prompt_ids"][i][batch["prompt_mask"][i].bool()].tolist()
+        rows.append((prompt, *columns, scores[i]))
     rows, worst = gather_object(rows), 0.0
     for changes in recipes():
         recipe = dataclasses.replace(train.RECIPE, **changes)
@@ -163,14 +132,11 @@ def trl(folder: Path) -> float:
             value = trainer.compute_loss(wrapped, piece)
             value.backward()
             total += trainer.accelerator.reduce(value.detach(), "mean").item()
-        theirs = (
-            total,
-            {name: parameter.grad for name, parameter in trainer.model.named_parameters()},
-        )
+        gradients = {name: parameter.grad for name, parameter in trainer.model.named_parameters()}
         model = load_model(str(folder / "model"), torch.device("cpu"), torch.float32)
         expected = ours(recipe, model, rows, trainer.num_generations)
         if rank == 0:
-            worst = max(worst, compare(" ".join(changes.values()), theirs, expected))
+            worst = max(worst, compare(" ".join(changes.values()), (total, gradients), expected))
     return worst
 
 
@@ -187,22 +153,26 @@ def random_batch(P: int = 6, G: int = 4, T: int = 12) -> dict[str, Tensor]:
     noise_BT = 0.5 * torch.randn(P * G, T, generator=random)
     mask_BT = torch.arange(T) < lengths_B[:, None]
     return {
-        "logprobs": logprobs_BT.requires_grad_(), "generator": logprobs_BT.detach() + noise_BT, "mask": mask_BT,
-        "scores": scores_B, "usable": usable_B, "groups": torch.arange(P).repeat_interleave(G),
-    }  # fmt: skip
+        "logprobs": logprobs_BT.requires_grad_(),
+        "generator": logprobs_BT.detach() + noise_BT,
+        "mask": mask_BT,
+        "scores": scores_B,
+        "usable": usable_B,
+        "groups": torch.arange(P).repeat_interleave(G),
+    }
 
 
 def expected_of(recipe, batch: dict[str, Tensor], P: int = 6) -> tuple[float, dict[str, Tensor]]:
     """Loss and gradient of a random batch by loss.py alone, as train.py calls it."""
     import loss
 
-    lengths_PG, scores_PG = batch["mask"].sum(1).view(P, -1), batch["scores"].view(P, -1)
-    usable_PG = batch["usable"].view(P, -1)
-    advantages_B, weights_B = worth(recipe, scores_PG, lengths_PG, usable_PG)
-    value, _ = loss.policy_loss(
-        recipe, batch["logprobs"], batch["generator"], batch["mask"], advantages_B, weights_B
-    )
-    return value.item(), {"log pi": torch.autograd.grad(value, batch["logprobs"])[0]}
+    of_batch = batch["scores"], batch["mask"].sum(1), batch["usable"]
+    worth = loss.worth(recipe, *(column.view(P, -1) for column in of_batch), *BUDGETS)
+    of_rows = worth.advantages_PG.flatten(), worth.weights_PG.flatten()
+    of_tokens = batch["logprobs"], batch["generator"], batch["mask"]
+    policy_loss, _ = loss.policy_loss(recipe, *of_tokens, *of_rows)
+    (gradient,) = torch.autograd.grad(policy_loss, batch["logprobs"])
+    return policy_loss.item(), {"log pi": gradient}
 
 
 def three_completions(problem: str) -> list[tuple[list[int], list[int]]]:
@@ -212,12 +182,11 @@ def three_completions(problem: str) -> list[tuple[list[int], list[int]]]:
 
     ids = lambda text: scalerl.TOKENIZER(text, add_special_tokens=False).input_ids
     fields, eos = json.loads(problem), scalerl.DECODING.eos[:1]
-    texts = (
-        (f"</think>{fields['answer']}", eos),
-        ("</think>0", eos),
-        (f"</think>{fields['answer']}", ()),
+    prompt, right, wrong = (
+        ids(text)
+        for text in (f"{fields['prompt']}<think>", f"</think>{fields['answer']}", "</think>0")
     )
-    return [(ids(fields["prompt"] + "<think>"), ids(text) + [*end]) for text, end in texts]
+    return [(prompt, [*right, *eos]), (prompt, [*wrong, *eos]), (prompt, right)]
 
 
 def verl(folder: Path) -> float:
@@ -239,9 +208,8 @@ def verl(folder: Path) -> float:
     validate_config(config, need_reference_policy(config), need_critic(config))
     actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
     actor.global_batch_info.update(dp_size=2, batch_num_tokens=100)
-    advantages_of, loss_of = (
-        get_adv_estimator_fn(config.algorithm.adv_estimator), get_policy_loss_fn(actor.policy_loss.loss_mode)
-    )  # fmt: skip
+    advantages_of = get_adv_estimator_fn(config.algorithm.adv_estimator)
+    loss_of = get_policy_loss_fn(actor.policy_loss.loss_mode)
     row = json.loads((folder / "train.jsonl").read_text().splitlines()[0])
     manager, found = scalerl_verl.Verdicts(config, scalerl.TOKENIZER, None), []
     for prompt, ids in three_completions(row["problem"]):
@@ -259,7 +227,9 @@ def verl(folder: Path) -> float:
     rewards_BT[:, 0] = scores_B
     for changes in recipes():
         scalerl.RECIPE = dataclasses.replace(scalerl.RECIPE, **changes)
-        scalerl.SETTINGS = SimpleNamespace(thinking_budget=(54, 58), answer_budget=9)
+        scalerl.SETTINGS = SimpleNamespace(
+            thinking_budget=(0, BUDGETS[0]), answer_budget=BUDGETS[1]
+        )
         groups = np.array([f"uid-{group}" for group in batch["groups"].tolist()], dtype=object)
         weighted_BT, _ = advantages_of(
             token_level_rewards=rewards_BT,
@@ -270,15 +240,18 @@ def verl(folder: Path) -> float:
         total = 0.0
         for rows in torch.arange(len(groups)).chunk(3):
             value, _ = loss_of(
-                old_log_prob=batch["generator"][rows], log_prob=batch["logprobs"][rows], advantages=weighted_BT[rows],
-                response_mask=batch["mask"][rows], loss_agg_mode=actor.loss_agg_mode, config=actor,
+                old_log_prob=batch["generator"][rows],
+                log_prob=batch["logprobs"][rows],
+                advantages=weighted_BT[rows],
+                response_mask=batch["mask"][rows],
+                loss_agg_mode=actor.loss_agg_mode,
+                config=actor,
                 rollout_is_weights=None,
-            )  # fmt: skip
+            )
             total = total + value / 2
         theirs = total.item(), {"log pi": torch.autograd.grad(total, batch["logprobs"])[0]}
-        worst = max(
-            worst, compare(" ".join(changes.values()), theirs, expected_of(scalerl.RECIPE, batch))
-        )
+        expected = expected_of(scalerl.RECIPE, batch)
+        worst = max(worst, compare(" ".join(changes.values()), theirs, expected))
     return worst
 
 
@@ -293,21 +266,18 @@ def prime_rl(folder: Path) -> float:
     from prime_rl.configs.rl import RLConfig
     from prime_rl.trainer.rl.loss import compute_loss, setup_rl_loss_fn
 
-    configs = [
-        tomllib.loads((folder / name).read_text()) for name in ("config.toml", "several.toml")
-    ]
-    config = RLConfig.model_validate(configs[0])
-    RLConfig.model_validate(configs[0] | configs[1])
+    one = tomllib.loads((folder / "config.toml").read_text())
+    config = RLConfig.model_validate(one)
+    RLConfig.model_validate(one | tomllib.loads((folder / "several.toml").read_text()))
     taskset = scalerl_prime.ScaleRLTaskset(
         scalerl_prime.ScaleRLConfig(id="scalerl-prime", split="validation")
     )
     task, found = next(iter(taskset.load())), []
     for prompt, ids in three_completions(task.data.problem):
-        nodes = [
-            SimpleNamespace(token_ids=some, mask=[some is ids] * len(some))
-            for some in (prompt, ids)
-        ]
-        found.append(asyncio.run(task.score(SimpleNamespace(nodes=nodes))))
+        before = SimpleNamespace(token_ids=prompt, mask=[False] * len(prompt))
+        after = SimpleNamespace(token_ids=ids, mask=[True] * len(ids))
+        trace = SimpleNamespace(nodes=[before, after])
+        found.append(asyncio.run(task.score(trace)))
     print(f"rewards of a right, a wrong and a truncated completion: {found}")
     assert found == [1.0, 0.0, 0.0]
     loss_of, batch, worst = setup_rl_loss_fn(config.trainer.loss), random_batch(), 0.0
@@ -317,15 +287,17 @@ def prime_rl(folder: Path) -> float:
     rows = advantages_B.nonzero().flatten().tolist()  # filter_zero_advantages
     for changes in recipes(("token",), ("none",)):
         scalerl.RECIPE = dataclasses.replace(scalerl.RECIPE, **changes)
-        columns = [[batch[name][row] for row in rows] for name in ("logprobs", "generator", "mask")]
-        value, _ = compute_loss(
-            columns[0], columns[1], None, [advantages_B[row].expand(12) for row in rows], columns[2], None, None, None,
-            loss_of, int(batch["mask"][rows].sum()), 1, 1,
-        )  # fmt: skip
-        theirs = value.item(), {"log pi": torch.autograd.grad(value, batch["logprobs"])[0]}
-        worst = max(
-            worst, compare(" ".join(changes.values()), theirs, expected_of(scalerl.RECIPE, batch))
+        logprobs, generator, mask = (
+            [*batch[name][rows]] for name in ("logprobs", "generator", "mask")
         )
+        advantages = [advantage.expand(12) for advantage in advantages_B[rows]]
+        tokens = int(batch["mask"][rows].sum())
+        value, _ = compute_loss(
+            logprobs, generator, None, advantages, mask, None, None, None, loss_of, tokens, 1, 1
+        )
+        theirs = value.item(), {"log pi": torch.autograd.grad(value, batch["logprobs"])[0]}
+        expected = expected_of(scalerl.RECIPE, batch)
+        worst = max(worst, compare(" ".join(changes.values()), theirs, expected))
     return worst
 
 

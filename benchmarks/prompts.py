@@ -1,7 +1,7 @@
 """What it saves to compute a prompt once for its group: forward and backward of the trainer, and
 the engine, on a real model with prompts and completions of given lengths. One thread.
 
-    python benchmarks/prompts.py MODEL        # a folder, for example what `python -m tools.unpack` has made
+    python benchmarks/prompts.py MODEL        # a folder, for example one that tools.unpack has made
 
 Beside the engine stands `generate` of transformers, which computes the prompt for each completion.
 """
@@ -32,14 +32,11 @@ def made_up(prompt: int, completion: int, prompts: int) -> list[Rollout]:
     for group in range(prompts):
         ids = rng.integers(5, 1000, size=prompt).tolist()
         for i in range(16):
-            tokens, zeros = (
-                rng.integers(5, 1000, size=completion).astype(np.int32),
-                np.zeros(completion, np.int32),
-            )
             request = Request(group, i, ids, completion, (group, i))
-            rollouts.append(
-                Rollout(request, tokens, zeros == 0, zeros.astype(np.float32), zeros, False, False)
-            )
+            tokens = rng.integers(5, 1000, size=completion).astype(np.int32)
+            sampled, logprobs = np.ones(completion, bool), np.zeros(completion, np.float32)
+            versions = np.zeros(completion, np.int32)
+            rollouts.append(Rollout(request, tokens, sampled, logprobs, versions, False, False))
     return rollouts
 
 
@@ -55,9 +52,8 @@ def main(folder: str, repeats: int = 3) -> None:
     model, tokenizer = load_model(folder, CPU, torch.float32), load_tokenizer(folder)
     reference = type(model).from_pretrained(folder)  # with the attention that transformers chooses
     print(f"{folder}: {model.num_parameters():,} parameters; medians of {repeats}, in turn\n")
-    print(
-        "prompt + completion      training, seconds: each   once   ratio      tokens/s: generate   engine   ratio"
-    )
+    training, sampling = "training, seconds: each   once   ratio", "tokens/s: generate   engine"
+    print(f"prompt + completion      {training}      {sampling}   ratio")
     for name, (prompt, completion, prompts) in SHAPES.items():
         rollouts, policy = made_up(prompt, completion, prompts), Policy(model)
         settings = Sampling(prompt_budget=prompt, thinking_budget=(0, 0), answer_budget=completion)
@@ -66,37 +62,32 @@ def main(folder: str, repeats: int = 3) -> None:
         ids = torch.tensor([rollout.request.prompt_ids for rollout in rollouts])
 
         def engine() -> None:
-            requests = [
-                request
-                for group in range(prompts)
-                for request in make_requests(
-                    group, ids[16 * group].tolist(), 16, (0, 0), decoding, (group,)
-                )
-            ]
+            requests = []
+            for group in range(prompts):
+                prompt_ids = ids[16 * group].tolist()
+                requests += make_requests(group, prompt_ids, 16, (0, 0), decoding, (group,))
             sample_all(TorchEngine(model, decoding, len(rollouts)), requests)
 
         def generate() -> None:
+            length = {"max_new_tokens": completion, "min_new_tokens": completion}
+            seen = torch.ones_like(ids)
             with torch.inference_mode():
-                reference.generate(
-                    ids, attention_mask=torch.ones_like(ids), do_sample=True, top_k=0, max_new_tokens=completion,
-                    min_new_tokens=completion,
-                )  # fmt: skip
+                reference.generate(ids, attention_mask=seen, do_sample=True, top_k=0, **length)
 
-        work = (
-            lambda: train(policy, rollouts, False),
-            lambda: train(policy, rollouts, True),
-            generate,
-            engine,
-        )
-        each, once, theirs, ours = np.median(
-            [[seconds(one) for one in work] for _ in range(repeats)], axis=0
-        )
+        def unshared() -> None:
+            train(policy, rollouts, share=False)
+
+        def shared() -> None:
+            train(policy, rollouts, share=True)
+
+        work = (unshared, shared, generate, engine)
+        took = [[seconds(one) for one in work] for _ in range(repeats)]
+        each, once, theirs, ours = np.median(took, axis=0)
         tokens = completion * len(rollouts)
         shape = f"{name} ({prompt} + {completion})"
         speeds = f"{tokens / theirs:9.1f} {tokens / ours:8.1f} {theirs / ours:7.2f}"
-        print(
-            f"{shape:24} {each:24.2f} {once:6.2f} {each / once:7.2f} {'':16} {speeds}", flush=True
-        )
+        times = f"{each:24.2f} {once:6.2f} {each / once:7.2f}"
+        print(f"{shape:24} {times} {'':16} {speeds}", flush=True)
 
 
 if __name__ == "__main__":

@@ -25,24 +25,20 @@ from machinery.trainer import make_policy
 def main(repeats: int = 5) -> None:
     torch.set_num_threads(1)
     settings, recipe, device = Settings(), loss.Recipe(), torch.device("cpu")
-    model, tokenizer = (
-        load_model(str(BASE_MODEL), device, torch.float32),
-        load_tokenizer(str(BASE_MODEL)),
-    )
+    model = load_model(str(BASE_MODEL), device, torch.float32)
+    tokenizer = load_tokenizer(str(BASE_MODEL))
     engine = TorchEngine(model, make_decoding(tokenizer, settings), settings.slots)
     rollouts = sample_all(engine, default_requests(tokenizer, settings.prompts_per_step))
     policy, ones = make_policy(settings, model, device), torch.ones(len(rollouts))
 
     def step() -> None:
-        for m in micro_batches(
-            rollouts, list(range(len(rollouts))), settings.tokens_per_micro_batch, device, 0, 1
-        ):
+        rows, tokens = list(range(len(rollouts))), settings.tokens_per_micro_batch
+        for m in micro_batches(rollouts, rows, tokens, device, 0, 1):
             logprobs_BT, _ = policy(m, recipe.fp32_logits)
-            advantages_B = weights_B = ones[m.rows_B]  # any: the arithmetic is the same
-            value, _ = loss.policy_loss(
-                recipe, logprobs_BT, m.generator_logprobs_BT, m.sampled_BT, advantages_B, weights_B
-            )
-            value.backward()
+            # Any advantages and weights: the arithmetic is the same.
+            given = (m.generator_logprobs_BT, m.sampled_BT, ones[m.rows_B], ones[m.rows_B])
+            policy_loss, _ = loss.policy_loss(recipe, logprobs_BT, *given)
+            policy_loss.backward()
 
     tokens, config = sum(rollout.total_tokens for rollout in rollouts), model.config
     flops = 6 * tokens * matmul_parameters(model)
@@ -63,12 +59,10 @@ def main(repeats: int = 5) -> None:
     for event in profile.key_averages():
         kind = kinds.get(event.key, "all else: elementwise, copies, softmax, calls")
         microseconds[kind] = microseconds.get(kind, 0.0) + event.self_cpu_time_total
-    print(
-        f"\nforward and backward of {len(rollouts)} completions, {tokens:,} tokens: {whole:.2f} s"
-    )
-    print(
-        f"the same products with weights alone, {flops / 1e9:.1f} GFLOPs: {bare:.2f} s; ratio {whole / bare:.2f}\n"
-    )
+    work = f"{len(rollouts)} completions, {tokens:,} tokens"
+    print(f"\nforward and backward of {work}: {whole:.2f} s")
+    products_took = f"{flops / 1e9:.1f} GFLOPs: {bare:.2f} s; ratio {whole / bare:.2f}"
+    print(f"the same products with weights alone, {products_took}\n")
     for kind, value in sorted(microseconds.items(), key=lambda item: -item[1]):
         print(f"{kind:46} {value / sum(microseconds.values()):5.2f} of the time")
 

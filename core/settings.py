@@ -411,7 +411,7 @@ def refuse_small_numbers(values: dict) -> None:
 def refuse_impossible_recipe(recipe: Recipe) -> None:
     """ValueError for parts of a recipe that are impossible, or that the others make useless."""
     loss.parse_asynchrony(recipe.asynchrony)
-    reads = loss.LOSSES[recipe.loss].reads
+    reads = loss.LOSSES[recipe.loss].constants
     for name in ("eps_max", "eps_low", "eps_high"):
         if name not in reads and getattr(recipe, name) != getattr(Recipe, name):
             read = " and ".join(map(flag, reads)) or "neither it nor any other clip"

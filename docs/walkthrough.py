@@ -8,6 +8,7 @@ of loss.py.
 """
 
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -38,10 +39,8 @@ PROBLEMS = [
     Problem("58+64=", "122", "data.tasks.arithmetic"),
 ]
 COMPLETIONS, SEED = 4, 100
-UPDATED_AFTER, TRAINED_AT = (
-    8,
-    8,
-)  # tokens; optimizer steps: the batch is as old as PipelineRL-8 allows
+UPDATED_AFTER = 8  # tokens: then the generator takes over newer parameters
+TRAINED_AT = 8  # the version that is trained: the batch is as old as PipelineRL-8 allows
 
 
 # --- one step, as train.py makes it ---------------------------------------------------------------
@@ -49,12 +48,9 @@ UPDATED_AFTER, TRAINED_AT = (
 
 @dataclass
 class Step:
-    """What a recipe computes from a batch: a row for each group, or for each of its completions."""
+    """What a recipe computes from a batch. In [B, T] there is a row for each completion."""
 
-    rewards_PG: Tensor
-    counted_PG: Tensor
-    advantages_PG: Tensor
-    weights_PG: Tensor
+    worth: loss.Worth
     logprobs_BT: Tensor
     log_rho_BT: Tensor
     terms_BT: Tensor
@@ -66,32 +62,32 @@ class Step:
 def step(recipe: Recipe, batch: Batch, policy) -> Step:
     """The middle of the loop in train.py; the gradient stays in the policy. All completions are one
     micro-batch, in their order: those that do not count have no weight."""
-    most, answer = SETTINGS.thinking_budget[1] + SETTINGS.answer_budget, SETTINGS.answer_budget
-    rewards_PG = loss.rewards(
-        batch.scores_PG, batch.lengths_PG, recipe.length_control, most, answer
+    worth = loss.worth(
+        recipe,
+        batch.scores_PG,
+        batch.lengths_PG,
+        batch.usable_PG,
+        SETTINGS.thinking_budget[1],
+        SETTINGS.answer_budget,
     )
-    counted_PG = loss.counted_samples(rewards_PG, batch.usable_PG, recipe.zero_variance_filter)
-    advantages_PG = loss.advantages(rewards_PG, batch.usable_PG, counted_PG, recipe.advantage_norm)
-    weights_PG = loss.token_weights(batch.lengths_PG, counted_PG, recipe.aggregation)
     m = micro_batch(batch.rollouts, list(range(len(batch.rollouts))), CPU)
     logprobs_BT, _ = policy(m, recipe.fp32_logits)
-    given = (recipe, logprobs_BT, m.generator_logprobs_BT, m.sampled_BT, advantages_PG.flatten())
-    value, _ = loss.policy_loss(*given, weights_PG.flatten())
+    advantages_B = worth.advantages_PG.flatten()
+    given = (recipe, logprobs_BT, m.generator_logprobs_BT, m.sampled_BT, advantages_B)
+    policy_loss, _ = loss.policy_loss(*given, worth.weights_PG.flatten())
     policy.zero_grad()
-    value.backward()
+    policy_loss.backward()
     norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), SETTINGS.clip_gradient).item()
-    terms_BT, log_rho_BT, clipped_BT = (tensor.detach() for tensor in loss.token_terms(*given))
-    tables = (
-        rewards_PG,
-        counted_PG,
-        advantages_PG,
-        weights_PG,
+    terms_BT, log_rho_BT, clipped_BT = loss.token_terms(*given)
+    return Step(
+        worth,
         logprobs_BT.detach(),
         log_rho_BT,
-        terms_BT,
+        terms_BT.detach(),
         clipped_BT,
+        policy_loss.item(),
+        norm,
     )
-    return Step(*tables, value.item(), norm)
 
 
 def sample(engine, tokenizer, problems: list[Problem], number: int, between=None) -> list[Group]:
@@ -106,12 +102,10 @@ def sample(engine, tokenizer, problems: list[Problem], number: int, between=None
     steps = 0
     while engine.unfinished:
         for rollout in engine.step():
-            group = groups[rollout.request.group]
-            group.rollouts[rollout.request.index] = rollout
-            right = arithmetic.score(
-                group.problem, completion_texts(tokenizer, engine.decoding, [rollout])[0]
-            )
-            group.verdicts[rollout.request.index] = Verdict(float(right))
+            request, group = rollout.request, groups[rollout.request.group]
+            (text,) = completion_texts(tokenizer, engine.decoding, [rollout])
+            group.rollouts[request.index] = rollout
+            group.verdicts[request.index] = Verdict(float(arithmetic.score(group.problem, text)))
         steps += 1
         if between is not None and steps == UPDATED_AFTER:
             between()
@@ -130,16 +124,16 @@ def one_batch():
         policy.parameters(), lr=SETTINGS.learning_rate, betas=SETTINGS.adam_betas, eps=1e-15
     )
     parameters = SharedParameters(policy.model)
-    engine, older = (
-        make_engine(engine_settings(SETTINGS, ("cpu",), path, decoding)) for _ in range(2)
-    )
+    settings = engine_settings(SETTINGS, ("cpu",), path, decoding)
+    engine, older = make_engine(settings), make_engine(settings)
     others = arithmetic.problems("train", 16 * TRAINED_AT)
 
     def train(until: int) -> None:
         while parameters.version < until:
             version = parameters.version
-            parts = sample(engine, tokenizer, others[16 * version : 16 * version + 16], 1 + version)
-            step(Recipe(), Batch(parts, version), policy)
+            problems = others[16 * version : 16 * (version + 1)]
+            groups = sample(engine, tokenizer, problems, 1 + version)
+            step(Recipe(), Batch(groups, version), policy)
             optimizer.step()
             parameters.write(policy.model.named_parameters(), version + 1)
             engine.update(parameters)
@@ -175,10 +169,10 @@ def number(value: float, digits: int = 3) -> str:
 
 def table(head: list[str], rows: list[list]) -> str:
     """Of Markdown."""
-    shown = [
-        [number(cell) if isinstance(cell, float) else str(cell) for cell in row] for row in rows
-    ]
-    return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *shown])
+    lines = [head, ["---"] * len(head)]
+    for row in rows:
+        lines.append([number(cell) if isinstance(cell, float) else str(cell) for cell in row])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 NAMES = [f"{letter}{i + 1}" for letter in "ab" for i in range(COMPLETIONS)]
@@ -189,49 +183,62 @@ def page() -> str:
     """The text of docs/walkthrough.md."""
     batch, policy, tokenizer = one_batch()
     made = step(Recipe(), batch, policy)
-    rollout, first = (
-        batch.rollouts[SHOWN],
-        len(batch.rollouts[SHOWN].request.prompt_ids) - 1,
-    )  # where its tokens begin
-    most = int(
-        made.log_rho_BT[SHOWN].argmax()
-    )  # its token that the steps in between have raised most
+    sections = [
+        TITLE,
+        verdicts_section(batch, tokenizer),
+        worth_section(made, batch),
+        tokens_section(made, batch.rollouts[SHOWN], tokenizer),
+        loss_section(made),
+        changes_section(made, batch, policy),
+    ]
+    return "\n".join(sections)
 
-    def compared(part: str, values, columns: dict) -> str:
-        """A table of what the step is with other values of this part of the recipe. columns: of a
-        Step, by name."""
-        steps = {value: step(replace(Recipe(), **{part: value}), batch, policy) for value in values}
-        columns = {
-            "loss": lambda made: made.loss,
-            "gradient norm": lambda made: made.gradient_norm,
-            **columns,
-        }
-        rows = [
-            [f"`{value}`", *(column(made) for column in columns.values())]
-            for value, made in steps.items()
-        ]
-        return table(["", *columns], rows)
 
-    def of(name: str, field: str, digits: int):
-        """A column: the value that this completion has in a table [P, G] of a step."""
-        return lambda made: number(getattr(made, field).flatten()[NAMES.index(name)].item(), digits)
+TITLE = """# A walk through one batch
 
-    formulas = [[f"`{name}`", f"`{kind.formula}`"] for name, kind in loss.LOSSES.items()]
-    term = f"term of token {most - first + 1} of {NAMES[SHOWN]}"
-    return f"""{TITLE}
-## 1. Ids, tokens, verdicts
+Eight completions of two prompts, from ids to the gradient: one optimizer step of ScaleRL with all
+its numbers, as a teacher would put it on the board. `python -m docs.walkthrough` makes this page
+with the shipped model and the functions that train.py calls
+([`docs/walkthrough.py`](walkthrough.py)). Beside the name of a function is the line of
+[`loss.py`](../loss.py) that does it. The thinking budgets are small here, so that some completions
+are interrupted. The learning rate is three times that of the default run, so that the ratios differ
+from 1.
+"""
 
-The prompts are `{PROBLEMS[0].prompt}` (completions a1 to a4) and `{PROBLEMS[1].prompt}` (b1 to b4). To the model the
-second is the ids {rollout.request.prompt_ids}, of which the last is `<think>`. Forced tokens stand in [[ ]]: thinking
-had reached its budget.
 
-{table(["", "completion", "sampled tokens", "tokens by version, forced ones too", "verdict"], completions(batch, tokenizer))}
+def verdicts_section(batch: Batch, tokenizer) -> str:
+    head = ["", "completion", "sampled tokens", "tokens by version, forced ones too", "verdict"]
+    lengths, scores = batch.lengths_PG.flatten().tolist(), batch.scores_PG.flatten().tolist()
+    rows = []
+    for name, rollout, length, score in zip(NAMES, batch.rollouts, lengths, scores):
+        versions = sorted({*rollout.versions})
+        of_version = [f"{(rollout.versions == v).sum()} of version {v}" for v in versions]
+        text = f"`{marked_text(tokenizer, rollout)}`"
+        rows.append([name, text, length, ", ".join(of_version), "right" if score else "wrong"])
+    return f"""## 1. Ids, tokens, verdicts
 
-The batch was begun with version 0 of the parameters. After {UPDATED_AFTER} tokens the generator took over version {TRAINED_AT // 2},
-and went on with what it had begun. The trainer has version {TRAINED_AT}, so its oldest tokens are {batch.ages_N.max()} steps
-off-policy; `pipeline-8` allows 8.
+The prompts are `{PROBLEMS[0].prompt}` (completions a1 to a4) and `{PROBLEMS[1].prompt}` (b1 to b4).
+To the model the second is the ids {batch.rollouts[SHOWN].request.prompt_ids}, of which the last is
+`<think>`. Forced tokens stand in [[ ]]: thinking had reached its budget.
 
-## 2. Rewards, advantages, weights
+{table(head, rows)}
+
+The batch was begun with version 0 of the parameters. After {UPDATED_AFTER} tokens the generator
+took over version {TRAINED_AT // 2}, and went on with what it had begun. The trainer has version
+{TRAINED_AT}, so its oldest tokens are {batch.ages_N.max()} steps off-policy; `pipeline-8` allows 8.
+"""
+
+
+def worth_section(made: Step, batch: Batch) -> str:
+    rewards_PG, counted_PG, advantages_PG, weights_PG = made.worth
+    means_PG = rewards_PG.mean(1, keepdim=True).expand_as(rewards_PG)
+    columns = (rewards_PG, means_PG, counted_PG, advantages_PG, weights_PG)
+    rows = []
+    for name, *values in zip(NAMES, *(column.flatten().tolist() for column in columns)):
+        reward, mean, counts, advantage, weight = values
+        rows.append([name, reward, mean, "yes" if counts else "no", advantage, number(weight, 5)])
+    head = ["", "reward", "mean of the group", "counts", "A", "w of each token"]
+    return f"""## 2. Rewards, advantages, weights
 
 - The reward is +1 or -1:
   {code(loss.rewards, "rewards_PG = 2")}
@@ -244,124 +251,111 @@ off-policy; `pipeline-8` allows 8.
 - The weight of a token is 1 / (prompts that count x tokens of this prompt that count):
   {code(loss.token_weights, "return torch.where")}
 
-{table(["", "reward", "mean of the group", "counts", "A", "w of each token"], worth(made))}
+{table(head, rows)}
 
-The weights of all sampled tokens add up to {(made.weights_PG * batch.lengths_PG).sum():.3f}.
+The weights of all sampled tokens add up to {(weights_PG * batch.lengths_PG).sum():.3f}.
+"""
 
-## 3. Ratios and terms, token by token
 
-Of completion {NAMES[SHOWN]}, whose advantage is {made.advantages_PG.flatten()[SHOWN]:.3f}:
+def tokens_section(made: Step, rollout: Rollout, tokenizer) -> str:
+    advantage = made.worth.advantages_PG.flatten()[SHOWN].item()
+    weight = made.worth.weights_PG.flatten()[SHOWN].item()
+    rows = []
+    for t, token in enumerate(rollout.tokens.tolist()):
+        row = [t + 1, f"`{tokenizer.decode([token])}`", rollout.versions[t]]
+        at = (SHOWN, first_place(rollout) + t)
+        if rollout.sampled[t]:
+            term, logprob = made.terms_BT[at].item(), made.logprobs_BT[at].item()
+            row += [float(rollout.logprobs[t]), logprob, made.log_rho_BT[at].exp().item()]
+            row += [term, number(weight * term, 5)]
+        else:
+            row += ["forced", "", "", "", ""]
+        rows.append(row)
+    head = ["", "token", "version", "log pi_gen", "log pi_train", "rho", "term", "w x term"]
+    return f"""## 3. Ratios and terms, token by token
+
+Of completion {NAMES[SHOWN]}, whose advantage is {advantage:.3f}:
 
 - The ratio is rho = pi_train / pi_gen, with pi_gen as it was recorded when the token was sampled:
   {code(loss.token_terms, "log_rho_BT = ")}
 - CISPO's term is min(rho, 5) A log pi_train:
-  {code(loss.cispo, "return rho_BT.clamp")}
+  {code(loss.cispo, "terms_BT = ")}
 
-{table(["", "token", "version", "log pi_gen", "log pi_train", "rho", "term", "w x term"], tokens(made, rollout, tokenizer))}
+{table(head, rows)}
 
-Forced tokens are context: they have no ratio, no term and no weight. If rho is above 1, the steps in between have made
-the token more likely; if it is below 1, less likely.
+Forced tokens are context: they have no ratio, no term and no weight. If rho is above 1, the steps
+in between have made the token more likely; if it is below 1, less likely.
+"""
 
-## 4. The loss
+
+def first_place(rollout: Rollout) -> int:
+    """The column of a micro-batch that predicts the first token of a completion."""
+    return len(rollout.request.prompt_ids) - 1
+
+
+def loss_section(made: Step) -> str:
+    # What each completion adds to the loss.
+    parts = (-made.terms_BT.sum(1) * made.worth.weights_PG.flatten()).tolist()
+    row = [number(part, 4) for part in [*parts, sum(parts)]]
+    return f"""## 4. The loss
 
 The loss is the sum of -w x term over all sampled tokens:
 {code(loss.policy_loss, "loss = -")}
 
-{table([*NAMES, "loss"], [[number(-value, 4) for value in (*parts(made), sum(parts(made)))]])}
+{table([*NAMES, "loss"], [row])}
 
-The norm of its gradient is {made.gradient_norm:.3f}. If that is above `--clip-gradient {SETTINGS.clip_gradient}`, the gradient is scaled down to it before
-the optimizer's step.
+The norm of its gradient is {made.gradient_norm:.3f}. If that is above
+`--clip-gradient {SETTINGS.clip_gradient}`, the gradient is scaled down to it before the optimizer's
+step.
+"""
 
-## 5. What another loss, norm or aggregation changes
+
+def changes_section(made: Step, batch: Batch, policy) -> str:
+    first, raised = first_place(batch.rollouts[SHOWN]), made.log_rho_BT[SHOWN].argmax().item()
+    term = f"term of token {raised - first + 1} of {NAMES[SHOWN]}"  # which has the largest ratio
+
+    def compared(part: str, values, columns: dict[str, Callable[[Step], object]]) -> str:
+        """A table of what the step is with other values of this part of the recipe."""
+        rows = []
+        for value in values:
+            other = step(replace(Recipe(), **{part: value}), batch, policy)
+            cells = [column(other) for column in columns.values()]
+            rows.append([f"`{value}`", other.loss, other.gradient_norm, *cells])
+        return table(["", "loss", "gradient norm", *columns], rows)
+
+    def advantage(name: str) -> Callable[[Step], str]:
+        return lambda s: number(s.worth.advantages_PG.flatten()[NAMES.index(name)].item())
+
+    def weight(name: str) -> Callable[[Step], str]:
+        return lambda s: number(s.worth.weights_PG.flatten()[NAMES.index(name)].item(), 5)
+
+    of_losses = {
+        "clipped tokens": lambda s: int(s.clipped_BT.sum()),
+        term: lambda s: s.terms_BT[SHOWN, raised].item(),
+    }
+    of_norms = {f"A of {name}": advantage(name) for name in ("a1", "b1")}
+    of_aggregations = {f"w of {name}": weight(name) for name in ("a1", "a2", "b1")}
+    formulas = [[f"`{name}`", f"`{entry.formula}`"] for name, entry in loss.LOSSES.items()]
+    return f"""## 5. What another loss, norm or aggregation changes
 
 The same batch and the same parameters, with one part of the recipe changed.
 
-**Losses.** A clip that decides for a token takes its gradient away. CISPO's cap does not: it limits the
-factor of the gradient.
+**Losses.** A clip that decides for a token takes its gradient away. CISPO's cap does not: it limits
+the factor of the gradient.
 
 {table(["", "term of a token"], formulas)}
 
-{compared("loss", loss.LOSSES, {"clipped tokens": lambda made: int(made.clipped_BT.sum()), term: lambda made: made.terms_BT[SHOWN, most].item()})}
+{compared("loss", loss.LOSSES, of_losses)}
 
 **Norms of the advantages.**
 
-{compared("advantage_norm", loss.NORMS, {"A of a1": of("a1", "advantages_PG", 3), "A of b1": of("b1", "advantages_PG", 3)})}
+{compared("advantage_norm", loss.NORMS, of_norms)}
 
 **Aggregations.**
 
-{compared("aggregation", loss.AGGREGATIONS, {"w of a1": of("a1", "weights_PG", 5), "w of a2": of("a2", "weights_PG", 5), "w of b1": of("b1", "weights_PG", 5)})}
-"""  # noqa: E501
-
-
-def completions(batch: Batch, tokenizer) -> list[list]:
-    """A row for each completion: what was sampled, by which parameters, and its verdict."""
-
-    def by_version(versions) -> str:
-        return ", ".join(
-            f"{(versions == version).sum()} of version {version}" for version in sorted({*versions})
-        )
-
-    return [
-        [
-            name,
-            f"`{marked_text(tokenizer, r)}`",
-            length,
-            by_version(r.versions),
-            "right" if score else "wrong",
-        ]
-        for name, r, length, score in zip(
-            NAMES,
-            batch.rollouts,
-            batch.lengths_PG.flatten().tolist(),
-            batch.scores_PG.flatten().tolist(),
-        )
-    ]
-
-
-def worth(made: Step) -> list[list]:
-    """A row for each completion: from its reward to its weight."""
-    means_PG = made.rewards_PG.mean(1, keepdim=True).expand_as(made.rewards_PG)
-    columns = (made.rewards_PG, means_PG, made.counted_PG, made.advantages_PG, made.weights_PG)
-    rows = zip(NAMES, *(column.flatten().tolist() for column in columns))
-    return [[*row[:3], "yes" if row[3] else "no", row[4], number(row[5], 5)] for row in rows]
-
-
-def tokens(made: Step, rollout: Rollout, tokenizer) -> list[list]:
-    """A row for each token of the completion that is shown."""
-    rows, weight, first = (
-        [],
-        made.weights_PG.flatten()[SHOWN].item(),
-        len(rollout.request.prompt_ids) - 1,
-    )
-    for t, token in enumerate(rollout.tokens.tolist()):
-        row = [t + 1, f"`{tokenizer.decode([token])}`", rollout.versions[t]]
-        at = (SHOWN, first + t)  # the place that predicts it
-        if rollout.sampled[t]:
-            row += [
-                float(rollout.logprobs[t]),
-                made.logprobs_BT[at].item(),
-                made.log_rho_BT[at].exp().item(),
-            ]
-            row += [made.terms_BT[at].item(), number(weight * made.terms_BT[at].item(), 5)]
-        else:
-            row += ["forced", "", "", "", ""]
-        rows.append(row)
-    return rows
-
-
-def parts(made: Step) -> list[float]:
-    """What each completion adds to the objective."""
-    return (made.terms_BT.sum(1) * made.weights_PG.flatten()).tolist()
-
-
-TITLE = """# A walk through one batch
-
-Eight completions of two prompts, from ids to the gradient: one optimizer step of ScaleRL with all its numbers, as a
-teacher would put it on the board. `python -m docs.walkthrough` makes this page with the shipped model and the
-functions that train.py calls ([`docs/walkthrough.py`](walkthrough.py)). Beside the name of a function is the line of
-[`loss.py`](../loss.py) that does it. The thinking budgets are small here, so that some completions are interrupted.
-The learning rate is three times that of the default run, so that the ratios differ from 1.
+{compared("aggregation", loss.AGGREGATIONS, of_aggregations)}
 """
+
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

@@ -157,7 +157,7 @@ completions = [ids(f"</think>{answer}") + end, ids("</think>0") + end, ids(f"</t
 found = scalerl.scores([row["problem"]] * 4, [prompt] * 4, completions)
 assert found == [1, 0, scalerl.UNUSABLE, scalerl.UNUSABLE], found
 scores = torch.tensor([[1.0, 0, 0, 1, scalerl.UNUSABLE], [1, 1, 1, 1, 1]])
-advantages, weights = scalerl.worth(scores, torch.full((2, 5), 10))
+_, _, advantages, weights = scalerl.worth(scores, torch.full((2, 5), 10))
 wanted = torch.tensor([[1.0, -1, -1, 1, 0], [0, 0, 0, 0, 0]])
 assert torch.allclose(advantages, wanted, atol=1e-4), advantages
 assert torch.allclose(weights.sum() * 10, torch.tensor(1.0))

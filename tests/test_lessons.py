@@ -2,13 +2,16 @@
 says."""
 
 import ast
+import contextlib
 import importlib.util
 import json
 import math
+import os
 import re
 import runpy
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +20,7 @@ import pytest
 import steps
 import test_loss
 import torch
-from faults import apply, project
+from faults import TINY, RealRun, apply, check_log, log, project
 
 import loss
 import train
@@ -130,9 +133,14 @@ def test_the_commands_of_each_lesson_are_commands(tmp_path, monkeypatch):
                     )
             else:
                 known = (
-                    r"python (fit_curve\.py|by_hand\.py|study\.py|train\.py|-m docs\.walkthrough)"
+                    "fit_curve.py",
+                    "by_hand.py",
+                    "train.py",
+                    "-m tools.study",
+                    "-m docs.walkthrough",
                 )
-                assert re.match(known, command.line), command.line
+                started = tuple(f"python {name} " for name in known)
+                assert f"{command.line} ".startswith(started), command.line
 
 
 def test_the_page_names_all_lessons_and_each_patch_is_in_one():
@@ -146,6 +154,32 @@ def test_the_page_names_all_lessons_and_each_patch_is_in_one():
         )
         == PATCHES
     )
+
+
+# --- the page that comes first --------------------------------------------------------------------
+
+
+def test_the_one_page_trains_as_train_py_does(tmp_path, monkeypatch, capsys):
+    """Three steps of smaller batches, in which thinking is interrupted too."""
+    page = (FOLDER / "one_page.py").read_text()
+    assert len(page.splitlines()) <= 150
+    settings = "\nSTEPS, P, G = 20, 32, 16\n"
+    assert page.count(settings) == 1
+    script = tmp_path / "one_page.py"
+    script.write_text(page.replace(settings, "\nSTEPS, P, G = 3, 8, 8\n"))
+    flags = ["--asynchrony", "ppo-1", "--thinking-budget", "56", "56", "--steps", "3",
+             "--prompts-per-step", "8", "--completions-per-prompt", "8"]  # fmt: skip
+    run = RealRun(tmp_path, *flags, "--threads", "1")
+    monkeypatch.chdir(ROOT)
+    runpy.run_path(str(script))
+    printed = re.findall(r"step +\d+ +pass rate ([\d.]+) +loss (\S+)", capsys.readouterr().out)
+    run.end_well()
+    lines = log(run.folder, "train")
+    assert len(printed) == len(lines) == 3
+    for (pass_rate, page_loss), line in zip(printed, lines):
+        assert float(pass_rate) == pytest.approx(line["pass_rate"], abs=1e-3)
+        assert float(page_loss) == pytest.approx(line["loss"], abs=1e-5) and line["loss"] != 0
+    assert any(line["interrupted_fraction"] > 0 for line in lines)
 
 
 # --- what the patches do --------------------------------------------------------------------------
@@ -393,9 +427,9 @@ def test_09_the_tests_judge_the_root_as_the_lesson_says(patched, monkeypatch):
         with pytest.raises(KeyError, match="root"):
             beyond("root", advantage)
         with monkeypatch.context() as without_cap:
-            root = lambda recipe, A_B1, log_rho_BT, logprobs_BT, sampled_BT: (
-                (log_rho_BT.detach() / 2).exp() * A_B1 * logprobs_BT,
-                torch.zeros_like(sampled_BT),
+            root = lambda inputs: (
+                inputs.sg_rho_BT.sqrt() * inputs.advantages_B1 * inputs.logprobs_BT,
+                torch.zeros_like(inputs.sampled_BT),
             )
             without_cap.setitem(own.LOSSES, "root", own.LOSSES["root"]._replace(term=root))
             with pytest.raises(AssertionError, match="isfinite"):
@@ -404,7 +438,7 @@ def test_09_the_tests_judge_the_root_as_the_lesson_says(patched, monkeypatch):
 
 def test_10_without_the_bound_a_batch_takes_what_it_should_wait_for(patched):
     broken = patched("10-no-age-bound.patch", "loss.py")
-    waits = dict(done=[3], unfinished=[2], step=4, asynchrony="pipeline-2", prompts=1)
+    waits = dict(done=[3], unfinished=[2], version=4, asynchrony="pipeline-2", prompts=1)
     assert loss.choose_batch(**waits) is None
     assert broken.choose_batch(**waits) == [0]
     assert broken.groups_ahead("pipeline-1", 16, 5) > loss.groups_ahead("pipeline-1", 16, 5)
@@ -426,6 +460,32 @@ def test_10_half_written_parameters_are_called_whole(patched):
         shared.write(parameters(), 1)
         assert shared.holds(1)
     assert [*called_whole.values()] == [False, True]
+
+
+@pytest.mark.slow
+def test_10_the_last_command_kills_a_generator_which_is_replaced(tmp_path):
+    """The whole line of the lesson, with a smaller run in "$@"."""
+    command = check.commands(LESSONS["10-break-the-machine"])[-1]
+    assert command.name == "killed" and not command.patches and " kill -9 " in command.line
+    line = command.line.replace("python train.py", f"{sys.executable} {ROOT / 'train.py'}")
+    flags = [*TINY, "--steps", "100", "--validation-every", "50", "--threads", "1"]
+    shell = subprocess.Popen(
+        ["bash", "-c", line, "bash", *flags],
+        cwd=tmp_path,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        printed, _ = shell.communicate(timeout=240)
+    finally:  # all of it, also if the run has never come to its fifth step
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(shell.pid, signal.SIGKILL)
+    assert shell.returncode == 0, printed
+    assert "warning: generator 0 on cpu ended by signal 9 and reported no error\n" in printed
+    assert "It is replaced (1 of --max-restarts 3).\n" in printed
+    check_log(tmp_path / "runs" / "killed", steps=100, validation_every=50)
 
 
 def test_10_without_the_cursor_prompts_come_twice(patched):

@@ -3,6 +3,7 @@ tokens."""
 
 import dataclasses
 import math
+import re
 from typing import get_args
 
 import pytest
@@ -498,12 +499,13 @@ def test_what_recipe_allows_is_what_there_is_a_function_for():
 
 
 def test_each_function_says_the_formula_of_its_loss_and_a_clip_is_in_the_formula():
-    for name, (term, formula, clip) in loss.LOSSES.items():
+    for name, (term, formula, constants) in loss.LOSSES.items():
         docstring = " ".join(term.__doc__.split())
         assert docstring.startswith(formula), (
             f"the docstring of {term.__name__} begins with another formula"
         )
-        assert (clip is not None) == ("eps_low" in formula) == ("eps_high" in formula), name
+        assert {*constants} == {*re.findall(r"eps_\w+", formula)}, name
+        assert ("eps_low" in constants) == ("eps_high" in constants), name
 
 
 @pytest.mark.parametrize("name", loss.LOSSES)

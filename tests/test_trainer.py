@@ -111,7 +111,7 @@ def terms_by_hand(name, ratios, advantage, logprobs):
     """The term of each token of a completion, from its importance ratios."""
     if name == "cispo":
         return ratios.clamp(max=5).detach() * advantage * logprobs
-    low, high = loss.LOSSES[name].clip
+    low, high = loss.LOSSES[name].constants.values()
     if name == "gspo":
         ratios = ratios.log().mean().exp().expand(len(ratios))
     return torch.minimum(ratios * advantage, ratios.clamp(1 - low, 1 + high) * advantage)
@@ -295,7 +295,7 @@ def test_the_age_of_every_token_is_asserted_where_a_batch_is_trained(
     assert line["off_policyness_mean"] == pytest.approx(oldest / sampled)
 
     groups[1].rollouts[3].versions[-1] -= 1
-    said = f"a token of step {FIRST} is {oldest + 1} steps old"
+    said = f"a token of step {FIRST + 1} is {oldest + 1} steps old"
     with pytest.raises(AssertionError, match=said):
         train_on(chosen, models["llama"], [groups], tmp_path / "too old")
     assert lines(tmp_path / "too old", "train") == []

@@ -94,17 +94,11 @@ def read_run(run: Path, most_bytes: int) -> dict:
             raise ValueError(
                 f"{kept}, line {number}: not as a run writes it ({error!r}): remove it"
             ) from None
-
-    # The numbers that the formula of the loss names. Its clip has constants of its own, which count
-    # if the recipe has None.
-    entry = loss.LOSSES[recipe.loss]
-    constants = dict(zip(("eps_low", "eps_high"), entry.clip or ()))
-    constants |= {name: value for name, value in vars(recipe).items() if type(value) is float}
     page = {
         "name": run.resolve().name,
         "recipe": dataclasses.asdict(recipe),
-        "formula": entry.formula,
-        "constants": constants,
+        "formula": loss.LOSSES[recipe.loss].formula,
+        "constants": loss.constants(recipe),
         "curves": curves(run, log),
         "steps": columns(log, "train", "step", "wall_seconds", "parameters_seconds", "skipped"),
         "validations": columns(log, "validation", "step", "wall_seconds"),

@@ -31,9 +31,11 @@ FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parent.parent
 SEEDS = (0, 1, 2)
 LESSONS = {path.name[:2]: path for path in sorted(FOLDER.glob("[01][0-9]-*.md"))}
-BLOCK = re.compile(
-    r"(?s)(<!-- figures: python -m docs.lessons.check --only \d\d -->\n).*?(<!-- end of figures -->)"
+BEGIN, END = (
+    r"<!-- figures: python -m docs.lessons.check --only \d\d -->\n",
+    "<!-- end of figures -->",
 )
+BLOCK = re.compile(rf"(?s)({BEGIN}).*?({END})")
 
 
 # --- the commands of a lesson ---------------------------------------------------------------------
@@ -50,16 +52,13 @@ class Command:
     @property
     def name(self) -> str:
         """What the lesson calls its run, or its study; "" for a command that makes neither."""
-        match = re.search(r"--name (\S+)", self.line) or re.search(
-            r"(?:study\.py |--resume runs/)([\w-]+)", self.line
-        )
+        match = re.search(r"(?:--name |tools\.study |--resume runs/)([\w-]+)", self.line)
         return match[1] if match else ""
 
     def with_seed(self, seed: int) -> "Command":
         """The lesson's own line is seed 0; runs with other seeds have their seed in their name."""
-        return replace(
-            self, line=re.sub(r"--name (\S+)", rf"--name \1-seed{seed} --seed {seed}", self.line)
-        )
+        line = re.sub(r"--name (\S+)", rf"--name \1-seed{seed} --seed {seed}", self.line)
+        return replace(self, line=line)
 
 
 def commands(text: str) -> list[Command]:
@@ -106,16 +105,11 @@ def run(lesson: str, command: Command) -> tuple[Path, str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
+    where = f"`{command.line}` in {copy}"
     if done.returncode and lesson != "10":  # where things are meant to break
-        raise SystemExit(
-            f"lesson {lesson}: `{command.line}` in {copy} ended with {done.returncode}:\n{done.stdout}"
-        )
+        raise SystemExit(f"lesson {lesson}: {where} ended with {done.returncode}:\n{done.stdout}")
     seconds = time.monotonic() - began
-    print(
-        f"lesson {lesson}: {seconds:4.0f} s for {command.line} in {copy}",
-        file=sys.stderr,
-        flush=True,
-    )
+    print(f"lesson {lesson}: {seconds:4.0f} s for {where}", file=sys.stderr, flush=True)
     return copy, done.stdout
 
 
@@ -139,47 +133,33 @@ def table_of_runs(lesson: str) -> str:
     columns = COLUMNS[lesson]
     rows = []
     for command in commands_of(lesson):
-        if "train.py" in command.line:
-            logs = []
-            for seed in SEEDS:
-                seeded = command.with_seed(seed) if seed else command
-                copy, _ = run(lesson, seeded)
-                logs.append(Log((copy / "runs" / seeded.name / "log.jsonl").read_text()))
-            rows.append(
-                [
-                    f"`{command.name}`",
-                    *(", ".join(map(column, logs)) for column in columns.values()),
-                ]
-            )
+        if "train.py" not in command.line:
+            continue
+        logs = []
+        for seed in SEEDS:
+            seeded = command.with_seed(seed) if seed else command
+            copy, _ = run(lesson, seeded)
+            logs.append(Log((copy / "runs" / seeded.name / "log.jsonl").read_text()))
+        cells = [", ".join(map(column, logs)) for column in columns.values()]
+        rows.append([f"`{command.name}`", *cells])
     return table(["run, with seeds 0, 1, 2", *columns], rows)
 
 
 def study_table(lesson: str) -> str:
-    """The variants of the study in a lesson, as the first table of tools/study.py compares them."""
-    (command,) = [command for command in commands_of(lesson) if "tools/study.py" in command.line]
+    """The variants of the study in a lesson, as the first table of the study compares them."""
+    (command,) = [command for command in commands_of(lesson) if "tools.study" in command.line]
     copy, _ = run(lesson, command)
     study = copy / "runs" / command.name
     lines = re.search(r"(?m)(^\|.*\n)+", (study / "tables.md").read_text())[0].splitlines()
     rows = []
     for line in lines[2:]:
-        variant, number, A, *_, B_ratio, C_mid_ratio, verdict = map(
-            str.strip, line.strip("|").split("|")
-        )
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        variant, number, A, *_, B_ratio, C_mid_ratio, verdict = cells
         logs = [Log(path.read_text()) for path in sorted(study.glob(f"{variant}-seed*/log.jsonl"))]
-        rows.append(
-            [
-                variant,
-                number,
-                ", ".join(map(last_pass_rate, logs)),
-                A,
-                B_ratio,
-                C_mid_ratio,
-                verdict,
-            ]
-        )
-    return table(
-        ["variant", "runs", "last pass rates", "A", "ratio of B", "ratio of C_mid", "verdict"], rows
-    )
+        last = ", ".join(map(last_pass_rate, logs))
+        rows.append([variant, number, last, A, B_ratio, C_mid_ratio, verdict])
+    head = ["variant", "runs", "last pass rates", "A", "ratio of B", "ratio of C_mid", "verdict"]
+    return table(head, rows)
 
 
 def last_pass_rate(log: Log) -> str:
@@ -257,22 +237,17 @@ def lesson_01() -> str:
                 continue
             copy, _ = run("01", replace(command, line=f"{line} --json fit.json"))
             (fit,) = json.loads((copy / "fit.json").read_text())["runs"]
-            row = [seed, f"fit, {fit['n_points']} points", fit["R0"]]
+            parameters, forecast = ["not known", "", ""], ["", ""]
             if fit["identified"]:
                 low, high = fit["interval"]["A"]
-                row += [
-                    f"{fit['A']:.3f} [{low:.3f}, {high:.3f}]",
-                    f"{fit['B']:.2f}",
-                    f"{fit['C_mid']:.3g}",
-                ]
-            else:
-                row += ["not known", "", ""]
+                A = f"{fit['A']:.3f} [{low:.3f}, {high:.3f}]"
+                parameters = [A, f"{fit['B']:.2f}", f"{fit['C_mid']:.3g}"]
             if "--fit-to" in line:
                 end = fit["baselines"]["held_out"]
-                row += [f"{end['sigmoid']:.3f}, last value {end['last_value']:.3f}", end["came"]]
-            else:
-                row += ["", ""]
-            rows.append(row)
+                last = f"last value {end['last_value']:.3f}"
+                forecast = [f"{end['sigmoid']:.3f}, {last}", end["came"]]
+            points = f"fit, {fit['n_points']} points"
+            rows.append([seed, points, fit["R0"], *parameters, *forecast])
     return table(["seed", "how", "R0", "A", "B", "C_mid", "forecast of the end", "came"], rows)
 
 
@@ -287,9 +262,8 @@ def lesson_02() -> str:
             cells = line.strip("| ").split(" | ")
             if len(cells) == 5 and cells[0].startswith("`"):
                 rows.append([steps_off, *cells[:4]])
-    return table(
-        ["steps off-policy", "loss function", "loss", "gradient norm", "clipped tokens"], rows
-    )
+    head = ["steps off-policy", "loss function", "loss", "gradient norm", "clipped tokens"]
+    return table(head, rows)
 
 
 def published_runs() -> str:
@@ -304,13 +278,10 @@ def published_runs() -> str:
         "prompts retired": lambda log, _, b: str(log["prompts_retired"][b - 1]),
         "pass rate of the batches": lambda log, a, b: f"{log['pass_rate'][a - 1 : b].mean():.2f}",
     }
-    rows = [
-        [
-            f"{a} to {b}",
-            *(", ".join(column(log, a, b) for log in logs) for column in columns.values()),
-        ]
-        for a, b in ((1, 5), (11, 15), (21, 25), (46, 50), (96, 100))
-    ]
+    rows = []
+    for a, b in ((1, 5), (11, 15), (21, 25), (46, 50), (96, 100)):
+        cells = [", ".join(column(log, a, b) for log in logs) for column in columns.values()]
+        rows.append([f"{a} to {b}", *cells])
     return table(["steps of the published runs, seeds 0, 1, 2", *columns], rows)
 
 
@@ -320,9 +291,8 @@ def lesson_10() -> str:
     for command in commands_of("10"):
         copy, text = run("10", command)
         if "pytest" in command.line:
-            messages = [
-                f"fails: `{name}`" for name in dict.fromkeys(re.findall(r"FAILED \S+::(\w+)", text))
-            ]
+            failed = dict.fromkeys(re.findall(r"FAILED \S+::(\w+)", text))
+            messages = [f"fails: `{name}`" for name in failed]
         else:
             errors = re.findall(r"\w+Error: .*|generator \d.* ended by .*|It is replaced .*", text)
             messages = list(dict.fromkeys(errors))
@@ -339,11 +309,12 @@ def lesson_10() -> str:
 def repeated_prompts(run_folder: Path, steps: int) -> str:
     """How many of the groups that a run has trained on, up to this step, were of a prompt that it
     had had before."""
-    lines = [json.loads(line) for line in open(run_folder / "rollouts.jsonl")]
-    prompts = [
-        line["prompt"] for line in lines if line["kind"] == "group" and line["step"] <= steps
-    ]
-    return f"{len(prompts) - len({*prompts})} of {len(prompts)} groups were of a prompt that had come before"
+    prompts = []
+    for line in map(json.loads, open(run_folder / "rollouts.jsonl")):
+        if line["kind"] == "group" and line["step"] <= steps:
+            prompts.append(line["prompt"])
+    again = len(prompts) - len({*prompts})
+    return f"{again} of {len(prompts)} groups were of a prompt that had come before"
 
 
 FIGURES = {
@@ -358,12 +329,10 @@ FIGURES = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--only", nargs="+", choices=[*LESSONS], default=[*LESSONS], help="numbers of lessons"
-    )
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    numbers = [*LESSONS]
+    parser.add_argument("--only", nargs="+", choices=numbers, default=numbers, help="of lessons")
     parser.add_argument("--write", action="store_true", help="put what is printed into the lessons")
     options = parser.parse_args()
     for lesson in options.only:
@@ -371,10 +340,8 @@ def main() -> None:
         print(f"{LESSONS[lesson].name}\n\n{figures}\n", flush=True)
         if options.write:
             text = LESSONS[lesson].read_text()
-            block = BLOCK.search(text)
-            LESSONS[lesson].write_text(
-                text.replace(block[0], f"{block[1]}\n{figures}\n\n{block[2]}")
-            )
+            whole, begin, end = BLOCK.search(text).group(0, 1, 2)
+            LESSONS[lesson].write_text(text.replace(whole, f"{begin}\n{figures}\n\n{end}"))
 
 
 if __name__ == "__main__":

@@ -24,62 +24,57 @@ SETTINGS = read_settings(FOLDER)  # of the run that was exported
 RECIPE = SETTINGS.recipe
 TOKENIZER = load_tokenizer(str(FOLDER / "model"))
 DECODING = make_decoding(TOKENIZER, SETTINGS, RECIPE.length_control, RECIPE.fp32_logits)
-UNUSABLE = (
-    -1.0
-)  # the score of a completion that was truncated or has no verdict; all others are in [0, 1]
-# The verifiers of this process, started at the first call.
-verifiers = functools.cache(
-    lambda: VerifierPool(SETTINGS.verifiers, SETTINGS.verifier_time_limit, SETTINGS.verifier_memory)
-)
+# The score of a completion that was truncated or has no verdict; all others are in [0, 1].
+UNUSABLE = -1.0
 LOCK = threading.Lock()  # a pool of verifiers is for one thread
+
+
+@functools.cache
+def verifiers() -> VerifierPool:
+    """The verifiers of this process, started at the first call."""
+    limits = SETTINGS.verifier_time_limit, SETTINGS.verifier_memory
+    return VerifierPool(SETTINGS.verifiers, *limits)
 
 
 def has_ended(completion_ids: list[int]) -> bool:
     return bool(completion_ids) and completion_ids[-1] in DECODING.eos
 
 
+def texts(prompt_ids: list[list[int]], completion_ids: list[list[int]]) -> list[str]:
+    """The text of each completion, as its task judges it. A completion that was aborted is
+    empty."""
+    none, rollouts = np.zeros(0), []
+    for prompt, ids in zip(prompt_ids, completion_ids):
+        request = Request(0, 0, prompt, 0, ())
+        tokens = np.array(ids or DECODING.eos)
+        rollouts.append(Rollout(request, tokens, none, none, none, False, False))
+    return completion_texts(TOKENIZER, DECODING, rollouts)
+
+
 def scores(
     problems: list[str], prompt_ids: list[list[int]], completion_ids: list[list[int]]
 ) -> list[float]:
     """The score of each completion, or UNUSABLE. problems: each a Problem of data/, as JSON."""
-    none, verdicts = np.zeros(0), {}
-    rollouts = [
-        Rollout(
-            Request(0, 0, prompt, 0, ()),
-            np.array(ids or DECODING.eos),
-            none,
-            none,
-            none,
-            False,
-            False,
-        )
-        for prompt, ids in zip(prompt_ids, completion_ids)  # one that was aborted is empty
-    ]
-    texts = completion_texts(TOKENIZER, DECODING, rollouts)
+    made = [Problem(**json.loads(problem)) for problem in problems]
+    to_judge = zip(range(len(made)), made, texts(prompt_ids, completion_ids))
+    verdicts = {}
     with LOCK:
-        verifiers().submit(
-            [(i, Problem(**json.loads(problem)), texts[i]) for i, problem in enumerate(problems)]
-        )
+        verifiers().submit([*to_judge])
         while verifiers().unfinished:
             verdicts |= dict(verifiers().results())
             time.sleep(0.002)
-    usable = [
-        has_ended(ids) and verdicts[i].failure is None for i, ids in enumerate(completion_ids)
-    ]
-    return [verdicts[i].score if usable[i] else UNUSABLE for i in range(len(problems))]
+    found = []
+    for i, ids in enumerate(completion_ids):
+        usable = has_ended(ids) and verdicts[i].failure is None
+        found.append(verdicts[i].score if usable else UNUSABLE)
+    return found
 
 
-def worth(scores_PG: Tensor, lengths_PG: Tensor) -> tuple[Tensor, Tensor]:
-    """Advantages and token weights, [P, G] each, of the whole batch of an optimizer step, as in
-    train.py. scores_PG: as `scores` has them; lengths_PG: sampled tokens."""
-    usable_PG = scores_PG >= 0
-    longest = SETTINGS.thinking_budget[1] + SETTINGS.answer_budget
-    rewards_PG = loss.rewards(
-        scores_PG, lengths_PG, RECIPE.length_control, longest, SETTINGS.answer_budget
-    )
-    counted_PG = loss.counted_samples(rewards_PG, usable_PG, RECIPE.zero_variance_filter)
-    advantages_PG = loss.advantages(rewards_PG, usable_PG, counted_PG, RECIPE.advantage_norm)
-    return advantages_PG, loss.token_weights(lengths_PG, counted_PG, RECIPE.aggregation)
+def worth(scores_PG: Tensor, lengths_PG: Tensor) -> loss.Worth:
+    """What each completion in the whole batch of an optimizer step is worth, as in train.py.
+    scores_PG: as `scores` has them; lengths_PG: sampled tokens."""
+    budgets = SETTINGS.thinking_budget[1], SETTINGS.answer_budget
+    return loss.worth(RECIPE, scores_PG, lengths_PG, scores_PG >= 0, *budgets)
 
 
 def sum_of_terms(

@@ -19,13 +19,12 @@ class ScaleRLTask(vf.Task[ScaleRLData]):
     @vf.reward
     async def score(self, trace: vf.Trace) -> float:
         """The score of the sampled text, in [0, 1]; 0 if it was truncated or has no verdict."""
-        tokens = [pair for node in trace.nodes for pair in zip(node.token_ids, node.mask)]
-        prompt, completion = (
-            [token for token, sampled in tokens if sampled == kind] for kind in (False, True)
-        )
-        (score,) = await asyncio.to_thread(
-            scalerl.scores, [self.data.problem], [prompt], [completion]
-        )
+        prompt, completion = [], []
+        for node in trace.nodes:
+            for token, sampled in zip(node.token_ids, node.mask):
+                (completion if sampled else prompt).append(token)
+        given = [self.data.problem], [prompt], [completion]
+        (score,) = await asyncio.to_thread(scalerl.scores, *given)
         return max(0.0, score)
 
 
@@ -37,9 +36,8 @@ class ScaleRLTaskset(vf.Taskset[ScaleRLTask, ScaleRLConfig]):
     def load(self) -> Iterator[ScaleRLTask]:
         for line in (scalerl.FOLDER / f"{self.config.split}.jsonl").read_text().splitlines():
             row, system = json.loads(line), scalerl.SETTINGS.system
-            yield ScaleRLTask(
-                ScaleRLData(prompt=row["prompt"], problem=row["problem"], system_prompt=system)
-            )
+            data = ScaleRLData(prompt=row["prompt"], problem=row["problem"], system_prompt=system)
+            yield ScaleRLTask(data)
 
 
 def policy_loss(inputs):

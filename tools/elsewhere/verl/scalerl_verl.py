@@ -36,20 +36,18 @@ def advantages(
     """Advantage times token weight of each token, [B, T], twice. verl's own means cannot average
     over prompts, but each term of ours is proportional to its advantage, so the loss can be a plain
     sum. index: the group of each row."""
-    groups = {
-        group: [i for i, other in enumerate(index) if other == group]
-        for group in dict.fromkeys(index)
-    }
-    rows_PG = torch.nn.utils.rnn.pad_sequence(
-        [torch.tensor(rows) for rows in groups.values()], True, -1
-    )
+    groups: dict[object, list[int]] = {}
+    for row, group in enumerate(index):
+        groups.setdefault(group, []).append(row)
+    rows = [torch.tensor(of_group) for of_group in groups.values()]
+    rows_PG = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1)
     lengths_B, scores_B = response_mask.sum(1).long(), token_level_rewards.sum(1)
     missing_PG = (rows_PG < 0) | (lengths_B == 0)[rows_PG]  # members that verl has lost
-    worth = scalerl.worth(
-        scores_B[rows_PG].masked_fill(missing_PG, scalerl.UNUSABLE), lengths_B[rows_PG]
-    )
+    scores_PG = scores_B[rows_PG].masked_fill(missing_PG, scalerl.UNUSABLE)
+    worth = scalerl.worth(scores_PG, lengths_B[rows_PG])
     weighted_B = torch.zeros_like(scores_B)
-    weighted_B[rows_PG[~missing_PG]] = (worth[0] * worth[1])[~missing_PG]
+    weighted_PG = worth.advantages_PG * worth.weights_PG
+    weighted_B[rows_PG[~missing_PG]] = weighted_PG[~missing_PG]
     weighted_BT = weighted_B[:, None] * response_mask
     return weighted_BT, weighted_BT
 
