@@ -1,1 +1,3 @@
-raise SystemExit("error: export.py is a tool now: python -m tools.export")
+from argparse import ArgumentParser
+
+ArgumentParser().exit(2, "error: this command has a new name: python -m tools.export\n")

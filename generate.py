@@ -1,22 +1,26 @@
 """The generator: prompts go in, completions with their log-probabilities come out.
 
     python generate.py --model runs/NAME/model --prompt "4729+8153="      # print a completion
-    python generate.py --model runs/NAME/model --evaluate                 # mean@16, pass@k on held-out problems
-    python generate.py --model Qwen/Qwen3-0.6B --evaluate --data aime24   # on a GPU, if there is one
-    python generate.py --model MODEL --data my.jsonl --check              # whether model and data fit
+    python generate.py --model runs/NAME/model --evaluate                 # mean@16, pass@k
+    python generate.py --model Qwen/Qwen3-0.6B --evaluate --data aime24   # on a GPU, if one is here
+    python generate.py --model MODEL --data my.jsonl --check              # do model and data fit?
 
-In training, each generator is a process (`generator_process`). It is sent `Work` through a queue,
-keeps its engine busy with it, and sends back `Report`s with finished rollouts. The newest
-parameters lie in shared memory: between two steps of the engine they are taken over at once, and
-completions in flight go on with them over the keys and values that older parameters left in the
-cache (PipelineRL; sec. 3.1, A.11 of the paper). So every token carries the version of the
-parameters that sampled it, and the log-probability that it was sampled with.
+In training, each generator is a process. Its story is told in core/:
 
-    1. TorchEngine         decodes many completions at once, over a stock transformers model
-    2. generator_process   work in, reports out, the newest parameters between two steps
-    3. main                the command: print completions, evaluate a model, or see whether data fit it
+    generators.py     the process: it takes work from a queue, keeps its engine busy, sends reports
+    engine.py         what any engine does: a queue of requests, and completions in slots
+    torch_engine.py   the engine that can be read: many completions at once, a stock model
+    vllm_engine.py    the engine for GPUs, with the same calls
+    decoding.py       from a prompt to token ids, and from token ids to the text that is judged
 
-Dimensions: S slots of the engine, n <= S of them live, T positions, D hidden size, V vocabulary.
+The newest parameters lie in shared memory (rollouts.py). Between two steps of its engine a
+generator takes them over at once. Completions in flight go on with them, over the keys and values
+that older parameters left in the cache (PipelineRL; sec. 3.1, A.11 of the paper). So every token
+carries the version of the parameters that sampled it, and the log-probability that it was sampled
+with.
+
+This file is the command: it makes one engine in its own process. `print_completions` is --prompt,
+`evaluate` is --evaluate, `check` is --check.
 """
 
 import dataclasses
@@ -24,26 +28,25 @@ import importlib
 import os
 import signal
 import sys
+from dataclasses import dataclass
 
 if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(
-        signal.SIGINT, signal.SIG_DFL
-    )  # Ctrl-C ends the seconds of imports below without a traceback
-    os.environ.setdefault(
-        "OMP_WAIT_POLICY", "PASSIVE"
-    )  # torch's threads that wait leave the cores to other processes
+    # Ctrl-C ends the seconds of imports below without a traceback.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # Threads of torch that wait leave the cores to other processes.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from core.settings import GenerateCommand, parse
 from curve.flags import errors_as_sentences, run_command
 
 if __name__ == "__main__":
-    with (
-        errors_as_sentences()
-    ):  # before the slow imports, so that --help and wrong flags are answered fast
+    # Before the slow imports, so that --help and wrong flags are answered fast.
+    with errors_as_sentences():
         command = parse(sys.argv[1:], GenerateCommand, description=__doc__)
 
 import torch
 import transformers
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from core.decoding import (
     completion_texts,
@@ -54,6 +57,8 @@ from core.decoding import (
     unwritable,
 )
 from core.engine import (
+    Engine,
+    EngineSettings,
     engine_settings,
     make_requests,
     refuse_split,
@@ -64,36 +69,63 @@ from core.model import load_model, load_tokenizer, model_path, refuse_too_long
 from core.rollouts import Rollout, SharedParameters
 from core.torch_engine import refuse_wrong_over_slots
 from core.vllm_engine import VllmEngine
-from data import Problem
-from data.load import load_evaluation, task_of
-from data.verify import VerifierPool
+from data.load import Source, load_evaluation, task_of
+from data.verify import Verdict, VerifierPool
 from machinery.evaluation import evaluation_figures, judge_all, report_evaluation
 from tools.check import check_fit
-
-# --- 3. The command -------------------------------------------------------------------------------
 
 
 def main(command: GenerateCommand) -> int:
     """The command. Returns the exit status: 1 if --check has found what does not fit, else 0.
     ValueError, in one sentence, if the flags, the data or the model cannot be used."""
     transformers.utils.logging.disable_progress_bar()
-    if bool(command.prompt) + command.evaluate + command.check != 1:
+    if [bool(command.prompt), command.evaluate, command.check].count(True) != 1:
         raise ValueError("say one of --prompt TEXT, --evaluate and --check")
-    names = () if command.prompt else command.data
-    sources = [
-        load_evaluation(name, command.problems, instruction=command.instruction) for name in names
-    ]
-    for source in sources:
+    sources = [] if command.prompt else read_sources(command)
+    loaded = load(command)
+    if command.check:
+        return check(command, loaded, sources)
+    try:
+        if command.prompt:
+            print_completions(command, loaded)
+        else:
+            evaluate(command, loaded, sources)
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise ValueError(out_of_memory(error)) from None
+    return 0
+
+
+# --- what is asked --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The model that is asked, and how it is sampled."""
+
+    tokenizer: PreTrainedTokenizerBase
+    model: PreTrainedModel  # on the CPU, in fp32
+    engine: EngineSettings
+
+
+def read_sources(command: GenerateCommand) -> list[Source]:
+    """The problems of --data."""
+    sources = []
+    for name in command.data:
+        source = load_evaluation(name, command.problems, instruction=command.instruction)
         for note in source.notes:
             print(f"{source.name}: {note}", file=sys.stderr)
+        sources.append(source)
+    return sources
 
+
+def load(command: GenerateCommand) -> Loaded:
+    """The model and the settings of its engine. ValueError if they cannot be used."""
     path = model_path(command.model)
     tokenizer = load_tokenizer(path)
     decoding = make_decoding(tokenizer, command, command.length_control)
     decoding = dataclasses.replace(decoding, temperature=command.temperature)
-    devices = tuple(f"cuda:{i}" for i in range(torch.cuda.device_count()))[
-        : command.tensor_parallel
-    ] or ("cpu",)
+    gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+    devices = tuple(gpus[: command.tensor_parallel]) or ("cpu",)
     settings = engine_settings(command, devices, path, decoding)
     model = load_model(path, torch.device("cpu"), torch.float32)
     if not command.check:  # which shows the problem first
@@ -101,77 +133,91 @@ def main(command: GenerateCommand) -> int:
     refuse_split(settings.engine, command.tensor_parallel, model.config.num_attention_heads)
     if settings.engine == "torch":
         refuse_wrong_over_slots(model, path)
+    return Loaded(tokenizer, model, settings)
 
-    if command.check:
-        lines = [
-            line
-            for source in sources
-            for line in check_fit(model, tokenizer, decoding, command, source)
-        ]
-        print("\n".join(lines))
-        render_all(
-            tokenizer,
-            [problem.prompt for source in sources for problem in source.validation],
-            command,
-        )
-        refuse_too_long(model, decoding)
-        return int(any(line.startswith("!") for line in lines))
 
-    samples = command.samples or (1 if command.prompt else 16)
-    completions = samples * max([1, *(len(source.validation) for source in sources)])
-    try:
-        engine = make_engine(
-            dataclasses.replace(settings, slots=min(command.slots, completions)), model
-        )
-        if isinstance(engine, VllmEngine):  # it is made without parameters
-            parameters = SharedParameters(model)
-            parameters.write(model.named_parameters(), version=0)
-            engine.update(parameters)
+def start_engine(loaded: Loaded, completions: int) -> Engine:
+    """An engine with the parameters of the model, for so many completions at once at most."""
+    slots = min(loaded.engine.slots, completions)
+    engine = make_engine(dataclasses.replace(loaded.engine, slots=slots), loaded.model)
+    if isinstance(engine, VllmEngine):  # it is made without parameters
+        parameters = SharedParameters(loaded.model)
+        parameters.write(loaded.model.named_parameters(), version=0)
+        engine.update(parameters)
+    return engine
 
-        def sample(problems: list[Problem]) -> list[Rollout]:
-            ids = render_all(tokenizer, [problem.prompt for problem in problems], command)
-            requests = []
-            for i, problem in enumerate(problems):
-                seed = (command.seed, i)
-                requests += make_requests(
-                    i, ids[problem.prompt], samples, command.thinking_budget, decoding, seed
-                )
-            return sample_all(engine, requests, progress=command.evaluate)
 
-        if command.prompt:
-            task = task_of(command.data[0])
-            worded = getattr(
-                importlib.import_module(task), "worded", lambda text, _: text
-            )  # as in training
-            prompt = worded(command.prompt, command.instruction)
-            for line in unwritable(tokenizer, prompt):
-                print(line, file=sys.stderr)
-            for rollout in sample([Problem(prompt, "", task)]):
-                print(quoted("prompt", prompt))
-                print(quoted("reply", marked_text(tokenizer, rollout)))
-        for source in sources:
-            rollouts = sample(source.validation)
-            texts = completion_texts(tokenizer, decoding, rollouts)
-            with VerifierPool(
-                command.verifiers, command.verifier_time_limit, command.verifier_memory
-            ) as pool:
-                verdicts = judge_all(pool, source.validation, rollouts, texts)
-            figures = evaluation_figures(rollouts, verdicts, samples)
-            report_evaluation(command.model, path, source, figures, samples, command.log)
-            for wanted in (True, False):
-                by_problem = {
-                    rollout.request.group: rollout
-                    for rollout, verdict in zip(rollouts, verdicts)
-                    if verdict.correct == wanted
-                    and verdict.failure is None
-                    and not rollout.truncated
-                }
-                for rollout in [*by_problem.values()][: command.show]:
-                    print(quoted("prompt", source.validation[rollout.request.group].prompt))
-                    print(quoted("right" if wanted else "wrong", marked_text(tokenizer, rollout)))
-    except (MemoryError, torch.OutOfMemoryError) as error:
-        raise ValueError(out_of_memory(error)) from None
-    return 0
+def sample(
+    command: GenerateCommand, loaded: Loaded, engine: Engine, prompts: list[str], samples: int
+) -> list[Rollout]:
+    """So many completions of each prompt, prompt by prompt."""
+    ids, budget = render_all(loaded.tokenizer, prompts, command), command.thinking_budget
+    decoding, requests = loaded.engine.decoding, []
+    for i, prompt in enumerate(prompts):
+        requests += make_requests(i, ids[prompt], samples, budget, decoding, (command.seed, i))
+    return sample_all(engine, requests, progress=command.evaluate)
+
+
+# --- the three commands ---------------------------------------------------------------------------
+
+
+def print_completions(command: GenerateCommand, loaded: Loaded) -> None:
+    """--prompt: print completions of a text, which is worded as the prompts of --data are."""
+    task = importlib.import_module(task_of(command.data[0]))
+    prompt = command.prompt
+    if hasattr(task, "worded"):
+        prompt = task.worded(prompt, command.instruction)
+    for line in unwritable(loaded.tokenizer, prompt):
+        print(line, file=sys.stderr)
+    samples = command.samples or 1
+    engine = start_engine(loaded, samples)
+    for rollout in sample(command, loaded, engine, [prompt], samples):
+        print(quoted("prompt", prompt))
+        print(quoted("reply", marked_text(loaded.tokenizer, rollout)))
+
+
+def evaluate(command: GenerateCommand, loaded: Loaded, sources: list[Source]) -> None:
+    """--evaluate: print mean@samples and pass@k of each data set, and some completions."""
+    samples = command.samples or 16
+    most_problems = max(len(source.validation) for source in sources)
+    engine = start_engine(loaded, samples * max(1, most_problems))
+    limits = (command.verifiers, command.verifier_time_limit, command.verifier_memory)
+    for source in sources:
+        problems = source.validation
+        prompts = [problem.prompt for problem in problems]
+        rollouts = sample(command, loaded, engine, prompts, samples)
+        texts = completion_texts(loaded.tokenizer, loaded.engine.decoding, rollouts)
+        with VerifierPool(*limits) as pool:
+            verdicts = judge_all(pool, problems, rollouts, texts)
+        figures = evaluation_figures(rollouts, verdicts, samples)
+        report_evaluation(command.model, loaded.engine.model, source, figures, samples, command.log)
+        for name, correct in (("right", True), ("wrong", False)):
+            for rollout in examples(rollouts, verdicts, correct)[: command.show]:
+                print(quoted("prompt", prompts[rollout.request.group]))
+                print(quoted(name, marked_text(loaded.tokenizer, rollout)))
+
+
+def examples(rollouts: list[Rollout], verdicts: list[Verdict], correct: bool) -> list[Rollout]:
+    """One completion of each problem that has one with this verdict."""
+    by_problem = {}
+    for rollout, verdict in zip(rollouts, verdicts):
+        judged = verdict.failure is None and not rollout.truncated
+        if judged and verdict.correct == correct:
+            by_problem[rollout.request.group] = rollout
+    return list(by_problem.values())
+
+
+def check(command: GenerateCommand, loaded: Loaded, sources: list[Source]) -> int:
+    """--check: print how a problem of each data set looks to the model, and what does not fit.
+    Returns the exit status."""
+    decoding, lines, prompts = loaded.engine.decoding, [], []
+    for source in sources:
+        lines += check_fit(loaded.model, loaded.tokenizer, decoding, command, source)
+        prompts += [problem.prompt for problem in source.validation]
+    print("\n".join(lines))
+    render_all(loaded.tokenizer, prompts, command)
+    refuse_too_long(loaded.model, decoding)
+    return int(any(line.startswith("!") for line in lines))
 
 
 if __name__ == "__main__":

@@ -39,7 +39,6 @@ import time
 if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-from core.devices import gpus_here
 from core.screen import say
 from core.settings import TrainCommand, parse
 from curve.flags import errors_as_sentences, run_command
@@ -50,19 +49,16 @@ if __name__ == "__main__":
     with errors_as_sentences():
         command = parse(sys.argv[1:], TrainCommand, description=__doc__)
     say("reading the libraries, the data and the model")
-    if not command.plan and not gpus_here(command):
+    if not (command.plan or command.one_process or command.gpus_here()):
         import_for_generators()
 
 import torch
 import transformers
-from transformers import PreTrainedModel
 
 import loss
 from core.devices import cpu_threads, devices_here
-from core.model import load_model
 from core.policy import Policy, micro_batches
 from core.rollouts import Batch, SharedParameters
-from core.settings import Settings
 from machinery.kept import kept_rows
 from machinery.processes import end_children
 from machinery.ranks import other_ranks, wait_for_ranks
@@ -81,13 +77,12 @@ def main(command: TrainCommand) -> int:
     if command.plan:
         print(plan(command))
         return 0
-    # Everything that can be checked is checked here, before a process is started. The settings get
-    # a learning rate that suits the model, if they had none.
-    settings, start, model, parameters, run = open_run(command.of_the_run())
+    # Everything that can be checked is checked here, before a process is started.
+    run = open_run(command.of_the_run())
     with run.until_its_end():
         # The other ranks call `train` in processes of their own; here is rank 0.
-        with other_ranks(settings, train, (settings, start, parameters), run.hint):
-            train(0, settings, start, parameters, model, run)
+        with other_ranks(run.settings, train, (run.start,), run.hint):
+            train(0, run.start, run)
         run.leave_results(view.write_page)
     return run.exit_status()
 
@@ -95,19 +90,13 @@ def main(command: TrainCommand) -> int:
 # --- the loop -------------------------------------------------------------------------------------
 
 
-def train(
-    rank: int,
-    settings: Settings,
-    start: Start,
-    parameters: SharedParameters,
-    model: PreTrainedModel | None = None,
-    run: Run | None = None,
-) -> None:
+def train(rank: int, start: Start, run: Run | None = None) -> None:
     """All steps, from the first validation to the last checkpoint. Every rank runs this. Rank 0 has
-    the `Run`, with the generators and the log, and the model that `open_run` has loaded. Another
-    rank has an `OtherRank` with the same calls: it gets rank 0's answers."""
+    the `Run`, with the generators, the log and the model that `open_run` has loaded. Another rank
+    has an `OtherRank` with the same calls: it gets rank 0's answers, and loads the model itself."""
+    settings, parameters = start.settings, start.parameters
     recipe = settings.recipe
-    run = run or OtherRank(settings)
+    run = run or OtherRank(start)
     trainers = devices_here(settings)[1]
     ranks, device = len(trainers), torch.device(trainers[rank])
     on_gpu = device.type == "cuda"
@@ -115,8 +104,7 @@ def train(
 
     # With several ranks, or in bf16, the model is sharded by FSDP: each rank keeps its part of the
     # parameters, in fp32, and a layer is gathered, in bf16 if that is its dtype, while it is called.
-    model = model or load_model(start.model, torch.device("cpu"), torch.float32)
-    policy = make_policy(settings, model, device)
+    policy = make_policy(settings, run.model, device)
     # On a GPU AdamW is fused: otherwise it takes 4 bytes a parameter more, and is slower.
     optimizer = torch.optim.AdamW(
         policy.parameters(),
@@ -189,7 +177,7 @@ def train(
             )
             (policy_loss * ranks).backward()
             totals.add(micro_batch, policy_loss.detach(), sums, logprobs_BT.detach(), entropies_N)
-        totals.over_ranks()
+        totals.over_ranks()  # all ranks get the sums of all, and decide alike whether to step
 
         # 4. The optimizer step. Without a counted group there is no gradient. A NaN that is stepped
         # on would stay in the parameters for good.
@@ -213,8 +201,9 @@ def train(
         if loss.publishes(recipe.asynchrony, version):
             copying_seconds = publish(policy, parameters, version, rank)
 
-        # 6. Write down what has happened. This call also retires the prompts that the batch has
-        # solved: they are in no later epoch.
+        # 6. The prompts that the batch has solved are in no later epoch. What has happened is
+        # written down.
+        run.retire(groups)
         run.log_step(
             step,
             batch,

@@ -1,1 +1,3 @@
-raise SystemExit("error: view.py is a tool now: python -m tools.view")
+from argparse import ArgumentParser
+
+ArgumentParser().exit(2, "error: this command has a new name: python -m tools.view\n")

@@ -18,13 +18,11 @@ from common import ROOT, peak_memory, run_python, seconds
 from data.verify import children
 
 TRAIN, FIT = str(ROOT / "train.py"), [str(ROOT / "fit_curve.py"), "runs/default/log.jsonl"]
+FITTING = "numpy, scipy.special"
 COMMANDS = {  # a command, and its bare imports
     "train.py --help": ([TRAIN, "--help"], "torch"),
-    "fit_curve.py LOG": (FIT, "numpy, scipy.special"),
-    "fit_curve.py LOG --plot": (
-        [*FIT, "--plot", "x.png"],
-        "numpy, scipy.special, matplotlib.pyplot",
-    ),
+    "fit_curve.py LOG": (FIT, FITTING),
+    "fit_curve.py LOG --plot": ([*FIT, "--plot", "x.png"], f"{FITTING}, matplotlib.pyplot"),
 }
 
 
@@ -38,9 +36,8 @@ def default_run(folder: str, flags: list[str]) -> None:
             with contextlib.suppress(OSError, IndexError):  # it has ended
                 peaks[process] = peak_memory(process)
         time.sleep(1)
-    print(
-        f"\npython train.py: {time.perf_counter() - start:.0f} s; GiB that its processes had at their peaks:"
-    )
+    duration = time.perf_counter() - start
+    print(f"\npython train.py: {duration:.0f} s; GiB that its processes had at their peaks:")
     print(", ".join(f"{peak:.2f}" for peak in sorted(peaks.values(), reverse=True)), flush=True)
 
 
@@ -53,18 +50,16 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         default_run(folder, ["--steps", str(options.steps)] if options.steps else [])
-        print(
-            f"\nseconds, median of {options.rounds} rounds\n\ncommand                   seconds   of its imports"
-        )
+        print(f"\nseconds, median of {options.rounds} rounds\n")
+        print("command                   seconds   of its imports")
         run = lambda *arguments: seconds(lambda: run_python(Path(folder), *arguments))
         for name, (command, imports) in COMMANDS.items():
-            durations = [
-                (run(*command), run("-c", f"import {imports}")) for _ in range(options.rounds)
-            ]
+            durations = []
+            for _ in range(options.rounds):
+                durations.append([run(*command), run("-c", f"import {imports}")])
             whole, bare = np.median(durations, axis=0)
-            print(
-                f"{name:25} {whole:7.2f} {bare:8.2f} ({imports}): {whole / bare:.2f} x", flush=True
-            )
+            ratio = f"{whole / bare:.2f} x"
+            print(f"{name:25} {whole:7.2f} {bare:8.2f} ({imports}): {ratio}", flush=True)
 
 
 if __name__ == "__main__":

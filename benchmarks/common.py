@@ -4,6 +4,7 @@ clock.
 Whoever imports this finds the project's modules, and those of tests/.
 """
 
+import argparse
 import json
 import subprocess
 import sys
@@ -16,6 +17,12 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+
+def make_parser(about: str) -> argparse.ArgumentParser:
+    """A parser of flags whose help begins with this text, line by line."""
+    lines = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(description=about, formatter_class=lines)
 
 
 def seconds(work: Callable) -> float:
@@ -48,9 +55,8 @@ def run_training(folder: Path, name: str, *flags, **options) -> tuple[list[dict]
     """Run train.py in this folder: the lines of the steps and of the validations in its log."""
     run_python(folder, ROOT / "train.py", "--name", name, *flags, **options)
     log = [json.loads(line) for line in open(folder / "runs" / name / "log.jsonl")]
-    steps, validations = (
-        [line for line in log if line["kind"] == kind] for kind in ("train", "validation")
-    )
+    steps = [line for line in log if line["kind"] == "train"]
+    validations = [line for line in log if line["kind"] == "validation"]
     return steps, validations
 
 
@@ -60,16 +66,15 @@ def training_seconds(line: dict, devices: int = 2) -> float:
 
 
 def run_trl(
-    folder: Path, model: str, prompts: list, score: Callable, micro_batch: int, micro_batches: int, tokens: int,
-    steps: int, **config,
-) -> list[tuple[float, int]]:  # fmt: skip
-    """Train with TRL's GRPOTrainer and CISPO on this CPU, 16 completions of at most `tokens` tokens
-    of a prompt. Returns for each step its time and the tokens sampled until then. ImportError
-    without trl.
+    folder: Path, model: str, prompts: list, score: Callable, **config
+) -> list[tuple[float, int]]:
+    """Train with TRL's GRPOTrainer and CISPO on this CPU, 16 completions of a prompt. Returns for
+    each step its time and the tokens sampled until then. ImportError without trl.
 
     prompts: texts, or lists of messages. score: of a prompt and a completion, as TRL has them, from
-    0 to 1. micro_batch, micro_batches: completions in a forward, and how many forwards make a step.
-    config: more of GRPOConfig.
+    0 to 1. config: more of GRPOConfig, among it how many completions are in a forward
+    (per_device_train_batch_size), how many forwards make a step (gradient_accumulation_steps), and
+    the longest completion in tokens (max_completion_length).
     """
     import datasets
     import trl
@@ -78,15 +83,27 @@ def run_trl(
 
     def reward(prompts, completions, completion_ids, **_):
         sampled = sum(len(ids) for ids in completion_ids)
-        calls.append((time.perf_counter(), sampled + (calls[-1][1] if calls else 0)))
+        before = calls[-1][1] if calls else 0
+        calls.append((time.perf_counter(), before + sampled))
         return [2.0 * score(*pair) - 1 for pair in zip(prompts, completions)]
 
     config = trl.GRPOConfig(
-        output_dir=str(folder / "trl"), per_device_train_batch_size=micro_batch, num_generations=16,
-        gradient_accumulation_steps=micro_batches, max_completion_length=tokens, max_steps=steps, beta=0.0,
-        loss_type="cispo", epsilon_high=5.0, temperature=1.0, use_cpu=True, bf16=False, gradient_checkpointing=False,
-        report_to=[], save_strategy="no", disable_tqdm=True, logging_steps=1000, shuffle_dataset=True, **config,
-    )  # fmt: skip
+        output_dir=str(folder / "trl"),
+        num_generations=16,
+        beta=0.0,
+        loss_type="cispo",
+        epsilon_high=5.0,
+        temperature=1.0,
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
+        logging_steps=1000,
+        shuffle_dataset=True,
+        **config,
+    )
     rows = datasets.Dataset.from_list([{"prompt": prompt} for prompt in prompts])
     trl.GRPOTrainer(model=model, reward_funcs=reward, args=config, train_dataset=rows).train()
     return calls
@@ -116,10 +133,16 @@ def random_model(folder: Path, size: Size) -> str:
 
     tokenizer = make_tokenizer()
     config = LlamaConfig(
-        vocab_size=size.vocabulary, hidden_size=size.hidden, intermediate_size=size.mlp, num_hidden_layers=size.layers,
-        num_attention_heads=size.hidden // 64, max_position_embeddings=4096, eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
-    )  # fmt: skip
+        vocab_size=size.vocabulary,
+        hidden_size=size.hidden,
+        intermediate_size=size.mlp,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.hidden // 64,
+        max_position_embeddings=4096,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+    )
     LlamaForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
@@ -142,8 +165,7 @@ def groups_of(tokens: int, length: int) -> list:
 
     rng, groups = np.random.default_rng(0), []
     for number in range(tokens // length // 4):
-        rollouts = [
-            rollout(number, i, [1] * 16, rng.integers(18, size=length - 16)) for i in range(4)
-        ]
+        completions = [rng.integers(18, size=length - 16) for _ in range(4)]
+        rollouts = [rollout(number, i, [1] * 16, tokens) for i, tokens in enumerate(completions)]
         groups.append(make_group(number, rollouts, [True, True, False, False]))
     return groups

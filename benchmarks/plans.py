@@ -1,8 +1,9 @@
 """What `train.py --plan` says of real models: the table of docs/node.md, and the plan that it
 shows.
 
-python benchmarks/plans.py
-python benchmarks/plans.py --traced    # the plan beside the memory that torch traces, as tests/traced.py does
+    python benchmarks/plans.py
+    python benchmarks/plans.py --traced    # the plan beside the memory that torch traces, as
+                                           # tests/traced.py does
 """
 
 import argparse
@@ -23,14 +24,21 @@ from tools.plan import QWEN3, Needs, Shape, longest
 
 # What is in the config.json of real models; nothing of them is downloaded.
 QWEN = dict(vocab_size=151_936, max_position_embeddings=40_960)
+QWEN_3 = dict(model_type="qwen3", num_key_value_heads=8, head_dim=128, **QWEN)
 MODELS = {
-    f"Qwen/Qwen3-{size}": dict(model_type="qwen3", num_key_value_heads=8, head_dim=128,
-                               tie_word_embeddings=size != "8B", **QWEN, **sizes)
+    f"Qwen/Qwen3-{size}": dict(tie_word_embeddings=size != "8B", **QWEN_3, **sizes)
     for size, sizes in QWEN3.items()
-} | {
-    "Qwen/Qwen2.5-1.5B": dict(model_type="qwen2", hidden_size=1536, intermediate_size=8960, num_hidden_layers=28,
-                              num_attention_heads=12, num_key_value_heads=2, tie_word_embeddings=True, **QWEN)
-}  # fmt: skip
+}
+MODELS["Qwen/Qwen2.5-1.5B"] = dict(
+    model_type="qwen2",
+    hidden_size=1536,
+    intermediate_size=8960,
+    num_hidden_layers=28,
+    num_attention_heads=12,
+    num_key_value_heads=2,
+    tie_word_embeddings=True,
+    **QWEN,
+)
 ROWS = [
     ("Qwen/Qwen3-0.6B", "--gpus 1"),
     ("Qwen/Qwen3-0.6B", "--gpus 8"),
@@ -41,13 +49,13 @@ ROWS = [
     ("Qwen/Qwen3-8B", "--gpus 8 --trainers 4 --engine torch --slots 16"),
 ]
 TRACED = [  # model, trainers, gradient checkpointing
-    *(
-        (f"Qwen/Qwen3-{size}", ranks, True)
-        for size, ranks in (("0.6B", 1), ("1.7B", 1), ("4B", 2), ("8B", 4))
-    ),
+    ("Qwen/Qwen3-0.6B", 1, True),
+    ("Qwen/Qwen3-1.7B", 1, True),
+    ("Qwen/Qwen3-4B", 2, True),
+    ("Qwen/Qwen3-8B", 4, True),
     ("Qwen/Qwen3-0.6B", 1, False),
 ]
-# the plan that docs/node.md shows
+# The plan that docs/node.md shows.
 SHOWN = "--plan --model Qwen/Qwen3-8B --data polaris --gpus 8 --gpu-memory 80"
 
 
@@ -62,23 +70,15 @@ def make_models(folder: Path) -> None:
 def table(folder: Path) -> list[str]:
     """The lines of the table, in GiB, of the models in `folder`."""
     GiB = lambda *sizes: f"{sum(sizes) / 2**30:.1f}"
+    of_trainer = "a trainer: weights, gradients, moments | activations | logits | all of it"
+    of_generator = "a generator: weights | cache | sequences of full length, of half"
     lines = [
-        "| model | flags | a trainer: weights, gradients, moments | activations | logits | all of it | a generator:"
-        " weights | cache | sequences of full length, of half | fits |",
+        f"| model | flags | {of_trainer} | {of_generator} | fits |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, flags in ROWS:
-        arguments = [
-            "--plan",
-            "--data",
-            "polaris",
-            "--gpu-memory",
-            "80",
-            "--model",
-            str(folder / name),
-            *flags.split(),
-        ]
-        command = parse(arguments, TrainCommand)
+        arguments = f"--plan --data polaris --gpu-memory 80 {flags}".split()
+        command = parse([*arguments, "--model", str(folder / name)], TrainCommand)
         model = load_shapes(command.model)
         need = Needs(command, Shape(model), longest(command, model))
         trainer, generator, sequences = need.trainer, need.generator, need.sequences
@@ -100,13 +100,9 @@ def traced() -> list[str]:
     ]
     for name, trainers, checkpointing in TRACED:
         config = json.dumps(MODELS[name])
-        command = [
-            ROOT / "tests" / "traced.py",
-            config,
-            "--trainers",
-            str(trainers),
-            *["--checkpointing"] * checkpointing,
-        ]
+        command = [ROOT / "tests" / "traced.py", config, "--trainers", str(trainers)]
+        if checkpointing:
+            command.append("--checkpointing")
         environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'pretended'}"}
         found = json.loads(subprocess.check_output([sys.executable, *command], env=environment))
         how = "yes" if checkpointing else "no"

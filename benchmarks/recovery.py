@@ -4,7 +4,6 @@ further than it was.
 python benchmarks/recovery.py --kills 10 --repeats 1
 """
 
-import argparse
 import os
 import random
 import signal
@@ -13,7 +12,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from common import ROOT  # noqa: F401  (it puts tests/ on the path)
+from common import make_parser  # it puts tests/ on the path
 from faults import (
     HANGS,
     RAISES,
@@ -43,29 +42,18 @@ def kill_at_random(folder: Path, kills: int, seed: int) -> list[tuple[str, float
     resume it whenever it was the trainer. Returns which process was killed, and the seconds until
     training had gone on."""
     rng, lost = random.Random(seed), []
-    flags = [
-        "--steps",
-        "100000",
-        "--validation-every",
-        "4",
-        "--validation-problems",
-        "32",
-        "--max-restarts",
-        "1000",
-    ]
-    run = RealRun(folder, *flags)
+    flags = "--steps 100000 --max-restarts 1000 --validation-every 4 --validation-problems 32"
+    run = RealRun(folder, *flags.split())
     while len(lost) < kills:
         before = max(last_step(run.folder), 0)
         run.until_step(before + 1)
         time.sleep(rng.random())
-        (victim,) = rng.choices(
-            ["trainer", "generator", "verifier"], [1, 2, 2]
-        )  # a trainer takes long to start
-        pids = {
-            "trainer": lambda: [run.process.pid],
-            "generator": run.children,
-            "verifier": run.verifiers,
-        }[victim]()
+        # A trainer takes long to start, so it is killed less often.
+        (victim,) = rng.choices(["trainer", "generator", "verifier"], [1, 2, 2])
+        if victim == "trainer":
+            pids = [run.process.pid]
+        else:
+            pids = run.children() if victim == "generator" else run.verifiers()
         if not pids:
             continue  # it is just being replaced
         killed, reached = time.monotonic(), last_step(run.folder)
@@ -77,32 +65,20 @@ def kill_at_random(folder: Path, kills: int, seed: int) -> list[tuple[str, float
         lost.append((victim, time.monotonic() - killed))
     os.kill(run.process.pid, signal.SIGTERM)
     assert run.end() == 128 + signal.SIGTERM, run.text()[-3000:]
-    steps, rates = (
-        last_step(run.folder),
-        [line["pass_rate"] for line in log(run.folder, "validation")],
-    )
+    steps = last_step(run.folder)
     check_log(run.folder, steps, validation_every=4, finished=False)  # the log of one unbroken run
-    print(
-        f"\n{steps} steps in spite of {kills} kills; pass rate {rates[0]:.2f} before, {rates[-1]:.2f} after"
-    )
+    rates = [line["pass_rate"] for line in log(run.folder, "validation")]
+    learned = f"pass rate {rates[0]:.2f} before, {rates[-1]:.2f} after"
+    print(f"\n{steps} steps in spite of {kills} kills; {learned}")
     return lost
 
 
 def run_with(fault: dict[str, str]) -> list[float]:
     """Seconds of the longest pause between two steps of a run, above the median; none if it did not
     recover."""
-    flags = [
-        "--steps",
-        "20",
-        "--validation-every",
-        "100",
-        "--wait-timeout",
-        "20",
-        "--verifier-time-limit",
-        "2",
-    ]
+    flags = "--steps 20 --validation-every 100 --wait-timeout 20 --verifier-time-limit 2"
     with tempfile.TemporaryDirectory() as folder:
-        run = RealRun(project(Path(folder), **fault), *flags)
+        run = RealRun(project(Path(folder), **fault), *flags.split())
         if run.end() != 0:
             print(f"not recovered from:\n{run.text()[-2000:]}")
             return []
@@ -111,9 +87,7 @@ def run_with(fault: dict[str, str]) -> list[float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--kills", type=int, default=20, help="kill -9 at random moments")
     parser.add_argument("--repeats", type=int, default=3, help="runs with each of the other faults")
     options = parser.parse_args()
@@ -121,14 +95,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for victim, duration in kill_at_random(Path(folder), options.kills, seed=1):
             lost.setdefault(f"kill -9 of the {victim}", []).append(duration)
-    injected = {name: len(durations) for name, durations in lost.items()} | dict.fromkeys(
-        FAULTS, options.repeats
-    )
+    injected = {name: len(durations) for name, durations in lost.items()}
     for name, fault in FAULTS.items():
-        lost[name] = [duration for _ in range(options.repeats) for duration in run_with(fault)]
-    print(
-        "\nfault                                    injected   recovered   seconds lost: median   most\n"
-    )
+        injected[name], lost[name] = options.repeats, []
+        for _ in range(options.repeats):
+            lost[name] += run_with(fault)
+    print(f"\n{'fault':40} injected   recovered   seconds lost: median   most\n")
     for name, durations in sorted(lost.items()):
         most = max(durations, default=float("nan"))
         median = np.median(durations or [float("nan")])

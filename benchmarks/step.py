@@ -40,7 +40,7 @@ def main(repeats: int = 5) -> None:
             policy_loss, _ = loss.policy_loss(recipe, logprobs_BT, *given)
             policy_loss.backward()
 
-    tokens, config = sum(rollout.length for rollout in rollouts), model.config
+    tokens, config = sum(rollout.total_tokens for rollout in rollouts), model.config
     flops = 6 * tokens * matmul_parameters(model)
     left = torch.randn(settings.tokens_per_micro_batch, config.hidden_size)
     right = torch.randn(config.hidden_size, config.intermediate_size)

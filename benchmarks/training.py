@@ -5,13 +5,12 @@
 The comparison with TRL needs `pip install trl`; without it that part says so.
 """
 
-import argparse
 import tempfile
 from pathlib import Path
 
 import numpy as np
 import torch
-from common import run_training, run_trl, training_seconds
+from common import make_parser, run_training, run_trl, training_seconds
 
 from data.tasks import arithmetic
 from docs.make_base import BASE_MODEL
@@ -34,27 +33,24 @@ def compare_asynchrony(
     """Print the time to a pass rate and how long each side waited until then. Returns the steps of
     the runs with PipelineRL."""
     print(f"\nseconds of training to a pass rate of {target:.2f}, and idle fractions until then\n")
-    print(
-        "seed  asynchrony    seconds   ratio   trainer idle   generator idle   off-policyness mean, max"
-    )
+    columns = "seconds   ratio   trainer idle   generator idle   off-policyness mean, max"
+    print(f"seed  asynchrony    {columns}")
     pipeline_runs, figures = [], {}
     for seed in seeds:
         for asynchrony in ("pipeline-8", "ppo-8", "ppo-1"):
-            lines, validations = run_training(
-                folder, f"{asynchrony}-{seed}", "--asynchrony", asynchrony, "--seed", seed, "--steps", steps,
-                "--validation-every", 8,
-            )  # fmt: skip
+            flags = ["--asynchrony", asynchrony, "--seed", seed]
+            flags += ["--steps", steps, "--validation-every", 8]
+            lines, validations = run_training(folder, f"{asynchrony}-{seed}", *flags)
             duration = seconds_to(validations, target)
             if asynchrony == "pipeline-8":
                 pipeline_runs.append(lines)
                 of_pipeline = duration
             until = [line for line in lines if training_seconds(line) <= duration] or lines[:1]
             weights = np.diff([0.0] + [training_seconds(line) for line in until])
-            idle = [
-                np.average([line[f"{side}_idle_fraction"] for line in until], weights=weights)
-                for side in ("trainer", "generator")
-            ]
-            row = [duration, duration / of_pipeline, *idle]
+            row = [duration, duration / of_pipeline]
+            for side in ("trainer", "generator"):
+                idle = [line[f"{side}_idle_fraction"] for line in until]
+                row.append(np.average(idle, weights=weights))
             figures.setdefault(asynchrony, []).append(row)
             age = np.mean([line["off_policyness_mean"] for line in until])
             oldest = max(line["off_policyness_max"] for line in until)
@@ -83,46 +79,36 @@ def compare_with_trl(
         print(f"\nTRL is left out: {error}; `pip install trl` brings it")
         return
     torch.set_num_threads(2)
-    problems = {
-        problem.prompt + "<think>": problem for problem in arithmetic.problems("train", 4000)
-    }
+    problems = {}
+    for problem in arithmetic.problems("train", 4000):
+        problems[problem.prompt + "<think>"] = problem
     score = lambda prompt, completion: arithmetic.score(problems[prompt], completion)
+    batch = {"per_device_train_batch_size": 128, "gradient_accumulation_steps": 4}
+    config = {"max_completion_length": 58 + 9, "max_steps": max(lengths), "learning_rate": 2e-4}
     print("\nsampled tokens/s of training end to end, two cores, steps of 32 x 16 completions\n")
     print(f"seed   steps   train.py (PipelineRL-8)   TRL {trl.__version__} GRPOTrainer   ratio")
     ratios = {steps: [] for steps in lengths}
     for seed, lines in zip(seeds, runs):
-        calls = run_trl(
-            folder, str(BASE_MODEL), [*problems], score, 128, 4, tokens=58 + 9, steps=max(lengths), seed=seed,
-            learning_rate=2e-4,
-        )  # fmt: skip
+        calls = run_trl(folder, str(BASE_MODEL), [*problems], score, seed=seed, **batch, **config)
         for steps in lengths:
             (start, first), (end, last) = calls[0], calls[steps - 1]
             ours = lines[steps - 1]["compute_tokens"] / training_seconds(lines[steps - 1])
             theirs = (last - first) / (end - start)
-            ratios[steps].append(ours / theirs)
-            print(
-                f"{seed:4} {steps:7} {ours:25,.0f} {theirs:24,.0f} {ours / theirs:7.2f}", flush=True
-            )
+            ratio = ours / theirs
+            ratios[steps].append(ratio)
+            print(f"{seed:4} {steps:7} {ours:25,.0f} {theirs:24,.0f} {ratio:7.2f}", flush=True)
     for steps, of_seeds in ratios.items():
         print(f"median {steps:5} {np.median(of_seeds):58.2f}", flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--steps", type=int, default=100, help="of each run")
-    parser.add_argument(
-        "--target", type=float, default=0.8, help="pass rate to which the time is measured"
-    )
-    parser.add_argument(
-        "--trl-steps",
-        type=int,
-        nargs="+",
-        default=[20, 100],
-        help="steps that TRL is compared over",
-    )
+    to = "pass rate to which the time is measured"
+    parser.add_argument("--target", type=float, default=0.8, help=to)
+    over = "steps that TRL is compared over"
+    parser.add_argument("--trl-steps", type=int, nargs="+", default=[20, 100], help=over)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         runs = compare_asynchrony(options.seeds, options.steps, options.target, Path(folder))

@@ -23,9 +23,11 @@ def render(
     one, ready for the model to go on. thinking: `enable_thinking` for the template; templates that
     know no such choice ignore it."""
     if tokenizer.chat_template is None:
-        return tokenizer(prompt if system is None else f"{system}\n\n{prompt}").input_ids
-    messages = [] if system is None else [{"role": "system", "content": system}]
-    messages.append({"role": "user", "content": prompt})
+        text = prompt if system is None else f"{system}\n\n{prompt}"
+        return tokenizer(text).input_ids
+    messages = [{"role": "user", "content": prompt}]
+    if system is not None:
+        messages.insert(0, {"role": "system", "content": system})
     text = in_template(tokenizer, messages, add_generation_prompt=True, enable_thinking=thinking)
     return tokenizer(text, add_special_tokens=False).input_ids
 
@@ -35,9 +37,8 @@ def in_template(tokenizer: PreTrainedTokenizerBase, messages: list[dict], **opti
     takes too much."""
     with in_one_sentence(tokenizer.name_or_path, "its chat template cannot be used", limited=True):
         text = tokenizer.apply_chat_template(messages, tokenize=False, **options)
-        if len(text.encode()) > 100_000 + 10 * sum(
-            len(message["content"].encode()) for message in messages
-        ):
+        given = sum(len(message["content"].encode()) for message in messages)  # bytes
+        if len(text.encode()) > 100_000 + 10 * given:
             raise ValueError(f"it makes {len(text):,} characters of a prompt")
     return text
 
@@ -50,20 +51,23 @@ def render_all(
     ids_of = {
         prompt: render(tokenizer, prompt, settings.thinking, settings.system) for prompt in prompts
     }
-    longest, budget = max(prompts, key=lambda prompt: len(ids_of[prompt])), settings.prompt_budget
-    if (most := len(ids_of[longest])) > budget:
-        said = [
-            end for end in (settings.instruction, mathematics.INSTRUCTION, gym.INSTRUCTION) if end
-        ]
-        end = next(filter(longest.endswith, said), "")
-        ours = f", {len(tokenizer(end).input_ids)} of them the instruction's" if end else ""
-        length = f"{most} tokens with the chat template{ours}; --prompt-budget is {budget}"
+    longest = max(prompts, key=lambda prompt: len(ids_of[prompt]))
+    most = len(ids_of[longest])
+    if most > settings.prompt_budget:
+        ours = ""
+        for instruction in (settings.instruction, mathematics.INSTRUCTION, gym.INSTRUCTION):
+            if instruction and longest.endswith(instruction) and not ours:
+                ours = f", {len(tokenizer(instruction).input_ids)} of them the instruction's"
         raise ValueError(
-            f"the prompt {longest[:60]!r} has {length}: --prompt-budget {most} would be enough for all"
+            f"the prompt {longest[:60]!r} has {most} tokens with the chat template{ours};"
+            f" --prompt-budget is {settings.prompt_budget}: --prompt-budget {most} would be enough"
+            " for all"
         )
-    if len({tuple(ids) for ids in ids_of.values()}) < len(ids_of):
+    different = {tuple(ids) for ids in ids_of.values()}
+    if len(different) < len(ids_of):
         raise ValueError(
-            f"--model {settings.model}: its chat template drops the prompt: two have the same tokens"
+            f"--model {settings.model}: its chat template drops the prompt: two have the same"
+            " tokens"
         )
     return ids_of
 
@@ -96,9 +100,11 @@ class Decoding:
 
 
 def make_decoding(
-    tokenizer: PreTrainedTokenizerBase, settings: Sampling, length_control: str = "interruption",
-    fp32: bool | str = True,
-) -> Decoding:  # fmt: skip
+    tokenizer: PreTrainedTokenizerBase,
+    settings: Sampling,
+    length_control: str = "interruption",
+    fp32_logits: bool | str = True,
+) -> Decoding:
     """The budgets and markers in ids of this tokenizer. ValueError if it has no such marker, or the
     phrase has not."""
     end = settings.end_of_thinking
@@ -106,19 +112,22 @@ def make_decoding(
     phrase = tokenizer(settings.interruption_phrase, add_special_tokens=False).input_ids
     if length_control == "interruption":
         if len(marker) != 1:
-            wanted = "an interruption wants exactly one (--length-control penalty wants none)"
             raise ValueError(
-                f"--end-of-thinking {end!r} is {len(marker)} tokens of this model; {wanted}"
+                f"--end-of-thinking {end!r} is {len(marker)} tokens of this model; an interruption"
+                " wants exactly one (--length-control penalty wants none)"
             )
         if marker[0] not in phrase:
-            text = settings.interruption_phrase
             raise ValueError(
-                f"--interruption-phrase {text!r} does not close thinking: it must hold {end}"
+                f"--interruption-phrase {settings.interruption_phrase!r} does not close thinking:"
+                f" it must hold {end}"
             )
     marker_id = marker[0] if len(marker) == 1 else -1
+    # The prompt closes thinking if nothing but spaces comes after the last marker in it.
     example = render(tokenizer, "", settings.thinking)
-    last_marker = max((i for i, token in enumerate(example) if token == marker_id), default=None)
-    closed = last_marker is not None and not tokenizer.decode(example[last_marker + 1 :]).strip()
+    closed = False
+    if marker_id in example:
+        after_last_marker = example[::-1].index(marker_id)
+        closed = not tokenizer.decode(example[len(example) - after_last_marker :]).strip()
     return Decoding(
         eos=end_tokens(tokenizer),
         end_of_thinking=marker_id,
@@ -128,7 +137,7 @@ def make_decoding(
         thinking_budget=settings.thinking_budget[1],
         answer_budget=settings.answer_budget,
         length_control=length_control,
-        fp32_logits=fp32,
+        fp32_logits=fp32_logits,
     )
 
 
@@ -156,21 +165,18 @@ def completion_texts(
     `<think>` and `</think>` for the model's own markers. If the prompt opens thinking, as many chat
     templates do, the text begins with `<think>`."""
     completions = [rollout.tokens.tolist() for rollout in rollouts]
-    texts = decode_all(
-        tokenizer, [ids[:-1] if ids[-1] in decoding.eos else ids for ids in completions]
-    )
+    without_eos = [ids[:-1] if ids[-1] in decoding.eos else ids for ids in completions]
+    texts = decode_all(tokenizer, without_eos)
     if decoding.end_of_thinking < 0:
         return texts
     end = tokenizer.decode([decoding.end_of_thinking])
     start = end.replace("/", "", 1)
     if start != end:
-        ends_of_prompts = decode_all(
-            tokenizer, [rollout.request.prompt_ids[-8:] for rollout in rollouts]
-        )
-        opened = [
-            start if start in before and end not in before else "" for before in ends_of_prompts
-        ]
-        texts = [(before + text).replace(start, "<think>") for before, text in zip(opened, texts)]
+        ends_of_prompts = [rollout.request.prompt_ids[-8:] for rollout in rollouts]
+        for i, before in enumerate(decode_all(tokenizer, ends_of_prompts)):
+            if start in before and end not in before:
+                texts[i] = start + texts[i]
+            texts[i] = texts[i].replace(start, "<think>")
     return [text.replace(end, "</think>") for text in texts]
 
 
@@ -184,36 +190,40 @@ def decode_all(tokenizer: PreTrainedTokenizerBase, completions: list[list[int]])
 
 def unwritable(tokenizer: PreTrainedTokenizerBase, text: str) -> list[str]:
     """A line about the characters of a text that are lost in the tokenizer."""
-    lost = (
-        {*text}
-        - {*tokenizer.decode(tokenizer(text, add_special_tokens=False).input_ids)}
-        - {*" \n\t"}
-    )
-    never = "the model never sees them (the shipped model reads sums only; --model names another)"
-    return [f"! the tokenizer has no tokens for {''.join(sorted(lost))!r}: {never}"] if lost else []
+    ids = tokenizer(text, add_special_tokens=False).input_ids
+    lost = {*text} - {*tokenizer.decode(ids)} - {*" \n\t"}
+    if not lost:
+        return []
+    return [
+        f"! the tokenizer has no tokens for {''.join(sorted(lost))!r}: the model never sees them"
+        " (the shipped model reads sums only; --model names another)"
+    ]
 
 
 def quoted(name: str, text: str) -> str:
     """A text of any number of lines, told apart from others by a name and a bar on its left."""
-    return "\n".join(
-        f"{name if i == 0 else '':8}| {line}" for i, line in enumerate(visible(text).split("\n"))
-    )
+    first, *others = visible(text).split("\n")
+    lines = [f"{name:8}| {first}", *(f"{'':8}| {line}" for line in others)]
+    return "\n".join(lines)
 
 
 def visible(text: str) -> str:
     """The text with its control characters as \\x1b or \\u202e: a terminal shows them, and obeys
     none."""
-    return "".join(
-        c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text
-    )
+
+    def shown(character: str) -> str:
+        if character.isprintable() or character in "\n\t":
+            return character
+        return character.encode("unicode_escape").decode()
+
+    return "".join(shown(character) for character in text)
 
 
 def marked_text(tokenizer: PreTrainedTokenizerBase, rollout: Rollout) -> str:
     """The text of a rollout with its EOS, and with forced tokens in [[ ]]."""
     pieces = []
-    for sampled, places in itertools.groupby(
-        range(len(rollout.tokens)), key=lambda i: rollout.sampled[i]
-    ):
-        piece = tokenizer.decode(rollout.tokens[[*places]].tolist())
+    pairs = zip(rollout.sampled.tolist(), rollout.tokens.tolist())
+    for sampled, of_piece in itertools.groupby(pairs, key=lambda pair: pair[0]):
+        piece = tokenizer.decode([token for _, token in of_piece])
         pieces.append(piece if sampled else f"[[{piece}]]")
     return "".join(pieces)

@@ -21,8 +21,8 @@ from core.settings import Sampling
 
 
 class Engine(Protocol):
-    """An engine samples many completions at once. `TorchEngine` (core/torch_engine.py) is short enough to
-    study, and needs only torch; `VllmEngine` (core/vllm_engine.py) is for GPUs."""
+    """An engine samples many completions at once. `TorchEngine` (torch_engine.py) is short enough
+    to study, and needs only torch; `VllmEngine` (vllm_engine.py) is for GPUs."""
 
     slots: int  # how many completions can be in flight
     version: int  # of the parameters in use
@@ -59,9 +59,8 @@ class EngineSettings:
     """All that an engine is made from."""
 
     model: str  # folder or hub name
-    devices: tuple[
-        str, ...
-    ]  # more than one: the model is split over them (vLLM's tensor parallelism)
+    # More than one: the model is split over them (vLLM's tensor parallelism).
+    devices: tuple[str, ...]
     dtype: str  # of the trunk
     threads: int  # CPU threads of this process
     slots: int  # completions in flight at once
@@ -75,9 +74,10 @@ def engine_settings(
     devices: tuple[str, ...],
     model: str,
     decoding: Decoding,
-    shared: bool = False,
+    beside_trainer: bool = False,
 ) -> EngineSettings:
-    """The settings of an engine on these devices. shared: a trainer has the GPU too."""
+    """The settings of an engine on these devices. beside_trainer: a trainer has the GPU too."""
+    usual_memory = 0.4 if beside_trainer else 0.9
     return EngineSettings(
         model=model,
         devices=devices,
@@ -86,7 +86,7 @@ def engine_settings(
         slots=settings.slots,
         decoding=decoding,
         engine=choose_engine(settings.engine, devices[0]),
-        memory=settings.generator_memory or (0.4 if shared else 0.9),
+        memory=settings.generator_memory or usual_memory,
     )
 
 
@@ -111,30 +111,34 @@ def refuse_split(engine: str, devices: int, heads: int) -> None:
     devices."""
     if devices > 1 and engine != "vllm":
         raise ValueError(
-            f"only vLLM splits a model over several GPUs (--tensor-parallel), and the engine is {engine}"
+            "only vLLM splits a model over several GPUs (--tensor-parallel), and the engine is"
+            f" {engine}"
         )
     if heads % devices:
         raise ValueError(
-            f"{heads} attention heads of a model cannot be split over {devices} GPUs (--tensor-parallel)"
+            f"{heads} attention heads of a model cannot be split over {devices} GPUs"
+            " (--tensor-parallel)"
         )
 
 
 def make_requests(
-    group: int, prompt_ids: list[int], completions: int, thinking_budget: tuple[int, int], decoding: Decoding,
-    seed: tuple[int, ...], validation: bool = False,
-) -> list[Request]:  # fmt: skip
+    group: int,
+    prompt_ids: list[int],
+    completions: int,
+    thinking_budget: tuple[int, int],
+    decoding: Decoding,
+    seed: tuple[int, ...],
+    validation: bool = False,
+) -> list[Request]:
     """Requests for the completions of one prompt. Each has its own noise, and its own thinking
-    budget in this range."""
-    low, high = (
-        thinking_budget
-        if decoding.length_control == "interruption"
-        else (decoding.thinking_budget,) * 2
-    )
+    budget in this range. With the length penalty all have the largest budget."""
+    low, high = thinking_budget
+    if decoding.length_control == "penalty":
+        low = high = decoding.thinking_budget
     # numpy ignores zeros at the end of a seed. The 1 makes the budgets' seed differ from every seed
     # of noise.
-    budgets = np.random.default_rng((*seed, 0, 0, 1)).integers(
-        low, high, size=completions, endpoint=True
-    )
+    rng = np.random.default_rng((*seed, 0, 0, 1))
+    budgets = rng.integers(low, high, size=completions, endpoint=True)
     return [
         Request(group, i, prompt_ids, int(budget), (*seed, i), validation)
         for i, budget in enumerate(budgets)
@@ -145,14 +149,13 @@ def sample_all(engine: Engine, requests: list[Request], progress: bool = False) 
     """The rollouts of these requests, in their order, all sampled with the present parameters."""
     engine.add(requests)
     rollouts = {}
-    with tqdm(
-        total=len(requests), desc="sampling", unit="completion", leave=False, disable=not progress
-    ) as bar:
+    shown = {"desc": "sampling", "unit": "completion", "leave": False, "disable": not progress}
+    with tqdm(total=len(requests), **shown) as bar:
         while engine.unfinished:
             for rollout in engine.step():
-                rollouts[(rollout.request.group, rollout.request.index)] = rollout
+                rollouts[rollout.request.group, rollout.request.index] = rollout
                 bar.update()
-    return [rollouts[(request.group, request.index)] for request in requests]
+    return [rollouts[request.group, request.index] for request in requests]
 
 
 class Completions:
@@ -166,19 +169,15 @@ class Completions:
 
     def __init__(self, slots: int, decoding: Decoding):
         self.decoding = decoding
-        self.phrase = np.array(
-            [*decoding.phrase, -1]
-        )  # after its last token the policy chooses again
+        # Token ids; -1 stands after the last one, since the policy chooses again there.
+        self.phrase = np.array([*decoding.phrase, -1])
         self.requests = np.full(slots, None)  # objects: the Request in each slot
         fields = [
             ("num_tokens", np.int64),  # so far
             ("num_sampled", np.int64),  # sampled ones; the others were forced
             ("closed_at", np.int64),  # sampled tokens when thinking ended, -1 while it goes on
             ("thinking_budget", np.int64),
-            (
-                "phrase_place",
-                np.int64,
-            ),  # of the next forced token in `phrase`; at the end if there is none
+            ("phrase_place", np.int64),  # of the next token in `phrase`; if none is forced, its end
             ("began", np.float64),  # time.monotonic()
         ]
         self.progress = np.zeros(slots, np.dtype(fields, align=True))
@@ -221,13 +220,12 @@ class Completions:
         progress["num_tokens"][slots] += 1
         progress["num_sampled"][slots] += sampled
         progress["phrase_place"][slots] += ~sampled
-        ended = sampled & (tokens[:, None] == self.decoding.eos).any(
-            1
-        )  # np.isin takes three times as long
-        closes = slots[
-            sampled & (progress["closed_at"][slots] < 0) & (tokens == self.decoding.end_of_thinking)
-        ]
-        progress["closed_at"][closes] = progress["num_sampled"][closes]
+        # EOS ends a completion. (np.isin takes three times as long.)
+        ended = sampled & (tokens[:, None] == self.decoding.eos).any(1)
+        # The first end of thinking closes it.
+        thinks = progress["closed_at"][slots] < 0
+        closed = slots[sampled & thinks & (tokens == self.decoding.end_of_thinking)]
+        progress["closed_at"][closed] = progress["num_sampled"][closed]
         truncated = np.zeros_like(ended)
         truncated[~ended] = self._interrupt_or_truncate(slots[~ended])
         return ended, truncated
@@ -235,10 +233,13 @@ class Completions:
     def _interrupt_or_truncate(self, slots: np.ndarray) -> np.ndarray:
         """Interrupt thinking that has reached its budget, by forcing the phrase. Returns a mask of
         truncated slots."""
-        decoding, places = self.decoding, ("num_sampled", "closed_at", "thinking_budget")
-        counts = (self.progress[name][slots] for name in places)
+        progress = self.progress[slots]
         interrupt, truncate = loss.interrupt_or_truncate(
-            decoding.length_control, *counts, decoding.answer_budget
+            self.decoding.length_control,
+            progress["num_sampled"],
+            progress["closed_at"],
+            progress["thinking_budget"],
+            self.decoding.answer_budget,
         )
         interrupted = slots[interrupt]
         self.progress["closed_at"][interrupted] = self.progress["num_sampled"][interrupted]

@@ -7,7 +7,7 @@ requests that had not come back.
 """
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -19,18 +19,15 @@ import loss
 from core.decoding import Decoding, completion_texts
 from core.devices import devices_here
 from core.engine import EngineSettings, make_requests
-from core.generators import Generator, GeneratorFailed, discard, read_reports, start_generator
-from core.rollouts import Group, Rollout, SharedParameters, Work
+from core.generators import Generator, GeneratorFailed, start_generator
+from core.rollouts import Group, Rollout, SharedParameters
 from core.screen import say, warn
 from core.settings import Settings
 from data.load import Source, fingerprint, next_source
 from data.verify import Verdict, VerifierPool, no_verdict_at_all
 
-TRAINING, VALIDATION, ORDER = (
-    0,
-    1,
-    2,
-)  # the second number of each seed, so that no two draws have the same noise
+# The second number of each seed, so that no two draws have the same noise.
+TRAINING, VALIDATION, ORDER = 0, 1, 2
 FEW_VERDICTS = 4  # a batch that wants no more verdicts than this may miss all of them by chance
 
 
@@ -38,18 +35,18 @@ class PromptOrder:
     """Which problem of a source comes next: in each epoch all in a new random order, but for those
     that are retired."""
 
-    def __init__(
-        self, number: int, seed: int, recipe: loss.Recipe, source=0, epoch=0, cursor=0, retired=()
-    ):
-        """epoch, cursor, retired: the `state` to go on from."""
+    def __init__(self, number: int, seed: int, recipe: loss.Recipe, source=0, state=None):
+        """number: of its problems. source: its index. state: of a checkpoint to go on from."""
         self.number, self.seed, self.recipe, self.source = number, seed, recipe, source
-        self.epoch, self.cursor, self.retired = epoch, cursor, {*retired}
+        self.epoch, self.cursor, self.retired = 0, 0, set()
+        if state is not None:
+            self.epoch, self.cursor = state["epoch"], state["cursor"]
+            self.retired = {*state["retired"]}
         self.order = self._shuffled()
 
     def _shuffled(self) -> np.ndarray:
-        return np.random.default_rng((self.seed, ORDER, self.source, self.epoch)).permutation(
-            self.number
-        )
+        rng = np.random.default_rng((self.seed, ORDER, self.source, self.epoch))
+        return rng.permutation(self.number)
 
     @property
     def left(self) -> int:
@@ -91,6 +88,16 @@ class Prompts:
     decoding: Decoding
 
 
+@dataclass(frozen=True)
+class Workers:
+    """Who samples and judges for the feed."""
+
+    engines: list[EngineSettings]  # of each generator
+    parameters: SharedParameters  # that the generators sample with
+    start_generator: Callable = start_generator  # of a number, its engine, and the parameters
+    start_verifiers: Callable = VerifierPool  # of their number, and the limits of a completion
+
+
 class Feed:
     """Prompts out, whole judged groups in: `batch` has those to train on at a step, `validate`
     those of the held-out problems. Both return None if the run was asked to stop, or if it cannot
@@ -101,41 +108,31 @@ class Feed:
         self,
         settings: Settings,
         prompts: Prompts,
-        engines: list[EngineSettings],
-        parameters: SharedParameters,
-        process: Callable,
+        workers: Workers,
         stop_asked: Callable[[], bool],
         state: dict | None = None,
     ):
-        """engines: the settings of each generator's engine. process: the function that a generator
-        runs. stop_asked: says whether the user wants the run to end. state: of a checkpoint to go
-        on from."""
-        self.settings, self.prompts, self.engines, self.parameters = (
-            settings,
-            prompts,
-            engines,
-            parameters,
-        )
-        self.process, self.stop_asked = process, stop_asked
+        """stop_asked: says whether the user wants the run to end. state: of a checkpoint to go on
+        from."""
+        self.settings, self.prompts, self.workers = settings, prompts, workers
+        self.engines, self.parameters = workers.engines, workers.parameters
+        self.stop_asked = stop_asked
         self.data = [fingerprint(source) for source in prompts.sources]
-        numbers = [len(source.train) for source in prompts.sources]
-        state = state or {
-            "orders": [{}] * len(numbers),
-            "handed_out": [0] * len(numbers),
-            "to_repeat": [],
-        }
+        sources = prompts.sources
+        if state is None:
+            nothing = [None for _ in sources]
+            state = {"orders": nothing, "handed_out": [0 for _ in sources], "to_repeat": []}
+        seed, recipe = settings.seed, settings.recipe
         self.orders = [
-            PromptOrder(number, settings.seed, settings.recipe, source, **stored)
-            for source, (number, stored) in enumerate(zip(numbers, state["orders"]))
+            PromptOrder(len(source.train), seed, recipe, i, state["orders"][i])
+            for i, source in enumerate(sources)
         ]
         self.handed_out: list[int] = state["handed_out"]  # groups handed out so far, by source
         # Groups that were under way at the checkpoint, and are handed out first: number, source,
         # index of the problem.
         self.to_repeat = deque(state["to_repeat"])
         self.under_way: dict[int, Group] = {}  # by number: handed out, and not trained on yet
-        self.validating: dict[
-            int, Group
-        ] = {}  # by number: the groups of a validation that is under way
+        self.validating: dict[int, Group] = {}  # by number: groups of a validation that goes on
         self.generators: list[Generator] = []
         self.verifiers: VerifierPool | None = None
         self.restarts = 0  # generators replaced in this process; a resumed run counts from 0 again
@@ -152,34 +149,33 @@ class Feed:
         begun = [
             (group.number, group.source, group.problem_index) for group in self.under_way.values()
         ]
-        orders, to_repeat = [order.state() for order in self.orders], [*begun, *self.to_repeat]
         return {
             "data": self.data,
-            "orders": orders,
+            "orders": [order.state() for order in self.orders],
             "handed_out": self.handed_out,
-            "to_repeat": to_repeat,
+            "to_repeat": [*begun, *self.to_repeat],
         }
 
     def start(self) -> None:
-        """Start the processes and wait until all generators are ready."""
+        """Start generators and verifiers, and wait until all generators are ready."""
         settings = self.settings
-        self.verifiers = VerifierPool(
+        self.verifiers = self.workers.start_verifiers(
             settings.verifiers, settings.verifier_time_limit, settings.verifier_memory
         )
         self.generators = [self._start(number) for number in range(len(self.engines))]
-        self._take_in()
+        self._take_in(wait=False)
 
     def _start(self, number: int) -> Generator:
-        return start_generator(number, self.process, self.engines[number], self.parameters)
+        return self.workers.start_generator(number, self.engines[number], self.parameters)
 
     def close(self, timeout: float = 5.0) -> None:
-        """End all processes; kill those that do not end within `timeout` seconds."""
+        """End all generators and verifiers; kill generators that do not end within `timeout`
+        seconds."""
         for generator in self.generators:
-            generator.work.put(Work(stop=True))
+            generator.stop()
         deadline = time.monotonic() + timeout
         for generator in self.generators:
-            generator.process.join(max(0.0, deadline - time.monotonic()))
-            discard(generator)
+            generator.close(max(0.0, deadline - time.monotonic()))
         if self.verifiers is not None:
             self.verifiers.close()
 
@@ -188,29 +184,24 @@ class Feed:
     def batch(self, step: int) -> list[Group] | None:
         """The groups to train on at this step. None if every prompt is retired, or if the run
         ends."""
+        asynchrony, size = self.settings.recipe.asynchrony, self.settings.groups_per_step
         go_on = self._take_in(wait=False)
         while go_on:
             self._hand_out(step)
             done = [group for group in self.under_way.values() if group.finished]
-            unfinished = [group.version for group in self.under_way.values() if not group.finished]
-            versions, asynchrony = (
-                [group.version for group in done],
-                self.settings.recipe.asynchrony,
-            )
-            chosen = loss.choose_batch(
-                versions, unfinished, step, asynchrony, self.settings.groups_per_step
-            )
+            unfinished = [group for group in self.under_way.values() if not group.finished]
+            versions_done = [group.version for group in done]
+            versions_unfinished = [group.version for group in unfinished]
+            chosen = loss.choose_batch(versions_done, versions_unfinished, step, asynchrony, size)
             if chosen is not None:
                 groups = [self.under_way.pop(done[i].number) for i in chosen]
                 return groups if self._judged(groups) else None
             if not unfinished and self.exhausted:
                 return None
             if not unfinished:  # to wait would be for ever
-                too_few = (
-                    f"no group is under way but {len(done)} finished ones, too few for step {step}"
-                )
                 raise RuntimeError(
-                    f"{too_few}, though prompts are left: the work in flight was miscounted"
+                    f"no group is under way but {len(done)} finished ones, too few for step {step},"
+                    " though prompts are left: the work in flight was miscounted"
                 )
             go_on = self._take_in()
         return None
@@ -232,55 +223,31 @@ class Feed:
         kind, _ = loss.parse_asynchrony(asynchrony)
         if kind == "ppo" and self.under_way:
             return
-        version = (
-            self.parameters.version
-        )  # generators sample what is handed out now with this version or a newer one
-        ahead = loss.groups_ahead(asynchrony, settings.groups_per_step, step)
+        most = loss.groups_ahead(asynchrony, settings.groups_per_step, step)
         # A generator gets what its slots hold, and its share of one batch more. The rest would grow
         # old in its queue.
         share = settings.groups_per_step // len(self.generators) + 1
-        busy = [
+        groups_of = Counter(  # that each generator has not sent back
             group.generator
             for group in self.under_way.values()
             if len(group.rollouts) < len(group.requests)
-        ]
-        groups = [
-            busy.count(generator.number) for generator in self.generators
-        ]  # that each has not sent back
+        )
         new: list[Group] = []
-        while len(self.under_way) < ahead:
-            generator = min(
-                self.generators, key=lambda generator: groups[generator.number] / generator.slots
-            )
+        while len(self.under_way) < most:
+            generator = min(self.generators, key=lambda each: groups_of[each.number] / each.slots)
             room = generator.slots // settings.completions_per_prompt + share
-            if kind == "pipeline" and groups[generator.number] >= room:
+            if kind == "pipeline" and groups_of[generator.number] >= room:
                 break
-            following = self._next_prompt()
-            if following is None:
+            prompt = self._next_prompt()
+            if prompt is None:
                 break
-            number, source, problem_index = following
+            number, source, problem_index = prompt
             seed = (settings.seed, TRAINING, number)
-            new.append(
-                self._group(
-                    number, source, problem_index, version, generator, seed, validation=False
-                )
-            )
-            self.under_way[number] = new[-1]
-            groups[generator.number] += 1
+            group = self._group(number, source, problem_index, generator, seed, validation=False)
+            self.under_way[number] = group
+            groups_of[generator.number] += 1
+            new.append(group)
         self._send(new)
-
-    def _send(self, groups: list[Group]) -> None:
-        """Send each generator the requests of its groups that have not come back."""
-        for generator in self.generators:
-            requests = [
-                request
-                for group in groups
-                if group.generator == generator.number
-                for request in group.requests
-                if request.index not in group.rollouts
-            ]
-            if requests:
-                generator.work.put(Work(requests))
 
     def _next_prompt(self) -> tuple[int, int, int] | None:
         """Number, source and problem of the next group, those of the checkpoint first. None: no
@@ -299,39 +266,61 @@ class Feed:
         return number, source, self.orders[source].next()
 
     def _group(
-        self, number, source, problem_index, version, generator, seed, validation: bool
+        self,
+        number: int,
+        source: int,
+        problem_index: int,
+        generator: Generator,
+        seed: tuple[int, ...],
+        validation: bool,
     ) -> Group:
-        """A group for this generator, with its requests."""
-        settings, problems = self.settings, self.prompts.sources[source]
-        problem = (problems.validation if validation else problems.train)[problem_index]
-        completions = settings.validation_samples if validation else settings.completions_per_prompt
+        """A group for this generator, with its requests. Generators sample what is handed out now
+        with the newest version of the parameters, or with a later one."""
+        settings, problems = self.settings, self.prompts.sources[source].train
+        completions = settings.completions_per_prompt
+        if validation:
+            problems = self.prompts.sources[source].validation
+            completions = settings.validation_samples
+        problem = problems[problem_index]
         ids, budget = self.prompts.ids[problem.prompt], settings.thinking_budget
         requests = make_requests(
             number, ids, completions, budget, self.prompts.decoding, seed, validation
         )
+        version = self.parameters.version
         return Group(number, source, problem_index, problem, version, generator.number, requests)
+
+    def _send(self, groups: list[Group]) -> None:
+        """Send each generator the requests of its groups that have not come back."""
+        for generator in self.generators:
+            own = [group for group in groups if group.generator == generator.number]
+            requests = [
+                request
+                for group in own
+                for request in group.requests
+                if request.index not in group.rollouts
+            ]
+            if requests:
+                generator.give(requests)
 
     # Validations
 
     def validate(self, step: int) -> list[Group] | None:
         """The held-out problems, sampled and judged. None if the run ends. Their requests go before
-        all others. The trainer publishes no newer parameters meanwhile, so every token is sampled
-        with the parameters of this step."""
+        all others. The trainer has published the parameters of this step, and publishes none
+        meanwhile, so every token is sampled with the parameters of this step."""
         held_out = [
-            (s, p)
-            for s, source in enumerate(self.prompts.sources)
-            for p in range(len(source.validation))
+            (source, problem_index)
+            for source, of_source in enumerate(self.prompts.sources)
+            for problem_index in range(len(of_source.validation))
         ]
         for i, (source, problem_index) in enumerate(held_out):
-            generator, seed = (
-                self.generators[i % len(self.generators)],
-                (self.settings.seed, VALIDATION, step, i),
-            )
-            self.validating[i] = self._group(
-                i, source, problem_index, step, generator, seed, validation=True
-            )
-        groups, go_on = list(self.validating.values()), True
+            generator = self.generators[i % len(self.generators)]
+            seed = (self.settings.seed, VALIDATION, step, i)
+            group = self._group(i, source, problem_index, generator, seed, validation=True)
+            self.validating[i] = group
+        groups = list(self.validating.values())
         self._send(groups)
+        go_on = True
         while go_on and not all(group.finished for group in groups):
             go_on = self._take_in()
         self.validating = {}
@@ -345,13 +334,14 @@ class Feed:
         generators and verifiers are replaced. Returns False if the run ends."""
         try:
             while not self.stop_asked():
-                came = self._read_reports() | self._read_verdicts()
-                if (came or not wait) and all(generator.slots for generator in self.generators):
+                reported, judged = self._read_reports(), self._read_verdicts()
+                enough = reported or judged or not wait
+                if enough and all(generator.slots for generator in self.generators):
                     break
                 time.sleep(0.002)
         except GeneratorFailed as failure:
             self.failure = str(failure)
-        return not (self.failure or self.stop_asked())
+        return not self.failure and not self.stop_asked()
 
     def _read_reports(self) -> bool:
         """Take what generators have sent, and replace those that have failed. Returns whether
@@ -359,42 +349,17 @@ class Feed:
         came = False
         for generator in list(self.generators):
             try:
-                reports = read_reports(generator, self.settings.wait_timeout)
+                reports = generator.read_reports(self.settings.wait_timeout)
             except GeneratorFailed as failure:
                 self._replace(generator, failure)
                 continue
             for report in reports:
+                came = True
                 self.busy_seconds += report.busy_seconds
                 self.sampled_tokens += report.sampled_tokens
                 self.events += [(generator.number, *event) for event in report.events]
                 self._submit(report.rollouts)
-            came |= bool(reports)
         return came
-
-    def _read_verdicts(self) -> bool:
-        """Take what the verifiers have judged. Returns whether anything came."""
-        verdicts = self.verifiers.results()
-        for (validation, number, index), verdict in verdicts:
-            self._groups(validation)[number].verdicts[index] = verdict
-            if verdict.failure is not None:
-                counted = "it is left out, and counted as `verifier_failures` in the log"
-                warn("verifier", f"no verdict on a completion ({verdict.reason}); {counted}")
-        return bool(verdicts)
-
-    def _judged(self, groups: list[Group]) -> bool:
-        """Whether any completion of these groups got a verdict, or few wanted one. Otherwise the
-        run ends: its task cannot judge."""
-        verdicts = [
-            verdict
-            for group in groups
-            for rollout, verdict in group.judged()
-            if not rollout.truncated
-        ]
-        self.failure = no_verdict_at_all(verdicts) if len(verdicts) > FEW_VERDICTS else ""
-        return not self.failure
-
-    def _groups(self, validation: bool) -> dict[int, Group]:
-        return self.validating if validation else self.under_way
 
     def _submit(self, rollouts: list[Rollout]) -> None:
         """Put rollouts in their groups, and give them to the verifiers. A truncated one needs no
@@ -408,29 +373,57 @@ class Feed:
             if rollout.truncated:
                 group.verdicts[request.index] = Verdict(False)
             else:
-                to_judge.append(
-                    ((request.validation, request.group, request.index), group.problem, text)
-                )
+                key = (request.validation, request.group, request.index)
+                to_judge.append((key, group.problem, text))
         self.verifiers.submit(to_judge)
+
+    def _read_verdicts(self) -> bool:
+        """Take what the verifiers have judged. Returns whether anything came."""
+        verdicts = self.verifiers.results()
+        for (validation, number, index), verdict in verdicts:
+            self._groups(validation)[number].verdicts[index] = verdict
+            if verdict.failure is not None:
+                warn(
+                    "verifier",
+                    f"no verdict on a completion ({verdict.reason}); it is left out, and counted as"
+                    " `verifier_failures` in the log",
+                )
+        return bool(verdicts)
+
+    def _groups(self, validation: bool) -> dict[int, Group]:
+        return self.validating if validation else self.under_way
+
+    def _judged(self, groups: list[Group]) -> bool:
+        """Whether any completion of these groups got a verdict, or few wanted one. Otherwise the
+        run ends: its task cannot judge."""
+        verdicts = [
+            verdict
+            for group in groups
+            for rollout, verdict in group.judged()
+            if not rollout.truncated
+        ]
+        self.failure = no_verdict_at_all(verdicts) if len(verdicts) > FEW_VERDICTS else ""
+        return not self.failure
 
     def _replace(self, generator: Generator, failure: GeneratorFailed) -> None:
         """Start another generator in place of one that has failed, and give it the requests that
-        had not come back. It begins them from their first token. Raises the failure if too many
-        were replaced, or if not all generators have been ready once: then a new one would fail in
-        the same way. On a GPU that trains too, the trainer gives back what it does not use, and
-        waits until the new one is ready, as at the start: vLLM wants its whole share to be free,
-        and fails if free memory grows while it starts."""
+        had not come back. It begins them from their first token.
+
+        Raises the failure if too many were replaced, or if not all generators have been ready once:
+        then a new one would fail in the same way. On a GPU that trains too, the trainer gives back
+        what it does not use, and waits until the new one is ready, as at the start: vLLM wants its
+        whole share to be free, and fails if free memory grows while it starts.
+        """
         most = self.settings.max_restarts
-        if self.restarts == most or not (
-            self.restarts or all(generator.slots for generator in self.generators)
-        ):
+        all_were_ready = self.restarts or all(each.slots for each in self.generators)
+        if self.restarts == most or not all_were_ready:
             raise failure
         self.restarts += 1
         say(f"warning: {failure}\nIt is replaced ({self.restarts} of --max-restarts {most}).")
-        discard(generator)
-        trains_too = {*self.engines[generator.number].devices} & {
-            *devices_here(self.settings)[1]
-        } - {"cpu"}
+        generator.close()
+        _, trainers = devices_here(self.settings)
+        devices = {*self.engines[generator.number].devices} - {"cpu"}
+        trains_too = not devices.isdisjoint(trainers)
         if trains_too:
             torch.cuda.empty_cache()
         new = self._start(generator.number)

@@ -1,10 +1,8 @@
-"""What the process imports first that generators are forked from (`import_for_generators` in
-processes.py)."""
+"""Generators on CPUs are forked from one process (`import_for_generators` in
+machinery/processes.py). This is its first import."""
 
 import signal
 
-for number in (
-    signal.SIGINT,
-    signal.SIGTERM,
-):  # they reach whole groups of processes: the trainer handles them
+# Ctrl-C and SIGTERM reach whole groups of processes: the trainer handles them.
+for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, signal.SIG_IGN)

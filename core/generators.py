@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -18,9 +18,11 @@ from transformers import PreTrainedModel
 
 from core.engine import Engine, EngineSettings, NoEngine
 from core.model import load_model, put_on_device
-from core.rollouts import Report, SharedParameters, Work
+from core.rollouts import Report, Request, Rollout, SharedParameters, Work
 from core.torch_engine import TorchEngine
 from core.vllm_engine import VllmEngine
+
+# --- the trainer's side ---------------------------------------------------------------------------
 
 
 class GeneratorFailed(Exception):
@@ -30,7 +32,7 @@ class GeneratorFailed(Exception):
 
 @dataclass
 class Generator:
-    """The trainer's side of one generator process."""
+    """The trainer's side of a generator: its process, and the two queues to it."""
 
     number: int
     process: multiprocessing.Process
@@ -39,90 +41,106 @@ class Generator:
     heard: float  # clock reading when it was started, or when its last report came
     slots: int = 0  # of its engine; 0 until it has reported that it is ready
 
+    def give(self, requests: list[Request]) -> None:
+        """Completions to sample. Returns at once."""
+        self.work.put(Work(requests))
+
+    def read_reports(self, timeout: float) -> list[Report]:
+        """The reports that have come, perhaps none. GeneratorFailed if the generator has died, or
+        if it has sent nothing for `timeout` seconds: it should report every few seconds."""
+        reports = []
+        # Asked before reading: the last reports of a dead generator still count.
+        alive = self.process.is_alive()
+        # EOFError and OSError come while it dies: the next call says so.
+        with contextlib.suppress(queue.Empty, EOFError, OSError):
+            while True:
+                report = self.reports.get_nowait()
+                self.heard = time.monotonic()
+                self.slots = report.slots or self.slots
+                if report.error is not None:
+                    raise GeneratorFailed(f"{self.process.name} failed:\n{report.error}")
+                reports.append(report)
+        if reports:
+            return reports
+        if not alive:
+            code = self.process.exitcode
+            how = f"by signal {-code}" if code < 0 else f"with status {code}"
+            raise GeneratorFailed(f"{self.process.name} ended {how} and reported no error")
+        if time.monotonic() - self.heard > timeout:
+            raise GeneratorFailed(
+                f"{self.process.name} has been silent for {timeout:.0f} s (--wait-timeout)"
+            )
+        return []
+
+    def stop(self) -> None:
+        """Ask it to end. Returns at once."""
+        self.work.put(Work(stop=True))
+
+    def close(self, timeout: float = 0.0) -> None:
+        """Kill it, if it has not ended within `timeout` seconds, and close its queues."""
+        self.process.join(timeout)
+        self.process.kill()
+        self.process.join()
+        for end in (self.work, self.reports):
+            end.cancel_join_thread()
+            end.close()
+
 
 def start_generator(
-    number: int, process: Callable, engine: EngineSettings, parameters: SharedParameters
+    number: int,
+    engine: EngineSettings,
+    parameters: SharedParameters,
+    process: Callable | None = None,
 ) -> Generator:
-    """Start a generator: process(engine, parameters, work, reports) in a process of its own. Its
-    first report says that it is ready. It sees only the GPUs of its engine, under the names cuda:0,
-    cuda:1 and so on."""
+    """Start a generator: process(engine, parameters, work, reports), by default
+    `generator_process`, in a process of its own. Its first report says that it is ready. It sees
+    only the GPUs of its engine, under the names cuda:0, cuda:1 and so on."""
     gpus = [torch.device(device).index for device in engine.devices if device != "cpu"]
-    context = multiprocessing.get_context(
-        "spawn" if gpus else "forkserver"
-    )  # CUDA does not survive a fork
-    work, reports = context.Queue(), context.Queue()
     seen_as = tuple(f"cuda:{i}" for i in range(len(gpus))) or engine.devices
+    # CUDA does not survive a fork.
+    context = multiprocessing.get_context("spawn" if gpus else "forkserver")
+    work, reports = context.Queue(), context.Queue()
     child = context.Process(
-        target=process,
+        target=process or generator_process,
         args=(dataclasses.replace(engine, devices=seen_as), parameters, work, reports),
         name=f"generator {number} on {','.join(engine.devices)}",
-        daemon=len(engine.devices)
-        == 1,  # a daemon may have no processes of its own, which vLLM has for several GPUs
+        # A daemon may have no processes of its own, which vLLM has for several GPUs.
+        daemon=len(engine.devices) == 1,
     )
-    # Only for a spawned child. CUDA reads this variable once, at the first call in a process,
-    # perhaps in an import.
-    ours = os.environ.get("CUDA_VISIBLE_DEVICES")
-    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(
-        ours.split(",")[gpu] if ours else str(gpu) for gpu in gpus
-    )
-    handler = signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # a spawned child inherits this: Ctrl-C is for the trainer
-    child.start()
-    signal.signal(signal.SIGINT, handler)
-    os.environ.pop("CUDA_VISIBLE_DEVICES")
-    if ours is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ours
-    # The trainer keeps its own end of each pipe only. If the generator dies, even in the middle of
-    # a message, reading then meets an end of file, and writing an error. Otherwise both would wait
-    # for ever.
-    reports._writer.close()
-    work._reader.close()
-    work._ignore_epipe = True
+    with _as_a_child_inherits_it(gpus):
+        child.start()
+    _keep_own_ends(work, reports)
     return Generator(number, child, work, reports, heard=time.monotonic())
 
 
-def read_reports(generator: Generator, timeout: float) -> list[Report]:
-    """The reports that have come, perhaps none. GeneratorFailed if the generator has died, or if it
-    has sent nothing for `timeout` seconds: it should report every few seconds."""
-    reports = []
-    alive = (
-        generator.process.is_alive()
-    )  # asked before reading: the last reports of a dead generator still count
-    with contextlib.suppress(
-        queue.Empty, EOFError, OSError
-    ):  # the latter two while it dies: the next call says so
-        while True:
-            reports.append(generator.reports.get_nowait())
-            generator.heard, generator.slots = (
-                time.monotonic(),
-                reports[-1].slots or generator.slots,
-            )
-            if reports[-1].error is not None:
-                raise GeneratorFailed(f"{generator.process.name} failed:\n{reports[-1].error}")
-    if reports:
-        return reports
-    if not alive:
-        code = generator.process.exitcode
-        how = f"by signal {-code}" if code < 0 else f"with status {code}"
-        raise GeneratorFailed(f"{generator.process.name} ended {how} and reported no error")
-    if time.monotonic() - generator.heard > timeout:
-        raise GeneratorFailed(
-            f"{generator.process.name} has been silent for {timeout:.0f} s (--wait-timeout)"
-        )
-    return reports
+@contextlib.contextmanager
+def _as_a_child_inherits_it(gpus: list[int]) -> Iterator[None]:
+    """A child that is spawned in this block sees these GPUs only, and ignores Ctrl-C, which is for
+    the trainer. CUDA reads its variable once, at the first call in a process, perhaps in an import.
+    So the child must have it from its first moment, and it can only inherit it."""
+    ours = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = [ours.split(",")[gpu] if ours else str(gpu) for gpu in gpus]
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names)
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        os.environ.pop("CUDA_VISIBLE_DEVICES")
+        if ours is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ours
 
 
-def discard(generator: Generator) -> None:
-    """Kill a generator, if it lives, and close its queues."""
-    generator.process.kill()
-    generator.process.join()
-    for end in (generator.work, generator.reports):
-        end.cancel_join_thread()
-        end.close()
+def _keep_own_ends(work: multiprocessing.Queue, reports: multiprocessing.Queue) -> None:
+    """Close the child's ends of the pipes in this process. If the child dies, even in the middle of
+    a message, reading then meets an end of file, and writing an error, which is ignored. Otherwise
+    both would wait for ever. A Queue has no public way to say this."""
+    reports._writer.close()
+    work._reader.close()
+    work._ignore_epipe = True
 
 
-# --- the generator, a process of its own -----------------------------------------------------------
+# --- the generator, a process of its own ----------------------------------------------------------
 
 HEARTBEAT = 5.0  # the most seconds between two reports, if no step of the engine takes longer
 
@@ -148,43 +166,30 @@ def _generate(
     settings: EngineSettings, parameters: SharedParameters, work: queue.Queue, reports: queue.Queue
 ) -> None:
     transformers.utils.logging.disable_progress_bar()
-    engine = make_engine(settings)
-    if (
-        isinstance(engine, TorchEngine) and engine.device.type == "cuda"
-    ):  # the workers of vLLM do it themselves
-        parameters.pin()
-    engine.update(parameters)
+    if settings.engine == "torch" and settings.devices[0] != "cpu":
+        parameters.pin()  # the workers of vLLM do it themselves
+    sampler = Sampler(settings, parameters)
+    engine = sampler.engine
     reports.put(Report(slots=engine.slots))
-    busy, reported, events = 0.0, time.monotonic(), []
+    reported = time.monotonic()
     while True:
-        # 1. First take all the work, then the parameters. The trainer has read the version of a group before it sent
-        # the work, so no token is sampled with parameters older than that.
-        waits, began = engine.unfinished == 0, time.monotonic()
+        # 1. First take all the work, then the parameters. The trainer has read the version of a
+        # group before it sent the work, so no token is sampled with parameters older than that.
+        had_none, began = engine.unfinished == 0, time.monotonic()
         while (message := _next_work(work, wait=engine.unfinished == 0)) is not None:
             if message.stop:
                 return
             engine.add(message.requests)
-        if waits:
-            events.append((began, time.monotonic(), None))
-        if parameters.version > engine.version:
-            began = time.monotonic()
-            engine.update(parameters)
-            events.append((began, time.monotonic(), engine.version))
+        if had_none:
+            sampler.events.append((began, time.monotonic(), None))
 
         # 2. One token for everything in flight.
-        started = time.monotonic()
-        rollouts = engine.step()
-        training = [not request.validation for request in engine.in_flight]
-        training += [not rollout.request.validation for rollout in rollouts]
-        busy += (time.monotonic() - started) * sum(training) / max(1, len(training))
+        rollouts = sampler.step()
 
         # 3. What has ended goes back; now and then an empty report says that the process lives.
         if rollouts or time.monotonic() - reported > HEARTBEAT:
-            sampled = sum(
-                int(rollout.sampled.sum()) for rollout in rollouts if not rollout.request.validation
-            )
-            reports.put(Report(rollouts, busy, sampled, events=events))
-            busy, reported, events = 0.0, time.monotonic(), []
+            reports.put(sampler.report(rollouts))
+            reported = time.monotonic()
 
 
 def _next_work(work: queue.Queue, wait: bool) -> Work | None:
@@ -195,9 +200,39 @@ def _next_work(work: queue.Queue, wait: bool) -> Work | None:
         return None
 
 
-def out_of_memory(error: BaseException) -> str:
-    """A sentence for the user."""
-    return f"out of memory ({str(error).partition('. ')[0]}): lower --slots or the budgets"
+class Sampler:
+    """An engine that always has the newest parameters, and what it has done since its last
+    report."""
+
+    def __init__(self, settings: EngineSettings, parameters: SharedParameters):
+        self.engine = make_engine(settings)
+        self.engine.update(parameters)
+        self.parameters = parameters
+        self.busy_seconds = 0.0  # these two are as in Report
+        self.events: list[tuple[float, float, int | None]] = []
+
+    def step(self) -> list[Rollout]:
+        """Take over newer parameters, then add a token to each completion in flight. Returns those
+        that have ended."""
+        began = time.monotonic()
+        if self.parameters.version > self.engine.version:
+            self.engine.update(self.parameters)
+            self.events.append((began, time.monotonic(), self.engine.version))
+            began = time.monotonic()
+        rollouts = self.engine.step()
+        seconds = time.monotonic() - began
+        requests = self.engine.in_flight + [rollout.request for rollout in rollouts]
+        for_training = sum(not request.validation for request in requests)
+        self.busy_seconds += seconds * for_training / max(1, len(requests))
+        return rollouts
+
+    def report(self, rollouts: list[Rollout]) -> Report:
+        """The report with these rollouts."""
+        for_training = [rollout for rollout in rollouts if not rollout.request.validation]
+        sampled = sum(int(rollout.sampled.sum()) for rollout in for_training)
+        report = Report(rollouts, self.busy_seconds, sampled, self.events)
+        self.busy_seconds, self.events = 0.0, []
+        return report
 
 
 def make_engine(settings: EngineSettings, model: PreTrainedModel | None = None) -> Engine:
@@ -211,6 +246,11 @@ def make_engine(settings: EngineSettings, model: PreTrainedModel | None = None) 
     dtype, fp32_head = getattr(torch, settings.dtype), settings.decoding.fp32_logits
     put_on_device(model, torch.device(settings.devices[0]), dtype, fp32_head)
     return TorchEngine(model, settings.decoding, settings.slots)
+
+
+def out_of_memory(error: BaseException) -> str:
+    """A sentence for the user."""
+    return f"out of memory ({str(error).partition('. ')[0]}): lower --slots or the budgets"
 
 
 def belong_to_the_run() -> None:

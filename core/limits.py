@@ -23,17 +23,14 @@ def in_one_sentence(
         if limited:
             signal.signal(signal.SIGALRM, too_late)
             signal.alarm(10)
-            with contextlib.suppress(
-                OSError, ValueError
-            ):  # not Linux, or a lower limit that holds already
+            # Not on Linux, or a lower limit holds already.
+            with contextlib.suppress(OSError, ValueError):
                 used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
                 resource.setrlimit(resource.RLIMIT_AS, (used + 2**30, before[1]))
         yield
     except Exception as error:
-        reason = (
-            f"{type(error).__name__}: {(str(error).strip() or 'no reason given').splitlines()[0]}"
-        )
-        raise ValueError(f"--model {model}: {wrong} ({reason})") from error
+        kind, text = type(error).__name__, str(error).strip() or "no reason given"
+        raise ValueError(f"--model {model}: {wrong} ({kind}: {text.splitlines()[0]})") from error
     finally:
         signal.alarm(0)
         resource.setrlimit(resource.RLIMIT_AS, before)

@@ -18,19 +18,19 @@ ROOT = Path(__file__).resolve().parent.parent  # the folder of the scripts and o
 def model_path(name: str) -> str:
     """Where --model NAME is: a folder, seen from the working directory or from the scripts, or else
     a name on the hub. ValueError for a folder that holds no model, or no tokenizer."""
-    beside_scripts = ROOT / name
-    folder = beside_scripts if beside_scripts.is_dir() and not Path(name).exists() else Path(name)
-    is_path = folder.is_absolute() or name.startswith("./") or len(folder.parts) > 2
-    if not folder.exists() and (is_path or Path(folder.parts[0]).is_dir()):
-        raise ValueError(f"--model {name}: there is no such folder")
+    folder = Path(name)
+    if not folder.exists() and (ROOT / name).is_dir():
+        folder = ROOT / name
+    if not folder.exists():
+        is_path = folder.is_absolute() or name.startswith("./") or len(folder.parts) > 2
+        if is_path or Path(folder.parts[0]).is_dir():
+            raise ValueError(f"--model {name}: there is no such folder")
     if folder.is_dir() and not (folder / "tokenizer_config.json").exists():
-        missing = (
-            "tokenizer (tokenizer.save_pretrained writes it)"
-            if (folder / "config.json").exists()
-            else "model"
-        )
+        missing = "model"
         if (folder / "model").is_dir():  # a run, whose config.json is another
             missing = f"model; did you mean {folder / 'model'}?"
+        elif (folder / "config.json").exists():
+            missing = "tokenizer (tokenizer.save_pretrained writes it)"
         raise ValueError(f"--model {name}: the folder holds no {missing}")
     return str(folder)
 
@@ -40,13 +40,11 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     loaded or used."""
     with in_one_sentence(path):
         file = Path(path) / "tokenizer.json"
-        if (
-            file.exists() and file.read_text().count('"single_word"') > 100_000
-        ):  # added tokens, which take 6 s
+        # Each added token has this word in the file; so many take 6 s.
+        if file.exists() and file.read_text().count('"single_word"') > 100_000:
             raise ValueError("it has more than 100,000 added tokens")
-        tokenizer = transformers.AutoTokenizer.from_pretrained(
-            path, trust_remote_code=False
-        )  # runs no code in there
+        # No code in the folder is run.
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=False)
         tokenizer("1")  # some fail only here
     return tokenizer
 
@@ -55,18 +53,19 @@ def load_model(path: str, device: torch.device, dtype: torch.dtype) -> PreTraine
     """A causal LM from a folder or the hub, on a device. ValueError if it cannot be loaded or is
     not supported."""
     load_shapes(path)
-    options = {"trust_remote_code": False, "dtype": torch.float32, "attn_implementation": "eager"}
     with in_one_sentence(path):
         model, found = transformers.AutoModelForCausalLM.from_pretrained(
-            path, output_loading_info=True, **options
+            path,
+            output_loading_info=True,
+            trust_remote_code=False,
+            dtype=torch.float32,
+            attn_implementation="eager",
         )
-        if found["missing_keys"]:  # transformers would draw them at random
-            raise ValueError(
-                f"its files lack {len(found['missing_keys'])} weights, {min(found['missing_keys'])} first"
-            )
-    heads, key_heads = (
-        getattr(model.config, f"num_{of}_heads", None) for of in ("attention", "key_value")
-    )
+        missing = found["missing_keys"]
+        if missing:  # transformers would draw them at random
+            raise ValueError(f"its files lack {len(missing)} weights, {min(missing)} first")
+    heads = getattr(model.config, "num_attention_heads", None)
+    key_heads = getattr(model.config, "num_key_value_heads", None)
     if key_heads not in (None, heads):
         model.set_attn_implementation("grouped")
     return put_on_device(model, device, dtype, fp32_head=False)
@@ -98,17 +97,19 @@ def grouped_attention(
     **__,
 ):
     """What transformers calls "eager" attention: plain matmuls and a softmax, the fastest for one
-    query a sequence on a CPU. Where several heads of queries share keys and values, "eager" copies
-    them for each head, which takes most of a step of the engine. Here these heads are rows of one
-    matmul. H heads of queries, G of keys, K keys."""
-    (B, H, T, D), G = query_BHTD.shape, key_BGKD.shape[1]
-    rows = query_BHTD.reshape(B, G, H // G * T, D)
-    scores = (rows @ key_BGKD.transpose(2, 3) * scaling).view(B, H, T, -1)
-    weights = torch.softmax(
-        scores if mask_B1TK is None else scores + mask_B1TK, -1, dtype=torch.float32
-    ).to(rows.dtype)
-    values = (weights.view(B, G, H // G * T, -1) @ value_BGKD).view(B, H, T, -1)
-    return values.transpose(1, 2).contiguous(), None
+    query a sequence on a CPU. If several heads of queries have the same keys and values, "eager"
+    copies these for each head, which takes most of a step of the engine. Here these heads are rows
+    of one matmul. H heads of queries, G of keys, K keys."""
+    B, H, T, D = query_BHTD.shape
+    G = key_BGKD.shape[1]
+    rows = H // G * T  # for each head of keys
+    scores = query_BHTD.reshape(B, G, rows, D) @ key_BGKD.transpose(2, 3) * scaling
+    scores_BHTK = scores.view(B, H, T, -1)
+    if mask_B1TK is not None:
+        scores_BHTK = scores_BHTK + mask_B1TK
+    weights_BHTK = torch.softmax(scores_BHTK, -1, dtype=torch.float32).to(query_BHTD.dtype)
+    values = weights_BHTK.view(B, G, rows, -1) @ value_BGKD
+    return values.view(B, H, T, -1).transpose(1, 2).contiguous(), None
 
 
 transformers.AttentionInterface.register("grouped", grouped_attention)
@@ -122,9 +123,8 @@ def load_shapes(name: str) -> PreTrainedModel:
     path = name if (Path(name) / "config.json").exists() else model_path(name)
     with in_one_sentence(path), torch.device("meta"):
         config = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
-        if (
-            not 1 <= getattr(config.get_text_config(), "num_hidden_layers", 1) <= 1000
-        ):  # which take 5 s
+        layers = getattr(config.get_text_config(), "num_hidden_layers", 1)
+        if not 1 <= layers <= 1000:  # so many take 5 s
             raise ValueError("it has no layers, or more than 1,000")
         model = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     refuse_unusual(model, path)
@@ -139,11 +139,11 @@ def refuse_unusual(model: PreTrainedModel, path: str) -> None:
     unusual = [name for name in factors if getattr(config, name, None) not in (None, 1, 1.0)]
     if getattr(model.get_output_embeddings(), "bias", None) is not None:
         unusual.append("a bias in the LM head")
-    layers = {
-        *(getattr(config, "layer_types", None) or ()),
-        *(getattr(config, "attention_layers", None) or ()),
-    }
-    if layers - {"full_attention", "global"} or getattr(config, "sliding_window", None):
+    layers = [
+        *(getattr(config, "layer_types", None) or []),
+        *(getattr(config, "attention_layers", None) or []),
+    ]
+    if {*layers} - {"full_attention", "global"} or getattr(config, "sliding_window", None):
         unusual.append("layers that are not full attention")
     if unusual:
         raise ValueError(f"--model {path}: models with {', '.join(unusual)} are not supported")
@@ -153,9 +153,11 @@ def refuse_too_long(model: PreTrainedModel, decoding: Decoding) -> None:
     """ValueError if all budgets together exceed the positions of the model."""
     limit = getattr(model.config, "max_position_embeddings", None)
     if limit is not None and decoding.longest > limit:
-        length = f"the budgets for prompt, thinking, interruption and answer add up to {decoding.longest} tokens"
-        advice = "lower --thinking-budget or --prompt-budget, or take a larger --model (small budgets: --defaults toy)"
-        raise ValueError(f"{length}; the model holds {limit}: {advice}")
+        raise ValueError(
+            "the budgets for prompt, thinking, interruption and answer add up to"
+            f" {decoding.longest} tokens; the model holds {limit}: lower --thinking-budget or"
+            " --prompt-budget, or take a larger --model (small budgets: --defaults toy)"
+        )
 
 
 def first_learning_rate(parameters: int) -> float:

@@ -27,15 +27,14 @@ from data.verify import Verdict
 class Request:
     """One completion to sample."""
 
-    # number of its group: the completions of one prompt at one visit (or at one place of a
-    # validation)
+    # The number of its group: the completions of one prompt at one visit, or at one place of a
+    # validation.
     group: int
     index: int  # place within the group
     prompt_ids: list[int]  # token ids, chat template included
     thinking_budget: int  # sampled tokens after which thinking is interrupted
-    seed: tuple[
-        int, ...
-    ]  # of the noise: the same request is sampled alike in any slot of any generator
+    # Of the noise: the same request is sampled alike in any slot of any generator.
+    seed: tuple[int, ...]
     validation: bool = False  # then it is sampled before the waiting requests for training
 
 
@@ -47,9 +46,8 @@ class Rollout:
     request: Request
     tokens: np.ndarray  # int32 [T]: token ids
     sampled: np.ndarray  # bool [T]: False if the token was forced
-    logprobs: (
-        np.ndarray
-    )  # float32 [T]: log pi_gen when the token was sampled; 0, without meaning, if it was forced
+    # float32 [T]: log pi_gen when the token was sampled; 0, without meaning, if it was forced.
+    logprobs: np.ndarray
     versions: np.ndarray  # int32 [T]: version of the parameters in use
     interrupted: bool  # thinking reached its budget and got the phrase
     truncated: bool  # reached the token limit without ending
@@ -57,16 +55,18 @@ class Rollout:
     ended: float = 0.0
 
     @property
-    def length(self) -> int:
+    def total_tokens(self) -> int:
         """Tokens of prompt and completion."""
         return len(self.request.prompt_ids) + len(self.tokens)
 
 
 def tokens_and_pairs(parts: list[tuple[int, int]]) -> tuple[int, int]:
     """What the work of a model grows with, for parts of sequences: their tokens, and their pairs of
-    a token and one that it attends to, itself among them. A part is its number of tokens and that
-    of the tokens before it."""
-    return sum(n for n, _ in parts), sum(n * before + n * (n + 1) // 2 for n, before in parts)
+    a token and one that it attends to, itself among them. A part has two numbers: its tokens, and
+    the tokens before it in its sequence."""
+    tokens = sum(n for n, _ in parts)
+    pairs = sum(n * before + n * (n + 1) // 2 for n, before in parts)
+    return tokens, pairs
 
 
 @dataclass(frozen=True)
@@ -84,14 +84,13 @@ class Report:
     of those for training."""
 
     rollouts: list[Rollout] = field(default_factory=list)
-    busy_seconds: float = 0.0  # in the engine; the generator has waited for work the other time
+    busy_seconds: float = 0.0  # in the engine; the rest of the time the generator waited for work
     sampled_tokens: int = 0  # of these rollouts, for training
-    # What the engine did beside sampling: from when, until when, and the version it took over;
-    # None: it had no work.
+    # What the engine did beside sampling: from when, until when, and the version of the parameters
+    # that it took over; None: it had no work.
     events: list[tuple[float, float, int | None]] = field(default_factory=list)
-    slots: int | None = (
-        None  # of the engine; only in the first report, which says that the generator is ready
-    )
+    # Of the engine; only in the first report, which says that the generator is ready.
+    slots: int | None = None
     error: str | None = None  # a traceback, or a sentence for the user: the generator has ended
 
 
@@ -108,9 +107,7 @@ class Group:
     generator: int  # the number of the generator that samples it
     requests: list[Request]
     rollouts: dict[int, Rollout] = field(default_factory=dict)  # by their index, as they come back
-    verdicts: dict[int, Verdict] = field(
-        default_factory=dict
-    )  # by index too, as they come from the verifiers
+    verdicts: dict[int, Verdict] = field(default_factory=dict)  # by index, from the verifiers
 
     @property
     def finished(self) -> bool:
@@ -137,19 +134,16 @@ class Batch:
         judged = [pair for group in groups for pair in group.judged()]
         shape = (len(groups), len(groups[0].requests))
         self.rollouts: list[Rollout] = [rollout for rollout, _ in judged]  # P x G, group by group
-        self.lengths_PG = torch.tensor(
-            [int(rollout.sampled.sum()) for rollout in self.rollouts]
-        ).view(shape)
-        self.scores_PG = torch.tensor(
-            [verdict.score for _, verdict in judged], dtype=torch.float32
-        ).view(shape)
+        lengths = [int(rollout.sampled.sum()) for rollout in self.rollouts]
+        self.lengths_PG = torch.tensor(lengths).view(shape)  # int64: sampled tokens
+        scores = [verdict.score for _, verdict in judged]
+        self.scores_PG = torch.tensor(scores, dtype=torch.float32).view(shape)
         usable = [verdict.failure is None and not rollout.truncated for rollout, verdict in judged]
         self.usable_PG = torch.tensor(usable).view(shape)
         # How off-policy each sampled token is: the optimizer steps since the parameters that it was
         # sampled with.
-        self.ages_N = step - np.concatenate(
-            [rollout.versions[rollout.sampled] for rollout in self.rollouts]
-        )
+        versions = [rollout.versions[rollout.sampled] for rollout in self.rollouts]
+        self.ages_N = step - np.concatenate(versions)
 
 
 class SharedParameters:
@@ -167,23 +161,23 @@ class SharedParameters:
 
     def __init__(self, model: PreTrainedModel, ranks: int = 1):
         head = model.get_output_embeddings().weight
-        self.shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-        # Of the LM head's weight, or of the embedding if they are tied.
-        self.head_name = next(
-            name for name, parameter in model.named_parameters() if parameter is head
-        )
-        self.flat = torch.empty(
-            sum(shape.numel() for shape in self.shapes.values())
-        ).share_memory_()
+        self.shapes = {}
+        for name, parameter in model.named_parameters():
+            self.shapes[name] = parameter.shape
+            if parameter is head:
+                self.head_name = name  # of the embedding, if they are tied
+        size = sum(shape.numel() for shape in self.shapes.values())
+        self.flat = torch.empty(size).share_memory_()
         self.begun_R = torch.full((ranks,), -1).share_memory_()  # int64: versions
         self.written_R = torch.full((ranks,), -1).share_memory_()
 
     def views(self) -> dict[str, Tensor]:
         """The parameters by name, as views of the shared memory."""
-        pieces = self.flat.split([shape.numel() for shape in self.shapes.values()])
-        return {
-            name: piece.view(shape) for (name, shape), piece in zip(self.shapes.items(), pieces)
-        }
+        views, start = {}, 0
+        for name, shape in self.shapes.items():
+            views[name] = self.flat[start : start + shape.numel()].view(shape)
+            start += shape.numel()
+        return views
 
     def on(self, device: torch.device, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
         """These parameters by name, each copied to the device when its turn comes; at the end all
@@ -214,9 +208,8 @@ class SharedParameters:
         views = self.views()
         for name, parameter in parameters:
             if isinstance(parameter, DTensor):
-                shards = views[name].chunk(
-                    len(self.begun_R)
-                )  # as FSDP has cut it, along the first dimension
+                # As FSDP has cut it, along the first dimension.
+                shards = views[name].chunk(len(self.begun_R))
                 if rank < len(shards):  # a short dimension has fewer shards than there are ranks
                     shards[rank].copy_(parameter.to_local())
             else:
@@ -253,6 +246,5 @@ class SharedParameters:
     def pin(self) -> None:
         """Lock the memory for this process: copies to and from its GPU then run at the full speed
         of the bus."""
-        torch.cuda.check_error(
-            torch.cuda.cudart().cudaHostRegister(self.flat.data_ptr(), self.flat.nbytes, 0)
-        )
+        register = torch.cuda.cudart().cudaHostRegister
+        torch.cuda.check_error(register(self.flat.data_ptr(), self.flat.nbytes, 0))

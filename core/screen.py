@@ -2,9 +2,13 @@
 
 import os
 import sys
+import threading
 
 from tqdm import tqdm
 
+# One process alone writes to the screen. For tqdm's own lock, which is for several, Python would
+# start one more process.
+tqdm.set_lock(threading.RLock())
 _warned: set[str] = set()
 
 
@@ -32,18 +36,16 @@ class Progress:
         plain = 0 in size or os.environ.get("TERM") == "dumb"  # docker exec -t: 0 rows
         # A line that is too long loses its end, so what matters stands first.
         shape = "{n_fmt}/{total_fmt} {bar} {elapsed}<{remaining}{postfix}"
-        self.bar = tqdm(
-            total=total, initial=done, dynamic_ncols=True, bar_format=shape, disable=plain
-        )
+        how = {"dynamic_ncols": True, "bar_format": shape, "disable": plain}
+        self.bar = tqdm(total=total, initial=done, **how)
 
     def show(self, done: int, text: str) -> None:
         """Move to this step, and put the text beside the bar."""
         self.bar.set_postfix_str(text, refresh=False)
         self.bar.update(done - self.bar.n)
-        due = (
-            done >= self.last_line + max(1, self.total // 50) or done == self.total > self.last_line
-        )
-        if self.bar.disable and due:
+        every = max(1, self.total // 50)
+        last = done == self.total and done > self.last_line
+        if self.bar.disable and (last or done >= self.last_line + every):
             self.last_line = done
             say(f"{self.about}: step {done} of {self.total}, {text}")
 

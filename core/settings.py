@@ -10,8 +10,10 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
 
+import torch
+
 import loss
-from core.devices import devices_here, gpus_here
+from core.devices import devices_here
 from curve.flags import flag, option, read_flags
 from loss import Recipe
 
@@ -30,7 +32,8 @@ class Sampling:
     )
     seed: int = option(
         0,
-        "of prompt order, thinking budgets and sampling; only ppo-K and pipeline-0 repeat themselves exactly",
+        "of prompt order, thinking budgets and sampling; only ppo-K and pipeline-0 repeat"
+        " themselves exactly",
     )
 
     prompt_budget: int = option(
@@ -78,13 +81,22 @@ class Sampling:
     )
     threads: int = option(
         0,
-        "CPU threads of each process; 0: the cores, shared evenly (with more, all become far slower)",
+        "CPU threads of each process; 0: the cores, shared evenly (with more, all become far"
+        " slower)",
     )
     verifiers: int = option(1, "processes that judge completions", paper=8, small=2)
     verifier_time_limit: float = option(
         30.0, "seconds for one completion; then its verifier is killed and replaced"
     )
     verifier_memory: float = option(4.0, "GiB that a verifier may take")
+
+    def gpus_here(self) -> int:
+        """How many GPUs there are to be used."""
+        return torch.cuda.device_count()
+
+    def processes(self) -> int:
+        """How many processes compute at the same time."""
+        return 1
 
 
 @dataclass(frozen=True)
@@ -127,21 +139,28 @@ class Settings(Sampling):
     )
     rollouts_kept: int = option(
         2,
-        "groups of every n-th step, for tools/view.py, and 6 problems of a validation, or more; 0: none",
+        "groups of every n-th step, for tools/view.py, and 6 problems of a validation, or more;"
+        " 0: none",
     )
 
     generators: int = option(
         0,
-        "processes that sample, each on --tensor-parallel GPUs; 0: one, or all GPUs left by trainers",
+        "processes that sample, each on --tensor-parallel GPUs; 0: one, or all GPUs left by"
+        " trainers",
     )
     trainers: int = option(
-        0, "processes that share the model by FSDP, each on a GPU; 0: one, or a fifth of the GPUs"
+        0, "processes that split the model by FSDP, each on a GPU; 0: one, or a fifth of the GPUs"
+    )
+    one_process: bool = option(
+        False,
+        "generator and verifiers work in the trainer's process, by turns, with --asynchrony ppo-1:"
+        " breakpoint() works anywhere",
     )
     tokens_per_micro_batch: int = option(
         4096, "in a forward, padding included; on a GPU 32768", paper=32_768, small=4096
     )
     share_prompts: bool = option(
-        True, "the trainer computes a prompt once in a micro-batch, where that is less work"
+        True, "the trainer computes a prompt once in a micro-batch, if that is less work"
     )
     gradient_checkpointing: bool = option(
         False, "layers are computed again in the backward: less memory", paper=True
@@ -156,6 +175,11 @@ class Settings(Sampling):
         """Groups in a batch, with the recipe's factor."""
         return round(self.prompts_per_step * self.recipe.batch_factor)
 
+    def processes(self) -> int:
+        """Generators and trainers."""
+        generators, trainers = devices_here(self)
+        return len(generators) + len(trainers)
+
 
 @dataclass(frozen=True)
 class TrainCommand(Settings):
@@ -168,6 +192,11 @@ class TrainCommand(Settings):
     gpu_memory: float | None = option(
         None, "with --plan: GB of each of them; by default that of this machine's"
     )
+
+    def gpus_here(self) -> int:
+        """How many GPUs there are to be used: on the machine that --plan is about, or on this
+        one."""
+        return super().gpus_here() if self.gpus is None else self.gpus
 
     def of_the_run(self) -> Settings:
         """The settings without the flags of --plan. ValueError if one of these flags is given: it
@@ -219,16 +248,16 @@ PRESETS["short"] |= {"asynchrony": "pipeline-2", "length_control": "penalty"}  #
 # A resumed run may change these: devices, how often it writes, and --least-prompts, if it has run
 # out of prompts.
 MAY_CHANGE = {
-    "resume", "from_step", "steps", "validation_every", "checkpoint_every", "keep_checkpoints", "track", "engine",
-    "tensor_parallel", "generators", "trainers", "slots", "generator_memory", "tokens_per_micro_batch",
-    "gradient_checkpointing", "share_prompts", "threads", "verifiers", "wait_timeout", "max_restarts",
-    "rollouts_kept", "least_prompts",
+    "resume", "from_step", "steps", "validation_every", "checkpoint_every", "keep_checkpoints",
+    "track", "engine", "tensor_parallel", "generators", "trainers", "one_process", "slots",
+    "generator_memory", "tokens_per_micro_batch", "gradient_checkpointing", "share_prompts",
+    "threads", "verifiers", "wait_timeout", "max_restarts", "rollouts_kept", "least_prompts",
 }  # fmt: skip
 
 # generate.py takes these from the run that made its model, if no flag says otherwise.
 OF_ITS_RUN = (
-    "data", "defaults", "prompt_budget", "thinking_budget", "answer_budget", "max_length", "end_of_thinking",
-    "interruption_phrase", "thinking", "instruction", "system",
+    "data", "defaults", "prompt_budget", "thinking_budget", "answer_budget", "max_length",
+    "end_of_thinking", "interruption_phrase", "thinking", "instruction", "system",
 )  # fmt: skip
 
 
@@ -239,12 +268,14 @@ def parse(arguments: list[str], kind: type = Settings, description: str | None =
     """The settings, of type `kind`, that the flags say. `--help` prints the help and exits.
     ValueError, in one sentence, for flags and values that are impossible."""
     settings = read_flags(kind, arguments, starting_values, description)
-    if getattr(settings, "resume", None):
-        refuse_changes(read_settings(settings.resume), settings)
-    elif getattr(settings, "from_step", None):
-        raise ValueError(
-            "--from-step names a checkpoint of the run that --resume names; there is no --resume"
-        )
+    if isinstance(settings, Settings):
+        if settings.resume:
+            refuse_changes(read_settings(settings.resume), settings)
+        elif settings.from_step:
+            raise ValueError(
+                "--from-step names a checkpoint of the run that --resume names; there is no"
+                " --resume"
+            )
     refuse_impossible(settings)
     return settings
 
@@ -252,42 +283,55 @@ def parse(arguments: list[str], kind: type = Settings, description: str | None =
 def starting_values(chosen: Sampling) -> Sampling:
     """The values of all flags that are not given. They follow from --resume, --recipe, --leave-out,
     --data, --defaults and, for generate.py, --model. ValueError if these do not go together."""
-    if getattr(chosen, "resume", None):
+    is_run = isinstance(chosen, Settings)
+    if is_run and chosen.resume:
         return read_settings(chosen.resume)
-    folders = (
-        Path(chosen.model).absolute().parents[:3]
-    )  # the run's if it is RUN/model, or RUN/checkpoints/STEP/model
-    runs = [folder for folder in folders if (folder / "log.jsonl").exists()]
-    if runs and not isinstance(chosen, Settings):
-        stored = read_settings(runs[0])
-        values = {name: getattr(stored, name) for name in OF_ITS_RUN} | {"model": chosen.model}
-        return type(chosen)(**values, length_control=stored.recipe.length_control)
-    tasks = {argument.partition(":")[0] for argument in chosen.data}
-    suited = "toy" if tasks == {"arithmetic"} else "short" if tasks == {"gym"} else "paper"
-    defaults = suited if chosen.defaults == "auto" else chosen.defaults
+    if not is_run:
+        # The model is in the folder of a run: RUN/model, or RUN/checkpoints/STEP/model.
+        for folder in Path(chosen.model).absolute().parents[:3]:
+            if (folder / "log.jsonl").exists():
+                stored = read_settings(folder)
+                values = {name: getattr(stored, name) for name in OF_ITS_RUN}
+                values["length_control"] = stored.recipe.length_control
+                return type(chosen)(**values, model=chosen.model)
+
+    defaults = chosen.defaults
+    if defaults == "auto":
+        tasks = {argument.partition(":")[0] for argument in chosen.data}
+        defaults = "toy" if tasks == {"arithmetic"} else "short" if tasks == {"gym"} else "paper"
     preset = dict(PRESETS[defaults])
     if chosen.max_length:  # nothing is interrupted, and the last quarter costs reward
-        preset["answer_budget"], preset["length_control"] = chosen.max_length // 4, "penalty"
-        preset["thinking_budget"] = (chosen.max_length - preset["answer_budget"],) * 2
-    values = {name: value for name, value in preset.items() if hasattr(chosen, name)}
-    if isinstance(chosen, Settings):
-        if gpus_here(
-            chosen
-        ):  # with fewer tokens at once a GPU waits for the launches of its kernels
+        answer = chosen.max_length // 4
+        thinking = chosen.max_length - answer
+        preset["answer_budget"], preset["thinking_budget"] = answer, (thinking, thinking)
+        preset["length_control"] = "penalty"
+    values = {name: value for name, value in preset.items() if name in vars(chosen)}
+    values["defaults"] = defaults  # never auto: config.json says which it was
+    if is_run:
+        if chosen.gpus_here():
+            # With fewer tokens at once a GPU waits for the launches of its kernels.
             values.setdefault("tokens_per_micro_batch", PRESETS["paper"]["tokens_per_micro_batch"])
-        axis, recipe = chosen.recipe.leave_out, chosen.recipe.recipe
-        if axis and recipe != "scalerl":
-            raise ValueError(
-                f"--leave-out takes an axis out of scalerl; it cannot go with --recipe {recipe}"
-            )
-        recipe = loss.leave_one_out(axis) if axis else loss.RECIPES[recipe]
-        changed = [
-            name
-            for name in preset
-            if hasattr(recipe, name) and getattr(recipe, name) == getattr(Recipe, name)
-        ]
-        values["recipe"] = replace(recipe, **{name: preset[name] for name in changed})
-    return type(chosen)(**values, defaults=defaults)  # never auto: config.json says which it was
+        values["recipe"] = starting_recipe(chosen.recipe, preset)
+    return type(chosen)(**values)
+
+
+def starting_recipe(chosen: Recipe, preset: dict) -> Recipe:
+    """The recipe that is named or of which an axis is left out. A preset changes those of its parts
+    that are as in ScaleRL."""
+    if chosen.leave_out and chosen.recipe != "scalerl":
+        raise ValueError(
+            f"--leave-out takes an axis out of scalerl; it cannot go with --recipe {chosen.recipe}"
+        )
+    recipe = loss.RECIPES[chosen.recipe]
+    if chosen.leave_out:
+        recipe = loss.leave_one_out(chosen.leave_out)
+    usual = vars(Recipe())
+    changed = {
+        name: value
+        for name, value in preset.items()
+        if name in usual and getattr(recipe, name) == usual[name]
+    }
+    return replace(recipe, **changed)
 
 
 def read_settings(folder: Path) -> Settings:
@@ -315,65 +359,100 @@ def read_settings(folder: Path) -> Settings:
 
 # The least value of a number. All other whole numbers are at least 1, and all other numbers above
 # 0.
-MAY_BE_0 = ("seed", "warmup_steps", "threads", "max_restarts", "generators", "trainers", "gpus", "weight_decay",
-            "rollouts_kept", "eps_low", "least_prompts", "temperature", "show")  # fmt: skip
+MAY_BE_0 = (
+    "seed", "warmup_steps", "threads", "max_restarts", "generators", "trainers", "gpus",
+    "weight_decay", "rollouts_kept", "eps_low", "least_prompts", "temperature", "show",
+)  # fmt: skip
 LEAST = {"completions_per_prompt": 2, "max_length": 4} | dict.fromkeys(MAY_BE_0, 0)
 
 
 def refuse_impossible(settings: Sampling) -> None:
     """ValueError, naming the flag, for values that are impossible and for values that nothing would
     read."""
-    of_the_recipe = vars(settings.recipe) if isinstance(settings, Settings) else {}
-    for name, value in {**vars(settings), **of_the_recipe}.items():
-        if type(value) in (int, float):
-            least = LEAST.get(name, 1 if type(value) is int else None)
-            if not (value > 0 if least is None else value >= least):  # nan is neither
-                wanted = "above 0" if least is None else f"at least {least}"
-                raise ValueError(f"{flag(name)} is {value}; it must be {wanted}")
-    if not 0 <= settings.thinking_budget[0] <= settings.thinking_budget[1]:
+    is_run = isinstance(settings, Settings)
+    refuse_small_numbers(vars(settings) | (vars(settings.recipe) if is_run else {}))
+    low, high = settings.thinking_budget
+    if not 0 <= low <= high:
         raise ValueError(
-            f"--thinking-budget is a range LOW HIGH with 0 <= LOW <= HIGH, not {settings.thinking_budget}"
+            "--thinking-budget is a range LOW HIGH with 0 <= LOW <= HIGH, not"
+            f" {settings.thinking_budget}"
         )
-    if (
-        settings.max_length
-        and settings.thinking_budget[1] + settings.answer_budget != settings.max_length
-    ):
+    if settings.max_length and high + settings.answer_budget != settings.max_length:
         raise ValueError(
-            "--max-length sets both budgets: it goes with neither --thinking-budget nor --answer-budget"
+            "--max-length sets both budgets: it goes with neither --thinking-budget nor"
+            " --answer-budget"
         )
     if (settings.generator_memory or 0) > 1:
         raise ValueError(
             f"--generator-memory is a share, at most 1, not {settings.generator_memory}"
         )
-    if isinstance(settings, Settings):
-        recipe = settings.recipe
-        loss.parse_asynchrony(recipe.asynchrony)
-        clips = ("eps_max", "eps_low", "eps_high")
-        reads = loss.LOSSES[recipe.loss].constants
-        for name in clips:
-            if name not in reads and getattr(recipe, name) != getattr(Recipe, name):
-                read = " and ".join(map(flag, reads)) or "neither it nor any other clip"
-                raise ValueError(
-                    f"{flag(name)} does nothing with --loss {recipe.loss}, which reads {read}"
-                )
-        if recipe.least_prompts and not recipe.no_positive_resampling:
-            raise ValueError(
-                "--least-prompts does nothing with --no-no-positive-resampling: no prompt is retired"
-            )
-        if not 0 <= (recipe.eps_low or 0) < 1:
-            raise ValueError(f"--eps-low is {recipe.eps_low}; it must be at least 0 and below 1")
+    if is_run:
+        refuse_impossible_recipe(settings.recipe)
+        if settings.one_process:
+            refuse_processes(settings)
         devices_here(settings)
+
+
+def refuse_small_numbers(values: dict) -> None:
+    """ValueError for a number below its least value."""
+    for name, value in values.items():
+        if type(value) is int:
+            least = LEAST.get(name, 1)
+        elif type(value) is float:
+            least = LEAST.get(name)  # None: it must be above 0
+        else:
+            continue
+        enough = value > 0 if least is None else value >= least
+        if not enough:  # nan never is
+            wanted = "above 0" if least is None else f"at least {least}"
+            raise ValueError(f"{flag(name)} is {value}; it must be {wanted}")
+
+
+def refuse_impossible_recipe(recipe: Recipe) -> None:
+    """ValueError for parts of a recipe that are impossible, or that the others make useless."""
+    loss.parse_asynchrony(recipe.asynchrony)
+    reads = loss.LOSSES[recipe.loss].constants
+    for name in ("eps_max", "eps_low", "eps_high"):
+        if name not in reads and getattr(recipe, name) != getattr(Recipe, name):
+            read = " and ".join(map(flag, reads)) or "neither it nor any other clip"
+            raise ValueError(
+                f"{flag(name)} does nothing with --loss {recipe.loss}, which reads {read}"
+            )
+    if recipe.least_prompts and not recipe.no_positive_resampling:
+        raise ValueError(
+            "--least-prompts does nothing with --no-no-positive-resampling: no prompt is retired"
+        )
+    if not 0 <= (recipe.eps_low or 0) < 1:
+        raise ValueError(f"--eps-low is {recipe.eps_low}; it must be at least 0 and below 1")
+
+
+def refuse_processes(settings: Settings) -> None:
+    """ValueError for what does not go with --one-process."""
+    for name in ("generators", "trainers", "tensor_parallel"):
+        if getattr(settings, name) > 1:
+            raise ValueError(
+                f"--one-process has one generator and one trainer, on one device; {flag(name)} is"
+                f" {getattr(settings, name)}"
+            )
+    if settings.engine == "vllm":
+        raise ValueError(
+            "--one-process samples with --engine torch: vLLM makes a group of processes, which"
+            " would become the trainer's"
+        )
 
 
 def refuse_changes(before: Settings, now: Settings) -> None:
     """ValueError, naming the flags, if a resumed run would not be the same run."""
-    old, new = (
-        {**vars(each), **vars(each.recipe), "recipe": each.recipe.recipe} for each in (before, now)
-    )
-    names = [name for name in old if old[name] != new[name] and name not in MAY_CHANGE]
-    if names:
-        changed = ", ".join(f"{flag(name)} (was {old[name]}, now {new[name]})" for name in names)
+    old = {**vars(before), **vars(before.recipe)}
+    new = {**vars(now), **vars(now.recipe)}
+    changed = [
+        f"{flag(name)} (was {old[name]}, now {new[name]})"
+        for name in old
+        if old[name] != new[name] and name not in MAY_CHANGE
+    ]
+    if changed:
         can = ", ".join(map(flag, sorted(MAY_CHANGE - {"resume", "from_step"})))
         raise ValueError(
-            f"--resume goes on with the same run. These cannot change: {changed}; those that can: {can}"
+            f"--resume goes on with the same run. These cannot change: {', '.join(changed)}; those"
+            f" that can: {can}"
         )

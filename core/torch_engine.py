@@ -25,9 +25,9 @@ class SlotCache(Cache):
     positions than a slot has written; the mask that the model is given hides the others.
     """
 
-    def __init__(self, slots: int, length: int):
+    def __init__(self, slots: int, positions: int):
         super().__init__(layers=[])
-        self.slots, self.length = slots, length
+        self.slots, self.positions = slots, positions
         self.keys: list[Tensor] = []  # per layer [S, heads, T, head size], made at the first prompt
         self.values: list[Tensor] = []
         self.slots_n: Tensor | None = None  # 0 to n - 1
@@ -37,15 +37,18 @@ class SlotCache(Cache):
     def fill(self, slots_n: Tensor, source: DynamicCache, rows_n: Tensor) -> None:
         """Copy the prompts' keys and values, as a plain forward left them in rows of `source`, to
         slots."""
-        for i, layer in enumerate(
-            source.layers
-        ):  # heads of keys and heads of values may differ in size
-            for stored, given in ((self.keys, layer.keys), (self.values, layer.values)):
-                if len(stored) == i:  # these are the first prompts
-                    stored.append(
-                        given.new_zeros(self.slots, given.shape[1], self.length, given.shape[3])
-                    )
-                stored[i][slots_n, :, : given.shape[2]] = given[rows_n]
+        if not self.keys:  # these are the first prompts
+            self.keys = [self._empty(layer.keys) for layer in source.layers]
+            self.values = [self._empty(layer.values) for layer in source.layers]
+        for keys, values, layer in zip(self.keys, self.values, source.layers):
+            width = layer.keys.shape[2]
+            keys[slots_n, :, :width] = layer.keys[rows_n]
+            values[slots_n, :, :width] = layer.values[rows_n]
+
+    def _empty(self, given: Tensor) -> Tensor:
+        """Zeros for all slots. Heads of keys and heads of values may differ in size."""
+        _, heads, _, head_size = given.shape
+        return given.new_zeros(self.slots, heads, self.positions, head_size)
 
     def move(self, to_n: Tensor, slots_n: Tensor, width: int) -> None:
         """Copy the first `width` positions of slots over others."""
@@ -60,11 +63,9 @@ class SlotCache(Cache):
         reads contiguous memory several times faster, and that saves more than the masked positions
         cost.
         """
-        self.positions_n, self.slots_n = (
-            positions_n,
-            torch.arange(len(positions_n), device=positions_n.device),
-        )
-        self.width = self.length if 2 * longest > self.length else longest
+        self.positions_n = positions_n
+        self.slots_n = torch.arange(len(positions_n), device=positions_n.device)
+        self.width = self.positions if 2 * longest > self.positions else longest
         return self.width
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_, **__):
@@ -119,9 +120,8 @@ class TorchEngine(Engine):
             return []
         slots = np.arange(self.live)
         tokens, logprobs = self._sample(self._hidden(self.live))
-        forced = self.completions.forced_tokens(
-            slots
-        )  # of the phrase, if thinking was interrupted; else -1
+        # If thinking was interrupted, the next token of the phrase is forced; else it is -1.
+        forced = self.completions.forced_tokens(slots)
         tokens = np.where(forced < 0, tokens, forced)
         ended, truncated = self.completions.append(slots, tokens, logprobs, self.version)
         self.last_token[slots] = tokens
@@ -131,16 +131,15 @@ class TorchEngine(Engine):
     def _hidden(self, n: int) -> Tensor:
         """The last hidden states of the live slots' newest tokens, [n, D] in the dtype of the
         trunk."""
-        inputs = torch.from_numpy(np.stack([self.last_token[:n], self.position[:n]])).to(
-            self.device
-        )
-        width = self.cache.place(inputs[1], longest=int(self.position[:n].max()) + 1)
-        unseen_nT = torch.arange(width, device=self.device) > inputs[1][:, None]
+        inputs = np.stack([self.last_token[:n], self.position[:n]])  # one copy to the device
+        tokens_n, positions_n = torch.from_numpy(inputs).to(self.device)
+        width = self.cache.place(positions_n, longest=int(self.position[:n].max()) + 1)
+        unseen_nT = torch.arange(width, device=self.device) > positions_n[:, None]
         mask = torch.zeros(n, 1, 1, width, dtype=self.model.dtype, device=self.device)
         mask.masked_fill_(unseen_nT[:, None, None], torch.finfo(self.model.dtype).min)
         output = self.model.base_model(
-            input_ids=inputs[0][:, None],
-            position_ids=inputs[1][:, None],
+            input_ids=tokens_n[:, None],
+            position_ids=positions_n[:, None],
             attention_mask=mask,
             past_key_values=self.cache,
             use_cache=True,
@@ -153,23 +152,23 @@ class TorchEngine(Engine):
         logits_nV = loss.head_logits(hidden_nD, head_VD, self.decoding.fp32_logits)
         temperature = self.decoding.temperature
         logprobs_nV = torch.log_softmax(logits_nV / (temperature or 1.0), -1)
-        # Inverse transform sampling: the first token at which the cumulative probability passes the
-        # noise.
-        cumulative_nV = logprobs_nV.double().exp().cumsum(-1)
-        n = len(hidden_nD)
-        noise = self.noise[np.arange(n), self.completions.progress["num_sampled"][:n]]
-        noise_n = torch.from_numpy(noise).to(self.device)
-        tokens_n1 = torch.searchsorted(
-            cumulative_nV, noise_n[:, None] * cumulative_nV[:, -1:], right=True
-        )
         if temperature == 0:
             tokens_n1 = logprobs_nV.argmax(-1, keepdim=True)
+        else:
+            # Inverse transform sampling: the first token at which the cumulative probability passes
+            # the noise.
+            n = len(hidden_nD)
+            noise = self.noise[np.arange(n), self.completions.progress["num_sampled"][:n]]
+            noise_n1 = torch.from_numpy(noise).to(self.device)[:, None]
+            cumulative_nV = logprobs_nV.double().exp().cumsum(-1)
+            total_n1 = cumulative_nV[:, -1:]  # 1, up to rounding
+            tokens_n1 = torch.searchsorted(cumulative_nV, noise_n1 * total_n1, right=True)
         logprobs_n1 = logprobs_nV.gather(-1, tokens_n1)
         return tokens_n1[:, 0].cpu().numpy(), logprobs_n1[:, 0].cpu().numpy()
 
     def _admit(self) -> None:
-        """Give free slots to waiting requests, when a sixteenth of the slots is free: a forward
-        over prompts costs as much as a step."""
+        """Give free slots to waiting requests, if a sixteenth of the slots is free: a forward over
+        prompts costs as much as a step."""
         free = self.slots - self.live
         count = min(free, len(self.waiting))
         if count == 0 or (self.live > 0 and free < self.slots / 16):
@@ -197,12 +196,14 @@ class TorchEngine(Engine):
             longest_first = longest_first[len(batch) :]
             # Padding is on the right, where a causal model never looks; its keys and values are
             # overwritten.
-            ids = torch.tensor(
-                [(list(ids[:-1]) + [0] * width)[:width] for ids in batch], device=self.device
-            )
+            ids = np.zeros((len(batch), width), np.int64)
+            copies = []
+            for row, prompt in enumerate(batch):
+                ids[row, : len(prompt) - 1] = prompt[:-1]
+                copies += [(slot, row) for slot in prompts[prompt]]
             cache = DynamicCache()
-            self.model.base_model(input_ids=ids, past_key_values=cache, use_cache=True)
-            copies = [(slot, row) for row, ids in enumerate(batch) for slot in prompts[ids]]
+            input_ids = torch.from_numpy(ids).to(self.device)
+            self.model.base_model(input_ids=input_ids, past_key_values=cache, use_cache=True)
             slots_n, rows_n = torch.tensor(copies, device=self.device).T
             self.cache.fill(slots_n, cache, rows_n)
 
@@ -212,7 +213,8 @@ class TorchEngine(Engine):
         done = np.flatnonzero(finished)
         rollouts = [self.completions.rollout(slot, bool(truncated[slot])) for slot in done]
         left = self.live - len(done)
-        gaps, movers = done[done < left], np.flatnonzero(~finished[left:]) + left
+        gaps = done[done < left]
+        movers = left + np.flatnonzero(~finished[left:])
         if len(gaps):
             self.completions.move(gaps, movers)
             for array in (self.last_token, self.position, self.noise):
@@ -228,23 +230,23 @@ def refuse_wrong_over_slots(model: PreTrainedModel, name: str) -> None:
     """ValueError if this model does not compute the same token by token over slots as in one
     forward: one without a cache of keys and values, with attention that our mask does not reach, or
     with positions of another kind."""
+    # The model sees six tokens at once, and then through an engine: these, and a shorter prompt.
     ids = list(range(min(6, model.config.get_text_config().vocab_size)))
     decoding = Decoding(
-        eos=(), end_of_thinking=-1, thinks=True, phrase=(), prompt_budget=len(ids), thinking_budget=0, answer_budget=1,
-        length_control="penalty", fp32_logits=True,
+        eos=(), end_of_thinking=-1, thinks=True, phrase=(), prompt_budget=len(ids),
+        thinking_budget=0, answer_budget=1, length_control="penalty", fp32_logits=True,
     )  # fmt: skip
-    attention = model.config._attn_implementation
-    with in_one_sentence(
-        name, "it cannot be sampled token by token over slots of a cache; --engine vllm may know it"
-    ):
+    wrong = "it cannot be sampled token by token over slots of a cache; --engine vllm may know it"
+    with in_one_sentence(name, wrong):
+        attention = model.config._attn_implementation
         model.set_attn_implementation("eager")  # which every model has
-        plain_D = model.base_model(
-            input_ids=torch.tensor([ids], device=model.device)
-        ).last_hidden_state[0, -1]
+        input_ids = torch.tensor([ids], device=model.device)
+        plain_D = model.base_model(input_ids=input_ids).last_hidden_state[0, -1]
         model.set_attn_implementation(attention)
         engine = TorchEngine(model, decoding, slots=2)
-        engine.add([Request(0, i, ids[: len(ids) - i], 0, (0,)) for i in range(2)])
+        engine.add([Request(0, 0, ids, 0, (0,)), Request(0, 1, ids[:-1], 0, (0,))])
         engine._admit()
-        error = ((engine._hidden(2)[0] - plain_D).norm() / plain_D.norm()).item()
+        difference_D = engine._hidden(2)[0] - plain_D
+        error = (difference_D.norm() / plain_D.norm()).item()
         if not error < 0.05:  # nor NaN
             raise ValueError(f"its hidden state is off by {error:.0%}")

@@ -27,9 +27,8 @@ from core.rollouts import Request, Rollout, SharedParameters
 # fp32, which is made later; and at each update one that is copied to the device, and one that it is
 # loaded into.
 UNMEASURED = 3 * 4
-CPU_CACHE = (
-    2**30
-)  # bytes of keys and values on a CPU; on a GPU vLLM takes what its share of the memory leaves
+# Bytes of keys and values on a CPU. On a GPU vLLM takes what its share of the memory leaves.
+CPU_CACHE = 2**30
 
 
 class VllmEngine(Engine):
@@ -63,9 +62,8 @@ class VllmEngine(Engine):
         return [self.completions.requests[slot] for slot in self.slot_of.values()]
 
     def update(self, parameters: SharedParameters) -> None:
-        if (
-            parameters is not self.parameters
-        ):  # a handle can be opened once, so each worker has one of its own
+        if parameters is not self.parameters:
+            # A handle can be opened once, so each worker has one of its own.
             workers = self.engine.vllm_config.parallel_config.world_size
             handles = [bytes(ForkingPickler.dumps(parameters)) for _ in range(workers)]
             self.engine.collective_rpc(_open_parameters, args=(handles,))
@@ -79,25 +77,24 @@ class VllmEngine(Engine):
         self.engine.abort_request([*unbegun])
         self.free += [self.slot_of.pop(name) for name in unbegun]
         requests = [self.completions.requests[slot] for slot in unbegun.values()]
-        self.waiting = deque(
-            sorted([*requests, *self.waiting], key=lambda request: not request.validation)
-        )
+        requests += self.waiting
+        self.waiting = deque(sorted(requests, key=lambda request: not request.validation))
 
     def step(self) -> list[Rollout]:
         self._admit()
         outputs = self.engine.step()
         if not outputs:
             return []
-        names, pieces = (
-            [output.request_id for output in outputs],
-            [output.outputs[0] for output in outputs],
-        )
+        # Each piece in flight has one more token.
+        names = [output.request_id for output in outputs]
+        pieces = [output.outputs[0] for output in outputs]
         tokens = [piece.token_ids[0] for piece in pieces]
         logprobs = [piece.logprobs[0][token].logprob for piece, token in zip(pieces, tokens)]
         slots = np.array([self.slot_of[name] for name in names])
         ended, truncated = self.completions.append(
             slots, np.array(tokens), np.array(logprobs), self.version
         )
+        # vLLM does not know of interruptions, and not of the budget of an answer.
         interrupted = self.completions.forced_tokens(slots) >= 0
         self.engine.abort_request([names[i] for i in np.flatnonzero(interrupted | truncated)])
         for i in np.flatnonzero(interrupted):
@@ -114,7 +111,8 @@ class VllmEngine(Engine):
         step."""
         tokens = self.prompt_tokens
         while self.waiting and self.free and tokens >= len(self.waiting[0].prompt_ids):
-            request, slot = self.waiting.popleft(), self.free.pop()
+            request = self.waiting.popleft()
+            slot = self.free.pop()
             tokens -= len(request.prompt_ids)
             self.salts[slot] = f"version {self.version}"
             self.completions.begin(slot, request)
@@ -136,9 +134,9 @@ class VllmEngine(Engine):
             self.completions.append(slots, forced, np.zeros(1), self.version)
         request, progress = self.completions.requests[slot], self.completions.progress[slot]
         count = int(progress["num_tokens"])
-        thinking = (
-            request.thinking_budget if count == progress["num_sampled"] else 0
-        )  # forced ones have ended it
+        thinking = request.thinking_budget
+        if count > progress["num_sampled"]:  # forced tokens have ended it
+            thinking = 0
         sampling = SamplingParams(
             temperature=self.decoding.temperature,
             # Each piece has its own noise: with one seed the answer would get the noise of the
@@ -152,71 +150,28 @@ class VllmEngine(Engine):
             output_kind=RequestOutputKind.DELTA,
         )
         ids = request.prompt_ids + self.completions.written["tokens"][slot, :count].tolist()
-        name, self.pieces = str(self.pieces), self.pieces + 1
-        self.engine.add_request(
-            name, {"prompt_token_ids": ids, "cache_salt": self.salts[slot]}, sampling
-        )
+        prompt = {"prompt_token_ids": ids, "cache_salt": self.salts[slot]}
+        name = str(self.pieces)
+        self.pieces += 1
+        self.engine.add_request(name, prompt, sampling)
         self.slot_of[name] = slot
 
 
 def make_llm_engine(settings: EngineSettings, prompt_tokens: int):
     """vLLM's own engine, without parameters yet. `NoEngine`, with vLLM's reason, if it refuses."""
-    on_cpu, decoding = settings.devices[0] == "cpu", settings.decoding
-    # What vLLM reads from the environment when it is imported. What the user has set stays.
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = (
-        "0"  # the engine is in this process, and does one step a call
-    )
-    wanted = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
-    if on_cpu:  # nothing is compiled; threads are not pinned to cores that the trainer may be on
-        wanted |= {"TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-        wanted["OMP_NUM_THREADS"] = str(settings.threads)
-    for name, value in wanted.items():
-        os.environ.setdefault(name, value)
-    block_size, head_dtype = 32 if on_cpu else 16, "float32" if decoding.fp32_logits else "bfloat16"
+    on_cpu = settings.devices[0] == "cpu"
+    _set_environment(on_cpu, settings.threads)
     try:
-        from vllm import EngineArgs, LLMEngine
+        from vllm import LLMEngine
         from vllm.platforms import current_platform
     except ImportError as error:
         raise NoEngine(
             f"--engine vllm: vLLM cannot be imported ({_reason(error)}); {INSTALL_VLLM}"
         ) from error
     try:
-        arguments = EngineArgs(
-            model=settings.model,
-            load_format="dummy",  # `update` brings the parameters
-            skip_tokenizer_init=True,
-            trust_remote_code=False,
-            generation_config="vllm",  # no top-k, top-p or penalty out of the model's folder
-            # The head is computed as by loss.head_logits, from a weight of its own, in a dtype of
-            # its own.
-            hf_overrides={"tie_word_embeddings": False, "head_dtype": head_dtype},
-            dtype=settings.dtype,
-            tensor_parallel_size=len(settings.devices),
-            enforce_eager=on_cpu,
-            max_model_len=decoding.longest,
-            max_num_seqs=settings.slots,
-            max_num_batched_tokens=prompt_tokens
-            + settings.slots * (1 + block_size + len(decoding.phrase)),
-            block_size=block_size,
-            gpu_memory_utilization=settings.memory,
-            kv_cache_memory_bytes=CPU_CACHE if on_cpu else None,
-            enable_prefix_caching=True,
-            async_scheduling=False,
-            logprobs_mode="processed_logprobs",
-            disable_log_stats=True,
-        )
-        config = arguments.create_engine_config()
+        config = _arguments(settings, prompt_tokens, on_cpu).create_engine_config()
         if on_cpu:
-            from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
-
-            size, sizes = (
-                config.model_config.get_head_size(),
-                CPUAttentionBackend.get_supported_head_sizes(),
-            )
-            if size not in sizes:
-                raise ValueError(
-                    f"on a CPU it takes heads of {', '.join(map(str, sizes))}; this model's have {size}"
-                )
+            _refuse_head_size(config.model_config.get_head_size())
         else:
             head = config.model_config.get_vocab_size() * config.model_config.get_hidden_size()
             total = current_platform.get_device_total_memory()
@@ -227,9 +182,62 @@ def make_llm_engine(settings: EngineSettings, prompt_tokens: int):
         if "memory" in reason.lower():
             reason += "; raise or lower --generator-memory, or lower --thinking-budget or --slots"
         raise NoEngine(f"--engine vllm: {reason}") from error
-    if decoding.fp32_logits and settings.dtype != "float32":
+    if settings.decoding.fp32_logits and settings.dtype != "float32":
         engine.collective_rpc(_keep_head_in_fp32)
     return engine
+
+
+def _set_environment(on_cpu: bool, threads: int) -> None:
+    """What vLLM reads when it is imported. What the user has set stays."""
+    # The engine is in this process, and does one step a call.
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    wanted = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
+    if on_cpu:  # nothing is compiled; threads are not pinned to cores that the trainer may be on
+        wanted |= {"TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+        wanted["OMP_NUM_THREADS"] = str(threads)
+    for name, value in wanted.items():
+        os.environ.setdefault(name, value)
+
+
+def _arguments(settings: EngineSettings, prompt_tokens: int, on_cpu: bool):
+    from vllm import EngineArgs
+
+    decoding, block_size = settings.decoding, 32 if on_cpu else 16
+    head_dtype = "float32" if decoding.fp32_logits else "bfloat16"
+    tokens_of_a_slot = 1 + block_size + len(decoding.phrase)
+    return EngineArgs(
+        model=settings.model,
+        load_format="dummy",  # `update` brings the parameters
+        skip_tokenizer_init=True,
+        trust_remote_code=False,
+        generation_config="vllm",  # no top-k, top-p or penalty out of the model's folder
+        # The head is computed as by loss.head_logits, from a weight and in a dtype of its own.
+        hf_overrides={"tie_word_embeddings": False, "head_dtype": head_dtype},
+        dtype=settings.dtype,
+        tensor_parallel_size=len(settings.devices),
+        enforce_eager=on_cpu,
+        max_model_len=decoding.longest,
+        max_num_seqs=settings.slots,
+        max_num_batched_tokens=prompt_tokens + settings.slots * tokens_of_a_slot,
+        block_size=block_size,
+        gpu_memory_utilization=settings.memory,
+        kv_cache_memory_bytes=CPU_CACHE if on_cpu else None,
+        enable_prefix_caching=True,
+        async_scheduling=False,
+        logprobs_mode="processed_logprobs",
+        disable_log_stats=True,
+    )
+
+
+def _refuse_head_size(size: int) -> None:
+    """ValueError if vLLM's attention on a CPU has no heads of this size."""
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    sizes = CPUAttentionBackend.get_supported_head_sizes()
+    if size not in sizes:
+        raise ValueError(
+            f"on a CPU it takes heads of {', '.join(map(str, sizes))}; this model's have {size}"
+        )
 
 
 def _reason(error: Exception) -> str:
@@ -250,9 +258,8 @@ def _open_parameters(worker, handles: list[bytes]) -> None:
 
 def _reload_parameters(worker) -> None:
     parameters = worker.shared_parameters
-    names = dict.fromkeys(
-        [*parameters.shapes, "lm_head.weight"]
-    )  # as a checkpoint without tied weights has them
+    # As a checkpoint without tied weights has them.
+    names = dict.fromkeys([*parameters.shapes, "lm_head.weight"])
     worker.reload_weights(weights_iterator=parameters.on(worker.device, names))
     for layer in worker.get_model().modules():
         # vLLM 0.32 brings experts into the layout of its CPU kernel at their first load, and never

@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +11,15 @@ from pathlib import Path
 @contextlib.contextmanager
 def whole_file(target: Path) -> Iterator[Path]:
     """A path to write a file at. At the end of the block that file replaces `target`; if the block
-    raises, `target` stays as it was. OSError if it cannot be written."""
+    raises, `target` stays as it was. A link is followed. What is there and is no regular file, such
+    as /dev/null or a pipe, is written to and not replaced. OSError if it cannot be written."""
+    target = Path(os.path.realpath(target))
+    if target.exists() and not target.is_file():
+        with tempfile.TemporaryDirectory() as folder:
+            yield Path(folder, target.name)
+            with open(Path(folder, target.name), "rb") as written, open(target, "wb") as device:
+                shutil.copyfileobj(written, device)
+        return
     partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
     try:
         yield partial
@@ -19,5 +29,6 @@ def whole_file(target: Path) -> Iterator[Path]:
 
 
 def write_whole(target: Path, text: str) -> None:
+    """Write this text into a file, in UTF-8, as `whole_file` does."""
     with whole_file(target) as partial:
         partial.write_text(text, encoding="utf-8")

@@ -86,7 +86,8 @@ def _parser(kind: type, description: str | None, default=None) -> argparse.Argum
     )
     parser.error = _raise
     _add_fields(parser, kind, default)
-    parser.usage = f"{parser.prog} [FLAG ...]"
+    module = sys.modules["__main__"].__spec__  # of python -m; a script has none
+    parser.usage = f"{'python -m ' + module.name if module else parser.prog} [FLAG ...]"
     return parser
 
 

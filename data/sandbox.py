@@ -1,12 +1,15 @@
-"""The sandbox: runs a hostile Python program, from standard input to standard output, and lets it
-do nothing else.
+"""The sandbox: what a model writes may compute here, and do nothing else.
 
-A program may compute, within limits of time, memory, threads and output. Linux refuses it the rest,
-without privileges and without a helper program, by two mechanisms that the program cannot take off
-again:
+    run     a hostile Python program, from standard input to standard output, in its own process
+    call    a function of ours on a hostile text, in a fork of this process
 
-    Landlock   no file can be opened but Python's own; none can be written, made or removed, not even a temporary one
-    seccomp    only the system calls with which Python reads, computes and writes (ALLOWED, CHECKED); all others fail
+Both may compute within limits of time, memory and output. Linux refuses them the rest, without
+privileges and without a helper program, by two mechanisms that they cannot take off again:
+
+    Landlock   no file can be opened but Python's own; none can be written, made or removed, not
+               even a temporary one
+    seccomp    only the system calls with which Python reads, computes and writes (ALLOWED,
+               CHECKED); all others fail
 
 A process that cannot fork leaves no descendants: killing it is killing all of it. If this machine
 lacks a mechanism, `missing()` says what that costs, and train.py and generate.py print it.
@@ -16,23 +19,29 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import json
 import os
 import platform
 import resource
 import selectors
 import signal
 import socket
+import stat
 import struct
 import subprocess
 import sys
 import tempfile
 import time
+import traceback
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
 NUMBER_OF_FILES, NUMBER_OF_THREADS = 64, 64
 PR_SET_PDEATHSIG, PR_GET_SECCOMP, PR_SET_SECCOMP = 1, 21, 22  # prctl(2)
 PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 24, 38
+CAPABILITIES_HEADER = struct.pack("=Ii", 0x20080522, 0)  # capset(2): the version, this process
+NO_CAPABILITIES = bytes(24)
 
 
 def run(
@@ -42,6 +51,7 @@ def run(
     program.py. Returns its standard output; None if it did not end by itself in time, with status 0
     and with at most so many bytes. Address space is limited as it is for this process; the
     environment is empty; standard error is thrown away."""
+    one_thread = {"OMP_NUM_THREADS": "1"}  # else numpy starts a thread for each core
     ours, theirs = socket.socketpair()
     with tempfile.TemporaryDirectory() as folder, ours, theirs:
         Path(folder, "program.py").write_text(source, encoding="utf-8", errors="surrogatepass")
@@ -49,11 +59,14 @@ def run(
         with open(Path(folder, "stdin"), "rb") as file:
             process = subprocess.Popen(
                 [sys.executable, "-I", "-B", *arguments],
-                stdin=file, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=folder, start_new_session=True,
-                # else numpy starts a thread for each core
-                env={"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"},
+                stdin=file,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                cwd=folder,
+                env=one_thread | {"PYTHONHASHSEED": "0"},
+                start_new_session=True,
                 preexec_fn=confinement(folder, seconds, theirs),
-            )  # fmt: skip
+            )
         theirs.close()  # the child has closed it too: nothing more can come
         listeners = socket.recv_fds(ours, 1, 1)[1]
         try:
@@ -88,9 +101,8 @@ def read_output(
                     output += data
                 elif events == selectors.EVENT_READ:  # writable too: its threads have ended
                     answer_clone(key.fd, process.pid)
-    with contextlib.suppress(
-        subprocess.TimeoutExpired
-    ):  # if it has not ended, it is killed: that is no status 0
+    # If it has not ended by then, it is killed: that is no status 0.
+    with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(max(0.0, deadline - time.monotonic()))
     return output
 
@@ -107,56 +119,142 @@ def answer_clone(listener: int, pid: int) -> None:
         fcntl.ioctl(listener, SECCOMP_ANSWER, request[:8] + struct.pack("=qiI", 0, error, go_on))
 
 
+def call(function: Callable[[], object], seconds: float, longest_output: int = 1 << 16):
+    """What function() returns, as JSON can hold it. A fork of this process computes it, confined as
+    a program is; besides, it can start no thread and no program. It sees what this process has in
+    its memory and can change its own copy only, so nothing that it does reaches the next call.
+
+    Raises TimeoutError if it has not returned in time, died, or returned too much; and
+    `RaisedInside` if function() has raised. Address space is limited as it is for this process.
+    """
+    enter = confinement("", seconds)
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if child == 0:
+        _answer(function, enter, theirs)  # does not return
+    os.close(theirs)
+    try:
+        output = _read_until_closed(ours, time.monotonic() + seconds, longest_output)
+    finally:
+        os.close(ours)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    try:
+        reply = json.loads(output)
+        returned, raised = reply["returned"], reply["raised"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise TimeoutError("it did not end in time, or it died") from None
+    if raised:
+        raise RaisedInside(str(raised))
+    return returned
+
+
+class RaisedInside(Exception):
+    """What the function of a `call` has raised; the message is its traceback."""
+
+
+def _answer(function: Callable[[], object], enter: Callable[[], None], channel: int) -> None:
+    """What the fork does: confine itself, call the function, write its reply to `channel`, end."""
+    status = 1
+    try:
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for descriptor in (0, 1, 2):
+            os.dup2(nowhere, descriptor)
+        os.dup2(channel, 3)
+        os.closerange(4, os.sysconf("SC_OPEN_MAX"))  # what this process has open stays its own
+        enter()
+        reply = {"returned": None, "raised": ""}
+        try:
+            reply["returned"] = function()
+        except Exception:
+            reply["raised"] = traceback.format_exc()
+        data = json.dumps(reply).encode()
+        while data:
+            data = data[os.write(3, data) :]
+        status = 0
+    finally:
+        os._exit(status)  # whatever has happened, it must not go on as the process that it was
+
+
+def _read_until_closed(channel: int, deadline: float, longest: int) -> bytes:
+    """What comes until the other end is closed; b"" if that is after the deadline, or too much."""
+    output = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(channel, selectors.EVENT_READ)
+        while len(output) <= longest and selector.select(max(0.0, deadline - time.monotonic())):
+            data = os.read(channel, 1 << 16)
+            if not data:
+                return output
+            output += data
+    return b""
+
+
 @lru_cache
 def require_sandbox() -> None:
     """Raises ValueError if Python itself does not run in the sandbox: then every program would be
     called wrong."""
     if sys.platform != "linux":
         raise ValueError("programs are judged on Linux only: elsewhere nothing would confine them")
+    cannot = "programs cannot be judged here"
+    if not stat.S_ISCHR(os.stat(os.devnull).st_mode):
+        raise ValueError(f"{cannot}: {os.devnull} is no device any more; make it again with mknod")
     try:
         output = run(["-c", "import json; print(6 * 7)"], b"", seconds=60, longest_output=100)
     except (OSError, subprocess.SubprocessError) as error:
-        raise ValueError(
-            f"programs cannot be judged here, the sandbox cannot be entered: {error}"
-        ) from None
+        raise ValueError(f"{cannot}, the sandbox cannot be entered: {error}") from None
     if output != b"42\n":
         readable = f"{sys.prefix}, {sys.base_prefix} and {', '.join(READABLE[:3])}"
-        raise ValueError(
-            f"programs cannot be judged here: Python fails in the sandbox, which can read {readable} only"
-        )
+        raise ValueError(f"{cannot}: Python fails in the sandbox, which can read {readable} only")
+
+
+@lru_cache
+def confines() -> bool:
+    """Whether this machine has both mechanisms, so that a `call` can do nothing but compute."""
+    if sys.platform != "linux":
+        return False
+    return landlock_version() > 0 and seccomp_filter() is not None
+
+
+NO_LANDLOCK = (
+    "no Landlock (Linux 5.13 or newer has it): a program can read and change the files of this user"
+)
+NO_SECCOMP = (
+    "no seccomp (Linux on x86-64 has it): a program can use the network, processes and signals"
+)
+NO_LIMIT_OF_THREADS = (
+    "no limit of threads (Linux 5.5 or newer has it): a program can leave none to other processes"
+)
+# One thread more than is allowed: it must fail.
+TOO_MANY_THREADS = f"""
+import _thread, time
+for _ in range({NUMBER_OF_THREADS}):
+    _thread.start_new_thread(time.sleep, (60,))
+"""
 
 
 def missing() -> list[str]:
     """What this machine cannot enforce, in words; empty if it enforces everything."""
     gaps = []
     if landlock_version() == 0:
-        gaps.append(
-            "no Landlock (Linux 5.13 or newer has it): a program can read and change the files of this user"
-        )
+        gaps.append(NO_LANDLOCK)
     if seccomp_filter() is None:
-        return [
-            *gaps,
-            "no seccomp (Linux on x86-64 has it): a program can use the network, processes and signals",
-        ]
-    program = f"import _thread, time\nfor _ in range({NUMBER_OF_THREADS}): _thread.start_new_thread(time.sleep, (60,))"
-    if (
-        run(["-c", program], b"", seconds=60, longest_output=100) is not None
-    ):  # one thread too many, and none refused
-        gaps.append(
-            "no limit of threads (Linux 5.5 or newer has it): a program can leave none to other processes"
-        )
+        return [*gaps, NO_SECCOMP]
+    if run(["-c", TOO_MANY_THREADS], b"", seconds=60, longest_output=100) is not None:
+        gaps.append(NO_LIMIT_OF_THREADS)
     return gaps
 
 
 # --- confinement ----------------------------------------------------------------------------------
 
 
-def confinement(folder: str, seconds: float, channel: socket.socket):
+def confinement(
+    folder: str, seconds: float, channel: socket.socket | None = None
+) -> Callable[[], None]:
     """A function that confines the process that calls it. It runs between fork and exec, so it only
     makes system calls. It sends the listener, which answers when a thread starts, through the
-    channel."""
+    channel. Without a channel the process can start neither threads nor programs."""
     libc, parent, landlock = ctypes.CDLL(None, use_errno=True), os.getpid(), landlock_version()
-    program, threads = seccomp_filter(), clone_filter()
+    program, threads, nothing_new = seccomp_filter(), clone_filter(), nothing_new_filter()
 
     def enter() -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 2,) * 2)
@@ -168,23 +266,30 @@ def confinement(folder: str, seconds: float, channel: socket.socket):
         for capability in range(64):  # of root; others have none
             libc.prctl(PR_CAPBSET_DROP, capability)
         libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        libc.capset(CAPABILITIES_HEADER, NO_CAPABILITIES)
         if landlock > 0:
             restrict_files(libc, landlock, folder)
-        listener = libc.syscall(SECCOMP, 1, 8, ctypes.byref(threads)) if threads is not None else -1
-        if listener >= 0:
-            channel.sendmsg(
-                [b"-"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", listener))]
-            )
-        elif (
-            threads is not None and ctypes.get_errno() != errno.EINVAL
-        ):  # older kernels, which cannot ask, say EINVAL
-            raise OSError("seccomp refuses a listener")
+        if channel is not None and threads is not None:
+            send_listener(libc, threads, channel)
         # Only now, since the listener is one more file, beside all that this process has open.
         resource.setrlimit(resource.RLIMIT_NOFILE, (NUMBER_OF_FILES, NUMBER_OF_FILES))
-        if program is not None and libc.prctl(PR_SET_SECCOMP, 2, ctypes.byref(program), 0, 0) != 0:
-            raise OSError("seccomp refuses")
+        if program is not None:
+            filters = [program] if channel is not None else [nothing_new, program]
+            for each in filters:
+                if libc.prctl(PR_SET_SECCOMP, 2, ctypes.byref(each), 0, 0) != 0:
+                    raise OSError("seccomp refuses")
 
     return enter
+
+
+def send_listener(libc: ctypes.CDLL, threads: "SeccompFilter", channel: socket.socket) -> None:
+    """Let the kernel ask a listener for each thread, and send the listener through the channel."""
+    listener = libc.syscall(SECCOMP, 1, 8, ctypes.byref(threads))
+    if listener >= 0:
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", listener))
+        channel.sendmsg([b"-"], [rights])
+    elif ctypes.get_errno() != errno.EINVAL:  # older kernels, which cannot ask, say EINVAL
+        raise OSError("seccomp refuses a listener")
 
 
 # Landlock (landlock(7)): a ruleset names kinds of access. They are refused, unless a rule allows
@@ -193,22 +298,10 @@ def confinement(folder: str, seconds: float, channel: socket.socket):
 LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446
 EXECUTE, READ_FILE, READ_DIR = 1 << 0, 1 << 2, 1 << 3
 ABSTRACT_SOCKETS, SIGNALS = 1 << 0, 1 << 1  # from version 6: only to processes under the same rules
-ALL_ACCESS = {
-    1: (1 << 13) - 1,
-    2: (1 << 14) - 1,
-    3: (1 << 15) - 1,
-    4: (1 << 15) - 1,
-}  # by version; from 5: 16 bits
-READABLE = (
-    "/usr",
-    "/lib",
-    "/lib64",
-    "/etc/ld.so.cache",
-    "/etc/localtime",
-    "/dev/null",
-    "/dev/zero",
-    "/dev/urandom",
-)
+ALL_ACCESS = {1: 0x1FFF, 2: 0x3FFF, 3: 0x7FFF, 4: 0x7FFF}  # by version
+ALL_ACCESS_FROM_5 = 0xFFFF
+READABLE = ("/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime",
+            "/dev/null", "/dev/zero", "/dev/urandom")  # fmt: skip
 
 
 def landlock_version() -> int:
@@ -217,79 +310,75 @@ def landlock_version() -> int:
 
 
 def restrict_files(libc: ctypes.CDLL, version: int, folder: str) -> None:
-    """From now on this process can read Python and `folder`, and no other file. The descriptors
-    close at its exec."""
+    """From now on this process can read Python and `folder`, and no other file."""
+    files = ALL_ACCESS.get(version, ALL_ACCESS_FROM_5)
     scoped = ABSTRACT_SOCKETS | SIGNALS if version >= 6 else 0
-    handled = struct.pack(
-        "=QQQ", ALL_ACCESS.get(version, (1 << 16) - 1), 0, scoped
-    )  # files, network, scoped
+    handled = struct.pack("=QQQ", files, 0, scoped)  # the second is the network: seccomp has it
     ruleset = libc.syscall(LANDLOCK_CREATE_RULESET, handled, len(handled), 0)
     python = {sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix}
     for path in filter(os.path.exists, (*READABLE, *python, folder)):
         access = EXECUTE | READ_FILE | (READ_DIR if os.path.isdir(path) else 0)
-        rule = struct.pack("=Qi", access, os.open(path, os.O_PATH | os.O_CLOEXEC))
+        below = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        rule = struct.pack("=Qi", access, below)
         if libc.syscall(LANDLOCK_ADD_RULE, ruleset, 1, rule, 0) != 0:
             raise OSError("Landlock refuses a rule")  # Popen raises, and nothing is run
+        os.close(below)
     if libc.syscall(LANDLOCK_RESTRICT_SELF, ruleset, 0) != 0:
         raise OSError("Landlock refuses")
+    os.close(ruleset)
 
 
 # seccomp (seccomp(2)): a filter in classic BPF looks at the number and the first arguments of each
 # system call. The numbers are those of x86-64. On other machines there is no filter.
 
 ALLOWED = {  # with all arguments
-    "read": 0, "readv": 19, "pread64": 17, "write": 1, "writev": 20, "lseek": 8, "open": 2, "openat": 257, "close": 3,
-    "close_range": 436, "dup": 32, "dup2": 33, "dup3": 292, "getdents64": 217, "getcwd": 79,
-    "stat": 4, "lstat": 6, "fstat": 5, "newfstatat": 262, "statx": 332, "access": 21, "faccessat": 269,
-    "faccessat2": 439, "readlink": 89, "readlinkat": 267,
-    "poll": 7, "ppoll": 271, "select": 23, "pselect6": 270, "epoll_create1": 291, "epoll_ctl": 233, "epoll_wait": 232,
-    "epoll_pwait": 281, "recvfrom": 45,
+    "read": 0, "readv": 19, "pread64": 17, "write": 1, "writev": 20, "lseek": 8, "open": 2,
+    "openat": 257, "close": 3, "close_range": 436, "dup": 32, "dup2": 33, "dup3": 292,
+    "getdents64": 217, "getcwd": 79, "stat": 4, "lstat": 6, "fstat": 5, "newfstatat": 262,
+    "statx": 332, "access": 21, "faccessat": 269, "faccessat2": 439, "readlink": 89,
+    "readlinkat": 267,
+    "poll": 7, "ppoll": 271, "select": 23, "pselect6": 270, "epoll_create1": 291, "epoll_ctl": 233,
+    "epoll_wait": 232, "epoll_pwait": 281, "recvfrom": 45,
     "brk": 12, "mmap": 9, "munmap": 11, "mprotect": 10, "mremap": 25, "madvise": 28,
-    "execve": 59, "exit": 60, "exit_group": 231, "set_tid_address": 218, "set_robust_list": 273, "rseq": 334,
-    "sched_yield": 24, "rt_sigaction": 13, "rt_sigprocmask": 14, "rt_sigreturn": 15, "sigaltstack": 131,
-    "restart_syscall": 219, "alarm": 37, "setitimer": 38,
-    "time": 201, "gettimeofday": 96, "nanosleep": 35, "times": 100, "getrusage": 98, "sysinfo": 99, "uname": 63,
-    "getrandom": 318, "getpid": 39, "gettid": 186, "getuid": 102, "geteuid": 107, "getgid": 104, "getegid": 108,
+    "execve": 59, "exit": 60, "exit_group": 231, "set_tid_address": 218, "set_robust_list": 273,
+    "rseq": 334, "sched_yield": 24, "rt_sigaction": 13, "rt_sigprocmask": 14, "rt_sigreturn": 15,
+    "sigaltstack": 131, "restart_syscall": 219, "alarm": 37, "setitimer": 38,
+    "time": 201, "gettimeofday": 96, "nanosleep": 35, "times": 100, "getrusage": 98,
+    "sysinfo": 99, "uname": 63, "getrandom": 318, "getpid": 39, "gettid": 186, "getuid": 102,
+    "geteuid": 107, "getgid": 104, "getegid": 108,
 }  # fmt: skip
 CLOCKS = tuple(range(12))  # clock_gettime(2); larger ones are the processor time of another process
-# allowed with some arguments only: the number, and the allowed values by position of the argument
+# Allowed with some arguments only: the number, and the allowed values by position of the argument.
 CHECKED = {
     "fcntl": (72, {1: (0, 1, 2, 3, 1030)}),  # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC
-    # TCGETS, TCGETS2, TIOCGWINSZ: is it a terminal, how large
-    "ioctl": (16, {1: (0x5401, 0x802C542A, 0x5413,
-                       0x5451, 0x5450, 0x5421)}),  # FIOCLEX, FIONCLEX, FIONBIO
+    # TCGETS, TCGETS2, TIOCGWINSZ: is it a terminal, how large; FIOCLEX, FIONCLEX, FIONBIO.
+    "ioctl": (16, {1: (0x5401, 0x802C542A, 0x5413, 0x5451, 0x5450, 0x5421)}),
     "clone": (56, {0: (0x3D0F00, 0x7D0F00)}),  # what glibc and musl start a thread with; no process
     "clone3": (435, {0: ()}),  # a filter cannot see its flags
-    # wait and wake; FUTEX_LOCK_PI names a process
+    # Wait and wake; FUTEX_LOCK_PI names a process.
     "futex": (202, {1: (0, 1, 128, 129, 131, 9, 137, 265, 393)}),
-    "prlimit64": (302, {0: (0,)}), "sched_getaffinity": (204, {0: (0,)}),  # of this process
-    "clock_gettime": (228, {0: CLOCKS}), "clock_getres": (229, {0: CLOCKS}), "clock_nanosleep": (230, {0: CLOCKS}),
+    "prlimit64": (302, {0: (0,)}),  # of this process
+    "sched_getaffinity": (204, {0: (0,)}),  # of this process
+    "clock_gettime": (228, {0: CLOCKS}),
+    "clock_getres": (229, {0: CLOCKS}),
+    "clock_nanosleep": (230, {0: CLOCKS}),
     "arch_prctl": (158, {0: (0x1002,)}),  # ARCH_SET_FS: where a thread has its variables
     # asyncio wakes itself through a pair of sockets. Streams know each other only; datagrams would
     # reach other sockets.
-    "socketpair": (53, {0: (1,), 1: (0x80001,)}), "sendto": (44, {5: (0,)}),  # to no address
-}  # fmt: skip
-NOT_THERE = (
-    "clone3",
-    "sched_getaffinity",
-)  # refused as if the kernel lacked them: the C library does without
+    "socketpair": (53, {0: (1,), 1: (0x80001,)}),
+    "sendto": (44, {5: (0,)}),  # to no address
+}
+# Refused as if the kernel lacked them: the C library does without.
+NOT_THERE = ("clone3", "sched_getaffinity")
 
 SECCOMP = 317  # the number of seccomp(2)
 SECCOMP_RECEIVE, SECCOMP_ANSWER = 0xC0502100, 0xC0182101  # ioctls of the listener
 X86_64 = 0xC000003E  # AUDIT_ARCH_X86_64
-NUMBER_AT, ARCHITECTURE_AT, ARGUMENTS_AT = (
-    0,
-    4,
-    16,
-)  # places in struct seccomp_data; an argument has 8 bytes
+# Places in struct seccomp_data; an argument has 8 bytes.
+NUMBER_AT, ARCHITECTURE_AT, ARGUMENTS_AT = 0, 4, 16
 LOAD, EQUAL, RETURN = 0x20, 0x15, 0x06  # operations
-ALLOW, ASK, REFUSE, NO_SUCH_CALL, KILL = (
-    0x7FFF0000,
-    0x7FC00000,
-    0x00050001,
-    0x00050026,
-    0x80000000,
-)  # EPERM, ENOSYS
+ALLOW, ASK, KILL = 0x7FFF0000, 0x7FC00000, 0x80000000
+REFUSE, NO_SUCH_CALL = 0x00050001, 0x00050026  # EPERM, ENOSYS
 
 
 class SeccompFilter(ctypes.Structure):
@@ -334,3 +423,11 @@ def clone_filter() -> SeccompFilter | None:
     return assembled(
         [(LOAD, NUMBER_AT), (EQUAL, CHECKED["clone"][0], 0, 1), (RETURN, ASK), (RETURN, ALLOW)]
     )
+
+
+def nothing_new_filter() -> SeccompFilter:
+    """A filter for a fork that computes: no thread, and no program in its place."""
+    code = [(LOAD, NUMBER_AT)]
+    for number in (CHECKED["clone"][0], ALLOWED["execve"]):
+        code += [(EQUAL, number, 0, 1), (RETURN, REFUSE)]
+    return assembled([*code, (RETURN, ALLOW)])

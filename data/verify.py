@@ -33,15 +33,18 @@ import traceback
 from collections.abc import Hashable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Literal
 
 from data import Problem
+from data.sandbox import RaisedInside
 
 IMPORT_LIMIT = (
     120.0  # seconds for a worker to start, read a completion, and import its task's module
 )
 LONGEST_REPLY = 1 << 16  # bytes of a line, about; a worker that sends more is ended
-DETAIL = 500  # characters of an error that are kept
+DETAIL = 500  # characters of a reason that are kept
+TRACEBACK = 2000  # characters of the end of a traceback that are kept
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 
@@ -50,12 +53,13 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 class Verdict:
     """What became of one completion."""
 
-    # as its task says: 1 if it is right, below if it is wrong or right in part; 0 without a verdict
+    # As its task says: 1 if it is right, less if it is wrong or right in part; 0 without a verdict.
     score: float
-    failure: Literal["time limit", "memory", "error", "died"] | None = (
-        None  # why there is no verdict
-    )
-    detail: str = ""  # of a failure: the error with its place, the signal or the exit status
+    # Why there is no verdict. A task that raises on a text is no failure: the text is wrong.
+    failure: Literal["time limit", "memory", "error", "died"] | None = None
+    # Of a failure: the error, the signal or the exit status. Without one: the traceback, if the
+    # task has raised.
+    detail: str = ""
 
     @property
     def correct(self) -> bool:
@@ -157,17 +161,21 @@ class Verifier:
         self.folder = tempfile.mkdtemp(prefix="verifier-")  # its temporary files
         self.socket, theirs = socket.socketpair()
         self.inbox = b""  # read, and not a whole message
-        one_thread = dict.fromkeys(
-            ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"
-        )
+        environment = os.environ | {"TMPDIR": self.folder, "SCORE_SECONDS": str(time_limit)}
+        for library in ("OMP", "OPENBLAS", "MKL"):
+            environment[f"{library}_NUM_THREADS"] = "1"
+        arguments = [str(os.getpid()), self.folder, str(memory_gib)]
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "data.verify", str(os.getpid()), self.folder, str(memory_gib)],
-                stdin=theirs, stdout=theirs, stderr=subprocess.DEVNULL, cwd=Path(__file__).parent.parent,
-                env=os.environ | one_thread | {"TMPDIR": self.folder, "SCORE_SECONDS": str(time_limit)},
-                # no Ctrl-C; one that is stopped goes on when its parent dies, and ends (exit(3))
+                [sys.executable, "-m", "data.verify", *arguments],
+                stdin=theirs,
+                stdout=theirs,
+                stderr=subprocess.DEVNULL,
+                cwd=Path(__file__).parent.parent,
+                env=environment,
+                # No Ctrl-C; one that is stopped goes on when its parent dies, and ends (exit(3)).
                 process_group=0,
-            )  # fmt: skip
+            )
 
     def judge(self, line: bytes) -> Verdict:
         """The verdict on a completion. Waits for it, at most until the time limit. With a failure
@@ -186,7 +194,7 @@ class Verifier:
                 or not 0 <= score <= 1
             ):
                 raise ValueError("no verdict")
-            return Verdict(score, failure, str(detail)[:DETAIL])
+            return Verdict(score, failure, str(detail)[-TRACEBACK:])
         except TimeoutError:
             return Verdict(
                 0.0,
@@ -310,39 +318,43 @@ def work(memory_gib: float) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (int(min(memory_gib * 2**30, sys.maxsize)),) * 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for line in requests:
-        failure, detail, score = None, "", 0.0
+        score, failure, detail = 0.0, None, ""
         try:
             fields, completion = json.loads(line)
             problem = Problem(**fields)
             task = importlib.import_module(problem.task)
+            if hasattr(task, "get_ready"):  # what takes long, before the clock starts
+                task.get_ready(problem)
+        except BaseException as error:
+            failure = "error"
+            detail = traceback.format_exception_only(error)[-1].strip()[:DETAIL]
+        else:
             print(json.dumps("begins"), file=replies, flush=True)
-            value = task.score(problem, completion)
-            if (
-                not hasattr(value, "__float__") or not 0 <= float(value) <= 1
-            ):  # numbers of numpy have it too
-                raise TypeError(
-                    f"{problem.task}.score returned {value!r:.80}, not True, False or a number from 0 to 1"
-                )
-            score = float(value)
-        except MemoryError:
-            failure = "memory"
-        except BaseException as error:  # SystemExit too
-            failure, detail = "error", error_in_words(error, problem.task)[:DETAIL]
+            score, failure, detail = judgement(task, problem, completion)
         print(json.dumps([score, failure, detail]), file=replies, flush=True)
         if failure == "memory":  # there may be too little left for the next one
             return
 
 
-def error_in_words(error: BaseException, task: str) -> str:
-    """The error, and the last line of the task's file that led to it."""
-    text = traceback.format_exception_only(error)[-1].strip()
-    file = task.replace(".", "/") + ".py"
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if frame.filename.endswith(file)
-    ]
-    return f"{text} ({frames[-1].filename}, line {frames[-1].lineno})" if frames else text
+def score_of(task: ModuleType, problem: Problem, completion: str) -> float:
+    """The score of a completion. TypeError if the task returns no score; or what the task raises."""
+    value = task.score(problem, completion)
+    if not hasattr(value, "__float__") or not 0 <= float(value) <= 1:  # numpy's numbers have it
+        said = f"{problem.task}.score returned {value!r:.80}"
+        raise TypeError(f"{said}, not True, False or a number from 0 to 1")
+    return float(value)
+
+
+def judgement(task: ModuleType, problem: Problem, completion: str) -> tuple[float, str | None, str]:
+    """Score, failure and detail of a completion, as in `Verdict`. If the task raises, or returns no
+    score, the completion is wrong."""
+    try:
+        return score_of(task, problem, completion), None, ""
+    except MemoryError:
+        return 0.0, "memory", ""
+    except BaseException as error:  # SystemExit too
+        inside = isinstance(error, RaisedInside)
+        return 0.0, None, (str(error) if inside else traceback.format_exc())[-TRACEBACK:]
 
 
 if __name__ == "__main__":

@@ -1,1 +1,3 @@
-raise SystemExit("error: this is a tool now: python -m tools.pack")
+from argparse import ArgumentParser
+
+ArgumentParser().exit(2, "error: this command has a new name: python -m tools.pack\n")

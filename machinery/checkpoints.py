@@ -18,26 +18,31 @@ def checkpoints(folder: Path) -> list[Path]:
 
 def step_of(checkpoint: Path) -> int:
     """The optimizer steps that had been made when it was written."""
-    return int(checkpoint.name[len("step-") :])
+    return int(checkpoint.name.removeprefix("step-"))
 
 
 def checkpoint_of(folder: Path, step: int | None) -> Path | None:
-    """The checkpoint of this step, or ValueError; if step is None, the newest one, or None if the
+    """The checkpoint of this step, or ValueError. If step is None: the newest one, or None if the
     run has none."""
     by_step = {step_of(checkpoint): checkpoint for checkpoint in checkpoints(folder)}
-    if step is not None and step not in by_step:
+    if step is None:
+        step = max(by_step, default=None)
+    elif step not in by_step:
         steps = ", ".join(map(str, by_step)) or "none"
         raise ValueError(f"--from-step is {step}; the checkpoints of {folder} are of steps {steps}")
-    return by_step.get(max(by_step, default=0) if step is None else step)
+    return by_step.get(step)
 
 
 def write_checkpoint(
-    folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, parameters: dict[str, Tensor],
-    moments: dict[str, Tensor], state: dict, keep: int, kept_too: Path | None = None,
-) -> None:  # fmt: skip
-    """Add the checkpoint of state["step"], then remove all but the newest `keep` and `kept_too`.
-    The files do not depend on the number of ranks. OSError if it cannot be written; then all
-    earlier ones are still there."""
+    folder: Path,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    parameters: dict[str, Tensor],
+    moments: dict[str, Tensor],
+    state: dict,
+) -> None:
+    """Add the checkpoint of state["step"]. Its files do not depend on the number of ranks. OSError
+    if it cannot be written; all earlier ones are still there then."""
     with whole_folder(folder / "checkpoints" / f"step-{state['step']:06d}") as checkpoint:
         try:
             model.save_pretrained(checkpoint / "model", state_dict=parameters)
@@ -46,6 +51,10 @@ def write_checkpoint(
             raise OSError(f"{checkpoint}: {error}") from error
         tokenizer.save_pretrained(checkpoint / "model")
         (checkpoint / "state.json").write_text(json.dumps(state))
+
+
+def remove_old_checkpoints(folder: Path, keep: int, kept_too: Path | None) -> None:
+    """Remove all checkpoints but the newest `keep` and `kept_too`."""
     for old in checkpoints(folder)[:-keep]:
         if old != kept_too:
             shutil.rmtree(old)
@@ -58,6 +67,5 @@ def read_state(checkpoint: Path) -> dict:
         with safetensors.safe_open(checkpoint / "optimizer.safetensors", "pt"):
             return json.loads((checkpoint / "state.json").read_text())
     except (OSError, ValueError, safetensors.SafetensorError) as error:
-        raise ValueError(
-            f"{checkpoint} is damaged ({error}); move it away to go on from the one before"
-        ) from None
+        advice = "move it away to go on from the one before"
+        raise ValueError(f"{checkpoint} is damaged ({error}); {advice}") from None

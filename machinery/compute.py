@@ -7,26 +7,25 @@ from dataclasses import dataclass
 from transformers import PreTrainedModel
 
 from core.feed import Feed
-from core.rollouts import Group, tokens_and_pairs
+from core.rollouts import Batch, tokens_and_pairs
+
+# --- what a token costs ---------------------------------------------------------------------------
 
 
 def matmul_parameters(model: PreTrainedModel) -> int:
     """How many parameters a token is multiplied with. The embedding table counts only if it is also
     the head. In a mixture of experts, only the experts of one token count."""
-    config, embedding, head = (
-        model.config,
-        model.get_input_embeddings().weight,
-        model.get_output_embeddings().weight,
-    )
-    names = ("num_experts", "num_local_experts", "n_routed_experts")
-    experts = next((getattr(config, name) for name in names if getattr(config, name, None)), 1)
-    used = getattr(config, "num_experts_per_tok", None) or 1
+    embedding = model.get_input_embeddings().weight
+    is_head = embedding is model.get_output_embeddings().weight
+    experts = first_of(model, "num_experts", "num_local_experts", "n_routed_experts") or 1
+    used = first_of(model, "num_experts_per_tok") or 1
     total = 0
     for name, parameter in model.named_parameters():
-        if parameter is not embedding or embedding is head:
-            total += (
-                parameter.numel() * used // experts if ".experts." in name else parameter.numel()
-            )
+        numbers = parameter.numel()
+        if ".experts." in name:
+            numbers = numbers * used // experts
+        if parameter is not embedding or is_head:
+            total += numbers
     return total
 
 
@@ -34,14 +33,23 @@ def attention_width(model: PreTrainedModel) -> int:
     """How many numbers a pair of positions is multiplied with, a token's and one that it attends
     to: the keys and the values of all heads, in all layers."""
     config, keys = model.config, head_size(model)
-    values = getattr(config, "v_head_dim", None) or keys
+    values = first_of(model, "v_head_dim") or keys
     return config.num_hidden_layers * config.num_attention_heads * (keys + values)
 
 
 def head_size(model: PreTrainedModel) -> int:
     """The size of a head of queries."""
-    get, heads = lambda name: getattr(model.config, name, None), model.config.num_attention_heads
-    return get("qk_head_dim") or get("head_dim") or model.config.hidden_size // heads
+    usual = model.config.hidden_size // model.config.num_attention_heads
+    return first_of(model, "qk_head_dim", "head_dim") or usual
+
+
+def first_of(model: PreTrainedModel, *names: str) -> int | None:
+    """The first of these entries that the model's config has, and that is not 0; else None."""
+    values = [getattr(model.config, name, None) for name in names]
+    return next(filter(None, values), None)
+
+
+# --- what training costs --------------------------------------------------------------------------
 
 
 @dataclass
@@ -53,9 +61,8 @@ class Compute:
     attention: int  # `attention_width`
     tokens: int = 0  # sampled tokens of the groups that were trained on
     flops: float = 0.0
-    device_seconds: float = (
-        0.0  # of earlier processes; and of generators that sample for training in a validation
-    )
+    # Of earlier processes; and of generators that sample for training during a validation.
+    device_seconds: float = 0.0
     started: float | None = None  # clock reading at the first step
     paused: float = 0.0  # seconds of validation since then
     ended: float | None = None  # clock reading when training was over
@@ -66,24 +73,25 @@ class Compute:
         now = self.ended or time.monotonic()
         return now - (self.started or now) - self.paused
 
-    def add(self, groups: list[Group], fed: int, pairs: int) -> None:
+    def add(self, batch: Batch, fed: int, pairs: int) -> None:
         """Count a batch. All of it was generated, each prompt once for its group. fed, pairs: the
         tokens that the trainer's trunk was fed, and their pairs; filtered groups have none. A token
-        or a pair takes 2 FLOPs for each number that it is multiplied with, and twice as many more
-        in the backward."""
-        rollouts = [rollout for group in groups for rollout in group.rollouts.values()]
-        self.tokens += sum(int(rollout.sampled.sum()) for rollout in rollouts)
-        parts = [(len(group.requests[0].prompt_ids), 0) for group in groups]
-        parts += [(len(rollout.tokens), len(rollout.request.prompt_ids)) for rollout in rollouts]
-        tokens, sampling_pairs = tokens_and_pairs(parts)
-        self.flops += 2 * self.parameters * (tokens + 3 * fed) + 2 * self.attention * (
-            sampling_pairs + 3 * pairs
-        )
+        or a pair takes 2 FLOPs for each number that it is multiplied with, and the backward takes
+        4 more."""
+        parts = [(len(group.requests[0].prompt_ids), 0) for group in batch.groups]
+        for rollout in batch.rollouts:
+            parts.append((len(rollout.tokens), len(rollout.request.prompt_ids)))
+        sampled, sampled_pairs = tokens_and_pairs(parts)
+        self.tokens += int(batch.lengths_PG.sum())
+        of_tokens = self.parameters * (sampled + 3 * fed)
+        of_pairs = self.attention * (sampled_pairs + 3 * pairs)
+        self.flops += 2 * (of_tokens + of_pairs)
 
     def restore(self, columns: dict) -> None:
         """Go on from these columns, which a checkpoint holds."""
         self.device_seconds = columns["compute_device_hours"] * 3600
-        self.tokens, self.flops = columns["compute_tokens"], columns["compute_flops"]
+        self.tokens = columns["compute_tokens"]
+        self.flops = columns["compute_flops"]
 
     def columns(self) -> dict:
         """The three measures, as columns of the log."""
@@ -92,6 +100,9 @@ class Compute:
             "compute_tokens": self.tokens,
             "compute_flops": self.flops,
         }
+
+
+# --- who waits ------------------------------------------------------------------------------------
 
 
 class Rates:
@@ -110,9 +121,9 @@ class Rates:
         waited for it."""
         now, generators = self.compute.seconds, len(self.feed.engines)
         seconds, self.seconds = now - self.seconds, now
+        self.waited += waited
         busy, tokens = self.feed.busy_seconds, self.feed.sampled_tokens
         self.feed.busy_seconds, self.feed.sampled_tokens = 0.0, 0
-        self.waited += waited
         # A report may cover more time than this line does. The next line counts what is left.
         self.generated += busy / generators
         self.unlogged_busy += busy / generators

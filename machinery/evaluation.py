@@ -22,27 +22,20 @@ def judge_all(
 ) -> list[Verdict]:
     """The verdict on each rollout, in order; a truncated one is wrong. ValueError if no other one
     got a verdict."""
-    verdicts = {i: Verdict(False) for i, rollout in enumerate(rollouts) if rollout.truncated}
-    pool.submit(
-        [
-            (i, problems[r.request.group], texts[i])
-            for i, r in enumerate(rollouts)
-            if i not in verdicts
-        ]
-    )
-    with tqdm(
-        total=pool.unfinished, desc="judging", unit="completion", leave=False, disable=None
-    ) as bar:
+    verdicts = [Verdict(False)] * len(rollouts)
+    to_judge = [i for i, rollout in enumerate(rollouts) if not rollout.truncated]
+    pool.submit([(i, problems[rollouts[i].request.group], texts[i]) for i in to_judge])
+    bar = tqdm(total=len(to_judge), desc="judging", unit="completion", leave=False, disable=None)
+    with bar:
         while pool.unfinished:
-            judged = dict(pool.results())
-            verdicts |= judged
-            bar.update(len(judged))
+            for i, verdict in pool.results():
+                verdicts[i] = verdict
+                bar.update()
             time.sleep(0.002)
-    if failure := no_verdict_at_all(
-        [verdicts[i] for i, r in enumerate(rollouts) if not r.truncated]
-    ):
+    failure = no_verdict_at_all([verdicts[i] for i in to_judge])
+    if failure:
         raise ValueError(failure)
-    return [verdicts[i] for i in range(len(rollouts))]
+    return verdicts
 
 
 def evaluation_figures(
@@ -52,23 +45,24 @@ def evaluation_figures(
     mean@samples."""
     scores_PN = np.array([float(verdict.correct) for verdict in verdicts]).reshape(-1, samples)
     figures = {"num_examples": len(rollouts), "problems": len(scores_PN)}
-    for k in sorted({1, *(2**i for i in range(2, 10, 2) if 2**i < samples), samples}):
-        value, low, high = pass_at_k(scores_PN, k)
-        name = "pass_rate" if k == 1 else f"pass@{k}"
-        figures |= {
-            name: round(value, 4),
-            f"{name}_low": round(low, 4),
-            f"{name}_high": round(high, 4),
-        }
+    for k in (1, 4, 16, 64, 256, samples):
+        if k <= samples:
+            name = "pass_rate" if k == 1 else f"pass@{k}"
+            value, low, high = pass_at_k(scores_PN, k)
+            figures[name] = round(value, 4)
+            figures[f"{name}_low"] = round(low, 4)
+            figures[f"{name}_high"] = round(high, 4)
     return figures | completion_columns([*zip(rollouts, verdicts)])
 
 
 def completion_columns(judged: list[tuple[Rollout, Verdict]]) -> dict:
     """Log columns of completions: of a batch, of a validation, or of an evaluation."""
+    of_each = [(r.sampled.sum(), r.interrupted, r.truncated) for r, _ in judged]
+    length, interrupted, truncated = np.mean(of_each, axis=0).tolist()
     return {
-        "completion_length": float(np.mean([rollout.sampled.sum() for rollout, _ in judged])),
-        "interrupted_fraction": float(np.mean([rollout.interrupted for rollout, _ in judged])),
-        "truncated_fraction": float(np.mean([rollout.truncated for rollout, _ in judged])),
+        "completion_length": length,
+        "interrupted_fraction": interrupted,
+        "truncated_fraction": truncated,
         "verifier_failures": sum(verdict.failure is not None for _, verdict in judged),
     }
 
@@ -85,18 +79,24 @@ def pass_at_k(scores_PN: np.ndarray, k: int) -> tuple[float, float, float]:
     """
     problems, samples = scores_PN.shape
     choices = math.comb(samples, k)
-    share_with_best_N = [
-        math.comb(i, k - 1) / choices for i in range(samples)
-    ]  # of the choices whose best is i
+    # With the scores in order: the share of the choices whose best score is the i-th.
+    share_with_best_N = [math.comb(i, k - 1) / choices for i in range(samples)]
     value_P = np.sort(scores_PN, axis=1) @ share_with_best_N
     mean = float(value_P.mean())
-    with_two_P = np.append(
-        value_P, [0.0, 1.0]
-    )  # one failed and one solved problem, so that equal problems scatter too
-    trials = problems * with_two_P.mean() * (1 - with_two_P.mean()) / with_two_P.var(ddof=1)
-    middle = (mean + Z**2 / (2 * trials)) / (1 + Z**2 / trials)
-    half = Z * math.sqrt(mean * (1 - mean) / trials + Z**2 / (4 * trials**2)) / (1 + Z**2 / trials)
-    return mean, max(0.0, float(middle - half)), min(1.0, float(middle + half))
+    # One failed and one solved problem are added, so that equal problems scatter too.
+    with_two_P = np.append(value_P, [0.0, 1.0])
+    middle = with_two_P.mean()
+    trials = float(problems * middle * (1 - middle) / with_two_P.var(ddof=1))
+    low, high = wilson(mean, trials)
+    return mean, low, high
+
+
+def wilson(mean: float, trials: float) -> tuple[float, float]:
+    """Wilson's 95 % interval of a rate that was measured in so many trials (Wilson 1927)."""
+    scale = 1 + Z**2 / trials
+    middle = (mean + Z**2 / (2 * trials)) / scale
+    half = Z * math.sqrt(mean * (1 - mean) / trials + Z**2 / (4 * trials**2)) / scale
+    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def report_evaluation(
@@ -105,18 +105,21 @@ def report_evaluation(
     """Print the figures of a data set, and add them to the log. path: the folder that `model`
     names."""
     print(f"{source.name}: {figures['problems']} problems, {samples} completions of each")
-    for name in (name.removesuffix("_low") for name in figures if name.endswith("_low")):
-        value, low, high = (figures[column] for column in (name, f"{name}_low", f"{name}_high"))
-        label = f"mean@{samples}" if name == "pass_rate" else name
-        print(f"  {label:9} {value:.3f}   95 % [{low:.3f}, {high:.3f}]")
+    for name in figures:
+        if f"{name}_low" in figures:
+            label = f"mean@{samples}" if name == "pass_rate" else name
+            low, high = figures[f"{name}_low"], figures[f"{name}_high"]
+            print(f"  {label:9} {figures[name]:.3f}   95 % [{low:.3f}, {high:.3f}]")
     print(
         f"  length    {figures['completion_length']:.1f} sampled tokens;"
-        f" interrupted {figures['interrupted_fraction']:.3f}, truncated {figures['truncated_fraction']:.3f},"
+        f" interrupted {figures['interrupted_fraction']:.3f},"
+        f" truncated {figures['truncated_fraction']:.3f},"
         f" without a verdict {figures['verifier_failures']}"
     )
     if log is None:
         return
-    line, state = {"data": source.name, "model": model}, Path(path).parent / "state.json"
+    line = {"data": source.name, "model": model}
+    state = Path(path).parent / "state.json"
     if state.exists():  # of a checkpoint
         stored = json.loads(state.read_text())
         line |= {"step": stored["step"], **stored["compute"]}

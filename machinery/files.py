@@ -14,14 +14,15 @@ from curve.files import write_whole
 def append_whole(target: Path, text: str) -> None:
     """Add a text to a file, at once. OSError if it cannot be written; then the file is as it
     was."""
-    data = text.encode()
+    left = text.encode()
     with open(target, "ab", buffering=0) as file:  # after an error, a buffer would be written again
         end = file.tell()
         try:
-            while data:
-                data = data[file.write(data) :]
+            while left:
+                written = file.write(left)
+                left = left[written:]
         except OSError:
-            os.truncate(file.fileno(), end)  # half a line helps nobody
+            file.truncate(end)  # half a line helps nobody
             raise
 
 
@@ -32,8 +33,8 @@ def six_digits(value: float) -> float | None:
 
 def json_lines(path: Path) -> Iterator[tuple[str, dict]]:
     """The lines of a file with one JSON object in each: as text, and as object. The last line is
-    left out if it is cut off or still being written. ValueError, naming file and line, for a broken
-    one."""
+    left out if it is cut off or still being written. ValueError for a broken line; it names the
+    file and the line."""
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
@@ -42,9 +43,8 @@ def json_lines(path: Path) -> Iterator[tuple[str, dict]]:
                 text, record = line.decode(), json.loads(line)
                 record["kind"], record["step"]
             except (ValueError, TypeError, KeyError, RecursionError):
-                raise ValueError(
-                    f"{path}, line {number}: this is no line that a run has written: remove it"
-                ) from None
+                broken = "this is no line that a run has written: remove it"
+                raise ValueError(f"{path}, line {number}: {broken}") from None
             yield text, record
 
 
@@ -53,13 +53,13 @@ def drop_later(path: Path, step: int) -> list[dict]:
     Returns the lines that are left; [] if there is no file. ValueError as in `json_lines`."""
     if not path.exists():
         return []
-    left = [
-        (text, line)
-        for text, line in json_lines(path)
-        if line["step"] <= step and line["kind"] != "end"
-    ]
-    write_whole(path, "".join(text for text, _ in left))
-    return [line for _, line in left]
+    texts, left = "", []
+    for text, line in json_lines(path):
+        if line["step"] <= step and line["kind"] != "end":
+            texts += text
+            left.append(line)
+    write_whole(path, texts)
+    return left
 
 
 def last_line(folder: Path) -> dict:

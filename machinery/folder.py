@@ -2,10 +2,10 @@
 
 import dataclasses
 import fcntl
-import importlib.metadata
 import json
 import os
 import platform
+from importlib.metadata import version
 from pathlib import Path
 from typing import TextIO
 
@@ -16,40 +16,46 @@ from curve.files import write_whole
 
 def new_folder(settings: Settings) -> Path:
     """The path of a new run's folder. ValueError if --name names one outside runs/ or not empty."""
-    if settings.name is not None:
-        folder = Path("runs") / settings.name
-        if ".." in folder.parts or Path(settings.name).is_absolute():
-            raise ValueError(
-                f"--name {settings.name}: a run's folder lies in runs/; give a name without .."
-            )
-        if folder.exists() and (
-            not folder.is_dir() or {path.name for path in folder.iterdir()} - {"lock"}
-        ):
-            raise ValueError(f"{folder} holds another run; choose another --name, or move it away")
-        return folder
+    if settings.name is None:
+        return free_folder(name_of(settings))
+    folder = Path("runs") / settings.name
+    if ".." in folder.parts or Path(settings.name).is_absolute():
+        advice = "a run's folder lies in runs/; give a name without .."
+        raise ValueError(f"--name {settings.name}: {advice}")
+    if folder.exists() and not (folder.is_dir() and {*os.listdir(folder)} <= {"lock"}):
+        raise ValueError(f"{folder} holds another run; choose another --name, or move it away")
+    return folder
+
+
+def name_of(settings: Settings) -> str:
+    """What a run without --name is called: its recipe, each part that was changed, its seed."""
     recipe = settings.recipe
-    start = (
-        loss.leave_one_out(recipe.leave_out) if recipe.leave_out else loss.RECIPES[recipe.recipe]
-    )
-    name = f"{recipe.recipe}-without-{recipe.leave_out}" if recipe.leave_out else recipe.recipe
-    for part in dataclasses.fields(recipe):
-        if getattr(recipe, part.name) != getattr(start, part.name):
-            name += f"-{part.name}-{getattr(recipe, part.name)}"
-    name += f"-seed{settings.seed}"
-    candidates = [Path("runs") / name, *(Path("runs") / f"{name}-{i}" for i in range(2, 10_000))]
-    return next(folder for folder in candidates if not folder.exists())
+    name, start = recipe.recipe, loss.RECIPES[recipe.recipe]
+    if recipe.leave_out:
+        name += f"-without-{recipe.leave_out}"
+        start = loss.leave_one_out(recipe.leave_out)
+    for part, value in vars(recipe).items():
+        if value != getattr(start, part):
+            name += f"-{part}-{value}"
+    return f"{name}-seed{settings.seed}"
+
+
+def free_folder(name: str) -> Path:
+    """The first of runs/NAME, runs/NAME-2, runs/NAME-3, ... that does not exist."""
+    folder, number = Path("runs") / name, 1
+    while folder.exists():
+        number += 1
+        folder = Path("runs") / f"{name}-{number}"
+    return folder
 
 
 def write_config(folder: Path, settings: Settings) -> None:
     """Write config.json: all settings, and the versions of Python, torch and transformers."""
-    versions = {
-        package: importlib.metadata.version(package) for package in ("torch", "transformers")
-    }
+    versions = {"torch": version("torch"), "transformers": version("transformers")}
     versions["python"] = platform.python_version()
-    stored = dataclasses.asdict(dataclasses.replace(settings, resume=None, from_step=None))
-    write_whole(
-        folder / "config.json", json.dumps({**stored, "versions": versions}, indent=2) + "\n"
-    )
+    resumption = {"resume": None, "from_step": None}  # no settings of the run
+    stored = dataclasses.asdict(settings) | resumption | {"versions": versions}
+    write_whole(folder / "config.json", json.dumps(stored, indent=2) + "\n")
 
 
 def lock_folder(folder: Path) -> TextIO:
@@ -60,9 +66,8 @@ def lock_folder(folder: Path) -> TextIO:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.seek(0)
-        raise ValueError(
-            f"{folder} is in use by process {file.read().strip()}; wait for it or stop it"
-        ) from None
+        holder = f"process {file.read().strip()}"
+        raise ValueError(f"{folder} is in use by {holder}; wait for it or stop it") from None
     file.truncate(0)
     file.write(f"{os.getpid()}\n")
     file.flush()

@@ -1,8 +1,8 @@
 """Some rollouts of a run, token by token, with what the loss made of them: rollouts.jsonl.
 
-A line is a group that was trained on, a problem of a validation, or the times of a step;
-docs/rollouts.md explains every key. A run writes the file and never reads it. tools/view.py makes a page
-of it.
+A line is a group that was trained on, a problem of a validation, or the times of a step.
+docs/rollouts.md explains every key. A run writes the file and never reads it. tools/view.py makes
+a page of it.
 """
 
 import functools
@@ -29,12 +29,14 @@ MOST_BYTES = 64 * 2**20  # of the file
 LONGEST_ANSWER = 2000  # characters; the answer of a programming problem holds all its tests
 LONGEST_CHARACTER = 64  # tokens; if so many make no character, more will not
 
+# --- which rollouts -------------------------------------------------------------------------------
+
 
 def kept_groups(settings: Settings, step: int, groups: list[Group]) -> list[int]:
-    """Which groups of the batch of this step: --rollouts-kept of them, spread evenly from the
-    oldest to the newest."""
-    kept_step = step % max(1, settings.steps // KEPT_STEPS) == 0
-    number = min(settings.rollouts_kept, len(groups)) if kept_step else 0
+    """Which groups of the batch of this step are kept, as indices: --rollouts-kept of them, spread
+    evenly from the oldest to the newest. Most steps of a long run keep none."""
+    every = max(1, settings.steps // KEPT_STEPS)
+    number = min(settings.rollouts_kept, len(groups)) if step % every == 0 else 0
     return [i * len(groups) // number for i in range(number)]
 
 
@@ -42,6 +44,9 @@ def kept_rows(settings: Settings, step: int, groups: list[Group]) -> set[int]:
     """The rows of the batch that hold the completions of the kept groups."""
     size = settings.completions_per_prompt
     return {p * size + i for p in kept_groups(settings, step, groups) for i in range(size)}
+
+
+# --- in words and numbers -------------------------------------------------------------------------
 
 
 def token_texts(
@@ -52,16 +57,13 @@ def token_texts(
     texts = [text_of(token) for token in ids]
     if "".join(texts) == tokenizer.decode(ids):
         return texts
-    texts, start, shown = (
-        [],
-        0,
-        0,
-    )  # ids[:shown] have their texts; those from `start` on are decoded again, as context
+    # ids[:shown] have their texts. ids[start:shown] are decoded again, as context.
+    texts, start, shown = [], 0, 0
     for end in range(1, len(ids) + 1):
-        before, now = tokenizer.decode(ids[start:shown]), tokenizer.decode(ids[start:end])
-        if (
-            now.endswith("\ufffd") and end < len(ids) and end - shown < LONGEST_CHARACTER
-        ):  # not complete
+        before = tokenizer.decode(ids[start:shown])
+        now = tokenizer.decode(ids[start:end])
+        incomplete = now.endswith("\ufffd") and end < len(ids) and end - shown < LONGEST_CHARACTER
+        if incomplete:
             texts.append("")
         else:
             texts.append(now[len(before) :])
@@ -77,13 +79,17 @@ def run_lengths(values: np.ndarray) -> list[list]:
 def at_sampled(values: np.ndarray, sampled: np.ndarray) -> list[float | None]:
     """The values of sampled tokens, with six digits; None for forced tokens and for values that are
     not finite."""
-    following = iter(values)
-    return [six_digits(next(following)) if flag else None for flag in sampled]
+    at_all = np.full(len(sampled), np.nan)
+    at_all[sampled] = values
+    return [six_digits(value) for value in at_all]
 
 
 def verdict_in_words(verdict: Verdict) -> str:
     """Right, wrong, a score in between, or the kind of failure."""
     return verdict.failure or {0: "wrong", 1: "right"}.get(verdict.score, f"{verdict.score:.2f}")
+
+
+# --- the file -------------------------------------------------------------------------------------
 
 
 class KeptRollouts:
@@ -96,69 +102,58 @@ class KeptRollouts:
         tokenizer: PreTrainedTokenizerBase,
         sources: list[Source],
     ):
-        self.path, self.settings, self.tokenizer, self.sources = (
-            folder / "rollouts.jsonl",
-            settings,
-            tokenizer,
-            sources,
-        )
+        self.path = folder / "rollouts.jsonl"
+        self.settings, self.tokenizer, self.sources = settings, tokenizer, sources
         self.run_began = 0.0  # clock reading that all times count from; the record says it
         self.text_of = functools.lru_cache(2**16)(lambda token: tokenizer.decode([token]))
 
     def add_times(self, step: int, waited: tuple[float, float], events: list[tuple]) -> None:
-        """Add the times of a step: `waited`, in which the trainer waited for groups, and the
+        """Add the times of a step: `waited`, between which the trainer waited for groups, and the
         generators' events."""
         if self.settings.rollouts_kept:
             waited = [self._seconds(clock) for clock in waited]
-            events = [
-                [n, self._seconds(start), self._seconds(end), version]
-                for n, start, end, version in events
-            ]
-            self._add([{"kind": "times", "step": step, "waited": waited, "generators": events}])
+            line = {"kind": "times", "step": step, "waited": waited, "generators": []}
+            for generator, start, end, version in events:
+                times = [self._seconds(start), self._seconds(end)]
+                line["generators"].append([generator, *times, version])
+            self._add([line])
 
     def add_batch(self, step: int, batch: Batch, worth: dict[str, Tensor], tokens: dict) -> None:
         """Add the groups of a step that are kept. worth: of each completion its reward, advantage
         and weight, [P, G]. tokens: of each row trained on, the trainer's log-probabilities and the
         entropies at its sampled tokens."""
         lines = []
+        filtered_P = loss.zero_variance(worth["reward"], batch.usable_PG)
         for p in kept_groups(self.settings, step, batch.groups):
-            group, usable_G, rewards_G = batch.groups[p], batch.usable_PG[p], worth["reward"][p]
-            fate = (
-                "zero variance"
-                if loss.zero_variance(rewards_G[None], usable_G[None])
-                else "trained"
-            )
+            group, usable_G = batch.groups[p], batch.usable_PG[p]
+            rewards = worth["reward"][p][usable_G]
+            solved = loss.retires(group.pass_rate)
             line = self._line("group", step, group)
-            line["mean_reward"] = rewards_G[usable_G].mean().item() if usable_G.any() else None
-            line["retired"] = self.settings.recipe.no_positive_resampling and loss.retires(
-                group.pass_rate
-            )
+            line["mean_reward"] = rewards.mean().item() if len(rewards) else None
+            line["retired"] = self.settings.recipe.no_positive_resampling and solved
             for i, completion in enumerate(line["completions"]):
-                rollout = group.rollouts[i]
-                completion["became"] = (
-                    fate if usable_G[i] else "truncated" if rollout.truncated else "no verdict"
-                )
-                completion |= {
-                    name: six_digits(values_PG[p, i].item()) for name, values_PG in worth.items()
-                }
+                if usable_G[i]:
+                    completion["became"] = "zero variance" if filtered_P[p] else "trained"
+                else:
+                    completion["became"] = "truncated" if completion["truncated"] else "no verdict"
+                for name, values_PG in worth.items():
+                    completion[name] = six_digits(values_PG[p, i].item())
                 for name, values in tokens.get(p * len(usable_G) + i, {}).items():
-                    completion[name] = at_sampled(values, rollout.sampled)
+                    completion[name] = at_sampled(values, group.rollouts[i].sampled)
             lines.append(line)
         self._add(lines)
 
     def add_validation(self, step: int, groups: list[Group]) -> None:
         """Add KEPT_PROBLEMS of each source, or --rollouts-kept if it is more, from the shortest
-        prompt to the longest, the same at every validation."""
-        number = (
-            max(KEPT_PROBLEMS, self.settings.rollouts_kept) if self.settings.rollouts_kept else 0
-        )
+        prompt to the longest: the same ones at every validation."""
+        if not self.settings.rollouts_kept:
+            return
+        most = max(KEPT_PROBLEMS, self.settings.rollouts_kept)
         for source in range(len(self.sources)):
-            own = sorted(
-                (g for g in groups if g.source == source),
-                key=lambda group: len(group.problem.prompt),
-            )
-            n = min(number, len(own))
-            kept = [own[i * (len(own) - 1) // max(1, n - 1)] for i in range(n)]
+            own = [group for group in groups if group.source == source]
+            own.sort(key=lambda group: len(group.problem.prompt))
+            number, longest = min(most, len(own)), len(own) - 1
+            kept = [own[i * longest // max(1, number - 1)] for i in range(number)]
             self._add([self._line("validation", step, group) for group in kept])
 
     def _line(self, kind: str, step: int, group: Group) -> dict:
@@ -199,11 +194,8 @@ class KeptRollouts:
 
     def _add(self, lines: list[dict]) -> None:
         if self.path.exists() and self.path.stat().st_size > MOST_BYTES:
-            warn(
-                "rollouts",
-                f"{self.path} has more than {MOST_BYTES >> 20} MiB: no more rollouts are kept",
-            )
+            full = f"{self.path} has more than {MOST_BYTES >> 20} MiB: no more rollouts are kept"
+            warn("rollouts", full)
         elif lines:
-            append_whole(
-                self.path, "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
-            )
+            texts = [json.dumps(line, separators=(",", ":")) + "\n" for line in lines]
+            append_whole(self.path, "".join(texts))

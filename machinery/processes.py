@@ -1,5 +1,4 @@
-"""How processes of a run begin, how the user ends them, and what a stranger's program may take of
-them."""
+"""What generators on CPUs are forked from, how the user ends a run, and how its processes end."""
 
 import contextlib
 import multiprocessing
@@ -18,9 +17,8 @@ def import_for_generators() -> None:
     """Start a process that imports what generators need, while this one still imports its own.
     Generators on CPUs are forked from it, and so start at once."""
     multiprocessing.set_forkserver_preload(["core.forked", "core.generators"])
-    with contextlib.chdir(
-        Path(__file__).parent.parent
-    ):  # it imports from the folder that it starts in
+    # It imports from the folder that it starts in.
+    with contextlib.chdir(Path(__file__).parent.parent):
         multiprocessing.forkserver.ensure_running()
 
 
@@ -58,7 +56,8 @@ class Stop:
         if not self.asked():
             self.number, self.at = number, time.monotonic()
             say(
-                "Stopping after this step, with a checkpoint if training has begun. Once more stops at once, without."
+                "Stopping after this step, with a checkpoint if training has begun. Once more stops"
+                " at once, without."
             )
         elif time.monotonic() - self.at > 1.0:
             raise KeyboardInterrupt

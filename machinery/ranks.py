@@ -26,12 +26,16 @@ from machinery.processes import ending
 
 def rank_and_ranks() -> tuple[int, int]:
     """The number of this rank, and how many ranks there are."""
-    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    if not dist.is_initialized():
+        return 0, 1
+    return dist.get_rank(), dist.get_world_size()
 
 
-def everyone(value):
-    """Every rank calls this at the same place. All get rank 0's value."""
-    if rank_and_ranks()[1] > 1:
+def from_rank_0(value):
+    """Rank 0's value, sent to all ranks. Every rank calls this at the same place; what the others
+    pass does not count. The value is pickled: whole groups of rollouts go through here."""
+    _, ranks = rank_and_ranks()
+    if ranks > 1:
         box = [value]
         dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
         value = box[0]
@@ -41,8 +45,9 @@ def everyone(value):
 def from_all_ranks(value) -> list:
     """Every rank calls this at the same place. All get the list of all values, in the order of the
     ranks."""
-    values = [value] * rank_and_ranks()[1]
-    if len(values) > 1:
+    _, ranks = rank_and_ranks()
+    values = [value] * ranks
+    if ranks > 1:
         dist.all_gather_object(values, value)
     return values
 
@@ -57,16 +62,14 @@ HERE = "127.0.0.1"  # all ranks are on this machine, and no other machine reache
 
 def join_ranks(rank: int, devices: list[str], store: dist.Store) -> None:
     """Make this process one of the trainer's ranks, which meet in this store."""
+    backend = "gloo"
     if devices[rank].startswith("cuda"):
         torch.cuda.set_device(devices[rank])  # first of all: otherwise some allocations go to GPU 0
+        backend = "cpu:gloo,cuda:nccl"
+    # Rank 0 may wait long for generators. `_watch` sees when a rank has died.
+    patience = timedelta(days=30)
     dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if devices[rank].startswith("cuda") else "gloo",
-        store=store,
-        rank=rank,
-        world_size=len(devices),
-        timeout=timedelta(
-            days=30
-        ),  # rank 0 may wait long for generators; `_watch` sees when a rank has died
+        backend, store=store, rank=rank, world_size=len(devices), timeout=patience
     )
     dist.barrier()
 
@@ -86,7 +89,7 @@ def other_ranks(
     alone. NCCL writes to it at the first collective of a GPU, and asks it now and then until the
     ranks end.
     """
-    devices = devices_here(settings)[1]
+    _, devices = devices_here(settings)
     if len(devices) == 1 and trunk_dtype(settings, devices[0]) == torch.float32:
         yield
         return
@@ -120,7 +123,8 @@ def _other_rank(
 def give_way_to_a_dead_rank() -> None:
     """After an error, wait a moment if there are other ranks. If one has died, `_watch` ends this
     process meanwhile."""
-    if rank_and_ranks()[1] > 1:
+    _, ranks = rank_and_ranks()
+    if ranks > 1:
         time.sleep(2.0)
 
 

@@ -41,10 +41,9 @@ from machinery.warnings import (
     validation_warnings,
 )
 
-SAMPLED_PROBLEMS, SAMPLES_SHOWN = (
-    6,
-    2,
-)  # validation problems of a source in samples.txt, completions of each
+# What samples.txt shows: problems of each source, and completions of each problem.
+SAMPLED_PROBLEMS = 6
+SAMPLES_SHOWN = 2
 
 
 class Record:
@@ -65,24 +64,19 @@ class Record:
         self.rollouts = KeptRollouts(folder, settings, feed.prompts.tokenizer, self.sources)
         self.tracker = Tracker(settings.track, folder, dataclasses.asdict(settings))
         self.rates = Rates(compute, feed)
-        if state is not None:
-            compute.restore(state["compute"])
-        state = state or {"step": -1, "wall_seconds": 0.0}
+        state = state or {"step": -1, "wall_seconds": 0.0, "compute": compute.columns()}
+        compute.restore(state["compute"])
         self.began = self.rollouts.run_began = time.monotonic() - state["wall_seconds"]
-        log = folder / "log.jsonl"
-        log.touch()
-        lines = drop_later(log, state["step"])
+        self.path = folder / "log.jsonl"
+        self.path.touch()
+        lines = drop_later(self.path, state["step"])
         drop_later(self.rollouts.path, state["step"])
         self.validations = [line for line in lines if line["kind"] == "validation"]
         self.last_steps = [line for line in lines if line["kind"] == "train"][-REMEMBERED:]
-        self.waited = (
-            0.0,
-            0.0,
-        )  # clock readings between which the trainer waited for the last batch
-        self.progress: Progress | None = None
-        self.outlooks: list[
-            str
-        ] = []  # where the curve of each source is going, in words for the bar
+        # Clock readings between which the trainer waited for the last batch.
+        self.waited = (0.0, 0.0)
+        self.progress = None  # the progress bar, as soon as training begins
+        self.outlooks = []  # where the curve of each source is going, in words for the bar
         self.failure = ""  # why the run cannot go on
 
     @property
@@ -97,15 +91,16 @@ class Record:
     def log(self, line: dict) -> None:
         """Add a line to log.jsonl, at once. JSON has no NaN and no infinity: they become null."""
         line["wall_seconds"] = time.monotonic() - self.began
-        line = {
-            k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()
-        }
-        append_whole(self.folder / "log.jsonl", json.dumps(line) + "\n")
-        self.tracker.log(line)
+        written = {}
+        for column, value in line.items():
+            not_finite = isinstance(value, float) and not math.isfinite(value)
+            written[column] = None if not_finite else value
+        append_whole(self.path, json.dumps(written) + "\n")
+        self.tracker.log(written)
 
-    def warn(self, step: int, warnings: dict[str, str]) -> None:
+    def warn(self, step: int, texts: dict[str, str]) -> None:
         """Say each warning on the screen and in the log, the first time in this process."""
-        for about, text in warnings.items():
+        for about, text in texts.items():
             if warn(about, text):
                 self.log({"kind": "warning", "step": step, "about": about, "text": text})
 
@@ -113,12 +108,10 @@ class Record:
 
     def begin(self, step: int) -> None:
         """Say who has which devices, and start the clock of training and the progress bar."""
-        devices = [device for engine in self.feed.engines for device in engine.devices]
+        generators = ", ".join(name for engine in self.feed.engines for name in engine.devices)
         slots = ", ".join(str(generator.slots) for generator in self.feed.generators)
-        trainers = devices_here(self.settings)[1]
-        say(
-            f"devices: generators {', '.join(devices)} with {slots} slots; trainers {', '.join(trainers)}"
-        )
+        trainers = ", ".join(devices_here(self.settings)[1])
+        say(f"devices: generators {generators} with {slots} slots; trainers {trainers}")
         self.compute.started = time.monotonic()
         self.progress = Progress("training", self.settings.steps, step)
 
@@ -128,7 +121,10 @@ class Record:
         """Log a step: what it has computed, its completions, and what has happened since the line
         before. worth: of each completion its reward, advantage and weight, [P, G] each. figures:
         further columns."""
-        self.compute.add(batch.groups, int(totals.sums["fed"]), int(totals.sums["pairs"]))
+        orders = self.feed.orders
+        began, ended = self.waited
+        judged = [pair for group in batch.groups for pair in group.judged()]
+        self.compute.add(batch, totals.sums["fed"], totals.sums["pairs"])
         zero_variance_P = loss.zero_variance(worth["reward"], batch.usable_PG)
         line = {
             "kind": "train",
@@ -140,44 +136,46 @@ class Record:
             **totals.columns(),
             "off_policyness_mean": float(batch.ages_N.mean()),
             "off_policyness_max": int(batch.ages_N.max()),
-            **completion_columns([pair for group in batch.groups for pair in group.judged()]),
+            **completion_columns(judged),
             "groups_waiting": sum(group.finished for group in self.feed.under_way.values()),
-            "prompts_retired": sum(len(order.retired) for order in self.feed.orders),
-            "epoch": min(order.epoch for order in self.feed.orders),
-            **self.rates.columns(int(batch.lengths_PG.sum()), self.waited[1] - self.waited[0]),
+            "prompts_retired": sum(len(order.retired) for order in orders),
+            "epoch": min(order.epoch for order in orders),
+            **self.rates.columns(int(batch.lengths_PG.sum()), ended - began),
             **self.compute.columns(),
         }
         self.log(line)
-        self.last_steps = [*self.last_steps, line][-REMEMBERED:]
-        events, self.feed.events = self.feed.events, []
-        self.rollouts.add_times(step, self.waited, events)
+        self.rollouts.add_times(step, self.waited, self.feed.events)
         self.rollouts.add_batch(step, batch, worth, totals.tokens)
-        prompts_left, samples = (
-            sum(order.left for order in self.feed.orders),
-            self.folder / "samples.txt",
-        )
-        self.warn(
-            step,
-            step_warnings(self.last_steps, prompts_left, self.settings.groups_per_step, samples),
-        )
+        self.feed.events = []
+
+        self.last_steps = [*self.last_steps, line][-REMEMBERED:]
+        prompts_left = sum(order.left for order in orders)
+        samples = self.folder / "samples.txt"
+        groups = self.settings.groups_per_step
+        self.warn(step, step_warnings(self.last_steps, prompts_left, groups, samples))
         self.failure = step_failure(self.last_steps)
         self.show(step)
 
     def show(self, step: int) -> None:
         """Move the progress bar."""
-        curves = self.series() if self.validations else []
-        rates = [f"{series.name} " * (len(curves) > 1) + f"{series.y[-1]:.3f}" for series in curves]
-        words = [f"last validation {', '.join(rates)}" if rates else "", *self.outlooks]
+        words = []
+        if self.validations:
+            rates = [f"{series.y[-1]:.3f}" for series in self.series()]
+            if len(rates) > 1:
+                rates = [f"{source.name} {rate}" for source, rate in zip(self.sources, rates)]
+            words.append(f"last validation {', '.join(rates)}")
+        words += filter(None, self.outlooks)
         if self.last_steps:
-            now, first = self.last_steps[-1], self.last_steps[0]
+            first, now = self.last_steps[0], self.last_steps[-1]
             words.append(f"batch {now['pass_rate']:.3f}")
             words.append(f"{now['groups_counted']} of {self.settings.groups_per_step} groups count")
             words.append(f"off-policy {now['off_policyness_mean']:.1f}")
             if now is not first:
                 hours = now["compute_device_hours"] - first["compute_device_hours"]
                 seconds = 3600 * hours / self.compute.devices / (now["step"] - first["step"])
-                words.append(f"{seconds:.{0 if seconds > 10 else 1}f} s a step")
-        self.progress.show(step, ", ".join(filter(None, words)))
+                digits = 0 if seconds > 10 else 1
+                words.append(f"{seconds:.{digits}f} s a step")
+        self.progress.show(step, ", ".join(words))
 
     def end(self, step: int, reason: str) -> None:
         """Stop the clock of training. The log gets the reason why the run is over, if it came to
@@ -197,22 +195,24 @@ class Record:
         sampling for training is added to the compute, and to the rates of no step."""
         began, busy, tokens = time.monotonic(), self.feed.busy_seconds, self.feed.sampled_tokens
         yield
-        self.compute.device_seconds += (
-            self.feed.busy_seconds - busy
-        ) * self.settings.tensor_parallel
+        sampling = self.feed.busy_seconds - busy
+        self.compute.device_seconds += sampling * self.settings.tensor_parallel
         self.compute.paused += time.monotonic() - began
         self.feed.busy_seconds, self.feed.sampled_tokens = busy, tokens
 
     def log_validation(self, step: int, groups: list[Group], mismatch: dict[str, float]) -> None:
         """Log a validation. The validation of step 0 gives R0, at compute 0."""
         compute = self.compute.columns()
+        if step == 0:
+            compute = dict.fromkeys(compute, 0)
+        judged = [pair for group in groups for pair in group.judged()]
         line = {
             "kind": "validation",
             "step": step,
             **self._pass_rates(groups),
-            **completion_columns([pair for group in groups for pair in group.judged()]),
+            **completion_columns(judged),
             **mismatch,
-            **(compute if step else dict.fromkeys(compute, 0)),
+            **compute,
         }
         self._write_samples(step, groups)
         self.rollouts.add_validation(step, groups)
@@ -226,60 +226,53 @@ class Record:
         """If the pass rate has fallen, the newest checkpoint that is not after the run's best
         validation."""
         peak = fell_from(self.validations)
-        earlier = [
-            path for path in checkpoints(self.folder) if peak and step_of(path) <= peak["step"]
-        ]
-        return earlier[-1] if earlier else None
+        before = None
+        for checkpoint in checkpoints(self.folder):
+            if peak and step_of(checkpoint) <= peak["step"]:
+                before = checkpoint
+        return before
 
     def _write_samples(self, step: int, groups: list[Group]) -> None:
         """Write samples.txt: completions of the same problems at the first validation and at this
         one."""
         samples = f"\n=== step {step}\n"
         for source in range(len(self.sources)):
-            for group in [group for group in groups if group.source == source][:SAMPLED_PROBLEMS]:
+            of_source = [group for group in groups if group.source == source]
+            for group in of_source[:SAMPLED_PROBLEMS]:
                 samples += f"\n{group.problem.prompt}   (answer: {group.problem.answer})\n"
                 for rollout, verdict in group.judged()[:SAMPLES_SHOWN]:
-                    judged, text = (
-                        verdict_in_words(verdict),
-                        marked_text(self.feed.prompts.tokenizer, rollout),
-                    )
-                    samples += f"  {judged}{', truncated' if rollout.truncated else ''}:  {text}\n"
+                    truncated = ", truncated" if rollout.truncated else ""
+                    text = marked_text(self.feed.prompts.tokenizer, rollout)
+                    samples += f"  {verdict_in_words(verdict)}{truncated}:  {text}\n"
         path = self.folder / "samples.txt"
-        title = "Forced tokens stand in [[ ]]. The first completions of each problem.\n"
-        before = path.read_text() if step and path.exists() else title
+        before = "Forced tokens stand in [[ ]]. The first completions of each problem.\n"
+        if step and path.exists():
+            before = path.read_text()
         title_and_first = before.split("\n=== ")[:2]
         write_whole(path, "\n=== ".join(title_and_first) + samples)
 
     def _pass_rates(self, groups: list[Group]) -> dict:
         """Mean pass rate of a validation: of each source, and of all with their weights."""
-        rates = [
-            float(np.mean([group.pass_rate for group in groups if group.source == source]))
-            for source in range(len(self.sources))
-        ]
+        rates, weights = {}, []
+        for i, source in enumerate(self.sources):
+            of_source = [group.pass_rate for group in groups if group.source == i]
+            rates[f"pass_rate/{source.name}"] = float(np.mean(of_source))
+            weights.append(source.weight)
         columns = {
-            "pass_rate": float(
-                np.average(rates, weights=[source.weight for source in self.sources])
-            ),
+            "pass_rate": float(np.average([*rates.values()], weights=weights)),
             "num_examples": sum(len(group.requests) for group in groups),
         }
-        if len(self.sources) > 1:
-            columns |= {
-                f"pass_rate/{source.name}": rate for source, rate in zip(self.sources, rates)
-            }
-        return columns
+        return columns | rates if len(rates) > 1 else columns
 
     def series(self) -> list[Series]:
         """The curve of each source so far. Compute is FLOPs, which no other load on the machine
         disturbs."""
-        several = len(self.sources) > 1
         x = np.array([line["compute_flops"] for line in self.validations])
         curves = []
         for source in self.sources:
-            name, column = (
-                (source.name, f"pass_rate/{source.name}")
-                if several
-                else (self.folder.name, "pass_rate")
-            )
+            name, column = self.folder.name, "pass_rate"
+            if len(self.sources) > 1:
+                name, column = source.name, f"pass_rate/{source.name}"
             y = np.array([line[column] for line in self.validations])
             num_examples = len(source.validation) * self.settings.validation_samples
             curves.append(Series(name, x, y, "compute_flops", column, num_examples))

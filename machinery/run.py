@@ -1,5 +1,5 @@
 """What stands around the loop of train.py. `open_run` checks everything before a process starts.
-`Run` has the loop's calls, and ends the run: with its results, with the processes, and with the
+`Run` has the loop's calls, and ends the run: with its results, with its processes, and with the
 reason if something failed."""
 
 import contextlib
@@ -18,9 +18,8 @@ from transformers import PreTrainedModel
 import loss
 from core.decoding import make_decoding, render_all, unwritable
 from core.devices import devices_here
-from core.engine import engine_settings, refuse_split
-from core.feed import Feed, Prompts
-from core.generators import generator_process
+from core.engine import EngineSettings, engine_settings, refuse_split
+from core.feed import Feed, Prompts, Workers
 from core.model import (
     first_learning_rate,
     load_model,
@@ -28,6 +27,7 @@ from core.model import (
     model_path,
     refuse_too_long,
 )
+from core.one_process import GeneratorHere, VerifierHere
 from core.policy import Policy
 from core.rollouts import Batch, Group, Rollout, SharedParameters
 from core.screen import say
@@ -37,12 +37,19 @@ from curve.fit import fit_sigmoid
 from curve.plots import plot_variants
 from curve.report import describe, report
 from data.load import Source, load_data
-from machinery.checkpoints import checkpoint_of, checkpoints, read_state, step_of, write_checkpoint
+from machinery.checkpoints import (
+    checkpoint_of,
+    checkpoints,
+    read_state,
+    remove_old_checkpoints,
+    step_of,
+    write_checkpoint,
+)
 from machinery.compute import Compute, attention_width, matmul_parameters
 from machinery.files import whole_folder
 from machinery.folder import lock_folder, new_folder, write_config
 from machinery.processes import Stop
-from machinery.ranks import everyone, give_way_to_a_dead_rank
+from machinery.ranks import from_rank_0, give_way_to_a_dead_rank
 from machinery.record import Record
 from machinery.totals import Totals
 from machinery.track import refuse_missing_tracker
@@ -56,88 +63,94 @@ COMPARED = 64  # completions of a validation whose log-probabilities trainer and
 class Start:
     """What every rank starts from."""
 
+    settings: Settings
     step: int  # optimizer steps made
     model: str  # folder or hub name
     moments: Path | None  # of the optimizer, in a checkpoint
+    parameters: SharedParameters  # nothing is written there yet
 
 
-def open_run(
-    settings: Settings,
-) -> tuple[Settings, Start, PreTrainedModel, SharedParameters, "Run"]:
+# --- how a run is opened --------------------------------------------------------------------------
+
+
+def open_run(settings: Settings) -> "Run":
     """Check everything that can be checked before a process is started, and make the run's folder
-    or open it again.
+    or open it again. Returns rank 0's Run.
 
-    Returns the settings
-    (with a learning rate that suits the model, if they had none), what every rank starts from, the
-    model on the CPU in fp32, the shared parameters (empty), and rank 0's Run. ValueError or OSError
-    if the flags, the data or the model cannot be used."""
+    The settings of the run are in its `start`: with a learning rate that suits the model, if they
+    had none, and without shared prompts, if the model or another setting forbids them. ValueError
+    or OSError if the flags, the data or the model cannot be used.
+    """
+    # The data, and where the run goes on.
     refuse_missing_tracker(settings.track)
     sources = read_sources(settings)
-    folder, lock, start, state = find_start(settings)
-    path = model_path(settings.model)
-    tokenizer = load_tokenizer(path)
-    decoding = make_decoding(
-        tokenizer, settings, settings.recipe.length_control, settings.recipe.fp32_logits
-    )
-    texts = [problem.prompt for source in sources for problem in source.train + source.validation]
-    if settings.model == Settings.model and (
-        lost := unwritable(tokenizer, "".join({*"".join(texts)}))
-    ):
-        raise ValueError(lost[0].removeprefix("! "))
-    prompts = Prompts(sources, render_all(tokenizer, texts, settings), tokenizer, decoding)
-    model = load_model(start.model, torch.device("cpu"), torch.float32)
-    refuse_too_long(model, decoding)
-    if settings.learning_rate is None:
-        settings = dataclasses.replace(
-            settings, learning_rate=first_learning_rate(model.num_parameters())
-        )
-        say(
-            f"The learning rate is {settings.learning_rate}, for {model.num_parameters():,} parameters."
-        )
-    generators, trainers = devices_here(settings)
-    one_gpu = bool({*generators[0]} & {*trainers})  # it samples and trains
-    # Engines are made of the run's first model, which stays where it is; their parameters come from
-    # the trainer.
-    engines = [
-        engine_settings(settings, devices, path, decoding, one_gpu) for devices in generators
-    ]
-    refuse_split(engines[0].engine, settings.tensor_parallel, model.config.num_attention_heads)
-    twice = "with --gradient-checkpointing a layer would add its keys twice to their cache"
-    not_shared = twice if settings.gradient_checkpointing else ""
-    if engines[0].engine == "torch" or (settings.share_prompts and not not_shared):
-        try:
-            refuse_wrong_over_slots(model, settings.model)
-        except ValueError as error:
-            if engines[0].engine == "torch":
-                raise
-            not_shared = str(error)
-    if settings.share_prompts and not_shared:
-        say(f"Prompts are not shared: {not_shared}.")
-        settings = dataclasses.replace(settings, share_prompts=False)
+    folder, lock, checkpoint = find_folder(settings)
+    first_model = newest_model = model_path(settings.model)
+    step, moments, state = 0, None, None
+    if checkpoint is not None:
+        state = read_state(checkpoint)
+        step, moments = state["step"], checkpoint / "optimizer.safetensors"
+        newest_model = str(checkpoint / "model")
+        if step >= settings.steps and (folder / "model").is_dir():
+            raise ValueError(
+                f"{folder} is finished, at step {step}; give a larger --steps to go on"
+            )
 
-    parameters, stop = SharedParameters(model, len(trainers)), Stop()
-    feed = Feed(settings, prompts, engines, parameters, generator_process, stop.asked, state)
+    asked = settings
+    if settings.one_process:
+        settings = by_turns(settings)
+
+    # The model and its prompts. Engines are made of the run's first model, which stays where it is;
+    # their parameters come from the trainer.
+    prompts = make_prompts(settings, first_model, sources)
+    model = load_model(newest_model, torch.device("cpu"), torch.float32)
+    refuse_too_long(model, prompts.decoding)
+    settings = with_learning_rate(settings, model)
+    engines = engines_of(settings, first_model, prompts)
+    refuse_split(engines[0].engine, settings.tensor_parallel, model.config.num_attention_heads)
+    settings = with_prompts_shared_if_possible(settings, model, engines[0].engine)
+
+    # Who does what.
+    _, trainers = devices_here(settings)
+    parameters = SharedParameters(model, len(trainers))
+    stop = Stop()
+    workers = Workers(engines, parameters)
+    if settings.one_process:
+        workers = Workers(engines, parameters, GeneratorHere, VerifierHere)
+    feed = Feed(settings, prompts, workers, stop.asked, state)
     if state is not None and state.get("data") != feed.data:
         raise ValueError(
-            f"--resume {folder}: the problems of --data {' '.join(settings.data)} are not those that its checkpoint was"
-            f" made with: put the old data back, or train its model in a new run: --model {start.model}"
+            f"--resume {folder}: the problems of --data {' '.join(settings.data)} are not those"
+            " that its checkpoint was made with: put the old data back, or train its model in a"
+            f" new run: --model {newest_model}"
         )
     if settings.defaults != "toy":
         say(f"The settings start from --defaults {settings.defaults}; config.json has them all.")
+
+    # Only now is anything written.
     folder.mkdir(parents=True, exist_ok=True)
     lock = lock or lock_folder(folder)
-    write_config(folder, settings)
+    # Without --one-process it would be resumed as it was asked for.
+    stored = dataclasses.replace(settings, recipe=asked.recipe, engine=asked.engine)
+    write_config(folder, stored)
     if settings.resume:
-        say(f"{folder}: going on from step {start.step}")
-        for later in [path for path in checkpoints(folder) if step_of(path) > start.step]:
-            shutil.rmtree(later)
-    names = [*sum(generators, ()), *trainers]
-    devices = names.count("cpu") + len(
-        {*names} - {"cpu"}
-    )  # each CPU process is one; a GPU that does both is one
-    compute = Compute(devices, matmul_parameters(model), attention_width(model))
+        say(f"{folder}: going on from step {step}")
+        for later in checkpoints(folder):
+            if step_of(later) > step:
+                shutil.rmtree(later)
+    compute = Compute(number_of_devices(settings), matmul_parameters(model), attention_width(model))
     record = Record(settings, folder, compute, feed, state)
-    return settings, start, model, parameters, Run(settings, folder, lock, feed, record, stop)
+    start = Start(settings, step, newest_model, moments, parameters)
+    return Run(start, model, feed, record, stop, lock)
+
+
+def by_turns(settings: Settings) -> Settings:
+    """The settings as --one-process wants them: generator and trainer wait for each other."""
+    asynchrony = settings.recipe.asynchrony
+    if asynchrony != "ppo-1":
+        say(f"The run trains with --asynchrony ppo-1, not {asynchrony}, because of --one-process.")
+    recipe = dataclasses.replace(settings.recipe, asynchrony="ppo-1")
+    return dataclasses.replace(settings, recipe=recipe, engine="torch")
 
 
 def read_sources(settings: Settings) -> list[Source]:
@@ -157,31 +170,81 @@ def read_sources(settings: Settings) -> list[Source]:
     return sources
 
 
-def find_start(settings: Settings) -> tuple[Path, TextIO | None, Start, dict | None]:
-    """The folder of the run and its start. Of a run that --resume names also the folder's lock and,
-    if there is a checkpoint to go on from, its state. ValueError if another process uses the
-    folder, or if the run is finished."""
-    folder, lock, checkpoint = settings.resume, None, None
-    if folder:
-        lock, checkpoint = lock_folder(folder), checkpoint_of(folder, settings.from_step)
-    if checkpoint is None:
-        return (
-            folder or new_folder(settings),
-            lock,
-            Start(0, model_path(settings.model), None),
-            None,
-        )
-    state = read_state(checkpoint)
-    if state["step"] >= settings.steps and (folder / "model").is_dir():
-        raise ValueError(
-            f"{folder} is finished, at step {state['step']}; give a larger --steps to go on"
-        )
-    return (
-        folder,
-        lock,
-        Start(state["step"], str(checkpoint / "model"), checkpoint / "optimizer.safetensors"),
-        state,
-    )
+def find_folder(settings: Settings) -> tuple[Path, TextIO | None, Path | None]:
+    """The folder of the run. If --resume names it, also its lock, and the checkpoint to go on from
+    if there is one. ValueError if another process uses the folder."""
+    if settings.resume is None:
+        return new_folder(settings), None, None
+    lock = lock_folder(settings.resume)
+    return settings.resume, lock, checkpoint_of(settings.resume, settings.from_step)
+
+
+def make_prompts(settings: Settings, model: str, sources: list[Source]) -> Prompts:
+    """The prompts of these sources as token ids of the model. ValueError if it cannot read them."""
+    tokenizer = load_tokenizer(model)
+    recipe = settings.recipe
+    decoding = make_decoding(tokenizer, settings, recipe.length_control, recipe.fp32_logits)
+    texts = [problem.prompt for source in sources for problem in source.train + source.validation]
+    if settings.model == Settings.model:
+        characters = {character for text in texts for character in text}
+        lost = unwritable(tokenizer, "".join(characters))
+        if lost:
+            raise ValueError(lost[0].removeprefix("! "))
+    return Prompts(sources, render_all(tokenizer, texts, settings), tokenizer, decoding)
+
+
+def with_learning_rate(settings: Settings, model: PreTrainedModel) -> Settings:
+    """The settings with a learning rate that suits the model, if they have none."""
+    if settings.learning_rate is not None:
+        return settings
+    parameters = model.num_parameters()
+    rate = first_learning_rate(parameters)
+    say(f"The learning rate is {rate}, for {parameters:,} parameters.")
+    return dataclasses.replace(settings, learning_rate=rate)
+
+
+def engines_of(settings: Settings, model: str, prompts: Prompts) -> list[EngineSettings]:
+    """The settings of each generator's engine."""
+    generators, trainers = devices_here(settings)
+    beside_trainer = not set(trainers).isdisjoint(generators[0])
+    return [
+        engine_settings(settings, devices, model, prompts.decoding, beside_trainer)
+        for devices in generators
+    ]
+
+
+def with_prompts_shared_if_possible(
+    settings: Settings, model: PreTrainedModel, engine: str
+) -> Settings:
+    """The settings without --share-prompts, if something forbids it. ValueError if the model cannot
+    be sampled by `TorchEngine`, and this is the engine."""
+    reason = ""
+    if settings.gradient_checkpointing:
+        reason = "with --gradient-checkpointing a layer would add its keys twice to their cache"
+    # The trainer shares prompts over the same kind of cache that TorchEngine samples with.
+    if engine == "torch" or (settings.share_prompts and not reason):
+        try:
+            refuse_wrong_over_slots(model, settings.model)
+        except ValueError as error:
+            if engine == "torch":
+                raise
+            reason = str(error)
+    if not settings.share_prompts or not reason:
+        return settings
+    say(f"Prompts are not shared: {reason}.")
+    return dataclasses.replace(settings, share_prompts=False)
+
+
+def number_of_devices(settings: Settings) -> int:
+    """Devices of generators and trainers. Each CPU process is one; a GPU that does both is one."""
+    if settings.one_process:
+        return 1
+    generators, trainers = devices_here(settings)
+    names = [*sum(generators, ()), *trainers]
+    return len(names) if "cpu" in names else len({*names})
+
+
+# --- the run --------------------------------------------------------------------------------------
 
 
 class Run:
@@ -192,16 +255,19 @@ class Run:
     """
 
     def __init__(
-        self, settings: Settings, folder: Path, lock: TextIO, feed: Feed, record: Record, stop: Stop
+        self,
+        start: Start,
+        model: PreTrainedModel,
+        feed: Feed,
+        record: Record,
+        stop: Stop,
+        lock: TextIO | None,
     ):
-        self.settings, self.folder, self.feed, self.record, self.stop = (
-            settings,
-            folder,
-            feed,
-            record,
-            stop,
-        )
-        self.lock = lock  # of the folder; it is held as long as this object lives
+        """model: of the start, on the CPU in fp32. lock: of the folder; it is held as long as this
+        object lives."""
+        self.start, self.settings, self.model = start, start.settings, model
+        self.feed, self.record, self.stop, self.lock = feed, record, stop, lock
+        self.folder = record.folder
         self.error = ""  # what went wrong in this process
         self.stopped_at_once = False  # by a second Ctrl-C
 
@@ -212,22 +278,21 @@ class Run:
 
     def goes_on(self, step: int) -> bool:
         """Whether another step is made."""
-        return everyone(step < self.settings.steps and not self.over())
+        return from_rank_0(step < self.settings.steps and not self.over())
 
     def batch(self, step: int) -> list[Group] | None:
         """The groups to train on at this step. None if every prompt is retired, or if the run
         ends."""
         began = time.monotonic()
-        groups = everyone(self.feed.batch(step))
+        groups = from_rank_0(self.feed.batch(step))  # whole groups of rollouts go to all ranks
         self.record.waited = began, time.monotonic()
         return groups
 
     def wants_validation(self, step: int, at_the_end: bool = False) -> bool:
         """Whether a validation is due at this step and has not been made yet."""
-        due = (
-            at_the_end or step % self.settings.validation_every == 0 or step == self.settings.steps
-        )
-        return everyone(due and self.record.last_validation < step and not self.over())
+        regular = step % self.settings.validation_every == 0
+        due = regular or at_the_end or step == self.settings.steps
+        return from_rank_0(due and self.record.last_validation < step and not self.over())
 
     def validate(self, step: int, policy: Policy) -> None:
         """Measure the pass rate of the held-out problems with the parameters of this step; at step
@@ -236,36 +301,43 @@ class Run:
         with self.record.pause():
             groups = self.feed.validate(step) or []
             rollouts = [rollout for group in groups for rollout in group.rollouts.values()]
-            compared = everyone(rollouts[:: max(1, len(rollouts) // COMPARED)])
+            every_nth = max(1, len(rollouts) // COMPARED)
+            # The other ranks get these completions, to compute their share of them.
+            compared = from_rank_0(rollouts[::every_nth])
             if not compared:  # the run ends
                 return
             mismatch = numerics_mismatch(policy, compared, self.settings)
         self.record.log_validation(step, groups, mismatch)
 
+    def retire(self, groups: list[Group]) -> None:
+        """No-Positive-Resampling: the prompts that these groups have solved do not come again."""
+        self.feed.retire(groups)
+
     def log_step(self, step: int, batch: Batch, totals: Totals, worth: dict, figures: dict) -> None:
-        """Retire what is solved, and write down what has happened. worth: of each completion its
-        reward, advantage and weight, [P, G] each. figures: further columns of the log."""
-        self.feed.retire(batch.groups)
+        """Write down what has happened. worth: of each completion its reward, advantage and weight,
+        [P, G] each. figures: further columns of the log."""
         self.record.log_step(step, batch, totals, worth, figures)
 
     def save(self, step: int, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
         """Write a checkpoint of this step. Parameters and moments are gathered from all ranks."""
         parameters, moments = gather(policy, optimizer)
         state = {"step": step, **self.feed.state(), **self.record.state()}
-        tokenizer, keep = self.feed.prompts.tokenizer, self.settings.keep_checkpoints
+        tokenizer = self.feed.prompts.tokenizer
+        write_checkpoint(self.folder, policy.model, tokenizer, parameters, moments, state)
         before_fall = self.record.checkpoint_before_fall()
-        write_checkpoint(
-            self.folder, policy.model, tokenizer, parameters, moments, state, keep, before_fall
-        )
+        remove_old_checkpoints(self.folder, self.settings.keep_checkpoints, before_fall)
 
     def end(self, step: int) -> bool:
         """Stop the clock of training, and log why a run is over. Returns whether a checkpoint is
         missing."""
-        retired = f"Every prompt has been retired (pass rate >= {loss.RETIRE_AT})"
-        reason = "All steps are made" if step >= self.settings.steps else retired
-        self.record.end(step, "" if self.over() else reason)
+        reason = f"Every prompt has been retired (pass rate >= {loss.RETIRE_AT})"
+        if step >= self.settings.steps:
+            reason = "All steps are made"
+        if self.over():
+            reason = ""
+        self.record.end(step, reason)
         saved = any(step_of(checkpoint) == step for checkpoint in checkpoints(self.folder))
-        return everyone(self.record.last_validation >= 0 and not saved)
+        return from_rank_0(self.record.last_validation >= 0 and not saved)
 
     # Why it ends
 
@@ -289,16 +361,25 @@ class Run:
             yield
         except KeyboardInterrupt:
             self.stopped_at_once = True
-        except torch.OutOfMemoryError as error:
-            advice = "lower --tokens-per-micro-batch or --slots, or add --gradient-checkpointing or --trainers"
-            self.error = f"{str(error).partition('. ')[0]}: {advice}"
-        except OSError as error:
-            self.error = f"the run's folder cannot be written: {error}"
         except Exception as error:
-            give_way_to_a_dead_rank()
-            raise RuntimeError(f"the run has failed, as said above{self.hint()}") from error
+            self.error = self._in_a_sentence(error)
+            if not self.error:
+                give_way_to_a_dead_rank()
+                raise RuntimeError(f"the run has failed, as said above{self.hint()}") from error
         finally:
             self.feed.close()
+
+    def _in_a_sentence(self, error: Exception) -> str:
+        """What went wrong, if it is known; else '', and the traceback says it. With --one-process
+        it may come out of a task, whose traceback is wanted."""
+        if isinstance(error, torch.OutOfMemoryError):
+            return (
+                f"{str(error).partition('. ')[0]}: lower --tokens-per-micro-batch or --slots, or"
+                " add --gradient-checkpointing or --trainers"
+            )
+        if isinstance(error, OSError) and not self.settings.one_process:
+            return f"the run's folder cannot be written: {error}"
+        return ""
 
     def hint(self) -> str:
         """How to go on, to be put behind an error; '' as long as there is no checkpoint."""
@@ -327,70 +408,91 @@ class Run:
             return
         with whole_folder(self.folder / "model") as folder:
             shutil.copytree(checkpoints(self.folder)[-1] / "model", folder, dirs_exist_ok=True)
-        fitted, lines = [], []
+        lines = self._fit_curves()
+        if (self.folder / "rollouts.jsonl").exists():
+            try:
+                write_page(self.folder)
+            except ValueError as error:  # a page is no reason to call a run failed
+                say(f"no page: {error}")
+        print("\n".join(lines + self._costs_and_files()))
+
+    def _fit_curves(self) -> list[str]:
+        """Fit the curve of each source, and draw them in curve.png. Returns what is printed."""
+        fitted, lines = {}, []
         for source, series in zip(self.record.sources, self.record.series()):
             of_source = f" of {source.name}" if len(self.record.sources) > 1 else ""
             lines.append(
-                f"pass rate   {series.y[0]:.3f} before, {series.y[-1]:.3f} after {self.record.last_validation} steps"
-                f" (mean@{self.settings.validation_samples} of {len(source.validation)} held-out problems{of_source})"
+                f"pass rate   {series.y[0]:.3f} before, {series.y[-1]:.3f} after"
+                f" {self.record.last_validation} steps (mean@{self.settings.validation_samples} of"
+                f" {len(source.validation)} held-out problems{of_source})"
             )
             try:
                 fit = fit_sigmoid(series.x, series.y, num_examples=series.num_examples)
             except ValueError as error:
                 lines.append(f"curve       no fit: {error}")
                 continue
-            fitted.append((series, fit))
+            fitted[series.name] = [(series, fit)]
             lines.append(describe(series, fit, report(series, fit)))
         if few_groups_count(self.record.last_steps, self.settings.groups_per_step):
             lines.append(
-                "! hardly any group counted at the end: a curve that is flat there may be that of a shortcut"
+                "! hardly any group counted at the end: a curve that is flat there may be that of a"
+                " shortcut"
             )
         if fitted:
-            plot_variants(self.folder / "curve.png", {run[0].name: [run] for run in fitted})
-        if (self.folder / "rollouts.jsonl").exists():
-            try:
-                write_page(self.folder)
-            except ValueError as error:  # a page is no reason to call a run failed
-                say(f"no page: {error}")
-        spent, step = (
-            self.record.compute.columns(),
-            (self.record.last_steps or [{"step": 0}])[-1]["step"],
-        )
+            plot_variants(self.folder / "curve.png", fitted)
+        return lines
+
+    def _costs_and_files(self) -> list[str]:
+        """What is printed last."""
+        spent = self.record.compute.columns()
+        steps = self.record.last_steps[-1]["step"] if self.record.last_steps else 0
+        seconds = time.monotonic() - self.record.began
         files = sorted(path.name + "/" * path.is_dir() for path in self.folder.iterdir())
-        lines += [
-            f"compute     {step} steps, {spent['compute_device_hours']:.3f} device-hours,"
-            f" {spent['compute_tokens'] / 1e6:.2f} M sampled tokens, {spent['compute_flops']:.2e} FLOPs;"
-            f" {time.monotonic() - self.record.began:.0f} s with start and validation",
+        lines = [
+            f"compute     {steps} steps, {spent['compute_device_hours']:.3f} device-hours,"
+            f" {spent['compute_tokens'] / 1e6:.2f} M sampled tokens,"
+            f" {spent['compute_flops']:.2e} FLOPs; {seconds:.0f} s with start and validation",
             f"idle        {self.record.rates.idle()}",
             f"files       {self.folder}/: {' '.join(files)}",
         ]
         if "rollouts.html" in files:
             lines.append(f"next        open {self.folder}/rollouts.html in a browser")
-        print("\n".join(lines))
+        return lines
 
 
 class OtherRank:
     """The loop's calls on any other rank: they get rank 0's answer, and take part in what all ranks
     do together."""
 
-    def __init__(self, settings: Settings):
-        self.settings = settings
+    def __init__(self, start: Start):
+        self.settings = start.settings
+        self.model = load_model(start.model, torch.device("cpu"), torch.float32)
 
-    def answer(self, *_, **__):
-        """What the same call returns on rank 0."""
-        return everyone(None)
+    def begin(self, *_) -> None:
+        """Rank 0 alone starts the generators."""
 
-    goes_on = batch = wants_validation = end = answer
+    def goes_on(self, *_) -> bool:
+        return from_rank_0(None)
 
-    def nothing(self, *_) -> None:
-        """Rank 0 alone starts the generators and writes the log."""
+    def batch(self, *_) -> list[Group] | None:
+        return from_rank_0(None)
 
-    begin = log_step = nothing
+    def wants_validation(self, *_, **__) -> bool:
+        return from_rank_0(None)
 
     def validate(self, _, policy: Policy) -> None:
-        compared: list[Rollout] = everyone(None)
+        compared: list[Rollout] = from_rank_0(None)
         if compared:
             numerics_mismatch(policy, compared, self.settings)
 
+    def retire(self, *_) -> None:
+        """Rank 0 alone hands prompts out."""
+
+    def log_step(self, *_) -> None:
+        """Rank 0 alone writes the log."""
+
     def save(self, _, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
         gather(policy, optimizer)
+
+    def end(self, *_) -> bool:
+        return from_rank_0(None)

@@ -7,6 +7,7 @@ from core.screen import warn
 
 
 def refuse_missing_tracker(name: str | None) -> None:
+    """ValueError if the tracker of --track is not installed."""
     if name is not None and importlib.util.find_spec(name) is None:
         raise ValueError(f"--track {name}: it is not installed; `pip install {name}` brings it")
 
@@ -17,19 +18,17 @@ class Tracker:
 
     def __init__(self, name: str | None, folder: Path, config: dict):
         self.name, self.folder, self.config = name, folder, config
-        self.tracker = (
-            None  # tensorboard's writer, or the module of wandb or trackio; from the first line on
-        )
+        # From the first line on: tensorboard's writer, or the module of wandb or trackio.
+        self.tracker = None
 
     def log(self, line: dict) -> None:
         """Send the numbers of a line of log.jsonl, as train/loss or validation/pass_rate."""
         if self.name is None:
             return
-        numbers = {
-            f"{line['kind']}/{key}": value
-            for key, value in line.items()
-            if type(value) in (int, float)
-        }
+        numbers = {}
+        for key, value in line.items():
+            if type(value) in (int, float):
+                numbers[f"{line['kind']}/{key}"] = value
         try:
             self.tracker = self.tracker or self._start()
             if self.name == "tensorboard":
@@ -39,10 +38,8 @@ class Tracker:
             else:
                 self.tracker.log(numbers, step=line["step"])
         except Exception as error:  # of whatever kind: the run is worth more than its tracker
-            warn(
-                "tracker",
-                f"--track {self.name} has failed, and gets nothing more ({type(error).__name__}: {error})",
-            )
+            words = f"{type(error).__name__}: {error}"
+            warn("tracker", f"--track {self.name} has failed, and gets nothing more ({words})")
             self.name = None
 
     def _start(self):

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn import Module, ModuleList
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
@@ -20,31 +21,39 @@ from core.rollouts import Rollout
 from core.settings import Settings
 from machinery.ranks import from_all_ranks, rank_and_ranks
 
+# --- the policy -----------------------------------------------------------------------------------
+
 
 def make_policy(settings: Settings, model: PreTrainedModel, device: torch.device) -> Policy:
     """The policy that this rank trains. model: on the CPU, with parameters in fp32, since bf16
-    would swallow small updates. A model that will be sharded is never whole on one device."""
+    would swallow small updates.
+
+    A single rank in fp32 has the whole model. If there are several ranks, or if the trunk computes
+    in bf16, FSDP shards it (`shard`): it is never whole on one device then."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
         model.set_attn_implementation("sdpa")
-    if not dist.is_initialized():
-        model.to(device)
-    for layer in layers_and_rest(model)[0]:
-        if settings.gradient_checkpointing:
+    if settings.gradient_checkpointing:
+        layers, _ = layers_and_rest(model)
+        for layer in layers:
             layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
-    policy, dtype = Policy(model), trunk_dtype(settings, str(device))
+    policy = Policy(model)
     if dist.is_initialized():
-        shard(policy, device.type, dtype)
+        shard(policy, device.type, trunk_dtype(settings, str(device)))
+    else:
+        model.to(device)
     return policy
 
 
-def layers_and_rest(model: PreTrainedModel) -> tuple[list[torch.nn.Module], list[torch.nn.Module]]:
+def layers_and_rest(model: PreTrainedModel) -> tuple[list[Module], list[Module]]:
     """The layers of the trunk, and its other parts: embedding, norm."""
-    children = list(model.base_model.children())
-    layers = [
-        layer for child in children if isinstance(child, torch.nn.ModuleList) for layer in child
-    ]
-    return layers, [child for child in children if not isinstance(child, torch.nn.ModuleList)]
+    layers, rest = [], []
+    for child in model.base_model.children():
+        if isinstance(child, ModuleList):
+            layers.extend(child)
+        else:
+            rest.append(child)
+    return layers, rest
 
 
 def shard(policy: Policy, device_type: str, dtype: torch.dtype) -> None:
@@ -52,15 +61,18 @@ def shard(policy: Policy, device_type: str, dtype: torch.dtype) -> None:
     when it is called, and freed after that; gradients are summed in fp32. The head, and an
     embedding tied to it, stay in fp32."""
     mesh = init_device_mesh(device_type, (dist.get_world_size(),))
-    precision = MixedPrecisionPolicy(
-        param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32
-    )
+    cast_to = None if dtype == torch.float32 else dtype
+    precision = MixedPrecisionPolicy(param_dtype=cast_to, reduce_dtype=torch.float32)
     head = policy.model.get_output_embeddings().weight
-    for part in sum(layers_and_rest(policy.model), []):
+    layers, rest = layers_and_rest(policy.model)
+    for part in layers + rest:
         parameters = list(part.parameters())
         if parameters and all(parameter is not head for parameter in parameters):
             fully_shard(part, mesh=mesh, mp_policy=precision)
     fully_shard(policy, mesh=mesh)
+
+
+# --- what is measured -----------------------------------------------------------------------------
 
 
 @torch.no_grad()
@@ -70,12 +82,12 @@ def numerics_mismatch(
     """Mean and maximum of |log pi_train - log pi_gen| over the sampled tokens of these rollouts, in
     nats. The present parameters sampled all of them, so pi_train and pi_gen are the same policy,
     and the difference is numerics alone (sec. 3.2, fp32 logits). Every rank calls this with the
-    same rollouts."""
+    same rollouts, computes its share of them, and gets the figures of all."""
     differences = []
-    rows, budget = list(range(len(rollouts))), settings.tokens_per_micro_batch
-    for m in micro_batches(
-        rollouts, rows, budget, policy.model.device, *rank_and_ranks(), settings.share_prompts
-    ):
+    rank, ranks = rank_and_ranks()
+    rows, tokens = list(range(len(rollouts))), settings.tokens_per_micro_batch
+    device, share = policy.model.device, settings.share_prompts
+    for m in micro_batches(rollouts, rows, tokens, device, rank, ranks, share):
         logprobs_BT, _ = policy(m, settings.recipe.fp32_logits)
         differences.append((logprobs_BT - m.generator_logprobs_BT)[m.sampled_BT].abs().cpu())
     if isinstance(policy, FSDPModule):
@@ -92,12 +104,14 @@ def update_size(optimizer: torch.optim.AdamW) -> float:
     """The norm of AdamW's last update, without weight decay, divided by the norm of the parameters.
     It is computed from the moments, because a copy of the parameters from before the step would
     take memory."""
-    (group,), updates, parameters = optimizer.param_groups, [], []
+    (group,) = optimizer.param_groups
     beta1, beta2 = group["betas"]
+    updates, parameters = [], []
     for parameter, state in optimizer.state.items():
         first = state["exp_avg"] / (1 - beta1 ** state["step"])
         second = state["exp_avg_sq"] / (1 - beta2 ** state["step"])
-        updates.append((group["lr"] * first / (second.sqrt() + group["eps"])).square().sum())
+        update = group["lr"] * first / (second.sqrt() + group["eps"])
+        updates.append(update.square().sum())
         parameters.append(parameter.square().sum())
     return (gathered(sum(updates)) / gathered(sum(parameters))).sqrt().item()
 
@@ -107,21 +121,26 @@ def gathered(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
+# --- to and from a checkpoint ---------------------------------------------------------------------
+
+
 def gather(
     policy: Policy, optimizer: torch.optim.Optimizer
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """All parameters, and all moments of the optimizer, by name. Every rank calls this; rank 0 gets
-    the tensors."""
-    parameters, moments, (rank, ranks) = {}, {}, rank_and_ranks()
+    """All parameters, by name, and all moments of the optimizer, by NAME/MOMENT. Every rank calls
+    this; rank 0 gets the tensors, and the others get none."""
+    sharded = {}
     for name, parameter in policy.model.named_parameters():
-        tensors = {name: parameter.detach()}
-        tensors |= {
-            f"{name}/{key}": value for key, value in optimizer.state.get(parameter, {}).items()
-        }
-        for key, value in tensors.items():
-            value = gathered(value)
-            if rank == 0:
-                (parameters if key == name else moments)[key] = value.cpu() if ranks > 1 else value
+        sharded[name] = parameter.detach()
+        for moment, value in optimizer.state.get(parameter, {}).items():
+            sharded[f"{name}/{moment}"] = value
+    rank, ranks = rank_and_ranks()
+    parameters, moments = {}, {}
+    for name, tensor in sharded.items():
+        tensor = gathered(tensor)  # on all ranks together
+        if rank == 0:
+            kind = moments if "/" in name else parameters
+            kind[name] = tensor.cpu() if ranks > 1 else tensor
     return parameters, moments
 
 
@@ -129,12 +148,11 @@ def read_moments(policy: Policy, optimizer: torch.optim.Optimizer, path: Path) -
     """Give the optimizer the moments of a checkpoint, sharded if the parameters are."""
     parameters = dict(policy.model.named_parameters())
     for place, value in safetensors.torch.load_file(path).items():
-        name, _, key = place.rpartition("/")
+        name, _, moment = place.rpartition("/")
         parameter = parameters[name]
-        if (
-            key != "step" or optimizer.defaults["fused"]
-        ):  # the fused AdamW counts its steps on the GPU
+        # AdamW counts its steps on the CPU; the fused one counts them on the GPU.
+        if moment != "step" or optimizer.defaults["fused"]:
             value = value.to(parameter.device)
-        if key != "step" and isinstance(parameter, DTensor):
+        if moment != "step" and isinstance(parameter, DTensor):
             value = distribute_tensor(value, parameter.device_mesh, parameter.placements)
-        optimizer.state[parameter][key] = value
+        optimizer.state[parameter][moment] = value

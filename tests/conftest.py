@@ -6,26 +6,21 @@ import sys
 
 import pytest
 
+# The tests are of a machine without a GPU. This comes before torch looks for one.
 if "SCALERL_TEST_DEVICE" not in os.environ:
-    os.environ["CUDA_VISIBLE_DEVICES"] = (
-        ""  # the tests are of a machine without a GPU, before torch looks for one
-    )
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 import torch  # noqa: E402
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is downloaded, so nothing waits for a hub
-os.environ.pop(
-    "PYTHONDONTWRITEBYTECODE", None
-)  # or each of the processes would compile all modules again
+# With it, each of the processes would compile all modules again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 torch.set_num_threads(1)
 
 
 def pytest_addoption(parser):
-    parser.addoption(
-        "--all",
-        action="store_true",
-        help="the tests marked `slow` too: real processes, long simulations",
-    )
+    about = "the tests marked `slow` too: real processes, long simulations"
+    parser.addoption("--all", action="store_true", help=about)
 
 
 def pytest_collection_modifyitems(config, items):
@@ -54,10 +49,8 @@ def fail_if_skipped_in_ci(report):
     if report.skipped and "CI" in os.environ and not hasattr(report, "wasxfail"):
         reason = report.longrepr[2].removeprefix("Skipped: ")
         if not reason.startswith("even in CI: "):
-            report.outcome, report.longrepr = (
-                "failed",
-                f"skipped in CI, where nothing may be missing: {reason}",
-            )
+            report.outcome = "failed"
+            report.longrepr = f"skipped in CI, where nothing may be missing: {reason}"
     return report
 
 
@@ -67,13 +60,10 @@ def no_group_is_left():
     shard over it."""
     yield
     if "vllm" in sys.modules:
-        from vllm.distributed.parallel_state import (
-            destroy_distributed_environment,
-            destroy_model_parallel,
-        )
+        from vllm.distributed import parallel_state
 
-        destroy_model_parallel()
-        destroy_distributed_environment()
+        parallel_state.destroy_model_parallel()
+        parallel_state.destroy_distributed_environment()
 
 
 @pytest.fixture
@@ -85,12 +75,10 @@ def group_of_one():
     from core.settings import Settings
     from machinery import ranks
 
-    mine = not dist.is_initialized()
-    with (
-        ranks.other_ranks(Settings(dtype="bfloat16"), None, (), None)
-        if mine
-        else contextlib.nullcontext()
-    ):
+    group = contextlib.nullcontext()
+    if not dist.is_initialized():
+        group = ranks.other_ranks(Settings(dtype="bfloat16"), None, (), None)
+    with group:
         assert dist.get_world_size() == 1
         yield
 
@@ -117,8 +105,19 @@ def make_models(parent, head_dim):
     attention = dict(**common, head_dim=head_dim, num_key_value_heads=2)
     experts = dict(num_experts_per_tok=2, moe_intermediate_size=32)
     # The heads of values are smaller than those of keys, 12 and 8 + 8.
-    latent = dict(**common, **experts, num_key_value_heads=4, q_lora_rank=16, kv_lora_rank=16, qk_nope_head_dim=8,
-                  qk_rope_head_dim=8, v_head_dim=12, n_routed_experts=4, n_group=1, topk_group=1)  # fmt: skip
+    latent = dict(
+        **common,
+        **experts,
+        num_key_value_heads=4,
+        q_lora_rank=16,
+        kv_lora_rank=16,
+        qk_nope_head_dim=8,
+        qk_rope_head_dim=8,
+        v_head_dim=12,
+        n_routed_experts=4,
+        n_group=1,
+        topk_group=1,
+    )
     configs = {
         "llama": LlamaConfig(**attention | {"num_key_value_heads": 4}),
         "llama-grouped-tied": LlamaConfig(**attention, tie_word_embeddings=True),
@@ -127,18 +126,26 @@ def make_models(parent, head_dim):
         "deepseek-v3": DeepseekV3Config(**latent, first_k_dense_replace=1),
         "glm4-moe-lite": Glm4MoeLiteConfig(**latent),
     }
-    # Parameters far from uniform, so that a wrong position shows.
-    return {
-        kind: save_random(config, parent / kind, tokenizer, std=0.3)
-        for kind, config in configs.items()
-    }
+    folders = {}
+    for kind, config in configs.items():
+        # Parameters far from uniform, so that a wrong position shows.
+        folders[kind] = save_random(config, parent / kind, tokenizer, std=0.3)
+    return folders
 
 
 def sizes(tokenizer):
     """What the configs of tiny models have in common."""
-    return dict(vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-                num_attention_heads=4, max_position_embeddings=256, eos_token_id=tokenizer.eos_token_id,
-                pad_token_id=tokenizer.pad_token_id, bos_token_id=None)  # fmt: skip
+    return dict(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=256,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+    )
 
 
 def save_random(config, folder, tokenizer, std=None, **generation):
@@ -183,14 +190,10 @@ def chat_models(tmp_path_factory):
     tokenizer.chat_template = CHAT_TEMPLATE
     common = sizes(tokenizer) | dict(max_position_embeddings=1024, tie_word_embeddings=True)
     common |= dict(num_key_value_heads=2, head_dim=32)
-    configs = {
-        "qwen3": Qwen3Config(**common),
-        "qwen3-moe": Qwen3MoeConfig(
-            **common, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16
-        ),
-    }
-    parent, ends = tmp_path_factory.mktemp("chat"), [tokenizer.eos_token_id, tokenizer.pad_token_id]
-    return {
-        kind: save_random(config, parent / kind, tokenizer, eos_token_id=ends)
-        for kind, config in configs.items()
-    }
+    experts = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
+    configs = {"qwen3": Qwen3Config(**common), "qwen3-moe": Qwen3MoeConfig(**common, **experts)}
+    parent, folders = tmp_path_factory.mktemp("chat"), {}
+    ends = [tokenizer.eos_token_id, tokenizer.pad_token_id]
+    for kind, config in configs.items():
+        folders[kind] = save_random(config, parent / kind, tokenizer, eos_token_id=ends)
+    return folders

@@ -16,8 +16,10 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-TINY = ["--prompts-per-step", "4", "--completions-per-prompt", "4", "--validation-problems", "6",
-        "--validation-samples", "2", "--slots", "32", "--checkpoint-every", "2"]  # fmt: skip
+TINY = """
+    --prompts-per-step 4 --completions-per-prompt 4 --validation-problems 6
+    --validation-samples 2 --slots 32 --checkpoint-every 2
+""".split()
 
 
 def project(folder: Path, **faults: str) -> Path:
@@ -25,14 +27,12 @@ def project(folder: Path, **faults: str) -> Path:
     core__feed="..."."""
     for script in ROOT.glob("*.py"):
         shutil.copy(script, folder)
+    left_out = shutil.ignore_patterns("examples", "__pycache__")
     for package in ("core", "curve", "data", "machinery", "tools"):
-        shutil.copytree(
-            ROOT / package,
-            folder / package,
-            ignore=shutil.ignore_patterns("examples", "__pycache__"),
-        )
+        shutil.copytree(ROOT / package, folder / package, ignore=left_out)
     for module, text in faults.items():
-        with open((folder / module.replace("__", "/")).with_suffix(".py"), "a") as file:
+        path = folder / module.replace("__", "/")
+        with open(path.with_suffix(".py"), "a") as file:
             file.write("\n" + text)
     return folder
 
@@ -40,11 +40,11 @@ def project(folder: Path, **faults: str) -> Path:
 def apply(page: str, folder: Path) -> None:
     """Make the changes to files of a project that a page of docs/ shows as diffs, each with the
     name of its file."""
-    for name, change in re.findall(
-        r"(?s)```diff\n@@ (\S+) @@\n(.*?)```", (ROOT / "docs" / page).read_text()
-    ):
+    text_of_page = (ROOT / "docs" / page).read_text()
+    for name, change in re.findall(r"(?s)```diff\n@@ (\S+) @@\n(.*?)```", text_of_page):
         file = folder / name
-        old, new = ("".join(re.findall(rf"(?m)^[{sign} ](.*\n)", change)) for sign in "-+")
+        old = "".join(re.findall(r"(?m)^[- ](.*\n)", change))
+        new = "".join(re.findall(r"(?m)^[+ ](.*\n)", change))
         text = file.read_text()
         assert text.count(old) == 1, f"{file} has not exactly once:\n{old}"
         file.write_text(text.replace(old, new))
@@ -57,17 +57,18 @@ def once(name: str) -> str:
 
 
 def faulty_engine(**statements: str) -> str:
-    """Python text for core/torch_engine.py: each statement runs once, at a step with parameters of version
-    3, 5, 7, ..."""
-    text = "_step = TorchEngine.step\ndef step(self):\n"
-    for i, (name, statement) in enumerate(statements.items()):
-        text += f"    if self.version >= {2 * i + 3} and {once(name)}: {statement}\n"
+    """Python text for core/torch_engine.py: each statement runs once, at a step with parameters of
+    version 3, 5, 7, ..."""
+    text, version = "_step = TorchEngine.step\ndef step(self):\n", 1
+    for name, statement in statements.items():
+        version += 2
+        text += f"    if self.version >= {version} and {once(name)}: {statement}\n"
     return text + "    return _step(self)\nTorchEngine.step = step\n"
 
 
 def faulty_reward(**statements: str) -> str:
     """Python text for data/tasks/arithmetic.py: each statement runs once, at the first verdicts."""
-    text = "_score = score\ndef score(problem, completion):\n    import time\n"
+    text = "_score = score\ndef score(problem, completion):\n"
     for name, statement in statements.items():
         text += f"    if {once(name)}: {statement}\n"
     return text + "    return _score(problem, completion)\n"
@@ -75,16 +76,19 @@ def faulty_reward(**statements: str) -> str:
 
 def faulty_loss(call: int) -> str:
     """Python text for loss.py: the loss of one micro-batch is not a number."""
-    return (
-        "_policy_loss, _calls = policy_loss, []\n"
-        "def policy_loss(*arguments):\n"
-        "    loss, sums = _policy_loss(*arguments)\n"
-        "    _calls.append(1)\n"
-        f"    return loss * (float('nan') if len(_calls) == {call} else 1), sums\n"
-    )
+    return f"""
+_policy_loss, _calls = policy_loss, []
+def policy_loss(*arguments):
+    loss, sums = _policy_loss(*arguments)
+    _calls.append(1)
+    if len(_calls) == {call}:
+        loss = loss * float("nan")
+    return loss, sums
+"""
 
 
-RAISES, HANGS = "raise RuntimeError('it broke')", "time.sleep(1000)"
+RAISES = "raise RuntimeError('it broke')"
+HANGS = "__import__('time').sleep(1000)"
 
 
 SERVER = multiprocessing.get_context("forkserver")  # a process that has made the imports, and forks
@@ -116,12 +120,11 @@ class Script(SERVER.Process):
         with open(self.output, "a") as file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
-        resource_tracker._resource_tracker._fd = resource_tracker._resource_tracker._pid = None
+        resource_tracker._resource_tracker._fd = None
+        resource_tracker._resource_tracker._pid = None
         sys.argv = [str(self.script), *self.arguments]
-        sys.path = [
-            str(self.script.parent),
-            *(path for path in sys.path if not Path(path).is_relative_to(ROOT)),
-        ]
+        elsewhere = [path for path in sys.path if not Path(path).is_relative_to(ROOT)]
+        sys.path = [str(self.script.parent), *elsewhere]
         runpy.run_path(str(self.script), run_name="__main__")
 
     def end_with_the_tests(self) -> None:
@@ -137,19 +140,19 @@ class RealRun:
     as in CUDA_VISIBLE_DEVICES; None: all.
     """
 
-    shared_memory: set[int] = (
-        set()
-    )  # inodes of all shared memory that processes of these runs were seen to use
+    # Inodes of all shared memory that processes of these runs were seen to use.
+    shared_memory: set[int] = set()
 
     def __init__(self, folder: Path, *flags: str, name: str = "run", gpus: str | None = ""):
-        script = folder / "train.py" if (folder / "train.py").exists() else ROOT / "train.py"
+        own = folder / "train.py"
+        script = own if own.exists() else ROOT / "train.py"
         self.mark = uuid.uuid4().hex
         self.folder = folder / "runs" / name
         self.output = open(folder / f"{self.mark}.txt", "w+")
         start = [] if "--resume" in flags else ["--name", name, *TINY]
-        environment = {"SCALERL_TEST_RUN": self.mark} | (
-            {} if gpus is None else {"CUDA_VISIBLE_DEVICES": gpus}
-        )
+        environment = {"SCALERL_TEST_RUN": self.mark}
+        if gpus is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = gpus
         self.process = Script(script, [*start, *flags], folder, environment, self.output.name)
         self.process.start()
 
@@ -163,19 +166,16 @@ class RealRun:
         ids, mark = [], f"SCALERL_TEST_RUN={self.mark}".encode()
         for entry in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):  # it has ended
-                if (
-                    mark in (entry / "environ").read_bytes()
-                    and text in (entry / "cmdline").read_text()
-                ):
+                marked = mark in (entry / "environ").read_bytes()
+                if marked and text in (entry / "cmdline").read_text():
                     ids.append(int(entry.name))
         return sorted(ids)
 
     def children(self) -> list[int]:
         """Process ids of the trainer's other ranks and then of the generators, in the order of
         their start."""
-        _, *generators = self.processes("multiprocessing.forkserver") or [
-            0
-        ]  # the first is what they are forked from
+        forked = self.processes("multiprocessing.forkserver")
+        generators = forked[1:]  # the first is what they are forked from
         return self.processes("spawn_main") + generators
 
     def verifiers(self) -> list[int]:
@@ -185,18 +185,15 @@ class RealRun:
         for process in [self.process.pid, *self.processes()]:
             with contextlib.suppress(OSError):  # it has ended
                 maps = Path(f"/proc/{process}/maps").read_text()
-                RealRun.shared_memory |= {
-                    int(inode) for inode in re.findall(r"(\d+) +/dev/shm/", maps)
-                }
+                RealRun.shared_memory |= {*map(int, re.findall(r"(\d+) +/dev/shm/", maps))}
 
     def until(self, condition, seconds: float = 120) -> None:
         """Wait until condition() holds. AssertionError with the output if it never does or the run
         ends first."""
         deadline = time.monotonic() + seconds
         while not condition():
-            assert self.process.is_alive(), (
-                f"ended with {self.process.exitcode}:\n{self.text()[-3000:]}"
-            )
+            ended = f"ended with {self.process.exitcode}"
+            assert self.process.is_alive(), f"{ended}:\n{self.text()[-3000:]}"
             assert time.monotonic() < deadline, f"not within {seconds} s:\n{self.text()[-3000:]}"
             time.sleep(0.05)
 
@@ -206,18 +203,16 @@ class RealRun:
     def end(self, seconds: float = 120) -> int:
         """Wait until the run and all its processes have ended; the exit status."""
         deadline = time.monotonic() + seconds
+        late = f"has not ended within {seconds} s"
         while self.process.is_alive():
-            assert time.monotonic() < deadline, (
-                f"has not ended within {seconds} s:\n{self.text()[-3000:]}"
-            )
+            assert time.monotonic() < deadline, f"{late}:\n{self.text()[-3000:]}"
             self.look_at_shared_memory()
             time.sleep(0.2)
         status = self.process.exitcode
         deadline = time.monotonic() + 15
         while left := self.processes():
-            assert time.monotonic() < deadline, (
-                f"left over: {[Path(f'/proc/{p}/cmdline').read_text() for p in left]}"
-            )
+            commands = [Path(f"/proc/{p}/cmdline").read_text() for p in left]
+            assert time.monotonic() < deadline, f"left over: {commands}"
             time.sleep(0.05)
         return status
 
@@ -253,9 +248,13 @@ def check_log(folder: Path, steps: int, validation_every: int, finished: bool = 
     due."""
     train, validations = log(folder, "train"), log(folder, "validation")
     assert [line["step"] for line in train] == list(range(1, steps + 1))
-    due = {*range(0, steps + 1, validation_every), *([steps] if finished else [])}
     validated = [line["step"] for line in validations]
-    assert validated == sorted(due) or (not finished and validated == sorted(due - {steps}))
+    due = [*range(0, steps + 1, validation_every)]
+    if finished and due[-1] < steps:
+        due.append(steps)
+    if not finished and due[-1] == steps and len(validated) < len(due):
+        due.pop()
+    assert validated == due
     for lines in (train, validations):
         for earlier, later in zip(lines, lines[1:]):
             assert all(later[key] >= earlier[key] for key in later if key.startswith("compute_"))
@@ -265,10 +264,10 @@ def nothing_left(seconds: float = 20) -> bool:
     """Whether the shared memory of the runs so far is removed in time. (Python's resource tracker
     removes what dead processes have left, a moment after their end.)"""
     assert RealRun.shared_memory, "no process of a run was seen to use any"
-    left = lambda: {
-        file.name for file in os.scandir("/dev/shm") if file.inode() in RealRun.shared_memory
-    }  # noqa: E731
     deadline = time.monotonic() + seconds
-    while left() and time.monotonic() < deadline:
+    while time.monotonic() < deadline:
+        inodes = {file.inode() for file in os.scandir("/dev/shm")}
+        if not inodes & RealRun.shared_memory:
+            return True
         time.sleep(0.1)
-    return not left()
+    return False

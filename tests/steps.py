@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import train
-from core.feed import Feed, Prompts
+from core.feed import Feed, Prompts, Workers
 from core.model import load_model, load_tokenizer
 from core.rollouts import Group, Request, Rollout, SharedParameters
 from core.settings import Settings, TrainCommand, parse
@@ -114,9 +114,8 @@ class GivenGroups(Feed):
         prompts = Prompts(
             [Source("given", 1.0, [problem] * 100, [problem])], {}, load_tokenizer(folder), None
         )
-        super().__init__(
-            chosen, prompts, [SimpleNamespace(devices=("cpu",))], parameters, None, lambda: False
-        )
+        workers = Workers([SimpleNamespace(devices=("cpu",))], parameters)
+        super().__init__(chosen, prompts, workers, lambda: False)
         self.batches = list(batches)
 
     def state(self) -> dict:
@@ -147,12 +146,13 @@ def train_rank(
     if rank == 0:
         model = model or load_model(name, CPU, torch.float32)
         parameters = parameters or SharedParameters(model)
+    start = Start(chosen, FIRST, name, None, parameters)
+    if rank == 0:
         feed = GivenGroups(chosen, batches, parameters, name)
         folder.mkdir(parents=True, exist_ok=True)
-        run = Run(
-            chosen, folder, None, feed, Record(chosen, folder, Compute(1, 1000, 10), feed), Stop()
-        )
-    train.train(rank, chosen, Start(FIRST, name, None), parameters, model, run)
+        record = Record(chosen, folder, Compute(1, 1000, 10), feed)
+        run = Run(start, model, feed, record, Stop(), None)
+    train.train(rank, start, run)
     return run
 
 

@@ -1,11 +1,12 @@
-"""benchmarks/: that each can be started, that the docs name commands that exist, and the table of
-gpu.py."""
+"""benchmarks/: that each can be started, that the docs name commands that exist, the table of
+gpu.py, and the counter of size.py."""
 
 import importlib
 import re
 from pathlib import Path
 
 import gpu
+import size
 import torch
 
 ROOT = Path(__file__).parent.parent
@@ -13,7 +14,8 @@ NAMES = {path.stem for path in (ROOT / "benchmarks").glob("*.py")}
 
 
 def test_the_commands_in_the_docs_exist_and_each_benchmark_finds_what_it_imports():
-    texts = [path.read_text() for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))]
+    pages = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md"))
+    texts = [path.read_text() for path in pages]
     named = set(re.findall(r"python benchmarks/(\w+)\.py", "".join(texts)))
     assert named == NAMES - {"common"}
     for name in sorted(NAMES):
@@ -22,39 +24,47 @@ def test_the_commands_in_the_docs_exist_and_each_benchmark_finds_what_it_imports
 
 def rows(path: Path) -> list[list[str]]:
     """The cells of each line of the table."""
-    return [
-        line.strip("| ").split(" | ")
-        for line in path.read_text().splitlines()
-        if re.match(r"\| \d", line)
-    ]
+    lines = [line for line in path.read_text().splitlines() if re.match(r"\| \d", line)]
+    return [line.strip("| ").split(" | ") for line in lines]
 
 
 def test_gpu_says_when_there_is_none(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert gpu.main(["--out", str(tmp_path / "gpu.md")]) == 2
-    assert capsys.readouterr().err.startswith("error: torch sees no GPU") and not [
-        *tmp_path.iterdir()
-    ]
+    assert capsys.readouterr().err.startswith("error: torch sees no GPU")
+    assert [*tmp_path.iterdir()] == []
+
+
+def measured_in_small(out: Path, part: str) -> int:
+    """The exit status of a part on the CPU, with small sizes."""
+    return gpu.main(["--device", "cpu", "--small", "--part", part, "--out", str(out)])
 
 
 def test_gpu_in_small_on_the_cpu(tmp_path):
     """What it measures there means nothing."""
     out = tmp_path / "gpu.md"
-    assert gpu.main(["--device", "cpu", "--small", "--part", "1", "--out", str(out)]) == 0
+    assert measured_in_small(out, "1") == 0
     assert rows(out)[-1] == ["1", gpu.RULES["mixed_reads"][1], "0", "0", "as expected"]
     assert "failed" not in out.read_text() and f"torch {torch.__version__}" in out.read_text()
+
     machine = gpu.Machine("cpu", True, tmp_path, 1e12)
     assert {*gpu.micro_batch_sizes(machine)} == {"speed_ratio", "trainer_speed"}
-    assert {rule[0] for rule in gpu.RULES.values()} == {
-        measure for part in gpu.PARTS.values() for measure in part
-    }
+
+    # Each part measures what rules ask for, and nothing else.
+    asked = {rule[0] for rule in gpu.RULES.values()}
+    assert asked == {measure for part in gpu.PARTS.values() for measure in part}
 
 
 def test_gpu_what_fails_is_a_line_and_other_parts_keep_theirs(tmp_path, monkeypatch):
     def broken(machine):
         raise RuntimeError("it | broke\nhere")
 
-    high, none = (lambda machine: {"b": 3.0, "c": "all pass"}), (lambda machine: {})
+    def high(machine):
+        return {"b": 3.0, "c": "all pass"}
+
+    def none(machine):
+        return {}
+
     rules = {
         "a": (broken, "what breaks", 0, 1),
         "b": (high, "three", 0, 2),
@@ -65,15 +75,36 @@ def test_gpu_what_fails_is_a_line_and_other_parts_keep_theirs(tmp_path, monkeypa
     monkeypatch.setattr(gpu, "PARTS", {1: [broken, high], 2: [none], 3: [], 4: []})
     out = tmp_path / "gpu.md"
     for part in ("2", "1", "1"):
-        assert gpu.main(["--device", "cpu", "--small", "--part", part, "--out", str(out)]) == 0
+        assert measured_in_small(out, part) == 0
     assert rows(out) == [
         ["1", "what breaks", "0 to 1", "", "failed: RuntimeError: it / broke here"],
         ["1", "three", "0 to 2", "3", "not as expected"],
         ["1", "tests", "all pass", "all pass", "as expected"],
         ["2", "what is not there", "at least 3", "", "left out: not to be had here"],
     ]
-    out.write_text(
-        out.read_text().replace(f"torch {torch.__version__}", "torch 1.0")
-    )  # of other versions
-    gpu.main(["--device", "cpu", "--small", "--part", "2", "--out", str(out)])
+
+    # What was measured with other versions goes.
+    out.write_text(out.read_text().replace(f"torch {torch.__version__}", "torch 1.0"))
+    measured_in_small(out, "2")
     assert [row[0] for row in rows(out)] == ["2"]
+
+
+def test_size_counts_tokens_and_names_what_is_too_large():
+    code = '"""A text."""\n\n# why\nx = f(1, "a")  # here\n'
+    assert size.tokens_of(code) == 9  # the docstring, x = f ( 1 , "a" )
+    short = 'def f(a, *, b):\n    """It\n    does."""\n    return a\n'
+    assert size.functions_of(short) == [("f", 1, 2)]
+
+    long = "def f(a, b, c, d, e, f, g, h):\n" + "    a = b\n" * 61
+    sources = {"core/a.py": long, "core/b.py": short, "tests/c.py": long, "train.py": code}
+    rooms, broken = size.measure(sources)
+    assert rooms["core"][1] == 66 and rooms["train.py"] == [9, 4]
+    assert broken == [
+        "core/a.py: the body of f has 61 lines",
+        "core/a.py: f has 8 arguments",
+    ]
+    dense = {"tests/a.py": code * 3, "data/a.py": "x = f(1, 2, 3)\n" * 9_000}
+    assert size.measure(dense)[1] == [
+        "data has 10.0 tokens a line",
+        "what a user runs has 90,000 tokens; it must stay below 84,000",
+    ]

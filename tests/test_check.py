@@ -14,6 +14,11 @@ PLAIN = TURN + "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}
 BUDGETS = ["--prompt-budget", "300", "--thinking-budget", "100", "120", "--answer-budget", "40"]
 
 
+def checked(model, data, *flags) -> int:
+    """The exit status of generate.py --check."""
+    return run_generate(["--check", "--model", str(model), "--data", f"{data},split=test", *flags])
+
+
 @pytest.fixture
 def check(chat_models, tmp_path, capsys):
     """Runs the check on a copy of a chat model, with another template or other end tokens, and a
@@ -29,14 +34,9 @@ def check(chat_models, tmp_path, capsys):
             path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token": ends}))
             (folder / "generation_config.json").write_text("{}")
         data = tmp_path / "my.jsonl"
-        data.write_text(
-            "".join(
-                json.dumps({"problem": problem + end, "answer": answer}) + "\n" for end in ("", " ")
-            )
-        )
-        status = run_generate(
-            ["--check", "--model", str(folder), "--data", f"{data},split=test", *BUDGETS, *flags]
-        )
+        records = [{"problem": problem + end, "answer": answer} for end in ("", " ")]
+        data.write_text("".join(json.dumps(record) + "\n" for record in records))
+        status = checked(folder, data, *BUDGETS, *flags)
         return status, capsys.readouterr().out
 
     return run
@@ -62,81 +62,59 @@ def test_thinking_that_the_prompt_leaves_to_the_model_or_closes(check, tmp_path)
 
 
 def test_what_does_not_fit_is_named_and_the_status_is_1(check, tmp_path):
-    for changes, words in (
+    no_line_end = TURN.replace("\n{% endfor", "{% endfor")
+    other_end = "! the chat template ends a reply with '<|im_end|>', and that is"
+    wrong = "! the reference 'no \\\\unknown{answer' is judged wrong"
+    for flags, changes, words in (
         (
-            dict(flags=["--answer-budget", "9"]),
+            ["--answer-budget", "9"],
+            {},
             "! that is more than --answer-budget 9: it would be cut off",
         ),
-        (
-            dict(template=PLAIN, ends="<|endoftext|>"),
-            "! the chat template ends a reply with '<|im_end|>', and that is",
-        ),
-        (
-            dict(template=TURN.replace("\n{% endfor", "{% endfor")),
-            "! the prompt ends with '<|im_end|>'",
-        ),
-        (
-            dict(answer="no \\unknown{answer"),
-            "! the reference 'no \\\\unknown{answer' is judged wrong",
-        ),
+        ([], {"template": PLAIN, "ends": "<|endoftext|>"}, other_end),
+        ([], {"template": no_line_end}, "! the prompt ends with '<|im_end|>'"),
+        ([], {"answer": "no \\unknown{answer"}, wrong),
     ):
-        flags = changes.pop("flags", [])
         status, printed = check(*flags, **changes)
         assert status == 1 and f"\n{words}" in printed, words
         shutil.rmtree(tmp_path / "model")
 
 
-@pytest.mark.parametrize("flags, error", [
-    (["--prompt-budget", "9"], r"--prompt-budget is 9: --prompt-budget \d+ would be enough for all"),
-    (["--thinking-budget", "900", "2000"], "add up to 2414 tokens; the model holds 1024: lower --thinking-budget"),
-])  # fmt: skip
+TOO_SMALL = [
+    ("--prompt-budget 9", r"--prompt-budget is 9: --prompt-budget \d+ would be enough for all"),
+    (
+        "--thinking-budget 900 2000",
+        "add up to 2414 tokens; the model holds 1024: lower --thinking-budget",
+    ),
+]
+
+
+@pytest.mark.parametrize("flags, error", TOO_SMALL)
 def test_budgets_that_do_not_fit_are_refused_after_the_problem_is_shown(
     check, capsys, flags, error
 ):
     with pytest.raises(ValueError, match=error):
-        check(*flags)
+        check(*flags.split())
     assert "What is 1 + 1?" in capsys.readouterr().out
 
 
 def test_characters_that_the_tokenizer_drops_are_named(tmp_path, capsys):
     data = tmp_path / "my.jsonl"
     data.write_text('{"problem": "What is 1+1?", "answer": "2"}\n')
-    assert (
-        run_generate(
-            [
-                "--check",
-                "--data",
-                f"{data},split=test",
-                "--defaults",
-                "toy",
-                "--prompt-budget",
-                "150",
-            ]
-        )
-        == 1
-    )
+    shipped = "data/arithmetic_base"
+    assert checked(shipped, data, "--defaults", "toy", "--prompt-budget", "150") == 1
     printed = capsys.readouterr().out
-    assert (
-        "\n! the tokenizer has no tokens for '" in printed
-        and "W" in printed.split("no tokens for")[1].split(":")[0]
-    )
+    assert "\n! the tokenizer has no tokens for '" in printed
+    assert "W" in printed.split("no tokens for")[1].split(":")[0]
     assert run_generate(["--prompt", "1+1?"]) == 0
-    assert (
-        "! the tokenizer has no tokens for '?': the model never sees them (the shipped"
-        in capsys.readouterr().err
-    )
+    said = "! the tokenizer has no tokens for '?': the model never sees them (the shipped"
+    assert said in capsys.readouterr().err
 
 
 def test_a_program_has_no_reference_to_try(chat_models, tmp_path, capsys):
     data = tmp_path / "programs.jsonl"
-    data.write_text(
-        json.dumps({"problem": "Print 1.", "tests": {"inputs": [""], "outputs": ["1"]}}) + "\n"
-    )
-    assert (
-        run_generate(
-            ["--check", "--model", chat_models["qwen3"], "--data", f"{data},split=test", *BUDGETS]
-        )
-        == 0
-    )
+    record = {"problem": "Print 1.", "tests": {"inputs": [""], "outputs": ["1"]}}
+    data.write_text(json.dumps(record) + "\n")
+    assert checked(chat_models["qwen3"], data, *BUDGETS) == 0
     printed = capsys.readouterr().out
     assert "judged by data/tasks/programming.py" in printed and "no program to try" in printed

@@ -214,7 +214,7 @@ def test_without_fp32_logits_the_head_is_in_bf16_even_over_a_trunk_in_fp32(engin
     assert mismatch[0] < 5e-4 < 2e-3 < mismatch[1]
 
 
-def test_at_temperature_0_the_likeliest_tokens_come_and_at_a_half_the_sharper_distribution_is_recorded(
+def test_a_temperature_of_0_takes_the_likeliest_tokens_and_of_a_half_a_sharper_distribution(
     engines,
 ):
     engine, model, tokenizer, _ = engines("llama", temperature=0.0)
@@ -509,7 +509,7 @@ def test_a_cache_so_small_that_vllm_preempts_leaves_every_rollout_right(small_ca
 
 @needs_vllm
 @pytest.mark.slow
-def test_pitfall_14_what_a_full_cache_has_kept_from_beginning_begins_with_the_newest_parameters_alone(
+def test_pitfall_14_what_a_full_cache_has_kept_waiting_begins_with_the_newest_parameters(
     small_cache,
 ):
     """One prompt of more than a block. Some of its completions are inside vLLM when the update

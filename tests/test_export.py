@@ -1,5 +1,5 @@
-"""tools/export.py: what it writes for each engine, what it says is not carried over, and one curve of two
-logs."""
+"""tools/export.py: what it writes for each engine, what it says is not carried over, and one curve
+of two logs."""
 
 import importlib.util
 import json
@@ -34,29 +34,64 @@ def run(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "run"
     folder.mkdir()
     settings = Settings(
-        steps=24, train_prompts=400, validation_problems=32, prompts_per_step=8, completions_per_prompt=8,
-        validation_samples=8, warmup_steps=0, validation_every=10, thinking=False,
-    )  # fmt: skip
+        steps=24,
+        train_prompts=400,
+        validation_problems=32,
+        prompts_per_step=8,
+        completions_per_prompt=8,
+        validation_samples=8,
+        warmup_steps=0,
+        validation_every=10,
+        thinking=False,
+    )
     write_config(folder, settings)
+
     path = model_path(settings.model)
     model = load_model(path, torch.device("cpu"), torch.float32)
-    write_checkpoint(folder, model, load_tokenizer(path), dict(model.named_parameters()), {"m": torch.zeros(1)},
-                     {"step": 4}, 2)  # fmt: skip
-    lines = [
-        {"kind": kind, "step": step, "pass_rate": 0.1 + step / 50, "compute_tokens": 100 * step}
-        for step in range(7) for kind in ("train", "validation")[step == 0 : 1 + (step % 2 == 0)]
-    ]  # fmt: skip
+    parameters, moments = dict(model.named_parameters()), {"m": torch.zeros(1)}
+    write_checkpoint(folder, model, load_tokenizer(path), parameters, moments, {"step": 4})
+
+    # Each step from the first on has a line, and every other step a validation.
+    lines = []
+    for step in range(7):
+        line = {"step": step, "pass_rate": 0.1 + step / 50, "compute_tokens": 100 * step}
+        if step > 0:
+            lines.append(line | {"kind": "train"})
+        if step % 2 == 0:
+            lines.append(line | {"kind": "validation"})
     (folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
 
 
+# Of each engine the file of its configuration, what reads it, and where it has the steps, the
+# completions of a prompt and the learning rate.
 CONFIGS = {
-    "trl": ("config.yaml", yaml.safe_load, lambda c: (c["max_steps"], c["num_generations"], c["learning_rate"])),
-    "verl": ("config.yaml", yaml.safe_load, lambda c: (c["trainer"]["total_training_steps"],
-             c["actor_rollout_ref"]["rollout"]["n"], c["actor_rollout_ref"]["actor"]["optim"]["lr"])),
-    "prime-rl": ("config.toml", tomllib.loads, lambda c: (c["max_steps"], c["orchestrator"]["group_size"],
-                 c["trainer"]["optim"]["lr"])),
-}  # fmt: skip
+    "trl": (
+        "config.yaml",
+        yaml.safe_load,
+        ["max_steps", "num_generations", "learning_rate"],
+    ),
+    "verl": (
+        "config.yaml",
+        yaml.safe_load,
+        [
+            "trainer.total_training_steps",
+            "actor_rollout_ref.rollout.n",
+            "actor_rollout_ref.actor.optim.lr",
+        ],
+    ),
+    "prime-rl": (
+        "config.toml",
+        tomllib.loads,
+        ["max_steps", "orchestrator.group_size", "trainer.optim.lr"],
+    ),
+}
+
+
+def value_at(config: dict, place: str):
+    for name in place.split("."):
+        config = config[name]
+    return config
 
 
 def read_lines(file: Path) -> list[dict]:
@@ -67,21 +102,25 @@ def read_lines(file: Path) -> list[dict]:
 def test_the_folder_has_all_that_an_engine_needs(engine, run, tmp_path, capsys):
     out = tmp_path / "out"
     assert export.main([str(run), "--to", engine, "--out", str(out)]) == 0
-    name, parse, values = CONFIGS[engine]
+    name, parse, places = CONFIGS[engine]
     config = parse((out / name).read_text())
-    assert values(config) == (20, 8, 2e-4)  # the steps that are left
-    checkpoint = run / "checkpoints" / "step-000004" / "model"
-    assert (out / "model" / "model.safetensors").read_bytes() == (
-        checkpoint / "model.safetensors"
-    ).read_bytes()
+    steps_left = 20
+    assert [value_at(config, place) for place in places] == [steps_left, 8, 2e-4]
+
+    # The model and the log end with the checkpoint.
+    weights = run / "checkpoints" / "step-000004" / "model" / "model.safetensors"
+    assert (out / "model" / "model.safetensors").read_bytes() == weights.read_bytes()
     assert max(line["step"] for line in read_lines(out / "log.jsonl")) == 4
+
+    # No placeholder is left.
     for text in (out / "README.md", out / name):
-        assert not re.search(r"\$[a-z{](?!oc\.env|trainer)", text.read_text()), (
-            "a placeholder is left"
-        )
+        assert not re.search(r"\$[a-z{](?!oc\.env|trainer)", text.read_text()), text
+    for template in out.glob("*.toml"):
+        tomllib.loads(template.read_text())
     said = capsys.readouterr().out
     assert "! --no-positive-resampling True; there: solved prompts come again" in said
     assert ("--length-control interruption; there: n" in said) == (engine != "trl")
+
     train, held_out = read_lines(out / "train.jsonl"), read_lines(out / "validation.jsonl")
     assert (len(train), len(held_out)) == (400, 32)
     assert not {row["prompt"] for row in train} & {row["prompt"] for row in held_out}
@@ -89,16 +128,18 @@ def test_the_folder_has_all_that_an_engine_needs(engine, run, tmp_path, capsys):
         assert config["data"]["apply_chat_template_kwargs"] == {"enable_thinking": False}
     elif engine == "prime-rl":
         assert config["orchestrator"]["renderer"]["enable_thinking"] is False
-    for template in out.glob("*.toml"):
-        tomllib.loads(template.read_text())
 
 
 def in_the_folder(folder: Path, script: str, *launch: str) -> str:
     """What this script prints in a process that sees the exported folder alone."""
     (folder / "script.py").write_text(script)
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
-    done = subprocess.run([sys.executable, *launch, "script.py"], cwd=folder, capture_output=True, text=True,
-                          env=environment)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, *launch, "script.py"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": ""},
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -110,34 +151,43 @@ import json, loss, scalerl, torch
 assert loss.__file__.startswith(str(scalerl.FOLDER))
 row = json.loads((scalerl.FOLDER / "train.jsonl").read_text().splitlines()[0])
 ids = lambda text: scalerl.TOKENIZER(text, add_special_tokens=False).input_ids
-prompt, end, answer = ids(row["prompt"] + "<think>"), [scalerl.DECODING.eos[0]], json.loads(row["problem"])["answer"]
+prompt, end = ids(row["prompt"] + "<think>"), [scalerl.DECODING.eos[0]]
+answer = json.loads(row["problem"])["answer"]
 completions = [ids(f"</think>{answer}") + end, ids("</think>0") + end, ids(f"</think>{answer}"), []]
 found = scalerl.scores([row["problem"]] * 4, [prompt] * 4, completions)
 assert found == [1, 0, scalerl.UNUSABLE, scalerl.UNUSABLE], found
 scores = torch.tensor([[1.0, 0, 0, 1, scalerl.UNUSABLE], [1, 1, 1, 1, 1]])
 _, _, advantages, weights = scalerl.worth(scores, torch.full((2, 5), 10))
-assert torch.allclose(advantages, torch.tensor([[1.0, -1, -1, 1, 0], [0, 0, 0, 0, 0]]), atol=1e-4), advantages
-assert torch.allclose(weights.sum() * 10, torch.tensor(1.0)) and not weights[1].any() and not weights[0, 4]
+wanted = torch.tensor([[1.0, -1, -1, 1, 0], [0, 0, 0, 0, 0]])
+assert torch.allclose(advantages, wanted, atol=1e-4), advantages
+assert torch.allclose(weights.sum() * 10, torch.tensor(1.0))
+assert not weights[1].any() and not weights[0, 4]
 """
     in_the_folder(tmp_path / "out", script)
     assert len(read_lines(tmp_path / "out" / "log.jsonl")) == 1  # R0
 
 
 def test_each_part_that_is_not_carried_over_is_named():
-    recipe = Recipe(loss="gspo", asynchrony="ppo-2", aggregation="token", advantage_norm="none",
-                    fp32_logits=False, no_positive_resampling=False, length_control="penalty")  # fmt: skip
-    named = lambda **of_settings: {
-        engine: [text.split()[0] for text in export.warnings_of(engine, Settings(**of_settings))]
-        for engine in CONFIGS
-    }
+    recipe = Recipe(
+        loss="gspo",
+        asynchrony="ppo-2",
+        aggregation="token",
+        advantage_norm="none",
+        fp32_logits=False,
+        no_positive_resampling=False,
+        length_control="penalty",
+    )
     left = {
         "trl": ["--asynchrony"],
         "verl": ["--asynchrony"],
         "prime-rl": ["--asynchrony", "--length-control"],
     }
-    assert named(recipe=recipe) == left
-    several = named(recipe=recipe, data=("a.csv", "b.csv"))
-    assert several == {engine: ["--data", *parts] for engine, parts in left.items()}
+    for engine, parts in left.items():
+        warnings = export.warnings_of(engine, Settings(recipe=recipe))
+        assert [text.split()[0] for text in warnings] == parts
+        two_files = Settings(recipe=recipe, data=("a.csv", "b.csv"))
+        warnings = export.warnings_of(engine, two_files)
+        assert [text.split()[0] for text in warnings] == ["--data", *parts]
 
 
 def test_a_split_head_is_one_in_fp32_there(run, tmp_path, capsys):
@@ -153,13 +203,11 @@ def test_a_split_head_is_one_in_fp32_there(run, tmp_path, capsys):
 
 
 def test_a_system_prompt_is_in_verls_messages():
-    (system, user) = export.row_of(Problem("1+2=", "3", "data.tasks.arithmetic"), "Add.")[
-        "messages"
-    ]
-    assert (system, user) == (
+    row = export.row_of(Problem("1+2=", "3", "data.tasks.arithmetic"), "Add.")
+    assert row["messages"] == [
         {"role": "system", "content": "Add."},
         {"role": "user", "content": "1+2="},
-    )
+    ]
 
 
 def test_wrong_commands_say_what_to_do(run, tmp_path):
@@ -186,14 +234,16 @@ TWO = ("-m", "torch.distributed.run", "--nproc_per_node", "2")
 def test_trl_has_our_loss_and_gradient(launch, run, tmp_path):
     """TRL samples a batch; all losses, aggregations and norms, by benchmarks/elsewhere.py."""
     export.main([str(run), "--out", str(tmp_path / "out")])
+    benchmark = str(ROOT / "benchmarks" / "elsewhere.py")
     done = subprocess.run(
-        [sys.executable, *launch, str(ROOT / "benchmarks" / "elsewhere.py"), "trl", str(tmp_path / "out")],
-        capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    differences = [float(value) for value in re.findall(r"largest difference (\S+)", done.stdout)]
-    assert len(differences) == 1 + bool(launch) and max(differences) < 1e-5, (
-        done.stdout + done.stderr
+        [sys.executable, *launch, benchmark, "trl", str(tmp_path / "out")],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
+    printed = done.stdout + done.stderr
+    differences = [float(value) for value in re.findall(r"largest difference (\S+)", done.stdout)]
+    assert len(differences) == (2 if launch else 1) and max(differences) < 1e-5, printed
     assert done.stdout.count("gradient off by") == 27
 
 
@@ -209,9 +259,10 @@ D = train.DECODING
 low, high = train.SETTINGS.thinking_budget
 kept, phrase = train.cut([5] * (high + D.answer_budget))
 assert low <= len(kept) <= high and phrase == [*D.phrase]
-assert train.cut([5, D.end_of_thinking, 6, D.eos[0]]) == ([5, D.end_of_thinking, 6, D.eos[0]], [])
-assert train.cut([5, D.end_of_thinking] + [6] * 40) == ([5, D.end_of_thinking] + [6] * D.answer_budget, [])
-assert train.cut([5] * 9 + [D.eos[0]]) == ([5] * 9 + [D.eos[0]], [])
+thought, end = [5, D.end_of_thinking], [D.eos[0]]
+assert train.cut(thought + [6] + end) == (thought + [6] + end, [])
+assert train.cut(thought + [6] * 40) == (thought + [6] * D.answer_budget, [])
+assert train.cut([5] * 9 + end) == ([5] * 9 + end, [])
 trainer = train.trainer_of(["--config", "config.yaml", "--use_cpu", "true"])
 trainer.train()
 trainer.save_state()

@@ -54,14 +54,26 @@ def saved_near_the_end(run: RealRun) -> None:
 # --- a run goes on --------------------------------------------------------------------------------
 
 SYNCHRONOUS = ["--train-prompts", "20", "--validation-every", "3"]
+COMPUTED = [
+    "kind",
+    "step",
+    "loss",
+    "gradient_norm",
+    "pass_rate",
+    "ratio_max",
+    "compute_tokens",
+    "compute_flops",
+    "epoch",
+    "off_policyness_max",
+    "prompts_retired",
+    "completion_length",
+]
 
 
 def columns(folder: Path, steps: int) -> list[list]:
     """What was computed up to this step, from the log."""
-    names = ("kind", "step", "loss", "gradient_norm", "pass_rate", "ratio_max", "compute_tokens", "compute_flops",
-             "epoch", "off_policyness_max", "prompts_retired", "completion_length")  # fmt: skip
     lines = [line for line in log(folder) if line["step"] <= steps and line["kind"] != "end"]
-    return [[line.get(name) for name in names] for line in lines]
+    return [[line.get(name) for name in COMPUTED] for line in lines]
 
 
 def test_kill_9_and_resume_to_the_last_digit_and_a_killed_generator_is_replaced(tmp_path):
@@ -70,9 +82,11 @@ def test_kill_9_and_resume_to_the_last_digit_and_a_killed_generator_is_replaced(
     alone = RealRun(tmp_path, *SYNCHRONOUS, "--steps", "6", "--asynchrony", "ppo-1", name="alone")
     run = RealRun(tmp_path, *SYNCHRONOUS, "--steps", "12", "--asynchrony", "pipeline-0")
     run.until_step(3)
-    assert run.children() and run.verifiers()
+    assert run.children()
+    assert run.verifiers()
     run.kill()
-    assert run.end() == -signal.SIGKILL and nothing_left()  # within seconds, and no process is left
+    assert run.end() == -signal.SIGKILL
+    assert nothing_left()  # within seconds, and no process is left
     alone.end_well()
 
     run = RealRun(tmp_path, "--resume", "runs/run")
@@ -80,15 +94,15 @@ def test_kill_9_and_resume_to_the_last_digit_and_a_killed_generator_is_replaced(
     run.kill(run.children()[-1])
     run.end_well()
     printed = run.text()
-    assert "going on from step" in printed and "going on from step 0" not in printed
-    assert "ended by signal 9" in printed and "It is replaced (1 of --max-restarts 3)" in printed
+    assert "going on from step" in printed
+    assert "going on from step 0" not in printed
+    assert "ended by signal 9" in printed
+    assert "It is replaced (1 of --max-restarts 3)" in printed
     check_log(run.folder, steps=12, validation_every=3)
     assert columns(run.folder, 6) == columns(alone.folder, 6)
     losses = {line["loss"] for line in log(alone.folder, "train")}
-    assert (
-        len(losses) > 3
-        and max(line["off_policyness_max"] for line in log(run.folder, "train")) == 0
-    )
+    assert len(losses) > 3
+    assert max(line["off_policyness_max"] for line in log(run.folder, "train")) == 0
     assert nothing_left()
 
 
@@ -102,30 +116,22 @@ def test_a_run_goes_on_after_all_else_that_can_go_wrong_beside_the_trainer(tmp_p
         data__tasks__arithmetic=faulty_reward(reward_raises=RAISES, reward_hangs=HANGS),
         loss=faulty_loss(call=4),
     )
-    flags = [
-        "--steps",
-        "10",
-        "--validation-every",
-        "5",
-        "--wait-timeout",
-        "30",
-        "--verifier-time-limit",
-        "2",
-    ]
-    run = RealRun(folder, *flags)
+    flags = "--steps 10 --validation-every 5 --wait-timeout 30 --verifier-time-limit 2"
+    run = RealRun(folder, *flags.split())
     run.end_well()
     printed = run.text()
     check_log(run.folder, steps=10, validation_every=5)
-    assert "RuntimeError: it broke" in printed and "(1 of --max-restarts 3)" in printed
-    assert "silent for 30 s (--wait-timeout)" in printed and "(2 of --max-restarts 3)" in printed
+    assert "RuntimeError: it broke" in printed
+    assert "(1 of --max-restarts 3)" in printed
+    assert "silent for 30 s (--wait-timeout)" in printed
+    assert "(2 of --max-restarts 3)" in printed
     assert sum(line.get("verifier_failures", 0) for line in log(run.folder)) == 2
     assert printed.count("no verdict on") == 1
     skipped = [line for line in log(run.folder, "train") if line["skipped"]]
-    assert len(skipped) == 1 and skipped[0]["loss"] is None
-    assert (
-        f"the loss or the gradient of step {skipped[0]['step']} is not finite. The step is skipped"
-        in printed
-    )
+    assert len(skipped) == 1
+    assert skipped[0]["loss"] is None
+    said = f"the loss or the gradient of step {skipped[0]['step']} is not finite"
+    assert f"{said}. The step is skipped" in printed
     model = load_model(str(run.folder / "model"), CPU, torch.float32)
     assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
 
@@ -142,29 +148,36 @@ def test_generators_that_keep_failing_end_the_run_with_a_checkpoint(models, tmp_
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(steps, "GivenGroups", Failing)
         batches = [steps.batch_of_groups() for _ in range(3)]
-        head, _ = steps.train_on(
-            steps.settings(steps=9, validation_every=2), models["llama"], batches, tmp_path
-        )
-    assert head.over() and head.failure == "generator 0 has failed" and not head.stop.asked()
-    assert last_step(tmp_path) == steps.FIRST + 3 and log(tmp_path, "end") == []
+        chosen = steps.settings(steps=9, validation_every=2)
+        run, _ = steps.train_on(chosen, models["llama"], batches, tmp_path)
+    assert run.over()
+    assert run.failure == "generator 0 has failed"
+    assert not run.stop.asked()
+    assert last_step(tmp_path) == steps.FIRST + 3
+    assert log(tmp_path, "end") == []
     assert [path.name for path in checkpoints(tmp_path)] == [f"step-{steps.FIRST + 3:06d}"]
 
 
 # --- the trainer ends -----------------------------------------------------------------------------
 
+# Python text at the end of core/policy.py: rank 1 raises as soon as there is a file `now`.
+RANK_1_BREAKS = """
+import os
+_micro_batches = micro_batches
+def micro_batches(*arguments):
+    rank = arguments[4]
+    if rank == 1 and os.path.exists("now"):
+        raise RuntimeError("this rank broke")
+    return _micro_batches(*arguments)
+"""
+
 
 @pytest.mark.slow
-def test_when_a_rank_dies_or_raises_or_the_disk_is_full_the_run_ends_and_goes_on_from_the_last_checkpoint(
+def test_when_a_rank_dies_or_raises_or_the_disk_is_full_the_run_ends_and_goes_on_from_a_checkpoint(
     tmp_path,
 ):
     """One after the other; the log at the end is that of one run."""
-    folder = project(
-        tmp_path,
-        core__policy="_micro_batches = micro_batches\n"
-        "def micro_batches(*arguments):\n"
-        "    if arguments[4] == 1 and __import__('os').path.exists('now'): raise RuntimeError('this rank broke')\n"
-        "    return _micro_batches(*arguments)\n",
-    )
+    folder = project(tmp_path, core__policy=RANK_1_BREAKS)
     hint = "python train.py --resume runs/run goes on from the last checkpoint"
     run = RealRun(folder, *FOREVER, "--trainers", "2")
     run.until_step(3)
@@ -172,10 +185,10 @@ def test_when_a_rank_dies_or_raises_or_the_disk_is_full_the_run_ends_and_goes_on
     run.kill(rank)
     assert run.end() == 1  # and no process is left
     printed = run.text()
-    assert (
-        "a process of the trainer has failed, and the run ends" in printed and "SIGKILL" in printed
-    )
-    assert hint in printed and nothing_left()
+    assert "a process of the trainer has failed, and the run ends" in printed
+    assert "SIGKILL" in printed
+    assert hint in printed
+    assert nothing_left()
     saved_near_the_end(run)
 
     run = RealRun(folder, "--resume", "runs/run")
@@ -183,18 +196,21 @@ def test_when_a_rank_dies_or_raises_or_the_disk_is_full_the_run_ends_and_goes_on
     (tmp_path / "now").touch()  # rank 0 waits for the other in a collective meanwhile
     assert run.end() == 1
     printed = run.text()
-    assert "RuntimeError: this rank broke" in printed and "Traceback" in printed and hint in printed
+    assert "RuntimeError: this rank broke" in printed
+    assert "Traceback" in printed
+    assert hint in printed
     saved_near_the_end(run)
 
     run = RealRun(folder, "--resume", "runs/run", "--trainers", "1")
     run.until(lambda: "devices:" in run.text())
-    resource.prlimit(
-        run.process.pid, resource.RLIMIT_FSIZE, (400_000, 400_000)
-    )  # a checkpoint's model is larger
+    less_than_a_model = (400_000, 400_000)  # bytes
+    resource.prlimit(run.process.pid, resource.RLIMIT_FSIZE, less_than_a_model)
     assert run.end() == 1
     printed = run.text()
-    assert "error: the run's folder cannot be written" in printed and "File too large" in printed
-    assert hint in printed and "Traceback" not in printed
+    assert "error: the run's folder cannot be written" in printed
+    assert "File too large" in printed
+    assert hint in printed
+    assert "Traceback" not in printed
     assert not list(run.folder.rglob("*.partial"))
     assert all(json.loads(line) for line in (run.folder / "log.jsonl").read_text().splitlines())
     saved_near_the_end(run)
@@ -220,9 +236,8 @@ def test_a_mistake_of_rank_0_shows_its_traceback_and_how_to_resume(tmp_path, mon
     monkeypatch.setattr(train, "train", mistake)
     hint = "; python train.py --resume runs/saved goes on from the last checkpoint"
     for name, message in (("none", ""), ("saved", hint)):
-        with pytest.raises(
-            RuntimeError, match=f"^the run has failed, as said above{message}$"
-        ) as failed:
+        said = f"^the run has failed, as said above{message}$"
+        with pytest.raises(RuntimeError, match=said) as failed:
             steps.run_train(["--name", name, *TINY])
         assert isinstance(failed.value.__cause__, IndexError)
 
@@ -231,32 +246,42 @@ def test_sigterm_is_called_by_its_name():
     stop = Stop()
     assert not stop.asked()
     stop._on_signal(signal.SIGTERM, None)
-    assert stop.asked() and stop.name == "SIGTERM" and 128 + stop.number == 143
+    assert stop.asked()
+    assert stop.name == "SIGTERM"
+    assert 128 + stop.number == 143
 
 
 # --- the user ends it -----------------------------------------------------------------------------
+
+# Python text at the end of loss.py: a file `stuck` says when it hangs.
+SIXTH_CALL_HANGS = """
+import pathlib, time
+_policy_loss, _calls = policy_loss, []
+def policy_loss(*arguments):
+    _calls.append(1)
+    if len(_calls) == 6:
+        pathlib.Path("stuck").touch()
+        time.sleep(1000)
+    return _policy_loss(*arguments)
+"""
 
 
 @pytest.mark.slow
 def test_ctrl_c_saves_what_there_is(tmp_path):
     """The signal goes to the whole process group, as from a terminal. The run has another recipe
     and two ranks."""
-    run = RealRun(
-        tmp_path, *FOREVER, "--checkpoint-every", "1000", "--recipe", "base", "--trainers", "2"
-    )
+    flags = "--checkpoint-every 1000 --recipe base --trainers 2"
+    run = RealRun(tmp_path, *FOREVER, *flags.split())
     run.until_step(2)
     os.killpg(run.process.pid, signal.SIGINT)
     assert run.end() == 128 + signal.SIGINT
-    assert (
-        "stopped by Ctrl-C; python train.py --resume runs/run goes on from the last checkpoint"
-        in run.text()
-    )
-    assert (
-        "Traceback" not in run.text()
-        and "is replaced" not in run.text()
-        and "error" not in run.text()
-    )
-    assert saved_step(run) == last_step(run.folder) and log(run.folder, "end") == []
+    hint = "python train.py --resume runs/run goes on from the last checkpoint"
+    assert f"stopped by Ctrl-C; {hint}" in run.text()
+    assert "Traceback" not in run.text()
+    assert "is replaced" not in run.text()
+    assert "error" not in run.text()
+    assert saved_step(run) == last_step(run.folder)
+    assert log(run.folder, "end") == []
     load_model(str(run.folder / "model"), CPU, torch.float32)
     assert nothing_left()
 
@@ -264,15 +289,7 @@ def test_ctrl_c_saves_what_there_is(tmp_path):
 @pytest.mark.slow
 def test_a_second_signal_stops_at_once_and_keeps_the_last_checkpoint(tmp_path):
     """SIGTERM, in a step that lasts for ever; the first signal waits for its end."""
-    folder = project(
-        tmp_path,
-        loss="_policy_loss, _calls = policy_loss, []\n"
-        "def policy_loss(*arguments):\n"
-        "    _calls.append(1)\n"
-        "    if len(_calls) == 6: open('stuck', 'w').close(); __import__('time').sleep(1000)\n"
-        "    return _policy_loss(*arguments)\n",
-    )
-    run = RealRun(folder, *FOREVER)
+    run = RealRun(project(tmp_path, loss=SIXTH_CALL_HANGS), *FOREVER)
     run.until((tmp_path / "stuck").exists)
     os.kill(run.process.pid, signal.SIGTERM)
     run.until(lambda: "Once more stops at once" in run.text())
@@ -281,10 +298,8 @@ def test_a_second_signal_stops_at_once_and_keeps_the_last_checkpoint(tmp_path):
     assert run.process.is_alive()
     os.kill(run.process.pid, signal.SIGTERM)
     assert run.end(20) == 143
-    assert (
-        "stopped at once; python train.py --resume runs/run" in run.text()
-        and "Traceback" not in run.text()
-    )
+    assert "stopped at once; python train.py --resume runs/run" in run.text()
+    assert "Traceback" not in run.text()
     assert 2 <= saved_step(run) <= last_step(run.folder)
 
 
@@ -301,18 +316,15 @@ for script in ("train.py", "generate.py", "tools/study.py"):
         except SystemExit as end:
             print(script, end.code, "transformers" in sys.modules)
 """
-    ran = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path[0] = {str(ROOT)!r}\n{program}"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+    command = [sys.executable, "-c", f"import sys; sys.path[0] = {str(ROOT)!r}\n{program}"]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     ends = [line for line in ran.stdout.split("\n") if line.endswith(("True", "False"))]
-    scripts = ("train.py", "generate.py", "tools/study.py")
-    assert ends == [f"{script} {status} False" for script in scripts for status in (0, 2, 2)], (
-        ran.stderr
-    )
-    assert (
-        ran.stdout.count("--learning-rate") >= 1 and ran.stderr.count("did you mean --steps?") >= 2
-    )
+    expected = []
+    for script in ("train.py", "generate.py", "tools/study.py"):
+        expected += [f"{script} {status} False" for status in (0, 2, 2)]
+    assert ends == expected, ran.stderr
+    assert ran.stdout.count("--learning-rate") >= 1
+    assert ran.stderr.count("did you mean --steps?") >= 2
 
 
 @pytest.mark.slow
@@ -324,7 +336,8 @@ def test_ctrl_c_during_the_imports_is_quiet(tmp_path, script):
     time.sleep(0.7)
     started.send_signal(signal.SIGINT)
     error = started.communicate(timeout=60)[1]
-    assert started.returncode in (-signal.SIGINT, 128 + signal.SIGINT) and "Traceback" not in error
+    assert started.returncode in (-signal.SIGINT, 128 + signal.SIGINT)
+    assert "Traceback" not in error
     assert list(tmp_path.iterdir()) == []
 
 
@@ -333,9 +346,12 @@ def test_ctrl_c_before_the_first_step_leaves_the_name_free(tmp_path, monkeypatch
     """While the generators start."""
     monkeypatch.chdir(tmp_path)
     listen = Stop.listen
-    monkeypatch.setattr(
-        Stop, "listen", lambda stop: (listen(stop), os.kill(os.getpid(), signal.SIGINT))
-    )
+
+    def listen_and_be_stopped(stop):
+        listen(stop)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(Stop, "listen", listen_and_be_stopped)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         assert steps.run_train(["--name", "mine", *TINY]) == 130
@@ -343,5 +359,7 @@ def test_ctrl_c_before_the_first_step_leaves_the_name_free(tmp_path, monkeypatch
         for number, handler in handlers.items():
             signal.signal(number, handler)
     error = capsys.readouterr().err
-    assert "stopped by Ctrl-C\n" in error and "--resume" not in error
-    assert not (tmp_path / "runs" / "mine").exists() and not multiprocessing.active_children()
+    assert "stopped by Ctrl-C\n" in error
+    assert "--resume" not in error
+    assert not (tmp_path / "runs" / "mine").exists()
+    assert not multiprocessing.active_children()

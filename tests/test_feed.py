@@ -19,8 +19,8 @@ import core.feed
 import loss
 from core.decoding import make_decoding
 from core.engine import EngineSettings
-from core.feed import Feed, PromptOrder, Prompts
-from core.generators import Generator, GeneratorFailed, discard, read_reports, start_generator
+from core.feed import Feed, PromptOrder, Prompts, Workers
+from core.generators import Generator, GeneratorFailed, start_generator
 from core.rollouts import Report, Rollout
 from core.settings import Settings
 from data import Problem
@@ -84,7 +84,7 @@ def test_a_prompt_once_solved_stays_retired_whatever_a_later_visit_says_and_when
     order = PromptOrder(8, seed=0, recipe=Recipe())
     order.retire_if_solved(3, 0.95)
     order.retire_if_solved(3, 0.8)
-    resumed = PromptOrder(8, seed=0, recipe=Recipe(), **json.loads(json.dumps(order.state())))
+    resumed = PromptOrder(8, seed=0, recipe=Recipe(), state=json.loads(json.dumps(order.state())))
     for one in (order, resumed):
         assert 3 not in [one.next() for _ in range(21)]
 
@@ -95,7 +95,7 @@ def test_the_order_of_prompts_goes_on_where_it_was():
     for visit in range(17):
         prompt = alone.next()
         alone.retire_if_solved(prompt, 1.0 if visit % 3 == 0 else 0.5)
-    resumed = PromptOrder(12, seed=3, recipe=Recipe(), **json.loads(json.dumps(alone.state())))
+    resumed = PromptOrder(12, seed=3, recipe=Recipe(), state=json.loads(json.dumps(alone.state())))
     assert resumed.retired == alone.retired and alone.retired
     assert [resumed.next() for _ in range(20)] == [alone.next() for _ in range(20)]
 
@@ -122,15 +122,15 @@ class Quiet:
 
 def test_pitfall_12_a_dead_or_silent_generator_is_seen():
     generator = lambda quiet: Generator(0, quiet, None, quiet, time.monotonic() - 10)
-    assert read_reports(generator(Quiet(alive=True)), timeout=60) == []
+    assert generator(Quiet(alive=True)).read_reports(timeout=60) == []
     with pytest.raises(GeneratorFailed, match="--wait-timeout"):
-        read_reports(generator(Quiet(alive=True)), timeout=1)
+        generator(Quiet(alive=True)).read_reports(timeout=1)
     with pytest.raises(GeneratorFailed, match="ended by signal 9"):
-        read_reports(generator(Quiet(alive=False)), timeout=60)
+        generator(Quiet(alive=False)).read_reports(timeout=60)
     with pytest.raises(GeneratorFailed, match="failed:\nTraceback: it broke"):
-        read_reports(generator(Quiet(False, [Report(error="Traceback: it broke")])), timeout=60)
+        generator(Quiet(False, [Report(error="Traceback: it broke")])).read_reports(timeout=60)
     last_words = Quiet(False, [Report()])
-    assert read_reports(generator(last_words), timeout=60) == [Report()]
+    assert generator(last_words).read_reports(timeout=60) == [Report()]
 
 
 @pytest.mark.parametrize("sent", [b"", b"\0\0\0\x64half of it"])
@@ -141,9 +141,9 @@ def test_a_generator_that_dies_in_the_middle_of_a_report_is_seen(sent):
     lives = iter([True, False])  # its queue ends a moment before the process does
     process = SimpleNamespace(name="generator 0", exitcode=-9, is_alive=lambda: next(lives))
     generator = Generator(0, process, None, reports, time.monotonic())
-    assert read_reports(generator, timeout=60) == []
+    assert generator.read_reports(timeout=60) == []
     with pytest.raises(GeneratorFailed, match="generator 0 ended by signal 9"):
-        read_reports(generator, timeout=60)
+        generator.read_reports(timeout=60)
 
 
 def tells(engine, parameters, work, reports):
@@ -163,15 +163,14 @@ def test_a_generator_is_started_among_its_own_gpus(monkeypatch):
     for visible, devices, _ in cases:
         if visible is not None:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        generators.append(
-            start_generator(0, tells, EngineSettings("model", devices, "float32", 1, 8, None), None)
-        )
+        engine = EngineSettings("model", devices, "float32", 1, 8, None)
+        generators.append(start_generator(0, engine, None, process=tells))
         assert os.environ.get("CUDA_VISIBLE_DEVICES") == visible
     for generator, (_, devices, seen) in zip(generators, cases):
         seen_as = tuple(f"cuda:{i}" for i in range(len(devices))) if seen else ("cpu",)
         assert generator.reports.get(timeout=300) == (seen, seen_as)
         assert generator.process.name.endswith(",".join(devices))
-        discard(generator)
+        generator.close()
 
 
 # --- the feed, with stand-ins ---------------------------------------------------------------------
@@ -265,10 +264,8 @@ class StandInFeed(Feed):
         ids = {p.prompt: [1, 2] for source in sources for p in source.train + source.validation}
         prompts = Prompts(sources, ids, tokenizer, make_decoding(tokenizer, chosen))
         parameters = SimpleNamespace(version=version)
-        engines = [SimpleNamespace(devices=("cpu",))] * generators
-        super().__init__(
-            chosen, prompts, engines, parameters, None, lambda: False, json.loads(json.dumps(state))
-        )
+        workers = Workers([SimpleNamespace(devices=("cpu",))] * generators, parameters)
+        super().__init__(chosen, prompts, workers, lambda: False, json.loads(json.dumps(state)))
         self.rng = random.Random(seed)
         self.generators = [self._start(number) for number in range(generators)]
         self.verifiers = Judges(solved)

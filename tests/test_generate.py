@@ -91,17 +91,20 @@ def odd_configs(tokenizer) -> dict:
     our mask says."""
     common = sizes(tokenizer) | dict(num_key_value_heads=2, head_dim=8, num_local_experts=2)
     names = dict(vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id, bos_token_id=None)
-    full = ["full_attention", "full_attention"]
+    full = dict(layer_types=["full_attention", "full_attention"])
+    llama4 = dict(**common, intermediate_size_mlp=32)
     return {
-        "rwkv": transformers.RwkvConfig(hidden_size=32, num_hidden_layers=2, context_length=256, **names),
+        "rwkv": transformers.RwkvConfig(
+            hidden_size=32, num_hidden_layers=2, context_length=256, **names
+        ),
         "bloom": transformers.BloomConfig(hidden_size=32, n_layer=2, n_head=4, **names),
-        "llama4": transformers.Llama4TextConfig(**common, intermediate_size_mlp=32),
-        "llama4, full": transformers.Llama4TextConfig(**common, intermediate_size_mlp=32, layer_types=full),
+        "llama4": transformers.Llama4TextConfig(**llama4),
+        "llama4, full": transformers.Llama4TextConfig(**llama4, **full),
         "minimax": transformers.MiniMaxConfig(**common, block_size=16),
-        "minimax, full": transformers.MiniMaxConfig(**common, layer_types=full),
+        "minimax, full": transformers.MiniMaxConfig(**common, **full),
         "gpt-neo": transformers.GPTNeoConfig(
-            hidden_size=32, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]], window_size=8,
-            max_position_embeddings=256, **names,
+            hidden_size=32, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]],
+            window_size=8, max_position_embeddings=256, **names,
         ),
     }  # fmt: skip
 
@@ -556,12 +559,14 @@ def test_only_the_share_of_training_counts_as_busy_while_a_validation_is_sampled
     """With a clock by which each step of the engine takes one second."""
     model, tokenizer = load(models["llama"])
     seconds = iter(range(10**9))
-    monkeypatch.setattr(generate, "time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
+    monkeypatch.setattr(generators, "time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
     wanted = requests(tokenizer, PROMPTS[:5], 1) + requests(
         tokenizer, PROMPTS[:3], 1, seed=1, validation=True
     )
     reports = queue.Queue()
-    generate._generate(settings_of(models["llama"]), parameters_of(model), Script(wanted), reports)
+    generators._generate(
+        settings_of(models["llama"]), parameters_of(model), Script(wanted), reports
+    )
     assert (first := reports.get_nowait()) == Report(slots=8), first
     came = [reports.get_nowait() for _ in range(reports.qsize())]
     rollouts = [rollout for report in came for rollout in report.rollouts]

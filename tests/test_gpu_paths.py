@@ -50,13 +50,20 @@ def test_pretended_gpus_do_not_mix():
 
 @pytest.mark.parametrize(
     "gpus, flags",
-    [(1, []), (3, ["--trainers", "2", "--gradient-checkpointing", "--fp32-logits", "split"])],
+    [
+        (1, []),
+        (1, ["--one-process"]),
+        (3, ["--trainers", "2", "--gradient-checkpointing", "--fp32-logits", "split"]),
+    ],
 )
 def test_a_whole_run_mixes_no_devices(tmp_path, gpus, flags):
-    """One GPU for both sides, with shared prompts; or a generator and two trainers, with a split
-    head. In bf16, with checkpoints."""
-    sizes = ["--steps", "2", "--prompts-per-step", "4", "--completions-per-prompt", "4", "--validation-problems", "6",
-             "--validation-samples", "2", "--slots", "32", "--checkpoint-every", "2"]  # fmt: skip
+    """One GPU for both sides, with shared prompts, in two processes or in one; or a generator and
+    two trainers, with a split head. In bf16, with checkpoints."""
+    sizes = [
+        "--steps", "2", "--prompts-per-step", "4", "--completions-per-prompt", "4",
+        "--validation-problems", "6", "--validation-samples", "2", "--slots", "32",
+        "--checkpoint-every", "2",
+    ]  # fmt: skip
     done = run(
         gpus,
         ROOT / "train.py",

@@ -24,8 +24,9 @@ from tools import imitate
 from tools.imitate import Command, examples, mean_loss
 
 CPU = (torch.device("cpu"), torch.float32)
+# Token ids, and which of them are learned.
 RAGGED = [
-    ([1, 2, 3, 4, 5], [False] * 3 + [True] * 2),
+    ([1, 2, 3, 4, 5], [False, False, False, True, True]),
     ([6, 7, 8], [False, True, True]),
     ([9, 4], [False, True]),
 ]
@@ -38,12 +39,12 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("imitate")
     model = backwards.make_model(folder / "random", hidden=96, layers=2)
     data = backwards.write_records(folder / "my.jsonl", 600, digits=3, wrong=0.4)
-    command = ["--model", model, "--data", data, "--out", str(folder / "warm"), "--epochs", "8"]
+    command = f"--model {model} --data {data} --out {folder}/warm --epochs 8 --learning-rate 4e-3"
     with (
         contextlib.redirect_stdout(io.StringIO()) as out,
         contextlib.redirect_stderr(io.StringIO()) as err,
     ):
-        assert imitate.main([*command, "--learning-rate", "4e-3"]) == 0
+        assert imitate.main(command.split()) == 0
     (folder / "printed.txt").write_text(err.getvalue() + out.getvalue())
     return folder
 
@@ -51,17 +52,9 @@ def folder(tmp_path_factory):
 def evaluated(folder: Path, model: str) -> dict:
     """What generate.py --evaluate finds on the records with this model."""
     path = folder / f"{model}.evaluation"
-    command = [
-        "--evaluate",
-        "--model",
-        str(folder / model),
-        "--data",
-        str(folder / "my.jsonl"),
-        "--log",
-        str(path),
-    ]
-    command += ["--defaults", "toy", "--prompt-budget", "40", "--thinking-budget", "10", "10"]
-    assert run_generate([*command, "--problems", "20", "--samples", "4"]) == 0
+    command = f"--evaluate --model {folder / model} --data {folder}/my.jsonl --log {path}"
+    budgets = "--defaults toy --prompt-budget 40 --thinking-budget 10 10 --problems 20 --samples 4"
+    assert run_generate([*command.split(), *budgets.split()]) == 0
     return json.loads(path.read_text())
 
 
@@ -71,30 +64,21 @@ def evaluated(folder: Path, model: str) -> dict:
 def test_a_model_that_never_succeeds_does_so_now_and_then_and_ends(folder):
     before, after = evaluated(folder, "random"), evaluated(folder, "warm")
     assert before["pass_rate"] == 0 and before["truncated_fraction"] > 0.3
-    assert (
-        after["pass_rate"] > 0.05
-        and max(after["truncated_fraction"], after["interrupted_fraction"]) < 0.05
-    )
+    assert after["pass_rate"] > 0.05
+    assert max(after["truncated_fraction"], after["interrupted_fraction"]) < 0.05
+
     printed = (folder / "printed.txt").read_text()
-    losses = re.search(
-        r"held-out loss ([\d.]+) before, ([\d.]+) after 136 steps, .* of (\d+) solutions", printed
-    )
+    line = r"held-out loss ([\d.]+) before, ([\d.]+) after 136 steps, .* of (\d+) solutions"
+    loss_before, loss_after, solutions = re.search(line, printed).groups()
+    assert float(loss_before) > 2 and float(loss_after) < 0.8 and int(solutions) > 50
     assert re.search(r"next: python train.py --model \S+warm --data \S+my.jsonl\n", printed)
-    assert float(losses[1]) > 2 and float(losses[2]) < 0.8 and int(losses[3]) > 50
     assert re.search(r"<\|assistant\|><think>\[\[\d{3}</think>\\boxed{\d{3}}<\|end\|>\]\]", printed)
 
 
 @pytest.mark.slow
 def test_from_there_rl_with_the_settings_of_a_small_model_learns(folder):
-    flags = [
-        "--model",
-        str(folder / "warm"),
-        "--data",
-        str(folder / "my.jsonl"),
-        "--defaults",
-        "small",
-    ]
-    flags += ["--steps", "20", "--validation-problems", "32", "--name", "run"]
+    flags = f"--model {folder}/warm --data {folder}/my.jsonl --defaults small --steps 20"
+    flags = [*flags.split(), "--validation-problems", "32", "--name", "run"]
     output = folder / "run.txt"
     process = Script(ROOT / "train.py", flags, folder, {"CUDA_VISIBLE_DEVICES": ""}, str(output))
     process.start()
@@ -105,10 +89,9 @@ def test_from_there_rl_with_the_settings_of_a_small_model_learns(folder):
     assert first < 0.35 and last > 0.5 and last > first + 0.3, (first, last)
     config = json.loads((folder / "runs" / "run" / "config.json").read_text())
     parameters = load_model(str(folder / "warm"), *CPU).num_parameters()
-    assert config["learning_rate"] == pytest.approx(0.075 / parameters**0.5, rel=0.05)
-    assert (
-        f"The learning rate is {config['learning_rate']}, for {parameters:,} parameters." in printed
-    )
+    rate = config["learning_rate"]
+    assert rate == pytest.approx(0.075 / parameters**0.5, rel=0.05)
+    assert f"The learning rate is {rate}, for {parameters:,} parameters." in printed
 
 
 # --- what is learned ------------------------------------------------------------------------------
@@ -121,31 +104,31 @@ def test_the_prompt_is_that_of_a_generator_and_the_solution_ends(
 ):
     monkeypatch.chdir(tmp_path)
     tokenizer = load_tokenizer(chat_models["qwen3"])
-    tokenizer.chat_template = tokenizer.chat_template.replace(
-        "<think>\n", "<think>\n{% if not enable_thinking %}\n</think>\n\n{% endif %}"
-    )
+    closed = "{% if not enable_thinking %}\n</think>\n\n{% endif %}"
+    with_switch = tokenizer.chat_template.replace("<think>\n", f"<think>\n{closed}")
+    tokenizer.chat_template = with_switch
     load_model(chat_models["qwen3"], *CPU).save_pretrained("model")
     tokenizer.save_pretrained("model")
-    rows = [
-        {"problem": f" {i}+1? ", "worked": f"{i}</think>\\boxed{{{i + 1}}}", "answer": i + 1}
-        for i in range(20)
-    ]
-    programs = [
-        {"problem": row["problem"], "worked": row["worked"], "tests": TESTS} for row in rows
-    ]
-    brief, system = ["--instruction", "Be brief."], ["--system", "You add."]
-    cases = [(rows, brief), (rows, system), (rows, ["--no-thinking"]), (programs, [])]
-    for records, flags in cases:
+
+    rows, programs = [], []
+    for i in range(20):
+        record = {"problem": f" {i}+1? ", "worked": f"{i}</think>\\boxed{{{i + 1}}}"}
+        rows.append(record | {"answer": i + 1})
+        programs.append(record | {"tests": TESTS})
+    for records, flags in (
+        (rows, ["--instruction", "Be brief."]),
+        (rows, ["--system", "You add."]),
+        (rows, ["--no-thinking"]),
+        (programs, []),
+    ):
         Path("my.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
         shared = ["--model", "model", "--data", "my.jsonl,solution=worked", *flags]
         command = imitate.read_flags(Command, shared)
-        (source,) = load_data(
-            [command.data], None, None, instruction=command.instruction, wanted="solution"
-        )
+        wording = {"instruction": command.instruction, "wanted": "solution"}
+        (source,) = load_data([command.data], None, None, **wording)
         problems, prompts = source.train + source.validation, prompts_of_a_run(shared)
-        assert prompts.keys() == {problem.prompt for problem in problems} and len(prompts) == 20, (
-            flags
-        )
+        assert prompts.keys() == {problem.prompt for problem in problems}, flags
+        assert len(prompts) == 20
         for problem, (ids, learned) in zip(problems, examples(problems, tokenizer, command, 2000)):
             start = learned.index(True)
             assert ids[:start] == prompts[problem.prompt] and all(learned[start:]), flags
@@ -156,13 +139,13 @@ def test_the_prompt_is_that_of_a_generator_and_the_solution_ends(
 
 def prompts_of_a_run(flags) -> dict[str, list[int]]:
     """The ids that a generator of train.py gets for each problem, by the problem's prompt."""
-    budgets = ["--prompt-budget", "500", "--thinking-budget", "20", "20", "--prompts-per-step", "4"]
-    feed = open_run(parse([*flags, "--defaults", "small", *budgets]))[-1].feed
+    sizes = "--defaults small --prompt-budget 500 --thinking-budget 20 20 --prompts-per-step 4"
+    feed = open_run(parse([*flags, *sizes.split()])).feed
     feed.generators = [type("Generator", (), {"number": 0})()]
     (source,), prompts = feed.prompts.sources, {}
     for validation, of_source in ((False, source.train), (True, source.validation)):
         for i in range(len(of_source)):
-            group = feed._group(0, 0, i, 0, feed.generators[0], (0,), validation)
+            group = feed._group(0, 0, i, feed.generators[0], (0,), validation)
             prompts[group.problem.prompt] = group.requests[0].prompt_ids
     return prompts
 
@@ -200,15 +183,8 @@ def test_what_is_too_long_is_left_out_and_said(folder, tmp_path, monkeypatch, ca
     data = tmp_path / "a.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     monkeypatch.setattr(imitate, "imitate", lambda *_: None)
-    command = [
-        "--model",
-        str(folder / "random"),
-        "--data",
-        str(data),
-        "--out",
-        str(tmp_path / "out"),
-    ]
-    assert imitate.main([*command, "--longest", "100"]) == 0
+    command = f"--model {folder}/random --data {data} --out {tmp_path}/out --longest 100"
+    assert imitate.main(command.split()) == 0
     printed = capsys.readouterr().err
     assert "1 of 54 records are left out: more than 100 tokens" in printed
     assert "solutions do not close the thinking that was opened" in printed
@@ -222,42 +198,33 @@ def test_what_cannot_be_is_one_sentence(folder, tmp_path, monkeypatch, capsys):
     Path("full").mkdir()
     Path("empty").mkdir()
     Path("full", "mine.txt").touch()
-    usual = ["--model", str(folder / "random"), "--data", str(folder / "my.jsonl"), "--out", "out"]
+    usual = f"--model {folder}/random --data {folder}/my.jsonl --out out".split()
     monkeypatch.setattr(imitate, "imitate", lambda *_: pytest.fail("it was trained"))
+    columns = "the columns are problem, worked"
     for flags, message in (
+        ("--data a.jsonl", f"a.jsonl, line 1: which column is the solution? {columns}; add"),
+        ("--data a.jsonl,solution=gold", f"line 1: there is no column 'gold'; {columns}"),
+        ("--data empty.jsonl", "empty.jsonl holds no record"),
+        ("--data numbers.jsonl", "numbers.jsonl, line 1: column 'solution' holds no text but 7"),
+        ("--data nothing.jsonl", "there is no such file"),
         (
-            ["--data", "a.jsonl"],
-            "a.jsonl, line 1: which column is the solution? the columns are problem, worked; add",
-        ),
-        (
-            ["--data", "a.jsonl,solution=gold"],
-            "line 1: there is no column 'gold'; the columns are problem, worked",
-        ),
-        (["--data", "empty.jsonl"], "empty.jsonl holds no record"),
-        (
-            ["--data", "numbers.jsonl"],
-            "numbers.jsonl, line 1: column 'solution' holds no text but 7",
-        ),
-        (["--data", "nothing.jsonl"], "there is no such file"),
-        (
-            ["--data", "arithmetic"],
+            "--data arithmetic",
             "arithmetic: its answers are no whole completions: give a file of solutions",
         ),
-        (["--data", "aime24"], "aime24 is for evaluation"),
-        (["--longest", "5"], "no problem has at most 5 tokens"),
-        (["--out", "full"], "--out full is there already: name a folder that is new or empty"),
-        (["--out", "a.jsonl"], "--out a.jsonl is there already"),
-        (["--epochs", "0"], "--epochs is 0; it must be above 0"),
-        (["--learning-rate", "-1"], "--learning-rate is -1.0; it must be above 0"),
-        (["--model", "empty"], "--model empty: the folder holds no model"),
-        (["--epoch", "1"], "did you mean --epochs?"),
+        ("--data aime24", "aime24 is for evaluation"),
+        ("--longest 5", "no problem has at most 5 tokens"),
+        ("--out full", "--out full is there already: name a folder that is new or empty"),
+        ("--out a.jsonl", "--out a.jsonl is there already"),
+        ("--epochs 0", "--epochs is 0; it must be above 0"),
+        ("--learning-rate -1", "--learning-rate is -1.0; it must be above 0"),
+        ("--model empty", "--model empty: the folder holds no model"),
+        ("--epoch 1", "did you mean --epochs?"),
     ):
         with pytest.raises(SystemExit) as ended:
-            run_command(imitate.main, [*usual, *flags])
+            run_command(imitate.main, [*usual, *flags.split()])
         sentence = capsys.readouterr().err.splitlines()[-1]
-        assert ended.value.code == 2 and sentence.startswith("error: ") and message in sentence, (
-            flags
-        )
+        assert ended.value.code == 2, flags
+        assert sentence.startswith("error: ") and message in sentence, sentence
     assert not Path("out").exists() and Path("full", "mine.txt").exists()
     with pytest.raises(ValueError, match="--out is missing; wanted are --model, --data and --out"):
         imitate.main(["--model", "m", "--data", "my.jsonl"])
@@ -268,7 +235,7 @@ def test_what_is_stopped_while_it_learns_leaves_no_folder(folder, tmp_path, monk
         raise KeyboardInterrupt
 
     monkeypatch.setattr(imitate, "imitate", stopped)
+    command = f"--model {folder}/random --data {folder}/my.jsonl --out {tmp_path}/out"
     with pytest.raises(KeyboardInterrupt):
-        command = ["--model", str(folder / "random"), "--data", str(folder / "my.jsonl")]
-        imitate.main([*command, "--out", str(tmp_path / "out")])
+        imitate.main(command.split())
     assert list(tmp_path.iterdir()) == []

@@ -494,7 +494,7 @@ def test_10_without_the_cursor_prompts_come_twice(patched):
     for kind in (PromptOrder, broken.PromptOrder):
         order = kind(12, seed=3, recipe=loss.Recipe())
         before = [order.next() for _ in range(5)]
-        resumed = kind(12, seed=3, recipe=loss.Recipe(), **order.state())
+        resumed = kind(12, seed=3, recipe=loss.Recipe(), state=order.state())
         repeated.append({*before} & {resumed.next() for _ in range(5)})
     assert repeated[0] == set() and len(repeated[1]) == 5
 

@@ -20,7 +20,9 @@ from core.vllm_engine import make_llm_engine
 from machinery.folder import write_config
 from tools.plan import Needs, Shape, generator_bytes, trainer_bytes
 
-EIGHT = ["--plan", "--data", "polaris", "--gpu-memory", "80", "--gpus", "8"]
+POLARIS = ["--plan", "--data", "polaris", "--gpu-memory", "80"]
+EIGHT = [*POLARIS, "--gpus", "8"]
+QWEN = ["--model", "Qwen/Qwen3-8B"]
 
 
 @pytest.fixture
@@ -48,78 +50,51 @@ def test_the_plan_of_the_default_run_starts_and_writes_nothing(here, capsys):
     text = planned(["--plan"], capsys)
     assert sorted(here.rglob("*")) == before
     assert "142,016 parameters" in row(text, "model") and "85 tokens" in row(text, "model")
-    assert row(text, "a trainer").endswith("1: cpu") and row(text, "a generator (torch)").endswith(
-        "1: cpu"
-    )
+    assert row(text, "a trainer").endswith("1: cpu")
+    assert row(text, "a generator (torch)").endswith("1: cpu")
     assert "512 sequences of full length" in row(text, "keys and values")
-    assert "largest" not in text
-    assert (
-        "fits" in row(text, "cpu")
-        and "the parameters" in row(text, "/dev/shm")
-        and "lowered by" not in text
-    )
+    assert "fits" in row(text, "cpu") and "the parameters" in row(text, "/dev/shm")
+    assert "largest" not in text and "lowered by" not in text
 
 
 def test_a_machine_that_is_not_here_and_which_flags_help(here, capsys):
-    text = planned([*EIGHT, "--model", "Qwen/Qwen3-8B"], capsys)
-    assert row(text, "a generator (vllm)").endswith("7: " + " ".join(f"cuda:{i}" for i in range(7)))
-    assert row(text, "cuda:7").endswith("DOES NOT FIT") and row(text, "cuda:0 to cuda:6").endswith(
-        "fits"
-    )
+    text = planned([*EIGHT, *QWEN], capsys)
+    seven = " ".join(f"cuda:{i}" for i in range(7))
+    assert row(text, "a generator (vllm)").endswith(f"7: {seven}")
+    assert row(text, "cuda:7").endswith("DOES NOT FIT")
+    assert row(text, "cuda:0 to cuda:6").endswith("fits")
     assert "--trainers" in row(text, "lowered by")
-    assert row(text, "largest that fits").endswith(
-        "--model Qwen/Qwen3-8B --trainers 4 --gradient-checkpointing"
-    )
-    helped = planned([*EIGHT, "--model", "Qwen/Qwen3-8B", "--trainers", "4"], capsys)
+    largest = "--model Qwen/Qwen3-8B --trainers 4 --gradient-checkpointing"
+    assert row(text, "largest that fits").endswith(largest)
+
+    helped = planned([*EIGHT, *QWEN, "--trainers", "4"], capsys)
     assert "DOES NOT" not in helped and "lowered by" not in helped
     for slots, verdict in (("256", "DOES NOT FIT"), ("16", "fits")):
-        flags = [
-            "--model",
-            "Qwen/Qwen3-8B",
-            "--trainers",
-            "4",
-            "--engine",
-            "torch",
-            "--slots",
-            slots,
-        ]
-        assert row(planned([*EIGHT, *flags], capsys), "cuda:0 to cuda:3").endswith(verdict)
+        flags = ["--trainers", "4", "--engine", "torch", "--slots", slots]
+        text = planned([*EIGHT, *QWEN, *flags], capsys)
+        assert row(text, "cuda:0 to cuda:3").endswith(verdict)
+
     for memory, wanted in (
         ("24", "none"),
         ("48", "0.6B --trainers 1"),
         ("141", "1.7B --trainers 1"),
     ):
-        alone = [
-            "--plan",
-            "--data",
-            "polaris",
-            "--model",
-            "Qwen/Qwen3-8B",
-            "--gpus",
-            "1",
-            "--gpu-memory",
-            memory,
-        ]
-        assert wanted in row(planned(alone, capsys), "largest that fits")
+        alone = [*POLARIS[:-1], memory, "--gpus", "1"]
+        assert wanted in row(planned([*alone, *QWEN], capsys), "largest that fits")
 
 
 def test_what_cannot_be_planned_is_one_sentence(here, capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    no_gpu = ["--plan", "--gpus", "0", "--gpu-memory", "80"]
     for flags, message in (
         (["--gpus", "8"], "--gpus is for --plan alone"),
         (["--gpu-memory", "80"], "--gpu-memory is for --plan alone"),
         (["--plan", "--gpus", "2"], "--gpus wants --gpu-memory too"),
-        (
-            ["--plan", "--gpus", "0", "--gpu-memory", "80"],
-            "--gpu-memory is of a machine with GPUs: say how many",
-        ),
+        (no_gpu, "--gpu-memory is of a machine with GPUs: say how many"),
         (["--plan", "--gpus", "-1"], "--gpus is -1; it must be at least 0"),
         ([*EIGHT, "--trainers", "9"], "want 10 GPUs; there are 8"),
         ([*EIGHT, "--model", "no/such/model"], "--model no/such/model: there is no such folder"),
-        (
-            [*EIGHT, "--model", "Qwen/Qwen3-8B", "--tensor-parallel", "3"],
-            "cannot be split over 3 GPUs",
-        ),
+        ([*EIGHT, *QWEN, "--tensor-parallel", "3"], "cannot be split over 3 GPUs"),
         (["--plan", "--thinking-budget", "300", "400"], "the model holds 256"),
     ):
         assert message in refusal(flags, capsys), flags
@@ -130,9 +105,8 @@ def test_a_run_that_goes_on_has_its_own_settings_and_none_of_the_plans(here, cap
     run.mkdir(parents=True)
     write_config(run, parse(["--prompts-per-step", "2", "--steps", "10"]))
     text = planned(["--plan", "--resume", "runs/mine", "--steps", "20"], capsys)
-    assert " 2,720 tokens" in row(
-        text, "activations"
-    )  # 2 x 16 sequences of 85: no micro-batch is full
+    # 2 x 16 sequences of 85: no micro-batch is full.
+    assert " 2,720 tokens" in row(text, "activations")
     settings = parse(["--resume", "runs/mine", "--steps", "20"], TrainCommand).of_the_run()
     assert type(settings) is Settings and (settings.prompts_per_step, settings.steps) == (2, 20)
 
@@ -143,24 +117,31 @@ def test_shapes_come_from_the_config_alone(models):
         shapes = load_shapes(folder)
         assert {parameter.device.type for parameter in shapes.parameters()} == {"meta"}
         assert vars(Shape(shapes)) == vars(Shape(model)), kind
-        if kind in (
-            "deepseek-v3",
-            "glm4-moe-lite",
-        ):  # which version of transformers caches what differs
-            continue
+        if kind in ("deepseek-v3", "glm4-moe-lite"):
+            continue  # versions of transformers differ in what they cache
         with torch.no_grad():
-            layer = model.base_model(
-                input_ids=torch.tensor([[1, 2]]), use_cache=True
-            ).past_key_values.layers[0]
-        assert Shape(shapes).cached == sum(
-            part.shape[1] * part.shape[3] for part in (layer.keys, layer.values)
-        ), kind
+            output = model.base_model(input_ids=torch.tensor([[1, 2]]), use_cache=True)
+        layer = output.past_key_values.layers[0]
+        widths = [part.shape[1] * part.shape[3] for part in (layer.keys, layer.values)]
+        assert Shape(shapes).cached == sum(widths), kind
 
 
 def test_what_memory_grows_with():
     """By hand for a model of one layer, and the ways that the flags turn it."""
-    shape = SimpleNamespace(parameters=1000, layer=300, table=100, tied=False, layers=1, heads=2, vocabulary=10,
-                            hidden=8, query=8, cached=8, normed=0, mlp=16)  # fmt: skip
+    shape = SimpleNamespace(
+        parameters=1000,
+        layer=300,
+        table=100,
+        tied=False,
+        layers=1,
+        heads=2,
+        vocabulary=10,
+        hidden=8,
+        query=8,
+        cached=8,
+        normed=0,
+        mlp=16,
+    )
     alone = trainer_bytes(shape, 1, 64, 32, torch.float32, "cuda", False)
     assert (alone["parameters"], alone["gradients"], alone["moments"]) == (4000, 4000, 8000)
     assert alone["gathered by FSDP"] == 0 and alone["logits"] == 3 * 4 * 64 * 10
@@ -168,6 +149,7 @@ def test_what_memory_grows_with():
     four = trainer_bytes(shape, 4, 64, 32, torch.bfloat16, "cuda", False)
     assert four["moments"] == 2000 and four["activations"] == alone["activations"] / 2
     assert four["gathered by FSDP"] == 2 * 2 * 300 + 4 * 3 * 100
+
     torch_engine = generator_bytes(shape, "torch", 8, 100, 16, torch.bfloat16, 0.0)
     assert torch_engine["weights"] == 2400 and torch_engine["keys and values"] == 8 * 100 * 8 * 2
     vllm = generator_bytes(shape, "vllm", 8, 100, 16, torch.bfloat16, 1e9)
@@ -175,7 +157,7 @@ def test_what_memory_grows_with():
 
 
 def test_one_gpu_for_both_adds_up(here):
-    command = parse([*EIGHT[:-1], "1", "--model", "Qwen/Qwen3-0.6B"], TrainCommand)
+    command = parse([*POLARIS, "--gpus", "1", "--model", "Qwen/Qwen3-0.6B"], TrainCommand)
     need = Needs(command, Shape(load_shapes("Qwen/Qwen3-0.6B")), 16_384)
     planned, there, verdict = need.devices["cuda:0"]
     assert planned == pytest.approx(sum(need.trainer.values()) + 0.4 * 80e9 + 2**29)
@@ -186,9 +168,8 @@ def test_the_table_of_the_docs_is_what_the_command_says(here, capsys):
     text = (ROOT / "docs" / "node.md").read_text()
     for line in table(here):
         assert line in text
-    command, shown = re.search(
-        r"```\n(python train.py --plan .*)\n```\n\n```\n([^`]*)```", text
-    ).groups()
+    example = r"```\n(python train.py --plan .*)\n```\n\n```\n([^`]*)```"
+    command, shown = re.search(example, text).groups()
     assert planned(command.split()[2:], capsys) == shown
 
 
@@ -211,7 +192,6 @@ def test_on_a_gpu_vllm_leaves_room_for_what_it_cannot_measure_when_it_sizes_its_
     monkeypatch.setitem(sys.modules, "vllm.platforms", SimpleNamespace(current_platform=platform))
     monkeypatch.setattr(os, "environ", {})
     decoding = SimpleNamespace(fp32_logits=True, longest=100, phrase=())
-    make_llm_engine(
-        EngineSettings("model", ("cuda:0",), "bfloat16", 1, 8, decoding, "vllm", memory=0.4), 8192
-    )
+    settings = EngineSettings("model", ("cuda:0",), "bfloat16", 1, 8, decoding, "vllm", memory=0.4)
+    make_llm_engine(settings, 8192)
     assert seen == [pytest.approx(0.4 - 3 * 4 * 1000 * 50 / 10_000_000), "_keep_head_in_fp32"]

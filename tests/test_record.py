@@ -97,15 +97,18 @@ def test_the_clock_of_training_stands_in_validations_and_after_the_last_step(
         clock.now += 40.0
     compute.ended = clock.now
     clock.now += 1000.0
-    assert (
-        compute.seconds == 60.0
-        and compute.columns()["compute_device_hours"] == devices * 60.0 / 3600
-    )
+    assert compute.seconds == 60.0
+    assert compute.columns()["compute_device_hours"] == devices * 60.0 / 3600
 
 
 @pytest.mark.parametrize(
     "gpus, counts, devices",
-    [(0, {}, 2), (0, dict(generators=2, trainers=2), 4), (1, {}, 1), (8, {}, 8)],
+    [
+        (0, {}, 2),
+        (0, dict(generators=2, trainers=2), 4),
+        (1, {}, 1),
+        (8, {}, 8),
+    ],
 )
 def test_a_gpu_that_does_both_is_one_device_and_processes_on_a_cpu_count_each(
     models, tmp_path, monkeypatch, gpus, counts, devices
@@ -113,7 +116,7 @@ def test_a_gpu_that_does_both_is_one_device_and_processes_on_a_cpu_count_each(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(train.torch.cuda, "device_count", lambda: gpus)
     chosen = dataclasses.replace(parse([]), engine="torch", **counts)
-    assert open_run(chosen)[-1].record.compute.devices == devices
+    assert open_run(chosen).record.compute.devices == devices
 
 
 @pytest.mark.parametrize("gpus_each", [1, 2])
@@ -124,14 +127,12 @@ def test_what_is_sampled_for_training_during_a_validation_counts_as_compute(
     not free."""
     record, feed = new_record(tmp_path, models["llama"], devices=3, tensor_parallel=gpus_each)
     record.compute.started, clock.now, feed.busy_seconds = 100.0, 110.0, 5.5
-    before = record.compute.columns()["compute_device_hours"] * 3600
+    device_seconds = lambda: record.compute.columns()["compute_device_hours"] * 3600
+    assert device_seconds() == 30.0
     with record.pause():
         clock.now += 20.0
         feed.busy_seconds += 4.0
-    assert (
-        before == 30.0
-        and record.compute.columns()["compute_device_hours"] * 3600 == 30.0 + 4.0 * gpus_each
-    )
+    assert device_seconds() == 30.0 + 4.0 * gpus_each
     clock.now += 1.0
     log_a_step(record, 1)
     (line,) = lines(tmp_path, "train")
@@ -149,13 +150,8 @@ def test_idle_time_of_the_generators_adds_up_though_their_reports_come_in_lumps(
         feed.busy_seconds = busy
         log_a_step(record, step, waited=0.25)
     idle = [line["generator_idle_fraction"] for line in lines(tmp_path, "train")]
-    assert idle == [
-        1.0,
-        1.0,
-        0.0,
-        0.0,
-        0.0,
-    ]  # the generators were busy for 5 of 5 seconds, of which 2 were logged late
+    # The generators were busy for 5 of 5 seconds, of which 2 were logged late.
+    assert idle == [1.0, 1.0, 0.0, 0.0, 0.0]
     assert record.rates.unlogged_busy == 2.0
     assert [line["trainer_idle_fraction"] for line in lines(tmp_path, "train")] == [0.25] * 5
     assert record.rates.idle() == "trainer 0.25, generators 0.00 of the time"
@@ -188,18 +184,20 @@ def test_flops_of_attention_are_those_that_torch_counts(models, kind):
 
 def test_compute_is_two_flops_a_number_for_what_is_generated_and_six_for_what_is_trained_on():
     compute, groups = Compute(1, parameters=10, attention=3), batch_of_groups()
+    batch = Batch(groups, FIRST)
     rollouts = [rollout for group in groups for rollout in group.rollouts.values()]
     sampled = sum(int(rollout.sampled.sum()) for rollout in rollouts)
     completions = sum(len(rollout.tokens) for rollout in rollouts)
     # A prompt is read once for all its completions.
     prompts = sum(len(group.requests[0].prompt_ids) for group in groups)
-    pairs = sum(r.length * (r.length + 1) // 2 for r in rollouts)
+    pairs = sum(r.total_tokens * (r.total_tokens + 1) // 2 for r in rollouts)
     for group in groups:
         prompt = len(group.requests[0].prompt_ids)
         pairs -= (len(group.rollouts) - 1) * prompt * (prompt + 1) // 2
-    compute.add(groups, fed=0, pairs=0)
-    assert compute.tokens == sampled and compute.flops == 20 * (completions + prompts) + 6 * pairs
-    compute.add(groups, fed=7, pairs=5)
+    compute.add(batch, fed=0, pairs=0)
+    assert compute.tokens == sampled
+    assert compute.flops == 20 * (completions + prompts) + 6 * pairs
+    compute.add(batch, fed=7, pairs=5)
     assert compute.flops == 2 * (20 * (completions + prompts) + 6 * pairs) + 60 * 7 + 18 * 5
 
 
@@ -208,28 +206,16 @@ def test_compute_is_two_flops_a_number_for_what_is_generated_and_six_for_what_is
 
 def test_a_resumed_run_drops_what_the_log_tells_of_later_steps_and_half_a_line(models, tmp_path):
     record, _ = new_record(tmp_path, models["llama"])
-    for kind, step in (
-        ("validation", 0),
-        ("train", 1),
-        ("train", 2),
-        ("validation", 2),
-        ("train", 3),
-        ("end", 2),
-    ):
+    until_2 = [("validation", 0), ("train", 1), ("train", 2), ("validation", 2)]
+    for kind, step in [*until_2, ("train", 3), ("end", 2)]:
         record.log({"kind": kind, "step": step, "value": float("nan")})
     state = json.loads(json.dumps(record.state()))
     (tmp_path / "log.jsonl").open("a").write('{"kind": "train", "st')
     record, _ = new_record(tmp_path, models["llama"], state={**state, "step": 2})
     kept = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
-    assert [(line["kind"], line["step"]) for line in kept] == [
-        ("validation", 0),
-        ("train", 1),
-        ("train", 2),
-        ("validation", 2),
-    ]
-    assert all(line["value"] is None for line in kept) and [
-        line["step"] for line in record.validations
-    ] == [0, 2]
+    assert [(line["kind"], line["step"]) for line in kept] == until_2
+    assert all(line["value"] is None for line in kept)
+    assert [line["step"] for line in record.validations] == [0, 2]
     new_record(tmp_path, models["llama"])
     assert (tmp_path / "log.jsonl").read_text() == ""
 
@@ -237,7 +223,7 @@ def test_a_resumed_run_drops_what_the_log_tells_of_later_steps_and_half_a_line(m
 def test_compute_goes_on_counting_when_a_run_is_resumed(models, tmp_path, clock):
     record, _ = new_record(tmp_path, models["llama"], devices=2)
     record.compute.started, clock.now = 100.0, 150.0
-    record.compute.add(batch_of_groups(), 10, 10)
+    record.compute.add(Batch(batch_of_groups(), FIRST), 10, 10)
     state = json.loads(json.dumps(record.state()))
     again, _ = new_record(tmp_path, models["llama"], devices=3, state={**state, "step": 0})
     assert again.compute.columns() == record.compute.columns()
@@ -277,9 +263,10 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_ones_before(models, tmp_
     model = load_model(models["llama"], CPU, torch.float32)
     parameters = dict(model.named_parameters())
     with pytest.raises(OSError, match="File too large"), no_file_above(20_000):
-        write_checkpoint(tmp_path, model, None, parameters, {}, {"step": FIRST + 9}, keep=1)
+        write_checkpoint(tmp_path, model, None, parameters, {}, {"step": FIRST + 9})
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [f"step-{FIRST + 1:06d}"]
-    assert all(torch.equal(values, before[name]) for name, values in stored(tmp_path).items())
+    for name, values in stored(tmp_path).items():
+        assert torch.equal(values, before[name])
 
 
 @pytest.fixture
@@ -288,15 +275,18 @@ def resumable(models, tmp_path, monkeypatch):
     before any process."""
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "runs" / "run"
-    chosen = dataclasses.replace(
-        parse([]), steps=FIRST + 1, validation_every=10**6, checkpoint_every=10**6, threads=1
-    )
+    given = ["--steps", str(FIRST + 1), "--threads", "1"]
+    never = ["--validation-every", str(10**6), "--checkpoint-every", str(10**6)]
+    chosen = parse([*given, *never])
     train_rank(0, chosen, str(BASE_MODEL), [batch_of_groups()], folder)
     write_config(folder, chosen)
     monkeypatch.setattr(Stop, "listen", lambda _: None)
 
     def ends_with(error):
-        monkeypatch.setattr(Feed, "start", lambda _: (_ for _ in ()).throw(error))
+        def fail(_):
+            raise error
+
+        monkeypatch.setattr(Feed, "start", fail)
 
     return ends_with
 
@@ -309,7 +299,8 @@ def test_a_full_gpu_ends_the_run_with_what_to_lower(resumable, capsys):
     resumable(torch.OutOfMemoryError("CUDA out of memory. Tried to .."))
     assert run_train(RESUME) == 1
     said = capsys.readouterr().err
-    assert "error: CUDA out of memory: lower --tokens-per-micro-batch" in said and HINT in said
+    assert "error: CUDA out of memory: lower --tokens-per-micro-batch" in said
+    assert HINT in said
     assert "Traceback" not in said
 
 
@@ -317,10 +308,9 @@ def test_a_folder_that_cannot_be_written_ends_the_run_in_words(resumable, capsys
     resumable(OSError(errno.ENOSPC, "No space left on device"))
     assert run_train(RESUME) == 1
     said = capsys.readouterr().err
-    assert (
-        "error: the run's folder cannot be written: [Errno 28] No space left on device" in said
-        and HINT in said
-    )
+    why = "[Errno 28] No space left on device"
+    assert f"error: the run's folder cannot be written: {why}" in said
+    assert HINT in said
 
 
 def test_data_that_have_changed_since_the_checkpoint_are_refused(resumable, monkeypatch, capsys):
@@ -329,11 +319,9 @@ def test_data_that_have_changed_since_the_checkpoint_are_refused(resumable, monk
     monkeypatch.setattr(arithmetic, "problems", lambda *arguments: problems(*arguments)[::-1])
     with pytest.raises(SystemExit) as refused:
         run_command(run_train, RESUME)
+    assert refused.value.code == 2
     said = capsys.readouterr().err
-    assert (
-        refused.value.code == 2
-        and "the problems of --data arithmetic are not those that its checkpoint" in said
-    )
+    assert "the problems of --data arithmetic are not those that its checkpoint" in said
 
 
 def test_a_folder_that_cannot_be_made_or_is_in_use_is_refused_before_anything_starts(
@@ -343,23 +331,19 @@ def test_a_folder_that_cannot_be_made_or_is_in_use_is_refused_before_anything_st
     with lock_folder(tmp_path / "runs" / "run"):
         with pytest.raises(SystemExit) as refused:
             run_command(run_train, RESUME)
-        assert (
-            refused.value.code == 2
-            and f"runs/run is in use by process {os.getpid()}" in capsys.readouterr().err
-        )
+        assert refused.value.code == 2
+        assert f"runs/run is in use by process {os.getpid()}" in capsys.readouterr().err
     lock_folder(tmp_path / "runs" / "run").close()  # free again
     (tmp_path / "runs" / "run").rename(tmp_path / "elsewhere")
     (tmp_path / "runs").rmdir()
     (tmp_path / "runs").write_text("a file\n")
     with pytest.raises(SystemExit) as refused:
         run_command(run_train, ["--name", "new"])
+    assert refused.value.code == 2
     said = capsys.readouterr().err
-    assert (
-        refused.value.code == 2
-        and said.startswith("error: [Errno")
-        and "runs" in said
-        and said.count("\n") == 1
-    )
+    assert said.startswith("error: [Errno")
+    assert "runs" in said
+    assert said.count("\n") == 1
 
 
 # --- checkpoints and what they are resumed with ---------------------------------------------------
@@ -385,18 +369,21 @@ def fallen(models, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(screen, "_warned", set())
     monkeypatch.chdir(tmp_path)
     rates = iter([0.1, 0.5, 0.9, 0.8, 0.84, 0.7, 0.6])  # a fifth of the gain is .16
-    monkeypatch.setattr(
-        Record, "_pass_rates", lambda *_: {"pass_rate": next(rates), "num_examples": 2000}
-    )
+    next_rate = lambda *_: {"pass_rate": next(rates), "num_examples": 2000}
+    monkeypatch.setattr(Record, "_pass_rates", next_rate)
     folder = Path("runs") / "fallen"
     chosen = settings(
         steps=6, validation_every=1, checkpoint_every=1, keep_checkpoints=4, rollouts_kept=0
     )
     train_on(chosen, models["llama"], [batch_of_groups(seed) for seed in range(6)], folder)
-    write_config(
-        folder, dataclasses.replace(chosen, model=models["llama"], defaults="toy", name="fallen")
-    )
+    named = {"model": models["llama"], "defaults": "toy", "name": "fallen"}
+    write_config(folder, dataclasses.replace(chosen, **named))
     return folder, capsys.readouterr().err
+
+
+def steps_of(folder):
+    """The steps of a run's checkpoints, by their names."""
+    return [int(path.name.removeprefix("step-")) for path in checkpoints(folder)]
 
 
 def test_a_fall_is_said_with_the_command_that_goes_on_from_before_it(fallen):
@@ -404,18 +391,14 @@ def test_a_fall_is_said_with_the_command_that_goes_on_from_before_it(fallen):
     folder, said = fallen
     said = [line for line in said.split("\n") if "fallen from" in line]
     text = f"the pass rate has fallen from 0.900 at step {FIRST + 2} to 0.700 at step {FIRST + 5}"
-    assert len(said) == 1 and said[0].startswith(f"warning: {text}")
-    assert (
-        f"python train.py --resume runs/fallen --from-step {FIRST + 2} goes on from before the fall"
-        in said[0]
-    )
+    assert len(said) == 1
+    assert said[0].startswith(f"warning: {text}")
+    command = f"python train.py --resume runs/fallen --from-step {FIRST + 2}"
+    assert f"{command} goes on from before the fall" in said[0]
     line = lines(folder, "warning")[-1]
-    assert (line["about"], line["step"]) == ("fall", FIRST + 5) and said[
-        0
-    ] == f"warning: {line['text']}"
-    assert [path.name for path in checkpoints(folder)] == [
-        f"step-{FIRST + i:06d}" for i in (2, 3, 4, 5, 6)
-    ]
+    assert (line["about"], line["step"]) == ("fall", FIRST + 5)
+    assert said[0] == f"warning: {line['text']}"
+    assert steps_of(folder) == [FIRST + i for i in (2, 3, 4, 5, 6)]
 
 
 def test_a_run_goes_on_from_an_earlier_checkpoint_and_drops_what_came_later(
@@ -426,24 +409,20 @@ def test_a_run_goes_on_from_an_earlier_checkpoint_and_drops_what_came_later(
     started = []
     monkeypatch.setattr(train, "train", lambda *arguments: started.append(arguments))
     there = ", ".join(str(FIRST + i) for i in (2, 3, 4, 5, 6))
-    for flags, words in {
-        ("--from-step", "3"): "--from-step names a checkpoint of the run that --resume names",
-        (
-            "--resume",
-            "runs/fallen",
-            "--from-step",
-            "3",
-        ): f"is 3; the checkpoints of runs/fallen are of steps {there}",
-    }.items():
+    resume = ["--resume", "runs/fallen"]
+    no_run = "--from-step names a checkpoint of the run that --resume names"
+    no_checkpoint = f"is 3; the checkpoints of runs/fallen are of steps {there}"
+    for flags, words in (([], no_run), (resume, no_checkpoint)):
         with pytest.raises(SystemExit):
-            run_command(run_train, flags)
-        assert words in capsys.readouterr().err and len(checkpoints(folder)) == 5 and not started
+            run_command(run_train, [*flags, "--from-step", "3"])
+        assert words in capsys.readouterr().err
+        assert len(checkpoints(folder)) == 5
+        assert not started
     with pytest.raises(SystemExit):
-        run_command(run_train, ["--resume", "runs/fallen", "--from-step", str(FIRST + 2)])
-    ((_, _, start, *_),) = started
-    assert start.step == FIRST + 2 and [path.name for path in checkpoints(folder)] == [
-        f"step-{FIRST + 2:06d}"
-    ]
+        run_command(run_train, [*resume, "--from-step", str(FIRST + 2)])
+    ((_, start, _),) = started
+    assert start.step == FIRST + 2
+    assert steps_of(folder) == [FIRST + 2]
     assert max(line["step"] for _, line in json_lines(folder / "log.jsonl")) == FIRST + 2
     assert read_settings(folder).from_step is None
 
@@ -464,16 +443,14 @@ def test_what_a_resumed_run_cannot_change_is_refused_by_name(tmp_path, monkeypat
     }.items():
         with pytest.raises(ValueError) as refused:
             parse([*resume, *flags])
-        assert named in str(refused.value) and "those that can: --checkpoint-every" in str(
-            refused.value
-        )
+        assert named in str(refused.value)
+        assert "those that can: --checkpoint-every" in str(refused.value)
     assert parse([*resume, "--least-prompts", "9"]).recipe.least_prompts == 9  # what mends a fall
-    changed = parse(
-        [*resume, "--steps", "9", "--generators", "2", "--threads", "2", "--wait-timeout", "9"]
-    )
+    flags = ["--steps", "9", "--generators", "2", "--threads", "2", "--wait-timeout", "9"]
+    changes = dict(resume=Path("runs/run"), steps=9, generators=2, threads=2, wait_timeout=9.0)
     before = read_settings(Path("runs/run"))
-    expected = dict(resume=Path("runs/run"), steps=9, generators=2, threads=2, wait_timeout=9.0)
-    assert changed == dataclasses.replace(before, **expected) and expected.keys() <= MAY_CHANGE
+    assert parse([*resume, *flags]) == dataclasses.replace(before, **changes)
+    assert changes.keys() <= MAY_CHANGE
     (folder / "config.json").write_text('{"recipe": {}, "versions": {}, "checksum": 1}')
     with pytest.raises(ValueError, match="its config.json is not one of this program"):
         parse(resume)
@@ -482,13 +459,17 @@ def test_what_a_resumed_run_cannot_change_is_refused_by_name(tmp_path, monkeypat
 def test_truncation_above_a_tenth_is_said_once(models, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(screen, "_warned", set())
     few, many = batch_of_groups(), batch_of_groups(1)
-    many[2].rollouts[0] = dataclasses.replace(
-        many[2].rollouts[0], truncated=True
-    )  # now two of twelve
+    more = many[2].rollouts
+    more[0] = dataclasses.replace(more[0], truncated=True)  # now two of twelve
     train_on(settings(recipe=Recipe()), models["llama"], [few], tmp_path / "few")
     assert "token limit" not in capsys.readouterr().err
     train_on(settings(steps=2), models["llama"], [many, many], tmp_path / "many")
     assert capsys.readouterr().err.count("reached their token limit without ending") == 1
+
+
+def warnings_of(folder):
+    """What the warnings in the log of a run are about, and their steps."""
+    return [(line["about"], line["step"]) for line in lines(folder, "warning")]
 
 
 def test_few_prompts_are_said_once(models, tmp_path, clock, monkeypatch, capsys):
@@ -500,13 +481,11 @@ def test_few_prompts_are_said_once(models, tmp_path, clock, monkeypatch, capsys)
         clock.now += 1.0
         log_a_step(record, step)
     said = [line for line in capsys.readouterr().err.split("\n") if "prompts are left" in line]
-    assert len(said) == 1 and said[0].startswith(
-        "warning: 2 prompts are left that are not solved, fewer than the 3 that"
-    )
+    assert len(said) == 1
+    few = "2 prompts are left that are not solved, fewer than the 3 that"
+    assert said[0].startswith(f"warning: {few}")
     assert said[0].endswith("--least-prompts 30 has the solved ones come again in time")
-    assert [(line["about"], line["step"]) for line in lines(tmp_path, "warning")] == [
-        ("few prompts", 2)
-    ]
+    assert warnings_of(tmp_path) == [("few prompts", 2)]
 
 
 def test_a_policy_that_drifts_is_said_at_the_second_of_three_steps(
@@ -518,16 +497,12 @@ def test_a_policy_that_drifts_is_said_at_the_second_of_three_steps(
     record.compute.started = clock.now
     for step, kl in enumerate((0.9, 2.1, 0.1, 0.1, None, 2.1, 0.1, 2.1, 2.1), 1):
         clock.now += 1.0
-        totals = Totals(FIRST)
+        totals, entropy = Totals(FIRST), 0.03
         if kl is not None:
-            totals.sums |= {
-                "tokens": 10,
-                "entropy": 10 * 0.03,
-                "kl": 10 * 0.03 * kl,
-                "ratio_squared": 10.0,
-            }
+            totals.sums.update(tokens=10, entropy=10 * entropy, kl=10 * entropy * kl)
+            totals.sums.update(ratio_squared=10.0)
         log_a_step(record, step, totals=totals)
-    assert [(line["about"], line["step"]) for line in lines(tmp_path, "warning")] == [("drift", 8)]
+    assert warnings_of(tmp_path) == [("drift", 8)]
 
 
 # --- trackers -------------------------------------------------------------------------------------
@@ -556,28 +531,25 @@ def test_a_tracker_that_fails_is_said_once_and_the_run_goes_on(
         if len(got) == 2:
             raise ConnectionError("no network")
 
-    stand_in = SimpleNamespace(init=lambda **given: got.append(given) or got.clear(), log=log)
+    stand_in = SimpleNamespace(init=lambda **_: None, log=log)
     monkeypatch.setitem(sys.modules, "trackio", stand_in)
     monkeypatch.setattr(screen, "_warned", set())
     record, _ = new_record(tmp_path, models["llama"], track="trackio")
     for step in range(1, 5):
         record.log({"kind": "validation", "step": step, "pass_rate": step / 10})
-    assert [(numbers["validation/pass_rate"], step) for numbers, step in got] == [
-        (0.1, 1),
-        (0.2, 2),
-    ]
+    rates = [(numbers["validation/pass_rate"], step) for numbers, step in got]
+    assert rates == [(0.1, 1), (0.2, 2)]
     said = capsys.readouterr().err
-    assert (
-        said.count("warning") == 1 and "--track trackio has failed" in said and "no network" in said
-    )
+    assert said.count("warning") == 1
+    assert "--track trackio has failed" in said
+    assert "no network" in said
     assert len(lines(tmp_path, "validation")) == 4
 
 
 def test_a_tracker_that_is_not_installed_is_refused_before_anything_starts(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(
-        ValueError, match="--track wandb: it is not installed; `pip install wandb` brings it"
-    ):
+    missing = "--track wandb: it is not installed; `pip install wandb` brings it"
+    with pytest.raises(ValueError, match=missing):
         open_run(parse(["--track", "wandb"]))
     assert not (tmp_path / "runs").exists()

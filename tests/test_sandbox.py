@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -44,8 +45,10 @@ def answer(result): print(42 if result != -1 else 0)  # right when a system call
 """
 ACROSS_THE_TREE = """
 import glob
-for path in glob.glob("/proc/*/mem") + glob.glob("/proc/*/environ") + glob.glob("/proc/*/cmdline") + [
-        *glob.glob("/proc/[0-9]*/fd/*"), "/proc/self/mem", "/proc/self/environ", "/etc/passwd", SECRET]:
+paths = ["/proc/self/mem", "/proc/self/environ", "/etc/passwd", SECRET]
+for name in ("mem", "environ", "cmdline", "fd/*"):
+    paths += glob.glob(f"/proc/[0-9]*/{name}")
+for path in paths:
     try:
         with open(path, "rb") as file:
             file.read(1)
@@ -85,61 +88,78 @@ CANNOT = {  # what a program cannot do, as docs/data.md has it: programs that pr
         "a link to the outside": "os.symlink(SECRET, 'x')\nprint(open('x').read() and 42)",
     },
     "write, make, rename or remove a file, even a temporary one": {
-        "in its folder": "open('x', 'w').write('x')\nprint(42)", "outside": "open(SECRET, 'a').write('x')\nprint(42)",
+        "in its folder": "open('x', 'w').write('x')\nprint(42)",
+        "outside": "open(SECRET, 'a').write('x')\nprint(42)",
         "its tests": "open('stdin', 'w').write('x')\nprint(42)",
-        "its program": "os.rename('program.py', 'x')\nprint(42)", "remove": "os.remove(SECRET)\nprint(42)",
+        "its program": "os.rename('program.py', 'x')\nprint(42)",
+        "remove": "os.remove(SECRET)\nprint(42)",
         "rename": "answer(libc.rename(SECRET.encode(), b'other'))",
-        "truncate": "answer(libc.truncate(SECRET.encode(), 0))", "a folder": "os.mkdir('x')\nprint(42)",
+        "truncate": "answer(libc.truncate(SECRET.encode(), 0))",
+        "a folder": "os.mkdir('x')\nprint(42)",
         "a link": "os.link(SECRET, 'x')\nprint(42)",
         "a temporary file": "import tempfile\ntempfile.TemporaryFile()\nprint(42)",
-        "in memory": "answer(libc.memfd_create(b'x', 0))", "in secret memory": "answer(libc.syscall(447, 0))",
+        "in memory": "answer(libc.memfd_create(b'x', 0))",
+        "in secret memory": "answer(libc.syscall(447, 0))",
     },
     "change the mode, owner, date or attributes of a file, lock it or watch it": {
-        "mode": "answer(libc.chmod(SECRET.encode(), 0o777))", "mode of its input": "answer(libc.fchmod(0, 0o777))",
+        "mode": "answer(libc.chmod(SECRET.encode(), 0o777))",
+        "mode of its input": "answer(libc.fchmod(0, 0o777))",
         "owner": "answer(libc.chown(SECRET.encode(), os.getuid(), os.getgid()))",
         "date": "os.utime('program.py')\nprint(42)",
-        "attributes": "import fcntl\nfcntl.ioctl(open('program.py'), 0x40086602, b'\\x80' + bytes(7))\nprint(42)",
-        "lease": "answer(libc.fcntl(os.open('program.py', 0), 1024, 1))", "lock": "answer(libc.flock(0, 2))",
-        "watch": "answer(libc.inotify_init1(0))", "watch everything": "answer(libc.fanotify_init(0x200, 0))",
+        "attributes": "import fcntl\nfcntl.ioctl(open('program.py'), 0x40086602, b'\\x80' +"
+        " bytes(7))\nprint(42)",
+        "lease": "answer(libc.fcntl(os.open('program.py', 0), 1024, 1))",
+        "lock": "answer(libc.flock(0, 2))",
+        "watch": "answer(libc.inotify_init1(0))",
+        "watch everything": "answer(libc.fanotify_init(0x200, 0))",
         "signal at a change": "answer(libc.fcntl(os.open('.', 0), 1026, 2))",
     },
     "start a process": {
-        "fork": "answer(libc.fork())", "bomb": "while True: os.fork()",
-        "vfork": "answer(libc.syscall(58, 0x4111, 0, 0, 0, 0))", "clone": "answer(libc.syscall(56, 17, 0, 0, 0, 0))",
+        "fork": "answer(libc.fork())",
+        "bomb": "while True: os.fork()",
+        "vfork": "answer(libc.syscall(58, 0x4111, 0, 0, 0, 0))",
+        "clone": "answer(libc.syscall(56, 17, 0, 0, 0, 0))",
         "clone3": "answer(libc.syscall(435, (ctypes.c_uint64 * 8)(0, 0, 0, 0, 17), 64))",
-        "daemon": "if os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        import time\n"
-            "        time.sleep(1000)\nprint(42)",
+        "daemon": "if os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n"
+        "        import time\n"
+        "        time.sleep(1000)\nprint(42)",
         "shell": "assert os.system('true') == 0\nprint(42)",
         "subprocess": "import subprocess\nsubprocess.run(['true'], check=True)\nprint(42)",
         "namespace": "answer(libc.unshare(0x10000000))",
     },
     "use the network, or any socket that leads out of it": {
         "connect": "import socket\nsocket.create_connection(('127.0.0.1', PORT), 1)\nprint(42)",
-        "by name": "import urllib.request\nurllib.request.urlopen(f'http://localhost:{PORT}')\nprint(42)",
-        "internet": "answer(libc.socket(2, 1, 0))", "local": "answer(libc.socket(1, 1, 0))",
-        "pair of datagram sockets": "import socket\na, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)\n"
-            "a.sendto(b'x', SOCKET)\nprint(42)",
+        "by name": "import urllib.request\nurllib.request.urlopen(f'http://localhost:{PORT}')\n"
+        "print(42)",
+        "internet": "answer(libc.socket(2, 1, 0))",
+        "local": "answer(libc.socket(1, 1, 0))",
+        "pair of datagram sockets": "import socket\na, b = socket.socketpair(socket.AF_UNIX,"
+        " socket.SOCK_DGRAM)\n"
+        "a.sendto(b'x', SOCKET)\nprint(42)",
         "message with an address": "import socket\na, b = socket.socketpair(1, 2)\n"
-            "a.sendmsg([b'x'], [], 0, SOCKET)\nprint(42)",
+        "a.sendmsg([b'x'], [], 0, SOCKET)\nprint(42)",
         "io_uring": "answer(libc.syscall(425, 8, (ctypes.c_char * 256)()))",
     },
     "send a signal": {
         "to its parent": "import signal\nos.kill(os.getppid(), signal.SIGKILL)\nprint(42)",
         "to its group": "import signal\nos.killpg(0, signal.SIGKILL)\nprint(42)",
         "to everything": "import signal\nos.kill(-1, signal.SIGKILL)\nprint(42)",
-        "through a socket": SIGNAL_OF_A_SOCKET, "through standard output": "answer(libc.fcntl(1, 8, VICTIM))",
+        "through a socket": SIGNAL_OF_A_SOCKET,
+        "through standard output": "answer(libc.fcntl(1, 8, VICTIM))",
         "to a thread": "answer(libc.syscall(234, VICTIM, VICTIM, 0))",
     },
     "trace, read or change another process, or ask the kernel for its group, times or limits": {
-        "look everywhere": ACROSS_THE_TREE, "trace": "answer(libc.ptrace(16, VICTIM, 0, 0))",
-        "group": "answer(libc.getpgid(VICTIM))", "session": "answer(libc.getsid(VICTIM))",
+        "look everywhere": ACROSS_THE_TREE,
+        "trace": "answer(libc.ptrace(16, VICTIM, 0, 0))",
+        "group": "answer(libc.getpgid(VICTIM))",
+        "session": "answer(libc.getsid(VICTIM))",
         "cores": "answer(libc.sched_getaffinity(VICTIM, 128, (ctypes.c_char * 128)()))",
         "time": "answer(libc.clock_gettime(~VICTIM << 3 | 2, (ctypes.c_long * 2)()))",
         "lock that it holds": "import time\nword = ctypes.c_uint(VICTIM)\n"
-            "soon = (ctypes.c_long * 2)(int(time.time()) + 1)\n"
-            "libc.syscall(202, ctypes.byref(word), 6, 0, soon, 0, 0)\n"
-            # no such process, or in vain: so it lives
-            "answer(-(ctypes.get_errno() not in (3, 110)))",
+        "soon = (ctypes.c_long * 2)(int(time.time()) + 1)\n"
+        "libc.syscall(202, ctypes.byref(word), 6, 0, soon, 0, 0)\n"
+        # no such process, or in vain: so it lives
+        "answer(-(ctypes.get_errno() not in (3, 110)))",
         "limits": "answer(libc.prlimit(VICTIM, 0, 0, (ctypes.c_long * 2)()))",
         "priority": "answer(libc.setpriority(0, VICTIM, 19))",
         "its own tie to the verifier": "answer(libc.prctl(1, 0))",
@@ -152,54 +172,64 @@ CANNOT = {  # what a program cannot do, as docs/data.md has it: programs that pr
         "semaphores' end": "answer(libc.semctl(SHARED[1], 0, 0))",
         "send": "answer(libc.msgsnd(SHARED[2], (ctypes.c_long * 2)(1, 1), 8, 2048))",
         "receive": "answer(libc.msgrcv(SHARED[2], (ctypes.c_long * 9)(), 64, 0, 2048))",
-        "queue's end": "answer(libc.msgctl(SHARED[2], 0, 0))", "named queue's end": "answer(libc.mq_unlink(QUEUE))",
+        "queue's end": "answer(libc.msgctl(SHARED[2], 0, 0))",
+        "named queue's end": "answer(libc.mq_unlink(QUEUE))",
     },
     "go on after its time, or have more than its memory, its output, 64 open files or 64 threads": {
         "forks without end": "while True:\n    try: os.fork()\n    except OSError: pass",
-        "that ignores signals":
-            "import signal\nfor s in (1, 2, 3, 15, 24): signal.signal(s, signal.SIG_IGN)\nwhile True: pass",
+        "that ignores signals": "import signal\nfor s in (1, 2, 3, 15, 24): signal.signal(s,"
+        " signal.SIG_IGN)\nwhile True: pass",
         "sleep": "import time\ntime.sleep(1000)",
-        "without standard output": "import time\nos.close(1)\ntime.sleep(1000)", "threads": THREADS,
-        "threads without end":
-            "import threading, time\nwhile True: threading.Thread(target=time.sleep, args=(1000,)).start()",
+        "without standard output": "import time\nos.close(1)\ntime.sleep(1000)",
+        "threads": THREADS,
+        "threads without end": "import threading, time\nwhile True:"
+        " threading.Thread(target=time.sleep, args=(1000,)).start()",
         "memory": "x = []\nwhile True: x.append(bytearray(10**7))",
-        "memory at once": "x = bytearray(10**12)\nprint(42)", "huge exponent": "print(9**9**9)",
-        "output": "while True: print('4' * 10**6)", "output, then the answer": "print('x' * 10**7)\nprint(42)",
+        "memory at once": "x = bytearray(10**12)\nprint(42)",
+        "huge exponent": "print(9**9**9)",
+        "output": "while True: print('4' * 10**6)",
+        "output, then the answer": "print('x' * 10**7)\nprint(42)",
         "recursion": "import sys\nsys.setrecursionlimit(10**9)\ndef f(): f()\nf()",
         "deep nesting": "print(" + "(" * 10**5 + "42" + ")" * 10**5 + ")",
         "thousands of files": "files = [open('program.py') for _ in range(5000)]\nprint(42)",
     },
     "see the environment, the outputs that are wanted, or the verifier": {
         "environment": "assert [name for name in os.environ if 'SECRET' in name]\nprint(42)",
-        "exit": "import sys\nsys.exit(0)\nprint(42)", "exit for good": "os._exit(0)",
+        "exit": "import sys\nsys.exit(0)\nprint(42)",
+        "exit for good": "os._exit(0)",
         "closed standard output": "os.close(1)\nos.write(1, b'42')",
         "crash": "print(42, flush=True)\nctypes.string_at(0)",
         "output that is no text": "import sys\nsys.stdout.buffer.write(bytes(range(256)))",
-        "not a program": "this is not Python", "a system call of 32 bits": CALL_OF_32_BITS,
+        "not a program": "this is not Python",
+        "a system call of 32 bits": CALL_OF_32_BITS,
     },
-}  # fmt: skip
+}
 ONE_BY_ONE = list(CANNOT)[-2:]  # what these programs do would end others in the same process
 CALLED_PROGRAMS = {  # the last of these for programs that define a function
     "exit before the call": "import sys\nsys.exit(0)",
     "a result of its own": "os.write(3, b'{\"returned\": 41}')\nos._exit(0)",
-    "an object that equals everything":
-        "class E:\n    def __eq__(self, o): return True\n    __hash__ = None\ndef add(a, b): return E()",
-    "an int that equals everything": "class E(int):\n    def __eq__(self, o): return True\ndef add(a, b): return E(7)",
-    "an array that equals everything": "class E:\n    def tolist(self): return self\ndef add(a, b): return E()",
+    "an object that equals everything": "class E:\n    def __eq__(self, o): return True\n"
+    "    __hash__ = None\ndef add(a, b): return E()",
+    "an int that equals everything": "class E(int):\n    def __eq__(self, o): return True\n"
+    "def add(a, b): return E(7)",
+    "an array that equals everything": "class E:\n    def tolist(self): return self\n"
+    "def add(a, b): return E()",
     "another json": "import json\njson.dumps = lambda *x, **y: 'true'\ndef add(a, b): return 1",
-    "other builtins": "import builtins\nbuiltins.all = builtins.any = builtins.bool = lambda *x: True\n"
-        "builtins.isinstance = lambda *x: True\ndef add(a, b): return 0",
-    "the answer in its own memory":
-        "import gc, sys\ndef add(a, b):\n    frame, found = sys._getframe(), []\n    while frame:\n"
-        "        found += [v for v in {**frame.f_globals, **frame.f_locals}.values() if v == 42 and type(v) is int]\n"
-        "        frame = frame.f_back\n    return found[0]",
+    "other builtins": "import builtins\nbuiltins.all = builtins.any = builtins.bool = lambda *x:"
+    " True\n"
+    "builtins.isinstance = lambda *x: True\ndef add(a, b): return 0",
+    "the answer in its own memory": "import gc, sys\ndef add(a, b):\n"
+    "    frame, found = sys._getframe(), []\n    while frame:\n"
+    "        found += [v for v in {**frame.f_globals, **frame.f_locals}.values() if v == 42 and"
+    " type(v) is int]\n"
+    "        frame = frame.f_back\n    return found[0]",
     "the answer in its folder": "def add(a, b):\n    for name in os.listdir('.'):\n"
-        "        if name != 'program.py' and '42' in open(name).read(): return 42",
+    "        if name != 'program.py' and '42' in open(name).read(): return 42",
     "a giant result": "def add(a, b): return 'x' * 10**8",
     "a deep result": "def add(a, b):\n    x = []\n    for _ in range(10**5): x = [x]\n    return x",
     "no function": "def sub(a, b): return 42",
     "an exception": "def add(a, b): raise ValueError(42)",
-}  # fmt: skip
+}
 
 
 def test_the_docs_say_what_is_tried_here():
@@ -229,8 +259,14 @@ def outside(tmp_path, monkeypatch):
     ):
         datagrams.bind(str(tmp_path / "socket"))
         os.close(libc.mq_open(queue, os.O_CREAT | os.O_RDWR, 0o600, None))
-        yield {"SECRET": str(secret), "PORT": server.getsockname()[1], "SOCKET": str(tmp_path / "socket"),
-               "VICTIM": victim.pid, "SHARED": shared, "QUEUE": queue}  # fmt: skip
+        yield {
+            "SECRET": str(secret),
+            "PORT": server.getsockname()[1],
+            "SOCKET": str(tmp_path / "socket"),
+            "VICTIM": victim.pid,
+            "SHARED": shared,
+            "QUEUE": queue,
+        }
         priority = os.getpriority(
             os.PRIO_PROCESS, 0
         )  # of its parent, which may have been started with `nice`
@@ -298,6 +334,53 @@ def test_hostile_programs_are_wrong_and_harm_nothing(outside, tmp_path, monkeypa
     assert programs_below(tmp_path) == [], "processes were left"
 
 
+@pytest.mark.parametrize("row", [row for row in CANNOT if row not in ONE_BY_ONE])
+def test_a_call_on_a_hostile_text_can_do_no_more_than_a_program(row, outside):
+    """Here the text is run by `exec` in a fork of this process, as a careless verifier does it."""
+    start = START + "\n".join(f"{name} = {value!r}" for name, value in outside.items()) + "\n"
+
+    def names_of_the_refused() -> list[str]:
+        names = []
+        exec(group(CANNOT[row], start), {"print": names.append})
+        return names
+
+    assert sandbox.call(names_of_the_refused, seconds=30) == [*CANNOT[row]]
+
+
+def test_a_call_starts_nothing_and_ends_in_time():
+    def start_thread() -> str:
+        threading.Thread(target=print).start()
+        return "started"
+
+    with pytest.raises(sandbox.RaisedInside, match="can't start new thread"):
+        sandbox.call(start_thread, 5)
+    with pytest.raises(sandbox.RaisedInside, match="PermissionError"):
+        sandbox.call(lambda: os.execv("/bin/true", ["true"]), 5)
+    began = time.monotonic()
+    for endless in (lambda: time.sleep(60), lambda: "x" * 10**6, lambda: os._exit(0), object):
+        with pytest.raises(TimeoutError):
+            sandbox.call(endless, 0.5)
+    assert time.monotonic() - began < 30
+    assert sandbox.call(lambda: {"of": [1, 2.5, None]}, 5) == {"of": [1, 2.5, None]}
+
+
+def test_what_a_call_changes_is_gone_with_it():
+    def take_over() -> float:
+        programming.score = lambda *_: True
+        return 1.0
+
+    before = programming.score
+    assert sandbox.call(take_over, 5) == 1.0 and programming.score is before
+
+
+def test_a_null_device_that_is_a_file_is_said(monkeypatch, tmp_path):
+    (tmp_path / "null").write_text("")
+    monkeypatch.setattr(os, "devnull", str(tmp_path / "null"))
+    sandbox.require_sandbox.cache_clear()
+    with pytest.raises(ValueError, match="null is no device any more"):
+        sandbox.require_sandbox()
+
+
 def wait_for_all(pool: VerifierPool, seconds: float = 200) -> list:
     verdicts, deadline = [], time.monotonic() + seconds
     while pool.unfinished:
@@ -350,7 +433,8 @@ def test_landlock_alone_keeps_signals_and_abstract_sockets_inside(monkeypatch):
     name = f"\0test-{os.getpid()}"
     program = f"""
 import os, signal, socket
-for call in (lambda: os.kill({os.getpid()}, 0), lambda: socket.socket(socket.AF_UNIX).connect({name!r}),
+for call in (lambda: os.kill({os.getpid()}, 0),
+             lambda: socket.socket(socket.AF_UNIX).connect({name!r}),
              lambda: os.kill(os.getpid(), 0)):
     try: call()
     except PermissionError: print("refused")

@@ -241,7 +241,10 @@ def test_bad_input_is_one_sentence_before_any_process_starts(capsys, tmp_path, m
     (tmp_path / "words.jsonl").write_text(words)
     for flags, message in (
         (
-            "--data words.jsonl,problem=problem,answer=answer --prompts-per-step 4 --validation-problems 2".split(),
+            [
+                *("--data", "words.jsonl,problem=problem,answer=answer"),
+                *("--prompts-per-step", "4", "--validation-problems", "2"),
+            ],
             "the shipped model reads sums only; --model names another",
         ),
         (["--model", "no/such/model"], "--model no/such/model: there is no such folder"),

@@ -28,8 +28,8 @@ from tools import study
 
 VARIANTS = {"plain": {}, "other": {"aggregation": "token", "thinking_budget": [50, 52]}}
 STEPS, VALIDATION_EVERY = 10, 2
-COMMAND = ["--seeds", "0", "1", "--jobs", "2", "--steps", str(STEPS), "--validation-every",
-           str(VALIDATION_EVERY), "--validation-samples", "6"]  # fmt: skip
+SIZES = f"--steps {STEPS} --validation-every {VALIDATION_EVERY} --validation-samples 6".split()
+COMMAND = ["--seeds", "0", "1", "--jobs", "2", *SIZES]
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +48,16 @@ def status_of(*arguments: str) -> int:
     return stop.value.code
 
 
+def table_of_variants(folder: Path) -> str:
+    """The first table of a study, which it prints too."""
+    return (folder / "tables.md").read_text().partition("### Variants\n\n")[2].partition("\n\n")[0]
+
+
+def write_log(folder: Path, lines: list[dict]) -> None:
+    folder.mkdir()
+    (folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
 def checkpoints(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "checkpoints").iterdir())
 
@@ -60,54 +70,49 @@ def test_a_study_is_interrupted_goes_on_and_finds_itself_finished(tmp_path, monk
     """Two variants, one run after the other, Ctrl-C in the first. (Seeds, and runs at once, are of
     the next test.)"""
     (tmp_path / "two.json").write_text(json.dumps(VARIANTS))
-    command = ["two.json", "--name", "two", *TINY, "--seeds", "0", "--jobs", "1", *COMMAND[5:]]
+    command = ["two.json", "--name", "two", *TINY, "--seeds", "0", "--jobs", "1", *SIZES]
     monkeypatch.chdir(tmp_path)
     place = tmp_path / "runs" / "two"
-    begun = [place / "plain-seed0"]
+    begun = place / "plain-seed0"
 
     def interrupt() -> None:
         deadline = time.monotonic() + 120
-        while last_step(begun[0]) < 2 and time.monotonic() < deadline:
+        while last_step(begun) < 2 and time.monotonic() < deadline:
             time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt).start()
     assert status_of(*command) == 130 and "the same command goes on" in capsys.readouterr().err
-    for folder in begun:  # stopped after a step, with a checkpoint of it
-        assert last_step(folder) < STEPS and last_line(folder)["kind"] != "end"
-        assert checkpoints(folder)[-1] == f"step-{last_step(folder):06d}"
+    # It was stopped after a step, with a checkpoint of it.
+    assert last_step(begun) < STEPS and last_line(begun)["kind"] != "end"
+    assert checkpoints(begun)[-1] == f"step-{last_step(begun):06d}"
     assert not (place / "other-seed0").exists()
 
     # The same command goes on. One run had ended before, but with fewer steps than are wanted now.
-    ended = {"kind": "end", "step": last_step(begun[0]), "reason": "All steps are made"}
-    with open(begun[0] / "log.jsonl", "a") as file:
+    ended = {"kind": "end", "step": last_step(begun), "reason": "All steps are made"}
+    with open(begun / "log.jsonl", "a") as file:
         file.write(json.dumps(ended) + "\n")
-    config = json.loads((begun[0] / "config.json").read_text()) | {"steps": ended["step"]}
-    (begun[0] / "config.json").write_text(json.dumps(config))
+    config = json.loads((begun / "config.json").read_text()) | {"steps": ended["step"]}
+    (begun / "config.json").write_text(json.dumps(config))
     assert status_of(*command) == 0
     runs = {path.name: path for path in place.iterdir() if path.is_dir()}
     assert sorted(runs) == ["other-seed0", "plain-seed0"]
     for name, folder in runs.items():
         check_log(folder, STEPS, VALIDATION_EVERY)
-        assert [line["step"] for line in log(folder, "end")] == [STEPS] and len(
-            checkpoints(folder)
-        ) == 1
+        assert [line["step"] for line in log(folder, "end")] == [STEPS]
+        assert len(checkpoints(folder)) == 1
         assert not (folder / "rollouts.jsonl").exists()
         stored = read_settings(folder)
         assert f"{name[:5]}-seed{stored.seed}" == name and stored.steps == STEPS
-        assert stored.thinking_budget == ((50, 52) if name.startswith("other") else (54, 58))
-        assert stored.recipe.aggregation == ("token" if name.startswith("other") else "prompt")
-    for folder in begun:
-        assert "going on from step" in (place / f"{folder.name}.txt").read_text()
-    tables = (place / "tables.md").read_text()
-    out, table = (
-        capsys.readouterr().out,
-        tables.partition("### Variants\n\n")[2].partition("\n\n")[0],
-    )
-    assert all(f"| {name} " in tables for name in runs) and "| other " in table and table in out
+        changed = stored.thinking_budget, stored.recipe.aggregation
+        assert changed == (((50, 52), "token") if name == "other-seed0" else ((54, 58), "prompt"))
+    assert "going on from step" in (place / "plain-seed0.txt").read_text()
+    tables, table = (place / "tables.md").read_text(), table_of_variants(place)
+    assert all(f"| {name} " in tables for name in runs)
+    assert "| other " in table and table in capsys.readouterr().out
     assert (place / "compare.png").read_bytes()[:4] == b"\x89PNG"
 
-    # Everything is finished: the command again starts nothing, and makes the tables.
+    # Everything is finished. The command again starts nothing, and makes the tables.
     monkeypatch.setattr(study, "start_run", lambda *_: pytest.fail("a finished run was started"))
     (place / "tables.md").unlink()
     assert status_of(*command) == 0
@@ -116,10 +121,8 @@ def test_a_study_is_interrupted_goes_on_and_finds_itself_finished(tmp_path, monk
         study.main([*command, "--steps", str(STEPS + 1)])
     assert status_of(*command, "--learning-rate", "1e-3") == 2  # that would be another run
     error = capsys.readouterr().err
-    assert (
-        "plain-seed0 holds another run" in error
-        and "--learning-rate (was 0.0002, now 0.001)" in error
-    )
+    assert "plain-seed0 holds another run" in error
+    assert "--learning-rate (was 0.0002, now 0.001)" in error
 
 
 @pytest.mark.parametrize("number, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -128,13 +131,10 @@ def test_a_signal_is_passed_on_to_all_runs_and_no_other_is_started(
 ):
     """With processes in place of the runs that end at once, when they are interrupted."""
     started = []
+    sleeps = [sys.executable, "-c", "import time; time.sleep(60)"]
 
     def start(folder, _):
-        started.append(
-            subprocess.Popen(
-                [sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True
-            )
-        )
+        started.append(subprocess.Popen(sleeps, start_new_session=True))
         if len(started) == 2:
             threading.Timer(0.5, os.kill, [os.getpid(), number]).start()
         return started[-1]
@@ -144,10 +144,8 @@ def test_a_signal_is_passed_on_to_all_runs_and_no_other_is_started(
     monkeypatch.setattr(study, "start_run", start)
     assert status_of("two.json", *COMMAND) == status
     assert len(started) == 2 and all(process.wait() != 0 for process in started)
-    assert (
-        "the same command goes on" in capsys.readouterr().err
-        and not (tmp_path / "runs/two/tables.md").exists()
-    )
+    assert "the same command goes on" in capsys.readouterr().err
+    assert not (tmp_path / "runs/two/tables.md").exists()
 
 
 def test_a_failed_run_is_reported_and_the_others_go_on(tmp_path, monkeypatch, capsys):
@@ -155,34 +153,28 @@ def test_a_failed_run_is_reported_and_the_others_go_on(tmp_path, monkeypatch, ca
     started, at_once = {}, []
 
     def start(folder, _):
-        folder.mkdir()
-        lines = [
-            {"kind": "validation", "step": i, "pass_rate": i / 10, "compute_flops": i}
-            for i in range(9)
-        ]
-        (folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        line = {"kind": "validation"}
+        write_log(
+            folder,
+            [line | {"step": i, "pass_rate": i / 10, "compute_flops": i} for i in range(9)],
+        )
         (tmp_path / f"{folder}.txt").write_text("at first\nthis is why\n")
         at_once.append(sum(process.poll() is None for process in started.values()))
         status = 3 if folder.name == "other-seed0" else 0
-        started[folder.name] = subprocess.Popen(
-            [sys.executable, "-c", f"import time; time.sleep(1); exit({status})"]
-        )
+        program = f"import time; time.sleep(1); exit({status})"
+        started[folder.name] = subprocess.Popen([sys.executable, "-c", program])
         return started[folder.name]
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "two.json").write_text(json.dumps(VARIANTS))
     monkeypatch.setattr(study, "start_run", start)
     assert status_of("two.json", *COMMAND) == 1
-    assert (
-        list(started) == ["plain-seed0", "other-seed0", "plain-seed1", "other-seed1"]
-        and max(at_once) == 1
-    )
-    error, tables = capsys.readouterr().err, (tmp_path / "runs/two/tables.md").read_text()
-    assert (
-        "error: runs/two/other-seed0 failed with status 3: this is why" in error
-        and error.count("error:") == 1
-    )
-    assert "| other-seed1 " in tables
+    assert [*started] == ["plain-seed0", "other-seed0", "plain-seed1", "other-seed1"]
+    assert max(at_once) == 1
+    error = capsys.readouterr().err
+    assert "error: runs/two/other-seed0 failed with status 3: this is why" in error
+    assert error.count("error:") == 1
+    assert "| other-seed1 " in (tmp_path / "runs/two/tables.md").read_text()
 
 
 # --- what is refused ------------------------------------------------------------------------------
@@ -218,11 +210,9 @@ def test_what_cannot_be_is_refused_by_name_before_anything_starts(tmp_path, monk
         if isinstance(name_or_file, dict):
             (tmp_path / "study.json").write_text(json.dumps(name_or_file))
             name_or_file = "study.json"
-        status, error = status_of(name_or_file, *flags), capsys.readouterr().err
-        assert status == 2 and error.startswith("error: ") and error.count("\n") == 1, (
-            flags,
-            error,
-        )
+        status = status_of(name_or_file, *flags)
+        error = capsys.readouterr().err
+        assert status == 2 and error.startswith("error: ") and error.count("\n") == 1, error
         assert all(word in error for word in words), (words, error)
     assert not (tmp_path / "runs").exists()
 
@@ -250,17 +240,19 @@ def test_a_study_is_not_written_into_the_folder_of_a_run(tmp_path, monkeypatch, 
     (tmp_path / "runs" / "mine" / "config.json").write_text("{}")
     (tmp_path / "mine.json").write_text(json.dumps(VARIANTS))
     for flags in (["mine.json"], ["loo", "--name", "mine"]):
-        assert (
-            status_of(*flags) == 2
-            and "runs/mine holds a run, not a study" in capsys.readouterr().err
-        )
+        assert status_of(*flags) == 2
+        assert "runs/mine holds a run, not a study" in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "runs" / "mine").iterdir()] == ["config.json"]
 
 
 # --- tables ---------------------------------------------------------------------------------------
 
-CURVES = {"scalerl": dict(A=0.9), "without-loss": dict(A=0.75), "pipeline-4": dict(A=0.9, B=1.3),
-          "pipeline-16": dict(A=0.9)}  # fmt: skip
+CURVES = {
+    "scalerl": dict(A=0.9),
+    "without-loss": dict(A=0.75),
+    "pipeline-4": dict(A=0.9, B=1.3),
+    "pipeline-16": dict(A=0.9),
+}
 
 
 @pytest.fixture(scope="module")
@@ -275,107 +267,106 @@ def stored(tmp_path_factory):
             if (variant, seed) == ("pipeline-16", 2):
                 x, y = x[:3], y[:3]
             run = folder / f"{variant}-seed{seed}"
-            run.mkdir()
             curves[run.name] = x * 1e9, y
-            lines = [{"kind": "validation", "step": j, "pass_rate": b, "num_examples": 999, "compute_flops": a * 1e9,
-                      "compute_tokens": j * 1000, "compute_device_hours": j / 64}
-                     for j, (a, b) in enumerate(zip(x, y))]  # fmt: skip
-            (run / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+            lines = []
+            for j, (flops, pass_rate) in enumerate(zip(*curves[run.name])):
+                line = {
+                    "kind": "validation",
+                    "step": j,
+                    "pass_rate": pass_rate,
+                    "num_examples": 999,
+                }
+                compute = {"compute_tokens": j * 1000, "compute_device_hours": j / 64}
+                lines.append(line | compute | {"compute_flops": flops})
+            write_log(run, lines)
     (folder / "scalerl-seed7").mkdir()
     return folder, curves
 
 
 def rows(text: str, section: str) -> dict[str, list[str]]:
     """The rows of a Markdown table by their first cell; all must be as long as the header."""
-    lines = [
-        line
-        for line in text.partition(f"### {section}")[2].split("###")[0].splitlines()
-        if line.startswith("|")
-    ]
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    lines = text.partition(f"### {section}")[2].split("###")[0].splitlines()
+    cells = [cells_of(line) for line in lines if line.startswith("|")]
     assert len({len(row) for row in cells}) == 1
     return {row[0]: row[1:] for row in cells[2:]}
+
+
+def cells_of(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def with_interval(value: float, low: float, high: float) -> str:
+    return f"{value:.3f} [{low:.3f}, {high:.3f}]"
 
 
 def test_tables_hold_what_the_logs_say(stored, capsys):
     folder, curves = stored
     assert status_of("tables", str(folder)) == 0
     text = (folder / "tables.md").read_text()
-    assert text.partition("### Variants\n\n")[2].partition("\n\n")[0] in capsys.readouterr().out
+    assert table_of_variants(folder) in capsys.readouterr().out
     fits = {name: fit_sigmoid(x, y) for name, (x, y) in curves.items() if len(x) > 3}
-    of = {
-        variant: [f for name, f in fits.items() if name.startswith(variant)] for variant in CURVES
-    }
 
+    # Each run stands in a row with its fit, and with what its first half has forecast.
     runs, errors, inside = rows(text, "Runs"), [], 0
-    assert list(runs) == [f"{s}-seed{i}" for s in ("scalerl", "pipeline-4", "pipeline-16", "without-loss")
-                          for i in range(3) if (s, i) != ("pipeline-16", 2)]  # fmt: skip
+    order = ("scalerl", "pipeline-4", "pipeline-16", "without-loss")
+    wanted = [f"{variant}-seed{seed}" for variant in order for seed in range(3)]
+    wanted.remove("pipeline-16-seed2")
+    assert list(runs) == wanted
     for name, f in fits.items():
         before, A, B, C_mid, after, _, C_max, reach, rms, forecast, came, _ = runs[name]
-        assert (
-            A == "{:.3f} [{:.3f}, {:.3f}]".format(f.A, *f.interval["A"])
-            and after == f"{curves[name][1][-1]:.3f}"
-        )
+        assert A == with_interval(f.A, *f.interval["A"])
         assert B.startswith(f"{f.B:.2f} [") and C_mid.startswith(f"{f.C_mid:.3g} [")
-        held = held_out(*curves[name])
-        errors.append(
-            [abs(held[by] - held["came"]) for by in ("sigmoid", "power_law", "last_value")]
-        )
-        inside += held["interval"][0] <= held["came"] <= held["interval"][1]
-        assert forecast == "{:.3f} [{:.3f}, {:.3f}]".format(held["sigmoid"], *held["interval"])
-        assert before == f"{curves[name][1][0]:.3f}" and came == f"{held['came']:.3f}"
+        pass_rates = curves[name][1]
+        assert before == f"{pass_rates[0]:.3f}" and after == f"{pass_rates[-1]:.3f}"
         assert (C_max, reach, rms) == ("6e+11", f"{f.reach:.1f}", f"{f.rms:.4f}")
-    assert (
-        "pipeline-16-seed2: only 2 of 3 points"
-        in text.partition("left out, since it gives no curve: ")[2]
-    )
+        held = held_out(*curves[name])
+        assert forecast == with_interval(held["sigmoid"], *held["interval"])
+        assert came == f"{held['came']:.3f}"
+        forecasts = [held[by] for by in ("sigmoid", "power_law", "last_value")]
+        errors.append(np.abs(np.array(forecasts) - held["came"]))
+        inside += held["interval"][0] <= held["came"] <= held["interval"][1]
+    left_out = text.partition("left out, since it gives no curve: ")[2]
+    assert "pipeline-16-seed2: only 2 of 3 points" in left_out
 
+    # The comparison finds what the curves were made with.
     variants = rows(text, "Variants")
     assert list(variants) == ["scalerl", "pipeline-4", "pipeline-16", "without-loss"]
     assert "scalerl raises the ceiling" in variants["without-loss"][-1]
     assert "no difference" in variants["pipeline-16"][-1] and variants["pipeline-16"][0] == "2"
     assert "scalerl is more efficient" in variants["pipeline-4"][-1]
-    values = np.array([f.A for f in of["scalerl"]])
+
+    # A of a variant is the mean over its seeds, with a t-interval.
+    values = np.array([f.A for name, f in fits.items() if name.startswith("scalerl")])
     half = 4.302653 * values.std(ddof=1) / np.sqrt(3)  # t of 2 degrees of freedom
-    assert (
-        variants["scalerl"][1]
-        == f"{values.mean():.3f} [{values.mean() - half:.3f}, {values.mean() + half:.3f}]"
-    )
+    mean = values.mean()
+    assert variants["scalerl"][1] == with_interval(mean, mean - half, mean + half)
     ratio = float(variants["pipeline-4"][6].split()[0])
     assert ratio == pytest.approx(1.3 / 1.8, abs=0.05)
 
-    medians = "sigmoid {:.3f}, power law {:.3f}, last value {:.3f}".format(
-        *np.median(errors, axis=0)
-    )
+    # The forecasts of all runs, in one sentence.
+    sigmoid, power_law, last = np.median(errors, axis=0)
+    medians = f"sigmoid {sigmoid:.3f}, power law {power_law:.3f}, last value {last:.3f}"
     assert f"of the compute: {medians}. {inside} of 11 came inside" in text
-    assert sorted(path.name for path in folder.iterdir() if path.is_file()) == [
-        "compare.png",
-        "tables.md",
-    ]
+    files = sorted(path.name for path in folder.iterdir() if path.is_file())
+    assert files == ["compare.png", "tables.md"]
 
 
 PUBLISHED = ROOT / "docs" / "study"
+NAMES = [
+    pytest.param(path.name, marks=() if path.name in ("loo", "falls") else pytest.mark.slow)
+    for path in sorted(PUBLISHED.iterdir())
+]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(path.name, marks=() if path.name in ("loo", "falls") else pytest.mark.slow)
-        for path in sorted(PUBLISHED.iterdir())
-    ],
-)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_published_tables_are_made_of_the_published_logs(name, tmp_path, monkeypatch):
     """The same words, and the same numbers but for the last digit, which another machine may round
     otherwise."""
-    monkeypatch.setattr(
-        fit_curve, "plot_variants", lambda *_: None
-    )  # drawing takes most of the time, and is tested above
+    # Drawing takes most of the time, and is tested above.
+    monkeypatch.setattr(fit_curve, "plot_variants", lambda *_: None)
     folder = PUBLISHED / name
-    shutil.copytree(
-        folder,
-        tmp_path / name,
-        ignore=lambda _, names: [n for n in names if n.endswith((".md", ".png"))],
-    )
+    made = shutil.ignore_patterns("*.md", "*.png")
+    shutil.copytree(folder, tmp_path / name, ignore=made)
     assert status_of("tables", str(tmp_path / name)) == 0
     number = r"[-+]?\d+\.?\d*(?:e[-+]\d+)?"
     texts = [(place / "tables.md").read_text() for place in (folder, tmp_path / name)]
@@ -389,17 +380,13 @@ def test_the_page_of_the_study_shows_the_published_tables():
     """Each row of its tables of variants stands in the tables that were made of the logs."""
     tables = "".join(path.read_text() for path in PUBLISHED.glob("*/tables.md"))
     section = (ROOT / "docs" / "findings.md").read_text()
-    lines = [
-        line for line in section.splitlines() if line.startswith("| ") and line.count("|") == 8
-    ]
-    rows = [line for line in lines if not line.startswith("| variant |")]
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in tables.splitlines()]
-    assert len(rows) > 20
-    for row in rows:
-        wanted = [cell.strip() for cell in row.strip("|").split("|")]
-        assert any(
-            row_of_all[0] == wanted[0] and set(wanted) <= set(row_of_all) for row_of_all in cells
-        ), row
+    shown = [cells_of(line) for line in section.splitlines() if line.startswith("| ")]
+    shown = [cells for cells in shown if len(cells) == 7 and cells[0] != "variant"]
+    assert len(shown) > 20
+    made = [cells_of(line) for line in tables.splitlines()]
+    for cells in shown:
+        of_name = [row for row in made if row[0] == cells[0]]
+        assert any(set(cells) <= set(row) for row in of_name), cells
 
 
 def test_a_folder_that_is_no_study_is_refused(tmp_path, capsys):

@@ -52,6 +52,24 @@ from machinery.warnings import step_warnings
 EXACT = dict(clip_gradient=math.inf)  # gradients as they are
 
 
+def assert_same_gradients(found, expected, rtol):
+    """Assert that the gradients of all parameters are these."""
+    for name, values in expected.items():
+        torch.testing.assert_close(found[name], values, atol=1e-5, rtol=rtol)
+
+
+def all_rollouts(groups):
+    return [rollout for group in groups for rollout in group.rollouts.values()]
+
+
+def plain_logprobs(model, rollout):
+    """log pi of all tokens of a completion [T], from a plain forward of one unpadded sequence."""
+    prompt = len(rollout.request.prompt_ids)
+    ids = torch.tensor([rollout.request.prompt_ids + rollout.tokens.tolist()])
+    logprobs = torch.log_softmax(model(input_ids=ids).logits[0], -1)[prompt - 1 : -1]
+    return logprobs.gather(-1, ids[0, prompt:, None])[:, 0]
+
+
 # --- one step -------------------------------------------------------------------------------------
 
 
@@ -63,7 +81,7 @@ def test_pitfall_5_the_gradient_of_a_step_does_not_depend_on_the_micro_batches(
 ):
     """Cut in any way, computed again in the backward or not."""
     recipe = loss.Recipe(aggregation=aggregation, loss=name)
-    expected = None
+    losses, gradients = [], []
     for tokens, again in ((10_000, False), (60, False), (1, False), (60, True)):
         chosen = settings(
             recipe=recipe, tokens_per_micro_batch=tokens, gradient_checkpointing=again, **EXACT
@@ -71,10 +89,32 @@ def test_pitfall_5_the_gradient_of_a_step_does_not_depend_on_the_micro_batches(
         folder = tmp_path / f"{tokens}-{again}"
         _, (gradient,) = train_on(chosen, models["qwen3"], [batch_of_groups()], folder)
         (line,) = lines(folder, "train")
-        expected = expected or (line, gradient)
-        assert line["loss"] == pytest.approx(expected[0]["loss"], abs=1e-5)
-        for parameter, values in expected[1].items():
-            torch.testing.assert_close(gradient[parameter], values, atol=1e-5, rtol=1e-4)
+        losses.append(line["loss"])
+        gradients.append(gradient)
+        assert losses[-1] == pytest.approx(losses[0], abs=1e-5)
+        assert_same_gradients(gradients[-1], gradients[0], rtol=1e-4)
+
+
+def centred_rewards(group):
+    """Reward minus mean of each completion of a group that is not truncated, with the completion;
+    [] if all have the same."""
+    members = []
+    for i, r in group.rollouts.items():
+        if not r.truncated:
+            members.append((1.0 if group.verdicts[i].correct else -1.0, r))
+    rewards = [reward for reward, _ in members]
+    mean = sum(rewards) / len(rewards)
+    return [(reward - mean, r) for reward, r in members] if len({*rewards}) > 1 else []
+
+
+def terms_by_hand(name, ratios, advantage, logprobs):
+    """The term of each token of a completion, from its importance ratios."""
+    if name == "cispo":
+        return ratios.clamp(max=5).detach() * advantage * logprobs
+    low, high = loss.LOSSES[name].constants.values()
+    if name == "gspo":
+        ratios = ratios.log().mean().exp().expand(len(ratios))
+    return torch.minimum(ratios * advantage, ratios.clamp(1 - low, 1 + high) * advantage)
 
 
 @pytest.mark.parametrize("name", ["cispo", "dapo", "gspo"])
@@ -82,40 +122,25 @@ def test_a_step_matches_a_plain_reference_one_completion_at_a_time(models, tmp_p
     """The loss, and its gradient, of the whole step from single unpadded sequences and sums over
     single tokens."""
     groups = batch_of_groups()
-    _, (gradient,) = train_on(
-        settings(recipe=loss.Recipe(loss=name), **EXACT), models["llama"], [groups], tmp_path
-    )
+    chosen = settings(recipe=loss.Recipe(loss=name), **EXACT)
+    _, (gradient,) = train_on(chosen, models["llama"], [groups], tmp_path)
+
     model = load_model(models["llama"], CPU, torch.float32)
-    total, kept = 0.0, []
-    for group in groups:
-        pairs = [(group.verdicts[i].correct, group.rollouts[i]) for i in range(4)]
-        members = [(1.0 if correct else -1.0, r) for correct, r in pairs if not r.truncated]
-        mean = sum(reward for reward, _ in members) / len(members)
-        if len({reward for reward, _ in members}) > 1:
-            kept.append([(reward - mean, r) for reward, r in members])
-    everything = [advantage for group in kept for advantage, _ in group]
-    std = (sum(a * a for a in everything) / len(everything)) ** 0.5
-    for group in kept:
+    counted = [group for group in map(centred_rewards, groups) if group]
+    advantages = [advantage for group in counted for advantage, _ in group]
+    std = (sum(a * a for a in advantages) / len(advantages)) ** 0.5
+    total = 0.0
+    for group in counted:
         tokens = sum(int(r.sampled.sum()) for _, r in group)
         for advantage, r in group:
-            prompt = len(r.request.prompt_ids)
-            ids = torch.tensor([r.request.prompt_ids + r.tokens.tolist()])
-            logprobs = torch.log_softmax(model(input_ids=ids).logits[0], -1)[prompt - 1 : -1]
-            logprobs = logprobs.gather(-1, ids[0, prompt:, None])[:, 0][r.sampled]
+            logprobs = plain_logprobs(model, r)[r.sampled]
             ratios = (logprobs - torch.tensor(r.logprobs[r.sampled])).exp()
-            scaled = advantage / std
-            if name == "cispo":
-                terms = ratios.clamp(max=5).detach() * scaled * logprobs
-            else:
-                low, high = loss.LOSSES[name].constants.values()
-                if name == "gspo":
-                    ratios = ratios.log().mean().exp().expand(len(ratios))
-                terms = torch.minimum(ratios * scaled, ratios.clamp(1 - low, 1 + high) * scaled)
-            total = total - terms.sum() / tokens / len(kept)
+            terms = terms_by_hand(name, ratios, advantage / std, logprobs)
+            total = total - terms.sum() / tokens / len(counted)
     total.backward()
     assert lines(tmp_path, "train")[0]["loss"] == pytest.approx(total.item(), rel=1e-4)
-    for parameter_name, parameter in model.named_parameters():
-        torch.testing.assert_close(gradient[parameter_name], parameter.grad, atol=1e-5, rtol=1e-3)
+    expected = {name: parameter.grad for name, parameter in model.named_parameters()}
+    assert_same_gradients(gradient, expected, rtol=1e-3)
 
 
 def test_the_log_says_how_far_the_batch_is_from_the_policy_and_how_far_a_step_goes(
@@ -127,42 +152,35 @@ def test_the_log_says_how_far_the_batch_is_from_the_policy_and_how_far_a_step_go
     groups[1].verdicts = {i: Verdict(True) for i in range(4)}  # does not count
     for group in groups:
         for i, r in group.rollouts.items():
-            ages = (
-                np.arange(len(r.tokens)) // 4 * (i != 2)
-            )  # a completion goes on while parameters change
+            # A completion goes on while parameters change, but for one in each group.
+            ages = np.zeros(len(r.tokens)) if i == 2 else np.arange(len(r.tokens)) // 4
             group.rollouts[i] = dataclasses.replace(r, versions=(FIRST - ages).astype(np.int32))
-    train_on(
-        settings(weight_decay=0.0, tokens_per_micro_batch=60), models["llama"], [groups], tmp_path
-    )
-    before, by_age = load_model(models["llama"], CPU, torch.float32), collections.defaultdict(list)
-    for r in [
-        r for group in (groups[0], groups[2]) for r in group.rollouts.values() if not r.truncated
-    ]:
-        logits = before(input_ids=torch.tensor([r.request.prompt_ids + r.tokens.tolist()])).logits[
-            0
-        ]
-        logprobs = torch.log_softmax(logits, -1)[len(r.request.prompt_ids) - 1 : -1]
-        for t in r.sampled.nonzero()[0]:
-            by_age[FIRST - r.versions[t]].append(
-                logprobs[t, r.tokens[t]].item() - r.logprobs[t].item()
-            )
+    chosen = settings(weight_decay=0.0, tokens_per_micro_batch=60)
+    train_on(chosen, models["llama"], [groups], tmp_path)
     (line,) = lines(tmp_path, "train")
+    assert line["groups_counted"] == 2
+    assert line["zero_variance_fraction"] == pytest.approx(1 / 3)
+
+    before, by_age = load_model(models["llama"], CPU, torch.float32), collections.defaultdict(list)
+    for r in all_rollouts([groups[0], groups[2]]):
+        if not r.truncated:
+            log_ratios = plain_logprobs(before, r).detach() - torch.tensor(r.logprobs)
+            for t in r.sampled.nonzero()[0]:
+                by_age[FIRST - r.versions[t]].append(log_ratios[t].item())
     rho = np.exp(np.concatenate([*by_age.values()]))
-    assert line["effective_sample_size"] == pytest.approx(
-        rho.sum() ** 2 / len(rho) / (rho**2).sum(), rel=1e-4
-    )
-    assert {f"log_ratio_age_{age}" for age in by_age} == {
-        name for name in line if name.startswith("log_ratio")
-    }
+    effective = rho.sum() ** 2 / len(rho) / (rho**2).sum()
+    assert line["effective_sample_size"] == pytest.approx(effective, rel=1e-4)
+    ages = {name for name in line if name.startswith("log_ratio")}
+    assert ages == {f"log_ratio_age_{age}" for age in by_age}
     for age, log_ratios in by_age.items():
-        assert line[f"log_ratio_age_{age}"] == pytest.approx(np.abs(log_ratios).mean(), rel=1e-4)
-    pairs = [(stored(tmp_path)[name], values) for name, values in before.named_parameters()]
-    moved, there = (
-        sum((a - b).square().sum() for a, b in pairs),
-        sum(a.square().sum() for a, _ in pairs),
-    )
-    assert line["update_size"] == pytest.approx((moved / there).sqrt().item(), rel=1e-3)
-    assert line["groups_counted"] == 2 and line["zero_variance_fraction"] == pytest.approx(1 / 3)
+        mean = np.abs(log_ratios).mean()
+        assert line[f"log_ratio_age_{age}"] == pytest.approx(mean, rel=1e-4)
+
+    after, moved, there = stored(tmp_path), 0.0, 0.0
+    for name, values in before.named_parameters():
+        moved += (after[name] - values).square().sum().item()
+        there += after[name].square().sum().item()
+    assert line["update_size"] == pytest.approx((moved / there) ** 0.5, rel=1e-3)
 
 
 @pytest.mark.parametrize("change", ["forced", "truncated", "without a verdict"])
@@ -177,24 +195,21 @@ def test_forced_tokens_truncated_samples_and_those_without_a_verdict_are_out_of_
             groups[2].verdicts[1] = Verdict(False, "time limit")
     for group in after:
         for i, r in group.rollouts.items():
+            verdict = group.verdicts[i]
+            left_out = r.truncated if change == "truncated" else verdict.failure
             if change == "forced":
                 logprobs = np.where(r.sampled, r.logprobs, -50).astype(np.float32)
                 group.rollouts[i] = dataclasses.replace(r, logprobs=logprobs)
-            elif r.truncated if change == "truncated" else group.verdicts[i].failure:
-                group.rollouts[i] = dataclasses.replace(
-                    r, tokens=(r.tokens + 1) % 18, logprobs=r.logprobs - 3
-                )
-                group.verdicts[i] = dataclasses.replace(
-                    group.verdicts[i], score=1 - group.verdicts[i].score
-                )
-    found = [
-        train_on(settings(), models["llama"], [groups], tmp_path / name)[1][0]
-        for name, groups in (("before", before), ("after", after))
-    ]
-    one, other = (lines(tmp_path / name, "train")[0] for name in ("before", "after"))
-    assert one["loss"] == other["loss"] and one["loss"] != 0
-    for name, gradient in found[0].items():
-        assert torch.equal(gradient, found[1][name])
+            elif left_out:
+                others = {"tokens": (r.tokens + 1) % 18, "logprobs": r.logprobs - 3}
+                group.rollouts[i] = dataclasses.replace(r, **others)
+                group.verdicts[i] = dataclasses.replace(verdict, score=1 - verdict.score)
+    _, (one,) = train_on(settings(), models["llama"], [before], tmp_path / "before")
+    _, (other,) = train_on(settings(), models["llama"], [after], tmp_path / "after")
+    (line,), (other_line,) = lines(tmp_path / "before", "train"), lines(tmp_path / "after", "train")
+    assert line["loss"] == other_line["loss"] != 0
+    for name, gradient in one.items():
+        assert torch.equal(gradient, other[name])
 
 
 def test_a_batch_without_any_variance_changes_nothing(models, tmp_path):
@@ -203,15 +218,14 @@ def test_a_batch_without_any_variance_changes_nothing(models, tmp_path):
         group.verdicts = {i: Verdict(True) for i in range(4)}
     _, gradients = train_on(settings(), models["llama"], [groups], tmp_path)
     (line,) = lines(tmp_path, "train")
-    assert gradients == [] and line["loss"] == 0 and line["zero_variance_fraction"] == 1
-    assert (
-        line["entropy"] is None
-        and line["skipped"] == line["groups_counted"] == line["update_size"] == 0
-    )
-    before = load_model(models["llama"], CPU, torch.float32)
-    assert all(
-        torch.equal(stored(tmp_path)[name], values) for name, values in before.named_parameters()
-    )
+    assert gradients == []
+    assert line["loss"] == 0
+    assert line["zero_variance_fraction"] == 1
+    assert line["entropy"] is None
+    assert line["skipped"] == line["groups_counted"] == line["update_size"] == 0
+    before, after = load_model(models["llama"], CPU, torch.float32), stored(tmp_path)
+    for name, values in before.named_parameters():
+        assert torch.equal(after[name], values)
 
 
 def test_steps_without_any_variance_one_after_the_other_are_said_once(
@@ -225,37 +239,43 @@ def test_steps_without_any_variance_one_after_the_other_are_said_once(
     assert "nothing to learn from" not in capsys.readouterr().err
     train_on(settings(steps=8), models["llama"], [flat] * 8, tmp_path / "b")
     said = capsys.readouterr().err
-    assert (
-        said.count("in each of the last 5 steps all completions of a prompt got the same reward")
-        == 1
-    )
-    assert (
-        "The pass rate of this step is 0.00: near 0 the problems are too hard" in said
-        and "samples.txt" in said
-    )
+    assert said.count("last 5 steps all completions of a prompt got the same reward") == 1
+    assert "The pass rate of this step is 0.00: near 0 the problems are too hard" in said
+    assert "samples.txt" in said
 
 
 def test_graded_scores_are_rewards_in_between(models, tmp_path):
     """A half is worth half of a right answer in the reward; the pass rate counts right ones alone.
     A group of halves has no variance."""
     groups = batch_of_groups()
-    for group, scores in zip(
-        groups, ((1.0, 0.5, 0.0, 0.5), (0.5, 0.5, 0.5, 0.5), (0.25, 0.0, 0.25, 0.0))
-    ):
-        group.verdicts = {i: Verdict(score) for i, score in enumerate(scores)}
+    scores_PG = [[1.0, 0.5, 0.0, 0.5], [0.5, 0.5, 0.5, 0.5], [0.25, 0.0, 0.25, 0.0]]
+    for group, scores_G in zip(groups, scores_PG):
+        group.verdicts = {i: Verdict(score) for i, score in enumerate(scores_G)}
     train_on(settings(), models["llama"], [groups], tmp_path)
     (line,) = lines(tmp_path, "train")
-    assert line["pass_rate"] == pytest.approx(1 / 12) and line["reward_mean"] == pytest.approx(
-        2 * 4.5 / 12 - 1
-    )
-    assert line["zero_variance_fraction"] == pytest.approx(1 / 3) and line["loss"] != 0
+    assert line["pass_rate"] == pytest.approx(1 / 12)
+    assert line["reward_mean"] == pytest.approx(2 * 4.5 / 12 - 1)
+    assert line["zero_variance_fraction"] == pytest.approx(1 / 3)
+    assert line["loss"] != 0
 
 
 def test_a_warning_comes_when_few_groups_count_for_ten_steps_unless_most_problems_are_solved():
-    line = {"step": 9, "truncated_fraction": 0, "kl_estimate": 0, "entropy": 1, "zero_variance_fraction": 0.75,
-            "skipped": 0, "pass_rate": 0.4, "groups_counted": 2}  # fmt: skip
-    about = lambda lines: [*step_warnings(lines, 100, 8, Path("samples.txt"))]
-    assert about([line] * 9) == [] and about([line] * 10) == ["few groups"]
+    line = {
+        "step": 9,
+        "truncated_fraction": 0,
+        "kl_estimate": 0,
+        "entropy": 1,
+        "zero_variance_fraction": 0.75,
+        "skipped": 0,
+        "pass_rate": 0.4,
+        "groups_counted": 2,
+    }
+
+    def about(lines):
+        return [*step_warnings(lines, 100, 8, Path("samples.txt"))]
+
+    assert about([line] * 9) == []
+    assert about([line] * 10) == ["few groups"]
     for change in ({"groups_counted": 3}, {"pass_rate": 0.95}):
         assert about([line] * 5 + [line | change] + [line] * 4) == []
 
@@ -266,21 +286,19 @@ def test_the_age_of_every_token_is_asserted_where_a_batch_is_trained(
 ):
     """One token that is too old ends the run, wherever the mistake was made."""
     chosen = settings(recipe=loss.Recipe(asynchrony=asynchrony))
-    for age in (oldest, oldest + 1):
-        groups = batch_of_groups()
-        groups[1].rollouts[3].versions[-1] = FIRST - age
-        if age > oldest:
-            with pytest.raises(
-                AssertionError, match=f"a token of step {FIRST + 1} is {age} steps old"
-            ):
-                train_on(chosen, models["llama"], [groups], tmp_path / str(age))
-            assert lines(tmp_path / str(age), "train") == []
-        else:
-            train_on(chosen, models["llama"], [groups], tmp_path / str(age))
-            (line,) = lines(tmp_path / str(age), "train")
-            sampled = sum(int(r.sampled.sum()) for group in groups for r in group.rollouts.values())
-            assert line["off_policyness_max"] == age
-            assert line["off_policyness_mean"] == pytest.approx(age / sampled)
+    groups = batch_of_groups()
+    groups[1].rollouts[3].versions[-1] = FIRST - oldest
+    train_on(chosen, models["llama"], [groups], tmp_path / "oldest")
+    (line,) = lines(tmp_path / "oldest", "train")
+    sampled = sum(int(r.sampled.sum()) for r in all_rollouts(groups))
+    assert line["off_policyness_max"] == oldest
+    assert line["off_policyness_mean"] == pytest.approx(oldest / sampled)
+
+    groups[1].rollouts[3].versions[-1] -= 1
+    said = f"a token of step {FIRST + 1} is {oldest + 1} steps old"
+    with pytest.raises(AssertionError, match=said):
+        train_on(chosen, models["llama"], [groups], tmp_path / "too old")
+    assert lines(tmp_path / "too old", "train") == []
 
 
 # --- steps that are not finite --------------------------------------------------------------------
@@ -293,7 +311,8 @@ def spoil(monkeypatch, bad_calls):
     def spoilt(*arguments):
         value, sums = policy_loss(*arguments)
         calls.append(1)
-        return value * (math.nan if len(calls) in bad_calls else 1), sums
+        factor = math.nan if len(calls) in bad_calls else 1
+        return value * factor, sums
 
     monkeypatch.setattr(loss, "policy_loss", spoilt)
     monkeypatch.setattr(screen, "_warned", set())
@@ -303,15 +322,15 @@ def test_a_step_that_is_not_finite_is_skipped_and_said_once(models, tmp_path, mo
     spoil(monkeypatch, bad_calls={2, 3})
     batches = [batch_of_groups(seed) for seed in range(4)]
     run, gradients = train_on(settings(steps=4), models["llama"], batches, tmp_path)
-    assert [line["skipped"] for line in lines(tmp_path, "train")] == [0, 1, 1, 0]
-    assert [line["loss"] is None for line in lines(tmp_path, "train")] == [False, True, True, False]
-    assert len(gradients) == 2 and not run.failure
+    logged = lines(tmp_path, "train")
+    assert [line["skipped"] for line in logged] == [0, 1, 1, 0]
+    assert [line["loss"] is None for line in logged] == [False, True, True, False]
+    assert len(gradients) == 2
+    assert not run.failure
     assert all(torch.isfinite(values).all() for values in stored(tmp_path).values())
     said = capsys.readouterr().err
-    assert (
-        said.count("is not finite") == 1
-        and f"the loss or the gradient of step {FIRST + 2} is not finite" in said
-    )
+    assert said.count("is not finite") == 1
+    assert f"the loss or the gradient of step {FIRST + 2} is not finite" in said
 
 
 def test_steps_that_are_never_finite_end_the_run_with_a_checkpoint(
@@ -319,24 +338,23 @@ def test_steps_that_are_never_finite_end_the_run_with_a_checkpoint(
 ):
     spoil(monkeypatch, bad_calls=range(2, 100))
     chosen = settings(steps=20, validation_every=1)
-    run, gradients = train_on(
-        chosen, models["llama"], [batch_of_groups() for _ in range(20)], tmp_path
-    )
-    steps = lines(tmp_path, "train")
-    assert [line["skipped"] for line in steps] == [0] + [1] * 5 and len(gradients) == 1
-    assert (
-        "is not finite. So were the 4 steps before it" in run.failure
-        and lines(tmp_path, "end") == []
-    )
-    assert checkpoints(tmp_path)[-1].name == f"step-{steps[-1]['step']:06d}"
+    batches = [batch_of_groups() for _ in range(20)]
+    run, gradients = train_on(chosen, models["llama"], batches, tmp_path)
+    logged = lines(tmp_path, "train")
+    assert [line["skipped"] for line in logged] == [0] + [1] * 5
+    assert len(gradients) == 1
+    assert "is not finite. So were the 4 steps before it" in run.failure
+    assert lines(tmp_path, "end") == []
+    assert checkpoints(tmp_path)[-1].name == f"step-{logged[-1]['step']:06d}"
     assert all(torch.isfinite(values).all() for values in stored(tmp_path).values())
 
 
 # --- micro-batches --------------------------------------------------------------------------------
 
 
-def all_micro_batches(rollouts, tokens, rank=0, ranks=1):
-    return list(micro_batches(rollouts, list(range(len(rollouts))), tokens, CPU, rank, ranks))
+def all_micro_batches(rollouts, tokens, rank=0, ranks=1, share=False, device=CPU):
+    rows = list(range(len(rollouts)))
+    return list(micro_batches(rollouts, rows, tokens, device, rank, ranks, share))
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "qwen3-moe"])
@@ -344,22 +362,22 @@ def test_pitfall_11_sequences_of_a_micro_batch_have_the_logprobs_of_sequences_on
     models, kind
 ):
     policy = Policy(load_model(models[kind], CPU, torch.float32))
-    rollouts = [r for group in batch_of_groups() for r in group.rollouts.values()]
+    rollouts = all_rollouts(batch_of_groups())
     (batch,) = all_micro_batches(rollouts, 10_000)
     together, _ = policy(batch, True)
     for row, which in enumerate(batch.rows_B.tolist()):
         (alone,) = all_micro_batches([rollouts[which]], 10_000)
-        logprobs, _ = policy(alone, True)
-        torch.testing.assert_close(
-            together[row][batch.sampled_BT[row]], logprobs[alone.sampled_BT], atol=1e-5, rtol=0
-        )
+        logprobs_BT, _ = policy(alone, True)
+        logprobs_N = logprobs_BT[alone.sampled_BT]
+        in_batch_N = together[row][batch.sampled_BT[row]]
+        torch.testing.assert_close(in_batch_N, logprobs_N, atol=1e-5, rtol=0)
         # The negative control: the same sequence after two tokens of padding on the left is another
         # one.
         shifted = torch.nn.functional.pad(alone.inputs_BT, (2, 0))
         with torch.no_grad():
             left = torch.log_softmax(policy.model(input_ids=shifted).logits[:, 2:], -1)
-        left = left.gather(-1, alone.targets_BT[..., None])[..., 0][alone.sampled_BT]
-        assert (left - logprobs[alone.sampled_BT]).abs().max() > 1e-3
+        left_BT = left.gather(-1, alone.targets_BT[..., None])[..., 0]
+        assert (left_BT[alone.sampled_BT] - logprobs_N).abs().max() > 1e-3
 
 
 def groups_with_long_prompts(number=4, seed=0):
@@ -367,9 +385,8 @@ def groups_with_long_prompts(number=4, seed=0):
     rng, groups = np.random.default_rng(seed), []
     prompts = [rng.integers(18, size=n).tolist() for n in rng.integers(12, 20, size=number - 1)]
     for i, prompt in enumerate([prompts[0], *prompts]):
-        members = [
-            rollout(i, j, prompt, rng.integers(18, size=1 + (i + 3 * j) % 9)) for j in range(4)
-        ]
+        lengths = [1 + (i + 3 * j) % 9 for j in range(4)]
+        members = [rollout(i, j, prompt, rng.integers(18, size=n)) for j, n in enumerate(lengths)]
         groups.append(make_group(i, members, [True, False, False, i > 1]))
     return groups
 
@@ -380,37 +397,36 @@ def groups_with_long_prompts(number=4, seed=0):
 )
 def test_shared_prompts_give_the_same_logprobs_and_gradients(models, kind, tokens):
     """With part groups too, and with the attentions of CPUs and of GPUs. Fewer tokens are fed."""
-    rollouts = [r for group in groups_with_long_prompts() for r in group.rollouts.values()]
-    fed = []
-    for share, attention in ((False, "eager"), (True, "eager"), (True, "grouped"), (True, "sdpa")):
+    rollouts = all_rollouts(groups_with_long_prompts())
+    weights = torch.rand(len(rollouts), 40, generator=torch.Generator().manual_seed(0))
+
+    def logprobs_and_gradients(share, attention):
+        """Also the number of tokens that were fed. The loss is a weighted sum of log pi."""
         model = load_model(models[kind], CPU, torch.float32)
         model.set_attn_implementation(attention)
-        logprobs, weights = (
-            {},
-            torch.rand(len(rollouts), 40, generator=torch.Generator().manual_seed(0)),
-        )
-        batches = list(
-            micro_batches(rollouts, list(range(len(rollouts))), tokens, CPU, 0, 1, share)
-        )
-        for m in batches:
+        logprobs, total, fed = {}, 0.0, 0
+        for m in all_micro_batches(rollouts, tokens, share=share):
             assert (m.prompts_PL is not None) == share
             logprobs_BT, _ = Policy(model)(m, True)
+            fed += m.fed
             for i, row in enumerate(m.rows_B.tolist()):
                 logprobs[row] = logprobs_BT[i, m.sampled_BT[i]]
-        sum(
-            (logprobs[row] * weights[row, : len(logprobs[row])]).sum() for row in logprobs
-        ).backward()
-        fed.append(sum(m.fed for m in batches))
-        gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
-        if not share:
-            expected = logprobs, gradients
-        for row, values in expected[0].items():
-            torch.testing.assert_close(logprobs[row], values, atol=1e-5, rtol=0)
-        for name, values in expected[1].items():
-            torch.testing.assert_close(
-                gradients[name], values, atol=1e-5 * values.abs().max().item(), rtol=1e-4
-            )
-    assert fed[1] == fed[2] == fed[3] < 0.7 * fed[0]
+                total = total + (logprobs[row] * weights[row, : len(logprobs[row])]).sum()
+        total.backward()
+        return logprobs, {name: p.grad for name, p in model.named_parameters()}, fed
+
+    logprobs, gradients, fed = logprobs_and_gradients(False, "eager")
+    fed_shared = []
+    for attention in ("eager", "grouped", "sdpa"):
+        found, found_gradients, n = logprobs_and_gradients(True, attention)
+        fed_shared.append(n)
+        for row, values in logprobs.items():
+            torch.testing.assert_close(found[row], values, atol=1e-5, rtol=0)
+        for name, values in gradients.items():
+            atol = 1e-5 * values.abs().max().item()
+            torch.testing.assert_close(found_gradients[name], values, atol=atol, rtol=1e-4)
+    assert fed_shared == [fed_shared[0]] * 3
+    assert fed_shared[0] < 0.7 * fed
 
 
 def test_prompts_are_shared_only_if_fewer_positions_are_fed():
@@ -419,10 +435,8 @@ def test_prompts_are_shared_only_if_fewer_positions_are_fed():
 
     def are_shared(prompt, lengths, tokens):
         rollouts = [rollout(0, i, prompt, [1] * length) for i, length in enumerate(lengths)]
-        return {
-            m.prompts_PL is not None
-            for m in micro_batches(rollouts, [*range(len(rollouts))], tokens, CPU, 0, 1, True)
-        }
+        batches = all_micro_batches(rollouts, tokens, share=True)
+        return {m.prompts_PL is not None for m in batches}
 
     assert are_shared([1] * 30, [10] * 4, 10_000) == {True}
     assert are_shared([1] * 2, [100, 90, 80, 10], 100) == {False}  # one in each micro-batch
@@ -431,15 +445,17 @@ def test_prompts_are_shared_only_if_fewer_positions_are_fed():
 
 def test_micro_batches_keep_to_their_budget():
     rollouts = [rollout(0, i, [1, 2], list(range(3, 5 + i))) for i in range(9)]
-    batches = all_micro_batches(rollouts, 30)
-    assert sorted(row for batch in batches for row in batch.rows_B.tolist()) == list(range(9))
-    taken = [[len(rollouts[row].tokens) + 1 for row in batch.rows_B.tolist()] for batch in batches]
-    size = lambda lengths: len(lengths) * max(lengths)
-    assert all(size(lengths) <= 30 for lengths in taken)
-    assert all(size([*lengths, following[0]]) > 30 for lengths, following in zip(taken, taken[1:]))
-    assert [batch.rows_B.tolist() for batch in all_micro_batches(rollouts, 1)] == [
-        [i] for i in range(8, -1, -1)
-    ]
+    batches = [batch.rows_B.tolist() for batch in all_micro_batches(rollouts, 30)]
+    assert sorted(sum(batches, [])) == list(range(9))
+
+    def positions(rows):
+        return len(rows) * max(len(rollouts[row].tokens) + 1 for row in rows)
+
+    assert all(positions(rows) <= 30 for rows in batches)
+    for rows, following in zip(batches, batches[1:]):
+        assert positions([*rows, following[0]]) > 30
+    one_each = [batch.rows_B.tolist() for batch in all_micro_batches(rollouts, 1)]
+    assert one_each == [[i] for i in range(8, -1, -1)]
 
 
 def test_on_a_gpu_micro_batches_are_a_multiple_of_64_wide_and_compute_the_same(models, monkeypatch):
@@ -451,29 +467,25 @@ def test_on_a_gpu_micro_batches_are_a_multiple_of_64_wide_and_compute_the_same(m
         made = torch.tensor
         with monkeypatch.context() as patch:
             patch.setattr(torch, "tensor", lambda array, device: made(array))
-            return list(
-                micro_batches(
-                    rollouts, list(range(len(rollouts))), tokens, torch.device("cuda"), 0, 1
-                )
-            )
+            return all_micro_batches(rollouts, tokens, device=torch.device("cuda"))
 
     some = [rollout(0, i, [1, 2], np.arange(3 + i) % 18) for i in range(200)]
     batches = for_a_gpu(some, 1024)
     assert {batch.inputs_BT.shape[1] for batch in batches} == {64, 128, 192, 256}
     assert all(batch.inputs_BT.numel() <= 1024 for batch in batches)
-    (batch,) = for_a_gpu([rollout(0, i, [1] * 2048, [2] * 14_336) for i in range(2)], 32_768)
+    longest = [rollout(0, i, [1] * 2048, [2] * 14_336) for i in range(2)]
+    (batch,) = for_a_gpu(longest, 32_768)
     assert batch.inputs_BT.shape == (2, 16_384)
-    policy = Policy(load_model(models["llama"], CPU, torch.float32))
-    alone = {
-        batch.rows_B.item(): policy(batch, True)[0][batch.sampled_BT]
-        for batch in all_micro_batches(some[:9], 1)
-    }
+
+    policy, alone = Policy(load_model(models["llama"], CPU, torch.float32)), {}
+    for batch in all_micro_batches(some[:9], 1):
+        logprobs_BT, _ = policy(batch, True)
+        alone[batch.rows_B.item()] = logprobs_BT[batch.sampled_BT]
     (batch,) = for_a_gpu(some[:9], 1024)
     logprobs_BT, _ = policy(batch, True)
     for row, which in enumerate(batch.rows_B.tolist()):
-        torch.testing.assert_close(
-            logprobs_BT[row][batch.sampled_BT[row]], alone[which], atol=1e-5, rtol=0
-        )
+        logprobs_N = logprobs_BT[row][batch.sampled_BT[row]]
+        torch.testing.assert_close(logprobs_N, alone[which], atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -481,27 +493,23 @@ def test_micro_batches_are_even_over_the_ranks(ranks):
     """All ranks have the same number of them, within the limit, and nearly the same to do; every
     row is on one rank."""
     rng = np.random.default_rng(0)
-    rollouts = [
-        rollout(0, i, [1, 2], rng.integers(18, size=n))
-        for i, n in enumerate(rng.integers(30, 80, size=100))
-    ]
+    lengths = enumerate(rng.integers(30, 80, size=100))
+    rollouts = [rollout(0, i, [1, 2], rng.integers(18, size=n)) for i, n in lengths]
     for tokens in (1, 700, 4000, 10_000):
         found = [all_micro_batches(rollouts, tokens, rank, ranks) for rank in range(ranks)]
         assert len({len(batches) for batches in found}) == 1
-        real = [[batch for batch in batches if batch.sampled_BT.any()] for batches in found]
-        rows = [row for batches in real for batch in batches for row in batch.rows_B.tolist()]
+        rows, work, added = [], [], []
+        for batches in found:
+            real = [batch for batch in batches if batch.sampled_BT.any()]
+            sizes = [batch.inputs_BT.numel() for batch in real]
+            assert all(size <= tokens or tokens == 1 for size in sizes)
+            rows += [row for batch in real for row in batch.rows_B.tolist()]
+            work.append(sum(sizes))
+            added.append(len(batches) - len(real))
         assert sorted(rows) == list(range(100))
-        sizes = [[batch.inputs_BT.numel() for batch in batches] for batches in real]
-        assert all(size <= tokens or tokens == 1 for size in sum(sizes, []))
-        work = [sum(size) for size in sizes]
         assert max(work) < 1.12 * min(work)
-        if (
-            tokens == 1
-            # 100 single rows: where they are not even, the last ranks get one that counts for
-            # nothing
-        ):
-            sentinels = [len(all_) - len(own) for all_, own in zip(found, real)]
-            assert sentinels == {2: [0, 0], 3: [0, 1, 1]}[ranks]
+        if tokens == 1:  # 100 rows, one each: where they are not even, the last ranks get one more
+            assert added == {2: [0, 0], 3: [0, 1, 1]}[ranks]  # that counts for nothing
 
 
 def test_pitfall_10_lengths_and_not_padding_ids_say_what_counts():
@@ -513,19 +521,18 @@ def test_pitfall_10_lengths_and_not_padding_ids_say_what_counts():
 
 
 def test_pitfall_9_the_trained_tokens_are_the_sampled_ids():
-    rollouts = [r for group in batch_of_groups() for r in group.rollouts.values()]
-    seen = {}
+    rollouts = all_rollouts(batch_of_groups())
+    seen = []
     for batch in all_micro_batches(rollouts, 40):
         for row, which in enumerate(batch.rows_B.tolist()):
-            mask = batch.sampled_BT[row]
-            seen[which] = (
-                batch.targets_BT[row][mask].tolist(),
-                batch.generator_logprobs_BT[row][mask].tolist(),
-            )
-            prompt = rollouts[which].request.prompt_ids
+            sampled, r = batch.sampled_BT[row], rollouts[which]
+            logprobs = batch.generator_logprobs_BT[row][sampled]
+            prompt = r.request.prompt_ids
             assert batch.inputs_BT[row][: len(prompt)].tolist() == prompt
-    for which, r in enumerate(rollouts):
-        assert seen[which] == (r.tokens[r.sampled].tolist(), r.logprobs[r.sampled].tolist())
+            assert batch.targets_BT[row][sampled].tolist() == r.tokens[r.sampled].tolist()
+            assert logprobs.tolist() == r.logprobs[r.sampled].tolist()
+            seen.append(which)
+    assert sorted(seen) == list(range(len(rollouts)))
 
 
 class LargestTensor(TorchDispatchMode):
@@ -535,9 +542,9 @@ class LargestTensor(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         made = function(*args, **(kwargs or {}))
-        self.numbers = max(
-            [self.numbers, *(t.numel() for t in tree_leaves(made) if isinstance(t, torch.Tensor))]
-        )
+        for leaf in tree_leaves(made):
+            if isinstance(leaf, torch.Tensor):
+                self.numbers = max(self.numbers, leaf.numel())
         return made
 
 
@@ -553,35 +560,28 @@ def test_nothing_of_a_long_sequence_is_quadratic_in_its_length(models, tmp_path,
         return model
 
     def step(folder, length):
-        group = [rollout(0, i, [1] * 16, np.arange(length - 16 - i) % 18) for i in range(2)]
+        members = [rollout(0, i, [1] * 16, np.arange(length - 16 - i) % 18) for i in range(2)]
+        batch, chosen = [make_group(0, members, [1, 0])], settings(gradient_checkpointing=True)
         with LargestTensor() as largest:
-            train_on(
-                settings(gradient_checkpointing=True),
-                models["qwen3"],
-                [[make_group(0, group, [1, 0])]],
-                folder,
-            )
+            train_on(chosen, models["qwen3"], [batch], folder)
         return largest.numbers
 
     if not torch.cuda.is_available():
         assert step(tmp_path / "a", 1024) > 1000**2
     monkeypatch.setattr(steps, "load_model", as_on_a_gpu)
-    most, length = (
-        100,
-        8192,
-    )  # numbers for each position: more than any part of these models is wide
-    assert step(tmp_path / "b", length) < most * length
+    length = 8192
+    most = 100 * length  # no part of these models is wider than 100 numbers for each position
+    assert step(tmp_path / "b", length) < most
 
-    model, tokenizer = (
-        as_on_a_gpu(models["qwen3"], CPU, torch.float32),
-        load_tokenizer(models["qwen3"]),
-    )
-    engine = TorchEngine(model, make_decoding(tokenizer, Settings(prompt_budget=length)), 1)
+    model = as_on_a_gpu(models["qwen3"], CPU, torch.float32)
+    decoding = make_decoding(load_tokenizer(models["qwen3"]), Settings(prompt_budget=length))
+    engine = TorchEngine(model, decoding, 1)
     with LargestTensor() as largest:
         engine.add([Request(0, 0, [1] * length, 9, (0,))])
         for _ in range(3):
             engine.step()
-    assert engine.in_flight and largest.numbers < most * length
+    assert engine.in_flight
+    assert largest.numbers < most
 
 
 # --- bf16 -----------------------------------------------------------------------------------------
@@ -596,12 +596,10 @@ def test_gradients_of_a_bf16_trunk_are_those_of_the_fp32_parameters(models, tmp_
         "shared": {"dtype": "bfloat16"},
         "again": {"dtype": "bfloat16", "gradient_checkpointing": True},
     }
-    found = {
-        name: train_on(
-            settings(**EXACT, **changes), models["llama"], [batch_of_groups()], tmp_path / name
-        )[1][0]
-        for name, changes in variants.items()
-    }
+    found = {}
+    for name, changes in variants.items():
+        chosen = settings(**EXACT, **changes)
+        _, (found[name],) = train_on(chosen, models["llama"], [batch_of_groups()], tmp_path / name)
     for name, gradient in found["exact"].items():
         assert found["plain"][name].dtype == torch.float32
         torch.testing.assert_close(found["plain"][name], found["again"][name])
@@ -617,21 +615,18 @@ def test_pitfall_3_generator_and_trainer_agree_with_fp32_logits_on_both_sides(
 ):
     """On-policy mismatch of a bf16 trunk, through the same code on both sides; fp32 heads leave
     less of it."""
-    recipe, budgets = (
-        loss.Recipe(fp32_logits=fp32_logits),
-        dict(thinking_budget=(30, 30), answer_budget=6),
-    )
-    chosen = settings(recipe=recipe, dtype="bfloat16", **budgets)
+    recipe = loss.Recipe(fp32_logits=fp32_logits)
+    chosen = settings(recipe=recipe, dtype="bfloat16", thinking_budget=(30, 30), answer_budget=6)
     tokenizer = load_tokenizer(models[kind])
     policy = trainer.make_policy(chosen, load_model(models[kind], CPU, torch.float32), CPU)
     wanted = [Request(0, i, [1, 2, 3], 30, (0, i)) for i in range(16)]
 
-    def mismatch(head_of_generator):
-        model = put_on_device(
-            load_model(models[kind], CPU, torch.float32), CPU, torch.bfloat16, head_of_generator
-        )
-        decoding = make_decoding(tokenizer, chosen, fp32=head_of_generator)
-        rollouts = sample_all(TorchEngine(model, decoding, 16), wanted)
+    def mismatch(head):
+        """With this kind of head in the generator."""
+        model = load_model(models[kind], CPU, torch.float32)
+        model = put_on_device(model, CPU, torch.bfloat16, head)
+        engine = TorchEngine(model, make_decoding(tokenizer, chosen, fp32_logits=head), 16)
+        rollouts = sample_all(engine, wanted)
         return trainer.numerics_mismatch(policy, rollouts, chosen)["mismatch_mean"]
 
     assert mismatch(fp32_logits) < mismatch(not fp32_logits)  # one-sided is worse, whichever side
@@ -654,18 +649,19 @@ def test_a_generator_with_other_parameters_is_noticed(models, tmp_path, monkeypa
 )
 def test_a_step_with_shared_prompts_is_the_step_without(models, tmp_path, changes):
     """Loss and gradient of the whole step; compute says what was fed."""
-    found = {}
-    for share in (False, True):
+
+    def line_and_gradient(share):
         chosen, folder = settings(share_prompts=share, **EXACT, **changes), tmp_path / str(share)
         _, (gradient,) = train_on(chosen, models["qwen3"], [groups_with_long_prompts()[1:]], folder)
-        found[share] = *lines(folder, "train"), gradient
-    assert found[True][0]["loss"] == pytest.approx(found[False][0]["loss"], abs=1e-5)
-    if (
-        not torch.cuda.is_available()
-    ):  # there short prompts are shorter than what widths are rounded to
-        assert found[True][0]["compute_flops"] < 0.8 * found[False][0]["compute_flops"]
-    for name, values in found[False][1].items():
-        torch.testing.assert_close(found[True][1][name], values, atol=1e-5, rtol=1e-4)
+        (line,) = lines(folder, "train")
+        return line, gradient
+
+    (line, gradient), (shared_line, shared_gradient) = map(line_and_gradient, (False, True))
+    assert shared_line["loss"] == pytest.approx(line["loss"], abs=1e-5)
+    # On a GPU short prompts are shorter than what widths are rounded to.
+    if not torch.cuda.is_available():
+        assert shared_line["compute_flops"] < 0.8 * line["compute_flops"]
+    assert_same_gradients(shared_gradient, gradient, rtol=1e-4)
 
 
 # --- several ranks --------------------------------------------------------------------------------
@@ -677,7 +673,9 @@ CASES = {
     "gspo": (
         "qwen3",
         dict(
-            tokens_per_micro_batch=60, gradient_checkpointing=True, recipe=loss.Recipe(loss="gspo")
+            tokens_per_micro_batch=60,
+            gradient_checkpointing=True,
+            recipe=loss.Recipe(loss="gspo"),
         ),
     ),
     "experts": ("qwen3-moe", dict(tokens_per_micro_batch=10_000)),
@@ -687,60 +685,72 @@ CASES = {
 
 
 def case(name, ranks=1):
-    """Settings of two steps, and the batches."""
-    make_batch = (
-        partial(groups_with_long_prompts, 3) if name == "shared prompts" else batch_of_groups
-    )
-    return settings(steps=2, trainers=ranks, **CASES[name][1]), [
-        make_batch(seed=0),
-        make_batch(seed=1),
-    ]
+    """The kind of model, settings of two steps, and the batches."""
+    kind, changes = CASES[name]
+    make_batch = batch_of_groups
+    if name == "shared prompts":
+        make_batch = partial(groups_with_long_prompts, 3)
+    batches = [make_batch(seed=0), make_batch(seed=1)]
+    return kind, settings(steps=2, trainers=ranks, **changes), batches
 
 
 def one_of(rank, ranks, meeting_place, models, folder, shared):
     """A process that is this rank in all of these cases, one after the other."""
     ranks_module.join_ranks(rank, ["cpu"] * ranks, dist.FileStore(meeting_place, ranks))
     for name, parameters in shared.items():
-        chosen, batches = case(name, ranks)
-        train_rank(rank, chosen, models[CASES[name][0]], batches, folder / name, parameters)
+        kind, chosen, batches = case(name, ranks)
+        train_rank(rank, chosen, models[kind], batches, folder / name, parameters)
     dist.destroy_process_group()
     os._exit(0)
 
 
 def on_ranks(ranks, cases, models, folder):
     """Run these cases on so many ranks; the parameters that generators would get, by case."""
-    shared = {
-        name: SharedParameters(load_model(models[CASES[name][0]], CPU, torch.float32), ranks)
-        for name in cases
-    }
-    multiprocessing.spawn(
-        one_of, (ranks, str(folder / "meet"), models, folder, shared), nprocs=ranks
-    )
+    shared = {}
+    for name in cases:
+        kind, _, _ = case(name)
+        model = load_model(models[kind], CPU, torch.float32)
+        shared[name] = SharedParameters(model, ranks)
+    arguments = (ranks, str(folder / "meet"), models, folder, shared)
+    multiprocessing.spawn(one_of, arguments, nprocs=ranks)
     return shared
+
+
+def trainer_logprobs(folder):
+    """Of each kept completion, in order; None if it was not trained on."""
+    found = []
+    for _, line in json_lines(folder / "rollouts.jsonl"):
+        for completion in line.get("completions", ()):
+            found.append(completion.get("trainer_logprobs"))
+    return found
 
 
 def same_course(ours, theirs, rel=1e-4, but=()):
     """Assert that two runs were the same, by their logs: all but what tells of time, and columns
     with these words."""
+    left_out = ("kind", "seconds", "hours", "idle", "per_second", *but)
     for kind in ("train", "validation"):
         assert len(lines(ours, kind)) == len(lines(theirs, kind)) > 0
         for one, other in zip(lines(ours, kind), lines(theirs, kind)):
             assert one.keys() == other.keys()
             for name in one:
-                if not any(
-                    word in name
-                    for word in ("kind", "seconds", "hours", "idle", "per_second", *but)
-                ):
+                if not any(word in name for word in left_out):
                     assert other[name] == pytest.approx(one[name], rel=rel, abs=1e-5), name
-    logprobs = [
-        [completion.get("trainer_logprobs") for _, line in json_lines(folder / "rollouts.jsonl")
-         for completion in line.get("completions", ())] for folder in (ours, theirs)
-    ]  # fmt: skip
-    assert [*map(bool, logprobs[0])] == [*map(bool, logprobs[1])] and sum(
-        map(bool, logprobs[0])
-    ) > 8
-    for one, other in zip(*map(partial(filter, None), logprobs)):
-        assert [value and pytest.approx(value, rel=1e-3, abs=1e-4) for value in one] == other
+
+    logprobs, others = trainer_logprobs(ours), trainer_logprobs(theirs)
+    assert len(logprobs) == len(others)
+    assert len([*filter(None, logprobs)]) > 8
+    for one, other in zip(logprobs, others):
+        assert bool(one) == bool(other)
+        if one:
+            assert [value and pytest.approx(value, rel=1e-3, abs=1e-4) for value in one] == other
+
+
+def assert_same_bf16_forward(ours, theirs):
+    """Assert that the forward of the first step is the same to the bit, or nearly."""
+    one, other = lines(ours, "train")[0], lines(theirs, "train")[0]
+    assert other["loss"] == pytest.approx(one["loss"], rel=1e-4)
+    assert other["gradient_norm"] == pytest.approx(one["gradient_norm"], rel=1e-2)
 
 
 @pytest.mark.parametrize(
@@ -757,20 +767,19 @@ def test_pitfall_5_losses_and_gradients_are_the_same_with_one_and_several_ranks(
         one, several = tmp_path / "one" / name, tmp_path / "several" / name
         if name == "bf16":
             request.getfixturevalue("group_of_one")
-        chosen, batches = case(name)
-        train_on(chosen, models[CASES[name][0]], batches, one)
-        losses = [line["loss"] for line in lines(one, "train")]
-        assert losses[0] != losses[1] and lines(one, "train")[0]["gradient_norm"] > 0
+        kind, chosen, batches = case(name)
+        train_on(chosen, models[kind], batches, one)
+        first, second = lines(one, "train")
+        assert first["loss"] != second["loss"]
+        assert first["gradient_norm"] > 0
+
         numbers, others = stored(one), stored(several)
         assert numbers.keys() == others.keys()
-        assert all(
-            others[key].dtype == torch.float32 and others[key].shape == numbers[key].shape
-            for key in numbers
-        )
-        if name == "bf16":  # the forward is the same to the bit, or nearly
-            first, other = lines(one, "train")[0], lines(several, "train")[0]
-            assert other["loss"] == pytest.approx(first["loss"], rel=1e-4)
-            assert other["gradient_norm"] == pytest.approx(first["gradient_norm"], rel=1e-2)
+        for key, values in numbers.items():
+            assert others[key].dtype == torch.float32
+            assert others[key].shape == values.shape
+        if name == "bf16":
+            assert_same_bf16_forward(one, several)
         else:
             # A prompt is fed once for each micro-batch, so FLOPs depend on how a batch is cut.
             same_course(one, several, but=["flops"] if name == "shared prompts" else [])
@@ -808,15 +817,8 @@ def test_a_rank_takes_its_gpu_before_anything_else(monkeypatch):
     assert calls == ["cuda:7", "group", "barrier"]
 
 
-def test_adamw_is_fused_on_a_gpu_and_goes_on_from_the_moments_of_any_checkpoint(
-    models, tmp_path, monkeypatch, group_of_one
-):
-    """There it counts its steps on the GPU. What is fused computes the same, over shards too (tried
-    on a CPU)."""
-    adamw, given, folder = torch.optim.AdamW, [], tmp_path / "plain"
-    chosen, batches = settings(steps=2, dtype="bfloat16"), [batch_of_groups(0), batch_of_groups(1)]
-    train_on(chosen, models["llama"], batches, folder)
-    moments = checkpoints(folder)[-1] / "optimizer.safetensors"
+def test_adamw_is_fused_on_a_gpu(models, monkeypatch):
+    given = []
 
     class Seen(Exception):
         pass
@@ -827,36 +829,54 @@ def test_adamw_is_fused_on_a_gpu_and_goes_on_from_the_moments_of_any_checkpoint(
 
     monkeypatch.setattr(torch.optim, "AdamW", seen)
     monkeypatch.setattr(train, "make_policy", lambda settings, model, device: Policy(model))
-    model = load_model(models["llama"], CPU, torch.float32)
     for device in ("cpu", "cuda:1"):
         monkeypatch.setattr(train, "devices_here", lambda _, device=device: ([], [device]))
         with pytest.raises(Seen):
-            train.train(0, settings(), Start(FIRST, models["llama"], None), None, model)
+            train.train(0, Start(settings(), FIRST, models["llama"], None, None))
     assert given == [False, True]
 
-    policy = Policy(model.to("meta"))
-    for fused, where in ((True, "meta"), (False, "cpu")):
-        optimizer = SimpleNamespace(defaults={"fused": fused}, state=collections.defaultdict(dict))
-        trainer.read_moments(policy, optimizer, moments)
-        found = optimizer.state[model.lm_head.weight]
-        assert found["step"].device.type == where and found["exp_avg"].device.type == "meta"
 
-    monkeypatch.undo()
+@pytest.mark.parametrize("fused, where", [(True, "meta"), (False, "cpu")])
+def test_adamw_goes_on_from_the_moments_of_any_checkpoint(
+    models, tmp_path, group_of_one, fused, where
+):
+    """On a GPU the fused AdamW counts its steps there."""
+    chosen = settings(dtype="bfloat16")
+    train_on(chosen, models["llama"], [batch_of_groups()], tmp_path)
+    policy = Policy(load_model(models["llama"], CPU, torch.float32).to("meta"))
+    optimizer = SimpleNamespace(defaults={"fused": fused}, state=collections.defaultdict(dict))
+    moments = checkpoints(tmp_path)[-1] / "optimizer.safetensors"
+    trainer.read_moments(policy, optimizer, moments)
+    found = optimizer.state[policy.model.lm_head.weight]
+    assert found["step"].device.type == where
+    assert found["exp_avg"].device.type == "meta"
+
+
+def test_fused_adamw_computes_the_same_over_shards_too(models, tmp_path, monkeypatch, group_of_one):
+    """Tried on a CPU."""
+    adamw, plain, fused = torch.optim.AdamW, tmp_path / "plain", tmp_path / "fused"
+    chosen, batches = settings(steps=2, dtype="bfloat16"), [batch_of_groups(0), batch_of_groups(1)]
+    train_on(chosen, models["llama"], batches, plain)
     monkeypatch.setattr(
-        torch.optim, "AdamW", lambda *a, **options: adamw(*a, **{**options, "fused": True})
+        torch.optim, "AdamW", lambda *a, **options: adamw(*a, **options | {"fused": True})
     )
-    train_on(chosen, models["llama"], batches, tmp_path / "fused")
-    same_course(folder, tmp_path / "fused", rel=1e-5)
-    for key, values in stored(folder).items():
-        torch.testing.assert_close(stored(tmp_path / "fused")[key], values, rtol=1e-5, atol=1e-7)
+    train_on(chosen, models["llama"], batches, fused)
+    same_course(plain, fused, rel=1e-5)
+    expected, found = stored(plain), stored(fused)
+    for key, values in expected.items():
+        torch.testing.assert_close(found[key], values, rtol=1e-5, atol=1e-7)
 
 
 def test_a_version_is_complete_when_every_rank_has_written_its_part(models):
     model = load_model(models["llama"], CPU, torch.float32)
     shared = SharedParameters(model, ranks=2)
     shared.write(model.named_parameters(), 1, rank=0)
-    assert shared.version == -1 and not shared.holds(1)
+    assert shared.version == -1
+    assert not shared.holds(1)
     shared.write(model.named_parameters(), 1, rank=1)
-    assert shared.version == 1 and shared.holds(1)
+    assert shared.version == 1
+    assert shared.holds(1)
     shared.begun_R[1] = 2
-    assert shared.version == 1 and not shared.holds(1) and not shared.holds(2)
+    assert shared.version == 1
+    assert not shared.holds(1)
+    assert not shared.holds(2)

@@ -25,8 +25,15 @@ from tools import view
 CHROMIUM = (
     shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 )
-ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-             "--disable-component-update", "--disable-sync"]  # fmt: skip
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 PARTS = ["curve", "timeline", "group", "completion", "problem"]
 
 
@@ -48,17 +55,17 @@ def open_page(browser):
     the console, and nothing may have been asked of a network."""
     messages, contexts = [], []
 
+    def note_request(request):
+        if not request.url.startswith("file:"):
+            messages.append(request.url)
+
     def open_it(folder, width=1280, scheme="light"):
-        contexts.append(
-            browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        )
+        window = {"width": width, "height": 900}
+        contexts.append(browser.new_context(viewport=window, color_scheme=scheme))
         page = contexts[-1].new_page()
         page.on("console", lambda message: messages.append(message.text))
         page.on("pageerror", lambda error: messages.append(str(error)))
-        page.on(
-            "request",
-            lambda request: request.url.startswith("file:") or messages.append(request.url),
-        )
+        page.on("request", note_request)
         page.goto((folder / "rollouts.html").as_uri())
         page.wait_for_selector("#tokens span", state="attached")
         return page
@@ -95,8 +102,9 @@ def made_run(
     recipe=SCALERL,
     spread=0.3,
 ):
-    """A folder with all that tools/view.py reads, of a run of one group a step with such texts; and the
-    tensors of all its tokens that loss.py has, [B, T]."""
+    """Make a folder with all that tools/view.py reads, of a run of one group a step with such
+    texts. Returns the tensors of all its tokens as loss.py has them: log pi_train, log pi_gen and
+    whether it was sampled, [B, T], and the advantages [B]."""
     folder.mkdir(parents=True)
     settings = Settings(
         recipe=recipe, steps=min(groups, 40), completions_per_prompt=completions, rollouts_kept=1
@@ -105,6 +113,7 @@ def made_run(
     rng, tensors, log = np.random.default_rng(0), [], [validation(0)]
     writer = KeptRollouts(folder, settings, Words(texts), [Source(texts[0], 1.0, [], [])])
     for step in range(1, groups + 1):
+        # A group, of which every other completion is right; one token in ten is forced.
         rollouts = []
         for index in range(completions):
             ids = rng.integers(len(texts), size=tokens)
@@ -112,29 +121,34 @@ def made_run(
             begun = rollout(step, index, [0, 1], ids, sampled, version=step - 1)
             rollouts.append(dataclasses.replace(begun, began=step - 0.9, ended=step - 0.5))
         group = make_group(step, rollouts, [index % 2 == 0 for index in range(completions)])
+
+        # What the trainer makes of it.
         batch = Batch([group], step)
         rewards = 2 * batch.scores_PG - 1
         advantages = loss.advantages(rewards, batch.usable_PG, batch.usable_PG, "none") * 0.7
         weights = loss.token_weights(batch.lengths_PG, batch.usable_PG, "prompt")
-        logprobs = [
-            its.logprobs + rng.normal(0, spread, tokens).astype(np.float32) for its in rollouts
-        ]
-        kept = {i: {"trainer_logprobs": logprobs[i][its.sampled], "entropies": -its.logprobs[its.sampled]}
-                for i, its in enumerate(rollouts)}  # fmt: skip
         worth = {"reward": rewards, "advantage": advantages, "weight": weights}
+        logprobs, kept = [], {}
+        for i, its in enumerate(rollouts):
+            logprobs.append(its.logprobs + rng.normal(0, spread, tokens).astype(np.float32))
+            kept[i] = {
+                "trainer_logprobs": logprobs[i][its.sampled],
+                "entropies": -its.logprobs[its.sampled],
+            }
+
+        # What a run writes of it.
         writer.add_batch(step, batch, worth, kept)
         writer.run_began = -0.4  # so that a validation is later than its batch
         writer.add_validation(step, [group])
         writer.run_began = 0.0
         writer.add_times(step, (step - 1.0, step - 0.8), [(0, step - 0.9, step - 0.85, step - 1)])
-        log += [{"kind": "train", "step": step, "wall_seconds": step - 0.1, "parameters_seconds": 0.01, "skipped": 0},
-                validation(step)]  # fmt: skip
-        numbers = [
-            np.stack([getattr(its, name) for its in rollouts]) for name in ("logprobs", "sampled")
-        ]
-        tensors.append(
-            [torch.tensor(np.stack(logprobs)), *map(torch.tensor, numbers), advantages[0]]
-        )
+        line = {"kind": "train", "step": step, "wall_seconds": step - 0.1}
+        log += [line | {"parameters_seconds": 0.01, "skipped": 0}, validation(step)]
+
+        generator_logprobs = [its.logprobs for its in rollouts]
+        sampled = [its.sampled for its in rollouts]
+        stacked = [np.stack(rows) for rows in (logprobs, generator_logprobs, sampled)]
+        tensors.append([*map(torch.tensor, stacked), advantages[0]])
     (folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in log))
     return [torch.cat(parts) for parts in zip(*tensors)]
 
@@ -156,14 +170,16 @@ def validation(step):
 # --- its numbers ----------------------------------------------------------------------------------
 
 
-OTHERS = [
-    pytest.param(name, marks=pytest.mark.slow)
-    for name in loss.LOSSES
-    if name not in ("cispo", "gspo")
-]
+OTHERS = [name for name in loss.LOSSES if name not in ("cispo", "gspo")]
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in OTHERS]
+# In the formulas of these all names are known.
+WITH_NUMBERS = ("cispo", "dapo", "grpo", "gspo")
+# What stands in a formula.
+KNOWN = {"min": min, "max": max, "exp": math.exp, "log": math.log, "sg": float}
+KNOWN["clip"] = lambda x, low, high: min(max(x, low), high)
 
 
-@pytest.mark.parametrize("name", ["cispo", "gspo", *OTHERS])
+@pytest.mark.parametrize("name", ["cispo", "gspo", *SLOW])
 def test_terms_on_the_page_are_those_of_loss_py(open_page, tmp_path, name):
     """At a hundred tokens of a page: the term, the ratio, whether it is clipped. Where all names of
     the formula are known, the formula with the numbers put in gives the term."""
@@ -176,13 +192,14 @@ def test_terms_on_the_page_are_those_of_loss_py(open_page, tmp_path, name):
         open(line, completion);
         return [...document.querySelectorAll("#tokens span")].map((span) => {
             span.click();
-            const cells = Object.fromEntries([...document.querySelectorAll("#token tr")].map((row) => [...row.children].map((c) => c.textContent)));
+            const rows = [...document.querySelectorAll("#token tr")];
+            const cells = rows.map((row) => [...row.children].map((cell) => cell.textContent));
+            const { rho, clipped } = Object.fromEntries(cells);
             const text = (id) => document.getElementById(id)?.textContent;
-            return [text("term"), cells.rho, cells.clipped, text("with-numbers")];
+            return [text("term"), rho, clipped, text("with-numbers")];
         });
-    }"""  # noqa: E501
-    kinds = page.evaluate("run.lines.map((line) => line.kind)")
-    group = [i for i, kind in enumerate(kinds) if kind == "group"][0]
+    }"""
+    group = page.evaluate("run.lines.map((line) => line.kind)").index("group")
     seen, formulas, cut = 0, 0, 0
     for row in range(3):
         for t, (term, rho, clipped, numbers) in enumerate(page.evaluate(read, [group, row])):
@@ -195,50 +212,43 @@ def test_terms_on_the_page_are_those_of_loss_py(open_page, tmp_path, name):
             assert float(rho) == pytest.approx(log_rho_BT[row, t].exp().item(), rel=1e-3)
             assert clipped == ("yes" if clipped_BT[row, t] else "no")
             cut += clipped == "yes"
-            known = {"min": min, "max": max, "exp": math.exp, "log": math.log, "sg": float,
-                     "clip": lambda x, low, high: min(max(x, low), high)}  # fmt: skip
-            if not {*re.findall(r"[A-Za-z_]\w*", re.sub(r"\de-\d", "", numbers))} - {*known}:
+            names = {*re.findall(r"[A-Za-z_]\w*", re.sub(r"\de-\d", "", numbers))}
+            if names <= {*KNOWN}:
                 formulas += 1
-                assert eval(numbers.replace("×", "*"), known) == pytest.approx(
-                    wanted, rel=5e-3, abs=1e-4
-                ), numbers
-    assert seen >= 100 and (formulas == seen or name not in ("cispo", "dapo", "grpo", "gspo"))
-    assert cut or name not in ("dapo", "grpo", "gspo")
+                value = eval(numbers.replace("×", "*"), dict(KNOWN))
+                assert value == pytest.approx(wanted, rel=5e-3, abs=1e-4), numbers
+    assert seen >= 100
+    if name in WITH_NUMBERS:
+        assert formulas == seen
+    if name in ("dapo", "grpo", "gspo"):
+        assert cut > 0
 
 
 @pytest.mark.slow
 def test_the_page_of_a_real_run_has_the_run_s_own_numbers(tmp_path, open_page):
     """A page is made at the end of a run; the command makes the same one."""
-    flags = [
-        "--train-prompts",
-        "40",
-        "--steps",
-        "4",
-        "--validation-every",
-        "2",
-        "--asynchrony",
-        "pipeline-2",
-    ]
-    run = RealRun(tmp_path, *flags, "--rollouts-kept", "3", "--thinking-budget", "20", "24")
+    flags = "--train-prompts 40 --steps 4 --validation-every 2 --asynchrony pipeline-2"
+    budgets = "--rollouts-kept 3 --thinking-budget 20 24"
+    run = RealRun(tmp_path, *flags.split(), *budgets.split())
     run.end_well()
     before = (run.folder / "rollouts.html").read_text()
     with pytest.raises(SystemExit) as ended:
         run_command(view.main, [str(run.folder)])
     assert ended.value.code == 0 and (run.folder / "rollouts.html").read_text() == before
-    page, log, kept = (
-        open_page(run.folder),
-        lines_of(run.folder / "log.jsonl"),
-        lines_of(run.folder / "rollouts.jsonl"),
-    )
+    page = open_page(run.folder)
+
+    # The points of the curve are the validations of the log.
+    log = lines_of(run.folder / "log.jsonl")
     validations = [line for line in log if line["kind"] == "validation"]
-    labels = page.locator("#plot circle").evaluate_all(
-        "all => all.map((one) => one.getAttribute('aria-label'))"
-    )
+    circles = page.locator("#plot circle")
+    labels = circles.evaluate_all("all => all.map((one) => one.getAttribute('aria-label'))")
     for label, line in zip(labels, validations, strict=True):
         step, rate = re.match(r"step (\d+): pass rate ([\d.]+)", label).groups()
-        assert int(step) == line["step"] and float(rate) == pytest.approx(
-            line["pass_rate"], rel=1e-3
-        )
+        assert int(step) == line["step"]
+        assert float(rate) == pytest.approx(line["pass_rate"], rel=1e-3)
+
+    # Groups and their completions are those that the run has kept.
+    kept = lines_of(run.folder / "rollouts.jsonl")
     groups = [line for line in kept if line["kind"] != "times"]
     assert page.locator("#choose option").count() == len(groups) == 4 * 3 + 3 * 6
     for line in (groups[3], groups[-1]):
@@ -247,8 +257,8 @@ def test_the_page_of_a_real_run_has_the_run_s_own_numbers(tmp_path, open_page):
         assert cards == ["".join(its["texts"]).replace("\n", "↵\n") for its in line["completions"]]
         facts = page.locator("#group-facts").inner_text()
         assert line["answer"] in facts and line["prompt"] in facts
-    clocks = [(its["began"], its["ended"]) for line in groups for its in line["completions"]]
-    assert all(0 <= began < ended <= log[-1]["wall_seconds"] for began, ended in clocks)
+        for its in line["completions"]:
+            assert 0 <= its["began"] < its["ended"] <= log[-1]["wall_seconds"]
 
 
 def lines_of(path):
@@ -258,32 +268,47 @@ def lines_of(path):
 def test_every_key_of_a_line_is_in_the_docs(made):
     text = (ROOT / "docs" / "rollouts.md").read_text()
     for line in lines_of(made / "rollouts.jsonl"):
-        for key in [*line, *(key for its in line.get("completions", ()) for key in its)]:
-            assert f"`{key}`" in text, key
+        keys = {*line}.union(*line.get("completions", ()))
+        assert [key for key in keys if f"`{key}`" not in text] == []
+
+
+def test_no_line_of_a_page_is_so_long_that_a_search_drowns_in_it(made):
+    """The data are the same: a break stands between two values only."""
+    for page in (made / "rollouts.html", ROOT / "docs" / "example" / "rollouts.html"):
+        lines = page.read_text().splitlines()
+        assert len(lines) > 700 and max(map(len, lines)) <= 1001
+    data = view.read_run(made, view.MOST_BYTES)
+    assert json.loads(view.as_json(data)) == data
+    long = {"text": "a, " * 2000 + '\n",\n"<', "numbers": [1] * 5000}
+    text = view.as_json(long)
+    assert json.loads(text) == long and "<" not in text
+    assert sorted(map(len, text.split("\n")))[-2] <= 1001  # a long text is not cut
 
 
 # --- its parts ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "width, scheme", [(1280, "light"), pytest.param(390, "dark", marks=pytest.mark.slow)]
-)
+SMALL_AND_DARK = pytest.param(390, "dark", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("width, scheme", [(1280, "light"), SMALL_AND_DARK])
 def test_each_part_is_there_and_reacts_to_clicks_and_keys(made, open_page, width, scheme):
     page = open_page(made, width, scheme)
-    opened = lambda: page.evaluate(
-        "[run.lines[state.line].kind, run.lines[state.line].step, state.completion]"
-    )
+    line = "run.lines[state.line]"
+    opened = lambda: page.evaluate(f"[{line}.kind, {line}.step, state.completion]")
     which = lambda: page.evaluate("[state.line, state.completion]")
     window = lambda: page.evaluate("[lanes.from, lanes.to]")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert all(page.locator(f"#{part}").is_visible() for part in PARTS)
 
     # It opens at the token whose ratio is furthest from 1.
-    of = page.evaluate("""() => {
-        const all = run.lines.flatMap((line) => line.completions.flatMap((one) => one.log_rho ?? [])).map(Math.abs);
-        return [Math.max(...all), Math.abs(run.lines[state.line].completions[state.completion].log_rho[state.token])];
+    most, shown = page.evaluate("""() => {
+        const completions = run.lines.flatMap((line) => line.completions);
+        const ratios = completions.flatMap((one) => one.log_rho ?? []);
+        const open = run.lines[state.line].completions[state.completion];
+        return [Math.max(...ratios.map(Math.abs)), Math.abs(open.log_rho[state.token])];
     }""")
-    assert of[0] == of[1] > 0
+    assert most == shown > 0
 
     # 1. The curve: a click, and Enter, on a validation.
     page.locator("#plot circle").nth(2).click()
@@ -306,8 +331,10 @@ def test_each_part_is_there_and_reacts_to_clicks_and_keys(made, open_page, width
     page.locator("#lanes").press("ArrowUp")
     assert which() == [4, 0]
     place = page.evaluate("""() => {
-        const bar = lanes.bars.find((bar) => lines[bar.line].kind === "group"), lane = lanes.tops.get(bar.generator);
-        const x = (t) => (t - lanes.from) / (lanes.to - lanes.from) * document.getElementById("lanes").clientWidth;
+        const bar = lanes.bars.find((bar) => lines[bar.line].kind === "group");
+        const lane = lanes.tops.get(bar.generator);
+        const width = document.getElementById("lanes").clientWidth;
+        const x = (t) => (t - lanes.from) / (lanes.to - lanes.from) * width;
         return [(x(bar.began) + x(bar.ended)) / 2, lane.top + STRIP + (bar.row + 0.5) * lane.each];
     }""")
     page.locator("#lanes").click(position={"x": place[0], "y": place[1]})
@@ -352,28 +379,28 @@ def test_each_part_is_there_and_reacts_to_clicks_and_keys(made, open_page, width
 def test_a_hostile_completion_harms_nothing(tmp_path, open_page):
     """Markup that ends scripts, five thousand odd characters, lone surrogates: all is shown as
     text."""
-    odd = [chr(code) for code in (*range(32), 127, 0x85, 0xAD, 0x200B, 0x200F, 0x2028, 0x202E, 0x2066, 0xD800, 0xDFFF,
-                                  0xFEFF, 0xFFFD, 0x1F642, 0xE0041, 0x10FFFF)]  # fmt: skip
-    marks = (
-        "<script>document.title = 'taken'</script><img src=x onerror=\"document.title = 'taken'\">"
-    )
-    texts = [*odd, marks, "</script><script>document.title = 'taken'</script>", "<!--", "-->", "]]>", "&lt;", "$&", "`",
-             "e" + "\u0301" * 200, "\\", "DATA_OF_THE_RUN", "SHA256_OF_THE_SCRIPT"]  # fmt: skip
+    codes = [*range(32), 127, 0x85, 0xAD, 0x200B, 0x200F, 0x2028, 0x202E, 0x2066]
+    codes += [0xD800, 0xDFFF, 0xFEFF, 0xFFFD, 0x1F642, 0xE0041, 0x10FFFF]
+    script = "<script>document.title = 'taken'</script>"
+    marks = f"{script}<img src=x onerror=\"document.title = 'taken'\">"
+    texts = [*map(chr, codes), marks, f"</script>{script}", "<!--", "-->", "]]>", "&lt;", "$&", "`"]
+    texts += ["e" + "\u0301" * 200, "\\", "DATA_OF_THE_RUN", "SHA256_OF_THE_SCRIPT"]
     made_run(tmp_path / "run", texts=texts, tokens=5000, groups=1)
     page_path = view.write_page(tmp_path / "run")
     assert page_path.read_bytes().isascii() or b"<img" not in page_path.read_bytes()
     page = open_page(tmp_path / "run", 390)
-    assert (
-        page.title() == "run: rollouts" and page.locator("img, #run ~ script ~ script").count() == 0
-    )
+    assert page.title() == "run: rollouts"
+    assert page.locator("img, #run ~ script ~ script").count() == 0
     assert page.locator("#tokens span").count() == 5000
     shown = page.locator("#tokens").text_content()
     assert marks in shown and "⟨202e⟩" in shown and "⟨d800⟩" in shown
     assert not re.search("[\u202e\u2066\ufeff\x00]", shown)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    page.evaluate(
-        "document.body.append(Object.assign(document.createElement('script'), {text: 'document.title = 1'}))"
-    )
+    page.evaluate("""() => {
+        const script = document.createElement("script");
+        script.text = "document.title = 1";
+        document.body.append(script);
+    }""")
     assert page.title() == "run: rollouts" and "Content Security Policy" in open_page.messages.pop()
 
 
@@ -389,8 +416,9 @@ def test_a_page_that_would_be_too_large_has_the_first_completions_and_says_so(
         assert view.write_page(tmp_path / "run").stat().st_size < most or completions == 1
     data = view.read_run(tmp_path / "run", 100)
     assert [len(line["completions"]) for line in data["lines"]] == [1] * 40
-    sentence = "40 completions in 40 groups and validation problems are on this page: the first of each, since all 160"
-    assert open_page(tmp_path / "run").locator("#size").inner_text().startswith(sentence)
+    shown = "40 completions in 40 groups and validation problems are on this page"
+    said = open_page(tmp_path / "run").locator("#size").inner_text()
+    assert said.startswith(f"{shown}: the first of each, since all 160")
 
 
 def test_a_run_that_has_only_begun_has_a_page(tmp_path, open_page):
@@ -401,10 +429,8 @@ def test_a_run_that_has_only_begun_has_a_page(tmp_path, open_page):
     (tmp_path / "run" / "log.jsonl").write_text(json.dumps(validation(0)) + "\n")
     view.write_page(tmp_path / "run")
     page = open_page(tmp_path / "run")
-    assert (
-        page.locator("#choose option").count() == 1
-        and "no fit" in page.locator("#fits").text_content()
-    )
+    assert page.locator("#choose option").count() == 1
+    assert "no fit" in page.locator("#fits").text_content()
 
 
 # --- what is refused ------------------------------------------------------------------------------
@@ -425,19 +451,15 @@ def test_what_cannot_be_shown_is_refused_in_one_sentence(tmp_path, capsys):
     run = tmp_path / "run"
     made_run(run)
     whole = (run / "rollouts.jsonl").read_text()
-    for number, broken in (
-        (1, '{"kind": "gro'),
-        (2, "[]"),
-        (3, whole.splitlines()[0].replace('"advantage"', '"A"')),
-    ):
+    no_advantage = whole.splitlines()[0].replace('"advantage"', '"A"')
+    for number, broken in ((1, '{"kind": "gro'), (2, "[]"), (3, no_advantage)):
         lines = whole.splitlines()
         lines[number - 1] = broken
         (run / "rollouts.jsonl").write_text("\n".join(lines) + "\n")
         assert f"rollouts.jsonl, line {number}: " in refusal([str(run)], capsys)
     (run / "rollouts.jsonl").unlink()
-    assert "rollouts.jsonl is not there: --rollouts-kept 0 leaves none" in refusal(
-        [str(run)], capsys
-    )
+    missing = "rollouts.jsonl is not there: --rollouts-kept 0 leaves none"
+    assert missing in refusal([str(run)], capsys)
     config = json.loads((run / "config.json").read_text())
     config["recipe"]["loss"] = "mine"
     (run / "config.json").write_text(json.dumps(config))

@@ -32,9 +32,10 @@ def test_a_whole_short_run_with_vllm_learns(tmp_path):
     """Asynchronous, with an update after each step; generator and trainer agree at every
     validation."""
     flags = [
-        "--engine", "vllm", "--steps", "14", "--prompts-per-step", "16", "--completions-per-prompt", "8",
-        "--learning-rate", "5e-4", "--train-prompts", "2000", "--validation-every", "7", "--validation-problems", "64",
-        "--validation-samples", "4", "--slots", "128", "--name", "vllm",
+        "--engine", "vllm", "--steps", "14", "--prompts-per-step", "16",
+        "--completions-per-prompt", "8", "--learning-rate", "5e-4", "--train-prompts", "2000",
+        "--validation-every", "7", "--validation-problems", "64", "--validation-samples", "4",
+        "--slots", "128", "--name", "vllm",
     ]  # fmt: skip
     run = subprocess.run(
         [sys.executable, ROOT / "train.py", *flags], cwd=tmp_path, capture_output=True, text=True

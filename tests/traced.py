@@ -1,7 +1,8 @@
 """One optimizer step of a trainer's rank on fake CUDA tensors, whose memory PyTorch itself traces;
 nothing is computed.
 
-    PYTHONPATH=.:tests/pretended python tests/traced.py '{"model_type": "qwen3", ...}' --trainers 4 --checkpointing
+    PYTHONPATH=.:tests/pretended python tests/traced.py '{"model_type": "qwen3", ...}' \\
+        --trainers 4 --checkpointing
 
 It prints the bytes at the peak of the second step, and those that `train.py --plan` has for it. The
 ranks are pretended by torch's fake process group; this is rank 0. It leans on private symbols of

@@ -22,39 +22,53 @@ def check_fit(
     decoding: Decoding,
     settings: Sampling,
     source: Source,
-) -> list[str]:
+) -> Iterator[str]:
     """The lines to print about a model and the first held-out problem of a source. A line that
     starts with `!` says what does not fit."""
-    problem = source.validation[0]
-    prompts = [
-        render(tokenizer, each.prompt, settings.thinking, settings.system)
-        for each in source.validation
-    ]
-    ids, most = prompts[0], max(map(len, prompts))
-    shape, template = (
-        type(model).__name__,
-        "its chat template" if tokenizer.chat_template else "no chat template",
+    template = "its chat template" if tokenizer.chat_template else "no chat template"
+    yield (
+        f"model      {settings.model}: {type(model).__name__},"
+        f" {model.num_parameters():,} parameters, {template}"
     )
-    ends = ", ".join(f"{tokenizer.decode([token])!r} ({token})" for token in decoding.eos)
-    positions = getattr(model.config, "max_position_embeddings", None)
-    return [
-        f"model      {settings.model}: {shape}, {model.num_parameters():,} parameters, {template}",
-        f"problem    the first of {source.name}, judged by {problem.task.replace('.', '/')}.py; the model gets",
-        *(f"  | {line}" for line in visible(tokenizer.decode(ids)).split("\n")),
-        *unwritable(tokenizer, problem.prompt),
-        f"thinking   {thinking(tokenizer, decoding, settings, ids)}",
-        f"ends with  {ends}, or after {decoding.longest_completion} tokens (--thinking-budget and --answer-budget)",
-        *unfit_ends(tokenizer, decoding, ids),
-        f"length     {len(ids)} tokens of prompt, {most} of the longest of {len(prompts)}; {decoding.longest} in all at"
-        f" most, and the model holds {positions or 'any number'}",
-        *reference(tokenizer, decoding, settings, problem, ids),
+
+    # The first problem, as the model gets it.
+    prompts = [
+        render(tokenizer, problem.prompt, settings.thinking, settings.system)
+        for problem in source.validation
     ]
+    problem, ids = source.validation[0], prompts[0]
+    yield (
+        f"problem    the first of {source.name},"
+        f" judged by {problem.task.replace('.', '/')}.py; the model gets"
+    )
+    for line in visible(tokenizer.decode(ids)).split("\n"):
+        yield f"  | {line}"
+    yield from unwritable(tokenizer, problem.prompt)
+
+    # What ends thinking, and what ends a completion.
+    yield f"thinking   {thinking(tokenizer, decoding, settings, ids)}"
+    ends = ", ".join(f"{tokenizer.decode([token])!r} ({token})" for token in decoding.eos)
+    yield (
+        f"ends with  {ends}, or after {decoding.longest_completion} tokens"
+        " (--thinking-budget and --answer-budget)"
+    )
+    yield from unfit_ends(tokenizer, decoding, ids)
+
+    # Whether all of it has room in the model.
+    longest = max(map(len, prompts))
+    positions = getattr(model.config, "max_position_embeddings", None) or "any number"
+    yield (
+        f"length     {len(ids)} tokens of prompt, {longest} of the longest of {len(prompts)};"
+        f" {decoding.longest} in all at most, and the model holds {positions}"
+    )
+
+    yield from reference(tokenizer, decoding, settings, problem, ids)
 
 
 def thinking(
     tokenizer: PreTrainedTokenizerBase, decoding: Decoding, settings: Sampling, ids: list[int]
 ) -> str:
-    """How thinking begins and ends."""
+    """How thinking begins and ends. ids: the prompt."""
     if not decoding.thinks:
         return "the prompt closes it: all is answer"
     marker = settings.end_of_thinking
@@ -64,7 +78,10 @@ def thinking(
         return f"{begins}; nothing interrupts it (--length-control {decoding.length_control})"
     low, high = settings.thinking_budget
     phrase = tokenizer.decode(decoding.phrase)
-    return f"{begins}; it ends at {marker}, or after {low} to {high} tokens (--thinking-budget) by {phrase!r}"
+    return (
+        f"{begins}; it ends at {marker},"
+        f" or after {low} to {high} tokens (--thinking-budget) by {phrase!r}"
+    )
 
 
 def unfit_ends(
@@ -73,13 +90,16 @@ def unfit_ends(
     """Lines about a prompt that ends with an end token, and about a chat template that ends a reply
     with another."""
     if ids[-1] in decoding.eos:
-        yield f"! the prompt ends with {tokenizer.decode(ids[-1:])!r}: the model is told that all has been said"
+        end = repr(tokenizer.decode(ids[-1:]))
+        yield f"! the prompt ends with {end}: the model is told that all has been said"
     if tokenizer.chat_template:
         turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "reply"}]
         after = in_template(tokenizer, turns).rpartition("reply")[2].strip()
         if after and not any(tokenizer.decode([token]) in after for token in decoding.eos):
-            wanted = "name it as eos_token_id in generation_config.json"
-            yield f"! the chat template ends a reply with {after!r}, and that is no end token: {wanted}"
+            yield (
+                f"! the chat template ends a reply with {after!r}, and that is no end token:"
+                " name it as eos_token_id in generation_config.json"
+            )
 
 
 def reference(
@@ -88,33 +108,35 @@ def reference(
     settings: Sampling,
     problem: Problem,
     ids: list[int],
-) -> list[str]:
+) -> Iterator[str]:
     """Lines about the verdict on the reference answer, as it stands or in a box. It is judged as a
-    completion is."""
+    completion is. ids: the prompt."""
     if problem.task == programming.__name__:
-        return [
-            "reference  programs are judged by their tests, and the data hold no program to try"
-        ]
-    marker = [decoding.end_of_thinking] if decoding.thinks and decoding.end_of_thinking >= 0 else []
+        yield "reference  programs are judged by their tests, and the data hold no program to try"
+        return
     texts = [problem.answer, f"\\boxed{{{problem.answer}}}"]
     answers = [
         tokenizer(text, add_special_tokens=False).input_ids + [decoding.eos[0]] for text in texts
     ]
+    marker = [decoding.end_of_thinking] if decoding.thinks and decoding.end_of_thinking >= 0 else []
     rollouts = [given_rollout(ids, marker + answer) for answer in answers]
+    completions = completion_texts(tokenizer, decoding, rollouts)
     with VerifierPool(1, settings.verifier_time_limit, settings.verifier_memory) as pool:
-        verdicts = judge_all(
-            pool, [problem], rollouts, completion_texts(tokenizer, decoding, rollouts)
-        )
+        verdicts = judge_all(pool, [problem], rollouts, completions)
     for text, answer, verdict in zip(texts, answers, verdicts):
         if verdict.correct:
-            lines = [f"reference  {text!r} is judged right; it takes {len(answer)} tokens"]
+            yield f"reference  {text!r} is judged right; it takes {len(answer)} tokens"
             if decoding.length_control == "interruption" and len(answer) > decoding.answer_budget:
-                lines.append(
-                    f"! that is more than --answer-budget {decoding.answer_budget}: it would be cut off"
+                yield (
+                    f"! that is more than --answer-budget {decoding.answer_budget}:"
+                    " it would be cut off"
                 )
-            return lines
-    wrong = f"! the reference {problem.answer!r} is judged wrong, as it stands and in a box; if the task wants it in"
-    return [f"{wrong} another form, try that by hand", *unwritable(tokenizer, texts[1])]
+            return
+    yield (
+        f"! the reference {problem.answer!r} is judged wrong, as it stands and in a box;"
+        " if the task wants it in another form, try that by hand"
+    )
+    yield from unwritable(tokenizer, texts[1])
 
 
 def given_rollout(
@@ -122,13 +144,12 @@ def given_rollout(
 ) -> Rollout:
     """A rollout of these tokens. sampled: which of them count as sampled; None: all."""
     T = len(tokens)
-    request = Request(group=0, index=0, prompt_ids=prompt_ids, thinking_budget=T, seed=(0,))
-    arrays = np.array(tokens, np.int32), np.array([True] * T if sampled is None else sampled)
     return Rollout(
-        request,
-        *arrays,
-        np.zeros(T, np.float32),
-        np.zeros(T, np.int32),
+        request=Request(group=0, index=0, prompt_ids=prompt_ids, thinking_budget=T, seed=(0,)),
+        tokens=np.array(tokens, np.int32),
+        sampled=np.array(sampled or [True] * T),
+        logprobs=np.zeros(T, np.float32),
+        versions=np.zeros(T, np.int32),
         interrupted=False,
         truncated=False,
     )

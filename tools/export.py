@@ -1,7 +1,8 @@
 """Carry a run over to an engine that spans nodes: TRL, verl or prime-rl.
 
-    python -m tools.export runs/NAME --to trl --out FOLDER                     # goes on from the last checkpoint
-    python -m tools.export runs/NAME --to verl --out FOLDER --from-the-start   # the same recipe, from the run's first model
+    python -m tools.export runs/NAME --to trl --out FOLDER     # goes on from the last checkpoint
+    python -m tools.export runs/NAME --to verl --out FOLDER --from-the-start    # the same recipe,
+                                                               # from the run's first model
 
 FOLDER can be copied to any machine. It holds the model, the problems, the log so far, the engine's
 configuration, a README.md with the commands, and thin shells at the engine's extension points
@@ -62,16 +63,24 @@ def warnings_of(engine: str, settings: Settings) -> list[str]:
 def values_of(settings: Settings, steps: int, longest: int) -> dict[str, str]:
     """What the templates are filled with: all settings, and what engines count otherwise. longest:
     tokens of a prompt and its completion."""
-    recipe, (beta1, beta2) = settings.recipe, settings.adam_betas
+    recipe = settings.recipe
+    beta1, beta2 = settings.adam_betas
     age = most_off_policy(recipe.asynchrony)
-    values = asdict(settings) | asdict(recipe) | {
-        "steps": steps, "groups": settings.groups_per_step, "longest": longest,
+    values = asdict(settings) | asdict(recipe)
+    values |= {
+        "steps": steps,
+        "groups": settings.groups_per_step,
         "completions": settings.groups_per_step * settings.completions_per_prompt,
+        "longest": longest,
         "longest_completion": longest - settings.prompt_budget,
         "micro_batch": max(settings.tokens_per_micro_batch, longest),
-        "beta1": beta1, "beta2": beta2, "age": age, "versions": age + 1,
-        "head_dtype": "float32" if recipe.fp32_logits else "model", "fp32_head": bool(recipe.fp32_logits),
-    }  # fmt: skip
+        "beta1": beta1,
+        "beta2": beta2,
+        "age": age,
+        "versions": age + 1,
+        "head_dtype": "float32" if recipe.fp32_logits else "model",
+        "fp32_head": bool(recipe.fp32_logits),
+    }
     return {
         name: value if isinstance(value, str) else json.dumps(value)
         for name, value in values.items()
@@ -81,14 +90,17 @@ def values_of(settings: Settings, steps: int, longest: int) -> dict[str, str]:
 def row_of(problem: Problem, system: str | None) -> dict:
     """A line of train.jsonl or validation.jsonl: the prompt, the problem as JSON, and both as verl
     reads them."""
-    text, turns = json.dumps(asdict(problem)), {"system": system, "user": problem.prompt}
-    messages = [{"role": role, "content": said} for role, said in turns.items() if said is not None]
-    of_verl = {
+    text = json.dumps(asdict(problem))
+    messages = [{"role": "user", "content": problem.prompt}]
+    if system is not None:
+        messages.insert(0, {"role": "system", "content": system})
+    return {
+        "prompt": problem.prompt,
+        "problem": text,
         "messages": messages,
         "data_source": "scalerl",
         "reward_model": {"ground_truth": text},
     }
-    return {"prompt": problem.prompt, "problem": text, **of_verl}
 
 
 def main(arguments: list[str]) -> int:
@@ -99,45 +111,52 @@ def main(arguments: list[str]) -> int:
         raise ValueError(f"--out {options.out} exists; choose another folder, or move it away")
     if options.steps < 0:
         raise ValueError(f"--steps is {options.steps}; it must be at least 0")
+
+    # The run: its settings, and the step and the model to go on from.
     settings = read_settings(options.run)
     checkpoint = None if options.from_the_start else checkpoint_of(options.run, None)
-    step = read_state(checkpoint)["step"] if checkpoint else 0
-    model = checkpoint / "model" if checkpoint else Path(model_path(settings.model))
-    longest = make_decoding(
-        load_tokenizer(str(model)), settings, settings.recipe.length_control
-    ).longest
-    values = values_of(settings, options.steps or settings.steps - step or settings.steps, longest)
+    if checkpoint:
+        step, model = read_state(checkpoint)["step"], checkpoint / "model"
+    else:
+        step, model = 0, Path(model_path(settings.model))
+
+    # What the templates are filled with.
+    steps = options.steps or settings.steps - step or settings.steps
+    decoding = make_decoding(load_tokenizer(str(model)), settings, settings.recipe.length_control)
     warnings = warnings_of(options.to, settings)
-    differs = "\n".join(f"- {text}" for text in warnings) or "Nothing."
-    values |= {"run": str(options.run), "step": str(step), "warnings": differs}
+    values = values_of(settings, steps, decoding.longest)
+    values |= {"run": str(options.run), "step": str(step)}
+    values["warnings"] = "\n".join(f"- {text}" for text in warnings) or "Nothing."
     sources = read_sources(settings)
 
     with whole_folder(options.out) as folder:
+        # The run so far.
         shutil.copytree(model, folder / "model")
         shutil.copy(options.run / "config.json", folder)
-        lines = [
-            text for text, line in json_lines(options.run / "log.jsonl") if line["step"] <= step
-        ]
-        (folder / "log.jsonl").write_text("".join(lines))
+        log = json_lines(options.run / "log.jsonl")
+        (folder / "log.jsonl").write_text(
+            "".join(text for text, line in log if line["step"] <= step)
+        )
+
+        # Our loss and our verdicts, with all that they import.
         for file in ("loss.py", "requirements.txt"):
             shutil.copy(ROOT / file, folder)
+        no_code = shutil.ignore_patterns("__pycache__", "*_base", "examples")
         for package in ("core", "curve", "data", "machinery"):
-            no_code = shutil.ignore_patterns("__pycache__", "*_base", "examples")
             shutil.copytree(ROOT / package, folder / package, ignore=no_code)
+
+        # The problems, and the shells of the engine with the values of this run.
         for part in ("train", "validation"):
-            rows = [
-                row_of(problem, settings.system)
-                for source in sources
-                for problem in getattr(source, part)
-            ]
-            (folder / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+            with open(folder / f"{part}.jsonl", "w") as file:
+                for source in sources:
+                    for problem in getattr(source, part):
+                        file.write(json.dumps(row_of(problem, settings.system)) + "\n")
         for template in (TEMPLATES / "scalerl.py", *(TEMPLATES / options.to).glob("*.*")):
             (folder / template.name).write_text(Template(template.read_text()).substitute(values))
-    said = [
-        *(f"! {text}" for text in warnings),
-        f"{options.out}/README.md says what carries over, and how to start",
-    ]
-    print("\n".join(said))
+
+    for text in warnings:
+        print(f"! {text}")
+    print(f"{options.out}/README.md says what carries over, and how to start")
     return 0
 
 

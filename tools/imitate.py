@@ -2,7 +2,7 @@
 learns nothing if all completions fail.
 
     python -m tools.imitate --model M --data my.jsonl --out FOLDER
-    python -m tools.imitate --model M --data my.csv,problem=question,solution=worked --out FOLDER --epochs 10
+    python -m tools.imitate --model M --data my.csv,problem=question,solution=worked --out FOLDER
 
 Then `python train.py --model FOLDER` goes on from there. Each record is a problem with a worked
 solution. The model gets the problem as train.py would word it, and learns to go on with the
@@ -32,9 +32,7 @@ from machinery.files import whole_folder
 from tools.check import given_rollout
 
 MOST_MEASURED = 64  # held-out problems whose loss is measured
-Example = tuple[
-    list[int], list[bool]
-]  # token ids of prompt and solution, and which of them are learned
+Example = tuple[list[int], list[bool]]  # ids of prompt and solution, and which are learned
 
 
 def imitate(
@@ -44,9 +42,9 @@ def imitate(
     learning_rate: float,
     tokens: int = 4096,
 ) -> None:
-    """Train the model on so many batches: AdamW on the mean cross entropy of the learned tokens.
-    After a warm-up the learning rate falls to a tenth. tokens: in one forward and backward, padding
-    included."""
+    """Train the model, a step on each of these batches, of which there are `steps`: AdamW on the
+    mean cross entropy of the learned tokens. After a warm-up the learning rate falls to a tenth.
+    tokens: in one forward and backward, padding included."""
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.01
     )
@@ -119,15 +117,9 @@ def main(arguments: list[str]) -> int:
     """The command. Returns 0; ValueError or OSError, in one sentence, for wrong flags or data."""
     transformers.utils.logging.disable_progress_bar()
     command = read_flags(Command, arguments, description=__doc__)
-    for name, value in vars(command).items():
-        if value is None and name in ("model", "data", "out"):
-            raise ValueError(f"{flag(name)} is missing; wanted are --model, --data and --out")
-        if type(value) in (int, float) and not value > 0 and name not in ("seed", "threads"):
-            raise ValueError(f"{flag(name)} is {value}; it must be above 0")
-    if command.out.is_file() or (command.out.is_dir() and any(command.out.iterdir())):
-        raise ValueError(
-            f"--out {command.out} is there already: name a folder that is new or empty"
-        )
+    refuse_impossible(command)
+
+    # The worked solutions, and the model that learns them.
     (source,) = load_data(
         [command.data], command.records, None, instruction=command.instruction, wanted="solution"
     )
@@ -137,40 +129,53 @@ def main(arguments: list[str]) -> int:
     tokenizer = load_tokenizer(path)
     if command.threads:
         torch.set_num_threads(command.threads)
-    model = load_model(
-        path, torch.device("cuda" if torch.cuda.is_available() else "cpu"), torch.float32
-    )
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = load_model(path, device, torch.float32)
     model.set_attn_implementation("sdpa")
-    longest = min(
-        command.longest, getattr(model.config, "max_position_embeddings", None) or command.longest
-    )
+
+    # The examples that fit, and what the model gets of the first one.
+    positions = getattr(model.config, "max_position_embeddings", None)
+    longest = min(command.longest, positions or command.longest)
     train = examples(source.train, tokenizer, command, longest)
     held_out = examples(source.validation, tokenizer, command, longest)[:MOST_MEASURED]
     if not train or not held_out:
         raise ValueError(
-            f"--data {command.data}: no problem has at most {longest} tokens with its solution: --longest"
+            f"--data {command.data}: no problem has at most {longest} tokens with its solution:"
+            " --longest"
         )
     ids, learned = train[0]
-    prompt, solution = (
-        tokenizer.decode(part) for part in (ids[: learned.index(True)], ids[learned.index(True) :])
-    )
+    start = learned.index(True)
+    prompt, solution = tokenizer.decode(ids[:start]), tokenizer.decode(ids[start:])
     say(visible(f"The first record; what stands in [[ ]] is learned:\n{prompt}[[{solution}]]"))
 
+    # Learn, and measure the loss before and after.
     learning_rate = command.learning_rate or model.num_parameters() ** -0.5
-    steps, tokens = (
-        command.epochs * math.ceil(len(train) / command.batch_size),
-        command.tokens_per_micro_batch,
-    )
+    steps = command.epochs * math.ceil(len(train) / command.batch_size)
+    tokens = command.tokens_per_micro_batch
     with whole_folder(command.out) as folder:
         before = mean_loss(model, held_out, tokens)
         imitate(model, batches(train, command), steps, learning_rate, tokens)
         after = mean_loss(model, held_out, tokens)
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-    words = f"{steps} steps, in nats a token of {len(held_out)} solutions; learning rate {learning_rate:.2g}"
-    print(f"held-out loss {before:.3f} before, {after:.3f} after {words}")
+    print(
+        f"held-out loss {before:.3f} before, {after:.3f} after {steps} steps,"
+        f" in nats a token of {len(held_out)} solutions; learning rate {learning_rate:.2g}"
+    )
     print(f"files {command.out}; next: python train.py --model {command.out} --data {command.data}")
     return 0
+
+
+def refuse_impossible(command: Command) -> None:
+    """ValueError, naming the flag, for what is missing, and for values that are impossible."""
+    for name, value in vars(command).items():
+        if value is None and name in ("model", "data", "out"):
+            raise ValueError(f"{flag(name)} is missing; wanted are --model, --data and --out")
+        if type(value) in (int, float) and not value > 0 and name not in ("seed", "threads"):
+            raise ValueError(f"{flag(name)} is {value}; it must be above 0")
+    out = command.out
+    if out.is_file() or (out.is_dir() and any(out.iterdir())):
+        raise ValueError(f"--out {out} is there already: name a folder that is new or empty")
 
 
 def examples(
@@ -180,22 +185,28 @@ def examples(
     it, the solution, and the EOS. Those of more than `longest` tokens are left out, and the user is
     told."""
     fitting, left_open = [], 0
-    end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else end_tokens(tokenizer)[0]
+    end = tokenizer.eos_token_id
+    if end is None:
+        end = end_tokens(tokenizer)[0]
     for problem in problems:
         prompt = render(tokenizer, problem.prompt, command.thinking, command.system)
         solution = tokenizer(problem.answer, add_special_tokens=False).input_ids
-        solution += [end] if solution[-1:] != [end] else []
-        left_open += not after_thinking(tokenizer.decode(prompt[-8:]) + problem.answer).strip()
+        if solution[-1:] != [end]:
+            solution.append(end)
         if len(prompt) + len(solution) <= longest:
             fitting.append((prompt + solution, [False] * len(prompt) + [True] * len(solution)))
+        # The template may open the thinking at the end of the prompt.
+        if not after_thinking(tokenizer.decode(prompt[-8:]) + problem.answer).strip():
+            left_open += 1
     if len(fitting) < len(problems):
         say(
-            f"{len(problems) - len(fitting)} of {len(problems)} records are left out: more than {longest} tokens"
+            f"{len(problems) - len(fitting)} of {len(problems)} records are left out:"
+            f" more than {longest} tokens"
         )
     if left_open:
-        effect = "a task reads what follows </think>, and would find no answer"
         say(
-            f"warning: {left_open} of {len(problems)} solutions do not close the thinking that was opened: {effect}"
+            f"warning: {left_open} of {len(problems)} solutions do not close the thinking that"
+            " was opened: a task reads what follows </think>, and would find no answer"
         )
     return fitting
 

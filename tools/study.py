@@ -1,10 +1,13 @@
 """Many runs from one command, and what they show: the studies of the paper, or one of your own.
 
-    python -m tools.study loo --seeds 0 1 2 --jobs 2       # ScaleRL, and without each of its eight parts; two runs at once
-    python -m tools.study recipes                          # the six recipes
-    python -m tools.study asynchrony                       # PipelineRL-1, -4, -8, -16, PPO-off-policy-1 and -8
-    python -m tools.study mine.json --steps 80             # variants of your own; any flag of train.py is for all runs
-    python -m tools.study tables runs/loo                  # the tables and figures alone, at any time
+    python -m tools.study loo --seeds 0 1 2 --jobs 2    # ScaleRL, and ScaleRL without each of its
+                                                        # eight parts; two runs at once
+    python -m tools.study recipes                       # the six recipes
+    python -m tools.study asynchrony                    # PipelineRL-1, -4, -8, -16,
+                                                        # PPO-off-policy-1 and -8
+    python -m tools.study mine.json --steps 80          # variants of your own; any flag of train.py
+                                                        # is for all runs
+    python -m tools.study tables runs/loo               # the tables and figures alone, at any time
 
 A study compares variants of a run. A file of your own names them, with the fields of Settings
 (core/settings.py) and Recipe (loss.py) that each changes: {"small": {"prompts_per_step": 16},
@@ -20,7 +23,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,7 +44,8 @@ class Study:
     interrupted goes on."""
 
     study: str = option(
-        help='loo, recipes, asynchrony, losses, batch, groups, or a JSON file: {"NAME": {"learning_rate": 4e-4}, ...}'
+        help="loo, recipes, asynchrony, losses, batch, groups,"
+        ' or a JSON file: {"NAME": {"learning_rate": 4e-4}, ...}'
     )
     seeds: tuple[int, ...] = option((0, 1, 2), "each variant is trained with each")
     jobs: int = option(1, "runs at once, which share the cores")
@@ -52,24 +55,18 @@ class Study:
     )
 
 
-# By study and variant the changes: fields of Settings or of its Recipe.
+# The variants of each study by name, and what each changes: fields of Settings or of its Recipe.
 STUDIES = {
-    "loo": {
-        "scalerl": {},
-        **{f"without-{axis}": {"leave_out": axis} for axis in loss.Axis.__args__},
-    },
+    "loo": {"scalerl": {}}
+    | {f"without-{axis}": {"leave_out": axis} for axis in loss.Axis.__args__},
     "recipes": {recipe: {"recipe": recipe} for recipe in loss.RECIPES},
     "asynchrony": {
-        k: {"asynchrony": k}
-        for k in "pipeline-1 pipeline-4 pipeline-8 pipeline-16 ppo-1 ppo-8".split()
+        asynchrony: {"asynchrony": asynchrony}
+        for asynchrony in "pipeline-1 pipeline-4 pipeline-8 pipeline-16 ppo-1 ppo-8".split()
     },
-    "losses": {
-        "scalerl": {},
-        "tis": {"eps_max": 2.0},
-        **{name: {"loss": name} for name in loss.LOSSES if name != "cispo"},
-        "norm-mean": {"advantage_norm": "mean"},
-        "mask-sequences": {"mask_sequences": True},
-    },
+    "losses": {"scalerl": {}, "tis": {"eps_max": 2.0}}
+    | {name: {"loss": name} for name in loss.LOSSES if name != "cispo"}
+    | {"norm-mean": {"advantage_norm": "mean"}, "mask-sequences": {"mask_sequences": True}},
     # As many groups in all, and as many completions in a step, as the default run has.
     "batch": {
         f"prompts-{n}": {"prompts_per_step": n, "steps": 5120 // n, "validation_every": 256 // n}
@@ -80,6 +77,8 @@ STUDIES = {
         for n in (4, 8, 16, 32)
     },
 }
+
+Runs = dict[Path, tuple[Settings, list[str]]]  # by folder: settings, and the flags that give them
 
 
 def read_study(study: str) -> dict[str, dict]:
@@ -92,11 +91,8 @@ def read_study(study: str) -> dict[str, dict]:
         raise ValueError(
             f"{study}: neither {', '.join(STUDIES)}, tables nor a JSON file ({error})"
         ) from None
-    if not (
-        isinstance(variants, dict)
-        and variants
-        and all(isinstance(fields, dict) for fields in variants.values())
-    ):
+    has_variants = isinstance(variants, dict) and variants
+    if not has_variants or not all(isinstance(changes, dict) for changes in variants.values()):
         raise ValueError(f'{study}: the file must hold {{"NAME": {{"field": value, ...}}, ...}}')
     for variant in variants:
         if not re.fullmatch(r"[\w.+-]+", variant):
@@ -106,41 +102,49 @@ def read_study(study: str) -> dict[str, dict]:
     return variants
 
 
-def flags(changes: dict) -> list[str]:
+def flags_for(changes: dict) -> list[str]:
     """The flags of train.py that set these fields."""
     arguments = []
     for name, value in changes.items():
-        values = [] if isinstance(value, bool) else value if isinstance(value, list) else [value]
-        arguments += [flag(f"no_{name}" if value is False else name), *map(str, values)]
+        if isinstance(value, bool):
+            arguments.append(flag(name if value else f"no_{name}"))
+        else:
+            values = value if isinstance(value, list) else [value]
+            arguments += [flag(name), *map(str, values)]
     return arguments
 
 
-def runs_to_train(study: Study, common: list[str]) -> dict[Path, tuple[Settings, list[str]]]:
-    """The runs of a study by folder: settings, and the flags of train.py that give them. common:
-    flags for all runs. ValueError if a run is impossible, or if its folder holds another run."""
-    common_flags = {argument.split("=")[0] for argument in common}
+def runs_to_train(study: Study, common: list[str]) -> Runs:
+    """The runs of a study. common: flags of train.py for all runs. ValueError if a run is
+    impossible, or if its folder holds another run."""
     if study.jobs < 1:
         raise ValueError(f"--jobs must be at least 1, not {study.jobs}")
-    runs, parent = {}, study.name or Path(study.study).stem
+    parent = study.name or Path(study.study).stem
     if (Path("runs") / parent / "config.json").exists():
         raise ValueError(f"runs/{parent} holds a run, not a study; choose another --name")
+    common_flags = {argument.split("=")[0] for argument in common}
+    runs = {}
     for seed, (variant, changes) in itertools.product(study.seeds, read_study(study.study).items()):
-        own_flags = {*map(flag, changes)}
+        # Refuse flags that no study can have, and flags for all runs that this variant has itself.
+        about = f"variant {variant!r} of {study.study}"
+        own_flags = set(map(flag, changes))
         for single in {"--name", "--seed", "--resume", "--from-step"} & (common_flags | own_flags):
             raise ValueError(
-                f"{single} is for one run: a study names its runs, has --seeds, and goes on by itself"
+                f"{single} is for one run:"
+                " a study names its runs, has --seeds, and goes on by itself"
             )
-        for argument in common_flags & own_flags:
-            raise ValueError(
-                f"variant {variant!r} of {study.study} has its own {argument}: it is no flag for all runs"
-            )
+        for twice in common_flags & own_flags:
+            raise ValueError(f"{about} has its own {twice}: it is no flag for all runs")
+
+        # The flags of this run, and its settings; it may have begun already.
         name = f"{parent}/{variant}-seed{seed}"
-        folder, changes = Path("runs") / name, changes | {"name": name, "seed": seed}
-        arguments = ["--keep-checkpoints", "1", "--rollouts-kept", "0", *common, *flags(changes)]
+        own = flags_for(changes | {"name": name, "seed": seed})
+        arguments = ["--keep-checkpoints", "1", "--rollouts-kept", "0", *common, *own]
         try:
             settings = parse(arguments)
         except ValueError as error:
-            raise ValueError(f"variant {variant!r} of {study.study}: {error}") from None
+            raise ValueError(f"{about}: {error}") from None
+        folder = Path("runs") / name
         if (folder / "config.json").exists():
             try:
                 refuse_changes(read_settings(folder), settings)
@@ -148,6 +152,8 @@ def runs_to_train(study: Study, common: list[str]) -> dict[Path, tuple[Settings,
                 raise ValueError(
                     f"{folder} holds another run; choose another --name. {error}"
                 ) from None
+
+        # Runs at once share the cores.
         threads = settings.threads or max(1, cpu_threads(settings) // study.jobs)
         runs[folder] = settings, [*arguments, "--threads", str(threads)]
     return runs
@@ -161,6 +167,14 @@ def finished(folder: Path, settings: Settings) -> bool:
     return last_line(folder).get("kind") == "end" and read_settings(folder).steps == settings.steps
 
 
+def steps_made(runs: Runs) -> int:
+    """The optimizer steps that all runs have made so far."""
+    return sum(
+        min(last_line(folder).get("step", 0), settings.steps)
+        for folder, (settings, _) in runs.items()
+    )
+
+
 def start_run(folder: Path, arguments: list[str]) -> subprocess.Popen:
     """Start a run in a process of its own, or go on with it if it was interrupted. Its output is in
     FOLDER.txt. The signals of the terminal do not reach it: the study passes them on."""
@@ -168,64 +182,76 @@ def start_run(folder: Path, arguments: list[str]) -> subprocess.Popen:
     if (folder / "config.json").exists():
         command += ["--resume", str(folder)]
     with open(f"{folder}.txt", "a") as output:
-        streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
-        return subprocess.Popen(command, start_new_session=True, **streams)
-
-
-def train_all(folder: Path, runs: dict[Path, tuple[Settings, list[str]]], jobs: int) -> int:
-    """Train all runs that are not finished, `jobs` at once. Returns how many failed. SystemExit
-    after a signal: the first stops the runs, each with a checkpoint, and a second one stops them at
-    once."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if (
-            number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
-        ):  # nohup ignores it
-            signal.signal(number, lambda number, _: sys.exit(128 + number))
-    waiting = [path for path, (settings, _) in runs.items() if not finished(path, settings)]
-    running: dict[Path, subprocess.Popen] = {}
-    done, failed = len(runs) - len(waiting), 0
-
-    def steps_made() -> int:
-        return sum(
-            min(last_line(path).get("step", 0), settings.steps)
-            for path, (settings, _) in runs.items()
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
 
+
+def train_all(name: str, runs: Runs, jobs: int) -> int:
+    """Train all runs that are not finished, `jobs` at once. Returns how many failed. SystemExit
+    after a signal: the first stops the runs, each with a checkpoint, and a second one stops them at
+    once. name: of the study, for the screen."""
+    exit_on_signals()
+    waiting = [folder for folder, (settings, _) in runs.items() if not finished(folder, settings)]
+    running = {}  # the process of each run, by folder
+    done, failed = len(runs) - len(waiting), 0
     progress = Progress(
-        folder.name, sum(settings.steps for settings, _ in runs.values()), steps_made()
+        name, sum(settings.steps for settings, _ in runs.values()), steps_made(runs)
     )
     try:
         while running or waiting:
+            # Start runs until enough are running.
             while waiting and len(running) < jobs:
-                path = waiting.pop(0)
-                running[path] = start_run(path, runs[path][1])
+                folder = waiting.pop(0)
+                running[folder] = start_run(folder, runs[folder][1])
             time.sleep(0.5)
-            for path in [path for path, process in running.items() if process.poll() is not None]:
-                status = running.pop(path).returncode
-                done, failed = done + (status == 0), failed + (status != 0)
-                if status != 0:
-                    reason = Path(f"{path}.txt").read_text().strip().rpartition("\n")[2]
-                    say(f"error: {path} failed with status {status}: {reason} ({path}.txt has all)")
-            now = ", ".join(path.name for path in running)
+            # Count the runs that have ended. A failed one has said why in its last line.
+            ended = [folder for folder, run in running.items() if run.poll() is not None]
+            for folder in ended:
+                status = running.pop(folder).returncode
+                if status == 0:
+                    done += 1
+                    continue
+                failed += 1
+                reason = Path(f"{folder}.txt").read_text().strip().rpartition("\n")[2]
+                say(f"error: {folder} failed with status {status}: {reason} ({folder}.txt has all)")
+            now = ", ".join(folder.name for folder in running)
             progress.show(
-                steps_made(), f"{done} of {len(runs)} runs done, {failed} failed; now {now}"
+                steps_made(runs), f"{done} of {len(runs)} runs done, {failed} failed; now {now}"
             )
     finally:
         progress.close()
-        while alive := [process for process in running.values() if process.poll() is None]:
-            with contextlib.suppress(SystemExit):  # a second signal
-                say("Stopping the runs; the same command goes on.")
-                for process in alive:
-                    process.send_signal(signal.SIGINT)
-                for process in alive:
-                    process.wait()
+        stop(list(running.values()))
     return failed
+
+
+def exit_on_signals() -> None:
+    """Let signals that end a process raise SystemExit. nohup has SIGHUP ignored; that stays."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
+
+
+def stop(processes: list[subprocess.Popen]) -> None:
+    """Interrupt the runs that are still alive, and wait for them. A second signal interrupts them
+    once more."""
+    while alive := [process for process in processes if process.poll() is None]:
+        with contextlib.suppress(SystemExit):  # which the second signal raises here
+            say("Stopping the runs; the same command goes on.")
+            for process in alive:
+                process.send_signal(signal.SIGINT)
+            for process in alive:
+                process.wait()
 
 
 # --- the command ----------------------------------------------------------------------------------
 
 
-def make_tables(folder: Path, flags: Sequence[str] = ()) -> int:
+def make_tables(folder: Path, flags: list[str]) -> int:
     """Fit and compare all runs of a study, and write tables.md and compare.png into its folder.
     flags: of fit_curve."""
     files = ["--table", str(folder / "tables.md"), "--plot", str(folder / "compare.png")]
@@ -237,7 +263,8 @@ def main(arguments: list[str]) -> int:
     after SIGTERM.)"""
     if arguments[:1] == ["tables"] and len(arguments) > 1:
         return make_tables(Path(arguments[1]), arguments[2:])
-    if not arguments or (arguments[0].startswith("-") and not {"-h", "--help"} & {*arguments}):
+    begins_with_study = arguments and not arguments[0].startswith("-")
+    if not begins_with_study and {"-h", "--help"}.isdisjoint(arguments):
         raise ValueError(
             f"what comes first is the study: {', '.join(STUDIES)}, a JSON file, or tables FOLDER"
         )
@@ -246,8 +273,8 @@ def main(arguments: list[str]) -> int:
     folder = next(iter(runs)).parent
     folder.mkdir(parents=True, exist_ok=True)
     with lock_folder(folder):
-        failed = train_all(folder, runs, study.jobs)
-    make_tables(folder)
+        failed = train_all(folder.name, runs, study.jobs)
+    make_tables(folder, [])
     return 1 if failed else 0
 
 

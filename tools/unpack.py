@@ -1,7 +1,8 @@
-"""A model out of a GGUF file, as packages and llama.cpp have it, into a folder that --model can
-name.
+"""Turn a GGUF file, the form of a model in packages and in llama.cpp, into a folder for --model.
 
-    python -m tools.unpack FILE.gguf FOLDER         # `pip install gguf accelerate` brings what reads the file
+    python -m tools.unpack FILE.gguf FOLDER
+
+`pip install gguf accelerate` brings what reads the file.
 
 Weights that the file holds in a few bits become fp32 numbers. Nothing else changes, and nothing can
 bring back what the rounding has lost.
@@ -21,13 +22,15 @@ def main(arguments: list[str]) -> int:
     there."""
     if len(arguments) != 2 or not Path(arguments[0]).is_file() or Path(arguments[1]).exists():
         raise ValueError(
-            "wanted are a file and the name of a new folder: python -m tools.unpack FILE.gguf FOLDER"
+            "wanted are a file and the name of a new folder:"
+            " python -m tools.unpack FILE.gguf FOLDER"
         )
     file, folder = map(Path, arguments)
     model = AutoModelForCausalLM.from_pretrained(
         file.parent, gguf_file=file.name, dtype=torch.float32
     )
-    model.hf_quantizer = None  # with these two, transformers does not save a model
+    # transformers saves no model that is marked as quantized.
+    model.hf_quantizer = None
     del model.config.quantization_config
     with whole_folder(folder) as partial:
         model.save_pretrained(partial)

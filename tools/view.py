@@ -1,6 +1,7 @@
 """Look inside a run: its rollouts, token by token, on one page that any browser opens offline.
 
-    python -m tools.view runs/NAME        # makes runs/NAME/rollouts.html, as a run does at its end; also while it goes on
+    python -m tools.view runs/NAME    # makes runs/NAME/rollouts.html, as a run does at its end;
+                                      # also while the run goes on
 
 The page has the curve, a timeline, groups with their completions, each token with what the loss
 made of it, and a problem at every validation. The numbers come from the run's rollouts.jsonl
@@ -40,9 +41,8 @@ class View:
 def main(arguments: list[str]) -> int:
     """The command. Returns 0; ValueError, in one sentence, if the folder holds no run, or nothing
     to show."""
-    print(
-        f"{write_page(read_flags(View, arguments, description=__doc__).run)}: open it in a browser"
-    )
+    run = read_flags(View, arguments, description=__doc__).run
+    print(f"{write_page(run)}: open it in a browser")
     return 0
 
 
@@ -50,37 +50,49 @@ def write_page(run: Path) -> Path:
     """Make rollouts.html of the run in this folder, and return its path. ValueError as in
     `main`."""
     template = TEMPLATE.read_text()
+    # Only the page's own script is allowed to run on it, whatever a completion holds.
     script = re.search(r"<script>(.*?)</script>", template, re.S)[1]
-    # Only this script is allowed to run on the page, whatever a completion holds.
-    allowed = "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    head, tail = template.replace("SHA256_OF_THE_SCRIPT", allowed).split("DATA_OF_THE_RUN")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    page = template.replace("SHA256_OF_THE_SCRIPT", f"sha256-{digest}")
+    before, after = page.split("DATA_OF_THE_RUN")
     data = as_json(read_run(run, MOST_BYTES - len(template.encode())))
-    write_whole(run / "rollouts.html", head + data + tail)
-    return run / "rollouts.html"
+    path = run / "rollouts.html"
+    write_whole(path, before + data + after)
+    return path
 
 
 def as_json(data) -> str:
-    """JSON in ASCII that cannot end the element of HTML that it stands in."""
-    return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    """JSON in ASCII that cannot end the element of HTML that it stands in. Its lines have some
+    1,000 characters; a line is longer only if a single text is."""
+    # A separator with a line end puts each value on a line of its own: in texts it is written \n.
+    text = json.dumps(data, separators=(",\n", ":"), allow_nan=False).replace("<", "\\u003c")
+    # As many of these short lines as fit, or one that is longer, become one line.
+    lines = re.findall(r".{1,1000}\n|.+?\n", text + "\n", re.S)
+    return "\n".join(line.replace("\n", "") for line in lines)
 
 
 def read_run(run: Path, most_bytes: int) -> dict:
     """All that the page shows, in JSON of about so many bytes at most. ValueError as in `main`."""
-    recipe, path = read_settings(run).recipe, run / "rollouts.jsonl"
-    if not path.exists():
+    recipe = read_settings(run).recipe
+    kept = run / "rollouts.jsonl"
+    if not kept.exists():
         raise ValueError(
-            f"{path} is not there: --rollouts-kept 0 leaves none, nor does a run before it has sampled"
+            f"{kept} is not there: --rollouts-kept 0 leaves none,"
+            " nor does a run before it has sampled"
         )
     if recipe.loss not in loss.LOSSES:
         raise ValueError(f"{run}: its loss is {recipe.loss}, which loss.py does not have")
     log = [line for _, line in json_lines(run / "log.jsonl")]
-    lines, times = [], []
-    for number, (_, line) in enumerate(json_lines(path), 1):
+    rollouts, times = [], []
+    for number, (_, line) in enumerate(json_lines(kept), start=1):
         try:
-            (times if line["kind"] == "times" else lines).append(with_terms(recipe, line))
+            if line["kind"] == "times":
+                times.append(line)
+            else:
+                rollouts.append(with_terms(recipe, line))
         except Exception as error:  # of whatever kind: the file is broken
             raise ValueError(
-                f"{path}, line {number}: not as a run writes it ({error!r}): remove it"
+                f"{kept}, line {number}: not as a run writes it ({error!r}): remove it"
             ) from None
     page = {
         "name": run.resolve().name,
@@ -88,24 +100,30 @@ def read_run(run: Path, most_bytes: int) -> dict:
         "formula": loss.LOSSES[recipe.loss].formula,
         "constants": loss.constants(recipe),
         "curves": curves(run, log),
-        "steps": [[line[column] for column in ("step", "wall_seconds", "parameters_seconds", "skipped")]
-                  for line in log if line["kind"] == "train"],
-        "validations": [[line["step"], line["wall_seconds"]] for line in log if line["kind"] == "validation"],
+        "steps": columns(log, "train", "step", "wall_seconds", "parameters_seconds", "skipped"),
+        "validations": columns(log, "validation", "step", "wall_seconds"),
         "times": times,
-        "completions": sum(len(line["completions"]) for line in lines),
-    }  # fmt: skip
-    share = (most_bytes - len(as_json(page))) / len(as_json(lines))
-    if share < 1:  # too large: each line keeps the same share of its completions, and at least one
-        for line in lines:
-            line["completions"] = line["completions"][
-                : max(1, int(share * len(line["completions"])))
-            ]
-    return page | {"lines": lines}
+        "completions": sum(len(line["completions"]) for line in rollouts),
+    }
+
+    # If the page would be too large, each line keeps the same share of its completions, and at
+    # least one.
+    share = (most_bytes - len(as_json(page))) / len(as_json(rollouts))
+    if share < 1:
+        for line in rollouts:
+            number = max(1, int(share * len(line["completions"])))
+            line["completions"] = line["completions"][:number]
+    return page | {"lines": rollouts}
+
+
+def columns(log: list[dict], kind: str, *names: str) -> list[list]:
+    """These columns of all lines of a kind in the log."""
+    return [[line[name] for name in names] for line in log if line["kind"] == kind]
 
 
 def with_terms(recipe: loss.Recipe, line: dict) -> dict:
-    """A line of rollouts.jsonl. A completion that was trained on gets log_rho, terms, and its
-    clipped places."""
+    """A line of rollouts.jsonl. Each completion in it that was trained on gets log_rho and terms by
+    token, the places at which the clip decides, and its sequence ratio."""
     for completion in line.get("completions", ()):
         if not completion.get("trainer_logprobs"):
             continue
@@ -118,9 +136,7 @@ def with_terms(recipe: loss.Recipe, line: dict) -> dict:
         inputs = logprobs_1T.nan_to_num(), generator_1T.nan_to_num(), sampled_1T, advantages_1
         terms_1T, log_rho_1T, clipped_1T = loss.token_terms(recipe, *inputs)
         for name, values_1T in (("log_rho", log_rho_1T), ("terms", terms_1T)):
-            values_T = values_1T.masked_fill(~sampled_1T, np.nan)[
-                0
-            ]  # which six_digits makes a null
+            values_T = values_1T.masked_fill(~sampled_1T, np.nan)[0]  # six_digits makes it a null
             completion[name] = [six_digits(value) for value in values_T.tolist()]
         completion["clipped"] = clipped_1T[0].nonzero().flatten().tolist()
         ratio = loss.sequence_log_ratios(log_rho_1T, sampled_1T).exp()
@@ -132,31 +148,28 @@ def curves(run: Path, log: list[dict]) -> list[dict]:
     """The curve of each source: at each validation its points [step, compute, pass rate]; and of
     the fit that train.py makes, if there is one: its line [compute, pass rate, low, high], the
     compute at which the forecast begins, and its report in words."""
-    validations = [line for line in log if line["kind"] == "validation"]
-    columns = [
-        column for column in (validations or [{}])[0] if column.startswith("pass_rate/")
-    ] or ["pass_rate"]
+    names = next((line for line in log if line["kind"] == "validation"), ())
+    rates = [name for name in names if name.startswith("pass_rate/")] or ["pass_rate"]
     found = []
-    for column in columns:
-        points = [[line["step"], line["compute_flops"], line[column]] for line in validations]
+    for rate in rates:
+        curve = {"name": rate, "points": columns(log, "validation", "step", "compute_flops", rate)}
+        found.append(curve)
         try:
-            (series,) = read_log(run / "log.jsonl", x="compute_flops", y=column)
+            (series,) = read_log(run / "log.jsonl", x="compute_flops", y=rate)
             # If there are several sources, the log does not say how many answers each has.
-            fit = fit_sigmoid(
-                series.x, series.y, num_examples=series.num_examples if len(columns) == 1 else None
-            )
+            num_examples = series.num_examples if len(rates) == 1 else None
+            fit = fit_sigmoid(series.x, series.y, num_examples=num_examples)
         except ValueError as error:
-            found.append(
-                {"name": column, "points": points, "line": [], "words": f"no fit: {error}"}
-            )
+            curve |= {"line": [], "words": f"no fit: {error}"}
             continue
         C = np.geomspace(fit.x[fit.x > 0][0] / 1.5, 2 * fit.C_max, 120)
-        line = np.stack([C, fit.predict(C), *fit.band(C)], 1).tolist()
         numbers = report(series, fit)
-        drawn = {"line": line, "until": fit.C_max, "A": numbers["A"]}
-        found.append(
-            {"name": column, "points": points, **drawn, "words": describe(series, fit, numbers)}
-        )
+        curve |= {
+            "line": np.stack([C, fit.predict(C), *fit.band(C)], 1).tolist(),
+            "until": fit.C_max,
+            "A": numbers["A"],
+            "words": describe(series, fit, numbers),
+        }
     return found
 
 

@@ -15,10 +15,14 @@ import time
 from data import Problem, after_thinking, sandbox
 
 STDIN_INSTRUCTION = (
-    "Write a Python program that reads the input from standard input and writes the answer to standard output."
+    "Write a Python program that reads the input from standard input and writes the answer to"
+    " standard output."
     " Put the whole program in one fenced block:\n```python\n# your program\n```"
 )
-CALL_INSTRUCTION = "Write a Python function `{name}`. Put your whole code in one fenced block:\n```python\n{start}\n```"
+CALL_INSTRUCTION = (
+    "Write a Python function `{name}`. Put your whole code in one fenced block:"
+    "\n```python\n{start}\n```"
+)
 MOST_TESTS = 15  # of a problem; the longest inputs count, as in DeepCoder
 LONGEST_TEST = 200_000  # characters; longer tests are left out, unless all are longer
 SECONDS = 10.0  # the most for one test; less if the verifier's time is nearly over
@@ -33,8 +37,9 @@ module = types.ModuleType("__main__" if len(sys.argv) == 1 else "program")
 runner, sys.modules["__main__"] = sys.modules["__main__"], module
 sys.modules[module.__name__] = module  # where pickle looks for its classes
 names = vars(module)
-exec("from typing import *; from collections import *; from itertools import *; from functools import *\\n"
-     "from heapq import *; from bisect import *; import collections, itertools, functools, heapq, bisect\\n"
+exec("from typing import *; from collections import *; from itertools import *\\n"
+     "from functools import *; from heapq import *; from bisect import *\\n"
+     "import collections, itertools, functools, heapq, bisect\\n"
      "import math, random, re, string, sys, typing", names)
 program = compile(open("program.py", encoding="utf-8").read(), "program.py", "exec")
 if len(sys.argv) == 1:
@@ -57,79 +62,87 @@ def problem(text: str, tests, starter_code: str = "") -> Problem:
     """The prompt for a problem, and its tests in one form. Raises ValueError for tests in a form
     that is not known."""
     function, cases = read_tests(tests)
-    length = lambda case: len(json.dumps(case))
-    usual = [case for case in cases if length(case) <= LONGEST_TEST] or [min(cases, key=length)]
-    longest = sorted(usual, key=lambda case: length(case[0]), reverse=True)[:MOST_TESTS]
+    usual = [case for case in cases if characters(case) <= LONGEST_TEST]
+    if not usual:
+        usual = [min(cases, key=characters)]
+    longest = sorted(usual, key=lambda case: characters(case[0]), reverse=True)[:MOST_TESTS]
     instruction = STDIN_INSTRUCTION
     if function is not None:
-        instruction = CALL_INSTRUCTION.format(
-            name=function, start=starter_code or f"def {function}(...):"
-        )
+        start = starter_code or f"def {function}(...):"
+        instruction = CALL_INSTRUCTION.format(name=function, start=start)
     answer = json.dumps({"function": function, "tests": longest})
     return Problem(f"{text.strip()}\n\n{instruction}", answer, task="data.tasks.programming")
+
+
+def characters(value) -> int:
+    """The length of a value as JSON."""
+    return len(json.dumps(value))
 
 
 def read_tests(tests) -> tuple[str | None, list]:
     """The function to be called (None: standard input to output) and pairs of an input and the
     outputs that are right.
 
-    Known forms, as JSON text or as lists and dicts (each is a configuration of DeepCoder-Preview-Dataset):
+    Known forms, as JSON text or as lists and dicts. Each is a configuration of
+    DeepCoder-Preview-Dataset:
+
         taco            {"inputs": [...], "outputs": [...], "fn_name": optional}
-        primeintellect  [{"type": "stdin_stdout" or "function_call", "input": ..., "output": ..., "fn_name": ...}, ...]
-        lcbv5           [{"testtype": "stdin" or "functional", "input": lines of JSON, "output": JSON,
-                          "metadata": {"func_name": ...}}, ...]
+        primeintellect  [{"type": "stdin_stdout" or "function_call", "input": ..., "output": ...,
+                          "fn_name": ...}, ...]
+        lcbv5           [{"testtype": "stdin" or "functional", "input": lines of JSON,
+                          "output": JSON, "metadata": {"func_name": ...}}, ...]
         codeforces      [{"input": ..., "output": ...}, ...]
     """
     tests = json.loads(tests) if isinstance(tests, str) else tests
     if isinstance(tests, dict):
-        inputs, outputs, name = (
-            tests.get("inputs", []),
-            tests.get("outputs", []),
-            tests.get("fn_name"),
-        )
-        if len(inputs) != len(outputs):
-            raise ValueError("the tests have different numbers of inputs and outputs")
-        tests = [
-            {"input": given, "output": wanted, "fn_name": name}
-            for given, wanted in zip(inputs, outputs)
-        ]
-    if (
-        not isinstance(tests, list)
-        or not tests
-        or not all(isinstance(test, dict) for test in tests)
-    ):
+        tests = as_list(tests)
+    of_one_form = isinstance(tests, list) and all(isinstance(test, dict) for test in tests)
+    if not of_one_form or not tests:
         raise ValueError(
             "the tests are neither a list of tests nor inputs and outputs, or there are none"
         )
-    names, cases = set(), []
-    for test in tests:
-        if "input" not in test or "output" not in test:
-            raise ValueError(f"a test has no input or no output, but {', '.join(test)}")
-        given, wanted, metadata = test["input"], test["output"], test.get("metadata") or {}
-        metadata = json.loads(metadata) if isinstance(metadata, str) else metadata
-        name = test.get("fn_name") or metadata.get("func_name")
-        if test.get("testtype") == "stdin" or test.get("type") == "stdin_stdout":
-            name = None
-        names.add(name)
-        if name is None:  # texts, or lists of lines
-            given, wanted = (
-                "\n".join(map(str, x)) if isinstance(x, list) else str(x) for x in (given, wanted)
-            )
-            cases.append([given, [wanted]])
-        elif test.get("testtype") == "functional":
-            cases.append(
-                [
-                    [json.loads(line) for line in given.splitlines() if line.strip()],
-                    [json.loads(wanted)],
-                ]
-            )
-        else:
-            given = json.loads(given) if isinstance(given, str) else given
-            wraps = isinstance(wanted, list) and len(wanted) == 1  # [5] stands for 5, or for itself
-            cases.append([given, [wanted, wanted[0]] if wraps else [wanted]])
+    named = [read_test(test) for test in tests]
+    names = {name for name, _, _ in named}
     if len(names) != 1:
         raise ValueError("the tests call different functions, or only some of them call one")
-    return names.pop(), cases
+    return names.pop(), [[given, right] for _, given, right in named]
+
+
+def as_list(tests: dict) -> list[dict]:
+    """The tests in the form of taco, one by one."""
+    inputs, outputs = tests.get("inputs", []), tests.get("outputs", [])
+    if not isinstance(inputs, list) or not isinstance(outputs, list):
+        raise ValueError("the inputs and the outputs of the tests must be lists")
+    if len(inputs) != len(outputs):
+        raise ValueError("the tests have different numbers of inputs and outputs")
+    name = tests.get("fn_name")
+    return [
+        {"input": given, "output": wanted, "fn_name": name}
+        for given, wanted in zip(inputs, outputs)
+    ]
+
+
+def read_test(test: dict) -> tuple[str | None, object, list]:
+    """The function that a test calls, or None; its input; and the outputs that are right."""
+    if "input" not in test or "output" not in test:
+        raise ValueError(f"a test has no input or no output, but {', '.join(test)}")
+    given, wanted, metadata = test["input"], test["output"], test.get("metadata") or {}
+    metadata = json.loads(metadata) if isinstance(metadata, str) else metadata
+    name = test.get("fn_name") or metadata.get("func_name")
+    if name is None or test.get("testtype") == "stdin" or test.get("type") == "stdin_stdout":
+        return None, as_text(given), [as_text(wanted)]
+    if test.get("testtype") == "functional":
+        arguments = [json.loads(line) for line in given.splitlines() if line.strip()]
+        return name, arguments, [json.loads(wanted)]
+    given = json.loads(given) if isinstance(given, str) else given
+    if isinstance(wanted, list) and len(wanted) == 1:  # [5] stands for 5, or for itself
+        return name, given, [wanted, wanted[0]]
+    return name, given, [wanted]
+
+
+def as_text(value) -> str:
+    """Standard input or output: a text, or a list of its lines."""
+    return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def score(problem: Problem, completion: str) -> bool:

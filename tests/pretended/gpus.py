@@ -98,9 +98,11 @@ def answer_for_cuda(gpus: int) -> None:
     properties = SimpleNamespace(total_memory=80 * 10**9, name="pretended", major=9, minor=0)
     answers = dict(
         is_available=lambda: gpus > 0, is_initialized=lambda: gpus > 0, device_count=lambda: gpus,
-        current_device=current, set_device=set_device, current_stream=Stub, default_stream=Stub, stream=Stub,
-        device=Stub, Stream=Stub, Event=Stub, get_rng_state=lambda *_: torch.get_rng_state(),
-        set_rng_state=lambda state, *_: torch.set_rng_state(state), get_device_properties=lambda *_: properties,
+        current_device=current, set_device=set_device,
+        current_stream=Stub, default_stream=Stub, stream=Stub, device=Stub, Stream=Stub, Event=Stub,
+        get_rng_state=lambda *_: torch.get_rng_state(),
+        set_rng_state=lambda state, *_: torch.set_rng_state(state),
+        get_device_properties=lambda *_: properties,
         get_device_capability=lambda *_: (9, 0), _is_in_bad_fork=lambda: False,
         cudart=lambda: SimpleNamespace(cudaHostRegister=lambda *_: 0),
     )  # fmt: skip

@@ -1,0 +1,94 @@
+"""Cheap answers: what a model is given for an answer that it did not think about.
+
+A task is measured before a run: how many of its problems does a constant solve, or a piece of the
+problem copied? A pass rate below that says little about the model.
+"""
+
+import re
+import time
+from collections import Counter
+
+from data import Problem
+from data.tasks import mathematics
+from data.verify import Verdict, VerifierPool
+
+CONSTANTS = ["", *map(str, range(10)), "yes", "no", "true", "false", "nan"]
+CONSTANTS += ["Yes", "No", "True", "False"]
+MOST_PROBLEMS = 200
+MANY = 0.2  # a cheap answer that is right for more than this share is named
+SECONDS = 5.0  # for all of it; then the problems that have been judged are enough
+AT_ONCE = 10  # problems whose answers are judged together
+
+
+def cheap_answers(problem: Problem) -> dict[str, str]:
+    """The text of each cheap answer to this problem, by what it is called."""
+    answers = {repr(text): text for text in CONSTANTS}
+    whole = problem.prompt
+    question = whole.rpartition("\n\n")[0] or whole  # an instruction may stand behind it
+    for text, its in ((whole, "the prompt's"), (question, "the question's")):
+        words, numbers = text.split(), re.findall(r"-?\d+(?:\.\d+)?", text)
+        answers |= {
+            f"{its} text": text,
+            f"{its} last line": text.rpartition("\n")[2],
+            f"{its} last word": words[-1].strip(".?!") if words else "",
+            f"{its} last number": numbers[-1] if numbers else "",
+            f"{its} numbers": " ".join(numbers),
+        }
+    return answers
+
+
+def as_completion(problem: Problem, answer: str) -> str:
+    """The answer in the form that its task looks for."""
+    return rf"\boxed{{{answer}}}" if problem.task == mathematics.__name__ else answer
+
+
+def judged(pool: VerifierPool, items: list[tuple]) -> dict[tuple, Verdict]:
+    """The verdicts on (key, problem, completion), by their keys."""
+    pool.submit(items)
+    verdicts = {}
+    while pool.unfinished:
+        verdicts.update(pool.results())
+        time.sleep(0.001)
+    return verdicts
+
+
+def refuse_raising(problem: Problem, pool: VerifierPool) -> None:
+    """ValueError if the task of this problem raises on its own reference: it would call everything
+    wrong."""
+    ((_, verdict),) = judged(pool, [("", problem, as_completion(problem, problem.answer))]).items()
+    if verdict.failure is not None or verdict.detail:
+        reason = verdict.detail.strip() if verdict.failure is None else verdict.reason
+        raise ValueError(f"{problem.task}.score cannot judge its own reference answer:\n{reason}")
+
+
+def right_answers(problems: list[Problem], pool: VerifierPool) -> tuple[Counter, int]:
+    """How many of the problems each cheap answer solves, and how many were looked at: at most
+    MOST_PROBLEMS, and fewer if that takes more than SECONDS."""
+    right, looked_at, deadline = Counter(), 0, time.monotonic() + SECONDS
+    problems = problems[:MOST_PROBLEMS]
+    while looked_at < len(problems) and time.monotonic() < deadline:
+        some = problems[looked_at : looked_at + AT_ONCE]
+        items = [
+            ((i, name), problem, as_completion(problem, answer))
+            for i, problem in enumerate(some)
+            for name, answer in cheap_answers(problem).items()
+        ]
+        verdicts = judged(pool, items)
+        right.update(name for (_, name), verdict in verdicts.items() if verdict.correct)
+        looked_at += len(some)
+    return right, looked_at
+
+
+def warnings(name: str, problems: list[Problem], pool: VerifierPool) -> list[str]:
+    """A line for each cheap answer that solves more than MANY of the problems of this source.
+    ValueError if their task cannot judge its own reference."""
+    if not problems:
+        return []
+    refuse_raising(problems[0], pool)
+    right, number = right_answers(problems, pool)
+    return [
+        f"! {name}: the cheap answer {answer} is right for {count / number:.2f} of {number}"
+        " problems; a pass rate near that, also R0, says little"
+        for answer, count in right.most_common()
+        if count > MANY * number
+    ]

@@ -1,0 +1,174 @@
+"""--one-process: the generator and the verifiers work in the trainer's own process, and compute
+what they compute in processes of their own."""
+
+import contextlib
+import json
+import multiprocessing.process
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from faults import HANGS, TINY, RealRun, check_log, faulty_reward, log, project
+from steps import run_train
+
+from core.devices import devices_here
+from core.settings import Settings, TrainCommand, parse
+from data.tasks import arithmetic
+from machinery.processes import Stop
+
+FLAGS = ["--train-prompts", "20", "--validation-every", "2", "--threads", "1"]
+SAID = "The run trains with --asynchrony ppo-1, not {}, because of --one-process."
+
+
+def columns(run: RealRun) -> list[list]:
+    """What a run has computed, step by step and validation by validation."""
+    names = ("kind", "step", "loss", "gradient_norm", "pass_rate", "ratio_max", "mismatch_max",
+             "compute_tokens", "compute_flops", "completion_length", "prompts_retired")  # fmt: skip
+    return [[line.get(name) for name in names] for line in log(run.folder) if line["kind"] != "end"]
+
+
+def children(run: RealRun) -> set[str]:
+    """The command lines of all processes that any thread of the trainer has started."""
+    found = set()
+    with contextlib.suppress(OSError):  # it has just ended
+        for listing in Path(f"/proc/{run.process.pid}/task").glob("*/children"):
+            for child in listing.read_text().split():
+                found.add(Path(f"/proc/{child}/cmdline").read_text())
+    return found
+
+
+def test_the_losses_are_those_of_processes_to_the_last_digit(tmp_path):
+    """Without any child process, from the first line on the screen to the end."""
+    others = RealRun(tmp_path, *FLAGS, "--steps", "5", "--asynchrony", "ppo-1", name="others")
+    one = RealRun(tmp_path, *FLAGS, "--steps", "5", "--one-process", name="one")
+    seen_of_one, seen_of_others = set(), set()
+    while one.process.is_alive():
+        seen_of_one |= children(one)
+        seen_of_others |= children(others)
+        time.sleep(0.02)
+    others.end_well()
+    one.end_well()
+    assert any("data.verify" in line for line in seen_of_others), "the control: children are seen"
+    assert seen_of_one == set()
+    assert columns(one) == columns(others)
+    assert len({line["loss"] for line in log(one.folder, "train")}) > 3
+    check_log(one.folder, steps=5, validation_every=2)
+    assert one.text().count(SAID.format("pipeline-8")) == 1
+    assert sorted(path.name for path in one.folder.iterdir()) == sorted(
+        path.name for path in others.folder.iterdir()
+    )
+
+
+def test_a_run_that_is_resumed_may_switch_and_goes_on_as_if_it_had_not(tmp_path):
+    """Processes, then one process, then processes; beside a run that is left alone."""
+    dapo = [*FLAGS, "--recipe", "dapo", "--prompts-per-step", "3"]
+    alone = RealRun(tmp_path, *dapo, "--asynchrony", "ppo-1", "--steps", "5", name="alone")
+    run = RealRun(tmp_path, *dapo, "--asynchrony", "ppo-1", "--steps", "2")
+    run.end_well()
+    run = RealRun(tmp_path, "--resume", "runs/run", "--one-process", "--steps", "4")
+    run.end_well()
+    assert "--one-process" not in run.text(), "ppo-1 was asked for"
+    config = json.loads((run.folder / "config.json").read_text())
+    assert config["one_process"] and config["engine"] == "auto"
+    run = RealRun(tmp_path, "--resume", "runs/run", "--no-one-process", "--steps", "5")
+    run.end_well()
+    alone.end_well()
+    ours, theirs = ([line for line in columns(each) if line[0] == "train"] for each in (run, alone))
+    assert ours == theirs and len(ours) == 5
+
+
+def test_what_was_asked_for_comes_back_with_the_processes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Stop, "listen", lambda _: None)
+    assert run_train(["--one-process", "--name", "run", *TINY, *FLAGS, "--steps", "1"]) == 0
+    assert parse(["--resume", "runs/run"]).one_process
+    resumed = parse(["--resume", "runs/run", "--no-one-process", "--steps", "2"])
+    assert resumed.recipe.asynchrony == "pipeline-8" and resumed.engine == "auto"
+
+
+class Broken(OSError):
+    """An error that could come from a full disk too."""
+
+
+@pytest.mark.parametrize("error", [Broken("it broke"), ValueError("it broke")])
+def test_an_exception_in_score_is_the_users_and_breakpoint_stops_in_this_process(
+    tmp_path, monkeypatch, error
+):
+    """Nothing makes a verdict or a sentence of it. No process is started, by any means."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Stop, "listen", lambda _: None)
+
+    def no_process(*_, **__):
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(multiprocessing.process.BaseProcess, "start", no_process)
+    monkeypatch.setattr(subprocess.Popen, "__init__", no_process)
+    monkeypatch.setattr(os, "fork", no_process)
+    stopped_in, usual = [], arithmetic.score
+
+    def score(problem, completion):
+        breakpoint()
+        if len(stopped_in) == 20:  # after the first validation
+            raise error
+        return usual(problem, completion)
+
+    here = lambda: stopped_in.append(threading.current_thread() is threading.main_thread())
+    monkeypatch.setattr(sys, "breakpointhook", here)
+    monkeypatch.setattr(arithmetic, "score", score)
+    with pytest.raises(RuntimeError, match="the run has failed, as said above") as failed:
+        run_train(["--one-process", "--name", "run", *TINY, *FLAGS, "--steps", "5"])
+    assert failed.value.__cause__ is error
+    frames = [entry.name for entry in failed.traceback.__class__(error.__traceback__)]
+    assert frames[-1] == "score" and "train" in frames
+    assert len(stopped_in) == 20 and all(stopped_in)
+
+
+def test_ctrl_c_ends_a_run_after_this_step_and_it_can_be_resumed(tmp_path):
+    run = RealRun(tmp_path, *FLAGS, "--steps", "100000", "--one-process")
+    run.until_step(2)
+    os.kill(run.process.pid, signal.SIGINT)
+    assert run.end() == 128 + signal.SIGINT
+    assert "stopped by Ctrl-C; python train.py --resume runs/run goes on" in run.text()
+    last = log(run.folder, "train")[-1]["step"]
+    resumed = RealRun(tmp_path, "--resume", "runs/run", "--steps", str(last + 1))
+    resumed.end_well()
+    assert f"going on from step {last}" in resumed.text()
+    check_log(run.folder, steps=last + 1, validation_every=2)
+
+
+def test_ctrl_c_twice_ends_a_run_in_which_a_task_hangs(tmp_path):
+    folder = project(tmp_path, data__tasks__arithmetic=faulty_reward(hangs=HANGS))
+    run = RealRun(folder, *FLAGS, "--one-process")
+    run.until(lambda: (folder / "hangs").exists())
+    os.kill(run.process.pid, signal.SIGINT)
+    run.until(lambda: "Once more stops at once" in run.text())
+    time.sleep(1.1)  # a signal within a second is the same one
+    assert run.process.is_alive(), "the control: one Ctrl-C waits for the task"
+    os.kill(run.process.pid, signal.SIGINT)
+    assert run.end(seconds=20) == 128 + signal.SIGINT
+    assert "stopped at once" in run.text()
+
+
+def test_what_does_not_go_with_one_process_is_refused_in_a_sentence():
+    for flags, words in (
+        (["--generators", "2"], "one generator and one trainer, on one device; --generators is 2"),
+        (["--trainers", "3"], "--trainers is 3"),
+        (["--tensor-parallel", "2"], "--tensor-parallel is 2"),
+        (["--engine", "vllm"], "--one-process samples with --engine torch"),
+    ):
+        with pytest.raises(ValueError, match=words) as refused:
+            parse(["--one-process", *flags])
+        assert "\n" not in str(refused.value)
+
+
+def test_one_process_has_one_device(monkeypatch):
+    assert devices_here(TrainCommand(one_process=True, gpus=8)) == ([("cuda:0",)], ["cuda:0"])
+    assert devices_here(TrainCommand(one_process=True, gpus=0)) == ([("cpu",)], ["cpu"])
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert devices_here(Settings(one_process=True)) == ([("cpu",)], ["cpu"])
