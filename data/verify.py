@@ -68,6 +68,11 @@ class Verdict:
         return self.score == 1
 
     @property
+    def raised(self) -> bool:
+        """Whether the task has raised on this text: then it is wrong, and `detail` says why."""
+        return self.failure is None and self.detail != ""
+
+    @property
     def reason(self) -> str:
         """Why there is no verdict."""
         return f"{self.failure}: {self.detail}" if self.detail else str(self.failure)
