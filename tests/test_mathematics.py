@@ -6,8 +6,21 @@ import time
 import pytest
 from answers import PAIRS, TASKS
 
+from data import spelling
+from data.spelling import Rule
+from data.tasks import mathematics
 from data.tasks.mathematics import equal, last_boxed, problem, score
 from data.verify import VerifierPool
+
+ALONE = [*vars(spelling).values(), *vars(mathematics).values()]  # rules that are in no table
+RULES = [*spelling.RULES, *(rule for rule in ALONE if isinstance(rule, Rule))]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=[rule.name for rule in RULES])
+def test_each_rule_takes_one_of_its_examples_and_leaves_the_other(rule):
+    example, _, wanted = rule.takes.partition(" → ")
+    assert rule.apply(example) == wanted != example
+    assert rule.apply(rule.leaves) == rule.leaves
 
 
 @pytest.mark.parametrize("category", PAIRS)
