@@ -256,13 +256,11 @@ class Reader:
     def bracket(self, opening: str) -> Tree:
         self.open.append(opening)
         items = items_of(self.level(), "list")
-        kind = KINDS.get((opening, self.next))
-        if not kind:
-            raise ValueError(f"{opening!r} is not closed")
-        self.tokens.pop(0)
+        kind = KINDS[opening, self.tokens.pop(0)]
         self.open.pop()
-        if kind == r"\matrix" and is_column(items[0]):
-            return Tree("()", items[0].parts)  # a vector
+        rows = items_of(items[0], r"\\")
+        if kind == r"\matrix" and len(rows) > 1 and all(row.kind != "&" for row in rows):
+            return Tree("()", rows)  # a column is a vector
         return items[0] if kind in GROUPS and len(items) == 1 else Tree(kind, items)
 
     def root(self) -> Tree:
@@ -307,11 +305,6 @@ def divided(above: Tree, below: Tree) -> Tree:
             is_reduced = value.denominator == abs(below.value)
             return number(value, "fraction" if is_reduced else "unreduced")
     return Tree("/", (above, below))
-
-
-def is_column(tree: Tree) -> bool:
-    """Whether this is the inside of a matrix with one cell in each row."""
-    return tree.kind == r"\\" and all(row.kind != "&" for row in tree.parts)
 
 
 def letters(tree: Tree) -> set[str]:
@@ -394,13 +387,11 @@ def value(tree: Tree, point: dict):
     there is none."""
     kind = tree.kind
     if kind == "number":
-        return mp.mpf(tree.value.numerator) / tree.value.denominator
+        return mp.convert(tree.value)
     if kind == "name":
         return point[tree.value]
     if kind == "constant":
         return +CONSTANTS[tree.value]
-    if kind not in VALUES:
-        raise ValueError(f"{kind} has no value")
     values = [value(part, point) for part in tree.parts]
     if kind == "^":
         base, exponent = values

@@ -62,7 +62,7 @@ WORDS = r"(?<![\\\w^{}(*/+-])(?!or\b|and\b)[a-zA-Z]{2,}(?: an?(?= ))?(?![\w^{}(*
 SIGNS = ("[,;]", "[=,;]", r"[=,;+]|(?<![a-z\\])[a-z](?![a-z])")
 # A box with the brace that opens it, or with its content if there is none; and other braces.
 BOXES = r"(?s)\\\\?(?:boxed|fbox)\s*(\{|[^\s${}]*)|\\.|[{}]"
-BRACKETS = {"<": "()", r"\le": "[]"}  # of an interval, by the signs at its ends
+INTERVAL = {"<": "()", r"\le": "[]"}  # of an interval, by the signs at its ends
 TURNED = {">": "<", r"\ge": r"\le"}
 
 
@@ -184,8 +184,9 @@ def equal(reference: str, answer: str) -> bool:
     if wanted_letter or given_letter and given_rest:  # 12 is right for (D) 12
         may_be = wanted_letter in ("", given_letter) or not given_letter
         return may_be and equal(wanted_rest, given_rest)
-    if as_words(wanted):
-        return as_words(wanted) == as_words(given)
+    words = as_words(wanted)
+    if words:
+        return words == as_words(given)
     try:
         return same_quantity(wanted, given)
     except FAULTS:
@@ -248,14 +249,13 @@ def may_use(wanted: Tree, given: Tree) -> bool:
 
 def meaning(tree: Tree) -> Tree:
     """The tree with x = 5 as a named 5, and x > 2 as a named interval; also in lists."""
-    if tree.kind == "relation":
-        return meaning_of_relation(tree.value, tree.parts)
-    if tree.kind in ("list", "set"):
-        return meaning_of_list(tree)
-    if tree.kind == "+" and tree.parts[0] == REALS:
-        without = tree.parts[1]
-        if without.kind == "-" and without.parts[0].kind == "set":
-            return reals_without(without.parts[0].parts)
+    match tree:
+        case Tree("relation", parts, signs):
+            return meaning_of_relation(signs, parts)
+        case Tree("list" | "set"):
+            return meaning_of_list(tree)
+        case Tree("+", (reals, Tree("-", (Tree("set", points),)), *_)) if reals == REALS:
+            return reals_without(points)
     return tree
 
 
@@ -276,10 +276,9 @@ def meaning_of_list(tree: Tree) -> Tree:
     if not names:
         return Tree(tree.kind, values)
     if len(distinct) == 1:
-        relations = {part.value for part in tree.parts if part.kind == "relation"}
-        if relations <= {("=",)}:
-            return Tree("named", (Tree(tree.kind, values),), *distinct)
-        return Tree("named", (Tree(r"\cup", values),), *distinct, "inequality")
+        signs = {part.value for part in tree.parts if part.kind == "relation"}
+        kind, form = (tree.kind, "") if signs <= {("=",)} else (r"\cup", "inequality")
+        return Tree("named", (Tree(kind, values),), *distinct, form)
     pairs = zip(names, values, strict=True)
     names, values = zip(*sorted(pairs, key=lambda pair: "yz".find(str(pair[0].value))))
     return Tree("named", (Tree("()", values),), Tree("()", names))
@@ -300,7 +299,7 @@ def meaning_of_relation(signs: tuple, parts: tuple) -> Tree:
         return meaning_of_equation(signs, parts)
     if set(signs) <= TURNED.keys():
         signs, parts = tuple(TURNED[sign] for sign in reversed(signs)), parts[::-1]
-    if set(signs) <= BRACKETS.keys():
+    if set(signs) <= INTERVAL.keys():
         return meaning_of_inequality(signs, parts)
     name = parts[0]
     if is_name(name) and signs == (r"\in",):
@@ -335,22 +334,23 @@ def meaning_of_inequality(signs: tuple, parts: tuple) -> Tree:
     if len(parts) == 3 and is_name(parts[1]):
         low, name, high = parts
         if letters(name).isdisjoint(letters(low) | letters(high)):
-            brackets = BRACKETS[signs[0]][0] + BRACKETS[signs[1]][1]
+            brackets = INTERVAL[signs[0]][0] + INTERVAL[signs[1]][1]
             return Tree("named", (Tree(brackets, (low, high)),), name, "inequality")
     return Tree("relation", parts, signs)
 
 
 def is_name(tree: Tree) -> bool:
     """x, x_1, f(3), f'(1), P(A), AB, |AB|, (x, y), AB:CD, AB/CD"""
-    if tree.kind in ("()", ":", "/") or tree.kind == "|" and tree.parts[0].kind == "*":
-        return all(map(is_name, tree.parts))
-    if tree.kind != "*":
-        return tree.kind == "name"
-    if all(part.kind == "name" and part.value[:1].isupper() for part in tree.parts):
-        return True
-    first = tree.parts[0]
-    is_function = first.kind == "name" and first.value.strip("'") in "fghFGHP"
-    return is_function and len(tree.parts) == 2
+    match tree:
+        case Tree("name"):
+            return True
+        case Tree("()" | ":" | "/", parts) | Tree("|", (Tree("*"), *_) as parts):
+            return all(map(is_name, parts))
+        case Tree("*", (Tree("name", _, name), _)) if name.strip("'") in "fghFGHP":
+            return True
+        case Tree("*", parts):
+            return all(part.kind == "name" and part.value[:1].isupper() for part in parts)
+    return False
 
 
 # --- whether two meanings are the same ------------------------------------------------------------
@@ -385,11 +385,9 @@ def same(wanted: Tree, given: Tree) -> bool:
 
 
 def same_items(wanted: tuple, given: tuple) -> bool:
-    """Whether these are the same trees in any order."""
+    """Whether these are the same trees in any order: each has one that is the same."""
     pairs = [pair for pair in itertools.product(wanted, given) if same(*pair)]
-    wanted_found, given_found = {pair[0] for pair in pairs}, {pair[1] for pair in pairs}
-    all_found = wanted_found == {*wanted} and given_found == {*given}
-    return all_found and len(wanted) == len(given)
+    return len(wanted) == len(given) and {*itertools.chain(*pairs)} == {*wanted, *given}
 
 
 def rounds(exact: Tree, decimal: Tree) -> bool:
@@ -404,9 +402,9 @@ def rounds(exact: Tree, decimal: Tree) -> bool:
 def same_equation(wanted: Tree, given: Tree) -> bool:
     """Whether one equation is a multiple of the other. Both must have the same letters, at least
     two."""
-    if not (is_equation(wanted) and is_equation(given)):
-        return False
     differences = difference(wanted), difference(given)
+    if None in differences:
+        return False
     of_wanted, of_given = map(letters, differences)
     if of_wanted != of_given or len(of_wanted) < 2 and wanted.kind == "named":
         return False
@@ -415,11 +413,13 @@ def same_equation(wanted: Tree, given: Tree) -> bool:
     return all(pairs[0]) and all(close(a * given_first, b * wanted_first) for a, b in pairs)
 
 
-def is_equation(tree: Tree) -> bool:
-    return tree.value == ("=",) or tree.kind == "named" and not tree.form
-
-
-def difference(equation: Tree) -> Tree:
-    """The left side of an equation minus the right one."""
-    left = equation.value if equation.kind == "named" else equation.parts[-2]
-    return Tree("+", (left, Tree("-", (equation.parts[-1],))))
+def difference(equation: Tree) -> Tree | None:
+    """The left side of an equation minus the right one; None for other trees."""
+    match equation:
+        case Tree("named", (right,), left, ""):
+            pass
+        case Tree("relation", (left, right), ("=",)):
+            pass
+        case _:
+            return None
+    return Tree("+", (left, Tree("-", (right,))))
