@@ -4,12 +4,13 @@ values.
 Nothing is evaluated as Python or by a computer algebra system, and what is too large is not
 computed. These are the kinds of trees:
 
-    leaves                         number, name (x, f', x_1, "cm"), constant (e, \pi)
-    operations and functions       +  *  /  -  ^  :  !  |  \sin  \lfloor  ...
-    collections                    list, set, intervals and tuples by their brackets: ()  [)  \cup
-    rows and their cells           \matrix, \\ and &
-    relations: a < b = c           relation; `value` has the signs that stand between the parts
-    x = 5, x > 5 (mathematics.py)  named; `value` is the tree of the name, and the 5 is the only part
+    leaves       number, name (x, f', x_1, "cm"), constant (e, \pi)
+    operations   +  *  /  -  ^  :  !  |  \sin  \lfloor  and so on
+    collections  list, set, tuples and intervals by their brackets: ()  [), and unions \cup
+    matrices     \matrix, its rows \\ and their cells &
+    relation     a < b = c; its `value` is the signs between the parts
+    named        x = 5 and x > 5, made by mathematics.py; its only part is the 5 or the interval,
+                 and its `value` is the tree of the name
 
 A sum has the kind +. Its terms have their own signs, so 2 - x is (+ 2 (- x)).
 """
