@@ -3,9 +3,9 @@ math-verify==0.9.0
 
     python benchmarks/agreement.py outputs.jsonl
 
-The lines of the file have "gold" and "answer", and perhaps "problem" and "label". The answer is what
-stands in the box. A label is the verdict of others: true or false. The table has one line for each
-file. With --list it is followed by all pairs on which the two do not agree.
+The lines of the file have "gold" and "answer", and perhaps "problem" and "label". The answer is
+what stands in the box. A label is the verdict of others: true or false. The table has one line for
+each file. With --list it is followed by all pairs on which the two do not agree.
 """
 
 import argparse
