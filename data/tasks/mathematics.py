@@ -28,17 +28,22 @@ from data.expressions import (
     operations,
     read,
     values_at_points,
-)  # fmt: skip
+)
 from data.spelling import UNIT, Rule, as_choice, as_words, cleaned, one_unit
 
 INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
 LONGEST_ANSWER = 1000  # characters; what is longer is only compared as text
 
 SPACES = Rule("spaces, but not between words", r" (?!\w)|(?<!\w) ", "", "x = 5 → x=5", "a b")
+# The name of a value. A lone letter is none here: `meaning` needs to know it.
 NAMES = Rule(
-    "name of the answer: two letters, f(3), |z|",
-    r"""(?xi) ^ (?= [^=]*? [a-zα-ω] [^=]*? ( [a-zα-ω|(] | {-1 ) )
-        (?: [^\d=<>,(] | (?<![+-]) \( [^()=<>]* \) | [_^{]-?\d+ )* =""",
+    "name of the answer",
+    r"""(?xi) ^
+        (?= [^=]*? [a-zα-ω] [^=]*? ( [a-zα-ω|(] | {-1 ) )   # two letters, |z|, f(3) or f^{-1}
+        (?: [^\d=<>,(]                    # letters and signs,
+          | (?<! [+-] ) \( [^()=<>]* \)   # brackets, but no task such as 3-(x+1)
+          | [_^{] -?\d+                   # digits of an index
+        )* =""",
     "",
     "m+n=5 → 5",
     "2x=10",
@@ -52,17 +57,23 @@ NO_LETTERS = Rule(
 )
 
 # Behind the letter of a choice: another letter, or a word that takes it back.
-HEDGED = r"(?<![A-Za-z\\])[A-Z](?![A-Za-z])|\b(?:not|nor|neither|wrong|incorrect)\b"
-# What stands between the formulas of a problem: dollars, brackets, lines, text, ends of sentences.
-LINES = r"""(?x: \$+ | \\[()\[\]] | \\\\(?![a-zA-Z]) | [&\n] | [.:?!](?=[\s$]|$)
-    | \\(?:begin|end|text[a-z]*) [ ]? (?:\{[^}]*\}){1,2} )"""
-# Words, if dollars are left out
-WORDS = r"(?<![\\\w^{}(*/+-])(?!or\b|and\b)[a-zA-Z]{2,}(?: an?(?= ))?(?![\w^{}(*/+-])"
-# What stands between the parts of a formula
+HEDGED = r"""(?x) (?<![A-Za-z\\]) [A-Z] (?![A-Za-z])
+    | \b(?: not | nor | neither | wrong | incorrect )\b"""
+# What stands between the formulas of a problem.
+LINES = r"""(?x:
+    \$+ | \\[()\[\]]                                      # dollars, \( and \[
+    | \\\\(?![a-zA-Z]) | [&\n]                            # the ends of rows, cells and lines
+    | \\(?: begin | end | text[a-z]* ) [ ]? (?: \{[^}]*\} ){1,2}
+    | [.:?!] (?= [\s$] | $ )                              # the ends of sentences
+    )"""
+# Words also stand between them, if dollars are left out.
+WORDS = r"""(?x: (?<! [\\\w^{}(*/+-] ) (?! or\b | and\b )
+    [a-zA-Z]{2,} (?: [ ]an? (?=[ ]) )? (?! [\w^{}(*/+-] ) )"""
+# What stands between the parts of a formula: signs, or letters that are no command.
 SIGNS = ("[,;]", "[=,;]", r"[=,;+]|(?<![a-z\\])[a-z](?![a-z])")
-# A box with the brace that opens it, or with its content if there is none; and other braces.
-BOXES = r"(?s)\\\\?(?:boxed|fbox)\s*(\{|[^\s${}]*)|\\.|[{}]"
-INTERVAL = {"<": "()", r"\le": "[]"}  # of an interval, by the signs at its ends
+# A box, and the brace that opens it or else its content; or another brace.
+BOXES = r"(?sx) \\\\?(?:boxed|fbox) \s* ( \{ | [^\s${}]* ) | \\. | [{}]"
+INTERVAL = {"<": "()", r"\le": "[]"}  # the brackets of an interval by the signs at its ends
 TURNED = {">": "<", r"\ge": r"\le"}
 
 
