@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from curve.flags import option
+from curve.least_squares import Array
 
 # A curve has at most so many points; of a longer one, neighbours are averaged. Each point costs a
 # fit time and memory, and no plot shows more.
@@ -28,8 +29,8 @@ class Series:
     """The curve of one run: its pass rate y (n,) in [0, 1] at compute x (n,), which increases."""
 
     name: str
-    x: np.ndarray = field(repr=False)
-    y: np.ndarray = field(repr=False)
+    x: Array = field(repr=False)
+    y: Array = field(repr=False)
     x_name: str = "x"  # the columns that they come from
     y_name: str = "y"
     num_examples: float | None = None  # answers in a validation, on average
@@ -54,8 +55,8 @@ class Reading:
 
 
 def check_curve(
-    x: np.ndarray,
-    y: np.ndarray,
+    x: Array,
+    y: Array,
     place: Callable[[int], str] = lambda i: f"point {i + 1}",
     names: tuple[str, str] = ("x", "y"),
 ) -> None:
@@ -66,20 +67,18 @@ def check_curve(
         advice = "name another column with --y"
         if 20 < y.max() <= 100:
             advice = "if it is in percent, say --percent"
-        rules = (
-            (~np.isfinite(x + y), "{x}, {y}: not finite; remove the line"),
-            (x < 0, "{x}: compute is never negative"),
-            (
-                np.diff(x, prepend=-1) <= 0,
-                "{x} after {before:g}: it must increase; sort the log by it",
-            ),
-            ((y < 0) | (y > 1), f"{{y}} is no pass rate, not in [0, 1]: {advice}"),
-        )
-    for broken, message in rules:
+        falls = np.diff(x, prepend=-1) <= 0
+        wrong = {
+            "{x}, {y}: not finite; remove the line": ~np.isfinite(x + y),
+            "{x}: compute is never negative": x < 0,
+            "{x} after {before:g}: it must increase; sort the log by it": falls,
+            "{y} is no pass rate, not in [0, 1]: {advice}": (y < 0) | (y > 1),
+        }
+    for message, broken in wrong.items():
         if broken.any():
             i = int(broken.argmax())
-            x_text, y_text = f"{names[0]} = {x[i]:g}", f"{names[1]} = {y[i]:g}"
-            text = message.format(x=x_text, y=y_text, before=x[i - 1])
+            values = {"x": f"{names[0]} = {x[i]:g}", "y": f"{names[1]} = {y[i]:g}"}
+            text = message.format(**values, before=x[i - 1], advice=advice)
             raise ValueError(f"{place(i)}: {text}")
 
 
@@ -215,19 +214,18 @@ class Table:
         self.texts: dict[str, dict[int, str]] = defaultdict(dict)  # by column and row
         for line, values in rows:
             for name, value in values.items():
-                if name and value is not None and value != "":
-                    self._add(name, value)
+                if name and value not in (None, ""):
+                    in_rows, numbers = self.columns[name]
+                    in_rows.append(len(self.lines))
+                    numbers.append(self._number(name, value))
             self.lines.append(line)
         self.chosen, self.names = np.ones(len(self.lines), bool), [*self.columns]
 
-    def _add(self, name: str, value) -> None:
-        """Add a value of the row that is being read."""
-        rows, numbers = self.columns[name]
-        rows.append(len(self.lines))
-        is_number = type(value) is float
-        numbers.append(value if is_number else self._parse(name, str(value).strip()[:80]))
-
-    def _parse(self, name: str, text: str) -> float:
+    def _number(self, name: str, value) -> float:
+        """A value of the row that is being read. A text is NaN, and is kept in `texts`."""
+        if type(value) is float:
+            return value
+        text = str(value).strip()[:80]
         try:
             return float(text)
         except ValueError:
@@ -240,12 +238,12 @@ class Table:
         line = self.lines[row]
         return f"line {line}" if line > 0 else f"record {-line}"
 
-    def rows(self, name: str) -> np.ndarray:
+    def rows(self, name: str) -> Array:
         """The chosen rows that have a value in this column. The value may be NaN."""
         rows = np.asarray(self.columns[name][0])
         return rows[self.chosen[rows]]
 
-    def numbers(self, name: str) -> np.ndarray:
+    def numbers(self, name: str) -> Array:
         """The numbers of a column by row, NaN if there is none."""
         rows, values = self.columns[name]
         numbers = np.full(len(self.lines), np.nan)
@@ -256,10 +254,9 @@ class Table:
         """These rows by their value in a column, as a text. Rows without a value are left out."""
         groups, numbers, texts = defaultdict(list), self.numbers(name), self.texts.get(name, {})
         for row in rows:
-            if row in texts:
-                groups[texts[row]].append(row)
-            elif not np.isnan(numbers[row]):
-                groups[str(numbers[row]).removesuffix(".0")].append(row)
+            value = texts.get(row) or str(numbers[row]).removesuffix(".0")
+            if value != "nan":
+                groups[value].append(row)
         return groups
 
     def choose(self, rows: list[int]) -> None:
@@ -279,9 +276,8 @@ class Table:
 
 def _listed(names: Iterable[str]) -> str:
     """The first ten names, and how many more there are."""
-    names = list(names)
-    more = f" and {len(names) - 10} more" if len(names) > 10 else ""
-    return ", ".join(names[:10]) + more
+    first, more = [*names][:10], len(names) - 10
+    return ", ".join(first) + (f" and {more} more" if more > 0 else "")
 
 
 # --- 3. Which records and which columns -----------------------------------------------------------
@@ -325,8 +321,7 @@ def _choose_validations(table: Table, kinds: dict[str, str]) -> None:
             continue
         groups = table.groups(column, table.rows(column))
         trained = [value for value in groups if _says(TRAINING, value)]
-        others = [value for value in groups if value not in trained]
-        validations = [value for value in others if _says(VALIDATION, value)]
+        validations = [each for each in groups if _says(VALIDATION, each) and each not in trained]
         if len(validations) > 1:
             choices = " or ".join(f"--where {column}={value}" for value in validations)
             raise ValueError(f"which records are the validations? say {choices}")
@@ -366,13 +361,13 @@ def _pass_rates(table: Table, y: str | None) -> list[str]:
         likely = [name for name in numbers if _compute_rank(name) is None]
     if y == "all" and likely:
         return likely
-    lowest = {name: np.fmin.reduce(numbers[name]) for name in likely}
-    highest = {name: np.fmax.reduce(numbers[name]) for name in likely}
-    ranges = [f"{name} ({lowest[name]:.3g} to {highest[name]:.3g})" for name in likely]
-    raise ValueError(f"{question} name it with --y (or all): {_listed(ranges)}")
+    for i, name in enumerate(likely):
+        low, high = np.nanmin(numbers[name]), np.nanmax(numbers[name])
+        likely[i] = f"{name} ({low:.3g} to {high:.3g})"
+    raise ValueError(f"{question} name it with --y (or all): {_listed(likely)}")
 
 
-def _counters(table: Table, y: str, rows: np.ndarray) -> list[str]:
+def _counters(table: Table, y: str, rows: Array) -> list[str]:
     """The columns of compute, the best name first: those with values in nearly all of these rows,
     if there are any."""
     known = [name for name in table.names if name != y and _compute_rank(name) is not None]
@@ -380,7 +375,7 @@ def _counters(table: Table, y: str, rows: np.ndarray) -> list[str]:
     return sorted(filled or known, key=_compute_rank)
 
 
-def _best_compute(table: Table, counters: list[str], rows: np.ndarray) -> str:
+def _best_compute(table: Table, counters: list[str], rows: Array) -> str:
     """The first counter that increases over these rows, or else the first. ValueError if there is
     no counter."""
     for name in counters:
@@ -395,14 +390,6 @@ def _best_compute(table: Table, counters: list[str], rows: np.ndarray) -> str:
     )
 
 
-def _step_column(table: Table, counters: list[str], rows: np.ndarray, x: str | None) -> str:
-    """The column that tells which rows are of one step."""
-    for name in counters:
-        if STEP.fullmatch(name):
-            return name
-    return x if x in table.names else _best_compute(table, counters, rows)
-
-
 # --- 4. A curve of two columns --------------------------------------------------------------------
 
 
@@ -410,15 +397,19 @@ def _series(table: Table, name: str, y: str, reading: Reading) -> Series:
     """The curve of the pass rate y."""
     for row, text in table.texts.get(y, {}).items():
         if table.chosen[row]:
-            place, text = table.place(row), text[:40]
-            raise ValueError(f"{place}: {y} = {text!r} is not a number: mend or remove it")
+            wrong = f"{table.place(row)}: {y} = {text[:40]!r}"
+            raise ValueError(f"{wrong} is not a number: mend or remove it")
     rows, pass_rate = table.rows(y), table.numbers(y)
     nan = np.isnan(pass_rate[rows])
     rows = rows[~nan]
 
+    # The column that tells which rows are of one step.
+    counters, x = _counters(table, y, rows), reading.x
+    step = next(filter(STEP.fullmatch, counters), None)
+    if step is None:
+        step = x if x in table.names else _best_compute(table, counters, rows)
+
     # A step has one point: the mean of its rows, or the last of them if the run was resumed.
-    counters = _counters(table, y, rows)
-    step = _step_column(table, counters, rows, reading.x)
     steps, number = table.numbers(step)[rows], len(rows)
     if reading.mean:
         _, first, group = np.unique(steps, return_index=True, return_inverse=True)
@@ -431,7 +422,7 @@ def _series(table: Table, name: str, y: str, reading: Reading) -> Series:
     repeated = number - len(rows)
 
     # A point needs its compute, too.
-    x = reading.x or _best_compute(table, counters, rows)
+    x = x or _best_compute(table, counters, rows)
     table.require(x, "--x")
     compute = table.numbers(x)
     missing = np.isnan(compute[rows])
@@ -474,7 +465,7 @@ def _series(table: Table, name: str, y: str, reading: Reading) -> Series:
     return Series(name, compute, pass_rate, x, y, num_examples, tuple(notes))
 
 
-def _num_examples(table: Table, y: str, rows: np.ndarray) -> float | None:
+def _num_examples(table: Table, y: str, rows: Array) -> float | None:
     """How many answers a pass rate y is the mean of, on average; None if the log does not say."""
     column = f"num_examples{y.removeprefix('pass_rate')}"  # pass_rate/SOURCE has its own
     if column not in table.names:
@@ -484,7 +475,7 @@ def _num_examples(table: Table, y: str, rows: np.ndarray) -> float | None:
     return float(known.mean()) if len(known) else None
 
 
-def _neighbours_averaged(values: np.ndarray) -> np.ndarray:
+def _neighbours_averaged(values: Array) -> Array:
     """At most MOST_POINTS values: the first, which may give R0, and means of neighbours."""
     size = math.ceil((len(values) - 1) / (MOST_POINTS - 1))
     starts = np.append(0, np.arange(1, len(values), size))
@@ -492,10 +483,10 @@ def _neighbours_averaged(values: np.ndarray) -> np.ndarray:
     return np.add.reduceat(values, starts) / sizes
 
 
-def _refuse_several_curves(table: Table, step: str, y: str, rows: np.ndarray) -> None:
+def _refuse_several_curves(table: Table, step: str, y: str, rows: Array) -> None:
     """ValueError, naming the column that tells the runs apart, if these rows are from several
     runs."""
-    steps, pass_rates = table.numbers(step), table.numbers(y)[rows]
+    steps = table.numbers(step)
     changes = np.diff(steps[rows])
     goes_back = (changes <= 0).any()
     for column in table.names:
@@ -509,7 +500,8 @@ def _refuse_several_curves(table: Table, step: str, y: str, rows: np.ndarray) ->
         if is_group or all((np.diff(steps[group]) > 0).all() for group in groups.values()):
             curves = f"several curves under each other, by {column}: {_listed(groups)}"
             raise ValueError(f"{curves}; choose one with --where {column}={next(iter(groups))}")
-    differ = np.flatnonzero((changes == 0) & (np.diff(pass_rates) != 0))
+    other_values = np.diff(table.numbers(y)[rows]) != 0
+    differ = np.flatnonzero((changes == 0) & other_values)
     if len(differ) > max(1, len(rows) // 10):
         row = rows[differ[0] + 1]
         values = f"{step} = {steps[row]:g} has several values of {y}"
@@ -517,7 +509,7 @@ def _refuse_several_curves(table: Table, step: str, y: str, rows: np.ndarray) ->
         raise ValueError(f"{table.place(row)}: {values}: {advice}")
 
 
-def _last_of_each(steps: np.ndarray) -> np.ndarray:
+def _last_of_each(steps: Array) -> Array:
     """The indices of the points that count in a resumed run: no later point has the same step or a
     lower one. If the steps go back to a step that is new, all points count, since no resumed run
     does that."""

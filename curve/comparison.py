@@ -94,20 +94,18 @@ def asymptote_of(fits: list[Fit]) -> str:
 
 # --- 2. Which variant is ahead --------------------------------------------------------------------
 
-
-@dataclass(frozen=True)
-class Decision:
-    """What is decided of two variants. All intervals in it hold together with 95 %."""
-
-    kind: str  # a key of VERDICTS
-    winner: int = 0  # 1: the verdict names the first variant, -1: the second, 0: neither
-    ceilings: tuple[float, float, float] | None = None  # of `difference_of_ceilings`
-    efficiency: dict | None = None  # of `efficiency_between`, if ceilings are not told apart
+Estimate = tuple[float, float, float]  # (value, low, high)
+Seeds = tuple[np.ndarray, np.ndarray]  # values (..., n) of the n seeds of a variant, their errors
 
 
-def decide(groups: Sequence[list[Fit]], scatter: tuple[float, float]) -> Decision:
-    """What is decided of two variants, each a list of the Fits that count. scatter: as in
-    `compare`.
+def decide(
+    groups: Sequence[list[Fit]], ceilings: Estimate, scatter: tuple[float, float]
+) -> tuple[str, int, dict | None]:
+    """What two variants show, each a list of the Fits that count: the kind of the verdict (a key of
+    VERDICTS); 1 if it speaks for the first variant, -1 for the second, 0 for neither; and B and
+    C_mid of both (`efficiency_between`) if the ceilings do not decide.
+
+    ceilings: their difference, of `difference_of_ceilings`. scatter: as in `compare`.
 
     Asymptotes come first: they differ if the interval of their difference is beyond 0, and the
     difference is at least MARGIN. Otherwise B and C_mid are fitted again with A held at the mean of
@@ -115,16 +113,12 @@ def decide(groups: Sequence[list[Fit]], scatter: tuple[float, float]) -> Decisio
     one of efficiency if it is also sure between the most unequal ceilings that the data allows;
     otherwise the ceilings may make it.
     """
-    fits = [fit for group in groups for fit in group]
-    if not all(fit.comparable for fit in fits):
-        return Decision("unknown")
-    ceilings = difference_of_ceilings(*groups, scatter[0])
     gap, low, high = ceilings
     higher = beyond(0, ceilings)
     if higher and abs(gap) >= MARGIN:
-        return Decision("ceiling", higher, ceilings)
+        return "ceiling", higher, None
 
-    A = float(np.mean([fit.A for fit in fits]))
+    A = float(np.mean([fit.A for fits in groups for fit in fits]))
     equal = [(A, A), (A - MARGIN, A - MARGIN), (A + MARGIN, A + MARGIN)]
     unequal = [(A + low / 2, A - low / 2), (A + high / 2, A - high / 2)]
     efficiency = efficiency_between(groups, equal, scatter)
@@ -141,12 +135,11 @@ def decide(groups: Sequence[list[Fit]], scatter: tuple[float, float]) -> Decisio
         kind = "quicker but lower"
     else:
         kind = "efficiency"
-    return Decision(kind, ahead, ceilings, efficiency)
+    return kind, ahead, efficiency
 
 
-def beyond(value: float, interval: tuple[float, float, float]) -> int:
-    """1 if all of an interval (middle, low, high) lies above a value, -1 if all lies below it,
-    otherwise 0."""
+def beyond(value: float, interval: Estimate) -> int:
+    """1 if all of an interval lies above a value, -1 if all lies below it, otherwise 0."""
     _, low, high = interval
     if low > value:
         return 1
@@ -159,16 +152,13 @@ def leads(efficiency: dict) -> tuple[int, int]:
     return beyond(1, efficiency["B_ratio"]), -beyond(1, efficiency["C_mid_ratio"])
 
 
-def difference_of_ceilings(
-    first: list[Fit], second: list[Fit], scatter: float
-) -> tuple[float, float, float]:
-    """The mean A of the first variant minus the mean A of the second, with its interval: (gap, low,
-    high).
+def difference_of_ceilings(first: list[Fit], second: list[Fit], scatter: float) -> Estimate:
+    """The mean A of the first variant minus the mean A of the second, with its interval.
 
     The interval of a run's A is longer above A than below. So the low end uses the lower halves of
     the first variant's intervals and the upper halves of the second's, and the high end uses the
     opposite halves. A run without a ceiling has no A: the end of its interval replaces A, and the
-    smaller of the two gaps is returned. It is the same gap if all runs show a ceiling.
+    smaller of the two gaps is returned. If all runs show a ceiling, there is one gap.
     """
     low, high = 0, 1
     least, below = difference(asymptotes(first, low), asymptotes(second, high), scatter)
@@ -176,36 +166,35 @@ def difference_of_ceilings(
     return least if least > 0 else most, least - below, most + above
 
 
-def asymptotes(fits: list[Fit], end: int) -> tuple[np.ndarray, np.ndarray]:
-    """A of each seed, and its standard error, each (n,), as one end of the interval has it. end: 0
-    for the low end, 1 for the high end. Seeds that share one A count as one."""
+def asymptotes(fits: list[Fit], end: int) -> Seeds:
+    """A of each seed with its standard error, as one end of the interval has it: 0 for the low end,
+    1 for the high end. Seeds that share one A count as one."""
     if fits[0].together:
         fits = fits[:1]
     ends = np.array([fit.interval["A"][end] for fit in fits])
-    identified = [fit.identified for fit in fits]
-    A = np.where(identified, [fit.A for fit in fits], ends)
+    A = np.array([fit.A if fit.identified else fit.interval["A"][end] for fit in fits])
     return A, np.abs(A - ends) / stdtrit(np.inf, 0.975)
 
 
-def difference(first: tuple, second: tuple, scatter: float) -> tuple[float, float]:
-    """The difference of the means of two variants, and half of its interval. A variant is two
-    arrays over its seeds: values, and the standard errors of their fits. We expect that seeds vary
-    by the scatter and by these errors. What they show may be `factor` times as much. That counts
-    for both variants, since so few seeds show little."""
-    (one, one_errors), (other, other_errors) = first, second
-    n, m = len(one), len(other)
-    expected = scatter**2 + np.mean(np.square(one_errors))
-    other_expected = scatter**2 + np.mean(np.square(other_errors))
-    seen = n * np.var(one) / expected + m * np.var(other) / other_expected
+def difference(first: Seeds, second: Seeds, scatter: float) -> tuple:
+    """The difference of the means of two variants, and half of its interval. We expect that seeds
+    vary by the scatter and by the errors of their fits. What they show may be `factor` times as
+    much. That counts for both variants, since so few seeds show little."""
+    means, expected, seen = [], [], 0
+    for values, errors in (first, second):
+        means.append(values.mean(-1))
+        expected.append(scatter**2 + np.square(errors).mean(-1))
+        seen = seen + values.shape[-1] * values.var(-1) / expected[-1]
+    n, m = first[0].shape[-1], second[0].shape[-1]
     factor = (DEFAULT_WEIGHT + seen) / (DEFAULT_WEIGHT + n + m - 2)
-    half = half_interval(n, m, factor * expected, factor * other_expected)
-    return float(np.mean(one) - np.mean(other)), half
+    one, other = expected
+    return means[0] - means[1], half_interval(n, m, factor * one, factor * other)
 
 
-def half_interval(n: int, m: int, first: float = 1.0, second: float = 1.0) -> float:
+def half_interval(n: int, m: int, first=1.0, second=1.0):
     """Half the interval of the difference of two means, over n and m seeds whose variances are
     `first` and `second`."""
-    return float(stdtrit(DEFAULT_WEIGHT + n + m - 2, QUANTILE) * np.sqrt(first / n + second / m))
+    return stdtrit(DEFAULT_WEIGHT + n + m - 2, QUANTILE) * np.sqrt(first / n + second / m)
 
 
 def efficiency_between(
@@ -214,37 +203,33 @@ def efficiency_between(
     """B and C_mid of two variants whose asymptotes are held at each of these pairs of values.
 
     "A": the first value. "B" and "C_mid": the geometric means over the seeds of each variant, at
-    the first pair. "B_ratio" and "C_mid_ratio", as (ratio, low, high): the ratio of the first
-    variant to the second at the first pair, and the lowest and the highest end of its intervals at
-    all pairs.
+    the first pair. "B_ratio" and "C_mid_ratio", Estimates: the ratio of the first variant to the
+    second at the first pair, and the lowest and the highest end of its intervals at all pairs.
 
     scatter: as in `compare`. Seeds scatter in A. With one A held for all of them, a seed whose own
     A is another one gets another B and C_mid, and this scatter is added to that of B and C_mid. The
     errors of the fits count only if a variant has one or two runs: with A held they are too wide,
     and three runs show how runs vary."""
-    sides = []  # of each variant: values and errors [pairs, seeds, 2], of log B and log C_mid
+    sides = []  # of each variant: values and errors (2, pairs, seeds), of log B and log C_mid
     for fits, A in zip(groups, np.transpose(held)):
         found = np.array([held_efficiencies(fits, value) for value in A])
-        logs, errors = found[:, :, 0], found[:, :, 1]
+        logs, errors = found.transpose(2, 3, 0, 1)
         if min(map(len, groups)) >= 3:
             errors = np.zeros_like(errors)
-        by_A = scatter[0] * np.ptp(logs, 0) / np.ptp(A)
+        by_A = scatter[0] * np.ptp(logs, 1, keepdims=True) / np.ptp(A)
         sides.append((logs, np.hypot(errors, by_A)))
 
     efficiency = {"A": held[0][0]}
     for i, name in enumerate(("B", "C_mid")):
-        efficiency[name] = tuple(float(np.exp(logs[0, :, i].mean())) for logs, _ in sides)
-        differences = []
-        for k in range(len(held)):
-            pair = [(logs[k, :, i], errors[k, :, i]) for logs, errors in sides]
-            differences.append(difference(*pair, scatter[1]))
-        middle, half = np.transpose(differences)
-        ends = middle[0], min(middle - half), max(middle + half)
-        efficiency[f"{name}_ratio"] = tuple(map(float, np.exp(ends)))
+        efficiency[name] = tuple(float(np.exp(logs[i, 0].mean())) for logs, _ in sides)
+        pair = [(logs[i], errors[i]) for logs, errors in sides]
+        middle, half = difference(*pair, scatter[1])
+        ratio = np.exp([middle[0], min(middle - half), max(middle + half)])
+        efficiency[f"{name}_ratio"] = tuple(ratio.tolist())
     return efficiency
 
 
-def held_efficiencies(fits: list[Fit], A: float) -> list[tuple[np.ndarray, np.ndarray]]:
+def held_efficiencies(fits: list[Fit], A: float) -> list[Seeds]:
     """(log B and log C_mid, their standard errors) of each seed with the asymptote held at A."""
     return [fit.efficiency_at(A) for fit in fits]
 
@@ -260,7 +245,6 @@ VERDICTS = {
     ),
     "quicker but lower": "{winner} is more efficient, but its ceiling is lower",
     "none": "no difference that this data shows",
-    "unknown": "no difference that this data shows: it does not identify A of {unknown}",
 }
 
 
@@ -270,13 +254,12 @@ class Comparison:
     %."""
 
     variants: tuple[str, str]  # names
-    kind: str  # a key of VERDICTS
+    kind: str  # a key of VERDICTS, or "unknown": a ceiling is not identified
     winner: str | None  # the variant that the verdict names
     verdict: str  # in a few words
-    numbers: str  # the reasons for the verdict, in words
-    # (gap, low, high) of `difference_of_ceilings`, if all runs identify A
-    A_difference: tuple[float, float, float] | None
-    efficiency: dict | None  # of `efficiency_between`, if ceilings are not told apart
+    numbers: str = ""  # the reasons for the verdict, in words
+    A_difference: Estimate | None = None  # of `difference_of_ceilings`, if all runs identify A
+    efficiency: dict | None = None  # of `efficiency_between`, if ceilings are not told apart
 
     @property
     def sentence(self) -> str:
@@ -300,57 +283,56 @@ def compare(
     """The comparison of two variants: their names, and the list of Fits of each. `standing` Fits
     count. scatter: the standard deviation between seeds, of A, and of log B and log C_mid."""
     counted = [standing(fits) for fits in groups]
-    decision = decide(counted, scatter)
     unknown, no_ceiling = [], []
     for variant, fits in zip(variants, counted):
         if not all(fit.comparable for fit in fits):
             unknown.append(variant)
         if not all(fit.identified for fit in fits):
             no_ceiling.append(variant)
+    if unknown:
+        names = " and ".join(unknown)
+        verdict = f"no difference that this data shows: it does not identify A of {names}"
+        return Comparison(variants, "unknown", None, verdict)
 
+    ceilings = difference_of_ceilings(*counted, scatter[0])
+    kind, ahead, efficiency = decide(counted, ceilings, scatter)
     first, second = variants
-    winner = {1: first, -1: second}.get(decision.winner)
-    verdict = VERDICTS[decision.kind].format(winner=winner, unknown=" and ".join(unknown))
-    numbers = ""
-    if decision.kind == "ceiling":
-        loser = second if decision.winner == 1 else first
-        numbers = f"its A lies {lead_in_A(decision, no_ceiling)} above that of {loser}"
-    elif decision.efficiency:
-        numbers = numbers_of_efficiency(decision, no_ceiling, [len(fits) for fits in counted])
-    A_difference = None if no_ceiling else decision.ceilings
-    return Comparison(
-        variants, decision.kind, winner, verdict, numbers, A_difference, decision.efficiency
-    )
+    winner = {1: first, -1: second, 0: None}[ahead]
+    if efficiency:
+        numbers = reasons(kind, ceilings, efficiency, no_ceiling, [*map(len, counted)])
+    else:
+        gap, low, high = ceilings
+        loser = second
+        if winner == second:
+            loser, gap, low, high = first, -gap, -high, -low
+        above = f"at least {low:.3f}" if no_ceiling else with_interval(gap, low, high)
+        numbers = f"its A lies {above} above that of {loser}"
+    verdict = VERDICTS[kind].format(winner=winner)
+    A_difference = None if no_ceiling else ceilings
+    return Comparison(variants, kind, winner, verdict, numbers, A_difference, efficiency)
 
 
-def lead_in_A(decision: Decision, no_ceiling: list[str]) -> str:
-    """How far the winner's A lies above the other, in words. no_ceiling: the names of the variants
-    that do not all show one."""
-    gap, low, high = decision.ceilings
-    if decision.winner == -1:  # then they are of the loser minus the winner
-        gap, low, high = -gap, -high, -low
-    return f"at least {low:.3f}" if no_ceiling else with_interval(gap, low, high)
-
-
-def numbers_of_efficiency(decision: Decision, no_ceiling: list[str], seeds: list[int]) -> str:
-    """The reasons for a verdict that is not one of ceilings. seeds: how many of each variant
-    count."""
-    gap, low, high = decision.ceilings
-    numbers = f"the ceilings differ by {with_interval(gap, low, high, '+.3f')}"
-    if beyond(0, decision.ceilings):
+def reasons(
+    kind: str, ceilings: Estimate, efficiency: dict, no_ceiling: list[str], seeds: list[int]
+) -> str:
+    """The reasons for a verdict that ceilings do not decide. no_ceiling: the variants in which not
+    all runs show one. seeds: how many runs of each variant count."""
+    _, low, high = ceilings
+    numbers = f"the ceilings differ by {with_interval(*ceilings, '+.3f')}"
+    if beyond(0, ceilings):
         numbers += f", and less than {MARGIN} does not count"
     if no_ceiling:
         numbers = (
             f"not all runs of {' and '.join(no_ceiling)} show a ceiling, and no other lies surely "
             "below it"
         )
-    held = decision.efficiency
-    numbers += f"; with A held at {held['A']:.3f}"
+    numbers += f"; with A held at {efficiency['A']:.3f}"
     for name in ("B", "C_mid"):
-        (one, other), ratio = held[name], with_interval(*held[f"{name}_ratio"], ".2f")
-        numbers += f", {name} {one:.4g} and {other:.4g}, ratio {ratio}"
-    if min(seeds) < 3 and decision.kind in ("none", "ceiling or efficiency"):
-        _, least, most = held["C_mid_ratio"]
+        first, second = efficiency[name]
+        ratio = with_interval(*efficiency[f"{name}_ratio"], ".2f")
+        numbers += f", {name} {first:.4g} and {second:.4g}, ratio {ratio}"
+    if min(seeds) < 3 and kind in ("none", "ceiling or efficiency"):
+        _, least, most = efficiency["C_mid_ratio"]
         shrink = half_interval(3, 3) / half_interval(*seeds)
         apart = max(MARGIN, shrink * (high - low) / 2)
         ratio = (most / least) ** (shrink / 2)

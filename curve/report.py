@@ -32,7 +32,7 @@ def report(series: Series, fit: Fit, predict: Sequence[float] = ()) -> dict:
     predicted = []
     for C in (*predict, 2 * fit.C_max):
         interval = np.ravel(fit.band(C)).tolist()
-        predicted.append(forecasts(fit, C) | {"x": C, "interval": interval})
+        predicted.append({**forecasts(fit, C), "x": C, "interval": interval})
     return {
         "name": series.name,
         "A": fit.A if fit.identified else None,
@@ -142,11 +142,11 @@ def variants_table(
             continue
 
         # The first variant is compared with none, and a verdict on ceilings has no ratios.
-        row |= {"ratio of B": "-", "ratio of C_mid": "-"}
         comparison = compared.get(variant)
         held = comparison and comparison.efficiency
-        for name in ("B", "C_mid") if held else ():
-            row[f"ratio of {name}"] = with_interval(*held[f"{name}_ratio"], ".2f")
+        for name in ("B", "C_mid"):
+            ratio = f"{name}_ratio"
+            row[f"ratio of {name}"] = with_interval(*held[ratio], ".2f") if held else "-"
         others = "(the others are compared with it)"
         row["verdict"] = comparison.verdict if comparison else others
     return rows
