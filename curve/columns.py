@@ -175,7 +175,8 @@ def _pass_rate_rank(name: str, source: str) -> tuple[int, ...]:
     if nothing says which. Then come the places of its words in MEASURES. The part of the name that
     holds them must have no unknown word (failure_rate, reward_hacking_rate), and so must the parts
     after a reward, which say what is rewarded."""
-    parts, ranks = _parts(name), set()
+    parts = _parts(name)
+    ranks = set()
     if parts in ([["y"]], [["value"]]):  # the name says no more than that it is a value
         ranks.add(len(MEASURES))
     known = RANK.keys() | ADDED | VALIDATION | TRAINING
@@ -209,8 +210,10 @@ class Table:
     """
 
     def __init__(self, rows: Iterable[tuple[int, dict]], notes: list[str]):
-        self.notes, self.source = notes, ""
-        self.lines, self.columns = array("q"), defaultdict(lambda: (array("i"), array("d")))
+        self.notes = notes
+        self.source = ""
+        self.lines = array("q")
+        self.columns = defaultdict(lambda: (array("i"), array("d")))
         self.texts: dict[str, dict[int, str]] = defaultdict(dict)  # by column and row
         for line, values in rows:
             for name, value in values.items():
@@ -219,7 +222,8 @@ class Table:
                     in_rows.append(len(self.lines))
                     numbers.append(self._number(name, value))
             self.lines.append(line)
-        self.chosen, self.names = np.ones(len(self.lines), bool), [*self.columns]
+        self.chosen = np.ones(len(self.lines), bool)
+        self.names = [*self.columns]
 
     def _number(self, name: str, value) -> float:
         """A value of the row that is being read. A text is NaN, and is kept in `texts`."""
@@ -252,7 +256,9 @@ class Table:
 
     def groups(self, name: str, rows: Iterable[int]) -> dict[str, list[int]]:
         """These rows by their value in a column, as a text. Rows without a value are left out."""
-        groups, numbers, texts = defaultdict(list), self.numbers(name), self.texts.get(name, {})
+        groups = defaultdict(list)
+        numbers = self.numbers(name)
+        texts = self.texts.get(name, {})
         for row in rows:
             value = texts.get(row) or str(numbers[row]).removesuffix(".0")
             if value != "nan":
@@ -276,7 +282,8 @@ class Table:
 
 def _listed(names: Iterable[str]) -> str:
     """The first ten names, and how many more there are."""
-    first, more = [*names][:10], len(names) - 10
+    first = [*names][:10]
+    more = len(names) - 10
     return ", ".join(first) + (f" and {more} more" if more > 0 else "")
 
 
@@ -362,7 +369,8 @@ def _pass_rates(table: Table, y: str | None) -> list[str]:
     if y == "all" and likely:
         return likely
     for i, name in enumerate(likely):
-        low, high = np.nanmin(numbers[name]), np.nanmax(numbers[name])
+        low = np.nanmin(numbers[name])
+        high = np.nanmax(numbers[name])
         likely[i] = f"{name} ({low:.3g} to {high:.3g})"
     raise ValueError(f"{question} name it with --y (or all): {_listed(likely)}")
 
@@ -399,18 +407,21 @@ def _series(table: Table, name: str, y: str, reading: Reading) -> Series:
         if table.chosen[row]:
             wrong = f"{table.place(row)}: {y} = {text[:40]!r}"
             raise ValueError(f"{wrong} is not a number: mend or remove it")
-    rows, pass_rate = table.rows(y), table.numbers(y)
+    rows = table.rows(y)
+    pass_rate = table.numbers(y)
     nan = np.isnan(pass_rate[rows])
     rows = rows[~nan]
 
     # The column that tells which rows are of one step.
-    counters, x = _counters(table, y, rows), reading.x
+    counters = _counters(table, y, rows)
+    x = reading.x
     step = next(filter(STEP.fullmatch, counters), None)
     if step is None:
         step = x if x in table.names else _best_compute(table, counters, rows)
 
     # A step has one point: the mean of its rows, or the last of them if the run was resumed.
-    steps, number = table.numbers(step)[rows], len(rows)
+    steps = table.numbers(step)[rows]
+    number = len(rows)
     if reading.mean:
         _, first, group = np.unique(steps, return_index=True, return_inverse=True)
         means = np.bincount(group, pass_rate[rows]) / np.bincount(group)
@@ -429,7 +440,8 @@ def _series(table: Table, name: str, y: str, reading: Reading) -> Series:
     if missing.all():
         raise ValueError(f"no line has a value of {x!r} and of {y!r}")
     rows = rows[~missing]
-    compute, pass_rate = compute[rows], pass_rate[rows]
+    compute = compute[rows]
+    pass_rate = pass_rate[rows]
     if reading.percent:
         pass_rate = pass_rate / 100
     check_curve(compute, pass_rate, lambda i: table.place(rows[i]), (x, y))
@@ -453,7 +465,8 @@ def _series(table: Table, name: str, y: str, reading: Reading) -> Series:
     if num_examples and reading.mean:
         num_examples *= number / len(rows)
     if len(rows) > MOST_POINTS:
-        compute, pass_rate = _neighbours_averaged(compute), _neighbours_averaged(pass_rate)
+        compute = _neighbours_averaged(compute)
+        pass_rate = _neighbours_averaged(pass_rate)
         num_examples = num_examples and num_examples * len(rows) / len(compute)
         note += f"; neighbours averaged into {len(compute)}"
     notes = [note, *table.notes]

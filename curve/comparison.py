@@ -50,7 +50,8 @@ def fit_together(runs: list[FittedRun]) -> list[FittedRun]:
     best = A[squares.argmin()]
     interval = A[squares <= squares.min() + excess][[0, -1]]
 
-    pooled, made = [], []
+    pooled = []
+    made = []
     for series, fit in runs:
         if not fit.fell:
             _, log_B, log_mid, R0 = fit.held_at([best])[0][0]
@@ -67,7 +68,8 @@ def fit_together(runs: list[FittedRun]) -> list[FittedRun]:
 def mean_of(values: Sequence, interval: Sequence) -> tuple:
     """(mean, low, high) of the values of seeds, with the 95 % t-interval. A single value has the
     interval of its fit, which is given."""
-    mean, n = np.mean(values), len(values)
+    mean = np.mean(values)
+    n = len(values)
     if n == 1:
         return mean, *interval
     half = stdtrit(n - 1, 0.975) * np.std(values, ddof=1) / np.sqrt(n)
@@ -78,7 +80,8 @@ def asymptote_of(fits: list[Fit]) -> str:
     """A of a variant as text: the mean with a 95 % t-interval if all its seeds identify A,
     otherwise seed by seed."""
     counted = standing(fits)
-    first, fell = counted[0], len(fits) - len(counted)
+    first = counted[0]
+    fell = len(fits) - len(counted)
     if len(counted) == 1 or first.together:
         text = first.asymptote
     elif all(fit.identified for fit in counted):
@@ -160,7 +163,8 @@ def difference_of_ceilings(first: list[Fit], second: list[Fit], scatter: float) 
     opposite halves. A run without a ceiling has no A: the end of its interval replaces A, and the
     smaller of the two gaps is returned. If all runs show a ceiling, there is one gap.
     """
-    low, high = 0, 1
+    low = 0
+    high = 1
     least, below = difference(asymptotes(first, low), asymptotes(second, high), scatter)
     most, above = difference(asymptotes(first, high), asymptotes(second, low), scatter)
     return least if least > 0 else most, least - below, most + above
@@ -180,15 +184,16 @@ def difference(first: Seeds, second: Seeds, scatter: float) -> tuple:
     """The difference of the means of two variants, and half of its interval. We expect that seeds
     vary by the scatter and by the errors of their fits. What they show may be `factor` times as
     much. That counts for both variants, since so few seeds show little."""
-    means, expected, seen = [], [], 0
-    for values, errors in (first, second):
-        means.append(values.mean(-1))
-        expected.append(scatter**2 + np.square(errors).mean(-1))
-        seen = seen + values.shape[-1] * values.var(-1) / expected[-1]
-    n, m = first[0].shape[-1], second[0].shape[-1]
+    one, one_errors = first
+    other, other_errors = second
+    n = one.shape[-1]
+    m = other.shape[-1]
+    one_expected = scatter**2 + np.square(one_errors).mean(-1)
+    other_expected = scatter**2 + np.square(other_errors).mean(-1)
+    seen = n * one.var(-1) / one_expected + m * other.var(-1) / other_expected
     factor = (DEFAULT_WEIGHT + seen) / (DEFAULT_WEIGHT + n + m - 2)
-    one, other = expected
-    return means[0] - means[1], half_interval(n, m, factor * one, factor * other)
+    half = half_interval(n, m, factor * one_expected, factor * other_expected)
+    return one.mean(-1) - other.mean(-1), half
 
 
 def half_interval(n: int, m: int, first=1.0, second=1.0):
@@ -283,7 +288,8 @@ def compare(
     """The comparison of two variants: their names, and the list of Fits of each. `standing` Fits
     count. scatter: the standard deviation between seeds, of A, and of log B and log C_mid."""
     counted = [standing(fits) for fits in groups]
-    unknown, no_ceiling = [], []
+    unknown = []
+    no_ceiling = []
     for variant, fits in zip(variants, counted):
         if not all(fit.comparable for fit in fits):
             unknown.append(variant)
@@ -304,7 +310,8 @@ def compare(
         gap, low, high = ceilings
         loser = second
         if winner == second:
-            loser, gap, low, high = first, -gap, -high, -low
+            gap, low, high = -gap, -high, -low
+            loser = first
         above = f"at least {low:.3f}" if no_ceiling else with_interval(gap, low, high)
         numbers = f"its A lies {above} above that of {loser}"
     verdict = VERDICTS[kind].format(winner=winner)

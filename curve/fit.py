@@ -166,7 +166,8 @@ def fit_sigmoid(
     "free" (fitted), or the value. Points with fit_from <= x <= fit_to are fitted. num_examples:
     answers in one validation. ValueError if there is no curve to fit.
     """
-    x, y = np.asarray(x, float), np.asarray(y, float)
+    x = np.asarray(x, float)
+    y = np.asarray(y, float)
     check_curve(x, y)
     R0 = None if r0 == "free" else float(y[0] if r0 == "first" else r0)
     if R0 is not None and not 0 <= R0 <= 1:
@@ -177,8 +178,10 @@ def fit_sigmoid(
     fitted = (x >= fit_from) & (x <= fit_to)
     if r0 == "first" or (R0 is not None and x[0] == 0):
         fitted[0] = False
-    x, y = x[fitted], y[fitted]
-    n, parameters = len(x), 4 if R0 is None else 3
+    x = x[fitted]
+    y = y[fitted]
+    n = len(x)
+    parameters = 4 if R0 is None else 3
     if n <= parameters:
         few = f"only {n} of {len(fitted)} points are left to fit, not counting one that gives R0"
         raise ValueError(f"{few}: at least {parameters + 1} are needed")
@@ -189,7 +192,8 @@ def fit_sigmoid(
     # The first fit, then the second one. If R0 is the first point, the second has one point and one
     # parameter more, so as many degrees of freedom.
     theta, squares = least_squares.variable_projection(x, y, R0)
-    R0_free, points = r0 in ("first", "free"), (x, y)
+    R0_free = r0 in ("first", "free")
+    points = (x, y)
     if r0 == "first":
         points = np.append(0, x), np.append(R0, y)
     best, least = least_squares.polish(*points, theta, R0_free)
@@ -197,7 +201,8 @@ def fit_sigmoid(
     lag_1, correlation = lag_one_correlation(value - points[1], parameters)
     excess = allowed_excess(least, n - parameters, correlation)
     if squares > least + excess:  # the first fit is not in the 95 % region of the second
-        theta, squares = best, least
+        theta = best
+        squares = least
     interval, profile = least_squares.profile_over_A(*points, best, theta, excess, R0_free)
 
     A, log_B, log_mid, R0 = map(float, theta)
@@ -225,7 +230,8 @@ def lag_one_correlation(residual: Array, parameters: int) -> tuple[float, float]
     """Correlation of neighbouring residuals (n,), and the same corrected for its bias. The fitted
     curve follows slow noise, so residuals are less correlated than the noise, by about p (1 + 3 r)
     / n for p parameters: p times the bias that Kendall (1954) gives for a fitted mean."""
-    n, p = len(residual), parameters
+    n = len(residual)
+    p = parameters
     raw = residual[1:] @ residual[:-1] / max(residual @ residual, 1e-300)
     return float(raw), float(np.clip((n * raw + p) / max(n - 3 * p, n / 2), 0, 0.9))
 
@@ -279,7 +285,9 @@ def about_fall(fit: Fit) -> FitWarning | None:
     """A warning if the pass rate came down: "collapse" if it lost more than half of its rise, or
     "decline" if it lost more than a fifth."""
     level = np.convolve(fit.y, np.ones(3) / 3, "valid")  # means of three neighbours
-    peak, end, peak_x = level.max(), level[-1], fit.x[level.argmax() + 1]
+    peak = level.max()
+    end = level[-1]
+    peak_x = fit.x[level.argmax() + 1]
     # The standard deviation of one point, in which slow movement does not count.
     jump = np.median(np.abs(np.diff(fit.y))) / 0.954
     fall = (
@@ -297,22 +305,24 @@ def about_fall(fit: Fit) -> FitWarning | None:
 def doubt_about_A(fit: Fit) -> FitWarning | None:
     """Why A is not identified, or, if it is SHORT, may be wrong although it is. The first reason
     counts."""
-    n, gain, (low, high) = len(fit.x), fit.A - fit.R0, fit.interval["A"]
+    n = len(fit.x)
+    gain = fit.A - fit.R0
+    low, high = fit.interval["A"]
     made = f"only {int(100 * fit.gain_made)} % of the gain is made, less than"
     if gain < 2 * fit.rms:
-        text = f"nothing above R0 = {fit.R0:.3f} stands out of the scatter ({fit.rms:.3f})"
-        return FitWarning("no rise", text)
+        rise = f"nothing above R0 = {fit.R0:.3f}"
+        return FitWarning("no rise", f"{rise} stands out of the scatter ({fit.rms:.3f})")
     if fit.gain_made < LEAST_GAIN_MADE:
-        text = f"{made} {100 * LEAST_GAIN_MADE:.0f} %: the data shows only A > {low:.3f}"
-        return FitWarning(UNKNOWN, text)
+        least = f"{100 * LEAST_GAIN_MADE:.0f} %"
+        return FitWarning(UNKNOWN, f"{made} {least}: the data shows only A > {low:.3f}")
     if fit.A > 0.9999 and low < 0.95:
         return FitWarning(NO_CEILING, f"the data shows no ceiling, only A > {low:.3f}")
     if fit.rms / np.sqrt(n) > MOST_SCATTER * gain:
-        text = f"{n} points with a scatter of {fit.rms:.3f} are too few for this gain"
-        return FitWarning(UNKNOWN, text)
+        points = f"{n} points with a scatter of {fit.rms:.3f}"
+        return FitWarning(UNKNOWN, f"{points} are too few for this gain")
     if high - low > abs(gain):
-        text = f"its interval [{low:.3f}, {high:.3f}] is wider than the whole gain"
-        return FitWarning(UNKNOWN, text)
+        interval = f"[{low:.3f}, {high:.3f}]"
+        return FitWarning(UNKNOWN, f"its interval {interval} is wider than the whole gain")
     if fit.gain_made < SAFE_GAIN_MADE:
         return FitWarning(SHORT, f"{made} {100 * SAFE_GAIN_MADE:.0f} %: each point moves A")
     return None

@@ -107,10 +107,15 @@ def _add_fields(parser: argparse.ArgumentParser, kind: type, default) -> None:
         help = others.pop("help", "").replace("%", "%%")
         members = _members(field.type)
         if value is dataclasses.MISSING:  # the field takes the arguments that are no flags
-            number, nothing = ("*", []) if ... in members else ("?", dataclasses.MISSING)
-            how = {"type": members[0], "nargs": number, "default": nothing}
-            metavar = field.name.upper().rstrip("S")
-            parser.add_argument(field.name, metavar=metavar, help=help, **how)
+            several = ... in members
+            parser.add_argument(
+                field.name,
+                metavar=field.name.upper().rstrip("S"),
+                help=help,
+                type=members[0],
+                nargs="*" if several else "?",
+                default=[] if several else value,
+            )
             continue
 
         for name, other in others.items():
@@ -122,11 +127,13 @@ def _add_fields(parser: argparse.ArgumentParser, kind: type, default) -> None:
             continue
 
         # How many values the flag takes.
-        number, const = None, None
+        number = None
+        const = None
         if get_origin(field.type) is tuple:
             number = "+" if ... in members else len(get_args(field.type))
         elif bool in members:  # --fp32-logits, --no-fp32-logits or --fp32-logits split
-            number, const = "?", True
+            number = "?"
+            const = True
             off = flag(f"no_{field.name}")
             group.add_argument(off, dest=field.name, action="store_false", help="off")
         # What a value can be.
@@ -135,8 +142,15 @@ def _add_fields(parser: argparse.ArgumentParser, kind: type, default) -> None:
             words.append("None")
         types = [member for member in members if member in TYPE_NAMES]
         metavar = "|".join([*words, *map(TYPE_NAMES.get, types)])
-        how = {"type": partial(_read, words=words, types=types), "nargs": number, "const": const}
-        group.add_argument(flag(field.name), dest=field.name, metavar=metavar, help=help, **how)
+        group.add_argument(
+            flag(field.name),
+            dest=field.name,
+            metavar=metavar,
+            help=help,
+            type=partial(_read, words=words, types=types),
+            nargs=number,
+            const=const,
+        )
 
 
 def _in_words(value) -> str:

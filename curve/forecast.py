@@ -20,7 +20,8 @@ def held_out(x, y, r0: str | float = "first", fit_to: float | None = None, fit_f
     fit_to, by default half of the last compute. `interval` is the 95 % interval of the curve,
     widened by the scatter of three points. The arguments are as in `fit_sigmoid`. ValueError if the
     early points cannot be fitted."""
-    x, y = np.asarray(x, float), np.asarray(y, float)
+    x = np.asarray(x, float)
+    y = np.asarray(y, float)
     if fit_to is None:
         fit_to = x[-1] / 2
     early = fit_sigmoid(x, y, r0, fit_from, fit_to)

@@ -51,16 +51,19 @@ def descend(
     takes ten times as long. Returns the curves of least squares (k, 4), their squared errors (k,),
     and J'J (k, f, f), half of the curvature of the squared error in the free parameters. With
     steps=0 no curve moves."""
-    theta, (low, high) = theta.copy(), limits(x)
+    theta = theta.copy()
+    low, high = limits(x)
 
     def evaluate(theta):
         """Squared errors (k,), half of their gradient (k, f, 1), and J'J (k, f, f)."""
         value, J = curve_and_gradient(x, theta)
-        J, residual = J[:, free], value - y
+        J = J[:, free]
+        residual = value - y
         return (residual**2).sum(1), J @ residual[:, :, None], J @ J.transpose(0, 2, 1)
 
     state = evaluate(theta)
-    damping, identity = np.full(len(theta), 1e-3), np.eye(len(free))
+    damping = np.full(len(theta), 1e-3)
+    identity = np.eye(len(free))
     for _ in range(steps):
         # A step from each curve. The more it is damped, the shorter it is.
         squares, gradient, JJ = state
@@ -96,9 +99,12 @@ def starting_grid(x: Array) -> tuple[Array, Array]:
 def lines(z: Array, y: Array, base: float | None = None) -> tuple[Array, Array]:
     """(base, slope), each (k,), of the lines of least squares y (n,) = base + slope z (k, n). A
     given base is kept."""
-    z0, y0 = np.zeros(len(z)), base  # a point on each line
+    # A point on each line.
+    z0 = np.zeros(len(z))
+    y0 = base
     if base is None:
-        z0, y0 = z.mean(1), y.mean()
+        z0 = z.mean(1)
+        y0 = y.mean()
     centred = z - z0[:, None]
     slope = centred @ (y - y0) / ((centred**2).sum(1) + 1e-300)
     return y0 - slope * z0, slope
@@ -111,7 +117,8 @@ def variable_projection(x: Array, y: Array, R0: float | None) -> tuple[Array, fl
     its bottom."""
     theta, reached = starting_grid(x)
     base, gain = lines(reached, y, R0)
-    theta[:, 0], theta[:, 3] = np.clip(base + gain, 0, 1), base
+    theta[:, 0] = np.clip(base + gain, 0, 1)
+    theta[:, 3] = base
     value, _ = curve_and_gradient(x, theta)
     best = ((value - y) ** 2).sum(1).argmin()
     return polish(x, y, theta[best], R0 is None)
@@ -131,7 +138,8 @@ def polish(x: Array, y: Array, theta: Array, R0_free: bool) -> tuple[Array, floa
 def fit_power_law(x: Array, y: Array) -> tuple[float, float, float]:
     """(A, D, B) of the power law of least squares with A <= 1; x (n,) > 0. For each B it is a line:
     B is searched."""
-    log_B, scale = np.linspace(np.log(1e-3), np.log(10), 200), x[-1]
+    log_B = np.linspace(np.log(1e-3), np.log(10), 200)
+    scale = x[-1]
     for _ in range(4):  # each round looks closer around the best B of the round before
         z = (x / scale) ** -np.exp(log_B)[:, None]
         A, slope = lines(z, y)
@@ -193,14 +201,16 @@ def profile_over_A(
     grid, reached = starting_grid(x)
     grid = np.vstack([grid, best])
     reached = np.vstack([reached, curve_and_gradient(x, best[None])[1][:, 0]])
-    projection, norm = reached @ (y - best_R0), (reached**2).sum(1)
+    projection = reached @ (y - best_R0)
+    norm = (reached**2).sum(1)
 
     def best_at(A: Array) -> tuple[Array, Array]:
         """The best curves (k, 4) with these A (k,), and their squared errors (k,)."""
         gain = (A - best_R0)[:, None]
         squares = gain**2 * norm - 2 * gain * projection  # less what is the same for all
         start = grid[squares.argmin(1)]
-        start[:, 0], start[:, 3] = A, best_R0
+        start[:, 0] = A
+        start[:, 3] = best_R0
         return descend(x, y, start, free, steps=12)[:2]
 
     # The root of the growth is about proportional to the distance from the best A, so it reaches

@@ -75,10 +75,12 @@ def read_log(path: str | os.PathLike, table: Table | None = None, **choices) -> 
     if it has been read. choices: the fields of `Reading`. ValueError, with file and line, if there
     is no curve.
     """
-    text, column = os.fspath(path), None
+    text = os.fspath(path)
+    column = None
     file, _, last = text.rpartition(":")
     if file and not os.path.exists(text) and os.path.exists(file):
-        text, column = file, last
+        text = file
+        column = last
         choices["y"] = column
     log = _log_in(Path(text))
     name = log.name
@@ -122,7 +124,8 @@ def read_joined(logs: Sequence[str], **choices) -> list[Series]:
     later = theirs.x > 0  # at 0 it measures the model that ours ended with
     if not later.any():
         raise ValueError(f"{log}: no pass rate after its start, so there is nothing to join")
-    x, y = np.append(ours.x, before + theirs.x[later]), np.append(ours.y, theirs.y[later])
+    x = np.append(ours.x, before + theirs.x[later])
+    y = np.append(ours.y, theirs.y[later])
     notes = (*ours.notes, f"joined with {later.sum()} points of {log}", *theirs.notes)
     return [dataclasses.replace(ours, x=x, y=y, notes=notes)]
 
@@ -210,7 +213,8 @@ def _rows(binary: io.BufferedIOBase, notes: list[str]) -> Rows:
 
     text = io.TextIOWrapper(binary, encoding, errors="replace")
     lines = _lines(text)
-    (_, first), (_, second) = next(lines, (0, "")), next(lines, (0, ""))
+    _, first = next(lines, (0, ""))
+    _, second = next(lines, (0, ""))
     if not first:
         raise ValueError("the file is empty: the run has logged nothing yet")
     if re.match(r'\s*[\[{]\s*([\[\]{}"]|$)', first):

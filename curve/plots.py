@@ -88,7 +88,9 @@ def plot_diagnosis(path: Path, series: Series, fit: Fit) -> None:
 def _draw_run(axes, series: Series, fit: Fit, predict: Sequence[float]) -> None:
     """Points, curve, band, and a forecast to 4 times the last compute or the last `predict`."""
     shown = series.x > 0
-    x, y, fitted = series.x[shown], series.y[shown], np.isin(series.x[shown], fit.x)
+    x = series.x[shown]
+    y = series.y[shown]
+    fitted = np.isin(series.x[shown], fit.x)
     for points, fill, text in ((fitted, "C0", "points fitted"), (~fitted, "w", "left out")):
         if points.any():
             axes.plot(x[points], y[points], "o", ms=4, color="C0", mfc=fill, label=text)
@@ -128,7 +130,8 @@ def _draw_variant(axes, label: str, runs: list[FittedRun], color: str) -> None:
     axes.plot([], [], color=color, label=label)
 
     fits = standing([fit for _, fit in runs])
-    start, end = min(fit.x[fit.x > 0][0] for fit in fits), min(fit.C_max for fit in fits)
+    start = min(fit.x[fit.x > 0][0] for fit in fits)
+    end = min(fit.C_max for fit in fits)
     parts = {"-": np.geomspace(start, end, 100)}
     if all(fit.identified for fit in fits):
         parts["--"] = np.geomspace(end, 2 * end, 50)
@@ -143,8 +146,10 @@ def _draw_variant(axes, label: str, runs: list[FittedRun], color: str) -> None:
 def _write(path: Path, axes, runs: Sequence[Series], title: str) -> None:
     """Write the figure, with labels, a title, and the legend below the axes, where it covers no
     curve."""
-    x_names, y_names = {run.x_name.lower() for run in runs}, {run.y_name for run in runs}
-    compute, pass_rate = "compute", "pass rate"
+    x_names = {run.x_name.lower() for run in runs}
+    y_names = {run.y_name for run in runs}
+    compute = "compute"
+    pass_rate = "pass rate"
     if len(x_names) == 1:
         x_name = runs[0].x_name
         compute += f" ({COMPUTE_UNITS.get(x_name, x_name)})"

@@ -96,14 +96,16 @@ def describe(series: Series, fit: Fit, report: dict) -> str:
     # Forecasts, and the test of those from the first half.
     for forecast in report["forecast"]:
         curve = with_interval(forecast["sigmoid"], *forecast["interval"])
-        law, last = forecast["power_law"], forecast["last_value"]
+        law = forecast["power_law"]
+        last = forecast["last_value"]
         baselines = f"power law {law:.3f}, last value {last:.3f}"
         lines.append(f"  forecast at {forecast['x']:.4g}: {curve} ({baselines})")
     test = report["baselines"]["held_out"]
     if "error" in test:
         lines.append(f"  no held-out test: {test['error']}")
     else:
-        came, errors = test["came"], []
+        came = test["came"]
+        errors = []
         for name in FORECASTERS:
             error = f"{test[name]:.3f} ({test[name] - came:+.3f})"
             errors.append(f"{name.replace('_', ' ')} {error}")
@@ -165,7 +167,9 @@ def caption(runs: Sequence[FittedRun]) -> str:
 def runs_table(runs: Sequence[FittedRun]) -> str:
     """Each run with its fit, the forecast from its first half beside what came, and the kinds of
     its warnings. Below it the median errors of the forecasts."""
-    rows, errors, inside = [], [], 0
+    rows = []
+    errors = []
+    inside = 0
     table = variants_table({i: [run] for i, run in enumerate(runs)})
     for row, (series, fit) in zip(table, runs):
         del row["variant"], row["runs"]
@@ -184,7 +188,8 @@ def runs_table(runs: Sequence[FittedRun]) -> str:
         rows.append(row)
         test = report(series, fit)["baselines"]["held_out"]
         if "error" not in test:
-            came, (low, high) = test["came"], test["interval"]
+            came = test["came"]
+            low, high = test["interval"]
             row["forecast from half"] = with_interval(test["sigmoid"], low, high)
             row["came"] = f"{came:.3f}"
             errors.append([abs(test[name] - came) for name in FORECASTERS])
