@@ -49,6 +49,7 @@ def read_flags(
         hint = f"did you mean {near[0]}?" if near else "--help lists all"
         _raise(f"there is no flag for {unknown[0]}; {hint}")
     given = vars(namespace)
+    # The help shows the defaults that follow from the other flags.
     if callable(default):
         default = default(_filled(kind, given))
     if len(texts) < len(arguments):
@@ -61,6 +62,9 @@ def read_flags(
 def flag(field: str) -> str:
     """The flag of a field: --learning-rate for learning_rate."""
     return f"--{field.replace('_', '-')}"
+
+
+# --- How it is done -------------------------------------------------------------------------------
 
 
 def _filled(kind: type, given: dict, default=None):
@@ -118,6 +122,7 @@ def _add_fields(parser: argparse.ArgumentParser, kind: type, default) -> None:
             )
             continue
 
+        # The help ends with the default.
         for name, other in others.items():
             help += f"; {name}: {_in_words(other)}"
         if value not in (None, ()):
@@ -178,6 +183,9 @@ def _read(text: str, words: list[str], types: list[type]):
     valid = [*words, *(numbers[number] for number in types)]
     one_of = "one of " if len(valid) > 1 else ""
     raise argparse.ArgumentTypeError(f"{text!r} is not {one_of}{', '.join(valid)}")
+
+
+# --- Commands -------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ def held_out(x, y, r0: str | float = "first", fit_to: float | None = None, fit_f
     y = np.asarray(y, float)
     if fit_to is None:
         fit_to = x[-1] / 2
+    # The early points are fitted, and the last three are forecast, if they come later.
     early = fit_sigmoid(x, y, r0, fit_from, fit_to)
     first = max(len(x) - 3, np.sum(x <= fit_to))
     later = x[first:]

@@ -24,6 +24,7 @@ B_RANGE = 0.05, 30.0
 def curve_and_gradient(x: Array, theta: Array) -> tuple[Array, Array]:
     """The curves theta (k, 4) at compute (n,): values (k, n), and their derivatives by theta (k, 4,
     n)."""
+    # Each parameter is (k, 1), so that it meets all n points.
     A, log_B, log_mid, R0 = theta.T[:, :, None]
     B = np.exp(log_B)
     with np.errstate(divide="ignore", over="ignore"):
@@ -40,8 +41,10 @@ def limits(x: Array) -> tuple[Array, Array]:
     """Lowest and highest theta searched: C_mid from 1/20 of the first to 1000 times the last
     compute."""
     first, last = x[x > 0][[0, -1]]
-    low = np.array([-np.inf, np.log(B_RANGE[0]), np.log(first / 20), 0.0])
-    return low, np.array([np.inf, np.log(B_RANGE[1]), np.log(last * 1000), 1.0])
+    low_B, high_B = np.log(B_RANGE)
+    low = np.array([-np.inf, low_B, np.log(first / 20), 0.0])
+    high = np.array([np.inf, high_B, np.log(last * 1000), 1.0])
+    return low, high
 
 
 def descend(
@@ -51,8 +54,8 @@ def descend(
     takes ten times as long. Returns the curves of least squares (k, 4), their squared errors (k,),
     and J'J (k, f, f), half of the curvature of the squared error in the free parameters. With
     steps=0 no curve moves."""
-    theta = theta.copy()
     low, high = limits(x)
+    theta = theta.copy()
 
     def evaluate(theta):
         """Squared errors (k,), half of their gradient (k, f, 1), and J'J (k, f, f)."""
@@ -91,7 +94,9 @@ def starting_grid(x: Array) -> tuple[Array, Array]:
     """Curves (504, 4) from 0 to 1, one for each pair of 18 B and 28 C_mid, and their values (504,
     n)."""
     first, last = np.log(x[x > 0][[0, -1]])
-    columns = [1.0], np.linspace(-1.9, 2.7, 18), np.linspace(first - 1, last + 4, 28), [0.0]
+    log_B = np.linspace(-1.9, 2.7, 18)
+    log_mid = np.linspace(first - 1, last + 4, 28)
+    columns = [1.0], log_B, log_mid, [0.0]
     theta = np.stack(np.meshgrid(*columns, indexing="ij"), -1).reshape(-1, 4)
     return theta, curve_and_gradient(x, theta)[0]
 
@@ -140,12 +145,16 @@ def fit_power_law(x: Array, y: Array) -> tuple[float, float, float]:
     B is searched."""
     log_B = np.linspace(np.log(1e-3), np.log(10), 200)
     scale = x[-1]
-    for _ in range(4):  # each round looks closer around the best B of the round before
+    # Each round looks closer around the best B of the round before.
+    for _ in range(4):
         z = (x / scale) ** -np.exp(log_B)[:, None]
         A, slope = lines(z, y)
-        slope = np.where(A > 1, lines(z, y, base=1.0)[1], slope)
+        # A line that would end above 1 ends at 1.
+        _, slope_to_1 = lines(z, y, base=1.0)
+        slope = np.where(A > 1, slope_to_1, slope)
         A = np.minimum(A, 1)
-        i = ((A[:, None] + slope[:, None] * z - y) ** 2).sum(1).argmin()
+        value = A[:, None] + slope[:, None] * z
+        i = ((value - y) ** 2).sum(1).argmin()
         B = np.exp(log_B[i])
         around = np.clip([i - 1, i + 1], 0, len(log_B) - 1)
         log_B = np.linspace(*log_B[around], 30)
@@ -219,13 +228,15 @@ def profile_over_A(
     # interpolated.
     _, (least,), (JJ,) = descend(x, y, best[None], [0, *free], steps=0)
     straight = np.sqrt(inverse(JJ)[0, 0] * excess) + 1e-9
+    bounds = (best_R0, 1.0) if best_A > best_R0 else (0.0, best_R0)
     ends = []
-    for side, bound in zip((-1, 1), (best_R0, 1.0) if best_A > best_R0 else (0.0, best_R0)):
+    for side, bound in zip((-1, 1), bounds):
         room = abs(bound - best_A)
         near = min(straight, room / 8) * np.array([0, 0.5, 0.8, 1, 1.2, 1.6, 2.3, 4])
         far = near[-1] + (room - near[-1]) * np.array([0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1])
         A = best_A + side * np.append(near, far)
-        growth = np.sqrt(np.maximum(best_at(A)[1] - least, 0))
+        _, squares = best_at(A)
+        growth = np.sqrt(np.maximum(squares - least, 0))
         beyond = np.flatnonzero(growth > np.sqrt(excess))
         if beyond.size:  # the first is never 0: there the curve is the best one
             crossing = slice(beyond[0] - 1, beyond[0] + 1)
@@ -234,11 +245,13 @@ def profile_over_A(
 
     # The curves of the profile. The estimate has no ellipse of its own.
     curves, _ = best_at(np.linspace(*ends, 14))
-    curves, squares, JJ = descend(x, y, np.vstack([curves, best, estimate]), free, steps=0)
+    curves = np.vstack([curves, best, estimate])
+    _, squares, JJ = descend(x, y, curves, free, steps=0)
     left = np.maximum(least + excess - squares, 0)
     left[-1] = 0
     profile = Profile(curves, left, inverse(JJ), free)
 
+    # The intervals. The interval of A holds the A that is reported.
     low, high = ends
     intervals = {"A": (float(min(low, estimate[0])), float(max(high, estimate[0])))}
     lowest, highest = limits(x)

@@ -44,6 +44,8 @@ RUNS = "runs.jsonl"  # the logs of all runs of a study in one file
 # The sampled tokens of one step, where tools/export.py has taken a run: in TRL, verl and prime-rl.
 TOKENS_OF_STEP = ("tokens_of_step", "actor/tokens_of_step", "progress/output_tokens")
 
+# --- 1. How lines look ----------------------------------------------------------------------------
+
 # Names with numbers, as console logs print them: 'reward': 0.5 or reward=0.5. A number can be
 # wrapped, as in np.float64(0.5).
 _NAME = r"(?<![^\s,;|(\[{])([A-Za-z_][^\s=:,;|()\[\]{}'\"]*+)"
@@ -68,6 +70,9 @@ CELL = re.compile(r'[\s"]*[-+]?[\d.,]+(e[-+]?\d+)?[\s%"]*', re.I)  # a number in
 parse_json = json.JSONDecoder(parse_int=float).decode  # float: an integer may have any length
 
 
+# --- 2. From a path to a curve --------------------------------------------------------------------
+
+
 def read_log(path: str | os.PathLike, table: Table | None = None, **choices) -> list[Series]:
     """The curves in a log: one, or one for each column that `y` names.
 
@@ -77,11 +82,13 @@ def read_log(path: str | os.PathLike, table: Table | None = None, **choices) -> 
     """
     text = os.fspath(path)
     column = None
+    # FILE:COLUMN, unless a file has this name.
     file, _, last = text.rpartition(":")
     if file and not os.path.exists(text) and os.path.exists(file):
         text = file
         column = last
         choices["y"] = column
+    # A folder gives its name to the run.
     log = _log_in(Path(text))
     name = log.name
     if text == "-":
@@ -101,6 +108,8 @@ def read_joined(logs: Sequence[str], **choices) -> list[Series]:
     the second has no point after its start."""
     if len(logs) != 2:
         raise ValueError(f"--join takes two logs, ours and then the engine's, not {len(logs)}")
+
+    # Our log, with the tokens that it had sampled at its end.
     table = read_table(_log_in(Path(logs[0])))
     if "compute_tokens" not in table.columns:
         problem = "this is no log of ours; --join takes ours first, and then the engine's"
@@ -121,6 +130,7 @@ def read_joined(logs: Sequence[str], **choices) -> list[Series]:
     choices["x"] = choices["x"] or "tokens"
     (theirs,) = read_log(log, table, **choices)
 
+    # Their points come after ours.
     later = theirs.x > 0  # at 0 it measures the model that ours ended with
     if not later.any():
         raise ValueError(f"{log}: no pass rate after its start, so there is nothing to join")
@@ -140,6 +150,9 @@ def read_table(log: Path) -> Table:
     except (json.JSONDecodeError, csv.Error, RecursionError) as error:
         broken = f"broken, cut off or nested too deeply ({error})"
         raise ValueError(f"{broken}: mend it, or write JSON lines") from None
+
+
+# --- 3. Where a log lies --------------------------------------------------------------------------
 
 
 def _log_in(folder: Path) -> Path:
@@ -196,8 +209,12 @@ def _open(log: Path) -> io.BufferedIOBase:
     return binary if binary.seekable() else io.BytesIO(binary.read())
 
 
+# --- 4. Formats -----------------------------------------------------------------------------------
+
+
 def _rows(binary: io.BufferedIOBase, notes: list[str]) -> Rows:
     """The rows of a file. Its first bytes and its first two lines tell its format."""
+    # What is no text is refused.
     head = binary.read(4096)
     binary.seek(0)
     if b"brain.Event:" in head[:64]:
@@ -211,6 +228,8 @@ def _rows(binary: io.BufferedIOBase, notes: list[str]) -> Rows:
     if 10 * len(strange) > len(letters):
         raise ValueError("this is no text: write the log as CSV or JSON lines")
 
+    # JSON begins with a bracket. If the first line is a whole record, more of them follow, one a
+    # line; otherwise the file is one document.
     text = io.TextIOWrapper(binary, encoding, errors="replace")
     lines = _lines(text)
     _, first = next(lines, (0, ""))

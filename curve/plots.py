@@ -59,6 +59,7 @@ def plot_diagnosis(path: Path, series: Series, fit: Fit) -> None:
     figure = Figure(figsize=(15, 4.4), layout="constrained")
     profile, residuals, windows = figure.subplots(1, 3)
 
+    # The growth of the squared error on both sides of the interval of A.
     low, high = fit.interval["A"]
     A = np.linspace(max(1.5 * low - 0.5 * high, 0), min(1.5 * high - 0.5 * low, 1), 100)
     squares = fit.held_at(A)[1]
@@ -67,11 +68,13 @@ def plot_diagnosis(path: Path, series: Series, fit: Fit) -> None:
     title = "growth of the squared error with A held\n(1: the end of the 95 % interval)"
     profile.set(title=title, xlabel="A")
 
+    # If the residuals drift, the sigmoid is not the shape of this run.
     residuals.plot(fit.x, fit.y - fit.predict(fit.x), "o-", ms=4, lw=0.6)
     residuals.axhspan(-fit.rms, fit.rms, alpha=0.15)
     title = f"{series.name}: pass rate minus curve\n(band: rms {fit.rms:.4f})"
     residuals.set(title=title, xlabel=series.x_name)
 
+    # If A follows the window, it rests on a few points.
     every = max(len(fit.x) // 25, 1)
     for C in fit.x[::every]:
         for color, window in (("C0", (0, C)), ("C1", (C, np.inf))):
@@ -87,18 +90,37 @@ def plot_diagnosis(path: Path, series: Series, fit: Fit) -> None:
 
 def _draw_run(axes, series: Series, fit: Fit, predict: Sequence[float]) -> None:
     """Points, curve, band, and a forecast to 4 times the last compute or the last `predict`."""
+    # The axis of compute is logarithmic, so a point at 0 has no place on it.
     shown = series.x > 0
     x = series.x[shown]
     y = series.y[shown]
     fitted = np.isin(series.x[shown], fit.x)
     for points, fill, text in ((fitted, "C0", "points fitted"), (~fitted, "w", "left out")):
         if points.any():
-            axes.plot(x[points], y[points], "o", ms=4, color="C0", mfc=fill, label=text)
+            axes.plot(
+                x[points],
+                y[points],
+                "o",
+                ms=4,
+                color="C0",
+                mfc=fill,
+                label=text,
+            )
     if series.num_examples:
         half = 1.96 * np.sqrt(y * (1 - y) / series.num_examples)
         text = f"95 % of {series.num_examples:.0f} answers"
-        axes.errorbar(x, y, half, fmt="none", ecolor="C0", elinewidth=0.7, alpha=0.6, label=text)
+        axes.errorbar(
+            x,
+            y,
+            half,
+            fmt="none",
+            ecolor="C0",
+            elinewidth=0.7,
+            alpha=0.6,
+            label=text,
+        )
 
+    # The curve goes on as a forecast, and the band covers both.
     first = fit.x[fit.x > 0][0]
     end = max(4 * fit.C_max, 1.2 * series.x[-1], *(1.2 * C for C in predict))
     past = np.geomspace(first / 1.5, fit.C_max, 100)
@@ -108,16 +130,36 @@ def _draw_run(axes, series: Series, fit: Fit, predict: Sequence[float]) -> None:
     future = np.geomspace(fit.C_max, end, 50)
     axes.plot(future, fit.predict(future), "--", color="C0", label="forecast")
     both = np.append(past, future)
-    axes.fill_between(both, *fit.band(both), color="C0", alpha=0.18, lw=0, label="95 % interval")
+    axes.fill_between(
+        both,
+        *fit.band(both),
+        color="C0",
+        alpha=0.18,
+        lw=0,
+        label="95 % interval",
+    )
 
+    # The parameters that are lines, as far as the data shows them.
     if fit.identified:
         axes.axhline(fit.A, color="C3", lw=1, label=f"asymptote A {fit.asymptote}")
         text = f"C_mid {fit.C_mid:.3g}: half of the gain"
         axes.axvline(fit.C_mid, color="C2", lw=1, ls="-.", label=text)
     else:
         low, _ = fit.interval["A"]
-        axes.axhline(low, color="C3", lw=1, ls="--", label=f"A not identified: above {low:.3f}")
-    axes.axhline(fit.R0, color="0.45", lw=1, ls=":", label=f"R0 {fit.R0:.3f}: before training")
+        axes.axhline(
+            low,
+            color="C3",
+            lw=1,
+            ls="--",
+            label=f"A not identified: above {low:.3f}",
+        )
+    axes.axhline(
+        fit.R0,
+        color="0.45",
+        lw=1,
+        ls=":",
+        label=f"R0 {fit.R0:.3f}: before training",
+    )
 
 
 def _draw_variant(axes, label: str, runs: list[FittedRun], color: str) -> None:
@@ -126,7 +168,15 @@ def _draw_variant(axes, label: str, runs: list[FittedRun], color: str) -> None:
     if every seed identifies A."""
     for series, _ in runs:
         later = series.x > 0
-        axes.plot(series.x[later], series.y[later], "o", ms=3.5, color=color, alpha=0.45, mew=0)
+        axes.plot(
+            series.x[later],
+            series.y[later],
+            "o",
+            ms=3.5,
+            color=color,
+            alpha=0.45,
+            mew=0,
+        )
     axes.plot([], [], color=color, label=label)
 
     fits = standing([fit for _, fit in runs])
@@ -146,6 +196,7 @@ def _draw_variant(axes, label: str, runs: list[FittedRun], color: str) -> None:
 def _write(path: Path, axes, runs: Sequence[Series], title: str) -> None:
     """Write the figure, with labels, a title, and the legend below the axes, where it covers no
     curve."""
+    # An axis has the name of a column if all runs have it.
     x_names = {run.x_name.lower() for run in runs}
     y_names = {run.y_name for run in runs}
     compute = "compute"
@@ -161,6 +212,7 @@ def _write(path: Path, axes, runs: Sequence[Series], title: str) -> None:
     axes.xaxis.set_major_formatter("{x:g}")
     axes.grid(alpha=0.25)
 
+    # Short labels stand in two columns. The figure is as high as they need.
     _, labels = axes.get_legend_handles_labels()
     columns = 2 if max(map(len, labels)) < 60 else 1
     lines = title.count("\n") + len(labels) / columns

@@ -21,10 +21,14 @@ from curve.forecast import FORECASTERS, forecasts, held_out
 Row = dict[str, str]
 
 
+# --- 1. One run -----------------------------------------------------------------------------------
+
+
 def report(series: Series, fit: Fit, predict: Sequence[float] = ()) -> dict:
     """All that is known about one run, as --json writes it. A, B and C_mid are None if A is not
     identified."""
-    fit_to = fit.C_max if fit.C_max < series.x[-1] else None  # the points after --fit-to
+    # With --fit-to, the points beyond it are held out; otherwise the second half of the run.
+    fit_to = fit.C_max if fit.C_max < series.x[-1] else None
     try:
         test = held_out(series.x, series.y, fit.r0, fit_to, fit.x[0])
     except ValueError as error:
@@ -78,6 +82,7 @@ def describe(series: Series, fit: Fit, report: dict) -> str:
     window = f"{series.x_name} {fit.x[0]:.4g} to {fit.C_max:.4g}"
     lines = [f"curve       {len(fit.x)} of {len(series.x)} points fitted, {window}"]
     lines += [f"  {note}" for note in series.notes]
+    # The four parameters with their intervals.
     meaning = {
         "A": "asymptote",
         "B": "exponent",
@@ -88,6 +93,7 @@ def describe(series: Series, fit: Fit, report: dict) -> str:
         low, high = fit.interval[name]
         value = "not identified" if report[name] is None else f"{report[name]:.4g}"
         lines.append(f"  {name:6}{value:>15}   95 % [{low:.4g}, {high:.4g}]   {text}")
+    # How far the run goes, and how the points lie around the curve.
     shown = f"C_max/C_mid {fit.reach:.2g} ({100 * fit.gain_made:.0f} % of gain)"
     residuals = f"rms {fit.rms:.4f}, correlation of neighbours {fit.lag_1:.2f}"
     noise = f"; noise of a validation {fit.noise:.4f}" if fit.noise else ""
@@ -115,6 +121,9 @@ def describe(series: Series, fit: Fit, report: dict) -> str:
     return "\n".join(lines)
 
 
+# --- 2. Tables ------------------------------------------------------------------------------------
+
+
 def variants_table(
     variants: dict[str, list[FittedRun]],
     comparisons: Sequence[Comparison] = (),
@@ -130,6 +139,7 @@ def variants_table(
     for variant, runs in variants.items():
         fits = [fit for _, fit in runs]
         row = {"variant": variant, "runs": str(len(fits)), "A": asymptote_of(fits)}
+        # The mean of the seeds, if each of them has its own curve.
         fits = standing(fits)
         known = all(fit.identified and not fit.together for fit in fits)
         for name, form in {"B": ".2f", "C_mid": ".3g"}.items():
@@ -186,6 +196,7 @@ def runs_table(runs: Sequence[FittedRun]) -> str:
             "warnings": kinds or "-",
         }
         rows.append(row)
+        # The forecast from the first half, and how far it was off.
         test = report(series, fit)["baselines"]["held_out"]
         if "error" not in test:
             came = test["came"]
@@ -202,6 +213,9 @@ def runs_table(runs: Sequence[FittedRun]) -> str:
         came = f"{inside} of {len(errors)} came inside their 95 % interval."
         text += f"\n\nMedian error of the forecasts from half of the compute: {medians}. {came}"
     return text
+
+
+# --- 3. Formats of a table ------------------------------------------------------------------------
 
 
 def lines_of(rows: Sequence[Row]) -> list[list[str]]:
