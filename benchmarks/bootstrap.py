@@ -27,7 +27,8 @@ def bootstrap(random, fit: Fit, block: int) -> tuple[float, float]:
     """The 95 % interval of A. block: how many neighbouring residuals are drawn at once."""
     x, y = fit.points
     curve = least_squares.curve_and_gradient(x, fit.profile.theta[-2:-1])[0][0]
-    residuals, A = y - curve, []
+    residuals = y - curve
+    A = []
     for _ in range(RESAMPLES):
         starts = random.integers(len(x), size=-(-len(x) // block))
         drawn = (starts[:, None] + np.arange(block)).ravel()[: len(x)] % len(x)
@@ -45,12 +46,14 @@ def simulated(runs: int = 60) -> None:
         "points  correlation    profile  width    one by one  width    blocks of 4  width"
     )
     for points, correlation in itertools.product((20, 40), (0.0, 0.6)):
-        random, cells = np.random.default_rng(0), []
+        random = np.random.default_rng(0)
+        cells = []
         for _ in range(runs):
             fit = fit_sigmoid(*simulate(random, points, 4, 0.01, correlation))
             intervals = fit.interval["A"], bootstrap(random, fit, 1), bootstrap(random, fit, 4)
             cells.append([(holds(interval, TRUTH["A"]), width(interval)) for interval in intervals])
-        held, widths = np.mean(cells, axis=0)[:, 0], np.median(cells, axis=0)[:, 1]
+        held = np.mean(cells, axis=0)[:, 0]
+        widths = np.median(cells, axis=0)[:, 1]
         columns = zip(held, widths, (11, 14, 15))
         print(
             f"{points:6}{correlation:13.1f}"
@@ -60,7 +63,8 @@ def simulated(runs: int = 60) -> None:
 
 
 def published() -> None:
-    random, ratios = np.random.default_rng(0), []
+    random = np.random.default_rng(0)
+    ratios = []
     for name in ("loo", "recipes", "losses", "thinking"):
         variants, _ = fit_logs(runs_of_study(common.ROOT / "docs" / "study" / name), Options(()))
         for _, fit in itertools.chain(*variants.values()):

@@ -57,10 +57,14 @@ def coverage(draws: int, seed: int) -> None:
         "         r  corrected"
     )
     for points, correlation in itertools.product((20, 40, 75), (0.0, 0.3, 0.6, 0.8)):
-        random, held, figures = np.random.default_rng(seed), [], []
+        random = np.random.default_rng(seed)
+        held = []
+        figures = []
         for _ in range(draws):
             x, y = simulate(random, points, 4, 0.01, correlation)
-            fit, test, later = fit_sigmoid(x, y), held_out(x, y), 2 * x[-1]
+            fit = fit_sigmoid(x, y)
+            test = held_out(x, y)
+            later = 2 * x[-1]
             held.append([
                 holds(plain_interval(x, y), TRUTH["A"]),
                 *(holds(fit.interval[name], TRUTH[name]) for name in ("A", "B", "C_mid")),
@@ -69,7 +73,8 @@ def coverage(draws: int, seed: int) -> None:
             ])  # fmt: skip
             figures.append((np.diff(fit.interval["A"])[0], fit.lag_1, fit.correlation))
         plain, A, B, C_mid, forecast, test = 100 * np.mean(held, axis=0)
-        width, (_, raw, corrected) = np.median(figures, axis=0)[0], np.mean(figures, axis=0)
+        width = np.median(figures, axis=0)[0]
+        _, raw, corrected = np.mean(figures, axis=0)
         print(
             f"{points:6}{correlation:13.1f}{plain:23.0f}{A:6.0f}{B:6.0f}{C_mid:7.0f}{forecast:10.0f}"
             f"{test:10.0f}{width:8.3f}{raw:10.2f}{corrected:11.2f}",
@@ -159,20 +164,22 @@ def identification(draws: int, seed: int) -> None:
         "least, B from .6 to 3, noise .003 to .03, correlation 0, .3 or .6, 20, 40 or 75 points, .35 to .99 of the\n"
         "gain made. Left out: intervals wider than the gain, no ceiling below 1, no rise\n"
     )
-    random, rows = np.random.default_rng(seed), []
+    random = np.random.default_rng(seed)
+    rows = []
     for _ in range(runs):
-        A, made, points = (
-            random.uniform(0.4, 0.95),
-            random.uniform(0.35, 0.99),
-            random.choice([20, 40, 75]),
-        )
+        A = random.uniform(0.4, 0.95)
+        made = random.uniform(0.35, 0.99)
+        points = random.choice([20, 40, 75])
         B, noise = np.exp(random.uniform(np.log([0.6, 0.003]), np.log([3, 0.03])))
         truth = {"A": A, "B": B, "C_mid": 1.0, "R0": random.uniform(0, A - 0.2)}
-        reach, correlation = (made / (1 - made)) ** (1 / B), random.choice([0, 0.3, 0.6])
+        reach = (made / (1 - made)) ** (1 / B)
+        correlation = random.choice([0, 0.3, 0.6])
         fit = fit_sigmoid(*simulate(random, points, reach, noise, correlation, truth))
-        (low, high), gain = fit.interval["A"], fit.A - fit.R0
+        low, high = fit.interval["A"]
+        gain = fit.A - fit.R0
         if high - low < gain and fit.A < 0.9999 and gain > 2 * fit.rms and not fit.fell:
-            scatter, error = fit.rms / np.sqrt(points) / gain, abs(fit.A - A) / (A - truth["R0"])
+            scatter = fit.rms / np.sqrt(points) / gain
+            error = abs(fit.A - A) / (A - truth["R0"])
             rows.append((fit.gain_made, scatter, fit.identified, low <= A, low <= A <= high, error))
     made, scatter, identified, above, inside, error = np.array(rows).T
     calm = scatter <= MOST_SCATTER
@@ -194,7 +201,9 @@ def identification(draws: int, seed: int) -> None:
 
 def speed(_draws: int, seed: int) -> None:
     x, y = simulate(np.random.default_rng(seed), 75, 6, 0.01)
-    R0, later_x, later_y = y[0], x[1:], y[1:]
+    R0 = y[0]
+    later_x = x[1:]
+    later_y = y[1:]
     median = lambda work, repeats: np.median([common.seconds(work) for _ in range(repeats)])
     fast = median(lambda: least_squares.variable_projection(later_x, later_y, R0), 200)
     whole = median(lambda: fit_sigmoid(x, y), 200)

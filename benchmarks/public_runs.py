@@ -70,7 +70,9 @@ class Forecast:
 def public_runs(clones: Path) -> tuple[dict[tuple[str, str, str], Series], dict[str, str]]:
     """The distinct curves by (repository, commit, file and flags), and by file the one that a file
     repeats."""
-    runs, known, repeated = {}, {}, {}
+    runs = {}
+    known = {}
+    repeated = {}
     for repository, commit, folder, file, flags in LOGS:
         clone = clones / repository.replace("/", "+")
         if not clone.exists():
@@ -100,7 +102,8 @@ def forecast(series: Series, part: float) -> Forecast | None:
         test = held_out(series.x, series.y, fit_to=part * series.x[-1])
     except ValueError:
         return None
-    (low, high), came = test["interval"], test["came"]
+    low, high = test["interval"]
+    came = test["came"]
     errors = {name: test[name] - came for name in FORECASTERS}
     return Forecast(came, errors, low <= came <= high, [warning.kind for warning in early.warnings])
 
@@ -128,7 +131,8 @@ def root_mean_square(errors: np.ndarray) -> float:
 
 def run_row(name: str, series: Series) -> list:
     """The line of a run in the table of all runs."""
-    found, how = forecast(series, 1 / 2), state(series)
+    found = forecast(series, 1 / 2)
+    how = state(series)
     figures = (
         [f"{found.came:.3f}", *(f"{error:+.3f}" for error in found.errors.values())]
         if found

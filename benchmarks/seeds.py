@@ -39,7 +39,8 @@ def line(name: str, variants: list[list]) -> None:
         np.array([fit.efficiency_at(np.mean([f.A for f in fits]))[0] for fit in fits])
         for fits in variants
     ]
-    (s, degrees), scatter = pooled(A), [pooled([logs[:, i] for logs in held])[0] for i in (0, 1)]
+    s, degrees = pooled(A)
+    scatter = [pooled([logs[:, i] for logs in held])[0] for i in (0, 1)]
     low, high = s * np.sqrt(
         degrees / chdtri(degrees, [0.025, 0.975])
     )  # all NaN if no variant shows a ceiling
@@ -56,7 +57,9 @@ def together(draws: int = 900) -> None:
         "2, 3 or 5 seeds that scatter by .0075 in A and 5 % in B and C_mid, 12, 20 or 40 points up to 50 to 97 % of\n"
         "the gain, noise .003 to .03, correlation 0 or .4\n"
     )
-    random, rows, alone = np.random.default_rng(0), [], 0
+    random = np.random.default_rng(0)
+    rows = []
+    alone = 0
     for _ in range(draws):
         A, made, points, seeds = (
             *random.uniform((0.4, 0.5), (0.95, 0.97)),
@@ -66,7 +69,9 @@ def together(draws: int = 900) -> None:
             random.uniform(0, A - 0.2),
             *np.exp(random.uniform(np.log([0.8, 0.003]), np.log([3, 0.03]))),
         )
-        reach, correlation, runs = (made / (1 - made)) ** (1 / B), random.choice([0, 0.4]), []
+        reach = (made / (1 - made)) ** (1 / B)
+        correlation = random.choice([0, 0.4])
+        runs = []
         for scatter, *logs in random.standard_normal((seeds, 3)) * (0.0075, 0.05, 0.05):
             scale_B, scale = np.exp(logs)
             truth = {"A": A + scatter, "B": B * scale_B, "C_mid": scale, "R0": R0}

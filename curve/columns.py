@@ -379,7 +379,11 @@ def _counters(table: Table, y: str, rows: Array) -> list[str]:
     """The columns of compute, the best name first: those with values in nearly all of these rows,
     if there are any."""
     known = [name for name in table.names if name != y and _compute_rank(name) is not None]
-    filled = [name for name in known if np.isfinite(table.numbers(name)[rows]).mean() > 0.9]
+    filled = []
+    for name in known:
+        number = np.isfinite(table.numbers(name)[rows]).sum()
+        if number > 0.9 * len(rows):
+            filled.append(name)
     return sorted(filled or known, key=_compute_rank)
 
 

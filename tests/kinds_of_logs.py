@@ -212,7 +212,9 @@ def sentence(folder: Path, number: int, content: bytes) -> str:
         fit_curve.main([str(path)])
     except (ValueError, OSError) as error:
         message = str(error).replace(f"{folder}/", "")
-        assert message.startswith(f"broken{number}") and len(message) < 400 and "\n" not in message
+        assert message.startswith(f"broken{number}")
+        assert len(message) < 400
+        assert "\n" not in message
         return message
     raise AssertionError(f"broken{number} was read")
 

@@ -51,10 +51,8 @@ def test_reads_every_kind(tmp_path):
         assert series.y == pytest.approx(RATES, abs=1.1e-4), source
         costs = {"compute_flops": 1e9, "epoch": 0.01}
         assert np.allclose(series.x, np.array(STEPS) * costs.get(x, 1)), source
-        assert (
-            f"read: x = {x}, y = " in series.notes[0]
-            and f"{len(series.x)} points" in series.notes[0]
-        ), source
+        assert f"read: x = {x}, y = " in series.notes[0], source
+        assert f"{len(series.x)} points" in series.notes[0], source
 
 
 def test_a_folder_is_read_by_the_log_in_it(tmp_path):
@@ -88,7 +86,8 @@ def test_a_run_is_read_out_of_the_file_that_holds_all_runs_of_a_study(tmp_path):
     assert packed_runs(tmp_path) == logs
     for path in (tmp_path / "base-seed0", tmp_path / "base-seed0" / "log.jsonl"):
         (series,) = read_log(path)
-        assert series.name == "base-seed0" and series.y == pytest.approx(np.array(RATES) / 2)
+        assert series.name == "base-seed0"
+        assert series.y == pytest.approx(np.array(RATES) / 2)
         assert "from the validation records" in series.notes[0]
     with pytest.raises(
         ValueError,
@@ -112,7 +111,8 @@ def test_runs_of_a_wide_table_have_steps_of_their_own(tmp_path):
     )
     a, b = read_log(write(tmp_path, "w.csv", table(rows)), y="all")
     assert (a.name, b.name) == (a.y_name, b.y_name) == ("kl 0 - val/acc", "b - val/acc")
-    assert list(b.x) == [s + 1 for s in STEPS] and b.y == pytest.approx(np.array(RATES) / 2)
+    assert list(b.x) == [s + 1 for s in STEPS]
+    assert b.y == pytest.approx(np.array(RATES) / 2)
 
 
 def test_stray_bytes_in_a_console_log(tmp_path):
@@ -127,22 +127,20 @@ def test_stray_bytes_in_a_console_log(tmp_path):
 
 def test_a_half_written_last_line_is_left_out(tmp_path):
     series = read(tmp_path, GOOD + b'{"step": 700, "pa')
-    assert series.y == pytest.approx(RATES) and any(
-        "line 12 is cut off" in note for note in series.notes
-    )
+    assert series.y == pytest.approx(RATES)
+    assert any("line 12 is cut off" in note for note in series.notes)
     assert "line 12: no valid JSON" in refusal(tmp_path, GOOD + b'{"step": 700, "pa\n' + GOOD)
 
 
 def test_validations_are_taken_and_where_decides_otherwise(tmp_path):
     content = json_lines(typed())
     series = read(tmp_path, content)
-    assert (
-        "from the eval records" in series.notes[0]
-        and series.num_examples == 1024
-        and len(series.notes) == 1
-    )
+    assert "from the eval records" in series.notes[0]
+    assert series.num_examples == 1024
+    assert len(series.notes) == 1
     rollouts = read(tmp_path, content, where="type=rollout", y="answer_accuracy")
-    assert set(rollouts.y) == {0.5} and "from the rollout records" in rollouts.notes[0]
+    assert set(rollouts.y) == {0.5}
+    assert "from the rollout records" in rollouts.notes[0]
     assert "measured in training" in rollouts.notes[1]
     assert "type can be eval, rollout, train" in refusal(tmp_path, content, where="type=evil")
     assert "did you mean 'type'" in refusal(tmp_path, content, where="typ=eval")
@@ -187,11 +185,10 @@ def test_rows_of_one_step_are_averaged_when_told(tmp_path):
         *((s, r * f, 10) for s, r in CURVE for f in (1.1, 0.9, 1.0)),
     ]
     series = read(tmp_path, table(rows), mean=True)
-    assert list(series.x) == STEPS and series.y == pytest.approx(RATES)
-    assert (
-        "11 points, each the mean of all with its step (33 in all)" in series.notes[0]
-        and series.num_examples == 30
-    )
+    assert list(series.x) == STEPS
+    assert series.y == pytest.approx(RATES)
+    assert "11 points, each the mean of all with its step (33 in all)" in series.notes[0]
+    assert series.num_examples == 30
 
 
 # The column that is taken, and after the colon the other columns, which hold something else.
@@ -213,7 +210,8 @@ def test_the_better_name_is_taken(tmp_path):
         names = [name for name in others.split() if name != "step"]
         rows = ([s, *(0.3 + 0.001 * (s + i) for i in range(len(names))), r] for s, r in CURVE)
         series = read(tmp_path, table([["step", *names, best], *rows]))
-        assert series.y_name == best and series.y == pytest.approx(RATES), choice
+        assert series.y_name == best, choice
+        assert series.y == pytest.approx(RATES), choice
 
 
 def test_names_of_compute(tmp_path):
@@ -243,9 +241,8 @@ def test_equally_likely_columns_are_both_named_and_none_is_taken(tmp_path):
         tmp_path, two
     )
     curves = read_log(tmp_path / "log", y="eval/aime,eval/math")
-    assert [series.name for series in curves] == ["eval/aime", "eval/math"] and curves[1].y[
-        0
-    ] == 0.1
+    assert [series.name for series in curves] == ["eval/aime", "eval/math"]
+    assert curves[1].y[0] == 0.1
     assert [series.name for series in read_log(tmp_path / "log", y="all")] == [
         "eval/aime",
         "eval/math",
@@ -293,7 +290,8 @@ def test_a_resumed_run_counts_once(tmp_path):
     lines = [{"step": s, "val/acc": 0.0 if s >= 50 else r} for s, r in CURVE if s < 80]
     lines += [{"step": s, "val/acc": r} for s, r in CURVE if s >= 50]
     series = read(tmp_path, json_lines(lines))
-    assert list(series.x) == STEPS and series.y == pytest.approx(RATES)
+    assert list(series.x) == STEPS
+    assert series.y == pytest.approx(RATES)
     assert "left out: 3 whose step comes again later" in series.notes[0]
     again = [
         {"step": s, "loss": i, "val/acc": r}
@@ -310,7 +308,9 @@ def test_a_resumed_run_counts_once(tmp_path):
 
 def test_missing_values_leave_out_their_points(tmp_path):
     rows = [[s, r, 2 * s] for s, r in CURVE]
-    rows[3][1], rows[4][1], rows[5][2] = "nan", "", "NA"
+    rows[3][1] = "nan"
+    rows[4][1] = ""
+    rows[5][2] = "NA"
     series = read(tmp_path, table([["a", "acc", "x"], *rows]))
     assert list(series.x) == [2 * s for s in STEPS[:3] + STEPS[6:]]
     assert "left out: 1 with NaN, 1 without x" in series.notes[0]
@@ -321,9 +321,8 @@ def test_a_line_that_is_none_is_refused_before_it_fills_the_memory(tmp_path, mon
     monkeypatch.setattr(logs, "LONGEST_LINE", 1000)
     assert "the first line has more than 1,000 characters" in refusal(tmp_path, b"a" * 5000)
     document = json.dumps([{"step": s, "acc": r} for s, r in CURVE * 5]).encode()
-    assert len(document) > 1000 and read(tmp_path, document).y == pytest.approx(
-        RATES
-    )  # a document may be one line
+    assert len(document) > 1000  # a document may be one line
+    assert read(tmp_path, document).y == pytest.approx(RATES)
 
 
 def test_many_points_stream_and_are_averaged(tmp_path):
@@ -339,8 +338,10 @@ def test_many_points_stream_and_are_averaged(tmp_path):
     (series,) = read_log(tmp_path / "long.jsonl")
     most_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert len(series.x) <= MOST_POINTS and (series.x[0], series.y[0]) == (0, 0)
-    assert f"{n} points" in series.notes[0] and "neighbours averaged into" in series.notes[0]
+    assert len(series.x) <= MOST_POINTS
+    assert (series.x[0], series.y[0]) == (0, 0)
+    assert f"{n} points" in series.notes[0]
+    assert "neighbours averaged into" in series.notes[0]
     assert most_bytes < 250 * n
 
 
@@ -348,16 +349,17 @@ def test_averaged_points_keep_the_first_and_have_less_noise(tmp_path):
     n = 1 + 3 * (MOST_POINTS - 1)
     rows = [(s, 0.2 + 0.6 * s / n, 100) for s in range(n)]
     series = read(tmp_path, table([("step", "acc", "num_examples"), *rows]))
-    assert len(series.x) == MOST_POINTS and series.num_examples == pytest.approx(300, rel=1e-3)
-    assert (series.x[0], series.y[0]) == (0, 0.2) and np.allclose(
-        series.y, 0.2 + 0.6 * series.x / n
-    )
+    assert len(series.x) == MOST_POINTS
+    assert series.num_examples == pytest.approx(300, rel=1e-3)
+    assert (series.x[0], series.y[0]) == (0, 0.2)
+    assert np.allclose(series.y, 0.2 + 0.6 * series.x / n)
 
 
 def test_standard_input(monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(GOOD)))
     (series,) = read_log("-")
-    assert series.name == "standard input" and series.y == pytest.approx(RATES)
+    assert series.name == "standard input"
+    assert series.y == pytest.approx(RATES)
 
 
 def test_encodings(tmp_path):
@@ -368,7 +370,8 @@ def test_encodings(tmp_path):
 
 def test_the_tables_of_the_docs_are_those_that_come(tmp_path):
     text = (ROOT / "docs" / "formats.md").read_text()
-    assert table_of_kinds(tmp_path) in text and table_of_broken(tmp_path) in text
+    assert table_of_kinds(tmp_path) in text
+    assert table_of_broken(tmp_path) in text
 
 
 def test_fitting_needs_no_more_than_numpy_scipy_and_matplotlib_on_any_system():
