@@ -30,6 +30,7 @@ def bootstrap(random, fit: Fit, block: int) -> tuple[float, float]:
     residuals = y - curve
     A = []
     for _ in range(RESAMPLES):
+        # Enough blocks for all points; a block that goes beyond the end goes on at the start.
         starts = random.integers(len(x), size=-(-len(x) // block))
         drawn = (starts[:, None] + np.arange(block)).ravel()[: len(x)] % len(x)
         A.append(least_squares.variable_projection(x, curve + residuals[drawn], None)[0][0])
@@ -42,7 +43,8 @@ def width(interval) -> float:
 
 def simulated(runs: int = 60) -> None:
     print(
-        f"How often {runs} intervals hold A, in percent, and their median width. Noise .01, C_max/C_mid 4\n\n"
+        f"How often {runs} intervals hold A, in percent, and their median width. "
+        "Noise .01, C_max/C_mid 4\n\n"
         "points  correlation    profile  width    one by one  width    blocks of 4  width"
     )
     for points, correlation in itertools.product((20, 40), (0.0, 0.6)):
@@ -54,12 +56,10 @@ def simulated(runs: int = 60) -> None:
             cells.append([(holds(interval, TRUTH["A"]), width(interval)) for interval in intervals])
         held = np.mean(cells, axis=0)[:, 0]
         widths = np.median(cells, axis=0)[:, 1]
-        columns = zip(held, widths, (11, 14, 15))
-        print(
-            f"{points:6}{correlation:13.1f}"
-            + "".join(f"{100 * h:{n}.0f}{w:7.3f}" for h, w, n in columns),
-            flush=True,
-        )
+        line = f"{points:6}{correlation:13.1f}"
+        for share, width_of_A, letters in zip(held, widths, (11, 14, 15)):
+            line += f"{100 * share:{letters}.0f}{width_of_A:7.3f}"
+        print(line, flush=True)
 
 
 def published() -> None:
@@ -68,16 +68,15 @@ def published() -> None:
     for name in ("loo", "recipes", "losses", "thinking"):
         variants, _ = fit_logs(runs_of_study(common.ROOT / "docs" / "study" / name), Options(()))
         for _, fit in itertools.chain(*variants.values()):
-            if fit.identified and not fit.fell and fit.interval["A"][1] < 0.999:  # not cut off at 1
-                ratios.append(
-                    [
-                        width(bootstrap(random, fit, block)) / width(fit.interval["A"])
-                        for block in (1, 4)
-                    ]
-                )
+            interval = fit.interval["A"]
+            cut_off = interval[1] >= 0.999  # at 1
+            if fit.identified and not fit.fell and not cut_off:
+                widths = [width(bootstrap(random, fit, block)) for block in (1, 4)]
+                ratios.append([each / width(interval) for each in widths])
     low, middle, high = np.quantile(ratios, [0.1, 0.5, 0.9], axis=0)
     print(
-        f"\nWidth beside that of the profile, {len(ratios)} published runs (median, and 80 % of them):"
+        f"\nWidth beside that of the profile, {len(ratios)} published runs "
+        "(median, and 80 % of them):"
     )
     for i, kind in enumerate(("one by one", "blocks of 4")):
         print(f"{kind:12} {middle[i]:.2f} ({low[i]:.2f} to {high[i]:.2f})")

@@ -215,8 +215,8 @@ def test_names_of_compute(tmp_path):
 def test_what_is_never_a_pass_rate(tmp_path):
     names = (
         "format_accuracy acc_std val/acc_min val/acc/std@8 critic/score/max eval_loss lr kl "
-        "entropy eval_time reward/format len alpha_value gpu_util perf/mfu exploration_rate dropout "
-        "eval/failure_rate eval/reward_hacking_rate rewards/mine critic/value"
+        "entropy eval_time reward/format len alpha_value gpu_util perf/mfu exploration_rate "
+        "dropout eval/failure_rate eval/reward_hacking_rate rewards/mine critic/value"
     )
     for column in names.split():
         content = table([["step", column], *CURVE])
