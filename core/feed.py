@@ -181,18 +181,19 @@ class Feed:
 
     # Batches
 
-    def batch(self, step: int) -> list[Group] | None:
-        """The groups to train on at this step. None if every prompt is retired, or if the run
-        ends."""
+    def batch(self, version: int) -> list[Group] | None:
+        """The groups to train this version of the parameters on. None if every prompt is retired,
+        or if the run ends."""
         asynchrony, size = self.settings.recipe.asynchrony, self.settings.groups_per_step
         go_on = self._take_in(wait=False)
         while go_on:
-            self._hand_out(step)
+            self._hand_out(version)
             done = [group for group in self.under_way.values() if group.finished]
             unfinished = [group for group in self.under_way.values() if not group.finished]
             versions_done = [group.version for group in done]
             versions_unfinished = [group.version for group in unfinished]
-            chosen = loss.choose_batch(versions_done, versions_unfinished, step, asynchrony, size)
+            versions = versions_done, versions_unfinished
+            chosen = loss.choose_batch(*versions, version, asynchrony, size)
             if chosen is not None:
                 groups = [self.under_way.pop(done[i].number) for i in chosen]
                 return groups if self._judged(groups) else None
@@ -200,8 +201,8 @@ class Feed:
                 return None
             if not unfinished:  # to wait would be for ever
                 raise RuntimeError(
-                    f"no group is under way but {len(done)} finished ones, too few for step {step},"
-                    " though prompts are left: the work in flight was miscounted"
+                    f"no group is under way but {len(done)} finished ones, too few for step"
+                    f" {version + 1}, though prompts are left: the work in flight was miscounted"
                 )
             go_on = self._take_in()
         return None
@@ -216,14 +217,14 @@ class Feed:
         """Whether every prompt of every source has been retired."""
         return not any(order.left for order in self.orders)
 
-    def _hand_out(self, step: int) -> None:
+    def _hand_out(self, version: int) -> None:
         """Give prompts to the generators: as many groups as the recipe allows and the generators
         can use."""
         settings, asynchrony = self.settings, self.settings.recipe.asynchrony
         kind, _ = loss.parse_asynchrony(asynchrony)
         if kind == "ppo" and self.under_way:
             return
-        most = loss.groups_ahead(asynchrony, settings.groups_per_step, step)
+        most = loss.groups_ahead(asynchrony, settings.groups_per_step, version)
         # A generator gets what its slots hold, and its share of one batch more. The rest would grow
         # old in its queue.
         share = settings.groups_per_step // len(self.generators) + 1

@@ -126,10 +126,10 @@ class Group:
 
 
 class Batch:
-    """A batch of groups as tensors: P groups of G completions each, on the CPU, for this optimizer
-    step."""
+    """A batch of groups as tensors: P groups of G completions each, on the CPU. version: of the
+    parameters that are trained on it."""
 
-    def __init__(self, groups: list[Group], step: int):
+    def __init__(self, groups: list[Group], version: int):
         self.groups = groups
         judged = [pair for group in groups for pair in group.judged()]
         shape = (len(groups), len(groups[0].requests))
@@ -143,7 +143,7 @@ class Batch:
         # How off-policy each sampled token is: the optimizer steps since the parameters that it was
         # sampled with.
         versions = [rollout.versions[rollout.sampled] for rollout in self.rollouts]
-        self.ages_N = step - np.concatenate(versions)
+        self.ages_N = version - np.concatenate(versions)
 
 
 class SharedParameters:

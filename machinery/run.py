@@ -294,11 +294,11 @@ class Run:
         """Whether another step is made."""
         return from_rank_0(step < self.settings.steps and not self.over())
 
-    def batch(self, step: int) -> list[Group] | None:
-        """The groups to train on at this step. None if every prompt is retired, or if the run
-        ends."""
+    def batch(self, version: int) -> list[Group] | None:
+        """The groups to train this version of the parameters on. None if every prompt is retired,
+        or if the run ends."""
         began = time.monotonic()
-        groups = from_rank_0(self.feed.batch(step))  # whole groups of rollouts go to all ranks
+        groups = from_rank_0(self.feed.batch(version))  # whole groups of rollouts go to all ranks
         self.record.waited = began, time.monotonic()
         return groups
 

@@ -14,8 +14,8 @@ class Totals:
     """Sums over the sampled tokens that a step has trained on. Of kept rollouts (kept.py) also the
     values of each token."""
 
-    def __init__(self, step: int, kept_rows: set[int] = frozenset()):
-        self.step = step  # the version of the parameters that are trained
+    def __init__(self, version: int, kept_rows: set[int] = frozenset()):
+        self.version = version  # of the parameters that are trained
         self.kept_rows = kept_rows  # which rollouts of the batch are kept
         self.sums = Counter()  # ints and floats, by name
         self.ratio_max = 0.0
@@ -41,7 +41,7 @@ class Totals:
         # How far the policy has moved, by how many steps old a token is.
         logprobs_N = logprobs_BT[m.sampled_BT]
         log_ratios_N = (logprobs_N - m.generator_logprobs_BT[m.sampled_BT]).abs()
-        ages_N = self.step - m.versions_BT[m.sampled_BT]
+        ages_N = self.version - m.versions_BT[m.sampled_BT]
         for age in ages_N.unique().tolist():
             of_age_N = log_ratios_N[ages_N == age]
             added[f"tokens_age_{age}"] = len(of_age_N)

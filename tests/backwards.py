@@ -26,9 +26,9 @@ TEMPLATE = (
 
 def record(number: str, rng: random.Random, wrong: float = 0.0) -> dict:
     """One problem with its answer, and a solution that may be wrong."""
-    read = "".join(
-        rng.choice("123456789") if rng.random() < wrong else digit for digit in reversed(number)
-    )
+    read = ""
+    for digit in reversed(number):
+        read += rng.choice("123456789") if rng.random() < wrong else digit
     return {
         "problem": f"Write {number} backwards.",
         "solution": f"{read}</think>\\boxed{{{read}}}",
@@ -42,9 +42,8 @@ def write_records(
     """A JSONL file of different problems; returns its path."""
     rng = random.Random(seed)
     numbers = ["".join(chosen) for chosen in itertools.product("123456789", repeat=digits)]
-    path.write_text(
-        "".join(json.dumps(record(one, rng, wrong)) + "\n" for one in rng.sample(numbers, number))
-    )
+    lines = [json.dumps(record(one, rng, wrong)) for one in rng.sample(numbers, number)]
+    path.write_text("\n".join([*lines, ""]))
     return str(path)
 
 
@@ -56,9 +55,8 @@ def make_tokenizer():
 
     said = f"Write 123456789 backwards. 0\n\n{INSTRUCTION}{INTERRUPTION_PHRASE}\\boxed{{}}"
     pieces = dict.fromkeys(["<unk>", *re.findall(PIECE, said)])
-    words = Tokenizer(
-        models.WordLevel({piece: i for i, piece in enumerate(pieces)}, unk_token="<unk>")
-    )
+    ids = {piece: i for i, piece in enumerate(pieces)}
+    words = Tokenizer(models.WordLevel(ids, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.Split(Regex(PIECE), "isolated")
     words.decoder = decoders.Fuse()
     words.add_tokens([AddedToken(text, normalized=False) for text in MARKERS])
@@ -76,8 +74,14 @@ def make_model(folder: Path, hidden: int = 128, layers: int = 4) -> str:
 
     tokenizer = make_tokenizer()
     config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=hidden, intermediate_size=3 * hidden, num_hidden_layers=layers,
-        num_attention_heads=4, max_position_embeddings=2048, bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=None,
-    )  # fmt: skip
+        vocab_size=len(tokenizer),
+        hidden_size=hidden,
+        intermediate_size=3 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        max_position_embeddings=2048,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=None,
+    )
     return save_random(config, folder, tokenizer)

@@ -167,9 +167,9 @@ def test_the_one_page_trains_as_train_py_does(tmp_path, monkeypatch, capsys):
     assert page.count(settings) == 1
     script = tmp_path / "one_page.py"
     script.write_text(page.replace(settings, "\nSTEPS, P, G = 3, 8, 8\n"))
-    flags = ["--asynchrony", "ppo-1", "--thinking-budget", "56", "56", "--steps", "3",
-             "--prompts-per-step", "8", "--completions-per-prompt", "8"]  # fmt: skip
-    run = RealRun(tmp_path, *flags, "--threads", "1")
+    flags = ["--one-process", "--thinking-budget", "56", "56", "--threads", "1"]
+    flags += ["--steps", "3", "--prompts-per-step", "8", "--completions-per-prompt", "8"]
+    run = RealRun(tmp_path, *flags)
     monkeypatch.chdir(ROOT)
     runpy.run_path(str(script))
     printed = re.findall(r"step +\d+ +pass rate ([\d.]+) +loss (\S+)", capsys.readouterr().out)

@@ -28,23 +28,11 @@ def run(folder, *flags, expect=0, name="run"):
     return done.folder, done.text()
 
 
-lines = log
-
-
 def test_a_whole_short_run(tmp_path):
     """With two generators and an update after every step; the screen, and everything that a run
     leaves behind."""
-    flags = [
-        "--steps",
-        "8",
-        "--validation-every",
-        "1",
-        "--generators",
-        "2",
-        "--asynchrony",
-        "pipeline-2",
-    ]
-    folder, printed = run(tmp_path, *flags)
+    processes = ["--generators", "2", "--asynchrony", "pipeline-2"]
+    folder, printed = run(tmp_path, "--steps", "8", "--validation-every", "1", *processes)
     check_log(folder, steps=8, validation_every=1)
     steps, validations = log(folder, "train"), log(folder, "validation")
     for line in validations:
@@ -55,32 +43,21 @@ def test_a_whole_short_run(tmp_path):
             assert later[key] > earlier[key]
     assert max(line["off_policyness_max"] for line in steps) <= 2
     assert max(line["off_policyness_mean"] for line in steps) > 0
-    assert all(
-        line["clipped_fraction"] is None or 0 <= line["clipped_fraction"] <= 1 for line in steps
-    )
-    texts = [
-        path.read_text() for path in (ROOT / "README.md", ROOT / "docs" / "log.md") if path.exists()
-    ]
-    keys = {
-        re.sub(r"(age_)\d+$", r"\g<1>0", key)
-        for line in (steps[-1], validations[-1])
-        for key in line
-    }
-    assert all(f"`{key}`" in "".join(texts) for key in keys), "log.jsonl"
-    assert log(folder)[-1] | {"wall_seconds": 0} == {
-        "kind": "end", "step": 8, "reason": "All steps are made", "wall_seconds": 0
-    }  # fmt: skip
+    for line in steps:
+        assert line["clipped_fraction"] is None or 0 <= line["clipped_fraction"] <= 1
+    explained = (ROOT / "docs" / "log.md").read_text()
+    for key in [*steps[-1], *validations[-1]]:
+        of_any_age = re.sub(r"(age_)\d+$", r"\g<1>0", key)
+        assert f"`{of_any_age}`" in explained, key
+    end = log(folder)[-1]
+    assert end.pop("wall_seconds") > 0
+    assert end == {"kind": "end", "step": 8, "reason": "All steps are made"}
     config = json.loads((folder / "config.json").read_text())
-    assert (
-        config["recipe"]["asynchrony"] == "pipeline-2"
-        and config["versions"]["torch"] == torch.__version__
-    )
+    assert config["recipe"]["asynchrony"] == "pipeline-2"
+    assert config["versions"]["torch"] == torch.__version__
     samples = (folder / "samples.txt").read_text()
-    assert (
-        "=== step 0\n" in samples
-        and "=== step 8\n" in samples
-        and ("right" in samples or "wrong" in samples)
-    )
+    assert "=== step 0\n" in samples and "=== step 8\n" in samples
+    assert "right" in samples or "wrong" in samples
     assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert "devices: generators cpu, cpu with 32, 32 slots; trainers cpu" in printed
     for text in (
@@ -96,11 +73,9 @@ def test_a_whole_short_run(tmp_path):
     trained = load_model(str(folder / "model"), CPU, torch.float32)
     base = load_model(str(ROOT / "data" / "arithmetic_base"), CPU, torch.float32)
     assert any(not torch.equal(a, b) for a, b in zip(trained.parameters(), base.parameters()))
-    assert (
-        not list(folder.rglob("*.partial"))
-        and "warning" not in printed.lower()
-        and "Loading weights" not in printed
-    )
+    assert not list(folder.rglob("*.partial"))
+    assert "warning" not in printed.lower()
+    assert "Loading weights" not in printed
     assert nothing_left()
 
 
@@ -109,22 +84,34 @@ def test_a_whole_short_run(tmp_path):
 SYNCHRONOUS = ["--steps", "8", "--validation-every", "2", "--train-prompts", "20"]
 
 
+COLUMNS = [
+    "kind",
+    "step",
+    "loss",
+    "gradient_norm",
+    "pass_rate",
+    "ratio_max",
+    "compute_tokens",
+    "compute_flops",
+    "epoch",
+    "off_policyness_max",
+    "prompts_retired",
+    "completion_length",
+]
+
+
 def columns(folder):
-    names = ("kind", "step", "loss", "gradient_norm", "pass_rate", "ratio_max", "compute_tokens", "compute_flops",
-             "epoch", "off_policyness_max", "prompts_retired", "completion_length")  # fmt: skip
-    return [[line.get(name) for name in names] for line in log(folder)]
+    return [[line.get(name) for name in COLUMNS] for line in log(folder)]
 
 
 def kept_lines(folder):
     """The groups and validations in rollouts.jsonl, without the times of their completions."""
     kept = [line for _, line in json_lines(folder / "rollouts.jsonl") if line["kind"] != "times"]
-    for completion in (completion for line in kept for completion in line["completions"]):
-        assert 0 < completion.pop("began") < completion.pop("ended")
-    assert (
-        len({(line["kind"], line["step"], line["group"]) for line in kept})
-        == len(kept)
-        == 8 * 2 + 5 * 6
-    )
+    for line in kept:
+        for completion in line["completions"]:
+            assert 0 < completion.pop("began") < completion.pop("ended")
+    different = {(line["kind"], line["step"], line["group"]) for line in kept}
+    assert len(different) == len(kept) == 8 * 2 + 5 * 6
     return kept
 
 
@@ -152,18 +139,15 @@ def test_a_synchronous_run_killed_and_resumed_is_the_run_left_alone(alone, tmp_p
     killed.until_step(5)
     assert killed.children() and killed.verifiers()
     killed.kill()
-    assert (
-        killed.end() == -signal.SIGKILL and nothing_left()
-    )  # within seconds, and no process is left
+    assert killed.end() == -signal.SIGKILL
+    assert nothing_left()  # within seconds, and no process is left
     resumed = RealRun(tmp_path, "--resume", "runs/killed")
     resumed.end_well()
     assert "going on from step" in resumed.text() and "going on from step 0" not in resumed.text()
-    assert columns(killed.folder) == columns(alone) and kept_lines(killed.folder) == kept_lines(
-        alone
-    )
-    assert sorted(path.name for path in killed.folder.iterdir()) == sorted(
-        path.name for path in alone.iterdir()
-    )
+    assert columns(killed.folder) == columns(alone)
+    assert kept_lines(killed.folder) == kept_lines(alone)
+    files, wanted = ([path.name for path in run.iterdir()] for run in (killed.folder, alone))
+    assert sorted(files) == sorted(wanted)
     assert (killed.folder / "samples.txt").read_text() == (alone / "samples.txt").read_text()
 
 
@@ -178,31 +162,21 @@ def test_a_finished_run_goes_further_with_any_number_of_ranks(alone, tmp_path):
     RealRun(tmp_path, "--resume", "runs/run", "--steps", "8", "--trainers", "1").end_well()
     folder = tmp_path / "runs" / "run"
     assert [line["step"] for line in log(folder, "train")] == list(range(1, 9))
-    assert [line["step"] for line in log(folder, "validation")] == [
-        0,
-        2,
-        4,
-        5,
-        6,
-        8,
-    ]  # 5 was an end
+    validated = [line["step"] for line in log(folder, "validation")]
+    assert validated == [0, 2, 4, 5, 6, 8]  # 5 was an end
     for ours, theirs in zip(log(folder, "train"), log(alone, "train")):
-        bound = (
-            1e-3 if ours["step"] <= 3 else 0.1
-        )  # later a last digit has changed a sampled token here and there
+        # Later a last digit has changed a sampled token here and there.
+        bound = 1e-3 if ours["step"] <= 3 else 0.1
         for name in ("loss", "gradient_norm", "pass_rate"):
-            assert ours[name] == pytest.approx(theirs[name], rel=bound, abs=1e-4), (
-                ours["step"],
-                name,
-            )
+            expected = pytest.approx(theirs[name], rel=bound, abs=1e-4)
+            assert ours[name] == expected, (ours["step"], name)
     hours = [line["compute_device_hours"] for line in log(folder) if line["kind"] != "end"]
     assert hours == sorted(hours)
     assert json.loads((folder / "config.json").read_text())["trainers"] == 1
     load_model(str(folder / "model"), CPU, torch.float32)
     assert nothing_left()
-    deadline = (
-        time.monotonic() + 60
-    )  # a test that runs beside this one may have such a folder for a moment
+    # A test that runs beside this one may have such a folder for a moment.
+    deadline = time.monotonic() + 60
     while set(Path("/tmp").glob("trainers-*")) - folders:
         assert time.monotonic() < deadline
         time.sleep(0.1)
@@ -229,24 +203,15 @@ def test_ppo_off_policy_k_trains_k_steps_on_what_one_policy_sampled(tmp_path):
         "    _write(self, parameters, version, rank)\n"
         "SharedParameters.write = write\n"
     )
-    flags = [
-        "--steps",
-        "6",
-        "--validation-every",
-        "2",
-        "--asynchrony",
-        "ppo-3",
-        "--learning-rate",
-        "3e-3",
-    ]
+    flags = ["--steps", "6", "--validation-every", "2"]
+    flags += ["--asynchrony", "ppo-3", "--learning-rate", "3e-3"]
     apply("your_own.md", project(tmp_path, core__rollouts=slow))
     folder, _ = run(tmp_path, *flags, "--loss", "reinforce")
     check_log(folder, steps=6, validation_every=2)
     steps = log(folder, "train")
     assert json.loads((folder / "config.json").read_text())["recipe"]["loss"] == "reinforce"
-    assert any(line["loss"] for line in steps) and all(
-        line["clipped_fraction"] in (0, None) for line in steps
-    )
+    assert any(line["loss"] for line in steps)
+    assert all(line["clipped_fraction"] in (0, None) for line in steps)
     ages = [(line["off_policyness_mean"], line["off_policyness_max"]) for line in steps]
     assert ages == [(0, 0), (1, 1), (2, 2), (0, 0), (1, 1), (2, 2)]
     assert [line["parameters_seconds"] >= 0.3 for line in steps] == [False, False, True] * 2
@@ -268,15 +233,11 @@ def test_a_run_ends_when_every_prompt_of_a_task_of_ones_own_is_retired(tmp_path)
         "    return True\n"
     )
     flags = ["--data", "always", "--defaults", "toy", "--train-prompts", "8", "--steps", "20"]
-    folder, printed = run(
-        project(tmp_path, data__tasks__always=task), *flags, "--length-control", "penalty"
-    )
-    reason = "Every prompt has been retired (pass rate >= 0.9)"
-    assert (
-        reason in printed
-        and log(folder)[-1]["reason"] == reason
-        and log(folder)[-1]["kind"] == "end"
-    )
+    flags += ["--length-control", "penalty"]
+    folder, printed = run(project(tmp_path, data__tasks__always=task), *flags)
+    reason, end = "Every prompt has been retired (pass rate >= 0.9)", log(folder)[-1]
+    assert reason in printed
+    assert (end["kind"], end["reason"]) == ("end", reason)
     steps = log(folder, "train")
     assert 2 <= len(steps) < 20 and steps[-1]["prompts_retired"] == 8
     assert all(line["interrupted_fraction"] == 0 for line in steps)
@@ -288,34 +249,29 @@ def test_a_chat_model_trains_on_mathematics_and_programs_together(tmp_path, chat
     """From files of one's own, in proportion to their weights, each with its own held-out curve;
     experts, in bf16. (The model is random and never right, so all groups are of zero variance; that
     verdicts count is for other tests.)"""
-    problems = [
-        {"question": f"What is {i} times {i + 3}?", "answer": str(i * (i + 3))} for i in range(40)
-    ]
-    tests = [{"input": "3\n", "output": "6\n", "type": "stdin_stdout"}]
-    programs = [
-        {"problem": f"Double a number, {i} times.", "tests": json.dumps(tests)} for i in range(20)
-    ]
-    for name, records in (("sums.jsonl", problems), ("programs.jsonl", programs)):
-        (tmp_path / name).write_text("".join(json.dumps(record) + "\n" for record in records))
-    folder, printed = run(
-        tmp_path, "--model", chat_models["qwen3-moe"], "--data", "sums.jsonl:3", "programs.jsonl:1", "--defaults",
-        "toy", "--prompt-budget", "300", "--thinking-budget", "10", "12", "--answer-budget", "8", "--steps", "3",
-        "--train-prompts", "30", "--asynchrony", "ppo-1", "--dtype", "bfloat16", "--gradient-checkpointing",
-    )  # fmt: skip
+    tests = json.dumps([{"input": "3\n", "output": "6\n", "type": "stdin_stdout"}])
+    with open(tmp_path / "sums.jsonl", "w") as file:
+        for i in range(40):
+            record = {"question": f"What is {i} times {i + 3}?", "answer": str(i * (i + 3))}
+            file.write(json.dumps(record) + "\n")
+    with open(tmp_path / "programs.jsonl", "w") as file:
+        for i in range(20):
+            record = {"problem": f"Double a number, {i} times.", "tests": tests}
+            file.write(json.dumps(record) + "\n")
+    flags = ["--model", chat_models["qwen3-moe"], "--data", "sums.jsonl:3", "programs.jsonl:1"]
+    flags += ["--defaults", "toy", "--steps", "3", "--train-prompts", "30"]
+    flags += ["--prompt-budget", "300", "--thinking-budget", "10", "12", "--answer-budget", "8"]
+    flags += ["--asynchrony", "ppo-1", "--dtype", "bfloat16", "--gradient-checkpointing"]
+    folder, printed = run(tmp_path, *flags)
     validations = log(folder, "validation")
     assert [line["step"] for line in validations] == [0, 3]
     for line in validations:
         assert line["num_examples"] == (4 + 2) * 2  # a tenth of each file is held out
-        assert (
-            line["pass_rate/sums.jsonl"]
-            == line["pass_rate/programs.jsonl"]
-            == line["pass_rate"]
-            == 0
-        )
+        for name in ("pass_rate", "pass_rate/sums.jsonl", "pass_rate/programs.jsonl"):
+            assert line[name] == 0
         assert line["verifier_failures"] == 0 and line["mismatch_mean"] < 0.05
-    assert (
-        printed.count("reached their token limit without ending") == 1
-    )  # said once, and the run goes on
+    # Said once, and the run goes on.
+    assert printed.count("reached their token limit without ending") == 1
     assert printed.count("Prompts are not shared: with --gradient-checkpointing") == 1
     assert all(line["truncated_fraction"] > 0.1 for line in log(folder, "train"))
     state = json.loads((checkpoints(folder)[-1] / "state.json").read_text())
@@ -331,9 +287,7 @@ def test_a_template_that_drops_the_prompt_is_refused(tmp_path, chat_models, caps
     with pytest.raises(SystemExit) as refused:
         run_command(run_train, ["--model", "model", "--prompt-budget", "64"])
     error = capsys.readouterr().err
-    assert (
-        refused.value.code == 2
-        and "its chat template drops the prompt" in error
-        and error.count("\n") == 1
-    )
+    assert refused.value.code == 2
+    assert "its chat template drops the prompt" in error
+    assert error.count("\n") == 1
     assert not (tmp_path / "runs").exists()

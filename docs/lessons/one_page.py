@@ -5,7 +5,7 @@
 It samples, judges and trains in turn, in one process, so a `breakpoint()` works anywhere. The parts
 of the recipe are functions of loss.py, and this page calls them. Its losses are those of
 
-    python train.py --asynchrony ppo-1 --thinking-budget 56 56
+    python train.py --one-process --thinking-budget 56 56
 
 at least until rounding changes a sampled token. What train.py adds is for larger models and longer
 runs: generators that run ahead of the trainer, micro-batches, several GPUs, checkpoints, verifiers
