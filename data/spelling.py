@@ -20,65 +20,65 @@ def table(text: str) -> list[list[str]]:
     return [line.split() for line in text.splitlines() if line.strip()]
 
 
-# ␣ stands for a space.
+# ␣ stands for a space, which ends the name of a command.
 SPELLED = table(
     r"""
-    -        − – — ‒ ﹣ \setminus \backslash
-    *        \times \cdot \ast × · ⋅ ∙ • ∗
-    /        ∕ ⁄ ÷ \div
-    \pm      ±
-    \approx  ≈ ≃
-    <        \lt
-    >        \gt
-    \le      <= \leq \leqslant ≤ ⩽
-    \ge      >= \geq \geqslant ≥ ⩾
-    \ne      != \neq ≠
-    \in      ∈
-    \cup     ∪
-    ,␣       \lor \vee
-    \infty   ∞ \infinity
+    -          − – — ‒ ﹣ \setminus \backslash
+    *          \times \cdot \ast × · ⋅ ∙ • ∗
+    /          ∕ ⁄ ÷ \div
+    \pm␣       ±
+    \approx␣   ≈ ≃
+    <          \lt
+    >          \gt
+    \le␣       <= \leq \leqslant ≤ ⩽
+    \ge␣       >= \geq \geqslant ≥ ⩾
+    \ne␣       != \neq ≠
+    \in␣       ∈
+    \cup␣      ∪
+    ,␣         \lor \vee
+    \infty␣    ∞ \infinity
 
-    (        \langle ⟨ 〈
-    )        \rangle ⟩ 〉
-    \{       \lbrace
-    \}       \rbrace
-    |        \lvert \rvert \vert \mid
-    "        “ ” „
-    '        ’ ‘ ′
+    (          \langle ⟨ 〈
+    )          \rangle ⟩ 〉
+    \{         \lbrace
+    \}         \rbrace
+    |          \lvert \rvert \vert \mid
+    "          “ ” „
+    '          ’ ‘ ′
 
-    \frac    \dfrac \tfrac \cfrac \nicefrac \sfrac
-    \binom   \dbinom \tbinom
-    \sqrt    √
-    \emptyset ∅ \varnothing
-    \reals   ℝ
+    \frac␣     \dfrac \tfrac \cfrac \nicefrac \sfrac
+    \binom␣    \dbinom \tbinom
+    \sqrt␣     √
+    \emptyset␣ ∅ \varnothing
+    \reals␣    ℝ
 
-    \pi      π
-    α        \alpha
-    β        \beta
-    γ        \gamma
-    δ        \delta
-    ε        \epsilon \varepsilon
-    η        \eta
-    θ        \theta
-    κ        \kappa
-    λ        \lambda
-    μ        \mu
-    ξ        \xi
-    ρ        \rho
-    σ        \sigma
-    τ        \tau
-    φ        \phi \varphi
-    ψ        \psi
-    ω        \omega
-    Δ        \Delta
-    Γ        \Gamma
-    Ω        \Omega
-    ℓ        \ell
+    \pi␣       π
+    α␣         \alpha
+    β␣         \beta
+    γ␣         \gamma
+    δ␣         \delta
+    ε␣         \epsilon \varepsilon
+    η␣         \eta
+    θ␣         \theta
+    κ␣         \kappa
+    λ␣         \lambda
+    μ␣         \mu
+    ξ␣         \xi
+    ρ␣         \rho
+    σ␣         \sigma
+    τ␣         \tau
+    φ␣         \phi \varphi
+    ψ␣         \psi
+    ω␣         \omega
+    Δ␣         \Delta
+    Γ␣         \Gamma
+    Ω␣         \Omega
+    ℓ␣         \ell
 
-    ␣"deg"␣  ° \degree \circ
-    %        \%
-    ¤        \$
-    ␣        \, \; \: \> \( \) \[ \] \quad \qquad \thinspace
+    ␣"deg"␣    ° \degree \circ
+    %          \%
+    ¤          \$
+    ␣          \, \; \: \> \( \) \[ \] \quad \qquad \thinspace
 """
 )
 # In the singular. The last lines are parts of units.
@@ -126,15 +126,7 @@ NO_UNIT = set(
     rather except unless possibly rounded approximately negative below roughly or so ten
     """.split()
 )
-
-
-def in_text(sign: str) -> str:
-    """A sign of SPELLED as a text has it. A space ends the name of a command."""
-    sign = sign.replace("␣", " ")
-    return f"{sign} " if sign[-1].isalpha() else sign
-
-
-SPELLING_OF = {other: in_text(sign) for sign, *others in SPELLED for other in others}
+SPELLING_OF = {other: sign.replace("␣", " ") for sign, *others in SPELLED for other in others}
 UNIT_OF = {word: line[0] for line in UNITS for word in line}
 UNIT_OF |= dict.fromkeys(NOTHING.split(), "")
 
@@ -152,10 +144,6 @@ class Rule(NamedTuple):
         return re.sub(self.pattern, self.replacement, text)
 
 
-def respelled(sign: re.Match) -> str:
-    return SPELLING_OF.get(sign[0], sign[0])
-
-
 def plain(character: re.Match) -> str:
     """Wide or bold characters as usual ones. Those without a width vanish."""
     if unicodedata.category(character[0]) == "Cf":
@@ -166,10 +154,6 @@ def plain(character: re.Match) -> str:
 def scientific(power: re.Match) -> str:
     factor, exponent = power[1] or "1", power[2]
     return f"{factor.strip(' *x')}e{exponent.strip('{ }')} "
-
-
-def without_separators(digits: re.Match) -> str:
-    return re.sub("[ ,]", "", digits[0])
 
 
 # Parts of patterns
@@ -198,7 +182,7 @@ RULES = [
         r"""(?x) \\[a-zA-Z]+ | \\.      # a command
             | [<>]= | (?<!\d)!=         # != in plain text, but not in 5!=120
             | [^\w\s] | [^\W\d_a-zA-Z]  # a sign, or a letter that is not Latin""",
-        respelled,
+        lambda sign: SPELLING_OF.get(sign[0], sign[0]),
         r"x\leq1 → x\le 1",
         "5!=120",
     ),
@@ -318,7 +302,7 @@ RULES = [
         r"""(?x) (?<! [\d.,] ) (?<! \d[ ] ) \d{1,3}
             (?: (?:,\d{3})+ (?! [^([]* [])] | [^{]* \\\} ) | (?:[ ]\d{3})+ )
             (?! ,?\d | [ ]\d )""",
-        without_separators,
+        lambda digits: re.sub("[ ,]", "", digits[0]),
         "12,345 → 12345",
         "(12,345)",
     ),
