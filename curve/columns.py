@@ -407,59 +407,47 @@ def _best_compute(table: Table, counters: list[str], rows: Array) -> str:
 
 def _series(table: Table, name: str, y: str, reading: Reading) -> Series:
     """The curve of the pass rate y."""
-    for row, text in table.texts.get(y, {}).items():
-        if table.chosen[row]:
-            wrong = f"{table.place(row)}: {y} = {text[:40]!r}"
-            raise ValueError(f"{wrong} is not a number: mend or remove it")
+    _refuse_texts(table, y)
     rows = table.rows(y)
     pass_rate = table.numbers(y)
     nan = np.isnan(pass_rate[rows])
     rows = rows[~nan]
+    left_out = {"with NaN": nan.sum()}  # rows, by the reason
 
-    # The column that tells which rows are of one step.
+    # The column that tells which rows are of one step, and one row for each step.
     counters = _counters(table, y, rows)
-    x = reading.x
-    step = next(filter(STEP.fullmatch, counters), None)
-    if step is None:
-        step = x if x in table.names else _best_compute(table, counters, rows)
-
-    # A step has one point: the mean of its rows, or the last of them if the run was resumed.
-    steps = table.numbers(step)[rows]
+    step = next(filter(STEP.fullmatch, counters), reading.x)
+    if step not in table.names:
+        step = _best_compute(table, counters, rows)
     number = len(rows)
     if reading.mean:
-        _, first, group = np.unique(steps, return_index=True, return_inverse=True)
-        means = np.bincount(group, pass_rate[rows]) / np.bincount(group)
-        rows = rows[first]
-        pass_rate[rows] = means
+        rows, pass_rate = _means_of_steps(table.numbers(step), pass_rate, rows)
     else:
         _refuse_several_curves(table, step, y, rows)
-        rows = rows[_last_of_each(steps)]
-    repeated = number - len(rows)
+        rows = rows[_last_of_each(table.numbers(step)[rows])]
+        repeats = f"whose {step} comes again later, as in a resumed run"
+        left_out[repeats] = number - len(rows)
 
     # A point needs its compute, too.
-    x = x or _best_compute(table, counters, rows)
+    x = reading.x or _best_compute(table, counters, rows)
     table.require(x, "--x")
     compute = table.numbers(x)
     missing = np.isnan(compute[rows])
     if missing.all():
         raise ValueError(f"no line has a value of {x!r} and of {y!r}")
+    left_out[f"without {x}"] = missing.sum()
     rows = rows[~missing]
-    compute = compute[rows]
-    pass_rate = pass_rate[rows]
+    compute, pass_rate = compute[rows], pass_rate[rows]
     if reading.percent:
         pass_rate = pass_rate / 100
     check_curve(compute, pass_rate, lambda i: table.place(rows[i]), (x, y))
 
     # Notes say what was read, and what was not.
-    left_out = {"with NaN": nan.sum()}
     note = f"read: x = {x}, y = {y}, {len(rows)} points"
     if table.source:
         note += f", from the {table.source} records"
     if reading.mean:
         note += f", each the mean of all with its {step} ({number} in all)"
-    else:
-        left_out[f"whose {step} comes again later, as in a resumed run"] = repeated
-    left_out[f"without {x}"] = missing.sum()
     reasons = [f"{count} {reason}" for reason, count in left_out.items() if count]
     if reasons:
         note += f"; left out: {', '.join(reasons)}"
@@ -469,8 +457,7 @@ def _series(table: Table, name: str, y: str, reading: Reading) -> Series:
     if num_examples and reading.mean:
         num_examples *= number / len(rows)
     if len(rows) > MOST_POINTS:
-        compute = _neighbours_averaged(compute)
-        pass_rate = _neighbours_averaged(pass_rate)
+        compute, pass_rate = _neighbours_averaged(compute), _neighbours_averaged(pass_rate)
         num_examples = num_examples and num_examples * len(rows) / len(compute)
         note += f"; neighbours averaged into {len(compute)}"
     notes = [note, *table.notes]
@@ -480,6 +467,22 @@ def _series(table: Table, name: str, y: str, reading: Reading) -> Series:
             "do otherwise"
         )
     return Series(name, compute, pass_rate, x, y, num_examples, tuple(notes))
+
+
+def _refuse_texts(table: Table, y: str) -> None:
+    """ValueError, naming the first, if a pass rate is a text."""
+    for row, text in table.texts.get(y, {}).items():
+        if table.chosen[row]:
+            wrong = f"{table.place(row)}: {y} = {text[:40]!r}"
+            raise ValueError(f"{wrong} is not a number: mend or remove it")
+
+
+def _means_of_steps(steps: Array, pass_rate: Array, rows: Array) -> tuple[Array, Array]:
+    """The first of these rows for each step, and the pass rates with the mean of a step there."""
+    _, first, group = np.unique(steps[rows], return_index=True, return_inverse=True)
+    means = np.bincount(group, pass_rate[rows]) / np.bincount(group)
+    pass_rate[rows[first]] = means
+    return rows[first], pass_rate
 
 
 def _num_examples(table: Table, y: str, rows: Array) -> float | None:

@@ -90,35 +90,7 @@ def plot_diagnosis(path: Path, series: Series, fit: Fit) -> None:
 
 def _draw_run(axes, series: Series, fit: Fit, predict: Sequence[float]) -> None:
     """Points, curve, band, and a forecast to 4 times the last compute or the last `predict`."""
-    # The axis of compute is logarithmic, so a point at 0 has no place on it.
-    shown = series.x > 0
-    x = series.x[shown]
-    y = series.y[shown]
-    fitted = np.isin(series.x[shown], fit.x)
-    for points, fill, text in ((fitted, "C0", "points fitted"), (~fitted, "w", "left out")):
-        if points.any():
-            axes.plot(
-                x[points],
-                y[points],
-                "o",
-                ms=4,
-                color="C0",
-                mfc=fill,
-                label=text,
-            )
-    if series.num_examples:
-        half = 1.96 * np.sqrt(y * (1 - y) / series.num_examples)
-        text = f"95 % of {series.num_examples:.0f} answers"
-        axes.errorbar(
-            x,
-            y,
-            half,
-            fmt="none",
-            ecolor="C0",
-            elinewidth=0.7,
-            alpha=0.6,
-            label=text,
-        )
+    _draw_points(axes, series, fit)
 
     # The curve goes on as a forecast, and the band covers both.
     first = fit.x[fit.x > 0][0]
@@ -160,6 +132,39 @@ def _draw_run(axes, series: Series, fit: Fit, predict: Sequence[float]) -> None:
         ls=":",
         label=f"R0 {fit.R0:.3f}: before training",
     )
+
+
+def _draw_points(axes, series: Series, fit: Fit) -> None:
+    """The points of a run, with error bars if the number of answers is known."""
+    # The axis of compute is logarithmic, so a point at 0 has no place on it.
+    shown = series.x > 0
+    x = series.x[shown]
+    y = series.y[shown]
+    fitted = np.isin(series.x[shown], fit.x)
+    for points, fill, text in ((fitted, "C0", "points fitted"), (~fitted, "w", "left out")):
+        if points.any():
+            axes.plot(
+                x[points],
+                y[points],
+                "o",
+                ms=4,
+                color="C0",
+                mfc=fill,
+                label=text,
+            )
+    if series.num_examples:
+        half = 1.96 * np.sqrt(y * (1 - y) / series.num_examples)
+        text = f"95 % of {series.num_examples:.0f} answers"
+        axes.errorbar(
+            x,
+            y,
+            half,
+            fmt="none",
+            ecolor="C0",
+            elinewidth=0.7,
+            alpha=0.6,
+            label=text,
+        )
 
 
 def _draw_variant(axes, label: str, runs: list[FittedRun], color: str) -> None:
