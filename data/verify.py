@@ -342,7 +342,7 @@ def work(memory_gib: float) -> None:
 
 
 def score_of(task: ModuleType, problem: Problem, completion: str) -> float:
-    """The score of a completion. TypeError if the task returns no score; or what the task raises."""
+    """The score of a completion. Raises TypeError if it is none, or what the task raises."""
     value = task.score(problem, completion)
     if not hasattr(value, "__float__") or not 0 <= float(value) <= 1:  # numpy's numbers have it
         said = f"{problem.task}.score returned {value!r:.80}"
