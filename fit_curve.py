@@ -1,9 +1,9 @@
 """Fit the ScaleRL curve to the log of any RL run, and say how far to trust it.
 
     python fit_curve.py data/examples/simulated.csv --predict 1e16 --plot fit.png
-    python fit_curve.py docs/study/loo/scalerl-seed0                       # a run of ours; also runs/NAME
+    python fit_curve.py docs/study/loo/scalerl-seed0                # a run of ours; also runs/NAME
     python fit_curve.py --compare docs/study/recipes/dapo-seed2 docs/study/recipes/grpo-seed2
-    python fit_curve.py --compare base=b0.csv,b1.csv scalerl=s0.csv,s1.csv --x gpu_hours --y pass_rate
+    python fit_curve.py --compare base=b0.csv,b1.csv scalerl=s0.csv,s1.csv --x gpu_hours --y acc
 
 The pass rate R after compute C is a sigmoid in log C (Khatri et al., arXiv 2510.13786, sec. 2.1):
 
@@ -16,11 +16,15 @@ The pass rate R after compute C is a sigmoid in log C (Khatri et al., arXiv 2510
 
 What happens, in this order:
 
-    1. read       a log becomes a table (curve/logs.py), and two of its columns a curve's points (curve/columns.py)
+    1. read       a log becomes a table (curve/logs.py); two of its columns become the points of a
+                  curve (curve/columns.py)
     2. fit        A, B and C_mid of least squares, with R0 held at the first point (curve/fit.py)
-    3. intervals  over the curves that fit about as well; wider if neighbours correlate (curve/least_squares.py)
-    4. judge      what the data does not show is not reported, such as an asymptote after half a rise (curve/fit.py)
-    5. forecast   at more compute, beside a power law and the last value; and from the first half (curve/forecast.py)
+    3. intervals  over the curves that fit about as well; wider if neighbours correlate
+                  (curve/least_squares.py)
+    4. judge      what the data does not show is not reported, such as an asymptote after half a
+                  rise (curve/fit.py)
+    5. forecast   at more compute, beside a power law and the last value; and from the first half
+                  (curve/forecast.py)
     6. compare    each variant with the first: ceilings, then efficiency (A.8; curve/comparison.py)
     7. report     in words and as a table (curve/report.py), as a picture (curve/plots.py), as JSON
 
@@ -49,7 +53,8 @@ class Options:
     """How logs are fitted and compared."""
 
     logs: tuple[str, ...] = option(
-        help="LOG, FILE:COLUMN or -; with --compare variants, [NAME=]LOG[,LOG...]: seeds with commas; or the folder of a study"
+        help="LOG, FILE:COLUMN or -; with --compare variants, [NAME=]LOG[,LOG...]: seeds with "
+        "commas; or the folder of a study"
     )
     reading: Reading = Reading()
     fit_from: float = option(0.0, "leave out the points before this compute")
@@ -64,7 +69,8 @@ class Options:
     compare: bool = option(False, "the logs are variants, and each is compared with the first")
     seed_scatter: tuple[float, float] = option(
         SEED_SCATTER,
-        "compared runs: the standard deviation between seeds that is expected, of A, and of log B and log C_mid",
+        "compared runs: the standard deviation between seeds that is expected, of A, and of log B "
+        "and log C_mid",
     )
     verbose: bool = option(
         False, "with --compare, all of each run, and the reasons for each verdict"
@@ -87,18 +93,20 @@ def named_logs(options: Options) -> list[tuple[str, str]]:
         return [("", options.logs)]
     logs = []
     for argument in options.logs:
-        if options.compare and (runs := runs_of_study(Path(argument))):
-            logs += runs
-            continue
-        variant, paths = "", [argument]
+        variant = ""
+        paths = [argument]
         if options.compare and not Path(argument).exists():
             name, text = re.fullmatch(r"(?:([^=,/]+)=)?(.*)", argument).groups()
-            variant, paths = name or (text if "," in text else ""), text.split(",")
+            paths = text.split(",")
+            # Seeds without a name have their text as one.
+            unnamed = text if len(paths) > 1 else ""
+            variant = name or unnamed
         if "" in paths:
             raise ValueError(
                 f"{argument!r} names no log, where one is expected: write NAME=LOG,LOG"
             )
-        logs += [(variant, path) for path in paths]
+        study = runs_of_study(Path(argument)) if options.compare else []
+        logs += study or [(variant, path) for path in paths]
     return logs
 
 
@@ -107,23 +115,19 @@ def fit_logs(
 ) -> tuple[dict[str, list[FittedRun]], list[str]]:
     """The fitted runs of these logs, (variant, path) each, by variant; and the reasons why others
     cannot be fitted. A run whose variant is "" is a variant by itself."""
-    variants, unfit = {}, []
+    read = read_joined if options.join else read_log
+    how = (options.r0, options.fit_from, options.fit_to)
+    variants = {}
+    unfit = []
     for variant, path in logs:
         try:
-            curves = (read_joined if options.join else read_log)(path, **vars(options.reading))
+            curves = read(path, **vars(options.reading))
         except (ValueError, OSError) as error:
             unfit.append(str(error))
             continue
         for series in curves:
             try:
-                fit = fit_sigmoid(
-                    series.x,
-                    series.y,
-                    options.r0,
-                    options.fit_from,
-                    options.fit_to,
-                    series.num_examples,
-                )
+                fit = fit_sigmoid(series.x, series.y, *how, series.num_examples)
             except ValueError as error:
                 run = "" if series.name in str(path) else f"{series.name}: "
                 unfit.append(f"{path}: {run}{error}")
@@ -145,6 +149,8 @@ def main(arguments: list[str]) -> int:
         raise ValueError("--predict: compute must be positive and finite")
     if not all(0 <= value < float("inf") for value in options.seed_scatter):
         raise ValueError("--seed-scatter: two standard deviations, which are never negative")
+
+    # Every run is fitted alone. The seeds of a variant may then share one A.
     variants, unfit = fit_logs(named_logs(options), options)
     if not variants:
         raise ValueError(unfit[0])
@@ -155,17 +161,18 @@ def main(arguments: list[str]) -> int:
     rows = variants_table(variants, comparisons, *options.predict[:1])
     left_out = [f"left out, since it gives no curve: {reason}" for reason in unfit]
 
+    # In words: the runs, the table of the variants, and the reasons for the verdicts.
     paragraphs = []
     if not options.compare or options.verbose:
-        paragraphs += [
-            f"{run[0].name}\n{describe(*run, numbers)}" for run, numbers in zip(runs, reports)
-        ]
+        for (series, fit), numbers in zip(runs, reports):
+            paragraphs.append(f"{series.name}\n{describe(series, fit, numbers)}")
     if options.compare:
         paragraphs.append(f"{caption(runs)}\n\n{markdown(rows)}")
     if options.verbose or len(comparisons) == 1:
         paragraphs += [f"{' and '.join(each.variants)}: {each.sentence}" for each in comparisons]
     paragraphs += left_out
 
+    # Into files. If one cannot be written, nothing is printed.
     if options.table:
         write_table(options.table, rows, runs, left_out)
     if options.plot:
@@ -174,9 +181,8 @@ def main(arguments: list[str]) -> int:
         plot_diagnosis(options.diagnose, *runs[0])
     if options.json:
         results = {"runs": reports, "variants": rows, "comparisons": comparisons, "left_out": unfit}
-        write_whole(
-            options.json, json.dumps(results, indent=1, allow_nan=False, default=asdict) + "\n"
-        )
+        text = json.dumps(results, indent=1, allow_nan=False, default=asdict)
+        write_whole(options.json, text + "\n")
     print("\n\n".join(paragraphs))
     return 0
 

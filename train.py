@@ -103,7 +103,7 @@ def train(rank: int, start: Start, run: Run | None = None) -> None:
     torch.set_num_threads(cpu_threads(settings))
 
     # With several ranks, or in bf16, the model is sharded by FSDP: each rank keeps its part of the
-    # parameters in fp32, and a layer is gathered while it is called, in bf16 if that is its dtype.
+    # parameters, in fp32. A layer is gathered while it is called, in bf16 if that is its dtype.
     policy = make_policy(settings, run.model, device)
     # On a GPU AdamW is fused: otherwise it takes 4 bytes a parameter more, and is slower.
     optimizer = torch.optim.AdamW(

@@ -1,10 +1,11 @@
 """How far the verdicts of data/tasks/mathematics.py agree with those of Math-Verify: pip install
 math-verify==0.9.0
 
-    python benchmarks/agreement.py outputs.jsonl          # lines with "gold", "answer", and perhaps "problem", "label"
+    python benchmarks/agreement.py outputs.jsonl
 
-The answer is what stands in the box. A label is the verdict of others: true or false. The table has
-one line for each file. With --list it is followed by all pairs on which the two do not agree.
+The lines of the file have "gold" and "answer", and perhaps "problem" and "label". The answer is
+what stands in the box. A label is the verdict of others: true or false. The table has one line for
+each file. With --list it is followed by all pairs on which the two do not agree.
 """
 
 import argparse
@@ -17,11 +18,9 @@ from data import Problem
 from data.tasks.mathematics import equal, score
 
 SECONDS = 60  # of Math-Verify for a text; its own 5 are too few on a machine that is busy
-HEAD = (
-    "| file | pairs | both right | both wrong | only ours right | only theirs right | agree |\n"
-    + "|---" * 7
-    + "|"
-)
+HEAD = """\
+| file | pairs | both right | both wrong | only ours right | only theirs right | agree |
+|---|---|---|---|---|---|---|"""
 
 
 def ours(row: dict) -> bool:
@@ -41,16 +40,17 @@ def theirs(row: dict) -> bool:
     return verify(gold, answer, timeout_seconds=SECONDS)
 
 
+def labelled(row: dict) -> bool:
+    return bool(row["label"])
+
+
 def line(name: str, pairs: list[tuple[bool, bool]]) -> str:
     """A line of the table, for (verdict, other verdict) of each pair."""
-    counts = [
-        pairs.count(pair) for pair in ((True, True), (False, False), (True, False), (False, True))
-    ]
-    return (
-        f"| {name} | {len(pairs):,} | "
-        + " | ".join(map(str, counts))
-        + f" | {sum(counts[:2]) / len(pairs):.1%} |"
-    )
+    both_right, both_wrong = pairs.count((True, True)), pairs.count((False, False))
+    ours_right, theirs_right = pairs.count((True, False)), pairs.count((False, True))
+    agree = (both_right + both_wrong) / len(pairs)
+    counts = f"{both_right} | {both_wrong} | {ours_right} | {theirs_right}"
+    return f"| {name} | {len(pairs):,} | {counts} | {agree:.1%} |"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -68,7 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--list", action="store_true", help="print the pairs on which they do not agree"
     )
     flags = parser.parse_args(arguments)
-    others = theirs if flags.against == "math-verify" else (lambda row: bool(row["label"]))
+    others = theirs if flags.against == "math-verify" else labelled
     print(HEAD)
     for file in flags.files:
         rows = [json.loads(text) for text in file.read_text().splitlines() if text.strip()]
@@ -76,10 +76,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(line(file.stem, pairs))
         for row, (our, other) in zip(rows, pairs):
             if flags.list and our != other:
-                print(
-                    json.dumps({"ours": our, flags.against: other} | row, ensure_ascii=False),
-                    file=sys.stderr,
-                )
+                shown = {"ours": our, flags.against: other} | row
+                print(json.dumps(shown, ensure_ascii=False), file=sys.stderr)
     return 0
 
 

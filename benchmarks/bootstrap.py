@@ -27,8 +27,10 @@ def bootstrap(random, fit: Fit, block: int) -> tuple[float, float]:
     """The 95 % interval of A. block: how many neighbouring residuals are drawn at once."""
     x, y = fit.points
     curve = least_squares.curve_and_gradient(x, fit.profile.theta[-2:-1])[0][0]
-    residuals, A = y - curve, []
+    residuals = y - curve
+    A = []
     for _ in range(RESAMPLES):
+        # Enough blocks for all points; a block that goes beyond the end goes on at the start.
         starts = random.integers(len(x), size=-(-len(x) // block))
         drawn = (starts[:, None] + np.arange(block)).ravel()[: len(x)] % len(x)
         A.append(least_squares.variable_projection(x, curve + residuals[drawn], None)[0][0])
@@ -41,39 +43,40 @@ def width(interval) -> float:
 
 def simulated(runs: int = 60) -> None:
     print(
-        f"How often {runs} intervals hold A, in percent, and their median width. Noise .01, C_max/C_mid 4\n\n"
+        f"How often {runs} intervals hold A, in percent, and their median width. "
+        "Noise .01, C_max/C_mid 4\n\n"
         "points  correlation    profile  width    one by one  width    blocks of 4  width"
     )
     for points, correlation in itertools.product((20, 40), (0.0, 0.6)):
-        random, cells = np.random.default_rng(0), []
+        random = np.random.default_rng(0)
+        cells = []
         for _ in range(runs):
             fit = fit_sigmoid(*simulate(random, points, 4, 0.01, correlation))
             intervals = fit.interval["A"], bootstrap(random, fit, 1), bootstrap(random, fit, 4)
             cells.append([(holds(interval, TRUTH["A"]), width(interval)) for interval in intervals])
-        held, widths = np.mean(cells, axis=0)[:, 0], np.median(cells, axis=0)[:, 1]
-        columns = zip(held, widths, (11, 14, 15))
-        print(
-            f"{points:6}{correlation:13.1f}"
-            + "".join(f"{100 * h:{n}.0f}{w:7.3f}" for h, w, n in columns),
-            flush=True,
-        )
+        held = np.mean(cells, axis=0)[:, 0]
+        widths = np.median(cells, axis=0)[:, 1]
+        line = f"{points:6}{correlation:13.1f}"
+        for share, width_of_A, letters in zip(held, widths, (11, 14, 15)):
+            line += f"{100 * share:{letters}.0f}{width_of_A:7.3f}"
+        print(line, flush=True)
 
 
 def published() -> None:
-    random, ratios = np.random.default_rng(0), []
+    random = np.random.default_rng(0)
+    ratios = []
     for name in ("loo", "recipes", "losses", "thinking"):
         variants, _ = fit_logs(runs_of_study(common.ROOT / "docs" / "study" / name), Options(()))
         for _, fit in itertools.chain(*variants.values()):
-            if fit.identified and not fit.fell and fit.interval["A"][1] < 0.999:  # not cut off at 1
-                ratios.append(
-                    [
-                        width(bootstrap(random, fit, block)) / width(fit.interval["A"])
-                        for block in (1, 4)
-                    ]
-                )
+            interval = fit.interval["A"]
+            cut_off = interval[1] >= 0.999  # at 1
+            if fit.identified and not fit.fell and not cut_off:
+                widths = [width(bootstrap(random, fit, block)) for block in (1, 4)]
+                ratios.append([each / width(interval) for each in widths])
     low, middle, high = np.quantile(ratios, [0.1, 0.5, 0.9], axis=0)
     print(
-        f"\nWidth beside that of the profile, {len(ratios)} published runs (median, and 80 % of them):"
+        f"\nWidth beside that of the profile, {len(ratios)} published runs "
+        "(median, and 80 % of them):"
     )
     for i, kind in enumerate(("one by one", "blocks of 4")):
         print(f"{kind:12} {middle[i]:.2f} ({low[i]:.2f} to {high[i]:.2f})")

@@ -10,13 +10,15 @@ identify A, and the speed of a fit.
 
 import argparse
 import itertools
+from collections.abc import Callable
+from functools import partial
 
 import common
 import numpy as np
 
 from curve import least_squares
-from curve.comparison import compare
-from curve.fit import LEAST_GAIN_MADE, MOST_SCATTER, allowed_excess, fit_sigmoid, sigmoid
+from curve.comparison import Comparison, compare
+from curve.fit import LEAST_GAIN_MADE, MOST_SCATTER, Fit, allowed_excess, fit_sigmoid, sigmoid
 from curve.forecast import held_out
 
 TRUTH = {"A": 0.61, "B": 1.92, "C_mid": 2542.0, "R0": 0.40}  # ScaleRL, table 1 of the paper
@@ -31,6 +33,7 @@ def simulate(
     x = np.linspace(0, reach * truth["C_mid"], points + 1)
     shocks = random.standard_normal(points + 1)
     drift = shocks.copy()
+    # The drift of a point is partly that of the point before.
     for i in range(1, points + 1):
         drift[i] = correlation * drift[i - 1] + np.sqrt(1 - correlation**2) * shocks[i]
     return x, np.clip(sigmoid(x, **truth) + noise * drift, 0, 1)
@@ -50,26 +53,37 @@ def holds(interval, value) -> bool:
 
 def coverage(draws: int, seed: int) -> None:
     print(
-        f"\nHow often do 95 % intervals hold the truth? Percent of {draws} simulated runs; noise .01,\n"
+        f"\nHow often do 95 % intervals hold the truth? Percent of {draws} simulated runs; noise "
+        ".01,\n"
         "C_max/C_mid 4, forecast at twice the last compute, held-out test (what came).\n"
-        "Width: median width of the interval of A. r: mean correlation of neighbouring residuals, raw and corrected\n\n"
+        "Width: median width of the interval of A. r: mean correlation of neighbouring residuals, "
+        "raw and corrected\n\n"
         "points  correlation   A without correction     A     B  C_mid  forecast  held out   width"
         "         r  corrected"
     )
     for points, correlation in itertools.product((20, 40, 75), (0.0, 0.3, 0.6, 0.8)):
-        random, held, figures = np.random.default_rng(seed), [], []
+        random = np.random.default_rng(seed)
+        held = []
+        figures = []
         for _ in range(draws):
             x, y = simulate(random, points, 4, 0.01, correlation)
-            fit, test, later = fit_sigmoid(x, y), held_out(x, y), 2 * x[-1]
-            held.append([
-                holds(plain_interval(x, y), TRUTH["A"]),
-                *(holds(fit.interval[name], TRUTH[name]) for name in ("A", "B", "C_mid")),
-                holds(fit.band(later), sigmoid(later, **TRUTH)),
-                holds(test["interval"], test["came"]),
-            ])  # fmt: skip
-            figures.append((np.diff(fit.interval["A"])[0], fit.lag_1, fit.correlation))
+            fit = fit_sigmoid(x, y)
+            test = held_out(x, y)
+            later = 2 * x[-1]
+            intervals = [
+                (plain_interval(x, y), TRUTH["A"]),
+                (fit.interval["A"], TRUTH["A"]),
+                (fit.interval["B"], TRUTH["B"]),
+                (fit.interval["C_mid"], TRUTH["C_mid"]),
+                (fit.band(later), sigmoid(later, **TRUTH)),
+                (test["interval"], test["came"]),
+            ]
+            held.append([holds(interval, value) for interval, value in intervals])
+            low, high = fit.interval["A"]
+            figures.append((high - low, fit.lag_1, fit.correlation))
         plain, A, B, C_mid, forecast, test = 100 * np.mean(held, axis=0)
-        width, (_, raw, corrected) = np.median(figures, axis=0)[0], np.mean(figures, axis=0)
+        width, _, _ = np.median(figures, axis=0)
+        _, raw, corrected = np.mean(figures, axis=0)
         print(
             f"{points:6}{correlation:13.1f}{plain:23.0f}{A:6.0f}{B:6.0f}{C_mid:7.0f}{forecast:10.0f}"
             f"{test:10.0f}{width:8.3f}{raw:10.2f}{corrected:11.2f}",
@@ -77,115 +91,124 @@ def coverage(draws: int, seed: int) -> None:
         )
 
 
+# How the other variant of a pair differs: A is higher, C_mid is later by this factor, and the run
+# has so many points up to so many C_mid.
+OTHERS = {
+    "alike": (0, 1, 40, 6),
+    "A + .05": (0.05, 1, 40, 6),
+    "C_mid x 1.5": (0, 1.5, 40, 6),
+    "slow": (0, 2, 16, 2),
+}
+HALF = {"A": 0.7, "B": 1.8, "C_mid": 100.0, "R0": 0.2}
+
+
 def verdicts(draws: int, seed: int) -> None:
     print(
-        f"\nHow often is a verdict wrong? Percent of {draws} runs in pairs of variants. 40 points up to 6 C_mid;\n"
-        "the paper's curve of ScaleRL (gain .21), or A .7, B 1.8, R0 .2 (gain .5). Seeds scatter by .0075 in A and\n"
-        "5 % in C_mid. The other variant is alike; or its A is .05 higher; or its C_mid 1.5 times as late; or it is\n"
-        "alike but slow and short (C_mid doubled, 16 points up to 2 C_mid). `either`: ceiling or efficiency;\n"
+        f"\nHow often is a verdict wrong? Percent of {draws} runs in pairs of variants. 40 points "
+        "up to 6 C_mid;\n"
+        "the paper's curve of ScaleRL (gain .21), or A .7, B 1.8, R0 .2 (gain .5). Seeds scatter "
+        "by .0075 in A and\n"
+        "5 % in C_mid. The other variant is alike; or its A is .05 higher; or its C_mid 1.5 times "
+        "as late; or it is\n"
+        "alike but slow and short (C_mid doubled, 16 points up to 2 C_mid). `either`: ceiling or "
+        "efficiency;\n"
         "`mixed`: steeper but later, or quicker but lower; `unknown`: A is not identified\n\n"
-        "gain  noise  the other run   seeds   pairs   right winner   wrong   ceiling   efficiency   either   mixed"
-        "   unknown"
+        "gain  noise  the other run   seeds   pairs   right winner   wrong   ceiling"
+        "   efficiency   either   mixed   unknown"
     )
-    others = {
-        "alike": (0, 1, 40, 6),
-        "A + .05": (0.05, 1, 40, 6),
-        "C_mid x 1.5": (0, 1.5, 40, 6),
-        "slow": (0, 2, 16, 2),
-    }
-    half = {"A": 0.7, "B": 1.8, "C_mid": 100.0, "R0": 0.2}
-    for truth, noise in [
-        (TRUTH, 0.003),
-        (TRUTH, 0.005),
-        (TRUTH, 0.01),
-        (half, 0.005),
-        (half, 0.01),
-        (half, 0.02),
-    ]:
+    noises = [(TRUTH, 0.003), (TRUTH, 0.005), (TRUTH, 0.01)]
+    noises += [(HALF, 0.005), (HALF, 0.01), (HALF, 0.02)]
+    for truth, noise in noises:
         random = np.random.default_rng(seed)
-
-        def pool(A, times, points, reach):
-            fits = []
-            for more_A, more_C_mid in random.standard_normal((draws, 2)):
-                C_mid = times * truth["C_mid"] * np.exp(0.05 * more_C_mid)
-                seed = truth | {"A": truth["A"] + A + 0.0075 * more_A, "C_mid": C_mid}
-                fits.append(
-                    fit_sigmoid(
-                        *simulate(
-                            random, points, reach * times * truth["C_mid"] / C_mid, noise, 0, seed
-                        )
-                    )
-                )
-            return fits
-
-        first = pool(*others["alike"])
-        pools = {other: pool(*how) for other, how in others.items()}
+        first = seeds_of(random, draws, truth, noise, OTHERS["alike"])
+        pools = {}
+        for other, difference in OTHERS.items():
+            pools[other] = seeds_of(random, draws, truth, noise, difference)
         for (other, second), seeds in itertools.product(pools.items(), (1, 2, 3)):
-            groups = [
-                [fits[i : i + seeds] for i in range(0, draws - seeds + 1, seeds)]
-                for fits in (first, second)
-            ]
-            pairs = [compare(("first", "other"), pair) for pair in zip(*groups)]
-            percent = lambda holds: f"{100 * np.mean([bool(holds(pair)) for pair in pairs]):.1f}"
-            right = {"A + .05": "other", "C_mid x 1.5": "first"}.get(other)
-            is_claim = lambda pair: (
-                pair.winner and not (other == "slow" and "efficien" in pair.kind)
-            )  # it is slower
-            cells = [
-                percent(lambda pair: pair.winner and pair.winner == right),
-                percent(lambda pair: is_claim(pair) and pair.winner != right),
-                *(
-                    percent(lambda pair, kind=kind: pair.kind == kind)
-                    for kind in ("ceiling", "efficiency")
-                ),
-                percent(lambda pair: pair.kind == "ceiling or efficiency"),
-                percent(lambda pair: " but " in pair.kind),
-                percent(lambda pair: pair.kind == "unknown"),
-            ]
+            pairs = []
+            for i in range(0, draws - seeds + 1, seeds):
+                chosen = slice(i, i + seeds)
+                pairs.append(compare(("first", "other"), (first[chosen], second[chosen])))
+            cells = verdict_cells(pairs, other)
             gain = truth["A"] - truth["R0"]
-            print(
-                f"{gain:4.2f}{noise:7.3f}  {other:13}{seeds:8}{len(pairs):8}"
-                + "".join(
-                    f"{cell:>{width}}" for cell, width in zip(cells, (15, 8, 10, 13, 9, 8, 10))
-                ),
-                flush=True,
-            )
+            line = f"{gain:4.2f}{noise:7.3f}  {other:13}{seeds:8}{len(pairs):8}"
+            for cell, width in zip(cells, (15, 8, 10, 13, 9, 8, 10)):
+                line += f"{cell:{width}.1f}"
+            print(line, flush=True)
+
+
+def seeds_of(random, draws: int, truth: dict, noise: float, difference: tuple) -> list[Fit]:
+    """The Fits of the seeds of a variant. difference: as in OTHERS."""
+    more_A, later, points, reach = difference
+    fits = []
+    for scatter_A, scatter_mid in random.standard_normal((draws, 2)):
+        middle = later * truth["C_mid"]
+        C_mid = middle * np.exp(0.05 * scatter_mid)
+        of_seed = truth | {"A": truth["A"] + more_A + 0.0075 * scatter_A, "C_mid": C_mid}
+        fits.append(
+            fit_sigmoid(*simulate(random, points, reach * middle / C_mid, noise, 0, of_seed))
+        )
+    return fits
+
+
+def verdict_cells(pairs: list[Comparison], other: str) -> list[float]:
+    """In percent of the pairs: the right winner, a wrong claim, and the kinds of verdicts."""
+    right = {"A + .05": "other", "C_mid x 1.5": "first"}.get(other)
+    rows = []
+    for pair in pairs:
+        # The slow variant is less efficient, so to say that is not wrong.
+        claims = pair.winner and not (other == "slow" and "efficien" in pair.kind)
+        rows.append([
+            bool(pair.winner) and pair.winner == right,
+            bool(claims) and pair.winner != right,
+            pair.kind == "ceiling",
+            pair.kind == "efficiency",
+            pair.kind == "ceiling or efficiency",
+            " but " in pair.kind,
+            pair.kind == "unknown",
+        ])  # fmt: skip
+    return list(100 * np.mean(rows, axis=0))
 
 
 def identification(draws: int, seed: int) -> None:
     runs = 15 * draws
     print(
-        f"\nWhich part of the gain must a run show? {runs} simulated runs: A from .4 to .95, R0 .2 below it at\n"
-        "least, B from .6 to 3, noise .003 to .03, correlation 0, .3 or .6, 20, 40 or 75 points, .35 to .99 of the\n"
+        f"\nWhich part of the gain must a run show? {runs} simulated runs: A from .4 to .95, R0 .2 "
+        "below it at\n"
+        "least, B from .6 to 3, noise .003 to .03, correlation 0, .3 or .6, 20, 40 or 75 points, "
+        ".35 to .99 of the\n"
         "gain made. Left out: intervals wider than the gain, no ceiling below 1, no rise\n"
     )
-    random, rows = np.random.default_rng(seed), []
+    random = np.random.default_rng(seed)
+    rows = []
     for _ in range(runs):
-        A, made, points = (
-            random.uniform(0.4, 0.95),
-            random.uniform(0.35, 0.99),
-            random.choice([20, 40, 75]),
-        )
+        A = random.uniform(0.4, 0.95)
+        made = random.uniform(0.35, 0.99)
+        points = random.choice([20, 40, 75])
         B, noise = np.exp(random.uniform(np.log([0.6, 0.003]), np.log([3, 0.03])))
         truth = {"A": A, "B": B, "C_mid": 1.0, "R0": random.uniform(0, A - 0.2)}
-        reach, correlation = (made / (1 - made)) ** (1 / B), random.choice([0, 0.3, 0.6])
+        reach = (made / (1 - made)) ** (1 / B)
+        correlation = random.choice([0, 0.3, 0.6])
         fit = fit_sigmoid(*simulate(random, points, reach, noise, correlation, truth))
-        (low, high), gain = fit.interval["A"], fit.A - fit.R0
+        low, high = fit.interval["A"]
+        gain = fit.A - fit.R0
         if high - low < gain and fit.A < 0.9999 and gain > 2 * fit.rms and not fit.fell:
-            scatter, error = fit.rms / np.sqrt(points) / gain, abs(fit.A - A) / (A - truth["R0"])
+            scatter = fit.rms / np.sqrt(points) / gain
+            error = abs(fit.A - A) / (A - truth["R0"])
             rows.append((fit.gain_made, scatter, fit.identified, low <= A, low <= A <= high, error))
     made, scatter, identified, above, inside, error = np.array(rows).T
     calm = scatter <= MOST_SCATTER
-    lines = {
-        f"gain made {a} to {a + 0.1:.1f}": calm & (made >= a) & (made < a + 0.1)
-        for a in np.arange(4, 10) / 10
-    }
+    lines = {}
+    for a in np.arange(4, 10) / 10:
+        lines[f"gain made {a} to {a + 0.1:.1f}"] = calm & (made >= a) & (made < a + 0.1)
     for a, b in itertools.pairwise((0, 0.003, 0.006, 0.01, 0.02, 0.1)):
         lines[f"scatter {a} to {b}"] = (made >= LEAST_GAIN_MADE) & (scatter > a) & (scatter <= b)
+    lines["identified"] = identified > 0
     print(
-        "of the gain             runs   A inside   A above its low end   error of A, of the gain: median   95 %"
+        "of the gain             runs   A inside   A above its low end   "
+        "error of A, of the gain: median   95 %"
     )
-    for name, chosen in {**lines, "identified": identified > 0}.items():
+    for name, chosen in lines.items():
         if chosen.any():
             shares = f"{100 * inside[chosen].mean():9.1f} %{100 * above[chosen].mean():20.1f} %"
             errors = f"{np.median(error[chosen]):32.3f}{np.quantile(error[chosen], 0.95):7.2f}"
@@ -194,15 +217,21 @@ def identification(draws: int, seed: int) -> None:
 
 def speed(_draws: int, seed: int) -> None:
     x, y = simulate(np.random.default_rng(seed), 75, 6, 0.01)
-    R0, later_x, later_y = y[0], x[1:], y[1:]
-    median = lambda work, repeats: np.median([common.seconds(work) for _ in range(repeats)])
-    fast = median(lambda: least_squares.variable_projection(later_x, later_y, R0), 200)
-    whole = median(lambda: fit_sigmoid(x, y), 200)
-    squares = least_squares.variable_projection(later_x, later_y, R0)[1]
+    R0 = y[0]
+    later_x = x[1:]
+    later_y = y[1:]
+    fit_alone = partial(least_squares.variable_projection, later_x, later_y, R0)
+    fast = median_milliseconds(fit_alone)
+    whole = median_milliseconds(lambda: fit_sigmoid(x, y))
+    _, squares = fit_alone()
     print(
-        f"\nSpeed, 75 points, medians: the fit {1e3 * fast:.2f} ms, residual {squares:.6f}\n"
-        f"with intervals and warnings {1e3 * whole:.2f} ms"
+        f"\nSpeed, 75 points, medians: the fit {fast:.2f} ms, residual {squares:.6f}\n"
+        f"with intervals and warnings {whole:.2f} ms"
     )
+
+
+def median_milliseconds(work: Callable) -> float:
+    return 1e3 * np.median([common.seconds(work) for _ in range(200)])
 
 
 def main() -> None:
@@ -212,9 +241,8 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=400, help="simulated runs a line")
     parser.add_argument("--seed", type=int, default=0, help="of the simulated runs")
     parts = {part.__name__: part for part in (coverage, verdicts, identification, speed)}
-    parser.add_argument(
-        "--parts", nargs="+", choices=parts, default=[*parts], help="what to simulate"
-    )
+    help = "what to simulate"
+    parser.add_argument("--parts", nargs="+", choices=parts, default=[*parts], help=help)
     options = parser.parse_args()
     for name in options.parts:
         parts[name](options.draws, options.seed)

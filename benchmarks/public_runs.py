@@ -25,22 +25,34 @@ MATH = "ShibukiZero/assignment5-alignment", "73a0f46", "artifacts/experiments/ma
 GSM8K = "josancamon19/rl-scaling-laws", "cc6c4ee", "results"
 VERL = "eric-haibin-lin/verl-data", "f07af32", "gsm8k"
 NAMES = """
-    grpo_baselines/runs/no_baseline grpo_baselines/runs/reinforce_with_baseline
-    grpo_group_standard_deviation/runs/no_std_normalization grpo_group_standard_deviation/runs/std_normalization
-    grpo_length_normalization/runs/batch_token_mean grpo_length_normalization/runs/masked_mean
+    grpo_baselines/runs/no_baseline
+    grpo_baselines/runs/reinforce_with_baseline
+    grpo_group_standard_deviation/runs/no_std_normalization
+    grpo_group_standard_deviation/runs/std_normalization
+    grpo_length_normalization/runs/batch_token_mean
+    grpo_length_normalization/runs/masked_mean
     grpo_length_normalization/runs/masked_normalize
     grpo_off_policy_clip_ablation/runs/GRPO-Clip_0.20_0.20_(e2_tb256)
     grpo_off_policy_clip_ablation/runs/GRPO-Clip_0.20_0.28_(e2_tb256)
     grpo_off_policy_clip_ablation/runs/GRPO-No-Clip_(e2_tb256)
-    grpo_off_policy_sweep/runs/broad_e16_tb256 grpo_off_policy_sweep/runs/broad_e2_tb128
-    grpo_off_policy_sweep/runs/broad_e2_tb256 grpo_off_policy_sweep/runs/broad_e2_tb32
-    grpo_off_policy_sweep/runs/broad_e2_tb64 grpo_off_policy_sweep/runs/broad_e4_tb128
-    grpo_off_policy_sweep/runs/broad_e4_tb256 grpo_off_policy_sweep/runs/broad_e8_tb256
-    grpo_off_policy_sweep/runs/focused_e2_tb128 grpo_off_policy_sweep/runs/focused_e2_tb256
-    grpo_off_policy_sweep/runs/focused_e4_tb256 grpo_off_policy_sweep/runs/on_policy_reference_e1_tb256_std_norm
-    grpo_prompt_ablation/runs/question_only grpo_prompt_ablation/runs/r1_zero_reference
-    grpo_train_loop/runs/grpo_on_policy_lr1e-5 leaderboard/runs/final_on_policy_lr4e-5_400_full_eval
-    sft_kl_grpo/runs/direct_grpo_lr4e-5 sft_kl_grpo/runs/grpo_sft256_step100_kl0p01_190
+    grpo_off_policy_sweep/runs/broad_e16_tb256
+    grpo_off_policy_sweep/runs/broad_e2_tb128
+    grpo_off_policy_sweep/runs/broad_e2_tb256
+    grpo_off_policy_sweep/runs/broad_e2_tb32
+    grpo_off_policy_sweep/runs/broad_e2_tb64
+    grpo_off_policy_sweep/runs/broad_e4_tb128
+    grpo_off_policy_sweep/runs/broad_e4_tb256
+    grpo_off_policy_sweep/runs/broad_e8_tb256
+    grpo_off_policy_sweep/runs/focused_e2_tb128
+    grpo_off_policy_sweep/runs/focused_e2_tb256
+    grpo_off_policy_sweep/runs/focused_e4_tb256
+    grpo_off_policy_sweep/runs/on_policy_reference_e1_tb256_std_norm
+    grpo_prompt_ablation/runs/question_only
+    grpo_prompt_ablation/runs/r1_zero_reference
+    grpo_train_loop/runs/grpo_on_policy_lr1e-5
+    leaderboard/runs/final_on_policy_lr4e-5_400_full_eval
+    sft_kl_grpo/runs/direct_grpo_lr4e-5
+    sft_kl_grpo/runs/grpo_sft256_step100_kl0p01_190
 """.split()
 RATES = "grpo_learning_rate/grpo_learning_rate_eval_points.csv"
 LOGS = [  # repository, commit, folder, file, and the flags that read it
@@ -70,7 +82,9 @@ class Forecast:
 def public_runs(clones: Path) -> tuple[dict[tuple[str, str, str], Series], dict[str, str]]:
     """The distinct curves by (repository, commit, file and flags), and by file the one that a file
     repeats."""
-    runs, known, repeated = {}, {}, {}
+    runs = {}
+    known = {}
+    repeated = {}
     for repository, commit, folder, file, flags in LOGS:
         clone = clones / repository.replace("/", "+")
         if not clone.exists():
@@ -100,7 +114,8 @@ def forecast(series: Series, part: float) -> Forecast | None:
         test = held_out(series.x, series.y, fit_to=part * series.x[-1])
     except ValueError:
         return None
-    (low, high), came = test["interval"], test["came"]
+    low, high = test["interval"]
+    came = test["came"]
     errors = {name: test[name] - came for name in FORECASTERS}
     return Forecast(came, errors, low <= came <= high, [warning.kind for warning in early.warnings])
 
@@ -128,7 +143,8 @@ def root_mean_square(errors: np.ndarray) -> float:
 
 def run_row(name: str, series: Series) -> list:
     """The line of a run in the table of all runs."""
-    found, how = forecast(series, 1 / 2), state(series)
+    found = forecast(series, 1 / 2)
+    how = state(series)
     figures = (
         [f"{found.came:.3f}", *(f"{error:+.3f}" for error in found.errors.values())]
         if found
@@ -140,16 +156,13 @@ def run_row(name: str, series: Series) -> list:
 
 def error_rows(series: list[Series]) -> list[list]:
     rows = []
+    measures = {"median": np.median, "root mean square": root_mean_square}
     for least in (0, 14):
         found = [forecast(each, 1 / 2) for each in series if len(each.x) >= least]
         chosen = f"the {len(found)} with {least} points or more" if least else f"{len(found)} runs"
-        for figure, measure in (("median", np.median), ("root mean square", root_mean_square)):
-            rows.append(
-                [
-                    f"{chosen}: {figure}",
-                    *(f"{measure(errors_of(found, name)):.3f}" for name in FORECASTERS),
-                ]
-            )
+        for figure, measure in measures.items():
+            errors = [measure(errors_of(found, name)) for name in FORECASTERS]
+            rows.append([f"{chosen}: {figure}", *(f"{error:.3f}" for error in errors)])
     return rows
 
 
@@ -176,18 +189,23 @@ def warning_rows(found: list[Forecast]) -> list[list]:
 
 HEAD = """# Public runs
 
-Made by `python benchmarks/public_runs.py CLONES > docs/public_runs.md`. It clones three repositories and reads their
-logs as `python fit_curve.py LOG` does. Their licences are not known, so the logs are not shipped here.
+Made by `python benchmarks/public_runs.py CLONES > docs/public_runs.md`. It clones three \
+repositories and reads their
+logs as `python fit_curve.py LOG` does. Their licences are not known, so the logs are not \
+shipped here.
 
 ## The runs
 
-The outcome is the mean of the last three points. An error is a forecast from the first half of the steps, minus the
+The outcome is the mean of the last three points. An error is a forecast from the first half of \
+the steps, minus the
 outcome. A line with `!` names the warnings of the fit of the first half."""
 WARNINGS = """
 ## Which warnings foretell errors
 
-The error of the sigmoid's forecast, by the warnings of the fit that it comes from. "Inside" counts the outcomes in the
-95 % interval. A fit can have several warnings. "Five parts" are a quarter, a third, a half, two thirds and three
+The error of the sigmoid's forecast, by the warnings of the fit that it comes from. "Inside" \
+counts the outcomes in the
+95 % interval. A fit can have several warnings. "Five parts" are a quarter, a third, a half, \
+two thirds and three
 quarters of the steps; these fits are not independent."""
 
 
@@ -210,9 +228,8 @@ def main() -> None:
     )
 
     good = [series for series in runs.values() if not state(series)]
-    print(
-        f"\n## Errors of the forecast\n\nThe {len(good)} runs that neither fell nor stayed at one value:\n"
-    )
+    print("\n## Errors of the forecast\n")
+    print(f"The {len(good)} runs that neither fell nor stayed at one value:\n")
     print_table(["", "sigmoid", "power law", "last value"], error_rows(good))
 
     study = common.ROOT / "docs" / "study"

@@ -389,6 +389,12 @@ class Feed:
                     f"no verdict on a completion ({verdict.reason}); it is left out, and counted as"
                     " `verifier_failures` in the log",
                 )
+            elif verdict.raised:
+                warn(
+                    "task",
+                    "the task has raised on a completion, which is wrong then, and is counted as"
+                    f" `task_errors` in the log:\n{verdict.detail}",
+                )
         return bool(verdicts)
 
     def _groups(self, validation: bool) -> dict[int, Group]:

@@ -32,10 +32,11 @@ def power_law(C, A: float, D: float, B: float) -> Array:
     return A - D / np.asarray(C, float) ** B
 
 
-# --- 2. A fit -----------------------------------------------------------------------------------------------------
-# Each run is fitted twice. A, B and C_mid come from a fit that holds R0 at the first validation, as the paper does. But
-# that validation is as noisy as the others, and an error in it moves A. So the intervals come from a second fit, in
-# which R0 is free and the first validation is one more point. `--r0 free` frees R0 in both; `--r0 VALUE` holds it.
+# --- 2. A fit -------------------------------------------------------------------------------------
+# Each run is fitted twice. A, B and C_mid come from a fit that holds R0 at the first validation, as
+# the paper does. But that validation is as noisy as the others, and an error in it moves A. So the
+# intervals come from a second fit, in which R0 is free and the first validation is one more point.
+# `--r0 free` frees R0 in both fits; `--r0 VALUE` holds it in both.
 
 
 @dataclass(frozen=True)
@@ -63,24 +64,20 @@ class Fit:
     rms: float  # of the residuals, per degree of freedom
     lag_1: float  # correlation of neighbouring residuals
     correlation: float  # lag_1 corrected for bias; it widens the intervals
-    noise: (
-        float | None
-    )  # binomial standard deviation of one validation, if the number of answers is known
+    # binomial standard deviation of one validation, if the number of answers is known
+    noise: float | None
     r0: str | float  # where R0 comes from: "first", "free" or its value
     x: Array = field(repr=False)  # (n,) the points fitted
     y: Array = field(repr=False)
-    points: tuple[Array, Array] = field(
-        repr=False
-    )  # x and y of the second fit, which may begin with compute 0
+    # x and y of the second fit, which may begin with compute 0
+    points: tuple[Array, Array] = field(repr=False)
     profile: Profile = field(repr=False)
     warnings: list[FitWarning] = field(default_factory=list)  # the most important first
     identified: bool = False  # whether the data determines A, and with it B and C_mid
     no_ceiling: bool = False  # the data passes the middle of its rise, but A is on its bound 1
     fell: bool = False  # the pass rate came down from its peak, which no sigmoid does
     collapsed: bool = False  # it came down so far that the fit means nothing
-    together: bool = (
-        False  # A and its interval are of all seeds: `fit_together` in curve/comparison.py
-    )
+    together: bool = False  # A and its interval are of all seeds (comparison.fit_together)
 
     @property
     def comparable(self) -> bool:
@@ -105,10 +102,10 @@ class Fit:
     @property
     def asymptote(self) -> str:
         """A as text: with its interval, or what it exceeds."""
-        low, high = self.interval["A"]
         if self.identified:
-            return with_interval(self.A, low, high) + " of all seeds together" * self.together
-        return f"> {low:.3f}" if self.no_ceiling else "not identified"
+            text = with_interval(self.A, *self.interval["A"])
+            return f"{text} of all seeds together" if self.together else text
+        return f"> {self.interval['A'][0]:.3f}" if self.no_ceiling else "not identified"
 
     @property
     def power_law(self) -> tuple[float, float, float]:
@@ -130,8 +127,8 @@ class Fit:
         """95 % interval (low, high) of the curve, not of single validations, at compute C; each of
         C's shape."""
         C = np.asarray(C, float)
-        low, high = self.interval_of(np.eye(C.size), C.ravel())
-        return np.clip(low, 0, 1).reshape(C.shape), np.clip(high, 0, 1).reshape(C.shape)
+        low, high = np.clip(self.interval_of(np.eye(C.size), C.ravel()), 0, 1)
+        return low.reshape(C.shape), high.reshape(C.shape)
 
     def held_at(self, A: Array) -> tuple[Array, Array, Array]:
         """The best curves (k, 4) of these points with the asymptote held at A (k,) <= 1, their
@@ -144,12 +141,11 @@ class Fit:
     def efficiency_at(self, A: float) -> tuple[Array, Array]:
         """log B and log C_mid (2,) with the asymptote held at A <= 1 (A.8), and their standard
         errors (2,), widened for correlation as the intervals are."""
-        theta, squares, JJ = self.held_at([A])
-        excess = allowed_excess(
-            squares[0], len(self.points[0]) - len(self.profile.free), self.correlation
-        )
-        errors = np.sqrt(excess * np.diag(least_squares.inverse(JJ[0]))) / stdtrit(np.inf, 0.975)
-        return theta[0, 1:3], errors[:2]
+        (theta,), (squares,), (JJ,) = self.held_at([A])
+        degrees = len(self.points[0]) - len(self.profile.free)
+        excess = allowed_excess(squares, degrees, self.correlation)
+        half = np.sqrt(excess * np.diag(least_squares.inverse(JJ)))
+        return theta[1:3], half[:2] / stdtrit(np.inf, 0.975)
 
 
 FittedRun = tuple[Series, Fit]
@@ -170,59 +166,62 @@ def fit_sigmoid(
     "free" (fitted), or the value. Points with fit_from <= x <= fit_to are fitted. num_examples:
     answers in one validation. ValueError if there is no curve to fit.
     """
-    x, y = np.asarray(x, float), np.asarray(y, float)
+    x = np.asarray(x, float)
+    y = np.asarray(y, float)
     check_curve(x, y)
     R0 = None if r0 == "free" else float(y[0] if r0 == "first" else r0)
     if R0 is not None and not 0 <= R0 <= 1:
         raise ValueError(f"R0 = {R0:g} is no pass rate, which lies in [0, 1]")
+
+    # The points that are fitted. One that gives R0 is not, nor one at compute 0 if R0 is given:
+    # every curve goes through it.
     fitted = (x >= fit_from) & (x <= fit_to)
-    if r0 == "first" or (
-        R0 is not None and x[0] == 0
-    ):  # at compute 0 every curve is at R0: nothing to fit
+    if r0 == "first" or (R0 is not None and x[0] == 0):
         fitted[0] = False
-    x, y = x[fitted], y[fitted]
-    n, parameters = len(x), 4 if R0 is None else 3
+    x = x[fitted]
+    y = y[fitted]
+    n = len(x)
+    parameters = 4 if R0 is None else 3
     if n <= parameters:
         few = f"only {n} of {len(fitted)} points are left to fit, not counting one that gives R0"
         raise ValueError(f"{few}: at least {parameters + 1} are needed")
     if np.ptp(y) == 0:
-        raise ValueError(
-            f"the pass rate is {y[0]:g} at all {n} points: a constant has no curve to fit"
-        )
+        constant = f"the pass rate is {y[0]:g} at all {n} points"
+        raise ValueError(f"{constant}: a constant has no curve to fit")
 
+    # The first fit, then the second one. If R0 is the first point, the second has one point and one
+    # parameter more, so as many degrees of freedom.
     theta, squares = least_squares.variable_projection(x, y, R0)
-    # The second fit: one point and one parameter more, so as many degrees of freedom.
-    x_all, y_all = (np.append(0, x), np.append(R0, y)) if r0 == "first" else (x, y)
     R0_free = r0 in ("first", "free")
-    best, least = least_squares.polish(x_all, y_all, theta, R0_free)
-    residual = least_squares.curve_and_gradient(x_all, best[None])[0][0] - y_all
-    lag_1, correlation = lag_one_correlation(residual, parameters)
+    points = (x, y)
+    if r0 == "first":
+        points = np.append(0, x), np.append(R0, y)
+    best, least = least_squares.polish(*points, theta, R0_free)
+    (value,), _ = least_squares.curve_and_gradient(points[0], best[None])
+    lag_1, correlation = lag_one_correlation(value - points[1], parameters)
     excess = allowed_excess(least, n - parameters, correlation)
     if squares > least + excess:  # the first fit is not in the 95 % region of the second
-        theta, squares = best, least
-    A, B, C_mid, R0 = map(float, (theta[0], *np.exp(theta[1:3]), theta[3]))
-    interval, profile = least_squares.profile_over_A(x_all, y_all, best, theta, excess, R0_free)
+        theta = best
+        squares = least
+    interval, profile = least_squares.profile_over_A(*points, best, theta, excess, R0_free)
 
-    squares, rms = float(squares), float(np.sqrt(squares / (n - parameters)))
-    noise = float(np.sqrt(np.mean(y * (1 - y)) / num_examples)) if num_examples else None
-    interval = {"R0": (R0, R0)} | interval
-    points = x_all, y_all
+    A, log_B, log_mid, R0 = map(float, theta)
     fit = Fit(
-        A,
-        B,
-        C_mid,
-        R0,
-        interval,
-        squares,
-        rms,
-        lag_1,
-        correlation,
-        noise,
-        r0,
-        x,
-        y,
-        points,
-        profile,
+        A=A,
+        B=float(np.exp(log_B)),
+        C_mid=float(np.exp(log_mid)),
+        R0=R0,
+        interval={"R0": (R0, R0)} | interval,
+        squares=float(squares),
+        rms=float(np.sqrt(squares / (n - parameters))),
+        lag_1=lag_1,
+        correlation=correlation,
+        noise=float(np.sqrt(np.mean(y * (1 - y)) / num_examples)) if num_examples else None,
+        r0=r0,
+        x=x,
+        y=y,
+        points=points,
+        profile=profile,
     )
     return judge(fit)
 
@@ -231,7 +230,8 @@ def lag_one_correlation(residual: Array, parameters: int) -> tuple[float, float]
     """Correlation of neighbouring residuals (n,), and the same corrected for its bias. The fitted
     curve follows slow noise, so residuals are less correlated than the noise, by about p (1 + 3 r)
     / n for p parameters: p times the bias that Kendall (1954) gives for a fitted mean."""
-    n, p = len(residual), parameters
+    n = len(residual)
+    p = parameters
     raw = residual[1:] @ residual[:-1] / max(residual @ residual, 1e-300)
     return float(raw), float(np.clip((n * raw + p) / max(n - 3 * p, n / 2), 0, 0.9))
 
@@ -242,13 +242,9 @@ def allowed_excess(squares: float, degrees: int, correlation: float) -> float:
     freedom, t Student's 97.5 % quantile. A correlation r of neighbours makes the variance of their
     mean (1 + r) / (1 - r) times as large (`python benchmarks/fit.py`). degrees: points minus fitted
     parameters."""
-    # 1e-12: no pass rate is known to better than 1e-6
-    return (
-        max(squares / degrees, 1e-12)
-        * stdtrit(degrees, 0.975) ** 2
-        * (1 + correlation)
-        / (1 - correlation)
-    )
+    variance = max(squares / degrees, 1e-12)  # no pass rate is known to better than 1e-6
+    independent = variance * stdtrit(degrees, 0.975) ** 2
+    return independent * (1 + correlation) / (1 - correlation)
 
 
 # --- 3. Verdicts: what the data does not show -----------------------------------------------------
@@ -258,77 +254,75 @@ LEAST_GAIN_MADE = 0.7  # below this part of the gain no asymptote is reported
 SAFE_GAIN_MADE = 0.8  # below this part it comes with a warning
 # rms / sqrt(points), as a part of the gain: with more, an unfinished rise can look finished
 MOST_SCATTER = 0.01
-UNKNOWN, NO_CEILING, SHORT = (
-    "A is not identified",
-    "A is on its bound 1",
-    "short",
-)  # kinds of warnings that decide
+# kinds of warnings that decide
+UNKNOWN = "A is not identified"
+NO_CEILING = "A is on its bound 1"
+SHORT = "short"
 
 
 def judge(fit: Fit) -> Fit:
     """The Fit with its verdicts (the fields from `identified` on) and with all warnings."""
-    n, gain, (low, high) = len(fit.x), fit.A - fit.R0, fit.interval["A"]
+    fall = about_fall(fit)
+    if fall and fall.kind == "collapse":
+        return replace(fit, fell=True, collapsed=True, warnings=[fall])
+    about_A = doubt_about_A(fit)
+    kind = about_A.kind if about_A else None
+    identified = kind in (None, SHORT)
+    warnings = [warning for warning in (about_A, fall) if warning]
+    n = len(fit.x)
+    if n < 6:
+        text = f"only {n} points: the intervals lean on {n - 3} degree(s) of freedom"
+        warnings.append(FitWarning("few points", text))
+    low, high = least_squares.B_RANGE
+    if identified and not low * 1.01 < fit.B < high / 1.01:
+        text = f"B = {fit.B:.3g}: the rise is a step between points"
+        warnings.append(FitWarning("B is on its bound", text))
+    verdicts = {"identified": identified, "no_ceiling": kind == NO_CEILING, "fell": bool(fall)}
+    return replace(fit, **verdicts, warnings=warnings)
+
+
+def about_fall(fit: Fit) -> FitWarning | None:
+    """A warning if the pass rate came down: "collapse" if it lost more than half of its rise, or
+    "decline" if it lost more than a fifth."""
     level = np.convolve(fit.y, np.ones(3) / 3, "valid")  # means of three neighbours
-    peak, end, peak_x = level.max(), level[-1], fit.x[level.argmax() + 1]
-    jump = (
-        np.median(np.abs(np.diff(fit.y))) / 0.954
-    )  # standard deviation of one point; slow movement does not count
-    fall = f"the pass rate fell from {peak:.3f} around x = {peak_x:.4g} to {end:.3f}, and a sigmoid cannot"
+    peak = level.max()
+    end = level[-1]
+    peak_x = fit.x[level.argmax() + 1]
+    # The standard deviation of one point, in which slow movement does not count.
+    jump = np.median(np.abs(np.diff(fit.y))) / 0.954
+    fall = (
+        f"the pass rate fell from {peak:.3f} around x = {peak_x:.4g} to {end:.3f}, and a sigmoid "
+        "cannot"
+    )
+    advice = f"try --fit-to {peak_x:.4g}"
     if peak - end > max(0.5 * (peak - min(fit.R0, end)), 4 * jump):
-        collapse = FitWarning(
-            "collapse", f"{fall}, so this fit means nothing: try --fit-to {peak_x:.4g}"
-        )
-        return replace(fit, fell=True, collapsed=True, warnings=[collapse])
+        return FitWarning("collapse", f"{fall}, so this fit means nothing: {advice}")
+    if peak - end > max(0.2 * (peak - fit.R0), 4 * jump):
+        return FitWarning("decline", f"{fall}: {advice}")
+    return None
 
-    made, floor = (
-        f"only {int(100 * fit.gain_made)} % of the gain is made, less than",
-        f"only A > {low:.3f}",
-    )
-    few = fit.rms / np.sqrt(n) > MOST_SCATTER * gain
-    rules_for_A = [  # the first that holds counts; A is identified if it is SHORT, or if none holds
-        (
-            gain < 2 * fit.rms,
-            "no rise",
-            f"nothing above R0 = {fit.R0:.3f} stands out of the scatter ({fit.rms:.3f})",
-        ),
-        (
-            fit.gain_made < LEAST_GAIN_MADE,
-            UNKNOWN,
-            f"{made} {100 * LEAST_GAIN_MADE:.0f} %: the data shows {floor}",
-        ),
-        (fit.A > 0.9999 and low < 0.95, NO_CEILING, f"the data shows no ceiling, {floor}"),
-        (few, UNKNOWN, f"{n} points with a scatter of {fit.rms:.3f} are too few for this gain"),
-        (
-            high - low > abs(gain),
-            UNKNOWN,
-            f"its interval [{low:.3f}, {high:.3f}] is wider than the whole gain",
-        ),
-        (
-            fit.gain_made < SAFE_GAIN_MADE,
-            SHORT,
-            f"{made} {100 * SAFE_GAIN_MADE:.0f} %: each point moves A",
-        ),
-    ]
-    about_A = [FitWarning(*warning) for holds, *warning in rules_for_A if holds][:1]
-    kind = about_A[0].kind if about_A else None
-    identified, no_ceiling = kind in (None, SHORT), kind == NO_CEILING
 
-    declined = bool(peak - end > max(0.2 * (peak - fit.R0), 4 * jump))
-    on_bound = not least_squares.B_RANGE[0] * 1.01 < fit.B < least_squares.B_RANGE[1] / 1.01
-    rules = [
-        (declined, "decline", f"{fall}: try --fit-to {peak_x:.4g}"),
-        (
-            n < 6,
-            "few points",
-            f"only {n} points: the intervals lean on {n - 3} degree(s) of freedom",
-        ),
-        (
-            on_bound and identified,
-            "B is on its bound",
-            f"B = {fit.B:.3g}: the rise is a step between points",
-        ),
-    ]
-    warnings = about_A + [FitWarning(*warning) for holds, *warning in rules if holds]
-    return replace(
-        fit, identified=identified, no_ceiling=no_ceiling, fell=declined, warnings=warnings
-    )
+def doubt_about_A(fit: Fit) -> FitWarning | None:
+    """Why A is not identified, or, if it is SHORT, may be wrong although it is. The first reason
+    counts."""
+    n = len(fit.x)
+    gain = fit.A - fit.R0
+    low, high = fit.interval["A"]
+    made = f"only {int(100 * fit.gain_made)} % of the gain is made, less than"
+    if gain < 2 * fit.rms:
+        rise = f"nothing above R0 = {fit.R0:.3f}"
+        return FitWarning("no rise", f"{rise} stands out of the scatter ({fit.rms:.3f})")
+    if fit.gain_made < LEAST_GAIN_MADE:
+        least = f"{100 * LEAST_GAIN_MADE:.0f} %"
+        return FitWarning(UNKNOWN, f"{made} {least}: the data shows only A > {low:.3f}")
+    if fit.A > 0.9999 and low < 0.95:
+        return FitWarning(NO_CEILING, f"the data shows no ceiling, only A > {low:.3f}")
+    if fit.rms / np.sqrt(n) > MOST_SCATTER * gain:
+        points = f"{n} points with a scatter of {fit.rms:.3f}"
+        return FitWarning(UNKNOWN, f"{points} are too few for this gain")
+    if high - low > abs(gain):
+        interval = f"[{low:.3f}, {high:.3f}]"
+        return FitWarning(UNKNOWN, f"its interval {interval} is wider than the whole gain")
+    if fit.gain_made < SAFE_GAIN_MADE:
+        return FitWarning(SHORT, f"{made} {100 * SAFE_GAIN_MADE:.0f} %: each point moves A")
+    return None

@@ -41,25 +41,30 @@ def read_flags(
     the help, with the defaults that follow from the other flags, and exits.
     """
     parser = _parser(kind, description)
-    namespace, unknown = parser.parse_known_intermixed_args(
-        [text for text in arguments if text not in HELP]
-    )
+    texts = [text for text in arguments if text not in HELP]
+    namespace, unknown = parser.parse_known_intermixed_args(texts)
     if unknown and not others:
-        near = difflib.get_close_matches(unknown[0].split("=")[0], parser._option_string_actions, 1)
+        name = unknown[0].partition("=")[0]
+        near = difflib.get_close_matches(name, parser._option_string_actions, 1)
         hint = f"did you mean {near[0]}?" if near else "--help lists all"
         _raise(f"there is no flag for {unknown[0]}; {hint}")
+    given = vars(namespace)
+    # The help shows the defaults that follow from the other flags.
     if callable(default):
-        default = default(_filled(kind, vars(namespace)))
-    if not HELP.isdisjoint(arguments):
+        default = default(_filled(kind, given))
+    if len(texts) < len(arguments):
         _parser(kind, description, default).print_help()
         sys.exit(0)
-    options = _filled(kind, vars(namespace), default)
+    options = _filled(kind, given, default)
     return (options, unknown) if others else options
 
 
 def flag(field: str) -> str:
     """The flag of a field: --learning-rate for learning_rate."""
     return f"--{field.replace('_', '-')}"
+
+
+# --- How it is done -------------------------------------------------------------------------------
 
 
 def _filled(kind: type, given: dict, default=None):
@@ -96,44 +101,67 @@ def _raise(message: str):
 
 
 def _add_fields(parser: argparse.ArgumentParser, kind: type, default) -> None:
+    """Add the fields of a dataclass, under its name. default: as in `read_flags`, or None."""
     group = parser.add_argument_group(kind.__name__)
     for field in dataclasses.fields(kind):
         value = getattr(default, field.name, field.default)
         if dataclasses.is_dataclass(field.type):
             _add_fields(parser, field.type, value)
             continue
-        members, others = _members(field.type), dict(field.metadata)
+        others = dict(field.metadata)
         help = others.pop("help", "").replace("%", "%%")
-        if value is dataclasses.MISSING:
-            number, nothing = ("*", []) if ... in members else ("?", dataclasses.MISSING)
-            how = {"type": members[0], "nargs": number, "default": nothing}
+        members = _members(field.type)
+        if value is dataclasses.MISSING:  # the field takes the arguments that are no flags
+            several = ... in members
             parser.add_argument(
-                field.name, metavar=field.name.upper().rstrip("S"), help=help, **how
+                field.name,
+                metavar=field.name.upper().rstrip("S"),
+                help=help,
+                type=members[0],
+                nargs="*" if several else "?",
+                default=[] if several else value,
             )
             continue
-        in_words = lambda value: (
-            " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-        )
-        help += "".join(f"; {name}: {in_words(other)}" for name, other in others.items())
-        help += f" (default: {in_words(value)})" if value not in (None, ()) else ""
+
+        # The help ends with the default.
+        for name, other in others.items():
+            help += f"; {name}: {_in_words(other)}"
+        if value not in (None, ()):
+            help += f" (default: {_in_words(value)})"
         if field.type is bool:
             group.add_argument(flag(field.name), action=argparse.BooleanOptionalAction, help=help)
             continue
+
+        # How many values the flag takes.
+        number = None
+        const = None
+        if get_origin(field.type) is tuple:
+            number = "+" if ... in members else len(get_args(field.type))
+        elif bool in members:  # --fp32-logits, --no-fp32-logits or --fp32-logits split
+            number = "?"
+            const = True
+            off = flag(f"no_{field.name}")
+            group.add_argument(off, dest=field.name, action="store_false", help="off")
+        # What a value can be.
         words = [member for member in members if isinstance(member, str)]
-        words += ["None"] if type(None) in members and field.default is not None else []
+        if type(None) in members and field.default is not None:
+            words.append("None")
         types = [member for member in members if member in TYPE_NAMES]
-        size = len(get_args(field.type)) if get_origin(field.type) is tuple else None
-        number = "+" if ... in members else "?" if bool in members else size
-        if (
-            bool in members
-        ):  # on, off or a word: --fp32-logits, --no-fp32-logits, --fp32-logits split
-            group.add_argument(
-                flag(f"no_{field.name}"), dest=field.name, action="store_false", help="off"
-            )
-        metavar = "|".join([*words, *(TYPE_NAMES[value_type] for value_type in types)])
-        reader = partial(_read, words=words, types=types)
-        how = {"type": reader, "nargs": number, "const": True if number == "?" else None}
-        group.add_argument(flag(field.name), dest=field.name, metavar=metavar, help=help, **how)
+        metavar = "|".join([*words, *map(TYPE_NAMES.get, types)])
+        group.add_argument(
+            flag(field.name),
+            dest=field.name,
+            metavar=metavar,
+            help=help,
+            type=partial(_read, words=words, types=types),
+            nargs=number,
+            const=const,
+        )
+
+
+def _in_words(value) -> str:
+    """A value as it is given to a flag."""
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _members(kind) -> list:
@@ -152,13 +180,13 @@ def _read(text: str, words: list[str], types: list[type]):
     for convert in types:
         with contextlib.suppress(ValueError):
             return convert(text)
-    valid = [
-        *words,
-        *({int: "a whole number", float: "a number"}[value_type] for value_type in types),
-    ]
-    raise argparse.ArgumentTypeError(
-        f"{text!r} is not {'one of ' * (len(valid) > 1)}{', '.join(valid)}"
-    )
+    numbers = {int: "a whole number", float: "a number"}
+    valid = [*words, *(numbers[number] for number in types)]
+    one_of = "one of " if len(valid) > 1 else ""
+    raise argparse.ArgumentTypeError(f"{text!r} is not {one_of}{', '.join(valid)}")
+
+
+# --- Commands -------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager

@@ -20,17 +20,29 @@ def held_out(x, y, r0: str | float = "first", fit_to: float | None = None, fit_f
     fit_to, by default half of the last compute. `interval` is the 95 % interval of the curve,
     widened by the scatter of three points. The arguments are as in `fit_sigmoid`. ValueError if the
     early points cannot be fitted."""
-    x, y = np.asarray(x, float), np.asarray(y, float)
-    fit_to = float(x[-1] / 2 if fit_to is None else fit_to)
+    x = np.asarray(x, float)
+    y = np.asarray(y, float)
+    if fit_to is None:
+        fit_to = x[-1] / 2
+    # The early points are fitted, and the last three are forecast, if they come later.
     early = fit_sigmoid(x, y, r0, fit_from, fit_to)
-    last = slice(max(len(x) - 3, np.sum(x <= fit_to)), None)
-    forecast, n = forecasts(early, x[last]), len(x[last])
+    first = max(len(x) - 3, np.sum(x <= fit_to))
+    later = x[first:]
+    n = len(later)
+
+    # The interval of the mean of the curve, and the scatter of the mean of n points.
+    forecast = forecasts(early, later)
     curve = forecast["sigmoid"]
-    low, high = early.interval_of(np.full((1, n), 1 / n), x[last])
+    (low,), (high,) = early.interval_of(np.full((1, n), 1 / n), later)
     scatter = stdtrit(len(early.x) - 3, 0.975) * early.rms / np.sqrt(n)
-    ends = curve - np.hypot(curve - low[0], scatter), curve + np.hypot(high[0] - curve, scatter)
-    measured = {"fit_to": fit_to, "n_points": len(early.x), "came": float(y[last].mean())}
-    return measured | forecast | {"interval": np.clip(ends, 0, 1).tolist()}
+    ends = curve - np.hypot(curve - low, scatter), curve + np.hypot(high - curve, scatter)
+    return {
+        "fit_to": float(fit_to),
+        "n_points": len(early.x),
+        "came": float(y[first:].mean()),
+        **forecast,
+        "interval": np.clip(ends, 0, 1).tolist(),
+    }
 
 
 def outlook(series: Series) -> str:
@@ -42,8 +54,10 @@ def outlook(series: Series) -> str:
         fit = fit_sigmoid(series.x, series.y)
     except ValueError:  # nothing has moved yet
         return ""
+    if fit.collapsed:
+        return "collapsed"
     low, high = fit.interval["A"]
     if not fit.identified:
-        return "collapsed" if fit.collapsed else f"A > {low:.2f}"
+        return f"A > {low:.2f}"
     gain = fit.predict(2 * fit.C_max) - fit.predict(fit.C_max)
     return f"A {fit.A:.2f} [{low:.2f}, {high:.2f}], 2x compute {gain:+.2f}"

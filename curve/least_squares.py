@@ -1,9 +1,9 @@
 """The numerics under curve/fit.py: the sigmoid of least squares, and the region of curves that fit
 about as well.
 
-Here a curve is theta = (A, log B, log C_mid, R0). The logarithms keep B and C_mid positive, and give all four about the
-same size. `free` lists the columns of theta that may move. The compute `x` increases, and only its first value may be
-0. If R0 is None, it is fitted too.
+Here a curve is theta = (A, log B, log C_mid, R0). The logarithms keep B and C_mid positive, and
+give all four about the same size. `free` lists the columns of theta that may move. The compute `x`
+increases, and only its first value may be 0. If R0 is None, it is fitted too.
 
 Dimensions: n points of a run, k curves, f free parameters.
 """
@@ -24,24 +24,27 @@ B_RANGE = 0.05, 30.0
 def curve_and_gradient(x: Array, theta: Array) -> tuple[Array, Array]:
     """The curves theta (k, 4) at compute (n,): values (k, n), and their derivatives by theta (k, 4,
     n)."""
+    # Each parameter is (k, 1), so that it meets all n points.
     A, log_B, log_mid, R0 = theta.T[:, :, None]
+    B = np.exp(log_B)
     with np.errstate(divide="ignore", over="ignore"):
-        beyond = (
-            np.maximum(np.log(x), -1e4) - log_mid
-        )  # compute 0 is far to the left, where every curve is at R0
-        g = 1 / (
-            1 + np.exp(-np.exp(log_B) * beyond)
-        )  # the part of the gain from R0 to A that is reached
-    slope = (A - R0) * np.exp(log_B) * g * (1 - g)  # dR / d log C
-    return R0 + (A - R0) * g, np.stack([g, slope * beyond, -slope, 1 - g], axis=1)
+        # Compute 0 is far to the left, where every curve is at R0.
+        beyond_mid = np.maximum(np.log(x), -1e4) - log_mid
+        # The part of the gain from R0 to A that is reached.
+        reached = 1 / (1 + np.exp(-B * beyond_mid))
+    slope = (A - R0) * B * reached * (1 - reached)  # dR / d log C
+    gradient = np.stack([reached, slope * beyond_mid, -slope, 1 - reached], axis=1)
+    return R0 + (A - R0) * reached, gradient
 
 
 def limits(x: Array) -> tuple[Array, Array]:
     """Lowest and highest theta searched: C_mid from 1/20 of the first to 1000 times the last
     compute."""
     first, last = x[x > 0][[0, -1]]
-    low = np.array([-np.inf, np.log(B_RANGE[0]), np.log(first / 20), 0.0])
-    return low, np.array([np.inf, np.log(B_RANGE[1]), np.log(last * 1000), 1.0])
+    low_B, high_B = np.log(B_RANGE)
+    low = np.array([-np.inf, low_B, np.log(first / 20), 0.0])
+    high = np.array([np.inf, high_B, np.log(last * 1000), 1.0])
+    return low, high
 
 
 def descend(
@@ -51,29 +54,37 @@ def descend(
     takes ten times as long. Returns the curves of least squares (k, 4), their squared errors (k,),
     and J'J (k, f, f), half of the curvature of the squared error in the free parameters. With
     steps=0 no curve moves."""
-    theta, (low, high) = theta.copy(), limits(x)
+    low, high = limits(x)
+    theta = theta.copy()
 
     def evaluate(theta):
+        """Squared errors (k,), half of their gradient (k, f, 1), and J'J (k, f, f)."""
         value, J = curve_and_gradient(x, theta)
-        J, residual = J[:, free], value - y
-        return (residual**2).sum(1), (J @ residual[:, :, None])[:, :, 0], J @ J.transpose(0, 2, 1)
+        J = J[:, free]
+        residual = value - y
+        return (residual**2).sum(1), J @ residual[:, :, None], J @ J.transpose(0, 2, 1)
 
-    squares, gradient, JJ = evaluate(theta)
-    damping, identity = np.full(len(theta), 1e-3), np.eye(len(free))
+    state = evaluate(theta)
+    damping = np.full(len(theta), 1e-3)
+    identity = np.eye(len(free))
     for _ in range(steps):
+        # A step from each curve. The more it is damped, the shorter it is.
+        squares, gradient, JJ = state
         damped = JJ * (1 + damping[:, None, None] * identity) + 1e-14 * identity
+        step = np.linalg.solve(damped, gradient)[:, :, 0]
         trial = theta.copy()
-        trial[:, free] -= np.linalg.solve(damped, gradient[:, :, None])[:, :, 0]
-        trial[:, free] = np.clip(trial[:, free], low[free], high[free])
-        new = evaluate(trial)
-        better = new[0] < squares
+        trial[:, free] = np.clip(trial[:, free] - step, low[free], high[free])
         settled = (np.abs(trial - theta).max(1) < 1e-6) | (damping > 1e6)
+
+        # Only the curves that come to fit better move.
+        tried = evaluate(trial)
+        better = tried[0] < squares
         damping *= np.where(better, 0.1, 10)
-        for present, tried in zip((theta, squares, gradient, JJ), (trial, *new)):
-            present[better] = tried[better]
+        for old, new in zip((theta, *state), (trial, *tried)):
+            old[better] = new[better]
         if settled.all():
             break
-    return theta, squares, JJ
+    return theta, state[0], state[2]
 
 
 # --- best curves (A.4) ----------------------------------------------------------------------------
@@ -83,7 +94,9 @@ def starting_grid(x: Array) -> tuple[Array, Array]:
     """Curves (504, 4) from 0 to 1, one for each pair of 18 B and 28 C_mid, and their values (504,
     n)."""
     first, last = np.log(x[x > 0][[0, -1]])
-    columns = [1.0], np.linspace(-1.9, 2.7, 18), np.linspace(first - 1, last + 4, 28), [0.0]
+    log_B = np.linspace(-1.9, 2.7, 18)
+    log_mid = np.linspace(first - 1, last + 4, 28)
+    columns = [1.0], log_B, log_mid, [0.0]
     theta = np.stack(np.meshgrid(*columns, indexing="ij"), -1).reshape(-1, 4)
     return theta, curve_and_gradient(x, theta)[0]
 
@@ -91,9 +104,12 @@ def starting_grid(x: Array) -> tuple[Array, Array]:
 def lines(z: Array, y: Array, base: float | None = None) -> tuple[Array, Array]:
     """(base, slope), each (k,), of the lines of least squares y (n,) = base + slope z (k, n). A
     given base is kept."""
-    z0, y0 = (
-        (z.mean(1), y.mean()) if base is None else (np.zeros(len(z)), base)
-    )  # a point on each line
+    # A point on each line.
+    z0 = np.zeros(len(z))
+    y0 = base
+    if base is None:
+        z0 = z.mean(1)
+        y0 = y.mean()
     centred = z - z0[:, None]
     slope = centred @ (y - y0) / ((centred**2).sum(1) + 1e-300)
     return y0 - slope * z0, slope
@@ -104,11 +120,13 @@ def variable_projection(x: Array, y: Array, R0: float | None) -> tuple[Array, fl
     C_mid held, the curve is a straight line in the part of the gain that is reached, and the best
     line has a closed form. So a grid over B and C_mid finds the right valley, and `polish` walks to
     its bottom."""
-    theta, g = starting_grid(x)
-    base, gain = lines(g, y, R0)
-    theta[:, 0], theta[:, 3] = np.clip(base + gain, 0, 1), base
-    squares = ((curve_and_gradient(x, theta)[0] - y) ** 2).sum(1)
-    return polish(x, y, theta[squares.argmin()], R0 is None)
+    theta, reached = starting_grid(x)
+    base, gain = lines(reached, y, R0)
+    theta[:, 0] = np.clip(base + gain, 0, 1)
+    theta[:, 3] = base
+    value, _ = curve_and_gradient(x, theta)
+    best = ((value - y) ** 2).sum(1).argmin()
+    return polish(x, y, theta[best], R0 is None)
 
 
 def polish(x: Array, y: Array, theta: Array, R0_free: bool) -> tuple[Array, float]:
@@ -125,15 +143,21 @@ def polish(x: Array, y: Array, theta: Array, R0_free: bool) -> tuple[Array, floa
 def fit_power_law(x: Array, y: Array) -> tuple[float, float, float]:
     """(A, D, B) of the power law of least squares with A <= 1; x (n,) > 0. For each B it is a line:
     B is searched."""
-    log_B, scale = np.linspace(np.log(1e-3), np.log(10), 200), x[-1]
-    for _ in range(4):  # each round looks closer around the best B of the round before
+    log_B = np.linspace(np.log(1e-3), np.log(10), 200)
+    scale = x[-1]
+    # Each round looks closer around the best B of the round before.
+    for _ in range(4):
         z = (x / scale) ** -np.exp(log_B)[:, None]
         A, slope = lines(z, y)
-        slope = np.where(A > 1, lines(z, y, base=1.0)[1], slope)
+        # A line that would end above 1 ends at 1.
+        _, slope_to_1 = lines(z, y, base=1.0)
+        slope = np.where(A > 1, slope_to_1, slope)
         A = np.minimum(A, 1)
-        i = ((A[:, None] + slope[:, None] * z - y) ** 2).sum(1).argmin()
+        value = A[:, None] + slope[:, None] * z
+        i = ((value - y) ** 2).sum(1).argmin()
         B = np.exp(log_B[i])
-        log_B = np.linspace(log_B[max(i - 1, 0)], log_B[min(i + 1, len(log_B) - 1)], 30)
+        around = np.clip([i - 1, i + 1], 0, len(log_B) - 1)
+        log_B = np.linspace(*log_B[around], 30)
     return float(A[i]), float(-slope[i] * scale**B), float(B)
 
 
@@ -146,11 +170,15 @@ inverse = partial(np.linalg.pinv, rcond=1e-12, hermitian=True)
 @dataclass(frozen=True)
 class Profile:
     """The 95 % region: all curves whose squared error is at most `excess` above the least. Every
-    interval is read off it. The region is long in A and thin across, so it is kept as k curves
-    along A. Each is the best curve with its A, and stands for an ellipse of curves around it, whose
-    squared errors use up the rest of the excess."""
+    interval is read off it.
 
-    # (k, 4) the best curves with A held at values across its interval, and last the curve reported
+    The region is long in A and thin across. So k values of A are kept, and for each of them the
+    best curve with this A. Its squared error is above the least, but by less than the excess. So
+    curves around it with the same A are in the region, too. They fill an ellipse in the other
+    parameters: at its rim all of the excess is used.
+    """
+
+    # (k, 4): the best curves with A held at values across its interval, and last the one reported
     theta: Array
     left: Array  # (k,) the part of the excess that the curve itself does not use
     inverse_JJ: Array  # (k, f, f) the shape of the ellipse, in the free parameters
@@ -176,60 +204,60 @@ def profile_over_A(
     the curve (4,) of least squares. estimate: the curve (4,) that is reported; if its A lies
     further out, the interval ends there.
     """
-    best_A, best_R0, free = best[0], best[3], [1, 2, 3] if R0_free else [1, 2]
-    _, (least,), (JJ,) = descend(x, y, best[None], [0, *free], steps=0)
-    grid, g = starting_grid(x)
-    grid, g = (
-        np.vstack([grid, best]),
-        np.vstack([g, curve_and_gradient(x, best[None])[1][:, 0]]),
-    )  # `best` starts, too
-    projection, norm = g @ (y - best_R0), (g**2).sum(1)
+    free = [1, 2, 3] if R0_free else [1, 2]
+    best_A, best_R0 = best[[0, 3]]
+    # The fit with another A starts from a curve of the grid, or from the best curve.
+    grid, reached = starting_grid(x)
+    grid = np.vstack([grid, best])
+    reached = np.vstack([reached, curve_and_gradient(x, best[None])[1][:, 0]])
+    projection = reached @ (y - best_R0)
+    norm = (reached**2).sum(1)
 
     def best_at(A: Array) -> tuple[Array, Array]:
         """The best curves (k, 4) with these A (k,), and their squared errors (k,)."""
         gain = (A - best_R0)[:, None]
-        i = (gain**2 * norm - 2 * gain * projection).argmin(
-            1
-        )  # squared error on the grid, less a constant
-        start = grid[i]
-        start[:, 0], start[:, 3] = A, best_R0
+        squares = gain**2 * norm - 2 * gain * projection  # less what is the same for all
+        start = grid[squares.argmin(1)]
+        start[:, 0] = A
+        start[:, 3] = best_R0
         return descend(x, y, start, free, steps=12)[:2]
 
-    # Both ends of A. The root of the growth is about proportional to the distance from the best A,
-    # so it reaches its limit near the distance `straight`. Fifteen distances around this one and
-    # beyond are tried, up to the bound: 0, 1, or R0, at which the curve would turn over. The
-    # crossing is interpolated.
+    # The root of the growth is about proportional to the distance from the best A, so it reaches
+    # its limit near the distance `straight`. Fifteen distances around this one and beyond are
+    # tried, up to the bound: 0, 1, or R0, at which the curve would turn over. The crossing is
+    # interpolated.
+    _, (least,), (JJ,) = descend(x, y, best[None], [0, *free], steps=0)
     straight = np.sqrt(inverse(JJ)[0, 0] * excess) + 1e-9
+    bounds = (best_R0, 1.0) if best_A > best_R0 else (0.0, best_R0)
     ends = []
-    for side, bound in zip((-1, 1), (best_R0, 1.0) if best_A > best_R0 else (0.0, best_R0)):
+    for side, bound in zip((-1, 1), bounds):
         room = abs(bound - best_A)
         near = min(straight, room / 8) * np.array([0, 0.5, 0.8, 1, 1.2, 1.6, 2.3, 4])
         far = near[-1] + (room - near[-1]) * np.array([0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1])
         A = best_A + side * np.append(near, far)
-        distance = np.sqrt(np.maximum(best_at(A)[1] - least, 0))
-        beyond = np.flatnonzero(
-            distance > np.sqrt(excess)
-        )  # never 0: the first distance is 0, at `best`
-        if beyond.size:
+        _, squares = best_at(A)
+        growth = np.sqrt(np.maximum(squares - least, 0))
+        beyond = np.flatnonzero(growth > np.sqrt(excess))
+        if beyond.size:  # the first is never 0: there the curve is the best one
             crossing = slice(beyond[0] - 1, beyond[0] + 1)
-            bound = np.interp(np.sqrt(excess), distance[crossing], A[crossing])
+            bound = np.interp(np.sqrt(excess), growth[crossing], A[crossing])
         ends.append(float(bound))
 
+    # The curves of the profile. The estimate has no ellipse of its own.
     curves, _ = best_at(np.linspace(*ends, 14))
-    curves, squares, JJ = descend(x, y, np.vstack([curves, best, estimate]), free, steps=0)
-    left = np.append(
-        np.maximum(least + excess - squares[:-1], 0), 0
-    )  # the estimate has no ellipse of its own
+    curves = np.vstack([curves, best, estimate])
+    _, squares, JJ = descend(x, y, curves, free, steps=0)
+    left = np.maximum(least + excess - squares, 0)
+    left[-1] = 0
     profile = Profile(curves, left, inverse(JJ), free)
-    intervals = {"A": (float(min(ends[0], estimate[0])), float(max(ends[1], estimate[0])))}
-    for column, name in zip(free, ("B", "C_mid", "R0")):
-        gradient = np.tile(
-            np.eye(4)[column, free], (len(curves), 1)
-        )  # a parameter is a function of itself
-        low, high = np.clip(
-            profile.interval(curves[:, column], gradient), *(limit[column] for limit in limits(x))
-        )
-        intervals[name] = (
-            (float(low), float(high)) if name == "R0" else (float(np.exp(low)), float(np.exp(high)))
-        )
+
+    # The intervals. The interval of A holds the A that is reported.
+    low, high = ends
+    intervals = {"A": (float(min(low, estimate[0])), float(max(high, estimate[0])))}
+    lowest, highest = limits(x)
+    for i, (column, name) in enumerate(zip(free, ("B", "C_mid", "R0"))):
+        gradient = np.tile(np.eye(len(free))[i], (len(curves), 1))  # the parameter's, by itself
+        interval = profile.interval(curves[:, column], gradient)
+        interval = np.clip(interval, lowest[column], highest[column])
+        intervals[name] = tuple(map(float, interval if name == "R0" else np.exp(interval)))
     return intervals, profile

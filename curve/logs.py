@@ -18,7 +18,7 @@ import os
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -26,26 +26,32 @@ import numpy as np
 
 from curve.columns import Reading, Series, Table, read_curves
 
-Row = tuple[
-    int, dict
-]  # the line in the file (-3: the third record of a document), and the values by column
+# The line in the file (-3: the third record of a document), and the values by column.
+Row = tuple[int, dict]
+Rows = Iterator[Row]
 
-# The log of a folder is the first of these: ours, TRL's, prime-rl's, W&B's, RLlib's and
-# Stable-Baselines', and the one in TRL's last checkpoint.
-LOG_NAMES = ("log.jsonl", "trainer_state.json", "metrics.jsonl", "wandb-history.jsonl", "progress.csv",
-             "checkpoint-*/trainer_state.json")  # fmt: skip
+# The log of a folder is the first of these.
+LOG_NAMES = (
+    "log.jsonl",  # ours
+    "trainer_state.json",  # TRL
+    "metrics.jsonl",  # prime-rl
+    "wandb-history.jsonl",  # W&B
+    "progress.csv",  # RLlib and Stable-Baselines
+    "checkpoint-*/trainer_state.json",  # TRL's last checkpoint
+)
 LONGEST_LINE = 50_000_000  # characters. A longer line is read in pieces
 RUNS = "runs.jsonl"  # the logs of all runs of a study in one file
 # The sampled tokens of one step, where tools/export.py has taken a run: in TRL, verl and prime-rl.
 TOKENS_OF_STEP = ("tokens_of_step", "actor/tokens_of_step", "progress/output_tokens")
 
-# Names with numbers, as console logs print them: 'reward': 0.5 or reward=0.5.
-# also np.float64(0.5)
+# --- 1. How lines look ----------------------------------------------------------------------------
+
+# Names with numbers, as console logs print them: 'reward': 0.5 or reward=0.5. A number can be
+# wrapped, as in np.float64(0.5).
+_NAME = r"(?<![^\s,;|(\[{])([A-Za-z_][^\s=:,;|()\[\]{}'\"]*+)"
 _NUMBER = r"(?:\w+(?:\.\w+)*\()?'?([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?+%?|nan|[-+]?inf)"
 QUOTED = re.compile(rf"['\"]([^'\"]{{1,200}})['\"]\s*:\s*{_NUMBER}", re.I)
-PLAIN = re.compile(
-    rf"(?<![^\s,;|(\[{{])([A-Za-z_][^\s=:,;|()\[\]{{}}'\"]*+)\s*[=:]\s*{_NUMBER}(?![\w.:/])", re.I
-)
+PLAIN = re.compile(rf"{_NAME}\s*[=:]\s*{_NUMBER}(?![\w.:/])", re.I)
 # Console logs: how the part of a line with pairs begins, and how a pair looks. The first with any
 # pair is taken.
 CONSOLES = (
@@ -57,12 +63,14 @@ CONSOLES = (
 COUNTED = re.compile(
     r"\b(step|iteration|episode|update|epoch)\s*[=:#]?\s*\[?(\d+)(?![\d.]*%)", re.I
 )
-KIND = re.compile(
-    r"(?<![\w/.-])(train|training|eval|evaluation|val|valid|validation|test)(?![\w/.-])", re.I
-)
+_KINDS = "train|training|eval|evaluation|val|valid|validation|test"
+KIND = re.compile(rf"(?<![\w/.-])({_KINDS})(?![\w/.-])", re.I)
 BOX_LINE = re.compile(r"\| *[^|\s]+ *\| *[^|\s]* *\|\s*")  # | name | value |
 CELL = re.compile(r'[\s"]*[-+]?[\d.,]+(e[-+]?\d+)?[\s%"]*', re.I)  # a number in a table
 parse_json = json.JSONDecoder(parse_int=float).decode  # float: an integer may have any length
+
+
+# --- 2. From a path to a curve --------------------------------------------------------------------
 
 
 def read_log(path: str | os.PathLike, table: Table | None = None, **choices) -> list[Series]:
@@ -72,15 +80,21 @@ def read_log(path: str | os.PathLike, table: Table | None = None, **choices) -> 
     if it has been read. choices: the fields of `Reading`. ValueError, with file and line, if there
     is no curve.
     """
-    text, column = os.fspath(path), None
-    if ":" in text and not os.path.exists(text) and os.path.exists(text.rpartition(":")[0]):
-        text, _, column = text.rpartition(":")
+    text = os.fspath(path)
+    column = None
+    # FILE:COLUMN, unless a file has this name.
+    file, _, last = text.rpartition(":")
+    if file and not os.path.exists(text) and os.path.exists(file):
+        text = file
+        column = last
         choices["y"] = column
+    # A folder gives its name to the run.
     log = _log_in(Path(text))
-    of_a_folder = any(log.absolute().match(pattern) for pattern in LOG_NAMES)
-    name = (
-        "standard input" if text == "-" else log.absolute().parent.name if of_a_folder else log.name
-    )
+    name = log.name
+    if text == "-":
+        name = "standard input"
+    elif any(log.absolute().match(pattern) for pattern in LOG_NAMES):
+        name = log.absolute().parent.name
     try:
         return read_curves(table or read_table(log), column or name, Reading(**choices))
     except ValueError as error:
@@ -88,37 +102,41 @@ def read_log(path: str | os.PathLike, table: Table | None = None, **choices) -> 
 
 
 def read_joined(logs: Sequence[str], **choices) -> list[Series]:
-    """The curve of one run in two logs: ours, then the log of the engine that tools/export.py took it to.
-    Compute is sampled tokens: those of the second log come after all of ours. choices: the fields
-    of `Reading` for the second log. ValueError if there are not two logs, or if the second has no
-    point after its start."""
+    """The curve of one run in two logs: ours, then the log of the engine to which tools/export.py
+    took the run. Compute is sampled tokens: those of the second log come after all of ours.
+    choices: the fields of `Reading` for the second log. ValueError if there are not two logs, or if
+    the second has no point after its start."""
     if len(logs) != 2:
         raise ValueError(f"--join takes two logs, ours and then the engine's, not {len(logs)}")
+
+    # Our log, with the tokens that it had sampled at its end.
     table = read_table(_log_in(Path(logs[0])))
     if "compute_tokens" not in table.columns:
-        raise ValueError(
-            f"{logs[0]}: this is no log of ours; --join takes ours first, and then the engine's"
-        )
+        problem = "this is no log of ours; --join takes ours first, and then the engine's"
+        raise ValueError(f"{logs[0]}: {problem}")
     before = np.nanmax(table.numbers("compute_tokens"))  # to the end, not the last point
     (ours,) = read_log(logs[0], table, x="compute_tokens", y="pass_rate")
+
+    # Their log gets a column with the tokens of all steps so far.
     log = _log_in(Path(logs[1]))
     table = read_table(log)
-    of_step = next((name for name in TOKENS_OF_STEP if name in table.columns), None)
+    of_step = next(filter(table.columns.__contains__, TOKENS_OF_STEP), None)
     if of_step is None:
-        raise ValueError(
-            f"{log}: no column says how many tokens a step has sampled ({', '.join(TOKENS_OF_STEP)})"
-        )
-    table.columns["tokens"] = (
-        np.arange(len(table.lines)),
-        np.cumsum(np.nan_to_num(table.numbers(of_step))),
-    )
+        names = ", ".join(TOKENS_OF_STEP)
+        raise ValueError(f"{log}: no column says how many tokens a step has sampled ({names})")
+    tokens = np.nan_to_num(table.numbers(of_step)).cumsum()
+    table.columns["tokens"] = np.arange(len(tokens)), tokens
     table.names.append("tokens")
-    (theirs,) = read_log(log, table, **choices | {"x": choices["x"] or "tokens"})
+    choices["x"] = choices["x"] or "tokens"
+    (theirs,) = read_log(log, table, **choices)
+
+    # Their points come after ours.
     later = theirs.x > 0  # at 0 it measures the model that ours ended with
     if not later.any():
         raise ValueError(f"{log}: no pass rate after its start, so there is nothing to join")
+    x = np.append(ours.x, before + theirs.x[later])
+    y = np.append(ours.y, theirs.y[later])
     notes = (*ours.notes, f"joined with {later.sum()} points of {log}", *theirs.notes)
-    x, y = np.append(ours.x, before + theirs.x[later]), np.append(ours.y, theirs.y[later])
     return [dataclasses.replace(ours, x=x, y=y, notes=notes)]
 
 
@@ -130,9 +148,11 @@ def read_table(log: Path) -> Table:
         with _open(log) as binary:
             return Table(_rows(binary, notes), notes)
     except (json.JSONDecodeError, csv.Error, RecursionError) as error:
-        raise ValueError(
-            f"broken, cut off or nested too deeply ({error}): mend it, or write JSON lines"
-        ) from None
+        broken = f"broken, cut off or nested too deeply ({error})"
+        raise ValueError(f"{broken}: mend it, or write JSON lines") from None
+
+
+# --- 3. Where a log lies --------------------------------------------------------------------------
 
 
 def _log_in(folder: Path) -> Path:
@@ -140,14 +160,11 @@ def _log_in(folder: Path) -> Path:
     if not folder.is_dir():
         return folder
     for pattern in LOG_NAMES:
-        logs = sorted(
-            filter(Path.is_file, folder.glob(pattern)), key=lambda log: (len(str(log)), log)
-        )
+        logs = [path for path in folder.glob(pattern) if path.is_file()]
         if logs:
-            return logs[-1]
-    raise ValueError(
-        f"{folder}: no {' and no '.join(LOG_NAMES)} in this folder: name the file of the log"
-    )
+            return max(logs, key=lambda log: (len(str(log)), log))  # checkpoint-100 is after -90
+    names = " and no ".join(LOG_NAMES)
+    raise ValueError(f"{folder}: no {names} in this folder: name the file of the log")
 
 
 def packed_runs(study: Path) -> dict[str, bytes]:
@@ -166,15 +183,17 @@ def runs_of_study(folder: Path) -> list[tuple[str, Path]]:
     names = {path.parent.name for path in folder.glob("*/log.jsonl")}
     if (folder / RUNS).exists():
         names |= set(packed_runs(folder))
-    runs = [
-        (match[1], folder / match[0])
-        for name in names
-        if (match := re.fullmatch(r"(.+)-seed\d+", name))
-    ]
-    pieces = lambda name: [
-        int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)
-    ]
-    return sorted(runs, key=lambda run: (run[0] != "scalerl", pieces(run[1].name)))
+    runs = []
+    for name in sorted(names, key=_natural_order):
+        match = re.fullmatch(r"(.+)-seed\d+", name)
+        if match:
+            runs.append((match[1], folder / name))
+    return sorted(runs, key=lambda run: run[0] != "scalerl")
+
+
+def _natural_order(name: str) -> list:
+    """The parts of a name, in which numbers are numbers: K8 comes before K16."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 
 
 def _open(log: Path) -> io.BufferedIOBase:
@@ -190,45 +209,46 @@ def _open(log: Path) -> io.BufferedIOBase:
     return binary if binary.seekable() else io.BytesIO(binary.read())
 
 
-def _rows(binary: io.BufferedIOBase, notes: list[str]) -> Iterable[Row]:
+# --- 4. Formats -----------------------------------------------------------------------------------
+
+
+def _rows(binary: io.BufferedIOBase, notes: list[str]) -> Rows:
     """The rows of a file. Its first bytes and its first two lines tell its format."""
+    # What is no text is refused.
     head = binary.read(4096)
     binary.seek(0)
     if b"brain.Event:" in head[:64]:
         raise ValueError(
-            "TensorBoard's events are not read: download the scalar in TensorBoard as CSV, and name that"
+            "TensorBoard's events are not read: download the scalar in TensorBoard as CSV, and "
+            "name that"
         )
     encoding = "utf-16" if head.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
     letters = head.decode(encoding, "replace")
-    if 10 * len(re.findall("[\0-\x08\x0e-\x1a\ufffd]", letters)) > len(letters):
+    strange = re.findall("[\0-\x08\x0e-\x1a\ufffd]", letters)
+    if 10 * len(strange) > len(letters):
         raise ValueError("this is no text: write the log as CSV or JSON lines")
 
+    # JSON begins with a bracket. If the first line is a whole record, more of them follow, one a
+    # line; otherwise the file is one document.
     text = io.TextIOWrapper(binary, encoding, errors="replace")
     lines = _lines(text)
-    first, second = (next(lines, (0, ""))[1] for _ in range(2))
+    _, first = next(lines, (0, ""))
+    _, second = next(lines, (0, ""))
     if not first:
         raise ValueError("the file is empty: the run has logged nothing yet")
     if re.match(r'\s*[\[{]\s*([\[\]{}"]|$)', first):
-        if second and re.fullmatch(r"\s*\{.*\}\s*", first):
-            return _json_lines(text, notes)
-        text.seek(0)
-        document = parse_json(
-            text.read()
-        )  # a list of records, trainer_state.json, or a single record
-        records = (
-            document.get("log_history", [document]) if isinstance(document, dict) else document
-        )
-        return (
-            (-i, _flat(record)) for i, record in enumerate(records, 1) if isinstance(record, dict)
-        )
+        is_record = re.fullmatch(r"\s*\{.*\}\s*", first)
+        return _json_lines(text, notes) if second and is_record else _json_document(text)
     if len(first) == LONGEST_LINE:
-        raise ValueError(
-            f"the first line has more than {LONGEST_LINE:,} characters: this is no log"
-        )
+        more = f"the first line has more than {LONGEST_LINE:,} characters"
+        raise ValueError(f"{more}: this is no log")
     if any(BOX_LINE.fullmatch(line) for _, line in itertools.islice(_lines(text), 100)):
         raise ValueError(
             "boxes on a console are not read: let the run write progress.csv, and name that"
         )
+
+    # A table has a number in its second line. What looks like neither a table nor a console is read
+    # as a table, whose errors are the plainest.
     delimiter = max(",\t;|", key=first.count)
     is_table = 0 < first.count(delimiter) == second.count(delimiter)
     if not (is_table and any(map(CELL.fullmatch, second.split(delimiter)))):
@@ -245,7 +265,7 @@ def _lines(text: io.TextIOWrapper) -> Iterator[tuple[int, str]]:
     return ((i, line) for i, line in numbered if not line.isspace() and not line.startswith("#"))
 
 
-def _json_lines(text: io.TextIOWrapper, notes: list[str]) -> Iterator[Row]:
+def _json_lines(text: io.TextIOWrapper, notes: list[str]) -> Rows:
     for i, line in _lines(text):
         try:
             yield i, _flat(parse_json(line))
@@ -253,9 +273,21 @@ def _json_lines(text: io.TextIOWrapper, notes: list[str]) -> Iterator[Row]:
             if not line.endswith("\n"):  # a run is writing it, or was cut off
                 notes.append(f"line {i} is cut off, and left out")
                 return
+            start = line[:40].strip()
             raise ValueError(
-                f"line {i}: no valid JSON object: {line[:40].strip()!r}: mend or remove it"
+                f"line {i}: no valid JSON object: {start!r}: mend or remove it"
             ) from None
+
+
+def _json_document(text: io.TextIOWrapper) -> Rows:
+    """The rows of a list of records, of a trainer_state.json, or of a single record."""
+    text.seek(0)
+    records = parse_json(text.read())
+    if isinstance(records, dict):
+        records = records.get("log_history", [records])
+    for i, record in enumerate(records, 1):
+        if isinstance(record, dict):
+            yield -i, _flat(record)
 
 
 def _flat(record: dict, prefix: str = "") -> dict:
@@ -270,41 +302,46 @@ def _flat(record: dict, prefix: str = "") -> dict:
     return flat
 
 
-def _console_lines(text: io.TextIOWrapper, start: re.Pattern, pair: re.Pattern) -> Iterator[Row]:
+def _console_lines(text: io.TextIOWrapper, start: re.Pattern, pair: re.Pattern) -> Rows:
     """The rows of the lines that hold pairs, with the step and the kind that stand beside them."""
     for i, line in _lines(text):
         begin = start.search(line)
-        if begin and (pairs := pair.findall(line := line[begin.start() : 100_000])):
-            outside = pair.sub(" ", line)
-            values = {name.lower(): value for name, value in COUNTED.findall(outside)}
-            values |= {"kind": kind[1].lower()} if (kind := KIND.search(outside)) else {}
-            row = {}
-            for name, value in pairs:
-                name = re.sub("^test_score", "val/test_score", name)  # verl's first validation
-                if (
-                    row.setdefault(name, value) != value
-                ):  # two values of one name: it is not clear which is meant
-                    row[f"{name} (again)"] = value
-            yield i, values | row
+        line = line[begin.start() : 100_000] if begin else ""
+        pairs = pair.findall(line)
+        if not pairs:
+            continue
+        outside = pair.sub(" ", line)
+        row = {name.lower(): value for name, value in COUNTED.findall(outside)}
+        kind = KIND.search(outside)
+        if kind:
+            row["kind"] = kind[1].lower()
+        said = {}
+        for name, value in pairs:
+            name = re.sub("^test_score", "val/test_score", name)  # verl's first validation
+            # Two values of one name: it is not clear which is meant.
+            if said.setdefault(name, value) != value:
+                said[f"{name} (again)"] = value
+        yield i, row | said
 
 
-def _table_lines(text: io.TextIOWrapper, delimiter: str) -> Iterator[Row]:
-    skipped = next(_lines(text))[0] - 1  # comments, as in Stable-Baselines' monitor
+def _table_lines(text: io.TextIOWrapper, delimiter: str) -> Rows:
+    first, _ = next(_lines(text))
+    skipped = first - 1  # comments, as in Stable-Baselines' monitor
     text.seek(0)
-    table = csv.reader(
-        itertools.islice(text, skipped, None), delimiter=delimiter, skipinitialspace=True
-    )
+    lines = itertools.islice(text, skipped, None)
+    table = csv.reader(lines, delimiter=delimiter, skipinitialspace=True)
     header = next(table)
     names = [name for name in header if name]
     if any(map(CELL.fullmatch, names[:1])) or len(set(names)) < len(names):
         raise ValueError(
-            "line 1: a number or a name twice where column names are expected: write a line like x,y"
+            "line 1: a number or a name twice where column names are expected: write a line like "
+            "x,y"
         )
     for cells in table:
+        line = skipped + table.line_num
         if len(cells) > len(header):
-            raise ValueError(
-                f"line {skipped + table.line_num}: more values than the {len(names)} names: mend the line"
-            )
+            more = f"more values than the {len(names)} names"
+            raise ValueError(f"line {line}: {more}: mend the line")
         if delimiter == ";":  # decimal commas
             cells = [re.sub(r"^([-+]?\d*),(\d+ ?%?)$", r"\1.\2", cell) for cell in cells]
-        yield skipped + table.line_num, dict(zip(header, cells))
+        yield line, dict(zip(header, cells))

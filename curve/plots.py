@@ -36,21 +36,18 @@ def plot_variants(
     runs = [run for runs in variants.values() for run in runs]
     axes = Figure(figsize=(8, 1), layout="constrained").subplots()  # the legend decides the height
     if len(runs) == 1:
-        ((series, fit),) = runs
+        series, fit = runs[0]
         _draw_run(axes, series, fit, predict)
         title = series.name if fit.identified else f"{series.name}\n{fit.warnings[0]}"
     else:
         verdicts = {comparison.variants[0]: f"; {comparison.verdict}" for comparison in comparisons}
         for i, (name, seeds) in enumerate(variants.items()):
-            label = f"{name}: A {asymptote_of([fit for _, fit in seeds])}{verdicts.get(name, '')}"
+            asymptote = asymptote_of([fit for _, fit in seeds])
+            label = f"{name}: A {asymptote}{verdicts.get(name, '')}"
             _draw_variant(axes, label, seeds, f"C{i}")
-        lacking = sum(series.x[0] == 0 for series, _ in runs)
-        points = (
-            f"points of all seeds (but {lacking} at compute 0)"
-            if lacking
-            else "points of all seeds"
-        )
-        title = f"{points}, mean of the fitted curves, forecasts (dashed)"
+        at_0 = [series for series, _ in runs if series.x[0] == 0]
+        without = f" (but {len(at_0)} at compute 0)" if at_0 else ""
+        title = f"points of all seeds{without}, mean of the fitted curves, forecasts (dashed)"
     _write(path, axes, [series for series, _ in runs], title)
 
 
@@ -61,111 +58,167 @@ def plot_diagnosis(path: Path, series: Series, fit: Fit) -> None:
 
     figure = Figure(figsize=(15, 4.4), layout="constrained")
     profile, residuals, windows = figure.subplots(1, 3)
+
+    # The growth of the squared error on both sides of the interval of A.
     low, high = fit.interval["A"]
     A = np.linspace(max(1.5 * low - 0.5 * high, 0), min(1.5 * high - 0.5 * low, 1), 100)
     squares = fit.held_at(A)[1]
     profile.plot(A, (squares - squares.min()) / fit.profile.left.max())
     profile.axvspan(low, high, alpha=0.15)
+    title = "growth of the squared error with A held\n(1: the end of the 95 % interval)"
+    profile.set(title=title, xlabel="A")
+
+    # If the residuals drift, the sigmoid is not the shape of this run.
     residuals.plot(fit.x, fit.y - fit.predict(fit.x), "o-", ms=4, lw=0.6)
     residuals.axhspan(-fit.rms, fit.rms, alpha=0.15)
-    for C in fit.x[:: max(len(fit.x) // 25, 1)]:
+    title = f"{series.name}: pass rate minus curve\n(band: rms {fit.rms:.4f})"
+    residuals.set(title=title, xlabel=series.x_name)
+
+    # If A follows the window, it rests on a few points.
+    every = max(len(fit.x) // 25, 1)
+    for C in fit.x[::every]:
         for color, window in (("C0", (0, C)), ("C1", (C, np.inf))):
             with contextlib.suppress(ValueError):  # too few points
                 part = fit_sigmoid(series.x, series.y, fit.r0, *window)
+                fill = color if part.identified else "w"
                 windows.plot([C, C], part.interval["A"], color, lw=0.8)
-                windows.plot(
-                    C, part.A, "o", ms=5, color=color, mfc=color if part.identified else "w"
-                )
-    profile.set(
-        title="growth of the squared error with A held\n(1: the end of the 95 % interval)",
-        xlabel="A",
-    )
-    residuals.set(
-        title=f"{series.name}: pass rate minus curve\n(band: rms {fit.rms:.4f})",
-        xlabel=series.x_name,
-    )
-    windows.set(
-        title="A of the points up to here (blue), from here on\n(orange); hollow: not identified",
-        xlabel=series.x_name,
-    )
+                windows.plot(C, part.A, "o", ms=5, color=color, mfc=fill)
+    title = "A of the points up to here (blue), from here on\n(orange); hollow: not identified"
+    windows.set(title=title, xlabel=series.x_name)
     _save(path, figure)
 
 
 def _draw_run(axes, series: Series, fit: Fit, predict: Sequence[float]) -> None:
     """Points, curve, band, and a forecast to 4 times the last compute or the last `predict`."""
-    fitted, shown = np.isin(series.x, fit.x), series.x > 0
-    for points, fill, text in (
-        (shown & fitted, "C0", "points fitted"),
-        (shown & ~fitted, "w", "left out"),
-    ):
-        if points.any():
-            axes.plot(
-                series.x[points], series.y[points], "o", ms=4, color="C0", mfc=fill, label=text
-            )
-    if series.num_examples:
-        x, y = series.x[shown], series.y[shown]
-        half = 1.96 * np.sqrt(y * (1 - y) / series.num_examples)
-        text = f"95 % of {series.num_examples:.0f} answers"
-        axes.errorbar(x, y, half, fmt="none", ecolor="C0", elinewidth=0.7, alpha=0.6, label=text)
+    _draw_points(axes, series, fit)
+
+    # The curve goes on as a forecast, and the band covers both.
+    first = fit.x[fit.x > 0][0]
     end = max(4 * fit.C_max, 1.2 * series.x[-1], *(1.2 * C for C in predict))
-    past, future = (
-        np.geomspace(fit.x[fit.x > 0][0] / 1.5, fit.C_max, 100),
-        np.geomspace(fit.C_max, end, 50),
-    )
+    past = np.geomspace(first / 1.5, fit.C_max, 100)
     axes.plot(past, fit.predict(past), color="C0", label="fitted curve")
     if fit.collapsed:  # then there is no forecast
         return
+    future = np.geomspace(fit.C_max, end, 50)
     axes.plot(future, fit.predict(future), "--", color="C0", label="forecast")
     both = np.append(past, future)
-    axes.fill_between(both, *fit.band(both), color="C0", alpha=0.18, lw=0, label="95 % interval")
+    axes.fill_between(
+        both,
+        *fit.band(both),
+        color="C0",
+        alpha=0.18,
+        lw=0,
+        label="95 % interval",
+    )
+
+    # The parameters that are lines, as far as the data shows them.
     if fit.identified:
         axes.axhline(fit.A, color="C3", lw=1, label=f"asymptote A {fit.asymptote}")
-        axes.axvline(
-            fit.C_mid, color="C2", lw=1, ls="-.", label=f"C_mid {fit.C_mid:.3g}: half of the gain"
-        )
+        text = f"C_mid {fit.C_mid:.3g}: half of the gain"
+        axes.axvline(fit.C_mid, color="C2", lw=1, ls="-.", label=text)
     else:
-        low = fit.interval["A"][0]
-        axes.axhline(low, color="C3", lw=1, ls="--", label=f"A not identified: above {low:.3f}")
-    axes.axhline(fit.R0, color="0.45", lw=1, ls=":", label=f"R0 {fit.R0:.3f}: before training")
+        low, _ = fit.interval["A"]
+        axes.axhline(
+            low,
+            color="C3",
+            lw=1,
+            ls="--",
+            label=f"A not identified: above {low:.3f}",
+        )
+    axes.axhline(
+        fit.R0,
+        color="0.45",
+        lw=1,
+        ls=":",
+        label=f"R0 {fit.R0:.3f}: before training",
+    )
+
+
+def _draw_points(axes, series: Series, fit: Fit) -> None:
+    """The points of a run, with error bars if the number of answers is known."""
+    # The axis of compute is logarithmic, so a point at 0 has no place on it.
+    shown = series.x > 0
+    x = series.x[shown]
+    y = series.y[shown]
+    fitted = np.isin(series.x[shown], fit.x)
+    for points, fill, text in ((fitted, "C0", "points fitted"), (~fitted, "w", "left out")):
+        if points.any():
+            axes.plot(
+                x[points],
+                y[points],
+                "o",
+                ms=4,
+                color="C0",
+                mfc=fill,
+                label=text,
+            )
+    if series.num_examples:
+        half = 1.96 * np.sqrt(y * (1 - y) / series.num_examples)
+        text = f"95 % of {series.num_examples:.0f} answers"
+        axes.errorbar(
+            x,
+            y,
+            half,
+            fmt="none",
+            ecolor="C0",
+            elinewidth=0.7,
+            alpha=0.6,
+            label=text,
+        )
 
 
 def _draw_variant(axes, label: str, runs: list[FittedRun], color: str) -> None:
     """The points of all seeds, and the mean curve of those that count. Its band lies between the
-    curves of the seeds; that of a single seed is its 95 % interval. The forecast is drawn only if
-    every seed identifies A."""
+    curves of the seeds; the band of a single seed is its 95 % interval. The forecast is drawn only
+    if every seed identifies A."""
     for series, _ in runs:
         later = series.x > 0
-        axes.plot(series.x[later], series.y[later], "o", ms=3.5, color=color, alpha=0.45, mew=0)
+        axes.plot(
+            series.x[later],
+            series.y[later],
+            "o",
+            ms=3.5,
+            color=color,
+            alpha=0.45,
+            mew=0,
+        )
     axes.plot([], [], color=color, label=label)
+
     fits = standing([fit for _, fit in runs])
-    start, end = min(fit.x[fit.x > 0][0] for fit in fits), min(fit.C_max for fit in fits)
-    parts = [(np.geomspace(start, end, 100), "-")]
+    start = min(fit.x[fit.x > 0][0] for fit in fits)
+    end = min(fit.C_max for fit in fits)
+    parts = {"-": np.geomspace(start, end, 100)}
     if all(fit.identified for fit in fits):
-        parts.append((np.geomspace(end, 2 * end, 50), "--"))
-    for C, style in parts:
+        parts["--"] = np.geomspace(end, 2 * end, 50)
+    for style, C in parts.items():
         curves = np.array([fit.predict(C) for fit in fits])
-        low, high = fits[0].band(C) if len(fits) == 1 else (curves.min(0), curves.max(0))
         axes.plot(C, curves.mean(0), style, color=color)
         if not any(fit.collapsed for fit in fits):
-            axes.fill_between(C, low, high, color=color, alpha=0.12, lw=0)
+            band = fits[0].band(C) if len(fits) == 1 else (curves.min(0), curves.max(0))
+            axes.fill_between(C, *band, color=color, alpha=0.12, lw=0)
 
 
 def _write(path: Path, axes, runs: Sequence[Series], title: str) -> None:
     """Write the figure, with labels, a title, and the legend below the axes, where it covers no
     curve."""
-    x_names, y_names = (
-        {series.x_name.lower() for series in runs},
-        {series.y_name for series in runs},
-    )
-    compute = "" if len(x_names) > 1 else f" ({COMPUTE_UNITS.get(runs[0].x_name, runs[0].x_name)})"
-    pass_rate = "" if len(y_names) > 1 or y_names == {"pass_rate"} else f" ({runs[0].y_name})"
-    axes.set(xlabel=f"compute{compute}", ylabel=f"pass rate{pass_rate}", xscale="log")
+    # An axis has the name of a column if all runs have it.
+    x_names = {run.x_name.lower() for run in runs}
+    y_names = {run.y_name for run in runs}
+    compute = "compute"
+    pass_rate = "pass rate"
+    if len(x_names) == 1:
+        x_name = runs[0].x_name
+        compute += f" ({COMPUTE_UNITS.get(x_name, x_name)})"
+    if len(y_names) == 1 and y_names != {"pass_rate"}:
+        pass_rate += f" ({runs[0].y_name})"
+    axes.set(xlabel=compute, ylabel=pass_rate, xscale="log")
     axes.set_title(title, fontsize=10, wrap=True)
-    axes.xaxis.set_major_formatter(
-        "{x:g}"
-    )  # as the report prints compute, and faster than 10 with an exponent
+    # As the report prints compute, and faster than 10 with an exponent.
+    axes.xaxis.set_major_formatter("{x:g}")
     axes.grid(alpha=0.25)
-    labels = axes.get_legend_handles_labels()[1]
+
+    # Short labels stand in two columns. The figure is as high as they need.
+    _, labels = axes.get_legend_handles_labels()
     columns = 2 if max(map(len, labels)) < 60 else 1
     lines = title.count("\n") + len(labels) / columns
     axes.legend(fontsize=8, ncols=columns, loc="upper left", bbox_to_anchor=(0, -0.15))
@@ -176,8 +229,6 @@ def _write(path: Path, axes, runs: Sequence[Series], title: str) -> None:
 def _save(path: Path, figure) -> None:
     from matplotlib import rc_context
 
-    with (
-        whole_file(path) as partial,
-        rc_context({"pdf.fonttype": 42, "svg.fonttype": "none"}),
-    ):  # text stays text
+    text_stays_text = rc_context({"pdf.fonttype": 42, "svg.fonttype": "none"})
+    with whole_file(path) as partial, text_stays_text:
         figure.savefig(partial, format=path.suffix[1:].lower(), dpi=110)

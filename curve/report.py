@@ -21,23 +21,33 @@ from curve.forecast import FORECASTERS, forecasts, held_out
 Row = dict[str, str]
 
 
+# --- 1. One run -----------------------------------------------------------------------------------
+
+
 def report(series: Series, fit: Fit, predict: Sequence[float] = ()) -> dict:
     """All that is known about one run, as --json writes it. A, B and C_mid are None if A is not
     identified."""
-    try:  # with --fit-to, the points beyond it are held out
-        test = held_out(
-            series.x, series.y, fit.r0, fit.C_max if fit.C_max < series.x[-1] else None, fit.x[0]
-        )
+    # With --fit-to, the points beyond it are held out; otherwise the second half of the run.
+    fit_to = fit.C_max if fit.C_max < series.x[-1] else None
+    try:
+        test = held_out(series.x, series.y, fit.r0, fit_to, fit.x[0])
     except ValueError as error:
         test = {"error": str(error)}
-    computes = [*predict, 2 * fit.C_max]
+    predicted = []
+    for C in (*predict, 2 * fit.C_max):
+        interval = np.ravel(fit.band(C)).tolist()
+        predicted.append({**forecasts(fit, C), "x": C, "interval": interval})
     return {
         "name": series.name,
-        **{name: getattr(fit, name) if fit.identified else None for name in ("A", "B", "C_mid")},
-        **{
-            name: getattr(fit, name)
-            for name in ("R0", "identified", "interval", "rms", "lag_1", "noise")
-        },
+        "A": fit.A if fit.identified else None,
+        "B": fit.B if fit.identified else None,
+        "C_mid": fit.C_mid if fit.identified else None,
+        "R0": fit.R0,
+        "identified": fit.identified,
+        "interval": fit.interval,
+        "rms": fit.rms,
+        "lag_1": fit.lag_1,
+        "noise": fit.noise,
         "warnings": [asdict(warning) for warning in fit.warnings],
         "C_max_over_C_mid": fit.reach,
         "gain_made": fit.gain_made,
@@ -47,61 +57,71 @@ def report(series: Series, fit: Fit, predict: Sequence[float] = ()) -> dict:
         "y": series.y_name,
         "points": np.stack([series.x, series.y], 1).tolist(),
         "fit_window": [float(fit.x[0]), fit.C_max],
-        "forecast": [
-            forecasts(fit, C) | {"x": C, "interval": np.ravel(fit.band(C)).tolist()}
-            for C in computes
-        ],
+        "forecast": predicted,
         "baselines": {"power_law": dict(zip("ADB", fit.power_law)), "held_out": test},
     }
 
 
+def source_of_R0(series: Series, fit: Fit) -> str:
+    """Where R0 comes from, in words."""
+    if fit.r0 == "free":
+        return "fitted"
+    if fit.r0 != "first":
+        return "given"
+    first = series.y[0]
+    if fit.R0 != first:
+        off = f"the first point, {first:.3f}, is further off the curve than chance explains"
+        return f"fitted: {off}"
+    if series.x[0]:
+        return f"the first point, at {series.x[0]:.4g}: --r0 can say better"
+    return "the first point, before training"
+
+
 def describe(series: Series, fit: Fit, report: dict) -> str:
     """The report of one run in words, without its name."""
-    first = "the first point, " + (
-        f"at {series.x[0]:.4g}: --r0 can say better" if series.x[0] else "before training"
-    )
-    source = {"first": first, "free": "fitted"}.get(fit.r0, "given")
-    if fit.r0 == "first" and fit.R0 != series.y[0]:
-        source = f"fitted: the first point, {series.y[0]:.3f}, is further off the curve than chance explains"
+    window = f"{series.x_name} {fit.x[0]:.4g} to {fit.C_max:.4g}"
+    lines = [f"curve       {len(fit.x)} of {len(series.x)} points fitted, {window}"]
+    lines += [f"  {note}" for note in series.notes]
+    # The four parameters with their intervals.
     meaning = {
         "A": "asymptote",
         "B": "exponent",
         "C_mid": f"{series.x_name} at half the gain",
-        "R0": source,
+        "R0": source_of_R0(series, fit),
     }
-    window = f"{series.x_name} {fit.x[0]:.4g} to {fit.C_max:.4g}"
-    lines = [
-        f"curve       {len(fit.x)} of {len(series.x)} points fitted, {window}",
-        *(f"  {n}" for n in series.notes),
-    ]
     for name, text in meaning.items():
         low, high = fit.interval[name]
         value = "not identified" if report[name] is None else f"{report[name]:.4g}"
         lines.append(f"  {name:6}{value:>15}   95 % [{low:.4g}, {high:.4g}]   {text}")
+    # How far the run goes, and how the points lie around the curve.
+    shown = f"C_max/C_mid {fit.reach:.2g} ({100 * fit.gain_made:.0f} % of gain)"
     residuals = f"rms {fit.rms:.4f}, correlation of neighbours {fit.lag_1:.2f}"
     noise = f"; noise of a validation {fit.noise:.4f}" if fit.noise else ""
-    lines.append(
-        f"  C_max/C_mid {fit.reach:.2g} ({100 * fit.gain_made:.0f} % of gain); residuals: {residuals}{noise}"
-    )
+    lines.append(f"  {shown}; residuals: {residuals}{noise}")
+
+    # Forecasts, and the test of those from the first half.
     for forecast in report["forecast"]:
         curve = with_interval(forecast["sigmoid"], *forecast["interval"])
-        baselines = (
-            f"power law {forecast['power_law']:.3f}, last value {forecast['last_value']:.3f}"
-        )
+        law = forecast["power_law"]
+        last = forecast["last_value"]
+        baselines = f"power law {law:.3f}, last value {last:.3f}"
         lines.append(f"  forecast at {forecast['x']:.4g}: {curve} ({baselines})")
     test = report["baselines"]["held_out"]
     if "error" in test:
         lines.append(f"  no held-out test: {test['error']}")
     else:
         came = test["came"]
-        errors = [
-            f"{name.replace('_', ' ')} {test[name]:.3f} ({test[name] - came:+.3f})"
-            for name in FORECASTERS
-        ]
-        lines.append(
-            f"  held out, fitted up to {test['fit_to']:.4g}: {came:.3f} came; {', '.join(errors)}"
-        )
-    return "\n".join(lines + [f"  ! {warning}" for warning in fit.warnings])
+        errors = []
+        for name in FORECASTERS:
+            error = f"{test[name]:.3f} ({test[name] - came:+.3f})"
+            errors.append(f"{name.replace('_', ' ')} {error}")
+        outcome = f"fitted up to {test['fit_to']:.4g}: {came:.3f} came"
+        lines.append(f"  held out, {outcome}; {', '.join(errors)}")
+    lines += [f"  ! {warning}" for warning in fit.warnings]
+    return "\n".join(lines)
+
+
+# --- 2. Tables ------------------------------------------------------------------------------------
 
 
 def variants_table(
@@ -111,35 +131,36 @@ def variants_table(
 ) -> list[Row]:
     """A row for each variant, with the verdict of its comparison. A, B, C_mid and the forecast at
     compute C (by default twice the last of all runs) are those of the `standing` Fits. "-" stands
-    for what a seed does not identify by itself. An interval is over the seeds; that of a single run
-    is of its fit."""
+    in the place of B, C_mid and the forecast if a seed alone does not identify A. An interval is
+    over the seeds; that of a single run is of its fit."""
     C = C or 2 * max(fit.C_max for runs in variants.values() for _, fit in runs)
     compared = {comparison.variants[0]: comparison for comparison in comparisons}
     rows = []
     for variant, runs in variants.items():
         fits = [fit for _, fit in runs]
         row = {"variant": variant, "runs": str(len(fits)), "A": asymptote_of(fits)}
+        # The mean of the seeds, if each of them has its own curve.
         fits = standing(fits)
         known = all(fit.identified and not fit.together for fit in fits)
         for name, form in {"B": ".2f", "C_mid": ".3g"}.items():
-            logs = mean_of(
-                np.log([getattr(fit, name) for fit in fits]), np.log(fits[0].interval[name])
-            )
-            row[name] = with_interval(*np.exp(logs), form) if known else "-"
+            logs = np.log([getattr(fit, name) for fit in fits])
+            mean = np.exp(mean_of(logs, np.log(fits[0].interval[name])))
+            row[name] = with_interval(*mean, form) if known else "-"
         row["last value"] = f"{np.mean([series.y[-1] for series, _ in runs]):.3f}"
         forecast = mean_of([fit.predict(C) for fit in fits], fits[0].band(C))
         row[f"forecast at {C:.4g}"] = with_interval(*np.clip(forecast, 0, 1)) if known else "-"
-        if compared:
-            comparison = compared.get(variant)
-            held = comparison.efficiency if comparison else None
-            for name in ("B", "C_mid"):
-                row[f"ratio of {name}"] = (
-                    with_interval(*held[f"{name}_ratio"], ".2f") if held else "-"
-                )
-            row["verdict"] = (
-                comparison.verdict if comparison else "(the others are compared with it)"
-            )
         rows.append(row)
+        if not compared:
+            continue
+
+        # The first variant is compared with none, and a verdict on ceilings has no ratios.
+        comparison = compared.get(variant)
+        held = comparison and comparison.efficiency
+        for name in ("B", "C_mid"):
+            ratio = f"{name}_ratio"
+            row[f"ratio of {name}"] = with_interval(*held[ratio], ".2f") if held else "-"
+        others = "(the others are compared with it)"
+        row["verdict"] = comparison.verdict if comparison else others
     return rows
 
 
@@ -147,48 +168,76 @@ def caption(runs: Sequence[FittedRun]) -> str:
     """What the tables of these runs are about: columns, intervals, and what was warned of when the
     logs were read."""
     columns = dict.fromkeys(f"{series.y_name} over {series.x_name}" for series, _ in runs)
-    warnings = dict.fromkeys(
-        note for series, _ in runs for note in series.notes if note.startswith("!")
-    )
-    text = f"Read: {', '.join(columns)}. In brackets, 95 % intervals: of a variant by its seeds, of a run by its fit."
-    return "\n".join([text, *warnings])
+    notes = [note for series, _ in runs for note in series.notes]
+    warnings = dict.fromkeys(note for note in notes if note.startswith("!"))
+    intervals = "In brackets, 95 % intervals: of a variant by its seeds, of a run by its fit."
+    return "\n".join([f"Read: {', '.join(columns)}. {intervals}", *warnings])
 
 
 def runs_table(runs: Sequence[FittedRun]) -> str:
     """Each run with its fit, the forecast from its first half beside what came, and the kinds of
     its warnings. Below it the median errors of the forecasts."""
-    rows, errors, inside = [], [], 0
-    for row, (series, fit) in zip(variants_table({i: [run] for i, run in enumerate(runs)}), runs):
+    rows = []
+    errors = []
+    inside = 0
+    table = variants_table({i: [run] for i, run in enumerate(runs)})
+    for row, (series, fit) in zip(table, runs):
         del row["variant"], row["runs"]
-        row = {"run": series.name, "before": f"{series.y[0]:.3f}"} | row
-        row |= {
+        kinds = "; ".join(warning.kind for warning in fit.warnings)
+        row = {
+            "run": series.name,
+            "before": f"{series.y[0]:.3f}",
+            **row,
             "C_max": f"{fit.C_max:.3g}",
             "C_max/C_mid": f"{fit.reach:.1f}",
             "rms": f"{fit.rms:.4f}",
+            "forecast from half": "-",
+            "came": "-",
+            "warnings": kinds or "-",
         }
-        row |= {"forecast from half": "-", "came": "-"}
+        rows.append(row)
+        # The forecast from the first half, and how far it was off.
         test = report(series, fit)["baselines"]["held_out"]
         if "error" not in test:
-            row["forecast from half"] = with_interval(test["sigmoid"], *test["interval"])
-            row["came"] = f"{test['came']:.3f}"
-            errors.append([abs(test[name] - test["came"]) for name in FORECASTERS])
-            inside += test["interval"][0] <= test["came"] <= test["interval"][1]
-        rows.append(row | {"warnings": "; ".join(warning.kind for warning in fit.warnings) or "-"})
-    if not errors:
-        return markdown(rows)
-    medians = "sigmoid {:.3f}, power law {:.3f}, last value {:.3f}".format(
-        *np.median(errors, axis=0)
-    )
-    came = f"{inside} of {len(errors)} came inside their 95 % interval."
-    return f"{markdown(rows)}\n\nMedian error of the forecasts from half of the compute: {medians}. {came}"
+            came = test["came"]
+            low, high = test["interval"]
+            row["forecast from half"] = with_interval(test["sigmoid"], low, high)
+            row["came"] = f"{came:.3f}"
+            errors.append([abs(test[name] - came) for name in FORECASTERS])
+            if low <= came <= high:
+                inside += 1
+    text = markdown(rows)
+    if errors:
+        sigmoid, law, last = np.median(errors, axis=0)
+        medians = f"sigmoid {sigmoid:.3f}, power law {law:.3f}, last value {last:.3f}"
+        came = f"{inside} of {len(errors)} came inside their 95 % interval."
+        text += f"\n\nMedian error of the forecasts from half of the compute: {medians}. {came}"
+    return text
+
+
+# --- 3. Formats of a table ------------------------------------------------------------------------
+
+
+def lines_of(rows: Sequence[Row]) -> list[list[str]]:
+    """The cells of a table, line by line; the first line has the names of the columns."""
+    return [list(rows[0]), *(list(row.values()) for row in rows)]
 
 
 def markdown(rows: Sequence[Row]) -> str:
     """A Markdown table that can also be read as it is."""
-    lines = [[*rows[0]], *([*row.values()] for row in rows)]
+    lines = lines_of(rows)
     widths = [max(map(len, cells)) for cells in zip(*lines)]
     lines.insert(1, ["-" * width for width in widths])
     return "\n".join(f"| {' | '.join(map(str.ljust, line, widths))} |" for line in lines)
+
+
+def latex(rows: Sequence[Row]) -> str:
+    """A tabular of LaTeX."""
+    escaped = str.maketrans({character: rf"\{character}" for character in "&%$#_{}"} | {">": "$>$"})
+    lines = [rf"\begin{{tabular}}{{{'l' * len(rows[0])}}}"]
+    for cells in lines_of(rows):
+        lines.append(" & ".join(cell.translate(escaped) for cell in cells) + r" \\")
+    return "\n".join([*lines, r"\end{tabular}"])
 
 
 def write_table(
@@ -196,19 +245,15 @@ def write_table(
 ) -> None:
     """Write a table of variants as CSV, as a tabular of LaTeX, or as Markdown with the table of
     their runs and what was left out: by the suffix. ValueError if it is another one."""
-    lines = [[*rows[0]], *([*row.values()] for row in rows)]
     if path.suffix == ".md":
         tables = ["### Variants", markdown(rows), "### Runs", runs_table(runs)]
         text = "\n\n".join([caption(runs), *tables, *left_out])
     elif path.suffix == ".csv":
-        csv.writer(table := io.StringIO(), lineterminator="\n").writerows(lines)
+        table = io.StringIO()
+        csv.writer(table, lineterminator="\n").writerows(lines_of(rows))
         text = table.getvalue().strip()
     elif path.suffix == ".tex":
-        escaped = str.maketrans(
-            {character: rf"\{character}" for character in "&%$#_{}"} | {">": "$>$"}
-        )
-        body = [" & ".join(cell.translate(escaped) for cell in line) + r" \\" for line in lines]
-        text = "\n".join([rf"\begin{{tabular}}{{{'l' * len(rows[0])}}}", *body, r"\end{tabular}"])
+        text = latex(rows)
     else:
         raise ValueError(f"{path}: a table is written as .md, .csv or .tex")
     write_whole(path, text + "\n")

@@ -55,10 +55,10 @@ def judged(pool: VerifierPool, items: list[tuple]) -> dict[tuple, Verdict]:
 def refuse_raising(problem: Problem, pool: VerifierPool) -> None:
     """ValueError if the task of this problem raises on its own reference: it would call everything
     wrong."""
-    ((_, verdict),) = judged(pool, [("", problem, as_completion(problem, problem.answer))]).items()
-    if verdict.failure is not None or verdict.detail:
-        reason = verdict.detail.strip() if verdict.failure is None else verdict.reason
-        raise ValueError(f"{problem.task}.score cannot judge its own reference answer:\n{reason}")
+    verdict = judged(pool, [("", problem, as_completion(problem, problem.answer))])[""]
+    if verdict.raised or verdict.failure == "error":
+        said = f"{problem.task}.score cannot judge its own reference answer {problem.answer!r:.80}"
+        raise ValueError(f"{said}:\n{verdict.detail.strip()}")
 
 
 def right_answers(problems: list[Problem], pool: VerifierPool) -> tuple[Counter, int]:

@@ -4,9 +4,9 @@ apart.
 arithmetic                    a task that makes its own problems
 gym:word_sorting,max_words=3  a task with a family of problems, and options of its own
 polaris, gsm8k, deepcoder     data sets that are known here (KNOWN)
-my.jsonl, folder, owner/name  records of your own: JSONL, JSON, CSV or Parquet; columns are guessed, or named
+my.jsonl, folder, owner/name  records of your own: JSONL, JSON, CSV or Parquet; columns are guessed
 polaris:3 deepcoder:1         several, with weights
-my.csv:2,problem=q,answer=a   with options (OPTIONS)
+my.csv:2,problem=q,answer=a   with options (OPTIONS), such as the names of columns
 """
 
 import hashlib
@@ -15,7 +15,8 @@ import inspect
 import pkgutil
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -31,9 +32,8 @@ class Known:
     repository: str
     subsets: tuple[str, ...] = ()  # folders; () is all
     train: str | None = "train"  # the part to learn from; None: the data set is for evaluation only
-    test: str | None = (
-        None  # the part for evaluation; None: the problems that are held out of `train`
-    )
+    # the part for evaluation; None: the problems that are held out of `train`
+    test: str | None = None
     task: str = mathematics.__name__
 
 
@@ -45,24 +45,21 @@ KNOWN = {
     "math500": Known("HuggingFaceH4/MATH-500", train=None, test="test"),
     "aime24": Known("math-ai/aime24", train=None, test="test"),
     "aime25": Known("math-ai/aime25", train=None, test="test"),
-    "deepcoder": Known("agentica-org/DeepCoder-Preview-Dataset", ("primeintellect", "taco", "lcbv5", "codeforces"),
-                       test="test", task=programming.__name__),
-}  # fmt: skip
-OPTIONS = (
-    "problem",
-    "answer",
-    "tests",
-    "solution",
-    "subset",
-    "split",
-    "validation",
-)  # docs/data.md has their meaning
-MADE_PROBLEMS, MADE_HELD_OUT = 100_000, 64  # a task makes so many if nothing says how many
-MOST_UNUSABLE = (
-    0.05  # share of a known data set's records that may be left out; in your own files none may be
-)
+    "deepcoder": Known(
+        "agentica-org/DeepCoder-Preview-Dataset",
+        ("primeintellect", "taco", "lcbv5", "codeforces"),
+        test="test",
+        task=programming.__name__,
+    ),
+}
+# docs/data.md has their meaning
+OPTIONS = "problem answer tests solution subset split validation".split()
+MADE_PROBLEMS = 100_000  # a task makes so many to train on if nothing says how many
+MADE_HELD_OUT = 64  # and so many that are held out
+# The share of a known data set's records that may be left out. In your own files none may be.
+MOST_UNUSABLE = 0.05
 HELD_OUT_SHARE = 10  # at most one distinct problem in so many is held out
-# of the tasks that make their problems, so that runs with different --seed have the same ones
+# The seed of tasks that make their problems: runs with different --seed have the same ones.
 SEED = 0
 
 
@@ -73,20 +70,18 @@ class Spec:
     name: str  # task, TASK:FAMILY, known data set, file, folder or OWNER/NAME on the hub
     weight: float  # share of the prompts of each batch, relative to the others
     options: dict[str, str]
-    instruction: str | None = (
-        None  # said after each problem of a file, instead of what its task says
-    )
+    # said after each problem of a file, instead of what its task says
+    instruction: str | None = None
 
     @property
     def is_task(self) -> bool:
         """Whether this is a task that makes its own problems."""
-        return self.name not in KNOWN and self.task_and_family[0] in task_names()
+        return self.name not in KNOWN and self.task in task_names()
 
     @property
-    def task_and_family(self) -> tuple[str, str]:
-        """The name split at the colon."""
-        task, _, family = self.name.partition(":")
-        return task, family
+    def task(self) -> str:
+        """The part of the name before a colon."""
+        return self.name.partition(":")[0]
 
     @property
     def known(self) -> Known:
@@ -102,9 +97,8 @@ class Source:
     weight: float
     train: list[Problem]
     validation: list[Problem]  # held out: in no source's training problems
-    notes: list[str] = field(
-        default_factory=list
-    )  # printed: columns that were guessed, problems left out
+    # printed: columns that were guessed, problems left out
+    notes: list[str] = field(default_factory=list)
 
 
 def fingerprint(source: Source) -> str:
@@ -122,19 +116,20 @@ def parse_spec(text: str, instruction: str | None = None) -> Spec:
     name, *pairs = text.split(",")
     options = {}
     for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not key or not equals or not value:
+        key, _, value = pair.partition("=")
+        if not key or not value:
             raise ValueError(f"--data {text}: {pair!r} is no option; wanted is OPTION=VALUE")
         options[key] = value
-    name, weight = re.fullmatch(r"(.*?)(?::(\d*\.?\d+))?", name, flags=re.DOTALL).groups("1")
+    name, weight = re.fullmatch(r"(?s)(.*?)(?::(\d*\.?\d+))?", name).groups("1")
     if not name or not float(weight) > 0:
         raise ValueError(f"--data {text}: wanted is NAME or NAME:WEIGHT, with a weight above 0")
     spec = Spec(name, float(weight), options, instruction)
-    if unknown := [] if spec.is_task else [key for key in options if key not in OPTIONS]:
-        known = ", ".join(f"{key}=" for key in OPTIONS)
-        raise ValueError(
-            f"--data {text}: {unknown[0]!r} is no option. They are {known}; docs/data.md explains them"
-        )
+    for key in options:
+        if key not in OPTIONS and not spec.is_task:
+            known = ", ".join(f"{key}=" for key in OPTIONS)
+            raise ValueError(
+                f"--data {text}: {key!r} is no option. They are {known}; docs/data.md explains them"
+            )
     return spec
 
 
@@ -155,45 +150,47 @@ def load_data(
     or "solution" if `Problem.answer` shall hold the worked solution. Raises ValueError, with file
     and line or record, for anything that cannot be used.
     """
-    sources = []
-    for spec in [parse_spec(argument, instruction) for argument in arguments]:
-        if spec.known.train is None:
-            raise ValueError(
-                f"{spec.name} is for evaluation (generate.py --evaluate), not to be trained on"
-            )
-        if spec.is_task:
-            sources.append(
-                made_source(
-                    spec, train_problems or MADE_PROBLEMS, validation_problems or MADE_HELD_OUT
-                )
-            )
-            problem = sources[-1].train[0]
-            if (
-                wanted == "solution"
-                and importlib.import_module(problem.task).score(problem, problem.answer) != 1
-            ):
-                raise ValueError(
-                    f"{spec.name}: its answers are no whole completions: give a file of solutions"
-                )
-        else:
-            sources.append(read_source(spec, validation_problems, wanted))
-    names = [source.name for source in sources]
+    specs = [parse_spec(argument, instruction) for argument in arguments]
+    sources = [load_source(spec, train_problems, validation_problems, wanted) for spec in specs]
     held_out = {text_key(problem.prompt) for source in sources for problem in source.validation}
-    for i, source in enumerate(sources):
-        if source.name in names[:i]:
-            source.name += f"-{names[: i + 1].count(source.name)}"  # a second gsm8k is gsm8k-2
+    names = Counter()
+    for source in sources:
+        names[source.name] += 1
+        if names[source.name] > 1:
+            source.name += f"-{names[source.name]}"  # a second gsm8k is gsm8k-2
         train = [problem for problem in source.train if text_key(problem.prompt) not in held_out]
-        if repeated := len(source.train) - len(train):
+        repeated = len(source.train) - len(train)
+        if repeated:
             source.notes.append(
                 f"{repeated} training problems are held out elsewhere too, and were left out"
             )
-        source.train, source.validation = (
-            train[:train_problems],
-            source.validation[:validation_problems],
-        )
+        source.train = train[:train_problems]
+        source.validation = source.validation[:validation_problems]
         if not source.train:
             raise ValueError(f"--data {source.name}: no training problem is left")
     return sources
+
+
+def load_source(
+    spec: Spec, train_problems: int | None, validation_problems: int | None, wanted: str
+) -> Source:
+    """The problems of one argument, as `load_data` wants them."""
+    if spec.known.train is None:
+        raise ValueError(
+            f"{spec.name} is for evaluation (generate.py --evaluate), not to be trained on"
+        )
+    if not spec.is_task:
+        return read_source(spec, validation_problems, wanted)
+    source = made_source(
+        spec, train_problems or MADE_PROBLEMS, validation_problems or MADE_HELD_OUT
+    )
+    if wanted == "solution":
+        problem = source.train[0]
+        if importlib.import_module(problem.task).score(problem, problem.answer) != 1:
+            raise ValueError(
+                f"{spec.name}: its answers are no whole completions: give a file of solutions"
+            )
+    return source
 
 
 def load_evaluation(argument: str, number: int, instruction: str | None = None) -> Source:
@@ -213,7 +210,7 @@ def task_of(argument: str) -> str:
     record of a file."""
     spec = parse_spec(argument)
     if spec.is_task:
-        return f"data.tasks.{spec.task_and_family[0]}"
+        return f"data.tasks.{spec.task}"
     if spec.name in KNOWN:
         return spec.known.task
     place, record = next(records.read_records(files_of(spec, "test")[0]))
@@ -229,46 +226,60 @@ def next_source(weights: Sequence[float], handed_out: Sequence[int]) -> int:
 
 
 def made_source(spec: Spec, train_problems: int, validation_problems: int) -> Source:
-    """Problems of a task that makes its own, each once. Its function `problems` gets the family,
-    the options and the instruction as arguments, if it has such. Raises ValueError, with the call,
-    if it makes none."""
-    name, family = spec.task_and_family
-    task = importlib.import_module(f"data.tasks.{name}")
+    """Problems of a task that makes its own, each once. Raises ValueError if the task makes none,
+    or takes no such options."""
+    task = importlib.import_module(f"data.tasks.{spec.task}")
     if not hasattr(task, "problems"):
         raise ValueError(
-            f"{spec.name} is a task without problems of its own: give it a file or a data set by name"
+            f"{spec.name} is a task without problems of its own: "
+            "give it a file or a data set by name"
         )
-    given = spec.options | ({"family": family} if family else {})
-    if taken := [key for key in ("split", "number", "seed", "instruction") if key in given]:
-        raise ValueError(f"--data {spec.name}: {taken[0]} is no option of a task")
-    parameters = inspect.signature(task.problems).parameters
-    if not any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values()):
-        if unknown := [key for key in given if key not in parameters]:
-            raise ValueError(f"--data {spec.name}: the task takes no {' and no '.join(unknown)}")
-    if "instruction" in parameters:
-        given["instruction"] = spec.instruction
-    source = Source(spec.name, spec.weight, [], [])
+    arguments = task_arguments(spec, task.problems)
+    made, notes = {}, []
     for split, number in (("train", train_problems), ("validation", validation_problems)):
         call = f"{task.__file__}: problems({split!r}, {number}, {SEED})"
         try:
-            made = task.problems(split, number, SEED, **given)
+            problems = task.problems(split, number, SEED, **arguments)
         except ValueError:  # the task's own sentence
             raise
         except Exception as error:
             raise ValueError(f"{call} raised {error!r}") from error
-        problems = [*{text_key(problem.prompt): problem for problem in made}.values()]
-        if not problems:
+        distinct = {text_key(problem.prompt): problem for problem in problems}
+        if not distinct:
             raise ValueError(f"{call} returned no problem")
-        if repeated := len(made) - len(problems):
-            source.notes.append(
-                f"{repeated} of {len(made)} problems for {split} repeat another, and were left out"
+        repeated = len(problems) - len(distinct)
+        if repeated:
+            notes.append(
+                f"{repeated} of {len(problems)} problems for {split} repeat another, "
+                "and were left out"
             )
-        if len(problems) < number:
-            source.notes.append(
-                f"{number} problems for {split} were asked for, and there are {len(problems)}"
+        if len(distinct) < number:
+            notes.append(
+                f"{number} problems for {split} were asked for, and there are {len(distinct)}"
             )
-        setattr(source, split, problems)
-    return source
+        made[split] = list(distinct.values())
+    return Source(spec.name, spec.weight, notes=notes, **made)
+
+
+def task_arguments(spec: Spec, problems: Callable) -> dict:
+    """What the function `problems` of a task gets beside split, number and seed: the family, the
+    options, and the instruction if it takes one. Raises ValueError for options that it does not
+    take."""
+    arguments = dict(spec.options)
+    family = spec.name.partition(":")[2]
+    if family:
+        arguments["family"] = family
+    parameters = inspect.signature(problems).parameters
+    for key in ("split", "number", "seed", "instruction"):
+        if key in arguments:
+            raise ValueError(f"--data {spec.name}: {key} is no option of a task")
+    takes_any = any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values())
+    unknown = [key for key in arguments if key not in parameters]
+    if unknown and not takes_any:
+        raise ValueError(f"--data {spec.name}: the task takes no {' and no '.join(unknown)}")
+    if "instruction" in parameters:
+        arguments["instruction"] = spec.instruction
+    return arguments
 
 
 def read_source(spec: Spec, validation_problems: int | None, wanted: str = "answer") -> Source:
@@ -277,9 +288,7 @@ def read_source(spec: Spec, validation_problems: int | None, wanted: str = "answ
     problems, notes = read_problems(spec, spec.known.train, wanted)
     source = Source(Path(spec.name).name, spec.weight, problems, [], notes)
     if "validation" in spec.options:
-        columns = {
-            key: column for key, column in spec.options.items() if key in records.LIKELY_COLUMNS
-        }
+        columns = {key: spec.options[key] for key in records.LIKELY_COLUMNS if key in spec.options}
         of_validation = replace(spec, name=spec.options["validation"], options=columns)
         source.validation, more_notes = read_problems(of_validation, "validation", wanted)
         source.notes += [note for note in more_notes if note not in notes]
@@ -288,7 +297,7 @@ def read_source(spec: Spec, validation_problems: int | None, wanted: str = "answ
         raise ValueError(f"{spec.name} has one problem only: there is none left to hold out")
     most = max(1, len(problems) // HELD_OUT_SHARE)
     number = min(validation_problems or most, most)
-    if validation_problems is not None and number < validation_problems:
+    if validation_problems and number < validation_problems:
         notes.append(
             f"{number} of {len(problems)} problems are held out, a tenth, not {validation_problems}"
         )
@@ -302,11 +311,13 @@ def files_of(spec: Spec, split: str) -> list[Path]:
     place = spec.known.repository
     is_on_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", place) and not place.endswith(records.FORMATS)
     if not is_on_hub and not Path(place).expanduser().exists():
-        wrong = f"--data {place}: there is no such file or folder, and no data set (OWNER/NAME) or task of that name"
-        raise ValueError(f"{wrong}; known are {', '.join([*KNOWN, *task_names()])}")
-    subsets = (
-        tuple(spec.options["subset"].split("+")) if "subset" in spec.options else spec.known.subsets
-    )
+        raise ValueError(
+            f"--data {place}: there is no such file or folder, and no data set (OWNER/NAME) or "
+            f"task of that name; known are {', '.join([*KNOWN, *task_names()])}"
+        )
+    subsets = spec.known.subsets
+    if "subset" in spec.options:
+        subsets = tuple(spec.options["subset"].split("+"))
     return records.find_files(place, subsets, spec.options.get("split", split))
 
 
@@ -318,22 +329,26 @@ def read_problems(
     file and its other problems are."""
     problems: dict[str, Problem] = {}  # by text
     notes, repeated, unusable = [], [], []
+    is_known = spec.name in KNOWN
     for path in files_of(spec, split):
         columns = None
         for place, record in records.read_records(path):
             if columns is None:
                 columns, guess = records.choose_columns(place, record, spec.options, wanted)
-                if guess and guess not in notes and spec.name not in KNOWN:
+                if guess and guess not in notes and not is_known:
                     notes.append(guess)
             try:
                 problem = records.make_problem(record, columns, spec.instruction)
             except (ValueError, TypeError, AttributeError, RecursionError) as error:
-                if spec.name not in KNOWN:
+                if not is_known:
                     raise ValueError(f"{place}: {error}") from None
                 unusable.append(f"{place}: {error}")  # nobody here can mend it
                 continue
-            if problems.setdefault(text_key(problem.prompt), problem) is not problem:
+            key = text_key(problem.prompt)
+            if key in problems:
                 repeated.append(place)
+            else:
+                problems[key] = problem
     if len(unusable) > MOST_UNUSABLE * (len(problems) + len(repeated) + len(unusable)):
         raise ValueError(f"{len(unusable)} records of {spec.name} cannot be used; {unusable[0]}")
     if unusable:
@@ -346,8 +361,8 @@ def read_problems(
         notes += [warning + gap for gap in sandbox.missing()]
     if repeated:
         notes.append(f"{len(repeated)} repeated problems were left out, the first: {repeated[0]}")
-    order = sorted(problems, key=lambda text: hashlib.sha256(text.encode()).digest())
-    return [problems[text] for text in order], notes
+    in_order = sorted(problems, key=lambda text: hashlib.sha256(text.encode()).digest())
+    return [problems[text] for text in in_order], notes
 
 
 def text_key(text: str) -> str:

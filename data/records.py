@@ -2,7 +2,6 @@
 problem in each."""
 
 import csv
-import itertools
 import json
 import re
 from collections.abc import Iterator
@@ -12,13 +11,15 @@ from pathlib import Path
 from data import Problem
 from data.tasks import mathematics, programming
 
-FORMATS = (".jsonl", ".json", ".csv", ".parquet")
 LIKELY_COLUMNS = {  # guessed in this order
-    "problem": ("problem", "question", "prompt", "query"),
-    "tests": ("tests", "test_cases"),
-    "answer": ("answer", "final_answer", "ground_truth", "target", "solution"),
-    "solution": ("solution",),
+    "problem": "problem question prompt query".split(),
+    "tests": "tests test_cases".split(),
+    "answer": "answer final_answer ground_truth target solution".split(),
+    "solution": ["solution"],
 }
+Records = Iterator[tuple[str, dict]]  # each record with its place in a file
+
+# --- files ----------------------------------------------------------------------------------------
 
 
 def find_files(place: str, subsets: tuple[str, ...] = (), split: str = "train") -> list[Path]:
@@ -30,19 +31,20 @@ def find_files(place: str, subsets: tuple[str, ...] = (), split: str = "train") 
     if path.is_file():
         return [path]
     root = path if path.is_dir() else download(place, subsets)
-    words = {}  # of the path of each file
-    for file in sorted(
-        file for file in root.rglob("*") if file.suffix in FORMATS and file.is_file()
-    ):
+    words_of = {}  # a file: the words of its path
+    for file in sorted(root.rglob("*")):
         below_root = file.relative_to(root)
-        if below_root.parts[0][0] != "." and (not subsets or below_root.parts[0] in subsets):
-            words[file] = set(re.split("[^a-z0-9]+", str(below_root).lower()))
-    says_split = {"train", "validation", "test"} & set().union(*words.values())
-    files = [file for file in words if split in words[file] or not says_split]
+        folder = below_root.parts[0]
+        is_wanted = folder[0] != "." and (not subsets or folder in subsets)
+        if is_wanted and file.suffix in FORMATS and file.is_file():
+            words_of[file] = set(re.split("[^a-z0-9]+", str(below_root).lower()))
+    splits = {"train", "validation", "test"} & set().union(*words_of.values())
+    files = [file for file, words in words_of.items() if split in words or not splits]
     if not files:
         below = f" below {', '.join(subsets)}" if subsets else ""
         raise ValueError(
-            f"{place} has no file of records{below} for {split}: {', '.join(FORMATS)} are looked for"
+            f"{place} has no file of records{below} for {split}: "
+            f"{', '.join(FORMATS)} are looked for"
         )
     return files
 
@@ -53,78 +55,83 @@ def download(name: str, subsets: tuple[str, ...]) -> Path:
     import huggingface_hub
 
     folders = [f"{subset}/" for subset in subsets] or [""]
-    patterns = [
-        f"{folder}*{suffix}" for folder in folders for suffix in FORMATS
-    ]  # * also matches folders
+    patterns = [f"{folder}*{suffix}" for folder in folders for suffix in FORMATS]  # * matches /
     try:
-        return Path(
-            huggingface_hub.snapshot_download(name, repo_type="dataset", allow_patterns=patterns)
+        folder = huggingface_hub.snapshot_download(
+            name, repo_type="dataset", allow_patterns=patterns
         )
     except Exception as error:  # of many libraries: the hub's, HTTP's, the file system's
         reason = (str(error) or type(error).__name__).strip().splitlines()[0]
         raise ValueError(
-            f"the data set {name} could not be had from the hub: {reason:.200}. If the hub is out of reach, download"
-            " the data set elsewhere and give its folder instead of its name, or set HF_HOME to a cache that holds it"
+            f"the data set {name} could not be had from the hub: {reason:.200}. If the hub is out "
+            "of reach, download the data set elsewhere and give its folder instead of its name, or "
+            "set HF_HOME to a cache that holds it"
         ) from None
+    return Path(folder)
 
 
-def read_records(path: Path) -> Iterator[tuple[str, dict]]:
+# --- records --------------------------------------------------------------------------------------
+
+
+def read_records(path: Path) -> Records:
     """Each record of a file with its place ("my.jsonl, line 3"). ValueError if one cannot be read,
     or there is none."""
-    readers = {".jsonl": read_json, ".json": read_json, ".csv": read_csv, ".parquet": read_parquet}
-    if path.suffix not in readers:
+    if path.suffix not in READERS:
         raise ValueError(
             f"{path} is not a file of records; the endings known are {', '.join(FORMATS)}"
         )
     place = None
-    for place, record in readers[path.suffix](path):
+    for place, record in READERS[path.suffix](path):
         if not isinstance(record, dict):
             raise ValueError(
-                f"{path}, {place}: a record must be an object with named columns, not {record!r:.60}"
+                f"{path}, {place}: a record must be an object with named columns, "
+                f"not {record!r:.60}"
             )
         yield f"{path}, {place}", record
     if place is None:
         raise ValueError(f"{path} holds no record")
 
 
-def read_json(path: Path) -> Iterator[tuple[str, dict]]:
-    """JSON, a list of records; or JSONL, a record a line."""
-    is_jsonl = path.suffix == ".jsonl"
+def read_jsonl(path: Path) -> Records:
+    """A record a line."""
     with open(path, "rb") as file:
-        for number, data in enumerate(file if is_jsonl else [file.read()], start=1):
-            if is_jsonl and not data.strip():
-                continue
-            try:
-                value = json.loads(data.rstrip().decode())
-            except (ValueError, RecursionError) as error:
-                line = (
-                    number
-                    + getattr(error, "lineno", 1)
-                    - 1
-                    + data[: getattr(error, "start", 0)].count(b"\n")
-                )
-                reason = getattr(error, "msg", error)
-                raise ValueError(f"{path}, line {line} is not JSON in UTF-8: {reason}") from None
-            if is_jsonl:
-                yield f"line {number}", value
-            elif not isinstance(value, list):
-                raise ValueError(f"{path} holds no list of records, but a {type(value).__name__}")
-            else:
-                yield from (
-                    (f"record {number}", record) for number, record in enumerate(value, start=1)
-                )
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                yield f"line {number}", parse_json(path, line, number)
 
 
-def read_csv(path: Path) -> Iterator[tuple[str, dict]]:
+def read_json(path: Path) -> Records:
+    """A list of records."""
+    records = parse_json(path, path.read_bytes())
+    if not isinstance(records, list):
+        raise ValueError(f"{path} holds no list of records, but a {type(records).__name__}")
+    for number, record in enumerate(records, start=1):
+        yield f"record {number}", record
+
+
+def parse_json(path: Path, text: bytes, first_line: int = 1):
+    """The value of a text that begins at this line of a file. ValueError, with the line, if it is
+    not JSON in UTF-8."""
+    try:
+        return json.loads(text.rstrip().decode())
+    except json.JSONDecodeError as error:
+        lines_before, reason = error.lineno - 1, error.msg
+    except UnicodeDecodeError as error:
+        lines_before, reason = text[: error.start].count(b"\n"), error
+    except (ValueError, RecursionError) as error:  # a number is too long, lists are too deep
+        lines_before, reason = 0, error
+    raise ValueError(f"{path}, line {first_line + lines_before} is not JSON in UTF-8: {reason}")
+
+
+def read_csv(path: Path) -> Records:
     """CSV. The separator is the one of comma, semicolon and tab that the first line has most
     often."""
     csv.field_size_limit(2**30)
     with open(path, "rb") as file:
         header = file.readline().decode(errors="replace")
+    separator = max(",;\t", key=header.count)
     with open(path, newline="", encoding="utf-8-sig") as file:
-        reader = csv.DictReader(
-            file, delimiter=max(",;\t", key=header.count), strict=True, restkey=""
-        )
+        reader = csv.DictReader(file, delimiter=separator, strict=True, restkey="")
         try:
             for record in reader:
                 if record.get(""):
@@ -136,26 +143,35 @@ def read_csv(path: Path) -> Iterator[tuple[str, dict]]:
             ) from None
 
 
-def read_parquet(path: Path) -> Iterator[tuple[str, dict]]:
+def read_parquet(path: Path) -> Records:
+    """Parquet. A file holds once what comes often, so its rows may be far larger than the file:
+    then it is refused."""
     import pyarrow.parquet
 
-    left = 2**28 + 200 * path.stat().st_size  # bytes of rows: a file holds once what comes often
+    bytes_left = 2**28 + 200 * path.stat().st_size
+    number = 0
     try:
-        numbers = itertools.count(1)
         for batch in pyarrow.parquet.ParquetFile(path).iter_batches(batch_size=64):
-            columns = [
-                c.dictionary_decode() if isinstance(c, pyarrow.DictionaryArray) else c
-                for c in batch.columns
-            ]
-            left -= sum(column.nbytes for column in columns)
-            if left < 0 or any(" dictionary<" in str(column.type) for column in columns):
-                raise ValueError(
-                    "its rows are more than 200 times as large as the file, or have lists of categories"
-                )
-            records = pyarrow.RecordBatch.from_arrays(columns, batch.schema.names).to_pylist()
-            yield from ((f"record {number}", record) for record, number in zip(records, numbers))
+            for column in batch.columns:
+                if isinstance(column, pyarrow.DictionaryArray):
+                    column = column.dictionary_decode()
+                bytes_left -= column.nbytes
+                if bytes_left < 0 or " dictionary<" in str(column.type):
+                    raise ValueError(
+                        "its rows are more than 200 times as large as the file, "
+                        "or have lists of categories"
+                    )
+            for record in batch.to_pylist():
+                number += 1
+                yield f"record {number}", record
     except Exception as error:  # of many kinds, by what the columns hold
         raise ValueError(f"{path} is no Parquet file that can be read: {error}") from None
+
+
+READERS = {".jsonl": read_jsonl, ".json": read_json, ".csv": read_csv, ".parquet": read_parquet}
+FORMATS = tuple(READERS)
+
+# --- problems -------------------------------------------------------------------------------------
 
 
 def choose_columns(
@@ -163,11 +179,12 @@ def choose_columns(
 ) -> tuple[dict[str, str], str]:
     """The columns of the problem, and of the tests, the answer or the worked solution. The options
     name them, or they are guessed, and a note says so. ValueError for a missing column."""
-    columns, missing, known = {}, [], f"the columns are {', '.join(record)}"
+    columns, missing = {}, []
+    known = f"the columns are {', '.join(record)}"
     for key in ("problem", "tests", wanted):
         if (key == "tests" and "answer" in options) or (key == "answer" and "tests" in columns):
-            continue
-        likely = (options[key],) if key in options else LIKELY_COLUMNS[key]
+            continue  # a problem has tests or an answer
+        likely = [options[key]] if key in options else LIKELY_COLUMNS[key]
         present = [column for column in likely if column in record]
         if present:
             columns[key] = present[0]
@@ -181,10 +198,8 @@ def choose_columns(
             f"{place}: which column is the {', and which the '.join(missing)}? {known}; {how}"
         )
     guesses = [f"{key}={column}" for key, column in columns.items() if key not in options]
-    return (
-        columns,
-        f"columns guessed: {', '.join(guesses)}; for others add ,NAME=COLUMN" if guesses else "",
-    )
+    note = f"columns guessed: {', '.join(guesses)}; for others add ,NAME=COLUMN" if guesses else ""
+    return columns, note
 
 
 def make_problem(record: dict, columns: dict[str, str], instruction: str | None = None) -> Problem:
@@ -192,28 +207,28 @@ def make_problem(record: dict, columns: dict[str, str], instruction: str | None 
     known."""
     values = {key: record.get(column) for key, column in columns.items()}
     for key, value in values.items():
-        if value is None or value == [] or (isinstance(value, str) and not value.strip()):
-            raise ValueError(f"nothing stands in column {columns[key]!r}")
-        if isinstance(value, str) and re.search("[\ud800-\udfff]", value):
-            raise ValueError(f"column {columns[key]!r} holds half of a character, a lone surrogate")
-        if key in ("problem", "solution") and not isinstance(value, str):
-            raise ValueError(f"column {columns[key]!r} holds no text but {value!r:.60}")
+        check_value(key, columns[key], value)
+    text = values["problem"]
     if "tests" in values:
-        problem = programming.problem(
-            values["problem"], values["tests"], record.get("starter_code") or ""
-        )
-        problem = (
-            problem
-            if instruction is None
-            else replace(problem, prompt=f"{problem.prompt}\n\n{instruction}")
-        )
+        problem = programming.problem(text, values["tests"], record.get("starter_code") or "")
+        if instruction is not None:
+            problem = replace(problem, prompt=f"{problem.prompt}\n\n{instruction}")
     elif "answer" in values:
-        problem = mathematics.problem(values["problem"], text_of(values["answer"]), instruction)
+        problem = mathematics.problem(text, text_of(values["answer"]), instruction)
     else:
-        problem = Problem(
-            mathematics.worded(values["problem"], instruction), "", mathematics.__name__
-        )
+        problem = Problem(mathematics.worded(text, instruction), "", mathematics.__name__)
     return replace(problem, answer=values["solution"]) if "solution" in values else problem
+
+
+def check_value(key: str, column: str, value) -> None:
+    """ValueError if a column cannot hold this value."""
+    is_text = isinstance(value, str)
+    if value is None or value == [] or (is_text and not value.strip()):
+        raise ValueError(f"nothing stands in column {column!r}")
+    if is_text and re.search("[\ud800-\udfff]", value):
+        raise ValueError(f"column {column!r} holds half of a character, a lone surrogate")
+    if key in ("problem", "solution") and not is_text:
+        raise ValueError(f"column {column!r} holds no text but {value!r:.60}")
 
 
 def text_of(answer) -> str:

@@ -1,133 +1,431 @@
 r"""The accepted ways of writing an answer, as tables, and one spelling for all of them.
 
-`cleaned` applies the rules of REWRITTEN, one after the other. It returns ASCII, LaTeX and Greek
+`cleaned` applies the rules of RULES, one after the other. It returns ASCII, LaTeX and Greek
 letters, with words and units in double quotes. The other functions take apart what expressions.py
 does not read: choices, sentences and units.
+
+A table of words has one spelling in each line, and behind it the others. A table of rules has a
+`Rule` in each row. Patterns that begin with (?x) have spaces and comments that do not count.
 """
 
 import re
 import unicodedata
+from collections.abc import Callable
 from functools import lru_cache
+from typing import NamedTuple
 
-SPELLED = {  # one spelling: the others, with spaces between them
-    # signs
-    "-": r"− – — ‒ ﹣ \setminus \backslash", "*": r"\times \cdot \ast × · ⋅ ∙ • ∗", "/": r"∕ ⁄ ÷ \div", r"\pm": "±",
-    r"\approx": "≈ ≃", "<": r"\lt", ">": r"\gt", r"\le": r"<= \leq \leqslant ≤ ⩽", r"\ge": r">= \geq \geqslant ≥ ⩾",
-    r"\ne": r"!= \neq ≠", r"\in": "∈", r"\cup": "∪", ", ": r"\lor \vee", r"\infty": r"∞ \infinity",
-    # brackets and quotes
-    "(": r"\langle ⟨ 〈", ")": r"\rangle ⟩ 〉", r"\{": r"\lbrace", r"\}": r"\rbrace", "|": r"\lvert \rvert \vert \mid",
-    '"': "“ ” „", "'": "’ ‘ ′",
-    # commands, names and units; a dollar sign alone stands around mathematics, one with a backslash
-    # is money
-    r"\frac": r"\dfrac \tfrac \cfrac \nicefrac \sfrac", r"\binom": r"\dbinom \tbinom", r"\emptyset": r"∅ \varnothing",
-    r"\pi": "π", r"\sqrt": "√", r"\reals": "ℝ", "ε": r"\epsilon \varepsilon", "φ": r"\phi \varphi",
-    **dict(zip("αβγδηθκλμξρστψωΔΓΩℓ", r"\alpha \beta \gamma \delta \eta \theta \kappa \lambda \mu \xi \rho \sigma \tau"
-               r" \psi \omega \Delta \Gamma \Omega \ell".split())), ' "deg" ': r"° \degree \circ", "¤": r"\$",
-    "%": r"\%", " ": r"\, \; \: \> \( \) \[ \] \quad \qquad \thinspace",
-}  # fmt: skip
-# Another spelling: the one. A space ends the name of a command.
-SPELLINGS = {
-    other: sign + " " * sign[-1:].isalpha()
-    for sign, others in SPELLED.items()
-    for other in others.split()
-}
 
-UNITS = {  # one spelling: the others, in the singular; the last are parts of units
-    "mm": "millimeter", "cm": "centimeter", "m": "meter metre", "km": "kilometer kilometre", "in": "inch inches",
-    "ft": "foot feet", "yd": "yard", "mi": "mile", "g": "gram", "kg": "kilogram", "lb": "pound £", "oz": "ounce",
-    "ml": "milliliter", "l": "liter litre", "s": "sec second", "min": "minute", "h": "hr hour", "year": "yr",
-    "mi/h": "mph", "$": "¤ dollar usd", "€": "euro eur", "¢": "cent", "rad": "radian", "c": "celsius", "/": "per",
-    "deg": "degree", "%": "percent percentage pct", "": "unit st nd rd th", "^2": "square sq", "^3": "cubic",
-}  # fmt: skip
-UNIT_OF = {word: unit for unit, others in UNITS.items() for word in (unit, *others.split()) if word}
-NO_UNIT = set(  # words behind a number which say that the number alone is not the answer
-    "not isnt is are was were be if than more less least most fewer wrong incorrect maybe either neither nor but plus"
-    " minus squared cubed factorial mod over choose root to through until between about dozen score gross pair"
-    " couple lakh crore thousand million billion trillion half halves third quarter fourth fifth sixth eighth tenth"
-    " hundred hundredth thousandth double twice triple rather except unless possibly rounded approximately negative"
-    " below roughly or so ten".split()
+def table(text: str) -> list[list[str]]:
+    """The words of each line."""
+    return [line.split() for line in text.splitlines() if line.strip()]
+
+
+# ␣ stands for a space, which ends the name of a command.
+SPELLED = table(
+    r"""
+    -          − – — ‒ ﹣ \setminus \backslash
+    *          \times \cdot \ast × · ⋅ ∙ • ∗
+    /          ∕ ⁄ ÷ \div
+    \pm␣       ±
+    \approx␣   ≈ ≃
+    <          \lt
+    >          \gt
+    \le␣       <= \leq \leqslant ≤ ⩽
+    \ge␣       >= \geq \geqslant ≥ ⩾
+    \ne␣       != \neq ≠
+    \in␣       ∈
+    \cup␣      ∪
+    ,␣         \lor \vee
+    \infty␣    ∞ \infinity
+
+    (          \langle ⟨ 〈
+    )          \rangle ⟩ 〉
+    \{         \lbrace
+    \}         \rbrace
+    |          \lvert \rvert \vert \mid
+    "          “ ” „
+    '          ’ ‘ ′
+
+    \frac␣     \dfrac \tfrac \cfrac \nicefrac \sfrac
+    \binom␣    \dbinom \tbinom
+    \sqrt␣     √
+    \emptyset␣ ∅ \varnothing
+    \reals␣    ℝ
+
+    \pi␣       π
+    α␣         \alpha
+    β␣         \beta
+    γ␣         \gamma
+    δ␣         \delta
+    ε␣         \epsilon \varepsilon
+    η␣         \eta
+    θ␣         \theta
+    κ␣         \kappa
+    λ␣         \lambda
+    μ␣         \mu
+    ξ␣         \xi
+    ρ␣         \rho
+    σ␣         \sigma
+    τ␣         \tau
+    φ␣         \phi \varphi
+    ψ␣         \psi
+    ω␣         \omega
+    Δ␣         \Delta
+    Γ␣         \Gamma
+    Ω␣         \Omega
+    ℓ␣         \ell
+
+    ␣"deg"␣    ° \degree \circ
+    %          \%
+    ¤          \$
+    ␣          \, \; \: \> \( \) \[ \] \quad \qquad \thinspace
+"""
 )
+# In the singular. The last lines are parts of units.
+UNITS = table(
+    """
+    mm    millimeter
+    cm    centimeter
+    m     meter metre
+    km    kilometer kilometre
+    in    inch inches
+    ft    foot feet
+    yd    yard
+    mi    mile
+    g     gram
+    kg    kilogram
+    lb    pound £
+    oz    ounce
+    ml    milliliter
+    l     liter litre
+    s     sec second
+    min   minute
+    h     hr hour
+    year  yr
+    mi/h  mph
+    $     ¤ dollar usd
+    €     euro eur
+    ¢     cent
+    rad   radian
+    deg   degree
+    c     celsius
+    %     percent percentage pct
+    /     per
+    ^2    square sq
+    ^3    cubic
+"""
+)
+NOTHING = "unit st nd rd th"  # words that name no unit: 5 units, 12th
+# Words behind a number that say that the number alone is not the answer.
+NO_UNIT = set(
+    """
+    not isnt is are was were be if than more less least most fewer wrong incorrect maybe either
+    neither nor but plus minus squared cubed factorial mod over choose root to through until between
+    about dozen score gross pair couple lakh crore thousand million billion trillion half halves
+    third quarter fourth fifth sixth eighth tenth hundred hundredth thousandth double twice triple
+    rather except unless possibly rounded approximately negative below roughly or so ten
+    """.split()
+)
+SPELLING_OF = {other: sign.replace("␣", " ") for sign, *others in SPELLED for other in others}
+UNIT_OF = {word: line[0] for line in UNITS for word in line}
+UNIT_OF |= dict.fromkeys(NOTHING.split(), "")
 
-TEXT = r"\\(?:text[a-z]*|math(?:rm|bf|it|sf|tt|normal)|mbox|operatorname\*?|boldsymbol) ?"
-WORDS = r"(?!(?:e|i|or|and) *\})([^\W\d_][^\d\\\"${}]*?)"  # in braces; e and i are numbers
+
+class Rule(NamedTuple):
+    """A way of writing, and what is written instead."""
+
+    name: str
+    pattern: str
+    replacement: str | Callable[[re.Match], str]
+    takes: str  # an example, an arrow, and what the rule makes of it
+    leaves: str  # an example that it leaves alone
+
+    def apply(self, text: str) -> str:
+        return re.sub(self.pattern, self.replacement, text)
+
+
+def plain(character: re.Match) -> str:
+    """Wide or bold characters as usual ones. Those without a width vanish."""
+    if unicodedata.category(character[0]) == "Cf":
+        return ""
+    return unicodedata.normalize("NFKC", character[0])
+
+
+def scientific(power: re.Match) -> str:
+    factor, exponent = power[1] or "1", power[2]
+    return f"{factor.strip(' *x')}e{exponent.strip('{ }')} "
+
+
+# Parts of patterns
+TEXT = r"\\(?:text[a-z]*|math(?:rm|bf|it|sf|tt|normal)|mbox|operatorname\*?|boldsymbol)[ ]?"
+WORDS = r"(?!(?:e|i|or|and)[ ]*\})([^\W\d_][^\d\\\"${}]*?)"  # in braces; e and i are numbers
 MATRIX = r"\{(?:[pbB]|small)?(?:matrix|array)\}"
 GROUP = r"((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)"  # with braces in braces
-THOUSANDS = (
-    r"(?:,\d{3})+(?![^([]*[])]|[^{]*\\\})|(?: \d{3})+"  # within brackets commas separate numbers
-)
-KNOWN = f"(?:{'|'.join(filter(str.isalpha, UNIT_OF))})s?"
+KNOWN = f"(?:{'|'.join(filter(str.isalpha, UNIT_OF))})s?"  # a unit
+POWER = r"(?![a-z])\.?(?:[ ]?\^[ ]?\{?-?\d\}?)?[ /]*"  # of a unit, and what joins it to the next
 UNIT = r'"[^"]*"(?= *(?:$|[,;)\]}]|\\\}))|[¤€£¥₹¢]'  # behind what it belongs to
-POWER = r"(?![a-z])\.?(?: ?\^ ?\{?-?\d\}?)?[ /]*"
-REWRITTEN = [  # patterns, and what is written instead; one after the other
-    # characters, commands, words
-    (r"(?<!\\)\\\\(?=[a-z]{2})", r"\\"),  # escaped twice
-    (r"\\! *|\\(?:left|right|middle|[bB]ig[glr]*|[a-z]+style|(no)?limits|bf|underline|boxed|fbox)(?![a-zA-Z])\.?", ""),
-    (r"\\[a-zA-Z]+|\\.|[<>]=|(?<!\d)!=|[^\w\s]|[^\W\d_a-zA-Z]", lambda c: SPELLINGS.get(c[0], c[0])),  # not 5!=120
-    (r"[⁰¹²³⁴-⁹⁻]+", lambda digits: f"^{{{unicodedata.normalize('NFKC', digits[0])}}}"),
-    (r"(?=[¼-¾⅐-⅞])", " "),  # 3½ is no 31/2
-    (r"[^\x00-\x7f]", lambda c: unicodedata.normalize("NFKC", c[0]) * (unicodedata.category(c[0]) != "Cf")),  # no width
-    (r"(?<!\\)\\ |(?<!~)~(?!~)|\s+", " "),  # a space of LaTeX, or any white space
-    (r"\\\{ ?\\\}", r"\\emptyset "),
-    (r"\\mathbb ?\{? ?R ?\}?", r"\\reals "),
-    (rf"\\begin ?{MATRIX}(?: ?\{{[clr| ]*\}})?", r"\\matrix "),
-    (rf"(?:\\\\)? *\\end ?{MATRIX}", r"\\endmatrix "),
-    (r"(?<=\\\\) ?\[-?[\d.]+ ?[a-z]{2}\]|\\phantom ?\{[^{}]*\}", ""),  # \\[4pt]
-    (rf"\{{{GROUP}\\over(?![a-z]){GROUP}\}}", r"\\frac{\1}{\2}"),
-    (rf"{TEXT}\{{ *{WORDS} *\}}", r' "\1" '),  # "cm"
-    (rf"{TEXT}(?:\{{([^{{}}]*)\}}|(?=\{{))", r" \1 "),  # but 5 of \text{5}
-    # in plain text
-    (r"(?<![\\a-zA-Z])(sqrt|sin|cos|tan|log|ln|exp|pi|infinity)(?![a-zA-Z])", r"\\\1 "),
-    (r'(?i)^[" ]*no (?:real )?solutions?[". ]*$', r"\\emptyset "),
-    (r'(?i)^[" ]*all real(?:s| numbers)[". ]*$', r"\\reals "),
-    (r'(?i)^[" ]*(?:DNE|does not exist)[". ]*$', "undefined"),
-    (r",? *\b(?:or|and)\b *", ", "),
-    (r'(?<=\d) *"? *\bto\b *"? *(?=\d)', ":"),
+
+RULES = [
+    # characters, commands and words
+    Rule("escaped twice", r"(?<!\\)\\\\(?=[a-z]{2})", r"\\", r"3\\sqrt2 → 3\sqrt2", r"5\\x"),
+    Rule(
+        "layout",
+        r"""(?x) \\! [ ]*
+            | \\ (?: left | right | middle | [bB]ig[glr]* | [a-z]+style | (?:no)?limits | bf
+                   | underline | boxed | fbox ) (?![a-zA-Z]) \.?""",
+        "",
+        r"\left(5\right. → (5",
+        r"\leftarrow",
+    ),
+    Rule(
+        "one spelling",
+        r"""(?x) \\[a-zA-Z]+ | \\.      # a command
+            | [<>]= | (?<!\d)!=         # != in plain text, but not in 5!=120
+            | [^\w\s] | [^\W\d_a-zA-Z]  # a sign, or a letter that is not Latin""",
+        lambda sign: SPELLING_OF.get(sign[0], sign[0]),
+        r"x\leq1 → x\le 1",
+        "5!=120",
+    ),
+    Rule("superscript", r"[⁰¹²³⁴-⁹⁻]+", r"^{\g<0>}", "x² → x^{²}", "x2"),
+    Rule("mixed number in one character", r"(?=[¼-¾⅐-⅞])", " ", "3½ → 3 ½", "31/2"),
+    Rule("wide character, or one without width", r"[^\x00-\x7f]", plain, "５\u200b → 5", "ε"),
+    Rule(
+        "space of LaTeX, or any white space",
+        r"(?<!\\)\\ |(?<!~)~(?!~)|\s+",
+        " ",
+        r"5\ 6 → 5 6",
+        "5~~6",
+    ),
+    Rule("empty set", r"\\\{ ?\\\}", r"\\emptyset ", r"\{\} → \emptyset ", r"\{0\}"),
+    Rule(
+        "real numbers",
+        r"\\mathbb ?\{? ?R ?\}?",
+        r"\\reals ",
+        r"\mathbb{R} → \reals ",
+        r"\mathbb{Z}",
+    ),
+    Rule(
+        "start of a matrix",
+        rf"(?x) \\begin [ ]? {MATRIX} (?: [ ]? \{{[clr| ]*\}} )?",
+        r"\\matrix ",
+        r"\begin{array}{cc}1 → \matrix 1",
+        r"\begin{cases}1",
+    ),
+    Rule(
+        "end of a matrix",
+        rf"(?:\\\\)? *\\end ?{MATRIX}",
+        r"\\endmatrix ",
+        r"1\\\end{matrix} → 1\endmatrix ",
+        r"1\end{cases}",
+    ),
+    Rule(
+        "space between rows, and in a row",
+        r"(?x) (?<=\\\\) [ ]? \[-?[\d.]+ [ ]? [a-z]{2}\] | \\phantom [ ]? \{[^{}]*\}",
+        "",
+        r"1\\[4pt]\phantom{-}2 → 1\\2",
+        r"1\\[4]2",
+    ),
+    Rule(
+        "fraction by over",
+        rf"(?x) \{{ {GROUP} \\over (?![a-z]) {GROUP} \}}",
+        r"\\frac{\1}{\2}",
+        r"{1\over2} → \frac{1}{2}",
+        r"\overline{1}",
+    ),
+    Rule("words", rf"{TEXT}\{{ *{WORDS} *\}}", r' "\1" ', r'5\text{ cm} → 5 "cm" ', r"\text{5}"),
+    Rule(
+        "no words",
+        rf"{TEXT}(?:\{{([^{{}}]*)\}}|(?=\{{))",
+        r" \1 ",
+        r"\mathbf{5} →  5 ",
+        r"\sqrt{5}",
+    ),
+    Rule(
+        "function in plain text",
+        r"(?<![\\a-zA-Z])(sqrt|sin|cos|tan|log|ln|exp|pi|infinity)(?![a-zA-Z])",
+        r"\\\1 ",
+        r"2pi → 2\pi ",
+        "pick",
+    ),
+    Rule(
+        "no solution",
+        r'(?i)^[" ]*no (?:real )?solutions?[". ]*$',
+        r"\\emptyset ",
+        r"No solution. → \emptyset ",
+        "no",
+    ),
+    Rule(
+        "all reals",
+        r'(?i)^[" ]*all real(?:s| numbers)[". ]*$',
+        r"\\reals ",
+        r"all reals → \reals ",
+        "all",
+    ),
+    Rule(
+        "does not exist",
+        r'(?i)^[" ]*(?:DNE|does not exist)[". ]*$',
+        "undefined",
+        "DNE → undefined",
+        "DNA",
+    ),
+    Rule("or, and", r",? *\b(?:or|and)\b *", ", ", "1, 2, and 3 → 1, 2, 3", "order"),
+    Rule("ratio in words", r'(?<=\d) *"? *\bto\b *"? *(?=\d)', ":", "4 to 9 → 4:9", "to 9"),
     # numbers and sets
-    (r"^([^$]*)\$([^$]*)$", r"\1¤\2"),  # one dollar sign is money
-    (r"\$", " "),  # several stand around mathematics
-    (r"(?<=\d)\{([,:])\}(?=\d)", r"\1"),  # 12{,}345
-    (r"(?<![\d.^_])(\d+) +(\d+) ?/ ?(\d+)(?![\d.])", r"\1\\frac{\2}{\3}"),  # 3 1/2
-    (r"\\(frac|binom) ?(\d) ?(\d)", r"\\\1{\2}{\3}"),  # \frac12
-    # 1.5 * 10^6
-    (r"((?<![\d.^}a-zA-Z])[\d.]+ ?[*x] ?)?(?<![\d.])10 ?\^ ?(-?\d{1,3}|\{ ?-?\d{1,3} ?\})(?![\d.])",
-     lambda power: f"{(power[1] or '1').strip(' *x')}e{power[2].strip('{ }')} "),
-    (rf"(?<![\d.,])(?<!\d )\d{{1,3}}(?:{THOUSANDS})(?!,?\d| \d)", lambda digits: re.sub("[ ,]", "", digits[0])),
-    (r"^ *\\\{ *[a-z] *(?:\\in *\\reals *)?[|:](.*)\\\} *$", r"\1"),  # \{x | x > 2\} is x > 2
+    Rule("one dollar sign is money", r"^([^$]*)\$([^$]*)$", r"\1¤\2", "$5 → ¤5", "$5$"),
+    Rule("several stand around mathematics", r"\$", " ", "$5$ →  5 ", "¤5"),
+    Rule("separator in braces", r"(?<=\d)\{([,:])\}(?=\d)", r"\1", "12{,}345 → 12,345", "{,}"),
+    Rule(
+        "mixed number",
+        r"(?x) (?<![\d.^_]) (\d+) [ ]+ (\d+) [ ]?/[ ]? (\d+) (?![\d.])",
+        r"\1\\frac{\2}{\3}",
+        r"3 1/2 → 3\frac{1}{2}",
+        "1/2",
+    ),
+    Rule(
+        "arguments without braces",
+        r"\\(frac|binom) ?(\d) ?(\d)",
+        r"\\\1{\2}{\3}",
+        r"\frac12 → \frac{1}{2}",
+        r"\frac1x",
+    ),
+    Rule(
+        "power of ten",
+        r"""(?x) ( (?<! [\d.^}a-zA-Z] ) [\d.]+ [ ]?[*x][ ]? )?
+            (?<![\d.]) 10 [ ]? \^ [ ]? ( -?\d{1,3} | \{ [ ]? -?\d{1,3} [ ]? \} ) (?![\d.])""",
+        scientific,
+        "1.5 * 10^{6} → 1.5e6 ",
+        "2^{10}",
+    ),
+    # Within brackets commas separate numbers.
+    Rule(
+        "thousands",
+        r"""(?x) (?<! [\d.,] ) (?<! \d[ ] ) \d{1,3}
+            (?: (?:,\d{3})+ (?! [^([]* [])] | [^{]* \\\} ) | (?:[ ]\d{3})+ )
+            (?! ,?\d | [ ]\d )""",
+        lambda digits: re.sub("[ ,]", "", digits[0]),
+        "12,345 → 12345",
+        "(12,345)",
+    ),
+    Rule(
+        "set with a condition",
+        r"""(?x) ^ [ ]* \\\{ [ ]* [a-z] [ ]* (?: \\in [ ]* \\reals [ ]* )? [|:]
+            (.*) \\\} [ ]* $""",
+        r"\1",
+        r"\{x|x>2\} → x>2",
+        r"\{x\}",
+    ),
     # units
-    (r"^ *\(?(-?\d+)\)? ?_ ?[{(]* ?(\d+) ?[)}]*[. ]*$", r'\1 "base \2"'),
-    (r'(?i)(?<=\d) *"? *([ap])\.? ?m\b\.?[" ]*$', r' "\1m"'),
-    (r"^ *(\d+):00\b", r"\1"),
-    (r'\^ ?\{? ?"?(deg|st|nd|rd|th)(?![a-z])"? ?\}?', r' "\1"'),  # 90^\circ, 12^{th}
-    (r'"deg" *"?([CF])\b"?', r'"deg \1"'),
-    (r'(?<!")%', ' "%" '),
-    (rf"(?i)^([-\d./]+|-?\d*\\frac\{{\d+\}}\{{\d+\}}) +((?:(?:{KNOWN}|[a-z]{{3,}}){POWER})+)$", r'\1 "\2"'),  # 5 apples
-    (rf"(?i)(?<![\\a-z\"])((?:(?=[a-z]{{2}}){KNOWN}{POWER})+)(?=$|,)", r' "\1"'),  # 5\pi cm
-    (r'"\.? ?\^ ?\{?(-?\d)\}?', r'^\1"'),  # "cm"^2
-    (r'\\frac ?\{ ?"([^"]*)" ?\}\{ ?"([^"]*)" ?\}', r'"\1/\2"'),
-    (r'(?<=[a-z\d]) *" ?(/?) ?"(?=[a-z])', r" \1 "),  # "km" / "h"
-    # what stands around an answer, or before or behind it
-    (r'^ ?(?:"[^"]*"|\\(?:angle|triangle|overline|vec|det) ?\{?[a-zA-Z]+\}?|[a-z]\^\{-1\} ?\([a-z]\)) ?=', ""),
-    (r"^[A-Z] ?(?=\([^()]*,[^()]*\)$)", ""),  # M(3,6)
-    (r"^(?: |=|\\approx)+| +$|(?<= ) +|(?<=[^. ]) *(?:[.,;:]|\\\\) *$", ""),
-    (r'^(?:\*\*?([^*]+)\*\*?|`([^`]+)`|"([^"]*)")$', r"\1\2\3"),
-    (rf"^\{{{GROUP}\}}$", r"\1"),
-]  # fmt: skip
+    Rule(
+        "base",
+        r"""(?x) ^ [ ]* \(? (-?\d+) \)?                       # the digits
+            [ ]?_[ ]? [{(]* [ ]? (\d+) [ ]? [)}]* [. ]* $     # the base""",
+        r'\1 "base \2"',
+        '(101)_{2} → 101 "base 2"',
+        "x_2",
+    ),
+    Rule(
+        "half of a day",
+        r'(?xi) (?<=\d) [ ]* "? [ ]* ([ap]) \.? [ ]? m\b \.? [" ]* $',
+        r' "\1m"',
+        '3 p.m. → 3 "pm"',
+        "3 m",
+    ),
+    Rule("full hour", r"^ *(\d+):00\b", r"\1", "3:00 → 3", "3:30"),
+    Rule(
+        "raised unit",
+        r'(?x) \^ [ ]? \{? [ ]? "? (deg|st|nd|rd|th) (?![a-z]) "? [ ]? \}?',
+        r' "\1"',
+        '12^{th} → 12 "th"',
+        "x^t",
+    ),
+    Rule(
+        "degrees of heat", r'"deg" *"?([CF])\b"?', r'"deg \1"', '5 "deg" C → 5 "deg C"', '"deg" x'
+    ),
+    Rule("percent", r'(?<!")%', ' "%" ', '5% → 5 "%" ', '5 "%"'),
+    Rule(
+        "number with words behind it",
+        rf"""(?xi) ^ ( [-\d./]+ | -?\d*\\frac\{{\d+\}}\{{\d+\}} )
+            [ ]+ ( (?: (?: {KNOWN} | [a-z]{{3,}} ) {POWER} )+ ) $""",
+        r'\1 "\2"',
+        '5 apples → 5 "apples"',
+        "5 x",
+    ),
+    Rule(
+        "unit behind anything",
+        rf"""(?xi) (?<! [\\a-z"] ) ( (?: (?=[a-z]{{2}}) {KNOWN} {POWER} )+ ) (?= $ | , )""",
+        r' "\1"',
+        r'5\pi cm → 5\pi  "cm"',
+        "5 m",
+    ),
+    Rule("power of a unit", r'"\.? ?\^ ?\{?(-?\d)\}?', r'^\1"', '"cm"^2 → "cm^2"', "x^2"),
+    Rule(
+        "fraction of units",
+        r'(?x) \\frac [ ]? \{ [ ]? "([^"]*)" [ ]? \}\{ [ ]? "([^"]*)" [ ]? \}',
+        r'"\1/\2"',
+        r'\frac{"m"}{"s"} → "m/s"',
+        r"\frac{m}{s}",
+    ),
+    Rule(
+        "units in a row",
+        r'(?<=[a-z\d]) *" ?(/?) ?"(?=[a-z])',
+        r" \1 ",
+        '"km"/"h" → "km / h"',
+        '"km"',
+    ),
+    # what stands around an answer, before it or behind it
+    Rule(
+        "name before an equals sign",
+        r"""(?x) ^ [ ]? (?: "[^"]*" | \\(?: angle | triangle | overline | vec | det ) [ ]?
+              \{?[a-zA-Z]+\}? | [a-z] \^\{-1\} [ ]? \([a-z]\) ) [ ]? =""",
+        "",
+        r"\angle ABC=5 → 5",
+        "x=5",
+    ),
+    Rule("name of a point", r"^[A-Z] ?(?=\([^()]*,[^()]*\)$)", "", "M(3,6) → (3,6)", "P(3)"),
+    Rule(
+        "spaces and punctuation",
+        r"""(?x) ^ (?: [ ] | = | \\approx )+    # before an answer
+            | [ ]+ $ | (?<= [ ] ) [ ]+          # behind it, and in it
+            | (?<= [^. ] ) [ ]* (?: [.,;:] | \\\\ ) [ ]* $""",
+        "",
+        "=5  6. → 5 6",
+        "5",
+    ),
+    Rule("emphasis", r'^(?:\*\*?([^*]+)\*\*?|`([^`]+)`|"([^"]*)")$', r"\1\2\3", "**5** → 5", "2*3"),
+    Rule("braces around all", rf"^\{{{GROUP}\}}$", r"\1", "{5} → 5", "{5}2"),
+]
+PUNCTUATION = Rule(
+    "punctuation, but not in numbers", r"(?<!\d)[^\w,]|[^\w,](?!\d)", "", "so-so. → soso", "1-2"
+)
+POWER_FIRST = Rule(
+    "power before a unit",
+    r"\b(square|sq|cubic)\b +([^\W\d_]+)",
+    r"\2 \1",
+    "square meters → meters square",
+    "meters",
+)
+
+CHOICE = r"""(?x) (?: (?i: option | choice | answer ) [ ]? :? [ ]? )?
+    (?: \( ([A-Z]) \) | ([A-Z]) (?= [.):] (?:[ ]|$) | $ ) )     # the letter: (D), D. or D alone
+    [.):, ]* (.*)"""
+# Letters in the beginning, three in a row somewhere, but none alone beside - or /: these are names.
+SENTENCE = r"""(?x) (?= .* [^\W\d_]{3} ) (?! .* (?: \b[a-z][/-] | [/-][a-z]\b ) )
+    [^\W\d_] [\w ,.'()/&:!?-]*"""
+LETTERS = r"[^\W\d_]+(?:[ ,]+[^\W\d_]+)*"  # or words without other signs
 
 
 @lru_cache(maxsize=1000)
 def cleaned(text: str) -> str:
     """The text in one spelling, without what only wraps or spaces it."""
-    for pattern, replacement in 2 * REWRITTEN:  # twice, for \text{\textbf{cm}} and **"5"**
-        text = re.sub(pattern, replacement, text)
+    for _ in range(2):  # twice, for \text{\textbf{cm}} and **"5"**
+        for rule in RULES:
+            text = rule.apply(text)
     return text.strip()
 
 
 def as_choice(text: str) -> tuple[str, str]:
     """The letter of a multiple choice, '' for none, and the text behind it: D, (D) 12, D. 12."""
-    pattern = (
-        r"(?:(?i:option|choice|answer) ?:? ?)?(?:\(([A-Z])\)|([A-Z])(?=[.):](?: |$)|$))[.):, ]*(.*)"
-    )
-    match = re.fullmatch(pattern, text.replace('"', ""))
+    match = re.fullmatch(CHOICE, text.replace('"', ""))
     return (match[1] or match[2], match[3]) if match else ("", text)
 
 
@@ -135,23 +433,18 @@ def as_words(text: str) -> str:
     """The words that are compared, if the text is a sentence, a word, or letters such as ABCD; ''
     for other texts."""
     text = text.replace('"', " ").strip().casefold()
-    is_sentence = re.fullmatch(
-        r"(?=.*[^\W\d_]{3})(?!.*(?:\b[a-z][/-]|[/-][a-z]\b))[^\W\d_][\w ,.'()/&:!?-]*", text
-    )
-    is_letters = re.fullmatch(r"[^\W\d_]+(?:[ ,]+[^\W\d_]+)*", text) and len(text) > 1
-    return re.sub(r"(?<!\d)[^\w,]|[^\w,](?!\d)", "", text) if is_sentence or is_letters else ""
+    has_words = re.fullmatch(SENTENCE, text) or len(text) > 1 and re.fullmatch(LETTERS, text)
+    return PUNCTUATION.apply(text) if has_words else ""
 
 
 def one_unit(unit: str) -> str:
     """A unit in one spelling: square meters, sq m and m^2 are all m^2. Raises ValueError for a word
     that is no unit."""
-    unit = re.sub(
-        r"\b(square|sq|cubic)\b\.? +([^\W\d_]+)", r"\2 \1", re.sub('[".{}]', "", unit.casefold())
-    )
-    words = [
-        (word, word.removesuffix("s") if len(word) > 2 else word)
-        for word in re.findall(r"[^\W\d_]+|\S", unit)
-    ]
-    if NO_UNIT.intersection(sum(words, ())):
-        raise ValueError("no unit")
-    return "".join(UNIT_OF.get(word, UNIT_OF.get(singular, singular)) for word, singular in words)
+    spelled = ""
+    unit = POWER_FIRST.apply(re.sub('[".{}]', "", unit.casefold()))
+    for word in re.findall(r"[^\W\d_]+|\S", unit):
+        singular = word.removesuffix("s") if len(word) > 2 else word
+        if NO_UNIT & {word, singular}:
+            raise ValueError(f"{word} is no unit")
+        spelled += UNIT_OF.get(word, UNIT_OF.get(singular, singular))
+    return spelled

@@ -68,6 +68,11 @@ class Verdict:
         return self.score == 1
 
     @property
+    def raised(self) -> bool:
+        """Whether the task has raised on this text: then it is wrong, and `detail` says why."""
+        return self.failure is None and self.detail != ""
+
+    @property
     def reason(self) -> str:
         """Why there is no verdict."""
         return f"{self.failure}: {self.detail}" if self.detail else str(self.failure)
@@ -337,7 +342,7 @@ def work(memory_gib: float) -> None:
 
 
 def score_of(task: ModuleType, problem: Problem, completion: str) -> float:
-    """The score of a completion. TypeError if the task returns no score; or what the task raises."""
+    """The score of a completion. Raises TypeError if it is none, or what the task raises."""
     value = task.score(problem, completion)
     if not hasattr(value, "__float__") or not 0 <= float(value) <= 1:  # numpy's numbers have it
         said = f"{problem.task}.score returned {value!r:.80}"

@@ -5,8 +5,10 @@ Supervised learning on traces: first clean ones, until the model can add numbers
 then noisy ones, which teach mistakes and rambling for RL to remove. If the model has not learned
 the algorithm first, RL depends on luck.
 
-    python -m docs.make_base                    # makes data/arithmetic_base again: about three minutes on one core
+    python -m docs.make_base                        # makes data/arithmetic_base again
     python -m docs.make_base --out /tmp/base --seed 1
+
+It takes about three minutes on one core.
 """
 
 import math
@@ -22,6 +24,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from core.screen import say
 from curve.flags import option, read_flags, run_command
 from data import Problem
+from data.tasks import arithmetic
 from data.tasks.arithmetic import MAX_DIGITS, draw, score
 from tools.imitate import Example, imitate
 
@@ -39,32 +42,36 @@ def trace(
     """A trace and the answer that it leads to. Each step is wrong with probability `wrong`, and the
     next steps build on the mistake. With probability `ramble` the last step is repeated, up to
     three times."""
-    steps, carry, answer = [], 0, ""
+    steps, answer = [], ""
+    carry = 0
     for x, y in zip(reversed(str(a)), reversed(str(b))):
         result = int(x) + int(y) + carry
         if rng.random() < wrong:
             result = rng.choice([other for other in range(20) if other != result])
         steps.append(f"{x}+{y}+{carry}={result:02d}")
-        carry, answer = result // 10, str(result % 10) + answer
+        carry = result // 10
+        answer = str(result % 10) + answer
     if rng.random() < ramble:  # repeats in the middle would also unlearn which digits come next
-        steps += steps[-1:] * rng.randint(1, 3)
+        steps += rng.randint(1, 3) * [steps[-1]]
     return ";".join(steps), (str(carry) + answer).lstrip("0") or "0"
 
 
 def example(tokenizer, rng: random.Random, noisy: bool) -> Example:
     """One training text. The tokens of the completion are learned, except the forced ones."""
     a, b = draw(rng, rng.randint(1, MAX_DIGITS), held_out=False)
-    thinking, answer = trace(a, b, rng, *((0.3, 0.15) if noisy else (0.0, 0.0)))
+    wrong, ramble = (0.3, 0.15) if noisy else (0.0, 0.0)
+    thinking, answer = trace(a, b, rng, wrong, ramble)
+    pieces = [(f"{a}+{b}=<think>", False)]  # texts, and whether they are learned
     if rng.random() < 0.05:  # cut in its second half: shows what an interruption asks for
-        pieces = [(thinking[: rng.randint(len(thinking) // 2, len(thinking) - 1)], True),
-                  (TIME_IS_UP + "</think>", False), (str(a + b), True)]  # fmt: skip
+        end = rng.randint(len(thinking) // 2, len(thinking) - 1)
+        pieces += [(thinking[:end], True), (TIME_IS_UP + "</think>", False), (str(a + b), True)]
     else:
-        pieces = [(thinking + "</think>" + answer, True)]
-    ids, learned = list(tokenizer(f"{a}+{b}=<think>").input_ids), []
-    learned = [False] * len(ids)
+        pieces += [(thinking + "</think>" + answer, True)]
+    ids, learned = [], []
     for text, learn in [*pieces, (tokenizer.eos_token, True)]:
         piece = tokenizer(text).input_ids
-        ids, learned = ids + piece, learned + [learn] * len(piece)
+        ids += piece
+        learned += [learn] * len(piece)
     return ids, learned
 
 
@@ -115,9 +122,8 @@ def make_model(tokenizer):
                 parameter.normal_(std=0.02)
             elif parameter.dim() == 2:  # the usual flat 0.02 is far too small at hidden 64
                 back_to_residual = "o_proj" in name or "down_proj" in name
-                parameter.normal_(
-                    std=(0.5 if back_to_residual else 1.0) / math.sqrt(parameter.shape[1])
-                )
+                scale = 0.5 if back_to_residual else 1.0
+                parameter.normal_(std=scale / math.sqrt(parameter.shape[1]))
     return model
 
 
@@ -130,17 +136,24 @@ def pass_rates(model, tokenizer, per_length: int, seed: int) -> list[float]:
         pairs = [draw(rng, digits, held_out=True) for _ in range(per_length)]
         prompts = torch.tensor([tokenizer(f"{a}+{b}=<think>").input_ids for a, b in pairs])
         with torch.no_grad():
-            output = model.generate(input_ids=prompts, attention_mask=torch.ones_like(prompts), do_sample=True,
-                                    top_k=0, max_new_tokens=100)  # fmt: skip
-        texts = tokenizer.batch_decode(output[:, prompts.shape[1] :])
-        verdicts = [
-            score(
-                Problem("", str(a + b), "data.tasks.arithmetic"), text.split(tokenizer.eos_token)[0]
+            output = model.generate(
+                input_ids=prompts,
+                attention_mask=torch.ones_like(prompts),
+                do_sample=True,
+                top_k=0,
+                max_new_tokens=100,
             )
-            for (a, b), text in zip(pairs, texts)
-        ]
-        rates.append(sum(verdicts) / per_length)
+        texts = tokenizer.batch_decode(output[:, prompts.shape[1] :])
+        solved = 0
+        for (a, b), text in zip(pairs, texts):
+            completion = text.split(tokenizer.eos_token)[0]
+            solved += score(Problem("", str(a + b), arithmetic.__name__), completion)
+        rates.append(solved / per_length)
     return rates
+
+
+def listed(rates: list[float]) -> str:
+    return " ".join(f"{rate:.2f}" for rate in rates)
 
 
 def make_base(
@@ -161,11 +174,13 @@ def make_base(
         for _ in range(clean_steps):
             yield [example(tokenizer, rng, noisy=False) for _ in range(32)]
         rates = pass_rates(model, tokenizer, per_length=200, seed=seed)
-        say(f"after the clean traces, by digits: {' '.join(f'{rate:.2f}' for rate in rates)}")
-        if min(rates) < 0.4:
+        say(f"after the clean traces, by digits: {listed(rates)}")
+        least = min(rates)
+        if least < 0.4:
             raise ValueError(
-                f"the model has not learned to add {1 + rates.index(min(rates))} digits (pass rate {min(rates):.2f}"
-                " on clean traces, 0.40 needed): RL would depend on luck. Try another --seed. Nothing was saved."
+                f"the model has not learned to add {1 + rates.index(least)} digits (pass rate "
+                f"{least:.2f} on clean traces, 0.40 needed): RL would depend on luck. Try another "
+                "--seed. Nothing was saved."
             )
         for _ in range(noisy_steps):
             yield [example(tokenizer, rng, noisy=True) for _ in range(32)]
@@ -173,9 +188,7 @@ def make_base(
     imitate(model, batches(), clean_steps + noisy_steps, learning_rate=5e-3)
     rates = pass_rates(model, tokenizer, per_length=200, seed=seed)
     mean = sum(rates) / len(rates)
-    say(
-        f"after the noisy traces, by digits: {' '.join(f'{rate:.2f}' for rate in rates)}; mean {mean:.3f}"
-    )
+    say(f"after the noisy traces, by digits: {listed(rates)}; mean {mean:.3f}")
     if not 0.10 <= mean <= 0.35:
         raise ValueError(
             f"the base model's pass rate is {mean:.3f}, outside 0.10 to 0.35. Nothing was saved."

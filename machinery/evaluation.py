@@ -64,6 +64,7 @@ def completion_columns(judged: list[tuple[Rollout, Verdict]]) -> dict:
         "interrupted_fraction": interrupted,
         "truncated_fraction": truncated,
         "verifier_failures": sum(verdict.failure is not None for _, verdict in judged),
+        "task_errors": sum(verdict.raised for _, verdict in judged),
     }
 
 

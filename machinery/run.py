@@ -36,7 +36,9 @@ from core.torch_engine import refuse_wrong_over_slots
 from curve.fit import fit_sigmoid
 from curve.plots import plot_variants
 from curve.report import describe, report
+from data import cheap
 from data.load import Source, load_data
+from data.verify import VerifierPool
 from machinery.checkpoints import (
     checkpoint_of,
     checkpoints,
@@ -84,6 +86,8 @@ def open_run(settings: Settings) -> "Run":
     # The data, and where the run goes on.
     refuse_missing_tracker(settings.track)
     sources = read_sources(settings)
+    if not (settings.resume or settings.one_process):
+        look_at_tasks(settings, sources)
     folder, lock, checkpoint = find_folder(settings)
     first_model = newest_model = model_path(settings.model)
     step, moments, state = 0, None, None
@@ -168,6 +172,16 @@ def read_sources(settings: Settings) -> list[Source]:
             f" (--train-prompts {settings.train_prompts}): lower --prompts-per-step"
         )
     return sources
+
+
+def look_at_tasks(settings: Settings, sources: list[Source]) -> None:
+    """Say which answers without any thought are right often. ValueError if a task cannot judge its
+    own reference."""
+    limits = settings.verifier_time_limit, settings.verifier_memory
+    with VerifierPool(settings.verifiers, *limits) as pool:
+        for source in sources:
+            for line in cheap.warnings(source.name, source.train, pool):
+                say(line)
 
 
 def find_folder(settings: Settings) -> tuple[Path, TextIO | None, Path | None]:

@@ -11,6 +11,7 @@ import pickle
 import sys
 import tempfile
 from pathlib import Path
+from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -18,7 +19,7 @@ import fit_curve  # noqa: E402
 from curve.logs import read_log  # noqa: E402
 
 STEPS = list(range(0, 101, 10))
-RATES = [round(0.2 + 0.6 / (1 + (30 / step) ** 2) if step else 0.2, 4) for step in STEPS]
+RATES = [0.2, *(round(0.2 + 0.6 / (1 + (30 / step) ** 2), 4) for step in STEPS[1:])]
 CURVE = list(zip(STEPS, RATES))
 
 
@@ -36,10 +37,34 @@ def lines(texts) -> bytes:
     return "".join(f"{text}\n" for text in texts).encode()
 
 
+# --- what each framework writes -------------------------------------------------------------------
+
+
+def ours():
+    for step, rate in CURVE:
+        for kind, pass_rate in (("validation", rate), ("train", 0.5)):
+            yield {
+                "kind": kind,
+                "step": step,
+                "compute_flops": step * 1e9,
+                "pass_rate": pass_rate,
+                "num_examples": 960,
+            }
+
+
 def typed():
     for step, rate in CURVE:
-        yield {"type": "eval", "grpo_step": step, "optimizer_step": step, "num_examples": 1024, "reward": rate,
-               "format_accuracy": 0.9, "answer_accuracy": rate, "max_tokens": 1024, "eval_seconds": 45.1}  # fmt: skip
+        yield {
+            "type": "eval",
+            "grpo_step": step,
+            "optimizer_step": step,
+            "num_examples": 1024,
+            "reward": rate,
+            "format_accuracy": 0.9,
+            "answer_accuracy": rate,
+            "max_tokens": 1024,
+            "eval_seconds": 45.1,
+        }
         yield {
             "type": "rollout",
             "grpo_step": step + 1,
@@ -61,19 +86,59 @@ def verl_console():
     yield f"(main_task pid=6) step:0 - test_score/openai/gsm8k:{RATES[0]:.3f}"
     rates = dict(CURVE)
     for step in range(1, 101):
-        test = (
-            f" - timing/testing:70.0 - val/test_score/openai/gsm8k:{rates[step]}"
-            if step in rates
-            else ""
-        )
-        yield f"step:{step} - timing/gen:40.0 - timing/ref:10.0 - critic/lr(1e-4):0.1{test} - critic/score/mean:0.4"
+        test = ""
+        if step in rates:
+            test = f" - timing/testing:70.0 - val/test_score/openai/gsm8k:{rates[step]}"
+        timing = f"step:{step} - timing/gen:40.0 - timing/ref:10.0"
+        yield f"{timing} - critic/lr(1e-4):0.1{test} - critic/score/mean:0.4"
 
 
 def verl_newer():
     for step, rate in CURVE:
-        yield (f"\x1b[36m(TaskRunner pid=7)\x1b[0m step:{step} - actor/entropy:np.float64(0.31) - critic/score/mean:0.4"
-               f" - val-core/openai/gsm8k/reward/mean@1:np.float64({rate}) - val-core/openai/gsm8k/reward/std@1:0.4"
-               f" - timing_s/step:50.0 - perf/total_num_tokens:1000 - perf/time_per_step:nan")  # fmt: skip
+        columns = {
+            "actor/entropy": "np.float64(0.31)",
+            "critic/score/mean": 0.4,
+            "val-core/openai/gsm8k/reward/mean@1": f"np.float64({rate})",
+            "val-core/openai/gsm8k/reward/std@1": 0.4,
+            "timing_s/step": 50.0,
+            "perf/total_num_tokens": 1000,
+            "perf/time_per_step": "nan",
+        }
+        pairs = " - ".join(f"{name}:{value}" for name, value in columns.items())
+        yield f"\x1b[36m(TaskRunner pid=7)\x1b[0m step:{step} - {pairs}"
+
+
+def verl_file():
+    for step, rate in CURVE:
+        data = {"val-core/gsm8k/acc/mean@16": rate, "val-core/gsm8k/acc/best@16/mean": 1}
+        yield {"step": step, "data": data}
+
+
+def prime_rl():
+    for step, rate in CURVE:
+        at = {"step": step, "time": 1.78e9 + step}
+        yield {**at, "eval/aime24/all/agent/avg@16": rate, "eval/aime24/all/agent/pass@8": 0.9}
+        yield {**at, "reward/mean": 0.1}
+
+
+def pairs():
+    for step, rate in CURVE:
+        yield f"[train] step={step} loss=0.1 acc=0.5"
+        yield f"[eval] step={step} loss=0.1 acc={rate}"
+
+
+def tinker():
+    for step, rate in CURVE:
+        yield {
+            "step": step,
+            "optim/lr": 1e-4,
+            "env/all/total_ac_tokens": 1900,
+            "env/all/reward/total": rate - 0.02,
+            "env/all/format": 0.8,
+            "env/all/correct": rate,
+            "env/all/by_group/frac_all_good": 0.2,
+            "time/total": 9.6,
+        }
 
 
 def trl(step=True):
@@ -86,116 +151,231 @@ def trl(step=True):
             "epoch": at / 100,
             **place,
         }
-        yield {"eval_loss": 0.1, "eval_reward": 0.5 * rate + 0.5, "eval_rewards/format_reward/mean": 1.0,
-               "eval_rewards/accuracy_reward/mean": rate, "eval_runtime": 9.0, "epoch": at / 100, **place}  # fmt: skip
+        yield {
+            "eval_loss": 0.1,
+            "eval_reward": 0.5 * rate + 0.5,
+            "eval_rewards/format_reward/mean": 1.0,
+            "eval_rewards/accuracy_reward/mean": rate,
+            "eval_runtime": 9.0,
+            "epoch": at / 100,
+            **place,
+        }
+
+
+def one_reward():
+    for step, rate in CURVE:
+        yield {"step": step, "reward": rate, "rewards/mine": rate, "reward_std": 0.1}
 
 
 def history():
     for step, rate in CURVE:
-        yield {"_step": 3 * step, "_runtime": 9.5 * step, "_timestamp": 1.7e9 + step, "trainer": {"global_step": step},
-               "train": {"reward": 0.4}, "eval": {"success_rate": rate, "mean_len": 80.0}}  # fmt: skip
+        yield {
+            "_step": 3 * step,
+            "_runtime": 9.5 * step,
+            "_timestamp": 1.7e9 + step,
+            "trainer": {"global_step": step},
+            "train": {"reward": 0.4},
+            "eval": {"success_rate": rate, "mean_len": 80.0},
+        }
 
 
 def boxes():
     yield "env_name: FetchPush-v1"
     for step, rate in CURVE:
-        yield from (
-            "-" * 30,
-            f"| epoch            | {step / 100} |",
-            f"| test/success_rate | {rate} |",
-        )
-        yield from ("| train/           |  |", "|    success_rate  | 0.5 |", "-" * 30)
+        yield "-" * 30
+        yield f"| epoch            | {step / 100} |"
+        yield f"| test/success_rate | {rate} |"
+        yield "| train/           |  |"
+        yield "|    success_rate  | 0.5 |"
+        yield "-" * 30
 
 
-LONG = [["algorithm", "checkpoint_step", "sampled_pass_at_1", "format_valid_rate"],
-        *([algorithm, s, r, 0.9] for algorithm in ("ppo", "grpo") for s, r in CURVE)]  # fmt: skip
+def with_commas():
+    for step, rate in CURVE:
+        yield step, str(rate).replace(".", ",")
+
+
+LONG = [["algorithm", "checkpoint_step", "sampled_pass_at_1", "format_valid_rate"]]
+for algorithm in ("ppo", "grpo"):
+    LONG += [[algorithm, step, rate, 0.9] for step, rate in CURVE]
 WIDE = [["Step", "0.6b", "14b"], *([step, 0.9 * rate, rate] for step, rate in CURVE)]
+SCALAR = [["Wall time", "Step", "Value"], *([1.7e9 + step, step, rate] for step, rate in CURVE)]
 PLAIN = [("step", "pass_rate"), *CURVE]
+COMMAS = [PLAIN[0], *with_commas()]
+STATE = {"best_metric": None, "log_history": [*trl()], "stateful_callbacks": {}}
+CONSOLE = ["Loading: 100%|##| 2/2", *map(str, trl(step=False))]
 
-# The name of the file, where such files come from, its bytes, the flags that it needs, and the
-# columns that are read.
+
+class Kind(NamedTuple):
+    """A kind of log."""
+
+    name: str  # of the file; after a colon, the column
+    source: str  # where such files come from
+    content: bytes
+    x: str  # the columns that are read
+    y: str
+    flags: dict = {}  # that it needs
+
+
 KINDS = [
-    ("ours/log.jsonl", "this project", lambda: json_lines(
-        {"kind": kind, "step": s, "compute_flops": s * 1e9, "pass_rate": r if kind == "validation" else 0.5,
-         "num_examples": 960} for s, r in CURVE for kind in ("validation", "train")),
-     {}, "compute_flops", "pass_rate"),
-    ("typed.jsonl", "own scripts: records of several types", lambda: json_lines(typed()), {}, "grpo_step",
-     "answer_accuracy"),
-    ("verl.log", "verl, console of 2024", lambda: lines(verl_console()), {}, "step", "val/test_score/openai/gsm8k"),
-    ("verl2.log", "verl, console of 2025", lambda: lines(verl_newer()), {}, "step",
-     "val-core/openai/gsm8k/reward/mean@1"),
-    ("verl.jsonl", "verl, its `file` logger", lambda: json_lines(
-        {"step": s, "data": {"val-core/gsm8k/acc/mean@16": r, "val-core/gsm8k/acc/best@16/mean": 1}} for s, r in CURVE),
-     {}, "step", "val-core/gsm8k/acc/mean@16"),
-    ("prime/metrics.jsonl", "prime-rl", lambda: json_lines(
-        {"step": s, "time": 1.78e9 + s, **its} for s, r in CURVE
-        for its in ({"eval/aime24/all/agent/avg@16": r, "eval/aime24/all/agent/pass@8": 0.9}, {"reward/mean": 0.1})),
-     {}, "step", "eval/aime24/all/agent/avg@16"),
-    ("pairs.log", "console lines of key=value", lambda: lines(
-        f"[{kind}] step={s} loss=0.1 acc={rate}" for s, r in CURVE for kind, rate in (("train", 0.5), ("eval", r))),
-     {}, "step", "acc"),
-    ("tinker/metrics.jsonl", "tinker", lambda: json_lines(
-        {"step": s, "optim/lr": 1e-4, "env/all/total_ac_tokens": 1900, "env/all/reward/total": r - 0.02,
-         "env/all/format": 0.8, "env/all/correct": r, "env/all/by_group/frac_all_good": 0.2, "time/total": 9.6}
-        for s, r in CURVE), {}, "step", "env/all/correct"),
-    ("run/checkpoint-100/trainer_state.json", "TRL and transformers", lambda: json.dumps(
-        {"best_metric": None, "log_history": [*trl()], "stateful_callbacks": {}}, indent=2).encode(),
-     {}, "step", "eval_rewards/accuracy_reward/mean"),
-    ("trl.log", "TRL and Unsloth, console", lambda: lines(["Loading: 100%|##| 2/2", *map(str, trl(step=False))]),
-     {}, "epoch", "eval_rewards/accuracy_reward/mean"),
-    ("tensorboard.csv", "TensorBoard, a scalar downloaded as CSV",
-     lambda: table([["Wall time", "Step", "Value"], *([1.7e9 + s, s, r] for s, r in CURVE)]), {}, "Step", "Value"),
-    ("one_reward.jsonl", "TRL with one reward function", lambda: json_lines(
-        {"step": s, "reward": r, "rewards/mine": r, "reward_std": 0.1} for s, r in CURVE), {}, "step", "reward"),
-    ("wide.csv:14b", "a column for each run, one of them", lambda: table(WIDE), {}, "Step", "14b"),
-    ("history.jsonl", "W&B, history of a run", lambda: json_lines(history()), {}, "trainer/global_step",
-     "eval/success_rate"),
-    ("long.csv", "algorithms under each other", lambda: table(LONG), {"where": "algorithm=ppo"}, "checkpoint_step",
-     "sampled_pass_at_1"),
-    ("excel.csv", "UTF-16, as Excel writes it", lambda: table(PLAIN, "\t", "utf-16"), {}, "step", "pass_rate"),
-    ("comma.csv", "decimal commas", lambda: table([PLAIN[0], *((s, str(r).replace(".", ",")) for s, r in CURVE)], ";"),
-     {}, "step", "pass_rate"),
-]  # fmt: skip
+    Kind("ours/log.jsonl", "this project", json_lines(ours()), "compute_flops", "pass_rate"),
+    Kind(
+        "typed.jsonl",
+        "own scripts: records of several types",
+        json_lines(typed()),
+        "grpo_step",
+        "answer_accuracy",
+    ),
+    Kind(
+        "verl.log",
+        "verl, console of 2024",
+        lines(verl_console()),
+        "step",
+        "val/test_score/openai/gsm8k",
+    ),
+    Kind(
+        "verl2.log",
+        "verl, console of 2025",
+        lines(verl_newer()),
+        "step",
+        "val-core/openai/gsm8k/reward/mean@1",
+    ),
+    Kind(
+        "verl.jsonl",
+        "verl, its `file` logger",
+        json_lines(verl_file()),
+        "step",
+        "val-core/gsm8k/acc/mean@16",
+    ),
+    Kind(
+        "prime/metrics.jsonl",
+        "prime-rl",
+        json_lines(prime_rl()),
+        "step",
+        "eval/aime24/all/agent/avg@16",
+    ),
+    Kind("pairs.log", "console lines of key=value", lines(pairs()), "step", "acc"),
+    Kind("tinker/metrics.jsonl", "tinker", json_lines(tinker()), "step", "env/all/correct"),
+    Kind(
+        "run/checkpoint-100/trainer_state.json",
+        "TRL and transformers",
+        json.dumps(STATE, indent=2).encode(),
+        "step",
+        "eval_rewards/accuracy_reward/mean",
+    ),
+    Kind(
+        "trl.log",
+        "TRL and Unsloth, console",
+        lines(CONSOLE),
+        "epoch",
+        "eval_rewards/accuracy_reward/mean",
+    ),
+    Kind(
+        "tensorboard.csv",
+        "TensorBoard, a scalar downloaded as CSV",
+        table(SCALAR),
+        "Step",
+        "Value",
+    ),
+    Kind(
+        "one_reward.jsonl",
+        "TRL with one reward function",
+        json_lines(one_reward()),
+        "step",
+        "reward",
+    ),
+    Kind("wide.csv:14b", "a column for each run, one of them", table(WIDE), "Step", "14b"),
+    Kind(
+        "history.jsonl",
+        "W&B, history of a run",
+        json_lines(history()),
+        "trainer/global_step",
+        "eval/success_rate",
+    ),
+    Kind(
+        "long.csv",
+        "algorithms under each other",
+        table(LONG),
+        "checkpoint_step",
+        "sampled_pass_at_1",
+        {"where": "algorithm=ppo"},
+    ),
+    Kind(
+        "excel.csv",
+        "UTF-16, as Excel writes it",
+        table(PLAIN, "\t", "utf-16"),
+        "step",
+        "pass_rate",
+    ),
+    Kind("comma.csv", "decimal commas", table(COMMAS, ";"), "step", "pass_rate"),
+]
+
+# --- what is wrong --------------------------------------------------------------------------------
 
 
 def changed(row, name="y", value="") -> bytes:
     """The curve as a table, with one cell of a row replaced."""
-    rows = [[str(a), str(b)] for a, b in zip(range(7), (0.1, 0.15, 0.3, 0.42, 0.5, 0.55, 0.58))]
+    rates = (0.1, 0.15, 0.3, 0.42, 0.5, 0.55, 0.58)
+    rows = [[str(step), str(rate)] for step, rate in enumerate(rates)]
     rows[row]["xy".index(name)] = value
-    return "\n".join(["x,y", *map(",".join, rows)]).encode() + b"\n"
+    return lines(["x,y", *map(",".join, rows)])
 
 
-GOOD = json_lines({"step": s, "pass_rate": r} for s, r in CURVE)
+def negative_rewards():
+    for step, rate in CURVE:
+        yield {
+            "step": step,
+            "reward": rate - 0.7,
+            "rewards/a/mean": rate - 0.9,
+            "rewards/format/mean": 0.5,
+        }
 
-# What is wrong, and the bytes. The sentences stand in the table of docs/formats.md.
+
+def splits():
+    for step, rate in CURVE:
+        for split in ("train", "val", "test"):
+            yield {"step": step, "split": split, "acc": rate}
+
+
+THREE = [PLAIN[0]]
+for step, rate in CURVE:
+    THREE += [(step, rate), (step, rate * 0.9), (step, rate * 0.8)]
+EPISODES = [
+    ["timesteps_total", "episode_reward_mean", "info/cur_kl"],
+    *([step, 10 * rate, rate] for step, rate in CURVE),
+]
+GOOD = json_lines({"step": step, "pass_rate": rate} for step, rate in CURVE)
+HISTORY = json.dumps({"log_history": [*trl()]}, indent=1).encode()
+
+# The bytes of each. The sentences stand in the table of docs/formats.md.
 BROKEN = {
-    "empty file": lambda: b"",
-    "one point": lambda: b"x,y\n1,0.5\n",
-    "a word for a number": lambda: changed(3, value="much"),
-    "a percent sign": lambda: changed(3, value="42%"),
-    "compute that falls": lambda: changed(3, "x", "1.5"),
-    "a pass rate of 50": lambda: changed(4, value="50"),
-    "negative reward (TRL)": lambda: json_lines(
-        {"step": s, "reward": r - 0.7, "rewards/a/mean": r - 0.9, "rewards/format/mean": 0.5} for s, r in CURVE),
-    "more cells than names": lambda: changed(4, value="0.5,7"),
-    "unknown names": lambda: b"step,foo,bar\n" + b"".join(b"%d,0.%d,0.2%d\n" % (i, i, i) for i in range(9)),
-    "two kinds of validation": lambda: json_lines(
-        {"step": s, "split": split, "acc": r} for s, r in CURVE for split in ("train", "val", "test")),
-    "two algorithms": lambda: table(LONG),
-    "three values a step, unnamed": lambda: table([PLAIN[0], *((s, r * f) for s, r in CURVE for f in (1, 0.9, 0.8))]),
-    "rewards of episodes (RLlib)": lambda: table([["timesteps_total", "episode_reward_mean", "info/cur_kl"],
-                                                   *([s, 10 * r, r] for s, r in CURVE)]),
-    "lengths of episodes (monitor of Stable-Baselines)":
-        lambda: b'#{"env_id": "Fetch"}\nr,l,t\n-50.0,50,2.7\n-49.0,50,2.8\n',
-    "no compute": lambda: b"acc,other\n" + b"".join(b"0.%d,1\n" % i for i in range(9)),
-    "JSON that is cut off": lambda: json.dumps({"log_history": [*trl()]}, indent=1).encode()[:-200],
-    "a broken line in the middle": lambda: GOOD + b'{"step": 110, "pa\n' + GOOD,
-    "100,000 brackets": lambda: b"[" * 100_000,
-    "a console line of 10 MB": lambda: b"".join(b"a=%d " % i for i in range(1_000_000)),
-    "boxes (OpenAI's baselines, Stable-Baselines)": lambda: lines(boxes()),
-    "events of TensorBoard": lambda: b"\x18" + bytes(8) + b"...brain.Event:2" + bytes(9),
-    "a pickle": lambda: pickle.dumps(CURVE),
-}  # fmt: skip
+    "empty file": b"",
+    "one point": b"x,y\n1,0.5\n",
+    "a word for a number": changed(3, value="much"),
+    "a percent sign": changed(3, value="42%"),
+    "compute that falls": changed(3, "x", "1.5"),
+    "a pass rate of 50": changed(4, value="50"),
+    "negative reward (TRL)": json_lines(negative_rewards()),
+    "more cells than names": changed(4, value="0.5,7"),
+    "unknown names": lines(["step,foo,bar", *(f"{i},0.{i},0.2{i}" for i in range(9))]),
+    "two kinds of validation": json_lines(splits()),
+    "two algorithms": table(LONG),
+    "three values a step, unnamed": table(THREE),
+    "rewards of episodes (RLlib)": table(EPISODES),
+    "lengths of episodes (monitor of Stable-Baselines)": lines(
+        ['#{"env_id": "Fetch"}', "r,l,t", "-50.0,50,2.7", "-49.0,50,2.8"]
+    ),
+    "no compute": lines(["acc,other", *(f"0.{i},1" for i in range(9))]),
+    "JSON that is cut off": HISTORY[:-200],
+    "a broken line in the middle": GOOD + b'{"step": 110, "pa\n' + GOOD,
+    "100,000 brackets": b"[" * 100_000,
+    "a console line of 10 MB": b"".join(b"a=%d " % i for i in range(1_000_000)),
+    "boxes (OpenAI's baselines, Stable-Baselines)": lines(boxes()),
+    "events of TensorBoard": b"\x18" + bytes(8) + b"...brain.Event:2" + bytes(9),
+    "a pickle": pickle.dumps(CURVE),
+}
+
+# --- the tables of docs/formats.md ----------------------------------------------------------------
 
 
 def write(folder: Path, name: str, content: bytes) -> Path:
@@ -212,7 +392,9 @@ def sentence(folder: Path, number: int, content: bytes) -> str:
         fit_curve.main([str(path)])
     except (ValueError, OSError) as error:
         message = str(error).replace(f"{folder}/", "")
-        assert message.startswith(f"broken{number}") and len(message) < 400 and "\n" not in message
+        assert message.startswith(f"broken{number}")
+        assert len(message) < 400
+        assert "\n" not in message
         return message
     raise AssertionError(f"broken{number} was read")
 
@@ -220,16 +402,18 @@ def sentence(folder: Path, number: int, content: bytes) -> str:
 def table_of_kinds(folder: Path) -> str:
     """The table of docs/formats.md of what is read in every kind of log."""
     rows = ["| file | from | flags | x | y | |", "|---|---|---|---|---|---|"]
-    for name, source, content, flags, *_ in KINDS:
-        series = read_log(write(folder, name, content()), **flags)
-        flags = ", ".join(f"`--{flag} {value}`" for flag, value in flags.items()) or "none"
-        remarks = [f"{len(series)} curves"] if len(series) > 1 else []
-        remarks += (
-            ["warns: of training"] if any(note.startswith("!") for note in series[0].notes) else []
-        )
-        remarks += [part for part in series[0].notes[0].split("; ") if part.startswith("left out")]
-        columns = f"`{series[0].x_name}` | `{series[0].y_name}`"
-        rows.append(f"| {name} | {source} | {flags} | {columns} | {'; '.join(remarks)} |")
+    for kind in KINDS:
+        curves = read_log(write(folder, kind.name, kind.content), **kind.flags)
+        series = curves[0]
+        remarks = [f"{len(curves)} curves"] if len(curves) > 1 else []
+        if any(note.startswith("!") for note in series.notes):
+            remarks.append("warns: of training")
+        for part in series.notes[0].split("; "):
+            if part.startswith("left out"):
+                remarks.append(part)
+        flags = ", ".join(f"`--{flag} {value}`" for flag, value in kind.flags.items()) or "none"
+        columns = f"`{series.x_name}` | `{series.y_name}`"
+        rows.append(f"| {kind.name} | {kind.source} | {flags} | {columns} | {'; '.join(remarks)} |")
     return "\n".join(rows)
 
 
@@ -237,7 +421,7 @@ def table_of_broken(folder: Path) -> str:
     """The table of docs/formats.md of the sentences about broken files."""
     rows = ["| | what is wrong | the sentence |", "|---|---|---|"]
     for i, (mistake, content) in enumerate(BROKEN.items(), 1):
-        message = sentence(folder, i, content()).replace("|", "\\|").replace("__", "\\_\\_")
+        message = sentence(folder, i, content).replace("|", "\\|").replace("__", "\\_\\_")
         rows.append(f"| {i} | {mistake} | {message} |")
     return "\n".join(rows)
 

@@ -13,14 +13,17 @@ from docs import make_base
 
 
 def test_training_and_validation_are_disjoint_and_repeat_for_a_seed():
-    train, validation = arithmetic.problems("train", 4000), arithmetic.problems("validation", 240)
-    assert len({p.prompt for p in train}) == 4000 and len({p.prompt for p in validation}) == 240
-    assert not {p.prompt for p in train} & {p.prompt for p in validation}
-    assert train == arithmetic.problems("train", 4000) != arithmetic.problems("train", 4000, seed=1)
-    digits = [len(p.prompt.split("+")[0]) for p in validation]
-    assert {d: digits.count(d) for d in range(2, 7)} == pytest.approx(
-        dict.fromkeys(range(2, 7), 46), abs=2
-    )
+    train = arithmetic.problems("train", 4000)
+    validation = arithmetic.problems("validation", 240)
+    train_prompts = {problem.prompt for problem in train}
+    validation_prompts = {problem.prompt for problem in validation}
+    assert len(train_prompts) == 4000 and len(validation_prompts) == 240
+    assert not train_prompts & validation_prompts
+    assert train == arithmetic.problems("train", 4000)
+    assert train != arithmetic.problems("train", 4000, seed=1)
+    digits = [problem.prompt.index("+") for problem in validation]
+    for number in range(2, 7):
+        assert digits.count(number) == pytest.approx(46, abs=2)
     for problem in train:
         a, b = problem.prompt.rstrip("=").split("+")
         assert int(a) + int(b) == int(problem.answer) and len(a) == len(b)
@@ -47,10 +50,8 @@ def test_verdicts():
         ("</think>", False),
         ("", False),
     ]:
-        assert (
-            arithmetic.score(Problem("4729+8153=", "12882", arithmetic.__name__), completion)
-            is right
-        ), completion
+        problem = Problem("4729+8153=", "12882", arithmetic.__name__)
+        assert arithmetic.score(problem, completion) is right, completion
 
 
 def test_clean_traces_lead_to_the_sum_and_noisy_ones_to_what_they_say():
@@ -65,11 +66,8 @@ def test_clean_traces_lead_to_the_sum_and_noisy_ones_to_what_they_say():
         thinking, answer = make_base.trace(a, b, rng, wrong=0.3, ramble=0.5)
         steps = thinking.split(";")[:digits]
         results = [int(step.split("=")[1]) for step in steps]
-        sum_of_results = (
-            sum(result % 10 * 10**i for i, result in enumerate(results))
-            + results[-1] // 10 * 10**digits
-        )
-        assert int(answer) == sum_of_results
+        written = [result % 10 for result in results] + [results[-1] // 10]  # with the last carry
+        assert int(answer) == sum(digit * 10**i for i, digit in enumerate(written))
         for step, carry in zip(steps[1:], results):  # a mistake is built on
             assert step.split("=")[0].split("+")[2] == str(carry // 10)
         wrong += answer != str(a + b)
@@ -114,17 +112,21 @@ def test_the_shipped_base_leaves_rl_something_to_do():
 
 @pytest.mark.slow
 def test_making_a_base_is_deterministic_and_refuses_one_that_has_not_learned(tmp_path, monkeypatch):
+    def measure(*rates: list[float]) -> None:
+        """The pass rates after the clean traces and after the noisy ones, whatever is learned."""
+        left = iter(rates)
+        monkeypatch.setattr(make_base, "pass_rates", lambda *_, **__: next(left))
+
     for rates, message in (
         ([0.9, 0.2], "has not learned to add 2 digits"),
         ([0.9, 0.9], "outside 0.10 to 0.35"),
     ):
-        monkeypatch.setattr(make_base, "pass_rates", lambda *_, rates=rates, **__: rates)
+        measure(rates, rates)
         with pytest.raises(ValueError, match=message):
             make_base.make_base(tmp_path / "a", clean_steps=1, noisy_steps=1)
     assert not (tmp_path / "a").exists()
-    rates = iter([[0.9], [0.2]] * 2)
-    monkeypatch.setattr(make_base, "pass_rates", lambda *_, **__: next(rates))
     for name in ("b", "c"):
+        measure([0.9], [0.2])
         assert make_base.make_base(tmp_path / name, clean_steps=4, noisy_steps=3) == [0.2]
-    read = lambda name: (tmp_path / name / "model.safetensors").read_bytes()  # noqa: E731
-    assert read("b") == read("c")
+    saved = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("b", "c")]
+    assert saved[0] == saved[1]

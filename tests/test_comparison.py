@@ -19,11 +19,26 @@ from curve.forecast import outlook
 def run_of(random, A=0.7, B=1.8, C_mid=100.0, R0=0.2, n=41, last=600.0, noise=0.01):
     """A simulated run with independent noise: x (n,) from 0, y (n,)."""
     x = np.linspace(0, last, n)
-    return x, np.clip(sigmoid(x, A, B, C_mid, R0) + noise * random.standard_normal(n), 0, 1)
+    y = sigmoid(x, A, B, C_mid, R0) + noise * random.standard_normal(n)
+    return x, np.clip(y, 0, 1)
 
 
-def with_A(f, A, low, high):
-    return replace(f, A=A, interval=f.interval | {"A": (low, high)})
+def fit_of(random, **curve):
+    return fit_sigmoid(*run_of(random, **curve))
+
+
+def series_and_fit(random, **curve):
+    x, y = run_of(random, **curve)
+    return Series("", x, y), fit_sigmoid(x, y)
+
+
+def with_A(fit, A, low, high):
+    return replace(fit, A=A, interval=fit.interval | {"A": (low, high)})
+
+
+def width_of(interval):
+    _, low, high = interval
+    return high - low
 
 
 # --- ceilings -------------------------------------------------------------------------------------
@@ -31,45 +46,48 @@ def with_A(f, A, low, high):
 
 def test_a_ceiling_is_not_raised_against_its_own_interval():
     """A run that ends at .67 had A .985 [.838, 1], and was put .130 +- .083 above one at .855."""
-    f = fit_sigmoid(*run_of(np.random.default_rng(0)))
-    slow, quick = with_A(f, 0.985, 0.838, 1.0), with_A(f, 0.855, 0.850, 0.861)
+    fit = fit_of(np.random.default_rng(0))
+    slow = with_A(fit, 0.985, 0.838, 1.0)
+    quick = with_A(fit, 0.855, 0.850, 0.861)
     for fits in ([slow], [quick]), ([quick], [slow]):
         assert compare(("one", "two"), fits).kind != "ceiling"
-    gap, low, high = compare(("slow", "quick"), ([slow], [quick])).A_difference
-    errors = [
-        np.hypot(np.hypot(*facing) / 1.959964, 0.01 * np.sqrt(2))
-        for facing in ((0.147, 0.006), (0.015, 0.005))
-    ]
+
+    # The low end of the gap uses the low half of the first and the high half of the second.
     t = 3.287455  # 6 degrees of freedom, three intervals at once
-    assert (gap, low, high) == pytest.approx(
-        (0.130, 0.130 - t * errors[0], 0.130 + t * errors[1]), abs=1e-5
-    )
-    capped = with_A(f, 0.70, 0.695, 0.71)  # below the whole interval
+    scatter = 0.01 * np.sqrt(2)
+    below = t * np.hypot(np.hypot(0.147, 0.006) / 1.959964, scatter)
+    above = t * np.hypot(np.hypot(0.015, 0.005) / 1.959964, scatter)
+    difference = compare(("slow", "quick"), ([slow], [quick])).A_difference
+    assert difference == pytest.approx((0.130, 0.130 - below, 0.130 + above), abs=1e-5)
+
+    capped = with_A(fit, 0.70, 0.695, 0.71)  # below the whole interval
     sentence = compare(("slow", "capped"), ([slow], [capped])).sentence
-    assert (
-        sentence == "slow raises the ceiling (its A lies 0.285 [0.034, 0.339] above that of capped)"
-    )
+    lead = "its A lies 0.285 [0.034, 0.339] above that of capped"
+    assert sentence == f"slow raises the ceiling ({lead})"
 
 
 @pytest.mark.parametrize("seeds", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_one_ceiling_is_seldom_taken_for_two(seeds):
     """40 pairs with one ceiling, of which one is slow and short: at 5 %, more than 6 have a chance
     below 1 %. The rates of `benchmarks/fit.py` are in docs/measured.md."""
-    random, raised = np.random.default_rng(0), 0
+    random = np.random.default_rng(0)
+    raised = 0
     for _ in range(40):
-        quick = [fit_sigmoid(*run_of(random)) for _ in range(seeds)]
-        slow = [fit_sigmoid(*run_of(random, C_mid=200.0, n=21, last=500.0)) for _ in range(seeds)]
-        raised += compare(("quick", "slow"), (quick, slow)).kind == "ceiling"
+        quick = [fit_of(random) for _ in range(seeds)]
+        slow = [fit_of(random, C_mid=200.0, n=21, last=500.0) for _ in range(seeds)]
+        if compare(("quick", "slow"), (quick, slow)).kind == "ceiling":
+            raised += 1
     assert raised <= 6
 
 
 def seeds_of(random, number, noise, A=0.7, C_mid=100.0):
     """Runs of one variant whose seeds scatter as they do in published studies."""
-    scattered = (
-        (A + 0.0075 * random.standard_normal(), C_mid * np.exp(0.05 * random.standard_normal()))
-        for _ in range(number)
-    )
-    return [fit_sigmoid(*run_of(random, A=A, C_mid=C_mid, noise=noise)) for A, C_mid in scattered]
+    fits = []
+    for _ in range(number):
+        seed_A = A + 0.0075 * random.standard_normal()
+        seed_C_mid = C_mid * np.exp(0.05 * random.standard_normal())
+        fits.append(fit_of(random, A=seed_A, C_mid=seed_C_mid, noise=noise))
+    return fits
 
 
 @pytest.mark.parametrize("seeds", [1, pytest.param(3, marks=pytest.mark.slow)])
@@ -77,55 +95,61 @@ def test_the_scatter_of_seeds_is_no_difference(seeds):
     """Of 30 pairs that are alike, half were told apart with one run each. A true difference is
     still found."""
     random = np.random.default_rng(0)
-    first, second, quick = (
-        [seeds_of(random, seeds, 0.005, C_mid=C_mid) for _ in range(30)]
-        for C_mid in (100.0, 100.0, 60.0)
-    )
-    claims = [compare(("one", "two"), pair).winner for pair in zip(first, second)]
+
+    def variants(C_mid):
+        return [seeds_of(random, seeds, 0.005, C_mid=C_mid) for _ in range(30)]
+
+    def winners(others):
+        return [compare(("one", "two"), pair).winner for pair in zip(first, others)]
+
+    first = variants(100.0)
+    alike = variants(100.0)
+    quick = variants(60.0)
+    claims = winners(alike)
     assert len(claims) - claims.count(None) <= 3
-    assert [compare(("one", "two"), pair).winner for pair in zip(first, quick)].count("two") >= 27
+    assert winners(quick).count("two") >= 27
 
 
 def test_the_expected_scatter_decides_as_long_as_seeds_do_not():
     random = np.random.default_rng(0)
-    one, two = ([fit_sigmoid(*run_of(random, C_mid=C_mid, noise=0.004))] for C_mid in (80.0, 100.0))
+    one = [fit_of(random, C_mid=80.0, noise=0.004)]
+    two = [fit_of(random, C_mid=100.0, noise=0.004)]
     assert compare(("one", "two"), (one, two), (0.0, 0.0)).winner == "one"
     result = compare(("one", "two"), (one, two))
-    assert result.kind == "none" and result.efficiency["C_mid_ratio"][2] > 1
+    assert result.kind == "none"
+    assert result.efficiency["C_mid_ratio"][2] > 1
     assert "three seeds of each would show ceilings 0.0" in result.sentence
-    alike = [
-        replace(fit, A=A) for fit, A in zip(one * 3, (0.70, 0.75, 0.80))
-    ]  # they scatter more than expected
-    widths = [
-        np.ptp(compare(("one", "two"), (fits, two * 3)).A_difference[1:])
-        for fits in (one * 3, alike)
-    ]
-    assert widths[1] > 1.5 * widths[0]
-    small = [
-        fit_sigmoid(*run_of(random, A=0.4, noise=0.002)) for _ in range(3)
-    ]  # with a small gain B follows A
-    widths = [
-        np.ptp(compare(("one", "two"), (small, small), scatter).efficiency["B_ratio"][1:])
-        for scatter in ((0.0, 0.05), (0.01, 0.05))
-    ]
-    assert widths[1] > 1.2 * widths[0]
+
+    # Three seeds that scatter more than expected.
+    apart = [replace(one[0], A=A) for A in (0.70, 0.75, 0.80)]
+    as_expected = compare(("one", "two"), (one * 3, two * 3)).A_difference
+    wider = compare(("one", "two"), (apart, two * 3)).A_difference
+    assert width_of(wider) > 1.5 * width_of(as_expected)
+
+    # With a small gain B follows A.
+    small = [fit_of(random, A=0.4, noise=0.002) for _ in range(3)]
+    without = compare(("one", "two"), (small, small), (0.0, 0.05)).efficiency["B_ratio"]
+    wider = compare(("one", "two"), (small, small), (0.01, 0.05)).efficiency["B_ratio"]
+    assert width_of(wider) > 1.2 * width_of(without)
 
 
 def test_a_verdict_is_what_its_intervals_say():
     """Over pairs of all kinds: no winner with an interval that holds no difference, and none that
     ends surely lower."""
-    random, kinds = np.random.default_rng(1), set()
+    random = np.random.default_rng(1)
+    kinds = set()
     for i in range(24):
         other = dict(A=0.7 + 0.03 * (i % 4), C_mid=100.0 * 1.3 ** (i % 3))
-        pair = [seeds_of(random, 1 + i % 2, 0.02, **curve) for curve in ({}, other)]
+        seeds = 1 + i % 2
+        pair = [seeds_of(random, seeds, 0.02), seeds_of(random, seeds, 0.02, **other)]
         result = compare(("one", "two"), pair)
         kinds.add(result.kind)
         if result.efficiency is None:
             continue
-        excluded = [
-            not low <= 1 <= high
-            for _, low, high in (result.efficiency[f"{name}_ratio"] for name in ("B", "C_mid"))
-        ]
+        excluded = []
+        for name in ("B_ratio", "C_mid_ratio"):
+            _, low, high = result.efficiency[name]
+            excluded.append(not low <= 1 <= high)
         assert any(excluded) == (result.kind != "none")
         if result.kind == "efficiency":
             _, low, high = result.A_difference
@@ -136,39 +160,41 @@ def test_a_verdict_is_what_its_intervals_say():
 def test_seeds_that_do_not_all_identify_A_get_one_A():
     """Three runs to two thirds of their gain: none or one identifies A, and together they do, each
     with its C_mid."""
-    random, errors, widths, inside = np.random.default_rng(0), [], [], 0
+    random = np.random.default_rng(0)
+    errors = []
+    widths = []
+    inside = 0
     for _ in range(8):
-        runs = [
-            (Series("", *(run := run_of(random, last=last))), fit_sigmoid(*run))
-            for last in (150.0, 160.0, 250.0)
-        ]
+        runs = [series_and_fit(random, last=last) for last in (150.0, 160.0, 250.0)]
+        alone = [fit for _, fit in runs]
         pooled = [fit for _, fit in fit_together(runs)]
-        if not pooled[0].together:
+        first = pooled[0]
+        if not first.together:
             continue
-        low, high = pooled[0].interval["A"]
-        inside += low <= 0.7 <= high
-        errors.append(abs(pooled[0].A - 0.7))
-        widths.append((high - low) / min(np.ptp(fit.interval["A"]) for _, fit in runs))
-        assert len({fit.A for fit in pooled}) == 1 < len({fit.C_mid for fit in pooled})
-        assert (
-            asymptote_of(pooled)
-            == f"{pooled[0].A:.3f} [{low:.3f}, {high:.3f}] of all seeds together"
-        )
-        other = [fit_sigmoid(*run_of(random, A=0.5)) for _ in range(3)]
-        assert compare(("one", "two"), ([fit for _, fit in runs], other)).kind == "unknown"
+        low, high = first.interval["A"]
+        if low <= 0.7 <= high:
+            inside += 1
+        errors.append(abs(first.A - 0.7))
+        narrowest = min(np.ptp(fit.interval["A"]) for fit in alone)
+        widths.append((high - low) / narrowest)
+        assert len({fit.A for fit in pooled}) == 1
+        assert len({fit.C_mid for fit in pooled}) > 1
+        interval = f"{first.A:.3f} [{low:.3f}, {high:.3f}]"
+        assert asymptote_of(pooled) == f"{interval} of all seeds together"
+        other = [fit_of(random, A=0.5) for _ in range(3)]
+        assert compare(("one", "two"), (alone, other)).kind == "unknown"
         assert compare(("one", "two"), (pooled, other)).winner == "one"
-    assert (
-        len(errors) >= 4
-        and inside >= len(errors) - 1
-        and np.median(errors) < 0.03
-        and np.median(widths) < 1
-    )
-    early = [(Series("", *(run := run_of(random, last=60.0))), fit_sigmoid(*run)) for _ in range(3)]
-    assert (
-        fit_together(early) == early
-    )  # a quarter of the gain says nothing, however many seeds there are
-    alone = [(Series("", *(run := run_of(random))), fit_sigmoid(*run)) for _ in range(3)]
-    assert fit_together(alone) == alone and all(fit.identified for _, fit in alone)
+    assert len(errors) >= 4
+    assert inside >= len(errors) - 1
+    assert np.median(errors) < 0.03
+    assert np.median(widths) < 1
+
+    # A quarter of the gain says nothing, however many seeds there are.
+    early = [series_and_fit(random, last=60.0) for _ in range(3)]
+    assert fit_together(early) == early
+    whole = [series_and_fit(random) for _ in range(3)]
+    assert fit_together(whole) == whole
+    assert all(fit.identified for _, fit in whole)
 
 
 def test_a_run_that_cannot_be_fitted_is_named_and_left_out(capsys, tmp_path):
@@ -185,25 +211,29 @@ def test_a_run_that_cannot_be_fitted_is_named_and_left_out(capsys, tmp_path):
         (tmp_path / f"{name}.csv").write_text("gpu_hours,pass_rate\n" + rows)
 
     def command(*arguments):
+        arguments = [argument.replace("DIR", str(tmp_path)) for argument in arguments]
         with pytest.raises(SystemExit) as stop:
-            run_command(
-                fit_curve.main, [argument.replace("DIR", str(tmp_path)) for argument in arguments]
-            )
+            run_command(fit_curve.main, arguments)
         return stop.value.code, *capsys.readouterr()
 
-    pair = "a=DIR/a0.csv,DIR/a1.csv", "b=DIR/b0.csv,DIR/b1.csv"
-    status, without, _ = command("--compare", *pair)
-    assert status == 0 and "a raises the ceiling" in without
-    for with_bad in ((f"{pair[0]},DIR/bad.csv", pair[1]), (*pair, "bad=DIR/bad.csv")):
+    a = "a=DIR/a0.csv,DIR/a1.csv"
+    b = "b=DIR/b0.csv,DIR/b1.csv"
+    status, without, _ = command("--compare", a, b)
+    assert status == 0
+    assert "a raises the ceiling" in without
+
+    # The bad run is a seed of a, or a variant by itself.
+    for with_bad in ((f"{a},DIR/bad.csv", b), (a, b, "bad=DIR/bad.csv")):
         status, text, _ = command("--compare", *with_bad)
         verdict, left_out = text.strip().split("\n\n")[-2:]
-        assert status == 0 and verdict == without.strip().split("\n\n")[-1]
-        assert (
-            left_out.startswith("left out, since it gives no curve: ")
-            and "bad.csv: the pass rate is 0.3" in left_out
-        )
+        assert status == 0
+        assert verdict == without.strip().split("\n\n")[-1]
+        assert left_out.startswith("left out, since it gives no curve: ")
+        assert "bad.csv: the pass rate is 0.3" in left_out
     status, text, error = command("--compare", "bad=DIR/bad.csv")  # nothing is left
-    assert status == 2 and "bad.csv: the pass rate is 0.3" in error and not text
+    assert status == 2
+    assert "bad.csv: the pass rate is 0.3" in error
+    assert not text
 
 
 # --- what a run shows -----------------------------------------------------------------------------
@@ -212,41 +242,46 @@ def test_a_run_that_cannot_be_fitted_is_named_and_left_out(capsys, tmp_path):
 def test_the_part_of_the_gain_made_decides_whether_A_is_identified():
     """At 3 C_mid a curve with B = .6 has made 66 % of its gain; at 1.45 C_mid one with B = 3 has
     made 75 %."""
-    shallow = fit_sigmoid(*run_of(np.random.default_rng(0), B=0.6, last=300.0, noise=0.001))
-    assert (
-        shallow.gain_made == pytest.approx(0.66, abs=0.02)
-        and shallow.reach > 2.5
-        and not shallow.identified
-    )
+    shallow = fit_of(np.random.default_rng(0), B=0.6, last=300.0, noise=0.001)
+    assert shallow.gain_made == pytest.approx(0.66, abs=0.02)
+    assert shallow.reach > 2.5
+    assert not shallow.identified
     text = shallow.warnings[0].text
-    assert f"only {100 * shallow.gain_made:.0f} % of the gain" in text and "A > 0.6" in text
-    steep = fit_sigmoid(*run_of(np.random.default_rng(0), B=3.0, last=145.0, noise=0.001))
-    assert (
-        steep.gain_made == pytest.approx(0.75, abs=0.02) and steep.reach < 1.5 and steep.identified
-    )
+    assert f"only {100 * shallow.gain_made:.0f} % of the gain" in text
+    assert "A > 0.6" in text
+
+    steep = fit_of(np.random.default_rng(0), B=3.0, last=145.0, noise=0.001)
+    assert steep.gain_made == pytest.approx(0.75, abs=0.02)
+    assert steep.reach < 1.5
+    assert steep.identified
     assert "each point moves A" in steep.warnings[0].text
-    noisy = fit_sigmoid(*run_of(np.random.default_rng(0), n=21, noise=0.06))
-    assert (
-        noisy.gain_made > 0.7
-        and not noisy.identified
-        and "20 points with a scatter of 0.0" in noisy.warnings[0].text
-    )
-    assert fit_sigmoid(*run_of(np.random.default_rng(0), n=161, noise=0.06)).identified
-    assert steep.gain_made == pytest.approx(
-        (steep.predict(steep.C_max) - steep.R0) / (steep.A - steep.R0)
-    )
+    made = steep.predict(steep.C_max) - steep.R0
+    assert steep.gain_made == pytest.approx(made / (steep.A - steep.R0))
+
+    noisy = fit_of(np.random.default_rng(0), n=21, noise=0.06)
+    assert noisy.gain_made > 0.7
+    assert not noisy.identified
+    assert "20 points with a scatter of 0.0" in noisy.warnings[0].text
+    assert fit_of(np.random.default_rng(0), n=161, noise=0.06).identified
 
 
 def test_a_collapse_draws_nothing_that_it_does_not_show():
     x, y = run_of(np.random.default_rng(0))
     fallen = Series("run", x, np.where(x > 400, 0.0, y))
-    f = fit_sigmoid(fallen.x, fallen.y)
-    assert f.collapsed and f.fell and not f.identified and outlook(fallen) == "collapsed"
+    fit = fit_sigmoid(fallen.x, fallen.y)
+    assert fit.collapsed
+    assert fit.fell
+    assert not fit.identified
+    assert outlook(fallen) == "collapsed"
+
     axes = Figure().subplots()
-    plots._draw_run(axes, fallen, f, ())
-    labels = " ".join(str(artist.get_label()) for artist in (*axes.lines, *axes.collections))
+    plots._draw_run(axes, fallen, fit, ())
+    artists = (*axes.lines, *axes.collections)
+    labels = " ".join(str(artist.get_label()) for artist in artists)
     assert not axes.collections
-    assert not any(word in labels for word in ("asymptote", "interval", "above", "forecast"))
+    for word in ("asymptote", "interval", "above", "forecast"):
+        assert word not in labels
+
     axes = Figure().subplots()
-    plots._draw_variant(axes, "variant", [(fallen, f)], "C0")
+    plots._draw_variant(axes, "variant", [(fallen, fit)], "C0")
     assert not axes.collections

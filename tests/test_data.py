@@ -62,9 +62,8 @@ def test_answers_may_be_numbers_or_lists_of_one(tmp_path):
         {"problem": f"{i}?", "answer": answer} for i, answer in enumerate([3, 0.5, 2.0, ["x"], "7"])
     ]
     evaluated = load_evaluation(write(tmp_path / "a.jsonl", rows), 5).validation
-    assert sorted((p.prompt[0], p.answer) for p in evaluated) == list(
-        zip("01234", ["3", "0.5", "2", "x", "7"])
-    )
+    answers = {problem.prompt[0]: problem.answer for problem in evaluated}
+    assert answers == {"0": "3", "1": "0.5", "2": "2", "3": "x", "4": "7"}
 
 
 def test_every_format_gives_the_same_problems(tmp_path):
@@ -72,16 +71,12 @@ def test_every_format_gives_the_same_problems(tmp_path):
     long = {"id": 1, "problem": "?" * 200_000, "answer": "1"}
     for suffix in files.FORMATS:
         source = load(write(tmp_path / f"mine{suffix}", [odd, long, *records(98)]))
-        assert (
-            len(source.train) == 90
-            and len(source.validation) == 10
-            and source.name == f"mine{suffix}"
-        )
+        assert source.name == f"mine{suffix}"
+        assert len(source.train) == 90 and len(source.validation) == 10
         made = {problem.prompt: problem for problem in source.train + source.validation}
         assert made[f"{odd['problem']}\n\n{mathematics.INSTRUCTION}"].answer == "\\frac{1}{2}"
-        assert made[f"What is 7 + 1?\n\n{mathematics.INSTRUCTION}"] == mathematics.problem(
-            "What is 7 + 1?", "8"
-        )
+        usual = mathematics.problem("What is 7 + 1?", "8")
+        assert made[f"What is 7 + 1?\n\n{mathematics.INSTRUCTION}"] == usual
         assert {problem.task for problem in made.values()} == {"data.tasks.mathematics"}
 
 
@@ -92,30 +87,21 @@ def test_columns_are_guessed_and_told_or_named(tmp_path):
     ]
     path = write(tmp_path / "a.jsonl", rows)
     source = load(path)
-    assert (
-        "problem=question, answer=final_answer" in source.notes[0] and source.train[0].answer != "0"
-    )
+    assert "problem=question, answer=final_answer" in source.notes[0]
+    assert source.train[0].answer != "0"
     named = load(f"{path},problem=question,answer=gold")
-    assert (
-        named.train[0].answer == "0"
-        and named.train[0].prompt == source.train[0].prompt
-        and len(named.notes) == 1
-    )
-    with pytest.raises(
-        ValueError,
-        match=r"a.jsonl, line 1: there is no column 'key'; the columns are id, question, f",
-    ):
+    assert named.train[0].answer == "0" and len(named.notes) == 1
+    assert named.train[0].prompt == source.train[0].prompt
+    none = r"a.jsonl, line 1: there is no column 'key'; the columns are id, question, f"
+    with pytest.raises(ValueError, match=none):
         load(f"{path},answer=key")
     path = write(tmp_path / "b.csv", records(20, answer="result"))
-    with pytest.raises(
-        ValueError,
-        match=r"b.csv, line 2: which column is the answer\? .* id, problem, result; .*,ans",
-    ):
+    one = r"b.csv, line 2: which column is the answer\? .* id, problem, result; .*,ans"
+    with pytest.raises(ValueError, match=one):
         load(path)
     path = write(tmp_path / "c.jsonl", records(20, problem="task", answer="result"))
-    with pytest.raises(
-        ValueError, match=r"is the problem, and which the answer\?.* ,problem=COLUMN,answer=COLUMN"
-    ):
+    two = r"is the problem, and which the answer\?.* ,problem=COLUMN,answer=COLUMN"
+    with pytest.raises(ValueError, match=two):
         load(path)
 
 
@@ -125,9 +111,8 @@ def test_a_csv_may_have_semicolons_or_tabs(tmp_path, separator):
     path = tmp_path / "a.csv"
     path.write_text("".join(separator.join(line) + "\n" for line in lines))
     source = load(str(path))
-    assert {problem.answer for problem in source.train + source.validation} == {
-        str(i + 1) for i in range(20)
-    }
+    answers = {problem.answer for problem in source.train + source.validation}
+    assert answers == {str(i + 1) for i in range(20)}
 
 
 def test_an_instruction_of_ones_own_is_said_after_each_problem(tmp_path):
@@ -145,27 +130,22 @@ def test_an_instruction_of_ones_own_is_said_after_each_problem(tmp_path):
     path = write(
         tmp_path / "b.jsonl", [{"problem": f"Task {i}", "tests": tests} for i in range(20)]
     )
-    usual, fast = (
-        load_evaluation(path, 1, instruction=text).validation[0] for text in (None, "Fast.")
-    )
+    (usual,) = load_evaluation(path, 1).validation
+    (fast,) = load_evaluation(path, 1, instruction="Fast.").validation
     assert fast.prompt == f"{usual.prompt}\n\nFast."
 
 
 def test_the_task_of_a_data_set_is_told_without_reading_it(tmp_path, monkeypatch):
-    own = (
-        write(tmp_path / "a.jsonl", records(20)),
-        write(tmp_path / "b.jsonl", [{"question": "?", "tests": "[]"}] * 2),
-    )
-    open(own[0], "a").write("this line is never read")
-    assert [loading.task_of(path) for path in own] == [
-        "data.tasks.mathematics",
-        "data.tasks.programming",
-    ]
+    answers = write(tmp_path / "a.jsonl", records(20))
+    tests = write(tmp_path / "b.jsonl", [{"question": "?", "tests": "[]"}] * 2)
+    open(answers, "a").write("this line is never read")
+    assert loading.task_of(answers) == "data.tasks.mathematics"
+    assert loading.task_of(tests) == "data.tasks.programming"
     monkeypatch.setattr(files, "find_files", lambda *_: pytest.fail("it was looked for"))
-    names = ("arithmetic", "polaris", "aime24", "deepcoder:2")
-    assert [loading.task_of(name).removeprefix("data.tasks.") for name in names] == [
-        "arithmetic", "mathematics", "mathematics", "programming"
-    ]  # fmt: skip
+    assert loading.task_of("arithmetic") == "data.tasks.arithmetic"
+    assert loading.task_of("polaris") == "data.tasks.mathematics"
+    assert loading.task_of("aime24") == "data.tasks.mathematics"
+    assert loading.task_of("deepcoder:2") == "data.tasks.programming"
 
 
 def test_a_column_of_tests_makes_programming_problems(tmp_path):
@@ -286,19 +266,18 @@ def test_a_small_parquet_file_with_far_larger_rows_is_refused(tmp_path, rows_in_
 
 def test_a_task_that_makes_no_problem_is_named_with_the_call(monkeypatch):
     monkeypatch.setattr(arithmetic, "problems", lambda *_: [])
-    with pytest.raises(
-        ValueError, match=r"arithmetic\.py: problems\('train', 50, 0\) returned no problem"
-    ):
+    message = r"arithmetic\.py: problems\('train', 50, 0\) returned no problem"
+    with pytest.raises(ValueError, match=message):
         load("arithmetic", 50)
 
 
 def test_a_task_with_fewer_problems_than_asked_for_is_told(monkeypatch):
-    monkeypatch.setattr(
-        arithmetic, "problems", lambda split, *_: [Problem(split, "2", arithmetic.__name__)]
-    )
-    assert load("arithmetic", 2, 1).notes == [
-        "2 problems for train were asked for, and there are 1"
-    ]
+    def one(split, *_):
+        return [Problem(split, "2", arithmetic.__name__)]
+
+    monkeypatch.setattr(arithmetic, "problems", one)
+    (note,) = load("arithmetic", 2, 1).notes
+    assert note == "2 problems for train were asked for, and there are 1"
 
 
 # --- held out -------------------------------------------------------------------------------------
@@ -307,11 +286,8 @@ def test_a_task_with_fewer_problems_than_asked_for_is_told(monkeypatch):
 def test_what_is_held_out_depends_on_the_text_alone(tmp_path):
     rows = records(500)
     source = load(write(tmp_path / "a.jsonl", rows), validation=20)
-    assert (
-        len(source.validation) == 20
-        and len(source.train) == 480
-        and not set(source.train) & set(source.validation)
-    )
+    assert len(source.validation) == 20 and len(source.train) == 480
+    assert not set(source.train) & set(source.validation)
     turned = load(write(tmp_path / "b.jsonl", rows[::-1]), validation=20)
     assert turned.validation == source.validation and turned.train == source.train
     fewer = load(str(tmp_path / "a.jsonl"), validation=5)
@@ -326,21 +302,17 @@ def test_repeated_problems_are_left_out_and_told(tmp_path):
     rows += [{**rows[3], "problem": "  what IS 3 +\n1? "}, {**rows[4], "answer": "9"}]
     source = load(write(tmp_path / "a.jsonl", rows))
     assert len(source.train) + len(source.validation) == 50
-    assert any(
-        re.search(r"2 repeated .* the first: .*a\.jsonl, line 51", note) for note in source.notes
-    )
-    assert {p.answer for p in source.train + source.validation} == {
-        str(i + 1) for i in range(50)
-    }, "the first counts"
+    message = r"2 repeated .* the first: .*a\.jsonl, line 51"
+    assert any(re.search(message, note) for note in source.notes)
+    answers = {problem.answer for problem in source.train + source.validation}
+    assert answers == {str(i + 1) for i in range(50)}, "the first counts"
     assert loading.text_key("x-1") != loading.text_key("x+1")
 
 
 def test_problems_held_out_anywhere_are_trained_on_nowhere(tmp_path):
     own = write(tmp_path / "held_out.jsonl", records(30))
-    one, other = (
-        write(tmp_path / "one.jsonl", records(300)),
-        write(tmp_path / "two.jsonl", records(300, start=100)),
-    )
+    one = write(tmp_path / "one.jsonl", records(300))
+    other = write(tmp_path / "two.jsonl", records(300, start=100))
     sources = load_data([f"{one},validation={own}", other], None, 1000)
     prompts = [{problem.prompt for problem in source.train} for source in sources]
     held_out = [{problem.prompt for problem in source.validation} for source in sources]
@@ -354,9 +326,8 @@ def test_problems_held_out_anywhere_are_trained_on_nowhere(tmp_path):
 def test_fewer_training_problems_are_drawn_the_same_each_time(tmp_path):
     path = write(tmp_path / "a.jsonl", records(500))
     everything, drawn = (load_data([path], number, 10)[0].train for number in (None, 40))
-    assert drawn == everything[:40] and {problem.answer for problem in drawn} != {
-        str(i + 1) for i in range(40)
-    }
+    assert drawn == everything[:40]
+    assert {problem.answer for problem in drawn} != {str(i + 1) for i in range(40)}
 
 
 # --- names and mixtures ---------------------------------------------------------------------------
@@ -366,12 +337,16 @@ def test_arguments_are_read():
     assert parse_spec("polaris") == loading.Spec("polaris", 1.0, {})
     assert parse_spec("polaris:3") == loading.Spec("polaris", 3.0, {})
     options = {"problem": "q", "answer": "a b"}
-    assert parse_spec("a/b.jsonl:.5,problem=q,answer=a b") == loading.Spec(
-        "a/b.jsonl", 0.5, options
-    )
+    spec = parse_spec("a/b.jsonl:.5,problem=q,answer=a b")
+    assert spec == loading.Spec("a/b.jsonl", 0.5, options)
     assert parse_spec("C:x.jsonl").name == "C:x.jsonl"
-    for wrong, why in (("a:0", "above 0"), ("", "wanted is"), ("a,b", "no option"), ("a,problem=", "no option"),
-                       ("a,weight=2", "They are problem=")):  # fmt: skip
+    for wrong, why in [
+        ("a:0", "above 0"),
+        ("", "wanted is"),
+        ("a,b", "no option"),
+        ("a,problem=", "no option"),
+        ("a,weight=2", "They are problem="),
+    ]:
         with pytest.raises(ValueError, match=why):
             parse_spec(wrong)
 
@@ -415,55 +390,100 @@ def test_the_template_of_the_readme_is_a_task(tmp_path, monkeypatch):
     (source,) = load_data(["squares"], 200, 50)
     assert len(source.train) == 200 and len(source.validation) == 50 and source.notes == []
     problem, score = source.train[0], importlib.import_module("data.tasks.squares").score
-    assert problem.task == "data.tasks.squares" and score(
-        problem, f"so</think>It is {problem.answer}"
-    )
+    assert problem.task == "data.tasks.squares"
+    assert score(problem, f"so</think>It is {problem.answer}")
     assert not score(problem, f"{problem.answer}</think>") and not score(problem, "</think>12 13")
 
 
 def test_mixed_sources_keep_their_names_apart(tmp_path):
-    one, two = (
-        write(tmp_path / "a" / "d.jsonl", records(50)),
-        write(tmp_path / "b" / "d.jsonl", records(50, start=50)),
-    )
+    one = write(tmp_path / "a" / "d.jsonl", records(50))
+    two = write(tmp_path / "b" / "d.jsonl", records(50, start=50))
     sources = load_data([f"{one}:3", two, "arithmetic:0.5"], 20, 5)
-    assert [(s.name, s.weight) for s in sources] == [
-        ("d.jsonl", 3),
-        ("d.jsonl-2", 1),
-        ("arithmetic", 0.5),
-    ]
-    assert all(len(s.train) == 20 and len(s.validation) == 5 for s in sources)
+    assert [source.name for source in sources] == ["d.jsonl", "d.jsonl-2", "arithmetic"]
+    assert [source.weight for source in sources] == [3, 1, 0.5]
+    for source in sources:
+        assert len(source.train) == 20 and len(source.validation) == 5
 
 
 # --- data sets of the hub -------------------------------------------------------------------------
 
 TESTS = json.dumps([{"input": "1", "output": "2", "type": "stdin_stdout"}])
 AS_ON_THE_HUB = {  # how each data set lies there, with rows of its columns
-    "polaris": {"polaris-data-53K.parquet": lambda i: {"problem": f"P {i}", "answer": str(i), "difficulty": "3/8"}},
-    "deepscaler": {"deepscaler.json": lambda i: {"problem": f"P {i}", "answer": str(i), "solution": "long"}},
+    "polaris": {
+        "polaris-data-53K.parquet": lambda i: {
+            "problem": f"P {i}",
+            "answer": str(i),
+            "difficulty": "3/8",
+        },
+    },
+    "deepscaler": {
+        "deepscaler.json": lambda i: {
+            "problem": f"P {i}",
+            "answer": str(i),
+            "solution": "long",
+        },
+    },
     "gsm8k": {
-        "main/train-00000-of-00001.parquet": lambda i: {"question": f"P {i}", "answer": f"2+2=<<2+2=4>>4\n#### {i}"},
-        "main/test-00000-of-00001.parquet": lambda i: {"question": f"T {i}", "answer": f"so\n#### {i}"},
-        "socratic/train-00000-of-00001.parquet": lambda i: {"question": f"S {i}", "answer": "no"},
+        "main/train-00000-of-00001.parquet": lambda i: {
+            "question": f"P {i}",
+            "answer": f"2+2=<<2+2=4>>4\n#### {i}",
+        },
+        "main/test-00000-of-00001.parquet": lambda i: {
+            "question": f"T {i}",
+            "answer": f"so\n#### {i}",
+        },
+        "socratic/train-00000-of-00001.parquet": lambda i: {
+            "question": f"S {i}",
+            "answer": "no",
+        },
     },
     "math": {
-        "algebra/train-00000-of-00001.parquet": lambda i: {"problem": f"P {i}", "solution": rf"so \boxed{{{i}}}."},
+        "algebra/train-00000-of-00001.parquet": lambda i: {
+            "problem": f"P {i}",
+            "solution": rf"so \boxed{{{i}}}.",
+        },
         "geometry/train-00000-of-00001.parquet": lambda i: {
-            "problem": f"P {i + 50}", "solution": rf"so \boxed {i + 50}"},
-        "algebra/test-00000-of-00001.parquet": lambda i: {"problem": f"T {i}", "solution": rf"so \boxed{{{i}}}."},
+            "problem": f"P {i + 50}",
+            "solution": rf"so \boxed {i + 50}",
+        },
+        "algebra/test-00000-of-00001.parquet": lambda i: {
+            "problem": f"T {i}",
+            "solution": rf"so \boxed{{{i}}}.",
+        },
     },
-    "math500": {"test.jsonl": lambda i: {"problem": f"T {i}", "solution": "long", "answer": str(i)}},
-    "aime24": {"data/test-00000-of-00001.parquet": lambda i: {"problem": f"T {i}", "solution": rf"\boxed{{{i}}}"}},
-    "aime25": {"test.jsonl": lambda i: {"problem": f"T {i}", "answer": str(i)}},
+    "math500": {
+        "test.jsonl": lambda i: {"problem": f"T {i}", "solution": "long", "answer": str(i)},
+    },
+    "aime24": {
+        "data/test-00000-of-00001.parquet": lambda i: {
+            "problem": f"T {i}",
+            "solution": rf"\boxed{{{i}}}",
+        },
+    },
+    "aime25": {
+        "test.jsonl": lambda i: {"problem": f"T {i}", "answer": str(i)},
+    },
     "deepcoder": {
         "primeintellect/train-00000-of-00002.parquet": lambda i: {
-            "problem": f"P {i}", "tests": TESTS, "solutions": ["x"]},
+            "problem": f"P {i}",
+            "tests": TESTS,
+            "solutions": ["x"],
+        },
         "taco/train-00000-of-00001.parquet": lambda i: {
-            "problem": f"P {i + 50}", "tests": json.dumps({"inputs": ["1"], "outputs": ["2"]})},
-        "lcbv5/test-00000-of-00001.parquet": lambda i: {"problem": f"T {i}", "tests": TESTS, "starter_code": ""},
-        "codeforces/test-00000-of-00001.parquet": lambda i: {"problem": f"T {i + 50}", "tests": TESTS},
+            "problem": f"P {i + 50}",
+            "tests": json.dumps({"inputs": ["1"], "outputs": ["2"]}),
+        },
+        "lcbv5/test-00000-of-00001.parquet": lambda i: {
+            "problem": f"T {i}",
+            "tests": TESTS,
+            "starter_code": "",
+        },
+        "codeforces/test-00000-of-00001.parquet": lambda i: {
+            "problem": f"T {i + 50}",
+            "tests": TESTS,
+        },
     },
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -539,9 +559,8 @@ def test_a_few_bad_records_of_a_known_data_set_are_left_out_and_told(hub):
     path.write_text(json.dumps(rows))
     source = load("deepscaler")
     assert len(source.train) + len(source.validation) == 49
-    assert re.search(
-        r"1 records cannot be used .*deepscaler\.json, record 8: nothing stands in", source.notes[0]
-    )
+    message = r"1 records cannot be used .*deepscaler\.json, record 8: nothing stands in"
+    assert re.search(message, source.notes[0])
     for row in rows[10:15]:
         row["answer"] = ""
     path.write_text(json.dumps(rows))
@@ -552,12 +571,18 @@ def test_a_few_bad_records_of_a_known_data_set_are_left_out_and_told(hub):
 def test_an_unreachable_hub_says_what_to_do(tmp_path):
     """In a process of its own: the hub's library reads its settings once."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
-    program = "from data.load import *\ntry:\n    load_data(['polaris'], 1, 1)\nexcept ValueError as e:\n    print(e)"
-    run = subprocess.run(
-        [sys.executable, "-c", program], env=environment, cwd=ROOT, capture_output=True, text=True
+    program = """
+from data.load import load_data
+try:
+    load_data(['polaris'], 1, 1)
+except ValueError as error:
+    print(error)
+"""
+    command = [sys.executable, "-c", program]
+    run = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
+    wanted = (
+        "the data set POLARIS-Project/Polaris-Dataset-53K could not be had from the hub: "
+        ".* download the data set elsewhere and give its folder .*HF_HOME"
     )
-    wanted = r"the data set POLARIS-Project/Polaris-Dataset-53K could not be had from the hub: "
-    assert re.match(
-        wanted + r".* download the data set elsewhere and give its folder .*HF_HOME", run.stdout
-    ), run
+    assert re.match(wanted, run.stdout), run
     assert run.stdout.count("\n") == 1 and run.stderr == ""

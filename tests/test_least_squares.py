@@ -9,10 +9,12 @@ from curve.fit import fit_sigmoid, sigmoid
 from curve.report import describe, report
 
 X = np.linspace(0, 600, 13)
-PLAIN = {  # shapes that fit almost exactly, or are at their end at once
+STEP = sigmoid(X, 0.5, 20, 60, 0.3)
+# Shapes that fit almost exactly, or are at their end at once.
+PLAIN = {
     "exact": sigmoid(X, 0.6, 10, 40, 0.1),
-    "step": sigmoid(X, 0.5, 20, 60, 0.3),
-    "step, rounded": np.round(sigmoid(X, 0.5, 20, 60, 0.3), 2),
+    "step": STEP,
+    "step, rounded": np.round(STEP, 2),
     "saturated at once": np.array([0.2, 0.99, *[1.0] * 11]),
     "saturated at the second point": np.array([0.2, 0.5, *[0.8] * 11]),
     "fell at once": np.array([0.8, 0.5, *[0.2] * 11]),
@@ -21,20 +23,22 @@ PLAIN = {  # shapes that fit almost exactly, or are at their end at once
 }
 
 
-def require_estimates_inside(f, case=None):
-    for name, (low, high) in f.interval.items():
-        assert low <= getattr(f, name) <= high, (name, case)
-    for C in f.C_max * np.array([0.5, 1, 2, 10]):
-        low, high = f.band(C)
-        assert low - 1e-9 <= f.predict(C) <= high + 1e-9, case
+def require_estimates_inside(fit, case=None):
+    for name, (low, high) in fit.interval.items():
+        assert low <= getattr(fit, name) <= high, (name, case)
+    for times in (0.5, 1, 2, 10):
+        C = times * fit.C_max
+        low, high = fit.band(C)
+        assert low - 1e-9 <= fit.predict(C) <= high + 1e-9, case
 
 
 def test_plain_curves_are_fitted():
     for shape, y in PLAIN.items():
         for r0 in ("first", "free"):
-            f = fit_sigmoid(X, y, r0)
-            assert np.abs(f.predict(f.x) - f.y).max() < 0.06, (shape, r0)
-            require_estimates_inside(f, (shape, r0))
+            fit = fit_sigmoid(X, y, r0)
+            residuals = fit.predict(fit.x) - fit.y
+            assert np.abs(residuals).max() < 0.06, (shape, r0)
+            require_estimates_inside(fit, (shape, r0))
 
 
 def test_random_curves_are_fitted():
@@ -42,11 +46,15 @@ def test_random_curves_are_fitted():
     each kind."""
     random = np.random.default_rng(0)
     for i in range(180):
-        n, last = random.integers(6, 50), 10 ** random.uniform(0, 16)
+        n = random.integers(6, 50)
+        last = 10 ** random.uniform(0, 16)
         x = np.append(0, np.geomspace(last / 100, last, n))
         A, R0 = random.uniform(0, 1, 2)
-        y = sigmoid(x, A, np.exp(random.uniform(-1, 3)), last * 10 ** random.uniform(-2.5, 0.5), R0)
-        y = [y, np.round(y, 2), np.clip(y + 0.02 * random.standard_normal(n + 1), 0, 1)][i % 3]
+        B = np.exp(random.uniform(-1, 3))
+        C_mid = last * 10 ** random.uniform(-2.5, 0.5)
+        exact = sigmoid(x, A, B, C_mid, R0)
+        noisy = np.clip(exact + 0.02 * random.standard_normal(n + 1), 0, 1)
+        y = (exact, np.round(exact, 2), noisy)[i % 3]
         if np.ptp(y[1:]) > 0:
             require_estimates_inside(fit_sigmoid(x, y), i)
 
@@ -54,13 +62,16 @@ def test_random_curves_are_fitted():
 def test_a_first_point_off_the_curve_does_not_give_R0():
     """R0 was reported as .4156, with an interval that began above it."""
     x = np.append(0, np.geomspace(1, 600, 40))
-    y = sigmoid(x, 0.8, 1.8, 100, 0.5) + 0.005 * np.random.default_rng(0).standard_normal(41)
+    noise = 0.005 * np.random.default_rng(0).standard_normal(41)
+    y = sigmoid(x, 0.8, 1.8, 100, 0.5) + noise
     assert fit_sigmoid(x, y).R0 == y[0]  # as the paper has it
+
     y[0] = 0.4156
-    f = fit_sigmoid(x, y)
-    assert f.R0 == pytest.approx(0.5, abs=0.01) and f.interval["R0"][0] > 0.4156
+    fit = fit_sigmoid(x, y)
+    assert fit.R0 == pytest.approx(0.5, abs=0.01)
+    assert fit.interval["R0"][0] > 0.4156
+    assert not fit.warnings
     series = Series("run", x, y)
-    assert not f.warnings and "fitted: the first point, 0.416" in describe(
-        series, f, report(series, f)
-    )
-    require_estimates_inside(f)
+    text = describe(series, fit, report(series, fit))
+    assert "fitted: the first point, 0.416" in text
+    require_estimates_inside(fit)

@@ -2,7 +2,9 @@
 guessed."""
 
 import io
+import itertools
 import json
+import re
 import subprocess
 import sys
 import tracemalloc
@@ -45,27 +47,25 @@ def refusal(folder, content, **flags) -> str:
 
 
 def test_reads_every_kind(tmp_path):
-    for name, source, content, flags, x, y in KINDS:
-        series = read_log(write(tmp_path, name, content()), **flags)[0]
-        assert (series.x_name, series.y_name) == (x, y), source
-        assert series.y == pytest.approx(RATES, abs=1.1e-4), source
-        costs = {"compute_flops": 1e9, "epoch": 0.01}
-        assert np.allclose(series.x, np.array(STEPS) * costs.get(x, 1)), source
-        assert (
-            f"read: x = {x}, y = " in series.notes[0]
-            and f"{len(series.x)} points" in series.notes[0]
-        ), source
+    costs = {"compute_flops": 1e9, "epoch": 0.01}
+    for kind in KINDS:
+        series = read_log(write(tmp_path, kind.name, kind.content), **kind.flags)[0]
+        assert series.x_name == kind.x, kind.source
+        assert series.y_name == kind.y, kind.source
+        assert series.y == pytest.approx(RATES, abs=1.1e-4), kind.source
+        assert np.allclose(series.x, np.array(STEPS) * costs.get(kind.x, 1)), kind.source
+        note = series.notes[0]
+        assert f"read: x = {kind.x}, y = " in note, kind.source
+        assert f"{len(series.x)} points" in note, kind.source
 
 
 def test_a_folder_is_read_by_the_log_in_it(tmp_path):
     for step in (90, 100):
         history = [{"step": s, "eval_accuracy": r} for s, r in CURVE if s <= step]
-        write(
-            tmp_path,
-            f"run/checkpoint-{step}/trainer_state.json",
-            json.dumps({"log_history": history}).encode(),
-        )
-    assert len(read_log(tmp_path / "run")[0].x) == len(STEPS)  # 100 comes after 90
+        state = json.dumps({"log_history": history})
+        write(tmp_path, f"run/checkpoint-{step}/trainer_state.json", state.encode())
+    (series,) = read_log(tmp_path / "run")
+    assert len(series.x) == len(STEPS)  # 100 comes after 90
     (tmp_path / "log.jsonl").mkdir()  # no log
     with pytest.raises(ValueError, match="name the file"):
         read_log(tmp_path)
@@ -73,125 +73,106 @@ def test_a_folder_is_read_by_the_log_in_it(tmp_path):
 
 def test_a_run_is_read_out_of_the_file_that_holds_all_runs_of_a_study(tmp_path):
     logs = {}
+    packed = []
     for run, factor in (("scalerl-seed0", 1), ("base-seed0", 0.5)):
-        records = [
-            {"kind": "validation", "step": s, "compute_flops": s, "pass_rate": factor * r}
-            for s, r in CURVE
-        ]
+        records = []
+        for s, r in CURVE:
+            rates = {"compute_flops": s, "pass_rate": factor * r}
+            records.append({"kind": "validation", "step": s, **rates})
         logs[run] = json_lines(records)
-    packed = [
-        json.dumps({"run": run} | json.loads(line))
-        for run in logs
-        for line in logs[run].splitlines()
-    ]
-    write(tmp_path, "runs.jsonl", "".join(f"{line}\n" for line in packed).encode())
+        packed += [{"run": run, **record} for record in records]
+    write(tmp_path, "runs.jsonl", json_lines(packed))
     assert packed_runs(tmp_path) == logs
     for path in (tmp_path / "base-seed0", tmp_path / "base-seed0" / "log.jsonl"):
         (series,) = read_log(path)
-        assert series.name == "base-seed0" and series.y == pytest.approx(np.array(RATES) / 2)
+        assert series.name == "base-seed0"
+        assert series.y == pytest.approx(np.array(RATES) / 2)
         assert "from the validation records" in series.notes[0]
-    with pytest.raises(
-        ValueError,
-        match=r"base-seed1: no such run in runs.jsonl, which has scalerl-seed0, base-seed0",
-    ):
+    message = "base-seed1: no such run in runs.jsonl, which has scalerl-seed0, base-seed0"
+    with pytest.raises(ValueError, match=message):
         read_log(tmp_path / "base-seed1")
-    write(
-        tmp_path, "scalerl-seed0/log.jsonl", logs["base-seed0"]
-    )  # a folder that is there comes first
-    assert read_log(tmp_path / "scalerl-seed0")[0].y[0] == RATES[0] / 2
+
+    # A folder that is there comes first.
+    write(tmp_path, "scalerl-seed0/log.jsonl", logs["base-seed0"])
+    (series,) = read_log(tmp_path / "scalerl-seed0")
+    assert series.y[0] == RATES[0] / 2
 
 
 def test_runs_of_a_wide_table_have_steps_of_their_own(tmp_path):
-    rows = [
-        ["Step", "kl 0 - val/acc", "kl 0 - val/acc__MIN", "b - val/acc"]
-    ]  # the name of a run says nothing
+    # The name of a run says nothing.
+    rows = [["Step", "kl 0 - val/acc", "kl 0 - val/acc__MIN", "b - val/acc"]]
     for s, r in CURVE:
         rows += [[s, r, r, ""], [s + 1, "", "", r / 2]]
-    assert "--y (or all): kl 0 - val/acc (0.2 to 0.75), b - val/acc (0.1 to 0.375)" in refusal(
-        tmp_path, table(rows)
-    )
+    message = "--y (or all): kl 0 - val/acc (0.2 to 0.75), b - val/acc (0.1 to 0.375)"
+    assert message in refusal(tmp_path, table(rows))
     a, b = read_log(write(tmp_path, "w.csv", table(rows)), y="all")
     assert (a.name, b.name) == (a.y_name, b.y_name) == ("kl 0 - val/acc", "b - val/acc")
-    assert list(b.x) == [s + 1 for s in STEPS] and b.y == pytest.approx(np.array(RATES) / 2)
+    assert list(b.x) == [s + 1 for s in STEPS]
+    assert b.y == pytest.approx(np.array(RATES) / 2)
 
 
 def test_stray_bytes_in_a_console_log(tmp_path):
     content = b"config: {'lr': 1e-6}\n\xff\xfe\x00 stray \x0c bytes\n"
     for s, r in CURVE:
-        content += (
-            f"\x1b[36m(Runner)\x1b[0m step:{s} - val/acc:np.float64({r}) - perf/x:nan\n".encode()
-            + b"\x85\xff\n"
-        )
+        line = f"\x1b[36m(Runner)\x1b[0m step:{s} - val/acc:np.float64({r}) - perf/x:nan\n"
+        content += line.encode() + b"\x85\xff\n"
     assert read(tmp_path, content).y == pytest.approx(RATES)
 
 
 def test_a_half_written_last_line_is_left_out(tmp_path):
     series = read(tmp_path, GOOD + b'{"step": 700, "pa')
-    assert series.y == pytest.approx(RATES) and any(
-        "line 12 is cut off" in note for note in series.notes
-    )
+    assert series.y == pytest.approx(RATES)
+    assert any("line 12 is cut off" in note for note in series.notes)
     assert "line 12: no valid JSON" in refusal(tmp_path, GOOD + b'{"step": 700, "pa\n' + GOOD)
 
 
 def test_validations_are_taken_and_where_decides_otherwise(tmp_path):
     content = json_lines(typed())
     series = read(tmp_path, content)
-    assert (
-        "from the eval records" in series.notes[0]
-        and series.num_examples == 1024
-        and len(series.notes) == 1
-    )
+    assert "from the eval records" in series.notes[0]
+    assert series.num_examples == 1024
+    assert len(series.notes) == 1
     rollouts = read(tmp_path, content, where="type=rollout", y="answer_accuracy")
-    assert set(rollouts.y) == {0.5} and "from the rollout records" in rollouts.notes[0]
+    assert set(rollouts.y) == {0.5}
+    assert "from the rollout records" in rollouts.notes[0]
     assert "measured in training" in rollouts.notes[1]
     assert "type can be eval, rollout, train" in refusal(tmp_path, content, where="type=evil")
     assert "did you mean 'type'" in refusal(tmp_path, content, where="typ=eval")
-    both = [
-        ["algorithm", "seed", "step", "acc"],
-        *([a, i, s, r / i] for a in "ab" for i in (1, 2) for s, r in CURVE),
-    ]
-    assert read(tmp_path, table(both), where="algorithm=b,seed=2").y == pytest.approx(
-        np.array(RATES) / 2
-    )
+
+    rows = [["algorithm", "seed", "step", "acc"]]
+    for algorithm, seed in itertools.product("ab", (1, 2)):
+        rows += [[algorithm, seed, s, r / seed] for s, r in CURVE]
+    series = read(tmp_path, table(rows), where="algorithm=b,seed=2")
+    assert series.y == pytest.approx(np.array(RATES) / 2)
 
 
 def test_curves_under_each_other_are_never_joined(tmp_path):
-    for group, values in {
-        "seed": [3, 4],
-        "dataset": "ab",
-        "labelled_so": "ab",
-        "batch_size": [3, 4.5],
-    }.items():
-        content = table(
-            [[group, "step", "acc"], *([value, s, r] for value in values for s, r in CURVE)]
-        )
-        message = (
-            f"by {group}: {values[0]}, {values[1]}; choose one with --where {group}={values[0]}"
-        )
-        assert message in refusal(tmp_path, content)
-        assert read(tmp_path, content, where=f"{group}={values[1]}").y == pytest.approx(RATES), (
-            group
-        )
-    later = table(
-        [
-            ["dataset", "step", "acc"],
-            *([name, s + 5 * (name == "b"), r] for s, r in CURVE for name in "ab"),
-        ]
-    )
-    assert "several curves" in refusal(tmp_path, later)  # no step twice, and yet two curves
+    columns = {"seed": [3, 4], "dataset": "ab", "labelled_so": "ab", "batch_size": [3, 4.5]}
+    for group, (one, other) in columns.items():
+        rows = [[group, "step", "acc"]]
+        rows += [[one, s, r] for s, r in CURVE]
+        rows += [[other, s, r] for s, r in CURVE]
+        message = f"by {group}: {one}, {other}; choose one with --where {group}={one}"
+        assert message in refusal(tmp_path, table(rows))
+        series = read(tmp_path, table(rows), where=f"{group}={other}")
+        assert series.y == pytest.approx(RATES), group
+
+    # No step comes twice, and yet there are two curves.
+    rows = [["dataset", "step", "acc"]]
+    for s, r in CURVE:
+        rows += [["a", s, r], ["b", s + 5, r]]
+    assert "several curves" in refusal(tmp_path, table(rows))
 
 
 def test_rows_of_one_step_are_averaged_when_told(tmp_path):
-    rows = [
-        ("step", "acc", "num_examples"),
-        *((s, r * f, 10) for s, r in CURVE for f in (1.1, 0.9, 1.0)),
-    ]
+    rows = [("step", "acc", "num_examples")]
+    for s, r in CURVE:
+        rows += [(s, r * factor, 10) for factor in (1.1, 0.9, 1.0)]
     series = read(tmp_path, table(rows), mean=True)
-    assert list(series.x) == STEPS and series.y == pytest.approx(RATES)
-    assert (
-        "11 points, each the mean of all with its step (33 in all)" in series.notes[0]
-        and series.num_examples == 30
-    )
+    assert list(series.x) == STEPS
+    assert series.y == pytest.approx(RATES)
+    assert "11 points, each the mean of all with its step (33 in all)" in series.notes[0]
+    assert series.num_examples == 30
 
 
 # The column that is taken, and after the colon the other columns, which hold something else.
@@ -201,35 +182,41 @@ CHOICES = """
     eval_rewards/accuracy_reward/mean: eval_reward eval_rewards/format_reward/mean
     answer_accuracy: format_accuracy reward    | val/acc: acc train/acc      | pass_rate: accuracy
     val-core/x/acc/mean@8: val-core/x/acc/best@8/mean val-core/x/acc/std@8 val-core/x/reward/mean@8
-    acc: best_acc acc_std acc_max loss_acc     | evalAccuracy: reward        | val/test_score/x: critic/score/mean
-    eval/avg@16: eval/pass@8                   | sampled_pass_at_1: parseable_rate truncation_rate
+    acc: best_acc acc_std acc_max loss_acc     | evalAccuracy: reward
+    val/test_score/x: critic/score/mean        | eval/avg@16: eval/pass@8
+    sampled_pass_at_1: parseable_rate truncation_rate
     eval/default_pass1: eval/default_pass8 train/reward
 """
 
 
 def test_the_better_name_is_taken(tmp_path):
-    for choice in filter(None, map(str.strip, CHOICES.replace("\n", "|").split("|"))):
-        best, _, others = choice.partition(": ")
+    for choice in re.split(r"[|\n]", CHOICES.strip()):
+        best, _, others = choice.strip().partition(": ")
         names = [name for name in others.split() if name != "step"]
-        rows = ([s, *(0.3 + 0.001 * (s + i) for i in range(len(names))), r] for s, r in CURVE)
+        rows = []
+        for s, r in CURVE:
+            values = [0.3 + 0.001 * (s + i) for i in range(len(names))]
+            rows.append([s, *values, r])
         series = read(tmp_path, table([["step", *names, best], *rows]))
-        assert series.y_name == best and series.y == pytest.approx(RATES), choice
+        assert series.y_name == best, choice
+        assert series.y == pytest.approx(RATES), choice
 
 
 def test_names_of_compute(tmp_path):
-    names = "train_flops total_flos gpu_hours num_tokens seconds grpo_step iteration episode epoch timesteps_total"
-    for compute in f"{names} training_iteration Timestep frame".split():
-        assert (
-            read(tmp_path, table([["acc", compute], *((r, s + 1) for s, r in CURVE)])).x_name
-            == compute
-        )
+    names = (
+        "train_flops total_flos gpu_hours num_tokens seconds grpo_step iteration episode epoch "
+        "timesteps_total training_iteration Timestep frame"
+    )
+    for name in names.split():
+        rows = [["acc", name], *((r, s + 1) for s, r in CURVE)]
+        assert read(tmp_path, table(rows)).x_name == name
 
 
 def test_what_is_never_a_pass_rate(tmp_path):
     names = (
-        "format_accuracy acc_std val/acc_min val/acc/std@8 critic/score/max eval_loss lr kl entropy eval_time"
-        " reward/format len alpha_value gpu_util perf/mfu exploration_rate dropout eval/failure_rate"
-        " eval/reward_hacking_rate rewards/mine critic/value"
+        "format_accuracy acc_std val/acc_min val/acc/std@8 critic/score/max eval_loss lr kl "
+        "entropy eval_time reward/format len alpha_value gpu_util perf/mfu exploration_rate "
+        "dropout eval/failure_rate eval/reward_hacking_rate rewards/mine critic/value"
     )
     for column in names.split():
         content = table([["step", column], *CURVE])
@@ -239,36 +226,28 @@ def test_what_is_never_a_pass_rate(tmp_path):
 
 def test_equally_likely_columns_are_both_named_and_none_is_taken(tmp_path):
     two = json_lines({"step": s, "eval/aime": r, "eval/math": r / 2} for s, r in CURVE)
-    assert "--y (or all): eval/aime (0.2 to 0.75), eval/math (0.1 to 0.375)" in refusal(
-        tmp_path, two
-    )
+    message = "--y (or all): eval/aime (0.2 to 0.75), eval/math (0.1 to 0.375)"
+    assert message in refusal(tmp_path, two)
     curves = read_log(tmp_path / "log", y="eval/aime,eval/math")
-    assert [series.name for series in curves] == ["eval/aime", "eval/math"] and curves[1].y[
-        0
-    ] == 0.1
-    assert [series.name for series in read_log(tmp_path / "log", y="all")] == [
-        "eval/aime",
-        "eval/math",
-    ]
+    assert [series.name for series in curves] == ["eval/aime", "eval/math"]
+    assert curves[1].y[0] == 0.1
+    curves = read_log(tmp_path / "log", y="all")
+    assert [series.name for series in curves] == ["eval/aime", "eval/math"]
 
 
 def test_the_pass_rate_of_all_sources_is_taken_and_those_of_one_can_be_named(tmp_path):
-    of = ("pass_rate/gym:a", "pass_rate/gym:b")
-    content = json_lines(
-        {
-            "step": s,
-            "pass_rate": r,
-            of[0]: r - 0.1,
-            of[1]: r + 0.1,
-            "num_examples": 256,
-            "num_examples/gym:a": 128,
-        }
-        for s, r in CURVE
-    )
+    numbers = {"num_examples": 256, "num_examples/gym:a": 128}
+    records = []
+    for s, r in CURVE:
+        rates = {"pass_rate": r, "pass_rate/gym:a": r - 0.1, "pass_rate/gym:b": r + 0.1}
+        records.append({"step": s, **rates, **numbers})
+    content = json_lines(records)
     series = read(tmp_path, content)
-    assert (series.y_name, series.num_examples) == ("pass_rate", 256)
-    assert read(tmp_path, content, y=of[0]).num_examples == 128
-    assert [series.y_name for series in read_log(tmp_path / "log", y="all")] == ["pass_rate", *of]
+    assert series.y_name == "pass_rate"
+    assert series.num_examples == 256
+    assert read(tmp_path, content, y="pass_rate/gym:a").num_examples == 128
+    curves = read_log(tmp_path / "log", y="all")
+    assert [series.y_name for series in curves] == [*rates]
 
 
 def test_the_better_compute_is_taken_and_the_other_can_be_named(tmp_path):
@@ -293,27 +272,35 @@ def test_a_resumed_run_counts_once(tmp_path):
     lines = [{"step": s, "val/acc": 0.0 if s >= 50 else r} for s, r in CURVE if s < 80]
     lines += [{"step": s, "val/acc": r} for s, r in CURVE if s >= 50]
     series = read(tmp_path, json_lines(lines))
-    assert list(series.x) == STEPS and series.y == pytest.approx(RATES)
+    assert list(series.x) == STEPS
+    assert series.y == pytest.approx(RATES)
     assert "left out: 3 whose step comes again later" in series.notes[0]
-    again = [
-        {"step": s, "loss": i, "val/acc": r}
-        for i, (s, r) in enumerate(CURVE[:4] + CURVE[2:6] + CURVE[5:])
-    ]
-    assert read(tmp_path, json_lines(again)).y == pytest.approx(
-        RATES
-    )  # twice, and once without a step in between
-    twice = [
-        {"step": s, "val/acc": r} for s, r in [*CURVE, (100, 0.7)]
-    ]  # the last validation is made again
+
+    # Resumed twice, and once without a step in between.
+    points = CURVE[:4] + CURVE[2:6] + CURVE[5:]
+    again = [{"step": s, "loss": i, "val/acc": r} for i, (s, r) in enumerate(points)]
+    assert read(tmp_path, json_lines(again)).y == pytest.approx(RATES)
+
+    # The last validation is made again.
+    twice = [{"step": s, "val/acc": r} for s, r in [*CURVE, (100, 0.7)]]
     assert read(tmp_path, json_lines(twice)).y[-1] == 0.7
 
 
 def test_missing_values_leave_out_their_points(tmp_path):
     rows = [[s, r, 2 * s] for s, r in CURVE]
-    rows[3][1], rows[4][1], rows[5][2] = "nan", "", "NA"
+    rows[3][1] = "nan"
+    rows[4][1] = ""
+    rows[5][2] = "NA"
     series = read(tmp_path, table([["a", "acc", "x"], *rows]))
     assert list(series.x) == [2 * s for s in STEPS[:3] + STEPS[6:]]
     assert "left out: 1 with NaN, 1 without x" in series.notes[0]
+
+
+def test_a_column_without_any_number_is_refused(tmp_path):
+    content = table([["step", "acc"], *((s, "nan") for s in STEPS)])
+    for flags in ({}, {"mean": True}):
+        message = refusal(tmp_path, content, y="acc", **flags)
+        assert "no line has a value of 'step' and of 'acc'" in message
 
 
 def test_a_line_that_is_none_is_refused_before_it_fills_the_memory(tmp_path, monkeypatch):
@@ -321,9 +308,8 @@ def test_a_line_that_is_none_is_refused_before_it_fills_the_memory(tmp_path, mon
     monkeypatch.setattr(logs, "LONGEST_LINE", 1000)
     assert "the first line has more than 1,000 characters" in refusal(tmp_path, b"a" * 5000)
     document = json.dumps([{"step": s, "acc": r} for s, r in CURVE * 5]).encode()
-    assert len(document) > 1000 and read(tmp_path, document).y == pytest.approx(
-        RATES
-    )  # a document may be one line
+    assert len(document) > 1000  # a document may be one line
+    assert read(tmp_path, document).y == pytest.approx(RATES)
 
 
 def test_many_points_stream_and_are_averaged(tmp_path):
@@ -332,15 +318,16 @@ def test_many_points_stream_and_are_averaged(tmp_path):
     n = 20_000
     with open(tmp_path / "long.jsonl", "w") as file:
         for s in range(n):
-            file.write(
-                f'{{"step": {s}, "acc": {s / 2 / n:.6f}, "loss": 0.123456, "type": "eval"}}\n'
-            )
+            rates = f'"acc": {s / 2 / n:.6f}, "loss": 0.123456'
+            file.write(f'{{"step": {s}, {rates}, "type": "eval"}}\n')
     tracemalloc.start()
     (series,) = read_log(tmp_path / "long.jsonl")
     most_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert len(series.x) <= MOST_POINTS and (series.x[0], series.y[0]) == (0, 0)
-    assert f"{n} points" in series.notes[0] and "neighbours averaged into" in series.notes[0]
+    assert len(series.x) <= MOST_POINTS
+    assert (series.x[0], series.y[0]) == (0, 0)
+    assert f"{n} points" in series.notes[0]
+    assert "neighbours averaged into" in series.notes[0]
     assert most_bytes < 250 * n
 
 
@@ -348,16 +335,17 @@ def test_averaged_points_keep_the_first_and_have_less_noise(tmp_path):
     n = 1 + 3 * (MOST_POINTS - 1)
     rows = [(s, 0.2 + 0.6 * s / n, 100) for s in range(n)]
     series = read(tmp_path, table([("step", "acc", "num_examples"), *rows]))
-    assert len(series.x) == MOST_POINTS and series.num_examples == pytest.approx(300, rel=1e-3)
-    assert (series.x[0], series.y[0]) == (0, 0.2) and np.allclose(
-        series.y, 0.2 + 0.6 * series.x / n
-    )
+    assert len(series.x) == MOST_POINTS
+    assert series.num_examples == pytest.approx(300, rel=1e-3)
+    assert (series.x[0], series.y[0]) == (0, 0.2)
+    assert np.allclose(series.y, 0.2 + 0.6 * series.x / n)
 
 
 def test_standard_input(monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(GOOD)))
     (series,) = read_log("-")
-    assert series.name == "standard input" and series.y == pytest.approx(RATES)
+    assert series.name == "standard input"
+    assert series.y == pytest.approx(RATES)
 
 
 def test_encodings(tmp_path):
@@ -368,7 +356,8 @@ def test_encodings(tmp_path):
 
 def test_the_tables_of_the_docs_are_those_that_come(tmp_path):
     text = (ROOT / "docs" / "formats.md").read_text()
-    assert table_of_kinds(tmp_path) in text and table_of_broken(tmp_path) in text
+    assert table_of_kinds(tmp_path) in text
+    assert table_of_broken(tmp_path) in text
 
 
 def test_fitting_needs_no_more_than_numpy_scipy_and_matplotlib_on_any_system():
@@ -376,7 +365,7 @@ def test_fitting_needs_no_more_than_numpy_scipy_and_matplotlib_on_any_system():
     training has."""
     code = """
 import sys, pathlib, importlib
-for name in "fcntl resource torch transformers tqdm machinery data loss".split():
+for name in "fcntl resource torch transformers tqdm core machinery tools data loss".split():
     sys.modules[name] = None
 for path in pathlib.Path("curve").glob("*.py"):
     importlib.import_module(f"curve.{path.stem}")

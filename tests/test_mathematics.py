@@ -6,8 +6,21 @@ import time
 import pytest
 from answers import PAIRS, TASKS
 
+from data import spelling
+from data.spelling import Rule
+from data.tasks import mathematics
 from data.tasks.mathematics import equal, last_boxed, problem, score
 from data.verify import VerifierPool
+
+ALONE = [*vars(spelling).values(), *vars(mathematics).values()]  # rules that are in no table
+RULES = [*spelling.RULES, *(rule for rule in ALONE if isinstance(rule, Rule))]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=[rule.name for rule in RULES])
+def test_each_rule_takes_one_of_its_examples_and_leaves_the_other(rule):
+    example, _, wanted = rule.takes.partition(" → ")
+    assert rule.apply(example) == wanted != example
+    assert rule.apply(rule.leaves) == rule.leaves
 
 
 @pytest.mark.parametrize("category", PAIRS)
@@ -25,22 +38,31 @@ COMPLETIONS = [  # to a problem whose answer is 17
     (r"So</think>The answer is \boxed{17}.", True),
     (r"\boxed{17}", True),  # of a model that does not think
     (r"\boxed{17}</think>So it is 17.", False),  # a box in the thinking is no answer
-    (r"\boxed{18}</think>\boxed{17}", True), (r"</think>\boxed{18}</think>\boxed{17}", True),
-    (r"</think>\boxed{17}</think>\boxed{18}", False), (r"</think>\boxed{17}</think>", False),
+    (r"\boxed{18}</think>\boxed{17}", True),
+    (r"</think>\boxed{18}</think>\boxed{17}", True),
+    (r"</think>\boxed{17}</think>\boxed{18}", False),
+    (r"</think>\boxed{17}</think>", False),
     (r"</think>\boxed{17} or \boxed{18}", False),  # several boxes: the last
     (r"</think>\boxed{16} \boxed{18} \boxed{17}", True),
     (r"</think>\boxed{17} \boxed{", False),  # the last is not closed
     (r"</think>\boxed{\boxed{17}}", True),
     (r"</think>\boxed{18, \boxed{17}}", False),  # the outer box counts
-    (r"</think>\boxed{\boxed{18} \boxed{17}}", False), (r"<think>So</think>\boxed{17}", True),
+    (r"</think>\boxed{\boxed{18} \boxed{17}}", False),
+    (r"<think>So</think>\boxed{17}", True),
     (r"<think>So \boxed{17}", False),  # thinking that was never closed
     (r"<think>So</think>\boxed{18}<think>\boxed{17}", False),
     ("</think>\\boxed{17\ud800}", False),  # half a character of UTF-16
-    ("\ud800</think>\ud800\\boxed{17}\ud800", True), (r"</think>\boxed{\text{So } 17}", False),
-    (r"</think>\boxed 17 is it", True), (r"</think>$\boxed17$", True), (r"</think>\fbox{17}", True),
-    (r"</think>\boxed{}", False), (r"</think>\boxed", False), (r"</think>17", False), (r"</think>#### 17", False),
+    ("\ud800</think>\ud800\\boxed{17}\ud800", True),
+    (r"</think>\boxed{\text{So } 17}", False),
+    (r"</think>\boxed 17 is it", True),
+    (r"</think>$\boxed17$", True),
+    (r"</think>\fbox{17}", True),
+    (r"</think>\boxed{}", False),
+    (r"</think>\boxed", False),
+    (r"</think>17", False),
+    (r"</think>#### 17", False),
     ("", False),
-]  # fmt: skip
+]
 
 
 def test_only_the_last_box_after_the_thinking_counts():
@@ -65,17 +87,14 @@ def test_the_answer_is_found_in_a_worked_solution():
     ]:
         made = problem("What is it?", column)
         assert made.answer == answer and made.task == "data.tasks.mathematics"
-        assert (
-            made.prompt
-            == "What is it?\n\nPlease reason step by step, and put your final answer within \\boxed{}."
-        )
+        instruction = "Please reason step by step, and put your final answer within \\boxed{}."
+        assert made.prompt == f"What is it?\n\n{instruction}"
         assert score(made, f"</think>\\boxed{{{answer}}}"), column
     for column in ("#### ", r"\boxed{}", "word " * 300):
         with pytest.raises(ValueError, match="empty|long text"):
             problem("What?", column)
-    assert problem(r"What? Use \boxed{}.", "1").prompt == r"What? Use \boxed{}.", (
-        "it is not asked for again"
-    )
+    asks = r"What? Use \boxed{}."
+    assert problem(asks, "1").prompt == asks, "it is not asked for again"
 
 
 @pytest.mark.parametrize("text, wanted, right, wrong", TASKS)
@@ -95,13 +114,15 @@ def test_the_wanted_answer_may_stand_in_the_problem():
 def test_hostile_answers_cost_nobody_a_verdict():
     """Expressions that would keep a computer algebra system busy for ever, or blow a stack, are
     wrong at once."""
-    items = [
+    hostile = [
         (problem("What?", wanted), f"</think>\\boxed{{{answer}}}", right)
         for wanted, answer, right, _ in PAIRS["expressions made to hang"]
-    ] * 2 + [
+    ]
+    usual = [
         (problem("What?", "17"), r"</think>\boxed{17}", True),
         (problem("What?", "17"), r"</think>\boxed{18}", False),
-    ] * 20
+    ]
+    items = 2 * hostile + 20 * usual
     random.Random(0).shuffle(items)
     with VerifierPool(2, time_limit=5, memory_gib=2) as pool:
         pool.submit([(i, problem, text) for i, (problem, text, _) in enumerate(items)])

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from core.decoding import Decoding, completion_texts, in_template, render, unwritable, visible
 from core.rollouts import Request, Rollout
 from core.settings import Sampling
-from data import Problem
+from data import cheap
 from data.load import Source
 from data.tasks import programming
 from data.verify import VerifierPool
@@ -62,7 +62,7 @@ def check_fit(
         f" {decoding.longest} in all at most, and the model holds {positions}"
     )
 
-    yield from reference(tokenizer, decoding, settings, problem, ids)
+    yield from reference(tokenizer, decoding, settings, source, ids)
 
 
 def thinking(
@@ -106,11 +106,12 @@ def reference(
     tokenizer: PreTrainedTokenizerBase,
     decoding: Decoding,
     settings: Sampling,
-    problem: Problem,
+    source: Source,
     ids: list[int],
 ) -> Iterator[str]:
-    """Lines about the verdict on the reference answer, as it stands or in a box. It is judged as a
-    completion is. ids: the prompt."""
+    """Lines about the verdict on the reference answer, as it stands or in a box, and about cheap
+    answers that are right often. ids: the prompt."""
+    problem = source.validation[0]
     if problem.task == programming.__name__:
         yield "reference  programs are judged by their tests, and the data hold no program to try"
         return
@@ -121,8 +122,10 @@ def reference(
     marker = [decoding.end_of_thinking] if decoding.thinks and decoding.end_of_thinking >= 0 else []
     rollouts = [given_rollout(ids, marker + answer) for answer in answers]
     completions = completion_texts(tokenizer, decoding, rollouts)
-    with VerifierPool(1, settings.verifier_time_limit, settings.verifier_memory) as pool:
+    limits = settings.verifier_time_limit, settings.verifier_memory
+    with VerifierPool(settings.verifiers, *limits) as pool:
         verdicts = judge_all(pool, [problem], rollouts, completions)
+        yield from cheap.warnings(source.name, source.validation, pool)
     for text, answer, verdict in zip(texts, answers, verdicts):
         if verdict.correct:
             yield f"reference  {text!r} is judged right; it takes {len(answer)} tokens"

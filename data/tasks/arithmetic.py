@@ -1,13 +1,13 @@
 """The default task: addition of two numbers, with the carries written down.
 
     prompt       4729+8153=<think>
-    completion   9+3+0=12;2+5+1=08;7+1+0=08;4+8+0=12;</think>12882<eos>      (`;` stands between steps)
+    completion   9+3+0=12;2+5+1=08;7+1+0=08;4+8+0=12;</think>12882<eos>
 
-Each step adds two digits and the carry, from the right, and writes two digits: the new carry and
-the sum's digit. One wrong step spoils the rest, so the pass rate falls steeply with the number of
-digits, and chance is ~0 from three digits on: a policy improves by making each step reliable, as in
-real reasoning traces. The model that RL starts from (`data/arithmetic_base/`, shipped) is made by
-docs/make_base.py.
+A `;` stands between steps. Each step adds two digits and the carry, from the right, and writes two
+digits: the new carry and the sum's digit. One wrong step spoils the rest, so the pass rate falls
+steeply with the number of digits, and chance is ~0 from three digits on. A policy improves by
+making each step reliable, as in real reasoning traces. docs/make_base.py makes the model that RL
+starts from (`data/arithmetic_base/`, shipped).
 """
 
 import random
@@ -30,11 +30,14 @@ def draw(rng: random.Random, digits: int, held_out: bool) -> tuple[int, int]:
 def problems(split: str, number: int, seed: int = 0) -> list[Problem]:
     """`number` distinct problems, at most 100,000; lengths 1 to 6 in turn (those of one digit run
     out first)."""
-    number, rng = min(number, 100_000), random.Random(f"{split} {seed}")
-    distinct, i = {}, 0  # the keys are in order
-    while len(distinct) < number and i < 100 * number:
-        distinct[draw(rng, i % MAX_DIGITS + 1, held_out=split == "validation")] = None
-        i += 1
+    number = min(number, 100_000)
+    rng = random.Random(f"{split} {seed}")
+    distinct = {}  # the keys are in order
+    for i in range(100 * number):
+        if len(distinct) == number:
+            break
+        pair = draw(rng, i % MAX_DIGITS + 1, held_out=split == "validation")
+        distinct[pair] = None
     return [
         Problem(prompt=f"{a}+{b}=", answer=str(a + b), task="data.tasks.arithmetic")
         for a, b in distinct

@@ -9,34 +9,72 @@ power of ten. Beyond that an answer may use the operations that the wanted one u
 an answer one spelling, and expressions.py reads it.
 """
 
+import itertools
 import re
 from functools import lru_cache
 
 from data import Problem, after_thinking
 from data.expressions import (
     FAULTS,
+    HIGHEST,
+    LOWEST,
     REALS,
+    Tree,
     close,
     form,
+    items_of,
     letters,
     number,
     operations,
     read,
     values_at_points,
 )
-from data.spelling import UNIT, as_choice, as_words, cleaned, one_unit
+from data.spelling import UNIT, Rule, as_choice, as_words, cleaned, one_unit
 
 INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
 LONGEST_ANSWER = 1000  # characters; what is longer is only compared as text
-# behind the letter of a choice
-HEDGED = r"(?<![A-Za-z\\])[A-Z](?![A-Za-z])|\b(?:not|nor|neither|wrong|incorrect)\b"
-# Between the formulas of a problem: dollars, brackets, lines, text, ends of sentences; words, if
-# dollars are left out.
-LINES = r"\$+|\\[()\[\]]|\\\\(?![a-zA-Z])|[&\n]|\\(?:begin|end|text[a-z]*) ?(?:\{[^}]*\}){1,2}|[.:?!](?=[\s$]|$)"
-WORDS = r"(?<![\\\w^{}(*/+-])(?!or\b|and\b)[a-zA-Z]{2,}(?: an?(?= ))?(?![\w^{}(*/+-])"
-SIDES, TERMS = "[=,;]", r"[=,;+]|(?<![a-z\\])[a-z](?![a-z])"  # between the parts of a formula
-NAMED = r"(?i)^(?=[^=]*?[a-zα-ω][^=]*?([a-zα-ω|(]|{-1))(?:[^\d=<>,(]|(?<![+-])\([^()=<>]*\)|[_^{]-?\d+)*="  # m + n =
-_, LOWEST, HIGHEST = REALS  # the ends of an interval without bounds
+
+SPACES = Rule("spaces, but not between words", r" (?!\w)|(?<!\w) ", "", "x = 5 → x=5", "a b")
+# The name of a value. A lone letter is none here: `meaning` needs to know it.
+NAMES = Rule(
+    "name of the answer",
+    r"""(?xi) ^
+        (?= [^=]*? [a-zα-ω] [^=]*? ( [a-zα-ω|(] | {-1 ) )   # two letters, |z|, f(3) or f^{-1}
+        (?: [^\d=<>,(]                    # letters and signs,
+          | (?<! [+-] ) \( [^()=<>]* \)   # brackets, but no task such as 3-(x+1)
+          | [_^{] -?\d+                   # digits of an index
+        )* =""",
+    "",
+    "m+n=5 → 5",
+    "2x=10",
+)
+NO_LETTERS = Rule(
+    "spaces, brackets, fractions, words and .0",
+    r'(?x) "[^"]*" | \.0+\b | \\frac | [\s(){}[\]/*]',
+    "",
+    r"\frac{x}{2} = 5.0 → x2=5",
+    "x=5",
+)
+
+# Behind the letter of a choice: another letter, or a word that takes it back.
+HEDGED = r"""(?x) (?<![A-Za-z\\]) [A-Z] (?![A-Za-z])
+    | \b(?: not | nor | neither | wrong | incorrect )\b"""
+# What stands between the formulas of a problem.
+LINES = r"""(?x:
+    \$+ | \\[()\[\]]                                      # dollars, \( and \[
+    | \\\\(?![a-zA-Z]) | [&\n]                            # the ends of rows, cells and lines
+    | \\(?: begin | end | text[a-z]* ) [ ]? (?: \{[^}]*\} ){1,2}
+    | [.:?!] (?= [\s$] | $ )                              # the ends of sentences
+    )"""
+# Words also stand between them, if dollars are left out.
+WORDS = r"""(?x: (?<! [\\\w^{}(*/+-] ) (?! or\b | and\b )
+    [a-zA-Z]{2,} (?: [ ]an? (?=[ ]) )? (?! [\w^{}(*/+-] ) )"""
+# What stands between the parts of a formula: signs, or letters that are no command.
+SIGNS = ("[,;]", "[=,;]", r"[=,;+]|(?<![a-z\\])[a-z](?![a-z])")
+# A box, and the brace that opens it or else its content; or another brace.
+BOXES = r"(?sx) \\\\?(?:boxed|fbox) \s* ( \{ | [^\s${}]* ) | \\. | [{}]"
+INTERVAL = {"<": "()", r"\le": "[]"}  # the brackets of an interval by the signs at its ends
+TURNED = {">": "<", r"\ge": r"\le"}
 
 
 def worded(text: str, instruction: str | None = None) -> str:
@@ -51,9 +89,10 @@ def problem(text: str, answer: str, instruction: str | None = None) -> Problem:
     """A problem with this text. The answer may be a bare one, or a worked solution that ends in
     `#### answer` (GSM8K) or in \\boxed{answer} (MATH). Raises ValueError for a long text that is
     neither, and for an empty answer."""
+    boxed = last_boxed(answer)
     if "####" in answer:
         answer = answer.rpartition("####")[2]
-    elif (boxed := last_boxed(answer)) is not None:
+    elif boxed is not None:
         answer = boxed
     elif len(answer) > LONGEST_ANSWER:
         raise ValueError("the answer is a long text without \\boxed{} or ####")
@@ -72,19 +111,25 @@ def score(problem: Problem, completion: str) -> bool:
 def last_boxed(text: str) -> str | None:
     """The content of the last \\boxed{} or \\fbox{} that is in no other. A box without braces ends
     before the next space or dollar sign. None if there is no box, or if its braces do not close."""
-    content, opened = None, []
-    for part in re.finditer(
-        r"\\\\?(?:boxed|fbox)\s*(\{|[^\s${}]*)|\\.|[{}]", text, flags=re.DOTALL
-    ):
-        if "{" in (part[0], part[1]):
-            opened.append(part)
-            content = None if part[1] else content
+    content = None
+    opened = []  # for each open brace: where the content of its box starts, 0 if it is none's
+    for part in re.finditer(BOXES, text):
+        of_box = part[1]
+        if of_box == "{":
+            opened.append(part.end())
+            content = None
+        elif of_box is not None:
+            content = of_box
+        elif part[0] == "{":
+            opened.append(0)
         elif part[0] == "}" and opened:
-            opening = opened.pop()
-            content = text[opening.end() : part.start()] if opening[1] else content
-        elif part[1] is not None:
-            content = part[1]
+            start = opened.pop()
+            if start:
+                content = text[start : part.start()]
     return content
+
+
+# --- what the problem asks for --------------------------------------------------------------------
 
 
 def copied(problem: Problem, answer: str) -> bool:
@@ -92,47 +137,44 @@ def copied(problem: Problem, answer: str) -> bool:
     for. It asks for one if a formula in it is equal to the wanted answer in another form: a task to
     carry out, as x^2 - 1 for (x-1)(x+1)."""
     wanted, given = form_of(problem.answer), form_of(answer)
-    formulas = (
-        formulas_equal_to(problem.answer, problem.prompt)
-        if given != wanted or "=" in answer
-        else []
-    )
-    is_task = (
-        wanted
-        and given != wanted
-        and any(form_of(formula) not in (None, wanted) for formula in formulas)
-    )
-    equations = [sides(formula) for formula in formulas if "=" not in problem.answer]
-    return bool(is_task) or any(
-        len(equation) > 1 and equation <= sides(answer) for equation in equations
-    )
+    if given == wanted and "=" not in answer:
+        return False
+    formulas = formulas_equal_to(problem.answer, problem.prompt)
+    if wanted and given != wanted:
+        if any(form_of(formula) not in (None, wanted) for formula in formulas):
+            return True
+    if "=" in problem.answer:
+        return False
+    equations = [sides(formula) for formula in formulas]
+    return any(len(equation) > 1 and equation <= sides(answer) for equation in equations)
 
 
 @lru_cache(maxsize=1000)
 def formulas_equal_to(answer: str, text: str) -> list[str]:
     """The formulas in a text, and their parts, that are right answers as they stand."""
-    pieces = [*re.split(LINES, text), *re.split(f"{LINES}|{WORDS}", text.replace("$", " "))]
-    pieces = {
-        part
-        for piece in pieces
-        for at in ("[,;]", SIDES, TERMS)
-        for part in (piece, *re.split(at, piece))
-    }
+    formulas = [*re.split(LINES, text), *re.split(f"{LINES}|{WORDS}", text.replace("$", " "))]
+    pieces = set(formulas)
+    for formula, signs in itertools.product(formulas, SIGNS):
+        pieces.update(re.split(signs, formula))
     return [piece for piece in pieces if equal(answer, piece)]
 
 
 def sides(equation: str) -> set[str]:
-    """The sides of an equation in letters and digits: without spaces, brackets, fractions, words
-    and .0."""
-    return set(re.sub(r'"[^"]*"|\.0+\b|\\frac|[\s(){}[\]/*]', "", cleaned(equation)).split("="))
+    """The sides of an equation in letters and digits."""
+    return set(NO_LETTERS.apply(cleaned(equation)).split("="))
 
 
-def form_of(text: str) -> tuple | None:
+def form_of(text: str) -> Tree | None:
     """The form of an answer; None for words, and for what cannot be read."""
+    _, answer = as_choice(cleaned(text))
     try:
-        return form(understood(as_choice(cleaned(text))[1])[0])
+        tree, _ = understood(answer)
+        return form(tree)
     except FAULTS:
         return None
+
+
+# --- whether two answers are the same -------------------------------------------------------------
 
 
 def equal(reference: str, answer: str) -> bool:
@@ -141,20 +183,21 @@ def equal(reference: str, answer: str) -> bool:
     if max(len(reference), len(answer)) > LONGEST_ANSWER:
         return reference.strip() == answer.strip()
     wanted, given = cleaned(reference), cleaned(answer)
-    if not given or len({re.sub(r" (?!\w)|(?<!\w) ", "", text) for text in (wanted, given)}) == 1:
-        return bool(given)  # the same, but for spaces that are not between words
-    wanted = wanted.rpartition(r"\approx")[
-        2
-    ].strip()  # a wanted answer that is said to be about 0.33 is rounded
-    (wanted_letter, wanted_rest), (given_letter, given_rest) = as_choice(wanted), as_choice(given)
+    if not given:
+        return False
+    if SPACES.apply(wanted) == SPACES.apply(given):
+        return True
+    wanted = wanted.rpartition(r"\approx")[2].strip()  # of x \approx 0.33 the 0.33
+    wanted_letter, wanted_rest = as_choice(wanted)
+    given_letter, given_rest = as_choice(given)
     if wanted_letter and given_letter and not (wanted_rest and given_rest):
         return wanted_letter == given_letter and not re.search(HEDGED, given_rest)
     if wanted_letter or given_letter and given_rest:  # 12 is right for (D) 12
-        return (not wanted_letter or given_letter in ("", wanted_letter)) and equal(
-            wanted_rest, given_rest
-        )
-    if as_words(wanted):
-        return as_words(wanted) == as_words(given)
+        may_be = wanted_letter in ("", given_letter) or not given_letter
+        return may_be and equal(wanted_rest, given_rest)
+    words = as_words(wanted)
+    if words:
+        return words == as_words(given)
     try:
         return same_quantity(wanted, given)
     except FAULTS:
@@ -162,116 +205,40 @@ def equal(reference: str, answer: str) -> bool:
 
 
 def same_quantity(wanted: str, given: str) -> bool:
-    """Whether two answers that are not words have the same unit and the same meaning."""
-    given = given if "=" in wanted else re.sub(NAMED, "", given)
-    trees, units = zip(understood(wanted), understood(given))
-    if (
-        units[0] != units[1]
-        and ("" not in units or units[0].startswith("base"))
-        or not may_use(*trees)
-    ):
+    """Whether two answers that are not words have the same unit and the same meaning. Raises one of
+    FAULTS if one of them has no meaning."""
+    if "=" not in wanted:
+        given = NAMES.apply(given)
+    (wanted, wanted_unit), (given, given_unit) = understood(wanted), understood(given)
+    if not may_use(wanted, given):
         return False
-    if units[0] == units[1] or "%" not in units:
-        return same(*trees)
-    # 25 and 0.25 are right for 25 %. 25 % is right for 0.25, and for 25: the problem may ask for
-    # percent.
-    as_it_stands = units[0] == "%" or trees[0][0] == "number" and abs(trees[0][1]) > 1
-    values = [("/", tree, number(100)) if unit == "%" else tree for tree, unit in zip(trees, units)]
-    return as_it_stands and same(*trees) or same(*values)
+    units = {wanted_unit, given_unit}
+    if len(units) == 1:
+        return same(wanted, given)
+    if "" not in units or wanted_unit.startswith("base"):
+        return False
+    if wanted_unit == "%":  # 25 and 0.25 are right for 25 %
+        return same(wanted, given) or same(hundredth(wanted), given)
+    if given_unit == "%":  # 25 % is right for 0.25, and for 25: the problem may ask for percent
+        is_above_1 = wanted.kind == "number" and abs(wanted.value) > 1
+        return is_above_1 and same(wanted, given) or same(wanted, hundredth(given))
+    return same(wanted, given)
 
 
-def understood(text: str) -> tuple[tuple, str]:
+def hundredth(tree: Tree) -> Tree:
+    return Tree("/", (tree, number(100)))
+
+
+def understood(text: str) -> tuple[Tree, str]:
     """The meaning of a cleaned text, and its unit, '' for none. Raises one of FAULTS if it has
     none, or two units."""
-    (unit,) = {one_unit(unit) for unit in re.findall(UNIT, text)} - {""} or {""}
-    return meaning(read(re.sub(UNIT, "", text))), unit
+    units = {one_unit(unit) for unit in re.findall(UNIT, text)} - {""}
+    if len(units) > 1:
+        raise ValueError("there are two units")
+    return meaning(read(re.sub(UNIT, "", text))), "".join(units)
 
 
-def meaning(tree: tuple) -> tuple:
-    """The tree with x = 5 as a named 5, and x > 2 as a named interval; also in lists."""
-    kind = tree[0]
-    if kind == "relation":
-        return meaning_of_relation(tree[1], tree[2:])
-    if (
-        kind == "+" and tree[1] == REALS and tree[2][0] == "-" and tree[2][1][0] == "set"
-    ):  # all numbers but some
-        ends = [LOWEST, *sorted(tree[2][1][1:], key=lambda number: number[1]), HIGHEST]
-        return (r"\cup", *(("()", *pair) for pair in zip(ends, ends[1:])))
-    if kind not in ("list", "set"):
-        return tree
-    items = [meaning(item) for item in tree[1:]]
-    names = [item[1] for item in items if item[0] == "named"]
-    if not names:
-        return (kind, *items)
-    values = [item[2] if item[0] == "named" else item for item in items]
-    without_index = {
-        ("name", re.sub(r"_\d+$", "", name[1])) if name[0] == "name" else name for name in names
-    }
-    if len(without_index) == 1:  # x = 1 or x = 2; x < 1 or x > 2
-        joins = any(part[0] == "relation" and part[1] != ("=",) for part in tree[1:])
-        return (
-            "named",
-            *without_index,
-            (r"\cup" if joins else kind, *values),
-            *["inequality"] * joins,
-        )
-    pairs = sorted(zip(names, values, strict=True), key=lambda pair: "yz".find(str(pair[0][1])))
-    return ("named", *(("()", *side) for side in zip(*pairs)))
-
-
-def meaning_of_relation(signs: tuple, parts: tuple) -> tuple:
-    """What a relation says of its name, as "named"; the relation itself if it is not solved for a
-    name."""
-    if set(signs) <= {"=", r"\approx"}:
-        if is_name(parts[-1]) and not is_name(parts[0]):
-            parts = parts[::-1]
-        named = is_name(parts[0])
-        steps = parts[named:]
-        while (
-            r"\approx" in signs[named:] and len(steps) > 1 and rounds(*steps[-2:])
-        ):  # x = 1/3 ≈ 0.333 says 1/3
-            steps = steps[:-1]
-        value = meaning(steps[-1])
-        if all(same(value, step) for step in steps[:-1]) and parts[0][1] not in letters(
-            value
-        ):  # x = 6/2 = 3
-            return ("named", parts[0], value) if named else value
-    if signs in ((r"\in",), (r"\ne",)) and is_name(parts[0]):
-        values = parts[1] if signs == (r"\in",) else ("+", REALS, ("-", ("set", parts[1])))
-        return ("named", parts[0], meaning(values), *["inequality"] * (signs == (r"\ne",)))
-    if set(signs) <= {">", r"\ge"}:
-        signs, parts = tuple({">": "<", r"\ge": r"\le"}[sign] for sign in signs[::-1]), parts[::-1]
-    if set(signs) <= {"<", r"\le"}:
-        if len(parts) == 2:  # x < 5 or 5 < x
-            below = is_name(parts[0])
-            signs = ("<", *signs) if below else (*signs, "<")
-            parts = (LOWEST, *parts) if below else (*parts, HIGHEST)
-        if (
-            len(parts) == 3
-            and is_name(parts[1])
-            and letters(parts[1]).isdisjoint(letters(("list", *parts[::2])))
-        ):
-            brackets = "[("[signs[0] == "<"] + "])"[signs[1] == "<"]
-            return ("named", parts[1], (brackets, *parts[::2]), "inequality")
-    return ("relation", signs, *parts)
-
-
-def is_name(tree: tuple) -> bool:
-    """x, x_1, f(3), f'(1), P(A), AB, |AB|, (x, y), AB:CD, AB/CD"""
-    if tree[0] in ("()", ":", "/") or tree[0] == "|" and tree[1][0] == "*":
-        return all(map(is_name, tree[1:]))
-    if tree[0] == "*":
-        of_capitals = all(part[0] == "name" and part[1][:1].isupper() for part in tree[1:])
-        return (
-            of_capitals
-            or len(tree) == 3
-            and tree[1][0] == "name"
-            and tree[1][1].strip("'") in "fghFGHP"
-        )
-    return tree[0] == "name"
-
-
-def may_use(wanted: tuple, given: tuple) -> bool:
+def may_use(wanted: Tree, given: Tree) -> bool:
     """Whether the wanted answer has all operations and letters of the given one. If it has letters,
     all arithmetic is allowed. If it has another operation, such as a root, products and quotients
     are allowed."""
@@ -279,65 +246,191 @@ def may_use(wanted: tuple, given: tuple) -> bool:
     if "letter" in allowed:
         allowed |= {"+", "-", "*", "/", "^"}
     elif allowed:
-        allowed |= {"-", "*", "/"} | ({"/ of numbers"} if "^ of numbers" in allowed else set())
-    known = letters(wanted) | (letters(wanted[1]) if wanted[0] == "named" else set())
+        allowed |= {"-", "*", "/"}
+        if "^ of numbers" in allowed:
+            allowed.add("/ of numbers")
+    known = letters(wanted)
+    if wanted.kind == "named":
+        known |= letters(wanted.value)
     return operations(given) <= allowed and letters(given) <= known
 
 
-def same(wanted: tuple, given: tuple) -> bool:
-    """Whether two meanings are the same. A name may be left out, or added."""
-    kinds = {wanted[0], given[0]}
+# --- meanings -------------------------------------------------------------------------------------
+
+
+def meaning(tree: Tree) -> Tree:
+    """The tree with x = 5 as a named 5, and x > 2 as a named interval; also in lists."""
+    match tree:
+        case Tree("relation", parts, signs):
+            return meaning_of_relation(signs, parts)
+        case Tree("list" | "set"):
+            return meaning_of_list(tree)
+        case Tree("+", (reals, Tree("-", (Tree("set", points),)), *_)) if reals == REALS:
+            return reals_without(points)
+    return tree
+
+
+def reals_without(points: tuple) -> Tree:
+    """The intervals between some points."""
+    points = sorted(points, key=lambda point: point.parts[0] if point.parts else point.value)
+    ends = itertools.pairwise((LOWEST, *points, HIGHEST))
+    return Tree(r"\cup", tuple(Tree("()", pair) for pair in ends))
+
+
+def meaning_of_list(tree: Tree) -> Tree:
+    """x = 1 or x = 2 as a named list, x < 1 or x > 2 as a named union, x = 1, y = 2 as a named
+    pair."""
+    items = [meaning(part) for part in tree.parts]
+    values = tuple(map(unnamed, items))
+    names = [item.value for item in items if item.kind == "named"]
+    distinct = {without_index(name) for name in names}
+    if not names:
+        return Tree(tree.kind, values)
+    if len(distinct) == 1:
+        signs = {part.value for part in tree.parts if part.kind == "relation"}
+        kind, form = (tree.kind, "") if signs <= {("=",)} else (r"\cup", "inequality")
+        return Tree("named", (Tree(kind, values),), *distinct, form)
+    pairs = zip(names, values, strict=True)
+    names, values = zip(*sorted(pairs, key=lambda pair: "yz".find(str(pair[0].value))))
+    return Tree("named", (Tree("()", values),), Tree("()", names))
+
+
+def unnamed(tree: Tree) -> Tree:
+    return tree.parts[0] if tree.kind == "named" else tree
+
+
+def without_index(name: Tree) -> Tree:
+    return name._replace(value=re.sub(r"_\d+$", "", name.value)) if name.kind == "name" else name
+
+
+def meaning_of_relation(signs: tuple, parts: tuple) -> Tree:
+    """What a relation says of its name, as "named"; the relation itself if it is not solved for a
+    name."""
+    if set(signs) <= {"=", r"\approx"}:
+        return meaning_of_equation(signs, parts)
+    if set(signs) <= TURNED.keys():
+        signs, parts = tuple(TURNED[sign] for sign in reversed(signs)), parts[::-1]
+    if set(signs) <= INTERVAL.keys():
+        return meaning_of_inequality(signs, parts)
+    name = parts[0]
+    if is_name(name) and signs == (r"\in",):
+        return Tree("named", (meaning(parts[1]),), name)
+    if is_name(name) and signs == (r"\ne",):
+        return Tree("named", (reals_without(parts[1:]),), name, "inequality")
+    return Tree("relation", parts, signs)
+
+
+def meaning_of_equation(signs: tuple, parts: tuple) -> Tree:
+    """x = 6/2 = 3 as a named 3, 2 + 3 = 5 as a 5."""
+    if is_name(parts[-1]) and not is_name(parts[0]):
+        parts = parts[::-1]
+    name = parts[0] if is_name(parts[0]) else None
+    steps = parts[1:] if name else parts
+    between = signs[1:] if name else signs
+    while r"\approx" in between and len(steps) > 1 and rounds(*steps[-2:]):
+        steps = steps[:-1]  # x = 1/3 ≈ 0.333 says 1/3
+    value = meaning(steps[-1])
+    is_true = all(same(value, step) for step in steps[:-1])
+    if not is_true or parts[0].value in letters(value):
+        return Tree("relation", parts, signs)
+    return Tree("named", (value,), name) if name else value
+
+
+def meaning_of_inequality(signs: tuple, parts: tuple) -> Tree:
+    """1 < x \\le 2, or x < 5 or 5 < x, as a named interval. All signs are < or \\le."""
+    if len(parts) == 2 and is_name(parts[0]):
+        signs, parts = ("<", *signs), (LOWEST, *parts)
+    elif len(parts) == 2:
+        signs, parts = (*signs, "<"), (*parts, HIGHEST)
+    if len(parts) == 3 and is_name(parts[1]):
+        low, name, high = parts
+        if letters(name).isdisjoint(letters(low) | letters(high)):
+            brackets = INTERVAL[signs[0]][0] + INTERVAL[signs[1]][1]
+            return Tree("named", (Tree(brackets, (low, high)),), name, "inequality")
+    return Tree("relation", parts, signs)
+
+
+def is_name(tree: Tree) -> bool:
+    """x, x_1, f(3), f'(1), P(A), AB, |AB|, (x, y), AB:CD, AB/CD"""
+    match tree:
+        case Tree("name"):
+            return True
+        case Tree("()" | ":" | "/", parts) | Tree("|", (Tree("*"), *_) as parts):
+            return all(map(is_name, parts))
+        case Tree("*", (Tree("name", _, name), _)) if name.strip("'") in "fghFGHP":
+            return True
+        case Tree("*", parts):
+            return all(part.kind == "name" and part.value[:1].isupper() for part in parts)
+    return False
+
+
+# --- whether two meanings are the same ------------------------------------------------------------
+
+
+def same(wanted: Tree, given: Tree) -> bool:
+    """Whether two meanings are the same. A name may be left out, or added. Raises one of FAULTS if
+    a value cannot be computed."""
     if wanted == given:
         return True
-    if (
-        kinds == {"named"} and wanted[1][0] == "()" and {*wanted[1]} == {*given[1]}
-    ):  # y = 2, x = 1 for x = 1, y = 2
-        return same(wanted[2], tuple(given[2][given[1].index(name)] for name in wanted[1]))
-    if "relation" in kinds or kinds == {"named"} and wanted[1] != given[1]:
+    kinds = {wanted.kind, given.kind}
+    if kinds == {"named"} and {wanted.value.kind, given.value.kind} == {"()"}:
+        names, values = given.value.parts, unnamed(given).parts
+        if {*wanted.value.parts} == {*names}:  # y = 2, x = 1 for x = 1, y = 2
+            in_order = tuple(values[names.index(name)] for name in wanted.value.parts)
+            return same(unnamed(wanted), unnamed(given)._replace(parts=in_order))
+    if "relation" in kinds or kinds == {"named"} and wanted.value != given.value:
         return kinds <= {"relation", "named"} and same_equation(wanted, given)
     if "named" in kinds:
-        if wanted[0] == "named" and (wanted[1][0], given[0]) == (
-            "()",
-            "list",
-        ):  # 1, 2 for x = 1, y = 2
-            given = ("()", *given[1:])
-        return same(*(tree[2] if tree[0] == "named" else tree for tree in (wanted, given)))
-    if kinds & {"list", "set"} or kinds == {r"\cup"}:  # in any order
-        groups = {"list", "set"} if r"\cup" not in kinds else {r"\cup"}
-        wanted, given = (tree[1:] if tree[0] in groups else (tree,) for tree in (wanted, given))
-        matches = [[same(item, candidate) for item in wanted] for candidate in given]
-        return len(wanted) == len(given) and all(map(any, [*matches, *zip(*matches)]))
+        if given.kind == "list" and wanted.value.kind == "()":  # 1, 2 for x = 1, y = 2
+            given = given._replace(kind="()")
+        return same(unnamed(wanted), unnamed(given))
+    if kinds & {"list", "set"} or kinds == {r"\cup"}:
+        groups = [r"\cup"] if r"\cup" in kinds else ["list", "set"]
+        return same_items(items_of(wanted, *groups), items_of(given, *groups))
     if kinds & {"()", "[]", "(]", "[)", r"\matrix", r"\\", "&"}:
-        return (wanted[0], len(wanted)) == (given[0], len(given)) and all(
-            map(same, wanted[1:], given[1:])
-        )
+        is_alike = len(kinds) == 1 and len(wanted.parts) == len(given.parts)
+        return is_alike and all(map(same, wanted.parts, given.parts))
     if kinds == {"number"}:  # a decimal with two or more places may be answered with more
-        return wanted[1] == given[1] or wanted[3] >= 2 and rounds(given, wanted)
+        return wanted.value == given.value or wanted.decimals >= 2 and rounds(given, wanted)
     return all(close(*pair) for pair in values_at_points(wanted, given))
 
 
-def rounds(exact: tuple, decimal: tuple) -> bool:
+def same_items(wanted: tuple, given: tuple) -> bool:
+    """Whether these are the same trees in any order: each has one that is the same."""
+    pairs = [pair for pair in itertools.product(wanted, given) if same(*pair)]
+    return len(wanted) == len(given) and {*itertools.chain(*pairs)} == {*wanted, *given}
+
+
+def rounds(exact: Tree, decimal: Tree) -> bool:
     """Whether a decimal is the other value, rounded to its places. ValueError if the value depends
     on letters."""
     ((value, rounded),) = values_at_points(exact, decimal)
-    return decimal[0] == "number" and bool(
-        abs(value - rounded) * 2 * 10 ** decimal[3] < 1.000001
-    )  # 0.5 may go down
+    if decimal.kind != "number":
+        return False
+    return bool(abs(value - rounded) * 2 * 10**decimal.decimals < 1.000001)  # 0.5 may go down
 
 
-def same_equation(wanted: tuple, given: tuple) -> bool:
+def same_equation(wanted: Tree, given: Tree) -> bool:
     """Whether one equation is a multiple of the other. Both must have the same letters, at least
     two."""
-    if not all(
-        tree[1] == ("=",) or tree[0] == "named" and not tree[3:] for tree in (wanted, given)
-    ):
+    differences = difference(wanted), difference(given)
+    if None in differences:
         return False
-    sides = [("+", tree[-2], ("-", tree[-1])) for tree in (wanted, given)]
-    if (
-        letters(sides[0]) != letters(sides[1])
-        or len(letters(sides[0])) < 2
-        and wanted[0] == "named"
-    ):
+    of_wanted, of_given = map(letters, differences)
+    if of_wanted != of_given or len(of_wanted) < 2 and wanted.kind == "named":
         return False
-    pairs = list(values_at_points(*sides))
-    return all(pairs[0]) and all(close(a * pairs[0][1], b * pairs[0][0]) for a, b in pairs)
+    pairs = list(values_at_points(*differences))
+    wanted_first, given_first = pairs[0]
+    return all(pairs[0]) and all(close(a * given_first, b * wanted_first) for a, b in pairs)
+
+
+def difference(equation: Tree) -> Tree | None:
+    """The left side of an equation minus the right one; None for other trees."""
+    match equation:
+        case Tree("named", (right,), left, ""):
+            pass
+        case Tree("relation", (left, right), ("=",)):
+            pass
+        case _:
+            return None
+    return Tree("+", (left, Tree("-", (right,))))
