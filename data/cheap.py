@@ -87,7 +87,7 @@ def warnings(name: str, problems: list[Problem], pool: VerifierPool) -> list[str
     refuse_raising(problems[0], pool)
     right, number = right_answers(problems, pool)
     return [
-        f"! {name}: the cheap answer {answer} is right for {count / number:.2f} of {number}"
+        f"{name}: the cheap answer {answer} is right for {count / number:.2f} of {number}"
         " problems; a pass rate near that, also R0, says little"
         for answer, count in right.most_common()
         if count > MANY * number

@@ -86,8 +86,6 @@ def open_run(settings: Settings) -> "Run":
     # The data, and where the run goes on.
     refuse_missing_tracker(settings.track)
     sources = read_sources(settings)
-    if not (settings.resume or settings.one_process):
-        look_at_tasks(settings, sources)
     folder, lock, checkpoint = find_folder(settings)
     first_model = newest_model = model_path(settings.model)
     step, moments, state = 0, None, None
@@ -131,6 +129,9 @@ def open_run(settings: Settings) -> "Run":
     if settings.defaults != "toy":
         say(f"The settings start from --defaults {settings.defaults}; config.json has them all.")
 
+    if not (settings.resume or settings.one_process):
+        look_at_tasks(settings, sources)
+
     # Only now is anything written.
     folder.mkdir(parents=True, exist_ok=True)
     lock = lock or lock_folder(folder)
@@ -139,13 +140,18 @@ def open_run(settings: Settings) -> "Run":
     write_config(folder, stored)
     if settings.resume:
         say(f"{folder}: going on from step {step}")
-        for later in checkpoints(folder):
-            if step_of(later) > step:
-                shutil.rmtree(later)
+        remove_checkpoints_after(step, folder)
     compute = Compute(number_of_devices(settings), matmul_parameters(model), attention_width(model))
     record = Record(settings, folder, compute, feed, state)
     start = Start(settings, step, newest_model, moments, parameters)
     return Run(start, model, feed, record, stop, lock)
+
+
+def remove_checkpoints_after(step: int, folder: Path) -> None:
+    """Remove the checkpoints of later steps, which come again."""
+    for checkpoint in checkpoints(folder):
+        if step_of(checkpoint) > step:
+            shutil.rmtree(checkpoint)
 
 
 def by_turns(settings: Settings) -> Settings:
@@ -181,7 +187,7 @@ def look_at_tasks(settings: Settings, sources: list[Source]) -> None:
     with VerifierPool(settings.verifiers, *limits) as pool:
         for source in sources:
             for line in cheap.warnings(source.name, source.train, pool):
-                say(line)
+                say(f"! {line}")
 
 
 def find_folder(settings: Settings) -> tuple[Path, TextIO | None, Path | None]:

@@ -125,7 +125,8 @@ def reference(
     limits = settings.verifier_time_limit, settings.verifier_memory
     with VerifierPool(settings.verifiers, *limits) as pool:
         verdicts = judge_all(pool, [problem], rollouts, completions)
-        yield from cheap.warnings(source.name, source.validation, pool)
+        for line in cheap.warnings(source.name, source.validation, pool):
+            yield f"cheap      {line}"
     for text, answer, verdict in zip(texts, answers, verdicts):
         if verdict.correct:
             yield f"reference  {text!r} is judged right; it takes {len(answer)} tokens"
