@@ -120,12 +120,8 @@ def open_run(settings: Settings) -> "Run":
     if settings.one_process:
         workers = Workers(engines, parameters, GeneratorHere, VerifierHere)
     feed = Feed(settings, prompts, workers, stop.asked, state)
-    if state is not None and state.get("data") != feed.data:
-        raise ValueError(
-            f"--resume {folder}: the problems of --data {' '.join(settings.data)} are not those"
-            " that its checkpoint was made with: put the old data back, or train its model in a"
-            f" new run: --model {newest_model}"
-        )
+    if state is not None:
+        refuse_other_problems(state.get("data"), feed.data, settings, newest_model)
     if settings.defaults != "toy":
         say(f"The settings start from --defaults {settings.defaults}; config.json has them all.")
 
@@ -145,6 +141,19 @@ def open_run(settings: Settings) -> "Run":
     record = Record(settings, folder, compute, feed, state)
     start = Start(settings, step, newest_model, moments, parameters)
     return Run(start, model, feed, record, stop, lock)
+
+
+def refuse_other_problems(
+    before: list[str] | None, now: list[str], settings: Settings, model: str
+) -> None:
+    """ValueError if the problems are not those that the checkpoint was made with. before, now:
+    their fingerprints."""
+    if before != now:
+        raise ValueError(
+            f"--resume {settings.resume}: the problems of --data {' '.join(settings.data)} are not"
+            " those that its checkpoint was made with: put the old data back, or train its model in"
+            f" a new run: --model {model}"
+        )
 
 
 def remove_checkpoints_after(step: int, folder: Path) -> None:
