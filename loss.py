@@ -176,9 +176,9 @@ def choose_batch(
     groups make a batch.
 
     PPO-off-policy-k waits until everything that was handed out is finished. PipelineRL-k takes the
-    oldest finished groups, unless a group that stays behind would get too old: version v + k is the
-    last that may be trained on a group of version v. The groups of the batch itself are never too
-    old, since at the version before they stayed behind, and this rule was kept. For example with
+    oldest finished groups. It waits if a group that stays behind would be too old in its turn:
+    version v + k is the last that may be trained on a group of version v. So no batch is ever too
+    old: each of its groups stayed behind before, when its turn was checked. For example with
     k = 2 and one group in a batch:
 
         group   handed out at version   last version that may be trained on it
@@ -228,7 +228,7 @@ def interrupt_or_truncate(length_control: str, sampled, closed_at, thinking_budg
 
     sampled: tokens sampled so far. closed_at: how many there were when thinking ended, by
     `</think>` or by an interruption; negative while thinking goes on. All are ints or integer
-    arrays of one shape. Do not call this for a completion that has its EOS.
+    arrays of one shape. For a completion that has its EOS the answer means nothing.
 
     interruption: if thinking reaches its budget, the phrase is appended. Its tokens are forced:
     they are context, and have no ratio, no weight and no place in the length. The answer has a
@@ -387,6 +387,8 @@ def counted_samples(rewards_PG: Tensor, usable_PG: Tensor, zero_variance_filter:
 
 
 # --- 6. Advantages (sec. 2, 3.2) ------------------------------------------------------------------
+# A norm is a function of the centred rewards [P, G] (0 where nothing counts), of which completions
+# count [P, G], and of the mean reward of each group [P, 1]. It returns what they are divided by.
 
 
 def std_of_prompt(centred_PG, counted_PG, means_P1) -> Tensor:

@@ -417,8 +417,8 @@ class Feed:
         had not come back. It begins them from their first token.
 
         Raises the failure if too many were replaced, or if not all generators have been ready once:
-        then a new one would fail in the same way. On a GPU that trains too, the trainer gives back
-        what it does not use, and waits until the new one is ready, as at the start: vLLM wants its
+        then a new one would fail in the same way. If the trainer uses the same GPU, it frees the
+        memory that it does not need, and waits until the new generator is ready: vLLM wants its
         whole share to be free, and fails if free memory grows while it starts.
         """
         most = self.settings.max_restarts

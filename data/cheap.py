@@ -10,7 +10,7 @@ from collections import Counter
 
 from data import Problem
 from data.tasks import mathematics
-from data.verify import Verdict, VerifierPool
+from data.verify import VerifierPool
 
 CONSTANTS = ["", *map(str, range(10)), "yes", "no", "true", "false", "nan"]
 CONSTANTS += ["Yes", "No", "True", "False"]
@@ -42,20 +42,10 @@ def as_completion(problem: Problem, answer: str) -> str:
     return rf"\boxed{{{answer}}}" if problem.task == mathematics.__name__ else answer
 
 
-def judged(pool: VerifierPool, items: list[tuple]) -> dict[tuple, Verdict]:
-    """The verdicts on (key, problem, completion), by their keys."""
-    pool.submit(items)
-    verdicts = {}
-    while pool.unfinished:
-        verdicts.update(pool.results())
-        time.sleep(0.001)
-    return verdicts
-
-
 def refuse_raising(problem: Problem, pool: VerifierPool) -> None:
     """ValueError if the task of this problem raises on its own reference: it would call everything
     wrong."""
-    verdict = judged(pool, [("", problem, as_completion(problem, problem.answer))])[""]
+    ((_, verdict),) = pool.judge([("", problem, as_completion(problem, problem.answer))])
     if verdict.raised or verdict.failure == "error":
         said = f"{problem.task}.score cannot judge its own reference answer {problem.answer!r:.80}"
         raise ValueError(f"{said}:\n{verdict.detail.strip()}")
@@ -73,8 +63,7 @@ def right_answers(problems: list[Problem], pool: VerifierPool) -> tuple[Counter,
             for i, problem in enumerate(some)
             for name, answer in cheap_answers(problem).items()
         ]
-        verdicts = judged(pool, items)
-        right.update(name for (_, name), verdict in verdicts.items() if verdict.correct)
+        right.update(name for (_, name), verdict in pool.judge(items) if verdict.correct)
         looked_at += len(some)
     return right, looked_at
 

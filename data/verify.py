@@ -30,7 +30,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
@@ -127,6 +127,14 @@ class VerifierPool(contextlib.AbstractContextManager):
         verdicts = [self._verdicts.get_nowait() for _ in range(self._verdicts.qsize())]
         self.unfinished -= len(verdicts)
         return verdicts
+
+    def judge(self, items: list[tuple[Hashable, Problem, str]]) -> Iterator:
+        """Submit these completions, and yield each key with its verdict as it comes, until all have
+        one."""
+        self.submit(items)
+        while self.unfinished:
+            yield from self.results()
+            time.sleep(0.002)
 
     def close(self) -> None:
         """End all verifiers and everything that they have started. Verdicts not taken by now are

@@ -3,7 +3,6 @@ intervals, the report."""
 
 import json
 import math
-import time
 from pathlib import Path
 
 import numpy as np
@@ -24,14 +23,10 @@ def judge_all(
     got a verdict."""
     verdicts = [Verdict(False)] * len(rollouts)
     to_judge = [i for i, rollout in enumerate(rollouts) if not rollout.truncated]
-    pool.submit([(i, problems[rollouts[i].request.group], texts[i]) for i in to_judge])
-    bar = tqdm(total=len(to_judge), desc="judging", unit="completion", leave=False, disable=None)
-    with bar:
-        while pool.unfinished:
-            for i, verdict in pool.results():
-                verdicts[i] = verdict
-                bar.update()
-            time.sleep(0.002)
+    judged = pool.judge([(i, problems[rollouts[i].request.group], texts[i]) for i in to_judge])
+    bar = {"total": len(to_judge), "desc": "judging", "unit": "completion"}
+    for i, verdict in tqdm(judged, **bar, leave=False, disable=None):
+        verdicts[i] = verdict
     failure = no_verdict_at_all([verdicts[i] for i in to_judge])
     if failure:
         raise ValueError(failure)

@@ -67,10 +67,11 @@ def faulty_engine(**statements: str) -> str:
 
 
 def faulty_reward(**statements: str) -> str:
-    """Python text for data/tasks/arithmetic.py: each statement runs once, at the first verdicts."""
+    """Python text for data/tasks/arithmetic.py: each statement runs once, at the first
+    verdicts on what a model has written."""
     text = "_score = score\ndef score(problem, completion):\n"
     for name, statement in statements.items():
-        text += f"    if {once(name)}: {statement}\n"
+        text += f"    if '</think>' in completion and {once(name)}: {statement}\n"
     return text + "    return _score(problem, completion)\n"
 
 

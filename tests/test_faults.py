@@ -125,8 +125,11 @@ def test_a_run_goes_on_after_all_else_that_can_go_wrong_beside_the_trainer(tmp_p
     assert "(1 of --max-restarts 3)" in printed
     assert "silent for 30 s (--wait-timeout)" in printed
     assert "(2 of --max-restarts 3)" in printed
-    assert sum(line.get("verifier_failures", 0) for line in log(run.folder)) == 2
+    for column in ("verifier_failures", "task_errors"):
+        assert sum(line.get(column, 0) for line in log(run.folder)) == 1
     assert printed.count("no verdict on") == 1
+    assert printed.count("the task has raised on a completion") == 1
+    assert "in score" in printed.partition("the task has raised")[2]
     skipped = [line for line in log(run.folder, "train") if line["skipped"]]
     assert len(skipped) == 1
     assert skipped[0]["loss"] is None

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import json
-import time
 
 import pytest
 from steps import run_train
@@ -14,16 +13,6 @@ from data.tasks import gym
 from data.verify import VerifierPool
 
 pytest.importorskip("reasoning_gym")
-
-
-def judged(pool: VerifierPool, items: list) -> dict:
-    """The verdicts on these completions, by their keys."""
-    pool.submit(items)
-    verdicts = {}
-    while pool.unfinished:
-        verdicts.update(pool.results())
-        time.sleep(0.01)
-    return verdicts
 
 
 def test_splits_do_not_overlap_and_the_problems_that_repeat_are_left_out_and_counted():
@@ -218,7 +207,7 @@ def test_no_answer_is_run(checked, tmp_path, monkeypatch):
             for key, problem, text in items
         ]
     with VerifierPool(1, 20, 4) as pool:
-        verdicts = judged(pool, items)
+        verdicts = dict(pool.judge(items))
     assert not left.exists()
     assert all(verdict.failure is None for verdict in verdicts.values())
     right = {key for key, verdict in verdicts.items() if verdict.correct}
@@ -302,7 +291,7 @@ def test_a_verifier_that_raises_on_an_answer_says_wrong():
     (problem,) = gym.problems("train", 1, 0, "prime_factorization")
     text = "two times three"
     with VerifierPool(1, 60.0, 4.0) as pool:
-        verdicts = judged(pool, [("wrong", problem, text), ("right", problem, problem.answer)])
+        verdicts = dict(pool.judge([("wrong", problem, text), ("right", problem, problem.answer)]))
     assert verdicts["right"].correct
     assert verdicts["wrong"].failure is None and not verdicts["wrong"].correct
     assert "Traceback" in verdicts["wrong"].detail and "ValueError" in verdicts["wrong"].detail

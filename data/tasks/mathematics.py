@@ -134,8 +134,8 @@ def last_boxed(text: str) -> str | None:
 
 def copied(problem: Problem, answer: str) -> bool:
     """Whether the answer is an equation of the problem, or has not the form that the problem asks
-    for. It asks for one if a formula in it is equal to the wanted answer in another form: a task to
-    carry out, as x^2 - 1 for (x-1)(x+1)."""
+    for. A problem asks for a form if one of its formulas is equal to the wanted answer, in another
+    form: "factor x^2 - 1" has a formula that is equal to (x-1)(x+1), and wants two factors."""
     wanted, given = form_of(problem.answer), form_of(answer)
     if given == wanted and "=" not in answer:
         return False

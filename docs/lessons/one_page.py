@@ -26,7 +26,7 @@ from data.tasks import arithmetic
 STEPS, P, G = 20, 32, 16
 THINKING, ANSWER = 56, 9  # budgets, in tokens
 LEARNING_RATE, WARMUP = 2e-4, 10
-SEED = 0
+SEED, TRAINING, ORDER = 0, 0, 2  # the kinds of random draws, as in core/feed.py
 
 torch.set_num_threads(1)  # with more threads so small a model is not faster
 recipe = loss.Recipe()
@@ -67,7 +67,7 @@ def sample(prompts, seeds):
 
     # A random number for each token of a row, from the row's own seed.
     numbers = [np.random.default_rng(seed).random(THINKING + ANSWER + 1) for seed in seeds]
-    noise_RT = torch.tensor(np.array(numbers))
+    noise_RN = torch.tensor(np.array(numbers))
     length_R = torch.zeros(R, dtype=torch.int64)  # sampled tokens
     closed_at_R = torch.full((R,), -1)  # the length at the end of thinking; -1: it goes on
     done_R, truncated_R = torch.zeros(2, R, dtype=torch.bool)
@@ -78,7 +78,7 @@ def sample(prompts, seeds):
         hidden_RD = trunk(ids_RT[:, columns], seen_RT[:, :t], cache)[:, -1]
         logprobs_RV = loss.head_logits(hidden_RD, head_VD, recipe.fp32_logits).log_softmax(-1)
         cumulative_RV = logprobs_RV.double().exp().cumsum(-1)
-        passed_R1 = noise_RT.gather(1, length_R[:, None]) * cumulative_RV[:, -1:]
+        passed_R1 = noise_RN.gather(1, length_R[:, None]) * cumulative_RV[:, -1:]
         chosen_R1 = torch.searchsorted(cumulative_RV, passed_R1, right=True)
 
         # A row takes it, unless it has ended, or a token of the phrase is here already.
@@ -108,7 +108,7 @@ def sample(prompts, seeds):
 
 
 problems = arithmetic.problems("train", 4000)
-order = np.random.default_rng((SEED, 2, 0, 0)).permutation(len(problems))
+order = np.random.default_rng((SEED, ORDER, 0, 0)).permutation(len(problems))
 optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), eps=1e-15, weight_decay=0.01)
 
 for step in range(1, STEPS + 1):
@@ -117,7 +117,7 @@ for step in range(1, STEPS + 1):
     numbers = np.arange((step - 1) * P, step * P).repeat(G)
     asked = [problems[order[number]] for number in numbers]
     prompts = [tokenizer(f"{problem.prompt}<think>").input_ids for problem in asked]
-    seeds = [(SEED, 0, number, row % G) for row, number in enumerate(numbers)]
+    seeds = [(SEED, TRAINING, number, row % G) for row, number in enumerate(numbers)]
     ids_RT, seen_RT, sampled_RT, generator_RT, truncated_R = sample(prompts, seeds)
 
     # 2. Verdicts: the sum behind </think> is right or wrong. A truncated completion is no member of

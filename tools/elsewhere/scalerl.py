@@ -4,7 +4,6 @@ on here."""
 import functools
 import json
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -57,12 +56,8 @@ def scores(
     """The score of each completion, or UNUSABLE. problems: each a Problem of data/, as JSON."""
     made = [Problem(**json.loads(problem)) for problem in problems]
     to_judge = zip(range(len(made)), made, texts(prompt_ids, completion_ids))
-    verdicts = {}
     with LOCK:
-        verifiers().submit([*to_judge])
-        while verifiers().unfinished:
-            verdicts |= dict(verifiers().results())
-            time.sleep(0.002)
+        verdicts = dict(verifiers().judge([*to_judge]))
     found = []
     for i, ids in enumerate(completion_ids):
         usable = has_ended(ids) and verdicts[i].failure is None
