@@ -201,11 +201,17 @@ def look_at_tasks(settings: Settings, sources: list[Source]) -> None:
 
 def find_folder(settings: Settings) -> tuple[Path, TextIO | None, Path | None]:
     """The folder of the run. If --resume names it, also its lock, and the checkpoint to go on from
-    if there is one. ValueError if another process uses the folder."""
-    if settings.resume is None:
+    if there is one. ValueError if another process uses the folder, or if it has lost its log."""
+    folder = settings.resume
+    if folder is None:
         return new_folder(settings), None, None
-    lock = lock_folder(settings.resume)
-    return settings.resume, lock, checkpoint_of(settings.resume, settings.from_step)
+    lock, checkpoint = lock_folder(folder), checkpoint_of(folder, settings.from_step)
+    if checkpoint is not None and not (folder / "log.jsonl").exists():
+        raise ValueError(
+            f"{folder}/log.jsonl is gone, and with it R0 and the curve: put it back, or train the"
+            f" model in a new run: --model {checkpoint / 'model'}"
+        )
+    return folder, lock, checkpoint
 
 
 def make_prompts(settings: Settings, model: str, sources: list[Source]) -> Prompts:
@@ -406,7 +412,10 @@ class Run:
                 f"{str(error).partition('. ')[0]}: lower --tokens-per-micro-batch or --slots, or"
                 " add --gradient-checkpointing or --trainers"
             )
-        if isinstance(error, OSError) and not self.settings.one_process:
+        of_a_file = isinstance(error, OSError) and not isinstance(
+            error, ConnectionError | TimeoutError
+        )
+        if of_a_file and not self.settings.one_process:
             return f"the run's folder cannot be written: {error}"
         return ""
 

@@ -313,6 +313,20 @@ def test_a_folder_that_cannot_be_written_ends_the_run_in_words(resumable, capsys
     assert HINT in said
 
 
+def test_an_error_that_is_no_file_s_keeps_its_traceback(resumable):
+    resumable(ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"))
+    with pytest.raises(RuntimeError, match="the run has failed") as failed:
+        run_train(RESUME)
+    assert isinstance(failed.value.__cause__, ConnectionRefusedError)
+
+
+def test_a_run_that_has_lost_its_log_is_refused(resumable, monkeypatch):
+    resumable(None)
+    Path("runs/run/log.jsonl").unlink()
+    with pytest.raises(ValueError, match="log.jsonl is gone, and with it R0 and the curve"):
+        run_train(RESUME)
+
+
 def test_data_that_have_changed_since_the_checkpoint_are_refused(resumable, monkeypatch, capsys):
     resumable(AssertionError("processes were started"))
     problems = arithmetic.problems
