@@ -58,6 +58,7 @@ from machinery.track import refuse_missing_tracker
 from machinery.trainer import gather, numerics_mismatch
 from machinery.warnings import few_groups_count
 
+SHARED_MEMORY = Path("/dev/shm")  # where Linux has what processes share
 COMPARED = 64  # completions of a validation whose log-probabilities trainer and generator compare
 
 
@@ -114,6 +115,7 @@ def open_run(settings: Settings) -> "Run":
 
     # Who does what.
     _, trainers = devices_here(settings)
+    refuse_small_shared_memory(4 * model.num_parameters())
     parameters = SharedParameters(model, len(trainers))
     stop = Stop()
     workers = Workers(engines, parameters)
@@ -141,6 +143,18 @@ def open_run(settings: Settings) -> "Run":
     record = Record(settings, folder, compute, feed, state)
     start = Start(settings, step, newest_model, moments, parameters)
     return Run(start, model, feed, record, stop, lock)
+
+
+def refuse_small_shared_memory(needed: int) -> None:
+    """ValueError if /dev/shm cannot hold so many bytes. Writing there would end in a bus error."""
+    if SHARED_MEMORY.exists():
+        free = shutil.disk_usage(SHARED_MEMORY).free
+        if free < needed:
+            raise ValueError(
+                f"the parameters take {needed / 1e6:,.0f} MB of {SHARED_MEMORY}, which has"
+                f" {free / 1e6:,.0f} MB left: make it larger (Docker: --shm-size), or remove what"
+                " dead runs have left there (torch_*)"
+            )
 
 
 def refuse_other_problems(

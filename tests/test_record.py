@@ -8,6 +8,7 @@ import json
 import math
 import os
 import resource
+import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -311,6 +312,15 @@ def test_a_folder_that_cannot_be_written_ends_the_run_in_words(resumable, capsys
     why = "[Errno 28] No space left on device"
     assert f"error: the run's folder cannot be written: {why}" in said
     assert HINT in said
+
+
+def test_shared_memory_that_is_too_small_is_refused_with_its_size(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    usage = shutil.disk_usage(tmp_path)._replace(free=300_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(ValueError, match="take 1 MB of /dev/shm, which has 0 MB left"):
+        open_run(parse([]))
+    assert not Path("runs").exists()
 
 
 def test_an_error_that_is_no_file_s_keeps_its_traceback(resumable):
