@@ -16,8 +16,8 @@ CONSTANTS = ["", *map(str, range(10)), "yes", "no", "true", "false", "nan"]
 CONSTANTS += ["Yes", "No", "True", "False"]
 MOST_PROBLEMS = 200
 MANY = 0.2  # a cheap answer that is right for more than this share is named
-SECONDS = 5.0  # for all of it; then the problems that have been judged are enough
-AT_ONCE = 10  # problems whose answers are judged together
+SECONDS = 5.0  # for all of it; then what has been judged is enough
+FEWEST = 10  # verdicts on an answer, before anything is said of it
 
 
 def cheap_answers(problem: Problem) -> dict[str, str]:
@@ -51,33 +51,36 @@ def refuse_raising(problem: Problem, pool: VerifierPool) -> None:
         raise ValueError(f"{said}:\n{verdict.detail.strip()}")
 
 
-def right_answers(problems: list[Problem], pool: VerifierPool) -> tuple[Counter, int]:
-    """How many of the problems each cheap answer solves, and how many were looked at: at most
-    MOST_PROBLEMS, and fewer if that takes more than SECONDS."""
-    right, looked_at, deadline = Counter(), 0, time.monotonic() + SECONDS
-    problems = problems[:MOST_PROBLEMS]
-    while looked_at < len(problems) and time.monotonic() < deadline:
-        some = problems[looked_at : looked_at + AT_ONCE]
-        items = [
-            ((i, name), problem, as_completion(problem, answer))
-            for i, problem in enumerate(some)
+def right_answers(problems: list[Problem], pool: VerifierPool) -> tuple[Counter, Counter]:
+    """How many problems each cheap answer solves, and for how many it was judged: for MOST_PROBLEMS
+    at most, and for fewer if that takes more than SECONDS. Then the pool has work left, and is to
+    be closed."""
+    pool.submit(
+        [
+            (name, problem, as_completion(problem, answer))
+            for problem in problems[:MOST_PROBLEMS]
             for name, answer in cheap_answers(problem).items()
         ]
-        right.update(name for (_, name), verdict in pool.judge(items) if verdict.correct)
-        looked_at += len(some)
-    return right, looked_at
+    )
+    right, judged, deadline = Counter(), Counter(), time.monotonic() + SECONDS
+    while pool.unfinished and time.monotonic() < deadline:
+        for name, verdict in pool.results():
+            judged[name] += 1
+            right[name] += verdict.correct
+        time.sleep(0.002)
+    return right, judged
 
 
 def warnings(name: str, problems: list[Problem], pool: VerifierPool) -> list[str]:
     """A line for each cheap answer that solves more than MANY of the problems of this source.
-    ValueError if their task cannot judge its own reference."""
+    ValueError if their task cannot judge its own reference. The pool is to be closed then."""
     if not problems:
         return []
     refuse_raising(problems[0], pool)
-    right, number = right_answers(problems, pool)
+    right, judged = right_answers(problems, pool)
     return [
-        f"{name}: the cheap answer {answer} is right for {count / number:.2f} of {number}"
-        " problems; a pass rate near that, also R0, says little"
+        f"{name}: the cheap answer {answer} is right for {count / judged[answer]:.2f} of"
+        f" {judged[answer]} problems; a pass rate near that, also R0, says little"
         for answer, count in right.most_common()
-        if count > MANY * number
+        if judged[answer] >= FEWEST and count > MANY * judged[answer]
     ]

@@ -207,8 +207,8 @@ def look_at_tasks(settings: Settings, sources: list[Source]) -> None:
     """Say which answers without any thought are right often. ValueError if a task cannot judge its
     own reference."""
     limits = settings.verifier_time_limit, settings.verifier_memory
-    with VerifierPool(settings.verifiers, *limits) as pool:
-        for source in sources:
+    for source in sources:
+        with VerifierPool(settings.verifiers, *limits) as pool:
             for line in cheap.warnings(source.name, source.train, pool):
                 say(f"! {line}")
 
