@@ -39,9 +39,7 @@ from typing import Literal
 from data import Problem
 from data.sandbox import RaisedInside
 
-IMPORT_LIMIT = (
-    120.0  # seconds for a worker to start, read a completion, and import its task's module
-)
+IMPORT_LIMIT = 120.0  # seconds for a worker to start, read a completion, and import its task
 LONGEST_REPLY = 1 << 16  # bytes of a line, about; a worker that sends more is ended
 DETAIL = 500  # characters of a reason that are kept
 TRACEBACK = 2000  # characters of the end of a traceback that are kept
@@ -97,9 +95,8 @@ class VerifierPool(contextlib.AbstractContextManager):
         above 0."""
         self.time_limit, self.memory_gib = time_limit, memory_gib
         self.unfinished = 0  # submitted, and not returned by results()
-        self._waiting: queue.SimpleQueue[tuple[Hashable, bytes]] = (
-            queue.SimpleQueue()
-        )  # keys and lines of JSON
+        # Keys and lines of JSON.
+        self._waiting: queue.SimpleQueue[tuple[Hashable, bytes]] = queue.SimpleQueue()
         self._verdicts: queue.SimpleQueue[tuple[Hashable, Verdict]] = queue.SimpleQueue()
         self._verifiers: dict[int, Verifier] = {}  # of each thread, the latest
         self._closing, self._crash = False, ""
@@ -201,25 +198,18 @@ class Verifier:
             if begun := reply == "begins":
                 reply = self._reply(self.time_limit)
             score, failure, detail = reply
-            if (
-                failure not in (None, "memory", "error")
-                or type(score) is not float
-                or not 0 <= score <= 1
-            ):
+            is_score = type(score) is float and 0 <= score <= 1
+            if failure not in (None, "memory", "error") or not is_score:
                 raise ValueError("no verdict")
             return Verdict(score, failure, str(detail)[-TRACEBACK:])
         except TimeoutError:
-            return Verdict(
-                0.0,
-                "time limit",
-                "" if begun else f"its task was not imported after {IMPORT_LIMIT:.0f} s",
-            )
+            late = "" if begun else f"its task was not imported after {IMPORT_LIMIT:.0f} s"
+            return Verdict(0.0, "time limit", late)
         except (EOFError, OSError):
             status = self.end()
-            detail = (
-                f"exit {status}" if 0 <= status <= 128 else f"signal {max(-status, status - 128)}"
-            )
-            return Verdict(0.0, "died", detail)
+            if 0 <= status <= 128:
+                return Verdict(0.0, "died", f"exit {status}")
+            return Verdict(0.0, "died", f"signal {max(-status, status - 128)}")
         except (ValueError, TypeError, RecursionError) as error:
             return Verdict(0.0, "died", f"its reply is not one: {error!r}"[:DETAIL])
 
@@ -267,18 +257,13 @@ def guard(parent: int, folder: str, memory_gib: float) -> int:
     """Start the worker and wait until it ends, until the parent wants it to end, or until the
     parent dies. Then kill all that is left and remove its files. Returns the worker's exit status,
     128 and more for a signal."""
-    news = {
-        signal.SIGCHLD,
-        signal.SIGTERM,
-        signal.SIGHUP,
-    }  # a child has ended; the parent wants the end, or has died
-    signal.pthread_sigmask(
-        signal.SIG_BLOCK, news
-    )  # taken by sigwait: no handler can come in between
+    # A child has ended; the parent wants the end; the parent has died. They are blocked, and taken
+    # by sigwait: no handler can come in between.
+    news = {signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP}
+    signal.pthread_sigmask(signal.SIG_BLOCK, news)
     prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else lambda *_: None
-    prctl(
-        PR_SET_CHILD_SUBREAPER, 1
-    )  # what the worker leaves behind becomes a child of this process
+    # What the worker leaves behind becomes a child of this process.
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
     prctl(PR_SET_PDEATHSIG, signal.SIGHUP)  # when the thread that started this process ends
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGHUP)
@@ -297,9 +282,8 @@ def guard(parent: int, folder: str, memory_gib: float) -> int:
         child = -1
         while child not in (0, worker):  # adopted ones too
             child, status = os.waitpid(-1, os.WNOHANG)
-    with contextlib.suppress(
-        ChildProcessError
-    ):  # until there are none; what they leave behind becomes a child
+    # Until there are none: what they leave behind becomes a child too.
+    with contextlib.suppress(ChildProcessError):
         while True:
             for descendant in children(os.getpid()):
                 os.kill(descendant, signal.SIGKILL)

@@ -267,9 +267,8 @@ def outside(tmp_path, monkeypatch):
             "SHARED": shared,
             "QUEUE": queue,
         }
-        priority = os.getpriority(
-            os.PRIO_PROCESS, 0
-        )  # of its parent, which may have been started with `nice`
+        # Of its parent, which may have been started with `nice`.
+        priority = os.getpriority(os.PRIO_PROCESS, 0)
         harmed = [victim.poll(), os.getpriority(os.PRIO_PROCESS, victim.pid)] != [None, priority]
         victim.kill()
         removed = [
