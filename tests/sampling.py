@@ -22,9 +22,8 @@ from core.settings import GenerateCommand, Sampling, parse
 from data.tasks import arithmetic
 
 CPU = torch.device("cpu")
-DEVICE = os.environ.get(
-    "SCALERL_TEST_DEVICE", "cpu"
-)  # of the tested engines; benchmarks/gpu.py says a GPU
+# Of the tested engines; benchmarks/gpu.py says a GPU.
+DEVICE = os.environ.get("SCALERL_TEST_DEVICE", "cpu")
 THINKING, ANSWER = 30, 6
 PROMPTS = arithmetic.problems("train", 12)
 
@@ -114,9 +113,8 @@ def samples_takes_updates_validates_and_stops(settings: EngineSettings, daemon=T
                 rollouts, busy = rollouts + report.rollouts, busy + report.busy_seconds
                 sampled_tokens += report.sampled_tokens
                 events += report.events
-            assert {version, None} <= {
-                taken for _, _, taken in events
-            }  # it has waited, and taken this version over
+            # It has waited, and taken this version over.
+            assert {version, None} <= {taken for _, _, taken in events}
             assert all(start <= end <= time.monotonic() for start, end, _ in events)
             assert all(
                 began <= rollout.began < rollout.ended <= time.monotonic() for rollout in rollouts

@@ -37,9 +37,8 @@ def run_train(arguments: list[str]) -> int:
 
 def settings(steps: int = 1, **changes) -> Settings:
     """Of a run of so many steps, on one thread of the CPU."""
-    changes.setdefault(
-        "share_prompts", not changes.get("gradient_checkpointing")
-    )  # as run.open_run does
+    # As run.open_run does.
+    changes.setdefault("share_prompts", not changes.get("gradient_checkpointing"))
     given = {
         "steps": FIRST + steps,
         "validation_every": 10**6,

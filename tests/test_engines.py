@@ -45,10 +45,11 @@ from docs.make_base import make_tokenizer
 from machinery.trainer import make_policy, numerics_mismatch
 
 LONG = 40  # tokens of the longest prompt: more than a block of vLLM's cache
+# Tokens; of an interrupted completion, what fills no block is computed again.
 BLOCK = {
     "torch": 1,
     "vllm": 32 if DEVICE == "cpu" else 16,
-}  # tokens; of an interrupted completion, what fills no block is computed again
+}
 KINDS = ["llama", "llama-grouped-tied", "qwen3", "qwen3-moe", "deepseek-v3", "glm4-moe-lite"]
 slow_vllm = [needs_vllm, pytest.mark.slow]
 BOTH = ["torch", pytest.param("vllm", marks=slow_vllm)]
@@ -73,9 +74,8 @@ def folders(tmp_path_factory):
 
 def settings_of(name, folder, dtype="float32", slots=48, **changes) -> EngineSettings:
     rules = decoding(load_tokenizer(folder), **{"prompt_budget": LONG, **changes})
-    return EngineSettings(
-        folder, (DEVICE,), dtype, 1, slots, rules, name, memory=0.05
-    )  # many share a GPU
+    # Many share a GPU.
+    return EngineSettings(folder, (DEVICE,), dtype, 1, slots, rules, name, memory=0.05)
 
 
 class Engines:
@@ -185,9 +185,8 @@ def test_pitfall_3_generator_and_trainer_agree_over_a_trunk_in_bf16(
     rollouts = sample_all(engine, requests(tokenizer, PROMPTS, 4))
     recipe, mismatch = loss.Recipe(fp32_logits=fp32_logits), {}
     for dtype in ("float32", "bfloat16"):
-        settings = Settings(
-            recipe=recipe, dtype=dtype, share_prompts=False
-        )  # sharing rounds otherwise
+        # Sharing rounds otherwise.
+        settings = Settings(recipe=recipe, dtype=dtype, share_prompts=False)
         policy = make_policy(
             settings, load(engines.folders["llama-grouped-tied"])[0], torch.device(DEVICE)
         )
@@ -441,9 +440,8 @@ def test_pitfall_3_the_head_inside_of_vllm_is_the_trainers(vllm, fp32_logits):
     torch.testing.assert_close(
         inside[1].float(), expected_NV, atol=1e-5 if fp32_logits else 0.05, rtol=1e-5
     )
-    if (
-        fp32_logits
-    ):  # the negative control: vLLM's own head_dtype, fp32 arithmetic on the weight in bf16
+    # The negative control: vLLM's own head_dtype, fp32 arithmetic on the weight in bf16.
+    if fp32_logits:
         assert (
             expected_NV - loss.head_logits(hidden_ND, head_VD.bfloat16(), True)
         ).abs().max() > 1e-3
@@ -458,9 +456,8 @@ def _head_and_logits(worker, hidden_ND):
 def small_cache(folders, monkeypatch):
     """A vLLM whose cache has room for four completions of full length, while sixteen are begun.
     Also both models, of the parameters in the folder, and the shared parameters."""
-    block = (
-        2 * 2 * 4 * 32 * 4 * BLOCK["vllm"]
-    )  # bytes: keys and values, layers, heads, their size, fp32
+    # Bytes: keys and values, layers, heads, their size, fp32.
+    block = 2 * 2 * 4 * 32 * 4 * BLOCK["vllm"]
     monkeypatch.setattr(vllm_engine, "CPU_CACHE", 13 * block)
     engine = generators.make_engine(settings_of("vllm", folders["llama"], slots=16))
     (old, _), (new, _) = load(folders["llama"]), load(folders["llama"])

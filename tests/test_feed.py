@@ -473,9 +473,8 @@ def test_where_one_gpu_does_both_the_trainer_makes_room_for_a_new_generator_and_
 
     feed._start, feed.generators[0].process.dead = fails_once, True
     assert feed._take_in(wait=False)
-    if (
-        device == "cuda:0"
-    ):  # it has reported; the second had never been ready, and was replaced all the same
+    # It has reported; the second had never been ready, and was replaced all the same.
+    if device == "cuda:0":
         assert given_back == [True, True] and feed.restarts == 2 and feed.generators[0].slots == 8
     else:
         assert given_back == [] and feed.restarts == 1

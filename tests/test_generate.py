@@ -494,9 +494,8 @@ def test_code_that_lies_in_a_models_folder_is_never_run(models, tmp_path, monkey
         )
         (folder / name).write_text(json.dumps(config))
     monkeypatch.setattr("builtins.input", lambda *_: "y")
-    with contextlib.suppress(
-        ValueError
-    ):  # the tokenizer may well be read without a class of its own
+    # The tokenizer may well be read without a class of its own.
+    with contextlib.suppress(ValueError):
         load_tokenizer(str(folder))
     with pytest.raises(ValueError, match="could not be loaded .*contains custom code"):
         load_model(str(folder), CPU, torch.float32)

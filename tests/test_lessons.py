@@ -288,9 +288,8 @@ def test_01_the_notebook_runs_and_says_what_the_lesson_says(monkeypatch, capsys)
     printed = capsys.readouterr().out
     assert "A 0.694, 95 % [0.680, 0.712]; B 2.03" in printed  # the figures of the lesson
     assert "10 validations: A is known, 0.665 [0.643, 0.696]; it ended at 0.688" in printed
-    rms = [
-        float(value) for value in re.findall(r"residuals ([\d.]+)", printed)
-    ]  # for three values of A
+    # For three values of A.
+    rms = [float(value) for value in re.findall(r"residuals ([\d.]+)", printed)]
     assert min(rms) == rms[1]
 
 
@@ -380,9 +379,8 @@ def test_08_the_settings_are_a_study_and_short_thinking_is_too_short_for_long_su
     }
     assert [most[f"{name}-seed0"] for name in ("fresh", "stale", "short")] == [0, 16, 0]
     budgets = {path.name: its.thinking_budget[1] for path, (its, _) in runs.items()}
-    tokens = (
-        9 * arithmetic.MAX_DIGITS - 1
-    )  # of the thinking for the longest sums: `9+3+0=12;` a digit
+    # Of the thinking for the longest sums: `9+3+0=12;` a digit.
+    tokens = 9 * arithmetic.MAX_DIGITS - 1
     assert budgets["short-seed0"] < tokens < budgets["fresh-seed0"]
 
 

@@ -216,10 +216,11 @@ def test_max_length_is_one_number_for_the_whole_completion():
 
 def test_pitfall_18_unknown_flags_and_values_are_refused_with_the_valid_ones(capsys):
     for flags, named in (
+        # Pitfall 18.
         (
             ["--learning-rte", "1"],
             ["--learning-rte", "did you mean --learning-rate?"],
-        ),  # pitfall 18
+        ),
         (["--slots", "abc"], ["--slots", "'abc'"]),
         (["--thinking-budget", "9"], ["--thinking-budget", "2 arguments"]),
         (["--loss", "ppo"], ["--loss", "'ppo'", "one of cispo, dapo, grpo, gspo"]),

@@ -126,9 +126,10 @@ def make_it_fakeable(memory: Memory, trainers: int) -> None:
             memory.set(storage._cdata, storage.size())
 
     torch.UntypedStorage.resize_ = resize
+    # No values.
     transformers.modeling_utils.get_torch_context_manager_or_global_device = lambda: torch.device(
         "meta"
-    )  # no values
+    )
     for module in (transformers.masking_utils, transformers.integrations.sdpa_attention):
         module.is_tracing = lambda *_: False
 

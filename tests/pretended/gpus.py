@@ -114,9 +114,8 @@ def answer_for_cuda(gpus: int) -> None:
         "manual_seed",
         "manual_seed_all",
     )
-    answers |= {
-        name: lambda *_: 0 for name in nothing
-    }  # each a function of its own, as torch.compile's tables want it
+    # Each a function of its own, as torch.compile's tables want it.
+    answers |= {name: lambda *_: 0 for name in nothing}
     for name, value in answers.items():
         setattr(torch.cuda, name, value)
 
@@ -149,9 +148,8 @@ class Everywhere(TorchDispatchMode):
     """For calls without a tensor on a device, such as torch.zeros(3, device="cuda")."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if (
-            torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
-        ):  # DTensor asks for shapes
+        # DTensor asks for shapes.
+        if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
             return func(*args, **(kwargs or {}))
         return dispatch(func, args, kwargs or {}) if ours(types) else NotImplemented
 
@@ -205,9 +203,8 @@ def dispatch(func, args, kwargs):
         )
         return owner if owner is not None else x if index is None else GpuTensor(x, index)
 
-    of_parameter = (
-        func.is_view and not on_gpus[0].is_inference()
-    )  # its view is no inference tensor either
+    # Its view is no inference tensor either.
+    of_parameter = func.is_view and not on_gpus[0].is_inference()
     with torch.inference_mode(False) if of_parameter else contextlib.nullcontext():
         return tree_map(outer, out)
 
@@ -226,9 +223,8 @@ def device_of(func, flat, on_gpus, args) -> int | None:
     if packet in COPYING:
         return args[0].device.index if isinstance(args[0], GpuTensor) else None
     if packet in INDEXING and isinstance(args[0], GpuTensor):
-        others = [
-            a for a in others if not any(a is i for i in args[1])
-        ]  # indices may be on the CPU
+        # Indices may be on the CPU.
+        others = [a for a in others if not any(a is i for i in args[1])]
     if (
         packet in INDEXING
         or torch.Tag.pointwise in func.tags
