@@ -36,8 +36,11 @@ def columns(run: RealRun) -> list[list]:
 def children(run: RealRun) -> set[str]:
     """The command lines of all processes that any thread of the trainer has started."""
     found = set()
+    of_thread = []
     with contextlib.suppress(OSError):  # it has just ended
-        for listing in Path(f"/proc/{run.process.pid}/task").glob("*/children"):
+        of_thread += Path(f"/proc/{run.process.pid}/task").glob("*/children")
+    for listing in of_thread:
+        with contextlib.suppress(OSError):
             for child in listing.read_text().split():
                 found.add(Path(f"/proc/{child}/cmdline").read_text())
     return found
@@ -48,7 +51,7 @@ def test_the_losses_are_those_of_processes_to_the_last_digit(tmp_path):
     others = RealRun(tmp_path, *FLAGS, "--steps", "5", "--asynchrony", "ppo-1", name="others")
     one = RealRun(tmp_path, *FLAGS, "--steps", "5", "--one-process", name="one")
     seen_of_one, seen_of_others = set(), set()
-    while one.process.is_alive():
+    while one.process.is_alive() or others.process.is_alive():
         seen_of_one |= children(one)
         seen_of_others |= children(others)
         time.sleep(0.02)
