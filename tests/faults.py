@@ -21,6 +21,22 @@ TINY = """
     --validation-samples 2 --slots 32 --checkpoint-every 2
 """.split()
 
+# Columns of a log that do not depend on the machine's speed.
+COMPUTED = [
+    "kind",
+    "step",
+    "loss",
+    "gradient_norm",
+    "pass_rate",
+    "ratio_max",
+    "compute_tokens",
+    "compute_flops",
+    "epoch",
+    "off_policyness_max",
+    "prompts_retired",
+    "completion_length",
+]
+
 
 def project(folder: Path, **faults: str) -> Path:
     """A copy of the project, with Python text at the end of modules (or in new ones):

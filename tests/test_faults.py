@@ -14,6 +14,7 @@ import pytest
 import steps
 import torch
 from faults import (
+    COMPUTED,
     HANGS,
     RAISES,
     ROOT,
@@ -54,20 +55,6 @@ def saved_near_the_end(run: RealRun) -> None:
 # --- a run goes on --------------------------------------------------------------------------------
 
 SYNCHRONOUS = ["--train-prompts", "20", "--validation-every", "3"]
-COMPUTED = [
-    "kind",
-    "step",
-    "loss",
-    "gradient_norm",
-    "pass_rate",
-    "ratio_max",
-    "compute_tokens",
-    "compute_flops",
-    "epoch",
-    "off_policyness_max",
-    "prompts_retired",
-    "completion_length",
-]
 
 
 def columns(folder: Path, steps: int) -> list[list]:

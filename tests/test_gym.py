@@ -99,10 +99,8 @@ def test_it_is_judged_in_the_verifiers_and_a_family_that_is_gone_is_a_failure():
     gone = {"family": "gone", "options": {}, "entry": {}}
     problems.append(Problem("?", "1", gym.__name__, gone))
     with VerifierPool(1, 60.0, 4.0) as pool:
-        pool.submit([(i, problem, problem.answer) for i, problem in enumerate(problems)])
-        verdicts = {}
-        while pool.unfinished:
-            verdicts |= dict(pool.results())
+        items = [(i, problem, problem.answer) for i, problem in enumerate(problems)]
+        verdicts = dict(pool.judge(items))
     assert [verdicts[i].correct for i in range(3)] == [True, True, False]
     assert verdicts[2].failure == "error" and "'gone' not registered" in verdicts[2].detail
 

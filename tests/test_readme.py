@@ -1,6 +1,5 @@
 """What README.md and the other pages say of the code is true of the code."""
 
-import ast
 import dataclasses
 import re
 import subprocess
@@ -119,31 +118,6 @@ def test_an_old_name_is_answered_with_the_new_one(room, name):
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr == f"error: this command has a new name: python -m tools.{name}\n"
-
-
-# Which rooms and scripts a room may import, as CONTRIBUTING.md says.
-MAY_IMPORT = {
-    "curve": set(),
-    "data": set(),
-    "loss.py": set(),
-    "core": {"curve", "data", "loss"},
-    "machinery": {"curve", "data", "loss", "core"},
-    "tools": {"curve", "data", "loss", "core", "machinery", "fit_curve"},
-}
-
-
-def test_imports_run_one_way():
-    names = {path.name.removesuffix(".py") for path in ROOT.iterdir()}
-    for path in CODE:
-        room = path.relative_to(ROOT).parts[0]
-        if room not in MAY_IMPORT or "elsewhere" in path.parts:
-            continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            imported = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            if isinstance(node, ast.ImportFrom):
-                imported = [node.module]
-            for name in {name.split(".")[0] for name in imported} & names - {room}:
-                assert name in MAY_IMPORT[room], f"{path.relative_to(ROOT)} imports {name}"
 
 
 def test_pip_installs_the_same_by_extras_as_by_requirements():

@@ -13,6 +13,7 @@ BELOW = {  # what a room may import of the project, beside itself
     "data": set(),
     "core": {"curve", "loss", "data"},
     "machinery": {"curve", "loss", "data", "core"},
+    "tools": {"curve", "loss", "data", "core", "machinery", "fit_curve"},
 }
 MODULES = {
     path: ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")

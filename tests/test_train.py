@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from faults import ROOT, RealRun, apply, check_log, log, nothing_left, project
+from faults import COMPUTED, ROOT, RealRun, apply, check_log, log, nothing_left, project
 from steps import run_train
 
 from core.model import load_model
@@ -84,24 +84,8 @@ def test_a_whole_short_run(tmp_path):
 SYNCHRONOUS = ["--steps", "8", "--validation-every", "2", "--train-prompts", "20"]
 
 
-COLUMNS = [
-    "kind",
-    "step",
-    "loss",
-    "gradient_norm",
-    "pass_rate",
-    "ratio_max",
-    "compute_tokens",
-    "compute_flops",
-    "epoch",
-    "off_policyness_max",
-    "prompts_retired",
-    "completion_length",
-]
-
-
 def columns(folder):
-    return [[line.get(name) for name in COLUMNS] for line in log(folder)]
+    return [[line.get(name) for name in COMPUTED] for line in log(folder)]
 
 
 def kept_lines(folder):
