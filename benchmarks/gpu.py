@@ -25,7 +25,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,6 +42,7 @@ from common import (
     run_training,
 )
 from faults import RealRun, last_step
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from core.model import load_model, load_shapes
 from core.policy import micro_batches
@@ -49,7 +50,7 @@ from core.rollouts import SharedParameters
 from core.settings import Settings
 from docs.make_base import BASE_MODEL
 from machinery import ranks, trainer
-from tools.plan import Shape, trainer_bytes
+from tools.plan import QWEN3, Shape, trainer_bytes
 
 LIMIT = 8 * 60  # seconds of a part
 CPU = torch.device("cpu")
@@ -137,7 +138,7 @@ def reads(machine: Machine) -> dict:
 
     threading.Thread(target=write, daemon=True).start()
     mixed, versions = 0, set()
-    while len(versions) < machine.size(500, 20):
+    while len(versions) < machine.size(100, 20):
         version = parameters.read_into(reader)
         versions.add(version)
         mixed += any((parameter != version).any().item() for parameter in reader.parameters())
@@ -157,7 +158,7 @@ def tests(machine: Machine) -> dict:
         chosen["vllm_processes"] = ("vllm", "moe or short_run")
     if machine.small:
         chosen = {
-            "engine_tests": ("engines", "beyond_the_budgets"),
+            "engine_tests": ("engines", "natural_ends and not vllm"),
             "trainer_tests": ("trainer", "to_their_budget"),
         }
     flags = "-m pytest --all --tb=line -p no:xdist -o addopts=".split()
@@ -205,12 +206,30 @@ def killed_generator(machine: Machine) -> dict:
     steps = machine.size(20, 4)
     gpus = "" if machine.device == "cpu" else None
     run = RealRun(machine.folder, "--engine", "torch", "--steps", str(steps), gpus=gpus)
+    start = time.perf_counter()
     run.until_step(1)
+    first_step = time.perf_counter() - start
     run.kill(run.children()[-1])  # the trainer's other ranks come first
     status = run.end(max(1.0, machine.deadline - time.monotonic()))
     made = last_step(run.folder)
     how_many = "all" if made == steps else made
-    return {"after_a_kill": f"{how_many} steps, status {status}"}
+    return {"first_step": first_step, "after_a_kill": f"{how_many} steps, status {status}"}
+
+
+def long_run(machine: Machine) -> dict:
+    """A few steps of 256 completions of up to a thousand tokens, without vLLM."""
+    flags = "--slots 256 --steps 4 --prompts-per-step 16 --validation-problems 4".split()
+    budget = machine.size(["--thinking-budget", 500, 1000], [])
+    samples = ["--validation-samples", 4, "--model", machine.model()]
+    steps, validations = machine.train(
+        "long", *machine.size(flags, ["--steps", 2]), *budget, *samples
+    )
+    first, last = steps[0], steps[-1]
+    sampled = last["compute_tokens"] - first["compute_tokens"]
+    return {
+        "long_speed": sampled / (last["wall_seconds"] - first["wall_seconds"]),
+        "long_mismatch": max(line["mismatch_mean"] for line in validations),
+    }
 
 
 def vllm_run(machine: Machine) -> dict:
@@ -263,13 +282,52 @@ def micro_batch_sizes(machine: Machine) -> dict:
     return figures
 
 
+def qwen3_trainer(machine: Machine) -> dict:
+    """The trainer on random weights in the shape of Qwen3-0.6B, sequences of 16,384 tokens, two in
+    a step: tokens/s with each kind of head, and the peak of its memory beside the plan."""
+    device, on_gpu = torch.device(machine.device), machine.device != "cpu"
+    length = machine.size(16_384, 32)
+    small = {"num_hidden_layers": 2, "vocab_size": 1000}
+    config = Qwen3Config(
+        **QWEN3["0.6B"] | machine.size({}, small), num_key_value_heads=8, tie_word_embeddings=True
+    )
+    (group,) = groups_of(4 * length, length)
+    rollouts = [*group.rollouts.values()][:2]
+    settings = Settings(gradient_checkpointing=True)
+    figures = {}
+    with ranks.other_ranks(settings, None, (), None):
+        policy = trainer.make_policy(settings, Qwen3ForCausalLM(config), device)
+        optimizer = torch.optim.AdamW(policy.parameters(), fused=on_gpu)
+
+        def step(fp32_logits: bool | str) -> None:
+            for batch in micro_batches(rollouts, [0, 1], length, device, 0, 1):
+                logprobs, _ = policy(batch, fp32_logits)
+                logprobs.mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        for name, fp32_logits in [("fp32", True), ("split", "split"), ("bf16", False)]:
+            step(fp32_logits)  # warms up
+            if on_gpu:
+                torch.cuda.reset_peak_memory_stats()
+            seconds = min(machine.seconds(lambda: step(fp32_logits)) for _ in range(3))
+            figures[f"qwen3_{name}"] = 2 * length / seconds
+            if on_gpu and fp32_logits is True:
+                plan = trainer_bytes(
+                    Shape(policy.model), 1, length, length, torch.bfloat16, machine.device, True
+                )
+                planned = sum(plan.values()) - plan["process"]
+                figures["qwen3_memory"] = torch.cuda.max_memory_allocated() / planned
+    return figures
+
+
 # --- what should come -----------------------------------------------------------------------------
 
 PARTS = {
     1: [attention, reads],
     2: [tests],
-    3: [evaluation, default_run, exact_run, killed_generator, vllm_run],
-    4: [micro_batch_sizes],
+    3: [evaluation, default_run, exact_run, killed_generator, long_run, vllm_run],
+    4: [micro_batch_sizes, qwen3_trainer],
 }
 # Which function measures it, what it is, the least and the most that should come (words, where they
 # are the same).
@@ -305,6 +363,9 @@ RULES = {
         "all steps, status 0",
         "all steps, status 0",
     ),
+    "first_step": (killed_generator, "seconds from the start of a run to its first step", 0, 90),
+    "long_speed": (long_run, "tokens/s sampled end to end, 400M, without vLLM", None, None),
+    "long_mismatch": (long_run, "nats of mismatch there, bf16 trunk", 1e-6, 0.001),
     "vllm_mismatch": (vllm_run, "nats of mismatch with vLLM, bf16 trunk", 1e-6, 0.05),
     "speed_ratio": (
         micro_batch_sizes,
@@ -314,6 +375,10 @@ RULES = {
     ),
     "trainer_speed": (micro_batch_sizes, "tokens/s of the trainer, 400M", None, None),
     "memory": (micro_batch_sizes, "GPU memory of the trainer over the plan", 0.75, 1.25),
+    "qwen3_fp32": (qwen3_trainer, "tokens/s of the trainer, 0.6B, 16,384 tokens", 12_000, None),
+    "qwen3_split": (qwen3_trainer, "the same with --fp32-logits split", None, None),
+    "qwen3_bf16": (qwen3_trainer, "the same with --no-fp32-logits", None, None),
+    "qwen3_memory": (qwen3_trainer, "GPU memory of it over the plan", 0.9, 1.1),
 }
 
 
@@ -343,10 +408,9 @@ def verdict(came, least, most) -> str:
     return "as expected" if good else "not as expected"
 
 
-def measure_part(part: int, device: str, small: bool) -> list[str]:
-    """The lines of the table for this part. What fails is a line too, and the rest is measured all
-    the same."""
-    lines = []
+def measured(part: int, device: str, small: bool) -> Iterator[str]:
+    """The lines of the table for this part, as they are measured. What fails is a line too, and the
+    rest is measured all the same."""
     with tempfile.TemporaryDirectory(prefix="gpu-", ignore_cleanup_errors=True) as folder:
         machine = Machine(device, small, Path(folder), time.monotonic() + LIMIT)
         for measure in PARTS[part]:
@@ -363,8 +427,7 @@ def measure_part(part: int, device: str, small: bool) -> list[str]:
                     came = figures.get(name, "")
                     judged = verdict(came, *expected) if name in figures else otherwise
                     came = f"{came:.4g}" if isinstance(came, float) else came
-                    lines.append(f"| {part} | {text} | {should(*expected)} | {came} | {judged} |")
-    return lines
+                    yield f"| {part} | {text} | {should(*expected)} | {came} | {judged} |"
 
 
 def versions(device: str) -> str:
@@ -397,11 +460,11 @@ def main(arguments: list[str]) -> int:
         lines = re.findall(r"(?m)^\| \d \|.*$", out.read_text())
     for part in [options.part] if options.part else PARTS:
         lines = [line for line in lines if not line.startswith(f"| {part} |")]
-        lines += measure_part(part, options.device, options.small)
-        lines.sort(key=lambda line: line[:5])
-        text = "\n".join([HEAD.format(place=place), *lines])
-        if out:
-            out.write_text(text + "\n")
+        for line in measured(part, options.device, options.small):
+            lines = sorted([*lines, line], key=lambda line: line[:5])
+            text = "\n".join([HEAD.format(place=place), *lines])
+            if out:
+                out.write_text(text + "\n")
     print(text)
     return 0
 
