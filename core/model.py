@@ -92,21 +92,22 @@ def grouped_attention(
     query_BHTD: Tensor,
     key_BGKD: Tensor,
     value_BGKD: Tensor,
-    mask_B1TK: Tensor | None,
+    attention_mask: Tensor | None,
     scaling,
     **__,
 ):
     """What transformers calls "eager" attention: plain matmuls and a softmax, the fastest for one
     query a sequence on a CPU. If several heads of queries have the same keys and values, "eager"
     copies these for each head, which takes most of a step of the engine. Here these heads are rows
-    of one matmul. H heads of queries, G of keys, K keys."""
+    of one matmul. H heads of queries, G of keys, K keys. attention_mask: [B, 1, T, K], under the
+    name by which some models give it."""
     B, H, T, D = query_BHTD.shape
     G = key_BGKD.shape[1]
     rows = H // G * T  # for each head of keys
     scores = query_BHTD.reshape(B, G, rows, D) @ key_BGKD.transpose(2, 3) * scaling
     scores_BHTK = scores.view(B, H, T, -1)
-    if mask_B1TK is not None:
-        scores_BHTK = scores_BHTK + mask_B1TK
+    if attention_mask is not None:
+        scores_BHTK = scores_BHTK + attention_mask
     weights_BHTK = torch.softmax(scores_BHTK, -1, dtype=torch.float32).to(query_BHTD.dtype)
     values = weights_BHTK.view(B, G, rows, -1) @ value_BGKD
     return values.view(B, H, T, -1).transpose(1, 2).contiguous(), None
@@ -150,12 +151,18 @@ def refuse_unusual(model: PreTrainedModel, path: str) -> None:
 
 
 def refuse_too_long(model: PreTrainedModel, decoding: Decoding) -> None:
-    """ValueError if all budgets together exceed the positions of the model."""
-    limit = getattr(model.config, "max_position_embeddings", None)
+    """ValueError if all budgets together exceed the positions of the model. With longrope a call
+    that goes beyond the original positions rotates all its sequences otherwise, the short ones too:
+    then log-probabilities would depend on what else is in the call."""
+    limit, why = getattr(model.config, "max_position_embeddings", None), ""
+    rope = getattr(model.config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":
+        limit = rope["original_max_position_embeddings"]
+        why = " before its longrope changes the short sequences too"
     if limit is not None and decoding.longest > limit:
         raise ValueError(
             "the budgets for prompt, thinking, interruption and answer add up to"
-            f" {decoding.longest} tokens; the model holds {limit}: lower --thinking-budget or"
+            f" {decoding.longest} tokens; the model holds {limit}{why}: lower --thinking-budget or"
             " --prompt-budget, or take a larger --model (small budgets: --defaults toy)"
         )
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 import loss
-from core.rollouts import Rollout, tokens_and_pairs
+from core.rollouts import Rollout, given_rollout, tokens_and_pairs
 
 # --- micro-batches --------------------------------------------------------------------------------
 
@@ -270,3 +270,19 @@ class Policy(torch.nn.Module):
         )
         last_B1D = prompts_PLD[m.prompt_B, m.prompt_tokens_B - 1][:, None]
         return torch.cat([last_B1D, rest_BTD], 1)
+
+
+@torch.no_grad()
+def error_of_sharing(model: PreTrainedModel) -> float:
+    """By how many nats at most the log-probability of a token changes if prompts of several lengths
+    are shared. It is far from 0 if a model takes the place in the cache for the position, as ALiBi
+    in MPT does."""
+    most = model.config.get_text_config().vocab_size
+    ids = [i % most for i in range(12)]
+    rollouts = [given_rollout(ids[:9], ids[9:]), given_rollout(ids[:2], ids[2:7])]
+    logprobs = []
+    for share_prompts in (False, True):
+        m = micro_batch(rollouts, [0, 1], model.device, share_prompts)
+        logprobs_BT, _ = Policy(model)(m, fp32_logits=True)
+        logprobs.append(logprobs_BT[m.sampled_BT])
+    return (logprobs[0] - logprobs[1]).abs().max().item()

@@ -60,6 +60,22 @@ class Rollout:
         return len(self.request.prompt_ids) + len(self.tokens)
 
 
+def given_rollout(
+    prompt_ids: list[int], tokens: list[int], sampled: list[bool] | None = None
+) -> Rollout:
+    """A rollout of these tokens. sampled: which of them count as sampled; None: all."""
+    T = len(tokens)
+    return Rollout(
+        request=Request(group=0, index=0, prompt_ids=prompt_ids, thinking_budget=T, seed=(0,)),
+        tokens=np.array(tokens, np.int32),
+        sampled=np.array(sampled or [True] * T),
+        logprobs=np.zeros(T, np.float32),
+        versions=np.zeros(T, np.int32),
+        interrupted=False,
+        truncated=False,
+    )
+
+
 def tokens_and_pairs(parts: list[tuple[int, int]]) -> tuple[int, int]:
     """What the work of a model grows with, for parts of sequences: their tokens, and their pairs of
     a token and one that it attends to, itself among them. A part has two numbers: its tokens, and

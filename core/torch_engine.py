@@ -248,5 +248,6 @@ def refuse_wrong_over_slots(model: PreTrainedModel, name: str) -> None:
         engine._admit()
         difference_D = engine._hidden(2)[0] - plain_D
         error = (difference_D.norm() / plain_D.norm()).item()
-        if not error < 0.05:  # nor NaN
-            raise ValueError(f"its hidden state is off by {error:.0%}")
+        most = 1e-3 if plain_D.dtype == torch.float32 else 0.05
+        if not error < most:  # nor NaN
+            raise ValueError(f"its hidden state is off by {error:.1%}")

@@ -218,7 +218,11 @@ class Record:
         self.rollouts.add_validation(step, groups)
         self.validations.append(line)
         self.log(line)
-        self.warn(step, validation_warnings(self.validations, self.checkpoint_before_fall()))
+        warnings = validation_warnings(self.validations, self.checkpoint_before_fall())
+        self.warn(step, warnings)
+        if step == 0:
+            # Both sides hold the model that RL starts from: nothing but a fault can part them.
+            self.failure = warnings.get("mismatch", "")
         self.outlooks = [outlook(series) for series in self.series()]
         self.show(step)
 

@@ -28,7 +28,7 @@ from core.model import (
     refuse_too_long,
 )
 from core.one_process import GeneratorHere, VerifierHere
-from core.policy import Policy
+from core.policy import Policy, error_of_sharing
 from core.rollouts import Batch, Group, Rollout, SharedParameters
 from core.screen import say
 from core.settings import Settings
@@ -59,6 +59,8 @@ from machinery.trainer import gather, numerics_mismatch
 from machinery.warnings import few_groups_count
 
 SHARED_MEMORY = Path("/dev/shm")  # where Linux has what processes share
+# Nats in fp32. Models that share prompts rightly are off by 1e-5 at most.
+MOST_ERROR_OF_SHARING = 1e-3
 COMPARED = 64  # completions of a validation whose log-probabilities trainer and generator compare
 
 
@@ -278,6 +280,10 @@ def with_prompts_shared_if_possible(
             if engine == "torch":
                 raise
             reason = str(error)
+    if settings.share_prompts and not reason:
+        error = error_of_sharing(model)
+        if not error < MOST_ERROR_OF_SHARING:  # nor NaN
+            reason = f"this model's log-probabilities would be off by up to {error:.2g} nats"
     if not settings.share_prompts or not reason:
         return settings
     say(f"Prompts are not shared: {reason}.")

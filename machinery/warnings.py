@@ -97,11 +97,11 @@ def validation_warnings(validations: list[dict], checkpoint: Path | None) -> dic
     """The warnings after a validation, by what they are about. validations: all validation lines of
     the log. checkpoint: the newest one from before a fall, if there is one."""
     now, warnings = validations[-1], {}
-    if now["mismatch_mean"] > MISMATCH_TOO_LARGE:
+    if not now["mismatch_mean"] <= MISMATCH_TOO_LARGE:  # nor NaN
         warnings["mismatch"] = (
             f"generator and trainer differ by {now['mismatch_mean']:.3f} nats a token, with the"
             " same parameters; the importance ratios measure that and not the policy: keep"
-            " --fp32-logits, or try --dtype float32"
+            " --fp32-logits, or try --dtype float32 or --no-share-prompts"
         )
     peak = fell_from(validations)
     if peak is not None:

@@ -122,6 +122,48 @@ def test_a_model_that_cannot_be_sampled_over_slots_is_refused_in_one_sentence(mo
         assert "not full attention" in message or "token by token over slots" in message, kind
 
 
+def longrope() -> dict:
+    """Of a model whose rotations change if a call goes beyond 32 positions."""
+    factors = dict(short_factor=[1.0] * 4, long_factor=[4.0] * 4, factor=8.0)
+    return dict(
+        rope_type="longrope", rope_theta=1e4, original_max_position_embeddings=32, **factors
+    )
+
+
+def test_short_sequences_beside_long_ones_are_refused_if_longrope_would_change_them(tmp_path):
+    tokenizer = make_tokenizer()
+    config = transformers.Phi3Config(
+        **sizes(tokenizer),
+        num_key_value_heads=2,
+        rope_parameters=longrope(),
+        original_max_position_embeddings=32,
+    )
+    model, _ = load(save_random(config, tmp_path / "phi3", tokenizer))
+    rotate = model.base_model.rotary_emb
+    alone, beside = (rotate(torch.zeros(1), torch.arange(n)[None])[0] for n in (6, 90))
+    assert not torch.allclose(alone[0], beside[0, :6]), "the control: the long one changes it"
+    with pytest.raises(ValueError, match="the model holds 32 before its longrope"):
+        refuse_too_long(model, decoding(tokenizer))
+    refuse_too_long(model, decoding(tokenizer, prompt_budget=6, thinking_budget=2, phrase=()))
+
+
+def test_a_model_that_names_the_mask_in_a_call_is_sampled(tmp_path):
+    """Doge does, and its heads share keys."""
+    tokenizer = make_tokenizer()
+    config = transformers.DogeConfig(**sizes(tokenizer), num_key_value_heads=2, head_dim=8)
+    model, _ = load(save_random(config, tmp_path / "doge", tokenizer))
+    assert model.config._attn_implementation == "grouped"
+    torch_engine.refuse_wrong_over_slots(model, "doge")
+
+
+def test_an_engine_whose_hidden_states_are_a_little_off_is_refused(models, monkeypatch):
+    model, _ = load(models["llama"])
+    right = TorchEngine._hidden
+    monkeypatch.setattr(TorchEngine, "_hidden", lambda self, n: 1.002 * right(self, n))
+    with pytest.raises(ValueError, match="off by 0.2%"):
+        torch_engine.refuse_wrong_over_slots(model, "llama")
+
+
 # --- the way of the parameters --------------------------------------------------------------------
 
 

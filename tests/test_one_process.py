@@ -20,6 +20,7 @@ from steps import run_train
 from core.devices import devices_here
 from core.settings import Settings, TrainCommand, parse
 from data.tasks import arithmetic
+from machinery import run as run_module
 from machinery.processes import Stop
 
 FLAGS = ["--train-prompts", "20", "--validation-every", "2", "--threads", "1"]
@@ -130,6 +131,22 @@ def test_an_exception_in_score_is_the_users_and_breakpoint_stops_in_this_process
     frames = [entry.name for entry in failed.traceback.__class__(error.__traceback__)]
     assert frames[-1] == "score" and "train" in frames
     assert len(stopped_in) == 20 and all(stopped_in)
+
+
+@pytest.mark.parametrize("mismatch, status", [(0.04, 0), (0.06, 1), (float("nan"), 1)])
+def test_a_run_ends_if_both_sides_differ_before_training(
+    tmp_path, monkeypatch, capsys, mismatch, status
+):
+    """In the first validation they hold the same model."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Stop, "listen", lambda _: None)
+    figures = {"mismatch_mean": mismatch, "mismatch_max": mismatch}
+    monkeypatch.setattr(run_module, "numerics_mismatch", lambda *_: figures)
+    flags = ["--one-process", *TINY, *FLAGS, "--steps", "1", "--name", "run"]
+    assert run_train(flags) == status
+    ended = "error: generator and trainer differ by" in capsys.readouterr().err
+    assert ended == (status == 1)
+    assert len(log(Path("runs/run"), "train")) == (0 if ended else 1)
 
 
 def test_ctrl_c_ends_a_run_after_this_step_and_it_can_be_resumed(tmp_path):

@@ -10,11 +10,15 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
+from conftest import save_random
 from faults import COMPUTED, ROOT, RealRun, apply, check_log, log, nothing_left, project
 from steps import run_train
 
 from core.model import load_model
+from core.policy import error_of_sharing
 from curve.flags import run_command
+from docs.make_base import make_tokenizer
 from machinery.checkpoints import checkpoints
 from machinery.files import json_lines
 
@@ -26,6 +30,21 @@ def run(folder, *flags, expect=0, name="run"):
     done = RealRun(folder, "--train-prompts", "40", *flags, name=name)
     assert done.end() == expect, done.text()[-3000:]
     return done.folder, done.text()
+
+
+def test_a_model_with_alibi_trains_without_shared_prompts(tmp_path):
+    """MPT takes the place in the cache for the position."""
+    tokenizer = make_tokenizer()
+    config = transformers.MptConfig(
+        d_model=32, n_heads=4, n_layers=2, vocab_size=len(tokenizer), max_seq_len=256
+    )
+    folder = save_random(config, tmp_path / "mpt", tokenizer, std=0.3)
+    model = load_model(folder, CPU, torch.float32)
+    assert error_of_sharing(model) > 0.05
+    folder, printed = run(tmp_path, "--steps", "2", "--model", folder)
+    assert "Prompts are not shared: this model's log-probabilities would be off" in printed
+    assert not json.loads((folder / "config.json").read_text())["share_prompts"]
+    assert all(line["mismatch_max"] < 1e-4 for line in log(folder, "validation"))
 
 
 def test_a_whole_short_run(tmp_path):

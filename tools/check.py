@@ -3,11 +3,10 @@ the model gets it, what ends a completion, the budgets, and the verdict on the r
 
 from collections.abc import Iterator
 
-import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from core.decoding import Decoding, completion_texts, in_template, render, unwritable, visible
-from core.rollouts import Request, Rollout
+from core.rollouts import given_rollout
 from core.settings import Sampling
 from data import cheap
 from data.load import Source
@@ -141,19 +140,3 @@ def reference(
         " if the task wants it in another form, try that by hand"
     )
     yield from unwritable(tokenizer, texts[1])
-
-
-def given_rollout(
-    prompt_ids: list[int], tokens: list[int], sampled: list[bool] | None = None
-) -> Rollout:
-    """A rollout of these tokens. sampled: which of them count as sampled; None: all."""
-    T = len(tokens)
-    return Rollout(
-        request=Request(group=0, index=0, prompt_ids=prompt_ids, thinking_budget=T, seed=(0,)),
-        tokens=np.array(tokens, np.int32),
-        sampled=np.array(sampled or [True] * T),
-        logprobs=np.zeros(T, np.float32),
-        versions=np.zeros(T, np.int32),
-        interrupted=False,
-        truncated=False,
-    )

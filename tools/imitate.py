@@ -24,12 +24,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from core.decoding import end_tokens, render, visible
 from core.model import load_model, load_tokenizer, model_path
 from core.policy import Policy, micro_batches
+from core.rollouts import given_rollout
 from core.screen import Progress, say
 from curve.flags import flag, option, read_flags, run_command
 from data import Problem, after_thinking
 from data.load import load_data
 from machinery.files import whole_folder
-from tools.check import given_rollout
 
 MOST_MEASURED = 64  # held-out problems whose loss is measured
 Example = tuple[list[int], list[bool]]  # ids of prompt and solution, and which are learned
