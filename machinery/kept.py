@@ -17,15 +17,16 @@ from transformers import PreTrainedTokenizerBase
 
 import loss
 from core.rollouts import Batch, Group, Rollout
-from core.screen import warn
 from core.settings import Settings
+from curve.files import write_whole
 from data.load import Source
 from data.verify import Verdict
-from machinery.files import append_whole, six_digits
+from machinery.files import append_whole, json_lines, six_digits
 
 KEPT_STEPS = 40  # of a run, about
 KEPT_PROBLEMS = 6  # of each source, at a validation
 MOST_BYTES = 64 * 2**20  # of the file
+SHARES = 16  # of the file; a step has one, but at least a line
 LONGEST_ANSWER = 2000  # characters; the answer of a programming problem holds all its tests
 LONGEST_CHARACTER = 64  # tokens; if so many make no character, more will not
 
@@ -35,9 +36,14 @@ LONGEST_CHARACTER = 64  # tokens; if so many make no character, more will not
 def kept_groups(settings: Settings, step: int, groups: list[Group]) -> list[int]:
     """Which groups of the batch of this step are kept, as indices: --rollouts-kept of them, spread
     evenly from the oldest to the newest. Most steps of a long run keep none."""
-    every = max(1, settings.steps // KEPT_STEPS)
-    number = min(settings.rollouts_kept, len(groups)) if step % every == 0 else 0
+    is_kept = step % steps_apart(settings) == 0
+    number = min(settings.rollouts_kept, len(groups)) if is_kept else 0
     return [i * len(groups) // number for i in range(number)]
+
+
+def steps_apart(settings: Settings) -> int:
+    """How many steps apart groups are kept."""
+    return max(1, settings.steps // KEPT_STEPS)
 
 
 def kept_rows(settings: Settings, step: int, groups: list[Group]) -> set[int]:
@@ -104,6 +110,8 @@ class KeptRollouts:
     ):
         self.path = folder / "rollouts.jsonl"
         self.settings, self.tokenizer, self.sources = settings, tokenizer, sources
+        # Once the file has been full, it gets only every n-th of the steps that it would get.
+        self.every = 1
         self.run_began = 0.0  # clock reading that all times count from; the record says it
         self.text_of = functools.lru_cache(2**16)(lambda token: tokenizer.decode([token]))
 
@@ -193,9 +201,25 @@ class KeptRollouts:
         return round(clock - self.run_began, 3)
 
     def _add(self, lines: list[dict]) -> None:
-        if self.path.exists() and self.path.stat().st_size > MOST_BYTES:
-            full = f"{self.path} has more than {MOST_BYTES >> 20} MiB: no more rollouts are kept"
-            warn("rollouts", full)
-        elif lines:
-            texts = [json.dumps(line, separators=(",", ":")) + "\n" for line in lines]
+        """Add the lines of a step, as far as they fit into their share of the file. If the file is
+        full, it keeps every second step of those that it has, and gets every second from now on:
+        so it always spans the whole run."""
+        texts = [json.dumps(line, separators=(",", ":")) + "\n" for line in lines]
+        while len(texts) > 1 and sum(map(len, texts)) > MOST_BYTES // SHARES:
+            texts.pop()
+        if lines and self._is_kept(lines[0]):
             append_whole(self.path, "".join(texts))
+        while self.path.exists() and self.path.stat().st_size > MOST_BYTES:
+            self.every *= 2
+            if self.every > self.settings.steps:
+                return  # what is left is of step 0
+            kept = (text for text, line in json_lines(self.path) if self._is_kept(line))
+            write_whole(self.path, "".join(kept))
+
+    def _is_kept(self, line: dict) -> bool:
+        """Whether the file has room for lines of this kind and step. Times are short."""
+        if line["kind"] == "times":
+            return True
+        of_groups = line["kind"] == "group"
+        apart = steps_apart(self.settings) if of_groups else self.settings.validation_every
+        return line["step"] // apart % self.every == 0

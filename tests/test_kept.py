@@ -199,11 +199,15 @@ def test_what_is_not_finite_and_what_was_forced_is_null():
 
 
 def writer(folder, **changes):
-    """A writer whose groups are lines of a hundred bytes."""
+    """A writer whose groups are lines of a hundred bytes, or as long as their prompts."""
     chosen = dataclasses.replace(settings(), **changes)
     one_source = [SimpleNamespace(name="one")]
     kept_rollouts = KeptRollouts(folder, chosen, None, one_source)
-    kept_rollouts._line = lambda kind, step, group: {"kind": kind, "step": step, "text": "x" * 100}
+
+    def line(kind, step, group):
+        return {"kind": kind, "step": step, "text": "x" * max(100, len(group.problem.prompt))}
+
+    kept_rollouts._line = line
     return kept_rollouts
 
 
@@ -221,7 +225,7 @@ def test_of_a_validation_six_problems_are_kept_from_the_shortest_to_the_longest(
 
     def line(kind, step, group):
         lengths.append(len(group.problem.prompt))
-        return {"kind": kind}
+        return {"kind": kind, "step": step}
 
     kept_rollouts._line = line
     all_lengths = [*range(40, 20, -1), *range(20)]
@@ -242,12 +246,24 @@ def test_a_resumed_run_drops_later_lines_and_half_a_line(tmp_path):
     assert drop_later(tmp_path / "rollouts.jsonl", -1) == steps_of(tmp_path) == []
 
 
-def test_a_file_that_is_full_gets_no_more_and_a_warning_says_so(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(kept, "MOST_BYTES", 2500)
-    kept_rollouts = writer(tmp_path, rollouts_kept=1)
-    for step in range(50):
+def test_a_file_that_is_full_spans_the_whole_run_also_after_a_resumption(tmp_path, monkeypatch):
+    monkeypatch.setattr(kept, "MOST_BYTES", 10_000)
+    flags = dict(rollouts_kept=1, steps=200, validation_every=1)
+    kept_rollouts = writer(tmp_path, **flags)
+    for step in range(200):
+        if step == 120:
+            kept_rollouts = writer(tmp_path, **flags)
         kept_rollouts.add_validation(step, [of_problem("?")])
-    left = steps_of(tmp_path)
-    assert 10 < len(left) < 25
-    assert left == [("validation", step) for step in range(len(left))]
-    assert capsys.readouterr().err.count("no more rollouts are kept") == 1
+    left = [step for _, step in steps_of(tmp_path)]
+    apart = {later - earlier for earlier, later in zip(left, left[1:])}
+    assert left[0] == 0 and left[-1] > 180 and len(apart) == 1
+    assert 5_000 < (tmp_path / "rollouts.jsonl").stat().st_size <= 10_000
+
+
+def test_a_long_step_has_its_share_of_the_file_and_at_least_a_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(kept, "MOST_BYTES", 10_000)
+    kept_rollouts = writer(tmp_path, rollouts_kept=1)
+    kept_rollouts.add_validation(0, [of_problem("?") for _ in range(6)])
+    kept_rollouts.add_validation(8, [of_problem("?" * 2_000) for _ in range(6)])
+    steps = [step for _, step in steps_of(tmp_path)]
+    assert 1 < steps.count(0) < 6 and steps.count(8) == 1
