@@ -12,6 +12,8 @@ from core.rollouts import Rollout
 from core.settings import Sampling
 from data.tasks import gym, mathematics
 
+COMPARED = 100  # prompts among the shortest and the longest, of which no two may have the same ids
+
 
 def render(
     tokenizer: PreTrainedTokenizerBase,
@@ -43,15 +45,28 @@ def in_template(tokenizer: PreTrainedTokenizerBase, messages: list[dict], **opti
     return text
 
 
+class PromptIds:
+    """Token ids by the text of a prompt, chat template included. Each is rendered when it is asked
+    for: a million prompts would take minutes and gigabytes at every start."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, settings: Sampling):
+        self.tokenizer, self.settings = tokenizer, settings
+
+    def __getitem__(self, prompt: str) -> list[int]:
+        return render(self.tokenizer, prompt, self.settings.thinking, self.settings.system)
+
+
 def render_all(
     tokenizer: PreTrainedTokenizerBase, prompts: list[str], settings: Sampling
-) -> dict[str, list[int]]:
-    """Token ids of all prompts, by their text. ValueError if one is above its budget, or if two
-    have the same ids."""
-    ids_of = {
-        prompt: render(tokenizer, prompt, settings.thinking, settings.system) for prompt in prompts
-    }
-    longest = max(prompts, key=lambda prompt: len(ids_of[prompt]))
+) -> PromptIds:
+    """Token ids of all prompts. ValueError if one is above its budget, or if two have the same
+    ids."""
+    ids_of = PromptIds(tokenizer, settings)
+    by_length = sorted(set(prompts), key=lambda prompt: len(prompt.encode()))
+    # A text has at most as many tokens as bytes. So only these can be above the budget.
+    most_bytes = settings.prompt_budget - len(ids_of[by_length[0]])
+    may_be_long = [prompt for prompt in by_length if len(prompt.encode()) > most_bytes]
+    longest = max(may_be_long or by_length[-1:], key=lambda prompt: len(ids_of[prompt]))
     most = len(ids_of[longest])
     if most > settings.prompt_budget:
         ours = ""
@@ -63,8 +78,9 @@ def render_all(
             f" --prompt-budget is {settings.prompt_budget}: --prompt-budget {most} would be enough"
             " for all"
         )
-    different = {tuple(ids) for ids in ids_of.values()}
-    if len(different) < len(ids_of):
+    some = by_length[:COMPARED] + by_length[-COMPARED:]
+    different = {tuple(ids_of[prompt]) for prompt in some}
+    if len(different) < len({*some}):
         raise ValueError(
             f"--model {settings.model}: its chat template drops the prompt: two have the same"
             " tokens"

@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 import loss
-from core.decoding import Decoding, completion_texts
+from core.decoding import Decoding, PromptIds, completion_texts
 from core.devices import devices_here
 from core.engine import EngineSettings, make_requests
 from core.generators import Generator, GeneratorFailed, start_generator
@@ -80,10 +80,10 @@ class PromptOrder:
 
 @dataclass(frozen=True)
 class Prompts:
-    """The problems of a run, and their prompts as token ids of its model."""
+    """The problems of a run, and token ids of its model by the text of a prompt."""
 
     sources: list[Source]
-    ids: dict[str, list[int]]  # token ids by the text of the prompt, chat template included
+    ids: PromptIds
     tokenizer: PreTrainedTokenizerBase
     decoding: Decoding
 

@@ -34,6 +34,7 @@ from sampling import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import generate
+from core import decoding as core_decoding
 from core import generators, torch_engine, vllm_engine
 from core.decoding import (
     completion_texts,
@@ -426,6 +427,26 @@ def test_models_that_cannot_be_used_are_refused_in_one_sentence(models, tmp_path
     tokenizer.chat_template = "<think>"
     with pytest.raises(ValueError, match="drops the prompt: two have the same tokens"):
         render_all(tokenizer, ["2", "1"], Sampling())
+
+
+def test_only_prompts_that_may_be_too_long_are_rendered_before_a_run(monkeypatch):
+    """And some of the others, so that a template that drops the prompt is found."""
+    tokenizer, rendered = make_tokenizer(), []
+
+    def render_and_note(_, prompt, *rest):
+        rendered.append(prompt)
+        return render(tokenizer, prompt, *rest)
+
+    monkeypatch.setattr(core_decoding, "render", render_and_note)
+    prompts = [f"{i}+{i}=" for i in range(10_000)]
+    ids = render_all(tokenizer, prompts, Sampling(prompt_budget=32))
+    assert len(set(rendered)) <= 2 * core_decoding.COMPARED
+    assert ids["77+77="] == render(tokenizer, "77+77=")
+    rendered.clear()
+    most = len(ids["9999+9999="])
+    with pytest.raises(ValueError, match=f"--prompt-budget {most} would be enough"):
+        render_all(tokenizer, prompts, Sampling(prompt_budget=most - 1))
+    assert len(set(rendered)) >= 9000, "all that have ten characters"
 
 
 @pytest.mark.parametrize(
