@@ -150,8 +150,8 @@ def reads(machine: Machine) -> dict:
 
 
 def tests(machine: Machine) -> dict:
-    """Of each file "all pass", or what pytest's last line says. The engines are on the device;
-    several ranks are tested on CPUs only."""
+    """Of each file "all pass", or what pytest's last line says, with the first failure. The engines
+    are on the device; several ranks are tested on CPUs only."""
     chosen = {"engine_tests": ("engines", "not vllm"), "trainer_tests": ("trainer", "not ranks")}
     if HAS_VLLM:
         chosen["vllm_tests"] = ("engines", "vllm")
@@ -167,8 +167,11 @@ def tests(machine: Machine) -> dict:
         command = [sys.executable, *flags, ROOT / "tests" / f"test_{file}.py", "-k", only]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, **machine.options())
         print(done.stdout if done.returncode else "", file=sys.stderr)
-        _, _, last_line = done.stdout.strip().rpartition("\n")
-        results[name] = last_line if done.returncode else "all pass"
+        results[name] = "all pass"
+        if done.returncode:
+            *_, last_line = done.stdout.strip().splitlines()
+            first = re.search(r"^(?:E |/\S+:\d+: ).*", done.stdout, re.M)
+            results[name] = f"{last_line.strip('= ')}: {first[0][:200] if first else ''}"
     return results
 
 
