@@ -15,13 +15,12 @@ computed. These are the kinds of trees:
 A sum has the kind +. Its terms have their own signs, so 2 - x is (+ 2 (- x)).
 """
 
-import itertools
 import random
 import re
 from contextlib import suppress
 from decimal import Decimal
 from fractions import Fraction
-from math import prod
+from math import gcd, prod
 from operator import neg, truediv
 from typing import NamedTuple
 
@@ -300,13 +299,15 @@ def decimal(digits: str) -> Tree:
 
 
 def divided(above: Tree, below: Tree) -> Tree:
-    """The tree of a division; a number if people write numbers so: as a fraction."""
-    if above.form == below.form == "digits":
-        value = above.value / below.value
-        if value.denominator != 1:  # 10/2 is a task
-            is_reduced = value.denominator == abs(below.value)
-            return number(value, "fraction" if is_reduced else "unreduced")
-    return Tree("/", (above, below))
+    """The tree of a division; a number if people write numbers so: as a fraction. Its form says
+    whether the first factors reduce, as in 6x/9."""
+    first, second = items_of(above, "*")[0], items_of(below, "*")[0]
+    form = ""
+    if first.form == second.form == "digits":
+        form = "fraction" if gcd(int(first.value), int(second.value)) == 1 else "unreduced"
+        if (first, second) == (above, below) and above.value % below.value:  # 10/2 is a task
+            return number(above.value / below.value, form)
+    return Tree("/", (above, below), form=form)
 
 
 def letters(tree: Tree) -> set[str]:
@@ -349,15 +350,15 @@ def form(tree: Tree) -> list[str]:
     if tree.kind != "named":
         signs += re.findall("-|[^/-]+", str(tree.value))  # the numbers above and below a line
     written = [sign for sign in signs if sign not in UNWRITTEN]
-    return sorted(itertools.chain(written, *map(form, tree.parts)))
+    return sorted(sum(map(form, tree.parts), written))
 
 
 def is_task(tree: Tree) -> bool:
     """Whether there is a fraction that reduces, or a product of sums or roots. The sides of an
     equation may be written in any way."""
-    if tree.kind == "relation":
-        return False
-    return tree.form == "unreduced" or factors(tree) > 1 or any(map(is_task, tree.parts))
+    return tree.kind != "relation" and (
+        tree.form == "unreduced" or factors(tree) > 1 or any(map(is_task, tree.parts))
+    )
 
 
 def factors(tree: Tree) -> int:
@@ -369,7 +370,7 @@ def factors(tree: Tree) -> int:
         case Tree("*" | "-", parts):
             return sum(map(factors, parts))
         case Tree("/", (above, below)):
-            return factors(above) + 2 * (below.kind == "+")
+            return factors(above) + 2 * any(part.kind == "+" for part in items_of(below, "*"))
         case Tree("^", (base, Tree("number") as exponent)):
             return 1 if is_fraction(exponent) else 2 * factors(base)
     return 0
@@ -426,4 +427,4 @@ def values_at_points(*trees: Tree):
 def close(a, b) -> bool:
     """Whether two values agree in MOST_DIGITS digits."""
     largest = max(abs(a), abs(b))
-    return bool(a == b or abs(a - b) < largest * mp.mpf(10) ** -MOST_DIGITS)
+    return a == b or abs(a - b) < largest * mp.mpf(10) ** -MOST_DIGITS

@@ -36,6 +36,7 @@ SPELLED = table(
     \in␣       ∈
     \cup␣      ∪
     ,␣         \lor \vee
+    :          \colon
     \infty␣    ∞ \infinity
 
     (          \langle ⟨ 〈
@@ -109,6 +110,7 @@ UNITS = table(
     rad   radian
     deg   degree
     c     celsius
+    f     fahrenheit
     %     percent percentage pct
     /     per
     ^2    square sq
@@ -154,8 +156,8 @@ def plain(character: re.Match) -> str:
 
 
 def scientific(power: re.Match) -> str:
-    factor, exponent = power[1] or "1", power[2]
-    return f"{factor.strip(' *x')}e{exponent.strip('{ }')} "
+    factor = power[1] or "1"
+    return f"{factor.strip(' *x')}e{power[2].strip('{ }')} "
 
 
 # Parts of patterns
@@ -359,17 +361,10 @@ RULES = [
         "2.5 million people → 2.5e6 people",
         "millions",
     ),
-    Rule(
-        "remainder",
-        r"(?x) ^ (?: [a-z] [ ]? \\equiv )? [ ]? (-?\d+) [ ]? \\pmod [ ]? \{? \d+ \}? $",
-        r"\1",
-        r"x\equiv 4\pmod{7} → 4",
-        r"2^9\pmod 7",
-    ),
     # units
     Rule(
         "base",
-        r"""(?x) ^ [ ]* \(? (-? [A-F]* \d [\dA-F]* ) \)?                    # the digits
+        r"""(?x) ^ [ ]* \(? (-?[A-F]*\d[\dA-F]* | [A-F]+(?=\)?_\{?16)) \)?
             (?: [ ]?_[ ]? | [( "]+ base[ ]? ) ["{( ]* (\d+) [)}" ]* [. ]* $   # the base""",
         r'\1 "base \2"',
         '(101)_{2} → 101 "base 2"',
@@ -396,7 +391,9 @@ RULES = [
             (?: 1?\d | 2[0-3] ) : (?: 0\d | 30 )            # 7:05, 11:30
             | (?: 1?[02468] | 2[02] ) : [0-5][02468]        # both even
             | (?: 1?[05] | 20 ) : [0-5][05]                 # both by 5
-            | (?: [39] | 15 | 21 ) : [14]5 ) (?! [\d:.] )   # both by 3""",
+            | (?: [39] | 1[25] | 21 ) : (?: 1[258] | 2[147] | 3[369] | 4[258] | 5[147] )  # by 3
+            | (?: 7 | 14 | 21 ) : (?: 14 | 21 | 28 | 35 | 42 | 49 | 56 )                  # by 7
+            ) (?! [\d:.] )""",
         r"t_{\1}",
         "07:05 → t_{7:05}",
         "9:16",
@@ -463,7 +460,7 @@ RULES = [
     ),
     Rule(
         "little words before",
-        r'^[" ]*(?:(?:an?|[Tt]he|[Oo]n|[Ii]n|[Yy]ear|A\.?D\.?)[" ]+)+(?=[^\W\d_]{3}|\d+$)',
+        r'^[" ]*(?:(?:[Aa]n?|[Tt]he|[Oo]n|[Ii]n|[Yy]ear|A\.?D\.?)[" ]+)+(?=[^\W\d_]{3}|\d+$)',
         "",
         "the year 1945 → 1945",
         "in 5 days",

@@ -352,6 +352,9 @@ PAIRS = {
             ("3000000", r"3\text{ million}", "in words"),
             ("2A7_{16}", "(2A7)_{16}", "base"),
             ("1011_2", "1011₂", "base"),
+            ("ABC_{16}", "(ABC)_{16}", "base"),
+            (r"-4^\circ\text{F}", "-4 degrees Fahrenheit", "in words"),
+            ("4:9", r"4 \colon 9", "ratio"),
             ("110_3", r"110\text{ base }3", "base"),
         ],
         wrong=[
@@ -375,6 +378,8 @@ PAIRS = {
             ("10:30", "20:60", "a time is no division"),
             ("7:05", "7/5", "a time is no division"),
             ("9:45", "3:15", "a time is no division"),
+            ("12:15", "4/5", "a time is no division"),
+            ("7:35", "1:5", "a time is no division"),
             ("44 BC", "44 AD", "era"),
             ("2.5 million", "2.5", "million"),
             ("2.5 million", "2.5 billion", "billion"),
@@ -666,7 +671,6 @@ PAIRS = {
             (r"\textbf{(D)}\ 12", "12", "the value"),
             (r"\text{Yes}", "yes", "case"),
             ("ellipse", r"\text{an ellipse}", "article"),
-            ("4", r"4\pmod 7", "remainder"),
             ("Yes", r"\textbf{Yes}", "bold"),
             ("Yes", "Yes.", "full stop"),
             (r"\text{Evelyn}", "Evelyn", "text"),
@@ -868,6 +872,16 @@ TASKS = [
     ("Two coins weigh 0.5 g. How likely are heads?", r"\frac12", ["0.5", r"50\%"], []),
     (r"Solve for $y$: $2x+3y=6$.", r"y=\frac{6-2x}3", [r"y=2-\frac23x"], ["3y+2x=6"]),
     ("Find the line.", "y=2x+1", ["2x-y+1=0"], []),
+    ("Find the arc.", r"\frac{5\pi}3", [r"\frac53\pi"], [r"\frac{50\pi}{30}", r"\frac{10\pi}6"]),
+    ("Find the slope.", r"\frac1x", ["x^{-1}"], [r"\frac{3}{3x}"]),
+    ("Add them.", r"\frac{2x+1}{x(x+1)}", [r"\frac{2x+1}{x^2+x}"], []),
+    (
+        "Find the prime factorization of 360.",
+        r"2^3\cdot3^2\cdot5",
+        [r"5\cdot2^3\cdot3^2"],
+        ["360", r"8\cdot9\cdot5"],
+    ),
+    (r"Express $\sin x$ if $\tan x=\frac43$.", r"\frac45", ["0.8"], [r"\frac{8}{10}"]),
     # an equation copied
     ("If $g(x)=3$, what is $g(2)$?", "3", ["g(2)=3", "x=3"], ["g(x)=3", "(3=g(x))", "y=g(x)=3"]),
     ("What is it?", r"\frac34", ["0.75", r"75\%"], [r"\frac68", "75/100"]),  # nothing is asked for

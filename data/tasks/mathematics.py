@@ -72,14 +72,16 @@ LINES = r"""(?x:
 WORDS = r"""(?x: (?<! [\\\w^{}(*/+-] ) (?! or\b | and\b )
     [a-zA-Z]{2,} (?: [ ]an? (?=[ ]) )? (?! [\w^{}(*/+-] ) )"""
 # Problems that ask for a form name it, or say what is to be done with a formula.
-ASKS_FOR_FORM = r"""(?x)
-    \b(?: [Ss]implif(?:y|ied) | simplest | lowest[ ]terms | [Ee]xpand | [Rr]ationali[sz]e
-        | Factor | [Ff]actor(?: ed | i[sz]e | [ ](?: completely | fully | the ) ) | [Rr]educe ) \b
-    | \b(?: [Rr]?e?[Ww]rite | [Ee]xpress | [Cc]onvert | [Cc]hange | [Rr]ound ) [ ]
-      (?: with[ ]one | (?: the[ ][a-z]+[ ] )? [$\\(.\d-] ) (?! [^.]*[ ]in[ ]terms[ ]of )"""
-ASKS_TO_SOLVE = r"\b[Ss]olve\b|\bthe subject\b"
+ASKS_FOR_FORM = r"""(?x) \b(?:
+    [Ss]implif(?:y|ied) | simplest | lowest[ ]terms | [Rr]educe | [Ee]xpand | [Rr]ationali[sz]e
+    | Factor | [Ff]actor(?: ed | i[sz](?:e|ation) | [ ](?: completely | fully | the ) )
+    | (?: (?:[Rr]e)?[Ww]rite | [Ee]xpress | [Cc]onvert | [Cc]hange | [Rr]ound ) [ ] (?:
+        with[ ]one                                     # with one logarithm
+        | (?: the[ ][a-z]+[ ] )? [$\\(.\d-] .{,60}? [ ](?: as | in(?![ ]terms) | into | to | with )
+    ) )\b"""
 # A box, and the brace that opens it or else its content; or another brace.
 BOXES = r"(?sx) \\\\?(?:boxed|fbox) \s* ( \{ | [^\s${}]* ) | \\. | [{}]"
+HUNDRED = number(100)
 INTERVAL = {"<": "()", r"\le": "[]"}  # the brackets of an interval by the signs at its ends
 
 
@@ -147,24 +149,24 @@ def undone(problem: Problem, answer: str) -> bool:
         (wanted, _), (given, _) = meanings(*map(cleaned, texts))
     except FAULTS:  # words
         return False
-    has_form = form(given) == form(wanted)
-    if has_form and ("=" in problem.answer or "=" not in answer):
-        return False
-    if not has_form and re.search(ASKS_FOR_FORM, problem.prompt):
+    is_bare = "=" not in answer
+    if form(given) == form(wanted):
+        if is_bare or "=" in problem.answer:
+            return False
+    elif re.search(ASKS_FOR_FORM, problem.prompt):
         return True
-    if given.kind == "relation" != wanted.kind and re.search(ASKS_TO_SOLVE, problem.prompt):
+    if given.kind == "relation" != wanted.kind and re.search("[Ss]olve|subject", problem.prompt):
         return True
     if is_task(given) and not is_task(wanted):
         return True
-    is_number = given.kind == "number" and "=" not in answer
-    return not is_number and copied(answer, problem.prompt)
+    return not (is_bare and given.kind == "number") and copied(answer, problem.prompt)
 
 
 def copied(answer: str, text: str) -> bool:
     """Whether a formula of a text is the answer, or an equation of it a part of the answer. The
     order of sides and terms does not count."""
     given = sides(answer)
-    for formula in re.split(f"{LINES}|{WORDS}|[,;]", text.replace("$", " ")):
+    for formula in re.split(f"{LINES}|{WORDS}|[,;]", text):
         said = sides(formula)
         if said == given or "=" in formula and said <= given:
             return True
@@ -218,15 +220,11 @@ def same_quantity(wanted: str, given: str) -> bool:
     if "" not in units or wanted_unit.startswith("base"):
         return False
     if wanted_unit == "%":  # 25 and 0.25 are right for 25 %
-        return same(wanted, given) or same(hundredth(wanted), given)
+        return same(wanted, given) or same(Tree("/", (wanted, HUNDRED)), given)
     if given_unit == "%":  # 25 % is right for 0.25, and for 25: the problem may ask for percent
         is_above_1 = wanted.kind == "number" and abs(wanted.value) > 1
-        return is_above_1 and same(wanted, given) or same(wanted, hundredth(given))
+        return is_above_1 and same(wanted, given) or same(wanted, Tree("/", (given, HUNDRED)))
     return same(wanted, given)
-
-
-def hundredth(tree: Tree) -> Tree:
-    return Tree("/", (tree, number(100)))
 
 
 def meanings(wanted: str, given: str) -> tuple:
@@ -412,7 +410,7 @@ def rounds(exact: Tree, decimal: Tree) -> bool:
     ((unrounded, rounded),) = values_at_points(exact, decimal)
     if decimal.kind != "number":
         return False
-    return bool(abs(unrounded - rounded) * 2 * 10**decimal.decimals < 1.000001)  # 0.5 may go down
+    return abs(unrounded - rounded) * 2 * 10**decimal.decimals < 1.000001  # 0.5 may go down
 
 
 def same_equation(wanted: Tree, given: Tree) -> bool:
