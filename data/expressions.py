@@ -362,8 +362,8 @@ def is_task(tree: Tree) -> bool:
 
 
 def factors(tree: Tree) -> int:
-    """How many factors of a tree are sums or roots. A power counts twice, and so does a sum
-    below a line."""
+    """How many factors of a tree are sums, or roots of numbers. A power counts twice, and so does
+    a sum below a line."""
     match tree:
         case Tree("+"):
             return 1
@@ -372,7 +372,7 @@ def factors(tree: Tree) -> int:
         case Tree("/", (above, below)):
             return factors(above) + 2 * any(part.kind == "+" for part in items_of(below, "*"))
         case Tree("^", (base, Tree("number") as exponent)):
-            return 1 if is_fraction(exponent) else 2 * factors(base)
+            return not letters(base) if is_fraction(exponent) else 2 * factors(base)
     return 0
 
 

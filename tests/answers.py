@@ -871,6 +871,7 @@ TASKS = [
     (r"What is $\sqrt{18}+\sqrt8$?", r"5\sqrt2", [r"\sqrt{50}"], [r"\sqrt8+\sqrt{18}"]),
     ("Two coins weigh 0.5 g. How likely are heads?", r"\frac12", ["0.5", r"50\%"], []),
     (r"Solve for $y$: $2x+3y=6$.", r"y=\frac{6-2x}3", [r"y=2-\frac23x"], ["3y+2x=6"]),
+    ("Find the side.", r"\sqrt{ab}", [r"\sqrt a\sqrt b"], []),
     ("Find the line.", "y=2x+1", ["2x-y+1=0"], []),
     ("Find the arc.", r"\frac{5\pi}3", [r"\frac53\pi"], [r"\frac{50\pi}{30}", r"\frac{10\pi}6"]),
     ("Find the slope.", r"\frac1x", ["x^{-1}"], [r"\frac{3}{3x}"]),
