@@ -380,6 +380,7 @@ PAIRS = {
             ("9:45", "3:15", "a time is no division"),
             ("12:15", "4/5", "a time is no division"),
             ("7:35", "1:5", "a time is no division"),
+            ("6:45", "2:15", "a time is no division"),
             ("44 BC", "44 AD", "era"),
             ("2.5 million", "2.5", "million"),
             ("2.5 million", "2.5 billion", "billion"),
