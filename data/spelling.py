@@ -460,7 +460,8 @@ RULES = [
     ),
     Rule(
         "little words before",
-        r'^[" ]*(?:(?:[Aa]n?|[Tt]he|[Oo]n|[Ii]n|[Yy]ear|A\.?D\.?)[" ]+)+(?=[^\W\d_]{3}|\d+$)',
+        r"""(?x) ^ [" ]* (?: (?: an? | An?(?=[ ][a-z]) | [Tt]he | [OoIi]n | [Yy]ear | A\.?D\.? )
+            [" ]+ )+ (?= [^\W\d_]{3} | \d+$ )""",
         "",
         "the year 1945 → 1945",
         "in 5 days",

@@ -659,6 +659,8 @@ PAIRS = {
     "letters, words and choices": pairs(
         right=[
             ("ABCD", "A B C D", "spaces"),
+            ("ABCD", "A BCD", "spaces"),
+            ("rhombus", "A rhombus", "article"),
             ("ABCD", r"\text{ABCD}", "text"),
             ("D", r"\textbf{(D)}\ 12", "with its value"),
             ("D", "(D)", "parentheses"),
