@@ -20,7 +20,7 @@ import re
 from contextlib import suppress
 from decimal import Decimal
 from fractions import Fraction
-from math import prod
+from math import gcd, prod
 from operator import neg, truediv
 from typing import NamedTuple
 
@@ -89,7 +89,8 @@ BRACKETS = table(
     \matrix  \endmatrix \matrix
 """
 )
-PRODUCTS = ("*", "/", "-")
+# What `form` leaves out
+UNWRITTEN = {"", *"number name constant named + * / list set digits fraction None 1".split()}
 GROUPS = ("()", "[]", "{}")  # make no tree around one part
 # Families of functions. An answer may use all of one if the wanted answer uses one of them.
 FAMILIES = table(
@@ -259,7 +260,7 @@ class Reader:
         items = items_of(self.level(), "list")
         kind = KINDS[opening, self.tokens.pop(0)]
         self.open.pop()
-        rows = items_of(items[0], r"\\")
+        rows = items_of(items[0], r"\\") if len(items) == 1 else ()
         if kind == r"\matrix" and len(rows) > 1 and all(row.kind != "&" for row in rows):
             return Tree("()", rows)  # a column is a vector
         return items[0] if kind in GROUPS and len(items) == 1 else Tree(kind, items)
@@ -290,22 +291,23 @@ def number(value: Fraction | int, form: str = "digits", decimals: int = 0) -> Tr
 
 
 def decimal(digits: str) -> Tree:
-    """12, 1.5 or 1.5e6. Only a factor from 1 to 9 before a power of ten is its usual form."""
-    form = "digits"
-    if "e" in digits.lower():
-        form = "power of ten" if re.match(r"[1-9](?!\d)", digits) else "unreduced"
+    """12, 1.5 or 1.5e6, whose form is the text itself."""
+    value = Fraction(digits)
+    form = "digits" if value.denominator == 1 else "decimal"
     decimals = -Decimal(digits).as_tuple().exponent if "." in digits else 0
-    return number(Fraction(digits), form, decimals)
+    return number(value, digits if "e" in digits else form, decimals)
 
 
 def divided(above: Tree, below: Tree) -> Tree:
-    """The tree of a division; a number if people write numbers so: as a fraction."""
-    if above.form == below.form == "digits":
-        value = above.value / below.value
-        if value.denominator != 1:  # 10/2 is a task
-            is_reduced = value.denominator == abs(below.value)
-            return number(value, "fraction" if is_reduced else "unreduced")
-    return Tree("/", (above, below))
+    """The tree of a division; a number if people write numbers so: as a fraction. Its form says
+    whether the first factors reduce, as in 6x/9."""
+    first, second = items_of(above, "*")[0], items_of(below, "*")[0]
+    form = ""
+    if first.form == second.form == "digits":
+        form = "fraction" if gcd(int(first.value), int(second.value)) == 1 else "unreduced"
+        if (first, second) == (above, below) and above.value % below.value:  # 10/2 is a task
+            return number(above.value / below.value, form)
+    return Tree("/", (above, below), form=form)
 
 
 def letters(tree: Tree) -> set[str]:
@@ -340,47 +342,38 @@ def is_fraction(tree: Tree) -> bool:
     return tree.kind == "number" and tree.value.denominator != 1
 
 
-def form(tree: Tree) -> Tree:
-    """How a tree is written, but for brackets, the order of terms and factors, and the name of a
-    value. Of two trees with one value but two forms, one is a task that leads to the other: 2x + 3x
-    and 5x, x^2 - 1 and (x - 1)(x + 1)."""
-    kind = tree.kind
-    if kind in PRODUCTS:
-        return form_of_product(tree)
-    forms = [form(part) for part in tree.parts]
-    if kind == "named":
-        return Tree(tree.form, (forms[0],)) if tree.form else forms[0]
-    is_equation = kind == "relation" and set(tree.value) == {"="}
-    if kind in ("list", "set", "+", r"\cup") or is_equation:
-        forms.sort(key=repr)
-    return tree._replace(kind="set" if kind == "list" else kind, parts=tuple(forms), decimals=0)
+def form(tree: Tree) -> list[str]:
+    """How a tree is written, but for brackets, the order, and the name of a value: its numbers,
+    letters, functions and minus signs, sorted. Of two trees with one value but two forms, one is a
+    task that leads to the other: 2x + 3x and 5x, x^2 - 1 and (x - 1)(x + 1)."""
+    signs = [tree.kind, tree.form]
+    if tree.kind != "named":
+        signs += re.findall("-|[^/-]+", str(tree.value))  # the numbers above and below a line
+    written = [sign for sign in signs if sign not in UNWRITTEN]
+    return sorted(sum(map(form, tree.parts), written))
 
 
-def form_of_product(tree: Tree) -> Tree:
-    """The product of the numbers above and below a line, and the forms of the other factors."""
-    numbers, others = {1: 1, -1: 1}, []
-    for factor, power in factors(tree):
-        if isinstance(factor, int):
-            numbers[power] *= factor
-        else:
-            others.append((factor, power))
-    return Tree("*", tuple(sorted(others, key=repr)), tuple(numbers.values()))
+def is_task(tree: Tree) -> bool:
+    """Whether there is a fraction that reduces, or a product of sums or roots. The sides of an
+    equation may be written in any way."""
+    return tree.kind != "relation" and (
+        tree.form == "unreduced" or factors(tree) > 1 or any(map(is_task, tree.parts))
+    )
 
 
-def factors(tree: Tree, power: int = 1):
-    """Yields the factors of a tree with their power, 1 or -1: whole numbers, -1 for a minus sign,
-    and forms."""
-    if tree.kind in PRODUCTS:
-        if tree.kind == "-":
-            yield -1, 1
-        powers = (power, -power) if tree.kind == "/" else [power] * len(tree.parts)
-        for part, power_of_part in zip(tree.parts, powers):
-            yield from factors(part, power_of_part)
-    elif tree.kind == "number" and tree.form != "unreduced":
-        yield tree.value.numerator, power
-        yield tree.value.denominator, -power
-    else:
-        yield form(tree), power
+def factors(tree: Tree) -> int:
+    """How many factors of a tree are sums, or roots of numbers. A power counts twice, and so does
+    a sum below a line."""
+    match tree:
+        case Tree("+"):
+            return 1
+        case Tree("*" | "-", parts):
+            return sum(map(factors, parts))
+        case Tree("/", (above, below)):
+            return factors(above) + 2 * any(part.kind == "+" for part in items_of(below, "*"))
+        case Tree("^", (base, Tree("number") as exponent)):
+            return not letters(base) if is_fraction(exponent) else 2 * factors(base)
+    return 0
 
 
 def value(tree: Tree, point: dict):
@@ -425,7 +418,8 @@ def values_at_points(*trees: Tree):
     if not names:
         return
     for signs in ((-1, -1), (-1, 1), (1, -1)):
-        point = {name: signs[i % 2] * abs(point[name]) for i, name in enumerate(names)}
+        for i, name in enumerate(names):
+            point[name] = signs[i % 2] * abs(point[name]) * rng.uniform(0.5, 2)
         with suppress(*FAULTS):
             yield [value(tree, point) for tree in trees]
 
@@ -433,4 +427,4 @@ def values_at_points(*trees: Tree):
 def close(a, b) -> bool:
     """Whether two values agree in MOST_DIGITS digits."""
     largest = max(abs(a), abs(b))
-    return bool(a == b or abs(a - b) < largest * mp.mpf(10) ** -MOST_DIGITS)
+    return a == b or abs(a - b) < largest * mp.mpf(10) ** -MOST_DIGITS

@@ -36,6 +36,7 @@ SPELLED = table(
     \in␣       ∈
     \cup␣      ∪
     ,␣         \lor \vee
+    :          \colon
     \infty␣    ∞ \infinity
 
     (          \langle ⟨ 〈
@@ -109,6 +110,7 @@ UNITS = table(
     rad   radian
     deg   degree
     c     celsius
+    f     fahrenheit
     %     percent percentage pct
     /     per
     ^2    square sq
@@ -126,6 +128,8 @@ NO_UNIT = set(
     rather except unless possibly rounded approximately negative below roughly or so ten
     """.split()
 )
+ZEROS = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+TURNED = {">": "<", r"\ge": r"\le"}
 SPELLING_OF = {other: sign.replace("␣", " ") for sign, *others in SPELLED for other in others}
 UNIT_OF = {word: line[0] for line in UNITS for word in line}
 UNIT_OF |= dict.fromkeys(NOTHING.split(), "")
@@ -152,8 +156,8 @@ def plain(character: re.Match) -> str:
 
 
 def scientific(power: re.Match) -> str:
-    factor, exponent = power[1] or "1", power[2]
-    return f"{factor.strip(' *x')}e{exponent.strip('{ }')} "
+    factor = power[1] or "1"
+    return f"{factor.strip(' *x')}e{power[2].strip('{ }')} "
 
 
 # Parts of patterns
@@ -172,9 +176,10 @@ RULES = [
         "layout",
         r"""(?x) \\! [ ]*
             | \\ (?: left | right | middle | [bB]ig[glr]* | [a-z]+style | (?:no)?limits | bf
-                   | underline | boxed | fbox ) (?![a-zA-Z]) \.?""",
+                   | underline | boxed | fbox ) (?![a-zA-Z]) \.?
+            | (?<=\\\\) \s? \[-?[\d.]+ [ ]? [a-z]{2}\] | \\phantom [ ]? \{[^{}]*\}""",
         "",
-        r"\left(5\right. → (5",
+        r"\left(5\\[4pt]\phantom{-}2\right. → (5\\2",
         r"\leftarrow",
     ),
     Rule(
@@ -187,6 +192,7 @@ RULES = [
         "5!=120",
     ),
     Rule("superscript", r"[⁰¹²³⁴-⁹⁻]+", r"^{\g<0>}", "x² → x^{²}", "x2"),
+    Rule("subscript", r"[₀-₉]+", r"_{\g<0>}", "log₂ 3 → log_{₂} 3", "x_2"),
     Rule("mixed number in one character", r"(?=[¼-¾⅐-⅞])", " ", "3½ → 3 ½", "31/2"),
     Rule("wide character, or one without width", r"[^\x00-\x7f]", plain, "５\u200b → 5", "ε"),
     Rule(
@@ -195,14 +201,6 @@ RULES = [
         " ",
         r"5\ 6 → 5 6",
         "5~~6",
-    ),
-    Rule("empty set", r"\\\{ ?\\\}", r"\\emptyset ", r"\{\} → \emptyset ", r"\{0\}"),
-    Rule(
-        "real numbers",
-        r"\\mathbb ?\{? ?R ?\}?",
-        r"\\reals ",
-        r"\mathbb{R} → \reals ",
-        r"\mathbb{Z}",
     ),
     Rule(
         "start of a matrix",
@@ -217,13 +215,6 @@ RULES = [
         r"\\endmatrix ",
         r"1\\\end{matrix} → 1\endmatrix ",
         r"1\end{cases}",
-    ),
-    Rule(
-        "space between rows, and in a row",
-        r"(?x) (?<=\\\\) [ ]? \[-?[\d.]+ [ ]? [a-z]{2}\] | \\phantom [ ]? \{[^{}]*\}",
-        "",
-        r"1\\[4pt]\phantom{-}2 → 1\\2",
-        r"1\\[4]2",
     ),
     Rule(
         "fraction by over",
@@ -248,18 +239,18 @@ RULES = [
         "pick",
     ),
     Rule(
-        "no solution",
-        r'(?i)^[" ]*no (?:real )?solutions?[". ]*$',
+        "empty set",
+        r'\\\{ ?\\\}|(?i:^[" ]*no (?:real )?solutions?[". ]*$)',
         r"\\emptyset ",
         r"No solution. → \emptyset ",
-        "no",
+        r"\{0\}",
     ),
     Rule(
-        "all reals",
-        r'(?i)^[" ]*all real(?:s| numbers)[". ]*$',
+        "real numbers",
+        r'\\mathbb ?\{? ?R ?\}?|(?i:^[" ]*all real(?:s| numbers)[". ]*$)',
         r"\\reals ",
-        r"all reals → \reals ",
-        "all",
+        r"\mathbb{R} → \reals ",
+        r"\mathbb{Z}",
     ),
     Rule(
         "does not exist",
@@ -268,7 +259,35 @@ RULES = [
         "DNE → undefined",
         "DNA",
     ),
-    Rule("or, and", r",? *\b(?:or|and)\b *", ", ", "1, 2, and 3 → 1, 2, 3", "order"),
+    Rule(
+        "one of several words",
+        r"^(?=.*[A-Z]|.*[a-z]{3})([^\d=<>\\+*/^-]+?),? +or +([^\d=<>\\+*/^-]+)$",
+        r"\1/\2",
+        "A or C → A/C",
+        "i or -i",
+    ),
+    Rule(
+        "two units",
+        rf"""(?xi) ^ (\d+) [ "]* ({KNOWN}) [ ",]* (?:and)? [ "]*
+            (\d+) [ "]* (?!\2) ({KNOWN}) [ "]* $""",
+        r"t_{\1 \2 \3 \4}",
+        "2 hours and 5 minutes → t_{2 hours 5 minutes}",
+        "2 hours",
+    ),
+    Rule(
+        "two ends of an interval",
+        r"^ *([a-z]) *(>|\\ge) *([^<>]+?) *\band +\1 *(<|\\le) *([^<>]+)$",
+        lambda ends: f"{ends[3]} {TURNED[ends[2]]} {ends[1]} {ends[4]} {ends[5]}",
+        "x>1 and x<2 → 1 < x < 2",
+        "x<1 and x>2",
+    ),
+    Rule(
+        "or, and",
+        r",? *\b(?:or|and(?!.*(?:[<>]|\\[gl]e(?![a-z]))))\b *",
+        ", ",
+        "1, 2, and 3 → 1, 2, 3",
+        "x<1 and x>2",
+    ),
     Rule("ratio in words", r'(?<=\d) *"? *\bto\b *"? *(?=\d)', ":", "4 to 9 → 4:9", "to 9"),
     # numbers and sets
     Rule("one dollar sign is money", r"^([^$]*)\$([^$]*)$", r"\1¤\2", "$5 → ¤5", "$5$"),
@@ -314,11 +333,39 @@ RULES = [
         r"\{x|x>2\} → x>2",
         r"\{x\}",
     ),
+    Rule(
+        "not plus or minus",
+        r"\\ne *\\pm *([^,]*)$",
+        r"\\ne \1, -\1",
+        r"x\ne\pm3 → x\ne 3, -3",
+        r"\pm3",
+    ),
+    Rule(
+        "not this, not that",
+        r"^ *([a-z]\w*)( *\\ne[^=<>]*), *\1 *\\ne",
+        r"\1\2,",
+        r"x\ne1, x\ne2 → x\ne1,2",
+        r"x\ne1",
+    ),
+    Rule(
+        "all numbers but some",
+        r"^ *([a-z]\w*) *\\ne *([^=<>]*)$",
+        r"\1\\in \\reals -\\{\2\\}",
+        r"x\ne 1, 2 → x\in \reals -\{1, 2\}",
+        r"x+y\ne 1",
+    ),
+    Rule(
+        "millions",
+        r'(?i)(\d[\d.]*) *("?) *(thousand|million|billion|trillion)s?\b *',
+        lambda words: f"{words[1]}e{ZEROS[words[3].lower()]} {words[2]}",
+        "2.5 million people → 2.5e6 people",
+        "millions",
+    ),
     # units
     Rule(
         "base",
-        r"""(?x) ^ [ ]* \(? (-?\d+) \)?                       # the digits
-            [ ]?_[ ]? [{(]* [ ]? (\d+) [ ]? [)}]* [. ]* $     # the base""",
+        r"""(?x) ^ [ ]* \(? (-?[A-F]*\d[\dA-F]* | [A-F]+(?=\)?_\{?16)) \)?
+            (?: [ ]?_[ ]? | [( "]+ base[ ]? ) ["{( ]* (\d+) [)}" ]* [. ]* $   # the base""",
         r'\1 "base \2"',
         '(101)_{2} → 101 "base 2"',
         "x_2",
@@ -330,7 +377,27 @@ RULES = [
         '3 p.m. → 3 "pm"',
         "3 m",
     ),
+    Rule(
+        "year",
+        r'^ *(\d+)[ "]+([AB])\.? ?([CD])\.?(?: ?E\.?)?[" ]*$',
+        r'\1 "\2\3"',
+        '44 B.C. → 44 "BC"',
+        "2BC",
+    ),
     Rule("full hour", r"^ *(\d+):00\b", r"\1", "3:00 → 3", "3:30"),
+    Rule(
+        "time, but not what may be a ratio in lowest terms",
+        r"""(?x) (?<! [\d:.{] ) (?! \d+:00 ) 0? (
+            (?: 1?\d | 2[0-3] ) : (?: 0\d | 30 )            # 7:05, 11:30
+            | (?: 1?[02468] | 2[02] ) : [0-5][02468]        # both even
+            | (?: 1?[05] | 20 ) : [0-5][05]                 # both by 5
+            | (?: [369] | 1[258] | 21 ) : (?: 1[258] | 2[147] | 3[369] | 4[258] | 5[147] )  # by 3
+            | (?: 7 | 14 | 21 ) : (?: 14 | 21 | 28 | 35 | 42 | 49 | 56 )                  # by 7
+            ) (?! [\d:.] )""",
+        r"t_{\1}",
+        "07:05 → t_{7:05}",
+        "9:16",
+    ),
     Rule(
         "raised unit",
         r'(?x) \^ [ ]? \{? [ ]? "? (deg|st|nd|rd|th) (?![a-z]) "? [ ]? \}?',
@@ -344,7 +411,7 @@ RULES = [
     Rule("percent", r'(?<!")%', ' "%" ', '5% → 5 "%" ', '5 "%"'),
     Rule(
         "number with words behind it",
-        rf"""(?xi) ^ ( [-\d./]+ | -?\d*\\frac\{{\d+\}}\{{\d+\}} )
+        rf"""(?xi) ^ ( [-\d./]+ (?: e\d+ )? | -?\d*\\frac\{{\d+\}}\{{\d+\}} )
             [ ]+ ( (?: (?: {KNOWN} | [a-z]{{3,}} ) {POWER} )+ ) $""",
         r'\1 "\2"',
         '5 apples → 5 "apples"',
@@ -374,14 +441,14 @@ RULES = [
     ),
     # what stands around an answer, before it or behind it
     Rule(
-        "name before an equals sign",
+        "name before an equals sign, or of a point",
         r"""(?x) ^ [ ]? (?: "[^"]*" | \\(?: angle | triangle | overline | vec | det ) [ ]?
-              \{?[a-zA-Z]+\}? | [a-z] \^\{-1\} [ ]? \([a-z]\) ) [ ]? =""",
+              \{?[a-zA-Z]+\}? | [a-z] \^\{-1\} [ ]? \([a-z]\) ) [ ]? =
+            | ^ [A-Z] [ ]? (?= \( [^()]*,[^()]* \) $ )""",
         "",
         r"\angle ABC=5 → 5",
-        "x=5",
+        "P(3)",
     ),
-    Rule("name of a point", r"^[A-Z] ?(?=\([^()]*,[^()]*\)$)", "", "M(3,6) → (3,6)", "P(3)"),
     Rule(
         "spaces and punctuation",
         r"""(?x) ^ (?: [ ] | = | \\approx )+    # before an answer
@@ -391,8 +458,21 @@ RULES = [
         "=5  6. → 5 6",
         "5",
     ),
-    Rule("emphasis", r'^(?:\*\*?([^*]+)\*\*?|`([^`]+)`|"([^"]*)")$', r"\1\2\3", "**5** → 5", "2*3"),
-    Rule("braces around all", rf"^\{{{GROUP}\}}$", r"\1", "{5} → 5", "{5}2"),
+    Rule(
+        "little words before",
+        r"""(?x) ^ [" ]* (?: (?: an? | An?(?=[ ][a-z]) | [Tt]he | [OoIi]n | [Yy]ear | A\.?D\.? )
+            [" ]+ )+ (?= [^\W\d_]{3} | \d+$ )""",
+        "",
+        "the year 1945 → 1945",
+        "in 5 days",
+    ),
+    Rule(
+        "emphasis, or braces around all",
+        rf'^(?:\*\*?([^*]+)\*\*?|`([^`]+)`|"([^"]*)"|\{{{GROUP}\}})$',
+        r"\1\2\3\4",
+        "**5** → 5",
+        "{5}2",
+    ),
 ]
 PUNCTUATION = Rule(
     "punctuation, but not in numbers", r"(?<!\d)[^\w,]|[^\w,](?!\d)", "", "so-so. → soso", "1-2"

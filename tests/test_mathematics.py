@@ -78,6 +78,13 @@ def test_braces_of_a_box_are_balanced_and_escaped_ones_are_none():
     assert last_boxed(r"\boxed{" * 20_000) is None
 
 
+def test_only_the_end_of_a_very_long_text_is_read(monkeypatch):
+    read = []
+    monkeypatch.setattr(mathematics, "last_boxed", lambda text: read.append(text))
+    score(problem("What?", "17"), "{" * 3_000_000 + r"\boxed{17}")
+    assert len(read[-1]) == mathematics.LONGEST_TEXT and read[-1].endswith(r"\boxed{17}")
+
+
 def test_the_answer_is_found_in_a_worked_solution():
     for column, answer in [
         ("She has 3 + 4 = <<3+4=7>>7.\n#### 7", "7"),  # GSM8K

@@ -11,7 +11,6 @@ an answer one spelling, and expressions.py reads it.
 
 import itertools
 import re
-from functools import lru_cache
 
 from data import Problem, after_thinking
 from data.expressions import (
@@ -22,17 +21,20 @@ from data.expressions import (
     Tree,
     close,
     form,
+    is_task,
     items_of,
     letters,
     number,
     operations,
     read,
+    value,
     values_at_points,
 )
-from data.spelling import UNIT, Rule, as_choice, as_words, cleaned, one_unit
+from data.spelling import TURNED, UNIT, Rule, as_choice, as_words, cleaned, one_unit
 
 INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
 LONGEST_ANSWER = 1000  # characters; what is longer is only compared as text
+LONGEST_TEXT = 200_000  # characters; what stands before them is not read
 
 SPACES = Rule("spaces, but not between words", r" (?!\w)|(?<!\w) ", "", "x = 5 → x=5", "a b")
 # The name of a value. A lone letter is none here: `meaning` needs to know it.
@@ -69,12 +71,18 @@ LINES = r"""(?x:
 # Words also stand between them, if dollars are left out.
 WORDS = r"""(?x: (?<! [\\\w^{}(*/+-] ) (?! or\b | and\b )
     [a-zA-Z]{2,} (?: [ ]an? (?=[ ]) )? (?! [\w^{}(*/+-] ) )"""
-# What stands between the parts of a formula: signs, or letters that are no command.
-SIGNS = ("[,;]", "[=,;]", r"[=,;+]|(?<![a-z\\])[a-z](?![a-z])")
+# Problems that ask for a form name it, or say what is to be done with a formula.
+ASKS_FOR_FORM = r"""(?x) \b(?:
+    [Ss]implif(?:y|ied) | simplest | lowest[ ]terms | [Rr]educe | [Ee]xpand | [Rr]ationali[sz]e
+    | Factor | [Ff]actor(?: ed | i[sz](?:e|ation) | [ ](?: completely | fully | the ) )
+    | (?: (?:[Rr]e)?[Ww]rite | [Ee]xpress | [Cc]onvert | [Cc]hange | [Rr]ound ) [ ] (?:
+        with[ ]one                                     # with one logarithm
+        | (?: the[ ][a-z]+[ ] )? [$\\(.\d-] .{,60}? [ ](?: as | in(?![ ]terms) | into | to | with )
+    ) )\b"""
 # A box, and the brace that opens it or else its content; or another brace.
 BOXES = r"(?sx) \\\\?(?:boxed|fbox) \s* ( \{ | [^\s${}]* ) | \\. | [{}]"
+HUNDRED = number(100)
 INTERVAL = {"<": "()", r"\le": "[]"}  # the brackets of an interval by the signs at its ends
-TURNED = {">": "<", r"\ge": r"\le"}
 
 
 def worded(text: str, instruction: str | None = None) -> str:
@@ -102,10 +110,10 @@ def problem(text: str, answer: str, instruction: str | None = None) -> Problem:
 
 
 def score(problem: Problem, completion: str) -> bool:
-    """Whether the last box after the thinking holds the answer, and not a part of the problem that
-    evaluates to it."""
-    answer = last_boxed(after_thinking(completion))
-    return answer is not None and equal(problem.answer, answer) and not copied(problem, answer)
+    """Whether the last box after the thinking holds the answer, and not a task that evaluates to
+    it."""
+    answer = last_boxed(after_thinking(completion)[-LONGEST_TEXT:])
+    return answer is not None and equal(problem.answer, answer) and not undone(problem, answer)
 
 
 def last_boxed(text: str) -> str | None:
@@ -129,49 +137,45 @@ def last_boxed(text: str) -> str | None:
     return content
 
 
-# --- what the problem asks for --------------------------------------------------------------------
+# --- whether the answer is worked out -------------------------------------------------------------
 
 
-def copied(problem: Problem, answer: str) -> bool:
-    """Whether the answer is an equation of the problem, or has not the form that the problem asks
-    for. A problem asks for a form if one of its formulas is equal to the wanted answer, in another
-    form: "factor x^2 - 1" has a formula that is equal to (x-1)(x+1), and wants two factors."""
-    wanted, given = form_of(problem.answer), form_of(answer)
-    if given == wanted and "=" not in answer:
-        return False
-    formulas = formulas_equal_to(problem.answer, problem.prompt)
-    if wanted and given != wanted:
-        if any(form_of(formula) not in (None, wanted) for formula in formulas):
-            return True
-    if "=" in problem.answer:
-        return False
-    equations = [sides(formula) for formula in formulas]
-    return any(len(equation) > 1 and equation <= sides(answer) for equation in equations)
-
-
-@lru_cache(maxsize=1000)
-def formulas_equal_to(answer: str, text: str) -> list[str]:
-    """The formulas in a text, and their parts, that are right answers as they stand."""
-    formulas = [*re.split(LINES, text), *re.split(f"{LINES}|{WORDS}", text.replace("$", " "))]
-    pieces = set(formulas)
-    for formula, signs in itertools.product(formulas, SIGNS):
-        pieces.update(re.split(signs, formula))
-    return [piece for piece in pieces if equal(answer, piece)]
-
-
-def sides(equation: str) -> set[str]:
-    """The sides of an equation in letters and digits."""
-    return set(NO_LETTERS.apply(cleaned(equation)).split("="))
-
-
-def form_of(text: str) -> Tree | None:
-    """The form of an answer; None for words, and for what cannot be read."""
-    _, answer = as_choice(cleaned(text))
+def undone(problem: Problem, answer: str) -> bool:
+    """Whether a right answer is still a task. This depends on the form of the wanted answer: a
+    reduced fraction wants none that reduces, and an expanded sum wants no product of sums or roots.
+    A problem that asks for a form gets no other. A formula of the problem is no answer."""
+    texts = [as_choice(cleaned(text))[1] for text in (problem.answer, answer)]
     try:
-        tree, _ = understood(answer)
-        return form(tree)
-    except FAULTS:
-        return None
+        (wanted, _), (given, _) = meanings(*map(cleaned, texts))
+    except FAULTS:  # words
+        return False
+    is_bare = "=" not in answer
+    if form(given) == form(wanted):
+        if is_bare or "=" in problem.answer:
+            return False
+    elif re.search(ASKS_FOR_FORM, problem.prompt):
+        return True
+    if given.kind == "relation" != wanted.kind and re.search("[Ss]olve|subject", problem.prompt):
+        return True
+    if is_task(given) and not is_task(wanted):
+        return True
+    return not (is_bare and given.kind == "number") and copied(answer, problem.prompt)
+
+
+def copied(answer: str, text: str) -> bool:
+    """Whether a formula of a text is the answer, or an equation of it a part of the answer. The
+    order of sides and terms does not count."""
+    given = sides(answer)
+    for formula in re.split(f"{LINES}|{WORDS}|[,;]", text):
+        said = sides(formula)
+        if said == given or "=" in formula and said <= given:
+            return True
+    return False
+
+
+def sides(formula: str) -> set[str]:
+    """The sides and terms of a formula in letters and digits."""
+    return set(re.split("[=+]", NO_LETTERS.apply(cleaned(formula))))
 
 
 # --- whether two answers are the same -------------------------------------------------------------
@@ -207,9 +211,7 @@ def equal(reference: str, answer: str) -> bool:
 def same_quantity(wanted: str, given: str) -> bool:
     """Whether two answers that are not words have the same unit and the same meaning. Raises one of
     FAULTS if one of them has no meaning."""
-    if "=" not in wanted:
-        given = NAMES.apply(given)
-    (wanted, wanted_unit), (given, given_unit) = understood(wanted), understood(given)
+    (wanted, wanted_unit), (given, given_unit) = meanings(wanted, given)
     if not may_use(wanted, given):
         return False
     units = {wanted_unit, given_unit}
@@ -218,15 +220,18 @@ def same_quantity(wanted: str, given: str) -> bool:
     if "" not in units or wanted_unit.startswith("base"):
         return False
     if wanted_unit == "%":  # 25 and 0.25 are right for 25 %
-        return same(wanted, given) or same(hundredth(wanted), given)
+        return same(wanted, given) or same(Tree("/", (wanted, HUNDRED)), given)
     if given_unit == "%":  # 25 % is right for 0.25, and for 25: the problem may ask for percent
         is_above_1 = wanted.kind == "number" and abs(wanted.value) > 1
-        return is_above_1 and same(wanted, given) or same(wanted, hundredth(given))
+        return is_above_1 and same(wanted, given) or same(wanted, Tree("/", (given, HUNDRED)))
     return same(wanted, given)
 
 
-def hundredth(tree: Tree) -> Tree:
-    return Tree("/", (tree, number(100)))
+def meanings(wanted: str, given: str) -> tuple:
+    """The meanings of two cleaned texts, each with its unit, without the name of the answer."""
+    if "=" not in wanted:
+        given = NAMES.apply(given)
+    return understood(wanted), understood(given)
 
 
 def understood(text: str) -> tuple[Tree, str]:
@@ -272,7 +277,7 @@ def meaning(tree: Tree) -> Tree:
 
 def reals_without(points: tuple) -> Tree:
     """The intervals between some points."""
-    points = sorted(points, key=lambda point: point.parts[0] if point.parts else point.value)
+    points = sorted(points, key=lambda point: value(point, {}))
     ends = itertools.pairwise((LOWEST, *points, HIGHEST))
     return Tree(r"\cup", tuple(Tree("()", pair) for pair in ends))
 
@@ -315,8 +320,6 @@ def meaning_of_relation(signs: tuple, parts: tuple) -> Tree:
     name = parts[0]
     if is_name(name) and signs == (r"\in",):
         return Tree("named", (meaning(parts[1]),), name)
-    if is_name(name) and signs == (r"\ne",):
-        return Tree("named", (reals_without(parts[1:]),), name, "inequality")
     return Tree("relation", parts, signs)
 
 
@@ -329,11 +332,11 @@ def meaning_of_equation(signs: tuple, parts: tuple) -> Tree:
     between = signs[1:] if name else signs
     while r"\approx" in between and len(steps) > 1 and rounds(*steps[-2:]):
         steps = steps[:-1]  # x = 1/3 ≈ 0.333 says 1/3
-    value = meaning(steps[-1])
-    is_true = all(same(value, step) for step in steps[:-1])
-    if not is_true or parts[0].value in letters(value):
+    result = meaning(steps[-1])
+    is_true = all(same(result, step) for step in steps[:-1])
+    if not is_true or parts[0].value in letters(result):
         return Tree("relation", parts, signs)
-    return Tree("named", (value,), name) if name else value
+    return Tree("named", (result,), name) if name else result
 
 
 def meaning_of_inequality(signs: tuple, parts: tuple) -> Tree:
@@ -374,9 +377,9 @@ def same(wanted: Tree, given: Tree) -> bool:
         return True
     kinds = {wanted.kind, given.kind}
     if kinds == {"named"} and {wanted.value.kind, given.value.kind} == {"()"}:
-        names, values = given.value.parts, unnamed(given).parts
-        if {*wanted.value.parts} == {*names}:  # y = 2, x = 1 for x = 1, y = 2
-            in_order = tuple(values[names.index(name)] for name in wanted.value.parts)
+        values = dict(zip(given.value.parts, unnamed(given).parts, strict=True))
+        if values.keys() == {*wanted.value.parts}:  # y = 2, x = 1 for x = 1, y = 2
+            in_order = tuple(values[name] for name in wanted.value.parts)
             return same(unnamed(wanted), unnamed(given)._replace(parts=in_order))
     if "relation" in kinds or kinds == {"named"} and wanted.value != given.value:
         return kinds <= {"relation", "named"} and same_equation(wanted, given)
@@ -404,10 +407,10 @@ def same_items(wanted: tuple, given: tuple) -> bool:
 def rounds(exact: Tree, decimal: Tree) -> bool:
     """Whether a decimal is the other value, rounded to its places. ValueError if the value depends
     on letters."""
-    ((value, rounded),) = values_at_points(exact, decimal)
+    ((unrounded, rounded),) = values_at_points(exact, decimal)
     if decimal.kind != "number":
         return False
-    return bool(abs(value - rounded) * 2 * 10**decimal.decimals < 1.000001)  # 0.5 may go down
+    return abs(unrounded - rounded) * 2 * 10**decimal.decimals < 1.000001  # 0.5 may go down
 
 
 def same_equation(wanted: Tree, given: Tree) -> bool:
