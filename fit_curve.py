@@ -34,7 +34,7 @@ docs/fitting.md says how to read what comes out.
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -130,7 +130,8 @@ def fit_logs(
                 fit = fit_sigmoid(series.x, series.y, *how, series.num_examples)
             except ValueError as error:
                 run = "" if series.name in str(path) else f"{series.name}: "
-                unfit.append(f"{path}: {run}{error}")
+                warned = [note[1:] for note in series.notes if note.startswith("!")]
+                unfit.append(";".join([f"{path}: {run}{error}", *warned]))
                 continue
             run_name = series.name if series.name not in variants else f"{path}: {series.name}"
             variants.setdefault(variant or run_name, []).append((series, fit))
@@ -141,6 +142,9 @@ def main(arguments: list[str]) -> int:
     """The command. Returns the exit status 0; ValueError or OSError, in one sentence, for wrong
     options or logs."""
     options = read_flags(Options, arguments, description=__doc__)
+    # A folder of runs is compared.
+    if len(options.logs) == 1 and runs_of_study(Path(options.logs[0])):
+        options = replace(options, compare=True)
     if not options.logs:
         raise ValueError(
             "no log is named; for example: python fit_curve.py data/examples/simulated.csv"

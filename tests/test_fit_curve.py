@@ -750,3 +750,28 @@ def test_the_commands_of_the_help_work_with_numpy_scipy_and_matplotlib_alone(tmp
     fields = [*dataclasses.fields(fit_curve.Options), *dataclasses.fields(Reading)]
     flags = {flag(field.name) for field in fields} - {"--logs", "--reading"}
     assert flags <= set(re.findall(r"(?m)^  (--[\w-]+)", help.stdout))
+
+
+def test_a_folder_of_runs_is_compared(tmp_path, command):
+    for name, C_mid in (("quick", 100), ("slow", 300)):
+        (tmp_path / name).mkdir()
+        write_csv(tmp_path / name / "progress.csv", *run_of(C_mid=C_mid, last=1500))
+    status, output, _ = command(tmp_path)
+    assert status == 0
+    assert "quick is more efficient" in output
+
+
+def test_too_few_validations_name_the_column_that_has_more(tmp_path, command):
+    lines = [{"step": s, "critic/score/mean": 0.3} for s in range(300)]
+    lines[200]["val/acc"] = 0.4
+    (tmp_path / "log").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    status, _, error = command(tmp_path / "log")
+    assert status == 2
+    assert "val/acc has 1 points, and critic/score/mean has 300: --y critic/score/mean" in error
+
+
+def test_more_efficient_is_said_with_where_it_began_lower(tmp_path, command):
+    low = write_csv(tmp_path / "low.csv", *run_of(R0=0.04, C_mid=60, B=2.5))
+    high = write_csv(tmp_path / "high.csv", *run_of(R0=0.5, C_mid=200, B=1.5, seed=1, last=3000))
+    _, output, _ = command("--compare", high, low)
+    assert "low.csv is more efficient, but began lower: it was behind until" in output
