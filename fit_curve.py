@@ -63,6 +63,9 @@ class Options:
         "first", "pass rate before training: the first point, fitted, or this value"
     )
     predict: tuple[float, ...] = option((), "forecast at these computes; tables have the first")
+    reach: float | None = option(
+        None, "the compute at which a run reaches this pass rate, if within 10 times its last"
+    )
     join: bool = option(
         False, "two logs are one run: ours, then that of the engine that tools/export.py took it to"
     )
@@ -151,6 +154,10 @@ def main(arguments: list[str]) -> int:
         )
     if not all(0 < C < float("inf") for C in options.predict):
         raise ValueError("--predict: compute must be positive and finite")
+    if options.reach is not None and not 0 < options.reach < 1:
+        raise ValueError(f"--reach {options.reach:g}: a pass rate between 0 and 1 can be reached")
+    if options.reach is not None and options.compare:
+        raise ValueError("--reach is asked of single runs: leave --compare out")
     if not all(0 <= value < float("inf") for value in options.seed_scatter):
         raise ValueError("--seed-scatter: two standard deviations, which are never negative")
 
@@ -159,7 +166,7 @@ def main(arguments: list[str]) -> int:
     if not variants:
         raise ValueError(unfit[0])
     runs = [run for runs in variants.values() for run in runs]
-    reports = [report(*run, options.predict) for run in runs]
+    reports = [report(*run, options.predict, options.reach) for run in runs]
     variants = {variant: fit_together(seeds) for variant, seeds in variants.items()}
     comparisons = compare_with_first(variants, options.seed_scatter) if options.compare else []
     rows = variants_table(variants, comparisons, *options.predict[:1])

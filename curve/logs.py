@@ -38,6 +38,7 @@ LOG_NAMES = (
     "wandb-history.jsonl",  # W&B
     "progress.csv",  # RLlib and Stable-Baselines
     "checkpoint-*/trainer_state.json",  # TRL's last checkpoint
+    "events.out.tfevents.*",  # TensorBoard
 )
 LONGEST_LINE = 50_000_000  # characters. A longer line is read in pieces
 RUNS = "runs.jsonl"  # the logs of all runs of a study in one file
@@ -226,10 +227,7 @@ def _rows(binary: io.BufferedIOBase, notes: list[str]) -> Rows:
     head = binary.read(4096)
     binary.seek(0)
     if b"brain.Event:" in head[:64]:
-        raise ValueError(
-            "TensorBoard's events are not read: download the scalar in TensorBoard as CSV, and "
-            "name that"
-        )
+        return _events(binary)
     encoding = "utf-16" if head.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
     letters = head.decode(encoding, "replace")
     strange = re.findall("[\0-\x08\x0e-\x1a\ufffd]", letters)
@@ -264,6 +262,21 @@ def _rows(binary: io.BufferedIOBase, notes: list[str]) -> Rows:
         if form:
             return _console_lines(text, *form)
     return _table_lines(text, delimiter)
+
+
+def _events(binary: io.BufferedIOBase) -> Rows:
+    """The scalars in a file of TensorBoard, one a row. ValueError if its package is missing."""
+    try:
+        from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+        from tensorboard.util.tensor_util import make_ndarray
+    except ImportError:
+        advice = "pip install tensorboard, or download the scalar in TensorBoard as CSV"
+        raise ValueError(f"TensorBoard's events are read by its own package: {advice}") from None
+    for i, event in enumerate(EventFileLoader(binary.name).Load(), 1):
+        for scalar in event.summary.value:
+            value = make_ndarray(scalar.tensor) if scalar.HasField("tensor") else np.array("")
+            if value.size == 1 and value.dtype.kind == "f":
+                yield -i, {"step": event.step, scalar.tag: float(value.item())}
 
 
 def _lines(text: io.TextIOWrapper) -> Iterator[tuple[int, str]]:

@@ -435,3 +435,22 @@ def test_flops_have_prefixes_and_nan_has_a_sentence(tmp_path):
     assert read(tmp_path, table(rows)).x_name == "eflops"
     nothing = table([["acc", "kl"], *(("nan", "nan") for _ in STEPS)])
     assert "no value is a finite number, in any of acc, kl" in refusal(tmp_path, nothing)
+
+
+def test_events_of_tensorboard_are_read_by_its_package(tmp_path):
+    writer = pytest.importorskip("tensorboard.summary").Writer(str(tmp_path))
+    for s, r in CURVE:
+        writer.add_scalar("eval/accuracy", r, s)
+        writer.add_scalar("train/loss", 0.1, s)
+    writer.close()
+    (series,) = read_log(tmp_path)
+    assert list(series.x) == STEPS
+    assert series.y == pytest.approx(RATES)
+    assert (series.x_name, series.y_name) == ("step", "eval/accuracy")
+
+
+def test_without_its_package_events_have_a_sentence(tmp_path, monkeypatch):
+    package = "tensorboard.backend.event_processing.event_file_loader"
+    monkeypatch.setitem(sys.modules, package, None)
+    events = b"\x18" + bytes(8) + b"...brain.Event:2" + bytes(9)
+    assert "pip install tensorboard" in refusal(tmp_path, events)
