@@ -34,7 +34,7 @@ docs/fitting.md says how to read what comes out.
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -63,6 +63,9 @@ class Options:
         "first", "pass rate before training: the first point, fitted, or this value"
     )
     predict: tuple[float, ...] = option((), "forecast at these computes; tables have the first")
+    reach: float | None = option(
+        None, "the compute at which a run reaches this pass rate, if within 10 times its last"
+    )
     join: bool = option(
         False, "two logs are one run: ours, then that of the engine that tools/export.py took it to"
     )
@@ -130,7 +133,8 @@ def fit_logs(
                 fit = fit_sigmoid(series.x, series.y, *how, series.num_examples)
             except ValueError as error:
                 run = "" if series.name in str(path) else f"{series.name}: "
-                unfit.append(f"{path}: {run}{error}")
+                warned = [note[1:] for note in series.notes if note.startswith("!")]
+                unfit.append(";".join([f"{path}: {run}{error}", *warned]))
                 continue
             run_name = series.name if series.name not in variants else f"{path}: {series.name}"
             variants.setdefault(variant or run_name, []).append((series, fit))
@@ -141,12 +145,19 @@ def main(arguments: list[str]) -> int:
     """The command. Returns the exit status 0; ValueError or OSError, in one sentence, for wrong
     options or logs."""
     options = read_flags(Options, arguments, description=__doc__)
+    # A folder of runs is compared.
+    if len(options.logs) == 1 and runs_of_study(Path(options.logs[0])):
+        options = replace(options, compare=True)
     if not options.logs:
         raise ValueError(
             "no log is named; for example: python fit_curve.py data/examples/simulated.csv"
         )
     if not all(0 < C < float("inf") for C in options.predict):
         raise ValueError("--predict: compute must be positive and finite")
+    if options.reach is not None and not 0 < options.reach < 1:
+        raise ValueError(f"--reach {options.reach:g}: a pass rate between 0 and 1 can be reached")
+    if options.reach is not None and options.compare:
+        raise ValueError("--reach is asked of single runs: leave --compare out")
     if not all(0 <= value < float("inf") for value in options.seed_scatter):
         raise ValueError("--seed-scatter: two standard deviations, which are never negative")
 
@@ -155,7 +166,7 @@ def main(arguments: list[str]) -> int:
     if not variants:
         raise ValueError(unfit[0])
     runs = [run for runs in variants.values() for run in runs]
-    reports = [report(*run, options.predict) for run in runs]
+    reports = [report(*run, options.predict, options.reach) for run in runs]
     variants = {variant: fit_together(seeds) for variant, seeds in variants.items()}
     comparisons = compare_with_first(variants, options.seed_scatter) if options.compare else []
     rows = variants_table(variants, comparisons, *options.predict[:1])

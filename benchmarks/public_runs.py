@@ -3,11 +3,13 @@ errors.
 
     python benchmarks/public_runs.py CLONES > docs/public_runs.md
 
-The logs lie in three repositories. Their licences are not known, so they are no part of this
+The logs lie in six repositories. Their licences are not known, so they are no part of this
 project. The repositories are cloned into the folder CLONES, if they are not there.
 """
 
 import argparse
+import io
+import pickle
 import subprocess
 import tempfile
 from dataclasses import dataclass
@@ -18,12 +20,38 @@ import numpy as np
 
 from curve.columns import Series
 from curve.fit import fit_sigmoid
-from curve.forecast import FORECASTERS, held_out
+from curve.forecast import FORECASTERS, LITTLE, gain_of_twice, held_out, levelled_off, reached_at
 from curve.logs import packed_runs, read_log
 
 MATH = "ShibukiZero/assignment5-alignment", "73a0f46", "artifacts/experiments/main/ch7"
 GSM8K = "josancamon19/rl-scaling-laws", "cc6c4ee", "results"
 VERL = "eric-haibin-lin/verl-data", "f07af32", "gsm8k"
+TINY = "kanishkg/TinyZero", "ed4139f", "results"
+DEQUEUEING = "dequeueing/assignment5-alignment", "bf9443a", "results"
+RETU = "LINs-lab/RETU", "5fbdfcb", "analysis/flops_estimate_kit/cache/sft_then_rl"
+# Steps of supervised training before RL, by its data; and the problems of each benchmark.
+RETU_STARTS = {
+    "easy102K": (0, 360, 720, 1080, 1440, 1800, 6120),
+    "general": (360, 720, 1080, 1440, 1800, 3600, 5400, 7200, 9000, 10800, 12600, 14080),
+    "hard102K": (360, 720, 1080, 1440, 1800),
+    "s1K": (62, 124, 186, 248, 310),
+    "uniform102K": (360, 720, 1080, 1440, 1800),
+}
+RETU_PROBLEMS = {
+    "gsm8k": 1317,
+    "olympiad_bench": 291,
+    "math": 237,
+    "minerva": 262,
+    "aime": 25,
+    "aime25": 25,
+}
+CONDITIONS = {
+    "qwen": "base_ppo backtracking_backward only_backtracking backtracking_verification "
+    "no_positive_all_strategies all_strategies empty_cot dots backtracking_subgoal",
+    "llama": "backtracking_subgoal backtracking_backward only_backtracking "
+    "backtracking_verification no_positive_all_strategies base_ppo all_strategies base_70b dots "
+    "empty_cot owmathqa2_ppo owmathqa_none_ppo1",
+}
 NAMES = """
     grpo_baselines/runs/no_baseline
     grpo_baselines/runs/reinforce_with_baseline
@@ -66,6 +94,25 @@ LOGS = [  # repository, commit, folder, file, and the flags that read it
     (*VERL, "Qwen2.5-0.5B-bsz256_2-prompt1024-resp512-0.567.log", {}),
     (*VERL, "gemma-2-2b-it-ppo-bsz512_4-prompt1024-resp-512-0.640.log", {}),
 ]
+LOGS += [
+    (*TINY, f"{model}_results.csv", {"where": f"condition={condition}"})
+    for model, conditions in CONDITIONS.items()
+    for condition in conditions.split()
+]
+LOGS += [
+    (*DEQUEUEING, f"grpo_{name}/grpo_metrics.jsonl", {})
+    for name in (
+        "clip_e1 clip_e4 leaderboard length_norm lr_5e-6 lr_5e-6_full no_baseline no_std_norm_rwb "
+        "noclip_e4"
+    ).split()
+]
+LOGS += [
+    (*RETU, f"{data}/{data}_step2flops2valPerform_dapo_ckpt{start}.pkl", {})
+    for data, starts in RETU_STARTS.items()
+    for start in starts
+]
+REPOSITORIES = MATH, GSM8K, VERL, TINY, DEQUEUEING, RETU
+SMALL = 0.1  # a smaller gain is a small one
 PARTS = 1 / 4, 1 / 3, 1 / 2, 2 / 3, 3 / 4  # of a run's steps, from which its end is forecast
 
 
@@ -95,7 +142,8 @@ def public_runs(clones: Path) -> tuple[dict[tuple[str, str, str], Series], dict[
         show = ["git", "-C", clone, "show", f"{commit}:{folder}/{file}"]
         with tempfile.NamedTemporaryFile() as log:
             subprocess.run(show, stdout=log, check=True)
-            curves = read_log(log.name, **flags)
+            pickled = file.endswith(".pkl")
+            curves = [read_retu(Path(log.name))] if pickled else read_log(log.name, **flags)
         for series in curves:
             name = file + "".join(f" --{flag} {value}" for flag, value in flags.items())
             name = f"{file}:{series.name}" if len(curves) > 1 else name
@@ -105,6 +153,30 @@ def public_runs(clones: Path) -> tuple[dict[tuple[str, str, str], Series], dict[
             else:
                 repeated[name] = first
     return runs, repeated
+
+
+class Numbers(pickle.Unpickler):
+    """Reads dicts of numbers, and refuses everything else: a pickle may run any program."""
+
+    def find_class(self, module: str, name: str):
+        if (module.replace("_core", "core"), name) == ("numpy.core.multiarray", "scalar"):
+            return np._core.multiarray.scalar
+        if (module, name) == ("numpy", "dtype"):
+            return np.dtype
+        raise ValueError(f"{module}.{name} is no number")
+
+
+def read_retu(log: Path) -> Series:
+    """The mean pass rate of all problems over EFLOPs, of one run of RETU."""
+    (curve,) = Numbers(io.BytesIO(log.read_bytes())).load().values()
+    x = sorted(curve)
+    y = []
+    for compute in x:
+        rates = {name: rate for name, rate in curve[compute].items() if name in RETU_PROBLEMS}
+        number = sum(RETU_PROBLEMS[name] for name in rates)
+        solved = sum(RETU_PROBLEMS[name] * rate for name, rate in rates.items())
+        y.append(solved / number / 100)
+    return Series(log.name, np.array(x, float), np.array(y, float), "eflops", "overall")
 
 
 def forecast(series: Series, part: float) -> Forecast | None:
@@ -128,7 +200,7 @@ def state(series: Series) -> str:
         return "never moved"
 
 
-def errors_of(found: list[Forecast], name: str = "sigmoid") -> np.ndarray:
+def errors_of(found: list[Forecast], name: str = "forecast") -> np.ndarray:
     return np.abs([each.errors[name] for each in found])
 
 
@@ -148,21 +220,99 @@ def run_row(name: str, series: Series) -> list:
     figures = (
         [f"{found.came:.3f}", *(f"{error:+.3f}" for error in found.errors.values())]
         if found
-        else ["-"] * 4
+        else ["-"] * 5
     )
     said = [how] * bool(how) + ([f"! {kind}" for kind in found.warnings] if found else [])
     return [f"`{name}`", len(series.x), *figures, "; ".join(said)]
 
 
+def gain(series: Series) -> float:
+    return series.y[-3:].mean() - series.y[0]
+
+
 def error_rows(series: list[Series]) -> list[list]:
+    """Median and root mean square of the errors, for small gains and large ones, by the part of the
+    run that is fitted."""
     rows = []
-    measures = {"median": np.median, "root mean square": root_mean_square}
-    for least in (0, 14):
-        found = [forecast(each, 1 / 2) for each in series if len(each.x) >= least]
-        chosen = f"the {len(found)} with {least} points or more" if least else f"{len(found)} runs"
-        for figure, measure in measures.items():
-            errors = [measure(errors_of(found, name)) for name in FORECASTERS]
-            rows.append([f"{chosen}: {figure}", *(f"{error:.3f}" for error in errors)])
+    for name, small in (("small", True), ("large", False)):
+        chosen = [each for each in series if (gain(each) < SMALL) == small]
+        for part, text in ((1 / 4, "a quarter"), (1 / 2, "a half"), (2 / 3, "two thirds")):
+            found = [each for one in chosen if (each := forecast(one, part))]
+            cells = []
+            for by in FORECASTERS:
+                errors = errors_of(found, by)
+                cells.append(f"{np.median(errors):.4f} / {root_mean_square(errors):.4f}")
+            inside = np.mean([each.inside for each in found])
+            rows.append([f"{name}, {text}", len(found), *cells, f"{100 * inside:.0f} %"])
+    return rows
+
+
+def stop_rows(series: list[Series]) -> list[list]:
+    """How often going on is called hardly worth it, and how often that is wrong."""
+    rows = []
+    for part, text in ((1 / 4, "a quarter"), (1 / 3, "a third"), (1 / 2, "a half")):
+        gains = []
+        fits = 0
+        for each in series:
+            try:
+                fit = fit_sigmoid(each.x, each.y, fit_to=part * each.x[-1])
+            except ValueError:
+                continue
+            fits += 1
+            if gain_of_twice(fit)["gain"] < LITTLE:
+                gains.append(gain_at_twice(each, len(each.x[each.x <= fit.C_max])))
+        rows.append([f"at {text}", fits, len(gains), share_wrong(gains)])
+    gains = []
+    saved = []
+    for each in series:
+        for n in range(2, len(each.x)):
+            first = Series(each.name, each.x[:n], each.y[:n])
+            if each.x[n - 1] <= 0.9 * each.x[-1] and levelled_off(first, LITTLE):
+                gains.append(gain_at_twice(each, n))
+                saved.append(1 - each.x[n - 1] / each.x[-1])
+                break
+    print(f"Stopped runs save {100 * np.median(saved):.0f} % of their steps (median).\n")
+    rows.append(["`--stop-when-gain-below 0.02`", len(series), len(gains), share_wrong(gains)])
+    return rows
+
+
+def gain_at_twice(series: Series, n: int) -> float:
+    """What came at twice the compute of point n, or at the end: the mean of three points around it,
+    minus the mean of the last three of the first n."""
+    later = np.flatnonzero(series.x <= 2 * series.x[n - 1] * 1.0001)[-1]
+    return series.y[max(later - 1, n - 1) : later + 2].mean() - series.y[n - 3 : n].mean()
+
+
+def share_wrong(gains: list[float]) -> str:
+    wrong = np.mean(np.array(gains) >= 2 * LITTLE) if gains else 0
+    return f"{sum(each >= 2 * LITTLE for each in gains)} ({100 * wrong:.0f} %)"
+
+
+def reach_rows(series: list[Series]) -> list[list]:
+    """Pass rates that were reached later: how often --reach holds the compute in its interval, and
+    how often it says that they are surely not reached, or perhaps not."""
+    rows = []
+    for times in (1.2, 1.5, 2, 3):
+        found = []
+        for each in series:
+            level = np.convolve(each.y, np.ones(3) / 3, "valid")  # means of three neighbours
+            x = each.x[1:-1]
+            for part in (1 / 4, 1 / 3, 1 / 2):
+                try:
+                    fit = fit_sigmoid(each.x, each.y, fit_to=part * each.x[-1])
+                except ValueError:
+                    continue
+                if times * fit.C_max > x[-1]:
+                    continue
+                wanted = level[np.searchsorted(x, times * fit.C_max)]
+                if wanted > fit.y[-3:].mean() + 0.005:
+                    reached = x[(x > fit.C_max) & (level >= wanted)][0]
+                    answer = reached_at(fit, wanted)
+                    low, high = (end or np.inf for end in answer["interval"])
+                    never = answer["x"] is None
+                    found.append((low <= reached <= high, np.isinf(low), never))
+        shares = [f"{100 * share:.0f} %" for share in np.mean(found, axis=0)]
+        rows.append([f"at {times} times the compute", len(found), *shares])
     return rows
 
 
@@ -189,7 +339,7 @@ def warning_rows(found: list[Forecast]) -> list[list]:
 
 HEAD = """# Public runs
 
-Made by `python benchmarks/public_runs.py CLONES > docs/public_runs.md`. It clones three \
+Made by `python benchmarks/public_runs.py CLONES > docs/public_runs.md`. It clones six \
 repositories and reads their
 logs as `python fit_curve.py LOG` does. Their licences are not known, so the logs are not \
 shipped here.
@@ -199,10 +349,23 @@ shipped here.
 The outcome is the mean of the last three points. An error is a forecast from the first half of \
 the steps, minus the
 outcome. A line with `!` names the warnings of the fit of the first half."""
+STOPPING = """
+## Is it worth going on?
+
+The forecast says that twice the compute gains less than .02. That is wrong if it gained .04 or \
+more. The last line asks
+at every validation, as a run does, and stops at the first answer that holds at two in a row.
+"""
+REACHING = """
+## The compute for a pass rate
+
+Pass rates that were reached at a multiple of the compute that was fitted (a quarter, a third and \
+a half of the steps).
+"""
 WARNINGS = """
 ## Which warnings foretell errors
 
-The error of the sigmoid's forecast, by the warnings of the fit that it comes from. "Inside" \
+The error of the forecast, by the warnings of the fit that it comes from. "Inside" \
 counts the outcomes in the
 95 % interval. A fit can have several warnings. "Five parts" are a quarter, a third, a half, \
 two thirds and three
@@ -216,12 +379,11 @@ def main() -> None:
     parser.add_argument("clones", type=Path, help="the folder of the clones")
     runs, repeated = public_runs(parser.parse_args().clones)
     print(HEAD)
-    for repository, commit, folder in (MATH, GSM8K, VERL):
+    for repository, commit, folder in REPOSITORIES:
         print(f"\n`{repository}`, commit `{commit}`, folder `{folder}`:\n")
         rows = [run_row(name, series) for (of, _, name), series in runs.items() if of == repository]
-        print_table(
-            ["file", "points", "outcome", "error: sigmoid", "power law", "last value", ""], rows
-        )
+        names = ["error: forecast", "sigmoid", "power law", "last value"]
+        print_table(["file", "points", "outcome", *names, ""], rows)
     print("\nThese files hold a curve again, which counts once:\n")
     print_table(
         ["file", "the same as"], [[f"`{name}`", f"`{first}`"] for name, first in repeated.items()]
@@ -229,8 +391,16 @@ def main() -> None:
 
     good = [series for series in runs.values() if not state(series)]
     print("\n## Errors of the forecast\n")
-    print(f"The {len(good)} runs that neither fell nor stayed at one value:\n")
-    print_table(["", "sigmoid", "power law", "last value"], error_rows(good))
+    print(
+        f"The {len(good)} runs that neither fell nor stayed at one value. A gain is small below "
+        f"{SMALL}. It is the\noutcome minus the first point. The part of the steps is fitted:\n"
+    )
+    names = ["forecast", "sigmoid", "power law", "last value"]
+    print_table(["median / root mean square", "runs", *names, "inside"], error_rows(good))
+    print(STOPPING)
+    print_table(["", "runs", "stopped", "wrong"], stop_rows(good))
+    print(REACHING)
+    print_table(["", "pass rates", "inside", "surely not", "perhaps not"], reach_rows(good))
 
     study = common.ROOT / "docs" / "study"
     packed = sorted(

@@ -132,6 +132,9 @@ class Settings(Sampling):
     validation_every: int = option(8, "steps", paper=100, small=20, short=6)
     validation_problems: int = option(128, "held out, the same each time", paper=1000, small=64)
     validation_samples: int = option(16, "completions of each: the pass rate is mean@this", short=2)
+    stop_when_gain_below: float = option(
+        0.0, "end when twice the compute would gain less pass rate, by its forecast; 0: never"
+    )
     checkpoint_every: int = option(20, "steps; also at the end, on Ctrl-C and on SIGTERM")
     keep_checkpoints: int = option(2, "the newest", short=1)
     track: Literal["tensorboard", "wandb", "trackio"] | None = option(
@@ -252,6 +255,7 @@ MAY_CHANGE = {
     "track", "engine", "tensor_parallel", "generators", "trainers", "one_process", "slots",
     "generator_memory", "tokens_per_micro_batch", "gradient_checkpointing", "share_prompts",
     "threads", "verifiers", "wait_timeout", "max_restarts", "rollouts_kept", "least_prompts",
+    "stop_when_gain_below",
 }  # fmt: skip
 
 # generate.py takes these from the run that made its model, if no flag says otherwise.
@@ -362,6 +366,7 @@ def read_settings(folder: Path) -> Settings:
 MAY_BE_0 = (
     "seed", "warmup_steps", "threads", "max_restarts", "generators", "trainers", "gpus",
     "weight_decay", "rollouts_kept", "eps_low", "least_prompts", "temperature", "show",
+    "stop_when_gain_below",
 )  # fmt: skip
 LEAST = {"completions_per_prompt": 2, "max_length": 4} | dict.fromkeys(MAY_BE_0, 0)
 

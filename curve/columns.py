@@ -22,6 +22,8 @@ from curve.least_squares import Array
 # A curve has at most so many points; of a longer one, neighbours are averaged. Each point costs a
 # fit time and memory, and no plot shows more.
 MOST_POINTS = 2000
+MOST_REPEATED = 0.2  # the part of the points that a resumed run may have made again
+FEW_POINTS = 5  # a curve with fewer cannot be fitted
 
 
 @dataclass(frozen=True)
@@ -68,17 +70,20 @@ def check_curve(
         if 20 < y.max() <= 100:
             advice = "if it is in percent, say --percent"
         falls = np.diff(x, prepend=-1) <= 0
+        order = "sort the log by it"
+        if falls.sum() > len(x) / 5:
+            order = f"it falls {falls.sum()} times, so it is no sum of all compute so far"
         wrong = {
             "{x}, {y}: not finite; remove the line": ~np.isfinite(x + y),
             "{x}: compute is never negative": x < 0,
-            "{x} after {before:g}: it must increase; sort the log by it": falls,
+            "{x} after {before:g}: it must increase; {order}": falls,
             "{y} is no pass rate, not in [0, 1]: {advice}": (y < 0) | (y > 1),
         }
     for message, broken in wrong.items():
         if broken.any():
             i = int(broken.argmax())
             values = {"x": f"{names[0]} = {x[i]:g}", "y": f"{names[1]} = {y[i]:g}"}
-            text = message.format(**values, before=x[i - 1], advice=advice)
+            text = message.format(**values, before=x[i - 1], advice=advice, order=order)
             raise ValueError(f"{place(i)}: {text}")
 
 
@@ -87,6 +92,7 @@ def check_curve(
 # What compute is called, the best first. Only the last part of a path counts.
 COMPUTE = """
     compute_flops train_flops total_flops flops compute_flos total_flos flos
+    total_flops_eflops cumulative_eflops total_eflops eflops exaflops pflops petaflops
     compute_device_hours device_hours gpu_hours accelerator_hours
     compute_tokens compute
     num_tokens total_tokens cumulative_tokens sampled_tokens num_input_tokens
@@ -100,6 +106,12 @@ COMPUTE = """
 """.split()
 # These columns count steps. A resumed run repeats their values.
 STEP = re.compile(r"(.*[/_])?steps?|(.*/)?(iterations?|updates?)", re.I)
+
+# These columns say what one step costs, in seconds or tokens. Compute is their sum so far.
+OF_ONE_STEP = re.compile(
+    r"timing(_s)?/\w+|perf/(time_per_step|total_num_tokens)"
+    r"|(actor/)?tokens_of_step|progress/output_tokens"
+)
 
 # Words in the names of pass rates, the best first. All words of a name count: acc/mean@8 comes
 # before reward/mean@8.
@@ -133,6 +145,8 @@ SPELLINGS = (  # of words that hold a number or a space
     (r"pass[_@ ]?(at_?)?1(?!\d)", "passone"),
 )
 
+# A record with one of these is from training, unless its name says validation.
+LOSS = re.compile(r"(.*[/_])?(loss|kl|entropy|grad_norm|learning_rate|lr|advantages?)", re.I)
 # These columns say whether a record is from training or from a validation.
 KINDS_OF_RECORD = ("kind", "type", "split", "mode", "phase", "stage", "event")
 # These columns say to which of several curves a record belongs.
@@ -350,6 +364,8 @@ def _pass_rates(table: Table, y: str | None) -> list[str]:
     # The likeliest columns. A column of texts is none, and of two that are alike the first counts.
     columns = {name: table.numbers(name)[table.chosen] for name in table.names}
     numbers = {name: values for name, values in columns.items() if np.isfinite(values).any()}
+    if not numbers:
+        raise ValueError(f"no value is a finite number, in any of {_listed(columns)}")
     ranks = {name: _pass_rate_rank(name, table.source) for name in numbers}
     best = min(filter(None, ranks.values()), default=None)
     likely = []
@@ -429,9 +445,7 @@ def _series(table: Table, name: str, y: str, reading: Reading) -> Series:
         left_out[repeats] = number - len(rows)
 
     # A point needs its compute, too.
-    x = reading.x or _best_compute(table, counters, rows)
-    table.require(x, "--x")
-    compute = table.numbers(x)
+    x, compute = _compute(table, reading.x or _best_compute(table, counters, rows))
     missing = np.isnan(compute[rows])
     if missing.all():
         raise ValueError(f"no line has a value of {x!r} and of {y!r}")
@@ -451,6 +465,7 @@ def _series(table: Table, name: str, y: str, reading: Reading) -> Series:
     reasons = [f"{count} {reason}" for reason, count in left_out.items() if count]
     if reasons:
         note += f"; left out: {', '.join(reasons)}"
+    warnings = _warnings(table, y, rows)
 
     # What a point is the mean of has more answers.
     num_examples = _num_examples(table, y, rows)
@@ -460,13 +475,45 @@ def _series(table: Table, name: str, y: str, reading: Reading) -> Series:
         compute, pass_rate = _neighbours_averaged(compute), _neighbours_averaged(pass_rate)
         num_examples = num_examples and num_examples * len(rows) / len(compute)
         note += f"; neighbours averaged into {len(compute)}"
-    notes = [note, *table.notes]
-    if _pass_rate_rank(y, table.source)[:1] == (2,):
-        notes.append(
+    notes = (note, *table.notes, *warnings)
+    return Series(name, compute, pass_rate, x, y, num_examples, notes)
+
+
+def _compute(table: Table, x: str) -> tuple[str, Array]:
+    """Compute by row, and what it is called: the column x, or its sum so far if it is of one
+    step."""
+    if OF_ONE_STEP.fullmatch(x) and x in table.columns:
+        return f"sum of {x}", np.nan_to_num(table.numbers(x)).cumsum()
+    table.require(x, "--x")
+    return x, table.numbers(x)
+
+
+def _warnings(table: Table, y: str, rows: Array) -> list[str]:
+    """What makes the pass rate y of these rows doubtful, in sentences."""
+    warnings = []
+    if _is_of_training(table, y, rows):
+        warnings.append(
             f"! {y} is measured in training, and is no validation: on other problems the run may "
             "do otherwise"
         )
-    return Series(name, compute, pass_rate, x, y, num_examples, tuple(notes))
+    if len(rows) < FEW_POINTS:
+        counts = {name: len(table.rows(name)) for name in table.names if _pass_rate_rank(name, "")}
+        longest = max(counts, key=counts.get, default=y)
+        if counts.get(longest, 0) >= FEW_POINTS:
+            more = f"{longest} has {counts[longest]}: --y {longest}"
+            warnings.append(f"! {y} has {len(rows)} points, and {more}")
+    return warnings
+
+
+def _is_of_training(table: Table, y: str, rows: Array) -> bool:
+    """Whether a pass rate is of training: by its name; or because nothing says that it is of a
+    validation, and each training step has it."""
+    place, *measures = _pass_rate_rank(y, table.source) or (0, 0)
+    if place != 1 or measures == [RANK["passrate"]]:
+        return place == 2
+    losses = [name for name in table.names if LOSS.fullmatch(name) and not _says(VALIDATION, name)]
+    steps = [table.rows(name) for name in losses]
+    return any(len(rows) >= 0.9 * len(of) and np.isin(of, rows).mean() > 0.9 for of in steps)
 
 
 def _refuse_texts(table: Table, y: str) -> None:
@@ -520,6 +567,7 @@ def _refuse_several_curves(table: Table, step: str, y: str, rows: Array) -> None
         if is_group or all((np.diff(steps[group]) > 0).all() for group in groups.values()):
             curves = f"several curves under each other, by {column}: {_listed(groups)}"
             raise ValueError(f"{curves}; choose one with --where {column}={next(iter(groups))}")
+    _refuse_many_repeats(table, step, y, rows)
     other_values = np.diff(table.numbers(y)[rows]) != 0
     differ = np.flatnonzero((changes == 0) & other_values)
     if len(differ) > max(1, len(rows) // 10):
@@ -527,6 +575,27 @@ def _refuse_several_curves(table: Table, step: str, y: str, rows: Array) -> None
         values = f"{step} = {steps[row]:g} has several values of {y}"
         advice = "choose with --where COLUMN=VALUE, or average them with --mean"
         raise ValueError(f"{table.place(row)}: {values}: {advice}")
+
+
+def _refuse_many_repeats(table: Table, step: str, y: str, rows: Array) -> None:
+    """ValueError, naming the columns that could tell the runs apart, if so many of these rows come
+    again that they are hardly of one resumed run."""
+    steps = table.numbers(step)
+    lost = len(rows) - len(_last_of_each(steps[rows]))
+    if lost <= MOST_REPEATED * len(rows):
+        return
+    falls = (np.diff(steps[rows]) < 0).sum()
+    apart = []
+    for column in table.names:
+        groups = table.groups(column, rows.tolist())
+        if column not in (step, y) and 1 < len(groups) <= falls + 1:
+            within = sum((np.diff(steps[group]) < 0).sum() for group in groups.values())
+            if within < falls:
+                apart.append(f"{column} ({_listed(groups)})")
+    if apart:
+        several = f"{step} begins again, and {lost} of {len(rows)} points would be left out"
+        advice = f"choose one with --where COLUMN=VALUE, of {'; '.join(apart)}"
+        raise ValueError(f"several curves under each other? {several}: {advice}")
 
 
 def _last_of_each(steps: Array) -> Array:

@@ -315,8 +315,24 @@ def compare(
         above = f"at least {low:.3f}" if no_ceiling else with_interval(gap, low, high)
         numbers = f"its A lies {above} above that of {loser}"
     verdict = VERDICTS[kind].format(winner=winner)
+    if kind == "efficiency":
+        until = behind_until(*counted[::ahead])
+        if until:
+            verdict += f", but began lower: it was behind until {until:.3g}"
     A_difference = None if no_ceiling else ceilings
     return Comparison(variants, kind, winner, verdict, numbers, A_difference, efficiency)
+
+
+def behind_until(winner: list[Fit], loser: list[Fit]) -> float:
+    """The last compute at which the mean curve of the loser lies above that of the winner by more
+    than the MARGIN; 0 if there is none. The part of the gain that is made does not show how low a
+    variant began."""
+    fits = [*winner, *loser]
+    C = np.geomspace(min(fit.x[fit.x > 0][0] for fit in fits), min(fit.C_max for fit in fits), 200)
+    ahead, behind = (np.mean([fit.predict(C) for fit in side], 0) for side in (winner, loser))
+    began_lower = np.mean([fit.R0 for fit in winner]) < np.mean([fit.R0 for fit in loser]) - MARGIN
+    above = C[behind > ahead + MARGIN]
+    return float(above[-1]) if began_lower and len(above) else 0.0
 
 
 def reasons(

@@ -258,6 +258,7 @@ MOST_SCATTER = 0.01
 UNKNOWN = "A is not identified"
 NO_CEILING = "A is on its bound 1"
 SHORT = "short"
+NO_RISE = "no rise"
 
 
 def judge(fit: Fit) -> Fit:
@@ -311,7 +312,7 @@ def doubt_about_A(fit: Fit) -> FitWarning | None:
     made = f"only {int(100 * fit.gain_made)} % of the gain is made, less than"
     if gain < 2 * fit.rms:
         rise = f"nothing above R0 = {fit.R0:.3f}"
-        return FitWarning("no rise", f"{rise} stands out of the scatter ({fit.rms:.3f})")
+        return FitWarning(NO_RISE, f"{rise} stands out of the scatter ({fit.rms:.3f})")
     if fit.gain_made < LEAST_GAIN_MADE:
         least = f"{100 * LEAST_GAIN_MADE:.0f} %"
         return FitWarning(UNKNOWN, f"{made} {least}: the data shows only A > {low:.3f}")

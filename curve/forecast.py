@@ -1,23 +1,162 @@
-"""What a fit predicts for more compute, beside the baselines that it has to beat."""
+"""What a fit predicts for more compute, beside the baselines that it has to beat.
+
+The sigmoid alone misses far if the points do not bend as a sigmoid does. So the forecast is the
+median of three curves: the sigmoid, the power law, and a damped trend. If the points do bend, it is
+the sigmoid (`benchmarks/public_runs.py`, docs/fitting.md).
+
+Dimensions: m values of compute, k weighted sums of a curve at these.
+"""
+
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import stdtrit  # quantiles of Student's t; scipy.stats is slow to import
 
 from curve.columns import Series
-from curve.fit import Fit, fit_sigmoid, power_law
+from curve.fit import NO_RISE, Fit, fit_sigmoid, power_law
+from curve.least_squares import Array
 
-FORECASTERS = ("sigmoid", "power_law", "last_value")  # the sigmoid, and its baselines
+FORECASTERS = ("forecast", "sigmoid", "power_law", "last_value")  # the last is a baseline
+# The points bend if the power law's squared error is more than this many times the sigmoid's.
+BENT = 2
+# The part of the spread of the three curves that widens the interval, if the points bend or not,
+# and what widens it always. On public runs 90 to 97 % then come inside.
+DOUBT = {True: 0.5, False: 1.5}
+LEAST_DOUBT = 0.01
+LEAST_FOR_TREND = 6  # points; with fewer the trend is the last value
+LEAST_TO_STOP = 10  # points; with fewer no run counts as levelled off
+
+# --- 1. The forecast ------------------------------------------------------------------------------
 
 
-def forecasts(fit: Fit, C) -> dict[str, float]:
-    """The mean pass rate over compute C, an array or a number, by forecaster."""
-    values = fit.predict(C), power_law(C, *fit.power_law), fit.y[-1]
-    return {name: float(np.mean(value)) for name, value in zip(FORECASTERS, values)}
+@dataclass(frozen=True)
+class Forecast:
+    """Weighted sums of the pass rate at more compute, (k,) each."""
+
+    value: Array
+    low: Array  # of the 95 % interval
+    high: Array
+    sigmoid: Array
+    power_law: Array
+
+
+def damped_trend(fit: Fit, C: Array) -> Array:
+    """The mean pass rate of the last sixth of the points, with half of the slope in log compute of
+    the later half; at compute C (m,)."""
+    x = np.log(fit.x[fit.x > 0])
+    y = fit.y[fit.x > 0]
+    n = len(x)
+    if n < LEAST_FOR_TREND:
+        return np.full(len(C), fit.y[-1])
+    slope, _ = np.polyfit(x[n // 2 :], y[n // 2 :], 1)
+    last = slice(-(n // 6), None)
+    return np.clip(y[last].mean() + slope / 2 * (np.log(C) - x[last].mean()), 0, 1)
+
+
+def forecast(fit: Fit, C: Array, weights: Array, scatter: float = 0.0) -> Forecast:
+    """The forecast of weights (k, m) @ pass rate at compute C (m,) > 0. scatter: of single
+    validations, which widens the interval."""
+    x = fit.x[fit.x > 0]
+    y = fit.y[fit.x > 0]
+    law = fit.power_law
+    of_law = np.square(power_law(x, *law) - y).sum()
+    bends = bool(of_law > BENT * np.square(fit.predict(x) - y).sum())
+
+    curves = np.array([fit.predict(C), power_law(C, *law), damped_trend(fit, C)]) @ weights.T
+    sigmoid, law, _ = curves
+    value = sigmoid if bends else np.median(curves, axis=0)
+
+    # The interval of the sigmoid around the forecast, and wider if the curves disagree.
+    low, high = fit.interval_of(weights, C)
+    doubt = np.hypot(DOUBT[bends] * np.ptp(curves, axis=0), np.hypot(LEAST_DOUBT, scatter))
+    low = value - np.hypot(sigmoid - low, doubt)
+    high = value + np.hypot(high - sigmoid, doubt)
+    return Forecast(value, np.clip(low, 0, 1), np.clip(high, 0, 1), sigmoid, law)
+
+
+def each(fit: Fit, C) -> Forecast:
+    """The forecast of the pass rate at each compute C (m,)."""
+    return forecast(fit, np.asarray(C, float), np.eye(len(C)))
+
+
+def forecasts(fit: Fit, C, scatter: float = 0.0) -> dict:
+    """The mean pass rate over compute C, an array or a number, by forecaster, and the "interval" of
+    the forecast."""
+    C = np.atleast_1d(np.asarray(C, float))
+    mean = forecast(fit, C, np.full((1, len(C)), 1 / len(C)), scatter)
+    values = mean.value[0], mean.sigmoid[0], mean.power_law[0], fit.y[-1]
+    named = {name: float(value) for name, value in zip(FORECASTERS, values)}
+    return named | {"interval": [float(mean.low[0]), float(mean.high[0])]}
+
+
+# --- 2. Is it worth going on? ---------------------------------------------------------------------
+
+FURTHEST = 10  # times the last compute: no forecast beyond it is worth reading
+LITTLE = 0.02  # a gain that is hardly worth twice the compute
+
+
+def gain_of_twice(fit: Fit) -> dict:
+    """What twice the compute would gain over the mean of the last three points: "gain", "interval",
+    and a "sentence"."""
+    later = each(fit, [2 * fit.C_max])
+    gain, low, high = np.ravel([later.value, later.low, later.high]) - fit.y[-3:].mean()
+    text = f"twice the compute would gain {gain:+.3f} [{low:+.3f}, {high:+.3f}]"
+    if fit.fell:
+        sentence = f"going on: {text} at best, since this run fell, and no forecast foresees a fall"
+    elif gain < LITTLE:
+        sentence = f"going on: {text}, less than {LITTLE}: hardly worth it"
+    else:
+        sentence = f"going on: {text}: worth it"
+    return {"gain": float(gain), "interval": [float(low), float(high)], "sentence": sentence}
+
+
+def reached_at(fit: Fit, pass_rate: float) -> dict:
+    """The compute at which the forecast reaches a pass rate: "x", its "interval", and a "sentence".
+    An end that lies beyond FURTHEST times the last compute is None."""
+    C = np.geomspace(fit.C_max, FURTHEST * fit.C_max, 400)
+    later = each(fit, C)
+    x, high, low = (
+        float(C[np.argmax(curve >= pass_rate)]) if (curve >= pass_rate).any() else None
+        for curve in (later.value, later.low, later.high)
+    )
+    beyond = f"within {FURTHEST} times the compute"
+    if x == fit.C_max:
+        first = fit.x[np.argmax(fit.y >= pass_rate)] if (fit.y >= pass_rate).any() else fit.C_max
+        sentence = f"{pass_rate:g} is reached already, first at {first:.4g}"
+        x, low, high = (float(first),) * 3
+    elif low is None:
+        sentence = f"{pass_rate:g} is not reached {beyond}"
+    else:
+        when = f"at {x:.4g}" if x else f"perhaps not {beyond}"
+        last = f"{high:.4g}" if high else f"not {beyond}"
+        sentence = f"{pass_rate:g} is reached {when}; 95 %: from {low:.4g} to {last}"
+    return {"x": x, "interval": [low, high], "pass_rate": pass_rate, "sentence": sentence}
+
+
+def levelled_off(series: Series, least_gain: float) -> bool:
+    """Whether twice the compute would gain less than this, by the forecasts at the last two points.
+    Never if there are fewer than LEAST_TO_STOP points, or if nothing has risen yet, or if the pass
+    rate has come down."""
+    gains = []
+    for n in (len(series.x) - 1, len(series.x)):
+        if n < LEAST_TO_STOP:
+            return False
+        try:
+            fit = fit_sigmoid(series.x[:n], series.y[:n])
+        except ValueError:  # nothing has moved yet
+            return False
+        if fit.fell or fit.warnings[:1] and fit.warnings[0].kind == NO_RISE:
+            return False
+        gains.append(gain_of_twice(fit)["gain"])
+    return max(gains) < least_gain
+
+
+# --- 3. A test of the forecast --------------------------------------------------------------------
 
 
 def held_out(x, y, r0: str | float = "first", fit_to: float | None = None, fit_from=0.0) -> dict:
     """The mean of the last three points (`came`), and its forecasts from the points with compute <=
-    fit_to, by default half of the last compute. `interval` is the 95 % interval of the curve,
+    fit_to, by default half of the last compute. `interval` is the 95 % interval of the forecast,
     widened by the scatter of three points. The arguments are as in `fit_sigmoid`. ValueError if the
     early points cannot be fitted."""
     x = np.asarray(x, float)
@@ -28,21 +167,16 @@ def held_out(x, y, r0: str | float = "first", fit_to: float | None = None, fit_f
     early = fit_sigmoid(x, y, r0, fit_from, fit_to)
     first = max(len(x) - 3, np.sum(x <= fit_to))
     later = x[first:]
-    n = len(later)
-
-    # The interval of the mean of the curve, and the scatter of the mean of n points.
-    forecast = forecasts(early, later)
-    curve = forecast["sigmoid"]
-    (low,), (high,) = early.interval_of(np.full((1, n), 1 / n), later)
-    scatter = stdtrit(len(early.x) - 3, 0.975) * early.rms / np.sqrt(n)
-    ends = curve - np.hypot(curve - low, scatter), curve + np.hypot(high - curve, scatter)
+    scatter = stdtrit(len(early.x) - 3, 0.975) * early.rms / np.sqrt(len(later))
     return {
         "fit_to": float(fit_to),
         "n_points": len(early.x),
         "came": float(y[first:].mean()),
-        **forecast,
-        "interval": np.clip(ends, 0, 1).tolist(),
+        **forecasts(early, later, scatter),
     }
+
+
+# --- 4. While a run goes on -----------------------------------------------------------------------
 
 
 def outlook(series: Series) -> str:

@@ -38,6 +38,7 @@ LOG_NAMES = (
     "wandb-history.jsonl",  # W&B
     "progress.csv",  # RLlib and Stable-Baselines
     "checkpoint-*/trainer_state.json",  # TRL's last checkpoint
+    "events.out.tfevents.*",  # TensorBoard
 )
 LONGEST_LINE = 50_000_000  # characters. A longer line is read in pieces
 RUNS = "runs.jsonl"  # the logs of all runs of a study in one file
@@ -52,10 +53,10 @@ _NAME = r"(?<![^\s,;|(\[{])([A-Za-z_][^\s=:,;|()\[\]{}'\"]*+)"
 _NUMBER = r"(?:\w+(?:\.\w+)*\()?'?([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?+%?|nan|[-+]?inf)"
 QUOTED = re.compile(rf"['\"]([^'\"]{{1,200}})['\"]\s*:\s*{_NUMBER}", re.I)
 PLAIN = re.compile(rf"{_NAME}\s*[=:]\s*{_NUMBER}(?![\w.:/])", re.I)
-# Console logs: how the part of a line with pairs begins, and how a pair looks. The first with any
-# pair is taken.
+# Console logs: how the part of a line with pairs begins, and how a pair looks. Verl's is taken if
+# it has any pair, otherwise the one with the most: a model's text may hold pairs too.
+VERL = re.compile(r"\bstep:\d+ - "), PLAIN
 CONSOLES = (
-    (re.compile(r"\bstep:\d+ - "), PLAIN),  # verl
     (re.compile(""), QUOTED),  # TRL, transformers, Unsloth
     (re.compile(""), PLAIN),  # prime-rl and others
 )
@@ -159,12 +160,17 @@ def _log_in(folder: Path) -> Path:
     """The log in a folder; any other path is that of a log."""
     if not folder.is_dir():
         return folder
-    for pattern in LOG_NAMES:
-        logs = [path for path in folder.glob(pattern) if path.is_file()]
-        if logs:
-            return max(logs, key=lambda log: (len(str(log)), log))  # checkpoint-100 is after -90
+    logs = _logs_in(folder)
+    if logs:
+        return max(logs, key=lambda log: (len(str(log)), log))  # checkpoint-100 is after -90
     names = " and no ".join(LOG_NAMES)
     raise ValueError(f"{folder}: no {names} in this folder: name the file of the log")
+
+
+def _logs_in(folder: Path) -> list[Path]:
+    """The files in a folder that have the first of LOG_NAMES that any has."""
+    found = ([path for path in folder.glob(name) if path.is_file()] for name in LOG_NAMES)
+    return next(filter(None, found), [])
 
 
 def packed_runs(study: Path) -> dict[str, bytes]:
@@ -179,7 +185,8 @@ def packed_runs(study: Path) -> dict[str, bytes]:
 
 def runs_of_study(folder: Path) -> list[tuple[str, Path]]:
     """(variant, run folder) of each run of a study: of each VARIANT-seedN/log.jsonl, or of each run
-    in its runs.jsonl (tools/pack.py). They come in natural order, but `scalerl` first."""
+    in its runs.jsonl (tools/pack.py). They come in natural order, but `scalerl` first. In another
+    folder without a log of its own, each folder that has one is a variant."""
     names = {path.parent.name for path in folder.glob("*/log.jsonl")}
     if (folder / RUNS).exists():
         names |= set(packed_runs(folder))
@@ -188,6 +195,8 @@ def runs_of_study(folder: Path) -> list[tuple[str, Path]]:
         match = re.fullmatch(r"(.+)-seed\d+", name)
         if match:
             runs.append((match[1], folder / name))
+    if not runs and not _logs_in(folder):
+        runs = [("", inner) for inner in sorted(folder.glob("*/")) if _logs_in(inner)]
     return sorted(runs, key=lambda run: run[0] != "scalerl")
 
 
@@ -218,10 +227,7 @@ def _rows(binary: io.BufferedIOBase, notes: list[str]) -> Rows:
     head = binary.read(4096)
     binary.seek(0)
     if b"brain.Event:" in head[:64]:
-        raise ValueError(
-            "TensorBoard's events are not read: download the scalar in TensorBoard as CSV, and "
-            "name that"
-        )
+        return _events(binary)
     encoding = "utf-16" if head.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
     letters = head.decode(encoding, "replace")
     strange = re.findall("[\0-\x08\x0e-\x1a\ufffd]", letters)
@@ -252,10 +258,25 @@ def _rows(binary: io.BufferedIOBase, notes: list[str]) -> Rows:
     delimiter = max(",\t;|", key=first.count)
     is_table = 0 < first.count(delimiter) == second.count(delimiter)
     if not (is_table and any(map(CELL.fullmatch, second.split(delimiter)))):
-        for start, pair in CONSOLES:
-            if next(_console_lines(text, start, pair), None):
-                return _console_lines(text, start, pair)
+        form = _console_form(text)
+        if form:
+            return _console_lines(text, *form)
     return _table_lines(text, delimiter)
+
+
+def _events(binary: io.BufferedIOBase) -> Rows:
+    """The scalars in a file of TensorBoard, one a row. ValueError if its package is missing."""
+    try:
+        from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+        from tensorboard.util.tensor_util import make_ndarray
+    except ImportError:
+        advice = "pip install tensorboard, or download the scalar in TensorBoard as CSV"
+        raise ValueError(f"TensorBoard's events are read by its own package: {advice}") from None
+    for i, event in enumerate(EventFileLoader(binary.name).Load(), 1):
+        for scalar in event.summary.value:
+            value = make_ndarray(scalar.tensor) if scalar.HasField("tensor") else np.array("")
+            if value.size == 1 and value.dtype.kind == "f":
+                yield -i, {"step": event.step, scalar.tag: float(value.item())}
 
 
 def _lines(text: io.TextIOWrapper) -> Iterator[tuple[int, str]]:
@@ -280,14 +301,24 @@ def _json_lines(text: io.TextIOWrapper, notes: list[str]) -> Rows:
 
 
 def _json_document(text: io.TextIOWrapper) -> Rows:
-    """The rows of a list of records, of a trainer_state.json, or of a single record."""
+    """The rows of a list of records, of the lists of records in an object such as a
+    trainer_state.json, or of a single record."""
     text.seek(0)
-    records = parse_json(text.read())
-    if isinstance(records, dict):
-        records = records.get("log_history", [records])
-    for i, record in enumerate(records, 1):
+    document = parse_json(text.read())
+    lists = {"": document}
+    if isinstance(document, dict):
+        lists = {name: value for name, value in document.items() if _is_of_records(value)}
+        lists = lists or {"": [document]}
+    # The name of a list may say that its records are validations.
+    records = [(name, record) for name, records in lists.items() for record in records]
+    for i, (name, record) in enumerate(records, 1):
         if isinstance(record, dict):
-            yield -i, _flat(record)
+            yield -i, {"kind": name} | _flat(record)
+
+
+def _is_of_records(value) -> bool:
+    """Whether a value of JSON is a list of objects."""
+    return isinstance(value, list) and any(isinstance(each, dict) for each in value)
 
 
 def _flat(record: dict, prefix: str = "") -> dict:
@@ -300,6 +331,15 @@ def _flat(record: dict, prefix: str = "") -> dict:
         elif not isinstance(value, list):
             flat[prefix + name] = value
     return flat
+
+
+def _console_form(text: io.TextIOWrapper) -> tuple[re.Pattern, re.Pattern] | None:
+    """How the lines of a console log look; None if no line holds a pair."""
+    if next(_console_lines(text, *VERL), None):
+        return VERL
+    pairs = {form: sum(len(row) for _, row in _console_lines(text, *form)) for form in CONSOLES}
+    best = max(pairs, key=pairs.get)
+    return best if pairs[best] else None
 
 
 def _console_lines(text: io.TextIOWrapper, start: re.Pattern, pair: re.Pattern) -> Rows:

@@ -14,6 +14,7 @@ from curve.columns import Series
 from curve.comparison import Comparison, asymptote_of, standing
 from curve.files import whole_file
 from curve.fit import Fit, FittedRun, fit_sigmoid
+from curve.forecast import each
 
 # What the columns of our own logs count.
 COMPUTE_UNITS = {
@@ -100,11 +101,13 @@ def _draw_run(axes, series: Series, fit: Fit, predict: Sequence[float]) -> None:
     if fit.collapsed:  # then there is no forecast
         return
     future = np.geomspace(fit.C_max, end, 50)
-    axes.plot(future, fit.predict(future), "--", color="C0", label="forecast")
-    both = np.append(past, future)
+    later = each(fit, future)
+    axes.plot(future, later.value, "--", color="C0", label="forecast")
+    low, high = fit.band(past)
     axes.fill_between(
-        both,
-        *fit.band(both),
+        np.append(past, future),
+        np.append(low, later.low),
+        np.append(high, later.high),
         color="C0",
         alpha=0.18,
         lw=0,

@@ -16,7 +16,7 @@ from curve.columns import Series
 from curve.comparison import Comparison, asymptote_of, mean_of, standing
 from curve.files import write_whole
 from curve.fit import Fit, FittedRun, with_interval
-from curve.forecast import FORECASTERS, forecasts, held_out
+from curve.forecast import FORECASTERS, forecasts, gain_of_twice, held_out, reached_at
 
 Row = dict[str, str]
 
@@ -24,19 +24,18 @@ Row = dict[str, str]
 # --- 1. One run -----------------------------------------------------------------------------------
 
 
-def report(series: Series, fit: Fit, predict: Sequence[float] = ()) -> dict:
+def report(
+    series: Series, fit: Fit, predict: Sequence[float] = (), reach: float | None = None
+) -> dict:
     """All that is known about one run, as --json writes it. A, B and C_mid are None if A is not
-    identified."""
+    identified. reach: a pass rate whose compute is asked for."""
     # With --fit-to, the points beyond it are held out; otherwise the second half of the run.
     fit_to = fit.C_max if fit.C_max < series.x[-1] else None
     try:
         test = held_out(series.x, series.y, fit.r0, fit_to, fit.x[0])
     except ValueError as error:
         test = {"error": str(error)}
-    predicted = []
-    for C in (*predict, 2 * fit.C_max):
-        interval = np.ravel(fit.band(C)).tolist()
-        predicted.append({**forecasts(fit, C), "x": C, "interval": interval})
+    predicted = [forecasts(fit, C) | {"x": C} for C in (*predict, 2 * fit.C_max)]
     return {
         "name": series.name,
         "A": fit.A if fit.identified else None,
@@ -58,6 +57,8 @@ def report(series: Series, fit: Fit, predict: Sequence[float] = ()) -> dict:
         "points": np.stack([series.x, series.y], 1).tolist(),
         "fit_window": [float(fit.x[0]), fit.C_max],
         "forecast": predicted,
+        "going_on": gain_of_twice(fit),
+        "reach": reached_at(fit, reach) if reach else None,
         "baselines": {"power_law": dict(zip("ADB", fit.power_law)), "held_out": test},
     }
 
@@ -101,11 +102,10 @@ def describe(series: Series, fit: Fit, report: dict) -> str:
 
     # Forecasts, and the test of those from the first half.
     for forecast in report["forecast"]:
-        curve = with_interval(forecast["sigmoid"], *forecast["interval"])
-        law = forecast["power_law"]
-        last = forecast["last_value"]
-        baselines = f"power law {law:.3f}, last value {last:.3f}"
-        lines.append(f"  forecast at {forecast['x']:.4g}: {curve} ({baselines})")
+        value = with_interval(forecast["forecast"], *forecast["interval"])
+        others = [f"{name.replace('_', ' ')} {forecast[name]:.3f}" for name in FORECASTERS[1:]]
+        lines.append(f"  forecast at {forecast['x']:.4g}: {value} ({', '.join(others)})")
+    lines += [f"  {report[name]['sentence']}" for name in ("reach", "going_on") if report[name]]
     test = report["baselines"]["held_out"]
     if "error" in test:
         lines.append(f"  no held-out test: {test['error']}")
@@ -201,15 +201,15 @@ def runs_table(runs: Sequence[FittedRun]) -> str:
         if "error" not in test:
             came = test["came"]
             low, high = test["interval"]
-            row["forecast from half"] = with_interval(test["sigmoid"], low, high)
+            row["forecast from half"] = with_interval(test["forecast"], low, high)
             row["came"] = f"{came:.3f}"
             errors.append([abs(test[name] - came) for name in FORECASTERS])
             if low <= came <= high:
                 inside += 1
     text = markdown(rows)
     if errors:
-        sigmoid, law, last = np.median(errors, axis=0)
-        medians = f"sigmoid {sigmoid:.3f}, power law {law:.3f}, last value {last:.3f}"
+        named = zip(FORECASTERS, np.median(errors, axis=0))
+        medians = ", ".join(f"{name.replace('_', ' ')} {error:.3f}" for name, error in named)
         came = f"{inside} of {len(errors)} came inside their 95 % interval."
         text += f"\n\nMedian error of the forecasts from half of the compute: {medians}. {came}"
     return text

@@ -34,6 +34,7 @@ from core.screen import say
 from core.settings import Settings
 from core.torch_engine import refuse_wrong_over_slots
 from curve.fit import fit_sigmoid
+from curve.forecast import levelled_off
 from curve.plots import plot_variants
 from curve.report import describe, report
 from data import cheap
@@ -333,7 +334,8 @@ class Run:
 
     def goes_on(self, step: int) -> bool:
         """Whether another step is made."""
-        return from_rank_0(step < self.settings.steps and not self.over())
+        ended = step >= self.settings.steps or self.over() or self.has_levelled_off(step)
+        return from_rank_0(not ended)
 
     def batch(self, version: int) -> list[Group] | None:
         """The groups to train this version of the parameters on. None if every prompt is retired,
@@ -388,6 +390,9 @@ class Run:
         reason = f"Every prompt has been retired (pass rate >= {loss.RETIRE_AT})"
         if step >= self.settings.steps:
             reason = "All steps are made"
+        elif self.has_levelled_off(step):
+            least = self.settings.stop_when_gain_below
+            reason = f"Twice the compute would gain less than {least} (--stop-when-gain-below)"
         if self.over():
             reason = ""
         self.record.end(step, reason)
@@ -404,6 +409,13 @@ class Run:
     def over(self) -> bool:
         """Whether the run ends early: the user has stopped it, or something failed."""
         return self.stop.asked() or bool(self.failure)
+
+    def has_levelled_off(self, step: int) -> bool:
+        """Whether --stop-when-gain-below ends the run here: by the curves of all sources."""
+        least = self.settings.stop_when_gain_below
+        if not least or self.record.last_validation < step:
+            return False
+        return all(levelled_off(series, least) for series in self.record.series())
 
     # After the loop
 

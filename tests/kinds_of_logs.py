@@ -371,7 +371,6 @@ BROKEN = {
     "100,000 brackets": b"[" * 100_000,
     "a console line of 10 MB": b"".join(b"a=%d " % i for i in range(1_000_000)),
     "boxes (OpenAI's baselines, Stable-Baselines)": lines(boxes()),
-    "events of TensorBoard": b"\x18" + bytes(8) + b"...brain.Event:2" + bytes(9),
     "a pickle": pickle.dumps(CURVE),
 }
 

@@ -20,7 +20,14 @@ from curve.columns import Reading, Series
 from curve.comparison import asymptote_of, compare
 from curve.fit import allowed_excess, fit_sigmoid, sigmoid
 from curve.flags import flag, run_command
-from curve.forecast import held_out, outlook
+from curve.forecast import (
+    damped_trend,
+    forecasts,
+    held_out,
+    levelled_off,
+    outlook,
+    reached_at,
+)
 from curve.least_squares import fit_power_law
 from curve.report import describe, report
 
@@ -750,3 +757,91 @@ def test_the_commands_of_the_help_work_with_numpy_scipy_and_matplotlib_alone(tmp
     fields = [*dataclasses.fields(fit_curve.Options), *dataclasses.fields(Reading)]
     flags = {flag(field.name) for field in fields} - {"--logs", "--reading"}
     assert flags <= set(re.findall(r"(?m)^  (--[\w-]+)", help.stdout))
+
+
+def test_a_folder_of_runs_is_compared(tmp_path, command):
+    for name, C_mid in (("quick", 100), ("slow", 300)):
+        (tmp_path / name).mkdir()
+        write_csv(tmp_path / name / "progress.csv", *run_of(C_mid=C_mid, last=1500))
+    status, output, _ = command(tmp_path)
+    assert status == 0
+    assert "quick is more efficient" in output
+
+
+def test_too_few_validations_name_the_column_that_has_more(tmp_path, command):
+    lines = [{"step": s, "critic/score/mean": 0.3} for s in range(300)]
+    lines[200]["val/acc"] = 0.4
+    (tmp_path / "log").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    status, _, error = command(tmp_path / "log")
+    assert status == 2
+    assert "val/acc has 1 points, and critic/score/mean has 300: --y critic/score/mean" in error
+
+
+def test_more_efficient_is_said_with_where_it_began_lower(tmp_path, command):
+    low = write_csv(tmp_path / "low.csv", *run_of(R0=0.04, C_mid=60, B=2.5))
+    high = write_csv(tmp_path / "high.csv", *run_of(R0=0.5, C_mid=200, B=1.5, seed=1, last=3000))
+    _, output, _ = command("--compare", high, low)
+    assert "low.csv is more efficient, but began lower: it was behind until" in output
+
+
+# --- the forecast, and whether it is worth going on ---
+
+
+def test_the_forecast_is_the_sigmoid_if_the_points_bend_and_else_a_median():
+    fit = fit_of(noise=0.002)
+    found = forecasts(fit, 1200.0)
+    assert found["forecast"] == found["sigmoid"] == pytest.approx(float(fit.predict(1200.0)))
+    x = np.linspace(10, 600, 30)
+    fit = fit_sigmoid(x, 0.5 + 0.05 * np.log10(x) + 0.01 * np.sin(7 * x))
+    found = forecasts(fit, 1200.0)
+    three = [found["sigmoid"], found["power_law"], damped_trend(fit, np.array([1200.0]))[0]]
+    assert found["forecast"] == pytest.approx(np.median(three))
+    low, high = found["interval"]
+    assert low < min(three) and max(three) < high
+
+
+def test_the_damped_trend_has_half_of_the_slope_of_the_later_half():
+    x = np.geomspace(1, 1000, 24)
+    fit = fit_sigmoid(x, 0.2 + 0.1 * np.log10(x))
+    level = 0.2 + 0.1 * np.log10(x[-3:]).mean()
+    step = 5 - np.log10(x[-3:]).mean()
+    assert damped_trend(fit, np.array([1e5]))[0] == pytest.approx(level + 0.05 * step)
+
+
+def test_the_compute_for_a_pass_rate(tmp_path, command):
+    x, y = run_of(A=0.9, last=300.0, noise=0.003)
+    fit = fit_sigmoid(x, y)
+    for pass_rate in (0.82, 0.85):
+        found = reached_at(fit, pass_rate)
+        low, high = found["interval"]
+        truth = 100 * ((pass_rate - 0.2) / (0.9 - pass_rate)) ** (1 / 1.8)
+        assert found["x"] == pytest.approx(truth, rel=0.15)
+        assert low <= truth and (high is None or truth <= high)
+    assert "not reached within 10 times" in reached_at(fit, 0.999)["sentence"]
+    already = reached_at(fit, 0.5)
+    assert "is reached already" in already["sentence"] and already["x"] <= 300
+
+    path = write_csv(tmp_path / "run.csv", x, y)
+    _, output, _ = command(path, "--reach", 0.82, "--json", tmp_path / "out.json")
+    (run,) = json.loads((tmp_path / "out.json").read_text())["runs"]
+    assert run["reach"]["sentence"] in output and run["going_on"]["sentence"] in output
+    for value, flags in ((1.2, ()), (0, ()), (0.5, ("--compare", path))):
+        status, _, error = command(path, *flags, "--reach", value)
+        assert status == 2 and "--reach" in error
+
+
+def test_a_run_that_has_levelled_off_is_told_from_one_that_may_still_climb():
+    x, y = run_of(A=0.9, B=2.0, R0=0.1, n=31, last=3000.0)
+    assert levelled_off(Series("run", x, y), 0.02)
+    assert not levelled_off(Series("run", x, y), 0.0001)
+    climbing = {
+        "slow": dict(A=0.9, B=1.0, C_mid=300.0),
+        "nothing has risen": dict(A=0.1, noise=0.008),
+        "too few": dict(A=0.9, C_mid=30.0, n=9),
+    }
+    for name, curve in climbing.items():
+        x, y = run_of(**dict(R0=0.1, n=31, last=1000.0) | curve)
+        assert not levelled_off(Series("run", x, y), 0.02), name
+    x, y = run_of(A=0.9, last=3000.0)
+    y[-8:] = 0.2
+    assert not levelled_off(Series("run", x, y), 0.02)

@@ -375,3 +375,82 @@ print(sys.modules["curve.fit"].fit_sigmoid(series.x, series.y).A)
     ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     assert abs(float(ended.stdout) - 0.92) < 0.02
+
+
+# --- what was read wrong, or lost in silence ---
+
+
+def test_stacked_experiments_under_an_unknown_name_are_refused(tmp_path):
+    """One of them restarts, so no column alone makes the steps increase."""
+    rows = [["condition", "step", "accuracy"]]
+    for name in ("plain", "dots"):
+        rows += [[name, s, r] for s, r in CURVE]
+    rows += [["dots", s, r / 2] for s, r in CURVE]
+    message = refusal(tmp_path, table(rows))
+    assert "22 of 33 points would be left out" in message
+    assert "--where COLUMN=VALUE, of condition (plain, dots)" in message
+
+
+def test_a_pair_in_the_text_of_a_model_hides_no_line(tmp_path):
+    lines = [f"step={s} val_acc={r}" for s, r in CURVE]
+    lines.insert(3, "The answer is {'x': 1}")
+    assert read(tmp_path, "\n".join(lines).encode()).y == pytest.approx(RATES)
+
+
+@pytest.mark.parametrize("key", ["history", "rows", "log_history"])
+def test_records_of_a_document_lie_under_any_key(tmp_path, key):
+    document = {"name": "a", key: [{"step": s, "acc": r} for s, r in CURVE], "tags": ["x"]}
+    assert read(tmp_path, json.dumps(document, indent=1).encode()).y == pytest.approx(RATES)
+
+
+def test_lists_of_records_are_told_apart_by_their_names(tmp_path):
+    document = {}
+    for key, factor in (("train", 0.5), ("eval", 1)):
+        document[key] = [{"step": s, "acc": factor * r} for s, r in CURVE]
+    assert read(tmp_path, json.dumps(document, indent=1).encode()).y == pytest.approx(RATES)
+
+
+def test_accuracy_of_each_training_step_is_warned_of(tmp_path):
+    steps = [{"step": s, "loss": 0.1, "accuracy": r} for s, r in CURVE]
+    assert any("measured in training" in note for note in read(tmp_path, json_lines(steps)).notes)
+    # A validation comes less often, or in lines of its own.
+    between = [{"step": s + 5, "loss": 0.1} for s in STEPS]
+    evaluations = [{"step": s, "accuracy": r} for s, r in CURVE]
+    for lines in (steps + between, between + evaluations):
+        lines = sorted(lines, key=lambda line: line["step"])
+        assert len(read(tmp_path, json_lines(lines)).notes) == 1
+
+
+def test_costs_of_single_steps_are_added_up(tmp_path):
+    lines = [f"step:{s} - val/acc:{r} - timing_s/step:2.0 - lr:1.0" for s, r in CURVE]
+    content = "\n".join(lines).encode()
+    series = read(tmp_path, content, x="timing_s/step")
+    assert list(series.x) == list(np.arange(1, 12) * 2.0)
+    assert series.x_name == "sum of timing_s/step"
+    assert "it is no sum of all compute so far" in refusal(tmp_path, content, x="lr")
+
+
+def test_flops_have_prefixes_and_nan_has_a_sentence(tmp_path):
+    rows = [["eflops", "acc"], *CURVE]
+    assert read(tmp_path, table(rows)).x_name == "eflops"
+    nothing = table([["acc", "kl"], *(("nan", "nan") for _ in STEPS)])
+    assert "no value is a finite number, in any of acc, kl" in refusal(tmp_path, nothing)
+
+
+def test_events_of_tensorboard_are_read_by_its_package(tmp_path):
+    writer = pytest.importorskip("tensorboard.summary").Writer(str(tmp_path))
+    for s, r in CURVE:
+        writer.add_scalar("eval/accuracy", r, s)
+        writer.add_scalar("train/loss", 0.1, s)
+    writer.close()
+    (series,) = read_log(tmp_path)
+    assert list(series.x) == STEPS
+    assert series.y == pytest.approx(RATES)
+    assert (series.x_name, series.y_name) == ("step", "eval/accuracy")
+
+
+def test_without_its_package_events_have_a_sentence(tmp_path, monkeypatch):
+    package = "tensorboard.backend.event_processing.event_file_loader"
+    monkeypatch.setitem(sys.modules, package, None)
+    events = b"\x18" + bytes(8) + b"...brain.Event:2" + bytes(9)
+    assert "pip install tensorboard" in refusal(tmp_path, events)

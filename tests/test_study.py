@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import steps
 from faults import ROOT, TINY, check_log, last_step, log
 from test_fit_curve import run_of
 
@@ -24,6 +25,7 @@ from curve.fit import fit_sigmoid
 from curve.flags import run_command
 from curve.forecast import held_out
 from machinery.files import last_line
+from machinery.folder import write_config
 from tools import study
 
 VARIANTS = {"plain": {}, "other": {"aggregation": "token", "thinking_budget": [50, 52]}}
@@ -177,6 +179,20 @@ def test_a_failed_run_is_reported_and_the_others_go_on(tmp_path, monkeypatch, ca
     assert "| other-seed1 " in (tmp_path / "runs/two/tables.md").read_text()
 
 
+def test_a_run_that_has_levelled_off_ends_and_says_why(models, tmp_path, monkeypatch, capsys):
+    """At the fourth validation, by a curve that is said to be level there."""
+    level = lambda series, least_gain: least_gain == 0.05 and len(series.x) == 4  # noqa: E731
+    monkeypatch.setattr("machinery.run.levelled_off", level)
+    chosen = steps.settings(steps=20, validation_every=1, stop_when_gain_below=0.05)
+    write_config(tmp_path, chosen)
+    batches = [steps.batch_of_groups() for _ in range(20)]
+    steps.train_on(chosen, models["llama"], batches, tmp_path)
+    assert [line["step"] - steps.FIRST for line in log(tmp_path, "train")] == [1, 2, 3]
+    *_, end = log(tmp_path)
+    assert end["kind"] == "end" and end["step"] == steps.FIRST + 3
+    assert "less than 0.05" in end["reason"]
+
+
 # --- what is refused ------------------------------------------------------------------------------
 
 
@@ -320,9 +336,9 @@ def test_tables_hold_what_the_logs_say(stored, capsys):
         assert before == f"{pass_rates[0]:.3f}" and after == f"{pass_rates[-1]:.3f}"
         assert (C_max, reach, rms) == ("6e+11", f"{f.reach:.1f}", f"{f.rms:.4f}")
         held = held_out(*curves[name])
-        assert forecast == with_interval(held["sigmoid"], *held["interval"])
+        assert forecast == with_interval(held["forecast"], *held["interval"])
         assert came == f"{held['came']:.3f}"
-        forecasts = [held[by] for by in ("sigmoid", "power_law", "last_value")]
+        forecasts = [held[by] for by in ("forecast", "sigmoid", "power_law", "last_value")]
         errors.append(np.abs(np.array(forecasts) - held["came"]))
         inside += held["interval"][0] <= held["came"] <= held["interval"][1]
     left_out = text.partition("left out, since it gives no curve: ")[2]
@@ -344,8 +360,9 @@ def test_tables_hold_what_the_logs_say(stored, capsys):
     assert ratio == pytest.approx(1.3 / 1.8, abs=0.05)
 
     # The forecasts of all runs, in one sentence.
-    sigmoid, power_law, last = np.median(errors, axis=0)
-    medians = f"sigmoid {sigmoid:.3f}, power law {power_law:.3f}, last value {last:.3f}"
+    new, sigmoid, power_law, last = np.median(errors, axis=0)
+    medians = f"forecast {new:.3f}, sigmoid {sigmoid:.3f}, power law {power_law:.3f}"
+    medians += f", last value {last:.3f}"
     assert f"of the compute: {medians}. {inside} of 11 came inside" in text
     files = sorted(path.name for path in folder.iterdir() if path.is_file())
     assert files == ["compare.png", "tables.md"]

@@ -245,7 +245,7 @@ def lesson_01() -> str:
             if "--fit-to" in line:
                 end = fit["baselines"]["held_out"]
                 last = f"last value {end['last_value']:.3f}"
-                forecast = [f"{end['sigmoid']:.3f}, {last}", end["came"]]
+                forecast = [f"{end['forecast']:.3f}, {last}", end["came"]]
             points = f"fit, {fit['n_points']} points"
             rows.append([seed, points, fit["R0"], *parameters, *forecast])
     return table(["seed", "how", "R0", "A", "B", "C_mid", "forecast of the end", "came"], rows)
