@@ -317,7 +317,12 @@ def matmul_in_fp32(left: Tensor, right: Tensor) -> Tensor:
     return left.float() @ right.float().T
 
 
-CHUNK = 2048  # tokens whose logits exist at a time
+LOGITS = 2**29  # bytes of a chunk: logits, softmax and gradient, in fp32
+
+
+def chunk_tokens(vocabulary: int) -> int:
+    """Tokens whose logits exist at a time: as many as have LOGITS bytes, but 128 to 2,048."""
+    return min(max(128, LOGITS // (3 * 4 * vocabulary)), 2048)
 
 
 def _chunk_logprobs(
@@ -329,16 +334,21 @@ def _chunk_logprobs(
 
 
 def sampled_logprobs(
-    hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, fp32: bool | str, chunk: int = CHUNK
+    hidden_ND: Tensor,
+    head_VD: Tensor,
+    targets_N: Tensor,
+    fp32: bool | str,
+    chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """log pi_train of the target tokens [N] (differentiable), and the policy's entropy there [N],
     in nats.
 
     hidden_ND: the output of the trunk (the model without its head) at the positions that predict
-    targets_N. The logits exist for `chunk` tokens at a time only: with a vocabulary of 150,000 the
-    fp32 logits of a whole batch would fill the memory before anything else. The backward computes
-    them again, but not the entropy, which comes last.
+    targets_N. The logits exist for `chunk` tokens at a time only (None: `chunk_tokens`): with a
+    vocabulary of 150,000 the fp32 logits of a whole batch would fill the memory before anything
+    else. The backward computes them again, but not the entropy, which comes last.
     """
+    chunk = chunk or chunk_tokens(len(head_VD))
     pieces = [
         checkpoint(_chunk_logprobs, hidden, head_VD, targets, fp32, use_reentrant=False)
         for hidden, targets in zip(hidden_ND.split(chunk), targets_N.split(chunk))

@@ -173,7 +173,15 @@ def test_rewards_and_the_length_penalty_on_correct_completions_only():
 # --- logits ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("chunk", [1, 5, 36, 100])
+def test_the_logits_of_a_chunk_are_bounded_in_bytes():
+    assert loss.chunk_tokens(30) == 2048, "the default task: as it was"
+    for vocabulary in (32_000, 49_152, 151_936):
+        tokens = loss.chunk_tokens(vocabulary)
+        assert 0.99 * 2**29 < 3 * 4 * tokens * vocabulary <= 2**29
+    assert loss.chunk_tokens(10**6) == 128
+
+
+@pytest.mark.parametrize("chunk", [None, 1, 5, 36, 100])
 def test_sampled_logprobs_entropy_and_gradient_match_a_plain_softmax_at_any_chunk(chunk):
     torch.manual_seed(0)
     hidden = torch.randn(37, 8, requires_grad=True)

@@ -107,7 +107,7 @@ def trainer_bytes(
 
     # Of a chunk: logits, softmax, gradient. On a GPU a layer that is computed again takes the room
     # that they have left.
-    logits = 3 * 4 * min(tokens, loss.CHUNK) * shape.vocabulary
+    logits = 3 * 4 * min(tokens, loss.chunk_tokens(shape.vocabulary)) * shape.vocabulary
     activations = shape.layers * kept + (again if on_cpu else max(0, again - logits))
     fragments = min(FRAGMENTS, activations + 2 * of_weights) if on_cpu else 0
 
