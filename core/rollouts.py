@@ -148,10 +148,10 @@ class Batch:
 
 class SharedParameters:
     """The newest parameters of the trainer, in shared memory, float32. Each of the trainer's ranks
-    writes its shard (`publish` in train.py); any number of generators read.
+    writes its shard (`publish` in train.py); any number of generators read. W ranks.
 
-    Why no reader ever takes over half an update: a rank writes down the version in `begun_R` before
-    it writes any parameter, and in `written_R` after the last one. A version is complete when both
+    Why no reader ever takes over half an update: a rank writes down the version in `begun_W` before
+    it writes any parameter, and in `written_W` after the last one. A version is complete when both
     have it at every rank. A reader copies only a complete version, and looks again after the copy.
     If any rank has begun to write by then, the reader copies again.
 
@@ -168,8 +168,8 @@ class SharedParameters:
                 self.head_name = name  # of the embedding, if they are tied
         size = sum(shape.numel() for shape in self.shapes.values())
         self.flat = torch.empty(size).share_memory_()
-        self.begun_R = torch.full((ranks,), -1).share_memory_()  # int64: versions
-        self.written_R = torch.full((ranks,), -1).share_memory_()
+        self.begun_W = torch.full((ranks,), -1).share_memory_()  # int64: versions
+        self.written_W = torch.full((ranks,), -1).share_memory_()
 
     def views(self) -> dict[str, Tensor]:
         """The parameters by name, as views of the shared memory."""
@@ -194,27 +194,27 @@ class SharedParameters:
     def version(self) -> int:
         """The newest version that every rank has written; -1: none yet. A newer one may be half
         written over it."""
-        return int(self.written_R.min())
+        return int(self.written_W.min())
 
     def holds(self, version: int) -> bool:
         """Whether this version is complete and nobody has begun to write over it."""
-        return bool((self.written_R == version).all() and (self.begun_R == version).all())
+        return bool((self.written_W == version).all() and (self.begun_W == version).all())
 
     @torch.no_grad()
     def write(self, parameters: Iterable[tuple[str, Tensor]], version: int, rank: int = 0) -> None:
         """Write the part that this rank of the trainer has: its shard of a sharded parameter, and
         all of any other."""
-        self.begun_R[rank] = version
+        self.begun_W[rank] = version
         views = self.views()
         for name, parameter in parameters:
             if isinstance(parameter, DTensor):
                 # As FSDP has cut it, along the first dimension.
-                shards = views[name].chunk(len(self.begun_R))
+                shards = views[name].chunk(len(self.begun_W))
                 if rank < len(shards):  # a short dimension has fewer shards than there are ranks
                     shards[rank].copy_(parameter.to_local())
             else:
                 views[name].copy_(parameter)
-        self.written_R[rank] = version
+        self.written_W[rank] = version
 
     def read(self, copy: Callable[[], None], timeout: float = 60.0) -> int:
         """Call `copy`, which copies the parameters, until no write has come between. Returns the

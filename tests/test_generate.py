@@ -165,7 +165,7 @@ def test_pitfall_12_a_writer_that_died_in_the_middle_is_a_time_out_and_not_a_han
         shared.read_into(model, timeout=0.05)
     shared.write(model.named_parameters(), 3)
     assert shared.read_into(model) == 3
-    shared.begun_R[0] = 4
+    shared.begun_W[0] = 4
     with pytest.raises(TimeoutError):
         shared.read_into(model, timeout=0.05)
 

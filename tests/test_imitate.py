@@ -145,7 +145,7 @@ def prompts_of_a_run(flags) -> dict[str, list[int]]:
     (source,), prompts = feed.prompts.sources, {}
     for validation, of_source in ((False, source.train), (True, source.validation)):
         for i in range(len(of_source)):
-            group = feed._group(0, 0, i, feed.generators[0], (0,), validation)
+            group = feed._group(0, 0, i, feed.generators[0], 0 if validation else None)
             prompts[group.problem.prompt] = group.requests[0].prompt_ids
     return prompts
 

@@ -30,6 +30,7 @@ from steps import (
 )
 from torch.utils.flop_counter import FlopCounterMode
 
+import loss
 import train
 from core import screen
 from core.feed import Feed
@@ -77,7 +78,7 @@ def log_a_step(record, step, waited=0.0, totals=None):
     """Have a record log a step that has computed nothing, or these totals."""
     record.waited = 0.0, waited
     batch = Batch(batch_of_groups(), FIRST)
-    worth = dict.fromkeys(("reward", "advantage", "weight"), 2 * batch.scores_PG - 1)
+    worth = loss.Worth(*[2 * batch.scores_PG - 1] * 4)
     record.log_step(
         step, batch, totals or Totals(FIRST), worth, {"skipped": 0, "groups_counted": 3}
     )

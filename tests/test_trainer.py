@@ -876,7 +876,7 @@ def test_a_version_is_complete_when_every_rank_has_written_its_part(models):
     shared.write(model.named_parameters(), 1, rank=1)
     assert shared.version == 1
     assert shared.holds(1)
-    shared.begun_R[1] = 2
+    shared.begun_W[1] = 2
     assert shared.version == 1
     assert not shared.holds(1)
     assert not shared.holds(2)
