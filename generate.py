@@ -127,7 +127,7 @@ def load(command: GenerateCommand) -> Loaded:
     gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
     devices = tuple(gpus[: command.tensor_parallel]) or ("cpu",)
     settings = engine_settings(command, devices, path, decoding)
-    model = load_model(path, torch.device("cpu"), torch.float32)
+    model = load_model(path)
     if not command.check:  # which shows the problem first
         refuse_too_long(model, decoding)
     refuse_split(settings.engine, command.tensor_parallel, model.config.num_attention_heads)

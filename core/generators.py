@@ -242,7 +242,7 @@ def make_engine(settings: EngineSettings, model: PreTrainedModel | None = None) 
     torch.set_num_threads(settings.threads)
     if settings.engine == "vllm":
         return VllmEngine(settings)
-    model = model or load_model(settings.model, torch.device("cpu"), torch.float32)
+    model = model or load_model(settings.model)
     dtype, fp32_head = getattr(torch, settings.dtype), settings.decoding.fp32_logits
     put_on_device(model, torch.device(settings.devices[0]), dtype, fp32_head)
     return TorchEngine(model, settings.decoding, settings.slots)

@@ -106,7 +106,7 @@ def open_run(settings: Settings) -> "Run":
     # The model and its prompts. Engines are made of the run's first model, which stays where it is;
     # their parameters come from the trainer.
     prompts = make_prompts(settings, first_model, sources)
-    model = load_model(newest_model, torch.device("cpu"), torch.float32)
+    model = load_model(newest_model)
     refuse_too_long(model, prompts.decoding)
     settings = with_learning_rate(settings, model)
     engines = engines_of(settings, first_model, prompts)
@@ -518,7 +518,7 @@ class OtherRank:
 
     def __init__(self, start: Start):
         self.settings = start.settings
-        self.model = load_model(start.model, torch.device("cpu"), torch.float32)
+        self.model = load_model(start.model)
 
     def _answer(self, *_, **__):
         return from_rank_0(None)

@@ -42,7 +42,7 @@ def run_generate(arguments: list[str]) -> int:
 
 def load(folder):
     """The model in a folder, in fp32, and its tokenizer."""
-    return load_model(folder, CPU, torch.float32), load_tokenizer(folder)
+    return load_model(folder), load_tokenizer(folder)
 
 
 def decoding(tokenizer, **changes) -> Decoding:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from steps import CPU, FIRST, batch_of_groups, settings, train_on
+from steps import FIRST, batch_of_groups, settings, train_on
 
 import loss
 from core.model import load_model, load_tokenizer
@@ -133,7 +133,7 @@ def test_what_is_kept_of_a_completion_is_how_it_was_sampled_and_what_it_was_wort
 def test_what_is_kept_of_a_token_is_what_a_plain_forward_gives(models, step):
     """A plain forward of the model, one completion at a time."""
     groups, kept_lines = step
-    model = load_model(models["llama"], CPU, torch.float32)
+    model = load_model(models["llama"])
     worth, _ = worth_of(groups)
     for p, line in enumerate(kept_lines):
         for i, completion in enumerate(line["completions"]):
