@@ -233,7 +233,7 @@ class Feed:
             for group in self.under_way.values()
             if len(group.rollouts) < len(group.requests)
         )
-        new: list[Group] = []
+        new = []
         while len(self.under_way) < most:
             generator = min(self.generators, key=lambda each: groups_of[each.number] / each.slots)
             in_slots = generator.slots // settings.completions_per_prompt

@@ -16,6 +16,7 @@ that a completion may attend to.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -76,12 +77,12 @@ def micro_batches(
     """
     longest_first = sorted(rows, key=lambda row: -rollouts[row].total_tokens)
     singles = [[row] for row in longest_first]
-    of_a_prompt: dict[tuple[int, ...], list[int]] = {}
+    rows_of_prompt = defaultdict(list)
     for row in longest_first:
-        of_a_prompt.setdefault(prompt_of(rollouts[row]), []).append(row)
+        rows_of_prompt[prompt_of(rollouts[row])].append(row)
     orders = [(False, singles)]
     if share_prompts:
-        orders += [(True, singles), (True, [*of_a_prompt.values()])]
+        orders += [(True, singles), (True, [*rows_of_prompt.values()])]
     plans = []
     for shares, together in orders:
         widths_R2 = widths(rollouts, device, shares)
@@ -124,7 +125,7 @@ def cut(
     """For each rank, the rows of each micro-batch. Rank i gets every ranks-th list of rows in
     `together`. Rows are added to a micro-batch while rows x (L + T) <= `tokens`; it has at least
     one. So a prompt counts for each of its rows, and sharing takes no more memory."""
-    cuts: list[list[list[int]]] = [[] for _ in range(ranks)]
+    cuts = [[] for _ in range(ranks)]
     for i, batches in enumerate(cuts):
         widest = 0  # L and T of the last micro-batch
         for row in sum(together[i::ranks], []):
@@ -178,7 +179,7 @@ def micro_batch(
 
     # What the trunk is fed: parts of sequences, each with the number of tokens before it.
     parts = [(rollout.total_tokens - 1, 0) for rollout in chosen]
-    prompts: dict[str, Tensor] = {}
+    prompts = {}
     if share_prompts:
         of_rows = [prompt_of(rollout) for rollout in chosen]
         distinct = [*dict.fromkeys(of_rows)]

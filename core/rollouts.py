@@ -1,7 +1,7 @@
 """What crosses between processes: requests and rollouts through queues, parameters through shared
 memory.
 
-    trainer:    work.put(Work([Request, ...]))          generator:  engine.add(work.get().requests)
+    trainer:    work.put([Request, ...])                generator:  engine.add(work.get())
                 parameters.write(named_parameters, step)            parameters.read_into(model)
                 reports.get().rollouts                              reports.put(Report(rollouts))
 
@@ -70,14 +70,6 @@ def tokens_and_pairs(parts: list[tuple[int, int]]) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
-class Work:
-    """Trainer to generator."""
-
-    requests: list[Request] = field(default_factory=list)
-    stop: bool = False  # end the process
-
-
-@dataclass(frozen=True)
 class Report:
     """Generator to trainer, at least every few seconds. The counters are of the time since the last
     report. While completions for a validation are sampled too, `busy_seconds` counts only the share
@@ -131,9 +123,10 @@ class Batch:
 
     def __init__(self, groups: list[Group], version: int):
         self.groups = groups
-        judged = [pair for group in groups for pair in group.judged()]
+        # P x G pairs, group by group.
+        self.judged = judged = [pair for group in groups for pair in group.judged()]
         shape = (len(groups), len(groups[0].requests))
-        self.rollouts: list[Rollout] = [rollout for rollout, _ in judged]  # P x G, group by group
+        self.rollouts = [rollout for rollout, _ in judged]
         lengths = [int(rollout.sampled.sum()) for rollout in self.rollouts]
         self.lengths_PG = torch.tensor(lengths).view(shape)  # int64: sampled tokens
         scores = [verdict.score for _, verdict in judged]

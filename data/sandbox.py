@@ -205,15 +205,6 @@ def confines() -> bool:
     return landlock_version() > 0 and seccomp_filter() is not None
 
 
-NO_LANDLOCK = (
-    "no Landlock (Linux 5.13 or newer has it): a program can read and change the files of this user"
-)
-NO_SECCOMP = (
-    "no seccomp (Linux on x86-64 has it): a program can use the network, processes and signals"
-)
-NO_LIMIT_OF_THREADS = (
-    "no limit of threads (Linux 5.5 or newer has it): a program can leave none to other processes"
-)
 # One thread more than is allowed: it must fail.
 TOO_MANY_THREADS = f"""
 import _thread, time
@@ -226,11 +217,20 @@ def missing() -> list[str]:
     """What this machine cannot enforce, in words; empty if it enforces everything."""
     gaps = []
     if landlock_version() == 0:
-        gaps.append(NO_LANDLOCK)
+        gaps.append(
+            "no Landlock (Linux 5.13 or newer has it): a program can read and change the files of"
+            " this user"
+        )
     if seccomp_filter() is None:
-        return [*gaps, NO_SECCOMP]
-    if run(["-c", TOO_MANY_THREADS], b"", seconds=60, longest_output=100) is not None:
-        gaps.append(NO_LIMIT_OF_THREADS)
+        gaps.append(
+            "no seccomp (Linux on x86-64 has it): a program can use the network, processes and"
+            " signals"
+        )
+    elif run(["-c", TOO_MANY_THREADS], b"", seconds=60, longest_output=100) is not None:
+        gaps.append(
+            "no limit of threads (Linux 5.5 or newer has it): a program can leave none to other"
+            " processes"
+        )
     return gaps
 
 
@@ -290,8 +290,7 @@ def send_listener(libc: ctypes.CDLL, threads: "SeccompFilter", channel: socket.s
 LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446
 EXECUTE, READ_FILE, READ_DIR = 1 << 0, 1 << 2, 1 << 3
 ABSTRACT_SOCKETS, SIGNALS = 1 << 0, 1 << 1  # from version 6: only to processes under the same rules
-ALL_ACCESS = {1: 0x1FFF, 2: 0x3FFF, 3: 0x7FFF, 4: 0x7FFF}  # by version
-ALL_ACCESS_FROM_5 = 0xFFFF
+ALL_ACCESS = (0x1FFF, 0x3FFF, 0x7FFF, 0x7FFF, 0xFFFF)  # of versions 1, 2, 3, 4, and 5 and newer
 READABLE = (
     "/usr /lib /lib64 /etc/ld.so.cache /etc/localtime /dev/null /dev/zero /dev/urandom".split()
 )
@@ -304,7 +303,7 @@ def landlock_version() -> int:
 
 def restrict_files(libc: ctypes.CDLL, version: int, folder: str) -> None:
     """From now on this process can read Python and `folder`, and no other file."""
-    files = ALL_ACCESS.get(version, ALL_ACCESS_FROM_5)
+    files = ALL_ACCESS[min(version, 5) - 1]
     scoped = ABSTRACT_SOCKETS | SIGNALS if version >= 6 else 0
     handled = struct.pack("=QQQ", files, 0, scoped)  # the second is the network: seccomp has it
     ruleset = libc.syscall(LANDLOCK_CREATE_RULESET, handled, len(handled), 0)

@@ -121,7 +121,6 @@ class Record:
         before. figures: further columns."""
         orders = self.feed.orders
         began, ended = self.waited
-        judged = [pair for group in batch.groups for pair in group.judged()]
         self.compute.add(batch, totals.sums["fed"], totals.sums["pairs"])
         zero_variance_P = loss.zero_variance(worth.rewards_PG, batch.usable_PG)
         line = {
@@ -134,7 +133,7 @@ class Record:
             **totals.columns(),
             "off_policyness_mean": float(batch.ages_N.mean()),
             "off_policyness_max": int(batch.ages_N.max()),
-            **completion_columns(judged),
+            **completion_columns(batch.judged),
             "groups_waiting": sum(group.finished for group in self.feed.under_way.values()),
             "prompts_retired": sum(len(order.retired) for order in orders),
             "epoch": min(order.epoch for order in orders),

@@ -29,7 +29,7 @@ from core.model import (
 )
 from core.one_process import GeneratorHere, VerifierHere
 from core.policy import Policy
-from core.rollouts import Batch, Group, Rollout, SharedParameters
+from core.rollouts import Batch, Group, SharedParameters
 from core.screen import say
 from core.settings import Settings
 from core.torch_engine import refuse_wrong_over_slots
@@ -531,7 +531,7 @@ class OtherRank:
     begin = retire = log_step = _nothing
 
     def validate(self, _, policy: Policy) -> None:
-        compared: list[Rollout] = from_rank_0(None)
+        compared = from_rank_0(None)  # rollouts
         if compared:
             numerics_mismatch(policy, compared, self.settings)
 

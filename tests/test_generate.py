@@ -46,7 +46,7 @@ from core.decoding import (
 )
 from core.engine import EngineSettings, sample_all
 from core.model import load_model, load_tokenizer, model_path, put_on_device, refuse_too_long
-from core.rollouts import Report, Request, Rollout, SharedParameters, Work
+from core.rollouts import Report, Request, Rollout, SharedParameters
 from core.settings import GenerateCommand, Sampling
 from core.torch_engine import TorchEngine
 from curve.flags import flag, run_command
@@ -540,7 +540,7 @@ class Script:
     have come back."""
 
     def __init__(self, wanted):
-        self.works = [Work(wanted)]
+        self.works = [wanted]
 
     def get_nowait(self):
         if not self.works:
@@ -549,7 +549,7 @@ class Script:
 
     def get(self, timeout):
         """What the generator waits for when it has nothing to sample."""
-        return self.works.pop() if self.works else Work(stop=True)
+        return self.works.pop() if self.works else None
 
 
 def test_only_the_share_of_training_counts_as_busy_while_a_validation_is_sampled(
