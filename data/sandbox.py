@@ -38,6 +38,7 @@ from functools import lru_cache
 from pathlib import Path
 
 NUMBER_OF_FILES, NUMBER_OF_THREADS = 64, 64
+LONGEST_REPLY = 1 << 16  # bytes of what a call returns
 PR_SET_PDEATHSIG, PR_GET_SECCOMP, PR_SET_SECCOMP = 1, 21, 22  # prctl(2)
 PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 24, 38
 CAPABILITIES_HEADER = struct.pack("=Ii", 0x20080522, 0)  # capset(2): the version, this process
@@ -123,7 +124,7 @@ def answer_clone(listener: int, pid: int) -> None:
         fcntl.ioctl(listener, SECCOMP_ANSWER, request[:8] + struct.pack("=qiI", 0, error, go_on))
 
 
-def call(function: Callable[[], object], seconds: float, longest_output: int = 1 << 16):
+def call(function: Callable[[], object], seconds: float):
     """What function() returns, as JSON can hold it. A fork of this process computes it, confined as
     a program is; besides, it can start no thread and no program. It sees what this process has in
     its memory and can change its own copy only, so nothing that it does reaches the next call.
@@ -138,7 +139,7 @@ def call(function: Callable[[], object], seconds: float, longest_output: int = 1
         _answer(function, enter, theirs)  # does not return
     os.close(theirs)
     try:
-        output = read(ours, time.monotonic() + seconds, longest_output)
+        output = read(ours, time.monotonic() + seconds, LONGEST_REPLY)
     finally:
         os.close(ours)
         os.kill(child, signal.SIGKILL)
