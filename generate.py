@@ -127,7 +127,7 @@ def load(command: GenerateCommand) -> Loaded:
     gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
     devices = tuple(gpus[: command.tensor_parallel]) or ("cpu",)
     settings = engine_settings(command, devices, path, decoding)
-    model = load_model(path, torch.device("cpu"), torch.float32)
+    model = load_model(path)
     if not command.check:  # which shows the problem first
         refuse_too_long(model, decoding)
     refuse_split(settings.engine, command.tensor_parallel, model.config.num_attention_heads)
@@ -181,13 +181,12 @@ def evaluate(command: GenerateCommand, loaded: Loaded, sources: list[Source]) ->
     samples = command.samples or 16
     most_problems = max(len(source.validation) for source in sources)
     engine = start_engine(loaded, samples * max(1, most_problems))
-    limits = (command.verifiers, command.verifier_time_limit, command.verifier_memory)
     for source in sources:
         problems = source.validation
         prompts = [problem.prompt for problem in problems]
         rollouts = sample(command, loaded, engine, prompts, samples)
         texts = completion_texts(loaded.tokenizer, loaded.engine.decoding, rollouts)
-        with VerifierPool(*limits) as pool:
+        with VerifierPool(*command.verifier_limits) as pool:
             verdicts = judge_all(pool, problems, rollouts, texts)
         figures = evaluation_figures(rollouts, verdicts, samples)
         report_evaluation(command.model, loaded.engine.model, source, figures, samples, command.log)

@@ -285,13 +285,11 @@ class SplitMatmul(torch.autograd.Function):
     @staticmethod
     def forward(ctx, left: Tensor, right: Tensor) -> Tensor:
         ctx.save_for_backward(left, right)
-        large_left, *small_left = in_bf16(left)
-        large_right, *small_right = in_bf16(right)
-        product = matmul_in_fp32(large_left, large_right)
-        for small in small_right:
-            product += matmul_in_fp32(large_left, small)
-        for small in small_left:
-            product += matmul_in_fp32(small, large_right)
+        parts_of_right, product = in_bf16(right), 0.0
+        for number, part in enumerate(in_bf16(left)):
+            # Without the product of two small ones.
+            for other in parts_of_right[: 2 - number]:
+                product += matmul_in_fp32(part, other)
         return product
 
     @staticmethod

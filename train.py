@@ -208,11 +208,7 @@ def train(rank: int, start: Start, run: Run | None = None) -> None:
             step,
             batch,
             totals,
-            {
-                "reward": worth.rewards_PG,
-                "advantage": worth.advantages_PG,
-                "weight": worth.weights_PG,
-            },
+            worth,
             {
                 "skipped": int(not finite),
                 "gradient_norm": gradient_norm,

@@ -133,7 +133,7 @@ def trl(folder: Path) -> float:
             value.backward()
             total += trainer.accelerator.reduce(value.detach(), "mean").item()
         gradients = {name: parameter.grad for name, parameter in trainer.model.named_parameters()}
-        model = load_model(str(folder / "model"), torch.device("cpu"), torch.float32)
+        model = load_model(str(folder / "model"))
         expected = ours(recipe, model, rows, trainer.num_generations)
         if rank == 0:
             worst = max(worst, compare(" ".join(changes.values()), (total, gradients), expected))

@@ -59,7 +59,7 @@ def samplers(folder: str, prompts: int, slots: int) -> tuple[int, dict[str, Call
     torch.set_num_threads(1)
     tokenizer = load_tokenizer(folder)
     tokenizer.padding_side = "left"
-    model = load_model(folder, torch.device("cpu"), torch.float32)
+    model = load_model(folder)
     reference = type(model).from_pretrained(folder)  # with the attention that transformers chooses
     decoding = make_decoding(tokenizer, Settings())
     requests = default_requests(tokenizer, prompts)

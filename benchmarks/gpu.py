@@ -123,8 +123,8 @@ def attention(machine: Machine) -> dict:
 def reads(machine: Machine) -> dict:
     """Parameters are read while a thread writes version after version; each read must have one
     version throughout."""
-    model = load_model(str(BASE_MODEL), CPU, torch.float32)
-    reader = load_model(str(BASE_MODEL), torch.device(machine.device), torch.float32)
+    model = load_model(str(BASE_MODEL))
+    reader = load_model(str(BASE_MODEL)).to(machine.device)
     parameters, ended = SharedParameters(model), threading.Event()
 
     def write() -> None:
@@ -258,7 +258,7 @@ def micro_batch_sizes(machine: Machine) -> dict:
     every = list(range(len(rollouts)))
     settings = Settings(gradient_checkpointing=True)
     with ranks.other_ranks(settings, None, (), None):
-        model = load_model(machine.model(), CPU, torch.float32)
+        model = load_model(machine.model())
         policy = trainer.make_policy(settings, model, device)
         optimizer = torch.optim.AdamW(policy.parameters(), fused=on_gpu)
 

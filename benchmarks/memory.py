@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 from common import SIZES, groups_of, make_parser, peak_memory, random_model
-from steps import CPU, settings, train_rank
+from steps import settings, train_rank
 
 import loss
 from core.decoding import make_decoding
@@ -130,7 +130,7 @@ def measure_plan() -> None:
                 tokens_per_micro_batch=tokens,
                 gradient_checkpointing=checkpointing,
             )
-            parameters = SharedParameters(load_model(models[size], CPU, fp32), ranks)
+            parameters = SharedParameters(load_model(models[size]), ranks)
             with tempfile.TemporaryDirectory() as folder:
                 arguments = (models[size], chosen, parameters, Path(folder))
                 measured = measure(train, *arguments, processes=ranks)

@@ -24,7 +24,7 @@ def main(repeats: int = 5) -> None:
     with tempfile.TemporaryDirectory() as folder:
         random = [random_model(Path(folder) / name, size) for name, size in SIZES.items()]
         for name in (str(BASE_MODEL), *random):
-            model, reader = (load_model(name, torch.device("cpu"), torch.float32) for _ in range(2))
+            model, reader = (load_model(name) for _ in range(2))
             shared, durations = SharedParameters(model), []
             for version in range(repeats + 1):
                 write = seconds(lambda: shared.write(model.named_parameters(), version))

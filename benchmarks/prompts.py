@@ -49,7 +49,7 @@ def train(policy: Policy, rollouts: list[Rollout], share: bool) -> None:
 
 def main(folder: str, repeats: int = 3) -> None:
     torch.set_num_threads(1)
-    model, tokenizer = load_model(folder, CPU, torch.float32), load_tokenizer(folder)
+    model, tokenizer = load_model(folder), load_tokenizer(folder)
     reference = type(model).from_pretrained(folder)  # with the attention that transformers chooses
     print(f"{folder}: {model.num_parameters():,} parameters; medians of {repeats}, in turn\n")
     training, sampling = "training, seconds: each   once   ratio", "tokens/s: generate   engine"

@@ -25,7 +25,7 @@ from machinery.trainer import make_policy
 def main(repeats: int = 5) -> None:
     torch.set_num_threads(1)
     settings, recipe, device = Settings(), loss.Recipe(), torch.device("cpu")
-    model = load_model(str(BASE_MODEL), device, torch.float32)
+    model = load_model(str(BASE_MODEL)).to(device)
     tokenizer = load_tokenizer(str(BASE_MODEL))
     engine = TorchEngine(model, make_decoding(tokenizer, settings), settings.slots)
     rollouts = sample_all(engine, default_requests(tokenizer, settings.prompts_per_step))

@@ -19,6 +19,8 @@ from core.devices import cpu_threads, trunk_dtype
 from core.rollouts import Request, Rollout, SharedParameters
 from core.settings import Sampling
 
+# --- the calls of an engine -----------------------------------------------------------------------
+
 
 class Engine(Protocol):
     """An engine samples many completions at once. `TorchEngine` (torch_engine.py) is short enough
@@ -50,6 +52,155 @@ class Engine(Protocol):
         """How many requests have not come back yet."""
         return len(self.waiting) + len(self.in_flight)
 
+
+def make_requests(
+    group: int,
+    prompt_ids: list[int],
+    completions: int,
+    thinking_budget: tuple[int, int],
+    decoding: Decoding,
+    seed: tuple[int, ...],
+    validation: bool = False,
+) -> list[Request]:
+    """Requests for the completions of one prompt. Each has its own noise, and its own thinking
+    budget in this range. With the length penalty all have the largest budget."""
+    low, high = thinking_budget
+    if decoding.length_control == "penalty":
+        low = high = decoding.thinking_budget
+    # numpy ignores zeros at the end of a seed. The 1 makes the budgets' seed differ from every seed
+    # of noise.
+    rng = np.random.default_rng((*seed, 0, 0, 1))
+    budgets = rng.integers(low, high, size=completions, endpoint=True)
+    return [
+        Request(group, i, prompt_ids, int(budget), (*seed, i), validation)
+        for i, budget in enumerate(budgets)
+    ]
+
+
+def sample_all(engine: Engine, requests: list[Request], progress: bool = False) -> list[Rollout]:
+    """The rollouts of these requests, in their order, all sampled with the present parameters."""
+    engine.add(requests)
+    rollouts = {}
+    shown = {"desc": "sampling", "unit": "completion", "leave": False, "disable": not progress}
+    with tqdm(total=len(requests), **shown) as bar:
+        while engine.unfinished:
+            for rollout in engine.step():
+                rollouts[rollout.request.group, rollout.request.index] = rollout
+                bar.update()
+    return [rollouts[request.group, request.index] for request in requests]
+
+
+# --- completions in their slots -------------------------------------------------------------------
+
+
+class Completions:
+    """The completions in the S slots of an engine: how far each has come, and the tokens that it
+    has so far.
+
+    The policy chooses a token, unless thinking was interrupted and the phrase is not complete: then
+    the next token is forced. The engine appends what `forced_tokens` returns, instead of a sampled
+    token.
+    """
+
+    def __init__(self, slots: int, decoding: Decoding):
+        self.decoding = decoding
+        # Token ids; -1 stands after the last one, since the policy chooses again there.
+        self.phrase = np.array([*decoding.phrase, -1])
+        self.requests = np.full(slots, None)  # objects: the Request in each slot
+        fields = [
+            ("num_tokens", np.int64),  # so far
+            ("num_sampled", np.int64),  # sampled ones; the others were forced
+            ("closed_at", np.int64),  # sampled tokens when thinking ended, -1 while it goes on
+            ("thinking_budget", np.int64),
+            ("phrase_place", np.int64),  # of the next token in `phrase`; if none is forced, its end
+            ("began", np.float64),  # time.monotonic()
+        ]
+        self.progress = np.zeros(slots, np.dtype(fields, align=True))
+        # As in Rollout. Each step writes to each slot, so what belongs to a token lies together.
+        fields = [
+            ("tokens", np.int32),
+            ("sampled", bool),
+            ("logprobs", np.float32),
+            ("versions", np.int32),
+        ]
+        self.written = np.zeros((slots, decoding.longest_completion), np.dtype(fields, align=True))
+
+    def begin(self, slot: int, request: Request) -> None:
+        """Put a request into a slot. With a thinking budget of 0 its thinking is interrupted at
+        once."""
+        self.requests[slot] = request
+        closed_at = -1 if self.decoding.thinks else 0
+        end_of_phrase = len(self.decoding.phrase)
+        # No token, of which none is sampled; then the other fields in their order.
+        begins = (0, 0, closed_at, request.thinking_budget, end_of_phrase, time.monotonic())
+        self.progress[slot] = begins
+        self._interrupt_or_truncate(np.array([slot]))
+
+    def forced_tokens(self, slots: np.ndarray) -> np.ndarray:
+        """The token that each of these slots [n] must take next, or -1 if the policy chooses it;
+        int64 [n]."""
+        return self.phrase[self.progress["phrase_place"][slots]]
+
+    def append(
+        self, slots: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray, version: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Add a token to each of these slots [n]: a forced one if `forced_tokens` asks for it, else
+        a sampled one. Returns two bool arrays [n]: which completions have ended, and which are
+        truncated."""
+        progress, sampled = self.progress, self.forced_tokens(slots) < 0
+        new = np.zeros(len(slots), self.written.dtype)
+        new["tokens"], new["sampled"], new["versions"] = tokens, sampled, version
+        new["logprobs"] = np.where(sampled, logprobs, 0.0)
+        self.written[slots, progress["num_tokens"][slots]] = new
+        progress["num_tokens"][slots] += 1
+        progress["num_sampled"][slots] += sampled
+        progress["phrase_place"][slots] += ~sampled
+        # EOS ends a completion. (np.isin takes three times as long.)
+        ended = sampled & (tokens[:, None] == self.decoding.eos).any(1)
+        # The first end of thinking closes it.
+        thinks = progress["closed_at"][slots] < 0
+        closed = slots[sampled & thinks & (tokens == self.decoding.end_of_thinking)]
+        progress["closed_at"][closed] = progress["num_sampled"][closed]
+        truncated = np.zeros_like(ended)
+        truncated[~ended] = self._interrupt_or_truncate(slots[~ended])
+        return ended, truncated
+
+    def _interrupt_or_truncate(self, slots: np.ndarray) -> np.ndarray:
+        """Interrupt thinking that has reached its budget, by forcing the phrase. Returns a mask of
+        truncated slots."""
+        progress = self.progress[slots]
+        interrupt, truncate = loss.interrupt_or_truncate(
+            self.decoding.length_control,
+            progress["num_sampled"],
+            progress["closed_at"],
+            progress["thinking_budget"],
+            self.decoding.answer_budget,
+        )
+        interrupted = slots[interrupt]
+        self.progress["closed_at"][interrupted] = self.progress["num_sampled"][interrupted]
+        self.progress["phrase_place"][interrupted] = 0
+        return truncate
+
+    def move(self, to: np.ndarray, slots: np.ndarray) -> None:
+        """Copy these slots to the slots `to`."""
+        for array in (self.requests, self.progress, self.written):
+            array[to] = array[slots]
+
+    def rollout(self, slot: int, truncated: bool) -> Rollout:
+        """The completion in a slot, which has ended."""
+        written = self.written[slot, : self.progress["num_tokens"][slot]]
+        arrays = {name: written[name].copy() for name in written.dtype.names}
+        return Rollout(
+            request=self.requests[slot],
+            **arrays,
+            interrupted=not arrays["sampled"].all(),  # the phrase is all that is ever forced
+            truncated=truncated,
+            began=float(self.progress["began"][slot]),
+            ended=time.monotonic(),
+        )
+
+
+# --- which engine, and its settings ---------------------------------------------------------------
 
 INSTALL_VLLM = "`pip install -r requirements-vllm.txt` brings it; --engine torch does not need it"
 
@@ -118,148 +269,4 @@ def refuse_split(engine: str, devices: int, heads: int) -> None:
         raise ValueError(
             f"{heads} attention heads of a model cannot be split over {devices} GPUs"
             " (--tensor-parallel)"
-        )
-
-
-def make_requests(
-    group: int,
-    prompt_ids: list[int],
-    completions: int,
-    thinking_budget: tuple[int, int],
-    decoding: Decoding,
-    seed: tuple[int, ...],
-    validation: bool = False,
-) -> list[Request]:
-    """Requests for the completions of one prompt. Each has its own noise, and its own thinking
-    budget in this range. With the length penalty all have the largest budget."""
-    low, high = thinking_budget
-    if decoding.length_control == "penalty":
-        low = high = decoding.thinking_budget
-    # numpy ignores zeros at the end of a seed. The 1 makes the budgets' seed differ from every seed
-    # of noise.
-    rng = np.random.default_rng((*seed, 0, 0, 1))
-    budgets = rng.integers(low, high, size=completions, endpoint=True)
-    return [
-        Request(group, i, prompt_ids, int(budget), (*seed, i), validation)
-        for i, budget in enumerate(budgets)
-    ]
-
-
-def sample_all(engine: Engine, requests: list[Request], progress: bool = False) -> list[Rollout]:
-    """The rollouts of these requests, in their order, all sampled with the present parameters."""
-    engine.add(requests)
-    rollouts = {}
-    shown = {"desc": "sampling", "unit": "completion", "leave": False, "disable": not progress}
-    with tqdm(total=len(requests), **shown) as bar:
-        while engine.unfinished:
-            for rollout in engine.step():
-                rollouts[rollout.request.group, rollout.request.index] = rollout
-                bar.update()
-    return [rollouts[request.group, request.index] for request in requests]
-
-
-class Completions:
-    """The completions in the S slots of an engine: how far each has come, and the tokens that it
-    has so far.
-
-    The policy chooses a token, unless thinking was interrupted and the phrase is not complete: then
-    the next token is forced. The engine appends what `forced_tokens` returns, instead of a sampled
-    token.
-    """
-
-    def __init__(self, slots: int, decoding: Decoding):
-        self.decoding = decoding
-        # Token ids; -1 stands after the last one, since the policy chooses again there.
-        self.phrase = np.array([*decoding.phrase, -1])
-        self.requests = np.full(slots, None)  # objects: the Request in each slot
-        fields = [
-            ("num_tokens", np.int64),  # so far
-            ("num_sampled", np.int64),  # sampled ones; the others were forced
-            ("closed_at", np.int64),  # sampled tokens when thinking ended, -1 while it goes on
-            ("thinking_budget", np.int64),
-            ("phrase_place", np.int64),  # of the next token in `phrase`; if none is forced, its end
-            ("began", np.float64),  # time.monotonic()
-        ]
-        self.progress = np.zeros(slots, np.dtype(fields, align=True))
-        # As in Rollout. Each step writes to each slot, so what belongs to a token lies together.
-        fields = [
-            ("tokens", np.int32),
-            ("sampled", bool),
-            ("logprobs", np.float32),
-            ("versions", np.int32),
-        ]
-        self.written = np.zeros((slots, decoding.longest_completion), np.dtype(fields, align=True))
-
-    def begin(self, slot: int, request: Request) -> None:
-        """Put a request into a slot. With a thinking budget of 0 its thinking is interrupted at
-        once."""
-        self.requests[slot] = request
-        self.progress[slot] = np.zeros((), self.progress.dtype)
-        self.progress["closed_at"][slot] = -1 if self.decoding.thinks else 0
-        self.progress["thinking_budget"][slot] = request.thinking_budget
-        self.progress["phrase_place"][slot] = len(self.decoding.phrase)
-        self.progress["began"][slot] = time.monotonic()
-        self._interrupt_or_truncate(np.array([slot]))
-
-    def forced_tokens(self, slots: np.ndarray) -> np.ndarray:
-        """The token that each of these slots [n] must take next, or -1 if the policy chooses it;
-        int64 [n]."""
-        return self.phrase[self.progress["phrase_place"][slots]]
-
-    def append(
-        self, slots: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray, version: int
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Add a token to each of these slots [n]: a forced one if `forced_tokens` asks for it, else
-        a sampled one. Returns two bool arrays [n]: which completions have ended, and which are
-        truncated."""
-        progress, sampled = self.progress, self.forced_tokens(slots) < 0
-        new = np.zeros(len(slots), self.written.dtype)
-        new["tokens"], new["sampled"], new["versions"] = tokens, sampled, version
-        new["logprobs"] = np.where(sampled, logprobs, 0.0)
-        self.written[slots, progress["num_tokens"][slots]] = new
-        progress["num_tokens"][slots] += 1
-        progress["num_sampled"][slots] += sampled
-        progress["phrase_place"][slots] += ~sampled
-        # EOS ends a completion. (np.isin takes three times as long.)
-        ended = sampled & (tokens[:, None] == self.decoding.eos).any(1)
-        # The first end of thinking closes it.
-        thinks = progress["closed_at"][slots] < 0
-        closed = slots[sampled & thinks & (tokens == self.decoding.end_of_thinking)]
-        progress["closed_at"][closed] = progress["num_sampled"][closed]
-        truncated = np.zeros_like(ended)
-        truncated[~ended] = self._interrupt_or_truncate(slots[~ended])
-        return ended, truncated
-
-    def _interrupt_or_truncate(self, slots: np.ndarray) -> np.ndarray:
-        """Interrupt thinking that has reached its budget, by forcing the phrase. Returns a mask of
-        truncated slots."""
-        progress = self.progress[slots]
-        interrupt, truncate = loss.interrupt_or_truncate(
-            self.decoding.length_control,
-            progress["num_sampled"],
-            progress["closed_at"],
-            progress["thinking_budget"],
-            self.decoding.answer_budget,
-        )
-        interrupted = slots[interrupt]
-        self.progress["closed_at"][interrupted] = self.progress["num_sampled"][interrupted]
-        self.progress["phrase_place"][interrupted] = 0
-        return truncate
-
-    def move(self, to: np.ndarray, slots: np.ndarray) -> None:
-        """Copy these slots to the slots `to`."""
-        for array in (self.requests, self.progress, self.written):
-            array[to] = array[slots]
-
-    def rollout(self, slot: int, truncated: bool) -> Rollout:
-        """The completion in a slot, which has ended."""
-        written = self.written[slot, : self.progress["num_tokens"][slot]]
-        arrays = {name: written[name].copy() for name in written.dtype.names}
-        return Rollout(
-            request=self.requests[slot],
-            **arrays,
-            interrupted=not arrays["sampled"].all(),  # the phrase is all that is ever forced
-            truncated=truncated,
-            began=float(self.progress["began"][slot]),
-            ended=time.monotonic(),
         )

@@ -158,10 +158,7 @@ class Feed:
 
     def start(self) -> None:
         """Start generators and verifiers, and wait until all generators are ready."""
-        settings = self.settings
-        self.verifiers = self.workers.start_verifiers(
-            settings.verifiers, settings.verifier_time_limit, settings.verifier_memory
-        )
+        self.verifiers = self.workers.start_verifiers(*self.settings.verifier_limits)
         self.generators = [self._start(number) for number in range(len(self.engines))]
         self._take_in(wait=False)
 
@@ -190,10 +187,13 @@ class Feed:
             self._hand_out(version)
             done = [group for group in self.under_way.values() if group.finished]
             unfinished = [group for group in self.under_way.values() if not group.finished]
-            versions_done = [group.version for group in done]
-            versions_unfinished = [group.version for group in unfinished]
-            versions = versions_done, versions_unfinished
-            chosen = loss.choose_batch(*versions, version, asynchrony, size)
+            chosen = loss.choose_batch(
+                [group.version for group in done],
+                [group.version for group in unfinished],
+                version,
+                asynchrony,
+                size,
+            )
             if chosen is not None:
                 groups = [self.under_way.pop(done[i].number) for i in chosen]
                 return groups if self._judged(groups) else None
@@ -227,25 +227,23 @@ class Feed:
         most = loss.groups_ahead(asynchrony, settings.groups_per_step, version)
         # A generator gets what its slots hold, and its share of one batch more. The rest would grow
         # old in its queue.
-        share = settings.groups_per_step // len(self.generators) + 1
+        share_of_batch = settings.groups_per_step // len(self.generators) + 1
         groups_of = Counter(  # that each generator has not sent back
             group.generator
             for group in self.under_way.values()
             if len(group.rollouts) < len(group.requests)
         )
-        new: list[Group] = []
+        new = []
         while len(self.under_way) < most:
             generator = min(self.generators, key=lambda each: groups_of[each.number] / each.slots)
-            room = generator.slots // settings.completions_per_prompt + share
-            if kind == "pipeline" and groups_of[generator.number] >= room:
+            in_slots = generator.slots // settings.completions_per_prompt
+            if kind == "pipeline" and groups_of[generator.number] >= in_slots + share_of_batch:
                 break
             prompt = self._next_prompt()
             if prompt is None:
                 break
-            number, source, problem_index = prompt
-            seed = (settings.seed, TRAINING, number)
-            group = self._group(number, source, problem_index, generator, seed, validation=False)
-            self.under_way[number] = group
+            group = self._group(*prompt, generator)
+            self.under_way[group.number] = group
             groups_of[generator.number] += 1
             new.append(group)
         self._send(new)
@@ -272,16 +270,18 @@ class Feed:
         source: int,
         problem_index: int,
         generator: Generator,
-        seed: tuple[int, ...],
-        validation: bool,
+        validation_step: int | None = None,
     ) -> Group:
         """A group for this generator, with its requests. Generators sample what is handed out now
-        with the newest version of the parameters, or with a later one."""
+        with the newest version of the parameters, or with a later one. validation_step: None if the
+        group is for training."""
         settings, problems = self.settings, self.prompts.sources[source].train
-        completions = settings.completions_per_prompt
+        completions, seed = settings.completions_per_prompt, (settings.seed, TRAINING, number)
+        validation = validation_step is not None
         if validation:
             problems = self.prompts.sources[source].validation
             completions = settings.validation_samples
+            seed = (settings.seed, VALIDATION, validation_step, number)
         problem = problems[problem_index]
         ids, budget = self.prompts.ids[problem.prompt], settings.thinking_budget
         requests = make_requests(
@@ -316,9 +316,7 @@ class Feed:
         ]
         for i, (source, problem_index) in enumerate(held_out):
             generator = self.generators[i % len(self.generators)]
-            seed = (self.settings.seed, VALIDATION, step, i)
-            group = self._group(i, source, problem_index, generator, seed, validation=True)
-            self.validating[i] = group
+            self.validating[i] = self._group(i, source, problem_index, generator, step)
         groups = list(self.validating.values())
         self._send(groups)
         go_on = True

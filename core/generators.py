@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from core.engine import Engine, EngineSettings, NoEngine
 from core.model import load_model, put_on_device
-from core.rollouts import Report, Request, Rollout, SharedParameters, Work
+from core.rollouts import Report, Request, Rollout, SharedParameters
 from core.torch_engine import TorchEngine
 from core.vllm_engine import VllmEngine
 
@@ -43,7 +43,7 @@ class Generator:
 
     def give(self, requests: list[Request]) -> None:
         """Completions to sample. Returns at once."""
-        self.work.put(Work(requests))
+        self.work.put(requests)
 
     def read_reports(self, timeout: float) -> list[Report]:
         """The reports that have come, perhaps none. GeneratorFailed if the generator has died, or
@@ -74,7 +74,7 @@ class Generator:
 
     def stop(self) -> None:
         """Ask it to end. Returns at once."""
-        self.work.put(Work(stop=True))
+        self.work.put(None)
 
     def close(self, timeout: float = 0.0) -> None:
         """Kill it, if it has not ended within `timeout` seconds, and close its queues."""
@@ -176,10 +176,10 @@ def _generate(
         # 1. First take all the work, then the parameters. The trainer has read the version of a
         # group before it sent the work, so no token is sampled with parameters older than that.
         had_none, began = engine.unfinished == 0, time.monotonic()
-        while (message := _next_work(work, wait=engine.unfinished == 0)) is not None:
-            if message.stop:
-                return
-            engine.add(message.requests)
+        while requests := _next_work(work, wait=engine.unfinished == 0):
+            engine.add(requests)
+        if requests is None:
+            return
         if had_none:
             sampler.events.append((began, time.monotonic(), None))
 
@@ -192,12 +192,13 @@ def _generate(
             reported = time.monotonic()
 
 
-def _next_work(work: queue.Queue, wait: bool) -> Work | None:
-    """The next message; None if there is none yet. With `wait` it may take a second to come."""
+def _next_work(work: queue.Queue, wait: bool) -> list[Request] | None:
+    """The next requests; [] if there are none yet; None: the generator is told to stop. With `wait`
+    they may take a second to come."""
     try:
         return work.get(timeout=1.0) if wait else work.get_nowait()
     except queue.Empty:
-        return None
+        return []
 
 
 class Sampler:
@@ -242,7 +243,7 @@ def make_engine(settings: EngineSettings, model: PreTrainedModel | None = None) 
     torch.set_num_threads(settings.threads)
     if settings.engine == "vllm":
         return VllmEngine(settings)
-    model = model or load_model(settings.model, torch.device("cpu"), torch.float32)
+    model = model or load_model(settings.model)
     dtype, fp32_head = getattr(torch, settings.dtype), settings.decoding.fp32_logits
     put_on_device(model, torch.device(settings.devices[0]), dtype, fp32_head)
     return TorchEngine(model, settings.decoding, settings.slots)

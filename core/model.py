@@ -49,9 +49,9 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def load_model(path: str, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
-    """A causal LM from a folder or the hub, on a device. ValueError if it cannot be loaded or is
-    not supported."""
+def load_model(path: str) -> PreTrainedModel:
+    """A causal LM from a folder or the hub, on the CPU in fp32. ValueError if it cannot be loaded
+    or is not supported."""
     load_shapes(path)
     with in_one_sentence(path):
         model, found = transformers.AutoModelForCausalLM.from_pretrained(
@@ -68,7 +68,7 @@ def load_model(path: str, device: torch.device, dtype: torch.dtype) -> PreTraine
     key_heads = getattr(model.config, "num_key_value_heads", None)
     if key_heads not in (None, heads):
         model.set_attn_implementation("grouped")
-    return put_on_device(model, device, dtype, fp32_head=False)
+    return model.eval()
 
 
 def put_on_device(

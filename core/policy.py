@@ -16,6 +16,7 @@ that a completion may attend to.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -76,93 +77,77 @@ def micro_batches(
     """
     longest_first = sorted(rows, key=lambda row: -rollouts[row].total_tokens)
     singles = [[row] for row in longest_first]
-    plans = [(False, cut(rollouts, singles, tokens, device, ranks, False))]
+    rows_of_prompt = defaultdict(list)
+    for row in longest_first:
+        rows_of_prompt[prompt_of(rollouts[row])].append(row)
+    orders = [(False, singles)]
     if share_prompts:
-        of_a_prompt: dict[tuple[int, ...], list[int]] = {}
-        for row in longest_first:
-            of_a_prompt.setdefault(prompt_of(rollouts[row]), []).append(row)
-        for together in (singles, [*of_a_prompt.values()]):
-            plans.append((True, cut(rollouts, together, tokens, device, ranks, True)))
-    shares, cuts = min(plans, key=lambda plan: most_fed(rollouts, plan[1], device, plan[0]))
-    for i in range(max(len(batches) for batches in cuts)):
-        if i < len(cuts[rank]):
-            yield micro_batch(rollouts, cuts[rank][i], device, shares)
-        else:
-            shortest = longest_first[-1]
-            idle = micro_batch(rollouts, [shortest], device, shares)
-            idle.sampled_BT.fill_(False)
-            yield idle
+        orders += [(True, singles), (True, [*rows_of_prompt.values()])]
+    plans = []
+    for shares, together in orders:
+        widths_R2 = widths(rollouts, device, shares)
+        cuts = cut(widths_R2, together, tokens, ranks)
+        fed = [positions_fed(rollouts, batches, widths_R2, shares) for batches in cuts]
+        plans.append((max(fed), shares, cuts))  # the rank that has most to do: the others wait
+    _, shares, cuts = min(plans, key=lambda plan: plan[0])
+    for batch in cuts[rank]:
+        yield micro_batch(rollouts, batch, device, shares)
+    for _ in range(max(map(len, cuts)) - len(cuts[rank])):
+        idle = micro_batch(rollouts, longest_first[-1:], device, shares)
+        idle.sampled_BT.fill_(False)
+        yield idle
 
 
 def prompt_of(rollout: Rollout) -> tuple[int, ...]:
     return tuple(rollout.request.prompt_ids)
 
 
+def widths(rollouts: list[Rollout], device: torch.device, share_prompts: bool) -> np.ndarray:
+    """The widths L and T that each rollout wants, int [R, 2]. L: its prompt if prompts are shared,
+    else 0. T: all tokens but the last; if prompts are shared, the last token of the prompt and all
+    tokens of the completion but the last. On a GPU the next multiples of 64: attention there
+    (cuDNN's) plans about 30 ms for each new shape, and nearly every length is new."""
+    multiple = 64 if device.type == "cuda" else 1
+    rounded_up = lambda positions: math.ceil(positions / multiple) * multiple
+    of_each = []
+    for rollout in rollouts:
+        L, T = 0, rounded_up(rollout.total_tokens - 1)
+        if share_prompts:
+            L = rounded_up(len(rollout.request.prompt_ids))
+            T = 1 + rounded_up(max(1, len(rollout.tokens) - 1))  # 1: all ranks feed something
+        of_each.append((L, T))
+    return np.array(of_each)
+
+
 def cut(
-    rollouts: list[Rollout],
-    together: list[list[int]],
-    tokens: int,
-    device: torch.device,
-    ranks: int,
-    share_prompts: bool,
+    widths_R2: np.ndarray, together: list[list[int]], tokens: int, ranks: int
 ) -> list[list[list[int]]]:
     """For each rank, the rows of each micro-batch. Rank i gets every ranks-th list of rows in
     `together`. Rows are added to a micro-batch while rows x (L + T) <= `tokens`; it has at least
     one. So a prompt counts for each of its rows, and sharing takes no more memory."""
-    cuts: list[list[list[int]]] = [[] for _ in range(ranks)]
+    cuts = [[] for _ in range(ranks)]
     for i, batches in enumerate(cuts):
-        L = T = 0
+        widest = 0  # L and T of the last micro-batch
         for row in sum(together[i::ranks], []):
-            L_of_row, T_of_row = widths(rollouts[row], device, share_prompts)
-            L, T = max(L, L_of_row), max(T, T_of_row)
-            if not batches or (len(batches[-1]) + 1) * (L + T) > tokens:
+            widest = np.maximum(widest, widths_R2[row])
+            if not batches or (len(batches[-1]) + 1) * widest.sum() > tokens:
                 batches.append([])
-                L, T = L_of_row, T_of_row
+                widest = widths_R2[row]
             batches[-1].append(row)
     return cuts
 
 
-def most_fed(
-    rollouts: list[Rollout], cuts: list[list[list[int]]], device: torch.device, share_prompts: bool
+def positions_fed(
+    rollouts: list[Rollout], batches: list[list[int]], widths_R2: np.ndarray, share_prompts: bool
 ) -> int:
-    """How many positions the rank that has most to do feeds to the trunk, padding included. The
-    others wait for it."""
-    fed = [0] * len(cuts)
-    for i, batches in enumerate(cuts):
-        for rows in batches:
-            L, T = widest(rollouts, rows, device, share_prompts)
-            if share_prompts:  # column 0 is fed with the prompt
-                prompts = {prompt_of(rollouts[row]) for row in rows}
-                fed[i] += len(prompts) * L + len(rows) * (T - 1)
-            else:
-                fed[i] += len(rows) * T
-    return max(fed)
-
-
-def widths(rollout: Rollout, device: torch.device, share_prompts: bool) -> tuple[int, int]:
-    """The widths L and T that this rollout wants. L: its prompt if prompts are shared, else 0. T:
-    all tokens but the last; if prompts are shared, the last token of the prompt and all tokens of
-    the completion but the last."""
-    if not share_prompts:
-        return 0, rounded_up(rollout.total_tokens - 1, device)
-    after_the_prompt = max(1, len(rollout.tokens) - 1)  # 1: all ranks feed something
-    L = rounded_up(len(rollout.request.prompt_ids), device)
-    return L, 1 + rounded_up(after_the_prompt, device)
-
-
-def rounded_up(positions: int, device: torch.device) -> int:
-    """On a GPU the next multiple of 64: attention there (cuDNN's) plans about 30 ms for each new
-    shape, and nearly every length is new."""
-    multiple = 64 if device.type == "cuda" else 1
-    return math.ceil(positions / multiple) * multiple
-
-
-def widest(
-    rollouts: list[Rollout], rows: list[int], device: torch.device, share_prompts: bool
-) -> tuple[int, int]:
-    """The widths L and T of a micro-batch of these rows."""
-    of_rows = [widths(rollouts[row], device, share_prompts) for row in rows]
-    return max(L for L, _ in of_rows), max(T for _, T in of_rows)
+    """How many positions the trunk is fed in these micro-batches, padding included."""
+    fed = 0
+    for rows in batches:
+        L, T = widths_R2[rows].max(0)
+        prompts = {prompt_of(rollouts[row]) for row in rows}
+        columns = T - 1 if share_prompts else T  # column 0 is fed with the prompt
+        fed += len(prompts) * L + len(rows) * columns
+    return fed
 
 
 def micro_batch(
@@ -174,8 +159,8 @@ def micro_batch(
     def tensor(array) -> Tensor:
         return torch.tensor(array, device=device)
 
-    L, T = widest(rollouts, rows, device, share_prompts)
     chosen = [rollouts[row] for row in rows]
+    L, T = widths(chosen, device, share_prompts).max(0).tolist()
     ids = np.zeros((len(rows), T + 1), np.int64)
     sampled = np.zeros(ids.shape, bool)
     logprobs = np.zeros(ids.shape, np.float32)
@@ -194,7 +179,7 @@ def micro_batch(
 
     # What the trunk is fed: parts of sequences, each with the number of tokens before it.
     parts = [(rollout.total_tokens - 1, 0) for rollout in chosen]
-    prompts: dict[str, Tensor] = {}
+    prompts = {}
     if share_prompts:
         of_rows = [prompt_of(rollout) for rollout in chosen]
         distinct = [*dict.fromkeys(of_rows)]

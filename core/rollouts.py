@@ -1,7 +1,7 @@
 """What crosses between processes: requests and rollouts through queues, parameters through shared
 memory.
 
-    trainer:    work.put(Work([Request, ...]))          generator:  engine.add(work.get().requests)
+    trainer:    work.put([Request, ...])                generator:  engine.add(work.get())
                 parameters.write(named_parameters, step)            parameters.read_into(model)
                 reports.get().rollouts                              reports.put(Report(rollouts))
 
@@ -86,14 +86,6 @@ def tokens_and_pairs(parts: list[tuple[int, int]]) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
-class Work:
-    """Trainer to generator."""
-
-    requests: list[Request] = field(default_factory=list)
-    stop: bool = False  # end the process
-
-
-@dataclass(frozen=True)
 class Report:
     """Generator to trainer, at least every few seconds. The counters are of the time since the last
     report. While completions for a validation are sampled too, `busy_seconds` counts only the share
@@ -147,9 +139,10 @@ class Batch:
 
     def __init__(self, groups: list[Group], version: int):
         self.groups = groups
-        judged = [pair for group in groups for pair in group.judged()]
+        # P x G pairs, group by group.
+        self.judged = judged = [pair for group in groups for pair in group.judged()]
         shape = (len(groups), len(groups[0].requests))
-        self.rollouts: list[Rollout] = [rollout for rollout, _ in judged]  # P x G, group by group
+        self.rollouts = [rollout for rollout, _ in judged]
         lengths = [int(rollout.sampled.sum()) for rollout in self.rollouts]
         self.lengths_PG = torch.tensor(lengths).view(shape)  # int64: sampled tokens
         scores = [verdict.score for _, verdict in judged]
@@ -164,10 +157,10 @@ class Batch:
 
 class SharedParameters:
     """The newest parameters of the trainer, in shared memory, float32. Each of the trainer's ranks
-    writes its shard (`publish` in train.py); any number of generators read.
+    writes its shard (`publish` in train.py); any number of generators read. W ranks.
 
-    Why no reader ever takes over half an update: a rank writes down the version in `begun_R` before
-    it writes any parameter, and in `written_R` after the last one. A version is complete when both
+    Why no reader ever takes over half an update: a rank writes down the version in `begun_W` before
+    it writes any parameter, and in `written_W` after the last one. A version is complete when both
     have it at every rank. A reader copies only a complete version, and looks again after the copy.
     If any rank has begun to write by then, the reader copies again.
 
@@ -184,8 +177,8 @@ class SharedParameters:
                 self.head_name = name  # of the embedding, if they are tied
         size = sum(shape.numel() for shape in self.shapes.values())
         self.flat = torch.empty(size).share_memory_()
-        self.begun_R = torch.full((ranks,), -1).share_memory_()  # int64: versions
-        self.written_R = torch.full((ranks,), -1).share_memory_()
+        self.begun_W = torch.full((ranks,), -1).share_memory_()  # int64: versions
+        self.written_W = torch.full((ranks,), -1).share_memory_()
 
     def views(self) -> dict[str, Tensor]:
         """The parameters by name, as views of the shared memory."""
@@ -210,27 +203,27 @@ class SharedParameters:
     def version(self) -> int:
         """The newest version that every rank has written; -1: none yet. A newer one may be half
         written over it."""
-        return int(self.written_R.min())
+        return int(self.written_W.min())
 
     def holds(self, version: int) -> bool:
         """Whether this version is complete and nobody has begun to write over it."""
-        return bool((self.written_R == version).all() and (self.begun_R == version).all())
+        return bool((self.written_W == version).all() and (self.begun_W == version).all())
 
     @torch.no_grad()
     def write(self, parameters: Iterable[tuple[str, Tensor]], version: int, rank: int = 0) -> None:
         """Write the part that this rank of the trainer has: its shard of a sharded parameter, and
         all of any other."""
-        self.begun_R[rank] = version
+        self.begun_W[rank] = version
         views = self.views()
         for name, parameter in parameters:
             if isinstance(parameter, DTensor):
                 # As FSDP has cut it, along the first dimension.
-                shards = views[name].chunk(len(self.begun_R))
+                shards = views[name].chunk(len(self.begun_W))
                 if rank < len(shards):  # a short dimension has fewer shards than there are ranks
                     shards[rank].copy_(parameter.to_local())
             else:
                 views[name].copy_(parameter)
-        self.written_R[rank] = version
+        self.written_W[rank] = version
 
     def read(self, copy: Callable[[], None], timeout: float = 60.0) -> int:
         """Call `copy`, which copies the parameters, until no write has come between. Returns the

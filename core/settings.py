@@ -90,6 +90,11 @@ class Sampling:
     )
     verifier_memory: float = option(4.0, "GiB that a verifier may take")
 
+    @property
+    def verifier_limits(self) -> tuple[int, float, float]:
+        """What a VerifierPool is made of: verifiers, seconds, GiB."""
+        return self.verifiers, self.verifier_time_limit, self.verifier_memory
+
     def gpus_here(self) -> int:
         """How many GPUs there are to be used."""
         return torch.cuda.device_count()
@@ -250,19 +255,18 @@ PRESETS["short"] |= {"asynchrony": "pipeline-2", "length_control": "penalty"}  #
 
 # A resumed run may change these: devices, how often it writes, and --least-prompts, if it has run
 # out of prompts.
-MAY_CHANGE = {
-    "resume", "from_step", "steps", "validation_every", "checkpoint_every", "keep_checkpoints",
-    "track", "engine", "tensor_parallel", "generators", "trainers", "one_process", "slots",
-    "generator_memory", "tokens_per_micro_batch", "gradient_checkpointing", "share_prompts",
-    "threads", "verifiers", "wait_timeout", "max_restarts", "rollouts_kept", "least_prompts",
-    "stop_when_gain_below",
-}  # fmt: skip
+MAY_CHANGE = set(
+    """resume from_step steps validation_every checkpoint_every keep_checkpoints track engine
+    tensor_parallel generators trainers one_process slots generator_memory tokens_per_micro_batch
+    gradient_checkpointing share_prompts threads verifiers wait_timeout max_restarts rollouts_kept
+    least_prompts stop_when_gain_below""".split()
+)
 
 # generate.py takes these from the run that made its model, if no flag says otherwise.
 OF_ITS_RUN = (
-    "data", "defaults", "prompt_budget", "thinking_budget", "answer_budget", "max_length",
-    "end_of_thinking", "interruption_phrase", "thinking", "instruction", "system",
-)  # fmt: skip
+    "data defaults prompt_budget thinking_budget answer_budget max_length end_of_thinking"
+    " interruption_phrase thinking instruction system"
+).split()
 
 
 # --- from the command line ------------------------------------------------------------------------
@@ -364,10 +368,9 @@ def read_settings(folder: Path) -> Settings:
 # The least value of a number. All other whole numbers are at least 1, and all other numbers above
 # 0.
 MAY_BE_0 = (
-    "seed", "warmup_steps", "threads", "max_restarts", "generators", "trainers", "gpus",
-    "weight_decay", "rollouts_kept", "eps_low", "least_prompts", "temperature", "show",
-    "stop_when_gain_below",
-)  # fmt: skip
+    "seed warmup_steps threads max_restarts generators trainers gpus weight_decay rollouts_kept"
+    " eps_low least_prompts temperature show stop_when_gain_below"
+).split()
 LEAST = {"completions_per_prompt": 2, "max_length": 4} | dict.fromkeys(MAY_BE_0, 0)
 
 

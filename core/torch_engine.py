@@ -28,8 +28,9 @@ class SlotCache(Cache):
     def __init__(self, slots: int, positions: int):
         super().__init__(layers=[])
         self.slots, self.positions = slots, positions
-        self.keys: list[Tensor] = []  # per layer [S, heads, T, head size], made at the first prompt
-        self.values: list[Tensor] = []
+        # The keys of a layer, then its values, then those of the next layer: [S, heads, T, head
+        # size] each, made at the first prompt.
+        self.stored: list[Tensor] = []
         self.slots_n: Tensor | None = None  # 0 to n - 1
         self.positions_n: Tensor | None = None  # at which the live slots write next
         self.width = 0  # positions that the model is given
@@ -37,22 +38,17 @@ class SlotCache(Cache):
     def fill(self, slots_n: Tensor, source: DynamicCache, rows_n: Tensor) -> None:
         """Copy the prompts' keys and values, as a plain forward left them in rows of `source`, to
         slots."""
-        if not self.keys:  # these are the first prompts
-            self.keys = [self._empty(layer.keys) for layer in source.layers]
-            self.values = [self._empty(layer.values) for layer in source.layers]
-        for keys, values, layer in zip(self.keys, self.values, source.layers):
-            width = layer.keys.shape[2]
-            keys[slots_n, :, :width] = layer.keys[rows_n]
-            values[slots_n, :, :width] = layer.values[rows_n]
-
-    def _empty(self, given: Tensor) -> Tensor:
-        """Zeros for all slots. Heads of keys and heads of values may differ in size."""
-        _, heads, _, head_size = given.shape
-        return given.new_zeros(self.slots, heads, self.positions, head_size)
+        given = [part for layer in source.layers for part in (layer.keys, layer.values)]
+        for i, part in enumerate(given):
+            _, heads, width, head_size = part.shape  # keys and values may differ in size
+            if i == len(self.stored):  # these are the first prompts
+                shape = (self.slots, heads, self.positions, head_size)
+                self.stored.append(part.new_zeros(shape))
+            self.stored[i][slots_n, :, :width] = part[rows_n]
 
     def move(self, to_n: Tensor, slots_n: Tensor, width: int) -> None:
         """Copy the first `width` positions of slots over others."""
-        for stored in (*self.keys, *self.values):
+        for stored in self.stored:
             stored[to_n, :, :width] = stored[slots_n, :, :width]
 
     def place(self, positions_n: Tensor, longest: int) -> int:
@@ -71,7 +67,7 @@ class SlotCache(Cache):
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_, **__):
         """Called by a layer: store the keys and values of this step, return all that the live slots
         have."""
-        keys, values = self.keys[layer_idx], self.values[layer_idx]
+        keys, values = self.stored[2 * layer_idx : 2 * layer_idx + 2]
         keys[self.slots_n, :, self.positions_n] = key_states[:, :, 0]
         values[self.slots_n, :, self.positions_n] = value_states[:, :, 0]
         n = len(self.positions_n)

@@ -33,11 +33,12 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
 NUMBER_OF_FILES, NUMBER_OF_THREADS = 64, 64
+LONGEST_REPLY = 1 << 16  # bytes of what a call returns
 PR_SET_PDEATHSIG, PR_GET_SECCOMP, PR_SET_SECCOMP = 1, 21, 22  # prctl(2)
 PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 24, 38
 CAPABILITIES_HEADER = struct.pack("=Ii", 0x20080522, 0)  # capset(2): the version, this process
@@ -51,7 +52,6 @@ def run(
     program.py. Returns its standard output; None if it did not end by itself in time, with status 0
     and with at most so many bytes. Address space is limited as it is for this process; the
     environment is empty; standard error is thrown away."""
-    one_thread = {"OMP_NUM_THREADS": "1"}  # else numpy starts a thread for each core
     ours, theirs = socket.socketpair()
     with tempfile.TemporaryDirectory() as folder, ours, theirs:
         Path(folder, "program.py").write_text(source, encoding="utf-8", errors="surrogatepass")
@@ -63,14 +63,20 @@ def run(
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 cwd=folder,
-                env=one_thread | {"PYTHONHASHSEED": "0"},
+                # Otherwise numpy starts a thread for each core.
+                env={"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"},
                 start_new_session=True,
                 preexec_fn=confinement(folder, seconds, theirs),
             )
         theirs.close()  # the child has closed it too: nothing more can come
         listeners = socket.recv_fds(ours, 1, 1)[1]
+        channel, deadline = process.stdout.fileno(), time.monotonic() + seconds
         try:
-            output = read_output(process, listeners, time.monotonic() + seconds, longest_output)
+            output = read(channel, deadline, longest_output, listeners, process.pid)
+            if output is not None:
+                # If it has not ended by then, it is killed: that is no status 0.
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.0, deadline - time.monotonic()))
         finally:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -81,45 +87,44 @@ def run(
     return output if status == 0 else None
 
 
-def read_output(
-    process: subprocess.Popen, listeners: list[int], deadline: float, longest: int
+def read(
+    channel: int, deadline: float, longest: int, listeners: Sequence[int] = (), pid: int = 0
 ) -> bytes | None:
-    """What the process writes until it ends; None if that is later than the deadline, or more than
-    `longest` bytes. When it asks for a thread, it is answered, unless it has closed its standard
-    output."""
-    output, data = b"", None
+    """What comes through the channel until the other end is closed; None if that is later than the
+    deadline, or more than `longest` bytes. When process `pid` asks a listener for a thread, it is
+    answered, unless it has closed the channel."""
+    output = b""
     with selectors.DefaultSelector() as selector:
-        for source in (process.stdout, *listeners):
+        for source in (channel, *listeners):
             selector.register(source, selectors.EVENT_READ)
-        while data != b"":
+        while len(output) <= longest:
             remaining = deadline - time.monotonic()
-            if remaining <= 0 or len(output) > longest:
-                return None
+            if remaining <= 0:
+                break
             for key, events in selector.select(remaining):
-                if key.fileobj is process.stdout:
-                    data = os.read(key.fd, 1 << 16)
+                if key.fd == channel:
+                    data = os.read(channel, 1 << 16)
+                    if not data:
+                        return output
                     output += data
                 elif events == selectors.EVENT_READ:  # writable too: its threads have ended
-                    answer_clone(key.fd, process.pid)
-    # If it has not ended by then, it is killed: that is no status 0.
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(max(0.0, deadline - time.monotonic()))
-    return output
+                    answer_clone(key.fd, pid)
+    return None
 
 
 def answer_clone(listener: int, pid: int) -> None:
     """The program asks for a thread, and waits in the kernel: let it have one, or fail with
     EAGAIN."""
     request = bytearray(80)  # struct seccomp_notif; the first 8 bytes are its identity
-    error, go_on = (
-        (0, 1) if len(os.listdir(f"/proc/{pid}/task")) < NUMBER_OF_THREADS else (-errno.EAGAIN, 0)
-    )
+    error, go_on = 0, 1
+    if len(os.listdir(f"/proc/{pid}/task")) >= NUMBER_OF_THREADS:
+        error, go_on = -errno.EAGAIN, 0
     with contextlib.suppress(OSError):  # killed meanwhile
         fcntl.ioctl(listener, SECCOMP_RECEIVE, request)
         fcntl.ioctl(listener, SECCOMP_ANSWER, request[:8] + struct.pack("=qiI", 0, error, go_on))
 
 
-def call(function: Callable[[], object], seconds: float, longest_output: int = 1 << 16):
+def call(function: Callable[[], object], seconds: float):
     """What function() returns, as JSON can hold it. A fork of this process computes it, confined as
     a program is; besides, it can start no thread and no program. It sees what this process has in
     its memory and can change its own copy only, so nothing that it does reaches the next call.
@@ -134,15 +139,14 @@ def call(function: Callable[[], object], seconds: float, longest_output: int = 1
         _answer(function, enter, theirs)  # does not return
     os.close(theirs)
     try:
-        output = _read_until_closed(ours, time.monotonic() + seconds, longest_output)
+        output = read(ours, time.monotonic() + seconds, LONGEST_REPLY)
     finally:
         os.close(ours)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
     try:
-        reply = json.loads(output)
-        returned, raised = reply["returned"], reply["raised"]
-    except (ValueError, TypeError, KeyError, RecursionError):
+        returned, raised = json.loads(output)
+    except (ValueError, TypeError, RecursionError):
         raise TimeoutError("it did not end in time, or it died") from None
     if raised:
         raise RaisedInside(str(raised))
@@ -163,30 +167,17 @@ def _answer(function: Callable[[], object], enter: Callable[[], None], channel: 
         os.dup2(channel, 3)
         os.closerange(4, os.sysconf("SC_OPEN_MAX"))  # what this process has open stays its own
         enter()
-        reply = {"returned": None, "raised": ""}
+        returned, raised = None, ""
         try:
-            reply["returned"] = function()
+            returned = function()
         except Exception:
-            reply["raised"] = traceback.format_exc()
-        data = json.dumps(reply).encode()
+            raised = traceback.format_exc()
+        data = json.dumps([returned, raised]).encode()
         while data:
             data = data[os.write(3, data) :]
         status = 0
     finally:
         os._exit(status)  # whatever has happened, it must not go on as the process that it was
-
-
-def _read_until_closed(channel: int, deadline: float, longest: int) -> bytes:
-    """What comes until the other end is closed; b"" if that is after the deadline, or too much."""
-    output = b""
-    with selectors.DefaultSelector() as selector:
-        selector.register(channel, selectors.EVENT_READ)
-        while len(output) <= longest and selector.select(max(0.0, deadline - time.monotonic())):
-            data = os.read(channel, 1 << 16)
-            if not data:
-                return output
-            output += data
-    return b""
 
 
 @lru_cache
@@ -215,15 +206,6 @@ def confines() -> bool:
     return landlock_version() > 0 and seccomp_filter() is not None
 
 
-NO_LANDLOCK = (
-    "no Landlock (Linux 5.13 or newer has it): a program can read and change the files of this user"
-)
-NO_SECCOMP = (
-    "no seccomp (Linux on x86-64 has it): a program can use the network, processes and signals"
-)
-NO_LIMIT_OF_THREADS = (
-    "no limit of threads (Linux 5.5 or newer has it): a program can leave none to other processes"
-)
 # One thread more than is allowed: it must fail.
 TOO_MANY_THREADS = f"""
 import _thread, time
@@ -236,11 +218,20 @@ def missing() -> list[str]:
     """What this machine cannot enforce, in words; empty if it enforces everything."""
     gaps = []
     if landlock_version() == 0:
-        gaps.append(NO_LANDLOCK)
+        gaps.append(
+            "no Landlock (Linux 5.13 or newer has it): a program can read and change the files of"
+            " this user"
+        )
     if seccomp_filter() is None:
-        return [*gaps, NO_SECCOMP]
-    if run(["-c", TOO_MANY_THREADS], b"", seconds=60, longest_output=100) is not None:
-        gaps.append(NO_LIMIT_OF_THREADS)
+        gaps.append(
+            "no seccomp (Linux on x86-64 has it): a program can use the network, processes and"
+            " signals"
+        )
+    elif run(["-c", TOO_MANY_THREADS], b"", seconds=60, longest_output=100) is not None:
+        gaps.append(
+            "no limit of threads (Linux 5.5 or newer has it): a program can leave none to other"
+            " processes"
+        )
     return gaps
 
 
@@ -254,7 +245,9 @@ def confinement(
     makes system calls. It sends the listener, which answers when a thread starts, through the
     channel. Without a channel the process can start neither threads nor programs."""
     libc, parent, landlock = ctypes.CDLL(None, use_errno=True), os.getpid(), landlock_version()
-    program, threads, nothing_new = seccomp_filter(), clone_filter(), nothing_new_filter()
+    program = seccomp_filter()
+    threads = filter_for(ASK, "clone")  # asks the verifier for each thread that `program` allows
+    nothing_new = filter_for(REFUSE, "clone", "execve")
 
     def enter() -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 2,) * 2)
@@ -269,7 +262,7 @@ def confinement(
         libc.capset(CAPABILITIES_HEADER, NO_CAPABILITIES)
         if landlock > 0:
             restrict_files(libc, landlock, folder)
-        if channel is not None and threads is not None:
+        if channel is not None and program is not None:
             send_listener(libc, threads, channel)
         # Only now, since the listener is one more file, beside all that this process has open.
         resource.setrlimit(resource.RLIMIT_NOFILE, (NUMBER_OF_FILES, NUMBER_OF_FILES))
@@ -298,10 +291,10 @@ def send_listener(libc: ctypes.CDLL, threads: "SeccompFilter", channel: socket.s
 LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446
 EXECUTE, READ_FILE, READ_DIR = 1 << 0, 1 << 2, 1 << 3
 ABSTRACT_SOCKETS, SIGNALS = 1 << 0, 1 << 1  # from version 6: only to processes under the same rules
-ALL_ACCESS = {1: 0x1FFF, 2: 0x3FFF, 3: 0x7FFF, 4: 0x7FFF}  # by version
-ALL_ACCESS_FROM_5 = 0xFFFF
-READABLE = ("/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime",
-            "/dev/null", "/dev/zero", "/dev/urandom")  # fmt: skip
+ALL_ACCESS = (0x1FFF, 0x3FFF, 0x7FFF, 0x7FFF, 0xFFFF)  # of versions 1, 2, 3, 4, and 5 and newer
+READABLE = (
+    "/usr /lib /lib64 /etc/ld.so.cache /etc/localtime /dev/null /dev/zero /dev/urandom".split()
+)
 
 
 def landlock_version() -> int:
@@ -311,7 +304,7 @@ def landlock_version() -> int:
 
 def restrict_files(libc: ctypes.CDLL, version: int, folder: str) -> None:
     """From now on this process can read Python and `folder`, and no other file."""
-    files = ALL_ACCESS.get(version, ALL_ACCESS_FROM_5)
+    files = ALL_ACCESS[min(version, 5) - 1]
     scoped = ABSTRACT_SOCKETS | SIGNALS if version >= 6 else 0
     handled = struct.pack("=QQQ", files, 0, scoped)  # the second is the network: seccomp has it
     ruleset = libc.syscall(LANDLOCK_CREATE_RULESET, handled, len(handled), 0)
@@ -331,22 +324,31 @@ def restrict_files(libc: ctypes.CDLL, version: int, folder: str) -> None:
 # seccomp (seccomp(2)): a filter in classic BPF looks at the number and the first arguments of each
 # system call. The numbers are those of x86-64. On other machines there is no filter.
 
-ALLOWED = {  # with all arguments
-    "read": 0, "readv": 19, "pread64": 17, "write": 1, "writev": 20, "lseek": 8, "open": 2,
-    "openat": 257, "close": 3, "close_range": 436, "dup": 32, "dup2": 33, "dup3": 292,
-    "getdents64": 217, "getcwd": 79, "stat": 4, "lstat": 6, "fstat": 5, "newfstatat": 262,
-    "statx": 332, "access": 21, "faccessat": 269, "faccessat2": 439, "readlink": 89,
-    "readlinkat": 267,
-    "poll": 7, "ppoll": 271, "select": 23, "pselect6": 270, "epoll_create1": 291, "epoll_ctl": 233,
-    "epoll_wait": 232, "epoll_pwait": 281, "recvfrom": 45,
-    "brk": 12, "mmap": 9, "munmap": 11, "mprotect": 10, "mremap": 25, "madvise": 28,
-    "execve": 59, "exit": 60, "exit_group": 231, "set_tid_address": 218, "set_robust_list": 273,
-    "rseq": 334, "sched_yield": 24, "rt_sigaction": 13, "rt_sigprocmask": 14, "rt_sigreturn": 15,
-    "sigaltstack": 131, "restart_syscall": 219, "alarm": 37, "setitimer": 38,
-    "time": 201, "gettimeofday": 96, "nanosleep": 35, "times": 100, "getrusage": 98,
-    "sysinfo": 99, "uname": 63, "getrandom": 318, "getpid": 39, "gettid": 186, "getuid": 102,
-    "geteuid": 107, "getgid": 104, "getegid": 108,
-}  # fmt: skip
+
+def numbers_by_name(table: str) -> dict[str, int]:
+    """A table of system calls: a name and a number, again and again."""
+    words = table.split()
+    return dict(zip(words[::2], map(int, words[1::2])))
+
+
+# With all arguments.
+ALLOWED = numbers_by_name("""
+    read 0  readv 19  pread64 17  write 1  writev 20  lseek 8  open 2  openat 257  close 3
+    close_range 436  dup 32  dup2 33  dup3 292  getdents64 217  getcwd 79  stat 4  lstat 6  fstat 5
+    newfstatat 262  statx 332  access 21  faccessat 269  faccessat2 439  readlink 89  readlinkat 267
+
+    poll 7  ppoll 271  select 23  pselect6 270  epoll_create1 291  epoll_ctl 233  epoll_wait 232
+    epoll_pwait 281  recvfrom 45
+
+    brk 12  mmap 9  munmap 11  mprotect 10  mremap 25  madvise 28
+
+    execve 59  exit 60  exit_group 231  set_tid_address 218  set_robust_list 273  rseq 334
+    sched_yield 24  rt_sigaction 13  rt_sigprocmask 14  rt_sigreturn 15  sigaltstack 131
+    restart_syscall 219  alarm 37  setitimer 38
+
+    time 201  gettimeofday 96  nanosleep 35  times 100  getrusage 98  sysinfo 99  uname 63
+    getrandom 318  getpid 39  gettid 186  getuid 102  geteuid 107  getgid 104  getegid 108
+""")
 CLOCKS = tuple(range(12))  # clock_gettime(2); larger ones are the processor time of another process
 # Allowed with some arguments only: the number, and the allowed values by position of the argument.
 CHECKED = {
@@ -415,19 +417,11 @@ def seccomp_filter() -> SeccompFilter | None:
     return assembled([*code, (RETURN, REFUSE)])
 
 
-def clone_filter() -> SeccompFilter | None:
-    """A second filter: the kernel asks the verifier for each thread, unless the first filter
-    refuses it."""
-    if seccomp_filter() is None:
-        return None
-    return assembled(
-        [(LOAD, NUMBER_AT), (EQUAL, CHECKED["clone"][0], 0, 1), (RETURN, ASK), (RETURN, ALLOW)]
-    )
-
-
-def nothing_new_filter() -> SeccompFilter:
-    """A filter for a fork that computes: no thread, and no program in its place."""
+@lru_cache
+def filter_for(answer: int, *names: str) -> SeccompFilter:
+    """A filter that gives this answer to these system calls, and allows all others."""
+    numbers = ALLOWED | {name: number for name, (number, _) in CHECKED.items()}
     code = [(LOAD, NUMBER_AT)]
-    for number in (CHECKED["clone"][0], ALLOWED["execve"]):
-        code += [(EQUAL, number, 0, 1), (RETURN, REFUSE)]
+    for name in names:
+        code += [(EQUAL, numbers[name], 0, 1), (RETURN, answer)]
     return assembled([*code, (RETURN, ALLOW)])

@@ -119,7 +119,7 @@ def one_batch():
     path = model_path(SETTINGS.model)
     tokenizer = load_tokenizer(path)
     decoding = make_decoding(tokenizer, SETTINGS)
-    policy = make_policy(SETTINGS, load_model(path, CPU, torch.float32), CPU)
+    policy = make_policy(SETTINGS, load_model(path), CPU)
     optimizer = torch.optim.AdamW(
         policy.parameters(), lr=SETTINGS.learning_rate, betas=SETTINGS.adam_betas, eps=1e-15
     )

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 import loss
@@ -126,15 +125,14 @@ class KeptRollouts:
                 line["generators"].append([generator, *times, version])
             self._add([line])
 
-    def add_batch(self, step: int, batch: Batch, worth: dict[str, Tensor], tokens: dict) -> None:
-        """Add the groups of a step that are kept. worth: of each completion its reward, advantage
-        and weight, [P, G]. tokens: of each row trained on, the trainer's log-probabilities and the
-        entropies at its sampled tokens."""
+    def add_batch(self, step: int, batch: Batch, worth: loss.Worth, tokens: dict) -> None:
+        """Add the groups of a step that are kept. tokens: of each row trained on, the trainer's
+        log-probabilities and the entropies at its sampled tokens."""
         lines = []
-        filtered_P = loss.zero_variance(worth["reward"], batch.usable_PG)
+        filtered_P = loss.zero_variance(worth.rewards_PG, batch.usable_PG)
         for p in kept_groups(self.settings, step, batch.groups):
             group, usable_G = batch.groups[p], batch.usable_PG[p]
-            rewards = worth["reward"][p][usable_G]
+            rewards = worth.rewards_PG[p][usable_G]
             solved = loss.retires(group.pass_rate)
             line = self._line("group", step, group)
             line["mean_reward"] = rewards.mean().item() if len(rewards) else None
@@ -144,8 +142,9 @@ class KeptRollouts:
                     completion["became"] = "zero variance" if filtered_P[p] else "trained"
                 else:
                     completion["became"] = "truncated" if completion["truncated"] else "no verdict"
-                for name, values_PG in worth.items():
-                    completion[name] = six_digits(values_PG[p, i].item())
+                completion["reward"] = six_digits(worth.rewards_PG[p, i].item())
+                completion["advantage"] = six_digits(worth.advantages_PG[p, i].item())
+                completion["weight"] = six_digits(worth.weights_PG[p, i].item())
                 for name, values in tokens.get(p * len(usable_G) + i, {}).items():
                     completion[name] = at_sampled(values, group.rollouts[i].sampled)
             lines.append(line)

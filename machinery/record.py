@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from torch import Tensor
 
 import loss
 from core.decoding import marked_text
@@ -116,27 +115,25 @@ class Record:
         self.progress = Progress("training", self.settings.steps, step)
 
     def log_step(
-        self, step: int, batch: Batch, totals: Totals, worth: dict[str, Tensor], figures: dict
+        self, step: int, batch: Batch, totals: Totals, worth: loss.Worth, figures: dict
     ) -> None:
         """Log a step: what it has computed, its completions, and what has happened since the line
-        before. worth: of each completion its reward, advantage and weight, [P, G] each. figures:
-        further columns."""
+        before. figures: further columns."""
         orders = self.feed.orders
         began, ended = self.waited
-        judged = [pair for group in batch.groups for pair in group.judged()]
         self.compute.add(batch, totals.sums["fed"], totals.sums["pairs"])
-        zero_variance_P = loss.zero_variance(worth["reward"], batch.usable_PG)
+        zero_variance_P = loss.zero_variance(worth.rewards_PG, batch.usable_PG)
         line = {
             "kind": "train",
             "step": step,
             "pass_rate": (batch.scores_PG == 1).float().mean().item(),
-            "reward_mean": worth["reward"].mean().item(),
+            "reward_mean": worth.rewards_PG.mean().item(),
             "zero_variance_fraction": zero_variance_P.float().mean().item(),
             **figures,
             **totals.columns(),
             "off_policyness_mean": float(batch.ages_N.mean()),
             "off_policyness_max": int(batch.ages_N.max()),
-            **completion_columns(judged),
+            **completion_columns(batch.judged),
             "groups_waiting": sum(group.finished for group in self.feed.under_way.values()),
             "prompts_retired": sum(len(order.retired) for order in orders),
             "epoch": min(order.epoch for order in orders),

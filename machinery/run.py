@@ -29,7 +29,7 @@ from core.model import (
 )
 from core.one_process import GeneratorHere, VerifierHere
 from core.policy import Policy, error_of_sharing
-from core.rollouts import Batch, Group, Rollout, SharedParameters
+from core.rollouts import Group, SharedParameters
 from core.screen import say
 from core.settings import Settings
 from core.torch_engine import refuse_wrong_over_slots
@@ -54,7 +54,6 @@ from machinery.folder import lock_folder, new_folder, write_config
 from machinery.processes import Stop
 from machinery.ranks import from_rank_0, give_way_to_a_dead_rank
 from machinery.record import Record
-from machinery.totals import Totals
 from machinery.track import refuse_missing_tracker
 from machinery.trainer import gather, numerics_mismatch
 from machinery.warnings import few_groups_count
@@ -109,7 +108,7 @@ def open_run(settings: Settings) -> "Run":
     # The model and its prompts. Engines are made of the run's first model, which stays where it is;
     # their parameters come from the trainer.
     prompts = make_prompts(settings, first_model, sources)
-    model = load_model(newest_model, torch.device("cpu"), torch.float32)
+    model = load_model(newest_model)
     refuse_too_long(model, prompts.decoding)
     settings = with_learning_rate(settings, model)
     engines = engines_of(settings, first_model, prompts)
@@ -209,9 +208,8 @@ def read_sources(settings: Settings) -> list[Source]:
 def look_at_tasks(settings: Settings, sources: list[Source]) -> None:
     """Say which answers without any thought are right often. ValueError if a task cannot judge its
     own reference."""
-    limits = settings.verifier_time_limit, settings.verifier_memory
     for source in sources:
-        with VerifierPool(settings.verifiers, *limits) as pool:
+        with VerifierPool(*settings.verifier_limits) as pool:
             for line in cheap.warnings(source.name, source.train, pool):
                 say(f"! {line}")
 
@@ -323,19 +321,21 @@ class Run:
         object lives."""
         self.start, self.settings, self.model = start, start.settings, model
         self.feed, self.record, self.stop, self.lock = feed, record, stop, lock
+        # Two of the loop's calls are theirs as they are.
+        self.retire, self.log_step = feed.retire, record.log_step
         self.folder = record.folder
         self.error = ""  # what went wrong in this process
         self.stopped_at_once = False  # by a second Ctrl-C
 
-    def begin(self, step: int) -> None:
+    def begin(self, version: int) -> None:
         """Start the generators, and the clock of training."""
         self.feed.start()
-        self.record.begin(step)
+        self.record.begin(version)
 
-    def goes_on(self, step: int) -> bool:
+    def goes_on(self, version: int) -> bool:
         """Whether another step is made."""
-        ended = step >= self.settings.steps or self.over() or self.has_levelled_off(step)
-        return from_rank_0(not ended)
+        done = version >= self.settings.steps
+        return from_rank_0(not (done or self.over() or self.has_levelled_off(version)))
 
     def batch(self, version: int) -> list[Group] | None:
         """The groups to train this version of the parameters on. None if every prompt is retired,
@@ -345,18 +345,18 @@ class Run:
         self.record.waited = began, time.monotonic()
         return groups
 
-    def wants_validation(self, step: int, at_the_end: bool = False) -> bool:
-        """Whether a validation is due at this step and has not been made yet."""
-        regular = step % self.settings.validation_every == 0
-        due = regular or at_the_end or step == self.settings.steps
-        return from_rank_0(due and self.record.last_validation < step and not self.over())
+    def wants_validation(self, version: int, at_the_end: bool = False) -> bool:
+        """Whether a validation of this version is due and has not been made yet."""
+        regular = version % self.settings.validation_every == 0
+        due = regular or at_the_end or version == self.settings.steps
+        return from_rank_0(due and self.record.last_validation < version and not self.over())
 
-    def validate(self, step: int, policy: Policy) -> None:
-        """Measure the pass rate of the held-out problems with the parameters of this step; at step
-        0 it is R0. All ranks compare the log-probabilities of some of these completions with the
-        generator's."""
+    def validate(self, version: int, policy: Policy) -> None:
+        """Measure the pass rate of the held-out problems with this version of the parameters; that
+        of version 0 is R0. All ranks compare the log-probabilities of some of these completions
+        with the generator's."""
         with self.record.pause():
-            groups = self.feed.validate(step) or []
+            groups = self.feed.validate(version) or []
             rollouts = [rollout for group in groups for rollout in group.rollouts.values()]
             every_nth = max(1, len(rollouts) // COMPARED)
             # The other ranks get these completions, to compute their share of them.
@@ -364,39 +364,30 @@ class Run:
             if not compared:  # the run ends
                 return
             mismatch = numerics_mismatch(policy, compared, self.settings)
-        self.record.log_validation(step, groups, mismatch)
+        self.record.log_validation(version, groups, mismatch)
 
-    def retire(self, groups: list[Group]) -> None:
-        """No-Positive-Resampling: the prompts that these groups have solved do not come again."""
-        self.feed.retire(groups)
-
-    def log_step(self, step: int, batch: Batch, totals: Totals, worth: dict, figures: dict) -> None:
-        """Write down what has happened. worth: of each completion its reward, advantage and weight,
-        [P, G] each. figures: further columns of the log."""
-        self.record.log_step(step, batch, totals, worth, figures)
-
-    def save(self, step: int, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
-        """Write a checkpoint of this step. Parameters and moments are gathered from all ranks."""
+    def save(self, version: int, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
+        """Write a checkpoint of this version. Parameters and moments come from all ranks."""
         parameters, moments = gather(policy, optimizer)
-        state = {"step": step, **self.feed.state(), **self.record.state()}
+        state = {"step": version, **self.feed.state(), **self.record.state()}
         tokenizer = self.feed.prompts.tokenizer
         write_checkpoint(self.folder, policy.model, tokenizer, parameters, moments, state)
         before_fall = self.record.checkpoint_before_fall()
         remove_old_checkpoints(self.folder, self.settings.keep_checkpoints, before_fall)
 
-    def end(self, step: int) -> bool:
+    def end(self, version: int) -> bool:
         """Stop the clock of training, and log why a run is over. Returns whether a checkpoint is
         missing."""
         reason = f"Every prompt has been retired (pass rate >= {loss.RETIRE_AT})"
-        if step >= self.settings.steps:
+        if version >= self.settings.steps:
             reason = "All steps are made"
-        elif self.has_levelled_off(step):
+        elif self.has_levelled_off(version):
             least = self.settings.stop_when_gain_below
             reason = f"Twice the compute would gain less than {least} (--stop-when-gain-below)"
         if self.over():
             reason = ""
-        self.record.end(step, reason)
-        saved = any(step_of(checkpoint) == step for checkpoint in checkpoints(self.folder))
+        self.record.end(version, reason)
+        saved = any(step_of(checkpoint) == version for checkpoint in checkpoints(self.folder))
         return from_rank_0(self.record.last_validation >= 0 and not saved)
 
     # Why it ends
@@ -536,33 +527,22 @@ class OtherRank:
 
     def __init__(self, start: Start):
         self.settings = start.settings
-        self.model = load_model(start.model, torch.device("cpu"), torch.float32)
+        self.model = load_model(start.model)
 
-    def begin(self, *_) -> None:
-        """Rank 0 alone starts the generators."""
-
-    def goes_on(self, *_) -> bool:
+    def _answer(self, *_, **__):
         return from_rank_0(None)
 
-    def batch(self, *_) -> list[Group] | None:
-        return from_rank_0(None)
+    goes_on = batch = wants_validation = end = _answer
 
-    def wants_validation(self, *_, **__) -> bool:
-        return from_rank_0(None)
+    def _nothing(self, *_) -> None:
+        """Rank 0 alone starts the generators, hands prompts out and writes the log."""
+
+    begin = retire = log_step = _nothing
 
     def validate(self, _, policy: Policy) -> None:
-        compared: list[Rollout] = from_rank_0(None)
+        compared = from_rank_0(None)  # rollouts
         if compared:
             numerics_mismatch(policy, compared, self.settings)
 
-    def retire(self, *_) -> None:
-        """Rank 0 alone hands prompts out."""
-
-    def log_step(self, *_) -> None:
-        """Rank 0 alone writes the log."""
-
     def save(self, _, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
         gather(policy, optimizer)
-
-    def end(self, *_) -> bool:
-        return from_rank_0(None)

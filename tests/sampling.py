@@ -17,7 +17,7 @@ from core import generators
 from core.decoding import Decoding, make_decoding, render
 from core.engine import EngineSettings
 from core.model import load_model, load_tokenizer
-from core.rollouts import Request, Rollout, SharedParameters, Work
+from core.rollouts import Request, Rollout, SharedParameters
 from core.settings import GenerateCommand, Sampling, parse
 from data.tasks import arithmetic
 
@@ -42,7 +42,7 @@ def run_generate(arguments: list[str]) -> int:
 
 def load(folder):
     """The model in a folder, in fp32, and its tokenizer."""
-    return load_model(folder, CPU, torch.float32), load_tokenizer(folder)
+    return load_model(folder), load_tokenizer(folder)
 
 
 def decoding(tokenizer, **changes) -> Decoding:
@@ -105,7 +105,7 @@ def samples_takes_updates_validates_and_stops(settings: EngineSettings, daemon=T
             change(shared, model, version)
             validation = version == 2
             wanted = requests(tokenizer, PROMPTS, 2, thinking=9, validation=validation)
-            work.put(Work(wanted))
+            work.put(wanted)
             rollouts, busy, sampled_tokens, events, began = [], 0.0, 0, [], time.monotonic()
             while len(rollouts) < len(wanted):
                 report = reports.get(timeout=60)
@@ -131,7 +131,7 @@ def samples_takes_updates_validates_and_stops(settings: EngineSettings, daemon=T
                 0 if validation else sum(int(r.sampled.sum()) for r in rollouts)
             )
             assert busy == 0 if validation else busy > 0
-        work.put(Work(stop=True))
+        work.put(None)
         process.join(60)
         assert process.exitcode == 0
 

@@ -143,7 +143,7 @@ def train_rank(
     batches. Returns the Run that rank 0 has; None on another rank."""
     run = None
     if rank == 0:
-        model = model or load_model(name, CPU, torch.float32)
+        model = model or load_model(name)
         parameters = parameters or SharedParameters(model)
     start = Start(chosen, FIRST, name, None, parameters)
     if rank == 0:
@@ -160,7 +160,7 @@ def train_on(
 ) -> tuple[Run, list[dict[str, Tensor]]]:
     """The Run of one rank on these batches, and the gradient of each optimizer step by parameter
     name."""
-    model, gradients = load_model(name, CPU, torch.float32), []
+    model, gradients = load_model(name), []
 
     def catch(*_):
         named = model.named_parameters()
@@ -184,7 +184,7 @@ def stored(folder: Path) -> dict[str, Tensor]:
     """All parameters and moments in the newest checkpoint of a run, by name."""
     newest = checkpoints(folder)[-1]
     model, moments = (
-        load_model(str(newest / "model"), CPU, torch.float32),
+        load_model(str(newest / "model")),
         newest / "optimizer.safetensors",
     )
     return {name: parameter.detach() for name, parameter in model.named_parameters()} | load_file(

@@ -104,7 +104,7 @@ def test_the_tokenizer_is_one_token_a_character_and_survives_being_saved():
 
 def test_the_shipped_base_leaves_rl_something_to_do():
     folder = str(make_base.BASE_MODEL)
-    model = load_model(folder, torch.device("cpu"), torch.float32)
+    model = load_model(folder)
     torch.manual_seed(0)
     rates = make_base.pass_rates(model, load_tokenizer(folder), per_length=50, seed=5)
     assert 0.10 <= sum(rates) / len(rates) <= 0.35

@@ -47,7 +47,7 @@ def run(tmp_path_factory) -> Path:
     write_config(folder, settings)
 
     path = model_path(settings.model)
-    model = load_model(path, torch.device("cpu"), torch.float32)
+    model = load_model(path)
     parameters, moments = dict(model.named_parameters()), {"m": torch.zeros(1)}
     write_checkpoint(folder, model, load_tokenizer(path), parameters, moments, {"step": 4})
 

@@ -42,7 +42,7 @@ FOREVER = ["--steps", "100000"]
 def saved_step(run: RealRun) -> int:
     """The step of the newest checkpoint, whose model can be loaded."""
     newest = checkpoints(run.folder)[-1]
-    load_model(str(newest / "model"), CPU, torch.float32)
+    load_model(str(newest / "model"))
     return json.loads((newest / "state.json").read_text())["step"]
 
 
@@ -122,7 +122,7 @@ def test_a_run_goes_on_after_all_else_that_can_go_wrong_beside_the_trainer(tmp_p
     assert skipped[0]["loss"] is None
     said = f"the loss or the gradient of step {skipped[0]['step']} is not finite"
     assert f"{said}. The step is skipped" in printed
-    model = load_model(str(run.folder / "model"), CPU, torch.float32)
+    model = load_model(str(run.folder / "model"))
     assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
 
 
@@ -272,7 +272,7 @@ def test_ctrl_c_saves_what_there_is(tmp_path):
     assert "error" not in run.text()
     assert saved_step(run) == last_step(run.folder)
     assert log(run.folder, "end") == []
-    load_model(str(run.folder / "model"), CPU, torch.float32)
+    load_model(str(run.folder / "model"))
     assert nothing_left()
 
 

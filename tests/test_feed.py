@@ -185,8 +185,8 @@ class StandIn:
     def __init__(self, parameters, rng):
         self.parameters, self.rng, self.requests, self.dead = parameters, rng, [], False
 
-    def put(self, work):
-        self.requests += work.requests
+    def put(self, requests):
+        self.requests += requests
 
     def get_nowait(self):
         if self.dead or not self.requests or self.rng.random() < 0.4:

@@ -47,7 +47,7 @@ from core.decoding import (
 )
 from core.engine import EngineSettings, sample_all
 from core.model import load_model, load_tokenizer, model_path, put_on_device, refuse_too_long
-from core.rollouts import Report, Request, Rollout, SharedParameters, Work
+from core.rollouts import Report, Request, Rollout, SharedParameters
 from core.settings import GenerateCommand, Sampling
 from core.torch_engine import TorchEngine
 from curve.flags import flag, run_command
@@ -117,7 +117,7 @@ def test_a_model_that_cannot_be_sampled_over_slots_is_refused_in_one_sentence(mo
     for kind, config in odd_configs(tokenizer).items():
         folder = save_random(config, tmp_path / kind, tokenizer, std=0.3)
         with pytest.raises(ValueError) as caught:
-            torch_engine.refuse_wrong_over_slots(load_model(folder, CPU, torch.float32), folder)
+            torch_engine.refuse_wrong_over_slots(load_model(folder), folder)
         message = str(caught.value)
         assert message.startswith(f"--model {folder}: ") and "\n" not in message, kind
         assert "not full attention" in message or "token by token over slots" in message, kind
@@ -208,7 +208,7 @@ def test_pitfall_12_a_writer_that_died_in_the_middle_is_a_time_out_and_not_a_han
         shared.read_into(model, timeout=0.05)
     shared.write(model.named_parameters(), 3)
     assert shared.read_into(model) == 3
-    shared.begun_R[0] = 4
+    shared.begun_W[0] = 4
     with pytest.raises(TimeoutError):
         shared.read_into(model, timeout=0.05)
 
@@ -406,7 +406,7 @@ def test_models_that_cannot_be_used_are_refused_in_one_sentence(models, tmp_path
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         (broken / name).write_text("{")
     with pytest.raises(ValueError, match="could not be loaded"):
-        load_model(str(broken), CPU, torch.float32)
+        load_model(str(broken))
     with pytest.raises(ValueError, match="could not be loaded"):
         load_tokenizer(str(broken))
     model, tokenizer = load(models["llama"])
@@ -482,7 +482,7 @@ def test_a_broken_or_giant_file_of_a_model_is_refused_at_once_in_one_sentence(
     folder = Path(shutil.copytree(models["llama"], tmp_path / "model"))
     (folder / file).write_text(json.dumps(json.loads((folder / file).read_text()) | change))
     with pytest.raises(ValueError, match=rf"^--model \S+: .*{message}"):
-        load_model(str(folder), torch.device("cpu"), torch.float32)
+        load_model(str(folder))
         make_decoding(load_tokenizer(str(folder)), Sampling())
 
 
@@ -530,7 +530,7 @@ def test_a_model_is_loaded_once_whatever_the_engine_computes_in(models, monkeypa
     kind = models["llama-grouped-tied"]
     exact = load_it(kind, dtype=torch.float32)
     for fp32_head in (True, False):
-        model = put_on_device(load_model(kind, CPU, torch.float32), CPU, torch.bfloat16, fp32_head)
+        model = put_on_device(load_model(kind), CPU, torch.bfloat16, fp32_head)
         rounded = dict(load_it(kind, dtype=torch.bfloat16).state_dict())
         if fp32_head:
             rounded["lm_head.weight"] = exact.lm_head.weight
@@ -561,7 +561,7 @@ def test_code_that_lies_in_a_models_folder_is_never_run(models, tmp_path, monkey
     with contextlib.suppress(ValueError):
         load_tokenizer(str(folder))
     with pytest.raises(ValueError, match="could not be loaded .*contains custom code"):
-        load_model(str(folder), CPU, torch.float32)
+        load_model(str(folder))
     assert not (tmp_path / "it ran").exists()
 
 
@@ -603,7 +603,7 @@ class Script:
     have come back."""
 
     def __init__(self, wanted):
-        self.works = [Work(wanted)]
+        self.works = [wanted]
 
     def get_nowait(self):
         if not self.works:
@@ -612,7 +612,7 @@ class Script:
 
     def get(self, timeout):
         """What the generator waits for when it has nothing to sample."""
-        return self.works.pop() if self.works else Work(stop=True)
+        return self.works.pop() if self.works else None
 
 
 def test_only_the_share_of_training_counts_as_busy_while_a_validation_is_sampled(

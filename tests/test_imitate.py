@@ -23,7 +23,6 @@ from machinery.run import open_run
 from tools import imitate
 from tools.imitate import Command, examples, mean_loss
 
-CPU = (torch.device("cpu"), torch.float32)
 # Token ids, and which of them are learned.
 RAGGED = [
     ([1, 2, 3, 4, 5], [False, False, False, True, True]),
@@ -88,7 +87,7 @@ def test_from_there_rl_with_the_settings_of_a_small_model_learns(folder):
     first, *_, last = (line["pass_rate"] for line in log(folder / "runs" / "run", "validation"))
     assert first < 0.35 and last > 0.5 and last > first + 0.3, (first, last)
     config = json.loads((folder / "runs" / "run" / "config.json").read_text())
-    parameters = load_model(str(folder / "warm"), *CPU).num_parameters()
+    parameters = load_model(str(folder / "warm")).num_parameters()
     rate = config["learning_rate"]
     assert rate == pytest.approx(0.075 / parameters**0.5, rel=0.05)
     assert f"The learning rate is {rate}, for {parameters:,} parameters." in printed
@@ -107,7 +106,7 @@ def test_the_prompt_is_that_of_a_generator_and_the_solution_ends(
     closed = "{% if not enable_thinking %}\n</think>\n\n{% endif %}"
     with_switch = tokenizer.chat_template.replace("<think>\n", f"<think>\n{closed}")
     tokenizer.chat_template = with_switch
-    load_model(chat_models["qwen3"], *CPU).save_pretrained("model")
+    load_model(chat_models["qwen3"]).save_pretrained("model")
     tokenizer.save_pretrained("model")
 
     rows, programs = [], []
@@ -145,7 +144,7 @@ def prompts_of_a_run(flags) -> dict[str, list[int]]:
     (source,), prompts = feed.prompts.sources, {}
     for validation, of_source in ((False, source.train), (True, source.validation)):
         for i in range(len(of_source)):
-            group = feed._group(0, 0, i, feed.generators[0], (0,), validation)
+            group = feed._group(0, 0, i, feed.generators[0], 0 if validation else None)
             prompts[group.problem.prompt] = group.requests[0].prompt_ids
     return prompts
 
@@ -163,7 +162,7 @@ def test_what_a_run_holds_out_is_not_learned(folder):
 
 
 def test_only_the_solution_counts_however_a_batch_is_padded_and_cut(folder):
-    model = load_model(str(folder / "warm"), *CPU)
+    model = load_model(str(folder / "warm"))
     expected = 0.0
     for ids, learned in RAGGED:
         logprobs = model(torch.tensor([ids])).logits[0].log_softmax(-1)

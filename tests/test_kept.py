@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from steps import CPU, FIRST, batch_of_groups, settings, train_on
+from steps import FIRST, batch_of_groups, settings, train_on
 
 import loss
 from core.model import load_model, load_tokenizer
@@ -71,7 +71,7 @@ def groups_of_every_fate():
 
 
 def worth_of(groups):
-    """Reward, advantage and weight of each completion, and whether it counts, by loss.py."""
+    """What each completion is worth, by loss.py, and whether it is usable."""
     scores = [[group.verdicts[i].score for i in range(4)] for group in groups]
     lengths = [[int(group.rollouts[i].sampled.sum()) for i in range(4)] for group in groups]
     rewards_PG = 2 * torch.tensor(scores, dtype=torch.float32) - 1
@@ -81,8 +81,7 @@ def worth_of(groups):
     counted_PG = loss.counted_samples(rewards_PG, usable_PG, True)
     advantages_PG = loss.advantages(rewards_PG, usable_PG, counted_PG, "batch")
     weights_PG = loss.token_weights(torch.tensor(lengths), counted_PG, "prompt")
-    worth = {"reward": rewards_PG, "advantage": advantages_PG, "weight": weights_PG}
-    return worth, usable_PG, counted_PG
+    return loss.Worth(rewards_PG, counted_PG, advantages_PG, weights_PG), usable_PG
 
 
 @pytest.fixture
@@ -95,12 +94,12 @@ def step(models, tmp_path):
 
 def test_what_is_kept_of_a_group_is_what_became_of_it(step):
     groups, kept_lines = step
-    worth, usable_PG, _ = worth_of(groups)
+    worth, usable_PG = worth_of(groups)
     found = [(line["step"], line["group"], line["retired"]) for line in kept_lines]
     assert found == [(FIRST + 1, 0, False), (FIRST + 1, 1, False), (FIRST + 1, 2, True)]
     assert [line["answer"] for line in kept_lines] == ["1", "2", "1" * 2000]
     for p, (line, group) in enumerate(zip(kept_lines, groups)):
-        rewards = worth["reward"][p][usable_PG[p]]
+        rewards = worth.rewards_PG[p][usable_PG[p]]
         assert line["mean_reward"] == pytest.approx(rewards.mean().item())
         assert line["pass_rate"] == group.pass_rate
         assert line["prompt_ids"] == group.requests[0].prompt_ids
@@ -115,7 +114,7 @@ def test_what_is_kept_of_a_group_is_what_became_of_it(step):
 
 def test_what_is_kept_of_a_completion_is_how_it_was_sampled_and_what_it_was_worth(step):
     groups, kept_lines = step
-    worth, _, _ = worth_of(groups)
+    worth, _ = worth_of(groups)
     for p, line in enumerate(kept_lines):
         for i, completion in enumerate(line["completions"]):
             rollout = groups[p].rollouts[i]
@@ -125,21 +124,21 @@ def test_what_is_kept_of_a_completion_is_how_it_was_sampled_and_what_it_was_wort
             recorded = [value for value in completion["generator_logprobs"] if value is not None]
             np.testing.assert_allclose(recorded, rollout.logprobs[rollout.sampled], rtol=1e-5)
             assert completion["score"] == groups[p].verdicts[i].score
-            assert completion["reward"] == worth["reward"][p, i]
-            for name in ("advantage", "weight"):
-                expected = worth[name][p, i].item()
-                assert completion[name] == pytest.approx(expected, rel=1e-5)
+            assert completion["reward"] == worth.rewards_PG[p, i]
+            advantage, weight = worth.advantages_PG[p, i].item(), worth.weights_PG[p, i].item()
+            assert completion["advantage"] == pytest.approx(advantage, rel=1e-5)
+            assert completion["weight"] == pytest.approx(weight, rel=1e-5)
 
 
 def test_what_is_kept_of_a_token_is_what_a_plain_forward_gives(models, step):
     """A plain forward of the model, one completion at a time."""
     groups, kept_lines = step
-    model = load_model(models["llama"], CPU, torch.float32)
-    _, _, counted_PG = worth_of(groups)
+    model = load_model(models["llama"])
+    worth, _ = worth_of(groups)
     for p, line in enumerate(kept_lines):
         for i, completion in enumerate(line["completions"]):
-            assert ("trainer_logprobs" in completion) == bool(counted_PG[p, i])
-            if not counted_PG[p, i]:
+            assert ("trainer_logprobs" in completion) == bool(worth.counted_PG[p, i])
+            if not worth.counted_PG[p, i]:
                 continue
             prompt, ids = line["prompt_ids"], torch.tensor(completion["ids"])
             with torch.no_grad():

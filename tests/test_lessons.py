@@ -317,11 +317,11 @@ def test_04_one_head_in_bf16_is_a_mismatch_and_two_in_fp32_are_none(patched):
     settings = Settings(threads=1, thinking_budget=(20, 20))
     tokenizer = load_tokenizer(MODEL)
     decoding = make_decoding(tokenizer, settings)
-    policy = trainer.make_policy(settings, load_model(MODEL, steps.CPU, torch.float32), steps.CPU)
+    policy = trainer.make_policy(settings, load_model(MODEL), steps.CPU)
     wanted = make_requests(0, render(tokenizer, "4729+8153="), 16, (20, 20), decoding, (0,))
 
     def mismatch(module) -> dict:
-        engine = module.TorchEngine(load_model(MODEL, steps.CPU, torch.float32), decoding, 16)
+        engine = module.TorchEngine(load_model(MODEL), decoding, 16)
         return trainer.numerics_mismatch(policy, sample_all(engine, wanted), settings)
 
     with_patch = mismatch(patched("04-one-side.patch", "core/torch_engine.py"))
@@ -444,7 +444,7 @@ def test_10_without_the_bound_a_batch_takes_what_it_should_wait_for(patched):
 
 def test_10_half_written_parameters_are_called_whole(patched):
     broken = patched("10-half-written.patch", "core/rollouts.py")
-    model = load_model(MODEL, steps.CPU, torch.float32)
+    model = load_model(MODEL)
     called_whole = {}
     for module in (rollouts, broken):
         shared = module.SharedParameters(model)

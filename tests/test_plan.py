@@ -113,7 +113,7 @@ def test_a_run_that_goes_on_has_its_own_settings_and_none_of_the_plans(here, cap
 
 def test_shapes_come_from_the_config_alone(models):
     for kind, folder in models.items():
-        model = load_model(folder, torch.device("cpu"), torch.float32)
+        model = load_model(folder)
         shapes = load_shapes(folder)
         assert {parameter.device.type for parameter in shapes.parameters()} == {"meta"}
         assert vars(Shape(shapes)) == vars(Shape(model)), kind

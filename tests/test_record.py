@@ -17,7 +17,6 @@ import pytest
 import safetensors.torch
 import torch
 from steps import (
-    CPU,
     FIRST,
     GivenGroups,
     batch_of_groups,
@@ -30,6 +29,7 @@ from steps import (
 )
 from torch.utils.flop_counter import FlopCounterMode
 
+import loss
 import train
 from core import screen
 from core.feed import Feed
@@ -65,7 +65,7 @@ def clock(monkeypatch):
 def new_record(folder, model, devices=1, generators=1, state=None, **changes):
     """A record and its feed, which has so many generators."""
     chosen = settings(rollouts_kept=0, **changes)
-    parameters = SharedParameters(load_model(model, CPU, torch.float32))
+    parameters = SharedParameters(load_model(model))
     feed = GivenGroups(chosen, [], parameters, model)
     feed.engines *= generators
     record = Record(chosen, folder, Compute(devices, 1000, 10), feed, state)
@@ -77,7 +77,7 @@ def log_a_step(record, step, waited=0.0, totals=None):
     """Have a record log a step that has computed nothing, or these totals."""
     record.waited = 0.0, waited
     batch = Batch(batch_of_groups(), FIRST)
-    worth = dict.fromkeys(("reward", "advantage", "weight"), 2 * batch.scores_PG - 1)
+    worth = loss.Worth(*[2 * batch.scores_PG - 1] * 4)
     record.log_step(
         step, batch, totals or Totals(FIRST), worth, {"skipped": 0, "groups_counted": 3}
     )
@@ -162,13 +162,13 @@ def test_idle_time_of_the_generators_adds_up_though_their_reports_come_in_lumps(
 
 def test_flops_count_the_parameters_that_a_token_meets(models):
     """Of four experts a token is sent to two."""
-    model = load_model(models["qwen3-moe"], CPU, torch.float32)
+    model = load_model(models["qwen3-moe"])
     experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
     everything = sum(parameter.numel() for parameter in model.parameters())
     assert experts > 0
     table = model.get_input_embeddings().weight.numel()
     assert matmul_parameters(model) == everything - table - experts // 2
-    tied = load_model(models["llama-grouped-tied"], CPU, torch.float32)
+    tied = load_model(models["llama-grouped-tied"])
     assert matmul_parameters(tied) == sum(parameter.numel() for parameter in tied.parameters())
 
 
@@ -176,7 +176,7 @@ def test_flops_count_the_parameters_that_a_token_meets(models):
 def test_flops_of_attention_are_those_that_torch_counts(models, kind):
     """In the attention of CPUs, which multiplies all pairs of positions, also those that are hidden
     then."""
-    model, length = load_model(models[kind], CPU, torch.float32), 24
+    model, length = load_model(models[kind]), 24
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(input_ids=torch.zeros(1, length, dtype=torch.int64))
     counted = counter.get_flop_counts()["Global"][torch.ops.aten.bmm]
@@ -261,7 +261,7 @@ def test_a_full_disk_leaves_no_half_a_line_in_the_log(models, tmp_path, room):
 def test_a_checkpoint_that_cannot_be_written_leaves_the_ones_before(models, tmp_path):
     train_on(settings(), models["llama"], [batch_of_groups()], tmp_path)
     before = stored(tmp_path)
-    model = load_model(models["llama"], CPU, torch.float32)
+    model = load_model(models["llama"])
     parameters = dict(model.named_parameters())
     with pytest.raises(OSError, match="File too large"), no_file_above(20_000):
         write_checkpoint(tmp_path, model, None, parameters, {}, {"step": FIRST + 9})
@@ -382,7 +382,7 @@ def test_the_last_few_checkpoints_are_kept_and_hold_data_only(models, tmp_path):
     assert suffixes <= {".json", ".safetensors", ".jinja"}
     assert not list(tmp_path.rglob("*.partial"))
     for folder in folders:
-        load_model(str(folder / "model"), CPU, torch.float32)
+        load_model(str(folder / "model"))
         assert safetensors.torch.load_file(folder / "optimizer.safetensors")
 
 

@@ -502,7 +502,7 @@ def test_what_cannot_be_enforced_is_said(monkeypatch, gap):
         sandbox.seccomp_filter.cache_clear()
         monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     else:
-        monkeypatch.setattr(sandbox, "clone_filter", lambda: None)
+        monkeypatch.setattr(sandbox, "send_listener", lambda *_: None)
     try:
         assert [text.split(" (")[0].split(":")[0] for text in sandbox.missing()] == [gap]
         assert programming.score(IN_AND_OUT, block("print(42)")), "and programs are still judged"

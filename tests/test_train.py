@@ -89,8 +89,8 @@ def test_a_whole_short_run(tmp_path):
         "next        open runs/run/rollouts.html in a browser",
     ):
         assert text in printed
-    trained = load_model(str(folder / "model"), CPU, torch.float32)
-    base = load_model(str(ROOT / "data" / "arithmetic_base"), CPU, torch.float32)
+    trained = load_model(str(folder / "model"))
+    base = load_model(str(ROOT / "data" / "arithmetic_base"))
     assert any(not torch.equal(a, b) for a, b in zip(trained.parameters(), base.parameters()))
     assert not list(folder.rglob("*.partial"))
     assert "warning" not in printed.lower()
@@ -176,7 +176,7 @@ def test_a_finished_run_goes_further_with_any_number_of_ranks(alone, tmp_path):
     hours = [line["compute_device_hours"] for line in log(folder) if line["kind"] != "end"]
     assert hours == sorted(hours)
     assert json.loads((folder / "config.json").read_text())["trainers"] == 1
-    load_model(str(folder / "model"), CPU, torch.float32)
+    load_model(str(folder / "model"))
     assert nothing_left()
     # A test that runs beside this one may have such a folder for a moment.
     deadline = time.monotonic() + 60
@@ -279,7 +279,7 @@ def test_a_chat_model_trains_on_mathematics_and_programs_together(tmp_path, chat
     assert all(line["truncated_fraction"] > 0.1 for line in log(folder, "train"))
     state = json.loads((checkpoints(folder)[-1] / "state.json").read_text())
     assert state["handed_out"] == [9, 3]
-    load_model(str(folder / "model"), CPU, torch.float32)
+    load_model(str(folder / "model"))
 
 
 def test_a_template_that_drops_the_prompt_is_refused(tmp_path, chat_models, capsys, monkeypatch):

@@ -125,7 +125,7 @@ def test_a_step_matches_a_plain_reference_one_completion_at_a_time(models, tmp_p
     chosen = settings(recipe=loss.Recipe(loss=name), **EXACT)
     _, (gradient,) = train_on(chosen, models["llama"], [groups], tmp_path)
 
-    model = load_model(models["llama"], CPU, torch.float32)
+    model = load_model(models["llama"])
     counted = [group for group in map(centred_rewards, groups) if group]
     advantages = [advantage for group in counted for advantage, _ in group]
     std = (sum(a * a for a in advantages) / len(advantages)) ** 0.5
@@ -161,7 +161,7 @@ def test_the_log_says_how_far_the_batch_is_from_the_policy_and_how_far_a_step_go
     assert line["groups_counted"] == 2
     assert line["zero_variance_fraction"] == pytest.approx(1 / 3)
 
-    before, by_age = load_model(models["llama"], CPU, torch.float32), collections.defaultdict(list)
+    before, by_age = load_model(models["llama"]), collections.defaultdict(list)
     for r in all_rollouts([groups[0], groups[2]]):
         if not r.truncated:
             log_ratios = plain_logprobs(before, r).detach() - torch.tensor(r.logprobs)
@@ -223,7 +223,7 @@ def test_a_batch_without_any_variance_changes_nothing(models, tmp_path):
     assert line["zero_variance_fraction"] == 1
     assert line["entropy"] is None
     assert line["skipped"] == line["groups_counted"] == line["update_size"] == 0
-    before, after = load_model(models["llama"], CPU, torch.float32), stored(tmp_path)
+    before, after = load_model(models["llama"]), stored(tmp_path)
     for name, values in before.named_parameters():
         assert torch.equal(after[name], values)
 
@@ -361,7 +361,7 @@ def all_micro_batches(rollouts, tokens, rank=0, ranks=1, share=False, device=CPU
 def test_pitfall_11_sequences_of_a_micro_batch_have_the_logprobs_of_sequences_on_their_own(
     models, kind
 ):
-    policy = Policy(load_model(models[kind], CPU, torch.float32))
+    policy = Policy(load_model(models[kind]))
     rollouts = all_rollouts(batch_of_groups())
     (batch,) = all_micro_batches(rollouts, 10_000)
     together, _ = policy(batch, True)
@@ -402,7 +402,7 @@ def test_shared_prompts_give_the_same_logprobs_and_gradients(models, kind, token
 
     def logprobs_and_gradients(share, attention):
         """Also the number of tokens that were fed. The loss is a weighted sum of log pi."""
-        model = load_model(models[kind], CPU, torch.float32)
+        model = load_model(models[kind])
         model.set_attn_implementation(attention)
         logprobs, total, fed = {}, 0.0, 0
         for m in all_micro_batches(rollouts, tokens, share=share):
@@ -477,7 +477,7 @@ def test_on_a_gpu_micro_batches_are_a_multiple_of_64_wide_and_compute_the_same(m
     (batch,) = for_a_gpu(longest, 32_768)
     assert batch.inputs_BT.shape == (2, 16_384)
 
-    policy, alone = Policy(load_model(models["llama"], CPU, torch.float32)), {}
+    policy, alone = Policy(load_model(models["llama"])), {}
     for batch in all_micro_batches(some[:9], 1):
         logprobs_BT, _ = policy(batch, True)
         alone[batch.rows_B.item()] = logprobs_BT[batch.sampled_BT]
@@ -618,12 +618,12 @@ def test_pitfall_3_generator_and_trainer_agree_with_fp32_logits_on_both_sides(
     recipe = loss.Recipe(fp32_logits=fp32_logits)
     chosen = settings(recipe=recipe, dtype="bfloat16", thinking_budget=(30, 30), answer_budget=6)
     tokenizer = load_tokenizer(models[kind])
-    policy = trainer.make_policy(chosen, load_model(models[kind], CPU, torch.float32), CPU)
+    policy = trainer.make_policy(chosen, load_model(models[kind]), CPU)
     wanted = [Request(0, i, [1, 2, 3], 30, (0, i)) for i in range(16)]
 
     def mismatch(head):
         """With this kind of head in the generator."""
-        model = load_model(models[kind], CPU, torch.float32)
+        model = load_model(models[kind])
         model = put_on_device(model, CPU, torch.bfloat16, head)
         engine = TorchEngine(model, make_decoding(tokenizer, chosen, fp32_logits=head), 16)
         rollouts = sample_all(engine, wanted)
@@ -709,7 +709,7 @@ def on_ranks(ranks, cases, models, folder):
     shared = {}
     for name in cases:
         kind, _, _ = case(name)
-        model = load_model(models[kind], CPU, torch.float32)
+        model = load_model(models[kind])
         shared[name] = SharedParameters(model, ranks)
     arguments = (ranks, str(folder / "meet"), models, folder, shared)
     multiprocessing.spawn(one_of, arguments, nprocs=ranks)
@@ -843,7 +843,7 @@ def test_adamw_goes_on_from_the_moments_of_any_checkpoint(
     """On a GPU the fused AdamW counts its steps there."""
     chosen = settings(dtype="bfloat16")
     train_on(chosen, models["llama"], [batch_of_groups()], tmp_path)
-    policy = Policy(load_model(models["llama"], CPU, torch.float32).to("meta"))
+    policy = Policy(load_model(models["llama"]).to("meta"))
     optimizer = SimpleNamespace(defaults={"fused": fused}, state=collections.defaultdict(dict))
     moments = checkpoints(tmp_path)[-1] / "optimizer.safetensors"
     trainer.read_moments(policy, optimizer, moments)
@@ -868,7 +868,7 @@ def test_fused_adamw_computes_the_same_over_shards_too(models, tmp_path, monkeyp
 
 
 def test_a_version_is_complete_when_every_rank_has_written_its_part(models):
-    model = load_model(models["llama"], CPU, torch.float32)
+    model = load_model(models["llama"])
     shared = SharedParameters(model, ranks=2)
     shared.write(model.named_parameters(), 1, rank=0)
     assert shared.version == -1
@@ -876,7 +876,7 @@ def test_a_version_is_complete_when_every_rank_has_written_its_part(models):
     shared.write(model.named_parameters(), 1, rank=1)
     assert shared.version == 1
     assert shared.holds(1)
-    shared.begun_R[1] = 2
+    shared.begun_W[1] = 2
     assert shared.version == 1
     assert not shared.holds(1)
     assert not shared.holds(2)

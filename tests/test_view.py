@@ -127,7 +127,7 @@ def made_run(
         rewards = 2 * batch.scores_PG - 1
         advantages = loss.advantages(rewards, batch.usable_PG, batch.usable_PG, "none") * 0.7
         weights = loss.token_weights(batch.lengths_PG, batch.usable_PG, "prompt")
-        worth = {"reward": rewards, "advantage": advantages, "weight": weights}
+        worth = loss.Worth(rewards, batch.usable_PG, advantages, weights)
         logprobs, kept = [], {}
         for i, its in enumerate(rollouts):
             logprobs.append(its.logprobs + rng.normal(0, spread, tokens).astype(np.float32))

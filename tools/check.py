@@ -121,8 +121,7 @@ def reference(
     marker = [decoding.end_of_thinking] if decoding.thinks and decoding.end_of_thinking >= 0 else []
     rollouts = [given_rollout(ids, marker + answer) for answer in answers]
     completions = completion_texts(tokenizer, decoding, rollouts)
-    limits = settings.verifier_time_limit, settings.verifier_memory
-    with VerifierPool(settings.verifiers, *limits) as pool:
+    with VerifierPool(*settings.verifier_limits) as pool:
         verdicts = judge_all(pool, [problem], rollouts, completions)
         for line in cheap.warnings(source.name, source.validation, pool):
             yield f"cheap      {line}"

@@ -130,7 +130,7 @@ def main(arguments: list[str]) -> int:
     if command.threads:
         torch.set_num_threads(command.threads)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = load_model(path, device, torch.float32)
+    model = load_model(path).to(device)
     model.set_attn_implementation("sdpa")
 
     # The examples that fit, and what the model gets of the first one.

@@ -31,8 +31,7 @@ LOCK = threading.Lock()  # a pool of verifiers is for one thread
 @functools.cache
 def verifiers() -> VerifierPool:
     """The verifiers of this process, started at the first call."""
-    limits = SETTINGS.verifier_time_limit, SETTINGS.verifier_memory
-    return VerifierPool(SETTINGS.verifiers, *limits)
+    return VerifierPool(*SETTINGS.verifier_limits)
 
 
 def has_ended(completion_ids: list[int]) -> bool:
