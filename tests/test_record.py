@@ -33,6 +33,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import train
 from core import screen
 from core.feed import Feed
+from core.generators import GeneratorFailed
 from core.model import load_model
 from core.rollouts import Batch, SharedParameters
 from core.screen import Progress
@@ -312,6 +313,14 @@ def test_a_folder_that_cannot_be_written_ends_the_run_in_words(resumable, capsys
     why = "[Errno 28] No space left on device"
     assert f"error: the run's folder cannot be written: {why}" in said
     assert HINT in said
+
+
+def test_a_generator_that_cannot_be_started_ends_the_run_in_words(resumable, capsys):
+    resumable(GeneratorFailed("generator 0 on cpu cannot be started"))
+    assert run_train(RESUME) == 1
+    said = capsys.readouterr().err
+    assert "error: generator 0 on cpu cannot be started; " + HINT in said
+    assert "Traceback" not in said
 
 
 def test_shared_memory_that_is_too_small_is_refused_with_its_size(tmp_path, monkeypatch):
