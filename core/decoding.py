@@ -3,14 +3,17 @@ texts."""
 
 import contextlib
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from core.limits import in_one_sentence
+from core.limits import in_a_child, in_one_sentence
 from core.rollouts import Rollout
 from core.settings import Sampling
 from data.tasks import gym, mathematics
+
+AT_ONCE = 250  # prompts that a child renders: each child takes 10 to 30 ms
 
 
 def render(
@@ -33,9 +36,8 @@ def render(
 
 
 def in_template(tokenizer: PreTrainedTokenizerBase, messages: list[dict], **options) -> str:
-    """The messages in the model's chat template, a program of its maker. ValueError if it fails or
-    takes too much."""
-    with in_one_sentence(tokenizer.name_or_path, "its chat template cannot be used", limited=True):
+    """The messages in the model's chat template, a program of its maker. ValueError if it fails."""
+    with in_one_sentence(tokenizer.name_or_path, "its chat template cannot be used"):
         text = tokenizer.apply_chat_template(messages, tokenize=False, **options)
         given = sum(len(message["content"].encode()) for message in messages)  # bytes
         if len(text.encode()) > 100_000 + 10 * given:
@@ -43,14 +45,26 @@ def in_template(tokenizer: PreTrainedTokenizerBase, messages: list[dict], **opti
     return text
 
 
+def rendered(
+    tokenizer: PreTrainedTokenizerBase, prompts: list[str], settings: Sampling
+) -> Iterator[list[int]]:
+    """The token ids of each prompt, as `render` makes them. ValueError if the model's files take
+    too much."""
+
+    @in_a_child
+    def of_some(tokenizer: PreTrainedTokenizerBase, some: list[str]) -> list[list[int]]:
+        return [render(tokenizer, prompt, settings.thinking, settings.system) for prompt in some]
+
+    for start in range(0, len(prompts), AT_ONCE):
+        yield from of_some(tokenizer, prompts[start : start + AT_ONCE])
+
+
 def render_all(
     tokenizer: PreTrainedTokenizerBase, prompts: list[str], settings: Sampling
 ) -> dict[str, list[int]]:
     """Token ids of all prompts, by their text. ValueError if one is above its budget, or if two
     have the same ids."""
-    ids_of = {
-        prompt: render(tokenizer, prompt, settings.thinking, settings.system) for prompt in prompts
-    }
+    ids_of = dict(zip(prompts, rendered(tokenizer, prompts, settings)))
     longest = max(prompts, key=lambda prompt: len(ids_of[prompt]))
     most = len(ids_of[longest])
     if most > settings.prompt_budget:
@@ -99,6 +113,7 @@ class Decoding:
         return self.prompt_budget + self.longest_completion
 
 
+@in_a_child
 def make_decoding(
     tokenizer: PreTrainedTokenizerBase,
     settings: Sampling,

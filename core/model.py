@@ -10,7 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.masking_utils import eager_mask
 
 from core.decoding import Decoding
-from core.limits import in_one_sentence
+from core.limits import in_a_child, in_one_sentence
 
 ROOT = Path(__file__).resolve().parent.parent  # the folder of the scripts and of the shipped model
 
@@ -35,6 +35,7 @@ def model_path(name: str) -> str:
     return str(folder)
 
 
+@in_a_child
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a model folder or hub name. ValueError, in one sentence, if it cannot be
     loaded or used."""

@@ -9,7 +9,6 @@ import queue
 import re
 import resource
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -34,7 +33,7 @@ from sampling import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import generate
-from core import generators, torch_engine, vllm_engine
+from core import generators, limits, torch_engine, vllm_engine
 from core.decoding import (
     completion_texts,
     decode_all,
@@ -43,6 +42,7 @@ from core.decoding import (
     quoted,
     render,
     render_all,
+    rendered,
 )
 from core.engine import EngineSettings, sample_all
 from core.model import load_model, load_tokenizer, model_path, put_on_device, refuse_too_long
@@ -423,39 +423,51 @@ def test_a_broken_or_giant_file_of_a_model_is_refused_at_once_in_one_sentence(
         make_decoding(load_tokenizer(str(folder)), Sampling())
 
 
+MUCH = "its tokenizer or chat template fails, or takes over 2 seconds or 2 GiB"
+TEMPLATE = r"its chat template cannot be used \("
+
+
 @pytest.mark.parametrize(
     "template, reason",
     [
-        (
-            "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-            "RuntimeError: .*ten seconds",
-        ),
-        ("{{ messages[0].content * 10**10 }}", "MemoryError"),
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", MUCH),
+        ("{{ 9**(9**8) % 7 }}", MUCH),  # one call in C, which no signal interrupts
+        ("{{ messages[0].content * 10**11 }}", TEMPLATE + "MemoryError"),
         (
             "{{ messages[0].content * 10**6 }}",
-            "ValueError: it makes 4,000,000 characters of a prompt",
+            TEMPLATE + "ValueError: it makes 4,000,000 characters of a prompt",
         ),
-        ("{{ 1 + 'a' }}", "TypeError"),
-        ("{% for %}", "TemplateSyntaxError"),
-        ("{{ raise_exception('no system') }}", "TemplateError: no system"),
+        ("{{ 1 + 'a' }}", TEMPLATE + "TypeError"),
+        ("{% for %}", TEMPLATE + "TemplateSyntaxError"),
+        ("{{ raise_exception('no system') }}", TEMPLATE + "TemplateError: no system"),
     ],
 )
 def test_a_chat_template_that_fails_or_takes_too_much_is_refused(
     models, monkeypatch, template, reason
 ):
-    monkeypatch.setattr(
-        signal, "alarm", lambda seconds: signal.setitimer(signal.ITIMER_REAL, seconds / 5)
-    )
-    tokenizer, limits = load_tokenizer(models["llama"]), resource.getrlimit(resource.RLIMIT_AS)
+    monkeypatch.setattr(limits, "SECONDS", 2)
+    tokenizer, limit = load_tokenizer(models["llama"]), resource.getrlimit(resource.RLIMIT_AS)
     tokenizer.chat_template = template
-    with pytest.raises(
-        ValueError, match=rf"^--model \S+: its chat template cannot be used \({reason}"
-    ):
-        render(tokenizer, "1+1=")
-    assert (
-        resource.getrlimit(resource.RLIMIT_AS) == limits
-        and signal.getitimer(signal.ITIMER_REAL)[0] == 0
-    )
+    with pytest.raises(ValueError, match=rf"^--model \S+: {reason}"):
+        [*rendered(tokenizer, ["1+1="], Sampling())]
+    assert resource.getrlimit(resource.RLIMIT_AS) == limit
+    if "content" not in template:
+        with pytest.raises(ValueError, match=rf"^--model \S+: {reason}"):
+            make_decoding(tokenizer, Sampling())
+
+
+def test_a_tokenizer_whose_expression_takes_too_much_is_refused(tmp_path, models, capfd):
+    """Its library panics at the interruption phrase."""
+    folder = shutil.copytree(models["llama"], tmp_path / "hostile")
+    content = json.loads((folder / "tokenizer.json").read_text())
+    hostile = {"type": "Split", "pattern": {"Regex": "(1+)+$"}, "behavior": "Isolated"}
+    content["pre_tokenizer"] = hostile | {"invert": False}
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    tokenizer = load_tokenizer(str(folder))
+    sampling = Sampling(interruption_phrase=f"{'1' * 40}!</think>")
+    with pytest.raises(ValueError, match="its tokenizer or chat template fails"):
+        make_decoding(tokenizer, sampling)
+    assert "panicked" not in capfd.readouterr().err
 
 
 def test_a_model_is_loaded_once_whatever_the_engine_computes_in(models, monkeypatch):
