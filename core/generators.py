@@ -102,16 +102,20 @@ def start_generator(
     # CUDA does not survive a fork.
     context = multiprocessing.get_context("spawn" if gpus else "forkserver")
     name = f"generator {number} on {','.join(engine.devices)}"
+    ours = os.environ.get("CUDA_VISIBLE_DEVICES")
+    visible = ",".join(ours.split(",")[gpu] if ours else str(gpu) for gpu in gpus)
     try:
-        work, reports = context.Queue(), context.Queue()
-        child = context.Process(
-            target=process or generator_process,
-            args=(dataclasses.replace(engine, devices=seen_as), parameters, work, reports),
-            name=name,
-            # A daemon may have no processes of its own, which vLLM has for several GPUs.
-            daemon=len(engine.devices) == 1,
-        )
-        with _as_a_child_inherits_it(gpus):
+        # CUDA reads its variable once, at the first call in a process, perhaps in an import. So the
+        # child must have it from its first moment, and it can only inherit it.
+        with children_inherit(CUDA_VISIBLE_DEVICES=visible):
+            work, reports = context.Queue(), context.Queue()
+            child = context.Process(
+                target=process or generator_process,
+                args=(dataclasses.replace(engine, devices=seen_as), parameters, work, reports),
+                name=name,
+                # A daemon may have no processes of its own, which vLLM has for several GPUs.
+                daemon=len(engine.devices) == 1,
+            )
             child.start()
     except (OSError, EOFError) as error:
         advice = "is /dev/shm full, or the number of processes or files at its limit?"
@@ -121,21 +125,21 @@ def start_generator(
 
 
 @contextlib.contextmanager
-def _as_a_child_inherits_it(gpus: list[int]) -> Iterator[None]:
-    """A child that is spawned in this block sees these GPUs only, and ignores Ctrl-C, which is for
-    the trainer. CUDA reads its variable once, at the first call in a process, perhaps in an import.
-    So the child must have it from its first moment, and it can only inherit it."""
-    ours = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = [ours.split(",")[gpu] if ours else str(gpu) for gpu in gpus]
-    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names)
+def children_inherit(**variables: str) -> Iterator[None]:
+    """A child that is spawned in this block has these variables. It ignores Ctrl-C, which is for
+    the trainer, and takes no module from the folder that the user stands in."""
+    variables["PYTHONSAFEPATH"] = "1"
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
-        os.environ.pop("CUDA_VISIBLE_DEVICES")
-        if ours is not None:
-            os.environ["CUDA_VISIBLE_DEVICES"] = ours
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
 
 
 def _keep_own_ends(work: multiprocessing.Queue, reports: multiprocessing.Queue) -> None:

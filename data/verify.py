@@ -172,6 +172,7 @@ class Verifier:
         self.socket, theirs = socket.socketpair()
         self.inbox = b""  # read, and not a whole message
         environment = os.environ | {"TMPDIR": self.folder, "SCORE_SECONDS": str(time_limit)}
+        environment["PYTHONSAFEPATH"] = ""  # it takes `data` from the folder that it starts in
         for library in ("OMP", "OPENBLAS", "MKL"):
             environment[f"{library}_NUM_THREADS"] = "1"
         arguments = [str(os.getpid()), self.folder, str(memory_gib)]

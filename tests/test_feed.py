@@ -152,8 +152,12 @@ def tells(engine, parameters, work, reports):
     reports.put((os.environ["CUDA_VISIBLE_DEVICES"], engine.devices))
 
 
-def test_a_generator_is_started_among_its_own_gpus(monkeypatch):
-    """It never sees others, whatever its imports ask CUDA; the trainer sees all of them again."""
+def test_a_generator_is_started_among_its_own_gpus_and_modules(monkeypatch, tmp_path):
+    """It never sees others, whatever its imports ask CUDA; the trainer sees all of them again. It
+    takes no module from the folder that the user stands in."""
+    monkeypatch.chdir(tmp_path)
+    for module in ("multiprocessing", "signal", "torch"):
+        (tmp_path / f"{module}.py").write_text("open('it ran', 'w')\nraise ImportError\n")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     cases = [
         (None, ("cuda:2",), "2"),
@@ -172,6 +176,7 @@ def test_a_generator_is_started_among_its_own_gpus(monkeypatch):
         assert generator.reports.get(timeout=300) == (seen, seen_as)
         assert generator.process.name.endswith(",".join(devices))
         generator.close()
+    assert not (tmp_path / "it ran").exists()
 
 
 # --- the feed, with stand-ins ---------------------------------------------------------------------

@@ -315,3 +315,11 @@ def test_nothing_outlives_the_owner_of_the_pool(task, tmp_path, by, stopped):
         lambda: not any(is_running(pid) for pid in [*guards, int(marker.read_text())])
     )
     assert wait_until(lambda: not any((tmp_path / "temporary").iterdir()))
+
+
+def test_a_verifier_finds_its_modules_whatever_python_is_told(monkeypatch):
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    problem = Problem("1+1=", "2", arithmetic.__name__)
+    with VerifierPool(1, 10.0, 4.0) as pool:
+        ((_, verdict),) = pool.judge([(0, problem, "1+1=2</think>2")])
+    assert verdict.failure is None
