@@ -24,6 +24,13 @@ def in_one_sentence(model: str, wrong: str = "it could not be loaded") -> Iterat
         raise ValueError(f"--model {model}: {wrong} ({kind}: {text.splitlines()[0]})") from error
 
 
+def refuse_odd_files(folder: Path) -> None:
+    """ValueError, naming the first, for a pipe or a device in a folder: it may never end."""
+    for path in folder.glob("*"):
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise ValueError(f"{path} is no regular file: remove it")
+
+
 def in_a_child(function: Callable) -> Callable:
     """The function, computed by a fork of this process: a file's program or regular expression may
     compute for ever where no signal interrupts it. The first argument is a tokenizer or the name of

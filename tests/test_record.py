@@ -484,8 +484,26 @@ def test_what_a_resumed_run_cannot_change_is_refused_by_name(tmp_path, monkeypat
     before = read_settings(Path("runs/run"))
     assert parse([*resume, *flags]) == dataclasses.replace(before, **changes)
     assert changes.keys() <= MAY_CHANGE
-    (folder / "config.json").write_text('{"recipe": {}, "versions": {}, "checksum": 1}')
-    with pytest.raises(ValueError, match="its config.json is not one of this program"):
+    config = folder / "config.json"
+    for text in (
+        '{"recipe": {}, "versions": {}, "checksum": 1}',
+        "1",
+        "[" * 100_000,
+        json.dumps(json.loads(config.read_text()) | {"steps": [[1]]}),
+        json.dumps(json.loads(config.read_text()) | {"thinking_budget": 3}),
+    ):
+        before = config.read_text()
+        config.write_text(text)
+        with pytest.raises(ValueError, match="its config.json is not one of this program"):
+            parse(resume)
+        config.write_text(before)
+    config.unlink()
+    os.mkfifo(config)
+    with pytest.raises(ValueError, match="config.json is no regular file"):
+        parse(resume)
+    config.unlink()
+    config.symlink_to("/dev/zero")
+    with pytest.raises(ValueError, match="config.json is no regular file"):
         parse(resume)
 
 
