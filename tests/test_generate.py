@@ -699,3 +699,24 @@ def test_the_script_runs_from_any_folder_and_its_waiting_threads_leave_the_cores
     )
     assert "OMP_WAIT_POLICY = 'PASSIVE'" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_memory_that_the_driver_does_not_lock_is_a_warning(models, monkeypatch, capsys):
+    """CUDA keeps the error until it is asked for: a first kernel takes it."""
+    parameters, kernels = SharedParameters(load(models["llama"])[0]), []
+
+    def refuses(status):
+        raise torch.cuda.CudaError.__new__(torch.cuda.CudaError, f"out of memory ({status})")
+
+    def kernel(*_, device):
+        kernels.append(device)
+        raise RuntimeError("CUDA error: out of memory")
+
+    cudart = SimpleNamespace(cudaHostRegister=lambda *_: 2)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
+    monkeypatch.setattr(torch.cuda, "check_error", refuses)
+    monkeypatch.setattr(torch, "zeros", kernel)
+    parameters.pin()
+    said = "warning: the driver does not lock shared memory (out of memory (2)): copies are slower"
+    assert said in capsys.readouterr().err
+    assert kernels == ["cuda"]
