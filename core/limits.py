@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing import Pipe
 from pathlib import Path
 
-SECONDS = 10  # of a processor
+SECONDS = 30  # of a processor; a tokenizer of 262,000 tokens takes 4, in GGUF some 15
 MEMORY = 2**31  # bytes of address space, beside what this process has
 
 
@@ -33,8 +33,9 @@ def refuse_odd_files(folder: Path) -> None:
 
 def in_a_child(function: Callable) -> Callable:
     """The function, computed by a fork of this process: a file's program or regular expression may
-    compute for ever where no signal interrupts it. The first argument is a tokenizer or the name of
-    a model. ValueError if the function raises it, and if it dies or takes more than the limits."""
+    compute for ever where no signal interrupts it. The first argument is a tokenizer, or the name
+    or file of a model. ValueError if the function raises it, dies, or takes more than the
+    limits."""
 
     @functools.wraps(function)
     def limited(of_a_model, *arguments, **options):
@@ -45,7 +46,7 @@ def in_a_child(function: Callable) -> Callable:
         theirs.close()
         model = getattr(of_a_model, "name_or_path", of_a_model)
         much = f"{SECONDS} seconds or {MEMORY / 2**30:.0f} GiB"
-        reason = f"--model {model}: its tokenizer or chat template fails, or takes over {much}"
+        reason = f"--model {model}: reading its files fails, or takes over {much}"
         value = None
         try:
             with contextlib.suppress(EOFError):
