@@ -22,6 +22,7 @@ from curve.least_squares import Array
 # A curve has at most so many points; of a longer one, neighbours are averaged. Each point costs a
 # fit time and memory, and no plot shows more.
 MOST_POINTS = 2000
+MOST_COLUMNS = 100_000  # of a log, in some 50 MB
 
 
 @dataclass(frozen=True)
@@ -221,6 +222,8 @@ class Table:
                     in_rows, numbers = self.columns[name]
                     in_rows.append(len(self.lines))
                     numbers.append(self._number(name, value))
+            if len(self.columns) > MOST_COLUMNS:
+                raise ValueError(f"line {abs(line)}: more than {MOST_COLUMNS:,} columns: no log")
             self.lines.append(line)
         self.chosen = np.ones(len(self.lines), bool)
         self.names = [*self.columns]

@@ -320,6 +320,17 @@ def test_two_columns_of_one_name_are_refused_with_their_line(tmp_path):
         read(tmp_path, f"[\n{', '.join(lines)}]".encode())
 
 
+def test_a_log_whose_every_line_has_a_new_column_is_refused_before_it_fills_the_memory(tmp_path):
+    lines = "".join(f'{{"step": {i}, "column {i}": 1}}\n' for i in range(100_100))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="line 100000: more than 100,000 columns"):
+            read(tmp_path, lines.encode())
+        assert tracemalloc.get_traced_memory()[1] < 100e6
+    finally:
+        tracemalloc.stop()
+
+
 def test_many_points_stream_and_are_averaged(tmp_path):
     """Reading takes a few bytes a value, where a list of records takes 600 bytes a record of four
     values."""
