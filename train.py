@@ -42,13 +42,15 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
 from core.screen import say
 from core.settings import TrainCommand, parse
 from curve.flags import errors_as_sentences, run_command
-from machinery.processes import import_for_generators
+from machinery.processes import import_for_generators, use_temporary_folder
 
 # The flags are read before the slow imports, so that --help and wrong flags are answered fast.
 if __name__ == "__main__":
     with errors_as_sentences():
         command = parse(sys.argv[1:], TrainCommand, description=__doc__)
     say("reading the libraries, the data and the model")
+    if not command.plan:
+        lock_of_temporary_folder = use_temporary_folder()
     if not (command.plan or command.one_process or command.gpus_here()):
         import_for_generators()
 

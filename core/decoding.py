@@ -3,16 +3,18 @@ texts."""
 
 import contextlib
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from core.limits import in_one_sentence
+from core.limits import in_a_child, in_one_sentence
 from core.rollouts import Rollout
 from core.settings import Sampling
 from data.tasks import gym, mathematics
 
 COMPARED = 100  # prompts among the shortest and the longest, of which no two may have the same ids
+AT_ONCE = 250  # prompts that a child renders: each child takes 10 to 30 ms
 
 
 def render(
@@ -35,9 +37,8 @@ def render(
 
 
 def in_template(tokenizer: PreTrainedTokenizerBase, messages: list[dict], **options) -> str:
-    """The messages in the model's chat template, a program of its maker. ValueError if it fails or
-    takes too much."""
-    with in_one_sentence(tokenizer.name_or_path, "its chat template cannot be used", limited=True):
+    """The messages in the model's chat template, a program of its maker. ValueError if it fails."""
+    with in_one_sentence(tokenizer.name_or_path, "its chat template cannot be used"):
         text = tokenizer.apply_chat_template(messages, tokenize=False, **options)
         given = sum(len(message["content"].encode()) for message in messages)  # bytes
         if len(text.encode()) > 100_000 + 10 * given:
@@ -56,17 +57,33 @@ class PromptIds:
         return render(self.tokenizer, prompt, self.settings.thinking, self.settings.system)
 
 
+def rendered(
+    tokenizer: PreTrainedTokenizerBase, prompts: list[str], settings: Sampling
+) -> Iterator[list[int]]:
+    """The token ids of each prompt, as `render` makes them. ValueError if the model's files take
+    too much."""
+
+    @in_a_child
+    def of_some(tokenizer: PreTrainedTokenizerBase, some: list[str]) -> list[list[int]]:
+        return [render(tokenizer, prompt, settings.thinking, settings.system) for prompt in some]
+
+    for start in range(0, len(prompts), AT_ONCE):
+        yield from of_some(tokenizer, prompts[start : start + AT_ONCE])
+
+
 def render_all(
     tokenizer: PreTrainedTokenizerBase, prompts: list[str], settings: Sampling
 ) -> PromptIds:
     """Token ids of all prompts. ValueError if one is above its budget, or if two have the same
     ids."""
-    ids_of = PromptIds(tokenizer, settings)
     by_length = sorted(set(prompts), key=lambda prompt: len(prompt.encode()))
-    # A text has at most as many tokens as bytes. So only these can be above the budget.
-    most_bytes = settings.prompt_budget - len(ids_of[by_length[0]])
+    # A text has at most as many tokens as bytes. So only long ones can be above the budget.
+    (shortest_ids,) = rendered(tokenizer, by_length[:1], settings)
+    most_bytes = settings.prompt_budget - len(shortest_ids)
     may_be_long = [prompt for prompt in by_length if len(prompt.encode()) > most_bytes]
-    longest = max(may_be_long or by_length[-1:], key=lambda prompt: len(ids_of[prompt]))
+    some = [*dict.fromkeys(by_length[:COMPARED] + by_length[-COMPARED:] + may_be_long)]
+    ids_of = dict(zip(some, rendered(tokenizer, some, settings)))
+    longest = max(ids_of, key=lambda prompt: len(ids_of[prompt]))
     most = len(ids_of[longest])
     if most > settings.prompt_budget:
         ours = ""
@@ -78,14 +95,13 @@ def render_all(
             f" --prompt-budget is {settings.prompt_budget}: --prompt-budget {most} would be enough"
             " for all"
         )
-    some = by_length[:COMPARED] + by_length[-COMPARED:]
-    different = {tuple(ids_of[prompt]) for prompt in some}
-    if len(different) < len({*some}):
+    different = {tuple(ids) for ids in ids_of.values()}
+    if len(different) < len(ids_of):
         raise ValueError(
             f"--model {settings.model}: its chat template drops the prompt: two have the same"
             " tokens"
         )
-    return ids_of
+    return PromptIds(tokenizer, settings)
 
 
 @dataclass(frozen=True)
@@ -115,6 +131,7 @@ class Decoding:
         return self.prompt_budget + self.longest_completion
 
 
+@in_a_child
 def make_decoding(
     tokenizer: PreTrainedTokenizerBase,
     settings: Sampling,

@@ -26,8 +26,8 @@ from core.vllm_engine import VllmEngine
 
 
 class GeneratorFailed(Exception):
-    """A generator has ended by itself, or is silent. The message holds its traceback, its signal or
-    its exit status."""
+    """A generator cannot be started, has ended by itself, or is silent. The message holds the
+    system's error, its traceback, its signal or its exit status."""
 
 
 @dataclass
@@ -74,7 +74,8 @@ class Generator:
 
     def stop(self) -> None:
         """Ask it to end. Returns at once."""
-        self.work.put(None)
+        with contextlib.suppress(ValueError):  # it was killed, and no other could replace it
+            self.work.put(None)
 
     def close(self, timeout: float = 0.0) -> None:
         """Kill it, if it has not ended within `timeout` seconds, and close its queues."""
@@ -94,41 +95,51 @@ def start_generator(
 ) -> Generator:
     """Start a generator: process(engine, parameters, work, reports), by default
     `generator_process`, in a process of its own. Its first report says that it is ready. It sees
-    only the GPUs of its engine, under the names cuda:0, cuda:1 and so on."""
+    only the GPUs of its engine, under the names cuda:0, cuda:1 and so on. GeneratorFailed if the
+    system lets no process or queue begin."""
     gpus = [torch.device(device).index for device in engine.devices if device != "cpu"]
     seen_as = tuple(f"cuda:{i}" for i in range(len(gpus))) or engine.devices
     # CUDA does not survive a fork.
     context = multiprocessing.get_context("spawn" if gpus else "forkserver")
-    work, reports = context.Queue(), context.Queue()
-    child = context.Process(
-        target=process or generator_process,
-        args=(dataclasses.replace(engine, devices=seen_as), parameters, work, reports),
-        name=f"generator {number} on {','.join(engine.devices)}",
-        # A daemon may have no processes of its own, which vLLM has for several GPUs.
-        daemon=len(engine.devices) == 1,
-    )
-    with _as_a_child_inherits_it(gpus):
-        child.start()
+    name = f"generator {number} on {','.join(engine.devices)}"
+    ours = os.environ.get("CUDA_VISIBLE_DEVICES")
+    visible = ",".join(ours.split(",")[gpu] if ours else str(gpu) for gpu in gpus)
+    try:
+        # CUDA reads its variable once, at the first call in a process, perhaps in an import. So the
+        # child must have it from its first moment, and it can only inherit it.
+        with children_inherit(CUDA_VISIBLE_DEVICES=visible):
+            work, reports = context.Queue(), context.Queue()
+            child = context.Process(
+                target=process or generator_process,
+                args=(dataclasses.replace(engine, devices=seen_as), parameters, work, reports),
+                name=name,
+                # A daemon may have no processes of its own, which vLLM has for several GPUs.
+                daemon=len(engine.devices) == 1,
+            )
+            child.start()
+    except (OSError, EOFError) as error:
+        advice = "is /dev/shm full, or the number of processes or files at its limit?"
+        raise GeneratorFailed(f"{name} cannot be started ({error}): {advice}") from error
     _keep_own_ends(work, reports)
     return Generator(number, child, work, reports, heard=time.monotonic())
 
 
 @contextlib.contextmanager
-def _as_a_child_inherits_it(gpus: list[int]) -> Iterator[None]:
-    """A child that is spawned in this block sees these GPUs only, and ignores Ctrl-C, which is for
-    the trainer. CUDA reads its variable once, at the first call in a process, perhaps in an import.
-    So the child must have it from its first moment, and it can only inherit it."""
-    ours = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = [ours.split(",")[gpu] if ours else str(gpu) for gpu in gpus]
-    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names)
+def children_inherit(**variables: str) -> Iterator[None]:
+    """A child that is spawned in this block has these variables. It ignores Ctrl-C, which is for
+    the trainer, and takes no module from the folder that the user stands in."""
+    variables["PYTHONSAFEPATH"] = "1"
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
-        os.environ.pop("CUDA_VISIBLE_DEVICES")
-        if ours is not None:
-            os.environ["CUDA_VISIBLE_DEVICES"] = ours
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
 
 
 def _keep_own_ends(work: multiprocessing.Queue, reports: multiprocessing.Queue) -> None:

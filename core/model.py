@@ -10,7 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.masking_utils import eager_mask
 
 from core.decoding import Decoding
-from core.limits import in_one_sentence
+from core.limits import in_a_child, in_one_sentence, refuse_odd_files
 
 ROOT = Path(__file__).resolve().parent.parent  # the folder of the scripts and of the shipped model
 
@@ -35,9 +35,11 @@ def model_path(name: str) -> str:
     return str(folder)
 
 
+@in_a_child
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a model folder or hub name. ValueError, in one sentence, if it cannot be
     loaded or used."""
+    refuse_odd_files(Path(path))
     with in_one_sentence(path):
         file = Path(path) / "tokenizer.json"
         # Each added token has this word in the file; so many take 6 s.
@@ -122,6 +124,7 @@ def load_shapes(name: str) -> PreTrainedModel:
     folder or from the hub. ValueError, in one sentence, if it cannot be loaded or is not
     supported."""
     path = name if (Path(name) / "config.json").exists() else model_path(name)
+    refuse_odd_files(Path(path))
     with in_one_sentence(path), torch.device("meta"):
         config = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
         layers = getattr(config.get_text_config(), "num_hidden_layers", 1)

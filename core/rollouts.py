@@ -9,6 +9,7 @@ Version v of the parameters is what v optimizer steps have made. All times are r
 `time.monotonic`, a clock that the processes of a machine share.
 """
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from core.screen import warn
 from data import Problem
 from data.verify import Verdict
 
@@ -254,6 +256,12 @@ class SharedParameters:
 
     def pin(self) -> None:
         """Lock the memory for this process: copies to and from its GPU then run at the full speed
-        of the bus."""
+        of the bus. If the driver refuses, a warning says so, and they are slower."""
         register = torch.cuda.cudart().cudaHostRegister
-        torch.cuda.check_error(register(self.flat.data_ptr(), self.flat.nbytes, 0))
+        try:
+            torch.cuda.check_error(register(self.flat.data_ptr(), self.flat.nbytes, 0))
+        except torch.cuda.CudaError as error:
+            warn("pin", f"the driver does not lock shared memory ({error}): copies are slower")
+            # CUDA keeps the error, and the next kernel would raise it.
+            with contextlib.suppress(RuntimeError):
+                torch.zeros(1, device="cuda")

@@ -8,12 +8,13 @@ else from the recipe (loss.py) or from the preset that suits the data (`PRESETS`
 import json
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args, get_origin, get_type_hints
 
 import torch
 
 import loss
 from core.devices import devices_here
+from core.limits import refuse_odd_files
 from curve.flags import flag, option, read_flags
 from loss import Recipe
 
@@ -344,6 +345,7 @@ def starting_recipe(chosen: Recipe, preset: dict) -> Recipe:
 
 def read_settings(folder: Path) -> Settings:
     """The settings of the run in this folder. ValueError if there is none."""
+    refuse_odd_files(folder)
     try:
         stored = json.loads((folder / "config.json").read_text())
         recipe = Recipe(**stored.pop("recipe"))
@@ -352,15 +354,33 @@ def read_settings(folder: Path) -> Settings:
             name: tuple(value) if isinstance(value, list) else value
             for name, value in stored.items()
         }
-        return Settings(recipe=recipe, **values)
+        settings = Settings(recipe=recipe, **values)
+        for part in (recipe, settings):
+            for name, kind in get_type_hints(type(part)).items():
+                value = getattr(part, name)
+                if not is_of(value, kind):
+                    raise ValueError(f"{name} is {value!r:.60}")
+        return settings
     except OSError as error:
         raise ValueError(
             f"{folder}: the folder holds no run ({error.strerror}: {error.filename})"
         ) from None
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(
             f"{folder}: its config.json is not one of this program ({error})"
         ) from None
+
+
+def is_of(value, kind) -> bool:
+    """Whether a value can be that of a field of this type."""
+    inner = get_args(kind)
+    if get_origin(kind) is Literal:
+        return type(value) in map(type, inner)  # its words are checked where they are read
+    if get_origin(kind) is tuple:
+        return type(value) is tuple and all(is_of(each, inner[0]) for each in value)
+    if inner:  # one of several
+        return any(is_of(value, each) for each in inner)
+    return type(value) is kind or (kind is float and type(value) is int)
 
 
 # --- what is refused ------------------------------------------------------------------------------

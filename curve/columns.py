@@ -24,6 +24,7 @@ from curve.least_squares import Array
 MOST_POINTS = 2000
 MOST_REPEATED = 0.2  # the part of the points that a resumed run may have made again
 FEW_POINTS = 5  # a curve with fewer cannot be fitted
+MOST_COLUMNS = 100_000  # of a log, in some 50 MB
 
 
 @dataclass(frozen=True)
@@ -235,6 +236,8 @@ class Table:
                     in_rows, numbers = self.columns[name]
                     in_rows.append(len(self.lines))
                     numbers.append(self._number(name, value))
+            if len(self.columns) > MOST_COLUMNS:
+                raise ValueError(f"line {abs(line)}: more than {MOST_COLUMNS:,} columns: no log")
             self.lines.append(line)
         self.chosen = np.ones(len(self.lines), bool)
         self.names = [*self.columns]

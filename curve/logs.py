@@ -68,7 +68,19 @@ _KINDS = "train|training|eval|evaluation|val|valid|validation|test"
 KIND = re.compile(rf"(?<![\w/.-])({_KINDS})(?![\w/.-])", re.I)
 BOX_LINE = re.compile(r"\| *[^|\s]+ *\| *[^|\s]* *\|\s*")  # | name | value |
 CELL = re.compile(r'[\s"]*[-+]?[\d.,]+(e[-+]?\d+)?[\s%"]*', re.I)  # a number in a table
-parse_json = json.JSONDecoder(parse_int=float).decode  # float: an integer may have any length
+
+
+def _record(pairs: list[tuple]) -> dict:
+    """A record of these names and values. ValueError if a name has two."""
+    record = {}
+    for name, value in pairs:
+        if record.setdefault(name, value) is not value:
+            raise ValueError(f"{name!r} is there twice: remove one")
+    return record
+
+
+# float: an integer may have any length
+parse_json = json.JSONDecoder(parse_int=float, object_pairs_hook=_record).decode
 
 
 # --- 2. From a path to a curve --------------------------------------------------------------------
@@ -298,6 +310,8 @@ def _json_lines(text: io.TextIOWrapper, notes: list[str]) -> Rows:
             raise ValueError(
                 f"line {i}: no valid JSON object: {start!r}: mend or remove it"
             ) from None
+        except ValueError as error:
+            raise ValueError(f"line {i}: {error}") from None
 
 
 def _json_document(text: io.TextIOWrapper) -> Rows:

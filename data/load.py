@@ -328,6 +328,7 @@ def read_problems(
     of the checksums of their texts: so the first ones are a random draw, whatever the order of the
     file and its other problems are."""
     problems: dict[str, Problem] = {}  # by text
+    places = {}  # by text
     notes, repeated, unusable = [], [], []
     is_known = spec.name in KNOWN
     for path in files_of(spec, split):
@@ -345,10 +346,13 @@ def read_problems(
                 unusable.append(f"{place}: {error}")  # nobody here can mend it
                 continue
             key = text_key(problem.prompt)
-            if key in problems:
-                repeated.append(place)
-            else:
-                problems[key] = problem
+            if key not in problems:
+                problems[key], places[key] = problem, place
+                continue
+            repeated.append(place)
+            if wanted == "answer" and not is_known and conflict(problems[key], problem):
+                both = f"{problems[key].answer!r:.60} in {places[key]}, {problem.answer!r:.60} here"
+                raise ValueError(f"{place}: one problem has two answers, {both}: remove one")
     if len(unusable) > MOST_UNUSABLE * (len(problems) + len(repeated) + len(unusable)):
         raise ValueError(f"{len(unusable)} records of {spec.name} cannot be used; {unusable[0]}")
     if unusable:
@@ -363,6 +367,12 @@ def read_problems(
         notes.append(f"{len(repeated)} repeated problems were left out, the first: {repeated[0]}")
     in_order = sorted(problems, key=lambda text: hashlib.sha256(text.encode()).digest())
     return [problems[text] for text in in_order], notes
+
+
+def conflict(one: Problem, other: Problem) -> bool:
+    """Whether the answers of a problem that comes twice are different."""
+    mathematical = one.task == other.task == mathematics.__name__
+    return mathematical and not mathematics.equal(one.answer, other.answer)
 
 
 def text_key(text: str) -> str:

@@ -113,7 +113,7 @@ def parse_json(path: Path, text: bytes, first_line: int = 1):
     """The value of a text that begins at this line of a file. ValueError, with the line, if it is
     not JSON in UTF-8."""
     try:
-        return json.loads(text.rstrip().decode())
+        return json.loads(text.rstrip().decode(), object_pairs_hook=record_of)
     except json.JSONDecodeError as error:
         lines_before, reason = error.lineno - 1, error.msg
     except UnicodeDecodeError as error:
@@ -121,6 +121,16 @@ def parse_json(path: Path, text: bytes, first_line: int = 1):
     except (ValueError, RecursionError) as error:  # a number is too long, lists are too deep
         lines_before, reason = 0, error
     raise ValueError(f"{path}, line {first_line + lines_before} is not JSON in UTF-8: {reason}")
+
+
+def record_of(pairs: list[tuple]) -> dict:
+    """A record of these names and values. ValueError if a name is there twice."""
+    record = {}
+    for name, value in pairs:
+        if name in record:
+            raise ValueError(f"{name!r} is there twice")
+        record[name] = value
+    return record
 
 
 def read_csv(path: Path) -> Records:
@@ -133,6 +143,9 @@ def read_csv(path: Path) -> Records:
     with open(path, newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file, delimiter=separator, strict=True, restkey="")
         try:
+            names = [*filter(None, reader.fieldnames or ())]
+            if len({*names}) < len(names):
+                raise ValueError(f"{path}, line 1: two columns have one name")
             for record in reader:
                 if record.get(""):
                     raise ValueError(f"{path}, line {reader.line_num}: more cells than columns")
@@ -151,7 +164,9 @@ def read_parquet(path: Path) -> Records:
     bytes_left = 2**28 + 200 * path.stat().st_size
     number = 0
     try:
-        for batch in pyarrow.parquet.ParquetFile(path).iter_batches(batch_size=64):
+        file = pyarrow.parquet.ParquetFile(path)
+        record_of([(name, "") for name in file.schema_arrow.names])
+        for batch in file.iter_batches(batch_size=64):
             for column in batch.columns:
                 if isinstance(column, pyarrow.DictionaryArray):
                     column = column.dictionary_decode()
@@ -214,7 +229,10 @@ def make_problem(record: dict, columns: dict[str, str], instruction: str | None 
         if instruction is not None:
             problem = replace(problem, prompt=f"{problem.prompt}\n\n{instruction}")
     elif "answer" in values:
-        problem = mathematics.problem(text, text_of(values["answer"]), instruction)
+        answer = text_of(values["answer"])
+        if "####" not in answer:
+            check_boxes(answer)
+        problem = mathematics.problem(text, answer, instruction)
     else:
         problem = Problem(mathematics.worded(text, instruction), "", mathematics.__name__)
     return replace(problem, answer=values["solution"]) if "solution" in values else problem
@@ -229,6 +247,16 @@ def check_value(key: str, column: str, value) -> None:
         raise ValueError(f"column {column!r} holds half of a character, a lone surrogate")
     if key in ("problem", "solution") and not is_text:
         raise ValueError(f"column {column!r} holds no text but {value!r:.60}")
+
+
+def check_boxes(answer: str) -> None:
+    """ValueError if a box of a reference answer does not close, or if its boxes differ."""
+    boxes = re.split(r"(?=\\(?:boxed|fbox))", answer)[1:]
+    contents = {mathematics.last_boxed(box) for box in boxes}
+    if None in contents:
+        raise ValueError("the answer has a box that does not close")
+    if len(contents) > 1:
+        raise ValueError("the answer has several boxes: keep the one that is meant")
 
 
 def text_of(answer) -> str:

@@ -95,8 +95,8 @@ class VerifierPool(contextlib.AbstractContextManager):
         above 0."""
         self.time_limit, self.memory_gib = time_limit, memory_gib
         self.unfinished = 0  # submitted, and not returned by results()
-        # Keys and lines of JSON.
-        self._waiting: queue.SimpleQueue[tuple[Hashable, bytes]] = queue.SimpleQueue()
+        # Keys, tasks and lines of JSON.
+        self._waiting: queue.SimpleQueue[tuple[Hashable, str, bytes]] = queue.SimpleQueue()
         self._verdicts: queue.SimpleQueue[tuple[Hashable, Verdict]] = queue.SimpleQueue()
         self._verifiers: dict[int, Verifier] = {}  # of each thread, the latest
         self._closing, self._crash = False, ""
@@ -113,7 +113,8 @@ class VerifierPool(contextlib.AbstractContextManager):
         """Completions to be judged; their keys come back with the verdicts. Returns at once."""
         self.unfinished += len(items)
         for key, problem, completion in items:
-            self._waiting.put((key, json.dumps([asdict(problem), completion]).encode() + b"\n"))
+            line = json.dumps([asdict(problem), completion]).encode() + b"\n"
+            self._waiting.put((key, problem.task, line))
 
     def results(self) -> list[tuple[Hashable, Verdict]]:
         """The verdicts there are now, each once, in the order in which they were reached."""
@@ -138,7 +139,7 @@ class VerifierPool(contextlib.AbstractContextManager):
         lost."""
         self._closing = True
         for _ in self._threads:
-            self._waiting.put(("", b""))  # wakes a thread that waits for a completion
+            self._waiting.put(("", "", b""))  # wakes a thread that waits for a completion
         for verifier in list(self._verifiers.values()):
             verifier.process.terminate()  # wakes a thread that waits for a verdict
         for thread in self._threads:
@@ -152,10 +153,10 @@ class VerifierPool(contextlib.AbstractContextManager):
                 verifier = self._verifiers[number] = Verifier(self.time_limit, self.memory_gib)
                 failure = None
                 while failure in (None, "error"):
-                    key, line = self._waiting.get()
+                    key, task, line = self._waiting.get()
                     if self._closing:
                         break
-                    verdict = verifier.judge(line)
+                    verdict = verifier.judge(task, line)
                     failure = verdict.failure
                     self._verdicts.put((key, verdict))
                 verifier.end()
@@ -171,7 +172,9 @@ class Verifier:
         self.folder = tempfile.mkdtemp(prefix="verifier-")  # its temporary files
         self.socket, theirs = socket.socketpair()
         self.inbox = b""  # read, and not a whole message
+        self.imported: set[str] = set()  # tasks
         environment = os.environ | {"TMPDIR": self.folder, "SCORE_SECONDS": str(time_limit)}
+        environment["PYTHONSAFEPATH"] = ""  # it takes `data` from the folder that it starts in
         for library in ("OMP", "OPENBLAS", "MKL"):
             environment[f"{library}_NUM_THREADS"] = "1"
         arguments = [str(os.getpid()), self.folder, str(memory_gib)]
@@ -187,15 +190,16 @@ class Verifier:
                 process_group=0,
             )
 
-    def judge(self, line: bytes) -> Verdict:
-        """The verdict on a completion. Waits for it, at most until the time limit. With a failure
-        other than "error" this verifier is of no use any more."""
-        begun = False
+    def judge(self, task: str, line: bytes) -> Verdict:
+        """The verdict on a completion of this task. Waits for it, at most until the time limit.
+        With a failure other than "error" this verifier is of no use any more."""
+        to_begin = self.time_limit if task in self.imported else IMPORT_LIMIT
         try:
-            self.socket.settimeout(IMPORT_LIMIT)
+            self.socket.settimeout(to_begin)
             self.socket.sendall(line)
-            reply = self._reply(IMPORT_LIMIT)
-            if begun := reply == "begins":
+            reply = self._reply(to_begin)
+            if reply == "begins":
+                self.imported.add(task)
                 reply = self._reply(self.time_limit)
             score, failure, detail = reply
             is_score = type(score) is float and 0 <= score <= 1
@@ -203,7 +207,11 @@ class Verifier:
                 raise ValueError("no verdict")
             return Verdict(score, failure, str(detail)[-TRACEBACK:])
         except TimeoutError:
-            late = "" if begun else f"its task was not imported after {IMPORT_LIMIT:.0f} s"
+            late = (
+                ""
+                if task in self.imported
+                else f"its task was not imported after {IMPORT_LIMIT:.0f} s"
+            )
             return Verdict(0.0, "time limit", late)
         except (EOFError, OSError):
             status = self.end()

@@ -8,6 +8,7 @@ import safetensors.torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from core.limits import refuse_odd_files
 from machinery.files import whole_folder
 
 
@@ -60,12 +61,43 @@ def remove_old_checkpoints(folder: Path, keep: int, kept_too: Path | None) -> No
             shutil.rmtree(old)
 
 
+NUMBER = int | float
+FORM_OF_STATE = {
+    "step": int,
+    "data": [str],
+    "orders": [{"epoch": int, "cursor": int, "retired": [int]}],
+    "handed_out": [int],
+    "to_repeat": [[int]],
+    "compute": {
+        "compute_device_hours": NUMBER,
+        "compute_tokens": NUMBER,
+        "compute_flops": NUMBER,
+    },
+    "wall_seconds": NUMBER,
+}
+
+
+def has_form(value, form) -> bool:
+    """Whether a value of JSON is of a type, a list of such a form, or a record with such forms."""
+    if isinstance(form, list):
+        return isinstance(value, list) and all(has_form(each, form[0]) for each in value)
+    if isinstance(form, dict):
+        return isinstance(value, dict) and all(
+            name in value and has_form(value[name], inner) for name, inner in form.items()
+        )
+    return isinstance(value, form)
+
+
 def read_state(checkpoint: Path) -> dict:
     """The state.json of a checkpoint: the step, the states of feed and record. ValueError if it is
     damaged."""
+    refuse_odd_files(checkpoint)
     try:
         with safetensors.safe_open(checkpoint / "optimizer.safetensors", "pt"):
-            return json.loads((checkpoint / "state.json").read_text())
-    except (OSError, ValueError, safetensors.SafetensorError) as error:
+            state = json.loads((checkpoint / "state.json").read_text())
+        if not has_form(state, FORM_OF_STATE) or len(state["orders"]) != len(state["data"]):
+            raise ValueError("state.json is not as a run writes it")
+        return state
+    except (OSError, ValueError, RecursionError, safetensors.SafetensorError) as error:
         advice = "move it away to go on from the one before"
         raise ValueError(f"{checkpoint} is damaged ({error}); {advice}") from None

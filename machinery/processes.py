@@ -1,14 +1,21 @@
-"""What generators on CPUs are forked from, how the user ends a run, and how its processes end."""
+"""What generators on CPUs are forked from, where a run has its temporary files, how the user ends a
+run, and how its processes end."""
 
 import contextlib
 import multiprocessing
 import multiprocessing.forkserver
+import os
 import signal
+import tempfile
 import threading
 import time
+from multiprocessing.util import Finalize
 from pathlib import Path
+from typing import TextIO
 
 from core.screen import say
+from data.verify import remove
+from machinery.folder import lock_folder
 
 ending = threading.Event()  # set when this process ends its children itself
 
@@ -20,6 +27,25 @@ def import_for_generators() -> None:
     # It imports from the folder that it starts in.
     with contextlib.chdir(Path(__file__).parent.parent):
         multiprocessing.forkserver.ensure_running()
+
+
+def use_temporary_folder() -> TextIO:
+    """From now on this process makes its temporary files in a new folder, which is removed at its
+    end. It is locked until the returned file closes. Those of dead runs, which nobody locks, are
+    removed now."""
+    parent = Path(tempfile.gettempdir())
+    for left in parent.glob("scalerl-*"):
+        with contextlib.suppress(OSError, ValueError):  # of another user; of a living run
+            if left.stat().st_uid == os.getuid() and (left / "lock").is_file():
+                lock_folder(left).close()
+                remove(str(left))
+    new = Path(tempfile.mkdtemp(prefix=".scalerl-"))
+    lock = lock_folder(new)
+    # Only now it has the name that other runs look for.
+    tempfile.tempdir = str(new.rename(parent / new.name[1:]))
+    # Python removes its own files there at priority -100.
+    Finalize(None, remove, [tempfile.tempdir], exitpriority=-200)
+    return lock
 
 
 def end_children() -> None:

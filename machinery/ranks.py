@@ -19,7 +19,7 @@ import torch.multiprocessing as multiprocessing
 import transformers
 
 from core.devices import devices_here, trunk_dtype
-from core.generators import belong_to_the_run
+from core.generators import belong_to_the_run, children_inherit
 from core.settings import Settings
 from machinery.processes import ending
 
@@ -98,9 +98,14 @@ def other_ranks(
     store = dist.TCPStore(
         HERE, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
     )
-    others = multiprocessing.spawn(
-        _other_rank, (devices, port, train, arguments), len(devices) - 1, join=False, daemon=True
-    )
+    with children_inherit():
+        others = multiprocessing.spawn(
+            _other_rank,
+            (devices, port, train, arguments),
+            len(devices) - 1,
+            join=False,
+            daemon=True,
+        )
     watching = threading.Thread(target=_watch, args=(others, hint), daemon=True)
     watching.start()
     join_ranks(0, devices, store)

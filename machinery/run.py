@@ -20,6 +20,7 @@ from core.decoding import make_decoding, render_all, unwritable
 from core.devices import devices_here
 from core.engine import EngineSettings, engine_settings, refuse_split
 from core.feed import Feed, Prompts, Workers
+from core.generators import GeneratorFailed
 from core.model import (
     first_learning_rate,
     load_model,
@@ -435,6 +436,8 @@ class Run:
                 f"{str(error).partition('. ')[0]}: lower --tokens-per-micro-batch or --slots, or"
                 " add --gradient-checkpointing or --trainers"
             )
+        if isinstance(error, GeneratorFailed):
+            return str(error)
         of_a_file = isinstance(error, OSError) and not isinstance(
             error, ConnectionError | TimeoutError
         )

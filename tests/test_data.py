@@ -299,7 +299,7 @@ def test_what_is_held_out_depends_on_the_text_alone(tmp_path):
 
 def test_repeated_problems_are_left_out_and_told(tmp_path):
     rows = records(50)
-    rows += [{**rows[3], "problem": "  what IS 3 +\n1? "}, {**rows[4], "answer": "9"}]
+    rows += [{**rows[3], "problem": "  what IS 3 +\n1? "}, {**rows[4], "answer": "5.0"}]
     source = load(write(tmp_path / "a.jsonl", rows))
     assert len(source.train) + len(source.validation) == 50
     message = r"2 repeated .* the first: .*a\.jsonl, line 51"
@@ -307,6 +307,32 @@ def test_repeated_problems_are_left_out_and_told(tmp_path):
     answers = {problem.answer for problem in source.train + source.validation}
     assert answers == {str(i + 1) for i in range(50)}, "the first counts"
     assert loading.text_key("x-1") != loading.text_key("x+1")
+
+
+def test_what_can_be_read_in_two_ways_is_refused_with_its_line(tmp_path):
+    rows = records(20)
+    path = write(tmp_path / "a.jsonl", [*rows, {**rows[4], "answer": "9"}])
+    said = (
+        r"a\.jsonl, line 21: one problem has two answers, '5' in .*, line 5, '9' here: remove one"
+    )
+    with pytest.raises(ValueError, match=said):
+        load(path)
+    for answer, said in (
+        (r"\boxed{3} or \boxed{4}", "several boxes"),
+        (r"thus \boxed{3", "a box that does not close"),
+        (r"\boxed{ and then \boxed{4}", "a box that does not close"),
+    ):
+        path = write(tmp_path / "b.jsonl", [*rows, {"problem": "3 or 4?", "answer": answer}])
+        with pytest.raises(ValueError, match=rf"b\.jsonl, line 21: the answer has {said}"):
+            load(path)
+    twice = [*rows, {"problem": "3?", "answer": r"\boxed{3}, so \boxed{3}"}]
+    assert len(load(write(tmp_path / "c.jsonl", twice)).train) == 19
+    (tmp_path / "d.jsonl").write_text('{"problem": "a", "answer": "1", "answer": "2"}\n')
+    with pytest.raises(ValueError, match=r"d\.jsonl, line 1 .*'answer' is there twice"):
+        load(str(tmp_path / "d.jsonl"))
+    (tmp_path / "e.csv").write_text("problem,answer,answer,\na,1,2,\n")
+    with pytest.raises(ValueError, match=r"e\.csv, line 1: two columns have one name"):
+        load(str(tmp_path / "e.csv"))
 
 
 def test_problems_held_out_anywhere_are_trained_on_nowhere(tmp_path):

@@ -3,6 +3,7 @@ of two logs."""
 
 import importlib.util
 import json
+import math
 import os
 import re
 import shutil
@@ -12,6 +13,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 import yaml
 
@@ -20,7 +22,8 @@ from core.model import load_model, load_tokenizer, model_path
 from core.settings import Settings
 from data import Problem
 from loss import Recipe
-from machinery.checkpoints import write_checkpoint
+from machinery import compute
+from machinery.checkpoints import checkpoints, write_checkpoint
 from machinery.folder import write_config
 from tools import export
 
@@ -49,7 +52,9 @@ def run(tmp_path_factory) -> Path:
     path = model_path(settings.model)
     model = load_model(path)
     parameters, moments = dict(model.named_parameters()), {"m": torch.zeros(1)}
-    write_checkpoint(folder, model, load_tokenizer(path), parameters, moments, {"step": 4})
+    state = {"step": 4, "data": [], "orders": [], "handed_out": [], "to_repeat": []}
+    state |= {"compute": compute.Compute(1, 1, 1).columns(), "wall_seconds": 1.0}
+    write_checkpoint(folder, model, load_tokenizer(path), parameters, moments, state)
 
     # Each step from the first on has a line, and every other step a validation.
     lines = []
@@ -278,3 +283,24 @@ trainer.save_state()
     (((series, _),),) = fit_curve.fit_logs(fit_curve.named_logs(options), options)[0].values()
     assert series.x.tolist() == [0, 200, 400, 400 + sum(tokens[:10]), 400 + sum(tokens)]
     assert series.y[-2:].tolist() == pass_rates[1:]
+
+
+def test_a_checkpoint_that_was_tampered_with_is_not_carried_on(run, tmp_path):
+    out = str(tmp_path / "out")
+    tampered = shutil.copytree(run, tmp_path / "run")
+    (checkpoint,) = checkpoints(tampered)
+    state = checkpoint / "state.json"
+    whole = state.read_text()
+    for broken in ("[4]", "4", whole.replace("4", "[]", 1), "[" * 100_000):
+        state.write_text(broken)
+        with pytest.raises(ValueError, match="step-000004 is damaged"):
+            export.main([str(tampered), "--out", out])
+    state.write_text(whole)
+    file = checkpoint / "model" / "model.safetensors"
+    weights = safetensors.torch.load_file(file)
+    name = min(weights)
+    for wrong, said in ((weights[name] * math.nan, "not finite"), (torch.zeros(3), "be loaded")):
+        safetensors.torch.save_file(weights | {name: wrong}, file, {"format": "pt"})
+        with pytest.raises(ValueError, match=said):
+            export.main([str(tampered), "--out", out])
+    assert not Path(out).exists()

@@ -7,6 +7,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -32,6 +33,7 @@ from faults import (
 
 import train
 from core.model import load_model
+from machinery import processes
 from machinery.checkpoints import checkpoints
 from machinery.processes import Stop
 
@@ -239,6 +241,30 @@ def test_sigterm_is_called_by_its_name():
     assert stop.asked()
     assert stop.name == "SIGTERM"
     assert 128 + stop.number == 143
+
+
+def test_temporary_files_of_dead_runs_are_removed_and_no_others(tmp_path, monkeypatch):
+    registered = []
+    monkeypatch.setattr(processes, "Finalize", lambda *call, **_: registered.append(call))
+
+    def start():
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        return processes.use_temporary_folder(), Path(tempfile.tempdir)
+
+    stranger = tmp_path / "scalerl-notes"
+    stranger.mkdir()
+    living_lock, living = start()
+    dead_lock, dead = start()
+    Path(tempfile.mkdtemp(prefix="verifier-"), "closed").mkdir(mode=0)
+    dead_lock.close()
+    lock, own = start()
+    assert {*tmp_path.iterdir()} == {stranger, living, own}
+    assert own == Path(tempfile.mkdtemp()).parent
+    _, remove, folders = registered[-1]
+    remove(*folders)
+    lock.close()
+    assert {*tmp_path.iterdir()} == {stranger, living}
+    living_lock.close()
 
 
 # --- the user ends it -----------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import core.feed
+import core.generators
 import loss
 from core.decoding import make_decoding
 from core.engine import EngineSettings
@@ -151,8 +152,12 @@ def tells(engine, parameters, work, reports):
     reports.put((os.environ["CUDA_VISIBLE_DEVICES"], engine.devices))
 
 
-def test_a_generator_is_started_among_its_own_gpus(monkeypatch):
-    """It never sees others, whatever its imports ask CUDA; the trainer sees all of them again."""
+def test_a_generator_is_started_among_its_own_gpus_and_modules(monkeypatch, tmp_path):
+    """It never sees others, whatever its imports ask CUDA; the trainer sees all of them again. It
+    takes no module from the folder that the user stands in."""
+    monkeypatch.chdir(tmp_path)
+    for module in ("multiprocessing", "signal", "torch"):
+        (tmp_path / f"{module}.py").write_text("open('it ran', 'w')\nraise ImportError\n")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     cases = [
         (None, ("cuda:2",), "2"),
@@ -171,6 +176,7 @@ def test_a_generator_is_started_among_its_own_gpus(monkeypatch):
         assert generator.reports.get(timeout=300) == (seen, seen_as)
         assert generator.process.name.endswith(",".join(devices))
         generator.close()
+    assert not (tmp_path / "it ran").exists()
 
 
 # --- the feed, with stand-ins ---------------------------------------------------------------------
@@ -490,3 +496,23 @@ def test_generators_that_fail_too_often_end_the_run():
             break
         feed.parameters.version = step + 1
     assert groups is None and "ended by signal 9 and reported no error" in feed.failure
+
+
+def test_a_replacement_that_cannot_be_started_ends_the_run_and_says_why(monkeypatch):
+    """Full shared memory has no room for the queues of another generator."""
+
+    def full():
+        raise OSError(28, "No space left on device")
+
+    feed = StandInFeed("pipeline-2")
+    make_steps(feed, 0, 2)
+    real = multiprocessing.get_context("spawn").Queue()
+    feed.generators[1].work, feed.generators[1].process.dead = real, True
+    context = SimpleNamespace(Queue=full)
+    monkeypatch.setattr(core.generators.multiprocessing, "get_context", lambda _: context)
+    engine = EngineSettings("model", ("cpu",), "float32", 1, 8, None)
+    feed._start = lambda number: start_generator(number, engine, None)
+    assert feed.batch(2) is None
+    assert feed.failure.startswith("generator 1 on cpu cannot be started ([Errno 28] No space left")
+    assert "is /dev/shm full" in feed.failure
+    feed.close()

@@ -9,7 +9,6 @@ import queue
 import re
 import resource
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -35,7 +34,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import generate
 from core import decoding as core_decoding
-from core import generators, torch_engine, vllm_engine
+from core import generators, limits, torch_engine, vllm_engine
 from core.decoding import (
     completion_texts,
     decode_all,
@@ -44,6 +43,7 @@ from core.decoding import (
     quoted,
     render,
     render_all,
+    rendered,
 )
 from core.engine import EngineSettings, sample_all
 from core.model import load_model, load_tokenizer, model_path, put_on_device, refuse_too_long
@@ -431,22 +431,22 @@ def test_models_that_cannot_be_used_are_refused_in_one_sentence(models, tmp_path
 
 def test_only_prompts_that_may_be_too_long_are_rendered_before_a_run(monkeypatch):
     """And some of the others, so that a template that drops the prompt is found."""
-    tokenizer, rendered = make_tokenizer(), []
+    tokenizer, asked, usual = make_tokenizer(), [], core_decoding.rendered
 
-    def render_and_note(_, prompt, *rest):
-        rendered.append(prompt)
-        return render(tokenizer, prompt, *rest)
+    def rendered(tokenizer, prompts, settings):
+        asked.extend(prompts)
+        return usual(tokenizer, prompts, settings)
 
-    monkeypatch.setattr(core_decoding, "render", render_and_note)
+    monkeypatch.setattr(core_decoding, "rendered", rendered)
     prompts = [f"{i}+{i}=" for i in range(10_000)]
     ids = render_all(tokenizer, prompts, Sampling(prompt_budget=32))
-    assert len(set(rendered)) <= 2 * core_decoding.COMPARED
+    assert len(set(asked)) <= 2 * core_decoding.COMPARED
     assert ids["77+77="] == render(tokenizer, "77+77=")
-    rendered.clear()
+    asked.clear()
     most = len(ids["9999+9999="])
     with pytest.raises(ValueError, match=f"--prompt-budget {most} would be enough"):
         render_all(tokenizer, prompts, Sampling(prompt_budget=most - 1))
-    assert len(set(rendered)) >= 9000, "all that have ten characters"
+    assert len(set(asked)) >= 9000, "all that have ten characters"
 
 
 @pytest.mark.parametrize(
@@ -486,39 +486,51 @@ def test_a_broken_or_giant_file_of_a_model_is_refused_at_once_in_one_sentence(
         make_decoding(load_tokenizer(str(folder)), Sampling())
 
 
+MUCH = "reading its files fails, or takes over 2 seconds or 2 GiB"
+TEMPLATE = r"its chat template cannot be used \("
+
+
 @pytest.mark.parametrize(
     "template, reason",
     [
-        (
-            "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-            "RuntimeError: .*ten seconds",
-        ),
-        ("{{ messages[0].content * 10**10 }}", "MemoryError"),
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", MUCH),
+        ("{{ 9**(9**8) % 7 }}", MUCH),  # one call in C, which no signal interrupts
+        ("{{ messages[0].content * 10**11 }}", TEMPLATE + "MemoryError"),
         (
             "{{ messages[0].content * 10**6 }}",
-            "ValueError: it makes 4,000,000 characters of a prompt",
+            TEMPLATE + "ValueError: it makes 4,000,000 characters of a prompt",
         ),
-        ("{{ 1 + 'a' }}", "TypeError"),
-        ("{% for %}", "TemplateSyntaxError"),
-        ("{{ raise_exception('no system') }}", "TemplateError: no system"),
+        ("{{ 1 + 'a' }}", TEMPLATE + "TypeError"),
+        ("{% for %}", TEMPLATE + "TemplateSyntaxError"),
+        ("{{ raise_exception('no system') }}", TEMPLATE + "TemplateError: no system"),
     ],
 )
 def test_a_chat_template_that_fails_or_takes_too_much_is_refused(
     models, monkeypatch, template, reason
 ):
-    monkeypatch.setattr(
-        signal, "alarm", lambda seconds: signal.setitimer(signal.ITIMER_REAL, seconds / 5)
-    )
-    tokenizer, limits = load_tokenizer(models["llama"]), resource.getrlimit(resource.RLIMIT_AS)
+    monkeypatch.setattr(limits, "SECONDS", 2)
+    tokenizer, limit = load_tokenizer(models["llama"]), resource.getrlimit(resource.RLIMIT_AS)
     tokenizer.chat_template = template
-    with pytest.raises(
-        ValueError, match=rf"^--model \S+: its chat template cannot be used \({reason}"
-    ):
-        render(tokenizer, "1+1=")
-    assert (
-        resource.getrlimit(resource.RLIMIT_AS) == limits
-        and signal.getitimer(signal.ITIMER_REAL)[0] == 0
-    )
+    with pytest.raises(ValueError, match=rf"^--model \S+: {reason}"):
+        [*rendered(tokenizer, ["1+1="], Sampling())]
+    assert resource.getrlimit(resource.RLIMIT_AS) == limit
+    if "content" not in template:
+        with pytest.raises(ValueError, match=rf"^--model \S+: {reason}"):
+            make_decoding(tokenizer, Sampling())
+
+
+def test_a_tokenizer_whose_expression_takes_too_much_is_refused(tmp_path, models, capfd):
+    """Its library panics at the interruption phrase."""
+    folder = shutil.copytree(models["llama"], tmp_path / "hostile")
+    content = json.loads((folder / "tokenizer.json").read_text())
+    hostile = {"type": "Split", "pattern": {"Regex": "(1+)+$"}, "behavior": "Isolated"}
+    content["pre_tokenizer"] = hostile | {"invert": False}
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    tokenizer = load_tokenizer(str(folder))
+    sampling = Sampling(interruption_phrase=f"{'1' * 40}!</think>")
+    with pytest.raises(ValueError, match="reading its files fails"):
+        make_decoding(tokenizer, sampling)
+    assert "panicked" not in capfd.readouterr().err
 
 
 def test_a_model_is_loaded_once_whatever_the_engine_computes_in(models, monkeypatch):
@@ -750,3 +762,24 @@ def test_the_script_runs_from_any_folder_and_its_waiting_threads_leave_the_cores
     )
     assert "OMP_WAIT_POLICY = 'PASSIVE'" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_memory_that_the_driver_does_not_lock_is_a_warning(models, monkeypatch, capsys):
+    """CUDA keeps the error until it is asked for: a first kernel takes it."""
+    parameters, kernels = SharedParameters(load(models["llama"])[0]), []
+
+    def refuses(status):
+        raise torch.cuda.CudaError.__new__(torch.cuda.CudaError, f"out of memory ({status})")
+
+    def kernel(*_, device):
+        kernels.append(device)
+        raise RuntimeError("CUDA error: out of memory")
+
+    cudart = SimpleNamespace(cudaHostRegister=lambda *_: 2)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
+    monkeypatch.setattr(torch.cuda, "check_error", refuses)
+    monkeypatch.setattr(torch, "zeros", kernel)
+    parameters.pin()
+    said = "warning: the driver does not lock shared memory (out of memory (2)): copies are slower"
+    assert said in capsys.readouterr().err
+    assert kernels == ["cuda"]

@@ -312,6 +312,25 @@ def test_a_line_that_is_none_is_refused_before_it_fills_the_memory(tmp_path, mon
     assert read(tmp_path, document).y == pytest.approx(RATES)
 
 
+def test_two_columns_of_one_name_are_refused_with_their_line(tmp_path):
+    lines = ['{"step": 1, "pass_rate": 0.1}', '{"step": 2, "pass_rate": 0.2, "pass_rate": 0.9}']
+    with pytest.raises(ValueError, match="log: line 2: 'pass_rate' is there twice"):
+        read(tmp_path, "\n".join(lines).encode() + b"\n")
+    with pytest.raises(ValueError, match="'pass_rate' is there twice"):
+        read(tmp_path, f"[\n{', '.join(lines)}]".encode())
+
+
+def test_a_log_whose_every_line_has_a_new_column_is_refused_before_it_fills_the_memory(tmp_path):
+    lines = "".join(f'{{"step": {i}, "column {i}": 1}}\n' for i in range(100_100))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="line 100000: more than 100,000 columns"):
+            read(tmp_path, lines.encode())
+        assert tracemalloc.get_traced_memory()[1] < 100e6
+    finally:
+        tracemalloc.stop()
+
+
 def test_many_points_stream_and_are_averaged(tmp_path):
     """Reading takes a few bytes a value, where a list of records takes 600 bytes a record of four
     values."""

@@ -6,6 +6,7 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 from sampling import run_generate
 from steps import run_train
@@ -64,4 +65,31 @@ def test_what_cannot_be_unpacked_is_one_sentence(tmp_path):
     ):
         with pytest.raises(ValueError, match=message):
             unpack.main(arguments)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_broken_gguf_is_one_sentence(tmp_path):
+    """Cut off, with a far too large length, with two billion layers, without a tokenizer."""
+    gguf = pytest.importorskip("gguf")
+    file = tmp_path / "small.gguf"
+
+    def written(layers):
+        writer = gguf.GGUFWriter(file, "llama")
+        writer.add_block_count(layers)
+        writer.add_embedding_length(8)
+        writer.add_tensor("output_norm.weight", np.zeros(8, np.float32))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return file.read_bytes()
+
+    many, whole = written(2**31), written(1)
+    long_name = whole.replace(b"llama", b"llama"[:1] + b"\xff" * 4, 1)
+    too_long = whole[:24] + (2**62).to_bytes(8, "little") + whole[32:]
+    for content in (whole, many, whole[:20], whole[:50], whole[:-30], long_name, too_long):
+        file.write_bytes(content)
+        with pytest.raises(ValueError, match="small.gguf") as refused:
+            unpack.main([str(file), str(tmp_path / "new")])
+        assert "\n" not in str(refused.value)
     assert not (tmp_path / "new").exists()

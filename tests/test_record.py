@@ -33,6 +33,7 @@ import loss
 import train
 from core import screen
 from core.feed import Feed
+from core.generators import GeneratorFailed
 from core.model import load_model
 from core.rollouts import Batch, SharedParameters
 from core.screen import Progress
@@ -314,6 +315,14 @@ def test_a_folder_that_cannot_be_written_ends_the_run_in_words(resumable, capsys
     assert HINT in said
 
 
+def test_a_generator_that_cannot_be_started_ends_the_run_in_words(resumable, capsys):
+    resumable(GeneratorFailed("generator 0 on cpu cannot be started"))
+    assert run_train(RESUME) == 1
+    said = capsys.readouterr().err
+    assert "error: generator 0 on cpu cannot be started; " + HINT in said
+    assert "Traceback" not in said
+
+
 def test_shared_memory_that_is_too_small_is_refused_with_its_size(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     usage = shutil.disk_usage(tmp_path)._replace(free=300_000)
@@ -475,8 +484,26 @@ def test_what_a_resumed_run_cannot_change_is_refused_by_name(tmp_path, monkeypat
     before = read_settings(Path("runs/run"))
     assert parse([*resume, *flags]) == dataclasses.replace(before, **changes)
     assert changes.keys() <= MAY_CHANGE
-    (folder / "config.json").write_text('{"recipe": {}, "versions": {}, "checksum": 1}')
-    with pytest.raises(ValueError, match="its config.json is not one of this program"):
+    config = folder / "config.json"
+    for text in (
+        '{"recipe": {}, "versions": {}, "checksum": 1}',
+        "1",
+        "[" * 100_000,
+        json.dumps(json.loads(config.read_text()) | {"steps": [[1]]}),
+        json.dumps(json.loads(config.read_text()) | {"thinking_budget": 3}),
+    ):
+        before = config.read_text()
+        config.write_text(text)
+        with pytest.raises(ValueError, match="its config.json is not one of this program"):
+            parse(resume)
+        config.write_text(before)
+    config.unlink()
+    os.mkfifo(config)
+    with pytest.raises(ValueError, match="config.json is no regular file"):
+        parse(resume)
+    config.unlink()
+    config.symlink_to("/dev/zero")
+    with pytest.raises(ValueError, match="config.json is no regular file"):
         parse(resume)
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from data import Problem
 from data.tasks import arithmetic
-from data.verify import Verdict, VerifierPool, no_verdict_at_all
+from data.verify import Verdict, VerifierPool, children, no_verdict_at_all
 
 ROOT = Path(__file__).parent.parent
 
@@ -315,3 +315,27 @@ def test_nothing_outlives_the_owner_of_the_pool(task, tmp_path, by, stopped):
         lambda: not any(is_running(pid) for pid in [*guards, int(marker.read_text())])
     )
     assert wait_until(lambda: not any((tmp_path / "temporary").iterdir()))
+
+
+def test_a_verifier_finds_its_modules_whatever_python_is_told(monkeypatch):
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    problem = Problem("1+1=", "2", arithmetic.__name__)
+    with VerifierPool(1, 10.0, 4.0) as pool:
+        ((_, verdict),) = pool.judge([(0, problem, "1+1=2</think>2")])
+    assert verdict.failure is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it looks into /proc")
+def test_a_stopped_verifier_is_noticed_at_the_time_limit():
+    """And not only after the minutes that an import may take."""
+    problem = Problem("1+1=", "2", arithmetic.__name__)
+    with VerifierPool(1, 1.0, 4.0) as pool:
+        ((_, verdict),) = pool.judge([(0, problem, "1+1=2</think>2")])
+        assert verdict.failure is None
+        guard = pool._verifiers[0].process.pid
+        (worker,) = children(guard)
+        for process in (worker, guard):
+            os.kill(process, signal.SIGSTOP)
+        verdicts = [verdict for _, verdict in pool.judge([(1, problem, "2"), (2, problem, "2")])]
+    assert [verdict.failure for verdict in verdicts] == ["time limit", None]
+    assert verdicts[0].detail == ""  # nothing was to be imported

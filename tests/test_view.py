@@ -457,6 +457,12 @@ def test_what_cannot_be_shown_is_refused_in_one_sentence(tmp_path, capsys):
         lines[number - 1] = broken
         (run / "rollouts.jsonl").write_text("\n".join(lines) + "\n")
         assert f"rollouts.jsonl, line {number}: " in refusal([str(run)], capsys)
+    log = (run / "log.jsonl").read_text()
+    of_validation = log.splitlines()[0].replace('"pass_rate"', '"rate"')
+    (run / "rollouts.jsonl").write_text(whole)
+    (run / "log.jsonl").write_text(of_validation + "\n" + log)
+    assert "log.jsonl, line 1 has no pass_rate" in refusal([str(run)], capsys)
+    (run / "log.jsonl").write_text(log)
     (run / "rollouts.jsonl").unlink()
     missing = "rollouts.jsonl is not there: --rollouts-kept 0 leaves none"
     assert missing in refusal([str(run)], capsys)

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from core.decoding import Decoding, completion_texts, in_template, render, unwritable, visible
+from core.decoding import Decoding, completion_texts, in_template, rendered, unwritable, visible
+from core.limits import in_a_child
 from core.rollouts import given_rollout
 from core.settings import Sampling
 from data import cheap
@@ -31,10 +32,8 @@ def check_fit(
     )
 
     # The first problem, as the model gets it.
-    prompts = [
-        render(tokenizer, problem.prompt, settings.thinking, settings.system)
-        for problem in source.validation
-    ]
+    texts = [problem.prompt for problem in source.validation]
+    prompts = [*rendered(tokenizer, texts, settings)]
     problem, ids = source.validation[0], prompts[0]
     yield (
         f"problem    the first of {source.name},"
@@ -93,7 +92,7 @@ def unfit_ends(
         yield f"! the prompt ends with {end}: the model is told that all has been said"
     if tokenizer.chat_template:
         turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "reply"}]
-        after = in_template(tokenizer, turns).rpartition("reply")[2].strip()
+        after = in_a_child(in_template)(tokenizer, turns).rpartition("reply")[2].strip()
         if after and not any(tokenizer.decode([token]) in after for token in decoding.eos):
             yield (
                 f"! the chat template ends a reply with {after!r}, and that is no end token:"

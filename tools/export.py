@@ -19,8 +19,10 @@ from pathlib import Path
 from string import Template
 from typing import Literal
 
+import torch
+
 from core.decoding import make_decoding
-from core.model import load_tokenizer, model_path
+from core.model import load_model, load_tokenizer, model_path
 from core.settings import Settings, read_settings
 from curve.flags import flag, option, read_flags, run_command
 from data import Problem
@@ -103,6 +105,14 @@ def row_of(problem: Problem, system: str | None) -> dict:
     }
 
 
+def refuse_broken_weights(folder: Path) -> None:
+    """ValueError if a model cannot be loaded, or if a weight is not finite."""
+    model = load_model(str(folder), torch.device("cpu"), torch.float32)
+    for name, weight in model.named_parameters():
+        if not weight.isfinite().all():
+            raise ValueError(f"{folder}: {name} is not finite; move the checkpoint away")
+
+
 def main(arguments: list[str]) -> int:
     """The command. Returns the exit status 0; ValueError or OSError, in one sentence, if the run
     cannot be exported."""
@@ -117,6 +127,7 @@ def main(arguments: list[str]) -> int:
     checkpoint = None if options.from_the_start else checkpoint_of(options.run, None)
     if checkpoint:
         step, model = read_state(checkpoint)["step"], checkpoint / "model"
+        refuse_broken_weights(model)
     else:
         step, model = 0, Path(model_path(settings.model))
 

@@ -21,7 +21,7 @@ import transformers
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from core.decoding import end_tokens, render, visible
+from core.decoding import end_tokens, rendered, visible
 from core.model import load_model, load_tokenizer, model_path
 from core.policy import Policy, micro_batches
 from core.rollouts import given_rollout
@@ -188,8 +188,8 @@ def examples(
     end = tokenizer.eos_token_id
     if end is None:
         end = end_tokens(tokenizer)[0]
-    for problem in problems:
-        prompt = render(tokenizer, problem.prompt, command.thinking, command.system)
+    prompts = rendered(tokenizer, [problem.prompt for problem in problems], command)
+    for problem, prompt in zip(problems, prompts):
         solution = tokenizer(problem.answer, add_special_tokens=False).input_ids
         if solution[-1:] != [end]:
             solution.append(end)

@@ -13,8 +13,21 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from core.limits import in_a_child, in_one_sentence
 from curve.flags import run_command
 from machinery.files import whole_folder
+
+
+@in_a_child
+def look_at_header(file: Path) -> None:
+    """ValueError if the file cannot be read, or if its sizes are those of no model."""
+    import gguf
+
+    with in_one_sentence(str(file)):
+        header = gguf.GGUFReader(file)
+        for name, field in header.fields.items():
+            if name.endswith(".block_count") and not 1 <= field.contents() <= 1000:
+                raise ValueError("it has no layers, or more than 1,000")
 
 
 def main(arguments: list[str]) -> int:
@@ -26,15 +39,18 @@ def main(arguments: list[str]) -> int:
             " python -m tools.unpack FILE.gguf FOLDER"
         )
     file, folder = map(Path, arguments)
-    model = AutoModelForCausalLM.from_pretrained(
-        file.parent, gguf_file=file.name, dtype=torch.float32
-    )
+    look_at_header(file)
+    with in_one_sentence(str(file)):
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+        model = AutoModelForCausalLM.from_pretrained(
+            file.parent, gguf_file=file.name, dtype=torch.float32
+        )
     # transformers saves no model that is marked as quantized.
     model.hf_quantizer = None
     del model.config.quantization_config
     with whole_folder(folder) as partial:
         model.save_pretrained(partial)
-        AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
     print(f"{folder}: {model.num_parameters():,} parameters, {type(model).__name__}")
     return 0
 

@@ -117,14 +117,18 @@ def read_run(run: Path, most_bytes: int) -> dict:
 
 
 def columns(log: list[dict], kind: str, *names: str) -> list[list]:
-    """These columns of all lines of a kind in the log."""
+    """These columns of all lines of a kind in the log. ValueError for a line that lacks one."""
+    for number, line in enumerate(log, start=1):
+        missing = {*names} - {*line}
+        if line["kind"] == kind and missing:
+            raise ValueError(f"log.jsonl, line {number} has no {min(missing)}: remove the line")
     return [[line[name] for name in names] for line in log if line["kind"] == kind]
 
 
 def with_terms(recipe: loss.Recipe, line: dict) -> dict:
     """A line of rollouts.jsonl. Each completion in it that was trained on gets log_rho and terms by
     token, the places at which the clip decides, and its sequence ratio."""
-    for completion in line.get("completions", ()):
+    for completion in line["completions"]:
         if not completion.get("trainer_logprobs"):
             continue
         names = ("trainer_logprobs", "generator_logprobs")
