@@ -192,7 +192,7 @@ class StandIn:
         self.parameters, self.rng, self.requests, self.dead = parameters, rng, [], False
 
     def put(self, requests):
-        self.requests += requests
+        self.requests += requests or []  # None: the generator ends
 
     def get_nowait(self):
         if self.dead or not self.requests or self.rng.random() < 0.4:

@@ -39,7 +39,7 @@ def test_a_model_with_alibi_trains_without_shared_prompts(tmp_path):
         d_model=32, n_heads=4, n_layers=2, vocab_size=len(tokenizer), max_seq_len=256
     )
     folder = save_random(config, tmp_path / "mpt", tokenizer, std=0.3)
-    model = load_model(folder, CPU, torch.float32)
+    model = load_model(folder)
     assert error_of_sharing(model) > 0.05
     folder, printed = run(tmp_path, "--steps", "2", "--model", folder)
     assert "Prompts are not shared: this model's log-probabilities would be off" in printed

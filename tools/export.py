@@ -19,8 +19,6 @@ from pathlib import Path
 from string import Template
 from typing import Literal
 
-import torch
-
 from core.decoding import make_decoding
 from core.model import load_model, load_tokenizer, model_path
 from core.settings import Settings, read_settings
@@ -107,7 +105,7 @@ def row_of(problem: Problem, system: str | None) -> dict:
 
 def refuse_broken_weights(folder: Path) -> None:
     """ValueError if a model cannot be loaded, or if a weight is not finite."""
-    model = load_model(str(folder), torch.device("cpu"), torch.float32)
+    model = load_model(str(folder))
     for name, weight in model.named_parameters():
         if not weight.isfinite().all():
             raise ValueError(f"{folder}: {name} is not finite; move the checkpoint away")
