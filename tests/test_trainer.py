@@ -554,8 +554,8 @@ def test_nothing_of_a_long_sequence_is_quadratic_in_its_length(models, tmp_path,
     that CPUs have there is a mask, and a score, for each pair of positions: the negative
     control."""
 
-    def as_on_a_gpu(*arguments):
-        model = load_model(*arguments)
+    def as_on_a_gpu(folder):
+        model = load_model(folder)
         model.set_attn_implementation("sdpa")
         return model
 
@@ -573,7 +573,7 @@ def test_nothing_of_a_long_sequence_is_quadratic_in_its_length(models, tmp_path,
     most = 100 * length  # no part of these models is wider than 100 numbers for each position
     assert step(tmp_path / "b", length) < most
 
-    model = as_on_a_gpu(models["qwen3"], CPU, torch.float32)
+    model = as_on_a_gpu(models["qwen3"])
     decoding = make_decoding(load_tokenizer(models["qwen3"]), Settings(prompt_budget=length))
     engine = TorchEngine(model, decoding, 1)
     with LargestTensor() as largest:
