@@ -30,7 +30,7 @@ from core.model import (
 )
 from core.one_process import GeneratorHere, VerifierHere
 from core.policy import Policy, error_of_sharing
-from core.rollouts import Group, SharedParameters
+from core.rollouts import Batch, Group, SharedParameters
 from core.screen import say
 from core.settings import Settings
 from core.torch_engine import refuse_wrong_over_slots
@@ -55,6 +55,7 @@ from machinery.folder import lock_folder, new_folder, write_config
 from machinery.processes import Stop
 from machinery.ranks import from_rank_0, give_way_to_a_dead_rank
 from machinery.record import Record
+from machinery.totals import Totals
 from machinery.track import refuse_missing_tracker
 from machinery.trainer import gather, numerics_mismatch
 from machinery.warnings import few_groups_count
@@ -322,8 +323,6 @@ class Run:
         object lives."""
         self.start, self.settings, self.model = start, start.settings, model
         self.feed, self.record, self.stop, self.lock = feed, record, stop, lock
-        # Two of the loop's calls are theirs as they are.
-        self.retire, self.log_step = feed.retire, record.log_step
         self.folder = record.folder
         self.error = ""  # what went wrong in this process
         self.stopped_at_once = False  # by a second Ctrl-C
@@ -366,6 +365,16 @@ class Run:
                 return
             mismatch = numerics_mismatch(policy, compared, self.settings)
         self.record.log_validation(version, groups, mismatch)
+
+    def retire(self, groups: list[Group]) -> None:
+        """No-Positive-Resampling: the prompts that these groups have solved do not come again."""
+        self.feed.retire(groups)
+
+    def log_step(
+        self, step: int, batch: Batch, totals: Totals, worth: loss.Worth, figures: dict
+    ) -> None:
+        """Write down what has happened. figures: further columns of the log."""
+        self.record.log_step(step, batch, totals, worth, figures)
 
     def save(self, version: int, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
         """Write a checkpoint of this version. Parameters and moments come from all ranks."""
@@ -532,20 +541,31 @@ class OtherRank:
         self.settings = start.settings
         self.model = load_model(start.model)
 
-    def _answer(self, *_, **__):
+    def begin(self, *_) -> None:
+        """Rank 0 alone starts the generators."""
+
+    def goes_on(self, *_) -> bool:
         return from_rank_0(None)
 
-    goes_on = batch = wants_validation = end = _answer
+    def batch(self, *_) -> list[Group] | None:
+        return from_rank_0(None)
 
-    def _nothing(self, *_) -> None:
-        """Rank 0 alone starts the generators, hands prompts out and writes the log."""
-
-    begin = retire = log_step = _nothing
+    def wants_validation(self, *_, **__) -> bool:
+        return from_rank_0(None)
 
     def validate(self, _, policy: Policy) -> None:
         compared = from_rank_0(None)  # rollouts
         if compared:
             numerics_mismatch(policy, compared, self.settings)
 
+    def retire(self, *_) -> None:
+        """Rank 0 alone hands prompts out."""
+
+    def log_step(self, *_) -> None:
+        """Rank 0 alone writes the log."""
+
     def save(self, _, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
         gather(policy, optimizer)
+
+    def end(self, *_) -> bool:
+        return from_rank_0(None)
