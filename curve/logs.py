@@ -74,8 +74,9 @@ def _record(pairs: list[tuple]) -> dict:
     """A record of these names and values. ValueError if a name has two."""
     record = {}
     for name, value in pairs:
-        if record.setdefault(name, value) is not value:
+        if name in record:
             raise ValueError(f"{name!r} is there twice: remove one")
+        record[name] = value
     return record
 
 
