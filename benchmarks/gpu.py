@@ -248,6 +248,22 @@ def vllm_run(machine: Machine) -> dict:
 # --- part 4: speed and memory ---------------------------------------------------------------------
 
 
+def train_once(policy, optimizer, rollouts: list, tokens: int, fp32_logits=True) -> None:
+    """A step on these rollouts, in micro-batches of so many tokens."""
+    rows, device = [*range(len(rollouts))], policy.model.device
+    for batch in micro_batches(rollouts, rows, tokens, device, 0, 1):
+        logprobs, _ = policy(batch, fp32_logits)
+        logprobs.sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def memory_over_plan(machine: Machine, shape: Shape, tokens: int, length: int) -> float:
+    """The peak of the trainer's memory on this GPU over what --plan says, without the process."""
+    plan = trainer_bytes(shape, 1, tokens, length, torch.bfloat16, machine.device, True)
+    return torch.cuda.max_memory_allocated() / (sum(plan.values()) - plan["process"])
+
+
 def micro_batch_sizes(machine: Machine) -> dict:
     """The trainer with gradient checkpointing on sequences of 1,024 tokens: tokens/s by the size of
     its micro-batches, and the peak of its memory beside the plan."""
@@ -255,7 +271,6 @@ def micro_batch_sizes(machine: Machine) -> dict:
     length = machine.size(1024, 32)
     groups = groups_of(32 * length, length)
     rollouts = [rollout for group in groups for rollout in group.rollouts.values()]
-    every = list(range(len(rollouts)))
     settings = Settings(gradient_checkpointing=True)
     with ranks.other_ranks(settings, None, (), None):
         model = load_model(machine.model())
@@ -263,11 +278,7 @@ def micro_batch_sizes(machine: Machine) -> dict:
         optimizer = torch.optim.AdamW(policy.parameters(), fused=on_gpu)
 
         def step(tokens: int) -> None:
-            for batch in micro_batches(rollouts, every, tokens, device, 0, 1):
-                logprobs, _ = policy(batch, True)
-                logprobs.sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            train_once(policy, optimizer, rollouts, tokens)
 
         speeds = []
         if on_gpu:
@@ -278,10 +289,8 @@ def micro_batch_sizes(machine: Machine) -> dict:
             speeds.append(32 * length / min(durations))
         figures = {"speed_ratio": speeds[1] / speeds[0], "trainer_speed": speeds[1]}
         if on_gpu:
-            shape, tokens = Shape(load_shapes(machine.model())), 32 * length
-            plan = trainer_bytes(shape, 1, tokens, length, torch.bfloat16, machine.device, True)
-            planned = sum(plan.values()) - plan["process"]
-            figures["memory"] = torch.cuda.max_memory_allocated() / planned
+            shape = Shape(load_shapes(machine.model()))
+            figures["memory"] = memory_over_plan(machine, shape, 32 * length, length)
     return figures
 
 
@@ -303,11 +312,7 @@ def qwen3_trainer(machine: Machine) -> dict:
         optimizer = torch.optim.AdamW(policy.parameters(), fused=on_gpu)
 
         def step(fp32_logits: bool | str) -> None:
-            for batch in micro_batches(rollouts, [0, 1], length, device, 0, 1):
-                logprobs, _ = policy(batch, fp32_logits)
-                logprobs.mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            train_once(policy, optimizer, rollouts, length, fp32_logits)
 
         for name, fp32_logits in [("fp32", True), ("split", "split"), ("bf16", False)]:
             step(fp32_logits)  # warms up
@@ -316,11 +321,8 @@ def qwen3_trainer(machine: Machine) -> dict:
             seconds = min(machine.seconds(lambda: step(fp32_logits)) for _ in range(3))
             figures[f"qwen3_{name}"] = 2 * length / seconds
             if on_gpu and fp32_logits is True:
-                plan = trainer_bytes(
-                    Shape(policy.model), 1, length, length, torch.bfloat16, machine.device, True
-                )
-                planned = sum(plan.values()) - plan["process"]
-                figures["qwen3_memory"] = torch.cuda.max_memory_allocated() / planned
+                shape = Shape(policy.model)
+                figures["qwen3_memory"] = memory_over_plan(machine, shape, length, length)
     return figures
 
 
