@@ -50,10 +50,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from core.decoding import (
     completion_texts,
+    ids_of_prompts,
     make_decoding,
     marked_text,
     quoted,
-    render_all,
     unwritable,
 )
 from core.engine import (
@@ -151,7 +151,7 @@ def sample(
     command: GenerateCommand, loaded: Loaded, engine: Engine, prompts: list[str], samples: int
 ) -> list[Rollout]:
     """So many completions of each prompt, prompt by prompt."""
-    ids, budget = render_all(loaded.tokenizer, prompts, command), command.thinking_budget
+    ids, budget = ids_of_prompts(loaded.tokenizer, prompts, command), command.thinking_budget
     decoding, requests = loaded.engine.decoding, []
     for i, prompt in enumerate(prompts):
         requests += make_requests(i, ids[prompt], samples, budget, decoding, (command.seed, i))
@@ -214,7 +214,7 @@ def check(command: GenerateCommand, loaded: Loaded, sources: list[Source]) -> in
         lines += check_fit(loaded.model, loaded.tokenizer, decoding, command, source)
         prompts += [problem.prompt for problem in source.validation]
     print("\n".join(lines))
-    render_all(loaded.tokenizer, prompts, command)
+    ids_of_prompts(loaded.tokenizer, prompts, command)
     refuse_too_long(loaded.model, decoding)
     return int(any(line.startswith("!") for line in lines))
 

@@ -71,11 +71,11 @@ def rendered(
         yield from of_some(tokenizer, prompts[start : start + AT_ONCE])
 
 
-def render_all(
+def ids_of_prompts(
     tokenizer: PreTrainedTokenizerBase, prompts: list[str], settings: Sampling
 ) -> PromptIds:
-    """Token ids of all prompts. ValueError if one is above its budget, or if two have the same
-    ids."""
+    """Token ids of these prompts, for when they are asked for. ValueError if one is above its
+    budget, or if two have the same ids."""
     by_length = sorted(set(prompts), key=lambda prompt: len(prompt.encode()))
     # A text has at most as many tokens as bytes. So only long ones can be above the budget.
     (shortest_ids,) = rendered(tokenizer, by_length[:1], settings)

@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedModel
 
 import loss
-from core.decoding import make_decoding, render_all, unwritable
+from core.decoding import ids_of_prompts, make_decoding, unwritable
 from core.devices import devices_here
 from core.engine import EngineSettings, engine_settings, refuse_split
 from core.feed import Feed, Prompts, Workers
@@ -242,7 +242,7 @@ def make_prompts(settings: Settings, model: str, sources: list[Source]) -> Promp
         lost = unwritable(tokenizer, "".join(characters))
         if lost:
             raise ValueError(lost[0].removeprefix("! "))
-    return Prompts(sources, render_all(tokenizer, texts, settings), tokenizer, decoding)
+    return Prompts(sources, ids_of_prompts(tokenizer, texts, settings), tokenizer, decoding)
 
 
 def with_learning_rate(settings: Settings, model: PreTrainedModel) -> Settings:

@@ -38,11 +38,11 @@ from core import generators, limits, torch_engine, vllm_engine
 from core.decoding import (
     completion_texts,
     decode_all,
+    ids_of_prompts,
     make_decoding,
     marked_text,
     quoted,
     render,
-    render_all,
     rendered,
 )
 from core.engine import EngineSettings, sample_all
@@ -420,13 +420,15 @@ def test_models_that_cannot_be_used_are_refused_in_one_sentence(models, tmp_path
         ValueError,
         match="'1234.6789' has 10 tokens with .*, 5 of them the instruction's; .*budget 10",
     ):
-        render_all(tokenizer, ["1+1=", "1234+6789"], Sampling(prompt_budget=8, instruction="+6789"))
+        ids_of_prompts(
+            tokenizer, ["1+1=", "1234+6789"], Sampling(prompt_budget=8, instruction="+6789")
+        )
     words = len(tokenizer(gym.INSTRUCTION).input_ids)
     with pytest.raises(ValueError, match=f"{words} of them the instruction's"):
-        render_all(tokenizer, [gym.worded("1+1=")], Sampling(prompt_budget=8))
+        ids_of_prompts(tokenizer, [gym.worded("1+1=")], Sampling(prompt_budget=8))
     tokenizer.chat_template = "<think>"
     with pytest.raises(ValueError, match="drops the prompt: two have the same tokens"):
-        render_all(tokenizer, ["2", "1"], Sampling())
+        ids_of_prompts(tokenizer, ["2", "1"], Sampling())
 
 
 def test_only_prompts_that_may_be_too_long_are_rendered_before_a_run(monkeypatch):
@@ -439,13 +441,13 @@ def test_only_prompts_that_may_be_too_long_are_rendered_before_a_run(monkeypatch
 
     monkeypatch.setattr(core_decoding, "rendered", rendered)
     prompts = [f"{i}+{i}=" for i in range(10_000)]
-    ids = render_all(tokenizer, prompts, Sampling(prompt_budget=32))
+    ids = ids_of_prompts(tokenizer, prompts, Sampling(prompt_budget=32))
     assert len(set(asked)) <= 2 * core_decoding.COMPARED
     assert ids["77+77="] == render(tokenizer, "77+77=")
     asked.clear()
     most = len(ids["9999+9999="])
     with pytest.raises(ValueError, match=f"--prompt-budget {most} would be enough"):
-        render_all(tokenizer, prompts, Sampling(prompt_budget=most - 1))
+        ids_of_prompts(tokenizer, prompts, Sampling(prompt_budget=most - 1))
     assert len(set(asked)) >= 9000, "all that have ten characters"
 
 
