@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from core.devices import trunk_dtype
+from core.model import use_wide_products
 from core.policy import Policy, micro_batches
 from core.rollouts import Rollout
 from core.settings import Settings
@@ -30,6 +31,7 @@ def make_policy(settings: Settings, model: PreTrainedModel, device: torch.device
 
     A single rank in fp32 has the whole model. If there are several ranks, or if the trunk computes
     in bf16, FSDP shards it (`shard`): it is never whole on one device then."""
+    use_wide_products(model, device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
         model.set_attn_implementation("sdpa")
