@@ -130,6 +130,12 @@ class Group:
         not."""
         return sum(verdict.correct for verdict in self.verdicts.values()) / len(self.requests)
 
+    @property
+    def mean_score(self) -> float:
+        """The mean score of the completions, 0 without a verdict. If every score is 0 or 1, it is
+        the pass rate."""
+        return sum(verdict.score for verdict in self.verdicts.values()) / len(self.requests)
+
     def judged(self) -> list[tuple[Rollout, Verdict]]:
         """The completions with their verdicts, by index."""
         return [(self.rollouts[i], self.verdicts[i]) for i in range(len(self.requests))]

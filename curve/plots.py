@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from curve.columns import Series
-from curve.comparison import Comparison, asymptote_of, standing
+from curve.comparison import Comparison, asymptote_of
 from curve.files import whole_file
 from curve.fit import Fit, FittedRun, fit_sigmoid
 from curve.forecast import each
@@ -24,14 +24,19 @@ COMPUTE_UNITS = {
 }
 
 
+MOST_COLOURS = 6  # curves that are told apart by their colour
+GREY = "0.6"
+
+
 def plot_variants(
     path: Path,
     variants: dict[str, list[FittedRun]],
     comparisons: Sequence[Comparison] = (),
     predict: Sequence[float] = (),
 ) -> None:
-    """Draw the curves of variants, and beside their names the verdicts. A single run is drawn in
-    detail, with a forecast to the last compute of `predict`."""
+    """Draw the curves of variants, and beside their names the verdicts. At most MOST_COLOURS have a
+    colour; the others are grey, with their names at the side. A single run is drawn in detail, with
+    a forecast to the last compute of `predict`."""
     from matplotlib.figure import Figure  # here, so that a fit without a plot starts fast
 
     runs = [run for runs in variants.values() for run in runs]
@@ -40,16 +45,43 @@ def plot_variants(
         series, fit = runs[0]
         _draw_run(axes, series, fit, predict)
         title = series.name if fit.identified else f"{series.name}\n{fit.warnings[0]}"
+        how = ""
     else:
         verdicts = {comparison.variants[0]: f"; {comparison.verdict}" for comparison in comparisons}
-        for i, (name, seeds) in enumerate(variants.items()):
-            asymptote = asymptote_of([fit for _, fit in seeds])
+        ends_of_grey = {}
+        for name, color in _colours(variants, comparisons).items():
+            asymptote = asymptote_of([fit for _, fit in variants[name]])
             label = f"{name}: A {asymptote}{verdicts.get(name, '')}"
-            _draw_variant(axes, label, seeds, f"C{i}")
+            end = _draw_variant(axes, label, variants[name], color)
+            if color == GREY:
+                ends_of_grey[name] = end
+        _name_at_side(axes, ends_of_grey)
+        first, *others = variants
+        named = [first, *others] if len(others) < 2 else [first, f"{len(others)} others"]
+        title = f"Pass rate over compute: {' and '.join(named)} ({len(runs)} runs)"
         at_0 = [series for series, _ in runs if series.x[0] == 0]
         without = f" (but {len(at_0)} at compute 0)" if at_0 else ""
-        title = f"points of all seeds{without}, mean of the fitted curves, forecasts (dashed)"
-    _write(path, axes, [series for series, _ in runs], title)
+        how = f"points of all seeds{without}, mean of the fitted curves, forecasts (dashed)"
+        if any(fit.fell for _, fit in runs):
+            how += (
+                ";\nthin lines: the runs of a variant with falls;"
+                " triangle: a run that fell, which is in no mean"
+            )
+    _write(path, axes, [series for series, _ in runs], title, how)
+
+
+def _colours(
+    variants: dict[str, list[FittedRun]], comparisons: Sequence[Comparison]
+) -> dict[str, str]:
+    """The colour of each variant. If there are too few colours, the first variant has one, then
+    those that differ from it; the others are grey, and come last."""
+    differ = {comparison.variants[0] for comparison in comparisons if comparison.winner}
+    first, *others = variants
+    most_important_first = [first, *sorted(others, key=lambda name: name not in differ)]
+    chosen = most_important_first[:MOST_COLOURS]
+    in_colour = [name for name in variants if name in chosen]
+    colours = {name: f"C{i}" for i, name in enumerate(in_colour)}
+    return colours | dict.fromkeys(most_important_first[MOST_COLOURS:], GREY)
 
 
 def plot_diagnosis(path: Path, series: Series, fit: Fit) -> None:
@@ -170,40 +202,70 @@ def _draw_points(axes, series: Series, fit: Fit) -> None:
         )
 
 
-def _draw_variant(axes, label: str, runs: list[FittedRun], color: str) -> None:
-    """The points of all seeds, and the mean curve of those that count. Its band lies between the
-    curves of the seeds; the band of a single seed is its 95 % interval. The forecast is drawn only
-    if every seed identifies A."""
-    for series, _ in runs:
+def _draw_variant(axes, label: str, runs: list[FittedRun], color: str) -> tuple[float, float]:
+    """The points of all seeds, and the mean curve of those that stand. Its band lies between the
+    curves of the seeds; the band of a single seed is its 95 % interval, if it identifies A. The
+    forecast is drawn only if every seed stands and identifies A. No sigmoid falls: if a seed fell,
+    the points of all are joined from their peaks on, or, without a curve, from the first. Returns
+    the compute and the pass rate at which the variant ends."""
+    fits = [fit for _, fit in runs if not fit.fell]
+    one_fell = len(fits) < len(runs)
+    layer = {GREY: 1.5, "C0": 2.5}.get(color, 2)  # grey lies below, and the first variant on top
+    for series, fit in runs:
         later = series.x > 0
-        axes.plot(
-            series.x[later],
-            series.y[later],
-            "o",
-            ms=3.5,
-            color=color,
-            alpha=0.45,
-            mew=0,
-        )
+        x = series.x[later]
+        y = series.y[later]
+        axes.plot(x, y, "o", ms=3.5, color=color, alpha=0.45, mew=0, zorder=layer)
+        if one_fell:
+            peak = y.argmax() if fits else 0
+            axes.plot(x[peak:], y[peak:], color=color, lw=0.8, alpha=0.7, zorder=layer)
+        if fit.fell:
+            axes.plot(x[-1], y[-1], "v", ms=6, color=color, zorder=layer)
     axes.plot([], [], color=color, label=label)
 
-    fits = standing([fit for _, fit in runs])
+    if not fits:
+        return x[-1], y[-1]
     start = min(fit.x[fit.x > 0][0] for fit in fits)
     end = min(fit.C_max for fit in fits)
     parts = {"-": np.geomspace(start, end, 100)}
-    if all(fit.identified for fit in fits):
+    identified = all(fit.identified for fit in fits)
+    if identified and not one_fell:
         parts["--"] = np.geomspace(end, 2 * end, 50)
     for style, C in parts.items():
         curves = np.array([fit.predict(C) for fit in fits])
-        axes.plot(C, curves.mean(0), style, color=color)
-        if not any(fit.collapsed for fit in fits):
+        mean = curves.mean(0)
+        axes.plot(C, mean, style, color=color, zorder=layer)
+        if color != GREY and (identified or len(fits) > 1):
             band = fits[0].band(C) if len(fits) == 1 else (curves.min(0), curves.max(0))
             axes.fill_between(C, *band, color=color, alpha=0.12, lw=0)
+    return C[-1], mean[-1]
 
 
-def _write(path: Path, axes, runs: Sequence[Series], title: str) -> None:
+def _name_at_side(axes, ends: dict[str, tuple[float, float]]) -> None:
+    """Write names on the right of the axes, each with a line to the end of its curve. From the
+    highest down, they keep a distance."""
+    low, high = axes.get_ylim()
+    free = 1.0  # the height, as a part of the axes, under which there is room
+    for name, (C, rate) in sorted(ends.items(), key=lambda end: -end[1][1]):
+        free = min(free, (rate - low) / (high - low))
+        axes.annotate(
+            name,
+            (C, rate),
+            xytext=(1.02, free),
+            textcoords="axes fraction",
+            arrowprops={"arrowstyle": "-", "color": GREY, "lw": 0.6, "relpos": (0, 0.5)},
+            annotation_clip=False,
+            va="center",
+            fontsize=8,
+        )
+        free -= 0.05
+
+
+def _write(path: Path, axes, runs: Sequence[Series], title: str, how: str) -> None:
     """Write the figure, with labels, a title, and the legend below the axes, where it covers no
-    curve."""
+    curve. how: what is drawn, above the legend."""
+    from matplotlib.ticker import LogLocator
+
     # An axis has the name of a column if all runs have it.
     x_names = {run.x_name.lower() for run in runs}
     y_names = {run.y_name for run in runs}
@@ -216,15 +278,28 @@ def _write(path: Path, axes, runs: Sequence[Series], title: str) -> None:
         pass_rate += f" ({runs[0].y_name})"
     axes.set(xlabel=compute, ylabel=pass_rate, xscale="log")
     axes.set_title(title, fontsize=10, wrap=True)
-    # As the report prints compute, and faster than 10 with an exponent.
+    # As the report prints compute, and faster than 10 with an exponent. Over less than two decades
+    # there are more ticks with a number, all in one format.
+    low, high = axes.get_xlim()
+    if high < 100 * low:
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter("")
     axes.grid(alpha=0.25)
 
     # Short labels stand in two columns. The figure is as high as they need.
     _, labels = axes.get_legend_handles_labels()
     columns = 2 if max(map(len, labels)) < 60 else 1
     lines = title.count("\n") + len(labels) / columns
-    axes.legend(fontsize=8, ncols=columns, loc="upper left", bbox_to_anchor=(0, -0.15))
+    axes.legend(
+        fontsize=8,
+        ncols=columns,
+        loc="upper left",
+        bbox_to_anchor=(0, -0.15),
+        title=how,
+        title_fontsize=8,
+        alignment="left",
+    )
     axes.figure.set_figheight(4.4 + 0.2 * lines)  # inches
     _save(path, axes.figure)
 

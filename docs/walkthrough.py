@@ -196,6 +196,10 @@ def page() -> str:
 
 TITLE = """# A walk through one batch
 
+![The pipeline: the feed hands requests to the generators, verifiers judge the rollouts, the loop
+trains on whole groups, and each new version of the parameters goes to the generators through shared
+memory](pictures/pipeline.svg)
+
 Eight completions of two prompts, from ids to the gradient: one optimizer step of ScaleRL with all
 its numbers, as a teacher would put it on the board. `python -m docs.walkthrough` makes this page
 with the shipped model and the functions that train.py calls

@@ -3,6 +3,7 @@ intervals, the report."""
 
 import json
 import math
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -37,17 +38,28 @@ def evaluation_figures(
     rollouts: list[Rollout], verdicts: list[Verdict], samples: int
 ) -> dict[str, float | str]:
     """What --evaluate prints and logs; each problem has `samples` completions. pass_rate is
-    mean@samples."""
-    scores_PN = np.array([float(verdict.correct) for verdict in verdicts]).reshape(-1, samples)
-    figures = {"num_examples": len(rollouts), "problems": len(scores_PN)}
+    mean@samples. Beside it the mean score, if a task gives scores between 0 and 1."""
+    correct_PN = np.array([float(verdict.correct) for verdict in verdicts]).reshape(-1, samples)
+    measured = {}
     for k in (1, 4, 16, 64, 256, samples):
         if k <= samples:
             name = "pass_rate" if k == 1 else f"pass@{k}"
-            value, low, high = pass_at_k(scores_PN, k)
-            figures[name] = round(value, 4)
-            figures[f"{name}_low"] = round(low, 4)
-            figures[f"{name}_high"] = round(high, 4)
+            measured[name] = pass_at_k(correct_PN, k)
+    if graded(verdicts):
+        scores_PN = np.array([verdict.score for verdict in verdicts]).reshape(-1, samples)
+        measured["score_mean"] = pass_at_k(scores_PN, 1)
+
+    figures = {"num_examples": len(rollouts), "problems": len(correct_PN)}
+    for name, (value, low, high) in measured.items():
+        figures[name] = round(value, 4)
+        figures[f"{name}_low"] = round(low, 4)
+        figures[f"{name}_high"] = round(high, 4)
     return figures | completion_columns([*zip(rollouts, verdicts)])
+
+
+def graded(verdicts: Iterable[Verdict]) -> bool:
+    """Whether a completion is right in part: its score lies between 0 and 1."""
+    return any(0 < verdict.score < 1 for verdict in verdicts)
 
 
 def completion_columns(judged: list[tuple[Rollout, Verdict]]) -> dict:
@@ -101,9 +113,10 @@ def report_evaluation(
     """Print the figures of a data set, and add them to the log. path: the folder that `model`
     names."""
     print(f"{source.name}: {figures['problems']} problems, {samples} completions of each")
+    labels = {"pass_rate": f"mean@{samples}", "score_mean": "score"}
     for name in figures:
         if f"{name}_low" in figures:
-            label = f"mean@{samples}" if name == "pass_rate" else name
+            label = labels.get(name, name)
             low, high = figures[f"{name}_low"], figures[f"{name}_high"]
             print(f"  {label:9} {figures[name]:.3f}   95 % [{low:.3f}, {high:.3f}]")
     print(

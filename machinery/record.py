@@ -27,7 +27,7 @@ from curve.files import write_whole
 from curve.forecast import outlook
 from machinery.checkpoints import checkpoints, step_of
 from machinery.compute import Compute, Rates
-from machinery.evaluation import completion_columns
+from machinery.evaluation import completion_columns, graded
 from machinery.files import append_whole, drop_later
 from machinery.kept import KeptRollouts, verdict_in_words
 from machinery.totals import Totals
@@ -253,17 +253,26 @@ class Record:
         write_whole(path, "\n=== ".join(title_and_first) + samples)
 
     def _pass_rates(self, groups: list[Group]) -> dict:
-        """Mean pass rate of a validation: of each source, and of all with their weights."""
-        rates, weights = {}, []
+        """Mean pass rate of a validation. From the first one on in which a task gives a score
+        between 0 and 1, also the mean score."""
+        means = self._means("pass_rate", [group.pass_rate for group in groups], groups)
+        verdicts = [verdict for group in groups for _, verdict in group.judged()]
+        logged_before = self.validations and "score_mean" in self.validations[-1]
+        if logged_before or graded(verdicts):
+            means |= self._means("score_mean", [group.mean_score for group in groups], groups)
+        num_examples = sum(len(group.requests) for group in groups)
+        return {"pass_rate": means.pop("pass_rate"), "num_examples": num_examples, **means}
+
+    def _means(self, name: str, values: list[float], groups: list[Group]) -> dict:
+        """The mean of these values of groups: of all sources with their weights, and also of each
+        if there are several."""
+        means = {}
         for i, source in enumerate(self.sources):
-            of_source = [group.pass_rate for group in groups if group.source == i]
-            rates[f"pass_rate/{source.name}"] = float(np.mean(of_source))
-            weights.append(source.weight)
-        columns = {
-            "pass_rate": float(np.average([*rates.values()], weights=weights)),
-            "num_examples": sum(len(group.requests) for group in groups),
-        }
-        return columns | rates if len(rates) > 1 else columns
+            of_source = [value for value, group in zip(values, groups) if group.source == i]
+            means[f"{name}/{source.name}"] = float(np.mean(of_source))
+        weights = [source.weight for source in self.sources]
+        of_all = {name: float(np.average([*means.values()], weights=weights))}
+        return of_all | means if len(means) > 1 else of_all
 
     def series(self) -> list[Series]:
         """The curve of each source so far. Compute is FLOPs, which no other load on the machine

@@ -5,7 +5,10 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from machinery.evaluation import pass_at_k
+from core.rollouts import given_rollout
+from data.load import Source
+from data.verify import Verdict
+from machinery.evaluation import evaluation_figures, pass_at_k, report_evaluation
 
 
 def best_of_each_choice(scores_N: np.ndarray, k: int) -> list[float]:
@@ -57,3 +60,15 @@ def test_the_interval_of_more_problems_that_are_alike_is_narrower():
     many, many_low, many_high = pass_at_k(np.tile(half_solved, (1000, 4)), 1)
     assert few == many == 0.5
     assert few_high - few_low > 0.2 > 0.01 > many_high - many_low > 0
+
+
+def test_an_evaluation_of_graded_scores_has_their_mean_too(capsys):
+    rollouts = [given_rollout([1], [2, 3])] * 4
+    right_in_part = [Verdict(score) for score in (0.5, 0.25, 0, 0.25)]
+    figures = evaluation_figures(rollouts, right_in_part, samples=2)
+    assert figures["pass_rate"] == 0 and figures["score_mean"] == 0.25
+    assert figures["score_mean_low"] < 0.25 < figures["score_mean_high"]
+    report_evaluation("a model", ".", Source("words", 1.0, [], []), figures, 2, None)
+    assert "\n  score     0.250   95 % [0." in capsys.readouterr().out
+    right_or_wrong = [Verdict(score) for score in (1, 0, True, False)]
+    assert not any("score" in name for name in evaluation_figures(rollouts, right_or_wrong, 2))

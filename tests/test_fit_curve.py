@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.text import Text
 
 import fit_curve
 from curve import least_squares, plots
@@ -421,7 +422,9 @@ def test_compare_command_with_seeds_names_and_plot(drawn, command, tmp_path):
 
     # The picture says what is decided, and which points are not drawn.
     (axes,) = drawn[0].axes
-    assert axes.get_title().startswith("points of all seeds (but 4 at compute 0)")
+    assert axes.get_title() == "Pass rate over compute: new and old (4 runs)"
+    how = axes.get_legend().get_title().get_text()
+    assert how.startswith("points of all seeds (but 4 at compute 0)")
     of_new, of_old = (text.get_text() for text in axes.get_legend().texts)
     assert not of_new.endswith("; new raises the ceiling")
     assert of_old.endswith("; new raises the ceiling")
@@ -432,6 +435,73 @@ def test_compare_command_with_seeds_names_and_plot(drawn, command, tmp_path):
         x, y = band.get_paths()[0].vertices.T
         for C in x[1:-1]:
             assert np.ptp(y[x == C]) < 0.05
+
+
+def test_at_most_six_curves_have_a_colour_and_the_others_are_named_at_the_side(
+    drawn, command, tmp_path
+):
+    """The eighth differs from the first, so it has a colour before others that do not."""
+    names = []
+    for i in range(8):
+        paths = [tmp_path / f"{i}-{seed}.csv" for seed in range(3)]
+        for seed, path in enumerate(paths):
+            write_csv(path, *run_of(A=0.55 if i == 7 else 0.7, seed=10 * i + seed))
+        names.append(f"v{i}={','.join(map(str, paths))}")
+    status, _, _ = command("--compare", *names, "--plot", tmp_path / "c.png")
+    assert status == 0
+    (axes,) = drawn[0].axes
+    assert axes.get_title() == "Pass rate over compute: v0 and 7 others (24 runs)"
+    colours = {}
+    for line in axes.get_legend().get_lines():
+        colours.setdefault(line.get_color(), []).append(line.get_label()[:2])
+    assert colours.pop(plots.GREY) == ["v5", "v6"]
+    assert [*colours.values()] == [["v0"], ["v1"], ["v2"], ["v3"], ["v4"], ["v7"]]
+    at_side = axes.texts
+    assert {text.get_text() for text in at_side} == {"v5", "v6"}
+    low, high = sorted((Text.get_window_extent(text) for text in at_side), key=lambda box: box.y0)
+    assert low.y1 <= high.y0 and min(low.x0, high.x0) > axes.get_window_extent().x1
+
+
+@pytest.mark.parametrize("first, last", [(2e13, 4.5e13), (3e10, 8e11), (1e10, 1e14), (70, 95)])
+def test_an_axis_of_compute_has_one_format_of_its_numbers(drawn, command, tmp_path, first, last):
+    x = np.geomspace(first, last, 12)
+    log = write_csv(tmp_path / "log.csv", x, sigmoid(x, 0.7, 1.8, np.median(x), 0.1))
+    status, _, _ = command(log, log, "--plot", tmp_path / "c.png")
+    assert status == 0
+    (axes,) = drawn[0].axes
+    drawn[0].canvas.draw()
+    low, high = axes.get_xlim()
+    places, labels = axes.get_xticks(), axes.get_xticklabels()
+    shown = [text.get_text() for C, text in zip(places, labels) if low <= C <= high]
+    assert len(shown) >= 2
+    assert [f"{float(text):g}" for text in shown] == shown
+    assert not any(text.get_text() for text in axes.get_xticklabels(minor=True))
+
+
+def test_a_fall_is_drawn_as_a_fall(drawn, command, tmp_path):
+    """A seed that fell: its points, joined from the peak on, and no forecast of the variant. If
+    all fell, there is no curve."""
+    x, y = run_of(n=21)
+    fallen = y.copy()
+    fallen[-5:] = [0.5, 0.4, 0.3, 0.2, 0.2]
+    stands = write_csv(tmp_path / "stands.csv", x, y)
+    fell = write_csv(tmp_path / "fell.csv", x, fallen)
+    arguments = ["--compare", f"some={stands},{fell}", f"all={fell}"]
+    status, _, _ = command(*arguments, "--plot", tmp_path / "c.png")
+    assert status == 0
+    (axes,) = drawn[0].axes
+    lines = {
+        color: [line for line in axes.lines if line.get_color() == color] for color in ("C0", "C1")
+    }
+    for color, joined in (("C0", fallen[fallen.argmax() :]), ("C1", fallen[1:])):
+        ends = [line for line in lines[color] if line.get_marker() == "v"]
+        assert [(line.get_xdata()[0], line.get_ydata()[0]) for line in ends] == [(x[-1], 0.2)]
+        thin = [line.get_ydata() for line in lines[color] if line.get_linewidth() < 1]
+        assert any(np.array_equal(each, joined) for each in thin)
+    assert not any(line.get_linestyle() == "--" for line in axes.lines)
+    curves = [line for line in lines["C1"] if len(line.get_xdata()) == 100]
+    assert not curves
+    assert "triangle: a run that fell" in axes.get_legend().get_title().get_text()
 
 
 def test_one_table_of_many_runs(command, tmp_path):

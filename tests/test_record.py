@@ -7,12 +7,14 @@ import errno
 import json
 import math
 import os
+import re
 import resource
 import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -29,6 +31,7 @@ from steps import (
 )
 from torch.utils.flop_counter import FlopCounterMode
 
+import fit_curve
 import loss
 import train
 from core import screen
@@ -40,6 +43,7 @@ from core.screen import Progress
 from core.settings import MAY_CHANGE, parse, read_settings
 from curve.flags import run_command
 from data.tasks import arithmetic
+from data.verify import Verdict
 from docs.make_base import BASE_MODEL
 from loss import Recipe
 from machinery import compute as compute_module
@@ -231,6 +235,64 @@ def test_compute_goes_on_counting_when_a_run_is_resumed(models, tmp_path, clock)
     assert again.compute.columns() == record.compute.columns()
     again.compute.started, clock.now = 150.0, 160.0
     assert again.compute.columns()["compute_device_hours"] * 3600 == 2 * 50 + 3 * 10
+
+
+# --- scores in between ----------------------------------------------------------------------------
+
+
+NO_MISMATCH = {"mismatch_mean": 0.0, "mismatch_max": 0.0}
+
+
+def judged_groups(scores, of_source=0):
+    """A group of four for each row of scores."""
+    groups = batch_of_groups()[: len(scores)]
+    for group, row in zip(groups, scores, strict=True):
+        group.source = of_source
+        group.verdicts = {i: Verdict(score) for i, score in enumerate(row)}
+    return groups
+
+
+def test_a_validation_of_graded_scores_logs_their_mean_from_which_a_curve_is_fitted(
+    models, tmp_path, capsys
+):
+    """No completion has the score 1, so the pass rate shows nothing."""
+    record, _ = new_record(tmp_path, models["llama"])
+    for i, compute in enumerate([0, *np.geomspace(1e12, 1e15, 12).tolist()]):
+        score = 0.1 + 0.7 / (1 + (5e13 / (compute or 1)) ** 1.5)
+        record.compute.flops = compute
+        record.log_validation(2 * i, judged_groups([[score, score, score / 2, 0]] * 3), NO_MISMATCH)
+    record.compute.flops = 2e15
+    record.log_validation(99, judged_groups([[0, 1, 0, 0]] * 3), NO_MISMATCH)
+    validations = lines(tmp_path, "validation")
+    assert [line["pass_rate"] for line in validations] == [0.0] * 13 + [0.25]
+    assert validations[0]["score_mean"] == pytest.approx(0.1 * 2.5 / 4)
+    assert validations[-1]["score_mean"] == 0.25  # once there, it stays
+    assert "score_mean/given" not in validations[0]
+    fit_curve.main([str(tmp_path / "log.jsonl"), "--y", "score_mean", "--fit-to", "1e15"])
+    printed = capsys.readouterr().out
+    assert "y = score_mean, 14 points" in printed
+    asymptote = float(re.search(r"A +([\d.]+)", printed)[1])
+    assert asymptote == pytest.approx(0.8 * 2.5 / 4, abs=0.01)
+
+
+def test_scores_of_0_and_1_leave_the_log_as_it_was(models, tmp_path):
+    record, _ = new_record(tmp_path, models["llama"])
+    record.log_validation(2, judged_groups([[0, 1.0, True, False]] * 3), NO_MISMATCH)
+    (line,) = lines(tmp_path, "validation")
+    assert not any("score" in column for column in line)
+    assert [*line][:4] == ["kind", "step", "pass_rate", "num_examples"]
+
+
+def test_the_mean_score_of_several_sources_has_their_weights(models, tmp_path):
+    record, _ = new_record(tmp_path, models["llama"])
+    first = record.sources[0]
+    record.sources = [first, dataclasses.replace(first, name="other", weight=3.0)]
+    groups = judged_groups([[0.5, 0, 0, 0]]) + judged_groups([[1.0, 0, 0, 0]], of_source=1)
+    record.log_validation(2, groups, NO_MISMATCH)
+    (line,) = lines(tmp_path, "validation")
+    assert (line["score_mean/given"], line["score_mean/other"]) == (0.125, 0.25)
+    assert line["score_mean"] == (0.125 + 3 * 0.25) / 4
+    assert (line["pass_rate/given"], line["pass_rate/other"]) == (0.0, 0.25)
 
 
 # --- a disk that is full --------------------------------------------------------------------------

@@ -6,6 +6,10 @@ import math
 import os
 import re
 import shutil
+import signal
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -18,7 +22,7 @@ from core.rollouts import Batch
 from core.settings import Settings
 from curve.flags import run_command
 from data.load import Source
-from machinery.folder import write_config
+from machinery.folder import lock_folder, write_config
 from machinery.kept import KeptRollouts
 from tools import view
 
@@ -373,6 +377,95 @@ def test_each_part_is_there_and_reacts_to_clicks_and_keys(made, open_page, width
     assert opened() == ["validation", kept[1]["step"], 1]
 
 
+def test_it_opens_on_a_group_whose_rewards_differ(tmp_path, open_page):
+    """The widest ratio is in the second group here, all of whose completions are right. Such
+    groups are trained on without --zero-variance-filter."""
+    made_run(tmp_path / "run", groups=3)
+    kept = tmp_path / "run" / "rollouts.jsonl"
+    lines = lines_of(kept)
+    groups = [line for line in lines if line["kind"] == "group"]
+    for completion in groups[1]["completions"]:
+        completion["reward"] = 1.0
+    groups[1]["completions"][2]["trainer_logprobs"][5] = -9.0
+    kept.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    view.write_page(tmp_path / "run")
+    page = open_page(tmp_path / "run")
+    opened = page.evaluate("run.lines[state.line].completions.map((one) => one.reward)")
+    assert len({*opened}) == 2
+
+
+def test_it_says_that_only_kept_groups_are_drawn(made, open_page):
+    page = open_page(made)
+    assert "A run keeps only some of its groups: here 4, of 4 of 4 steps." in text_of(page, "#size")
+    assert "Only the groups that the run has kept are drawn" in text_of(page, "#timeline")
+
+
+def text_of(page, place):
+    return page.locator(place).inner_text()
+
+
+# --- a page that follows a run --------------------------------------------------------------------
+
+
+def until(condition, seconds=60):
+    """Wait until the condition holds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it has not come"
+        time.sleep(0.05)
+
+
+def watching(folder, seconds):
+    """The command with --watch, in a process of its own."""
+    command = [sys.executable, "-m", "tools.view", str(folder), "--watch", str(seconds)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, cwd=ROOT, text=True, **pipes)
+
+
+def test_a_page_that_is_watched_follows_the_run_until_it_ends(tmp_path, open_page):
+    """Its page is there as soon as anything was sampled, loads itself again by itself, and stays at
+    the completion that is open. The last page does not load itself again."""
+    folder = tmp_path / "run"
+    made_run(folder, groups=4)
+    whole = (folder / "rollouts.jsonl").read_text()
+    (folder / "rollouts.jsonl").unlink()
+    lock = lock_folder(folder)
+    watcher = watching(folder, 1.5)
+    try:
+        assert "rollouts.html: open it in a browser" in watcher.stdout.readline()
+        begun = "".join(whole.splitlines(keepends=True)[:3])
+        (folder / "rollouts.jsonl").write_text(begun)
+        until(lambda: (folder / "rollouts.html").exists())
+        page = open_page(folder)
+        options = page.locator("#choose option")
+        assert options.count() == 2
+        assert "loads itself again every 1.5 s" in text_of(page, "#size")
+        page.locator(".card").nth(3).click()
+        (folder / "rollouts.jsonl").write_text(whole)
+        options.nth(7).wait_for(state="attached")
+        opened = page.locator(".card[aria-current=true]")
+        assert opened.get_attribute("data-completion") == "3"
+    finally:
+        lock.close()
+    said, errors = watcher.communicate(timeout=60)
+    assert (watcher.returncode, errors) == (0, "")
+    assert "no process works on this run any more" in said
+    page.locator("#size", has_not_text="loads itself again").wait_for()
+
+
+def test_ctrl_c_ends_a_watch_and_the_page_stops_to_load_itself(tmp_path):
+    folder = tmp_path / "run"
+    made_run(folder)
+    with lock_folder(folder):
+        watcher = watching(folder, 600)
+        until(lambda: (folder / "rollouts.html").exists())
+        assert '"reload_seconds":600' in (folder / "rollouts.html").read_text()
+        watcher.send_signal(signal.SIGINT)
+        _, errors = watcher.communicate(timeout=60)
+    assert (watcher.returncode, errors) == (130, "\nstopped by Ctrl-C\n")
+    assert '"reload_seconds":null' in (folder / "rollouts.html").read_text()
+
+
 # --- what it bears --------------------------------------------------------------------------------
 
 
@@ -447,6 +540,8 @@ def refusal(arguments, capsys):
 
 def test_what_cannot_be_shown_is_refused_in_one_sentence(tmp_path, capsys):
     assert "RUN" in refusal([], capsys)
+    assert "--watch 0: " in refusal([str(tmp_path), "--watch", "0"], capsys)
+    assert "the folder holds no run" in refusal([str(tmp_path), "--watch", "9"], capsys)
     assert f"{tmp_path}: the folder holds no run" in refusal([str(tmp_path)], capsys)
     run = tmp_path / "run"
     made_run(run)

@@ -1,7 +1,9 @@
 """Look inside a run: its rollouts, token by token, on one page that any browser opens offline.
 
-    python -m tools.view runs/NAME    # makes runs/NAME/rollouts.html, as a run does at its end;
-                                      # also while the run goes on
+    python -m tools.view runs/NAME               # makes runs/NAME/rollouts.html, as a run does at
+                                                 # its end; also while the run goes on
+    python -m tools.view runs/NAME --watch 10    # makes it again every 10 seconds until the run
+                                                 # ends; meanwhile the page reloads itself
 
 The page has the curve, a timeline, groups with their completions, each token with what the loss
 made of it, and a problem at every validation. The numbers come from the run's rollouts.jsonl
@@ -14,6 +16,7 @@ import dataclasses
 import hashlib
 import json
 import re
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,36 +31,63 @@ from curve.flags import option, read_flags, run_command
 from curve.logs import read_log
 from curve.report import describe, report
 from machinery.files import json_lines, six_digits
+from machinery.folder import in_use
 
 TEMPLATE = Path(__file__).with_name("view.html")
+PAGE = "rollouts.html"  # in the folder of the run
 MOST_BYTES = 10_000_000  # of the page
 
 
 @dataclass(frozen=True)
 class View:
     run: Path = option(help="the folder of a run")
+    watch: float | None = option(
+        None, "make the page again every so many seconds, until the run ends; it reloads itself"
+    )
 
 
 def main(arguments: list[str]) -> int:
     """The command. Returns 0; ValueError, in one sentence, if the folder holds no run, or nothing
     to show."""
-    run = read_flags(View, arguments, description=__doc__).run
-    print(f"{write_page(run)}: open it in a browser")
+    options = read_flags(View, arguments, description=__doc__)
+    if options.watch is not None:
+        watch(options.run, options.watch)
+    print(f"{write_page(options.run)}: open it in a browser")
     return 0
 
 
-def write_page(run: Path) -> Path:
-    """Make rollouts.html of the run in this folder, and return its path. ValueError as in
-    `main`."""
+def watch(run: Path, seconds: float) -> None:
+    """Make the page again every so many seconds, as long as a process works on the run. ValueError
+    as in `main`."""
+    if not 0 < seconds < float("inf"):
+        raise ValueError(f"--watch {seconds:g}: the page is made again after some seconds, above 0")
+    read_settings(run)
+    kept = run / "rollouts.jsonl"
+    print(f"{run / PAGE}: open it in a browser; Ctrl-C ends this, and the run goes on", flush=True)
+    try:
+        while in_use(run):
+            if kept.exists():  # otherwise nothing is sampled yet
+                write_page(run, reload_seconds=seconds)
+            time.sleep(seconds)
+    except KeyboardInterrupt:
+        if kept.exists():
+            write_page(run)  # which does not reload itself
+        raise
+    print("no process works on this run any more; its last page follows")
+
+
+def write_page(run: Path, reload_seconds: float | None = None) -> Path:
+    """Make rollouts.html of the run in this folder, and return its path. If `reload_seconds` is
+    given, the page reloads itself after so many seconds. ValueError as in `main`."""
     template = TEMPLATE.read_text()
     # Only the page's own script is allowed to run on it, whatever a completion holds.
     script = re.search(r"<script>(.*?)</script>", template, re.S)[1]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     page = template.replace("SHA256_OF_THE_SCRIPT", f"sha256-{digest}")
     before, after = page.split("DATA_OF_THE_RUN")
-    data = as_json(read_run(run, MOST_BYTES - len(template.encode())))
-    path = run / "rollouts.html"
-    write_whole(path, before + data + after)
+    data = read_run(run, MOST_BYTES - len(template.encode()))
+    path = run / PAGE
+    write_whole(path, before + as_json(data | {"reload_seconds": reload_seconds}) + after)
     return path
 
 
