@@ -270,18 +270,18 @@ class Feed:
         source: int,
         problem_index: int,
         generator: Generator,
-        validation_step: int | None = None,
+        validated: int | None = None,
     ) -> Group:
         """A group for this generator, with its requests. Generators sample what is handed out now
-        with the newest version of the parameters, or with a later one. validation_step: None if the
-        group is for training."""
+        with the newest version of the parameters, or with a later one. validated: the version that
+        a validation measures; None if the group is for training."""
         settings, problems = self.settings, self.prompts.sources[source].train
         completions, seed = settings.completions_per_prompt, (settings.seed, TRAINING, number)
-        validation = validation_step is not None
+        validation = validated is not None
         if validation:
             problems = self.prompts.sources[source].validation
             completions = settings.validation_samples
-            seed = (settings.seed, VALIDATION, validation_step, number)
+            seed = (settings.seed, VALIDATION, validated, number)
         problem = problems[problem_index]
         ids, budget = self.prompts.ids[problem.prompt], settings.thinking_budget
         requests = make_requests(
@@ -305,10 +305,10 @@ class Feed:
 
     # Validations
 
-    def validate(self, step: int) -> list[Group] | None:
+    def validate(self, version: int) -> list[Group] | None:
         """The held-out problems, sampled and judged. None if the run ends. Their requests go before
-        all others. The trainer has published the parameters of this step, and publishes none
-        meanwhile, so every token is sampled with the parameters of this step."""
+        all others. The trainer has published this version of the parameters, and publishes none
+        meanwhile, so every token is sampled with it."""
         held_out = [
             (source, problem_index)
             for source, of_source in enumerate(self.prompts.sources)
@@ -316,7 +316,7 @@ class Feed:
         ]
         for i, (source, problem_index) in enumerate(held_out):
             generator = self.generators[i % len(self.generators)]
-            self.validating[i] = self._group(i, source, problem_index, generator, step)
+            self.validating[i] = self._group(i, source, problem_index, generator, version)
         groups = list(self.validating.values())
         self._send(groups)
         go_on = True
