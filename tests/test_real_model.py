@@ -42,6 +42,7 @@ def test_smollm2_is_unpacked_taught_and_trained(tmp_path, monkeypatch, capsys):
     sizes = "--prompts-per-step 2 --completions-per-prompt 4 --train-prompts 20"
     validation = "--validation-problems 2 --validation-every 2"
     run_train([*flags.split(), *sizes.split(), *validation.split()])
+    assert "Prompts are not shared" not in capsys.readouterr().out
     lines = [json.loads(line) for line in Path("runs/smollm2/log.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if line["kind"] == "train"] == [1, 2]
     validations = [line for line in lines if line["kind"] == "validation"]
