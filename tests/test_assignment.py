@@ -16,6 +16,7 @@ from docs.lessons.assignment.teacher.hidden import hidden_cases
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "docs" / "lessons" / "assignment"
 ALL = {name: None for name in grader.POINTS}  # nothing is wrong
+LONG = 600  # seconds for a function: this machine may be busy
 
 # --- a hand-in that is made of our own code -------------------------------------------------------
 
@@ -288,7 +289,11 @@ def hand_in(folder: Path, old: str = "", new: str = "") -> Path:
 
 
 def faults(verdicts: dict[str, grader.Verdict]) -> dict[str, str | None]:
-    return {name: verdict.fault for name, verdict in verdicts.items()}
+    """What is wrong with each function, in one line, or None."""
+    return {
+        name: verdict.fault and " ".join(verdict.fault.split())
+        for name, verdict in verdicts.items()
+    }
 
 
 # --- points ---------------------------------------------------------------------------------------
@@ -303,7 +308,7 @@ def test_there_are_a_hundred_points_and_ten_functions_with_cases():
 @pytest.mark.parametrize("seed", [None, "a", "b"])
 def test_our_own_code_gets_all_points_and_the_stubs_get_none(seed, tmp_path):
     cases = hidden_cases(seed) if seed else OPEN
-    ours, stubs = grader.grade([hand_in(tmp_path), FOLDER / "stubs.py"], cases)
+    ours, stubs = grader.grade([hand_in(tmp_path), FOLDER / "stubs.py"], cases, LONG)
     assert faults(ours) == ALL
     assert {*faults(stubs).values()} == {"It is not written yet."}
 
@@ -313,7 +318,7 @@ def mistaken(tmp_path_factory):
     """What is wrong with the functions of each hand-in that has a mistake."""
     folder = tmp_path_factory.mktemp("mistakes")
     hand_ins = [hand_in(folder, old, new) for _, _, old, new in MISTAKES]
-    graded = grader.grade(hand_ins, OPEN)
+    graded = grader.grade(hand_ins, OPEN, LONG)
     return {row[:2]: faults(verdicts) for row, verdicts in zip(MISTAKES, graded)}
 
 
@@ -399,10 +404,10 @@ def graded(tmp_path_factory):
     """The verdicts on the hand-in in which this function is broken, by the name of the function."""
     folder = tmp_path_factory.mktemp("broken")
     loops, *others = SAID
-    graded = grader.grade([broken(folder, name) for name in others], OPEN)
+    graded = grader.grade([broken(folder, name) for name in others], OPEN, LONG)
     path, rest = broken(folder, loops), {name: OPEN[name] for name in others}
     (stopped,) = grader.grade([path], {loops: OPEN[loops]}, seconds=1)
-    (right,) = grader.grade([path], rest)
+    (right,) = grader.grade([path], rest, LONG)
     return dict(zip(others, graded)) | {loops: stopped | right}
 
 

@@ -1,7 +1,8 @@
-"""The open cases: each is computed by hand, and a student may read all of them. The cases of
-teacher/hidden.py are drawn at random, and compared with loss.py."""
+"""The open cases. A student may read all of them. What is right is computed by hand; only the best
+curve of a run is that of curve/. The cases of teacher/hidden.py are drawn at random."""
 
 import math
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -10,254 +11,246 @@ import torch
 from curve.fit import sigmoid
 from curve.least_squares import variable_projection
 from curve.logs import read_log
-from docs.lessons.assignment.grader import Case, difference_with_gradient
+from docs.lessons.assignment.grader import Case, describe, difference_with_gradient
 
 ROOT = Path(__file__).parents[3]
 
 
-def floats(*rows) -> torch.Tensor:
-    return torch.tensor(rows, dtype=torch.float32)
+def floats(text: str) -> torch.Tensor:
+    """A matrix, float32: "1 2/3; 4 5" has two rows."""
+    rows = [row.split() for row in text.split(";")]
+    return torch.tensor([[float(Fraction(number)) for number in row] for row in rows])
 
 
-def bools(*rows) -> torch.Tensor:
-    return torch.tensor(rows, dtype=torch.bool)
-
-
-def ints(*rows) -> torch.Tensor:
-    return torch.tensor(rows, dtype=torch.int64)
+def bools(text: str) -> torch.Tensor:
+    """The same with 0 and 1, bool."""
+    return floats(text).bool()
 
 
 # --- which completions count, and how much --------------------------------------------------------
 
 
-def groups(name, rewards_PG, usable_PG, expected_P) -> Case:
-    arguments = {"rewards_PG": rewards_PG, "usable_PG": usable_PG}
-    return Case(name, arguments, torch.tensor(expected_P, dtype=torch.bool))
+def groups(name: str, rewards: str, usable: str, without_variance: str) -> Case:
+    arguments = {"rewards_PG": floats(rewards), "usable_PG": bools(usable)}
+    return Case(name, arguments, bools(without_variance)[0])
 
 
 ZERO_VARIANCE = [
     groups(
         "all right, some right, all wrong",
-        floats([1, 1, 1], [1, -1, 1], [-1, -1, -1]),
-        bools([1, 1, 1], [1, 1, 1], [1, 1, 1]),
-        [1, 0, 1],
+        "1 1 1; 1 -1 1; -1 -1 -1",
+        "1 1 1; 1 1 1; 1 1 1",
+        "1 0 1",
     ),
     groups(
-        "the completion that differs is truncated",
-        floats([1, -1, 1], [1, -1, -1]),
-        bools([1, 0, 1], [1, 1, 0]),
-        [1, 0],
+        "in the first group, the completion that differs is truncated",
+        "1 -1 1; 1 -1 -1",
+        "1 0 1; 1 1 0",
+        "1 0",
     ),
-    groups("all completions are truncated", floats([1, -1]), bools([0, 0]), [1]),
+    groups("all completions are truncated", "1 -1", "0 0", "1"),
     groups(
-        "rewards that a float cannot hold exactly",
-        floats([0.7] * 7, [0.7] * 6 + [0.7001]),
-        bools([1] * 7, [1] * 7),
-        [1, 0],
+        "a number that float32 does not hold exactly",
+        ".7 .7 .7 .7 .7 .7 .7; .7 .7 .7 .7 .7 .7 .7001",
+        "1 1 1 1 1 1 1; 1 1 1 1 1 1 1",
+        "1 0",
     ),
 ]
 
 
-def advantage(name, norm, rewards_PG, counted_PG, expected_PG) -> Case:
-    arguments = {"rewards_PG": rewards_PG, "counted_PG": counted_PG, "norm": norm}
-    return Case(name, arguments, expected_PG)
+def advantages(name: str, rewards: str, counted: str, **expected: torch.Tensor) -> list[Case]:
+    """A case for each norm."""
+    given = {"rewards_PG": floats(rewards), "counted_PG": bools(counted)}
+    return [Case(name, given | {"norm": norm}, values) for norm, values in expected.items()]
 
 
-# The batch of lesson 2. Its centred rewards are -.5, -.5, 1.5, -.5 and 1, -1, -1, 1: the sum of
-# their squares is 3 + 4.
-LESSON_2 = floats([-1, -1, 1, -1], [1, -1, -1, 1])
-CENTRED = floats([-0.5, -0.5, 1.5, -0.5], [1, -1, -1, 1])
-# The same, but the last completion of the first group is truncated, and a third group is filtered
-# out. The centred rewards of the first group are -2/3, -2/3 and 4/3: the sum of their squares is
-# 24/9.
-WITH_TRUNCATED = floats([-1, -1, 1, 1], [1, -1, -1, 1], [1, 1, 1, 1])
-COUNTED = bools([1, 1, 1, 0], [1, 1, 1, 1], [0, 0, 0, 0])
-CENTRED_3 = floats([-2 / 3, -2 / 3, 4 / 3, 0], [1, -1, -1, 1], [0, 0, 0, 0])
+# The batch of lesson 2. The sum of the squares of its centred rewards is 3 + 4. In the second
+# batch the last completion of the first group is truncated, and a third group is filtered out:
+# the sum is 24/9 + 4.
+CENTRED = floats("-.5 -.5 1.5 -.5; 1 -1 -1 1")
+CENTRED_2 = floats("-2/3 -2/3 4/3 0; 1 -1 -1 1; 0 0 0 0")
+NOTHING = floats("0 0 0 0")
 
 ADVANTAGES = [
-    advantage("lesson 2", "none", LESSON_2, LESSON_2 < 2, CENTRED),
-    advantage(
-        "lesson 2", "prompt", LESSON_2, LESSON_2 < 2,
-        CENTRED / floats([math.sqrt(3 / 4)], [1]),
+    *advantages(
+        "lesson 2",
+        "-1 -1 1 -1; 1 -1 -1 1",
+        "1 1 1 1; 1 1 1 1",
+        none=CENTRED,
+        prompt=CENTRED / floats("3/4; 1").sqrt(),
+        batch=CENTRED / math.sqrt(7 / 8),
     ),
-    advantage("lesson 2", "batch", LESSON_2, LESSON_2 < 2, CENTRED / math.sqrt(7 / 8)),
-    advantage("not all are counted", "none", WITH_TRUNCATED, COUNTED, CENTRED_3),
-    advantage(
-        "not all are counted", "prompt", WITH_TRUNCATED, COUNTED,
-        CENTRED_3 / floats([math.sqrt(24 / 9 / 3)], [1], [1]),
+    *advantages(
+        "a completion and a group are not counted",
+        "-1 -1 1 1; 1 -1 -1 1; 1 1 1 1",
+        "1 1 1 0; 1 1 1 1; 0 0 0 0",
+        none=CENTRED_2,
+        prompt=CENTRED_2 / floats("24/27; 1; 1").sqrt(),
+        batch=CENTRED_2 / math.sqrt((24 / 9 + 4) / 7),
     ),
-    advantage(
-        "not all are counted", "batch", WITH_TRUNCATED, COUNTED,
-        CENTRED_3 / math.sqrt((24 / 9 + 4) / 7),
+    *advantages(
+        "none is counted", "1 1 -1 1", "0 0 0 0", none=NOTHING, prompt=NOTHING, batch=NOTHING
     ),
-    *[
-        advantage("none is counted", norm, LESSON_2, LESSON_2 > 2, 0 * LESSON_2)
-        for norm in ("none", "prompt", "batch")
-    ],
-]  # fmt: skip
+]
 
 
-def weights(name, lengths_PG, counted_PG, **expected) -> list[Case]:
-    arguments = {"lengths_PG": lengths_PG, "counted_PG": counted_PG}
+def weights(name: str, lengths: str, counted: str, **expected: str) -> list[Case]:
+    """A case for each mean."""
+    given = {"lengths_PG": floats(lengths).long(), "counted_PG": bools(counted)}
     return [
-        Case(name, arguments | {"aggregation": aggregation}, expected_PG)
-        for aggregation, expected_PG in expected.items()
+        Case(name, given | {"aggregation": aggregation}, floats(values))
+        for aggregation, values in expected.items()
     ]
 
 
 TOKEN_WEIGHTS = [
     *weights(
         "all are counted",
-        ints([10, 40], [20, 10]),
-        bools([1, 1], [1, 1]),
-        sample=1 / floats([4 * 10, 4 * 40], [4 * 20, 4 * 10]),
-        prompt=1 / floats([2 * 50, 2 * 50], [2 * 30, 2 * 30]),
-        token=1 / floats([80, 80], [80, 80]),
+        "10 40; 20 10",
+        "1 1; 1 1",
+        sample="1/40 1/160; 1/80 1/40",
+        prompt="1/100 1/100; 1/60 1/60",
+        token="1/80 1/80; 1/80 1/80",
     ),
     *weights(
         "one completion is not counted",
-        ints([10, 40, 50], [20, 10, 5]),
-        bools([1, 1, 0], [1, 1, 1]),
-        sample=bools([1, 1, 0], [1, 1, 1]) / floats([50, 200, 1], [100, 50, 25]),
-        prompt=bools([1, 1, 0], [1, 1, 1]) / floats([100, 100, 1], [70, 70, 70]),
-        token=bools([1, 1, 0], [1, 1, 1]) / floats([85, 85, 1], [85, 85, 85]),
+        "10 40 50; 20 10 5",
+        "1 1 0; 1 1 1",
+        sample="1/50 1/200 0; 1/100 1/50 1/25",
+        prompt="1/100 1/100 0; 1/70 1/70 1/70",
+        token="1/85 1/85 0; 1/85 1/85 1/85",
     ),
     *weights(
         "a group is filtered out",
-        ints([10, 40], [20, 10]),
-        bools([1, 1], [0, 0]),
-        sample=floats([1 / 20, 1 / 80], [0, 0]),
-        prompt=floats([1 / 50, 1 / 50], [0, 0]),
-        token=floats([1 / 50, 1 / 50], [0, 0]),
+        "10 40; 20 10",
+        "1 1; 0 0",
+        sample="1/20 1/80; 0 0",
+        prompt="1/50 1/50; 0 0",
+        token="1/50 1/50; 0 0",
     ),
-    *weights(
-        "none is counted",
-        ints([10, 40]),
-        bools([0, 0]),
-        sample=floats([0, 0]),
-        prompt=floats([0, 0]),
-        token=floats([0, 0]),
-    ),
+    *weights("none is counted", "10 40", "0 0", sample="0 0", prompt="0 0", token="0 0"),
 ]
 
 # --- losses ---------------------------------------------------------------------------------------
-# Each case has the log-probabilities of the trainer, the logarithms of the ratios, and, for the
-# sampled tokens, the terms and their derivatives.
-
-E125 = math.exp(1.25)  # 3.49
-E4 = math.exp(4)  # 54.6
 
 
-def tokens(name, logprobs_BT, log_rho_BT, sampled_BT, expected, gradient_BT, **others) -> Case:
+def tokens(
+    name: str, logprobs: str, ratios: str, sampled: str, expected: str, gradient: str, **others
+) -> Case:
+    """A case with these log pi_train, and these ratios rho. expected: what the function returns,
+    and its gradient."""
+    rows = [[math.log(Fraction(number)) for number in row.split()] for row in ratios.split(";")]
+    logprobs_BT = floats(logprobs)
     arguments = {
         "logprobs_BT": logprobs_BT,
-        "generator_logprobs_BT": logprobs_BT - log_rho_BT,
-        "sampled_BT": sampled_BT,
+        "generator_logprobs_BT": logprobs_BT - torch.tensor(rows),
+        "sampled_BT": bools(sampled),
     }
-    pair = (expected, gradient_BT)
+    value = floats(expected)
+    if not others:  # a ratio for each completion
+        value = value[0]
+    pair = value, floats(gradient)
     return Case(name, arguments | others, pair, "logprobs_BT", difference_with_gradient)
 
 
 CISPO = [
     tokens(
-        "the ratios 1, 3.49 and 54.6, with A = 2; the cap is 5",
-        floats([-0.5, -2, -1]),
-        floats([0, 1.25, 4]),
-        bools([1, 1, 1]),
-        floats([2 * -0.5, E125 * 2 * -2, 5 * 2 * -1]),
-        floats([2, 2 * E125, 2 * 5]),
+        "the ratios 1, 3 and 50, with A = 2; the cap is 5",
+        "-.5 -2 -1",
+        "1 3 50",
+        "1 1 1",
+        "-1 -12 -10",
+        "2 6 10",
         advantages_B=torch.tensor([2.0]),
         eps_max=5.0,
     ),
     tokens(
-        "the ratios 1 / 3.49 and 1 / 54.6, with A = -1 and A = 1",
-        floats([-3, -6], [-3, -6]),
-        floats([-1.25, -4], [-1.25, -4]),
-        bools([1, 1], [1, 1]),
-        floats([3 / E125, 6 / E4], [-3 / E125, -6 / E4]),
-        floats([-1 / E125, -1 / E4], [1 / E125, 1 / E4]),
+        "the ratios 1/3 and 1/50, with A = -1 and A = 1",
+        "-3 -5; -3 -5",
+        "1/3 1/50; 1/3 1/50",
+        "1 1; 1 1",
+        "1 1/10; -1 -1/10",
+        "-1/3 -1/50; 1/3 1/50",
         advantages_B=torch.tensor([-1.0, 1.0]),
         eps_max=5.0,
     ),
     tokens(
         "the token in the middle is forced",
-        floats([-0.5, -9, -1]),
-        floats([0, -9, 0]),
-        bools([1, 0, 1]),
-        floats([-0.5, 0, -1]),
-        floats([1, 0, 1]),
+        "-.5 -9 -1",
+        "1 1/99 1",
+        "1 0 1",
+        "-.5 0 -1",
+        "1 0 1",
         advantages_B=torch.tensor([1.0]),
         eps_max=4.0,
     ),
 ]
 DAPO = {"eps_low": 0.2, "eps_high": 0.26}
-LOG_RATIOS = [math.log(1.1), math.log(1.5), math.log(0.9), math.log(0.5)]
 CLIPPED = [
     tokens(
         "the ratios 1.1, 1.5, .9 and .5, with A = 2",
-        floats([-1, -1, -1, -1]),
-        floats(LOG_RATIOS),
-        bools([1, 1, 1, 1]),
-        floats([2.2, 2.52, 1.8, 1]),
-        floats([2.2, 0, 1.8, 1]),
+        "-1 -1 -1 -1",
+        "1.1 1.5 .9 .5",
+        "1 1 1 1",
+        "2.2 2.52 1.8 1",
+        "2.2 0 1.8 1",
         advantages_B=torch.tensor([2.0]),
         **DAPO,
     ),
     tokens(
         "the ratios 1.1, 1.5, .9 and .5, with A = -2",
-        floats([-1, -1, -1, -1]),
-        floats(LOG_RATIOS),
-        bools([1, 1, 1, 1]),
-        floats([-2.2, -3, -1.8, -1.6]),
-        floats([-2.2, -3, -1.8, 0]),
+        "-1 -1 -1 -1",
+        "1.1 1.5 .9 .5",
+        "1 1 1 1",
+        "-2.2 -3 -1.8 -1.6",
+        "-2.2 -3 -1.8 0",
         advantages_B=torch.tensor([-2.0]),
         **DAPO,
     ),
     tokens(
         "the token in the middle is forced",
-        floats([-1, -9, -1]),
-        floats([0, -9, 0]),
-        bools([1, 0, 1]),
-        floats([1, 0, 1]),
-        floats([1, 0, 1]),
+        "-1 -9 -1",
+        "1 1/99 1",
+        "1 0 1",
+        "1 0 1",
+        "1 0 1",
         advantages_B=torch.tensor([1.0]),
         **DAPO,
     ),
     tokens(
-        "log pi_train - log pi_gen is 200, with A = 1",
-        floats([-0.1, -1]),
-        floats([200, 0]),
-        bools([1, 1]),
-        floats([1.26, 1]),
-        floats([0, 1]),
+        "the ratio 1e86 of the first token is infinite in float32, with A = 1",
+        "-1 -1",
+        "1e86 1",
+        "1 1",
+        "1.26 1",
+        "0 1",
         advantages_B=torch.tensor([1.0]),
         **DAPO,
     ),
 ]
-E02 = math.exp(0.2)  # 1.22
 SEQUENCE_RATIO = [
     tokens(
-        "the mean of .1, .2 and .3 is .2; the mean of 1 and -1 is 0",
-        floats([-1, -1, -1], [-1, -2, -3]),
-        floats([0.1, 0.2, 0.3], [1, -1, 0]),
-        bools([1, 1, 1], [1, 1, 1]),
-        torch.tensor([E02, 1]),
-        floats([E02 / 3] * 3, [1 / 3] * 3),
+        "the ratios 1, 2 and 4, whose logarithms have the mean log 2; then 1/2, 2 and 1",
+        "-1 -1 -1; -1 -2 -3",
+        "1 2 4; 1/2 2 1",
+        "1 1 1; 1 1 1",
+        "2 1",
+        "2/3 2/3 2/3; 1/3 1/3 1/3",
     ),
     tokens(
-        "forced tokens in one completion, and nothing else in the other",
-        floats([-1, -9, -1, -9], [-9, -9, -9, -9]),
-        floats([0.1, -9, 0.3, -9], [-9, -9, -9, -9]),
-        bools([1, 0, 1, 0], [0, 0, 0, 0]),
-        torch.tensor([E02, 1]),
-        floats([E02 / 2, 0, E02 / 2, 0], [0] * 4),
+        "forced tokens in the first completion, and nothing else in the second",
+        "-1 -9 -1 -9; -9 -9 -9 -9",
+        "1 1/99 4 1/99; 1/99 1/99 1/99 1/99",
+        "1 0 1 0; 0 0 0 0",
+        "2 1",
+        "1 0 1 0; 0 0 0 0",
     ),
 ]
 
 # --- generators -----------------------------------------------------------------------------------
 
 
-def budget(name, sampled, closed_at, *expected) -> Case:
+def budget(name: str, sampled: int, closed_at: int, *expected: bool) -> Case:
     arguments = {"sampled": sampled, "closed_at": closed_at}
     return Case(name, arguments | {"thinking_budget": 4, "answer_budget": 2}, expected)
 
@@ -274,44 +267,65 @@ INTERRUPT_OR_TRUNCATE = [
 ]
 
 
-def batch(name, done, unfinished, version, k, prompts, expected) -> Case:
-    arguments = {"done": done, "unfinished": unfinished}
-    return Case(name, arguments | {"version": version, "k": k, "prompts": prompts}, expected)
+def batch(name: str, done: list, unfinished: list, expected: list | None, **others: int) -> Case:
+    return Case(name, {"done": done, "unfinished": unfinished} | others, expected)
 
 
 CHOOSE_BATCH = [
-    batch("too few are finished", [3], [3, 3], 3, 8, 2, None),
-    batch("the oldest come first", [5, 3, 4, 3], [], 5, 4, 2, [1, 3]),
-    batch("the oldest come first", [5, 4, 3], [5], 5, 4, 3, [2, 1, 0]),
-    batch("version 4 is left for the group of version 2", [3], [2], 3, 2, 1, [0]),
-    batch("the group of version 2 would be too old for version 5", [3], [2], 4, 2, 1, None),
-    batch("two groups wait, a step for each: the second is too old", [1, 2, 2], [], 3, 2, 1, None),
-    batch("two groups wait, and one step is enough for both", [1, 1, 2], [2], 3, 2, 2, [0, 1]),
-    batch("a finished group takes the place before an unfinished one", [2, 3], [3], 4, 2, 1, None),
-    batch("k is 0, and nothing is left behind", [3, 3], [], 3, 0, 2, [0, 1]),
-    batch("k is 0, and a group would be left behind", [3, 3], [3], 3, 0, 2, None),
-]
+    batch("too few are finished", [3], [3, 3], None, version=3, k=8, prompts=2),
+    batch("the oldest come first", [5, 3, 4, 3], [], [1, 3], version=5, k=4, prompts=2),
+    batch("the oldest come first", [5, 4, 3], [5], [2, 1, 0], version=5, k=4, prompts=3),
+    batch(
+        "the group of version 2 can still be trained by version 4",
+        [3], [2], [0], version=3, k=2, prompts=1,
+    ),
+    batch(
+        "the group of version 2 cannot be trained by version 5",
+        [3], [2], None, version=4, k=2, prompts=1,
+    ),
+    batch(
+        "two groups stay behind, with a step for each: the second is too old then",
+        [1, 2, 2], [], None, version=3, k=2, prompts=1,
+    ),
+    batch(
+        "two groups stay behind, and one step trains both",
+        [1, 1, 2], [2], [0, 1], version=3, k=2, prompts=2,
+    ),
+    batch(
+        "a finished group and another one stay behind: one of them is too old then",
+        [2, 3], [3], None, version=4, k=2, prompts=1,
+    ),
+    batch("k is 0, and no group stays behind", [3, 3], [], [0, 1], version=3, k=0, prompts=2),
+    batch("k is 0, and a group stays behind", [3, 3], [3], None, version=3, k=0, prompts=2),
+]  # fmt: skip
 
 
-def in_flight(name, updates, budget, ends_at, versions) -> Case:
-    """A completion after a prompt of two tokens. What newest() and sample() return, and what the
-    arguments `updates` and `ends_at` mean, says `pretended_generator` in child.py."""
+def in_flight(
+    name: str, updates: list[int], versions: list[int], budget: int, ends_at: int | None = None
+) -> Case:
+    """A completion after a prompt of two tokens, whose tokens must have these versions. child.py
+    says what `updates` and `ends_at` mean (`pretended_generator`)."""
     arguments = {"prompt": [1, 2], "end": 7, "budget": budget}
-    sampled = [10 * version + 2 + i for i, version in enumerate(versions)]
-    logprobs = [-version - (2 + i) / 100 for i, version in enumerate(versions)]
-    if ends_at is not None:
-        sampled[ends_at - 2] = 7
     arguments |= {"updates": updates, "ends_at": ends_at}
+    before = range(2, 2 + len(versions))  # the tokens before each token
+    sampled = [10 * version + n for version, n in zip(versions, before)]
+    logprobs = [-version - n / 100 for version, n in zip(versions, before)]
+    if ends_at is not None:
+        sampled[-1] = 7
     return Case(name, arguments, (sampled, logprobs, versions))
 
 
 SAMPLE_IN_FLIGHT = [
-    in_flight("no new parameters come", [3], 4, None, [3, 3, 3, 3]),
-    in_flight("new parameters come before the third and the fourth token", [3, 3, 4, 6], 4, None,
-              [3, 3, 4, 6]),
-    in_flight("the third token ends it", [3, 4, 5, 6, 7], 10, 4, [3, 4, 5]),
-    in_flight("the budget is one token", [3, 4], 1, None, [3]),
-]  # fmt: skip
+    in_flight("no new parameters come", [3], [3, 3, 3, 3], budget=4),
+    in_flight(
+        "new parameters come before the third and before the fourth token",
+        [3, 3, 4, 6],
+        [3, 3, 4, 6],
+        budget=4,
+    ),
+    in_flight("the third token ends it", [3, 4, 5, 6, 7], [3, 4, 5], budget=10, ends_at=4),
+    in_flight("the budget is one token", [3, 4], [3], budget=1),
+]
 
 # --- the curve of a run ---------------------------------------------------------------------------
 
@@ -322,23 +336,23 @@ def worse_than_the_best(expected, returned) -> str | None:
     compute_n, pass_rate_n, least = expected
     numbers = isinstance(returned, list) and len(returned) == 3
     if not numbers or not all(isinstance(number, int | float) for number in returned):
-        return f"it returned {returned}, and must return three numbers"
+        return f"it returned {describe(returned)}, and must return three numbers"
     A, B, C_mid = returned
     text = f"A = {A:.4g}, B = {B:.4g}, C_mid = {C_mid:.4g}"
     if not -1e-6 <= A <= 1 + 1e-6:
         return f"{text}: A is not between 0 and 1"
     if not (B > 0 and C_mid > 0):
         return f"{text}: B and C_mid must be above 0"
-    curve_n = sigmoid(compute_n["array"][1:], A, B, C_mid, pass_rate_n["array"][0])
-    squares = float(((curve_n - pass_rate_n["array"][1:]) ** 2).sum())
+    x, y = compute_n["array"], np.array(pass_rate_n["array"])
+    residual = sigmoid(x[1:], A, B, C_mid, y[0]) - y[1:]
+    squares = float(residual @ residual)
     if not squares <= 1.02 * least + 1e-6:  # nor NaN
         return f"{text} has a sum of squares of {squares:.6f}, and the least is {least:.6f}"
     return None
 
 
-def curve(name, compute_n, pass_rate_n) -> Case:
+def curve(name: str, compute_n: np.ndarray, pass_rate_n: np.ndarray) -> Case:
     """The least sum of squares is that of fit_curve.py."""
-    compute_n, pass_rate_n = np.array(compute_n, float), np.array(pass_rate_n, float)
     _, least = variable_projection(compute_n[1:], pass_rate_n[1:], float(pass_rate_n[0]))
     arguments = {"compute_n": compute_n, "pass_rate_n": pass_rate_n}
     return Case(name, arguments, (compute_n, pass_rate_n, least), fault=worse_than_the_best)
@@ -350,19 +364,14 @@ def published(run: str) -> tuple[np.ndarray, np.ndarray]:
     return series.x, series.y
 
 
-STEPS = np.arange(0, 13) * 1e11
+COMPUTE = np.arange(13) * 1e11
+EXACT = sigmoid(COMPUTE, A=0.8, B=2, C_mid=2e11, R0=0.1)
+FIRST_TOO_HIGH = np.append(0.25, EXACT[1:])
+STRAIGHT = np.linspace(0.1, 0.9, 13)
 FIT_SIGMOID = [
-    curve("A = .8, B = 2, C_mid = 2e11, R0 = .1", STEPS, sigmoid(STEPS, 0.8, 2, 2e11, 0.1)),
-    curve(
-        "the first point lies too high",
-        STEPS,
-        np.append(0.25, sigmoid(STEPS[1:], 0.8, 2, 2e11, 0.1)),
-    ),
-    curve(
-        "a straight rise: without a bound A would be above 1",
-        STEPS,
-        np.linspace(0.1, 0.9, 13),
-    ),
+    curve("A = .8, B = 2, C_mid = 2e11, R0 = .1", COMPUTE, EXACT),
+    curve("the same, but the first point lies too high", COMPUTE, FIRST_TOO_HIGH),
+    curve("a straight rise: without a bound A would be above 1", COMPUTE, STRAIGHT),
     curve("the run of lesson 1", *published("thinking-46-seed0")),
 ]
 

@@ -185,7 +185,8 @@ def first_fault(cases: list[Case], outcome: dict) -> str | None:
     for case, returned in zip(cases, outcome["results"]):
         if sentence := case.fault(child.encode(case.expected), returned):
             values = ", ".join(f"{name} = {shown(value)}" for name, value in case.arguments.items())
-            return f'Case "{case.name}": {sentence}.\n{textwrap.fill(values, 100)}'
+            lines = f'Case "{case.name}": {sentence}.', values
+            return "\n".join(textwrap.fill(line, 100) for line in lines)
     return None
 
 
@@ -193,4 +194,4 @@ def shown(value) -> str:
     """An argument as text."""
     if hasattr(value, "tolist"):
         value = np.array2string(np.asarray(value), separator=", ", precision=6)
-    return textwrap.shorten(str(value), 500)
+    return textwrap.shorten(str(value), 500).replace("[ ", "[")

@@ -1,183 +1,226 @@
 """The hidden cases: drawn at random, and compared with loss.py and curve/.
 
-SEED=a-word HAND_IN=their.py python -m pytest docs/lessons/assignment/teacher/hidden.py
+SEED=a-word HAND_IN=FILE python -m pytest docs/lessons/assignment/teacher/hidden.py
 """
 
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 import loss
 from curve.fit import sigmoid
 from docs.lessons.assignment import cases, grader
 from docs.lessons.assignment.grader import Case, difference_with_gradient
 
-SEED = os.environ.get("SEED", "0")
-EACH = 20  # random cases of each kind
+EACH = 20  # random calls of each function, or more
+
+# --- which completions count, and how much --------------------------------------------------------
 
 
-def batch_of_verdicts(draw: random.Random) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Rewards, lengths and usable completions [P, G] of a random batch. Many groups have no
-    variance, and some have no usable completion."""
+def random_batch(draw: random.Random) -> tuple[Tensor, Tensor, Tensor]:
+    """Rewards, lengths and usable completions [P, G]. Many groups have no variance, and some have
+    no usable completion."""
     torch.manual_seed(draw.getrandbits(32))
-    P, G = draw.randint(1, 5), draw.randint(2, 8)
-    rates_P1 = torch.tensor(draw.choices([0.0, 0.5, 0.8, 1.0], k=P))[:, None]
-    right_PG = torch.rand(P, G) < rates_P1
-    penalties_PG = draw.choice([0.0, 0.3]) * torch.rand(P, G)
-    rewards_PG = torch.where(right_PG, 1 - penalties_PG, -1.0)
-    usable_PG = (
-        torch.rand(P, G) < torch.tensor(draw.choices([0.0, 0.7, 1.0], [1, 3, 3], k=P))[:, None]
-    )
-    return rewards_PG, torch.randint(1, 60, (P, G)), usable_PG
+    P = draw.randint(1, 5)
+    G = draw.randint(2, 8)
+    pass_rate_P = torch.tensor(draw.choices([0.0, 0.5, 0.8, 1.0], k=P))
+    ended_P = torch.tensor(draw.choices([0.0, 0.7, 1.0], [1, 3, 3], k=P))
+    right_PG = torch.rand(P, G) < pass_rate_P[:, None]
+    usable_PG = torch.rand(P, G) < ended_P[:, None]
+    penalty_PG = draw.choice([0.0, 0.3]) * torch.rand(P, G)
+    rewards_PG = torch.where(right_PG, 1 - penalty_PG, -1.0)
+    lengths_PG = torch.randint(1, 60, (P, G))
+    return rewards_PG, lengths_PG, usable_PG
 
 
-def of_batches(draw: random.Random) -> dict[str, list[Case]]:
-    """Cases of the functions that say which completions count, and how much."""
-    found = {"zero_variance": [], "advantages": [], "token_weights": []}
-    for number in range(EACH):
-        rewards_PG, lengths_PG, usable_PG = batch_of_verdicts(draw)
+def zero_variance(draw: random.Random) -> Iterator[Case]:
+    for _ in range(EACH):
+        rewards_PG, _, usable_PG = random_batch(draw)
         given = {"rewards_PG": rewards_PG, "usable_PG": usable_PG}
-        without_P = loss.zero_variance(rewards_PG, usable_PG)
-        found["zero_variance"].append(Case(f"random {number}", given, without_P))
-
-        counted_PG = loss.counted_samples(rewards_PG, usable_PG, zero_variance_filter=True)
-        for norm in ("none", "prompt", "batch"):
-            given = {"rewards_PG": rewards_PG, "counted_PG": counted_PG, "norm": norm}
-            expected_PG = loss.advantages(rewards_PG, counted_PG, counted_PG, norm)
-            found["advantages"].append(Case(f"random {number}", given, expected_PG))
-        for name in loss.AGGREGATIONS:
-            given = {"lengths_PG": lengths_PG, "counted_PG": counted_PG, "aggregation": name}
-            expected_PG = loss.token_weights(lengths_PG, counted_PG, name)
-            found["token_weights"].append(Case(f"random {number}", given, expected_PG))
+        yield Case("random", given, loss.zero_variance(rewards_PG, usable_PG))
     for size in (3, 6, 7, 8, 16):
-        rewards_PG = torch.tensor([[draw.uniform(-1, 1)] * size for _ in range(10)])
-        usable_PG = torch.ones_like(rewards_PG, dtype=torch.bool)
+        rewards_PG = torch.rand(10, 1).expand(10, size)
+        usable_PG = torch.ones(10, size).bool()
         given = {"rewards_PG": rewards_PG, "usable_PG": usable_PG}
-        expected_P = torch.ones(10, dtype=torch.bool)
-        name = f"ten groups of {size} equal rewards"
-        found["zero_variance"].append(Case(name, given, expected_P))
-    return found
+        yield Case(f"{size} equal rewards", given, torch.ones(10).bool())
 
 
-def random_tokens(draw: random.Random) -> dict[str, torch.Tensor]:
-    """The arguments of a loss that belong to tokens. At a forced token log pi_gen is 0."""
+def advantages(draw: random.Random) -> Iterator[Case]:
+    for _ in range(EACH):
+        rewards_PG, _, usable_PG = random_batch(draw)
+        counted_PG = loss.counted_samples(rewards_PG, usable_PG, zero_variance_filter=True)
+        given = {"rewards_PG": rewards_PG, "counted_PG": counted_PG}
+        for norm in ("none", "prompt", "batch"):
+            expected_PG = loss.advantages(rewards_PG, usable_PG, counted_PG, norm)
+            yield Case("random", given | {"norm": norm}, expected_PG)
+
+
+def token_weights(draw: random.Random) -> Iterator[Case]:
+    for _ in range(EACH):
+        _, lengths_PG, counted_PG = random_batch(draw)
+        given = {"lengths_PG": lengths_PG, "counted_PG": counted_PG}
+        for name in ("sample", "prompt", "token"):
+            expected_PG = loss.token_weights(lengths_PG, counted_PG, name)
+            yield Case("random", given | {"aggregation": name}, expected_PG)
+
+
+# --- losses ---------------------------------------------------------------------------------------
+
+
+def random_tokens(draw: random.Random) -> dict[str, Tensor]:
+    """The first three arguments of a loss. At a forced token log pi_gen is 0."""
     torch.manual_seed(draw.getrandbits(32))
-    B, T = draw.randint(1, 4), draw.randint(2, 9)
-    logprobs_BT = -3 * torch.rand(B, T)
-    log_rho_BT = draw.choice([0.0, 0.3, 2.0]) * torch.randn(B, T)
-    sampled_BT = torch.rand(B, T) < 0.8
-    return {
-        "logprobs_BT": logprobs_BT,
-        "generator_logprobs_BT": torch.where(sampled_BT, logprobs_BT - log_rho_BT, 0.0),
-        "sampled_BT": sampled_BT,
-    }
+    shape = draw.randint(1, 4), draw.randint(2, 9)
+    logprobs_BT = -3 * torch.rand(shape)
+    log_rho_BT = draw.choice([0.0, 0.3, 2.0]) * torch.randn(shape)
+    sampled_BT = torch.rand(shape) < 0.8
+    generator_BT = torch.where(sampled_BT, logprobs_BT - log_rho_BT, 0.0)
+    names = "logprobs_BT", "generator_logprobs_BT", "sampled_BT"
+    return dict(zip(names, (logprobs_BT, generator_BT, sampled_BT)))
 
 
-# The functions of the stubs, by loss.py.
-
-
-def cispo(
-    logprobs_BT, generator_logprobs_BT, sampled_BT, advantages_B, eps_max: float
-) -> torch.Tensor:
-    recipe = loss.Recipe(loss="cispo", eps_max=eps_max)
-    given = generator_logprobs_BT, sampled_BT, advantages_B
-    return loss.token_terms(recipe, logprobs_BT, *given)[0]
-
-
-def clipped(
-    logprobs_BT, generator_logprobs_BT, sampled_BT, advantages_B, eps_low: float, eps_high: float
-) -> torch.Tensor:
-    recipe = loss.Recipe(loss="dapo", eps_low=eps_low, eps_high=eps_high)
-    given = generator_logprobs_BT, sampled_BT, advantages_B
-    return loss.token_terms(recipe, logprobs_BT, *given)[0]
-
-
-def sequence_ratio(logprobs_BT, generator_logprobs_BT, sampled_BT) -> torch.Tensor:
-    log_rho_BT = torch.where(sampled_BT, logprobs_BT - generator_logprobs_BT, 0.0)
-    return loss.sequence_log_ratios(log_rho_BT, sampled_BT)[:, 0].exp()
-
-
-def with_gradient(name: str, function: Callable, arguments: dict) -> Case:
+def with_gradient(function: Callable, arguments: dict) -> Case:
     """A case that must have the value and the gradient of this function."""
     at_BT = arguments["logprobs_BT"].clone().requires_grad_()
     value = function(**arguments | {"logprobs_BT": at_BT})
     value.sum().backward()
     expected = value.detach(), at_BT.grad
-    return Case(name, arguments, expected, "logprobs_BT", difference_with_gradient)
+    return Case("random", arguments, expected, "logprobs_BT", difference_with_gradient)
 
 
-def of_losses(draw: random.Random) -> dict[str, list[Case]]:
-    """Cases of the functions of tokens."""
-    found = {"cispo": [], "clipped": [], "sequence_ratio": []}
-    for number in range(EACH):
-        name, tokens = f"random {number}", random_tokens(draw)
-        found["sequence_ratio"].append(with_gradient(name, sequence_ratio, tokens))
-        tokens = tokens | {"advantages_B": torch.randn(len(tokens["sampled_BT"]))}
-        cap = {"eps_max": draw.choice([2.0, 4.0, 8.0])}
-        found["cispo"].append(with_gradient(name, cispo, tokens | cap))
-        bounds = {"eps_low": draw.uniform(0.1, 0.3), "eps_high": draw.uniform(0.1, 0.4)}
-        found["clipped"].append(with_gradient(name, clipped, tokens | bounds))
-    return found
+def terms(name: str) -> Callable:
+    """The terms of the loss of this name, as a function with the arguments of a stub."""
+
+    def of_loss(
+        logprobs_BT, generator_logprobs_BT, sampled_BT, advantages_B, **constants: float
+    ) -> Tensor:
+        recipe = loss.Recipe(loss=name, **constants)
+        given = logprobs_BT, generator_logprobs_BT, sampled_BT, advantages_B
+        return loss.token_terms(recipe, *given)[0]
+
+    return of_loss
 
 
-def of_generators(draw: random.Random) -> dict[str, list[Case]]:
-    """Cases of the functions that a generator needs, or the trainer to know what to train."""
-    found = {"interrupt_or_truncate": [], "choose_batch": [], "sample_in_flight": []}
+def cispo(draw: random.Random) -> Iterator[Case]:
+    for _ in range(EACH):
+        given = random_tokens(draw)
+        given["advantages_B"] = torch.randn(len(given["sampled_BT"]))
+        given["eps_max"] = draw.choice([2.0, 4.0, 8.0])
+        yield with_gradient(terms("cispo"), given)
+
+
+def clipped(draw: random.Random) -> Iterator[Case]:
+    for _ in range(EACH):
+        given = random_tokens(draw)
+        given["advantages_B"] = torch.randn(len(given["sampled_BT"]))
+        given["eps_low"] = draw.uniform(0.1, 0.3)
+        given["eps_high"] = draw.uniform(0.1, 0.4)
+        yield with_gradient(terms("dapo"), given)
+        # The same, but all ratios are infinite in float32, and A > 0.
+        generator_BT = given["logprobs_BT"] - 200
+        advantages_B = given["advantages_B"].abs()
+        infinite = {"generator_logprobs_BT": generator_BT, "advantages_B": advantages_B}
+        yield with_gradient(terms("dapo"), given | infinite)
+
+
+def sequence_ratio(draw: random.Random) -> Iterator[Case]:
+    def of_gspo(logprobs_BT, generator_logprobs_BT, sampled_BT) -> Tensor:
+        log_rho_BT = torch.where(sampled_BT, logprobs_BT - generator_logprobs_BT, 0.0)
+        return loss.sequence_log_ratios(log_rho_BT, sampled_BT)[:, 0].exp()
+
+    for _ in range(EACH):
+        yield with_gradient(of_gspo, random_tokens(draw))
+
+
+# --- generators -----------------------------------------------------------------------------------
+
+
+def interrupt_or_truncate(draw: random.Random) -> Iterator[Case]:
     for _ in range(5 * EACH):
-        budgets = {"thinking_budget": draw.randint(1, 12), "answer_budget": draw.randint(1, 6)}
         sampled = draw.randint(1, 18)
-        closed_at = draw.choice([-1, draw.randint(1, sampled)])
-        given = {"sampled": sampled, "closed_at": closed_at} | budgets
-        arrays = {name: np.array(value) for name, value in given.items()}
-        expected = tuple(map(bool, loss.interrupt_or_truncate("interruption", **arrays)))
-        found["interrupt_or_truncate"].append(Case("random", given, expected))
+        given = {
+            "sampled": sampled,
+            "closed_at": draw.choice([-1, draw.randint(1, sampled)]),
+            "thinking_budget": draw.randint(1, 12),
+            "answer_budget": draw.randint(1, 6),
+        }
+        arrays = map(np.array, given.values())
+        expected = loss.interrupt_or_truncate("interruption", *arrays)
+        yield Case("random", given, tuple(map(bool, expected)))
 
-        version, k, prompts = draw.randint(8, 20), draw.randint(0, 6), draw.randint(1, 4)
-        under_way = [version - min(draw.randint(0, k), draw.randint(0, k)) for _ in range(k + 4)]
-        cut = draw.randint(0, len(under_way))
-        given = {"done": under_way[:cut], "unfinished": under_way[cut:], "version": version}
-        expected = loss.choose_batch(*given.values(), f"pipeline-{k}", prompts)
-        found["choose_batch"].append(Case("random", given | {"k": k, "prompts": prompts}, expected))
-    for number in range(EACH):
-        updates = sorted(draw.choices(range(3, 12), k=draw.randint(1, 9)))
+
+def choose_batch(draw: random.Random) -> Iterator[Case]:
+    for _ in range(10 * EACH):
+        version = draw.randint(8, 20)
+        k = draw.randint(0, 6)
+        prompts = draw.randint(1, 4)
+        # More young groups than old ones.
+        ages = [min(draw.randint(0, k), draw.randint(0, k)) for _ in range(k + 4)]
+        under_way = [version - age for age in ages]
+        finished = draw.randint(0, len(under_way))
+        done, unfinished = under_way[:finished], under_way[finished:]
+        expected = loss.choose_batch(done, unfinished, version, f"pipeline-{k}", prompts)
+        others = {"version": version, "k": k, "prompts": prompts}
+        yield cases.batch("random", done, unfinished, expected, **others)
+
+
+def sample_in_flight(draw: random.Random) -> Iterator[Case]:
+    for _ in range(EACH):
         budget = draw.randint(1, 9)
-        ends_at = draw.choice([None, 2 + draw.randint(0, budget - 1)])
-        length = budget if ends_at is None else ends_at - 1
-        versions = (updates + 9 * updates[-1:])[:length]
-        case = cases.in_flight(f"random {number}", updates, budget, ends_at, versions)
-        found["sample_in_flight"].append(case)
-    return found
+        length = draw.randint(1, budget)
+        updates = sorted(draw.choices(range(3, 12), k=9))
+        # Without a token that ends it, the completion has the whole budget.
+        yield cases.in_flight("random", updates, updates[:budget], budget)
+        ends_at = 2 + length - 1
+        yield cases.in_flight("random", updates, updates[:length], budget, ends_at)
 
 
-def of_curves(draw: random.Random) -> dict[str, list[Case]]:
-    """Simulated runs with noise, and two published ones."""
-    found = []
+# --- the curve of a run ---------------------------------------------------------------------------
+
+
+def fit_sigmoid(draw: random.Random) -> Iterator[Case]:
+    """Simulated runs with noise, and two published ones. If A is 1.1, the best A is 1."""
     for number in range(EACH):
+        A = 1.1 if number % 4 == 0 else draw.uniform(0.5, 1)
         last = 10 ** draw.uniform(9, 21)
+        C_mid = last * draw.uniform(0.3, 0.5)
         compute_n = np.linspace(0, last, draw.randint(12, 25))
-        A, B, C_mid = draw.uniform(0.5, 1), draw.uniform(1.2, 3), last * draw.uniform(0.1, 0.4)
-        exact_n = sigmoid(compute_n, A, B, C_mid, draw.uniform(0, 0.2))
-        noise_n = [draw.gauss(0, 0.01) for _ in compute_n]
-        pass_rate_n = np.clip(exact_n + noise_n, 0, 1)
-        found.append(cases.curve(f"simulated {number}", compute_n, pass_rate_n))
+        exact_n = sigmoid(compute_n, A, draw.uniform(1.2, 2), C_mid, draw.uniform(0, 0.2))
+        noise_n = np.array([draw.gauss(0, 0.01) for _ in compute_n])
+        yield cases.curve("simulated", compute_n, np.clip(exact_n + noise_n, 0, 1))
     for run in ("thinking-46-seed1", "thinking-36-seed0"):
-        found.append(cases.curve(run, *cases.published(run)))
-    return {"fit_sigmoid": found}
+        yield cases.curve(run, *cases.published(run))
+
+
+# --- grading --------------------------------------------------------------------------------------
+
+DRAWN_BY = {
+    "zero_variance": zero_variance,
+    "advantages": advantages,
+    "token_weights": token_weights,
+    "cispo": cispo,
+    "clipped": clipped,
+    "sequence_ratio": sequence_ratio,
+    "interrupt_or_truncate": interrupt_or_truncate,
+    "choose_batch": choose_batch,
+    "sample_in_flight": sample_in_flight,
+    "fit_sigmoid": fit_sigmoid,
+}
 
 
 def hidden_cases(seed: str) -> dict[str, list[Case]]:
     """The cases of each function. Another seed draws others."""
-    draw = random.Random(seed)
-    return of_batches(draw) | of_losses(draw) | of_generators(draw) | of_curves(draw)
+    return {name: [*function(random.Random(seed))] for name, function in DRAWN_BY.items()}
 
 
 @pytest.fixture(scope="session")
 def verdicts(hand_in, chosen):
-    hidden = hidden_cases(SEED)
+    hidden = hidden_cases(os.environ.get("SEED", ""))
     return grader.grade([hand_in], {name: hidden[name] for name in chosen})[0]
 
 
