@@ -72,8 +72,8 @@ class Options:
     compare: bool = option(False, "the logs are variants, and each is compared with the first")
     seed_scatter: tuple[float, float] = option(
         SEED_SCATTER,
-        "compared runs: the standard deviation between seeds that is expected, of A, and of log B "
-        "and log C_mid",
+        "compared runs: the standard deviation between seeds that is expected, of A, and of log "
+        "C_mid (of log B it is .4 of the latter, beside what the scatter of A does to B)",
     )
     verbose: bool = option(
         False, "with --compare, all of each run, and the reasons for each verdict"

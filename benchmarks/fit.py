@@ -4,20 +4,21 @@
     python benchmarks/fit.py --draws 50                  # quicker and rougher
     python benchmarks/fit.py --parts verdicts --seed 1   # one part, on other runs
 
-The parts of it: how often the intervals hold the truth, how often a verdict is wrong, which runs
-identify A, and the speed of a fit.
+The parts of it: how often the intervals hold the truth, how often a verdict is wrong, what the
+scatter of seeds does to verdicts, which runs identify A, and the speed of a fit.
 """
 
 import argparse
 import itertools
 from collections.abc import Callable
 from functools import partial
+from unittest import mock
 
 import common
 import numpy as np
 
-from curve import least_squares
-from curve.comparison import Comparison, compare
+from curve import comparison, least_squares
+from curve.comparison import DEFAULT_WEIGHT, PART_OF_B, SEED_SCATTER, Comparison, compare
 from curve.fit import LEAST_GAIN_MADE, MOST_SCATTER, Fit, allowed_excess, fit_sigmoid, sigmoid
 from curve.forecast import held_out
 
@@ -137,17 +138,19 @@ def verdicts(draws: int, seed: int) -> None:
             print(line, flush=True)
 
 
-def seeds_of(random, draws: int, truth: dict, noise: float, difference: tuple) -> list[Fit]:
-    """The Fits of the seeds of a variant. difference: as in OTHERS."""
+def seeds_of(
+    random, draws: int, truth: dict, noise: float, difference: tuple, scatter=(0.0075, 0, 0.05)
+) -> list[Fit]:
+    """The Fits of the seeds of a variant. difference: as in OTHERS. scatter: between them, of A, of
+    log B and of log C_mid."""
     more_A, later, points, reach = difference
     fits = []
-    for scatter_A, scatter_mid in random.standard_normal((draws, 2)):
+    for in_A, in_B, in_mid in random.standard_normal((draws, 3)) * scatter:
         middle = later * truth["C_mid"]
-        C_mid = middle * np.exp(0.05 * scatter_mid)
-        of_seed = truth | {"A": truth["A"] + more_A + 0.0075 * scatter_A, "C_mid": C_mid}
-        fits.append(
-            fit_sigmoid(*simulate(random, points, reach * middle / C_mid, noise, 0, of_seed))
-        )
+        C_mid = middle * np.exp(in_mid)
+        of_seed = {"A": truth["A"] + more_A + in_A, "B": truth["B"] * np.exp(in_B), "C_mid": C_mid}
+        run = simulate(random, points, reach * middle / C_mid, noise, 0, truth | of_seed)
+        fits.append(fit_sigmoid(*run))
     return fits
 
 
@@ -168,6 +171,77 @@ def verdict_cells(pairs: list[Comparison], other: str) -> list[float]:
             pair.kind == "unknown",
         ])  # fmt: skip
     return list(100 * np.mean(rows, axis=0))
+
+
+# Before 2026-11-23 the default counted as much beside three seeds as beside one, the scatter of log
+# B held what the scatter of A does to it, and last values were not asked.
+BEFORE = {"WEIGHT_BESIDE_THREE": DEFAULT_WEIGHT, "PART_OF_B": 1, "borne_out": lambda *_: True}
+
+
+def scatter(draws: int, seed: int) -> None:
+    pairs = draws // 3
+    print(
+        f"\nWhat does the scatter of seeds do to verdicts? Percent of {pairs} pairs of variants, "
+        "by the rule of before\n"
+        "and of now. A .7, B 1.8, R0 .2, up to 6 C_mid. Seeds scatter by the default, of A, log B "
+        "and log C_mid, or by\n"
+        "twice that. `creeps`: the other variant has the same ceiling, but a seventh of its gain "
+        "comes late, with B 1\n"
+        "around four times C_mid, so a sigmoid ends below its points\n\n"
+        "points  noise  scatter  the other run  verdict           1 seed        2 seeds"
+        "        3 seeds"
+    )
+    rows = {"alike": "any", "twice": "any", "A + .05": "right", "C_mid x 1.5": "right"}
+    rows["creeps"] = "ceiling"
+    for points, noise in ((40, 0.02), (20, 0.01)):
+        for row, counted in rows.items():
+            random = np.random.default_rng(seed)
+            times = 2 if row == "twice" else 1
+            of_A, of_mid = SEED_SCATTER
+            spread = times * np.array([of_A, PART_OF_B * of_mid, of_mid])
+            pools = []
+            for name in ("alike", row if row in OTHERS else "alike"):
+                difference = (*OTHERS[name][:2], points, 6)
+                pools.append(seeds_of(random, draws, HALF, noise, difference, spread))
+            if row == "creeps":
+                pools[1] = [creeping(random, points, noise, fit) for fit in pools[1]]
+            other = "alike" if row == "twice" else row
+            line = f"{points:6}{noise:7.2f}{times:8}x  {other:15}{counted:9}"
+            for seeds in (1, 2, 3):
+                before, now = (
+                    percent(pools, seeds, pairs, rule, row, counted) for rule in (BEFORE, {})
+                )
+                line += f"{before:10.1f} ->{now:5.1f}"
+            print(line, flush=True)
+
+
+def creeping(random, points: int, noise: float, fit: Fit) -> Fit:
+    """The fit of a run of which a seventh of the gain comes slowly and late. fit: of a seed with
+    this scatter, whose curve is the quick part."""
+    x = np.append(0, fit.x)
+    quick = sigmoid(x, HALF["A"], 3.0, fit.C_mid, HALF["R0"])
+    slow = sigmoid(x, HALF["A"], 1.0, 4 * fit.C_mid, HALF["R0"])
+    shocks = random.standard_normal(points + 1)
+    return fit_sigmoid(x, np.clip(6 / 7 * quick + slow / 7 + noise * shocks, 0, 1))
+
+
+def percent(
+    pools: list[list[Fit]], seeds: int, pairs: int, rule: dict, row: str, counted: str
+) -> float:
+    """The percentage of pairs whose verdict is counted: any winner, the right one, or a ceiling.
+    rule: the names of curve/comparison.py that are replaced."""
+    right = {"A + .05": "other", "C_mid x 1.5": "first"}.get(row)
+    hits = 0
+    with mock.patch.dict(vars(comparison), rule):
+        for i in range(0, pairs * seeds, seeds):
+            result = compare(("first", "other"), [pool[i : i + seeds] for pool in pools])
+            is_counted = {
+                "any": result.winner is not None,
+                "right": right and result.winner == right,
+                "ceiling": result.kind == "ceiling",
+            }
+            hits += bool(is_counted[counted])
+    return 100 * hits / pairs
 
 
 def identification(draws: int, seed: int) -> None:
@@ -240,7 +314,7 @@ def main() -> None:
     )
     parser.add_argument("--draws", type=int, default=400, help="simulated runs a line")
     parser.add_argument("--seed", type=int, default=0, help="of the simulated runs")
-    parts = {part.__name__: part for part in (coverage, verdicts, identification, speed)}
+    parts = {part.__name__: part for part in (coverage, verdicts, scatter, identification, speed)}
     help = "what to simulate"
     parser.add_argument("--parts", nargs="+", choices=parts, default=[*parts], help=help)
     options = parser.parse_args()

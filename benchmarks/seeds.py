@@ -5,7 +5,8 @@
 The scatter is the error margin of A (Fig. 8a), and what a comparison expects by default. It is that
 of the published logs (docs/study). A variant counts if it has two runs or more that did not fall,
 and all show a ceiling or end near 1. B and C_mid are taken with A held at the mean of the variant,
-in the logarithm.
+in the logarithm. So their scatter holds what the scatter of A does to them, which a comparison
+adds. "Beside" is the rest.
 """
 
 import common
@@ -14,8 +15,8 @@ from fit import simulate
 from scipy.special import chdtri, stdtrit
 
 from curve.columns import Series
-from curve.comparison import fit_together, standing
-from curve.fit import fit_sigmoid
+from curve.comparison import SEED_SCATTER, fit_together, standing
+from curve.fit import MARGIN, fit_sigmoid
 from curve.logs import runs_of_study
 from fit_curve import Options, fit_logs
 
@@ -32,26 +33,34 @@ def pooled(groups: list[np.ndarray]) -> tuple[float, int]:
 def line(name: str, variants: list[list]) -> None:
     """Print the scatter of A, log B and log C_mid over these variants, each a list of Fits."""
     ceilings = []
-    all_log_B = []
-    all_log_mid = []
+    all_logs = []  # of each variant: log B and log C_mid of its seeds, with A held at its mean
+    of_A = 0.0  # how much of their variance the scatter of A makes, times the degrees of freedom
     for fits in variants:
         A = [fit.A for fit in fits]
         if all(fit.identified for fit in fits):
             ceilings.append(A)
-        logs = np.array([fit.efficiency_at(np.mean(A))[0] for fit in fits])
-        all_log_B.append(logs[:, 0])
-        all_log_mid.append(logs[:, 1])
+        middle = np.mean(A)
+        held = np.array([middle, middle - MARGIN, middle + MARGIN])
+        logs = np.array([fit.efficiency_at(held)[0] for fit in fits])
+        all_logs.append(logs[:, 0])
+        # As a comparison does it: by how much B and C_mid change with the held A.
+        change = np.ptp(logs, 1) / np.ptp(held)
+        of_A += (len(fits) - 1) * np.square(SEED_SCATTER[0] * change).mean(0)
 
     # All of A is NaN if no variant shows a ceiling.
     s, degrees = pooled(ceilings)
     low, high = s * np.sqrt(degrees / chdtri(degrees, [0.025, 0.975]))
     margin = stdtrit(degrees, 0.975) * s
-    scatter_B, _ = pooled(all_log_B)
-    scatter_mid, _ = pooled(all_log_mid)
     print(
-        f"{name:32}{len(variants):8}{sum(map(len, variants)):6}    {s:.3f} [{low:.3f}, {high:.3f}]"
-        f"{margin:8.3f}{scatter_B:8.3f}{scatter_mid:11.3f}"
+        f"{name:20}{len(variants):8}{sum(map(len, variants)):6}    {s:.3f} [{low:.3f}, {high:.3f}]"
+        f"{margin:8.3f}",
+        end="",
     )
+    for i in range(2):
+        scatter, degrees = pooled([logs[:, i] for logs in all_logs])
+        beside = np.sqrt(max(0, scatter**2 - of_A[i] / degrees))
+        print(f"{scatter:11.3f}{beside:8.3f}", end="")
+    print()
 
 
 def together(draws: int = 900) -> None:
@@ -109,7 +118,10 @@ def main() -> None:
         comparable = [fits for fits in several if all(fit.comparable for fit in fits)]
         studies[folder.name] = comparable
     every = [fits for variants in studies.values() for fits in variants]
-    print(f"{'runs':32}variants  runs  A, if all identify it  margin   log B  log C_mid")
+    print(
+        f"{'runs':20}variants  runs  A, if all identify it  margin      log B  beside  log C_mid  "
+        "beside"
+    )
     line("all", every)
     line("gain below .7", [fits for fits in every if gain(fits) < 0.7])
     line("gain above .7", [fits for fits in every if gain(fits) >= 0.7])

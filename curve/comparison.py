@@ -5,8 +5,8 @@ A variant is whatever is compared: a recipe, or a value of a setting. It comes a
 Fits of its seeds.
 
 A claim must exceed the scatter of seeds. A variant with one run shows none, and two or three runs
-show little. So a default is weighed against the seeds that are there, as if it came from
-DEFAULT_WEIGHT more of them (a moderated t-test; Smyth 2004, doi 10.2202/1544-6115.1027).
+show little. So a default is weighed against the seeds that are there, as if it came from more of
+them (a moderated t-test; Smyth 2004, doi 10.2202/1544-6115.1027).
 """
 
 from collections.abc import Sequence
@@ -15,11 +15,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.special import stdtrit  # quantiles of Student's t; scipy.stats is slow to import
 
-from curve.fit import LEAST_GAIN_MADE, MARGIN, Fit, FittedRun, with_interval
+from curve.fit import BOUND, LEAST_GAIN_MADE, MARGIN, Fit, FittedRun, with_interval
 
-# Standard deviations between seeds: of A, and of log B and log C_mid (docs/measured.md).
+# Standard deviations between seeds (`python benchmarks/seeds.py`): of A, and of log C_mid. That of
+# log B is a part of the latter, beside what the scatter of A does to B.
 SEED_SCATTER = (0.01, 0.05)
-DEFAULT_WEIGHT = 6  # the degrees of freedom that the default counts as
+PART_OF_B = 0.4
+# The degrees of freedom that this default counts as. Three runs of each variant show how runs vary,
+# so there it counts less: seeds that scatter twice as much are then no difference either
+# (`python benchmarks/fit.py --parts scatter`).
+DEFAULT_WEIGHT = 6
+WEIGHT_BESIDE_THREE = 0.5
 QUANTILE = 1 - 0.05 / 6  # so the three intervals, of A, B and C_mid, hold together with 95 %
 
 # --- 1. The seeds of a variant --------------------------------------------------------------------
@@ -62,7 +68,7 @@ def fit_together(runs: list[FittedRun]) -> list[FittedRun]:
         pooled.append((series, fit))
     gain = best - np.mean([fit.R0 for fit in fits])
     enough_made = np.mean(made) >= LEAST_GAIN_MADE and min(made) >= 0.5
-    return pooled if enough_made and np.ptp(interval) < gain and best < 0.9999 else runs
+    return pooled if enough_made and np.ptp(interval) < gain and best < BOUND else runs
 
 
 def mean_of(values: Sequence, interval: Sequence) -> tuple:
@@ -78,17 +84,18 @@ def mean_of(values: Sequence, interval: Sequence) -> tuple:
 
 def asymptote_of(fits: list[Fit]) -> str:
     """A of a variant as text: the mean with a 95 % t-interval if all its seeds identify A,
-    otherwise seed by seed."""
+    otherwise seed by seed. A seed that has risen to the bound of 1 only shows what A exceeds; if
+    all have, their mean is no estimate."""
     counted = standing(fits)
     first = counted[0]
     fell = len(fits) - len(counted)
     if len(counted) == 1 or first.together:
         text = first.asymptote
-    elif all(fit.identified for fit in counted):
+    elif all(fit.identified for fit in counted) and not all(fit.on_bound for fit in counted):
         mean = mean_of([fit.A for fit in counted], first.interval["A"])
         text = with_interval(*np.clip(mean, 0, 1))
     elif all(fit.comparable for fit in counted):
-        text = ", ".join(f"{fit.A:.3f}" if fit.identified else fit.asymptote for fit in counted)
+        text = ", ".join(fit.bound if fit.on_bound else f"{fit.A:.3f}" for fit in counted)
     else:
         lacking = [fit for fit in counted if not fit.identified]
         text = f"not identified by {len(lacking)} of {len(counted)} runs"
@@ -110,14 +117,14 @@ def decide(
 
     ceilings: their difference, of `difference_of_ceilings`. scatter: as in `compare`.
 
-    Asymptotes come first: they differ if the interval of their difference is beyond 0, and the
-    difference is at least MARGIN. Otherwise B and C_mid are fitted again with A held at the mean of
-    all runs, .02 below it and .02 above it. A difference counts if it is sure at all three. It is
-    one of efficiency if it is also sure between the most unequal ceilings that the data allows;
-    otherwise the ceilings may make it.
+    Asymptotes come first: they differ if the interval of their difference is beyond 0, if the last
+    values bear that out, and if the difference is at least MARGIN. Otherwise B and C_mid are fitted
+    again with A held at the mean of all runs, .02 below it and .02 above it. A difference counts if
+    it is sure at all three. It is one of efficiency if it is also sure between the most unequal
+    ceilings that the data allows; otherwise the ceilings may make it.
     """
     gap, low, high = ceilings
-    higher = beyond(0, ceilings)
+    higher = beyond(0, ceilings) if borne_out(groups, gap) else 0
     if higher and abs(gap) >= MARGIN:
         return "ceiling", higher, None
 
@@ -147,6 +154,14 @@ def beyond(value: float, interval: Estimate) -> int:
     if low > value:
         return 1
     return -1 if high < value else 0
+
+
+def borne_out(groups: Sequence[list[Fit]], gap: float) -> bool:
+    """Whether the last values of two variants, the means of three points, bear out that their
+    asymptotes differ by this gap: they differ by half of it or more, in the same direction. They do
+    if both curves are flat, unless a fit misses the end of its run."""
+    first, second = (np.mean([fit.y[-3:].mean() for fit in fits]) for fits in groups)
+    return (first - second) * np.sign(gap) >= abs(gap) / 2
 
 
 def leads(efficiency: dict) -> tuple[int, int]:
@@ -191,15 +206,22 @@ def difference(first: Seeds, second: Seeds, scatter: float) -> tuple:
     one_expected = scatter**2 + np.square(one_errors).mean(-1)
     other_expected = scatter**2 + np.square(other_errors).mean(-1)
     seen = n * one.var(-1) / one_expected + m * other.var(-1) / other_expected
-    factor = (DEFAULT_WEIGHT + seen) / (DEFAULT_WEIGHT + n + m - 2)
+    weight = weight_of_default(n, m)
+    factor = (weight + seen) / (weight + n + m - 2)
     half = half_interval(n, m, factor * one_expected, factor * other_expected)
     return one.mean(-1) - other.mean(-1), half
+
+
+def weight_of_default(n: int, m: int) -> float:
+    """The degrees of freedom that the default counts as beside n and m seeds."""
+    return WEIGHT_BESIDE_THREE if min(n, m) >= 3 else DEFAULT_WEIGHT
 
 
 def half_interval(n: int, m: int, first=1.0, second=1.0):
     """Half the interval of the difference of two means, over n and m seeds whose variances are
     `first` and `second`."""
-    return stdtrit(DEFAULT_WEIGHT + n + m - 2, QUANTILE) * np.sqrt(first / n + second / m)
+    degrees = weight_of_default(n, m) + n + m - 2
+    return stdtrit(degrees, QUANTILE) * np.sqrt(first / n + second / m)
 
 
 def efficiency_between(
@@ -217,26 +239,22 @@ def efficiency_between(
     and three runs show how runs vary."""
     sides = []  # of each variant: values and errors (2, pairs, seeds), of log B and log C_mid
     for fits, A in zip(groups, np.transpose(held)):
-        found = np.array([held_efficiencies(fits, value) for value in A])
-        logs, errors = found.transpose(2, 3, 0, 1)
+        found = np.array([fit.efficiency_at(A) for fit in fits])
+        logs, errors = found.transpose(1, 3, 2, 0)
         if min(map(len, groups)) >= 3:
             errors = np.zeros_like(errors)
         by_A = scatter[0] * np.ptp(logs, 1, keepdims=True) / np.ptp(A)
         sides.append((logs, np.hypot(errors, by_A)))
 
     efficiency = {"A": held[0][0]}
-    for i, name in enumerate(("B", "C_mid")):
+    scatter_of = {"B": PART_OF_B * scatter[1], "C_mid": scatter[1]}
+    for i, name in enumerate(scatter_of):
         efficiency[name] = tuple(float(np.exp(logs[i, 0].mean())) for logs, _ in sides)
         pair = [(logs[i], errors[i]) for logs, errors in sides]
-        middle, half = difference(*pair, scatter[1])
+        middle, half = difference(*pair, scatter_of[name])
         ratio = np.exp([middle[0], min(middle - half), max(middle + half)])
         efficiency[f"{name}_ratio"] = tuple(ratio.tolist())
     return efficiency
-
-
-def held_efficiencies(fits: list[Fit], A: float) -> list[Seeds]:
-    """(log B and log C_mid, their standard errors) of each seed with the asymptote held at A."""
-    return [fit.efficiency_at(A) for fit in fits]
 
 
 # --- 3. What is said of it ------------------------------------------------------------------------
@@ -286,7 +304,7 @@ def compare(
     scatter: tuple[float, float] = SEED_SCATTER,
 ) -> Comparison:
     """The comparison of two variants: their names, and the list of Fits of each. `standing` Fits
-    count. scatter: the standard deviation between seeds, of A, and of log B and log C_mid."""
+    count. scatter: the standard deviation between seeds, of A, and of log C_mid."""
     counted = [standing(fits) for fits in groups]
     unknown = []
     no_ceiling = []
@@ -340,15 +358,15 @@ def reasons(
 ) -> str:
     """The reasons for a verdict that ceilings do not decide. no_ceiling: the variants in which not
     all runs show one. seeds: how many runs of each variant count."""
-    _, low, high = ceilings
+    gap, low, high = ceilings
     numbers = f"the ceilings differ by {with_interval(*ceilings, '+.3f')}"
-    if beyond(0, ceilings):
-        numbers += f", and less than {MARGIN} does not count"
     if no_ceiling:
-        numbers = (
-            f"not all runs of {' and '.join(no_ceiling)} show a ceiling, and no other lies surely "
-            "below it"
-        )
+        names = " and ".join(no_ceiling)
+        numbers = f"not all runs of {names} show a ceiling, and no other lies surely below it"
+    elif beyond(0, ceilings) and abs(gap) < MARGIN:
+        numbers += f", and less than {MARGIN} does not count"
+    elif beyond(0, ceilings):
+        numbers += ", which the last values do not bear out"
     numbers += f"; with A held at {efficiency['A']:.3f}"
     for name in ("B", "C_mid"):
         first, second = efficiency[name]

@@ -16,6 +16,7 @@ from curve import least_squares
 from curve.columns import Series, check_curve
 from curve.least_squares import Array, Interval, Profile, fit_power_law
 
+BOUND = 0.9999  # an A above this has risen to the bound of 1
 MARGIN = 0.02  # asymptotes closer than this are not told apart (sec. 2.1, A.8)
 
 # --- 1. The curves (sec. 2.1, A.4) ----------------------------------------------------------------
@@ -105,7 +106,17 @@ class Fit:
         if self.identified:
             text = with_interval(self.A, *self.interval["A"])
             return f"{text} of all seeds together" if self.together else text
-        return f"> {self.interval['A'][0]:.3f}" if self.no_ceiling else "not identified"
+        return self.bound if self.no_ceiling else "not identified"
+
+    @property
+    def on_bound(self) -> bool:
+        """Whether A has risen to the bound of 1."""
+        return self.A > BOUND
+
+    @property
+    def bound(self) -> str:
+        """What A exceeds, as text."""
+        return f"> {self.interval['A'][0]:.3f}"
 
     @property
     def power_law(self) -> tuple[float, float, float]:
@@ -138,14 +149,15 @@ class Fit:
         start[:, 0] = np.minimum(A, 1)
         return least_squares.descend(*self.points, start, self.profile.free)
 
-    def efficiency_at(self, A: float) -> tuple[Array, Array]:
-        """log B and log C_mid (2,) with the asymptote held at A <= 1 (A.8), and their standard
-        errors (2,), widened for correlation as the intervals are."""
-        (theta,), (squares,), (JJ,) = self.held_at([A])
+    def efficiency_at(self, A: Array) -> tuple[Array, Array]:
+        """log B and log C_mid (k, 2) with the asymptote held at A (k,) <= 1 (A.8), and their
+        standard errors (k, 2), widened for correlation as the intervals are."""
+        theta, squares, JJ = self.held_at(A)
         degrees = len(self.points[0]) - len(self.profile.free)
         excess = allowed_excess(squares, degrees, self.correlation)
-        half = np.sqrt(excess * np.diag(least_squares.inverse(JJ)))
-        return theta[1:3], half[:2] / stdtrit(np.inf, 0.975)
+        variances = np.diagonal(least_squares.inverse(JJ), axis1=1, axis2=2)
+        half = np.sqrt(excess[:, None] * variances)
+        return theta[:, 1:3], half[:, :2] / stdtrit(np.inf, 0.975)
 
 
 FittedRun = tuple[Series, Fit]
@@ -236,13 +248,13 @@ def lag_one_correlation(residual: Array, parameters: int) -> tuple[float, float]
     return float(raw), float(np.clip((n * raw + p) / max(n - 3 * p, n / 2), 0, 0.9))
 
 
-def allowed_excess(squares: float, degrees: int, correlation: float) -> float:
+def allowed_excess(squares: Array, degrees: int, correlation: float) -> Array:
     """A curve is in the 95 % interval if its squared error exceeds the least one by at most this.
     For independent noise the profile-likelihood bound is s^2 t^2: s^2 is the error per degree of
     freedom, t Student's 97.5 % quantile. A correlation r of neighbours makes the variance of their
     mean (1 + r) / (1 - r) times as large (`python benchmarks/fit.py`). degrees: points minus fitted
     parameters."""
-    variance = max(squares / degrees, 1e-12)  # no pass rate is known to better than 1e-6
+    variance = np.maximum(squares / degrees, 1e-12)  # no pass rate is known to better than 1e-6
     independent = variance * stdtrit(degrees, 0.975) ** 2
     return independent * (1 + correlation) / (1 - correlation)
 
@@ -316,7 +328,7 @@ def doubt_about_A(fit: Fit) -> FitWarning | None:
     if fit.gain_made < LEAST_GAIN_MADE:
         least = f"{100 * LEAST_GAIN_MADE:.0f} %"
         return FitWarning(UNKNOWN, f"{made} {least}: the data shows only A > {low:.3f}")
-    if fit.A > 0.9999 and low < 0.95:
+    if fit.on_bound and low < 0.95:
         return FitWarning(NO_CEILING, f"the data shows no ceiling, only A > {low:.3f}")
     if fit.rms / np.sqrt(n) > MOST_SCATTER * gain:
         points = f"{n} points with a scatter of {fit.rms:.3f}"

@@ -5,15 +5,24 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from faults import ROOT
 from matplotlib.figure import Figure
 
 import fit_curve
 from curve import plots
 from curve.columns import Series
-from curve.comparison import asymptote_of, compare, fit_together
+from curve.comparison import (
+    SEED_SCATTER,
+    asymptote_of,
+    compare,
+    compare_with_first,
+    fit_together,
+)
 from curve.fit import fit_sigmoid, sigmoid
 from curve.flags import run_command
 from curve.forecast import outlook
+from curve.logs import runs_of_study
+from fit_curve import Options, fit_logs
 
 
 def run_of(random, A=0.7, B=1.8, C_mid=100.0, R0=0.2, n=41, last=600.0, noise=0.01):
@@ -60,10 +69,42 @@ def test_a_ceiling_is_not_raised_against_its_own_interval():
     difference = compare(("slow", "quick"), ([slow], [quick])).A_difference
     assert difference == pytest.approx((0.130, 0.130 - below, 0.130 + above), abs=1e-5)
 
-    capped = with_A(fit, 0.70, 0.695, 0.71)  # below the whole interval
+    # A ceiling below the whole interval, of a run that ends lower.
+    capped = replace(with_A(fit, 0.70, 0.695, 0.71), y=fit.y - 0.15)
     sentence = compare(("slow", "capped"), ([slow], [capped])).sentence
     lead = "its A lies 0.285 [0.034, 0.339] above that of capped"
     assert sentence == f"slow raises the ceiling ({lead})"
+
+
+def test_a_ceiling_is_not_raised_if_the_last_values_deny_it():
+    """The two runs with 8 prompts a step that did not fall ended as high as those with 32 and 64,
+    at .97, above their fitted A of .957 and .941."""
+    runs, _ = fit_logs(runs_of_study(ROOT / "docs/study/batch"), Options(()))
+    runs = {variant: fit_together(seeds) for variant, seeds in runs.items()}
+    results = {result.variants[0]: result for result in compare_with_first(runs, SEED_SCATTER)}
+    for variant in ("prompts-32", "prompts-64"):
+        _, low, _ = results[variant].A_difference
+        assert low > 0  # by the fits alone its ceiling is surely higher
+        assert results[variant].kind not in ("ceiling", "quicker but lower")
+        assert "which the last values do not bear out" in results[variant].sentence
+
+    # Ends that are apart in the same way do not deny it.
+    fit = fit_of(np.random.default_rng(0))
+    lower = replace(with_A(fit, 0.6, 0.59, 0.61), y=fit.y - 0.1)
+    assert compare(("one", "two"), ([fit], [lower])).kind == "ceiling"
+    assert compare(("one", "two"), ([fit], [replace(lower, y=fit.y)])).kind != "ceiling"
+
+
+def test_an_asymptote_on_its_bound_is_printed_as_a_bound():
+    fit = fit_of(np.random.default_rng(0))
+    top = with_A(fit, 1.0, 0.98, 1.0)
+    higher = with_A(fit, 1.0, 0.99, 1.0)
+    assert asymptote_of([top, higher]) == "> 0.980, > 0.990"
+    assert asymptote_of([top]) == "1.000 [0.980, 1.000]"
+    below = with_A(fit, 0.985, 0.975, 0.996)
+    assert asymptote_of([top, below]).startswith("0.992 [")
+    no_ceiling = replace(with_A(fit, 1.0, 0.9, 1.0), identified=False, no_ceiling=True)
+    assert asymptote_of([top, below, no_ceiling]) == "> 0.980, 0.985, > 0.900"
 
 
 @pytest.mark.parametrize("seeds", [1, pytest.param(3, marks=pytest.mark.slow)])
@@ -131,6 +172,25 @@ def test_the_expected_scatter_decides_as_long_as_seeds_do_not():
     without = compare(("one", "two"), (small, small), (0.0, 0.05)).efficiency["B_ratio"]
     wider = compare(("one", "two"), (small, small), (0.01, 0.05)).efficiency["B_ratio"]
     assert width_of(wider) > 1.2 * width_of(without)
+
+
+def test_three_seeds_show_how_much_seeds_scatter():
+    """Their scatter counts more than the default, which counts as half a degree of freedom; that of
+    B is .4 of that of C_mid, beside what the scatter of A does to it."""
+    t = 3.714783  # 4.5 degrees of freedom, three intervals at once
+    fit = fit_of(np.random.default_rng(0))
+    seeds = [with_A(fit, A, A - 0.005, A + 0.005) for A in (0.68, 0.70, 0.72)]
+    expected = 0.01**2 + (0.005 / 1.959964) ** 2
+    seen = 2 * 3 * np.var([0.68, 0.70, 0.72]) / expected
+    half = t * np.sqrt((0.5 + seen) / 4.5 * expected * 2 / 3)
+    result = compare(("one", "two"), (seeds, seeds))
+    assert result.A_difference == pytest.approx((0, -half, half), abs=1e-5)
+
+    alike = [fit] * 3
+    ratios = compare(("one", "two"), (alike, alike), (0.0, 0.05)).efficiency
+    for name, scatter in (("B_ratio", 0.02), ("C_mid_ratio", 0.05)):
+        half = t * np.sqrt(scatter**2 * 0.5 / 4.5 * 2 / 3)
+        assert np.log(ratios[name]) == pytest.approx((0, -half, half), abs=1e-5)
 
 
 def test_a_verdict_is_what_its_intervals_say():
