@@ -213,6 +213,9 @@ class TrainCommand(Settings):
     gpu_memory: float | None = option(
         None, "with --plan: GB of each of them; by default that of this machine's"
     )
+    gpu_kind: str | None = option(
+        None, "with --plan: such as H100 or RTX-4090; says the least hours on them"
+    )
 
     def gpus_here(self) -> int:
         """How many GPUs there are to be used: on the machine that --plan is about, or on this
@@ -222,7 +225,7 @@ class TrainCommand(Settings):
     def of_the_run(self) -> Settings:
         """The settings without the flags of --plan. ValueError if one of these flags is given: it
         would do nothing."""
-        for name in ("gpus", "gpu_memory"):
+        for name in ("gpus", "gpu_memory", "gpu_kind"):
             if getattr(self, name) is not None:
                 raise ValueError(
                     f"{flag(name)} is for --plan alone; a run takes the machine that it is on"

@@ -18,9 +18,11 @@ from core.feed import Feed
 from core.model import load_model, load_shapes
 from core.settings import BY_MEMORY, Settings, TrainCommand, parse, read_settings
 from core.vllm_engine import make_llm_engine
+from machinery.compute import time_left
 from machinery.folder import write_config
 from machinery.memory import FITS, Shape, choose, generator_bytes, trainer_bytes
 from machinery.run import with_what_suits_the_memory
+from tools.hours import least_seconds, step_flops
 
 POLARIS = ["--plan", "--data", "polaris", "--gpu-memory", "80"]
 EIGHT = [*POLARIS, "--gpus", "8"]
@@ -95,6 +97,10 @@ def test_what_cannot_be_planned_is_one_sentence(here, capsys, monkeypatch):
         (["--gpu-memory", "80"], "--gpu-memory is for --plan alone"),
         (["--plan", "--gpus", "2"], "--gpus wants --gpu-memory too"),
         (no_gpu, "--gpu-memory is of a machine with GPUs: say how many"),
+        (["--plan", "--gpus", "1", "--gpu-memory", "0"], "--gpu-memory is 0.0; it must be above 0"),
+        (["--gpu-kind", "H100"], "--gpu-kind is for --plan alone"),
+        ([*EIGHT, "--gpu-kind", "H1"], "--gpu-kind H1 is not known; known are H200, H100, "),
+        (["--plan", "--gpu-kind", "H100"], "--gpu-kind is of a machine with GPUs"),
         (["--plan", "--gpus", "-1"], "--gpus is -1; it must be at least 0"),
         ([*EIGHT, "--trainers", "9"], "want 10 GPUs; there are 8"),
         ([*EIGHT, "--model", "no/such/model"], "--model no/such/model: there is no such folder"),
@@ -278,6 +284,81 @@ def test_a_run_that_cannot_fit_is_refused(models, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: gpu)
     with pytest.raises(ValueError, match="does not fit: cuda:0 has 0.1 GiB, and 1.* too many"):
         choose(parse(["--engine", "torch"]), Shape(load_shapes(models["llama"])), 100)
+
+
+# --- hours ----------------------------------------------------------------------------------------
+
+
+def logged(name):
+    """The lines of a real run's log, by kind."""
+    by_kind = {"train": [], "validation": [], "warning": [], "end": []}
+    for line in map(json.loads, open(ROOT / "docs" / "real_model" / f"{name}.jsonl")):
+        by_kind[line["kind"]].append(line)
+    return by_kind
+
+
+@pytest.mark.parametrize("name", ["reversal-0", "reversal-1", "reversal-2"])
+def test_after_ten_steps_a_run_knows_how_long_it_will_take(name):
+    """Real runs of SmolLM2 on a CPU: within a factor of 1.5 of what came."""
+    lines = logged(name)
+    first, steps = lines["validation"][0], lines["train"]
+    ended = lines["validation"][-1]["wall_seconds"]
+    assert time_left(first, steps[8], 48) == ""
+    for now in (steps[9], steps[23]):
+        # In thousands of runs, so that rounding to tenths of hours does not count.
+        made = now["step"] + 1000 * (48 - now["step"])
+        left = float(time_left(first, now, made).removesuffix(" hours left"))
+        came = (ended - now["wall_seconds"]) / 3600
+        assert 1 / 1.5 < left / 1000 / came < 1.5
+    assert "minutes left" in time_left(first, steps[9], 48)
+
+
+def test_the_flops_of_a_step_are_those_of_real_runs(here):
+    """By part, from the lengths of SmolLM2's completions and the groups that counted; prompts had
+    about 60 tokens. Within a factor of 1.5 of compute_flops."""
+    model = load_shapes("HuggingFaceTB/SmolLM2-135M")
+    command = parse(["--data", "gym:word_sequence_reversal"])
+    for name in ("reversal-0", "reversal-1", "reversal-2"):
+        steps, planned = logged(name)["train"], 0
+        for line in steps[1:]:
+            flops = step_flops(command, model, 60, round(line["completion_length"]))
+            sampled = flops["prompts"] + flops["sampling"]
+            counted = line["groups_counted"] / command.groups_per_step
+            planned += sampled + counted * (sum(flops.values()) - sampled)
+        came = steps[-1]["compute_flops"] - steps[0]["compute_flops"]
+        assert 1 / 1.5 < planned / came < 1.5
+
+
+def test_the_plan_says_the_least_hours_on_a_kind_of_gpu(here, capsys):
+    """The least time is below what one H100 took (docs/measured.md), and not by far."""
+    flags = "--plan --data polaris --gpus 1 --gpu-memory 80 --gpu-kind H100 --steps 100"
+    command = [*flags.split(), "--model", "Qwen/Qwen3-0.6B"]
+    text = planned(command, capsys)
+    for part in ("prompts", "sampling", "trunk", "head", "attention"):
+        assert "s on H100" in row(text, part)
+    assert "for 100 steps" in row(text, "hours") and "theirs, not ours: prime-rl" in text
+
+    need, _ = chosen(here, "Qwen/Qwen3-0.6B", flags)
+    model = load_shapes("Qwen/Qwen3-0.6B")
+    flops = step_flops(need.settings, model, 1, 16_384)
+    seconds = least_seconds(need.settings, need, Shape(model), flops, 16_384)
+    trained = seconds["trunk"] + seconds["head"] + seconds["attention"]
+    speed = 48 * 16 * 16_384 / trained
+    assert 15_260 < speed < 4 * 15_260
+    for kind in (["--gpu-kind", "RTX-4090"], []):
+        slower = planned([*flags.split()[:-4], *kind, "--model", "Qwen/Qwen3-0.6B"], capsys)
+        assert ("s on RTX-4090" in row(slower, "trunk")) == bool(kind)
+
+
+def test_a_run_that_goes_on_says_how_long_it_will_take(here, capsys):
+    run = here / "runs" / "mine"
+    run.mkdir(parents=True)
+    write_config(run, parse(["--steps", "60"]))
+    lines = [{"kind": "validation", "step": 0, "wall_seconds": 100}]
+    lines += [{"kind": "train", "step": s, "wall_seconds": 100 + 90 * s} for s in range(1, 21)]
+    (run / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    text = planned(["--plan", "--resume", "runs/mine"], capsys)
+    assert row(text, "this run").endswith("1.0 hours left, as measured up to step 20")
 
 
 def test_the_table_of_the_docs_is_what_the_command_says(here, capsys):

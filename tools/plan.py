@@ -11,6 +11,8 @@ from core.decoding import make_decoding
 from core.engine import refuse_split
 from core.model import load_shapes, load_tokenizer, model_path, refuse_too_long
 from core.settings import TrainCommand
+from machinery.compute import time_left
+from machinery.files import json_lines
 from machinery.memory import (
     FITS,
     QWEN3,
@@ -23,10 +25,15 @@ from machinery.memory import (
     chosen_flags,
     largest,
 )
+from tools.hours import kind_of, time_rows
 
 
 def plan(command: TrainCommand) -> str:
     """The text of the plan. ValueError, in one sentence, for settings that cannot be."""
+    if command.gpu_kind:
+        kind_of(command.gpu_kind)
+        if not command.gpus_here():
+            raise ValueError("--gpu-kind is of a machine with GPUs: say how many by --gpus")
     model = load_shapes(command.model)
     shape, length = Shape(model), longest(command, model)
     asked = command
@@ -41,6 +48,9 @@ def plan(command: TrainCommand) -> str:
     rows += memory_rows(command, need, shape.parameters)
     if reason:
         rows.append(("chosen" if need.verdict != TOO_MUCH else "nothing fits", "", reason))
+    rows += time_rows(command, need, model)
+    if command.resume:
+        rows += measured_rows(command)
     if command.gpus_here():
         rows.append(("largest that fits", "", largest_in_words(asked, length)))
     name_width, figure_width = (max(len(row[i]) for row in rows) for i in (0, 1))
@@ -53,6 +63,19 @@ def plan(command: TrainCommand) -> str:
         " what is said to fit has that much room."
     )
     return "\n".join(lines)
+
+
+def measured_rows(command: TrainCommand) -> list[tuple[str, str, str]]:
+    """A row with the time that is left of the run that --resume names, if its log can say it."""
+    path = command.resume / "log.jsonl"
+    lines = [line for _, line in json_lines(path)] if path.exists() else []
+    validations = [line for line in lines if line["kind"] == "validation"]
+    steps = [line for line in lines if line["kind"] == "train"]
+    if not (validations and steps):
+        return []
+    left = time_left(validations[0], steps[-1], command.steps)
+    measured = f"{left}, as measured up to step {steps[-1]['step']}"
+    return [("this run", "", measured)] if left else []
 
 
 def largest_in_words(command: TrainCommand, length: int) -> str:
