@@ -13,7 +13,7 @@ from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.utils import run_and_get_code
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from tools.plan import QWEN3
+from machinery.memory import QWEN3
 
 TOKENS = 509  # no weight has this size
 # Operations that compute nothing.

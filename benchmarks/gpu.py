@@ -50,7 +50,7 @@ from core.rollouts import SharedParameters
 from core.settings import Settings
 from docs.make_base import BASE_MODEL
 from machinery import ranks, trainer
-from tools.plan import QWEN3, Shape, trainer_bytes
+from machinery.memory import QWEN3, Shape, trainer_bytes
 
 LIMIT = 8 * 60  # seconds of a part
 CPU = torch.device("cpu")

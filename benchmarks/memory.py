@@ -26,9 +26,9 @@ from core.generators import make_engine
 from core.model import load_model, load_shapes, load_tokenizer
 from core.rollouts import Request, SharedParameters
 from core.settings import Sampling, Settings
+from machinery.memory import Shape, generator_bytes, trainer_bytes
 from machinery.ranks import join_ranks
 from machinery.record import Record
-from tools.plan import Shape, generator_bytes, trainer_bytes
 
 VOCABULARY = 150_000
 

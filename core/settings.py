@@ -74,11 +74,15 @@ class Sampling:
     dtype: Literal["auto", "float32", "bfloat16"] = option(
         "auto", "of the trunk; auto: bfloat16 on a GPU, float32 on a CPU"
     )
-    slots: int = option(
-        512, "sequences that a generator decodes at once", paper=256, small=128, short=96
+    slots: int | None = option(
+        512,
+        "sequences that a generator decodes at once; None: by the GPU's memory",
+        paper=256,
+        small=128,
+        short=96,
     )
     generator_memory: float | None = option(
-        None, "share of a GPU that vLLM takes; by default .9, or .4 beside a trainer"
+        None, "share of a GPU that vLLM takes; by default .9, or at most .4 beside a trainer"
     )
     threads: int = option(
         0,
@@ -165,14 +169,19 @@ class Settings(Sampling):
         "generator and verifiers work in the trainer's process, by turns, with --asynchrony ppo-1:"
         " breakpoint() works anywhere",
     )
-    tokens_per_micro_batch: int = option(
-        4096, "in a forward, padding included; on a GPU 32768", paper=32_768, small=4096
+    tokens_per_micro_batch: int | None = option(
+        4096,
+        "in a forward, padding included; None: by the GPU's memory, 32768 at most",
+        paper=32_768,
+        small=4096,
     )
     share_prompts: bool = option(
         True, "the trainer computes a prompt once in a micro-batch, if that is less work"
     )
-    gradient_checkpointing: bool = option(
-        False, "layers are computed again in the backward: less memory", paper=True
+    gradient_checkpointing: bool | None = option(
+        False,
+        "layers are computed again in the backward: less memory; None: by the GPU's memory",
+        paper=True,
     )
     offload: bool = option(
         False, "parameters, gradients and moments wait in the CPU's memory: slower, for small GPUs"
@@ -204,6 +213,9 @@ class TrainCommand(Settings):
     gpu_memory: float | None = option(
         None, "with --plan: GB of each of them; by default that of this machine's"
     )
+    gpu_kind: str | None = option(
+        None, "with --plan: such as H100 or RTX-4090; says the least hours on them"
+    )
 
     def gpus_here(self) -> int:
         """How many GPUs there are to be used: on the machine that --plan is about, or on this
@@ -213,7 +225,7 @@ class TrainCommand(Settings):
     def of_the_run(self) -> Settings:
         """The settings without the flags of --plan. ValueError if one of these flags is given: it
         would do nothing."""
-        for name in ("gpus", "gpu_memory"):
+        for name in ("gpus", "gpu_memory", "gpu_kind"):
             if getattr(self, name) is not None:
                 raise ValueError(
                     f"{flag(name)} is for --plan alone; a run takes the machine that it is on"
@@ -257,6 +269,10 @@ PRESETS = {
 }
 PRESETS["short"] |= {"asynchrony": "pipeline-2", "length_control": "penalty"}  # of the recipe
 
+# On a GPU its memory chooses these, if no flag gives them (machinery/memory.py). The last one is
+# given up first.
+BY_MEMORY = ("generator_memory", "slots", "gradient_checkpointing", "tokens_per_micro_batch")
+
 # A resumed run may change these: devices, how often it writes, and --least-prompts, if it has run
 # out of prompts.
 MAY_CHANGE = set(
@@ -297,7 +313,7 @@ def starting_values(chosen: Sampling) -> Sampling:
     --data, --defaults and, for generate.py, --model. ValueError if these do not go together."""
     is_run = isinstance(chosen, Settings)
     if is_run and chosen.resume:
-        return read_settings(chosen.resume)
+        return read_settings(chosen.resume, choose_again=chosen.gpus_here() > 0)
     if not is_run:
         # The model is in the folder of a run: RUN/model, or RUN/checkpoints/STEP/model.
         for folder in Path(chosen.model).absolute().parents[:3]:
@@ -321,8 +337,7 @@ def starting_values(chosen: Sampling) -> Sampling:
     values["defaults"] = defaults  # never auto: config.json says which it was
     if is_run:
         if chosen.gpus_here():
-            # With fewer tokens at once a GPU waits for the launches of its kernels.
-            values.setdefault("tokens_per_micro_batch", PRESETS["paper"]["tokens_per_micro_batch"])
+            values |= dict.fromkeys(BY_MEMORY)
         values["recipe"] = starting_recipe(chosen.recipe, preset)
     return type(chosen)(**values)
 
@@ -346,13 +361,17 @@ def starting_recipe(chosen: Recipe, preset: dict) -> Recipe:
     return replace(recipe, **changed)
 
 
-def read_settings(folder: Path) -> Settings:
-    """The settings of the run in this folder. ValueError if there is none."""
+def read_settings(folder: Path, choose_again: bool = False) -> Settings:
+    """The settings of the run in this folder. With choose_again those that the memory of a GPU has
+    chosen are None. ValueError if there is none."""
     refuse_odd_files(folder)
     try:
         stored = json.loads((folder / "config.json").read_text())
         recipe = Recipe(**stored.pop("recipe"))
         stored.pop("versions")
+        chosen = stored.pop("chosen", None)
+        if chosen and choose_again:
+            stored |= dict.fromkeys(chosen["settings"])
         values = {
             name: tuple(value) if isinstance(value, list) else value
             for name, value in stored.items()

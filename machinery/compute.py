@@ -105,6 +105,19 @@ class Compute:
 # --- who waits ------------------------------------------------------------------------------------
 
 
+MEASURED = 10  # steps, after which the time that is left is known
+
+
+def time_left(first: dict, now: dict, steps: int) -> str:
+    """How long the run still takes, in words, if it goes on as from the log's first validation to
+    this training line, validations included; '' if these are fewer than MEASURED steps."""
+    made = now["step"] - first["step"]
+    if made < MEASURED:
+        return ""
+    hours = (now["wall_seconds"] - first["wall_seconds"]) / made * (steps - now["step"]) / 3600
+    return f"{hours:.1f} hours left" if hours >= 1 else f"{60 * hours:.0f} minutes left"
+
+
 class Rates:
     """Counts from one training line of the log to the next, without the time of validations."""
 

@@ -49,12 +49,13 @@ def free_folder(name: str) -> Path:
     return folder
 
 
-def write_config(folder: Path, settings: Settings) -> None:
-    """Write config.json: all settings, and the versions of Python, torch and transformers."""
+def write_config(folder: Path, settings: Settings, chosen: dict | None = None) -> None:
+    """Write config.json: all settings, which of them the memory has chosen and why, the versions of
+    Python, torch and transformers."""
     versions = {"torch": version("torch"), "transformers": version("transformers")}
     versions["python"] = platform.python_version()
     resumption = {"resume": None, "from_step": None}  # no settings of the run
-    stored = dataclasses.asdict(settings) | resumption | {"versions": versions}
+    stored = dataclasses.asdict(settings) | resumption | {"chosen": chosen, "versions": versions}
     write_whole(folder / "config.json", json.dumps(stored, indent=2) + "\n")
 
 

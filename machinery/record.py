@@ -26,7 +26,7 @@ from curve.columns import Series
 from curve.files import write_whole
 from curve.forecast import outlook
 from machinery.checkpoints import checkpoints, step_of
-from machinery.compute import Compute, Rates
+from machinery.compute import Compute, Rates, time_left
 from machinery.evaluation import completion_columns, graded
 from machinery.files import append_whole, drop_later
 from machinery.kept import KeptRollouts, verdict_in_words
@@ -172,6 +172,8 @@ class Record:
                 seconds = 3600 * hours / self.compute.devices / (now["step"] - first["step"])
                 digits = 0 if seconds > 10 else 1
                 words.append(f"{seconds:.{digits}f} s a step")
+            if self.validations:
+                words += filter(None, [time_left(self.validations[0], now, self.settings.steps)])
         self.progress.show(step, ", ".join(words))
 
     def end(self, step: int, reason: str) -> None:

@@ -32,7 +32,7 @@ from core.one_process import GeneratorHere, VerifierHere
 from core.policy import Policy, error_of_sharing
 from core.rollouts import Batch, Group, SharedParameters
 from core.screen import say
-from core.settings import Settings
+from core.settings import BY_MEMORY, Settings
 from core.torch_engine import refuse_wrong_over_slots
 from curve.fit import fit_sigmoid
 from curve.forecast import levelled_off
@@ -52,6 +52,7 @@ from machinery.checkpoints import (
 from machinery.compute import Compute, attention_width, matmul_parameters
 from machinery.files import whole_folder
 from machinery.folder import lock_folder, new_folder, write_config
+from machinery.memory import Shape, choose
 from machinery.processes import Stop
 from machinery.ranks import from_rank_0, give_way_to_a_dead_rank
 from machinery.record import Record
@@ -113,6 +114,7 @@ def open_run(settings: Settings) -> "Run":
     model = load_model(newest_model)
     refuse_too_long(model, prompts.decoding)
     settings = with_learning_rate(settings, model)
+    settings, chosen = with_what_suits_the_memory(settings, model, prompts)
     engines = engines_of(settings, first_model, prompts)
     refuse_split(engines[0].engine, settings.tensor_parallel, model.config.num_attention_heads)
     settings = with_prompts_shared_if_possible(settings, model, engines[0].engine)
@@ -139,7 +141,7 @@ def open_run(settings: Settings) -> "Run":
     lock = lock or lock_folder(folder)
     # Without --one-process it would be resumed as it was asked for.
     stored = dataclasses.replace(settings, recipe=asked.recipe, engine=asked.engine)
-    write_config(folder, stored)
+    write_config(folder, stored, chosen)
     if settings.resume:
         say(f"{folder}: going on from step {step}")
         remove_checkpoints_after(step, folder)
@@ -253,6 +255,19 @@ def with_learning_rate(settings: Settings, model: PreTrainedModel) -> Settings:
     rate = first_learning_rate(parameters)
     say(f"The learning rate is {rate}, for {parameters:,} parameters.")
     return dataclasses.replace(settings, learning_rate=rate)
+
+
+def with_what_suits_the_memory(
+    asked: Settings, model: PreTrainedModel, prompts: Prompts
+) -> tuple[Settings, dict | None]:
+    """The settings with what the memory of the devices chooses, and what config.json says of it:
+    names and reason; None if nothing was left to choose. `DoesNotFit` if no choice fits."""
+    settings, reason = choose(asked, Shape(model), prompts.decoding.longest)
+    if not reason:
+        return settings, None
+    say(reason)
+    names = [name for name in BY_MEMORY if getattr(asked, name) is None]
+    return settings, {"settings": names, "reason": reason}
 
 
 def engines_of(settings: Settings, model: str, prompts: Prompts) -> list[EngineSettings]:

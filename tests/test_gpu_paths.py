@@ -9,7 +9,7 @@ import sys
 
 import pytest
 import torch
-from plans import MODELS, ROOT
+from plans import CARDS, MODELS, OF_CARDS, ROOT, chosen, make_models, trace, trace_of
 
 pytestmark = [
     pytest.mark.slow,
@@ -101,8 +101,19 @@ def test_parameters_wait_in_the_cpus_memory_and_losses_are_the_same(tmp_path):
     assert any(line.get("gradient_norm") for line in logs[0])
     again = ["--resume", "runs/run", "--steps", "4", "--trainers", "2", "--no-one-process"]
     said, log = whole_run(3, *again, folder=tmp_path / "--offload")
-    assert "trainers cuda:1, cuda:2" in said
+    assert "trainers cuda:1, cuda:2" in said and "--tokens-per-micro-batch 32768 for" in said
     assert [line["skipped"] for line in log if line["kind"] == "train"] == [0] * 4
+
+
+@pytest.mark.parametrize("card", CARDS)
+def test_the_cards_that_people_have_hold_what_torch_traces(tmp_path, monkeypatch, card):
+    """A whole step of the whole model with what was chosen for the card, within 10 %."""
+    name, memory, flags = card
+    monkeypatch.chdir(tmp_path)
+    make_models(tmp_path)
+    need, _ = chosen(tmp_path, name, f"{OF_CARDS} --gpu-memory {memory} {flags}")
+    found = trace(name, trace_of(need))
+    assert found["planned"] == pytest.approx(found["traced"], rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -113,12 +124,13 @@ def test_parameters_wait_in_the_cpus_memory_and_losses_are_the_same(tmp_path):
         "--checkpointing",
         "--trainers 4 --checkpointing",
         "--checkpointing --split",
+        "--checkpointing --offload",
     ],
 )
 def test_the_plan_is_what_torch_traces(flags):
-    """Of four layers as those of Qwen3-0.6B, for two sequences of 14,336 tokens, within 15 %."""
+    """Of four layers as those of Qwen3-0.6B, for two sequences of 14,336 tokens, within 10 %."""
     config = json.dumps(MODELS["Qwen/Qwen3-0.6B"] | {"num_hidden_layers": 4})
     done = run(None, ROOT / "tests" / "traced.py", config, *flags.split())
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found["planned"] == pytest.approx(found["traced"], rel=0.15)
+    assert found["planned"] == pytest.approx(found["traced"], rel=0.1)

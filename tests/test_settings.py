@@ -127,14 +127,16 @@ def test_the_defaults_are_the_toys_for_the_toy_and_the_papers_for_the_rest():
     assert parse(["--data", "gsm8k", "--defaults", "toy"]).learning_rate == 2e-4
 
 
-def test_a_gpu_is_given_more_tokens_at_once_for_the_toy_too(monkeypatch):
-    assert (
-        parse([]).tokens_per_micro_batch,
-        parse(["--data", "gsm8k"]).tokens_per_micro_batch,
-    ) == (4096, 32_768)
+def test_on_a_gpu_its_memory_chooses_what_no_flag_gives(monkeypatch):
+    for arguments, tokens in (([], 4096), (["--data", "gsm8k"], 32_768)):
+        assert parse(arguments).tokens_per_micro_batch == tokens
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    assert parse([]).tokens_per_micro_batch == 32_768
-    assert parse(["--tokens-per-micro-batch", "9"]).tokens_per_micro_batch == 9
+    for arguments in ([], ["--data", "gsm8k"], ["--data", "gsm8k", "--defaults", "small"]):
+        settings = parse([*arguments, "--slots", "9"])
+        assert settings.slots == 9
+        assert settings.tokens_per_micro_batch is None and settings.generator_memory is None
+        assert settings.gradient_checkpointing is None
+    assert parse(["--no-gradient-checkpointing"]).gradient_checkpointing is False
 
 
 def shown_values(arguments, monkeypatch, capsys):

@@ -30,7 +30,7 @@ import loss
 from core.policy import MicroBatch
 from core.settings import Settings
 from machinery import trainer
-from tools.plan import Shape, trainer_bytes
+from machinery.memory import Shape, trainer_bytes
 
 aten = torch.ops.aten
 ALLOCATED = 512  # bytes: CUDA's allocator rounds up to a multiple of it
