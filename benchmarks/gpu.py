@@ -260,7 +260,8 @@ def train_once(policy, optimizer, rollouts: list, tokens: int, fp32_logits=True)
 
 def memory_over_plan(machine: Machine, shape: Shape, tokens: int, length: int) -> float:
     """The peak of the trainer's memory on this GPU over what --plan says, without the process."""
-    plan = trainer_bytes(shape, 1, tokens, length, torch.bfloat16, machine.device, True)
+    settings = Settings(gradient_checkpointing=True)
+    plan = trainer_bytes(shape, settings, 1, tokens, length, torch.bfloat16, machine.device)
     return torch.cuda.max_memory_allocated() / (sum(plan.values()) - plan["process"])
 
 

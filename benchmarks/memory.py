@@ -134,7 +134,7 @@ def measure_plan() -> None:
             with tempfile.TemporaryDirectory() as folder:
                 arguments = (models[size], chosen, parameters, Path(folder))
                 measured = measure(train, *arguments, processes=ranks)
-            parts = trainer_bytes(shapes[size], ranks, tokens, 256, fp32, "cpu", checkpointing)
+            parts = trainer_bytes(shapes[size], chosen, ranks, tokens, 256, fp32, "cpu")
             process = "a trainer" if ranks == 1 else f"one of {ranks} trainers"
             how = ", checkpointing" if checkpointing else ""
             print_row(f"{size} | {process} | {tokens:,} tokens{how}", measured, parts)

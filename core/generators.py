@@ -17,7 +17,7 @@ import transformers
 from transformers import PreTrainedModel
 
 from core.engine import Engine, EngineSettings, NoEngine
-from core.model import load_model, put_on_device
+from core.model import load_model, put_on_device, use_wide_products
 from core.rollouts import Report, Request, Rollout, SharedParameters
 from core.torch_engine import TorchEngine
 from core.vllm_engine import VllmEngine
@@ -255,8 +255,10 @@ def make_engine(settings: EngineSettings, model: PreTrainedModel | None = None) 
     if settings.engine == "vllm":
         return VllmEngine(settings)
     model = model or load_model(settings.model)
+    device = torch.device(settings.devices[0])
+    use_wide_products(model, device)
     dtype, fp32_head = getattr(torch, settings.dtype), settings.decoding.fp32_logits
-    put_on_device(model, torch.device(settings.devices[0]), dtype, fp32_head)
+    put_on_device(model, device, dtype, fp32_head)
     return TorchEngine(model, settings.decoding, settings.slots)
 
 

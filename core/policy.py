@@ -209,9 +209,11 @@ class Policy(torch.nn.Module):
     """A causal LM as the trainer calls it. It is a module, because FSDP gathers parameters when a
     module is called."""
 
-    def __init__(self, model: PreTrainedModel):
+    def __init__(self, model: PreTrainedModel, device: torch.device | None = None):
+        """device: where it computes, if the model's parameters wait on another one."""
         super().__init__()
         self.model = model
+        self.device = device or model.device
 
     def forward(self, m: MicroBatch, fp32_logits: bool | str) -> tuple[Tensor, Tensor]:
         """log pi_train of the sampled targets [B, T] (differentiable; 0 at all other places), and

@@ -174,6 +174,9 @@ class Settings(Sampling):
     gradient_checkpointing: bool = option(
         False, "layers are computed again in the backward: less memory", paper=True
     )
+    offload: bool = option(
+        False, "parameters, gradients and moments wait in the CPU's memory: slower, for small GPUs"
+    )
     wait_timeout: float = option(
         600.0, "seconds without a word from a generator until it is killed and replaced"
     )
@@ -259,8 +262,8 @@ PRESETS["short"] |= {"asynchrony": "pipeline-2", "length_control": "penalty"}  #
 MAY_CHANGE = set(
     """resume from_step steps validation_every checkpoint_every keep_checkpoints track engine
     tensor_parallel generators trainers one_process slots generator_memory tokens_per_micro_batch
-    gradient_checkpointing share_prompts threads verifiers wait_timeout max_restarts rollouts_kept
-    least_prompts stop_when_gain_below""".split()
+    gradient_checkpointing offload share_prompts threads verifiers wait_timeout max_restarts
+    rollouts_kept least_prompts stop_when_gain_below""".split()
 )
 
 # generate.py takes these from the run that made its model, if no flag says otherwise.

@@ -102,7 +102,7 @@ COMPUTE = """
     global_step train_step training_step trainer_step grpo_step ppo_step rl_step
     checkpoint_step step _step
     timesteps_total total_timesteps num_timesteps timestep env_step frame
-    optimizer_step training_iteration iteration update epoch episode num_episodes
+    optimizer_step training_iteration iteration update epoch episode num_episodes batch
     relative_time relative_time_process relative_time_wall _runtime x
 """.split()
 # These columns count steps. A resumed run repeats their values.
@@ -141,6 +141,7 @@ NEVER = set(
     "best worst maj majority cons aux".split()
 )
 SPELLINGS = (  # of words that hold a number or a space
+    (r"valid[_ ]?rate", "validrate"),  # how many answers can be read
     (r"pass[_ ]?rates?", "passrate"),
     (r"(mean|avg|average)@\d+", "meanofn"),
     (r"pass[_@ ]?(at_?)?1(?!\d)", "passone"),
@@ -566,8 +567,9 @@ def _refuse_several_curves(table: Table, step: str, y: str, rows: Array) -> None
         groups = table.groups(column, rows.tolist())
         if not 1 < len(groups) <= len(rows) // 2:
             continue
-        # In each run alone the steps increase.
-        if is_group or all((np.diff(steps[group]) > 0).all() for group in groups.values()):
+        # In each run alone the steps increase. A column that few rows have tells no runs apart.
+        increase = all((np.diff(steps[group]) > 0).all() for group in groups.values())
+        if is_group or (increase and sum(map(len, groups.values())) == len(rows)):
             curves = f"several curves under each other, by {column}: {_listed(groups)}"
             raise ValueError(f"{curves}; choose one with --where {column}={next(iter(groups))}")
     _refuse_many_repeats(table, step, y, rows)

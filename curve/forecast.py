@@ -193,5 +193,5 @@ def outlook(series: Series) -> str:
     low, high = fit.interval["A"]
     if not fit.identified:
         return f"A > {low:.2f}"
-    gain = fit.predict(2 * fit.C_max) - fit.predict(fit.C_max)
+    gain = gain_of_twice(fit)["gain"]
     return f"A {fit.A:.2f} [{low:.2f}, {high:.2f}], 2x compute {gain:+.2f}"

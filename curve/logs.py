@@ -41,6 +41,7 @@ LOG_NAMES = (
     "events.out.tfevents.*",  # TensorBoard
 )
 LONGEST_LINE = 50_000_000  # characters. A longer line is read in pieces
+csv.field_size_limit(LONGEST_LINE)
 RUNS = "runs.jsonl"  # the logs of all runs of a study in one file
 # The sampled tokens of one step, where tools/export.py has taken a run: in TRL, verl and prime-rl.
 TOKENS_OF_STEP = ("tokens_of_step", "actor/tokens_of_step", "progress/output_tokens")
@@ -62,7 +63,8 @@ CONSOLES = (
 )
 # What else a line says: its step, and whether it is from training or from a validation.
 COUNTED = re.compile(
-    r"\b(step|iteration|episode|update|epoch)\s*[=:#]?\s*\[?(\d+)(?![\d.]*%)", re.I
+    r"\b(step|iteration|episode|update|epoch|batch)(?: batch)?\s*[=:#]?\s*\[?(\d+)(?![\d.]*%)",
+    re.I,
 )
 _KINDS = "train|training|eval|evaluation|val|valid|validation|test"
 KIND = re.compile(rf"(?<![\w/.-])({_KINDS})(?![\w/.-])", re.I)
@@ -269,12 +271,18 @@ def _rows(binary: io.BufferedIOBase, notes: list[str]) -> Rows:
     # A table has a number in its second line. What looks like neither a table nor a console is read
     # as a table, whose errors are the plainest.
     delimiter = max(",\t;|", key=first.count)
-    is_table = 0 < first.count(delimiter) == second.count(delimiter)
-    if not (is_table and any(map(CELL.fullmatch, second.split(delimiter)))):
+    names, cells = (_cells(line, delimiter) for line in (first, second))
+    is_table = 1 < len(names) == len(cells)
+    if not (is_table and any(map(CELL.fullmatch, cells))):
         form = _console_form(text)
         if form:
             return _console_lines(text, *form)
     return _table_lines(text, delimiter)
+
+
+def _cells(line: str, delimiter: str) -> list[str]:
+    """The cells of a line of a table. A quoted cell may hold delimiters, as W&B's do."""
+    return next(csv.reader([line], delimiter=delimiter, skipinitialspace=True), [])
 
 
 def _events(binary: io.BufferedIOBase) -> Rows:

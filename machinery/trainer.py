@@ -9,13 +9,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn import Module, ModuleList
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from core.devices import trunk_dtype
+from core.model import use_wide_products
 from core.policy import Policy, micro_batches
 from core.rollouts import Rollout
 from core.settings import Settings
@@ -28,8 +35,9 @@ def make_policy(settings: Settings, model: PreTrainedModel, device: torch.device
     """The policy that this rank trains. model: on the CPU, with parameters in fp32, since bf16
     would swallow small updates.
 
-    A single rank in fp32 has the whole model. If there are several ranks, or if the trunk computes
-    in bf16, FSDP shards it (`shard`): it is never whole on one device then."""
+    A single rank in fp32 has the whole model. If there are several ranks, if the trunk computes in
+    bf16, or with --offload, FSDP shards it (`shard`): it is never whole on one device then."""
+    use_wide_products(model, device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
         model.set_attn_implementation("sdpa")
@@ -37,9 +45,9 @@ def make_policy(settings: Settings, model: PreTrainedModel, device: torch.device
         layers, _ = layers_and_rest(model)
         for layer in layers:
             layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
-    policy = Policy(model)
+    policy = Policy(model, device)
     if dist.is_initialized():
-        shard(policy, device.type, trunk_dtype(settings, str(device)))
+        shard(policy, device.type, trunk_dtype(settings, str(device)), settings.offload)
     else:
         model.to(device)
     return policy
@@ -56,20 +64,25 @@ def layers_and_rest(model: PreTrainedModel) -> tuple[list[Module], list[Module]]
     return layers, rest
 
 
-def shard(policy: Policy, device_type: str, dtype: torch.dtype) -> None:
+def shard(policy: Policy, device_type: str, dtype: torch.dtype, offload: bool) -> None:
     """FSDP2 over all ranks, also if there is only one. A part of the trunk is gathered in `dtype`
     when it is called, and freed after that; gradients are summed in fp32. The head, and an
-    embedding tied to it, stay in fp32."""
+    embedding tied to it, stay in fp32.
+
+    offload: the shards, their gradients and so the moments wait in the CPU's memory. A part is
+    copied to the device when it is gathered, and the optimizer steps on the CPU."""
     mesh = init_device_mesh(device_type, (dist.get_world_size(),))
     cast_to = None if dtype == torch.float32 else dtype
     precision = MixedPrecisionPolicy(param_dtype=cast_to, reduce_dtype=torch.float32)
+    # Pinned memory is for copies to a GPU.
+    waiting = CPUOffloadPolicy(pin_memory=device_type == "cuda") if offload else OffloadPolicy()
     head = policy.model.get_output_embeddings().weight
     layers, rest = layers_and_rest(policy.model)
     for part in layers + rest:
         parameters = list(part.parameters())
         if parameters and all(parameter is not head for parameter in parameters):
-            fully_shard(part, mesh=mesh, mp_policy=precision)
-    fully_shard(policy, mesh=mesh)
+            fully_shard(part, mesh=mesh, mp_policy=precision, offload_policy=waiting)
+    fully_shard(policy, mesh=mesh, offload_policy=waiting)
 
 
 # --- what is measured -----------------------------------------------------------------------------
@@ -86,7 +99,7 @@ def numerics_mismatch(
     differences = []
     rank, ranks = rank_and_ranks()
     rows, tokens = list(range(len(rollouts))), settings.tokens_per_micro_batch
-    device, share = policy.model.device, settings.share_prompts
+    device, share = policy.device, settings.share_prompts
     for m in micro_batches(rollouts, rows, tokens, device, rank, ranks, share):
         logprobs_BT, _ = policy(m, settings.recipe.fp32_logits)
         differences.append((logprobs_BT - m.generator_logprobs_BT)[m.sampled_BT].abs().cpu())
@@ -150,9 +163,9 @@ def read_moments(policy: Policy, optimizer: torch.optim.Optimizer, path: Path) -
     for place, value in safetensors.torch.load_file(path).items():
         name, _, moment = place.rpartition("/")
         parameter = parameters[name]
-        # AdamW counts its steps on the CPU; the fused one counts them on the GPU.
-        if moment != "step" or optimizer.defaults["fused"]:
-            value = value.to(parameter.device)
         if moment != "step" and isinstance(parameter, DTensor):
             value = distribute_tensor(value, parameter.device_mesh, parameter.placements)
+        # AdamW counts its steps on the CPU; the fused one counts them where the parameters are.
+        if moment != "step" or optimizer.defaults["fused"]:
+            value = value.to(parameter.device)
         optimizer.state[parameter][moment] = value

@@ -48,6 +48,20 @@ def test_pretended_gpus_do_not_mix():
     )
 
 
+SIZES = [
+    "--steps", "2", "--prompts-per-step", "4", "--completions-per-prompt", "4",
+    "--validation-problems", "6", "--validation-samples", "2", "--slots", "32",
+    "--checkpoint-every", "2",
+]  # fmt: skip
+
+
+def whole_run(gpus, *flags, folder) -> tuple[str, list[dict]]:
+    """What train.py says with these flags, and the lines of the log of runs/run."""
+    done = run(gpus, ROOT / "train.py", *flags, folder=folder)
+    assert done.returncode == 0, done.stderr
+    return done.stderr, [*map(json.loads, open(folder / "runs" / "run" / "log.jsonl"))]
+
+
 @pytest.mark.parametrize(
     "gpus, flags",
     [
@@ -59,36 +73,36 @@ def test_pretended_gpus_do_not_mix():
 def test_a_whole_run_mixes_no_devices(tmp_path, gpus, flags):
     """One GPU for both sides, with shared prompts, in two processes or in one; or a generator and
     two trainers, with a split head. In bf16, with checkpoints."""
-    sizes = [
-        "--steps", "2", "--prompts-per-step", "4", "--completions-per-prompt", "4",
-        "--validation-problems", "6", "--validation-samples", "2", "--slots", "32",
-        "--checkpoint-every", "2",
-    ]  # fmt: skip
-    done = run(
-        gpus,
-        ROOT / "train.py",
-        "--engine",
-        "torch",
-        "--name",
-        "run",
-        *sizes,
-        *flags,
-        folder=tmp_path,
-    )
-    assert done.returncode == 0, done.stderr
+    named = ["--engine", "torch", "--name", "run"]
+    said, log = whole_run(gpus, *named, *SIZES, *flags, folder=tmp_path)
     assert (
-        f"trainers cuda:{gpus - 1}" in done.stderr
-        or f"trainers cuda:{gpus - 2}, cuda:{gpus - 1}" in done.stderr
+        f"trainers cuda:{gpus - 1}" in said or f"trainers cuda:{gpus - 2}, cuda:{gpus - 1}" in said
     )
-    log = [
-        json.loads(line)
-        for line in (tmp_path / "runs" / "run" / "log.jsonl").read_text().splitlines()
-    ]
     steps, validations = (
         [line for line in log if line["kind"] == kind] for kind in ("train", "validation")
     )
     assert len(steps) == 2 and all(line["skipped"] == 0 for line in steps)
     assert all(0 < line["mismatch_mean"] < 0.02 for line in validations)
+
+
+def test_parameters_wait_in_the_cpus_memory_and_losses_are_the_same(tmp_path):
+    """On one GPU, synchronously; then the run goes on with two trainers, from the moments that the
+    first one left."""
+    logs = []
+    for offload in ("--offload", "--no-offload"):
+        folder = tmp_path / offload
+        folder.mkdir()
+        once = ["--engine", "torch", "--name", "run", "--one-process", *SIZES, offload]
+        logs.append(whole_run(1, *once, folder=folder)[1])
+    for one, other in zip(*logs, strict=True):
+        assert one.keys() == other.keys()
+        for name in {"loss", "gradient_norm", "pass_rate", "update_size", "mismatch_mean"} & {*one}:
+            assert one[name] == pytest.approx(other[name], rel=1e-4), name
+    assert any(line.get("gradient_norm") for line in logs[0])
+    again = ["--resume", "runs/run", "--steps", "4", "--trainers", "2", "--no-one-process"]
+    said, log = whole_run(3, *again, folder=tmp_path / "--offload")
+    assert "trainers cuda:1, cuda:2" in said
+    assert [line["skipped"] for line in log if line["kind"] == "train"] == [0] * 4
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ FOLDER = ROOT / "docs" / "lessons"
 PATCHES = sorted(path.name for path in (FOLDER / "solutions").iterdir())
 LESSONS = {path.stem: path.read_text() for path in check.LESSONS.values()}
 PARTS = ["Read", "Before you run anything", "Do", "Look at", "What we saw", "Two harder questions"]
+FOLDED = ["Our numbers: open them when you have yours", "The answer"]
 MODEL = model_path("data/arithmetic_base")
 
 
@@ -61,7 +62,9 @@ def test_each_lesson_has_its_parts():
             text, "Before you run anything"
         ), lesson
         assert "minute" in part(text, "Do"), lesson
-        assert "<details>\n<summary>The answer</summary>\n\n" in part(text, "What we saw"), lesson
+        assert re.findall("<summary>(.*)</summary>", text) == FOLDED, lesson
+        in_the_open = re.sub(r"(?s)<details>.*?</details>", "", part(text, "What we saw"))
+        assert in_the_open.strip() == "", f"{lesson}: an answer can be seen before the guess"
         assert re.findall(r"(?m)^(\d)\. ", part(text, "Two harder questions")) == ["1", "2"], lesson
         assert len(check.BLOCK.findall(text)) == 1 and f"--only {lesson[:2]} -->" in text, lesson
     assert sorted(check.FIGURES) == sorted(check.LESSONS)
@@ -141,6 +144,16 @@ def test_the_commands_of_each_lesson_are_commands(tmp_path, monkeypatch):
                 )
                 started = tuple(f"python {name} " for name in known)
                 assert f"{command.line} ".startswith(started), command.line
+
+
+def test_the_teachers_page_has_the_answers_that_the_lessons_have():
+    text = check.TEACHER.read_text()
+    assert check.teachers_page(text) == text, "python -m docs.lessons.check --teacher"
+    headings = re.findall(r"(?m)^## (\d+)\. (.*)", text)
+    titles = [re.match(r"# (\d+)\. (.*)", lesson).groups() for lesson in LESSONS.values()]
+    assert headings == titles
+    harder = re.findall(r"(?s)\*\*The harder questions\*\*\n\n(.*?)(?=\n## |\Z)", text)
+    assert [re.findall(r"(?m)^(\d)\. ", answers) for answers in harder] == [["1", "2"]] * 10
 
 
 def test_the_page_names_all_lessons_and_each_patch_is_in_one():
@@ -369,7 +382,7 @@ def test_08_the_settings_are_a_study_and_short_thinking_is_too_short_for_long_su
     patched, monkeypatch
 ):
     monkeypatch.chdir(patched("08-ceiling-or-speed.patch"))
-    (command,) = check.commands(LESSONS["08-ceiling-or-speed"])
+    command, _ = check.commands(LESSONS["08-ceiling-or-speed"])
     runs = study.runs_to_train(
         study.Study("ceiling.json", seeds=(0, 1, 2)), shlex.split(command.common)
     )

@@ -216,7 +216,8 @@ def test_what_is_never_a_pass_rate(tmp_path):
     names = (
         "format_accuracy acc_std val/acc_min val/acc/std@8 critic/score/max eval_loss lr kl "
         "entropy eval_time reward/format len alpha_value gpu_util perf/mfu exploration_rate "
-        "dropout eval/failure_rate eval/reward_hacking_rate rewards/mine critic/value"
+        "dropout eval/failure_rate eval/reward_hacking_rate rewards/mine critic/value "
+        "reward/valid_rate"
     )
     for column in names.split():
         content = table([["step", column], *CURVE])
@@ -473,3 +474,34 @@ def test_without_its_package_events_have_a_sentence(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
     events = b"\x18" + bytes(8) + b"...brain.Event:2" + bytes(9)
     assert "pip install tensorboard" in refusal(tmp_path, events)
+
+
+def test_a_table_of_which_some_cells_hold_objects_is_no_console_log(tmp_path):
+    """W&B's exports have such cells for tables and pictures."""
+    media = {"_type": "table-file", "nrows": 2, "path": "media/table"}
+    rows = [["val/generations", "_step", "val/acc", "note"]]
+    rows += [[media, s, r, "a, b"] for s, r in CURVE]
+    assert read(tmp_path, table(rows)).y == pytest.approx(RATES)
+
+
+@pytest.mark.parametrize("word, x_name", [("rollout batch", "batch"), ("step batch", "step")])
+def test_steps_are_counted_in_batches_too(tmp_path, word, x_name):
+    lines = []
+    for s, r in CURVE:
+        lines.append(f"train - INFO - {word} {s} done, eval_acc: {r}")
+        if s in (0, 30):
+            lines.append(f"train - INFO - in step {s} new best eval_acc: {r}, saved")
+    content = "\n".join([*lines, f"Best eval_acc: {RATES[3]}"])
+    if x_name == "batch":
+        content = content.replace("in step 0 ", "").replace("in step 30 ", "")
+    series = read(tmp_path, content.encode())
+    assert (series.x_name, list(series.x)) == (x_name, STEPS)
+    assert series.y == pytest.approx(RATES)
+
+
+def test_a_column_that_few_rows_have_tells_no_runs_apart(tmp_path):
+    """This run was resumed at step 90, and logs a picture now and then."""
+    records = [{"step": s, "acc": r} for s, r in [*CURVE[:10], *CURVE[9:]]]
+    for name, record in zip("ab", records[::4]):
+        record["picture"] = name
+    assert read(tmp_path, json_lines(records)).y == pytest.approx(RATES)

@@ -142,13 +142,16 @@ def test_what_memory_grows_with():
         normed=0,
         mlp=16,
     )
-    alone = trainer_bytes(shape, 1, 64, 32, torch.float32, "cuda", False)
+    alone = trainer_bytes(shape, Settings(), 1, 64, 32, torch.float32, "cuda")
     assert (alone["parameters"], alone["gradients"], alone["moments"]) == (4000, 4000, 8000)
     assert alone["gathered by FSDP"] == 0 and alone["logits"] == 3 * 4 * 64 * 10
     assert alone["activations"] == 64 * 4 * (8 * 8 + 4 * 8 + 4 * 16)
-    four = trainer_bytes(shape, 4, 64, 32, torch.bfloat16, "cuda", False)
+    four = trainer_bytes(shape, Settings(), 4, 64, 32, torch.bfloat16, "cuda")
     assert four["moments"] == 2000 and four["activations"] == alone["activations"] / 2
     assert four["gathered by FSDP"] == 2 * 2 * 300 + 4 * 3 * 100
+
+    waiting = trainer_bytes(shape, Settings(offload=True), 4, 64, 32, torch.bfloat16, "cuda")
+    assert waiting == four | dict.fromkeys(("parameters", "gradients", "moments"), 0)
 
     torch_engine = generator_bytes(shape, "torch", 8, 100, 16, torch.bfloat16, 0.0)
     assert torch_engine["weights"] == 2400 and torch_engine["keys and values"] == 8 * 100 * 8 * 2

@@ -193,6 +193,28 @@ def test_a_run_that_has_levelled_off_ends_and_says_why(models, tmp_path, monkeyp
     assert "less than 0.05" in end["reason"]
 
 
+@pytest.mark.parametrize(
+    "ended_at, steps_now, limit_now, is_finished",
+    [
+        (120, 160, 0.02, True),
+        (120, 300, 0.02, True),  # it would end again at once
+        (120, 160, 0.05, True),
+        (120, 160, 0.0, False),  # nothing ends it now
+        (120, 160, 0.01, False),
+        (160, 160, 0.02, True),
+        (160, 300, 0.02, False),  # it made all steps, and there are more now
+    ],
+)
+def test_a_run_that_levelled_off_is_finished_until_the_limit_is_lower(
+    ended_at, steps_now, limit_now, is_finished, tmp_path
+):
+    before = parse(["--steps", "160", "--stop-when-gain-below", "0.02"])
+    now = ["--steps", str(steps_now), "--stop-when-gain-below", str(limit_now)]
+    write_log(tmp_path / "run", [{"kind": "end", "step": ended_at, "reason": "it said why"}])
+    write_config(tmp_path / "run", before)
+    assert study.finished(tmp_path / "run", parse(now)) == is_finished
+
+
 # --- what is refused ------------------------------------------------------------------------------
 
 

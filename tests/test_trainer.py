@@ -36,7 +36,7 @@ import train
 from core import screen
 from core.decoding import make_decoding
 from core.engine import sample_all
-from core.model import load_model, load_tokenizer, put_on_device
+from core.model import load_model, load_tokenizer, put_on_device, use_wide_products
 from core.policy import Policy, micro_batches
 from core.rollouts import Request, SharedParameters
 from core.settings import Settings
@@ -681,6 +681,7 @@ CASES = {
     "experts": ("qwen3-moe", dict(tokens_per_micro_batch=10_000)),
     "bf16": ("llama", dict(tokens_per_micro_batch=1, dtype="bfloat16")),
     "shared prompts": ("qwen3", dict(tokens_per_micro_batch=120)),
+    "offload": ("llama-grouped-tied", dict(tokens_per_micro_batch=1)),
 }
 
 
@@ -699,6 +700,7 @@ def one_of(rank, ranks, meeting_place, models, folder, shared):
     ranks_module.join_ranks(rank, ["cpu"] * ranks, dist.FileStore(meeting_place, ranks))
     for name, parameters in shared.items():
         kind, chosen, batches = case(name, ranks)
+        chosen = dataclasses.replace(chosen, offload=name == "offload")
         train_rank(rank, chosen, models[kind], batches, folder / name, parameters)
     dist.destroy_process_group()
     os._exit(0)
@@ -867,6 +869,30 @@ def test_fused_adamw_computes_the_same_over_shards_too(models, tmp_path, monkeyp
         torch.testing.assert_close(found[key], values, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_parameters_that_wait_elsewhere_are_trained_alike(models, tmp_path, monkeypatch, dtype):
+    """On one device, by FSDP's own way of waiting; the checkpoint and what is logged too."""
+    batches = [batch_of_groups(0), batch_of_groups(1)]
+    waiting, sharded = [], trainer.fully_shard
+
+    def seen(part, offload_policy, **others):
+        waiting.append(type(offload_policy).__name__)
+        return sharded(part, offload_policy=offload_policy, **others)
+
+    monkeypatch.setattr(trainer, "fully_shard", seen)
+    for offload in (False, True):
+        chosen = settings(
+            steps=2, validation_every=1, dtype=dtype, offload=offload, tokens_per_micro_batch=60
+        )
+        with ranks_module.other_ranks(chosen, None, (), None):
+            train_on(chosen, models["llama"], batches, tmp_path / str(offload))
+    same_course(tmp_path / "False", tmp_path / "True")
+    assert waiting.count("CPUOffloadPolicy") == 5  # embedding, two layers, norm, all else
+    expected, found = stored(tmp_path / "False"), stored(tmp_path / "True")
+    for key, values in expected.items():
+        torch.testing.assert_close(found[key], values, rtol=1e-4, atol=1e-5)
+
+
 def test_a_version_is_complete_when_every_rank_has_written_its_part(models):
     model = load_model(models["llama"])
     shared = SharedParameters(model, ranks=2)
@@ -880,3 +906,37 @@ def test_a_version_is_complete_when_every_rank_has_written_its_part(models):
     assert shared.version == 1
     assert not shared.holds(1)
     assert not shared.holds(2)
+
+
+@pytest.fixture
+def precision():
+    """What torch allows fp32 products to be; as it was before, after the test."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    yield torch.get_float32_matmul_precision
+    torch.set_float32_matmul_precision(before)
+
+
+def wide(hidden_size):
+    config = SimpleNamespace(hidden_size=hidden_size)
+    config.get_text_config = lambda: config
+    return SimpleNamespace(config=config)
+
+
+def test_only_a_wide_model_on_the_cpu_leaves_mkl(precision):
+    use_wide_products(wide(64), CPU)
+    use_wide_products(wide(576), torch.device("cuda:0"))  # "medium" would be TF32 there
+    assert precision() == "highest"
+
+
+def test_products_of_a_wide_model_stay_fp32(precision, monkeypatch):
+    use_wide_products(wide(576), CPU)
+    torch.manual_seed(0)
+    left, right = torch.randn(64, 576), torch.randn(576, 64)
+    exact = (left.double() @ right.double()).float()
+    torch.testing.assert_close(left @ right, exact, rtol=1e-5, atol=1e-4)  # bf16: .1
+
+    # A CPU that computes "medium" in bf16.
+    monkeypatch.setattr(torch.Tensor, "__matmul__", lambda a, _: a.bfloat16().float())
+    use_wide_products(wide(576), CPU)
+    assert precision() == "highest"

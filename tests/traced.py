@@ -135,7 +135,7 @@ def make_it_fakeable(memory: Memory, trainers: int) -> None:
 
 
 def traced(
-    config, trainers: int, checkpointing: bool, fp32_logits, sequences: int, tokens: int
+    config, trainers: int, settings: Settings, fp32_logits, sequences: int, tokens: int
 ) -> int:
     """The bytes of this rank at the peak of the second step, of two micro-batches. All but 256
     tokens of each sequence were sampled."""
@@ -146,9 +146,11 @@ def traced(
             model = AutoModelForCausalLM.from_config(
                 config, dtype=torch.float32, attn_implementation="eager"
             )
-        policy = trainer.make_policy(Settings(gradient_checkpointing=checkpointing), model, device)
+        policy = trainer.make_policy(settings, model, device)
         for parameter in policy.parameters():
-            memory.see(parameter.to_local() if isinstance(parameter, DTensor) else parameter)
+            local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            if local.is_cuda:
+                memory.see(local)
         optimizer = torch.optim.AdamW(policy.parameters(), fused=True)
         integers_BT = lambda: torch.zeros((sequences, tokens), dtype=torch.int64, device=device)
         weights_B = torch.ones(sequences, device=device)
@@ -180,6 +182,7 @@ def main() -> None:
     parser.add_argument("config", type=json.loads)
     parser.add_argument("--trainers", type=int, default=1)
     parser.add_argument("--checkpointing", action="store_true")
+    parser.add_argument("--offload", action="store_true")
     parser.add_argument("--split", action="store_true", help="--fp32-logits split")
     parser.add_argument("--sequences", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=14_336, help="of each sequence")
@@ -187,18 +190,12 @@ def main() -> None:
     config = AutoConfig.for_model(**options.config)
     with torch.device("meta"):
         shape = Shape(AutoModelForCausalLM.from_config(config))
+    settings = Settings(gradient_checkpointing=options.checkpointing, offload=options.offload)
     tokens = options.sequences * options.tokens
-    plan = trainer_bytes(
-        shape,
-        options.trainers,
-        tokens,
-        options.tokens,
-        torch.bfloat16,
-        "cuda",
-        options.checkpointing,
-    )
+    of_a_rank = (options.trainers, tokens, options.tokens)
+    plan = trainer_bytes(shape, settings, *of_a_rank, torch.bfloat16, "cuda")
     planned = sum(plan.values()) - plan["process"]
-    how = (options.trainers, options.checkpointing, "split" if options.split else True)
+    how = (options.trainers, settings, "split" if options.split else True)
     found = traced(config, *how, options.sequences, options.tokens)
     print(json.dumps({"traced": found, "planned": planned}))
     sys.stdout.flush()

@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from core.decoding import end_tokens, rendered, visible
-from core.model import load_model, load_tokenizer, model_path
+from core.model import load_model, load_tokenizer, model_path, use_wide_products
 from core.policy import Policy, micro_batches
 from core.rollouts import given_rollout
 from core.screen import Progress, say
@@ -131,6 +131,7 @@ def main(arguments: list[str]) -> int:
         torch.set_num_threads(command.threads)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = load_model(path).to(device)
+    use_wide_products(model, device)
     model.set_attn_implementation("sdpa")
 
     # The examples that fit, and what the model gets of the first one.

@@ -18,7 +18,7 @@ from core.decoding import make_decoding
 from core.devices import devices_here, trunk_dtype
 from core.engine import choose_engine, engine_settings, refuse_split
 from core.model import load_shapes, load_tokenizer, model_path, refuse_too_long
-from core.settings import TrainCommand
+from core.settings import Settings, TrainCommand
 from core.vllm_engine import CPU_CACHE, UNMEASURED
 from machinery.compute import head_size
 from machinery.trainer import layers_and_rest
@@ -81,17 +81,19 @@ def count_parameters(module: torch.nn.Module) -> int:
 
 def trainer_bytes(
     shape: Shape,
+    settings: Settings,
     ranks: int,
     tokens: int,
     length: int,
     dtype: torch.dtype,
     device: str,
-    checkpointing: bool,
 ) -> dict[str, float]:
     """Bytes of each rank of the trainer at its peak, in the backward, by cause. tokens: of a
     micro-batch, in sequences of `length` tokens. The fp32 head and embedding are gathered while in
-    use, and so is the head's gradient."""
+    use, and so is the head's gradient. With --offload on a GPU the shards are in the CPU's memory.
+    """
     on_cpu = device == "cpu"
+    checkpointing = settings.gradient_checkpointing
     width = dtype.itemsize
     of_weights = 4 * shape.parameters / ranks
 
@@ -112,13 +114,14 @@ def trainer_bytes(
     fragments = min(FRAGMENTS, activations + 2 * of_weights) if on_cpu else 0
 
     gathered = 0
-    if ranks > 1 or dtype != torch.float32:
+    if ranks > 1 or dtype != torch.float32 or settings.offload:
         tables = 2 if shape.tied else 3
         gathered = 2 * width * shape.layer + 4 * tables * shape.table
+    of_shards = 0 if settings.offload and not on_cpu else of_weights
     return {
-        "parameters": of_weights,
-        "gradients": of_weights,
-        "moments": 2 * of_weights,
+        "parameters": of_shards,
+        "gradients": of_shards,
+        "moments": 2 * of_shards,
         "gathered by FSDP": gathered,
         "activations": activations,
         "logits": logits,
@@ -168,13 +171,7 @@ class Needs:
         of_a_rank = math.ceil(completions / len(self.trainers)) * length
         self.tokens = max(length, min(command.tokens_per_micro_batch, of_a_rank))
         self.trainer = trainer_bytes(
-            shape,
-            len(self.trainers),
-            self.tokens,
-            length,
-            dtype,
-            last,
-            command.gradient_checkpointing,
+            shape, command, len(self.trainers), self.tokens, length, dtype, last
         )
 
         # A generator. Another machine is assumed to have vLLM.
@@ -307,6 +304,10 @@ def memory_rows(command: TrainCommand, need: Needs, parameters: int) -> list[tup
             " --slots --generator-memory --tensor-parallel"
         )
         rows.append(("  lowered by", "", flags))
+
+    if command.offload:
+        waiting = GiB(16 * parameters)
+        rows.append(("  CPU", "", f"{waiting}; parameters, gradients and moments, --offload"))
 
     # A parameter has 4 bytes on its way to generators and in the model, 12 in a checkpoint.
     buffer, checkpoint, keep = 4 * parameters, 12 * parameters, command.keep_checkpoints

@@ -163,8 +163,15 @@ def runs_to_train(study: Study, common: list[str]) -> Runs:
 
 
 def finished(folder: Path, settings: Settings) -> bool:
-    """Whether the run in this folder has ended, after as many steps as these settings want."""
-    return last_line(folder).get("kind") == "end" and read_settings(folder).steps == settings.steps
+    """Whether the run in this folder has ended, after as many steps as these settings want. A run
+    that --stop-when-gain-below has ended goes on only with a lower limit, or without one."""
+    end = last_line(folder)
+    if end.get("kind") != "end":
+        return False
+    before = read_settings(folder)
+    if before.stop_when_gain_below and end["step"] < before.steps:
+        return settings.stop_when_gain_below >= before.stop_when_gain_below
+    return before.steps == settings.steps
 
 
 def steps_made(runs: Runs) -> int:

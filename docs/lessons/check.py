@@ -3,6 +3,7 @@
     python -m docs.lessons.check                  # all lessons, about 40 minutes on two cores
     python -m docs.lessons.check --only 03 05     # some lessons
     python -m docs.lessons.check --write          # and put what is printed into the lessons
+    python -m docs.lessons.check --teacher        # copy their answers into teacher.md; runs nothing
 
 The commands are read from the lessons. They run in copies of the project, so that the patches of
 the lessons change nothing here. `python train.py` is run with the seeds 0, 1 and 2. The copies
@@ -20,6 +21,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass, replace
+from datetime import date
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +31,7 @@ from docs.walkthrough import table
 
 FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parent.parent
+LEFT_OUT = shutil.ignore_patterns("runs", ".git", "__pycache__", ".venv", ".*_cache")
 SEEDS = (0, 1, 2)
 LESSONS = {path.name[:2]: path for path in sorted(FOLDER.glob("[01][0-9]-*.md"))}
 BEGIN, END = (
@@ -36,6 +39,8 @@ BEGIN, END = (
     "<!-- end of figures -->",
 )
 BLOCK = re.compile(rf"(?s)({BEGIN}).*?({END})")
+ANSWER = re.compile(r"(?s)<summary>The answer</summary>\n\n(.*?)\n\n</details>")
+TEACHER = FOLDER / "teacher.md"
 
 
 # --- the commands of a lesson ---------------------------------------------------------------------
@@ -61,20 +66,33 @@ class Command:
         return replace(self, line=line)
 
 
+def printed(text: str) -> list[str]:
+    """The shell commands in the code blocks of a page, in their order, as they are printed. A line
+    that ends with a backslash or a pipe goes on in the next one."""
+    blocks = re.findall(r"(?ms)^```\n(.*?)^```", text)
+    return [command for block in blocks for command in re.findall(r"(?:.*[\\|]\n)*.+", block)]
+
+
+def trial(text: str) -> str:
+    """The command that a lesson with long runs names for trying all its commands in seconds; "" if
+    it names none."""
+    match = re.search(r'`(set -- "\$@" [^`]*)`', text)
+    return match[1] if match else ""
+
+
 def commands(text: str) -> list[Command]:
-    """The commands in the code blocks of a lesson, in their order."""
+    """The commands of a lesson that start with `python`, in their order."""
     in_order, common, patches = [], "", []
-    for block in re.findall(r"(?ms)^```\n(.*?)^```", text):
-        for line in block.replace("\\\n", " ").splitlines():
-            line = " ".join(line.partition("  #")[0].split())
-            if line.startswith("set -- "):
-                common = line.removeprefix("set -- ")
-            elif line.startswith("git apply -R "):
-                patches.remove(line.removeprefix("git apply -R "))
-            elif line.startswith("git apply "):
-                patches.append(line.removeprefix("git apply "))
-            elif line.startswith("python "):
-                in_order.append(Command(line, common, tuple(patches)))
+    for command in printed(text):
+        line = " ".join(command.replace("\\\n", " ").split())
+        if line.startswith("set -- "):
+            common = line.removeprefix("set -- ")
+        elif line.startswith("git apply -R "):
+            patches.remove(line.removeprefix("git apply -R "))
+        elif line.startswith("git apply "):
+            patches.append(line.removeprefix("git apply "))
+        elif line.startswith("python "):
+            in_order.append(Command(line, common, tuple(patches)))
     return in_order
 
 
@@ -87,8 +105,7 @@ def copy_of_the_project(lesson: str, patches: tuple[str, ...]) -> Path:
     """A copy of all files but runs, with these patches applied. All commands of a lesson with the
     same patches run in the same copy."""
     copy = Path(tempfile.mkdtemp(prefix=f"lesson-{lesson}-")) / "scalerl"
-    left_out = shutil.ignore_patterns("runs", ".git", "__pycache__", ".venv", ".*_cache")
-    shutil.copytree(ROOT, copy, ignore=left_out)
+    shutil.copytree(ROOT, copy, ignore=LEFT_OUT)
     for patch in patches:
         subprocess.run(["git", "apply", patch], cwd=copy, check=True)
     return copy
@@ -147,7 +164,7 @@ def table_of_runs(lesson: str) -> str:
 
 def study_table(lesson: str) -> str:
     """The variants of the study in a lesson, as the first table of the study compares them."""
-    (command,) = [command for command in commands_of(lesson) if "tools.study" in command.line]
+    (command,) = [command for command in commands_of(lesson) if "--seeds" in command.line]
     copy, _ = run(lesson, command)
     study = copy / "runs" / command.name
     lines = re.search(r"(?m)(^\|.*\n)+", (study / "tables.md").read_text())[0].splitlines()
@@ -229,6 +246,8 @@ def lesson_01() -> str:
     rows = []
     for seed in SEEDS:
         for command in commands_of("01"):
+            if "thinking-46-seed0" not in command.line:
+                continue  # of a harder question
             line = command.line.replace("seed0", f"seed{seed}")
             if "by_hand" in line:
                 _, text = run("01", replace(command, line=line))
@@ -328,19 +347,42 @@ FIGURES = {
 }
 
 
+def measured() -> str:
+    """When, of which commit and with how many cores the figures are."""
+    git = ["git", "rev-parse", "--short", "HEAD"]
+    commit = subprocess.check_output(git, cwd=ROOT, text=True).strip()
+    return f"Measured on {date.today()} at commit {commit}, with {os.cpu_count()} cores."
+
+
+def teachers_page(text: str) -> str:
+    """The teacher's page, with each lesson's folded answer as the lesson has it now."""
+
+    def answer(match: re.Match) -> str:
+        (found,) = ANSWER.findall(LESSONS[match[2]].read_text())
+        return f"{match[1]}\n{found}\n\n<!-- end -->"
+
+    return re.sub(r"(?s)(<!-- from lesson (\d\d) -->\n).*?<!-- end -->", answer, text)
+
+
 def main() -> None:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     numbers = [*LESSONS]
     parser.add_argument("--only", nargs="+", choices=numbers, default=numbers, help="of lessons")
     parser.add_argument("--write", action="store_true", help="put what is printed into the lessons")
+    about = "put the answers of the lessons into teacher.md, and run nothing"
+    parser.add_argument("--teacher", action="store_true", help=about)
     options = parser.parse_args()
+    if options.teacher:
+        TEACHER.write_text(teachers_page(TEACHER.read_text()))
+        return
     for lesson in options.only:
         figures = FIGURES[lesson]()
         print(f"{LESSONS[lesson].name}\n\n{figures}\n", flush=True)
         if options.write:
             text = LESSONS[lesson].read_text()
             whole, begin, end = BLOCK.search(text).group(0, 1, 2)
+            figures = f"{figures}\n\n{measured()}"
             LESSONS[lesson].write_text(text.replace(whole, f"{begin}\n{figures}\n\n{end}"))
 
 

@@ -85,6 +85,7 @@ def current() -> int:
 def answer_for_cuda(gpus: int) -> None:
     """What is asked of torch.cuda gets an answer. FakeTensorMode needs no more."""
     torch.cuda._lazy_init = lambda: None
+    torch.Tensor.pin_memory = lambda self, *_: self
     tell_cpp()
     torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device=) is dispatched too
     seen = os.environ.get("CUDA_VISIBLE_DEVICES")
