@@ -834,6 +834,59 @@ def test_the_commands_of_the_help_work_with_numpy_scipy_and_matplotlib_alone(tmp
     assert flags <= set(re.findall(r"(?m)^  (--[\w-]+)", help.stdout))
 
 
+# What Windows lacks: modules, and what only the os and signal of Unix have. Files are not in UTF-8
+# there unless a program says so, which is an error here.
+AS_ON_WINDOWS = """
+import os, signal, sys, warnings
+for name in "fcntl resource pwd grp termios tty pty".split():
+    sys.modules[name] = None
+for name in "fork getuid geteuid getpgid killpg setsid mkfifo sched_getaffinity O_NOFOLLOW".split():
+    delattr(os, name)
+for name in "SIGKILL SIGHUP SIGALRM alarm setitimer".split():
+    delattr(signal, name)
+ours = r"(curve|data|fit_curve|__main__)\\b"
+warnings.filterwarnings("ignore", category=EncodingWarning)
+warnings.filterwarnings("error", category=EncodingWarning, module=ours)
+"""
+
+
+def test_it_runs_without_what_windows_lacks(tmp_path):
+    """All that it reads and writes: a published study, a table, JSON, pictures, standard input."""
+    for name in ("fit_curve.py", "curve", "data", "docs"):
+        (tmp_path / name).symlink_to(SCRIPT.with_name(name))
+    (tmp_path / "sitecustomize.py").write_text(AS_ON_WINDOWS)
+    of_windows = {"PYTHONWARNDEFAULTENCODING": "1", "PYTHONIOENCODING": "cp1252"}
+
+    def run(*arguments, **others):
+        return subprocess.run(
+            [sys.executable, *arguments],
+            cwd=tmp_path,
+            env=os.environ | of_windows | {"PYTHONPATH": str(tmp_path)},
+            capture_output=True,
+            encoding="cp1252",
+            **others,
+        )
+
+    assert "ModuleNotFoundError" in run("-c", "import fcntl").stderr
+    example = "data/examples/simulated.csv"
+    of_a_run = ("--json", "a.json", "--plot", "a.png", "--diagnose", "d.svg", "--predict", "1e16")
+    table = ("--table", "b.md", "--plot", "b.pdf", "--verbose")
+    log = (SCRIPT.with_name("data") / "examples" / "simulated.csv").read_text()
+    for arguments, others in (
+        ((example, *of_a_run), {}),
+        (("--compare", "docs/study/length", *table), {}),
+        (("--table", "c.tex", "--compare", f"a={example}", f"b={example}"), {}),
+        (("-",), {"input": log}),
+        (("--help",), {}),
+    ):
+        done = run("fit_curve.py", *arguments, **others)
+        assert (done.returncode, done.stderr) == (0, ""), arguments
+    written = {path.name for path in tmp_path.iterdir() if path.is_file() and not path.is_symlink()}
+    assert written >= {"a.json", "a.png", "d.svg", "b.md", "b.pdf", "c.tex"}
+    refused = run("fit_curve.py", "nothing.csv")
+    assert refused.returncode == 2 and refused.stderr.startswith("error: ")
+
+
 def test_a_folder_of_runs_is_compared(tmp_path, command):
     for name, C_mid in (("quick", 100), ("slow", 300)):
         (tmp_path / name).mkdir()

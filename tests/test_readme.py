@@ -68,7 +68,7 @@ def test_all_flags_that_pages_name_exist():
     for script in CODE:
         if {"benchmarks", "docs", "tools"} & {*script.relative_to(ROOT).parts}:
             known |= {*re.findall(r'"(--[\w-]+)"', script.read_text())}
-    pip_and_git = {"--no-deps", "--no-build-isolation", "--nproc_per_node"}
+    pip_and_git = {"--torch-backend", "--no-deps", "--no-build-isolation", "--nproc_per_node"}
     for path, text in PAGES.items():
         for name in {*re.findall(r"(?<![\w-])--[a-z][\w-]*[a-z0-9]", text)} - pip_and_git:
             assert name in known, f"{path.name} names {name}, which no command has"
@@ -128,6 +128,20 @@ def test_pip_installs_the_same_by_extras_as_by_requirements():
         lines = (ROOT / file).read_text().replace("-r requirements.txt", "scalerl[train]").split()
         assert sorted(extras[name]) == sorted(lines), file
     assert {*extras["curve"]} <= {*extras["train"]}
+
+
+def test_ci_runs_the_first_commands_as_they_stand():
+    """Each of the two makes an environment, and ends with what CI adds its flags to."""
+    of_readme = re.findall(r"(?m)^python3 -m venv .+", PAGES[ROOT / "README.md"])
+    assert len(of_readme) == 2 and all(" && . .venv/bin/activate && " in line for line in of_readme)
+    assert of_readme[0].endswith(" && python train.py")
+    assert of_readme[1].endswith(" && python -m pytest")
+    ci = (ROOT / ".ci" / "run").read_text()
+    assert "grep '^python3 -m venv' README.md" in ci
+    flags = {flag for flag in re.findall(r"--[\w-]+", re.search(r"commands\[0\].*", ci)[0])}
+    assert {flag.removeprefix("--").replace("-", "_") for flag in flags} <= {
+        field.name for field in dataclasses.fields(TrainCommand)
+    }
 
 
 def test_the_warnings_that_are_explained_are_those_of_the_program():
