@@ -1,42 +1,41 @@
-"""Make docs/public_runs.md: how public runs end beside their forecasts, and which warnings foretell
-errors.
+"""Make docs/public_runs.md: how public runs end beside their forecasts, what folds by repository
+choose for the forecast, and which warnings foretell errors; and a picture of the forecasts.
 
-    python benchmarks/public_runs.py CLONES > docs/public_runs.md
+    python benchmarks/public_runs.py CLONES --gallery docs/pictures/public_runs.png \\
+        > docs/public_runs.md
 
-The logs lie in six repositories. Their licences are not known, so they are no part of this
-project. The repositories are cloned into the folder CLONES, if they are not there.
+public_runs.csv has the repository, commit and file of each log, and the flags that read it. The
+licences of the repositories are not known, so the logs are no part of this project. The
+repositories are cloned into the folder CLONES, if they are not there.
 """
 
 import argparse
+import csv
 import io
+import itertools
 import pickle
+import re
 import subprocess
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Iterable
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import common
 import numpy as np
 
+from curve import forecast as rule
 from curve.columns import Series
-from curve.fit import fit_sigmoid
-from curve.forecast import FORECASTERS, LITTLE, gain_of_twice, held_out, levelled_off, reached_at
+from curve.files import whole_file
+from curve.fit import Fit, fit_sigmoid
+from curve.forecast import FORECASTERS, LITTLE, gain_of_twice, held_out, reached_at
 from curve.logs import packed_runs, read_log
 
-MATH = "ShibukiZero/assignment5-alignment", "73a0f46", "artifacts/experiments/main/ch7"
-GSM8K = "josancamon19/rl-scaling-laws", "cc6c4ee", "results"
-VERL = "eric-haibin-lin/verl-data", "f07af32", "gsm8k"
-TINY = "kanishkg/TinyZero", "ed4139f", "results"
-DEQUEUEING = "dequeueing/assignment5-alignment", "bf9443a", "results"
-RETU = "LINs-lab/RETU", "5fbdfcb", "analysis/flops_estimate_kit/cache/sft_then_rl"
-# Steps of supervised training before RL, by its data; and the problems of each benchmark.
-RETU_STARTS = {
-    "easy102K": (0, 360, 720, 1080, 1440, 1800, 6120),
-    "general": (360, 720, 1080, 1440, 1800, 3600, 5400, 7200, 9000, 10800, 12600, 14080),
-    "hard102K": (360, 720, 1080, 1440, 1800),
-    "s1K": (62, 124, 186, 248, 310),
-    "uniform102K": (360, 720, 1080, 1440, 1800),
-}
+TABLE = Path(__file__).with_suffix(".csv")
+
+# Problems of the benchmarks of RETU.
 RETU_PROBLEMS = {
     "gsm8k": 1317,
     "olympiad_bench": 291,
@@ -45,75 +44,28 @@ RETU_PROBLEMS = {
     "aime": 25,
     "aime25": 25,
 }
-CONDITIONS = {
-    "qwen": "base_ppo backtracking_backward only_backtracking backtracking_verification "
-    "no_positive_all_strategies all_strategies empty_cot dots backtracking_subgoal",
-    "llama": "backtracking_subgoal backtracking_backward only_backtracking "
-    "backtracking_verification no_positive_all_strategies base_ppo all_strategies base_70b dots "
-    "empty_cot owmathqa2_ppo owmathqa_none_ppo1",
-}
-NAMES = """
-    grpo_baselines/runs/no_baseline
-    grpo_baselines/runs/reinforce_with_baseline
-    grpo_group_standard_deviation/runs/no_std_normalization
-    grpo_group_standard_deviation/runs/std_normalization
-    grpo_length_normalization/runs/batch_token_mean
-    grpo_length_normalization/runs/masked_mean
-    grpo_length_normalization/runs/masked_normalize
-    grpo_off_policy_clip_ablation/runs/GRPO-Clip_0.20_0.20_(e2_tb256)
-    grpo_off_policy_clip_ablation/runs/GRPO-Clip_0.20_0.28_(e2_tb256)
-    grpo_off_policy_clip_ablation/runs/GRPO-No-Clip_(e2_tb256)
-    grpo_off_policy_sweep/runs/broad_e16_tb256
-    grpo_off_policy_sweep/runs/broad_e2_tb128
-    grpo_off_policy_sweep/runs/broad_e2_tb256
-    grpo_off_policy_sweep/runs/broad_e2_tb32
-    grpo_off_policy_sweep/runs/broad_e2_tb64
-    grpo_off_policy_sweep/runs/broad_e4_tb128
-    grpo_off_policy_sweep/runs/broad_e4_tb256
-    grpo_off_policy_sweep/runs/broad_e8_tb256
-    grpo_off_policy_sweep/runs/focused_e2_tb128
-    grpo_off_policy_sweep/runs/focused_e2_tb256
-    grpo_off_policy_sweep/runs/focused_e4_tb256
-    grpo_off_policy_sweep/runs/on_policy_reference_e1_tb256_std_norm
-    grpo_prompt_ablation/runs/question_only
-    grpo_prompt_ablation/runs/r1_zero_reference
-    grpo_train_loop/runs/grpo_on_policy_lr1e-5
-    leaderboard/runs/final_on_policy_lr4e-5_400_full_eval
-    sft_kl_grpo/runs/direct_grpo_lr4e-5
-    sft_kl_grpo/runs/grpo_sft256_step100_kl0p01_190
-""".split()
-RATES = "grpo_learning_rate/grpo_learning_rate_eval_points.csv"
-LOGS = [  # repository, commit, folder, file, and the flags that read it
-    *((*MATH, f"{name}/metrics.jsonl", {}) for name in NAMES),
-    *(
-        (*MATH, RATES, {"where": f"label=lr={rate}"})
-        for rate in "3e-6 5e-6 1e-5 2e-5 3e-5 4e-5 5e-5 7e-5 2e-4".split()
-    ),
-    (*GSM8K, "export.csv", {"y": "all"}),
-    (*VERL, "Qwen2.5-0.5B-bsz256_2-prompt512-resp256-0.538.log", {}),
-    (*VERL, "Qwen2.5-0.5B-bsz256_2-prompt1024-resp512-0.567.log", {}),
-    (*VERL, "gemma-2-2b-it-ppo-bsz512_4-prompt1024-resp-512-0.640.log", {}),
-]
-LOGS += [
-    (*TINY, f"{model}_results.csv", {"where": f"condition={condition}"})
-    for model, conditions in CONDITIONS.items()
-    for condition in conditions.split()
-]
-LOGS += [
-    (*DEQUEUEING, f"grpo_{name}/grpo_metrics.jsonl", {})
-    for name in (
-        "clip_e1 clip_e4 leaderboard length_norm lr_5e-6 lr_5e-6_full no_baseline no_std_norm_rwb "
-        "noclip_e4"
-    ).split()
-]
-LOGS += [
-    (*RETU, f"{data}/{data}_step2flops2valPerform_dapo_ckpt{start}.pkl", {})
-    for data, starts in RETU_STARTS.items()
-    for start in starts
-]
-REPOSITORIES = MATH, GSM8K, VERL, TINY, DEQUEUEING, RETU
 SMALL = 0.1  # a smaller gain is a small one
 PARTS = 1 / 4, 1 / 3, 1 / 2, 2 / 3, 3 / 4  # of a run's steps, from which its end is forecast
+
+
+CELLS = list(itertools.product((True, False), (1 / 4, 1 / 2, 2 / 3)))  # a small gain; the part
+PART_NAMES = {1 / 4: "a quarter", 1 / 3: "a third", 1 / 2: "a half", 2 / 3: "two thirds"}
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A curve, and the place of its log."""
+
+    repository: str
+    commit: str
+    folder: str
+    name: str  # of the file in this folder, with the flags that read it
+    is_training: bool  # it is of the batches that the run trained on, and no validation
+    series: Series = field(repr=False)
+
+    @property
+    def gain(self) -> float:
+        return self.series.y[-3:].mean() - self.series.y[0]
 
 
 @dataclass
@@ -123,36 +75,50 @@ class Forecast:
     came: float
     errors: dict[str, float]  # by forecaster
     inside: bool  # whether it came inside the 95 % interval
+    width: float  # of the interval
     warnings: list[str]  # kinds, of the fit of the first part
 
 
-def public_runs(clones: Path) -> tuple[dict[tuple[str, str, str], Series], dict[str, str]]:
-    """The distinct curves by (repository, commit, file and flags), and by file the one that a file
-    repeats."""
-    runs = {}
+def public_runs(clones: Path) -> tuple[list[Run], dict[str, str]]:
+    """The distinct curves, and by file the one that a file repeats."""
+    runs = []
     known = {}
     repeated = {}
-    for repository, commit, folder, file, flags in LOGS:
-        clone = clones / repository.replace("/", "+")
+    for log in csv.DictReader(TABLE.open()):
+        clone = clones / log["repository"].replace("/", "+")
         if not clone.exists():
-            url = f"https://github.com/{repository}"
+            url = f"https://github.com/{log['repository']}"
             subprocess.run(
                 ["git", "clone", "--quiet", "--bare", "--filter=blob:none", url, clone], check=True
             )
-        show = ["git", "-C", clone, "show", f"{commit}:{folder}/{file}"]
-        with tempfile.NamedTemporaryFile() as log:
-            subprocess.run(show, stdout=log, check=True)
-            pickled = file.endswith(".pkl")
-            curves = [read_retu(Path(log.name))] if pickled else read_log(log.name, **flags)
+        path = f"{log['folder']}/{log['file']}".removeprefix("/")
+        show = ["git", "-C", clone, "show", f"{log['commit']}:{path}"]
+        curves = read(subprocess.run(show, stdout=subprocess.PIPE, check=True).stdout, log)
         for series in curves:
-            name = file + "".join(f" --{flag} {value}" for flag, value in flags.items())
-            name = f"{file}:{series.name}" if len(curves) > 1 else name
+            name = log["file"] + "".join(
+                f" --{flag} {log[flag]}" for flag in ("y", "where") if log[flag] not in ("", "all")
+            )
+            name = f"{log['file']}:{series.name}" if len(curves) > 1 else name
             first = known.setdefault((series.x.tobytes(), series.y.tobytes()), name)
             if first == name:
-                runs[repository, commit, name] = series
+                place = log["repository"], log["commit"], log["folder"]
+                runs.append(Run(*place, name, log["kind"] == "training", series))
             else:
                 repeated[name] = first
     return runs, repeated
+
+
+def read(content: bytes, log: dict[str, str]) -> list[Series]:
+    """The curves in a file. log: its line in TABLE."""
+    if log["reader"] == "retu":
+        return [read_retu(content)]
+    if log["reader"] == "checkpoints":  # a line begins with the name of a checkpoint, with its step
+        content = re.sub(rb"(?m)^[^,\n]*?(\d+),", rb"\1,", content).replace(b"model,", b"step,", 1)
+    flags = {flag: log[flag] for flag in ("y", "where") if log[flag]}
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(content)
+        file.flush()
+        return read_log(file.name, percent=bool(log["percent"]), **flags)
 
 
 class Numbers(pickle.Unpickler):
@@ -166,9 +132,9 @@ class Numbers(pickle.Unpickler):
         raise ValueError(f"{module}.{name} is no number")
 
 
-def read_retu(log: Path) -> Series:
+def read_retu(content: bytes) -> Series:
     """The mean pass rate of all problems over EFLOPs, of one run of RETU."""
-    (curve,) = Numbers(io.BytesIO(log.read_bytes())).load().values()
+    (curve,) = Numbers(io.BytesIO(content)).load().values()
     x = sorted(curve)
     y = []
     for compute in x:
@@ -176,35 +142,57 @@ def read_retu(log: Path) -> Series:
         number = sum(RETU_PROBLEMS[name] for name in rates)
         solved = sum(RETU_PROBLEMS[name] * rate for name, rate in rates.items())
         y.append(solved / number / 100)
-    return Series(log.name, np.array(x, float), np.array(y, float), "eflops", "overall")
+    return Series("retu", np.array(x, float), np.array(y, float), "eflops", "overall")
+
+
+# --- forecasts ------------------------------------------------------------------------------------
+
+
+@cache
+def _fit(x: bytes, y: bytes, *window) -> Fit | ValueError:
+    try:
+        return fit_sigmoid(np.frombuffer(x), np.frombuffer(y), *window)
+    except ValueError as error:
+        return error
+
+
+def fit_once(x, y, r0="first", fit_from=0.0, fit_to=np.inf) -> Fit:
+    """`fit_sigmoid`, which makes each fit only once."""
+    fit = _fit(
+        np.ascontiguousarray(x).tobytes(), np.ascontiguousarray(y).tobytes(), r0, fit_from, fit_to
+    )
+    if isinstance(fit, ValueError):
+        raise fit
+    return fit
 
 
 def forecast(series: Series, part: float) -> Forecast | None:
     """The forecast from this part of the steps; None if it cannot be fitted."""
     try:
-        early = fit_sigmoid(series.x, series.y, fit_to=part * series.x[-1])
+        early = fit_once(series.x, series.y, fit_to=part * series.x[-1])
         test = held_out(series.x, series.y, fit_to=part * series.x[-1])
     except ValueError:
         return None
     low, high = test["interval"]
     came = test["came"]
     errors = {name: test[name] - came for name in FORECASTERS}
-    return Forecast(came, errors, low <= came <= high, [warning.kind for warning in early.warnings])
+    kinds = [warning.kind for warning in early.warnings]
+    return Forecast(came, errors, low <= came <= high, high - low, kinds)
 
 
 def state(series: Series) -> str:
     """What keeps a whole run from being foreseen by a sigmoid, or ""."""
     try:
-        return "fell" if fit_sigmoid(series.x, series.y).fell else ""
+        return "fell" if fit_once(series.x, series.y).fell else ""
     except ValueError:
         return "never moved"
 
 
 def errors_of(found: list[Forecast], name: str = "forecast") -> np.ndarray:
-    return np.abs([each.errors[name] for each in found])
+    return np.abs([one.errors[name] for one in found])
 
 
-def print_table(names: list[str], rows: list[list]) -> None:
+def print_table(names: list[str], rows: Iterable[list]) -> None:
     for cells in (names, ["---"] * len(names), *rows):
         print(f"| {' | '.join(map(str, cells))} |".replace("  ", " "))
 
@@ -213,63 +201,156 @@ def root_mean_square(errors: np.ndarray) -> float:
     return float(np.sqrt(np.mean(errors**2)))
 
 
-def run_row(name: str, series: Series) -> list:
+def run_row(run: Run) -> list:
     """The line of a run in the table of all runs."""
-    found = forecast(series, 1 / 2)
-    how = state(series)
+    found = forecast(run.series, 1 / 2)
+    how = state(run.series)
     figures = (
         [f"{found.came:.3f}", *(f"{error:+.3f}" for error in found.errors.values())]
         if found
         else ["-"] * 5
     )
     said = [how] * bool(how) + ([f"! {kind}" for kind in found.warnings] if found else [])
-    return [f"`{name}`", len(series.x), *figures, "; ".join(said)]
+    return [f"`{run.name}`", len(run.series.x), *figures, "; ".join(said)]
 
 
-def gain(series: Series) -> float:
-    return series.y[-3:].mean() - series.y[0]
+def cell_of(runs: list[Run], small: bool, part: float) -> list[tuple[Run, Forecast]]:
+    """The runs with a small gain, or a large one, that can be fitted on this part, and their
+    forecasts."""
+    chosen = [run for run in runs if (run.gain < SMALL) == small]
+    return [(run, found) for run in chosen if (found := forecast(run.series, part))]
 
 
-def error_rows(series: list[Series]) -> list[list]:
+def error_rows(runs: list[Run]) -> list[list]:
     """Median and root mean square of the errors, for small gains and large ones, by the part of the
     run that is fitted."""
     rows = []
-    for name, small in (("small", True), ("large", False)):
-        chosen = [each for each in series if (gain(each) < SMALL) == small]
-        for part, text in ((1 / 4, "a quarter"), (1 / 2, "a half"), (2 / 3, "two thirds")):
-            found = [each for one in chosen if (each := forecast(one, part))]
-            cells = []
-            for by in FORECASTERS:
-                errors = errors_of(found, by)
-                cells.append(f"{np.median(errors):.4f} / {root_mean_square(errors):.4f}")
-            inside = np.mean([each.inside for each in found])
-            rows.append([f"{name}, {text}", len(found), *cells, f"{100 * inside:.0f} %"])
+    for small, part in CELLS:
+        found = [found for _, found in cell_of(runs, small, part)]
+        cells = [of_errors(errors_of(found, by)) for by in FORECASTERS]
+        inside = np.mean([one.inside for one in found])
+        name = f"{'small' if small else 'large'}, {PART_NAMES[part]}"
+        rows.append([name, len(found), *cells, f"{100 * inside:.0f} %"])
     return rows
+
+
+def of_errors(errors: np.ndarray) -> str:
+    return f"{np.median(errors):.4f} / {root_mean_square(errors):.4f}"
+
+
+# --- folds by repository --------------------------------------------------------------------------
+
+BENDS = 0, 1, 1.5, 2, 3, 5, 7, 10, 20, 50, np.inf  # 0: always the sigmoid, inf: never
+DOUBTS = list(itertools.product((0, 0.25, 0.5, 1, 1.5), (0.5, 1, 1.5, 2, 3)))  # if bent, if not
+LEAST_INSIDE = 0.9  # of the outcomes in each cell
+
+
+@contextmanager
+def other_rule(bent: float, doubts: tuple[float, float]):
+    """The forecast with this limit and these widths."""
+    before = rule.BENT, rule.DOUBT
+    rule.BENT, rule.DOUBT = bent, {True: doubts[0], False: doubts[1]}
+    yield
+    rule.BENT, rule.DOUBT = before
+
+
+def goodness(cells: list[list[Forecast]]) -> float:
+    """The mean logarithm of the median and the root mean square of the errors over the cells; the
+    lower, the better. No error counts as less than .001."""
+    errors = [errors_of(found) for found in cells if found]
+    figures = [f(one) for one in errors for f in (np.median, root_mean_square)]
+    return np.log(np.maximum(figures, 0.001)).mean()
+
+
+def without(repository: str, cells: list[list[tuple[Run, Forecast]]]) -> list[list[Forecast]]:
+    return [[one for run, one in cell if run.repository != repository] for cell in cells]
+
+
+def chosen_rule(cells_of, left_out: str) -> tuple[float, tuple[float, float]]:
+    """The limit with the best errors. Then, of the widths that hold LEAST_INSIDE of the outcomes in
+    each cell, those with the narrowest intervals. cells_of: the forecasts in each cell, a function
+    of limit and widths. left_out: a repository."""
+    bent = min(BENDS, key=lambda bent: goodness(without(left_out, cells_of(bent, DOUBTS[0]))))
+    widths = {}
+    for doubts in DOUBTS:
+        cells = list(filter(None, without(left_out, cells_of(bent, doubts))))
+        if min(np.mean([one.inside for one in cell]) for cell in cells) >= LEAST_INSIDE:
+            widths[doubts] = np.mean([one.width for cell in cells for one in cell])
+    return bent, min(widths, key=widths.get)
+
+
+def fold_rows(runs: list[Run]) -> tuple[list[list], list[list], str]:
+    """What is chosen without each repository; how well that does on the repositories that were left
+    out, beside the forecast as it is; and a sentence that compares the two."""
+
+    @cache
+    def cells_of(bent, doubts) -> list[list[tuple[Run, Forecast]]]:
+        with other_rule(bent, doubts):
+            return [cell_of(runs, *cell) for cell in CELLS]
+
+    as_it_is = [cell_of(runs, *cell) for cell in CELLS]
+    choices = {
+        repository: chosen_rule(cells_of, repository)
+        for repository in dict.fromkeys(run.repository for run in runs)
+    }
+    chosen = [[f"`{name}`", f"{bent:g}", *doubts] for name, (bent, doubts) in choices.items()]
+
+    # What their choice does where it was not made.
+    folds = [
+        [(run, cells_of(*choices[run.repository])[i][k][1]) for k, (run, _) in enumerate(cell)]
+        for i, cell in enumerate(as_it_is)
+    ]
+    rows = []
+    for (small, part), cell, now in zip(CELLS, folds, as_it_is):
+        cells = []
+        for found in ([one for _, one in now], [one for _, one in cell]):
+            inside = np.mean([one.inside for one in found])
+            cells += [of_errors(errors_of(found)), f"{100 * inside:.0f} %"]
+        rows.append([f"{'small' if small else 'large'}, {PART_NAMES[part]}", len(cell), *cells])
+
+    # Repositories are drawn at random, to see what of the difference is chance.
+    draws = np.random.default_rng(0)
+    differences = []
+    for _ in range(1000):
+        drawn = draws.choice([*choices], len(choices))
+        goods = []
+        for cells in (folds, as_it_is):
+            times = [
+                [one for name in drawn for run, one in cell if run.repository == name]
+                for cell in cells
+            ]
+            goods.append(goodness(times))
+        differences.append(goods[0] - goods[1])
+    low, middle, high = 100 * np.expm1(np.percentile(differences, (2.5, 50, 97.5)))
+    return chosen, rows, f"{middle:+.0f} % [{low:+.0f}, {high:+.0f}]"
+
+
+# --- going on -------------------------------------------------------------------------------------
 
 
 def stop_rows(series: list[Series]) -> list[list]:
     """How often going on is called hardly worth it, and how often that is wrong."""
     rows = []
-    for part, text in ((1 / 4, "a quarter"), (1 / 3, "a third"), (1 / 2, "a half")):
+    for part in (1 / 4, 1 / 3, 1 / 2):
         gains = []
         fits = 0
-        for each in series:
+        for one in series:
             try:
-                fit = fit_sigmoid(each.x, each.y, fit_to=part * each.x[-1])
+                fit = fit_once(one.x, one.y, fit_to=part * one.x[-1])
             except ValueError:
                 continue
             fits += 1
             if gain_of_twice(fit)["gain"] < LITTLE:
-                gains.append(gain_at_twice(each, len(each.x[each.x <= fit.C_max])))
-        rows.append([f"at {text}", fits, len(gains), share_wrong(gains)])
+                gains.append(gain_at_twice(one, len(one.x[one.x <= fit.C_max])))
+        rows.append([f"at {PART_NAMES[part]}", fits, len(gains), share_wrong(gains)])
     gains = []
     saved = []
-    for each in series:
-        for n in range(2, len(each.x)):
-            first = Series(each.name, each.x[:n], each.y[:n])
-            if each.x[n - 1] <= 0.9 * each.x[-1] and levelled_off(first, LITTLE):
-                gains.append(gain_at_twice(each, n))
-                saved.append(1 - each.x[n - 1] / each.x[-1])
+    for one in series:
+        for n in range(2, len(one.x)):
+            first = Series(one.name, one.x[:n], one.y[:n])
+            if one.x[n - 1] <= 0.9 * one.x[-1] and rule.levelled_off(first, LITTLE):
+                gains.append(gain_at_twice(one, n))
+                saved.append(1 - one.x[n - 1] / one.x[-1])
                 break
     print(f"Stopped runs save {100 * np.median(saved):.0f} % of their steps (median).\n")
     rows.append(["`--stop-when-gain-below 0.02`", len(series), len(gains), share_wrong(gains)])
@@ -285,7 +366,7 @@ def gain_at_twice(series: Series, n: int) -> float:
 
 def share_wrong(gains: list[float]) -> str:
     wrong = np.mean(np.array(gains) >= 2 * LITTLE) if gains else 0
-    return f"{sum(each >= 2 * LITTLE for each in gains)} ({100 * wrong:.0f} %)"
+    return f"{sum(gain >= 2 * LITTLE for gain in gains)} ({100 * wrong:.0f} %)"
 
 
 def reach_rows(series: list[Series]) -> list[list]:
@@ -294,12 +375,12 @@ def reach_rows(series: list[Series]) -> list[list]:
     rows = []
     for times in (1.2, 1.5, 2, 3):
         found = []
-        for each in series:
-            level = np.convolve(each.y, np.ones(3) / 3, "valid")  # means of three neighbours
-            x = each.x[1:-1]
+        for one in series:
+            level = np.convolve(one.y, np.ones(3) / 3, "valid")  # means of three neighbours
+            x = one.x[1:-1]
             for part in (1 / 4, 1 / 3, 1 / 2):
                 try:
-                    fit = fit_sigmoid(each.x, each.y, fit_to=part * each.x[-1])
+                    fit = fit_once(one.x, one.y, fit_to=part * one.x[-1])
                 except ValueError:
                     continue
                 if times * fit.C_max > x[-1]:
@@ -316,18 +397,21 @@ def reach_rows(series: list[Series]) -> list[list]:
     return rows
 
 
+# --- warnings -------------------------------------------------------------------------------------
+
+
 def warning_rows(found: list[Forecast]) -> list[list]:
-    kinds = sorted({kind for each in found for kind in each.warnings})
+    kinds = sorted({kind for one in found for kind in one.warnings})
     groups = {
         "all": found,
-        "without `!`": [each for each in found if not each.warnings],
-        "with `!`": [each for each in found if each.warnings],
-        **{f"`! {kind}`": [each for each in found if kind in each.warnings] for kind in kinds},
+        "without `!`": [one for one in found if not one.warnings],
+        "with `!`": [one for one in found if one.warnings],
+        **{f"`! {kind}`": [one for one in found if kind in one.warnings] for kind in kinds},
     }
     rows = []
     for name, group in groups.items():
         error = errors_of(group)
-        shares = np.mean(error > 0.05), np.mean([each.inside for each in group])
+        shares = np.mean(error > 0.05), np.mean([one.inside for one in group])
         figures = (
             f"{np.median(error):.3f}",
             f"{root_mean_square(error):.3f}",
@@ -337,18 +421,104 @@ def warning_rows(found: list[Forecast]) -> list[list]:
     return rows
 
 
+# --- the picture ----------------------------------------------------------------------------------
+
+
+def draw_gallery(path: Path, runs: list[Run]) -> None:
+    """Draw the first run of each repository: the points of the first half filled, later ones
+    hollow, and the forecast from the first half with its interval."""
+    from matplotlib.figure import Figure
+
+    first = {run.repository: run for run in reversed(runs)}
+    firsts = [run for run in runs if first[run.repository] is run]
+    rows = -(-len(firsts) // 6)
+    figure = Figure(figsize=(13, 2.1 * rows), layout="constrained")
+    panels = figure.subplots(rows, 6, sharex=True, sharey=True, squeeze=False)
+    for panel, run in itertools.zip_longest(panels.flat, firsts):
+        if run is None:
+            panel.set_axis_off()
+        else:
+            draw_panel(panel, run)
+    panels[0, 0].set(xlim=(-0.03, 1.03), ylim=(-0.03, 1.03), xticks=TICKS, yticks=TICKS)
+    figure.supxlabel("part of the run's compute")
+    figure.supylabel("pass rate (on grey ground: of training batches)")
+    with whole_file(path) as file:
+        figure.savefig(file, format=path.suffix[1:], dpi=90)
+
+
+TICKS = 0, 0.5, 1
+MOST_DRAWN = 50  # points; of more, neighbours are averaged
+
+
+def draw_panel(panel, run: Run) -> None:
+    x = run.series.x / run.series.x[-1]
+    y = run.series.y
+    for half, fill in ((x <= 0.5, "C0"), (x > 0.5, "w")):
+        parts = min(half.sum(), MOST_DRAWN // 2)
+        points = [
+            [part.mean() for part in np.array_split(values[half], parts)] for values in (x, y)
+        ]
+        panel.plot(*points, "o", color="C0", mfc=fill, ms=3.5, mew=0.7)
+    title = run.repository.replace("/", "/\n")
+    try:
+        fit = fit_once(run.series.x, y, fit_to=run.series.x[-1] / 2)  # all points
+    except ValueError:
+        title += " (not fitted)"
+    else:
+        C = np.linspace(0.5, 1, 50)
+        later = rule.each(fit, C * run.series.x[-1])
+        panel.plot(C, later.value, "C1")
+        panel.fill_between(C, later.low, later.high, color="C1", alpha=0.25, lw=0)
+    panel.set_title(title, fontsize=8)
+    panel.set_facecolor("0.94" if run.is_training else "w")
+
+
+# --- the page -------------------------------------------------------------------------------------
+
 HEAD = """# Public runs
 
-Made by `python benchmarks/public_runs.py CLONES > docs/public_runs.md`. It clones six \
-repositories and reads their
-logs as `python fit_curve.py LOG` does. Their licences are not known, so the logs are not \
-shipped here.
+Made by `python benchmarks/public_runs.py CLONES --gallery docs/pictures/public_runs.png > \
+docs/public_runs.md`. It clones
+the repositories of [public_runs.csv](../benchmarks/public_runs.csv) and reads their logs as \
+`python fit_curve.py LOG` does.
+Their licences are not known, so the logs are not shipped here.
+
+On 2026-11-23, 384 public repositories on RL of language models, or of courses that teach it, \
+were searched for such logs.
+In 120 no file could hold one, and in 202 no file has a rate of at least seven values. Of the \
+other 62 these 24 are used.
+The rest have verdicts on single problems, rewards outside [0, 1], fewer than five validations, or \
+no RL.
+
+![The first run of each repository, with the forecast from its first half](pictures/public_runs.png)
+
+Above is the first run of each repository that the table below names, well foreseen or not. \
+Filled points are the first
+half, from which the forecast (orange) and its 95 % interval come. Of more than 50 points \
+neighbours are averaged. On a
+grey ground the points are no validations, but batches that the run trained on.
 
 ## The runs
 
 The outcome is the mean of the last three points. An error is a forecast from the first half of \
 the steps, minus the
 outcome. A line with `!` names the warnings of the fit of the first half."""
+TRAINING = """
+These repositories hold no validations that can be fitted, but the mean reward or accuracy of each \
+training batch. One
+table of errors below is theirs. All others are of validations."""
+FOLDS = """
+## What folds by repository choose
+
+Two things were set by hand: the points count as bent if the squared error of the power law is \
+more than {bent} times that
+of the sigmoid, and the spread of the three curves widens the interval by {if_bent} times itself \
+if they bend, and by {if_not} times
+if not. Here each repository is left out in turn, and the others choose: the limit with the lowest \
+mean logarithm of the
+twelve figures (median and root mean square in six cells), and the narrowest widths that hold 90 % \
+in each cell.
+"""
 STOPPING = """
 ## Is it worth going on?
 
@@ -372,36 +542,45 @@ two thirds and three
 quarters of the steps; these fits are not independent."""
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("clones", type=Path, help="the folder of the clones")
-    runs, repeated = public_runs(parser.parse_args().clones)
-    print(HEAD)
-    for repository, commit, folder in REPOSITORIES:
-        print(f"\n`{repository}`, commit `{commit}`, folder `{folder}`:\n")
-        rows = [run_row(name, series) for (of, _, name), series in runs.items() if of == repository]
-        names = ["error: forecast", "sigmoid", "power law", "last value"]
-        print_table(["file", "points", "outcome", *names, ""], rows)
-    print("\nThese files hold a curve again, which counts once:\n")
-    print_table(
-        ["file", "the same as"], [[f"`{name}`", f"`{first}`"] for name, first in repeated.items()]
-    )
+def print_runs(runs: list[Run]) -> None:
+    """A table for each repository."""
+    names = ["file", "points", "outcome", "error: forecast", "sigmoid", "power law", "last value"]
+    for place in dict.fromkeys((run.repository, run.commit, run.folder) for run in runs):
+        repository, commit, folder = place
+        where = f", folder `{folder}`" if folder else ""
+        print(f"\n`{repository}`, commit `{commit}`{where}:\n")
+        of = [run for run in runs if (run.repository, run.commit, run.folder) == place]
+        print_table([*names, ""], map(run_row, of))
 
-    good = [series for series in runs.values() if not state(series)]
+
+def print_errors(good: list[Run], of_training: list[Run]) -> None:
     print("\n## Errors of the forecast\n")
     print(
         f"The {len(good)} runs that neither fell nor stayed at one value. A gain is small below "
         f"{SMALL}. It is the\noutcome minus the first point. The part of the steps is fitted:\n"
     )
-    names = ["forecast", "sigmoid", "power law", "last value"]
-    print_table(["median / root mean square", "runs", *names, "inside"], error_rows(good))
-    print(STOPPING)
-    print_table(["", "runs", "stopped", "wrong"], stop_rows(good))
-    print(REACHING)
-    print_table(["", "pass rates", "inside", "surely not", "perhaps not"], reach_rows(good))
+    names = ["runs", "forecast", "sigmoid", "power law", "last value", "inside"]
+    print_table(["median / root mean square", *names], error_rows(good))
+    print(f"\nThe same for {len(of_training)} runs of training batches:\n")
+    print_table(["median / root mean square", *names], error_rows(of_training))
 
+
+def print_folds(good: list[Run]) -> None:
+    widths = {"if_bent": rule.DOUBT[True], "if_not": rule.DOUBT[False]}
+    print(FOLDS.format(bent=rule.BENT, **widths))
+    chosen, rows, difference = fold_rows(good)
+    print_table(["left out", "limit", "width if bent", "if not"], chosen)
+    print("\nMedian and root mean square on the repositories that were left out:\n")
+    names = ["runs", "the forecast as it is", "inside", "the choice of the folds", "inside"]
+    print_table(["", *names], rows)
+    print(
+        f"\nThe errors of the folds' choice differ by {difference} from those of the forecast "
+        "(the geometric mean of the\ntwelve; in brackets the 95 % interval when repositories are "
+        "drawn at random)."
+    )
+
+
+def print_warnings(good: list[Series]) -> None:
     study = common.ROOT / "docs" / "study"
     packed = sorted(
         f"{folder}/{run}"
@@ -413,19 +592,44 @@ def main() -> None:
     print(WARNINGS)
     for name, chosen in (("public runs", good), ("runs of our [studies](study.md)", ours)):
         for text, parts in (("the first half", (1 / 2,)), ("five parts", PARTS)):
-            found = [
-                each for series in chosen for part in parts if (each := forecast(series, part))
-            ]
+            found = [one for series in chosen for part in parts if (one := forecast(series, part))]
             print(f"\n{len(chosen)} {name}, from {text}:\n")
-            columns = [
-                "",
-                "fits",
-                "error: median",
-                "root mean square",
-                "errors above .05",
-                "inside",
-            ]
-            print_table(columns, warning_rows(found))
+            names = ["", "fits", "error: median", "root mean square", "errors above .05", "inside"]
+            print_table(names, warning_rows(found))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("clones", type=Path, help="the folder of the clones")
+    parser.add_argument("--gallery", type=Path, help="the picture")
+    options = parser.parse_args()
+    rule.fit_sigmoid = fit_once  # so that other rules are tried on the same fits
+    runs, repeated = public_runs(options.clones)
+    if options.gallery:
+        draw_gallery(options.gallery, runs)
+    validations = [run for run in runs if not run.is_training]
+    of_training = [run for run in runs if run.is_training]
+
+    print(HEAD)
+    print_runs(validations)
+    print(TRAINING)
+    print_runs(of_training)
+    print("\nThese files hold a curve again, which counts once:\n")
+    print_table(
+        ["file", "the same as"], [[f"`{name}`", f"`{first}`"] for name, first in repeated.items()]
+    )
+
+    good = [run for run in validations if not state(run.series)]
+    print_errors(good, [run for run in of_training if not state(run.series)])
+    print_folds(good)
+    series = [run.series for run in good]
+    print(STOPPING)
+    print_table(["", "runs", "stopped", "wrong"], stop_rows(series))
+    print(REACHING)
+    print_table(["", "pass rates", "inside", "surely not", "perhaps not"], reach_rows(series))
+    print_warnings(series)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ Dimensions: n points of a run, m values of compute, k weighted sums of the curve
 """
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 from scipy.special import stdtrit  # quantiles of Student's t; scipy.stats is slow to import
@@ -118,7 +119,7 @@ class Fit:
         """What A exceeds, as text."""
         return f"> {self.interval['A'][0]:.3f}"
 
-    @property
+    @cached_property
     def power_law(self) -> tuple[float, float, float]:
         """(A, D, B) of the power law through the same points."""
         return fit_power_law(self.x[self.x > 0], self.y[self.x > 0])

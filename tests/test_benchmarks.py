@@ -6,8 +6,12 @@ import re
 from pathlib import Path
 
 import gpu
+import numpy as np
+import public_runs
 import size
 import torch
+
+from curve.columns import Series
 
 ROOT = Path(__file__).parent.parent
 NAMES = {path.stem for path in (ROOT / "benchmarks").glob("*.py")}
@@ -108,3 +112,24 @@ def test_size_counts_tokens_and_names_what_is_too_large():
         "data has 10.0 tokens a line",
         "what a user runs has 90,000 tokens; it must stay below 84,000",
     ]
+
+
+def test_public_runs_reads_steps_out_of_the_names_of_checkpoints():
+    content = b"model,acc\neval_results-global_step_0,20.0\neval_results-global_step_40,30.0\n"
+    log = {"reader": "checkpoints", "y": "acc", "where": "", "percent": "yes"}
+    (series,) = public_runs.read(content, log)
+    assert (list(series.x), list(series.y)) == ([0, 40], [0.2, 0.3])
+
+
+def a_public_run(repository: str, gain: float) -> public_runs.Run:
+    x = np.arange(20.0)
+    y = 0.1 + gain * x**2 / (x**2 + 9)
+    return public_runs.Run(repository, "", "", "log", False, Series("log", x, y))
+
+
+def test_public_runs_draws_the_first_run_of_each_repository(tmp_path, monkeypatch):
+    runs = [a_public_run(repository, 0.5) for repository in ("o/a", "o/b", "o/a")]
+    drawn = []
+    monkeypatch.setattr(public_runs, "draw_panel", lambda panel, run: drawn.append(run))
+    public_runs.draw_gallery(tmp_path / "g.png", runs)
+    assert drawn == runs[:2] and (tmp_path / "g.png").stat().st_size > 1000
