@@ -47,21 +47,41 @@ def ours(recipe, model, rows: list[tuple], G: int) -> tuple[float, dict[str, Ten
 
     rollouts = []
     for prompt, ids, sampled, logprobs, _ in rows:
-        arrays = np.array(ids, np.int32), np.array(sampled, bool), np.array(logprobs, np.float32)
-        versions = np.zeros(len(ids), np.int32)
-        rollouts.append(Rollout(Request(0, 0, prompt, 0, ()), *arrays, versions, False, False))
-    lengths_PG = torch.tensor([int(rollout.sampled.sum()) for rollout in rollouts]).view(-1, G)
-    scores_PG = torch.tensor([float(row[4]) for row in rows]).view(-1, G)
+        rollouts.append(
+            Rollout(
+                Request(0, 0, prompt, 0, ()),
+                np.array(ids, np.int32),
+                np.array(sampled, bool),
+                np.array(logprobs, np.float32),
+                np.zeros(len(ids), np.int32),
+                False,
+                False,
+            )
+        )
+
+    # What each completion is worth.
+    lengths = [int(rollout.sampled.sum()) for rollout in rollouts]
+    lengths_PG = torch.tensor(lengths).view(-1, G)
+    scores = [float(row[4]) for row in rows]
+    scores_PG = torch.tensor(scores).view(-1, G)
     worth = loss.worth(recipe, scores_PG, lengths_PG, scores_PG >= 0, *BUDGETS)
-    advantages_R, weights_R = worth.advantages_PG.flatten(), worth.weights_PG.flatten()
+    advantages_R = worth.advantages_PG.flatten()
+    weights_R = worth.weights_PG.flatten()
+
+    # The loss over the completions that count, and its gradient.
     counted = weights_R.nonzero().flatten().tolist()
-    policy, total = Policy(model), 0.0
+    policy = Policy(model)
+    total = 0.0
     model.zero_grad()
     for m in micro_batches(rollouts, counted, 4096, torch.device("cpu"), 0, 1):
         logprobs_BT, _ = policy(m, recipe.fp32_logits)
-        of_rows = advantages_R[m.rows_B], weights_R[m.rows_B]
         policy_loss, _ = loss.policy_loss(
-            recipe, logprobs_BT, m.generator_logprobs_BT, m.sampled_BT, *of_rows
+            recipe,
+            logprobs_BT,
+            m.generator_logprobs_BT,
+            m.sampled_BT,
+            advantages_R[m.rows_B],
+            weights_R[m.rows_B],
         )
         policy_loss.backward()
         total += policy_loss.item()
@@ -99,10 +119,13 @@ def trl(folder: Path) -> float:
     trainer.train_dataset = trainer.train_dataset.filter(lambda row: len(row["prompt"]) == 8)
     wrapped = trainer.accelerator.prepare_model(trainer.model)
     trainer.model.train()
+
+    # A batch that is sampled once. Each recipe gets the same completions.
     inputs = next(iter(trainer.get_train_dataloader()))
     batch = GRPOTrainer._generate_and_score_completions(trainer, inputs)
-    # The same completions for each recipe.
     GRPOTrainer._generate_and_score_completions = lambda *_: dict(batch)
+
+    # Their log pi_gen, with noise.
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
     attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
     width = batch["completion_ids"].shape[1]
@@ -112,7 +135,9 @@ def trl(folder: Path) -> float:
         )
     batch["sampling_per_token_logps"] = logprobs + 0.3 * torch.randn_like(logprobs)
 
-    rank, n = trainer.accelerator.process_index, len(inputs)
+    # The same completions as rows for `ours`, from all ranks.
+    rank = trainer.accelerator.process_index
+    n = len(inputs)
     scores = trainer.scores_R1.flatten()[rank * n : (rank + 1) * n]
     rows = []
     for i in range(n):
@@ -121,10 +146,14 @@ def trl(folder: Path) -> float:
         columns = [batch[name][i][of_completion].tolist() for name in names]
         prompt = batch["prompt_ids"][i][batch["prompt_mask"][i].bool()].tolist()
         rows.append((prompt, *columns, scores[i]))
-    rows, worst = gather_object(rows), 0.0
+    rows = gather_object(rows)
+
+    worst = 0.0
     for changes in recipes():
         recipe = dataclasses.replace(train.RECIPE, **changes)
         train.RECIPE = train.scalerl.RECIPE = recipe
+
+        # TRL's loss and gradient, and ours.
         wrapped.zero_grad()
         total = 0.0
         with_worth = trainer._generate_and_score_completions(inputs)
@@ -147,7 +176,8 @@ def random_batch(P: int = 6, G: int = 4, T: int = 12) -> dict[str, Tensor]:
     random = torch.Generator().manual_seed(0)
     lengths_B = torch.randint(3, T + 1, (P * G,), generator=random)
     scores_B = torch.randint(0, 2, (P * G,), generator=random).float()
-    scores_B[:G], usable_B = 1.0, torch.ones(P * G, dtype=torch.bool)
+    scores_B[:G] = 1.0
+    usable_B = torch.ones(P * G, dtype=torch.bool)
     usable_B[-1] = False
     logprobs_BT = -2 * torch.rand(P * G, T, generator=random)
     noise_BT = 0.5 * torch.randn(P * G, T, generator=random)
@@ -166,11 +196,18 @@ def expected_of(recipe, batch: dict[str, Tensor], P: int = 6) -> tuple[float, di
     """Loss and gradient of a random batch by loss.py alone, as train.py calls it."""
     import loss
 
-    of_batch = batch["scores"], batch["mask"].sum(1), batch["usable"]
-    worth = loss.worth(recipe, *(column.view(P, -1) for column in of_batch), *BUDGETS)
-    of_rows = worth.advantages_PG.flatten(), worth.weights_PG.flatten()
-    of_tokens = batch["logprobs"], batch["generator"], batch["mask"]
-    policy_loss, _ = loss.policy_loss(recipe, *of_tokens, *of_rows)
+    scores_PG = batch["scores"].view(P, -1)
+    lengths_PG = batch["mask"].sum(1).view(P, -1)
+    usable_PG = batch["usable"].view(P, -1)
+    worth = loss.worth(recipe, scores_PG, lengths_PG, usable_PG, *BUDGETS)
+    policy_loss, _ = loss.policy_loss(
+        recipe,
+        batch["logprobs"],
+        batch["generator"],
+        batch["mask"],
+        worth.advantages_PG.flatten(),
+        worth.weights_PG.flatten(),
+    )
     (gradient,) = torch.autograd.grad(policy_loss, batch["logprobs"])
     return policy_loss.item(), {"log pi": gradient}
 
@@ -181,11 +218,11 @@ def three_completions(problem: str) -> list[tuple[list[int], list[int]]]:
     import scalerl
 
     ids = lambda text: scalerl.TOKENIZER(text, add_special_tokens=False).input_ids
-    fields, eos = json.loads(problem), scalerl.DECODING.eos[:1]
-    prompt, right, wrong = (
-        ids(text)
-        for text in (f"{fields['prompt']}<think>", f"</think>{fields['answer']}", "</think>0")
-    )
+    fields = json.loads(problem)
+    eos = scalerl.DECODING.eos[:1]
+    prompt = ids(f"{fields['prompt']}<think>")
+    right = ids(f"</think>{fields['answer']}")
+    wrong = ids("</think>0")
     return [(prompt, [*right, *eos]), (prompt, [*wrong, *eos]), (prompt, right)]
 
 
@@ -203,6 +240,7 @@ def verl(folder: Path) -> float:
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import omega_conf_to_dataclass, validate_config
 
+    # The configuration, and our functions in verl's registries.
     with initialize_config_dir(str(folder), version_base=None):
         config = compose("config")
     validate_config(config, need_reference_policy(config), need_critic(config))
@@ -210,8 +248,11 @@ def verl(folder: Path) -> float:
     actor.global_batch_info.update(dp_size=2, batch_num_tokens=100)
     advantages_of = get_adv_estimator_fn(config.algorithm.adv_estimator)
     loss_of = get_policy_loss_fn(actor.policy_loss.loss_mode)
+
+    # Verdicts.
     row = json.loads((folder / "train.jsonl").read_text().splitlines()[0])
-    manager, found = scalerl_verl.Verdicts(config, scalerl.TOKENIZER, None), []
+    manager = scalerl_verl.Verdicts(config, scalerl.TOKENIZER, None)
+    found = []
     for prompt, ids in three_completions(row["problem"]):
         tensors = {"prompts": torch.tensor([prompt]), "responses": torch.tensor([ids])}
         tensors["attention_mask"] = torch.ones(1, len(prompt) + len(ids))
@@ -221,7 +262,9 @@ def verl(folder: Path) -> float:
     print(f"rewards of a right, a wrong and a truncated completion: {found}")
     assert found == [1.0, 0.0, -1.0]
 
-    batch, worst = random_batch(), 0.0
+    # Losses and gradients.
+    worst = 0.0
+    batch = random_batch()
     scores_B = torch.where(batch["usable"], batch["scores"], -1.0)
     rewards_BT = torch.zeros_like(batch["generator"])
     rewards_BT[:, 0] = scores_B
@@ -237,6 +280,7 @@ def verl(folder: Path) -> float:
             index=groups,
             config=config.algorithm,
         )
+
         total = 0.0
         for rows in torch.arange(len(groups)).chunk(3):
             value, _ = loss_of(
@@ -249,7 +293,8 @@ def verl(folder: Path) -> float:
                 rollout_is_weights=None,
             )
             total = total + value / 2
-        theirs = total.item(), {"log pi": torch.autograd.grad(total, batch["logprobs"])[0]}
+        (gradient,) = torch.autograd.grad(total, batch["logprobs"])
+        theirs = total.item(), {"log pi": gradient}
         expected = expected_of(scalerl.RECIPE, batch)
         worst = max(worst, compare(" ".join(changes.values()), theirs, expected))
     return worst
@@ -266,13 +311,17 @@ def prime_rl(folder: Path) -> float:
     from prime_rl.configs.rl import RLConfig
     from prime_rl.trainer.rl.loss import compute_loss, setup_rl_loss_fn
 
+    # The configurations for one GPU and for several.
     one = tomllib.loads((folder / "config.toml").read_text())
     config = RLConfig.model_validate(one)
     RLConfig.model_validate(one | tomllib.loads((folder / "several.toml").read_text()))
+
+    # Verdicts.
     taskset = scalerl_prime.ScaleRLTaskset(
         scalerl_prime.ScaleRLConfig(id="scalerl-prime", split="validation")
     )
-    task, found = next(iter(taskset.load())), []
+    task = next(iter(taskset.load()))
+    found = []
     for prompt, ids in three_completions(task.data.problem):
         before = SimpleNamespace(token_ids=prompt, mask=[False] * len(prompt))
         after = SimpleNamespace(token_ids=ids, mask=[True] * len(ids))
@@ -280,22 +329,35 @@ def prime_rl(folder: Path) -> float:
         found.append(asyncio.run(task.score(trace)))
     print(f"rewards of a right, a wrong and a truncated completion: {found}")
     assert found == [1.0, 0.0, 0.0]
-    loss_of, batch, worst = setup_rl_loss_fn(config.trainer.loss), random_batch(), 0.0
+
+    # Losses and gradients.
+    worst = 0.0
+    loss_of = setup_rl_loss_fn(config.trainer.loss)
+    batch = random_batch()
     batch["usable"][:] = True
     scores_PG = batch["scores"].view(6, -1)
     advantages_B = (scores_PG - scores_PG.mean(1, keepdim=True)).flatten()
     rows = advantages_B.nonzero().flatten().tolist()  # filter_zero_advantages
     for changes in recipes(("token",), ("none",)):
         scalerl.RECIPE = dataclasses.replace(scalerl.RECIPE, **changes)
-        logprobs, generator, mask = (
-            [*batch[name][rows]] for name in ("logprobs", "generator", "mask")
-        )
         advantages = [advantage.expand(12) for advantage in advantages_B[rows]]
         tokens = int(batch["mask"][rows].sum())
         value, _ = compute_loss(
-            logprobs, generator, None, advantages, mask, None, None, None, loss_of, tokens, 1, 1
+            [*batch["logprobs"][rows]],
+            [*batch["generator"][rows]],
+            None,
+            advantages,
+            [*batch["mask"][rows]],
+            None,
+            None,
+            None,
+            loss_of,
+            tokens,
+            1,
+            1,
         )
-        theirs = value.item(), {"log pi": torch.autograd.grad(value, batch["logprobs"])[0]}
+        (gradient,) = torch.autograd.grad(value, batch["logprobs"])
+        theirs = value.item(), {"log pi": gradient}
         expected = expected_of(scalerl.RECIPE, batch)
         worst = max(worst, compare(" ".join(changes.values()), theirs, expected))
     return worst

@@ -28,14 +28,15 @@ CPU = torch.device("cpu")
 
 def made_up(prompt: int, completion: int, prompts: int) -> list[Rollout]:
     """Groups of 16 rollouts of random tokens."""
-    rng, rollouts = np.random.default_rng(0), []
+    rng = np.random.default_rng(0)
+    versions, logprobs = np.zeros(completion, np.int32), np.zeros(completion, np.float32)
+    sampled = np.ones(completion, bool)
+    rollouts = []
     for group in range(prompts):
         ids = rng.integers(5, 1000, size=prompt).tolist()
         for i in range(16):
             request = Request(group, i, ids, completion, (group, i))
             tokens = rng.integers(5, 1000, size=completion).astype(np.int32)
-            sampled, logprobs = np.ones(completion, bool), np.zeros(completion, np.float32)
-            versions = np.zeros(completion, np.int32)
             rollouts.append(Rollout(request, tokens, sampled, logprobs, versions, False, False))
     return rollouts
 
@@ -52,17 +53,22 @@ def main(folder: str, repeats: int = 3) -> None:
     model, tokenizer = load_model(folder), load_tokenizer(folder)
     reference = type(model).from_pretrained(folder)  # with the attention that transformers chooses
     print(f"{folder}: {model.num_parameters():,} parameters; medians of {repeats}, in turn\n")
-    training, sampling = "training, seconds: each   once   ratio", "tokens/s: generate   engine"
+    training = "training, seconds: each   once   ratio"
+    sampling = "tokens/s: generate   engine"
     print(f"prompt + completion      {training}      {sampling}   ratio")
     for name, (prompt, completion, prompts) in SHAPES.items():
-        rollouts, policy = made_up(prompt, completion, prompts), Policy(model)
+        rollouts = made_up(prompt, completion, prompts)
+        policy = Policy(model)
+
         settings = Sampling(prompt_budget=prompt, thinking_budget=(0, 0), answer_budget=completion)
         # No completion ends before its budget.
         decoding = dataclasses.replace(make_decoding(tokenizer, settings, "penalty"), eos=(-1,))
+
         ids = torch.tensor([rollout.request.prompt_ids for rollout in rollouts])
 
         def engine() -> None:
             requests = []
+            # A prompt's completions are one group.
             for group in range(prompts):
                 prompt_ids = ids[16 * group].tolist()
                 requests += make_requests(group, prompt_ids, 16, (0, 0), decoding, (group,))
@@ -80,9 +86,13 @@ def main(folder: str, repeats: int = 3) -> None:
         def shared() -> None:
             train(policy, rollouts, share=True)
 
+        # In turn: so a change of the machine's speed meets all of them.
         work = (unshared, shared, generate, engine)
+
         took = [[seconds(one) for one in work] for _ in range(repeats)]
         each, once, theirs, ours = np.median(took, axis=0)
+
+        # A row of the table.
         tokens = completion * len(rollouts)
         shape = f"{name} ({prompt} + {completion})"
         speeds = f"{tokens / theirs:9.1f} {tokens / ours:8.1f} {theirs / ours:7.2f}"
