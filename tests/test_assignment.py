@@ -322,6 +322,7 @@ def mistaken(tmp_path_factory):
     return {row[:2]: faults(verdicts) for row, verdicts in zip(MISTAKES, graded)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", MISTAKES, ids=[f"{row[0]}: {row[1]}" for row in MISTAKES])
 def test_a_mistake_loses_the_points_of_its_function_and_of_no_other(row, mistaken):
     function, mistake, _, _ = row
@@ -411,6 +412,7 @@ def graded(tmp_path_factory):
     return dict(zip(others, graded)) | {loops: stopped | right}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SAID)
 def test_a_function_that_is_broken_gets_a_sentence_and_loses_its_points_alone(name, graded):
     found = faults(graded[name])
@@ -458,6 +460,7 @@ def test_the_students_command_prints_the_points_of_each_function_and_the_total(t
     assert "the shape is [3], and must be [1, 3]" in result.stdout and result.returncode == 1
 
 
+@pytest.mark.slow
 def test_the_teachers_command_grades_hidden_cases_and_k_chooses_functions(tmp_path):
     hidden = "docs/lessons/assignment/teacher/hidden.py"
     result = run(hidden, "-k", "advantages or cispo", HAND_IN=str(hand_in(tmp_path)), SEED="b")
