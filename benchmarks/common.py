@@ -148,16 +148,6 @@ def random_model(folder: Path, size: Size) -> str:
     return str(folder)
 
 
-def default_requests(tokenizer, prompts: int) -> list:
-    """Requests for 16 completions of each of the first prompts of the default task."""
-    from core.decoding import render
-    from core.rollouts import Request
-    from data.tasks import arithmetic
-
-    ids = [render(tokenizer, problem.prompt) for problem in arithmetic.problems("train", prompts)]
-    return [Request(i, j, prompt, 58, (i, j)) for i, prompt in enumerate(ids) for j in range(16)]
-
-
 def groups_of(tokens: int, length: int) -> list:
     """Groups of four random sequences, half of them right: so many tokens in all. Of the `length`
     tokens of a sequence 16 are prompt."""

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from common import (
     SIZES,
-    default_requests,
     make_parser,
     random_model,
     run_training,
@@ -26,11 +25,11 @@ from common import (
     training_seconds,
 )
 
-from core.decoding import make_decoding
+from core.decoding import make_decoding, render
 from core.engine import EngineSettings, sample_all
 from core.generators import make_engine
 from core.model import load_model, load_tokenizer
-from core.rollouts import SharedParameters
+from core.rollouts import Request, SharedParameters
 from core.settings import Settings
 from core.torch_engine import TorchEngine
 from data.tasks import arithmetic
@@ -62,9 +61,10 @@ def samplers(folder: str, prompts: int, slots: int) -> tuple[int, dict[str, Call
     model = load_model(folder)
     reference = type(model).from_pretrained(folder)  # with the attention that transformers chooses
     decoding = make_decoding(tokenizer, Settings())
-    requests = default_requests(tokenizer, prompts)
-    texts = []
-    for problem in arithmetic.problems("train", prompts):
+    requests, texts = [], []
+    for i, problem in enumerate(arithmetic.problems("train", prompts)):
+        ids = render(tokenizer, problem.prompt)
+        requests += [Request(i, j, ids, 58, (i, j)) for j in range(16)]
         texts += [problem.prompt + "<think>"] * 16
 
     def torch_engine() -> int:

@@ -28,7 +28,7 @@ from core.torch_engine import TorchEngine
 from data.load import load_data
 from machinery.trainer import make_policy
 
-MICRO_BATCH = 4096  # tokens, as on a CPU
+MICRO_BATCH = Settings.tokens_per_micro_batch
 KINDS = {"aten::mm": "products with weights", "aten::bmm": "products of attention"}
 ALL_ELSE = "all else: elementwise, copies, softmax, calls"
 
@@ -83,9 +83,14 @@ def main(arguments: list[str], repeats: int = 3) -> None:
         share = settings.share_prompts
         for m in micro_batches(rollouts, rows, MICRO_BATCH, model.device, 0, 1, share):
             logprobs_BT, _ = policy(m, recipe.fp32_logits)
-            # Any advantages and weights: the arithmetic is the same.
-            given = (m.generator_logprobs_BT, m.sampled_BT, ones[m.rows_B], ones[m.rows_B])
-            policy_loss, _ = loss.policy_loss(recipe, logprobs_BT, *given)
+            policy_loss, _ = loss.policy_loss(
+                recipe,
+                logprobs_BT,
+                m.generator_logprobs_BT,
+                m.sampled_BT,
+                ones[m.rows_B],  # any advantages and weights: the arithmetic is the same
+                ones[m.rows_B],
+            )
             policy_loss.backward()
 
     sample()
