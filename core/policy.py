@@ -264,7 +264,7 @@ def error_of_sharing(model: PreTrainedModel) -> float:
     """By how many nats at most the log-probability of a token changes if prompts of several lengths
     are shared. It is far from 0 if a model takes the place in the cache for the position, as ALiBi
     in MPT does."""
-    # Tokens from all of the vocabulary: the first ones are often special, and where a model has
+    # Tokens from all of the vocabulary: the first ones are often special, and if a model has
     # learned nothing about them, rounding alone can be worth 1e-3 nats.
     size = model.config.get_text_config().vocab_size
     ids = [i * size // 13 for i in range(1, 13)]

@@ -9,6 +9,8 @@ from transformers import PreTrainedModel
 from core.feed import Feed
 from core.rollouts import Batch, tokens_and_pairs
 
+MEASURED = 10  # steps, after which the time that is left is known
+
 # --- what a token costs ---------------------------------------------------------------------------
 
 
@@ -102,12 +104,6 @@ class Compute:
         }
 
 
-# --- who waits ------------------------------------------------------------------------------------
-
-
-MEASURED = 10  # steps, after which the time that is left is known
-
-
 def time_left(first: dict, now: dict, steps: int) -> str:
     """How long the run still takes, in words, if it goes on as from the log's first validation to
     this training line, validations included; '' if these are fewer than MEASURED steps."""
@@ -116,6 +112,9 @@ def time_left(first: dict, now: dict, steps: int) -> str:
         return ""
     hours = (now["wall_seconds"] - first["wall_seconds"]) / made * (steps - now["step"]) / 3600
     return f"{hours:.1f} hours left" if hours >= 1 else f"{60 * hours:.0f} minutes left"
+
+
+# --- who waits ------------------------------------------------------------------------------------
 
 
 class Rates:

@@ -173,7 +173,8 @@ class Record:
                 digits = 0 if seconds > 10 else 1
                 words.append(f"{seconds:.{digits}f} s a step")
             if self.validations:
-                words += filter(None, [time_left(self.validations[0], now, self.settings.steps)])
+                left = time_left(self.validations[0], now, self.settings.steps)
+                words += [left] if left else []
         self.progress.show(step, ", ".join(words))
 
     def end(self, step: int, reason: str) -> None:

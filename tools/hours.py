@@ -59,7 +59,7 @@ def step_flops(
     group is filtered out. Counted as compute_flops in the log: 2 for a number that a token or a
     pair is multiplied with, and 4 more in the backward; nothing for what is computed again."""
     groups, size = command.groups_per_step, command.completions_per_prompt
-    head, width = Shape(model).table, attention_width(model)
+    head, width = model.get_output_embeddings().weight.numel(), attention_width(model)
     parameters = matmul_parameters(model)
     prompt_tokens, prompt_pairs = tokens_and_pairs([(prompt, 0)])
     tokens, pairs = tokens_and_pairs([(completion, prompt)])
@@ -102,11 +102,10 @@ def least_seconds(
 
 
 def time_rows(
-    command: TrainCommand, need: Needs, model: PreTrainedModel
+    command: TrainCommand, need: Needs, model: PreTrainedModel, shape: Shape
 ) -> list[tuple[str, str, str]]:
     """Rows of a name, a figure and words: FLOPs of a step by part; with --gpu-kind the least time
     of each part, and the least hours of the run."""
-    shape = Shape(model)
     prompt = command.prompt_budget
     completion = need.length - prompt
     flops = step_flops(command, model, prompt, completion)

@@ -48,7 +48,7 @@ def plan(command: TrainCommand) -> str:
     rows += memory_rows(command, need, shape.parameters)
     if reason:
         rows.append(("chosen" if need.verdict != TOO_MUCH else "nothing fits", "", reason))
-    rows += time_rows(command, need, model)
+    rows += time_rows(command, need, model, shape)
     if command.resume:
         rows += measured_rows(command)
     if command.gpus_here():
