@@ -160,7 +160,14 @@ class RealRun:
     # Inodes of all shared memory that processes of these runs were seen to use.
     shared_memory: set[int] = set()
 
-    def __init__(self, folder: Path, *flags: str, name: str = "run", gpus: str | None = ""):
+    def __init__(
+        self,
+        folder: Path,
+        *flags: str,
+        name: str = "run",
+        gpus: str | None = "",
+        temporary: str | None = None,
+    ):
         own = folder / "train.py"
         script = own if own.exists() else ROOT / "train.py"
         self.mark = uuid.uuid4().hex
@@ -170,6 +177,8 @@ class RealRun:
         environment = {"SCALERL_TEST_RUN": self.mark}
         if gpus is not None:
             environment["CUDA_VISIBLE_DEVICES"] = gpus
+        if temporary is not None:
+            environment["TMPDIR"] = temporary
         self.process = Script(script, [*start, *flags], folder, environment, self.output.name)
         self.process.start()
 

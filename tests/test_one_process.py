@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -47,11 +48,20 @@ def children(run: RealRun) -> set[str]:
     return found
 
 
-def test_the_losses_are_those_of_processes_to_the_last_digit(tmp_path):
+@pytest.fixture
+def temporary():
+    """A folder whose name is short enough for sockets."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield folder
+
+
+def test_the_losses_are_those_of_processes_to_the_last_digit(tmp_path, temporary):
     """Without any child process, from the first line on the screen to the end, but for the forks
     that read the model's files."""
-    others = RealRun(tmp_path, *FLAGS, "--steps", "5", "--asynchrony", "ppo-1", name="others")
-    one = RealRun(tmp_path, *FLAGS, "--steps", "5", "--one-process", name="one")
+    flags = [*FLAGS, "--steps", "5"]
+    others = RealRun(tmp_path, *flags, "--asynchrony", "ppo-1", name="others")
+    # A run that starts calls `rm` for what dead runs have left, and other tests kill runs.
+    one = RealRun(tmp_path, *flags, "--one-process", name="one", temporary=temporary)
     seen_of_one, seen_of_others = set(), set()
     own = Path(f"/proc/{one.process.pid}/cmdline").read_text()
     while one.process.is_alive() or others.process.is_alive():
