@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 import loss
 from core.devices import devices_here, trunk_dtype
 from core.engine import choose_engine, engine_settings
-from core.settings import BY_MEMORY, PRESETS, Settings
+from core.settings import BY_MEMORY, PRESETS, Settings, TrainCommand
 from core.vllm_engine import CPU_CACHE, UNMEASURED
 from curve.flags import flag
 from machinery.compute import head_size
@@ -28,6 +28,10 @@ FITS, MAY_FIT, TOO_MUCH = "fits", "fits, if the plan is not too low", "DOES NOT 
 PROCESS = 0.5 * 2**30  # bytes of Python and its libraries; on a GPU of CUDA's context
 # The most bytes that a CPU's allocator keeps between a trainer's tensors of many sizes.
 FRAGMENTS = 0.3 * 2**30
+
+# Bytes of a parameter in the CPU's memory with --offload: it, its gradient, two moments, and its
+# copy on the way to the generators.
+WAITING = 5 * 4
 
 QWEN3 = {  # the models that `largest` tries, in this order
     "8B": dict(
@@ -174,7 +178,8 @@ class Needs:
         self.settings, self.length = settings, length
         self.generators, self.trainers = devices_here(settings)
         first, last = self.generators[0], self.trainers[0]
-        available, dtype = memory_of_a_device(settings, last), trunk_dtype(settings, last)
+        total, free = memory_of_a_device(settings, last)
+        dtype = trunk_dtype(settings, last)
 
         # A trainer: its largest micro-batch is one sequence at least, and at most its part of the
         # batch.
@@ -190,7 +195,7 @@ class Needs:
         beside_a_trainer = not {*first}.isdisjoint(self.trainers)
         with_torch = replace(settings, engine="torch")
         engine = engine_settings(with_torch, first, settings.model, None, beside_a_trainer)
-        share = CPU_CACHE if first[0] == "cpu" else engine.memory * available * len(first)
+        share = CPU_CACHE if first[0] == "cpu" else engine.memory * total * len(first)
         self.generator = generator_bytes(
             shape, self.engine, settings.slots, length, settings.prompt_budget, dtype, share
         )
@@ -199,7 +204,7 @@ class Needs:
         self.sequences = self.generator["keys and values"] / cache_of_a_sequence
         missing = max(0, 1 - self.sequences) * cache_of_a_sequence
 
-        # By device the bytes planned, the bytes available, and whether it fits. Only the arithmetic
+        # By device the bytes planned, the bytes free, and whether it fits. Only the arithmetic
         # may be off: vLLM keeps to its share.
         self.devices = {}
         sampling_devices = [name for names in self.generators for name in names]
@@ -208,10 +213,13 @@ class Needs:
             trains = self.trainers.count(device) * sum(self.trainer.values())
             samples = sampling_devices.count(device) * of_a_device
             at_most = MARGIN * trains + (1 if self.engine == "vllm" else MARGIN) * samples
-            verdict = FITS if at_most <= available else MAY_FIT
-            if trains + samples > available or (samples and missing):
+            verdict = FITS if at_most <= free else MAY_FIT
+            if trains + samples > free or (samples and missing):
                 verdict = TOO_MUCH
-            self.devices[device] = trains + samples, available, verdict
+            self.devices[device] = trains + samples, free, verdict
+        if settings.offload and last != "cpu" and not is_elsewhere(settings):
+            waiting, there = WAITING * shape.parameters, memory_of_this_cpu()
+            self.devices["cpu"] = waiting, there, FITS if waiting <= there else TOO_MUCH
 
     @property
     def verdict(self) -> str:
@@ -227,24 +235,35 @@ class Needs:
         return name, planned, available
 
 
+def is_elsewhere(settings: Settings) -> bool:
+    """Whether this is a plan for the GPUs of another machine."""
+    return isinstance(settings, TrainCommand) and bool(settings.gpus)
+
+
 def engine_of(settings: Settings, device: str) -> str:
     """torch or vllm. Another machine, that --plan asks about, is assumed to have vLLM."""
-    elsewhere = getattr(settings, "gpus", None) and settings.engine != "torch"
+    elsewhere = is_elsewhere(settings) and settings.engine != "torch"
     return "vllm" if elsewhere else choose_engine(settings.engine, device)
 
 
-def memory_of_a_device(settings: Settings, device: str) -> float:
-    """Bytes of a GPU, or of this machine if `device` is its CPU. ValueError if nothing says so."""
-    said = getattr(settings, "gpu_memory", None)  # for --plan
+def memory_of_a_device(settings: Settings, device: str) -> tuple[float, float]:
+    """Bytes of a GPU, in all and free of other programs, or of this machine if `device` is its CPU.
+    ValueError if nothing says so."""
+    said = settings.gpu_memory if isinstance(settings, TrainCommand) else None
     if device == "cpu":
         if said is not None:
             raise ValueError("--gpu-memory is of a machine with GPUs: say how many by --gpus")
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return memory_of_this_cpu(), memory_of_this_cpu()
     if said is not None:
-        return said * 1e9
+        return said * 1e9, said * 1e9
     if not torch.cuda.is_available():
         raise ValueError("--gpus wants --gpu-memory too: there is no GPU here to ask")
-    return torch.cuda.get_device_properties(0).total_memory
+    free, total = torch.cuda.mem_get_info(device)
+    return total, free
+
+
+def memory_of_this_cpu() -> float:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def GiB(size: float) -> str:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from core.model import load_model, load_tokenizer
-from data import Problem
+from data import Problem, load
 from data.tasks import arithmetic
 from docs import make_base
 
@@ -100,6 +100,18 @@ def test_the_tokenizer_is_one_token_a_character_and_survives_being_saved():
     assert tokenizer.decode(ids) == text
     assert len(ids) == len(text.replace("<think>", "x").replace("</think>", "x"))
     assert ids == make_base.make_tokenizer()(text).input_ids
+
+
+def test_longer_sums_for_another_base():
+    spec = load.parse_spec("arithmetic,max_digits=9")
+    longest = [problem.prompt.index("+") for problem in load.made_source(spec, 400, 90).train]
+    assert max(longest) == 9 and longest.count(9) == pytest.approx(400 / 9, abs=8)
+    for wrong in ("0", "-3", "six"):
+        with pytest.raises(ValueError, match=f"1 digit or more, not max_digits={wrong}"):
+            arithmetic.problems("train", 10, max_digits=wrong)
+    tokenizer = make_base.make_tokenizer()
+    sizes = [make_base.make_model(tokenizer, width).num_parameters() for width in (32, 64, 144)]
+    assert [round(size / 1e6, 2) for size in sizes] == [0.05, 0.14, 0.53]
 
 
 def test_the_shipped_base_leaves_rl_something_to_do():

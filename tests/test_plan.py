@@ -18,9 +18,10 @@ from core.feed import Feed
 from core.model import load_model, load_shapes
 from core.settings import BY_MEMORY, Settings, TrainCommand, parse, read_settings
 from core.vllm_engine import make_llm_engine
+from machinery import memory as memory_module
 from machinery.compute import time_left
 from machinery.folder import write_config
-from machinery.memory import FITS, Shape, choose, generator_bytes, trainer_bytes
+from machinery.memory import FITS, GiB, Needs, Shape, choose, generator_bytes, trainer_bytes
 from machinery.run import with_what_suits_the_memory
 from tools.hours import least_seconds, step_flops
 
@@ -260,8 +261,8 @@ def test_a_run_says_what_was_chosen_and_config_json_too_and_resume_chooses_again
     prompts.decoding.longest = 1024
     asked, chosen_at_first = parse(["--engine", "torch", "--slots", "8"]), None
     for gigabytes in (10, 1.5):
-        gpu = SimpleNamespace(total_memory=gigabytes * 1e9)
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _, gpu=gpu: gpu)
+        there = (gigabytes * 1e9, gigabytes * 1e9)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _, there=there: there)
         settings, chosen = with_what_suits_the_memory(asked, model, prompts)
         assert settings.slots == 8 and "slots" not in chosen["settings"]
         assert chosen["reason"] in capsys.readouterr().err
@@ -280,10 +281,43 @@ def test_a_run_says_what_was_chosen_and_config_json_too_and_resume_chooses_again
 def test_a_run_that_cannot_fit_is_refused(models, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    gpu = SimpleNamespace(total_memory=1e8)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: gpu)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1e8, 1e8))
+    shape = Shape(load_shapes(models["llama"]))
     with pytest.raises(ValueError, match="does not fit: cuda:0 has 0.1 GiB, and 1.* too many"):
-        choose(parse(["--engine", "torch"]), Shape(load_shapes(models["llama"])), 100)
+        choose(parse(["--engine", "torch"]), shape, 100)
+
+
+def test_what_other_programs_hold_of_a_gpu_is_not_there(models, monkeypatch):
+    """The choice is made for the memory that is free; vLLM's share is of all."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    shape = Shape(load_shapes(models["llama"]))
+    chosen = []
+    for free in (10e9, 1.12e9):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _, free=free: (free, 10e9))
+        settings, reason = choose(parse(["--engine", "torch", "--slots", "8"]), shape, 1024)
+        assert f"for the {GiB(free)} GiB of cuda:0" in reason
+        chosen.append(settings)
+    assert chosen[0] != chosen[1]
+    by_hand = parse("--slots 8 --tokens-per-micro-batch 2048 --generator-memory .3".split())
+    monkeypatch.setattr(memory_module, "engine_of", lambda *_: "vllm")
+    shares = []
+    for free in (10e9, 9e9):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _, free=free: (free, 10e9))
+        shares.append(sum(Needs(by_hand, shape, 1024).generator.values()))
+    assert shares[0] == shares[1] == pytest.approx(0.3 * 10e9 + memory_module.PROCESS)
+
+
+def test_what_offload_puts_in_the_cpus_memory_must_fit_there(models, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (80e9, 80e9))
+    shape = Shape(load_shapes(models["llama"]))
+    asked = parse(["--engine", "torch", "--offload"])
+    choose(asked, shape, 100)
+    monkeypatch.setattr(memory_module, "memory_of_this_cpu", lambda: 19 * shape.parameters)
+    with pytest.raises(ValueError, match="does not fit: cpu has"):
+        choose(asked, shape, 100)
 
 
 # --- hours ----------------------------------------------------------------------------------------

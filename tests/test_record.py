@@ -120,10 +120,9 @@ def test_a_gpu_that_does_both_is_one_device_and_processes_on_a_cpu_count_each(
     models, tmp_path, monkeypatch, gpus, counts, devices
 ):
     monkeypatch.chdir(tmp_path)
-    of_80_GB = SimpleNamespace(total_memory=80e9)
     monkeypatch.setattr(train.torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(train.torch.cuda, "is_available", lambda: gpus > 0)
-    monkeypatch.setattr(train.torch.cuda, "get_device_properties", lambda _: of_80_GB)
+    monkeypatch.setattr(train.torch.cuda, "mem_get_info", lambda _: (80e9, 80e9))
     chosen = dataclasses.replace(parse([]), engine="torch", **counts)
     assert open_run(chosen).record.compute.devices == devices
 

@@ -104,6 +104,7 @@ def answer_for_cuda(gpus: int) -> None:
         get_rng_state=lambda *_: torch.get_rng_state(),
         set_rng_state=lambda state, *_: torch.set_rng_state(state),
         get_device_properties=lambda *_: properties,
+        mem_get_info=lambda *_: 2 * [properties.total_memory],
         get_device_capability=lambda *_: (9, 0), _is_in_bad_fork=lambda: False,
         cudart=lambda: SimpleNamespace(cudaHostRegister=lambda *_: 0),
     )  # fmt: skip
