@@ -7,8 +7,9 @@ the algorithm first, RL depends on luck.
 
     python -m docs.make_base                        # makes data/arithmetic_base again
     python -m docs.make_base --out /tmp/base --seed 1
+    python -m docs.make_base --out models/wide --hidden-size 256 --max-digits 10   # 1.5M parameters
 
-It takes about three minutes on one core.
+The first takes about three minutes on one core.
 """
 
 import math
@@ -29,6 +30,7 @@ from data.tasks.arithmetic import MAX_DIGITS, draw, score
 from tools.imitate import Example, imitate
 
 BASE_MODEL = Path(__file__).parent.parent / "data" / "arithmetic_base"
+HIDDEN_SIZE = 64
 # one token, before </think>
 TIME_IS_UP = "Okay, time is up. Let me stop thinking and formulate a final answer now. "
 
@@ -56,9 +58,9 @@ def trace(
     return ";".join(steps), (str(carry) + answer).lstrip("0") or "0"
 
 
-def example(tokenizer, rng: random.Random, noisy: bool) -> Example:
+def example(tokenizer, rng: random.Random, noisy: bool, max_digits: int = MAX_DIGITS) -> Example:
     """One training text. The tokens of the completion are learned, except the forced ones."""
-    a, b = draw(rng, rng.randint(1, MAX_DIGITS), held_out=False)
+    a, b = draw(rng, rng.randint(1, max_digits), held_out=False)
     wrong, ramble = (0.3, 0.15) if noisy else (0.0, 0.0)
     thinking, answer = trace(a, b, rng, wrong, ramble)
     pieces = [(f"{a}+{b}=<think>", False)]  # texts, and whether they are learned
@@ -97,14 +99,14 @@ def make_tokenizer():
     return tokenizer
 
 
-def make_model(tokenizer):
-    """A Llama of 0.14M parameters. What decided whether it learns to carry: four full heads and a
-    small rope theta."""
+def make_model(tokenizer, hidden_size: int = HIDDEN_SIZE):
+    """A Llama of 0.14M parameters, or of another width. What decided whether it learns to carry:
+    four full heads and a small rope theta."""
     model = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=len(tokenizer),
-            hidden_size=64,
-            intermediate_size=192,
+            hidden_size=hidden_size,
+            intermediate_size=3 * hidden_size,
             num_hidden_layers=2,
             num_attention_heads=4,
             head_dim=32,  # wider than hidden / heads: vLLM on a CPU takes no head below 32
@@ -120,18 +122,20 @@ def make_model(tokenizer):
         for name, parameter in model.named_parameters():
             if "embed_tokens" in name or "lm_head" in name:
                 parameter.normal_(std=0.02)
-            elif parameter.dim() == 2:  # the usual flat 0.02 is far too small at hidden 64
+            elif parameter.dim() == 2:  # the usual flat 0.02 is far too small for narrow ones
                 back_to_residual = "o_proj" in name or "down_proj" in name
                 scale = 0.5 if back_to_residual else 1.0
                 parameter.normal_(std=scale / math.sqrt(parameter.shape[1]))
     return model
 
 
-def pass_rates(model, tokenizer, per_length: int, seed: int) -> list[float]:
+def pass_rates(
+    model, tokenizer, per_length: int, seed: int, max_digits: int = MAX_DIGITS
+) -> list[float]:
     """Sampled pass rate for each number of digits, on held-out problems; prompts of one length need
     no padding."""
     rates = []
-    for digits in range(1, MAX_DIGITS + 1):
+    for digits in range(1, max_digits + 1):
         rng = random.Random(f"check {digits} {seed}")
         pairs = [draw(rng, digits, held_out=True) for _ in range(per_length)]
         prompts = torch.tensor([tokenizer(f"{a}+{b}=<think>").input_ids for a, b in pairs])
@@ -141,7 +145,7 @@ def pass_rates(model, tokenizer, per_length: int, seed: int) -> list[float]:
                 attention_mask=torch.ones_like(prompts),
                 do_sample=True,
                 top_k=0,
-                max_new_tokens=100,
+                max_new_tokens=10 * max_digits + 40,
             )
         texts = tokenizer.batch_decode(output[:, prompts.shape[1] :])
         solved = 0
@@ -157,7 +161,12 @@ def listed(rates: list[float]) -> str:
 
 
 def make_base(
-    out: Path, seed: int = 0, clean_steps: int = 2000, noisy_steps: int = 500
+    out: Path,
+    seed: int = 0,
+    clean_steps: int = 2000,
+    noisy_steps: int = 500,
+    hidden_size: int = HIDDEN_SIZE,
+    max_digits: int = MAX_DIGITS,
 ) -> list[float]:
     """Train the base model and save it; returns its sampled pass rate for each number of digits.
 
@@ -168,12 +177,12 @@ def make_base(
     torch.manual_seed(seed)
     rng = random.Random(f"warm start {seed}")
     tokenizer = make_tokenizer()
-    model = make_model(tokenizer)
+    model = make_model(tokenizer, hidden_size)
 
     def batches() -> Iterator[list[Example]]:
         for _ in range(clean_steps):
-            yield [example(tokenizer, rng, noisy=False) for _ in range(32)]
-        rates = pass_rates(model, tokenizer, per_length=200, seed=seed)
+            yield [example(tokenizer, rng, False, max_digits) for _ in range(32)]
+        rates = pass_rates(model, tokenizer, 200, seed, max_digits)
         say(f"after the clean traces, by digits: {listed(rates)}")
         least = min(rates)
         if least < 0.4:
@@ -183,10 +192,10 @@ def make_base(
                 "--seed. Nothing was saved."
             )
         for _ in range(noisy_steps):
-            yield [example(tokenizer, rng, noisy=True) for _ in range(32)]
+            yield [example(tokenizer, rng, True, max_digits) for _ in range(32)]
 
     imitate(model, batches(), clean_steps + noisy_steps, learning_rate=5e-3)
-    rates = pass_rates(model, tokenizer, per_length=200, seed=seed)
+    rates = pass_rates(model, tokenizer, 200, seed, max_digits)
     mean = sum(rates) / len(rates)
     say(f"after the noisy traces, by digits: {listed(rates)}; mean {mean:.3f}")
     if not 0.10 <= mean <= 0.35:
@@ -204,12 +213,23 @@ class Command:
 
     out: Path = option(BASE_MODEL, "folder to save the model in")
     seed: int = 0
+    clean_steps: int = option(2000, "of imitation, on clean traces; then 500 on noisy ones")
+    hidden_size: int = option(HIDDEN_SIZE, "width of the model: 32 gives .05M parameters, 64 .14M")
+    max_digits: int = option(
+        MAX_DIGITS, "of the numbers; train with --data arithmetic,max_digits=N"
+    )
 
 
 def main(arguments: list[str]) -> int:
     """The command. Returns 0; ValueError as `make_base`."""
     command = read_flags(Command, arguments, description=__doc__)
-    make_base(command.out, command.seed)
+    make_base(
+        command.out,
+        command.seed,
+        command.clean_steps,
+        hidden_size=command.hidden_size,
+        max_digits=command.max_digits,
+    )
     return 0
 
 

@@ -27,16 +27,21 @@ def draw(rng: random.Random, digits: int, held_out: bool) -> tuple[int, int]:
             return a, b
 
 
-def problems(split: str, number: int, seed: int = 0) -> list[Problem]:
-    """`number` distinct problems, at most 100,000; lengths 1 to 6 in turn (those of one digit run
-    out first)."""
+def problems(
+    split: str, number: int, seed: int = 0, max_digits: int | str = MAX_DIGITS
+) -> list[Problem]:
+    """`number` distinct problems, at most 100,000; lengths 1 to `max_digits` in turn (those of one
+    digit run out first). ValueError for a `max_digits` that is no number of digits."""
+    if not str(max_digits).isdecimal() or int(max_digits) == 0:
+        raise ValueError(f"arithmetic has numbers of 1 digit or more, not max_digits={max_digits}")
+    most = int(max_digits)
     number = min(number, 100_000)
     rng = random.Random(f"{split} {seed}")
     distinct = {}  # the keys are in order
     for i in range(100 * number):
         if len(distinct) == number:
             break
-        pair = draw(rng, i % MAX_DIGITS + 1, held_out=split == "validation")
+        pair = draw(rng, i % most + 1, held_out=split == "validation")
         distinct[pair] = None
     return [
         Problem(prompt=f"{a}+{b}=", answer=str(a + b), task="data.tasks.arithmetic")
