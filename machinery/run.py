@@ -556,31 +556,21 @@ class OtherRank:
         self.settings = start.settings
         self.model = load_model(start.model)
 
-    def begin(self, *_) -> None:
-        """Rank 0 alone starts the generators."""
-
-    def goes_on(self, *_) -> bool:
+    def answer(self, *_, **__):
+        """Rank 0's answer to the same call."""
         return from_rank_0(None)
 
-    def batch(self, *_) -> list[Group] | None:
-        return from_rank_0(None)
+    goes_on = batch = wants_validation = end = answer
 
-    def wants_validation(self, *_, **__) -> bool:
-        return from_rank_0(None)
+    def of_rank_0(self, *_) -> None:
+        """Nothing: rank 0 alone starts the generators, hands prompts out and writes the log."""
+
+    begin = retire = log_step = of_rank_0
 
     def validate(self, _, policy: Policy) -> None:
-        compared = from_rank_0(None)  # rollouts
+        compared = self.answer()  # rollouts
         if compared:
             numerics_mismatch(policy, compared, self.settings)
 
-    def retire(self, *_) -> None:
-        """Rank 0 alone hands prompts out."""
-
-    def log_step(self, *_) -> None:
-        """Rank 0 alone writes the log."""
-
     def save(self, _, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
         gather(policy, optimizer)
-
-    def end(self, *_) -> bool:
-        return from_rank_0(None)
