@@ -50,10 +50,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from core.decoding import (
     completion_texts,
-    ids_of_prompts,
     make_decoding,
     marked_text,
     quoted,
+    refuse_unfit_prompts,
+    render,
     unwritable,
 )
 from core.engine import (
@@ -151,10 +152,12 @@ def sample(
     command: GenerateCommand, loaded: Loaded, engine: Engine, prompts: list[str], samples: int
 ) -> list[Rollout]:
     """So many completions of each prompt, prompt by prompt."""
-    ids, budget = ids_of_prompts(loaded.tokenizer, prompts, command), command.thinking_budget
+    refuse_unfit_prompts(loaded.tokenizer, prompts, command)
     decoding, requests = loaded.engine.decoding, []
     for i, prompt in enumerate(prompts):
-        requests += make_requests(i, ids[prompt], samples, budget, decoding, (command.seed, i))
+        ids = render(loaded.tokenizer, prompt, command.thinking, command.system)
+        seed = (command.seed, i)
+        requests += make_requests(i, ids, samples, command.thinking_budget, decoding, seed)
     return sample_all(engine, requests, progress=command.evaluate)
 
 
@@ -214,7 +217,7 @@ def check(command: GenerateCommand, loaded: Loaded, sources: list[Source]) -> in
         lines += check_fit(loaded.model, loaded.tokenizer, decoding, command, source)
         prompts += [problem.prompt for problem in source.validation]
     print("\n".join(lines))
-    ids_of_prompts(loaded.tokenizer, prompts, command)
+    refuse_unfit_prompts(loaded.tokenizer, prompts, command)
     refuse_too_long(loaded.model, decoding)
     return int(any(line.startswith("!") for line in lines))
 

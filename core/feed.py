@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 import loss
-from core.decoding import Decoding, PromptIds, completion_texts
+from core.decoding import Decoding, completion_texts, render
 from core.devices import devices_here
 from core.engine import EngineSettings, make_requests
 from core.generators import Generator, GeneratorFailed, start_generator
@@ -80,10 +80,9 @@ class PromptOrder:
 
 @dataclass(frozen=True)
 class Prompts:
-    """The problems of a run, and token ids of its model by the text of a prompt."""
+    """The problems of a run, and how its model reads and writes."""
 
     sources: list[Source]
-    ids: PromptIds
     tokenizer: PreTrainedTokenizerBase
     decoding: Decoding
 
@@ -283,10 +282,10 @@ class Feed:
             completions = settings.validation_samples
             seed = (settings.seed, VALIDATION, validated, number)
         problem = problems[problem_index]
-        ids, budget = self.prompts.ids[problem.prompt], settings.thinking_budget
-        requests = make_requests(
-            number, ids, completions, budget, self.prompts.decoding, seed, validation
-        )
+        tokenizer, decoding = self.prompts.tokenizer, self.prompts.decoding
+        ids = render(tokenizer, problem.prompt, settings.thinking, settings.system)
+        budget = settings.thinking_budget
+        requests = make_requests(number, ids, completions, budget, decoding, seed, validation)
         version = self.parameters.version
         return Group(number, source, problem_index, problem, version, generator.number, requests)
 

@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedModel
 
 import loss
-from core.decoding import ids_of_prompts, make_decoding, unwritable
+from core.decoding import make_decoding, refuse_unfit_prompts, unwritable
 from core.devices import devices_here
 from core.engine import EngineSettings, engine_settings, refuse_split
 from core.feed import Feed, Prompts, Workers
@@ -234,7 +234,7 @@ def find_folder(settings: Settings) -> tuple[Path, TextIO | None, Path | None]:
 
 
 def make_prompts(settings: Settings, model: str, sources: list[Source]) -> Prompts:
-    """The prompts of these sources as token ids of the model. ValueError if it cannot read them."""
+    """The prompts of these sources for the model. ValueError if it cannot read them."""
     tokenizer = load_tokenizer(model)
     recipe = settings.recipe
     decoding = make_decoding(tokenizer, settings, recipe.length_control, recipe.fp32_logits)
@@ -244,7 +244,8 @@ def make_prompts(settings: Settings, model: str, sources: list[Source]) -> Promp
         lost = unwritable(tokenizer, "".join(characters))
         if lost:
             raise ValueError(lost[0].removeprefix("! "))
-    return Prompts(sources, ids_of_prompts(tokenizer, texts, settings), tokenizer, decoding)
+    refuse_unfit_prompts(tokenizer, texts, settings)
+    return Prompts(sources, tokenizer, decoding)
 
 
 def with_learning_rate(settings: Settings, model: PreTrainedModel) -> Settings:

@@ -267,8 +267,7 @@ class StandInFeed(Feed):
                 Source(str(s), 3.0 if s == 0 else 1.0, problems[:number], problems[number:])
             )
         tokenizer = make_tokenizer()
-        ids = {p.prompt: [1, 2] for source in sources for p in source.train + source.validation}
-        prompts = Prompts(sources, ids, tokenizer, make_decoding(tokenizer, chosen))
+        prompts = Prompts(sources, tokenizer, make_decoding(tokenizer, chosen))
         parameters = SimpleNamespace(version=version)
         workers = Workers([SimpleNamespace(devices=("cpu",))] * generators, parameters)
         super().__init__(chosen, prompts, workers, lambda: False, json.loads(json.dumps(state)))
