@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 import loss
 from core.devices import devices_here, trunk_dtype
-from core.engine import choose_engine, engine_settings
+from core.engine import EngineSettings, choose_engine
 from core.settings import BY_MEMORY, PRESETS, Settings, TrainCommand
 from core.vllm_engine import CPU_CACHE, UNMEASURED
 from curve.flags import flag
@@ -192,10 +192,10 @@ class Needs:
 
         # A generator.
         self.engine = engine_of(settings, first[0])
-        beside_a_trainer = not {*first}.isdisjoint(self.trainers)
-        with_torch = replace(settings, engine="torch")
-        engine = engine_settings(with_torch, first, settings.model, None, beside_a_trainer)
-        share = CPU_CACHE if first[0] == "cpu" else engine.memory * total * len(first)
+        share = CPU_CACHE
+        if first[0] != "cpu":
+            # Beside a trainer `candidates` has chosen vLLM's share.
+            share = (settings.generator_memory or EngineSettings.memory) * total * len(first)
         self.generator = generator_bytes(
             shape, self.engine, settings.slots, length, settings.prompt_budget, dtype, share
         )
