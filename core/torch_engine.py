@@ -131,12 +131,12 @@ class TorchEngine(Engine):
         tokens_n, positions_n = torch.from_numpy(inputs).to(self.device)
         width = self.cache.place(positions_n, longest=int(self.position[:n].max()) + 1)
         unseen_nT = torch.arange(width, device=self.device) > positions_n[:, None]
-        mask = torch.zeros(n, 1, 1, width, dtype=self.model.dtype, device=self.device)
-        mask.masked_fill_(unseen_nT[:, None, None], torch.finfo(self.model.dtype).min)
+        dtype = self.model.dtype
+        mask_nT = torch.where(unseen_nT, torch.finfo(dtype).min, 0.0).to(dtype)
         output = self.model.base_model(
             input_ids=tokens_n[:, None],
             position_ids=positions_n[:, None],
-            attention_mask=mask,
+            attention_mask=mask_nT[:, None, None],
             past_key_values=self.cache,
             use_cache=True,
         )
