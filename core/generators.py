@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -87,16 +87,10 @@ class Generator:
             end.close()
 
 
-def start_generator(
-    number: int,
-    engine: EngineSettings,
-    parameters: SharedParameters,
-    process: Callable | None = None,
-) -> Generator:
-    """Start a generator: process(engine, parameters, work, reports), by default
-    `generator_process`, in a process of its own. Its first report says that it is ready. It sees
-    only the GPUs of its engine, under the names cuda:0, cuda:1 and so on. GeneratorFailed if the
-    system lets no process or queue begin."""
+def start_generator(number: int, engine: EngineSettings, parameters: SharedParameters) -> Generator:
+    """Start a generator: `generator_process` in a process of its own. Its first report says that it
+    is ready. It sees only the GPUs of its engine, under the names cuda:0, cuda:1 and so on.
+    GeneratorFailed if the system lets no process or queue begin."""
     gpus = [torch.device(device).index for device in engine.devices if device != "cpu"]
     seen_as = tuple(f"cuda:{i}" for i in range(len(gpus))) or engine.devices
     # CUDA does not survive a fork.
@@ -110,7 +104,7 @@ def start_generator(
         with children_inherit(CUDA_VISIBLE_DEVICES=visible):
             work, reports = context.Queue(), context.Queue()
             child = context.Process(
-                target=process or generator_process,
+                target=generator_process,
                 args=(dataclasses.replace(engine, devices=seen_as), parameters, work, reports),
                 name=name,
                 # A daemon may have no processes of its own, which vLLM has for several GPUs.
@@ -207,7 +201,7 @@ def _next_work(work: queue.Queue, wait: bool) -> list[Request] | None:
     """The next requests; [] if there are none yet; None: the generator is told to stop. With `wait`
     they may take a second to come."""
     try:
-        return work.get(timeout=1.0) if wait else work.get_nowait()
+        return work.get(wait, timeout=1.0)
     except queue.Empty:
         return []
 

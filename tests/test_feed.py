@@ -164,12 +164,13 @@ def test_a_generator_is_started_among_its_own_gpus_and_modules(monkeypatch, tmp_
         ("4,GPU-a1b2,6", ("cuda:1", "cuda:2"), "GPU-a1b2,6"),
         ("", ("cpu",), ""),
     ]
+    monkeypatch.setattr(core.generators, "generator_process", tells)
     generators = []
     for visible, devices, _ in cases:
         if visible is not None:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         engine = EngineSettings("model", devices, "float32", 1, 8, None)
-        generators.append(start_generator(0, engine, None, process=tells))
+        generators.append(start_generator(0, engine, None))
         assert os.environ.get("CUDA_VISIBLE_DEVICES") == visible
     for generator, (_, devices, seen) in zip(generators, cases):
         seen_as = tuple(f"cuda:{i}" for i in range(len(devices))) if seen else ("cpu",)
