@@ -223,9 +223,7 @@ def unwritable(tokenizer: PreTrainedTokenizerBase, text: str) -> list[str]:
 
 def quoted(name: str, text: str) -> str:
     """A text of any number of lines, told apart from others by a name and a bar on its left."""
-    first, *others = visible(text).split("\n")
-    lines = [f"{name:8}| {first}", *(f"{'':8}| {line}" for line in others)]
-    return "\n".join(lines)
+    return f"{name:8}| " + visible(text).replace("\n", f"\n{'':8}| ")
 
 
 def visible(text: str) -> str:
@@ -237,7 +235,7 @@ def visible(text: str) -> str:
             return character
         return character.encode("unicode_escape").decode()
 
-    return "".join(shown(character) for character in text)
+    return "".join(map(shown, text))
 
 
 def marked_text(tokenizer: PreTrainedTokenizerBase, rollout: Rollout) -> str:
