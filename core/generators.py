@@ -114,7 +114,12 @@ def start_generator(number: int, engine: EngineSettings, parameters: SharedParam
     except (OSError, EOFError) as error:
         advice = "is /dev/shm full, or the number of processes or files at its limit?"
         raise GeneratorFailed(f"{name} cannot be started ({error}): {advice}") from error
-    _keep_own_ends(work, reports)
+    # Close the child's ends of the pipes in this process. If the child dies, even in the middle of
+    # a message, reading then meets an end of file, and writing an error, which is ignored.
+    # Otherwise both would wait for ever. A Queue has no public way to say this.
+    reports._writer.close()
+    work._reader.close()
+    work._ignore_epipe = True
     return Generator(number, child, work, reports, heard=time.monotonic())
 
 
@@ -134,15 +139,6 @@ def children_inherit(**variables: str) -> Iterator[None]:
             os.environ.pop(name)
             if value is not None:
                 os.environ[name] = value
-
-
-def _keep_own_ends(work: multiprocessing.Queue, reports: multiprocessing.Queue) -> None:
-    """Close the child's ends of the pipes in this process. If the child dies, even in the middle of
-    a message, reading then meets an end of file, and writing an error, which is ignored. Otherwise
-    both would wait for ever. A Queue has no public way to say this."""
-    reports._writer.close()
-    work._reader.close()
-    work._ignore_epipe = True
 
 
 # --- the generator, a process of its own ----------------------------------------------------------
