@@ -120,16 +120,15 @@ def open_run(settings: Settings) -> "Run":
     settings = with_prompts_shared_if_possible(settings, model, engines[0].engine)
 
     # Who does what.
-    _, trainers = devices_here(settings)
     refuse_small_shared_memory(4 * model.num_parameters())
-    parameters = SharedParameters(model, len(trainers))
+    parameters = SharedParameters(model, ranks=len(devices_here(settings)[1]))
     stop = Stop()
     workers = Workers(engines, parameters)
     if settings.one_process:
         workers = Workers(engines, parameters, GeneratorHere, VerifierHere)
     feed = Feed(settings, prompts, workers, stop.asked, state)
     if state is not None:
-        refuse_other_problems(state.get("data"), feed.data, settings, newest_model)
+        refuse_other_problems(state, feed, newest_model)
     if settings.defaults != "toy":
         say(f"The settings start from --defaults {settings.defaults}; config.json has them all.")
 
@@ -144,7 +143,9 @@ def open_run(settings: Settings) -> "Run":
     write_config(folder, stored, chosen)
     if settings.resume:
         say(f"{folder}: going on from step {step}")
-        remove_checkpoints_after(step, folder)
+        for later in checkpoints(folder):  # they come again
+            if step_of(later) > step:
+                shutil.rmtree(later)
     compute = Compute(number_of_devices(settings), matmul_parameters(model), attention_width(model))
     record = Record(settings, folder, compute, feed, state)
     start = Start(settings, step, newest_model, moments, parameters)
@@ -163,24 +164,16 @@ def refuse_small_shared_memory(needed: int) -> None:
             )
 
 
-def refuse_other_problems(
-    before: list[str] | None, now: list[str], settings: Settings, model: str
-) -> None:
-    """ValueError if the problems are not those that the checkpoint was made with. before, now:
-    their fingerprints."""
-    if before != now:
+def refuse_other_problems(state: dict, feed: Feed, model: str) -> None:
+    """ValueError if the problems of the feed are not those that the checkpoint was made with.
+    state: of the checkpoint."""
+    settings = feed.settings
+    if state["data"] != feed.data:
         raise ValueError(
             f"--resume {settings.resume}: the problems of --data {' '.join(settings.data)} are not"
             " those that its checkpoint was made with: put the old data back, or train its model in"
             f" a new run: --model {model}"
         )
-
-
-def remove_checkpoints_after(step: int, folder: Path) -> None:
-    """Remove the checkpoints of later steps, which come again."""
-    for checkpoint in checkpoints(folder):
-        if step_of(checkpoint) > step:
-            shutil.rmtree(checkpoint)
 
 
 def by_turns(settings: Settings) -> Settings:
@@ -319,6 +312,7 @@ def number_of_devices(settings: Settings) -> int:
 # --- the run --------------------------------------------------------------------------------------
 
 
+@dataclass
 class Run:
     """What only rank 0 has: where its groups come from, where results go, and why the run ends.
 
@@ -326,22 +320,22 @@ class Run:
     other ranks have an `OtherRank`, whose calls wait for the answer of this one.
     """
 
-    def __init__(
-        self,
-        start: Start,
-        model: PreTrainedModel,
-        feed: Feed,
-        record: Record,
-        stop: Stop,
-        lock: TextIO | None,
-    ):
-        """model: of the start, on the CPU in fp32. lock: of the folder; it is held as long as this
-        object lives."""
-        self.start, self.settings, self.model = start, start.settings, model
-        self.feed, self.record, self.stop, self.lock = feed, record, stop, lock
-        self.folder = record.folder
-        self.error = ""  # what went wrong in this process
-        self.stopped_at_once = False  # by a second Ctrl-C
+    start: Start
+    model: PreTrainedModel  # of the start, on the CPU in fp32
+    feed: Feed
+    record: Record
+    stop: Stop
+    lock: TextIO | None  # of the folder; it is held as long as this object lives
+    error: str = ""  # what went wrong in this process
+    stopped_at_once: bool = False  # by a second Ctrl-C
+
+    @property
+    def settings(self) -> Settings:
+        return self.start.settings
+
+    @property
+    def folder(self) -> Path:
+        return self.record.folder
 
     def begin(self, version: int) -> None:
         """Start the generators, and the clock of training."""
