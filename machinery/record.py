@@ -161,7 +161,7 @@ class Record:
             if len(rates) > 1:
                 rates = [f"{source.name} {rate}" for source, rate in zip(self.sources, rates)]
             words.append(f"last validation {', '.join(rates)}")
-        words += filter(None, self.outlooks)
+        words += self.outlooks
         if self.last_steps:
             first, now = self.last_steps[0], self.last_steps[-1]
             words.append(f"batch {now['pass_rate']:.3f}")
@@ -173,9 +173,8 @@ class Record:
                 digits = 0 if seconds > 10 else 1
                 words.append(f"{seconds:.{digits}f} s a step")
             if self.validations:
-                left = time_left(self.validations[0], now, self.settings.steps)
-                words += [left] if left else []
-        self.progress.show(step, ", ".join(words))
+                words.append(time_left(self.validations[0], now, self.settings.steps))
+        self.progress.show(step, ", ".join(filter(None, words)))
 
     def end(self, step: int, reason: str) -> None:
         """Stop the clock of training. The log gets the reason why the run is over, if it came to
@@ -263,8 +262,7 @@ class Record:
         logged_before = self.validations and "score_mean" in self.validations[-1]
         if logged_before or graded(verdicts):
             means |= self._means("score_mean", groups)
-        num_examples = sum(len(group.requests) for group in groups)
-        return {"pass_rate": means.pop("pass_rate"), "num_examples": num_examples, **means}
+        return {"pass_rate": means.pop("pass_rate"), "num_examples": len(verdicts), **means}
 
     def _means(self, name: str, groups: list[Group]) -> dict:
         """The mean of this attribute of groups: of all sources with their weights, and also of each
