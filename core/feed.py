@@ -308,14 +308,12 @@ class Feed:
         """The held-out problems, sampled and judged. None if the run ends. Their requests go before
         all others. The trainer has published this version of the parameters, and publishes none
         meanwhile, so every token is sampled with it."""
-        held_out = [
-            (source, problem_index)
-            for source, of_source in enumerate(self.prompts.sources)
-            for problem_index in range(len(of_source.validation))
-        ]
-        for i, (source, problem_index) in enumerate(held_out):
-            generator = self.generators[i % len(self.generators)]
-            self.validating[i] = self._group(i, source, problem_index, generator, version)
+        for source, of_source in enumerate(self.prompts.sources):
+            for problem_index in range(len(of_source.validation)):
+                number = len(self.validating)
+                generator = self.generators[number % len(self.generators)]
+                group = self._group(number, source, problem_index, generator, version)
+                self.validating[number] = group
         groups = list(self.validating.values())
         self._send(groups)
         go_on = True

@@ -78,7 +78,8 @@ class VllmEngine(Engine):
         self.free += [self.slot_of.pop(name) for name in unbegun]
         requests = [self.completions.requests[slot] for slot in unbegun.values()]
         requests += self.waiting
-        self.waiting = deque(sorted(requests, key=lambda request: not request.validation))
+        self.waiting.clear()
+        self.add(requests)
 
     def step(self) -> list[Rollout]:
         self._admit()

@@ -207,7 +207,7 @@ class Needs:
         # By device the bytes planned, the bytes free, and whether it fits. Only the arithmetic
         # may be off: vLLM keeps to its share.
         self.devices = {}
-        sampling_devices = [name for names in self.generators for name in names]
+        sampling_devices = sum(self.generators, ())
         of_a_device = (sum(self.generator.values()) + missing) / len(first)
         for device in dict.fromkeys([*sampling_devices, *self.trainers]):
             trains = self.trainers.count(device) * sum(self.trainer.values())
