@@ -207,7 +207,8 @@ class Feed:
         return None
 
     def retire(self, groups: list[Group]) -> None:
-        """Take the prompts that these groups have solved out of all later epochs."""
+        """No-Positive-Resampling: take the prompts that these groups have solved out of all later
+        epochs."""
         for group in groups:
             self.orders[group.source].retire_if_solved(group.problem_index, group.pass_rate)
 

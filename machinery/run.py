@@ -30,7 +30,7 @@ from core.model import (
 )
 from core.one_process import GeneratorHere, VerifierHere
 from core.policy import Policy, error_of_sharing
-from core.rollouts import Batch, Group, SharedParameters
+from core.rollouts import Group, SharedParameters
 from core.screen import say
 from core.settings import BY_MEMORY, Settings
 from core.torch_engine import refuse_wrong_over_slots
@@ -56,7 +56,6 @@ from machinery.memory import Shape, choose
 from machinery.processes import Stop
 from machinery.ranks import from_rank_0, give_way_to_a_dead_rank
 from machinery.record import Record
-from machinery.totals import Totals
 from machinery.track import refuse_missing_tracker
 from machinery.trainer import gather, numerics_mismatch
 from machinery.warnings import few_groups_count
@@ -329,13 +328,10 @@ class Run:
     error: str = ""  # what went wrong in this process
     stopped_at_once: bool = False  # by a second Ctrl-C
 
-    @property
-    def settings(self) -> Settings:
-        return self.start.settings
-
-    @property
-    def folder(self) -> Path:
-        return self.record.folder
+    def __post_init__(self) -> None:
+        self.settings, self.folder = self.start.settings, self.record.folder
+        # Two of the loop's calls are those of the feed and of the record.
+        self.retire, self.log_step = self.feed.retire, self.record.log_step
 
     def begin(self, version: int) -> None:
         """Start the generators, and the clock of training."""
@@ -375,16 +371,6 @@ class Run:
                 return
             mismatch = numerics_mismatch(policy, compared, self.settings)
         self.record.log_validation(version, groups, mismatch)
-
-    def retire(self, groups: list[Group]) -> None:
-        """No-Positive-Resampling: the prompts that these groups have solved do not come again."""
-        self.feed.retire(groups)
-
-    def log_step(
-        self, step: int, batch: Batch, totals: Totals, worth: loss.Worth, figures: dict
-    ) -> None:
-        """Write down what has happened. figures: further columns of the log."""
-        self.record.log_step(step, batch, totals, worth, figures)
 
     def save(self, version: int, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
         """Write a checkpoint of this version. Parameters and moments come from all ranks."""
