@@ -45,7 +45,6 @@ if __name__ == "__main__":
         command = parse(sys.argv[1:], GenerateCommand, description=__doc__)
 
 import torch
-import transformers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from core.decoding import (
@@ -79,7 +78,6 @@ from tools.check import check_fit
 def main(command: GenerateCommand) -> int:
     """The command. Returns the exit status: 1 if --check has found what does not fit, else 0.
     ValueError, in one sentence, if the flags, the data or the model cannot be used."""
-    transformers.utils.logging.disable_progress_bar()
     if [bool(command.prompt), command.evaluate, command.check].count(True) != 1:
         raise ValueError("say one of --prompt TEXT, --evaluate and --check")
     sources = [] if command.prompt else read_sources(command)

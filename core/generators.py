@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import torch
 import torch.multiprocessing as multiprocessing
-import transformers
 from transformers import PreTrainedModel
 
 from core.engine import Engine, EngineSettings, NoEngine
@@ -166,7 +165,6 @@ def generator_process(
 def _generate(
     settings: EngineSettings, parameters: SharedParameters, work: queue.Queue, reports: queue.Queue
 ) -> None:
-    transformers.utils.logging.disable_progress_bar()
     if settings.engine == "torch" and settings.devices[0] != "cpu":
         parameters.pin()  # the workers of vLLM do it themselves
     sampler = Sampler(settings, parameters)
