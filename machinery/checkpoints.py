@@ -1,7 +1,6 @@
 """The checkpoints of a run: runs/NAME/checkpoints/step-000020/, each whole or not there."""
 
 import json
-import shutil
 from pathlib import Path
 
 import safetensors.torch
@@ -53,13 +52,6 @@ def write_checkpoint(
             raise OSError(f"{checkpoint}: {error}") from error
         tokenizer.save_pretrained(checkpoint / "model")
         (checkpoint / "state.json").write_text(json.dumps(state))
-
-
-def remove_old_checkpoints(folder: Path, keep: int, kept_too: Path | None) -> None:
-    """Remove all checkpoints but the newest `keep` and `kept_too`."""
-    for old in checkpoints(folder)[:-keep]:
-        if old != kept_too:
-            shutil.rmtree(old)
 
 
 ORDER = {"epoch": int, "cursor": int, "retired": list[int]}

@@ -45,7 +45,6 @@ from machinery.checkpoints import (
     checkpoint_of,
     checkpoints,
     read_state,
-    remove_old_checkpoints,
     step_of,
     write_checkpoint,
 )
@@ -378,8 +377,11 @@ class Run:
         state = {"step": version, **self.feed.state(), **self.record.state()}
         tokenizer = self.feed.prompts.tokenizer
         write_checkpoint(self.folder, policy.model, tokenizer, parameters, moments, state)
+        # The newest are kept, and the one from before a fall.
         before_fall = self.record.checkpoint_before_fall()
-        remove_old_checkpoints(self.folder, self.settings.keep_checkpoints, before_fall)
+        for old in checkpoints(self.folder)[: -self.settings.keep_checkpoints]:
+            if old != before_fall:
+                shutil.rmtree(old)
 
     def end(self, version: int) -> bool:
         """Stop the clock of training, and log why a run is over. Returns whether a checkpoint is
