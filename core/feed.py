@@ -164,12 +164,11 @@ class Feed:
     def _start(self, number: int) -> Generator:
         return self.workers.start_generator(number, self.engines[number], self.parameters)
 
-    def close(self, timeout: float = 5.0) -> None:
-        """End all generators and verifiers; kill generators that do not end within `timeout`
-        seconds."""
+    def close(self) -> None:
+        """End all generators and verifiers; kill generators that do not end within 5 seconds."""
         for generator in self.generators:
             generator.stop()
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + 5.0
         for generator in self.generators:
             generator.close(max(0.0, deadline - time.monotonic()))
         if self.verifiers is not None:

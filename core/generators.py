@@ -209,7 +209,7 @@ class Sampler:
         self.engine.update(parameters)
         self.parameters = parameters
         self.busy_seconds = 0.0  # these two are as in Report
-        self.events: list[tuple[float, float, int | None]] = []
+        self.events = []
 
     def step(self) -> list[Rollout]:
         """Take over newer parameters, then add a token to each completion in flight. Returns those

@@ -18,6 +18,7 @@ import loss
 from core.devices import devices_here, trunk_dtype
 from core.engine import EngineSettings, choose_engine
 from core.settings import BY_MEMORY, PRESETS, Settings, TrainCommand
+from core.torch_engine import PROMPT_TOKENS_AT_ONCE
 from core.vllm_engine import CPU_CACHE, UNMEASURED
 from curve.flags import flag
 from machinery.compute import head_size
@@ -165,7 +166,7 @@ def generator_bytes(
         left = share + PROCESS - sum(parts.values())  # CUDA is not in the share
         return parts | {"keys and values": max(0.0, left)}
     token_bytes = shape.layers * shape.cached * width  # in the cache
-    prompt_tokens = min(16_384, slots * prompts)  # computed at once
+    prompt_tokens = min(PROMPT_TOKENS_AT_ONCE, slots * prompts)
     parts["in passing"] = slots * shape.vocabulary * (4 + 4 + 8 + 8) + prompt_tokens * token_bytes
     return parts | {"keys and values": slots * length * token_bytes}
 
