@@ -277,25 +277,27 @@ def with_prompts_shared_if_possible(
 ) -> Settings:
     """The settings without --share-prompts, if something forbids it. ValueError if the model cannot
     be sampled by `TorchEngine`, and this is the engine."""
-    reason = ""
-    if settings.gradient_checkpointing:
-        reason = "with --gradient-checkpointing a layer would add its keys twice to their cache"
-    # The trainer shares prompts over the same kind of cache that TorchEngine samples with.
-    if engine == "torch" or (settings.share_prompts and not reason):
-        try:
+    if engine == "torch":
+        refuse_wrong_over_slots(model, settings.model)
+    if not settings.share_prompts:
+        return settings
+    try:
+        if settings.gradient_checkpointing:
+            raise ValueError(
+                "with --gradient-checkpointing a layer would add its keys twice to their cache"
+            )
+        # The trainer shares prompts over the same kind of cache that TorchEngine samples with.
+        if engine != "torch":
             refuse_wrong_over_slots(model, settings.model)
-        except ValueError as error:
-            if engine == "torch":
-                raise
-            reason = str(error)
-    if settings.share_prompts and not reason:
         error = error_of_sharing(model)
         if not error < MOST_ERROR_OF_SHARING:  # nor NaN
-            reason = f"this model's log-probabilities would be off by up to {error:.2g} nats"
-    if not settings.share_prompts or not reason:
+            raise ValueError(
+                f"this model's log-probabilities would be off by up to {error:.2g} nats"
+            )
         return settings
-    say(f"Prompts are not shared: {reason}.")
-    return dataclasses.replace(settings, share_prompts=False)
+    except ValueError as reason:
+        say(f"Prompts are not shared: {reason}.")
+        return dataclasses.replace(settings, share_prompts=False)
 
 
 def number_of_devices(settings: Settings) -> int:
