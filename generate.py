@@ -45,15 +45,15 @@ if __name__ == "__main__":
         command = parse(sys.argv[1:], GenerateCommand, description=__doc__)
 
 import torch
-import transformers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from core.decoding import (
     completion_texts,
-    ids_of_prompts,
     make_decoding,
     marked_text,
     quoted,
+    refuse_unfit_prompts,
+    render,
     unwritable,
 )
 from core.engine import (
@@ -78,7 +78,6 @@ from tools.check import check_fit
 def main(command: GenerateCommand) -> int:
     """The command. Returns the exit status: 1 if --check has found what does not fit, else 0.
     ValueError, in one sentence, if the flags, the data or the model cannot be used."""
-    transformers.utils.logging.disable_progress_bar()
     if [bool(command.prompt), command.evaluate, command.check].count(True) != 1:
         raise ValueError("say one of --prompt TEXT, --evaluate and --check")
     sources = [] if command.prompt else read_sources(command)
@@ -151,10 +150,12 @@ def sample(
     command: GenerateCommand, loaded: Loaded, engine: Engine, prompts: list[str], samples: int
 ) -> list[Rollout]:
     """So many completions of each prompt, prompt by prompt."""
-    ids, budget = ids_of_prompts(loaded.tokenizer, prompts, command), command.thinking_budget
+    refuse_unfit_prompts(loaded.tokenizer, prompts, command)
     decoding, requests = loaded.engine.decoding, []
     for i, prompt in enumerate(prompts):
-        requests += make_requests(i, ids[prompt], samples, budget, decoding, (command.seed, i))
+        ids = render(loaded.tokenizer, prompt, command.thinking, command.system)
+        seed = (command.seed, i)
+        requests += make_requests(i, ids, samples, command.thinking_budget, decoding, seed)
     return sample_all(engine, requests, progress=command.evaluate)
 
 
@@ -214,7 +215,7 @@ def check(command: GenerateCommand, loaded: Loaded, sources: list[Source]) -> in
         lines += check_fit(loaded.model, loaded.tokenizer, decoding, command, source)
         prompts += [problem.prompt for problem in source.validation]
     print("\n".join(lines))
-    ids_of_prompts(loaded.tokenizer, prompts, command)
+    refuse_unfit_prompts(loaded.tokenizer, prompts, command)
     refuse_too_long(loaded.model, decoding)
     return int(any(line.startswith("!") for line in lines))
 

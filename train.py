@@ -55,7 +55,6 @@ if __name__ == "__main__":
         import_for_generators()
 
 import torch
-import transformers
 
 import loss
 from core.devices import cpu_threads, devices_here
@@ -75,7 +74,6 @@ def main(command: TrainCommand) -> int:
     """The command. Returns the exit status: 0; 1 after a failure; 130 after Ctrl-C, 143 after
     SIGTERM. ValueError or OSError, before any process is started, if the flags, the data or the
     model cannot be used."""
-    transformers.utils.logging.disable_progress_bar()
     if command.plan:
         print(plan(command))
         return 0

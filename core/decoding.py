@@ -46,17 +46,6 @@ def in_template(tokenizer: PreTrainedTokenizerBase, messages: list[dict], **opti
     return text
 
 
-class PromptIds:
-    """Token ids by the text of a prompt, chat template included. Each is rendered when it is asked
-    for: a million prompts would take minutes and gigabytes at every start."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, settings: Sampling):
-        self.tokenizer, self.settings = tokenizer, settings
-
-    def __getitem__(self, prompt: str) -> list[int]:
-        return render(self.tokenizer, prompt, self.settings.thinking, self.settings.system)
-
-
 def rendered(
     tokenizer: PreTrainedTokenizerBase, prompts: list[str], settings: Sampling
 ) -> Iterator[list[int]]:
@@ -71,11 +60,11 @@ def rendered(
         yield from of_some(tokenizer, prompts[start : start + AT_ONCE])
 
 
-def ids_of_prompts(
+def refuse_unfit_prompts(
     tokenizer: PreTrainedTokenizerBase, prompts: list[str], settings: Sampling
-) -> PromptIds:
-    """Token ids of these prompts, for when they are asked for. ValueError if one is above its
-    budget, or if two have the same ids."""
+) -> None:
+    """ValueError if one of these prompts is above its budget, or if two have the same ids. Most are
+    not rendered here, but when they are handed out: all of a million would take minutes."""
     by_length = sorted(set(prompts), key=lambda prompt: len(prompt.encode()))
     # A text has at most as many tokens as bytes. So only long ones can be above the budget.
     (shortest_ids,) = rendered(tokenizer, by_length[:1], settings)
@@ -101,7 +90,6 @@ def ids_of_prompts(
             f"--model {settings.model}: its chat template drops the prompt: two have the same"
             " tokens"
         )
-    return PromptIds(tokenizer, settings)
 
 
 @dataclass(frozen=True)
@@ -235,9 +223,7 @@ def unwritable(tokenizer: PreTrainedTokenizerBase, text: str) -> list[str]:
 
 def quoted(name: str, text: str) -> str:
     """A text of any number of lines, told apart from others by a name and a bar on its left."""
-    first, *others = visible(text).split("\n")
-    lines = [f"{name:8}| {first}", *(f"{'':8}| {line}" for line in others)]
-    return "\n".join(lines)
+    return f"{name:8}| " + visible(text).replace("\n", f"\n{'':8}| ")
 
 
 def visible(text: str) -> str:
@@ -249,7 +235,7 @@ def visible(text: str) -> str:
             return character
         return character.encode("unicode_escape").decode()
 
-    return "".join(shown(character) for character in text)
+    return "".join(map(shown, text))
 
 
 def marked_text(tokenizer: PreTrainedTokenizerBase, rollout: Rollout) -> str:

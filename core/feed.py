@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 import loss
-from core.decoding import Decoding, PromptIds, completion_texts
+from core.decoding import Decoding, completion_texts, render
 from core.devices import devices_here
 from core.engine import EngineSettings, make_requests
 from core.generators import Generator, GeneratorFailed, start_generator
@@ -80,10 +80,9 @@ class PromptOrder:
 
 @dataclass(frozen=True)
 class Prompts:
-    """The problems of a run, and token ids of its model by the text of a prompt."""
+    """The problems of a run, and how its model reads and writes."""
 
     sources: list[Source]
-    ids: PromptIds
     tokenizer: PreTrainedTokenizerBase
     decoding: Decoding
 
@@ -165,12 +164,11 @@ class Feed:
     def _start(self, number: int) -> Generator:
         return self.workers.start_generator(number, self.engines[number], self.parameters)
 
-    def close(self, timeout: float = 5.0) -> None:
-        """End all generators and verifiers; kill generators that do not end within `timeout`
-        seconds."""
+    def close(self) -> None:
+        """End all generators and verifiers; kill generators that do not end within 5 seconds."""
         for generator in self.generators:
             generator.stop()
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + 5.0
         for generator in self.generators:
             generator.close(max(0.0, deadline - time.monotonic()))
         if self.verifiers is not None:
@@ -208,7 +206,8 @@ class Feed:
         return None
 
     def retire(self, groups: list[Group]) -> None:
-        """Take the prompts that these groups have solved out of all later epochs."""
+        """No-Positive-Resampling: take the prompts that these groups have solved out of all later
+        epochs."""
         for group in groups:
             self.orders[group.source].retire_if_solved(group.problem_index, group.pass_rate)
 
@@ -283,10 +282,10 @@ class Feed:
             completions = settings.validation_samples
             seed = (settings.seed, VALIDATION, validated, number)
         problem = problems[problem_index]
-        ids, budget = self.prompts.ids[problem.prompt], settings.thinking_budget
-        requests = make_requests(
-            number, ids, completions, budget, self.prompts.decoding, seed, validation
-        )
+        tokenizer, decoding = self.prompts.tokenizer, self.prompts.decoding
+        ids = render(tokenizer, problem.prompt, settings.thinking, settings.system)
+        budget = settings.thinking_budget
+        requests = make_requests(number, ids, completions, budget, decoding, seed, validation)
         version = self.parameters.version
         return Group(number, source, problem_index, problem, version, generator.number, requests)
 
@@ -309,14 +308,12 @@ class Feed:
         """The held-out problems, sampled and judged. None if the run ends. Their requests go before
         all others. The trainer has published this version of the parameters, and publishes none
         meanwhile, so every token is sampled with it."""
-        held_out = [
-            (source, problem_index)
-            for source, of_source in enumerate(self.prompts.sources)
-            for problem_index in range(len(of_source.validation))
-        ]
-        for i, (source, problem_index) in enumerate(held_out):
-            generator = self.generators[i % len(self.generators)]
-            self.validating[i] = self._group(i, source, problem_index, generator, version)
+        for source, of_source in enumerate(self.prompts.sources):
+            for problem_index in range(len(of_source.validation)):
+                number = len(self.validating)
+                generator = self.generators[number % len(self.generators)]
+                group = self._group(number, source, problem_index, generator, version)
+                self.validating[number] = group
         groups = list(self.validating.values())
         self._send(groups)
         go_on = True

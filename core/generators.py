@@ -8,12 +8,11 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 import torch.multiprocessing as multiprocessing
-import transformers
 from transformers import PreTrainedModel
 
 from core.engine import Engine, EngineSettings, NoEngine
@@ -87,16 +86,10 @@ class Generator:
             end.close()
 
 
-def start_generator(
-    number: int,
-    engine: EngineSettings,
-    parameters: SharedParameters,
-    process: Callable | None = None,
-) -> Generator:
-    """Start a generator: process(engine, parameters, work, reports), by default
-    `generator_process`, in a process of its own. Its first report says that it is ready. It sees
-    only the GPUs of its engine, under the names cuda:0, cuda:1 and so on. GeneratorFailed if the
-    system lets no process or queue begin."""
+def start_generator(number: int, engine: EngineSettings, parameters: SharedParameters) -> Generator:
+    """Start a generator: `generator_process` in a process of its own. Its first report says that it
+    is ready. It sees only the GPUs of its engine, under the names cuda:0, cuda:1 and so on.
+    GeneratorFailed if the system lets no process or queue begin."""
     gpus = [torch.device(device).index for device in engine.devices if device != "cpu"]
     seen_as = tuple(f"cuda:{i}" for i in range(len(gpus))) or engine.devices
     # CUDA does not survive a fork.
@@ -110,7 +103,7 @@ def start_generator(
         with children_inherit(CUDA_VISIBLE_DEVICES=visible):
             work, reports = context.Queue(), context.Queue()
             child = context.Process(
-                target=process or generator_process,
+                target=generator_process,
                 args=(dataclasses.replace(engine, devices=seen_as), parameters, work, reports),
                 name=name,
                 # A daemon may have no processes of its own, which vLLM has for several GPUs.
@@ -120,7 +113,12 @@ def start_generator(
     except (OSError, EOFError) as error:
         advice = "is /dev/shm full, or the number of processes or files at its limit?"
         raise GeneratorFailed(f"{name} cannot be started ({error}): {advice}") from error
-    _keep_own_ends(work, reports)
+    # Close the child's ends of the pipes in this process. If the child dies, even in the middle of
+    # a message, reading then meets an end of file, and writing an error, which is ignored.
+    # Otherwise both would wait for ever. A Queue has no public way to say this.
+    reports._writer.close()
+    work._reader.close()
+    work._ignore_epipe = True
     return Generator(number, child, work, reports, heard=time.monotonic())
 
 
@@ -140,15 +138,6 @@ def children_inherit(**variables: str) -> Iterator[None]:
             os.environ.pop(name)
             if value is not None:
                 os.environ[name] = value
-
-
-def _keep_own_ends(work: multiprocessing.Queue, reports: multiprocessing.Queue) -> None:
-    """Close the child's ends of the pipes in this process. If the child dies, even in the middle of
-    a message, reading then meets an end of file, and writing an error, which is ignored. Otherwise
-    both would wait for ever. A Queue has no public way to say this."""
-    reports._writer.close()
-    work._reader.close()
-    work._ignore_epipe = True
 
 
 # --- the generator, a process of its own ----------------------------------------------------------
@@ -176,7 +165,6 @@ def generator_process(
 def _generate(
     settings: EngineSettings, parameters: SharedParameters, work: queue.Queue, reports: queue.Queue
 ) -> None:
-    transformers.utils.logging.disable_progress_bar()
     if settings.engine == "torch" and settings.devices[0] != "cpu":
         parameters.pin()  # the workers of vLLM do it themselves
     sampler = Sampler(settings, parameters)
@@ -207,7 +195,7 @@ def _next_work(work: queue.Queue, wait: bool) -> list[Request] | None:
     """The next requests; [] if there are none yet; None: the generator is told to stop. With `wait`
     they may take a second to come."""
     try:
-        return work.get(timeout=1.0) if wait else work.get_nowait()
+        return work.get(wait, timeout=1.0)
     except queue.Empty:
         return []
 
@@ -221,7 +209,7 @@ class Sampler:
         self.engine.update(parameters)
         self.parameters = parameters
         self.busy_seconds = 0.0  # these two are as in Report
-        self.events: list[tuple[float, float, int | None]] = []
+        self.events = []
 
     def step(self) -> list[Rollout]:
         """Take over newer parameters, then add a token to each completion in flight. Returns those

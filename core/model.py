@@ -12,6 +12,8 @@ from transformers.masking_utils import eager_mask
 from core.decoding import Decoding
 from core.limits import in_a_child, in_one_sentence, refuse_odd_files
 
+transformers.utils.logging.disable_progress_bar()  # of loading, which is over in a moment
+
 ROOT = Path(__file__).resolve().parent.parent  # the folder of the scripts and of the shipped model
 WIDE = 256  # below this hidden size a call of oneDNN costs more than it saves
 

@@ -53,7 +53,7 @@ class VerifierHere:
 
     def __init__(self, _workers: int, time_limit: float, _memory_gib: float):
         os.environ["SCORE_SECONDS"] = str(time_limit)  # tasks that run programs read it
-        self.judged: list[tuple[Hashable, Verdict]] = []
+        self.judged = []  # keys with their verdicts, not taken yet
 
     def submit(self, items: list[tuple[Hashable, Problem, str]]) -> None:
         for key, problem, completion in items:

@@ -131,7 +131,7 @@ class Group:
         return sum(verdict.correct for verdict in self.verdicts.values()) / len(self.requests)
 
     @property
-    def mean_score(self) -> float:
+    def score_mean(self) -> float:
         """The mean score of the completions, 0 without a verdict. If every score is 0 or 1, it is
         the pass rate."""
         return sum(verdict.score for verdict in self.verdicts.values()) / len(self.requests)

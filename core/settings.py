@@ -394,12 +394,15 @@ def read_settings(folder: Path, choose_again: bool = False) -> Settings:
 
 
 def is_of(value, kind) -> bool:
-    """Whether a value can be that of a field of this type."""
-    inner = get_args(kind)
-    if get_origin(kind) is Literal:
+    """Whether a value is of a type, as a dataclass has them, or is a record with entries of the
+    types of `kind`, by their names."""
+    if isinstance(kind, dict):
+        return type(value) is dict and all(is_of(value.get(name), kind[name]) for name in kind)
+    inner, origin = get_args(kind), get_origin(kind)
+    if origin is Literal:
         return type(value) in map(type, inner)  # its words are checked where they are read
-    if get_origin(kind) is tuple:
-        return type(value) is tuple and all(is_of(each, inner[0]) for each in value)
+    if origin in (tuple, list):
+        return type(value) is origin and all(is_of(each, inner[0]) for each in value)
     if inner:  # one of several
         return any(is_of(value, each) for each in inner)
     return type(value) is kind or (kind is float and type(value) is int)

@@ -3,7 +3,7 @@
 Dimensions: S slots of the engine, n <= S of them live, T positions, D hidden size, V vocabulary.
 """
 
-from collections import deque
+from collections import defaultdict, deque
 
 import numpy as np
 import torch
@@ -16,6 +16,8 @@ from core.decoding import Decoding
 from core.engine import Completions, Engine
 from core.limits import in_one_sentence
 from core.rollouts import Request, Rollout, SharedParameters
+
+PROMPT_TOKENS_AT_ONCE = 16_384  # of prompts, in a forward
 
 
 class SlotCache(Cache):
@@ -91,7 +93,7 @@ class TorchEngine(Engine):
         self.model, self.decoding, self.slots = model, decoding, slots
         self.device = model.device
         self.version = 0
-        self.waiting: deque[Request] = deque()
+        self.waiting = deque()
         self.live = 0  # slots in use
         # What is known of a slot is on the CPU; only the model's forward and the sampling are on
         # the device.
@@ -131,12 +133,12 @@ class TorchEngine(Engine):
         tokens_n, positions_n = torch.from_numpy(inputs).to(self.device)
         width = self.cache.place(positions_n, longest=int(self.position[:n].max()) + 1)
         unseen_nT = torch.arange(width, device=self.device) > positions_n[:, None]
-        mask = torch.zeros(n, 1, 1, width, dtype=self.model.dtype, device=self.device)
-        mask.masked_fill_(unseen_nT[:, None, None], torch.finfo(self.model.dtype).min)
+        dtype = self.model.dtype
+        mask_nT = torch.where(unseen_nT, torch.finfo(dtype).min, 0.0).to(dtype)
         output = self.model.base_model(
             input_ids=tokens_n[:, None],
             position_ids=positions_n[:, None],
-            attention_mask=mask,
+            attention_mask=mask_nT[:, None, None],
             past_key_values=self.cache,
             use_cache=True,
         )
@@ -169,26 +171,24 @@ class TorchEngine(Engine):
         count = min(free, len(self.waiting))
         if count == 0 or (self.live > 0 and free < self.slots / 16):
             return
-        prompts: dict[tuple[int, ...], list[int]] = {}  # the slots of each distinct prompt
+        prompts = defaultdict(list)  # the slots of each distinct prompt
         for slot in range(self.live, self.live + count):
             request = self.waiting.popleft()
             self.completions.begin(slot, request)
-            prompts.setdefault(tuple(request.prompt_ids), []).append(slot)
+            prompts[tuple(request.prompt_ids)].append(slot)
             self.noise[slot] = np.random.default_rng(request.seed).random(self.noise.shape[1])
             self.last_token[slot] = request.prompt_ids[-1]
             self.position[slot] = len(request.prompt_ids) - 1
         self._prefill(prompts)
         self.live += count
 
-    def _prefill(
-        self, prompts: dict[tuple[int, ...], list[int]], tokens_at_once: int = 16384
-    ) -> None:
+    def _prefill(self, prompts: dict[tuple[int, ...], list[int]]) -> None:
         """Keys and values of all prompt tokens but the last, which the next step reads like any
         other."""
         longest_first = sorted(prompts, key=len, reverse=True)
         while longest_first:
             width = max(len(longest_first[0]) - 1, 1)
-            batch = longest_first[: max(1, tokens_at_once // width)]
+            batch = longest_first[: max(1, PROMPT_TOKENS_AT_ONCE // width)]
             longest_first = longest_first[len(batch) :]
             # Padding is on the right, where a causal model never looks; its keys and values are
             # overwritten.

@@ -48,13 +48,13 @@ class VllmEngine(Engine):
         self.engine = make_llm_engine(settings, self.prompt_tokens)
         self.parameters: SharedParameters | None = None  # the ones that the workers have
         self.version = 0
-        self.waiting: deque[Request] = deque()
+        self.waiting = deque()
         self.completions = Completions(settings.slots, settings.decoding)
         self.free = list(range(settings.slots))  # slots
         self.slot_of: dict[str, int] = {}  # of each piece in flight, by vLLM's name for it
         # Requests share blocks of vLLM's prefix cache only if they have the same salt: the version
         # at their beginning.
-        self.salts: list[str] = [""] * settings.slots
+        self.salts = [""] * settings.slots
         self.pieces = 0  # given to vLLM so far
 
     @property
@@ -78,7 +78,8 @@ class VllmEngine(Engine):
         self.free += [self.slot_of.pop(name) for name in unbegun]
         requests = [self.completions.requests[slot] for slot in unbegun.values()]
         requests += self.waiting
-        self.waiting = deque(sorted(requests, key=lambda request: not request.validation))
+        self.waiting.clear()
+        self.add(requests)
 
     def step(self) -> list[Rollout]:
         self._admit()

@@ -1,7 +1,6 @@
 """The checkpoints of a run: runs/NAME/checkpoints/step-000020/, each whole or not there."""
 
 import json
-import shutil
 from pathlib import Path
 
 import safetensors.torch
@@ -9,6 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from core.limits import refuse_odd_files
+from core.settings import is_of
 from machinery.files import whole_folder
 
 
@@ -54,38 +54,20 @@ def write_checkpoint(
         (checkpoint / "state.json").write_text(json.dumps(state))
 
 
-def remove_old_checkpoints(folder: Path, keep: int, kept_too: Path | None) -> None:
-    """Remove all checkpoints but the newest `keep` and `kept_too`."""
-    for old in checkpoints(folder)[:-keep]:
-        if old != kept_too:
-            shutil.rmtree(old)
-
-
-NUMBER = int | float
-FORM_OF_STATE = {
+ORDER = {"epoch": int, "cursor": int, "retired": list[int]}
+STATE = {
     "step": int,
-    "data": [str],
-    "orders": [{"epoch": int, "cursor": int, "retired": [int]}],
-    "handed_out": [int],
-    "to_repeat": [[int]],
+    "data": list[str],
+    "orders": list[dict],
+    "handed_out": list[int],
+    "to_repeat": list[list[int]],
     "compute": {
-        "compute_device_hours": NUMBER,
-        "compute_tokens": NUMBER,
-        "compute_flops": NUMBER,
+        "compute_device_hours": float,
+        "compute_tokens": float,
+        "compute_flops": float,
     },
-    "wall_seconds": NUMBER,
+    "wall_seconds": float,
 }
-
-
-def has_form(value, form) -> bool:
-    """Whether a value of JSON is of a type, a list of such a form, or a record with such forms."""
-    if isinstance(form, list):
-        return isinstance(value, list) and all(has_form(each, form[0]) for each in value)
-    if isinstance(form, dict):
-        return isinstance(value, dict) and all(
-            name in value and has_form(value[name], inner) for name, inner in form.items()
-        )
-    return isinstance(value, form)
 
 
 def read_state(checkpoint: Path) -> dict:
@@ -95,7 +77,8 @@ def read_state(checkpoint: Path) -> dict:
     try:
         with safetensors.safe_open(checkpoint / "optimizer.safetensors", "pt"):
             state = json.loads((checkpoint / "state.json").read_text())
-        if not has_form(state, FORM_OF_STATE) or len(state["orders"]) != len(state["data"]):
+        well_formed = is_of(state, STATE) and all(is_of(order, ORDER) for order in state["orders"])
+        if not well_formed or len(state["orders"]) != len(state["data"]):
             raise ValueError("state.json is not as a run writes it")
         return state
     except (OSError, ValueError, RecursionError, safetensors.SafetensorError) as error:

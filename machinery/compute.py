@@ -117,15 +117,16 @@ def time_left(first: dict, now: dict, steps: int) -> str:
 # --- who waits ------------------------------------------------------------------------------------
 
 
+@dataclass
 class Rates:
     """Counts from one training line of the log to the next, without the time of validations."""
 
-    def __init__(self, compute: Compute, feed: Feed):
-        self.compute, self.feed = compute, feed
-        self.seconds = 0.0  # of training, at the last line
-        self.waited = 0.0  # seconds that the trainer has waited for groups, in this process
-        self.generated = 0.0  # seconds that a generator was busy on average, in this process
-        self.unlogged_busy = 0.0  # the part of `generated` that no line of the log has counted yet
+    compute: Compute
+    feed: Feed
+    seconds: float = 0.0  # of training, at the last line
+    waited: float = 0.0  # seconds that the trainer has waited for groups, in this process
+    generated: float = 0.0  # seconds that a generator was busy on average, in this process
+    unlogged_busy: float = 0.0  # the part of `generated` that no line of the log has counted yet
 
     def columns(self, batch_tokens: int, waited: float) -> dict:
         """Log columns of what has happened since the last line. batch_tokens: sampled tokens of the

@@ -119,16 +119,22 @@ class KeptRollouts:
         generators' events."""
         if self.settings.rollouts_kept:
             waited = [self._seconds(clock) for clock in waited]
-            line = {"kind": "times", "step": step, "waited": waited, "generators": []}
-            for generator, start, end, version in events:
-                times = [self._seconds(start), self._seconds(end)]
-                line["generators"].append([generator, *times, version])
+            generators = [
+                [generator, self._seconds(start), self._seconds(end), version]
+                for generator, start, end, version in events
+            ]
+            line = {"kind": "times", "step": step, "waited": waited, "generators": generators}
             self._add([line])
 
     def add_batch(self, step: int, batch: Batch, worth: loss.Worth, tokens: dict) -> None:
         """Add the groups of a step that are kept. tokens: of each row trained on, the trainer's
         log-probabilities and the entropies at its sampled tokens."""
         lines = []
+        worths = {
+            "reward": worth.rewards_PG,
+            "advantage": worth.advantages_PG,
+            "weight": worth.weights_PG,
+        }
         filtered_P = loss.zero_variance(worth.rewards_PG, batch.usable_PG)
         for p in kept_groups(self.settings, step, batch.groups):
             group, usable_G = batch.groups[p], batch.usable_PG[p]
@@ -142,9 +148,8 @@ class KeptRollouts:
                     completion["became"] = "zero variance" if filtered_P[p] else "trained"
                 else:
                     completion["became"] = "truncated" if completion["truncated"] else "no verdict"
-                completion["reward"] = six_digits(worth.rewards_PG[p, i].item())
-                completion["advantage"] = six_digits(worth.advantages_PG[p, i].item())
-                completion["weight"] = six_digits(worth.weights_PG[p, i].item())
+                for name, values_PG in worths.items():
+                    completion[name] = six_digits(values_PG[p, i].item())
                 for name, values in tokens.get(p * len(usable_G) + i, {}).items():
                     completion[name] = at_sampled(values, group.rollouts[i].sampled)
             lines.append(line)

@@ -16,8 +16,9 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 import loss
 from core.devices import devices_here, trunk_dtype
-from core.engine import choose_engine, engine_settings
+from core.engine import EngineSettings, choose_engine
 from core.settings import BY_MEMORY, PRESETS, Settings, TrainCommand
+from core.torch_engine import PROMPT_TOKENS_AT_ONCE
 from core.vllm_engine import CPU_CACHE, UNMEASURED
 from curve.flags import flag
 from machinery.compute import head_size
@@ -165,7 +166,7 @@ def generator_bytes(
         left = share + PROCESS - sum(parts.values())  # CUDA is not in the share
         return parts | {"keys and values": max(0.0, left)}
     token_bytes = shape.layers * shape.cached * width  # in the cache
-    prompt_tokens = min(16_384, slots * prompts)  # computed at once
+    prompt_tokens = min(PROMPT_TOKENS_AT_ONCE, slots * prompts)
     parts["in passing"] = slots * shape.vocabulary * (4 + 4 + 8 + 8) + prompt_tokens * token_bytes
     return parts | {"keys and values": slots * length * token_bytes}
 
@@ -192,10 +193,10 @@ class Needs:
 
         # A generator.
         self.engine = engine_of(settings, first[0])
-        beside_a_trainer = not {*first}.isdisjoint(self.trainers)
-        with_torch = replace(settings, engine="torch")
-        engine = engine_settings(with_torch, first, settings.model, None, beside_a_trainer)
-        share = CPU_CACHE if first[0] == "cpu" else engine.memory * total * len(first)
+        share = CPU_CACHE
+        if first[0] != "cpu":
+            # Beside a trainer `candidates` has chosen vLLM's share.
+            share = (settings.generator_memory or EngineSettings.memory) * total * len(first)
         self.generator = generator_bytes(
             shape, self.engine, settings.slots, length, settings.prompt_budget, dtype, share
         )
@@ -207,7 +208,7 @@ class Needs:
         # By device the bytes planned, the bytes free, and whether it fits. Only the arithmetic
         # may be off: vLLM keeps to its share.
         self.devices = {}
-        sampling_devices = [name for names in self.generators for name in names]
+        sampling_devices = sum(self.generators, ())
         of_a_device = (sum(self.generator.values()) + missing) / len(first)
         for device in dict.fromkeys([*sampling_devices, *self.trainers]):
             trains = self.trainers.count(device) * sum(self.trainer.values())

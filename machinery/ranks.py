@@ -16,7 +16,6 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
-import transformers
 
 from core.devices import devices_here, trunk_dtype
 from core.generators import belong_to_the_run, children_inherit
@@ -119,7 +118,6 @@ def _other_rank(
     number: int, devices: list[str], port: int, train: Callable, arguments: tuple
 ) -> None:
     belong_to_the_run()
-    transformers.utils.logging.disable_progress_bar()
     join_ranks(number + 1, devices, dist.TCPStore(HERE, port))
     train(number + 1, *arguments)
     dist.destroy_process_group()

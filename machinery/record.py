@@ -161,7 +161,7 @@ class Record:
             if len(rates) > 1:
                 rates = [f"{source.name} {rate}" for source, rate in zip(self.sources, rates)]
             words.append(f"last validation {', '.join(rates)}")
-        words += filter(None, self.outlooks)
+        words += self.outlooks
         if self.last_steps:
             first, now = self.last_steps[0], self.last_steps[-1]
             words.append(f"batch {now['pass_rate']:.3f}")
@@ -173,9 +173,8 @@ class Record:
                 digits = 0 if seconds > 10 else 1
                 words.append(f"{seconds:.{digits}f} s a step")
             if self.validations:
-                left = time_left(self.validations[0], now, self.settings.steps)
-                words += [left] if left else []
-        self.progress.show(step, ", ".join(words))
+                words.append(time_left(self.validations[0], now, self.settings.steps))
+        self.progress.show(step, ", ".join(filter(None, words)))
 
     def end(self, step: int, reason: str) -> None:
         """Stop the clock of training. The log gets the reason why the run is over, if it came to
@@ -258,20 +257,19 @@ class Record:
     def _pass_rates(self, groups: list[Group]) -> dict:
         """Mean pass rate of a validation. From the first one on in which a task gives a score
         between 0 and 1, also the mean score."""
-        means = self._means("pass_rate", [group.pass_rate for group in groups], groups)
+        means = self._means("pass_rate", groups)
         verdicts = [verdict for group in groups for _, verdict in group.judged()]
         logged_before = self.validations and "score_mean" in self.validations[-1]
         if logged_before or graded(verdicts):
-            means |= self._means("score_mean", [group.mean_score for group in groups], groups)
-        num_examples = sum(len(group.requests) for group in groups)
-        return {"pass_rate": means.pop("pass_rate"), "num_examples": num_examples, **means}
+            means |= self._means("score_mean", groups)
+        return {"pass_rate": means.pop("pass_rate"), "num_examples": len(verdicts), **means}
 
-    def _means(self, name: str, values: list[float], groups: list[Group]) -> dict:
-        """The mean of these values of groups: of all sources with their weights, and also of each
+    def _means(self, name: str, groups: list[Group]) -> dict:
+        """The mean of this attribute of groups: of all sources with their weights, and also of each
         if there are several."""
         means = {}
         for i, source in enumerate(self.sources):
-            of_source = [value for value, group in zip(values, groups) if group.source == i]
+            of_source = [getattr(group, name) for group in groups if group.source == i]
             means[f"{name}/{source.name}"] = float(np.mean(of_source))
         weights = [source.weight for source in self.sources]
         of_all = {name: float(np.average([*means.values()], weights=weights))}

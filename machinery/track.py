@@ -1,6 +1,7 @@
 """Send the lines of log.jsonl also to a tracker of experiments (--track)."""
 
 import importlib.util
+from dataclasses import dataclass
 from pathlib import Path
 
 from core.screen import warn
@@ -12,14 +13,16 @@ def refuse_missing_tracker(name: str | None) -> None:
         raise ValueError(f"--track {name}: it is not installed; `pip install {name}` brings it")
 
 
+@dataclass
 class Tracker:
     """Sends numbers to a tracker. When that fails, it warns once and sends nothing more, and the
     run goes on."""
 
-    def __init__(self, name: str | None, folder: Path, config: dict):
-        self.name, self.folder, self.config = name, folder, config
-        # From the first line on: tensorboard's writer, or the module of wandb or trackio.
-        self.tracker = None
+    name: str | None
+    folder: Path
+    config: dict
+    # From the first line on: tensorboard's writer, or the module of wandb or trackio.
+    tracker: object = None
 
     def log(self, line: dict) -> None:
         """Send the numbers of a line of log.jsonl, as train/loss or validation/pass_rate."""

@@ -111,7 +111,7 @@ class GivenGroups(Feed):
     ):
         problem = Problem("1+1=", "2", "data.tasks.arithmetic")
         prompts = Prompts(
-            [Source("given", 1.0, [problem] * 100, [problem])], {}, load_tokenizer(folder), None
+            [Source("given", 1.0, [problem] * 100, [problem])], load_tokenizer(folder), None
         )
         workers = Workers([SimpleNamespace(devices=("cpu",))], parameters)
         super().__init__(chosen, prompts, workers, lambda: False)

@@ -164,12 +164,13 @@ def test_a_generator_is_started_among_its_own_gpus_and_modules(monkeypatch, tmp_
         ("4,GPU-a1b2,6", ("cuda:1", "cuda:2"), "GPU-a1b2,6"),
         ("", ("cpu",), ""),
     ]
+    monkeypatch.setattr(core.generators, "generator_process", tells)
     generators = []
     for visible, devices, _ in cases:
         if visible is not None:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         engine = EngineSettings("model", devices, "float32", 1, 8, None)
-        generators.append(start_generator(0, engine, None, process=tells))
+        generators.append(start_generator(0, engine, None))
         assert os.environ.get("CUDA_VISIBLE_DEVICES") == visible
     for generator, (_, devices, seen) in zip(generators, cases):
         seen_as = tuple(f"cuda:{i}" for i in range(len(devices))) if seen else ("cpu",)
@@ -267,8 +268,7 @@ class StandInFeed(Feed):
                 Source(str(s), 3.0 if s == 0 else 1.0, problems[:number], problems[number:])
             )
         tokenizer = make_tokenizer()
-        ids = {p.prompt: [1, 2] for source in sources for p in source.train + source.validation}
-        prompts = Prompts(sources, ids, tokenizer, make_decoding(tokenizer, chosen))
+        prompts = Prompts(sources, tokenizer, make_decoding(tokenizer, chosen))
         parameters = SimpleNamespace(version=version)
         workers = Workers([SimpleNamespace(devices=("cpu",))] * generators, parameters)
         super().__init__(chosen, prompts, workers, lambda: False, json.loads(json.dumps(state)))

@@ -38,10 +38,10 @@ from core import generators, limits, torch_engine, vllm_engine
 from core.decoding import (
     completion_texts,
     decode_all,
-    ids_of_prompts,
     make_decoding,
     marked_text,
     quoted,
+    refuse_unfit_prompts,
     render,
     rendered,
 )
@@ -420,15 +420,15 @@ def test_models_that_cannot_be_used_are_refused_in_one_sentence(models, tmp_path
         ValueError,
         match="'1234.6789' has 10 tokens with .*, 5 of them the instruction's; .*budget 10",
     ):
-        ids_of_prompts(
+        refuse_unfit_prompts(
             tokenizer, ["1+1=", "1234+6789"], Sampling(prompt_budget=8, instruction="+6789")
         )
     words = len(tokenizer(gym.INSTRUCTION).input_ids)
     with pytest.raises(ValueError, match=f"{words} of them the instruction's"):
-        ids_of_prompts(tokenizer, [gym.worded("1+1=")], Sampling(prompt_budget=8))
+        refuse_unfit_prompts(tokenizer, [gym.worded("1+1=")], Sampling(prompt_budget=8))
     tokenizer.chat_template = "<think>"
     with pytest.raises(ValueError, match="drops the prompt: two have the same tokens"):
-        ids_of_prompts(tokenizer, ["2", "1"], Sampling())
+        refuse_unfit_prompts(tokenizer, ["2", "1"], Sampling())
 
 
 def test_only_prompts_that_may_be_too_long_are_rendered_before_a_run(monkeypatch):
@@ -441,13 +441,12 @@ def test_only_prompts_that_may_be_too_long_are_rendered_before_a_run(monkeypatch
 
     monkeypatch.setattr(core_decoding, "rendered", rendered)
     prompts = [f"{i}+{i}=" for i in range(10_000)]
-    ids = ids_of_prompts(tokenizer, prompts, Sampling(prompt_budget=32))
+    refuse_unfit_prompts(tokenizer, prompts, Sampling(prompt_budget=32))
     assert len(set(asked)) <= 2 * core_decoding.COMPARED
-    assert ids["77+77="] == render(tokenizer, "77+77=")
     asked.clear()
-    most = len(ids["9999+9999="])
+    most = len(render(tokenizer, "9999+9999="))
     with pytest.raises(ValueError, match=f"--prompt-budget {most} would be enough"):
-        ids_of_prompts(tokenizer, prompts, Sampling(prompt_budget=most - 1))
+        refuse_unfit_prompts(tokenizer, prompts, Sampling(prompt_budget=most - 1))
     assert len(set(asked)) >= 9000, "all that have ten characters"
 
 
