@@ -195,7 +195,7 @@ def _next_work(work: queue.Queue, wait: bool) -> list[Request] | None:
     """The next requests; [] if there are none yet; None: the generator is told to stop. With `wait`
     they may take a second to come."""
     try:
-        return work.get(wait, timeout=1.0)
+        return work.get(timeout=1.0) if wait else work.get_nowait()
     except queue.Empty:
         return []
 
