@@ -126,11 +126,14 @@ class VerifierPool(contextlib.AbstractContextManager):
         self.unfinished -= len(verdicts)
         return verdicts
 
-    def judge(self, items: list[tuple[Hashable, Problem, str]]) -> Iterator:
+    def judge(
+        self, items: list[tuple[Hashable, Problem, str]], seconds: float = float("inf")
+    ) -> Iterator:
         """Submit these completions, and yield each key with its verdict as it comes, until all have
-        one."""
+        one or these seconds are over."""
         self.submit(items)
-        while self.unfinished:
+        deadline = time.monotonic() + seconds
+        while self.unfinished and time.monotonic() < deadline:
             yield from self.results()
             time.sleep(0.002)
 
