@@ -5,15 +5,13 @@ problem copied? A pass rate below that says little about the model.
 """
 
 import re
-import time
 from collections import Counter
 
 from data import Problem
 from data.tasks import mathematics
 from data.verify import VerifierPool
 
-CONSTANTS = ["", *map(str, range(10)), "yes", "no", "true", "false", "nan"]
-CONSTANTS += ["Yes", "No", "True", "False"]
+CONSTANTS = ["", *"0 1 2 3 4 5 6 7 8 9 yes no true false nan Yes No True False".split()]
 MOST_PROBLEMS = 200
 MANY = 0.2  # a cheap answer that is right for more than this share is named
 SECONDS = 5.0  # for all of it; then what has been judged is enough
@@ -42,42 +40,28 @@ def as_completion(problem: Problem, answer: str) -> str:
     return rf"\boxed{{{answer}}}" if problem.task == mathematics.__name__ else answer
 
 
-def refuse_raising(problem: Problem, pool: VerifierPool) -> None:
-    """ValueError if the task of this problem raises on its own reference: it would call everything
-    wrong."""
-    ((_, verdict),) = pool.judge([("", problem, as_completion(problem, problem.answer))])
-    if verdict.raised or verdict.failure == "error":
-        said = f"{problem.task}.score cannot judge its own reference answer {problem.answer!r:.80}"
-        raise ValueError(f"{said}:\n{verdict.detail.strip()}")
-
-
-def right_answers(problems: list[Problem], pool: VerifierPool) -> tuple[Counter, Counter]:
-    """How many problems each cheap answer solves, and for how many it was judged: for MOST_PROBLEMS
-    at most, and for fewer if that takes more than SECONDS. Then the pool has work left, and is to
-    be closed."""
-    pool.submit(
-        [
-            (name, problem, as_completion(problem, answer))
-            for problem in problems[:MOST_PROBLEMS]
-            for name, answer in cheap_answers(problem).items()
-        ]
-    )
-    right, judged, deadline = Counter(), Counter(), time.monotonic() + SECONDS
-    while pool.unfinished and time.monotonic() < deadline:
-        for name, verdict in pool.results():
-            judged[name] += 1
-            right[name] += verdict.correct
-        time.sleep(0.002)
-    return right, judged
-
-
 def warnings(name: str, problems: list[Problem], pool: VerifierPool) -> list[str]:
     """A line for each cheap answer that solves more than MANY of the problems of this source.
-    ValueError if their task cannot judge its own reference. The pool is to be closed then."""
+    ValueError if their task raises on its own reference: it would call everything wrong. The pool
+    may have work left, and is to be closed."""
     if not problems:
         return []
-    refuse_raising(problems[0], pool)
-    right, judged = right_answers(problems, pool)
+    first = problems[0]
+    ((_, verdict),) = pool.judge([("", first, as_completion(first, first.answer))])
+    if verdict.raised or verdict.failure == "error":
+        said = f"{first.task}.score cannot judge its own reference answer {first.answer!r:.80}"
+        raise ValueError(f"{said}:\n{verdict.detail.strip()}")
+
+    # How many problems each answer solves, and for how many it was judged.
+    items = [
+        (answer, problem, as_completion(problem, text))
+        for problem in problems[:MOST_PROBLEMS]
+        for answer, text in cheap_answers(problem).items()
+    ]
+    right, judged = Counter(), Counter()
+    for answer, verdict in pool.judge(items, SECONDS):
+        judged[answer] += 1
+        right[answer] += verdict.correct
     return [
         f"{name}: the cheap answer {answer} is right for {count / judged[answer]:.2f} of"
         f" {judged[answer]} problems; a pass rate near that, also R0, says little"

@@ -92,6 +92,7 @@ BRACKETS = table(
 # What `form` leaves out
 UNWRITTEN = {"", *"number name constant named + * / list set digits fraction None 1".split()}
 GROUPS = ("()", "[]", "{}")  # make no tree around one part
+ARITHMETIC = set("+-*/^")
 # Families of functions. An answer may use all of one if the wanted answer uses one of them.
 FAMILIES = table(
     r"""
@@ -235,24 +236,30 @@ class Reader:
             return divided(self.argument(), self.argument())
         if token == r"\binom":
             return Tree(token, (self.argument(), self.argument()))
-        if token == r"\sqrt":
-            return self.root()
+        if token == r"\sqrt":  # a root is a power, of the form "root"
+            degree = self.atom() if self.next == "[" else number(2)
+            exponent = divided(number(1), degree)._replace(form="root")
+            return Tree("^", (self.argument(), exponent))
         if token in FAMILY_OF:
             return self.function(token)
         raise ValueError(f"{token!r} is not known")
 
     def number(self, digits: str) -> Tree:
-        """A literal: 12, 1.5e6, 0.1\\overline{6}, or the mixed number 3\\frac{1}{2}."""
+        """A literal: 12, 1.5e6, whose form is the text itself, 0.1\\overline{6}, or the mixed
+        number 3\\frac{1}{2}."""
         if match := re.fullmatch(REPEATING, digits):
             start, decimals, period = match.groups()
             ninths = Fraction(int(period), 10 ** len(period) - 1)
             return number(Fraction(f"0{start}") + ninths / 10 ** len(decimals), "repeating")
-        literal = decimal(digits)
+        value = Fraction(digits)
+        form = "digits" if value.denominator == 1 else "decimal"
+        decimals = -Decimal(digits).as_tuple().exponent if "." in digits else 0
+        literal = number(value, digits if "e" in digits else form, decimals)
         if self.next != r"\frac" or not digits.isdigit():
             return literal
         part = self.atom()
         if part.kind == "number" and 0 < part.value < 1:
-            return number(literal.value + part.value, "mixed")
+            return number(value + part.value, "mixed")
         return Tree("*", (literal, part))
 
     def bracket(self, opening: str) -> Tree:
@@ -264,12 +271,6 @@ class Reader:
         if kind == r"\matrix" and len(rows) > 1 and all(row.kind != "&" for row in rows):
             return Tree("()", rows)  # a column is a vector
         return items[0] if kind in GROUPS and len(items) == 1 else Tree(kind, items)
-
-    def root(self) -> Tree:
-        """A root is a power, of the form "root"."""
-        degree = self.atom() if self.next == "[" else number(2)
-        exponent = divided(number(1), degree)
-        return Tree("^", (self.argument(), exponent._replace(form="root")))
 
     def function(self, name: str) -> Tree:
         """Such as \\sin^2 x or \\log_2(8). Without brackets the argument ends before the next
@@ -288,14 +289,6 @@ class Reader:
 
 def number(value: Fraction | int, form: str = "digits", decimals: int = 0) -> Tree:
     return Tree("number", (), Fraction(value), form, decimals)
-
-
-def decimal(digits: str) -> Tree:
-    """12, 1.5 or 1.5e6, whose form is the text itself."""
-    value = Fraction(digits)
-    form = "digits" if value.denominator == 1 else "decimal"
-    decimals = -Decimal(digits).as_tuple().exponent if "." in digits else 0
-    return number(value, digits if "e" in digits else form, decimals)
 
 
 def divided(above: Tree, below: Tree) -> Tree:
@@ -327,7 +320,7 @@ def operations(tree: Tree) -> set[str]:
         found.add(tree.value)
     elif kind == "^" and is_fraction(tree.parts[1]):
         found.add("root")
-    elif kind in ("+", "*", "-", "/", "^"):
+    elif kind in ARITHMETIC:
         numbers = [part for part in of_parts if all(name.endswith("of numbers") for name in part)]
         if len(numbers) < len(of_parts):
             found.add(kind)

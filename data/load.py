@@ -327,8 +327,7 @@ def read_problems(
     """The problems of all files of a source, each once, and notes to be printed. The order is that
     of the checksums of their texts: so the first ones are a random draw, whatever the order of the
     file and its other problems are."""
-    problems: dict[str, Problem] = {}  # by text
-    places = {}  # by text
+    found = {}  # by text: the place and the problem
     notes, repeated, unusable = [], [], []
     is_known = spec.name in KNOWN
     for path in files_of(spec, split):
@@ -345,28 +344,27 @@ def read_problems(
                     raise ValueError(f"{place}: {error}") from None
                 unusable.append(f"{place}: {error}")  # nobody here can mend it
                 continue
-            key = text_key(problem.prompt)
-            if key not in problems:
-                problems[key], places[key] = problem, place
+            first_place, first = found.setdefault(text_key(problem.prompt), (place, problem))
+            if first is problem:
                 continue
             repeated.append(place)
-            if wanted == "answer" and not is_known and conflict(problems[key], problem):
-                both = f"{problems[key].answer!r:.60} in {places[key]}, {problem.answer!r:.60} here"
+            if wanted == "answer" and not is_known and conflict(first, problem):
+                both = f"{first.answer!r:.60} in {first_place}, {problem.answer!r:.60} here"
                 raise ValueError(f"{place}: one problem has two answers, {both}: remove one")
-    if len(unusable) > MOST_UNUSABLE * (len(problems) + len(repeated) + len(unusable)):
+    if len(unusable) > MOST_UNUSABLE * (len(found) + len(repeated) + len(unusable)):
         raise ValueError(f"{len(unusable)} records of {spec.name} cannot be used; {unusable[0]}")
     if unusable:
         notes.append(
             f"{len(unusable)} records cannot be used and were left out, the first: {unusable[0]}"
         )
-    if any(problem.task == programming.__name__ for problem in problems.values()):
+    if any(problem.task == programming.__name__ for _, problem in found.values()):
         sandbox.require_sandbox()
         warning = "WARNING, programs of the model run with less than full confinement: "
         notes += [warning + gap for gap in sandbox.missing()]
     if repeated:
         notes.append(f"{len(repeated)} repeated problems were left out, the first: {repeated[0]}")
-    in_order = sorted(problems, key=lambda text: hashlib.sha256(text.encode()).digest())
-    return [problems[text] for text in in_order], notes
+    in_order = sorted(found, key=lambda text: hashlib.sha256(text.encode()).digest())
+    return [found[text][1] for text in in_order], notes
 
 
 def conflict(one: Problem, other: Problem) -> bool:

@@ -22,7 +22,7 @@ Records = Iterator[tuple[str, dict]]  # each record with its place in a file
 # --- files ----------------------------------------------------------------------------------------
 
 
-def find_files(place: str, subsets: tuple[str, ...] = (), split: str = "train") -> list[Path]:
+def find_files(place: str, subsets: tuple[str, ...], split: str) -> list[Path]:
     """The files of records at a place: a file, a folder, or a data set of the hub, which is
     downloaded or taken from its cache. In a folder or data set, only files below the folders
     `subsets` count, if any are named, and only files whose path says `split`, if any path does.
@@ -217,7 +217,7 @@ def choose_columns(
     return columns, note
 
 
-def make_problem(record: dict, columns: dict[str, str], instruction: str | None = None) -> Problem:
+def make_problem(record: dict, columns: dict[str, str], instruction: str | None) -> Problem:
     """The problem of a record. Raises ValueError if a column is empty, or if its form is not
     known."""
     values = {key: record.get(column) for key, column in columns.items()}

@@ -39,10 +39,18 @@ from pathlib import Path
 
 NUMBER_OF_FILES, NUMBER_OF_THREADS = 64, 64
 LONGEST_REPLY = 1 << 16  # bytes of what a call returns
+SECONDS = 10.0  # for a verdict, if the verifiers do not say how long they have
+# of that time: an answer that takes too long to judge is wrong, no failure
+SHARE_OF_TIME = 0.9
 PR_SET_PDEATHSIG, PR_GET_SECCOMP, PR_SET_SECCOMP = 1, 21, 22  # prctl(2)
 PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 24, 38
 CAPABILITIES_HEADER = struct.pack("=Ii", 0x20080522, 0)  # capset(2): the version, this process
 NO_CAPABILITIES = bytes(24)
+
+
+def deadline_of_verdict() -> float:
+    """Until when a `score` that begins now may take, by time.monotonic()."""
+    return time.monotonic() + SHARE_OF_TIME * float(os.environ.get("SCORE_SECONDS", SECONDS))
 
 
 def run(
@@ -136,7 +144,25 @@ def call(function: Callable[[], object], seconds: float):
     ours, theirs = os.pipe()
     child = os.fork()
     if child == 0:
-        _answer(function, enter, theirs)  # does not return
+        status = 1
+        try:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            for descriptor in (0, 1, 2):
+                os.dup2(nowhere, descriptor)
+            os.dup2(theirs, 3)
+            os.closerange(4, os.sysconf("SC_OPEN_MAX"))  # what this process has open stays its own
+            enter()
+            returned, raised = None, ""
+            try:
+                returned = function()
+            except Exception:
+                raised = traceback.format_exc()
+            data = json.dumps([returned, raised]).encode()
+            while data:
+                data = data[os.write(3, data) :]
+            status = 0
+        finally:
+            os._exit(status)  # whatever has happened, it must not go on as the process that it was
     os.close(theirs)
     try:
         output = read(ours, time.monotonic() + seconds, LONGEST_REPLY)
@@ -155,29 +181,6 @@ def call(function: Callable[[], object], seconds: float):
 
 class RaisedInside(Exception):
     """What the function of a `call` has raised; the message is its traceback."""
-
-
-def _answer(function: Callable[[], object], enter: Callable[[], None], channel: int) -> None:
-    """What the fork does: confine itself, call the function, write its reply to `channel`, end."""
-    status = 1
-    try:
-        nowhere = os.open(os.devnull, os.O_RDWR)
-        for descriptor in (0, 1, 2):
-            os.dup2(nowhere, descriptor)
-        os.dup2(channel, 3)
-        os.closerange(4, os.sysconf("SC_OPEN_MAX"))  # what this process has open stays its own
-        enter()
-        returned, raised = None, ""
-        try:
-            returned = function()
-        except Exception:
-            raised = traceback.format_exc()
-        data = json.dumps([returned, raised]).encode()
-        while data:
-            data = data[os.write(3, data) :]
-        status = 0
-    finally:
-        os._exit(status)  # whatever has happened, it must not go on as the process that it was
 
 
 @lru_cache
@@ -245,9 +248,7 @@ def confinement(
     makes system calls. It sends the listener, which answers when a thread starts, through the
     channel. Without a channel the process can start neither threads nor programs."""
     libc, parent, landlock = ctypes.CDLL(None, use_errno=True), os.getpid(), landlock_version()
-    program = seccomp_filter()
-    threads = filter_for(ASK, "clone")  # asks the verifier for each thread that `program` allows
-    nothing_new = filter_for(REFUSE, "clone", "execve")
+    program = seccomp_filter() if channel else seccomp_filter("clone", "execve")
 
     def enter() -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 2,) * 2)
@@ -262,22 +263,19 @@ def confinement(
         libc.capset(CAPABILITIES_HEADER, NO_CAPABILITIES)
         if landlock > 0:
             restrict_files(libc, landlock, folder)
-        if channel is not None and program is not None:
-            send_listener(libc, threads, channel)
+        if channel and program:
+            send_listener(libc, channel)
         # Only now, since the listener is one more file, beside all that this process has open.
         resource.setrlimit(resource.RLIMIT_NOFILE, (NUMBER_OF_FILES, NUMBER_OF_FILES))
-        if program is not None:
-            filters = [program] if channel is not None else [nothing_new, program]
-            for each in filters:
-                if libc.prctl(PR_SET_SECCOMP, 2, ctypes.byref(each), 0, 0) != 0:
-                    raise OSError("seccomp refuses")
+        if program and libc.prctl(PR_SET_SECCOMP, 2, ctypes.byref(program), 0, 0) != 0:
+            raise OSError("seccomp refuses")
 
     return enter
 
 
-def send_listener(libc: ctypes.CDLL, threads: "SeccompFilter", channel: socket.socket) -> None:
+def send_listener(libc: ctypes.CDLL, channel: socket.socket) -> None:
     """Let the kernel ask a listener for each thread, and send the listener through the channel."""
-    listener = libc.syscall(SECCOMP, 1, 8, ctypes.byref(threads))
+    listener = libc.syscall(SECCOMP, 1, 8, ctypes.byref(ASK_FOR_THREADS))
     if listener >= 0:
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", listener))
         channel.sendmsg([b"-"], [rights])
@@ -325,14 +323,8 @@ def restrict_files(libc: ctypes.CDLL, version: int, folder: str) -> None:
 # system call. The numbers are those of x86-64. On other machines there is no filter.
 
 
-def numbers_by_name(table: str) -> dict[str, int]:
-    """A table of system calls: a name and a number, again and again."""
-    words = table.split()
-    return dict(zip(words[::2], map(int, words[1::2])))
-
-
-# With all arguments.
-ALLOWED = numbers_by_name("""
+# A name and a number, again and again.
+WORDS = """
     read 0  readv 19  pread64 17  write 1  writev 20  lseek 8  open 2  openat 257  close 3
     close_range 436  dup 32  dup2 33  dup3 292  getdents64 217  getcwd 79  stat 4  lstat 6  fstat 5
     newfstatat 262  statx 332  access 21  faccessat 269  faccessat2 439  readlink 89  readlinkat 267
@@ -348,7 +340,8 @@ ALLOWED = numbers_by_name("""
 
     time 201  gettimeofday 96  nanosleep 35  times 100  getrusage 98  sysinfo 99  uname 63
     getrandom 318  getpid 39  gettid 186  getuid 102  geteuid 107  getgid 104  getegid 108
-""")
+""".split()
+ALLOWED = dict(zip(WORDS[::2], map(int, WORDS[1::2])))  # with all arguments
 CLOCKS = tuple(range(12))  # clock_gettime(2); larger ones are the processor time of another process
 # Allowed with some arguments only: the number, and the allowed values by position of the argument.
 CHECKED = {
@@ -398,15 +391,16 @@ def assembled(instructions: list[tuple[int, ...]]) -> SeccompFilter:
 
 
 @lru_cache
-def seccomp_filter() -> SeccompFilter | None:
-    """The filter; None if there is no seccomp here, or if the numbers of the system calls are not
-    known."""
+def seccomp_filter(*refused: str) -> SeccompFilter | None:
+    """The filter, which refuses also the system calls of these names; None if there is no seccomp
+    here, or if the numbers of the system calls are not known."""
     if platform.machine() != "x86_64" or ctypes.CDLL(None).prctl(PR_GET_SECCOMP) < 0:
         return None
     code = [(LOAD, ARCHITECTURE_AT), (EQUAL, X86_64, 1), (RETURN, KILL), (LOAD, NUMBER_AT)]
-    for number in ALLOWED.values():
-        code += [(EQUAL, number, 0, 1), (RETURN, ALLOW)]
-    for name, (number, arguments) in CHECKED.items():
+    calls = {name: (number, {}) for name, number in ALLOWED.items()} | CHECKED
+    for name in refused:
+        del calls[name]
+    for name, (number, arguments) in calls.items():
         check = []
         for position, values in arguments.items():
             check.append((LOAD, ARGUMENTS_AT + 8 * position))
@@ -417,11 +411,7 @@ def seccomp_filter() -> SeccompFilter | None:
     return assembled([*code, (RETURN, REFUSE)])
 
 
-@lru_cache
-def filter_for(answer: int, *names: str) -> SeccompFilter:
-    """A filter that gives this answer to these system calls, and allows all others."""
-    numbers = ALLOWED | {name: number for name, (number, _) in CHECKED.items()}
-    code = [(LOAD, NUMBER_AT)]
-    for name in names:
-        code += [(EQUAL, numbers[name], 0, 1), (RETURN, answer)]
-    return assembled([*code, (RETURN, ALLOW)])
+# Asks the verifier for each thread that `seccomp_filter` allows.
+ASK_FOR_THREADS = assembled(
+    [(LOAD, NUMBER_AT), (EQUAL, CHECKED["clone"][0], 0, 1), (RETURN, ASK), (RETURN, ALLOW)]
+)

@@ -37,14 +37,14 @@ from types import ModuleType
 from typing import Literal
 
 from data import Problem
-from data.sandbox import RaisedInside
+from data.sandbox import PR_SET_PDEATHSIG, RaisedInside
 
 IMPORT_LIMIT = 120.0  # seconds for a worker to start, read a completion, and import its task
 LONGEST_REPLY = 1 << 16  # bytes of a line, about; a worker that sends more is ended
 DETAIL = 500  # characters of a reason that are kept
 TRACEBACK = 2000  # characters of the end of a traceback that are kept
 
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
+PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 
 
 @dataclass(frozen=True)
@@ -126,11 +126,14 @@ class VerifierPool(contextlib.AbstractContextManager):
         self.unfinished -= len(verdicts)
         return verdicts
 
-    def judge(self, items: list[tuple[Hashable, Problem, str]]) -> Iterator:
+    def judge(
+        self, items: list[tuple[Hashable, Problem, str]], seconds: float = float("inf")
+    ) -> Iterator:
         """Submit these completions, and yield each key with its verdict as it comes, until all have
-        one."""
+        one or these seconds are over."""
         self.submit(items)
-        while self.unfinished:
+        deadline = time.monotonic() + seconds
+        while self.unfinished and time.monotonic() < deadline:
             yield from self.results()
             time.sleep(0.002)
 
@@ -173,10 +176,14 @@ class Verifier:
         self.socket, theirs = socket.socketpair()
         self.inbox = b""  # read, and not a whole message
         self.imported: set[str] = set()  # tasks
-        environment = os.environ | {"TMPDIR": self.folder, "SCORE_SECONDS": str(time_limit)}
-        environment["PYTHONSAFEPATH"] = ""  # it takes `data` from the folder that it starts in
-        for library in ("OMP", "OPENBLAS", "MKL"):
-            environment[f"{library}_NUM_THREADS"] = "1"
+        environment = {
+            "TMPDIR": self.folder,
+            "SCORE_SECONDS": str(time_limit),
+            "PYTHONSAFEPATH": "",  # it takes `data` from the folder that it starts in
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+            "MKL_NUM_THREADS": "1",
+        }
         arguments = [str(os.getpid()), self.folder, str(memory_gib)]
         with theirs:
             self.process = subprocess.Popen(
@@ -185,7 +192,7 @@ class Verifier:
                 stdout=theirs,
                 stderr=subprocess.DEVNULL,
                 cwd=Path(__file__).parent.parent,
-                env=environment,
+                env=os.environ | environment,
                 # No Ctrl-C; one that is stopped goes on when its parent dies, and ends (exit(3)).
                 process_group=0,
             )
@@ -305,11 +312,10 @@ def children(pid: int) -> list[int]:
     """Process ids of the children of `pid`."""
     listing = Path(f"/proc/{pid}/task/{pid}/children")
     if listing.exists():
-        return [int(child) for child in listing.read_text().split()]
-    pairs = subprocess.run(
-        ["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True
-    ).stdout.split()
-    return [int(child) for child, parent in zip(pairs[::2], pairs[1::2]) if int(parent) == pid]
+        text = listing.read_text()
+    else:  # pgrep leaves itself out
+        text = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True).stdout
+    return [int(child) for child in text.split()]
 
 
 def work(memory_gib: float) -> None:

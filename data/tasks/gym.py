@@ -11,31 +11,19 @@ in a fork of its own (`sandbox.call`), and those families have a check here that
 through (`ALLOWED_ANSWERS`).
 """
 
-import ast
 import functools
 import json
-import operator
-import os
 import re
 import time
 from collections.abc import Callable
 from fractions import Fraction
 
 from data import Problem, after_thinking, sandbox
+from data.expressions import FAULTS, close, read, value
 
 FAR = 1_000_000_000  # more problems than anyone asks for
 INSTRUCTION = "Reply with the answer and nothing else."
-SECONDS = 10.0  # for a verdict, if the verifiers do not say how long they have
 LONGEST_ANSWER = 10_000  # characters, and twice those of the reference; a longer one is wrong
-SHARE_OF_TIME = 0.9  # of that time: an answer that takes too long to judge is wrong, no failure
-
-# These families run an answer as Python, or give it to sympy, which does. Without the sandbox they
-# are refused. A test finds them: it gives each family an answer with an effect.
-RUN_ANSWERS = (
-    "binary_matrix", "composite", "countdown", "intermediate_integration", "n_queens",
-    "polynomial_multiplication", "puzzle24", "simple_integration", "spiral_matrix",
-    "string_insertion",
-)  # fmt: skip
 
 
 def problems(
@@ -84,7 +72,7 @@ def worded(question: str, instruction: str | None = None) -> str:
 def score(problem: Problem, completion: str) -> bool:
     """Whether the family's verifier gives the answer a whole 1: some give less than 1 for a part of
     it. It is asked in the sandbox; what it does not judge in time is wrong."""
-    deadline = time.monotonic() + SHARE_OF_TIME * float(os.environ.get("SCORE_SECONDS", SECONDS))
+    deadline = sandbox.deadline_of_verdict()
     text = answer_of(completion)
     family, entry = problem.metadata["family"], entry_of(problem)
     if len(text) > LONGEST_ANSWER + 2 * len(problem.answer):
@@ -92,13 +80,12 @@ def score(problem: Problem, completion: str) -> bool:
     allowed = ALLOWED_ANSWERS.get(family)
     if allowed is not None and not allowed(text, entry):
         return False
+    refuse_without_sandbox(family)
     judge = get_ready(problem)
     if not sandbox.confines():
-        refuse_without_sandbox(family)
         return float(judge(text, entry)) == 1
     try:
-        seconds = max(0.0, deadline - time.monotonic())
-        return sandbox.call(lambda: float(judge(text, entry)), seconds) == 1
+        return sandbox.call(lambda: float(judge(text, entry)), deadline - time.monotonic()) == 1
     except TimeoutError:
         return False
 
@@ -135,40 +122,28 @@ def refuse_without_sandbox(family: str) -> None:
 # --- what an answer must look like before the package's verifier sees it -------------------------
 
 
-OPERATIONS = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
-}  # fmt: skip
-
-
-def exact_value(node: ast.AST) -> Fraction:
-    """The value of a sum of whole numbers. KeyError for any other operation: no ** and no //."""
-    if isinstance(node, ast.BinOp):
-        operation = OPERATIONS[type(node.op)]
-        return operation(exact_value(node.left), exact_value(node.right))
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -exact_value(node.operand)
-    return Fraction(node.value)
+# Numbers with brackets and - before them, and one operation between them: no ** and no //.
+SUM = r"([\s(-]*[0-9]{1,9}[\s)]*([+\-*/]|$))*"
 
 
 def makes_the_target(text: str, entry: dict) -> bool:
     """Whether the text is a sum of the given numbers, each used once, with + - * / and brackets,
-    whose exact value is the target. The package takes 6+6+6+6 for any numbers, and 24.3 for 24."""
-    if not re.fullmatch(r"[0-9\s+\-*/()]*", text):
+    whose value is the target, in 300 digits. The package takes 6+6+6+6 for any numbers, and 24.3
+    for 24."""
+    if not re.fullmatch(SUM, text):
         return False
     metadata = entry["metadata"]
-    numbers = sorted(map(int, re.findall(r"\d{1,9}", text)))
+    numbers = sorted(map(int, re.findall(r"\d+", text)))
     if numbers != sorted(metadata["numbers"]):
         return False
     try:
-        value = exact_value(ast.parse(text.strip(), mode="eval").body)
-    except (SyntaxError, KeyError, AttributeError, ZeroDivisionError):
+        return close(value(read(text), {}), metadata.get("target", 24))
+    except FAULTS:
         return False
-    return value == metadata.get("target", 24)
 
 
 NAME = r"[^\W\d]\w*"
-FUNCTIONS = {"sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "exp", "log",
-             "ln", "sqrt", "pi", "E", "C", "c", "K"}  # fmt: skip
+FUNCTIONS = set("sin cos tan asin acos atan sinh cosh tanh exp log ln sqrt pi E C c K".split())
 
 
 def is_formula(text: str, entry: dict) -> bool:
@@ -222,8 +197,9 @@ def is_complex_number(text: str, _entry: dict) -> bool:
     return re.fullmatch(r"[0-9\s.+\-ijIJ()]*", text) is not None
 
 
-ALLOWED_ANSWERS: dict[str, Callable[[str, dict], bool]] = {
-    # These run answers. The first four give a whole 1 to the text of the reference alone.
+ALLOWED_ANSWERS = {
+    # These run an answer as Python, or give it to sympy, which does. The first four give a whole 1
+    # to the text of the reference alone.
     "binary_matrix": has_the_words,
     "spiral_matrix": has_the_words,
     "string_insertion": has_the_words,
@@ -233,6 +209,11 @@ ALLOWED_ANSWERS: dict[str, Callable[[str, dict], bool]] = {
     "polynomial_multiplication": is_formula,
     "simple_integration": is_formula,
     "intermediate_integration": is_formula,
+}
+# Without the sandbox these are refused. A test finds them: it gives each family an answer with an
+# effect.
+RUN_ANSWERS = [*ALLOWED_ANSWERS, "composite"]
+ALLOWED_ANSWERS |= {
     # These give a 1 to answers that are wrong.
     "coin_flip": is_the_probability,
     "complex_arithmetic": is_complex_number,

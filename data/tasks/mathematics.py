@@ -14,6 +14,7 @@ import re
 
 from data import Problem, after_thinking
 from data.expressions import (
+    ARITHMETIC,
     FAULTS,
     HIGHEST,
     LOWEST,
@@ -214,17 +215,16 @@ def same_quantity(wanted: str, given: str) -> bool:
     (wanted, wanted_unit), (given, given_unit) = meanings(wanted, given)
     if not may_use(wanted, given):
         return False
-    units = {wanted_unit, given_unit}
-    if len(units) == 1:
+    if wanted_unit == given_unit:
         return same(wanted, given)
-    if "" not in units or wanted_unit.startswith("base"):
+    if wanted_unit and given_unit or wanted_unit.startswith("base"):
         return False
-    if wanted_unit == "%":  # 25 and 0.25 are right for 25 %
-        return same(wanted, given) or same(Tree("/", (wanted, HUNDRED)), given)
     if given_unit == "%":  # 25 % is right for 0.25, and for 25: the problem may ask for percent
         is_above_1 = wanted.kind == "number" and abs(wanted.value) > 1
         return is_above_1 and same(wanted, given) or same(wanted, Tree("/", (given, HUNDRED)))
-    return same(wanted, given)
+    if same(wanted, given):
+        return True
+    return wanted_unit == "%" and same(Tree("/", (wanted, HUNDRED)), given)  # 0.25 for 25 %
 
 
 def meanings(wanted: str, given: str) -> tuple:
@@ -249,9 +249,9 @@ def may_use(wanted: Tree, given: Tree) -> bool:
     are allowed."""
     allowed = operations(wanted)
     if "letter" in allowed:
-        allowed |= {"+", "-", "*", "/", "^"}
+        allowed |= ARITHMETIC
     elif allowed:
-        allowed |= {"-", "*", "/"}
+        allowed |= set("-*/")
         if "^ of numbers" in allowed:
             allowed.add("/ of numbers")
     known = letters(wanted)
@@ -264,22 +264,18 @@ def may_use(wanted: Tree, given: Tree) -> bool:
 
 
 def meaning(tree: Tree) -> Tree:
-    """The tree with x = 5 as a named 5, and x > 2 as a named interval; also in lists."""
+    """The tree with x = 5 as a named 5, and x > 2 as a named interval, also in lists; and the
+    intervals between the points that the reals are without."""
     match tree:
         case Tree("relation", parts, signs):
             return meaning_of_relation(signs, parts)
         case Tree("list" | "set"):
             return meaning_of_list(tree)
         case Tree("+", (reals, Tree("-", (Tree("set", points),)), *_)) if reals == REALS:
-            return reals_without(points)
+            points = sorted(points, key=lambda point: value(point, {}))
+            intervals = itertools.pairwise((LOWEST, *points, HIGHEST))
+            return Tree(r"\cup", tuple(Tree("()", ends) for ends in intervals))
     return tree
-
-
-def reals_without(points: tuple) -> Tree:
-    """The intervals between some points."""
-    points = sorted(points, key=lambda point: value(point, {}))
-    ends = itertools.pairwise((LOWEST, *points, HIGHEST))
-    return Tree(r"\cup", tuple(Tree("()", pair) for pair in ends))
 
 
 def meaning_of_list(tree: Tree) -> Tree:
@@ -430,10 +426,6 @@ def same_equation(wanted: Tree, given: Tree) -> bool:
 def difference(equation: Tree) -> Tree | None:
     """The left side of an equation minus the right one; None for other trees."""
     match equation:
-        case Tree("named", (right,), left, ""):
-            pass
-        case Tree("relation", (left, right), ("=",)):
-            pass
-        case _:
-            return None
-    return Tree("+", (left, Tree("-", (right,))))
+        case Tree("named", (right,), left, "") | Tree("relation", (left, right), ("=",)):
+            return Tree("+", (left, Tree("-", (right,))))
+    return None

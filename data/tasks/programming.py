@@ -8,7 +8,6 @@ enter the process that runs the program.
 
 import json
 import math
-import os
 import re
 import time
 
@@ -26,8 +25,6 @@ CALL_INSTRUCTION = (
 MOST_TESTS = 15  # of a problem; the longest inputs count, as in DeepCoder
 LONGEST_TEST = 200_000  # characters; longer tests are left out, unless all are longer
 SECONDS = 10.0  # the most for one test; less if the verifier's time is nearly over
-# of the verifier's time limit, for all tests: a slow program is a wrong answer, not a failure
-SHARE_OF_TIME = 0.9
 
 # This runs in the sandbox: the program as `__main__`, or the function that an argument names; its
 # result is JSON.
@@ -63,8 +60,7 @@ def problem(text: str, tests, starter_code: str = "") -> Problem:
     that is not known."""
     function, cases = read_tests(tests)
     usual = [case for case in cases if characters(case) <= LONGEST_TEST]
-    if not usual:
-        usual = [min(cases, key=characters)]
+    usual = usual or [min(cases, key=characters)]
     longest = sorted(usual, key=lambda case: characters(case[0]), reverse=True)[:MOST_TESTS]
     instruction = STDIN_INSTRUCTION
     if function is not None:
@@ -93,7 +89,7 @@ def read_tests(tests) -> tuple[str | None, list]:
                           "output": JSON, "metadata": {"func_name": ...}}, ...]
         codeforces      [{"input": ..., "output": ...}, ...]
     """
-    tests = json.loads(tests) if isinstance(tests, str) else tests
+    tests = parsed(tests)
     if isinstance(tests, dict):
         tests = as_list(tests)
     of_one_form = isinstance(tests, list) and all(isinstance(test, dict) for test in tests)
@@ -106,6 +102,11 @@ def read_tests(tests) -> tuple[str | None, list]:
     if len(names) != 1:
         raise ValueError("the tests call different functions, or only some of them call one")
     return names.pop(), [[given, right] for _, given, right in named]
+
+
+def parsed(value):
+    """A value of JSON, which may be given as text."""
+    return json.loads(value) if isinstance(value, str) else value
 
 
 def as_list(tests: dict) -> list[dict]:
@@ -126,18 +127,16 @@ def read_test(test: dict) -> tuple[str | None, object, list]:
     """The function that a test calls, or None; its input; and the outputs that are right."""
     if "input" not in test or "output" not in test:
         raise ValueError(f"a test has no input or no output, but {', '.join(test)}")
-    given, wanted, metadata = test["input"], test["output"], test.get("metadata") or {}
-    metadata = json.loads(metadata) if isinstance(metadata, str) else metadata
+    given, wanted, metadata = test["input"], test["output"], parsed(test.get("metadata") or {})
     name = test.get("fn_name") or metadata.get("func_name")
     if name is None or test.get("testtype") == "stdin" or test.get("type") == "stdin_stdout":
         return None, as_text(given), [as_text(wanted)]
     if test.get("testtype") == "functional":
         arguments = [json.loads(line) for line in given.splitlines() if line.strip()]
         return name, arguments, [json.loads(wanted)]
-    given = json.loads(given) if isinstance(given, str) else given
     if isinstance(wanted, list) and len(wanted) == 1:  # [5] stands for 5, or for itself
-        return name, given, [wanted, wanted[0]]
-    return name, given, [wanted]
+        return name, parsed(given), [wanted, wanted[0]]
+    return name, parsed(given), [wanted]
 
 
 def as_text(value) -> str:
@@ -147,7 +146,7 @@ def as_text(value) -> str:
 
 def score(problem: Problem, completion: str) -> bool:
     """Whether the program, the last fenced block after the thinking, passes all tests."""
-    deadline = time.monotonic() + SHARE_OF_TIME * float(os.environ.get("SCORE_SECONDS", SECONDS))
+    deadline = sandbox.deadline_of_verdict()  # for all tests
     sandbox.require_sandbox()  # which takes time too
     fenced = r"^```[^\n`]*\n(.*?)^```"
     blocks = re.findall(fenced, after_thinking(completion), flags=re.MULTILINE | re.DOTALL)
@@ -168,7 +167,7 @@ def passes(program: str, function: str | None, given, wanted: list, deadline: fl
         return False
     arguments = ["-c", RUNNER] + ([function] if function is not None else [])
     stdin = (given if function is None else json.dumps(given)).encode(errors="surrogatepass")
-    longest = 10_000 + 4 * max(len(json.dumps(output)) for output in wanted)
+    longest = 10_000 + 4 * max(map(characters, wanted))
     output = sandbox.run(arguments, stdin, seconds, longest, source=program)
     if output is None:
         return False
@@ -185,11 +184,10 @@ def passes(program: str, function: str | None, given, wanted: list, deadline: fl
 def same_text(written: str, wanted: str) -> bool:
     """Whether two texts have the same words on the same lines. Blank lines at the end do not
     count."""
-    lines, wanted_lines = (
-        [line.split() for line in text.rstrip().splitlines()] for text in (written, wanted)
+    words, wanted_words = (
+        re.findall(r"\S+|\n", "\n".join(text.rstrip().splitlines())) for text in (written, wanted)
     )
-    same_shape = list(map(len, lines)) == list(map(len, wanted_lines))
-    return same_shape and all(all(map(same_word, *pair)) for pair in zip(lines, wanted_lines))
+    return len(words) == len(wanted_words) and all(map(same_word, words, wanted_words))
 
 
 def same_word(written: str, wanted: str) -> bool:
@@ -202,14 +200,10 @@ def same_word(written: str, wanted: str) -> bool:
 
 def same_value(returned, wanted) -> bool:
     """Whether two values of JSON are the same. Fractions may differ by rounding."""
-    if isinstance(returned, list) and isinstance(wanted, list):
-        return len(returned) == len(wanted) and all(
-            same_value(a, b) for a, b in zip(returned, wanted)
-        )
-    if (
-        isinstance(wanted, float)
-        and isinstance(returned, (int, float))
-        and not isinstance(returned, bool)
-    ):
+    if type(wanted) is float and type(returned) in (int, float):
         return math.isclose(returned, wanted, rel_tol=1e-6, abs_tol=1e-9)
-    return type(returned) is type(wanted) and returned == wanted
+    if type(returned) is not type(wanted):
+        return False
+    if type(wanted) is list:
+        return len(returned) == len(wanted) and all(map(same_value, returned, wanted))
+    return returned == wanted
