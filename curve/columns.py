@@ -543,7 +543,7 @@ def _num_examples(table: Table, y: str, rows: Array) -> float | None:
         column = "num_examples"
     numbers = table.numbers(column)[rows]
     known = numbers[np.isfinite(numbers)]
-    return float(known.mean()) if len(known) else None
+    return known.mean() if len(known) else None
 
 
 def _neighbours_averaged(values: Array) -> Array:

@@ -128,7 +128,7 @@ def decide(
     if higher and abs(gap) >= MARGIN:
         return "ceiling", higher, None
 
-    A = float(np.mean([fit.A for fits in groups for fit in fits]))
+    A = np.mean([fit.A for fits in groups for fit in fits])
     equal = [(A, A), (A - MARGIN, A - MARGIN), (A + MARGIN, A + MARGIN)]
     unequal = [(A + low / 2, A - low / 2), (A + high / 2, A - high / 2)]
     efficiency = efficiency_between(groups, equal, scatter)
@@ -249,7 +249,7 @@ def efficiency_between(
     efficiency = {"A": held[0][0]}
     scatter_of = {"B": PART_OF_B * scatter[1], "C_mid": scatter[1]}
     for i, name in enumerate(scatter_of):
-        efficiency[name] = tuple(float(np.exp(logs[i, 0].mean())) for logs, _ in sides)
+        efficiency[name] = tuple(np.exp(logs[i, 0].mean()) for logs, _ in sides)
         pair = [(logs[i], errors[i]) for logs, errors in sides]
         middle, half = difference(*pair, scatter_of[name])
         ratio = np.exp([middle[0], min(middle - half), max(middle + half)])
@@ -350,7 +350,7 @@ def behind_until(winner: list[Fit], loser: list[Fit]) -> float:
     ahead, behind = (np.mean([fit.predict(C) for fit in side], 0) for side in (winner, loser))
     began_lower = np.mean([fit.R0 for fit in winner]) < np.mean([fit.R0 for fit in loser]) - MARGIN
     above = C[behind > ahead + MARGIN]
-    return float(above[-1]) if began_lower and len(above) else 0.0
+    return above[-1] if began_lower and len(above) else 0.0
 
 
 def reasons(

@@ -89,7 +89,7 @@ class Fit:
     @property
     def C_max(self) -> float:
         """The last compute that is fitted."""
-        return float(self.x[-1])
+        return self.x[-1]
 
     @property
     def reach(self) -> float:
@@ -99,7 +99,7 @@ class Fit:
     @property
     def gain_made(self) -> float:
         """The part of the gain that the data shows, (R(C_max) - R0) / (A - R0)."""
-        return float(1 / (1 + self.reach**-self.B))
+        return 1 / (1 + self.reach**-self.B)
 
     @property
     def asymptote(self) -> str:
@@ -135,12 +135,12 @@ class Fit:
         gradient = gradient[:, self.profile.free].transpose(0, 2, 1)
         return self.profile.interval(value @ weights.T, weights @ gradient)
 
-    def band(self, C) -> tuple[Array, Array]:
-        """95 % interval (low, high) of the curve, not of single validations, at compute C; each of
+    def band(self, C) -> Array:
+        """95 % interval [low, high] of the curve, not of single validations, at compute C; each of
         C's shape."""
         C = np.asarray(C, float)
-        low, high = np.clip(self.interval_of(np.eye(C.size), C.ravel()), 0, 1)
-        return low.reshape(C.shape), high.reshape(C.shape)
+        interval = self.interval_of(np.eye(C.size), C.ravel())
+        return np.clip(interval, 0, 1).reshape(2, *C.shape)
 
     def held_at(self, A: Array) -> tuple[Array, Array, Array]:
         """The best curves (k, 4) of these points with the asymptote held at A (k,) <= 1, their
@@ -182,7 +182,7 @@ def fit_sigmoid(
     x = np.asarray(x, float)
     y = np.asarray(y, float)
     check_curve(x, y)
-    R0 = None if r0 == "free" else float(y[0] if r0 == "first" else r0)
+    R0 = {"first": y[0], "free": None}.get(r0, r0)
     if R0 is not None and not 0 <= R0 <= 1:
         raise ValueError(f"R0 = {R0:g} is no pass rate, which lies in [0, 1]")
 
@@ -218,18 +218,18 @@ def fit_sigmoid(
         squares = least
     interval, profile = least_squares.profile_over_A(*points, best, theta, excess, R0_free)
 
-    A, log_B, log_mid, R0 = map(float, theta)
+    A, log_B, log_mid, R0 = theta
     fit = Fit(
         A=A,
-        B=float(np.exp(log_B)),
-        C_mid=float(np.exp(log_mid)),
+        B=np.exp(log_B),
+        C_mid=np.exp(log_mid),
         R0=R0,
         interval={"R0": (R0, R0)} | interval,
-        squares=float(squares),
-        rms=float(np.sqrt(squares / (n - parameters))),
+        squares=squares,
+        rms=np.sqrt(squares / (n - parameters)),
         lag_1=lag_1,
         correlation=correlation,
-        noise=float(np.sqrt(np.mean(y * (1 - y)) / num_examples)) if num_examples else None,
+        noise=np.sqrt(np.mean(y * (1 - y)) / num_examples) if num_examples else None,
         r0=r0,
         x=x,
         y=y,
@@ -246,7 +246,7 @@ def lag_one_correlation(residual: Array, parameters: int) -> tuple[float, float]
     n = len(residual)
     p = parameters
     raw = residual[1:] @ residual[:-1] / max(residual @ residual, 1e-300)
-    return float(raw), float(np.clip((n * raw + p) / max(n - 3 * p, n / 2), 0, 0.9))
+    return raw, np.clip((n * raw + p) / max(n - 3 * p, n / 2), 0, 0.9)
 
 
 def allowed_excess(squares: Array, degrees: int, correlation: float) -> Array:

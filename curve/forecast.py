@@ -85,8 +85,7 @@ def forecasts(fit: Fit, C, scatter: float = 0.0) -> dict:
     C = np.atleast_1d(np.asarray(C, float))
     mean = forecast(fit, C, np.full((1, len(C)), 1 / len(C)), scatter)
     values = mean.value[0], mean.sigmoid[0], mean.power_law[0], fit.y[-1]
-    named = {name: float(value) for name, value in zip(FORECASTERS, values)}
-    return named | {"interval": [float(mean.low[0]), float(mean.high[0])]}
+    return dict(zip(FORECASTERS, values)) | {"interval": [mean.low[0], mean.high[0]]}
 
 
 # --- 2. Is it worth going on? ---------------------------------------------------------------------
@@ -107,7 +106,7 @@ def gain_of_twice(fit: Fit) -> dict:
         sentence = f"going on: {text}, less than {LITTLE}: hardly worth it"
     else:
         sentence = f"going on: {text}: worth it"
-    return {"gain": float(gain), "interval": [float(low), float(high)], "sentence": sentence}
+    return {"gain": gain, "interval": [low, high], "sentence": sentence}
 
 
 def reached_at(fit: Fit, pass_rate: float) -> dict:
@@ -116,14 +115,12 @@ def reached_at(fit: Fit, pass_rate: float) -> dict:
     C = np.geomspace(fit.C_max, FURTHEST * fit.C_max, 400)
     later = each(fit, C)
     x, high, low = (
-        float(C[np.argmax(curve >= pass_rate)]) if (curve >= pass_rate).any() else None
-        for curve in (later.value, later.low, later.high)
+        next(iter(C[curve >= pass_rate]), None) for curve in (later.value, later.low, later.high)
     )
     beyond = f"within {FURTHEST} times the compute"
     if x == fit.C_max:
-        first = fit.x[np.argmax(fit.y >= pass_rate)] if (fit.y >= pass_rate).any() else fit.C_max
-        sentence = f"{pass_rate:g} is reached already, first at {first:.4g}"
-        x, low, high = (float(first),) * 3
+        x = low = high = next(iter(fit.x[fit.y >= pass_rate]), fit.C_max)
+        sentence = f"{pass_rate:g} is reached already, first at {x:.4g}"
     elif low is None:
         sentence = f"{pass_rate:g} is not reached {beyond}"
     else:
@@ -169,9 +166,9 @@ def held_out(x, y, r0: str | float = "first", fit_to: float | None = None, fit_f
     later = x[first:]
     scatter = stdtrit(len(early.x) - 3, 0.975) * early.rms / np.sqrt(len(later))
     return {
-        "fit_to": float(fit_to),
+        "fit_to": fit_to,
         "n_points": len(early.x),
-        "came": float(y[first:].mean()),
+        "came": y[first:].mean(),
         **forecasts(early, later, scatter),
     }
 

@@ -297,7 +297,7 @@ def _events(binary: io.BufferedIOBase) -> Rows:
         for scalar in event.summary.value:
             value = make_ndarray(scalar.tensor) if scalar.HasField("tensor") else np.array("")
             if value.size == 1 and value.dtype.kind == "f":
-                yield -i, {"step": event.step, scalar.tag: float(value.item())}
+                yield -i, {"step": event.step, scalar.tag: value.item()}
 
 
 def _lines(text: io.TextIOWrapper) -> Iterator[tuple[int, str]]:

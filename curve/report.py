@@ -55,7 +55,7 @@ def report(
         "x": series.x_name,
         "y": series.y_name,
         "points": np.stack([series.x, series.y], 1).tolist(),
-        "fit_window": [float(fit.x[0]), fit.C_max],
+        "fit_window": [fit.x[0], fit.C_max],
         "forecast": predicted,
         "going_on": gain_of_twice(fit),
         "reach": reached_at(fit, reach) if reach else None,
