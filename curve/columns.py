@@ -40,6 +40,13 @@ class Series:
     notes: tuple[str, ...] = ()  # how the log was read; a warning begins with !
 
 
+def beyond_0(points) -> tuple[Array, Array]:
+    """x and y of the points with compute above 0, which has a logarithm. points: a Series or a
+    Fit."""
+    later = points.x > 0
+    return points.x[later], points.y[later]
+
+
 @dataclass(frozen=True)
 class Reading:
     """Which records and columns of a log are read."""
@@ -399,11 +406,8 @@ def _counters(table: Table, y: str, rows: Array) -> list[str]:
     """The columns of compute, the best name first: those with values in nearly all of these rows,
     if there are any."""
     known = [name for name in table.names if name != y and _compute_rank(name) is not None]
-    filled = []
-    for name in known:
-        number = np.isfinite(table.numbers(name)[rows]).sum()
-        if number > 0.9 * len(rows):
-            filled.append(name)
+    nearly_all = 0.9 * len(rows)
+    filled = [name for name in known if np.isfinite(table.numbers(name)[rows]).sum() > nearly_all]
     return sorted(filled or known, key=_compute_rank)
 
 

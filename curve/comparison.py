@@ -320,16 +320,11 @@ def compare(
 
     ceilings = difference_of_ceilings(*counted, scatter[0])
     kind, ahead, efficiency = decide(counted, ceilings, scatter)
-    first, second = variants
-    winner = {1: first, -1: second, 0: None}[ahead]
+    winner, loser = variants[::ahead] if ahead else (None, None)
     if efficiency:
         numbers = reasons(kind, ceilings, efficiency, no_ceiling, [*map(len, counted)])
     else:
-        gap, low, high = ceilings
-        loser = second
-        if winner == second:
-            gap, low, high = -gap, -high, -low
-            loser = first
+        low, gap, high = sorted(ahead * end for end in ceilings)
         above = f"at least {low:.3f}" if no_ceiling else with_interval(gap, low, high)
         numbers = f"its A lies {above} above that of {loser}"
     verdict = VERDICTS[kind].format(winner=winner)
@@ -346,7 +341,7 @@ def behind_until(winner: list[Fit], loser: list[Fit]) -> float:
     than the MARGIN; 0 if there is none. The part of the gain that is made does not show how low a
     variant began."""
     fits = [*winner, *loser]
-    C = np.geomspace(min(fit.x[fit.x > 0][0] for fit in fits), min(fit.C_max for fit in fits), 200)
+    C = np.geomspace(min(fit.C_min for fit in fits), min(fit.C_max for fit in fits), 200)
     ahead, behind = (np.mean([fit.predict(C) for fit in side], 0) for side in (winner, loser))
     began_lower = np.mean([fit.R0 for fit in winner]) < np.mean([fit.R0 for fit in loser]) - MARGIN
     above = C[behind > ahead + MARGIN]

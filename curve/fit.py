@@ -14,7 +14,7 @@ import numpy as np
 from scipy.special import stdtrit  # quantiles of Student's t; scipy.stats is slow to import
 
 from curve import least_squares
-from curve.columns import Series, check_curve
+from curve.columns import Series, beyond_0, check_curve
 from curve.least_squares import Array, Interval, Profile, fit_power_law
 
 BOUND = 0.9999  # an A above this has risen to the bound of 1
@@ -87,6 +87,11 @@ class Fit:
         return self.identified or self.no_ceiling
 
     @property
+    def C_min(self) -> float:
+        """The first compute above 0 that is fitted."""
+        return beyond_0(self)[0][0]
+
+    @property
     def C_max(self) -> float:
         """The last compute that is fitted."""
         return self.x[-1]
@@ -122,7 +127,7 @@ class Fit:
     @cached_property
     def power_law(self) -> tuple[float, float, float]:
         """(A, D, B) of the power law through the same points."""
-        return fit_power_law(self.x[self.x > 0], self.y[self.x > 0])
+        return fit_power_law(*beyond_0(self))
 
     def predict(self, C) -> Array:
         """The fitted curve at compute C, of C's shape."""

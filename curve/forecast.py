@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import stdtrit  # quantiles of Student's t; scipy.stats is slow to import
 
-from curve.columns import Series
+from curve.columns import Series, beyond_0
 from curve.fit import NO_RISE, Fit, fit_sigmoid, power_law
 from curve.least_squares import Array
 
@@ -43,8 +43,8 @@ class Forecast:
 def damped_trend(fit: Fit, C: Array) -> Array:
     """The mean pass rate of the last sixth of the points, with half of the slope in log compute of
     the later half; at compute C (m,)."""
-    x = np.log(fit.x[fit.x > 0])
-    y = fit.y[fit.x > 0]
+    x, y = beyond_0(fit)
+    x = np.log(x)
     n = len(x)
     if n < LEAST_FOR_TREND:
         return np.full(len(C), fit.y[-1])
@@ -56,8 +56,7 @@ def damped_trend(fit: Fit, C: Array) -> Array:
 def forecast(fit: Fit, C: Array, weights: Array, scatter: float = 0.0) -> Forecast:
     """The forecast of weights (k, m) @ pass rate at compute C (m,) > 0. scatter: of single
     validations, which widens the interval."""
-    x = fit.x[fit.x > 0]
-    y = fit.y[fit.x > 0]
+    x, y = beyond_0(fit)
     law = fit.power_law
     of_law = np.square(power_law(x, *law) - y).sum()
     bends = bool(of_law > BENT * np.square(fit.predict(x) - y).sum())
