@@ -20,7 +20,7 @@ from string import Template
 from typing import Literal
 
 from core.decoding import make_decoding
-from core.model import load_model, load_tokenizer, model_path
+from core.model import ROOT, load_model, load_tokenizer, model_path
 from core.settings import Settings, read_settings
 from curve.flags import flag, option, read_flags, run_command
 from data import Problem
@@ -29,7 +29,6 @@ from machinery.checkpoints import checkpoint_of, read_state
 from machinery.files import json_lines, whole_folder
 from machinery.run import read_sources
 
-ROOT = Path(__file__).resolve().parent.parent
 TEMPLATES = ROOT / "tools" / "elsewhere"
 
 
