@@ -301,8 +301,9 @@ class Table:
         if name not in self.names:
             near = difflib.get_close_matches(name, self.names, 1)
             hint = f" (did you mean {near[0]!r}?)" if near else ""
-            valid = f"{flag} can name: {_listed(self.names)}"
-            raise ValueError(f"no column {name!r} with values{hint}; {valid}")
+            raise ValueError(
+                f"no column {name!r} with values{hint}; {flag} can name: {_listed(self.names)}"
+            )
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -528,8 +529,9 @@ def _refuse_texts(table: Table, y: str) -> None:
     """ValueError, naming the first, if a pass rate is a text."""
     for row, text in table.texts.get(y, {}).items():
         if table.chosen[row]:
-            wrong = f"{table.place(row)}: {y} = {text[:40]!r}"
-            raise ValueError(f"{wrong} is not a number: mend or remove it")
+            raise ValueError(
+                f"{table.place(row)}: {y} = {text[:40]!r} is not a number: mend or remove it"
+            )
 
 
 def _means_of_steps(steps: Array, pass_rate: Array, rows: Array) -> tuple[Array, Array]:
@@ -574,16 +576,19 @@ def _refuse_several_curves(table: Table, step: str, y: str, rows: Array) -> None
         # In each run alone the steps increase. A column that few rows have tells no runs apart.
         increase = all((np.diff(steps[group]) > 0).all() for group in groups.values())
         if is_group or (increase and sum(map(len, groups.values())) == len(rows)):
-            curves = f"several curves under each other, by {column}: {_listed(groups)}"
-            raise ValueError(f"{curves}; choose one with --where {column}={next(iter(groups))}")
+            raise ValueError(
+                f"several curves under each other, by {column}: {_listed(groups)}; choose one with"
+                f" --where {column}={next(iter(groups))}"
+            )
     _refuse_many_repeats(table, step, y, rows)
     other_values = np.diff(table.numbers(y)[rows]) != 0
     differ = np.flatnonzero((changes == 0) & other_values)
     if len(differ) > max(1, len(rows) // 10):
         row = rows[differ[0] + 1]
-        values = f"{step} = {steps[row]:g} has several values of {y}"
-        advice = "choose with --where COLUMN=VALUE, or average them with --mean"
-        raise ValueError(f"{table.place(row)}: {values}: {advice}")
+        raise ValueError(
+            f"{table.place(row)}: {step} = {steps[row]:g} has several values of {y}: choose with"
+            " --where COLUMN=VALUE, or average them with --mean"
+        )
 
 
 def _refuse_many_repeats(table: Table, step: str, y: str, rows: Array) -> None:
@@ -602,9 +607,11 @@ def _refuse_many_repeats(table: Table, step: str, y: str, rows: Array) -> None:
             if within < falls:
                 apart.append(f"{column} ({_listed(groups)})")
     if apart:
-        several = f"{step} begins again, and {lost} of {len(rows)} points would be left out"
-        advice = f"choose one with --where COLUMN=VALUE, of {'; '.join(apart)}"
-        raise ValueError(f"several curves under each other? {several}: {advice}")
+        raise ValueError(
+            f"several curves under each other? {step} begins again, and {lost} of {len(rows)}"
+            " points would be left out: choose one with --where COLUMN=VALUE, of"
+            f" {'; '.join(apart)}"
+        )
 
 
 def _last_of_each(steps: Array) -> Array:

@@ -196,16 +196,18 @@ def fit_sigmoid(
     fitted = (x >= fit_from) & (x <= fit_to)
     if r0 == "first" or (R0 is not None and x[0] == 0):
         fitted[0] = False
-    x = x[fitted]
-    y = y[fitted]
+    x, y = x[fitted], y[fitted]
     n = len(x)
     parameters = 4 if R0 is None else 3
     if n <= parameters:
-        few = f"only {n} of {len(fitted)} points are left to fit, not counting one that gives R0"
-        raise ValueError(f"{few}: at least {parameters + 1} are needed")
+        raise ValueError(
+            f"only {n} of {len(fitted)} points are left to fit, not counting one that gives R0: at"
+            f" least {parameters + 1} are needed"
+        )
     if np.ptp(y) == 0:
-        constant = f"the pass rate is {y[0]:g} at all {n} points"
-        raise ValueError(f"{constant}: a constant has no curve to fit")
+        raise ValueError(
+            f"the pass rate is {y[0]:g} at all {n} points: a constant has no curve to fit"
+        )
 
     # The first fit, then the second one. If R0 is the first point, the second has one point and one
     # parameter more, so as many degrees of freedom.
@@ -219,8 +221,7 @@ def fit_sigmoid(
     lag_1, correlation = lag_one_correlation(value - points[1], parameters)
     excess = allowed_excess(least, n - parameters, correlation)
     if squares > least + excess:  # the first fit is not in the 95 % region of the second
-        theta = best
-        squares = least
+        theta, squares = best, least
     interval, profile = least_squares.profile_over_A(*points, best, theta, excess, R0_free)
 
     A, log_B, log_mid, R0 = theta
