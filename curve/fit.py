@@ -26,12 +26,12 @@ MARGIN = 0.02  # asymptotes closer than this are not told apart (sec. 2.1, A.8)
 def sigmoid(C, A: float, B: float, C_mid: float, R0: float) -> Array:
     """Pass rate at compute C, of C's shape: R0 at 0, halfway at C_mid, A in the limit."""
     with np.errstate(divide="ignore", over="ignore"):
-        return R0 + (A - R0) / (1 + (C_mid / np.asarray(C, float)) ** B)
+        return R0 + (A - R0) / (1 + (C_mid / np.asarray(C)) ** B)
 
 
 def power_law(C, A: float, D: float, B: float) -> Array:
     """Pass rate at compute C > 0, of C's shape: the baseline, a curve without a midpoint."""
-    return A - D / np.asarray(C, float) ** B
+    return A - D / np.asarray(C) ** B
 
 
 # --- 2. A fit -------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ class Fit:
     def band(self, C) -> Array:
         """95 % interval [low, high] of the curve, not of single validations, at compute C; each of
         C's shape."""
-        C = np.asarray(C, float)
+        C = np.asarray(C)
         interval = self.interval_of(np.eye(C.size), C.ravel())
         return np.clip(interval, 0, 1).reshape(2, *C.shape)
 

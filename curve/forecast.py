@@ -75,13 +75,13 @@ def forecast(fit: Fit, C: Array, weights: Array, scatter: float = 0.0) -> Foreca
 
 def each(fit: Fit, C) -> Forecast:
     """The forecast of the pass rate at each compute C (m,)."""
-    return forecast(fit, np.asarray(C, float), np.eye(len(C)))
+    return forecast(fit, C, np.eye(len(C)))
 
 
 def forecasts(fit: Fit, C, scatter: float = 0.0) -> dict:
     """The mean pass rate over compute C, an array or a number, by forecaster, and the "interval" of
     the forecast."""
-    C = np.atleast_1d(np.asarray(C, float))
+    C = np.atleast_1d(C)
     mean = forecast(fit, C, np.full((1, len(C)), 1 / len(C)), scatter)
     values = mean.value[0], mean.sigmoid[0], mean.power_law[0], fit.y[-1]
     return dict(zip(FORECASTERS, values)) | {"interval": [mean.low[0], mean.high[0]]}
@@ -141,7 +141,7 @@ def levelled_off(series: Series, least_gain: float) -> bool:
             fit = fit_sigmoid(series.x[:n], series.y[:n])
         except ValueError:  # nothing has moved yet
             return False
-        if fit.fell or fit.warnings[:1] and fit.warnings[0].kind == NO_RISE:
+        if fit.fell or NO_RISE in [warning.kind for warning in fit.warnings]:
             return False
         gains.append(gain_of_twice(fit)["gain"])
     return max(gains) < least_gain
@@ -150,13 +150,13 @@ def levelled_off(series: Series, least_gain: float) -> bool:
 # --- 3. A test of the forecast --------------------------------------------------------------------
 
 
-def held_out(x, y, r0: str | float = "first", fit_to: float | None = None, fit_from=0.0) -> dict:
+def held_out(
+    x: Array, y: Array, r0: str | float = "first", fit_to: float | None = None, fit_from=0.0
+) -> dict:
     """The mean of the last three points (`came`), and its forecasts from the points with compute <=
     fit_to, by default half of the last compute. `interval` is the 95 % interval of the forecast,
     widened by the scatter of three points. The arguments are as in `fit_sigmoid`. ValueError if the
     early points cannot be fitted."""
-    x = np.asarray(x, float)
-    y = np.asarray(y, float)
     if fit_to is None:
         fit_to = x[-1] / 2
     # The early points are fitted, and the last three are forecast, if they come later.

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from curve.columns import Reading, Series, Table, read_curves
+from curve.columns import Reading, Series, Table, beyond_0, read_curves
 
 # The line in the file (-3: the third record of a document), and the values by column.
 Row = tuple[int, dict]
@@ -148,12 +148,12 @@ def read_joined(logs: Sequence[str], **choices) -> list[Series]:
     (theirs,) = read_log(log, table, **choices)
 
     # Their points come after ours.
-    later = theirs.x > 0  # at 0 it measures the model that ours ended with
-    if not later.any():
+    x, y = beyond_0(theirs)  # at 0 it measures the model that ours ended with
+    if not len(x):
         raise ValueError(f"{log}: no pass rate after its start, so there is nothing to join")
-    x = np.append(ours.x, before + theirs.x[later])
-    y = np.append(ours.y, theirs.y[later])
-    notes = (*ours.notes, f"joined with {later.sum()} points of {log}", *theirs.notes)
+    notes = (*ours.notes, f"joined with {len(x)} points of {log}", *theirs.notes)
+    x = np.append(ours.x, before + x)
+    y = np.append(ours.y, y)
     return [dataclasses.replace(ours, x=x, y=y, notes=notes)]
 
 
