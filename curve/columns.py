@@ -90,8 +90,13 @@ def check_curve(
     for message, broken in wrong.items():
         if broken.any():
             i = int(broken.argmax())
-            values = {"x": f"{names[0]} = {x[i]:g}", "y": f"{names[1]} = {y[i]:g}"}
-            text = message.format(**values, before=x[i - 1], advice=advice, order=order)
+            text = message.format(
+                x=f"{names[0]} = {x[i]:g}",
+                y=f"{names[1]} = {y[i]:g}",
+                before=x[i - 1],
+                advice=advice,
+                order=order,
+            )
             raise ValueError(f"{place(i)}: {text}")
 
 

@@ -61,9 +61,16 @@ def fit_together(runs: list[FittedRun]) -> list[FittedRun]:
     for series, fit in runs:
         if not fit.fell:
             _, log_B, log_mid, R0 = fit.held_at([best])[0][0]
-            curve = {"A": best, "B": np.exp(log_B), "C_mid": np.exp(log_mid), "R0": R0}
-            intervals = fit.interval | {"A": interval}
-            fit = replace(fit, **curve, interval=intervals, identified=True, together=True)
+            fit = replace(
+                fit,
+                A=best,
+                B=np.exp(log_B),
+                C_mid=np.exp(log_mid),
+                R0=R0,
+                interval=fit.interval | {"A": interval},
+                identified=True,
+                together=True,
+            )
             made.append(fit.gain_made)
         pooled.append((series, fit))
     gain = best - np.mean([fit.R0 for fit in fits])

@@ -297,8 +297,13 @@ def judge(fit: Fit) -> Fit:
     if identified and not low * 1.01 < fit.B < high / 1.01:
         text = f"B = {fit.B:.3g}: the rise is a step between points"
         warnings.append(FitWarning("B is on its bound", text))
-    verdicts = {"identified": identified, "no_ceiling": kind == NO_CEILING, "fell": bool(fall)}
-    return replace(fit, **verdicts, warnings=warnings)
+    return replace(
+        fit,
+        identified=identified,
+        no_ceiling=kind == NO_CEILING,
+        fell=bool(fall),
+        warnings=warnings,
+    )
 
 
 def about_fall(fit: Fit) -> FitWarning | None:

@@ -111,10 +111,10 @@ def describe(series: Series, fit: Fit, report: dict) -> str:
         lines.append(f"  no held-out test: {test['error']}")
     else:
         came = test["came"]
-        errors = []
-        for name in FORECASTERS:
-            error = f"{test[name]:.3f} ({test[name] - came:+.3f})"
-            errors.append(f"{name.replace('_', ' ')} {error}")
+        errors = [
+            f"{name.replace('_', ' ')} {test[name]:.3f} ({test[name] - came:+.3f})"
+            for name in FORECASTERS
+        ]
         outcome = f"fitted up to {test['fit_to']:.4g}: {came:.3f} came"
         lines.append(f"  held out, {outcome}; {', '.join(errors)}")
     lines += [f"  ! {warning}" for warning in fit.warnings]
