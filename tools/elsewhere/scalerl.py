@@ -37,20 +37,16 @@ def has_ended(completion_ids: list[int]) -> bool:
     return bool(completion_ids) and completion_ids[-1] in DECODING.eos
 
 
-def texts(prompt_ids: list[list[int]], completion_ids: list[list[int]]) -> list[str]:
-    """The text of each completion, as its task judges it. A completion that was aborted is
-    empty."""
-    pairs = zip(prompt_ids, completion_ids)
-    rollouts = [given_rollout(prompt, ids or DECODING.eos) for prompt, ids in pairs]
-    return completion_texts(TOKENIZER, DECODING, rollouts)
-
-
 def scores(
     problems: list[str], prompt_ids: list[list[int]], completion_ids: list[list[int]]
 ) -> list[float]:
     """The score of each completion, or UNUSABLE. problems: each a Problem of data/, as JSON."""
     made = [Problem(**json.loads(problem)) for problem in problems]
-    to_judge = zip(range(len(made)), made, texts(prompt_ids, completion_ids))
+    # The texts as a task judges them. A completion that was aborted is empty.
+    pairs = zip(prompt_ids, completion_ids)
+    rollouts = [given_rollout(prompt, ids or DECODING.eos) for prompt, ids in pairs]
+    texts = completion_texts(TOKENIZER, DECODING, rollouts)
+    to_judge = zip(range(len(made)), made, texts)
     with LOCK:
         verdicts = dict(verifiers().judge([*to_judge]))
     found = []
