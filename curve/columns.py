@@ -449,12 +449,13 @@ def _series(table: Table, name: str, y: str, reading: Reading) -> Series:
     step = next(filter(STEP.fullmatch, counters), reading.x)
     if step not in table.names:
         step = _best_compute(table, counters, rows)
+    steps = table.numbers(step)
     number = len(rows)
     if reading.mean:
-        rows, pass_rate = _means_of_steps(table.numbers(step), pass_rate, rows)
+        rows, pass_rate = _means_of_steps(steps, pass_rate, rows)
     else:
         _refuse_several_curves(table, step, y, rows)
-        rows = rows[_last_of_each(table.numbers(step)[rows])]
+        rows = rows[_last_of_each(steps[rows])]
         repeats = f"whose {step} comes again later, as in a resumed run"
         left_out[repeats] = number - len(rows)
 

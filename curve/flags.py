@@ -180,7 +180,7 @@ def _read(text: str, words: list[str], types: list[type]):
         with contextlib.suppress(ValueError):
             return convert(text)
     numbers = {int: "a whole number", float: "a number"}
-    valid = [*words, *(numbers[number] for number in types)]
+    valid = [*words, *map(numbers.get, types)]
     one_of = "one of " if len(valid) > 1 else ""
     raise argparse.ArgumentTypeError(f"{text!r} is not {one_of}{', '.join(valid)}")
 

@@ -133,7 +133,6 @@ def levelled_off(series: Series, least_gain: float) -> bool:
     """Whether twice the compute would gain less than this, by the forecasts at the last two points.
     Never if there are fewer than LEAST_TO_STOP points, or if nothing has risen yet, or if the pass
     rate has come down."""
-    gains = []
     for n in (len(series.x) - 1, len(series.x)):
         if n < LEAST_TO_STOP:
             return False
@@ -143,8 +142,9 @@ def levelled_off(series: Series, least_gain: float) -> bool:
             return False
         if fit.fell or NO_RISE in [warning.kind for warning in fit.warnings]:
             return False
-        gains.append(gain_of_twice(fit)["gain"])
-    return max(gains) < least_gain
+        if gain_of_twice(fit)["gain"] >= least_gain:
+            return False
+    return True
 
 
 # --- 3. A test of the forecast --------------------------------------------------------------------

@@ -32,7 +32,7 @@ from machinery.run import read_sources
 TEMPLATES = ROOT / "tools" / "elsewhere"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Options:
     """What is carried over, and where to."""
 
@@ -132,9 +132,11 @@ def main(arguments: list[str]) -> int:
     steps = options.steps or settings.steps - step or settings.steps
     decoding = make_decoding(load_tokenizer(str(model)), settings, settings.recipe.length_control)
     warnings = warnings_of(options.to, settings)
-    values = values_of(settings, steps, decoding.longest)
-    values |= {"run": str(options.run), "step": str(step)}
-    values["warnings"] = "\n".join(f"- {text}" for text in warnings) or "Nothing."
+    values = values_of(settings, steps, decoding.longest) | {
+        "run": options.run,
+        "step": step,
+        "warnings": "\n".join(f"- {text}" for text in warnings) or "Nothing.",
+    }
     sources = read_sources(settings)
 
     with whole_folder(options.out) as folder:
