@@ -260,7 +260,7 @@ def efficiency_between(
         pair = [(logs[i], errors[i]) for logs, errors in sides]
         middle, half = difference(*pair, scatter_of[name])
         ratio = np.exp([middle[0], min(middle - half), max(middle + half)])
-        efficiency[f"{name}_ratio"] = tuple(ratio.tolist())
+        efficiency[f"{name}_ratio"] = tuple(ratio)
     return efficiency
 
 

@@ -7,7 +7,6 @@ columns.
 import csv
 import io
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -47,7 +46,7 @@ def report(
         "rms": fit.rms,
         "lag_1": fit.lag_1,
         "noise": fit.noise,
-        "warnings": [asdict(warning) for warning in fit.warnings],
+        "warnings": fit.warnings,
         "C_max_over_C_mid": fit.reach,
         "gain_made": fit.gain_made,
         "sse": fit.squares,
