@@ -40,6 +40,13 @@ class Series:
     notes: tuple[str, ...] = ()  # how the log was read; a warning begins with !
 
 
+def beyond_0(points) -> tuple[Array, Array]:
+    """x and y of the points with compute above 0, which has a logarithm. points: a Series or a
+    Fit."""
+    later = points.x > 0
+    return points.x[later], points.y[later]
+
+
 @dataclass(frozen=True)
 class Reading:
     """Which records and columns of a log are read."""
@@ -83,8 +90,13 @@ def check_curve(
     for message, broken in wrong.items():
         if broken.any():
             i = int(broken.argmax())
-            values = {"x": f"{names[0]} = {x[i]:g}", "y": f"{names[1]} = {y[i]:g}"}
-            text = message.format(**values, before=x[i - 1], advice=advice, order=order)
+            text = message.format(
+                x=f"{names[0]} = {x[i]:g}",
+                y=f"{names[1]} = {y[i]:g}",
+                before=x[i - 1],
+                advice=advice,
+                order=order,
+            )
             raise ValueError(f"{place(i)}: {text}")
 
 
@@ -294,8 +306,9 @@ class Table:
         if name not in self.names:
             near = difflib.get_close_matches(name, self.names, 1)
             hint = f" (did you mean {near[0]!r}?)" if near else ""
-            valid = f"{flag} can name: {_listed(self.names)}"
-            raise ValueError(f"no column {name!r} with values{hint}; {valid}")
+            raise ValueError(
+                f"no column {name!r} with values{hint}; {flag} can name: {_listed(self.names)}"
+            )
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -399,11 +412,8 @@ def _counters(table: Table, y: str, rows: Array) -> list[str]:
     """The columns of compute, the best name first: those with values in nearly all of these rows,
     if there are any."""
     known = [name for name in table.names if name != y and _compute_rank(name) is not None]
-    filled = []
-    for name in known:
-        number = np.isfinite(table.numbers(name)[rows]).sum()
-        if number > 0.9 * len(rows):
-            filled.append(name)
+    nearly_all = 0.9 * len(rows)
+    filled = [name for name in known if np.isfinite(table.numbers(name)[rows]).sum() > nearly_all]
     return sorted(filled or known, key=_compute_rank)
 
 
@@ -439,12 +449,13 @@ def _series(table: Table, name: str, y: str, reading: Reading) -> Series:
     step = next(filter(STEP.fullmatch, counters), reading.x)
     if step not in table.names:
         step = _best_compute(table, counters, rows)
+    steps = table.numbers(step)
     number = len(rows)
     if reading.mean:
-        rows, pass_rate = _means_of_steps(table.numbers(step), pass_rate, rows)
+        rows, pass_rate = _means_of_steps(steps, pass_rate, rows)
     else:
         _refuse_several_curves(table, step, y, rows)
-        rows = rows[_last_of_each(table.numbers(step)[rows])]
+        rows = rows[_last_of_each(steps[rows])]
         repeats = f"whose {step} comes again later, as in a resumed run"
         left_out[repeats] = number - len(rows)
 
@@ -524,8 +535,9 @@ def _refuse_texts(table: Table, y: str) -> None:
     """ValueError, naming the first, if a pass rate is a text."""
     for row, text in table.texts.get(y, {}).items():
         if table.chosen[row]:
-            wrong = f"{table.place(row)}: {y} = {text[:40]!r}"
-            raise ValueError(f"{wrong} is not a number: mend or remove it")
+            raise ValueError(
+                f"{table.place(row)}: {y} = {text[:40]!r} is not a number: mend or remove it"
+            )
 
 
 def _means_of_steps(steps: Array, pass_rate: Array, rows: Array) -> tuple[Array, Array]:
@@ -543,7 +555,7 @@ def _num_examples(table: Table, y: str, rows: Array) -> float | None:
         column = "num_examples"
     numbers = table.numbers(column)[rows]
     known = numbers[np.isfinite(numbers)]
-    return float(known.mean()) if len(known) else None
+    return known.mean() if len(known) else None
 
 
 def _neighbours_averaged(values: Array) -> Array:
@@ -570,16 +582,19 @@ def _refuse_several_curves(table: Table, step: str, y: str, rows: Array) -> None
         # In each run alone the steps increase. A column that few rows have tells no runs apart.
         increase = all((np.diff(steps[group]) > 0).all() for group in groups.values())
         if is_group or (increase and sum(map(len, groups.values())) == len(rows)):
-            curves = f"several curves under each other, by {column}: {_listed(groups)}"
-            raise ValueError(f"{curves}; choose one with --where {column}={next(iter(groups))}")
+            raise ValueError(
+                f"several curves under each other, by {column}: {_listed(groups)}; choose one with"
+                f" --where {column}={next(iter(groups))}"
+            )
     _refuse_many_repeats(table, step, y, rows)
     other_values = np.diff(table.numbers(y)[rows]) != 0
     differ = np.flatnonzero((changes == 0) & other_values)
     if len(differ) > max(1, len(rows) // 10):
         row = rows[differ[0] + 1]
-        values = f"{step} = {steps[row]:g} has several values of {y}"
-        advice = "choose with --where COLUMN=VALUE, or average them with --mean"
-        raise ValueError(f"{table.place(row)}: {values}: {advice}")
+        raise ValueError(
+            f"{table.place(row)}: {step} = {steps[row]:g} has several values of {y}: choose with"
+            " --where COLUMN=VALUE, or average them with --mean"
+        )
 
 
 def _refuse_many_repeats(table: Table, step: str, y: str, rows: Array) -> None:
@@ -598,9 +613,11 @@ def _refuse_many_repeats(table: Table, step: str, y: str, rows: Array) -> None:
             if within < falls:
                 apart.append(f"{column} ({_listed(groups)})")
     if apart:
-        several = f"{step} begins again, and {lost} of {len(rows)} points would be left out"
-        advice = f"choose one with --where COLUMN=VALUE, of {'; '.join(apart)}"
-        raise ValueError(f"several curves under each other? {several}: {advice}")
+        raise ValueError(
+            f"several curves under each other? {step} begins again, and {lost} of {len(rows)}"
+            " points would be left out: choose one with --where COLUMN=VALUE, of"
+            f" {'; '.join(apart)}"
+        )
 
 
 def _last_of_each(steps: Array) -> Array:

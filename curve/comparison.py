@@ -61,9 +61,16 @@ def fit_together(runs: list[FittedRun]) -> list[FittedRun]:
     for series, fit in runs:
         if not fit.fell:
             _, log_B, log_mid, R0 = fit.held_at([best])[0][0]
-            curve = {"A": best, "B": np.exp(log_B), "C_mid": np.exp(log_mid), "R0": R0}
-            intervals = fit.interval | {"A": interval}
-            fit = replace(fit, **curve, interval=intervals, identified=True, together=True)
+            fit = replace(
+                fit,
+                A=best,
+                B=np.exp(log_B),
+                C_mid=np.exp(log_mid),
+                R0=R0,
+                interval=fit.interval | {"A": interval},
+                identified=True,
+                together=True,
+            )
             made.append(fit.gain_made)
         pooled.append((series, fit))
     gain = best - np.mean([fit.R0 for fit in fits])
@@ -128,7 +135,7 @@ def decide(
     if higher and abs(gap) >= MARGIN:
         return "ceiling", higher, None
 
-    A = float(np.mean([fit.A for fits in groups for fit in fits]))
+    A = np.mean([fit.A for fits in groups for fit in fits])
     equal = [(A, A), (A - MARGIN, A - MARGIN), (A + MARGIN, A + MARGIN)]
     unequal = [(A + low / 2, A - low / 2), (A + high / 2, A - high / 2)]
     efficiency = efficiency_between(groups, equal, scatter)
@@ -249,11 +256,11 @@ def efficiency_between(
     efficiency = {"A": held[0][0]}
     scatter_of = {"B": PART_OF_B * scatter[1], "C_mid": scatter[1]}
     for i, name in enumerate(scatter_of):
-        efficiency[name] = tuple(float(np.exp(logs[i, 0].mean())) for logs, _ in sides)
+        efficiency[name] = tuple(np.exp(logs[i, 0].mean()) for logs, _ in sides)
         pair = [(logs[i], errors[i]) for logs, errors in sides]
         middle, half = difference(*pair, scatter_of[name])
         ratio = np.exp([middle[0], min(middle - half), max(middle + half)])
-        efficiency[f"{name}_ratio"] = tuple(ratio.tolist())
+        efficiency[f"{name}_ratio"] = tuple(ratio)
     return efficiency
 
 
@@ -320,16 +327,11 @@ def compare(
 
     ceilings = difference_of_ceilings(*counted, scatter[0])
     kind, ahead, efficiency = decide(counted, ceilings, scatter)
-    first, second = variants
-    winner = {1: first, -1: second, 0: None}[ahead]
+    winner, loser = variants[::ahead] if ahead else (None, None)
     if efficiency:
         numbers = reasons(kind, ceilings, efficiency, no_ceiling, [*map(len, counted)])
     else:
-        gap, low, high = ceilings
-        loser = second
-        if winner == second:
-            gap, low, high = -gap, -high, -low
-            loser = first
+        low, gap, high = sorted(ahead * end for end in ceilings)
         above = f"at least {low:.3f}" if no_ceiling else with_interval(gap, low, high)
         numbers = f"its A lies {above} above that of {loser}"
     verdict = VERDICTS[kind].format(winner=winner)
@@ -346,11 +348,11 @@ def behind_until(winner: list[Fit], loser: list[Fit]) -> float:
     than the MARGIN; 0 if there is none. The part of the gain that is made does not show how low a
     variant began."""
     fits = [*winner, *loser]
-    C = np.geomspace(min(fit.x[fit.x > 0][0] for fit in fits), min(fit.C_max for fit in fits), 200)
+    C = np.geomspace(min(fit.C_min for fit in fits), min(fit.C_max for fit in fits), 200)
     ahead, behind = (np.mean([fit.predict(C) for fit in side], 0) for side in (winner, loser))
     began_lower = np.mean([fit.R0 for fit in winner]) < np.mean([fit.R0 for fit in loser]) - MARGIN
     above = C[behind > ahead + MARGIN]
-    return float(above[-1]) if began_lower and len(above) else 0.0
+    return above[-1] if began_lower and len(above) else 0.0
 
 
 def reasons(

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,9 +15,9 @@ def whole_file(target: Path) -> Iterator[Path]:
     target = Path(os.path.realpath(target))
     if target.exists() and not target.is_file():
         with tempfile.TemporaryDirectory() as folder:
-            yield Path(folder, target.name)
-            with open(Path(folder, target.name), "rb") as written, open(target, "wb") as device:
-                shutil.copyfileobj(written, device)
+            written = Path(folder, target.name)
+            yield written
+            target.write_bytes(written.read_bytes())
         return
     partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
     try:

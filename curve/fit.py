@@ -14,7 +14,7 @@ import numpy as np
 from scipy.special import stdtrit  # quantiles of Student's t; scipy.stats is slow to import
 
 from curve import least_squares
-from curve.columns import Series, check_curve
+from curve.columns import Series, beyond_0, check_curve
 from curve.least_squares import Array, Interval, Profile, fit_power_law
 
 BOUND = 0.9999  # an A above this has risen to the bound of 1
@@ -26,12 +26,12 @@ MARGIN = 0.02  # asymptotes closer than this are not told apart (sec. 2.1, A.8)
 def sigmoid(C, A: float, B: float, C_mid: float, R0: float) -> Array:
     """Pass rate at compute C, of C's shape: R0 at 0, halfway at C_mid, A in the limit."""
     with np.errstate(divide="ignore", over="ignore"):
-        return R0 + (A - R0) / (1 + (C_mid / np.asarray(C, float)) ** B)
+        return R0 + (A - R0) / (1 + (C_mid / np.asarray(C)) ** B)
 
 
 def power_law(C, A: float, D: float, B: float) -> Array:
     """Pass rate at compute C > 0, of C's shape: the baseline, a curve without a midpoint."""
-    return A - D / np.asarray(C, float) ** B
+    return A - D / np.asarray(C) ** B
 
 
 # --- 2. A fit -------------------------------------------------------------------------------------
@@ -87,9 +87,14 @@ class Fit:
         return self.identified or self.no_ceiling
 
     @property
+    def C_min(self) -> float:
+        """The first compute above 0 that is fitted."""
+        return beyond_0(self)[0][0]
+
+    @property
     def C_max(self) -> float:
         """The last compute that is fitted."""
-        return float(self.x[-1])
+        return self.x[-1]
 
     @property
     def reach(self) -> float:
@@ -99,7 +104,7 @@ class Fit:
     @property
     def gain_made(self) -> float:
         """The part of the gain that the data shows, (R(C_max) - R0) / (A - R0)."""
-        return float(1 / (1 + self.reach**-self.B))
+        return 1 / (1 + self.reach**-self.B)
 
     @property
     def asymptote(self) -> str:
@@ -122,7 +127,7 @@ class Fit:
     @cached_property
     def power_law(self) -> tuple[float, float, float]:
         """(A, D, B) of the power law through the same points."""
-        return fit_power_law(self.x[self.x > 0], self.y[self.x > 0])
+        return fit_power_law(*beyond_0(self))
 
     def predict(self, C) -> Array:
         """The fitted curve at compute C, of C's shape."""
@@ -135,12 +140,12 @@ class Fit:
         gradient = gradient[:, self.profile.free].transpose(0, 2, 1)
         return self.profile.interval(value @ weights.T, weights @ gradient)
 
-    def band(self, C) -> tuple[Array, Array]:
-        """95 % interval (low, high) of the curve, not of single validations, at compute C; each of
+    def band(self, C) -> Array:
+        """95 % interval [low, high] of the curve, not of single validations, at compute C; each of
         C's shape."""
-        C = np.asarray(C, float)
-        low, high = np.clip(self.interval_of(np.eye(C.size), C.ravel()), 0, 1)
-        return low.reshape(C.shape), high.reshape(C.shape)
+        C = np.asarray(C)
+        interval = self.interval_of(np.eye(C.size), C.ravel())
+        return np.clip(interval, 0, 1).reshape(2, *C.shape)
 
     def held_at(self, A: Array) -> tuple[Array, Array, Array]:
         """The best curves (k, 4) of these points with the asymptote held at A (k,) <= 1, their
@@ -182,7 +187,7 @@ def fit_sigmoid(
     x = np.asarray(x, float)
     y = np.asarray(y, float)
     check_curve(x, y)
-    R0 = None if r0 == "free" else float(y[0] if r0 == "first" else r0)
+    R0 = {"first": y[0], "free": None}.get(r0, r0)
     if R0 is not None and not 0 <= R0 <= 1:
         raise ValueError(f"R0 = {R0:g} is no pass rate, which lies in [0, 1]")
 
@@ -191,16 +196,18 @@ def fit_sigmoid(
     fitted = (x >= fit_from) & (x <= fit_to)
     if r0 == "first" or (R0 is not None and x[0] == 0):
         fitted[0] = False
-    x = x[fitted]
-    y = y[fitted]
+    x, y = x[fitted], y[fitted]
     n = len(x)
     parameters = 4 if R0 is None else 3
     if n <= parameters:
-        few = f"only {n} of {len(fitted)} points are left to fit, not counting one that gives R0"
-        raise ValueError(f"{few}: at least {parameters + 1} are needed")
+        raise ValueError(
+            f"only {n} of {len(fitted)} points are left to fit, not counting one that gives R0: at"
+            f" least {parameters + 1} are needed"
+        )
     if np.ptp(y) == 0:
-        constant = f"the pass rate is {y[0]:g} at all {n} points"
-        raise ValueError(f"{constant}: a constant has no curve to fit")
+        raise ValueError(
+            f"the pass rate is {y[0]:g} at all {n} points: a constant has no curve to fit"
+        )
 
     # The first fit, then the second one. If R0 is the first point, the second has one point and one
     # parameter more, so as many degrees of freedom.
@@ -214,22 +221,21 @@ def fit_sigmoid(
     lag_1, correlation = lag_one_correlation(value - points[1], parameters)
     excess = allowed_excess(least, n - parameters, correlation)
     if squares > least + excess:  # the first fit is not in the 95 % region of the second
-        theta = best
-        squares = least
+        theta, squares = best, least
     interval, profile = least_squares.profile_over_A(*points, best, theta, excess, R0_free)
 
-    A, log_B, log_mid, R0 = map(float, theta)
+    A, log_B, log_mid, R0 = theta
     fit = Fit(
         A=A,
-        B=float(np.exp(log_B)),
-        C_mid=float(np.exp(log_mid)),
+        B=np.exp(log_B),
+        C_mid=np.exp(log_mid),
         R0=R0,
         interval={"R0": (R0, R0)} | interval,
-        squares=float(squares),
-        rms=float(np.sqrt(squares / (n - parameters))),
+        squares=squares,
+        rms=np.sqrt(squares / (n - parameters)),
         lag_1=lag_1,
         correlation=correlation,
-        noise=float(np.sqrt(np.mean(y * (1 - y)) / num_examples)) if num_examples else None,
+        noise=np.sqrt(np.mean(y * (1 - y)) / num_examples) if num_examples else None,
         r0=r0,
         x=x,
         y=y,
@@ -246,7 +252,7 @@ def lag_one_correlation(residual: Array, parameters: int) -> tuple[float, float]
     n = len(residual)
     p = parameters
     raw = residual[1:] @ residual[:-1] / max(residual @ residual, 1e-300)
-    return float(raw), float(np.clip((n * raw + p) / max(n - 3 * p, n / 2), 0, 0.9))
+    return raw, np.clip((n * raw + p) / max(n - 3 * p, n / 2), 0, 0.9)
 
 
 def allowed_excess(squares: Array, degrees: int, correlation: float) -> Array:
@@ -291,8 +297,13 @@ def judge(fit: Fit) -> Fit:
     if identified and not low * 1.01 < fit.B < high / 1.01:
         text = f"B = {fit.B:.3g}: the rise is a step between points"
         warnings.append(FitWarning("B is on its bound", text))
-    verdicts = {"identified": identified, "no_ceiling": kind == NO_CEILING, "fell": bool(fall)}
-    return replace(fit, **verdicts, warnings=warnings)
+    return replace(
+        fit,
+        identified=identified,
+        no_ceiling=kind == NO_CEILING,
+        fell=bool(fall),
+        warnings=warnings,
+    )
 
 
 def about_fall(fit: Fit) -> FitWarning | None:

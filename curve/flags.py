@@ -34,7 +34,7 @@ def read_flags(
     are no flags, wherever they stand. The help shows a field's metadata: `help`, and its values
     under other names than "default".
 
-    default: an instance with the values of all other fields; or a function that makes it from the
+    default: a function that makes an instance with the values of all other fields, from the
     instance with the values of the flags and the defaults of the fields. With `others`, returns a
     pair: the instance, and the arguments that `kind` has no flag for. ValueError, in one sentence
     with the valid values or the nearest flag, if there is no such flag or value. `--help` prints
@@ -50,7 +50,7 @@ def read_flags(
         _raise(f"there is no flag for {unknown[0]}; {hint}")
     given = vars(namespace)
     # The help shows the defaults that follow from the other flags.
-    if callable(default):
+    if default:
         default = default(_filled(kind, given))
     if len(texts) < len(arguments):
         _parser(kind, description, default).print_help()
@@ -150,7 +150,6 @@ def _add_fields(parser: argparse.ArgumentParser, kind: type, default) -> None:
         metavar = "|".join([*words, *map(TYPE_NAMES.get, types)])
         group.add_argument(
             flag(field.name),
-            dest=field.name,
             metavar=metavar,
             help=help,
             type=partial(_read, words=words, types=types),
@@ -181,7 +180,7 @@ def _read(text: str, words: list[str], types: list[type]):
         with contextlib.suppress(ValueError):
             return convert(text)
     numbers = {int: "a whole number", float: "a number"}
-    valid = [*words, *(numbers[number] for number in types)]
+    valid = [*words, *map(numbers.get, types)]
     one_of = "one of " if len(valid) > 1 else ""
     raise argparse.ArgumentTypeError(f"{text!r} is not {one_of}{', '.join(valid)}")
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import stdtrit  # quantiles of Student's t; scipy.stats is slow to import
 
-from curve.columns import Series
+from curve.columns import Series, beyond_0
 from curve.fit import NO_RISE, Fit, fit_sigmoid, power_law
 from curve.least_squares import Array
 
@@ -43,8 +43,8 @@ class Forecast:
 def damped_trend(fit: Fit, C: Array) -> Array:
     """The mean pass rate of the last sixth of the points, with half of the slope in log compute of
     the later half; at compute C (m,)."""
-    x = np.log(fit.x[fit.x > 0])
-    y = fit.y[fit.x > 0]
+    x, y = beyond_0(fit)
+    x = np.log(x)
     n = len(x)
     if n < LEAST_FOR_TREND:
         return np.full(len(C), fit.y[-1])
@@ -56,8 +56,7 @@ def damped_trend(fit: Fit, C: Array) -> Array:
 def forecast(fit: Fit, C: Array, weights: Array, scatter: float = 0.0) -> Forecast:
     """The forecast of weights (k, m) @ pass rate at compute C (m,) > 0. scatter: of single
     validations, which widens the interval."""
-    x = fit.x[fit.x > 0]
-    y = fit.y[fit.x > 0]
+    x, y = beyond_0(fit)
     law = fit.power_law
     of_law = np.square(power_law(x, *law) - y).sum()
     bends = bool(of_law > BENT * np.square(fit.predict(x) - y).sum())
@@ -76,17 +75,16 @@ def forecast(fit: Fit, C: Array, weights: Array, scatter: float = 0.0) -> Foreca
 
 def each(fit: Fit, C) -> Forecast:
     """The forecast of the pass rate at each compute C (m,)."""
-    return forecast(fit, np.asarray(C, float), np.eye(len(C)))
+    return forecast(fit, C, np.eye(len(C)))
 
 
 def forecasts(fit: Fit, C, scatter: float = 0.0) -> dict:
     """The mean pass rate over compute C, an array or a number, by forecaster, and the "interval" of
     the forecast."""
-    C = np.atleast_1d(np.asarray(C, float))
+    C = np.atleast_1d(C)
     mean = forecast(fit, C, np.full((1, len(C)), 1 / len(C)), scatter)
     values = mean.value[0], mean.sigmoid[0], mean.power_law[0], fit.y[-1]
-    named = {name: float(value) for name, value in zip(FORECASTERS, values)}
-    return named | {"interval": [float(mean.low[0]), float(mean.high[0])]}
+    return dict(zip(FORECASTERS, values)) | {"interval": [mean.low[0], mean.high[0]]}
 
 
 # --- 2. Is it worth going on? ---------------------------------------------------------------------
@@ -107,7 +105,7 @@ def gain_of_twice(fit: Fit) -> dict:
         sentence = f"going on: {text}, less than {LITTLE}: hardly worth it"
     else:
         sentence = f"going on: {text}: worth it"
-    return {"gain": float(gain), "interval": [float(low), float(high)], "sentence": sentence}
+    return {"gain": gain, "interval": [low, high], "sentence": sentence}
 
 
 def reached_at(fit: Fit, pass_rate: float) -> dict:
@@ -116,14 +114,12 @@ def reached_at(fit: Fit, pass_rate: float) -> dict:
     C = np.geomspace(fit.C_max, FURTHEST * fit.C_max, 400)
     later = each(fit, C)
     x, high, low = (
-        float(C[np.argmax(curve >= pass_rate)]) if (curve >= pass_rate).any() else None
-        for curve in (later.value, later.low, later.high)
+        next(iter(C[curve >= pass_rate]), None) for curve in (later.value, later.low, later.high)
     )
     beyond = f"within {FURTHEST} times the compute"
     if x == fit.C_max:
-        first = fit.x[np.argmax(fit.y >= pass_rate)] if (fit.y >= pass_rate).any() else fit.C_max
-        sentence = f"{pass_rate:g} is reached already, first at {first:.4g}"
-        x, low, high = (float(first),) * 3
+        x = low = high = next(iter(fit.x[fit.y >= pass_rate]), fit.C_max)
+        sentence = f"{pass_rate:g} is reached already, first at {x:.4g}"
     elif low is None:
         sentence = f"{pass_rate:g} is not reached {beyond}"
     else:
@@ -137,7 +133,6 @@ def levelled_off(series: Series, least_gain: float) -> bool:
     """Whether twice the compute would gain less than this, by the forecasts at the last two points.
     Never if there are fewer than LEAST_TO_STOP points, or if nothing has risen yet, or if the pass
     rate has come down."""
-    gains = []
     for n in (len(series.x) - 1, len(series.x)):
         if n < LEAST_TO_STOP:
             return False
@@ -145,22 +140,23 @@ def levelled_off(series: Series, least_gain: float) -> bool:
             fit = fit_sigmoid(series.x[:n], series.y[:n])
         except ValueError:  # nothing has moved yet
             return False
-        if fit.fell or fit.warnings[:1] and fit.warnings[0].kind == NO_RISE:
+        if fit.fell or NO_RISE in [warning.kind for warning in fit.warnings]:
             return False
-        gains.append(gain_of_twice(fit)["gain"])
-    return max(gains) < least_gain
+        if gain_of_twice(fit)["gain"] >= least_gain:
+            return False
+    return True
 
 
 # --- 3. A test of the forecast --------------------------------------------------------------------
 
 
-def held_out(x, y, r0: str | float = "first", fit_to: float | None = None, fit_from=0.0) -> dict:
+def held_out(
+    x: Array, y: Array, r0: str | float = "first", fit_to: float | None = None, fit_from=0.0
+) -> dict:
     """The mean of the last three points (`came`), and its forecasts from the points with compute <=
     fit_to, by default half of the last compute. `interval` is the 95 % interval of the forecast,
     widened by the scatter of three points. The arguments are as in `fit_sigmoid`. ValueError if the
     early points cannot be fitted."""
-    x = np.asarray(x, float)
-    y = np.asarray(y, float)
     if fit_to is None:
         fit_to = x[-1] / 2
     # The early points are fitted, and the last three are forecast, if they come later.
@@ -169,9 +165,9 @@ def held_out(x, y, r0: str | float = "first", fit_to: float | None = None, fit_f
     later = x[first:]
     scatter = stdtrit(len(early.x) - 3, 0.975) * early.rms / np.sqrt(len(later))
     return {
-        "fit_to": float(fit_to),
+        "fit_to": fit_to,
         "n_points": len(early.x),
-        "came": float(y[first:].mean()),
+        "came": y[first:].mean(),
         **forecasts(early, later, scatter),
     }
 

@@ -158,7 +158,7 @@ def fit_power_law(x: Array, y: Array) -> tuple[float, float, float]:
         B = np.exp(log_B[i])
         around = np.clip([i - 1, i + 1], 0, len(log_B) - 1)
         log_B = np.linspace(*log_B[around], 30)
-    return float(A[i]), float(-slope[i] * scale**B), float(B)
+    return A[i], -slope[i] * scale**B, B
 
 
 # --- the 95 % region ------------------------------------------------------------------------------
@@ -241,7 +241,7 @@ def profile_over_A(
         if beyond.size:  # the first is never 0: there the curve is the best one
             crossing = slice(beyond[0] - 1, beyond[0] + 1)
             bound = np.interp(np.sqrt(excess), growth[crossing], A[crossing])
-        ends.append(float(bound))
+        ends.append(bound)
 
     # The curves of the profile. The estimate has no ellipse of its own.
     curves, _ = best_at(np.linspace(*ends, 14))
@@ -251,13 +251,13 @@ def profile_over_A(
     left[-1] = 0
     profile = Profile(curves, left, inverse(JJ), free)
 
-    # The intervals. The interval of A holds the A that is reported.
+    # The intervals. The interval of A holds the A that is reported. The gradient of a parameter, by
+    # the parameters, is 1 for itself.
     low, high = ends
-    intervals = {"A": (float(min(low, estimate[0])), float(max(high, estimate[0])))}
     lowest, highest = limits(x)
-    for i, (column, name) in enumerate(zip(free, ("B", "C_mid", "R0"))):
-        gradient = np.tile(np.eye(len(free))[i], (len(curves), 1))  # the parameter's, by itself
-        interval = profile.interval(curves[:, column], gradient)
-        interval = np.clip(interval, lowest[column], highest[column])
-        intervals[name] = tuple(map(float, interval if name == "R0" else np.exp(interval)))
-    return intervals, profile
+    gradient = np.tile(np.eye(len(free)), (len(curves), 1, 1))
+    interval = profile.interval(curves[:, free], gradient)
+    others = np.clip(interval, lowest[free], highest[free])
+    others[:, :2] = np.exp(others[:, :2])  # of log B and log C_mid
+    intervals = dict(zip(("B", "C_mid", "R0"), map(tuple, others.T)))
+    return {"A": (min(low, estimate[0]), max(high, estimate[0])), **intervals}, profile

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from curve.columns import Reading, Series, Table, read_curves
+from curve.columns import Reading, Series, Table, beyond_0, read_curves
 
 # The line in the file (-3: the third record of a document), and the values by column.
 Row = tuple[int, dict]
@@ -128,8 +128,9 @@ def read_joined(logs: Sequence[str], **choices) -> list[Series]:
     # Our log, with the tokens that it had sampled at its end.
     table = read_table(_log_in(Path(logs[0])))
     if "compute_tokens" not in table.columns:
-        problem = "this is no log of ours; --join takes ours first, and then the engine's"
-        raise ValueError(f"{logs[0]}: {problem}")
+        raise ValueError(
+            f"{logs[0]}: this is no log of ours; --join takes ours first, and then the engine's"
+        )
     before = np.nanmax(table.numbers("compute_tokens"))  # to the end, not the last point
     (ours,) = read_log(logs[0], table, x="compute_tokens", y="pass_rate")
 
@@ -147,12 +148,12 @@ def read_joined(logs: Sequence[str], **choices) -> list[Series]:
     (theirs,) = read_log(log, table, **choices)
 
     # Their points come after ours.
-    later = theirs.x > 0  # at 0 it measures the model that ours ended with
-    if not later.any():
+    x, y = beyond_0(theirs)  # at 0 it measures the model that ours ended with
+    if not len(x):
         raise ValueError(f"{log}: no pass rate after its start, so there is nothing to join")
-    x = np.append(ours.x, before + theirs.x[later])
-    y = np.append(ours.y, theirs.y[later])
-    notes = (*ours.notes, f"joined with {later.sum()} points of {log}", *theirs.notes)
+    notes = (*ours.notes, f"joined with {len(x)} points of {log}", *theirs.notes)
+    x = np.append(ours.x, before + x)
+    y = np.append(ours.y, y)
     return [dataclasses.replace(ours, x=x, y=y, notes=notes)]
 
 
@@ -164,8 +165,9 @@ def read_table(log: Path) -> Table:
         with _open(log) as binary:
             return Table(_rows(binary, notes), notes)
     except (json.JSONDecodeError, csv.Error, RecursionError) as error:
-        broken = f"broken, cut off or nested too deeply ({error})"
-        raise ValueError(f"{broken}: mend it, or write JSON lines") from None
+        raise ValueError(
+            f"broken, cut off or nested too deeply ({error}): mend it, or write JSON lines"
+        ) from None
 
 
 # --- 3. Where a log lies --------------------------------------------------------------------------
@@ -261,8 +263,9 @@ def _rows(binary: io.BufferedIOBase, notes: list[str]) -> Rows:
         is_record = re.fullmatch(r"\s*\{.*\}\s*", first)
         return _json_lines(text, notes) if second and is_record else _json_document(text)
     if len(first) == LONGEST_LINE:
-        more = f"the first line has more than {LONGEST_LINE:,} characters"
-        raise ValueError(f"{more}: this is no log")
+        raise ValueError(
+            f"the first line has more than {LONGEST_LINE:,} characters: this is no log"
+        )
     if any(BOX_LINE.fullmatch(line) for _, line in itertools.islice(_lines(text), 100)):
         raise ValueError(
             "boxes on a console are not read: let the run write progress.csv, and name that"
@@ -291,13 +294,15 @@ def _events(binary: io.BufferedIOBase) -> Rows:
         from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
         from tensorboard.util.tensor_util import make_ndarray
     except ImportError:
-        advice = "pip install tensorboard, or download the scalar in TensorBoard as CSV"
-        raise ValueError(f"TensorBoard's events are read by its own package: {advice}") from None
+        raise ValueError(
+            "TensorBoard's events are read by its own package: pip install tensorboard, or download"
+            " the scalar in TensorBoard as CSV"
+        ) from None
     for i, event in enumerate(EventFileLoader(binary.name).Load(), 1):
         for scalar in event.summary.value:
             value = make_ndarray(scalar.tensor) if scalar.HasField("tensor") else np.array("")
             if value.size == 1 and value.dtype.kind == "f":
-                yield -i, {"step": event.step, scalar.tag: float(value.item())}
+                yield -i, {"step": event.step, scalar.tag: value.item()}
 
 
 def _lines(text: io.TextIOWrapper) -> Iterator[tuple[int, str]]:
@@ -403,8 +408,7 @@ def _table_lines(text: io.TextIOWrapper, delimiter: str) -> Rows:
     for cells in table:
         line = skipped + table.line_num
         if len(cells) > len(header):
-            more = f"more values than the {len(names)} names"
-            raise ValueError(f"line {line}: {more}: mend the line")
+            raise ValueError(f"line {line}: more values than the {len(names)} names: mend the line")
         if delimiter == ";":  # decimal commas
             cells = [re.sub(r"^([-+]?\d*),(\d+ ?%?)$", r"\1.\2", cell) for cell in cells]
         yield line, dict(zip(header, cells))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from curve.columns import Series
+from curve.columns import Series, beyond_0
 from curve.comparison import Comparison, asymptote_of
 from curve.files import whole_file
 from curve.fit import Fit, FittedRun, fit_sigmoid
@@ -126,9 +126,8 @@ def _draw_run(axes, series: Series, fit: Fit, predict: Sequence[float]) -> None:
     _draw_points(axes, series, fit)
 
     # The curve goes on as a forecast, and the band covers both.
-    first = fit.x[fit.x > 0][0]
     end = max(4 * fit.C_max, 1.2 * series.x[-1], *(1.2 * C for C in predict))
-    past = np.geomspace(first / 1.5, fit.C_max, 100)
+    past = np.geomspace(fit.C_min / 1.5, fit.C_max, 100)
     axes.plot(past, fit.predict(past), color="C0", label="fitted curve")
     if fit.collapsed:  # then there is no forecast
         return
@@ -172,10 +171,8 @@ def _draw_run(axes, series: Series, fit: Fit, predict: Sequence[float]) -> None:
 def _draw_points(axes, series: Series, fit: Fit) -> None:
     """The points of a run, with error bars if the number of answers is known."""
     # The axis of compute is logarithmic, so a point at 0 has no place on it.
-    shown = series.x > 0
-    x = series.x[shown]
-    y = series.y[shown]
-    fitted = np.isin(series.x[shown], fit.x)
+    x, y = beyond_0(series)
+    fitted = np.isin(x, fit.x)
     for points, fill, text in ((fitted, "C0", "points fitted"), (~fitted, "w", "left out")):
         if points.any():
             axes.plot(
@@ -212,9 +209,7 @@ def _draw_variant(axes, label: str, runs: list[FittedRun], color: str) -> tuple[
     one_fell = len(fits) < len(runs)
     layer = {GREY: 1.5, "C0": 2.5}.get(color, 2)  # grey lies below, and the first variant on top
     for series, fit in runs:
-        later = series.x > 0
-        x = series.x[later]
-        y = series.y[later]
+        x, y = beyond_0(series)
         axes.plot(x, y, "o", ms=3.5, color=color, alpha=0.45, mew=0, zorder=layer)
         if one_fell:
             peak = y.argmax() if fits else 0
@@ -225,7 +220,7 @@ def _draw_variant(axes, label: str, runs: list[FittedRun], color: str) -> tuple[
 
     if not fits:
         return x[-1], y[-1]
-    start = min(fit.x[fit.x > 0][0] for fit in fits)
+    start = min(fit.C_min for fit in fits)
     end = min(fit.C_max for fit in fits)
     parts = {"-": np.geomspace(start, end, 100)}
     identified = all(fit.identified for fit in fits)

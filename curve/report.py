@@ -7,7 +7,6 @@ columns.
 import csv
 import io
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -47,7 +46,7 @@ def report(
         "rms": fit.rms,
         "lag_1": fit.lag_1,
         "noise": fit.noise,
-        "warnings": [asdict(warning) for warning in fit.warnings],
+        "warnings": fit.warnings,
         "C_max_over_C_mid": fit.reach,
         "gain_made": fit.gain_made,
         "sse": fit.squares,
@@ -55,7 +54,7 @@ def report(
         "x": series.x_name,
         "y": series.y_name,
         "points": np.stack([series.x, series.y], 1).tolist(),
-        "fit_window": [float(fit.x[0]), fit.C_max],
+        "fit_window": [fit.x[0], fit.C_max],
         "forecast": predicted,
         "going_on": gain_of_twice(fit),
         "reach": reached_at(fit, reach) if reach else None,
@@ -111,10 +110,10 @@ def describe(series: Series, fit: Fit, report: dict) -> str:
         lines.append(f"  no held-out test: {test['error']}")
     else:
         came = test["came"]
-        errors = []
-        for name in FORECASTERS:
-            error = f"{test[name]:.3f} ({test[name] - came:+.3f})"
-            errors.append(f"{name.replace('_', ' ')} {error}")
+        errors = [
+            f"{name.replace('_', ' ')} {test[name]:.3f} ({test[name] - came:+.3f})"
+            for name in FORECASTERS
+        ]
         outcome = f"fitted up to {test['fit_to']:.4g}: {came:.3f} came"
         lines.append(f"  held out, {outcome}; {', '.join(errors)}")
     lines += [f"  ! {warning}" for warning in fit.warnings]

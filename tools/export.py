@@ -20,7 +20,7 @@ from string import Template
 from typing import Literal
 
 from core.decoding import make_decoding
-from core.model import load_model, load_tokenizer, model_path
+from core.model import ROOT, load_model, load_tokenizer, model_path
 from core.settings import Settings, read_settings
 from curve.flags import flag, option, read_flags, run_command
 from data import Problem
@@ -29,11 +29,10 @@ from machinery.checkpoints import checkpoint_of, read_state
 from machinery.files import json_lines, whole_folder
 from machinery.run import read_sources
 
-ROOT = Path(__file__).resolve().parent.parent
 TEMPLATES = ROOT / "tools" / "elsewhere"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Options:
     """What is carried over, and where to."""
 
@@ -133,9 +132,11 @@ def main(arguments: list[str]) -> int:
     steps = options.steps or settings.steps - step or settings.steps
     decoding = make_decoding(load_tokenizer(str(model)), settings, settings.recipe.length_control)
     warnings = warnings_of(options.to, settings)
-    values = values_of(settings, steps, decoding.longest)
-    values |= {"run": str(options.run), "step": str(step)}
-    values["warnings"] = "\n".join(f"- {text}" for text in warnings) or "Nothing."
+    values = values_of(settings, steps, decoding.longest) | {
+        "run": options.run,
+        "step": step,
+        "warnings": "\n".join(f"- {text}" for text in warnings) or "Nothing.",
+    }
     sources = read_sources(settings)
 
     with whole_folder(options.out) as folder:

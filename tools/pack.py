@@ -43,12 +43,13 @@ def packed(log: Path, train_columns: tuple[str, ...]) -> list[str]:
         kept["train"] = "|".join(["step", *map(re.escape, train_columns)])
     lines = []
     for _, line in json_lines(log):
-        if line["kind"] not in kept:
+        kind = line["kind"]
+        if kind not in kept:
             continue
-        packed_line = {"run": log.parent.name, "kind": line["kind"]}
+        packed_line = {"run": log.parent.name, "kind": kind}
         for name, value in line.items():
-            if re.fullmatch(kept[line["kind"]], name):
-                rounded = line["kind"] == "train" and isinstance(value, float)
+            if re.fullmatch(kept[kind], name):
+                rounded = kind == "train" and isinstance(value, float)
                 packed_line[name] = six_digits(value) if rounded else value
         lines.append(json.dumps(packed_line) + "\n")
     return lines

@@ -31,7 +31,7 @@ import loss
 from core.devices import cpu_threads
 from core.screen import Progress, say
 from core.settings import Settings, parse, read_settings, refuse_changes
-from curve.flags import flag, option, read_flags, run_command
+from curve.flags import HELP, flag, option, read_flags, run_command
 from machinery.files import last_line
 from machinery.folder import lock_folder
 
@@ -271,7 +271,7 @@ def main(arguments: list[str]) -> int:
     if arguments[:1] == ["tables"] and len(arguments) > 1:
         return make_tables(Path(arguments[1]), arguments[2:])
     begins_with_study = arguments and not arguments[0].startswith("-")
-    if not begins_with_study and {"-h", "--help"}.isdisjoint(arguments):
+    if not begins_with_study and HELP.isdisjoint(arguments):
         raise ValueError(
             f"what comes first is the study: {', '.join(STUDIES)}, a JSON file, or tables FOLDER"
         )

@@ -196,7 +196,7 @@ def curves(run: Path, log: list[dict]) -> list[dict]:
         except ValueError as error:
             curve |= {"line": [], "words": f"no fit: {error}"}
             continue
-        C = np.geomspace(fit.x[fit.x > 0][0] / 1.5, 2 * fit.C_max, 120)
+        C = np.geomspace(fit.C_min / 1.5, 2 * fit.C_max, 120)
         numbers = report(series, fit)
         curve |= {
             "line": np.stack([C, fit.predict(C), *fit.band(C)], 1).tolist(),

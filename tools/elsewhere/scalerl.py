@@ -6,14 +6,13 @@ import json
 import threading
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
 import loss
 from core.decoding import completion_texts, make_decoding
 from core.model import load_tokenizer
-from core.rollouts import Request, Rollout
+from core.rollouts import given_rollout
 from core.settings import read_settings
 from data import Problem
 from data.verify import VerifierPool
@@ -38,23 +37,16 @@ def has_ended(completion_ids: list[int]) -> bool:
     return bool(completion_ids) and completion_ids[-1] in DECODING.eos
 
 
-def texts(prompt_ids: list[list[int]], completion_ids: list[list[int]]) -> list[str]:
-    """The text of each completion, as its task judges it. A completion that was aborted is
-    empty."""
-    none, rollouts = np.zeros(0), []
-    for prompt, ids in zip(prompt_ids, completion_ids):
-        request = Request(0, 0, prompt, 0, ())
-        tokens = np.array(ids or DECODING.eos)
-        rollouts.append(Rollout(request, tokens, none, none, none, False, False))
-    return completion_texts(TOKENIZER, DECODING, rollouts)
-
-
 def scores(
     problems: list[str], prompt_ids: list[list[int]], completion_ids: list[list[int]]
 ) -> list[float]:
     """The score of each completion, or UNUSABLE. problems: each a Problem of data/, as JSON."""
     made = [Problem(**json.loads(problem)) for problem in problems]
-    to_judge = zip(range(len(made)), made, texts(prompt_ids, completion_ids))
+    # The texts as a task judges them. A completion that was aborted is empty.
+    pairs = zip(prompt_ids, completion_ids)
+    rollouts = [given_rollout(prompt, ids or DECODING.eos) for prompt, ids in pairs]
+    texts = completion_texts(TOKENIZER, DECODING, rollouts)
+    to_judge = zip(range(len(made)), made, texts)
     with LOCK:
         verdicts = dict(verifiers().judge([*to_judge]))
     found = []
