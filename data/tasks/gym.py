@@ -85,7 +85,8 @@ def score(problem: Problem, completion: str) -> bool:
     if not sandbox.confines():
         return float(judge(text, entry)) == 1
     try:
-        return sandbox.call(lambda: float(judge(text, entry)), deadline - time.monotonic()) == 1
+        seconds = max(0.0, deadline - time.monotonic())
+        return sandbox.call(lambda: float(judge(text, entry)), seconds) == 1
     except TimeoutError:
         return False
 
