@@ -30,7 +30,7 @@ from core.model import (
 )
 from core.one_process import GeneratorHere, VerifierHere
 from core.policy import Policy, error_of_sharing
-from core.rollouts import Group, SharedParameters
+from core.rollouts import Batch, Group, SharedParameters
 from core.screen import say
 from core.settings import BY_MEMORY, Settings
 from core.torch_engine import refuse_wrong_over_slots
@@ -55,6 +55,7 @@ from machinery.memory import Shape, choose
 from machinery.processes import Stop
 from machinery.ranks import from_rank_0, give_way_to_a_dead_rank
 from machinery.record import Record
+from machinery.totals import Totals
 from machinery.track import refuse_missing_tracker
 from machinery.trainer import gather, numerics_mismatch
 from machinery.warnings import few_groups_count
@@ -118,8 +119,9 @@ def open_run(settings: Settings) -> "Run":
     settings = with_prompts_shared_if_possible(settings, model, engines[0].engine)
 
     # Who does what.
+    _, trainers = devices_here(settings)
     refuse_small_shared_memory(4 * model.num_parameters())
-    parameters = SharedParameters(model, ranks=len(devices_here(settings)[1]))
+    parameters = SharedParameters(model, len(trainers))
     stop = Stop()
     workers = Workers(engines, parameters)
     if settings.one_process:
@@ -141,9 +143,7 @@ def open_run(settings: Settings) -> "Run":
     write_config(folder, stored, chosen)
     if settings.resume:
         say(f"{folder}: going on from step {step}")
-        for later in checkpoints(folder):  # they come again
-            if step_of(later) > step:
-                shutil.rmtree(later)
+        remove_checkpoints_after(step, folder)
     compute = Compute(number_of_devices(settings), matmul_parameters(model), attention_width(model))
     record = Record(settings, folder, compute, feed, state)
     start = Start(settings, step, newest_model, moments, parameters)
@@ -172,6 +172,13 @@ def refuse_other_problems(state: dict, feed: Feed, model: str) -> None:
             " those that its checkpoint was made with: put the old data back, or train its model in"
             f" a new run: --model {model}"
         )
+
+
+def remove_checkpoints_after(step: int, folder: Path) -> None:
+    """Remove the checkpoints of later steps, which come again."""
+    for checkpoint in checkpoints(folder):
+        if step_of(checkpoint) > step:
+            shutil.rmtree(checkpoint)
 
 
 def by_turns(settings: Settings) -> Settings:
@@ -277,27 +284,25 @@ def with_prompts_shared_if_possible(
 ) -> Settings:
     """The settings without --share-prompts, if something forbids it. ValueError if the model cannot
     be sampled by `TorchEngine`, and this is the engine."""
-    if engine == "torch":
-        refuse_wrong_over_slots(model, settings.model)
-    if not settings.share_prompts:
-        return settings
-    try:
-        if settings.gradient_checkpointing:
-            raise ValueError(
-                "with --gradient-checkpointing a layer would add its keys twice to their cache"
-            )
-        # The trainer shares prompts over the same kind of cache that TorchEngine samples with.
-        if engine != "torch":
+    reason = ""
+    if settings.gradient_checkpointing:
+        reason = "with --gradient-checkpointing a layer would add its keys twice to their cache"
+    # The trainer shares prompts over the same kind of cache that TorchEngine samples with.
+    if engine == "torch" or (settings.share_prompts and not reason):
+        try:
             refuse_wrong_over_slots(model, settings.model)
+        except ValueError as error:
+            if engine == "torch":
+                raise
+            reason = str(error)
+    if settings.share_prompts and not reason:
         error = error_of_sharing(model)
         if not error < MOST_ERROR_OF_SHARING:  # nor NaN
-            raise ValueError(
-                f"this model's log-probabilities would be off by up to {error:.2g} nats"
-            )
+            reason = f"this model's log-probabilities would be off by up to {error:.2g} nats"
+    if not settings.share_prompts or not reason:
         return settings
-    except ValueError as reason:
-        say(f"Prompts are not shared: {reason}.")
-        return dataclasses.replace(settings, share_prompts=False)
+    say(f"Prompts are not shared: {reason}.")
+    return dataclasses.replace(settings, share_prompts=False)
 
 
 def number_of_devices(settings: Settings) -> int:
@@ -312,7 +317,6 @@ def number_of_devices(settings: Settings) -> int:
 # --- the run --------------------------------------------------------------------------------------
 
 
-@dataclass
 class Run:
     """What only rank 0 has: where its groups come from, where results go, and why the run ends.
 
@@ -320,19 +324,22 @@ class Run:
     other ranks have an `OtherRank`, whose calls wait for the answer of this one.
     """
 
-    start: Start
-    model: PreTrainedModel  # of the start, on the CPU in fp32
-    feed: Feed
-    record: Record
-    stop: Stop
-    lock: TextIO | None  # of the folder; it is held as long as this object lives
-    error: str = ""  # what went wrong in this process
-    stopped_at_once: bool = False  # by a second Ctrl-C
-
-    def __post_init__(self) -> None:
-        self.settings, self.folder = self.start.settings, self.record.folder
-        # Two of the loop's calls are those of the feed and of the record.
-        self.retire, self.log_step = self.feed.retire, self.record.log_step
+    def __init__(
+        self,
+        start: Start,
+        model: PreTrainedModel,
+        feed: Feed,
+        record: Record,
+        stop: Stop,
+        lock: TextIO | None,
+    ):
+        """model: of the start, on the CPU in fp32. lock: of the folder; it is held as long as this
+        object lives."""
+        self.start, self.settings, self.model = start, start.settings, model
+        self.feed, self.record, self.stop, self.lock = feed, record, stop, lock
+        self.folder = record.folder
+        self.error = ""  # what went wrong in this process
+        self.stopped_at_once = False  # by a second Ctrl-C
 
     def begin(self, version: int) -> None:
         """Start the generators, and the clock of training."""
@@ -373,14 +380,24 @@ class Run:
             mismatch = numerics_mismatch(policy, compared, self.settings)
         self.record.log_validation(version, groups, mismatch)
 
+    def retire(self, groups: list[Group]) -> None:
+        """No-Positive-Resampling: the prompts that these groups have solved do not come again."""
+        self.feed.retire(groups)
+
+    def log_step(
+        self, step: int, batch: Batch, totals: Totals, worth: loss.Worth, figures: dict
+    ) -> None:
+        """Write down what has happened. figures: further columns of the log."""
+        self.record.log_step(step, batch, totals, worth, figures)
+
     def save(self, version: int, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
         """Write a checkpoint of this version. Parameters and moments come from all ranks."""
         parameters, moments = gather(policy, optimizer)
         state = {"step": version, **self.feed.state(), **self.record.state()}
         tokenizer = self.feed.prompts.tokenizer
         write_checkpoint(self.folder, policy.model, tokenizer, parameters, moments, state)
-        # The newest are kept, and the one from before a fall.
         before_fall = self.record.checkpoint_before_fall()
+        # The newest are kept, and the one from before a fall.
         for old in checkpoints(self.folder)[: -self.settings.keep_checkpoints]:
             if old != before_fall:
                 shutil.rmtree(old)
@@ -541,21 +558,31 @@ class OtherRank:
         self.settings = start.settings
         self.model = load_model(start.model)
 
-    def answer(self, *_, **__):
-        """Rank 0's answer to the same call."""
+    def begin(self, *_) -> None:
+        """Rank 0 alone starts the generators."""
+
+    def goes_on(self, *_) -> bool:
         return from_rank_0(None)
 
-    goes_on = batch = wants_validation = end = answer
+    def batch(self, *_) -> list[Group] | None:
+        return from_rank_0(None)
 
-    def of_rank_0(self, *_) -> None:
-        """Nothing: rank 0 alone starts the generators, hands prompts out and writes the log."""
-
-    begin = retire = log_step = of_rank_0
+    def wants_validation(self, *_, **__) -> bool:
+        return from_rank_0(None)
 
     def validate(self, _, policy: Policy) -> None:
-        compared = self.answer()  # rollouts
+        compared = from_rank_0(None)  # rollouts
         if compared:
             numerics_mismatch(policy, compared, self.settings)
 
+    def retire(self, *_) -> None:
+        """Rank 0 alone hands prompts out."""
+
+    def log_step(self, *_) -> None:
+        """Rank 0 alone writes the log."""
+
     def save(self, _, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
         gather(policy, optimizer)
+
+    def end(self, *_) -> bool:
+        return from_rank_0(None)
