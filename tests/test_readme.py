@@ -13,6 +13,7 @@ import fit_curve
 from core.settings import GenerateCommand, TrainCommand
 from curve.columns import Reading
 from curve.flags import flag
+from docs import forecasts, make_base
 from loss import Recipe
 from tools import export, imitate, pack, study, view
 
@@ -59,6 +60,7 @@ def test_all_flags_that_pages_name_exist():
     kinds = [
         *(TrainCommand, Recipe, GenerateCommand, fit_curve.Options, Reading),
         *(imitate.Command, study.Study, view.View, export.Options, pack.Pack),
+        *(make_base.Command, forecasts.Command),
     ]
     known = {"--help", "--no", "--all"}
     for kind in kinds:
