@@ -347,7 +347,12 @@ for script in ("train.py", "generate.py", "tools/study.py"):
 @pytest.mark.parametrize("script", ["train.py", "generate.py"])
 def test_ctrl_c_during_the_imports_is_quiet(tmp_path, script):
     started = subprocess.Popen(
-        [sys.executable, ROOT / script], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+        [sys.executable, ROOT / script],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        # Tests that a shell has started in the background inherit a SIGINT that is ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     time.sleep(0.7)
     started.send_signal(signal.SIGINT)
