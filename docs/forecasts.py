@@ -1,7 +1,7 @@
 """How well a run's beginning foretold its end: one picture of some runs, and a table.
 
     python -m docs.forecasts docs/study/real/scalerl-seed0 docs/study/real/scalerl-seed1 \\
-        docs/study/real/scalerl-seed2 --plot docs/pictures/forecast.png
+        --plot docs/pictures/forecast.png
 
 The picture has the points of the first half of each run (filled), the sigmoid that is fitted to
 them, the forecast with its interval, and the points that came afterwards (hollow). The table says
@@ -23,7 +23,7 @@ from curve.logs import read_log
 from curve.plots import COMPUTE_UNITS
 
 PARTS = {"a quarter": 1 / 4, "a half": 1 / 2, "three quarters": 3 / 4}  # of the compute
-HEAD = ("seed", "from", "forecast", "95 %", "sigmoid", "power law", "last value", "what came")
+HEAD = ("run", "from", "forecast", "95 %", "sigmoid", "power law", "last value", "what came")
 
 
 @dataclass(frozen=True)
@@ -38,17 +38,19 @@ def table_of(runs: list[Series]) -> list[tuple]:
     """Rows of HEAD: each forecast of the mean of the run's last three points, by the part of the
     run that it is made from."""
     rows = []
-    for seed, series in enumerate(runs):
+    for series in runs:
         for words, part in PARTS.items():
             try:
                 test = held_out(series.x, series.y, fit_to=part * series.x[-1])
             except ValueError as error:
-                rows.append((seed, words, str(error), *["-"] * 5))
+                rows.append((series.name, words, str(error), *["-"] * 5))
                 continue
             figures = [f"{test[name]:.3f}" for name in FORECASTERS]
             low, high = test["interval"]
             interval = f"{low:.3f} to {high:.3f}" + " (missed)" * (not low <= test["came"] <= high)
-            rows.append((seed, words, figures[0], interval, *figures[1:], f"{test['came']:.3f}"))
+            rows.append(
+                (series.name, words, figures[0], interval, *figures[1:], f"{test['came']:.3f}")
+            )
     return rows
 
 
@@ -74,8 +76,8 @@ def picture_of(runs: list[Series]):
     """All runs in one figure of matplotlib."""
     figure = Figure(figsize=(8, 5.4), layout="constrained")
     axes = figure.subplots()
-    for seed, series in enumerate(runs):
-        draw(axes, series, f"C{seed}", f"seed {seed}")
+    for number, series in enumerate(runs):
+        draw(axes, series, f"C{number}", series.name)
     middle = np.mean([series.x[-1] / 2 for series in runs])
     axes.axvline(middle, color="0.5", lw=0.8)
     axes.annotate(" half of the compute", (middle, 0.45), xycoords=("data", "axes fraction"))
