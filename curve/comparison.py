@@ -327,11 +327,16 @@ def compare(
 
     ceilings = difference_of_ceilings(*counted, scatter[0])
     kind, ahead, efficiency = decide(counted, ceilings, scatter)
-    winner, loser = variants[::ahead] if ahead else (None, None)
+    first, second = variants
+    winner = {1: first, -1: second, 0: None}[ahead]
     if efficiency:
         numbers = reasons(kind, ceilings, efficiency, no_ceiling, [*map(len, counted)])
     else:
-        low, gap, high = sorted(ahead * end for end in ceilings)
+        gap, low, high = ceilings
+        loser = second
+        if winner == second:
+            gap, low, high = -gap, -high, -low
+            loser = first
         above = f"at least {low:.3f}" if no_ceiling else with_interval(gap, low, high)
         numbers = f"its A lies {above} above that of {loser}"
     verdict = VERDICTS[kind].format(winner=winner)
