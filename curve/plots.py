@@ -118,7 +118,7 @@ def plot_diagnosis(path: Path, series: Series, fit: Fit) -> None:
                 windows.plot(C, part.A, "o", ms=5, color=color, mfc=fill)
     title = "A of the points up to here (blue), from here on\n(orange); hollow: not identified"
     windows.set(title=title, xlabel=series.x_name)
-    _save(path, figure)
+    save(path, figure)
 
 
 def _draw_run(axes, series: Series, fit: Fit, predict: Sequence[float]) -> None:
@@ -296,10 +296,11 @@ def _write(path: Path, axes, runs: Sequence[Series], title: str, how: str) -> No
         alignment="left",
     )
     axes.figure.set_figheight(4.4 + 0.2 * lines)  # inches
-    _save(path, axes.figure)
+    save(path, axes.figure)
 
 
-def _save(path: Path, figure) -> None:
+def save(path: Path, figure) -> None:
+    """Write a figure, in the format that the suffix of its file names."""
     from matplotlib import rc_context
 
     text_stays_text = rc_context({"pdf.fonttype": 42, "svg.fonttype": "none"})

@@ -15,12 +15,12 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from curve.columns import Series
-from curve.files import whole_file
 from curve.fit import fit_sigmoid, power_law
 from curve.flags import option, read_flags, run_command
 from curve.forecast import FORECASTERS, each, held_out
 from curve.logs import read_log
-from curve.plots import COMPUTE_UNITS
+from curve.plots import COMPUTE_UNITS, save
+from curve.report import markdown
 
 PARTS = {"a quarter": 1 / 4, "a half": 1 / 2, "three quarters": 3 / 4}  # of the compute
 HEAD = ("run", "from", "forecast", "95 %", "sigmoid", "power law", "last value", "what came")
@@ -96,11 +96,9 @@ def main(arguments: list[str]) -> int:
     """The command. Returns 0; ValueError or OSError if a log gives no curve."""
     command = read_flags(Command, arguments, description=__doc__)
     runs = [series for log in command.logs for series in read_log(log)]
-    for cells in (HEAD, ["---"] * len(HEAD), *table_of(runs)):
-        print(f"| {' | '.join(map(str, cells))} |")
+    print(markdown([dict(zip(HEAD, row)) for row in table_of(runs)]))
     if command.plot:
-        with whole_file(command.plot) as file:
-            picture_of(runs).savefig(file, format=command.plot.suffix[1:], dpi=110)
+        save(command.plot, picture_of(runs))
     return 0
 
 

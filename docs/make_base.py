@@ -223,13 +223,7 @@ class Command:
 def main(arguments: list[str]) -> int:
     """The command. Returns 0; ValueError as `make_base`."""
     command = read_flags(Command, arguments, description=__doc__)
-    make_base(
-        command.out,
-        command.seed,
-        command.clean_steps,
-        hidden_size=command.hidden_size,
-        max_digits=command.max_digits,
-    )
+    make_base(**vars(command))
     return 0
 
 

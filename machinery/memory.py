@@ -30,9 +30,9 @@ PROCESS = 0.5 * 2**30  # bytes of Python and its libraries; on a GPU of CUDA's c
 # The most bytes that a CPU's allocator keeps between a trainer's tensors of many sizes.
 FRAGMENTS = 0.3 * 2**30
 
-# Bytes of a parameter in the CPU's memory with --offload: it, its gradient, two moments, and its
-# copy on the way to the generators.
-WAITING = 5 * 4
+# Bytes of a parameter that wait in the CPU's memory with --offload: it, its gradient, two moments.
+OFFLOADED = 4 * 4
+ON_ITS_WAY = 4  # bytes of a parameter's copy for the generators, in the CPU's memory too
 
 QWEN3 = {  # the models that `largest` tries, in this order
     "8B": dict(
@@ -219,7 +219,8 @@ class Needs:
                 verdict = TOO_MUCH
             self.devices[device] = trains + samples, free, verdict
         if settings.offload and last != "cpu" and not is_elsewhere(settings):
-            waiting, there = WAITING * shape.parameters, memory_of_this_cpu()
+            there = memory_of_this_cpu()
+            waiting = (OFFLOADED + ON_ITS_WAY) * shape.parameters
             self.devices["cpu"] = waiting, there, FITS if waiting <= there else TOO_MUCH
 
     @property

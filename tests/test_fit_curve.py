@@ -775,7 +775,7 @@ def test_the_diagnosis_shows_what_A_rests_on(monkeypatch, tmp_path):
     x, y = run_of(n=21)
     fit = fit_sigmoid(x, y)
     figures = []
-    monkeypatch.setattr(plots, "_save", lambda _, figure: figures.append(figure))
+    monkeypatch.setattr(plots, "save", lambda _, figure: figures.append(figure))
     plots.plot_diagnosis(tmp_path / "d.png", Series("run", x, y), fit)
 
     profile, residuals, windows = figures[0].axes

@@ -251,18 +251,23 @@ def test_on_a_cpu_nothing_is_chosen_by_memory(models):
     assert (settings, reason) == (parse([]), "")
 
 
+def make_up_a_gpu(monkeypatch, free: float, total: float) -> None:
+    """This machine has one GPU, with so many bytes."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free, total))
+
+
 def test_a_run_says_what_was_chosen_and_config_json_too_and_resume_chooses_again(
     models, tmp_path, monkeypatch, capsys
 ):
     """On a GPU that is made up, of 10 GB and then of 1.5 GB."""
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     model, prompts = load_shapes(models["llama"]), SimpleNamespace(decoding=SimpleNamespace())
     prompts.decoding.longest = 1024
+    make_up_a_gpu(monkeypatch, 10e9, 10e9)
     asked, chosen_at_first = parse(["--engine", "torch", "--slots", "8"]), None
-    for gigabytes in (10, 1.5):
-        there = (gigabytes * 1e9, gigabytes * 1e9)
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _, there=there: there)
+    for size in (10e9, 1.5e9):
+        make_up_a_gpu(monkeypatch, size, size)
         settings, chosen = with_what_suits_the_memory(asked, model, prompts)
         assert settings.slots == 8 and "slots" not in chosen["settings"]
         assert chosen["reason"] in capsys.readouterr().err
@@ -279,9 +284,7 @@ def test_a_run_says_what_was_chosen_and_config_json_too_and_resume_chooses_again
 
 
 def test_a_run_that_cannot_fit_is_refused(models, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1e8, 1e8))
+    make_up_a_gpu(monkeypatch, 1e8, 1e8)
     shape = Shape(load_shapes(models["llama"]))
     with pytest.raises(ValueError, match="does not fit: cuda:0 has 0.1 GiB, and 1.* too many"):
         choose(parse(["--engine", "torch"]), shape, 100)
@@ -289,12 +292,10 @@ def test_a_run_that_cannot_fit_is_refused(models, monkeypatch):
 
 def test_what_other_programs_hold_of_a_gpu_is_not_there(models, monkeypatch):
     """The choice is made for the memory that is free; vLLM's share is of all."""
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     shape = Shape(load_shapes(models["llama"]))
     chosen = []
     for free in (10e9, 1.12e9):
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _, free=free: (free, 10e9))
+        make_up_a_gpu(monkeypatch, free, 10e9)
         settings, reason = choose(parse(["--engine", "torch", "--slots", "8"]), shape, 1024)
         assert f"for the {GiB(free)} GiB of cuda:0" in reason
         chosen.append(settings)
@@ -303,15 +304,13 @@ def test_what_other_programs_hold_of_a_gpu_is_not_there(models, monkeypatch):
     monkeypatch.setattr(memory_module, "engine_of", lambda *_: "vllm")
     shares = []
     for free in (10e9, 9e9):
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _, free=free: (free, 10e9))
+        make_up_a_gpu(monkeypatch, free, 10e9)
         shares.append(sum(Needs(by_hand, shape, 1024).generator.values()))
     assert shares[0] == shares[1] == pytest.approx(0.3 * 10e9 + memory_module.PROCESS)
 
 
 def test_what_offload_puts_in_the_cpus_memory_must_fit_there(models, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (80e9, 80e9))
+    make_up_a_gpu(monkeypatch, 80e9, 80e9)
     shape = Shape(load_shapes(models["llama"]))
     asked = parse(["--engine", "torch", "--offload"])
     choose(asked, shape, 100)

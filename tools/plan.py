@@ -15,6 +15,8 @@ from machinery.compute import time_left
 from machinery.files import json_lines
 from machinery.memory import (
     FITS,
+    OFFLOADED,
+    ON_ITS_WAY,
     QWEN3,
     TOO_MUCH,
     DoesNotFit,
@@ -139,11 +141,12 @@ def memory_rows(command: TrainCommand, need: Needs, parameters: int) -> list[tup
         rows.append(("  lowered by", "", flags))
 
     if command.offload:
-        waiting = GiB(16 * parameters)
+        waiting = GiB(OFFLOADED * parameters)
         rows.append(("  CPU", "", f"{waiting}; parameters, gradients and moments, --offload"))
 
     # A parameter has 4 bytes on its way to generators and in the model, 12 in a checkpoint.
-    buffer, checkpoint, keep = 4 * parameters, 12 * parameters, command.keep_checkpoints
+    buffer, checkpoint = ON_ITS_WAY * parameters, 12 * parameters
+    keep = command.keep_checkpoints
     rows.append(("  /dev/shm", "", f"{GiB(buffer)}; the parameters on their way"))
     checkpoints = f"{keep} checkpoints of {GiB(checkpoint)}, one in the making, model"
     rows.append(("  disk", "", f"{GiB((keep + 1) * checkpoint + buffer)}; {checkpoints}"))
