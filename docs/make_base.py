@@ -167,11 +167,13 @@ def make_base(
     noisy_steps: int = 500,
     hidden_size: int = HIDDEN_SIZE,
     max_digits: int = MAX_DIGITS,
+    any_pass_rate: bool = False,
 ) -> list[float]:
     """Train the base model and save it; returns its sampled pass rate for each number of digits.
 
     ValueError, and nothing is saved, if it cannot add numbers of every length after the clean
-    phase, or if the noisy phase leaves RL too little or too much to do.
+    phase, or if the noisy phase leaves RL too little or too much to do. With `any_pass_rate` such a
+    model is saved too.
     """
     torch.set_num_threads(1)  # one thread: deterministic, and as fast at this size
     torch.manual_seed(seed)
@@ -185,7 +187,7 @@ def make_base(
         rates = pass_rates(model, tokenizer, 200, seed, max_digits)
         say(f"after the clean traces, by digits: {listed(rates)}")
         least = min(rates)
-        if least < 0.4:
+        if least < 0.4 and not any_pass_rate:
             raise ValueError(
                 f"the model has not learned to add {1 + rates.index(least)} digits (pass rate "
                 f"{least:.2f} on clean traces, 0.40 needed): RL would depend on luck. Try another "
@@ -198,7 +200,7 @@ def make_base(
     rates = pass_rates(model, tokenizer, 200, seed, max_digits)
     mean = sum(rates) / len(rates)
     say(f"after the noisy traces, by digits: {listed(rates)}; mean {mean:.3f}")
-    if not 0.10 <= mean <= 0.35:
+    if not (0.10 <= mean <= 0.35 or any_pass_rate):
         raise ValueError(
             f"the base model's pass rate is {mean:.3f}, outside 0.10 to 0.35. Nothing was saved."
         )
@@ -217,6 +219,9 @@ class Command:
     hidden_size: int = option(HIDDEN_SIZE, "width of the model: 32 gives .05M parameters, 64 .14M")
     max_digits: int = option(
         MAX_DIGITS, "of the numbers; train with --data arithmetic,max_digits=N"
+    )
+    any_pass_rate: bool = option(
+        False, "save the model also if it cannot add every length, or leaves RL little to do"
     )
 
 

@@ -137,6 +137,9 @@ def test_making_a_base_is_deterministic_and_refuses_one_that_has_not_learned(tmp
         with pytest.raises(ValueError, match=message):
             make_base.make_base(tmp_path / "a", clean_steps=1, noisy_steps=1)
     assert not (tmp_path / "a").exists()
+    measure([0.9, 0.2], [0.9, 0.0])
+    make_base.make_base(tmp_path / "any", clean_steps=1, noisy_steps=1, any_pass_rate=True)
+    assert (tmp_path / "any" / "model.safetensors").exists()
     for name in ("b", "c"):
         measure([0.9], [0.2])
         assert make_base.make_base(tmp_path / name, clean_steps=4, noisy_steps=3) == [0.2]
