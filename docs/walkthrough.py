@@ -219,6 +219,8 @@ def verdicts_section(batch: Batch, tokenizer) -> str:
         of_version = [f"{(rollout.versions == v).sum()} of version {v}" for v in versions]
         text = f"`{marked_text(tokenizer, rollout)}`"
         rows.append([name, text, length, ", ".join(of_version), "right" if score else "wrong"])
+    middle = TRAINED_AT // 2
+    came = f"took over version {middle}" if middle else "looked for newer parameters, found none"
     return f"""## 1. Ids, tokens, verdicts
 
 The prompts are `{PROBLEMS[0].prompt}` (completions a1 to a4) and `{PROBLEMS[1].prompt}` (b1 to b4).
@@ -228,7 +230,7 @@ To the model the second is the ids {batch.rollouts[SHOWN].request.prompt_ids}, o
 {table(head, rows)}
 
 The batch was begun with version 0 of the parameters. After {UPDATED_AFTER} tokens the generator
-took over version {TRAINED_AT // 2}, and went on with what it had begun. The trainer has version
+{came}, and went on with what it had begun. The trainer has version
 {TRAINED_AT}, so its oldest tokens are {batch.ages_N.max()} steps off-policy; `pipeline-8` allows 8.
 """
 
