@@ -1,7 +1,7 @@
 """How well a run's beginning foretold its end: one picture of some runs, and a table.
 
     python -m docs.forecasts docs/study/real/scalerl-seed0 docs/study/real/scalerl-seed1 \\
-        --plot docs/pictures/forecast.png
+        docs/study/real/scalerl-seed2 --plot docs/pictures/forecast.png
 
 The picture has the points of the first half of each run (filled), the sigmoid that is fitted to
 them, the forecast with its interval, and the points that came afterwards (hollow). The table says
