@@ -6,6 +6,7 @@ else from the recipe (loss.py) or from the preset that suits the data (`PRESETS`
 """
 
 import json
+import re
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Literal, get_args, get_origin, get_type_hints
@@ -325,7 +326,7 @@ def starting_values(chosen: Sampling) -> Sampling:
 
     defaults = chosen.defaults
     if defaults == "auto":
-        tasks = {argument.partition(":")[0] for argument in chosen.data}
+        tasks = {re.split("[:,]", argument)[0] for argument in chosen.data}
         defaults = "toy" if tasks == {"arithmetic"} else "short" if tasks == {"gym"} else "paper"
     preset = dict(PRESETS[defaults])
     if chosen.max_length:  # nothing is interrupted, and the last quarter costs reward

@@ -196,7 +196,8 @@ def make_base(
         for _ in range(noisy_steps):
             yield [example(tokenizer, rng, True, max_digits) for _ in range(32)]
 
-    imitate(model, batches(), clean_steps + noisy_steps, learning_rate=5e-3)
+    learning_rate = 5e-3 * HIDDEN_SIZE / hidden_size  # about 1 / sqrt(parameters)
+    imitate(model, batches(), clean_steps + noisy_steps, learning_rate=learning_rate)
     rates = pass_rates(model, tokenizer, 200, seed, max_digits)
     mean = sum(rates) / len(rates)
     say(f"after the noisy traces, by digits: {listed(rates)}; mean {mean:.3f}")

@@ -188,6 +188,12 @@ def test_the_budgets_of_a_small_model_fit_2048_positions_and_its_learning_rate_g
     assert parse(["--defaults", "small", "--learning-rate", "1e-5"]).learning_rate == 1e-5
 
 
+def test_the_task_decides_the_defaults_whatever_its_options_and_weight():
+    assert parse(["--data", "arithmetic:2", "arithmetic,max_digits=8"]).defaults == "toy"
+    assert parse(["--data", "gym:gcd,max_value=9:2"]).defaults == "short"
+    assert parse(["--data", "arithmetic", "gym:gcd"]).defaults == "paper"
+
+
 def test_max_length_is_one_number_for_the_whole_completion():
     short = parse(["--data", "gym:gcd"])
     assert (short.thinking_budget, short.answer_budget, short.recipe.length_control) == (
