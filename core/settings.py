@@ -255,7 +255,9 @@ class GenerateCommand(Sampling):
         "interruption", "penalty: nothing is interrupted"
     )
     log: Path | None = option(
-        None, "a JSONL file that figures are added to; of a checkpoint with its step and compute"
+        None,
+        "a JSONL file that figures are added to; of a checkpoint with its step and compute, which"
+        " are 0 if no run has made the model",
     )
 
 
@@ -315,14 +317,12 @@ def starting_values(chosen: Sampling) -> Sampling:
     is_run = isinstance(chosen, Settings)
     if is_run and chosen.resume:
         return read_settings(chosen.resume, choose_again=chosen.gpus_here() > 0)
-    if not is_run:
-        # The model is in the folder of a run: RUN/model, or RUN/checkpoints/STEP/model.
-        for folder in Path(chosen.model).absolute().parents[:3]:
-            if (folder / "log.jsonl").exists():
-                stored = read_settings(folder)
-                values = {name: getattr(stored, name) for name in OF_ITS_RUN}
-                values["length_control"] = stored.recipe.length_control
-                return type(chosen)(**values, model=chosen.model)
+    made_by = None if is_run else run_of(chosen.model)
+    if made_by:
+        stored = read_settings(made_by)
+        values = {name: getattr(stored, name) for name in OF_ITS_RUN}
+        values["length_control"] = stored.recipe.length_control
+        return type(chosen)(**values, model=chosen.model)
 
     defaults = chosen.defaults
     if defaults == "auto":
@@ -341,6 +341,15 @@ def starting_values(chosen: Sampling) -> Sampling:
             values |= dict.fromkeys(BY_MEMORY)
         values["recipe"] = starting_recipe(chosen.recipe, preset)
     return type(chosen)(**values)
+
+
+def run_of(model: str) -> Path | None:
+    """The folder of the run that made a model, which is RUN/model or RUN/checkpoints/STEP/model.
+    None: no run has made it."""
+    for folder in Path(model).absolute().parents[:3]:
+        if (folder / "log.jsonl").exists():
+            return folder
+    return None
 
 
 def starting_recipe(chosen: Recipe, preset: dict) -> Recipe:

@@ -10,6 +10,8 @@ import numpy as np
 from tqdm import tqdm
 
 from core.rollouts import Rollout
+from core.settings import run_of
+from curve.plots import COMPUTE_UNITS
 from data import Problem
 from data.load import Source
 from data.verify import Verdict, VerifierPool, no_verdict_at_all
@@ -132,5 +134,7 @@ def report_evaluation(
     if state.exists():  # of a checkpoint
         stored = json.loads(state.read_text())
         line |= {"step": stored["step"], **stored["compute"]}
+    elif run_of(path) is None:  # before training
+        line |= {"step": 0, **dict.fromkeys(COMPUTE_UNITS, 0)}
     with open(log, "a") as file:
         file.write(json.dumps(line | figures) + "\n")

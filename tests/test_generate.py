@@ -695,6 +695,7 @@ def test_the_command_prints_completions_and_mean_at_k(capsys, tmp_path):
     assert run_generate(["--evaluate", "--problems", "5", "--samples", "4", "--log", str(log)]) == 0
     printed = capsys.readouterr().out
     figures = json.loads(log.read_text())
+    assert figures["step"] == figures["compute_flops"] == 0  # no run has made the shipped model
     assert (
         "5 problems, 4 completions of each" in printed
         and f"mean@4    {figures['pass_rate']:.3f}" in printed
