@@ -59,9 +59,9 @@ def plot_variants(
         first, *others = variants
         named = [first, *others] if len(others) < 2 else [first, f"{len(others)} others"]
         title = f"Pass rate over compute: {' and '.join(named)} ({len(runs)} runs)"
-        at_0 = [series for series, _ in runs if series.x[0] == 0]
-        without = f" (but {len(at_0)} at compute 0)" if at_0 else ""
-        how = f"points of all seeds{without}, mean of the fitted curves, forecasts (dashed)"
+        how = "points of all seeds, mean of the fitted curves, forecasts (dashed)"
+        if any(series.x[0] == 0 for series, _ in runs):
+            how += "; at the left edge: before training"
         if any(fit.fell for _, fit in runs):
             how += (
                 ";\nthin lines: the runs of a variant with falls;"
@@ -210,7 +210,11 @@ def _draw_variant(axes, label: str, runs: list[FittedRun], color: str) -> tuple[
     layer = {GREY: 1.5, "C0": 2.5}.get(color, 2)  # grey lies below, and the first variant on top
     for series, fit in runs:
         x, y = beyond_0(series)
-        axes.plot(x, y, "o", ms=3.5, color=color, alpha=0.45, mew=0, zorder=layer)
+        points = {"color": color, "alpha": 0.45, "mew": 0, "zorder": layer}
+        axes.plot(x, y, "o", ms=3.5, **points)
+        if series.x[0] == 0:
+            at_edge = axes.get_yaxis_transform()  # x is a part of the axes' width
+            axes.plot(0, series.y[0], ">", ms=7, transform=at_edge, clip_on=False, **points)
         if one_fell:
             peak = y.argmax() if fits else 0
             axes.plot(x[peak:], y[peak:], color=color, lw=0.8, alpha=0.7, zorder=layer)

@@ -425,11 +425,13 @@ def test_compare_command_with_seeds_names_and_plot(drawn, command, tmp_path):
     assert pair["kind"] == "ceiling"
     assert pair["winner"] == "new"
 
-    # The picture says what is decided, and which points are not drawn.
+    # The picture says what is decided, and the pass rates before training are at its left edge.
     (axes,) = drawn[0].axes
     assert axes.get_title() == "Pass rate over compute: new and old (4 runs)"
     how = axes.get_legend().get_title().get_text()
-    assert how.startswith("points of all seeds (but 4 at compute 0)")
+    assert how.endswith("at the left edge: before training")
+    before = [line.get_ydata()[0] for line in axes.lines if line.get_marker() == ">"]
+    assert before == pytest.approx([0.2] * 4, abs=0.02)
     of_new, of_old = (text.get_text() for text in axes.get_legend().texts)
     assert not of_new.endswith("; new raises the ceiling")
     assert of_old.endswith("; new raises the ceiling")
