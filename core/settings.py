@@ -301,7 +301,10 @@ def parse(arguments: list[str], kind: type = Settings, description: str | None =
     settings = read_flags(kind, arguments, starting_values, description)
     if isinstance(settings, Settings):
         if settings.resume:
-            refuse_changes(read_settings(settings.resume), settings)
+            stored = read_settings(settings.resume)
+            refuse_changes(stored, settings)
+            if settings.learning_rate is None:
+                settings = replace(settings, learning_rate=stored.learning_rate)
         elif settings.from_step:
             raise ValueError(
                 "--from-step names a checkpoint of the run that --resume names; there is no"
@@ -508,6 +511,8 @@ def refuse_changes(before: Settings, now: Settings) -> None:
     """ValueError, naming the flags, if a resumed run would not be the same run."""
     old = {**vars(before), **vars(before.recipe)}
     new = {**vars(now), **vars(now.recipe)}
+    if now.learning_rate is None:  # it follows from the model's size, and the run has found it
+        new["learning_rate"] = old["learning_rate"]
     changed = [
         f"{flag(name)} (was {old[name]}, now {new[name]})"
         for name in old
