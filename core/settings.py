@@ -6,7 +6,6 @@ else from the recipe (loss.py) or from the preset that suits the data (`PRESETS`
 """
 
 import json
-import re
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Literal, get_args, get_origin, get_type_hints
@@ -17,6 +16,7 @@ import loss
 from core.devices import devices_here
 from core.limits import refuse_odd_files
 from curve.flags import flag, option, read_flags
+from data.load import parse_spec
 from loss import Recipe
 
 
@@ -329,7 +329,7 @@ def starting_values(chosen: Sampling) -> Sampling:
 
     defaults = chosen.defaults
     if defaults == "auto":
-        tasks = {re.split("[:,]", argument)[0] for argument in chosen.data}
+        tasks = {parse_spec(argument).task for argument in chosen.data}
         defaults = "toy" if tasks == {"arithmetic"} else "short" if tasks == {"gym"} else "paper"
     preset = dict(PRESETS[defaults])
     if chosen.max_length:  # nothing is interrupted, and the last quarter costs reward
