@@ -40,7 +40,7 @@ def devices_here(settings) -> tuple[list[tuple[str, ...]], list[str]]:
 
 
 def cpu_threads(settings) -> int:
-    """CPU threads of each process: --threads, or the cores divided by the processes."""
+    """CPU threads of a process: --threads, or the cores divided by those that compute at once."""
     cores = os.cpu_count()
     if hasattr(os, "sched_getaffinity"):  # Linux: the cores that this process may use
         cores = len(os.sched_getaffinity(0))

@@ -87,8 +87,8 @@ class Sampling:
     )
     threads: int = option(
         0,
-        "CPU threads of each process; 0: the cores, shared evenly (with more, all become far"
-        " slower)",
+        "CPU threads of each process; 0: the cores, shared evenly by those that compute at once"
+        " (with more, all become far slower)",
     )
     verifiers: int = option(1, "processes that judge completions", paper=8, small=2)
     verifier_time_limit: float = option(
@@ -198,9 +198,10 @@ class Settings(Sampling):
         return round(self.prompts_per_step * self.recipe.batch_factor)
 
     def processes(self) -> int:
-        """Generators and trainers."""
-        generators, trainers = devices_here(self)
-        return len(generators) + len(trainers)
+        """Generators and trainers. With PPO-off-policy-k they take turns."""
+        generators, trainers = map(len, devices_here(self))
+        kind, _ = loss.parse_asynchrony(self.recipe.asynchrony)
+        return max(generators, trainers) if kind == "ppo" else generators + trainers
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Settings: flags, recipes, defaults, what is refused and how, and how devices are split."""
 
 import dataclasses
+import os
 import re
 from typing import get_args, get_type_hints
 
@@ -10,7 +11,7 @@ from steps import run_train
 
 import loss
 from core import settings as settings_module
-from core.devices import devices_here
+from core.devices import cpu_threads, devices_here
 from core.feed import Feed
 from core.model import first_learning_rate
 from core.settings import (
@@ -137,6 +138,23 @@ def test_on_a_gpu_its_memory_chooses_what_no_flag_gives(monkeypatch):
         assert settings.tokens_per_micro_batch is None and settings.generator_memory is None
         assert settings.gradient_checkpointing is None
     assert parse(["--no-gradient-checkpointing"]).gradient_checkpointing is False
+
+
+@pytest.mark.parametrize(
+    "arguments, threads",
+    [
+        ([], 4),
+        (["--generators", "3"], 2),
+        (["--asynchrony", "ppo-8"], 8),
+        (["--recipe", "grpo", "--generators", "2"], 4),
+    ],
+)
+def test_processes_that_take_turns_do_not_share_the_cores(arguments, threads, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8), raising=False)
+    assert cpu_threads(parse(arguments)) == threads
+    assert cpu_threads(parse([*arguments, "--threads", "1"])) == 1
 
 
 def shown_values(arguments, monkeypatch, capsys):
