@@ -566,6 +566,30 @@ def test_one_table_of_many_runs(command, tmp_path):
     assert not text
 
 
+def test_unfinished_runs_are_compared_at_a_compute_that_all_have_passed(command, tmp_path):
+    # Nothing shows A before the middle of the rise. Yet at the same compute one is higher.
+    names = []
+    for name, C_mid in (("quick", 300), ("slow", 500)):
+        paths = [
+            write_csv(tmp_path / f"{name}-{seed}.csv", *run_of(n=30, C_mid=C_mid, seed=seed))
+            for seed in range(3)
+        ]
+        names.append(f"{name}={','.join(map(str, paths))}")
+    table = tmp_path / "table.csv"
+    arguments = ["--compare", *names, "--fit-to", 250, "--table", table]
+    heights = {}
+    for C in (200, 400):
+        status, _, _ = command(*arguments, "--predict", C)
+        assert status == 0
+        rows = list(csv.DictReader(table.open()))
+        assert [row["A"][:14] for row in rows] == ["not identified"] * 2
+        assert float(rows[0]["last value"]) < 0.5  # of the points that are fitted
+        heights[C] = [row[f"forecast at {C}"] for row in rows]
+    quick, slow = [float(height.split()[0]) for height in heights[200]]
+    assert quick > slow + 0.05
+    assert heights[400] == ["-", "-"]
+
+
 # --- reading: test_logs.py has the kinds of logs --------------------------------------------------
 
 
