@@ -5,7 +5,8 @@
     python benchmarks/fit.py --parts verdicts --seed 1   # one part, on other runs
 
 The parts of it: how often the intervals hold the truth, how often a verdict is wrong, what the
-scatter of seeds does to verdicts, which runs identify A, and the speed of a fit.
+scatter of seeds does to verdicts, who is ahead if A is not identified, which runs identify A, and
+the speed of a fit.
 """
 
 import argparse
@@ -113,9 +114,11 @@ def verdicts(draws: int, seed: int) -> None:
         "as late; or it is\n"
         "alike but slow and short (C_mid doubled, 16 points up to 2 C_mid). `either`: ceiling or "
         "efficiency;\n"
-        "`mixed`: steeper but later, or quicker but lower; `unknown`: A is not identified\n\n"
+        "`mixed`: steeper but later, or quicker but lower; `height`: A is not identified, but one "
+        "is ahead at the\n"
+        "same compute; `unknown`: nor that\n\n"
         "gain  noise  the other run   seeds   pairs   right winner   wrong   ceiling"
-        "   efficiency   either   mixed   unknown"
+        "   efficiency   either   mixed   height   unknown"
     )
     noises = [(TRUTH, 0.003), (TRUTH, 0.005), (TRUTH, 0.01)]
     noises += [(HALF, 0.005), (HALF, 0.01), (HALF, 0.02)]
@@ -133,7 +136,7 @@ def verdicts(draws: int, seed: int) -> None:
             cells = verdict_cells(pairs, other)
             gain = truth["A"] - truth["R0"]
             line = f"{gain:4.2f}{noise:7.3f}  {other:13}{seeds:8}{len(pairs):8}"
-            for cell, width in zip(cells, (15, 8, 10, 13, 9, 8, 10)):
+            for cell, width in zip(cells, (15, 8, 10, 13, 9, 8, 9, 10)):
                 line += f"{cell:{width}.1f}"
             print(line, flush=True)
 
@@ -156,18 +159,19 @@ def seeds_of(
 
 def verdict_cells(pairs: list[Comparison], other: str) -> list[float]:
     """In percent of the pairs: the right winner, a wrong claim, and the kinds of verdicts."""
-    right = {"A + .05": "other", "C_mid x 1.5": "first"}.get(other)
+    right = {"A + .05": "other", "C_mid x 1.5": "first", "slow": "first"}.get(other)
     rows = []
     for pair in pairs:
-        # The slow variant is less efficient, so to say that is not wrong.
-        claims = pair.winner and not (other == "slow" and "efficien" in pair.kind)
+        # The slow variant is less efficient, and behind at the same compute. Its ceiling is alike.
+        named = pair.winner == right and not (other == "slow" and pair.kind == "ceiling")
         rows.append([
-            bool(pair.winner) and pair.winner == right,
-            bool(claims) and pair.winner != right,
+            bool(pair.winner) and named,
+            bool(pair.winner) and not named,
             pair.kind == "ceiling",
             pair.kind == "efficiency",
             pair.kind == "ceiling or efficiency",
             " but " in pair.kind,
+            pair.kind == "same compute",
             pair.kind == "unknown",
         ])  # fmt: skip
     return list(100 * np.mean(rows, axis=0))
@@ -213,6 +217,31 @@ def scatter(draws: int, seed: int) -> None:
                 )
                 line += f"{before:10.1f} ->{now:5.1f}"
             print(line, flush=True)
+
+
+def heights(draws: int, seed: int) -> None:
+    pairs = draws // 3
+    print(
+        f"\nWho is ahead at the same compute, if A is not identified? Percent of {pairs} pairs of "
+        "variants that end\n"
+        "at 1.2 C_mid of the first, with 16 points. A .95, B 1.3, R0 .25. Seeds scatter by the "
+        "default, of A and\n"
+        "log C_mid, or by twice that\n\n"
+        "noise  scatter  the other run  verdict    1 seed   2 seeds   3 seeds"
+    )
+    truth = {"A": 0.95, "B": 1.3, "C_mid": 100.0, "R0": 0.25}
+    for noise, times, later in itertools.product((0.013, 0.03), (1, 2), (1, 1.5)):
+        random = np.random.default_rng(seed)
+        spread = times * np.array([SEED_SCATTER[0], 0, SEED_SCATTER[1]])
+        first, other = (
+            seeds_of(random, draws, truth, noise, (0, each, 16, 1.2 / each), spread)
+            for each in (1, later)
+        )
+        row, counted = ("alike", "any") if later == 1 else ("C_mid x 1.5", "right")
+        line = f"{noise:5.3f}{times:8}x  {row:15}{counted:8}"
+        for seeds in (1, 2, 3):
+            line += f"{percent([first, other], seeds, pairs, {}, row, counted):10.1f}"
+        print(line, flush=True)
 
 
 def creeping(random, points: int, noise: float, fit: Fit) -> Fit:
@@ -314,7 +343,8 @@ def main() -> None:
     )
     parser.add_argument("--draws", type=int, default=400, help="simulated runs a line")
     parser.add_argument("--seed", type=int, default=0, help="of the simulated runs")
-    parts = {part.__name__: part for part in (coverage, verdicts, scatter, identification, speed)}
+    measured = (coverage, verdicts, scatter, heights, identification, speed)
+    parts = {part.__name__: part for part in measured}
     help = "what to simulate"
     parser.add_argument("--parts", nargs="+", choices=parts, default=[*parts], help=help)
     options = parser.parse_args()

@@ -155,6 +155,16 @@ def decide(
     return kind, ahead, efficiency
 
 
+def seen_from(ahead: int, variants: tuple[str, str], gap: Estimate) -> tuple[str, str, Estimate]:
+    """The winner, the loser, and how far the winner is above: ahead is 1 for the first variant, -1
+    for the second. gap: the first variant minus the second."""
+    first, second = variants
+    value, low, high = gap
+    if ahead == 1:
+        return first, second, gap
+    return second, first, (-value, -high, -low)
+
+
 def beyond(value: float, interval: Estimate) -> int:
     """1 if all of an interval lies above a value, -1 if all lies below it, otherwise 0."""
     _, low, high = interval
@@ -190,6 +200,22 @@ def difference_of_ceilings(first: list[Fit], second: list[Fit], scatter: float) 
     least, below = difference(asymptotes(first, low), asymptotes(second, high), scatter)
     most, above = difference(asymptotes(first, high), asymptotes(second, low), scatter)
     return least if least > 0 else most, least - below, most + above
+
+
+def difference_at(
+    C: float, first: list[Fit], second: list[Fit], scatter: tuple[float, float]
+) -> Estimate:
+    """The mean height of the first variant's curves at compute C minus that of the second's, with
+    its interval. Seeds scatter in A, and in C_mid, which moves a curve that rises at C."""
+    heights = []
+    moved = []
+    for fits in (first, second):
+        height = np.array([fit.predict(C) for fit in fits])
+        width = np.array([np.ptp(fit.band(C)) for fit in fits])
+        heights.append((height, width / 2 / stdtrit(np.inf, 0.975)))
+        moved += [fit.predict(C * np.exp(scatter[1])) - fit.predict(C) for fit in fits]
+    gap, half = difference(*heights, np.hypot(scatter[0], np.mean(moved)))
+    return gap, gap - half, gap + half
 
 
 def asymptotes(fits: list[Fit], end: int) -> Seeds:
@@ -275,6 +301,10 @@ VERDICTS = {
     ),
     "quicker but lower": "{winner} is more efficient, but its ceiling is lower",
     "none": "no difference that this data shows",
+    "same compute": (
+        "{winner} is ahead at compute {C:.3g}: this data does not identify A of {unknown}"
+    ),
+    "unknown": "no difference that this data shows: it does not identify A of {unknown}",
 }
 
 
@@ -284,7 +314,7 @@ class Comparison:
     %."""
 
     variants: tuple[str, str]  # names
-    kind: str  # a key of VERDICTS, or "unknown": a ceiling is not identified
+    kind: str  # a key of VERDICTS; the last two if a ceiling is not identified
     winner: str | None  # the variant that the verdict names
     verdict: str  # in a few words
     numbers: str = ""  # the reasons for the verdict, in words
@@ -321,9 +351,7 @@ def compare(
         if not all(fit.identified for fit in fits):
             no_ceiling.append(variant)
     if unknown:
-        names = " and ".join(unknown)
-        verdict = f"no difference that this data shows: it does not identify A of {names}"
-        return Comparison(variants, "unknown", None, verdict)
+        return compare_heights(variants, counted, scatter, " and ".join(unknown))
 
     ceilings = difference_of_ceilings(*counted, scatter[0])
     kind, ahead, efficiency = decide(counted, ceilings, scatter)
@@ -332,12 +360,8 @@ def compare(
     if efficiency:
         numbers = reasons(kind, ceilings, efficiency, no_ceiling, [*map(len, counted)])
     else:
-        gap, low, high = ceilings
-        loser = second
-        if winner == second:
-            gap, low, high = -gap, -high, -low
-            loser = first
-        above = f"at least {low:.3f}" if no_ceiling else with_interval(gap, low, high)
+        winner, loser, lead = seen_from(ahead, variants, ceilings)
+        above = f"at least {lead[1]:.3f}" if no_ceiling else with_interval(*lead)
         numbers = f"its A lies {above} above that of {loser}"
     verdict = VERDICTS[kind].format(winner=winner)
     if kind == "efficiency":
@@ -346,6 +370,29 @@ def compare(
             verdict += f", but began lower: it was behind until {until:.3g}"
     A_difference = None if no_ceiling else ceilings
     return Comparison(variants, kind, winner, verdict, numbers, A_difference, efficiency)
+
+
+def compare_heights(
+    variants: tuple[str, str],
+    groups: Sequence[list[Fit]],
+    scatter: tuple[float, float],
+    unknown: str,
+) -> Comparison:
+    """The comparison of two variants if the data does not identify A of all runs: only their curves
+    are compared, at the last compute that all runs have reached. No curve describes a run that
+    fell. unknown: the variants whose A is not identified, in words."""
+    fits = [fit for group in groups for fit in group]
+    C = min(fit.C_max for fit in fits)
+    kind, winner, numbers = "unknown", None, ""
+    if C >= max(fit.C_min for fit in fits) and not any(fit.fell for fit in fits):
+        gap, low, high = difference_at(C, *groups, scatter)
+        ahead = beyond(0, (gap, low, high))
+        if ahead and abs(gap) >= MARGIN:
+            kind = "same compute"
+            winner, loser, lead = seen_from(ahead, variants, (gap, low, high))
+            numbers = f"its curve lies {with_interval(*lead)} above that of {loser}"
+    verdict = VERDICTS[kind].format(winner=winner, C=C, unknown=unknown)
+    return Comparison(variants, kind, winner, verdict, numbers)
 
 
 def behind_until(winner: list[Fit], loser: list[Fit]) -> float:

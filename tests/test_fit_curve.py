@@ -317,6 +317,7 @@ def test_verdicts():
     steep = dict(B=2.8, noise=0.002)
     quick = dict(C_mid=60.0)
     slow = dict(C_mid=110.0)
+    early = dict(C_mid=70.0, last=100.0, noise=0.005)
     cases = [
         (dict(A=0.75), dict(A=0.65), "ceiling", "one", "one raises the ceiling"),
         (dict(A=0.65), dict(A=0.75), "ceiling", "two", "two raises the ceiling"),
@@ -324,6 +325,8 @@ def test_verdicts():
         (quick, slow, "efficiency", "one", "one is more efficient"),
         (dict(A=0.7), dict(A=0.71), "none", None, "no difference that this data shows"),
         (dict(last=100.0), dict(), "unknown", None, "does not identify A of one"),
+        (early | slow, early, "same compute", "two", "two is ahead at compute 100: this data does"),
+        (early, early | dict(last=2.0), "unknown", None, "does not identify A of one and two"),
     ]
     pairs = [([0], [7]), (range(2), range(2, 4)), (range(3), range(3, 6))]
     for one, two, kind, winner, words in cases:
@@ -334,6 +337,7 @@ def test_verdicts():
             assert words in result.verdict
             assert result.sentence.startswith(result.verdict)
             assert bool(result.efficiency) == (kind in ("efficiency", "none"))
+            assert bool(result.numbers) == (kind != "unknown")
 
 
 def test_runs_that_show_no_ceiling_are_compared_in_efficiency_alone():
@@ -587,6 +591,7 @@ def test_unfinished_runs_are_compared_at_a_compute_that_all_have_passed(command,
         heights[C] = [row[f"forecast at {C}"] for row in rows]
     quick, slow = [float(height.split()[0]) for height in heights[200]]
     assert quick > slow + 0.05
+    assert rows[1]["verdict"].startswith("quick is ahead at compute 248: this data does not ident")
     assert heights[400] == ["-", "-"]
 
 
