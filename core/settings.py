@@ -198,10 +198,11 @@ class Settings(Sampling):
         return round(self.prompts_per_step * self.recipe.batch_factor)
 
     def processes(self) -> int:
-        """Generators and trainers. With PPO-off-policy-k they take turns."""
+        """Generators and trainers. With PPO-off-policy-k and PipelineRL-0 they take turns."""
         generators, trainers = map(len, devices_here(self))
-        kind, _ = loss.parse_asynchrony(self.recipe.asynchrony)
-        return max(generators, trainers) if kind == "ppo" else generators + trainers
+        kind, k = loss.parse_asynchrony(self.recipe.asynchrony)
+        take_turns = kind == "ppo" or k == 0
+        return max(generators, trainers) if take_turns else generators + trainers
 
 
 @dataclass(frozen=True)

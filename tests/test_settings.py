@@ -146,6 +146,8 @@ def test_on_a_gpu_its_memory_chooses_what_no_flag_gives(monkeypatch):
         ([], 4),
         (["--generators", "3"], 2),
         (["--asynchrony", "ppo-8"], 8),
+        (["--asynchrony", "pipeline-0"], 8),
+        (["--asynchrony", "pipeline-1"], 4),
         (["--recipe", "grpo", "--generators", "2"], 4),
     ],
 )
