@@ -155,16 +155,6 @@ def decide(
     return kind, ahead, efficiency
 
 
-def seen_from(ahead: int, variants: tuple[str, str], gap: Estimate) -> tuple[str, str, Estimate]:
-    """The winner, the loser, and how far the winner is above: ahead is 1 for the first variant, -1
-    for the second. gap: the first variant minus the second."""
-    first, second = variants
-    value, low, high = gap
-    if ahead == 1:
-        return first, second, gap
-    return second, first, (-value, -high, -low)
-
-
 def beyond(value: float, interval: Estimate) -> int:
     """1 if all of an interval lies above a value, -1 if all lies below it, otherwise 0."""
     _, low, high = interval
@@ -355,14 +345,11 @@ def compare(
 
     ceilings = difference_of_ceilings(*counted, scatter[0])
     kind, ahead, efficiency = decide(counted, ceilings, scatter)
-    first, second = variants
-    winner = {1: first, -1: second, 0: None}[ahead]
+    winner = winner_of(variants, ahead)
     if efficiency:
         numbers = reasons(kind, ceilings, efficiency, no_ceiling, [*map(len, counted)])
     else:
-        winner, loser, lead = seen_from(ahead, variants, ceilings)
-        above = f"at least {lead[1]:.3f}" if no_ceiling else with_interval(*lead)
-        numbers = f"its A lies {above} above that of {loser}"
+        numbers = f"its A lies {lead(variants, ahead, ceilings, bool(no_ceiling))}"
     verdict = VERDICTS[kind].format(winner=winner)
     if kind == "efficiency":
         until = behind_until(*counted[::ahead])
@@ -383,16 +370,30 @@ def compare_heights(
     fell. unknown: the variants whose A is not identified, in words."""
     fits = [fit for group in groups for fit in group]
     C = min(fit.C_max for fit in fits)
-    kind, winner, numbers = "unknown", None, ""
-    if C >= max(fit.C_min for fit in fits) and not any(fit.fell for fit in fits):
-        gap, low, high = difference_at(C, *groups, scatter)
-        ahead = beyond(0, (gap, low, high))
-        if ahead and abs(gap) >= MARGIN:
-            kind = "same compute"
-            winner, loser, lead = seen_from(ahead, variants, (gap, low, high))
-            numbers = f"its curve lies {with_interval(*lead)} above that of {loser}"
+    ahead = 0
+    if all(fit.describes(C) for fit in fits):
+        gap = difference_at(C, *groups, scatter)
+        ahead = beyond(0, gap) if abs(gap[0]) >= MARGIN else 0
+    kind = "same compute" if ahead else "unknown"
+    winner = winner_of(variants, ahead)
     verdict = VERDICTS[kind].format(winner=winner, C=C, unknown=unknown)
+    numbers = f"its curve lies {lead(variants, ahead, gap)}" if ahead else ""
     return Comparison(variants, kind, winner, verdict, numbers)
+
+
+def winner_of(variants: tuple[str, str], ahead: int) -> str | None:
+    """The variant that is ahead: 1 is the first, -1 the second, 0 neither."""
+    return {1: variants[0], -1: variants[1], 0: None}[ahead]
+
+
+def lead(variants: tuple[str, str], ahead: int, gap: Estimate, at_least: bool = False) -> str:
+    """How far the winner is above the other variant, in words. gap: the first minus the second.
+    at_least: only its low end is known."""
+    value, low, high = gap
+    if ahead == -1:
+        value, low, high = -value, -high, -low
+    above = f"at least {low:.3f}" if at_least else with_interval(value, low, high)
+    return f"{above} above that of {winner_of(variants, -ahead)}"
 
 
 def behind_until(winner: list[Fit], loser: list[Fit]) -> float:

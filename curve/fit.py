@@ -133,6 +133,10 @@ class Fit:
         """The fitted curve at compute C, of C's shape."""
         return sigmoid(C, self.A, self.B, self.C_mid, self.R0)
 
+    def describes(self, C: float) -> bool:
+        """Whether compute C lies between the points of a run that did not fall."""
+        return self.C_min <= C <= self.C_max and not self.fell
+
     def interval_of(self, weights: Array, C: Array) -> tuple[Array, Array]:
         """95 % intervals (low, high), each (k,), of k sums of the curve at compute C (m,): weights
         (k, m) @ R(C)."""

@@ -130,9 +130,9 @@ def variants_table(
 ) -> list[Row]:
     """A row for each variant, with the verdict of its comparison. A, B, C_mid and the forecast at
     compute C (by default twice the last of all runs) are those of the `standing` Fits. "-" stands
-    in the place of B and C_mid if a seed alone does not identify A, and in the place of a forecast
-    beyond the points of a seed. An interval is over the seeds; that of a single run is of its
-    fit."""
+    in the place of B, C_mid and the forecast if a seed alone does not identify A; but a compute
+    that all curves describe is no forecast. An interval is over the seeds; that of a single run is
+    of its fit."""
     C = C or 2 * max(fit.C_max for runs in variants.values() for _, fit in runs)
     compared = {comparison.variants[0]: comparison for comparison in comparisons}
     rows = []
@@ -148,7 +148,7 @@ def variants_table(
             row[name] = with_interval(*mean, form) if known else "-"
         row["last value"] = f"{np.mean([fit.y[-1] for _, fit in runs]):.3f}"
         forecast = mean_of([fit.predict(C) for fit in fits], fits[0].band(C))
-        shown = known or C <= min(fit.C_max for fit in fits)
+        shown = known or all(fit.describes(C) for fit in fits)
         row[f"forecast at {C:.4g}"] = with_interval(*np.clip(forecast, 0, 1)) if shown else "-"
         rows.append(row)
         if not compared:
