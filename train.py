@@ -220,7 +220,7 @@ def train(rank: int, start: Start, run: Run | None = None) -> None:
         )
 
         # 7. Validate and save, now and then. A validation is of this version alone, so the
-        # generators get it first, also where `publishes` has kept it back.
+        # generators get it first, even if `publishes` has kept it back.
         if run.wants_validation(version):
             publish(policy, parameters, version, rank)
             run.validate(version, policy)

@@ -352,7 +352,8 @@ def compare(
         numbers = f"its A lies {lead(variants, ahead, ceilings, bool(no_ceiling))}"
     verdict = VERDICTS[kind].format(winner=winner)
     if kind == "efficiency":
-        until = behind_until(*counted[::ahead])
+        first, second = counted
+        until = behind_until(first, second) if ahead == 1 else behind_until(second, first)
         if until:
             verdict += f", but began lower: it was behind until {until:.3g}"
     A_difference = None if no_ceiling else ceilings
