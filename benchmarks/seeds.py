@@ -52,7 +52,8 @@ def line(name: str, variants: list[list]) -> None:
     low, high = s * np.sqrt(degrees / chdtri(degrees, [0.025, 0.975]))
     margin = stdtrit(degrees, 0.975) * s
     print(
-        f"{name:20}{len(variants):8}{sum(map(len, variants)):6}    {s:.3f} [{low:.3f}, {high:.3f}]"
+        f"{name:20}{len(variants):8}{sum(map(len, variants)):6}    "
+        f"{len(ceilings):3}{sum(map(len, ceilings)):6}    {s:.3f} [{low:.3f}, {high:.3f}]"
         f"{margin:8.3f}",
         end="",
     )
@@ -117,9 +118,14 @@ def main() -> None:
         several = [fits for fits in counted if len(fits) > 1]
         comparable = [fits for fits in several if all(fit.comparable for fit in fits)]
         studies[folder.name] = comparable
-    every = [fits for variants in studies.values() for fits in variants]
+    # Some runs were copied into several studies. There they count, and here once.
+    distinct = {}
+    for variants in studies.values():
+        for fits in variants:
+            distinct.setdefault(tuple(fits[0].x), fits)
+    every = [*distinct.values()]
     print(
-        f"{'runs':20}variants  runs  A, if all identify it  margin      log B  beside  log C_mid  "
+        f"{'runs':20}variants  runs  with A  runs  A  {'':16}margin      log B  beside  log C_mid  "
         "beside"
     )
     line("all", every)
