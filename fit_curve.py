@@ -157,7 +157,7 @@ def main(arguments: list[str]) -> int:
     if options.reach is not None and not 0 < options.reach < 1:
         raise ValueError(f"--reach {options.reach:g}: a pass rate between 0 and 1 can be reached")
     if options.reach is not None and options.compare:
-        raise ValueError("--reach is asked of single runs: leave --compare out")
+        raise ValueError("--reach is asked of single runs: name their logs, without --compare")
     if not all(0 <= value < float("inf") for value in options.seed_scatter):
         raise ValueError("--seed-scatter: two standard deviations, which are never negative")
 

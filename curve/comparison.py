@@ -9,7 +9,7 @@ show little. So a default is weighed against the seeds that are there, as if it 
 them (a moderated t-test; Smyth 2004, doi 10.2202/1544-6115.1027).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -27,6 +27,8 @@ PART_OF_B = 0.4
 DEFAULT_WEIGHT = 6
 WEIGHT_BESIDE_THREE = 0.5
 QUANTILE = 1 - 0.05 / 6  # so the three intervals, of A, B and C_mid, hold together with 95 %
+NO_VARIANCE = 1e-12  # is added to each variance, so that 0 divides nothing
+MOST_RATIO = 1e6  # of B or C_mid; if an end of an interval is beyond it, nothing is known there
 
 # --- 1. The seeds of a variant --------------------------------------------------------------------
 
@@ -131,7 +133,7 @@ def decide(
     ceilings that the data allows; otherwise the ceilings may make it.
     """
     gap, low, high = ceilings
-    higher = beyond(0, ceilings) if borne_out(groups, gap) else 0
+    higher = beyond(0, ceilings) if borne_out(gap, groups, lambda fit: fit.end) else 0
     if higher and abs(gap) >= MARGIN:
         return "ceiling", higher, None
 
@@ -163,11 +165,11 @@ def beyond(value: float, interval: Estimate) -> int:
     return -1 if high < value else 0
 
 
-def borne_out(groups: Sequence[list[Fit]], gap: float) -> bool:
-    """Whether the last values of two variants, the means of three points, bear out that their
-    asymptotes differ by this gap: they differ by half of it or more, in the same direction. They do
-    if both curves are flat, unless a fit misses the end of its run."""
-    first, second = (np.mean([fit.y[-3:].mean() for fit in fits]) for fits in groups)
+def borne_out(gap: float, groups: Sequence[list[Fit]], seen: Callable[[Fit], float]) -> bool:
+    """Whether the points bear out that the fits of two variants differ by this gap. They do if
+    what is seen of the runs differs by half of it or more, in the same direction. Ends of flat
+    curves do, unless a fit misses the end of its run."""
+    first, second = (np.mean([seen(fit) for fit in fits]) for fits in groups)
     return (first - second) * np.sign(gap) >= abs(gap) / 2
 
 
@@ -226,8 +228,9 @@ def difference(first: Seeds, second: Seeds, scatter: float) -> tuple:
     other, other_errors = second
     n = one.shape[-1]
     m = other.shape[-1]
-    one_expected = scatter**2 + np.square(one_errors).mean(-1)
-    other_expected = scatter**2 + np.square(other_errors).mean(-1)
+    least = scatter**2 + NO_VARIANCE
+    one_expected = least + np.square(one_errors).mean(-1)
+    other_expected = least + np.square(other_errors).mean(-1)
     seen = n * one.var(-1) / one_expected + m * other.var(-1) / other_expected
     weight = weight_of_default(n, m)
     factor = (weight + seen) / (weight + n + m - 2)
@@ -275,7 +278,8 @@ def efficiency_between(
         efficiency[name] = tuple(np.exp(logs[i, 0].mean()) for logs, _ in sides)
         pair = [(logs[i], errors[i]) for logs, errors in sides]
         middle, half = difference(*pair, scatter_of[name])
-        ratio = np.exp([middle[0], min(middle - half), max(middle + half)])
+        log_ratio = [middle[0], min(middle - half), max(middle + half)]
+        ratio = np.exp(np.clip(log_ratio, -np.log(MOST_RATIO), np.log(MOST_RATIO)))
         efficiency[f"{name}_ratio"] = tuple(ratio)
     return efficiency
 
@@ -355,7 +359,9 @@ def compare(
         first, second = counted
         until = behind_until(first, second) if ahead == 1 else behind_until(second, first)
         if until:
-            verdict += f", but began lower: it was behind until {until:.3g}"
+            caught_up = until < min(fit.C_max for fit in first + second)
+            how_long = f"until {until:.3g}" if caught_up else "all along"
+            verdict += f", but began lower: it was behind {how_long}"
     A_difference = None if no_ceiling else ceilings
     return Comparison(variants, kind, winner, verdict, numbers, A_difference, efficiency)
 
@@ -374,7 +380,8 @@ def compare_heights(
     ahead = 0
     if all(fit.describes(C) for fit in fits):
         gap = difference_at(C, *groups, scatter)
-        ahead = beyond(0, gap) if abs(gap[0]) >= MARGIN else 0
+        if abs(gap[0]) >= MARGIN and borne_out(gap[0], groups, lambda fit: fit.points_at(C)):
+            ahead = beyond(0, gap)
     kind = "same compute" if ahead else "unknown"
     winner = winner_of(variants, ahead)
     verdict = VERDICTS[kind].format(winner=winner, C=C, unknown=unknown)
@@ -418,7 +425,13 @@ def reasons(
     numbers = f"the ceilings differ by {with_interval(*ceilings, '+.3f')}"
     if no_ceiling:
         names = " and ".join(no_ceiling)
-        numbers = f"not all runs of {names} show a ceiling, and no other lies surely below it"
+        numbers = f"not all runs of {names} show a ceiling, and "
+        if not beyond(0, ceilings):
+            numbers += "no other lies surely below it"
+        elif abs(gap) < MARGIN:
+            numbers += f"the other lies below it, perhaps by less than {MARGIN}"
+        else:
+            numbers += "the last values do not bear out that the other lies below it"
     elif beyond(0, ceilings) and abs(gap) < MARGIN:
         numbers += f", and less than {MARGIN} does not count"
     elif beyond(0, ceilings):

@@ -12,13 +12,13 @@ def whole_file(target: Path) -> Iterator[Path]:
     """A path to write a file at. At the end of the block that file replaces `target`; if the block
     raises, `target` stays as it was. A link is followed. What is there and is no regular file, such
     as /dev/null or a pipe, is written to and not replaced. OSError if it cannot be written."""
-    target = Path(os.path.realpath(target))
     if target.exists() and not target.is_file():
         with tempfile.TemporaryDirectory() as folder:
             written = Path(folder, target.name)
             yield written
             target.write_bytes(written.read_bytes())
         return
+    target = Path(os.path.realpath(target))
     partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
     try:
         yield partial

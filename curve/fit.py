@@ -97,6 +97,11 @@ class Fit:
         return self.x[-1]
 
     @property
+    def end(self) -> float:
+        """The mean of the last three points."""
+        return self.y[-3:].mean()
+
+    @property
     def reach(self) -> float:
         """How far the data goes past the middle of the rise."""
         return self.C_max / self.C_mid
@@ -136,6 +141,13 @@ class Fit:
     def describes(self, C: float) -> bool:
         """Whether compute C lies between the points of a run that did not fall."""
         return self.C_min <= C <= self.C_max and not self.fell
+
+    def points_at(self, C: float) -> float:
+        """Where the points lie at a compute that the fit describes: the curve, moved by the mean
+        residual of the last three points up to there."""
+        near = slice(*np.searchsorted(self.x, [0, C], "right"))
+        x, y = self.x[near][-3:], self.y[near][-3:]
+        return self.predict(C) + np.mean(y - self.predict(x))
 
     def interval_of(self, weights: Array, C: Array) -> tuple[Array, Array]:
         """95 % intervals (low, high), each (k,), of k sums of the curve at compute C (m,): weights

@@ -78,6 +78,15 @@ def each(fit: Fit, C) -> Forecast:
     return forecast(fit, C, np.eye(len(C)))
 
 
+def height_at(fit: Fit, C: float) -> tuple[float, float, float]:
+    """The pass rate at compute C with its 95 % interval: of the curve up to the last point, of the
+    forecast after it."""
+    if C <= fit.C_max:
+        return fit.predict(C), *fit.band(C)
+    later = each(fit, [C])
+    return later.value[0], later.low[0], later.high[0]
+
+
 def forecasts(fit: Fit, C, scatter: float = 0.0) -> dict:
     """The mean pass rate over compute C, an array or a number, by forecaster, and the "interval" of
     the forecast."""
@@ -97,7 +106,7 @@ def gain_of_twice(fit: Fit) -> dict:
     """What twice the compute would gain over the mean of the last three points: "gain", "interval",
     and a "sentence"."""
     later = each(fit, [2 * fit.C_max])
-    gain, low, high = np.ravel([later.value, later.low, later.high]) - fit.y[-3:].mean()
+    gain, low, high = np.ravel([later.value, later.low, later.high]) - fit.end
     text = f"twice the compute would gain {gain:+.3f} [{low:+.3f}, {high:+.3f}]"
     if fit.fell:
         sentence = f"going on: {text} at best, since this run fell, and no forecast foresees a fall"
@@ -117,7 +126,7 @@ def reached_at(fit: Fit, pass_rate: float) -> dict:
         next(iter(C[curve >= pass_rate]), None) for curve in (later.value, later.low, later.high)
     )
     beyond = f"within {FURTHEST} times the compute"
-    if x == fit.C_max:
+    if x == fit.C_max or (fit.fell and fit.y.max() >= pass_rate):
         x = low = high = next(iter(fit.x[fit.y >= pass_rate]), fit.C_max)
         sentence = f"{pass_rate:g} is reached already, first at {x:.4g}"
     elif low is None:

@@ -196,7 +196,7 @@ def packed_runs(study: Path) -> dict[str, bytes]:
     runs = defaultdict(bytes)
     for line in (study / RUNS).read_bytes().splitlines(keepends=True):
         run, _, fields = line.removeprefix(b'{"run": "').partition(b'", ')
-        runs[run.decode()] += b"{" + fields
+        runs[json.loads(b'"%b"' % run)] += b"{" + fields
     return dict(runs)
 
 
@@ -210,10 +210,10 @@ def runs_of_study(folder: Path) -> list[tuple[str, Path]]:
     runs = []
     for name in sorted(names, key=_natural_order):
         match = re.fullmatch(r"(.+)-seed\d+", name)
-        if match:
-            runs.append((match[1], folder / name))
-    if not runs and not _logs_in(folder):
-        runs = [("", inner) for inner in sorted(folder.glob("*/")) if _logs_in(inner)]
+        runs.append((match[1] if match else "", folder / name))
+    if not any(variant for variant, _ in runs):  # no study
+        inner = [] if _logs_in(folder) else sorted(folder.glob("*/"))
+        runs = [("", each) for each in inner if _logs_in(each)]
     return sorted(runs, key=lambda run: run[0] != "scalerl")
 
 

@@ -5,6 +5,7 @@ written whole or not at all.
 """
 
 import contextlib
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -44,21 +45,23 @@ def plot_variants(
     if len(runs) == 1:
         series, fit = runs[0]
         _draw_run(axes, series, fit, predict)
-        title = series.name if fit.identified else f"{series.name}\n{fit.warnings[0]}"
+        title = shown(series.name)
+        if not fit.identified:
+            title += f"\n{fit.warnings[0]}"
         how = ""
     else:
         verdicts = {comparison.variants[0]: f"; {comparison.verdict}" for comparison in comparisons}
         ends_of_grey = {}
         for name, color in _colours(variants, comparisons).items():
             asymptote = asymptote_of([fit for _, fit in variants[name]])
-            label = f"{name}: A {asymptote}{verdicts.get(name, '')}"
+            label = f"{shown(name)}: A {asymptote}{shown(verdicts.get(name, ''))}"
             end = _draw_variant(axes, label, variants[name], color)
             if color == GREY:
                 ends_of_grey[name] = end
         _name_at_side(axes, ends_of_grey)
         first, *others = variants
         named = [first, *others] if len(others) < 2 else [first, f"{len(others)} others"]
-        title = f"Pass rate over compute: {' and '.join(named)} ({len(runs)} runs)"
+        title = f"Pass rate over compute: {' and '.join(map(shown, named))} ({len(runs)} runs)"
         how = "points of all seeds, mean of the fitted curves, forecasts (dashed)"
         if any(series.x[0] == 0 for series, _ in runs):
             how += "; at the left edge: before training"
@@ -68,6 +71,11 @@ def plot_variants(
                 " triangle: a run that fell, which is in no mean"
             )
     _write(path, axes, [series for series, _ in runs], title, how)
+
+
+def shown(name: str) -> str:
+    """A name as a label. For matplotlib $ would begin a formula, and _ would hide the label."""
+    return re.sub("^_", " _", name.replace("$", r"\$"))
 
 
 def _colours(
@@ -104,7 +112,7 @@ def plot_diagnosis(path: Path, series: Series, fit: Fit) -> None:
     # If the residuals drift, the sigmoid is not the shape of this run.
     residuals.plot(fit.x, fit.y - fit.predict(fit.x), "o-", ms=4, lw=0.6)
     residuals.axhspan(-fit.rms, fit.rms, alpha=0.15)
-    title = f"{series.name}: pass rate minus curve\n(band: rms {fit.rms:.4f})"
+    title = f"{shown(series.name)}: pass rate minus curve\n(band: rms {fit.rms:.4f})"
     residuals.set(title=title, xlabel=series.x_name)
 
     # If A follows the window, it rests on a few points.
@@ -248,7 +256,7 @@ def _name_at_side(axes, ends: dict[str, tuple[float, float]]) -> None:
     for name, (C, rate) in sorted(ends.items(), key=lambda end: -end[1][1]):
         free = min(free, (rate - low) / (high - low))
         axes.annotate(
-            name,
+            shown(name),
             (C, rate),
             xytext=(1.02, free),
             textcoords="axes fraction",

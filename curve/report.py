@@ -15,7 +15,7 @@ from curve.columns import Series
 from curve.comparison import Comparison, asymptote_of, mean_of, standing
 from curve.files import write_whole
 from curve.fit import Fit, FittedRun, with_interval
-from curve.forecast import FORECASTERS, forecasts, gain_of_twice, held_out, reached_at
+from curve.forecast import FORECASTERS, forecasts, gain_of_twice, height_at, held_out, reached_at
 
 Row = dict[str, str]
 
@@ -147,8 +147,9 @@ def variants_table(
             mean = np.exp(mean_of(logs, np.log(fits[0].interval[name])))
             row[name] = with_interval(*mean, form) if known else "-"
         row["last value"] = f"{np.mean([fit.y[-1] for _, fit in runs]):.3f}"
-        forecast = mean_of([fit.predict(C) for fit in fits], fits[0].band(C))
-        shown = known or all(fit.describes(C) for fit in fits)
+        heights = [height_at(fit, C) for fit in fits]
+        forecast = mean_of([value for value, *_ in heights], heights[0][1:])
+        shown = known or all(fit.describes(C) and not fit.together for fit in fits)
         row[f"forecast at {C:.4g}"] = with_interval(*np.clip(forecast, 0, 1)) if shown else "-"
         rows.append(row)
         if not compared:
@@ -169,10 +170,15 @@ def caption(runs: Sequence[FittedRun]) -> str:
     """What the tables of these runs are about: columns, intervals, and what was warned of when the
     logs were read."""
     columns = dict.fromkeys(f"{series.y_name} over {series.x_name}" for series, _ in runs)
-    notes = [note for series, _ in runs for note in series.notes]
-    warnings = dict.fromkeys(note for note in notes if note.startswith("!"))
+    warnings = [note for series, _ in runs for note in series.notes if note.startswith("!")]
+    x_names = dict.fromkeys(series.x_name.lower() for series, _ in runs)
+    if len(x_names) > 1:
+        warnings.append(
+            f"! compute is {' and '.join(x_names)}: the comparison says nothing unless these count"
+            " the same; --x can name one column for all"
+        )
     intervals = "In brackets, 95 % intervals: of a variant by its seeds, of a run by its fit."
-    return "\n".join([f"Read: {', '.join(columns)}. {intervals}", *warnings])
+    return "\n".join([f"Read: {', '.join(columns)}. {intervals}", *dict.fromkeys(warnings)])
 
 
 def runs_table(runs: Sequence[FittedRun]) -> str:
@@ -226,7 +232,7 @@ def lines_of(rows: Sequence[Row]) -> list[list[str]]:
 
 def markdown(rows: Sequence[Row]) -> str:
     """A Markdown table that can also be read as it is."""
-    lines = lines_of(rows)
+    lines = [[cell.replace("|", r"\|") for cell in cells] for cells in lines_of(rows)]
     widths = [max(map(len, cells)) for cells in zip(*lines)]
     lines.insert(1, ["-" * width for width in widths])
     return "\n".join(f"| {' | '.join(map(str.ljust, line, widths))} |" for line in lines)

@@ -595,6 +595,90 @@ def test_unfinished_runs_are_compared_at_a_compute_that_all_have_passed(command,
     assert heights[400] == ["-", "-"]
 
 
+def test_a_height_counts_only_if_the_points_bear_it_out(command, tmp_path):
+    """The runs of `came_down` lose less than a fifth of their rise at the end, so they count as
+    standing. Their curves end above those of the others, and their points below."""
+    x = np.arange(41) * 5.0
+    late = 0.1 + 0.69 / (1 + 60 / np.maximum(x, 1e-9)) + np.where(x > 170, 0.08, 0)
+    for fall, verdict in ((0, "came_down is ahead at compute"), (0.135, "no difference")):
+        quick = sigmoid(x, 0.8, 2.5, 25, 0.1) - np.where(x > 170, fall, 0)
+        names = {"came_down": [], "late": []}
+        for seed in range(3):
+            noise = 0.012 * np.sin(np.arange(41) * (2.1 + 0.3 * seed) + seed)
+            for (name, paths), y in zip(names.items(), (quick + noise, late - noise)):
+                paths.append(str(write_csv(tmp_path / f"{name}{seed}.csv", x, y)))
+        variants = [f"{name}={','.join(paths)}" for name, paths in names.items()]
+        _, output, _ = command("--compare", *variants)
+        assert output.splitlines()[-1].startswith(f"late and came_down: {verdict}"), output
+
+
+def test_what_a_comparison_cannot_know_is_finite(command, tmp_path):
+    """With tiny gains A is held below R0, and no ratio is known. Without any scatter the seeds
+    alone decide."""
+    out = tmp_path / "out.json"
+    tiny = [
+        write_csv(tmp_path / f"tiny{i}.csv", *run_of(A=0.06, R0=R0, C_mid=C, noise=5e-4, seed=i))
+        for i, (R0, C) in enumerate([(0.04, 100), (0.02, 150)])
+    ]
+    status, output, _ = command("--compare", *tiny, "--json", out)
+    assert status == 0 and "inf" not in output and "no difference" in output
+
+    names = []
+    for name, C_mid in (("quick", 100), ("slow", 150)):
+        paths = [
+            str(write_csv(tmp_path / f"{name}{seed}.csv", *run_of(C_mid=C_mid, seed=seed)))
+            for seed in range(3)
+        ]
+        names.append(f"{name}={','.join(paths)}")
+    status, output, _ = command("--compare", *names, "--seed-scatter", 0, 0, "--json", out)
+    assert status == 0 and "nan" not in output and "quick is more efficient" in output
+
+
+def test_different_columns_of_compute_are_warned_of(command, tmp_path):
+    paths = [
+        write_csv(tmp_path / f"{x_name}.csv", *run_of(), f"{x_name},pass_rate")
+        for x_name in ("compute_flops", "step")
+    ]
+    _, output, _ = command("--compare", *paths)
+    assert "! compute is compute_flops and step: the comparison says nothing" in output
+    _, output, _ = command("--compare", paths[0], paths[0])
+    assert "!" not in output
+
+
+def test_names_may_hold_what_means_something_elsewhere(drawn, command, tmp_path):
+    """$ begins a formula in matplotlib, _ hides a label, and | ends a cell of a table."""
+    names = ["_first.csv", "a|$b_$.csv"]
+    paths = [write_csv(tmp_path / name, *run_of(seed=i)) for i, name in enumerate(names)]
+    status, output, _ = command("--compare", *paths, "--plot", tmp_path / "p.png")
+    assert status == 0
+    assert r"| a\|$b_$.csv " in output
+    labels = [text.get_text() for text in drawn[0].axes[0].get_legend().texts]
+    assert len(labels) == 2 and labels[0].startswith(" _first.csv")
+
+
+def test_the_table_has_the_forecast_of_the_run(command, tmp_path):
+    """One rule for both: these points do not bend, so it is not the sigmoid."""
+    path = write_csv(tmp_path / "run.csv", *run_of(B=1.0, noise=0.02, n=20, last=3000))
+    table = tmp_path / "table.csv"
+    out = tmp_path / "out.json"
+    command(path, "--predict", 2e4, "--table", table, "--json", out)
+    (row,) = csv.DictReader(table.open())
+    (run,) = json.loads(out.read_text())["runs"]
+    (found,) = (each for each in run["forecast"] if each["x"] == 2e4)
+    low, high = found["interval"]
+    assert found["forecast"] != pytest.approx(found["sigmoid"], abs=0.002)
+    assert row["forecast at 2e+04"] == f"{found['forecast']:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def test_json_may_go_through_a_pipe(tmp_path):
+    path = write_csv(tmp_path / "run.csv", *run_of())
+    command_line = [sys.executable, SCRIPT, path, "--json", "/dev/stdout"]
+    done = subprocess.run(command_line, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    results, _ = json.JSONDecoder().raw_decode(done.stdout)
+    assert results["runs"][0]["name"] == "run.csv"
+
+
 # --- reading: test_logs.py has the kinds of logs --------------------------------------------------
 
 
@@ -926,6 +1010,18 @@ def test_a_folder_of_runs_is_compared(tmp_path, command):
     assert status == 0
     assert "quick is more efficient" in output
 
+    # Runs of a study with another beside them: none is lost.
+    for name in ("scalerl-seed0", "scalerl-seed0-2", "other"):
+        lines = [
+            json.dumps({"kind": "validation", "compute_flops": C, "pass_rate": R})
+            for C, R in zip(*run_of())
+        ]
+        (tmp_path / "study" / name).mkdir(parents=True)
+        (tmp_path / "study" / name / "log.jsonl").write_text("\n".join(lines))
+    _, output, _ = command(tmp_path / "study")
+    rows = [line.split()[1] for line in output.splitlines() if line.startswith("|")]
+    assert rows[2:] == ["scalerl", "other", "scalerl-seed0-2"]
+
 
 def test_too_few_validations_name_the_column_that_has_more(tmp_path, command):
     lines = [{"step": s, "critic/score/mean": 0.3} for s in range(300)]
@@ -941,6 +1037,13 @@ def test_more_efficient_is_said_with_where_it_began_lower(tmp_path, command):
     high = write_csv(tmp_path / "high.csv", *run_of(R0=0.5, C_mid=200, B=1.5, seed=1, last=3000))
     _, output, _ = command("--compare", high, low)
     assert "low.csv is more efficient, but began lower: it was behind until" in output
+
+    short = write_csv(tmp_path / "short.csv", *run_of(A=0.9, R0=0.7, B=1.9, last=180, noise=1e-3))
+    steep = write_csv(
+        tmp_path / "steep.csv", *run_of(A=0.9, R0=0.05, B=4, last=1000, noise=2e-3, seed=1)
+    )
+    _, output, _ = command("--compare", short, steep)
+    assert "steep.csv is more efficient, but began lower: it was behind all along" in output
 
 
 # --- the forecast, and whether it is worth going on ---
@@ -979,6 +1082,8 @@ def test_the_compute_for_a_pass_rate(tmp_path, command):
     assert "not reached within 10 times" in reached_at(fit, 0.999)["sentence"]
     already = reached_at(fit, 0.5)
     assert "is reached already" in already["sentence"] and already["x"] <= 300
+    fell = fit_sigmoid(x, np.where(x > 250, 0.3, y))
+    assert fell.fell and "0.7 is reached already" in reached_at(fell, 0.7)["sentence"]
 
     path = write_csv(tmp_path / "run.csv", x, y)
     _, output, _ = command(path, "--reach", 0.82, "--json", tmp_path / "out.json")

@@ -57,6 +57,13 @@ def test_a_packed_log_has_what_fits_and_tables_need(study):
     assert before.num_examples == after.num_examples
 
 
+def test_a_name_may_hold_any_letter(study):
+    (study / "base-seed0").rename(study / "pâte-seed0")
+    folder = packed(study)
+    assert [*packed_runs(folder)] == ["pâte-seed0", "scalerl-seed0"]
+    assert read_log(folder / "pâte-seed0", y="pass_rate")
+
+
 def test_columns_of_training_are_kept_if_they_are_named(study):
     folder = packed(study, "--train", "kl_estimate", "entropy")
     lines = [json.loads(line) for line in packed_runs(folder)["base-seed0"].splitlines()]

@@ -228,6 +228,11 @@ def test_what_cannot_be_is_refused_by_name_before_anything_starts(tmp_path, monk
             ["--loss", "gspo"],
             ["variant 'b'", "has its own --loss"],
         ),
+        (
+            {"fine": {}, "b": {"fp32_logits": True}},
+            ["--no-fp32-logits"],
+            ["variant 'b'", "has its own --no-fp32-logits"],
+        ),
         ({"a": {"los": "dapo"}}, [], ["variant 'a'", "--los", "did you mean --loss?"]),
         ({"a": {"seed": 3}}, [], ["--seed is for one run"]),
         ({"fine": {}, "a/b": {}}, [], ["'a/b'", "cannot name a folder"]),

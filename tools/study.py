@@ -127,7 +127,7 @@ def runs_to_train(study: Study, common: list[str]) -> Runs:
     for seed, (variant, changes) in itertools.product(study.seeds, read_study(study.study).items()):
         # Refuse flags that no study can have, and flags for all runs that this variant has itself.
         about = f"variant {variant!r} of {study.study}"
-        own_flags = set(map(flag, changes))
+        own_flags = {flag(name) for field in changes for name in (field, f"no_{field}")}
         for single in {"--name", "--seed", "--resume", "--from-step"} & (common_flags | own_flags):
             raise ValueError(
                 f"{single} is for one run:"
