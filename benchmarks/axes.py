@@ -38,27 +38,29 @@ def runs_of(folder) -> list[Run]:
     return [run for run in runs if not any(fit.fell for _, fit in run)]
 
 
-def end(fit: Fit) -> float:
-    return fit.y[-3:].mean()
-
-
 def line(name: str, runs: list[Run]) -> None:
     """Print a line of the table."""
     fits = [[fit for _, fit in run] for run in runs]
+    identified = np.array([[fit.identified for fit in of_run] for of_run in fits])
+    rms = np.array([[fit.rms for fit in of_run] for of_run in fits])
     by_all = [of_run for of_run in fits if all(fit.identified for fit in of_run)]
-    print(f"{name:12}{len(runs):5}", end="")
-    for i in range(3):
-        print(f"{sum(of_run[i].identified for of_run in fits):8}", end="")
-    print(f"{len(by_all):8}", end="")
+
+    # How many identify A, and what A is. Only runs that identify it over all measures can be
+    # compared.
+    cells = [*identified.sum(0), len(by_all)]
     if by_all:
         A = np.array([[fit.A for fit in of_run] for of_run in by_all])
-        ends = np.array([end(of_run[FLOPS]) for of_run in by_all])
-        print("".join(f"{value:8.3f}" for value in [*np.median(A, 0), np.median(ends)]), end="")
+        ends = [of_run[FLOPS].end for of_run in by_all]
+        middles = [*np.median(A, 0), np.median(ends)]
+        cells += [f"{value:.3f}" for value in middles]
     else:
-        print(f"{'-':>8}" * 4, end="")
-    for i in (TOKENS, HOURS):
-        print(f"{np.median([of_run[i].rms / of_run[FLOPS].rms for of_run in fits]):8.2f}", end="")
-    print()
+        cells += ["-"] * 4
+    # How well the sigmoid fits, beside its fit over FLOPs.
+    for measure in (TOKENS, HOURS):
+        ratio = np.median(rms[:, measure] / rms[:, FLOPS])
+        cells.append(f"{ratio:.2f}")
+
+    print(f"{name:12}{len(runs):5}" + "".join(f"{cell:>8}" for cell in cells))
 
 
 def from_the_same_points(runs: list[Run]) -> None:
@@ -69,9 +71,10 @@ def from_the_same_points(runs: list[Run]) -> None:
         half = np.sum(tokens <= tokens[-1] / 2)
         if half < LEAST_POINTS + 1:  # the first gives R0
             continue
+        # The points are the same over each measure, and so is the end. Only the axis differs.
         fits = [fit_sigmoid(series.x[:half], series.y[:half]) for series, _ in run]
         foretold = [fit.predict(series.x[-3:]).mean() for fit, (series, _) in zip(fits, run)]
-        errors.append(np.array(foretold) - end(run[FLOPS][1]))
+        errors.append(np.array(foretold) - run[FLOPS][1].end)
     errors = np.array(errors)
     median = np.median(np.abs(errors), 0)
     rms = np.sqrt(np.square(errors).mean(0))
@@ -84,6 +87,8 @@ def main() -> None:
     print(f"{'':17}{'identify A':>24}{'':8}{'A':>24}{'':8}{'residuals':>16}")
     heads = "FLOPs tokens hours by-all FLOPs tokens hours end tokens hours".split()
     print(f"{'study':12}{'runs':>5}" + "".join(f"{head:>8}" for head in heads))
+
+    # Runs that were copied into several studies have the same tokens at each validation.
     distinct = {}
     for folder in sorted((common.ROOT / "docs" / "study").iterdir()):
         runs = runs_of(folder)

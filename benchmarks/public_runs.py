@@ -386,7 +386,7 @@ def reach_rows(series: list[Series]) -> list[list]:
                 if times * fit.C_max > x[-1]:
                     continue
                 wanted = level[np.searchsorted(x, times * fit.C_max)]
-                if wanted > fit.y[-3:].mean() + 0.005:
+                if wanted > fit.end + 0.005:
                     reached = x[(x > fit.C_max) & (level >= wanted)][0]
                     answer = reached_at(fit, wanted)
                     low, high = (end or np.inf for end in answer["interval"])

@@ -27,7 +27,7 @@ PART_OF_B = 0.4
 DEFAULT_WEIGHT = 6
 WEIGHT_BESIDE_THREE = 0.5
 QUANTILE = 1 - 0.05 / 6  # so the three intervals, of A, B and C_mid, hold together with 95 %
-NO_VARIANCE = 1e-12  # is added to each variance, so that 0 divides nothing
+LEAST_VARIANCE = 1e-12  # is added to each variance, so that 0 divides nothing
 MOST_RATIO = 1e6  # of B or C_mid; if an end of an interval is beyond it, nothing is known there
 
 # --- 1. The seeds of a variant --------------------------------------------------------------------
@@ -228,7 +228,7 @@ def difference(first: Seeds, second: Seeds, scatter: float) -> tuple:
     other, other_errors = second
     n = one.shape[-1]
     m = other.shape[-1]
-    least = scatter**2 + NO_VARIANCE
+    least = scatter**2 + LEAST_VARIANCE
     one_expected = least + np.square(one_errors).mean(-1)
     other_expected = least + np.square(other_errors).mean(-1)
     seen = n * one.var(-1) / one_expected + m * other.var(-1) / other_expected

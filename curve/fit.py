@@ -145,9 +145,9 @@ class Fit:
     def points_at(self, C: float) -> float:
         """Where the points lie at a compute that the fit describes: the curve, moved by the mean
         residual of the last three points up to there."""
-        near = slice(*np.searchsorted(self.x, [0, C], "right"))
-        x, y = self.x[near][-3:], self.y[near][-3:]
-        return self.predict(C) + np.mean(y - self.predict(x))
+        x, y = beyond_0(self)
+        residuals = (y - self.predict(x))[x <= C]
+        return self.predict(C) + residuals[-3:].mean()
 
     def interval_of(self, weights: Array, C: Array) -> tuple[Array, Array]:
         """95 % intervals (low, high), each (k,), of k sums of the curve at compute C (m,): weights

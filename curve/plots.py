@@ -54,7 +54,7 @@ def plot_variants(
         ends_of_grey = {}
         for name, color in _colours(variants, comparisons).items():
             asymptote = asymptote_of([fit for _, fit in variants[name]])
-            label = f"{shown(name)}: A {asymptote}{shown(verdicts.get(name, ''))}"
+            label = shown(f"{name}: A {asymptote}{verdicts.get(name, '')}")
             end = _draw_variant(axes, label, variants[name], color)
             if color == GREY:
                 ends_of_grey[name] = end

@@ -147,10 +147,12 @@ def variants_table(
             mean = np.exp(mean_of(logs, np.log(fits[0].interval[name])))
             row[name] = with_interval(*mean, form) if known else "-"
         row["last value"] = f"{np.mean([fit.y[-1] for _, fit in runs]):.3f}"
-        heights = [height_at(fit, C) for fit in fits]
-        forecast = mean_of([value for value, *_ in heights], heights[0][1:])
-        shown = known or all(fit.describes(C) and not fit.together for fit in fits)
-        row[f"forecast at {C:.4g}"] = with_interval(*np.clip(forecast, 0, 1)) if shown else "-"
+        forecast = "-"
+        if known or all(fit.describes(C) and not fit.together for fit in fits):
+            heights = [height_at(fit, C) for fit in fits]
+            mean = mean_of([value for value, *_ in heights], heights[0][1:])
+            forecast = with_interval(*np.clip(mean, 0, 1))
+        row[f"forecast at {C:.4g}"] = forecast
         rows.append(row)
         if not compared:
             continue

@@ -419,9 +419,8 @@ def test_the_published_tables_are_made_of_the_published_logs(name, tmp_path, mon
     published, made = (np.array(re.findall(number, text), float) for text in texts)
     runs = {json.loads(line)["run"] for line in (folder / "runs.jsonl").open()}
     rows = {cells_of(line)[0]: line for line in texts[1].splitlines() if line.startswith("| ")}
-    for (
-        run
-    ) in runs:  # before, last value, C_max, C_max/C_mid and rms, beside the digits of its name
+    # Of each run: before, last value, C_max, C_max/C_mid and rms, beside the digits of its name.
+    for run in runs:
         assert len(re.findall(number, rows[run])) >= 5 + len(re.findall(number, run))
     assert np.allclose(made, published, rtol=0.02, atol=0.002)
 
