@@ -109,6 +109,9 @@ def named_logs(options: Options) -> list[tuple[str, str]]:
                 f"{argument!r} names no log, where one is expected: write NAME=LOG,LOG"
             )
         study = runs_of_study(Path(argument)) if options.compare else []
+        # The same variant of two studies may not be the same, so each has its folder in its name.
+        if len(options.logs) > 1:
+            study = [(each and str(Path(argument) / each), run) for each, run in study]
         logs += study or [(variant, path) for path in paths]
     return logs
 

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -1021,6 +1022,12 @@ def test_a_folder_of_runs_is_compared(tmp_path, command):
     _, output, _ = command(tmp_path / "study")
     rows = [line.split()[1] for line in output.splitlines() if line.startswith("|")]
     assert rows[2:] == ["scalerl", "other", "scalerl-seed0-2"]
+
+    # Two studies may have variants of one name.
+    shutil.copytree(tmp_path / "study", tmp_path / "again")
+    _, output, _ = command("--compare", f"{tmp_path}/study/", tmp_path / "again")
+    rows = [line.split()[1] for line in output.splitlines() if line.startswith("|")]
+    assert rows[2::3] == [f"{tmp_path}/study/scalerl", f"{tmp_path}/again/scalerl"]
 
 
 def test_too_few_validations_name_the_column_that_has_more(tmp_path, command):
