@@ -12,7 +12,7 @@ import sys
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -324,7 +324,7 @@ def _listed(names: Iterable[str]) -> str:
 @np.errstate(all="ignore")  # NaN is a missing value, and check_curve names the place of an infinity
 def read_curves(table: Table, name: str, reading: Reading) -> list[Series]:
     """The curves in a table: one, or one for each column that `reading.y` names. name: of the run,
-    if there is one curve."""
+    if there is one curve. ValueError if there is none, or if a column that is named gives none."""
     kinds = _choose_where(table, reading.where)
     _choose_validations(table, kinds)
     table.source = " and ".join(kinds.values())
@@ -334,7 +334,20 @@ def read_curves(table: Table, name: str, reading: Reading) -> list[Series]:
         )
     columns = _pass_rates(table, reading.y)
     several = len(columns) > 1 or reading.y == "all"
-    return [_series(table, column if several else name, column, reading) for column in columns]
+    curves = []
+    broken = []
+    for column in columns:
+        try:
+            curves.append(_series(table, column if several else name, column, reading))
+        except ValueError as error:
+            # Of all columns, one that gives no curve does not cost the others theirs.
+            if reading.y != "all":
+                raise
+            broken.append(f"! {column} is left out: {error}")
+    if not curves:
+        raise ValueError(broken[0].removeprefix("! "))
+    curves[0] = replace(curves[0], notes=(*curves[0].notes, *broken))
+    return curves
 
 
 def _choose_where(table: Table, where: str | None) -> dict[str, str]:

@@ -110,6 +110,14 @@ def test_runs_of_a_wide_table_have_steps_of_their_own(tmp_path):
     assert list(b.x) == [s + 1 for s in STEPS]
     assert b.y == pytest.approx(np.array(RATES) / 2)
 
+    # A run that gives no curve does not cost the others theirs, unless it is named.
+    wide = table([["step", "a - val/acc", "b - val/acc"], *([s, 7, r] for s, r in CURVE)])
+    (b,) = read_log(write(tmp_path, "w.csv", wide), y="all")
+    assert b.name == "b - val/acc"
+    assert b.notes[-1].startswith("! a - val/acc is left out: line 2: a - val/acc = 7 is no pass")
+    assert "a - val/acc = 7" in refusal(tmp_path, wide, y="a - val/acc,b - val/acc")
+    assert "a - val/acc = 7" in refusal(tmp_path, table([["step", "a - val/acc"], [0, 7]]), y="all")
+
 
 def test_stray_bytes_in_a_console_log(tmp_path):
     content = b"config: {'lr': 1e-6}\n\xff\xfe\x00 stray \x0c bytes\n"
