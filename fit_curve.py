@@ -140,7 +140,10 @@ def fit_logs(
                 unfit.append(";".join([f"{path}: {run}{error}", *warned]))
                 continue
             run_name = series.name if series.name not in variants else f"{path}: {series.name}"
-            variants.setdefault(variant or run_name, []).append((series, fit))
+            name = variant or run_name
+            if variant and len(curves) > 1:  # the columns of a log are not seeds of each other
+                name = f"{variant}: {series.name}"
+            variants.setdefault(name, []).append((series, fit))
     return variants, unfit
 
 

@@ -410,8 +410,14 @@ def _pass_rates(table: Table, y: str | None) -> list[str]:
 
     question = "which column is the pass rate?"
     if not likely:
+        # A name may fit a column that has texts, such as 62%.
+        for name in columns:
+            if _pass_rate_rank(name, table.source):
+                _refuse_texts(table, name)
         question = "no column is named like a pass rate:"
         likely = [name for name in numbers if _compute_rank(name) is None]
+    if not likely:
+        raise ValueError(f"no column can be a pass rate, of {_listed(columns)}")
     if y == "all" and likely:
         return likely
     for i, name in enumerate(likely):
@@ -548,9 +554,10 @@ def _refuse_texts(table: Table, y: str) -> None:
     """ValueError, naming the first, if a pass rate is a text."""
     for row, text in table.texts.get(y, {}).items():
         if table.chosen[row]:
-            raise ValueError(
-                f"{table.place(row)}: {y} = {text[:40]!r} is not a number: mend or remove it"
-            )
+            advice = "mend or remove it"
+            if text.endswith("%"):
+                advice = "remove the signs, and say --percent"
+            raise ValueError(f"{table.place(row)}: {y} = {text[:40]!r} is not a number: {advice}")
 
 
 def _means_of_steps(steps: Array, pass_rate: Array, rows: Array) -> tuple[Array, Array]:

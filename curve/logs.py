@@ -280,7 +280,7 @@ def _rows(binary: io.BufferedIOBase, notes: list[str]) -> Rows:
         form = _console_form(text)
         if form:
             return _console_lines(text, *form)
-    return _table_lines(text, delimiter)
+    return _table_lines(text, delimiter, notes)
 
 
 def _cells(line: str, delimiter: str) -> list[str]:
@@ -392,11 +392,13 @@ def _console_lines(text: io.TextIOWrapper, start: re.Pattern, pair: re.Pattern) 
         yield i, row | said
 
 
-def _table_lines(text: io.TextIOWrapper, delimiter: str) -> Rows:
-    first, _ = next(_lines(text))
+def _table_lines(text: io.TextIOWrapper, delimiter: str, notes: list[str]) -> Rows:
+    first, line = next(_lines(text))
     skipped = first - 1  # comments, as in Stable-Baselines' monitor
     text.seek(0)
-    lines = itertools.islice(text, skipped, None)
+    names_in_line = len(_cells(line, delimiter))
+    lines = enumerate(itertools.islice(text, skipped, None), first)
+    lines = _without_cut_line(lines, names_in_line, delimiter, notes)
     table = csv.reader(lines, delimiter=delimiter, skipinitialspace=True)
     header = next(table)
     names = [name for name in header if name]
@@ -412,3 +414,15 @@ def _table_lines(text: io.TextIOWrapper, delimiter: str) -> Rows:
         if delimiter == ";":  # decimal commas
             cells = [re.sub(r"^([-+]?\d*),(\d+ ?%?)$", r"\1.\2", cell) for cell in cells]
         yield line, dict(zip(header, cells))
+
+
+def _without_cut_line(
+    numbered: Iterator[tuple[int, str]], names: int, delimiter: str, notes: list[str]
+) -> Iterator[str]:
+    """The lines of a table without a last one that was cut off: it has no end, and fewer cells than
+    there are names."""
+    for i, line in numbered:
+        if not line.endswith("\n") and len(_cells(line, delimiter)) < names:
+            notes.append(f"line {i} is cut off, and left out")
+            return
+        yield line

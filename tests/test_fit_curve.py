@@ -1030,6 +1030,19 @@ def test_a_folder_of_runs_is_compared(tmp_path, command):
     assert rows[2::3] == [f"{tmp_path}/study/scalerl", f"{tmp_path}/again/scalerl"]
 
 
+def test_columns_of_one_log_are_no_seeds_of_each_other(tmp_path, command):
+    for name, last in (("one", 0.9), ("two", 0.8)):
+        rows = [f"{s},{0.2 + 0.7 * s / (s + 3):.3f},{last - 0.6 / (s + 1):.3f}" for s in range(12)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["step,val/a,val/b", *rows]) + "\n")
+    logs = f"base={tmp_path}/one.csv,{tmp_path}/two.csv"
+    _, output, _ = command("--compare", logs, "--y", "val/a,val/b")
+    rows = [line.split("|")[1:3] for line in output.splitlines() if line.startswith("|")]
+    assert [[cell.strip() for cell in row] for row in rows[2:]] == [
+        ["base: val/a", "2"],
+        ["base: val/b", "2"],
+    ]
+
+
 def test_too_few_validations_name_the_column_that_has_more(tmp_path, command):
     lines = [{"step": s, "critic/score/mean": 0.3} for s in range(300)]
     lines[200]["val/acc"] = 0.4

@@ -133,6 +133,13 @@ def test_a_half_written_last_line_is_left_out(tmp_path):
     assert any("line 12 is cut off" in note for note in series.notes)
     assert "line 12: no valid JSON" in refusal(tmp_path, GOOD + b'{"step": 700, "pa\n' + GOOD)
 
+    # In a table too, but there a last line without an end may be whole.
+    whole = table([["step", "val/acc", "loss, mean"], *([s, r, 1] for s, r in CURVE)]).rstrip()
+    assert read(tmp_path, whole).y == pytest.approx(RATES)
+    series = read(tmp_path, whole + b"\n700,0.")
+    assert series.y == pytest.approx(RATES)
+    assert any("line 13 is cut off" in note for note in series.notes)
+
 
 def test_validations_are_taken_and_where_decides_otherwise(tmp_path):
     content = json_lines(typed())
@@ -513,3 +520,11 @@ def test_a_column_that_few_rows_have_tells_no_runs_apart(tmp_path):
     for name, record in zip("ab", records[::4]):
         record["picture"] = name
     assert read(tmp_path, json_lines(records)).y == pytest.approx(RATES)
+
+
+def test_a_table_without_a_number_that_can_be_a_pass_rate_says_why(tmp_path):
+    percent = table([["step", "val/acc"], *([s, f"{r:.1%}"] for s, r in CURVE)])
+    message = refusal(tmp_path, percent)
+    assert "line 2: val/acc = " in message and "--percent" in message
+    texts = table([["step", "note"], *([s, "fine"] for s, r in CURVE)])
+    assert refusal(tmp_path, texts).endswith("no column can be a pass rate, of step, note")
