@@ -135,9 +135,10 @@ def fit_logs(
             try:
                 fit = fit_sigmoid(series.x, series.y, *how, series.num_examples)
             except ValueError as error:
+                place = " and ".join(path) if options.join else path
                 run = "" if series.name in str(path) else f"{series.name}: "
                 warned = [note[1:] for note in series.notes if note.startswith("!")]
-                unfit.append(";".join([f"{path}: {run}{error}", *warned]))
+                unfit.append(";".join([f"{place}: {run}{error}", *warned]))
                 continue
             run_name = series.name if series.name not in variants else f"{path}: {series.name}"
             name = variant or run_name

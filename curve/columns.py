@@ -79,7 +79,7 @@ def check_curve(
             advice = "if it is in percent, say --percent"
         falls = np.diff(x, prepend=-1) <= 0
         order = "sort the log by it"
-        if falls.sum() > len(x) / 5:
+        if falls.sum() > len(x) / 5 and (np.diff(x) >= 0).any():
             order = f"it falls {falls.sum()} times, so it is no sum of all compute so far"
         wrong = {
             "{x}, {y}: not finite; remove the line": ~np.isfinite(x + y),
@@ -413,7 +413,7 @@ def _pass_rates(table: Table, y: str | None) -> list[str]:
         # A name may fit a column that has texts, such as 62%.
         for name in columns:
             if _pass_rate_rank(name, table.source):
-                _refuse_texts(table, name)
+                _refuse_texts(table, name, table.rows(name))
         question = "no column is named like a pass rate:"
         likely = [name for name in numbers if _compute_rank(name) is None]
     if not likely:
@@ -428,12 +428,12 @@ def _pass_rates(table: Table, y: str | None) -> list[str]:
 
 
 def _counters(table: Table, y: str, rows: Array) -> list[str]:
-    """The columns of compute, the best name first: those with values in nearly all of these rows,
-    if there are any."""
+    """The columns of compute, the best name first: those with nearly as many values in these rows
+    as the fullest."""
     known = [name for name in table.names if name != y and _compute_rank(name) is not None]
-    nearly_all = 0.9 * len(rows)
-    filled = [name for name in known if np.isfinite(table.numbers(name)[rows]).sum() > nearly_all]
-    return sorted(filled or known, key=_compute_rank)
+    found = {name: np.isfinite(table.numbers(name)[rows]).sum() for name in known}
+    enough = 0.9 * max(found.values(), default=0)
+    return sorted([name for name in known if found[name] >= enough], key=_compute_rank)
 
 
 def _best_compute(table: Table, counters: list[str], rows: Array) -> str:
@@ -456,8 +456,8 @@ def _best_compute(table: Table, counters: list[str], rows: Array) -> str:
 
 def _series(table: Table, name: str, y: str, reading: Reading) -> Series:
     """The curve of the pass rate y."""
-    _refuse_texts(table, y)
     rows = table.rows(y)
+    _refuse_texts(table, y, rows)
     pass_rate = table.numbers(y)
     nan = np.isnan(pass_rate[rows])
     rows = rows[~nan]
@@ -475,11 +475,12 @@ def _series(table: Table, name: str, y: str, reading: Reading) -> Series:
     else:
         _refuse_several_curves(table, step, y, rows)
         rows = rows[_last_of_each(steps[rows])]
-        repeats = f"whose {step} comes again later, as in a resumed run"
-        left_out[repeats] = number - len(rows)
+        left_out["that a resumed run has made again or undone"] = number - len(rows)
 
     # A point needs its compute, too.
-    x, compute = _compute(table, reading.x or _best_compute(table, counters, rows))
+    x = reading.x or _best_compute(table, counters, rows)
+    _refuse_texts(table, x, rows)
+    x, compute = _compute(table, x)
     missing = np.isnan(compute[rows])
     if missing.all():
         raise ValueError(f"no line has a value of {x!r} and of {y!r}")
@@ -500,6 +501,11 @@ def _series(table: Table, name: str, y: str, reading: Reading) -> Series:
     if reasons:
         note += f"; left out: {', '.join(reasons)}"
     warnings = _warnings(table, y, rows)
+    if not reading.mean and number - len(rows) > MOST_REPEATED * number:
+        warnings.append(
+            f"! {step} begins again, and {number - len(rows)} of {number} points are left out: is "
+            "this one resumed run, or are these several runs?"
+        )
 
     # What a point is the mean of has more answers.
     num_examples = _num_examples(table, y, rows)
@@ -531,7 +537,8 @@ def _warnings(table: Table, y: str, rows: Array) -> list[str]:
             "do otherwise"
         )
     if len(rows) < FEW_POINTS:
-        counts = {name: len(table.rows(name)) for name in table.names if _pass_rate_rank(name, "")}
+        others = [name for name in table.names if name != y and _pass_rate_rank(name, "")]
+        counts = {name: len(table.rows(name)) for name in others}
         longest = max(counts, key=counts.get, default=y)
         if counts.get(longest, 0) >= FEW_POINTS:
             more = f"{longest} has {counts[longest]}: --y {longest}"
@@ -550,14 +557,18 @@ def _is_of_training(table: Table, y: str, rows: Array) -> bool:
     return any(len(rows) >= 0.9 * len(of) and np.isin(of, rows).mean() > 0.9 for of in steps)
 
 
-def _refuse_texts(table: Table, y: str) -> None:
-    """ValueError, naming the first, if a pass rate is a text."""
-    for row, text in table.texts.get(y, {}).items():
-        if table.chosen[row]:
+def _refuse_texts(table: Table, name: str, rows: Array) -> None:
+    """ValueError, naming the first, if a value in these rows of a column is a text."""
+    texts = table.texts.get(name, {})
+    for row in rows:
+        if row in texts:
+            text = texts[row]
             advice = "mend or remove it"
             if text.endswith("%"):
                 advice = "remove the signs, and say --percent"
-            raise ValueError(f"{table.place(row)}: {y} = {text[:40]!r} is not a number: {advice}")
+            raise ValueError(
+                f"{table.place(row)}: {name} = {text[:40]!r} is not a number: {advice}"
+            )
 
 
 def _means_of_steps(steps: Array, pass_rate: Array, rows: Array) -> tuple[Array, Array]:
@@ -572,6 +583,8 @@ def _num_examples(table: Table, y: str, rows: Array) -> float | None:
     """How many answers a pass rate y is the mean of, on average; None if the log does not say."""
     column = f"num_examples{y.removeprefix('pass_rate')}"  # pass_rate/SOURCE has its own
     if column not in table.names:
+        if y.startswith("pass_rate/"):  # only the number of all sources is known
+            return None
         column = "num_examples"
     numbers = table.numbers(column)[rows]
     known = numbers[np.isfinite(numbers)]

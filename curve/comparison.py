@@ -97,7 +97,7 @@ def asymptote_of(fits: list[Fit]) -> str:
     all have, their mean is no estimate."""
     counted = standing(fits)
     first = counted[0]
-    fell = len(fits) - len(counted)
+    fell = sum(fit.fell for fit in fits)
     if len(counted) == 1 or first.together:
         text = first.asymptote
     elif all(fit.identified for fit in counted) and not all(fit.on_bound for fit in counted):
@@ -128,9 +128,9 @@ def decide(
 
     Asymptotes come first: they differ if the interval of their difference is beyond 0, if the last
     values bear that out, and if the difference is at least MARGIN. Otherwise B and C_mid are fitted
-    again with A held at the mean of all runs, .02 below it and .02 above it. A difference counts if
-    it is sure at all three. It is one of efficiency if it is also sure between the most unequal
-    ceilings that the data allows; otherwise the ceilings may make it.
+    again with A held at the mean of all runs, .02 below it and .02 above it (but at most at 1). A
+    difference counts if it is sure at all three. It is one of efficiency if it is also sure between
+    the most unequal ceilings that the data allows; otherwise the ceilings may make it.
     """
     gap, low, high = ceilings
     higher = beyond(0, ceilings) if borne_out(gap, groups, lambda fit: fit.end) else 0
@@ -269,7 +269,8 @@ def efficiency_between(
         logs, errors = found.transpose(1, 3, 2, 0)
         if min(map(len, groups)) >= 3:
             errors = np.zeros_like(errors)
-        by_A = scatter[0] * np.ptp(logs, 1, keepdims=True) / np.ptp(A)
+        moved = np.ptp(np.minimum(A, 1))  # no fit has an A above 1
+        by_A = scatter[0] * np.ptp(logs, 1, keepdims=True) / max(moved, 1e-9)
         sides.append((logs, np.hypot(errors, by_A)))
 
     efficiency = {"A": held[0][0]}
@@ -441,9 +442,9 @@ def reasons(
         first, second = efficiency[name]
         ratio = with_interval(*efficiency[f"{name}_ratio"], ".2f")
         numbers += f", {name} {first:.4g} and {second:.4g}, ratio {ratio}"
-    if min(seeds) < 3 and kind in ("none", "ceiling or efficiency"):
+    shrink = half_interval(3, 3) / half_interval(*seeds)
+    if shrink < 1 and kind in ("none", "ceiling or efficiency"):
         _, least, most = efficiency["C_mid_ratio"]
-        shrink = half_interval(3, 3) / half_interval(*seeds)
         apart = max(MARGIN, shrink * (high - low) / 2)
         ratio = (most / least) ** (shrink / 2)
         numbers += (

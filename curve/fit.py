@@ -97,6 +97,11 @@ class Fit:
         return self.x[-1]
 
     @property
+    def degrees(self) -> int:
+        """The degrees of freedom: points minus fitted parameters."""
+        return len(self.points[0]) - len(self.profile.free) - 1  # A is fitted too
+
+    @property
     def end(self) -> float:
         """The mean of the last three points."""
         return self.y[-3:].mean()
@@ -305,9 +310,9 @@ def judge(fit: Fit) -> Fit:
     kind = about_A.kind if about_A else None
     identified = kind in (None, SHORT)
     warnings = [warning for warning in (about_A, fall) if warning]
-    n = len(fit.x)
-    if n < 6:
-        text = f"only {n} points: the intervals lean on {n - 3} degree(s) of freedom"
+    if fit.degrees < 3:
+        rest = "1 degree" if fit.degrees == 1 else f"{fit.degrees} degrees"
+        text = f"only {len(fit.x)} points: the intervals rest on {rest} of freedom"
         warnings.append(FitWarning("few points", text))
     low, high = least_squares.B_RANGE
     if identified and not low * 1.01 < fit.B < high / 1.01:

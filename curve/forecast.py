@@ -110,7 +110,7 @@ def gain_of_twice(fit: Fit) -> dict:
     text = f"twice the compute would gain {gain:+.3f} [{low:+.3f}, {high:+.3f}]"
     if fit.fell:
         sentence = f"going on: {text} at best, since this run fell, and no forecast foresees a fall"
-    elif gain < LITTLE:
+    elif round(gain, 3) < LITTLE:  # as it is printed
         sentence = f"going on: {text}, less than {LITTLE}: hardly worth it"
     else:
         sentence = f"going on: {text}: worth it"
@@ -172,7 +172,7 @@ def held_out(
     early = fit_sigmoid(x, y, r0, fit_from, fit_to)
     first = max(len(x) - 3, np.sum(x <= fit_to))
     later = x[first:]
-    scatter = stdtrit(len(early.x) - 3, 0.975) * early.rms / np.sqrt(len(later))
+    scatter = stdtrit(early.degrees, 0.975) * early.rms / np.sqrt(len(later))
     return {
         "fit_to": fit_to,
         "n_points": len(early.x),

@@ -100,7 +100,7 @@ def read_log(path: str | os.PathLike, table: Table | None = None, **choices) -> 
     column = None
     # FILE:COLUMN, unless a file has this name.
     file, _, last = text.rpartition(":")
-    if file and not os.path.exists(text) and os.path.exists(file):
+    if file and not _there_is(text) and _there_is(file):
         text = file
         column = last
         choices["y"] = column
@@ -144,8 +144,11 @@ def read_joined(logs: Sequence[str], **choices) -> list[Series]:
     tokens = np.nan_to_num(table.numbers(of_step)).cumsum()
     table.columns["tokens"] = np.arange(len(tokens)), tokens
     table.names.append("tokens")
-    choices["x"] = choices["x"] or "tokens"
-    (theirs,) = read_log(log, table, **choices)
+    choices["x"] = choices.get("x") or "tokens"
+    curves = read_log(log, table, **choices)
+    if len(curves) > 1:
+        raise ValueError(f"--join: {log} has {len(curves)} curves: name the column of one with --y")
+    (theirs,) = curves
 
     # Their points come after ours.
     x, y = beyond_0(theirs)  # at 0 it measures the model that ours ended with
@@ -194,9 +197,13 @@ def packed_runs(study: Path) -> dict[str, bytes]:
     """The logs in study/runs.jsonl, by run. Its lines are {"run": "NAME", ...} with a line of a
     log.jsonl for `...`."""
     runs = defaultdict(bytes)
-    for line in (study / RUNS).read_bytes().splitlines(keepends=True):
-        run, _, fields = line.removeprefix(b'{"run": "').partition(b'", ')
-        runs[json.loads(b'"%b"' % run)] += b"{" + fields
+    for i, line in enumerate((study / RUNS).read_bytes().splitlines(keepends=True), 1):
+        match = re.fullmatch(rb'\{"run": ("(?:[^"\\]|\\.)+"), (.+)', line, re.S)
+        if not match:
+            raise ValueError(
+                f"{study / RUNS}: line {i} names no run: expected a file of tools/pack.py"
+            )
+        runs[json.loads(match[1])] += b"{" + match[2]
     return dict(runs)
 
 
@@ -215,6 +222,14 @@ def runs_of_study(folder: Path) -> list[tuple[str, Path]]:
         inner = [] if _logs_in(folder) else sorted(folder.glob("*/"))
         runs = [("", each) for each in inner if _logs_in(each)]
     return sorted(runs, key=lambda run: run[0] != "scalerl")
+
+
+def _there_is(log: str) -> bool:
+    """Whether there is such a file or folder, or such a run in the RUNS file of a study."""
+    path = Path(log)
+    if path.exists():
+        return True
+    return (path.parent / RUNS).exists() and path.name in packed_runs(path.parent)
 
 
 def _natural_order(name: str) -> list:
@@ -351,11 +366,15 @@ def _is_of_records(value) -> bool:
 
 def _flat(record: dict, prefix: str = "") -> dict:
     """The numbers and texts of a record. A record in it adds its name, as in eval/acc, unless it is
-    data or metrics."""
+    data or metrics whose names are not taken."""
     flat = {}
     for name, value in record.items():
         if isinstance(value, dict):
-            flat |= _flat(value, prefix if name in ("data", "metrics") else f"{prefix}{name}/")
+            named = f"{prefix}{name}/"
+            inner = _flat(value, prefix if name in ("data", "metrics") else named)
+            if inner.keys() & {*flat, *(prefix + each for each in record)}:
+                inner = _flat(value, named)
+            flat |= inner
         elif not isinstance(value, list):
             flat[prefix + name] = value
     return flat

@@ -6,6 +6,7 @@ written whole or not at all.
 
 import contextlib
 import re
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,6 +27,7 @@ COMPUTE_UNITS = {
 
 
 MOST_COLOURS = 6  # curves that are told apart by their colour
+LABEL_WIDTH = 110  # characters in a line of the legend
 GREY = "0.6"
 
 
@@ -54,7 +56,8 @@ def plot_variants(
         ends_of_grey = {}
         for name, color in _colours(variants, comparisons).items():
             asymptote = asymptote_of([fit for _, fit in variants[name]])
-            label = shown(f"{name}: A {asymptote}{verdicts.get(name, '')}")
+            text = f"{name}: A {asymptote}{verdicts.get(name, '')}"
+            label = shown(textwrap.fill(text, LABEL_WIDTH))
             end = _draw_variant(axes, label, variants[name], color)
             if color == GREY:
                 ends_of_grey[name] = end
@@ -118,7 +121,7 @@ def plot_diagnosis(path: Path, series: Series, fit: Fit) -> None:
     # If A follows the window, it rests on a few points.
     every = max(len(fit.x) // 25, 1)
     for C in fit.x[::every]:
-        for color, window in (("C0", (0, C)), ("C1", (C, np.inf))):
+        for color, window in (("C0", (fit.x[0], C)), ("C1", (C, fit.C_max))):
             with contextlib.suppress(ValueError):  # too few points
                 part = fit_sigmoid(series.x, series.y, fit.r0, *window)
                 fill = color if part.identified else "w"
@@ -160,13 +163,8 @@ def _draw_run(axes, series: Series, fit: Fit, predict: Sequence[float]) -> None:
         axes.axvline(fit.C_mid, color="C2", lw=1, ls="-.", label=text)
     else:
         low, _ = fit.interval["A"]
-        axes.axhline(
-            low,
-            color="C3",
-            lw=1,
-            ls="--",
-            label=f"A not identified: above {low:.3f}",
-        )
+        text = f"A not identified: above {low:.3f}"
+        axes.axhline(low, color="C3", lw=1, ls="--", label=text)
     axes.axhline(
         fit.R0,
         color="0.45",
@@ -297,7 +295,8 @@ def _write(path: Path, axes, runs: Sequence[Series], title: str, how: str) -> No
     # Short labels stand in two columns. The figure is as high as they need.
     _, labels = axes.get_legend_handles_labels()
     columns = 2 if max(map(len, labels)) < 60 else 1
-    lines = title.count("\n") + len(labels) / columns
+    in_labels = sum(label.count("\n") + 1 for label in labels)
+    lines = title.count("\n") + in_labels / columns
     axes.legend(
         fontsize=8,
         ncols=columns,

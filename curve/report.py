@@ -34,7 +34,10 @@ def report(
         test = held_out(series.x, series.y, fit.r0, fit_to, fit.x[0])
     except ValueError as error:
         test = {"error": str(error)}
-    predicted = [forecasts(fit, C) | {"x": C} for C in (*predict, 2 * fit.C_max)]
+    predicted = []
+    for C in (*predict, 2 * fit.C_max):
+        value, *interval = height_at(fit, C)
+        predicted.append(forecasts(fit, C) | {"x": C, "forecast": value, "interval": interval})
     return {
         "name": series.name,
         "A": fit.A if fit.identified else None,
@@ -100,7 +103,7 @@ def describe(series: Series, fit: Fit, report: dict) -> str:
     lines.append(f"  {shown}; residuals: {residuals}{noise}")
 
     # Forecasts, and the test of those from the first half.
-    for forecast in report["forecast"]:
+    for forecast in report["forecast"] if not fit.collapsed else ():
         value = with_interval(forecast["forecast"], *forecast["interval"])
         others = [f"{name.replace('_', ' ')} {forecast[name]:.3f}" for name in FORECASTERS[1:]]
         lines.append(f"  forecast at {forecast['x']:.4g}: {value} ({', '.join(others)})")
@@ -141,7 +144,7 @@ def variants_table(
         row = {"variant": variant, "runs": str(len(fits)), "A": asymptote_of(fits)}
         # The mean of the seeds, if each of them has its own curve.
         fits = standing(fits)
-        known = all(fit.identified and not fit.together for fit in fits)
+        known = all(fit.identified and not (fit.together or fit.fell) for fit in fits)
         for name, form in {"B": ".2f", "C_mid": ".3g"}.items():
             logs = np.log([getattr(fit, name) for fit in fits])
             mean = np.exp(mean_of(logs, np.log(fits[0].interval[name])))

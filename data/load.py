@@ -199,10 +199,27 @@ def load_evaluation(argument: str, number: int, instruction: str | None = None) 
     spec = parse_spec(argument, instruction)
     if spec.is_task:
         return replace(made_source(spec, 1, number), train=[])
-    if spec.known.test is None and "split" not in spec.options:
-        return replace(read_source(spec, number), train=[])
+    if "validation" in spec.options or (spec.known.test is None and "split" not in spec.options):
+        source = read_source(spec, number)
+        return replace(source, train=[], validation=source.validation[:number])
     problems, notes = read_problems(spec, spec.known.test)
+    most = max(1, len(problems) // HELD_OUT_SHARE)
+    if min(number, len(problems)) > most and are_trained_on(spec):
+        notes.append(
+            f"a run on these {len(problems)} problems holds out at most {most}, and trains on the "
+            f"others: --problems {most} takes only what it has held out"
+        )
     return Source(spec.name, 1.0, [], problems[:number], notes)
+
+
+def are_trained_on(spec: Spec) -> bool:
+    """Whether the files that are evaluated on are those that a run trains on."""
+    if spec.name in KNOWN or "split" in spec.options:
+        return False
+    try:
+        return files_of(spec, "train") == files_of(spec, "test")
+    except ValueError:  # there is none to train on
+        return False
 
 
 def task_of(argument: str) -> str:

@@ -18,6 +18,10 @@ LIKELY_COLUMNS = {  # guessed in this order
     "solution": ["solution"],
 }
 Records = Iterator[tuple[str, dict]]  # each record with its place in a file
+# Words in the path of a file, and the part of the data that they say.
+SPLITS = {"train": "train", "test": "test"} | dict.fromkeys(
+    "validation valid val dev".split(), "validation"
+)
 
 # --- files ----------------------------------------------------------------------------------------
 
@@ -25,8 +29,9 @@ Records = Iterator[tuple[str, dict]]  # each record with its place in a file
 def find_files(place: str, subsets: tuple[str, ...], split: str) -> list[Path]:
     """The files of records at a place: a file, a folder, or a data set of the hub, which is
     downloaded or taken from its cache. In a folder or data set, only files below the folders
-    `subsets` count, if any are named, and only files whose path says `split`, if any path does.
-    Raises ValueError if none is left, or if the hub cannot be reached."""
+    `subsets` count, if any are named, and only files whose path says `split`, if any path says a
+    split. Without a file for "test" those for "train" are returned. Raises ValueError if none is
+    left, or if the hub cannot be reached."""
     path = Path(place).expanduser()
     if path.is_file():
         return [path]
@@ -37,9 +42,13 @@ def find_files(place: str, subsets: tuple[str, ...], split: str) -> list[Path]:
         folder = below_root.parts[0]
         is_wanted = folder[0] != "." and (not subsets or folder in subsets)
         if is_wanted and file.suffix in FORMATS and file.is_file():
-            words_of[file] = set(re.split("[^a-z0-9]+", str(below_root).lower()))
-    splits = {"train", "validation", "test"} & set().union(*words_of.values())
-    files = [file for file, words in words_of.items() if split in words or not splits]
+            words = re.split("[^a-z0-9]+", str(below_root).lower())
+            words_of[file] = {SPLITS.get(word, word) for word in words}
+    splits = {*SPLITS.values()} & set().union(*words_of.values())
+    for wanted in (split, "train") if split == "test" else (split,):
+        files = [file for file, words in words_of.items() if wanted in words or not splits]
+        if files:
+            break
     if not files:
         below = f" below {', '.join(subsets)}" if subsets else ""
         raise ValueError(
@@ -113,7 +122,7 @@ def parse_json(path: Path, text: bytes, first_line: int = 1):
     """The value of a text that begins at this line of a file. ValueError, with the line, if it is
     not JSON in UTF-8."""
     try:
-        return json.loads(text.rstrip().decode(), object_pairs_hook=record_of)
+        return json.loads(text.rstrip().decode("utf-8-sig"), object_pairs_hook=record_of)
     except json.JSONDecodeError as error:
         lines_before, reason = error.lineno - 1, error.msg
     except UnicodeDecodeError as error:
@@ -141,13 +150,13 @@ def read_csv(path: Path) -> Records:
         header = file.readline().decode(errors="replace")
     separator = max(",;\t", key=header.count)
     with open(path, newline="", encoding="utf-8-sig") as file:
-        reader = csv.DictReader(file, delimiter=separator, strict=True, restkey="")
+        reader = csv.DictReader(file, delimiter=separator, strict=True)
         try:
             names = [*filter(None, reader.fieldnames or ())]
             if len({*names}) < len(names):
                 raise ValueError(f"{path}, line 1: two columns have one name")
             for record in reader:
-                if record.get(""):
+                if None in record:
                     raise ValueError(f"{path}, line {reader.line_num}: more cells than columns")
                 yield f"line {reader.line_num}", record
         except (UnicodeDecodeError, csv.Error) as error:

@@ -61,7 +61,10 @@ def draw(axes, series: Series, color: str, label: str) -> None:
     for points, fill in ((early, color), (~early, "w")):
         axes.plot(series.x[points], series.y[points], "o", color=color, mfc=fill, ms=5)
 
-    fit = fit_sigmoid(series.x, series.y, fit_to=half)
+    try:
+        fit = fit_sigmoid(series.x, series.y, fit_to=half)
+    except ValueError as error:
+        raise ValueError(f"{series.name}, first half: {error}") from None
     past = np.linspace(end / 1000, half, 200)
     axes.plot(past, fit.predict(past), color=color, label=label)
     future = np.linspace(half, end, 50)
@@ -95,6 +98,8 @@ def picture_of(runs: list[Series]):
 def main(arguments: list[str]) -> int:
     """The command. Returns 0; ValueError or OSError if a log gives no curve."""
     command = read_flags(Command, arguments, description=__doc__)
+    if not command.logs:
+        raise ValueError("no log is named: python -m docs.forecasts LOG ...")
     runs = [series for log in command.logs for series in read_log(log)]
     print(markdown([dict(zip(HEAD, row)) for row in table_of(runs)]))
     if command.plot:

@@ -16,12 +16,14 @@ from curve.comparison import (
     asymptote_of,
     compare,
     compare_with_first,
+    efficiency_between,
     fit_together,
 )
 from curve.fit import fit_sigmoid, sigmoid
 from curve.flags import run_command
 from curve.forecast import outlook
 from curve.logs import runs_of_study
+from curve.report import variants_table
 from fit_curve import Options, fit_logs
 
 
@@ -347,3 +349,44 @@ def test_a_collapse_draws_nothing_that_it_does_not_show():
     axes = Figure().subplots()
     plots._draw_variant(axes, "variant", [(fallen, fit)], "C0")
     assert not axes.collections
+
+
+def test_an_asymptote_held_above_1_is_held_at_1():
+    """No fit has an A above 1, so a step from .98 to 1.02 moves it by .02 only."""
+    random = np.random.default_rng(0)
+    groups = [[fit_of(random, A=0.99, C_mid=C) for _ in range(3)] for C in (60.0, 80.0)]
+    low, high = 0.98, 1.02
+    beyond, at_1 = (
+        efficiency_between(groups, [(1.0, 1.0), (low, low), (top, top)], (0.05, 0.05))
+        for top in (high, 1.0)
+    )
+    assert beyond["B_ratio"] == pytest.approx(at_1["B_ratio"])
+    assert beyond["C_mid_ratio"] == pytest.approx(at_1["C_mid_ratio"])
+
+
+def test_more_runs_than_three_are_not_told_to_become_three():
+    random = np.random.default_rng(1)
+    two, five = ([fit_of(random) for _ in range(n)] for n in (2, 5))
+    assert "three seeds of each would show" in compare(("a", "b"), (two[:1], two[1:])).sentence
+    assert "three seeds of each" not in compare(("a", "b"), (two, five)).sentence
+
+
+def test_a_variant_whose_runs_all_fell_says_so():
+    x, y = run_of(np.random.default_rng(2), A=0.8)
+    y = np.where(x > 500, 0.6, y)
+    fit = fit_sigmoid(x, y)
+    assert fit.fell and not fit.collapsed
+    (row,) = variants_table({"low": [(Series("low", x, y), fit)]}, (), 550.0)
+    assert row["A"].endswith("; 1 of 1 fell")
+    assert row["forecast at 550"] == "-"
+
+
+def test_the_legend_is_drawn_however_long_the_names_are(tmp_path):
+    random = np.random.default_rng(3)
+    variants = {
+        f"{letter * 60}-{letter * 60}": [series_and_fit(random, last=80.0)] for letter in "abcdef"
+    }
+    plots.plot_variants(tmp_path / "p.svg", variants)
+    text = (tmp_path / "p.svg").read_text()
+    assert all(letter * 60 in text for letter in "abcdef")
+    assert f"{'a' * 60}-{'a' * 60}" not in text, "a label of one line hides the legend or the axes"

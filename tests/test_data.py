@@ -563,6 +563,40 @@ def test_evaluation_takes_a_whole_file_or_what_a_task_holds_out(tmp_path):
     assert load_evaluation("arithmetic", 50).validation == arithmetic.problems("validation", 50)
 
 
+def test_evaluation_says_what_a_run_would_have_trained_on(tmp_path):
+    path = write(tmp_path / "mine.jsonl", records(50))
+    held_out = load(path, validation=5).validation
+    assert load_evaluation(path, 5).validation == held_out
+    assert load_evaluation(path, 5).notes == load_evaluation(path, 4).notes
+    assert "--problems 5 takes only what it has held out" in load_evaluation(path, 6).notes[-1]
+
+    # A folder whose files say what is held apart.
+    folder = tmp_path / "folder"
+    write(folder / "train.jsonl", records(20))
+    write(folder / "val.jsonl", records(10, start=100))
+    (source,) = load_data([str(folder)], None, 2)
+    assert len(source.train) == 18, "val says validation"
+    evaluated = load_evaluation(str(folder), 4)
+    assert evaluated.validation[:2] == source.validation
+    assert "holds out at most 2" in evaluated.notes[-1]
+    assert loading.task_of(str(folder)) == "data.tasks.mathematics"
+    named = load_evaluation(f"{folder / 'train.jsonl'},validation={folder / 'val.jsonl'}", 4)
+    assert {problem.prompt for problem in named.validation} <= {
+        problem.prompt for problem in load_evaluation(f"{folder},split=validation", 99).validation
+    }
+
+
+def test_a_table_with_an_index_column_and_a_byte_order_mark_are_read(tmp_path):
+    (tmp_path / "a.csv").write_text(",problem,answer\n0,1+1?,2\n1,2+2?,4\n")
+    assert len(load_evaluation(str(tmp_path / "a.csv"), 9).validation) == 2
+    text = '{"problem": "1+1?", "answer": "2"}\n'
+    (tmp_path / "b.jsonl").write_text("\ufeff" + text)
+    assert len(load_evaluation(str(tmp_path / "b.jsonl"), 9).validation) == 1
+    (tmp_path / "c.csv").write_text("problem,answer\n1+1?,2,3\n")
+    with pytest.raises(ValueError, match="line 2: more cells than columns"):
+        load_evaluation(str(tmp_path / "c.csv"), 9)
+
+
 def test_any_data_set_of_the_hub_and_any_folder_can_be_named(hub, tmp_path):
     for i, name in enumerate(("openai/gsm8k", "agentica-org/DeepScaleR-Preview-Dataset")):
         source = load(f"{name},subset=main" if i == 0 else name)

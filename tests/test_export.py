@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -193,6 +194,12 @@ def test_each_part_that_is_not_carried_over_is_named():
         two_files = Settings(recipe=recipe, data=("a.csv", "b.csv"))
         warnings = export.warnings_of(engine, two_files)
         assert [text.split()[0] for text in warnings] == ["--data", *parts]
+
+    # Each engine has an fp32 head on one side alone.
+    fp32 = Settings(recipe=replace(recipe, fp32_logits=True))
+    for engine in left:
+        parts = [text.split()[0] for text in export.warnings_of(engine, fp32)]
+        assert "--fp32-logits" in parts
 
 
 def test_a_split_head_is_one_in_fp32_there(run, tmp_path, capsys):

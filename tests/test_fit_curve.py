@@ -390,7 +390,7 @@ def test_runs_that_fell_are_counted_and_left_out_of_a_comparison():
     assert result.efficiency == without.efficiency
     assert result.verdict == "two is more efficient"
     assert asymptote_of([*whole, fallen]) == f"{asymptote_of(whole)}; 1 of 3 fell"
-    assert asymptote_of([fallen]) == fallen.asymptote
+    assert asymptote_of([fallen]) == f"{fallen.asymptote}; 1 of 1 fell"
 
 
 def test_seeds_are_fitted_alone_and_pooled_by_t(command, tmp_path):
@@ -1129,3 +1129,48 @@ def test_a_run_that_has_levelled_off_is_told_from_one_that_may_still_climb():
     x, y = run_of(A=0.9, last=3000.0)
     y[-8:] = 0.2
     assert not levelled_off(Series("run", x, y), 0.02)
+
+
+def test_a_joined_log_with_several_columns_asks_for_one(tmp_path, command):
+    ours = [{"kind": "validation", "pass_rate": 0.1, "compute_tokens": 100 * i} for i in range(4)]
+    write_records(tmp_path / "log.jsonl", ours)
+    theirs = [
+        {"step": i, "tokens_of_step": 50, "val/a": 0.3 + i / 20, "val/b": 0.2} for i in range(5)
+    ]
+    write_records(tmp_path / "other.jsonl", theirs)
+    logs = ("--join", tmp_path, tmp_path / "other.jsonl")
+    _, _, errors = command(*logs, "--y", "val/a,val/b")
+    assert "has 2 curves: name the column of one with --y" in errors
+    _, _, errors = command(*logs, "--y", "val/a", "--fit-to", 250)
+    assert f"{tmp_path} and {tmp_path}/other.jsonl: only 2 of" in errors
+
+
+def test_a_prediction_inside_the_run_is_the_height_of_its_curve(tmp_path, command):
+    log = write_csv(tmp_path / "log.csv", *run_of(B=0.9, C_mid=400.0))
+    command(log, "--predict", 300, "--json", tmp_path / "o.json")
+    results = json.loads((tmp_path / "o.json").read_text())
+    inside, _ = results["runs"][0]["forecast"]
+    fit = fit_of(B=0.9, C_mid=400.0)
+    assert inside["forecast"] == pytest.approx(fit.predict(300.0))
+    assert inside["interval"] == pytest.approx(fit.band(300.0))
+
+
+def test_the_degrees_of_freedom_are_points_minus_parameters():
+    x, y = run_of(n=7)
+    assert [fit_sigmoid(x, y, r0).degrees for r0 in ("first", "free", 0.2)] == [3, 3, 3]
+    few = fit_sigmoid(x[1:6], y[1:6], "free")
+    assert any("rest on 1 degree of freedom" in str(warning) for warning in few.warnings)
+
+
+def test_a_diagnosis_stays_within_the_points_that_are_fitted(tmp_path, command, monkeypatch):
+    windows = []
+
+    def fit_sigmoid_seen(x, y, r0, *window):
+        windows.append(window)
+        return fit_sigmoid(x, y, r0, *window)
+
+    monkeypatch.setattr(plots, "fit_sigmoid", fit_sigmoid_seen)
+    log = write_csv(tmp_path / "log.csv", *run_of())
+    command(log, "--fit-from", 60, "--fit-to", 400, "--diagnose", tmp_path / "d.png")
+    assert min(low for low, _ in windows) >= 60
+    assert max(high for _, high in windows) <= 400

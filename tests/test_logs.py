@@ -290,7 +290,7 @@ def test_a_resumed_run_counts_once(tmp_path):
     series = read(tmp_path, json_lines(lines))
     assert list(series.x) == STEPS
     assert series.y == pytest.approx(RATES)
-    assert "left out: 3 whose step comes again later" in series.notes[0]
+    assert "left out: 3 that a resumed run has made again or undone" in series.notes[0]
 
     # Resumed twice, and once without a step in between.
     points = CURVE[:4] + CURVE[2:6] + CURVE[5:]
@@ -528,3 +528,57 @@ def test_a_table_without_a_number_that_can_be_a_pass_rate_says_why(tmp_path):
     assert "line 2: val/acc = " in message and "--percent" in message
     texts = table([["step", "note"], *([s, "fine"] for s, r in CURVE)])
     assert refusal(tmp_path, texts).endswith("no column can be a pass rate, of step, note")
+
+
+def test_compute_that_is_a_text_is_refused_by_its_line(tmp_path):
+    steps = ["0", *(f"{100 * n:,}" for n in range(1, 41))]
+    content = table([["step", "acc"], *((s, 0.2 + n / 100) for n, s in enumerate(steps))])
+    assert "line 12: step = '1,000' is not a number" in refusal(tmp_path, content)
+
+
+def test_the_counter_that_most_points_have_is_taken(tmp_path):
+    rows = [["step", "tokens", "acc"]]
+    for _, r in CURVE * 3:
+        n = len(rows)
+        rows.append([n if n % 5 else "", 1000 * n if n % 5 == 0 else "", r])
+    assert read(tmp_path, table(rows)).x_name == "step"
+
+
+def test_two_runs_under_each_other_are_warned_of(tmp_path):
+    rows = [["step", "acc"], *((s, 0.3 + s / 1000) for s in range(0, 400, 10))]
+    rows += [(s, 0.2 + s / 1000) for s in range(0, 200, 10)]
+    series = read(tmp_path, table(rows))
+    assert series.notes[-1].startswith("! step begins again, and 40 of 60 points are left out")
+
+
+def test_a_log_with_the_newest_line_first_is_to_be_sorted(tmp_path):
+    message = refusal(tmp_path, table([["step", "acc"], *reversed(CURVE)]))
+    assert message.endswith("it must increase; sort the log by it")
+
+
+def test_one_source_of_several_has_no_number_of_answers(tmp_path):
+    lines = [
+        {"step": s, "pass_rate": r, "pass_rate/a": r, "num_examples": 500, "kind": "validation"}
+        for s, r in CURVE
+    ]
+    assert read(tmp_path, json_lines(lines)).num_examples == 500
+    assert read(tmp_path, json_lines(lines), y="pass_rate/a").num_examples is None
+
+
+def test_names_that_data_and_metrics_share_are_told_apart(tmp_path):
+    lines = [{"step": s, "data": {"acc": r}, "metrics": {"acc": 0.1, "step": 5}} for s, r in CURVE]
+    series = read(tmp_path, json_lines(lines), y="acc")
+    assert list(series.x) == STEPS
+    assert series.y == pytest.approx(RATES)
+    assert read(tmp_path, json_lines(lines), y="metrics/acc").y == pytest.approx(0.1)
+
+
+def test_a_run_of_a_study_can_have_its_column_named():
+    (series,) = read_log("docs/study/loo/scalerl-seed0:pass_rate")
+    assert series.y_name == "pass_rate"
+
+
+def test_a_file_with_the_name_of_packed_runs_that_is_none_has_a_sentence(tmp_path):
+    (tmp_path / "runs.jsonl").write_text('{"run": "a", "step": 0}\n\n')
+    with pytest.raises(ValueError, match=r"runs.jsonl: line 2 names no run"):
+        read_log(tmp_path / "a")
