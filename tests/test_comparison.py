@@ -389,4 +389,4 @@ def test_the_legend_is_drawn_however_long_the_names_are(tmp_path):
     plots.plot_variants(tmp_path / "p.svg", variants)
     text = (tmp_path / "p.svg").read_text()
     assert all(letter * 60 in text for letter in "abcdef")
-    assert f"{'a' * 60}-{'a' * 60}" not in text, "a label of one line hides the legend or the axes"
+    assert f"{'b' * 60}-{'b' * 60}" not in text, "a label of one line hides the legend or the axes"
