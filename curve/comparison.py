@@ -108,7 +108,9 @@ def asymptote_of(fits: list[Fit]) -> str:
     else:
         lacking = [fit for fit in counted if not fit.identified]
         text = f"not identified by {len(lacking)} of {len(counted)} runs"
-    return f"{text}; {fell} of {len(fits)} fell" if fell else text
+    if not fell:
+        return text
+    return f"{text}; it fell" if len(fits) == 1 else f"{text}; {fell} of {len(fits)} fell"
 
 
 # --- 2. Which variant is ahead --------------------------------------------------------------------

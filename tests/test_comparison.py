@@ -377,7 +377,7 @@ def test_a_variant_whose_runs_all_fell_says_so():
     fit = fit_sigmoid(x, y)
     assert fit.fell and not fit.collapsed
     (row,) = variants_table({"low": [(Series("low", x, y), fit)]}, (), 550.0)
-    assert row["A"].endswith("; 1 of 1 fell")
+    assert row["A"].endswith("; it fell")
     assert row["forecast at 550"] == "-"
 
 
