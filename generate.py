@@ -30,9 +30,10 @@ import signal
 import sys
 from dataclasses import dataclass
 
-if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+if __name__ == "__main__":
     # Ctrl-C ends the seconds of imports below without a traceback.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     # Threads of torch that wait leave the cores to other processes.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
@@ -124,6 +125,11 @@ def load(command: GenerateCommand) -> Loaded:
     decoding = make_decoding(tokenizer, command, command.length_control)
     decoding = dataclasses.replace(decoding, temperature=command.temperature)
     gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+    if command.tensor_parallel > max(1, len(gpus)):
+        raise ValueError(
+            f"--tensor-parallel {command.tensor_parallel} wants as many GPUs, and {len(gpus)} are"
+            " here"
+        )
     devices = tuple(gpus[: command.tensor_parallel]) or ("cpu",)
     settings = engine_settings(command, devices, path, decoding)
     model = load_model(path)

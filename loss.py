@@ -177,9 +177,9 @@ def choose_batch(
 
     PPO-off-policy-k waits until everything that was handed out is finished. PipelineRL-k takes the
     oldest finished groups. It waits if a group that stays behind would be too old in its turn:
-    version v + k is the last that may be trained on a group of version v. So no batch is ever too
-    old: each of its groups stayed behind before, when its turn was checked. For example with
-    k = 2 and one group in a batch:
+    version v + k is the last that may be trained on a group of version v. So no group is ever
+    trained too late: each time it was left behind, this check had shown that its own turn comes in
+    time. For example with k = 2 and one group in a batch:
 
         group   handed out at version   last version that may be trained on it
         A       2                       4
@@ -309,7 +309,7 @@ def in_bf16(x: Tensor) -> list[Tensor]:
 
 def matmul_in_fp32(left: Tensor, right: Tensor) -> Tensor:
     """left @ right.T of two matrices in bf16, summed in fp32. A CPU multiplies the same numbers in
-    fp32. The call for a GPU has run on pretended GPUs only."""
+    fp32."""
     if left.is_cuda:
         return torch.mm(left, right.T, out_dtype=torch.float32)
     return left.float() @ right.float().T
@@ -395,8 +395,9 @@ def counted_samples(rewards_PG: Tensor, usable_PG: Tensor, zero_variance_filter:
 
 
 # --- 6. Advantages (sec. 2, 3.2) ------------------------------------------------------------------
-# A norm is a function of the centred rewards [P, G] (0 where nothing counts), of which completions
-# count [P, G], and of the mean reward of each group [P, 1]. It returns what they are divided by.
+# A norm gets three tensors: the centred rewards [P, G], which are 0 for a completion that does not
+# count; whether each completion counts [P, G]; and the mean reward of each group [P, 1]. It returns
+# what the centred rewards are divided by.
 
 
 def std_of_prompt(centred_PG, counted_PG, means_P1) -> Tensor:

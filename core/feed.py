@@ -292,10 +292,10 @@ class Feed:
     def _send(self, groups: list[Group]) -> None:
         """Send each generator the requests of its groups that have not come back."""
         for generator in self.generators:
-            own = [group for group in groups if group.generator == generator.number]
             requests = [
                 request
-                for group in own
+                for group in groups
+                if group.generator == generator.number
                 for request in group.requests
                 if request.index not in group.rollouts
             ]

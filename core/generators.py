@@ -39,6 +39,7 @@ class Generator:
     reports: multiprocessing.Queue
     heard: float  # clock reading when it was started, or when its last report came
     slots: int = 0  # of its engine; 0 until it has reported that it is ready
+    error: str | None = None  # its traceback, if it has reported one
 
     def give(self, requests: list[Request]) -> None:
         """Completions to sample. Returns at once."""
@@ -52,15 +53,17 @@ class Generator:
         alive = self.process.is_alive()
         # EOFError and OSError come while it dies: the next call says so.
         with contextlib.suppress(queue.Empty, EOFError, OSError):
-            while True:
+            while self.error is None:
                 report = self.reports.get_nowait()
                 self.heard = time.monotonic()
                 self.slots = report.slots or self.slots
-                if report.error is not None:
-                    raise GeneratorFailed(f"{self.process.name} failed:\n{report.error}")
-                reports.append(report)
+                self.error = report.error
+                if self.error is None:
+                    reports.append(report)
         if reports:
             return reports
+        if self.error is not None:
+            raise GeneratorFailed(f"{self.process.name} failed:\n{self.error}")
         if not alive:
             code = self.process.exitcode
             how = f"by signal {-code}" if code < 0 else f"with status {code}"

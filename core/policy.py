@@ -154,7 +154,8 @@ def micro_batch(
     rollouts: list[Rollout], rows: list[int], device: torch.device, share_prompts: bool = False
 ) -> MicroBatch:
     """The tensors of these rows of the rollouts. Padding is on the right, where a causal model
-    never looks; from the padding of shared prompts `Policy` hides it."""
+    never looks. The padding after a shared prompt lies before the completions, so `Policy` masks
+    it."""
 
     def tensor(array) -> Tensor:
         return torch.tensor(array, device=device)

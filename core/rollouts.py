@@ -199,8 +199,8 @@ class SharedParameters:
     def on(self, device: torch.device, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
         """These parameters by name, each copied to the device when its turn comes; at the end all
         copies are made. They stay in fp32, and the caller casts: a copy to a GPU would cast on the
-        CPU first. An unknown name is the head of a reader whose model is not tied; it gets the
-        weight that is the head here."""
+        CPU first. A reader whose head is not tied to its embedding asks for the head by a name that
+        is not stored here. It gets the weight that is the head here."""
         views = self.views()
         for name in names:
             yield name, views.get(name, views[self.head_name]).to(device, non_blocking=True)

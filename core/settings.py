@@ -264,10 +264,10 @@ class GenerateCommand(Sampling):
 
 
 # What --defaults sets. `toy` suits the arithmetic task on two CPU cores. `paper` is what the paper
-# trained with (sec. 2, A.3); it leaves steps, clip_gradient, slots, tokens_per_micro_batch,
-# gradient_checkpointing and verifiers open. `small` is for models of 1M to 600M parameters on one
-# device (docs/your_own.md): all budgets fit 2,048 positions. `short` is for such models if they
-# answer in a few words, without </think> (docs/real_model.md).
+# trained with (sec. 2, A.3). It does not say steps, clip_gradient, slots, tokens_per_micro_batch,
+# gradient_checkpointing and verifiers: these are ours. `small` is for models of 1M to 600M
+# parameters on one device (docs/your_own.md): all budgets fit 2,048 positions. `short` is for such
+# models if they answer in a few words, without </think> (docs/real_model.md).
 PRESETS = {
     name: {part.name: part.metadata[name] for part in fields(Settings) if name in part.metadata}
     for name in ("toy", "paper", "small", "short")
@@ -290,7 +290,7 @@ MAY_CHANGE = set(
 # generate.py takes these from the run that made its model, if no flag says otherwise.
 OF_ITS_RUN = (
     "data defaults prompt_budget thinking_budget answer_budget max_length end_of_thinking"
-    " interruption_phrase thinking instruction system"
+    " interruption_phrase thinking instruction system slots verifiers"
 ).split()
 
 
@@ -307,7 +307,7 @@ def parse(arguments: list[str], kind: type = Settings, description: str | None =
             refuse_changes(stored, settings)
             if settings.learning_rate is None:
                 settings = replace(settings, learning_rate=stored.learning_rate)
-        elif settings.from_step:
+        elif settings.from_step is not None:
             raise ValueError(
                 "--from-step names a checkpoint of the run that --resume names; there is no"
                 " --resume"
@@ -325,6 +325,11 @@ def starting_values(chosen: Sampling) -> Sampling:
     made_by = None if is_run else run_of(chosen.model)
     if made_by:
         stored = read_settings(made_by)
+        if chosen.defaults not in ("auto", stored.defaults):
+            raise ValueError(
+                f"--defaults {chosen.defaults} does nothing here: data, budgets and the like are"
+                f" those of the run that made the model, {made_by}, unless their flags are given"
+            )
         values = {name: getattr(stored, name) for name in OF_ITS_RUN}
         values["length_control"] = stored.recipe.length_control
         return type(chosen)(**values, model=chosen.model)
@@ -429,7 +434,7 @@ def is_of(value, kind) -> bool:
 # 0.
 MAY_BE_0 = (
     "seed warmup_steps threads max_restarts generators trainers gpus weight_decay rollouts_kept"
-    " eps_low least_prompts temperature show stop_when_gain_below"
+    " eps_low least_prompts temperature show stop_when_gain_below from_step"
 ).split()
 LEAST = {"completions_per_prompt": 2, "max_length": 4} | dict.fromkeys(MAY_BE_0, 0)
 
@@ -456,6 +461,15 @@ def refuse_impossible(settings: Sampling) -> None:
         )
     if is_run:
         refuse_impossible_recipe(settings.recipe)
+        if not all(0 <= beta < 1 for beta in settings.adam_betas):
+            raise ValueError(
+                f"--adam-betas are {settings.adam_betas}; each must be at least 0 and below 1"
+            )
+        if not settings.groups_per_step:
+            raise ValueError(
+                f"--batch-factor {settings.recipe.batch_factor} of --prompts-per-step"
+                f" {settings.prompts_per_step} leaves no prompt for a step"
+            )
         if settings.one_process:
             refuse_processes(settings)
         devices_here(settings)

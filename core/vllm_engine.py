@@ -23,9 +23,9 @@ import torch
 from core.engine import INSTALL_VLLM, Completions, Engine, EngineSettings, NoEngine
 from core.rollouts import Request, Rollout, SharedParameters
 
-# Bytes for each number of the head that vLLM cannot know of when it sizes its cache: the head in
-# fp32, which is made later; and at each update one that is copied to the device, and one that it is
-# loaded into.
+# Bytes that vLLM does not count when it sizes its cache: 4 for each number of the head, three
+# times. The head in fp32 is made later. At each update there are a copy of it on the device, and
+# the weight that this is loaded into.
 UNMEASURED = 3 * 4
 # Bytes of keys and values on a CPU. On a GPU vLLM takes what its share of the memory leaves.
 CPU_CACHE = 2**30

@@ -83,10 +83,10 @@ class Compute:
         parts = [(len(group.requests[0].prompt_ids), 0) for group in batch.groups]
         for rollout in batch.rollouts:
             parts.append((len(rollout.tokens), len(rollout.request.prompt_ids)))
-        sampled, sampled_pairs = tokens_and_pairs(parts)
+        generated, generated_pairs = tokens_and_pairs(parts)
         self.tokens += int(batch.lengths_PG.sum())
-        of_tokens = self.parameters * (sampled + 3 * fed)
-        of_pairs = self.attention * (sampled_pairs + 3 * pairs)
+        of_tokens = self.parameters * (generated + 3 * fed)
+        of_pairs = self.attention * (generated_pairs + 3 * pairs)
         self.flops += 2 * (of_tokens + of_pairs)
 
     def restore(self, columns: dict) -> None:

@@ -83,9 +83,9 @@ def pass_at_k(scores_PN: np.ndarray, k: int) -> tuple[float, float, float]:
     scores_PN: the scores of N completions of each of P problems, 0 if truncated or without a
     verdict. For each problem, the mean of the best score over all choices of k completions: with c
     correct ones the unbiased estimate 1 - C(N - c, k) / C(N, k) (Chen et al. 2021, arXiv
-    2107.03374). pass@1 is mean@N. The interval is over problems, as if they were drawn at random:
-    Wilson's, for the number of trials that the scatter between problems is worth. It stays within
-    [0, 1].
+    2107.03374). pass@1 is mean@N. The interval is over problems, as if they were drawn at random.
+    It is Wilson's, for as many yes-or-no trials as would scatter as much as the problems do. It
+    stays within [0, 1].
     """
     problems, samples = scores_PN.shape
     choices = math.comb(samples, k)

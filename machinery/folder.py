@@ -49,6 +49,20 @@ def free_folder(name: str) -> Path:
     return folder
 
 
+def make_folder(folder: Path, settings: Settings) -> Path:
+    """Make the folder of a run. A new run without --name gets the next free one, if another run has
+    taken this one since it was chosen. Returns the folder."""
+    named = settings.name or settings.resume
+    while True:
+        try:
+            folder.mkdir(parents=True, exist_ok=bool(named))
+            return folder
+        except FileExistsError:
+            if named:
+                raise
+            folder = new_folder(settings)
+
+
 def write_config(folder: Path, settings: Settings, chosen: dict | None = None) -> None:
     """Write config.json: all settings, which of them the memory has chosen and why, the versions of
     Python, torch and transformers."""

@@ -1,8 +1,8 @@
 """Some rollouts of a run, token by token, with what the loss made of them: rollouts.jsonl.
 
 A line is a group that was trained on, a problem of a validation, or the times of a step.
-docs/rollouts.md explains every key. A run writes the file and never reads it. tools/view.py makes
-a page of it.
+docs/rollouts.md explains every key. Nothing that is trained depends on the file. tools/view.py
+makes a page of it.
 """
 
 import functools
@@ -161,12 +161,14 @@ class KeptRollouts:
         if not self.settings.rollouts_kept:
             return
         most = max(KEPT_PROBLEMS, self.settings.rollouts_kept)
+        lines = []
         for source in range(len(self.sources)):
             own = [group for group in groups if group.source == source]
             own.sort(key=lambda group: len(group.problem.prompt))
             number, longest = min(most, len(own)), len(own) - 1
             kept = [own[i * longest // max(1, number - 1)] for i in range(number)]
-            self._add([self._line("validation", step, group) for group in kept])
+            lines += [self._line("validation", step, group) for group in kept]
+        self._add(lines)
 
     def _line(self, kind: str, step: int, group: Group) -> dict:
         prompt = group.requests[0].prompt_ids

@@ -125,7 +125,8 @@ def trainer_bytes(
     else:
         # The peak is in the backward of the head, where the gradient of a chunk is added to that of
         # the others; or in the backward of a layer, with the gradients in its feed-forward part.
-        # FSDP has two layers there, and the gradient of one in bf16, and twice in fp32.
+        # FSDP then holds two gathered layers, and the gradient of one layer three times: in bf16,
+        # in fp32, and this rank's part in fp32.
         in_head = table + max(table, logits) + 5 * tokens * width * shape.hidden
         in_layer = again + 3 * tokens * width * shape.mlp
         if sharded:
@@ -359,7 +360,8 @@ def what_would_fit(settings: Settings, shape: Shape, length: int) -> str:
         fewer = int(part * length)
         how = f"prompts and completions of at most {fewer:,} tokens, not {length:,},"
         changes.append((how, settings, fewer))
-    for trainers in range(len(least.trainers) + 1, settings.gpus_here()):
+    most_trainers = settings.gpus_here() - settings.tensor_parallel
+    for trainers in range(len(least.trainers) + 1, most_trainers + 1):
         more = replace(settings, generators=0, trainers=trainers)
         changes.append((f"--trainers {trainers}", more, length))
     changes.append(("--offload", replace(settings, offload=True), length))

@@ -45,6 +45,11 @@ SAMPLED_PROBLEMS = 6
 SAMPLES_SHOWN = 2
 
 
+def indented(text: str) -> str:
+    """A text whose later lines cannot be taken for a heading of samples.txt."""
+    return text.replace("\n", "\n  ")
+
+
 class Record:
     """Writes the log of a run, and knows what its lines have said."""
 
@@ -147,9 +152,11 @@ class Record:
 
         self.last_steps = [*self.last_steps, line][-REMEMBERED:]
         prompts_left = sum(order.left for order in orders)
+        of_prompts = min(order.number for order in orders)
         samples = self.folder / "samples.txt"
         groups = self.settings.groups_per_step
-        self.warn(step, step_warnings(self.last_steps, prompts_left, groups, samples))
+        warnings = step_warnings(self.last_steps, prompts_left, of_prompts, groups, samples)
+        self.warn(step, warnings)
         self.failure = step_failure(self.last_steps)
         self.show(step)
 
@@ -191,7 +198,7 @@ class Record:
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
         """Stop the clock of training during a validation. The time in which generators go on
-        sampling for training is added to the compute, and to the rates of no step."""
+        sampling for training is added to the compute. The rates of the steps leave it out."""
         began, busy, tokens = time.monotonic(), self.feed.busy_seconds, self.feed.sampled_tokens
         yield
         sampling = self.feed.busy_seconds - busy
@@ -229,11 +236,10 @@ class Record:
         """If the pass rate has fallen, the newest checkpoint that is not after the run's best
         validation."""
         peak = fell_from(self.validations)
-        before = None
-        for checkpoint in checkpoints(self.folder):
-            if peak and step_of(checkpoint) <= peak["step"]:
-                before = checkpoint
-        return before
+        if not peak:
+            return None
+        before = [each for each in checkpoints(self.folder) if step_of(each) <= peak["step"]]
+        return max(before, key=step_of, default=None)
 
     def _write_samples(self, step: int, groups: list[Group]) -> None:
         """Write samples.txt: completions of the same problems at the first validation and at this
@@ -242,11 +248,13 @@ class Record:
         for source in range(len(self.sources)):
             of_source = [group for group in groups if group.source == source]
             for group in of_source[:SAMPLED_PROBLEMS]:
-                samples += f"\n{group.problem.prompt}   (answer: {group.problem.answer})\n"
+                problem = f"{group.problem.prompt}   (answer: {group.problem.answer})"
+                samples += f"\n{indented(problem)}\n"
                 for rollout, verdict in group.judged()[:SAMPLES_SHOWN]:
                     truncated = ", truncated" if rollout.truncated else ""
                     text = marked_text(self.feed.prompts.tokenizer, rollout)
-                    samples += f"  {verdict_in_words(verdict)}{truncated}:  {text}\n"
+                    verdict_said = f"{verdict_in_words(verdict)}{truncated}"
+                    samples += f"  {verdict_said}:  {indented(text)}\n"
         path = self.folder / "samples.txt"
         before = "Forced tokens stand in [[ ]]. The first completions of each problem.\n"
         if step and path.exists():

@@ -49,8 +49,8 @@ from machinery.checkpoints import (
     write_checkpoint,
 )
 from machinery.compute import Compute, attention_width, matmul_parameters
-from machinery.files import whole_folder
-from machinery.folder import lock_folder, new_folder, write_config
+from machinery.files import last_line, whole_folder
+from machinery.folder import lock_folder, make_folder, new_folder, write_config
 from machinery.memory import Shape, choose
 from machinery.processes import Stop
 from machinery.ranks import from_rank_0, give_way_to_a_dead_rank
@@ -98,7 +98,8 @@ def open_run(settings: Settings) -> "Run":
         state = read_state(checkpoint)
         step, moments = state["step"], checkpoint / "optimizer.safetensors"
         newest_model = str(checkpoint / "model")
-        if step >= settings.steps and (folder / "model").is_dir():
+        ended = last_line(folder).get("kind") == "end" and (folder / "model").is_dir()
+        if step >= settings.steps and ended:
             raise ValueError(
                 f"{folder} is finished, at step {step}; give a larger --steps to go on"
             )
@@ -136,10 +137,12 @@ def open_run(settings: Settings) -> "Run":
         look_at_tasks(settings, sources)
 
     # Only now is anything written.
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = make_folder(folder, settings)
     lock = lock or lock_folder(folder)
-    # Without --one-process it would be resumed as it was asked for.
-    stored = dataclasses.replace(settings, recipe=asked.recipe, engine=asked.engine)
+    # The recipe, the engine and the sharing of prompts are stored as the user asked for them: a
+    # resume without --one-process, or on another device, goes on with these.
+    as_asked = {name: getattr(asked, name) for name in ("recipe", "engine", "share_prompts")}
+    stored = dataclasses.replace(settings, **as_asked)
     write_config(folder, stored, chosen)
     if settings.resume:
         say(f"{folder}: going on from step {step}")
@@ -191,13 +194,20 @@ def by_turns(settings: Settings) -> Settings:
 
 
 def read_sources(settings: Settings) -> list[Source]:
-    """The problems of the run, by source. ValueError if they are too few for a step."""
+    """The problems of the run, by source. ValueError if they are too few for a step, or for
+    --least-prompts."""
     sources = load_data(
         settings.data, settings.train_prompts, settings.validation_problems, settings.instruction
     )
     for source in sources:
         for note in source.notes:
             say(f"{source.name}: {note}")
+    smallest = min(len(source.train) for source in sources)
+    if settings.recipe.least_prompts >= smallest:
+        raise ValueError(
+            f"--least-prompts is {settings.recipe.least_prompts}, and a source has {smallest} to"
+            " train on: with so many no solved prompt would ever be left out"
+        )
     prompts = sum(len(source.train) for source in sources)
     if settings.groups_per_step > prompts:
         raise ValueError(

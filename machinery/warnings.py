@@ -19,11 +19,11 @@ MISMATCH_TOO_LARGE = 0.05
 
 
 def step_warnings(
-    lines: list[dict], prompts_left: int, groups_per_step: int, samples: Path
+    lines: list[dict], prompts_left: int, of_prompts: int, groups_per_step: int, samples: Path
 ) -> dict[str, str]:
     """The warnings after a step, by what they are about. lines: the last training lines of the log,
-    at most REMEMBERED. prompts_left: prompts that are not retired. samples: the file that shows
-    completions."""
+    at most REMEMBERED. prompts_left: prompts that are not retired. of_prompts: all prompts of the
+    smallest source. samples: the file that shows completions."""
     now, warnings = lines[-1], {}
     if now["truncated_fraction"] > loss.TRUNCATED_TOO_OFTEN:
         warnings["truncation"] = (
@@ -42,7 +42,7 @@ def step_warnings(
             f"{prompts_left} prompts are left that are not solved, fewer than the"
             f" {groups_per_step} that a step takes, so each step trains on the same ones again and"
             " again; runs often fall from here on. --least-prompts"
-            f" {10 * groups_per_step} has the solved ones come again in time"
+            f" {min(10 * groups_per_step, of_prompts // 2)} has the solved ones come again in time"
         )
     if in_a_row(lines, FLAT_STEPS, lambda line: line["zero_variance_fraction"] == 1):
         warnings["flat"] = (

@@ -236,6 +236,9 @@ def test_the_plan_says_what_was_chosen_and_what_would_fit(here, capsys):
     assert "tokens, not 16,896, would fit" in said
     larger = [*command, "24", "--offload", "--model", "Qwen/Qwen3-8B"]
     assert "a smaller model, Qwen3-" in row(planned(larger, capsys), "nothing fits")
+    # More trainers are tried only as far as the generator leaves GPUs for them.
+    split = [*command, "6", "--gpus", "8", "--tensor-parallel", "4", "--model", "Qwen/Qwen3-8B"]
+    assert "does not fit" in row(planned(split, capsys), "nothing fits")
     # With every flag given there is nothing to choose.
     given = "--tokens-per-micro-batch 2048 --gradient-checkpointing --slots 8 --generator-memory .1"
     text = planned([*command, "16", *given.split()], capsys)

@@ -24,7 +24,7 @@ from core.settings import (
     starting_values,
 )
 from curve.flags import flag, run_command
-from machinery.folder import new_folder, write_config
+from machinery.folder import make_folder, new_folder, write_config
 
 
 def refusal(arguments, capsys):
@@ -77,6 +77,14 @@ def test_generate_samples_the_model_of_a_run_as_the_run_did(tmp_path):
     )
     assert (other.data, other.thinking_budget, other.defaults) == (("arithmetic",), (5, 5), "toy")
     assert parse(["--model", str(tmp_path)], GenerateCommand).thinking_budget == (54, 58)
+    small = tmp_path / "runs" / "small"
+    small.mkdir()
+    (small / "log.jsonl").touch()
+    write_config(small, parse(["--data", "gsm8k", "--defaults", "small"]))
+    of_small = parse(["--model", str(small / "model")], GenerateCommand)
+    assert (of_small.slots, of_small.verifiers) == (128, 2)
+    with pytest.raises(ValueError, match="--defaults paper does nothing here: data, budgets"):
+        parse(["--model", str(model), "--defaults", "paper"], GenerateCommand)
 
 
 def test_recipe_flags(tmp_path, monkeypatch):
@@ -91,6 +99,10 @@ def test_recipe_flags(tmp_path, monkeypatch):
     assert new_folder(parse(["--leave-out", "loss"])).name == "scalerl-without-loss-seed0"
     (tmp_path / "runs" / "scalerl-without-loss-seed0").mkdir(parents=True)
     assert new_folder(parse(["--leave-out", "loss"])).name == "scalerl-without-loss-seed0-2"
+    # Two runs chose the same free name before either made its folder.
+    chosen = new_folder(parse([]))
+    folders = [make_folder(chosen, parse([])).name for _ in range(2)]
+    assert folders == ["scalerl-seed0", "scalerl-seed0-2"]
     assert parse(["--no-zero-variance-filter"]).recipe.zero_variance_filter is False
     heads = {"--fp32-logits": True, "--no-fp32-logits": False, "--fp32-logits split": "split"}
     assert {
@@ -311,6 +323,13 @@ def test_bad_input_is_one_sentence_before_any_process_starts(capsys, tmp_path, m
             ["--loss", "gspo", "--eps-low", "1"],
             "--eps-low is 1.0; it must be at least 0 and below 1",
         ),
+        (["--adam-betas", "0.9", "1"], "--adam-betas are (0.9, 1.0); each must be at least 0 and"),
+        (["--batch-factor", "0.01"], "--batch-factor 0.01 of --prompts-per-step 32 leaves no prom"),
+        (
+            ["--train-prompts", "64", "--least-prompts", "64"],
+            "--least-prompts is 64, and a source has 64 to train on",
+        ),
+        (["--from-step", "0"], "--from-step names a checkpoint of the run that --resume names"),
         (["--resume", "nowhere"], "error: nowhere: the folder holds no run"),
         (["--resume", "runs"], "error: runs: the folder holds no run"),
     ):

@@ -196,6 +196,18 @@ def test_a_finished_run_is_said_to_be_finished(alone, capsys):
 
 
 @pytest.mark.slow
+def test_a_run_that_was_stopped_in_its_last_validation_can_be_finished(alone, tmp_path):
+    folder = Path(shutil.copytree(alone, tmp_path / "runs" / "run"))
+    lines = (folder / "log.jsonl").read_text().splitlines(keepends=True)
+    assert [json.loads(line)["kind"] for line in lines[-2:]] == ["validation", "end"]
+    (folder / "log.jsonl").write_text("".join(lines[:-2]))
+    RealRun(tmp_path, "--resume", "runs/run").end_well()
+    again = log(folder)[-2:]
+    assert [(line["kind"], line["step"]) for line in again] == [("validation", 8), ("end", 8)]
+    assert again[0]["pass_rate"] == json.loads(lines[-2])["pass_rate"]
+
+
+@pytest.mark.slow
 def test_ppo_off_policy_k_trains_k_steps_on_what_one_policy_sampled(tmp_path):
     """Also when it takes long to hand the parameters over: validations wait for those of their
     step. The loss is that of docs/your_own.md, with its entropy bonus and its KL."""

@@ -272,7 +272,7 @@ def test_a_warning_comes_when_few_groups_count_for_ten_steps_unless_most_problem
     }
 
     def about(lines):
-        return [*step_warnings(lines, 100, 8, Path("samples.txt"))]
+        return [*step_warnings(lines, 100, 200, 8, Path("samples.txt"))]
 
     assert about([line] * 9) == []
     assert about([line] * 10) == ["few groups"]
