@@ -18,9 +18,10 @@ SECONDS = 5.0  # for all of it; then what has been judged is enough
 FEWEST = 10  # verdicts on an answer, before anything is said of it
 
 
-def cheap_answers(problem: Problem) -> dict[str, str]:
-    """The text of each cheap answer to this problem, by what it is called."""
-    answers = {repr(text): text for text in CONSTANTS}
+def cheap_answers(problem: Problem, usual: str) -> dict[str, str]:
+    """The text of each cheap answer to this problem, by what it is called. usual: the answer that
+    most problems have."""
+    answers = {repr(text): text for text in (*CONSTANTS, usual)}
     whole = problem.prompt
     question = whole.rpartition("\n\n")[0] or whole  # an instruction may stand behind it
     for text, its in ((whole, "the prompt's"), (question, "the question's")):
@@ -53,10 +54,14 @@ def warnings(name: str, problems: list[Problem], pool: VerifierPool) -> list[str
         raise ValueError(f"{said}:\n{verdict.detail.strip()}")
 
     # How many problems each answer solves, and for how many it was judged.
+    answers = Counter(problem.answer for problem in problems)
+    usual, number = answers.most_common(1)[0]
+    if number == 1:  # each problem has its own
+        usual = ""
     items = [
         (answer, problem, as_completion(problem, text))
         for problem in problems[:MOST_PROBLEMS]
-        for answer, text in cheap_answers(problem).items()
+        for answer, text in cheap_answers(problem, usual).items()
     ]
     right, judged = Counter(), Counter()
     for answer, verdict in pool.judge(items, SECONDS):

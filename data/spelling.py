@@ -412,7 +412,7 @@ RULES = [
     Rule(
         "number with words behind it",
         rf"""(?xi) ^ ( [-\d./]+ (?: e\d+ )? | -?\d*\\frac\{{\d+\}}\{{\d+\}} )
-            [ ]+ ( (?: (?: {KNOWN} | [a-z]{{3,}} ) {POWER} )+ ) $""",
+            [ ]+ ( (?: (?: (?! [a-z]{{3}} ) {KNOWN} | [a-z]{{3,}} ) {POWER} )+ ) $""",
         r'\1 "\2"',
         '5 apples → 5 "apples"',
         "5 x",

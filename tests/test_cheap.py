@@ -45,6 +45,12 @@ def test_constants_and_copies_are_named_with_their_share(task):
     assert [line.partition(";")[0] for line in said] == [
         "mine: the cheap answer 'yes' is right for 0.60 of 50 problems"
     ]
+    # The answer that most problems have is tried too.
+    colours = ["blue", "blue", "red", "green"] * 10
+    said = lines_of([task(f"What colour has {i}?", colour) for i, colour in enumerate(colours)])
+    assert [line.partition(";")[0] for line in said] == [
+        "mine: the cheap answer 'blue' is right for 0.50 of 40 problems"
+    ]
     alike = [task(f"Say w{i}\n\nNothing else.", f"w{i}") for i in range(20)]
     (line,) = lines_of(alike)
     assert line.startswith(

@@ -293,3 +293,43 @@ def test_a_verifier_that_raises_on_an_answer_says_wrong():
     assert verdicts["right"].correct
     assert verdicts["wrong"].failure is None and not verdicts["wrong"].correct
     assert "Traceback" in verdicts["wrong"].detail and "ValueError" in verdicts["wrong"].detail
+
+
+def plan_of(problem: Problem) -> list[dict]:
+    """A plan that brings each box of a boxnet problem to its target, along two straight lines."""
+    place_of = {}
+    for square, items in problem.metadata["entry"]["initial_state"].items():
+        place_of |= {item: tuple(map(float, square.split("_"))) for item in items}
+    plan = []
+    for box in filter(lambda item: item.startswith("box_"), place_of):
+        target = box.replace("box_", "target_")
+        (row, column), (to_row, to_column) = place_of[box], place_of[target]
+        while (row, column) != (to_row, to_column):
+            agent = f"Agent[{row}, {column}]"
+            if row != to_row:
+                row += 1 if to_row > row else -1
+            else:
+                column += 1 if to_column > column else -1
+            plan.append({agent: f"move({box}, square[{row}, {column}])"})
+        plan.append({f"Agent[{row}, {column}]": f"move({box}, {target})"})
+    return plan
+
+
+def test_a_plan_with_moves_that_are_impossible_is_wrong():
+    for problem in gym.problems("train", 6, 0, "boxnet"):
+        plan = plan_of(problem)
+        assert gym.score(problem, json.dumps(plan))
+        nothing = {"Agent[9.5, 9.5]": "move(box_red, square[9.5, 8.5])"}
+        assert not gym.score(problem, json.dumps([nothing, *plan]))
+        assert not gym.score(problem, json.dumps([*plan, plan[-1]]))
+    for text in (
+        "",
+        "7",
+        "[7]",
+        "[[]]",
+        "{}",
+        "[" * 3000,
+        '[{"a": 7}]',
+        '[{"Agent[1]": "move(a, b)"}]',
+    ):
+        assert not gym.score(problem, text), text

@@ -140,3 +140,16 @@ def test_hostile_answers_cost_nobody_a_verdict():
             time.sleep(0.01)
     for i, (_, text, right) in enumerate(items):
         assert verdicts[i].correct == right and verdicts[i].failure is None, (text, verdicts[i])
+
+
+def test_a_loop_of_units_is_judged_at_once():
+    """A model that repeats itself: a pattern once tried each way to read each unit."""
+    asked = problem("?", "5")
+    loops = ["hours " * 160, "dollar/" * 140, "miles per hour " * 60, "a" * 900, "m " * 400]
+    answers = [rf"</think>\boxed{{5 {loop}{end}}}" for loop in loops for end in "<!7"]
+    with VerifierPool(1, time_limit=10, memory_gib=2) as pool:
+        verdicts = [
+            verdict for _, verdict in pool.judge([(answer, asked, answer) for answer in answers])
+        ]
+    assert [verdict.failure for verdict in verdicts] == [None] * len(answers)
+    assert not any(verdict.score for verdict in verdicts)

@@ -193,6 +193,23 @@ def is_the_probability(text: str, entry: dict) -> bool:
     return value == wanted or (value == rounded and len(digits) >= 2)
 
 
+def has_only_possible_moves(text: str, entry: dict) -> bool:
+    """Whether each move of a plan moves a box or matches it: the package skips the others, so that
+    one long sweep over all squares solved half of the problems."""
+    from reasoning_gym.games.boxnet import action_from_response
+
+    squares = entry["metadata"]["initial_state"]
+    try:
+        for moves in json.loads(text):
+            for agent, move in moves.items():
+                before, squares = squares, action_from_response(squares, [{agent: move}])
+                if squares == before:
+                    return False
+    except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
+        return False
+    return True
+
+
 def is_complex_number(text: str, _entry: dict) -> bool:
     """Whether the text is made of digits, signs and i: the package takes nan for any number."""
     return re.fullmatch(r"[0-9\s.+\-ijIJ()]*", text) is not None
@@ -216,6 +233,7 @@ ALLOWED_ANSWERS = {
 RUN_ANSWERS = [*ALLOWED_ANSWERS, "composite"]
 ALLOWED_ANSWERS |= {
     # These give a 1 to answers that are wrong.
+    "boxnet": has_only_possible_moves,
     "coin_flip": is_the_probability,
     "complex_arithmetic": is_complex_number,
     "game_of_life_halting": has_the_words,  # any word was True
