@@ -430,7 +430,7 @@ def reasons(
         names = " and ".join(no_ceiling)
         numbers = f"not all runs of {names} show a ceiling, and "
         if not beyond(0, ceilings):
-            numbers += "no other lies surely below it"
+            numbers += "the data does not show which is higher"
         elif abs(gap) < MARGIN:
             numbers += f"the other lies below it, perhaps by less than {MARGIN}"
         else:

@@ -641,7 +641,7 @@ except ValueError as error:
     command = [sys.executable, "-c", program]
     run = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
     wanted = (
-        "the data set POLARIS-Project/Polaris-Dataset-53K could not be had from the hub: "
+        "the data set POLARIS-Project/Polaris-Dataset-53K could not be downloaded from the hub: "
         ".* download the data set elsewhere and give its folder .*HF_HOME"
     )
     assert re.match(wanted, run.stdout), run
