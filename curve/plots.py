@@ -208,8 +208,8 @@ def _draw_points(axes, series: Series, fit: Fit) -> None:
 def _draw_variant(axes, label: str, runs: list[FittedRun], color: str) -> tuple[float, float]:
     """The points of all seeds, and the mean curve of those that stand. Its band lies between the
     curves of the seeds; the band of a single seed is its 95 % interval, if it identifies A. The
-    forecast is drawn only if every seed stands and identifies A. No sigmoid falls: if a seed fell, a
-    line joins the points of each seed from its highest point on, or if all seeds fell, from its
+    forecast is drawn only if every seed stands and identifies A. No sigmoid falls: if a seed fell,
+    a line joins the points of each seed from its highest point on, or if all seeds fell, from its
     first. Returns the compute and the pass rate at which the variant ends."""
     fits = [fit for _, fit in runs if not fit.fell]
     one_fell = len(fits) < len(runs)

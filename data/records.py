@@ -72,9 +72,9 @@ def download(name: str, subsets: tuple[str, ...]) -> Path:
     except Exception as error:  # of many libraries: the hub's, HTTP's, the file system's
         reason = (str(error) or type(error).__name__).strip().splitlines()[0]
         raise ValueError(
-            f"the data set {name} could not be downloaded from the hub: {reason:.200}. If the hub is out "
-            "of reach, download the data set elsewhere and give its folder instead of its name, or "
-            "set HF_HOME to a cache that holds it"
+            f"the data set {name} could not be downloaded from the hub: {reason:.200}. If the hub "
+            "is out of reach, download the data set elsewhere and give its folder instead of its "
+            "name, or set HF_HOME to a cache that holds it"
         ) from None
     return Path(folder)
 
