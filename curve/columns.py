@@ -470,12 +470,14 @@ def _series(table: Table, name: str, y: str, reading: Reading) -> Series:
         step = _best_compute(table, counters, rows)
     steps = table.numbers(step)
     number = len(rows)
+    repeated = 0
     if reading.mean:
         rows, pass_rate = _means_of_steps(steps, pass_rate, rows)
     else:
         _refuse_several_curves(table, step, y, rows)
         rows = rows[_last_of_each(steps[rows])]
-        left_out["that a resumed run has made again or undone"] = number - len(rows)
+        repeated = number - len(rows)
+        left_out["that a resumed run has made again or undone"] = repeated
 
     # A point needs its compute, too.
     x = reading.x or _best_compute(table, counters, rows)
@@ -500,12 +502,7 @@ def _series(table: Table, name: str, y: str, reading: Reading) -> Series:
     reasons = [f"{count} {reason}" for reason, count in left_out.items() if count]
     if reasons:
         note += f"; left out: {', '.join(reasons)}"
-    warnings = _warnings(table, y, rows)
-    if not reading.mean and number - len(rows) > MOST_REPEATED * number:
-        warnings.append(
-            f"! {step} begins again, and {number - len(rows)} of {number} points are left out: is "
-            "this one resumed run, or are these several runs?"
-        )
+    warnings = _warnings(table, y, rows) + _many_repeats(step, repeated, number)
 
     # What a point is the mean of has more answers.
     num_examples = _num_examples(table, y, rows)
@@ -544,6 +541,16 @@ def _warnings(table: Table, y: str, rows: Array) -> list[str]:
             more = f"{longest} has {counts[longest]}: --y {longest}"
             warnings.append(f"! {y} has {len(rows)} points, and {more}")
     return warnings
+
+
+def _many_repeats(step: str, repeated: int, number: int) -> list[str]:
+    """A warning if so many points are repeated that they are hardly of one run."""
+    if repeated <= MOST_REPEATED * number:
+        return []
+    return [
+        f"! {step} begins again, and {repeated} of {number} points are left out: is this one "
+        "resumed run, or are these several runs?"
+    ]
 
 
 def _is_of_training(table: Table, y: str, rows: Array) -> bool:

@@ -98,11 +98,7 @@ def open_run(settings: Settings) -> "Run":
         state = read_state(checkpoint)
         step, moments = state["step"], checkpoint / "optimizer.safetensors"
         newest_model = str(checkpoint / "model")
-        ended = last_line(folder).get("kind") == "end" and (folder / "model").is_dir()
-        if step >= settings.steps and ended:
-            raise ValueError(
-                f"{folder} is finished, at step {step}; give a larger --steps to go on"
-            )
+        refuse_finished(folder, step, settings)
 
     asked = settings
     if settings.one_process:
@@ -151,6 +147,13 @@ def open_run(settings: Settings) -> "Run":
     record = Record(settings, folder, compute, feed, state)
     start = Start(settings, step, newest_model, moments, parameters)
     return Run(start, model, feed, record, stop, lock)
+
+
+def refuse_finished(folder: Path, step: int, settings: Settings) -> None:
+    """ValueError if the run has made all its steps, with its last validation and its model."""
+    ended = last_line(folder).get("kind") == "end" and (folder / "model").is_dir()
+    if step >= settings.steps and ended:
+        raise ValueError(f"{folder} is finished, at step {step}; give a larger --steps to go on")
 
 
 def refuse_small_shared_memory(needed: int) -> None:
