@@ -135,10 +135,9 @@ def open_run(settings: Settings) -> "Run":
     # Only now is anything written.
     folder = make_folder(folder, settings)
     lock = lock or lock_folder(folder)
-    # The recipe, the engine and the sharing of prompts are stored as the user asked for them: a
-    # resume without --one-process, or on another device, goes on with these.
-    as_asked = {name: getattr(asked, name) for name in ("recipe", "engine", "share_prompts")}
-    stored = dataclasses.replace(settings, **as_asked)
+    # The recipe and the engine are stored as the user asked for them: a resume without
+    # --one-process goes on with these.
+    stored = dataclasses.replace(settings, recipe=asked.recipe, engine=asked.engine)
     write_config(folder, stored, chosen)
     if settings.resume:
         say(f"{folder}: going on from step {step}")
