@@ -296,7 +296,7 @@ def _write(path: Path, axes, runs: Sequence[Series], title: str, how: str) -> No
     _, labels = axes.get_legend_handles_labels()
     columns = 2 if max(map(len, labels)) < 60 else 1
     in_labels = sum(label.count("\n") + 1 for label in labels)
-    lines = title.count("\n") + in_labels / columns
+    lines = (title + how).count("\n") + in_labels / columns
     axes.legend(
         fontsize=8,
         ncols=columns,
@@ -307,6 +307,7 @@ def _write(path: Path, axes, runs: Sequence[Series], title: str, how: str) -> No
         alignment="left",
     )
     axes.figure.set_figheight(4.4 + 0.2 * lines)  # inches
+    axes.figure.draw_without_rendering()  # so that the layout makes room for all of the legend
     save(path, axes.figure)
 
 
