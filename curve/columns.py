@@ -418,7 +418,7 @@ def _pass_rates(table: Table, y: str | None) -> list[str]:
         likely = [name for name in numbers if _compute_rank(name) is None]
     if not likely:
         raise ValueError(f"no column can be a pass rate, of {_listed(columns)}")
-    if y == "all" and likely:
+    if y == "all":
         return likely
     for i, name in enumerate(likely):
         low = np.nanmin(numbers[name])
@@ -470,14 +470,13 @@ def _series(table: Table, name: str, y: str, reading: Reading) -> Series:
         step = _best_compute(table, counters, rows)
     steps = table.numbers(step)
     number = len(rows)
-    repeated = 0
+    doubts = []
     if reading.mean:
         rows, pass_rate = _means_of_steps(steps, pass_rate, rows)
     else:
-        _refuse_several_curves(table, step, y, rows)
+        doubts = _refuse_several_curves(table, step, y, rows)
         rows = rows[_last_of_each(steps[rows])]
-        repeated = number - len(rows)
-        left_out["that a resumed run has made again or undone"] = repeated
+        left_out["that a resumed run has made again or undone"] = number - len(rows)
 
     # A point needs its compute, too.
     x = reading.x or _best_compute(table, counters, rows)
@@ -502,7 +501,7 @@ def _series(table: Table, name: str, y: str, reading: Reading) -> Series:
     reasons = [f"{count} {reason}" for reason, count in left_out.items() if count]
     if reasons:
         note += f"; left out: {', '.join(reasons)}"
-    warnings = _warnings(table, y, rows) + _many_repeats(step, repeated, number)
+    warnings = _warnings(table, y, rows) + doubts
 
     # What a point is the mean of has more answers.
     num_examples = _num_examples(table, y, rows)
@@ -541,16 +540,6 @@ def _warnings(table: Table, y: str, rows: Array) -> list[str]:
             more = f"{longest} has {counts[longest]}: --y {longest}"
             warnings.append(f"! {y} has {len(rows)} points, and {more}")
     return warnings
-
-
-def _many_repeats(step: str, repeated: int, number: int) -> list[str]:
-    """A warning if so many points are repeated that they are hardly of one run."""
-    if repeated <= MOST_REPEATED * number:
-        return []
-    return [
-        f"! {step} begins again, and {repeated} of {number} points are left out: is this one "
-        "resumed run, or are these several runs?"
-    ]
 
 
 def _is_of_training(table: Table, y: str, rows: Array) -> bool:
@@ -606,9 +595,9 @@ def _neighbours_averaged(values: Array) -> Array:
     return np.add.reduceat(values, starts) / sizes
 
 
-def _refuse_several_curves(table: Table, step: str, y: str, rows: Array) -> None:
-    """ValueError, naming the column that tells the runs apart, if these rows are from several
-    runs."""
+def _refuse_several_curves(table: Table, step: str, y: str, rows: Array) -> list[str]:
+    """ValueError, naming the column that tells the runs apart, if these rows are from several runs.
+    Returns the warnings of `_doubt_repeats`."""
     steps = table.numbers(step)
     changes = np.diff(steps[rows])
     goes_back = (changes <= 0).any()
@@ -626,7 +615,7 @@ def _refuse_several_curves(table: Table, step: str, y: str, rows: Array) -> None
                 f"several curves under each other, by {column}: {_listed(groups)}; choose one with"
                 f" --where {column}={next(iter(groups))}"
             )
-    _refuse_many_repeats(table, step, y, rows)
+    doubts = _doubt_repeats(table, step, y, rows)
     other_values = np.diff(table.numbers(y)[rows]) != 0
     differ = np.flatnonzero((changes == 0) & other_values)
     if len(differ) > max(1, len(rows) // 10):
@@ -635,15 +624,16 @@ def _refuse_several_curves(table: Table, step: str, y: str, rows: Array) -> None
             f"{table.place(row)}: {step} = {steps[row]:g} has several values of {y}: choose with"
             " --where COLUMN=VALUE, or average them with --mean"
         )
+    return doubts
 
 
-def _refuse_many_repeats(table: Table, step: str, y: str, rows: Array) -> None:
-    """ValueError, naming the columns that could tell the runs apart, if so many of these rows come
-    again that they are hardly of one resumed run."""
+def _doubt_repeats(table: Table, step: str, y: str, rows: Array) -> list[str]:
+    """A warning if so many of these rows come again that they are hardly of one resumed run.
+    ValueError if there are columns that could tell the runs apart, which it names."""
     steps = table.numbers(step)
     lost = len(rows) - len(_last_of_each(steps[rows]))
     if lost <= MOST_REPEATED * len(rows):
-        return
+        return []
     falls = (np.diff(steps[rows]) < 0).sum()
     apart = []
     for column in table.names:
@@ -658,6 +648,10 @@ def _refuse_many_repeats(table: Table, step: str, y: str, rows: Array) -> None:
             " points would be left out: choose one with --where COLUMN=VALUE, of"
             f" {'; '.join(apart)}"
         )
+    return [
+        f"! {step} begins again, and {lost} of {len(rows)} points are left out: is this one "
+        "resumed run, or are these several runs?"
+    ]
 
 
 def _last_of_each(steps: Array) -> Array:

@@ -36,8 +36,10 @@ def report(
         test = {"error": str(error)}
     predicted = []
     for C in (*predict, 2 * fit.C_max):
-        value, *interval = height_at(fit, C)
-        predicted.append(forecasts(fit, C) | {"x": C, "forecast": value, "interval": interval})
+        at_C = forecasts(fit, C) | {"x": C}
+        if C <= fit.C_max:  # no forecast, but the curve
+            at_C["forecast"], *at_C["interval"] = height_at(fit, C)
+        predicted.append(at_C)
     return {
         "name": series.name,
         "A": fit.A if fit.identified else None,

@@ -150,8 +150,9 @@ def open_run(settings: Settings) -> "Run":
 
 def refuse_finished(folder: Path, step: int, settings: Settings) -> None:
     """ValueError if the run has made all its steps, with its last validation and its model."""
-    ended = last_line(folder).get("kind") == "end" and (folder / "model").is_dir()
-    if step >= settings.steps and ended:
+    if step < settings.steps:
+        return
+    if last_line(folder).get("kind") == "end" and (folder / "model").is_dir():
         raise ValueError(f"{folder} is finished, at step {step}; give a larger --steps to go on")
 
 
