@@ -124,6 +124,7 @@ def fit_logs(
     read = read_joined if options.join else read_log
     how = (options.r0, options.fit_from, options.fit_to)
     variants = {}
+    names = set()
     unfit = []
     for variant, path in logs:
         try:
@@ -140,11 +141,13 @@ def fit_logs(
                 warned = [note[1:] for note in series.notes if note.startswith("!")]
                 unfit.append(";".join([f"{place}: {run}{error}", *warned]))
                 continue
-            run_name = series.name if series.name not in variants else f"{path}: {series.name}"
-            name = variant or run_name
+            name = variant
             if variant and len(curves) > 1:  # the columns of a log are not seeds of each other
                 name = f"{variant}: {series.name}"
-            variants.setdefault(name, []).append((series, fit))
+            if series.name in names:  # of another log
+                series = replace(series, name=f"{path}: {series.name}")
+            names.add(series.name)
+            variants.setdefault(name or series.name, []).append((series, fit))
     return variants, unfit
 
 

@@ -134,17 +134,14 @@ def read_joined(logs: Sequence[str], **choices) -> list[Series]:
     before = np.nanmax(table.numbers("compute_tokens"))  # to the end, not the last point
     (ours,) = read_log(logs[0], table, x="compute_tokens", y="pass_rate")
 
-    # Their log gets a column with the tokens of all steps so far.
+    # Compute of theirs is the sum of the tokens of each step.
     log = _log_in(Path(logs[1]))
     table = read_table(log)
     of_step = next(filter(table.columns.__contains__, TOKENS_OF_STEP), None)
     if of_step is None:
         names = ", ".join(TOKENS_OF_STEP)
         raise ValueError(f"{log}: no column says how many tokens a step has sampled ({names})")
-    tokens = np.nan_to_num(table.numbers(of_step)).cumsum()
-    table.columns["tokens"] = np.arange(len(tokens)), tokens
-    table.names.append("tokens")
-    choices["x"] = choices.get("x") or "tokens"
+    choices["x"] = choices.get("x") or of_step
     curves = read_log(log, table, **choices)
     if len(curves) > 1:
         raise ValueError(f"--join: {log} has {len(curves)} curves: name the column of one with --y")

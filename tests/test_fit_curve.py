@@ -1043,6 +1043,16 @@ def test_columns_of_one_log_are_no_seeds_of_each_other(tmp_path, command):
     ]
 
 
+def test_two_logs_of_one_name_have_two_headings(tmp_path, command):
+    logs = []
+    for i in range(2):
+        (tmp_path / f"{i}").mkdir()
+        logs.append(write_csv(tmp_path / f"{i}" / "log.csv", *run_of(seed=i)))
+    _, output, _ = command(*logs)
+    headings = [paragraph.partition("\n")[0] for paragraph in output.split("\n\n")]
+    assert headings == ["log.csv", f"{logs[1]}: log.csv"]
+
+
 def test_too_few_validations_name_the_column_that_has_more(tmp_path, command):
     lines = [{"step": s, "critic/score/mean": 0.3} for s in range(300)]
     lines[200]["val/acc"] = 0.4
