@@ -144,7 +144,8 @@ def fit_logs(
             name = variant
             if variant and len(curves) > 1:  # the columns of a log are not seeds of each other
                 name = f"{variant}: {series.name}"
-            if series.name in names:  # of another log
+            taken = names if variant else names | variants.keys()
+            if series.name in taken:  # by another log
                 series = replace(series, name=f"{path}: {series.name}")
             names.add(series.name)
             variants.setdefault(name or series.name, []).append((series, fit))

@@ -481,7 +481,7 @@ def _series(table: Table, name: str, y: str, reading: Reading) -> Series:
     # A point needs its compute, too.
     x = reading.x or _best_compute(table, counters, rows)
     _refuse_texts(table, x, rows)
-    x, compute = _compute(table, x, steps)
+    x, compute = _compute(table, x, steps, reading.mean)
     missing = np.isnan(compute[rows])
     if missing.all():
         raise ValueError(f"no line has a value of {x!r} and of {y!r}")
@@ -515,14 +515,15 @@ def _series(table: Table, name: str, y: str, reading: Reading) -> Series:
     return Series(name, compute, pass_rate, x, y, num_examples, notes)
 
 
-def _compute(table: Table, x: str, steps: Array) -> tuple[str, Array]:
+def _compute(table: Table, x: str, steps: Array, mean: bool) -> tuple[str, Array]:
     """Compute by row, and what it is called: the column x, or its sum so far if it is of one step.
-    steps: by row. What a resumed run has undone is not in the sum."""
+    steps: by row. What a resumed run has undone is not in the sum. mean: a step that comes again is
+    another row to average, and undoes nothing."""
     if not (OF_ONE_STEP.fullmatch(x) and x in table.columns):
         table.require(x, "--x")
         return x, table.numbers(x)
     rows = np.asarray(table.columns[x][0])  # those of training too
-    if (np.diff(steps[rows]) < 0).any():
+    if not mean and (np.diff(steps[rows]) < 0).any():
         rows = rows[_last_of_each(steps[rows])]
     of_step = np.zeros(len(steps))
     of_step[rows] = np.nan_to_num(table.numbers(x)[rows])

@@ -1051,6 +1051,11 @@ def test_two_logs_of_one_name_have_two_headings(tmp_path, command):
     _, output, _ = command(*logs)
     headings = [paragraph.partition("\n")[0] for paragraph in output.split("\n\n")]
     assert headings == ["log.csv", f"{logs[1]}: log.csv"]
+    # A variant may have the name of another log.
+    other = write_csv(tmp_path / "other.csv", *run_of(seed=1))
+    command("--compare", f"log.csv={other}", logs[1], "--table", tmp_path / "t.csv")
+    variants = [line.partition(",")[0] for line in (tmp_path / "t.csv").read_text().splitlines()]
+    assert variants == ["variant", "log.csv", f"{logs[1]}: log.csv"]
 
 
 def test_too_few_validations_name_the_column_that_has_more(tmp_path, command):

@@ -464,8 +464,10 @@ def test_costs_of_single_steps_are_added_up(tmp_path):
     assert series.x_name == "sum of timing_s/step"
     assert "it is no sum of all compute so far" in refusal(tmp_path, content, x="lr")
     # The run was killed after its last step, and went on from the ninth.
-    lines += lines[9:]
-    series = read(tmp_path, "\n".join(lines).encode(), x="timing_s/step")
+    series = read(tmp_path, "\n".join(lines + lines[9:]).encode(), x="timing_s/step")
+    assert list(series.x) == list(np.arange(1, 12) * 2.0)
+    # Two seeds under each other: no step is undone.
+    series = read(tmp_path, "\n".join(lines + lines).encode(), x="timing_s/step", mean=True)
     assert list(series.x) == list(np.arange(1, 12) * 2.0)
 
 
