@@ -277,6 +277,23 @@ def test_the_studies_of_the_paper_are_its_recipes(tmp_path, monkeypatch):
     assert recipes["pipeline-16-seed3"].asynchrony == "pipeline-16"
 
 
+def test_a_variant_of_a_named_study_that_changes_nothing_is_left_out(tmp_path, monkeypatch, capsys):
+    """The defaults for reasoning-gym have the length penalty. Two variants alike in a file of one's
+    own show how far runs scatter, so they stay."""
+    common = ["--data", "gym:word_sequence_reversal"]
+    monkeypatch.chdir(tmp_path)
+    runs = study.runs_to_train(study.Study("loo", seeds=(0, 1)), common)
+    assert len(runs) == 2 * 8 and "runs/loo/without-length_control-seed1" not in map(str, runs)
+    assert len({(settings.seed, settings.recipe) for settings, _ in runs.values()}) == 2 * 8
+    error = capsys.readouterr().err
+    assert error.count(" is left out") == 2
+    assert "without-length_control-seed1 is left out" in error
+    assert "the same run as scalerl-seed1" in error
+    (tmp_path / "own.json").write_text('{"a": {}, "b": {}}')
+    assert len(study.runs_to_train(study.Study("own.json", seeds=(0, 1)), common)) == 4
+    assert "left out" not in capsys.readouterr().err
+
+
 def test_a_study_is_not_written_into_the_folder_of_a_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "mine").mkdir(parents=True)

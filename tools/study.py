@@ -16,6 +16,7 @@ the folder runs/STUDY/VARIANT-seedN. tables.md and compare.png are made from the
 """
 
 import contextlib
+import dataclasses
 import itertools
 import json
 import re
@@ -114,9 +115,16 @@ def flags_for(changes: dict) -> list[str]:
     return arguments
 
 
+def same_run(one: Settings, other: Settings) -> bool:
+    """Whether two runs have different names only, and compute the same."""
+    recipe = dataclasses.replace(one.recipe, leave_out=other.recipe.leave_out)
+    return dataclasses.replace(one, name=other.name, recipe=recipe) == other
+
+
 def runs_to_train(study: Study, common: list[str]) -> Runs:
-    """The runs of a study. common: flags of train.py for all runs. ValueError if a run is
-    impossible, or if its folder holds another run."""
+    """The runs of a study. common: flags of train.py for all runs. Of a study by name, a variant
+    that changes nothing has no run: the data's defaults may have its value already. ValueError if
+    a run is impossible, or if its folder holds another run."""
     if study.jobs < 1:
         raise ValueError(f"--jobs must be at least 1, not {study.jobs}")
     parent = study.name or Path(study.study).stem
@@ -145,6 +153,10 @@ def runs_to_train(study: Study, common: list[str]) -> Runs:
         except ValueError as error:
             raise ValueError(f"{about}: {error}") from None
         folder = Path("runs") / name
+        same = [run.name for run, (before, _) in runs.items() if same_run(before, settings)]
+        if same and study.study in STUDIES:
+            say(f"{folder.name} is left out: with these flags it is the same run as {same[0]}.")
+            continue
         if (folder / "config.json").exists():
             try:
                 refuse_changes(read_settings(folder), settings)
