@@ -1,7 +1,7 @@
 """The default task: addition of two numbers, with the carries written down.
 
     prompt       4729+8153=<think>
-    completion   9+3+0=12;2+5+1=08;7+1+0=08;4+8+0=12;</think>12882<eos>
+    completion   9+3+0=12;2+5+1=08;7+1+0=08;4+8+0=12</think>12882<eos>
 
 A `;` stands between steps. Each step adds two digits and the carry, from the right, and writes two
 digits: the new carry and the sum's digit. One wrong step spoils the rest, so the pass rate falls
