@@ -54,6 +54,8 @@ def holds(interval, value) -> bool:
 
 
 def coverage(draws: int, seed: int) -> None:
+    """Print how often each interval holds the truth, for runs of more or fewer points, whose noise
+    correlates more or less."""
     print(
         f"\nHow often do 95 % intervals hold the truth? Percent of {draws} simulated runs; noise "
         ".01,\n"
@@ -72,6 +74,8 @@ def coverage(draws: int, seed: int) -> None:
             fit = fit_sigmoid(x, y)
             test = held_out(x, y)
             later = 2 * x[-1]
+
+            # Each interval, and the value that it should hold.
             intervals = [
                 (plain_interval(x, y), TRUTH["A"]),
                 (fit.interval["A"], TRUTH["A"]),
@@ -81,8 +85,10 @@ def coverage(draws: int, seed: int) -> None:
                 (test["interval"], test["came"]),
             ]
             held.append([holds(interval, value) for interval, value in intervals])
+
             low, high = fit.interval["A"]
             figures.append((high - low, fit.lag_1, fit.correlation))
+
         plain, A, B, C_mid, forecast, test = 100 * np.mean(held, axis=0)
         width, _, _ = np.median(figures, axis=0)
         _, raw, corrected = np.mean(figures, axis=0)
@@ -105,6 +111,8 @@ HALF = {"A": 0.7, "B": 1.8, "C_mid": 100.0, "R0": 0.2}
 
 
 def verdicts(draws: int, seed: int) -> None:
+    """Print how often a verdict is right or wrong, for variants that are alike and for variants
+    that differ in one way."""
     print(
         f"\nHow often is a verdict wrong? Percent of {draws} runs in pairs of variants. 40 points "
         "up to 6 C_mid;\n"
@@ -123,16 +131,20 @@ def verdicts(draws: int, seed: int) -> None:
     noises = [(TRUTH, 0.003), (TRUTH, 0.005), (TRUTH, 0.01)]
     noises += [(HALF, 0.005), (HALF, 0.01), (HALF, 0.02)]
     for truth, noise in noises:
+        # The runs of the first variant, and those of each other one.
         random = np.random.default_rng(seed)
         first = seeds_of(random, draws, truth, noise, OTHERS["alike"])
         pools = {}
         for other, difference in OTHERS.items():
             pools[other] = seeds_of(random, draws, truth, noise, difference)
+
+        # One, two or three seeds of the first variant beside as many of the other.
         for (other, second), seeds in itertools.product(pools.items(), (1, 2, 3)):
             pairs = []
             for i in range(0, draws - seeds + 1, seeds):
                 chosen = slice(i, i + seeds)
                 pairs.append(compare(("first", "other"), (first[chosen], second[chosen])))
+
             cells = verdict_cells(pairs, other)
             gain = truth["A"] - truth["R0"]
             line = f"{gain:4.2f}{noise:7.3f}  {other:13}{seeds:8}{len(pairs):8}"
@@ -183,6 +195,7 @@ BEFORE = {"WEIGHT_BESIDE_THREE": DEFAULT_WEIGHT, "PART_OF_B": 1, "borne_out": la
 
 
 def scatter(draws: int, seed: int) -> None:
+    """Print how often each rule gives a verdict, if seeds scatter as expected and twice as much."""
     pairs = draws // 3
     print(
         f"\nWhat does the scatter of seeds do to verdicts? Percent of {pairs} pairs of variants, "
@@ -199,6 +212,7 @@ def scatter(draws: int, seed: int) -> None:
     rows["creeps"] = "ceiling"
     for points, noise in ((40, 0.02), (20, 0.01)):
         for row, counted in rows.items():
+            # The runs of both variants.
             random = np.random.default_rng(seed)
             times = 2 if row == "twice" else 1
             of_A, of_mid = SEED_SCATTER
@@ -209,6 +223,8 @@ def scatter(draws: int, seed: int) -> None:
                 pools.append(seeds_of(random, draws, HALF, noise, difference, spread))
             if row == "creeps":
                 pools[1] = [creeping(random, points, noise, fit) for fit in pools[1]]
+
+            # How many verdicts the rule of before gives, and the rule of now.
             other = "alike" if row == "twice" else row
             line = f"{points:6}{noise:7.2f}{times:8}x  {other:15}{counted:9}"
             for seeds in (1, 2, 3):
@@ -220,6 +236,8 @@ def scatter(draws: int, seed: int) -> None:
 
 
 def heights(draws: int, seed: int) -> None:
+    """Print how often the right variant is ahead at the same compute, if the runs are too
+    short for A."""
     pairs = draws // 3
     print(
         f"\nWho is ahead at the same compute, if A is not identified? Percent of {pairs} pairs of "
@@ -237,6 +255,7 @@ def heights(draws: int, seed: int) -> None:
             seeds_of(random, draws, truth, noise, (0, each, 16, 1.2 / each), spread)
             for each in (1, later)
         )
+
         row, counted = ("alike", "any") if later == 1 else ("C_mid x 1.5", "right")
         line = f"{noise:5.3f}{times:8}x  {row:15}{counted:8}"
         for seeds in (1, 2, 3):
@@ -274,6 +293,8 @@ def percent(
 
 
 def identification(draws: int, seed: int) -> None:
+    """Print how often the interval of A is right, by the part of the gain that a run has made and
+    by the scatter of its points."""
     runs = 15 * draws
     print(
         f"\nWhich part of the gain must a run show? {runs} simulated runs: A from .4 to .95, R0 .2 "
@@ -285,6 +306,7 @@ def identification(draws: int, seed: int) -> None:
     random = np.random.default_rng(seed)
     rows = []
     for _ in range(runs):
+        # A run of a random recipe, and its fit.
         A = random.uniform(0.4, 0.95)
         made = random.uniform(0.35, 0.99)
         points = random.choice([20, 40, 75])
@@ -293,12 +315,16 @@ def identification(draws: int, seed: int) -> None:
         reach = (made / (1 - made)) ** (1 / B)
         correlation = random.choice([0, 0.3, 0.6])
         fit = fit_sigmoid(*simulate(random, points, reach, noise, correlation, truth))
+
+        # What is right in it, if the fit claims to know A at all.
         low, high = fit.interval["A"]
         gain = fit.A - fit.R0
         if high - low < gain and fit.A < 0.9999 and gain > 2 * fit.rms and not fit.fell:
             scatter = fit.rms / np.sqrt(points) / gain
             error = abs(fit.A - A) / (A - truth["R0"])
             rows.append((fit.gain_made, scatter, fit.identified, low <= A, low <= A <= high, error))
+
+    # Which runs belong to which line of the table.
     made, scatter, identified, above, inside, error = np.array(rows).T
     calm = scatter <= MOST_SCATTER
     lines = {}
@@ -307,6 +333,7 @@ def identification(draws: int, seed: int) -> None:
     for a, b in itertools.pairwise((0, 0.003, 0.006, 0.01, 0.02, 0.1)):
         lines[f"scatter {a} to {b}"] = (made >= LEAST_GAIN_MADE) & (scatter > a) & (scatter <= b)
     lines["identified"] = identified > 0
+
     print(
         "of the gain             runs   A inside   A above its low end   "
         "error of A, of the gain: median   95 %"
@@ -319,6 +346,7 @@ def identification(draws: int, seed: int) -> None:
 
 
 def speed(_draws: int, seed: int) -> None:
+    """Print the milliseconds of a fit, without and with its intervals."""
     x, y = simulate(np.random.default_rng(seed), 75, 6, 0.01)
     R0 = y[0]
     later_x = x[1:]
