@@ -42,6 +42,7 @@ class PromptOrder:
         if state is not None:
             self.epoch, self.cursor = state["epoch"], state["cursor"]
             self.retired = {*state["retired"]}
+        self._bring_back_if_few()
         self.order = self._shuffled()
 
     def _shuffled(self) -> np.ndarray:
@@ -69,6 +70,9 @@ class PromptOrder:
         `least_prompts` are left."""
         if self.recipe.no_positive_resampling and loss.retires(pass_rate):
             self.retired.add(problem_index)
+        self._bring_back_if_few()
+
+    def _bring_back_if_few(self) -> None:
         if self.left < self.recipe.least_prompts:
             self.retired.clear()
 
@@ -193,8 +197,12 @@ class Feed:
                 size,
             )
             if chosen is not None:
-                groups = [self.under_way.pop(done[i].number) for i in chosen]
-                return groups if self._judged(groups) else None
+                groups = [done[i] for i in chosen]
+                if not self._judged(groups):
+                    return None
+                for group in groups:
+                    del self.under_way[group.number]
+                return groups
             if not unfinished and self.exhausted:
                 return None
             if not unfinished:  # to wait would be for ever

@@ -80,6 +80,12 @@ def test_solved_prompts_come_again_when_few_others_are_left():
     assert order.left == 10 and {order.next() for _ in range(30)} == {*range(10)}
 
 
+def test_a_run_whose_prompts_are_all_retired_goes_on_with_least_prompts():
+    ended = {"epoch": 1, "cursor": 2, "retired": [0, 1, 2, 3]}
+    assert PromptOrder(4, 0, Recipe(), state=ended).left == 0
+    assert PromptOrder(4, 0, Recipe(least_prompts=2), state=ended).left == 4
+
+
 def test_a_prompt_once_solved_stays_retired_whatever_a_later_visit_says_and_when_resumed():
     """Groups of two epochs may be under way at once, so a solved prompt may be visited again."""
     order = PromptOrder(8, seed=0, recipe=Recipe())
