@@ -25,6 +25,7 @@ MOST_POINTS = 2000
 MOST_REPEATED = 0.2  # the part of the points that a resumed run may have made again
 FEW_POINTS = 5  # a curve with fewer cannot be fitted
 MOST_COLUMNS = 100_000  # of a log, in some 50 MB
+LONGEST_TEXT = 300  # characters of a value that are kept: the path of a run, but no completion
 
 
 @dataclass(frozen=True)
@@ -77,10 +78,15 @@ def check_curve(
         advice = "name another column with --y"
         if 20 < y.max() <= 100:
             advice = "if it is in percent, say --percent"
+        elif 1 < y.max() <= 20:
+            advice = f"if it is in percent, say --percent, else {advice}"
         falls = np.diff(x, prepend=-1) <= 0
         order = "sort the log by it"
         if falls.sum() > len(x) / 5 and (np.diff(x) >= 0).any():
-            order = f"it falls {falls.sum()} times, so it is no sum of all compute so far"
+            order = (
+                f"it falls {falls.sum()} times, so it is no sum of all compute so far, or the lines"
+                " are in no order: name another column with --x, or sort the log"
+            )
         wrong = {
             "{x}, {y}: not finite; remove the line": ~np.isfinite(x + y),
             "{x}: compute is never negative": x < 0,
@@ -259,7 +265,7 @@ class Table:
         """A value of the row that is being read. A text is NaN, and is kept in `texts`."""
         if type(value) is float:
             return value
-        text = str(value).strip()[:80]
+        text = str(value).strip()[:LONGEST_TEXT]
         try:
             return float(text)
         except ValueError:
@@ -471,8 +477,9 @@ def _series(table: Table, name: str, y: str, reading: Reading) -> Series:
     steps = table.numbers(step)
     number = len(rows)
     doubts = []
+    every = rows
     if reading.mean:
-        rows, pass_rate = _means_of_steps(steps, pass_rate, rows)
+        rows, pass_rate = _means_of_steps(steps, pass_rate, every)
     else:
         doubts = _refuse_several_curves(table, step, y, rows)
         rows = rows[_last_of_each(steps[rows])]
@@ -482,6 +489,8 @@ def _series(table: Table, name: str, y: str, reading: Reading) -> Series:
     x = reading.x or _best_compute(table, counters, rows)
     _refuse_texts(table, x, rows)
     x, compute = _compute(table, x, steps, reading.mean)
+    if reading.mean:
+        _, compute = _means_of_steps(steps, compute, every)
     missing = np.isnan(compute[rows])
     if missing.all():
         raise ValueError(f"no line has a value of {x!r} and of {y!r}")
@@ -517,13 +526,18 @@ def _series(table: Table, name: str, y: str, reading: Reading) -> Series:
 
 def _compute(table: Table, x: str, steps: Array, mean: bool) -> tuple[str, Array]:
     """Compute by row, and what it is called: the column x, or its sum so far if it is of one step.
-    steps: by row. What a resumed run has undone is not in the sum. mean: a step that comes again is
-    another row to average, and undoes nothing."""
+    steps: by row. What a resumed run has undone is not in the sum. mean: a step that comes again
+    undoes nothing; the sum has the mean of its rows."""
     if not (OF_ONE_STEP.fullmatch(x) and x in table.columns):
         table.require(x, "--x")
         return x, table.numbers(x)
     rows = np.asarray(table.columns[x][0])  # those of training too
-    if not mean and (np.diff(steps[rows]) < 0).any():
+    if mean:
+        each, group = np.unique(steps[rows], return_inverse=True)
+        cost = np.bincount(group, np.nan_to_num(table.numbers(x)[rows])) / np.bincount(group)
+        so_far = np.append(0, cost.cumsum())
+        return f"sum of {x}", so_far[np.searchsorted(each, steps, side="right")]
+    if (np.diff(steps[rows]) < 0).any():
         rows = rows[_last_of_each(steps[rows])]
     of_step = np.zeros(len(steps))
     of_step[rows] = np.nan_to_num(table.numbers(x)[rows])
@@ -573,12 +587,14 @@ def _refuse_texts(table: Table, name: str, rows: Array) -> None:
             )
 
 
-def _means_of_steps(steps: Array, pass_rate: Array, rows: Array) -> tuple[Array, Array]:
-    """The first of these rows for each step, and the pass rates with the mean of a step there."""
+def _means_of_steps(steps: Array, values: Array, rows: Array) -> tuple[Array, Array]:
+    """The first of these rows for each step, and the values with the mean of a step there: of those
+    that are no NaN."""
     _, first, group = np.unique(steps[rows], return_index=True, return_inverse=True)
-    means = np.bincount(group, pass_rate[rows]) / np.bincount(group)
-    pass_rate[rows[first]] = means
-    return rows[first], pass_rate
+    known = ~np.isnan(values[rows])
+    sums = np.bincount(group[known], values[rows][known], len(first))
+    values[rows[first]] = sums / np.bincount(group[known], minlength=len(first))
+    return rows[first], values
 
 
 def _num_examples(table: Table, y: str, rows: Array) -> float | None:
@@ -589,7 +605,7 @@ def _num_examples(table: Table, y: str, rows: Array) -> float | None:
             return None
         column = "num_examples"
     numbers = table.numbers(column)[rows]
-    known = numbers[np.isfinite(numbers)]
+    known = numbers[np.isfinite(numbers) & (numbers > 0)]  # -1 often stands for all
     return known.mean() if len(known) else None
 
 

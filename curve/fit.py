@@ -340,7 +340,9 @@ def about_fall(fit: Fit) -> FitWarning | None:
         f"the pass rate fell from {peak:.3f} around x = {peak_x:.4g} to {end:.3f}, and a sigmoid "
         "cannot"
     )
-    advice = f"try --fit-to {peak_x:.4g}"
+    advice = "too few points lie before it to fit them"
+    if (fit.x <= peak_x).sum() > 4:
+        advice = f"try --fit-to {peak_x:.4g}"
     if peak - end > max(0.5 * (peak - min(fit.R0, end)), 4 * jump):
         return FitWarning("collapse", f"{fall}, so this fit means nothing: {advice}")
     if peak - end > max(0.2 * (peak - fit.R0), 4 * jump):

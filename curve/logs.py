@@ -53,7 +53,7 @@ TOKENS_OF_STEP = ("tokens_of_step", "actor/tokens_of_step", "progress/output_tok
 _NAME = r"(?<![^\s,;|(\[{])([A-Za-z_][^\s=:,;|()\[\]{}'\"]*+)"
 _NUMBER = r"(?:\w+(?:\.\w+)*\()?'?([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?+%?|nan|[-+]?inf)"
 QUOTED = re.compile(rf"['\"]([^'\"]{{1,200}})['\"]\s*:\s*{_NUMBER}", re.I)
-PLAIN = re.compile(rf"{_NAME}\s*[=:]\s*{_NUMBER}(?![\w.:/])", re.I)
+PLAIN = re.compile(rf"{_NAME}\s*[=:]\s*{_NUMBER}(?![\w.:/]|,\d{{3}}(?!\d))", re.I)  # 1,000: none
 # Console logs: how the part of a line with pairs begins, and how a pair looks. Verl's is taken if
 # it has any pair, otherwise the one with the most: a model's text may hold pairs too.
 VERL = re.compile(r"\bstep:\d+ - "), PLAIN
@@ -63,7 +63,8 @@ CONSOLES = (
 )
 # What else a line says: its step, and whether it is from training or from a validation.
 COUNTED = re.compile(
-    r"\b(step|iteration|episode|update|epoch|batch)(?: batch)?\s*[=:#]?\s*\[?(\d+)(?![\d.]*%)",
+    r"\b(step|iteration|episode|update|epoch|batch)(?: batch)?\s*[=:#]?\s*\[?(\d++)"
+    r"(?![\d.]*%|[.,]\d|[a-z])",  # no percentage, no 1.5, no 1,000 and no 1k
     re.I,
 )
 _KINDS = "train|training|eval|evaluation|val|valid|validation|test"
@@ -101,6 +102,8 @@ def read_log(path: str | os.PathLike, table: Table | None = None, **choices) -> 
     # FILE:COLUMN, unless a file has this name.
     file, _, last = text.rpartition(":")
     if file and not _there_is(text) and _there_is(file):
+        if choices.get("y"):
+            raise ValueError(f"{text} names a column, and --y {choices['y']} another: give one")
         text = file
         column = last
         choices["y"] = column
@@ -310,6 +313,8 @@ def _events(binary: io.BufferedIOBase) -> Rows:
             "TensorBoard's events are read by its own package: pip install tensorboard, or download"
             " the scalar in TensorBoard as CSV"
         ) from None
+    if not isinstance(getattr(binary, "name", None), str) or binary.name == "<stdin>":
+        raise ValueError("TensorBoard's events are read out of a file, not from a pipe: name it")
     for i, event in enumerate(EventFileLoader(binary.name).Load(), 1):
         for scalar in event.summary.value:
             value = make_ndarray(scalar.tensor) if scalar.HasField("tensor") else np.array("")
@@ -420,14 +425,15 @@ def _table_lines(text: io.TextIOWrapper, delimiter: str, notes: list[str]) -> Ro
     names = [name for name in header if name]
     if any(map(CELL.fullmatch, names[:1])) or len(set(names)) < len(names):
         raise ValueError(
-            "line 1: a number or a name twice where column names are expected: write a line like "
-            "x,y"
+            f"line {first}: a number or a name twice where column names are expected: write a line"
+            " like x,y"
         )
     for cells in table:
         line = skipped + table.line_num
         if len(cells) > len(header):
             raise ValueError(f"line {line}: more values than the {len(names)} names: mend the line")
-        if delimiter == ";":  # decimal commas
+        has_points = any(re.fullmatch(r"\s*[-+]?\d*\.\d+\s*", cell) for cell in cells)
+        if delimiter == ";" and not has_points:  # decimal commas
             cells = [re.sub(r"^([-+]?\d*),(\d+ ?%?)$", r"\1.\2", cell) for cell in cells]
         yield line, dict(zip(header, cells))
 

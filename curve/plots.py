@@ -31,6 +31,15 @@ LABEL_WIDTH = 110  # characters in a line of the legend
 GREY = "0.6"
 
 
+def new_figure(width: float, height: float):
+    """An empty figure of this size, in inches. ValueError if matplotlib is missing."""
+    try:
+        from matplotlib.figure import Figure  # here, so that a fit without a plot starts fast
+    except ImportError:
+        raise ValueError("a picture needs matplotlib: pip install matplotlib") from None
+    return Figure(figsize=(width, height), layout="constrained")
+
+
 def plot_variants(
     path: Path,
     variants: dict[str, list[FittedRun]],
@@ -40,10 +49,8 @@ def plot_variants(
     """Draw the curves of variants, and beside their names the verdicts. At most MOST_COLOURS have a
     colour; the others are grey, with their names at the side. A single run is drawn in detail, with
     a forecast to the last compute of `predict`."""
-    from matplotlib.figure import Figure  # here, so that a fit without a plot starts fast
-
     runs = [run for runs in variants.values() for run in runs]
-    axes = Figure(figsize=(8, 1), layout="constrained").subplots()  # the legend decides the height
+    axes = new_figure(8, 1).subplots()  # the legend decides the height
     if len(runs) == 1:
         series, fit = runs[0]
         _draw_run(axes, series, fit, predict)
@@ -98,9 +105,7 @@ def _colours(
 def plot_diagnosis(path: Path, series: Series, fit: Fit) -> None:
     """Draw what A of a run rests on: the squared error with A held, the residuals, and A of fits to
     a part of it."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(15, 4.4), layout="constrained")
+    figure = new_figure(15, 4.4)
     profile, residuals, windows = figure.subplots(1, 3)
 
     # The growth of the squared error on both sides of the interval of A.

@@ -247,7 +247,13 @@ def markdown(rows: Sequence[Row]) -> str:
 
 def latex(rows: Sequence[Row]) -> str:
     """A tabular of LaTeX."""
-    escaped = str.maketrans({character: rf"\{character}" for character in "&%$#_{}"} | {">": "$>$"})
+    escaped = str.maketrans({character: rf"\{character}" for character in "&%$#_{}"})
+    escaped |= str.maketrans({
+        ">": "$>$",
+        "^": r"\textasciicircum{}",
+        "~": r"\textasciitilde{}",
+        "\\": r"\textbackslash{}",
+    })  # fmt: skip
     lines = [rf"\begin{{tabular}}{{{'l' * len(rows[0])}}}"]
     for cells in lines_of(rows):
         lines.append(" & ".join(cell.translate(escaped) for cell in cells) + r" \\")

@@ -190,6 +190,36 @@ def test_rows_of_one_step_are_averaged_when_told(tmp_path):
     assert series.num_examples == 30
 
 
+@pytest.mark.parametrize("order", (1, -1))
+def test_the_compute_of_one_step_is_averaged_too(order, tmp_path):
+    rows = [(s, r, times * s) for s, r in CURVE for times in (1, 3, 5)[::order]]
+    series = read(tmp_path, table([("step", "acc", "tokens"), *rows]), x="tokens", mean=True)
+    assert list(series.x) == [3 * step for step in STEPS]
+
+
+def test_a_number_with_a_thousands_comma_is_never_cut(tmp_path):
+    for form in ("step={:,} acc={}", "step {:,}: acc={}", "step: {}k acc={}", "epoch {}.5 acc={}"):
+        lines = [form.format(1000 * (s + 1), r) for s, r in CURVE]
+        said = refusal(tmp_path, "\n".join(lines).encode())
+        assert "no column is named like compute" in said, form
+    rows = [("step", "acc"), *((f"{s + 1},000", r) for s, r in CURVE)]
+    semicolons = "\n".join(f"{s};{r}" for s, r in rows).encode()
+    assert "not a number" in refusal(tmp_path, semicolons)
+
+
+def test_num_examples_of_minus_one_says_nothing(tmp_path):
+    rows = [(s, r, -1) for s, r in CURVE]
+    assert read(tmp_path, table([("step", "acc", "num_examples"), *rows])).num_examples is None
+
+
+def test_long_names_of_runs_are_told_apart(tmp_path):
+    path = "/mnt/experiments/" + 100 * "x"
+    rows = [(f"{path}-seed{seed}", s, r) for seed in (0, 1) for s, r in CURVE]
+    content = table([("run", "step", "acc"), *rows])
+    assert "run" in refusal(tmp_path, content)
+    assert read(tmp_path, content, where=f"run={path}-seed1").y == pytest.approx(RATES)
+
+
 # The column that is taken, and after the colon the other columns, which hold something else.
 CHOICES = """
     eval/aime: step train/reward loss          | eval/success_rate: eval/mean_reward reward
@@ -467,8 +497,9 @@ def test_costs_of_single_steps_are_added_up(tmp_path):
     series = read(tmp_path, "\n".join(lines + lines[9:]).encode(), x="timing_s/step")
     assert list(series.x) == list(np.arange(1, 12) * 2.0)
     # Two seeds under each other: no step is undone.
-    series = read(tmp_path, "\n".join(lines + lines).encode(), x="timing_s/step", mean=True)
-    assert list(series.x) == list(np.arange(1, 12) * 2.0)
+    for both in (lines + lines, sorted(lines + lines)):
+        series = read(tmp_path, "\n".join(both).encode(), x="timing_s/step", mean=True)
+        assert list(series.x) == list(np.arange(1, 12) * 2.0)
 
 
 def test_flops_have_prefixes_and_nan_has_a_sentence(tmp_path):
