@@ -236,8 +236,9 @@ def task_of(argument: str) -> str:
 
 
 def next_source(weights: Sequence[float], handed_out: Sequence[int]) -> int:
-    """The source of the next prompt. handed_out: the prompts that each source has given so far. Any
-    stretch of prompts has the sources in proportion to their weights, to within one prompt."""
+    """The source of the next prompt. handed_out: the prompts that each source has given so far. In
+    the long run they are in proportion to the weights. Before each light source has given one, the
+    heavy ones give more than their share."""
     candidates = [i for i, weight in enumerate(weights) if weight > 0]
     return min(candidates, key=lambda i: (handed_out[i] + 1) / weights[i])
 

@@ -70,6 +70,11 @@ def problem(text: str, tests, starter_code: str = "") -> Problem:
     return Problem(f"{text.strip()}\n\n{instruction}", answer, task="data.tasks.programming")
 
 
+def worded(text: str, instruction: str | None = None) -> str:
+    """A problem that is tested by standard input, as the model gets it. instruction: behind it."""
+    return f"{text.strip()}\n\n{STDIN_INSTRUCTION}\n\n{instruction or ''}".strip()
+
+
 def characters(value) -> int:
     """The length of a value as JSON."""
     return len(json.dumps(value))
