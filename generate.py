@@ -66,7 +66,13 @@ from core.engine import (
     sample_all,
 )
 from core.generators import make_engine, out_of_memory
-from core.model import load_model, load_tokenizer, model_path, refuse_too_long
+from core.model import (
+    attention_heads,
+    load_model,
+    load_tokenizer,
+    model_path,
+    refuse_too_long,
+)
 from core.rollouts import Rollout, SharedParameters
 from core.torch_engine import refuse_wrong_over_slots
 from core.vllm_engine import VllmEngine
@@ -81,6 +87,10 @@ def main(command: GenerateCommand) -> int:
     ValueError, in one sentence, if the flags, the data or the model cannot be used."""
     if [bool(command.prompt), command.evaluate, command.check].count(True) != 1:
         raise ValueError("say one of --prompt TEXT, --evaluate and --check")
+    if command.log and not command.evaluate:
+        raise ValueError("--log goes with --evaluate: it gets the figures of data sets")
+    if command.log and not command.log.absolute().parent.is_dir():
+        raise ValueError(f"--log {command.log}: there is no such folder")
     sources = [] if command.prompt else read_sources(command)
     loaded = load(command)
     if command.check:
@@ -135,7 +145,7 @@ def load(command: GenerateCommand) -> Loaded:
     model = load_model(path)
     if not command.check:  # which shows the problem first
         refuse_too_long(model, decoding)
-    refuse_split(settings.engine, command.tensor_parallel, model.config.num_attention_heads)
+    refuse_split(settings.engine, command.tensor_parallel, attention_heads(model))
     if settings.engine == "torch":
         refuse_wrong_over_slots(model, path)
     return Loaded(tokenizer, model, settings)

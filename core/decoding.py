@@ -66,7 +66,8 @@ def refuse_unfit_prompts(
     """ValueError if one of these prompts is above its budget, or if two have the same ids. Most are
     not rendered here, but when they are handed out: all of a million would take minutes."""
     by_length = sorted(set(prompts), key=lambda prompt: len(prompt.encode()))
-    # A text has at most as many tokens as bytes. So only long ones can be above the budget.
+    # A text has at most as many tokens as bytes, unless the tokenizer rewrites its characters. So
+    # only long ones can be above the budget.
     (shortest_ids,) = rendered(tokenizer, by_length[:1], settings)
     most_bytes = settings.prompt_budget - len(shortest_ids)
     may_be_long = [prompt for prompt in by_length if len(prompt.encode()) > most_bytes]

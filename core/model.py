@@ -69,9 +69,8 @@ def load_model(path: str) -> PreTrainedModel:
         missing = found["missing_keys"]
         if missing:  # transformers would draw them at random
             raise ValueError(f"its files lack {len(missing)} weights, {min(missing)} first")
-    heads = getattr(model.config, "num_attention_heads", None)
-    key_heads = getattr(model.config, "num_key_value_heads", None)
-    if key_heads not in (None, heads):
+    key_heads = getattr(model.config.get_text_config(), "num_key_value_heads", None)
+    if key_heads not in (None, attention_heads(model)):
         model.set_attn_implementation("grouped")
     return model.eval()
 
@@ -138,6 +137,11 @@ transformers.AttentionInterface.register("grouped", grouped_attention)
 transformers.AttentionMaskInterface.register("grouped", eager_mask)
 
 
+def attention_heads(model: PreTrainedModel) -> int | None:
+    """The attention heads of a layer; None if the model's configuration does not say."""
+    return getattr(model.config.get_text_config(), "num_attention_heads", None)
+
+
 def load_shapes(name: str) -> PreTrainedModel:
     """A causal LM without its weights: on torch's meta device, by its config.json alone, out of a
     folder or from the hub. ValueError, in one sentence, if it cannot be loaded or is not
@@ -157,7 +161,7 @@ def load_shapes(name: str) -> PreTrainedModel:
 def refuse_unusual(model: PreTrainedModel, path: str) -> None:
     """ValueError for a model with parts that the trainer's logits or the generator's cache do not
     support."""
-    config = model.config
+    config = model.config.get_text_config()  # of a model that reads pictures too, its language part
     factors = ("final_logit_softcapping", "attn_logit_softcapping", "logits_scaling", "logit_scale")
     unusual = [name for name in factors if getattr(config, name, None) not in (None, 1, 1.0)]
     if getattr(model.get_output_embeddings(), "bias", None) is not None:
@@ -176,8 +180,9 @@ def refuse_too_long(model: PreTrainedModel, decoding: Decoding) -> None:
     """ValueError if all budgets together exceed the positions of the model. With longrope a call
     that goes beyond the original positions rotates all its sequences otherwise, the short ones too:
     then log-probabilities would depend on what else is in the call."""
-    limit, why = getattr(model.config, "max_position_embeddings", None), ""
-    rope = getattr(model.config, "rope_parameters", None) or {}
+    config, why = model.config.get_text_config(), ""
+    limit = getattr(config, "max_position_embeddings", None)
+    rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") == "longrope":
         limit = rope["original_max_position_embeddings"]
         why = " before its longrope changes the short sequences too"

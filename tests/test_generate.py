@@ -46,7 +46,15 @@ from core.decoding import (
     rendered,
 )
 from core.engine import EngineSettings, sample_all
-from core.model import load_model, load_tokenizer, model_path, put_on_device, refuse_too_long
+from core.model import (
+    attention_heads,
+    load_model,
+    load_tokenizer,
+    model_path,
+    put_on_device,
+    refuse_too_long,
+    refuse_unusual,
+)
 from core.rollouts import Report, Request, Rollout, SharedParameters
 from core.settings import GenerateCommand, Sampling
 from core.torch_engine import TorchEngine
@@ -121,6 +129,28 @@ def test_a_model_that_cannot_be_sampled_over_slots_is_refused_in_one_sentence(mo
         message = str(caught.value)
         assert message.startswith(f"--model {folder}: ") and "\n" not in message, kind
         assert "not full attention" in message or "token by token over slots" in message, kind
+
+
+def test_of_a_model_that_reads_pictures_too_the_language_part_is_looked_at(tmp_path):
+    tokenizer = make_tokenizer()
+    text = sizes(tokenizer) | dict(num_key_value_heads=2, head_dim=8, max_position_embeddings=40)
+    pictures = dict(hidden_size=32, intermediate_size=32, num_hidden_layers=1, image_size=28)
+    pictures |= dict(num_attention_heads=2, patch_size=14)
+    for kind in ("full_attention", "sliding_attention"):
+        config = transformers.Gemma3Config(
+            text_config=text | dict(layer_types=[kind, "full_attention"]),
+            vision_config=pictures,
+            mm_tokens_per_image=1,
+            eos_token_id=tokenizer.eos_token_id,
+        )
+        folder = save_random(config, tmp_path / kind, tokenizer)
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+        assert attention_heads(model) == 4
+        with pytest.raises(ValueError, match="the model holds 40"):
+            refuse_too_long(model, decoding(tokenizer))
+        if kind == "sliding_attention":
+            with pytest.raises(ValueError, match="not full attention"):
+                refuse_unusual(model, folder)
 
 
 def longrope() -> dict:
