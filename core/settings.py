@@ -356,7 +356,10 @@ def starting_values(chosen: Sampling) -> Sampling:
 def run_of(model: str) -> Path | None:
     """The folder of the run that made a model, which is RUN/model or RUN/checkpoints/STEP/model.
     None: no run has made it."""
-    for folder in Path(model).absolute().parents[:3]:
+    path = Path(model)
+    if not path.exists():  # as `model_path` looks for it; else it is a name on the hub
+        path = Path(__file__).resolve().parent.parent / model
+    for folder in path.absolute().parents[:3] if path.exists() else ():
         if (folder / "log.jsonl").exists():
             return folder
     return None

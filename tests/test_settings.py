@@ -47,7 +47,8 @@ def refusal(arguments, capsys):
 def test_generate_samples_the_model_of_a_run_as_the_run_did(tmp_path):
     run = tmp_path / "runs" / "mine"
     model = run / "checkpoints" / "step-000004" / "model"
-    model.mkdir(parents=True)
+    for folder in (model, run / "model"):
+        folder.mkdir(parents=True)
     (run / "log.jsonl").touch()
     theirs = [
         "--data",
@@ -78,13 +79,26 @@ def test_generate_samples_the_model_of_a_run_as_the_run_did(tmp_path):
     assert (other.data, other.thinking_budget, other.defaults) == (("arithmetic",), (5, 5), "toy")
     assert parse(["--model", str(tmp_path)], GenerateCommand).thinking_budget == (54, 58)
     small = tmp_path / "runs" / "small"
-    small.mkdir()
+    (small / "model").mkdir(parents=True)
     (small / "log.jsonl").touch()
     write_config(small, parse(["--data", "gsm8k", "--defaults", "small"]))
     of_small = parse(["--model", str(small / "model")], GenerateCommand)
     assert (of_small.slots, of_small.verifiers) == (128, 2)
     with pytest.raises(ValueError, match="--defaults paper does nothing here: data, budgets"):
         parse(["--model", str(model), "--defaults", "paper"], GenerateCommand)
+
+
+def test_the_run_of_a_model_is_looked_for_where_the_model_is(tmp_path, monkeypatch):
+    run, elsewhere = tmp_path / "runs" / "x", tmp_path / "elsewhere"
+    for folder in (run / "model", run / "Qwen", elsewhere):
+        folder.mkdir(parents=True)
+    (run / "log.jsonl").touch()
+    monkeypatch.chdir(tmp_path)
+    assert settings_module.run_of("runs/x/model") == run
+    monkeypatch.chdir(run)
+    assert settings_module.run_of("model") == run
+    assert settings_module.run_of("Qwen/Qwen3-0.6B") is None  # on the hub
+    assert settings_module.run_of("data/arithmetic_base") is None  # beside the scripts
 
 
 def test_recipe_flags(tmp_path, monkeypatch):
