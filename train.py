@@ -48,9 +48,9 @@ from machinery.processes import import_for_generators, use_temporary_folder
 if __name__ == "__main__":
     with errors_as_sentences():
         command = parse(sys.argv[1:], TrainCommand, description=__doc__)
+        if not command.plan:
+            lock_of_temporary_folder = use_temporary_folder()
     say("reading the libraries, the data and the model")
-    if not command.plan:
-        lock_of_temporary_folder = use_temporary_folder()
     if not (command.plan or command.one_process or command.gpus_here()):
         import_for_generators()
 

@@ -10,16 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from core.limits import refuse_odd_files
 from core.settings import is_of
 from machinery.files import whole_folder
-
-
-def checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints of a run, the oldest first."""
-    return sorted((folder / "checkpoints").glob("step-*[0-9]"), key=step_of)
-
-
-def step_of(checkpoint: Path) -> int:
-    """The optimizer steps that had been made when it was written."""
-    return int(checkpoint.name.removeprefix("step-"))
+from machinery.folder import checkpoints, step_of
 
 
 def checkpoint_of(folder: Path, step: int | None) -> Path | None:
@@ -45,11 +36,8 @@ def write_checkpoint(
     """Add the checkpoint of state["step"]. Its files do not depend on the number of ranks. OSError
     if it cannot be written; all earlier ones are still there then."""
     with whole_folder(folder / "checkpoints" / f"step-{state['step']:06d}") as checkpoint:
-        try:
-            model.save_pretrained(checkpoint / "model", state_dict=parameters)
-            safetensors.torch.save_file(moments, checkpoint / "optimizer.safetensors")
-        except safetensors.SafetensorError as error:  # its way to report a full disk
-            raise OSError(f"{checkpoint}: {error}") from error
+        model.save_pretrained(checkpoint / "model", state_dict=parameters)
+        safetensors.torch.save_file(moments, checkpoint / "optimizer.safetensors")
         tokenizer.save_pretrained(checkpoint / "model")
         (checkpoint / "state.json").write_text(json.dumps(state))
 

@@ -8,6 +8,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import safetensors
+
 from curve.files import write_whole
 
 
@@ -63,16 +65,21 @@ def drop_later(path: Path, step: int) -> list[dict]:
 
 
 def last_line(folder: Path) -> dict:
-    """The newest line in the log of a run, which may be writing it; {} if there is none."""
+    """The newest line in the log of a run, which may be writing it; {} if there is none. ValueError
+    for a broken line; it names the file and the line."""
     log = folder / "log.jsonl"
     lines = log.read_text().split("\n")[:-1] if log.exists() else []
-    return json.loads(lines[-1]) if lines else {}
+    try:
+        return json.loads(lines[-1]) if lines else {}
+    except ValueError:
+        raise ValueError(f"{log}, line {len(lines)}: this is no JSON: remove it") from None
 
 
 @contextlib.contextmanager
 def whole_folder(target: Path) -> Iterator[Path]:
     """A folder to write into. It replaces `target` once all of it is on disk. OSError if it
     cannot."""
+    target = Path(os.path.realpath(target))  # a link stays, and the folder behind it is replaced
     partial = target.with_name(f"{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
@@ -83,5 +90,7 @@ def whole_folder(target: Path) -> Iterator[Path]:
                 os.fsync(file.fileno())
         shutil.rmtree(target, ignore_errors=True)
         partial.rename(target)
+    except safetensors.SafetensorError as error:  # its way to report a full disk
+        raise OSError(f"{target}: {error}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -1,10 +1,11 @@
-"""The folder of a run: its name, its lock, its config.json."""
+"""The folder of a run: its name, its lock, its config.json, and where its checkpoints are."""
 
 import dataclasses
 import fcntl
 import json
 import os
 import platform
+import re
 from importlib.metadata import version
 from pathlib import Path
 from typing import TextIO
@@ -99,3 +100,14 @@ def in_use(folder: Path) -> bool:
         except BlockingIOError:
             return True
     return False
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints of a run, the oldest first."""
+    found = (folder / "checkpoints").glob("step-*")
+    return sorted((path for path in found if re.fullmatch(r"step-\d+", path.name)), key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    """The optimizer steps that had been made when it was written."""
+    return int(checkpoint.name.removeprefix("step-"))

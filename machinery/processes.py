@@ -36,7 +36,8 @@ def use_temporary_folder() -> TextIO:
     parent = Path(tempfile.gettempdir())
     for left in parent.glob("scalerl-*"):
         with contextlib.suppress(OSError, ValueError):  # of another user; of a living run
-            if left.stat().st_uid == os.getuid() and (left / "lock").is_file():
+            is_run = (left / "config.json").exists()  # whose folder stands beside them
+            if left.stat().st_uid == os.getuid() and (left / "lock").is_file() and not is_run:
                 lock_folder(left).close()
                 remove(str(left))
     new = Path(tempfile.mkdtemp(prefix=".scalerl-"))

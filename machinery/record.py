@@ -25,10 +25,10 @@ from core.settings import Settings
 from curve.columns import Series
 from curve.files import write_whole
 from curve.forecast import outlook
-from machinery.checkpoints import checkpoints, step_of
 from machinery.compute import Compute, Rates, time_left
 from machinery.evaluation import completion_columns, graded
 from machinery.files import append_whole, drop_later
+from machinery.folder import checkpoints, step_of
 from machinery.kept import KeptRollouts, verdict_in_words
 from machinery.totals import Totals
 from machinery.track import Tracker

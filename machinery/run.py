@@ -22,6 +22,7 @@ from core.engine import EngineSettings, engine_settings, refuse_split
 from core.feed import Feed, Prompts, Workers
 from core.generators import GeneratorFailed
 from core.model import (
+    attention_heads,
     first_learning_rate,
     load_model,
     load_tokenizer,
@@ -41,16 +42,17 @@ from curve.report import describe, report
 from data import cheap
 from data.load import Source, load_data
 from data.verify import VerifierPool
-from machinery.checkpoints import (
-    checkpoint_of,
-    checkpoints,
-    read_state,
-    step_of,
-    write_checkpoint,
-)
+from machinery.checkpoints import checkpoint_of, read_state, write_checkpoint
 from machinery.compute import Compute, attention_width, matmul_parameters
 from machinery.files import last_line, whole_folder
-from machinery.folder import lock_folder, make_folder, new_folder, write_config
+from machinery.folder import (
+    checkpoints,
+    lock_folder,
+    make_folder,
+    new_folder,
+    step_of,
+    write_config,
+)
 from machinery.memory import Shape, choose
 from machinery.processes import Stop
 from machinery.ranks import from_rank_0, give_way_to_a_dead_rank
@@ -112,7 +114,7 @@ def open_run(settings: Settings) -> "Run":
     settings = with_learning_rate(settings, model)
     settings, chosen = with_what_suits_the_memory(settings, model, prompts)
     engines = engines_of(settings, first_model, prompts)
-    refuse_split(engines[0].engine, settings.tensor_parallel, model.config.num_attention_heads)
+    refuse_split(engines[0].engine, settings.tensor_parallel, attention_heads(model))
     settings = with_prompts_shared_if_possible(settings, model, engines[0].engine)
 
     # Who does what.
@@ -428,7 +430,9 @@ class Run:
             reason = ""
         self.record.end(version, reason)
         saved = any(step_of(checkpoint) == version for checkpoint in checkpoints(self.folder))
-        return from_rank_0(self.record.last_validation >= 0 and not saved)
+        # Without a checkpoint a resumed run looks again whether generator and trainer agree.
+        of_no_use = self.record.last_validation < 0 or (version == 0 and self.record.failure)
+        return from_rank_0(not saved and not of_no_use)
 
     # Why it ends
 
@@ -505,12 +509,18 @@ class Run:
         """Leave model/, curve.png and the page of rollouts, and print the end. If not even the
         first validation was made, the folder of a new run is removed, so that its name stays
         free."""
-        if not self.record.validations:
-            if self.settings.resume is None:
-                shutil.rmtree(self.folder)
-            return
-        with whole_folder(self.folder / "model") as folder:
-            shutil.copytree(checkpoints(self.folder)[-1] / "model", folder, dirs_exist_ok=True)
+        if self.record.validations:
+            try:
+                self._write_results(write_page)
+            except OSError as error:  # the first failure is the one to say
+                self.error = self.failure or self._in_a_sentence(error) or str(error)
+        elif self.settings.resume is None:
+            shutil.rmtree(self.folder)
+
+    def _write_results(self, write_page: Callable[[Path], object]) -> None:
+        if saved := checkpoints(self.folder):  # a run that ended early may have none
+            with whole_folder(self.folder / "model") as folder:
+                shutil.copytree(saved[-1] / "model", folder, dirs_exist_ok=True)
         lines = self._fit_curves()
         if (self.folder / "rollouts.jsonl").exists():
             try:

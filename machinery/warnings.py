@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 
 import loss
-from machinery.checkpoints import step_of
+from machinery.folder import step_of
 
 REMEMBERED = 10  # training lines that `step_warnings` looks at
 MOST_SKIPPED = 5  # steps in a row that were not finite; then the run ends
@@ -88,8 +88,8 @@ def step_failure(lines: list[dict]) -> str:
         return ""
     return (
         f"{not_finite(lines[-1])}. So were the {MOST_SKIPPED - 1} steps before it, and the"
-        " parameters stay as they were: try a lower --learning-rate, or --dtype float32, from an"
-        " earlier checkpoint"
+        " parameters stay as they were: try a new run with a lower --learning-rate, or with --dtype"
+        " float32; its --model may be that of an earlier checkpoint"
     )
 
 

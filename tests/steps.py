@@ -19,8 +19,8 @@ from core.settings import Settings, TrainCommand, parse
 from data import Problem
 from data.load import Source, fingerprint, load_data
 from data.verify import Verdict
-from machinery.checkpoints import checkpoints
 from machinery.compute import Compute
+from machinery.folder import checkpoints
 from machinery.processes import Stop
 from machinery.record import Record
 from machinery.run import Run, Start

@@ -24,8 +24,8 @@ from core.settings import Settings
 from data import Problem
 from loss import Recipe
 from machinery import compute
-from machinery.checkpoints import checkpoints, write_checkpoint
-from machinery.folder import write_config
+from machinery.checkpoints import write_checkpoint
+from machinery.folder import checkpoints, write_config
 from tools import export
 
 ROOT = Path(__file__).parent.parent

@@ -34,7 +34,7 @@ from faults import (
 import train
 from core.model import load_model
 from machinery import processes
-from machinery.checkpoints import checkpoints
+from machinery.folder import checkpoints
 from machinery.processes import Stop
 
 CPU = torch.device("cpu")
@@ -251,19 +251,22 @@ def test_temporary_files_of_dead_runs_are_removed_and_no_others(tmp_path, monkey
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
         return processes.use_temporary_folder(), Path(tempfile.tempdir)
 
-    stranger = tmp_path / "scalerl-notes"
-    stranger.mkdir()
+    stranger, run = tmp_path / "scalerl-notes", tmp_path / "scalerl-seed0"
+    for folder in (stranger, run):
+        folder.mkdir()
+    for name in ("lock", "config.json"):  # a finished run, whose folder stands there too
+        (run / name).touch()
     living_lock, living = start()
     dead_lock, dead = start()
     Path(tempfile.mkdtemp(prefix="verifier-"), "closed").mkdir(mode=0)
     dead_lock.close()
     lock, own = start()
-    assert {*tmp_path.iterdir()} == {stranger, living, own}
+    assert {*tmp_path.iterdir()} == {stranger, run, living, own}
     assert own == Path(tempfile.mkdtemp()).parent
     _, remove, folders = registered[-1]
     remove(*folders)
     lock.close()
-    assert {*tmp_path.iterdir()} == {stranger, living}
+    assert {*tmp_path.iterdir()} == {stranger, run, living}
     living_lock.close()
 
 

@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from curve.files import write_whole
+from machinery.files import last_line, whole_folder
 
 
 def test_a_pipe_gets_the_text_and_stays_a_pipe(tmp_path):
@@ -48,3 +49,20 @@ def test_a_folder_is_refused_and_an_error_leaves_the_file_as_it_was(tmp_path):
     with pytest.raises(UnicodeEncodeError):
         write_whole(file, "half \ud800")
     assert file.read_text() == "whole" and [*tmp_path.iterdir()] == [file]
+
+
+def test_a_link_to_a_folder_is_followed(tmp_path):
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.mkdir()
+    link.symlink_to(target)
+    for text in ("first", "second"):
+        with whole_folder(link) as partial:
+            (partial / "file").write_text(text)
+        assert link.is_symlink() and (target / "file").read_text() == text
+    assert {path.name for path in tmp_path.iterdir()} == {"target", "link"}
+
+
+def test_a_broken_last_line_is_named(tmp_path):
+    (tmp_path / "log.jsonl").write_text('{"kind": "end"}\n{"kind": "va\n')
+    with pytest.raises(ValueError, match="log.jsonl, line 2: this is no JSON"):
+        last_line(tmp_path)

@@ -48,10 +48,10 @@ from docs.make_base import BASE_MODEL
 from loss import Recipe
 from machinery import compute as compute_module
 from machinery import record as record_module
-from machinery.checkpoints import checkpoints, write_checkpoint
+from machinery.checkpoints import write_checkpoint
 from machinery.compute import Compute, attention_width, matmul_parameters
 from machinery.files import json_lines
-from machinery.folder import lock_folder, write_config
+from machinery.folder import checkpoints, lock_folder, write_config
 from machinery.processes import Stop
 from machinery.record import Record
 from machinery.run import open_run
@@ -377,6 +377,26 @@ def test_a_folder_that_cannot_be_written_ends_the_run_in_words(resumable, capsys
     why = "[Errno 28] No space left on device"
     assert f"error: the run's folder cannot be written: {why}" in said
     assert HINT in said
+
+
+def test_a_run_that_fails_before_its_first_checkpoint_says_why(resumable, monkeypatch, capsys):
+    resumable(torch.OutOfMemoryError("CUDA out of memory. Tried to .."))
+    monkeypatch.setattr("machinery.run.checkpoints", lambda _: [])
+    assert run_train(RESUME) == 1
+    said = capsys.readouterr().err
+    assert "error: CUDA out of memory: lower --tokens-per-micro-batch" in said
+    assert "Traceback" not in said
+
+
+def test_a_full_disk_at_the_end_does_not_hide_why_the_run_ended(resumable, monkeypatch, capsys):
+    resumable(torch.OutOfMemoryError("CUDA out of memory. Tried to .."))
+
+    def is_full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copytree", is_full)
+    assert run_train(RESUME) == 1
+    assert "error: CUDA out of memory: lower --tokens-per-micro-batch" in capsys.readouterr().err
 
 
 def test_a_generator_that_cannot_be_started_ends_the_run_in_words(resumable, capsys):

@@ -19,8 +19,8 @@ from core.model import load_model
 from core.policy import error_of_sharing
 from curve.flags import run_command
 from docs.make_base import make_tokenizer
-from machinery.checkpoints import checkpoints
 from machinery.files import json_lines
+from machinery.folder import checkpoints
 
 CPU = torch.device("cpu")
 

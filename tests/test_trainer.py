@@ -44,8 +44,8 @@ from core.torch_engine import TorchEngine
 from data.verify import Verdict
 from machinery import ranks as ranks_module
 from machinery import trainer
-from machinery.checkpoints import checkpoints
 from machinery.files import json_lines
+from machinery.folder import checkpoints
 from machinery.run import Start
 from machinery.warnings import step_warnings
 
