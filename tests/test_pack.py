@@ -57,6 +57,11 @@ def test_a_packed_log_has_what_fits_and_tables_need(study):
     assert before.num_examples == after.num_examples
 
 
+def test_a_column_that_no_step_has_is_refused(study):
+    with pytest.raises(ValueError, match="--train kl_estimat: no training step of .* has it"):
+        packed(study, "--train", "kl_estimat")
+
+
 def test_a_name_may_hold_any_letter(study):
     (study / "base-seed0").rename(study / "pâte-seed0")
     folder = packed(study)

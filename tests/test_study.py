@@ -215,6 +215,31 @@ def test_a_run_that_levelled_off_is_finished_until_the_limit_is_lower(
     assert study.finished(tmp_path / "run", parse(now)) == is_finished
 
 
+def test_a_run_whose_last_checkpoint_is_missing_is_not_finished(tmp_path):
+    folder, settings = tmp_path / "run", parse(["--steps", "160"])
+    write_log(folder, [{"kind": "end", "step": 160, "reason": "it said why"}])
+    write_config(folder, settings)
+    assert study.finished(folder, settings)  # its checkpoints were removed
+    (folder / "checkpoints" / "step-000140").mkdir(parents=True)
+    (folder / "checkpoints" / "step-000160.old").mkdir()
+    assert not study.finished(folder, settings)
+    (folder / "checkpoints" / "step-000160").mkdir()
+    assert study.finished(folder, settings)
+
+
+def test_a_run_that_goes_on_gets_the_steps_of_the_study_and_not_those_of_its_folder(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.json").write_text('{"a": {}}')
+    runs = study.runs_to_train(study.Study("mine.json", (0,)), [])
+    ((folder, (settings, arguments)),) = runs.items()
+    folder.mkdir(parents=True)
+    write_config(folder, parse([*arguments, "--steps", "80", "--stop-when-gain-below", "0.02"]))
+    resumed = parse([*arguments, "--resume", str(folder)])
+    assert (resumed.steps, resumed.stop_when_gain_below) == (settings.steps, 0.0) == (160, 0.0)
+
+
 # --- what is refused ------------------------------------------------------------------------------
 
 

@@ -129,7 +129,7 @@ def main(arguments: list[str]) -> int:
         step, model = 0, Path(model_path(settings.model))
 
     # What the templates are filled with.
-    steps = options.steps or settings.steps - step or settings.steps
+    steps = options.steps or max(0, settings.steps - step) or settings.steps
     decoding = make_decoding(load_tokenizer(str(model)), settings, settings.recipe.length_control)
     warnings = warnings_of(options.to, settings)
     values = values_of(settings, steps, decoding.longest) | {

@@ -174,6 +174,8 @@ def refuse_impossible(command: Command) -> None:
             raise ValueError(f"{flag(name)} is missing; wanted are --model, --data and --out")
         if type(value) in (int, float) and not value > 0 and name not in ("seed", "threads"):
             raise ValueError(f"{flag(name)} is {value}; it must be above 0")
+    if command.threads < 0:
+        raise ValueError(f"--threads is {command.threads}; it must be at least 0")
     out = command.out
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise ValueError(f"--out {out} is there already: name a folder that is new or empty")

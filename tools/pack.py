@@ -65,6 +65,9 @@ def main(arguments: list[str]) -> int:
         )
     options.target.mkdir(parents=True, exist_ok=True)
     lines = [line for log in logs for line in packed(log, options.train)]
+    for column in options.train:
+        if not any(f'"{column}": ' in line for line in lines):
+            raise ValueError(f"--train {column}: no training step of {options.study} has it")
     write_whole(options.target / "runs.jsonl", "".join(lines))
     print(f"{options.target / 'runs.jsonl'}: {len(logs)} runs")
     return 0

@@ -34,7 +34,7 @@ from core.screen import Progress, say
 from core.settings import Settings, parse, read_settings, refuse_changes
 from curve.flags import HELP, flag, option, read_flags, run_command
 from machinery.files import last_line
-from machinery.folder import lock_folder
+from machinery.folder import checkpoints, lock_folder, step_of
 
 # --- which runs -----------------------------------------------------------------------------------
 
@@ -165,9 +165,14 @@ def runs_to_train(study: Study, common: list[str]) -> Runs:
                     f"{folder} holds another run; choose another --name. {error}"
                 ) from None
 
-        # Runs at once share the cores.
-        threads = settings.threads or max(1, cpu_threads(settings) // study.jobs)
-        runs[folder] = settings, [*arguments, "--threads", str(threads)]
+        # Runs at once share the cores. A run that goes on has what no flag says from its
+        # config.json: when it ends is said here.
+        said = {
+            "threads": settings.threads or max(1, cpu_threads(settings) // study.jobs),
+            "steps": settings.steps,
+            "stop_when_gain_below": settings.stop_when_gain_below,
+        }
+        runs[folder] = settings, [*arguments, *flags_for(said)]
     return runs
 
 
@@ -175,10 +180,12 @@ def runs_to_train(study: Study, common: list[str]) -> Runs:
 
 
 def finished(folder: Path, settings: Settings) -> bool:
-    """Whether the run in this folder has ended, after as many steps as these settings want. A run
-    that --stop-when-gain-below has ended goes on only with a lower limit, or without one."""
+    """Whether the run in this folder has ended, after as many steps as these settings want, and its
+    last checkpoint was written. A run that --stop-when-gain-below has ended goes on only with a
+    lower limit, or without one."""
     end = last_line(folder)
-    if end.get("kind") != "end":
+    newest = max(map(step_of, checkpoints(folder)), default=None)  # None: they were removed
+    if end.get("kind") != "end" or newest not in (None, end["step"]):
         return False
     before = read_settings(folder)
     if before.stop_when_gain_below and end["step"] < before.steps:
@@ -280,7 +287,9 @@ def make_tables(folder: Path, flags: list[str]) -> int:
 def main(arguments: list[str]) -> int:
     """The command. Returns the exit status: 0, or 1 if a run failed. (It is 130 after Ctrl-C, 143
     after SIGTERM.)"""
-    if arguments[:1] == ["tables"] and len(arguments) > 1:
+    if arguments[:1] == ["tables"]:
+        if len(arguments) == 1:
+            raise ValueError("tables FOLDER: name the folder of the study")
         return make_tables(Path(arguments[1]), arguments[2:])
     begins_with_study = arguments and not arguments[0].startswith("-")
     if not begins_with_study and HELP.isdisjoint(arguments):
@@ -293,7 +302,10 @@ def main(arguments: list[str]) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     with lock_folder(folder):
         failed = train_all(folder.name, runs, study.jobs)
-    make_tables(folder, [])
+    try:
+        make_tables(folder, [])
+    except ValueError as error:  # the runs have failed, or are too short
+        say(f"no tables: {error}")
     return 1 if failed else 0
 
 
