@@ -257,15 +257,15 @@ def choose_engine(engine: str, device: str) -> str:
     return engine
 
 
-def refuse_split(engine: str, devices: int, heads: int) -> None:
+def refuse_split(engine: str, devices: int, heads: int | None) -> None:
     """ValueError if a model with this number of attention heads cannot be split over this number of
-    devices."""
+    devices. None: the number is not known, and vLLM has the word."""
     if devices > 1 and engine != "vllm":
         raise ValueError(
             "only vLLM splits a model over several GPUs (--tensor-parallel), and the engine is"
             f" {engine}"
         )
-    if heads % devices:
+    if heads and heads % devices:
         raise ValueError(
             f"{heads} attention heads of a model cannot be split over {devices} GPUs"
             " (--tensor-parallel)"

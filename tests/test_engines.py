@@ -569,6 +569,7 @@ def test_vllm_is_taken_for_a_gpu_if_it_is_installed_and_missed_when_asked_for(mo
 def test_a_model_is_split_over_gpus_by_vllm_and_by_its_heads():
     refuse_split("vllm", 2, heads=4)
     refuse_split("torch", 1, heads=3)
+    refuse_split("torch", 1, heads=None)  # RWKV has none
     with pytest.raises(ValueError, match="4 attention heads of a model cannot be split over 3"):
         refuse_split("vllm", 3, heads=4)
     with pytest.raises(ValueError, match="only vLLM splits"):
