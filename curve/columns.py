@@ -533,10 +533,9 @@ def _compute(table: Table, x: str, steps: Array, mean: bool) -> tuple[str, Array
         return x, table.numbers(x)
     rows = np.asarray(table.columns[x][0])  # those of training too
     if mean:
-        each, group = np.unique(steps[rows], return_inverse=True)
-        cost = np.bincount(group, np.nan_to_num(table.numbers(x)[rows])) / np.bincount(group)
-        so_far = np.append(0, cost.cumsum())
-        return f"sum of {x}", so_far[np.searchsorted(each, steps, side="right")]
+        rows, cost = _means_of_steps(steps, np.nan_to_num(table.numbers(x)), rows)
+        so_far = np.append(0, cost[rows].cumsum())
+        return f"sum of {x}", so_far[np.searchsorted(steps[rows], steps, side="right")]
     if (np.diff(steps[rows]) < 0).any():
         rows = rows[_last_of_each(steps[rows])]
     of_step = np.zeros(len(steps))
