@@ -334,6 +334,7 @@ def read_curves(table: Table, name: str, reading: Reading) -> list[Series]:
     kinds = _choose_where(table, reading.where)
     _choose_validations(table, kinds)
     table.source = " and ".join(kinds.values())
+    table.names = [name for name in table.names if name not in kinds]  # lr=1e-5 is no loss
     if not table.names:
         raise ValueError(
             "no column has a value: expected a table with names, or a JSON object a line"
@@ -507,6 +508,13 @@ def _series(table: Table, name: str, y: str, reading: Reading) -> Series:
         note += f", from the {table.source} records"
     if reading.mean:
         note += f", each the mean of all with its {step} ({number} in all)"
+        sizes = np.unique(steps[every], return_counts=True)[1]
+        least, most = min(sizes), max(sizes)
+        if least < most:
+            doubts.append(
+                f"! a point is the mean of {least} to {most} rows: the curve jumps if a seed or"
+                " problem is missing at some steps"
+            )
     reasons = [f"{count} {reason}" for reason, count in left_out.items() if count]
     if reasons:
         note += f"; left out: {', '.join(reasons)}"

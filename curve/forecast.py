@@ -127,7 +127,8 @@ def reached_at(fit: Fit, pass_rate: float) -> dict:
     )
     beyond = f"within {FURTHEST} times the compute"
     if x == fit.C_max or (fit.fell and fit.y.max() >= pass_rate):
-        x = low = high = next(iter(fit.x[fit.y >= pass_rate]), fit.C_max)
+        x, y = fit.points  # the one before training too
+        x = low = high = next(iter(x[y >= pass_rate]), fit.C_max)
         sentence = f"{pass_rate:g} is reached already, first at {x:.4g}"
     elif low is None:
         sentence = f"{pass_rate:g} is not reached {beyond}"

@@ -191,6 +191,9 @@ def caption(runs: Sequence[FittedRun]) -> str:
 def runs_table(runs: Sequence[FittedRun]) -> str:
     """Each run with its fit, the forecast from its first half beside what came, and the kinds of
     its warnings. Below it the median errors of the forecasts."""
+    heading, early = "forecast from half", "half of the compute"
+    if any(fit.C_max < series.x[-1] for series, fit in runs):  # --fit-to, or half of a shorter run
+        heading, early = "forecast held out", "the early points"
     rows = []
     errors = []
     inside = 0
@@ -205,7 +208,7 @@ def runs_table(runs: Sequence[FittedRun]) -> str:
             "C_max": f"{fit.C_max:.3g}",
             "C_max/C_mid": f"{fit.reach:.1f}",
             "rms": f"{fit.rms:.4f}",
-            "forecast from half": "-",
+            heading: "-",
             "came": "-",
             "warnings": kinds or "-",
         }
@@ -215,7 +218,7 @@ def runs_table(runs: Sequence[FittedRun]) -> str:
         if "error" not in test:
             came = test["came"]
             low, high = test["interval"]
-            row["forecast from half"] = with_interval(test["forecast"], low, high)
+            row[heading] = with_interval(test["forecast"], low, high)
             row["came"] = f"{came:.3f}"
             errors.append([abs(test[name] - came) for name in FORECASTERS])
             if low <= came <= high:
@@ -225,7 +228,7 @@ def runs_table(runs: Sequence[FittedRun]) -> str:
         named = zip(FORECASTERS, np.median(errors, axis=0))
         medians = ", ".join(f"{name.replace('_', ' ')} {error:.3f}" for name, error in named)
         came = f"{inside} of {len(errors)} came inside their 95 % interval."
-        text += f"\n\nMedian error of the forecasts from half of the compute: {medians}. {came}"
+        text += f"\n\nMedian error of the forecasts from {early}: {medians}. {came}"
     return text
 
 

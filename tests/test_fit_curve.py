@@ -1022,6 +1022,11 @@ def test_a_folder_of_runs_is_compared(tmp_path, command):
     _, output, _ = command(tmp_path / "study")
     rows = [line.split()[1] for line in output.splitlines() if line.startswith("|")]
     assert rows[2:] == ["scalerl", "other", "scalerl-seed0-2"]
+    # With --fit-to, the forecasts of its table are not from half of the run.
+    path = tmp_path / "runs.md"
+    for flags, heading in ((), "forecast from half"), (("--fit-to", 400), "forecast held out"):
+        command(tmp_path / "study", "--table", path, *flags)
+        assert heading in path.read_text(), flags
 
     # Two studies may have variants of one name.
     shutil.copytree(tmp_path / "study", tmp_path / "again")
@@ -1117,6 +1122,7 @@ def test_the_compute_for_a_pass_rate(tmp_path, command):
     assert "not reached within 10 times" in reached_at(fit, 0.999)["sentence"]
     already = reached_at(fit, 0.5)
     assert "is reached already" in already["sentence"] and already["x"] <= 300
+    assert "first at 0" in reached_at(fit, 0.15)["sentence"]  # before training
     fell = fit_sigmoid(x, np.where(x > 250, 0.3, y))
     assert fell.fell and "0.7 is reached already" in reached_at(fell, 0.7)["sentence"]
 

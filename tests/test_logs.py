@@ -188,6 +188,11 @@ def test_rows_of_one_step_are_averaged_when_told(tmp_path):
     assert series.y == pytest.approx(RATES)
     assert "11 points, each the mean of all with its step (33 in all)" in series.notes[0]
     assert series.num_examples == 30
+    assert len(series.notes) == 1
+
+    # A run that ended early makes the mean jump.
+    shorter = read(tmp_path, table(rows[:-2]), mean=True)
+    assert "a point is the mean of 1 to 3 rows: the curve jumps" in shorter.notes[1]
 
 
 @pytest.mark.parametrize("order", (1, -1))
@@ -478,6 +483,9 @@ def test_lists_of_records_are_told_apart_by_their_names(tmp_path):
 def test_accuracy_of_each_training_step_is_warned_of(tmp_path):
     steps = [{"step": s, "loss": 0.1, "accuracy": r} for s, r in CURVE]
     assert any("measured in training" in note for note in read(tmp_path, json_lines(steps)).notes)
+    # A setting by which runs are chosen is no loss.
+    runs = [{"step": s, "lr": lr, "acc": r} for lr in (0.1, 0.2) for s, r in CURVE]
+    assert len(read(tmp_path, json_lines(runs), where="lr=0.1").notes) == 1
     # A validation comes less often, or in lines of its own.
     between = [{"step": s + 5, "loss": 0.1} for s in STEPS]
     evaluations = [{"step": s, "accuracy": r} for s, r in CURVE]
