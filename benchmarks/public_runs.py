@@ -588,7 +588,12 @@ def print_warnings(good: list[Series]) -> None:
         if folder.is_dir()
         for run in packed_runs(folder)
     )
-    ours = [series for path in packed for series in read_log(path) if not state(series)]
+    # A run that was copied into several studies counts once.
+    distinct = {}
+    for path in packed:
+        for series in read_log(path):
+            distinct.setdefault((series.x.tobytes(), series.y.tobytes()), series)
+    ours = [series for series in distinct.values() if not state(series)]
     print(WARNINGS)
     for name, chosen in (("public runs", good), ("runs of our [studies](study.md)", ours)):
         for text, parts in (("the first half", (1 / 2,)), ("five parts", PARTS)):
