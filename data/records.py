@@ -35,6 +35,7 @@ def find_files(place: str, subsets: tuple[str, ...], split: str) -> list[Path]:
     path = Path(place).expanduser()
     if path.is_file():
         return [path]
+    split = SPLITS.get(split, split)
     root = path if path.is_dir() else download(place, subsets)
     words_of = {}  # a file: the words of its path
     for file in sorted(root.rglob("*")):

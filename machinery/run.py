@@ -467,6 +467,7 @@ class Run:
             self.error = self._in_a_sentence(error)
             if not self.error:
                 give_way_to_a_dead_rank()
+                self._free_the_name()
                 raise RuntimeError(f"the run has failed, as said above{self.hint()}") from error
         finally:
             self.feed.close()
@@ -506,15 +507,17 @@ class Run:
         return 128 + self.stop.number
 
     def leave_results(self, write_page: Callable[[Path], object]) -> None:
-        """Leave model/, curve.png and the page of rollouts, and print the end. If not even the
-        first validation was made, the folder of a new run is removed, so that its name stays
-        free."""
+        """Leave model/, curve.png and the page of rollouts, and print the end."""
         if self.record.validations:
             try:
                 self._write_results(write_page)
             except OSError as error:  # the first failure is the one to say
                 self.error = self.failure or self._in_a_sentence(error) or str(error)
-        elif self.settings.resume is None:
+        self._free_the_name()
+
+    def _free_the_name(self) -> None:
+        """Remove the folder of a new run that has not even made its first validation."""
+        if not self.record.validations and self.settings.resume is None:
             shutil.rmtree(self.folder)
 
     def _write_results(self, write_page: Callable[[Path], object]) -> None:

@@ -584,6 +584,8 @@ def test_evaluation_says_what_a_run_would_have_trained_on(tmp_path):
     assert {problem.prompt for problem in named.validation} <= {
         problem.prompt for problem in load_evaluation(f"{folder},split=validation", 99).validation
     }
+    by_its_word = load_evaluation(f"{folder},split=val", 99).validation
+    assert by_its_word == load_evaluation(f"{folder},split=validation", 99).validation
 
 
 def test_a_table_with_an_index_column_and_a_byte_order_mark_are_read(tmp_path):

@@ -112,9 +112,11 @@ class Broken(OSError):
     """An error that could come from a full disk too."""
 
 
-@pytest.mark.parametrize("error", [Broken("it broke"), ValueError("it broke")])
+@pytest.mark.parametrize(
+    "error, calls", [(Broken("it broke"), 20), (ValueError("it broke"), 20), (Broken("soon"), 1)]
+)
 def test_an_exception_in_score_is_the_users_and_breakpoint_stops_in_this_process(
-    tmp_path, monkeypatch, error
+    tmp_path, monkeypatch, error, calls
 ):
     """Nothing makes a verdict or a sentence of it. No process is started, by any means, but for the
     forks that read the model's files."""
@@ -136,7 +138,7 @@ def test_an_exception_in_score_is_the_users_and_breakpoint_stops_in_this_process
 
     def score(problem, completion):
         breakpoint()
-        if len(stopped_in) == 20:  # after the first validation
+        if len(stopped_in) == calls:  # 20: after the first validation
             raise error
         return usual(problem, completion)
 
@@ -148,7 +150,8 @@ def test_an_exception_in_score_is_the_users_and_breakpoint_stops_in_this_process
     assert failed.value.__cause__ is error
     frames = [entry.name for entry in failed.traceback.__class__(error.__traceback__)]
     assert frames[-1] == "score" and "train" in frames
-    assert len(stopped_in) == 20 and all(stopped_in)
+    assert len(stopped_in) == calls and all(stopped_in)
+    assert Path("runs/run").exists() == (calls == 20), "a first try leaves the name free"
 
 
 @pytest.mark.parametrize("mismatch, status", [(0.04, 0), (0.06, 1), (float("nan"), 1)])
