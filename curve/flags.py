@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import difflib
 import inspect
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -194,6 +195,9 @@ def errors_as_sentences() -> Iterator[None]:
     2."""
     try:
         yield
+    except BrokenPipeError:  # what reads the output, such as `head`, has ended
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # gets what is left to flush
+        sys.exit(141)  # as after SIGPIPE
     except (ValueError, OSError, MemoryError) as error:
         print("error:", *(str(error) or "out of memory").splitlines(), file=sys.stderr)
         sys.exit(2)
@@ -206,7 +210,9 @@ def run_command(main, arguments: list[str] | None = None) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with errors_as_sentences():
-            sys.exit(main(sys.argv[1:] if arguments is None else arguments))
+            status = main(sys.argv[1:] if arguments is None else arguments)
+            sys.stdout.flush()
+            sys.exit(status)
     except KeyboardInterrupt:
         print("\nstopped by Ctrl-C", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)

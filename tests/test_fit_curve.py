@@ -1003,6 +1003,19 @@ def test_it_runs_without_what_windows_lacks(tmp_path):
     assert refused.returncode == 2 and refused.stderr.startswith("error: ")
 
 
+def test_a_reader_of_the_output_that_ends_is_no_error():
+    """`python fit_curve.py LOG | head -1`"""
+    run = subprocess.Popen(
+        [sys.executable, SCRIPT, "data/examples/simulated.csv"],
+        cwd=SCRIPT.parent,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    run.stdout.close()
+    assert run.wait() == 141 and run.stderr.read() == ""
+
+
 def test_a_folder_of_runs_is_compared(tmp_path, command):
     for name, C_mid in (("quick", 100), ("slow", 300)):
         (tmp_path / name).mkdir()
