@@ -477,9 +477,9 @@ def _series(table: Table, name: str, y: str, reading: Reading) -> Series:
         step = _best_compute(table, counters, rows)
     steps = table.numbers(step)
     number = len(rows)
-    doubts = []
     every = rows
     if reading.mean:
+        doubts = _steps_of_several_sizes(steps[every])
         rows, pass_rate = _means_of_steps(steps, pass_rate, every)
     else:
         doubts = _refuse_several_curves(table, step, y, rows)
@@ -508,13 +508,6 @@ def _series(table: Table, name: str, y: str, reading: Reading) -> Series:
         note += f", from the {table.source} records"
     if reading.mean:
         note += f", each the mean of all with its {step} ({number} in all)"
-        sizes = np.unique(steps[every], return_counts=True)[1]
-        least, most = min(sizes), max(sizes)
-        if least < most:
-            doubts.append(
-                f"! a point is the mean of {least} to {most} rows: the curve jumps if a seed or"
-                " problem is missing at some steps"
-            )
     reasons = [f"{count} {reason}" for reason, count in left_out.items() if count]
     if reasons:
         note += f"; left out: {', '.join(reasons)}"
@@ -602,6 +595,17 @@ def _means_of_steps(steps: Array, values: Array, rows: Array) -> tuple[Array, Ar
     sums = np.bincount(group[known], values[rows][known], len(first))
     values[rows[first]] = sums / np.bincount(group[known], minlength=len(first))
     return rows[first], values
+
+
+def _steps_of_several_sizes(steps: Array) -> list[str]:
+    """A warning if some steps have more rows than others. steps: by row."""
+    _, sizes = np.unique(steps, return_counts=True)
+    if len(set(sizes)) <= 1:
+        return []
+    return [
+        f"! a point is the mean of {min(sizes)} to {max(sizes)} rows: the curve jumps if a seed or"
+        " problem is missing at some steps"
+    ]
 
 
 def _num_examples(table: Table, y: str, rows: Array) -> float | None:
