@@ -517,7 +517,8 @@ class Run:
 
     def _free_the_name(self) -> None:
         """Remove the folder of a new run that has not even made its first validation."""
-        if not self.record.validations and self.settings.resume is None:
+        made = self.record.validations or checkpoints(self.folder)
+        if not made and self.settings.resume is None:
             shutil.rmtree(self.folder)
 
     def _write_results(self, write_page: Callable[[Path], object]) -> None:
