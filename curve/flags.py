@@ -191,11 +191,11 @@ def _read(text: str, words: list[str], types: list[type]):
 
 @contextlib.contextmanager
 def errors_as_sentences() -> Iterator[None]:
-    """ValueError, OSError and MemoryError are printed as one sentence; the exit status is then
-    2."""
+    """ValueError, OSError and MemoryError are printed as one sentence; the exit status is then 2.
+    It is 141, without a word, if what reads the output has ended."""
     try:
         yield
-    except BrokenPipeError:  # what reads the output, such as `head`, has ended
+    except BrokenPipeError:  # as in `python fit_curve.py LOG | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # gets what is left to flush
         sys.exit(141)  # as after SIGPIPE
     except (ValueError, OSError, MemoryError) as error:

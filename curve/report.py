@@ -192,7 +192,8 @@ def runs_table(runs: Sequence[FittedRun]) -> str:
     """Each run with its fit, the forecast from its first half beside what came, and the kinds of
     its warnings. Below it the median errors of the forecasts."""
     heading, early = "forecast from half", "half of the compute"
-    if any(fit.C_max < series.x[-1] for series, fit in runs):  # --fit-to, or half of a shorter run
+    # With --fit-to the points beyond it are held out, and the half of a run that ends before it.
+    if any(fit.C_max < series.x[-1] for series, fit in runs):
         heading, early = "forecast held out", "the early points"
     rows = []
     errors = []
