@@ -57,21 +57,25 @@ def temporary():
 
 def test_the_losses_are_those_of_processes_to_the_last_digit(tmp_path, temporary):
     """Without any child process, from the first line on the screen to the end, but for the forks
-    that read the model's files."""
+    that read the model's files, and for `chmod` and `rm`, which remove its temporary files."""
     flags = [*FLAGS, "--steps", "5"]
     others = RealRun(tmp_path, *flags, "--asynchrony", "ppo-1", name="others")
-    # A run that starts calls `rm` for what dead runs have left, and other tests kill runs.
+    # A run that starts removes what dead runs have left in that folder, and other tests kill runs.
     one = RealRun(tmp_path, *flags, "--one-process", name="one", temporary=temporary)
-    seen_of_one, seen_of_others = set(), set()
+    seen_of_one, seen_of_others, seen_there = set(), set(), set()
     own = Path(f"/proc/{one.process.pid}/cmdline").read_text()
     while one.process.is_alive() or others.process.is_alive():
         seen_of_one |= children(one)
         seen_of_others |= children(others)
+        seen_there |= {path.name for path in Path(temporary).glob("scalerl-*")}
         time.sleep(0.02)
     others.end_well()
     one.end_well()
     assert any("data.verify" in line for line in seen_of_others), "the control: children are seen"
-    assert seen_of_one <= {own, ""}  # empty: one that has ended
+    assert len(seen_there) == 1, "the control: its temporary files are in the folder of its own"
+    removes = {line for line in seen_of_one if line.startswith(("chmod\0", "rm\0"))}
+    assert all(f"{temporary}/scalerl-" in line for line in removes)
+    assert seen_of_one - removes <= {own, ""}  # empty: one that has ended
     assert columns(one) == columns(others)
     assert len({line["loss"] for line in log(one.folder, "train")}) > 3
     check_log(one.folder, steps=5, validation_every=2)
