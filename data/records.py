@@ -99,7 +99,7 @@ def read_records(path: Path) -> Records:
             )
         yield f"{path}, {place}", record
     if place is None:
-        raise ValueError(f"{path} holds no record")
+        raise ValueError(f"{path} holds no record: put one problem on each line, or in each row")
 
 
 def read_jsonl(path: Path) -> Records:
@@ -114,7 +114,10 @@ def read_json(path: Path) -> Records:
     """A list of records."""
     records = parse_json(path, path.read_bytes())
     if not isinstance(records, list):
-        raise ValueError(f"{path} holds no list of records, but a {type(records).__name__}")
+        raise ValueError(
+            f"{path} holds no list of records, but a {type(records).__name__}: "
+            "write [{...}, ...], or a record a line in a .jsonl file"
+        )
     for number, record in enumerate(records, start=1):
         yield f"record {number}", record
 
@@ -155,10 +158,14 @@ def read_csv(path: Path) -> Records:
         try:
             names = [*filter(None, reader.fieldnames or ())]
             if len({*names}) < len(names):
-                raise ValueError(f"{path}, line 1: two columns have one name")
+                twice = max(names, key=names.count)
+                raise ValueError(f"{path}, line 1: two columns are named {twice!r}: rename one")
             for record in reader:
                 if None in record:
-                    raise ValueError(f"{path}, line {reader.line_num}: more cells than columns")
+                    raise ValueError(
+                        f"{path}, line {reader.line_num}: more cells than columns: "
+                        f"put quotes around a text that holds {separator!r}"
+                    )
                 yield f"line {reader.line_num}", record
         except (UnicodeDecodeError, csv.Error) as error:
             raise ValueError(
@@ -252,7 +259,7 @@ def check_value(key: str, column: str, value) -> None:
     """ValueError if a column cannot hold this value."""
     is_text = isinstance(value, str)
     if value is None or value == [] or (is_text and not value.strip()):
-        raise ValueError(f"nothing stands in column {column!r}")
+        raise ValueError(f"column {column!r} is empty: fill it in, or remove the record")
     if is_text and re.search("[\ud800-\udfff]", value):
         raise ValueError(f"column {column!r} holds half of a character, a lone surrogate")
     if key in ("problem", "solution") and not is_text:

@@ -175,13 +175,17 @@ BAD_FILES = [  # their name and content, and what is said
     (
         "a.jsonl",
         b'{"problem": "x", "answer": "1"}\n{"problem": "y"}\n',
-        r"line 2: nothing stands in column 'answer'",
+        r"line 2: column 'answer' is empty",
     ),
-    ("a.jsonl", b'{"problem": "x", "answer": ""}\n', r"line 1: nothing stands in column 'answer'"),
+    (
+        "a.jsonl",
+        b'{"problem": "x", "answer": ""}\n',
+        r"line 1: column 'answer' is empty: fill it in",
+    ),
     (
         "a.jsonl",
         b'{"problem": " ", "answer": "1"}\n',
-        r"line 1: nothing stands in column 'problem'",
+        r"line 1: column 'problem' is empty",
     ),
     (
         "a.jsonl",
@@ -217,9 +221,9 @@ BAD_FILES = [  # their name and content, and what is said
     (
         "a.json",
         b'[{"problem": "x", "answer": "1"}, {"problem": "y"}]',
-        r"record 2: nothing stands in",
+        r"record 2: column 'answer' is empty",
     ),
-    ("a.csv", b"problem,answer\nx,1\ny\n", r"line 3: nothing stands in column 'answer'"),
+    ("a.csv", b"problem,answer\nx,1\ny\n", r"line 3: column 'answer' is empty: fill it in"),
     ("a.csv", b"problem,answer\nx,1\ny,1,2\n", r"line 3: more cells than columns"),
     ("a.csv", b'problem,answer\nx,"1\n', r"after line 1 is not CSV"),
     ("a.csv", b"problem,answer\nx,1\n\xff,2\n", r"a\.csv.* is not CSV in UTF-8"),
@@ -331,7 +335,9 @@ def test_what_can_be_read_in_two_ways_is_refused_with_its_line(tmp_path):
     with pytest.raises(ValueError, match=r"d\.jsonl, line 1 .*'answer' is there twice"):
         load(str(tmp_path / "d.jsonl"))
     (tmp_path / "e.csv").write_text("problem,answer,answer,\na,1,2,\n")
-    with pytest.raises(ValueError, match=r"e\.csv, line 1: two columns have one name"):
+    with pytest.raises(
+        ValueError, match=r"e\.csv, line 1: two columns are named 'answer': rename one"
+    ):
         load(str(tmp_path / "e.csv"))
 
 
@@ -595,7 +601,9 @@ def test_a_table_with_an_index_column_and_a_byte_order_mark_are_read(tmp_path):
     (tmp_path / "b.jsonl").write_text("\ufeff" + text)
     assert len(load_evaluation(str(tmp_path / "b.jsonl"), 9).validation) == 1
     (tmp_path / "c.csv").write_text("problem,answer\n1+1?,2,3\n")
-    with pytest.raises(ValueError, match="line 2: more cells than columns"):
+    with pytest.raises(
+        ValueError, match="line 2: more cells than columns: put quotes around a text that holds ','"
+    ):
         load_evaluation(str(tmp_path / "c.csv"), 9)
 
 
@@ -621,7 +629,7 @@ def test_a_few_bad_records_of_a_known_data_set_are_left_out_and_told(hub):
     path.write_text(json.dumps(rows))
     source = load("deepscaler")
     assert len(source.train) + len(source.validation) == 49
-    message = r"1 records cannot be used .*deepscaler\.json, record 8: nothing stands in"
+    message = r"1 records cannot be used .*deepscaler\.json, record 8: column 'answer' is empty"
     assert re.search(message, source.notes[0])
     for row in rows[10:15]:
         row["answer"] = ""
