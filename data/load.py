@@ -312,7 +312,10 @@ def read_source(spec: Spec, validation_problems: int | None, wanted: str = "answ
         source.notes += [note for note in more_notes if note not in notes]
         return source
     if len(problems) < 2:
-        raise ValueError(f"{spec.name} has one problem only: there is none left to hold out")
+        raise ValueError(
+            f"{spec.name} has one problem only: there is none left to hold out; add problems, or"
+            " name a file of held-out ones by ,validation=FILE"
+        )
     most = max(1, len(problems) // HELD_OUT_SHARE)
     number = min(validation_problems or most, most)
     if validation_problems and number < validation_problems:

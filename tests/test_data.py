@@ -229,7 +229,7 @@ BAD_FILES = [  # their name and content, and what is said
     ("a.csv", b"problem,answer\nx,1\n\xff,2\n", r"a\.csv.* is not CSV in UTF-8"),
     ("a.parquet", b"not parquet", r"a\.parquet is no Parquet file that can be read"),
     ("a.txt", b"x", r"a\.txt is not a file of records; the endings known are \.jsonl"),
-    ("a.jsonl", b'{"problem": "x", "answer": "1"}\n', r"one problem only"),
+    ("a.jsonl", b'{"problem": "x", "answer": "1"}\n', r"one problem only: .* by ,validation=FILE"),
 ]
 
 

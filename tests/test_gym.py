@@ -78,7 +78,7 @@ def test_a_part_of_the_answer_does_not_count():
     "argument, message",
     [
         ("gym:nosuch", "has no family 'nosuch'; it has ab, "),
-        ("gym", "has no family ''"),
+        ("gym", "reasoning-gym wants a family, as in gym:word_sorting; it has ab, "),
         (
             "gym:products,digits=1",
             "products does not take {'digits': '1'}: .*unexpected keyword argument 'digits'",

@@ -40,7 +40,8 @@ def problems(
     gym = reasoning_gym()
     if family not in gym.factory.DATASETS:
         families = ", ".join(sorted(gym.factory.DATASETS))
-        raise ValueError(f"reasoning-gym has no family {family!r}; it has {families}")
+        said = f"has no family {family!r}" if family else "wants a family, as in gym:word_sorting"
+        raise ValueError(f"reasoning-gym {said}; it has {families}")
     values = {name: value_of(text) for name, text in options.items()}
     # The problem at place i is made from seed + i, so the two splits must lie far from each other.
     first = seed + FAR * (split == "validation")
