@@ -135,7 +135,7 @@ class Script(SERVER.Process):
         os.setsid()
         os.chdir(self.folder)
         os.environ.update(self.environment)
-        tempfile.tempdir = None  # the imports have cached the folder of another environment
+        tempfile.tempdir = None  # the imports may have cached that of another environment
         with open(self.output, "a") as file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
