@@ -92,7 +92,9 @@ class Sampling:
     )
     verifiers: int = option(1, "processes that judge completions", paper=8, small=2)
     verifier_time_limit: float = option(
-        30.0, "seconds for one completion; then its verifier is killed and replaced"
+        30.0,
+        "seconds of CPU time for one completion, or four times as many of the clock; then its"
+        " verifier is killed and replaced",
     )
     verifier_memory: float = option(4.0, "GiB that a verifier may take")
 

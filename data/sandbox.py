@@ -20,6 +20,7 @@ import ctypes
 import errno
 import fcntl
 import json
+import math
 import os
 import platform
 import resource
@@ -39,28 +40,40 @@ from pathlib import Path
 
 NUMBER_OF_FILES, NUMBER_OF_THREADS = 64, 64
 LONGEST_REPLY = 1 << 16  # bytes of what a call returns
-SECONDS = 10.0  # for a verdict, if the verifiers do not say how long they have
+SECONDS = 10.0  # of CPU time for a verdict, if the verifiers do not say how long they have
 # of that time: an answer that takes too long to judge is wrong, no failure
 SHARE_OF_TIME = 0.9
+PATIENCE = 4  # seconds of the clock for one of CPU time: others may use the machine
 PR_SET_PDEATHSIG, PR_GET_SECCOMP, PR_SET_SECCOMP = 1, 21, 22  # prctl(2)
 PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 24, 38
 CAPABILITIES_HEADER = struct.pack("=Ii", 0x20080522, 0)  # capset(2): the version, this process
 NO_CAPABILITIES = bytes(24)
 
 
-def deadline_of_verdict() -> float:
-    """Until when a `score` that begins now may take, by time.monotonic()."""
-    return time.monotonic() + SHARE_OF_TIME * float(os.environ.get("SCORE_SECONDS", SECONDS))
+def time_of_verdict() -> Callable[[], float]:
+    """A function that says how many seconds of CPU time a `score` that begins now has left for
+    processes of the sandbox. They have PATIENCE times as many seconds of the clock."""
+    seconds = SHARE_OF_TIME * float(os.environ.get("SCORE_SECONDS", SECONDS))
+    end, latest = cpu_of_children() + seconds, time.monotonic() + PATIENCE * seconds
+    return lambda: max(0.0, min(end - cpu_of_children(), (latest - time.monotonic()) / PATIENCE))
+
+
+def cpu_of_children() -> float:
+    """Seconds of CPU time of the processes that this one has started and waited for."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def run(
     arguments: list[str], stdin: bytes, seconds: float, longest_output: int, source: str = ""
 ) -> bytes | None:
     """Run `python -I -B ARGUMENTS` confined, in a folder of its own, where it can read `source` as
-    program.py. Returns its standard output; None if it did not end by itself in time, with status 0
-    and with at most so many bytes. Address space is limited as it is for this process; the
-    environment is empty; standard error is thrown away."""
+    program.py. Returns its standard output; None if it did not end by itself within so many seconds
+    of CPU time, and PATIENCE times as many of the clock, with status 0 and with at most so many
+    bytes. Address space is limited as it is for this process; the environment is empty; standard
+    error is thrown away."""
     ours, theirs = socket.socketpair()
+    began = cpu_of_children()
     with tempfile.TemporaryDirectory() as folder, ours, theirs:
         Path(folder, "program.py").write_text(source, encoding="utf-8", errors="surrogatepass")
         Path(folder, "stdin").write_bytes(stdin)  # a file, since a full pipe would block
@@ -78,7 +91,7 @@ def run(
             )
         theirs.close()  # the child has closed it too: nothing more can come
         listeners = socket.recv_fds(ours, 1, 1)[1]
-        channel, deadline = process.stdout.fileno(), time.monotonic() + seconds
+        channel, deadline = process.stdout.fileno(), time.monotonic() + PATIENCE * seconds
         try:
             output = read(channel, deadline, longest_output, listeners, process.pid)
             if output is not None:
@@ -92,7 +105,7 @@ def run(
             status = process.wait()
             for listener in listeners:
                 os.close(listener)
-    return output if status == 0 else None
+    return output if status == 0 and cpu_of_children() - began <= seconds else None
 
 
 def read(
@@ -137,8 +150,8 @@ def call(function: Callable[[], object], seconds: float):
     a program is; besides, it can start no thread and no program. It sees what this process has in
     its memory and can change its own copy only, so nothing that it does reaches the next call.
 
-    Raises TimeoutError if it has not returned in time, died, or returned too much; and
-    `RaisedInside` if function() has raised. Address space is limited as it is for this process.
+    Raises TimeoutError if it has not returned in time (as for `run`), died, or returned too much;
+    and `RaisedInside` if function() has raised. Address space is limited as for this process.
     """
     enter = confinement("", seconds)
     ours, theirs = os.pipe()
@@ -165,7 +178,7 @@ def call(function: Callable[[], object], seconds: float):
             os._exit(status)  # whatever has happened, it must not go on as the process that it was
     os.close(theirs)
     try:
-        output = read(ours, time.monotonic() + seconds, LONGEST_REPLY)
+        output = read(ours, time.monotonic() + PATIENCE * seconds, LONGEST_REPLY)
     finally:
         os.close(ours)
         os.kill(child, signal.SIGKILL)
@@ -251,7 +264,7 @@ def confinement(
     program = seccomp_filter() if channel else seccomp_filter("clone", "execve")
 
     def enter() -> None:
-        resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 2,) * 2)
+        resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(seconds),) * 2)
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # pipes are no files
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

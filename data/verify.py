@@ -7,7 +7,7 @@ hostile.
 
 A verifier is two processes: a guard, `python -m data.verify`, and the worker that it forks. The
 worker imports the task's module (no torch) and calls `score`. A thread of the pool sends it one
-completion after the other, measures their time, and starts another verifier if this one hangs or
+completion after the other, waits for the verdict, and starts another verifier if this one hangs or
 dies. That costs one completion, which is counted as a failure and not as wrong.
 
 The guard adopts whatever the worker leaves behind, detached or not (Linux: subreaper), and kills it
@@ -19,6 +19,7 @@ import contextlib
 import ctypes
 import importlib
 import json
+import math
 import os
 import queue
 import resource
@@ -37,7 +38,7 @@ from types import ModuleType
 from typing import Literal
 
 from data import Problem
-from data.sandbox import PR_SET_PDEATHSIG, RaisedInside
+from data.sandbox import PATIENCE, PR_SET_PDEATHSIG, RaisedInside
 
 IMPORT_LIMIT = 120.0  # seconds for a worker to start, read a completion, and import its task
 LONGEST_REPLY = 1 << 16  # bytes of a line, about; a worker that sends more is ended
@@ -91,8 +92,8 @@ class VerifierPool(contextlib.AbstractContextManager):
     """Processes that judge completions. `submit`, `results` and `unfinished` are for one thread."""
 
     def __init__(self, workers: int, time_limit: float, memory_gib: float):
-        """time_limit: seconds, memory_gib: GiB of address space, both for one completion. All are
-        above 0."""
+        """For one completion, all above 0: time_limit, seconds of CPU time, and PATIENCE times as
+        many of the clock; memory_gib, GiB of address space."""
         self.time_limit, self.memory_gib = time_limit, memory_gib
         self.unfinished = 0  # submitted, and not returned by results()
         # Keys, tasks and lines of JSON.
@@ -198,16 +199,16 @@ class Verifier:
             )
 
     def judge(self, task: str, line: bytes) -> Verdict:
-        """The verdict on a completion of this task. Waits for it, at most until the time limit.
+        """The verdict on a completion of this task. Waits for it, at most for PATIENCE time limits.
         With a failure other than "error" this verifier is of no use any more."""
-        to_begin = self.time_limit if task in self.imported else IMPORT_LIMIT
+        to_begin = PATIENCE * self.time_limit if task in self.imported else IMPORT_LIMIT
         try:
             self.socket.settimeout(to_begin)
             self.socket.sendall(line)
             reply = self._reply(to_begin)
             if reply == "begins":
                 self.imported.add(task)
-                reply = self._reply(self.time_limit)
+                reply = self._reply(PATIENCE * self.time_limit)
             score, failure, detail = reply
             is_score = type(score) is float and 0 <= score <= 1
             if failure not in (None, "memory", "error") or not is_score:
@@ -224,7 +225,10 @@ class Verifier:
             status = self.end()
             if 0 <= status <= 128:
                 return Verdict(0.0, "died", f"exit {status}")
-            return Verdict(0.0, "died", f"signal {max(-status, status - 128)}")
+            ended_by = max(-status, status - 128)
+            if ended_by == signal.SIGXCPU:
+                return Verdict(0.0, "time limit")
+            return Verdict(0.0, "died", f"signal {ended_by}")
         except (ValueError, TypeError, RecursionError) as error:
             return Verdict(0.0, "died", f"its reply is not one: {error!r}"[:DETAIL])
 
@@ -328,6 +332,7 @@ def work(memory_gib: float) -> None:
     if sys.platform == "linux":
         resource.setrlimit(resource.RLIMIT_AS, (int(min(memory_gib * 2**30, sys.maxsize)),) * 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    most_cpu = resource.getrlimit(resource.RLIMIT_CPU)[1]
     for line in requests:
         score, failure, detail = 0.0, None, ""
         try:
@@ -341,7 +346,10 @@ def work(memory_gib: float) -> None:
             detail = traceback.format_exception_only(error)[-1].strip()[:DETAIL]
         else:
             print(json.dumps("begins"), file=replies, flush=True)
+            seconds = time.process_time() + float(os.environ["SCORE_SECONDS"])
+            resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(seconds), most_cpu))  # SIGXCPU
             score, failure, detail = judgement(task, problem, completion)
+            resource.setrlimit(resource.RLIMIT_CPU, (most_cpu, most_cpu))
         print(json.dumps([score, failure, detail]), file=replies, flush=True)
         if failure == "memory":  # there may be too little left for the next one
             return

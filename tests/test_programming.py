@@ -183,6 +183,23 @@ def test_a_lone_surrogate_in_a_test_makes_no_error():
         assert programming.score(problem, block("input()\nprint(42)")) is (wanted == "42")
 
 
+BUSY = "import time\nwhile time.process_time() < {seconds}: pass\nprint(42)"
+TIMES = [  # of a verdict within .9 seconds: the number of tests, the program, whether it is right
+    (1, "import time\ntime.sleep(1.2)\nprint(42)", True),  # waits, as on a busy machine
+    (1, "import time\ntime.sleep(60)\nprint(42)", False),
+    (1, BUSY.format(seconds=0.98), False),
+    (3, BUSY.format(seconds=0.2), True),
+    (3, BUSY.format(seconds=0.5), False),
+]
+
+
+def test_cpu_time_decides_and_the_clock_is_a_wider_limit(monkeypatch):
+    monkeypatch.setenv("SCORE_SECONDS", "1")
+    for number_of_tests, program, right in TIMES:
+        problem = programming.problem("Do.", number_of_tests * [{"input": "", "output": "42"}])
+        assert programming.score(problem, block(program)) is right, program
+
+
 # --- honest programs ------------------------------------------------------------------------------
 
 HONEST = {  # each reads 41 and 1, and writes 42

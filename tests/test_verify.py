@@ -46,6 +46,12 @@ def stop_ignored():
     while True:
         pass
 
+def busy(seconds):
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+    return True
+
 def last_words(marker):
     Path(tempfile.mkdtemp(), "left behind").write_text("x")
     detached(marker)
@@ -61,7 +67,8 @@ actions = {
     "two thirds": lambda _: 2 / 3, "too much": lambda _: 1.5,
     "no number": lambda _: float("nan"), "raise": lambda _: 1 / 0, "exit": lambda _: sys.exit(0),
     "os._exit": lambda _: os._exit(0), "loop": lambda _: stop_ignored(),
-    "sleep": lambda _: time.sleep(600), "recursion": lambda x: actions["recursion"](x),
+    "sleep": lambda _: time.sleep(600), "wait": lambda _: time.sleep(2.3) or True,
+    "busy": lambda _: busy(0.8), "recursion": lambda x: actions["recursion"](x),
     "memory": lambda _: [bytearray(1 << 24) for _ in range(10**6)],
     "kill": lambda _: os.kill(os.getpid(), signal.SIGKILL),
     "kill the guard": lambda _: (os.kill(os.getppid(), signal.SIGKILL), time.sleep(600)),
@@ -162,8 +169,8 @@ FAILURES = {  # what the completion has the score do: the failure, and what its 
     "giant reply": ("died", "bytes"),
     "malformed reply": ("died", "its reply is not one"),
     "memory": ("memory", ""),
-    "loop": ("time limit", ""),
-    "sleep": ("time limit", ""),
+    "loop": ("time limit", ""),  # of CPU time
+    "sleep": ("time limit", ""),  # of the clock
 }
 
 
@@ -179,7 +186,7 @@ def test_a_failure_costs_its_own_completion_only_and_is_named(task, workers):
     else:
         texts = [*FAILURES, *FAILURES, *["right", "wrong"] * 10]
         random.Random(0).shuffle(texts)
-    with VerifierPool(workers, time_limit=2, memory_gib=0.25) as pool:
+    with VerifierPool(workers, time_limit=1, memory_gib=0.25) as pool:
         verdicts = judge(pool, [task(text) for text in texts])
     got = [verdicts[i] for i in range(len(texts))]
     assert [verdict.correct for verdict in got] == [text == "right" for text in texts]
@@ -204,6 +211,14 @@ def test_a_score_may_be_a_number(task):
         verdicts = judge(pool, [task(what) for what in kinds])
     assert [verdicts[i].score for i in range(6)] == [1, 1, 1, 1, 2 / 3, 0], verdicts
     assert [verdicts[i].correct for i in range(6)] == [True] * 4 + [False] * 2
+
+
+def test_waiting_for_the_processor_costs_nothing(task):
+    """As on a busy machine. The CPU time of one completion is not that of the next."""
+    busy = task("busy")
+    with VerifierPool(1, time_limit=2, memory_gib=1) as pool:
+        verdicts = judge(pool, [task("wait"), busy, busy, busy, busy])
+    assert all(verdict.correct for verdict in verdicts.values()), verdicts
 
 
 def test_none_of_several_completions_with_a_verdict_is_said_with_the_first_reason():

@@ -14,7 +14,6 @@ through (`ALLOWED_ANSWERS`).
 import functools
 import json
 import re
-import time
 from collections.abc import Callable
 from fractions import Fraction
 
@@ -73,7 +72,7 @@ def worded(question: str, instruction: str | None = None) -> str:
 def score(problem: Problem, completion: str) -> bool:
     """Whether the family's verifier gives the answer a whole 1: some give less than 1 for a part of
     it. It is asked in the sandbox; what it does not judge in time is wrong."""
-    deadline = sandbox.deadline_of_verdict()
+    time_left = sandbox.time_of_verdict()
     text = answer_of(completion)
     family, entry = problem.metadata["family"], entry_of(problem)
     if len(text) > LONGEST_ANSWER + 2 * len(problem.answer):
@@ -86,8 +85,7 @@ def score(problem: Problem, completion: str) -> bool:
     if not sandbox.confines():
         return float(judge(text, entry)) == 1
     try:
-        seconds = max(0.0, deadline - time.monotonic())
-        return sandbox.call(lambda: float(judge(text, entry)), seconds) == 1
+        return sandbox.call(lambda: float(judge(text, entry)), time_left()) == 1
     except TimeoutError:
         return False
 

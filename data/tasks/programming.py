@@ -9,7 +9,6 @@ enter the process that runs the program.
 import json
 import math
 import re
-import time
 
 from data import Problem, after_thinking, sandbox
 
@@ -24,7 +23,7 @@ CALL_INSTRUCTION = (
 )
 MOST_TESTS = 15  # of a problem; the longest inputs count, as in DeepCoder
 LONGEST_TEST = 200_000  # characters; longer tests are left out, unless all are longer
-SECONDS = 10.0  # the most for one test; less if the verifier's time is nearly over
+SECONDS = 10.0  # of CPU time, the most for one test; less if the verifier's time is nearly over
 
 # This runs in the sandbox: the program as `__main__`, or the function that an argument names; its
 # result is JSON.
@@ -151,7 +150,7 @@ def as_text(value) -> str:
 
 def score(problem: Problem, completion: str) -> bool:
     """Whether the program, the last fenced block after the thinking, passes all tests."""
-    deadline = sandbox.deadline_of_verdict()  # for all tests
+    time_left = sandbox.time_of_verdict()  # for all tests
     sandbox.require_sandbox()  # which takes time too
     fenced = r"^```[^\n`]*\n(.*?)^```"
     blocks = re.findall(fenced, after_thinking(completion), flags=re.MULTILINE | re.DOTALL)
@@ -159,21 +158,20 @@ def score(problem: Problem, completion: str) -> bool:
         return False
     answer = json.loads(problem.answer)
     return all(
-        passes(blocks[-1], answer["function"], given, wanted, deadline)
+        passes(blocks[-1], answer["function"], given, wanted, time_left())
         for given, wanted in answer["tests"]
     )
 
 
-def passes(program: str, function: str | None, given, wanted: list, deadline: float) -> bool:
+def passes(program: str, function: str | None, given, wanted: list, seconds: float) -> bool:
     """One test: whether the program ends in time, with status 0, and its output is one of those
-    wanted."""
-    seconds = min(SECONDS, deadline - time.monotonic())
-    if seconds <= 0:
+    wanted. seconds: of CPU time that are left."""
+    if seconds == 0:
         return False
     arguments = ["-c", RUNNER] + ([function] if function is not None else [])
     stdin = (given if function is None else json.dumps(given)).encode(errors="surrogatepass")
     longest = 10_000 + 4 * max(map(characters, wanted))
-    output = sandbox.run(arguments, stdin, seconds, longest, source=program)
+    output = sandbox.run(arguments, stdin, min(SECONDS, seconds), longest, source=program)
     if output is None:
         return False
     text = output.decode(errors="replace")
