@@ -90,7 +90,7 @@ BRACKETS = table(
 """
 )
 # What `form` leaves out
-UNWRITTEN = {"", *"number name constant named + * / list set digits fraction None 1".split()}
+UNWRITTEN = {"", *"number name constant named + * / : list set digits fraction None 1".split()}
 GROUPS = ("()", "[]", "{}")  # make no tree around one part
 ARITHMETIC = set("+-*/^")
 # Families of functions. An answer may use all of one if the wanted answer uses one of them.

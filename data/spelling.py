@@ -191,6 +191,7 @@ RULES = [
         r"x\leq1 → x\le 1",
         "5!=120",
     ),
+    Rule("words", rf"{TEXT}\{{ *{WORDS} *\}}", r' "\1" ', r'5\text{ cm} → 5 "cm" ', r"\text{5}"),
     Rule("superscript", r"[⁰¹²³⁴-⁹⁻]+", r"^{\g<0>}", "x² → x^{²}", "x2"),
     Rule("subscript", r"[₀-₉]+", r"_{\g<0>}", "log₂ 3 → log_{₂} 3", "x_2"),
     Rule("mixed number in one character", r"(?=[¼-¾⅐-⅞])", " ", "3½ → 3 ½", "31/2"),
@@ -223,7 +224,6 @@ RULES = [
         r"{1\over2} → \frac{1}{2}",
         r"\overline{1}",
     ),
-    Rule("words", rf"{TEXT}\{{ *{WORDS} *\}}", r' "\1" ', r'5\text{ cm} → 5 "cm" ', r"\text{5}"),
     Rule(
         "no words",
         rf"{TEXT}(?:\{{([^{{}}]*)\}}|(?=\{{))",

@@ -109,7 +109,7 @@ def test_an_answer_has_the_form_that_the_problem_asks_for(text, wanted, right, w
     for answer in [wanted, *right, *wrong]:
         verdict = score(problem(text, wanted), rf"</think>\boxed{{{answer}}}")
         assert verdict is (answer not in wrong), answer
-        assert equal(wanted, answer) or answer in wrong, "without the problem"
+        assert equal(wanted, answer, text) or answer in wrong, "in another form"
 
 
 def test_the_wanted_answer_may_stand_in_the_problem():

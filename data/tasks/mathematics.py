@@ -82,6 +82,11 @@ ASKS_FOR_FORM = r"""(?x) \b(?:
     ) )\b"""
 # A box, and the brace that opens it or else its content; or another brace.
 BOXES = r"(?sx) \\\\?(?:boxed|fbox) \s* ( \{ | [^\s${}]* ) | \\. | [{}]"
+BASE = r"(?i)\bbase[\s$-]*(\w+)|\b(binary|octal|hexadecimal)\b"
+BASES = {
+    word: str(i) for i, word in enumerate("two three four five six seven eight nine ten".split(), 2)
+}
+BASES |= {"binary": "2", "octal": "8", "hexadecimal": "16"}
 HUNDRED = number(100)
 INTERVAL = {"<": "()", r"\le": "[]"}  # the brackets of an interval by the signs at its ends
 
@@ -114,7 +119,9 @@ def score(problem: Problem, completion: str) -> bool:
     """Whether the last box after the thinking holds the answer, and not a task that evaluates to
     it."""
     answer = last_boxed(after_thinking(completion)[-LONGEST_TEXT:])
-    return answer is not None and equal(problem.answer, answer) and not undone(problem, answer)
+    if answer is None or not equal(problem.answer, answer, problem.prompt):
+        return False
+    return not undone(problem, answer)
 
 
 def last_boxed(text: str) -> str | None:
@@ -182,9 +189,10 @@ def sides(formula: str) -> set[str]:
 # --- whether two answers are the same -------------------------------------------------------------
 
 
-def equal(reference: str, answer: str) -> bool:
+def equal(reference: str, answer: str, text: str = "") -> bool:
     """Whether an answer in LaTeX or plain text is the reference, written in an accepted way. This
-    is not symmetric: the reference says which operations may be used, and which unit counts."""
+    is not symmetric: the reference says which operations may be used, and which unit counts. The
+    text of the problem may ask for a base, or for a year BC."""
     if max(len(reference), len(answer)) > LONGEST_ANSWER:
         return reference.strip() == answer.strip()
     wanted, given = cleaned(reference), cleaned(answer)
@@ -199,17 +207,17 @@ def equal(reference: str, answer: str) -> bool:
         return wanted_letter == given_letter and not re.search(HEDGED, given_rest)
     if wanted_letter or given_letter and given_rest:  # 12 is right for (D) 12
         may_be = wanted_letter in ("", given_letter) or not given_letter
-        return may_be and equal(wanted_rest, given_rest)
+        return may_be and equal(wanted_rest, given_rest, text)
     words = as_words(wanted)
     if words:
         return words == as_words(given)
     try:
-        return same_quantity(wanted, given)
+        return same_quantity(wanted, given, text)
     except FAULTS:
         return False
 
 
-def same_quantity(wanted: str, given: str) -> bool:
+def same_quantity(wanted: str, given: str, text: str) -> bool:
     """Whether two answers that are not words have the same unit and the same meaning. Raises one of
     FAULTS if one of them has no meaning."""
     (wanted, wanted_unit), (given, given_unit) = meanings(wanted, given)
@@ -219,12 +227,25 @@ def same_quantity(wanted: str, given: str) -> bool:
         return same(wanted, given)
     if wanted_unit and given_unit or wanted_unit.startswith("base"):
         return False
+    if not may_be_left_out(wanted_unit or given_unit, text):
+        return False
     if given_unit == "%":  # 25 % is right for 0.25, and for 25: the problem may ask for percent
         is_above_1 = wanted.kind == "number" and abs(wanted.value) > 1
         return is_above_1 and same(wanted, given) or same(wanted, Tree("/", (given, HUNDRED)))
     if same(wanted, given):
         return True
     return wanted_unit == "%" and same(Tree("/", (wanted, HUNDRED)), given)  # 0.25 for 25 %
+
+
+def may_be_left_out(unit: str, text: str) -> bool:
+    """Whether a number without this unit is the same. A base makes another number of it, unless
+    the text of the problem names it last, or none and it is 10. So does BC, unless the text has it.
+    """
+    if unit == "bc":
+        return re.search(r"B\.? ?C", text) is not None
+    named = [match[match.lastindex].lower() for match in re.finditer(BASE, text)]
+    base = named[-1] if named else "10"
+    return not unit.startswith("base") or unit == f"base{BASES.get(base, base)}"
 
 
 def meanings(wanted: str, given: str) -> tuple:
