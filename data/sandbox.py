@@ -11,22 +11,20 @@ privileges and without a helper program, by two mechanisms that they cannot take
     seccomp    only the system calls with which Python reads, computes and writes (ALLOWED,
                CHECKED); all others fail
 
-A process that cannot fork leaves no descendants: killing it is killing all of it. If this machine
+A process that cannot fork leaves no descendants: killing it is killing all of it. Its threads need
+memory, which is limited: with 4 GiB some 390 of usual size can start. If this machine
 lacks a mechanism, `missing()` says what that costs, and train.py and generate.py print it.
 """
 
 import contextlib
 import ctypes
-import errno
-import fcntl
 import json
 import math
 import os
 import platform
 import resource
-import selectors
+import select
 import signal
-import socket
 import stat
 import struct
 import subprocess
@@ -34,11 +32,11 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
-NUMBER_OF_FILES, NUMBER_OF_THREADS = 64, 64
+NUMBER_OF_FILES = 64
 LONGEST_REPLY = 1 << 16  # bytes of what a call returns
 SECONDS = 10.0  # of CPU time for a verdict, if the verifiers do not say how long they have
 # of that time: an answer that takes too long to judge is wrong, no failure
@@ -72,9 +70,8 @@ def run(
     of CPU time, and PATIENCE times as many of the clock, with status 0 and with at most so many
     bytes. Address space is limited as it is for this process; the environment is empty; standard
     error is thrown away."""
-    ours, theirs = socket.socketpair()
     began = cpu_of_children()
-    with tempfile.TemporaryDirectory() as folder, ours, theirs:
+    with tempfile.TemporaryDirectory() as folder:
         Path(folder, "program.py").write_text(source, encoding="utf-8", errors="surrogatepass")
         Path(folder, "stdin").write_bytes(stdin)  # a file, since a full pipe would block
         with open(Path(folder, "stdin"), "rb") as file:
@@ -87,13 +84,11 @@ def run(
                 # Otherwise numpy starts a thread for each core.
                 env={"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"},
                 start_new_session=True,
-                preexec_fn=confinement(folder, seconds, theirs),
+                preexec_fn=confinement(folder, seconds),
             )
-        theirs.close()  # the child has closed it too: nothing more can come
-        listeners = socket.recv_fds(ours, 1, 1)[1]
-        channel, deadline = process.stdout.fileno(), time.monotonic() + PATIENCE * seconds
+        deadline = time.monotonic() + PATIENCE * seconds
         try:
-            output = read(channel, deadline, longest_output, listeners, process.pid)
+            output = read(process.stdout.fileno(), deadline, longest_output)
             if output is not None:
                 # If it has not ended by then, it is killed: that is no status 0.
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -103,46 +98,20 @@ def run(
                 os.killpg(process.pid, signal.SIGKILL)
             process.stdout.close()
             status = process.wait()
-            for listener in listeners:
-                os.close(listener)
     return output if status == 0 and cpu_of_children() - began <= seconds else None
 
 
-def read(
-    channel: int, deadline: float, longest: int, listeners: Sequence[int] = (), pid: int = 0
-) -> bytes | None:
+def read(channel: int, deadline: float, longest: int) -> bytes | None:
     """What comes through the channel until the other end is closed; None if that is later than the
-    deadline, or more than `longest` bytes. When process `pid` asks a listener for a thread, it is
-    answered, unless it has closed the channel."""
-    output = b""
-    with selectors.DefaultSelector() as selector:
-        for source in (channel, *listeners):
-            selector.register(source, selectors.EVENT_READ)
-        while len(output) <= longest:
-            remaining = deadline - time.monotonic()
-            if remaining <= 0:
-                break
-            for key, events in selector.select(remaining):
-                if key.fd == channel:
-                    data = os.read(channel, 1 << 16)
-                    if not data:
-                        return output
-                    output += data
-                elif events == selectors.EVENT_READ:  # writable too: its threads have ended
-                    answer_clone(key.fd, pid)
+    deadline, or more than `longest` bytes."""
+    output, poll = b"", select.poll()
+    poll.register(channel, select.POLLIN)
+    while len(output) <= longest and poll.poll(1000 * max(0.0, deadline - time.monotonic())):
+        data = os.read(channel, 1 << 16)
+        if not data:
+            return output
+        output += data
     return None
-
-
-def answer_clone(listener: int, pid: int) -> None:
-    """The program asks for a thread, and waits in the kernel: let it have one, or fail with
-    EAGAIN."""
-    request = bytearray(80)  # struct seccomp_notif; the first 8 bytes are its identity
-    error, go_on = 0, 1
-    if len(os.listdir(f"/proc/{pid}/task")) >= NUMBER_OF_THREADS:
-        error, go_on = -errno.EAGAIN, 0
-    with contextlib.suppress(OSError):  # killed meanwhile
-        fcntl.ioctl(listener, SECCOMP_RECEIVE, request)
-        fcntl.ioctl(listener, SECCOMP_ANSWER, request[:8] + struct.pack("=qiI", 0, error, go_on))
 
 
 def call(function: Callable[[], object], seconds: float):
@@ -153,11 +122,10 @@ def call(function: Callable[[], object], seconds: float):
     Raises TimeoutError if it has not returned in time (as for `run`), died, or returned too much;
     and `RaisedInside` if function() has raised. Address space is limited as for this process.
     """
-    enter = confinement("", seconds)
+    enter = confinement("", seconds, "clone", "execve")
     ours, theirs = os.pipe()
     child = os.fork()
     if child == 0:
-        status = 1
         try:
             nowhere = os.open(os.devnull, os.O_RDWR)
             for descriptor in (0, 1, 2):
@@ -170,12 +138,9 @@ def call(function: Callable[[], object], seconds: float):
                 returned = function()
             except Exception:
                 raised = traceback.format_exc()
-            data = json.dumps([returned, raised]).encode()
-            while data:
-                data = data[os.write(3, data) :]
-            status = 0
+            os.write(3, json.dumps([returned, raised]).encode())
         finally:
-            os._exit(status)  # whatever has happened, it must not go on as the process that it was
+            os._exit(0)  # whatever has happened, it must not go on as the process that it was
     os.close(theirs)
     try:
         output = read(ours, time.monotonic() + PATIENCE * seconds, LONGEST_REPLY)
@@ -217,17 +182,7 @@ def require_sandbox() -> None:
 @lru_cache
 def confines() -> bool:
     """Whether this machine has both mechanisms, so that a `call` can do nothing but compute."""
-    if sys.platform != "linux":
-        return False
-    return landlock_version() > 0 and seccomp_filter() is not None
-
-
-# One thread more than is allowed: it must fail.
-TOO_MANY_THREADS = f"""
-import _thread, time
-for _ in range({NUMBER_OF_THREADS}):
-    _thread.start_new_thread(time.sleep, (60,))
-"""
+    return sys.platform == "linux" and not missing()
 
 
 def missing() -> list[str]:
@@ -243,25 +198,17 @@ def missing() -> list[str]:
             "no seccomp (Linux on x86-64 has it): a program can use the network, processes and"
             " signals"
         )
-    elif run(["-c", TOO_MANY_THREADS], b"", seconds=60, longest_output=100) is not None:
-        gaps.append(
-            "no limit of threads (Linux 5.5 or newer has it): a program can leave none to other"
-            " processes"
-        )
     return gaps
 
 
 # --- confinement ----------------------------------------------------------------------------------
 
 
-def confinement(
-    folder: str, seconds: float, channel: socket.socket | None = None
-) -> Callable[[], None]:
-    """A function that confines the process that calls it. It runs between fork and exec, so it only
-    makes system calls. It sends the listener, which answers when a thread starts, through the
-    channel. Without a channel the process can start neither threads nor programs."""
-    libc, parent, landlock = ctypes.CDLL(None, use_errno=True), os.getpid(), landlock_version()
-    program = seccomp_filter() if channel else seccomp_filter("clone", "execve")
+def confinement(folder: str, seconds: float, *refused: str) -> Callable[[], None]:
+    """A function that confines the process that calls it, to Python and `folder`, without the
+    system calls of these names. It runs between fork and exec, so it only makes system calls."""
+    libc, parent, landlock = ctypes.CDLL(None), os.getpid(), landlock_version()
+    program = seccomp_filter(*refused)
 
     def enter() -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(seconds),) * 2)
@@ -276,24 +223,11 @@ def confinement(
         libc.capset(CAPABILITIES_HEADER, NO_CAPABILITIES)
         if landlock > 0:
             restrict_files(libc, landlock, folder)
-        if channel and program:
-            send_listener(libc, channel)
-        # Only now, since the listener is one more file, beside all that this process has open.
         resource.setrlimit(resource.RLIMIT_NOFILE, (NUMBER_OF_FILES, NUMBER_OF_FILES))
         if program and libc.prctl(PR_SET_SECCOMP, 2, ctypes.byref(program), 0, 0) != 0:
             raise OSError("seccomp refuses")
 
     return enter
-
-
-def send_listener(libc: ctypes.CDLL, channel: socket.socket) -> None:
-    """Let the kernel ask a listener for each thread, and send the listener through the channel."""
-    listener = libc.syscall(SECCOMP, 1, 8, ctypes.byref(ASK_FOR_THREADS))
-    if listener >= 0:
-        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", listener))
-        channel.sendmsg([b"-"], [rights])
-    elif ctypes.get_errno() != errno.EINVAL:  # older kernels, which cannot ask, say EINVAL
-        raise OSError("seccomp refuses a listener")
 
 
 # Landlock (landlock(7)): a ruleset names kinds of access. They are refused, unless a rule allows
@@ -379,28 +313,16 @@ CHECKED = {
 # Refused as if the kernel lacked them: the C library does without.
 NOT_THERE = ("clone3", "sched_getaffinity")
 
-SECCOMP = 317  # the number of seccomp(2)
-SECCOMP_RECEIVE, SECCOMP_ANSWER = 0xC0502100, 0xC0182101  # ioctls of the listener
 X86_64 = 0xC000003E  # AUDIT_ARCH_X86_64
 # Places in struct seccomp_data; an argument has 8 bytes.
 NUMBER_AT, ARCHITECTURE_AT, ARGUMENTS_AT = 0, 4, 16
 LOAD, EQUAL, RETURN = 0x20, 0x15, 0x06  # operations
-ALLOW, ASK, KILL = 0x7FFF0000, 0x7FC00000, 0x80000000
+ALLOW, KILL = 0x7FFF0000, 0x80000000
 REFUSE, NO_SUCH_CALL = 0x00050001, 0x00050026  # EPERM, ENOSYS
 
 
 class SeccompFilter(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p)]  # struct sock_fprog
-
-
-def assembled(instructions: list[tuple[int, ...]]) -> SeccompFilter:
-    """A filter of instructions: operation, number, and after EQUAL how many are skipped if it is
-    equal and if not."""
-    instructions = [(*instruction, 0, 0)[:4] for instruction in instructions]
-    code = b"".join(
-        struct.pack("=HBBI", operation, *skip, number) for operation, number, *skip in instructions
-    )
-    return SeccompFilter(len(instructions), code)
 
 
 @lru_cache
@@ -421,10 +343,7 @@ def seccomp_filter(*refused: str) -> SeccompFilter | None:
             check += [(EQUAL, value, len(values) - i) for i, value in enumerate(values)]
             check.append((RETURN, NO_SUCH_CALL if name in NOT_THERE else REFUSE))
         code += [(EQUAL, number, 0, len(check) + 1), *check, (RETURN, ALLOW)]
-    return assembled([*code, (RETURN, REFUSE)])
-
-
-# Asks the verifier for each thread that `seccomp_filter` allows.
-ASK_FOR_THREADS = assembled(
-    [(LOAD, NUMBER_AT), (EQUAL, CHECKED["clone"][0], 0, 1), (RETURN, ASK), (RETURN, ALLOW)]
-)
+    code.append((RETURN, REFUSE))
+    # Each instruction: operation, how many are skipped if it is equal and if not, number.
+    packed = [struct.pack("=HBBI", step[0], *(*step[2:], 0, 0)[:2], step[1]) for step in code]
+    return SeccompFilter(len(packed), b"".join(packed))

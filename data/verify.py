@@ -107,9 +107,6 @@ class VerifierPool(contextlib.AbstractContextManager):
         for thread in self._threads:
             thread.start()
 
-    def __exit__(self, *_) -> None:
-        self.close()
-
     def submit(self, items: list[tuple[Hashable, Problem, str]]) -> None:
         """Completions to be judged; their keys come back with the verdicts. Returns at once."""
         self.unfinished += len(items)
@@ -138,7 +135,7 @@ class VerifierPool(contextlib.AbstractContextManager):
             yield from self.results()
             time.sleep(0.002)
 
-    def close(self) -> None:
+    def close(self, *_) -> None:
         """End all verifiers and everything that they have started. Verdicts not taken by now are
         lost."""
         self._closing = True
@@ -148,6 +145,8 @@ class VerifierPool(contextlib.AbstractContextManager):
             verifier.process.terminate()  # wakes a thread that waits for a verdict
         for thread in self._threads:
             thread.join()
+
+    __exit__ = close
 
     def _serve(self, number: int) -> None:
         """What a thread of the pool does: it has a verifier, and another one when that has failed,

@@ -49,8 +49,7 @@ else:
     function = getattr(owner, sys.argv[1], None) or names[sys.argv[1]]
     result = {"returned": function(*arguments)}
     data = json.dumps(result, default=lambda x: x.tolist()).encode()  # numbers and arrays of numpy
-    while data:
-        data = data[os.write(results, data):]
+    os.write(results, data)
 """
 
 
