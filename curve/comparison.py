@@ -17,8 +17,8 @@ from scipy.special import stdtrit  # quantiles of Student's t; scipy.stats is sl
 
 from curve.fit import BOUND, LEAST_GAIN_MADE, MARGIN, Fit, FittedRun, with_interval
 
-# Standard deviations between seeds (`python benchmarks/seeds.py`): of A, and of log C_mid. That of
-# log B is a part of the latter, beside what the scatter of A does to B.
+# Standard deviations between seeds (docs/measured.md): of A, and of log C_mid. That of log B is a
+# part of the latter, beside what the scatter of A does to B.
 SEED_SCATTER = (0.01, 0.05)
 PART_OF_B = 0.4
 # The degrees of freedom that this default counts as. Three runs of each variant show how runs vary,
@@ -43,8 +43,8 @@ def fit_together(runs: list[FittedRun]) -> list[FittedRun]:
     """The seeds of a variant. If some that stand do not identify A, all that stand get one A. It is
     the A at which the sum of their squared errors is least; each has its own B, C_mid and R0. As
     for a single run, this A counts only if it is not on its bound, if its interval is narrower than
-    the gain, and if enough of the gain is made (`python benchmarks/seeds.py`). Otherwise the seeds
-    come back as they are.
+    the gain, and if enough of the gain is made (docs/measured.md). Otherwise the seeds come back as
+    they are.
     """
     fits = [fit for _, fit in runs if not fit.fell]
     if len(fits) < 2 or all(fit.identified for fit in fits):

@@ -1,4 +1,4 @@
-"""Real runs, and what is done to them: tests of whole runs and benchmarks/recovery.py share it."""
+"""Real runs, and what is done to them: tests of whole runs and benchmarks/gpu.py share it."""
 
 import contextlib
 import json

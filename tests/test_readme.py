@@ -79,12 +79,11 @@ def test_all_flags_that_pages_name_exist():
 def test_all_scripts_and_pages_that_are_named_exist():
     """The scripts that a page runs, and the pages that code names."""
     of_the_reader = {"by_hand.py"}  # which a patch of a lesson makes
-    of_gpu = {"docs/gpu.md"}  # which benchmarks/gpu.py writes
     for path, text in PAGES.items():
         for name in {*re.findall(r"python ([\w/]+\.py)", text)} - of_the_reader:
             assert (ROOT / name).exists(), f"{path.name} runs {name}, which does not exist"
     for path in CODE:
-        for name in {*re.findall(r"docs/[\w/-]+\.md", path.read_text())} - of_gpu:
+        for name in {*re.findall(r"docs/[\w/-]+\.md", path.read_text())}:
             assert (ROOT / name).exists(), f"{path.name} names {name}, which does not exist"
 
 
@@ -150,6 +149,7 @@ def test_the_warnings_that_are_explained_are_those_of_the_program():
     files = (*ROOT.glob("core/*.py"), *ROOT.glob("machinery/*.py"), ROOT / "data" / "cheap.py")
     code = "".join(path.read_text() for path in files)
     said = re.sub(r'"\s*\n\s*f?"', "", code)
-    table = (ROOT / "docs" / "help.md").read_text().split("| warning | meaning |")[1]
+    page = (ROOT / "docs" / "help.md").read_text()
+    table = page.partition("| warning | meaning |")[2].partition("\n## ")[0]
     words = re.findall(r"(?m)^\| ([^|-]+) \|", table)
-    assert len(words) == 14 and not [each for each in words if each not in said]
+    assert len(words) > 9 and not [each for each in words if each not in said]

