@@ -7,8 +7,10 @@ first:
         or a number from 0 to 1. The completion is its whole text, with the forced tokens. It starts
         with `<think>` if the prompt ends with it.
     problems(split, number, seed) -> list[Problem]
-        `split` is "train" or "validation"; the two never overlap. `number` is how many are wanted,
-        and a task may have fewer.
+        `split` is "train" or "validation", and `number` is how many are wanted. The loader takes
+        only those whose text belongs to the split, and a task may have fewer.
+    is_held_out(text) -> bool
+        Which texts belong to "validation". Without it the function below decides.
     worded(text, instruction) -> str
         What the model gets of a problem's text (generate.py --prompt).
 
@@ -26,7 +28,10 @@ records.py reads files and data sets of the hub; verify.py calls `score` in a pr
 or crash without harm.
 """
 
+import hashlib
 from dataclasses import dataclass, field
+
+HELD_OUT_SHARE = 10  # one text in so many is held out
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,31 @@ class Problem:
     task: str  # the module whose `score` judges it, for example data.tasks.arithmetic
     # what else `score` needs, as JSON can hold it
     metadata: dict = field(default_factory=dict, hash=False)
+    # The problem without its wording and instruction, which says whether it is held out; "": the
+    # prompt is all there is.
+    text: str = ""
+
+    @property
+    def key(self) -> str:
+        """The problem's own text. Problems with the same key are one."""
+        return one_line(self.text or self.prompt)
+
+
+def one_line(text: str) -> str:
+    """The text without spaces at its ends, and with one space for a run of spaces or line ends."""
+    return " ".join(text.split())
+
+
+def checksum(text: str) -> float:
+    """A number in [0, 1) that is the same for texts that differ only in spaces and line ends."""
+    data = one_line(text).encode(errors="surrogatepass")
+    return int.from_bytes(hashlib.sha256(data).digest()[:6]) / 2**48
+
+
+def is_held_out(text: str) -> bool:
+    """Whether the problem with this text is for validation. Its text decides, and nothing else, so
+    what one command trains on is never what another one evaluates on."""
+    return checksum(text) < 1 / HELD_OUT_SHARE
 
 
 def after_thinking(completion: str) -> str:

@@ -7,6 +7,10 @@ polaris, gsm8k, deepcoder     data sets that are known here (KNOWN)
 my.jsonl, folder, owner/name  records of your own: JSONL, JSON, CSV or Parquet; columns are guessed
 polaris:3 deepcoder:1         several, with weights
 my.csv:2,problem=q,answer=a   with options (OPTIONS), such as the names of columns
+
+What is held out is never trained on, whatever the command: `data.is_held_out` looks at a problem's
+own text alone. What a folder calls test or validation, and the file of `validation=`, are held out
+as a whole.
 """
 
 import hashlib
@@ -14,13 +18,12 @@ import importlib
 import inspect
 import pkgutil
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from data import Problem, records, sandbox, tasks
+from data import Problem, checksum, is_held_out, one_line, records, sandbox, tasks
 from data.tasks import mathematics, programming
 
 
@@ -31,24 +34,21 @@ class Known:
 
     repository: str
     subsets: tuple[str, ...] = ()  # folders; () is all
-    train: str | None = "train"  # the part to learn from; None: the data set is for evaluation only
-    # the part for evaluation; None: the problems that are held out of `train`
-    test: str | None = None
     task: str = mathematics.__name__
+    for_training: bool = True  # False: it is for evaluation only
 
 
 KNOWN = {
     "polaris": Known("POLARIS-Project/Polaris-Dataset-53K"),
     "deepscaler": Known("agentica-org/DeepScaleR-Preview-Dataset"),
-    "gsm8k": Known("openai/gsm8k", ("main",), test="test"),
-    "math": Known("EleutherAI/hendrycks_math", test="test"),
-    "math500": Known("HuggingFaceH4/MATH-500", train=None, test="test"),
-    "aime24": Known("math-ai/aime24", train=None, test="test"),
-    "aime25": Known("math-ai/aime25", train=None, test="test"),
+    "gsm8k": Known("openai/gsm8k", ("main",)),
+    "math": Known("EleutherAI/hendrycks_math"),
+    "math500": Known("HuggingFaceH4/MATH-500", for_training=False),
+    "aime24": Known("math-ai/aime24", for_training=False),
+    "aime25": Known("math-ai/aime25", for_training=False),
     "deepcoder": Known(
         "agentica-org/DeepCoder-Preview-Dataset",
         ("primeintellect", "taco", "lcbv5", "codeforces"),
-        test="test",
         task=programming.__name__,
     ),
 }
@@ -58,7 +58,6 @@ MADE_PROBLEMS = 100_000  # a task makes so many to train on if nothing says how 
 MADE_HELD_OUT = 64  # and so many that are held out
 # The share of a known data set's records that may be left out. In your own files none may be.
 MOST_UNUSABLE = 0.05
-HELD_OUT_SHARE = 10  # at most one distinct problem in so many is held out
 # The seed of tasks that make their problems: runs with different --seed have the same ones.
 SEED = 0
 
@@ -85,8 +84,8 @@ class Spec:
 
     @property
     def known(self) -> Known:
-        """Where the records are, and which parts are for what."""
-        return KNOWN.get(self.name, Known(self.name, test="test"))
+        """Where the records are."""
+        return KNOWN.get(self.name, Known(self.name))
 
 
 @dataclass
@@ -99,6 +98,8 @@ class Source:
     validation: list[Problem]  # held out: in no source's training problems
     # printed: columns that were guessed, problems left out
     notes: list[str] = field(default_factory=list)
+    # texts of its parts for evaluation: in no source's training problems either
+    apart: set[str] = field(default_factory=set)
 
 
 def fingerprint(source: Source) -> str:
@@ -144,21 +145,33 @@ def load_data(
     """The problems of all arguments of --data.
 
     train_problems: at most so many of each source; None: all, or MADE_PROBLEMS of a task that makes
-    its own. validation_problems: so many of each source are held out, but at most a tenth of a
-    file; None: a tenth. Their texts alone decide which. A problem that one source holds out is in
-    no source's training problems. instruction: said after each problem of a file. wanted: "answer",
-    or "solution" if `Problem.answer` shall hold the worked solution. Raises ValueError, with file
-    and line or record, for anything that cannot be used.
+    its own. validation_problems: at most so many of each source's held-out ones; None: all, or
+    MADE_HELD_OUT. instruction: said after each problem of a file. wanted: "answer", or "solution"
+    if `Problem.answer` shall hold the worked solution. Raises ValueError, with file and line or
+    record, for anything that cannot be used.
     """
-    specs = [parse_spec(argument, instruction) for argument in arguments]
-    sources = [load_source(spec, train_problems, validation_problems, wanted) for spec in specs]
-    held_out = {text_key(problem.prompt) for source in sources for problem in source.validation}
+    sources = []
+    for argument in arguments:
+        spec = parse_spec(argument, instruction)
+        if spec.is_task:
+            source = made_source(
+                spec, train_problems or MADE_PROBLEMS, validation_problems or MADE_HELD_OUT
+            )
+            if wanted == "solution":
+                refuse_without_solutions(source)
+        else:
+            source = read_source(spec, wanted)
+            say_if_fewer(source, validation_problems)
+        sources.append(source)
+
+    held_out = set().union(*(source.apart for source in sources))
+    held_out |= {problem.key for source in sources for problem in source.validation}
     names = Counter()
     for source in sources:
         names[source.name] += 1
         if names[source.name] > 1:
             source.name += f"-{names[source.name]}"  # a second gsm8k is gsm8k-2
-        train = [problem for problem in source.train if text_key(problem.prompt) not in held_out]
+        train = [problem for problem in source.train if problem.key not in held_out]
         repeated = len(source.train) - len(train)
         if repeated:
             source.notes.append(
@@ -171,55 +184,31 @@ def load_data(
     return sources
 
 
-def load_source(
-    spec: Spec, train_problems: int | None, validation_problems: int | None, wanted: str
-) -> Source:
-    """The problems of one argument, as `load_data` wants them."""
-    if spec.known.train is None:
-        raise ValueError(
-            f"{spec.name} is for evaluation (generate.py --evaluate), not to be trained on"
-        )
-    if not spec.is_task:
-        return read_source(spec, validation_problems, wanted)
-    source = made_source(
-        spec, train_problems or MADE_PROBLEMS, validation_problems or MADE_HELD_OUT
-    )
-    if wanted == "solution":
-        problem = source.train[0]
-        if importlib.import_module(problem.task).score(problem, problem.answer) != 1:
-            raise ValueError(
-                f"{spec.name}: its answers are no whole completions: give a file of solutions"
-            )
+def load_evaluation(argument: str, number: int, instruction: str | None = None) -> Source:
+    """At most `number` problems to evaluate on, none of which any run trains on. The source has no
+    training problems."""
+    spec = parse_spec(argument, instruction)
+    source = Source(spec.name, spec.weight, [], [])
+    if spec.is_task:
+        source.validation, source.notes = made_problems(spec, "validation", number)
+        return source
+    if "validation" in spec.options:
+        source.validation, source.notes = read_problems(*validation_file(spec))
+    else:
+        files, are_held_out = files_to_evaluate(spec)
+        source.validation, source.notes = read_problems(spec, files)
+        if not are_held_out:
+            source.validation = split(spec, source.validation)[1]
+    say_if_fewer(source, number)
+    source.validation = source.validation[:number]
     return source
 
 
-def load_evaluation(argument: str, number: int, instruction: str | None = None) -> Source:
-    """At most `number` problems to evaluate on: from a file, from the test part of a known data
-    set, or else from the problems that training holds out. The source has no training problems."""
-    spec = parse_spec(argument, instruction)
-    if spec.is_task:
-        return replace(made_source(spec, 1, number), train=[])
-    if "validation" in spec.options or (spec.known.test is None and "split" not in spec.options):
-        source = read_source(spec, number)
-        return replace(source, train=[], validation=source.validation[:number])
-    problems, notes = read_problems(spec, spec.known.test)
-    most = max(1, len(problems) // HELD_OUT_SHARE)
-    if min(number, len(problems)) > most and are_trained_on(spec):
-        notes.append(
-            f"a run on these {len(problems)} problems holds out at most {most}, and trains on the "
-            f"others: --problems {most} takes only what it has held out"
-        )
-    return Source(spec.name, 1.0, [], problems[:number], notes)
-
-
-def are_trained_on(spec: Spec) -> bool:
-    """Whether the files that are evaluated on are those that a run trains on."""
-    if spec.name in KNOWN or "split" in spec.options:
-        return False
-    try:
-        return files_of(spec, "train") == files_of(spec, "test")
-    except ValueError:  # there is none to train on
-        return False
+def say_if_fewer(source: Source, number: int | None) -> None:
+    """Note if a source has fewer held-out problems than this number."""
+    held_out = len(source.validation)
+    if number and number > held_out:
+        source.notes.append(f"{number} held-out problems were asked for, and there are {held_out}")
 
 
 def task_of(argument: str) -> str:
@@ -230,7 +219,8 @@ def task_of(argument: str) -> str:
         return f"data.tasks.{spec.task}"
     if spec.name in KNOWN:
         return spec.known.task
-    place, record = next(records.read_records(files_of(spec, "test")[0]))
+    (first, *_), _ = files_to_evaluate(spec)
+    place, record = next(records.read_records(first))
     columns, _ = records.choose_columns(place, record, spec.options)
     return programming.__name__ if "tests" in columns else mathematics.__name__
 
@@ -243,9 +233,19 @@ def next_source(weights: Sequence[float], handed_out: Sequence[int]) -> int:
     return min(candidates, key=lambda i: (handed_out[i] + 1) / weights[i])
 
 
+# --- tasks that make their problems ---------------------------------------------------------------
+
+
 def made_source(spec: Spec, train_problems: int, validation_problems: int) -> Source:
-    """Problems of a task that makes its own, each once. Raises ValueError if the task makes none,
-    or takes no such options."""
+    """The problems of a task that makes its own."""
+    train, notes = made_problems(spec, "train", train_problems)
+    validation, more_notes = made_problems(spec, "validation", validation_problems)
+    return Source(spec.name, spec.weight, train, validation, notes + more_notes)
+
+
+def made_problems(spec: Spec, split: str, number: int) -> tuple[list[Problem], list[str]]:
+    """Problems that a task makes for this split, each once, and notes. Raises ValueError if there
+    are none, or if the task takes no such options."""
     task = importlib.import_module(f"data.tasks.{spec.task}")
     if not hasattr(task, "problems"):
         raise ValueError(
@@ -253,30 +253,28 @@ def made_source(spec: Spec, train_problems: int, validation_problems: int) -> So
             "give it a file or a data set by name"
         )
     arguments = task_arguments(spec, task.problems)
-    made, notes = {}, []
-    for split, number in (("train", train_problems), ("validation", validation_problems)):
-        call = f"{task.__file__}: problems({split!r}, {number}, {SEED})"
-        try:
-            problems = task.problems(split, number, SEED, **arguments)
-        except ValueError:  # the task's own sentence
-            raise
-        except Exception as error:
-            raise ValueError(f"{call} raised {error!r}") from error
-        distinct = {text_key(problem.prompt): problem for problem in problems}
-        if not distinct:
-            raise ValueError(f"{call} returned no problem")
-        repeated = len(problems) - len(distinct)
-        if repeated:
-            notes.append(
-                f"{repeated} of {len(problems)} problems for {split} repeat another, "
-                "and were left out"
-            )
-        if len(distinct) < number:
-            notes.append(
-                f"{number} problems for {split} were asked for, and there are {len(distinct)}"
-            )
-        made[split] = list(distinct.values())
-    return Source(spec.name, spec.weight, notes=notes, **made)
+    call = f"{task.__file__}: problems({split!r}, {number}, {SEED})"
+    try:
+        problems = task.problems(split, number, SEED, **arguments)
+    except ValueError:  # the task's own sentence
+        raise
+    except Exception as error:
+        raise ValueError(f"{call} raised {error!r}") from error
+    held_out = getattr(task, "is_held_out", is_held_out)
+    distinct = {
+        problem.key: problem
+        for problem in problems
+        if held_out(problem.key) == (split == "validation")
+    }
+    if not distinct:
+        raise ValueError(
+            f"{call} returned no problem of that split: data.is_held_out(text) says which are"
+        )
+    made = list(distinct.values())[:number]
+    notes = []
+    if len(made) < number:
+        notes = [f"{number} problems for {split} were asked for, and there are {len(made)}"]
+    return made, notes
 
 
 def task_arguments(spec: Spec, problems: Callable) -> dict:
@@ -300,35 +298,91 @@ def task_arguments(spec: Spec, problems: Callable) -> dict:
     return arguments
 
 
-def read_source(spec: Spec, validation_problems: int | None, wanted: str = "answer") -> Source:
-    """Problems of files. The option `validation` names the held-out ones; without it they are the
-    first ones, by their checksums. Raises ValueError if there is only one problem."""
-    problems, notes = read_problems(spec, spec.known.train, wanted)
-    source = Source(Path(spec.name).name, spec.weight, problems, [], notes)
-    if "validation" in spec.options:
-        columns = {key: spec.options[key] for key in records.LIKELY_COLUMNS if key in spec.options}
-        of_validation = replace(spec, name=spec.options["validation"], options=columns)
-        source.validation, more_notes = read_problems(of_validation, "validation", wanted)
-        source.notes += [note for note in more_notes if note not in notes]
-        return source
-    if len(problems) < 2:
+def refuse_without_solutions(source: Source) -> None:
+    """ValueError if the answers of a task are no whole completions, which a model could imitate."""
+    problem = source.train[0]
+    if importlib.import_module(problem.task).score(problem, problem.answer) != 1:
         raise ValueError(
-            f"{spec.name} has one problem only: there is none left to hold out; add problems, or"
-            " name a file of held-out ones by ,validation=FILE"
+            f"{source.name}: its answers are no whole completions: give a file of solutions"
         )
-    most = max(1, len(problems) // HELD_OUT_SHARE)
-    number = min(validation_problems or most, most)
-    if validation_problems and number < validation_problems:
-        notes.append(
-            f"{number} of {len(problems)} problems are held out, a tenth, not {validation_problems}"
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def read_source(spec: Spec, wanted: str) -> Source:
+    """Problems of files to train on, and those that are held out."""
+    is_apart = spec.options.get("split", "train") != "train"
+    if is_apart or not spec.known.for_training:
+        raise ValueError(
+            f"--data {spec.name}: this is for evaluation (generate.py --evaluate), not to be"
+            " trained on; a file that is named itself may be trained on"
         )
-    source.validation, source.train = problems[:number], problems[number:]
+    parts = find_parts(spec)
+    part = part_of(spec, parts, "train")
+    files = parts[part]
+    problems, notes = read_problems(spec, files, wanted)
+    source = Source(Path(spec.name).name, spec.weight, [], [], notes)
+    if "validation" in spec.options:
+        source.train = [problem for problem in problems if not is_held_out(problem.key)]
+        source.validation, more_notes = read_problems(*validation_file(spec), wanted)
+        source.notes += [note for note in more_notes if note not in notes]
+    else:
+        source.train, source.validation = split(spec, problems)
+    others = {*parts.get("test", ()), *parts.get("validation", ())} - {*files}
+    columns = [spec.options.get("problem"), *records.LIKELY_COLUMNS["problem"]]
+    for path in others:
+        for _, record in records.read_records(path):
+            source.apart |= {one_line(str(record[key])) for key in columns if key in record}
     return source
 
 
-def files_of(spec: Spec, split: str) -> list[Path]:
-    """The files of the part of a source that its options name, or of `split`. Raises ValueError if
-    there are none."""
+def split(spec: Spec, problems: list[Problem]) -> tuple[list[Problem], list[Problem]]:
+    """The problems to train on, and the tenth that is held out. Raises ValueError if there is none
+    of these."""
+    parts = [], []
+    for problem in problems:
+        parts[is_held_out(problem.key)].append(problem)
+    if not parts[True]:
+        raise ValueError(
+            f"{spec.name}: none of its {len(problems)} problems is in the tenth of all texts that"
+            " is held out; add problems, or name a file of held-out ones by ,validation=FILE"
+        )
+    return parts
+
+
+def files_to_evaluate(spec: Spec) -> tuple[list[Path], bool]:
+    """The files of the part for evaluation, and whether no run trains on any of them."""
+    parts = find_parts(spec)
+    part = part_of(spec, parts, "test", "train", "validation")
+    return parts[part], part != "train" and not {*parts[part]} & {*parts.get("train", ())}
+
+
+def validation_file(spec: Spec) -> tuple[Spec, list[Path]]:
+    """The option `validation` as an argument of its own, with the columns of this one; and its
+    files."""
+    columns = {key: spec.options[key] for key in records.LIKELY_COLUMNS if key in spec.options}
+    named = replace(spec, name=spec.options["validation"], options=columns)
+    parts = find_parts(named)
+    return named, parts[part_of(named, parts, "validation", "test", "train")]
+
+
+def part_of(spec: Spec, parts: dict[str, list[Path]], *wanted: str) -> str:
+    """The part that the option `split` names, or the first of these that there is. Raises
+    ValueError if there is none."""
+    if "split" in spec.options:
+        word = spec.options["split"]
+        wanted = (records.SPLITS.get(word, word),)
+    for part in wanted:
+        if part in parts:
+            return part
+    raise ValueError(
+        f"{spec.name} has no file of records for {wanted[0]}, only for {', '.join(parts)}"
+    )
+
+
+def find_parts(spec: Spec) -> dict[str, list[Path]]:
+    """The files of a source, by part. Raises ValueError if there are none."""
     place = spec.known.repository
     is_on_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", place) and not place.endswith(records.FORMATS)
     if not is_on_hub and not Path(place).expanduser().exists():
@@ -339,19 +393,19 @@ def files_of(spec: Spec, split: str) -> list[Path]:
     subsets = spec.known.subsets
     if "subset" in spec.options:
         subsets = tuple(spec.options["subset"].split("+"))
-    return records.find_files(place, subsets, spec.options.get("split", split))
+    return records.find_files(place, subsets)
 
 
 def read_problems(
-    spec: Spec, split: str, wanted: str = "answer"
+    spec: Spec, files: list[Path], wanted: str = "answer"
 ) -> tuple[list[Problem], list[str]]:
-    """The problems of all files of a source, each once, and notes to be printed. The order is that
-    of the checksums of their texts: so the first ones are a random draw, whatever the order of the
-    file and its other problems are."""
+    """The problems of these files, each once, and notes to be printed. The order is that of the
+    checksums of their texts: so the first ones are a random draw, whatever the order of the file
+    and its other problems are."""
     found = {}  # by text: the place and the problem
     notes, repeated, unusable = [], [], []
     is_known = spec.name in KNOWN
-    for path in files_of(spec, split):
+    for path in files:
         columns = None
         for place, record in records.read_records(path):
             if columns is None:
@@ -365,35 +419,33 @@ def read_problems(
                     raise ValueError(f"{place}: {error}") from None
                 unusable.append(f"{place}: {error}")  # nobody here can mend it
                 continue
-            first_place, first = found.setdefault(text_key(problem.prompt), (place, problem))
+            first_place, first = found.setdefault(problem.key, (place, problem))
             if first is problem:
                 continue
             repeated.append(place)
             if wanted == "answer" and not is_known and conflict(first, problem):
-                both = f"{first.answer!r:.60} in {first_place}, {problem.answer!r:.60} here"
-                raise ValueError(f"{place}: one problem has two answers, {both}: remove one")
+                raise ValueError(
+                    f"{place}: one problem has two answers: {first.text!r:.60} has"
+                    f" {first.answer!r:.60} in {first_place}, and {problem.text!r:.60} has"
+                    f" {problem.answer!r:.60} here: remove one"
+                )
     if len(unusable) > MOST_UNUSABLE * (len(found) + len(repeated) + len(unusable)):
         raise ValueError(f"{len(unusable)} records of {spec.name} cannot be used; {unusable[0]}")
     if unusable:
         notes.append(
             f"{len(unusable)} records cannot be used and were left out, the first: {unusable[0]}"
         )
-    if any(problem.task == programming.__name__ for _, problem in found.values()):
+    problems = [problem for _, problem in found.values()]
+    if any(problem.task == programming.__name__ for problem in problems):
         sandbox.require_sandbox()
         warning = "WARNING, programs of the model run with less than full confinement: "
         notes += [warning + gap for gap in sandbox.missing()]
     if repeated:
         notes.append(f"{len(repeated)} repeated problems were left out, the first: {repeated[0]}")
-    in_order = sorted(found, key=lambda text: hashlib.sha256(text.encode()).digest())
-    return [found[text][1] for text in in_order], notes
+    return sorted(problems, key=lambda problem: checksum(problem.key)), notes
 
 
 def conflict(one: Problem, other: Problem) -> bool:
     """Whether the answers of a problem that comes twice are different."""
     mathematical = one.task == other.task == mathematics.__name__
     return mathematical and not mathematics.equal(one.answer, other.answer)
-
-
-def text_key(text: str) -> str:
-    """A key that is the same for texts that differ only in case, spacing and the like."""
-    return "".join(unicodedata.normalize("NFKC", text).casefold().replace("$", "").split())

@@ -26,37 +26,32 @@ SPLITS = {"train": "train", "test": "test"} | dict.fromkeys(
 # --- files ----------------------------------------------------------------------------------------
 
 
-def find_files(place: str, subsets: tuple[str, ...], split: str) -> list[Path]:
-    """The files of records at a place: a file, a folder, or a data set of the hub, which is
-    downloaded or taken from its cache. In a folder or data set, only files below the folders
-    `subsets` count, if any are named, and only files whose path says `split`, if any path says a
-    split. Without a file for "test" those for "train" are returned. Raises ValueError if none is
-    left, or if the hub cannot be reached."""
+def find_files(place: str, subsets: tuple[str, ...]) -> dict[str, list[Path]]:
+    """The files of records at a place, by part (train, test, validation): a file, a folder, or a
+    data set of the hub, which is downloaded or taken from its cache. The words of a file's path say
+    its part; if no path says one, all are for train. In a folder or data set, only files below the
+    folders `subsets` count, if any are named. Raises ValueError if none is left, or if the hub
+    cannot be reached."""
     path = Path(place).expanduser()
     if path.is_file():
-        return [path]
-    split = SPLITS.get(split, split)
+        return {"train": [path]}
     root = path if path.is_dir() else download(place, subsets)
-    words_of = {}  # a file: the words of its path
+    parts, files = {}, []
     for file in sorted(root.rglob("*")):
         below_root = file.relative_to(root)
         folder = below_root.parts[0]
         is_wanted = folder[0] != "." and (not subsets or folder in subsets)
         if is_wanted and file.suffix in FORMATS and file.is_file():
+            files.append(file)
             words = re.split("[^a-z0-9]+", str(below_root).lower())
-            words_of[file] = {SPLITS.get(word, word) for word in words}
-    splits = {*SPLITS.values()} & set().union(*words_of.values())
-    for wanted in (split, "train") if split == "test" else (split,):
-        files = [file for file, words in words_of.items() if wanted in words or not splits]
-        if files:
-            break
+            for part in {SPLITS[word] for word in words if word in SPLITS}:
+                parts.setdefault(part, []).append(file)
     if not files:
         below = f" below {', '.join(subsets)}" if subsets else ""
         raise ValueError(
-            f"{place} has no file of records{below} for {split}: "
-            f"{', '.join(FORMATS)} are looked for"
+            f"{place} has no file of records{below}: {', '.join(FORMATS)} are looked for"
         )
-    return files
+    return parts or {"train": files}
 
 
 def download(name: str, subsets: tuple[str, ...]) -> Path:
@@ -252,7 +247,7 @@ def make_problem(record: dict, columns: dict[str, str], instruction: str | None)
         problem = mathematics.problem(text, answer, instruction)
     else:
         problem = Problem(mathematics.worded(text, instruction), "", mathematics.__name__)
-    return replace(problem, answer=values["solution"]) if "solution" in values else problem
+    return replace(problem, answer=values.get("solution", problem.answer), text=text)
 
 
 def check_value(key: str, column: str, value) -> None:

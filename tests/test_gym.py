@@ -15,7 +15,7 @@ from data.verify import VerifierPool
 pytest.importorskip("reasoning_gym")
 
 
-def test_splits_do_not_overlap_and_the_problems_that_repeat_are_left_out_and_counted():
+def test_splits_do_not_overlap_and_a_family_with_too_few_problems_says_so():
     (source,) = load_data(["gym:word_sorting:2,max_words=3"], 200, 50)
     assert (source.name, source.weight, len(source.train), len(source.validation)) == (
         "gym:word_sorting",
@@ -29,9 +29,10 @@ def test_splits_do_not_overlap_and_the_problems_that_repeat_are_left_out_and_cou
     )
     assert all(problem.answer.count(",") == 2 for problem in source.train)  # three words
     (source,) = load_data(["gym:products,max_digits=1"], 300, 50)
-    left = {p.prompt for p in source.train} | {p.prompt for p in source.validation}
-    assert len(left) == len(source.train) + len(source.validation) <= 100  # 0 * 0 to 9 * 9
-    assert "of 300 problems for train repeat another, and were left out" in source.notes[0]
+    texts = {p.text for p in source.train + source.validation}
+    number = len(source.train)
+    assert len(texts) == number + len(source.validation) <= 100  # 0 * 0 to 9 * 9
+    assert source.notes[0] == f"300 problems for train were asked for, and there are {number}"
     assert task_of("gym:products,max_digits=1") == "data.tasks.gym"
 
 

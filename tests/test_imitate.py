@@ -185,7 +185,7 @@ def test_what_is_too_long_is_left_out_and_said(folder, tmp_path, monkeypatch, ca
     command = f"--model {folder}/random --data {data} --out {tmp_path}/out --longest 100"
     assert imitate.main(command.split()) == 0
     printed = capsys.readouterr().err
-    assert "1 of 54 records are left out: more than 100 tokens" in printed
+    assert re.search(r"1 of \d+ records are left out: more than 100 tokens", printed)
     assert "solutions do not close the thinking that was opened" in printed
 
 
@@ -210,7 +210,7 @@ def test_what_cannot_be_is_one_sentence(folder, tmp_path, monkeypatch, capsys):
             "--data arithmetic",
             "arithmetic: its answers are no whole completions: give a file of solutions",
         ),
-        ("--data aime24", "aime24 is for evaluation"),
+        ("--data aime24", "aime24: this is for evaluation"),
         ("--longest 5", "no problem has at most 5 tokens"),
         ("--out full", "--out full is there already: name a folder that is new or empty"),
         ("--out a.jsonl", "--out a.jsonl is there already"),

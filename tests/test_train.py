@@ -243,7 +243,7 @@ def test_a_run_ends_when_every_prompt_of_a_task_of_ones_own_is_retired(tmp_path)
     task = (
         "from data import Problem\n"
         "def problems(split, number, seed=0):\n"
-        "    return [Problem(f'{i}+{len(split)}=', '', __name__) for i in range(number)]\n"
+        "    return [Problem(f'{i}+{len(split)}=', '', __name__) for i in range(40 * number)]\n"
         "def score(problem, completion):\n"
         "    return True\n"
     )
@@ -270,7 +270,7 @@ def test_a_chat_model_trains_on_mathematics_and_programs_together(tmp_path, chat
             record = {"question": f"What is {i} times {i + 3}?", "answer": str(i * (i + 3))}
             file.write(json.dumps(record) + "\n")
     with open(tmp_path / "programs.jsonl", "w") as file:
-        for i in range(20):
+        for i in range(40):
             record = {"problem": f"Double a number, {i} times.", "tests": tests}
             file.write(json.dumps(record) + "\n")
     flags = ["--model", chat_models["qwen3-moe"], "--data", "sums.jsonl:3", "programs.jsonl:1"]
@@ -281,7 +281,7 @@ def test_a_chat_model_trains_on_mathematics_and_programs_together(tmp_path, chat
     validations = log(folder, "validation")
     assert [line["step"] for line in validations] == [0, 3]
     for line in validations:
-        assert line["num_examples"] == (4 + 2) * 2  # a tenth of each file is held out
+        assert line["num_examples"] == (8 + 3) * 2  # the tenth of all texts
         for name in ("pass_rate", "pass_rate/sums.jsonl", "pass_rate/programs.jsonl"):
             assert line[name] == 0
         assert line["verifier_failures"] == 0 and line["mismatch_mean"] < 0.05

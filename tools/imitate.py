@@ -6,8 +6,8 @@ learns nothing if all completions fail.
 
 Then `python train.py --model FOLDER` goes on from there. Each record is a problem with a worked
 solution. The model gets the problem as train.py would word it, and learns to go on with the
-solution and its EOS; only their tokens count in the loss. A tenth of the problems is held out,
-including all that train.py holds out of the same file.
+solution and its EOS; only their tokens count in the loss. The tenth of all texts that train.py
+never trains on is held out here too.
 """
 
 import math

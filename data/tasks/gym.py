@@ -14,13 +14,14 @@ through (`ALLOWED_ANSWERS`).
 import functools
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 
-from data import Problem, after_thinking, sandbox
+from data import Problem, after_thinking, is_held_out, one_line, sandbox
 from data.expressions import FAULTS, close, read, value
 
-FAR = 1_000_000_000  # more problems than anyone asks for
+AT_ONCE = 1000  # problems in a data set of the package; in some families it decides which they are
+PATIENCE = 1000  # problems in a row without a new one, after which a family has no more
 INSTRUCTION = "Reply with the answer and nothing else."
 LONGEST_ANSWER = 10_000  # characters, and twice those of the reference; a longer one is wrong
 
@@ -33,28 +34,40 @@ def problems(
     instruction: str | None = None,
     **options: str,
 ) -> list[Problem]:
-    """Problems of a family, as its own generator makes them. Two that are alike may come; the
-    loader leaves one out. ValueError for a family or an option that reasoning-gym does not know,
-    and for a family whose problems cannot be judged here."""
+    """Distinct problems of a family, as its own generator makes them, in the order of their seeds:
+    those that the checksum of their own text puts into this split. Fewer, if the family has no
+    more. ValueError for a family or an option that reasoning-gym does not know, and for a family
+    whose problems cannot be judged here."""
     gym = reasoning_gym()
     if family not in gym.factory.DATASETS:
         families = ", ".join(sorted(gym.factory.DATASETS))
         said = f"has no family {family!r}" if family else "wants a family, as in gym:word_sorting"
         raise ValueError(f"reasoning-gym {said}; it has {families}")
     values = {name: value_of(text) for name, text in options.items()}
-    # The problem at place i is made from seed + i, so the two splits must lie far from each other.
-    first = seed + FAR * (split == "validation")
     try:
-        dataset = gym.create_dataset(family, size=number, seed=first, **values)
+        gym.create_dataset(family, size=1, seed=seed, **values)
     except (TypeError, ValueError, AssertionError) as error:
         raise ValueError(f"reasoning-gym's {family} does not take {options}: {error}") from None
     refuse_without_sandbox(family)
+    distinct, in_vain = {}, 0
+    for entry in entries(family, values, seed):
+        text = one_line(entry["question"])
+        in_vain += 1
+        if text not in distinct and is_held_out(text) == (split == "validation"):
+            distinct[text] = entry
+            in_vain = 0
+        if len(distinct) == number or in_vain == PATIENCE:
+            break
+    if not distinct:
+        raise ValueError(
+            f"reasoning-gym's {family} has too few problems with {options}: none is for {split}"
+        )
     made = []
-    for entry in dataset:
+    for text, entry in distinct.items():
         metadata = {"family": family, "options": values, "entry": entry["metadata"]}
         metadata = json.loads(json.dumps(metadata, default=str))
         prompt = worded(entry["question"], instruction)
-        made.append(Problem(prompt, str(entry["answer"]), __name__, metadata))
+        made.append(Problem(prompt, str(entry["answer"]), __name__, metadata, text))
     # The reference answer is the package's own text: no sandbox is needed for it.
     judge = get_ready(made[0])
     if made[0].answer != "None" and float(judge(made[0].answer, entry_of(made[0]))) != 1:
@@ -62,6 +75,14 @@ def problems(
             f"reasoning-gym's {family}: its answers cannot be judged from their text alone"
         )
     return made
+
+
+def entries(family: str, options: dict, seed: int) -> Iterator[dict]:
+    """The problems of a family without end: the one at place i is made from seed + i."""
+    gym = reasoning_gym()
+    while True:
+        yield from gym.create_dataset(family, size=AT_ONCE, seed=seed, **options)
+        seed += AT_ONCE
 
 
 def worded(question: str, instruction: str | None = None) -> str:
