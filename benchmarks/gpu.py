@@ -114,8 +114,8 @@ def test(limit: float, file: str, which: str) -> None:
     """Run tests of a file, and tell how many passed."""
     flags = f"-m pytest --all -v --tb=short -p no:xdist -o addopts= {ROOT}/tests/{file} -k"
     start(limit, *flags.split(), which).wait()
-    output = (OUT / f"{HERE.step}.txt").read_text().splitlines()
-    tell("tests", "all passed", output[-1])
+    output = OUT / f"{HERE.step}.txt"
+    tell("tests", "all passed", output.read_text().splitlines()[-1])
 
 
 # --- the steps ------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ def test(limit: float, file: str, which: str) -> None:
 
 def machine() -> None:
     """What there is."""
-    tell("torch, cores, GiB of the GPU taken", "", torch.__version__, os.cpu_count(), memory())
+    tell("torch, GiB of the GPU that are taken", "below 1", torch.__version__, memory())
 
 
 def locked_memory() -> None:
@@ -241,6 +241,8 @@ def main() -> None:
     """All steps in their order, in a folder for their runs."""
     OUT.mkdir(exist_ok=True)
     (OUT / "table.md").write_text("| step | what | aim | came |\n|---|---|---|---|\n")
+    if ON_GPU:  # torch says what is wrong if there is none
+        tell("the GPU", "", torch.cuda.get_device_name(DEVICE))
     os.environ["SCALERL_TEST_DEVICE"] = str(DEVICE)
     end = time.monotonic() + size(570, 9999)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
