@@ -1,12 +1,16 @@
 """Records of JSONL, JSON, CSV and Parquet files, from a path or from the Hugging Face hub; and the
 problem in each."""
 
+import codecs
 import csv
+import io
 import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+
+import numpy
 
 from data import Problem
 from data.tasks import mathematics, programming
@@ -17,6 +21,8 @@ LIKELY_COLUMNS = {  # guessed in this order
     "answer": "answer final_answer ground_truth target solution".split(),
     "solution": ["solution"],
 }
+# What spreadsheets and programs write into a cell without an answer, in any case.
+EMPTY_MARKERS = "nan none null n/a #n/a <na> ?".split()
 Records = Iterator[tuple[str, dict]]  # each record with its place in a file
 # Words in the path of a file, and the part of the data that they say.
 SPLITS = {"train": "train", "test": "test"} | dict.fromkeys(
@@ -97,17 +103,34 @@ def read_records(path: Path) -> Records:
         raise ValueError(f"{path} holds no record: put one problem on each line, or in each row")
 
 
+def read_text(path: Path) -> str:
+    """The text of a file in UTF-8 or UTF-16. ValueError, with the line, for another encoding."""
+    data = path.read_bytes()
+    encoding = "utf-8-sig"
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        encoding = "utf-16"
+    elif b"\0" in data[:2]:  # of the first letter one half
+        encoding = "utf-16-be" if data[0] == 0 else "utf-16-le"
+    try:
+        return data.decode(encoding)
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ValueError(
+            f"{path}, line {line} is not in {encoding.removesuffix('-sig').upper()}, but perhaps in"
+            " Latin-1 (Windows-1252): save the file in UTF-8"
+        ) from None
+
+
 def read_jsonl(path: Path) -> Records:
     """A record a line."""
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, start=1):
-            if line.strip():
-                yield f"line {number}", parse_json(path, line, number)
+    for number, line in enumerate(io.StringIO(read_text(path)), start=1):
+        if line.strip():
+            yield f"line {number}", parse_json(path, line, number)
 
 
 def read_json(path: Path) -> Records:
     """A list of records."""
-    records = parse_json(path, path.read_bytes())
+    records = parse_json(path, read_text(path))
     if not isinstance(records, list):
         raise ValueError(
             f"{path} holds no list of records, but a {type(records).__name__}: "
@@ -117,18 +140,16 @@ def read_json(path: Path) -> Records:
         yield f"record {number}", record
 
 
-def parse_json(path: Path, text: bytes, first_line: int = 1):
+def parse_json(path: Path, text: str, first_line: int = 1):
     """The value of a text that begins at this line of a file. ValueError, with the line, if it is
-    not JSON in UTF-8."""
+    not JSON."""
     try:
-        return json.loads(text.rstrip().decode("utf-8-sig"), object_pairs_hook=record_of)
+        return json.loads(text.rstrip(), object_pairs_hook=record_of)
     except json.JSONDecodeError as error:
         lines_before, reason = error.lineno - 1, error.msg
-    except UnicodeDecodeError as error:
-        lines_before, reason = text[: error.start].count(b"\n"), error
     except (ValueError, RecursionError) as error:  # a number is too long, lists are too deep
         lines_before, reason = 0, error
-    raise ValueError(f"{path}, line {first_line + lines_before} is not JSON in UTF-8: {reason}")
+    raise ValueError(f"{path}, line {first_line + lines_before} is not JSON: {reason}")
 
 
 def record_of(pairs: list[tuple]) -> dict:
@@ -145,27 +166,23 @@ def read_csv(path: Path) -> Records:
     """CSV. The separator is the one of comma, semicolon and tab that the first line has most
     often."""
     csv.field_size_limit(2**30)
-    with open(path, "rb") as file:
-        header = file.readline().decode(errors="replace")
-    separator = max(",;\t", key=header.count)
-    with open(path, newline="", encoding="utf-8-sig") as file:
-        reader = csv.DictReader(file, delimiter=separator, strict=True)
-        try:
-            names = [*filter(None, reader.fieldnames or ())]
-            if len({*names}) < len(names):
-                twice = max(names, key=names.count)
-                raise ValueError(f"{path}, line 1: two columns are named {twice!r}: rename one")
-            for record in reader:
-                if None in record:
-                    raise ValueError(
-                        f"{path}, line {reader.line_num}: more cells than columns: "
-                        f"put quotes around a text that holds {separator!r}"
-                    )
-                yield f"line {reader.line_num}", record
-        except (UnicodeDecodeError, csv.Error) as error:
-            raise ValueError(
-                f"{path}, after line {reader.line_num} is not CSV in UTF-8: {error}"
-            ) from None
+    text = read_text(path)
+    separator = max(",;\t", key=text.partition("\n")[0].count)
+    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+    try:
+        names = [*filter(None, reader.fieldnames or ())]
+        if len({*names}) < len(names):
+            twice = max(names, key=names.count)
+            raise ValueError(f"{path}, line 1: two columns are named {twice!r}: rename one")
+        for record in reader:
+            if None in record:
+                raise ValueError(
+                    f"{path}, line {reader.line_num}: more cells than columns: "
+                    f"put quotes around a text that holds {separator!r}"
+                )
+            yield f"line {reader.line_num}", record
+    except csv.Error as error:
+        raise ValueError(f"{path}, after line {reader.line_num} is not CSV: {error}") from None
 
 
 def read_parquet(path: Path) -> Records:
@@ -178,6 +195,11 @@ def read_parquet(path: Path) -> Records:
     try:
         file = pyarrow.parquet.ParquetFile(path)
         record_of([(name, "") for name in file.schema_arrow.names])
+        halves = {
+            column.name: column.type.to_pandas_dtype()
+            for column in file.schema_arrow
+            if column.type in (pyarrow.float16(), pyarrow.float32())
+        }
         for batch in file.iter_batches(batch_size=64):
             for column in batch.columns:
                 if isinstance(column, pyarrow.DictionaryArray):
@@ -189,6 +211,9 @@ def read_parquet(path: Path) -> Records:
                         "or have lists of categories"
                     )
             for record in batch.to_pylist():
+                for name, width in halves.items():
+                    if record[name] is not None:
+                        record[name] = float(str(width(record[name])))
                 number += 1
                 yield f"record {number}", record
     except Exception as error:  # of many kinds, by what the columns hold
@@ -255,6 +280,11 @@ def check_value(key: str, column: str, value) -> None:
     is_text = isinstance(value, str)
     if value is None or value == [] or (is_text and not value.strip()):
         raise ValueError(f"column {column!r} is empty: fill it in, or remove the record")
+    if is_text and key == "answer" and value.strip().casefold() in EMPTY_MARKERS:
+        raise ValueError(
+            f"column {column!r} holds {value!r}, as programs write an empty cell: fill it in, or"
+            " remove the record"
+        )
     if is_text and re.search("[\ud800-\udfff]", value):
         raise ValueError(f"column {column!r} holds half of a character, a lone surrogate")
     if key in ("problem", "solution") and not is_text:
@@ -280,4 +310,18 @@ def text_of(answer) -> str:
         answer = int(answer)
     if type(answer) not in (str, int, float) or str(answer) in ("nan", "inf", "-inf"):
         raise ValueError(f"an answer is a text or a number, not {answer!r:.60}")
-    return str(answer)
+    return shortest(str(answer))
+
+
+def shortest(answer: str) -> str:
+    """The decimal that was stored as this one, if a program wrote all digits of a number with 64
+    bits: 0.3 for 0.30000000000000004, and 1.3 for 1.2999999523162842, which had 32 bits before."""
+    digits = re.sub(r"e.*|\D", "", answer).lstrip("0")
+    if len(digits) < 15 or not re.fullmatch(r"-?\d+\.\d+(e[-+]\d+)?", answer):
+        return answer
+    value = float(answer)
+    if repr(value) != answer:
+        return answer
+    with numpy.errstate(over="ignore"):
+        narrow = numpy.float32(value)
+    return str(narrow) if narrow == value else repr(float(f"{value:.15g}"))

@@ -216,8 +216,8 @@ def read_sources(settings: Settings) -> list[Source]:
     prompts = sum(len(source.train) for source in sources)
     if settings.groups_per_step > prompts:
         raise ValueError(
-            f"a step takes {settings.groups_per_step} prompts, but there are {prompts} to train on"
-            f" (--train-prompts {settings.train_prompts}): lower --prompts-per-step"
+            f"a step takes {settings.groups_per_step} prompts, but there are {prompts} to train on:"
+            f" --prompts-per-step {int(prompts / settings.recipe.batch_factor)} would take no more"
         )
     return sources
 

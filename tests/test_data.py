@@ -142,7 +142,7 @@ BAD_FILES = [  # the name and the content of a file, and words of the sentence b
     ("a.jsonl", b'{"problem": ["x"], "answer": "1"}\n', "line 1: column 'problem' holds no text"),
     ("a.jsonl", RECORD + b'{"problem": "y", "an', "line 2 is not JSON"),
     ("a.jsonl", RECORD + b"[1]\n", "line 2: a record must be an object"),
-    ("a.jsonl", RECORD + b'{"problem": "\xff", "answer": "1"}', "line 2 is not JSON in UTF-8"),
+    ("a.jsonl", RECORD + b'{"problem": "\xff", "answer": "1"}', "line 2 is not in UTF-8, but"),
     ("a.jsonl", b"[" * 100_000, "line 1 is not JSON"),
     ("a.jsonl", b'{"problem": "a", "answer": "1", "answer": "2"}\n', "'answer' is there twice"),
     ("a.jsonl", b'{"task": "x", "result": "1"}\n', r"line 1: .*problem, .*answer\?.*task, result"),
@@ -150,7 +150,7 @@ BAD_FILES = [  # the name and the content of a file, and words of the sentence b
     ("a.jsonl", b'{"problem": "x", "tests": "{}"}\n', "line 1: the tests are neither"),
     ("a.jsonl", RECORD + b'{"problem": "3?", "answer": "a \\\\boxed{3 b"}', "line 2: .* not close"),
     ("a.jsonl", b'{"problem": "3?", "answer": "\\\\boxed{3} \\\\boxed{4}"}', "1: .* several boxes"),
-    ("a.json", b'[{"problem": "x",\n"answer": "\xff"}]', "line 2 is not JSON in UTF-8"),
+    ("a.json", b'[{"problem": "x",\n"answer": "\xff"}]', "line 2 is not in UTF-8, but"),
     ("a.json", b'{"problem": "x"}', "holds no list of records, but a dict"),
     ("a.json", b"[" + RECORD + b', {"problem": "y"}]', "record 2: column 'answer' is empty"),
     ("a.csv", b"problem,answer\nx,1\ny\n", "line 3: column 'answer' is empty: fill it in"),
@@ -171,6 +171,69 @@ def test_a_file_that_cannot_be_used_is_refused_with_its_place(tmp_path):
         with pytest.raises(ValueError, match=words) as error:
             load(str(tmp_path / name))
         assert str(path) in str(error.value), (name, content)
+
+
+@pytest.mark.parametrize("marker", ["NaN", "None", "null", "N/A", "#N/A", "?", " nan "])
+def test_a_marker_of_an_empty_cell_is_no_answer(tmp_path, marker):
+    rows = [*records(5), {"id": 5, "problem": "What is missing?", "answer": marker}]
+    for suffix, place in ((".csv", "line 7"), (".jsonl", "line 6"), (".parquet", "record 6")):
+        rows = [row | {"answer": str(row["answer"])} for row in rows]
+        path = write(tmp_path / f"a{suffix}", rows)
+        with pytest.raises(
+            ValueError, match=f"{place}: column 'answer' holds .*{re.escape(marker)}"
+        ):
+            read(path)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-8-sig", "latin-1"])
+def test_texts_in_utf_16_are_read_and_those_in_latin_1_are_named(tmp_path, encoding):
+    for suffix in (".csv", ".jsonl", ".json"):
+        path = Path(write(tmp_path / f"a{suffix}", records(3)))
+        text = path.read_text().replace(
+            "What is 1", "Qu’est 1" if encoding != "latin-1" else "Él 1"
+        )
+        path.write_bytes(text.encode(encoding))
+        if encoding != "latin-1":
+            texts = {problem.text for problem in read(str(path))}
+            assert texts == {"What is 0 + 1?", "Qu’est 1 + 1?", "What is 2 + 1?"}
+            continue
+        line = {".csv": 3, ".jsonl": 2, ".json": 1}[suffix]
+        with pytest.raises(
+            ValueError, match=f"line {line} is not in UTF-8, but perhaps in Latin-1"
+        ):
+            read(str(path))
+
+
+def test_a_number_is_the_shortest_decimal_that_was_stored(tmp_path):
+    """In any format: also if a program has written all digits of a number with 32 bits."""
+    decimals = [1.3, 0.1, 2.7, 1e7, -0.7, 123.456, 0.000123, 3.0]
+    wanted = ["1.3", "0.1", "2.7", "10000000", "-0.7", "123.456", "0.000123", "3"]
+    for width in (pyarrow.float16(), pyarrow.float32(), pyarrow.float64()):
+        in_it = decimals if width != pyarrow.float16() else [1.3, 0.1, 2.7]
+        column = pyarrow.array(in_it, pyarrow.float64()).cast(pyarrow.float32()).cast(width)
+        texts = [str(i) for i in range(len(in_it))]
+        table = pyarrow.table({"problem": texts, "answer": column})
+        pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+        rows = [{"problem": text, "answer": value.as_py()} for text, value in zip(texts, column)]
+        paths = [str(tmp_path / "a.parquet")]
+        if width != pyarrow.float16():
+            paths += [
+                write(tmp_path / f"a{suffix}", rows) for suffix in (".csv", ".jsonl", ".json")
+            ]
+        for path in paths:
+            answers = {problem.text: problem.answer for problem in read(path)}
+            for i, text in enumerate(texts):
+                assert mathematics.equal(wanted[i], answers[text]), (path, answers[text])
+    for answer, shortest in (
+        (0.1 + 0.2, "0.3"),
+        ("0.30000000000000004", "0.3"),
+        ([7.5], "7.5"),
+        (0.0001220703125, "0.0001220703125"),  # 1/8192, of few digits
+        ("2.50", "2.50"),
+        ("3.14159265358979323846", "3.14159265358979323846"),  # no number has so many
+        (12345678901234567890, "12345678901234567890"),
+    ):
+        assert files.text_of(answer) == shortest
 
 
 @pytest.mark.parametrize("rows_in_a_list", [1, 300])

@@ -313,7 +313,7 @@ def test_bad_input_is_one_sentence_before_any_process_starts(capsys, tmp_path, m
         (["--asynchrony", "sync"], "pipeline-K"),
         (["--completions-per-prompt", "1"], "--completions-per-prompt is 1; it must be at least 2"),
         (["--trainers", "-1"], "--trainers is -1; it must be at least 0"),
-        (["--train-prompts", "10"], "a step takes 32 prompts"),
+        (["--train-prompts", "10"], "--prompts-per-step 10 would take no more"),
         (["--name", "taken"], "holds another run"),
         (["--name", "../taken"], "lies in runs/"),
         (["--learning-rate", "-1"], "--learning-rate is -1.0; it must be above 0"),
