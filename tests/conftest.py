@@ -33,27 +33,6 @@ def pytest_collection_modifyitems(config, items):
     items.sort(key=lambda item: item.path.name != "test_vllm.py")
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item, call):
-    return fail_if_skipped_in_ci((yield))
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(collector):
-    return fail_if_skipped_in_ci((yield))
-
-
-def fail_if_skipped_in_ci(report):
-    """No test vanishes: in CI, where all that tests want is installed, a skipped test fails. A
-    reason that begins with "even in CI: " allows it."""
-    if report.skipped and "CI" in os.environ and not hasattr(report, "wasxfail"):
-        reason = report.longrepr[2].removeprefix("Skipped: ")
-        if not reason.startswith("even in CI: "):
-            report.outcome = "failed"
-            report.longrepr = f"skipped in CI, where nothing may be missing: {reason}"
-    return report
-
-
 @pytest.fixture(scope="module", autouse=True)
 def no_group_is_left():
     """An engine of vLLM in this process makes a group of ranks. The trainer in another file would
