@@ -3,7 +3,6 @@
     python generate.py --model runs/NAME/model --prompt "4729+8153="      # print a completion
     python generate.py --model runs/NAME/model --evaluate                 # mean@16, pass@k
     python generate.py --model Qwen/Qwen3-0.6B --evaluate --data aime24   # on a GPU, if one is here
-    python generate.py --model MODEL --data my.jsonl --check              # do model and data fit?
 
 In training, each generator is a process. Its story is told in core/:
 
@@ -20,7 +19,7 @@ carries the version of the parameters that sampled it, and the log-probability t
 with.
 
 This file is the command: it makes one engine in its own process. `print_completions` is --prompt,
-`evaluate` is --evaluate, `check` is --check.
+and `evaluate` is --evaluate.
 """
 
 import dataclasses
@@ -76,36 +75,89 @@ from core.model import (
 from core.rollouts import Rollout, SharedParameters
 from core.torch_engine import refuse_wrong_over_slots
 from core.vllm_engine import VllmEngine
-from data.load import Source, load_evaluation, task_of
+from data.load import load_evaluation, task_of
 from data.verify import Verdict, VerifierPool
 from machinery.evaluation import evaluation_figures, judge_all, report_evaluation
-from tools.check import check_fit
 
 
 def main(command: GenerateCommand) -> int:
-    """The command. Returns the exit status: 1 if --check has found what does not fit, else 0.
-    ValueError, in one sentence, if the flags, the data or the model cannot be used."""
-    if [bool(command.prompt), command.evaluate, command.check].count(True) != 1:
-        raise ValueError("say one of --prompt TEXT, --evaluate and --check")
+    """The command. Returns 0; ValueError, in one sentence, if the flags, the data or the model
+    cannot be used."""
+    if bool(command.prompt) == command.evaluate:
+        raise ValueError("say one of --prompt TEXT and --evaluate")
     if command.log and not command.evaluate:
         raise ValueError("--log goes with --evaluate: it gets the figures of data sets")
     if command.log and not command.log.absolute().parent.is_dir():
         raise ValueError(f"--log {command.log}: there is no such folder")
-    sources = [] if command.prompt else read_sources(command)
-    loaded = load(command)
-    if command.check:
-        return check(command, loaded, sources)
     try:
         if command.prompt:
-            print_completions(command, loaded)
+            print_completions(command)
         else:
-            evaluate(command, loaded, sources)
+            evaluate(command)
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise ValueError(out_of_memory(error)) from None
     return 0
 
 
-# --- what is asked --------------------------------------------------------------------------------
+# --- the two commands -----------------------------------------------------------------------------
+
+
+def print_completions(command: GenerateCommand) -> None:
+    """--prompt: print completions of a text, which is worded as the prompts of --data are."""
+    task = importlib.import_module(task_of(command.data[0]))
+    prompt = command.prompt
+    if hasattr(task, "worded"):
+        prompt = task.worded(prompt, command.instruction)
+    loaded = load(command)
+    for line in unwritable(loaded.tokenizer, prompt):
+        print(line, file=sys.stderr)
+    samples = command.samples or 1
+    engine = start_engine(loaded, samples)
+    for rollout in sample(command, loaded, engine, [prompt], samples):
+        print(quoted("prompt", prompt))
+        print(quoted("reply", marked_text(loaded.tokenizer, rollout)))
+
+
+def evaluate(command: GenerateCommand) -> None:
+    """--evaluate: print mean@samples and pass@k of each data set, and some completions."""
+    sources = []
+    for name in command.data:
+        source = load_evaluation(name, command.problems, instruction=command.instruction)
+        for note in source.notes:
+            print(f"{source.name}: {note}", file=sys.stderr)
+        sources.append(source)
+    loaded = load(command)
+    samples = command.samples or 16
+    engine = start_engine(loaded, samples * max(len(source.validation) for source in sources))
+    for source in sources:
+        problems = source.validation
+        prompts = [problem.prompt for problem in problems]
+        rollouts = sample(command, loaded, engine, prompts, samples)
+        texts = completion_texts(loaded.tokenizer, loaded.engine.decoding, rollouts)
+        with VerifierPool(*command.verifier_limits) as pool:
+            verdicts = judge_all(pool, problems, rollouts, texts)
+        figures = evaluation_figures(rollouts, verdicts, samples)
+        report_evaluation(command.model, loaded.engine.model, source, figures, samples, command.log)
+        for kind, chosen in examples(rollouts, verdicts).items():
+            for rollout in chosen[: command.show]:
+                print(quoted("prompt", prompts[rollout.request.group]))
+                print(quoted(kind, marked_text(loaded.tokenizer, rollout)))
+
+
+def examples(rollouts: list[Rollout], verdicts: list[Verdict]) -> dict[str, list[Rollout]]:
+    """Completions that are right, right in part, or wrong: of each problem one a kind, if it has
+    one."""
+    kinds = {"right": {}, "in part": {}, "wrong": {}}
+    for rollout, verdict in zip(rollouts, verdicts):
+        kind = "wrong"
+        if verdict.score > 0:
+            kind = "right" if verdict.correct else "in part"
+        if verdict.failure is None and not rollout.truncated:
+            kinds[kind][rollout.request.group] = rollout
+    return {kind: list(by_problem.values()) for kind, by_problem in kinds.items()}
+
+
+# --- the model that is asked ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -115,17 +167,6 @@ class Loaded:
     tokenizer: PreTrainedTokenizerBase
     model: PreTrainedModel  # on the CPU, in fp32
     engine: EngineSettings
-
-
-def read_sources(command: GenerateCommand) -> list[Source]:
-    """The problems of --data."""
-    sources = []
-    for name in command.data:
-        source = load_evaluation(name, command.problems, instruction=command.instruction)
-        for note in source.notes:
-            print(f"{source.name}: {note}", file=sys.stderr)
-        sources.append(source)
-    return sources
 
 
 def load(command: GenerateCommand) -> Loaded:
@@ -143,8 +184,7 @@ def load(command: GenerateCommand) -> Loaded:
     devices = tuple(gpus[: command.tensor_parallel]) or ("cpu",)
     settings = engine_settings(command, devices, path, decoding)
     model = load_model(path)
-    if not command.check:  # which shows the problem first
-        refuse_too_long(model, decoding)
+    refuse_too_long(model, decoding)
     refuse_split(settings.engine, command.tensor_parallel, attention_heads(model))
     if settings.engine == "torch":
         refuse_wrong_over_slots(model, path)
@@ -173,67 +213,6 @@ def sample(
         seed = (command.seed, i)
         requests += make_requests(i, ids, samples, command.thinking_budget, decoding, seed)
     return sample_all(engine, requests, progress=command.evaluate)
-
-
-# --- the three commands ---------------------------------------------------------------------------
-
-
-def print_completions(command: GenerateCommand, loaded: Loaded) -> None:
-    """--prompt: print completions of a text, which is worded as the prompts of --data are."""
-    task = importlib.import_module(task_of(command.data[0]))
-    prompt = command.prompt
-    if hasattr(task, "worded"):
-        prompt = task.worded(prompt, command.instruction)
-    for line in unwritable(loaded.tokenizer, prompt):
-        print(line, file=sys.stderr)
-    samples = command.samples or 1
-    engine = start_engine(loaded, samples)
-    for rollout in sample(command, loaded, engine, [prompt], samples):
-        print(quoted("prompt", prompt))
-        print(quoted("reply", marked_text(loaded.tokenizer, rollout)))
-
-
-def evaluate(command: GenerateCommand, loaded: Loaded, sources: list[Source]) -> None:
-    """--evaluate: print mean@samples and pass@k of each data set, and some completions."""
-    samples = command.samples or 16
-    most_problems = max(len(source.validation) for source in sources)
-    engine = start_engine(loaded, samples * max(1, most_problems))
-    for source in sources:
-        problems = source.validation
-        prompts = [problem.prompt for problem in problems]
-        rollouts = sample(command, loaded, engine, prompts, samples)
-        texts = completion_texts(loaded.tokenizer, loaded.engine.decoding, rollouts)
-        with VerifierPool(*command.verifier_limits) as pool:
-            verdicts = judge_all(pool, problems, rollouts, texts)
-        figures = evaluation_figures(rollouts, verdicts, samples)
-        report_evaluation(command.model, loaded.engine.model, source, figures, samples, command.log)
-        for name, correct in (("right", True), ("wrong", False)):
-            for rollout in examples(rollouts, verdicts, correct)[: command.show]:
-                print(quoted("prompt", prompts[rollout.request.group]))
-                print(quoted(name, marked_text(loaded.tokenizer, rollout)))
-
-
-def examples(rollouts: list[Rollout], verdicts: list[Verdict], correct: bool) -> list[Rollout]:
-    """One completion of each problem that has one with this verdict."""
-    by_problem = {}
-    for rollout, verdict in zip(rollouts, verdicts):
-        judged = verdict.failure is None and not rollout.truncated
-        if judged and verdict.correct == correct:
-            by_problem[rollout.request.group] = rollout
-    return list(by_problem.values())
-
-
-def check(command: GenerateCommand, loaded: Loaded, sources: list[Source]) -> int:
-    """--check: print how a problem of each data set looks to the model, and what does not fit.
-    Returns the exit status."""
-    decoding, lines, prompts = loaded.engine.decoding, [], []
-    for source in sources:
-        lines += check_fit(loaded.model, loaded.tokenizer, decoding, command, source)
-        prompts += [problem.prompt for problem in source.validation]
-    print("\n".join(lines))
-    refuse_unfit_prompts(loaded.tokenizer, prompts, command)
-    refuse_too_long(loaded.model, decoding)
-    return int(any(line.startswith("!") for line in lines))
 
 
 if __name__ == "__main__":

@@ -240,16 +240,11 @@ class TrainCommand(Settings):
 
 @dataclass(frozen=True)
 class GenerateCommand(Sampling):
-    """Print completions of a model, its pass rate on problems that it was not trained on, or
-    whether data fit it."""
+    """Print completions of a model, or its pass rate on problems that it was not trained on."""
 
     prompt: str | None = option(None, "print completions of this")
     evaluate: bool = option(
         False, "print mean@samples and pass@k, with 95 % intervals over problems"
-    )
-    check: bool = option(
-        False,
-        "print a problem as the model gets it, what ends it, budgets, the reference's verdict",
     )
     problems: int = option(128, "the most of each data set")
     samples: int | None = option(None, "completions of each; 16 with --evaluate, 1 with --prompt")

@@ -168,6 +168,8 @@ class Record:
             if len(rates) > 1:
                 rates = [f"{source.name} {rate}" for source, rate in zip(self.sources, rates)]
             words.append(f"last validation {', '.join(rates)}")
+            if "score_mean" in self.validations[-1]:
+                words.append(f"score {self.validations[-1]['score_mean']:.3f}")
         words += self.outlooks
         if self.last_steps:
             first, now = self.last_steps[0], self.last_steps[-1]

@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedModel
 
 import loss
-from core.decoding import make_decoding, refuse_unfit_prompts, unwritable
+from core.decoding import make_decoding, refuse_unfit_prompts, rendered, unwritable
 from core.devices import devices_here
 from core.engine import EngineSettings, engine_settings, refuse_split
 from core.feed import Feed, Prompts, Workers
@@ -39,7 +39,6 @@ from curve.fit import fit_sigmoid
 from curve.forecast import levelled_off
 from curve.plots import plot_variants
 from curve.report import describe, report
-from data import cheap
 from data.load import Source, load_data
 from data.verify import VerifierPool
 from machinery.checkpoints import checkpoint_of, read_state, write_checkpoint
@@ -131,8 +130,9 @@ def open_run(settings: Settings) -> "Run":
     if settings.defaults != "toy":
         say(f"The settings start from --defaults {settings.defaults}; config.json has them all.")
 
+    say_first_prompt(settings, prompts)
     if not (settings.resume or settings.one_process):
-        look_at_tasks(settings, sources)
+        refuse_raising_tasks(settings, sources)
 
     # Only now is anything written.
     folder = make_folder(folder, settings)
@@ -222,13 +222,17 @@ def read_sources(settings: Settings) -> list[Source]:
     return sources
 
 
-def look_at_tasks(settings: Settings, sources: list[Source]) -> None:
-    """Say which answers without any thought are right often. ValueError if a task cannot judge its
-    own reference."""
+def refuse_raising_tasks(settings: Settings, sources: list[Source]) -> None:
+    """ValueError if a task raises on its own reference answer: it would call everything wrong."""
     for source in sources:
+        problem = source.train[0]
         with VerifierPool(*settings.verifier_limits) as pool:
-            for line in cheap.warnings(source.name, source.train, pool):
-                say(f"! {line}")
+            ((_, verdict),) = pool.judge([("", problem, problem.answer)])
+        if verdict.raised or verdict.failure == "error":
+            raise ValueError(
+                f"{problem.task}.score cannot judge its own reference answer"
+                f" {problem.answer!r:.80}:\n{verdict.detail.strip()}"
+            )
 
 
 def find_folder(settings: Settings) -> tuple[Path, TextIO | None, Path | None]:
@@ -259,6 +263,15 @@ def make_prompts(settings: Settings, model: str, sources: list[Source]) -> Promp
             raise ValueError(lost[0].removeprefix("! "))
     refuse_unfit_prompts(tokenizer, texts, settings)
     return Prompts(sources, tokenizer, decoding)
+
+
+def say_first_prompt(settings: Settings, prompts: Prompts) -> None:
+    """Print the first prompt as the model gets it, and what ends a completion."""
+    tokenizer, decoding = prompts.tokenizer, prompts.decoding
+    (ids,) = rendered(tokenizer, [prompts.sources[0].train[0].prompt], settings)
+    ends = " or ".join(repr(tokenizer.decode([token])) for token in decoding.eos)
+    say(f"The first prompt, as the model gets it: {tokenizer.decode(ids)!r}")
+    say(f"A completion ends with {ends}, or after {decoding.longest_completion} tokens.")
 
 
 def with_learning_rate(settings: Settings, model: PreTrainedModel) -> Settings:
@@ -550,6 +563,9 @@ class Run:
                 continue
             fitted[series.name] = [(series, fit)]
             lines.append(describe(series, fit, report(series, fit)))
+        last = self.record.validations[-1]
+        if "score_mean" in last:
+            lines.append(f"mean score  {last['score_mean']:.3f} after; a pass is a score of 1")
         if few_groups_count(self.record.last_steps, self.settings.groups_per_step):
             lines.append(
                 "! hardly any group counted at the end: a curve that is flat there may be that of a"

@@ -55,14 +55,14 @@ from core.model import (
     refuse_too_long,
     refuse_unusual,
 )
-from core.rollouts import Report, Request, Rollout, SharedParameters
+from core.rollouts import Report, Request, Rollout, SharedParameters, given_rollout
 from core.settings import GenerateCommand, Sampling
 from core.torch_engine import TorchEngine
 from curve.flags import flag, run_command
 from data import Problem
 from data.tasks import gym
 from data.tasks.mathematics import INSTRUCTION
-from data.verify import VerifierPool
+from data.verify import Verdict, VerifierPool
 from docs.make_base import make_tokenizer
 from machinery.evaluation import judge_all
 
@@ -737,11 +737,18 @@ def test_the_command_prints_completions_and_mean_at_k(capsys, tmp_path):
     assert " | " not in capsys.readouterr().out
 
 
+def test_a_completion_that_is_right_in_part_is_not_called_wrong():
+    rollouts = [given_rollout([1], [i]) for i in range(4)]
+    verdicts = [Verdict(1.0), Verdict(0.95), Verdict(0.0), Verdict(0.0, "died")]
+    (right,), (in_part,), (wrong,) = generate.examples(rollouts, verdicts).values()
+    assert [right, in_part, wrong] == rollouts[:3]
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ([], "say one of --prompt TEXT, --evaluate and --check"),
-        (["--prompt", "1+1=", "--evaluate"], "say one of --prompt TEXT, --evaluate and --check"),
+        ([], "say one of --prompt TEXT and --evaluate"),
+        (["--prompt", "1+1=", "--evaluate"], "say one of --prompt TEXT and --evaluate"),
         (["--evaluate", "--samples", "0"], "--samples is 0; it must be at least 1"),
         (["--evaluate", "--slot", "3"], "--slot.*; did you mean --slots"),
         (["--evaluate", "--engine", "tensorrt"], "auto.*torch.*vllm"),
