@@ -2,7 +2,7 @@
 apart.
 
 arithmetic                    a task that makes its own problems
-gym:word_sorting,max_words=3  a task with a family of problems, and options of its own
+gym:chain_sum,max_terms=3     a task with a family of problems, and options of its own
 polaris, gsm8k, deepcoder     data sets that are known here (KNOWN)
 my.jsonl, folder, owner/name  records of your own: JSONL, JSON, CSV or Parquet; columns are guessed
 polaris:3 deepcoder:1         several, with weights

@@ -273,7 +273,7 @@ def test_no_command_evaluates_on_what_another_one_trains_on(tmp_path, squares):
     apart = write(tmp_path / "apart.csv", rows[:40])
     file = write(tmp_path / "all.csv", rows)
     of_files = [file, str(parts), f"{file},validation={apart}"]
-    families = ["gym:coin_flip", "gym:prime_factorization,max_value=300", "gym:products"]
+    families = ["gym:tower_of_hanoi", "gym:prime_factorization,max_value=300", "gym:products"]
     rng = random.Random(0)
 
     def run(name: str, command: str) -> tuple[list[Problem], list[Problem]]:

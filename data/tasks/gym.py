@@ -1,21 +1,20 @@
 """Problems of reasoning-gym, a package with a hundred families of problems and their verifiers.
 
     pip install reasoning-gym
-    python train.py --data gym:word_sorting,max_words=3 --model YOUR/MODEL
+    python train.py --data gym:word_sequence_reversal,max_words=4 --model YOUR/MODEL
 
 What follows the colon is the family; the options are those of its configuration. What stands in the
 last <answer> </answer> is judged or, without them, all that follows the thinking.
 
-Some of the package's verifiers run an answer as code. So every verdict is computed in the sandbox,
-in a fork of its own (`sandbox.call`), and those families have a check here that lets no code
-through (`ALLOWED_ANSWERS`).
+Some of the package's verifiers run an answer as code, and some call wrong answers right: these
+families are refused by name, but for two that have a verifier here. Every verdict is computed in
+the sandbox, in a fork of its own (`sandbox.call`).
 """
 
 import functools
 import json
 import re
 from collections.abc import Callable, Iterator
-from fractions import Fraction
 
 from data import Problem, after_thinking, is_held_out, one_line, sandbox
 from data.expressions import FAULTS, close, read, value
@@ -41,14 +40,14 @@ def problems(
     gym = reasoning_gym()
     if family not in gym.factory.DATASETS:
         families = ", ".join(sorted(gym.factory.DATASETS))
-        said = f"has no family {family!r}" if family else "wants a family, as in gym:word_sorting"
+        said = f"has no family {family!r}" if family else "wants a family, as in gym:products"
         raise ValueError(f"reasoning-gym {said}; it has {families}")
+    refuse_family(family)
     values = {name: value_of(text) for name, text in options.items()}
     try:
         gym.create_dataset(family, size=1, seed=seed, **values)
     except (TypeError, ValueError, AssertionError) as error:
         raise ValueError(f"reasoning-gym's {family} does not take {options}: {error}") from None
-    refuse_without_sandbox(family)
     distinct, in_vain = {}, 0
     for entry in entries(family, values, seed):
         text = one_line(entry["question"])
@@ -95,14 +94,9 @@ def score(problem: Problem, completion: str) -> bool:
     it. It is asked in the sandbox; what it does not judge in time is wrong."""
     time_left = sandbox.time_of_verdict()
     text = answer_of(completion)
-    family, entry = problem.metadata["family"], entry_of(problem)
     if len(text) > LONGEST_ANSWER + 2 * len(problem.answer):
         return False
-    allowed = ALLOWED_ANSWERS.get(family)
-    if allowed is not None and not allowed(text, entry):
-        return False
-    refuse_without_sandbox(family)
-    judge = get_ready(problem)
+    judge, entry = get_ready(problem), entry_of(problem)
     if not sandbox.confines():
         return float(judge(text, entry)) == 1
     try:
@@ -112,9 +106,10 @@ def score(problem: Problem, completion: str) -> bool:
 
 
 def get_ready(problem: Problem) -> Callable[[str, dict], float]:
-    """The package's verifier for this problem. A verifier process calls this before it starts the
-    clock, since the package takes seconds to import."""
-    return verifier(problem.metadata["family"], json.dumps(problem.metadata["options"]))
+    """The verifier for this problem. A verifier process calls this before it starts the clock,
+    since the package takes seconds to import."""
+    family, options = problem.metadata["family"], problem.metadata["options"]
+    return OWN_VERIFIERS.get(family) or verifier(family, json.dumps(options))
 
 
 def answer_of(completion: str) -> str:
@@ -131,18 +126,6 @@ def entry_of(problem: Problem) -> dict:
     return {"question": problem.prompt, "answer": problem.answer, "metadata": metadata}
 
 
-def refuse_without_sandbox(family: str) -> None:
-    """ValueError if this family runs answers as code, and this machine has no sandbox for them."""
-    if family in RUN_ANSWERS and not sandbox.confines():
-        raise ValueError(
-            f"reasoning-gym's {family} runs what the model writes as code, and this machine has no"
-            " sandbox for it (Landlock and seccomp: Linux on x86-64); take another family"
-        )
-
-
-# --- what an answer must look like before the package's verifier sees it -------------------------
-
-
 # Numbers with brackets and - before them, and one operation between them: no ** and no //.
 SUM = r"([\s(-]*[0-9]{1,9}[\s)]*([+\-*/]|$))*"
 
@@ -150,7 +133,7 @@ SUM = r"([\s(-]*[0-9]{1,9}[\s)]*([+\-*/]|$))*"
 def makes_the_target(text: str, entry: dict) -> bool:
     """Whether the text is a sum of the given numbers, each used once, with + - * / and brackets,
     whose value is the target, in 300 digits. The package takes 6+6+6+6 for any numbers, and 24.3
-    for 24."""
+    for 24, and it runs the text."""
     if not re.fullmatch(SUM, text):
         return False
     metadata = entry["metadata"]
@@ -163,106 +146,30 @@ def makes_the_target(text: str, entry: dict) -> bool:
         return False
 
 
-NAME = r"[^\W\d]\w*"
-FUNCTIONS = set("sin cos tan asin acos atan sinh cosh tanh exp log ln sqrt pi E C c K".split())
+OWN_VERIFIERS = {"countdown": makes_the_target, "puzzle24": makes_the_target}
+# Their verifiers run an answer as Python, or give it to sympy, which does.
+RUN_ANSWERS = {*OWN_VERIFIERS} | {
+    *"binary_matrix composite intermediate_integration n_queens".split(),
+    *"polynomial_multiplication simple_integration spiral_matrix string_insertion".split(),
+}
+# Their verifiers give a 1 to answers that are wrong.
+TAKE_WRONG_ANSWERS = {
+    *"boxnet coin_flip complex_arithmetic game_of_life game_of_life_halting gsm_symbolic".split(),
+    *"letter_jumble number_sorting word_sorting".split(),
+}
 
 
-def is_formula(text: str, entry: dict) -> bool:
-    """Whether the text holds arithmetic, the names of the reference answer, and functions that
-    everybody knows: no Integral(...) of the problem itself, and no other Python."""
-    known = FUNCTIONS | {*re.findall(NAME, entry["answer"])} - {"Integral"}
-    only_names_and_arithmetic = re.fullmatch(r"[\w\s.+\-*/()]*", text) is not None
-    dot_without_digit = re.search(r"(?<!\d)\.(?!\d)|\.[^\W\d]", text) is not None
-    names = {*re.findall(NAME, text)}
-    return only_names_and_arithmetic and not dot_without_digit and names <= known
-
-
-def words(text: str) -> list[str]:
-    """The words and numbers of a text, in lower case, without what stands between them."""
-    return re.findall(r"-?\d+(?:\.\d+)?|\w+", text.lower())
-
-
-def has_the_words(text: str, entry: dict) -> bool:
-    """Whether the text has the words and numbers of the reference, in the same order."""
-    return words(text) == words(entry["answer"])
-
-
-def has_the_number(text: str, entry: dict) -> bool:
-    """Whether the only number of the text is that of the reference."""
-    numbers, wanted = (
-        re.findall(r"-?\d+(?:\.\d+)?", each.replace(",", "")) for each in (text, entry["answer"])
+def refuse_family(family: str) -> None:
+    """ValueError if the verdicts of this family cannot be trusted."""
+    if family in RUN_ANSWERS - OWN_VERIFIERS.keys():
+        why = "runs what the model writes as code"
+    elif family in TAKE_WRONG_ANSWERS:
+        why = "calls wrong answers right"
+    else:
+        return
+    raise ValueError(
+        f"reasoning-gym's {family} is refused: its verifier {why}; take another family"
     )
-    return list(map(float, numbers)) == list(map(float, wanted))
-
-
-def is_valid_board(text: str, entry: dict) -> bool:
-    """Whether the text is one of the boards that are right."""
-    return text in entry["metadata"]["valid_answers"]
-
-
-def is_the_probability(text: str, entry: dict) -> bool:
-    """Whether the text is the reference, or the reference rounded to two digits or more: the
-    package compares beginnings, so that 0 was right for 0.27."""
-    decimal, fraction = r"\d{0,30}\.?\d{1,30}(e-?\d\d?)?", r"\d{1,30}/0*[1-9]\d{0,30}"
-    text = text.lower().removeprefix("+")
-    if not re.fullmatch(f"{decimal}|{fraction}", text):
-        return False
-    value, wanted = Fraction(text), Fraction(entry["answer"])
-    rounded = round(wanted, len(text.partition(".")[2]))
-    digits = re.sub(r"\D", "", text).lstrip("0")
-    return value == wanted or (value == rounded and len(digits) >= 2)
-
-
-def has_only_possible_moves(text: str, entry: dict) -> bool:
-    """Whether each move of a plan moves a box or matches it: the package skips the others, so that
-    one long sweep over all squares solved half of the problems."""
-    from reasoning_gym.games.boxnet import action_from_response
-
-    squares = entry["metadata"]["initial_state"]
-    try:
-        for moves in json.loads(text):
-            for agent, move in moves.items():
-                before, squares = squares, action_from_response(squares, [{agent: move}])
-                if squares == before:
-                    return False
-    except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
-        return False
-    return True
-
-
-def is_complex_number(text: str, _entry: dict) -> bool:
-    """Whether the text is made of digits, signs and i: the package takes nan for any number."""
-    return re.fullmatch(r"[0-9\s.+\-ijIJ()]*", text) is not None
-
-
-ALLOWED_ANSWERS = {
-    # These run an answer as Python, or give it to sympy, which does. The first four give a whole 1
-    # to the text of the reference alone.
-    "binary_matrix": has_the_words,
-    "spiral_matrix": has_the_words,
-    "string_insertion": has_the_words,
-    "n_queens": is_valid_board,
-    "countdown": makes_the_target,
-    "puzzle24": makes_the_target,
-    "polynomial_multiplication": is_formula,
-    "simple_integration": is_formula,
-    "intermediate_integration": is_formula,
-}
-# Without the sandbox these are refused. A test finds them: it gives each family an answer with an
-# effect.
-RUN_ANSWERS = [*ALLOWED_ANSWERS, "composite"]
-ALLOWED_ANSWERS |= {
-    # These give a 1 to answers that are wrong.
-    "boxnet": has_only_possible_moves,
-    "coin_flip": is_the_probability,
-    "complex_arithmetic": is_complex_number,
-    "game_of_life_halting": has_the_words,  # any word was True
-    "game_of_life": has_the_words,  # rows behind the last one were not seen
-    "gsm_symbolic": has_the_number,  # the sign and a second number were not seen
-    "letter_jumble": has_the_words,  # words behind the last one were not seen
-    "number_sorting": has_the_words,  # NaN was any number
-    "word_sorting": has_the_words,  # words behind the last one were not seen
-}
 
 
 # --- the package ----------------------------------------------------------------------------------
