@@ -1,17 +1,229 @@
-"""The points of a hand-in: python -m pytest docs/lessons/assignment"""
+"""The tests of your ten functions: python -m pytest docs/lessons/assignment
 
+Each calls one function with random arguments, and compares what it returns with what ours returns.
+Most of ours are in loss.py. `RECIPE=FILE` names another file than recipe.py beside the folder of
+the repository.
+"""
+
+import importlib.util
+import os
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
 import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
 
-from docs.lessons.assignment import grader
-from docs.lessons.assignment.cases import OPEN
+import loss
+from curve.fit import fit_sigmoid, sigmoid
+
+BESIDE = Path(__file__).parents[4] / "recipe.py"
 
 
 @pytest.fixture(scope="session")
-def verdicts(hand_in, chosen):
-    cases = {name: OPEN[name] for name in chosen}
-    return grader.grade([hand_in], cases)[0]
+def recipe():
+    """Your file, as a module."""
+    path = Path(os.environ.get("RECIPE", BESIDE)).resolve()
+    specification = importlib.util.spec_from_file_location("recipe", path)
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
 
 
-@pytest.mark.parametrize("name", grader.POINTS)
-def test_points(name, verdicts, give_points):
-    give_points(name, verdicts[name])
+def draws(number: int) -> Iterator[random.Random]:
+    """Random numbers, which are the same at each call of a test."""
+    for seed in range(number):
+        torch.manual_seed(seed)
+        yield random.Random(seed)
+
+
+def agree(ours: Tensor, yours: Tensor) -> None:
+    """The same values, up to rounding, with the same shape and type."""
+    assert_close(yours, ours, rtol=1e-4, atol=1e-6)
+
+
+# --- Which completions count, and how much --------------------------------------------------------
+
+
+def random_batch(draw: random.Random) -> tuple[Tensor, Tensor, Tensor]:
+    """Rewards, lengths and usable completions [P, G]. Many groups have no variance, and some have
+    no usable completion."""
+    P, G = draw.randint(1, 5), draw.randint(2, 8)
+    pass_rate_P = torch.tensor(draw.choices([0.0, 0.5, 0.8, 1.0], k=P))
+    ended_P = torch.tensor(draw.choices([0.0, 0.7, 1.0], [1, 3, 3], k=P))
+    right_PG = torch.rand(P, G) < pass_rate_P[:, None]
+    usable_PG = torch.rand(P, G) < ended_P[:, None]
+    late_PG = draw.choice([0.0, 0.3]) * torch.rand(P, G)
+    rewards_PG = torch.where(right_PG, 1 - late_PG, -1.0)
+    return rewards_PG, torch.randint(1, 60, (P, G)), usable_PG
+
+
+def test_zero_variance(recipe):
+    for draw in draws(40):
+        rewards_PG, _, usable_PG = random_batch(draw)
+        given = rewards_PG, usable_PG
+        agree(loss.zero_variance(*given), recipe.zero_variance(*given))
+        equal_PG = torch.rand(9, 1).expand(9, draw.randint(2, 16))
+        every = torch.ones(9).bool()
+        agree(every, recipe.zero_variance(equal_PG, torch.ones_like(equal_PG).bool()))
+
+
+@pytest.mark.parametrize("norm", ["none", "prompt", "batch"])
+def test_advantages(recipe, norm):
+    for draw in draws(40):
+        rewards_PG, _, usable_PG = random_batch(draw)
+        counted_PG = usable_PG & ~loss.zero_variance(rewards_PG, usable_PG)[:, None]
+        ours = loss.advantages(rewards_PG, usable_PG, counted_PG, norm)
+        agree(ours, recipe.advantages(rewards_PG, counted_PG, norm))
+
+
+@pytest.mark.parametrize("aggregation", ["sample", "prompt", "token"])
+def test_token_weights(recipe, aggregation):
+    for draw in draws(40):
+        _, lengths_PG, counted_PG = random_batch(draw)
+        given = lengths_PG, counted_PG, aggregation
+        agree(loss.token_weights(*given), recipe.token_weights(*given))
+
+
+# --- Losses ---------------------------------------------------------------------------------------
+
+
+def random_tokens(draw: random.Random) -> tuple[Tensor, Tensor, Tensor]:
+    """log pi_train, log pi_gen and the sampled tokens [B, T]. At a forced token log pi_gen is 0."""
+    shape = draw.randint(1, 4), draw.randint(2, 9)
+    logprobs_BT = -3 * torch.rand(shape)
+    log_rho_BT = draw.choice([0.0, 0.3, 2.0]) * torch.randn(shape)
+    sampled_BT = torch.rand(shape) < 0.8
+    return logprobs_BT, torch.where(sampled_BT, logprobs_BT - log_rho_BT, 0.0), sampled_BT
+
+
+def agree_in_gradients(ours: Callable, yours: Callable, logprobs_BT: Tensor, *given) -> None:
+    """The same values, and the same gradients of their sum by log pi_train."""
+    found = []
+    for function in (ours, yours):
+        at_BT = logprobs_BT.clone().requires_grad_()
+        value = function(at_BT, *given)
+        value.sum().backward()
+        found.append((value.detach(), at_BT.grad))
+    for of_ours, of_yours in zip(*found):
+        agree(of_ours, of_yours)
+
+
+def test_cispo(recipe):
+    for draw in draws(40):
+        tokens = random_tokens(draw)
+        cap = draw.choice([2.0, 4.0, 8.0])
+        ours = loss.Recipe(loss="cispo", eps_max=cap)
+        advantages_B = torch.randn(len(tokens[0]))
+        agree_in_gradients(
+            lambda *given, ours=ours: loss.token_terms(ours, *given)[0],
+            lambda *given, cap=cap: recipe.cispo(*given, cap),
+            *tokens,
+            advantages_B,
+        )
+
+
+@pytest.mark.parametrize("infinite", [False, True])
+def test_clipped(recipe, infinite):
+    """infinite: all ratios are infinite in float32, and A > 0."""
+    for draw in draws(40):
+        logprobs_BT, generator_BT, sampled_BT = random_tokens(draw)
+        advantages_B = torch.randn(len(logprobs_BT))
+        if infinite:
+            generator_BT, advantages_B = logprobs_BT - 200, advantages_B.abs()
+        low, high = draw.uniform(0.1, 0.3), draw.uniform(0.3, 0.5)
+        ours = loss.Recipe(loss="dapo", eps_low=low, eps_high=high)
+        agree_in_gradients(
+            lambda *given, ours=ours: loss.token_terms(ours, *given)[0],
+            lambda *given, bounds=(low, high): recipe.clipped(*given, *bounds),
+            *(logprobs_BT, generator_BT, sampled_BT, advantages_B),
+        )
+
+
+def test_sequence_ratio(recipe):
+    def ours(logprobs_BT, generator_logprobs_BT, sampled_BT):
+        log_rho_BT = torch.where(sampled_BT, logprobs_BT - generator_logprobs_BT, 0.0)
+        return loss.sequence_log_ratios(log_rho_BT, sampled_BT)[:, 0].exp()
+
+    for draw in draws(40):
+        agree_in_gradients(ours, recipe.sequence_ratio, *random_tokens(draw))
+
+
+# --- Generators -----------------------------------------------------------------------------------
+
+
+def test_interrupt_or_truncate(recipe):
+    for draw in draws(400):
+        sampled = draw.randint(1, 18)
+        closed_at = draw.choice([-1, draw.randint(1, sampled)])
+        given = sampled, closed_at, draw.randint(1, 12), draw.randint(1, 6)
+        ours = loss.interrupt_or_truncate("interruption", *map(np.array, given))
+        assert recipe.interrupt_or_truncate(*given) == tuple(map(bool, ours)), given
+
+
+def test_choose_batch(recipe):
+    for draw in draws(400):
+        version, k, prompts = draw.randint(8, 20), draw.randint(0, 6), draw.randint(1, 4)
+        # More young groups than old ones.
+        ages = [min(draw.randint(0, k), draw.randint(0, k)) for _ in range(k + 4)]
+        under_way = [version - age for age in ages]
+        finished = draw.randint(0, len(under_way))
+        groups = under_way[:finished], under_way[finished:]
+        ours = loss.choose_batch(*groups, version, f"pipeline-{k}", prompts)
+        yours = recipe.choose_batch(*groups, version, k, prompts)
+        assert yours == ours, (*groups, version, k, prompts)
+
+
+def newest_of(versions: list[int]) -> Callable:
+    """newest(), which returns these versions, one at a call. The parameters are the version."""
+    later = iter(versions)
+
+    def newest():
+        version = next(later)
+        return version, version
+
+    return newest
+
+
+def test_sample_in_flight(recipe):
+    """The token after n tokens is 10 x version + n, and its log-probability is -version."""
+
+    def sample(version, tokens):
+        return 10 * version + len(tokens), -float(version)
+
+    for draw in draws(40):
+        length = draw.randint(1, 9)
+        versions = sorted(draw.choices(range(3, 12), k=length))
+        tokens = [10 * version + 2 + n for n, version in enumerate(versions)]
+        right = tokens, [-float(version) for version in versions], versions
+        for end, budget in ((tokens[-1], 10), (-1, length)):  # it ends by itself, or by its budget
+            newest = newest_of([*versions, 99])
+            yours = recipe.sample_in_flight(newest, sample, [1, 2], end, budget)
+            assert tuple(yours) == right
+            assert newest() == (99, 99), "newest() was not called once for each token"
+
+
+# --- The curve of a run ---------------------------------------------------------------------------
+
+
+def test_fit_sigmoid(recipe):
+    """Simulated runs with noise. If the true A is 1.1, the best A is 1."""
+    for draw in draws(12):
+        A = draw.choice([0.6, 0.8, 0.95, 1.1])
+        last = 10 ** draw.uniform(9, 21)
+        C_mid = last * draw.uniform(0.3, 0.5)
+        compute_n = np.linspace(0, last, draw.randint(12, 25))
+        exact_n = sigmoid(compute_n, A, draw.uniform(1.2, 2), C_mid, draw.uniform(0, 0.2))
+        noise_n = [draw.gauss(0, 0.01) for _ in compute_n]
+        pass_rate_n = np.clip(exact_n + noise_n, 0, 1)
+
+        def squares(A, B, C_mid, x=compute_n, y=pass_rate_n):
+            return float(((sigmoid(x[1:], A, B, C_mid, y[0]) - y[1:]) ** 2).sum())
+
+        fit = fit_sigmoid(compute_n, pass_rate_n)
+        A, B, C_mid = recipe.fit_sigmoid(compute_n, pass_rate_n)
+        assert -1e-6 <= A <= 1 + 1e-6 and B > 0 and C_mid > 0
+        assert squares(A, B, C_mid) <= 1.02 * squares(fit.A, fit.B, fit.C_mid) + 1e-6
