@@ -55,7 +55,8 @@ def flags_of(source: str) -> set[str]:
 
 def test_all_flags_that_pages_name_exist():
     known = {"--help", "--no"}.union(*map(flags_of, SOURCES.values()))
-    of_others = {"--torch-backend", "--no-deps", "--no-build-isolation", "--nproc_per_node"}
+    of_others = {"--torch-backend", "--no-deps", "--no-build-isolation", "--check"}
+    of_others |= {"--nproc_per_node"}
     for path, text in PAGES.items():
         for name in {*re.findall(r"(?<![\w-])--[a-z][\w-]*[a-z0-9]", text)} - of_others:
             assert name in known, f"{path.name} names {name}, which no command has"
