@@ -178,11 +178,12 @@ def test_choose_batch(recipe):
 
 
 def newest_of(versions: list[int]) -> Callable:
-    """newest(), which returns these versions, one at a call. The parameters are the version."""
+    """newest(), which returns these versions, one at a call, and then 100. The parameters are the
+    version."""
     later = iter(versions)
 
     def newest():
-        version = next(later)
+        version = next(later, 100)
         return version, version
 
     return newest
