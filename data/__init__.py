@@ -17,8 +17,8 @@ first:
 These are the tasks:
 
     arithmetic   makes its own problems: additions, the default of train.py
-    mathematics  a final answer in \\boxed{}, for records of files; spelling.py and expressions.py
-                 read it
+    mathematics  a final answer in \\boxed{}, for records of files; expressions.py
+                 reads it
     gym          makes problems of reasoning-gym, a package with a hundred families and their
                  verifiers
     programming  a program that must pass tests, for records of files; sandbox.py runs it

@@ -1,5 +1,8 @@
-r"""Expressions of mathematics in LaTeX or plain text: a reader makes trees of them, and trees have
-values.
+r"""Answers of mathematics: one spelling, the trees that are read from it, and their values.
+
+`cleaned` applies the rules of RULES, one after the other. It returns ASCII, LaTeX and Greek
+letters, with words and units in double quotes. A table of words has one spelling in each line, and
+behind it the others.
 
 Nothing is evaluated as Python or by a computer algebra system, and what is too large is not
 computed. These are the kinds of trees:
@@ -17,16 +20,315 @@ A sum has the kind +. Its terms have their own signs, so 2 - x is (+ 2 (- x)).
 
 import random
 import re
-from contextlib import suppress
-from decimal import Decimal
+import unicodedata
 from fractions import Fraction
+from functools import lru_cache
 from math import gcd, prod
 from operator import neg, truediv
 from typing import NamedTuple
 
 import mpmath
 
-from data.spelling import table
+
+def table(text: str) -> list[list[str]]:
+    """The words of each line."""
+    return [line.split() for line in text.splitlines() if line.strip()]
+
+
+# --- one spelling ---------------------------------------------------------------------------------
+
+# ␣ stands for a space, which ends the name of a command.
+SPELLED = table(
+    r"""
+    -          − – — ‒ ﹣ \setminus \backslash
+    *          \times \cdot \ast × · ⋅ ∙ • ∗
+    /          ∕ ⁄ ÷ \div
+    \pm␣       ±
+    \approx␣   ≈ ≃
+    <          \lt
+    >          \gt
+    \le␣       <= \leq \leqslant ≤ ⩽
+    \ge␣       >= \geq \geqslant ≥ ⩾
+    \ne␣       != \neq ≠
+    \in␣       ∈
+    \cup␣      ∪
+    ,␣         \lor \vee
+    :          \colon
+    \infty␣    ∞ \infinity
+
+    (          \langle ⟨ 〈
+    )          \rangle ⟩ 〉
+    \{         \lbrace
+    \}         \rbrace
+    |          \lvert \rvert \vert \mid
+    "          “ ” „
+    '          ’ ‘ ′
+
+    \frac␣     \dfrac \tfrac \cfrac \nicefrac \sfrac
+    \sqrt␣     √
+    \emptyset␣ ∅ \varnothing
+    \reals␣    ℝ
+
+    \pi␣       π
+    α␣         \alpha
+    β␣         \beta
+    γ␣         \gamma
+    δ␣         \delta
+    ε␣         \epsilon \varepsilon
+    η␣         \eta
+    θ␣         \theta
+    κ␣         \kappa
+    λ␣         \lambda
+    μ␣         \mu
+    ξ␣         \xi
+    ρ␣         \rho
+    σ␣         \sigma
+    τ␣         \tau
+    φ␣         \phi \varphi
+    ψ␣         \psi
+    ω␣         \omega
+    Δ␣         \Delta
+    Γ␣         \Gamma
+    Ω␣         \Omega
+    ℓ␣         \ell
+
+    ␣"deg"␣    ° \degree \circ
+    %          \%
+    ¤          \$
+    ␣          \, \; \: \> \( \) \[ \] \quad \qquad \thinspace
+"""
+)
+# In the singular. The last lines are parts of units.
+UNITS = table(
+    """
+    mm    millimeter
+    cm    centimeter
+    m     meter metre
+    km    kilometer kilometre
+    in    inch inches
+    ft    foot feet
+    yd    yard
+    mi    mile
+    g     gram
+    kg    kilogram
+    lb    pound £
+    oz    ounce
+    ml    milliliter
+    l     liter litre
+    s     sec second
+    min   minute
+    h     hr hour
+    year  yr
+    mi/h  mph
+    $     ¤ dollar usd
+    €     euro eur
+    ¢     cent
+    rad   radian
+    deg   degree
+    c     celsius
+    f     fahrenheit
+    %     percent percentage pct
+    /     per
+    ^2    square sq
+    ^3    cubic
+"""
+)
+NOTHING = "unit st nd rd th"  # words that name no unit: 5 units, 12th
+# Words behind a number that say that the number alone is not the answer.
+NO_UNIT = set(
+    """
+    not isnt is are was were be if than more less least most fewer wrong incorrect maybe either
+    neither nor but plus minus squared cubed factorial mod over choose root to through until between
+    about dozen score gross pair couple lakh crore thousand million billion trillion half halves
+    bc bce third quarter fourth fifth sixth eighth tenth hundred hundredth thousandth double twice
+    triple rather except unless possibly rounded approximately negative below roughly or so ten
+    """.split()
+)
+TURNED = {">": "<", r"\ge": r"\le"}
+SPELLING_OF = {other: sign.replace("␣", " ") for sign, *others in SPELLED for other in others}
+UNIT_OF = {word: line[0] for line in UNITS for word in line}
+UNIT_OF |= dict.fromkeys(NOTHING.split(), "")
+
+
+def clock(time: re.Match) -> str:
+    """A time in one name; what does not reduce is left as it is, since it may be a ratio."""
+    hours, minutes = time.groups()
+    if minutes[0] != "0" and gcd(int(hours), int(minutes)) == 1:
+        return time[0]
+    return f"t_{{{hours}:{minutes}}}"
+
+
+# Parts of patterns
+TEXT = r"\\(?:text[a-z]*|math(?:rm|bf|it|sf|tt|normal)|mbox|operatorname\*?|boldsymbol)[ ]?"
+WORDS = r"(?!(?:e|i|or|and)[ ]*\})([^\W\d_][^\d\\\"${}]*?)"  # in braces; e and i are numbers
+MATRIX = r"\{(?:[pbB]|small)?(?:matrix|array)\}"
+GROUP = r"((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)"  # with braces in braces
+KNOWN = f"(?:{'|'.join(filter(str.isalpha, UNIT_OF))})s?"  # a unit
+POWER = r"(?![a-z])\.?(?:[ ]?\^[ ]?\{?-?\d\}?)?[ /]*"  # of a unit, and what joins it to the next
+UNIT = r'"[^"]*"(?= *(?:$|[,;)\]}]|\\\}))|[¤€£¥₹¢]'  # behind what it belongs to
+
+RULES = [  # a pattern, and what is written instead
+    # 3\\sqrt2 → 3\sqrt2
+    (r"(?<!\\)\\\\(?=[a-z]{2})", r"\\"),
+    # \left(5\\[4pt]\phantom{-}2\right. → (5\\2
+    (
+        r"""(?x) \\! [ ]*
+            | \\ (?: left | right | middle | [bB]ig[glr]* | [a-z]+style | (?:no)?limits | bf
+                   | underline | boxed | fbox ) (?![a-zA-Z]) \.?
+            | (?<=\\\\) \s? \[-?[\d.]+ [ ]? [a-z]{2}\] | \\phantom [ ]? \{[^{}]*\}""",
+        "",
+    ),
+    # x\leq1 → x\le 1
+    (
+        r"""(?x) \\[a-zA-Z]+ | \\.      # a command
+            | [<>]= | (?<!\d)!=         # != in plain text, but not in 5!=120
+            | [^\w\s] | [^\W\d_a-zA-Z]  # a sign, or a letter that is not Latin""",
+        lambda sign: SPELLING_OF.get(sign[0], sign[0]),
+    ),
+    # 5\ 6 → 5 6
+    (r"(?<!\\)\\ |(?<!~)~(?!~)|\s+", " "),
+    # 5\text{ cm} → 5 "cm"
+    (rf"{TEXT}\{{ *{WORDS} *\}}", r' "\1" '),
+    # x² → x^{²}
+    (r"[⁰¹²³⁴-⁹⁻]+", r"^{\g<0>}"),
+    # log₂ 3 → log_{₂} 3
+    (r"[₀-₉]+", r"_{\g<0>}"),
+    # 3½ → 3 ½
+    (r"(?=[¼-¾⅐-⅞])", " "),
+    # characters without a width, and wide or bold ones
+    (r"[\u00ad\u200b-\u200f\u2060\ufeff]", ""),
+    (r"[^\x00-\x7f]", lambda sign: unicodedata.normalize("NFKC", sign[0])),
+    # \begin{array}{cc}1 → \matrix 1
+    (rf"(?x) \\begin [ ]? {MATRIX} (?: [ ]? \{{[clr| ]*\}} )?", r"\\matrix "),
+    # 1\\\end{matrix} → 1\endmatrix
+    (rf"(?:\\\\)? *\\end ?{MATRIX}", r"\\endmatrix "),
+    # \mathbf{5} →  5
+    (rf"{TEXT}(?:\{{([^{{}}]*)\}}|(?=\{{))", r" \1 "),
+    # 2pi → 2\pi
+    (r"(?<![\\a-zA-Z])(sqrt|sin|cos|tan|log|ln|exp|pi|infinity)(?![a-zA-Z])", r"\\\1 "),
+    # No solution. → \emptyset
+    (r'\\\{ ?\\\}|(?i:^[" ]*no (?:real )?solutions?[". ]*$)', r"\\emptyset "),
+    # \mathbb{R} → \reals
+    (r'\\mathbb ?\{? ?R ?\}?|(?i:^[" ]*all real(?:s| numbers)[". ]*$)', r"\\reals "),
+    # A or C → A/C
+    (r"^(?=.*[A-Z]|.*[a-z]{3})([^\d=<>\\+*/^-]+?),? +or +([^\d=<>\\+*/^-]+)$", r"\1/\2"),
+    # 1, 2, and 3 → 1, 2, 3
+    (r",? *\b(?:or|and(?!.*(?:[<>]|\\[gl]e(?![a-z]))))\b *", ", "),
+    # $5 → ¤5
+    (r"^([^$]*)\$([^$]*)$", r"\1¤\2"),
+    # $5$ →  5
+    (r"\$", " "),
+    # 12{,}345 → 12,345
+    (r"(?<=\d)\{([,:])\}(?=\d)", r"\1"),
+    # 3 1/2 → 3\frac{1}{2}
+    (r"(?x) (?<![\d.^_]) (\d+) [ ]+ (\d+) [ ]?/[ ]? (\d+) (?![\d.])", r"\1\\frac{\2}{\3}"),
+    # \frac12 → \frac{1}{2}
+    (r"\\frac ?(\d) ?(\d)", r"\\frac{\1}{\2}"),
+    # 10^{6} → 1e6
+    (r"(?<![\d.])10 ?\^ ?(?:(-?\d{1,3})|\{ ?(-?\d{1,3}) ?\})(?![\d.])", r"1e\1\2 "),
+    # 1.5 * 1e6 → 1.5e6
+    (r"(?<![\d.^}a-zA-Z])([\d.]+) ?[*x] ?1e", r"\1e"),
+    # 12,345 → 12345
+    (
+        r"""(?x) (?<! [\d.,] ) (?<! \d[ ] ) \d{1,3}
+            (?: (?:,\d{3})+ (?! [^([]* [])] | [^{]* \\\} ) | (?:[ ]\d{3})+ )
+            (?! ,?\d | [ ]\d )""",
+        lambda digits: re.sub("[ ,]", "", digits[0]),
+    ),
+    # (101)_{2} → 101 "base 2"
+    (
+        r"""(?x) ^ [ ]* \(? (-?[A-F]*\d[\dA-F]* | [A-F]+(?=\)?_\{?16)) \)?
+            (?: [ ]?_[ ]? | [( "]+ base[ ]? ) ["{( ]* (\d+) [)}" ]* [. ]* $   # the base""",
+        r'\1 "base \2"',
+    ),
+    # 07:05 → t_{7:05}, 10:30 → t_{10:30}, but 9:16 may be a ratio
+    (r"(?<![\d:.{])0?(\d{1,2}):([0-5]\d)(?![\d:.])", clock),
+    # |x| → \abs{x}, \lfloor x\rfloor → \floor{x}
+    (r"\|([^|]*)\|", r"\\abs{\1}"),
+    (r"\\l(floor|ceil)(.*?)\\r\1", r"\\\1{\2}"),
+    # \matrix 1\\2\endmatrix → (1,2)
+    (r"\\matrix ([^&]*?\\\\[^&]*?)\\endmatrix", lambda m: f"({m[1].replace(chr(92) * 2, ',')})"),
+    # square meters → meters square
+    (r"\b(square|sq|cubic) +([^\W\d_]+)", r"\2 \1"),
+    # 12^{th} → 12 "th"
+    (r'(?x) \^ [ ]? \{? [ ]? "? (deg|st|nd|rd|th) (?![a-z]) "? [ ]? \}?', r' "\1"'),
+    # 5% → 5 "%"
+    (r'(?<!")%', ' "%" '),
+    # 5 apples → 5 "apples"
+    (
+        rf"""(?xi) ^ ( [-\d./]+ (?: e\d+ )? | -?\d*\\frac\{{\d+\}}\{{\d+\}} )
+            [ ]+ ( (?: (?: (?! [a-z]{{3}} ) {KNOWN} | [a-z]{{3,}} ) {POWER} )+ ) $""",
+        r'\1 "\2"',
+    ),
+    # 5\pi cm → 5\pi  "cm"
+    (rf"""(?xi) (?<! [\\a-z"] ) ( (?: (?=[a-z]{{2}}) {KNOWN} {POWER} )+ ) (?= $ | , )""", r' "\1"'),
+    # "cm"^2 → "cm^2"
+    (r'"\.? ?\^ ?\{?(-?\d)\}?', r'^\1"'),
+    # "km"/"h" → "km / h"
+    (r'(?<=[a-z\d]) *" ?(/?) ?"(?=[a-z])', r" \1 "),
+    # =5  6. → 5 6
+    (
+        r"""(?x) ^ (?: [ ] | = | \\approx )+    # before an answer
+            | [ ]+ $ | (?<= [ ] ) [ ]+          # behind it, and in it
+            | (?<= [^. ] ) [ ]* (?: [.,;:] | \\\\ ) [ ]* $""",
+        "",
+    ),
+    # x \in (1,2) → (1,2)
+    (r"^ *[a-z] *\\in(?![a-z])", ""),
+    # A rhombus → rhombus
+    (r'^[" ]*(?:an?|An?(?=[ ][a-z])|[Tt]he)[" ]+(?=[^\W\d_]{3})', ""),
+    # **5** → 5
+    (rf'^(?:\*\*?([^*]+)\*\*?|`([^`]+)`|"([^"]*)"|\{{{GROUP}\}})$', r"\1\2\3\4"),
+    # 3, x = 1 \pm 2 → 3, x = 1 +2, x = 1 -2
+    (r"((?:(?!\\\{|(?<=\\)\{)[^,])*?)\\pm([^,]*?)(?= *(?:,|\\\}|$))", r"\1+\2,\1-\2"),
+]
+PUNCTUATION = r"(?<!\d)[^\w,]|[^\w,](?!\d)"  # but not in numbers
+
+CHOICE = r"""(?x) (?: (?i: option | choice | answer ) [ ]? :? [ ]? )?
+    (?: \( ([A-Z]) \) | ([A-Z]) (?= [.):] (?:[ ]|$) | $ ) )     # the letter: (D), D. or D alone
+    [.):, ]* (.*)"""
+# Letters in the beginning, three in a row somewhere, but none alone beside - or /: these are names.
+# Or words without other signs, such as ABCD.
+SENTENCE = r"""(?x) (?= .* [^\W\d_]{3} ) (?! .* (?: \b[a-z][/-] | [/-][a-z]\b ) )
+        [^\W\d_] [\w ,.'()/&:!?-]*
+    | [^\W\d_]{2,} | [^\W\d_]+ (?: [ ,]+ [^\W\d_]+ )+"""
+
+
+@lru_cache(maxsize=1000)
+def cleaned(text: str) -> str:
+    """The text in one spelling, without what only wraps or spaces it."""
+    for _ in range(2):  # twice, for \text{\textbf{cm}} and **"5"**
+        for pattern, replacement in RULES:
+            text = re.sub(pattern, replacement, text)
+    return text.strip()
+
+
+def as_choice(text: str) -> tuple[str, str]:
+    """The letter of a multiple choice, '' for none, and the text behind it: D, (D) 12, D. 12."""
+    match = re.fullmatch(CHOICE, text.replace('"', ""))
+    return (match[1] or match[2], match[3]) if match else ("", text)
+
+
+def as_words(text: str) -> str:
+    """The words that are compared, if the text is a sentence, a word, or letters such as ABCD; ''
+    for other texts."""
+    text = text.replace('"', " ").strip().casefold()
+    return re.sub(PUNCTUATION, "", text) if re.fullmatch(SENTENCE, text) else ""
+
+
+def one_unit(unit: str) -> str:
+    """A unit in one spelling: square meters, sq m and m^2 are all m^2. Raises ValueError for a word
+    that is no unit."""
+    spelled = ""
+    for word in re.findall(r"[^\W\d_]+|\S", re.sub('[".{}]', "", unit.casefold())):
+        singular = word.removesuffix("s") if len(word) > 2 else word
+        if NO_UNIT & {word, singular}:
+            raise ValueError(f"{word} is no unit")
+        spelled += UNIT_OF.get(word, UNIT_OF.get(singular, singular))
+    return spelled
+
+
+# --- trees ----------------------------------------------------------------------------------------
 
 LARGEST_ARGUMENT = 1000  # of functions that grow or oscillate
 MOST_DIGITS = 300  # of a power; two values that agree in so many digits are the same
@@ -44,9 +346,6 @@ class Tree(NamedTuple):
     value: object = None  # of a number: a Fraction; of a name or a constant: its text
     form: str = ""  # of a number: how it is written; of what is named: "inequality" or ""
     decimals: int = 0  # of a number: digits behind the point
-
-
-BOTH = {r"\pm": "+-", r"\mp": "-+"}  # signs, and what they stand for
 
 
 def items_of(tree: Tree, *kinds: str) -> tuple:
@@ -68,7 +367,7 @@ LEVELS = table(
     list      , ;
     \\        \\
     &         &
-    relation  = \approx < > \le \ge \ne \in
+    relation  = \approx < > \le \ge \ne
     \cup      \cup
     :         :
     +         + -
@@ -82,10 +381,7 @@ BRACKETS = table(
     [        )          [)
     [        ]          []
     {        }          {}
-    |        |          |
     \{       \}         set
-    \lfloor  \rfloor    \lfloor
-    \lceil   \rceil     \lceil
     \matrix  \endmatrix \matrix
 """
 )
@@ -100,6 +396,8 @@ FAMILIES = table(
     inverse       \arcsin \arccos \arctan
     log           \ln \log
     e             \exp
+    rounding      \floor \ceil
+    absolute      \abs
 """
 )
 KINDS = {(opening, closing): kind for opening, closing, kind in BRACKETS}
@@ -113,35 +411,24 @@ VALUES = {
     "/": truediv,
     ":": truediv,
     "^": mp.power,
-    "|": abs,
     "!": mp.factorial,
-    r"\lfloor": mp.floor,
-    r"\lceil": mp.ceil,
-    r"\binom": mp.binomial,
-    **{name: getattr(mp, name[1:].replace("arc", "a")) for name in FAMILY_OF},
+    **{name: getattr(mp, name[1:].replace("arc", "a"), abs) for name in FAMILY_OF},
 }
 # The first tokens of factors that may stand without a sign before them, beside letters
-STARTS_FACTOR = {*r'" { ( [ \frac \sqrt \pi \binom'.split(), *FAMILY_OF}
+STARTS_FACTOR = {*r'" { ( [ \frac \sqrt \pi'.split(), *FAMILY_OF}
 LEAVES = {name: Tree("constant", value=name) for name in CONSTANTS}
 HIGHEST = LEAVES[r"\infty"]
 LOWEST = Tree("-", (HIGHEST,))
-REALS = Tree("()", (LOWEST, HIGHEST))
-LEAVES |= {r"\emptyset": Tree("set"), r"\reals": REALS}
+LEAVES |= {r"\emptyset": Tree("set"), r"\reals": Tree("()", (LOWEST, HIGHEST))}
 
 
 def read(text: str) -> Tree:
-    """The tree of an answer. Several with commas are a list. So are the two of ±, also of ± in a
-    list or a set. Raises one of FAULTS for other texts."""
-    tokens = [match[0] for match in TOKEN.finditer(text)]
-    if BOTH.keys().isdisjoint(tokens):
-        return Reader(tokens).whole()
-    items = []
-    for i in (0, 1):
-        tree = Reader([BOTH[token][i] if token in BOTH else token for token in tokens]).whole()
-        for item in items_of(tree, "list"):
-            items += items_of(item, "set")
-    items = tuple(dict.fromkeys(items))
-    return items[0] if len(items) == 1 else Tree("list", items)
+    """The tree of an answer; several with commas are a list. Raises one of FAULTS for others."""
+    reader = Reader([match[0] for match in TOKEN.finditer(text)])
+    tree = reader.level()
+    if reader.next:
+        raise ValueError(f"{reader.next!r} is too much")
+    return tree
 
 
 class Reader:
@@ -150,7 +437,6 @@ class Reader:
 
     def __init__(self, tokens: list[str]):
         self.tokens = [*tokens, ""]
-        self.open = []  # brackets
 
     @property
     def next(self) -> str:
@@ -159,12 +445,6 @@ class Reader:
     def take(self, *wanted: str) -> str:
         """Take the next token if it is one of these; '' if it is not."""
         return self.tokens.pop(0) if self.next in wanted else ""
-
-    def whole(self) -> Tree:
-        tree = self.level()
-        if self.next:
-            raise ValueError(f"{self.next!r} is too much")
-        return tree
 
     def level(self, level: int = 0) -> Tree:
         """Parts with signs of this level of LEVELS, or of later ones, between them."""
@@ -183,8 +463,8 @@ class Reader:
 
     def product(self, signs=("*", "/"), ends=()) -> Tree:
         """Factors with these signs or none between them. It stops before one of `ends`."""
-        tree = factor = self.power()
-        while self.next in signs or self.starts_factor(factor.kind) and self.next not in ends:
+        tree = self.power()
+        while self.next in signs or self.starts_factor() and self.next not in ends:
             sign = self.take(*signs)
             factor = self.power()
             if sign == "/":
@@ -193,14 +473,9 @@ class Reader:
                 tree = Tree("*", (*items_of(tree, "*"), factor))
         return tree
 
-    def starts_factor(self, before: str) -> bool:
-        """Whether the next token starts a factor without a sign. Digits do so in n2^k, 2^n 3 and (x
-        + 2)6."""
+    def starts_factor(self) -> bool:
+        """Whether the next token starts a factor without a sign before it."""
         first = self.next[:1]
-        if first.isdigit():
-            return before in ("+", "^") or before == "name" and self.tokens[1] == "^"
-        if first == "|":
-            return "|" not in self.open
         return first.isalpha() or not STARTS_FACTOR.isdisjoint((first, self.next))
 
     def power(self) -> Tree:
@@ -227,15 +502,11 @@ class Reader:
         if token in LEAVES:
             return LEAVES[token]
         if re.match(r'[^\W\d_]|"', token):
-            is_word = token[0] == '"' and len(token) > 3
-            name = token.casefold() if is_word else token
-            return Tree("name", value=re.sub(r'[{} "]', "", name))
+            return Tree("name", value=re.sub(r'[{} "]', "", token))
         if token in OPENING:
             return self.bracket(token)
         if token == r"\frac":
             return divided(self.argument(), self.argument())
-        if token == r"\binom":
-            return Tree(token, (self.argument(), self.argument()))
         if token == r"\sqrt":  # a root is a power, of the form "root"
             degree = self.atom() if self.next == "[" else number(2)
             exponent = divided(number(1), degree)._replace(form="root")
@@ -249,12 +520,11 @@ class Reader:
         number 3\\frac{1}{2}."""
         if match := re.fullmatch(REPEATING, digits):
             start, decimals, period = match.groups()
-            ninths = Fraction(int(period), 10 ** len(period) - 1)
-            return number(Fraction(f"0{start}") + ninths / 10 ** len(decimals), "repeating")
+            ninths = 10 ** len(decimals) * (10 ** len(period) - 1)
+            return number(Fraction(f"0{start}") + Fraction(int(period), ninths), "repeating")
         value = Fraction(digits)
-        form = "digits" if value.denominator == 1 else "decimal"
-        decimals = -Decimal(digits).as_tuple().exponent if "." in digits else 0
-        literal = number(value, digits if "e" in digits else form, decimals)
+        form = digits if "e" in digits else "decimal" if value.denominator > 1 else "digits"
+        literal = number(value, form, 0 if "e" in digits else len(digits.partition(".")[2]))
         if self.next != r"\frac" or not digits.isdigit():
             return literal
         part = self.atom()
@@ -263,13 +533,8 @@ class Reader:
         return Tree("*", (literal, part))
 
     def bracket(self, opening: str) -> Tree:
-        self.open.append(opening)
         items = items_of(self.level(), "list")
         kind = KINDS[opening, self.tokens.pop(0)]
-        self.open.pop()
-        rows = items_of(items[0], r"\\") if len(items) == 1 else ()
-        if kind == r"\matrix" and len(rows) > 1 and all(row.kind != "&" for row in rows):
-            return Tree("()", rows)  # a column is a vector
         return items[0] if kind in GROUPS and len(items) == 1 else Tree(kind, items)
 
     def function(self, name: str) -> Tree:
@@ -321,10 +586,10 @@ def operations(tree: Tree) -> set[str]:
     elif kind == "^" and is_fraction(tree.parts[1]):
         found.add("root")
     elif kind in ARITHMETIC:
-        numbers = [part for part in of_parts if all(name.endswith("of numbers") for name in part)]
-        if len(numbers) < len(of_parts):
+        numbers = [all(name.endswith("of numbers") for name in part) for part in of_parts]
+        if not all(numbers):
             found.add(kind)
-        if len(numbers) == len(of_parts) or len(numbers) > 1 and kind in ("+", "*"):
+        if all(numbers) or sum(numbers) > 1 and kind in "+*":
             found.add(f"{kind} of numbers")
     elif kind in VALUES:
         found.add(FAMILY_OF.get(kind, kind))
@@ -380,15 +645,11 @@ def value(tree: Tree, point: dict):
     if kind == "constant":
         return +CONSTANTS[tree.value]
     values = [value(part, point) for part in tree.parts]
-    if kind == "^":
-        base, exponent = values
-        digits = exponent * mpmath.log10(abs(base)) if base != 0 else 0  # in few digits: quick
+    if kind == "^" and values[0]:
+        digits = values[1] * mpmath.log10(abs(values[0]))  # in few digits: quick
         if abs(digits) > MOST_DIGITS:
             raise ValueError("a power is too large")
-        fraction = tree.parts[1].value
-        if mp.re(base) < 0 and tree.parts[1].kind == "number" and fraction.denominator % 2:
-            return (-1) ** fraction.numerator * mp.power(-base, exponent)  # the cube root of -8
-    grows = kind[0] in "!\\" and kind not in (r"\ln", r"\log")
+    grows = kind[0] in "!\\" and kind not in (r"\ln", r"\log", r"\abs")
     if grows and max(map(abs, values)) > LARGEST_ARGUMENT:
         raise ValueError(f"the argument of {kind} is too large")
     result = VALUES[kind](*values)
@@ -398,26 +659,25 @@ def value(tree: Tree, point: dict):
 
 
 def values_at_points(*trees: Tree):
-    """Yields the values of the trees at random points, or once if there are no letters. At the
+    """Yields the values of the trees at four random points, or once if there are no letters. At the
     first point letters are complex numbers near positive ones: so roots have values. At the others
     some are negative: so x is neither |x| nor the root of x^2. A point is left out if there is no
     real value."""
+    rng, point = random.Random(0), {}
     names = sorted(letters(Tree("list", trees)))
-    rng = random.Random(0)
-    point = {}
-    for name in names:
-        point[name] = mp.mpc(rng.randint(100, 999), rng.randint(1, 99)) / rng.randint(100, 999)
-    yield [value(tree, point) for tree in trees]
-    if not names:
-        return
-    for signs in ((-1, -1), (-1, 1), (1, -1)):
+    for k in range(4 if names else 1):
         for i, name in enumerate(names):
-            point[name] = signs[i % 2] * abs(point[name]) * rng.uniform(0.5, 2)
-        with suppress(*FAULTS):
+            size = (1 + 2 * k) * mp.mpf(rng.randint(100, 999)) / rng.randint(100, 999)
+            point[name] = -size if k >> i % 2 & 1 else size
+            if k == 0:
+                point[name] += mp.mpc(0, rng.random() / 10)
+        try:
             yield [value(tree, point) for tree in trees]
+        except FAULTS:
+            if k == 0:
+                raise
 
 
 def close(a, b) -> bool:
     """Whether two values agree in MOST_DIGITS digits."""
-    largest = max(abs(a), abs(b))
-    return a == b or abs(a - b) < largest * mp.mpf(10) ** -MOST_DIGITS
+    return a == b or abs(a - b) < max(abs(a), abs(b)) * mp.mpf(10) ** -MOST_DIGITS

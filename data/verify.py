@@ -333,24 +333,23 @@ def work(memory_gib: float) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     most_cpu = resource.getrlimit(resource.RLIMIT_CPU)[1]
     for line in requests:
-        score, failure, detail = 0.0, None, ""
+        fields, completion = json.loads(line)
+        problem = Problem(**fields)
         try:
-            fields, completion = json.loads(line)
-            problem = Problem(**fields)
             task = importlib.import_module(problem.task)
             if hasattr(task, "get_ready"):  # what takes long, before the clock starts
                 task.get_ready(problem)
         except BaseException as error:
-            failure = "error"
             detail = traceback.format_exception_only(error)[-1].strip()[:DETAIL]
+            verdict = 0.0, "error", detail
         else:
             print(json.dumps("begins"), file=replies, flush=True)
             seconds = time.process_time() + float(os.environ["SCORE_SECONDS"])
             resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(seconds), most_cpu))  # SIGXCPU
-            score, failure, detail = judgement(task, problem, completion)
+            verdict = judgement(task, problem, completion)
             resource.setrlimit(resource.RLIMIT_CPU, (most_cpu, most_cpu))
-        print(json.dumps([score, failure, detail]), file=replies, flush=True)
-        if failure == "memory":  # there may be too little left for the next one
+        print(json.dumps(verdict), file=replies, flush=True)
+        if verdict[1] == "memory":  # there may be too little left for the next one
             return
 
 

@@ -1,37 +1,70 @@
-r"""Mathematics: what counts as the answer, the table of pairs (answers.py), and hostile answers."""
+r"""Mathematics: what counts as the answer, two tables of answers with their verdicts (answers.tsv,
+answers_to_problems.tsv), and hostile answers."""
 
 import random
-import time
+from pathlib import Path
 
 import pytest
-from answers import PAIRS, TASKS
 
-from data import spelling
-from data.spelling import Rule
 from data.tasks import mathematics
 from data.tasks.mathematics import equal, last_boxed, problem, score
 from data.verify import VerifierPool
 
-ALONE = [*vars(spelling).values(), *vars(mathematics).values()]  # rules that are in no table
-RULES = [*spelling.RULES, *(rule for rule in ALONE if isinstance(rule, Rule))]
+
+def table(name: str) -> list[list[str]]:
+    """The rows of a table beside this file: a verdict, the wanted answer, the given one, and why or
+    to which problem."""
+    lines = Path(__file__).with_name(name).read_text(encoding="utf-8").split("\n")[1:-1]
+    return [line.split("\t") for line in lines if not line.startswith("# ")]
 
 
-@pytest.mark.parametrize("rule", RULES, ids=[rule.name for rule in RULES])
-def test_each_rule_takes_one_of_its_examples_and_leaves_the_other(rule):
-    example, _, wanted = rule.takes.partition(" → ")
-    assert rule.apply(example) == wanted != example
-    assert rule.apply(rule.leaves) == rule.leaves
+PAIRS, TO_PROBLEMS = table("answers.tsv"), table("answers_to_problems.tsv")
+BOMBS = [  # wrong for 19, and at once
+    "(" * 300 + "17" + ")" * 300,
+    "{" * 400 + "17" + "}" * 400,
+    r"\sqrt{" * 200 + "17" + "}" * 200,
+    r"\frac{1}{" * 150 + "17" + "}" * 150,
+    "17" + "+0" * 400,
+    "-" * 900 + "19",
+    "1/" * 450 + "1",
+    "x^" * 300 + "x",
+    "1,234" * 190,
+    ",".join("1" * 490),
+    "a " * 490,
+    "(" * 499 + ")" * 499,
+    *(sign * 480 for sign in ["((", '""', "$$", "||", r"\\", "__", "**", "{}"]),
+    r"\frac" * 190,
+    "9^{6000}/7^{7000}+" * 50 + "1=19",
+    "(" + r"\cdot".join(f"{n}^{{9999}}" for n in range(2, 80)) + ")=19",
+    "+".join(f"1/{n}^{{1500}}" for n in range(2, 80)) + "=19",
+    "1" * 5000,
+    r"\{" + ",".join(map(str, range(100))) + r"\}",
+    " ",
+    "\ud800",  # half a character of UTF-16
+    "19\ud800",
+]
 
 
-@pytest.mark.parametrize("category", PAIRS)
-def test_the_verdicts_on_pairs_are_those_of_the_table(category):
-    for wanted, given, right, why in PAIRS[category]:
-        assert equal(wanted, given) is right, f"{given!r:.200} for {wanted!r}: {why}"
+def test_the_verdicts_are_those_of_the_tables():
+    for verdict, wanted, given, why in PAIRS:
+        assert equal(wanted, given) is (verdict == "right"), f"{given} for {wanted}: {why}"
+    for bomb in BOMBS:
+        assert not equal("19", bomb), bomb[:80]
+    assert not equal("1,2,3,x", "x^x+" * 240 + "x")
+    for spaced in (r"\,5\ ", "\u200b5"):
+        assert equal("5", spaced)
 
 
 def test_each_wanted_answer_is_right_as_it_stands():
-    for answer in {wanted for pairs in PAIRS.values() for wanted, *_ in pairs}:
+    for answer in {wanted for _, wanted, _, _ in PAIRS}:
         assert score(problem("What?", answer), rf"</think>So it is $\boxed{{{answer}}}$."), answer
+
+
+def test_an_answer_has_the_form_that_the_problem_asks_for():
+    for verdict, wanted, given, text in TO_PROBLEMS:
+        right = score(problem(text, wanted), rf"</think>\boxed{{{given}}}")
+        assert right is (verdict == "right"), f"{given} for {wanted}: {text}"
+        assert equal(wanted, given, text) or not right
 
 
 COMPLETIONS = [  # to a problem whose answer is 17
@@ -94,22 +127,13 @@ def test_the_answer_is_found_in_a_worked_solution():
     ]:
         made = problem("What is it?", column)
         assert made.answer == answer and made.task == "data.tasks.mathematics"
-        instruction = "Please reason step by step, and put your final answer within \\boxed{}."
-        assert made.prompt == f"What is it?\n\n{instruction}"
+        assert made.prompt == f"What is it?\n\n{mathematics.INSTRUCTION}"
         assert score(made, f"</think>\\boxed{{{answer}}}"), column
     for column in ("#### ", r"\boxed{}", "word " * 300):
         with pytest.raises(ValueError, match="empty|long text"):
             problem("What?", column)
     asks = r"What? Use \boxed{}."
     assert problem(asks, "1").prompt == asks, "it is not asked for again"
-
-
-@pytest.mark.parametrize("text, wanted, right, wrong", TASKS)
-def test_an_answer_has_the_form_that_the_problem_asks_for(text, wanted, right, wrong):
-    for answer in [wanted, *right, *wrong]:
-        verdict = score(problem(text, wanted), rf"</think>\boxed{{{answer}}}")
-        assert verdict is (answer not in wrong), answer
-        assert equal(wanted, answer, text) or answer in wrong, "in another form"
 
 
 def test_the_wanted_answer_may_stand_in_the_problem():
@@ -120,36 +144,17 @@ def test_the_wanted_answer_may_stand_in_the_problem():
 
 def test_hostile_answers_cost_nobody_a_verdict():
     """Expressions that would keep a computer algebra system busy for ever, or blow a stack, are
-    wrong at once."""
-    hostile = [
-        (problem("What?", wanted), f"</think>\\boxed{{{answer}}}", right)
-        for wanted, answer, right, _ in PAIRS["expressions made to hang"]
+    wrong at once. So are loops of units: a pattern once tried each way to read each."""
+    loops = ["hours " * 160, "dollar/" * 140, "miles per hour " * 60, "a" * 900, "m " * 400]
+    hostile = [*BOMBS, *(f"5 {loop}{end}" for loop in loops for end in "<!7")]
+    hostile += [given for _, _, given, why in PAIRS if why == "too large"]
+    items = [
+        (problem("What?", "19"), rf"</think>\boxed{{{text}}}") for text in hostile + ["19"] * 9
     ]
-    usual = [
-        (problem("What?", "17"), r"</think>\boxed{17}", True),
-        (problem("What?", "17"), r"</think>\boxed{18}", False),
-    ]
-    items = 2 * hostile + 20 * usual
     random.Random(0).shuffle(items)
     with VerifierPool(2, time_limit=5, memory_gib=2) as pool:
-        pool.submit([(i, problem, text) for i, (problem, text, _) in enumerate(items)])
-        verdicts, deadline = {}, time.monotonic() + 200
-        while pool.unfinished:
-            verdicts.update(pool.results())
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-    for i, (_, text, right) in enumerate(items):
-        assert verdicts[i].correct == right and verdicts[i].failure is None, (text, verdicts[i])
-
-
-def test_a_loop_of_units_is_judged_at_once():
-    """A model that repeats itself: a pattern once tried each way to read each unit."""
-    asked = problem("?", "5")
-    loops = ["hours " * 160, "dollar/" * 140, "miles per hour " * 60, "a" * 900, "m " * 400]
-    answers = [rf"</think>\boxed{{5 {loop}{end}}}" for loop in loops for end in "<!7"]
-    with VerifierPool(1, time_limit=10, memory_gib=2) as pool:
-        verdicts = [
-            verdict for _, verdict in pool.judge([(answer, asked, answer) for answer in answers])
-        ]
-    assert [verdict.failure for verdict in verdicts] == [None] * len(answers)
-    assert not any(verdict.score for verdict in verdicts)
+        verdicts = dict(pool.judge([(i, *item) for i, item in enumerate(items)], seconds=200))
+    assert len(verdicts) == len(items)
+    for i, (_, text) in enumerate(items):
+        right = text == r"</think>\boxed{19}"
+        assert (verdicts[i].correct, verdicts[i].failure) == (right, None), text[:80]

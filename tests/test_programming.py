@@ -4,18 +4,9 @@ sandbox."""
 import json
 
 import pytest
+from programs import CALLED, IN_AND_OUT, block, read_programs
 
 from data.tasks import programming
-
-IN_AND_OUT = programming.problem(
-    "Add.", [{"type": "stdin_stdout", "input": "41 1\n", "output": "42\n"}]
-)
-CALLED = programming.problem("Add.", {"inputs": [[41, 1]], "outputs": [[42]], "fn_name": "add"})
-
-
-def block(program: str) -> str:
-    return f"Thinking.</think>Here it is:\n```python\n{program}\n```\nThat is all."
-
 
 # --- problems and verdicts ------------------------------------------------------------------------
 
@@ -71,7 +62,7 @@ def test_tests_in_no_known_form_are_refused():
         ([], "there are none"),
         ("{]", "Expecting"),
         ("3", "neither a list"),
-        ({"inputs": ["1"], "outputs": []}, "different numbers"),
+        ({"inputs": ["1"], "outputs": []}, "lists of one length"),
         ([{"input": "1"}], "no output, but input"),
         ([{"input": [1], "output": 1, "fn_name": name} for name in "fg"], "different functions"),
     ]:
@@ -202,178 +193,12 @@ def test_cpu_time_decides_and_the_clock_is_a_wider_limit(monkeypatch):
 
 # --- honest programs ------------------------------------------------------------------------------
 
-HONEST = {  # each reads 41 and 1, and writes 42
-    "input()": "print(sum(map(int, input().split())))",
-    "input() until the end": "total = 0\ntry:\n    while True: total += sum(map(int,"
-    " input().split()))\n"
-    "except EOFError: print(total)",
-    "input = sys.stdin.readline": "import sys\ninput = sys.stdin.readline\n"
-    "print(sum(map(int, input().split())))",
-    "sys.stdin.read()": "import sys\nprint(sum(map(int, sys.stdin.read().split())))",
-    "sys.stdin.buffer": "import sys\nprint(sum(map(int, sys.stdin.buffer.read().split())))",
-    "for line in sys.stdin": "import sys\n"
-    "for line in sys.stdin: print(sum(map(int, line.split())))",
-    "sys.stdin.readlines()": "import sys\n"
-    "print(sum(int(word) for line in sys.stdin.readlines() for word in line.split()))",
-    "open(0)": "print(sum(map(int, open(0).read().split())))",
-    "open('/dev/stdin')": "print(sum(map(int, open('/dev/stdin').read().split())))",
-    "fileinput": "import fileinput\nfor line in fileinput.input(): print(sum(map(int,"
-    " line.split())))",
-    "os.read": "import os\nprint(sum(map(int, os.read(0, 10**6).split())))",
-    "os.read of all there is": "import io, os\nlines = io.BytesIO(os.read(0,"
-    " os.fstat(0).st_size))\n"
-    "print(sum(map(int, lines.readline().split())))",
-    "a mapping of standard input": "import mmap\nwith mmap.mmap(0, 0, access=mmap.ACCESS_READ) as"
-    " text:\n"
-    "    print(sum(map(int, text.readline().split())))",
-    "csv of standard input": "import csv, sys\nfor row in csv.reader(sys.stdin, delimiter=' '):"
-    " print(sum(map(int, row)))",
-    "selects standard input": "import select, sys\nassert select.select([sys.stdin], [], [],"
-    " 1)[0]\n"
-    "print(sum(map(int, sys.stdin.readline().split())))",
-    "print without end": "print(4, end='')\nprint(2, end='')",
-    "print with flush": "print(42, flush=True)",
-    "sys.stdout.write": "import sys\nsys.stdout.write('42')",
-    "sys.stdout.buffer": "import sys\nsys.stdout.buffer.write(b'42\\n')\nsys.stdout.flush()",
-    "os.write": "import os\nos.write(1, b'42\\n')",
-    "print to standard error too": "import sys\nprint('reading', file=sys.stderr)\nprint(42)",
-    "open('/dev/stdout')": "with open('/dev/stdout', 'w') as file: file.write('42')",
-    "a buffer written at exit": "import atexit, io, os, sys\nsys.stdout = io.StringIO()\n"
-    "atexit.register(lambda: os.write(1, sys.stdout.getvalue().encode()))\nprint(42)",
-    "redirected output": "import contextlib, io\nwith contextlib.redirect_stdout(io.StringIO()) as"
-    " text: print(42)\n"
-    "print(text.getvalue())",
-    "exit()": "print(42)\nexit()",
-    "sys.exit()": "import sys\nprint(42)\nsys.exit(0)",
-    "os._exit(0)": "import os\nprint(42, flush=True)\nos._exit(0)",
-    "main()": "def main():\n    a, b = map(int, input().split())\n    print(a + b)\n"
-    "if __name__ == '__main__':\n    main()",
-    "a class": "class Adder:\n    def __init__(self): self.a, self.b = map(int, input().split())\n"
-    "    def run(self): return self.a + self.b\nprint(Adder().run())",
-    "import __main__": "import __main__\nx = 42\nprint(__main__.x)",
-    "pickles its own classes": "import pickle\nclass Pair:\n    def __init__(self, a, b): self.a,"
-    " self.b = a, b\n"
-    "pair = pickle.loads(pickle.dumps(Pair(41, 1)))\nprint(pair.a + pair.b)",
-    "copies its own objects": "import copy\nclass Pair: a, b = 41, 1\n"
-    "pair = copy.deepcopy(Pair())\n"
-    "print(pair.a + pair.b)",
-    "dataclasses": "from __future__ import annotations\nfrom dataclasses import dataclass, field\n"
-    "@dataclass(order=True)\nclass Item:\n    a: int\n"
-    "    rest: list[int] = field(default_factory=list)\n"
-    "print(max(Item(41), Item(42)).a)",
-    "enumerations and named tuples": "import enum\nfrom typing import NamedTuple\n"
-    "class Way(enum.IntEnum):\n    UP = 41\n"
-    "class Point(NamedTuple):\n    x: int\n    y: int = 1\nprint(sum(Point(Way.UP)))",
-    "names that judges import": "print(sum(accumulate([1])) + bisect_left([1], 2) +"
-    " int(math.sqrt(1600)))",
-    "recursion": "import sys\nsys.setrecursionlimit(10**6)\n"
-    "def depth(n): return n and 1 + depth(n - 1)\n"
-    "print(depth(4200) // 100)",
-    "recursion in a thread with a large stack": "import sys, threading\n"
-    "sys.setrecursionlimit(10**6)\n"
-    "threading.stack_size(1 << 27)\ndef depth(n): return n and 1 + depth(n - 1)\n"
-    "t = threading.Thread(target=lambda: print(depth(42000) // 1000))\nt.start()\nt.join()",
-    "a larger stack": "import resource\nresource.setrlimit(resource.RLIMIT_STACK, (1 << 20, 1 <<"
-    " 20))\nprint(42)",
-    "lru_cache": "@lru_cache(maxsize=None)\ndef f(n): return n if n < 2 else f(n - 1) + f(n - 2)\n"
-    "print(f(9) + 8)",
-    "generators": "def numbers():\n    yield from map(int, input().split())\nprint(sum(numbers()))",
-    "threads": "import threading\nfound = []\n"
-    "threads = [threading.Thread(target=found.append, args=(i,)) for i in range(42)]\n"
-    "for thread in threads: thread.start()\n"
-    "for thread in threads: thread.join()\nprint(len(found))",
-    "threads of concurrent.futures": "from concurrent.futures import ThreadPoolExecutor\n"
-    "with ThreadPoolExecutor(8) as pool: print(sum(pool.map(int, input().split())))",
-    "queues, locks and timers": "import queue, threading\nq, lock = queue.Queue(),"
-    " threading.Lock()\n"
-    "threading.Timer(0.01, q.put, (42,)).start()\nwith lock: print(q.get(timeout=5))",
-    "asyncio.run": "import asyncio\nasync def add(a, b):\n    await asyncio.sleep(0.001)\n"
-    "    return a + b\n"
-    "async def main(): return sum(await asyncio.gather(add(20, 1), add(20, 1)))\n"
-    "print(asyncio.run(main()))",
-    "asyncio with threads": "import asyncio\nasync def main(): return await"
-    " asyncio.to_thread(input)\n"
-    "print(sum(map(int, asyncio.run(main()).split())))",
-    "asyncio with a timeout": "import asyncio\nasync def main():\n"
-    "    try: await asyncio.wait_for(asyncio.sleep(9), 0.01)\n    except TimeoutError: print(42)\n"
-    "asyncio.run(main())",
-    "time": "import time\nstart = time.time(), time.perf_counter(), time.process_time()\n"
-    "time.sleep(0.001)\n"
-    "print(42 if time.time() >= start[0] else 0)",
-    "dates": "import datetime, time, zoneinfo\nday = datetime.date(2020, 2, 10) +"
-    " datetime.timedelta(days=2)\n"
-    "time.localtime(), datetime.datetime.now().astimezone()\nprint(day.day + 30)",
-    "random numbers": "import random, secrets, uuid\nrandom.seed(1)\n"
-    "secrets.token_hex(), uuid.uuid4(), uuid.uuid1()\n"
-    "random.shuffle(numbers := [40, 2])\nprint(sum(numbers))",
-    "an alarm": "import signal, time\ndef late(*_): raise TimeoutError\n"
-    "signal.signal(signal.SIGALRM, late)\n"
-    "signal.setitimer(signal.ITIMER_REAL, 0.01)\n"
-    "try: time.sleep(9)\nexcept TimeoutError: print(42)",
-    "exact numbers": "from decimal import Decimal\nfrom fractions import Fraction\n"
-    "print(int(Decimal('41.5') + Decimal(1) / 2) * Fraction(2, 2))",
-    "large numbers": "import sys\nsys.set_int_max_str_digits(0)\n"
-    "print(len(str(7 ** 49)) + pow(7, 10**18, 7))",
-    "much memory": "blocks = [bytearray(10**7) for _ in range(10)]\ndel blocks\n"
-    "table = [[0] * 1000 for _ in range(1000)]\nprint(len(table) - 958)",
-    "compressed and hashed": "import base64, bz2, hashlib, lzma, struct, zlib\n"
-    "data = b''.join(f(b'x' * 99) for f in (zlib.compress, bz2.compress, lzma.compress,"
-    " base64.b64encode))\n"
-    "print(struct.calcsize('i') * 10 + 2 if hashlib.sha256(data).digest() else hashlib.md5(data))",
-    "much of the standard library": "import abc, argparse, ast, calendar, cmath, cProfile, csv,"
-    " ctypes, dis, doctest, email, gc, graphlib, html\n"
-    "import inspect, io, locale, logging, multiprocessing, numbers, operator, pathlib, platform,"
-    " pprint\n"
-    "import sched, selectors, shutil, socket, sqlite3, ssl, statistics, subprocess, tempfile,"
-    " textwrap, timeit\n"
-    "import traceback, tracemalloc, types, unicodedata, unittest, urllib.request, warnings,"
-    " weakref, xml.dom\n"
-    "platform.machine(), shutil.get_terminal_size(), gc.collect(), timeit.timeit(number=1)\n"
-    "print(*sqlite3.connect(':memory:').execute('select 42').fetchone())",
-    "asks for its process": "import os, sys\nos.getpid(), os.getcwd(), os.cpu_count(), os.times(),"
-    " os.path.exists('x')\n"
-    "print(42 if not sys.stdin.isatty() else 0)",
-    "its own source": "print(42 if '42' in open('program.py').read() else 0)",
-}
-HONEST_FUNCTIONS = {  # the same, called
-    "a function": "def add(a, b): return a + b",
-    "a class": "class Solution:\n    def add(self, a: int, b: int) -> int: return a + b",
-    "a class with a memory": "class Solution:\n    def __init__(self): self.seen = {}\n"
-    "    def add(self, a, b):\n        self.seen[a] = b\n"
-    "        return sum(self.seen.items(), ())[0] + b",
-    "recursion": "def add(a, b): return a if b == 0 else add(a + 1, b - 1)",
-    "a cache": "@cache\ndef add(a, b): return a + b",
-    "a lambda": "add = lambda a, b: a + b",
-    "a program that runs by itself too": "def add(a, b): return a + b\n"
-    "if __name__ == '__main__': print(add(*input()))",
-    "a dataclass": "from __future__ import annotations\nfrom dataclasses import dataclass\n"
-    "@dataclass\nclass Pair:\n"
-    "    a: int\n    b: int\ndef add(a, b): return sum(vars(Pair(a, b)).values())",
-    "import __main__": "import __main__\nx = 1\ndef add(a, b): return a + __main__.x",
-    "pickles its own classes": "import pickle\nclass Pair: pass\ndef add(a, b):\n"
-    "    pair = Pair()\n    pair.sum = a + b\n"
-    "    return pickle.loads(pickle.dumps(pair)).sum",
-    "threads": "from concurrent.futures import ThreadPoolExecutor\ndef add(a, b):\n"
-    "    with ThreadPoolExecutor() as pool: return sum(pool.map(int, (a, b)))",
-    "asyncio.run": "import asyncio\nasync def later(x):\n    await asyncio.sleep(0.001)\n"
-    "    return x\n"
-    "async def both(*xs): return await asyncio.gather(*map(later, xs))\n"
-    "def add(a, b): return sum(asyncio.run(both(a, b)))",
-}
-HONEST_WITH_NUMPY = {
-    "an integer": "import numpy as np\ndef add(a, b): return np.int64(a) + b",
-    "a sum": "import numpy as np\ndef add(a, b): return np.array([a, b]).sum()",
-    "an inverse": "import numpy as np\n"
-    "def add(a, b): return np.linalg.inv(np.eye(300) / (a + b))[0, 0].round().astype(int)",
-}
-
 
 @pytest.mark.parametrize(
-    "table", [HONEST, HONEST_FUNCTIONS, HONEST_WITH_NUMPY], ids=["run", "called", "numpy"]
+    "group, programs", read_programs("honest_programs.txt").items(), ids=["run", "called", "numpy"]
 )
-def test_honest_programs_are_right(table):
-    problem = IN_AND_OUT if table is HONEST else CALLED
-    wrong = [
-        name for name, program in table.items() if not programming.score(problem, block(program))
-    ]
-    assert wrong == []
+def test_honest_programs_are_right(group, programs):
+    """They read 41 and 1 and write 42, or they add."""
+    problem = CALLED if "functions" in group else IN_AND_OUT
+    texts = {name: block(program) for name, program in programs.items()}
+    assert [name for name in texts if not programming.score(problem, texts[name])] == []

@@ -5,8 +5,8 @@ What counts is the last box after the last `</think>`. Several answers are wrong
 number may be written as people do: in digits, as a fraction, a mixed number, a percentage, with a
 power of ten. Beyond that an answer may use the operations that the wanted one uses: 5! is wrong for
 120, since it is a task that evaluates to the answer. Numbers are compared exactly, expressions in
-300 digits and at random points. What cannot be read, or is too large, is wrong. spelling.py gives
-an answer one spelling, and expressions.py reads it.
+300 digits and at random points. What cannot be read, or is too large, is wrong. expressions.py
+gives an answer one spelling, and reads it.
 """
 
 import itertools
@@ -18,46 +18,38 @@ from data.expressions import (
     FAULTS,
     HIGHEST,
     LOWEST,
-    REALS,
+    TURNED,
+    UNIT,
     Tree,
+    as_choice,
+    as_words,
+    cleaned,
     close,
     form,
     is_task,
     items_of,
     letters,
     number,
+    one_unit,
     operations,
     read,
-    value,
     values_at_points,
 )
-from data.spelling import TURNED, UNIT, Rule, as_choice, as_words, cleaned, one_unit
 
 INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
 LONGEST_ANSWER = 1000  # characters; what is longer is only compared as text
 LONGEST_TEXT = 200_000  # characters; what stands before them is not read
 
-SPACES = Rule("spaces, but not between words", r" (?!\w)|(?<!\w) ", "", "x = 5 → x=5", "a b")
-# The name of a value. A lone letter is none here: `meaning` needs to know it.
-NAMES = Rule(
-    "name of the answer",
-    r"""(?xi) ^
-        (?= [^=]*? [a-zα-ω] [^=]*? ( [a-zα-ω|(] | {-1 ) )   # two letters, |z|, f(3) or f^{-1}
-        (?: [^\d=<>,(]                    # letters and signs,
-          | (?<! [+-] ) \( [^()=<>]* \)   # brackets, but no task such as 3-(x+1)
-          | [_^{] -?\d+                   # digits of an index
-        )* =""",
-    "",
-    "m+n=5 → 5",
-    "2x=10",
-)
-NO_LETTERS = Rule(
-    "spaces, brackets, fractions, words and .0",
-    r'(?x) "[^"]*" | \.0+\b | \\frac | [\s(){}[\]/*]',
-    "",
-    r"\frac{x}{2} = 5.0 → x2=5",
-    "x=5",
-)
+SPACES = r" (?!\w)|(?<!\w) "  # but not those between words
+# The name of a value and its =. A lone letter is none here: `meaning` needs to know it.
+NAMES = r"""(?xi) ^
+    (?= [^=]*? [a-zα-ω] [^=]*? ( [a-zα-ω|(] | {-1 ) )   # two letters, |z|, f(3) or f^{-1}
+    (?: [^\d=<>,(]                    # letters and signs,
+      | (?<! [+-] ) \( [^()=<>]* \)   # brackets, but no task such as 3-(x+1)
+      | [_^{] -?\d+                   # digits of an index
+    )* ="""
+# Spaces, brackets, fractions, words and .0
+NO_LETTERS = r'(?x) "[^"]*" | \.0+\b | \\frac | [\s(){}[\]/*]'
 
 # Behind the letter of a choice: another letter, or a word that takes it back.
 HEDGED = r"""(?x) (?<![A-Za-z\\]) [A-Z] (?![A-Za-z])
@@ -82,11 +74,11 @@ ASKS_FOR_FORM = r"""(?x) \b(?:
     ) )\b"""
 # A box, and the brace that opens it or else its content; or another brace.
 BOXES = r"(?sx) \\\\?(?:boxed|fbox) \s* ( \{ | [^\s${}]* ) | \\. | [{}]"
-BASE = r"(?i)\bbase[\s$-]*(\w+)|\b(binary|octal|hexadecimal)\b"
-BASES = {
-    word: str(i) for i, word in enumerate("two three four five six seven eight nine ten".split(), 2)
-}
-BASES |= {"binary": "2", "octal": "8", "hexadecimal": "16"}
+# The base that a problem names
+BASE = r"(?x) (?: \bbase [\s$-]* | \b (?=binary|octal|hexadecimal) ) (\w+)"
+NAMES_OF_BASES = """two=2 three=3 four=4 five=5 six=6 seven=7 eight=8 nine=9 ten=10
+    binary=2 octal=8 hexadecimal=16"""
+BASES = dict(name.split("=") for name in NAMES_OF_BASES.split())
 HUNDRED = number(100)
 INTERVAL = {"<": "()", r"\le": "[]"}  # the brackets of an interval by the signs at its ends
 
@@ -183,7 +175,7 @@ def copied(answer: str, text: str) -> bool:
 
 def sides(formula: str) -> set[str]:
     """The sides and terms of a formula in letters and digits."""
-    return set(re.split("[=+]", NO_LETTERS.apply(cleaned(formula))))
+    return set(re.split("[=+]", re.sub(NO_LETTERS, "", cleaned(formula))))
 
 
 # --- whether two answers are the same -------------------------------------------------------------
@@ -192,22 +184,21 @@ def sides(formula: str) -> set[str]:
 def equal(reference: str, answer: str, text: str = "") -> bool:
     """Whether an answer in LaTeX or plain text is the reference, written in an accepted way. This
     is not symmetric: the reference says which operations may be used, and which unit counts. The
-    text of the problem may ask for a base, or for a year BC."""
+    text of the problem may ask for a base."""
     if max(len(reference), len(answer)) > LONGEST_ANSWER:
         return reference.strip() == answer.strip()
     wanted, given = cleaned(reference), cleaned(answer)
     if not given:
         return False
-    if SPACES.apply(wanted) == SPACES.apply(given):
+    if re.sub(SPACES, "", wanted) == re.sub(SPACES, "", given):
         return True
     wanted = wanted.rpartition(r"\approx")[2].strip()  # of x \approx 0.33 the 0.33
-    wanted_letter, wanted_rest = as_choice(wanted)
-    given_letter, given_rest = as_choice(given)
-    if wanted_letter and given_letter and not (wanted_rest and given_rest):
-        return wanted_letter == given_letter and not re.search(HEDGED, given_rest)
-    if wanted_letter or given_letter and given_rest:  # 12 is right for (D) 12
-        may_be = wanted_letter in ("", given_letter) or not given_letter
-        return may_be and equal(wanted_rest, given_rest, text)
+    (letter, wanted_rest), (given_letter, given_rest) = as_choice(wanted), as_choice(given)
+    if letter and not (wanted_rest and given_rest):
+        return letter == given_letter and not re.search(HEDGED, given_rest)
+    if given_rest and (letter or given_letter):  # 12 is right for (D) 12
+        letters_differ = len({letter, given_letter, ""}) > 2
+        return not letters_differ and equal(wanted_rest, given_rest, text)
     words = as_words(wanted)
     if words:
         return words == as_words(given)
@@ -239,19 +230,15 @@ def same_quantity(wanted: str, given: str, text: str) -> bool:
 
 def may_be_left_out(unit: str, text: str) -> bool:
     """Whether a number without this unit is the same. A base makes another number of it, unless
-    the text of the problem names it last, or none and it is 10. So does BC, unless the text has it.
-    """
-    if unit == "bc":
-        return re.search(r"B\.? ?C", text) is not None
-    named = [match[match.lastindex].lower() for match in re.finditer(BASE, text)]
-    base = named[-1] if named else "10"
+    the text of the problem names it last, or none and it is 10."""
+    base = ["10", *re.findall(BASE, text.lower())][-1]
     return not unit.startswith("base") or unit == f"base{BASES.get(base, base)}"
 
 
 def meanings(wanted: str, given: str) -> tuple:
     """The meanings of two cleaned texts, each with its unit, without the name of the answer."""
     if "=" not in wanted:
-        given = NAMES.apply(given)
+        given = re.sub(NAMES, "", given)
     return understood(wanted), understood(given)
 
 
@@ -273,8 +260,6 @@ def may_use(wanted: Tree, given: Tree) -> bool:
         allowed |= ARITHMETIC
     elif allowed:
         allowed |= set("-*/")
-        if "^ of numbers" in allowed:
-            allowed.add("/ of numbers")
     known = letters(wanted)
     if wanted.kind == "named":
         known |= letters(wanted.value)
@@ -285,69 +270,35 @@ def may_use(wanted: Tree, given: Tree) -> bool:
 
 
 def meaning(tree: Tree) -> Tree:
-    """The tree with x = 5 as a named 5, and x > 2 as a named interval, also in lists; and the
-    intervals between the points that the reals are without."""
+    """The tree with x = 5 as a named 5, and x > 2 as a named interval, also in lists."""
     match tree:
         case Tree("relation", parts, signs):
             return meaning_of_relation(signs, parts)
-        case Tree("list" | "set"):
-            return meaning_of_list(tree)
-        case Tree("+", (reals, Tree("-", (Tree("set", points),)), *_)) if reals == REALS:
-            points = sorted(points, key=lambda point: value(point, {}))
-            intervals = itertools.pairwise((LOWEST, *points, HIGHEST))
-            return Tree(r"\cup", tuple(Tree("()", ends) for ends in intervals))
+        case Tree("list" | "set", parts):
+            return meaning_of_list(tree.kind, [meaning(part) for part in parts])
     return tree
 
 
-def meaning_of_list(tree: Tree) -> Tree:
-    """x = 1 or x = 2 as a named list, x < 1 or x > 2 as a named union, x = 1, y = 2 as a named
-    pair."""
-    items = [meaning(part) for part in tree.parts]
-    values = tuple(map(unnamed, items))
-    names = [item.value for item in items if item.kind == "named"]
-    distinct = {without_index(name) for name in names}
-    if not names:
-        return Tree(tree.kind, values)
-    if len(distinct) == 1:
-        signs = {part.value for part in tree.parts if part.kind == "relation"}
-        kind, form = (tree.kind, "") if signs <= {("=",)} else (r"\cup", "inequality")
-        return Tree("named", (Tree(kind, values),), *distinct, form)
-    pairs = zip(names, values, strict=True)
-    names, values = zip(*sorted(pairs, key=lambda pair: "yz".find(str(pair[0].value))))
-    return Tree("named", (Tree("()", values),), Tree("()", names))
+def meaning_of_list(kind: str, items: list[Tree]) -> Tree:
+    """x = 1 or x = 2 as a list of values, x < 1 or x > 2 as a union, x = 1, y = 2 as a pair."""
+    form = "".join({item.form for item in items if item.kind == "named"})
+    if form:
+        kind = r"\cup"
+    elif len({item.value for item in items if item.kind == "named"}) > 1:
+        kind = "()"
+    return Tree(kind, tuple(map(unnamed, items)), form=form)
 
 
 def unnamed(tree: Tree) -> Tree:
     return tree.parts[0] if tree.kind == "named" else tree
 
 
-def without_index(name: Tree) -> Tree:
-    return name._replace(value=re.sub(r"_\d+$", "", name.value)) if name.kind == "name" else name
-
-
-def meaning_of_relation(signs: tuple, parts: tuple) -> Tree:
-    """What a relation says of its name, as "named"; the relation itself if it is not solved for a
-    name."""
-    if set(signs) <= {"=", r"\approx"}:
-        return meaning_of_equation(signs, parts)
-    if set(signs) <= TURNED.keys():
-        signs, parts = tuple(TURNED[sign] for sign in reversed(signs)), parts[::-1]
-    if set(signs) <= INTERVAL.keys():
-        return meaning_of_inequality(signs, parts)
-    name = parts[0]
-    if is_name(name) and signs == (r"\in",):
-        return Tree("named", (meaning(parts[1]),), name)
-    return Tree("relation", parts, signs)
-
-
 def meaning_of_equation(signs: tuple, parts: tuple) -> Tree:
-    """x = 6/2 = 3 as a named 3, 2 + 3 = 5 as a 5."""
+    """x = 6/2 = 3 as a named 3, 2 + 3 = 5 as a 5; others as they are."""
     if is_name(parts[-1]) and not is_name(parts[0]):
         parts = parts[::-1]
-    name = parts[0] if is_name(parts[0]) else None
-    steps = parts[1:] if name else parts
-    between = signs[1:] if name else signs
-    while r"\approx" in between and len(steps) > 1 and rounds(*steps[-2:]):
+    name, steps = (parts[0], parts[1:]) if is_name(parts[0]) else (None, parts)
+    if r"\approx" in signs and len(steps) > 1 and rounds(*steps[-2:]):
         steps = steps[:-1]  # x = 1/3 ≈ 0.333 says 1/3
     result = meaning(steps[-1])
     is_true = all(same(result, step) for step in steps[:-1])
@@ -356,13 +307,17 @@ def meaning_of_equation(signs: tuple, parts: tuple) -> Tree:
     return Tree("named", (result,), name) if name else result
 
 
-def meaning_of_inequality(signs: tuple, parts: tuple) -> Tree:
-    """1 < x \\le 2, or x < 5 or 5 < x, as a named interval. All signs are < or \\le."""
-    if len(parts) == 2 and is_name(parts[0]):
-        signs, parts = ("<", *signs), (LOWEST, *parts)
-    elif len(parts) == 2:
-        signs, parts = (*signs, "<"), (*parts, HIGHEST)
-    if len(parts) == 3 and is_name(parts[1]):
+def meaning_of_relation(signs: tuple, parts: tuple) -> Tree:
+    """1 < x \\le 2, x < 5, or 5 < x as a named interval, x = 5 as a named 5; others as they are."""
+    if {*signs} <= {"=", r"\approx"}:
+        return meaning_of_equation(signs, parts)
+    if {*signs} <= TURNED.keys():
+        signs, parts = tuple(TURNED[sign] for sign in signs[::-1]), parts[::-1]
+    if len(parts) == 2:
+        name_first = is_name(parts[0])
+        signs = ("<", *signs) if name_first else (*signs, "<")
+        parts = (LOWEST, *parts) if name_first else (*parts, HIGHEST)
+    if len(parts) == 3 and {*signs} <= INTERVAL.keys() and is_name(parts[1]):
         low, name, high = parts
         if letters(name).isdisjoint(letters(low) | letters(high)):
             brackets = INTERVAL[signs[0]][0] + INTERVAL[signs[1]][1]
@@ -371,16 +326,14 @@ def meaning_of_inequality(signs: tuple, parts: tuple) -> Tree:
 
 
 def is_name(tree: Tree) -> bool:
-    """x, x_1, f(3), f'(1), P(A), AB, |AB|, (x, y), AB:CD, AB/CD"""
+    """x, x_1, (x, y), and products such as f(3), f'(1), P(A), AB"""
     match tree:
         case Tree("name"):
             return True
-        case Tree("()" | ":" | "/", parts) | Tree("|", (Tree("*"), *_) as parts):
+        case Tree("()", parts):
             return all(map(is_name, parts))
-        case Tree("*", (Tree("name", _, name), _)) if name.strip("'") in "fghFGHP":
-            return True
-        case Tree("*", parts):
-            return all(part.kind == "name" and part.value[:1].isupper() for part in parts)
+        case Tree("*", (Tree("name", _, first), _)):
+            return first[0] in "fgh" or first[0].isupper()
     return False
 
 
@@ -393,16 +346,9 @@ def same(wanted: Tree, given: Tree) -> bool:
     if wanted == given:
         return True
     kinds = {wanted.kind, given.kind}
-    if kinds == {"named"} and {wanted.value.kind, given.value.kind} == {"()"}:
-        values = dict(zip(given.value.parts, unnamed(given).parts, strict=True))
-        if values.keys() == {*wanted.value.parts}:  # y = 2, x = 1 for x = 1, y = 2
-            in_order = tuple(values[name] for name in wanted.value.parts)
-            return same(unnamed(wanted), unnamed(given)._replace(parts=in_order))
     if "relation" in kinds or kinds == {"named"} and wanted.value != given.value:
-        return kinds <= {"relation", "named"} and same_equation(wanted, given)
+        return same_equation(wanted, given)
     if "named" in kinds:
-        if given.kind == "list" and wanted.value.kind == "()":  # 1, 2 for x = 1, y = 2
-            given = given._replace(kind="()")
         return same(unnamed(wanted), unnamed(given))
     if kinds & {"list", "set"} or kinds == {r"\cup"}:
         groups = [r"\cup"] if r"\cup" in kinds else ["list", "set"]
@@ -410,8 +356,8 @@ def same(wanted: Tree, given: Tree) -> bool:
     if kinds & {"()", "[]", "(]", "[)", r"\matrix", r"\\", "&"}:
         is_alike = len(kinds) == 1 and len(wanted.parts) == len(given.parts)
         return is_alike and all(map(same, wanted.parts, given.parts))
-    if kinds == {"number"}:  # a decimal with two or more places may be answered with more
-        return wanted.value == given.value or wanted.decimals >= 2 and rounds(given, wanted)
+    if kinds == {"number"} and wanted.decimals >= 2:  # it may be answered with more places
+        return rounds(given, wanted)
     return all(close(*pair) for pair in values_at_points(wanted, given))
 
 
@@ -425,28 +371,24 @@ def rounds(exact: Tree, decimal: Tree) -> bool:
     """Whether a decimal is the other value, rounded to its places. ValueError if the value depends
     on letters."""
     ((unrounded, rounded),) = values_at_points(exact, decimal)
-    if decimal.kind != "number":
-        return False
-    return abs(unrounded - rounded) * 2 * 10**decimal.decimals < 1.000001  # 0.5 may go down
+    error = abs(unrounded - rounded) * 2 * 10**decimal.decimals
+    return decimal.kind == "number" and error < 1.000001  # 0.5 may go down
 
 
 def same_equation(wanted: Tree, given: Tree) -> bool:
-    """Whether one equation is a multiple of the other. Both must have the same letters, at least
-    two."""
+    """Whether one equation is a multiple of the other. Both must have the same letters, and two or
+    more if the wanted one is solved for one."""
     differences = difference(wanted), difference(given)
-    if None in differences:
-        return False
     of_wanted, of_given = map(letters, differences)
     if of_wanted != of_given or len(of_wanted) < 2 and wanted.kind == "named":
         return False
-    pairs = list(values_at_points(*differences))
-    wanted_first, given_first = pairs[0]
-    return all(pairs[0]) and all(close(a * given_first, b * wanted_first) for a, b in pairs)
+    first, *others = values_at_points(*differences)
+    return all(first) and all(close(a * first[1], b * first[0]) for a, b in others)
 
 
-def difference(equation: Tree) -> Tree | None:
-    """The left side of an equation minus the right one; None for other trees."""
+def difference(equation: Tree) -> Tree:
+    """The left side of an equation minus the right one. ValueError for other trees."""
     match equation:
-        case Tree("named", (right,), left, "") | Tree("relation", (left, right), ("=",)):
+        case Tree("named", (right,), left) | Tree("relation", (left, right), ("=",)):
             return Tree("+", (left, Tree("-", (right,))))
-    return None
+    raise ValueError("it is no equation")

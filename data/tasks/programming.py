@@ -94,12 +94,9 @@ def read_tests(tests) -> tuple[str | None, list]:
     """
     tests = parsed(tests)
     if isinstance(tests, dict):
-        tests = as_list(tests)
-    of_one_form = isinstance(tests, list) and all(isinstance(test, dict) for test in tests)
-    if not of_one_form or not tests:
-        raise ValueError(
-            "the tests are neither a list of tests nor inputs and outputs, or there are none"
-        )
+        tests = one_by_one(**tests)
+    if not isinstance(tests, list) or not tests or not all(isinstance(x, dict) for x in tests):
+        raise ValueError("the tests are neither a list nor inputs and outputs, or there are none")
     named = [read_test(test) for test in tests]
     names = {name for name, _, _ in named}
     if len(names) != 1:
@@ -112,18 +109,12 @@ def parsed(value):
     return json.loads(value) if isinstance(value, str) else value
 
 
-def as_list(tests: dict) -> list[dict]:
+def one_by_one(inputs=(), outputs=(), fn_name: str | None = None, **_) -> list[dict]:
     """The tests in the form of taco, one by one."""
-    inputs, outputs = tests.get("inputs", []), tests.get("outputs", [])
-    if not isinstance(inputs, list) or not isinstance(outputs, list):
-        raise ValueError("the inputs and the outputs of the tests must be lists")
-    if len(inputs) != len(outputs):
-        raise ValueError("the tests have different numbers of inputs and outputs")
-    name = tests.get("fn_name")
-    return [
-        {"input": given, "output": wanted, "fn_name": name}
-        for given, wanted in zip(inputs, outputs)
-    ]
+    if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
+        raise ValueError("the inputs and the outputs of the tests must be lists of one length")
+    pairs = zip(inputs, outputs)
+    return [{"input": given, "output": wanted, "fn_name": fn_name} for given, wanted in pairs]
 
 
 def read_test(test: dict) -> tuple[str | None, object, list]:
