@@ -18,12 +18,12 @@ import tokenize
 from common import ROOT
 
 LIMITS = {  # where the tree stands today; aims: 66,000, 66,000, 8,000, 8,000, 45,000 and 220
-    "what a user runs": 101_000,  # tokens
-    "tests": 141_300,
+    "what a user runs": 98_000,  # tokens
+    "tests": 127_000,
     "benchmarks": 16_000,
-    "docs": 16_800,
-    "words of pages": 76_700,
-    "lines of README.md": 354,
+    "docs": 8_000,
+    "words of pages": 58_000,
+    "lines of README.md": 220,
 }
 NOT_RUN = ("tests", "benchmarks", "docs")
 MOST_A_LINE = 7.0  # tokens, in a room as a whole
