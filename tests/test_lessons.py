@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 import steps
-import torch
 from faults import RealRun, apply, log, project
 
 import loss
@@ -93,23 +92,20 @@ def test_the_entropy_bonus_and_the_kl_do_what_their_page_says(models, tmp_path, 
         spec = importlib.util.spec_from_file_location(f"changed_{name}", tmp_path / f"{name}.py")
         changed[name] = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(changed[name])
-    found = {}
-    shipped = model_path("data/arithmetic_base")
-    for reference in (None, models["llama"], models["qwen3"]):
-        if reference:
+    lines, shipped = [], model_path("data/arithmetic_base")
+    for reference in (shipped, models["llama"], models["qwen3"]):
+        if lines:
             monkeypatch.setattr(steps.train, "train", changed["train"].train)
             monkeypatch.setattr(policy, "loss", changed["loss"])
-        settings = steps.settings(
-            recipe=loss.Recipe(aggregation="token"), model=reference or shipped
-        )
-        folder = tmp_path / str(len(found))
-        batch = steps.batch_of_groups()
-        _, (gradients,) = steps.train_on(settings, models["llama"], [batch], folder)
-        found[reference] = steps.lines(folder, "train")[0], gradients
-    (plain, without), (same, with_bonus), (other, _) = found.values()
-    assert same["loss"] == pytest.approx(plain["loss"] - 0.001 * plain["entropy"], rel=1e-4)
-    assert any(not torch.allclose(without[name], with_bonus[name], rtol=1e-4) for name in without)
-    assert other["loss"] > same["loss"] + 1e-4
+        settings = steps.settings(recipe=loss.Recipe(aggregation="token"), model=reference)
+        folder = tmp_path / str(len(lines))
+        steps.train_on(settings, models["llama"], [steps.batch_of_groups()], folder)
+        lines += steps.lines(folder, "train")
+    plain, same, other = (line["loss"] for line in lines)
+    assert same == pytest.approx(plain - 0.001 * lines[0]["entropy"], rel=1e-4)
+    assert other > same + 1e-4
+    norms = [line["gradient_norm"] for line in lines]
+    assert norms[0] != pytest.approx(norms[1], rel=1e-5)
 
 
 # --- the commands, as they are printed ------------------------------------------------------------
@@ -188,9 +184,8 @@ class Page:
 def test_01_the_pencil_the_three_fits_and_what_each_knows(clone, tmp_path):
     page = Page("01", clone, tmp_path)
     assert page.said("by_hand.py docs") == "R0 0.118, A 0.689, C_mid 8.86e+10, B 2.23\n"
-    assert re.search(r"A +0\.694\d? ", page.said(" all.png"))
-    assert re.search(r"A +0\.665\d? ", page.said(" half.png"))
-    assert "not identified" in page.said(" quarter.png")
+    for picture, A in {" all.png": "0.694", " half.png": "0.665", " quarter.png": "not"}.items():
+        assert re.search(rf"\n *A +{A}", page.said(picture))
 
 
 @pytest.mark.slow
@@ -206,10 +201,10 @@ def test_02_on_policy_all_losses_have_one_gradient(clone, tmp_path):
 @pytest.mark.slow
 def test_03_the_ratio_matters_for_old_tokens_alone(clone, tmp_path):
     page = Page("03", clone, tmp_path)
-    for age, oldest in (("old", 3), ("fresh", 0)):
-        for name in (f"{age}-with-ratio", f"{age}-without-ratio"):
-            assert page.column(name, "off_policyness_max")[-1] == oldest
-            assert (max(page.column(name, "ratio_max")) > 1.02) == (age == "old")
+    for name in ("old-with-ratio", "old-without-ratio", "fresh-with-ratio", "fresh-without-ratio"):
+        old = name.startswith("old")
+        assert page.column(name, "off_policyness_max")[-1] == 3 * old
+        assert (max(page.column(name, "ratio_max")) > 1.02) == old
     fresh = [page.column(f"fresh-{which}-ratio", "loss")[0] for which in ("with", "without")]
     assert fresh[0] == pytest.approx(fresh[1], rel=1e-3)
 
@@ -217,13 +212,11 @@ def test_03_the_ratio_matters_for_old_tokens_alone(clone, tmp_path):
 @pytest.mark.slow
 def test_04_one_head_in_bfloat16_is_seen_in_the_columns(clone, tmp_path):
     page = Page("04", clone, tmp_path)
-    mean = {
-        name: max(page.column(name, "mismatch_mean", "validation"))
-        for name in ("both-fp32", "both-bf16", "one-side")
-    }
-    assert mean["one-side"] > 1e-4 > 1e-5 > max(mean["both-fp32"], mean["both-bf16"])
-    clipped = [sum(page.column(name, "clipped_fraction")) for name in mean]
-    assert clipped[0] == clipped[1] == 0 < clipped[2]
+    for name in ("both-fp32", "both-bf16", "one-side"):
+        one = name == "one-side"
+        mismatch = max(page.column(name, "mismatch_mean", "validation"))
+        assert mismatch > 1e-4 if one else mismatch < 1e-5
+        assert (sum(page.column(name, "clipped_fraction")) > 0) == one
 
 
 @pytest.mark.slow
@@ -231,23 +224,17 @@ def test_05_under_the_mean_over_samples_up_and_down_are_equal(clone, tmp_path):
     page = Page("05", clone, tmp_path)
     for mean in ("samples", "prompts", "tokens"):
         up, down = (page.column(f"mean-over-{mean}", f"push_{way}") for way in ("up", "down"))
-        for sums in map(sum, zip(up, down)):
-            assert abs(sums) < 1e-5 if mean == "samples" else sums < 0
-    of_long = [
-        page.column(f"mean-over-{mean}", "share_of_long")[0] for mean in ("samples", "tokens")
-    ]
-    assert of_long[1] > of_long[0] + 0.02
+        for both in map(sum, zip(up, down)):
+            assert abs(both) < 1e-5 if mean == "samples" else both < -1e-5
 
 
 @pytest.mark.slow
-def test_06_what_is_filtered_and_retired_costs_less(clone, tmp_path):
+def test_06_what_is_filtered_and_retired(clone, tmp_path):
     page = Page("06", clone, tmp_path)
     assert page.column("no-filter", "groups_counted") == [16] * 4
     assert max(page.column("both", "groups_counted")) < 16
-    assert page.column("no-filter", "compute_flops")[0] > page.column("both", "compute_flops")[0]
     retired = [page.column(name, "prompts_retired")[-1] for name in ("both", "retire-early")]
-    assert retired[1] > retired[0]
-    assert len(page.said("awk").splitlines()) == 4
+    assert retired[0] < retired[1] and page.said("awk").count("step") == 4
 
 
 @pytest.mark.slow
@@ -256,19 +243,15 @@ def test_07_one_run_interrupts_the_others_truncate_and_warn(clone, tmp_path):
     for name in ("interruption", "penalty", "truncated-is-wrong"):
         interrupts = name == "interruption"
         assert (page.column(name, "interrupted_fraction", "validation")[-1] > 0.1) == interrupts
-        assert (page.column(name, "truncated_fraction", "validation")[-1] > 0.1) != interrupts
-        warned = "reached their token limit" in page.said(f"--name {name}")
-        assert warned != interrupts
+        assert ("reached their token limit" in page.said(f"--name {name}")) != interrupts
 
 
 @pytest.mark.slow
-def test_08_nine_runs_become_a_table_and_a_picture(clone, tmp_path):
+def test_08_nine_runs_become_a_table(clone, tmp_path):
     """With the trial there are three. The published table comes out as it is in the repository."""
     page = Page("08", clone, tmp_path)
     tables = (page.runs / "ceiling" / "tables.md").read_text()
-    for variant, oldest in {"fresh": 0, "stale": 3, "short": 0}.items():
-        assert max(page.column(f"ceiling/{variant}-seed0", "off_policyness_max")) == oldest
-        assert re.search(rf"(?m)^\| {variant} +\| 1 ", tables)
+    assert all(f"\n| {variant} " in tables for variant in ("fresh", "stale", "short"))
     assert "scalerl raises the ceiling" in page.said("tables docs/study/thinking")
 
 
@@ -278,19 +261,15 @@ def test_09_a_loss_of_your_own_is_tested_and_compared(clone, tmp_path):
     shell("git apply docs/lessons/solutions/09-root.patch", clone)
     page = Page("09", clone, tmp_path, fail=("-k root",))
     assert "KeyError: 'root'" in page.said("-k root") and "passed" in page.said("-k root")
-    tables = (page.runs / "own" / "tables.md").read_text()
-    assert re.search(r"(?m)^\| cispo +\| 1 ", tables) and re.search(r"(?m)^\| root +\| 1 ", tables)
+    assert "\n| root " in (page.runs / "own" / "tables.md").read_text()
     shell("git stash pop && git checkout -q loss.py && rm own.json", clone)
 
 
 @pytest.mark.slow
 def test_10_who_notices_a_broken_promise(clone, tmp_path):
     page = Page("10", clone, tmp_path, fail=("--name no-age-bound", "-m pytest"))
-    stopped = page.said("--name no-age-bound")
-    assert re.search(r"AssertionError: a token of step \d+ is \d+ steps old", stopped)
+    assert re.search(r"a token of step \d+ is \d+ steps old", page.said("--name no-age-bound"))
     for name in ("half-written", "no-cursor", "killed"):
         printed = page.said(f"--name {name}")
-        assert re.search(r"pass rate .* after \d+ steps", printed)
-        assert ("It is replaced" in printed) == (name == "killed")
-    again, groups = re.fullmatch(r"(\d+) of (\d+)\n", page.said("uniq -c")).groups()
-    assert int(again) > 0 and int(groups) == 20 * 4
+        assert " steps (mean@" in printed and ("It is replaced" in printed) == (name == "killed")
+    assert int(page.said("uniq -c").split()[0]) > 0

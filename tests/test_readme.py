@@ -75,13 +75,10 @@ def test_all_scripts_pages_and_modules_that_are_named_exist():
             assert (ROOT / name).exists(), f"{path.name} names {name}, which does not exist"
 
 
-def test_the_files_and_functions_in_the_drawing_of_the_pipeline_exist():
+def test_the_files_in_the_drawing_of_the_pipeline_exist():
     drawing = (ROOT / "docs" / "pictures" / "pipeline.svg").read_text()
-    files = {*re.findall(r"[\w/]+\.py", drawing)}
-    code = "".join(text for path, text in SOURCES.items() if "tests" not in path.parts)
-    assert all([path for path in CODE if path.match(file)] for file in files) and len(files) > 5
-    for name in re.findall(r"\((\w+_\w+|publish)\)", drawing):
-        assert f"def {name}(" in code, name
+    for file in {*re.findall(r"[\w/]+\.py", drawing)}:
+        assert any(path.match(file) for path in CODE), file
 
 
 def test_pip_installs_the_same_by_extras_as_by_requirements():
@@ -92,16 +89,6 @@ def test_pip_installs_the_same_by_extras_as_by_requirements():
         lines = (ROOT / file).read_text().replace("-r requirements.txt", "scalerl[train]").split()
         assert sorted(extras[name]) == sorted(lines), file
     assert {*extras["curve"]} <= {*extras["train"]}
-
-
-def test_ci_runs_the_first_commands_as_they_stand():
-    """Each of the two makes an environment, and ends with what CI adds its flags to."""
-    of_readme = re.findall(r"(?m)^python3 -m venv .+", PAGES[ROOT / "README.md"])
-    assert [line.rpartition(" && ")[2] for line in of_readme] == [
-        "python train.py",
-        "python -m pytest",
-    ]
-    assert "grep '^python3 -m venv' README.md" in (ROOT / ".ci" / "run").read_text()
 
 
 def test_the_warnings_that_are_explained_are_those_of_the_program():
