@@ -35,7 +35,7 @@ def test_smollm2_is_unpacked_taught_and_trained(tmp_path, monkeypatch, capsys):
     # It is taught.
     flags = f"--model raw --data {TASK} --records 8 --epochs 1 --batch-size 4 --out taught"
     assert imitate.main(flags.split()) == 0
-    assert "after 2 steps" in capsys.readouterr().out
+    assert "next: python train.py --model taught" in capsys.readouterr().out
 
     # It is trained.
     flags = f"--model taught --data {TASK} --max-length 16 --steps 2 --name smollm2"
