@@ -8,7 +8,6 @@ of loss.py.
 """
 
 import inspect
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -57,6 +56,10 @@ class Step:
     clipped_BT: Tensor
     loss: float
     gradient_norm: float
+
+    def of_row(self, row: int) -> tuple[float, float]:
+        """The advantage and the weight of each token of a completion."""
+        return tuple(each.flatten()[row].item() for each in self.worth[2:])
 
 
 def step(recipe: Recipe, batch: Batch, policy) -> Step:
@@ -189,7 +192,7 @@ def page() -> str:
         worth_section(made, batch),
         tokens_section(made, batch.rollouts[SHOWN], tokenizer),
         loss_section(made),
-        changes_section(made, batch, policy),
+        changes_section(batch, policy),
     ]
     return "\n".join(sections)
 
@@ -219,8 +222,6 @@ def verdicts_section(batch: Batch, tokenizer) -> str:
         of_version = [f"{(rollout.versions == v).sum()} of version {v}" for v in versions]
         text = f"`{marked_text(tokenizer, rollout)}`"
         rows.append([name, text, length, ", ".join(of_version), "right" if score else "wrong"])
-    middle = TRAINED_AT // 2
-    came = f"took over version {middle}" if middle else "looked for newer parameters, found none"
     return f"""## 1. Ids, tokens, verdicts
 
 The prompts are `{PROBLEMS[0].prompt}` (completions a1 to a4) and `{PROBLEMS[1].prompt}` (b1 to b4).
@@ -230,8 +231,9 @@ To the model the second is the ids {batch.rollouts[SHOWN].request.prompt_ids}, o
 {table(head, rows)}
 
 The batch was begun with version 0 of the parameters. After {UPDATED_AFTER} tokens the generator
-{came}, and went on with what it had begun. The trainer has version
-{TRAINED_AT}, so its oldest tokens are {batch.ages_N.max()} steps off-policy; `pipeline-8` allows 8.
+took the newest version, {TRAINED_AT // 2}, and went on with what it had begun. The trainer has
+version {TRAINED_AT}, so its oldest tokens are {batch.ages_N.max()} steps off-policy. `pipeline-8`
+allows 8.
 """
 
 
@@ -264,12 +266,11 @@ The weights of all sampled tokens add up to {(weights_PG * batch.lengths_PG).sum
 
 
 def tokens_section(made: Step, rollout: Rollout, tokenizer) -> str:
-    advantage = made.worth.advantages_PG.flatten()[SHOWN].item()
-    weight = made.worth.weights_PG.flatten()[SHOWN].item()
+    advantage, weight = made.of_row(SHOWN)
     rows = []
     for t, token in enumerate(rollout.tokens.tolist()):
         row = [t + 1, f"`{tokenizer.decode([token])}`", rollout.versions[t]]
-        at = (SHOWN, first_place(rollout) + t)
+        at = (SHOWN, len(rollout.request.prompt_ids) - 1 + t)  # the column that predicts it
         if rollout.sampled[t]:
             term, logprob = made.terms_BT[at].item(), made.logprobs_BT[at].item()
             row += [float(rollout.logprobs[t]), logprob, made.log_rho_BT[at].exp().item()]
@@ -294,11 +295,6 @@ in between have made the token more likely; if it is below 1, less likely.
 """
 
 
-def first_place(rollout: Rollout) -> int:
-    """The column of a micro-batch that predicts the first token of a completion."""
-    return len(rollout.request.prompt_ids) - 1
-
-
 def loss_section(made: Step) -> str:
     # What each completion adds to the loss.
     parts = (-made.terms_BT.sum(1) * made.worth.weights_PG.flatten()).tolist()
@@ -316,31 +312,21 @@ step.
 """
 
 
-def changes_section(made: Step, batch: Batch, policy) -> str:
-    first, raised = first_place(batch.rollouts[SHOWN]), made.log_rho_BT[SHOWN].argmax().item()
-    term = f"term of token {raised - first + 1} of {NAMES[SHOWN]}"  # which has the largest ratio
+def changes_section(batch: Batch, policy) -> str:
+    head = ["", "loss", "gradient norm", "clipped tokens", "A of a1, b1", "w of a1, b1"]
 
-    def compared(part: str, values, columns: dict[str, Callable[[Step], object]]) -> str:
+    def compared(part: str, values) -> str:
         """A table of what the step is with other values of this part of the recipe."""
         rows = []
         for value in values:
             other = step(replace(Recipe(), **{part: value}), batch, policy)
-            cells = [column(other) for column in columns.values()]
-            rows.append([f"`{value}`", other.loss, other.gradient_norm, *cells])
-        return table(["", "loss", "gradient norm", *columns], rows)
+            advantages, weights = zip(*map(other.of_row, (0, SHOWN)))
+            row = [f"`{value}`", other.loss, other.gradient_norm, int(other.clipped_BT.sum())]
+            row.append(", ".join(map(number, advantages)))
+            row.append(", ".join(number(weight, 5) for weight in weights))
+            rows.append(row)
+        return table(head, rows)
 
-    def advantage(name: str) -> Callable[[Step], str]:
-        return lambda s: number(s.worth.advantages_PG.flatten()[NAMES.index(name)].item())
-
-    def weight(name: str) -> Callable[[Step], str]:
-        return lambda s: number(s.worth.weights_PG.flatten()[NAMES.index(name)].item(), 5)
-
-    of_losses = {
-        "clipped tokens": lambda s: int(s.clipped_BT.sum()),
-        term: lambda s: s.terms_BT[SHOWN, raised].item(),
-    }
-    of_norms = {f"A of {name}": advantage(name) for name in ("a1", "b1")}
-    of_aggregations = {f"w of {name}": weight(name) for name in ("a1", "a2", "b1")}
     formulas = [[f"`{name}`", f"`{entry.formula}`"] for name, entry in loss.LOSSES.items()]
     return f"""## 5. What another loss, norm or aggregation changes
 
@@ -351,15 +337,15 @@ the factor of the gradient.
 
 {table(["", "term of a token"], formulas)}
 
-{compared("loss", loss.LOSSES, of_losses)}
+{compared("loss", loss.LOSSES)}
 
 **Norms of the advantages.**
 
-{compared("advantage_norm", loss.NORMS, of_norms)}
+{compared("advantage_norm", loss.NORMS)}
 
 **Aggregations.**
 
-{compared("aggregation", loss.AGGREGATIONS, of_aggregations)}
+{compared("aggregation", loss.AGGREGATIONS)}
 """
 
 
