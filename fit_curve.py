@@ -1,8 +1,8 @@
 """Fit the ScaleRL curve to the log of any RL run, and say how far to trust it.
 
     python fit_curve.py data/examples/simulated.csv --predict 1e16 --plot fit.png
-    python fit_curve.py docs/study/loo/scalerl-seed0                # a run of ours; also runs/NAME
-    python fit_curve.py --compare docs/study/recipes/dapo-seed2 docs/study/recipes/grpo-seed2
+    python fit_curve.py docs/study/loo/scalerl-seed0.jsonl          # a run of ours; also runs/NAME
+    python fit_curve.py --compare docs/study/loo                    # the runs of a study
     python fit_curve.py --compare base=b0.csv,b1.csv scalerl=s0.csv,s1.csv --x gpu_hours --y acc
 
 The pass rate R after compute C is a sigmoid in log C (Khatri et al., arXiv 2510.13786, sec. 2.1):

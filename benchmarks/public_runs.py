@@ -31,7 +31,7 @@ from curve.columns import Series
 from curve.files import whole_file
 from curve.fit import Fit, fit_sigmoid
 from curve.forecast import FORECASTERS, LITTLE, gain_of_twice, held_out, reached_at
-from curve.logs import packed_runs, read_log
+from curve.logs import read_log
 
 TABLE = Path(__file__).with_suffix(".csv")
 
@@ -582,15 +582,9 @@ def print_folds(good: list[Run]) -> None:
 
 def print_warnings(good: list[Series]) -> None:
     study = common.ROOT / "docs" / "study"
-    packed = sorted(
-        f"{folder}/{run}"
-        for folder in study.iterdir()
-        if folder.is_dir()
-        for run in packed_runs(folder)
-    )
     # A run that was copied into several studies counts once.
     distinct = {}
-    for path in packed:
+    for path in sorted(study.glob("*/*.jsonl")):
         for series in read_log(path):
             distinct.setdefault((series.x.tobytes(), series.y.tobytes()), series)
     ours = [series for series in distinct.values() if not state(series)]

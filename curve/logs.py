@@ -1,7 +1,7 @@
 """Read the log of any RL framework as curves: pass rate over compute.
 
     read_log("runs/NAME")                          # the folder of a run of ours
-    read_log("docs/study/loo/scalerl-seed0")       # a run in the runs.jsonl of a study
+    read_log("docs/study/loo/scalerl-seed0.jsonl") # the log of a run as it is published
     read_log("wandb.csv", y="all", percent=True)   # one curve for each run in the table
 
 The content of a file tells its format, and its name does not matter. A format makes rows of the
@@ -17,7 +17,6 @@ import json
 import os
 import re
 import sys
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -42,7 +41,7 @@ LOG_NAMES = (
 )
 LONGEST_LINE = 50_000_000  # characters. A longer line is read in pieces
 csv.field_size_limit(LONGEST_LINE)
-RUNS = "runs.jsonl"  # the logs of all runs of a study in one file
+RUN_OF_STUDY = re.compile(r"(.+)-seed\d+")
 # The sampled tokens of one step, where tools/export.py has taken a run: in TRL, verl and prime-rl.
 TOKENS_OF_STEP = ("tokens_of_step", "actor/tokens_of_step", "progress/output_tokens")
 
@@ -101,16 +100,18 @@ def read_log(path: str | os.PathLike, table: Table | None = None, **choices) -> 
     column = None
     # FILE:COLUMN, unless a file has this name.
     file, _, last = text.rpartition(":")
-    if file and not _there_is(text) and _there_is(file):
+    if file and not Path(text).exists() and Path(file).exists():
         if choices.get("y"):
             raise ValueError(f"{text} names a column, and --y {choices['y']} another: give one")
         text = file
         column = last
         choices["y"] = column
-    # A folder gives its name to the run.
+    # A folder gives its name to the run, and so does the published log of a study's run.
     log = _log_in(Path(text))
     name = log.name
-    if text == "-":
+    if log.suffix == ".jsonl" and RUN_OF_STUDY.fullmatch(log.stem):
+        name = log.stem
+    elif text == "-":
         name = "standard input"
     elif any(log.absolute().match(pattern) for pattern in LOG_NAMES):
         name = log.absolute().parent.name
@@ -193,43 +194,21 @@ def _logs_in(folder: Path) -> list[Path]:
     return next(filter(None, found), [])
 
 
-def packed_runs(study: Path) -> dict[str, bytes]:
-    """The logs in study/runs.jsonl, by run. Its lines are {"run": "NAME", ...} with a line of a
-    log.jsonl for `...`."""
-    runs = defaultdict(bytes)
-    for i, line in enumerate((study / RUNS).read_bytes().splitlines(keepends=True), 1):
-        match = re.fullmatch(rb'\{"run": ("(?:[^"\\]|\\.)+"), (.+)', line, re.S)
-        if not match:
-            raise ValueError(
-                f"{study / RUNS}: line {i} names no run: expected a file of tools/pack.py"
-            )
-        runs[json.loads(match[1])] += b"{" + match[2]
-    return dict(runs)
-
-
 def runs_of_study(folder: Path) -> list[tuple[str, Path]]:
-    """(variant, run folder) of each run of a study: of each VARIANT-seedN/log.jsonl, or of each run
-    in its runs.jsonl (tools/pack.py). They come in natural order, but `scalerl` first. In another
-    folder without a log of its own, each folder that has one is a variant."""
-    names = {path.parent.name for path in folder.glob("*/log.jsonl")}
-    if (folder / RUNS).exists():
-        names |= set(packed_runs(folder))
+    """(variant, path) of each run of a study: of each VARIANT-seedN/log.jsonl, or of each published
+    VARIANT-seedN.jsonl. They come in natural order, but `scalerl` first. In another folder without
+    a log of its own, each folder that has one is a variant."""
+    paths = {path.parent.name: path.parent for path in folder.glob("*/log.jsonl")}
+    published = {path.stem: path for path in folder.glob("*.jsonl")}
+    paths |= {name: path for name, path in published.items() if RUN_OF_STUDY.fullmatch(name)}
     runs = []
-    for name in sorted(names, key=_natural_order):
-        match = re.fullmatch(r"(.+)-seed\d+", name)
-        runs.append((match[1] if match else "", folder / name))
+    for name in sorted(paths, key=_natural_order):
+        match = RUN_OF_STUDY.fullmatch(name)
+        runs.append((match[1] if match else "", paths[name]))
     if not any(variant for variant, _ in runs):  # no study
         inner = [] if _logs_in(folder) else sorted(folder.glob("*/"))
         runs = [("", each) for each in inner if _logs_in(each)]
     return sorted(runs, key=lambda run: run[0] != "scalerl")
-
-
-def _there_is(log: str) -> bool:
-    """Whether there is such a file or folder, or such a run in the RUNS file of a study."""
-    path = Path(log)
-    if path.exists():
-        return True
-    return (path.parent / RUNS).exists() and path.name in packed_runs(path.parent)
 
 
 def _natural_order(name: str) -> list:
@@ -238,14 +217,7 @@ def _natural_order(name: str) -> list:
 
 
 def _open(log: Path) -> io.BufferedIOBase:
-    """The bytes of a log, which can be read again and again. A run may lie in the RUNS file of its
-    study."""
-    folder = log.parent if log.name == "log.jsonl" else log
-    if not folder.exists() and (folder.parent / RUNS).exists():
-        runs = packed_runs(folder.parent)
-        if folder.name not in runs:
-            raise ValueError(f"no such run in {RUNS}, which has {', '.join(runs)}")
-        return io.BytesIO(runs[folder.name])
+    """The bytes of a log, which can be read again and again."""
     binary = sys.stdin.buffer if str(log) == "-" else open(log, "rb")
     return binary if binary.seekable() else io.BytesIO(binary.read())
 

@@ -29,7 +29,7 @@ from kinds_of_logs import (
 
 from curve import logs
 from curve.columns import MOST_POINTS, Series
-from curve.logs import packed_runs, read_log
+from curve.logs import read_log, runs_of_study
 
 ROOT = Path(__file__).parent.parent
 
@@ -71,31 +71,21 @@ def test_a_folder_is_read_by_the_log_in_it(tmp_path):
         read_log(tmp_path)
 
 
-def test_a_run_is_read_out_of_the_file_that_holds_all_runs_of_a_study(tmp_path):
+def test_the_runs_of_a_study_are_folders_or_published_files(tmp_path):
+    """Both have the same names and points, in natural order but for `scalerl`."""
     logs = {}
-    packed = []
-    for run, factor in (("scalerl-seed0", 1), ("base-seed0", 0.5)):
-        records = []
-        for s, r in CURVE:
-            rates = {"compute_flops": s, "pass_rate": factor * r}
-            records.append({"kind": "validation", "step": s, **rates})
-        logs[run] = json_lines(records)
-        packed += [{"run": run, **record} for record in records]
-    write(tmp_path, "runs.jsonl", json_lines(packed))
-    assert packed_runs(tmp_path) == logs
-    for path in (tmp_path / "base-seed0", tmp_path / "base-seed0" / "log.jsonl"):
-        (series,) = read_log(path)
-        assert series.name == "base-seed0"
-        assert series.y == pytest.approx(np.array(RATES) / 2)
-        assert "from the validation records" in series.notes[0]
-    message = "base-seed1: no such run in runs.jsonl, which has scalerl-seed0, base-seed0"
-    with pytest.raises(ValueError, match=message):
-        read_log(tmp_path / "base-seed1")
-
-    # A folder that is there comes first.
-    write(tmp_path, "scalerl-seed0/log.jsonl", logs["base-seed0"])
-    (series,) = read_log(tmp_path / "scalerl-seed0")
-    assert series.y[0] == RATES[0] / 2
+    for run, factor in (("scalerl-seed0", 1), ("K16-seed0", 0.9), ("K8.5-seed1", 0.5)):
+        rates = [{"compute_flops": s, "pass_rate": factor * r} for s, r in CURVE]
+        logs[run] = json_lines([{"kind": "validation", **each} for each in rates])
+        write(tmp_path, f"folders/{run}/log.jsonl", logs[run])
+        write(tmp_path, f"published/{run}.jsonl", logs[run])
+    write(tmp_path, "published/tables.md", b"")
+    for form in ("folders", "published"):
+        runs = runs_of_study(tmp_path / form)
+        assert [variant for variant, _ in runs] == ["scalerl", "K8.5", "K16"]
+        read = [read_log(path)[0] for _, path in runs]
+        assert [series.name for series in read] == ["scalerl-seed0", "K8.5-seed1", "K16-seed0"]
+        assert read[1].y == pytest.approx(np.array(RATES) / 2)
 
 
 def test_runs_of_a_wide_table_have_steps_of_their_own(tmp_path):
@@ -619,11 +609,5 @@ def test_names_that_data_and_metrics_share_are_told_apart(tmp_path):
 
 
 def test_a_run_of_a_study_can_have_its_column_named():
-    (series,) = read_log("docs/study/loo/scalerl-seed0:pass_rate")
+    (series,) = read_log("docs/study/loo/scalerl-seed0.jsonl:pass_rate")
     assert series.y_name == "pass_rate"
-
-
-def test_a_file_with_the_name_of_packed_runs_that_is_none_has_a_sentence(tmp_path):
-    (tmp_path / "runs.jsonl").write_text('{"run": "a", "step": 0}\n\n')
-    with pytest.raises(ValueError, match=r"runs.jsonl: line 2 names no run"):
-        read_log(tmp_path / "a")
