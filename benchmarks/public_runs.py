@@ -589,7 +589,7 @@ def print_warnings(good: list[Series]) -> None:
             distinct.setdefault((series.x.tobytes(), series.y.tobytes()), series)
     ours = [series for series in distinct.values() if not state(series)]
     print(WARNINGS)
-    for name, chosen in (("public runs", good), ("runs of our [studies](study.md)", ours)):
+    for name, chosen in (("public runs", good), ("runs of our [studies](findings.md)", ours)):
         for text, parts in (("the first half", (1 / 2,)), ("five parts", PARTS)):
             found = [one for series in chosen for part in parts if (one := forecast(series, part))]
             print(f"\n{len(chosen)} {name}, from {text}:\n")

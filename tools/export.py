@@ -1,172 +1,143 @@
-"""Carry a run over to an engine that spans nodes: TRL, verl or prime-rl.
+"""A script with which a run goes on in TRL, which spans nodes: written for TRL 1.16.0.
 
-    python -m tools.export runs/NAME --to trl --out FOLDER     # goes on from the last checkpoint
-    python -m tools.export runs/NAME --to verl --out FOLDER --from-the-start    # the same recipe,
-                                                               # from the run's first model
+    python -m tools.export runs/NAME       # writes runs/NAME/on_trl.py; says what carries over
 
-FOLDER can be copied to any machine. It holds the model, the problems, the log so far, the engine's
-configuration, a README.md with the commands, and thin shells at the engine's extension points
-(tools/elsewhere/). They call copies of loss.py and data/, so that the arithmetic and the verdicts
-stay ours. docs/elsewhere.md says which engine is for whom.
+The script has TRL's public options with the values of the run, and the model of its last
+checkpoint. Data, verdicts and the worth of completions are ours, in a reward function
+(tools/on_trl.py).
 """
 
-import json
-import re
-import shutil
-import tomllib
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from string import Template
-from typing import Literal
+from pprint import pformat
 
-from core.decoding import make_decoding
-from core.model import ROOT, load_model, load_tokenizer, model_path
+import loss
+from core.model import ROOT, model_path
 from core.settings import Settings, read_settings
-from curve.flags import flag, option, read_flags, run_command
-from data import Problem
-from loss import most_off_policy
-from machinery.checkpoints import checkpoint_of, read_state
-from machinery.files import json_lines, whole_folder
-from machinery.run import read_sources
+from curve.files import write_whole
+from curve.flags import option, read_flags, run_command
+from machinery.checkpoints import checkpoint_of
 
-TEMPLATES = ROOT / "tools" / "elsewhere"
+SCRIPT = '''"""The run {name} goes on in TRL 1.16.0.
+
+    python {script}                 # each option of TRL's GRPOConfig is a flag: --max_steps 40
+    accelerate launch --num_processes 8 {script} --bf16 True --use_vllm True      # also over nodes
+
+{table}
+"""
+
+import sys
+
+sys.path.insert(0, {project!r})  # loss.py, data/ and all that they need
+
+from tools.on_trl import train
+
+OPTIONS = {options}
+
+if __name__ == "__main__":
+    train({run!r}, {model!r}, OPTIONS)
+'''
 
 
 @dataclass(frozen=True)
 class Options:
-    """What is carried over, and where to."""
-
     run: Path = option(help="the folder of a run")
-    to: Literal["trl", "verl", "prime-rl"] = "trl"
-    out: Path = option(Path("exported"), "a new folder")
-    from_the_start: bool = option(
-        False, "the run's recipe from its first model, not from its last checkpoint"
-    )
-    steps: int = option(
-        0,
-        "optimizer steps there; 0: those that the run has left, or as many again if it is finished",
-    )
 
 
-def warnings_of(engine: str, settings: Settings) -> list[str]:
-    """A sentence for each part of this run that the engine does not carry over."""
-    values = asdict(settings) | asdict(settings.recipe)
-    tables = tomllib.loads((TEMPLATES / "not_carried.toml").read_text())
-    return [
-        f"{flag(part)} {values[part]}; there: {text}"
-        for part, (carried, text) in (tables["all"] | tables[engine]).items()
-        if not re.fullmatch(carried, str(values[part]))
-    ]
+def loss_options(recipe: loss.Recipe) -> dict:
+    """TRL's options for the loss of this recipe. ValueError if TRL has no such loss."""
+    constants = loss.constants(recipe)
+    over_samples = recipe.aggregation == "sample"
+    if recipe.loss == "cispo" and not over_samples:
+        return {"loss_type": "cispo", "epsilon_high": constants["eps_max"]}
+    if recipe.loss not in ("dapo", "grpo", "gspo"):
+        raise ValueError(f"TRL has no --loss {recipe.loss} with --aggregation {recipe.aggregation}")
+    return {
+        "loss_type": "grpo" if over_samples else "dapo",
+        "epsilon": constants["eps_low"],
+        "epsilon_high": constants["eps_high"],
+        "importance_sampling_level": "sequence" if recipe.loss == "gspo" else "token",
+    }
 
 
-def values_of(settings: Settings, steps: int, longest: int) -> dict[str, str]:
-    """What the templates are filled with: all settings, and what engines count otherwise. longest:
-    tokens of a prompt and its completion."""
+def options_of(run: Path, settings: Settings) -> dict:
+    """TRL's options for this run, but for the size of a micro-batch."""
     recipe = settings.recipe
     beta1, beta2 = settings.adam_betas
-    age = most_off_policy(recipe.asynchrony)
-    values = asdict(settings) | asdict(recipe)
-    values |= {
-        "steps": steps,
-        "groups": settings.groups_per_step,
-        "completions": settings.groups_per_step * settings.completions_per_prompt,
-        "longest": longest,
-        "longest_completion": longest - settings.prompt_budget,
-        "micro_batch": max(settings.tokens_per_micro_batch, longest),
-        "beta1": beta1,
-        "beta2": beta2,
-        "age": age,
-        "versions": age + 1,
-        "head_dtype": "float32" if recipe.fp32_logits else "model",
-        "fp32_head": bool(recipe.fp32_logits),
+    completions = settings.groups_per_step * settings.completions_per_prompt
+    batches = 1  # that are sampled together
+    if recipe.asynchrony.startswith("ppo"):
+        batches = loss.most_off_policy(recipe.asynchrony) + 1
+    return loss_options(recipe) | {
+        "scale_rewards": "none",
+        "off_policy_mask_threshold": loss.MASK_DELTA if recipe.mask_sequences else None,
+        "vllm_importance_sampling_mode": "token_truncate",
+        "vllm_importance_sampling_clip_max": recipe.eps_max,
+        "cast_lm_head_to_fp32": bool(recipe.fp32_logits),
+        "model_init_kwargs": {"dtype": "float32"},
+        "bf16": False,
+        "gradient_checkpointing": bool(settings.gradient_checkpointing),
+        "chat_template_kwargs": {"enable_thinking": settings.thinking},
+        "generation_batch_size": completions * batches,
+        "max_completion_length": settings.thinking_budget[1] + settings.answer_budget,
+        "num_generations": settings.completions_per_prompt,
+        "num_generations_eval": settings.validation_samples,
+        "per_device_eval_batch_size": 8 * settings.validation_samples,
+        "learning_rate": settings.learning_rate,
+        "lr_scheduler_type": "constant_with_warmup",
+        "warmup_steps": settings.warmup_steps,
+        "adam_beta1": beta1,
+        "adam_beta2": beta2,
+        "adam_epsilon": settings.adam_eps,
+        "weight_decay": settings.weight_decay,
+        "max_grad_norm": settings.clip_gradient,
+        "max_steps": settings.steps,
+        "eval_strategy": "steps",
+        "eval_steps": settings.validation_every,
+        "eval_on_start": True,
+        "save_steps": settings.checkpoint_every,
+        "logging_steps": 1,
+        "seed": settings.seed,
+        "output_dir": str(run / "trl"),
     }
-    return {
-        name: value if isinstance(value, str) else json.dumps(value)
-        for name, value in values.items()
-    }
 
 
-def row_of(problem: Problem, system: str | None) -> dict:
-    """A line of train.jsonl or validation.jsonl: the prompt, the problem as JSON, and both as verl
-    reads them."""
-    text = json.dumps(asdict(problem))
-    messages = [{"role": "user", "content": problem.prompt}]
-    if system is not None:
-        messages.insert(0, {"role": "system", "content": system})
-    return {
-        "prompt": problem.prompt,
-        "problem": text,
-        "messages": messages,
-        "data_source": "scalerl",
-        "reward_model": {"ground_truth": text},
-    }
-
-
-def refuse_broken_weights(folder: Path) -> None:
-    """ValueError if a model cannot be loaded, or if a weight is not finite."""
-    model = load_model(str(folder))
-    for name, weight in model.named_parameters():
-        if not weight.isfinite().all():
-            raise ValueError(f"{folder}: {name} is not finite; move the checkpoint away")
+def table_of(recipe: loss.Recipe) -> str:
+    """What becomes of each part of the recipe there, as Markdown."""
+    ours = "exactly, by our reward function"
+    none = "TRL has none"
+    in_turn = recipe.asynchrony.startswith("ppo")
+    rows = [
+        (f"loss {recipe.loss}", "`loss_type`; with vLLM also a factor, cut at `--eps-max`"),
+        (f"mean over {recipe.aggregation}, advantages by {recipe.advantage_norm}", ours),
+        ("zero-variance filter; what is truncated or has no verdict", ours),
+        ("fp32 head", "`cast_lm_head_to_fp32`: in the trainer alone"),
+        (f"{recipe.asynchrony}", "`generation_batch_size`" if in_turn else f"{none}: as `ppo-1`"),
+        ("forced interruption", f"{none}: one budget for thinking and answer"),
+        ("length penalty", ours),
+        ("No-Positive-Resampling", f"{none}: solved prompts come again"),
+        ("weights of several sources", f"{none}: one set"),
+        ("optimizer", "new moments; the warmup begins at 0"),
+        ("held-out problems", "`eval_pass_rate` in `trl/trainer_state.json`"),
+    ]
+    lines = [f"| {part} | {there} |" for part, there in rows]
+    return "\n".join(["| part | in TRL |", "|---|---|", *lines])
 
 
 def main(arguments: list[str]) -> int:
-    """The command. Returns the exit status 0; ValueError or OSError, in one sentence, if the run
-    cannot be exported."""
-    options = read_flags(Options, arguments, description=__doc__)
-    if options.out.exists():
-        raise ValueError(f"--out {options.out} exists; choose another folder, or move it away")
-    if options.steps < 0:
-        raise ValueError(f"--steps is {options.steps}; it must be at least 0")
-
-    # The run: its settings, and the step and the model to go on from.
-    settings = read_settings(options.run)
-    checkpoint = None if options.from_the_start else checkpoint_of(options.run, None)
-    if checkpoint:
-        step, model = read_state(checkpoint)["step"], checkpoint / "model"
-        refuse_broken_weights(model)
-    else:
-        step, model = 0, Path(model_path(settings.model))
-
-    # What the templates are filled with.
-    steps = options.steps or max(0, settings.steps - step) or settings.steps
-    decoding = make_decoding(load_tokenizer(str(model)), settings, settings.recipe.length_control)
-    warnings = warnings_of(options.to, settings)
-    values = values_of(settings, steps, decoding.longest) | {
-        "run": options.run,
-        "step": step,
-        "warnings": "\n".join(f"- {text}" for text in warnings) or "Nothing.",
-    }
-    sources = read_sources(settings)
-
-    with whole_folder(options.out) as folder:
-        # The run so far.
-        shutil.copytree(model, folder / "model")
-        shutil.copy(options.run / "config.json", folder)
-        log = json_lines(options.run / "log.jsonl")
-        (folder / "log.jsonl").write_text(
-            "".join(text for text, line in log if line["step"] <= step)
-        )
-
-        # Our loss and our verdicts, with all that they import.
-        for file in ("loss.py", "requirements.txt"):
-            shutil.copy(ROOT / file, folder)
-        no_code = shutil.ignore_patterns("__pycache__", "*_base", "examples")
-        for package in ("core", "curve", "data", "machinery"):
-            shutil.copytree(ROOT / package, folder / package, ignore=no_code)
-
-        # The problems, and the shells of the engine with the values of this run.
-        for part in ("train", "validation"):
-            with open(folder / f"{part}.jsonl", "w") as file:
-                for source in sources:
-                    for problem in getattr(source, part):
-                        file.write(json.dumps(row_of(problem, settings.system)) + "\n")
-        for template in (TEMPLATES / "scalerl.py", *(TEMPLATES / options.to).glob("*.*")):
-            (folder / template.name).write_text(Template(template.read_text()).substitute(values))
-
-    for text in warnings:
-        print(f"! {text}")
-    print(f"{options.out}/README.md says what carries over, and how to start")
+    """The command. Returns 0; ValueError or OSError, in one sentence, if there is no such run, or
+    if TRL has not its loss."""
+    run = read_flags(Options, arguments, description=__doc__).run.resolve()
+    settings = read_settings(run)
+    checkpoint = checkpoint_of(run, None)
+    model = checkpoint / "model" if checkpoint else Path(model_path(settings.model)).resolve()
+    table = table_of(settings.recipe)
+    script = run / "on_trl.py"
+    options = pformat(options_of(run, settings), sort_dicts=False)
+    paths = {"project": str(ROOT), "run": str(run), "model": str(model), "script": script}
+    text = SCRIPT.format(name=run.name, table=table, options=options, **paths)
+    write_whole(script, text)
+    print(f"{table}\n\npython {script}")
     return 0
 
 

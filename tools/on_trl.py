@@ -1,0 +1,107 @@
+"""A run of ours goes on in TRL's GRPOTrainer, by TRL's public options and a reward function.
+tools/export.py writes the script that calls `train`."""
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from accelerate.utils import gather_object
+from datasets import Dataset
+from trl import GRPOConfig, GRPOTrainer, TrlParser
+
+import loss
+from core.decoding import completion_texts, make_decoding, render
+from core.model import load_tokenizer
+from core.rollouts import given_rollout
+from core.settings import Settings, read_settings
+from data import Problem
+from data.verify import VerifierPool
+from machinery.run import read_sources
+
+
+def reward_function(settings: Settings, model: str, problems: list[Problem]) -> Callable:
+    """TRL's reward function for these problems.
+
+    A validation gets the scores. In training, TRL subtracts the mean of a group and has the loss
+    -sum(advantage x term) / (all tokens), or with `grpo` the mean of each completion's. Ours is
+    -sum(weight x advantage x term) by `loss.worth`. So the reward is weight x advantage x TRL's
+    denominator, whose mean in a group is 0.
+    """
+    tokenizer = load_tokenizer(model)
+    recipe = settings.recipe
+    decoding = make_decoding(tokenizer, settings, recipe.length_control)
+    budgets = settings.thinking_budget[1], settings.answer_budget
+    verifiers = VerifierPool(*settings.verifier_limits)
+
+    def reward(number, held_out, completion_ids, log_metric, **_) -> list[float]:
+        """The lists have a value for each completion of this process."""
+        asked = [problems[i] for i in number]
+        prompts = [
+            render(tokenizer, problem.prompt, settings.thinking, settings.system)
+            for problem in asked
+        ]
+        texts = completion_texts(
+            tokenizer, decoding, [*map(given_rollout, prompts, completion_ids)]
+        )
+        verdicts = dict(verifiers.judge([*zip(range(len(asked)), asked, texts)]))
+        # Score, length, and whether it ended by itself and has a verdict.
+        own = [
+            (verdicts[i].score, len(ids), ids[-1] in decoding.eos and not verdicts[i].failure)
+            for i, ids in enumerate(completion_ids)
+        ]
+        right = [score * usable for score, _, usable in own]
+        log_metric("pass_rate", right.count(1) / len(right))
+        if held_out[0]:
+            return right
+
+        # The whole batch, of all processes, in groups.
+        batch = torch.tensor(gather_object(own)).view(-1, settings.completions_per_prompt, 3)
+        scores_PG, lengths_PG, usable_PG = batch.unbind(2)
+        worth = loss.worth(recipe, scores_PG, lengths_PG, usable_PG.bool(), *budgets)
+        denominators_PG = lengths_PG.sum()
+        if recipe.aggregation == "sample":
+            denominators_PG = lengths_PG * lengths_PG.numel()
+        rewards = (worth.weights_PG * worth.advantages_PG * denominators_PG).flatten()
+        begin = int(os.environ.get("RANK", 0)) * len(own)
+        return rewards[begin : begin + len(own)].tolist()
+
+    return reward
+
+
+def make_trainer(run: str, model: str, options: dict, flags: list[str]) -> GRPOTrainer:
+    """The trainer of the run in this folder. A micro-batch is a group, unless flags of TRL's
+    GRPOConfig say otherwise."""
+    settings = read_settings(Path(run))
+    sources = read_sources(settings)
+    trained = [problem for source in sources for problem in source.train]
+    problems = trained + [problem for source in sources for problem in source.validation]
+    system = [{"role": "system", "content": settings.system}] if settings.system else []
+    rows = []
+    for number, problem in enumerate(problems):
+        prompt = [*system, {"role": "user", "content": problem.prompt}]
+        rows.append({"prompt": prompt, "number": number, "held_out": number >= len(trained)})
+    parser = TrlParser(GRPOConfig)
+    parser.set_defaults(
+        **options,
+        per_device_train_batch_size=settings.completions_per_prompt,
+        gradient_accumulation_steps=settings.groups_per_step
+        // int(os.environ.get("WORLD_SIZE", 1)),
+    )
+    (args,) = parser.parse_args_and_config(flags)
+    return GRPOTrainer(
+        model,
+        reward_function(settings, model, problems),
+        args,
+        Dataset.from_list(rows[: len(trained)]),
+        Dataset.from_list(rows[len(trained) :]),
+    )
+
+
+def train(run: str, model: str, options: dict) -> None:
+    """Train by the options of the script and the flags of the command, and save the model."""
+    trainer = make_trainer(run, model, options, sys.argv[1:])
+    trainer.train(resume_from_checkpoint=trainer.args.resume_from_checkpoint)
+    trainer.save_model()
+    trainer.save_state()
