@@ -5,7 +5,6 @@
     python train.py --leave-out fp32_logits              # ScaleRL but for one axis
     python train.py --loss gspo --advantage-norm none    # any part on its own
     python train.py --generators 6 --trainers 2          # on eight GPUs
-    python train.py --plan --model Qwen/Qwen3-0.6B       # what a run would take; starts nothing
     python train.py --resume runs/NAME                   # go on after a crash, a Ctrl-C or the end
 
 The algorithm is `train`, at the end of this file: a loop of optimizer steps, the same on every rank
@@ -30,29 +29,38 @@ Dimensions: P prompts in a batch, G completions per prompt, R = P x G rollouts, 
 micro-batch, T tokens of a sequence, N any number of tokens.
 """
 
+import contextlib
 import math
+import multiprocessing.forkserver
 import signal
 import sys
 import time
+from pathlib import Path
 
 # During the seconds of imports Ctrl-C ends the process, and leaves no traceback.
 if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from core.screen import say
-from core.settings import TrainCommand, parse
+from core.settings import Settings, model_path, parse, read_sources
 from curve.flags import errors_as_sentences, run_command
-from machinery.processes import import_for_generators, use_temporary_folder
+from machinery.folder import use_temporary_folder
 
-# The flags are read before the slow imports, so that --help and wrong flags are answered fast.
+# The flags and the data are read before the slow imports, so that --help and what is wrong with
+# them are answered fast.
 if __name__ == "__main__":
     with errors_as_sentences():
-        command = parse(sys.argv[1:], TrainCommand, description=__doc__)
-        if not command.plan:
-            lock_of_temporary_folder = use_temporary_folder()
-    say("reading the libraries, the data and the model")
-    if not (command.plan or command.one_process or command.gpus_here()):
-        import_for_generators()
+        command = parse(sys.argv[1:], Settings, description=__doc__)
+        use_temporary_folder()
+        say("reading the data, the libraries and the model")
+        model_path(command.model)
+        sources = read_sources(command)
+    if not (command.one_process or command.gpus_here()):
+        # A process imports what generators need, while this one still imports its own. Generators
+        # on CPUs are forked from it, and so start at once. It imports from the folder it starts in.
+        multiprocessing.set_forkserver_preload(["core.forked", "core.generators"])
+        with contextlib.chdir(Path(__file__).parent):
+            multiprocessing.forkserver.ensure_running()
 
 import torch
 
@@ -60,25 +68,21 @@ import loss
 from core.devices import cpu_threads, devices_here
 from core.policy import Policy, micro_batches
 from core.rollouts import Batch, SharedParameters
+from data.load import Source
 from machinery.kept import kept_rows
-from machinery.processes import end_children
-from machinery.ranks import other_ranks, wait_for_ranks
-from machinery.run import OtherRank, Run, Start, open_run
-from machinery.totals import Totals
-from machinery.trainer import gathered, make_policy, read_moments, update_size
+from machinery.measures import Totals
+from machinery.ranks import end_children, from_rank_0, other_ranks, wait_for_ranks
+from machinery.run import Run, Start, open_run
+from machinery.trainer import gathered, policy_that_fits, read_moments
 from tools import view
-from tools.plan import plan
 
 
-def main(command: TrainCommand) -> int:
+def main(settings: Settings, sources: list[Source] | None = None) -> int:
     """The command. Returns the exit status: 0; 1 after a failure; 130 after Ctrl-C, 143 after
-    SIGTERM. ValueError or OSError, before any process is started, if the flags, the data or the
-    model cannot be used."""
-    if command.plan:
-        print(plan(command))
-        return 0
+    SIGTERM. sources: of --data, if they are read already. ValueError or OSError, before any process
+    is started, if the flags, the data or the model cannot be used."""
     # Everything that can be checked is checked here, before a process is started.
-    run = open_run(command.of_the_run())
+    run = open_run(settings, sources)
     with run.until_its_end():
         # The other ranks call `train` in processes of their own; here is rank 0.
         with other_ranks(run.settings, train, (run.start,), run.hint):
@@ -87,51 +91,57 @@ def main(command: TrainCommand) -> int:
     return run.exit_status()
 
 
-# --- the loop -------------------------------------------------------------------------------------
-
-
-def train(rank: int, start: Start, run: Run | None = None) -> None:
-    """All steps, from the first validation to the last checkpoint. Every rank runs this. Rank 0 has
-    the `Run`, with the generators, the log and the model that `open_run` has loaded. Another rank
-    has an `OtherRank` with the same calls: it gets rank 0's answers, and loads the model itself."""
-    settings, parameters = start.settings, start.parameters
-    recipe = settings.recipe
-    run = run or OtherRank(start)
-    trainers = devices_here(settings)[1]
-    ranks, device = len(trainers), torch.device(trainers[rank])
-    on_gpu = device.type == "cuda"
-    torch.set_num_threads(cpu_threads(settings))
-
-    # With several ranks, or in bf16, the model is sharded by FSDP: each rank keeps its part of the
-    # parameters, in fp32. A layer is gathered while it is called, in bf16 if that is its dtype.
-    policy = make_policy(settings, run.model, device)
-    # On a GPU AdamW is fused: otherwise it takes 4 bytes a parameter more, and is slower.
-    optimizer = torch.optim.AdamW(
+def make_optimizer(settings: Settings, policy: Policy) -> torch.optim.Optimizer:
+    """The optimizer, here alone: any of torch.optim trains, and goes on from a checkpoint."""
+    return torch.optim.AdamW(
         policy.parameters(),
         lr=settings.learning_rate,
         betas=settings.adam_betas,
         eps=settings.adam_eps,
         weight_decay=settings.weight_decay,
-        fused=on_gpu,
+        # On a GPU AdamW is fused: otherwise it takes 4 bytes a parameter more, and is slower.
+        fused=policy.device.type == "cuda",
+    )
+
+
+# --- the loop -------------------------------------------------------------------------------------
+
+
+def train(rank: int, start: Start, run: Run | None = None) -> None:
+    """All steps, from the first validation to the last checkpoint. Every rank runs this. What is
+    asked by `from_rank_0` rank 0 alone does, with the generators and the log, and all ranks get its
+    answer. In `validate` and `save` all take part. run: that of rank 0, from `open_run`."""
+    parameters = start.parameters
+    run = run or Run(start)
+    recipe = start.settings.recipe
+    trainers = devices_here(start.settings)[1]
+    ranks, device = len(trainers), torch.device(trainers[rank])
+    torch.set_num_threads(cpu_threads(start.settings))
+
+    # With several ranks, or in bf16, the model is sharded by FSDP: each rank keeps its part of the
+    # parameters, in fp32. A layer is gathered while it is called, in bf16 if that is its dtype.
+    # On a GPU the largest micro-batch is tried, and settings that are not given follow from that.
+    settings, policy, optimizer = policy_that_fits(
+        start.settings, run.take_model, device, make_optimizer, start.longest
     )
     if start.moments:
         read_moments(policy, optimizer, start.moments)
-    if on_gpu:
+    if device.type == "cuda":
         parameters.pin()
 
     # The generators start with the parameters of the first version. A validation before the first
     # step measures R0, where the curve begins.
     version = start.step
     publish(policy, parameters, version, rank)
-    run.begin(version)
-    if run.wants_validation(version):
-        run.validate(version, policy)
+    from_rank_0(run.begin, version)
+    if from_rank_0(run.wants_validation, version):
+        run.validate(version, policy, settings)
 
-    while run.goes_on(version):
+    while from_rank_0(run.goes_on, version):
         # 1. A batch of whole groups. All ranks get the same one. None of its tokens is more than k
         # steps old, which is asserted here, at the last place before they are used.
         step = version + 1
-        groups = run.batch(version)
+        groups = from_rank_0(run.batch, version)
         if groups is None:  # every prompt is retired, or the run ends
             break
         batch = Batch(groups, version)
@@ -189,11 +199,9 @@ def train(rank: int, start: Start, run: Run | None = None) -> None:
         learning_rate = settings.learning_rate * min(1.0, step / max(1, settings.warmup_steps))
         for parameter_group in optimizer.param_groups:
             parameter_group["lr"] = learning_rate
-        stepped = bool(counted_rows) and finite
-        if stepped:
+        if counted_rows and finite:
             optimizer.step()
         optimizer.zero_grad()
-        relative_update = update_size(optimizer) if stepped else 0.0
 
         # 5. The generators get the new version, and go on with what they have begun.
         version = step
@@ -203,8 +211,9 @@ def train(rank: int, start: Start, run: Run | None = None) -> None:
 
         # 6. The prompts that the batch has solved are in no later epoch. What has happened is
         # written down.
-        run.retire(groups)
-        run.log_step(
+        from_rank_0(run.retire, groups)
+        from_rank_0(
+            run.log_step,
             step,
             batch,
             totals,
@@ -213,7 +222,6 @@ def train(rank: int, start: Start, run: Run | None = None) -> None:
                 "skipped": int(not finite),
                 "gradient_norm": gradient_norm,
                 "learning_rate": learning_rate,
-                "update_size": relative_update,
                 "groups_counted": int(worth.counted_PG.any(1).sum()),
                 "parameters_seconds": copying_seconds,
             },
@@ -221,17 +229,17 @@ def train(rank: int, start: Start, run: Run | None = None) -> None:
 
         # 7. Validate and save, now and then. A validation is of this version alone, so the
         # generators get it first, even if `publishes` has kept it back.
-        if run.wants_validation(version):
+        if from_rank_0(run.wants_validation, version):
             publish(policy, parameters, version, rank)
-            run.validate(version, policy)
+            run.validate(version, policy, settings)
         if step % settings.checkpoint_every == 0:
             run.save(version, policy, optimizer)
 
     # The run ends with a validation and a checkpoint of the last version.
-    if run.wants_validation(version, at_the_end=True):
+    if from_rank_0(run.wants_validation, version, at_the_end=True):
         publish(policy, parameters, version, rank)
-        run.validate(version, policy)
-    if run.end(version):
+        run.validate(version, policy, settings)
+    if from_rank_0(run.end, version):
         run.save(version, policy, optimizer)
 
 
@@ -248,6 +256,6 @@ def publish(policy: Policy, parameters: SharedParameters, version: int, rank: in
 
 if __name__ == "__main__":
     try:
-        run_command(main, command)
+        run_command(lambda command: main(command, sources), command)
     finally:
         end_children()

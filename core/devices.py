@@ -9,8 +9,8 @@ import torch
 
 
 def devices_here(settings) -> tuple[list[tuple[str, ...]], list[str]]:
-    """The devices of each generator, and the device of each trainer, on this machine, or on the one
-    that --plan is about. ValueError if it has too few GPUs.
+    """The devices of each generator, and the device of each trainer, on this machine. ValueError if
+    it has too few GPUs.
 
     Without a GPU all are CPU processes. One GPU does both, and --one-process uses one only. Of
     several, generators have the first and trainers the last; one in five trains by default, as in

@@ -17,7 +17,7 @@ import loss
 from core.decoding import Decoding
 from core.devices import cpu_threads, trunk_dtype
 from core.rollouts import Request, Rollout, SharedParameters
-from core.settings import Sampling
+from core.settings import Sampling, usual_slots
 
 # --- the calls of an engine -----------------------------------------------------------------------
 
@@ -217,27 +217,25 @@ class EngineSettings:
     slots: int  # completions in flight at once
     decoding: Decoding
     engine: str = "torch"  # or vllm
-    memory: float = 0.9  # share of each GPU that vLLM takes for weights and cache
+    # Share of each GPU that vLLM takes for weights and cache. None: what is free when it starts.
+    memory: float | None = None
+    may_halve: bool = False  # whether TorchEngine may have fewer slots, if these do not fit
 
 
 def engine_settings(
-    settings: Sampling,
-    devices: tuple[str, ...],
-    model: str,
-    decoding: Decoding,
-    beside_trainer: bool = False,
+    settings: Sampling, devices: tuple[str, ...], model: str, decoding: Decoding
 ) -> EngineSettings:
-    """The settings of an engine on these devices. beside_trainer: a trainer has the GPU too."""
-    usual_memory = 0.4 if beside_trainer else 0.9
+    """The settings of an engine on these devices."""
     return EngineSettings(
         model=model,
         devices=devices,
         dtype=str(trunk_dtype(settings, devices[0])).removeprefix("torch."),
         threads=cpu_threads(settings),
-        slots=settings.slots,
+        slots=settings.slots or usual_slots(settings),
         decoding=decoding,
         engine=choose_engine(settings.engine, devices[0]),
-        memory=settings.generator_memory or usual_memory,
+        memory=settings.generator_memory,
+        may_halve=settings.slots is None and devices[0] != "cpu",
     )
 
 

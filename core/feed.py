@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from transformers import PreTrainedTokenizerBase
 
 import loss
@@ -420,9 +419,8 @@ class Feed:
         had not come back. It begins them from their first token.
 
         Raises the failure if too many were replaced, or if not all generators have been ready once:
-        then a new one would fail in the same way. If the trainer uses the same GPU, it frees the
-        memory that it does not need, and waits until the new generator is ready: vLLM wants its
-        whole share to be free, and fails if free memory grows while it starts.
+        then a new one would fail in the same way. If the trainer uses the same GPU, it waits until
+        the new generator is ready, which takes what is free: vLLM fails if that grows meanwhile.
         """
         most = self.settings.max_restarts
         all_were_ready = self.restarts or all(each.slots for each in self.generators)
@@ -434,8 +432,6 @@ class Feed:
         _, trainers = devices_here(self.settings)
         devices = {*self.engines[generator.number].devices} - {"cpu"}
         trains_too = not devices.isdisjoint(trainers)
-        if trains_too:
-            torch.cuda.empty_cache()
         new = self._start(generator.number)
         new.slots = 0 if trains_too else generator.slots
         self.generators[generator.number] = new

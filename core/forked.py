@@ -1,5 +1,4 @@
-"""Generators on CPUs are forked from one process (`import_for_generators` in
-machinery/processes.py). This is its first import."""
+"""Generators on CPUs are forked from one process (train.py). This is its first import."""
 
 import signal
 

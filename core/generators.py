@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from core.engine import Engine, EngineSettings, NoEngine
 from core.model import load_model, put_on_device, use_wide_products
 from core.rollouts import Report, Request, Rollout, SharedParameters
-from core.torch_engine import TorchEngine
+from core.torch_engine import TorchEngine, engine_that_fits
 from core.vllm_engine import VllmEngine
 
 # --- the trainer's side ---------------------------------------------------------------------------
@@ -250,6 +250,8 @@ def make_engine(settings: EngineSettings, model: PreTrainedModel | None = None) 
     use_wide_products(model, device)
     dtype, fp32_head = getattr(torch, settings.dtype), settings.decoding.fp32_logits
     put_on_device(model, device, dtype, fp32_head)
+    if settings.may_halve:
+        return engine_that_fits(model, settings.decoding, settings.slots)
     return TorchEngine(model, settings.decoding, settings.slots)
 
 

@@ -11,31 +11,11 @@ from transformers.masking_utils import eager_mask
 
 from core.decoding import Decoding
 from core.limits import in_a_child, in_one_sentence, refuse_odd_files
+from core.settings import model_path
 
 transformers.utils.logging.disable_progress_bar()  # of loading, which is over in a moment
 
-ROOT = Path(__file__).resolve().parent.parent  # the folder of the scripts and of the shipped model
 WIDE = 256  # below this hidden size a call of oneDNN costs more than it saves
-
-
-def model_path(name: str) -> str:
-    """Where --model NAME is: a folder, seen from the working directory or from the scripts, or else
-    a name on the hub. ValueError for a folder that holds no model, or no tokenizer."""
-    folder = Path(name)
-    if not folder.exists() and (ROOT / name).is_dir():
-        folder = ROOT / name
-    if not folder.exists():
-        is_path = folder.is_absolute() or name.startswith("./") or len(folder.parts) > 2
-        if is_path or Path(folder.parts[0]).is_dir():
-            raise ValueError(f"--model {name}: there is no such folder")
-    if folder.is_dir() and not (folder / "tokenizer_config.json").exists():
-        missing = "model"
-        if (folder / "model").is_dir():  # a run, whose config.json is another
-            missing = f"model; did you mean {folder / 'model'}?"
-        elif (folder / "config.json").exists():
-            missing = "tokenizer (tokenizer.save_pretrained writes it)"
-        raise ValueError(f"--model {name}: the folder holds no {missing}")
-    return str(folder)
 
 
 @in_a_child

@@ -23,8 +23,9 @@ class GeneratorHere:
     """A generator with the calls of a `Generator`, and without a process."""
 
     def __init__(self, number: int, engine: EngineSettings, parameters: SharedParameters):
-        self.number, self.slots = number, engine.slots
+        self.number = number
         self.sampler = Sampler(engine, parameters)
+        self.slots = self.sampler.engine.slots
         self.idle_since = time.monotonic()
 
     def give(self, requests: list[Request]) -> None:

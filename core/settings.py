@@ -8,16 +8,18 @@ else from the recipe (loss.py) or from the preset that suits the data (`PRESETS`
 import json
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Literal, get_args, get_origin, get_type_hints
+from typing import Literal
 
 import torch
 
 import loss
 from core.devices import devices_here
-from core.limits import refuse_odd_files
+from core.screen import say
 from curve.flags import flag, option, read_flags
-from data.load import parse_spec
+from data.load import Source, load_data, parse_spec
 from loss import Recipe
+
+ROOT = Path(__file__).resolve().parent.parent  # the folder of the scripts and of the shipped model
 
 
 @dataclass(frozen=True)
@@ -77,13 +79,13 @@ class Sampling:
     )
     slots: int | None = option(
         512,
-        "sequences that a generator decodes at once; None: by the GPU's memory",
+        "sequences that a generator decodes at once; on a GPU fewer, if they do not fit",
         paper=256,
         small=128,
         short=96,
     )
     generator_memory: float | None = option(
-        None, "share of a GPU that vLLM takes; by default .9, or at most .4 beside a trainer"
+        None, "share of a GPU that vLLM takes; by default what is free, .9 at most"
     )
     threads: int = option(
         0,
@@ -174,7 +176,7 @@ class Settings(Sampling):
     )
     tokens_per_micro_batch: int | None = option(
         4096,
-        "in a forward, padding included; None: by the GPU's memory, 32768 at most",
+        "in a forward, padding included; on a GPU 32768, or fewer if they do not fit",
         paper=32_768,
         small=4096,
     )
@@ -183,7 +185,7 @@ class Settings(Sampling):
     )
     gradient_checkpointing: bool | None = option(
         False,
-        "layers are computed again in the backward: less memory; None: by the GPU's memory",
+        "layers are computed again in the backward: less memory; on a GPU only if it is needed",
         paper=True,
     )
     offload: bool = option(
@@ -205,37 +207,6 @@ class Settings(Sampling):
         kind, k = loss.parse_asynchrony(self.recipe.asynchrony)
         take_turns = kind == "ppo" or k == 0
         return max(generators, trainers) if take_turns else generators + trainers
-
-
-@dataclass(frozen=True)
-class TrainCommand(Settings):
-    """A training run, or with --plan what it would take."""
-
-    plan: bool = option(False, "print what the run would take, and start nothing")
-    gpus: int | None = option(
-        None, "with --plan: GPUs of the machine it is for; by default those of this one"
-    )
-    gpu_memory: float | None = option(
-        None, "with --plan: GB of each of them; by default that of this machine's"
-    )
-    gpu_kind: str | None = option(
-        None, "with --plan: such as H100 or RTX-4090; says the least hours on them"
-    )
-
-    def gpus_here(self) -> int:
-        """How many GPUs there are to be used: on the machine that --plan is about, or on this
-        one."""
-        return super().gpus_here() if self.gpus is None else self.gpus
-
-    def of_the_run(self) -> Settings:
-        """The settings without the flags of --plan. ValueError if one of these flags is given: it
-        would do nothing."""
-        for name in ("gpus", "gpu_memory", "gpu_kind"):
-            if getattr(self, name) is not None:
-                raise ValueError(
-                    f"{flag(name)} is for --plan alone; a run takes the machine that it is on"
-                )
-        return Settings(**{part.name: getattr(self, part.name) for part in fields(Settings)})
 
 
 @dataclass(frozen=True)
@@ -271,9 +242,8 @@ PRESETS = {
 }
 PRESETS["short"] |= {"asynchrony": "pipeline-2", "length_control": "penalty"}  # of the recipe
 
-# On a GPU its memory chooses these, if no flag gives them (machinery/memory.py). The last one is
-# given up first.
-BY_MEMORY = ("generator_memory", "slots", "gradient_checkpointing", "tokens_per_micro_batch")
+# On a GPU these are None if no flag gives them, and it is tried what fits (machinery/trainer.py).
+BY_MEMORY = ("slots", "gradient_checkpointing", "tokens_per_micro_batch")
 
 # A resumed run may change these: devices, how often it writes, and --least-prompts, if it has run
 # out of prompts.
@@ -289,6 +259,11 @@ OF_ITS_RUN = (
     "data defaults prompt_budget thinking_budget answer_budget max_length end_of_thinking"
     " interruption_phrase thinking instruction system slots verifiers"
 ).split()
+
+
+def usual_slots(settings: Sampling) -> int:
+    """The slots of a generator, if no flag gives them."""
+    return PRESETS.get(settings.defaults, {}).get("slots", Settings.slots)
 
 
 # --- from the command line ------------------------------------------------------------------------
@@ -318,7 +293,7 @@ def starting_values(chosen: Sampling) -> Sampling:
     --data, --defaults and, for generate.py, --model. ValueError if these do not go together."""
     is_run = isinstance(chosen, Settings)
     if is_run and chosen.resume:
-        return read_settings(chosen.resume, choose_again=chosen.gpus_here() > 0)
+        return read_settings(chosen.resume)
     made_by = None if is_run else run_of(chosen.model)
     if made_by:
         stored = read_settings(made_by)
@@ -355,7 +330,7 @@ def run_of(model: str) -> Path | None:
     None: no run has made it."""
     path = Path(model)
     if not path.exists():  # as `model_path` looks for it; else it is a name on the hub
-        path = Path(__file__).resolve().parent.parent / model
+        path = ROOT / model
     for folder in path.absolute().parents[:3] if path.exists() else ():
         if (folder / "log.jsonl").exists():
             return folder
@@ -381,51 +356,76 @@ def starting_recipe(chosen: Recipe, preset: dict) -> Recipe:
     return replace(recipe, **changed)
 
 
-def read_settings(folder: Path, choose_again: bool = False) -> Settings:
-    """The settings of the run in this folder. With choose_again those that the memory of a GPU has
-    chosen are None. ValueError if there is none."""
-    refuse_odd_files(folder)
+def read_settings(folder: Path) -> Settings:
+    """The settings of the run in this folder. ValueError if there is none."""
     try:
         stored = json.loads((folder / "config.json").read_text())
         recipe = Recipe(**stored.pop("recipe"))
         stored.pop("versions")
-        chosen = stored.pop("chosen", None)
-        if chosen and choose_again:
-            stored |= dict.fromkeys(chosen["settings"])
         values = {
             name: tuple(value) if isinstance(value, list) else value
             for name, value in stored.items()
         }
-        settings = Settings(recipe=recipe, **values)
-        for part in (recipe, settings):
-            for name, kind in get_type_hints(type(part)).items():
-                value = getattr(part, name)
-                if not is_of(value, kind):
-                    raise ValueError(f"{name} is {value!r:.60}")
-        return settings
+        return Settings(recipe=recipe, **values)
     except OSError as error:
         raise ValueError(
             f"{folder}: the folder holds no run ({error.strerror}: {error.filename})"
         ) from None
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(
             f"{folder}: its config.json is not one of this program ({error})"
         ) from None
 
 
-def is_of(value, kind) -> bool:
-    """Whether a value is of a type, as a dataclass has them, or is a record with entries of the
-    types of `kind`, by their names."""
-    if isinstance(kind, dict):
-        return type(value) is dict and all(is_of(value.get(name), kind[name]) for name in kind)
-    inner, origin = get_args(kind), get_origin(kind)
-    if origin is Literal:
-        return type(value) in map(type, inner)  # its words are checked where they are read
-    if origin in (tuple, list):
-        return type(value) is origin and all(is_of(each, inner[0]) for each in value)
-    if inner:  # one of several
-        return any(is_of(value, each) for each in inner)
-    return type(value) is kind or (kind is float and type(value) is int)
+# --- model and data -------------------------------------------------------------------------------
+
+
+def model_path(name: str) -> str:
+    """Where --model NAME is: a folder, seen from the working directory or from the scripts, or else
+    a name on the hub. ValueError for a folder that holds no model, or no tokenizer."""
+    folder = Path(name)
+    if not folder.exists() and (ROOT / name).is_dir():
+        folder = ROOT / name
+    if not folder.exists():
+        is_path = folder.is_absolute() or name.startswith("./") or len(folder.parts) > 2
+        if is_path or Path(folder.parts[0]).is_dir():
+            raise ValueError(f"--model {name}: there is no such folder")
+    if folder.is_dir() and not (folder / "tokenizer_config.json").exists():
+        missing = "model"
+        if (folder / "model").is_dir():  # a run, whose config.json is another
+            missing = f"model; did you mean {folder / 'model'}?"
+        elif (folder / "config.json").exists():
+            missing = "tokenizer (tokenizer.save_pretrained writes it)"
+        raise ValueError(f"--model {name}: the folder holds no {missing}")
+    return str(folder)
+
+
+def read_sources(settings: Settings) -> list[Source]:
+    """The problems of a run, by source. ValueError if they cannot be read."""
+    sources = load_data(
+        settings.data, settings.train_prompts, settings.validation_problems, settings.instruction
+    )
+    for source in sources:
+        for note in source.notes:
+            say(f"{source.name}: {note}")
+    return sources
+
+
+def refuse_few_problems(settings: Settings, sources: list[Source]) -> None:
+    """ValueError if there are too few problems for a step, or for --least-prompts."""
+    smallest = min(len(source.train) for source in sources)
+    if settings.recipe.least_prompts >= smallest:
+        raise ValueError(
+            f"--least-prompts is {settings.recipe.least_prompts}, and a source has {smallest} to"
+            " train on: with so many no solved prompt would ever be left out"
+        )
+    prompts = sum(len(source.train) for source in sources)
+    if settings.groups_per_step > prompts:
+        most = int(prompts / settings.recipe.batch_factor)
+        raise ValueError(
+            f"a step takes {settings.groups_per_step} prompts, but there are {prompts} to train"
+            f" on: --prompts-per-step {most} would take no more"
+        )
 
 
 # --- what is refused ------------------------------------------------------------------------------
@@ -433,7 +433,7 @@ def is_of(value, kind) -> bool:
 # The least value of a number. All other whole numbers are at least 1, and all other numbers above
 # 0.
 MAY_BE_0 = (
-    "seed warmup_steps threads max_restarts generators trainers gpus weight_decay rollouts_kept"
+    "seed warmup_steps threads max_restarts generators trainers weight_decay rollouts_kept"
     " eps_low least_prompts temperature show stop_when_gain_below from_step"
 ).split()
 LEAST = {"completions_per_prompt": 2, "max_length": 4} | dict.fromkeys(MAY_BE_0, 0)

@@ -126,6 +126,18 @@ class TorchEngine(Engine):
         self.position[slots] += 1
         return self._release(ended | truncated, truncated)
 
+    @torch.inference_mode()
+    def fill_all_slots(self) -> None:
+        """Take all the memory that the engine can ever need: a step at the end of the longest
+        completions, after long prompts that all differ. Nothing of it is kept."""
+        vocabulary = self.model.config.get_text_config().vocab_size
+        rest = [0] * (self.decoding.prompt_budget - 1)
+        self.add([Request(i, 0, [i % vocabulary, *rest], 0, (0,)) for i in range(self.slots)])
+        self._admit()
+        self.position[:] = self.decoding.longest - 1
+        self._sample(self._hidden(self.slots))
+        self.live = 0
+
     def _hidden(self, n: int) -> Tensor:
         """The last hidden states of the live slots' newest tokens, [n, D] in the dtype of the
         trunk."""
@@ -219,6 +231,26 @@ class TorchEngine(Engine):
             self.cache.move(to_n, slots_n, int(self.position[gaps].max()))
         self.live = left
         return rollouts
+
+
+FEWEST_SLOTS = 8  # that are tried
+
+
+def engine_that_fits(model: PreTrainedModel, decoding: Decoding, slots: int) -> TorchEngine:
+    """An engine with so many slots, or with a half, a quarter and so on of them: as many as its
+    device has memory for when all completions are as long as they can be. torch.OutOfMemoryError if
+    FEWEST_SLOTS do not fit."""
+    while True:
+        engine = TorchEngine(model, decoding, slots)
+        try:
+            engine.fill_all_slots()
+            return engine
+        except torch.OutOfMemoryError:
+            if slots // 2 < FEWEST_SLOTS:
+                raise
+        del engine
+        torch.cuda.empty_cache()
+        slots //= 2
 
 
 @torch.inference_mode()

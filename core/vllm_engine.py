@@ -221,13 +221,22 @@ def _arguments(settings: EngineSettings, prompt_tokens: int, on_cpu: bool):
         max_num_seqs=settings.slots,
         max_num_batched_tokens=prompt_tokens + settings.slots * tokens_of_a_slot,
         block_size=block_size,
-        gpu_memory_utilization=settings.memory,
+        gpu_memory_utilization=settings.memory or free_share(on_cpu),
         kv_cache_memory_bytes=CPU_CACHE if on_cpu else None,
         enable_prefix_caching=True,
         async_scheduling=False,
         logprobs_mode="processed_logprobs",
         disable_log_stats=True,
     )
+
+
+def free_share(on_cpu: bool) -> float:
+    """The share of the GPU that vLLM may take: what nobody else has, but for a twentieth, and .9 at
+    most. A trainer on the same GPU has tried its largest micro-batch before."""
+    if on_cpu:
+        return 0.9
+    free, total = torch.cuda.mem_get_info()
+    return min(0.9, free / total - 0.05)
 
 
 def _refuse_head_size(size: int) -> None:

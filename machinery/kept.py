@@ -1,7 +1,7 @@
 """Some rollouts of a run, token by token, with what the loss made of them: rollouts.jsonl.
 
 A line is a group that was trained on, a problem of a validation, or the times of a step.
-docs/rollouts.md explains every key. Nothing that is trained depends on the file. tools/view.py
+docs/log.md explains every key. Nothing that is trained depends on the file. tools/view.py
 makes a page of it.
 """
 
@@ -16,16 +16,15 @@ from transformers import PreTrainedTokenizerBase
 
 import loss
 from core.rollouts import Batch, Group, Rollout
+from core.screen import warn
 from core.settings import Settings
-from curve.files import write_whole
 from data.load import Source
 from data.verify import Verdict
-from machinery.files import append_whole, json_lines, six_digits
+from machinery.folder import append_whole, six_digits
 
 KEPT_STEPS = 40  # of a run, about
 KEPT_PROBLEMS = 6  # of each source, at a validation
 MOST_BYTES = 64 * 2**20  # of the file
-SHARES = 16  # of the file; a step has one, but at least a line
 LONGEST_ANSWER = 2000  # characters; the answer of a programming problem holds all its tests
 LONGEST_CHARACTER = 64  # tokens; if so many make no character, more will not
 
@@ -109,8 +108,7 @@ class KeptRollouts:
     ):
         self.path = folder / "rollouts.jsonl"
         self.settings, self.tokenizer, self.sources = settings, tokenizer, sources
-        # Once the file has been full, it gets only every n-th of the steps that it would get.
-        self.every = 1
+        self.full = False  # it has its MOST_BYTES
         self.run_began = 0.0  # clock reading that all times count from; the record says it
         self.text_of = functools.lru_cache(2**16)(lambda token: tokenizer.decode([token]))
 
@@ -207,25 +205,13 @@ class KeptRollouts:
         return round(clock - self.run_began, 3)
 
     def _add(self, lines: list[dict]) -> None:
-        """Add the lines of a step, as far as they fit into their share of the file. If the file is
-        full, it keeps every second step of those that it has, and gets every second from now on:
-        so it always spans the whole run."""
-        texts = [json.dumps(line, separators=(",", ":")) + "\n" for line in lines]
-        while len(texts) > 1 and sum(map(len, texts)) > MOST_BYTES // SHARES:
-            texts.pop()
-        if lines and self._is_kept(lines[0]):
-            append_whole(self.path, "".join(texts))
-        while self.path.exists() and self.path.stat().st_size > MOST_BYTES:
-            self.every *= 2
-            if self.every > self.settings.steps:
-                return  # what is left is of step 0
-            kept = (text for text, line in json_lines(self.path) if self._is_kept(line))
-            write_whole(self.path, "".join(kept))
-
-    def _is_kept(self, line: dict) -> bool:
-        """Whether the file has room for lines of this kind and step. Times are short."""
-        if line["kind"] == "times":
-            return True
-        of_groups = line["kind"] == "group"
-        apart = steps_apart(self.settings) if of_groups else self.settings.validation_every
-        return line["step"] // apart % self.every == 0
+        """Add the lines of a step. A file that is as long as it may be gets no more."""
+        for line in lines:
+            text = json.dumps(line, separators=(",", ":")) + "\n"
+            size = self.path.stat().st_size if self.path.exists() else 0
+            if size + len(text) > MOST_BYTES:
+                self.full = True
+                step = line["step"]
+                warn("rollouts", f"{self.path} is full: from step {step} on it gets nothing")
+            if not self.full:
+                append_whole(self.path, text)

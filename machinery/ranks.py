@@ -1,11 +1,14 @@
-"""The ranks, processes of the trainer: how they start, what they tell each other, how they end.
+"""The ranks, processes of the trainer: how they start, what they tell each other, how they end; and
+how a run ends on a signal.
 
 Every rank runs the same loop (train.py) and gets the same groups. Rank 0 is the process that the
 user has started.
 """
 
 import contextlib
+import itertools
 import os
+import signal
 import socket
 import sys
 import threading
@@ -19,8 +22,12 @@ import torch.multiprocessing as multiprocessing
 
 from core.devices import devices_here, trunk_dtype
 from core.generators import belong_to_the_run, children_inherit
+from core.screen import say
 from core.settings import Settings
-from machinery.processes import ending
+
+ending = threading.Event()  # set when this process ends its children itself
+
+# --- what they tell each other --------------------------------------------------------------------
 
 
 def rank_and_ranks() -> tuple[int, int]:
@@ -30,15 +37,17 @@ def rank_and_ranks() -> tuple[int, int]:
     return dist.get_rank(), dist.get_world_size()
 
 
-def from_rank_0(value):
-    """Rank 0's value, sent to all ranks. Every rank calls this at the same place; what the others
-    pass does not count. The value is pickled: whole groups of rollouts go through here."""
-    _, ranks = rank_and_ranks()
+def from_rank_0(call: Callable, *arguments, **options):
+    """What this call returns at rank 0, which alone makes it; all ranks get the answer. Every rank
+    comes here at the same place. The answer is pickled: whole groups of rollouts go through
+    here."""
+    rank, ranks = rank_and_ranks()
+    answer = call(*arguments, **options) if rank == 0 else None
     if ranks > 1:
-        box = [value]
+        box = [answer]
         dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
-        value = box[0]
-    return value
+        answer = box[0]
+    return answer
 
 
 def from_all_ranks(value) -> list:
@@ -55,6 +64,30 @@ def wait_for_ranks() -> None:
     """Every rank calls this at the same place. It returns when all have come here."""
     from_all_ranks(None)
 
+
+_numbers = itertools.count()
+
+
+def outcomes(outcome: str, patience: float) -> list[str]:
+    """Every rank calls this at the same place. All get the list of all outcomes, in the order of
+    the ranks. Unlike `from_all_ranks` it ends: torch.OutOfMemoryError if another rank has not come
+    here within `patience` seconds, since it waits for this one elsewhere."""
+    rank, ranks = rank_and_ranks()
+    if ranks == 1:
+        return [outcome]
+    store, number = dist.distributed_c10d._get_default_store(), next(_numbers)
+    keys = [f"outcome {number} of {each}" for each in range(ranks)]
+    store.set(keys[rank], outcome)
+    try:
+        store.wait(keys, timedelta(seconds=patience))
+    except dist.DistError:
+        raise torch.OutOfMemoryError(
+            f"rank {rank} of the trainer alone: {outcome}, and another rank waits for it elsewhere"
+        ) from None
+    return [store.get(key).decode() for key in keys]
+
+
+# --- how they start and end -----------------------------------------------------------------------
 
 HERE = "127.0.0.1"  # all ranks are on this machine, and no other machine reaches their store
 
@@ -148,3 +181,44 @@ def _watch(others, hint: Callable[[], str]) -> None:
         )
         sys.stderr.flush()
         os._exit(1)
+
+
+def end_children() -> None:
+    """Kill all child processes. They ignore the SIGTERM that Python sends at its end, and it would
+    wait for ever."""
+    ending.set()
+    for child in multiprocessing.active_children():
+        child.kill()
+
+
+class Stop:
+    """Ctrl-C or SIGTERM: the first ends the run when it can be saved, the second ends it at once. A
+    signal within a second is the same one: `timeout` and job schedulers signal a process and then
+    its group."""
+
+    def __init__(self):
+        self.number, self.at = 0, 0.0  # of the signal; clock reading when it came
+
+    @property
+    def name(self) -> str:
+        """The signal, as the user knows it."""
+        return "Ctrl-C" if self.number == signal.SIGINT else signal.Signals(self.number).name
+
+    def asked(self) -> bool:
+        """Whether a signal has asked the run to end."""
+        return self.number > 0
+
+    def listen(self) -> None:
+        """Handle the signals from now on."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, _) -> None:
+        if not self.asked():
+            self.number, self.at = number, time.monotonic()
+            say(
+                "Stopping after this step, with a checkpoint if training has begun. Once more stops"
+                " at once, without."
+            )
+        elif time.monotonic() - self.at > 1.0:
+            raise KeyboardInterrupt

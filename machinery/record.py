@@ -1,53 +1,44 @@
 """The log of a run, on rank 0: runs/NAME/log.jsonl, one flat object a line. docs/log.md explains
 every column.
 
-With each line more is written: some rollouts (machinery/kept.py), samples.txt, the progress bar, a
-tracker.
+With each line more is written: some rollouts (machinery/kept.py), the progress bar, a tracker. And
+it is warned of what often comes before a run goes wrong; docs/findings.md says how each was found.
 """
 
 import contextlib
 import dataclasses
+import importlib.util
 import json
 import math
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 import loss
-from core.decoding import marked_text
 from core.devices import devices_here
 from core.feed import Feed
 from core.rollouts import Batch, Group
 from core.screen import Progress, say, warn
 from core.settings import Settings
 from curve.columns import Series
-from curve.files import write_whole
 from curve.forecast import outlook
-from machinery.compute import Compute, Rates, time_left
 from machinery.evaluation import completion_columns, graded
-from machinery.files import append_whole, drop_later
-from machinery.folder import checkpoints, step_of
-from machinery.kept import KeptRollouts, verdict_in_words
-from machinery.totals import Totals
-from machinery.track import Tracker
-from machinery.warnings import (
-    REMEMBERED,
-    fell_from,
-    step_failure,
-    step_warnings,
-    validation_warnings,
-)
+from machinery.folder import append_whole, checkpoints, drop_later, step_of
+from machinery.kept import KeptRollouts
+from machinery.measures import Compute, Rates, Totals, time_left
 
-# What samples.txt shows: problems of each source, and completions of each problem.
-SAMPLED_PROBLEMS = 6
-SAMPLES_SHOWN = 2
-
-
-def indented(text: str) -> str:
-    """A text whose later lines cannot be taken for a heading of samples.txt."""
-    return text.replace("\n", "\n  ")
+REMEMBERED = 10  # training lines that `step_warnings` looks at
+MOST_SKIPPED = 5  # steps in a row that were not finite; then the run ends
+# The share of the groups of a batch. If no more count in REMEMBERED steps, steps are mostly noise.
+FEW_GROUPS = 0.25
+FLAT_STEPS = 5  # steps in a row without any variance in the rewards
+# KL of a step, divided by the entropy. Above this in two of three steps, most runs fell soon after.
+DRIFT = 2.0
+# Nats: an on-policy ratio that is off by 5 % on average is more than numerics.
+MISMATCH_TOO_LARGE = 0.05
 
 
 class Record:
@@ -153,9 +144,8 @@ class Record:
         self.last_steps = [*self.last_steps, line][-REMEMBERED:]
         prompts_left = sum(order.left for order in orders)
         of_prompts = min(order.number for order in orders)
-        samples = self.folder / "samples.txt"
         groups = self.settings.groups_per_step
-        warnings = step_warnings(self.last_steps, prompts_left, of_prompts, groups, samples)
+        warnings = step_warnings(self.last_steps, prompts_left, of_prompts, groups)
         self.warn(step, warnings)
         self.failure = step_failure(self.last_steps)
         self.show(step)
@@ -222,7 +212,6 @@ class Record:
             **mismatch,
             **compute,
         }
-        self._write_samples(step, groups)
         self.rollouts.add_validation(step, groups)
         self.validations.append(line)
         self.log(line)
@@ -242,27 +231,6 @@ class Record:
             return None
         before = [each for each in checkpoints(self.folder) if step_of(each) <= peak["step"]]
         return max(before, key=step_of, default=None)
-
-    def _write_samples(self, step: int, groups: list[Group]) -> None:
-        """Write samples.txt: completions of the same problems at the first validation and at this
-        one."""
-        samples = f"\n=== step {step}\n"
-        for source in range(len(self.sources)):
-            of_source = [group for group in groups if group.source == source]
-            for group in of_source[:SAMPLED_PROBLEMS]:
-                problem = f"{group.problem.prompt}   (answer: {group.problem.answer})"
-                samples += f"\n{indented(problem)}\n"
-                for rollout, verdict in group.judged()[:SAMPLES_SHOWN]:
-                    truncated = ", truncated" if rollout.truncated else ""
-                    text = marked_text(self.feed.prompts.tokenizer, rollout)
-                    verdict_said = f"{verdict_in_words(verdict)}{truncated}"
-                    samples += f"  {verdict_said}:  {indented(text)}\n"
-        path = self.folder / "samples.txt"
-        before = "Forced tokens stand in [[ ]]. The first completions of each problem.\n"
-        if step and path.exists():
-            before = path.read_text()
-        title_and_first = before.split("\n=== ")[:2]
-        write_whole(path, "\n=== ".join(title_and_first) + samples)
 
     def _pass_rates(self, groups: list[Group]) -> dict:
         """Mean pass rate of a validation. From the first one on in which a task gives a score
@@ -298,3 +266,177 @@ class Record:
             num_examples = len(source.validation) * self.settings.validation_samples
             curves.append(Series(name, x, y, "compute_flops", column, num_examples))
         return curves
+
+
+# --- warnings -------------------------------------------------------------------------------------
+
+
+def step_warnings(
+    lines: list[dict], prompts_left: int, of_prompts: int, groups_per_step: int
+) -> dict[str, str]:
+    """The warnings after a step, by what they are about. lines: the last training lines of the log,
+    at most REMEMBERED. prompts_left: prompts that are not retired. of_prompts: all prompts of the
+    smallest source."""
+    now, warnings = lines[-1], {}
+    if now["truncated_fraction"] > loss.TRUNCATED_TOO_OFTEN:
+        warnings["truncation"] = (
+            f"{now['truncated_fraction']:.0%} of the completions of step {now['step']} reached"
+            " their token limit without ending, and are left out; instabilities often follow above"
+            f" {loss.TRUNCATED_TOO_OFTEN:.0%}: raise --answer-budget or --thinking-budget"
+        )
+    if sum(map(has_drifted, lines[-3:])) >= 2:
+        warnings["drift"] = (
+            "in two of the last three steps the policy was further from the one that had sampled"
+            f" the batch than {DRIFT:g} times its entropy (kl_estimate in the log); the pass rate"
+            " often falls soon after: the learning rate is likely too high"
+        )
+    if prompts_left < groups_per_step:
+        warnings["few prompts"] = (
+            f"{prompts_left} prompts are left that are not solved, fewer than the"
+            f" {groups_per_step} that a step takes, so each step trains on the same ones again and"
+            " again; runs often fall from here on. --least-prompts"
+            f" {min(10 * groups_per_step, of_prompts // 2)} has the solved ones come again in time"
+        )
+    if in_a_row(lines, FLAT_STEPS, lambda line: line["zero_variance_fraction"] == 1):
+        warnings["flat"] = (
+            f"in each of the last {FLAT_STEPS} steps all completions of a prompt got the same"
+            " reward: there is nothing to learn from. The pass rate of this step is"
+            f" {now['pass_rate']:.2f}: near 0 the problems are too hard for the model"
+            " (docs/your_own.md: imitate first), or its answers are not found in what it writes;"
+            " near 1 they are too easy. `python -m tools.view` shows completions and verdicts"
+        )
+    elif few_groups_count(lines, groups_per_step):
+        warnings["few groups"] = (
+            f"in each of the last {REMEMBERED} steps at most {FEW_GROUPS:.0%} of the groups"
+            " counted: all completions of the others got the same reward, so few prompts decide"
+            " where a step goes. More --prompts-per-step, larger groups (--completions-per-prompt),"
+            " or data that are solved now and then help; a smaller K of --asynchrony too, if the"
+            " policy moves fast"
+        )
+    if now["skipped"]:
+        skipped = "The step is skipped, and counted as `skipped` in the log"
+        warnings["not finite"] = f"{not_finite(now)}. {skipped}"
+    return warnings
+
+
+def has_drifted(line: dict) -> bool:
+    """Whether the policy of this step was far from the one that had sampled the batch. A step in
+    which nothing was trained on has no KL and no entropy, and is no drift."""
+    return (line["kl_estimate"] or 0) > DRIFT * (line["entropy"] or math.inf)
+
+
+def few_groups_count(lines: list[dict], groups_per_step: int) -> bool:
+    """Whether hardly any group of the last steps counted, although the problems are not solved."""
+
+    def few_count(line: dict) -> bool:
+        few = line["groups_counted"] <= FEW_GROUPS * groups_per_step
+        return few and line["pass_rate"] < loss.RETIRE_AT
+
+    return in_a_row(lines, REMEMBERED, few_count)
+
+
+def step_failure(lines: list[dict]) -> str:
+    """Why the run cannot go on after the last of these training lines; '' if it can."""
+    if not in_a_row(lines, MOST_SKIPPED, lambda line: line["skipped"]):
+        return ""
+    return (
+        f"{not_finite(lines[-1])}. So were the {MOST_SKIPPED - 1} steps before it, and the"
+        " parameters stay as they were: try a new run with a lower --learning-rate, or with --dtype"
+        " float32; its --model may be that of an earlier checkpoint"
+    )
+
+
+def validation_warnings(validations: list[dict], checkpoint: Path | None) -> dict[str, str]:
+    """The warnings after a validation, by what they are about. validations: all validation lines of
+    the log. checkpoint: the newest one from before a fall, if there is one."""
+    now, warnings = validations[-1], {}
+    if not now["mismatch_mean"] <= MISMATCH_TOO_LARGE:  # nor NaN
+        warnings["mismatch"] = (
+            f"generator and trainer differ by {now['mismatch_mean']:.3f} nats a token, with the"
+            " same parameters; the importance ratios measure that and not the policy: keep"
+            " --fp32-logits, or try --dtype float32 or --no-share-prompts"
+        )
+    peak = fell_from(validations)
+    if peak is not None:
+        warnings["fall"] = (
+            f"the pass rate has fallen from {peak['pass_rate']:.3f} at step {peak['step']}"
+            f" to {now['pass_rate']:.3f} at step {now['step']}"
+        )
+        if checkpoint is not None:
+            run = checkpoint.parent.parent
+            command = f"python train.py --resume {run} --from-step {step_of(checkpoint)}"
+            warnings["fall"] += f"; once the run is stopped, {command} goes on from before the fall"
+    return warnings
+
+
+def fell_from(validations: list[dict]) -> dict | None:
+    """The best validation, if the pass rate has fallen since: by more than a fifth of the gain, and
+    by more than chance. Otherwise None."""
+    if not validations:
+        return None
+    first, last = validations[0], validations[-1]
+    best = max(validations, key=lambda line: line["pass_rate"])
+    gain, fall = best["pass_rate"] - first["pass_rate"], best["pass_rate"] - last["pass_rate"]
+    chance = 4 * math.sqrt(0.5 / last["num_examples"])  # 4 standard errors of a difference
+    return best if fall > max(0.2 * gain, chance) else None
+
+
+def in_a_row(lines: list[dict], number: int, holds) -> bool:
+    """Whether there are so many lines, and this holds for each of the last ones."""
+    return len(lines) >= number and all(map(holds, lines[-number:]))
+
+
+def not_finite(line: dict) -> str:
+    """What is said of a step that was skipped."""
+    return f"the loss or the gradient of step {line['step']} is not finite"
+
+
+# --- trackers -------------------------------------------------------------------------------------
+
+
+def refuse_missing_tracker(name: str | None) -> None:
+    """ValueError if the tracker of --track is not installed."""
+    if name is not None and importlib.util.find_spec(name) is None:
+        raise ValueError(f"--track {name}: it is not installed; `pip install {name}` brings it")
+
+
+@dataclass
+class Tracker:
+    """Sends numbers to a tracker. When that fails, it warns once and sends nothing more, and the
+    run goes on."""
+
+    name: str | None
+    folder: Path
+    config: dict
+    # From the first line on: tensorboard's writer, or the module of wandb or trackio.
+    tracker: object = None
+
+    def log(self, line: dict) -> None:
+        """Send the numbers of a line of log.jsonl, as train/loss or validation/pass_rate."""
+        if self.name is None:
+            return
+        numbers = {}
+        for key, value in line.items():
+            if type(value) in (int, float):
+                numbers[f"{line['kind']}/{key}"] = value
+        try:
+            self.tracker = self.tracker or self._start()
+            if self.name == "tensorboard":
+                for name, value in numbers.items():
+                    self.tracker.add_scalar(name, value, line["step"])
+                self.tracker.flush()
+            else:
+                self.tracker.log(numbers, step=line["step"])
+        except Exception as error:  # of whatever kind: the run is worth more than its tracker
+            words = f"{type(error).__name__}: {error}"
+            warn("tracker", f"--track {self.name} has failed, and gets nothing more ({words})")
+            self.name = None
+
+    def _start(self):
+        if self.name == "tensorboard":
+            from torch.utils.tensorboard import SummaryWriter
+
+            return SummaryWriter(self.folder / "tensorboard")
+        module = importlib.import_module(self.name)  # wandb, or trackio, which has the same calls
+        module.init(project="scalerl", name=self.folder.name, config=self.config)
+        return module

@@ -1,6 +1,6 @@
 """What stands around the loop of train.py. `open_run` checks everything before a process starts.
-`Run` has the loop's calls, and ends the run: with its results, with its processes, and with the
-reason if something failed."""
+`Run` answers the loop, and ends the run: with its results, with its processes, and with the reason
+if something failed."""
 
 import contextlib
 import dataclasses
@@ -18,48 +18,46 @@ from transformers import PreTrainedModel
 import loss
 from core.decoding import make_decoding, refuse_unfit_prompts, rendered, unwritable
 from core.devices import devices_here
-from core.engine import EngineSettings, engine_settings, refuse_split
+from core.engine import engine_settings, refuse_split
 from core.feed import Feed, Prompts, Workers
 from core.generators import GeneratorFailed
 from core.model import (
     attention_heads,
     first_learning_rate,
     load_model,
+    load_shapes,
     load_tokenizer,
-    model_path,
     refuse_too_long,
 )
 from core.one_process import GeneratorHere, VerifierHere
 from core.policy import Policy, error_of_sharing
-from core.rollouts import Batch, Group, SharedParameters
+from core.rollouts import Batch, Group, Rollout, SharedParameters
 from core.screen import say
-from core.settings import BY_MEMORY, Settings
+from core.settings import Settings, model_path, read_sources, refuse_few_problems
 from core.torch_engine import refuse_wrong_over_slots
 from curve.fit import fit_sigmoid
 from curve.forecast import levelled_off
 from curve.plots import plot_variants
 from curve.report import describe, report
-from data.load import Source, load_data
+from data.load import Source
 from data.verify import VerifierPool
-from machinery.checkpoints import checkpoint_of, read_state, write_checkpoint
-from machinery.compute import Compute, attention_width, matmul_parameters
-from machinery.files import last_line, whole_folder
 from machinery.folder import (
+    checkpoint_of,
     checkpoints,
+    last_line,
     lock_folder,
     make_folder,
     new_folder,
+    read_state,
     step_of,
+    whole_folder,
+    write_checkpoint,
     write_config,
 )
-from machinery.memory import Shape, choose
-from machinery.processes import Stop
-from machinery.ranks import from_rank_0, give_way_to_a_dead_rank
-from machinery.record import Record
-from machinery.totals import Totals
-from machinery.track import refuse_missing_tracker
+from machinery.measures import Compute, Totals, attention_width, matmul_parameters
+from machinery.ranks import Stop, from_rank_0, give_way_to_a_dead_rank
+from machinery.record import Record, few_groups_count, refuse_missing_tracker
 from machinery.trainer import gather, numerics_mismatch
-from machinery.warnings import few_groups_count
 
 SHARED_MEMORY = Path("/dev/shm")  # where Linux has what processes share
 # Nats in fp32. Models that share prompts rightly are off by 1e-5 at most.
@@ -76,48 +74,46 @@ class Start:
     model: str  # folder or hub name
     moments: Path | None  # of the optimizer, in a checkpoint
     parameters: SharedParameters  # nothing is written there yet
+    longest: int  # tokens of a prompt and its completion, at most
 
 
 # --- how a run is opened --------------------------------------------------------------------------
 
 
-def open_run(settings: Settings) -> "Run":
+def open_run(asked: Settings, sources: list[Source] | None = None) -> "Run":
     """Check everything that can be checked before a process is started, and make the run's folder
-    or open it again. Returns rank 0's Run.
+    or open it again. Returns rank 0's Run. sources: those of --data, if they are read already.
 
-    The settings of the run are in its `start`: with a learning rate that suits the model, if they
-    had none, and without shared prompts, if the model or another setting forbids them. ValueError
-    or OSError if the flags, the data or the model cannot be used.
+    The settings of the run are in its `start` (`settings_of_the_run`). ValueError or OSError if the
+    flags, the data or the model cannot be used.
     """
     # The data, and where the run goes on.
-    refuse_missing_tracker(settings.track)
-    sources = read_sources(settings)
-    folder, lock, checkpoint = find_folder(settings)
-    first_model = newest_model = model_path(settings.model)
+    refuse_missing_tracker(asked.track)
+    sources = sources or read_sources(asked)
+    folder, lock, checkpoint = find_folder(asked)
+    first_model = newest_model = model_path(asked.model)
     step, moments, state = 0, None, None
     if checkpoint is not None:
         state = read_state(checkpoint)
         step, moments = state["step"], checkpoint / "optimizer.safetensors"
         newest_model = str(checkpoint / "model")
-        refuse_finished(folder, step, settings)
-
-    asked = settings
-    if settings.one_process:
-        settings = by_turns(settings)
+        refuse_finished(folder, step, asked)
 
     # The model and its prompts. Engines are made of the run's first model, which stays where it is;
     # their parameters come from the trainer.
-    prompts = make_prompts(settings, first_model, sources)
+    prompts = make_prompts(asked, first_model, sources)
     model = load_model(newest_model)
-    refuse_too_long(model, prompts.decoding)
-    settings = with_learning_rate(settings, model)
-    settings, chosen = with_what_suits_the_memory(settings, model, prompts)
-    engines = engines_of(settings, first_model, prompts)
+    odd = refusals(lambda: refuse_wrong_over_slots(model, asked.model))
+    settings = settings_of_the_run(asked, model, odd)
+    generators, trainers = devices_here(settings)
+    engines = [
+        engine_settings(settings, devices, first_model, prompts.decoding) for devices in generators
+    ]
     refuse_split(engines[0].engine, settings.tensor_parallel, attention_heads(model))
-    settings = with_prompts_shared_if_possible(settings, model, engines[0].engine)
+    if odd and engines[0].engine == "torch":
+        raise ValueError(odd[0])
 
     # Who does what.
-    _, trainers = devices_here(settings)
     refuse_small_shared_memory(4 * model.num_parameters())
     parameters = SharedParameters(model, len(trainers))
     stop = Stop()
@@ -125,29 +121,62 @@ def open_run(settings: Settings) -> "Run":
     if settings.one_process:
         workers = Workers(engines, parameters, GeneratorHere, VerifierHere)
     feed = Feed(settings, prompts, workers, stop.asked, state)
-    if state is not None:
-        refuse_other_problems(state, feed, newest_model)
-    if settings.defaults != "toy":
-        say(f"The settings start from --defaults {settings.defaults}; config.json has them all.")
-
-    say_first_prompt(settings, prompts)
-    if not (settings.resume or settings.one_process):
-        refuse_raising_tasks(settings, sources)
+    if state is not None and state["data"] != feed.data:
+        raise ValueError(
+            f"--resume {folder}: the problems of --data {' '.join(asked.data)} are not those that"
+            " its checkpoint was made with: put the old data back, or train its model in a new run:"
+            f" --model {newest_model}"
+        )
+    if not (asked.resume or asked.one_process):
+        refuse_raising_tasks(asked, sources)
 
     # Only now is anything written.
     folder = make_folder(folder, settings)
     lock = lock or lock_folder(folder)
-    # The recipe and the engine are stored as the user asked for them: a resume without
-    # --one-process goes on with these.
-    stored = dataclasses.replace(settings, recipe=asked.recipe, engine=asked.engine)
-    write_config(folder, stored, chosen)
+    write_config(folder, asked, learning_rate=settings.learning_rate)
+    if settings.defaults != "toy":
+        say(f"The settings start from --defaults {settings.defaults}; config.json has them all.")
     if settings.resume:
         say(f"{folder}: going on from step {step}")
-        remove_checkpoints_after(step, folder)
-    compute = Compute(number_of_devices(settings), matmul_parameters(model), attention_width(model))
+        for checkpoint in checkpoints(folder):
+            if step_of(checkpoint) > step:  # it comes again
+                shutil.rmtree(checkpoint)
+    devices = [*sum(generators, ()), *trainers]
+    alone = settings.one_process or "cpu" not in devices  # a GPU that does both is one
+    number = len({*devices}) if alone else len(devices)
+    compute = Compute(number, matmul_parameters(model), attention_width(model))
     record = Record(settings, folder, compute, feed, state)
-    start = Start(settings, step, newest_model, moments, parameters)
+    start = Start(settings, step, newest_model, moments, parameters, prompts.decoding.longest)
     return Run(start, model, feed, record, stop, lock)
+
+
+def settings_of_the_run(asked: Settings, model: PreTrainedModel, odd: list[str]) -> Settings:
+    """The settings with a learning rate that suits the model, if they have none; without shared
+    prompts, if something forbids them; and with what --one-process wants. odd: why the model cannot
+    be computed over a cache, if so."""
+    changes = {}
+    if asked.one_process:  # generator and trainer wait for each other
+        asynchrony = asked.recipe.asynchrony
+        if asynchrony != "ppo-1":
+            why = "because of --one-process"
+            say(f"The run trains with --asynchrony ppo-1, not {asynchrony}, {why}.")
+        changes["recipe"] = dataclasses.replace(asked.recipe, asynchrony="ppo-1")
+        changes["engine"] = "torch"
+    if asked.learning_rate is None:
+        parameters = model.num_parameters()
+        changes["learning_rate"] = rate = first_learning_rate(parameters)
+        say(f"The learning rate is {rate}, for {parameters:,} parameters.")
+    reasons = []
+    if asked.gradient_checkpointing:
+        reasons = ["with --gradient-checkpointing a layer would add its keys twice to their cache"]
+    elif odd:
+        reasons = odd
+    elif asked.share_prompts and not (error := error_of_sharing(model)) < MOST_ERROR_OF_SHARING:
+        reasons = [f"this model's log-probabilities would be off by up to {error:.2g} nats"]
+    if asked.share_prompts and reasons:
+        say(f"Prompts are not shared: {reasons[0]}.")
+        changes["share_prompts"] = False
+    return dataclasses.replace(asked, **changes)
 
 
 def refuse_finished(folder: Path, step: int, settings: Settings) -> None:
@@ -170,71 +199,6 @@ def refuse_small_shared_memory(needed: int) -> None:
             )
 
 
-def refuse_other_problems(state: dict, feed: Feed, model: str) -> None:
-    """ValueError if the problems of the feed are not those that the checkpoint was made with.
-    state: of the checkpoint."""
-    settings = feed.settings
-    if state["data"] != feed.data:
-        raise ValueError(
-            f"--resume {settings.resume}: the problems of --data {' '.join(settings.data)} are not"
-            " those that its checkpoint was made with: put the old data back, or train its model in"
-            f" a new run: --model {model}"
-        )
-
-
-def remove_checkpoints_after(step: int, folder: Path) -> None:
-    """Remove the checkpoints of later steps, which come again."""
-    for checkpoint in checkpoints(folder):
-        if step_of(checkpoint) > step:
-            shutil.rmtree(checkpoint)
-
-
-def by_turns(settings: Settings) -> Settings:
-    """The settings as --one-process wants them: generator and trainer wait for each other."""
-    asynchrony = settings.recipe.asynchrony
-    if asynchrony != "ppo-1":
-        say(f"The run trains with --asynchrony ppo-1, not {asynchrony}, because of --one-process.")
-    recipe = dataclasses.replace(settings.recipe, asynchrony="ppo-1")
-    return dataclasses.replace(settings, recipe=recipe, engine="torch")
-
-
-def read_sources(settings: Settings) -> list[Source]:
-    """The problems of the run, by source. ValueError if they are too few for a step, or for
-    --least-prompts."""
-    sources = load_data(
-        settings.data, settings.train_prompts, settings.validation_problems, settings.instruction
-    )
-    for source in sources:
-        for note in source.notes:
-            say(f"{source.name}: {note}")
-    smallest = min(len(source.train) for source in sources)
-    if settings.recipe.least_prompts >= smallest:
-        raise ValueError(
-            f"--least-prompts is {settings.recipe.least_prompts}, and a source has {smallest} to"
-            " train on: with so many no solved prompt would ever be left out"
-        )
-    prompts = sum(len(source.train) for source in sources)
-    if settings.groups_per_step > prompts:
-        raise ValueError(
-            f"a step takes {settings.groups_per_step} prompts, but there are {prompts} to train on:"
-            f" --prompts-per-step {int(prompts / settings.recipe.batch_factor)} would take no more"
-        )
-    return sources
-
-
-def refuse_raising_tasks(settings: Settings, sources: list[Source]) -> None:
-    """ValueError if a task raises on its own reference answer: it would call everything wrong."""
-    for source in sources:
-        problem = source.train[0]
-        with VerifierPool(*settings.verifier_limits) as pool:
-            ((_, verdict),) = pool.judge([("", problem, problem.answer)])
-        if verdict.raised or verdict.failure == "error":
-            raise ValueError(
-                f"{problem.task}.score cannot judge its own reference answer"
-                f" {problem.answer!r:.80}:\n{verdict.detail.strip()}"
-            )
-
-
 def find_folder(settings: Settings) -> tuple[Path, TextIO | None, Path | None]:
     """The folder of the run. If --resume names it, also its lock, and the checkpoint to go on from
     if there is one. ValueError if another process uses the folder, or if it has lost its log."""
@@ -251,123 +215,121 @@ def find_folder(settings: Settings) -> tuple[Path, TextIO | None, Path | None]:
 
 
 def make_prompts(settings: Settings, model: str, sources: list[Source]) -> Prompts:
-    """The prompts of these sources for the model. ValueError if it cannot read them."""
+    """The prompts of these sources for the model. The first is shown as the model gets it.
+    ValueError if it cannot read them; it says all that is wrong with the prompts and the
+    budgets."""
     tokenizer = load_tokenizer(model)
     recipe = settings.recipe
-    decoding = make_decoding(tokenizer, settings, recipe.length_control, recipe.fp32_logits)
     texts = [problem.prompt for source in sources for problem in source.train + source.validation]
-    if settings.model == Settings.model:
-        characters = {character for text in texts for character in text}
-        lost = unwritable(tokenizer, "".join(characters))
-        if lost:
+    decoding = []
+
+    def fit_budgets() -> None:
+        made = make_decoding(tokenizer, settings, recipe.length_control, recipe.fp32_logits)
+        decoding.append(made)
+        refuse_too_long(load_shapes(model), made)
+
+    def know_characters() -> None:
+        lost = unwritable(tokenizer, "".join({character for text in texts for character in text}))
+        if lost and settings.model == Settings.model:
             raise ValueError(lost[0].removeprefix("! "))
-    refuse_unfit_prompts(tokenizer, texts, settings)
-    return Prompts(sources, tokenizer, decoding)
 
-
-def say_first_prompt(settings: Settings, prompts: Prompts) -> None:
-    """Print the first prompt as the model gets it, and what ends a completion."""
-    tokenizer, decoding = prompts.tokenizer, prompts.decoding
-    (ids,) = rendered(tokenizer, [prompts.sources[0].train[0].prompt], settings)
-    ends = " or ".join(repr(tokenizer.decode([token])) for token in decoding.eos)
+    wrong = refusals(
+        lambda: refuse_few_problems(settings, sources),
+        fit_budgets,
+        know_characters,
+        lambda: refuse_unfit_prompts(tokenizer, texts, settings),
+    )
+    if wrong:
+        raise ValueError(". Also: ".join(wrong))
+    (ids,) = rendered(tokenizer, texts[:1], settings)
+    ends = " or ".join(repr(tokenizer.decode([token])) for token in decoding[0].eos)
     say(f"The first prompt, as the model gets it: {tokenizer.decode(ids)!r}")
-    say(f"A completion ends with {ends}, or after {decoding.longest_completion} tokens.")
+    say(f"A completion ends with {ends}, or after {decoding[0].longest_completion} tokens.")
+    return Prompts(sources, tokenizer, decoding[0])
 
 
-def with_learning_rate(settings: Settings, model: PreTrainedModel) -> Settings:
-    """The settings with a learning rate that suits the model, if they have none."""
-    if settings.learning_rate is not None:
-        return settings
-    parameters = model.num_parameters()
-    rate = first_learning_rate(parameters)
-    say(f"The learning rate is {rate}, for {parameters:,} parameters.")
-    return dataclasses.replace(settings, learning_rate=rate)
+def refuse_raising_tasks(settings: Settings, sources: list[Source]) -> None:
+    """ValueError if a task raises on its own reference answer: it would call everything wrong."""
+    for source in sources:
+        problem = source.train[0]
+        with VerifierPool(*settings.verifier_limits) as pool:
+            ((_, verdict),) = pool.judge([("", problem, problem.answer)])
+        if verdict.raised or verdict.failure == "error":
+            raise ValueError(
+                f"{problem.task}.score cannot judge its own reference answer"
+                f" {problem.answer!r:.80}:\n{verdict.detail.strip()}"
+            )
 
 
-def with_what_suits_the_memory(
-    asked: Settings, model: PreTrainedModel, prompts: Prompts
-) -> tuple[Settings, dict | None]:
-    """The settings with what the memory of the devices chooses, and what config.json says of it:
-    names and reason; None if nothing was left to choose. `DoesNotFit` if no choice fits."""
-    settings, reason = choose(asked, Shape(model), prompts.decoding.longest)
-    if not reason:
-        return settings, None
-    say(reason)
-    names = [name for name in BY_MEMORY if getattr(asked, name) is None]
-    return settings, {"settings": names, "reason": reason}
-
-
-def engines_of(settings: Settings, model: str, prompts: Prompts) -> list[EngineSettings]:
-    """The settings of each generator's engine."""
-    generators, trainers = devices_here(settings)
-    beside_trainer = not set(trainers).isdisjoint(generators[0])
-    return [
-        engine_settings(settings, devices, model, prompts.decoding, beside_trainer)
-        for devices in generators
-    ]
-
-
-def with_prompts_shared_if_possible(
-    settings: Settings, model: PreTrainedModel, engine: str
-) -> Settings:
-    """The settings without --share-prompts, if something forbids it. ValueError if the model cannot
-    be sampled by `TorchEngine`, and this is the engine."""
-    reason = ""
-    if settings.gradient_checkpointing:
-        reason = "with --gradient-checkpointing a layer would add its keys twice to their cache"
-    # The trainer shares prompts over the same kind of cache that TorchEngine samples with.
-    if engine == "torch" or (settings.share_prompts and not reason):
+def refusals(*checks: Callable[[], None]) -> list[str]:
+    """What these checks refuse, each in a sentence."""
+    sentences = []
+    for check in checks:
         try:
-            refuse_wrong_over_slots(model, settings.model)
+            check()
         except ValueError as error:
-            if engine == "torch":
-                raise
-            reason = str(error)
-    if settings.share_prompts and not reason:
-        error = error_of_sharing(model)
-        if not error < MOST_ERROR_OF_SHARING:  # nor NaN
-            reason = f"this model's log-probabilities would be off by up to {error:.2g} nats"
-    if not settings.share_prompts or not reason:
-        return settings
-    say(f"Prompts are not shared: {reason}.")
-    return dataclasses.replace(settings, share_prompts=False)
-
-
-def number_of_devices(settings: Settings) -> int:
-    """Devices of generators and trainers. Each CPU process is one; a GPU that does both is one."""
-    if settings.one_process:
-        return 1
-    generators, trainers = devices_here(settings)
-    names = [*sum(generators, ()), *trainers]
-    return len(names) if "cpu" in names else len({*names})
+            sentences.append(str(error))
+    return sentences
 
 
 # --- the run --------------------------------------------------------------------------------------
 
 
 class Run:
-    """What only rank 0 has: where its groups come from, where results go, and why the run ends.
-
-    The methods of the first half are the loop's calls. Each returns the same on all ranks: the
-    other ranks have an `OtherRank`, whose calls wait for the answer of this one.
-    """
+    """Where the groups of the loop come from, where results go, and why the run ends. Rank 0 has
+    all of it. Other ranks have the start alone, for the calls that all ranks take part in."""
 
     def __init__(
         self,
         start: Start,
-        model: PreTrainedModel,
-        feed: Feed,
-        record: Record,
-        stop: Stop,
-        lock: TextIO | None,
+        model: PreTrainedModel | None = None,
+        feed: Feed | None = None,
+        record: Record | None = None,
+        stop: Stop | None = None,
+        lock: TextIO | None = None,
     ):
         """model: of the start, on the CPU in fp32. lock: of the folder; it is held as long as this
         object lives."""
         self.start, self.settings, self.model = start, start.settings, model
         self.feed, self.record, self.stop, self.lock = feed, record, stop, lock
-        self.folder = record.folder
+        self.folder = record and record.folder
         self.error = ""  # what went wrong in this process
         self.stopped_at_once = False  # by a second Ctrl-C
+
+    # In which all ranks take part
+
+    def take_model(self) -> PreTrainedModel:
+        """The model of the start, on the CPU in fp32: another one at each call."""
+        model, self.model = self.model or load_model(self.start.model), None
+        return model
+
+    def validate(self, version: int, policy: Policy, settings: Settings) -> None:
+        """Measure the pass rate of the held-out problems with this version of the parameters; that
+        of version 0 is R0. All ranks compare the log-probabilities of some of these completions
+        with the generator's."""
+        with self.record.pause() if self.record else contextlib.nullcontext():
+            compared = from_rank_0(self._sample_held_out, version)
+            if not compared:  # the run ends
+                return
+            mismatch = numerics_mismatch(policy, compared, settings)
+        if self.record:
+            self.record.log_validation(version, self.held_out, mismatch)
+
+    def save(self, version: int, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
+        """Write a checkpoint of this version. Parameters and moments come from all ranks."""
+        parameters, moments = gather(policy, optimizer)
+        if self.record is None:
+            return
+        state = {"step": version, **self.feed.state(), **self.record.state()}
+        tokenizer = self.feed.prompts.tokenizer
+        write_checkpoint(self.folder, policy.model, tokenizer, parameters, moments, state)
+        before_fall = self.record.checkpoint_before_fall()
+        # The newest are kept, and the one from before a fall.
+        for old in checkpoints(self.folder)[: -self.settings.keep_checkpoints]:
+            if old != before_fall:
+                shutil.rmtree(old)
+
+    # Which rank 0 answers
 
     def begin(self, version: int) -> None:
         """Start the generators, and the clock of training."""
@@ -377,13 +339,13 @@ class Run:
     def goes_on(self, version: int) -> bool:
         """Whether another step is made."""
         done = version >= self.settings.steps
-        return from_rank_0(not (done or self.over() or self.has_levelled_off(version)))
+        return not (done or self.over() or self.has_levelled_off(version))
 
     def batch(self, version: int) -> list[Group] | None:
         """The groups to train this version of the parameters on. None if every prompt is retired,
         or if the run ends."""
         began = time.monotonic()
-        groups = from_rank_0(self.feed.batch(version))  # whole groups of rollouts go to all ranks
+        groups = self.feed.batch(version)
         self.record.waited = began, time.monotonic()
         return groups
 
@@ -391,22 +353,7 @@ class Run:
         """Whether a validation of this version is due and has not been made yet."""
         regular = version % self.settings.validation_every == 0
         due = regular or at_the_end or version == self.settings.steps
-        return from_rank_0(due and self.record.last_validation < version and not self.over())
-
-    def validate(self, version: int, policy: Policy) -> None:
-        """Measure the pass rate of the held-out problems with this version of the parameters; that
-        of version 0 is R0. All ranks compare the log-probabilities of some of these completions
-        with the generator's."""
-        with self.record.pause():
-            groups = self.feed.validate(version) or []
-            rollouts = [rollout for group in groups for rollout in group.rollouts.values()]
-            every_nth = max(1, len(rollouts) // COMPARED)
-            # The other ranks get these completions, to compute their share of them.
-            compared = from_rank_0(rollouts[::every_nth])
-            if not compared:  # the run ends
-                return
-            mismatch = numerics_mismatch(policy, compared, self.settings)
-        self.record.log_validation(version, groups, mismatch)
+        return due and self.record.last_validation < version and not self.over()
 
     def retire(self, groups: list[Group]) -> None:
         """No-Positive-Resampling: the prompts that these groups have solved do not come again."""
@@ -417,18 +364,6 @@ class Run:
     ) -> None:
         """Write down what has happened. figures: further columns of the log."""
         self.record.log_step(step, batch, totals, worth, figures)
-
-    def save(self, version: int, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
-        """Write a checkpoint of this version. Parameters and moments come from all ranks."""
-        parameters, moments = gather(policy, optimizer)
-        state = {"step": version, **self.feed.state(), **self.record.state()}
-        tokenizer = self.feed.prompts.tokenizer
-        write_checkpoint(self.folder, policy.model, tokenizer, parameters, moments, state)
-        before_fall = self.record.checkpoint_before_fall()
-        # The newest are kept, and the one from before a fall.
-        for old in checkpoints(self.folder)[: -self.settings.keep_checkpoints]:
-            if old != before_fall:
-                shutil.rmtree(old)
 
     def end(self, version: int) -> bool:
         """Stop the clock of training, and log why a run is over. Returns whether a checkpoint is
@@ -445,7 +380,13 @@ class Run:
         saved = any(step_of(checkpoint) == version for checkpoint in checkpoints(self.folder))
         # Without a checkpoint a resumed run looks again whether generator and trainer agree.
         of_no_use = self.record.last_validation < 0 or (version == 0 and self.record.failure)
-        return from_rank_0(not saved and not of_no_use)
+        return not saved and not of_no_use
+
+    def _sample_held_out(self, version: int) -> list[Rollout]:
+        """Some of the completions of a validation."""
+        self.held_out = self.feed.validate(version) or []
+        rollouts = [rollout for group in self.held_out for rollout in group.rollouts.values()]
+        return rollouts[:: max(1, len(rollouts) // COMPARED)]
 
     # Why it ends
 
@@ -490,8 +431,8 @@ class Run:
         it may come out of a task, whose traceback is wanted."""
         if isinstance(error, torch.OutOfMemoryError):
             return (
-                f"{str(error).partition('. ')[0]}: lower --tokens-per-micro-batch or --slots, or"
-                " add --gradient-checkpointing or --trainers"
+                f"{str(error).partition('. ')[0]}: lower --slots or --tokens-per-micro-batch, add"
+                " --gradient-checkpointing, --trainers or --offload, or take a smaller --model"
             )
         if isinstance(error, GeneratorFailed):
             return str(error)
@@ -591,41 +532,3 @@ class Run:
         if "rollouts.html" in files:
             lines.append(f"next        open {self.folder}/rollouts.html in a browser")
         return lines
-
-
-class OtherRank:
-    """The loop's calls on any other rank: they get rank 0's answer, and take part in what all ranks
-    do together."""
-
-    def __init__(self, start: Start):
-        self.settings = start.settings
-        self.model = load_model(start.model)
-
-    def begin(self, *_) -> None:
-        """Rank 0 alone starts the generators."""
-
-    def goes_on(self, *_) -> bool:
-        return from_rank_0(None)
-
-    def batch(self, *_) -> list[Group] | None:
-        return from_rank_0(None)
-
-    def wants_validation(self, *_, **__) -> bool:
-        return from_rank_0(None)
-
-    def validate(self, _, policy: Policy) -> None:
-        compared = from_rank_0(None)  # rollouts
-        if compared:
-            numerics_mismatch(policy, compared, self.settings)
-
-    def retire(self, *_) -> None:
-        """Rank 0 alone hands prompts out."""
-
-    def log_step(self, *_) -> None:
-        """Rank 0 alone writes the log."""
-
-    def save(self, _, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
-        gather(policy, optimizer)
-
-    def end(self, *_) -> bool:
-        return from_rank_0(None)

@@ -15,13 +15,13 @@ import train
 from core.feed import Feed, Prompts, Workers
 from core.model import load_model, load_tokenizer
 from core.rollouts import Group, Request, Rollout, SharedParameters
-from core.settings import Settings, TrainCommand, parse
+from core.settings import Settings, parse
 from data import Problem
 from data.load import Source, fingerprint, load_data
 from data.verify import Verdict
-from machinery.compute import Compute
 from machinery.folder import checkpoints
-from machinery.processes import Stop
+from machinery.measures import Compute
+from machinery.ranks import Stop
 from machinery.record import Record
 from machinery.run import Run, Start
 from machinery.trainer import gathered
@@ -32,7 +32,7 @@ CPU = torch.device("cpu")
 
 def run_train(arguments: list[str]) -> int:
     """The command `python train.py ARGUMENTS`, in this process."""
-    return train.main(parse(arguments, TrainCommand, description=train.__doc__))
+    return train.main(parse(arguments, Settings, description=train.__doc__))
 
 
 def settings(steps: int = 1, **changes) -> Settings:
@@ -137,15 +137,23 @@ class GivenGroups(Feed):
 
 
 def train_rank(
-    rank: int, chosen: Settings, name: str, batches: list, folder: Path, parameters=None, model=None
+    rank: int,
+    chosen: Settings,
+    name: str,
+    batches: list,
+    folder: Path,
+    parameters=None,
+    model=None,
+    step=FIRST,
+    moments=None,
 ):
-    """One rank of a run that goes from FIRST to its last step: all of `train.train`, on these
+    """One rank of a run that goes from `step` to its last step: all of `train.train`, on these
     batches. Returns the Run that rank 0 has; None on another rank."""
     run = None
     if rank == 0:
         model = model or load_model(name)
         parameters = parameters or SharedParameters(model)
-    start = Start(chosen, FIRST, name, None, parameters)
+    start = Start(chosen, step, name, moments, parameters, 64)
     if rank == 0:
         feed = GivenGroups(chosen, batches, parameters, name)
         folder.mkdir(parents=True, exist_ok=True)

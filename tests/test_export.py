@@ -13,11 +13,10 @@ import torch
 
 import loss
 from core.decoding import render
-from core.model import ROOT, load_model, load_tokenizer
-from core.settings import Settings
+from core.model import load_model, load_tokenizer
+from core.settings import Settings, read_sources
 from data.tasks import arithmetic
 from machinery.folder import write_config
-from machinery.run import read_sources
 from tools import export
 
 SETTINGS = Settings(

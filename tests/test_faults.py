@@ -33,9 +33,9 @@ from faults import (
 
 import train
 from core.model import load_model
-from machinery import processes
-from machinery.folder import checkpoints
-from machinery.processes import Stop
+from machinery import folder as folder_module
+from machinery.folder import checkpoints, json_lines
+from machinery.ranks import Stop
 
 CPU = torch.device("cpu")
 FOREVER = ["--steps", "100000"]
@@ -65,6 +65,17 @@ def columns(folder: Path, steps: int) -> list[list]:
     return [[line.get(name) for name in COMPUTED] for line in lines]
 
 
+def kept_groups(folder: Path, steps: int) -> list[dict]:
+    """The groups and validations in rollouts.jsonl up to this step, without times."""
+    found = [line for _, line in json_lines(folder / "rollouts.jsonl") if line["kind"] != "times"]
+    found = [line for line in found if line["step"] <= steps]
+    for line in found:
+        for completion in line["completions"]:
+            del completion["began"], completion["ended"]
+    assert len(found) == len({(line["kind"], line["step"], line["group"]) for line in found})
+    return found
+
+
 def test_kill_9_and_resume_to_the_last_digit_and_a_killed_generator_is_replaced(tmp_path):
     """A run beside one that is left alone. Its trainer is killed and resumed, and later its
     generator is killed. PipelineRL-0 and PPO-off-policy-1 are the same thing."""
@@ -89,6 +100,7 @@ def test_kill_9_and_resume_to_the_last_digit_and_a_killed_generator_is_replaced(
     assert "It is replaced (1 of --max-restarts 3)" in printed
     check_log(run.folder, steps=12, validation_every=3)
     assert columns(run.folder, 6) == columns(alone.folder, 6)
+    assert kept_groups(run.folder, 6) == kept_groups(alone.folder, 6)
     losses = {line["loss"] for line in log(alone.folder, "train")}
     assert len(losses) > 3
     assert max(line["off_policyness_max"] for line in log(run.folder, "train")) == 0
@@ -214,60 +226,39 @@ def test_when_a_rank_dies_or_raises_or_the_disk_is_full_the_run_ends_and_goes_on
     assert (config["generators"], config["trainers"]) == (2, 1)
 
 
-def test_a_mistake_of_rank_0_shows_its_traceback_and_how_to_resume(tmp_path, monkeypatch):
-    """It is not taken for a mistake of the user, which would be one sentence. The hint needs a
-    checkpoint."""
+def test_a_mistake_of_rank_0_shows_its_traceback(tmp_path, monkeypatch):
+    """It is not taken for a mistake of the user, which would be one sentence."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Stop, "listen", lambda _: None)  # the handlers of this process stay
-
-    def mistake(*_):
-        if Path("runs/saved").exists():
-            Path("runs/saved/checkpoints/step-000003").mkdir(parents=True)
-        return [][0]
-
-    monkeypatch.setattr(train, "train", mistake)
-    hint = "; python train.py --resume runs/saved goes on from the last checkpoint"
-    for name, message in (("none", ""), ("saved", hint)):
-        said = f"^the run has failed, as said above{message}$"
-        with pytest.raises(RuntimeError, match=said) as failed:
-            steps.run_train(["--name", name, *TINY])
-        assert isinstance(failed.value.__cause__, IndexError)
-
-
-def test_sigterm_is_called_by_its_name():
-    stop = Stop()
-    assert not stop.asked()
-    stop._on_signal(signal.SIGTERM, None)
-    assert stop.asked()
-    assert stop.name == "SIGTERM"
-    assert 128 + stop.number == 143
+    monkeypatch.setattr(train, "train", lambda *_: [][0])
+    with pytest.raises(RuntimeError, match="^the run has failed, as said above$") as failed:
+        steps.run_train(["--name", "none", *TINY])
+    assert isinstance(failed.value.__cause__, IndexError)
 
 
 def test_temporary_files_of_dead_runs_are_removed_and_no_others(tmp_path, monkeypatch):
     registered = []
-    monkeypatch.setattr(processes, "Finalize", lambda *call, **_: registered.append(call))
+    monkeypatch.setattr(folder_module, "Finalize", lambda *call, **_: registered.append(call))
 
     def start():
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-        return processes.use_temporary_folder(), Path(tempfile.tempdir)
+        folder_module.use_temporary_folder()
+        return Path(tempfile.tempdir)
 
     stranger, run = tmp_path / "scalerl-notes", tmp_path / "scalerl-seed0"
-    for folder in (stranger, run):
+    living = tmp_path / f"scalerl-{os.getppid()}-abc"
+    process = subprocess.Popen(["true"])
+    process.wait()
+    dead = tmp_path / f"scalerl-{process.pid}-abc"
+    for folder in (stranger, run, living, dead):
         folder.mkdir()
-    for name in ("lock", "config.json"):  # a finished run, whose folder stands there too
-        (run / name).touch()
-    living_lock, living = start()
-    dead_lock, dead = start()
-    Path(tempfile.mkdtemp(prefix="verifier-"), "closed").mkdir(mode=0)
-    dead_lock.close()
-    lock, own = start()
+    (dead / "closed").mkdir(mode=0)
+    own = start()
     assert {*tmp_path.iterdir()} == {stranger, run, living, own}
     assert own == Path(tempfile.mkdtemp()).parent
     _, remove, folders = registered[-1]
     remove(*folders)
-    lock.close()
     assert {*tmp_path.iterdir()} == {stranger, run, living}
-    living_lock.close()
 
 
 # --- the user ends it -----------------------------------------------------------------------------

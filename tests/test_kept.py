@@ -9,19 +9,19 @@ import torch
 from steps import FIRST, batch_of_groups, settings, train_on
 
 import loss
+from core import screen
 from core.model import load_model, load_tokenizer
+from core.rollouts import Batch
 from data.verify import Verdict
 from machinery import kept
-from machinery.files import append_whole, drop_later, json_lines
+from machinery.folder import append_whole, drop_later, json_lines
 from machinery.kept import (
     KeptRollouts,
-    at_sampled,
     kept_groups,
     kept_rows,
-    run_lengths,
     token_texts,
 )
-from machinery.totals import Totals
+from machinery.measures import Totals
 
 
 def lines_of(folder, kind=None):
@@ -70,89 +70,58 @@ def groups_of_every_fate():
     return groups
 
 
-def worth_of(groups):
-    """What each completion is worth, by loss.py, and whether it is usable."""
-    scores = [[group.verdicts[i].score for i in range(4)] for group in groups]
-    lengths = [[int(group.rollouts[i].sampled.sum()) for i in range(4)] for group in groups]
-    rewards_PG = 2 * torch.tensor(scores, dtype=torch.float32) - 1
-    usable_PG = torch.ones(3, 4, dtype=torch.bool)
-    usable_PG[0, 3] = False  # truncated
-    usable_PG[1, 3] = False  # without a verdict
-    counted_PG = loss.counted_samples(rewards_PG, usable_PG, True)
-    advantages_PG = loss.advantages(rewards_PG, usable_PG, counted_PG, "batch")
-    weights_PG = loss.token_weights(torch.tensor(lengths), counted_PG, "prompt")
-    return loss.Worth(rewards_PG, counted_PG, advantages_PG, weights_PG), usable_PG
+def expected_worth(groups):
+    """What each completion is worth, by loss.py."""
+    batch, chosen = Batch(groups, FIRST), settings()
+    parts = batch.scores_PG, batch.lengths_PG, batch.usable_PG
+    return loss.worth(chosen.recipe, *parts, chosen.thinking_budget[1], chosen.answer_budget)
 
 
-@pytest.fixture
-def step(models, tmp_path):
-    """The groups of a step, and their lines."""
-    groups = groups_of_every_fate()
-    train_on(settings(rollouts_kept=3, weight_decay=0.0), models["llama"], [groups], tmp_path)
-    return groups, lines_of(tmp_path, "group")
-
-
-def test_what_is_kept_of_a_group_is_what_became_of_it(step):
-    groups, kept_lines = step
-    worth, usable_PG = worth_of(groups)
+def test_what_is_kept_is_how_it_was_sampled_what_it_was_worth_and_what_became_of_it(
+    models, tmp_path
+):
+    """Of groups, completions and tokens; by a plain forward of the model, one at a time."""
+    groups, model = groups_of_every_fate(), load_model(models["llama"])
+    worth = expected_worth(groups)
+    train_on(settings(rollouts_kept=3), models["llama"], [groups], tmp_path)
+    kept_lines = lines_of(tmp_path, "group")
     found = [(line["step"], line["group"], line["retired"]) for line in kept_lines]
     assert found == [(FIRST + 1, 0, False), (FIRST + 1, 1, False), (FIRST + 1, 2, True)]
     assert [line["answer"] for line in kept_lines] == ["1", "2", "1" * 2000]
-    for p, (line, group) in enumerate(zip(kept_lines, groups)):
-        rewards = worth.rewards_PG[p][usable_PG[p]]
-        assert line["mean_reward"] == pytest.approx(rewards.mean().item())
-        assert line["pass_rate"] == group.pass_rate
-        assert line["prompt_ids"] == group.requests[0].prompt_ids
-    fates = [[completion["became"] for completion in line["completions"]] for line in kept_lines]
-    assert fates == [
+    assert [
+        [completion["became"] for completion in line["completions"]] for line in kept_lines
+    ] == [
         ["trained"] * 3 + ["truncated"],
         ["trained"] * 3 + ["no verdict"],
         ["zero variance"] * 4,
     ]
-    assert kept_lines[1]["completions"][3]["verdict"] == "time limit"
-
-
-def test_what_is_kept_of_a_completion_is_how_it_was_sampled_and_what_it_was_worth(step):
-    groups, kept_lines = step
-    worth, _ = worth_of(groups)
-    for p, line in enumerate(kept_lines):
+    for p, (line, group) in enumerate(zip(kept_lines, groups)):
+        prompt = group.requests[0].prompt_ids
+        assert (line["prompt_ids"], line["pass_rate"]) == (prompt, group.pass_rate)
         for i, completion in enumerate(line["completions"]):
-            rollout = groups[p].rollouts[i]
-            assert completion["ids"] == rollout.tokens.tolist()
-            assert spread(completion["sampled"]) == rollout.sampled.tolist()
-            assert spread(completion["versions"]) == rollout.versions.tolist()
-            recorded = [value for value in completion["generator_logprobs"] if value is not None]
-            np.testing.assert_allclose(recorded, rollout.logprobs[rollout.sampled], rtol=1e-5)
-            assert completion["score"] == groups[p].verdicts[i].score
-            assert completion["reward"] == worth.rewards_PG[p, i]
-            advantage, weight = worth.advantages_PG[p, i].item(), worth.weights_PG[p, i].item()
-            assert completion["advantage"] == pytest.approx(advantage, rel=1e-5)
-            assert completion["weight"] == pytest.approx(weight, rel=1e-5)
-
-
-def test_what_is_kept_of_a_token_is_what_a_plain_forward_gives(models, step):
-    """A plain forward of the model, one completion at a time."""
-    groups, kept_lines = step
-    model = load_model(models["llama"])
-    worth, _ = worth_of(groups)
-    for p, line in enumerate(kept_lines):
-        for i, completion in enumerate(line["completions"]):
-            assert ("trainer_logprobs" in completion) == bool(worth.counted_PG[p, i])
-            if not worth.counted_PG[p, i]:
-                continue
-            prompt, ids = line["prompt_ids"], torch.tensor(completion["ids"])
-            with torch.no_grad():
-                logits = model(input_ids=torch.tensor([prompt + completion["ids"]])).logits[0]
-            logprobs = torch.log_softmax(logits[len(prompt) - 1 : -1], -1)
-            expected = {
-                "trainer_logprobs": logprobs.gather(-1, ids[:, None])[:, 0],
-                "entropies": -(logprobs.exp() * logprobs).sum(-1),
-            }
-            sampled = groups[p].rollouts[i].sampled
-            for name, values in expected.items():
-                assert [value is None for value in completion[name]] == (~sampled).tolist()
+            r, verdict = group.rollouts[i], group.verdicts[i]
+            assert completion["ids"] == r.tokens.tolist()
+            assert spread(completion["sampled"]) == r.sampled.tolist()
+            assert spread(completion["versions"]) == r.versions.tolist()
+            assert completion["score"] == verdict.score
+            assert verdict.failure in (None, completion["verdict"])
+            of_tokens = {"generator_logprobs": r.logprobs}
+            if worth.counted_PG[p, i]:
+                ids = torch.tensor([prompt + completion["ids"]])
+                with torch.no_grad():
+                    logprobs = torch.log_softmax(model(input_ids=ids).logits[0], -1)
+                logprobs = logprobs[len(prompt) - 1 : -1]
+                chosen = ids[0, len(prompt) :, None]
+                of_tokens["trainer_logprobs"] = logprobs.gather(-1, chosen)[:, 0]
+                of_tokens["entropies"] = -(logprobs.exp() * logprobs).sum(-1)
+            assert {"trainer_logprobs", "entropies"} & {*completion} <= {*of_tokens}
+            for name, values in of_tokens.items():
+                assert [value is None for value in completion[name]] == (~r.sampled).tolist()
                 known = [value for value in completion[name] if value is not None]
-                np.testing.assert_allclose(known, values[sampled], atol=1e-4)
+                np.testing.assert_allclose(known, values[r.sampled], atol=1e-4)
+            for name in ("reward", "advantage", "weight"):
+                value = getattr(worth, f"{name}s_PG")[p, i].item()
+                assert completion[name] == pytest.approx(value, rel=1e-5)
 
 
 def test_validations_keep_the_same_problems_and_times_every_step(models, tmp_path):
@@ -185,13 +154,6 @@ def test_which_steps_and_groups_are_kept():
     assert kept_groups(chosen, 4, groups[:2]) == [0, 1]  # all there are
     every_step = dataclasses.replace(chosen, steps=9)  # of a short run
     assert kept_groups(every_step, 3, groups) == [0, 10, 21]
-
-
-def test_what_is_not_finite_and_what_was_forced_is_null():
-    sampled = np.array([True, False, True, True])
-    values = [-0.5, float("nan"), float("-inf")]
-    assert at_sampled(values, sampled) == [-0.5, None, None, None]
-    assert run_lengths(sampled) == [[True, 1], [False, 1], [True, 2]]
 
 
 # --- the file -------------------------------------------------------------------------------------
@@ -245,24 +207,13 @@ def test_a_resumed_run_drops_later_lines_and_half_a_line(tmp_path):
     assert drop_later(tmp_path / "rollouts.jsonl", -1) == steps_of(tmp_path) == []
 
 
-def test_a_file_that_is_full_spans_the_whole_run_also_after_a_resumption(tmp_path, monkeypatch):
-    monkeypatch.setattr(kept, "MOST_BYTES", 10_000)
-    flags = dict(rollouts_kept=1, steps=200, validation_every=1)
-    kept_rollouts = writer(tmp_path, **flags)
-    for step in range(200):
-        if step == 120:
-            kept_rollouts = writer(tmp_path, **flags)
-        kept_rollouts.add_validation(step, [of_problem("?")])
-    left = [step for _, step in steps_of(tmp_path)]
-    apart = {later - earlier for earlier, later in zip(left, left[1:])}
-    assert left[0] == 0 and left[-1] > 180 and len(apart) == 1
-    assert 5_000 < (tmp_path / "rollouts.jsonl").stat().st_size <= 10_000
-
-
-def test_a_long_step_has_its_share_of_the_file_and_at_least_a_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(kept, "MOST_BYTES", 10_000)
-    kept_rollouts = writer(tmp_path, rollouts_kept=1)
-    kept_rollouts.add_validation(0, [of_problem("?") for _ in range(6)])
-    kept_rollouts.add_validation(8, [of_problem("?" * 2_000) for _ in range(6)])
+def test_a_file_that_is_full_gets_no_more_and_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(screen, "_warned", set())
+    monkeypatch.setattr(kept, "MOST_BYTES", 1000)
+    for first in (0, 20):  # the second goes on after a resumption
+        kept_rollouts = writer(tmp_path, rollouts_kept=1)
+        for step in range(first, first + 20):
+            kept_rollouts.add_validation(step, [of_problem("?")])
     steps = [step for _, step in steps_of(tmp_path)]
-    assert 1 < steps.count(0) < 6 and steps.count(8) == 1
+    assert steps == [*range(len(steps))] and 4 < len(steps) < 20
+    assert capsys.readouterr().err.count(f"full: from step {len(steps)} on it gets nothing") == 1

@@ -19,10 +19,10 @@ from faults import HANGS, TINY, RealRun, check_log, faulty_reward, log, project
 from steps import run_train
 
 from core.devices import devices_here
-from core.settings import Settings, TrainCommand, parse
+from core.settings import Settings
 from data.tasks import arithmetic
 from machinery import run as run_module
-from machinery.processes import Stop
+from machinery.ranks import Stop
 
 FLAGS = ["--train-prompts", "20", "--validation-every", "2", "--threads", "1"]
 SAID = "The run trains with --asynchrony ppo-1, not {}, because of --one-process."
@@ -103,15 +103,6 @@ def test_a_run_that_is_resumed_may_switch_and_goes_on_as_if_it_had_not(tmp_path)
     assert ours == theirs and len(ours) == 5
 
 
-def test_what_was_asked_for_comes_back_with_the_processes(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(Stop, "listen", lambda _: None)
-    assert run_train(["--one-process", "--name", "run", *TINY, *FLAGS, "--steps", "1"]) == 0
-    assert parse(["--resume", "runs/run"]).one_process
-    resumed = parse(["--resume", "runs/run", "--no-one-process", "--steps", "2"])
-    assert resumed.recipe.asynchrony == "pipeline-8" and resumed.engine == "auto"
-
-
 class Broken(OSError):
     """An error that could come from a full disk too."""
 
@@ -174,19 +165,6 @@ def test_a_run_ends_if_both_sides_differ_before_training(
     assert len(log(Path("runs/run"), "train")) == (0 if ended else 1)
 
 
-def test_ctrl_c_ends_a_run_after_this_step_and_it_can_be_resumed(tmp_path):
-    run = RealRun(tmp_path, *FLAGS, "--steps", "100000", "--one-process")
-    run.until_step(2)
-    os.kill(run.process.pid, signal.SIGINT)
-    assert run.end() == 128 + signal.SIGINT
-    assert "stopped by Ctrl-C; python train.py --resume runs/run goes on" in run.text()
-    last = log(run.folder, "train")[-1]["step"]
-    resumed = RealRun(tmp_path, "--resume", "runs/run", "--steps", str(last + 1))
-    resumed.end_well()
-    assert f"going on from step {last}" in resumed.text()
-    check_log(run.folder, steps=last + 1, validation_every=2)
-
-
 def test_ctrl_c_twice_ends_a_run_in_which_a_task_hangs(tmp_path):
     folder = project(tmp_path, data__tasks__arithmetic=faulty_reward(hangs=HANGS))
     run = RealRun(folder, *FLAGS, "--one-process")
@@ -200,20 +178,7 @@ def test_ctrl_c_twice_ends_a_run_in_which_a_task_hangs(tmp_path):
     assert "stopped at once" in run.text()
 
 
-def test_what_does_not_go_with_one_process_is_refused_in_a_sentence():
-    for flags, words in (
-        (["--generators", "2"], "one generator and one trainer, on one device; --generators is 2"),
-        (["--trainers", "3"], "--trainers is 3"),
-        (["--tensor-parallel", "2"], "--tensor-parallel is 2"),
-        (["--engine", "vllm"], "--one-process samples with --engine torch"),
-    ):
-        with pytest.raises(ValueError, match=words) as refused:
-            parse(["--one-process", *flags])
-        assert "\n" not in str(refused.value)
-
-
 def test_one_process_has_one_device(monkeypatch):
-    assert devices_here(TrainCommand(one_process=True, gpus=8)) == ([("cuda:0",)], ["cuda:0"])
-    assert devices_here(TrainCommand(one_process=True, gpus=0)) == ([("cpu",)], ["cpu"])
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    assert devices_here(Settings(one_process=True)) == ([("cpu",)], ["cpu"])
+    for gpus, device in ((8, "cuda:0"), (0, "cpu")):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda gpus=gpus: gpus)
+        assert devices_here(Settings(one_process=True)) == ([(device,)], [device])

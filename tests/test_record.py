@@ -7,14 +7,12 @@ import errno
 import json
 import math
 import os
-import re
 import resource
 import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -31,7 +29,6 @@ from steps import (
 )
 from torch.utils.flop_counter import FlopCounterMode
 
-import fit_curve
 import loss
 import train
 from core import screen
@@ -45,17 +42,13 @@ from curve.flags import run_command
 from data.tasks import arithmetic
 from data.verify import Verdict
 from docs.make_base import BASE_MODEL
-from loss import Recipe
-from machinery import compute as compute_module
+from machinery import measures as compute_module
 from machinery import record as record_module
-from machinery.checkpoints import write_checkpoint
-from machinery.compute import Compute, attention_width, matmul_parameters
-from machinery.files import json_lines
-from machinery.folder import checkpoints, lock_folder, write_config
-from machinery.processes import Stop
-from machinery.record import Record
+from machinery.folder import checkpoints, json_lines, lock_folder, write_checkpoint, write_config
+from machinery.measures import Compute, Totals, attention_width, matmul_parameters
+from machinery.ranks import Stop
+from machinery.record import Record, step_failure, step_warnings
 from machinery.run import open_run
-from machinery.totals import Totals
 
 
 @pytest.fixture
@@ -91,20 +84,34 @@ def log_a_step(record, step, waited=0.0, totals=None):
 # --- the clock and compute ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("devices", [1, 3, 8])
-def test_the_clock_of_training_stands_in_validations_and_after_the_last_step(
-    models, tmp_path, clock, devices
+@pytest.mark.parametrize("gpus_each", [1, 2])
+def test_the_clock_of_training_stands_in_validations_and_goes_on_when_a_run_is_resumed(
+    models, tmp_path, clock, gpus_each
 ):
-    record, _ = new_record(tmp_path, models["llama"], devices)
+    """But generators that go on with what is under way in a validation are not free."""
+    record, feed = new_record(tmp_path, models["llama"], devices=3, tensor_parallel=gpus_each)
     compute = record.compute
     assert compute.seconds == 0
-    compute.started, clock.now = 100.0, 160.0
+    compute.started, clock.now, feed.busy_seconds = 100.0, 110.0, 5.5
+    device_seconds = lambda: compute.columns()["compute_device_hours"] * 3600
     with record.pause():
-        clock.now += 40.0
+        clock.now += 20.0
+        feed.busy_seconds += 4.0
+    assert device_seconds() == 30.0 + 4.0 * gpus_each
+    clock.now += 1.0
+    log_a_step(record, 1)
+    (line,) = lines(tmp_path, "train")
+    # The step takes 11 seconds of training. What was busy in the validation is not of this step.
+    assert line["generator_idle_fraction"] == 1 - 5.5 / 11
+    state = json.loads(json.dumps(record.state()))
     compute.ended = clock.now
     clock.now += 1000.0
-    assert compute.seconds == 60.0
-    assert compute.columns()["compute_device_hours"] == devices * 60.0 / 3600
+    assert compute.seconds == 11.0
+    again, _ = new_record(tmp_path, models["llama"], devices=2, state={**state, "step": 1})
+    assert again.compute.columns() == pytest.approx(compute.columns())
+    again.compute.started, clock.now = clock.now, clock.now + 10.0
+    more = again.compute.columns()["compute_device_hours"] * 3600 - device_seconds()
+    assert more == pytest.approx(2 * 10)
 
 
 @pytest.mark.parametrize(
@@ -122,30 +129,8 @@ def test_a_gpu_that_does_both_is_one_device_and_processes_on_a_cpu_count_each(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(train.torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(train.torch.cuda, "is_available", lambda: gpus > 0)
-    monkeypatch.setattr(train.torch.cuda, "mem_get_info", lambda _: (80e9, 80e9))
     chosen = dataclasses.replace(parse([]), engine="torch", **counts)
     assert open_run(chosen).record.compute.devices == devices
-
-
-@pytest.mark.parametrize("gpus_each", [1, 2])
-def test_what_is_sampled_for_training_during_a_validation_counts_as_compute(
-    models, tmp_path, clock, gpus_each
-):
-    """The clock of training stands meanwhile, but generators that go on with what is under way are
-    not free."""
-    record, feed = new_record(tmp_path, models["llama"], devices=3, tensor_parallel=gpus_each)
-    record.compute.started, clock.now, feed.busy_seconds = 100.0, 110.0, 5.5
-    device_seconds = lambda: record.compute.columns()["compute_device_hours"] * 3600
-    assert device_seconds() == 30.0
-    with record.pause():
-        clock.now += 20.0
-        feed.busy_seconds += 4.0
-    assert device_seconds() == 30.0 + 4.0 * gpus_each
-    clock.now += 1.0
-    log_a_step(record, 1)
-    (line,) = lines(tmp_path, "train")
-    # The step takes 11 seconds of training. What was busy in the validation is not of this step.
-    assert line["generator_idle_fraction"] == 1 - 5.5 / 11
 
 
 def test_idle_time_of_the_generators_adds_up_though_their_reports_come_in_lumps(
@@ -228,17 +213,6 @@ def test_a_resumed_run_drops_what_the_log_tells_of_later_steps_and_half_a_line(m
     assert (tmp_path / "log.jsonl").read_text() == ""
 
 
-def test_compute_goes_on_counting_when_a_run_is_resumed(models, tmp_path, clock):
-    record, _ = new_record(tmp_path, models["llama"], devices=2)
-    record.compute.started, clock.now = 100.0, 150.0
-    record.compute.add(Batch(batch_of_groups(), FIRST), 10, 10)
-    state = json.loads(json.dumps(record.state()))
-    again, _ = new_record(tmp_path, models["llama"], devices=3, state={**state, "step": 0})
-    assert again.compute.columns() == record.compute.columns()
-    again.compute.started, clock.now = 150.0, 160.0
-    assert again.compute.columns()["compute_device_hours"] * 3600 == 2 * 50 + 3 * 10
-
-
 # --- scores in between ----------------------------------------------------------------------------
 
 
@@ -254,37 +228,6 @@ def judged_groups(scores, of_source=0):
     return groups
 
 
-def test_a_validation_of_graded_scores_logs_their_mean_from_which_a_curve_is_fitted(
-    models, tmp_path, capsys
-):
-    """No completion has the score 1, so the pass rate shows nothing."""
-    record, _ = new_record(tmp_path, models["llama"])
-    for i, compute in enumerate([0, *np.geomspace(1e12, 1e15, 12).tolist()]):
-        score = 0.1 + 0.7 / (1 + (5e13 / (compute or 1)) ** 1.5)
-        record.compute.flops = compute
-        record.log_validation(2 * i, judged_groups([[score, score, score / 2, 0]] * 3), NO_MISMATCH)
-    record.compute.flops = 2e15
-    record.log_validation(99, judged_groups([[0, 1, 0, 0]] * 3), NO_MISMATCH)
-    validations = lines(tmp_path, "validation")
-    assert [line["pass_rate"] for line in validations] == [0.0] * 13 + [0.25]
-    assert validations[0]["score_mean"] == pytest.approx(0.1 * 2.5 / 4)
-    assert validations[-1]["score_mean"] == 0.25  # once there, it stays
-    assert "score_mean/given" not in validations[0]
-    fit_curve.main([str(tmp_path / "log.jsonl"), "--y", "score_mean", "--fit-to", "1e15"])
-    printed = capsys.readouterr().out
-    assert "y = score_mean, 14 points" in printed
-    asymptote = float(re.search(r"A +([\d.]+)", printed)[1])
-    assert asymptote == pytest.approx(0.8 * 2.5 / 4, abs=0.01)
-
-
-def test_scores_of_0_and_1_leave_the_log_as_it_was(models, tmp_path):
-    record, _ = new_record(tmp_path, models["llama"])
-    record.log_validation(2, judged_groups([[0, 1.0, True, False]] * 3), NO_MISMATCH)
-    (line,) = lines(tmp_path, "validation")
-    assert not any("score" in column for column in line)
-    assert [*line][:4] == ["kind", "step", "pass_rate", "num_examples"]
-
-
 def test_the_mean_score_of_several_sources_has_their_weights(models, tmp_path):
     record, _ = new_record(tmp_path, models["llama"])
     first = record.sources[0]
@@ -295,6 +238,14 @@ def test_the_mean_score_of_several_sources_has_their_weights(models, tmp_path):
     assert (line["score_mean/given"], line["score_mean/other"]) == (0.125, 0.25)
     assert line["score_mean"] == (0.125 + 3 * 0.25) / 4
     assert (line["pass_rate/given"], line["pass_rate/other"]) == (0.0, 0.25)
+
+
+def test_a_validation_has_a_mean_score_once_a_task_has_given_one_in_between(models, tmp_path):
+    record, _ = new_record(tmp_path, models["llama"])
+    for step, row in enumerate(([0, 1.0, True, False], [0.5, 0.5, 0.25, 0], [0, 1, 0, 0])):
+        record.log_validation(step + 1, judged_groups([row] * 3), NO_MISMATCH)
+    found = [(line["pass_rate"], line.get("score_mean")) for line in lines(tmp_path, "validation")]
+    assert found == [(0.5, None), (0.0, 0.3125), (0.25, 0.25)]
 
 
 # --- a disk that is full --------------------------------------------------------------------------
@@ -361,49 +312,35 @@ RESUME = ["--resume", "runs/run", "--steps", "99"]
 HINT = "python train.py --resume runs/run goes on from the last checkpoint"
 
 
-def test_a_full_gpu_ends_the_run_with_what_to_lower(resumable, capsys):
-    resumable(torch.OutOfMemoryError("CUDA out of memory. Tried to .."))
-    assert run_train(RESUME) == 1
-    said = capsys.readouterr().err
-    assert "error: CUDA out of memory: lower --tokens-per-micro-batch" in said
-    assert HINT in said
-    assert "Traceback" not in said
-
-
-def test_a_folder_that_cannot_be_written_ends_the_run_in_words(resumable, capsys):
-    resumable(OSError(errno.ENOSPC, "No space left on device"))
-    assert run_train(RESUME) == 1
-    said = capsys.readouterr().err
-    why = "[Errno 28] No space left on device"
-    assert f"error: the run's folder cannot be written: {why}" in said
-    assert HINT in said
-
-
-def test_a_run_that_fails_before_its_first_checkpoint_says_why(resumable, monkeypatch, capsys):
-    resumable(torch.OutOfMemoryError("CUDA out of memory. Tried to .."))
-    monkeypatch.setattr("machinery.run.checkpoints", lambda _: [])
-    assert run_train(RESUME) == 1
-    said = capsys.readouterr().err
-    assert "error: CUDA out of memory: lower --tokens-per-micro-batch" in said
-    assert "Traceback" not in said
-
-
-def test_a_full_disk_at_the_end_does_not_hide_why_the_run_ended(resumable, monkeypatch, capsys):
-    resumable(torch.OutOfMemoryError("CUDA out of memory. Tried to .."))
+@pytest.mark.parametrize(
+    "error, words",
+    [
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried .."),
+            "CUDA out of memory: lower --slots",
+        ),
+        (OSError(errno.ENOSPC, "No space left"), "the run's folder cannot be written: [Errno 28]"),
+        (GeneratorFailed("generator 0 cannot be started"), "generator 0 cannot be started"),
+    ],
+)
+@pytest.mark.parametrize("saved, full", [(True, False), (False, False), (True, True)])
+def test_what_ends_a_run_is_said_in_words(
+    resumable, monkeypatch, capsys, error, words, saved, full
+):
+    """With how to go on, if there is a checkpoint; also if the disk is full at the end."""
+    resumable(error)
+    if not saved:
+        monkeypatch.setattr("machinery.run.checkpoints", lambda _: [])
 
     def is_full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(shutil, "copytree", is_full)
-    assert run_train(RESUME) == 1
-    assert "error: CUDA out of memory: lower --tokens-per-micro-batch" in capsys.readouterr().err
-
-
-def test_a_generator_that_cannot_be_started_ends_the_run_in_words(resumable, capsys):
-    resumable(GeneratorFailed("generator 0 on cpu cannot be started"))
+    if full:
+        monkeypatch.setattr(shutil, "copytree", is_full)
     assert run_train(RESUME) == 1
     said = capsys.readouterr().err
-    assert "error: generator 0 on cpu cannot be started; " + HINT in said
+    assert f"error: {words}" in said
+    assert (HINT in said) == saved
     assert "Traceback" not in said
 
 
@@ -423,44 +360,26 @@ def test_an_error_that_is_no_file_s_keeps_its_traceback(resumable):
     assert isinstance(failed.value.__cause__, ConnectionRefusedError)
 
 
-def test_a_run_that_has_lost_its_log_is_refused(resumable, monkeypatch):
-    resumable(None)
-    Path("runs/run/log.jsonl").unlink()
+def test_data_that_have_changed_a_lost_log_and_a_folder_in_use_are_refused(
+    resumable, tmp_path, monkeypatch
+):
+    """Before anything starts."""
+    resumable(AssertionError("processes were started"))
+    folder = tmp_path / "runs" / "run"
+    with lock_folder(folder), pytest.raises(ValueError, match=f"use by process {os.getpid()}"):
+        run_train(RESUME)
+    with monkeypatch.context() as patch:
+        problems = arithmetic.problems
+        patch.setattr(arithmetic, "problems", lambda *arguments: problems(*arguments)[::-1])
+        with pytest.raises(ValueError, match="are not those that its checkpoint"):
+            run_train(RESUME)
+    (folder / "log.jsonl").unlink()
     with pytest.raises(ValueError, match="log.jsonl is gone, and with it R0 and the curve"):
         run_train(RESUME)
-
-
-def test_data_that_have_changed_since_the_checkpoint_are_refused(resumable, monkeypatch, capsys):
-    resumable(AssertionError("processes were started"))
-    problems = arithmetic.problems
-    monkeypatch.setattr(arithmetic, "problems", lambda *arguments: problems(*arguments)[::-1])
-    with pytest.raises(SystemExit) as refused:
-        run_command(run_train, RESUME)
-    assert refused.value.code == 2
-    said = capsys.readouterr().err
-    assert "the problems of --data arithmetic are not those that its checkpoint" in said
-
-
-def test_a_folder_that_cannot_be_made_or_is_in_use_is_refused_before_anything_starts(
-    resumable, tmp_path, capsys
-):
-    resumable(AssertionError("processes were started"))
-    with lock_folder(tmp_path / "runs" / "run"):
-        with pytest.raises(SystemExit) as refused:
-            run_command(run_train, RESUME)
-        assert refused.value.code == 2
-        assert f"runs/run is in use by process {os.getpid()}" in capsys.readouterr().err
-    lock_folder(tmp_path / "runs" / "run").close()  # free again
-    (tmp_path / "runs" / "run").rename(tmp_path / "elsewhere")
-    (tmp_path / "runs").rmdir()
-    (tmp_path / "runs").write_text("a file\n")
-    with pytest.raises(SystemExit) as refused:
-        run_command(run_train, ["--name", "new"])
-    assert refused.value.code == 2
-    said = capsys.readouterr().err
-    assert said.startswith("error: [Errno")
-    assert "runs" in said
-    assert said.count("\n") == 1
+    shutil.rmtree("runs")
+    Path("runs").write_text("a file\n")
+    with pytest.raises(OSError):
+        run_train(["--name", "new"])
 
 
 # --- checkpoints and what they are resumed with ---------------------------------------------------
@@ -503,40 +422,29 @@ def steps_of(folder):
     return [int(path.name.removeprefix("step-")) for path in checkpoints(folder)]
 
 
-def test_a_fall_is_said_with_the_command_that_goes_on_from_before_it(fallen):
-    """Its checkpoint is kept beside the newest ones."""
+def test_a_fall_is_said_with_the_command_that_goes_on_from_before_it_and_it_does(
+    fallen, monkeypatch, capsys
+):
+    """Its checkpoint is kept beside the newest ones; what came later is dropped."""
     folder, said = fallen
     said = [line for line in said.split("\n") if "fallen from" in line]
     text = f"the pass rate has fallen from 0.900 at step {FIRST + 2} to 0.700 at step {FIRST + 5}"
     assert len(said) == 1
     assert said[0].startswith(f"warning: {text}")
-    command = f"python train.py --resume runs/fallen --from-step {FIRST + 2}"
-    assert f"{command} goes on from before the fall" in said[0]
+    assert f"--resume runs/fallen --from-step {FIRST + 2} goes on" in said[0]
     line = lines(folder, "warning")[-1]
     assert (line["about"], line["step"]) == ("fall", FIRST + 5)
-    assert said[0] == f"warning: {line['text']}"
     assert steps_of(folder) == [FIRST + i for i in (2, 3, 4, 5, 6)]
 
-
-def test_a_run_goes_on_from_an_earlier_checkpoint_and_drops_what_came_later(
-    fallen, monkeypatch, capsys
-):
-    folder, _ = fallen
     monkeypatch.setattr(Stop, "listen", lambda _: None)
     started = []
     monkeypatch.setattr(train, "train", lambda *arguments: started.append(arguments))
-    there = ", ".join(str(FIRST + i) for i in (2, 3, 4, 5, 6))
-    resume = ["--resume", "runs/fallen"]
-    no_run = "--from-step names a checkpoint of the run that --resume names"
-    no_checkpoint = f"is 3; the checkpoints of runs/fallen are of steps {there}"
-    for flags, words in (([], no_run), (resume, no_checkpoint)):
-        with pytest.raises(SystemExit):
-            run_command(run_train, [*flags, "--from-step", "3"])
-        assert words in capsys.readouterr().err
-        assert len(checkpoints(folder)) == 5
-        assert not started
+    resume = ["--resume", "runs/fallen", "--from-step"]
+    there = ", ".join(map(str, steps_of(folder)))
+    with pytest.raises(ValueError, match=f"is 3; .* are of steps {there}"):
+        run_train([*resume, "3"])
     with pytest.raises(SystemExit):
-        run_command(run_train, [*resume, "--from-step", str(FIRST + 2)])
+        run_command(run_train, [*resume, str(FIRST + 2)])
     ((_, start, _),) = started
     assert start.step == FIRST + 2
     assert steps_of(folder) == [FIRST + 2]
@@ -570,75 +478,66 @@ def test_what_a_resumed_run_cannot_change_is_refused_by_name(tmp_path, monkeypat
     assert parse([*resume, *flags]) == dataclasses.replace(before, **changes)
     assert changes.keys() <= MAY_CHANGE
     config = folder / "config.json"
-    for text in (
-        '{"recipe": {}, "versions": {}, "checksum": 1}',
-        "1",
-        "[" * 100_000,
-        json.dumps(json.loads(config.read_text()) | {"steps": [[1]]}),
-        json.dumps(json.loads(config.read_text()) | {"thinking_budget": 3}),
-    ):
-        before = config.read_text()
+    for text in ('{"recipe": {}, "versions": {}, "checksum": 1}', "1", "{"):
         config.write_text(text)
         with pytest.raises(ValueError, match="its config.json is not one of this program"):
             parse(resume)
-        config.write_text(before)
-    config.unlink()
-    os.mkfifo(config)
-    with pytest.raises(ValueError, match="config.json is no regular file"):
-        parse(resume)
-    config.unlink()
-    config.symlink_to("/dev/zero")
-    with pytest.raises(ValueError, match="config.json is no regular file"):
-        parse(resume)
 
 
-def test_truncation_above_a_tenth_is_said_once(models, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(screen, "_warned", set())
-    few, many = batch_of_groups(), batch_of_groups(1)
-    more = many[2].rollouts
-    more[0] = dataclasses.replace(more[0], truncated=True)  # now two of twelve
-    train_on(settings(recipe=Recipe()), models["llama"], [few], tmp_path / "few")
-    assert "token limit" not in capsys.readouterr().err
-    train_on(settings(steps=2), models["llama"], [many, many], tmp_path / "many")
-    assert capsys.readouterr().err.count("reached their token limit without ending") == 1
+# --- warnings -------------------------------------------------------------------------------------
+
+HEALTHY = {
+    "step": 9,
+    "truncated_fraction": 0.1,
+    "kl_estimate": 0.1,
+    "entropy": 1.0,
+    "zero_variance_fraction": 0.5,
+    "skipped": 0,
+    "pass_rate": 0.4,
+    "groups_counted": 4,
+}
+FEW, FLAT, SKIPPED = {"groups_counted": 2}, {"zero_variance_fraction": 1.0}, {"skipped": 1}
+DRIFTS = {"kl_estimate": 2.1}
+NOTHING = {"kl_estimate": None, "entropy": None}  # was trained on
 
 
-def warnings_of(folder):
-    """What the warnings in the log of a run are about, and their steps."""
-    return [(line["about"], line["step"]) for line in lines(folder, "warning")]
+@pytest.mark.parametrize(
+    "changes, about",
+    [
+        ([{}] * 10, []),
+        ([{"truncated_fraction": 0.11}], ["truncation"]),
+        ([DRIFTS, {}, DRIFTS], ["drift"]),
+        ([DRIFTS, {}, {}, DRIFTS], []),
+        ([DRIFTS, NOTHING, NOTHING], []),
+        ([FLAT] * 4, []),
+        ([FLAT] * 5, ["flat"]),
+        ([FLAT] * 4 + [{}, FLAT], []),
+        ([FEW] * 9, []),
+        ([FEW] * 10, ["few groups"]),
+        ([FEW] * 5 + [FEW | {"pass_rate": 0.95}] + [FEW] * 4, []),
+        ([FEW] * 5 + [{}] + [FEW] * 4, []),
+        ([SKIPPED], ["not finite"]),
+    ],
+)
+def test_what_the_last_steps_are_warned_of(changes, about):
+    steps = [HEALTHY | change for change in changes]
+    assert [*step_warnings(steps, 100, 200, 8)] == about
+    assert "few prompts" in step_warnings(steps, 7, 200, 8)
+    assert not step_failure(steps)
 
 
-def test_few_prompts_are_said_once(models, tmp_path, clock, monkeypatch, capsys):
+def test_a_warning_is_said_once_and_stands_in_the_log(models, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(screen, "_warned", set())
     record, feed = new_record(tmp_path, models["llama"])
-    record.compute.started = clock.now
+    record.compute.started = 1.0
     for step, retired in enumerate((97, 98, 99), 1):
         feed.orders[0].retired = {*range(retired)}
-        clock.now += 1.0
         log_a_step(record, step)
     said = [line for line in capsys.readouterr().err.split("\n") if "prompts are left" in line]
-    assert len(said) == 1
-    few = "2 prompts are left that are not solved, fewer than the 3 that"
-    assert said[0].startswith(f"warning: {few}")
-    assert said[0].endswith("--least-prompts 30 has the solved ones come again in time")
-    assert warnings_of(tmp_path) == [("few prompts", 2)]
-
-
-def test_a_policy_that_drifts_is_said_at_the_second_of_three_steps(
-    models, tmp_path, clock, monkeypatch
-):
-    """Steps in which nothing was trained on are no drift."""
-    monkeypatch.setattr(screen, "_warned", set())
-    record, _ = new_record(tmp_path, models["llama"])
-    record.compute.started = clock.now
-    for step, kl in enumerate((0.9, 2.1, 0.1, 0.1, None, 2.1, 0.1, 2.1, 2.1), 1):
-        clock.now += 1.0
-        totals, entropy = Totals(FIRST), 0.03
-        if kl is not None:
-            totals.sums.update(tokens=10, entropy=10 * entropy, kl=10 * entropy * kl)
-            totals.sums.update(ratio_squared=10.0)
-        log_a_step(record, step, totals=totals)
-    assert warnings_of(tmp_path) == [("drift", 8)]
+    assert len(said) == 1 and said[0].startswith("warning: 2 prompts are left")
+    assert "--least-prompts 30" in said[0]
+    found = [(line["about"], line["step"]) for line in lines(tmp_path, "warning")]
+    assert found == [("few prompts", 2)]
 
 
 # --- trackers -------------------------------------------------------------------------------------
@@ -648,13 +547,10 @@ def test_tensorboard_gets_what_the_log_gets(models, tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     record, _ = new_record(tmp_path, models["llama"], track="tensorboard")
-    record.log({"kind": "train", "step": 7, "loss": 0.5, "ratio_max": math.nan})
-    record.log({"kind": "validation", "step": 8, "pass_rate": 0.25, "words": "are left out"})
+    record.log({"kind": "train", "step": 7, "loss": 0.5, "ratio_max": math.nan, "words": "no"})
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    names = ["train/step", "train/loss", "train/wall_seconds"]
-    names += [f"validation/{name}" for name in ("step", "pass_rate", "wall_seconds")]
-    assert sorted(events.Tags()["scalars"]) == sorted(names)
-    assert [(e.step, e.value) for e in events.Scalars("validation/pass_rate")] == [(8, 0.25)]
+    assert {*events.Tags()["scalars"]} == {"train/step", "train/loss", "train/wall_seconds"}
+    assert [(e.step, e.value) for e in events.Scalars("train/loss")] == [(7, 0.5)]
 
 
 def test_a_tracker_that_fails_is_said_once_and_the_run_goes_on(
@@ -663,7 +559,7 @@ def test_a_tracker_that_fails_is_said_once_and_the_run_goes_on(
     got = []
 
     def log(numbers, step):
-        got.append((numbers, step))
+        got.append((numbers["validation/pass_rate"], step))
         if len(got) == 2:
             raise ConnectionError("no network")
 
@@ -673,19 +569,7 @@ def test_a_tracker_that_fails_is_said_once_and_the_run_goes_on(
     record, _ = new_record(tmp_path, models["llama"], track="trackio")
     for step in range(1, 5):
         record.log({"kind": "validation", "step": step, "pass_rate": step / 10})
-    rates = [(numbers["validation/pass_rate"], step) for numbers, step in got]
-    assert rates == [(0.1, 1), (0.2, 2)]
+    assert got == [(0.1, 1), (0.2, 2)]
     said = capsys.readouterr().err
-    assert said.count("warning") == 1
-    assert "--track trackio has failed" in said
-    assert "no network" in said
+    assert said.count("--track trackio has failed") == said.count("no network") == 1
     assert len(lines(tmp_path, "validation")) == 4
-
-
-def test_a_tracker_that_is_not_installed_is_refused_before_anything_starts(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    missing = "--track wandb: it is not installed; `pip install wandb` brings it"
-    with pytest.raises(ValueError, match=missing):
-        open_run(parse(["--track", "wandb"]))
-    assert not (tmp_path / "runs").exists()

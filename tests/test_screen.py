@@ -39,21 +39,6 @@ def terminal():
     os.close(master)
 
 
-def test_in_80_columns_the_bar_keeps_what_matters(terminal, monkeypatch):
-    file, written = terminal
-    monkeypatch.setattr(sys, "stderr", file)
-    monkeypatch.setenv("TERM", "xterm")
-    progress = Progress("training", 200, 10)
-    progress.show(170, TEXT)
-    progress.bar.refresh()
-    line = written("170/200").split("\r")[-1]
-    assert "170/200" in line
-    assert FIRST_WORDS in line
-    assert len(line.rstrip()) <= 80
-    assert "trained" not in line
-    progress.close()
-
-
 @pytest.mark.parametrize("term, rows", [("dumb", 24), ("xterm", 0)])
 def test_a_terminal_without_cursor_or_size_and_a_file_get_lines(terminal, monkeypatch, term, rows):
     file, written = terminal

@@ -1,8 +1,11 @@
 """Settings: flags, recipes, defaults, what is refused and how, and how devices are split."""
 
 import dataclasses
+import importlib.util
 import os
 import re
+import subprocess
+import sys
 from typing import get_args, get_type_hints
 
 import pytest
@@ -19,27 +22,12 @@ from core.settings import (
     GenerateCommand,
     Sampling,
     Settings,
-    TrainCommand,
     parse,
     starting_values,
 )
 from curve.flags import flag, run_command
 from machinery.folder import make_folder, new_folder, write_config
-
-
-def refusal(arguments, capsys):
-    """The one line that a command says when it refuses its arguments; it ends with 2."""
-    with pytest.raises(SystemExit) as stopped:
-        run_command(run_train, arguments)
-    captured = capsys.readouterr()
-    assert stopped.value.code == 2 and captured.out == ""
-    assert (
-        captured.err.startswith("error: ")
-        and captured.err.count("\n") == 1
-        and captured.err.endswith("\n")
-    )
-    return captured.err
-
+from machinery.run import open_run
 
 # --- flags ----------------------------------------------------------------------------------------
 
@@ -50,41 +38,19 @@ def test_generate_samples_the_model_of_a_run_as_the_run_did(tmp_path):
     for folder in (model, run / "model"):
         folder.mkdir(parents=True)
     (run / "log.jsonl").touch()
-    theirs = [
-        "--data",
-        "gsm8k",
-        "--defaults",
-        "toy",
-        "--thinking-budget",
-        "70",
-        "80",
-        "--length-control",
-        "penalty",
-    ]
-    write_config(run, parse([*theirs, "--seed", "3"]))
+    theirs = "--data gsm8k --defaults small --thinking-budget 70 80 --length-control penalty"
+    stored = parse([*theirs.split(), "--seed", "3"])
+    write_config(run, stored)
     for place in (model, run / "model"):
         command = parse(["--evaluate", "--model", str(place)], GenerateCommand)
-        assert (command.data, command.defaults, command.thinking_budget) == (
-            ("gsm8k",),
-            "toy",
-            (70, 80),
-        )
-        assert (
-            command.length_control == "penalty" and command.seed == 0 and command.answer_budget == 9
-        )
-    other = parse(
-        ["--model", str(model), "--data", "arithmetic", "--thinking-budget", "5", "5"],
-        GenerateCommand,
-    )
-    assert (other.data, other.thinking_budget, other.defaults) == (("arithmetic",), (5, 5), "toy")
+        for name in settings_module.OF_ITS_RUN:
+            assert getattr(command, name) == getattr(stored, name)
+        assert command.length_control == "penalty" and command.seed == 0
+    own = ["--model", str(model), "--data", "arithmetic", "--thinking-budget", "5", "5"]
+    other = parse(own, GenerateCommand)
+    assert (other.data, other.thinking_budget, other.defaults) == (("arithmetic",), (5, 5), "small")
     assert parse(["--model", str(tmp_path)], GenerateCommand).thinking_budget == (54, 58)
-    small = tmp_path / "runs" / "small"
-    (small / "model").mkdir(parents=True)
-    (small / "log.jsonl").touch()
-    write_config(small, parse(["--data", "gsm8k", "--defaults", "small"]))
-    of_small = parse(["--model", str(small / "model")], GenerateCommand)
-    assert (of_small.slots, of_small.verifiers) == (128, 2)
-    with pytest.raises(ValueError, match="--defaults paper does nothing here: data, budgets"):
+    with pytest.raises(ValueError, match="--defaults paper does nothing here"):
         parse(["--model", str(model), "--defaults", "paper"], GenerateCommand)
 
 
@@ -122,36 +88,30 @@ def test_recipe_flags(tmp_path, monkeypatch):
     assert {
         flags: parse([*flags.split(), "--seed", "3"]).recipe.fp32_logits for flags in heads
     } == heads
-    with pytest.raises(ValueError, match="--fp32-logits: 'bf16' is not split"):
-        parse(["--fp32-logits", "bf16"])
     assert parse(["--recipe", "dapo", "--prompts-per-step", "48"]).groups_per_step == 80
-    with pytest.raises(ValueError, match="cannot go with --recipe base"):
-        parse(["--recipe", "base", "--leave-out", "loss"])
 
 
 def test_the_defaults_are_the_toys_for_the_toy_and_the_papers_for_the_rest():
     """Section 9 of the recipe; single flags still change single settings."""
-    toy, paper = parse([]), parse(["--data", "polaris:3", "deepcoder", "--steps", "7"])
-    assert (toy.defaults, toy.learning_rate, toy.thinking_budget) == ("toy", 2e-4, (54, 58))
-    assert (paper.defaults, paper.data, paper.steps) == ("paper", ("polaris:3", "deepcoder"), 7)
-    assert (paper.learning_rate, paper.warmup_steps, paper.adam_eps, paper.weight_decay) == (
-        5e-7,
-        100,
-        1e-15,
-        0.01,
-    )
-    assert (paper.prompts_per_step, paper.completions_per_prompt, paper.validation_problems) == (
-        48,
-        16,
-        1000,
-    )
+    for flags, defaults in {
+        "": "toy",
+        "--data arithmetic:2 arithmetic,max_digits=8": "toy",
+        "--data gym:gcd,max_value=9:2": "short",
+        "--data arithmetic gym:gcd": "paper",
+        "--data polaris:3 deepcoder": "paper",
+        "--data gsm8k --defaults toy": "toy",
+    }.items():
+        settings = parse([*flags.split(), "--warmup-steps", "7"])
+        of_all = vars(settings) | vars(settings.recipe)
+        expected = PRESETS[defaults] | {"defaults": defaults, "warmup_steps": 7}
+        assert expected.items() <= of_all.items()
+    paper = parse(["--data", "polaris"])
+    assert (paper.learning_rate, paper.adam_eps, paper.prompts_per_step) == (5e-7, 1e-15, 48)
     assert (paper.prompt_budget, paper.thinking_budget[1], paper.answer_budget) == (
         2048,
-        12_288,
+        12288,
         2048,
     )
-    assert parse(["--data", "arithmetic", "--defaults", "paper"]).learning_rate == 5e-7
-    assert parse(["--data", "gsm8k", "--defaults", "toy"]).learning_rate == 2e-4
 
 
 def test_on_a_gpu_its_memory_chooses_what_no_flag_gives(monkeypatch):
@@ -234,12 +194,6 @@ def test_the_budgets_of_a_small_model_fit_2048_positions_and_its_learning_rate_g
     assert parse(["--defaults", "small", "--learning-rate", "1e-5"]).learning_rate == 1e-5
 
 
-def test_the_task_decides_the_defaults_whatever_its_options_and_weight():
-    assert parse(["--data", "arithmetic:2", "arithmetic,max_digits=8"]).defaults == "toy"
-    assert parse(["--data", "gym:gcd,max_value=9:2"]).defaults == "short"
-    assert parse(["--data", "arithmetic", "gym:gcd"]).defaults == "paper"
-
-
 def test_max_length_is_one_number_for_the_whole_completion():
     short = parse(["--data", "gym:gcd"])
     assert (short.thinking_budget, short.answer_budget, short.recipe.length_control) == (
@@ -260,105 +214,97 @@ def test_max_length_is_one_number_for_the_whole_completion():
         2,
         "penalty",
     )
-    for flags in (["--thinking-budget", "4", "4"], ["--answer-budget", "3"]):
-        with pytest.raises(ValueError, match="--max-length sets both budgets"):
-            parse(["--max-length", "8", *flags])
 
 
 # --- what is refused ------------------------------------------------------------------------------
 
+# Flags of train.py, and what the one line says besides: names and values, no wording.
+REFUSED = """
+--learning-rte 1 | --learning-rte --learning-rate
+--slots abc | --slots 'abc'
+--thinking-budget 9 | --thinking-budget 2
+--thinking-budget 9 8 | --thinking-budget
+--thinking-budget 300 400 | --thinking-budget 256
+--loss ppo | --loss 'ppo' cispo dapo grpo gspo
+--leave-out kl | --leave-out advantage_norm
+--recipe base --leave-out loss | --leave-out base
+--fp32-logits bf16 | --fp32-logits 'bf16' split
+stray | stray
+--model no/such/model | --model no/such/model
+--model here | --model here
+--model data | --model data
+--data algebra | --data algebra
+--data words.jsonl,problem=problem,answer=answer --prompts-per-step 4 | --model
+--data arithmetic,digits | --data digits
+--prompt-budget 5 | --prompt-budget 5
+--generator-memory 1.5 | --generator-memory 1.5
+--asynchrony sync | --asynchrony sync pipeline-K
+--completions-per-prompt 1 | --completions-per-prompt 1 2
+--trainers -1 | --trainers -1 0
+--train-prompts 10 | --prompts-per-step 32 10
+--train-prompts 64 --least-prompts 64 | --least-prompts 64
+--name taken | --name taken
+--name ../taken | --name ../taken
+--learning-rate -1 | --learning-rate -1.0
+--verifier-memory nan | --verifier-memory nan
+--eps-high 0.3 | --eps-high cispo --eps-max
+--loss sapo --eps-max 4 | --eps-max sapo
+--recipe base --eps-max 4 | --eps-max dapo --eps-low
+--eps-max -1 | --eps-max -1.0
+--loss dapo --eps-high 0 | --eps-high 0.0
+--loss gspo --eps-low 1 | --eps-low 1.0
+--least-prompts 9 --recipe base | --least-prompts --no-no-positive-resampling
+--adam-betas 0.9 1 | --adam-betas
+--batch-factor 0.01 | --batch-factor --prompts-per-step 0.01
+--max-length 8 --answer-budget 3 | --max-length --answer-budget
+--max-length 8 --thinking-budget 4 4 | --max-length --thinking-budget
+--from-step 0 | --from-step --resume
+--resume nowhere | nowhere
+--resume runs | runs
+--track wandb | --track wandb
+--one-process --generators 2 | --one-process --generators 2
+--one-process --trainers 3 | --one-process --trainers 3
+--one-process --tensor-parallel 2 | --one-process --tensor-parallel 2
+--one-process --engine vllm | --one-process --engine
+--tensor-parallel 2 | --tensor-parallel 2
+--train-prompts 10 --prompt-budget 5 --thinking-budget 300 300 | --prompts-per-step 10 5 256
+""".strip().split("\n")
 
-def test_pitfall_18_unknown_flags_and_values_are_refused_with_the_valid_ones(capsys):
-    for flags, named in (
-        # Pitfall 18.
-        (
-            ["--learning-rte", "1"],
-            ["--learning-rte", "did you mean --learning-rate?"],
-        ),
-        (["--slots", "abc"], ["--slots", "'abc'"]),
-        (["--thinking-budget", "9"], ["--thinking-budget", "2 arguments"]),
-        (["--loss", "ppo"], ["--loss", "'ppo'", "one of cispo, dapo, grpo, gspo"]),
-        (["--leave-out", "kl"], ["--leave-out", "advantage_norm"]),
-        (["stray"], ["stray"]),
-    ):
-        said = refusal(flags, capsys)
-        assert all(part in said for part in named), said
 
-
-def test_bad_input_is_one_sentence_before_any_process_starts(capsys, tmp_path, monkeypatch):
-    taken = tmp_path / "runs" / "taken"
-    taken.mkdir(parents=True)
-    (taken / "log.jsonl").write_text("mine\n")
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A folder to stand in, with a run, a folder that is no model, and a file of problems."""
+    (tmp_path / "runs" / "taken").mkdir(parents=True)
+    (tmp_path / "runs" / "taken" / "log.jsonl").write_text("mine\n")
     (tmp_path / "here").mkdir()
+    words = "".join(f'{{"problem": "Spell word number {i}", "answer": "{i}"}}\n' for i in range(99))
+    (tmp_path / "words.jsonl").write_text(words)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Feed, "start", lambda *_: pytest.fail("processes were started"))
-    words = "".join(f'{{"problem": "Spell word number {i}", "answer": "{i}"}}\n' for i in range(20))
-    (tmp_path / "words.jsonl").write_text(words)
-    for flags, message in (
-        (
-            [
-                *("--data", "words.jsonl,problem=problem,answer=answer"),
-                *("--prompts-per-step", "4", "--validation-problems", "2"),
-            ],
-            "the shipped model reads sums only; --model names another",
-        ),
-        (["--model", "no/such/model"], "--model no/such/model: there is no such folder"),
-        (["--model", "here"], "--model here: the folder holds no model"),
-        (["--model", "data"], "--model data: the folder holds no model"),  # beside the script
-        (["--data", "algebra"], "--data algebra: there is no such file or folder"),
-        (["--prompt-budget", "5"], "--prompt-budget is 5"),
-        (["--thinking-budget", "300", "400"], "the model holds 256"),
-        (["--thinking-budget", "9", "8"], "0 <= LOW <= HIGH"),
-        (["--generator-memory", "1.5"], "--generator-memory is a share, at most 1, not 1.5"),
-        (["--asynchrony", "sync"], "pipeline-K"),
-        (["--completions-per-prompt", "1"], "--completions-per-prompt is 1; it must be at least 2"),
-        (["--trainers", "-1"], "--trainers is -1; it must be at least 0"),
-        (["--train-prompts", "10"], "--prompts-per-step 10 would take no more"),
-        (["--name", "taken"], "holds another run"),
-        (["--name", "../taken"], "lies in runs/"),
-        (["--learning-rate", "-1"], "--learning-rate is -1.0; it must be above 0"),
-        (["--verifier-memory", "nan"], "--verifier-memory is nan; it must be above 0"),
-        (["--eps-high", "0.3"], "--eps-high does nothing with --loss cispo, which reads --eps-max"),
-        (
-            ["--loss", "sapo", "--eps-max", "4"],
-            "--eps-max does nothing with --loss sapo, which reads neither it nor",
-        ),
-        (
-            ["--recipe", "base", "--eps-max", "4"],
-            "--eps-max does nothing with --loss dapo, which reads --eps-low",
-        ),
-        (["--eps-max", "-1"], "--eps-max is -1.0; it must be above 0"),
-        (["--loss", "dapo", "--eps-high", "0"], "--eps-high is 0.0; it must be above 0"),
-        (
-            ["--least-prompts", "9", "--recipe", "base"],
-            "--least-prompts does nothing with --no-no-positive-resampling",
-        ),
-        (
-            ["--loss", "gspo", "--eps-low", "1"],
-            "--eps-low is 1.0; it must be at least 0 and below 1",
-        ),
-        (["--adam-betas", "0.9", "1"], "--adam-betas are (0.9, 1.0); each must be at least 0 and"),
-        (["--batch-factor", "0.01"], "--batch-factor 0.01 of --prompts-per-step 32 leaves no prom"),
-        (
-            ["--train-prompts", "64", "--least-prompts", "64"],
-            "--least-prompts is 64, and a source has 64 to train on",
-        ),
-        (["--from-step", "0"], "--from-step names a checkpoint of the run that --resume names"),
-        (["--resume", "nowhere"], "error: nowhere: the folder holds no run"),
-        (["--resume", "runs"], "error: runs: the folder holds no run"),
-    ):
-        assert message in refusal(flags, capsys), flags
-    assert (taken / "log.jsonl").read_text() == "mine\n"
-    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["taken"]
-    assert (
-        parse(["--loss", "gspo", "--eps-low", "0.01", "--eps-high", "0.02"]).recipe.eps_high == 0.02
-    )
+    usual = importlib.util.find_spec
+    no_wandb = lambda name, *others: usual(name, *others) if name != "wandb" else None
+    monkeypatch.setattr("importlib.util.find_spec", no_wandb)
+    return tmp_path
+
+
+@pytest.mark.parametrize("row", REFUSED)
+def test_pitfall_18_what_cannot_be_is_refused_in_a_line_before_anything_starts(row, place, capsys):
+    flags, words = (part.split() for part in row.split(" | "))
+    with pytest.raises(SystemExit) as stopped:
+        run_command(run_train, flags)
+    said = capsys.readouterr()
+    error = said.err.splitlines()[-1]
+    assert stopped.value.code == 2 and said.out == ""
+    assert error.startswith("error: ") and "Traceback" not in said.err
+    assert all(word in error for word in words), error
+    assert (place / "runs" / "taken" / "log.jsonl").read_text() == "mine\n"
+    assert [path.name for path in (place / "runs").iterdir()] == ["taken"]
 
 
 # --- devices --------------------------------------------------------------------------------------
 
 
-def test_generators_have_the_first_gpus_and_trainers_the_last():
+def test_generators_have_the_first_gpus_and_trainers_the_last(monkeypatch):
     def names(digits):
         return ("cpu",) if digits == "cpu" else tuple(f"cuda:{i}" for i in digits)
 
@@ -379,10 +325,11 @@ def test_generators_have_the_first_gpus_and_trainers_the_last():
             [names(digits) for digits in generators],
             [name for digits in trainers for name in names(digits)],
         )
-        assert devices_here(TrainCommand(**counts, gpus=gpus)) == expected, (gpus, counts)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda gpus=gpus: gpus)
+        assert devices_here(Settings(**counts)) == expected, (gpus, counts)
 
 
-def test_more_gpus_than_there_are_is_refused():
+def test_more_gpus_than_there_are_is_refused(monkeypatch):
     for gpus, counts, words in (
         (0, {"tensor_parallel": 2}, "--tensor-parallel 2 wants as many GPUs, and there is none"),
         (
@@ -393,5 +340,34 @@ def test_more_gpus_than_there_are_is_refused():
         (1, {"tensor_parallel": 2}, "want 3 GPUs; there are 1"),
         (4, {"generators": 4}, "want 5 GPUs; there are 4 (CUDA_VISIBLE_DEVICES)"),
     ):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda gpus=gpus: gpus)
         with pytest.raises(ValueError, match=re.escape(words)):
-            devices_here(TrainCommand(**counts, gpus=gpus))
+            devices_here(Settings(**counts))
+
+
+# --- and soon -------------------------------------------------------------------------------------
+
+
+def test_prompts_that_were_not_shared_for_a_flag_are_shared_again_without_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = open_run(parse(["--name", "run", "--gradient-checkpointing", "--train-prompts", "64"]))
+    assert not run.settings.share_prompts
+    run.lock.close()
+    again = open_run(parse(["--resume", "runs/run", "--no-gradient-checkpointing"]))
+    assert again.settings.share_prompts
+
+
+@pytest.mark.parametrize("flags", [["--data", "algebra"], ["--model", "no/such/model"]])
+def test_wrong_data_are_refused_before_the_libraries_of_models_are_read(tmp_path, flags):
+    """These take most of the seconds until a run begins."""
+    script = (
+        "import runpy, sys\n"
+        "sys.argv[0] = sys.path[0] = sys.argv.pop(1)\n"
+        "try: runpy.run_path(sys.argv[0] + '/train.py', run_name='__main__')\n"
+        "finally: print('transformers' in sys.modules)\n"
+    )
+    root = str(settings_module.ROOT)
+    command = [sys.executable, "-c", script, root, *flags]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "False\n")
+    assert flags[0] in done.stderr

@@ -24,8 +24,7 @@ from core.settings import parse, read_settings
 from curve.fit import fit_sigmoid
 from curve.flags import run_command
 from curve.forecast import held_out
-from machinery.files import last_line
-from machinery.folder import write_config
+from machinery.folder import last_line, write_config
 from tools import study
 
 VARIANTS = {"plain": {}, "other": {"aggregation": "token", "thinking_budget": [50, 52]}}

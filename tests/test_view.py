@@ -257,7 +257,7 @@ def lines_of(path):
 
 
 def test_every_key_of_a_line_is_in_the_docs(made):
-    text = (ROOT / "docs" / "rollouts.md").read_text()
+    text = (ROOT / "docs" / "log.md").read_text()
     for line in lines_of(made / "rollouts.jsonl"):
         keys = {*line}.union(*line.get("completions", ()))
         assert [key for key in keys if f"`{key}`" not in text] == []

@@ -12,11 +12,10 @@ from pathlib import Path
 from pprint import pformat
 
 import loss
-from core.model import ROOT, model_path
-from core.settings import Settings, read_settings
+from core.settings import ROOT, Settings, model_path, read_settings
 from curve.files import write_whole
 from curve.flags import option, read_flags, run_command
-from machinery.checkpoints import checkpoint_of
+from machinery.folder import checkpoint_of
 
 SCRIPT = '''"""The run {name} goes on in TRL 1.16.0.
 

@@ -24,7 +24,7 @@ from core.model import load_model, load_tokenizer, model_path, use_wide_products
 from core.screen import Progress, say
 from curve.flags import option, read_flags, run_command
 from data.load import load_data
-from machinery.files import whole_folder
+from machinery.folder import whole_folder
 
 MOST_TOKENS = 4096  # in one forward and backward, padding included
 Example = tuple[list[int], list[bool]]  # ids of prompt and solution, and which are learned

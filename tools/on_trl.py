@@ -15,10 +15,9 @@ import loss
 from core.decoding import completion_texts, make_decoding, render
 from core.model import load_tokenizer
 from core.rollouts import given_rollout
-from core.settings import Settings, read_settings
+from core.settings import Settings, read_settings, read_sources
 from data import Problem
 from data.verify import VerifierPool
-from machinery.run import read_sources
 
 
 def reward_function(settings: Settings, model: str, problems: list[Problem]) -> Callable:

@@ -33,8 +33,7 @@ from core.devices import cpu_threads
 from core.screen import Progress, say
 from core.settings import Settings, parse, read_settings, refuse_changes
 from curve.flags import HELP, flag, option, read_flags, run_command
-from machinery.files import last_line
-from machinery.folder import checkpoints, lock_folder, step_of
+from machinery.folder import checkpoints, last_line, lock_folder, step_of
 
 # --- which runs -----------------------------------------------------------------------------------
 

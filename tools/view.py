@@ -5,7 +5,7 @@
     python -m tools.view runs/NAME --watch 10    # makes it again every 10 seconds until the run
                                                  # ends; meanwhile the page reloads itself
 
-The numbers come from the run's rollouts.jsonl (docs/rollouts.md) and log.jsonl, and from the
+The numbers come from the run's rollouts.jsonl (docs/log.md) and log.jsonl, and from the
 functions of loss.py. tools/view.html is the page without them.
 """
 
@@ -25,8 +25,7 @@ import loss
 from core.settings import read_settings
 from curve.files import write_whole
 from curve.flags import option, read_flags, run_command
-from machinery.files import json_lines, six_digits
-from machinery.folder import in_use
+from machinery.folder import in_use, json_lines, six_digits
 
 TEMPLATE = Path(__file__).with_name("view.html")
 MOST_BYTES = 10_000_000  # of the completions on a page

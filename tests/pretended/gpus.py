@@ -109,6 +109,7 @@ def answer_for_cuda(gpus: int) -> None:
         cudart=lambda: SimpleNamespace(cudaHostRegister=lambda *_: 0),
     )  # fmt: skip
     nothing = (
+        "set_per_process_memory_fraction",
         "synchronize",
         "init",
         "empty_cache",
@@ -193,6 +194,8 @@ def dispatch(func, args, kwargs):
         return GpuTensor(inner[0].float() @ inner[1].float(), index)
     new_args, new_kwargs = tree_unflatten(inner, shape)
     out = func(*new_args, **new_kwargs)
+    if index is not None:
+        refuse_large(tree_flatten(out)[0], index)
     owners = {id(a.inner): a for a in on_gpus} | {id(a): a for a in flat if type(a) is torch.Tensor}
 
     def outer(x):
@@ -209,6 +212,17 @@ def dispatch(func, args, kwargs):
     of_parameter = func.is_view and not on_gpus[0].is_inference()
     with torch.inference_mode(False) if of_parameter else contextlib.nullcontext():
         return tree_map(outer, out)
+
+
+def refuse_large(tensors, index: int) -> None:
+    """torch.OutOfMemoryError for a tensor of more than PRETENDED_LARGEST elements, on the GPUs of
+    PRETENDED_LARGEST_ON, or on any."""
+    most = int(os.environ.get("PRETENDED_LARGEST", 0))
+    where = os.environ.get("PRETENDED_LARGEST_ON", "")
+    if not most or where not in ("", str(index)):
+        return
+    if any(isinstance(each, torch.Tensor) and each.numel() > most for each in tensors):
+        raise torch.OutOfMemoryError("CUDA out of memory. It is pretended")
 
 
 def inner_of(argument):
