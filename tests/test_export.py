@@ -14,7 +14,7 @@ import torch
 import loss
 from core.decoding import render
 from core.model import load_model, load_tokenizer
-from core.settings import Settings, read_sources
+from core.settings import ROOT, Settings, read_sources
 from data.tasks import arithmetic
 from machinery.folder import write_config
 from tools import export
