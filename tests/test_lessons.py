@@ -205,8 +205,6 @@ def test_03_the_ratio_matters_for_old_tokens_alone(clone, tmp_path):
         old = name.startswith("old")
         assert page.column(name, "off_policyness_max")[-1] == 3 * old
         assert (max(page.column(name, "ratio_max")) > 1.02) == old
-    fresh = [page.column(f"fresh-{which}-ratio", "loss")[0] for which in ("with", "without")]
-    assert fresh[0] == pytest.approx(fresh[1], rel=1e-3)
 
 
 @pytest.mark.slow
