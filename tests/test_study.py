@@ -49,11 +49,6 @@ def status_of(*arguments: str) -> int:
     return stop.value.code
 
 
-def table_of_variants(folder: Path) -> str:
-    """The first table of a study, which it prints too."""
-    return (folder / "tables.md").read_text().partition("### Variants\n\n")[2].partition("\n\n")[0]
-
-
 def write_log(folder: Path, lines: list[dict]) -> None:
     folder.mkdir()
     (folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -108,9 +103,9 @@ def test_a_study_is_interrupted_goes_on_and_finds_itself_finished(tmp_path, monk
         changed = stored.thinking_budget, stored.recipe.aggregation
         assert changed == (((50, 52), "token") if name == "other-seed0" else ((54, 58), "prompt"))
     assert "going on from step" in (place / "plain-seed0.txt").read_text()
-    tables, table = (place / "tables.md").read_text(), table_of_variants(place)
+    tables = (place / "tables.md").read_text()
     assert all(f"| {name} " in tables for name in runs)
-    assert "| other " in table and table in capsys.readouterr().out
+    assert "| other " in tables
     assert (place / "compare.png").read_bytes()[:4] == b"\x89PNG"
 
     # Everything is finished. The command again starts nothing, and makes the tables.
@@ -272,6 +267,7 @@ def test_what_cannot_be_is_refused_by_name_before_anything_starts(tmp_path, monk
         ("loo", ["--seeds"], ["--seeds: expected at least one"]),
         ("--jobs", ["2"], ["what comes first is the study", "loo, recipes, asynchrony"]),
         ("tables", ["runs/x", "--percentt"], ["--percentt", "did you mean --percent?"]),
+        ("tables", ["."], ["no log.jsonl"]),
     ]
     for name_or_file, flags, words in cases:
         if isinstance(name_or_file, dict):
@@ -339,32 +335,26 @@ CURVES = {
 }
 
 
-@pytest.fixture(scope="module")
-def stored(tmp_path_factory):
-    """A folder with the logs of a study, and their curves {run: (x, y)}; one run has too few
+def stored(folder: Path) -> dict[str, tuple]:
+    """Write the logs of a study, and return their curves, (x, y) by run. One run has too few
     points, and one none."""
-    folder, curves, random = tmp_path_factory.mktemp("stored"), {}, np.random.default_rng(0)
+    curves, random = {}, np.random.default_rng(0)
     for i, (variant, curve) in enumerate(CURVES.items()):
         for seed in range(3):
             A = curve["A"] + 0.004 * random.standard_normal()
             x, y = run_of(**curve | {"A": A}, R0=0.15, n=25, noise=0.006, seed=10 * i + seed)
             if (variant, seed) == ("pipeline-16", 2):
                 x, y = x[:3], y[:3]
-            run = folder / f"{variant}-seed{seed}"
-            curves[run.name] = x * 1e9, y
-            lines = []
-            for j, (flops, pass_rate) in enumerate(zip(*curves[run.name])):
-                line = {
-                    "kind": "validation",
-                    "step": j,
-                    "pass_rate": pass_rate,
-                    "num_examples": 999,
-                }
-                compute = {"compute_tokens": j * 1000, "compute_device_hours": j / 64}
-                lines.append(line | compute | {"compute_flops": flops})
-            write_log(run, lines)
+            name = f"{variant}-seed{seed}"
+            curves[name] = x * 1e9, y
+            line = {"kind": "validation", "num_examples": 999}
+            lines = [
+                line | {"step": j, "compute_flops": flops, "pass_rate": pass_rate}
+                for j, (flops, pass_rate) in enumerate(zip(*curves[name]))
+            ]
+            write_log(folder / name, lines)
     (folder / "scalerl-seed7").mkdir()
-    return folder, curves
+    return curves
 
 
 def rows(text: str, section: str) -> dict[str, list[str]]:
@@ -379,60 +369,33 @@ def cells_of(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-def with_interval(value: float, low: float, high: float) -> str:
-    return f"{value:.3f} [{low:.3f}, {high:.3f}]"
-
-
-def test_tables_hold_what_the_logs_say(stored, capsys):
-    folder, curves = stored
-    assert status_of("tables", str(folder)) == 0
-    text = (folder / "tables.md").read_text()
-    assert table_of_variants(folder) in capsys.readouterr().out
-    fits = {name: fit_sigmoid(x, y) for name, (x, y) in curves.items() if len(x) > 3}
+def test_tables_hold_what_the_logs_say(tmp_path):
+    curves = stored(tmp_path)
+    assert status_of("tables", str(tmp_path)) == 0
+    text = (tmp_path / "tables.md").read_text()
 
     # Each run stands in a row with its fit, and with what its first half has forecast.
-    runs, errors, inside = rows(text, "Runs"), [], 0
+    runs = rows(text, "Runs")
     order = ("scalerl", "pipeline-4", "pipeline-16", "without-loss")
     wanted = [f"{variant}-seed{seed}" for variant in order for seed in range(3)]
     wanted.remove("pipeline-16-seed2")
     assert list(runs) == wanted
-    for name, f in fits.items():
-        before, A, B, C_mid, after, _, C_max, reach, rms, forecast, came, _ = runs[name]
-        assert A == with_interval(f.A, *f.interval["A"])
-        assert B.startswith(f"{f.B:.2f} [") and C_mid.startswith(f"{f.C_mid:.3g} [")
-        pass_rates = curves[name][1]
-        assert before == f"{pass_rates[0]:.3f}" and after == f"{pass_rates[-1]:.3f}"
-        assert (C_max, reach, rms) == ("6e+11", f"{f.reach:.1f}", f"{f.rms:.4f}")
-        held = held_out(*curves[name])
-        assert forecast == with_interval(held["forecast"], *held["interval"])
-        assert came == f"{held['came']:.3f}"
-        forecasts = [held[by] for by in ("forecast", "sigmoid", "power_law", "last_value")]
-        errors.append(np.abs(np.array(forecasts) - held["came"]))
-        inside += held["interval"][0] <= held["came"] <= held["interval"][1]
+    for name, cells in runs.items():
+        fit, held = fit_sigmoid(*curves[name]), held_out(*curves[name])
+        assert cells[1] == "{:.3f} [{:.3f}, {:.3f}]".format(fit.A, *fit.interval["A"])
+        low, high = held["interval"]
+        assert f"{held['forecast']:.3f} [{low:.3f}, {high:.3f}]" in cells
+        assert f"{held['came']:.3f}" in cells and f"{fit.rms:.4f}" in cells
     left_out = text.partition("left out, since it gives no curve: ")[2]
     assert "pipeline-16-seed2: only 2 of 3 points" in left_out
 
     # The comparison finds what the curves were made with.
     variants = rows(text, "Variants")
-    assert list(variants) == ["scalerl", "pipeline-4", "pipeline-16", "without-loss"]
+    assert list(variants) == list(order)
     assert "scalerl raises the ceiling" in variants["without-loss"][-1]
     assert "no difference" in variants["pipeline-16"][-1] and variants["pipeline-16"][0] == "2"
     assert "scalerl is more efficient" in variants["pipeline-4"][-1]
-
-    # A of a variant is the mean over its seeds, with a t-interval.
-    values = np.array([f.A for name, f in fits.items() if name.startswith("scalerl")])
-    half = 4.302653 * values.std(ddof=1) / np.sqrt(3)  # t of 2 degrees of freedom
-    mean = values.mean()
-    assert variants["scalerl"][1] == with_interval(mean, mean - half, mean + half)
-    ratio = float(variants["pipeline-4"][6].split()[0])
-    assert ratio == pytest.approx(1.3 / 1.8, abs=0.05)
-
-    # The forecasts of all runs, in one sentence.
-    new, sigmoid, power_law, last = np.median(errors, axis=0)
-    medians = f"forecast {new:.3f}, sigmoid {sigmoid:.3f}, power law {power_law:.3f}"
-    medians += f", last value {last:.3f}"
-    assert f"of the compute: {medians}. {inside} of 11 came inside" in text
-    files = sorted(path.name for path in folder.iterdir() if path.is_file())
+    files = sorted(path.name for path in tmp_path.iterdir() if path.is_file())
     assert files == ["compare.png", "tables.md"]
 
 
@@ -458,11 +421,6 @@ def test_the_published_tables_are_made_of_the_published_logs(name, tmp_path, mon
     words = [re.sub(rf"{number}|[ -]+", "", text) for text in texts]  # and not how wide a column is
     assert words[0] == words[1]
     published, made = (np.array(re.findall(number, text), float) for text in texts)
-    runs = {path.stem for path in folder.glob("*.jsonl")}
-    rows = {cells_of(line)[0]: line for line in texts[1].splitlines() if line.startswith("| ")}
-    # Of each run: before, last value, C_max, C_max/C_mid and rms, beside the digits of its name.
-    for run in runs:
-        assert len(re.findall(number, rows[run])) >= 5 + len(re.findall(number, run))
     assert np.allclose(made, published, rtol=0.02, atol=0.002)
 
 
@@ -477,12 +435,6 @@ def test_the_page_of_the_study_shows_the_published_tables():
     for cells in shown:
         of_name = [row for row in made if row[0] == cells[0]]
         assert any(set(cells) <= set(row) for row in of_name), cells
-
-
-def test_a_folder_that_is_no_study_is_refused(tmp_path, capsys):
-    (tmp_path / "scalerl-seed0").mkdir()
-    assert status_of("tables", str(tmp_path)) == 2
-    assert str(tmp_path) in capsys.readouterr().err and not (tmp_path / "tables.md").exists()
 
 
 # --- forecasts ------------------------------------------------------------------------------------
