@@ -9,33 +9,78 @@ checkpoint. Data, verdicts and the worth of completions are ours, in a reward fu
 
 from dataclasses import dataclass
 from pathlib import Path
-from pprint import pformat
 
 import loss
-from core.settings import ROOT, Settings, model_path, read_settings
+
+from core.settings import ROOT, model_path, read_settings
 from curve.files import write_whole
 from curve.flags import option, read_flags, run_command
 from machinery.folder import checkpoint_of
 
-SCRIPT = '''"""The run {name} goes on in TRL 1.16.0.
+TABLE = """\
+| part | in TRL |
+|---|---|
+| loss {recipe.loss} | `loss_type`; with vLLM also a factor, cut at `--eps-max` |
+| mean over {recipe.aggregation}, advantages by {recipe.advantage_norm} | exactly, by our reward function |
+| zero-variance filter; what is truncated or has no verdict | exactly, by our reward function |
+| fp32 head | `cast_lm_head_to_fp32`: in the trainer alone |
+| {recipe.asynchrony} | {turns} |
+| forced interruption | TRL has none: one budget for thinking and answer |
+| length penalty | exactly, by our reward function |
+| No-Positive-Resampling | TRL has none: solved prompts come again |
+| weights of several sources | TRL has none: one set |
+| optimizer | new moments; the warmup begins at 0 |
+| held-out problems | `eval_pass_rate` in `trl/trainer_state.json` |
+"""  # noqa: E501
+SCRIPT = '''"""The run {run.name} goes on in TRL 1.16.0.
 
-    python {script}                 # each option of TRL's GRPOConfig is a flag: --max_steps 40
-    accelerate launch --num_processes 8 {script} --bf16 True --use_vllm True      # also over nodes
+    python {run}/on_trl.py          # each option of TRL's GRPOConfig is a flag: --max_steps 40
+    accelerate launch --num_processes 8 {run}/on_trl.py --bf16 True --use_vllm True
 
-{table}
-"""
+{table}"""
 
 import sys
 
-sys.path.insert(0, {project!r})  # loss.py, data/ and all that they need
+sys.path.insert(0, "{project}")  # loss.py, data/ and all that they need
 
 from tools.on_trl import train
 
-OPTIONS = {options}
+OPTIONS = {loss} | {{
+    "scale_rewards": "none",
+    "off_policy_mask_threshold": {mask},
+    "vllm_importance_sampling_mode": "token_truncate",
+    "vllm_importance_sampling_clip_max": {recipe.eps_max},
+    "cast_lm_head_to_fp32": bool({recipe.fp32_logits!r}),
+    "model_init_kwargs": {{"dtype": "float32"}},
+    "bf16": False,
+    "gradient_checkpointing": bool({settings.gradient_checkpointing}),
+    "chat_template_kwargs": {{"enable_thinking": {settings.thinking}}},
+    "generation_batch_size": {batches} * {settings.groups_per_step} * {settings.completions_per_prompt},
+    "max_completion_length": {settings.thinking_budget[1]} + {settings.answer_budget},
+    "num_generations": {settings.completions_per_prompt},
+    "num_generations_eval": {settings.validation_samples},
+    "per_device_eval_batch_size": 8 * {settings.validation_samples},
+    "learning_rate": {settings.learning_rate},
+    "lr_scheduler_type": "constant_with_warmup",
+    "warmup_steps": {settings.warmup_steps},
+    "adam_beta1": {settings.adam_betas[0]},
+    "adam_beta2": {settings.adam_betas[1]},
+    "adam_epsilon": {settings.adam_eps},
+    "weight_decay": {settings.weight_decay},
+    "max_grad_norm": {settings.clip_gradient},
+    "max_steps": {settings.steps},
+    "eval_strategy": "steps",
+    "eval_steps": {settings.validation_every},
+    "eval_on_start": True,
+    "save_steps": {settings.checkpoint_every},
+    "logging_steps": 1,
+    "seed": {settings.seed},
+    "output_dir": "{run}/trl",
+}}
 
 if __name__ == "__main__":
-    train({run!r}, {model!r}, OPTIONS)
-'''
+    train("{run}", "{model}", OPTIONS)
+'''  # noqa: E501
 
 
 @dataclass(frozen=True)
@@ -59,84 +104,32 @@ def loss_options(recipe: loss.Recipe) -> dict:
     }
 
 
-def options_of(run: Path, settings: Settings) -> dict:
-    """TRL's options for this run, but for the size of a micro-batch."""
-    recipe = settings.recipe
-    beta1, beta2 = settings.adam_betas
-    completions = settings.groups_per_step * settings.completions_per_prompt
-    batches = 1  # that are sampled together
-    if recipe.asynchrony.startswith("ppo"):
-        batches = loss.most_off_policy(recipe.asynchrony) + 1
-    return loss_options(recipe) | {
-        "scale_rewards": "none",
-        "off_policy_mask_threshold": loss.MASK_DELTA if recipe.mask_sequences else None,
-        "vllm_importance_sampling_mode": "token_truncate",
-        "vllm_importance_sampling_clip_max": recipe.eps_max,
-        "cast_lm_head_to_fp32": bool(recipe.fp32_logits),
-        "model_init_kwargs": {"dtype": "float32"},
-        "bf16": False,
-        "gradient_checkpointing": bool(settings.gradient_checkpointing),
-        "chat_template_kwargs": {"enable_thinking": settings.thinking},
-        "generation_batch_size": completions * batches,
-        "max_completion_length": settings.thinking_budget[1] + settings.answer_budget,
-        "num_generations": settings.completions_per_prompt,
-        "num_generations_eval": settings.validation_samples,
-        "per_device_eval_batch_size": 8 * settings.validation_samples,
-        "learning_rate": settings.learning_rate,
-        "lr_scheduler_type": "constant_with_warmup",
-        "warmup_steps": settings.warmup_steps,
-        "adam_beta1": beta1,
-        "adam_beta2": beta2,
-        "adam_epsilon": settings.adam_eps,
-        "weight_decay": settings.weight_decay,
-        "max_grad_norm": settings.clip_gradient,
-        "max_steps": settings.steps,
-        "eval_strategy": "steps",
-        "eval_steps": settings.validation_every,
-        "eval_on_start": True,
-        "save_steps": settings.checkpoint_every,
-        "logging_steps": 1,
-        "seed": settings.seed,
-        "output_dir": str(run / "trl"),
-    }
-
-
-def table_of(recipe: loss.Recipe) -> str:
-    """What becomes of each part of the recipe there, as Markdown."""
-    ours = "exactly, by our reward function"
-    none = "TRL has none"
-    in_turn = recipe.asynchrony.startswith("ppo")
-    rows = [
-        (f"loss {recipe.loss}", "`loss_type`; with vLLM also a factor, cut at `--eps-max`"),
-        (f"mean over {recipe.aggregation}, advantages by {recipe.advantage_norm}", ours),
-        ("zero-variance filter; what is truncated or has no verdict", ours),
-        ("fp32 head", "`cast_lm_head_to_fp32`: in the trainer alone"),
-        (f"{recipe.asynchrony}", "`generation_batch_size`" if in_turn else f"{none}: as `ppo-1`"),
-        ("forced interruption", f"{none}: one budget for thinking and answer"),
-        ("length penalty", ours),
-        ("No-Positive-Resampling", f"{none}: solved prompts come again"),
-        ("weights of several sources", f"{none}: one set"),
-        ("optimizer", "new moments; the warmup begins at 0"),
-        ("held-out problems", "`eval_pass_rate` in `trl/trainer_state.json`"),
-    ]
-    lines = [f"| {part} | {there} |" for part, there in rows]
-    return "\n".join(["| part | in TRL |", "|---|---|", *lines])
-
-
 def main(arguments: list[str]) -> int:
     """The command. Returns 0; ValueError or OSError, in one sentence, if there is no such run, or
     if TRL has not its loss."""
     run = read_flags(Options, arguments, description=__doc__).run.resolve()
     settings = read_settings(run)
+    recipe = settings.recipe
     checkpoint = checkpoint_of(run, None)
     model = checkpoint / "model" if checkpoint else Path(model_path(settings.model)).resolve()
-    table = table_of(settings.recipe)
-    script = run / "on_trl.py"
-    options = pformat(options_of(run, settings), sort_dicts=False)
-    paths = {"project": str(ROOT), "run": str(run), "model": str(model), "script": script}
-    text = SCRIPT.format(name=run.name, table=table, options=options, **paths)
-    write_whole(script, text)
-    print(f"{table}\n\npython {script}")
+    turns, batches = "TRL has none: as `ppo-1`", 1
+    if recipe.asynchrony.startswith("ppo"):
+        turns = "`generation_batch_size`"
+        batches = loss.most_off_policy(recipe.asynchrony) + 1
+    table = TABLE.format(recipe=recipe, turns=turns)
+    script = SCRIPT.format(
+        run=run,
+        project=ROOT,
+        model=model,
+        settings=settings,
+        recipe=recipe,
+        table=table,
+        batches=batches,
+        loss=loss_options(recipe),
+        mask=loss.MASK_DELTA if recipe.mask_sequences else None,
+    )
+    write_whole(run / "on_trl.py", script)
+    print(f"{table}\npython {run}/on_trl.py")
     return 0
 
 
