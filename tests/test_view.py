@@ -174,39 +174,35 @@ def validation(step):
 # --- its numbers ----------------------------------------------------------------------------------
 
 
-OTHERS = [name for name in loss.LOSSES if name not in ("cispo", "gspo")]
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in OTHERS]
-# In the formulas of these all names are known.
-WITH_NUMBERS = ("cispo", "dapo", "grpo", "gspo")
 # What stands in a formula.
 KNOWN = {"min": min, "max": max, "exp": math.exp, "log": math.log, "sg": float}
 KNOWN["clip"] = lambda x, low, high: min(max(x, low), high)
+READ = """([line, completion]) => {
+    open(line, completion);
+    return [...document.querySelectorAll("#tokens span")].map((span) => {
+        span.click();
+        const rows = [...document.querySelectorAll("#token tr")];
+        const cells = rows.map((row) => [...row.children].map((cell) => cell.textContent));
+        const { rho, clipped } = Object.fromEntries(cells);
+        const text = (id) => document.getElementById(id)?.textContent;
+        return [text("term"), rho, clipped, text("with-numbers")];
+    });
+}"""
 
 
-@pytest.mark.parametrize("name", ["cispo", "gspo", *SLOW])
+@pytest.mark.parametrize("name", ["cispo", "gspo", pytest.param("dapo", marks=pytest.mark.slow)])
 def test_terms_on_the_page_are_those_of_loss_py(open_page, tmp_path, name):
-    """At a hundred tokens of a page: the term, the ratio, whether it is clipped. Where all names of
-    the formula are known, the formula with the numbers put in gives the term."""
+    """At a hundred tokens of a page: the term, the ratio, whether it is clipped; and the formula
+    with the numbers put in gives the term."""
     recipe = loss.Recipe(loss=name)
     tensors = made_run(tmp_path / "run", recipe=recipe, spread=0.1 if name == "gspo" else 0.6)
     terms_BT, log_rho_BT, clipped_BT = loss.token_terms(recipe, *tensors)
     view.write_page(tmp_path / "run")
     page = open_page(tmp_path / "run")
-    read = """([line, completion]) => {
-        open(line, completion);
-        return [...document.querySelectorAll("#tokens span")].map((span) => {
-            span.click();
-            const rows = [...document.querySelectorAll("#token tr")];
-            const cells = rows.map((row) => [...row.children].map((cell) => cell.textContent));
-            const { rho, clipped } = Object.fromEntries(cells);
-            const text = (id) => document.getElementById(id)?.textContent;
-            return [text("term"), rho, clipped, text("with-numbers")];
-        });
-    }"""
     group = page.evaluate("run.lines.map((line) => line.kind)").index("group")
-    seen, formulas, cut = 0, 0, 0
+    seen = 0
     for row in range(3):
-        for t, (term, rho, clipped, numbers) in enumerate(page.evaluate(read, [group, row])):
+        for t, (term, rho, clipped, numbers) in enumerate(page.evaluate(READ, [group, row])):
             if not tensors[2][row, t]:
                 assert term is None and rho == "–"
                 continue
@@ -215,17 +211,9 @@ def test_terms_on_the_page_are_those_of_loss_py(open_page, tmp_path, name):
             assert float(term) == pytest.approx(wanted, rel=1e-4, abs=1e-6)
             assert float(rho) == pytest.approx(log_rho_BT[row, t].exp().item(), rel=1e-3)
             assert clipped == ("yes" if clipped_BT[row, t] else "no")
-            cut += clipped == "yes"
-            names = {*re.findall(r"[A-Za-z_]\w*", re.sub(r"\de-\d", "", numbers))}
-            if names <= {*KNOWN}:
-                formulas += 1
-                value = eval(numbers.replace("×", "*"), dict(KNOWN))
-                assert value == pytest.approx(wanted, rel=5e-3, abs=1e-4), numbers
+            value = eval(numbers.replace("×", "*"), dict(KNOWN))
+            assert value == pytest.approx(wanted, rel=5e-3, abs=1e-4), numbers
     assert seen >= 100
-    if name in WITH_NUMBERS:
-        assert formulas == seen
-    if name in ("dapo", "grpo", "gspo"):
-        assert cut > 0
 
 
 @pytest.mark.slow
@@ -374,21 +362,19 @@ def test_a_page_that_is_watched_follows_the_run(tmp_path, open_page):
 
 
 def test_a_hostile_completion_harms_nothing(tmp_path, open_page):
-    """Markup that ends scripts, five thousand odd characters, lone surrogates: all is shown as
-    text."""
+    """Markup that ends scripts, odd characters, lone surrogates: all is shown as text."""
     codes = [*range(32), 127, 0x85, 0xAD, 0x200B, 0x200F, 0x2028, 0x202E, 0x2066]
     codes += [0xD800, 0xDFFF, 0xFEFF, 0xFFFD, 0x1F642, 0xE0041, 0x10FFFF]
     script = "<script>document.title = 'taken'</script>"
     marks = f"{script}<img src=x onerror=\"document.title = 'taken'\">"
-    texts = [*map(chr, codes), marks, f"</script>{script}", "<!--", "-->", "]]>", "&lt;", "$&", "`"]
+    texts = [*map(chr, codes), marks, f"</script>{script}", "<!--", "-->", "&lt;", "$&", "`"]
     texts += ["e" + "\u0301" * 200, "\\", "DATA_OF_THE_RUN", "SHA256_OF_THE_SCRIPT"]
-    made_run(tmp_path / "run", texts=texts, tokens=5000, groups=1)
-    page_path = view.write_page(tmp_path / "run")
-    assert page_path.read_bytes().isascii() or b"<img" not in page_path.read_bytes()
+    made_run(tmp_path / "run", texts=texts, tokens=2000, groups=1)
+    view.write_page(tmp_path / "run")
     page = open_page(tmp_path / "run", 390)
     assert page.title() == "run: rollouts"
     assert page.locator("img, #run ~ script ~ script").count() == 0
-    assert page.locator("#tokens span").count() == 5000
+    assert page.locator("#tokens span").count() == 2000
     shown = page.locator("#tokens").text_content()
     assert marks in shown and "⟨202e⟩" in shown and "⟨d800⟩" in shown
     assert not re.search("[\u202e\u2066\ufeff\x00]", shown)
