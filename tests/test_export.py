@@ -29,8 +29,9 @@ SETTINGS = Settings(
     warmup_steps=0,
     learning_rate=1e-3,
 )
+BASE = replace(loss.RECIPES["base"], asynchrony="ppo-1")
 GSPO = replace(loss.Recipe(), loss="gspo", aggregation="token", advantage_norm="none")
-RECIPES = {"scalerl": loss.Recipe(), "base": loss.RECIPES["base"], "gspo": GSPO}
+RECIPES = {"scalerl": loss.Recipe(), "base": BASE, "gspo": GSPO}
 
 
 def exported(tmp_path, recipe=RECIPES["scalerl"]) -> dict:
@@ -55,7 +56,7 @@ def test_the_options_and_the_table_are_those_of_the_recipe(tmp_path, capsys):
     assert options["loss_type"] == "cispo" and options["epsilon_high"] == 5
     assert options["learning_rate"] == 1e-3 and options["generation_batch_size"] == 24
     assert "pipeline-8 | TRL has none" in said and "mean over prompt" in said
-    ppo = replace(loss.RECIPES["base"], asynchrony="ppo-4")
+    ppo = replace(BASE, asynchrony="ppo-4")
     options = exported(tmp_path, ppo)["OPTIONS"]
     assert options["loss_type"] == "grpo" and options["generation_batch_size"] == 4 * 24
 

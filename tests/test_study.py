@@ -388,19 +388,6 @@ def test_the_published_tables_are_made_of_the_published_logs(name, tmp_path, mon
     assert np.allclose(made, published, rtol=0.02, atol=0.002)
 
 
-def test_the_page_of_the_study_shows_the_published_tables():
-    """Each row of its tables of variants stands in the tables that were made of the logs."""
-    tables = "".join(path.read_text() for path in PUBLISHED.glob("*/tables.md"))
-    section = (ROOT / "docs" / "findings.md").read_text()
-    shown = [cells_of(line) for line in section.splitlines() if line.startswith("| ")]
-    shown = [cells for cells in shown if len(cells) == 7 and cells[0] != "variant"]
-    assert len(shown) > 20
-    made = [cells_of(line) for line in tables.splitlines()]
-    for cells in shown:
-        of_name = [row for row in made if row[0] == cells[0]]
-        assert any(set(cells) <= set(row) for row in of_name), cells
-
-
 # --- forecasts ------------------------------------------------------------------------------------
 
 
