@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import loss
-
 from core.settings import ROOT, model_path, read_settings
 from curve.files import write_whole
 from curve.flags import option, read_flags, run_command
