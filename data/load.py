@@ -192,13 +192,11 @@ def load_evaluation(argument: str, number: int, instruction: str | None = None) 
     if spec.is_task:
         source.validation, source.notes = made_problems(spec, "validation", number)
         return source
-    if "validation" in spec.options:
-        source.validation, source.notes = read_problems(*validation_file(spec))
-    else:
-        files, are_held_out = files_to_evaluate(spec)
+    spec, files = held_out_files(spec)
+    if files:
         source.validation, source.notes = read_problems(spec, files)
-        if not are_held_out:
-            source.validation = split(spec, source.validation)[1]
+    else:
+        source = replace(read_source(spec, "answer"), train=[])
     say_if_fewer(source, number)
     source.validation = source.validation[:number]
     return source
@@ -219,8 +217,8 @@ def task_of(argument: str) -> str:
         return f"data.tasks.{spec.task}"
     if spec.name in KNOWN:
         return spec.known.task
-    (first, *_), _ = files_to_evaluate(spec)
-    place, record = next(records.read_records(first))
+    files = held_out_files(spec)[1] or find_parts(spec)["train"]
+    place, record = next(records.read_records(files[0]))
     columns, _ = records.choose_columns(place, record, spec.options)
     return programming.__name__ if "tests" in columns else mathematics.__name__
 
@@ -252,14 +250,7 @@ def made_problems(spec: Spec, split: str, number: int) -> tuple[list[Problem], l
             f"{spec.name} is a task without problems of its own: "
             "give it a file or a data set by name"
         )
-    arguments = task_arguments(spec, task.problems)
-    call = f"{task.__file__}: problems({split!r}, {number}, {SEED})"
-    try:
-        problems = task.problems(split, number, SEED, **arguments)
-    except ValueError:  # the task's own sentence
-        raise
-    except Exception as error:
-        raise ValueError(f"{call} raised {error!r}") from error
+    problems = task.problems(split, number, SEED, **task_arguments(spec, task.problems))
     held_out = getattr(task, "is_held_out", is_held_out)
     distinct = {
         problem.key: problem
@@ -268,7 +259,8 @@ def made_problems(spec: Spec, split: str, number: int) -> tuple[list[Problem], l
     }
     if not distinct:
         raise ValueError(
-            f"{call} returned no problem of that split: data.is_held_out(text) says which are"
+            f"{task.__file__}: problems({split!r}, {number}, {SEED}) returned no problem of that"
+            " split: data.is_held_out(text) says which are"
         )
     made = list(distinct.values())[:number]
     notes = []
@@ -281,20 +273,16 @@ def task_arguments(spec: Spec, problems: Callable) -> dict:
     """What the function `problems` of a task gets beside split, number and seed: the family, the
     options, and the instruction if it takes one. Raises ValueError for options that it does not
     take."""
-    arguments = dict(spec.options)
+    arguments, signature = dict(spec.options), inspect.signature(problems)
     family = spec.name.partition(":")[2]
     if family:
         arguments["family"] = family
-    parameters = inspect.signature(problems).parameters
-    for key in ("split", "number", "seed", "instruction"):
-        if key in arguments:
-            raise ValueError(f"--data {spec.name}: {key} is no option of a task")
-    takes_any = any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values())
-    unknown = [key for key in arguments if key not in parameters]
-    if unknown and not takes_any:
-        raise ValueError(f"--data {spec.name}: the task takes no {' and no '.join(unknown)}")
-    if "instruction" in parameters:
+    if "instruction" in signature.parameters:
         arguments["instruction"] = spec.instruction
+    try:
+        signature.bind("", 0, 0, **arguments)
+    except TypeError as error:
+        raise ValueError(f"--data {spec.name}: {error}") from None
     return arguments
 
 
@@ -311,78 +299,50 @@ def refuse_without_solutions(source: Source) -> None:
 
 
 def read_source(spec: Spec, wanted: str) -> Source:
-    """Problems of files to train on, and those that are held out."""
-    is_apart = spec.options.get("split", "train") != "train"
-    if is_apart or not spec.known.for_training:
+    """Problems of files to train on, and those that are held out. Raises ValueError if none are."""
+    parts = find_parts(spec) if spec.known.for_training else {"train": []}
+    if not parts["train"] or spec.options.get("split", "train") != "train":
         raise ValueError(
             f"--data {spec.name}: this is for evaluation (generate.py --evaluate), not to be"
             " trained on; a file that is named itself may be trained on"
         )
-    parts = find_parts(spec)
-    part = part_of(spec, parts, "train")
-    files = parts[part]
-    problems, notes = read_problems(spec, files, wanted)
+    problems, notes = read_problems(spec, parts["train"], wanted)
     source = Source(Path(spec.name).name, spec.weight, [], [], notes)
+    for problem in problems:
+        part = source.validation if is_held_out(problem.key) else source.train
+        part.append(problem)
     if "validation" in spec.options:
-        source.train = [problem for problem in problems if not is_held_out(problem.key)]
-        source.validation, more_notes = read_problems(*validation_file(spec), wanted)
+        source.validation, more_notes = read_problems(*held_out_files(spec), wanted)
         source.notes += [note for note in more_notes if note not in notes]
-    else:
-        source.train, source.validation = split(spec, problems)
-    others = {*parts.get("test", ()), *parts.get("validation", ())} - {*files}
+    if not source.validation:
+        raise ValueError(
+            f"{spec.name}: none of its {len(problems)} problems is in the tenth of all texts that"
+            " is held out; add problems, or name a file of held-out ones by ,validation=FILE"
+        )
     columns = [spec.options.get("problem"), *records.LIKELY_COLUMNS["problem"]]
-    for path in others:
+    for path in {*parts["test"], *parts["validation"]} - {*parts["train"]}:
         for _, record in records.read_records(path):
             source.apart |= {one_line(str(record[key])) for key in columns if key in record}
     return source
 
 
-def split(spec: Spec, problems: list[Problem]) -> tuple[list[Problem], list[Problem]]:
-    """The problems to train on, and the tenth that is held out. Raises ValueError if there is none
-    of these."""
-    parts = [], []
-    for problem in problems:
-        parts[is_held_out(problem.key)].append(problem)
-    if not parts[True]:
-        raise ValueError(
-            f"{spec.name}: none of its {len(problems)} problems is in the tenth of all texts that"
-            " is held out; add problems, or name a file of held-out ones by ,validation=FILE"
-        )
-    return parts
-
-
-def files_to_evaluate(spec: Spec) -> tuple[list[Path], bool]:
-    """The files of the part for evaluation, and whether no run trains on any of them."""
+def held_out_files(spec: Spec) -> tuple[Spec, list[Path]]:
+    """The files that no run trains on: those of the option `validation`, which have the columns of
+    this argument, or the part of the option `split`, or the test part. None, if there are none."""
+    if "validation" in spec.options:
+        columns = {key: spec.options[key] for key in records.LIKELY_COLUMNS if key in spec.options}
+        spec = replace(spec, name=spec.options["validation"], options=columns)
+        parts = find_parts(spec)
+        return spec, parts["validation"] or parts["test"] or parts["train"]
+    word = spec.options.get("split", "test")
+    if word not in records.SPLITS:
+        raise ValueError(f"--data {spec.name}: split= is one of {', '.join(records.SPLITS)}")
     parts = find_parts(spec)
-    part = part_of(spec, parts, "test", "train", "validation")
-    return parts[part], part != "train" and not {*parts[part]} & {*parts.get("train", ())}
-
-
-def validation_file(spec: Spec) -> tuple[Spec, list[Path]]:
-    """The option `validation` as an argument of its own, with the columns of this one; and its
-    files."""
-    columns = {key: spec.options[key] for key in records.LIKELY_COLUMNS if key in spec.options}
-    named = replace(spec, name=spec.options["validation"], options=columns)
-    parts = find_parts(named)
-    return named, parts[part_of(named, parts, "validation", "test", "train")]
-
-
-def part_of(spec: Spec, parts: dict[str, list[Path]], *wanted: str) -> str:
-    """The part that the option `split` names, or the first of these that there is. Raises
-    ValueError if there is none."""
-    if "split" in spec.options:
-        word = spec.options["split"]
-        wanted = (records.SPLITS.get(word, word),)
-    for part in wanted:
-        if part in parts:
-            return part
-    raise ValueError(
-        f"{spec.name} has no file of records for {wanted[0]}, only for {', '.join(parts)}"
-    )
+    return spec, [path for path in parts[records.SPLITS[word]] if path not in parts["train"]]
 
 
 def find_parts(spec: Spec) -> dict[str, list[Path]]:
-    """The files of a source, by part. Raises ValueError if there are none."""
+    """The files of train, test and validation of a source. Raises ValueError if there are none."""
     place = spec.known.repository
     is_on_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", place) and not place.endswith(records.FORMATS)
     if not is_on_hub and not Path(place).expanduser().exists():

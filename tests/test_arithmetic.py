@@ -1,57 +1,41 @@
 """The default task: problems, verdicts, traces, and the base model."""
 
+import hashlib
 import random
-import zlib
 
 import pytest
 import torch
 
 from core.model import load_model, load_tokenizer
-from data import Problem, load
+from data import Problem
+from data.load import load_data
 from data.tasks import arithmetic
 from docs import make_base
 
 
-def test_training_and_validation_are_disjoint_and_repeat_for_a_seed():
-    train = arithmetic.problems("train", 4000)
-    validation = arithmetic.problems("validation", 240)
-    train_prompts = {problem.prompt for problem in train}
-    validation_prompts = {problem.prompt for problem in validation}
-    assert len(train_prompts) == 4000 and len(validation_prompts) == 240
-    assert not train_prompts & validation_prompts
-    assert train == arithmetic.problems("train", 4000)
-    assert train != arithmetic.problems("train", 4000, seed=1)
-    digits = [problem.prompt.index("+") for problem in validation]
-    for number in range(2, 7):
-        assert digits.count(number) == pytest.approx(46, abs=2)
-    for problem in train:
+def test_the_problems_are_those_that_all_published_runs_had():
+    source = load_data(["arithmetic"], 4000, 240)[0]
+    problems = source.train + source.validation
+    texts = "".join(problem.prompt + problem.answer for problem in problems)
+    assert hashlib.sha256(texts.encode()).hexdigest()[:16] == "8da0c752856f8083"
+    for part, held_out in ((source.train, False), (source.validation, True)):
+        assert all(arithmetic.is_held_out(problem.prompt) == held_out for problem in part)
+        digits = [problem.prompt.index("+") for problem in part]
+        assert max(digits) == 6 and digits.count(6) == pytest.approx(len(part) / 5.3, rel=0.1)
+    for problem in problems:
         a, b = problem.prompt.rstrip("=").split("+")
         assert int(a) + int(b) == int(problem.answer) and len(a) == len(b)
 
 
-def test_the_warm_start_never_sees_a_validation_problem():
-    tokenizer, rng = make_base.make_tokenizer(), random.Random(0)
-    for i in range(3000):
-        ids, _ = make_base.example(tokenizer, rng, noisy=i % 2 == 0)
-        a, b = tokenizer.decode(ids).split("=")[0].split("+")
-        assert zlib.crc32(f"{a}+{b}".encode()) % 10 != 0
-
-
-def test_verdicts():
-    for completion, right in [
-        ("9+3+0=12;</think>12882", True),
-        ("</think>12882", True),
-        ("9+3+0=1" + make_base.TIME_IS_UP + "</think>12882", True),
-        ("12882", False),  # ended without closing
-        ("9+3</think>12882</think>12882", False),
-        ("9+3</think>012882", False),
-        ("9+3</think>12883", False),
-        ("9+3</think>12882;", False),
-        ("</think>", False),
-        ("", False),
-    ]:
-        problem = Problem("4729+8153=", "12882", arithmetic.__name__)
-        assert arithmetic.score(problem, completion) is right, completion
+@pytest.mark.parametrize("completion, right", [
+    ("9+3+0=12;</think>12882", True), ("</think>12882", True), ("12882", False), ("", False),
+    ("9+3+0=1" + make_base.TIME_IS_UP + "</think>12882", True), ("</think>", False),
+    ("9+3</think>12882</think>12882", False), ("9+3</think>012882", False),
+    ("9+3</think>12883", False), ("9+3</think>12882;", False),
+])  # fmt: skip
+def test_verdicts(completion, right):
+    problem = Problem("4729+8153=", "12882", arithmetic.__name__)
+    assert arithmetic.score(problem, completion) is right
 
 
 def test_clean_traces_lead_to_the_sum_and_noisy_ones_to_what_they_say():
@@ -74,74 +58,60 @@ def test_clean_traces_lead_to_the_sum_and_noisy_ones_to_what_they_say():
     assert 200 < wrong < 450
 
 
-def test_interrupted_examples_teach_the_answer_but_not_the_phrase():
+def test_an_example_is_of_no_held_out_problem_and_teaches_the_answer_but_not_the_phrase():
     tokenizer, rng = make_base.make_tokenizer(), random.Random(2)
     phrase = tokenizer(make_base.TIME_IS_UP + "</think>").input_ids
     assert len(phrase) == 2, "the phrase and the marker are one token each"
     seen = 0
-    for _ in range(400):
-        ids, learned = make_base.example(tokenizer, rng, noisy=True)
+    for i in range(2000):
+        ids, learned = make_base.example(tokenizer, rng, noisy=i % 2 == 0)
+        assert not arithmetic.is_held_out(tokenizer.decode(ids).partition("=")[0])
         prompt = ids.index(tokenizer.convert_tokens_to_ids("<think>")) + 1
-        assert not any(learned[:prompt]) and learned[-1] and ids[-1] == tokenizer.eos_token_id
+        forced = {*range(prompt)}
         if phrase[0] in ids:
             at = ids.index(phrase[0])
-            assert ids[at : at + 2] == phrase and not any(learned[at : at + 2])
-            assert all(learned[prompt:at]) and all(learned[at + 2 :])
+            assert ids[at : at + 2] == phrase
+            forced |= {at, at + 1}
             seen += 1
-        else:
-            assert all(learned[prompt:])
-    assert 5 <= seen <= 45
+        assert learned == [t not in forced for t in range(len(ids))]
+        assert ids[-1] == tokenizer.eos_token_id
+    assert 60 <= seen <= 140
 
 
-def test_the_tokenizer_is_one_token_a_character_and_survives_being_saved():
-    tokenizer = load_tokenizer(str(make_base.BASE_MODEL))
+def test_the_shipped_tokenizer_and_base_leave_rl_something_to_do():
+    folder = str(make_base.BASE_MODEL)
+    tokenizer, model = load_tokenizer(folder), load_model(folder)
     text = "12+34=<think>2+4+0=06;1+3+0=04</think>46"
     ids = tokenizer(text).input_ids
-    assert tokenizer.decode(ids) == text
+    assert tokenizer.decode(ids) == text and ids == make_base.make_tokenizer()(text).input_ids
     assert len(ids) == len(text.replace("<think>", "x").replace("</think>", "x"))
-    assert ids == make_base.make_tokenizer()(text).input_ids
+    torch.manual_seed(0)
+    rates = make_base.pass_rates(model, tokenizer, per_length=50, seed=5)
+    assert 0.10 <= sum(rates) / len(rates) <= 0.35
 
 
 def test_longer_sums_for_another_base():
-    spec = load.parse_spec("arithmetic,max_digits=9")
-    longest = [problem.prompt.index("+") for problem in load.made_source(spec, 400, 90).train]
+    (source,) = load_data(["arithmetic,max_digits=9"], 400, 90)
+    longest = [problem.prompt.index("+") for problem in source.train]
     assert max(longest) == 9 and longest.count(9) == pytest.approx(400 / 9, abs=8)
     for wrong in ("0", "-3", "six"):
         with pytest.raises(ValueError, match=f"1 digit or more, not max_digits={wrong}"):
             arithmetic.problems("train", 10, max_digits=wrong)
-    tokenizer = make_base.make_tokenizer()
-    sizes = [make_base.make_model(tokenizer, width).num_parameters() for width in (32, 64, 144)]
-    assert [round(size / 1e6, 2) for size in sizes] == [0.05, 0.14, 0.53]
-
-
-def test_the_shipped_base_leaves_rl_something_to_do():
-    folder = str(make_base.BASE_MODEL)
-    model = load_model(folder)
-    torch.manual_seed(0)
-    rates = make_base.pass_rates(model, load_tokenizer(folder), per_length=50, seed=5)
-    assert 0.10 <= sum(rates) / len(rates) <= 0.35
 
 
 @pytest.mark.slow
 def test_making_a_base_is_deterministic_and_refuses_one_that_has_not_learned(tmp_path, monkeypatch):
-    def measure(*rates: list[float]) -> None:
-        """The pass rates after the clean traces and after the noisy ones, whatever is learned."""
+    def make(name: str, *rates: list[float], **options) -> bytes:
+        """The model, with these pass rates after the clean traces and after the noisy ones."""
         left = iter(rates)
         monkeypatch.setattr(make_base, "pass_rates", lambda *_, **__: next(left))
+        make_base.make_base(tmp_path / name, clean_steps=4, noisy_steps=3, **options)
+        return (tmp_path / name / "model.safetensors").read_bytes()
 
-    for rates, message in (
-        ([0.9, 0.2], "has not learned to add 2 digits"),
-        ([0.9, 0.9], "outside 0.10 to 0.35"),
-    ):
-        measure(rates, rates)
-        with pytest.raises(ValueError, match=message):
-            make_base.make_base(tmp_path / "a", clean_steps=1, noisy_steps=1)
+    with pytest.raises(ValueError, match="has not learned to add 2 digits"):
+        make("a", [0.9, 0.2])
+    with pytest.raises(ValueError, match=r"outside 0.10 to 0.35"):
+        make("a", [0.9, 0.9], [0.9, 0.9])
     assert not (tmp_path / "a").exists()
-    measure([0.9, 0.2], [0.9, 0.0])
-    make_base.make_base(tmp_path / "any", clean_steps=1, noisy_steps=1, any_pass_rate=True)
-    assert (tmp_path / "any" / "model.safetensors").exists()
-    for name in ("b", "c"):
-        measure([0.9], [0.2])
-        assert make_base.make_base(tmp_path / name, clean_steps=4, noisy_steps=3) == [0.2]
-    saved = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("b", "c")]
-    assert saved[0] == saved[1]
+    made = make("b", [0.9], [0.2])
+    assert made == make("c", [0.9], [0.2]) == make("d", [0.9, 0.2], [0.9, 0], any_pass_rate=True)

@@ -6,7 +6,6 @@ import importlib
 import json
 import random
 import re
-from collections import Counter
 from pathlib import Path
 
 import huggingface_hub
@@ -92,13 +91,19 @@ def test_columns_are_guessed_and_told_or_named(tmp_path):
     assert named.train[0].prompt == source.train[0].prompt and source.train[0].answer != "0"
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-8-sig", "latin-1"])
 @pytest.mark.parametrize("separator", [";", "\t"])
-def test_a_csv_may_have_semicolons_or_tabs_an_index_and_a_byte_order_mark(tmp_path, separator):
-    lines = [["\ufeff", "problem", "answer"]]
-    lines += [[str(i), f"What is {i}, plus 1?", str(i + 1)] for i in range(20)]
+def test_tables_of_other_programs_are_read_and_latin_1_is_named(tmp_path, separator, encoding):
+    lines = ["", "problem", "answer"], ["0", "1, plus\n1?", "2"], ["1", "é?", "4"]
+    text = "".join(separator.join(f'"{cell}"' for cell in line) + "\n" for line in lines)
     path = tmp_path / "a.csv"
-    path.write_text("".join(separator.join(line) + "\n" for line in lines))
-    assert {problem.answer for problem in read(str(path))} == {str(i + 1) for i in range(20)}
+    path.write_bytes(text.encode(encoding))
+    if encoding == "latin-1":
+        with pytest.raises(ValueError, match="line 4 is not in UTF-8, but perhaps in Latin-1"):
+            read(str(path))
+    else:
+        answers = {problem.text: problem.answer for problem in read(str(path))}
+        assert answers == {"1, plus\n1?": "2", "é?": "4"}
 
 
 def test_an_instruction_of_ones_own_is_said_after_each_problem(tmp_path):
@@ -106,30 +111,24 @@ def test_an_instruction_of_ones_own_is_said_after_each_problem(tmp_path):
     usual = f"\n\n{mathematics.INSTRUCTION}"
     for instruction, wanted in ((None, usual), ("Be brief.", "\n\nBe brief."), ("", "")):
         assert {p.prompt.partition("?")[2] for p in read(path, instruction)} == {wanted}
-    path = write(tmp_path / "b.jsonl", [{"problem": "Print 2.", "tests": TESTS}])
-    assert read(path, "Fast.")[0].prompt == f"{read(path)[0].prompt}\n\nFast."
+
+
+def test_a_column_of_tests_makes_programming_problems(tmp_path, monkeypatch):
+    path = write(tmp_path / "a.parquet", [{"problem": "Print 2.", "answer": "", "tests": TESTS}])
+    ((usual,), (fast,)) = read(path), read(path, "Fast.")
+    assert usual.task == "data.tasks.programming" and fast.prompt == f"{usual.prompt}\n\nFast."
+    monkeypatch.setattr(sandbox, "missing", lambda: ["no Landlock: files"])
+    (note,) = [n for n in load_evaluation(f"{path},validation={path}", 1).notes if "WARN" in n]
+    assert "no Landlock" in note
 
 
 def test_the_task_of_a_data_set_is_told_without_reading_it(tmp_path, monkeypatch):
     answers = write(tmp_path / "a.jsonl", records(20))
     open(answers, "a").write("this line is never read")
     tests = write(tmp_path / "b.jsonl", [{"question": "?", "tests": "[]"}] * 2)
-    assert loading.task_of(answers) == "data.tasks.mathematics"
-    assert loading.task_of(tests) == "data.tasks.programming"
-    monkeypatch.setattr(files, "find_files", lambda *_: pytest.fail("it was looked for"))
+    assert loading.task_of(answers) == loading.task_of("aime24") == "data.tasks.mathematics"
+    assert loading.task_of(tests) == loading.task_of("deepcoder:2") == "data.tasks.programming"
     assert loading.task_of("arithmetic") == "data.tasks.arithmetic"
-    assert loading.task_of("aime24") == "data.tasks.mathematics"
-    assert loading.task_of("deepcoder:2") == "data.tasks.programming"
-
-
-def test_a_column_of_tests_makes_programming_problems(tmp_path, monkeypatch):
-    rows = [{"problem": f"Task {i}", "answer": "none", "tests": TESTS} for i in range(40)]
-    path = write(tmp_path / "a.parquet", rows)
-    source = load(path)
-    assert {p.task for p in source.train + source.validation} == {"data.tasks.programming"}
-    assert not any("WARNING" in note for note in source.notes)
-    monkeypatch.setattr(sandbox, "missing", lambda: ["no Landlock: files"])
-    assert any("WARNING" in note and "no Landlock" in note for note in load(path).notes)
 
 
 RECORD = b'{"problem": "x", "answer": "1"}\n'
@@ -138,6 +137,10 @@ BAD_FILES = [  # the name and the content of a file, and words of the sentence b
     ("a.csv", b"problem,answer\n", "holds no record"),
     ("a.jsonl", RECORD + b'{"problem": "y"}\n', "line 2: column 'answer' is empty"),
     ("a.jsonl", b'{"problem": " ", "answer": "1"}\n', "line 1: column 'problem' is empty"),
+    *[
+        ("a.csv", f"problem,answer\nx,{marker}\n".encode(), f"2: .*holds .*{re.escape(marker)}")
+        for marker in ("NaN", "None", "null", "N/A", "#N/A", "?", " nan ")
+    ],
     ("a.jsonl", b'\n{"problem": "x", "answer": {"a": 1}}\n', "line 2: an answer is a text or"),
     ("a.jsonl", b'{"problem": "x", "answer": NaN}\n', "line 1.* not nan"),
     ("a.jsonl", b'\n{"problem": "x\\ud800", "answer": "1"}\n', "line 2: .* half of a character"),
@@ -149,7 +152,7 @@ BAD_FILES = [  # the name and the content of a file, and words of the sentence b
     ("a.jsonl", b'{"problem": "a", "answer": "1", "answer": "2"}\n', "'answer' is there twice"),
     ("a.jsonl", b'{"task": "x", "result": "1"}\n', r"line 1: .*problem, .*answer\?.*task, result"),
     ("a.jsonl,answer=key", RECORD, "line 1: there is no column 'key'; .*problem, answer"),
-    ("a.jsonl", b'{"problem": "x", "tests": "{}"}\n', "line 1: the tests are neither"),
+    ("a.jsonl", b'{"problem": "x", "tests": "{}"}\n', "line 1: .* tests"),
     ("a.jsonl", RECORD + b'{"problem": "3?", "answer": "a \\\\boxed{3 b"}', "line 2: .* not close"),
     ("a.jsonl", b'{"problem": "3?", "answer": "\\\\boxed{3} \\\\boxed{4}"}', "1: .* several boxes"),
     ("a.json", b'[{"problem": "x",\n"answer": "\xff"}]', "line 2 is not in UTF-8, but"),
@@ -175,87 +178,25 @@ def test_a_file_that_cannot_be_used_is_refused_with_its_place(tmp_path):
         assert str(path) in str(error.value), (name, content)
 
 
-@pytest.mark.parametrize("marker", ["NaN", "None", "null", "N/A", "#N/A", "?", " nan "])
-def test_a_marker_of_an_empty_cell_is_no_answer(tmp_path, marker):
-    rows = [*records(5), {"id": 5, "problem": "What is missing?", "answer": marker}]
-    for suffix, place in ((".csv", "line 7"), (".jsonl", "line 6"), (".parquet", "record 6")):
-        rows = [row | {"answer": str(row["answer"])} for row in rows]
-        path = write(tmp_path / f"a{suffix}", rows)
-        with pytest.raises(
-            ValueError, match=f"{place}: column 'answer' holds .*{re.escape(marker)}"
-        ):
-            read(path)
-
-
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-8-sig", "latin-1"])
-def test_texts_in_utf_16_are_read_and_those_in_latin_1_are_named(tmp_path, encoding):
-    for suffix in (".csv", ".jsonl", ".json"):
-        path = Path(write(tmp_path / f"a{suffix}", records(3)))
-        text = path.read_text().replace(
-            "What is 1", "Qu’est 1" if encoding != "latin-1" else "Él 1"
-        )
-        path.write_bytes(text.encode(encoding))
-        if encoding != "latin-1":
-            texts = {problem.text for problem in read(str(path))}
-            assert texts == {"What is 0 + 1?", "Qu’est 1 + 1?", "What is 2 + 1?"}
-            continue
-        line = {".csv": 3, ".jsonl": 2, ".json": 1}[suffix]
-        with pytest.raises(
-            ValueError, match=f"line {line} is not in UTF-8, but perhaps in Latin-1"
-        ):
-            read(str(path))
-
-
 def test_a_number_is_the_shortest_decimal_that_was_stored(tmp_path):
     """In any format: also if a program has written all digits of a number with 32 bits."""
-    decimals = [1.3, 0.1, 2.7, 1e7, -0.7, 123.456, 0.000123, 3.0]
-    wanted = ["1.3", "0.1", "2.7", "10000000", "-0.7", "123.456", "0.000123", "3"]
+    decimals = [1.3, 0.1, 2.75, -0.7, 1.9, 3.0]
     for width in (pyarrow.float16(), pyarrow.float32(), pyarrow.float64()):
-        in_it = decimals if width != pyarrow.float16() else [1.3, 0.1, 2.7]
-        column = pyarrow.array(in_it, pyarrow.float64()).cast(pyarrow.float32()).cast(width)
-        texts = [str(i) for i in range(len(in_it))]
-        table = pyarrow.table({"problem": texts, "answer": column})
-        pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
-        rows = [{"problem": text, "answer": value.as_py()} for text, value in zip(texts, column)]
+        column = pyarrow.array(decimals, pyarrow.float64()).cast(pyarrow.float32()).cast(width)
+        table = pyarrow.table({"problem": list(map(str, decimals)), "answer": column})
         paths = [str(tmp_path / "a.parquet")]
-        if width != pyarrow.float16():
-            paths += [
-                write(tmp_path / f"a{suffix}", rows) for suffix in (".csv", ".jsonl", ".json")
-            ]
+        pyarrow.parquet.write_table(table, paths[0])
+        if width == pyarrow.float64():  # as JSON and CSV write 32 bits
+            paths += [write(tmp_path / f"a{end}", table.to_pylist()) for end in (".csv", ".jsonl")]
         for path in paths:
-            answers = {problem.text: problem.answer for problem in read(path)}
-            for i, text in enumerate(texts):
-                assert mathematics.equal(wanted[i], answers[text]), (path, answers[text])
+            assert all(float(problem.text) == float(problem.answer) for problem in read(path))
     for answer, shortest in (
-        (0.1 + 0.2, "0.3"),
-        ("0.30000000000000004", "0.3"),
-        ([7.5], "7.5"),
+        (0.1 + 0.2, "0.3"), ("0.30000000000000004", "0.3"), ([7.5], "7.5"), ("2.50", "2.50"),
         (0.0001220703125, "0.0001220703125"),  # 1/8192, of few digits
-        ("2.50", "2.50"),
         ("3.14159265358979323846", "3.14159265358979323846"),  # no number has so many
         (12345678901234567890, "12345678901234567890"),
-    ):
+    ):  # fmt: skip
         assert files.text_of(answer) == shortest
-
-
-@pytest.mark.parametrize("rows_in_a_list", [1, 300])
-def test_a_small_parquet_file_with_far_larger_rows_is_refused(tmp_path, rows_in_a_list):
-    """A category is stored once; it is read as often as it comes, in a column or in lists."""
-    path = str(tmp_path / "a.parquet")
-    for length, size in ((9, 2), (2**20, 300)):
-        categories = pyarrow.array(["x" * length] * 2).dictionary_encode()
-        column = categories.take(pyarrow.array([0] * size))
-        if rows_in_a_list > 1:
-            ends = pyarrow.array([0, size, size], pyarrow.int32())
-            column = pyarrow.ListArray.from_arrays(ends, column)
-        texts = [str(i) for i in range(len(column))]
-        table = pyarrow.table({"problem": texts, "answer": texts, "solution": column})
-        pyarrow.parquet.write_table(table, path, compression="zstd")
-        if size == 2 and rows_in_a_list == 1:
-            assert len(read(path)) == 2
-            continue
-        with pytest.raises(ValueError, match="rows are more than 200 times as large as the file"):
-            read(path)
 
 
 # --- held out -------------------------------------------------------------------------------------
@@ -267,14 +208,16 @@ def test_no_command_evaluates_on_what_another_one_trains_on(tmp_path, squares):
     sides."""
     pytest.importorskip("reasoning_gym")
     rows = [row | {"solution": row["answer"]} for row in records(300)]
-    parts = tmp_path / "parts"
-    write(parts / "train.jsonl", rows[:200])
-    write(parts / "test.jsonl", rows[150:])
-    apart = write(tmp_path / "apart.csv", rows[:40])
-    file = write(tmp_path / "all.csv", rows)
-    of_files = [file, str(parts), f"{file},validation={apart}"]
+    write(tmp_path / "parts" / "train.jsonl", rows[:200])
+    write(tmp_path / "parts" / "test.jsonl", rows[150:])
+    apart, file = write(tmp_path / "apart.csv", rows[:40]), write(tmp_path / "all.csv", rows)
+    of_files = [file, str(tmp_path / "parts"), f"{file},validation={apart}"]
     families = ["gym:tower_of_hanoi", "gym:prime_factorization,max_value=300", "gym:products"]
     rng = random.Random(0)
+
+    def texts(problems: list[Problem]) -> set[str]:
+        pattern = r"\s*\n\n(?=Think|Reply|Please)"
+        return {re.split(pattern, problem.prompt)[0].strip() for problem in problems}
 
     def run(name: str, command: str) -> tuple[list[Problem], list[Problem]]:
         """What it trains on, and what it holds out."""
@@ -287,18 +230,19 @@ def test_no_command_evaluates_on_what_another_one_trains_on(tmp_path, squares):
         wanted = "answer" if command == "train" else "solution"
         train = rng.choice([None, 40, 300]) if name in of_files else rng.choice([40, 300])
         arguments = [f"{head}:3{comma}{options}", *neighbours]
-        source, *_ = load_data(arguments, train, number, instruction, wanted)
-        return source.train, source.validation
+        first, *others = load_data(arguments, train, number, instruction, wanted)
+        for source in others:
+            assert not texts(source.train) & texts(first.validation), name
+        return first.train, first.validation
 
     for name in [*of_files, *families, "squares", "arithmetic"]:
         without_solutions = name in ("squares", "arithmetic")
         commands = ["train", "evaluate"] if without_solutions else ["train", "imitate", "evaluate"]
-        sides = set(), set()
+        trained, held_out = set(), set()
         for _ in range(9):
-            for side, problems in zip(sides, run(name, rng.choice(commands))):
-                pattern = r"\s*\n\n(?=Think|Reply|Please)"
-                side |= {re.split(pattern, problem.prompt)[0].strip() for problem in problems}
-        trained, held_out = sides
+            train, validation = run(name, rng.choice(commands))
+            trained |= texts(train)
+            held_out |= texts(validation)
         assert trained and held_out and not trained & held_out, name
 
 
@@ -306,19 +250,13 @@ def test_what_is_held_out_depends_on_the_text_alone(tmp_path):
     rows = records(500)
     source = load(write(tmp_path / "a.jsonl", rows), validation=20)
     assert len(source.validation) == 20 and 430 <= len(source.train) <= 470
-    turned = load(write(tmp_path / "b.jsonl", rows[::-1]), validation=20)
-    assert turned.validation == source.validation and turned.train == source.train
-    fewer = load(str(tmp_path / "a.jsonl"), 40, 5)
-    assert fewer.validation == source.validation[:5] and fewer.train == source.train[:40]
-    assert {problem.answer for problem in fewer.train} != {str(i + 1) for i in range(40)}
-    more = load(write(tmp_path / "c.jsonl", rows + records(100, 1000)), validation=1000)
-    assert {*source.validation} <= {*more.validation} and {*source.train} <= {*more.train}
-    number = len(more.validation)
-    assert f"1000 held-out problems were asked for, and there are {number}" in more.notes
-    evaluated = load_evaluation(str(tmp_path / "c.jsonl"), 1000)
-    assert evaluated.validation == more.validation and evaluated.train == []
-    assert evaluated.notes == more.notes
-
+    turned = load(write(tmp_path / "b.jsonl", rows[::-1]), 40, 5)
+    assert turned.validation == source.validation[:5] and turned.train == source.train[:40]
+    assert {problem.answer for problem in turned.train} != {str(i + 1) for i in range(40)}
+    evaluated = load_evaluation(str(tmp_path / "a.jsonl"), 1000)
+    assert evaluated.validation[:20] == source.validation and evaluated.train == []
+    number = len(evaluated.validation)
+    assert f"1000 held-out problems were asked for, and there are {number}" in evaluated.notes
     # None is in the tenth.
     few = write(tmp_path / "few.jsonl", [row for row in rows if not is_held_out(row["problem"])])
     for command in (load, lambda path: load_evaluation(path, 5)):
@@ -339,17 +277,6 @@ def test_texts_that_differ_in_spaces_and_line_ends_alone_are_one_problem(tmp_pat
     assert sorted(answers, key=int) == [str(i) for i in [*range(1, 51), *range(100, 108)]]
 
 
-def test_problems_held_out_anywhere_are_trained_on_nowhere(tmp_path):
-    own = write(tmp_path / "held_out.jsonl", records(30))
-    one = write(tmp_path / "one.jsonl", records(300))
-    other = write(tmp_path / "two.jsonl", records(300, start=100))
-    sources = load_data([f"{one},validation={own}", other], None, 1000)
-    trained = {problem.text for source in sources for problem in source.train}
-    assert len(sources[0].validation) == 30
-    assert not trained & {problem.text for source in sources for problem in source.validation}
-    assert "training problems are held out elsewhere too" in " ".join(sources[0].notes)
-
-
 # --- names and mixtures ---------------------------------------------------------------------------
 
 
@@ -364,7 +291,7 @@ def test_arguments_are_read():
     ("a:0", "above 0"), ("", "wanted is"), ("a,b", "no option"), ("a,problem=", "no option"),
     ("a,weight=2", "They are problem="), ("aime24", "for evaluation"),
     ("algebra", "no such file or folder, and no data set .*; known are polaris, .*, arithmetic"),
-    ("mathematics", "without problems of its own"), ("arithmetic,problem=x", "takes no problem"),
+    ("mathematics", "without problems of its own"), ("arithmetic,x=1", "unexpected .* 'x'"),
 ])  # fmt: skip
 def test_an_argument_that_cannot_be_used_is_refused(argument, words):
     with pytest.raises(ValueError, match=words):
@@ -376,11 +303,9 @@ def test_every_batch_has_the_sources_by_their_weights():
     for _ in range(600):
         order.append(next_source([3, 1, 0], handed_out))
         handed_out[order[-1]] += 1
-    assert handed_out == [450, 150, 0]
     for start in range(0, 560, 7):
-        batch = Counter(order[start : start + 32])
-        assert abs(batch[0] - 24) <= 1 and abs(batch[1] - 8) <= 1
-    assert [next_source([0.1, 10], [0, n]) for n in (0, 50, 98, 101)] == [1, 1, 1, 0]
+        assert 23 <= order[start : start + 32].count(0) <= 25
+    assert handed_out == [450, 150, 0]
 
 
 def test_mixed_sources_keep_their_names_apart(tmp_path):
@@ -426,43 +351,42 @@ def test_a_task_that_raises_on_its_own_reference_is_refused_with_its_traceback()
 # --- data sets of the hub -------------------------------------------------------------------------
 
 
-def boxed(letter: str, start: int = 0):
-    return lambda i: {"problem": f"{letter} {i + start}", "solution": rf"so \boxed{{{i + start}}}."}
+def rows_of(letter: str, start: int = 0) -> list[dict]:
+    """With the columns of all data sets but gsm8k's."""
+    numbers = range(start, start + 50)
+    return [
+        {"problem": f"{letter} {i}", "solution": rf"so \boxed{{{i}}}.", "id": i} for i in numbers
+    ]
 
 
-def program(letter: str, start: int = 0):
-    return lambda i: {"problem": f"{letter} {i + start}", "tests": TESTS, "starter_code": ""}
+def with_column(rows: list[dict], column: str, value: str) -> list[dict]:
+    return [row | {column: value.format(row["id"])} for row in rows]
 
 
-def worked(letter: str):
-    return lambda i: {"question": f"{letter} {i}", "answer": f"2+2=<<2+2=4>>4\n#### {i}"}
-
-
-def plain(letter: str):
-    return lambda i: {"problem": f"{letter} {i}", "solution": "long", "answer": str(i)}
-
-
-AS_ON_THE_HUB = {  # the files of each data set, with rows of their columns
-    "polaris": {"polaris-data-53K.parquet": plain("P")},
-    "deepscaler": {"deepscaler.json": plain("P")},
+PLAIN = with_column(rows_of("P"), "answer", "{}")
+AS_ON_THE_HUB = {  # the files of each data set
+    "polaris": {"polaris-data-53K.parquet": PLAIN},
+    "deepscaler": {"deepscaler.json": PLAIN},
     "gsm8k": {
-        "main/train-00000-of-00001.parquet": worked("P"),
-        "main/test-00000-of-00001.parquet": worked("T"),
-        "socratic/train-00000-of-00001.parquet": worked("S"),
+        f"{path}-00000-of-00001.parquet": with_column(rows_of(letter), "answer", "2+2\n#### {}")
+        for path, letter in (("main/train", "P"), ("main/test", "T"), ("socratic/train", "S"))
     },
     "math": {
-        "algebra/train-00000-of-00001.parquet": boxed("P"),
-        "geometry/train-00000-of-00001.parquet": boxed("P", 50),
-        "algebra/test-00000-of-00001.parquet": boxed("T"),
+        "algebra/train-00000-of-00001.parquet": rows_of("P"),
+        "geometry/train-00000-of-00001.parquet": rows_of("P", 50),
+        "algebra/test-00000-of-00001.parquet": rows_of("T"),
     },
-    "math500": {"test.jsonl": plain("T")},
-    "aime24": {"data/test-00000-of-00001.parquet": boxed("T")},
-    "aime25": {"test.jsonl": plain("T")},
+    "math500": {"test.jsonl": with_column(rows_of("T"), "answer", "{}")},
+    "aime24": {"data/test-00000-of-00001.parquet": rows_of("T")},
+    "aime25": {"test.jsonl": rows_of("T")},
     "deepcoder": {
-        "primeintellect/train-00000-of-00002.parquet": program("P"),
-        "taco/train-00000-of-00001.parquet": program("P", 50),
-        "lcbv5/test-00000-of-00001.parquet": program("T"),
-        "codeforces/test-00000-of-00001.parquet": program("T", 50),
+        f"{path}-00000-of-00001.parquet": [row | {"tests": TESTS} for row in rows_of(letter, start)]
+        for path, letter, start in (
+            ("primeintellect/train", "P", 0),
+            ("taco/train", "P", 50),
+            ("lcbv5/test", "T", 0),
+            ("codeforces/test", "T", 50),
+        )
     },
 }
 
@@ -476,8 +400,8 @@ def hub(tmp_path, monkeypatch):
         repository = cache / f"datasets--{KNOWN[name].repository.replace('/', '--')}"
         (repository / "refs").mkdir(parents=True)
         (repository / "refs" / "main").write_text("0" * 40)
-        for path, row in content.items():
-            write(repository / "snapshots" / ("0" * 40) / path, [row(i) for i in range(50)])
+        for path, rows in content.items():
+            write(repository / "snapshots" / ("0" * 40) / path, rows)
     real = huggingface_hub.snapshot_download
     of_cache = lambda *a, **k: real(*a, **k, cache_dir=cache, local_files_only=True)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", of_cache)
@@ -523,7 +447,7 @@ def test_any_data_set_of_the_hub_and_any_folder_can_be_named(hub, tmp_path):
     for argument, words in (
         (f"{folder},split=test", "for evaluation"),
         (f"{folder},subset=other", "no file of records below other"),
-        (f"{folder},subset=test", "no file of records for train, only for test"),
+        (f"{folder},subset=test", "for evaluation"),
     ):
         with pytest.raises(ValueError, match=words):
             load(argument)

@@ -12,7 +12,6 @@ from sampling import run_generate
 
 from core.model import load_model, load_tokenizer
 from core.settings import parse
-from curve.flags import run_command
 from machinery.run import open_run
 from tools import imitate
 
@@ -58,11 +57,6 @@ def test_from_there_rl_with_the_settings_of_a_small_model_learns(folder):
     assert process.exitcode == 0, printed[-3000:]
     first, *_, last = (line["pass_rate"] for line in log(folder / "runs" / "run", "validation"))
     assert first < 0.35 and last > 0.5 and last > first + 0.3, (first, last)
-    config = json.loads((folder / "runs" / "run" / "config.json").read_text())
-    parameters = load_model(str(folder / "warm")).num_parameters()
-    rate = config["learning_rate"]
-    assert rate == pytest.approx(0.075 / parameters**0.5, rel=0.05)
-    assert f"The learning rate is {rate}, for {parameters:,} parameters." in printed
 
 
 def test_the_prompt_is_that_of_a_generator_and_the_solution_ends(
@@ -78,30 +72,26 @@ def test_the_prompt_is_that_of_a_generator_and_the_solution_ends(
     learned_of = []
     monkeypatch.setattr(imitate, "imitate", lambda _, batches, *__: learned_of.extend(batches))
 
-    rows, programs = [], []
-    for i in range(40):
-        record = {"problem": f" {i}+1? ", "worked": f"{i}</think>\\boxed{{{i + 1}}}"}
-        rows.append(record | {"answer": i + 1})
-        programs.append(record | {"tests": TESTS})
-    for i, (records, flags) in enumerate((
-        (rows, ["--instruction", "Be brief."]),
-        (rows, ["--system", "You add."]),
-        (rows, ["--no-thinking"]),
-        (programs, []),
+    rows = [{"problem": f" {i}+1? ", "worked": f"{i}</think>{i + 1}"} for i in range(40)]
+    for i, (columns, flags) in enumerate((
+        ({"answer": 1}, ["--instruction", "Be brief."]),
+        ({"answer": 1}, ["--system", "You add."]),
+        ({"answer": 1}, ["--no-thinking"]),
+        ({"tests": TESTS}, []),
     )):  # fmt: skip
-        Path("my.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+        lines = [json.dumps(row | columns) for row in rows]
+        Path("my.jsonl").write_text("\n".join(lines))
         shared = ["--model", "model", "--data", "my.jsonl,solution=worked", *flags]
         learned_of.clear()
         assert imitate.main([*shared, "--out", f"out{i}", "--epochs", "1"]) == 0
         examples = [example for batch in learned_of for example in batch]
         prompts = prompts_of_a_run(shared)
         assert len(examples) == len(prompts) > 30, flags
-        worked = {record["worked"] for record in records}
         for ids, learned in examples:
             start = learned.index(True)
             assert ids[:start] in prompts and all(learned[start:]), flags
             assert ids[-1] == tokenizer.eos_token_id
-            assert tokenizer.decode(ids[start:-1]) in worked
+            assert tokenizer.decode(ids[start:-1]) in {row["worked"] for row in rows}
 
 
 def prompts_of_a_run(flags) -> list[list[int]]:
@@ -134,40 +124,26 @@ def test_only_the_solution_counts_however_a_batch_is_padded_and_cut(folder, monk
         torch.testing.assert_close(gradients.pop(), wanted, rtol=1e-4, atol=1e-7)
 
 
-def test_what_cannot_be_is_one_sentence(folder, tmp_path, monkeypatch, capsys):
+def test_what_cannot_be_is_one_sentence(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("a.jsonl").write_text('{"problem": "1+1?", "worked": "2"}\n' * 3)
     Path("numbers.jsonl").write_text('{"problem": "1+1?", "solution": 7}\n')
-    Path("full").mkdir()
-    Path("full", "mine.txt").touch()
-    usual = f"--model {folder}/random --data {folder}/my.jsonl --out out".split()
-    monkeypatch.setattr(imitate, "imitate", lambda *_: pytest.fail("it was trained"))
-    for flags, message in (
-        ("--data a.jsonl", "which column is the solution? the columns are problem, worked; add"),
-        ("--data numbers.jsonl", "line 1: column 'solution' holds no text but 7"),
-        ("--data arithmetic", "arithmetic: its answers are no whole completions"),
-        ("--out full", "--out full: name a folder that is not there yet"),
-        ("--model no/such/one", "--model no/such/one: there is no such folder"),
-        ("--epoch 1", "did you mean --epochs?"),
+    usual = {"model": folder / "random", "data": folder / "my.jsonl", "out": "out"}
+    for changed, message in (
+        ({"data": "a.jsonl"}, "which column is the solution.* are problem, worked; add"),
+        ({"data": "numbers.jsonl"}, "line 1: column 'solution' holds no text but 7"),
+        ({"data": "arithmetic"}, "arithmetic: its answers are no whole completions"),
+        ({"out": "a.jsonl"}, "--out a.jsonl: name a folder that is not there yet"),
+        ({"model": "no/such/one"}, "--model no/such/one: there is no such folder"),
+        ({"model": ""}, "--model"),
+        ({"data": ""}, "--data"),
     ):
-        with pytest.raises(SystemExit) as ended:
-            run_command(imitate.main, [*usual, *flags.split()])
-        sentence = capsys.readouterr().err.splitlines()[-1]
-        assert ended.value.code == 2, flags
-        assert sentence.startswith("error: ") and message in sentence, sentence
-    assert not Path("out").exists() and Path("full", "mine.txt").exists()
-    for left_out in ("--model", "--data", "--out"):
-        i = usual.index(left_out)
-        with pytest.raises(ValueError, match=left_out):
-            imitate.main(usual[:i] + usual[i + 2 :])
+        flags = [f"--{name}={value}" for name, value in (usual | changed).items()]
+        with pytest.raises(ValueError, match=message):
+            imitate.main(flags)
 
-
-def test_what_is_stopped_while_it_learns_leaves_no_folder(folder, tmp_path, monkeypatch):
-    def stopped(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(imitate, "imitate", stopped)
-    command = f"--model {folder}/random --data {folder}/my.jsonl --out {tmp_path}/out"
-    with pytest.raises(KeyboardInterrupt):
-        imitate.main(command.split())
-    assert list(tmp_path.iterdir()) == []
+    # What is stopped leaves no folder.
+    monkeypatch.setattr(imitate, "imitate", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        imitate.main([f"--{name}={value}" for name, value in usual.items()])
+    assert not Path("out").exists() and not Path("out.partial").exists()
