@@ -8,7 +8,7 @@ Nothing is evaluated as Python or by a computer algebra system, and what is too 
 computed. These are the kinds of trees:
 
     leaves       number, name (x, f', x_1, "cm"), constant (e, \pi)
-    operations   +  *  /  -  ^  :  !  |  \sin  \lfloor  and so on
+    operations   +  *  /  -  ^  :  !  \sin  \abs  and so on
     collections  list, set, tuples and intervals by their brackets: ()  [), and unions \cup
     matrices     \matrix, its rows \\ and their cells &
     relation     a < b = c; its `value` is the signs between the parts

@@ -222,12 +222,10 @@ class Verifier:
             return Verdict(0.0, "time limit", late)
         except (EOFError, OSError):
             status = self.end()
-            if 0 <= status <= 128:
-                return Verdict(0.0, "died", f"exit {status}")
-            ended_by = max(-status, status - 128)
+            ended_by = max(-status, status - 128)  # a signal, if it is above 0
             if ended_by == signal.SIGXCPU:
                 return Verdict(0.0, "time limit")
-            return Verdict(0.0, "died", f"signal {ended_by}")
+            return Verdict(0.0, "died", f"signal {ended_by}" if ended_by > 0 else f"exit {status}")
         except (ValueError, TypeError, RecursionError) as error:
             return Verdict(0.0, "died", f"its reply is not one: {error!r}"[:DETAIL])
 

@@ -149,17 +149,17 @@ def undone(problem: Problem, answer: str) -> bool:
         (wanted, _), (given, _) = meanings(*map(cleaned, texts))
     except FAULTS:  # words
         return False
-    is_bare = "=" not in answer
-    if form(given) == form(wanted):
-        if is_bare or "=" in problem.answer:
-            return False
-    elif re.search(ASKS_FOR_FORM, problem.prompt):
+    is_bare, asked = "=" not in answer, problem.prompt
+    same_form = form(given) == form(wanted)
+    if same_form and (is_bare or "=" in problem.answer):
+        return False
+    if not same_form and re.search(ASKS_FOR_FORM, asked):
         return True
-    if given.kind == "relation" != wanted.kind and re.search("[Ss]olve|subject", problem.prompt):
+    if given.kind == "relation" != wanted.kind and re.search("[Ss]olve|subject", asked):
         return True
     if is_task(given) and not is_task(wanted):
         return True
-    return not (is_bare and given.kind == "number") and copied(answer, problem.prompt)
+    return not (is_bare and given.kind == "number") and copied(answer, asked)
 
 
 def copied(answer: str, text: str) -> bool:
@@ -218,7 +218,7 @@ def same_quantity(wanted: str, given: str, text: str) -> bool:
         return same(wanted, given)
     if wanted_unit and given_unit or wanted_unit.startswith("base"):
         return False
-    if not may_be_left_out(wanted_unit or given_unit, text):
+    if changes_value(given_unit, text):
         return False
     if given_unit == "%":  # 25 % is right for 0.25, and for 25: the problem may ask for percent
         is_above_1 = wanted.kind == "number" and abs(wanted.value) > 1
@@ -228,11 +228,11 @@ def same_quantity(wanted: str, given: str, text: str) -> bool:
     return wanted_unit == "%" and same(Tree("/", (wanted, HUNDRED)), given)  # 0.25 for 25 %
 
 
-def may_be_left_out(unit: str, text: str) -> bool:
-    """Whether a number without this unit is the same. A base makes another number of it, unless
-    the text of the problem names it last, or none and it is 10."""
+def changes_value(unit: str, text: str) -> bool:
+    """Whether a number is another one without this unit: with a base, unless the text of the
+    problem names it last, or names none and it is 10."""
     base = ["10", *re.findall(BASE, text.lower())][-1]
-    return not unit.startswith("base") or unit == f"base{BASES.get(base, base)}"
+    return unit.startswith("base") and unit != f"base{BASES.get(base, base)}"
 
 
 def meanings(wanted: str, given: str) -> tuple:
