@@ -207,9 +207,8 @@ def qwen3_run() -> None:
     os.mkdir("coin")
     script = project(Path("coin"), data__tasks__arithmetic=coin) / "train.py"
     flags = (
-        "--model qwen3 --data arithmetic --defaults toy --thinking-budget 200 300 --slots None"
+        "--model qwen3 --data arithmetic --defaults toy --thinking-budget 200 300 --steps 4"
         " --answer-budget 16 --prompts-per-step 8 --validation-problems 4 --validation-samples 4"
-        " --tokens-per-micro-batch None --steps 4"
     )
     train(80, "qwen3", flags, script)
 
