@@ -234,7 +234,7 @@ class GenerateCommand(Sampling):
 # What --defaults sets. `toy` suits the arithmetic task on two CPU cores. `paper` is what the paper
 # trained with (sec. 2, A.3). It does not say steps, clip_gradient, slots, tokens_per_micro_batch,
 # gradient_checkpointing and verifiers: these are ours. `small` is for models of 1M to 600M
-# parameters on one device (docs/your_own.md): all budgets fit 2,048 positions. `short` is for such
+# parameters on one device (docs/data.md): all budgets fit 2,048 positions. `short` is for such
 # models if they answer in a few words, without </think> (docs/real_model.md).
 PRESETS = {
     name: {part.name: part.metadata[name] for part in fields(Settings) if name in part.metadata}

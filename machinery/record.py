@@ -302,7 +302,7 @@ def step_warnings(
             f"in each of the last {FLAT_STEPS} steps all completions of a prompt got the same"
             " reward: there is nothing to learn from. The pass rate of this step is"
             f" {now['pass_rate']:.2f}: near 0 the problems are too hard for the model"
-            " (docs/your_own.md: imitate first), or its answers are not found in what it writes;"
+            " (docs/data.md: imitate first), or its answers are not found in what it writes;"
             " near 1 they are too easy. `python -m tools.view` shows completions and verdicts"
         )
     elif few_groups_count(lines, groups_per_step):

@@ -85,7 +85,7 @@ def test_the_entropy_bonus_and_the_kl_do_what_their_page_says(models, tmp_path, 
     """The entropy bonus is in the loss and in the gradient, and the KL to the model that the
     settings name is above 0. With means over tokens the weighted mean of the entropy is the logged
     one."""
-    apply("your_own.md", project(tmp_path))
+    apply("data.md", project(tmp_path))
     changed = {}
     for name in ("loss", "train"):
         monkeypatch.setitem(sys.modules, "loss", changed.get("loss", loss))

@@ -145,7 +145,7 @@ def test_a_run_that_was_stopped_in_its_last_validation_can_be_finished(alone, tm
 @pytest.mark.slow
 def test_ppo_off_policy_k_trains_k_steps_on_what_one_policy_sampled(tmp_path):
     """Also when it takes long to hand the parameters over: validations wait for those of their
-    step. The loss is that of docs/your_own.md, with its entropy bonus and its KL."""
+    step. The loss is that of docs/data.md, with its entropy bonus and its KL."""
     slow = (
         "_write = SharedParameters.write\n"
         "def write(self, parameters, version, rank=0):\n"
@@ -155,7 +155,7 @@ def test_ppo_off_policy_k_trains_k_steps_on_what_one_policy_sampled(tmp_path):
     )
     flags = ["--steps", "6", "--validation-every", "2"]
     flags += ["--asynchrony", "ppo-3", "--learning-rate", "3e-3"]
-    apply("your_own.md", project(tmp_path, core__rollouts=slow))
+    apply("data.md", project(tmp_path, core__rollouts=slow))
     folder, _ = run(tmp_path, *flags, "--loss", "reinforce")
     check_log(folder, steps=6, validation_every=2)
     steps = log(folder, "train")
