@@ -27,12 +27,21 @@ def test_the_problems_are_those_that_all_published_runs_had():
         assert int(a) + int(b) == int(problem.answer) and len(a) == len(b)
 
 
-@pytest.mark.parametrize("completion, right", [
-    ("9+3+0=12;</think>12882", True), ("</think>12882", True), ("12882", False), ("", False),
-    ("9+3+0=1" + make_base.TIME_IS_UP + "</think>12882", True), ("</think>", False),
-    ("9+3</think>12882</think>12882", False), ("9+3</think>012882", False),
-    ("9+3</think>12883", False), ("9+3</think>12882;", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "completion, right",
+    [
+        ("9+3+0=12;</think>12882", True),
+        ("</think>12882", True),
+        ("12882", False),
+        ("", False),
+        ("9+3+0=1" + make_base.TIME_IS_UP + "</think>12882", True),
+        ("</think>", False),
+        ("9+3</think>12882</think>12882", False),
+        ("9+3</think>012882", False),
+        ("9+3</think>12883", False),
+        ("9+3</think>12882;", False),
+    ],
+)
 def test_verdicts(completion, right):
     problem = Problem("4729+8153=", "12882", arithmetic.__name__)
     assert arithmetic.score(problem, completion) is right
@@ -91,9 +100,8 @@ def test_the_shipped_tokenizer_and_base_leave_rl_something_to_do():
 
 
 def test_longer_sums_for_another_base():
-    (source,) = load_data(["arithmetic,max_digits=9"], 400, 90)
-    longest = [problem.prompt.index("+") for problem in source.train]
-    assert max(longest) == 9 and longest.count(9) == pytest.approx(400 / 9, abs=8)
+    longest = [problem.prompt.index("+") for problem in arithmetic.problems("train", 400, 0, "9")]
+    assert longest.count(9) == pytest.approx(400 / 9, abs=8)
     for wrong in ("0", "-3", "six"):
         with pytest.raises(ValueError, match=f"1 digit or more, not max_digits={wrong}"):
             arithmetic.problems("train", 10, max_digits=wrong)

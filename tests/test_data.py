@@ -166,7 +166,7 @@ BAD_FILES = [  # the name and the content of a file, and words of the sentence b
     ("a.parquet", b"not parquet", "is no Parquet file that can be read"),
     ("a.txt", b"x", r"is not a file of records; the endings known are \.jsonl"),
     ("a.jsonl", RECORD, "none of its 1 problems .* by ,validation=FILE"),
-]  # fmt: skip
+]
 
 
 def test_a_file_that_cannot_be_used_is_refused_with_its_place(tmp_path):
@@ -191,11 +191,14 @@ def test_a_number_is_the_shortest_decimal_that_was_stored(tmp_path):
         for path in paths:
             assert all(float(problem.text) == float(problem.answer) for problem in read(path))
     for answer, shortest in (
-        (0.1 + 0.2, "0.3"), ("0.30000000000000004", "0.3"), ([7.5], "7.5"), ("2.50", "2.50"),
+        (0.1 + 0.2, "0.3"),
+        ("0.30000000000000004", "0.3"),
+        ([7.5], "7.5"),
+        ("2.50", "2.50"),
         (0.0001220703125, "0.0001220703125"),  # 1/8192, of few digits
         ("3.14159265358979323846", "3.14159265358979323846"),  # no number has so many
         (12345678901234567890, "12345678901234567890"),
-    ):  # fmt: skip
+    ):
         assert files.text_of(answer) == shortest
 
 
@@ -287,12 +290,23 @@ def test_arguments_are_read():
     assert parse_spec("C:x.jsonl").name == "C:x.jsonl"
 
 
-@pytest.mark.parametrize("argument, words", [
-    ("a:0", "above 0"), ("", "wanted is"), ("a,b", "no option"), ("a,problem=", "no option"),
-    ("a,weight=2", "They are problem="), ("aime24", "for evaluation"),
-    ("algebra", "no such file or folder, and no data set .*; known are polaris, .*, arithmetic"),
-    ("mathematics", "without problems of its own"), ("arithmetic,x=1", "unexpected .* 'x'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "argument, words",
+    [
+        ("a:0", "above 0"),
+        ("", "wanted is"),
+        ("a,b", "no option"),
+        ("a,problem=", "no option"),
+        ("a,weight=2", "They are problem="),
+        ("aime24", "for evaluation"),
+        (
+            "algebra",
+            "no such file or folder, and no data set .*; known are polaris, .*, arithmetic",
+        ),
+        ("mathematics", "without problems of its own"),
+        ("arithmetic,x=1", "unexpected .* 'x'"),
+    ],
+)
 def test_an_argument_that_cannot_be_used_is_refused(argument, words):
     with pytest.raises(ValueError, match=words):
         load(argument)
@@ -309,19 +323,17 @@ def test_every_batch_has_the_sources_by_their_weights():
 
 
 def test_mixed_sources_keep_their_names_apart(tmp_path):
-    one = write(tmp_path / "a" / "d.jsonl", records(50))
-    two = write(tmp_path / "b" / "d.jsonl", records(50, start=50))
+    one, two = (write(tmp_path / name / "d.jsonl", records(50)) for name in "ab")
     sources = load_data([f"{one}:3", two, "arithmetic:0.5"], 20, 2)
     assert [source.name for source in sources] == ["d.jsonl", "d.jsonl-2", "arithmetic"]
     assert [source.weight for source in sources] == [3, 1, 0.5]
-    for source in sources:
-        assert len(source.train) == 20 and len(source.validation) == 2
 
 
 def test_the_template_of_the_readme_is_a_task(squares):
-    (source,) = load_data(["squares"], 200, 50)
-    assert len(source.train) == 200 and len(source.validation) == 50 and source.notes == []
-    problem, score = source.train[0], importlib.import_module("data.tasks.squares").score
+    problem, score = (
+        load("squares", 1, 1).train[0],
+        importlib.import_module("data.tasks.squares").score,
+    )
     assert score(problem, f"so</think>It is {problem.answer}")
     assert not score(problem, f"{problem.answer}</think>") and not score(problem, "</think>12 13")
 
@@ -341,9 +353,7 @@ def test_a_task_of_ones_own_with_too_few_problems_is_told_or_refused(monkeypatch
 
 def test_a_task_that_raises_on_its_own_reference_is_refused_with_its_traceback():
     source = loading.Source("x", 1.0, [Problem("?", "no", "nowhere")], [])
-    said = (
-        "(?s)nowhere.score cannot judge its own reference answer 'no':.*No module named 'nowhere'"
-    )
+    said = "(?s)nowhere.score cannot judge its own reference.*No module named 'nowhere'"
     with pytest.raises(ValueError, match=said):
         refuse_raising_tasks(Settings(), [source])
 
@@ -351,81 +361,68 @@ def test_a_task_that_raises_on_its_own_reference_is_refused_with_its_traceback()
 # --- data sets of the hub -------------------------------------------------------------------------
 
 
-def rows_of(letter: str, start: int = 0) -> list[dict]:
-    """With the columns of all data sets but gsm8k's."""
-    numbers = range(start, start + 50)
-    return [
-        {"problem": f"{letter} {i}", "solution": rf"so \boxed{{{i}}}.", "id": i} for i in numbers
-    ]
+def hub_rows(letter: str, start: int = 0, **columns) -> list[dict]:
+    """Fifty records: a problem, a worked solution, and columns with their number in the place of
+    {}."""
+    made = []
+    for i in map(str, range(start, start + 50)):
+        others = {name: text.replace("{}", i) for name, text in columns.items()}
+        made.append({"problem": f"{letter} {i}", "solution": rf"so \boxed{{{i}}}."} | others)
+    return made
 
 
-def with_column(rows: list[dict], column: str, value: str) -> list[dict]:
-    return [row | {column: value.format(row["id"])} for row in rows]
-
-
-PLAIN = with_column(rows_of("P"), "answer", "{}")
+END = "-00000-of-00001.parquet"
 AS_ON_THE_HUB = {  # the files of each data set
-    "polaris": {"polaris-data-53K.parquet": PLAIN},
-    "deepscaler": {"deepscaler.json": PLAIN},
+    "polaris": {"polaris-data-53K.parquet": hub_rows("P", answer="{}")},
+    "deepscaler": {"deepscaler.json": hub_rows("P", answer="{}")},
     "gsm8k": {
-        f"{path}-00000-of-00001.parquet": with_column(rows_of(letter), "answer", "2+2\n#### {}")
-        for path, letter in (("main/train", "P"), ("main/test", "T"), ("socratic/train", "S"))
+        f"main/train{END}": hub_rows("P", answer="2+2\n#### {}"),
+        f"main/test{END}": hub_rows("T", answer="2+2\n#### {}"),
+        f"socratic/train{END}": hub_rows("S", answer="2+2\n#### {}"),
     },
     "math": {
-        "algebra/train-00000-of-00001.parquet": rows_of("P"),
-        "geometry/train-00000-of-00001.parquet": rows_of("P", 50),
-        "algebra/test-00000-of-00001.parquet": rows_of("T"),
+        f"algebra/train{END}": hub_rows("P"),
+        f"geometry/train{END}": hub_rows("P", 50),
+        f"algebra/test{END}": hub_rows("T"),
     },
-    "math500": {"test.jsonl": with_column(rows_of("T"), "answer", "{}")},
-    "aime24": {"data/test-00000-of-00001.parquet": rows_of("T")},
-    "aime25": {"test.jsonl": rows_of("T")},
+    "math500": {"test.jsonl": hub_rows("T", answer="{}")},
+    "aime24": {f"data/test{END}": hub_rows("T")},
+    "aime25": {"test.jsonl": hub_rows("T")},
     "deepcoder": {
-        f"{path}-00000-of-00001.parquet": [row | {"tests": TESTS} for row in rows_of(letter, start)]
-        for path, letter, start in (
-            ("primeintellect/train", "P", 0),
-            ("taco/train", "P", 50),
-            ("lcbv5/test", "T", 0),
-            ("codeforces/test", "T", 50),
-        )
+        f"primeintellect/train{END}": hub_rows("P", tests=TESTS),
+        f"taco/train{END}": hub_rows("P", 50, tests=TESTS),
+        f"lcbv5/test{END}": hub_rows("T", tests=TESTS),
     },
 }
 
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    """The hub's cache, filled with small data sets that lie as the real ones do; nothing else can
-    be had."""
-    cache = tmp_path / "cache"
+    """Folders with small data sets that lie as those of the hub do, which can be downloaded."""
     for name, content in AS_ON_THE_HUB.items():
-        repository = cache / f"datasets--{KNOWN[name].repository.replace('/', '--')}"
-        (repository / "refs").mkdir(parents=True)
-        (repository / "refs" / "main").write_text("0" * 40)
-        for path, rows in content.items():
-            write(repository / "snapshots" / ("0" * 40) / path, rows)
-    real = huggingface_hub.snapshot_download
-    of_cache = lambda *a, **k: real(*a, **k, cache_dir=cache, local_files_only=True)
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", of_cache)
-    return cache
+        for path, records in content.items():
+            write(tmp_path / KNOWN[name].repository / path, records)
+    download = lambda name, repo_type, allow_patterns: str(tmp_path / name)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    return tmp_path
 
 
-def test_known_data_sets_are_trained_and_evaluated_on_by_name(hub):
-    for name, known in KNOWN.items():
+@pytest.mark.parametrize("name", KNOWN)
+def test_known_data_sets_are_trained_and_evaluated_on_by_name(hub, name):
+    evaluated = load_evaluation(name, 1000).validation
+    assert {problem.task for problem in evaluated} == {loading.task_of(name)}
+    has_test = any("test" in path for path in AS_ON_THE_HUB[name])
+    if has_test:
+        assert {problem.text for problem in evaluated} == {f"T {i}" for i in range(50)}
+    if KNOWN[name].for_training:
+        source = load(name)
+        problems = source.train + source.validation
         total = {"math": 100, "deepcoder": 100}.get(name, 50)
-        texts = {f"P {i}" for i in range(total)}
-        evaluated = load_evaluation(name, 1000).validation
-        assert {problem.task for problem in evaluated} == {loading.task_of(name)}, name
-        has_test = any("test" in path for path in AS_ON_THE_HUB[name])
-        if has_test:
-            assert len(evaluated) == {"deepcoder": 100}.get(name, 50), name
-            assert all(problem.text.startswith("T ") for problem in evaluated), name
-        if known.for_training:
-            source = load(name)
-            problems = source.train + source.validation
-            assert source.name == name and source.notes == []
-            assert {problem.text for problem in problems} == texts, name
-            assert has_test or evaluated == source.validation, name
-            if name != "deepcoder":
-                assert {problem.answer for problem in problems} == {t[2:] for t in texts}, name
+        assert source.name == name and source.notes == []
+        assert {problem.text for problem in problems} == {f"P {i}" for i in range(total)}
+        assert has_test or evaluated == source.validation
+        if name != "deepcoder":
+            assert all(problem.text == f"P {problem.answer}" for problem in problems)
 
 
 def test_any_data_set_of_the_hub_and_any_folder_can_be_named(hub, tmp_path):
@@ -454,7 +451,7 @@ def test_any_data_set_of_the_hub_and_any_folder_can_be_named(hub, tmp_path):
 
 
 def test_a_few_bad_records_of_a_known_data_set_are_left_out_and_told(hub):
-    (path,) = hub.glob("*DeepScaleR*/snapshots/*/deepscaler.json")
+    path = hub / KNOWN["deepscaler"].repository / "deepscaler.json"
     rows = json.loads(path.read_text())
     rows[7]["answer"] = None
     path.write_text(json.dumps(rows))

@@ -4,7 +4,6 @@ import contextlib
 import json
 
 import pytest
-from steps import run_train
 
 from data import Problem
 from data.load import load_data, load_evaluation, task_of
@@ -83,21 +82,6 @@ def test_it_is_judged_in_the_verifiers_and_a_family_that_is_gone_is_a_failure():
     assert "ValueError" in verdicts["raises"].detail
 
 
-@pytest.mark.slow
-def test_a_run_of_a_small_model_on_two_families(tmp_path, monkeypatch, chat_models):
-    monkeypatch.chdir(tmp_path)
-    flags = "--data gym:products:2 gym:gcd --defaults toy --prompt-budget 200 --steps 2"
-    flags += " --thinking-budget 4 4 --answer-budget 4 --length-control penalty --name gym"
-    flags += " --prompts-per-step 6 --completions-per-prompt 4 --train-prompts 30"
-    flags += " --validation-problems 4 --validation-samples 2"
-    run_train(["--model", chat_models["qwen3"], *flags.split()])
-    log = (tmp_path / "runs/gym/log.jsonl").read_text()
-    lines = [json.loads(line) for line in log.splitlines()]
-    assert {"pass_rate/gym:products", "pass_rate/gym:gcd"} <= lines[0].keys()
-    assert [line["step"] for line in lines if line["kind"] == "train"] == [1, 2]
-    assert all(line.get("verifier_failures", 0) == 0 for line in lines)
-
-
 # --- what a model writes is never run, and a constant never wins ----------------------------------
 
 
@@ -148,16 +132,25 @@ def test_no_answer_is_run(tmp_path, monkeypatch):
     assert right == {key for key in verdicts if key[1] in ("reference", "4")}
 
 
-@pytest.mark.parametrize("numbers, target, text, right", [
-    ([9, 9, 3, 8], 24, "(9*9-8)/3", False),  # 24.33
-    ([3, 8, 3, 8], 24, "8/(3-8/3)", True),  # only exact fractions say so
-    ([10, 8, 5, 6], 24, "8*5//10*6", False),
-    ([1, 5, 3, 9], 24, "3*5.1+9", False),
-    ([66, 98, 54, 34, 6], 164, "(66+98)+54**-34/6", False),
-    ([4, 6], 24, "6*4", True), ([4, 6], 2, "-4+6", True), ([4, 0], 4, "4/0", False),
-    ([4, 6], 24, "6*4*1", False), ([4, 6], 24, "٦*٤", False), ([4, 6], 24, "6*4)", False),
-    ([6, 6, 5, 3], 24, "6+6+6+6", False), ([4, 6], 24, "24", False), ([4, 6], 24, "nan", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "numbers, target, text, right",
+    [
+        ([9, 9, 3, 8], 24, "(9*9-8)/3", False),  # 24.33
+        ([3, 8, 3, 8], 24, "8/(3-8/3)", True),  # only exact fractions say so
+        ([10, 8, 5, 6], 24, "8*5//10*6", False),
+        ([1, 5, 3, 9], 24, "3*5.1+9", False),
+        ([66, 98, 54, 34, 6], 164, "(66+98)+54**-34/6", False),
+        ([4, 6], 24, "6*4", True),
+        ([4, 6], 2, "-4+6", True),
+        ([4, 0], 4, "4/0", False),
+        ([4, 6], 24, "6*4*1", False),
+        ([4, 6], 24, "٦*٤", False),
+        ([4, 6], 24, "6*4)", False),
+        ([6, 6, 5, 3], 24, "6+6+6+6", False),
+        ([4, 6], 24, "24", False),
+        ([4, 6], 24, "nan", False),
+    ],
+)
 def test_a_sum_makes_its_target_exactly(numbers, target, text, right):
     entry = {"metadata": {"numbers": numbers, "target": target}}
     assert gym.makes_the_target(text, entry) is right

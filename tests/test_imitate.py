@@ -73,12 +73,14 @@ def test_the_prompt_is_that_of_a_generator_and_the_solution_ends(
     monkeypatch.setattr(imitate, "imitate", lambda _, batches, *__: learned_of.extend(batches))
 
     rows = [{"problem": f" {i}+1? ", "worked": f"{i}</think>{i + 1}"} for i in range(40)]
-    for i, (columns, flags) in enumerate((
-        ({"answer": 1}, ["--instruction", "Be brief."]),
-        ({"answer": 1}, ["--system", "You add."]),
-        ({"answer": 1}, ["--no-thinking"]),
-        ({"tests": TESTS}, []),
-    )):  # fmt: skip
+    for i, (columns, flags) in enumerate(
+        (
+            ({"answer": 1}, ["--instruction", "Be brief."]),
+            ({"answer": 1}, ["--system", "You add."]),
+            ({"answer": 1}, ["--no-thinking"]),
+            ({"tests": TESTS}, []),
+        )
+    ):
         lines = [json.dumps(row | columns) for row in rows]
         Path("my.jsonl").write_text("\n".join(lines))
         shared = ["--model", "model", "--data", "my.jsonl,solution=worked", *flags]
