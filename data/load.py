@@ -154,11 +154,12 @@ def load_data(
     for argument in arguments:
         spec = parse_spec(argument, instruction)
         if spec.is_task:
-            source = made_source(
-                spec, train_problems or MADE_PROBLEMS, validation_problems or MADE_HELD_OUT
-            )
+            train, notes = made_problems(spec, "train", train_problems or MADE_PROBLEMS)
             if wanted == "solution":
-                refuse_without_solutions(source)
+                refuse_without_solutions(spec, train[0])
+            number = validation_problems or MADE_HELD_OUT
+            validation, more_notes = made_problems(spec, "validation", number)
+            source = Source(spec.name, spec.weight, train, validation, notes + more_notes)
         else:
             source = read_source(spec, wanted)
             say_if_fewer(source, validation_problems)
@@ -234,13 +235,6 @@ def next_source(weights: Sequence[float], handed_out: Sequence[int]) -> int:
 # --- tasks that make their problems ---------------------------------------------------------------
 
 
-def made_source(spec: Spec, train_problems: int, validation_problems: int) -> Source:
-    """The problems of a task that makes its own."""
-    train, notes = made_problems(spec, "train", train_problems)
-    validation, more_notes = made_problems(spec, "validation", validation_problems)
-    return Source(spec.name, spec.weight, train, validation, notes + more_notes)
-
-
 def made_problems(spec: Spec, split: str, number: int) -> tuple[list[Problem], list[str]]:
     """Problems that a task makes for this split, each once, and notes. Raises ValueError if there
     are none, or if the task takes no such options."""
@@ -286,12 +280,11 @@ def task_arguments(spec: Spec, problems: Callable) -> dict:
     return arguments
 
 
-def refuse_without_solutions(source: Source) -> None:
+def refuse_without_solutions(spec: Spec, problem: Problem) -> None:
     """ValueError if the answers of a task are no whole completions, which a model could imitate."""
-    problem = source.train[0]
     if importlib.import_module(problem.task).score(problem, problem.answer) != 1:
         raise ValueError(
-            f"{source.name}: its answers are no whole completions: give a file of solutions"
+            f"{spec.name}: its answers are no whole completions: give a file of solutions"
         )
 
 
@@ -383,7 +376,12 @@ def read_problems(
             if first is problem:
                 continue
             repeated.append(place)
-            if wanted == "answer" and not is_known and conflict(first, problem):
+            if (
+                wanted == "answer"
+                and not is_known
+                and first.task == problem.task == mathematics.__name__
+                and not mathematics.equal(first.answer, problem.answer)
+            ):
                 raise ValueError(
                     f"{place}: one problem has two answers: {first.text!r:.60} has"
                     f" {first.answer!r:.60} in {first_place}, and {problem.text!r:.60} has"
@@ -403,9 +401,3 @@ def read_problems(
     if repeated:
         notes.append(f"{len(repeated)} repeated problems were left out, the first: {repeated[0]}")
     return sorted(problems, key=lambda problem: checksum(problem.key)), notes
-
-
-def conflict(one: Problem, other: Problem) -> bool:
-    """Whether the answers of a problem that comes twice are different."""
-    mathematical = one.task == other.task == mathematics.__name__
-    return mathematical and not mathematics.equal(one.answer, other.answer)
