@@ -474,8 +474,10 @@ class Reader:
         return tree
 
     def starts_factor(self) -> bool:
-        """Whether the next token starts a factor without a sign before it."""
+        """Whether the next token starts a factor without a sign. Digits do so in n 2^k."""
         first = self.next[:1]
+        if first.isdigit():
+            return self.tokens[1] == "^"
         return first.isalpha() or not STARTS_FACTOR.isdisjoint((first, self.next))
 
     def power(self) -> Tree:

@@ -280,13 +280,15 @@ def meaning(tree: Tree) -> Tree:
 
 
 def meaning_of_list(kind: str, items: list[Tree]) -> Tree:
-    """x = 1 or x = 2 as a list of values, x < 1 or x > 2 as a union, x = 1, y = 2 as a pair."""
-    form = "".join({item.form for item in items if item.kind == "named"})
-    if form:
-        kind = r"\cup"
-    elif len({item.value for item in items if item.kind == "named"}) > 1:
+    """x = 1 or x = 2 as a named list, x < 1 or x > 2 as a named union, x = 1, y = 2 as a pair."""
+    named = [item for item in items if item.kind == "named"]
+    names, form = {item.value for item in named}, "".join({item.form for item in named})
+    if len(names) > 1:
         kind = "()"
-    return Tree(kind, tuple(map(unnamed, items)), form=form)
+    elif form:
+        kind = r"\cup"
+    values = Tree(kind, tuple(map(unnamed, items)))
+    return Tree("named", (values,), *names, form) if len(names) == 1 else values
 
 
 def unnamed(tree: Tree) -> Tree:
