@@ -16,8 +16,7 @@ The pass rate R after compute C is a sigmoid in log C (Khatri et al., arXiv 2510
 
 What happens, in this order:
 
-    1. read       a log becomes a table (curve/logs.py); two of its columns become the points of a
-                  curve (curve/columns.py)
+    1. read       two columns of a log become the points of a curve (curve/logs.py)
     2. fit        A, B and C_mid of least squares, with R0 held at the first point (curve/fit.py)
     3. intervals  over the curves that fit about as well; wider if neighbours correlate
                   (curve/least_squares.py)
@@ -38,14 +37,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from curve.columns import Reading
-from curve.comparison import SEED_SCATTER, compare_with_first, fit_together
+from curve.comparison import compare_with_first, fit_together
 from curve.files import write_whole
 from curve.fit import FittedRun, fit_sigmoid
 from curve.flags import option, read_flags, run_command
-from curve.logs import read_joined, read_log, runs_of_study
-from curve.plots import plot_diagnosis, plot_variants
-from curve.report import caption, describe, markdown, report, variants_table, write_table
+from curve.logs import Reading, read_log, runs_of_study
+from curve.plots import plot_variants
+from curve.report import caption, describe, markdown, report, variants_table
 
 
 @dataclass(frozen=True)
@@ -62,73 +60,50 @@ class Options:
     r0: Literal["first", "free"] | float = option(
         "first", "pass rate before training: the first point, fitted, or this value"
     )
-    predict: tuple[float, ...] = option((), "forecast at these computes; tables have the first")
+    predict: tuple[float, ...] = option((), "forecast at these computes; the table has the first")
     reach: float | None = option(
         None, "the compute at which a run reaches this pass rate, if within 10 times its last"
     )
-    join: bool = option(
-        False, "two logs are one run: ours, then that of the engine that tools/export.py took it to"
-    )
     compare: bool = option(False, "the logs are variants, and each is compared with the first")
-    seed_scatter: tuple[float, float] = option(
-        SEED_SCATTER,
-        "compared runs: the standard deviation between seeds that is expected, of A, and of log "
-        "C_mid (of log B it is .4 of the latter, beside what the scatter of A does to B)",
-    )
-    verbose: bool = option(
-        False, "with --compare, all of each run, and the reasons for each verdict"
-    )
     json: Path | None = option(None, "write all results to this file")
-    table: Path | None = option(
-        None,
-        "write the table of the variants to this file: .md (with one of the runs), .csv or .tex",
-    )
     plot: Path | None = option(None, "draw the curves into this file: .png, .pdf or .svg")
-    diagnose: Path | None = option(
-        None, "draw what A of the first run rests on: its profile, residuals, and parts of the run"
-    )
 
 
-def named_logs(options: Options) -> list[tuple[str, str]]:
-    """(variant, path) of each log; the variant is "" if the log has none. Logs that are joined are
-    one, a tuple."""
-    if options.join:
-        return [("", options.logs)]
+def named_logs(options: Options) -> list[tuple[str, str | Path]]:
+    """(variant, log) of each log; the variant is "" if the log has none."""
+    if not options.compare:
+        return [("", log) for log in options.logs]
     logs = []
     for argument in options.logs:
-        variant = ""
-        paths = [argument]
-        if options.compare and not Path(argument).exists():
-            name, text = re.fullmatch(r"(?:([^=,/]+)=)?(.*)", argument).groups()
-            paths = text.split(",")
-            # Seeds without a name have their text as one.
-            unnamed = text if len(paths) > 1 else ""
-            variant = name or unnamed
-        if "" in paths:
-            raise ValueError(
-                f"{argument!r} names no log, where one is expected: write NAME=LOG,LOG"
-            )
-        study = runs_of_study(Path(argument)) if options.compare else []
+        study = runs_of_study(Path(argument))
         # The same variant of two studies may not be the same, so each has its folder in its name.
         if len(options.logs) > 1:
-            study = [(each and str(Path(argument) / each), run) for each, run in study]
-        logs += study or [(variant, path) for path in paths]
+            study = [(name and str(Path(argument) / name), log) for name, log in study]
+        logs += study
+        if study or Path(argument).exists():
+            logs += [] if study else [("", argument)]
+            continue
+        name, text = re.fullmatch(r"(?:([^=,/]+)=)?(.*)", argument).groups()
+        paths = text.split(",")
+        if "" in paths:
+            raise ValueError(f"{argument!r} names no log: write NAME=LOG,LOG")
+        # Seeds without a name have their text as one.
+        logs += [(name or (text if paths[1:] else ""), path) for path in paths]
     return logs
 
 
 def fit_logs(
     logs: Sequence[tuple[str, str | Path]], options: Options
 ) -> tuple[dict[str, list[FittedRun]], list[str]]:
-    """The fitted runs of these logs, (variant, path) each, by variant; and the reasons why others
+    """The fitted runs of these logs, (variant, log) each, by variant; and the reasons why others
     cannot be fitted. A run whose variant is "" is a variant by itself."""
-    read = read_joined if options.join else read_log
     how = (options.r0, options.fit_from, options.fit_to)
     variants = {}
     names = set()
     unfit = []
     for variant, path in logs:
         try:
-            curves = read(path, **vars(options.reading))
+            curves = read_log(path, **vars(options.reading))
         except (ValueError, OSError) as error:
             unfit.append(str(error))
             continue
@@ -136,10 +111,8 @@ def fit_logs(
             try:
                 fit = fit_sigmoid(series.x, series.y, *how, series.num_examples)
             except ValueError as error:
-                place = " and ".join(path) if options.join else path
-                run = "" if series.name in str(path) else f"{series.name}: "
                 warned = [note[1:] for note in series.notes if note.startswith("!")]
-                unfit.append(";".join([f"{place}: {run}{error}", *warned]))
+                unfit.append(";".join([f"{path}: {series.y_name}: {error}", *warned]))
                 continue
             name = variant
             if variant and len(curves) > 1:  # the columns of a log are not seeds of each other
@@ -156,51 +129,44 @@ def main(arguments: list[str]) -> int:
     """The command. Returns the exit status 0; ValueError or OSError, in one sentence, for wrong
     options or logs."""
     options = read_flags(Options, arguments, description=__doc__)
-    # A folder of runs is compared.
-    if len(options.logs) == 1 and runs_of_study(Path(options.logs[0])):
-        options = replace(options, compare=True)
     if not options.logs:
         raise ValueError(
             "no log is named; for example: python fit_curve.py data/examples/simulated.csv"
         )
+    # A folder of runs is compared.
+    if len(options.logs) == 1 and runs_of_study(Path(options.logs[0])):
+        options = replace(options, compare=True)
     if not all(0 < C < float("inf") for C in options.predict):
         raise ValueError("--predict: compute must be positive and finite")
-    if options.reach is not None and not 0 < options.reach < 1:
-        raise ValueError(f"--reach {options.reach:g}: a pass rate between 0 and 1 can be reached")
-    if options.reach is not None and options.compare:
-        raise ValueError("--reach is asked of single runs: name their logs, without --compare")
-    if not all(0 <= value < float("inf") for value in options.seed_scatter):
-        raise ValueError("--seed-scatter: two standard deviations, which are never negative")
+    if options.reach is not None and (options.compare or not 0 < options.reach < 1):
+        raise ValueError(
+            f"--reach {options.reach:g}: a pass rate between 0 and 1, of single runs, not compared"
+        )
 
     # Every run is fitted alone. The seeds of a variant may then share one A.
     variants, unfit = fit_logs(named_logs(options), options)
     if not variants:
-        raise ValueError(unfit[0])
+        raise ValueError("; and ".join(unfit))
     runs = [run for runs in variants.values() for run in runs]
     reports = [report(*run, options.predict, options.reach) for run in runs]
     variants = {variant: fit_together(seeds) for variant, seeds in variants.items()}
-    comparisons = compare_with_first(variants, options.seed_scatter) if options.compare else []
+    comparisons = compare_with_first(variants) if options.compare else []
     rows = variants_table(variants, comparisons, *options.predict[:1])
-    left_out = [f"left out, since it gives no curve: {reason}" for reason in unfit]
 
-    # In words: the runs, the table of the variants, and the reasons for the verdicts.
-    paragraphs = []
-    if not options.compare or options.verbose:
-        for (series, fit), numbers in zip(runs, reports):
-            paragraphs.append(f"{series.name}\n{describe(series, fit, numbers)}")
+    # In words: the runs, or the table of the variants with the reasons for a single verdict.
+    paragraphs = [
+        f"{series.name}\n{describe(series, fit, numbers)}"
+        for (series, fit), numbers in zip(runs, reports)
+    ]
     if options.compare:
-        paragraphs.append(f"{caption(runs)}\n\n{markdown(rows)}")
-    if options.verbose or len(comparisons) == 1:
-        paragraphs += [f"{' and '.join(each.variants)}: {each.sentence}" for each in comparisons]
-    paragraphs += left_out
+        paragraphs = [f"{caption(runs)}\n\n{markdown(rows)}"]
+    if len(comparisons) == 1:
+        paragraphs.append(f"{' and '.join(comparisons[0].variants)}: {comparisons[0].sentence}")
+    paragraphs += [f"left out, since it gives no curve: {reason}" for reason in unfit]
 
     # Into files. If one cannot be written, nothing is printed.
-    if options.table:
-        write_table(options.table, rows, runs, left_out)
     if options.plot:
         plot_variants(options.plot, variants, comparisons, options.predict)
-    if options.diagnose:
-        plot_diagnosis(options.diagnose, *runs[0])
     if options.json:
         results = {"runs": reports, "variants": rows, "comparisons": comparisons, "left_out": unfit}
         text = json.dumps(results, indent=1, allow_nan=False, default=asdict)

@@ -17,13 +17,13 @@ from scipy.special import stdtrit  # quantiles of Student's t; scipy.stats is sl
 
 from curve.fit import BOUND, LEAST_GAIN_MADE, MARGIN, Fit, FittedRun, with_interval
 
-# Standard deviations between seeds (docs/measured.md): of A, and of log C_mid. That of log B is a
-# part of the latter, beside what the scatter of A does to B.
-SEED_SCATTER = (0.01, 0.05)
-PART_OF_B = 0.4
+# Standard deviations between seeds (docs/measured.md): of A, and of the logarithms of B and C_mid,
+# beside what the scatter of A does to them.
+SCATTER_OF_A = 0.01
+SCATTER_OF = {"B": 0.02, "C_mid": 0.05}
 # The degrees of freedom that this default counts as. Three runs of each variant show how runs vary,
 # so there it counts less: seeds that scatter twice as much are then no difference either
-# (`python benchmarks/fit.py --parts scatter`).
+# (docs/fitting.md).
 DEFAULT_WEIGHT = 6
 WEIGHT_BESIDE_THREE = 0.5
 QUANTILE = 1 - 0.05 / 6  # so the three intervals, of A, B and C_mid, hold together with 95 %
@@ -113,75 +113,32 @@ def asymptote_of(fits: list[Fit]) -> str:
     return f"{text}; it fell" if len(fits) == 1 else f"{text}; {fell} of {len(fits)} fell"
 
 
-# --- 2. Which variant is ahead --------------------------------------------------------------------
+# --- 2. Differences of two variants ---------------------------------------------------------------
 
 Estimate = tuple[float, float, float]  # (value, low, high)
 Seeds = tuple[np.ndarray, np.ndarray]  # values (..., n) of the n seeds of a variant, their errors
 
 
-def decide(
-    groups: Sequence[list[Fit]], ceilings: Estimate, scatter: tuple[float, float]
-) -> tuple[str, int, dict | None]:
-    """What two variants show, each a list of the Fits that count: the kind of the verdict (a key of
-    VERDICTS); 1 if it speaks for the first variant, -1 for the second, 0 for neither; and B and
-    C_mid of both (`efficiency_between`) if the ceilings do not decide.
-
-    ceilings: their difference, of `difference_of_ceilings`. scatter: as in `compare`.
-
-    Asymptotes come first: they differ if the interval of their difference is beyond 0, if the last
-    values bear that out, and if the difference is at least MARGIN. Otherwise B and C_mid are fitted
-    again with A held at the mean of all runs, .02 below it and .02 above it (but at most at 1). A
-    difference counts if it is sure at all three. It is one of efficiency if it is also sure between
-    the most unequal ceilings that the data allows; otherwise the ceilings may make it.
-    """
-    gap, low, high = ceilings
-    higher = beyond(0, ceilings) if borne_out(gap, groups, lambda fit: fit.end) else 0
-    if higher and abs(gap) >= MARGIN:
-        return "ceiling", higher, None
-
-    A = np.mean([fit.A for fits in groups for fit in fits])
-    equal = [(A, A), (A - MARGIN, A - MARGIN), (A + MARGIN, A + MARGIN)]
-    unequal = [(A + low / 2, A - low / 2), (A + high / 2, A - high / 2)]
-    efficiency = efficiency_between(groups, equal, scatter)
-    steeper, sooner = leads(efficiency)
-    still_steeper, still_sooner = leads(efficiency_between(groups, unequal, scatter))
-    ahead = steeper or sooner
-    if not ahead:
-        kind = "none"
-    elif steeper == -sooner:
-        kind = "steeper but later"
-    elif not (steeper == still_steeper == ahead or sooner == still_sooner == ahead):
-        kind = "ceiling or efficiency"
-    elif higher == -ahead:
-        kind = "quicker but lower"
-    else:
-        kind = "efficiency"
-    return kind, ahead, efficiency
+def difference(first: Seeds, second: Seeds, scatter: float) -> tuple:
+    """The difference of the means of two variants, and half of its interval. We expect that seeds
+    vary by the scatter and by the errors of their fits. What they show may be more or
+    less. That counts for both variants, since so few seeds show little."""
+    one, one_errors = first
+    other, other_errors = second
+    n = one.shape[-1]
+    m = other.shape[-1]
+    least = scatter**2 + LEAST_VARIANCE
+    one_expected = least + np.square(one_errors).mean(-1)
+    other_expected = least + np.square(other_errors).mean(-1)
+    seen = n * one.var(-1) / one_expected + m * other.var(-1) / other_expected
+    weight = WEIGHT_BESIDE_THREE if min(n, m) >= 3 else DEFAULT_WEIGHT
+    degrees = weight + n + m - 2
+    variance = (one_expected / n + other_expected / m) * (weight + seen) / degrees
+    half = stdtrit(degrees, QUANTILE) * np.sqrt(variance)
+    return one.mean(-1) - other.mean(-1), half
 
 
-def beyond(value: float, interval: Estimate) -> int:
-    """1 if all of an interval lies above a value, -1 if all lies below it, otherwise 0."""
-    _, low, high = interval
-    if low > value:
-        return 1
-    return -1 if high < value else 0
-
-
-def borne_out(gap: float, groups: Sequence[list[Fit]], seen: Callable[[Fit], float]) -> bool:
-    """Whether the points bear out that the fits of two variants differ by this gap. They do if
-    what is seen of the runs differs by half of it or more, in the same direction. Ends of flat
-    curves do, unless a fit misses the end of its run."""
-    first, second = (np.mean([seen(fit) for fit in fits]) for fits in groups)
-    return (first - second) * np.sign(gap) >= abs(gap) / 2
-
-
-def leads(efficiency: dict) -> tuple[int, int]:
-    """Which variant surely rises more steeply, and which has surely the lower C_mid: 1 for the
-    first, -1 for the second, 0 for neither."""
-    return beyond(1, efficiency["B_ratio"]), -beyond(1, efficiency["C_mid_ratio"])
-
-
-def difference_of_ceilings(first: list[Fit], second: list[Fit], scatter: float) -> Estimate:
+def difference_of_ceilings(first: list[Fit], second: list[Fit]) -> Estimate:
     """The mean A of the first variant minus the mean A of the second, with its interval.
 
     The interval of a run's A is longer above A than below. So the low end uses the lower halves of
@@ -189,27 +146,10 @@ def difference_of_ceilings(first: list[Fit], second: list[Fit], scatter: float) 
     opposite halves. A run without a ceiling has no A: the end of its interval replaces A, and the
     smaller of the two gaps is returned. If all runs show a ceiling, there is one gap.
     """
-    low = 0
-    high = 1
-    least, below = difference(asymptotes(first, low), asymptotes(second, high), scatter)
-    most, above = difference(asymptotes(first, high), asymptotes(second, low), scatter)
+    low, high = 0, 1
+    least, below = difference(asymptotes(first, low), asymptotes(second, high), SCATTER_OF_A)
+    most, above = difference(asymptotes(first, high), asymptotes(second, low), SCATTER_OF_A)
     return least if least > 0 else most, least - below, most + above
-
-
-def difference_at(
-    C: float, first: list[Fit], second: list[Fit], scatter: tuple[float, float]
-) -> Estimate:
-    """The mean height of the first variant's curves at compute C minus that of the second's, with
-    its interval. Seeds scatter in A, and in C_mid, which moves a curve that rises at C."""
-    heights = []
-    moved = []
-    for fits in (first, second):
-        height = np.array([fit.predict(C) for fit in fits])
-        width = np.array([np.ptp(fit.band(C)) for fit in fits])
-        heights.append((height, width / 2 / stdtrit(np.inf, 0.975)))
-        moved += [fit.predict(C * np.exp(scatter[1])) - fit.predict(C) for fit in fits]
-    gap, half = difference(*heights, np.hypot(scatter[0], np.mean(moved)))
-    return gap, gap - half, gap + half
 
 
 def asymptotes(fits: list[Fit], end: int) -> Seeds:
@@ -222,49 +162,32 @@ def asymptotes(fits: list[Fit], end: int) -> Seeds:
     return A, np.abs(A - ends) / stdtrit(np.inf, 0.975)
 
 
-def difference(first: Seeds, second: Seeds, scatter: float) -> tuple:
-    """The difference of the means of two variants, and half of its interval. We expect that seeds
-    vary by the scatter and by the errors of their fits. What they show may be `factor` times as
-    much. That counts for both variants, since so few seeds show little."""
-    one, one_errors = first
-    other, other_errors = second
-    n = one.shape[-1]
-    m = other.shape[-1]
-    least = scatter**2 + LEAST_VARIANCE
-    one_expected = least + np.square(one_errors).mean(-1)
-    other_expected = least + np.square(other_errors).mean(-1)
-    seen = n * one.var(-1) / one_expected + m * other.var(-1) / other_expected
-    weight = weight_of_default(n, m)
-    factor = (weight + seen) / (weight + n + m - 2)
-    half = half_interval(n, m, factor * one_expected, factor * other_expected)
-    return one.mean(-1) - other.mean(-1), half
+def difference_at(C: float, first: list[Fit], second: list[Fit]) -> Estimate:
+    """The mean height of the first variant's curves at compute C minus that of the second's, with
+    its interval. Seeds scatter in A, and in C_mid, which moves a curve that rises at C."""
+    sides = []
+    moved = []
+    for fits in (first, second):
+        height = np.array([fit.predict(C) for fit in fits])
+        width = np.array([np.ptp(fit.band(C)) for fit in fits])
+        sides.append((height, width / 2 / stdtrit(np.inf, 0.975)))
+        later = C * np.exp(SCATTER_OF["C_mid"])
+        moved += [fit.predict(later) - fit.predict(C) for fit in fits]
+    gap, half = difference(*sides, np.hypot(SCATTER_OF_A, np.mean(moved)))
+    return gap, gap - half, gap + half
 
 
-def weight_of_default(n: int, m: int) -> float:
-    """The degrees of freedom that the default counts as beside n and m seeds."""
-    return WEIGHT_BESIDE_THREE if min(n, m) >= 3 else DEFAULT_WEIGHT
-
-
-def half_interval(n: int, m: int, first=1.0, second=1.0):
-    """Half the interval of the difference of two means, over n and m seeds whose variances are
-    `first` and `second`."""
-    degrees = weight_of_default(n, m) + n + m - 2
-    return stdtrit(degrees, QUANTILE) * np.sqrt(first / n + second / m)
-
-
-def efficiency_between(
-    groups: Sequence[list[Fit]], held: Sequence[tuple[float, float]], scatter: tuple[float, float]
-) -> dict:
+def efficiency_between(groups: Sequence[list[Fit]], held: Sequence[tuple[float, float]]) -> dict:
     """B and C_mid of two variants whose asymptotes are held at each of these pairs of values.
 
     "A": the first value. "B" and "C_mid": the geometric means over the seeds of each variant, at
     the first pair. "B_ratio" and "C_mid_ratio", Estimates: the ratio of the first variant to the
     second at the first pair, and the lowest and the highest end of its intervals at all pairs.
 
-    scatter: as in `compare`. Seeds scatter in A. With one A held for all of them, a seed whose own
-    A is another one gets another B and C_mid, and this scatter is added to that of B and C_mid. The
-    errors of the fits count only if a variant has one or two runs: with A held they are too wide,
-    and three runs show how runs vary."""
+    Seeds scatter in A. With one A held for all of them, a seed whose own A is another one gets
+    another B and C_mid, and this scatter is added to that of B and C_mid. The errors of the fits
+    count only if a variant has one or two runs: with A held they are too wide, and three runs show
+    how runs vary."""
     sides = []  # of each variant: values and errors (2, pairs, seeds), of log B and log C_mid
     for fits, A in zip(groups, np.transpose(held)):
         found = np.array([fit.efficiency_at(A) for fit in fits])
@@ -272,22 +195,21 @@ def efficiency_between(
         if min(map(len, groups)) >= 3:
             errors = np.zeros_like(errors)
         moved = np.ptp(np.minimum(A, 1))  # no fit has an A above 1
-        by_A = scatter[0] * np.ptp(logs, 1, keepdims=True) / max(moved, 1e-9)
+        by_A = SCATTER_OF_A * np.ptp(logs, 1, keepdims=True) / max(moved, 1e-9)
         sides.append((logs, np.hypot(errors, by_A)))
 
     efficiency = {"A": held[0][0]}
-    scatter_of = {"B": PART_OF_B * scatter[1], "C_mid": scatter[1]}
-    for i, name in enumerate(scatter_of):
+    for i, name in enumerate(SCATTER_OF):
         efficiency[name] = tuple(np.exp(logs[i, 0].mean()) for logs, _ in sides)
         pair = [(logs[i], errors[i]) for logs, errors in sides]
-        middle, half = difference(*pair, scatter_of[name])
+        middle, half = difference(*pair, SCATTER_OF[name])
         log_ratio = [middle[0], min(middle - half), max(middle + half)]
         ratio = np.exp(np.clip(log_ratio, -np.log(MOST_RATIO), np.log(MOST_RATIO)))
         efficiency[f"{name}_ratio"] = tuple(ratio)
     return efficiency
 
 
-# --- 3. What is said of it ------------------------------------------------------------------------
+# --- 3. Which variant is ahead --------------------------------------------------------------------
 
 VERDICTS = {
     "ceiling": "{winner} raises the ceiling",
@@ -323,88 +245,123 @@ class Comparison:
         return f"{self.verdict} ({self.numbers})" if self.numbers else self.verdict
 
 
-def compare_with_first(
-    variants: dict[str, list[FittedRun]], scatter: tuple[float, float]
-) -> list[Comparison]:
+def compare_with_first(variants: dict[str, list[FittedRun]]) -> list[Comparison]:
     """The comparison of each variant with the first, which is the second of its pair."""
     fits = {variant: [fit for _, fit in runs] for variant, runs in variants.items()}
     first, *others = fits
-    return [compare((other, first), (fits[other], fits[first]), scatter) for other in others]
+    return [compare((other, first), (fits[other], fits[first])) for other in others]
 
 
-def compare(
-    variants: tuple[str, str],
-    groups: Sequence[list[Fit]],
-    scatter: tuple[float, float] = SEED_SCATTER,
-) -> Comparison:
+def compare(variants: tuple[str, str], groups: Sequence[list[Fit]]) -> Comparison:
     """The comparison of two variants: their names, and the list of Fits of each. `standing` Fits
-    count. scatter: the standard deviation between seeds, of A, and of log C_mid."""
-    counted = [standing(fits) for fits in groups]
-    unknown = []
-    no_ceiling = []
-    for variant, fits in zip(variants, counted):
-        if not all(fit.comparable for fit in fits):
-            unknown.append(variant)
-        if not all(fit.identified for fit in fits):
-            no_ceiling.append(variant)
-    if unknown:
-        return compare_heights(variants, counted, scatter, " and ".join(unknown))
-
-    ceilings = difference_of_ceilings(*counted, scatter[0])
-    kind, ahead, efficiency = decide(counted, ceilings, scatter)
-    winner = winner_of(variants, ahead)
-    if efficiency:
-        numbers = reasons(kind, ceilings, efficiency, no_ceiling, [*map(len, counted)])
-    else:
-        numbers = f"its A lies {lead(variants, ahead, ceilings, bool(no_ceiling))}"
-    verdict = VERDICTS[kind].format(winner=winner)
-    if kind == "efficiency":
-        first, second = counted
-        until = behind_until(first, second) if ahead == 1 else behind_until(second, first)
-        if until:
-            caught_up = until < min(fit.C_max for fit in first + second)
-            how_long = f"until {until:.3g}" if caught_up else "all along"
-            verdict += f", but began lower: it was behind {how_long}"
-    A_difference = None if no_ceiling else ceilings
-    return Comparison(variants, kind, winner, verdict, numbers, A_difference, efficiency)
-
-
-def compare_heights(
-    variants: tuple[str, str],
-    groups: Sequence[list[Fit]],
-    scatter: tuple[float, float],
-    unknown: str,
-) -> Comparison:
-    """The comparison of two variants if the data does not identify A of all runs: only their curves
-    are compared, at the last compute that all runs have reached. No curve describes a run that
-    fell. unknown: the variants whose A is not identified, in words."""
+    count."""
+    groups = [standing(fits) for fits in groups]
+    unknown, no_ceiling = (
+        " and ".join(
+            variant
+            for variant, fits in zip(variants, groups)
+            if not all(getattr(fit, known) for fit in fits)
+        )
+        for known in ("comparable", "identified")
+    )
     fits = [fit for group in groups for fit in group]
     C = min(fit.C_max for fit in fits)
-    ahead = 0
-    if all(fit.describes(C) for fit in fits):
-        gap = difference_at(C, *groups, scatter)
-        if abs(gap[0]) >= MARGIN and borne_out(gap[0], groups, lambda fit: fit.points_at(C)):
-            ahead = beyond(0, gap)
-    kind = "same compute" if ahead else "unknown"
-    winner = winner_of(variants, ahead)
+    ceilings = efficiency = None
+    numbers = ""
+    if unknown:
+        kind, ahead, gap = decide_by_heights(groups, C)
+    else:
+        gap = ceilings = difference_of_ceilings(*groups)
+        kind, ahead, efficiency = decide(groups, ceilings)
+    winner, other = variants[::ahead] if ahead else (None, None)
     verdict = VERDICTS[kind].format(winner=winner, C=C, unknown=unknown)
-    numbers = f"its curve lies {lead(variants, ahead, gap)}" if ahead else ""
-    return Comparison(variants, kind, winner, verdict, numbers)
+
+    if efficiency:
+        numbers = reasons(ceilings, efficiency, no_ceiling)
+    elif ahead:
+        value, low, high = ahead * np.array(gap)
+        low, high = sorted((low, high))
+        lead = f"at least {low:.3f}" if no_ceiling and ceilings else with_interval(value, low, high)
+        seen = "its A" if ceilings else "its curve"
+        numbers = f"{seen} lies {lead} above that of {other}"
+    if kind == "efficiency":
+        until = behind_until(*groups[::ahead])
+        if until:
+            how_long = f"until {until:.3g}" if until < C else "all along"
+            verdict += f", but began lower: it was behind {how_long}"
+    known = None if no_ceiling else ceilings
+    return Comparison(variants, kind, winner, verdict, numbers, known, efficiency)
 
 
-def winner_of(variants: tuple[str, str], ahead: int) -> str | None:
-    """The variant that is ahead: 1 is the first, -1 the second, 0 neither."""
-    return {1: variants[0], -1: variants[1], 0: None}[ahead]
+def decide(groups: Sequence[list[Fit]], ceilings: Estimate) -> tuple[str, int, dict | None]:
+    """What two variants show, each a list of the Fits that count: the kind of the verdict (a key of
+    VERDICTS); 1 if it speaks for the first variant, -1 for the second, 0 for neither; and B and
+    C_mid of both (`efficiency_between`) if the ceilings do not decide.
+
+    ceilings: their difference, of `difference_of_ceilings`.
+
+    Asymptotes come first: they differ if the interval of their difference is beyond 0, if the last
+    values bear that out, and if the difference is at least MARGIN. Otherwise B and C_mid are fitted
+    again with A held at the mean of all runs, .02 below it and .02 above it (but at most at 1). A
+    difference counts if it is sure at all three. It is one of efficiency if it is also sure between
+    the most unequal ceilings that the data allows; otherwise the ceilings may make it.
+    """
+    gap, low, high = ceilings
+    higher = beyond(0, ceilings) if borne_out(gap, groups, lambda fit: fit.end) else 0
+    if higher and abs(gap) >= MARGIN:
+        return "ceiling", higher, None
+
+    A = np.mean([fit.A for fits in groups for fit in fits])
+    efficiency = efficiency_between(groups, [(A + off, A + off) for off in (0, -MARGIN, MARGIN)])
+    unequal = [(A + end / 2, A - end / 2) for end in (low, high)]
+    steeper, sooner = leads(efficiency)
+    ahead = steeper or sooner
+    still = leads(efficiency_between(groups, unequal))
+    sure = [one for one, again in zip((steeper, sooner), still) if one == again]
+    if not ahead:
+        kind = "none"
+    elif steeper == -sooner:
+        kind = "steeper but later"
+    elif ahead not in sure:
+        kind = "ceiling or efficiency"
+    elif higher == -ahead:
+        kind = "quicker but lower"
+    else:
+        kind = "efficiency"
+    return kind, ahead, efficiency
 
 
-def lead(variants: tuple[str, str], ahead: int, gap: Estimate, at_least: bool = False) -> str:
-    """How far the winner is above the other variant, in words. gap: the first minus the second.
-    at_least: only its low end is known."""
-    value, low, high = gap
-    if ahead == -1:
-        value, low, high = -value, -high, -low
-    above = f"at least {low:.3f}" if at_least else with_interval(value, low, high)
-    return f"{above} above that of {winner_of(variants, -ahead)}"
+def decide_by_heights(groups: Sequence[list[Fit]], C: float) -> tuple[str, int, Estimate | None]:
+    """As `decide`, if the data does not identify A of all runs: only their curves are compared, at
+    compute C, the last that all runs have reached. No curve describes a run that fell. Returns the
+    difference of their heights, too."""
+    if not all(fit.describes(C) for fits in groups for fit in fits):
+        return "unknown", 0, None
+    gap = difference_at(C, *groups)
+    ahead = 0
+    if abs(gap[0]) >= MARGIN and borne_out(gap[0], groups, lambda fit: fit.points_at(C)):
+        ahead = beyond(0, gap)
+    return "same compute" if ahead else "unknown", ahead, gap
+
+
+def beyond(value: float, interval: Estimate) -> int:
+    """1 if all of an interval lies above a value, -1 if all lies below it, otherwise 0."""
+    _, low, high = interval
+    return int(low > value) - int(high < value)
+
+
+def leads(efficiency: dict) -> tuple[int, int]:
+    """Which variant surely rises more steeply, and which has surely the lower C_mid: 1 for the
+    first, -1 for the second, 0 for neither."""
+    return beyond(1, efficiency["B_ratio"]), -beyond(1, efficiency["C_mid_ratio"])
+
+
+def borne_out(gap: float, groups: Sequence[list[Fit]], seen: Callable[[Fit], float]) -> bool:
+    """Whether the points bear out that the fits of two variants differ by this gap. They do if
+    what is seen of the runs differs by half of it or more, in the same direction. Ends of flat
+    curves do, unless a fit misses the end of its run."""
+    first, second = (np.mean([seen(fit) for fit in fits]) for fits in groups)
+    return (first - second) * np.sign(gap) >= abs(gap) / 2
 
 
 def behind_until(winner: list[Fit], loser: list[Fit]) -> float:
@@ -419,38 +376,20 @@ def behind_until(winner: list[Fit], loser: list[Fit]) -> float:
     return above[-1] if began_lower and len(above) else 0.0
 
 
-def reasons(
-    kind: str, ceilings: Estimate, efficiency: dict, no_ceiling: list[str], seeds: list[int]
-) -> str:
+def reasons(ceilings: Estimate, efficiency: dict, no_ceiling: str) -> str:
     """The reasons for a verdict that ceilings do not decide. no_ceiling: the variants in which not
-    all runs show one. seeds: how many runs of each variant count."""
-    gap, low, high = ceilings
+    all runs show one."""
+    gap, _, _ = ceilings
     numbers = f"the ceilings differ by {with_interval(*ceilings, '+.3f')}"
     if no_ceiling:
-        names = " and ".join(no_ceiling)
-        numbers = f"not all runs of {names} show a ceiling, and "
-        if not beyond(0, ceilings):
-            numbers += "the data does not show which is higher"
-        elif abs(gap) < MARGIN:
-            numbers += f"the other lies below it, perhaps by less than {MARGIN}"
-        else:
-            numbers += "the last values do not bear out that the other lies below it"
+        numbers = f"not all runs of {no_ceiling} show a ceiling"
     elif beyond(0, ceilings) and abs(gap) < MARGIN:
         numbers += f", and less than {MARGIN} does not count"
     elif beyond(0, ceilings):
         numbers += ", which the last values do not bear out"
     numbers += f"; with A held at {efficiency['A']:.3f}"
-    for name in ("B", "C_mid"):
+    for name in SCATTER_OF:
         first, second = efficiency[name]
         ratio = with_interval(*efficiency[f"{name}_ratio"], ".2f")
         numbers += f", {name} {first:.4g} and {second:.4g}, ratio {ratio}"
-    shrink = half_interval(3, 3) / half_interval(*seeds)
-    if shrink < 1 and kind in ("none", "ceiling or efficiency"):
-        _, least, most = efficiency["C_mid_ratio"]
-        apart = max(MARGIN, shrink * (high - low) / 2)
-        ratio = (most / least) ** (shrink / 2)
-        numbers += (
-            f"; three seeds of each would show ceilings {apart:.3f} apart, or a C_mid ratio of "
-            f"{ratio:.2f}"
-        )
     return numbers

@@ -14,8 +14,8 @@ import numpy as np
 from scipy.special import stdtrit  # quantiles of Student's t; scipy.stats is slow to import
 
 from curve import least_squares
-from curve.columns import Series, beyond_0, check_curve
 from curve.least_squares import Array, Interval, Profile, fit_power_law
+from curve.logs import Series, beyond_0, check_curve
 
 BOUND = 0.9999  # an A above this has risen to the bound of 1
 MARGIN = 0.02  # asymptotes closer than this are not told apart (sec. 2.1, A.8)
@@ -214,16 +214,17 @@ def fit_sigmoid(
 
     # The points that are fitted. One that gives R0 is not, nor one at compute 0 if R0 is given:
     # every curve goes through it.
-    fitted = (x >= fit_from) & (x <= fit_to)
+    window = (x >= fit_from) & (x <= fit_to)
+    fitted = window.copy()
     if r0 == "first" or (R0 is not None and x[0] == 0):
         fitted[0] = False
     x, y = x[fitted], y[fitted]
     n = len(x)
     parameters = 4 if R0 is None else 3
     if n <= parameters:
+        needed = window.sum() - n + parameters + 1
         raise ValueError(
-            f"only {n} of {len(fitted)} points are left to fit, not counting one that gives R0: at"
-            f" least {parameters + 1} are needed"
+            f"{window.sum()} of {len(window)} validations are fitted, and a fit needs {needed}"
         )
     if np.ptp(y) == 0:
         raise ValueError(

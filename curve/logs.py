@@ -1,35 +1,32 @@
-"""Read the log of any RL framework as curves: pass rate over compute.
+"""Read the log of an RL run as a curve: pass rate over compute.
 
     read_log("runs/NAME")                          # the folder of a run of ours
-    read_log("docs/study/loo/scalerl-seed0.jsonl") # the log of a run as it is published
     read_log("wandb.csv", y="all", percent=True)   # one curve for each run in the table
 
-The content of a file tells its format, and its name does not matter. A format makes rows of the
-file, one after the other, so that a large file streams. Then curve/columns.py chooses the columns
-of compute and pass rate.
+A log is JSON lines, a JSON document with a list of records, a table with a line of names, verl's
+console, or TensorBoard's events. It becomes rows: numbers and texts by name. Then the columns of
+compute and pass rate are chosen by their names. If no name is known, or if two fit equally, none is
+taken, and the error names them: a wrong curve with plausible numbers is worse than no curve.
 """
 
 import csv
-import dataclasses
-import io
+import difflib
 import itertools
 import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from curve.columns import Reading, Series, Table, beyond_0, read_curves
+from curve.flags import option
+from curve.least_squares import Array
 
-# The line in the file (-3: the third record of a document), and the values by column.
-Row = tuple[int, dict]
-Rows = Iterator[Row]
+Row = dict[str, float | str]
 
-# The log of a folder is the first of these.
+# The log of a folder is the first of these that is there.
 LOG_NAMES = (
     "log.jsonl",  # ours
     "trainer_state.json",  # TRL
@@ -39,244 +36,225 @@ LOG_NAMES = (
     "checkpoint-*/trainer_state.json",  # TRL's last checkpoint
     "events.out.tfevents.*",  # TensorBoard
 )
-LONGEST_LINE = 50_000_000  # characters. A longer line is read in pieces
-csv.field_size_limit(LONGEST_LINE)
-RUN_OF_STUDY = re.compile(r"(.+)-seed\d+")
-# The sampled tokens of one step, where tools/export.py has taken a run: in TRL, verl and prime-rl.
-TOKENS_OF_STEP = ("tokens_of_step", "actor/tokens_of_step", "progress/output_tokens")
+VERL = re.compile(r"\bstep:\d+ - .*")
+VERL_PAIR = re.compile(r"([^\s:]+):(?:\w+(?:\.\w+)*\()?(-?[\d.]+(?:e[-+]?\d+)?|nan)", re.I)
+NO_VALUE = {"", "na", "n/a", "#n/a", "null", "none", "nan", "-"}
+MOST_POINTS = 2000  # of a curve: a fit takes memory for each, and no plot shows more
+MOST_REPEATED = 0.2  # the part of the points that a resumed run may have made again
 
-# --- 1. How lines look ----------------------------------------------------------------------------
-
-# Names with numbers, as console logs print them: 'reward': 0.5 or reward=0.5. A number can be
-# wrapped, as in np.float64(0.5).
-_NAME = r"(?<![^\s,;|(\[{])([A-Za-z_][^\s=:,;|()\[\]{}'\"]*+)"
-_NUMBER = r"(?:\w+(?:\.\w+)*\()?'?([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?+%?|nan|[-+]?inf)"
-QUOTED = re.compile(rf"['\"]([^'\"]{{1,200}})['\"]\s*:\s*{_NUMBER}", re.I)
-PLAIN = re.compile(rf"{_NAME}\s*[=:]\s*{_NUMBER}(?![\w.:/]|,\d{{3}}(?!\d))", re.I)  # 1,000: none
-# Console logs: how the part of a line with pairs begins, and how a pair looks. Verl's is taken if
-# it has any pair, otherwise the one with the most: a model's text may hold pairs too.
-VERL = re.compile(r"\bstep:\d+ - "), PLAIN
-CONSOLES = (
-    (re.compile(""), QUOTED),  # TRL, transformers, Unsloth
-    (re.compile(""), PLAIN),  # prime-rl and others
+# What compute is called, the best first. Only the last part of a path counts.
+COMPUTE = """
+    compute_flops train_flops total_flops flops compute_flos total_flos flos total_eflops eflops
+    compute_device_hours device_hours gpu_hours compute_tokens compute
+    num_tokens total_tokens num_input_tokens_seen tokens seconds wall_time_seconds hours
+    global_step train_step training_step trainer_step grpo_step ppo_step rl_step checkpoint_step
+    step _step timesteps_total total_timesteps num_timesteps timestep env_step frame
+    optimizer_step training_iteration iteration update epoch episode batch _runtime x
+""".split()
+# The words in the name of a pass rate, the best first. With any other word it is another quantity,
+# such as failure_rate or token_accuracy.
+MEASURES = (
+    "passrate",
+    "pass@1 pass1 mean@ avg@",
+    "acc accuracy correct correctness success successrate solved solverate match",
+    "aime aime24 aime25 amc gpqa gsm8k math math500 minerva olympiad",
+    "score scores",
+    "reward rewards",
 )
-# What else a line says: its step, and whether it is from training or from a validation.
-COUNTED = re.compile(
-    r"\b(step|iteration|episode|update|epoch|batch)(?: batch)?\s*[=:#]?\s*\[?(\d++)"
-    r"(?![\d.]*%|[.,]\d|[a-z])",  # no percentage, no 1.5, no 1,000 and no 1k
-    re.I,
-)
-_KINDS = "train|training|eval|evaluation|val|valid|validation|test"
-KIND = re.compile(rf"(?<![\w/.-])({_KINDS})(?![\w/.-])", re.I)
-BOX_LINE = re.compile(r"\| *[^|\s]+ *\| *[^|\s]* *\|\s*")  # | name | value |
-CELL = re.compile(r'[\s"]*[-+]?[\d.,]+(e[-+]?\d+)?[\s%"]*', re.I)  # a number in a table
+RANK = {word: rank for rank, words in enumerate(MEASURES) for word in words.split()}
+UNSCALED = set("score scores reward rewards".split())  # a right answer may pay any number of these
+VALIDATION = set("val valid validation eval evaluation test dev heldout".split())
+TRAINING = set("train training rollout rollouts critic actor env".split()) | UNSCALED
+ADDED = set("mean avg all overall answer sampled default agent core openai episode".split())
+KNOWN = RANK.keys() | ADDED | VALIDATION | TRAINING | set("is func".split())
+# Columns that say of which kind a record is, and to which of several curves it belongs.
+KINDS = ("kind", "type", "split", "mode", "phase")
+GROUPS = set("algorithm method recipe run run_id exp seed dataset task env model variant".split())
 
 
-def _record(pairs: list[tuple]) -> dict:
-    """A record of these names and values. ValueError if a name has two."""
-    record = {}
-    for name, value in pairs:
-        if name in record:
-            raise ValueError(f"{name!r} is there twice: remove one")
-        record[name] = value
-    return record
+@dataclass(frozen=True)
+class Series:
+    """The curve of one run: its pass rate y (n,) in [0, 1] at compute x (n,), which increases."""
+
+    name: str
+    x: Array = field(repr=False)
+    y: Array = field(repr=False)
+    x_name: str = "x"  # the columns that they come from
+    y_name: str = "y"
+    num_examples: float | None = None  # answers in a validation, on average
+    notes: tuple[str, ...] = ()  # how the log was read; a warning begins with !
 
 
-# float: an integer may have any length
-parse_json = json.JSONDecoder(parse_int=float, object_pairs_hook=_record).decode
+@dataclass(frozen=True)
+class Reading:
+    """Which records and columns of a log are read."""
+
+    x: str | None = option(None, "the column of compute; by default guessed, and printed")
+    y: str | None = option(
+        None, "the column of the pass rate, several with commas, or all; by default guessed"
+    )
+    where: str | None = option(None, "only the records with COLUMN=VALUE; several with commas")
+    percent: bool = option(False, "the pass rate is in percent")
+    mean: bool = option(False, "rows of one compute are averaged, such as problems or seeds")
 
 
-# --- 2. From a path to a curve --------------------------------------------------------------------
+def beyond_0(points) -> tuple[Array, Array]:
+    """x and y of the points with compute above 0, which has a logarithm. points: a Series or a
+    Fit."""
+    later = points.x > 0
+    return points.x[later], points.y[later]
 
 
-def read_log(path: str | os.PathLike, table: Table | None = None, **choices) -> list[Series]:
+def check_curve(x: Array, y: Array, names: tuple[str, str] = ("x", "y")) -> None:
+    """ValueError, naming the first wrong point, unless compute x (n,) increases and pass rates y
+    (n,) are in [0, 1]. names: the columns that they come from."""
+    percent = ", or say --percent" if len(y) and 20 < y.max() <= 100 else ""
+    before = -np.inf
+    for C, R in zip(x, y):
+        point = f"{names[0]} = {C:g}, {names[1]} = {R:g}"
+        if not np.isfinite(C + R):
+            raise ValueError(f"{point}: not finite: remove the line")
+        if C < 0 or C <= before:
+            raise ValueError(
+                f"{point}: compute must increase, and is never below 0: sort the log, or name "
+                "another column with --x"
+            )
+        if not 0 <= R <= 1:
+            raise ValueError(
+                f"{point}: a pass rate lies in [0, 1]: name another column with --y{percent}"
+            )
+        before = C
+
+
+# --- 1. From a path to curves ---------------------------------------------------------------------
+
+
+def read_log(path: str | os.PathLike, **choices) -> list[Series]:
     """The curves in a log: one, or one for each column that `y` names.
 
-    path: a file, "-" for standard input, the folder of a run, or FILE:COLUMN. table: of this log,
-    if it has been read. choices: the fields of `Reading`. ValueError, with file and line, if there
-    is no curve.
+    path: a file, "-" for standard input, the folder of a run, or FILE:COLUMN. choices: the fields
+    of `Reading`. ValueError, with the file, if there is no curve; OSError if there is no file.
     """
-    text = os.fspath(path)
-    column = None
-    # FILE:COLUMN, unless a file has this name.
-    file, _, last = text.rpartition(":")
-    if file and not Path(text).exists() and Path(file).exists():
-        if choices.get("y"):
-            raise ValueError(f"{text} names a column, and --y {choices['y']} another: give one")
-        text = file
-        column = last
+    file, _, column = os.fspath(path).rpartition(":")
+    if file and not Path(path).exists() and Path(file).exists():
+        path = file
         choices["y"] = column
-    # A folder gives its name to the run, and so does the published log of a study's run.
-    log = _log_in(Path(text))
-    name = log.name
-    if log.suffix == ".jsonl" and RUN_OF_STUDY.fullmatch(log.stem):
-        name = log.stem
-    elif text == "-":
-        name = "standard input"
-    elif any(log.absolute().match(pattern) for pattern in LOG_NAMES):
+    reading = Reading(**choices)
+    files = logs_in(Path(path))
+    log = files[-1]
+    name = log.name.removesuffix(".jsonl")
+    if any(log.absolute().match(pattern) for pattern in LOG_NAMES):
         name = log.absolute().parent.name
     try:
-        return read_curves(table or read_table(log), column or name, Reading(**choices))
-    except ValueError as error:
+        records = event_records(files) if "tfevents" in log.name else text_records(log)
+        rows, kind = chosen_rows([*map(row_of, records)], reading.where)
+        return [
+            curve_of(rows, y if reading.y else name, y, reading, kind)
+            for y in pass_rates(rows, reading, kind)
+        ]
+    except (ValueError, csv.Error, RecursionError) as error:
         raise ValueError(f"{log}: {error}") from None
 
 
-def read_joined(logs: Sequence[str], **choices) -> list[Series]:
-    """The curve of one run in two logs: ours, then the log of the engine to which tools/export.py
-    took the run. Compute is sampled tokens: those of the second log come after all of ours.
-    choices: the fields of `Reading` for the second log. ValueError if there are not two logs, or if
-    the second has no point after its start."""
-    if len(logs) != 2:
-        raise ValueError(f"--join takes two logs, ours and then the engine's, not {len(logs)}")
-
-    # Our log, with the tokens that it had sampled at its end.
-    table = read_table(_log_in(Path(logs[0])))
-    if "compute_tokens" not in table.columns:
-        raise ValueError(
-            f"{logs[0]}: this is no log of ours; --join takes ours first, and then the engine's"
-        )
-    before = np.nanmax(table.numbers("compute_tokens"))  # to the end, not the last point
-    (ours,) = read_log(logs[0], table, x="compute_tokens", y="pass_rate")
-
-    # Compute of theirs is the sum of the tokens of each step.
-    log = _log_in(Path(logs[1]))
-    table = read_table(log)
-    of_step = next(filter(table.columns.__contains__, TOKENS_OF_STEP), None)
-    if of_step is None:
-        names = ", ".join(TOKENS_OF_STEP)
-        raise ValueError(f"{log}: no column says how many tokens a step has sampled ({names})")
-    choices["x"] = choices.get("x") or of_step
-    curves = read_log(log, table, **choices)
-    if len(curves) > 1:
-        raise ValueError(f"--join: {log} has {len(curves)} curves: name the column of one with --y")
-    (theirs,) = curves
-
-    # Their points come after ours.
-    x, y = beyond_0(theirs)  # at 0 it measures the model that ours ended with
-    if not len(x):
-        raise ValueError(f"{log}: no pass rate after its start, so there is nothing to join")
-    notes = (*ours.notes, f"joined with {len(x)} points of {log}", *theirs.notes)
-    x = np.append(ours.x, before + x)
-    y = np.append(ours.y, y)
-    return [dataclasses.replace(ours, x=x, y=y, notes=notes)]
+def logs_in(path: Path) -> list[Path]:
+    """The log in a folder, or all files of events; any other path is that of a log. ValueError if
+    there is none."""
+    if not path.is_dir():
+        return [path]
+    for name in LOG_NAMES:
+        found = sorted(filter(Path.is_file, path.glob(name)), key=natural_order)
+        if found:
+            return found if "tfevents" in name else found[-1:]
+    raise ValueError(f"{path}: no {', '.join(LOG_NAMES)} in this folder: name the file of the log")
 
 
-def read_table(log: Path) -> Table:
-    """The table of a log. ValueError, with the line, if no format fits, and OSError if the file
-    cannot be read."""
-    notes = []  # what was left out
-    try:
-        with _open(log) as binary:
-            return Table(_rows(binary, notes), notes)
-    except (json.JSONDecodeError, csv.Error, RecursionError) as error:
-        raise ValueError(
-            f"broken, cut off or nested too deeply ({error}): mend it, or write JSON lines"
-        ) from None
-
-
-# --- 3. Where a log lies --------------------------------------------------------------------------
-
-
-def _log_in(folder: Path) -> Path:
-    """The log in a folder; any other path is that of a log."""
-    if not folder.is_dir():
-        return folder
-    logs = _logs_in(folder)
-    if logs:
-        return max(logs, key=lambda log: (len(str(log)), log))  # checkpoint-100 is after -90
-    names = " and no ".join(LOG_NAMES)
-    raise ValueError(f"{folder}: no {names} in this folder: name the file of the log")
-
-
-def _logs_in(folder: Path) -> list[Path]:
-    """The files in a folder that have the first of LOG_NAMES that any has."""
-    found = ([path for path in folder.glob(name) if path.is_file()] for name in LOG_NAMES)
-    return next(filter(None, found), [])
+def natural_order(path: Path) -> list:
+    """The parts of a path, in which numbers are numbers: checkpoint-90 comes before -100."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", str(path))]
 
 
 def runs_of_study(folder: Path) -> list[tuple[str, Path]]:
-    """(variant, path) of each run of a study: of each VARIANT-seedN/log.jsonl, or of each published
-    VARIANT-seedN.jsonl. They come in natural order, but `scalerl` first. In another folder without
-    a log of its own, each folder that has one is a variant."""
-    paths = {path.parent.name: path.parent for path in folder.glob("*/log.jsonl")}
-    published = {path.stem: path for path in folder.glob("*.jsonl")}
-    paths |= {name: path for name, path in published.items() if RUN_OF_STUDY.fullmatch(name)}
+    """(variant, log) of the runs in a folder that has no log itself: of each folder in it that has
+    one, and of each VARIANT-seedN.jsonl. They come in natural order, but `scalerl` first. The
+    variant of a name without a seed is ""."""
+
+    def has_log(folder: Path) -> bool:
+        return any(file.is_file() for name in LOG_NAMES for file in folder.glob(name))
+
+    if has_log(folder):
+        return []
     runs = []
-    for name in sorted(paths, key=_natural_order):
-        match = RUN_OF_STUDY.fullmatch(name)
-        runs.append((match[1] if match else "", paths[name]))
-    if not any(variant for variant, _ in runs):  # no study
-        inner = [] if _logs_in(folder) else sorted(folder.glob("*/"))
-        runs = [("", each) for each in inner if _logs_in(each)]
+    logs = [*filter(has_log, folder.glob("*/")), *folder.glob("*-seed*.jsonl")]
+    for log in sorted(logs, key=natural_order):
+        seed = re.fullmatch(r"(.+)-seed\d+(\.jsonl)?", log.name)
+        runs.append((seed[1] if seed else "", log))
     return sorted(runs, key=lambda run: run[0] != "scalerl")
 
 
-def _natural_order(name: str) -> list:
-    """The parts of a name, in which numbers are numbers: K8 comes before K16."""
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+# --- 2. Rows --------------------------------------------------------------------------------------
 
 
-def _open(log: Path) -> io.BufferedIOBase:
-    """The bytes of a log, which can be read again and again."""
-    binary = sys.stdin.buffer if str(log) == "-" else open(log, "rb")
-    return binary if binary.seekable() else io.BytesIO(binary.read())
-
-
-# --- 4. Formats -----------------------------------------------------------------------------------
-
-
-def _rows(binary: io.BufferedIOBase, notes: list[str]) -> Rows:
-    """The rows of a file. Its first bytes and its first two lines tell its format."""
-    # What is no text is refused.
-    head = binary.read(4096)
-    binary.seek(0)
-    if b"brain.Event:" in head[:64]:
-        return _events(binary)
-    encoding = "utf-16" if head.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
-    letters = head.decode(encoding, "replace")
-    strange = re.findall("[\0-\x08\x0e-\x1a\ufffd]", letters)
-    if 10 * len(strange) > len(letters):
-        raise ValueError("this is no text: write the log as CSV or JSON lines")
-
-    # JSON begins with a bracket. If the first line is a whole record, more of them follow, one a
-    # line; otherwise the file is one document.
-    text = io.TextIOWrapper(binary, encoding, errors="replace")
-    lines = _lines(text)
-    _, first = next(lines, (0, ""))
-    _, second = next(lines, (0, ""))
-    if not first:
+def text_records(log: Path) -> list[dict]:
+    """The records in a text, without a last line that is half: a run is writing it. The first line
+    tells the format."""
+    data = sys.stdin.buffer.read() if str(log) == "-" else log.read_bytes()
+    encoding = "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+    text = data.decode(encoding, "replace")
+    lines = [line for line in text.split("\n") if line.strip() and not line.startswith("#")]
+    if not lines:
         raise ValueError("the file is empty: the run has logged nothing yet")
-    if re.match(r'\s*[\[{]\s*([\[\]{}"]|$)', first):
-        is_record = re.fullmatch(r"\s*\{.*\}\s*", first)
-        return _json_lines(text, notes) if second and is_record else _json_document(text)
-    if len(first) == LONGEST_LINE:
+    is_whole = text.endswith(("\n", "}"))
+    first = lines[0].strip()
+    if first.startswith(("{", "[")):
+        if len(lines) == 1 or not first.endswith("}"):
+            return document_records(parse_json(text))
+        return [*map(parse_json, lines if is_whole else lines[:-1])]
+    of_verl = [*filter(None, map(VERL.search, lines))]
+    if of_verl:
+        return [dict(VERL_PAIR.findall(line[0])) for line in of_verl]
+    return table_records(lines, is_whole)
+
+
+def parse_json(text: str):
+    try:
+        return json.loads(text, parse_int=float)  # an integer may have any length
+    except ValueError as error:
+        raise ValueError(f"{text[:40].strip()!r} is no valid JSON: mend it ({error})") from None
+
+
+def document_records(document) -> list[dict]:
+    """A list of records, or the lists of records in an object, such as a trainer_state.json. The
+    name of a list may say that its records are validations."""
+    lists = document if isinstance(document, dict) else {"": document}
+    return [
+        {"kind": name} | record
+        for name, records in lists.items()
+        for record in (records if isinstance(records, list) else ())
+        if isinstance(record, dict)
+    ]
+
+
+def table_records(lines: list[str], is_whole: bool) -> list[dict]:
+    delimiter = max(",\t;", key=lines[0].count)
+    table = csv.DictReader(lines, delimiter=delimiter, skipinitialspace=True)
+    records = [*table]
+    names = table.fieldnames
+    if not 1 < len(names) == len(set(names)):
         raise ValueError(
-            f"the first line has more than {LONGEST_LINE:,} characters: this is no log"
+            "neither JSON, nor verl's console, nor a table whose first line names its columns, like"
+            f" x,y: {lines[0][:40].strip()!r}"
         )
-    if any(BOX_LINE.fullmatch(line) for _, line in itertools.islice(_lines(text), 100)):
-        raise ValueError(
-            "boxes on a console are not read: let the run write progress.csv, and name that"
-        )
-
-    # A table has a number in its second line. What looks like neither a table nor a console is read
-    # as a table, whose errors are the plainest.
-    delimiter = max(",\t;|", key=first.count)
-    names, cells = (_cells(line, delimiter) for line in (first, second))
-    is_table = 1 < len(names) == len(cells)
-    if not (is_table and any(map(CELL.fullmatch, cells))):
-        form = _console_form(text)
-        if form:
-            return _console_lines(text, *form)
-    return _table_lines(text, delimiter, notes)
+    if not is_whole and None in records[-1].values():
+        records.pop()
+    for record in records:
+        if None in record:
+            raise ValueError(f"more values than the {len(names)} names: mend {record}")
+    return records
 
 
-def _cells(line: str, delimiter: str) -> list[str]:
-    """The cells of a line of a table. A quoted cell may hold delimiters, as W&B's do."""
-    return next(csv.reader([line], delimiter=delimiter, skipinitialspace=True), [])
-
-
-def _events(binary: io.BufferedIOBase) -> Rows:
-    """The scalars in a file of TensorBoard, one a row. ValueError if its package is missing."""
+def event_records(files: list[Path]) -> list[dict]:
+    """The scalars of all files of a run, one record for each step, in order. What a later file has
+    counts: a resumed run has made it again. ValueError if TensorBoard's package is missing."""
     try:
         from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
         from tensorboard.util.tensor_util import make_ndarray
@@ -285,138 +263,281 @@ def _events(binary: io.BufferedIOBase) -> Rows:
             "TensorBoard's events are read by its own package: pip install tensorboard, or download"
             " the scalar in TensorBoard as CSV"
         ) from None
-    if not isinstance(getattr(binary, "name", None), str) or binary.name == "<stdin>":
-        raise ValueError("TensorBoard's events are read out of a file, not from a pipe: name it")
-    for i, event in enumerate(EventFileLoader(binary.name).Load(), 1):
+    steps = {}
+    for event in itertools.chain(*(EventFileLoader(str(file)).Load() for file in files)):
         for scalar in event.summary.value:
-            value = make_ndarray(scalar.tensor) if scalar.HasField("tensor") else np.array("")
-            if value.size == 1 and value.dtype.kind == "f":
-                yield -i, {"step": event.step, scalar.tag: value.item()}
+            if scalar.HasField("tensor"):
+                value = make_ndarray(scalar.tensor)
+                if value.size == 1 and value.dtype.kind == "f":
+                    steps.setdefault(event.step, {})[scalar.tag] = value.item()
+    return [{"step": step} | steps[step] for step in sorted(steps)]
 
 
-def _lines(text: io.TextIOWrapper) -> Iterator[tuple[int, str]]:
-    """The lines of a text from its start that are neither empty nor comments, numbered from 1."""
-    text.seek(0)
-    numbered = enumerate(iter(partial(text.readline, LONGEST_LINE), ""), 1)
-    return ((i, line) for i, line in numbered if not line.isspace() and not line.startswith("#"))
-
-
-def _json_lines(text: io.TextIOWrapper, notes: list[str]) -> Rows:
-    for i, line in _lines(text):
-        try:
-            yield i, _flat(parse_json(line))
-        except (json.JSONDecodeError, AttributeError):  # a list has no items
-            if not line.endswith("\n"):  # a run is writing it, or was cut off
-                notes.append(f"line {i} is cut off, and left out")
-                return
-            start = line[:40].strip()
-            raise ValueError(
-                f"line {i}: no valid JSON object: {start!r}: mend or remove it"
-            ) from None
-        except ValueError as error:
-            raise ValueError(f"line {i}: {error}") from None
-
-
-def _json_document(text: io.TextIOWrapper) -> Rows:
-    """The rows of a list of records, of the lists of records in an object such as a
-    trainer_state.json, or of a single record."""
-    text.seek(0)
-    document = parse_json(text.read())
-    lists = {"": document}
-    if isinstance(document, dict):
-        lists = {name: value for name, value in document.items() if _is_of_records(value)}
-        lists = lists or {"": [document]}
-    # The name of a list may say that its records are validations.
-    records = [(name, record) for name, records in lists.items() for record in records]
-    for i, (name, record) in enumerate(records, 1):
-        if isinstance(record, dict):
-            yield -i, {"kind": name} | _flat(record)
-
-
-def _is_of_records(value) -> bool:
-    """Whether a value of JSON is a list of objects."""
-    return isinstance(value, list) and any(isinstance(each, dict) for each in value)
-
-
-def _flat(record: dict, prefix: str = "") -> dict:
-    """The numbers and texts of a record. A record in it adds its name, as in eval/acc, unless it is
-    data or metrics whose names are not taken."""
-    flat = {}
+def row_of(record: dict, prefix: str = "") -> Row:
+    """The numbers and texts of a record; true is 1. What has no value is left out. A record in it
+    adds its name, as in eval/acc."""
+    if not isinstance(record, dict):
+        raise ValueError(f"{str(record)[:40]} is no JSON object: mend or remove the line")
+    row = {}
     for name, value in record.items():
+        name = prefix + re.sub("^test_score", "val/test_score", name)  # verl's first validation
+        text = str(value).strip()
         if isinstance(value, dict):
-            named = f"{prefix}{name}/"
-            inner = _flat(value, prefix if name in ("data", "metrics") else named)
-            if inner.keys() & {*flat, *(prefix + each for each in record)}:
-                inner = _flat(value, named)
-            flat |= inner
-        elif not isinstance(value, list):
-            flat[prefix + name] = value
-    return flat
+            inner = "" if name in ("data", "metrics") else f"{name}/"
+            row = row_of(value, inner) | row
+        elif name and text.lower() not in NO_VALUE:
+            try:
+                row[name] = float({"true": 1, "false": 0}.get(text.lower(), text))
+            except ValueError:
+                row[name] = text
+    return row
 
 
-def _console_form(text: io.TextIOWrapper) -> tuple[re.Pattern, re.Pattern] | None:
-    """How the lines of a console log look; None if no line holds a pair."""
-    if next(_console_lines(text, *VERL), None):
-        return VERL
-    pairs = {form: sum(len(row) for _, row in _console_lines(text, *form)) for form in CONSOLES}
-    best = max(pairs, key=pairs.get)
-    return best if pairs[best] else None
+# --- 3. Which records, which columns --------------------------------------------------------------
 
 
-def _console_lines(text: io.TextIOWrapper, start: re.Pattern, pair: re.Pattern) -> Rows:
-    """The rows of the lines that hold pairs, with the step and the kind that stand beside them."""
-    for i, line in _lines(text):
-        begin = start.search(line)
-        line = line[begin.start() : 100_000] if begin else ""
-        pairs = pair.findall(line)
-        if not pairs:
+def columns_of(rows: list[Row]) -> dict[str, list]:
+    """By name of a column, its values."""
+    columns = {}
+    for row in rows:
+        for name, value in row.items():
+            columns.setdefault(name, []).append(value)
+    return columns
+
+
+def groups_of(rows: list[Row], name: str) -> dict[str, list[Row]]:
+    """The rows that have a value in a column, by this value as a text."""
+    groups = {}
+    for row in rows:
+        if name in row:
+            groups.setdefault(str(row[name]).removesuffix(".0"), []).append(row)
+    return groups
+
+
+def require(name: str, among, flag: str) -> None:
+    """ValueError if what a flag names is none of these."""
+    if name not in among:
+        near = difflib.get_close_matches(name, among, 1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise ValueError(f"{flag}: there is no {name!r}{hint}, but {listed(among)}")
+
+
+def listed(names) -> str:
+    """The first ten names, and how many more there are."""
+    more = f" and {len(names) - 10} more" if len(names) > 10 else ""
+    return ", ".join([*names][:10]) + more
+
+
+def chosen_rows(rows: list[Row], where: str | None) -> tuple[list[Row], str]:
+    """The rows that --where names; and of those, the validations, if a column tells them from
+    others. Returns them and their kinds."""
+    kinds = {}
+    for condition in where.split(",") if where else ():
+        column, _, value = condition.partition("=")
+        groups = groups_of(rows, column)
+        require(column, columns_of(rows), "--where")
+        require(value, groups, f"--where {column}")
+        rows = groups[value]
+        kinds[column] = value
+    for column in KINDS:
+        groups = groups_of(rows, column)
+        if column in kinds or not groups:
             continue
-        outside = pair.sub(" ", line)
-        row = {name.lower(): value for name, value in COUNTED.findall(outside)}
-        kind = KIND.search(outside)
-        if kind:
-            row["kind"] = kind[1].lower()
-        said = {}
-        for name, value in pairs:
-            name = re.sub("^test_score", "val/test_score", name)  # verl's first validation
-            # Two values of one name: it is not clear which is meant.
-            if said.setdefault(name, value) != value:
-                said[f"{name} (again)"] = value
-        yield i, row | said
+        found = [kind for kind in groups if VALIDATION & words_of(kind)]
+        if len(found) > 1:
+            choices = " or ".join(f"--where {column}={kind}" for kind in found)
+            raise ValueError(f"which records are the validations? say {choices}")
+        if found:
+            rows = groups[found[0]]
+        kinds[column] = " and ".join(found or groups)
+    return rows, " and ".join(kinds.values())
 
 
-def _table_lines(text: io.TextIOWrapper, delimiter: str, notes: list[str]) -> Rows:
-    first, line = next(_lines(text))
-    skipped = first - 1  # comments, as in Stable-Baselines' monitor
-    text.seek(0)
-    names_in_line = len(_cells(line, delimiter))
-    lines = enumerate(itertools.islice(text, skipped, None), first)
-    lines = _without_cut_line(lines, names_in_line, delimiter, notes)
-    table = csv.reader(lines, delimiter=delimiter, skipinitialspace=True)
-    header = next(table)
-    names = [name for name in header if name]
-    if any(map(CELL.fullmatch, names[:1])) or len(set(names)) < len(names):
+def words_of(name: str) -> set[str]:
+    """The words of a name, in lower case, without the run that W&B puts before it: "a - evalAcc/m"
+    has eval, acc and m. A rate is one word with what it counts, and the number in mean@8 is
+    none."""
+    plain = re.sub("(?<=[a-z])(?=[A-Z])", "_", name.rpartition(" - ")[2]).lower()
+    plain = plain.replace("_rate", "rate").replace("_at_", "@")
+    return set(re.findall("[a-z0-9@]+", re.sub(r"(mean|avg)@\d+", r"\1@", plain)))
+
+
+def pass_rate_rank(name: str, kind: str) -> tuple[int, ...]:
+    """How likely a column is the pass rate: the lowest tuple is the likeliest, and () is none. It
+    begins with 0 for a validation, 2 for training, and 1 if nothing says which. Then come the
+    places of its words in MEASURES. kind: of the records."""
+    words = words_of(name)
+    if name.startswith("pass_rate/"):  # of one source of our problems
+        words = {"passrate"}
+    if words in ({"y"}, {"value"}):  # as TensorBoard's CSV has it
+        return (1, len(RANK))
+    ranks = sorted({RANK[word] for word in words & RANK.keys()})
+    if not ranks or words - KNOWN:
+        return ()
+    said = words | words_of(kind)
+    place = 2 if said & TRAINING else 1
+    return (0 if said & VALIDATION else place, *ranks)
+
+
+def computes(columns) -> list[str]:
+    """The columns of compute, the best name first."""
+    lasts = {name: name.rpartition("/")[2].lower() for name in columns}
+    return [name for known in COMPUTE for name in lasts if lasts[name] in (known, known + "s")]
+
+
+def pass_rates(rows: list[Row], reading: Reading, kind: str) -> list[str]:
+    """The columns that --y names, or else the likeliest pass rate. ValueError if several are
+    equally likely."""
+    columns = columns_of(rows)
+    if reading.y and reading.y != "all":
+        names = [reading.y] if reading.y in columns else reading.y.split(",")
+        for name in names:
+            require(name, columns, "--y")
+        return names
+
+    # What goes below 0 is none. If no name is known, those in [0, 1] can be named.
+    ranks = {}
+    inside = []
+    for name, values in columns.items():
+        values = [value for value in values if isinstance(value, float)]
+        if min(values, default=0) >= 0:
+            ranks[name] = pass_rate_rank(name, kind)
+            if max(values, default=2) <= (100 if reading.percent else 1):
+                inside.append(name)
+    known = [rank for rank in ranks.values() if rank]
+    likely = [name for name in ranks if known and ranks[name] == min(known)]
+    if len(likely) > 1 and all(columns[name] == columns[likely[0]] for name in likely):
+        likely = likely[:1]  # TRL names a single reward twice
+    if "pass_rate" in likely and not reading.y:  # pass_rate/SOURCE is a part of it
+        likely = ["pass_rate"]
+    choices = likely or [name for name in inside if name not in computes(columns)]
+    if reading.y or len(likely) == 1:
+        return choices
+    why = "these fit equally" if likely else "no column in [0, 1] is named like a pass rate"
+    raise ValueError(f"{why}: name one with --y (or all): {listed(choices or columns)}")
+
+
+def best_compute(rows: list[Row], y: str) -> str:
+    """The column of compute: of those that nearly all rows have, the best name that increases, or
+    else the best. ValueError if there is none."""
+    columns = columns_of(rows)
+    known = [name for name in computes(columns) if name != y]
+    for name in known:
+        values = columns[name]
+        steps = np.diff([value for value in values if isinstance(value, float)])
+        if len(values) > 0.9 * len(rows) and (steps > 0).all():
+            return name
+    if not known:
         raise ValueError(
-            f"line {first}: a number or a name twice where column names are expected: write a line"
-            " like x,y"
+            "no column is named like compute (steps, tokens, FLOPs): name it with --x of "
+            + listed(columns)
         )
-    for cells in table:
-        line = skipped + table.line_num
-        if len(cells) > len(header):
-            raise ValueError(f"line {line}: more values than the {len(names)} names: mend the line")
-        has_points = any(re.fullmatch(r"\s*[-+]?\d*\.\d+\s*", cell) for cell in cells)
-        if delimiter == ";" and not has_points:  # decimal commas
-            cells = [re.sub(r"^([-+]?\d*),(\d+ ?%?)$", r"\1.\2", cell) for cell in cells]
-        yield line, dict(zip(header, cells))
+    return max(known, key=lambda name: len(columns[name]))
 
 
-def _without_cut_line(
-    numbered: Iterator[tuple[int, str]], names: int, delimiter: str, notes: list[str]
-) -> Iterator[str]:
-    """The lines of a table without a last one that was cut off: it has no end, and fewer cells than
-    there are names."""
-    for i, line in numbered:
-        if not line.endswith("\n") and len(_cells(line, delimiter)) < names:
-            notes.append(f"line {i} is cut off, and left out")
-            return
-        yield line
+# --- 4. A curve of two columns --------------------------------------------------------------------
+
+
+def numbers(rows: list[Row], name: str) -> Array:
+    """The numbers of rows that all have a value in this column. ValueError if one is a text."""
+    for row in rows:
+        if isinstance(row[name], str):
+            raise ValueError(
+                f"{name} = {row[name][:40]!r} is no number: mend it; for a percent sign say "
+                "--percent"
+            )
+    return np.array([row[name] for row in rows])
+
+
+def curve_of(rows: list[Row], name: str, y: str, reading: Reading, kind: str) -> Series:
+    """The curve of the pass rate y. kind: of the records."""
+    rows = [row for row in rows if y in row]
+    x = reading.x or best_compute(rows, y)
+    require(x, columns_of(rows), "--x")
+    rows = [row for row in rows if x in row]
+    answers = num_examples(rows, y)
+    if reading.mean:
+        groups = [*groups_of(rows, x).values()]
+        points = [group[0] | {y: numbers(group, y).mean()} for group in groups]
+        points.sort(key=lambda row: row[x])
+        answers = answers and answers * len(rows) / len(points)
+        notes = [f"a point is the mean of {min(map(len, groups))} to {max(map(len, groups))} rows"]
+    else:
+        notes = refuse_several_curves(rows, x, y)
+        points = last_of_each(rows, x)
+    compute = numbers(points, x)
+    rates = numbers(points, y) / (100 if reading.percent else 1)
+    every = -(-len(points) // MOST_POINTS)
+    if every > 1:
+        notes.append(f"of {len(points)} points each {every}th is used")
+        compute, rates = compute[::every], rates[::every]
+    check_curve(compute, rates, (x, y))
+
+    read = f"read: x = {x}, y = {y}, {len(compute)} points"
+    if kind:
+        read += f", from the {kind} records"
+    if pass_rate_rank(y, kind)[:1] == (2,):
+        notes.append(
+            f"! {y} is measured in training, and is no validation: on other problems the run may "
+            "do otherwise"
+        )
+    if UNSCALED & words_of(y):
+        notes.append(
+            f"! the scale of {y} is not known: A is a pass rate only if a right answer pays 1, and "
+            "a wrong one 0"
+        )
+    return Series(name, compute, rates, x, y, answers, (read, *notes))
+
+
+def last_of_each(rows: list[Row], x: str) -> list[Row]:
+    """The rows that count in a resumed run: no later row has the same compute or less. All count if
+    compute goes back to a new value, since no resumed run does that."""
+    compute = numbers(rows, x)
+    for i in np.flatnonzero(np.diff(compute) < 0) + 1:
+        if compute[i] not in compute[:i]:
+            return rows
+    lowest_later = np.append(np.minimum.accumulate(compute[::-1])[-2::-1], np.inf)
+    return [row for row, counts in zip(rows, compute < lowest_later) if counts]
+
+
+def refuse_several_curves(rows: list[Row], x: str, y: str) -> list[str]:
+    """ValueError, naming the column that tells them apart, if these rows are of several curves.
+    Returns what is doubtful, in sentences."""
+    steps = np.diff(numbers(rows, x))
+    rises = (steps > 0).all()
+    notes = []
+    for name in columns_of(rows):
+        groups = groups_of(rows, name)
+        if name in (x, y) or not 1 < len(groups) <= len(rows) // 2:
+            continue
+        told = f"by {name}: {listed(groups)}; choose one with --where {name}={next(iter(groups))}"
+        each_rises = all((np.diff(numbers(group, x)) > 0).all() for group in groups.values())
+        # They may come in turn, as a base model before its method, or a second stage.
+        changes = sum(a.get(name) != b.get(name) for a, b in itertools.pairwise(rows))
+        in_turn = rises and changes < len(groups)
+        is_group = name.lower() in GROUPS
+        if (each_rises and not rises) or (is_group and not in_turn):
+            raise ValueError(f"several curves under each other, {told}")
+        if is_group:
+            notes.append(f"one curve of several parts, {told}")
+    if np.sum(steps == 0) > max(1, 0.1 * len(rows)):
+        raise ValueError(
+            f"several rows have one {x}: choose with --where COLUMN=VALUE, or average them with "
+            "--mean"
+        )
+    lost = len(rows) - len(last_of_each(rows, x))
+    if lost:
+        many = "! " if lost > MOST_REPEATED * len(rows) else ""
+        notes.append(
+            f"{many}{x} begins again, and {lost} of {len(rows)} points are left out, as if a "
+            "resumed run had made them again"
+        )
+    return notes
+
+
+def num_examples(rows: list[Row], y: str) -> float | None:
+    """How many answers a pass rate y is the mean of, on average; None if the log does not say.
+    pass_rate/SOURCE has its own number."""
+    name = y.replace("pass_rate", "num_examples") if "pass_rate/" in y else "num_examples"
+    known = [row[name] for row in rows if row.get(name, 0) > 0]  # -1 often stands for all
+    return np.mean(known) if known else None

@@ -4,20 +4,18 @@ A row of a table is a dict with a text for each column, and all rows of a table 
 columns.
 """
 
-import csv
-import io
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
-from curve.columns import Series
 from curve.comparison import Comparison, asymptote_of, mean_of, standing
-from curve.files import write_whole
 from curve.fit import Fit, FittedRun, with_interval
 from curve.forecast import FORECASTERS, forecasts, gain_of_twice, height_at, held_out, reached_at
+from curve.logs import Series
 
 Row = dict[str, str]
+# What --json has of a Fit as it is.
+FIGURES = "A B C_mid R0 identified interval rms lag_1 noise warnings gain_made".split()
 
 
 # --- 1. One run -----------------------------------------------------------------------------------
@@ -40,20 +38,12 @@ def report(
         if C <= fit.C_max:  # no forecast, but the curve
             at_C["forecast"], *at_C["interval"] = height_at(fit, C)
         predicted.append(at_C)
-    return {
+    numbers = {name: getattr(fit, name) for name in FIGURES}
+    if not fit.identified:
+        numbers |= dict.fromkeys(("A", "B", "C_mid"))
+    return numbers | {
         "name": series.name,
-        "A": fit.A if fit.identified else None,
-        "B": fit.B if fit.identified else None,
-        "C_mid": fit.C_mid if fit.identified else None,
-        "R0": fit.R0,
-        "identified": fit.identified,
-        "interval": fit.interval,
-        "rms": fit.rms,
-        "lag_1": fit.lag_1,
-        "noise": fit.noise,
-        "warnings": fit.warnings,
         "C_max_over_C_mid": fit.reach,
-        "gain_made": fit.gain_made,
         "sse": fit.squares,
         "n_points": len(fit.x),
         "x": series.x_name,
@@ -188,96 +178,10 @@ def caption(runs: Sequence[FittedRun]) -> str:
     return "\n".join([f"Read: {', '.join(columns)}. {intervals}", *dict.fromkeys(warnings)])
 
 
-def runs_table(runs: Sequence[FittedRun]) -> str:
-    """Each run with its fit, the forecast from its first half beside what came, and the kinds of
-    its warnings. Below it the median errors of the forecasts."""
-    heading, early = "forecast from half", "half of the compute"
-    # With --fit-to the points beyond it are held out, and the half of a run that ends before it.
-    if any(fit.C_max < series.x[-1] for series, fit in runs):
-        heading, early = "forecast held out", "the early points"
-    rows = []
-    errors = []
-    inside = 0
-    table = variants_table({i: [run] for i, run in enumerate(runs)})
-    for row, (series, fit) in zip(table, runs):
-        del row["variant"], row["runs"]
-        kinds = "; ".join(warning.kind for warning in fit.warnings)
-        row = {
-            "run": series.name,
-            "before": f"{series.y[0]:.3f}",
-            **row,
-            "C_max": f"{fit.C_max:.3g}",
-            "C_max/C_mid": f"{fit.reach:.1f}",
-            "rms": f"{fit.rms:.4f}",
-            heading: "-",
-            "came": "-",
-            "warnings": kinds or "-",
-        }
-        rows.append(row)
-        # The forecast from the first half, and how far it was off.
-        test = report(series, fit)["baselines"]["held_out"]
-        if "error" not in test:
-            came = test["came"]
-            low, high = test["interval"]
-            row[heading] = with_interval(test["forecast"], low, high)
-            row["came"] = f"{came:.3f}"
-            errors.append([abs(test[name] - came) for name in FORECASTERS])
-            if low <= came <= high:
-                inside += 1
-    text = markdown(rows)
-    if errors:
-        named = zip(FORECASTERS, np.median(errors, axis=0))
-        medians = ", ".join(f"{name.replace('_', ' ')} {error:.3f}" for name, error in named)
-        came = f"{inside} of {len(errors)} came inside their 95 % interval."
-        text += f"\n\nMedian error of the forecasts from {early}: {medians}. {came}"
-    return text
-
-
-# --- 3. Formats of a table ------------------------------------------------------------------------
-
-
-def lines_of(rows: Sequence[Row]) -> list[list[str]]:
-    """The cells of a table, line by line; the first line has the names of the columns."""
-    return [list(rows[0]), *(list(row.values()) for row in rows)]
-
-
 def markdown(rows: Sequence[Row]) -> str:
     """A Markdown table that can also be read as it is."""
-    lines = [[cell.replace("|", r"\|") for cell in cells] for cells in lines_of(rows)]
+    lines = [list(rows[0]), *(list(row.values()) for row in rows)]
+    lines = [[cell.replace("|", r"\|") for cell in cells] for cells in lines]
     widths = [max(map(len, cells)) for cells in zip(*lines)]
     lines.insert(1, ["-" * width for width in widths])
     return "\n".join(f"| {' | '.join(map(str.ljust, line, widths))} |" for line in lines)
-
-
-def latex(rows: Sequence[Row]) -> str:
-    """A tabular of LaTeX."""
-    escaped = str.maketrans({character: rf"\{character}" for character in "&%$#_{}"})
-    escaped |= str.maketrans({
-        ">": "$>$",
-        "^": r"\textasciicircum{}",
-        "~": r"\textasciitilde{}",
-        "\\": r"\textbackslash{}",
-    })  # fmt: skip
-    lines = [rf"\begin{{tabular}}{{{'l' * len(rows[0])}}}"]
-    for cells in lines_of(rows):
-        lines.append(" & ".join(cell.translate(escaped) for cell in cells) + r" \\")
-    return "\n".join([*lines, r"\end{tabular}"])
-
-
-def write_table(
-    path: Path, rows: Sequence[Row], runs: Sequence[FittedRun], left_out: Sequence[str]
-) -> None:
-    """Write a table of variants as CSV, as a tabular of LaTeX, or as Markdown with the table of
-    their runs and what was left out: by the suffix. ValueError if it is another one."""
-    if path.suffix == ".md":
-        tables = ["### Variants", markdown(rows), "### Runs", runs_table(runs)]
-        text = "\n\n".join([caption(runs), *tables, *left_out])
-    elif path.suffix == ".csv":
-        table = io.StringIO()
-        csv.writer(table, lineterminator="\n").writerows(lines_of(rows))
-        text = table.getvalue().strip()
-    elif path.suffix == ".tex":
-        text = latex(rows)
-    else:
-        raise ValueError(f"{path}: a table is written as .md, .csv or .tex")
-    write_whole(path, text + "\n")

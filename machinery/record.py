@@ -23,8 +23,8 @@ from core.feed import Feed
 from core.rollouts import Batch, Group
 from core.screen import Progress, say, warn
 from core.settings import Settings
-from curve.columns import Series
 from curve.forecast import outlook
+from curve.logs import Series
 from machinery.evaluation import completion_columns, graded
 from machinery.folder import append_whole, checkpoints, drop_later, step_of
 from machinery.kept import KeptRollouts

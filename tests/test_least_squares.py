@@ -4,8 +4,8 @@ interval."""
 import numpy as np
 import pytest
 
-from curve.columns import Series
 from curve.fit import fit_sigmoid, sigmoid
+from curve.logs import Series
 from curve.report import describe, report
 
 X = np.linspace(0, 600, 13)

@@ -17,6 +17,7 @@ the folder runs/STUDY/VARIANT-seedN. tables.md and compare.png are made from the
 
 import contextlib
 import dataclasses
+import io
 import itertools
 import json
 import re
@@ -32,6 +33,7 @@ import loss
 from core.devices import cpu_threads
 from core.screen import Progress, say
 from core.settings import Settings, parse, read_settings, refuse_changes
+from curve.files import write_whole
 from curve.flags import HELP, flag, option, read_flags, run_command
 from machinery.folder import checkpoints, last_line, lock_folder, step_of
 
@@ -277,10 +279,15 @@ def stop(processes: list[subprocess.Popen]) -> None:
 
 
 def make_tables(folder: Path, flags: list[str]) -> int:
-    """Fit and compare all runs of a study, and write tables.md and compare.png into its folder.
-    flags: of fit_curve."""
-    files = ["--table", str(folder / "tables.md"), "--plot", str(folder / "compare.png")]
-    return fit_curve.main(["--compare", str(folder), *files, *flags])
+    """Fit and compare all runs of a study. What fit_curve prints of them is kept in tables.md, and
+    its picture in compare.png, in its folder. flags: of fit_curve."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        plot = ["--plot", str(folder / "compare.png")]
+        status = fit_curve.main(["--compare", str(folder), *plot, *flags])
+    write_whole(folder / "tables.md", printed.getvalue())
+    print(printed.getvalue(), end="")
+    return status
 
 
 def main(arguments: list[str]) -> int:
