@@ -132,25 +132,27 @@ def test_no_answer_is_run(tmp_path, monkeypatch):
     assert right == {key for key in verdicts if key[1] in ("reference", "4")}
 
 
-@pytest.mark.parametrize(
-    "numbers, target, text, right",
-    [
-        ([9, 9, 3, 8], 24, "(9*9-8)/3", False),  # 24.33
-        ([3, 8, 3, 8], 24, "8/(3-8/3)", True),  # only exact fractions say so
-        ([10, 8, 5, 6], 24, "8*5//10*6", False),
-        ([1, 5, 3, 9], 24, "3*5.1+9", False),
-        ([66, 98, 54, 34, 6], 164, "(66+98)+54**-34/6", False),
-        ([4, 6], 24, "6*4", True),
-        ([4, 6], 2, "-4+6", True),
-        ([4, 0], 4, "4/0", False),
-        ([4, 6], 24, "6*4*1", False),
-        ([4, 6], 24, "٦*٤", False),
-        ([4, 6], 24, "6*4)", False),
-        ([6, 6, 5, 3], 24, "6+6+6+6", False),
-        ([4, 6], 24, "24", False),
-        ([4, 6], 24, "nan", False),
-    ],
-)
-def test_a_sum_makes_its_target_exactly(numbers, target, text, right):
+SUMS = """
+right  3 8 3 8 makes 24      8/(3-8/3)            only exact fractions say so
+right  4 6 makes 24          6*4
+right  4 6 makes 2           -4+6
+wrong  9 9 3 8 makes 24      (9*9-8)/3            24.33
+wrong  10 8 5 6 makes 24     8*5//10*6
+wrong  1 5 3 9 makes 24      3*5.1+9
+wrong  66 98 54 makes 164    (66+98)+54**-34
+wrong  4 0 makes 4           4/0
+wrong  4 6 makes 24          6*4*1
+wrong  4 6 makes 24          ٦*٤
+wrong  4 6 makes 24          6*4)
+wrong  6 6 5 3 makes 24      6+6+6+6
+wrong  4 6 makes 24          24
+wrong  4 6 makes 24          nan
+"""
+
+
+@pytest.mark.parametrize("line", SUMS.strip().split("\n"))
+def test_a_sum_makes_its_target_exactly(line):
+    verdict, *numbers = line[:27].replace("makes", "").split()
+    *numbers, target = map(int, numbers)
     entry = {"metadata": {"numbers": numbers, "target": target}}
-    assert gym.makes_the_target(text, entry) is right
+    assert gym.makes_the_target(line[29:].split()[0], entry) is (verdict == "right")
