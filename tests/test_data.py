@@ -131,51 +131,56 @@ def test_the_task_of_a_data_set_is_told_without_reading_it(tmp_path, monkeypatch
     assert loading.task_of("arithmetic") == "data.tasks.arithmetic"
 
 
-RECORD = b'{"problem": "x", "answer": "1"}\n'
-BAD_FILES = [  # the name and the content of a file, and words of the sentence beside its name
-    ("a.jsonl", b"", "holds no record"),
-    ("a.csv", b"problem,answer\n", "holds no record"),
-    ("a.jsonl", RECORD + b'{"problem": "y"}\n', "line 2: column 'answer' is empty"),
-    ("a.jsonl", b'{"problem": " ", "answer": "1"}\n', "line 1: column 'problem' is empty"),
-    *[
-        ("a.csv", f"problem,answer\nx,{marker}\n".encode(), f"2: .*holds .*{re.escape(marker)}")
-        for marker in ("NaN", "None", "null", "N/A", "#N/A", "?", " nan ")
-    ],
-    ("a.jsonl", b'\n{"problem": "x", "answer": {"a": 1}}\n', "line 2: an answer is a text or"),
-    ("a.jsonl", b'{"problem": "x", "answer": NaN}\n', "line 1.* not nan"),
-    ("a.jsonl", b'\n{"problem": "x\\ud800", "answer": "1"}\n', "line 2: .* half of a character"),
-    ("a.jsonl", b'{"problem": ["x"], "answer": "1"}\n', "line 1: column 'problem' holds no text"),
-    ("a.jsonl", RECORD + b'{"problem": "y", "an', "line 2 is not JSON"),
-    ("a.jsonl", RECORD + b"[1]\n", "line 2: a record must be an object"),
-    ("a.jsonl", RECORD + b'{"problem": "\xff", "answer": "1"}', "line 2 is not in UTF-8, but"),
-    ("a.jsonl", b"[" * 100_000, "line 1 is not JSON"),
-    ("a.jsonl", b'{"problem": "a", "answer": "1", "answer": "2"}\n', "'answer' is there twice"),
-    ("a.jsonl", b'{"task": "x", "result": "1"}\n', r"line 1: .*problem, .*answer\?.*task, result"),
-    ("a.jsonl,answer=key", RECORD, "line 1: there is no column 'key'; .*problem, answer"),
-    ("a.jsonl", b'{"problem": "x", "tests": "{}"}\n', "line 1: .* tests"),
-    ("a.jsonl", RECORD + b'{"problem": "3?", "answer": "a \\\\boxed{3 b"}', "line 2: .* not close"),
-    ("a.jsonl", b'{"problem": "3?", "answer": "\\\\boxed{3} \\\\boxed{4}"}', "1: .* several boxes"),
-    ("a.json", b'[{"problem": "x",\n"answer": "\xff"}]', "line 2 is not in UTF-8, but"),
-    ("a.json", b'{"problem": "x"}', "holds no list of records, but a dict"),
-    ("a.json", b"[" + RECORD + b', {"problem": "y"}]', "record 2: column 'answer' is empty"),
-    ("a.csv", b"problem,answer\nx,1\ny\n", "line 3: column 'answer' is empty: fill it in"),
-    ("a.csv", b"problem,answer\nx,1\ny,1,2\n", "line 3: more cells than columns.* holds ','"),
-    ("a.csv", b'problem,answer\nx,"1\n', "after line 1 is not CSV"),
-    ("a.csv", b"problem,answer,answer,\na,1,2,\n", "line 1: two columns are named 'answer'"),
-    ("a.csv", b"problem,answer\nx,1\nx ,2\n", r"line 3: .*'x' .*'1' .*line 2.*'2' here"),
-    ("a.parquet", b"not parquet", "is no Parquet file that can be read"),
-    ("a.txt", b"x", r"is not a file of records; the endings known are \.jsonl"),
-    ("a.jsonl", RECORD, "none of its 1 problems .* by ,validation=FILE"),
-]
+# A file, its content with // for a line end, and words of the sentence beside its name.
+BAD_FILES = r"""
+a.jsonl | // | holds no record
+a.csv | problem,answer// | holds no record
+a.jsonl | {"problem": "x", "answer": "1"}//{"problem": "y"} | line 2: column 'answer' is empty
+a.jsonl | {"problem": " ", "answer": "1"} | line 1: column 'problem' is empty
+a.jsonl | //{"problem": "x", "answer": {"a": 1}} | line 2: an answer is a text or a number
+a.jsonl | {"problem": "x", "answer": NaN} | line 1.* not nan
+a.jsonl | //{"problem": "x\ud800", "answer": "1"} | line 2: .* half of a character
+a.jsonl | {"problem": ["x"], "answer": "1"} | line 1: column 'problem' holds no text
+a.jsonl | {"problem": "x", "answer": "1"}//{"problem": "y", "an | line 2 is not JSON
+a.jsonl | {"problem": "x", "answer": "1"}//[1] | line 2: a record must be an object
+a.jsonl | {"problem": "x", "answer": "1"}//{"problem": "ÿ", "answer": "1"} | line 2 is not in UTF-8
+a.jsonl | {"problem": "a", "answer": "1", "answer": "2"} | line 1 .*'answer' is there twice
+a.jsonl | {"task": "x", "result": "1"} | line 1: .*problem, .*answer\?.*task, result
+a.jsonl,answer=key | {"problem": "x", "answer": "1"} | line 1: there is no column 'key'; .*answer
+a.jsonl | {"problem": "x", "tests": "{}"} | line 1: .* tests
+a.jsonl | {"problem": "3?", "answer": "a \\boxed{3 b"} | line 1: .* not close
+a.jsonl | {"problem": "3?", "answer": "\\boxed{3} \\boxed{4}"} | line 1: .* several boxes
+a.json | [{"problem": "x",//"answer": "ÿ"}] | line 2 is not in UTF-8, but
+a.json | {"problem": "x"} | holds no list of records, but a dict
+a.json | [{"problem": "x", "answer": "1"}, {"problem": "y"}] | record 2: column 'answer' is empty
+a.csv | problem,answer//x,1//y// | line 3: column 'answer' is empty: fill it in
+a.csv | problem,answer//x,1//y,1,2// | line 3: more cells than columns.* holds ','
+a.csv | problem,answer//x,"1// | after line 1 is not CSV
+a.csv | problem,answer,answer,//a,1,2,// | line 1: two columns are named 'answer'
+a.csv | problem,answer//x,1//x ,2// | line 3: .*'x' .*'1' .*line 2.*'2' here
+a.csv | problem,answer//x,NaN// | line 2: .*holds 'NaN'
+a.csv | problem,answer//x,None// | line 2: .*holds 'None'
+a.csv | problem,answer//x, null // | line 2: .*holds ' null '
+a.csv | problem,answer//x,N/A// | line 2: .*holds 'N/A'
+a.csv | problem,answer//x,#N/A// | line 2: .*holds '#N/A'
+a.csv | problem,answer//x,?// | line 2: .*holds '\?'
+a.parquet | not parquet | is no Parquet file that can be read
+a.txt | x | is not a file of records; the endings known are \.jsonl
+a.jsonl | {"problem": "x", "answer": "1"} | none of its 1 problems .* by ,validation=FILE
+"""
 
 
 def test_a_file_that_cannot_be_used_is_refused_with_its_place(tmp_path):
-    for name, content, words in BAD_FILES:
+    for line in BAD_FILES.strip().split("\n"):
+        name, content, words = line.split(" | ")
         path = tmp_path / name.partition(",")[0]
-        path.write_bytes(content)
+        path.write_bytes(content.replace("//", "\n").encode("latin-1"))
         with pytest.raises(ValueError, match=words) as error:
             load(str(tmp_path / name))
-        assert str(path) in str(error.value), (name, content)
+        assert str(path) in str(error.value), line
+    path.write_bytes(b"[" * 100_000)
+    with pytest.raises(ValueError, match="line 1 is not JSON"):
+        load(str(path))
 
 
 def test_a_number_is_the_shortest_decimal_that_was_stored(tmp_path):
