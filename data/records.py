@@ -222,8 +222,7 @@ def choose_columns(
 ) -> tuple[dict[str, str], str]:
     """The columns of the problem, and of the tests, the answer or the worked solution. The options
     name them, or they are guessed, and a note says so. ValueError for a missing column."""
-    columns, missing = {}, []
-    known = f"the columns are {', '.join(record)}"
+    columns = {}
     for key in ("problem", "tests", wanted):
         if (key == "tests" and "answer" in options) or (key == "answer" and "tests" in columns):
             continue  # a problem has tests or an answer
@@ -231,15 +230,11 @@ def choose_columns(
         present = [column for column in likely if column in record]
         if present:
             columns[key] = present[0]
-        elif key in options:
-            raise ValueError(f"{place}: there is no column {options[key]!r}; {known}")
-        elif key != "tests":
-            missing.append(key)
-    if missing:
-        how = f"add {''.join(f',{key}=COLUMN' for key in missing)} to the argument of --data"
-        raise ValueError(
-            f"{place}: which column is the {', and which the '.join(missing)}? {known}; {how}"
-        )
+        elif key in options or key != "tests":
+            raise ValueError(
+                f"{place}: no column {' or '.join(likely)} holds the {key}; the columns are"
+                f" {', '.join(record)}: add ,{key}=COLUMN to the argument of --data"
+            )
     guesses = [f"{key}={column}" for key, column in columns.items() if key not in options]
     note = f"columns guessed: {', '.join(guesses)}; for others add ,NAME=COLUMN" if guesses else ""
     return columns, note

@@ -145,8 +145,8 @@ a.jsonl | {"problem": "x", "answer": "1"}//{"problem": "y", "an | line 2 is not 
 a.jsonl | {"problem": "x", "answer": "1"}//[1] | line 2: a record must be an object
 a.jsonl | {"problem": "x", "answer": "1"}//{"problem": "ÿ", "answer": "1"} | line 2 is not in UTF-8
 a.jsonl | {"problem": "a", "answer": "1", "answer": "2"} | line 1 .*'answer' is there twice
-a.jsonl | {"task": "x", "result": "1"} | line 1: .*problem, .*answer\?.*task, result
-a.jsonl,answer=key | {"problem": "x", "answer": "1"} | line 1: there is no column 'key'; .*answer
+a.jsonl | {"task": "x", "result": "1"} | line 1: no column problem or .* are task, result: add
+a.jsonl,answer=key | {"problem": "x", "answer": "1"} | line 1: no column key holds the answer
 a.jsonl | {"problem": "x", "tests": "{}"} | line 1: .* tests
 a.jsonl | {"problem": "3?", "answer": "a \\boxed{3 b"} | line 1: .* not close
 a.jsonl | {"problem": "3?", "answer": "\\boxed{3} \\boxed{4}"} | line 1: .* several boxes

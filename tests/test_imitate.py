@@ -132,7 +132,7 @@ def test_what_cannot_be_is_one_sentence(folder, tmp_path, monkeypatch):
     Path("numbers.jsonl").write_text('{"problem": "1+1?", "solution": 7}\n')
     usual = {"model": folder / "random", "data": folder / "my.jsonl", "out": "out"}
     for changed, message in (
-        ({"data": "a.jsonl"}, "which column is the solution.* are problem, worked; add"),
+        ({"data": "a.jsonl"}, "no column solution holds .* are problem, worked: add"),
         ({"data": "numbers.jsonl"}, "line 1: column 'solution' holds no text but 7"),
         ({"data": "arithmetic"}, "arithmetic: its answers are no whole completions"),
         ({"out": "a.jsonl"}, "--out a.jsonl: name a folder that is not there yet"),
