@@ -77,40 +77,26 @@ def test_a_study_is_interrupted_goes_on_and_finds_itself_finished(tmp_path, monk
     assert last_step(begun) < STEPS and last_line(begun)["kind"] != "end"
     assert not (place / "other-seed0").exists()
 
-    # The same command goes on. One run had ended before, but with fewer steps than are wanted now.
-    ended = {"kind": "end", "step": last_step(begun), "reason": "All steps are made"}
-    with open(begun / "log.jsonl", "a") as file:
-        file.write(json.dumps(ended) + "\n")
-    config = json.loads((begun / "config.json").read_text()) | {"steps": ended["step"]}
-    (begun / "config.json").write_text(json.dumps(config))
+    # The same command goes on.
     assert status_of(*command) == 0
-    runs = {path.name: path for path in place.iterdir() if path.is_dir()}
-    assert sorted(runs) == ["other-seed0", "plain-seed0"]
-    for name, folder in runs.items():
+    for name in ("plain-seed0", "other-seed0"):
+        folder = place / name
         check_log(folder, STEPS, VALIDATION_EVERY)
         assert len([*(folder / "checkpoints").iterdir()]) == 1
-        assert not (folder / "rollouts.jsonl").exists()
         stored = read_settings(folder)
-        assert f"{name[:5]}-seed{stored.seed}" == name and stored.steps == STEPS
         changed = stored.thinking_budget, stored.recipe.aggregation
         assert changed == (((50, 52), "token") if name == "other-seed0" else ((54, 58), "prompt"))
     assert "going on from step" in (place / "plain-seed0.txt").read_text()
-    tables = (place / "tables.md").read_text()
-    assert "| plain " in tables
-    assert "| other " in tables
+    assert "| other " in (place / "tables.md").read_text()
     assert (place / "compare.png").read_bytes()[:4] == b"\x89PNG"
 
-    # Everything is finished. The command again starts nothing, and makes the tables.
+    # Everything is finished, unless there are more steps.
     monkeypatch.setattr(study, "start_run", lambda *_: pytest.fail("a finished run was started"))
-    (place / "tables.md").unlink()
     assert status_of(*command, "--learning-rate", "None") == 0
-    assert (place / "tables.md").read_text() == tables
-    with pytest.raises(pytest.fail.Exception):  # but there is more to do with more steps
+    with pytest.raises(pytest.fail.Exception):
         study.main([*command, "--steps", str(STEPS + 1)])
     assert status_of(*command, "--learning-rate", "1e-3") == 2  # that would be another run
-    error = capsys.readouterr().err
-    assert "plain-seed0 holds another run" in error
-    assert "--learning-rate (was 0.0002, now 0.001)" in error
+    assert "--learning-rate (was 0.0002, now 0.001)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("number, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -290,64 +276,6 @@ def test_a_variant_of_a_named_study_that_changes_nothing_is_left_out(tmp_path, m
 
 # --- tables ---------------------------------------------------------------------------------------
 
-CURVES = {
-    "scalerl": dict(A=0.9),
-    "without-loss": dict(A=0.75),
-    "pipeline-4": dict(A=0.9, B=1.3),
-    "pipeline-16": dict(A=0.9),
-}
-
-
-def stored(folder: Path) -> dict[str, tuple]:
-    """Write the logs of a study, and return their curves, (x, y) by run. One run has too few
-    points, and one none."""
-    curves, random = {}, np.random.default_rng(0)
-    for i, (variant, curve) in enumerate(CURVES.items()):
-        for seed in range(3):
-            A = curve["A"] + 0.004 * random.standard_normal()
-            x, y = run_of(**curve | {"A": A}, R0=0.15, n=25, noise=0.006, seed=10 * i + seed)
-            if (variant, seed) == ("pipeline-16", 2):
-                x, y = x[:3], y[:3]
-            name = f"{variant}-seed{seed}"
-            curves[name] = x * 1e9, y
-            line = {"kind": "validation", "num_examples": 999}
-            lines = [
-                line | {"step": j, "compute_flops": flops, "pass_rate": pass_rate}
-                for j, (flops, pass_rate) in enumerate(zip(*curves[name]))
-            ]
-            write_log(folder / name, lines)
-    (folder / "scalerl-seed7").mkdir()
-    return curves
-
-
-def rows(text: str) -> dict[str, list[str]]:
-    """The rows of a Markdown table by their first cell; all must be as long as the header."""
-    cells = [cells_of(line) for line in text.splitlines() if line.startswith("|")]
-    assert len({len(row) for row in cells}) == 1
-    return {row[0]: row[1:] for row in cells[2:]}
-
-
-def cells_of(line: str) -> list[str]:
-    return [cell.strip() for cell in line.strip("|").split("|")]
-
-
-def test_tables_hold_what_the_logs_say(tmp_path):
-    stored(tmp_path)
-    assert status_of("tables", str(tmp_path)) == 0
-    text = (tmp_path / "tables.md").read_text()
-
-    left_out = text.partition("left out, since it gives no curve: ")[2]
-    assert "pipeline-16-seed2: pass_rate: 3 of 3 validations are fitted" in left_out
-
-    # The comparison finds what the curves were made with.
-    variants = rows(text)
-    assert list(variants) == ["scalerl", "pipeline-4", "pipeline-16", "without-loss"]
-    assert "scalerl raises the ceiling" in variants["without-loss"][-1]
-    assert "no difference" in variants["pipeline-16"][-1] and variants["pipeline-16"][0] == "2"
-    assert "scalerl is more efficient" in variants["pipeline-4"][-1]
-    files = sorted(path.name for path in tmp_path.iterdir() if path.is_file())
-    assert files == ["compare.png", "tables.md"]
-
 
 PUBLISHED = ROOT / "docs" / "study"
 NAMES = [
@@ -360,7 +288,7 @@ NAMES = [
 def test_the_published_tables_are_made_of_the_published_logs(name, tmp_path, monkeypatch):
     """The same words, and the same numbers but for the last digit, which another machine may round
     otherwise."""
-    # Drawing takes most of the time, and is tested above.
+    # Drawing takes most of the time.
     monkeypatch.setattr(fit_curve, "plot_variants", lambda *_: None)
     folder = PUBLISHED / name
     made = shutil.ignore_patterns("*.md", "*.png")
