@@ -109,21 +109,16 @@ def check_curve(x: Array, y: Array, names: tuple[str, str] = ("x", "y")) -> None
     """ValueError, naming the first wrong point, unless compute x (n,) increases and pass rates y
     (n,) are in [0, 1]. names: the columns that they come from."""
     percent = ", or say --percent" if len(y) and 20 < y.max() <= 100 else ""
-    before = -np.inf
-    for C, R in zip(x, y):
-        point = f"{names[0]} = {C:g}, {names[1]} = {R:g}"
-        if not np.isfinite(C + R):
-            raise ValueError(f"{point}: not finite: remove the line")
-        if C < 0 or C <= before:
-            raise ValueError(
-                f"{point}: compute must increase, and is never below 0: sort the log, or name "
-                "another column with --x"
-            )
-        if not 0 <= R <= 1:
-            raise ValueError(
-                f"{point}: a pass rate lies in [0, 1]: name another column with --y{percent}"
-            )
-        before = C
+    wrong = {
+        "not finite: remove the line": ~np.isfinite(x + y),
+        "compute must increase, and is never below 0: sort the log, or name another column with "
+        "--x": (x < 0) | (np.diff(x, prepend=-1) <= 0),
+        f"a pass rate lies in [0, 1]: name another column with --y{percent}": (y < 0) | (y > 1),
+    }
+    for message, broken in wrong.items():
+        if broken.any():
+            i = broken.argmax()
+            raise ValueError(f"{names[0]} = {x[i]:g}, {names[1]} = {y[i]:g}: {message}")
 
 
 # --- 1. From a path to curves ---------------------------------------------------------------------
@@ -143,7 +138,7 @@ def read_log(path: str | os.PathLike, **choices) -> list[Series]:
     files = logs_in(Path(path))
     log = files[-1]
     name = log.name.removesuffix(".jsonl")
-    if any(log.absolute().match(pattern) for pattern in LOG_NAMES):
+    if log.name in LOG_NAMES or "tfevents" in log.name:
         name = log.absolute().parent.name
     try:
         records = event_records(files) if "tfevents" in log.name else text_records(log)
@@ -404,9 +399,9 @@ def pass_rates(rows: list[Row], reading: Reading, kind: str) -> list[str]:
             ranks[name] = pass_rate_rank(name, kind)
             if max(values, default=2) <= (100 if reading.percent else 1):
                 inside.append(name)
-    known = [rank for rank in ranks.values() if rank]
-    likely = [name for name in ranks if known and ranks[name] == min(known)]
-    if len(likely) > 1 and all(columns[name] == columns[likely[0]] for name in likely):
+    best = min(filter(None, ranks.values()), default=None)
+    likely = [name for name in ranks if ranks[name] == best]
+    if all(columns[name] == columns[likely[0]] for name in likely):
         likely = likely[:1]  # TRL names a single reward twice
     if "pass_rate" in likely and not reading.y:  # pass_rate/SOURCE is a part of it
         likely = ["pass_rate"]
@@ -469,7 +464,7 @@ def curve_of(rows: list[Row], name: str, y: str, reading: Reading, kind: str) ->
     rates = numbers(points, y) / (100 if reading.percent else 1)
     every = -(-len(points) // MOST_POINTS)
     if every > 1:
-        notes.append(f"of {len(points)} points each {every}th is used")
+        notes.append(f"of {len(points)} points one in {every} is used")
         compute, rates = compute[::every], rates[::every]
     check_curve(compute, rates, (x, y))
 
@@ -539,5 +534,6 @@ def num_examples(rows: list[Row], y: str) -> float | None:
     """How many answers a pass rate y is the mean of, on average; None if the log does not say.
     pass_rate/SOURCE has its own number."""
     name = y.replace("pass_rate", "num_examples") if "pass_rate/" in y else "num_examples"
-    known = [row[name] for row in rows if row.get(name, 0) > 0]  # -1 often stands for all
+    numbers = [row[name] for row in rows if isinstance(row.get(name), float)]
+    known = [number for number in numbers if number > 0]  # -1 often stands for all
     return np.mean(known) if known else None

@@ -335,6 +335,7 @@ def test_rows_of_one_step_are_averaged_when_told_and_true_is_1(tmp_path):
     assert list(series.y) == [0.25, 0.5, 1]
     assert "the mean of 4 to 4 rows" in series.notes[1]
     rows = [row | {"num_examples": 10} for row in rows]
+    rows[0]["num_examples"] = "many"
     assert read(tmp_path, json_lines(rows), mean=True).num_examples == 40
 
 
@@ -363,7 +364,7 @@ def test_of_very_many_points_some_are_used(tmp_path):
     rows = [(step, step / 9000) for step in range(4500)]
     series = read(tmp_path, table(("step", "acc"), *rows))
     assert list(series.x) == list(range(0, 4500, 3))
-    assert "of 4500 points each 3th is used" in series.notes
+    assert "of 4500 points one in 3 is used" in series.notes
 
 
 def test_missing_values_leave_out_their_points(tmp_path):
