@@ -189,10 +189,11 @@ def test_a_failure_costs_its_own_completion_only_and_is_named(task, workers):
     with VerifierPool(workers, time_limit=1, memory_gib=0.25) as pool:
         verdicts = judge(pool, [task(text) for text in texts])
     got = [verdicts[i] for i in range(len(texts))]
-    assert [verdict.correct for verdict in got] == [text == "right" for text in texts]
+    assert [verdict.score for verdict in got] == [text == "right" for text in texts]
     for text, verdict in zip(texts, got):
         failure, detail = FAILURES.get(text, (None, ""))
         assert detail or not verdict.detail or failure, (text, verdict)
+        assert verdict.raised is (text in FAILURES and failure is None), (text, verdict)
         assert (
             verdict.failure == failure and detail in verdict.detail and len(verdict.detail) <= 2000
         ), (text, verdict)
