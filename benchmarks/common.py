@@ -5,8 +5,6 @@ import argparse
 import json
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -17,13 +15,6 @@ def make_parser(about: str) -> argparse.ArgumentParser:
     """A parser of flags whose help begins with this text, line by line."""
     lines = argparse.RawDescriptionHelpFormatter
     return argparse.ArgumentParser(description=about, formatter_class=lines)
-
-
-def seconds(work: Callable) -> float:
-    """How long a call takes."""
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
 
 
 def run_training(folder: Path, name: str, *flags) -> tuple[list[dict], list[dict]]:

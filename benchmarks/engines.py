@@ -1,11 +1,7 @@
 """Both engines against transformers' `generate`: sampled tokens/s with two sizes of model, on one
-thread.
+thread. vLLM is measured where it is installed.
 
     python benchmarks/engines.py
-
-vLLM is measured where it is installed, also while a trainer on the other core hands over its
-parameters. That trainer learns at a rate of nothing, so that the work stays the same. All groups of
-the larger model, which is random, are filtered out: its trainer only hands over parameters.
 """
 
 import importlib.util
@@ -16,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from common import make_parser, run_training, training_seconds
+from common import make_parser
 from conftest import save_random
 from transformers import LlamaConfig
 
@@ -93,34 +89,17 @@ def rates(ways: dict[str, Callable[[], int]], rounds: int) -> dict[str, float]:
     return {name: float(np.median(values)) for name, values in measured.items()}
 
 
-def rate_while_training(folder: Path, model: str, flags: str) -> float:
-    """Tokens/s of the vLLM engine in a run, while it is busy."""
-    flags += " --engine vllm --threads 1 --learning-rate 1e-12 --validation-problems 4"
-    lines, _ = run_training(folder, Path(model).name, "--model", model, *flags.split())
-    first = 5  # the steps before it fill the slots
-    durations = np.diff([training_seconds(line) for line in lines])[first - 1 :]
-    busy = durations * [1 - line["generator_idle_fraction"] for line in lines[first:]]
-    rates_N = [line["generator_tokens_per_second"] or 0.0 for line in lines[first:]]
-    return np.average(rates_N, weights=busy)
-
-
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=4)
     rounds = parser.parse_args().rounds
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        larger = save_random(LARGER, folder / "larger", make_tokenizer())
-        for model, prompts, slots, run in [
-            (str(BASE_MODEL), 128, 512, "--slots 512 --prompts-per-step 32 --steps 40"),
-            (larger, 16, 64, "--slots 64 --prompts-per-step 4 --steps 24"),
-        ]:
+    with tempfile.TemporaryDirectory() as folder:
+        larger = save_random(LARGER, Path(folder) / "larger", make_tokenizer())
+        for model, prompts, slots in ((str(BASE_MODEL), 128, 512), (larger, 16, 64)):
             medians = rates(samplers(model, prompts, slots), rounds)
-            if HAS_VLLM:
-                medians["vLLM while training"] = rate_while_training(folder, model, run)
             for way, rate in medians.items():
                 ratio = rate / medians["transformers generate"]
-                print(f"{Path(model).name:16} {way:22} {rate:10,.0f} {ratio:7.2f}", flush=True)
+                print(f"{Path(model).name:16} {way:22} {rate:10,.0f} {ratio:7.2f}")
 
 
 if __name__ == "__main__":

@@ -18,11 +18,11 @@ import tokenize
 from common import ROOT
 
 LIMITS = {  # where the tree stands today; aims: 66,000, 66,000, 8,000, 8,000, 45,000 and 220
-    "what a user runs": 90_000,  # tokens
-    "tests": 113_000,
-    "benchmarks": 12_500,
+    "what a user runs": 82_000,  # tokens
+    "tests": 101_000,
+    "benchmarks": 8_000,
     "docs": 8_000,
-    "words of pages": 53_000,
+    "words of pages": 45_000,
     "lines of README.md": 220,
 }
 NOT_RUN = ("tests", "benchmarks", "docs")
