@@ -75,10 +75,8 @@ def test_the_prompt_is_that_of_a_generator_and_the_solution_ends(
     rows = [{"problem": f" {i}+1? ", "worked": f"{i}</think>{i + 1}"} for i in range(40)]
     for i, (columns, flags) in enumerate(
         (
-            ({"answer": 1}, ["--instruction", "Be brief."]),
-            ({"answer": 1}, ["--system", "You add."]),
-            ({"answer": 1}, ["--no-thinking"]),
-            ({"tests": TESTS}, []),
+            ({"answer": 1}, ["--instruction", "Be brief.", "--system", "You add."]),
+            ({"tests": TESTS}, ["--no-thinking"]),
         )
     ):
         lines = [json.dumps(row | columns) for row in rows]
