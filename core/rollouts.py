@@ -11,6 +11,7 @@ Version v of the parameters is what v optimizer steps have made. All times are r
 
 import contextlib
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -261,11 +262,15 @@ class SharedParameters:
         return self.read(copy, timeout)
 
     def pin(self) -> None:
-        """Lock the memory for this process: copies to and from its GPU then run at the full speed
-        of the bus. If the driver refuses, a warning says so, and they are slower."""
-        register = torch.cuda.cudart().cudaHostRegister
+        """Lock the memory for this process, as long as this object is there: copies to and from its
+        GPU then run at the full speed of the bus. If the driver refuses, a warning says so, and
+        they are slower."""
+        cuda, address = torch.cuda.cudart(), self.flat.data_ptr()
         try:
-            torch.cuda.check_error(register(self.flat.data_ptr(), self.flat.nbytes, 0))
+            torch.cuda.check_error(cuda.cudaHostRegister(address, self.flat.nbytes, 0))
+            # Otherwise copies would go to these pages for ever, whatever lies at their address.
+            unlock = weakref.finalize(self, cuda.cudaHostUnregister, address)
+            unlock.atexit = False  # the driver ends then too
         except torch.cuda.CudaError as error:
             warn("pin", f"the driver does not lock shared memory ({error}): copies are slower")
             # CUDA keeps the error, and the next kernel would raise it.

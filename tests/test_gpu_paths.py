@@ -48,6 +48,37 @@ def test_pretended_gpus_do_not_mix():
     )
 
 
+LOCKED = """
+import torch
+from core.rollouts import SharedParameters
+from transformers import LlamaConfig, LlamaForCausalLM
+
+sizes = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=1)
+addresses = set()
+for version in range(3):
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2)).to("cuda")
+    parameters = SharedParameters(model)
+    parameters.pin()
+    for written in (version, 0):
+        for parameter in model.parameters():
+            parameter.data.fill_(written)
+        if written == version:
+            parameters.write(model.named_parameters(), version)
+    assert (parameters.flat == version).all()
+    assert parameters.read_into(model) == version
+    assert all((parameter.cpu() == version).all() for parameter in model.parameters())
+    addresses.add(parameters.flat.data_ptr())
+    del parameters
+assert len(addresses) == 1
+"""
+
+
+def test_locked_memory_is_unlocked_when_its_object_goes():
+    """New memory at the same address can be locked, and no copy goes to the old pages."""
+    done = run(1, "-c", LOCKED)
+    assert done.returncode == 0 and "does not lock" not in done.stderr, done.stderr
+
+
 SIZES = [
     "--steps", "2", "--prompts-per-step", "4", "--completions-per-prompt", "4",
     "--validation-problems", "6", "--validation-samples", "2", "--slots", "32",
