@@ -37,30 +37,27 @@ Axis = Literal[
 ]  # fmt: skip
 
 
-def part(default, help: str):
-    """A field of `Recipe`. help: what --help says of its flag."""
-    return field(default=default, metadata={"help": help})
+def part(default, help: str, **others):
+    """A field of `Recipe`. help: what --help says of its flag. others: `names`, a function that
+    returns the table of its values; `least`, its least value, if that is not above 0."""
+    return field(default=default, metadata={"help": help, **others})
 
 
 @dataclass(frozen=True)
 class Recipe:
     """The parts of an RL recipe; the defaults are ScaleRL."""
 
-    recipe: Literal["scalerl", "base", "grpo", "dapo", "magistral", "minimax"] = part(
-        "scalerl", "the recipe to start from"
-    )
+    recipe: str = part("scalerl", "the recipe to start from", names=lambda: RECIPES)
     leave_out: Axis | None = part(
         None, "this axis of ScaleRL goes back to its `base` value (length_control: to the penalty)"
     )
     asynchrony: str = part(
         "pipeline-8", "pipeline-K: PipelineRL, at most K steps off-policy; ppo-K: PPO-off-policy"
     )
-    loss: Literal["cispo", "dapo", "grpo", "gspo", "icepop", "sapo", "dppo"] = part(
-        "cispo", "the term of each token"
-    )
-    aggregation: Literal["sample", "prompt", "token"] = part("prompt", "what is averaged first")
-    advantage_norm: Literal["prompt", "batch", "none", "mean"] = part(
-        "batch", "what the centred rewards are divided by"
+    loss: str = part("cispo", "the term of each token", names=lambda: LOSSES)
+    aggregation: str = part("prompt", "what is averaged first", names=lambda: AGGREGATIONS)
+    advantage_norm: str = part(
+        "batch", "what the centred rewards are divided by", names=lambda: NORMS
     )
     mask_sequences: bool = part(
         False, "leave out wrong completions that have become unlikely (DeepSeek-V3.2)"
@@ -73,7 +70,9 @@ class Recipe:
         True, "a prompt once solved with a pass rate >= 0.9 does not come again"
     )
     least_prompts: int = part(
-        0, "with fewer left than this, all solved prompts come again (not in the paper); 0: never"
+        0,
+        "with fewer left than this, all solved prompts come again (not in the paper); 0: never",
+        least=0,
     )
     length_control: Literal["interruption", "penalty"] = part(
         "interruption", "cut thinking short, or pay for length"
@@ -82,7 +81,9 @@ class Recipe:
         5.0,
         "cispo: the cap of the importance ratio (4, 5 and 8 did the same in the paper; 2 is TIS)",
     )
-    eps_low: float | None = part(None, "lower clip; by default dapo 0.2, grpo 0.2, gspo 0.004")
+    eps_low: float | None = part(
+        None, "lower clip; by default dapo 0.2, grpo 0.2, gspo 0.004", least=0
+    )
     eps_high: float | None = part(None, "upper clip; by default dapo 0.26, grpo 0.2, gspo 0.005")
     batch_factor: float = part(
         1.0, "prompts a step, as a multiple of --prompts-per-step (80 instead of 48 is 1.667)"
@@ -389,9 +390,8 @@ def counted_samples(rewards_PG: Tensor, usable_PG: Tensor, zero_variance_filter:
     """[P, G] bool: the effective batch, the completions that the denominators count. The filter
     takes groups of zero variance out, and nothing is sampled in their place. Without it they stay
     in, with zero advantage."""
-    if zero_variance_filter:
-        return usable_PG & ~zero_variance(rewards_PG, usable_PG)[:, None]
-    return usable_PG
+    filtered_P = zero_variance(rewards_PG, usable_PG) & zero_variance_filter
+    return usable_PG & ~filtered_P[:, None]
 
 
 # --- 6. Advantages (sec. 2, 3.2) ------------------------------------------------------------------

@@ -19,7 +19,8 @@ TYPE_NAMES = {str: "TEXT", int: "N", float: "X", Path: "PATH"}  # as the help sh
 
 def option(default=dataclasses.MISSING, help: str = "", **others):
     """A field of a dataclass whose fields are flags. help: what --help says of it. others: its
-    values under other names than "default", such as those of a preset, which the help shows too."""
+    values under other names than "default", such as those of a preset, which the help shows too;
+    `names`, a function that returns the table of its values; and `least`, its least value."""
     return dataclasses.field(default=default, metadata={"help": help, **others})
 
 
@@ -109,9 +110,9 @@ def _add_fields(parser: argparse.ArgumentParser, kind: type, default) -> None:
         if dataclasses.is_dataclass(field.type):
             _add_fields(parser, field.type, value)
             continue
-        others = dict(field.metadata)
+        others = {name: field.metadata[name] for name in field.metadata if name != "least"}
         help = others.pop("help", "").replace("%", "%%")
-        members = _members(field.type)
+        members = [*others.pop("names")()] if "names" in others else _members(field.type)
         if value is dataclasses.MISSING:  # the field takes the arguments that are no flags
             several = ... in members
             parser.add_argument(
